@@ -1,0 +1,146 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/google/uuid"
+)
+
+// Client locks keys on a set of nodes. One Client per process and set of nodes is enough,
+// and gives the best throughput: its goroutines share flights. It is safe for concurrent
+// use.
+type Client struct {
+	opts    Options
+	nodes   []*node.Node
+	quorum  *quorum.Quorum
+	flights *flight.Group
+
+	id  string // "#" + UUID + "-", which makes owners unique
+	seq atomic.Uint64
+
+	closing sync.Once
+	closed  error // of the first Close
+}
+
+// New makes a Client over clients that the caller built and will close, after the Client.
+// It talks to no node yet. Bad options are an ErrInvalid that names the field.
+//
+// The clients' connection pools are shared. Their ReadTimeout, WriteTimeout and MaxRetries
+// do not matter for locking: the Client uses settings of its own over their connections.
+func New(opts Options) (*Client, error) {
+	opts, err := opts.validated()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
+	for _, n := range opts.Nodes {
+		nd, err := node.New(n)
+		if err != nil {
+			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
+		}
+		c.nodes = append(c.nodes, nd)
+	}
+	c.quorum = quorum.New(quorum.Config{
+		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
+		Owner: c.newOwner, Same: c.sameServer,
+	})
+	c.flights = flight.NewGroup(c.flightConfig())
+	return c, nil
+}
+
+// Lock makes key the caller's for ttl, by the quorum alone: every caller contends by
+// itself, against its own process too. That suits keys that are rarely wanted twice at
+// once; for hot keys SingleFlightLock is hundreds of times faster.
+//
+// It goes on by retry until that gives up or ctx ends. Errors: ErrNotAcquired,
+// ErrUnavailable, ErrClosed, ErrInvalid; ctx's error matches besides if ctx ended.
+func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
+	return c.acquire(ctx, key, ttl, retry, flight.Alone)
+}
+
+// Stats are counters since New, and gauges.
+type Stats struct {
+	Acquired  uint64 // locks given to callers, handoffs included
+	Handoffs  uint64 // locks given without asking Redis
+	Attempts  uint64 // remote attempts
+	Refreshes uint64 // remote refreshes, of holders and of flights
+	Lost      uint64 // locks that ended by expiry or loss, not by Release
+	Commands  uint64 // script calls written to nodes, of all kinds
+
+	Waiters int64 // callers that wait for a lock now
+	Held    int64 // locks held now
+	Debts   int64 // releases owed to nodes that have not confirmed them yet
+}
+
+// Stats reads the counters. It is cheap: a short lock per shard and per key in use.
+func (c *Client) Stats() Stats {
+	n := c.flights.Counts()
+	s := Stats{
+		Acquired: n.Acquired, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
+		Lost: n.Lost, Waiters: n.Waiters, Held: n.Held,
+	}
+	for _, nd := range c.nodes {
+		s.Commands += nd.Commands()
+		s.Debts += int64(nd.Debts())
+	}
+	return s
+}
+
+// Close ends the Client. It refuses new work, fails waiters with ErrClosed, waits for
+// holders until ctx ends, then ends the contexts of the remaining locks (cause ErrClosed)
+// and releases them. It returns when every goroutine of the Client has ended; one that
+// waits on a stalled connection may need 2s for that, and Close gives up on it, with an
+// error, when ctx has ended. A second Close waits for the first and returns the same.
+func (c *Client) Close(ctx context.Context) error {
+	c.closing.Do(func() { c.closed = c.close(ctx) })
+	return c.closed
+}
+
+func (c *Client) close(ctx context.Context) error {
+	c.flights.Close(ctx)
+	if ctx.Err() != nil { // the releases just sent get their time all the same
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.opts.NodeTimeout)
+		defer cancel()
+		ctx = grace
+	}
+	errs := make([]error, len(c.nodes))
+	var wg sync.WaitGroup
+	for i, n := range c.nodes {
+		wg.Go(func() { errs[i] = n.Close(ctx) })
+	}
+	wg.Wait()
+	c.quorum.Close()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("flightlock: close: %w", err)
+	}
+	return nil
+}
+
+// newOwner makes the owner of one attempt. It is never the same twice.
+func (c *Client) newOwner() string {
+	label := c.opts.NewOwner()
+	return label[:min(len(label), maxLabel)] + c.id + strconv.FormatUint(c.seq.Add(1), 36)
+}
+
+// hostLabel tells people which process holds a lock.
+var hostLabel = sync.OnceValue(func() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return host + ":" + strconv.Itoa(os.Getpid())
+})
+
+func (c *Client) sameServer(ctx context.Context, i, j int) (bool, error) {
+	return node.SameServer(ctx, c.opts.Nodes[i], c.opts.Nodes[j], uuid.NewString())
+}

@@ -1,0 +1,135 @@
+package flightlock
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/quorum"
+)
+
+// The errors of this package, to be tested with errors.Is. An error that nodes had a part
+// in is a *QuorumError as well, which says what each of them answered.
+var (
+	// ErrNotAcquired says that somebody else has the lock, or that a majority answered and
+	// nobody has one; the retry strategy or the caller's ctx gave up.
+	ErrNotAcquired = errors.New("not acquired")
+	// ErrNotHeld is what Refresh and Release say of a lock that expired, was taken, or was
+	// released before.
+	ErrNotHeld = errors.New("not held")
+	// ErrLockLost is the cause with which a Lock's Context ends when the lock was lost.
+	ErrLockLost = errors.New("lock lost")
+	// ErrUnavailable says that too few nodes answered to decide. It never means "held".
+	ErrUnavailable = errors.New("too few nodes available")
+	// ErrTooManyWaiters says that Options.MaxWaiters callers wait for the key already.
+	ErrTooManyWaiters = errors.New("too many waiters")
+	// ErrClosed says that the Client was closed.
+	ErrClosed = errors.New("client closed")
+	// ErrInvalid says that an argument or an option cannot be; the text names it, its value
+	// and the limit.
+	ErrInvalid = errors.New("invalid")
+)
+
+// QuorumError is the outcome of an operation that the nodes did not agree to. errors.Is
+// finds the sentinel in it, and the error of the caller's ctx if that had ended, but not
+// the errors of single nodes: a node's dial timeout must not look as if the caller's
+// deadline had passed.
+type QuorumError struct {
+	Op, Key   string
+	Need, Got int         // votes
+	Nodes     []NodeError // what each node said; nil when none was asked
+
+	sentinel error
+	ctx      error
+	reason   error
+}
+
+// NodeError is what one node said, or why it said nothing.
+type NodeError struct {
+	Node      string        // its address
+	Holder    string        // the owner that holds the key there, if that is why
+	HolderTTL time.Duration // how long the holder has it if it does not refresh; below 0 when unknown
+	Err       error         // nil when the node granted what was asked, or told a Holder
+}
+
+// Error says what was wanted, why it is not so, and what each node said.
+func (e *QuorumError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "flightlock: %s %q: %v", e.Op, e.Key, e.sentinel)
+	if e.ctx != nil {
+		fmt.Fprintf(&b, " (%v)", e.ctx)
+	}
+	if e.reason != nil {
+		fmt.Fprintf(&b, ": %v", e.reason)
+	}
+	if len(e.Nodes) == 0 {
+		return b.String()
+	}
+	fmt.Fprintf(&b, ": %d of %d votes needed", e.Got, e.Need)
+	for _, n := range e.Nodes {
+		b.WriteString("; ")
+		b.WriteString(n.Error())
+	}
+	return b.String()
+}
+
+// Unwrap gives the sentinel, and the caller's ctx error if that ended.
+func (e *QuorumError) Unwrap() []error {
+	if e.ctx != nil {
+		return []error{e.sentinel, e.ctx}
+	}
+	return []error{e.sentinel}
+}
+
+// Error says which node, and who holds the key there or what went wrong.
+func (e NodeError) Error() string {
+	switch {
+	case e.Holder != "" && e.HolderTTL < 0:
+		return fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
+	case e.Holder != "":
+		return fmt.Sprintf("%s: held by %q for %v", e.Node, e.Holder, e.HolderTTL)
+	case e.Err != nil:
+		return fmt.Sprintf("%s: %v", e.Node, e.Err)
+	}
+	return e.Node + ": ok"
+}
+
+// Unwrap gives Err.
+func (e NodeError) Unwrap() error { return e.Err }
+
+// quorumError puts a failure of the quorum into the words of this package.
+func quorumError(key string, f *quorum.Failure) *QuorumError {
+	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Reason], reason: f.Err}
+	for _, n := range f.Nodes {
+		e.Nodes = append(e.Nodes, nodeError(n))
+	}
+	return e
+}
+
+var sentinels = map[quorum.Reason]error{
+	quorum.Taken:         ErrNotAcquired,
+	quorum.Unreachable:   ErrUnavailable,
+	quorum.NotHeld:       ErrNotHeld,
+	quorum.Misconfigured: ErrInvalid,
+}
+
+var errMissing = errors.New("the key is gone")
+
+func nodeError(n quorum.NodeAnswer) NodeError {
+	switch n.Reply.Kind {
+	case node.Failed:
+		return NodeError{Node: n.Name, Err: n.Reply.Err}
+	case node.Held:
+		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL}
+	case node.Missing:
+		return NodeError{Node: n.Name, Err: errMissing}
+	}
+	return NodeError{Node: n.Name}
+}
+
+// invalid names what cannot be: a field or argument, its value, and the limit.
+func invalid(field string, value any, limit string) error {
+	return fmt.Errorf("flightlock: %w: %s is %v, but %s", ErrInvalid, field, value, limit)
+}

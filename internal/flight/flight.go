@@ -1,0 +1,344 @@
+package flight
+
+import (
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// flight is everything in this process that wants one key: the queue, the current Hold,
+// the lease, and the remote attempt under way. It exists from the first caller's arrival
+// until nobody wants the key and nothing is held.
+//
+//	asking    no lease; an attempt is under way, for the front waiter
+//	pausing   no lease; the last attempt failed, the timer will begin the next one
+//	held      a lease, and cur holds it
+//	renewing  a lease, nobody holds it; the front waiter gets it when the refresh under
+//	          way has made it long enough, or has brought tokens
+//	dead      nothing of all this; the next caller makes a new flight
+//
+// Callers queue in order of arrival, and the lease goes to the front of the queue, by
+// handoff (Dice, Marathe and Shavit, "Lock Cohorting", PPoPP 2012) or by grant. It is
+// decided under mu who is current, in giveLocked and endLocked only. These rules keep it
+// safe:
+//
+//   - A Hold is current from giveLocked to endLocked; each gets a token larger than all
+//     before it, from a block that the quorum has made safe.
+//   - Until of a Hold is never later than the lease's deadline, and a renewal that the
+//     flight makes for its own sake does not move it past the Hold's own ttl. So a holder
+//     that hangs loses the lock, however many wait and renew.
+//   - A waiter leaves the queue under mu, either given the lease or not. One whose ctx
+//     ends in the instant in which it is given the lease finds out under mu, and passes
+//     the lease on as a release would. No wake-up and no lease is lost.
+//   - The attempt belongs to the flight, not to a caller. It is cancelled when the last
+//     waiter has left.
+//
+// A goroutine per flight that waits for events would be simpler to read, and costs two
+// context switches per lock; a channel as the queue is not FIFO under cancellation. Here
+// whoever brings an event does the work: caller, reply or timer. What must happen without
+// mu is put into todo and done by unlock.
+type flight struct {
+	g     *Group
+	shard *shard
+	key   string
+
+	mu   sync.Mutex // guards what follows
+	todo []func()   // run by unlock, in order
+	dead bool
+
+	head, tail *Hold // waiting
+	n          int
+	cur        *Hold // holding; nil when nobody does
+
+	lease  Lease // nil when there is none
+	until  time.Time
+	stale  time.Time // from then on a handoff has the lease renewed
+	tokens [2]block  // the one in use, and one in store
+
+	asking  bool // an attempt is under way
+	serial  int  // of the attempt
+	attempt Attempt
+	given   bool  // the attempt is cancelled: its failure means nothing
+	last    error // outcome of the last attempt, until one succeeds
+	paused  time.Time
+
+	refreshing bool
+	asks       []ask // for a refresh of the current Hold
+	served     []ask // by the refresh under way
+
+	timer *time.Timer // the next thing that time brings: see tick
+	armed time.Time   // when it fires; zero: it does not
+
+	holds, holdsBefore int64     // how many Holds this lease has served, and the one before
+	used               int64     // tokens handed out since reserved
+	reserved           time.Time // when the last block came
+	counts             Counts    // Waiters and Held are not kept but told
+}
+
+// block is fencing tokens from next to before end.
+type block struct{ next, end int64 }
+
+func (b block) left() int64 { return b.end - b.next }
+
+// block is what a grant brought; it may be empty.
+func (g Grant) block() block { return block{g.First, max(g.First, g.Last+1)} }
+
+// ask is a holder's wish for a refresh.
+type ask struct {
+	h       *Hold
+	timeout time.Duration
+	done    func(error)
+}
+
+func newFlight(g *Group, sh *shard, key string) *flight {
+	return &flight{g: g, shard: sh, key: key}
+}
+
+// unlock lets go of mu and does what had to wait for that.
+func (f *flight) unlock() {
+	todo := f.todo
+	f.todo = nil
+	f.mu.Unlock()
+	for _, do := range todo {
+		do()
+	}
+}
+
+func (f *flight) laterLocked(do func()) { f.todo = append(f.todo, do) }
+
+// tell reports the counts so far.
+func (f *flight) tell() Counts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.counts
+	c.Waiters = int64(f.n)
+	if f.cur != nil {
+		c.Held = 1
+	}
+	return c
+}
+
+// join puts h into the queue, and begins an attempt if nobody else is there. It says no
+// without an error when the flight has died meanwhile.
+func (f *flight) join(h *Hold, mode Mode) (bool, error) {
+	f.mu.Lock()
+	defer f.unlock()
+	if f.dead { // find makes a new one
+		return false, nil
+	}
+	idle := f.n == 0 && f.cur == nil && f.lease == nil && !f.asking
+	if idle && f.g.closed.Load() {
+		f.dieLocked()
+		return false, f.g.cfg.Closed
+	}
+	if !idle {
+		if err := f.refuseLocked(h, mode); err != nil {
+			return false, err
+		}
+	}
+	h.f = f
+	h.ready = readies.Get().(chan struct{})
+	f.pushLocked(h)
+	if idle {
+		f.askLocked(h)
+	}
+	return true, nil
+}
+
+// refuseLocked says why h cannot wait behind others, and gives it the time that its
+// strategy would go on for.
+func (f *flight) refuseLocked(h *Hold, mode Mode) error {
+	if f.g.closed.Load() {
+		return f.g.cfg.Closed
+	}
+	if mode == Try {
+		return f.busyLocked()
+	}
+	wait, limited := patience(h.pace)
+	if limited && wait == 0 {
+		return f.busyLocked()
+	}
+	if limit := f.g.cfg.MaxWaiters; limit > 0 && f.n >= limit {
+		return f.g.cfg.Crowded(f.key)
+	}
+	if limited {
+		h.due = time.Now()
+		h.patience = time.AfterFunc(wait, func() { f.giveUp(h) })
+	}
+	return nil
+}
+
+func (f *flight) busyLocked() error {
+	owner := ""
+	if f.lease != nil {
+		owner = f.lease.Owner()
+	}
+	return f.g.cfg.Busy(f.key, owner)
+}
+
+// outcomeLocked is the error for a waiter that gives up now.
+func (f *flight) outcomeLocked() error {
+	if f.last != nil {
+		return f.last
+	}
+	if f.attempt != nil {
+		if err := f.attempt.Peek(); err != nil {
+			return err
+		}
+	}
+	return f.busyLocked()
+}
+
+// giveUp ends the wait of a waiter whose strategy would have given up by now. A front
+// waiter that contends for the lease is left to its strategy's own count: each of its
+// attempts is real.
+func (f *flight) giveUp(h *Hold) {
+	f.mu.Lock()
+	defer f.unlock()
+	if h.state == waiting && (h != f.head || f.lease != nil) {
+		f.turnAwayLocked(h, f.outcomeLocked())
+	}
+}
+
+// leave ends h's wait because its caller's ctx has ended. It returns nil when h was
+// refused already: then that is the outcome.
+func (f *flight) leave(h *Hold, ctxErr error) error {
+	f.mu.Lock()
+	defer f.unlock()
+	switch h.state {
+	case waiting:
+		err := f.g.cfg.GaveUp(f.key, ctxErr, f.outcomeLocked())
+		f.dropLocked(h)
+		h.state = left
+		f.emptiedLocked()
+		return err
+	case left:
+		<-h.ready
+		return nil
+	}
+	// Granted in the instant in which ctx ended (and maybe lost since). The caller is
+	// told that it ended, so the lease must go on to the next.
+	<-h.ready
+	err := f.g.cfg.GaveUp(f.key, ctxErr, f.busyLocked())
+	if h.state == holding {
+		f.endLocked(h, released, nil)
+		f.passLocked(time.Now())
+	}
+	return err
+}
+
+// turnAwayLocked ends h's wait with err.
+func (f *flight) turnAwayLocked(h *Hold, err error) {
+	f.dropLocked(h)
+	h.state, h.refusal = left, err
+	h.ready <- struct{}{}
+	f.emptiedLocked()
+}
+
+// emptiedLocked follows the leaving of a waiter: an attempt that nobody wants is
+// cancelled, a pause that nobody waits for is over.
+func (f *flight) emptiedLocked() {
+	if f.n > 0 {
+		return
+	}
+	switch {
+	case f.asking:
+		f.given = true
+		if a := f.attempt; a != nil {
+			f.laterLocked(a.Cancel)
+		}
+	case f.lease == nil:
+		f.dieLocked()
+	}
+}
+
+// dieLocked removes the flight. Nobody waits, nothing is held.
+func (f *flight) dieLocked() {
+	if f.dead {
+		return
+	}
+	f.dead = true
+	if f.timer != nil {
+		f.timer.Stop()
+	}
+	f.g.remove(f)
+}
+
+// The queue.
+
+func (f *flight) pushLocked(h *Hold) {
+	h.prev = f.tail
+	if f.tail == nil {
+		f.head = h
+	} else {
+		f.tail.next = h
+	}
+	f.tail = h
+	f.n++
+}
+
+func (f *flight) dropLocked(h *Hold) {
+	if h.prev == nil {
+		f.head = h.next
+	} else {
+		h.prev.next = h.next
+	}
+	if h.next == nil {
+		f.tail = h.prev
+	} else {
+		h.next.prev = h.prev
+	}
+	h.next, h.prev = nil, nil
+	f.n--
+	if h.patience != nil {
+		h.patience.Stop()
+	}
+}
+
+// Time.
+
+// armLocked has tick called at t, or earlier.
+func (f *flight) armLocked(t time.Time) {
+	if !f.armed.IsZero() && !t.Before(f.armed) {
+		return
+	}
+	f.armed = t
+	if wait := time.Until(t); f.timer == nil {
+		f.timer = time.AfterFunc(wait, f.tick)
+	} else {
+		f.timer.Reset(wait)
+	}
+}
+
+// tick does what is due: a Hold whose Until has passed is over, a pause ends.
+// The timer is not moved when a Hold is released; it fires once per ttl and looks.
+func (f *flight) tick() {
+	f.mu.Lock()
+	defer f.unlock()
+	f.armed = time.Time{}
+	now := time.Now()
+	switch {
+	case f.dead:
+	case f.cur != nil:
+		f.overdueLocked(now)
+		if f.cur != nil {
+			f.armLocked(f.cur.until)
+		}
+	case f.lease == nil && !f.asking && f.n > 0:
+		if now.Before(f.paused) {
+			f.armLocked(f.paused)
+		} else {
+			f.askLocked(f.head)
+		}
+	}
+}
+
+// overdueLocked ends the current Hold if its Until has passed. The lease may have been
+// renewed for the waiters meanwhile: then it goes on to them, under a new token.
+func (f *flight) overdueLocked(now time.Time) {
+	if h := f.cur; h != nil && clock.Passed(now, h.until) {
+		f.endLocked(h, lost, f.g.cfg.Expired)
+		f.passLocked(now)
+	}
+}

@@ -1,0 +1,230 @@
+// Package flight is the local tier: everything in this process that wants one key.
+//
+// It knows nothing of Redis. What it needs of the quorum it gets through Config, so its
+// tests run on function fakes and virtual time.
+package flight
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Lease is what the quorum has granted to this process. A lease serves many Holds in turn.
+type Lease interface {
+	// Owner is the whole stored value.
+	Owner() string
+	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
+	// of a lease under way at a time.
+	Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Outcome))
+	// Release gives the lease back; done hears whether it still was ours.
+	Release(done func(error))
+}
+
+// Grant is a lease's deadline and a block of fencing tokens, empty when Last < First.
+type Grant struct {
+	Until       time.Time
+	First, Last int64
+}
+
+// Outcome is how a remote operation failed.
+type Outcome struct {
+	Err   error         // what a caller gets who gives up now
+	Final bool          // acquire: trying again cannot help, whoever waits
+	Lost  bool          // refresh: the lease is gone
+	Free  time.Duration // acquire: how soon the key could be free; 0 when unknown
+}
+
+// Attempt is a remote attempt under way.
+type Attempt interface {
+	Cancel()     // its done is called soon, with a failure, unless it has just won
+	Peek() error // how it stands; nil when there is nothing to say
+}
+
+// Config is how the local tier reaches the world. Functions are called without any lock
+// held, and must not block.
+type Config struct {
+	// Acquire begins one remote attempt. done is called exactly once, from anywhere, and
+	// may be called before Acquire returns.
+	Acquire     func(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt
+	Validity    func(ttl time.Duration) time.Duration
+	NodeTimeout time.Duration
+	Slice       time.Duration // negative: no handoff
+	MaxWaiters  int           // per key; 0: no limit
+
+	Busy     func(key, owner string) error              // held, queued for or being acquired in this process
+	GaveUp   func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far
+	Crowded  func(key string) error                     // MaxWaiters reached
+	Ended    func(key string, why error) error          // the Hold is over already
+	Closed   error
+	NotHeld  error                 // why of a Hold that was released
+	Expired  error                 // why of a Hold whose Until passed
+	LostWith func(err error) error // why of a Hold whose lease was lost by err
+}
+
+// shards spreads the keys over mutexes, so that distinct keys do not meet.
+const shards = 64
+
+// Group is all flights of one client. It is safe for concurrent use.
+type Group struct {
+	cfg    Config
+	seed   maphash.Seed
+	shards [shards]shard
+	closed atomic.Bool
+	died   chan struct{} // has an entry when a flight died after close began
+}
+
+type shard struct {
+	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
+	flights map[string]*flight
+	alone   map[*flight]struct{} // flights that nobody can join
+	past    Counts               // of flights that have died
+}
+
+// Counts are what flights have done.
+type Counts struct {
+	Acquired, Handoffs, Attempts, Refreshes, Lost uint64
+	Waiters, Held                                 int64
+}
+
+func (c *Counts) add(d Counts) {
+	c.Acquired += d.Acquired
+	c.Handoffs += d.Handoffs
+	c.Attempts += d.Attempts
+	c.Refreshes += d.Refreshes
+	c.Lost += d.Lost
+	c.Waiters += d.Waiters
+	c.Held += d.Held
+}
+
+// NewGroup makes an empty Group.
+func NewGroup(cfg Config) *Group {
+	g := &Group{cfg: cfg, seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
+	for i := range g.shards {
+		g.shards[i].flights = map[string]*flight{}
+		g.shards[i].alone = map[*flight]struct{}{}
+	}
+	return g
+}
+
+// find gives the flight for key, a new one if there is none; nil once the group is closed.
+func (g *Group) find(key string) *flight {
+	sh := &g.shards[maphash.String(g.seed, key)%shards]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	f := sh.flights[key]
+	if f == nil {
+		if g.closed.Load() {
+			return nil
+		}
+		f = newFlight(g, sh, key)
+		sh.flights[key] = f
+	}
+	return f
+}
+
+// single gives a flight that nobody else can join.
+func (g *Group) single(key string) *flight {
+	sh := &g.shards[maphash.String(g.seed, key)%shards]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if g.closed.Load() {
+		return nil
+	}
+	f := newFlight(g, sh, key)
+	sh.alone[f] = struct{}{}
+	return f
+}
+
+// remove forgets a flight that has died. The caller holds f.mu.
+func (g *Group) remove(f *flight) {
+	sh := f.shard
+	sh.mu.Lock()
+	if sh.flights[f.key] == f {
+		delete(sh.flights, f.key)
+	} else {
+		delete(sh.alone, f)
+	}
+	sh.past.add(f.counts)
+	sh.mu.Unlock()
+	if g.closed.Load() {
+		select {
+		case g.died <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// flights lists the flights of a shard, with the counts of those that died before.
+func (sh *shard) list() ([]*flight, Counts) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	all := make([]*flight, 0, len(sh.flights)+len(sh.alone))
+	for _, f := range sh.flights {
+		all = append(all, f)
+	}
+	for f := range sh.alone {
+		all = append(all, f)
+	}
+	return all, sh.past
+}
+
+// Counts sums up what all flights have done and have under way.
+func (g *Group) Counts() Counts {
+	var sum Counts
+	for i := range g.shards {
+		all, past := g.shards[i].list()
+		sum.add(past)
+		for _, f := range all {
+			sum.add(f.tell())
+		}
+	}
+	return sum
+}
+
+// Close refuses newcomers, fails whoever waits, lets holders go on until ctx ends, and
+// then ends them too and gives their leases back. It returns when all of that is done,
+// and says whether the holders had to be ended.
+func (g *Group) Close(ctx context.Context) (forced bool) {
+	g.closed.Store(true)
+	for _, f := range g.all() {
+		f.shut()
+	}
+	for g.any() {
+		select {
+		case <-g.died:
+			continue
+		case <-ctx.Done():
+		}
+		var given sync.WaitGroup
+		for _, f := range g.all() {
+			forced = f.evict(&given) || forced
+		}
+		given.Wait() // each is bounded by NodeTimeout
+		return forced
+	}
+	return false
+}
+
+func (g *Group) all() (all []*flight) {
+	for i := range g.shards {
+		some, _ := g.shards[i].list()
+		all = append(all, some...)
+	}
+	return all
+}
+
+func (g *Group) any() bool {
+	for i := range g.shards {
+		sh := &g.shards[i]
+		sh.mu.Lock()
+		n := len(sh.flights) + len(sh.alone)
+		sh.mu.Unlock()
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}

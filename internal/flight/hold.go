@@ -1,0 +1,266 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// Pace is a retry strategy: how long to wait after the attempt-th failure, and whether
+// to try again.
+type Pace interface {
+	Next(attempt int) (delay time.Duration, ok bool)
+}
+
+// endless is a Pace that says of itself that it never gives up.
+type endless interface{ Endless() bool }
+
+// Hold is one caller's place in a flight: first in the queue, then holding the lease.
+//
+//	waiting -> holding -> released
+//	   |          +-----> lost (Until passed, or the lease was lost)
+//	   +-> left (ctx ended, strategy gave up, refused)
+//
+// Every transition happens under the flight's mu, so a Hold that is over can do nothing
+// to its successor: whatever it asks for, the flight looks first whether it is current.
+type Hold struct {
+	f    *flight // set before the Hold is shared
+	ttl  time.Duration
+	pace Pace
+
+	// guarded by f.mu
+	state      state
+	next, prev *Hold       // in the queue
+	failures   int         // how many failures its pace has been asked about
+	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
+	patience   *time.Timer // ends the wait of a waiter whose pace has an end; nil at the front
+	fence      int64
+	lease      Lease
+	until      time.Time // when this Hold is over if nothing renews it
+	limit      time.Time // how far renewals for the flight's own sake may move until
+	why        error     // lost: why
+	ends       map[*func(error)]struct{}
+
+	// ready gets one value when the wait is over. refusal is written before that, and
+	// may be read after it.
+	ready   chan struct{}
+	refusal error
+}
+
+type state uint8
+
+const (
+	waiting state = iota
+	holding
+	released
+	lost
+	left
+)
+
+// readies are channels for waiting. A Hold returns its own only when it is empty and
+// nobody can send to it any more.
+var readies = sync.Pool{New: func() any { return make(chan struct{}, 1) }}
+
+// Mode is how a caller queues.
+type Mode uint8
+
+// The modes.
+const (
+	Queue Mode = iota // behind whoever is there
+	Try               // only if nobody is there
+	Alone             // in a flight of its own
+)
+
+// Acquire makes h hold key, or says why not. h is new; ttl and pace are its own.
+func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, mode Mode) error {
+	if err := ctx.Err(); err != nil {
+		return g.cfg.GaveUp(key, err, nil)
+	}
+	h.ttl, h.pace = ttl, pace
+	f, err := g.join(key, h, mode)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-h.ready:
+	case <-ctx.Done():
+		if err := f.leave(h, ctx.Err()); err != nil {
+			return err
+		}
+	}
+	readies.Put(h.ready)
+	h.ready = nil
+	return h.refusal
+}
+
+func (g *Group) join(key string, h *Hold, mode Mode) (*flight, error) {
+	for {
+		var f *flight
+		if mode == Alone {
+			f = g.single(key)
+		} else {
+			f = g.find(key)
+		}
+		if f == nil {
+			return nil, g.cfg.Closed
+		}
+		if joined, err := f.join(h, mode); joined || err != nil {
+			return f, err
+		}
+	}
+}
+
+// Fence is the fencing token.
+func (h *Hold) Fence() int64 { return h.fence } // does not change once held
+
+// Owner is the whole stored value of the lease that h was given.
+func (h *Hold) Owner() string { return h.lease.Owner() }
+
+// Until is when h is over if nothing renews it.
+func (h *Hold) Until() time.Time {
+	h.f.mu.Lock()
+	defer h.f.mu.Unlock()
+	return h.until
+}
+
+// Err is nil while h holds, by the clock. It does not wait for a timer.
+func (h *Hold) Err() error {
+	h.f.mu.Lock()
+	defer h.f.mu.Unlock()
+	return h.errLocked(time.Now())
+}
+
+func (h *Hold) errLocked(now time.Time) error {
+	switch {
+	case h.state == lost:
+		return h.why
+	case h.state != holding:
+		return h.f.g.cfg.NotHeld
+	case clock.Passed(now, h.until):
+		return h.f.g.cfg.Expired
+	}
+	return nil
+}
+
+// OnEnd has fn called when h is released (with nil) or lost (with the reason). If that
+// has happened already, fn is not registered and over is true. fn must not block.
+func (h *Hold) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
+	f := h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if h.state != holding {
+		return nil, h.why, true
+	}
+	if h.ends == nil {
+		h.ends = map[*func(error)]struct{}{}
+	}
+	at := &fn
+	h.ends[at] = struct{}{}
+	return func() {
+		f.mu.Lock()
+		delete(h.ends, at)
+		f.mu.Unlock()
+	}, nil, false
+}
+
+// Release ends h: the lease goes to the next waiter, or back to the nodes. It returns nil
+// when either happened, and is bounded by NodeTimeout.
+func (h *Hold) Release() error {
+	f := h.f
+	f.mu.Lock()
+	now := time.Now()
+	if h.state != holding || clock.Passed(now, h.until) {
+		f.overdueLocked(now)
+		err := f.g.cfg.Ended(f.key, h.errLocked(now))
+		f.unlock()
+		return err
+	}
+	f.endLocked(h, released, nil)
+	gone := f.passLocked(now)
+	f.unlock()
+	if gone == nil {
+		return nil
+	}
+	return <-gone
+}
+
+// Refresh gives h its full ttl again and calls done once, with nil or the reason why not;
+// the error says too whether h is over.
+func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
+	f := h.f
+	f.mu.Lock()
+	now := time.Now()
+	if h.state != holding || clock.Passed(now, h.until) {
+		f.overdueLocked(now)
+		err := f.g.cfg.Ended(f.key, h.errLocked(now))
+		f.unlock()
+		done(err)
+		return
+	}
+	f.asks = append(f.asks, ask{h: h, timeout: timeout, done: done})
+	f.refreshLocked()
+	f.unlock()
+}
+
+// failed says how long, by h's strategy, to wait after an attempt of its own that failed
+// just now. An attempt made ahead of its turn does not count.
+func (h *Hold) failed(now time.Time) (time.Duration, bool) {
+	if now.Before(h.due) {
+		return h.due.Sub(now), true
+	}
+	h.failures++
+	d, ok := h.pace.Next(h.failures)
+	d = max(d, minDelay)
+	h.due = now.Add(d)
+	return d, ok
+}
+
+// catchUp counts the failures that a waiter would have met by now, had it asked Redis
+// itself since it came.
+func (h *Hold) catchUp(now time.Time) {
+	for h.patience != nil { // else it never gives up, and its count starts at the front
+		d, ok := h.pace.Next(h.failures + 1)
+		next := h.due.Add(max(d, minDelay))
+		if !ok || next.After(now) {
+			return
+		}
+		h.failures++
+		h.due = next
+	}
+}
+
+// minDelay keeps a strategy that returns nothing from spinning.
+const minDelay = time.Millisecond
+
+// patience is how long the strategy would go on against Redis from now on; ok is false
+// when it has no end, or none that matters.
+func patience(p Pace) (sum time.Duration, ok bool) {
+	if e, is := p.(endless); is && e.Endless() {
+		return 0, false
+	}
+	for n := 1; n <= maxSteps; n++ {
+		d, more := p.Next(n)
+		if !more {
+			return sum, true
+		}
+		if sum += max(d, minDelay); sum > maxPatience {
+			return 0, false
+		}
+	}
+	return 0, false
+}
+
+// Beyond these a strategy counts as one without an end, as long as its caller waits for
+// this process. Against Redis it is asked each time.
+const (
+	maxSteps    = 10_000
+	maxPatience = 24 * time.Hour
+)
+
+func (h *Hold) String() string { return fmt.Sprintf("%s fence %d", h.f.key, h.fence) }
+
+// Key is the lock key.
+func (h *Hold) Key() string { return h.f.key }

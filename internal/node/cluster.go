@@ -1,0 +1,156 @@
+package node
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// maxHops bounds how often one request is sent on by a Cluster that is moving slots.
+const maxHops = 5
+
+// router finds the master that a request must go to, on a Redis Cluster.
+//
+// Which master has a slot is known from earlier requests. One that is not known waits in
+// pending for a goroutine of the router's, because asking the cluster client may mean
+// network traffic and must not hold up any caller. Each master has lanes of its own: one
+// that has stopped does not hold up the others.
+//
+// A cluster client's own pipeline would follow redirections too, but it also replays
+// requests whose connection died, which a lock must not.
+type router struct {
+	n       *Node
+	cluster *redis.ClusterClient
+	pending queue
+	start   sync.Once
+	owner   [slots]atomic.Pointer[server] // nil: not known
+
+	mu    sync.Mutex // guards what follows
+	known map[string]*server
+}
+
+func newRouter(n *Node, c *redis.ClusterClient) *router {
+	ro := &router{n: n, cluster: c, known: map[string]*server{}}
+	ro.pending.init()
+	return ro
+}
+
+// route hands r to the master that has its slot, or has it looked up.
+func (ro *router) route(r *request) {
+	if s := ro.owner[r.e.t.slot].Load(); s != nil {
+		s.push(r)
+		return
+	}
+	ro.lookUp(r)
+}
+
+func (ro *router) lookUp(r *request) {
+	ro.start.Do(func() {
+		ro.n.wg.Add(1)
+		go ro.run()
+	})
+	if err := ro.pending.push(r); err != nil {
+		r.settle(failed(err), notSent)
+	}
+}
+
+func (ro *router) close() {
+	ro.start.Do(func() {}) // nothing to start any more
+	ro.pending.close()
+}
+
+// run looks up the masters of pending requests until close.
+func (ro *router) run() {
+	defer ro.n.wg.Done()
+	for {
+		batch := ro.pending.take(nil, 1)
+		if len(batch) == 0 {
+			return
+		}
+		for _, r := range unwritten(batch) {
+			ro.find(r)
+		}
+	}
+}
+
+func (ro *router) find(r *request) {
+	s := ro.owner[r.e.t.slot].Load()
+	if r.to != "" {
+		s = ro.named(r.to)
+	}
+	if s == nil {
+		master, err := ro.cluster.MasterForKey(context.Background(), r.e.t.Key)
+		if err != nil {
+			r.settle(failed(err), notSent)
+			return
+		}
+		s = ro.server(master)
+		ro.owner[r.e.t.slot].Store(s)
+	}
+	s.push(r)
+}
+
+// server gives the lanes of a master.
+func (ro *router) server(master *redis.Client) *server {
+	addr := master.Options().Addr
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	s := ro.known[addr]
+	if s == nil {
+		s = ro.n.addServer(master)
+		s.redirect, s.unreachable = ro.redirect, ro.forget
+		ro.known[addr] = s
+		ro.known[master.NodeAddress()] = s // as redirections name it
+	}
+	return s
+}
+
+// redirect sends r on when the answer says that another master has its slot: MOVED for
+// good, ASK for this once. It says whether it did. The server that answered so has not
+// executed r.
+func (ro *router) redirect(r *request, answer error) bool {
+	moved, ask := hasCode(answer, "MOVED"), hasCode(answer, "ASK")
+	if !moved && !ask || r.hops >= maxHops {
+		return false
+	}
+	r.hops++
+	r.asking = ask
+	words := strings.Fields(answer.Error()) // "MOVED slot host:port"
+	r.to = words[len(words)-1]
+	if moved {
+		ro.owner[r.e.t.slot].Store(nil)
+	}
+	ro.lookUp(r)
+	return true
+}
+
+// named is the server with that address; nil when the Cluster has no such master. The
+// topology is read again when the address is new.
+func (ro *router) named(addr string) *server {
+	if s := ro.get(addr); s != nil {
+		return s
+	}
+	_ = ro.cluster.ForEachMaster(context.Background(), func(_ context.Context, master *redis.Client) error {
+		ro.server(master)
+		return nil
+	})
+	return ro.get(addr)
+}
+
+func (ro *router) get(addr string) *server {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	return ro.known[addr]
+}
+
+// forget makes every slot of a master that could not be reached be looked up again: a
+// replica may have taken its place.
+func (ro *router) forget(s *server) {
+	for i := range ro.owner {
+		ro.owner[i].CompareAndSwap(s, nil)
+	}
+	ro.cluster.ReloadState(context.Background())
+}

@@ -1,0 +1,52 @@
+package node
+
+import (
+	"sync"
+	"time"
+)
+
+// maxDebts bounds the memory that a dead node can cost. Past it a release that gets no
+// answer is forgotten, and the key lives its ttl.
+const maxDebts = 1 << 16
+
+// debts are the releases still owed to one node: each entry whose release had no answer,
+// or whose answer leaves a doubt, with the timer that will send the release again.
+type debts struct {
+	mu     sync.Mutex // guards what follows
+	open   map[*Entry]*time.Timer
+	closed bool
+}
+
+// owe sends e's release again after due.
+func (d *debts) owe(e *Entry, due time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || len(d.open) >= maxDebts {
+		return
+	}
+	d.open[e] = time.AfterFunc(due, func() {
+		d.mu.Lock()
+		_, open := d.open[e]
+		delete(d.open, e)
+		d.mu.Unlock()
+		if open {
+			e.n.route(&request{op: opRelease, e: e})
+		}
+	})
+}
+
+func (d *debts) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.open)
+}
+
+func (d *debts) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	for e, timer := range d.open {
+		timer.Stop()
+		delete(d.open, e)
+	}
+}

@@ -1,0 +1,281 @@
+package node
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock/lua"
+)
+
+// Sink takes replies. Answer is called at most once per request, by a goroutine of the
+// node or by the caller of the request itself, with no lock held; it must not block.
+// Which of several nodes answers is told by i.
+type Sink interface {
+	Answer(i int, rep Reply)
+}
+
+// An Entry is what one lease has to do with one node: what was asked of the node in the
+// lease's name, and what the node may still hold or still execute of it.
+//
+//	               Acquire, Repair              Granted, error, lost
+//	empty ------------------------> creating ----------------------> present
+//	  ^                                | Held, never written            |
+//	  +--------------------------------+                                | Release
+//	  |                     Deleted, Missing, Held                      v
+//	  +------------------------------------------------------------- releasing
+//	                                                no answer: a debt, and again
+//
+// Release is the undo of everything before it. It is sent whenever the node may have
+// something of ours, not only when it is known to, and it comes after the acquire by
+// its place in the lane. Only what was written to a connection that then died may be
+// executed at any later time, even after a release that came on a newer connection: a
+// stopped server reads the old socket when it goes on. Such requests are counted in
+// doubts, and a release is believed only when it deleted the key, or when it was
+// answered twice, a second apart.
+type Entry struct {
+	n    *Node
+	t    *Target
+	sink Sink // of the request under way; one request at a time, apart from a late create
+	i    int
+
+	mu        sync.Mutex // guards what follows
+	create    *request   // acquire or repair without an answer yet
+	present   bool       // the node may hold our key
+	doubts    int        // creates that died with their connection
+	releasing bool       // set by Release, for good: nothing may create the key again
+	gone      time.Time  // when the key will have expired if nothing renews it
+	answers   int        // of releases while doubts > 0
+	owed      time.Time  // since when a release is owed
+}
+
+// Init makes e the entry of t on n. i is passed on to sinks.
+func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, i }
+
+// Node is the node that e is about.
+func (e *Entry) Node() *Node { return e.n }
+
+// Acquire asks for the node's vote, with a block of tokens. It is not written any more
+// once deadline has passed.
+func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline time.Time) {
+	e.send(&request{op: opAcquire, sink: sink, ttl: ttl, n1: tokens, deadline: deadline}, true)
+}
+
+// Repair puts the key back on a node that lost it, while the lease is valid, with its
+// fence counter at top or above. The reply is no vote, so none is given.
+func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
+	e.send(&request{op: opRepair, ttl: ttl, n1: top, deadline: deadline}, true)
+}
+
+// Refresh makes the key's ttl full again, raises the fence counter to top and reserves
+// more tokens. It is not written any more once deadline has passed.
+func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline time.Time) {
+	e.send(&request{op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: deadline}, false)
+}
+
+// Release takes back whatever the node has or may yet get of this lease. sink may be
+// nil; it hears the first outcome. The node goes on until the release is confirmed.
+func (e *Entry) Release(sink Sink) {
+	e.mu.Lock()
+	if e.releasing {
+		e.mu.Unlock()
+		if sink != nil {
+			sink.Answer(e.i, Reply{Kind: Missing})
+		}
+		return
+	}
+	e.releasing = true
+	if c := e.create; c != nil && c.drop() {
+		e.create = nil
+	}
+	empty := e.emptyLocked()
+	e.mu.Unlock()
+	r := &request{op: opRelease, e: e, sink: sink}
+	if empty {
+		r.answer(Reply{Kind: Missing})
+		return
+	}
+	e.n.route(r)
+}
+
+func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.doubts == 0 }
+
+// send hands r to the node. A create is remembered, so that Release can take it out of
+// the queue; a create that comes after Release is dropped.
+func (e *Entry) send(r *request, create bool) {
+	r.e = e
+	e.mu.Lock()
+	if e.releasing || create && e.create != nil {
+		e.mu.Unlock()
+		r.answer(failed(ErrExpired))
+		return
+	}
+	if create {
+		e.create = r
+	}
+	e.mu.Unlock()
+	e.n.route(r)
+}
+
+// settled moves the entry on: r has ended with rep. It says whether a release is owed
+// still, and from when on.
+func (e *Entry) settled(r *request, rep Reply, how fate) (due time.Duration, owed bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch r.op {
+	case opAcquire, opRepair:
+		e.createdLocked(r, rep, how)
+	case opRefresh:
+		if how != notSent {
+			e.gone = later(e.gone, time.Now().Add(r.ttl))
+		}
+	case opRelease:
+		return e.releasedLocked(rep, how)
+	}
+	return 0, false
+}
+
+func (e *Entry) createdLocked(r *request, rep Reply, how fate) {
+	if e.create == r {
+		e.create = nil
+	}
+	if how == notSent {
+		return
+	}
+	e.gone = later(e.gone, time.Now().Add(r.ttl))
+	switch {
+	case how == lost:
+		e.doubts++
+	case rep.Kind == Held, rep.Kind == Failed && neverRan(rep.Err):
+	default: // granted, or an error that does not prove that nothing was written
+		e.present = true
+	}
+}
+
+const (
+	debtRetry  = 250 * time.Millisecond // after a release without an answer, at first
+	debtSecond = time.Second            // later on, and between the two answers that settle a doubt
+	debtAge    = 10 * time.Minute       // how long a node may be away and still be chased
+)
+
+func (e *Entry) releasedLocked(rep Reply, how fate) (due time.Duration, owed bool) {
+	if how != answered || rep.Kind == Failed {
+		return e.unansweredLocked()
+	}
+	e.present = false
+	if rep.Kind == Deleted && e.doubts > 0 {
+		e.doubts--
+	}
+	if e.doubts > 0 {
+		if e.answers++; e.answers < 2 {
+			return debtSecond, true
+		}
+		e.doubts = 0
+	}
+	return 0, false
+}
+
+// unansweredLocked says how to go on after a release that got no answer. With no doubt
+// the debt ends with the ttl. A request in doubt may begin a ttl of its own whenever the
+// old connection is read, so it is given longer.
+func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
+	now := time.Now()
+	if e.owed.IsZero() {
+		e.owed = now
+	}
+	if now.After(e.gone) && (e.doubts == 0 || now.Sub(e.owed) > debtAge) {
+		e.present, e.doubts = false, 0
+		return 0, false
+	}
+	if now.Sub(e.owed) < debtSecond {
+		return debtRetry, true
+	}
+	return debtSecond, true
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+type op uint8
+
+const (
+	opAcquire op = iota
+	opRepair
+	opRefresh
+	opRelease
+)
+
+func (o op) String() string {
+	return [...]string{"acquire", "repair", "refresh", "release"}[o]
+}
+
+// request is one script call on its way to the node and back.
+type request struct {
+	e        *Entry
+	sink     Sink // nil: nobody waits for the answer
+	op       op
+	hops     uint8  // redirections followed so far, on a Cluster
+	asking   bool   // the next server must be told that it is asked for once (ASK)
+	to       string // the address that the last redirection named
+	ttl      time.Duration
+	n1, n2   int64     // tokens, or top and more
+	deadline time.Time // not written after this; releases always are
+
+	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
+	next, prev *request              // guarded by the queue's mu
+}
+
+// args is the command as it goes over the wire.
+func (r *request) args() []any {
+	t := r.e.t
+	ttl := max(1, r.ttl.Milliseconds())
+	switch r.op {
+	case opAcquire:
+		return []any{"EVALSHA", lua.Acquire.SHA, 2, t.Key, t.bucket, t.Owner, ttl, r.n1}
+	case opRepair:
+		return []any{"EVALSHA", lua.Acquire.SHA, 2, t.Key, t.bucket, t.Owner, ttl, 0, r.n1}
+	case opRefresh:
+		return []any{"EVALSHA", lua.Refresh.SHA, 2, t.Key, t.bucket, t.Owner, ttl, r.n1, r.n2}
+	default:
+		return []any{"EVALSHA", lua.Release.SHA, 1, t.Key, t.Owner}
+	}
+}
+
+// moot reports whether r need not be written any more, and what to answer then.
+func (r *request) moot(now time.Time) (Reply, bool) {
+	r.e.mu.Lock()
+	defer r.e.mu.Unlock()
+	if r.op == opRelease {
+		return Reply{Kind: Missing}, r.e.emptyLocked()
+	}
+	return failed(ErrExpired), now.After(r.deadline) || r.e.releasing
+}
+
+// drop takes r back if it was not written yet, and says whether that was so.
+func (r *request) drop() bool {
+	for q := r.q.Load(); q != nil; q = r.q.Load() {
+		if q.drop(r) {
+			return true
+		}
+	}
+	return false
+}
+
+// settle ends r: first what it means for the entry, then whoever waits hears of it.
+func (r *request) settle(rep Reply, how fate) {
+	due, owed := r.e.settled(r, rep, how)
+	r.answer(rep)
+	if owed {
+		r.e.n.debts.owe(r.e, due)
+	}
+}
+
+func (r *request) answer(rep Reply) {
+	if r.sink != nil {
+		r.sink.Answer(r.e.i, rep)
+	}
+}

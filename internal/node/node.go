@@ -1,0 +1,148 @@
+// Package node is one Redis deployment that casts one vote: a standalone server, a
+// Sentinel-managed master or a whole Redis Cluster.
+//
+// A request goes Entry -> lane -> pipeline -> Redis, and its Reply comes back through
+// the Sink that asked. Nothing here waits for a node on behalf of a caller: the quorum
+// above decides when an answer is too late, and this package goes on to find out what
+// became of the request, so that nothing of ours stays behind on the node.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// transportTimeout is how long a connection may wait for an answer before it is given
+// up. It is far above any NodeTimeout, so that late answers come back on the connection
+// they were asked on, in order.
+const transportTimeout = 2 * time.Second
+
+// Node is one voter. It is safe for concurrent use.
+type Node struct {
+	name     string
+	route    func(*request) // hands a request to the lane of the server that must answer it
+	shut     func()         // stops what route started, after all lanes were closed
+	commands atomic.Uint64  // requests written, of all kinds
+	debts    debts
+
+	wg sync.WaitGroup // every goroutine of this node
+
+	mu      sync.Mutex // guards what follows
+	servers []*server
+	closed  bool
+	lastErr error // the last transport error, until the node answers again
+}
+
+// New makes a node of a client that somebody else built and will close. Its connections
+// are shared; its timeouts and retries are replaced, for this use, by our own.
+func New(client redis.UniversalClient) (*Node, error) {
+	n := &Node{shut: func() {}}
+	n.debts.open = map[*Entry]*time.Timer{}
+	switch c := client.(type) {
+	case *redis.Client:
+		n.name = c.Options().Addr
+		s := n.addServer(c)
+		n.route = s.push
+	case *redis.ClusterClient:
+		n.name = fmt.Sprintf("cluster%v", c.Options().Addrs)
+		r := newRouter(n, c)
+		n.route, n.shut = r.route, r.close
+	default:
+		return nil, fmt.Errorf("%T cannot be a node", client)
+	}
+	return n, nil
+}
+
+// Name says which node this is, for errors and logs.
+func (n *Node) Name() string { return n.name }
+
+// Commands is how many requests were written to the node so far, of all kinds.
+func (n *Node) Commands() uint64 { return n.commands.Load() }
+
+// Debts is how many releases are owed to the node just now.
+func (n *Node) Debts() int { return n.debts.count() }
+
+// LastErr is the last transport error, nil once the node has answered since. It tells
+// why a node that did not answer in time did not.
+func (n *Node) LastErr() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lastErr
+}
+
+// heard notes how a batch went.
+func (n *Node) heard(err error) {
+	n.mu.Lock()
+	n.lastErr = err
+	n.mu.Unlock()
+}
+
+// Close ends the node: requests not yet written fail with ErrClosed, releases among
+// them are still tried once. It returns when every goroutine has ended, or with ctx's
+// error; a goroutine that waits on a stalled server ends after transportTimeout at
+// the latest.
+func (n *Node) Close(ctx context.Context) error {
+	n.debts.close()
+	n.mu.Lock()
+	n.closed = true
+	servers := n.servers
+	n.mu.Unlock()
+	for _, s := range servers {
+		s.close()
+	}
+	n.shut()
+	ended := make(chan struct{})
+	go func() { // ends with the last goroutine of the node
+		n.wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("node %s: %w", n.name, ctx.Err())
+	}
+}
+
+// addServer makes lanes for one Redis process.
+func (n *Node) addServer(c *redis.Client) *server {
+	s := newServer(n, ownTimeouts(c))
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.servers = append(n.servers, s)
+	if n.closed {
+		s.close()
+	}
+	return s
+}
+
+// ownTimeouts is a client over the same connection pool, with a socket timeout of ours
+// and without retries: a request that is replayed on a new connection can overtake the
+// release that undoes it. WithTimeout gives the new client options of its own, and the
+// number of retries is read from them at each call.
+func ownTimeouts(c *redis.Client) *redis.Client {
+	own := c.WithTimeout(transportTimeout)
+	own.Options().MaxRetries = 0
+	return own
+}
+
+// SameServer finds out whether a and b are one server: what is written to a is looked
+// for on b. It works through proxies and needs no rights beyond those of a lock.
+func SameServer(ctx context.Context, a, b redis.UniversalClient, nonce string) (bool, error) {
+	key := Reserved + "same}:" + nonce
+	if err := a.Set(ctx, key, nonce, 10*time.Second).Err(); err != nil {
+		return false, err
+	}
+	defer a.Del(context.WithoutCancel(ctx), key)
+	got, err := b.Get(ctx, key).Result()
+	if errors.Is(err, redis.Nil) {
+		return false, nil
+	}
+	return got == nonce, err
+}

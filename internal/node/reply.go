@@ -1,0 +1,125 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Kind says what a node's reply means.
+type Kind uint8
+
+// The kinds of replies.
+const (
+	Pending  Kind = iota // no answer yet
+	Failed               // no vote; Reply.Err says why
+	Granted              // acquire: the key is ours, fresh
+	Replayed             // acquire: this owner held the key already
+	Renewed              // refresh: full ttl again
+	Deleted              // release: our key is gone, by this request
+	Missing              // refresh, release: there is no such key
+	Held                 // another owner has the key
+)
+
+// Reply is what one node answered to one request.
+type Reply struct {
+	Kind    Kind
+	Counter int64         // Granted, Replayed, Renewed: the fence counter afterwards
+	Holder  string        // Held: the whole owner
+	TTL     time.Duration // Held: the holder's, below 0 when unknown
+	Err     error         // Failed
+}
+
+// Errors of requests that the node never saw.
+var (
+	ErrClosed  = errors.New("client closed")
+	ErrBusy    = errors.New("too many requests wait for this node")
+	ErrExpired = errors.New("not sent: the attempt was over before its turn came")
+)
+
+func failed(err error) Reply { return Reply{Kind: Failed, Err: err} }
+
+// parse reads a script's reply; the .lua files say what each shape means.
+func parse(op op, val any, err error) Reply {
+	if err != nil {
+		return failed(err)
+	}
+	switch v := val.(type) {
+	case int64:
+		return number(op, v)
+	case []any:
+		if held, ok := holder(v); ok {
+			return held
+		}
+	}
+	return failed(fmt.Errorf("unexpected reply %T to %s", val, op))
+}
+
+func number(op op, v int64) Reply {
+	switch {
+	case op == opRelease && v == 1:
+		return Reply{Kind: Deleted}
+	case op != opAcquire && op != opRepair && v == 0:
+		return Reply{Kind: Missing}
+	case op == opRefresh && v > 0:
+		return Reply{Kind: Renewed, Counter: v}
+	case (op == opAcquire || op == opRepair) && v > 0:
+		return Reply{Kind: Granted, Counter: v}
+	case (op == opAcquire || op == opRepair) && v < 0:
+		return Reply{Kind: Replayed, Counter: -v}
+	}
+	return failed(fmt.Errorf("unexpected reply %d to %s", v, op))
+}
+
+func holder(v []any) (Reply, bool) {
+	if len(v) != 2 {
+		return Reply{}, false
+	}
+	name, ok1 := v[0].(string)
+	pttl, ok2 := v[1].(int64)
+	return Reply{Kind: Held, Holder: name, TTL: time.Duration(pttl) * time.Millisecond}, ok1 && ok2
+}
+
+// Final reports whether asking the same node again cannot help: somebody has to change
+// the data or the rights first.
+func Final(err error) bool {
+	return hasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM")
+}
+
+// neverRan reports whether a server's error proves that the script wrote nothing.
+func neverRan(err error) bool {
+	return Final(err) || hasCode(err, "READONLY", "LOADING", "OOM", "NOSCRIPT", "MOVED", "ASK",
+		"CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "CROSSSLOT")
+}
+
+// hasCode reports whether a server answered with one of these error codes. Before Redis
+// 7, an error inside a script is wrapped in a text of its own, the code further back.
+func hasCode(err error, codes ...string) bool {
+	var reply redis.Error
+	if !errors.As(err, &reply) {
+		return false
+	}
+	text := reply.Error()
+	inScript := strings.HasPrefix(text, "ERR Error running script") || strings.HasPrefix(text, "ERR Error compiling script")
+	for _, code := range codes {
+		if strings.HasPrefix(text, code+" ") || text == code {
+			return true
+		}
+		if inScript && strings.Contains(text, code+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+// neverWritten reports whether a transport error proves that no byte of the batch was
+// sent. When in doubt it was.
+func neverWritten(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout) ||
+		errors.Is(err, redis.ErrPoolExhausted) || errors.As(err, &op) && op.Op == "dial"
+}

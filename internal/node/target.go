@@ -1,0 +1,106 @@
+package node
+
+import (
+	"strings"
+	"sync"
+)
+
+// Reserved begins every key that flightlock keeps for itself on a node.
+const Reserved = "flightlock:{"
+
+// slots is the number of hash slots of a Redis Cluster.
+const slots = 16384
+
+// bucketsPerSlot bounds how many fence counters one hash slot may have, however many
+// locks there are.
+const bucketsPerSlot = 16
+
+// Target is what one attempt is about. It is immutable and shared by the attempt's
+// entries on all nodes.
+type Target struct {
+	Key   string // the lock key, prefix included
+	Owner string // the whole stored value
+
+	bucket string // the key's fence bucket: same hash slot as Key
+	slot   uint16
+	lane   uint8
+}
+
+// NewTarget says where key's vote and fence counter live, and who asks.
+func NewTarget(key, owner string) *Target {
+	slot, hash := slotOf(key), hashOf(key)
+	return &Target{
+		Key: key, Owner: owner,
+		bucket: bucketName(slot, hash), slot: slot, lane: uint8(hash>>16) % lanesPerServer,
+	}
+}
+
+// bucketName names the fence bucket for keys of that slot and hash. All clients of a
+// node must agree on it for ever: two names for one key would be two counters.
+func bucketName(slot uint16, hash uint32) string {
+	const hex = "0123456789abcdef"
+	tag := slotTags()[slot]
+	return Reserved + string(tag[:]) + "}:fence:" + hex[hash%bucketsPerSlot:][:1]
+}
+
+// hashOf is FNV-1a. Which bucket a key has depends on it, so it cannot change.
+func hashOf(key string) uint32 {
+	h := uint32(2166136261)
+	for i := range len(key) {
+		h = (h ^ uint32(key[i])) * 16777619
+	}
+	return h
+}
+
+// slotTags gives, for every hash slot, three characters that hash to it. They are
+// found by search, once, when the first lock asks.
+var slotTags = sync.OnceValue(func() *[slots][3]byte {
+	const alphabet = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"
+	var tags [slots][3]byte
+	for _, a := range []byte(alphabet) {
+		for _, b := range []byte(alphabet) {
+			for _, c := range []byte(alphabet) {
+				tag := [3]byte{a, b, c}
+				if slot := crc16(string(tag[:])) % slots; tags[slot][0] == 0 {
+					tags[slot] = tag
+				}
+			}
+		}
+	}
+	return &tags
+})
+
+// slotOf is the hash slot of key, by the rule of the Redis Cluster specification: only
+// what stands between the first { and the next } counts, unless that is empty.
+func slotOf(key string) uint16 {
+	if open := strings.IndexByte(key, '{'); open >= 0 {
+		if n := strings.IndexByte(key[open+1:], '}'); n > 0 {
+			key = key[open+1 : open+1+n]
+		}
+	}
+	return crc16(key) % slots
+}
+
+// crc16 is CRC-16/XMODEM, which Redis Cluster hashes keys with.
+func crc16(s string) uint16 {
+	var crc uint16
+	for i := range len(s) {
+		crc = crc<<8 ^ crcTable[byte(crc>>8)^s[i]]
+	}
+	return crc
+}
+
+var crcTable = func() (table [256]uint16) {
+	for i := range table {
+		crc := uint16(i) << 8
+		for range 8 {
+			carry := crc & 0x8000
+			crc <<= 1
+			if carry != 0 {
+				crc ^= 0x1021
+			}
+		}
+		table[i] = crc
+	}
+	return table
+}()

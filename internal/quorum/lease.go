@@ -1,0 +1,349 @@
+package quorum
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/node"
+)
+
+// Lease is one owner's entry on the nodes, from the first request of the attempt to the
+// last of its release. All its state changes here, under one mutex, whoever brings the
+// news: a reply, a timer, the holder.
+//
+//	asking --q grants, equal counters-----------------> held --Release, loss--> over
+//	   |  \--q grants--> raising --q confirm----------/                          ^
+//	   |                    |                                                    |
+//	   +--------------------+--- out of reach, too late, cancelled: undone ------+
+//
+// Safety, by rule:
+//   - Validity starts before the first byte is sent, so no node's ttl can end first.
+//   - A round is decided once. Replies that come later move the node's Entry on, which
+//     keeps what must be released, and change nothing here; no vote counts twice.
+//   - Tokens: the block ends at T, the largest counter of the q votes. Only when q nodes
+//     have confirmed, while the key was ours, that their counter is T or more, is the
+//     block ours: any later majority shares one of these nodes, whose counter is then
+//     at least T before it grants. Equal votes are such a confirmation by themselves.
+//   - The deadline moves only when q nodes confirmed a refresh, and only if they did
+//     before the old deadline.
+type Lease struct {
+	q      *Quorum
+	target *node.Target
+	ttl    time.Duration
+	tokens int64
+	done   func(Grant, *Failure)
+
+	mu       sync.Mutex // guards what follows; never held while a node or a caller is called
+	phase    phase
+	canceled bool
+	until    time.Time // validity deadline
+	top      int64     // the highest token reserved
+	now      *round    // the round of the attempt, until it is decided
+	shadows  uint64    // bit i: node i has proven to be a second name of another node
+	entries  []node.Entry
+}
+
+type phase uint8
+
+const (
+	asking phase = iota
+	held
+	over
+)
+
+// Acquire makes the attempt and calls done exactly once, from a goroutine of a node, of a
+// timer, or of the caller: with a grant, or with the reason why there is none. A failed
+// attempt is being undone on every node that may have granted it by the time done is
+// called, whatever became of the caller.
+func (l *Lease) Acquire(done func(Grant, *Failure)) {
+	l.done = done
+	if f := l.q.twins.Load(); f != nil {
+		l.fail(f)
+		return
+	}
+	until := time.Now().Add(l.q.Validity(l.ttl)) // before the first byte is sent
+	l.until = until
+	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, l.ttl), l.acquired)
+	for i := range l.entries {
+		l.entries[i].Acquire(r, l.ttl, l.tokens, until)
+	}
+}
+
+// Owner is the whole stored value.
+func (l *Lease) Owner() string { return l.target.Owner }
+
+// Cancel gives the attempt up: done is called with a failure soon, unless it was called
+// already or is just being called with a grant.
+func (l *Lease) Cancel() {
+	l.mu.Lock()
+	l.canceled = true
+	r := l.now
+	ends := r != nil && r.decideLocked(true)
+	l.mu.Unlock()
+	if ends {
+		r.end()
+	}
+}
+
+// Peek says how the attempt stands: the failure that it would be if it ended now.
+func (l *Lease) Peek() *Failure {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.now == nil {
+		return nil
+	}
+	return l.now.failureLocked()
+}
+
+var errTooLate = errors.New("a majority was reached, but only after the validity was over")
+
+// acquired goes on from the decided first round.
+func (l *Lease) acquired(r *round) {
+	l.mu.Lock()
+	top, agree := r.countersLocked()
+	f := l.checkLocked(r)
+	l.mu.Unlock()
+	switch {
+	case f != nil:
+		l.fail(f)
+	case agree:
+		l.hold(r, top)
+	default:
+		l.raise(r, top)
+	}
+}
+
+// raise makes top the end of the block on a majority of nodes, because their counters
+// differ.
+func (l *Lease) raise(first *round, top int64) {
+	until := l.until // does not move before the lease is held
+	r := l.round("acquire", node.Renewed, top, first.timeout, func(r *round) {
+		l.mu.Lock()
+		f := l.checkLocked(r)
+		l.mu.Unlock()
+		if f != nil {
+			f.asAcquire()
+			l.fail(f)
+			return
+		}
+		l.hold(r, top)
+	})
+	for i := range l.entries {
+		if known := first.replies[i]; known.Kind == node.Held {
+			r.Answer(i, known)
+		} else {
+			l.entries[i].Refresh(r, l.ttl, top, 0, until)
+		}
+	}
+}
+
+// asAcquire gives the failure of a raise the meaning it has for the attempt.
+func (f *Failure) asAcquire() {
+	if f.Reason != NotHeld {
+		return
+	}
+	f.Reason = Unreachable
+	for _, a := range f.Nodes {
+		if a.Reply.Kind == node.Held {
+			f.Reason = Taken
+		}
+	}
+}
+
+// checkLocked says why the attempt fails, nil if it stands so far.
+func (l *Lease) checkLocked(r *round) *Failure {
+	switch {
+	case !r.won || l.canceled:
+		return r.failureLocked()
+	case clock.Passed(time.Now(), l.until):
+		f := r.failureLocked()
+		f.Reason, f.Err = Unreachable, errTooLate
+		return f
+	}
+	return nil
+}
+
+// hold makes the lease held, unless it was cancelled on the way.
+func (l *Lease) hold(r *round, top int64) {
+	l.mu.Lock()
+	if l.canceled {
+		f := r.failureLocked()
+		l.mu.Unlock()
+		l.fail(f)
+		return
+	}
+	l.phase, l.top, l.now = held, top, nil
+	g := Grant{Until: l.until, First: top - l.tokens + 1, Last: top}
+	l.mu.Unlock()
+	l.done(g, nil)
+}
+
+// fail ends the attempt and undoes it on every node that may have granted it. The undo
+// goes out before done is called, so that it comes before whatever is tried next.
+func (l *Lease) fail(f *Failure) {
+	l.mu.Lock()
+	r := l.now
+	l.phase, l.now = over, nil
+	twins := l.shadows != 0
+	l.mu.Unlock()
+	for i := range l.entries {
+		l.entries[i].Release(nil)
+	}
+	if twins && r != nil {
+		l.failAfterCheck(r, f)
+		return
+	}
+	l.done(Grant{}, f)
+}
+
+// failAfterCheck waits for the search for twins before it reports f, so that whoever
+// configured the same server twice is told so and not that the key is taken.
+func (l *Lease) failAfterCheck(r *round, f *Failure) {
+	ended := l.q.suspect(l.shadow())
+	l.q.wg.Add(1)
+	go func() { // ends with the search or after one NodeTimeout
+		defer l.q.wg.Done()
+		select {
+		case <-ended:
+		case <-time.After(r.timeout):
+		}
+		if twins := l.q.twins.Load(); twins != nil {
+			f = twins
+		}
+		l.done(Grant{}, f)
+	}()
+}
+
+// Refresh asks for the full ttl again, and for more tokens, and calls done exactly once.
+// The caller sees to it that a lease has one refresh at a time: blocks reserved by two at
+// once could overlap. A failure with reason NotHeld means that the lease is lost; any
+// other leaves it as it was. Grant.Until is what this refresh gives; an earlier one may
+// have given more.
+func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Failure)) {
+	start := time.Now()
+	l.mu.Lock()
+	phase, until, top := l.phase, l.until, l.top
+	l.mu.Unlock()
+	if phase != held || clock.Passed(start, until) {
+		done(Grant{}, l.lost(errOver))
+		return
+	}
+	given := start.Add(l.q.Validity(ttl))
+	r := l.round("refresh", node.Renewed, top, min(timeout, ttl), func(r *round) {
+		l.refreshed(r, refresh{ttl: ttl, more: more, until: until, given: given, done: done})
+	})
+	for i := range l.entries {
+		l.entries[i].Refresh(r, ttl, top, more, until)
+	}
+}
+
+var (
+	errOver       = errors.New("its validity was over")
+	errLateAnswer = errors.New("the refresh was confirmed only after the validity was over")
+)
+
+func (l *Lease) lost(why error) *Failure {
+	return &Failure{Op: "refresh", Reason: NotHeld, Need: l.q.need, Err: why}
+}
+
+// refresh is what one call of Refresh is about.
+type refresh struct {
+	ttl          time.Duration
+	more         int64
+	until, given time.Time // the deadline before, and the one that a majority makes true
+	done         func(Grant, *Failure)
+}
+
+// refreshed goes on from a decided refresh.
+func (l *Lease) refreshed(r *round, ref refresh) {
+	l.mu.Lock()
+	if !r.won {
+		f := r.failureLocked()
+		l.mu.Unlock()
+		ref.done(Grant{}, f)
+		return
+	}
+	if l.phase != held || clock.Passed(time.Now(), ref.until) {
+		l.mu.Unlock()
+		ref.done(Grant{}, l.lost(errLateAnswer))
+		return
+	}
+	if ref.given.After(l.until) {
+		l.until = ref.given
+	}
+	top, agree := r.countersLocked()
+	if ref.more > 0 && agree {
+		l.top = top
+	}
+	missing := r.missingLocked()
+	l.mu.Unlock()
+
+	for _, i := range missing {
+		l.repair(i)
+	}
+	switch {
+	case ref.more == 0:
+		ref.done(Grant{Until: ref.given, First: 1}, nil)
+	case agree:
+		ref.done(Grant{Until: ref.given, First: top - ref.more + 1, Last: top}, nil)
+	default:
+		l.confirm(r, ref, top)
+	}
+}
+
+// confirm raises all counters to the end of a block that the nodes did not agree on. If
+// that fails, the refresh still stands; it just brought no tokens.
+func (l *Lease) confirm(first *round, ref refresh, top int64) {
+	r := l.round("refresh", node.Renewed, top, first.timeout, func(r *round) {
+		g := Grant{Until: ref.given, First: 1}
+		l.mu.Lock()
+		if r.won && l.phase == held && !clock.Passed(time.Now(), l.until) {
+			l.top = top
+			g.First, g.Last = top-ref.more+1, top
+		}
+		l.mu.Unlock()
+		ref.done(g, nil)
+	})
+	for i := range l.entries {
+		l.entries[i].Refresh(r, ref.ttl, top, 0, ref.given)
+	}
+}
+
+// repair gives the key and the fence back to a node that lost them, for as long as the
+// lease is valid. It is no vote: a lease that counted repairs could come back from loss.
+func (l *Lease) repair(i int) {
+	l.mu.Lock()
+	left, until, top, ok := time.Until(l.until), l.until, l.top, l.phase == held
+	l.mu.Unlock()
+	if ok && left >= time.Millisecond {
+		l.entries[i].Repair(left, top, until)
+	}
+}
+
+// Release ends the lease and calls done exactly once: with nil when a majority of nodes
+// deleted our key. The nodes that did not answer by then are chased until they do.
+func (l *Lease) Release(done func(*Failure)) {
+	l.mu.Lock()
+	ended := l.phase == over
+	l.phase = over
+	l.mu.Unlock()
+	if ended {
+		done(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
+		return
+	}
+	r := l.round("release", node.Deleted, 0, l.q.NodeTimeout, func(r *round) {
+		if r.won {
+			done(nil)
+			return
+		}
+		l.mu.Lock()
+		f := r.failureLocked()
+		l.mu.Unlock()
+		done(f)
+	})
+	for i := range l.entries {
+		l.entries[i].Release(r)
+	}
+}

@@ -1,0 +1,91 @@
+package flightlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/flight"
+)
+
+// Lock is a lock that the caller holds, until it is released or lost. A Lock that is over
+// can do nothing to whoever holds the key next. Its methods are safe for concurrent use.
+type Lock struct {
+	c    *Client
+	ttl  time.Duration
+	hold flight.Hold
+	auto autoRefresh
+}
+
+// Key is the key as the caller gave it.
+func (l *Lock) Key() string { return l.c.short(l.hold.Key()) }
+
+// Owner is the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks
+// that were handed over in this process share it.
+func (l *Lock) Owner() string { return l.hold.Owner() }
+
+// Fence is the lock's fencing token: strictly larger for every later Lock on the same key,
+// handoffs included. A resource that remembers the largest token it has seen, and refuses
+// smaller ones, is safe from a holder that was paused and does not know that it has lost
+// the lock. Tokens say nothing across keys. 0 on a nil *Lock.
+func (l *Lock) Fence() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.hold.Fence()
+}
+
+// Until is when the lock is over unless it is refreshed, with a monotonic clock reading.
+// It moves on refresh.
+func (l *Lock) Until() time.Time { return l.hold.Until() }
+
+// Err is nil while the lock is held. It reads the clock and does not wait for a timer, so
+// it is right even in a process that was just stopped for a while. Otherwise it is
+// ErrNotHeld (released) or ErrLockLost, with the reason.
+func (l *Lock) Err() error { return l.hold.Err() }
+
+// Refresh gives the lock its full ttl again, or says why not; it never brings a lock back
+// that was lost. With ErrNotHeld the lock is over; with ErrUnavailable, or ctx's error, it
+// still is what it was, and Refresh may be tried again until Until. One call is bounded by
+// NodeTimeout, two where a refresh for the local queue is under way.
+func (l *Lock) Refresh(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return l.c.gaveUpRefresh(l, err)
+	}
+	done := make(chan error, 1)
+	l.hold.Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return l.c.gaveUpRefresh(l, ctx.Err())
+	}
+}
+
+func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
+	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
+}
+
+// Context is parent, ended when the lock is: with cause ErrLockLost and the reason as soon
+// as the lock is lost, before its entry in Redis can have expired, or with context.Canceled
+// when it is released. It does not tell a deadline, because refreshes move it.
+func (l *Lock) Context(parent context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(parent)
+	remove, why, over := l.hold.OnEnd(func(why error) { cancel(why) })
+	if over {
+		cancel(why)
+		return ctx
+	}
+	context.AfterFunc(ctx, remove) // parent may end long before the lock does
+	return ctx
+}
+
+// Release ends the lock: it is handed to the next waiter of this process, or deleted from
+// the nodes. nil means that either happened, the latter on a majority. ErrNotHeld: it had
+// expired, was taken, or was released before. ErrUnavailable: too few nodes answered; the
+// Client goes on trying, and the ttl bounds what is left.
+//
+// It works with a ctx that has ended, and takes NodeTimeout at most.
+func (l *Lock) Release(ctx context.Context) error {
+	_ = ctx // for its values only, one day: a release must not depend on its caller's patience
+	return l.hold.Release()
+}

@@ -1,0 +1,59 @@
+-- acquire: one node's vote for a lease. Idempotent: the same owner may ask again.
+--
+-- KEYS[1]  the lock key; holds the owner, a plain string with a TTL
+-- KEYS[2]  the fence bucket of that key: a counter that never expires
+-- ARGV[1]  owner: unique per attempt
+-- ARGV[2]  ttl in milliseconds, at least 1
+-- ARGV[3]  B, the size of the block of fencing tokens; 0 for a repair
+-- ARGV[4]  repairs only: the highest token the lease has reserved
+--
+-- Reply
+--   c > 0            granted; the counter is now c and this node offers (c-B, c]
+--   -c < 0           this very owner held the key already: its TTL is full again, the
+--                    counter stands at c and was not bumped (nobody can have been
+--                    granted a later token of this key meanwhile)
+--   {holder, pttl}   held by another; pttl in milliseconds, below 0 when unknown
+--   error            WRONGTYPE when the key holds something that is not a string, or
+--                    what the server says of its own state (OOM, READONLY, ...)
+--
+-- A bucket that is missing (first use, flush, empty restart) starts at the node's own
+-- clock in microseconds, so that tokens go on rising although the count was lost.
+-- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
+
+if redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX') then
+  local block = tonumber(ARGV[3])
+  local c = redis.call('INCRBY', KEYS[2], ARGV[3])
+  if c <= block then
+    local t = redis.call('TIME')
+    c = t[1] * 1000000 + t[2] + block
+    redis.call('SET', KEYS[2], string.format('%.0f', c))
+  end
+  if ARGV[4] and c < tonumber(ARGV[4]) then
+    c = tonumber(ARGV[4])
+    redis.call('SET', KEYS[2], string.format('%.0f', c))
+  end
+  return c
+end
+
+local holder = redis.pcall('GET', KEYS[1])
+if type(holder) == 'table' then
+  return holder
+end
+if holder ~= ARGV[1] then
+  return {holder, redis.call('PTTL', KEYS[1])}
+end
+
+-- Never shorten a TTL: this may be a late copy of a request with a smaller one.
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+local c = tonumber(redis.call('GET', KEYS[2]) or 0)
+local floor = tonumber(ARGV[4] or 0)
+if c <= 0 then
+  local t = redis.call('TIME')
+  c = t[1] * 1000000 + t[2]
+  redis.call('SET', KEYS[2], string.format('%.0f', math.max(c, floor)))
+elseif c < floor then
+  redis.call('SET', KEYS[2], string.format('%.0f', floor))
+end
+return -math.max(c, floor)

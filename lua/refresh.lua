@@ -1,0 +1,47 @@
+-- refresh: a lease gets its full TTL again, and its fencing tokens are made safe.
+--
+-- In one atomic step, and only while the key is ours: the counter is raised to the
+-- highest token reserved, and more tokens are reserved on top. A raise that did not
+-- check the owner would be wrong: a late one could land after the next holder's grant.
+--
+-- KEYS[1]  the lock key
+-- KEYS[2]  the fence bucket of that key
+-- ARGV[1]  owner
+-- ARGV[2]  ttl in milliseconds
+-- ARGV[3]  top, the highest token that the lease has reserved
+-- ARGV[4]  M, how many more to reserve; 0 for none
+--
+-- Reply
+--   c > 0            renewed: the key was ours before this call, and the counter is now
+--                    c = max(counter, top) + M
+--   0                missing: the key is gone; nothing was written
+--   {holder, pttl}   another's; nothing was written
+--   error            as for acquire
+
+local holder = redis.pcall('GET', KEYS[1])
+if holder ~= ARGV[1] then
+  if not holder then
+    return 0
+  end
+  if type(holder) == 'table' then
+    return holder
+  end
+  return {holder, redis.call('PTTL', KEYS[1])}
+end
+
+-- Never shorten a TTL: somebody may believe in the longer one.
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+
+local was = tonumber(redis.call('GET', KEYS[2]) or 0)
+local c = was
+if c <= 0 then -- a missing bucket starts at the node's clock, as in acquire
+  local t = redis.call('TIME')
+  c = t[1] * 1000000 + t[2]
+end
+c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])
+if c ~= was then
+  redis.call('SET', KEYS[2], string.format('%.0f', c))
+end
+return c

@@ -1,0 +1,189 @@
+package flightlock
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/redis/go-redis/v9"
+)
+
+// Options say how a Client locks. The zero value of each field but Nodes is its default.
+type Options struct {
+	// Nodes are the independent Redis deployments that vote: *redis.Client (a server, or
+	// a Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node).
+	// *redis.Ring is refused: a key that moves to another shard when one fails is two
+	// locks. 1 to 64, usually 1, 3 or 5. The Client shares their connections and never
+	// closes them.
+	Nodes []redis.UniversalClient
+
+	// KeyPrefix goes before every lock key; "" means "lock:", so that locking the name of
+	// a cache entry does not meet its value. NoPrefix for none: then other Redlock clients
+	// on the same nodes and keys exclude us and we exclude them.
+	KeyPrefix string
+
+	// NodeTimeout is how long one node may take to answer one attempt, and never more
+	// than the ttl. Default 50ms.
+	NodeTimeout time.Duration
+
+	// MaxTTL is the longest ttl accepted, 10ms at least. Default 1m. It must be equal in
+	// all clients of the same nodes.
+	MaxTTL time.Duration
+
+	// DriftFactor is the share of a ttl by which the clocks of client and nodes may run
+	// apart; validity loses it, and a fixed 2ms. Default 0.01, below 0.5.
+	DriftFactor float64
+
+	// HandoffSlice is how long one process may keep a lease by handing it on while another
+	// process waits for it. Default 20ms; negative turns handoff off.
+	HandoffSlice time.Duration
+
+	// MaxWaiters is how many callers of this process may wait for one key; one more gets
+	// ErrTooManyWaiters. 0 means no limit.
+	MaxWaiters int
+
+	// NewOwner gives a label for the owner of an attempt, to be recognised by people; nil
+	// means host name and process id. What is stored is label + "#" + client UUID + "-" +
+	// sequence, so two processes with equal labels do not share a lock. Labels are cut at
+	// 256 bytes. It may be called from any goroutine, at once, and must not block.
+	NewOwner func() string
+
+	// DisableNotify has waiters poll, without subscribing to notices of release.
+	DisableNotify bool
+
+	// DisableQuarantine has the votes of nodes count that have just lost their memory.
+	DisableQuarantine bool
+
+	// Logger hears of state changes, never of single operations. nil means silence.
+	Logger *slog.Logger
+}
+
+// NoPrefix as Options.KeyPrefix stands for no prefix at all.
+const NoPrefix = "\x00"
+
+const (
+	minTTL   = 10 * time.Millisecond
+	maxKey   = 4 << 10
+	maxNodes = 64
+	maxLabel = 256
+)
+
+// validated fills in the defaults and finds what cannot be.
+func (o Options) validated() (Options, error) {
+	switch o.KeyPrefix {
+	case "":
+		o.KeyPrefix = "lock:"
+	case NoPrefix:
+		o.KeyPrefix = ""
+	}
+	setDefault(&o.NodeTimeout, 50*time.Millisecond)
+	setDefault(&o.MaxTTL, time.Minute)
+	setDefault(&o.DriftFactor, 0.01)
+	setDefault(&o.HandoffSlice, 20*time.Millisecond)
+	if o.NewOwner == nil {
+		o.NewOwner = hostLabel
+	}
+	switch {
+	case o.NodeTimeout < time.Millisecond:
+		return o, invalid("Options.NodeTimeout", o.NodeTimeout, "it must be 1ms or more")
+	case o.MaxTTL < minTTL:
+		return o, invalid("Options.MaxTTL", o.MaxTTL, fmt.Sprintf("it must be %v or more", minTTL))
+	case math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= 0.5:
+		return o, invalid("Options.DriftFactor", o.DriftFactor, "it must be from 0 to below 0.5")
+	case o.MaxWaiters < 0:
+		return o, invalid("Options.MaxWaiters", o.MaxWaiters, "it must not be below 0")
+	case len(o.KeyPrefix) > maxKey:
+		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)), fmt.Sprintf("%d is the limit", maxKey))
+	}
+	return o, checkNodes(o.Nodes)
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func checkNodes(nodes []redis.UniversalClient) error {
+	if len(nodes) == 0 {
+		return invalid("Options.Nodes", "empty", "at least one node is needed")
+	}
+	if len(nodes) > maxNodes {
+		return invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(nodes)), fmt.Sprintf("%d is the limit", maxNodes))
+	}
+	for i, n := range nodes {
+		if err := checkNode(fmt.Sprintf("Options.Nodes[%d]", i), n); err != nil {
+			return err
+		}
+		for j, m := range nodes[:i] {
+			if name, same := sameServer(m, n); same {
+				return invalid(fmt.Sprintf("Options.Nodes[%d]", i), name,
+					fmt.Sprintf("that is Nodes[%d] already: one server has one vote", j))
+			}
+		}
+	}
+	return nil
+}
+
+func checkNode(field string, n redis.UniversalClient) error {
+	if n == nil || reflect.ValueOf(n).IsNil() {
+		return invalid(field, "nil", "a *redis.Client or *redis.ClusterClient is needed")
+	}
+	switch n.(type) {
+	case *redis.Client, *redis.ClusterClient:
+		return nil
+	case *redis.Ring:
+		return invalid(field, "a *redis.Ring", "a Ring moves keys to other shards when one fails: give each shard as a node of its own")
+	}
+	return invalid(field, fmt.Sprintf("a %T", n), "a *redis.Client or *redis.ClusterClient is needed")
+}
+
+// sameServer finds out, without asking them, whether two clients obviously talk to one
+// server. What it cannot see is found when the nodes vote.
+func sameServer(a, b redis.UniversalClient) (name string, same bool) {
+	if a == b {
+		return fmt.Sprint(a), true
+	}
+	x, ok1 := a.(*redis.Client)
+	y, ok2 := b.(*redis.Client)
+	if !ok1 || !ok2 {
+		return "", false
+	}
+	ox, oy := x.Options(), y.Options()
+	// With a dialer of its own, the address may mean anything.
+	same = ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
+	return ox.Addr, same
+}
+
+func dialsPlainly(o *redis.Options) bool {
+	plain := redis.NewDialer(&redis.Options{})
+	return reflect.ValueOf(o.Dialer).Pointer() == reflect.ValueOf(plain).Pointer()
+}
+
+// checkKey finds keys that cannot be locked. full has the prefix.
+func checkKey(key, full string) error {
+	switch {
+	case key == "":
+		return invalid("key", "empty", "a lock needs a name")
+	case len(key) > maxKey:
+		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
+	case strings.HasPrefix(full, node.Reserved):
+		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are flightlock's own", node.Reserved))
+	}
+	return nil
+}
+
+func (c *Client) checkTTL(ttl time.Duration) error {
+	switch {
+	case ttl < minTTL:
+		return invalid("ttl", ttl, fmt.Sprintf("it must be %v or more", minTTL))
+	case ttl > c.opts.MaxTTL:
+		return invalid("ttl", ttl, fmt.Sprintf("Options.MaxTTL is %v", c.opts.MaxTTL))
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package flightlock
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// RefreshPolicy says how AutoRefresh keeps a lock alive. The zero value is a good default.
+type RefreshPolicy struct {
+	// Interval between refreshes. Default ttl/3; it must be below the ttl.
+	Interval time.Duration
+	// Timeout of one refresh. Default min(NodeTimeout, Interval/2).
+	Timeout time.Duration
+	// Retry says how to go on after consecutive failures. No refresh is sent past the
+	// validity deadline, whatever it says. nil means ExponentialBackoff(5ms, 250ms).
+	Retry RetryStrategy
+	// MaxRefreshes is how often to refresh; 0 means any number of times.
+	MaxRefreshes int
+	// MaxHold is how long after AutoRefresh began the last refresh may be sent: a holder
+	// that hangs does not keep the lock for ever. 0 means 1h, negative no limit.
+	MaxHold time.Duration
+}
+
+func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
+	setDefault(&p.Interval, l.ttl/3)
+	setDefault(&p.Timeout, min(l.c.opts.NodeTimeout, p.Interval/2))
+	setDefault(&p.MaxHold, time.Hour)
+	p.Retry = orDefault(p.Retry)
+	switch {
+	case p.Interval < 0 || p.Interval >= l.ttl:
+		return p, invalid("RefreshPolicy.Interval", p.Interval, fmt.Sprintf("it must be above 0 and below the ttl, %v", l.ttl))
+	case p.Timeout < 0:
+		return p, invalid("RefreshPolicy.Timeout", p.Timeout, "it must be above 0")
+	case p.MaxRefreshes < 0:
+		return p, invalid("RefreshPolicy.MaxRefreshes", p.MaxRefreshes, "it must not be below 0")
+	}
+	return p, checkStrategy(p.Retry)
+}
+
+// autoRefresh keeps one lock alive.
+//
+// It has one timer and no goroutine. The timer begins a refresh; the refresh's outcome, or
+// the retry strategy, sets the timer again. That stops, and the lock runs out by itself,
+// when the policy says so or the deadline leaves no time; it stops at once when the lock
+// ends. Each refresh checks the deadline first, so that after a pause of the process
+// nothing is sent for a lock that is over.
+type autoRefresh struct {
+	mu        sync.Mutex // guards what follows
+	on        bool
+	policy    RefreshPolicy
+	began     time.Time
+	timer     *time.Timer
+	refreshes int
+	failures  int // consecutive
+	stopped   bool
+}
+
+// AutoRefresh keeps the lock alive by p, until it is released or lost or p says stop. It
+// starts that and returns at once. A second one on the same lock is an ErrInvalid, as is a
+// bad policy; a lock that is over is ErrNotHeld.
+func (l *Lock) AutoRefresh(p RefreshPolicy) error {
+	p, err := p.validated(l)
+	if err != nil {
+		return err
+	}
+	if err := l.Err(); err != nil {
+		return l.c.ended(l.hold.Key(), err)
+	}
+	if err := l.auto.start(p, l); err != nil {
+		return err
+	}
+	if _, why, over := l.hold.OnEnd(func(error) { l.auto.stop() }); over {
+		l.auto.stop()
+		if why == nil {
+			why = ErrNotHeld
+		}
+		return l.c.ended(l.hold.Key(), why)
+	}
+	return nil
+}
+
+func (a *autoRefresh) start(p RefreshPolicy, l *Lock) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.on {
+		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
+	}
+	now := time.Now()
+	a.on, a.policy, a.began = true, p, now
+	// A lock that was handed over may have less than its ttl left.
+	a.timer = time.AfterFunc(min(p.Interval, l.Until().Sub(now)/2), l.refreshDue)
+	return nil
+}
+
+func (a *autoRefresh) stop() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stopped = true
+	a.timer.Stop()
+}
+
+// refreshDue begins a refresh, unless the policy has it end here.
+func (l *Lock) refreshDue() {
+	a := &l.auto
+	a.mu.Lock()
+	p := a.policy
+	over := a.stopped ||
+		p.MaxRefreshes > 0 && a.refreshes >= p.MaxRefreshes ||
+		p.MaxHold > 0 && time.Since(a.began) > p.MaxHold
+	a.mu.Unlock()
+	if !over {
+		l.hold.Refresh(p.Timeout, l.refreshed)
+	}
+}
+
+// refreshed sets the timer by the outcome of a refresh.
+func (l *Lock) refreshed(err error) {
+	until := l.Until()
+	a := &l.auto
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stopped || errors.Is(err, ErrNotHeld) {
+		return
+	}
+	if err == nil {
+		a.refreshes++
+		a.failures = 0
+		a.timer.Reset(a.policy.Interval)
+		return
+	}
+	a.failures++
+	delay, again := a.policy.Retry.Next(a.failures)
+	delay = max(delay, time.Millisecond)
+	if again && time.Now().Add(delay).Before(until) {
+		a.timer.Reset(delay)
+	}
+}

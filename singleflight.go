@@ -1,0 +1,147 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/quorum"
+)
+
+// SingleFlightLock makes key the caller's for ttl (10ms to Options.MaxTTL, in whole
+// milliseconds). All callers of this process that want the key queue up in order of
+// arrival; one of them at a time contends with other processes for it, and a lock that is
+// released is handed straight to the next. A Lock that was handed over may have as little
+// as half its ttl left (usually over 95%): see Lock.Until.
+//
+// It waits by retry until that gives up or ctx ends; nil means ExponentialBackoff(5ms,
+// 250ms). A caller that queues behind others gives up when its strategy would have given
+// up against Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed,
+// ErrInvalid; ctx's error matches besides if ctx ended.
+func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
+	return c.acquire(ctx, key, ttl, retry, flight.Queue)
+}
+
+// TryLock is SingleFlightLock with one attempt. A key that is held, queued for or being
+// acquired in this process fails at once with ErrNotAcquired, with no Redis traffic:
+// TryLock never overtakes.
+func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
+	return c.acquire(ctx, key, ttl, noRetry{}, flight.Try)
+}
+
+func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode) (*Lock, error) {
+	retry = orDefault(retry)
+	full := c.opts.KeyPrefix + key
+	if err := errors.Join(checkKey(key, full), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
+		return nil, err
+	}
+	l := &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
+	if err := c.flights.Acquire(ctx, full, &l.hold, l.ttl, retry, mode); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// flightConfig connects the local tier to the quorum, and gives it the words for errors.
+func (c *Client) flightConfig() flight.Config {
+	return flight.Config{
+		Acquire: func(key string, ttl time.Duration, tokens int64, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
+			l := lease{c: c, key: c.short(key)}
+			l.Lease = c.quorum.Prepare(key, ttl, tokens)
+			l.Lease.Acquire(func(g quorum.Grant, f *quorum.Failure) {
+				if f != nil {
+					done(nil, flight.Grant{}, outcome(l.key, f))
+					return
+				}
+				done(l, flight.Grant(g), nil)
+			})
+			return attempt(l)
+		},
+		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
+		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
+		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
+		Closed:   fmt.Errorf("flightlock: %w", ErrClosed),
+		NotHeld:  fmt.Errorf("flightlock: %w: it was released", ErrNotHeld),
+		Expired:  fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
+		LostWith: func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
+	}
+}
+
+// lease is a quorum's lease as the local tier sees it.
+type lease struct {
+	*quorum.Lease
+	c   *Client
+	key string
+}
+
+func (l lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(flight.Grant, *flight.Outcome)) {
+	l.Lease.Refresh(ttl, more, timeout, func(g quorum.Grant, f *quorum.Failure) {
+		if f != nil {
+			done(flight.Grant{}, outcome(l.key, f))
+			return
+		}
+		done(flight.Grant(g), nil)
+	})
+}
+
+func (l lease) Release(done func(error)) {
+	l.Lease.Release(func(f *quorum.Failure) {
+		if f != nil {
+			done(quorumError(l.key, f))
+			return
+		}
+		done(nil)
+	})
+}
+
+// attempt is a lease that is being acquired.
+type attempt lease
+
+func (a attempt) Peek() error {
+	if f := a.Lease.Peek(); f != nil {
+		return quorumError(a.key, f)
+	}
+	return nil
+}
+
+func outcome(key string, f *quorum.Failure) *flight.Outcome {
+	return &flight.Outcome{Err: quorumError(key, f), Final: f.Final, Lost: f.Reason == quorum.NotHeld, Free: f.Free}
+}
+
+// short is a lock key as the caller knows it.
+func (c *Client) short(key string) string { return key[len(c.opts.KeyPrefix):] }
+
+// busy is the error for a key that somebody in this process has or wants.
+func (c *Client) busy(key, owner string) error {
+	e := &QuorumError{Op: "acquire", Key: c.short(key), Need: c.quorum.Need(), sentinel: ErrNotAcquired,
+		reason: errors.New("others of this process wait for it")}
+	if owner != "" {
+		e.reason = fmt.Errorf("this process holds it, as %q", owner)
+	}
+	return e
+}
+
+// gaveUp adds to the last outcome that the caller's ctx has ended.
+func (c *Client) gaveUp(key string, ctxErr, last error) error {
+	e := QuorumError{Op: "acquire", Key: c.short(key), Need: c.quorum.Need(), sentinel: ErrNotAcquired}
+	var seen *QuorumError
+	if errors.As(last, &seen) {
+		e = *seen
+	}
+	e.ctx = ctxErr
+	return &e
+}
+
+func (c *Client) crowded(key string) error {
+	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", c.short(key), ErrTooManyWaiters, c.opts.MaxWaiters)
+}
+
+// ended is the error for using a lock that is over.
+func (c *Client) ended(key string, why error) error {
+	if errors.Is(why, ErrNotHeld) {
+		return fmt.Errorf("lock %q: %w", c.short(key), why)
+	}
+	return fmt.Errorf("lock %q: %w: %w", c.short(key), ErrNotHeld, why)
+}
