@@ -14,6 +14,7 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 )
 
 // Client locks keys on a set of nodes. One Client per process and set of nodes is enough,
@@ -27,6 +28,8 @@ type Client struct {
 
 	id  string // "#" + UUID + "-", which makes owners unique
 	seq atomic.Uint64
+
+	own []redis.UniversalClient // made by Open, closed by Close
 
 	closing sync.Once
 	closed  error // of the first Close
@@ -120,6 +123,7 @@ func (c *Client) close(ctx context.Context) error {
 	}
 	wg.Wait()
 	c.quorum.Close()
+	errs = append(errs, closeAll(c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}

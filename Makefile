@@ -1,0 +1,47 @@
+# The commands of this repository. `make` or `make help` lists them.
+
+GO ?= go
+# Every module: the root and those nested below it.
+MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
+
+.DEFAULT_GOAL := help
+.PHONY: help test format vet lint race bench demo fuzz
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+test: format vet lint race ## everything: format, vet, lint if present, tests with the race detector
+	@if command -v redis-server >/dev/null; then \
+	  echo "make test: all of it ran, on $$(redis-server --version | cut -d' ' -f1-3)"; \
+	else \
+	  echo "****************************************************************"; \
+	  echo "make test: redis-server is not on this machine, so NOTHING was"; \
+	  echo "tested on real servers: no restarts, no stopped nodes, no"; \
+	  echo "Cluster, no proxy faults. Install it and run this again."; \
+	  echo "****************************************************************"; \
+	fi
+
+format: ## fail if a file is not gofmt'ed
+	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
+
+vet: ## go vet over all modules
+	@for m in $(MODULES); do (cd $$m && $(GO) vet ./...) || exit 1; done
+
+lint: ## golangci-lint over all modules, where it is installed
+	@if command -v golangci-lint >/dev/null; then \
+	  for m in $(MODULES); do (cd $$m && golangci-lint run ./...) || exit 1; done; \
+	else echo "golangci-lint is not installed: not linted"; fi
+
+race: ## go test -race over all modules
+	@for m in $(MODULES); do (cd $$m && $(GO) test -race -timeout 10m ./...) || exit 1; done
+
+bench: ## go test -bench, as for tuning
+	$(GO) test -run '^$$' -bench . -benchmem ./bench
+
+demo: ## the main job on embedded nodes
+	$(GO) run ./bench
+
+fuzz: ## each fuzz target for FUZZTIME (default 30s)
+	@for p in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
