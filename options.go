@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
@@ -161,9 +162,15 @@ func sameServer(a, b redis.UniversalClient) (name string, same bool) {
 }
 
 func dialsPlainly(o *redis.Options) bool {
-	plain := redis.NewDialer(&redis.Options{})
-	return reflect.ValueOf(o.Dialer).Pointer() == reflect.ValueOf(plain).Pointer()
+	return reflect.ValueOf(o.Dialer).Pointer() == plainDialer()
 }
+
+// plainDialer tells the dialer that go-redis gives to a client that brings none.
+var plainDialer = sync.OnceValue(func() uintptr {
+	c := redis.NewClient(&redis.Options{})
+	defer c.Close()
+	return reflect.ValueOf(c.Options().Dialer).Pointer()
+})
 
 // checkKey finds keys that cannot be locked. full has the prefix.
 func checkKey(key, full string) error {

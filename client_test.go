@@ -1,0 +1,520 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// bubble runs fn in virtual time with n nodes in memory.
+func bubble(t *testing.T, n int, fn func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		nodes := redistest.StartMemNodes(t, n)
+		var clients []redis.UniversalClient
+		for _, node := range nodes {
+			clients = append(clients, node.Client(t))
+		}
+		fn(t, nodes, clients)
+	})
+}
+
+// What is stored is the canonical form: prefix + key holds the owner, with a ttl.
+func TestTheKeyHoldsTheOwnerOnEveryNode(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{NewOwner: func() string { return "me" }}, clients...)
+		l := mustLock(t, c, "order:7", 10*time.Second)
+		synctest.Wait()
+		for _, node := range nodes {
+			got, err := node.Mini.Get("lock:order:7")
+			if err != nil || got != l.Owner() {
+				t.Errorf("%s holds %q, %v; want %q", node.Addr(), got, err, l.Owner())
+			}
+			if ttl := node.Mini.TTL("lock:order:7"); ttl <= 0 || ttl > 10*time.Second {
+				t.Errorf("ttl %v", ttl)
+			}
+		}
+		if !strings.HasPrefix(l.Owner(), "me#") {
+			t.Errorf("owner %q does not begin with its label", l.Owner())
+		}
+		if l.Key() != "order:7" || l.Fence() <= 0 || l.Err() != nil {
+			t.Errorf("key %q, fence %d, err %v", l.Key(), l.Fence(), l.Err())
+		}
+		if left := time.Until(l.Until()); left <= 9*time.Second || left >= 10*time.Second-2*time.Millisecond {
+			t.Errorf("valid for %v", left)
+		}
+		mustRelease(t, l)
+		synctest.Wait()
+		for _, node := range nodes {
+			if node.Mini.Exists("lock:order:7") {
+				t.Errorf("%s still has the key", node.Addr())
+			}
+		}
+	})
+}
+
+// Two processes whose labels collide do not share a lock; nor do labels of which one is
+// the beginning of the other.
+func TestEqualLabelsDoNotShareALock(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		labels := []string{"worker-1", "worker-1", "worker-10", ""}
+		var cs []*flightlock.Client
+		for _, label := range labels {
+			cs = append(cs, newClient(t, flightlock.Options{NewOwner: func() string { return label }}, clients...))
+		}
+		for i, holder := range cs {
+			l := mustLock(t, holder, "k", time.Second)
+			for j, other := range cs {
+				if i == j {
+					continue
+				}
+				if _, err := other.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
+					t.Errorf("%q while %q holds: %v", labels[j], labels[i], err)
+				}
+			}
+			mustRelease(t, l)
+		}
+	})
+}
+
+// Owners are never used twice, and labels come from NewOwner, cut at 256 bytes.
+func TestOwnersAreUnique(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var n atomic.Int64
+		c := newClient(t, flightlock.Options{NewOwner: func() string {
+			return fmt.Sprint("caller-", n.Add(1), strings.Repeat("x", 300))
+		}}, clients...)
+		seen := map[string]bool{}
+		for range 10 {
+			l := mustLock(t, c, "k", time.Second)
+			if seen[l.Owner()] {
+				t.Errorf("owner %q again", l.Owner())
+			}
+			seen[l.Owner()] = true
+			if label, _, _ := strings.Cut(l.Owner(), "#"); len(label) != 256 || !strings.HasPrefix(label, "caller-") {
+				t.Errorf("label %q", label)
+			}
+			mustRelease(t, l)
+		}
+	})
+}
+
+// A lock that another process holds says who holds it, on which node, for how long.
+func TestNotAcquiredSaysWhoHolds(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, a, "k", 5*time.Second)
+		synctest.Wait()
+		_, err := b.TryLock(t.Context(), "k", time.Second)
+		var qe *flightlock.QuorumError
+		if !errors.Is(err, flightlock.ErrNotAcquired) || errors.Is(err, flightlock.ErrUnavailable) || !errors.As(err, &qe) {
+			t.Fatalf("got %v", err)
+		}
+		if qe.Op != "acquire" || qe.Key != "k" || qe.Need != 2 || qe.Got != 0 || len(qe.Nodes) != 3 {
+			t.Errorf("%+v", qe)
+		}
+		holders := 0
+		for _, n := range qe.Nodes {
+			if n.Holder == l.Owner() && n.HolderTTL > 4*time.Second && n.HolderTTL <= 5*time.Second {
+				holders++
+			}
+		}
+		if holders < 2 {
+			t.Errorf("%d nodes name the holder: %v", holders, err)
+		}
+		mustRelease(t, l)
+	})
+}
+
+// In one process the lock goes from hand to hand without Redis, each time with a larger
+// fence, and TryLock does not overtake.
+func TestHandoff(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		first := mustLock(t, c, "k", 10*time.Second)
+		got := make(chan *flightlock.Lock, 5)
+		for range 5 {
+			go func() {
+				l, err := c.SingleFlightLock(t.Context(), "k", 10*time.Second, nil)
+				if err != nil {
+					t.Error(err)
+				}
+				got <- l
+			}()
+			synctest.Wait()
+		}
+		before := c.Stats()
+		if before.Waiters != 5 || before.Held != 1 {
+			t.Errorf("%+v", before)
+		}
+		if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
+			t.Errorf("TryLock behind a queue: %v", err)
+		}
+		if n := c.Stats().Attempts; n != 1 {
+			t.Errorf("%d remote attempts", n)
+		}
+		last := first
+		for range 5 {
+			mustRelease(t, last)
+			next := <-got
+			if next.Fence() <= last.Fence() {
+				t.Errorf("fence %d after %d", next.Fence(), last.Fence())
+			}
+			if err := last.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+				t.Errorf("second Release: %v", err)
+			}
+			if err := last.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+				t.Errorf("Refresh after Release: %v", err)
+			}
+			if next.Err() != nil {
+				t.Errorf("the successor was harmed: %v", next.Err())
+			}
+			last = next
+		}
+		mustRelease(t, last)
+		if s := c.Stats(); s.Acquired != 6 || s.Handoffs != 5 || s.Attempts != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// Fences rise over all clients, and over a restart of the nodes that loses the counters.
+func TestFencesRise(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+		var last int64
+		for i := range 20 {
+			c := a
+			if i%2 == 1 {
+				c = b
+			}
+			l := mustLock(t, c, "k", time.Second)
+			if l.Fence() <= last {
+				t.Errorf("fence %d after %d", l.Fence(), last)
+			}
+			last = l.Fence()
+			mustRelease(t, l)
+			synctest.Wait()
+			if i == 10 {
+				time.Sleep(time.Second) // the clock is what keeps the order here
+				for _, n := range nodes {
+					n.Mini.FlushAll()
+				}
+			}
+		}
+	})
+}
+
+// Expiry: Err says so by the clock, Release and Refresh say ErrNotHeld, and the Context
+// ends before the entry in Redis can have expired.
+func TestALockThatExpires(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		start := time.Now()
+		l := mustLock(t, c, "k", time.Second)
+		ctx := l.Context(t.Context())
+		<-ctx.Done()
+		if held, most := time.Since(start), time.Second-12*time.Millisecond; held > most+time.Millisecond {
+			t.Errorf("the Context ended after %v, want %v: 1%% and 2ms before the entry expires", held, most)
+		}
+		if cause := context.Cause(ctx); !errors.Is(cause, flightlock.ErrLockLost) {
+			t.Errorf("cause %v", cause)
+		}
+		if err := l.Err(); !errors.Is(err, flightlock.ErrLockLost) {
+			t.Errorf("Err: %v", err)
+		}
+		if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Errorf("Refresh: %v", err)
+		}
+		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Errorf("Release: %v", err)
+		}
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+		if s := c.Stats(); s.Lost != 1 || s.Held != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A lock that another has taken is not released or refreshed by its old holder.
+func TestAfterAnotherTookTheKey(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		for name, use := range map[string]func(*flightlock.Lock) error{
+			"refresh": func(l *flightlock.Lock) error { return l.Refresh(t.Context()) },
+			"release": func(l *flightlock.Lock) error { return l.Release(t.Context()) },
+		} {
+			l := mustLock(t, c, name, 10*time.Second)
+			synctest.Wait()
+			for _, n := range nodes {
+				if err := n.Mini.Set("lock:"+name, "somebody else"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ctx := l.Context(t.Context())
+			if err := use(l); !errors.Is(err, flightlock.ErrNotHeld) || !strings.Contains(err.Error(), "somebody else") {
+				t.Errorf("%s: %v", name, err)
+			}
+			if name == "refresh" {
+				<-ctx.Done()
+				if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
+					t.Errorf("cause %v", context.Cause(ctx))
+				}
+			}
+			synctest.Wait()
+			for _, n := range nodes {
+				if v, _ := n.Mini.Get("lock:" + name); v != "somebody else" {
+					t.Errorf("%s: the other's key became %q", name, v)
+				}
+			}
+		}
+	})
+}
+
+// Release works with a ctx that has ended, and the lock's Context ends with Canceled.
+func TestReleaseWithAnEndedContext(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		ctx, cancel := context.WithCancel(t.Context())
+		l, err := c.SingleFlightLock(ctx, "k", time.Minute, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lctx := l.Context(context.Background())
+		cancel()
+		if err := l.Release(ctx); err != nil {
+			t.Error(err)
+		}
+		<-lctx.Done()
+		if context.Cause(lctx) != context.Canceled {
+			t.Errorf("cause %v", context.Cause(lctx))
+		}
+		if over := l.Context(context.Background()); over.Err() == nil {
+			t.Error("a Context made after Release has not ended")
+		}
+		synctest.Wait()
+		if nodes[0].Mini.Exists("lock:k") {
+			t.Error("the key is still there")
+		}
+	})
+}
+
+// ctx ended before, while queued here, and while another process holds: ctx's error and
+// the outcome so far both match, at once.
+func TestContextEnds(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := a.SingleFlightLock(ended, "k", time.Second, nil)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("ended before: %v", err)
+		}
+		if n := a.Stats().Commands; n != 0 {
+			t.Errorf("%d commands for an ended ctx", n)
+		}
+		l := mustLock(t, a, "k", time.Minute)
+		synctest.Wait()
+		for name, c := range map[string]*flightlock.Client{"queued": a, "remote": b} {
+			for method, lock := range map[string]func(context.Context) error{
+				"SingleFlightLock": func(ctx context.Context) error {
+					_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
+					return err
+				},
+				"Lock": func(ctx context.Context) error { _, err := c.Lock(ctx, "k", time.Second, nil); return err },
+			} {
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				start := time.Now()
+				err := lock(ctx)
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) || errors.Is(err, flightlock.ErrUnavailable) {
+					t.Errorf("%s, %s: %v", name, method, err)
+				}
+				if took := time.Since(start); took != 300*time.Millisecond {
+					t.Errorf("%s, %s: took %v", name, method, took)
+				}
+			}
+		}
+		mustRelease(t, l)
+		synctest.Wait()
+		if s := a.Stats(); s.Waiters != 0 || s.Held != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A thousand callers whose ctx all end at once are all told so, and leave nothing.
+func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, a, "k", 10*time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		var told atomic.Int64
+		for range 1000 {
+			wg.Go(func() {
+				if _, err := b.SingleFlightLock(ctx, "k", time.Second, nil); errors.Is(err, context.Canceled) {
+					told.Add(1)
+				}
+			})
+		}
+		time.Sleep(100 * time.Millisecond)
+		cancel()
+		wg.Wait()
+		if told.Load() != 1000 {
+			t.Errorf("%d were told", told.Load())
+		}
+		mustRelease(t, l)
+		time.Sleep(time.Second)
+		if s := b.Stats(); s.Waiters != 0 || s.Held != 0 || s.Debts != 0 {
+			t.Errorf("%+v", s)
+		}
+		if nodes[0].Mini.Exists("lock:k") {
+			t.Error("the key is held by nobody, and still there")
+		}
+	})
+}
+
+// The caller's ctx ends while the attempt is in flight: what the nodes may have granted is
+// released, and others of the process are not harmed.
+func TestContextEndsInMidAttempt(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mustRelease(t, mustLock(t, c, "warm", time.Second))
+		for _, n := range nodes {
+			n.SetDelay(20 * time.Millisecond)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		if _, err := c.SingleFlightLock(ctx, "k", 10*time.Second, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		time.Sleep(200 * time.Millisecond)
+		for _, n := range nodes {
+			if n.Mini.Exists("lock:k") {
+				t.Errorf("orphan on %s", n.Addr())
+			}
+		}
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+	})
+}
+
+// MaxWaiters bounds the queue.
+func TestMaxWaiters(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{MaxWaiters: 2}, clients...)
+		l := mustLock(t, c, "k", 10*time.Second)
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { mustRelease(t, mustLock(t, c, "k", 10*time.Second)) })
+		}
+		synctest.Wait()
+		_, err := c.SingleFlightLock(t.Context(), "k", 10*time.Second, nil)
+		if !errors.Is(err, flightlock.ErrTooManyWaiters) || !strings.Contains(err.Error(), "2") {
+			t.Errorf("got %v", err)
+		}
+		mustRelease(t, l)
+		wg.Wait()
+	})
+}
+
+// Close fails waiters, lets holders finish until its ctx ends, then ends and releases them.
+func TestCloseWithHoldersAndWaiters(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		if err != nil {
+			t.Fatal(err)
+		}
+		quick, slow := mustLock(t, c, "quick", time.Minute), mustLock(t, c, "slow", time.Minute)
+		alone, err := c.Lock(t.Context(), "alone", time.Minute, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for _, key := range []string{"quick", "slow"} {
+			wg.Go(func() {
+				if _, err := c.SingleFlightLock(t.Context(), key, time.Second, nil); !errors.Is(err, flightlock.ErrClosed) {
+					t.Errorf("a waiter got %v", err)
+				}
+			})
+		}
+		wg.Go(func() {
+			if _, err := c.Lock(t.Context(), "quick", time.Second, nil); !errors.Is(err, flightlock.ErrClosed) {
+				t.Errorf("a Lock call got %v", err)
+			}
+		})
+		synctest.Wait()
+		slowCtx := slow.Context(context.Background())
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		closed := make(chan error)
+		go func() { closed <- c.Close(ctx) }()
+		synctest.Wait()
+		wg.Wait()
+		if _, err := c.SingleFlightLock(t.Context(), "new", time.Second, nil); !errors.Is(err, flightlock.ErrClosed) {
+			t.Errorf("new work: %v", err)
+		}
+		if err := quick.Err(); err != nil {
+			t.Errorf("a holder was ended early: %v", err)
+		}
+		mustRelease(t, quick)
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if ctx.Err() == nil {
+			t.Error("Close did not wait for the holders")
+		}
+		if cause := context.Cause(slowCtx); !errors.Is(cause, flightlock.ErrClosed) {
+			t.Errorf("cause %v", cause)
+		}
+		for _, l := range []*flightlock.Lock{slow, alone} {
+			if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) || !errors.Is(err, flightlock.ErrClosed) {
+				t.Errorf("Release after Close: %v", err)
+			}
+		}
+		for _, n := range nodes {
+			for _, key := range []string{"quick", "slow", "alone"} {
+				if n.Mini.Exists("lock:" + key) {
+					t.Errorf("%s outlived Close on %s", key, n.Addr())
+				}
+			}
+		}
+		if err := c.Close(t.Context()); err != nil {
+			t.Errorf("second Close: %v", err)
+		}
+	})
+}
+
+// One of three nodes is down, then another: work goes on, then ErrUnavailable names what
+// is wrong; it is never called held.
+func TestNodesGoDownAndComeBack(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+		nodes[0].Down(true)
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+		nodes[1].Down(true)
+		_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 3))
+		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		for _, n := range nodes[:2] {
+			if err == nil || !strings.Contains(err.Error(), n.Addr()) {
+				t.Errorf("%v does not name %s", err, n.Addr())
+			}
+		}
+		nodes[0].Down(false)
+		nodes[1].Down(false)
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+	})
+}
