@@ -1,0 +1,247 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/flightlock/flightlock"
+	"github.com/redis/go-redis/v9"
+)
+
+// exampleNodes stands for real servers: n of them, in memory.
+func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
+	var servers []*miniredis.Miniredis
+	for range n {
+		s := miniredis.NewMiniRedis()
+		if err := s.Start(); err != nil {
+			panic(err)
+		}
+		servers = append(servers, s)
+		nodes = append(nodes, redis.NewClient(&redis.Options{Addr: s.Addr()}))
+	}
+	return nodes, func() {
+		for i := range nodes {
+			nodes[i].Close()
+			servers[i].Close()
+		}
+	}
+}
+
+// exampleClient is a client over one such node.
+func exampleClient() (c *flightlock.Client, stop func()) {
+	nodes, stopNodes := exampleNodes(1)
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	if err != nil {
+		panic(err)
+	}
+	return c, func() {
+		c.Close(context.Background())
+		stopNodes()
+	}
+}
+
+func Example() {
+	nodes, stop := exampleNodes(3) // redis.NewClient for each of your servers
+	defer stop()
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+
+	ctx := context.Background()
+	lock, err := c.SingleFlightLock(ctx, "user:42", 10*time.Second, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer lock.Release(ctx)
+	fmt.Println("locked", lock.Key(), "with a token:", lock.Fence() > 0)
+	// Output: locked user:42 with a token: true
+}
+
+func ExampleNew() {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
+	defer rdb.Close() // after the Client: New never closes what it was given
+	c, err := flightlock.New(flightlock.Options{
+		Nodes:       []redis.UniversalClient{rdb},
+		NodeTimeout: 100 * time.Millisecond, // a node in another zone
+		MaxTTL:      5 * time.Minute,
+	})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(c.Close(context.Background()))
+	// Output: <nil>
+}
+
+func ExampleOpen() {
+	_, err := flightlock.Open([]string{"redis://app:secret@127.0.0.1:6379/0?nonsense=1"}, flightlock.Options{})
+	fmt.Println(errors.Is(err, flightlock.ErrInvalid))
+	fmt.Println(err)
+	// Output:
+	// true
+	// flightlock: invalid: urls[0] is "redis://app:xxxxx@127.0.0.1:6379/0?nonsense=1": redis: unexpected option: nonsense
+}
+
+// Many callers, one key: they take turns, and only the first asks Redis.
+func ExampleClient_SingleFlightLock() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	total := 0 // guarded by the lock
+	done := make(chan error)
+	for range 100 {
+		go func() {
+			lock, err := c.SingleFlightLock(ctx, "total", time.Second, nil)
+			if err == nil {
+				total++
+				err = lock.Release(ctx)
+			}
+			done <- err
+		}()
+	}
+	for range 100 {
+		if err := <-done; err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(total, c.Stats().Acquired)
+	// Output: 100 100
+}
+
+// A job that is already running need not run twice.
+func ExampleClient_TryLock() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	first, _ := c.TryLock(ctx, "nightly-report", time.Minute)
+	defer first.Release(ctx)
+
+	_, err := c.TryLock(ctx, "nightly-report", time.Minute)
+	fmt.Println(errors.Is(err, flightlock.ErrNotAcquired))
+	// Output: true
+}
+
+// Lock contends by itself, without the queue of its process.
+func ExampleClient_Lock() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, err := c.Lock(ctx, "leader", time.Second, flightlock.LimitedRetry(50*time.Millisecond, 3))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(lock.Release(ctx))
+	// Output: <nil>
+}
+
+// Work that must stop when the lock is lost runs on the lock's Context.
+func ExampleLock_Context() {
+	c, stop := exampleClient()
+	defer stop()
+	lock, err := c.SingleFlightLock(context.Background(), "job", 50*time.Millisecond, nil)
+	if err != nil {
+		panic(err)
+	}
+	ctx := lock.Context(context.Background())
+	<-ctx.Done() // nobody refreshes it
+	fmt.Println(errors.Is(context.Cause(ctx), flightlock.ErrLockLost))
+	fmt.Println(errors.Is(lock.Release(context.Background()), flightlock.ErrNotHeld))
+	// Output:
+	// true
+	// true
+}
+
+// A job of unknown length keeps its lock by AutoRefresh.
+func ExampleLock_AutoRefresh() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, err := c.SingleFlightLock(ctx, "job", 60*time.Millisecond, nil)
+	if err != nil {
+		panic(err)
+	}
+	if err := lock.AutoRefresh(flightlock.RefreshPolicy{MaxHold: time.Minute}); err != nil {
+		panic(err)
+	}
+	work := lock.Context(ctx)
+	select {
+	case <-time.After(200 * time.Millisecond): // the job, longer than the ttl
+	case <-work.Done():
+	}
+	fmt.Println(work.Err(), lock.Release(ctx))
+	// Output: <nil> <nil>
+}
+
+// A long step in the middle of a job: is there time left, or must the lock be refreshed?
+func ExampleLock_Refresh() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, err := c.SingleFlightLock(ctx, "job", time.Second, nil)
+	if err != nil {
+		panic(err)
+	}
+	before := lock.Until()
+	if err := lock.Refresh(ctx); err != nil {
+		panic(err)
+	}
+	fmt.Println(lock.Until().After(before))
+	lock.Release(ctx)
+	fmt.Println(errors.Is(lock.Refresh(ctx), flightlock.ErrNotHeld))
+	// Output:
+	// true
+	// true
+}
+
+// A resource that remembers the largest token refuses a holder that does not know yet
+// that it has lost the lock.
+func ExampleLock_Fence() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	var highest int64
+	write := func(token int64) bool {
+		if token < highest {
+			return false
+		}
+		highest = token
+		return true
+	}
+	old, _ := c.SingleFlightLock(ctx, "file", time.Second, nil)
+	old.Release(ctx) // or it expired while its holder was paused
+	current, _ := c.SingleFlightLock(ctx, "file", time.Second, nil)
+	defer current.Release(ctx)
+	fmt.Println(write(current.Fence()), write(old.Fence()))
+	// Output: true false
+}
+
+func ExampleQuorumError() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, _ := c.Lock(ctx, "k", time.Minute, nil)
+	defer lock.Release(ctx)
+
+	_, err := c.Lock(ctx, "k", time.Minute, flightlock.NoRetry())
+	var q *flightlock.QuorumError
+	if errors.As(err, &q) {
+		fmt.Println(q.Op, q.Key, q.Got, "of", q.Need, q.Nodes[0].Holder == lock.Owner())
+	}
+	// Output: acquire k 0 of 1 true
+}
+
+func ExampleLimit() {
+	s := flightlock.Limit(flightlock.ExponentialBackoff(time.Millisecond, time.Second), 2)
+	for attempt := 1; attempt <= 3; attempt++ {
+		_, again := s.Next(attempt)
+		fmt.Println(attempt, again)
+	}
+	// Output:
+	// 1 true
+	// 2 true
+	// 3 false
+}
