@@ -13,8 +13,9 @@
 --                    counter stands at c and was not bumped (nobody can have been
 --                    granted a later token of this key meanwhile)
 --   {holder, pttl}   held by another; pttl in milliseconds, below 0 when unknown
---   error            WRONGTYPE when the key holds something that is not a string, or
---                    what the server says of its own state (OOM, READONLY, ...)
+--   error            WRONGTYPE when the key holds something that is not a string, what
+--                    INCRBY says of a bucket that is not a counter, or what the server
+--                    says of its own state (OOM, READONLY, ...); nothing was written
 --
 -- A bucket that is missing (first use, flush, empty restart) starts at the node's own
 -- clock in microseconds, so that tokens go on rising although the count was lost.
@@ -22,7 +23,11 @@
 
 if redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX') then
   local block = tonumber(ARGV[3])
-  local c = redis.call('INCRBY', KEYS[2], ARGV[3])
+  local c = redis.pcall('INCRBY', KEYS[2], ARGV[3])
+  if type(c) == 'table' then -- the bucket is no counter: take the vote back
+    redis.call('DEL', KEYS[1])
+    return c
+  end
   if c <= block then
     local t = redis.call('TIME')
     c = t[1] * 1000000 + t[2] + block

@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -26,6 +28,7 @@ type router struct {
 	cluster *redis.ClusterClient
 	pending queue
 	start   sync.Once
+	done    chan struct{}                 // closed when run has ended, or when it will never begin
 	owner   [slots]atomic.Pointer[server] // nil: not known
 
 	mu    sync.Mutex // guards what follows
@@ -33,7 +36,7 @@ type router struct {
 }
 
 func newRouter(n *Node, c *redis.ClusterClient) *router {
-	ro := &router{n: n, cluster: c, known: map[string]*server{}}
+	ro := &router{n: n, cluster: c, known: map[string]*server{}, done: make(chan struct{})}
 	ro.pending.init()
 	return ro
 }
@@ -57,14 +60,21 @@ func (ro *router) lookUp(r *request) {
 	}
 }
 
+// close lets run hand what is pending to the lanes and end. A topology that cannot be
+// read holds it up no longer than a stalled server does.
 func (ro *router) close() {
-	ro.start.Do(func() {}) // nothing to start any more
+	ro.start.Do(func() { close(ro.done) }) // nothing to start any more
 	ro.pending.close()
+	select {
+	case <-ro.done:
+	case <-time.After(exchangeTimeout):
+	}
 }
 
 // run looks up the masters of pending requests until close.
 func (ro *router) run() {
 	defer ro.n.wg.Done()
+	defer close(ro.done)
 	for {
 		batch := ro.pending.take(nil, 1)
 		if len(batch) == 0 {
@@ -88,6 +98,8 @@ func (ro *router) find(r *request) {
 			return
 		}
 		s = ro.server(master)
+	}
+	if !r.asking {
 		ro.owner[r.e.t.slot].Store(s)
 	}
 	s.push(r)
@@ -99,6 +111,13 @@ func (ro *router) server(master *redis.Client) *server {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	s := ro.known[addr]
+	if s != nil && s.from != master {
+		// The cluster client closes its client of a master that leaves, and makes another
+		// one when it comes back.
+		ro.unlearn(s)
+		ro.n.dropServer(s)
+		s = nil
+	}
 	if s == nil {
 		s = ro.n.addServer(master)
 		s.redirect, s.unreachable = ro.redirect, ro.forget
@@ -111,7 +130,7 @@ func (ro *router) server(master *redis.Client) *server {
 // redirect sends r on when the answer says that another master has its slot: MOVED for
 // good, ASK for this once. It says whether it did. The server that answered so has not
 // executed r.
-func (ro *router) redirect(r *request, answer error) bool {
+func (ro *router) redirect(s *server, r *request, answer error) bool {
 	moved, ask := hasCode(answer, "MOVED"), hasCode(answer, "ASK")
 	if !moved && !ask || r.hops >= maxHops {
 		return false
@@ -120,8 +139,11 @@ func (ro *router) redirect(r *request, answer error) bool {
 	r.asking = ask
 	words := strings.Fields(answer.Error()) // "MOVED slot host:port"
 	r.to = words[len(words)-1]
+	if host, _, err := net.SplitHostPort(s.addr); err == nil && strings.HasPrefix(r.to, ":") {
+		r.to = net.JoinHostPort(host, r.to[1:]) // no host in the answer: the one that answered
+	}
 	if moved {
-		ro.owner[r.e.t.slot].Store(nil)
+		ro.owner[r.e.t.slot].CompareAndSwap(s, nil)
 	}
 	ro.lookUp(r)
 	return true
@@ -149,8 +171,12 @@ func (ro *router) get(addr string) *server {
 // forget makes every slot of a master that could not be reached be looked up again: a
 // replica may have taken its place.
 func (ro *router) forget(s *server) {
+	ro.unlearn(s)
+	ro.cluster.ReloadState(context.Background())
+}
+
+func (ro *router) unlearn(s *server) {
 	for i := range ro.owner {
 		ro.owner[i].CompareAndSwap(s, nil)
 	}
-	ro.cluster.ReloadState(context.Background())
 }

@@ -31,8 +31,8 @@ type Sink interface {
 // its place in the lane. Only what was written to a connection that then died may be
 // executed at any later time, even after a release that came on a newer connection: a
 // stopped server reads the old socket when it goes on. Such requests are counted in
-// doubts, and a release is believed only when it deleted the key, or when it was
-// answered twice, a second apart.
+// doubts, and a release is believed only when it deleted a key that no answered request
+// explains, or when it was answered twice, a second apart.
 type Entry struct {
 	n    *Node
 	t    *Target
@@ -44,6 +44,7 @@ type Entry struct {
 	present   bool       // the node may hold our key
 	doubts    int        // creates that died with their connection
 	releasing bool       // set by Release, for good: nothing may create the key again
+	undoing   bool       // a release is under way or owed
 	gone      time.Time  // when the key will have expired if nothing renews it
 	answers   int        // of releases while doubts > 0
 	owed      time.Time  // since when a release is owed
@@ -89,6 +90,7 @@ func (e *Entry) Release(sink Sink) {
 		e.create = nil
 	}
 	empty := e.emptyLocked()
+	e.undoing = !empty
 	e.mu.Unlock()
 	r := &request{op: opRelease, e: e, sink: sink}
 	if empty {
@@ -125,14 +127,17 @@ func (e *Entry) settled(r *request, rep Reply, how fate) (due time.Duration, owe
 	switch r.op {
 	case opAcquire, opRepair:
 		e.createdLocked(r, rep, how)
+		owed = e.releasing && !e.undoing && !e.emptyLocked()
+		e.undoing = e.undoing || owed
 	case opRefresh:
 		if how != notSent {
 			e.gone = later(e.gone, time.Now().Add(r.ttl))
 		}
 	case opRelease:
-		return e.releasedLocked(rep, how)
+		due, owed = e.releasedLocked(rep, how)
+		e.undoing = owed
 	}
-	return 0, false
+	return due, owed
 }
 
 func (e *Entry) createdLocked(r *request, rep Reply, how fate) {
@@ -159,13 +164,16 @@ const (
 )
 
 func (e *Entry) releasedLocked(rep Reply, how fate) (due time.Duration, owed bool) {
-	if how != answered || rep.Kind == Failed {
+	if e.emptyLocked() { // a create that was under way has left nothing
+		return 0, false
+	}
+	if how != answered || rep.Kind == Failed && !hasCode(rep.Err, "WRONGTYPE") {
 		return e.unansweredLocked()
 	}
-	e.present = false
-	if rep.Kind == Deleted && e.doubts > 0 {
-		e.doubts--
+	if rep.Kind == Deleted && e.doubts > 0 && !e.present {
+		e.doubts-- // what it deleted can only have been the work of a request in doubt
 	}
+	e.present = false
 	if e.doubts > 0 {
 		if e.answers++; e.answers < 2 {
 			return debtSecond, true
@@ -249,8 +257,11 @@ func (r *request) args() []any {
 func (r *request) moot(now time.Time) (Reply, bool) {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
-	if r.op == opRelease {
+	switch {
+	case r.op == opRelease:
 		return Reply{Kind: Missing}, r.e.emptyLocked()
+	case r.e.n.closing.Load():
+		return failed(ErrClosed), true
 	}
 	return failed(ErrExpired), now.After(r.deadline) || r.e.releasing
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -130,13 +131,45 @@ type lane struct {
 func (l *lane) run() {
 	defer l.s.n.wg.Done()
 	batch := make([]*request, 0, maxBatch)
+	var p allowance
+	defer p.end()
+	answering := true
 	for {
 		batch = l.take(batch[:0], maxBatch)
 		if len(batch) == 0 {
 			return
 		}
-		l.s.exchange(batch)
+		if !answering && l.s.n.closing.Load() { // one batch was trial enough
+			settleAll(batch, failed(ErrClosed), notSent)
+		} else {
+			answering = l.s.exchange(p.context(), batch)
+		}
 		clear(batch)
+	}
+}
+
+// allowance gives a lane's exchanges the context that bounds them. A context lasts for a
+// while and serves many exchanges, because making one costs as much as a small exchange.
+type allowance struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	until  time.Time // when another one is due
+}
+
+// context has between exchangeTimeout and a second more left.
+func (p *allowance) context() context.Context {
+	const lasts = time.Second
+	if now := time.Now(); !now.Before(p.until) {
+		p.end()
+		p.ctx, p.cancel = context.WithTimeout(context.Background(), exchangeTimeout+lasts)
+		p.until = now.Add(lasts)
+	}
+	return p.ctx
+}
+
+func (p *allowance) end() {
+	if p.cancel != nil {
+		p.cancel()
 	}
 }
 

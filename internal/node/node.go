@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,12 +24,17 @@ import (
 // they were asked on, in order.
 const transportTimeout = 2 * time.Second
 
+// exchangeTimeout bounds one batch from the search for a connection to the last answer:
+// a client may take half a minute to find out that it cannot dial.
+const exchangeTimeout = 2 * transportTimeout
+
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
 	name     string
 	route    func(*request) // hands a request to the lane of the server that must answer it
-	shut     func()         // stops what route started, after all lanes were closed
+	shut     func()         // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64  // requests written, of all kinds
+	closing  atomic.Bool    // set by Close: only releases are written from then on
 	debts    debts
 
 	wg sync.WaitGroup // every goroutine of this node
@@ -85,20 +91,15 @@ func (n *Node) heard(err error) {
 
 // Close ends the node: requests not yet written fail with ErrClosed, releases among
 // them are still tried once. It returns when every goroutine has ended, or with ctx's
-// error; a goroutine that waits on a stalled server ends after transportTimeout at
-// the latest.
+// error; a goroutine that waits on a stalled server ends a few seconds later, when its
+// exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
+	n.closing.Store(true)
 	n.debts.close()
-	n.mu.Lock()
-	n.closed = true
-	servers := n.servers
-	n.mu.Unlock()
-	for _, s := range servers {
-		s.close()
-	}
-	n.shut()
 	ended := make(chan struct{})
 	go func() { // ends with the last goroutine of the node
+		n.shut()
+		n.closeServers()
 		n.wg.Wait()
 		close(ended)
 	}()
@@ -112,7 +113,7 @@ func (n *Node) Close(ctx context.Context) error {
 
 // addServer makes lanes for one Redis process.
 func (n *Node) addServer(c *redis.Client) *server {
-	s := newServer(n, ownTimeouts(c))
+	s := newServer(n, c)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.servers = append(n.servers, s)
@@ -122,6 +123,23 @@ func (n *Node) addServer(c *redis.Client) *server {
 	return s
 }
 
+// dropServer ends the lanes of a server that has no use any more.
+func (n *Node) dropServer(s *server) {
+	n.mu.Lock()
+	n.servers = slices.DeleteFunc(n.servers, func(other *server) bool { return other == s })
+	n.mu.Unlock()
+	s.close()
+}
+
+func (n *Node) closeServers() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closed = true
+	for _, s := range n.servers {
+		s.close()
+	}
+}
+
 // ownTimeouts is a client over the same connection pool, with a socket timeout of ours
 // and without retries: a request that is replayed on a new connection can overtake the
 // release that undoes it. WithTimeout gives the new client options of its own, and the
@@ -129,6 +147,7 @@ func (n *Node) addServer(c *redis.Client) *server {
 func ownTimeouts(c *redis.Client) *redis.Client {
 	own := c.WithTimeout(transportTimeout)
 	own.Options().MaxRetries = 0
+	own.Options().ContextTimeoutEnabled = true // for exchangeTimeout
 	return own
 }
 

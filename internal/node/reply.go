@@ -3,7 +3,6 @@ package node
 import (
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
@@ -87,13 +86,22 @@ func holder(v []any) (Reply, bool) {
 // Final reports whether asking the same node again cannot help: somebody has to change
 // the data or the rights first.
 func Final(err error) bool {
-	return hasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM")
+	if hasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM") {
+		return true
+	}
+	return isReply(err) && strings.HasPrefix(err.Error(), noRightsInScript)
 }
 
-// neverRan reports whether a server's error proves that the script wrote nothing.
+// noRightsInScript is how Redis 7 says NOPERM of a command inside a script.
+const noRightsInScript = "ERR The user executing the script can't"
+
+// neverRan reports whether a server's error proves that the script wrote nothing. What
+// the server says of its own state is found out before the first write; rights and types
+// are proof only when no command of the script met them.
 func neverRan(err error) bool {
-	return Final(err) || hasCode(err, "READONLY", "LOADING", "OOM", "NOSCRIPT", "MOVED", "ASK",
-		"CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "CROSSSLOT")
+	return hasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "MOVED", "ASK",
+		"CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "CROSSSLOT") ||
+		hasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
 }
 
 // hasCode reports whether a server answered with one of these error codes. Before Redis
@@ -114,12 +122,4 @@ func hasCode(err error, codes ...string) bool {
 		}
 	}
 	return false
-}
-
-// neverWritten reports whether a transport error proves that no byte of the batch was
-// sent. When in doubt it was.
-func neverWritten(err error) bool {
-	var op *net.OpError
-	return errors.Is(err, redis.ErrClosed) || errors.Is(err, redis.ErrPoolTimeout) ||
-		errors.Is(err, redis.ErrPoolExhausted) || errors.As(err, &op) && op.Op == "dial"
 }

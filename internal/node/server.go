@@ -4,23 +4,26 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/singleflight"
 )
 
 // server is one Redis process that answers requests: a standalone server, or one master
 // of a Cluster.
 type server struct {
 	n      *Node
+	from   *redis.Client // whose pool client uses
 	client *redis.Client
 	addr   string
-	heal   singleflight.Group // loads the scripts once, however many lanes miss them
+
+	loading sync.Mutex    // held while the scripts are loaded
+	loads   atomic.Uint64 // how often they were. Written under loading
 
 	// Set on a Cluster: redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable hears of each batch that got no answer.
-	redirect    func(r *request, answer error) bool
+	redirect    func(s *server, r *request, answer error) bool
 	unreachable func(*server)
 
 	start sync.Once // starts the lanes' goroutines, with the first request
@@ -28,7 +31,7 @@ type server struct {
 }
 
 func newServer(n *Node, c *redis.Client) *server {
-	s := &server{n: n, client: c, addr: c.Options().Addr}
+	s := &server{n: n, from: c, client: ownTimeouts(c), addr: c.Options().Addr}
 	for i := range s.lanes {
 		s.lanes[i].init()
 		s.lanes[i].s = s
@@ -59,72 +62,132 @@ func (s *server) close() {
 	}
 }
 
-// exchange writes a batch, waits for its answers and settles every request in it.
+// exchange writes a batch, waits for its answers and settles every request in it. It
+// says whether the server answered.
+//
 // Requests whose script the server did not know go again, in the same order, after the
-// scripts were loaded: still before anything that waits in the lane's queue.
-func (s *server) exchange(batch []*request) {
-	batch = unwritten(batch)
-	for try := 0; len(batch) > 0; try++ {
-		cmds := s.write(batch)
+// scripts were loaded: still before anything that waits in the lane's queue. What has
+// become moot meanwhile does not: an acquire must not be written after the answer to
+// the release that undoes it, which the server may have known the script of.
+func (s *server) exchange(ctx context.Context, batch []*request) bool {
+	for try := 0; ; try++ {
+		if batch = unwritten(batch); len(batch) == 0 {
+			return true
+		}
+		loads := s.loads.Load()
+		cmds, sent, lostBy := s.write(ctx, batch)
 		unknown := batch[:0]
 		for i, r := range batch {
-			val, err := cmds[i].Result()
+			rep, err := outcome(r.op, cmds[i])
 			switch {
-			case err != nil && try < 3 && hasCode(err, "NOSCRIPT"):
+			case try < 3 && hasCode(err, "NOSCRIPT"):
 				unknown = append(unknown, r)
-			case err != nil && s.redirect != nil && s.redirect(r, err):
+			case s.redirect != nil && isReply(err) && s.redirect(s, r, err):
 			default:
-				r.settle(parse(r.op, val, err), sentHow(err))
+				r.settle(rep, sentHow(sent, err))
 			}
 		}
-		batch = unknown
-		if len(batch) > 0 {
-			if err := s.load(); err != nil {
-				settleAll(batch, failed(err), notSent)
-				return
-			}
+		if batch = unknown; len(batch) == 0 {
+			return lostBy == nil
+		}
+		if err := s.load(ctx, loads); err != nil {
+			settleAll(batch, failed(err), notSent)
+			return false
 		}
 	}
 }
 
-// write sends the batch as one pipeline on one connection and reads what comes back.
-// It blocks for transportTimeout at most, plus what the client takes to dial.
-func (s *server) write(batch []*request) []*redis.Cmd {
-	ctx := context.Background()
+// outcome is what became of a command that was executed. When a connection is cut,
+// go-redis gives the error to the whole batch; what was answered before that has its
+// value nevertheless.
+func outcome(op op, cmd *redis.Cmd) (Reply, error) {
+	val, err := cmd.Val(), cmd.Err()
+	if err != nil && !isReply(err) {
+		if rep := parse(op, val, nil); rep.Kind != Failed {
+			return rep, nil
+		}
+	}
+	return parse(op, val, err), err
+}
+
+// write sends the batch as one pipeline on one connection and reads what comes back. It
+// says whether any of it may have reached the connection, and what kept the server from
+// answering all of it. It blocks until ctx ends at most.
+func (s *server) write(ctx context.Context, batch []*request) (cmds []*redis.Cmd, sent bool, err error) {
 	pipe := s.client.Pipeline()
-	cmds := make([]*redis.Cmd, 0, len(batch))
+	cmds = make([]*redis.Cmd, 0, len(batch))
+	var first *witness
 	for _, r := range batch {
 		if r.asking {
 			_ = pipe.Do(ctx, "ASKING")
 		}
-		cmd := redis.NewCmd(ctx, r.args()...)
+		args := r.args()
+		if first == nil {
+			first = &witness{text: args[1].(string)}
+			args[1] = first
+		}
+		cmd := redis.NewCmd(ctx, args...)
 		cmds = append(cmds, cmd)
 		_ = pipe.Process(ctx, cmd)
 	}
 	s.n.commands.Add(uint64(len(batch)))
-	_, err := pipe.Exec(ctx)
-	if isReply(err) {
+	_, err = pipe.Exec(ctx)
+	if err != nil && !first.written {
+		unsent(cmds, err)
+	} else if isReply(err) {
 		err = nil
 	}
 	s.n.heard(err)
 	if err != nil && s.unreachable != nil {
 		s.unreachable(s)
 	}
-	return cmds
+	return cmds, first.written, err
 }
 
-// load puts the scripts into the server's cache.
-func (s *server) load() error {
-	_, err, _ := s.heal.Do("", func() (any, error) {
-		ctx := context.Background()
-		_, err := s.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-			for _, script := range lua.All {
-				pipe.ScriptLoad(ctx, script.Source)
-			}
-			return nil
-		})
-		return nil, err
+// unsent gives every command the reason why there was no connection for it. go-redis
+// leaves that out when the reason is an answer of the server to the handshake, such as a
+// wrong password.
+func unsent(cmds []*redis.Cmd, err error) {
+	for _, cmd := range cmds {
+		cmd.SetErr(err)
+	}
+}
+
+// A witness is an argument of a batch's first command. It tells whether go-redis came as
+// far as writing that command. Errors do not tell: a timeout may mean that the batch
+// went out and was not answered, or that the server did not even take part in the
+// handshake of a new connection, and only the first leaves a doubt.
+type witness struct {
+	text    string
+	written bool // by the goroutine that executes the pipeline
+}
+
+// MarshalBinary is called when the command is written.
+func (w *witness) MarshalBinary() ([]byte, error) {
+	w.written = true
+	return []byte(w.text), nil
+}
+
+// String is for hooks that log commands.
+func (w *witness) String() string { return w.text }
+
+// load puts the scripts into the server's cache, unless somebody has done so since the
+// caller saw loads.
+func (s *server) load(ctx context.Context, loads uint64) error {
+	s.loading.Lock()
+	defer s.loading.Unlock()
+	if s.loads.Load() != loads {
+		return nil
+	}
+	_, err := s.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for _, script := range lua.All {
+			pipe.ScriptLoad(ctx, script.Source)
+		}
+		return nil
 	})
+	if err == nil {
+		s.loads.Add(1)
+	}
 	return err
 }
 
@@ -137,12 +200,13 @@ const (
 	lost                 // its connection died first: the server may still execute it
 )
 
-func sentHow(err error) fate {
+// sentHow tells the fate of a request that ended with err, in a batch that was sent or not.
+func sentHow(sent bool, err error) fate {
 	switch {
+	case !sent:
+		return notSent
 	case err == nil || isReply(err):
 		return answered
-	case neverWritten(err):
-		return notSent
 	}
 	return lost
 }

@@ -43,13 +43,17 @@ func bucketName(slot uint16, hash uint32) string {
 	return Reserved + string(tag[:]) + "}:fence:" + hex[hash%bucketsPerSlot:][:1]
 }
 
-// hashOf is FNV-1a. Which bucket a key has depends on it, so it cannot change.
+// hashOf is FNV-1a with the last step of MurmurHash3, because the low bits of FNV-1a
+// depend on nothing but the low bits of the key's characters. Which bucket a key has
+// depends on it, so it cannot change.
 func hashOf(key string) uint32 {
 	h := uint32(2166136261)
 	for i := range len(key) {
 		h = (h ^ uint32(key[i])) * 16777619
 	}
-	return h
+	h = (h ^ h>>16) * 0x85ebca6b
+	h = (h ^ h>>13) * 0xc2b2ae35
+	return h ^ h>>16
 }
 
 // slotTags gives, for every hash slot, three characters that hash to it. They are

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/flightlock/flightlock"
+)
+
+// This file is the bench's view of the library, and the seam where its tests put a broken lock in the library's place.
+
+// locker is one client under test.
+type locker interface {
+	// lock is SingleFlightLock with the default retry strategy.
+	lock(ctx context.Context, key string, ttl time.Duration) (heldLock, error)
+	stats() flightlock.Stats
+	close(ctx context.Context) error
+}
+
+// heldLock is what the bench needs of a *flightlock.Lock.
+type heldLock interface {
+	Fence() int64
+	Until() time.Time
+	Err() error
+	Release(ctx context.Context) error
+}
+
+// opener makes one client over the nodes at urls.
+type opener func(urls []string, opts flightlock.Options) (locker, error)
+
+type realClient struct{ c *flightlock.Client }
+
+func openClient(urls []string, opts flightlock.Options) (locker, error) {
+	c, err := flightlock.Open(urls, opts)
+	if err != nil {
+		return nil, err
+	}
+	return realClient{c}, nil
+}
+
+func (r realClient) lock(ctx context.Context, key string, ttl time.Duration) (heldLock, error) {
+	l, err := r.c.SingleFlightLock(ctx, key, ttl, nil)
+	if err != nil {
+		return nil, err // not l: a nil *Lock in an interface is not nil
+	}
+	return l, nil
+}
+
+func (r realClient) stats() flightlock.Stats         { return r.c.Stats() }
+func (r realClient) close(ctx context.Context) error { return r.c.Close(ctx) }
+
+// errorKinds are the library's words for what can go wrong, most telling first.
+var errorKinds = []struct {
+	err  error
+	name string
+}{
+	{flightlock.ErrLockLost, "lock lost"},
+	{flightlock.ErrNotHeld, "not held any more"},
+	{flightlock.ErrUnavailable, "unavailable"},
+	{flightlock.ErrNotAcquired, "not acquired"},
+	{flightlock.ErrTooManyWaiters, "too many waiters"},
+	{flightlock.ErrClosed, "closed"},
+	{flightlock.ErrInvalid, "invalid"},
+	{context.Canceled, "ctx canceled"},
+	{context.DeadlineExceeded, "ctx deadline exceeded"},
+}
+
+// kindOf names the kind of an error that op met: "lock: unavailable".
+func kindOf(op string, err error) string {
+	for _, k := range errorKinds {
+		if errors.Is(err, k.err) {
+			return op + ": " + k.name
+		}
+	}
+	return fmt.Sprintf("%s: %T", op, err)
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// This file is the programme: what (a), (b) and (c) do, and what each of them must show.
+
+// stampedeKinds are the ways of (a), in the order of the table.
+var stampedeKinds = []string{kindUnprotected, kindSingleflight, kindLock}
+
+// missTime is about what one miss takes, for the progress bar.
+const missTime = 150 * time.Millisecond
+
+// stampedeLimit is when one way of (a) begins no other miss.
+const stampedeLimit = 10 * time.Second
+
+// hotPerOwn is how many goroutines of (c) want the hot key for each that locks a key of its own. Handoffs need no
+// Redis, so the hot key alone would hardly notice a dead node; every lock of the others needs a quorum. No client has
+// more than maxOwn of them, for embedded nodes are slow.
+const (
+	hotPerOwn = 25
+	maxOwn    = 10
+)
+
+func (b *bench) phases(ctx context.Context) (*report, error) {
+	perMiss := missTime * time.Duration(b.cfg.misses)
+	perHammer := b.cfg.duration + b.cfg.warmup
+	b.bar.start(time.Duration(len(stampedeKinds))*perMiss + 2*perHammer)
+	rep := newReport(b)
+	for _, kind := range stampedeKinds {
+		b.bar.next("(a) stampede: "+kind, perMiss)
+		if err := b.stampede(ctx, kind, rep); err != nil {
+			return nil, fmt.Errorf("(a) stampede, %s: %w", kind, err)
+		}
+	}
+	b.bar.next("(b) hot key", perHammer)
+	if err := b.hotKey(ctx, rep); err != nil {
+		return nil, fmt.Errorf("(b) hot key: %w", err)
+	}
+	b.bar.next("(c) a node dies", perHammer)
+	if err := b.nodeDies(ctx, rep); err != nil {
+		return nil, fmt.Errorf("(c) a node dies: %w", err)
+	}
+	return rep, nil
+}
+
+// stampede lets all callers run into a cold key, again and again, with nobody who is slow making it endless. Under the
+// lock, each miss may be loaded once.
+func (b *bench) stampede(ctx context.Context, kind string, rep *report) error {
+	sum, misses := newOutcome(1), 0
+	for began := time.Now(); misses < b.cfg.misses && time.Since(began) < stampedeLimit; misses++ {
+		j := job{Kind: kind, URLs: b.nodes.urls, Goroutines: b.cfg.callers, Parts: 1}
+		out, _, err := b.do(ctx, j, nil)
+		if err != nil {
+			return err
+		}
+		if kind == kindLock && out.Loads > 1 {
+			rep.violated(1, fmt.Sprintf("(a) miss %d was loaded %d times under the lock", misses+1, out.Loads))
+		}
+		sum.merge(out)
+	}
+	if sum.Parts[0].Waits.count() == 0 {
+		rep.violated(1, "(a) "+kind+": not one caller got the value")
+	}
+	rep.addStampede(kind, misses, sum)
+	return nil
+}
+
+// hotKey lets all goroutines of all clients hammer one key.
+func (b *bench) hotKey(ctx context.Context, rep *report) error {
+	j := job{Kind: kindHammer, URLs: b.nodes.urls, Goroutines: b.cfg.goroutines,
+		Parts: 1, Part: b.cfg.duration, Warmup: b.cfg.warmup}
+	out, gaps, err := b.do(ctx, j, nil)
+	if err != nil {
+		return err
+	}
+	if out.Parts[0].Locks == 0 {
+		rep.violated(1, "(b) not one lock was granted")
+	}
+	rep.addHotKey(b.cfg.duration, out, gaps)
+	return nil
+}
+
+// nodeDies hammers too, with a node that is gone in the second of three parts.
+func (b *bench) nodeDies(ctx context.Context, rep *report) error {
+	if b.nodes.skipDown != "" {
+		rep.NodeDies.Skipped = b.nodes.skipDown
+		return nil
+	}
+	part := (b.cfg.duration / 3).Truncate(time.Millisecond)
+	j := job{Kind: kindHammer, URLs: b.nodes.viaProxy, Goroutines: b.cfg.goroutines,
+		OwnKeys: min(maxOwn, (b.cfg.goroutines+hotPerOwn-1)/hotPerOwn), Parts: 3, Part: part, Warmup: b.cfg.warmup}
+	out, gaps, err := b.do(ctx, j, func(ctx context.Context, start time.Time) error { return b.dieAndComeBack(ctx, start, part) })
+	if err != nil {
+		return err
+	}
+	if out.Parts[0].Locks+out.Parts[1].Locks+out.Parts[2].Locks == 0 {
+		rep.violated(1, "(c) not one lock was granted")
+	}
+	rep.addNodeDies(part, out, gaps)
+	return nil
+}
+
+func (b *bench) dieAndComeBack(ctx context.Context, start time.Time, part time.Duration) error {
+	if err := sleep(ctx, time.Until(start.Add(part))); err != nil {
+		return err
+	}
+	b.nodes.proxy.down()
+	if err := sleep(ctx, time.Until(start.Add(2*part))); err != nil {
+		return err
+	}
+	return b.nodes.proxy.up()
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+)
+
+// This file is the load of (a): every caller of every client wants one value that is not in the cache, at once.
+
+const (
+	originTime  = 50 * time.Millisecond
+	stampedeTTL = 10 * time.Second
+	// Nobody waits longer for one miss: then the callers that are left report an error.
+	missLimit = time.Minute
+)
+
+// stampede starts all callers together, at the given time, and waits for the last.
+func (c *localCrew) stampede(ctx context.Context, at time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, missLimit)
+	defer cancel()
+	start := make(chan struct{}) // closed at that time, or when all callers stand ready if that is later
+	var ready, done sync.WaitGroup
+	for i, cl := range c.clients {
+		group := new(singleflight.Group) // each client stands for a process of a service
+		for g := range c.job.Goroutines {
+			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, reg: c.reg, cache: c.cache, key: c.job.Key, tally: c.tallies[i]}
+			ready.Add(1)
+			done.Go(func() {
+				ready.Done()
+				<-start
+				w.run(ctx, c.job.Kind)
+			})
+		}
+	}
+	ready.Wait()
+	_ = sleep(ctx, time.Until(at)) // if ctx ends, the callers notice
+	close(start)
+	done.Wait()
+}
+
+// caller is one request that needs the value.
+type caller struct {
+	id     holder
+	client locker
+	group  *singleflight.Group
+	reg    *register
+	cache  cache
+	key    string
+	tally  *tally
+}
+
+// run gets the value in the given way and counts how long that took.
+func (w *caller) run(ctx context.Context, kind string) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	began := time.Now()
+	var err error
+	switch kind {
+	case kindUnprotected:
+		err = w.unlessCached(ctx, w.loadAndStore)
+	case kindSingleflight:
+		err = w.unlessCached(ctx, w.loadShared)
+	case kindLock:
+		err = w.unlessCached(ctx, w.loadLocked)
+	default:
+		err = fmt.Errorf("no such kind of job: %q", kind)
+	}
+	if err != nil {
+		w.tally.failed(0, "call", err)
+		return
+	}
+	w.tally.granted(0, time.Since(began))
+}
+
+// unlessCached looks the value up, and calls miss if it is not there.
+func (w *caller) unlessCached(ctx context.Context, miss func(context.Context) error) error {
+	hit, err := w.cache.lookup(ctx, w.key)
+	if err != nil || hit {
+		return err
+	}
+	return miss(ctx)
+}
+
+// loadAndStore asks the origin and fills the cache.
+func (w *caller) loadAndStore(ctx context.Context) error {
+	w.tally.loads.Add(1)
+	select {
+	case <-time.After(originTime):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return w.cache.store(ctx, w.key)
+}
+
+// loadShared is what people write without a distributed lock.
+func (w *caller) loadShared(ctx context.Context) error {
+	_, err, _ := w.group.Do(w.key, func() (any, error) { return nil, w.loadAndStore(ctx) })
+	return err
+}
+
+// loadLocked is the plain form with one: lock, look again, load only if the value is still missing.
+func (w *caller) loadLocked(ctx context.Context) (err error) {
+	l, err := w.client.lock(ctx, w.key, stampedeTTL)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		w.reg.leave(w.id)
+		if rerr := l.Release(ctx); err == nil {
+			err = rerr
+		}
+	}()
+	w.tally.checked(w.reg.enter(w.id, l, time.Now(), -1))
+	return w.unlessCached(ctx, w.loadAndStore)
+}

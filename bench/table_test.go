@@ -1,0 +1,47 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+	"time"
+)
+
+func TestTableAlignsColumns(t *testing.T) {
+	var b bytes.Buffer
+	table{{"", "p50"}, {"a", "1.5ms"}, {"longer", "12µs"}}.write(&b)
+	want := "            p50\n  a       1.5ms\n  longer   12µs\n"
+	if b.String() != want {
+		t.Errorf("got\n%q, want\n%q", b.String(), want)
+	}
+}
+
+func TestFiguresAreReadable(t *testing.T) {
+	tests := []struct{ got, want string }{
+		{count(0), "0"}, {count(999), "999"}, {count(1000), "1,000"}, {count(1234567), "1,234,567"},
+		{number(4000), "4,000"}, {number(4.25), "4.2"},
+		{duration(0), "0s"}, {duration(999), "999ns"}, {duration(1234567), "1.23ms"}, {duration(51449 * time.Microsecond), "51.4ms"},
+		{duration(1999 * time.Millisecond), "2s"}, {duration(61 * time.Second), "1m1s"},
+		{plural(1, "client"), "1 client"}, {plural(4, "client"), "4 clients"}, {plural(2, "process", "processes"), "2 processes"},
+		{shares([]clientOutcome{{Locks: 1}, {Locks: 3}}), "25% to 75%"}, {shares(nil), "-"},
+	}
+	for _, tt := range tests {
+		if tt.got != tt.want {
+			t.Errorf("got %q, want %q", tt.got, tt.want)
+		}
+	}
+}
+
+func TestProgressBarGoesByExpectedTime(t *testing.T) {
+	p := newProgress(&bytes.Buffer{}) // no terminal: nothing is written, but the line can be asked for
+	p.start(4 * time.Second)
+	p.next("one", time.Second)
+	p.next("two", 3*time.Second)
+	got := p.line(p.began.Add(time.Second))
+	if want := "[###############...............]  50%  two"; got[:len(want)] != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if late := p.line(p.began.Add(time.Hour)); late[33:37] != "100%" {
+		t.Errorf("a step that takes too long runs over: %q", late)
+	}
+	p.close()
+}

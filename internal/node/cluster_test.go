@@ -1,0 +1,279 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// A whole Cluster casts one vote. The subtests share one, in this order.
+func TestCluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3)
+	for _, sub := range []struct {
+		name string
+		run  func(t *testing.T, c *redistest.Cluster)
+	}{
+		{"keys of many slots", clusterManySlots},
+		{"a moved slot", clusterMoved},
+		{"a slot on the move", clusterAsk},
+		{"a stopped master does not hold up the others", clusterStopped},
+		{"a master that was away", clusterAway},
+		{"slots that move under load", clusterStress},
+		{"close", clusterClose},
+	} {
+		t.Run(sub.name, func(t *testing.T) { sub.run(t, c) })
+	}
+}
+
+func clusterNode(t *testing.T, c *redistest.Cluster) *Node {
+	return newNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }))
+}
+
+// routed gives n a router that the test can look into.
+func routed(n *Node, c *redis.ClusterClient) *router {
+	ro := newRouter(n, c)
+	n.route, n.shut = ro.route, ro.close
+	return ro
+}
+
+// wantEmpty expects that no lock key is left on any master.
+func wantEmpty(t *testing.T, c *redistest.Cluster) {
+	t.Helper()
+	for _, s := range c.Servers() {
+		redistest.Eventually(t, patience, "no key is left on "+s.Addr(), func() bool { return len(lockKeys(t, s)) == 0 })
+	}
+}
+
+func clusterManySlots(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	var wg sync.WaitGroup
+	for i := range 500 {
+		wg.Go(func() {
+			a := newAttempt(t, n, fmt.Sprint("many", i))
+			if rep := <-a.acquire().heard; rep.Kind != Granted {
+				t.Errorf("acquire: %v", rep)
+			}
+			if rep := <-a.refresh().heard; rep.Kind != Renewed {
+				t.Errorf("refresh: %v", rep)
+			}
+			if rep := <-a.release().heard; rep.Kind != Deleted {
+				t.Errorf("release: %v", rep)
+			}
+		})
+	}
+	wg.Wait()
+	wantEmpty(t, c)
+	for _, s := range c.Servers() {
+		if got := s.CommandCalls(t)["script|load"]; got != 3 {
+			t.Errorf("%s loaded %d scripts", s.Addr(), got)
+		}
+	}
+}
+
+// Requests follow a slot to its new master, and know it from then on.
+func clusterMoved(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[0], c.Servers()[1]
+	n := clusterNode(t, c)
+	known := newAttempt(t, n, c.KeyOn(t, to, "known")) // else the topology would be read again for it
+	known.acquire().want(t, Granted)
+	known.release().want(t, Deleted)
+	key := c.KeyOn(t, from, "moved")
+	slot := c.SlotOf(t, key)
+	a := newAttempt(t, n, key)
+	a.acquire().want(t, Granted)
+
+	c.SetMigrating(t, slot, from, to)
+	c.FinishMigration(t, slot, from, to)
+	a.refresh().want(t, Renewed)
+	commands := n.Commands()
+	a.refresh().want(t, Renewed)
+	if got := n.Commands() - commands; got != 1 {
+		t.Errorf("%d commands: the new master was not remembered", got)
+	}
+	a.release().want(t, Deleted)
+	b := newAttempt(t, n, key)
+	b.acquire().want(t, Granted)
+	b.release().want(t, Deleted)
+	wantEmpty(t, c)
+}
+
+// While a slot moves, a held lock can be released wherever it is; a new one may have to
+// wait, because its bucket and its key are not in one place. Nothing is left behind.
+func clusterAsk(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[1], c.Servers()[2]
+	n := clusterNode(t, c)
+	tag := c.KeyOn(t, from, "ask")
+	slot := c.SlotOf(t, tag)
+	moved, stays := newAttempt(t, n, "{"+tag+"}1"), newAttempt(t, n, "{"+tag+"}2")
+	moved.acquire().want(t, Granted)
+	stays.acquire().want(t, Granted)
+
+	c.SetMigrating(t, slot, from, to)
+	c.MigrateKeys(t, from, to, moved.t0().Key)
+	rep := moved.refresh().want(t, Failed) // key and bucket are apart
+	if !hasCode(rep.Err, "TRYAGAIN") {
+		t.Error(rep.Err)
+	}
+	moved.release().want(t, Deleted) // follows ASK
+	stays.refresh().want(t, Renewed)
+	stays.release().want(t, Deleted)
+
+	fresh := newAttempt(t, n, "{"+tag+"}3")
+	if rep := fresh.acquire().want(t, Failed); !hasCode(rep.Err, "TRYAGAIN") || Final(rep.Err) {
+		t.Error(rep.Err)
+	}
+	fresh.release().wantNow(t, Missing)
+	c.FinishMigration(t, slot, from, to)
+	fresh = newAttempt(t, n, "{"+tag+"}3")
+	fresh.acquire().want(t, Granted)
+	fresh.release().want(t, Deleted)
+	wantDebts(t, n, 0)
+	wantEmpty(t, c)
+}
+
+// Keys of other masters go on while one master is stopped, slots that nobody has used yet
+// among them.
+func clusterStopped(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	stopped, fine := c.Servers()[0], c.Servers()[2]
+	dead, known := c.KeyOn(t, stopped, "dead"), c.KeyOn(t, fine, "fine")
+	unknown := c.KeyOn(t, fine, "new")
+	for _, key := range []string{dead, known} {
+		a := newAttempt(t, n, key)
+		a.acquire().want(t, Granted)
+		a.release().want(t, Deleted)
+	}
+	_ = stopped.Stop()
+	var stuck []*attempt
+	for range 10 {
+		a := newAttempt(t, n, dead)
+		a.acquire()
+		stuck = append(stuck, a)
+	}
+	time.Sleep(transportTimeout / 4) // some while into the stall
+	begin := time.Now()
+	for _, key := range []string{known, unknown} {
+		a := newAttempt(t, n, key)
+		a.acquire().want(t, Granted)
+		a.release().want(t, Deleted)
+	}
+	if d := time.Since(begin); d > time.Second {
+		t.Errorf("held up for %v", d)
+	}
+	for _, a := range stuck {
+		a.release()
+	}
+	_ = stopped.Cont()
+	wantDebts(t, n, 0)
+	wantEmpty(t, c)
+}
+
+// A master that cannot be reached is forgotten and looked up again; a master that the
+// cluster client made a new client of gets new lanes.
+func clusterAway(t *testing.T, c *redistest.Cluster) {
+	s := c.Servers()[0]
+	client := c.Client(t)
+	n := newNode(t, client)
+	ro := routed(n, client)
+	key := c.KeyOn(t, s, "away")
+	a := newAttempt(t, n, key)
+	a.acquire().want(t, Granted)
+
+	// The cluster client closes the clients of masters that have left its topology. Closing
+	// it here and routing to a new one is what a return looks like.
+	master, err := client.MasterForKey(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = master.Close()
+	fresh := redis.NewClient(&redis.Options{Addr: s.Addr()})
+	defer fresh.Close()
+	b := newAttempt(t, n, key)
+	if rep := b.acquire().want(t, Failed); !errors.Is(rep.Err, redis.ErrClosed) {
+		t.Error(rep.Err)
+	}
+	b.release().wantNow(t, Missing)
+
+	lanes := ro.server(fresh)
+	if lanes.client.Options().Addr != s.Addr() || ro.server(fresh) != lanes {
+		t.Error("no lanes of their own")
+	}
+	ro.owner[a.t0().slot].Store(lanes)
+	a.release().want(t, Deleted)
+	if ro.server(fresh) != lanes {
+		t.Error("the lanes were not kept")
+	}
+	wantEmpty(t, c)
+}
+
+// Slots that move to and fro while many owners lock in them lose no request and leave no
+// key behind.
+func clusterStress(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	one, two := c.Servers()[0], c.Servers()[2]
+	tag := c.KeyOn(t, one, "stress")
+	slot := c.SlotOf(t, tag)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	for g := range 20 {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(g), 0))
+			for ctx.Err() == nil {
+				a := newAttempt(t, n, fmt.Sprint("{", tag, "}", rnd.IntN(10)))
+				asked := a.acquire()
+				if rnd.IntN(2) == 0 {
+					<-asked.heard
+				}
+				<-a.release().heard
+			}
+		})
+	}
+	for range 5 {
+		c.SetMigrating(t, slot, one, two)
+		time.Sleep(20 * time.Millisecond)
+		c.FinishMigration(t, slot, one, two)
+		time.Sleep(20 * time.Millisecond)
+		one, two = two, one
+	}
+	cancel()
+	wg.Wait()
+	wantDebts(t, n, 0)
+	wantEmpty(t, c)
+}
+
+// Releases that wait for their master to be looked up are still tried when the node closes.
+func clusterClose(t *testing.T, c *redistest.Cluster) {
+	client := c.Client(t)
+	n := newNode(t, client)
+	ro := routed(n, client)
+	var held []*attempt
+	for i := range 50 {
+		a := newAttempt(t, n, fmt.Sprint("close", i))
+		a.acquire().want(t, Granted)
+		held = append(held, a)
+	}
+	for i := range ro.owner {
+		ro.owner[i].Store(nil)
+	}
+	var ears []*ear
+	for _, a := range held {
+		ears = append(ears, a.release())
+	}
+	if err := n.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, e := range ears {
+		e.wantNow(t, Deleted)
+	}
+	wantEmpty(t, c)
+}

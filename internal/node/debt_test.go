@@ -1,0 +1,670 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// A grant that arrives late is released when it arrives: the server stops, the caller
+// asks and gives up, the server goes on.
+func TestALateGrantIsReleasedWhenItArrives(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	warm := newAttempt(t, n, "k")
+	warm.acquire().want(t, Granted)
+	warm.release().want(t, Deleted)
+	_ = s.Stop()
+	commands := n.Commands()
+	a := newAttempt(t, n, "k")
+	asked := a.acquire()
+	redistest.Eventually(t, patience, "it is written", func() bool { return n.Commands() == commands+1 })
+	released := a.release()
+	_ = s.Cont()
+	asked.want(t, Granted)
+	released.want(t, Deleted)
+	if exists(t, s, "k") {
+		t.Error("the key is still there")
+	}
+	wantDebts(t, n, 0)
+}
+
+// detour dials a proxy at first and the server itself after bypass.
+type detour struct {
+	proxy, direct string
+	bypass        atomic.Bool
+}
+
+func (d *detour) options(o *redis.Options) {
+	o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		addr := d.proxy
+		if d.bypass.Load() {
+			addr = d.direct
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+}
+
+// An acquire whose connection died may be executed after its release was answered on a
+// new one. The node asks a second time, so the orphan does not live its ttl (S4).
+func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	way := &detour{proxy: p.Addr(), direct: s.Addr()}
+	n := newNode(t, s.Client(t, way.options))
+	newAttempt(t, n, sameLane(1)[0]).acquire().want(t, Granted)
+
+	p.HoldRequests()
+	a := newAttempt(t, n, sameLane(2)[1])
+	asked := a.acquire()
+	way.bypass.Store(true)
+	asked.want(t, Failed) // after transportTimeout
+	a.release().want(t, Missing)
+	wantDebts(t, n, 1)
+	p.ReleaseRequests()
+	redistest.Eventually(t, 2*debtSecond, "the orphan was there and is gone", func() bool {
+		return n.Debts() == 0 && !exists(t, s, a.t0().Key)
+	})
+	if got := s.CommandCalls(t)["incrby"]; got != 2 {
+		t.Errorf("the acquire was not executed: %d grants", got)
+	}
+}
+
+func (a *attempt) t0() *Target { return a.Entry.t }
+
+// A release that got no answer is tried again until the server is back.
+func TestAReleaseIsOwedUntilTheServerIsBack(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Granted)
+	_ = p.Refuse(true)
+	p.ResetAll()
+	a.release().want(t, Failed)
+	wantDebts(t, n, 1)
+	_ = p.Refuse(false)
+	wantDebts(t, n, 0)
+	redistest.Eventually(t, 2*debtSecond, "the key is gone", func() bool { return !exists(t, s, "k") })
+}
+
+// Close drops debts: their keys live their ttl, and no timer of theirs remains.
+func TestCloseDropsDebts(t *testing.T) {
+	t.Parallel()
+	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
+	defer c.Close()
+	n := newNode(t, c)
+	a := newAttempt(t, n, "k")
+	a.mu.Lock()
+	a.present, a.gone = true, soon() // as after a grant
+	a.mu.Unlock()
+	a.release().want(t, Failed)
+	wantDebts(t, n, 1)
+	if err := n.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantDebts(t, n, 0)
+}
+
+// lab is a Node without a server, in a synctest bubble: the test is the lane.
+type lab struct {
+	n *Node
+
+	mu    sync.Mutex // guards queue
+	queue []*request
+}
+
+func newLab() *lab {
+	b := &lab{n: &Node{}}
+	b.n.debts.open = map[*Entry]*time.Timer{}
+	b.n.route = func(r *request) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.queue = append(b.queue, r)
+	}
+	return b
+}
+
+// pop takes the next request out, nil if there is none.
+func (b *lab) pop() *request {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.queue) == 0 {
+		return nil
+	}
+	r := b.queue[0]
+	b.queue = b.queue[1:]
+	return r
+}
+
+// next takes the next request out, which must be of that kind.
+func (b *lab) next(t *testing.T, op op) *request {
+	t.Helper()
+	synctest.Wait()
+	r := b.pop()
+	if r == nil || r.op != op {
+		t.Fatalf("the next request is %v, want a %s", r, op)
+	}
+	return r
+}
+
+func (b *lab) attempt(t *testing.T) *attempt { return newAttempt(t, b.n, "k") }
+
+var errReset = &net.OpError{Op: "read", Err: errors.New("connection reset")}
+
+// settleMoot ends r as the lane does with a request that is moot, and says whether it is.
+func settleMoot(r *request) bool {
+	rep, moot := r.moot(time.Now())
+	if moot {
+		r.settle(rep, notSent)
+	}
+	return moot
+}
+
+// Without a doubt, a debt to a node that stays down ends with the ttl.
+func TestADebtEndsWithTheTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.attempt(t)
+		a.acquire()
+		b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+		begin := time.Now()
+		a.release()
+		tries := 0
+		b.next(t, opRelease).settle(failed(errReset), lost)
+		for b.n.Debts() > 0 {
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+			for r := b.pop(); r != nil; r = b.pop() {
+				tries++
+				r.settle(failed(errReset), lost)
+			}
+		}
+		if d := time.Since(begin); d < longTTL || d > longTTL+2*debtSecond {
+			t.Errorf("the debt ended after %v", d)
+		}
+		if tries < 40 || tries > 60 {
+			t.Errorf("%d tries", tries)
+		}
+	})
+}
+
+// With a doubt, it goes on: the old connection may be read at any time. But not for ever.
+func TestADoubtOutlivesTheTTLAndEndsInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.attempt(t)
+		a.acquire()
+		b.next(t, opAcquire).settle(failed(errReset), lost)
+		begin := time.Now()
+		a.release()
+		b.next(t, opRelease).settle(failed(errReset), lost)
+		for b.n.Debts() > 0 {
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+			for r := b.pop(); r != nil; r = b.pop() {
+				r.settle(failed(errReset), lost)
+			}
+		}
+		if d := time.Since(begin); d < debtAge || d > debtAge+2*debtSecond {
+			t.Errorf("the debt ended after %v", d)
+		}
+	})
+}
+
+// A doubt is settled by two answers that are a second apart, or by a deletion that
+// nothing else explains.
+func TestADoubtIsSettledByTwoAnswersOrADeletion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.attempt(t)
+		a.acquire()
+		b.next(t, opAcquire).settle(failed(errReset), lost)
+		a.release()
+		b.next(t, opRelease).settle(Reply{Kind: Missing}, answered)
+		time.Sleep(debtSecond - time.Millisecond)
+		synctest.Wait()
+		if b.pop() != nil {
+			t.Fatal("the second release came early")
+		}
+		time.Sleep(time.Millisecond)
+		b.next(t, opRelease).settle(Reply{Kind: Missing}, answered)
+		if b.n.Debts() != 0 {
+			t.Error("still owed after two answers")
+		}
+
+		a = b.attempt(t)
+		a.acquire()
+		b.next(t, opAcquire).settle(failed(errReset), lost)
+		a.release()
+		b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+		if b.n.Debts() != 0 {
+			t.Error("still owed after the deletion")
+		}
+	})
+}
+
+// A deletion that the confirmed grant explains settles no doubt of a lost repair.
+func TestADeletionOfTheGrantSettlesNoDoubtOfARepair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.attempt(t)
+		a.acquire()
+		b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+		a.Repair(longTTL, 5, soon())
+		b.next(t, opRepair).settle(failed(errReset), lost)
+		a.release()
+		b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+		if b.n.Debts() != 1 {
+			t.Fatal("nothing is owed although the repair may still be executed")
+		}
+		time.Sleep(debtSecond)
+		b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+		if b.n.Debts() != 0 {
+			t.Error("still owed")
+		}
+	})
+}
+
+// Whatever the order in which an acquire and its release end, a grant is released after
+// it is known.
+func TestAGrantThatIsKnownAfterItsReleaseIsReleased(t *testing.T) {
+	for name, end := range map[string]func(r *request){
+		"granted": func(r *request) { r.settle(Reply{Kind: Granted, Counter: 1}, answered) },
+		"lost":    func(r *request) { r.settle(failed(errReset), lost) },
+		"error":   func(r *request) { r.settle(failed(redisError("ERR x")), answered) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newLab()
+				a := b.attempt(t)
+				a.acquire()
+				create := b.next(t, opAcquire) // is being written: Release cannot take it back
+				a.release()
+				b.next(t, opRelease).settle(Reply{Kind: Missing}, answered)
+				end(create)
+				b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+				if b.n.Debts() != 0 {
+					t.Error("still owed")
+				}
+			})
+		})
+	}
+}
+
+// A release that has become moot, because the acquire came back empty-handed, is no debt.
+func TestAMootReleaseIsNoDebt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.attempt(t)
+		a.acquire()
+		create := b.next(t, opAcquire)
+		heard := a.release()
+		create.settle(Reply{Kind: Held, Holder: "other", TTL: longTTL}, answered)
+		if !settleMoot(b.next(t, opRelease)) {
+			t.Error("the release was written for nothing")
+		}
+		heard.want(t, Missing)
+		if b.n.Debts() != 0 {
+			t.Error("a debt for nothing")
+		}
+	})
+}
+
+// A key of another type is not ours: a release that finds one is answered for good.
+func TestAKeyOfAnotherTypeIsNoDebt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.attempt(t)
+		a.acquire()
+		b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+		heard := a.release()
+		b.next(t, opRelease).settle(failed(redisError("WRONGTYPE x")), answered)
+		heard.want(t, Failed)
+		if b.n.Debts() != 0 {
+			t.Error("a debt that nobody can pay")
+		}
+	})
+}
+
+// A node that is down costs bounded memory: past maxDebts releases are forgotten.
+func TestDebtsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		for range maxDebts + 10 {
+			a := b.attempt(t)
+			a.acquire()
+			b.pop().settle(Reply{Kind: Granted, Counter: 1}, answered)
+			a.release()
+			b.pop().settle(failed(errReset), lost)
+		}
+		if got := b.n.Debts(); got != maxDebts {
+			t.Errorf("%d debts", got)
+		}
+		b.n.debts.close()
+	})
+}
+
+// model is a lane and a server for random walks: requests are executed, refused, lost
+// before or lost after execution, and what was lost may be executed up to 900 ms later.
+type model struct {
+	*lab
+	rnd *rand.Rand
+
+	server sync.Mutex // guards what follows
+	key    string     // the owner that the server has, "" for none
+	ghosts int        // requests that are still to be executed
+}
+
+// exec is what the scripts do.
+func (m *model) exec(r *request) Reply {
+	m.server.Lock()
+	defer m.server.Unlock()
+	return m.execLocked(r)
+}
+
+func (m *model) execLocked(r *request) Reply {
+	owner := r.e.t.Owner
+	switch r.op {
+	case opAcquire, opRepair:
+		if m.key == "" {
+			m.key = owner
+			return Reply{Kind: Granted, Counter: 1}
+		}
+		if m.key == owner {
+			return Reply{Kind: Replayed, Counter: 1}
+		}
+	case opRefresh:
+		if m.key == "" {
+			return Reply{Kind: Missing}
+		}
+		if m.key == owner {
+			return Reply{Kind: Renewed, Counter: 1}
+		}
+	case opRelease:
+		if m.key == "" {
+			return Reply{Kind: Missing}
+		}
+		if m.key == owner {
+			m.key = ""
+			return Reply{Kind: Deleted}
+		}
+	}
+	return Reply{Kind: Held, Holder: m.key, TTL: longTTL}
+}
+
+// haunt executes r later on.
+func (m *model) haunt(r *request) {
+	m.server.Lock()
+	defer m.server.Unlock()
+	m.ghosts++
+	time.AfterFunc(time.Duration(m.rnd.IntN(900))*time.Millisecond, func() {
+		m.server.Lock()
+		defer m.server.Unlock()
+		m.execLocked(r)
+		m.ghosts--
+	})
+}
+
+// flush makes the server forget everything.
+func (m *model) flush() {
+	m.server.Lock()
+	defer m.server.Unlock()
+	m.key = ""
+}
+
+// step lets one thing happen to the first request of the queue. It says whether there
+// was one.
+func (m *model) step(faults bool) bool {
+	r := m.pop()
+	if r == nil {
+		return false
+	}
+	if !settleMoot(r) {
+		m.happen(r, faults)
+	}
+	return true
+}
+
+func (m *model) happen(r *request, faults bool) {
+	dice := 9
+	if faults {
+		dice = m.rnd.IntN(10)
+	}
+	switch dice {
+	case 0: // the connection could not be made
+		r.settle(failed(errReset), notSent)
+	case 1: // refused by the server
+		r.settle(failed(redisError("LOADING x")), answered)
+	case 2: // executed, answer lost
+		m.exec(r)
+		r.settle(failed(errReset), lost)
+	case 3: // lost for good
+		r.settle(failed(errReset), lost)
+	case 4: // lost, and executed later
+		m.haunt(r)
+		r.settle(failed(errReset), lost)
+	case 5: // an error after the script has written
+		m.exec(r)
+		r.settle(failed(redisError("ERR x")), answered)
+	case 6:
+		m.flush()
+		fallthrough
+	default:
+		r.settle(m.exec(r), answered)
+	}
+}
+
+// Random walks of one key and many owners: whatever happens to their requests, every
+// request is answered once and no key is left behind.
+func TestRandomWalksLeaveNothingBehind(t *testing.T) {
+	for seed := range uint64(1000) {
+		synctest.Test(t, func(t *testing.T) {
+			m := &model{lab: newLab(), rnd: rand.New(rand.NewPCG(seed, 1))}
+			var ears []*ear
+			var attempts []*attempt
+			hear := func(e *ear) { ears = append(ears, e) }
+			for range 60 {
+				time.Sleep(time.Duration(m.rnd.IntN(400)) * time.Millisecond)
+				synctest.Wait()
+				switch dice := m.rnd.IntN(12); {
+				case dice == 0 || len(attempts) == 0:
+					a := newAttempt(t, m.n, "k")
+					attempts = append(attempts, a)
+					hear(a.acquire())
+				case dice == 1:
+					hear(attempts[m.rnd.IntN(len(attempts))].refresh())
+				case dice == 2:
+					attempts[m.rnd.IntN(len(attempts))].Repair(longTTL, 1, soon())
+				case dice == 3:
+					hear(attempts[m.rnd.IntN(len(attempts))].release())
+				default:
+					m.step(true)
+				}
+			}
+			for _, a := range attempts {
+				hear(a.release())
+			}
+			for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				synctest.Wait()
+				for m.step(false) {
+				}
+			}
+			m.server.Lock()
+			defer m.server.Unlock()
+			if m.key != "" || m.n.Debts() != 0 || m.ghosts != 0 {
+				t.Errorf("seed %d: key of %q is left, %d debts", seed, m.key, m.n.Debts())
+			}
+			for i, e := range ears {
+				if got := e.n.Load(); got != 1 {
+					t.Errorf("seed %d: sink %d heard %d answers", seed, i, got)
+				}
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// stress lets many owners use a node whose network does everything wrong.
+type stress struct {
+	t  *testing.T
+	n  *Node
+	mu sync.Mutex // guards asked
+	// asked are the sinks of refreshes and releases, which hear exactly once; of acquires
+	// those that were not taken back hear once, the others never.
+	once, atMostOnce []*ear
+}
+
+func (st *stress) worker(rnd *rand.Rand, end time.Time) {
+	for time.Now().Before(end) {
+		a := newAttempt(st.t, st.n, string(rune('a'+rnd.IntN(20))))
+		asked, released := newEar(), newEar()
+		a.Acquire(asked, longTTL, 1, time.Now().Add(50*time.Millisecond))
+		select {
+		case <-asked.heard:
+		case <-time.After(time.Duration(rnd.IntN(20)) * time.Millisecond):
+		}
+		once := []*ear{released}
+		if rnd.IntN(3) == 0 {
+			e := newEar()
+			a.Refresh(e, longTTL, 1, 0, time.Now().Add(50*time.Millisecond))
+			once = append(once, e)
+		}
+		if rnd.IntN(5) == 0 {
+			a.Repair(longTTL, 1, time.Now().Add(50*time.Millisecond))
+		}
+		a.Release(released)
+		st.mu.Lock()
+		st.once, st.atMostOnce = append(st.once, once...), append(st.atMostOnce, asked)
+		st.mu.Unlock()
+	}
+}
+
+// misbehave switches faults at random until end.
+func misbehave(rnd *rand.Rand, s *redistest.Server, p *redistest.Proxy, flush func(), end time.Time) {
+	for time.Now().Before(end) {
+		pause := time.Duration(rnd.IntN(30)) * time.Millisecond
+		switch rnd.IntN(10) {
+		case 0:
+			p.ResetAll()
+		case 1, 2, 3:
+			p.CutReplies(rnd.IntN(5000))
+		case 4:
+			p.HoldRequests()
+			time.Sleep(pause)
+			p.ResetAll()
+			p.ReleaseRequests()
+		case 5:
+			_ = p.Refuse(true)
+			p.ResetAll()
+			time.Sleep(pause)
+			_ = p.Refuse(false)
+		case 6:
+			flush()
+		case 7:
+			_ = s.Stop()
+			time.Sleep(pause)
+			p.ResetAll()
+			_ = s.Cont()
+		case 8:
+			p.SetDelay(pause / 10)
+		case 9:
+			p.DropReplies(true)
+			time.Sleep(pause)
+			p.DropReplies(false)
+			p.ResetAll()
+		}
+		time.Sleep(pause)
+	}
+	p.CutReplies(-1)
+	p.SetDelay(0)
+}
+
+// Whatever the network does to the requests of many owners, soon after it works again
+// every key is gone, nothing is owed, and nobody was forgotten or told twice.
+func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	st := &stress{t: t, n: n}
+	end := time.Now().Add(4 * time.Second)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	admin := s.Client(t)
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() { st.worker(rand.New(rand.NewPCG(seed, uint64(i))), end) })
+	}
+	misbehave(rand.New(rand.NewPCG(seed, 1000)), s, p, func() { admin.ScriptFlush(context.Background()) }, end)
+	wg.Wait()
+	begin := time.Now()
+	redistest.Eventually(t, patience, "everything is gone", func() bool {
+		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
+	})
+	t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
+	if d := time.Since(begin); d > exchangeTimeout+3*debtSecond {
+		t.Errorf("that took %v", d)
+	}
+	redistest.Eventually(t, patience, "everybody has heard", func() bool {
+		for _, e := range st.once {
+			if e.n.Load() == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	for _, e := range append(st.once, st.atMostOnce...) {
+		if e.n.Load() > 1 {
+			t.Fatal("a sink heard twice")
+		}
+	}
+}
+
+// A node that is stopped for seconds, with attempts going on, piles up neither debts
+// nor queued requests: what was not written leaves nothing.
+func TestAStoppedNodePilesUpNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	newAttempt(t, n, "warm").acquire().want(t, Granted)
+	_ = s.Stop()
+	begin := time.Now()
+	for time.Since(begin) < 3*time.Second {
+		for range 100 {
+			a := newAttempt(t, n, "k")
+			a.acquire()
+			a.release()
+		}
+		time.Sleep(time.Millisecond)
+	}
+	queued := 0
+	for i := range n.servers[0].lanes {
+		l := &n.servers[0].lanes[i]
+		l.mu.Lock()
+		queued += l.n
+		l.mu.Unlock()
+	}
+	if debts := n.Debts(); debts > 2*maxBatch || queued > 2*maxBatch {
+		t.Errorf("%d debts, %d queued", debts, queued)
+	}
+	_ = s.Cont()
+	redistest.Eventually(t, patience, "everything is gone", func() bool {
+		return n.Debts() == 0 && len(lockKeys(t, s)) <= 1
+	})
+}

@@ -1,0 +1,164 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(silent{}) // a line per refused dial
+	goleak.VerifyTestMain(m)
+}
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+const (
+	patience = 20 * time.Second // for what must happen; a loaded machine may need some of it
+	longTTL  = 50 * time.Second // of keys that must not just expire
+)
+
+// owners makes every attempt's owner unique.
+var owners atomic.Int64
+
+// attempt is an Entry of its own owner.
+type attempt struct {
+	Entry
+	t *testing.T
+}
+
+func newAttempt(t *testing.T, n *Node, key string) *attempt {
+	a := &attempt{t: t}
+	a.Init(n, NewTarget(key, fmt.Sprint("owner-", owners.Add(1))), 0)
+	return a
+}
+
+func soon() time.Time { return time.Now().Add(patience) }
+
+// acquire asks and returns the sink that will hear.
+func (a *attempt) acquire() *ear {
+	e := newEar()
+	a.Acquire(e, longTTL, 1, soon())
+	return e
+}
+
+func (a *attempt) refresh() *ear {
+	e := newEar()
+	a.Refresh(e, longTTL, 1, 0, soon())
+	return e
+}
+
+func (a *attempt) release() *ear {
+	e := newEar()
+	a.Release(e)
+	return e
+}
+
+// An ear is a Sink that hears one reply, and counts.
+type ear struct {
+	heard chan Reply
+	n     atomic.Int32
+}
+
+func newEar() *ear { return &ear{heard: make(chan Reply, 1)} }
+
+func (e *ear) Answer(_ int, rep Reply) {
+	if e.n.Add(1) == 1 {
+		e.heard <- rep
+	}
+}
+
+// want waits for the reply, which must be of that kind.
+func (e *ear) want(t *testing.T, kind Kind) Reply {
+	t.Helper()
+	select {
+	case rep := <-e.heard:
+		if rep.Kind != kind {
+			t.Fatalf("reply of kind %d (%v), want %d", rep.Kind, rep, kind)
+		}
+		return rep
+	case <-time.After(patience):
+		t.Fatalf("no reply, want kind %d", kind)
+		return Reply{}
+	}
+}
+
+// wantNow is want for a reply that was given by the caller itself.
+func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
+	t.Helper()
+	if e.n.Load() == 0 {
+		t.Fatalf("no reply yet, want kind %d at once", kind)
+	}
+	return e.want(t, kind)
+}
+
+// newNode makes a node that ends with the test, before its client.
+func newNode(t *testing.T, c redis.UniversalClient) *Node {
+	t.Helper()
+	n, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := n.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// at points a client at addr instead, a proxy for example.
+func at(addr string) func(*redis.Options) {
+	return func(o *redis.Options) { o.Addr = addr }
+}
+
+// quick makes failed dials fail at once.
+func quick(o *redis.Options) { o.DialerRetries = 1 }
+
+func fakeClient(t *testing.T, f *redistest.Fake) *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: f.Addr(), DialerRetries: 1})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func exists(t *testing.T, s *redistest.Server, key string) bool {
+	t.Helper()
+	return s.Do(t, "EXISTS", key) == int64(1)
+}
+
+// lockKeys are the server's keys without the fence counters.
+func lockKeys(t *testing.T, s *redistest.Server) (keys []string) {
+	t.Helper()
+	for _, k := range s.Keys(t) {
+		if len(k) < len(Reserved) || k[:len(Reserved)] != Reserved {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// sameLane returns n keys that share a lane.
+func sameLane(n int) (keys []string) {
+	for i := 0; len(keys) < n; i++ {
+		if key := fmt.Sprint("k", i); NewTarget(key, "").lane == 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+func wantDebts(t *testing.T, n *Node, want int) {
+	t.Helper()
+	redistest.Eventually(t, patience, fmt.Sprintf("the node has %d debts", want), func() bool { return n.Debts() == want })
+}

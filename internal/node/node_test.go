@@ -1,0 +1,420 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// countingHook counts pipelines and the commands in them.
+type countingHook struct{ batches, commands atomic.Int64 }
+
+func (h *countingHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (h *countingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (h *countingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			if cmd.Name() == "evalsha" {
+				h.commands.Add(1)
+			}
+		}
+		if cmds[0].Name() == "evalsha" {
+			h.batches.Add(1)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Callers that come while a batch is under way go together as the next one.
+func TestConcurrentCallersShareBatches(t *testing.T) {
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr())))
+	hook := &countingHook{}
+	n.servers[0].client.AddHook(hook)
+	newAttempt(t, n, "warm").acquire().want(t, Granted) // loads the scripts
+	p.SetDelay(20 * time.Millisecond)
+	batches, commands := hook.batches.Load(), hook.commands.Load()
+
+	const callers = 1000
+	ears := make([]*ear, callers)
+	var wg sync.WaitGroup
+	for i := range ears {
+		wg.Go(func() { ears[i] = newAttempt(t, n, strings.Repeat("k", i+1)).acquire() })
+	}
+	wg.Wait()
+	for _, e := range ears {
+		e.want(t, Granted)
+	}
+	batches, commands = hook.batches.Load()-batches, hook.commands.Load()-commands
+	if commands != callers || batches > 50 {
+		t.Errorf("%d commands in %d batches", commands, batches)
+	}
+	if got := n.Commands(); got < callers {
+		t.Errorf("Commands is %d", got)
+	}
+}
+
+// A request whose reply was cut off is not sent again by the transport, whatever the
+// caller's client does for the caller, and that client's options stay as they were.
+func TestRequestsAreNeverReplayed(t *testing.T) {
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	c := s.Client(t, at(p.Addr()), func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = 5, 7*time.Second })
+	n := newNode(t, c)
+	warm := newAttempt(t, n, "k")
+	warm.acquire().want(t, Granted)
+	warm.release().want(t, Deleted)
+
+	before := s.CommandCalls(t)["evalsha"]
+	p.CutReplies(0)
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Failed)
+	if got := s.CommandCalls(t)["evalsha"] - before; got != 1 {
+		t.Errorf("evalsha was called %d times", got)
+	}
+	if n.LastErr() == nil {
+		t.Error("LastErr does not tell")
+	}
+	a.release().want(t, Deleted)
+	if n.LastErr() != nil {
+		t.Error(n.LastErr())
+	}
+	if o := c.Options(); o.MaxRetries != 5 || o.ReadTimeout != 7*time.Second || o.ContextTimeoutEnabled {
+		t.Errorf("the caller's options changed: %+v", o)
+	}
+}
+
+// Requests that were answered before their batch's connection was cut are answered.
+func TestRepliesBeforeACutCount(t *testing.T) {
+	keys := sameLane(11)
+	gate := make(chan struct{})
+	var evals atomic.Int32
+	f := redistest.StartFake(t, func(cmd []string) string {
+		if cmd[2] == "1" {
+			return ":1\r\n"
+		}
+		switch n := evals.Add(1); {
+		case n == 1:
+			<-gate
+			return ":1\r\n"
+		case n < 7:
+			return ":5\r\n"
+		default:
+			return "*2\r\n$5\r\not" + redistest.Hangup
+		}
+	})
+	n := newNode(t, fakeClient(t, f))
+	var as []*attempt
+	var ears []*ear
+	for _, key := range keys {
+		a := newAttempt(t, n, key)
+		as, ears = append(as, a), append(ears, a.acquire())
+		if len(as) == 1 { // alone in the first batch; the others collect
+			redistest.Eventually(t, patience, "the first command has come", func() bool { return evals.Load() == 1 })
+		}
+	}
+	close(gate)
+	for i, e := range ears {
+		want := Granted
+		if i >= 6 {
+			want = Failed
+		}
+		e.want(t, want)
+	}
+	for i, a := range as {
+		if want := i >= 6; a.doubts > 0 != want {
+			t.Errorf("request %d: %d doubts", i, a.doubts)
+		}
+	}
+}
+
+// A server that does not know the scripts gets them inside the attempt, once for all
+// callers.
+func TestMissingScriptsAreLoadedOnce(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	round := func() {
+		t.Helper()
+		before := s.CommandCalls(t)["script|load"]
+		var wg sync.WaitGroup
+		for i := range 300 {
+			wg.Go(func() {
+				a := newAttempt(t, n, strings.Repeat("k", i+1))
+				e := a.acquire()
+				if rep := <-e.heard; rep.Kind != Granted {
+					t.Errorf("acquire: %v", rep)
+				}
+				if rep := <-a.release().heard; rep.Kind != Deleted {
+					t.Errorf("release: %v", rep)
+				}
+			})
+		}
+		wg.Wait()
+		if got := s.CommandCalls(t)["script|load"] - before; got != 3 {
+			t.Errorf("script|load was called %d times, for 3 scripts", got)
+		}
+	}
+	round()
+	s.Do(t, "SCRIPT", "FLUSH")
+	round()
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	round()
+}
+
+// A server may know the script of release and not that of acquire. Then the release is
+// answered before the acquire goes again; that one must not be written any more.
+func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
+	var mu sync.Mutex
+	held, loaded := false, false
+	var a *attempt
+	var released *ear
+	f := redistest.StartFake(t, func(cmd []string) string {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case strings.EqualFold(cmd[0], "script"):
+			if !loaded { // the caller gives up while the scripts are loaded
+				loaded = true
+				released = a.release()
+			}
+			return "$1\r\nx\r\n"
+		case cmd[2] == "1":
+			held = false
+			return ":0\r\n"
+		case !loaded:
+			return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
+		}
+		held = true
+		return ":1\r\n"
+	})
+	n := newNode(t, fakeClient(t, f))
+	mu.Lock()
+	a = newAttempt(t, n, "k")
+	asked := a.acquire()
+	mu.Unlock()
+	if rep := asked.want(t, Failed); !errors.Is(rep.Err, ErrExpired) {
+		t.Error(rep.Err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	released.want(t, Missing)
+	if held {
+		t.Error("the acquire was written after all")
+	}
+}
+
+// Per key, a release comes after the acquire that it undoes, however busy the node is.
+func TestReleaseComesAfterItsAcquire(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	var wg sync.WaitGroup
+	for g := range 50 {
+		wg.Go(func() {
+			for range 40 {
+				a := newAttempt(t, n, strings.Repeat("k", g+1))
+				a.acquire()
+				if rep := <-a.release().heard; rep.Kind == Failed || rep.Kind == Held {
+					t.Errorf("release: %v", rep)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if keys := lockKeys(t, s); len(keys) > 0 {
+		t.Errorf("left behind: %q", keys)
+	}
+	wantDebts(t, n, 0)
+}
+
+// Release takes an acquire that still waits out of the queue: it is never written.
+func TestReleaseDropsAnAcquireThatWasNotWritten(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	keys := sameLane(2)
+	warm := newAttempt(t, n, keys[0])
+	warm.acquire().want(t, Granted)
+	warm.release().want(t, Deleted)
+	_ = s.Stop()
+	commands := n.Commands()
+	blocker := newAttempt(t, n, keys[0])
+	first := blocker.acquire()
+	redistest.Eventually(t, patience, "the first one is written", func() bool { return n.Commands() == commands+1 })
+
+	a := newAttempt(t, n, keys[1])
+	dropped := a.acquire()
+	a.release().wantNow(t, Missing)
+	_ = s.Cont()
+	first.want(t, Granted)
+	blocker.release().want(t, Deleted)
+	if got := n.Commands() - commands; got != 2 {
+		t.Errorf("%d commands were written, want 2", got)
+	}
+	if dropped.n.Load() != 0 {
+		t.Error("a dropped acquire was answered")
+	}
+}
+
+// After Release nothing creates the key again, and a second Release has nothing to do.
+func TestNothingFollowsARelease(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Granted)
+	a.release().want(t, Deleted)
+	if rep := a.acquire().wantNow(t, Failed); !errors.Is(rep.Err, ErrExpired) {
+		t.Error(rep.Err)
+	}
+	a.Repair(longTTL, 5, soon())
+	a.refresh().wantNow(t, Failed)
+	a.release().wantNow(t, Missing)
+	if keys := lockKeys(t, s); len(keys) > 0 {
+		t.Errorf("left behind: %q", keys)
+	}
+}
+
+// A repair puts the key back, and Release takes it away like any other.
+func TestARepairIsUndoneByRelease(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Granted)
+	s.Do(t, "FLUSHALL")
+	a.refresh().want(t, Missing)
+	a.Repair(longTTL, 1<<52, soon())
+	redistest.Eventually(t, patience, "the key is back", func() bool { return exists(t, s, "k") })
+	if rep := a.refresh().want(t, Renewed); rep.Counter != 1<<52 {
+		t.Errorf("counter %d", rep.Counter)
+	}
+	a.release().want(t, Deleted)
+}
+
+// A request whose deadline has passed before its turn is never written.
+func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
+	gate := make(chan struct{})
+	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
+	n := newNode(t, fakeClient(t, f))
+	keys := sameLane(2)
+	first := newAttempt(t, n, keys[0]).acquire()
+	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
+	a := newAttempt(t, n, keys[1])
+	late, deadline := newEar(), time.Now().Add(5*time.Millisecond)
+	a.Acquire(late, longTTL, 1, deadline)
+	redistest.Eventually(t, patience, "the deadline is over", func() bool { return time.Now().After(deadline) })
+	close(gate)
+	first.want(t, Granted)
+	if rep := late.want(t, Failed); !errors.Is(rep.Err, ErrExpired) {
+		t.Error(rep.Err)
+	}
+	a.release().wantNow(t, Missing)
+	if got := f.Commands(); len(got) != 1 {
+		t.Errorf("commands: %v", got)
+	}
+}
+
+// What waits for a server that does not answer is bounded: acquires beyond are refused
+// at once, releases never.
+func TestTheQueueIsBounded(t *testing.T) {
+	gate := make(chan struct{})
+	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
+	n := newNode(t, fakeClient(t, f))
+	keys := sameLane(3)
+	held := newAttempt(t, n, keys[0])
+	blocker := held.acquire()
+	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
+	waiting := make([]*attempt, maxQueued)
+	for i := range waiting {
+		waiting[i] = newAttempt(t, n, keys[1])
+		waiting[i].acquire()
+	}
+	refused := newAttempt(t, n, keys[2])
+	if rep := refused.acquire().wantNow(t, Failed); !errors.Is(rep.Err, ErrBusy) {
+		t.Error(rep.Err)
+	}
+	refused.release().wantNow(t, Missing)
+	released := held.release()
+	for _, a := range waiting {
+		a.release().wantNow(t, Missing)
+	}
+	close(gate)
+	blocker.want(t, Granted)
+	released.want(t, Deleted)
+	if got := len(f.Commands()); got != 2 {
+		t.Errorf("%d commands", got)
+	}
+}
+
+// A server that refuses connections was asked nothing, so nothing is owed to it.
+func TestARefusedConnectionLeavesNothing(t *testing.T) {
+	t.Parallel()
+	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
+	defer c.Close()
+	n := newNode(t, c)
+	a := newAttempt(t, n, "k")
+	rep := a.acquire().want(t, Failed)
+	var op *net.OpError
+	if !errors.As(rep.Err, &op) || n.LastErr() == nil {
+		t.Errorf("error %v, last %v", rep.Err, n.LastErr())
+	}
+	a.release().wantNow(t, Missing)
+	wantDebts(t, n, 0)
+}
+
+// Neither was one that accepts and then does not even take part in the handshake. The
+// attempt is over in bounded time.
+func TestABlackHoleLeavesNothing(t *testing.T) {
+	t.Parallel()
+	c := redis.NewClient(&redis.Options{Addr: redistest.BlackHole(t)})
+	defer c.Close()
+	n := newNode(t, c)
+	a := newAttempt(t, n, "k")
+	begin := time.Now()
+	a.acquire().want(t, Failed)
+	if d := time.Since(begin); d > exchangeTimeout+2*time.Second {
+		t.Errorf("given up after %v", d)
+	}
+	a.release().wantNow(t, Missing)
+	wantDebts(t, n, 0)
+}
+
+// The same server through two clients is found out; two servers are not mixed up.
+func TestSameServer(t *testing.T) {
+	one, two := redistest.StartServer(t), redistest.StartServer(t)
+	for _, c := range []struct {
+		a, b *redistest.Server
+		want bool
+	}{{one, one, true}, {one, two, false}} {
+		got, err := SameServer(t.Context(), c.a.Client(t), c.b.Client(t), "nonce")
+		if err != nil || got != c.want {
+			t.Errorf("same %v, %v", got, err)
+		}
+	}
+	if keys := one.Keys(t); len(keys) > 0 {
+		t.Errorf("left behind: %q", keys)
+	}
+	gone := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1, MaxRetries: -1})
+	defer gone.Close()
+	if _, err := SameServer(t.Context(), one.Client(t), gone, "nonce"); err == nil {
+		t.Error("no error of a server that is not there")
+	}
+}
+
+// A Ring shards by itself and cannot be a node.
+func TestOnlyServersAndClustersAreNodes(t *testing.T) {
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	defer ring.Close()
+	if _, err := New(ring); err == nil {
+		t.Error("a Ring became a node")
+	}
+}

@@ -1,0 +1,206 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// Each shape that a script may answer has one meaning; see the .lua files.
+func TestParse(t *testing.T) {
+	held := []any{"other", int64(1500)}
+	for _, c := range []struct {
+		op   op
+		val  any
+		want Reply
+	}{
+		{opAcquire, int64(7), Reply{Kind: Granted, Counter: 7}},
+		{opAcquire, int64(-7), Reply{Kind: Replayed, Counter: 7}},
+		{opRepair, int64(7), Reply{Kind: Granted, Counter: 7}},
+		{opRepair, int64(-7), Reply{Kind: Replayed, Counter: 7}},
+		{opRefresh, int64(7), Reply{Kind: Renewed, Counter: 7}},
+		{opRefresh, int64(0), Reply{Kind: Missing}},
+		{opRelease, int64(1), Reply{Kind: Deleted}},
+		{opRelease, int64(0), Reply{Kind: Missing}},
+		{opAcquire, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
+		{opRepair, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
+		{opRefresh, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
+		{opRelease, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
+		{opAcquire, []any{"", int64(-1)}, Reply{Kind: Held, TTL: -time.Millisecond}},
+	} {
+		if got := parse(c.op, c.val, nil); got != c.want {
+			t.Errorf("%s %v: %v, want %v", c.op, c.val, got, c.want)
+		}
+	}
+}
+
+// A shape that no script answers is no vote.
+func TestUnknownRepliesAreFailures(t *testing.T) {
+	for _, o := range []op{opAcquire, opRepair, opRefresh, opRelease} {
+		for _, val := range []any{
+			nil, "OK", true, 1.5, errors.New("x"), map[any]any{}, []any{}, []any{"a"}, []any{int64(1), "a"},
+			[]any{"a", "b"}, []any{"a", int64(1), int64(2)}, []any{nil, nil}, [2]any{"a", int64(1)}, int(3),
+		} {
+			if rep := parse(o, val, nil); rep.Kind != Failed || rep.Err == nil {
+				t.Errorf("%s %#v: %v", o, val, rep)
+			}
+		}
+	}
+	for o, val := range map[op]int64{opAcquire: 0, opRepair: 0, opRefresh: -1, opRelease: 2} {
+		if rep := parse(o, val, nil); rep.Kind != Failed {
+			t.Errorf("%s %d: %v", o, val, rep)
+		}
+	}
+}
+
+// FuzzParse feeds arbitrary replies: no panic, and nothing but the known shapes is a vote.
+func FuzzParse(f *testing.F) {
+	f.Add(uint8(0), uint8(0), int64(1), "o", "")
+	f.Add(uint8(2), uint8(1), int64(-1), "o", "")
+	f.Add(uint8(3), uint8(2), int64(0), "", "WRONGTYPE x")
+	f.Add(uint8(1), uint8(3), int64(0), "", "ERR Error running script")
+	f.Fuzz(func(t *testing.T, o, shape uint8, n int64, s, text string) {
+		shapes := []any{
+			n, []any{s, n}, s, nil, []any{n, s}, []any{s}, []any{s, n, s}, map[any]any{s: n}, float64(n), []any{[]any{s, n}, n},
+			[]any{s, s}, redisError(s),
+		}
+		var err error
+		if text != "" {
+			err = redisError(text)
+		}
+		kind := op(o % 4)
+		rep := parse(kind, shapes[int(shape)%len(shapes)], err)
+		known := err == nil && int(shape)%len(shapes) < 2
+		switch {
+		case rep.Kind == Pending || rep.Kind > Held:
+			t.Errorf("kind %d", rep.Kind)
+		case rep.Kind == Failed != (rep.Err != nil):
+			t.Errorf("reply %v", rep)
+		case rep.Kind != Failed && !known:
+			t.Errorf("%v of an unknown shape", rep)
+		}
+		if rep.Err != nil {
+			_, _ = Final(rep.Err), neverRan(rep.Err)
+		}
+	})
+}
+
+// redisError is an error reply.
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+func (redisError) RedisError()     {}
+
+var _ redis.Error = redisError("")
+
+// classes says of each error line whether asking again cannot help, and whether it proves
+// that nothing was written.
+var classes = []struct {
+	line         string
+	final, clean bool
+}{
+	{"WRONGTYPE Operation against a key holding the wrong kind of value", true, true},
+	{"NOAUTH Authentication required.", true, true},
+	{"WRONGPASS invalid username-password pair or user is disabled.", true, true},
+	{"NOPERM this user has no permissions to run the 'evalsha' command", true, true},
+	{"READONLY You can't write against a read only replica.", false, true},
+	{"LOADING Redis is loading the dataset in memory", false, true},
+	{"OOM command not allowed when used memory > 'maxmemory'.", false, true},
+	{"OOM command not allowed when used memory > 'maxmemory'. script: 6f, on @user_script:1.", false, true},
+	{"MISCONF Redis is configured to save RDB snapshots", false, true},
+	{"NOREPLICAS Not enough good replicas to write.", false, true},
+	{"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", false, true},
+	{"BUSY Redis is busy running a script.", false, true},
+	{"CLUSTERDOWN The cluster is down", false, true},
+	{"TRYAGAIN Multiple keys request during rehashing of slot", false, true},
+	{"MOVED 1 127.0.0.1:1", false, true},
+	{"ERR something else", false, false},
+	{"ERR max number of clients reached", false, false},
+	{"WRONGTYPE Operation against a key holding the wrong kind of value script: 6f, on @user_script:61.", true, false},
+	{"ERR The user executing the script can't run this command or subcommand script: 6f, on @user_script:1.", true, false},
+	{"ERR Error running script (call to f_6f): @user_script:1: WRONGTYPE Operation against a key", true, false},
+	{"ERR Error running script (call to f_6f): @user_script:1: @user_script: 1: -WRONGTYPE Operation", true, false},
+	{"ERR Error running script (call to f_6f): @user_script:1: -NOPERM The user executing the script", true, false},
+	{"ERR Error running script (call to f_6f): @user_script:30: @user_script: 30: -OOM command not allowed", false, true},
+	{"ERR Error running script (call to f_6f): @user_script:30: -READONLY You can't write", false, true},
+	{"ERR wrong WRONGTYPE in the text", false, false},
+	{"WRONGTYPEX no such code", false, false},
+}
+
+func TestErrorsAreClassified(t *testing.T) {
+	for _, c := range classes {
+		for _, err := range []error{redisError(c.line), fmt.Errorf("wrapped: %w", redisError(c.line))} {
+			if Final(err) != c.final && err == error(redisError(c.line)) {
+				t.Errorf("%v: final %v", err, !c.final)
+			}
+			if err == error(redisError(c.line)) && neverRan(err) != c.clean {
+				t.Errorf("%v: clean %v", err, !c.clean)
+			}
+		}
+	}
+	// What only looks like a server's word proves nothing.
+	for _, err := range []error{errors.New("NOAUTH x"), io.EOF, context.DeadlineExceeded, ErrBusy} {
+		if Final(err) || neverRan(err) {
+			t.Errorf("%v passes for an answer", err)
+		}
+	}
+}
+
+// An error that proves that nothing was written leaves nothing to undo. Any other one is
+// undone, and the undo is tried until it is answered.
+func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
+	for _, c := range classes {
+		if c.line[:5] == "MOVED" {
+			continue // of a Cluster; a standalone server never says so
+		}
+		t.Run(c.line[:min(len(c.line), 60)], func(t *testing.T) {
+			t.Parallel()
+			f := redistest.StartFake(t, func(cmd []string) string {
+				if cmd[2] == "1" { // a release has one key
+					return ":0\r\n"
+				}
+				return redistest.ErrorFor("EVALSHA", c.line)(cmd)
+			})
+			n := newNode(t, fakeClient(t, f))
+			a := newAttempt(t, n, "k")
+			rep := a.acquire().want(t, Failed)
+			if Final(rep.Err) != c.final {
+				t.Errorf("final %v: %v", !c.final, rep.Err)
+			}
+			if released := a.release(); c.clean {
+				released.wantNow(t, Missing)
+			} else {
+				released.want(t, Missing)
+			}
+			wantDebts(t, n, 0)
+			if got := len(f.Commands()); (got == 1) != c.clean {
+				t.Errorf("%d commands: %v", got, f.Commands())
+			}
+		})
+	}
+}
+
+// A server that refuses the handshake says why, and was asked nothing.
+func TestARefusedHandshakeIsToldAndUndoesNothing(t *testing.T) {
+	s := redistest.StartServer(t, "--requirepass", "secret")
+	for name, password := range map[string]string{"WRONGPASS": "wrong", "NOAUTH": ""} {
+		t.Run(name, func(t *testing.T) {
+			c := s.Client(t, func(o *redis.Options) { o.Password = password }, quick)
+			n := newNode(t, c)
+			a := newAttempt(t, n, "k")
+			rep := a.acquire().want(t, Failed)
+			if !hasCode(rep.Err, name) || !Final(rep.Err) {
+				t.Errorf("error %v, want %s", rep.Err, name)
+			}
+			a.release().wantNow(t, Missing)
+			wantDebts(t, n, 0)
+		})
+	}
+}

@@ -1,0 +1,228 @@
+//go:build unix
+
+package redistest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// gone reports whether no process has that id.
+func gone(pid int) bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
+
+// A missing redis-server skips the test, or fails it where that was asked for.
+func TestRequireSkipsOrFailsWithoutABinary(t *testing.T) {
+	t.Setenv(EnvBinary, "no-such-redis-server")
+	t.Setenv(EnvRequire, "")
+	spy := &spyTB{TB: t}
+	if spy.run(Require); !strings.Contains(spy.skipped, "NOT TESTED") || spy.failed != "" {
+		t.Errorf("skipped %q, failed %q", spy.skipped, spy.failed)
+	}
+	t.Setenv(EnvRequire, "1")
+	spy = &spyTB{TB: t}
+	if spy.run(Require); spy.failed == "" || spy.skipped != "" {
+		t.Errorf("skipped %q, failed %q", spy.skipped, spy.failed)
+	}
+}
+
+// Close leaves no process and no directory behind.
+func TestClosedServerLeavesNothing(t *testing.T) {
+	Require(t)
+	s, err := Launch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := s.Pid()
+	if got := s.Do(t, "SET", "b", "1"); got != "OK" {
+		t.Errorf("SET: %v", got)
+	}
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if !gone(pid) {
+		t.Error("the process lives on")
+	}
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory: %v", err)
+	}
+	if err := s.Restart(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Restart after Close: %v", err)
+	}
+}
+
+// The admin methods see what clients did.
+func TestServerReportsKeysAndCalls(t *testing.T) {
+	s := StartServer(t)
+	c := s.Client(t)
+	ctx := t.Context()
+	for _, k := range []string{"b", "a"} {
+		if err := c.Set(ctx, k, 1, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.ScriptLoad(ctx, "return 1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Keys(t); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("Keys: %v", got)
+	}
+	if got := s.Do(t, "GET", "nothing"); got != nil {
+		t.Errorf("a null reply: %v", got)
+	}
+	calls := s.CommandCalls(t)
+	if calls["set"] != 2 || calls["script|load"] != 1 {
+		t.Errorf("CommandCalls: %v", calls)
+	}
+}
+
+// A restarted server has the same address, another process and an empty memory.
+func TestRestartForgetsKeysAndScripts(t *testing.T) {
+	s := StartServer(t)
+	addr, pid := s.Addr(), s.Pid()
+	s.Do(t, "SET", "k", "v")
+	sha := s.Do(t, "SCRIPT", "LOAD", "return 1")
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Addr() != addr || s.Pid() == pid || !gone(pid) {
+		t.Errorf("was %s pid %d, is %s pid %d", addr, pid, s.Addr(), s.Pid())
+	}
+	if got := s.Keys(t); len(got) != 0 {
+		t.Errorf("Keys: %v", got)
+	}
+	if got := s.Do(t, "SCRIPT", "EXISTS", sha).([]any); got[0] != int64(0) {
+		t.Errorf("SCRIPT EXISTS: %v", got)
+	}
+}
+
+// The caller's args win over the defaults, and survive a restart.
+func TestRestartKeepsAnAppendOnlyFile(t *testing.T) {
+	s := StartServer(t, "--appendonly", "yes", "--appendfsync", "always", "--requirepass", "secret")
+	s.Do(t, "SET", "k", "v")
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Client(t).Get(t.Context(), "k").Result(); got != "v" {
+		t.Errorf("GET: %q, %v", got, err)
+	}
+}
+
+// A killed server refuses connects until it is restarted.
+func TestKilledServerRefuses(t *testing.T) {
+	s := StartServer(t)
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := net.Dial("tcp", s.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("dial: %v", err)
+	}
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	s.WaitUp(t)
+}
+
+// A stopped server takes requests and answers none. Once it goes on it executes them, also
+// those whose connection was closed meanwhile.
+func TestStoppedServerExecutesLate(t *testing.T) {
+	s := StartServer(t)
+	if err := s.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	dead := dialRaw(t, s.Addr())
+	if _, err := io.WriteString(dead, "SET late 1\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	impatient := s.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	if err := impatient.Ping(ctx).Err(); !errors.Is(err, context.DeadlineExceeded) && !os.IsTimeout(err) {
+		t.Errorf("PING of a stopped server: %v", err)
+	}
+	if err := s.Cont(); err != nil {
+		t.Fatal(err)
+	}
+	s.WaitUp(t)
+	Eventually(t, 10*time.Second, "the late SET is executed", func() bool {
+		return slices.Contains(s.Keys(t), "late")
+	})
+}
+
+// Close and Kill end a stopped server, too.
+func TestStoppedServerCanBeKilled(t *testing.T) {
+	s := StartServer(t)
+	pid := s.Pid()
+	if err := errors.Join(s.Stop(), s.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	if !gone(pid) {
+		t.Error("the process lives on")
+	}
+}
+
+// What redis-server has to say about its arguments is in the error.
+func TestLaunchShowsWhyTheServerDidNotStart(t *testing.T) {
+	Require(t)
+	s, err := Launch("--no-such-option", "1")
+	if err == nil {
+		_ = s.Close()
+		t.Fatal("no error")
+	}
+	if !strings.Contains(err.Error(), "no-such-option") {
+		t.Error(err)
+	}
+}
+
+// Servers that start at the same time get ports of their own, and a port that somebody
+// took in the last moment means another try.
+func TestServersDoNotFightForPorts(t *testing.T) {
+	Require(t)
+	var mu sync.Mutex
+	ports := map[int]bool{}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			s, err := Launch()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer s.Close()
+			mu.Lock()
+			defer mu.Unlock()
+			if ports[s.Port()] {
+				t.Errorf("port %d twice", s.Port())
+			}
+			ports[s.Port()] = true
+		})
+	}
+	wg.Wait()
+}
+
+// The failure that makes Launch try another port is recognised.
+func TestStolenPortIsRecognised(t *testing.T) {
+	s := StartServer(t)
+	thief := &Server{dir: t.TempDir(), port: s.port, fail: func(error) {}}
+	if err := thief.startLocked(); !errors.Is(err, errPortTaken) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,44 @@
+package redistest
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+const (
+	// startTimeout bounds how long a server or a cluster may take to come up. A
+	// loaded machine under the race detector needs seconds; nothing needs this long.
+	startTimeout = 30 * time.Second
+
+	// pollEvery is the pause between two looks at a condition.
+	pollEvery = 2 * time.Millisecond
+)
+
+// Eventually waits until cond holds and ends the test when it does not within the given
+// time. what completes the sentence "timed out waiting until ...". cond runs on the
+// caller's goroutine, every two milliseconds.
+func Eventually(tb testing.TB, within time.Duration, what string, cond func() bool) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	if !poll(ctx, cond) {
+		tb.Fatalf("timed out after %v waiting until %s", within, what)
+	}
+}
+
+// poll looks at cond until it holds (true) or ctx ends (false).
+func poll(ctx context.Context, cond func() bool) bool {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		if cond() {
+			return true
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
