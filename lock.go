@@ -2,6 +2,7 @@ package flightlock
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/flight"
@@ -13,7 +14,7 @@ type Lock struct {
 	c    *Client
 	ttl  time.Duration
 	hold flight.Hold
-	auto autoRefresh
+	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
 }
 
 // Key is the key as the caller gave it.

@@ -21,7 +21,8 @@ import (
 // What locking needs is set whatever the url says: no retries (a replayed request can
 // overtake the release that undoes it), a read timeout of 2s at least (late answers must
 // come back on the connection they were asked on; Options.NodeTimeout bounds the wait), and
-// idle connections that are kept. Options.Nodes must be empty. A bad url is an ErrInvalid
+// idle connections that are kept, and one try to dial (a node that refuses connections
+// should say so at once). Options.Nodes must be empty. A bad url is an ErrInvalid
 // that shows it without its password.
 func Open(urls []string, opts Options) (*Client, error) {
 	if len(opts.Nodes) != 0 {
@@ -65,7 +66,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 			return nil, err
 		}
 		o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-		o.ConnMaxIdleTime, o.ClientName = -1, named(o.ClientName)
+		o.ConnMaxIdleTime, o.DialerRetries, o.ClientName = -1, 1, named(o.ClientName)
 		return redis.NewFailoverClient(o), nil
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(rawURL)
@@ -73,7 +74,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 			return nil, err
 		}
 		o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-		o.ConnMaxIdleTime, o.ClientName = -1, named(o.ClientName)
+		o.ConnMaxIdleTime, o.DialerRetries, o.ClientName = -1, 1, named(o.ClientName)
 		return redis.NewClusterClient(o), nil
 	}
 	o, err := redis.ParseURL(rawURL)
@@ -81,7 +82,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		return nil, err
 	}
 	o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-	o.ConnMaxIdleTime, o.ClientName = -1, named(o.ClientName)
+	o.ConnMaxIdleTime, o.DialerRetries, o.ClientName = -1, 1, named(o.ClientName)
 	return redis.NewClient(o), nil
 }
 

@@ -47,10 +47,11 @@ func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
 // ends. Each refresh checks the deadline first, so that after a pause of the process
 // nothing is sent for a lock that is over.
 type autoRefresh struct {
+	l      *Lock
+	policy RefreshPolicy
+	began  time.Time
+
 	mu        sync.Mutex // guards what follows
-	on        bool
-	policy    RefreshPolicy
-	began     time.Time
 	timer     *time.Timer
 	refreshes int
 	failures  int // consecutive
@@ -68,11 +69,13 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	if err := l.Err(); err != nil {
 		return l.c.ended(l.hold.Key(), err)
 	}
-	if err := l.auto.start(p, l); err != nil {
-		return err
+	a := &autoRefresh{l: l, policy: p, began: time.Now()}
+	if !l.auto.CompareAndSwap(nil, a) {
+		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
 	}
-	if _, why, over := l.hold.OnEnd(func(error) { l.auto.stop() }); over {
-		l.auto.stop()
+	a.start()
+	if _, why, over := l.hold.OnEnd(func(error) { a.stop() }); over {
+		a.stop()
 		if why == nil {
 			why = ErrNotHeld
 		}
@@ -81,17 +84,11 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	return nil
 }
 
-func (a *autoRefresh) start(p RefreshPolicy, l *Lock) error {
+func (a *autoRefresh) start() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.on {
-		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
-	}
-	now := time.Now()
-	a.on, a.policy, a.began = true, p, now
 	// A lock that was handed over may have less than its ttl left.
-	a.timer = time.AfterFunc(min(p.Interval, l.Until().Sub(now)/2), l.refreshDue)
-	return nil
+	a.timer = time.AfterFunc(min(a.policy.Interval, time.Until(a.l.Until())/2), a.due)
 }
 
 func (a *autoRefresh) stop() {
@@ -101,24 +98,22 @@ func (a *autoRefresh) stop() {
 	a.timer.Stop()
 }
 
-// refreshDue begins a refresh, unless the policy has it end here.
-func (l *Lock) refreshDue() {
-	a := &l.auto
-	a.mu.Lock()
+// due begins a refresh, unless the policy has it end here.
+func (a *autoRefresh) due() {
 	p := a.policy
+	a.mu.Lock()
 	over := a.stopped ||
 		p.MaxRefreshes > 0 && a.refreshes >= p.MaxRefreshes ||
 		p.MaxHold > 0 && time.Since(a.began) > p.MaxHold
 	a.mu.Unlock()
 	if !over {
-		l.hold.Refresh(p.Timeout, l.refreshed)
+		a.l.hold.Refresh(p.Timeout, a.refreshed)
 	}
 }
 
 // refreshed sets the timer by the outcome of a refresh.
-func (l *Lock) refreshed(err error) {
-	until := l.Until()
-	a := &l.auto
+func (a *autoRefresh) refreshed(err error) {
+	until := a.l.Until()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.stopped || errors.Is(err, ErrNotHeld) {

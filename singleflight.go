@@ -47,17 +47,17 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 // flightConfig connects the local tier to the quorum, and gives it the words for errors.
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
-		Acquire: func(key string, ttl time.Duration, tokens int64, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
-			l := lease{c: c, key: c.short(key)}
-			l.Lease = c.quorum.Prepare(key, ttl, tokens)
-			l.Lease.Acquire(func(g quorum.Grant, f *quorum.Failure) {
+		Acquire: func(inline bool, key string, ttl time.Duration, tokens int64, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
+			l := &lease{c: c, key: c.short(key)}
+			c.quorum.Prepare(&l.Lease, key, ttl, tokens)
+			l.Lease.Acquire(inline, func(g quorum.Grant, f *quorum.Failure) {
 				if f != nil {
 					done(nil, flight.Grant{}, outcome(l.key, f))
 					return
 				}
 				done(l, flight.Grant(g), nil)
 			})
-			return attempt(l)
+			return l
 		},
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
@@ -71,12 +71,12 @@ func (c *Client) flightConfig() flight.Config {
 
 // lease is a quorum's lease as the local tier sees it.
 type lease struct {
-	*quorum.Lease
+	quorum.Lease
 	c   *Client
 	key string
 }
 
-func (l lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(flight.Grant, *flight.Outcome)) {
+func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(flight.Grant, *flight.Outcome)) {
 	l.Lease.Refresh(ttl, more, timeout, func(g quorum.Grant, f *quorum.Failure) {
 		if f != nil {
 			done(flight.Grant{}, outcome(l.key, f))
@@ -86,8 +86,8 @@ func (l lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, don
 	})
 }
 
-func (l lease) Release(done func(error)) {
-	l.Lease.Release(func(f *quorum.Failure) {
+func (l *lease) Release(inline bool, done func(error)) {
+	l.Lease.Release(inline, func(f *quorum.Failure) {
 		if f != nil {
 			done(quorumError(l.key, f))
 			return
@@ -96,12 +96,10 @@ func (l lease) Release(done func(error)) {
 	})
 }
 
-// attempt is a lease that is being acquired.
-type attempt lease
-
-func (a attempt) Peek() error {
-	if f := a.Lease.Peek(); f != nil {
-		return quorumError(a.key, f)
+// Peek says how the attempt stands.
+func (l *lease) Peek() error {
+	if f := l.Lease.Peek(); f != nil {
+		return quorumError(l.key, f)
 	}
 	return nil
 }

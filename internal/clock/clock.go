@@ -3,9 +3,12 @@ package clock
 
 import "time"
 
-// Passed reports whether deadline has come at now, by the monotonic or by the wall clock,
-// whichever says so first. The monotonic clock stands still while a machine sleeps, and a
+// Left is how long it is from now until deadline, by the monotonic or by the wall clock,
+// whichever says less. The monotonic clock stands still while a machine sleeps, and a
 // lease does not; the wall clock may be set back, and a lease is not longer for it.
-func Passed(now, deadline time.Time) bool {
-	return !now.Before(deadline) || !now.Round(0).Before(deadline.Round(0))
+func Left(now, deadline time.Time) time.Duration {
+	return min(deadline.Sub(now), deadline.Round(0).Sub(now.Round(0)))
 }
+
+// Passed reports whether deadline has come at now, by either clock.
+func Passed(now, deadline time.Time) bool { return Left(now, deadline) <= 0 }

@@ -16,6 +16,7 @@ import (
 //	held      a lease, and cur holds it
 //	renewing  a lease, nobody holds it; the front waiter gets it when the refresh under
 //	          way has made it long enough, or has brought tokens
+//	parting   the lease is being given back; then asking or dead
 //	dead      nothing of all this; the next caller makes a new flight
 //
 // Callers queue in order of arrival, and the lease goes to the front of the queue, by
@@ -33,6 +34,8 @@ import (
 //     the lease on as a release would. No wake-up and no lease is lost.
 //   - The attempt belongs to the flight, not to a caller. It is cancelled when the last
 //     waiter has left.
+//   - No attempt begins, and the flight does not die, before the release of the lease was
+//     sent: the next attempt would meet this process's own entry.
 //
 // A goroutine per flight that waits for events would be simpler to read, and costs two
 // context switches per lock; a channel as the queue is not FIFO under cancellation. Here
@@ -43,8 +46,8 @@ type flight struct {
 	shard *shard
 	key   string
 
-	mu   sync.Mutex // guards what follows
-	todo []func()   // run by unlock, in order
+	mu   sync.Mutex          // guards what follows
+	todo []func(inline bool) // run by unlock, in order
 	dead bool
 
 	head, tail *Hold // waiting
@@ -56,12 +59,15 @@ type flight struct {
 	stale  time.Time // from then on a handoff has the lease renewed
 	tokens [2]block  // the one in use, and one in store
 
-	asking  bool // an attempt is under way
-	serial  int  // of the attempt
+	parting bool          // a release has not been sent yet
+	asking  bool          // an attempt is under way
+	serial  int           // of the attempt
+	wish    time.Duration // the ttl that it is for
 	attempt Attempt
-	given   bool  // the attempt is cancelled: its failure means nothing
-	last    error // outcome of the last attempt, until one succeeds
-	paused  time.Time
+	given   bool      // the attempt is cancelled: its failure means nothing
+	last    error     // outcome of the last attempt, until one succeeds
+	paused  time.Time // when the pause ends
+	free    time.Time // when the key could be free, by the last outcome; zero: unknown
 
 	refreshing bool
 	asks       []ask // for a refresh of the current Hold
@@ -96,16 +102,20 @@ func newFlight(g *Group, sh *shard, key string) *flight {
 }
 
 // unlock lets go of mu and does what had to wait for that.
-func (f *flight) unlock() {
+func (f *flight) unlock() { f.unlockInline(false) }
+
+// unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
+// that of a caller that came to acquire or to release.
+func (f *flight) unlockInline(inline bool) {
 	todo := f.todo
 	f.todo = nil
 	f.mu.Unlock()
 	for _, do := range todo {
-		do()
+		do(inline)
 	}
 }
 
-func (f *flight) laterLocked(do func()) { f.todo = append(f.todo, do) }
+func (f *flight) laterLocked(do func(inline bool)) { f.todo = append(f.todo, do) }
 
 // tell reports the counts so far.
 func (f *flight) tell() Counts {
@@ -123,11 +133,11 @@ func (f *flight) tell() Counts {
 // without an error when the flight has died meanwhile.
 func (f *flight) join(h *Hold, mode Mode) (bool, error) {
 	f.mu.Lock()
-	defer f.unlock()
+	defer f.unlockInline(true)
 	if f.dead { // find makes a new one
 		return false, nil
 	}
-	idle := f.n == 0 && f.cur == nil && f.lease == nil && !f.asking
+	idle := f.n == 0 && f.lease == nil // an attempt under way is being cancelled
 	if idle && f.g.closed.Load() {
 		f.dieLocked()
 		return false, f.g.cfg.Closed
@@ -138,32 +148,33 @@ func (f *flight) join(h *Hold, mode Mode) (bool, error) {
 		}
 	}
 	h.f = f
-	h.ready = readies.Get().(chan struct{})
+	h.ready = f.g.readies.Get().(chan struct{})
 	f.pushLocked(h)
-	if idle {
+	if idle && !f.asking && !f.parting {
 		f.askLocked(h)
 	}
 	return true, nil
 }
 
-// refuseLocked says why h cannot wait behind others, and gives it the time that its
-// strategy would go on for.
+// refuseLocked says why h cannot wait behind others, or has it wait for as long as its
+// strategy would go on.
 func (f *flight) refuseLocked(h *Hold, mode Mode) error {
 	if f.g.closed.Load() {
 		return f.g.cfg.Closed
 	}
-	if mode == Try {
-		return f.busyLocked()
+	var wait time.Duration
+	bounded := !isEndless(h.pace)
+	if bounded {
+		h.due = time.Now() // as if it asked Redis now, and found the key taken
+		wait, h.ends = h.outlook(h.due)
 	}
-	wait, limited := patience(h.pace)
-	if limited && wait == 0 {
+	if mode == Try || h.ends && wait == 0 {
 		return f.busyLocked()
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && f.n >= limit {
 		return f.g.cfg.Crowded(f.key)
 	}
-	if limited {
-		h.due = time.Now()
+	if bounded {
 		h.patience = time.AfterFunc(wait, func() { f.giveUp(h) })
 	}
 	return nil
@@ -190,14 +201,20 @@ func (f *flight) outcomeLocked() error {
 	return f.busyLocked()
 }
 
-// giveUp ends the wait of a waiter whose strategy would have given up by now. A front
-// waiter that contends for the lease is left to its strategy's own count: each of its
-// attempts is real.
+// giveUp ends the wait of a waiter whose strategy would have given up by now. One that
+// paces the flight is left to its strategy's own count: each of its attempts is real.
 func (f *flight) giveUp(h *Hold) {
 	f.mu.Lock()
 	defer f.unlock()
-	if h.state == waiting && (h != f.head || f.lease != nil) {
+	switch now := time.Now(); {
+	case h.state != waiting || h.patience == nil:
+	case h.ends:
 		f.turnAwayLocked(h, f.outcomeLocked())
+	default:
+		var wait time.Duration
+		h.advance(now)
+		wait, h.ends = h.outlook(now)
+		h.patience.Reset(wait)
 	}
 }
 
@@ -209,9 +226,13 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 	switch h.state {
 	case waiting:
 		err := f.g.cfg.GaveUp(f.key, ctxErr, f.outcomeLocked())
+		front := h == f.head
 		f.dropLocked(h)
 		h.state = left
 		f.emptiedLocked()
+		if front && f.pausingLocked() { // for as long as h wanted
+			f.paceLocked()
+		}
 		return err
 	case left:
 		<-h.ready
@@ -223,7 +244,7 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 	err := f.g.cfg.GaveUp(f.key, ctxErr, f.busyLocked())
 	if h.state == holding {
 		f.endLocked(h, released, nil)
-		f.passLocked(time.Now())
+		f.passLocked(time.Now(), nil)
 	}
 	return err
 }
@@ -246,16 +267,17 @@ func (f *flight) emptiedLocked() {
 	case f.asking:
 		f.given = true
 		if a := f.attempt; a != nil {
-			f.laterLocked(a.Cancel)
+			f.laterLocked(func(bool) { a.Cancel() })
 		}
 	case f.lease == nil:
 		f.dieLocked()
 	}
 }
 
-// dieLocked removes the flight. Nobody waits, nothing is held.
+// dieLocked removes the flight, unless something is still under way. Nobody waits, nothing
+// is held.
 func (f *flight) dieLocked() {
-	if f.dead {
+	if f.dead || f.asking || f.parting {
 		return
 	}
 	f.dead = true
@@ -325,7 +347,7 @@ func (f *flight) tick() {
 		if f.cur != nil {
 			f.armLocked(f.cur.until)
 		}
-	case f.lease == nil && !f.asking && f.n > 0:
+	case f.pausingLocked():
 		if now.Before(f.paused) {
 			f.armLocked(f.paused)
 		} else {
@@ -334,11 +356,15 @@ func (f *flight) tick() {
 	}
 }
 
+func (f *flight) pausingLocked() bool {
+	return f.n > 0 && f.lease == nil && !f.asking && !f.parting
+}
+
 // overdueLocked ends the current Hold if its Until has passed. The lease may have been
 // renewed for the waiters meanwhile: then it goes on to them, under a new token.
 func (f *flight) overdueLocked(now time.Time) {
 	if h := f.cur; h != nil && clock.Passed(now, h.until) {
 		f.endLocked(h, lost, f.g.cfg.Expired)
-		f.passLocked(now)
+		f.passLocked(now, nil)
 	}
 }

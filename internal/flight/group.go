@@ -20,7 +20,7 @@ type Lease interface {
 	// of a lease under way at a time.
 	Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Outcome))
 	// Release gives the lease back; done hears whether it still was ours.
-	Release(done func(error))
+	Release(inline bool, done func(error))
 }
 
 // Grant is a lease's deadline and a block of fencing tokens, empty when Last < First.
@@ -43,12 +43,13 @@ type Attempt interface {
 	Peek() error // how it stands; nil when there is nothing to say
 }
 
-// Config is how the local tier reaches the world. Functions are called without any lock
-// held, and must not block.
+// Config is how the local tier reaches the world. No function, of a Lease or an Attempt
+// either, may block. Acquire, Refresh, Release and Cancel are called without any lock held;
+// those that only tell something may be called under a flight's, and must not call back.
 type Config struct {
 	// Acquire begins one remote attempt. done is called exactly once, from anywhere, and
 	// may be called before Acquire returns.
-	Acquire     func(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt
+	Acquire     func(inline bool, key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt
 	Validity    func(ttl time.Duration) time.Duration
 	NodeTimeout time.Duration
 	Slice       time.Duration // negative: no handoff
@@ -74,6 +75,15 @@ type Group struct {
 	shards [shards]shard
 	closed atomic.Bool
 	died   chan struct{} // has an entry when a flight died after close began
+
+	// readies are channels for waiting. A Hold returns its own only when it is empty and
+	// nobody can send to it any more. The pool is the Group's own because a channel made
+	// in a test's synctest bubble must not get out of it.
+	readies sync.Pool
+
+	// outcomes are channels for waiting for a release. Each gets one value per use, and
+	// none if the lease was handed over.
+	outcomes sync.Pool
 }
 
 type shard struct {
@@ -102,6 +112,8 @@ func (c *Counts) add(d Counts) {
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
 	g := &Group{cfg: cfg, seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
+	g.readies.New = func() any { return make(chan struct{}, 1) }
+	g.outcomes.New = func() any { return make(chan error, 1) }
 	for i := range g.shards {
 		g.shards[i].flights = map[string]*flight{}
 		g.shards[i].alone = map[*flight]struct{}{}
@@ -157,7 +169,7 @@ func (g *Group) remove(f *flight) {
 	}
 }
 
-// flights lists the flights of a shard, with the counts of those that died before.
+// list gives the flights of a shard, and the counts of those that died before.
 func (sh *shard) list() ([]*flight, Counts) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -185,27 +197,33 @@ func (g *Group) Counts() Counts {
 }
 
 // Close refuses newcomers, fails whoever waits, lets holders go on until ctx ends, and
-// then ends them too and gives their leases back. It returns when all of that is done,
-// and says whether the holders had to be ended.
+// then ends them too and gives their leases back. It returns when no flight is left, so
+// every release has been sent, and says whether the holders had to be ended. It is called
+// once.
 func (g *Group) Close(ctx context.Context) (forced bool) {
 	g.closed.Store(true)
 	for _, f := range g.all() {
 		f.shut()
 	}
-	for g.any() {
+	for patience := ctx.Done(); g.any(); {
 		select {
 		case <-g.died:
-			continue
-		case <-ctx.Done():
+		case <-patience:
+			patience = nil // what is left then is bounded by NodeTimeout
+			forced = g.evict()
 		}
-		var given sync.WaitGroup
-		for _, f := range g.all() {
-			forced = f.evict(&given) || forced
-		}
-		given.Wait() // each is bounded by NodeTimeout
-		return forced
 	}
-	return false
+	return forced
+}
+
+// evict ends all holders, and waits until their leases have been given back.
+func (g *Group) evict() (any bool) {
+	var given sync.WaitGroup
+	for _, f := range g.all() {
+		any = f.evict(&given) || any
+	}
+	given.Wait()
+	return any
 }
 
 func (g *Group) all() (all []*flight) {

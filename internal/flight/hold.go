@@ -3,7 +3,6 @@ package flight
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -36,13 +35,14 @@ type Hold struct {
 	next, prev *Hold       // in the queue
 	failures   int         // how many failures its pace has been asked about
 	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
-	patience   *time.Timer // ends the wait of a waiter whose pace has an end; nil at the front
+	patience   *time.Timer // for giveUp; nil if its pace has no end, or paces the flight
+	ends       bool        // its pace ends when patience fires; else look again then
 	fence      int64
 	lease      Lease
 	until      time.Time // when this Hold is over if nothing renews it
 	limit      time.Time // how far renewals for the flight's own sake may move until
 	why        error     // lost: why
-	ends       map[*func(error)]struct{}
+	onEnd      map[*func(error)]struct{}
 
 	// ready gets one value when the wait is over. refusal is written before that, and
 	// may be read after it.
@@ -59,10 +59,6 @@ const (
 	lost
 	left
 )
-
-// readies are channels for waiting. A Hold returns its own only when it is empty and
-// nobody can send to it any more.
-var readies = sync.Pool{New: func() any { return make(chan struct{}, 1) }}
 
 // Mode is how a caller queues.
 type Mode uint8
@@ -91,7 +87,7 @@ func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 			return err
 		}
 	}
-	readies.Put(h.ready)
+	g.readies.Put(h.ready)
 	h.ready = nil
 	return h.refusal
 }
@@ -154,14 +150,14 @@ func (h *Hold) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
 	if h.state != holding {
 		return nil, h.why, true
 	}
-	if h.ends == nil {
-		h.ends = map[*func(error)]struct{}{}
+	if h.onEnd == nil {
+		h.onEnd = map[*func(error)]struct{}{}
 	}
 	at := &fn
-	h.ends[at] = struct{}{}
+	h.onEnd[at] = struct{}{}
 	return func() {
 		f.mu.Lock()
-		delete(h.ends, at)
+		delete(h.onEnd, at)
 		f.mu.Unlock()
 	}, nil, false
 }
@@ -179,9 +175,11 @@ func (h *Hold) Release() error {
 		return err
 	}
 	f.endLocked(h, released, nil)
-	gone := f.passLocked(now)
-	f.unlock()
-	if gone == nil {
+	gone := f.g.outcomes.Get().(chan error)
+	defer f.g.outcomes.Put(gone)
+	wait := f.passLocked(now, gone)
+	f.unlockInline(true)
+	if !wait {
 		return nil
 	}
 	return <-gone
@@ -218,46 +216,54 @@ func (h *Hold) failed(now time.Time) (time.Duration, bool) {
 	return d, ok
 }
 
-// catchUp counts the failures that a waiter would have met by now, had it asked Redis
-// itself since it came.
-func (h *Hold) catchUp(now time.Time) {
-	for h.patience != nil { // else it never gives up, and its count starts at the front
+// takeOver makes h, which is the front waiter now, the one whose pace counts. It has what
+// the time that it has waited here leaves of it.
+func (h *Hold) takeOver(now time.Time) {
+	if h.patience != nil {
+		h.patience.Stop()
+		h.patience = nil
+		h.advance(now)
+	}
+}
+
+// advance counts the failures that h would have met by now, had it asked Redis itself
+// since it came.
+func (h *Hold) advance(now time.Time) {
+	for !h.due.After(now) {
 		d, ok := h.pace.Next(h.failures + 1)
-		next := h.due.Add(max(d, minDelay))
-		if !ok || next.After(now) {
+		if !ok {
 			return
 		}
 		h.failures++
-		h.due = next
+		h.due = h.due.Add(max(d, minDelay))
 	}
 }
 
-// minDelay keeps a strategy that returns nothing from spinning.
-const minDelay = time.Millisecond
-
-// patience is how long the strategy would go on against Redis from now on; ok is false
-// when it has no end, or none that matters.
-func patience(p Pace) (sum time.Duration, ok bool) {
-	if e, is := p.(endless); is && e.Endless() {
-		return 0, false
-	}
-	for n := 1; n <= maxSteps; n++ {
-		d, more := p.Next(n)
-		if !more {
-			return sum, true
+// outlook is how long, from now on, h's pace would go on against Redis if each attempt
+// failed; if ends is false, it would go on longer than was looked.
+func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
+	wait = h.due.Sub(now)
+	for n := h.failures + 1; n <= h.failures+maxSteps && wait < maxWait; n++ {
+		d, ok := h.pace.Next(n)
+		if !ok {
+			return wait, true
 		}
-		if sum += max(d, minDelay); sum > maxPatience {
-			return 0, false
-		}
+		wait += min(max(d, minDelay), maxWait)
 	}
-	return 0, false
+	return min(wait, maxWait), false
 }
 
-// Beyond these a strategy counts as one without an end, as long as its caller waits for
-// this process. Against Redis it is asked each time.
+func isEndless(p Pace) bool {
+	e, is := p.(endless)
+	return is && e.Endless()
+}
+
 const (
-	maxSteps    = 10_000
-	maxPatience = 24 * time.Hour
+	minDelay = time.Millisecond // keeps a strategy that returns nothing from spinning
+
+	// How far outlook looks.
+	maxSteps = 1000
+	maxWait  = 24 * time.Hour
 )
 
 func (h *Hold) String() string { return fmt.Sprintf("%s fence %d", h.f.key, h.fence) }

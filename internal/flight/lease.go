@@ -13,17 +13,18 @@ import (
 func (f *flight) askLocked(h *Hold) {
 	f.asking, f.given, f.attempt = true, false, nil
 	f.serial++
+	f.wish = h.ttl
 	f.counts.Attempts++
-	h.catchUp(time.Now())
+	h.takeOver(time.Now())
 	serial, ttl, tokens := f.serial, h.ttl, f.blockLocked()
-	f.laterLocked(func() {
-		a := f.g.cfg.Acquire(f.key, ttl, tokens, f.asked)
+	f.laterLocked(func(inline bool) {
+		a := f.g.cfg.Acquire(inline, f.key, ttl, tokens, f.asked)
 		f.mu.Lock()
 		defer f.unlock()
 		if f.asking && f.serial == serial {
 			f.attempt = a
 			if f.given {
-				f.laterLocked(a.Cancel)
+				f.laterLocked(func(bool) { a.Cancel() })
 			}
 		}
 	})
@@ -60,47 +61,61 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 	if f.n > 0 {
 		f.stale = f.staleAt(now, f.head.ttl)
 	}
-	f.passLocked(now)
+	f.passLocked(now, nil)
 }
 
-// pauseLocked waits after a failed attempt: as long as the front waiter's strategy says,
-// but no longer than until the key could be free. Whoever's strategy gives up at this
-// failure is turned away, and the next in the queue paces the flight: the failure was
-// the whole queue's.
+// pauseLocked waits after a failed attempt.
 func (f *flight) pauseLocked(free time.Duration) {
-	now := time.Now()
-	d, ok := f.head.failed(now)
-	for !ok {
-		f.turnAwayLocked(f.head, f.last)
-		if f.n == 0 {
+	f.free = time.Time{}
+	if free > 0 {
+		f.free = time.Now().Add(max(free, minDelay))
+	}
+	f.paceLocked()
+}
+
+// paceLocked sets the pause's end: as the front waiter's strategy says, but no later than
+// when the key could be free. Whoever's strategy gives up at the last failure is turned
+// away, and the next in the queue paces the flight: the failure was the whole queue's.
+func (f *flight) paceLocked() {
+	for now := time.Now(); f.n > 0; {
+		h := f.head
+		h.takeOver(now)
+		if d, ok := h.failed(now); ok {
+			f.paused = now.Add(d)
+			if !f.free.IsZero() {
+				f.paused = earlier(f.paused, f.free)
+			}
+			f.armLocked(f.paused)
 			return
 		}
-		f.head.catchUp(now)
-		d, ok = f.head.failed(now)
+		f.turnAwayLocked(h, f.last)
 	}
-	if free > 0 {
-		d = min(d, max(free, minDelay))
-	}
-	f.paused = now.Add(d)
-	f.armLocked(f.paused)
 }
 
 // passLocked decides what becomes of a lease that nobody holds: it goes to the front
 // waiter, now or when it has been renewed, or back to the nodes. In the last case it
-// returns a channel that gets the outcome of the release.
-func (f *flight) passLocked(now time.Time) <-chan error {
+// reports true, and gone, if there is one, gets the outcome of the release.
+func (f *flight) passLocked(now time.Time, gone chan<- error) (released bool) {
 	h := f.head
 	switch {
 	case h == nil, clock.Passed(now, f.until), f.g.cfg.Slice < 0 && f.holds > 0:
-		return f.letGoLocked()
-	case f.until.Sub(now) < h.ttl/2, f.leftLocked() == 0:
+		f.letGoLocked(gone)
+		return true
+	case f.shortLocked(h, now), f.leftLocked() == 0:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
 	default:
 		f.giveLocked(h, now)
 	}
-	return nil
+	return false
+}
+
+// shortLocked says that the lease must be renewed before h may have it. What an attempt
+// for h's ttl has just won is not: asking again would take as long.
+func (f *flight) shortLocked(h *Hold, now time.Time) bool {
+	fresh := f.holds == 0 && h.ttl <= f.wish
+	return !fresh && f.until.Sub(now) < h.ttl/2
 }
 
 // giveLocked makes h, the front waiter, the current Hold.
@@ -128,31 +143,44 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 	if as == lost {
 		f.counts.Lost++
 	}
-	for fn := range h.ends {
-		f.laterLocked(func() { (*fn)(why) })
+	for fn := range h.onEnd {
+		f.laterLocked(func(bool) { (*fn)(why) })
 	}
-	h.ends = nil
+	h.onEnd = nil
 	for _, a := range f.asks {
 		err := f.g.cfg.Ended(f.key, h.errLocked(time.Time{}))
-		f.laterLocked(func() { a.done(err) })
+		f.laterLocked(func(bool) { a.done(err) })
 	}
 	f.asks = nil
 }
 
-// letGoLocked gives the lease back to the nodes. Whoever waits contends anew, after the
-// release: both go out in this order.
-func (f *flight) letGoLocked() <-chan error {
+// letGoLocked gives the lease back to the nodes. Whoever waits contends anew after that,
+// whoever comes meanwhile included.
+func (f *flight) letGoLocked(gone chan<- error) {
 	l := f.lease
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
-	gone := make(chan error, 1)
-	f.laterLocked(func() { l.Release(func(err error) { gone <- err }) })
+	f.parting = true
+	f.laterLocked(func(inline bool) {
+		l.Release(inline, func(err error) {
+			if gone != nil {
+				gone <- err
+			}
+		})
+		f.parted()
+	})
+}
+
+// parted goes on when the release has been sent.
+func (f *flight) parted() {
+	f.mu.Lock()
+	defer f.unlock()
+	f.parting = false
 	if f.n > 0 {
 		f.askLocked(f.head)
 	} else {
 		f.dieLocked()
 	}
-	return gone
 }
 
 // Tokens.
@@ -210,7 +238,7 @@ func (f *flight) staleAt(now time.Time, ttl time.Duration) time.Time {
 // topUpLocked has the lease renewed in the background when a handoff finds that it has
 // lost some of its ttl, or that the tokens run out.
 func (f *flight) topUpLocked(now time.Time) {
-	if f.refreshing {
+	if f.refreshing || f.g.cfg.Slice < 0 {
 		return
 	}
 	left := f.leftLocked()
@@ -249,23 +277,25 @@ func (f *flight) refreshLocked() {
 
 func (f *flight) startRefreshLocked(now time.Time, ttl time.Duration, more int64, timeout time.Duration) {
 	f.refreshing = true
+	f.stale = f.staleAt(now, ttl) // even if it fails: the next handoff is not to try again
 	f.counts.Refreshes++
 	l, served := f.lease, f.served
 	f.served = nil
-	f.laterLocked(func() {
-		l.Refresh(ttl, more, timeout, func(g Grant, o *Outcome) { f.refreshed(l, now, ttl, served, g, o) })
+	f.laterLocked(func(bool) {
+		l.Refresh(ttl, more, timeout, func(g Grant, o *Outcome) { f.refreshed(l, served, g, o) })
 	})
 }
 
 // refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
-// gets the new deadline, or the loss.
-func (f *flight) refreshed(l Lease, began time.Time, ttl time.Duration, served []ask, g Grant, o *Outcome) {
+// gets the new deadline, or the loss. A Hold whose Until came before the answer is over.
+func (f *flight) refreshed(l Lease, served []ask, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
+	f.overdueLocked(time.Now())
 	if f.lease == l {
 		f.refreshing = false
 		if o == nil {
-			f.renewedLocked(g, began, ttl)
+			f.renewedLocked(g)
 		} else if o.Lost {
 			f.loseLocked(o.Err)
 		}
@@ -278,7 +308,7 @@ func (f *flight) refreshed(l Lease, began time.Time, ttl time.Duration, served [
 	case f.cur != nil:
 		f.refreshLocked()
 	case o != nil, f.leftLocked() == 0: // could not be renewed: contend anew
-		f.letGoLocked()
+		f.letGoLocked(nil)
 	default:
 		f.grantOrLetGoLocked(time.Now())
 	}
@@ -290,21 +320,19 @@ func (f *flight) grantOrLetGoLocked(now time.Time) {
 	if h := f.head; h != nil && f.until.Sub(now) >= h.ttl/2 && !clock.Passed(now, f.until) {
 		f.giveLocked(h, now)
 	} else {
-		f.letGoLocked()
+		f.letGoLocked(nil)
 	}
 }
 
-func (f *flight) renewedLocked(g Grant, began time.Time, ttl time.Duration) {
+func (f *flight) renewedLocked(g Grant) {
 	if g.Until.After(f.until) {
 		f.until = g.Until
 	}
-	f.stale = f.staleAt(began, ttl)
 	if b := g.block(); b.left() > 0 {
-		if f.tokens[0].left() == 0 {
-			f.tokens[0] = b
-		} else {
-			f.tokens[1] = b
+		if f.tokens[0].left() == 0 { // what is in store comes first
+			f.tokens[0] = f.tokens[1]
 		}
+		f.tokens[1] = b
 		f.used, f.reserved = 0, time.Now()
 	}
 	if h := f.cur; h != nil {
@@ -325,7 +353,7 @@ func (f *flight) answerLocked(a ask, g Grant, o *Outcome) {
 		a.h.until = later(a.h.until, g.Until)
 		a.h.limit = later(a.h.limit, g.Until)
 	}
-	f.laterLocked(func() { a.done(err) })
+	f.laterLocked(func(bool) { a.done(err) })
 }
 
 // loseLocked ends the lease that the nodes say is no longer ours, and its Hold.
@@ -333,7 +361,7 @@ func (f *flight) loseLocked(err error) {
 	if f.cur != nil {
 		f.endLocked(f.cur, lost, f.g.cfg.LostWith(err))
 	}
-	f.letGoLocked() // on some nodes it may still be there
+	f.letGoLocked(nil) // on some nodes it may still be there
 }
 
 // Closing.
@@ -356,7 +384,8 @@ func (f *flight) evict(given *sync.WaitGroup) bool {
 		return false
 	}
 	f.endLocked(h, lost, f.g.cfg.Closed)
-	gone := f.letGoLocked()
+	gone := make(chan error, 1)
+	f.letGoLocked(gone)
 	given.Go(func() { <-gone })
 	return true
 }

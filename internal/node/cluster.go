@@ -83,6 +83,7 @@ func (ro *router) run() {
 		for _, r := range unwritten(batch) {
 			ro.find(r)
 		}
+		ro.pending.rest()
 	}
 }
 

@@ -34,10 +34,9 @@ type Sink interface {
 // doubts, and a release is believed only when it deleted a key that no answered request
 // explains, or when it was answered twice, a second apart.
 type Entry struct {
-	n    *Node
-	t    *Target
-	sink Sink // of the request under way; one request at a time, apart from a late create
-	i    int
+	n *Node
+	t *Target
+	i int
 
 	mu        sync.Mutex // guards what follows
 	create    *request   // acquire or repair without an answer yet
@@ -57,9 +56,10 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, i }
 func (e *Entry) Node() *Node { return e.n }
 
 // Acquire asks for the node's vote, with a block of tokens. It is not written any more
-// once deadline has passed.
-func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline time.Time) {
-	e.send(&request{op: opAcquire, sink: sink, ttl: ttl, n1: tokens, deadline: deadline}, true)
+// once deadline has passed. inline says that the calling goroutine may block for
+// NodeTimeout and does not mind to hear the answer before Acquire returns.
+func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
+	e.send(&request{op: opAcquire, inline: inline, sink: sink, ttl: ttl, n1: tokens, deadline: deadline}, true)
 }
 
 // Repair puts the key back on a node that lost it, while the lease is valid, with its
@@ -75,8 +75,9 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline 
 }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be
-// nil; it hears the first outcome. The node goes on until the release is confirmed.
-func (e *Entry) Release(sink Sink) {
+// nil; it hears the first outcome. The node goes on until the release is confirmed. inline
+// is as for Acquire.
+func (e *Entry) Release(sink Sink, inline bool) {
 	e.mu.Lock()
 	if e.releasing {
 		e.mu.Unlock()
@@ -92,7 +93,7 @@ func (e *Entry) Release(sink Sink) {
 	empty := e.emptyLocked()
 	e.undoing = !empty
 	e.mu.Unlock()
-	r := &request{op: opRelease, e: e, sink: sink}
+	r := &request{op: opRelease, inline: inline, e: e, sink: sink}
 	if empty {
 		r.answer(Reply{Kind: Missing})
 		return
@@ -226,6 +227,7 @@ type request struct {
 	e        *Entry
 	sink     Sink // nil: nobody waits for the answer
 	op       op
+	inline   bool   // the goroutine that routes it may block
 	hops     uint8  // redirections followed so far, on a Cluster
 	asking   bool   // the next server must be told that it is asked for once (ASK)
 	to       string // the address that the last redirection named
@@ -235,6 +237,8 @@ type request struct {
 
 	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
 	next, prev *request              // guarded by the queue's mu
+
+	argv [9]any // of the command, while it is under way
 }
 
 // args is the command as it goes over the wire.
@@ -243,15 +247,25 @@ func (r *request) args() []any {
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		return []any{"EVALSHA", lua.Acquire.SHA, 2, t.Key, t.bucket, t.Owner, ttl, r.n1}
+		return append(r.argv[:0], evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, r.n1)
 	case opRepair:
-		return []any{"EVALSHA", lua.Acquire.SHA, 2, t.Key, t.bucket, t.Owner, ttl, 0, r.n1}
+		return append(r.argv[:0], evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, 0, r.n1)
 	case opRefresh:
-		return []any{"EVALSHA", lua.Refresh.SHA, 2, t.Key, t.bucket, t.Owner, ttl, r.n1, r.n2}
+		return append(r.argv[:0], evalsha, shaRefresh, two, t.key, t.bucket, t.owner, ttl, r.n1, r.n2)
 	default:
-		return []any{"EVALSHA", lua.Release.SHA, 1, t.Key, t.Owner}
+		return append(r.argv[:0], evalsha, shaRelease, one, t.key, t.owner)
 	}
 }
+
+// What every command has, made into interface values once.
+var (
+	evalsha    any = "EVALSHA"
+	shaAcquire any = lua.Acquire.SHA
+	shaRefresh any = lua.Refresh.SHA
+	shaRelease any = lua.Release.SHA
+	one        any = 1
+	two        any = 2
+)
 
 // moot reports whether r need not be written any more, and what to answer then.
 func (r *request) moot(now time.Time) (Reply, bool) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -28,6 +30,7 @@ type queue struct {
 	cond       sync.Cond  // signalled when a request arrives or the queue is closed
 	head, tail *request
 	n          int
+	busy       bool // a batch is under way: what comes now waits for it
 	closed     bool
 }
 
@@ -55,23 +58,65 @@ func (q *queue) push(r *request) error {
 	}
 	q.tail = r
 	q.n++
-	q.cond.Signal()
+	if !q.busy {
+		q.cond.Signal()
+	}
 	return nil
 }
 
+// putBack makes r, which was taken, the first again.
+func (q *queue) putBack(r *request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r.q.Store(q)
+	r.prev, r.next = nil, q.head
+	if q.head == nil {
+		q.tail = r
+	} else {
+		q.head.prev = r
+	}
+	q.head = r
+	q.n++
+}
+
 // take waits for requests and moves up to limit of them into batch, in order. It
-// returns none only when the queue is closed and empty.
+// returns none only when the queue is closed and empty. The queue is busy from then on,
+// until rest.
 func (q *queue) take(batch []*request, limit int) []*request {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.n == 0 && !q.closed {
+	for q.busy || q.n == 0 && !q.closed {
 		q.cond.Wait()
 	}
+	q.busy = true
 	for len(batch) < limit && q.head != nil {
 		batch = append(batch, q.head)
 		q.unlinkLocked(q.head)
 	}
 	return batch
+}
+
+// claim makes the queue busy for a request that need not wait in it, and says whether
+// that could be: nothing is under way and nothing waits.
+func (q *queue) claim() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.busy || q.n > 0 || q.closed {
+		return false
+	}
+	q.busy = true
+	return true
+}
+
+// rest ends what take or claim began.
+func (q *queue) rest() {
+	q.mu.Lock()
+	q.busy = false
+	more := q.n > 0 || q.closed
+	q.mu.Unlock()
+	if more {
+		q.cond.Signal()
+	}
 }
 
 // drop takes r out if it still waits here, and says whether it did: then r was never
@@ -122,17 +167,24 @@ func (q *queue) close() {
 // pool of connections is 3 to 7 times slower with a thousand callers and keeps no order;
 // a pipelining layer that replays batches on new connections puts an undo before its
 // acquire.
+//
+// A caller that may block, and finds the lane idle, is a batch of one: it writes and reads
+// by itself, which saves two switches between goroutines (see server.exchangeNow).
 type lane struct {
 	queue
 	s *server
+
+	// For whoever made the queue busy.
+	cmds        []*redis.Cmd // of the batch under way
+	long, brief allowance
 }
 
 // run serves the lane until it is closed and empty.
 func (l *lane) run() {
 	defer l.s.n.wg.Done()
 	batch := make([]*request, 0, maxBatch)
-	var p allowance
-	defer p.end()
+	defer l.long.end() // closed and empty: nobody makes the lane busy any more
+	defer l.brief.end()
 	answering := true
 	for {
 		batch = l.take(batch[:0], maxBatch)
@@ -142,9 +194,10 @@ func (l *lane) run() {
 		if !answering && l.s.n.closing.Load() { // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
 		} else {
-			answering = l.s.exchange(p.context(), batch)
+			answering = l.exchange(l.long.context(exchangeTimeout, time.Second), batch)
 		}
 		clear(batch)
+		l.rest()
 	}
 }
 
@@ -156,13 +209,12 @@ type allowance struct {
 	until  time.Time // when another one is due
 }
 
-// context has between exchangeTimeout and a second more left.
-func (p *allowance) context() context.Context {
-	const lasts = time.Second
-	if now := time.Now(); !now.Before(p.until) {
+// context has at least that time left, and at most so much more.
+func (p *allowance) context(least, more time.Duration) context.Context {
+	if now := time.Now(); p.ctx == nil || !now.Before(p.until) {
 		p.end()
-		p.ctx, p.cancel = context.WithTimeout(context.Background(), exchangeTimeout+lasts)
-		p.until = now.Add(lasts)
+		p.ctx, p.cancel = context.WithTimeout(context.Background(), least+more)
+		p.until = now.Add(more)
 	}
 	return p.ctx
 }

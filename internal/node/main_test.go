@@ -47,7 +47,7 @@ func soon() time.Time { return time.Now().Add(patience) }
 // acquire asks and returns the sink that will hear.
 func (a *attempt) acquire() *ear {
 	e := newEar()
-	a.Acquire(e, longTTL, 1, soon())
+	a.Acquire(e, longTTL, 1, soon(), false)
 	return e
 }
 
@@ -59,7 +59,7 @@ func (a *attempt) refresh() *ear {
 
 func (a *attempt) release() *ear {
 	e := newEar()
-	a.Release(e)
+	a.Release(e, false)
 	return e
 }
 
@@ -104,7 +104,7 @@ func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
 // newNode makes a node that ends with the test, before its client.
 func newNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
-	n, err := New(c)
+	n, err := New(c, 50*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}

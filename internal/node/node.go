@@ -31,6 +31,7 @@ const exchangeTimeout = 2 * transportTimeout
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
 	name     string
+	timeout  time.Duration  // how long a caller may block, when it says so
 	route    func(*request) // hands a request to the lane of the server that must answer it
 	shut     func()         // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64  // requests written, of all kinds
@@ -47,8 +48,9 @@ type Node struct {
 
 // New makes a node of a client that somebody else built and will close. Its connections
 // are shared; its timeouts and retries are replaced, for this use, by our own.
-func New(client redis.UniversalClient) (*Node, error) {
-	n := &Node{shut: func() {}}
+// timeout is NodeTimeout.
+func New(client redis.UniversalClient, timeout time.Duration) (*Node, error) {
+	n := &Node{timeout: timeout, shut: func() {}}
 	n.debts.open = map[*Entry]*time.Timer{}
 	switch c := client.(type) {
 	case *redis.Client:
@@ -140,12 +142,12 @@ func (n *Node) closeServers() {
 	}
 }
 
-// ownTimeouts is a client over the same connection pool, with a socket timeout of ours
+// ownTimeouts is a client over the same connection pool, with that socket timeout
 // and without retries: a request that is replayed on a new connection can overtake the
 // release that undoes it. WithTimeout gives the new client options of its own, and the
 // number of retries is read from them at each call.
-func ownTimeouts(c *redis.Client) *redis.Client {
-	own := c.WithTimeout(transportTimeout)
+func ownTimeouts(c *redis.Client, timeout time.Duration) *redis.Client {
+	own := c.WithTimeout(timeout)
 	own.Options().MaxRetries = 0
 	own.Options().ContextTimeoutEnabled = true // for exchangeTimeout
 	return own

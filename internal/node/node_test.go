@@ -310,7 +310,7 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
 	a := newAttempt(t, n, keys[1])
 	late, deadline := newEar(), time.Now().Add(5*time.Millisecond)
-	a.Acquire(late, longTTL, 1, deadline)
+	a.Acquire(late, longTTL, 1, deadline, false)
 	redistest.Eventually(t, patience, "the deadline is over", func() bool { return time.Now().After(deadline) })
 	close(gate)
 	first.want(t, Granted)
@@ -414,7 +414,7 @@ func TestSameServer(t *testing.T) {
 func TestOnlyServersAndClustersAreNodes(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	defer ring.Close()
-	if _, err := New(ring); err == nil {
+	if _, err := New(ring, time.Second); err == nil {
 		t.Error("a Ring became a node")
 	}
 }

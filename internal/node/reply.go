@@ -107,6 +107,9 @@ func neverRan(err error) bool {
 // hasCode reports whether a server answered with one of these error codes. Before Redis
 // 7, an error inside a script is wrapped in a text of its own, the code further back.
 func hasCode(err error, codes ...string) bool {
+	if err == nil {
+		return false
+	}
 	var reply redis.Error
 	if !errors.As(err, &reply) {
 		return false

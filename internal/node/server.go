@@ -14,9 +14,11 @@ import (
 // of a Cluster.
 type server struct {
 	n      *Node
-	from   *redis.Client // whose pool client uses
-	client *redis.Client
+	from   *redis.Client // whose pool the others use
+	client *redis.Client // waits long for answers
+	quick  *redis.Client // waits no longer than a caller may
 	addr   string
+	prompt atomic.Bool // the last exchange got its answers
 
 	loading sync.Mutex    // held while the scripts are loaded
 	loads   atomic.Uint64 // how often they were. Written under loading
@@ -31,7 +33,10 @@ type server struct {
 }
 
 func newServer(n *Node, c *redis.Client) *server {
-	s := &server{n: n, from: c, client: ownTimeouts(c), addr: c.Options().Addr}
+	s := &server{
+		n: n, from: c, addr: c.Options().Addr,
+		client: ownTimeouts(c, max(transportTimeout, 2*n.timeout)), quick: ownTimeouts(c, n.timeout),
+	}
 	for i := range s.lanes {
 		s.lanes[i].init()
 		s.lanes[i].s = s
@@ -42,7 +47,11 @@ func newServer(n *Node, c *redis.Client) *server {
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
 func (s *server) push(r *request) {
 	s.start.Do(s.run)
-	if err := s.lanes[r.e.t.lane].push(r); err != nil {
+	l := &s.lanes[r.e.t.lane]
+	if r.inline && s.prompt.Load() && l.claim() {
+		l.exchangeNow(r)
+		l.rest()
+	} else if err := l.push(r); err != nil {
 		r.settle(failed(err), notSent)
 	}
 }
@@ -69,22 +78,18 @@ func (s *server) close() {
 // scripts were loaded: still before anything that waits in the lane's queue. What has
 // become moot meanwhile does not: an acquire must not be written after the answer to
 // the release that undoes it, which the server may have known the script of.
-func (s *server) exchange(ctx context.Context, batch []*request) bool {
+func (l *lane) exchange(ctx context.Context, batch []*request) bool {
+	s := l.s
 	for try := 0; ; try++ {
 		if batch = unwritten(batch); len(batch) == 0 {
 			return true
 		}
 		loads := s.loads.Load()
-		cmds, sent, lostBy := s.write(ctx, batch)
+		sent, lostBy := l.write(ctx, s.client, batch)
 		unknown := batch[:0]
 		for i, r := range batch {
-			rep, err := outcome(r.op, cmds[i])
-			switch {
-			case try < 3 && hasCode(err, "NOSCRIPT"):
+			if !l.settle(r, l.cmds[i], sent, try < 3) {
 				unknown = append(unknown, r)
-			case s.redirect != nil && isReply(err) && s.redirect(s, r, err):
-			default:
-				r.settle(rep, sentHow(sent, err))
 			}
 		}
 		if batch = unknown; len(batch) == 0 {
@@ -95,6 +100,38 @@ func (s *server) exchange(ctx context.Context, batch []*request) bool {
 			return false
 		}
 	}
+}
+
+// exchangeNow writes one request and waits for its answer on the goroutine of a caller
+// that may block for NodeTimeout. If no answer comes by then, the connection is given up
+// and the request is in doubt. That is the price for not waiting on another goroutine, and
+// it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
+// late answers are waited for, until it has answered again.
+func (l *lane) exchangeNow(r *request) {
+	one := [1]*request{r}
+	batch := unwritten(one[:])
+	if len(batch) == 0 {
+		return
+	}
+	timeout := l.s.n.timeout
+	sent, _ := l.write(l.brief.context(timeout, timeout), l.s.quick, batch)
+	if !l.settle(r, l.cmds[0], sent, true) {
+		l.putBack(r) // to have the scripts loaded
+	}
+}
+
+// settle ends r by the answer that its command got, or sends it on. It says no when the
+// server did not know the script and heal allows for another try.
+func (l *lane) settle(r *request, cmd *redis.Cmd, sent, heal bool) bool {
+	rep, err := outcome(r.op, cmd)
+	switch {
+	case heal && hasCode(err, "NOSCRIPT"):
+		return false
+	case l.s.redirect != nil && isReply(err) && l.s.redirect(l.s, r, err):
+	default:
+		r.settle(rep, sentHow(sent, err))
+	}
+	return true
 }
 
 // outcome is what became of a command that was executed. When a connection is cut,
@@ -110,38 +147,46 @@ func outcome(op op, cmd *redis.Cmd) (Reply, error) {
 	return parse(op, val, err), err
 }
 
-// write sends the batch as one pipeline on one connection and reads what comes back. It
-// says whether any of it may have reached the connection, and what kept the server from
-// answering all of it. It blocks until ctx ends at most.
-func (s *server) write(ctx context.Context, batch []*request) (cmds []*redis.Cmd, sent bool, err error) {
-	pipe := s.client.Pipeline()
-	cmds = make([]*redis.Cmd, 0, len(batch))
-	var first *witness
-	for _, r := range batch {
+// write sends the batch as one pipeline on one connection and reads what comes back, into
+// l.cmds. It says whether any of it may have reached the connection, and what kept the
+// server from answering all of it. It blocks until ctx ends at most.
+func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request) (sent bool, err error) {
+	s := l.s
+	pipe := client.Pipeline()
+	clear(l.cmds)
+	l.cmds = l.cmds[:0]
+	first := &witness{}
+	for i, r := range batch {
 		if r.asking {
 			_ = pipe.Do(ctx, "ASKING")
 		}
 		args := r.args()
-		if first == nil {
-			first = &witness{text: args[1].(string)}
+		if i == 0 {
+			first.text = args[1].(string)
 			args[1] = first
 		}
 		cmd := redis.NewCmd(ctx, args...)
-		cmds = append(cmds, cmd)
+		l.cmds = append(l.cmds, cmd)
 		_ = pipe.Process(ctx, cmd)
 	}
 	s.n.commands.Add(uint64(len(batch)))
 	_, err = pipe.Exec(ctx)
 	if err != nil && !first.written {
-		unsent(cmds, err)
+		unsent(l.cmds, err)
 	} else if isReply(err) {
 		err = nil
 	}
+	s.heard(err)
+	return first.written, err
+}
+
+// heard notes how an exchange went.
+func (s *server) heard(err error) {
 	s.n.heard(err)
+	s.prompt.Store(err == nil)
 	if err != nil && s.unreachable != nil {
 		s.unreachable(s)
 	}
-	return cmds, first.written, err
 }
 
 // unsent gives every command the reason why there was no connection for it. go-redis
@@ -213,6 +258,9 @@ func sentHow(sent bool, err error) fate {
 
 // isReply reports whether err is an answer of the server, not a failure to get one.
 func isReply(err error) bool {
+	if err == nil {
+		return false
+	}
 	var reply redis.Error
 	return errors.As(err, &reply)
 }

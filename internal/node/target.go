@@ -21,16 +21,17 @@ type Target struct {
 	Key   string // the lock key, prefix included
 	Owner string // the whole stored value
 
-	bucket string // the key's fence bucket: same hash slot as Key
-	slot   uint16
-	lane   uint8
+	key, owner any // Key and Owner as arguments of commands
+	bucket     any // the key's fence bucket: same hash slot as Key
+	slot       uint16
+	lane       uint8
 }
 
 // NewTarget says where key's vote and fence counter live, and who asks.
 func NewTarget(key, owner string) *Target {
 	slot, hash := slotOf(key), hashOf(key)
 	return &Target{
-		Key: key, Owner: owner,
+		Key: key, Owner: owner, key: key, owner: owner,
 		bucket: bucketName(slot, hash), slot: slot, lane: uint8(hash>>16) % lanesPerServer,
 	}
 }

@@ -35,8 +35,8 @@ func TestTheBucketSharesTheKeysSlot(t *testing.T) {
 		if ours := slotOf(key); int64(ours) != slot || target.slot != ours {
 			t.Errorf("key %q: slot %d, the server says %d", key, ours, slot)
 		}
-		if theirs := c.ClusterKeySlot(t.Context(), target.bucket).Val(); theirs != slot {
-			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket, theirs)
+		if theirs := c.ClusterKeySlot(t.Context(), target.bucket.(string)).Val(); theirs != slot {
+			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.(string), theirs)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func TestBucketNamesNeverChange(t *testing.T) {
 func TestKeysOfOneSlotUseAllItsBuckets(t *testing.T) {
 	names := map[string]bool{}
 	for i := range 1000 {
-		names[NewTarget("{t}"+strings.Repeat("x", i), "o").bucket] = true
+		names[NewTarget("{t}"+strings.Repeat("x", i), "o").bucket.(string)] = true
 	}
 	if len(names) != bucketsPerSlot {
 		t.Errorf("%d buckets are in use, want %d", len(names), bucketsPerSlot)
@@ -86,11 +86,11 @@ func FuzzBucket(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key string) {
 		target := NewTarget(key, "o")
-		if slot := slotOf(key); target.slot != slot || slotOf(target.bucket) != slot {
-			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket, slotOf(target.bucket))
+		if slot := slotOf(key); target.slot != slot || slotOf(target.bucket.(string)) != slot {
+			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.(string), slotOf(target.bucket.(string)))
 		}
-		if !strings.HasPrefix(target.bucket, Reserved) {
-			t.Errorf("bucket %q is not reserved", target.bucket)
+		if !strings.HasPrefix(target.bucket.(string), Reserved) {
+			t.Errorf("bucket %q is not reserved", target.bucket.(string))
 		}
 		if target.lane >= lanesPerServer {
 			t.Errorf("lane %d", target.lane)

@@ -77,29 +77,42 @@ func (r *round) tallyLocked() tally {
 // outOfReach is how many nodes it takes to make a majority of the others impossible.
 func (t tally) outOfReach() int { return t.nodes - t.need + 1 }
 
-// split reports whether a majority answered an acquire and no one has it.
-func (t tally) split() bool {
-	return t.held > 0 && t.yes+t.pending < t.need && t.yes+t.held >= t.need
+// refused reports whether others' votes are why there is no majority: they put it out of
+// reach, or a majority answered an acquire and no one has it.
+func (t tally) refused(acquire bool) bool {
+	if acquire {
+		return t.held >= t.outOfReach() || t.held > 0 && t.yes+t.held >= t.need
+	}
+	return t.no >= t.outOfReach()
 }
 
-// lost reports whether the rest cannot change that the round failed, nor why: a key that
-// is held must not be called unreachable because the errors came in first.
+// hopeless reports whether what asking again cannot mend puts a majority out of reach.
+func (t tally) hopeless() bool { return t.final >= t.outOfReach() }
+
+// lost reports whether the nodes that are still to answer can change neither that the
+// round failed nor why. With an even number of nodes, as many errors as put a majority out
+// of reach leave enough nodes to say that others hold the key: a key that is held must
+// not be called unreachable because the errors came in first.
 func (t tally) lost(acquire bool) bool {
-	return t.pending == 0 && t.yes < t.need ||
-		t.no >= t.outOfReach() || t.bad >= t.outOfReach() ||
-		acquire && t.split()
+	if t.yes+t.pending >= t.need {
+		return false
+	}
+	most := t // what others' votes can come to
+	most.no += t.pending
+	most.held += t.pending
+	return t.refused(acquire) || !most.refused(acquire) || acquire && t.hopeless()
 }
 
 // failureLocked says why the round failed, by what is known now.
 func (r *round) failureLocked() *Failure {
 	t := r.tallyLocked()
-	f := &Failure{Op: r.op, Reason: Unreachable, Need: t.need, Got: t.yes, Final: t.final >= t.outOfReach()}
-	if t.no >= t.outOfReach() {
+	f := &Failure{Op: r.op, Reason: Unreachable, Need: t.need, Got: t.yes, Final: t.hopeless()}
+	switch {
+	case r.acquires() && t.hopeless(): // even if others hold the key for now
+	case r.acquires() && t.refused(true):
+		f.Reason, f.Free = Taken, r.freeLocked(t)
+	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
-	}
-	if r.want == node.Granted && (t.held >= t.outOfReach() || t.held > 0 && t.yes+t.held >= t.need) {
-		f.Reason = Taken
-		f.Free = r.freeLocked(t)
 	}
 	f.Nodes = make([]NodeAnswer, len(r.replies))
 	for i, rep := range r.replies {
@@ -112,7 +125,8 @@ func (r *round) failureLocked() *Failure {
 }
 
 // freeLocked is when enough of the nodes that another holds could be free to make, with
-// those that granted us, a majority. A holder's ttl may be unknown; then so is this.
+// those that granted us and those that may yet say that they do, a majority. A holder's
+// ttl may be unknown; then so is this.
 func (r *round) freeLocked(t tally) time.Duration {
 	var left []time.Duration
 	for _, rep := range r.replies {
@@ -121,6 +135,10 @@ func (r *round) freeLocked(t tally) time.Duration {
 		}
 	}
 	want := t.need - t.yes
+	if !r.expired {
+		want -= t.pending
+	}
+	want = max(want, 1) // it failed: one at least must come free
 	if want > len(left) {
 		return 0
 	}

@@ -13,10 +13,14 @@ import (
 // last of its release. All its state changes here, under one mutex, whoever brings the
 // news: a reply, a timer, the holder.
 //
-//	asking --q grants, equal counters-----------------> held --Release, loss--> over
-//	   |  \--q grants--> raising --q confirm----------/                          ^
-//	   |                    |                                                    |
-//	   +--------------------+--- out of reach, too late, cancelled: undone ------+
+//	asking --q grants, equal counters---------> held --loss--> lost --Release--> over
+//	   |  \--q grants--> raising --q confirm--/  \---------------------Release----/^
+//	   |                    |                                                      |
+//	   +--------------------+--- out of reach, too late, cancelled: undone --------+
+//
+// A lease that was lost may still be on some nodes, which Release takes it from. It can do
+// nothing else any more: what came back later would be the holder of a key that was
+// somebody else's in between.
 //
 // Safety, by rule:
 //   - Validity starts before the first byte is sent, so no node's ttl can end first.
@@ -26,6 +30,11 @@ import (
 //     have confirmed, while the key was ours, that their counter is T or more, is the
 //     block ours: any later majority shares one of these nodes, whose counter is then
 //     at least T before it grants. Equal votes are such a confirmation by themselves.
+//     And any earlier holder's majority shares one with the q votes, where its last
+//     token was counted before our grant; so the largest vote leaves all of them below
+//     the block, and the q-th largest would not. A reservation is counted from the
+//     highest token of this lease, on each node, and is made ours in the same way; one
+//     that was not confirmed is skipped, never used.
 //   - The deadline moves only when q nodes confirmed a refresh, and only if they did
 //     before the old deadline.
 type Lease struct {
@@ -35,7 +44,7 @@ type Lease struct {
 	tokens int64
 	done   func(Grant, *Failure)
 
-	mu       sync.Mutex // guards what follows; never held while a node or a caller is called
+	mu       sync.Mutex // guards what follows; never held while a request goes out or a caller is called
 	phase    phase
 	canceled bool
 	until    time.Time // validity deadline
@@ -43,6 +52,7 @@ type Lease struct {
 	now      *round    // the round of the attempt, until it is decided
 	shadows  uint64    // bit i: node i has proven to be a second name of another node
 	entries  []node.Entry
+	one      [1]node.Entry // the entries of a quorum of one
 }
 
 type phase uint8
@@ -50,6 +60,7 @@ type phase uint8
 const (
 	asking phase = iota
 	held
+	lost
 	over
 )
 
@@ -57,7 +68,7 @@ const (
 // timer, or of the caller: with a grant, or with the reason why there is none. A failed
 // attempt is being undone on every node that may have granted it by the time done is
 // called, whatever became of the caller.
-func (l *Lease) Acquire(done func(Grant, *Failure)) {
+func (l *Lease) Acquire(inline bool, done func(Grant, *Failure)) {
 	l.done = done
 	if f := l.q.twins.Load(); f != nil {
 		l.fail(f)
@@ -67,9 +78,13 @@ func (l *Lease) Acquire(done func(Grant, *Failure)) {
 	l.until = until
 	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, l.ttl), l.acquired)
 	for i := range l.entries {
-		l.entries[i].Acquire(r, l.ttl, l.tokens, until)
+		l.entries[i].Acquire(r, l.ttl, l.tokens, until, l.mayBlock(inline))
 	}
 }
+
+// mayBlock reports whether a request may be made on the goroutine of its caller. With
+// several nodes it may not: each would wait for the one before.
+func (l *Lease) mayBlock(inline bool) bool { return inline && len(l.entries) == 1 }
 
 // Owner is the whole stored value.
 func (l *Lease) Owner() string { return l.target.Owner }
@@ -124,7 +139,6 @@ func (l *Lease) raise(first *round, top int64) {
 		f := l.checkLocked(r)
 		l.mu.Unlock()
 		if f != nil {
-			f.asAcquire()
 			l.fail(f)
 			return
 		}
@@ -139,23 +153,10 @@ func (l *Lease) raise(first *round, top int64) {
 	}
 }
 
-// asAcquire gives the failure of a raise the meaning it has for the attempt.
-func (f *Failure) asAcquire() {
-	if f.Reason != NotHeld {
-		return
-	}
-	f.Reason = Unreachable
-	for _, a := range f.Nodes {
-		if a.Reply.Kind == node.Held {
-			f.Reason = Taken
-		}
-	}
-}
-
 // checkLocked says why the attempt fails, nil if it stands so far.
 func (l *Lease) checkLocked(r *round) *Failure {
 	switch {
-	case !r.won || l.canceled:
+	case !r.won:
 		return r.failureLocked()
 	case clock.Passed(time.Now(), l.until):
 		f := r.failureLocked()
@@ -184,36 +185,30 @@ func (l *Lease) hold(r *round, top int64) {
 // goes out before done is called, so that it comes before whatever is tried next.
 func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
-	r := l.now
 	l.phase, l.now = over, nil
 	twins := l.shadows != 0
 	l.mu.Unlock()
 	for i := range l.entries {
-		l.entries[i].Release(nil)
+		l.entries[i].Release(nil, false)
 	}
-	if twins && r != nil {
-		l.failAfterCheck(r, f)
+	if twins && l.q.start(func() { l.failAfterCheck(f) }) {
 		return
 	}
 	l.done(Grant{}, f)
 }
 
 // failAfterCheck waits for the search for twins before it reports f, so that whoever
-// configured the same server twice is told so and not that the key is taken.
-func (l *Lease) failAfterCheck(r *round, f *Failure) {
-	ended := l.q.suspect(l.shadow())
-	l.q.wg.Add(1)
-	go func() { // ends with the search or after one NodeTimeout
-		defer l.q.wg.Done()
-		select {
-		case <-ended:
-		case <-time.After(r.timeout):
-		}
-		if twins := l.q.twins.Load(); twins != nil {
-			f = twins
-		}
-		l.done(Grant{}, f)
-	}()
+// configured the same server twice is told so and not that the key is taken. It takes one
+// NodeTimeout at most.
+func (l *Lease) failAfterCheck(f *Failure) {
+	select {
+	case <-l.q.searched():
+	case <-time.After(l.q.NodeTimeout):
+	}
+	if twins := l.q.twins.Load(); twins != nil {
+		f = twins
+	}
+	l.done(Grant{}, f)
 }
 
 // Refresh asks for the full ttl again, and for more tokens, and calls done exactly once.
@@ -224,10 +219,11 @@ func (l *Lease) failAfterCheck(r *round, f *Failure) {
 func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Failure)) {
 	start := time.Now()
 	l.mu.Lock()
-	phase, until, top := l.phase, l.until, l.top
+	f := l.overLocked(start, l.until, errOver)
+	until, top := l.until, l.top
 	l.mu.Unlock()
-	if phase != held || clock.Passed(start, until) {
-		done(Grant{}, l.lost(errOver))
+	if f != nil {
+		done(Grant{}, f)
 		return
 	}
 	given := start.Add(l.q.Validity(ttl))
@@ -240,12 +236,24 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, do
 }
 
 var (
+	errNotHeld    = errors.New("it was lost or let go before")
 	errOver       = errors.New("its validity was over")
 	errLateAnswer = errors.New("the refresh was confirmed only after the validity was over")
 )
 
-func (l *Lease) lost(why error) *Failure {
-	return &Failure{Op: "refresh", Reason: NotHeld, Need: l.q.need, Err: why}
+// overLocked says that the lease is lost or let go, or that it is lost now because its
+// deadline has passed; nil if it is held.
+func (l *Lease) overLocked(now, until time.Time, late error) *Failure {
+	f := &Failure{Op: "refresh", Reason: NotHeld, Need: l.q.need}
+	switch {
+	case l.phase != held:
+		f.Err = errNotHeld
+	case clock.Passed(now, until):
+		l.phase, f.Err = lost, late
+	default:
+		return nil
+	}
+	return f
 }
 
 // refresh is what one call of Refresh is about.
@@ -256,18 +264,25 @@ type refresh struct {
 	done         func(Grant, *Failure)
 }
 
+// notRenewedLocked says why a decided round of a refresh failed, nil if it did not. When
+// others' votes are the reason, or an answer after the old deadline, the lease is lost.
+func (l *Lease) notRenewedLocked(r *round, until time.Time) *Failure {
+	if r.won || l.phase != held {
+		return l.overLocked(time.Now(), until, errLateAnswer)
+	}
+	f := r.failureLocked()
+	if f.Reason == NotHeld {
+		l.phase = lost
+	}
+	return f
+}
+
 // refreshed goes on from a decided refresh.
 func (l *Lease) refreshed(r *round, ref refresh) {
 	l.mu.Lock()
-	if !r.won {
-		f := r.failureLocked()
+	if f := l.notRenewedLocked(r, ref.until); f != nil {
 		l.mu.Unlock()
 		ref.done(Grant{}, f)
-		return
-	}
-	if l.phase != held || clock.Passed(time.Now(), ref.until) {
-		l.mu.Unlock()
-		ref.done(Grant{}, l.lost(errLateAnswer))
 		return
 	}
 	if ref.given.After(l.until) {
@@ -294,17 +309,23 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 }
 
 // confirm raises all counters to the end of a block that the nodes did not agree on. If
-// that fails, the refresh still stands; it just brought no tokens.
+// too few answer, the refresh still stands; it just brought no tokens.
 func (l *Lease) confirm(first *round, ref refresh, top int64) {
 	r := l.round("refresh", node.Renewed, top, first.timeout, func(r *round) {
 		g := Grant{Until: ref.given, First: 1}
 		l.mu.Lock()
-		if r.won && l.phase == held && !clock.Passed(time.Now(), l.until) {
+		f := l.notRenewedLocked(r, l.until)
+		switch {
+		case f == nil:
 			l.top = top
 			g.First, g.Last = top-ref.more+1, top
+		case f.Reason == NotHeld:
+			g = Grant{}
+		default:
+			f = nil
 		}
 		l.mu.Unlock()
-		ref.done(g, nil)
+		ref.done(g, f)
 	})
 	for i := range l.entries {
 		l.entries[i].Refresh(r, ref.ttl, top, 0, ref.given)
@@ -315,7 +336,7 @@ func (l *Lease) confirm(first *round, ref refresh, top int64) {
 // lease is valid. It is no vote: a lease that counted repairs could come back from loss.
 func (l *Lease) repair(i int) {
 	l.mu.Lock()
-	left, until, top, ok := time.Until(l.until), l.until, l.top, l.phase == held
+	left, until, top, ok := clock.Left(time.Now(), l.until), l.until, l.top, l.phase == held
 	l.mu.Unlock()
 	if ok && left >= time.Millisecond {
 		l.entries[i].Repair(left, top, until)
@@ -324,12 +345,14 @@ func (l *Lease) repair(i int) {
 
 // Release ends the lease and calls done exactly once: with nil when a majority of nodes
 // deleted our key. The nodes that did not answer by then are chased until they do.
-func (l *Lease) Release(done func(*Failure)) {
+func (l *Lease) Release(inline bool, done func(*Failure)) {
 	l.mu.Lock()
-	ended := l.phase == over
-	l.phase = over
+	had := l.phase == held || l.phase == lost
+	if had {
+		l.phase = over
+	}
 	l.mu.Unlock()
-	if ended {
+	if !had {
 		done(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
 		return
 	}
@@ -344,6 +367,6 @@ func (l *Lease) Release(done func(*Failure)) {
 		done(f)
 	})
 	for i := range l.entries {
-		l.entries[i].Release(r)
+		l.entries[i].Release(r, l.mayBlock(inline))
 	}
 }

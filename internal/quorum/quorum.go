@@ -36,17 +36,25 @@ type Config struct {
 // never blocks, and starts no goroutine per request: replies drive it.
 type Quorum struct {
 	Config
-	need int
+	need      int
+	deadlines deadlines
 
-	twins   atomic.Pointer[Failure] // set for good once two nodes proved to be one server
-	verdict sync.Mutex              // guards checking
-	check   *twinCheck              // the search for twins under way, nil if none
-	wg      sync.WaitGroup
+	twins atomic.Pointer[Failure] // set for good once two nodes proved to be one server
+
+	ctx    context.Context // of the search for twins; ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // what start has started
+
+	mu     sync.Mutex    // guards what follows
+	search chan struct{} // closed when the search for twins has a result; nil if there is none
+	closed bool
 }
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
-	return &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1}
+	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout}}
+	q.ctx, q.cancel = context.WithCancel(context.Background())
+	return q
 }
 
 // Need is the number of votes that decide.
@@ -64,59 +72,98 @@ type Grant struct {
 	First, Last int64     // the block of fencing tokens, empty when Last < First
 }
 
-// Prepare makes the lease of one attempt, with an owner of its own. It asks nobody yet.
-func (q *Quorum) Prepare(key string, ttl time.Duration, tokens int64) *Lease {
-	l := &Lease{q: q, target: node.NewTarget(key, q.Owner()), ttl: ttl, tokens: tokens, entries: make([]node.Entry, len(q.Nodes))}
+// Prepare makes l the lease of one attempt, with an owner of its own. It asks nobody yet.
+func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64) {
+	l.q, l.target, l.ttl, l.tokens = q, node.NewTarget(key, q.Owner()), ttl, tokens
+	l.entries = l.one[:]
+	if len(q.Nodes) > len(l.one) {
+		l.entries = make([]node.Entry, len(q.Nodes))
+	}
 	for i := range l.entries {
 		l.entries[i].Init(q.Nodes[i], l.target, i)
 	}
-	return l
 }
 
 // Close waits for what the quorum itself has started. The nodes are closed by their owner.
-func (q *Quorum) Close() { q.wg.Wait() }
-
-// twinCheck is one search for two nodes that are the same server.
-type twinCheck struct{ ended chan struct{} }
-
-// suspect is called when node i answered "already yours" to an owner it had not seen: some
-// other node of the list must be the same server. One search at a time finds out which;
-// its goroutine ends with the last of its commands. The channel closes then.
-func (q *Quorum) suspect(i int) <-chan struct{} {
-	q.verdict.Lock()
-	defer q.verdict.Unlock()
-	if q.check == nil && q.twins.Load() != nil {
-		known := make(chan struct{})
-		close(known)
-		return known
-	}
-	if q.check == nil {
-		q.check = &twinCheck{ended: make(chan struct{})}
-		q.wg.Add(1)
-		go q.findTwin(i, q.check)
-	}
-	return q.check.ended
+func (q *Quorum) Close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.cancel()
+	q.wg.Wait()
+	q.deadlines.stop()
 }
 
-func (q *Quorum) findTwin(i int, c *twinCheck) {
-	defer q.wg.Done()
-	defer func() {
-		q.verdict.Lock()
-		q.check = nil
-		q.verdict.Unlock()
-		close(c.ended)
-	}()
+// start runs f on a goroutine that Close waits for, and says whether it does: not any more
+// once the quorum is closed.
+func (q *Quorum) start(f func()) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.startLocked(f)
+}
+
+func (q *Quorum) startLocked(f func()) bool {
+	if !q.closed {
+		q.wg.Go(f)
+	}
+	return !q.closed
+}
+
+// suspect is called when node i answered "already yours" to an owner it had not seen: some
+// other node of the list must be the same server. One search at a time finds out which.
+func (q *Quorum) suspect(i int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.search != nil || q.twins.Load() != nil {
+		return
+	}
+	ended := make(chan struct{})
+	if q.startLocked(func() { q.findTwin(i, ended) }) {
+		q.search = ended
+	}
+}
+
+// searched is closed when no search for twins is under way.
+func (q *Quorum) searched() <-chan struct{} {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.search != nil {
+		return q.search
+	}
+	ended := make(chan struct{})
+	close(ended)
+	return ended
+}
+
+// findTwin compares node i with all others, at once: one that does not answer must not keep
+// the others from being found out. ended is closed with the first twin found, or when
+// there is none.
+func (q *Quorum) findTwin(i int, ended chan struct{}) {
+	end := sync.OnceFunc(func() {
+		q.mu.Lock()
+		q.search = nil
+		q.mu.Unlock()
+		close(ended)
+	})
+	var wg sync.WaitGroup
 	for j := range q.Nodes {
 		if j == i {
 			continue
 		}
-		if same, err := q.Same(context.Background(), i, j); err == nil && same {
-			q.twins.Store(&Failure{
-				Op: "acquire", Reason: Misconfigured, Final: true, Need: q.need,
-				Err: fmt.Errorf("Nodes[%d] (%s) and Nodes[%d] (%s) are the same server",
-					min(i, j), q.Nodes[min(i, j)].Name(), max(i, j), q.Nodes[max(i, j)].Name()),
-			})
-			return
-		}
+		wg.Go(func() {
+			if same, err := q.Same(q.ctx, i, j); err == nil && same {
+				q.twins.Store(q.twinFailure(min(i, j), max(i, j)))
+				end()
+			}
+		})
+	}
+	wg.Wait()
+	end()
+}
+
+func (q *Quorum) twinFailure(i, j int) *Failure {
+	return &Failure{
+		Op: "acquire", Reason: Misconfigured, Final: true, Need: q.need,
+		Err: fmt.Errorf("Nodes[%d] (%s) and Nodes[%d] (%s) are the same server", i, q.Nodes[i].Name(), j, q.Nodes[j].Name()),
 	}
 }

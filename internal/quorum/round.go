@@ -18,30 +18,50 @@ type round struct {
 	timeout time.Duration
 	next    func(*round) // called once, after the decision, without l.mu
 
-	timer *time.Timer
+	timer *time.Timer // of a timeout that is not the usual one
+
+	// guarded by the quorum's deadlines
+	due            time.Time
+	earlier, later *round
+	listed         bool
 
 	// guarded by l.mu
 	replies []node.Reply
 	decided bool
 	won     bool
-	expired bool // the time was up
+	expired bool          // the time was up
+	one     [1]node.Reply // the replies of a quorum of one
 }
 
-// round begins a round. Its requests are sent by the caller, next.
+// acquires reports whether the round belongs to an attempt. Its raise is such a round too:
+// whatever becomes of it is the outcome of the attempt.
+func (r *round) acquires() bool { return r.op == "acquire" }
+
+// round begins a round. Its requests are sent by the caller, next; if the attempt was
+// cancelled before, the round is over by then, and they go nowhere.
 func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Duration, next func(*round)) *round {
-	r := &round{
-		l: l, op: op, want: want, floor: floor, timeout: timeout, next: next,
-		replies: make([]node.Reply, len(l.entries)),
+	r := &round{l: l, op: op, want: want, floor: floor, timeout: timeout, next: next}
+	r.replies = r.one[:]
+	if len(l.entries) > len(r.one) {
+		r.replies = make([]node.Reply, len(l.entries))
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	for mask := l.shadows; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errShadow}
 	}
 	if l.phase == asking {
 		l.now = r
 	}
-	r.timer = time.AfterFunc(r.timeout, r.expire)
+	if d := &l.q.deadlines; timeout == d.timeout {
+		d.add(r, time.Now())
+	} else {
+		r.timer = time.AfterFunc(timeout, r.expire)
+	}
+	ends := r.acquires() && l.canceled && r.decideLocked(true)
+	l.mu.Unlock()
+	if ends {
+		r.end()
+	}
 	return r
 }
 
@@ -50,11 +70,14 @@ var errShadow = errors.New("answered as if it were the same server as another no
 // Answer takes node i's reply.
 func (r *round) Answer(i int, rep node.Reply) {
 	l := r.l
-	l.mu.Lock()
-	if rep.Kind == node.Replayed { // to an owner that this node cannot have seen
-		l.shadows |= 1 << i
+	shadow := rep.Kind == node.Replayed // to an owner that this node cannot have seen
+	if shadow {
 		rep = node.Reply{Kind: node.Failed, Err: errShadow}
-		defer l.q.suspect(i)
+		l.q.suspect(i) // before the decision, which may wait for what comes of it
+	}
+	l.mu.Lock()
+	if shadow {
+		l.shadows |= 1 << i
 	}
 	if r.decided {
 		repair := r.won && r.op == "refresh" && rep.Kind == node.Missing
@@ -93,12 +116,16 @@ func (r *round) decideLocked(now bool) bool {
 	}
 	t := r.tallyLocked()
 	r.won = t.yes >= t.need
-	r.decided = r.won || now || t.lost(r.want == node.Granted)
+	r.decided = r.won || now || t.lost(r.acquires())
 	return r.decided
 }
 
 func (r *round) end() {
-	r.timer.Stop()
+	if r.timer != nil {
+		r.timer.Stop()
+	} else {
+		r.l.q.deadlines.remove(r)
+	}
 	r.next(r)
 }
 
@@ -124,11 +151,4 @@ func (r *round) missingLocked() (missing []int) {
 		}
 	}
 	return missing
-}
-
-// shadow is one of the nodes that proved to be another name of a server.
-func (l *Lease) shadow() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return bits.TrailingZeros64(l.shadows)
 }

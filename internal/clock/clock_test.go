@@ -1,0 +1,68 @@
+package clock
+
+import (
+	"testing"
+	"time"
+	"unsafe"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// wall moves the wall clock reading of at, whose monotonic reading stays. (A Time with a
+// monotonic reading has the wall clock's seconds above 30 bits of nanoseconds.)
+func wall(t *testing.T, at time.Time, d time.Duration) time.Time {
+	moved := at
+	*(*uint64)(unsafe.Pointer(&moved)) += uint64(d/time.Second) << 30
+	if !moved.Equal(at) || moved.Round(0).Sub(at.Round(0)) != d {
+		t.Fatalf("a Time is not what it was: %v became %v", at, moved)
+	}
+	return moved
+}
+
+// A deadline has passed as soon as either clock says so, and what is left is what the
+// clock says that says less.
+func TestEitherClockEndsIt(t *testing.T) {
+	start := time.Now()
+	deadline := start.Add(10 * time.Second)
+	for _, c := range []struct {
+		name      string
+		mono, sys time.Duration // how far each clock has moved
+		left      time.Duration
+	}{
+		{"at once", 0, 0, 10 * time.Second},
+		{"both on the way", 4 * time.Second, 4 * time.Second, 6 * time.Second},
+		{"the machine slept", time.Second, 20 * time.Second, -10 * time.Second},
+		{"the wall clock was set back", 11 * time.Second, -time.Hour, -time.Second},
+		{"the wall clock was set back a little", 4 * time.Second, 2 * time.Second, 6 * time.Second},
+		{"the wall clock was set forward a little", 2 * time.Second, 4 * time.Second, 6 * time.Second},
+		{"at the deadline", 10 * time.Second, 10 * time.Second, 0},
+		{"at the deadline by the wall clock", 9 * time.Second, 10 * time.Second, 0},
+		{"at the deadline by the monotonic clock", 10 * time.Second, 9 * time.Second, 0},
+	} {
+		now := wall(t, start.Add(c.mono), c.sys-c.mono)
+		if got := Left(now, deadline); got != c.left {
+			t.Errorf("%s: %v left, want %v", c.name, got, c.left)
+		}
+		if got := Passed(now, deadline); got != (c.left <= 0) {
+			t.Errorf("%s: passed is %v", c.name, got)
+		}
+	}
+}
+
+// Without a monotonic reading, as after a trip through a file, the wall clock decides.
+func TestWallClockAlone(t *testing.T) {
+	now := time.Now()
+	deadline := now.Add(time.Second).Round(0)
+	if Passed(now, deadline) || !Passed(now.Add(time.Second), deadline) {
+		t.Error("not by the wall clock")
+	}
+}
+
+// A deadline that was never set has passed.
+func TestNoDeadlineHasPassed(t *testing.T) {
+	if !Passed(time.Now(), time.Time{}) {
+		t.Error("the zero deadline has not passed")
+	}
+}

@@ -1,0 +1,524 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	errBusy    = errors.New("busy here")
+	errCrowded = errors.New("crowded")
+	errEnded   = errors.New("ended")
+	errClosed  = errors.New("closed")
+	errNotHeld = errors.New("not held")
+	errExpired = errors.New("expired")
+	errLost    = errors.New("lost")
+	errTaken   = errors.New("held by another")
+	errDown    = errors.New("unavailable")
+	errFinal   = errors.New("no use trying")
+)
+
+// world is a fake quorum, with a Group over it. An attempt, a refresh or a release waits
+// in the world until a test decides it, unless the field of that name decides it at once,
+// from inside the call.
+type world struct {
+	t *testing.T
+	g *Group
+
+	acquire   func(*fakeAttempt)
+	refresh   func(*fakeRefresh)
+	release   func(*fakeLease)
+	cancel    func(*fakeAttempt)
+	exclusive bool          // grants nothing that is taken
+	got       func(*caller) // hears of each success, from the caller's goroutine
+
+	mu        sync.Mutex // guards what follows
+	counter   int64      // the last fencing token given
+	attempts  []*fakeAttempt
+	leases    []*fakeLease
+	refreshes []*fakeRefresh
+	log       []string
+	underWay  int // attempts, of all keys
+	most      int // of them at once
+}
+
+// newWorld makes a world that grants and confirms whatever is asked, at once.
+func newWorld(t *testing.T, change ...func(*Config)) *world {
+	w := &world{t: t, acquire: (*fakeAttempt).grant, refresh: (*fakeRefresh).confirm}
+	w.release = func(l *fakeLease) { l.released(nil) }
+	w.cancel = func(a *fakeAttempt) { a.fail(Outcome{Err: errTaken}) }
+	cfg := Config{
+		Acquire: w.begin, Validity: validity, NodeTimeout: 50 * time.Millisecond, Slice: 20 * time.Millisecond,
+		Busy:    func(string, string) error { return errBusy },
+		Crowded: func(string) error { return errCrowded },
+		GaveUp: func(_ string, ctxErr, last error) error {
+			if last == nil {
+				return ctxErr
+			}
+			return fmt.Errorf("%w: %w", ctxErr, last)
+		},
+		Ended:  func(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) },
+		Closed: errClosed, NotHeld: errNotHeld, Expired: errExpired,
+		LostWith: func(err error) error { return fmt.Errorf("%w: %w", errLost, err) },
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	w.g = NewGroup(cfg)
+	return w
+}
+
+func validity(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.Millisecond }
+
+// byHand leaves attempts to the test.
+func (w *world) byHand() *world { w.acquire = nil; return w }
+
+// rich grants more tokens than asked for, so that no handoff needs a renewal for them.
+func (w *world) rich() *world {
+	w.acquire = func(a *fakeAttempt) { a.grantBlock(1000) }
+	return w
+}
+
+// now has the attempts that a timer begins decided at once, by decide.
+func (w *world) now(decide func(*fakeAttempt)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.acquire = decide
+}
+
+func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
+
+func (w *world) begin(_ bool, key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
+	a := &fakeAttempt{w: w, key: key, ttl: ttl, tokens: tokens, done: done, began: time.Now()}
+	w.mu.Lock()
+	w.attempts = append(w.attempts, a)
+	w.note("acquire")
+	w.underWay++
+	w.most = max(w.most, w.underWay)
+	decide := w.acquire
+	w.mu.Unlock()
+	if decide != nil {
+		decide(a)
+	}
+	return a
+}
+
+// asked is how many attempts there have been.
+func (w *world) asked() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.attempts)
+}
+
+// attempt is the latest attempt.
+func (w *world) attempt() *fakeAttempt {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.attempts) == 0 {
+		w.t.Fatal("no attempt was made")
+	}
+	return w.attempts[len(w.attempts)-1]
+}
+
+// renewal is the latest refresh, which must be the n-th.
+func (w *world) renewal(n int) *fakeRefresh {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.refreshes) != n {
+		w.t.Fatalf("%d refreshes, want %d", len(w.refreshes), n)
+	}
+	return w.refreshes[n-1]
+}
+
+func (w *world) renewals() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.refreshes)
+}
+
+type fakeAttempt struct {
+	w      *world
+	key    string
+	ttl    time.Duration
+	tokens int64
+	began  time.Time
+	done   func(Lease, Grant, *Outcome)
+
+	decided, cancelled bool // guarded by w.mu
+	peek               error
+}
+
+func (a *fakeAttempt) Cancel() {
+	a.w.mu.Lock()
+	a.cancelled = true
+	a.w.mu.Unlock()
+	if a.w.cancel != nil {
+		a.w.cancel(a)
+	}
+}
+
+func (a *fakeAttempt) Peek() error {
+	a.w.mu.Lock()
+	defer a.w.mu.Unlock()
+	return a.peek
+}
+
+// decide says no when the attempt was decided before.
+func (a *fakeAttempt) decide() bool {
+	a.w.mu.Lock()
+	defer a.w.mu.Unlock()
+	if a.decided {
+		return false
+	}
+	a.decided = true
+	a.w.underWay--
+	return true
+}
+
+func (a *fakeAttempt) fail(o Outcome) {
+	if a.decide() {
+		a.done(nil, Grant{}, &o)
+	}
+}
+
+func (a *fakeAttempt) held(free time.Duration) { a.fail(Outcome{Err: errTaken, Free: free}) }
+func (a *fakeAttempt) unavailable()            { a.fail(Outcome{Err: errDown}) }
+func (a *fakeAttempt) final()                  { a.fail(Outcome{Err: errFinal, Final: true}) }
+
+// grant lets the attempt win. Its validity counts from its begin.
+func (a *fakeAttempt) grant() { a.grantBlock(a.tokens) }
+
+func (a *fakeAttempt) grantBlock(tokens int64) {
+	if !a.decide() {
+		return
+	}
+	w := a.w
+	w.mu.Lock()
+	if w.exclusive && w.takenLocked(a.key) {
+		w.mu.Unlock()
+		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond})
+		return
+	}
+	l := &fakeLease{w: w, key: a.key, until: a.began.Add(validity(a.ttl))}
+	w.leases = append(w.leases, l)
+	l.owner = fmt.Sprint("owner-", len(w.leases))
+	g := Grant{Until: l.until, First: w.counter + 1, Last: w.counter + tokens}
+	w.counter += tokens
+	w.mu.Unlock()
+	a.done(l, g, nil)
+}
+
+// takenLocked says that a lease of key is neither given back nor expired.
+func (w *world) takenLocked(key string) bool {
+	now := time.Now()
+	return slices.ContainsFunc(w.leases, func(l *fakeLease) bool {
+		return l.key == key && l.releases == 0 && l.until.After(now)
+	})
+}
+
+type fakeLease struct {
+	w     *world
+	owner string
+	key   string
+
+	// guarded by w.mu
+	until    time.Time
+	releases int
+	gave     func(error) // done of the release
+}
+
+func (l *fakeLease) Owner() string { return l.owner }
+
+func (l *fakeLease) Release(_ bool, done func(error)) {
+	l.w.mu.Lock()
+	l.w.note("release")
+	if l.releases++; l.releases > 1 {
+		l.w.t.Errorf("%s was released %d times", l.owner, l.releases)
+	}
+	l.gave = done
+	l.w.mu.Unlock()
+	if l.w.release != nil {
+		l.w.release(l)
+	}
+}
+
+func (l *fakeLease) released(err error) { l.gave(err) }
+
+func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Outcome)) {
+	r := &fakeRefresh{l: l, ttl: ttl, more: more, timeout: timeout, began: time.Now(), done: done}
+	l.w.mu.Lock()
+	for _, earlier := range l.w.refreshes {
+		if earlier.l == l && !earlier.decided {
+			l.w.t.Error("two refreshes of a lease at once")
+		}
+	}
+	l.w.refreshes = append(l.w.refreshes, r)
+	l.w.note("refresh")
+	l.w.mu.Unlock()
+	if l.w.refresh != nil {
+		l.w.refresh(r)
+	}
+}
+
+type fakeRefresh struct {
+	l       *fakeLease
+	ttl     time.Duration
+	more    int64
+	timeout time.Duration
+	began   time.Time
+	done    func(Grant, *Outcome)
+	decided bool // guarded by w.mu
+}
+
+func (r *fakeRefresh) decide() bool {
+	r.l.w.mu.Lock()
+	defer r.l.w.mu.Unlock()
+	old := r.decided
+	r.decided = true
+	return !old
+}
+
+func (r *fakeRefresh) confirm() { r.confirmBlock(r.more) }
+
+func (r *fakeRefresh) confirmBlock(tokens int64) {
+	if !r.decide() {
+		return
+	}
+	w := r.l.w
+	w.mu.Lock()
+	g := Grant{Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens}
+	w.counter += tokens
+	r.l.until = later(r.l.until, g.Until)
+	w.mu.Unlock()
+	r.done(g, nil)
+}
+
+func (r *fakeRefresh) fail(o Outcome) {
+	if r.decide() {
+		r.done(Grant{}, &o)
+	}
+}
+
+// Paces.
+
+type limited struct {
+	interval time.Duration
+	max      int
+}
+
+func (p limited) Next(n int) (time.Duration, bool) { return p.interval, n <= p.max }
+
+// never gives up, every interval; it says so.
+type never time.Duration
+
+func (p never) Next(int) (time.Duration, bool) { return time.Duration(p), true }
+func (p never) Endless() bool                  { return true }
+
+// custom is a strategy that tells nothing about itself.
+type custom func(n int) (time.Duration, bool)
+
+func (p custom) Next(n int) (time.Duration, bool) { return p(n) }
+
+// patient waits for good, and polls rarely.
+const patient = never(time.Hour)
+
+// caller is one call of Acquire, in a goroutine of its own.
+type caller struct {
+	w      *world
+	h      Hold
+	cancel context.CancelFunc
+	began  time.Time
+	took   time.Duration
+	err    error
+	done   chan struct{} // closed when Acquire has returned
+	onEnd  bool          // the lock was got, and OnEnd took a function
+	ends   int           // how often it was called; guarded by w.mu
+}
+
+type wish struct {
+	key  string
+	ttl  time.Duration
+	pace Pace
+	mode Mode
+}
+
+// start makes a caller, "k" for 10s, patient unless changed, and lets it get as far as it can.
+func (w *world) start(change ...func(*wish)) *caller {
+	c := w.launch(change...)
+	synctest.Wait()
+	return c
+}
+
+func (w *world) launch(change ...func(*wish)) *caller {
+	wish := wish{key: "k", ttl: 10 * time.Second, pace: patient}
+	for _, c := range change {
+		c(&wish)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	c := &caller{w: w, cancel: cancel, began: time.Now(), done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		defer cancel()
+		c.err = w.g.Acquire(ctx, wish.key, &c.h, wish.ttl, wish.pace, wish.mode)
+		c.took = time.Since(c.began)
+		if c.err == nil {
+			_, _, over := c.h.OnEnd(func(error) {
+				w.mu.Lock()
+				c.ends++
+				w.mu.Unlock()
+			})
+			c.onEnd = !over
+			if w.got != nil {
+				w.got(c)
+			}
+		}
+	}()
+	return c
+}
+
+func ttl(d time.Duration) func(*wish) { return func(w *wish) { w.ttl = d } }
+func pace(p Pace) func(*wish)         { return func(w *wish) { w.pace = p } }
+func key(k string) func(*wish)        { return func(w *wish) { w.key = k } }
+func mode(m Mode) func(*wish)         { return func(w *wish) { w.mode = m } }
+
+func (c *caller) returned() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// waits checks that c is still in the queue.
+func (c *caller) waits() {
+	c.w.t.Helper()
+	if synctest.Wait(); c.returned() {
+		c.w.t.Fatalf("it returned (%v), and should wait", c.err)
+	}
+}
+
+// holds checks that c got the lock and has it.
+func (c *caller) holds() *Hold {
+	c.w.t.Helper()
+	if synctest.Wait(); !c.returned() {
+		c.w.t.Fatal("it waits, and should hold the lock")
+	}
+	if c.err != nil {
+		c.w.t.Fatalf("it failed: %v", c.err)
+	}
+	if err := c.h.Err(); err != nil {
+		c.w.t.Fatalf("it holds no longer: %v", err)
+	}
+	return &c.h
+}
+
+// failed checks that c was refused with all of these errors, after took.
+func (c *caller) failed(took time.Duration, all ...error) {
+	c.w.t.Helper()
+	if synctest.Wait(); !c.returned() {
+		c.w.t.Fatal("it waits, and should have failed")
+	}
+	for _, err := range all {
+		if !errors.Is(c.err, err) {
+			c.w.t.Fatalf("got %v, want %v", c.err, err)
+		}
+	}
+	if c.took != took {
+		c.w.t.Fatalf("it failed after %v, want %v", c.took, took)
+	}
+}
+
+func (c *caller) releases() {
+	c.w.t.Helper()
+	if err := c.h.Release(); err != nil {
+		c.w.t.Fatalf("release: %v", err)
+	}
+	synctest.Wait()
+}
+
+// leaves ends c's ctx.
+func (c *caller) leaves() {
+	c.cancel()
+	synctest.Wait()
+}
+
+// empty checks that the group has nothing left, and gave every lease back.
+func (w *world) empty() {
+	w.t.Helper()
+	synctest.Wait()
+	if w.g.any() {
+		w.t.Error("a flight is left behind")
+	}
+	if c := w.g.Counts(); c.Held != 0 || c.Waiters != 0 {
+		w.t.Errorf("gauges are not 0: %+v", c)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.underWay > 0 {
+		w.t.Errorf("%d attempts are under way", w.underWay)
+	}
+	for _, l := range w.leases {
+		if l.releases != 1 {
+			w.t.Errorf("%s was released %d times", l.owner, l.releases)
+		}
+	}
+}
+
+// is checks a number.
+func is[N comparable](t *testing.T, what string, got, want N) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// inBubble runs a test in virtual time, with a world that must be empty at the end.
+func inBubble(t *testing.T, test func(t *testing.T, w *world), change ...func(*Config)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, change...)
+		test(t, w)
+		w.empty()
+	})
+}
+
+// emptyNow is empty for tests outside a bubble, whose goroutines have ended.
+func (w *world) emptyNow() {
+	w.t.Helper()
+	if w.g.any() {
+		w.t.Error("a flight is left behind")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.leases {
+		if l.releases != 1 {
+			w.t.Errorf("%s was released %d times", l.owner, l.releases)
+		}
+	}
+}
+
+// emptySoon is emptyNow for tests whose fakes answer from goroutines of their own.
+func (w *world) emptySoon() {
+	w.t.Helper()
+	w.g.closed.Store(true) // has flights tell of their end
+	for w.g.any() {
+		select {
+		case <-w.g.died:
+		case <-w.t.Context().Done():
+		}
+	}
+	w.emptyNow()
+}

@@ -1,0 +1,513 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// FuzzFlight turns bytes into operations on two keys, and checks after each one what must
+// always be true. Callers of the key "k" share a flight; those of "a" are alone.
+func FuzzFlight(f *testing.F) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for n := range 40 {
+		f.Add(randomOps(rnd, 20+10*n))
+	}
+	f.Fuzz(func(t *testing.T, ops []byte) { simulate(t, ops[:min(len(ops), 600)]) })
+}
+
+// The same with many more sequences; a failure names the seed.
+func TestRandomOperations(t *testing.T) {
+	runs := 500
+	if testing.Short() || raceEnabled {
+		runs = 100
+	}
+	for seed := range runs {
+		ops := randomOps(rand.New(rand.NewPCG(uint64(seed), 0)), 300)
+		if simulate(t, ops); t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// randomOps has whole sequences prefer some operations, so that different states are met.
+func randomOps(rnd *rand.Rand, n int) []byte {
+	var weights [16]int
+	sum := 0
+	for i := range weights {
+		weights[i] = 1 + rnd.IntN(8)
+		sum += weights[i]
+	}
+	ops := make([]byte, 0, 2*n)
+	for range n {
+		at := rnd.IntN(sum)
+		op := 0
+		for at >= weights[op] {
+			at -= weights[op]
+			op++
+		}
+		ops = append(ops, byte(op), byte(rnd.IntN(256)))
+	}
+	return ops
+}
+
+// sim is one run. The fake quorum keeps to the protocol: it grants only what is free, and
+// confirms a refresh only before the deadline.
+type sim struct {
+	*world
+	callers  []*actor
+	closing  chan bool
+	before   Counts
+	releases int // calls of Release under way; guarded by w.mu
+	asksOpen int // calls of Refresh not answered yet; guarded by w.mu
+	last     map[string]int64
+}
+
+type actor struct {
+	*caller
+	key     string
+	ttl     time.Duration
+	seen    bool      // that it has returned
+	over    bool      // its Err was not nil
+	promise time.Time // how far its Until may be
+}
+
+func simulate(t *testing.T, ops []byte) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, func(c *Config) {
+			if len(ops)%5 == 4 {
+				c.Slice = -1
+			}
+			c.MaxWaiters = 20
+		})
+		w.exclusive = true
+		s := &sim{world: w, last: map[string]int64{}}
+		w.acquire, w.refresh, w.release, w.cancel = nil, nil, nil, nil
+		begin := w.g.cfg.Acquire
+		w.g.cfg.Acquire = func(_ bool, key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
+			s.mayAsk(key)
+			return begin(false, key, ttl, tokens, done)
+		}
+		w.got = s.got
+		for len(ops) >= 2 && !t.Failed() {
+			s.do(ops[0], int(ops[1]))
+			synctest.Wait()
+			s.check()
+			ops = ops[2:]
+		}
+		s.drain()
+	})
+}
+
+// mayAsk checks that this process's own entry is on its way out when it asks for "k" again.
+func (s *sim) mayAsk(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attempts = slices.DeleteFunc(s.attempts, func(a *fakeAttempt) bool { return a.decided })
+	if key != "k" {
+		return
+	}
+	for _, l := range s.leases {
+		if l.key == key && l.releases == 0 {
+			s.t.Error("an attempt began before the release of", l.owner)
+		}
+	}
+	for _, a := range s.attempts {
+		if a.key == key {
+			s.t.Error("two attempts at once")
+		}
+	}
+}
+
+// got notes the order of Holds.
+func (s *sim) got(c *caller) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := c.h.Key()
+	if c.h.Fence() <= s.last[k] {
+		s.t.Errorf("fence %d after %d", c.h.Fence(), s.last[k])
+	}
+	s.last[k] = c.h.Fence()
+}
+
+var (
+	someTTLs  = []time.Duration{10 * ms, 30 * ms, 100 * ms, time.Second, 10 * time.Second}
+	someTimes = []time.Duration{1, ms, 3 * ms, 10 * ms, 50 * ms, 200 * ms, time.Second, 8 * time.Second}
+	somePaces = []Pace{
+		never(5 * ms), never(time.Second), limited{}, limited{10 * ms, 5}, limited{time.Second, 2}, limited{ms, 3000},
+		custom(func(int) (time.Duration, bool) { return -1, true }),
+		custom(func(n int) (time.Duration, bool) { return time.Duration(n%3) * ms, n < 9 }),
+	}
+)
+
+func (s *sim) do(op byte, arg int) {
+	switch op % 16 {
+	case 0, 1, 2, 3:
+		s.arrive(arg)
+	case 4:
+		if c := pick(s.callers, arg); c != nil {
+			c.cancel()
+		}
+	case 5: // in one instant: the front waiter leaves, and the holder releases
+		if c := s.front(); c != nil {
+			c.cancel()
+		}
+		s.goRelease(pick(s.winners(), arg))
+	case 6, 7:
+		s.goRelease(pick(s.winners(), arg))
+	case 8:
+		s.goRefresh(pick(s.winners(), arg))
+	case 9, 10:
+		time.Sleep(someTimes[arg%len(someTimes)])
+	case 11, 12:
+		if a := pick(s.pendingAttempts(), arg/8); a != nil {
+			s.decide(a, arg%8)
+		}
+	case 13:
+		if r := pick(s.pendingRefreshes(), arg/8); r != nil {
+			s.answer(r, arg%8)
+		}
+	case 14:
+		if l := pick(s.pendingReleases(), arg/2); l != nil {
+			s.confirmRelease(l, arg%2 == 0)
+		}
+	case 15:
+		s.habits(arg)
+	}
+}
+
+// habits changes what the quorum does at once, and rarely closes the group.
+func (s *sim) habits(arg int) {
+	s.acquire, s.refresh, s.release, s.cancel = nil, nil, nil, nil
+	if arg&1 != 0 {
+		s.acquire = func(a *fakeAttempt) { s.decide(a, arg/16) }
+	}
+	if arg&2 != 0 {
+		s.refresh = func(r *fakeRefresh) { s.answer(r, arg/16) }
+	}
+	if arg&4 != 0 {
+		s.release = func(l *fakeLease) { s.confirmRelease(l, true) }
+	}
+	if arg&8 != 0 {
+		s.cancel = func(a *fakeAttempt) { s.decide(a, arg/16) }
+	}
+	if arg == 255 && s.closing == nil {
+		s.closing, _ = s.closes(time.Duration(len(s.callers)) * ms)
+	}
+}
+
+func (s *sim) arrive(arg int) {
+	a := &actor{key: "k", ttl: someTTLs[arg%len(someTTLs)]}
+	m := Queue
+	p := somePaces[arg/8%len(somePaces)]
+	switch arg / 64 {
+	case 0:
+		if arg&1 != 0 {
+			m, a.key = Alone, "a"
+		}
+	case 1:
+		if arg&3 == 0 {
+			m, p = Try, limited{}
+		}
+	}
+	a.caller = s.launch(key(a.key), ttl(a.ttl), mode(m), pace(p))
+	s.callers = append(s.callers, a)
+}
+
+func (s *sim) goRelease(a *actor) {
+	if a == nil {
+		return
+	}
+	s.mu.Lock()
+	s.releases++
+	s.mu.Unlock()
+	valid := a.h.Err() == nil
+	go func() {
+		err := a.h.Release()
+		if !valid && err == nil {
+			s.t.Error("a Hold that was over could be released")
+		}
+		s.mu.Lock()
+		s.releases--
+		s.mu.Unlock()
+	}()
+}
+
+func (s *sim) goRefresh(a *actor) {
+	if a == nil {
+		return
+	}
+	s.mu.Lock()
+	s.asksOpen++
+	s.mu.Unlock()
+	a.h.Refresh(50*ms, func(err error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.asksOpen--
+		if err == nil {
+			a.promise = time.Now().Add(validity(a.ttl))
+		}
+	})
+}
+
+// decide ends an attempt as the quorum may.
+func (s *sim) decide(a *fakeAttempt, how int) {
+	switch how {
+	case 0, 1, 2, 3:
+		if time.Now().Before(a.began.Add(validity(a.ttl))) {
+			a.grantBlock(a.tokens + int64(how))
+		} else {
+			a.held(3 * ms)
+		}
+	case 4:
+		a.held(0)
+	case 5:
+		a.held(20 * ms)
+	case 6:
+		a.unavailable()
+	default:
+		a.final()
+	}
+}
+
+// answer ends a refresh as the quorum may.
+func (s *sim) answer(r *fakeRefresh, how int) {
+	s.mu.Lock()
+	over := r.l.releases > 0 || !time.Now().Before(r.l.until)
+	s.mu.Unlock()
+	switch {
+	case over || how == 7:
+		r.fail(Outcome{Err: errTaken, Lost: true})
+	case how < 4:
+		r.confirm()
+	case how == 4:
+		r.confirmBlock(0)
+	default:
+		r.fail(Outcome{Err: errDown})
+	}
+}
+
+func (s *sim) confirmRelease(l *fakeLease, good bool) {
+	s.mu.Lock()
+	gave := l.gave
+	l.gave = nil
+	s.mu.Unlock()
+	if good {
+		gave(nil)
+	} else {
+		gave(errDown)
+	}
+}
+
+func pick[T any](all []*T, arg int) *T {
+	if len(all) == 0 {
+		return nil
+	}
+	return all[arg%len(all)]
+}
+
+// front is the front waiter of the shared flight.
+func (s *sim) front() *actor {
+	for _, a := range s.callers {
+		if a.key == "k" && !a.returned() {
+			return a
+		}
+	}
+	return nil
+}
+
+// winners is whoever got the lock, still holding it or not; the last ones first.
+func (s *sim) winners() (all []*actor) {
+	for _, a := range slices.Backward(s.callers) {
+		if a.returned() && a.err == nil {
+			all = append(all, a)
+		}
+	}
+	return all[:min(len(all), 3)]
+}
+
+func (s *sim) pendingAttempts() []*fakeAttempt {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.attempts), func(a *fakeAttempt) bool { return a.decided })
+}
+
+func (s *sim) pendingRefreshes() []*fakeRefresh {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.refreshes), func(r *fakeRefresh) bool { return r.decided })
+}
+
+func (s *sim) pendingReleases() []*fakeLease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.leases), func(l *fakeLease) bool { return l.gave == nil })
+}
+
+// check is what must be true after every step.
+func (s *sim) check() {
+	waiting, valid := int64(0), map[string]int64{}
+	for i, a := range s.callers {
+		if !a.returned() {
+			waiting++
+			continue
+		}
+		if !a.seen {
+			a.seen = true
+			s.checkReturned(i, a)
+		}
+		if a.err == nil && s.checkHold(a) {
+			valid[a.key]++
+		}
+	}
+	if valid["k"] > 1 || valid["a"] > 1 {
+		s.t.Errorf("at once: %v hold", valid)
+	}
+	c := s.g.Counts()
+	if c.Waiters != waiting || c.Held < valid["k"]+valid["a"] {
+		s.t.Errorf("counts %+v, but %d wait and %v hold", c, waiting, valid)
+	}
+	b := s.before
+	if c.Acquired < b.Acquired || c.Handoffs < b.Handoffs || c.Attempts < b.Attempts || c.Refreshes < b.Refreshes || c.Lost < b.Lost {
+		s.t.Errorf("counters fell: %+v, %+v", b, c)
+	}
+	s.before = c
+	for _, f := range s.g.all() {
+		s.checkFlight(f)
+	}
+}
+
+// checkReturned is about a call of Acquire that has just returned.
+func (s *sim) checkReturned(i int, a *actor) {
+	if a.err != nil {
+		for _, known := range []error{errBusy, errCrowded, errClosed, errTaken, errDown, errFinal, context.Canceled} {
+			if errors.Is(a.err, known) {
+				return
+			}
+		}
+		s.t.Error("unknown error", a.err)
+		return
+	}
+	a.promise = time.Now().Add(validity(a.ttl)) // it was given the lease in this step
+	for _, earlier := range s.callers[:i] {
+		if a.key == "k" && earlier.key == "k" && !earlier.returned() {
+			s.t.Error("somebody overtook")
+		}
+	}
+}
+
+// checkHold says whether a holds, after checking that it may.
+func (s *sim) checkHold(a *actor) bool {
+	if a.h.Err() != nil {
+		a.over = true
+		return false
+	}
+	if a.over {
+		s.t.Error("a Hold came back")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.leases, func(l *fakeLease) bool { return l.owner == a.h.Owner() })
+	l := s.leases[i]
+	if l.releases > 0 {
+		s.t.Error("somebody holds a lease that was given back")
+	}
+	if until := a.h.Until(); until.After(l.until) || until.After(a.promise) {
+		s.t.Errorf("until %v, but the lease's is %v, and its own may be %v", until, l.until, a.promise)
+	}
+	return true
+}
+
+// checkFlight is about liveness: whatever a flight waits for must be under way.
+func (s *sim) checkFlight(f *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	armed := func(t time.Time) bool { return !f.armed.IsZero() && !f.armed.After(t) }
+	ok, state := false, ""
+	switch {
+	case f.dead:
+		state = "dead"
+	case f.parting:
+		state = "parting"
+	case f.asking:
+		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "asking"
+	case f.cur != nil:
+		ok, state = armed(f.cur.until) && now.Before(f.cur.until) && !f.cur.until.After(f.until), "held"
+	case f.lease != nil:
+		ok, state = f.refreshing, "renewing"
+	default:
+		ok, state = f.n > 0 && armed(f.paused) && now.Before(f.paused), "pausing"
+	}
+	if f.refreshing {
+		ok = ok && slices.ContainsFunc(s.pendingRefreshes(), func(r *fakeRefresh) bool { return r.l == f.lease })
+	}
+	if !ok {
+		s.t.Errorf("a flight that is %s waits for nothing, with %d waiters", state, f.n)
+	}
+}
+
+// drain lets everything come to its end, and checks that it does and nothing remains.
+func (s *sim) drain() {
+	s.acquire = func(a *fakeAttempt) { s.decide(a, 0) }
+	s.refresh = func(r *fakeRefresh) { s.answer(r, 0) }
+	s.release = func(l *fakeLease) { s.confirmRelease(l, true) }
+	s.cancel = func(a *fakeAttempt) { s.decide(a, 4) }
+	for round := 0; !s.drained(); round++ {
+		if round > len(s.callers)+100 {
+			s.t.Error("somebody waits for ever")
+			return
+		}
+		for _, a := range s.pendingAttempts() {
+			s.decide(a, 0)
+		}
+		for _, r := range s.pendingRefreshes() {
+			s.answer(r, 0)
+		}
+		for _, l := range s.pendingReleases() {
+			s.confirmRelease(l, true)
+		}
+		for _, a := range s.callers {
+			if a.returned() && a.err == nil && a.h.Err() == nil {
+				s.goRelease(a)
+			}
+		}
+		time.Sleep(100 * ms)
+		synctest.Wait()
+		s.check()
+	}
+	time.Sleep(time.Minute)
+	s.empty()
+	for _, a := range s.callers {
+		if want := map[bool]int{true: 1}[a.onEnd]; a.ends != want {
+			s.t.Errorf("OnEnd was called %d times, want %d", a.ends, want)
+		}
+		if a.h.patience != nil && a.h.patience.Stop() {
+			s.t.Error("a timer runs")
+		}
+		if a.h.f != nil && a.h.f.timer != nil && a.h.f.timer.Stop() {
+			s.t.Error("a flight's timer runs")
+		}
+	}
+	if s.closing != nil && len(s.closing) != 1 {
+		s.t.Error("Close hangs")
+	}
+}
+
+func (s *sim) drained() bool {
+	for _, a := range s.callers {
+		if !a.returned() {
+			return false
+		}
+	}
+	if len(s.pendingReleases()) > 0 {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.releases+s.asksOpen == 0 && !s.g.any()
+}

@@ -1,0 +1,619 @@
+package flight
+
+import (
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A released lease goes straight to the next waiter; the quorum hears nothing of it.
+func TestHandoffAsksNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rich()
+		var queue []*caller
+		for range 10 {
+			queue = append(queue, w.start())
+		}
+		owner := queue[0].holds().Owner()
+		for _, c := range queue {
+			is(t, "owner", c.holds().Owner(), owner)
+			is(t, "log", len(w.log), 1)
+			c.releases()
+		}
+		is(t, "attempts", w.asked(), 1)
+	})
+}
+
+// Every Hold has a token larger than all before it: across handoffs, renewals, tokens that
+// ran out, loss, and new leases.
+func TestFencesOnlyRise(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		last := int64(0)
+		check := func(c *caller) *caller {
+			t.Helper()
+			if f := c.holds().Fence(); f <= last {
+				t.Fatalf("fence %d after %d", f, last)
+			} else {
+				last = f
+			}
+			return c
+		}
+		c := check(w.start())
+		for i := range 500 {
+			switch i % 7 {
+			case 3: // the queue runs empty, the lease goes back
+				c.releases()
+				c = check(w.start())
+				continue
+			case 5:
+				w.refresh(&fakeRefresh{l: w.leases[len(w.leases)-1], decided: true}) // nothing
+				c.h.Refresh(time.Second, func(error) {})
+			case 6:
+				next := w.start()
+				time.Sleep(10 * time.Second) // c hangs
+				c = check(next)
+				continue
+			}
+			next := w.start()
+			time.Sleep(time.Duration(i%4) * 2 * time.Second)
+			c.releases()
+			c = check(next)
+		}
+		c.releases()
+	})
+}
+
+// A block that arrives when the block in use has just been used up, and another is in
+// store, is used after that one.
+func TestBlocksAreUsedInOrder(t *testing.T) {
+	f := newFlight(newWorld(t).g, nil, "k")
+	f.tokens = [2]block{{4, 4}, {10, 12}}
+	f.renewedLocked(Grant{First: 20, Last: 21})
+	for _, want := range []int64{10, 11, 20, 21} {
+		is(t, "token", f.tokenLocked(), want)
+	}
+	is(t, "left", f.leftLocked(), 0)
+}
+
+// A Hold that was handed over lasts for its own ttl, if the lease does.
+func TestUntilIsTheEarlierOfLeaseAndOwnTTL(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.rich().start(ttl(10 * time.Second))
+		lease := first.holds().Until()
+		is(t, "until", lease, time.Now().Add(validity(10*time.Second)))
+		w.refresh = nil // no renewal
+		short, long := w.start(ttl(time.Second)), w.start(ttl(12*time.Second))
+		time.Sleep(100 * time.Millisecond)
+		first.releases()
+		is(t, "short", short.holds().Until(), time.Now().Add(validity(time.Second)))
+		short.releases()
+		is(t, "long", long.holds().Until(), lease)
+		long.releases()
+	})
+}
+
+// S11: with less than half the waiter's ttl left, the lease is renewed before it is handed
+// over, and not handed over before it is renewed.
+func TestHalfSpentLeaseIsRenewedBeforeHandoff(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first, next := w.start(), w.start()
+		w.refresh = nil
+		time.Sleep(6 * time.Second)
+		before := first.holds().Fence()
+		first.releases()
+		next.waits()
+		is(t, "held", w.g.Counts().Held, 0)
+		w.renewal(w.renewals()).confirm()
+		if next.holds().Fence() <= before {
+			t.Error("fence")
+		}
+		is(t, "until", next.h.Until(), time.Now().Add(validity(10*time.Second)))
+		is(t, "attempts", w.asked(), 1)
+		next.releases()
+	})
+}
+
+// ... measured by the waiter's ttl, not the releaser's.
+func TestHalfIsMeasuredByTheWaitersTTL(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.start(ttl(time.Second))
+		next := w.start(ttl(3 * time.Second))
+		w.refresh = nil
+		first.releases()
+		next.waits()
+		r := w.renewal(w.renewals())
+		is(t, "ttl", r.ttl, 3*time.Second)
+		r.confirm()
+		next.holds().Release()
+	})
+}
+
+// ... and if it cannot be renewed it is given back, and acquired anew.
+func TestLeaseThatCannotBeRenewedIsGivenBack(t *testing.T) {
+	for name, o := range map[string]Outcome{"down": {Err: errDown}, "lost": {Err: errTaken, Lost: true}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				first, next := w.start(), w.start()
+				w.refresh = func(r *fakeRefresh) { r.fail(o) }
+				time.Sleep(6 * time.Second)
+				fence := first.holds().Fence()
+				first.releases()
+				if next.holds().Fence() <= fence {
+					t.Error("fence")
+				}
+				is(t, "attempts", w.asked(), 2)
+				is(t, "given back", w.leases[0].releases, 1)
+				next.releases()
+			})
+		})
+	}
+}
+
+// ... as it is when the renewal brought no tokens, and none are left.
+func TestLeaseWithoutTokensIsGivenBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refresh = func(r *fakeRefresh) { r.confirmBlock(0) }
+		first := w.start() // has the only token
+		first.holds()
+		next := w.start()
+		first.releases()
+		next.holds()
+		is(t, "attempts", w.asked(), 2)
+		next.releases()
+	})
+}
+
+// A lease that nobody in the queue is left for when its renewal ends is given back.
+func TestRenewedLeaseThatNobodyWantsIsGivenBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first, next := w.start(), w.start()
+		w.refresh = nil
+		time.Sleep(6 * time.Second)
+		first.releases()
+		next.leaves()
+		w.renewal(w.renewals()).confirm()
+	})
+}
+
+// What an attempt has won is given to whoever it was made for, however much of the ttl it
+// took: to ask again would take as long.
+func TestSlowGrantIsNotAskedForAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start(ttl(20 * time.Millisecond))
+		time.Sleep(12 * time.Millisecond)
+		w.attempt().grant()
+		c.holds()
+		is(t, "attempts", w.asked(), 1)
+		is(t, "refreshes", w.renewals(), 0)
+		c.releases()
+	})
+}
+
+// ... but one who needs more than it was made for has it renewed.
+func TestGrantForAShorterTTLIsRenewed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		short, long := w.start(ttl(time.Second)), w.start(ttl(10*time.Second))
+		short.leaves()
+		w.attempt().grant()
+		is(t, "until", long.holds().Until(), time.Now().Add(validity(10*time.Second)))
+		is(t, "refreshes", w.renewals(), 1)
+		long.releases()
+	})
+}
+
+// A grant whose validity is over is nobody's.
+func TestExpiredGrantIsGivenBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start(ttl(20 * time.Millisecond))
+		time.Sleep(18 * time.Millisecond)
+		w.acquire = (*fakeAttempt).grant
+		w.attempts[0].grant()
+		c.holds()
+		is(t, "attempts", w.asked(), 2)
+		c.releases()
+	})
+}
+
+// A lease in use is renewed in the background as its ttl goes by, and the holder is not
+// made to last longer by that.
+func TestLeaseInUseIsToppedUp(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first, second, third := w.rich().start(), w.start(), w.start()
+		n := w.renewals()
+		time.Sleep(2 * time.Second)
+		first.releases()
+		is(t, "refreshes", w.renewals(), n+1)
+		until := second.holds().Until()
+		is(t, "until", until, time.Now().Add(validity(10*time.Second)))
+		second.releases()
+		is(t, "until", third.holds().Until(), until)
+		is(t, "refreshes", w.renewals(), n+1)
+		third.releases()
+	})
+}
+
+// When that fails, it is not tried again at every handoff.
+func TestFailedTopUpIsNotRepeatedAtEveryHandoff(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.rich().start()
+		time.Sleep(2 * time.Second)
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		before := w.renewals()
+		for range 5 {
+			next := w.start()
+			c.releases()
+			c = next
+		}
+		if n := w.renewals() - before; n > 1 {
+			t.Errorf("%d refreshes in 5 handoffs", n)
+		}
+		c.holds().Release()
+	})
+}
+
+// A Hold that is over can do nothing to its successor.
+func TestReleasedHoldCannotTouchItsSuccessor(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		old, next, last := w.rich().start(), w.start(), w.start()
+		old.releases()
+		until, n := next.holds().Until(), w.renewals()
+		for range 2 {
+			if err := old.h.Release(); !errors.Is(err, errEnded) || !errors.Is(err, errNotHeld) {
+				t.Error("release:", err)
+			}
+			old.h.Refresh(time.Second, func(err error) {
+				if !errors.Is(err, errEnded) || !errors.Is(err, errNotHeld) {
+					t.Error("refresh:", err)
+				}
+			})
+		}
+		is(t, "err", old.h.Err(), errNotHeld)
+		if _, why, over := old.h.OnEnd(func(error) { t.Error("OnEnd") }); !over || why != nil {
+			t.Error("OnEnd:", why, over)
+		}
+		is(t, "until", next.holds().Until(), until)
+		is(t, "refreshes", w.renewals(), n)
+		last.waits()
+		next.releases()
+		last.holds().Release()
+	})
+}
+
+// A refresh that its asker released under is the lease's: the successor gets the deadline.
+func TestSuccessorGetsTheDeadlineOfARefreshUnderWay(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first, next := w.rich().start(), w.start()
+		w.refresh = nil
+		var got error
+		time.Sleep(4 * time.Second)
+		first.h.Refresh(time.Second, func(err error) { got = err })
+		r := w.renewal(1)
+		time.Sleep(100 * time.Millisecond)
+		first.releases()
+		is(t, "until", next.holds().Until(), w.leases[0].until)
+		r.confirm()
+		is(t, "until", next.holds().Until(), r.began.Add(validity(10*time.Second)))
+		if !errors.Is(got, errNotHeld) {
+			t.Error("the asker heard", got)
+		}
+		next.releases()
+	})
+}
+
+// ... or the loss.
+func TestSuccessorGetsTheLossOfARefreshUnderWay(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rich()
+		var all []*caller
+		for range 5 {
+			all = append(all, w.start())
+		}
+		all[0].releases()
+		w.refresh = nil
+		all[1].h.Refresh(time.Second, func(error) {})
+		r := w.renewal(w.renewals())
+		all[1].releases()
+		successor := all[2].holds()
+		var why error
+		successor.OnEnd(func(err error) { why = err })
+		w.byHand()
+		r.fail(Outcome{Err: errTaken, Lost: true})
+		synctest.Wait()
+		is(t, "lost", errors.Is(successor.Err(), errLost), true)
+		is(t, "why", errors.Is(why, errTaken), true)
+		is(t, "asked anew", w.asked(), 2)
+		is(t, "lost", w.g.Counts().Lost, 1)
+		err := successor.Release()
+		is(t, "release", errors.Is(err, errLost) && errors.Is(err, errEnded), true)
+		for _, c := range all[3:] {
+			c.leaves()
+		}
+	})
+}
+
+// The outcome of a refresh of a lease that was given back means nothing to the next lease.
+func TestOutcomeForAnOldLeaseIsIgnored(t *testing.T) {
+	for name, end := range map[string]func(*fakeRefresh){
+		"confirmed": (*fakeRefresh).confirm,
+		"lost":      func(r *fakeRefresh) { r.fail(Outcome{Err: errTaken, Lost: true}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.refresh = nil
+				old, next := w.start(), w.start()
+				old.holds().Refresh(time.Second, func(error) {})
+				stale := w.renewal(1)
+				old.releases() // the next lease is the same flight's
+				asked, done := 0, 0
+				for range 2 {
+					next.holds().Refresh(time.Second, func(error) { done++ })
+					asked++
+				}
+				until := next.h.Until()
+				end(stale)
+				next.holds().Refresh(time.Second, func(error) { done++ })
+				asked++
+				is(t, "until", next.holds().Until(), until)
+				is(t, "refreshes", w.renewals(), 2) // still one under way for this lease
+				is(t, "answered", done, 0)
+				w.renewal(2).confirm()
+				w.renewal(3).confirm()
+				is(t, "answered", done, asked)
+				next.releases()
+			}, func(c *Config) { c.Slice = -1 })
+		})
+	}
+}
+
+// Refreshes asked for at once share one; while one is under way, they share the next.
+func TestRefreshesAreShared(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refresh = nil
+		h := w.start().holds()
+		done := 0
+		for _, timeout := range []time.Duration{40, 30, 20, 60} {
+			h.Refresh(timeout*time.Millisecond, func(err error) {
+				done++
+				is(t, "err", err, nil)
+			})
+		}
+		w.renewal(1).confirm()
+		is(t, "answered", done, 1)
+		is(t, "timeout", w.renewal(2).timeout, 20*time.Millisecond)
+		time.Sleep(time.Second)
+		w.renewal(2).confirm()
+		is(t, "answered", done, 4)
+		h.Release()
+	})
+}
+
+// A failed refresh that is no loss leaves the Hold as it was.
+func TestFailedRefreshChangesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start()
+		until := c.holds().Until()
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		time.Sleep(time.Second)
+		var got error
+		c.h.Refresh(time.Second, func(err error) { got = err })
+		is(t, "err", got, errDown)
+		is(t, "until", c.holds().Until(), until)
+		c.releases()
+	})
+}
+
+// A refresh gives the full ttl again, and the timer follows.
+func TestRefreshMovesUntil(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start()
+		for range 5 {
+			time.Sleep(8 * time.Second)
+			c.holds().Refresh(time.Second, func(error) {})
+			is(t, "until", c.h.Until(), time.Now().Add(validity(10*time.Second)))
+		}
+		time.Sleep(validity(10*time.Second) - 1)
+		c.holds()
+		time.Sleep(1)
+		synctest.Wait()
+		is(t, "err", c.h.Err(), errExpired)
+		is(t, "ends", c.ends, 1)
+	})
+}
+
+// Time that passes without anybody looking is enough to end a Hold.
+func TestExpiryIsSeenWithoutATimer(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start()
+		c.holds()
+		f := w.g.find("k")
+		f.mu.Lock()
+		f.timer.Stop() // as late as a timer may be
+		f.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		is(t, "err", c.h.Err(), errExpired)
+		c.h.Refresh(time.Second, func(err error) { is(t, "refresh", errors.Is(err, errExpired), true) })
+		is(t, "refreshes", w.renewals(), 0)
+		is(t, "ends", c.ends, 1)
+	})
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start()
+		c.holds()
+		f := w.g.find("k")
+		f.mu.Lock()
+		f.timer.Stop()
+		f.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		is(t, "release", errors.Is(c.h.Release(), errExpired), true)
+		is(t, "lost", w.g.Counts().Lost, 1)
+	})
+}
+
+// A flight that has died has no timer.
+func TestDeadFlightHasNoTimer(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start()
+		c.holds().Release()
+		is(t, "timer runs", c.h.f.timer.Stop(), false)
+	})
+}
+
+// A Hold whose Until has passed does not come back by the answer to a refresh, even if
+// the lease lives on because it was renewed for the queue.
+func TestLateRefreshDoesNotBringAHoldBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start(ttl(10 * time.Second))
+		c.holds()
+		f := w.g.find("k")
+		f.mu.Lock()
+		f.until = f.until.Add(time.Minute) // renewed for the queue
+		f.timer.Stop()                     // as late as a timer may be
+		f.mu.Unlock()
+		w.refresh = nil
+		time.Sleep(5 * time.Second)
+		var got error
+		c.h.Refresh(time.Second, func(err error) { got = err })
+		time.Sleep(5 * time.Second)
+		is(t, "err", c.h.Err(), errExpired)
+		w.renewal(1).confirm()
+		is(t, "err", c.h.Err(), errExpired)
+		is(t, "refresh", errors.Is(got, errExpired), true)
+	})
+}
+
+// S12: a holder that hangs loses the lock at its Until, however many wait and renew, and
+// the next waiter gets it under a new fence.
+func TestHangingHolderLosesTheLock(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		var queue []*caller
+		for range 10 {
+			queue = append(queue, w.start(ttl(time.Second)))
+		}
+		fence := int64(0)
+		for _, c := range queue {
+			h := c.holds()
+			if h.Fence() <= fence {
+				t.Error("fence")
+			}
+			fence = h.Fence()
+			left := time.Until(h.Until())
+			if left > validity(time.Second) {
+				t.Error("too long:", left)
+			}
+			time.Sleep(left)
+			synctest.Wait()
+			is(t, "err", h.Err(), errExpired)
+			is(t, "ends", c.ends, 1)
+		}
+		is(t, "lost", w.g.Counts().Lost, 10)
+	})
+}
+
+// A lone holder that hangs keeps no flight alive.
+func TestLoneHangingHoldersFlightDisappears(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start(ttl(time.Second))
+		c.holds()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		is(t, "a flight", w.g.any(), false)
+		err := c.h.Release()
+		is(t, "release", errors.Is(err, errExpired), true)
+	})
+}
+
+// Release says whether the nodes confirmed it; the second one, that it was the second.
+func TestReleaseReportsItsOutcome(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.release = func(l *fakeLease) { l.released(errDown) }
+		c := w.start()
+		is(t, "release", c.holds().Release(), errDown)
+		is(t, "again", errors.Is(c.h.Release(), errNotHeld), true)
+		is(t, "ends", c.ends, 1)
+	})
+}
+
+// OnEnd's function is called once, or never if it was cancelled.
+func TestOnEndIsCalledOnceUnlessCancelled(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start()
+		h := c.holds()
+		var calls [3]int
+		var cancels [3]func()
+		for i := range calls {
+			cancels[i], _, _ = h.OnEnd(func(why error) {
+				calls[i]++
+				is(t, "why", why, nil)
+			})
+		}
+		cancels[1]()
+		c.releases()
+		for _, cancel := range cancels {
+			cancel()
+		}
+		_ = h.Release()
+		is(t, "calls", calls, [3]int{1, 0, 1})
+	})
+}
+
+// What a handoff costs in memory: the caller's Hold, and nothing of the flight's own.
+func TestHandoffAllocates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	w := newWorld(t)
+	const rounds, callers = 2000, 8
+	done := make(chan error, callers)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range callers {
+		go func() {
+			for range rounds {
+				h := new(Hold)
+				if err := w.g.Acquire(t.Context(), "k", h, 10*time.Second, patient, Queue); err != nil {
+					done <- err
+					return
+				}
+				runtime.Gosched() // lets the others queue up
+				if err := h.Release(); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range callers {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	c := w.g.Counts()
+	if c.Handoffs < c.Acquired*9/10 {
+		t.Skipf("only %d handoffs in %d locks", c.Handoffs, c.Acquired)
+	}
+	if n := float64(after.Mallocs-before.Mallocs) / float64(c.Acquired); n > 3 {
+		t.Errorf("%.2f allocations per lock, of which %d of %d were handed over", n, c.Handoffs, c.Acquired)
+	}
+}
+
+func BenchmarkHandoff(b *testing.B) {
+	w := newWorld(nil)
+	b.ReportAllocs()
+	b.SetParallelism(500)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			h := new(Hold)
+			if err := w.g.Acquire(b.Context(), "k", h, 10*time.Second, patient, Queue); err != nil {
+				b.Error(err)
+				return
+			}
+			_ = h.Release()
+		}
+	})
+}

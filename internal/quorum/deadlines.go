@@ -1,0 +1,99 @@
+package quorum
+
+import (
+	"sync"
+	"time"
+)
+
+// deadlines ends rounds whose time is up. Nearly all rounds of a quorum have the same
+// timeout, so they come due in the order in which they began: a list and one timer serve
+// them, where a timer each would cost more than the rest of the round.
+type deadlines struct {
+	timeout time.Duration
+
+	mu         sync.Mutex // guards what follows, and the links of the rounds in the list
+	head, tail *round
+	timer      *time.Timer // nil until the first round
+	armed      bool        // the timer will fire
+}
+
+// add has r.expire called after the timeout, unless remove comes first.
+func (d *deadlines) add(r *round, now time.Time) {
+	r.due = now.Add(d.timeout)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r.earlier = d.tail
+	if d.tail == nil {
+		d.head = r
+	} else {
+		d.tail.later = r
+	}
+	d.tail = r
+	r.listed = true
+	if !d.armed {
+		d.armLocked(d.timeout)
+	}
+}
+
+func (d *deadlines) armLocked(wait time.Duration) {
+	d.armed = true
+	if d.timer == nil {
+		d.timer = time.AfterFunc(wait, d.fire)
+	} else {
+		d.timer.Reset(wait)
+	}
+}
+
+// remove takes r out, if it is still in.
+func (d *deadlines) remove(r *round) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.removeLocked(r)
+}
+
+func (d *deadlines) removeLocked(r *round) {
+	if !r.listed {
+		return
+	}
+	r.listed = false
+	if r.earlier == nil {
+		d.head = r.later
+	} else {
+		r.earlier.later = r.later
+	}
+	if r.later == nil {
+		d.tail = r.earlier
+	} else {
+		r.later.earlier = r.earlier
+	}
+	r.earlier, r.later = nil, nil
+}
+
+// fire ends what is due, and waits for the next if there is one. The timer is not stopped
+// when the list empties: it fires once more and finds nothing.
+func (d *deadlines) fire() {
+	var due []*round
+	d.mu.Lock()
+	now := time.Now()
+	for d.head != nil && !d.head.due.After(now) {
+		due = append(due, d.head)
+		d.removeLocked(d.head)
+	}
+	d.armed = false
+	if d.head != nil {
+		d.armLocked(d.head.due.Sub(now))
+	}
+	d.mu.Unlock()
+	for _, r := range due {
+		r.expire()
+	}
+}
+
+// stop ends the timer. No round may be added any more.
+func (d *deadlines) stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}

@@ -1,0 +1,123 @@
+package quorum
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// With one of three nodes refused, mute or stopped, everything works, at the pace of the
+// others; and whoever loses is told which node did not answer, and why if that is known.
+func TestOneNodeAway(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		away func(t *testing.T) string
+	}{
+		{"refused", func(t *testing.T) string { return redistest.RefusedAddr(t) }},
+		{"black hole", func(t *testing.T) string { return redistest.BlackHole(t) }},
+		{"stopped", func(t *testing.T) string {
+			s := redistest.StartServer(t)
+			if err := s.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			return s.Addr()
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			addrs := []string{redistest.StartServer(t).Addr(), redistest.StartServer(t).Addr(), c.away(t)}
+			x, y := tcpClient(t, "x", addrs), tcpClient(t, "y", addrs)
+			x.nodeTimeout(10 * time.Second) // more than the test takes when nobody waits
+			y.nodeTimeout(10 * time.Second)
+			start := time.Now()
+			for range 20 {
+				l, _ := x.must(key, time.Minute, 1)
+				if _, f := x.beginRefresh(l, time.Minute, 5).wait(); f != nil {
+					t.Fatal(describe(f))
+				}
+				_, _, f := y.try(key, time.Minute, 1)
+				wantReason(t, f, Taken)
+				if a := f.Nodes[2]; a.Name != addrs[2] || a.Reply.Err == nil {
+					t.Errorf("%+v", a)
+				}
+				if f := x.release(l); f != nil {
+					t.Fatal(describe(f))
+				}
+			}
+			if took := time.Since(start); took > 10*time.Second {
+				t.Errorf("took %v: the node that is away was waited for", took)
+			}
+		})
+	}
+}
+
+// tcpClient makes a client of the servers at these addresses.
+func tcpClient(t *testing.T, name string, addrs []string) *client {
+	var conns []redis.UniversalClient
+	for _, addr := range addrs {
+		conn := redis.NewClient(&redis.Options{Addr: addr})
+		t.Cleanup(func() { _ = conn.Close() })
+		conns = append(conns, conn)
+	}
+	return newClient(t, name, conns)
+}
+
+// A stopped server executes what it was sent when it goes on, long after the attempt
+// failed. What it granted then is taken back.
+func TestStoppedNodeKeepsNothing(t *testing.T) {
+	t.Parallel()
+	a, b := redistest.StartServer(t), redistest.StartServer(t)
+	c := tcpClient(t, "x", []string{a.Addr(), b.Addr()})
+	l, _ := c.must(key, time.Hour, 1)
+	c.release(l)
+	if err := b.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	_, _, f := c.try(key, time.Hour, 1)
+	wantReason(t, f, Unreachable)
+	if err := b.Cont(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, 15*time.Second, "both servers are rid of the key", func() bool {
+		return len(a.Keys(t)) == 1 && len(b.Keys(t)) == 1 && c.nodes[1].Debts() == 0
+	})
+}
+
+// A whole Redis Cluster can be one of three nodes: with its vote, keys of every master are
+// locked while one of the others is away.
+func TestClusterIsOneNode(t *testing.T) {
+	t.Parallel()
+	cluster, single, gone := redistest.StartCluster(t, 3), redistest.StartServer(t), redistest.StartServer(t)
+	conns := func() []redis.UniversalClient {
+		return []redis.UniversalClient{cluster.Client(t), single.Client(t), gone.Client(t)}
+	}
+	x, y := newClient(t, "x", conns()), newClient(t, "y", conns())
+	x.nodeTimeout(5 * time.Second)
+	y.nodeTimeout(5 * time.Second)
+	if err := gone.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 30 {
+		k := fmt.Sprintf("lock:{%d}:k", i)
+		l, g := x.must(k, time.Minute, 2)
+		_, _, f := y.try(k, time.Minute, 1)
+		wantReason(t, f, Taken)
+		g2, f := x.refresh(l, time.Minute, 3)
+		if f != nil || g2.First <= g.Last {
+			t.Fatalf("%+v after %+v, %s", g2, g, describe(f))
+		}
+		if f := x.release(l); f != nil {
+			t.Fatal(describe(f))
+		}
+		l, g = y.must(k, time.Minute, 1)
+		if g.First <= g2.Last {
+			t.Errorf("token %d after %d", g.First, g2.Last)
+		}
+		if f := y.release(l); f != nil {
+			t.Fatal(describe(f))
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package quorum
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Release succeeds when a majority deleted our key, and does not wait for the others.
+func TestReleaseNeedsAMajority(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		for gone := 0; gone <= n; gone++ {
+			inBubble(t, n, func(t *testing.T, r *rig) {
+				c := r.client("x")
+				r.warm(c, key)
+				l, _ := c.must(key, ttl, 1)
+				synctest.Wait()
+				for i := range gone {
+					r.mem[i].Mini.Del(key)
+				}
+				f := c.release(l)
+				if n-gone >= c.q.Need() {
+					if f != nil {
+						t.Errorf("gone on %d of %d: %s", gone, n, describe(f))
+					}
+				} else {
+					wantReason(t, f, NotHeld)
+				}
+				r.wantNoKey(key)
+			})
+		}
+	}
+}
+
+// A key that another has by now is left alone, and the release says NotHeld.
+func TestReleaseLeavesOthersAlone(t *testing.T) {
+	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
+		r.give(key, "other", time.Hour, 0, 1, 2)
+		wantReason(r.t, c.release(l), NotHeld)
+		r.settle()
+		r.wantHolders(key, "other", "other", "other")
+	})
+}
+
+// When too few nodes answer, the release says so after the NodeTimeout; the nodes are
+// chased all the same, and the key is gone when they are back.
+func TestReleaseOfUnreachableNodes(t *testing.T) {
+	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
+		r.mem[0].Down(true)
+		r.mem[1].Stall(true)
+		start := time.Now()
+		wantReason(r.t, c.release(l), Unreachable)
+		if took := time.Since(start); took != nodeTimeout {
+			r.t.Errorf("took %v", took)
+		}
+		r.mem[0].Down(false)
+		r.mem[1].Stall(false)
+		time.Sleep(ms(600)) // less than the ttl
+		r.wantHolders(key, "", "", "")
+	})
+}
+
+// A second release is NotHeld at once, and so is one of a lease that was never won. It
+// does not disturb the attempt that is under way.
+func TestReleaseOfNoLease(t *testing.T) {
+	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
+		if f := c.release(l); f != nil {
+			r.t.Fatal(describe(f))
+		}
+		before := c.commands(nil)
+		wantReason(r.t, c.release(l), NotHeld)
+		if got := c.commands(before); slices.Max(got) != 0 {
+			r.t.Errorf("sent %v", got)
+		}
+		r.settle()
+
+		r.delays(ms(5), ms(5), ms(5))
+		a := c.begin(key, ttl, 1)
+		wantReason(r.t, c.release(a.l), NotHeld)
+		if _, f := a.wait(); f != nil {
+			r.t.Fatal(describe(f))
+		}
+		r.wantHolders(key, a.l.Owner(), a.l.Owner(), a.l.Owner())
+		if f := c.release(a.l); f != nil {
+			r.t.Error(describe(f))
+		}
+	})
+}
+
+// Release while a refresh is under way: each gets one answer, and nothing of the lease is
+// left, at whatever moment the release comes.
+func TestReleaseDuringRefresh(t *testing.T) {
+	for at := range 30 {
+		heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
+			r.setCounter(0, r.counter(0)+100) // so that there is a confirmation
+			r.mem[2].Mini.Del(key)            // and a repair
+			r.delays(ms(2), ms(4), ms(6))
+			a := c.beginRefresh(l, ttl, 10)
+			time.Sleep(ms(at))
+			b := c.beginRelease(l)
+			_, f := a.wait()
+			if early := at < 8; early {
+				wantReason(r.t, f, NotHeld)
+			} else if f != nil && f.Reason != NotHeld {
+				r.t.Errorf("after %dms: %s", at, describe(f))
+			}
+			if _, f := b.wait(); f != nil {
+				r.t.Errorf("after %dms: %s", at, describe(f))
+			}
+			time.Sleep(ms(100))
+			r.wantHolders(key, "", "", "")
+		})
+	}
+}
