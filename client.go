@@ -47,7 +47,7 @@ func New(opts Options) (*Client, error) {
 	}
 	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
 	for _, n := range opts.Nodes {
-		nd, err := node.New(n, opts.NodeTimeout)
+		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}

@@ -15,7 +15,9 @@ func (f *flight) askLocked(h *Hold) {
 	f.serial++
 	f.wish = h.ttl
 	f.counts.Attempts++
-	h.takeOver(time.Now())
+	if h.patience != nil {
+		h.takeOver(time.Now())
+	}
 	serial, ttl, tokens := f.serial, h.ttl, f.blockLocked()
 	f.laterLocked(func(inline bool) {
 		a := f.g.cfg.Acquire(inline, f.key, ttl, tokens, f.asked)

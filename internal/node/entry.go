@@ -237,23 +237,21 @@ type request struct {
 
 	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
 	next, prev *request              // guarded by the queue's mu
-
-	argv [9]any // of the command, while it is under way
 }
 
-// args is the command as it goes over the wire.
-func (r *request) args() []any {
+// args appends the command as it goes over the wire.
+func (r *request) args(argv []any) []any {
 	t := r.e.t
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		return append(r.argv[:0], evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, r.n1)
+		return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, r.n1)
 	case opRepair:
-		return append(r.argv[:0], evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, 0, r.n1)
+		return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, 0, r.n1)
 	case opRefresh:
-		return append(r.argv[:0], evalsha, shaRefresh, two, t.key, t.bucket, t.owner, ttl, r.n1, r.n2)
+		return append(argv, evalsha, shaRefresh, two, t.key, t.bucket, t.owner, ttl, r.n1, r.n2)
 	default:
-		return append(r.argv[:0], evalsha, shaRelease, one, t.key, t.owner)
+		return append(argv, evalsha, shaRelease, one, t.key, t.owner)
 	}
 }
 

@@ -14,9 +14,12 @@ const (
 	// out. All requests for one key use the same lane, so they keep their order.
 	lanesPerServer = 2
 
+	// lanesAlone is that for the only node of a quorum, which has both cores' attention.
+	lanesAlone = 4
+
 	// maxBatch bounds a pipeline: the first caller in it waits for the last one's
 	// answer to be read.
-	maxBatch = 512
+	maxBatch = 128
 
 	// maxQueued bounds what waits for a server that does not answer. Releases are
 	// never refused.
@@ -176,6 +179,7 @@ type lane struct {
 
 	// For whoever made the queue busy.
 	cmds        []*redis.Cmd // of the batch under way
+	argv        []any        // their arguments
 	long, brief allowance
 }
 

@@ -104,7 +104,7 @@ func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
 // newNode makes a node that ends with the test, before its client.
 func newNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
-	n, err := New(c, 50*time.Millisecond)
+	n, err := New(c, 50*time.Millisecond, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,6 +32,7 @@ const exchangeTimeout = 2 * transportTimeout
 type Node struct {
 	name     string
 	timeout  time.Duration  // how long a caller may block, when it says so
+	alone    bool           // the only node of its quorum
 	route    func(*request) // hands a request to the lane of the server that must answer it
 	shut     func()         // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64  // requests written, of all kinds
@@ -48,9 +49,9 @@ type Node struct {
 
 // New makes a node of a client that somebody else built and will close. Its connections
 // are shared; its timeouts and retries are replaced, for this use, by our own.
-// timeout is NodeTimeout.
-func New(client redis.UniversalClient, timeout time.Duration) (*Node, error) {
-	n := &Node{timeout: timeout, shut: func() {}}
+// timeout is NodeTimeout; alone says that it is the only node of its quorum.
+func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
+	n := &Node{timeout: timeout, alone: alone, shut: func() {}}
 	n.debts.open = map[*Entry]*time.Timer{}
 	switch c := client.(type) {
 	case *redis.Client:

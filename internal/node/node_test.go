@@ -414,7 +414,7 @@ func TestSameServer(t *testing.T) {
 func TestOnlyServersAndClustersAreNodes(t *testing.T) {
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	defer ring.Close()
-	if _, err := New(ring, time.Second); err == nil {
+	if _, err := New(ring, time.Second, false); err == nil {
 		t.Error("a Ring became a node")
 	}
 }

@@ -29,13 +29,17 @@ type server struct {
 	unreachable func(*server)
 
 	start sync.Once // starts the lanes' goroutines, with the first request
-	lanes [lanesPerServer]lane
+	lanes []lane
 }
 
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
 		n: n, from: c, addr: c.Options().Addr,
 		client: ownTimeouts(c, max(transportTimeout, 2*n.timeout)), quick: ownTimeouts(c, n.timeout),
+	}
+	s.lanes = make([]lane, lanesPerServer)
+	if n.alone {
+		s.lanes = make([]lane, lanesAlone)
 	}
 	for i := range s.lanes {
 		s.lanes[i].init()
@@ -47,7 +51,7 @@ func newServer(n *Node, c *redis.Client) *server {
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
 func (s *server) push(r *request) {
 	s.start.Do(s.run)
-	l := &s.lanes[r.e.t.lane]
+	l := &s.lanes[int(r.e.t.lane)%len(s.lanes)]
 	if r.inline && s.prompt.Load() && l.claim() {
 		l.exchangeNow(r)
 		l.rest()
@@ -154,13 +158,16 @@ func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request
 	s := l.s
 	pipe := client.Pipeline()
 	clear(l.cmds)
-	l.cmds = l.cmds[:0]
+	clear(l.argv)
+	l.cmds, l.argv = l.cmds[:0], l.argv[:0]
 	first := &witness{}
 	for i, r := range batch {
 		if r.asking {
 			_ = pipe.Do(ctx, "ASKING")
 		}
-		args := r.args()
+		from := len(l.argv)
+		l.argv = r.args(l.argv)
+		args := l.argv[from:len(l.argv):len(l.argv)]
 		if i == 0 {
 			first.text = args[1].(string)
 			args[1] = first

@@ -32,7 +32,7 @@ func NewTarget(key, owner string) *Target {
 	slot, hash := slotOf(key), hashOf(key)
 	return &Target{
 		Key: key, Owner: owner, key: key, owner: owner,
-		bucket: bucketName(slot, hash), slot: slot, lane: uint8(hash>>16) % lanesPerServer,
+		bucket: bucketName(slot, hash), slot: slot, lane: uint8(hash >> 16),
 	}
 }
 
