@@ -47,16 +47,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 // flightConfig connects the local tier to the quorum, and gives it the words for errors.
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
-		Acquire: func(inline bool, key string, ttl time.Duration, tokens int64, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
-			l := &lease{c: c, key: c.short(key)}
+		Prepare: func(key string, ttl time.Duration, tokens int64, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
+			l := &lease{c: c, key: c.short(key), done: done}
 			c.quorum.Prepare(&l.Lease, key, ttl, tokens)
-			l.Lease.Acquire(inline, func(g quorum.Grant, f *quorum.Failure) {
-				if f != nil {
-					done(nil, flight.Grant{}, outcome(l.key, f))
-					return
-				}
-				done(l, flight.Grant(g), nil)
-			})
 			return l
 		},
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
@@ -72,8 +65,20 @@ func (c *Client) flightConfig() flight.Config {
 // lease is a quorum's lease as the local tier sees it.
 type lease struct {
 	quorum.Lease
-	c   *Client
-	key string
+	c    *Client
+	key  string
+	done func(flight.Lease, flight.Grant, *flight.Outcome) // of the attempt
+}
+
+// Start makes the attempt for which l was prepared.
+func (l *lease) Start(inline bool) {
+	l.Lease.Acquire(inline, func(g quorum.Grant, f *quorum.Failure) {
+		if f != nil {
+			l.done(nil, flight.Grant{}, outcome(l.key, f))
+			return
+		}
+		l.done(l, flight.Grant(g), nil)
+	})
 }
 
 func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(flight.Grant, *flight.Outcome)) {

@@ -171,7 +171,7 @@ func TestJoinAfterClose(t *testing.T) {
 		defer cancel()
 		is(t, "closed", len(forced), 0)
 		h := &Hold{ttl: time.Second, pace: patient}
-		joined, err := f.join(h, Queue)
+		joined, err := f.join(h, Queue, false)
 		is(t, "joined", joined, false)
 		is(t, "err", err, errClosed)
 		w.closed(forced, false)

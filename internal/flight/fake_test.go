@@ -58,7 +58,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w.release = func(l *fakeLease) { l.released(nil) }
 	w.cancel = func(a *fakeAttempt) { a.fail(Outcome{Err: errTaken}) }
 	cfg := Config{
-		Acquire: w.begin, Validity: validity, NodeTimeout: 50 * time.Millisecond, Slice: 20 * time.Millisecond,
+		Prepare: w.prepare, Validity: validity, NodeTimeout: 50 * time.Millisecond, Slice: 20 * time.Millisecond,
 		Busy:    func(string, string) error { return errBusy },
 		Crowded: func(string) error { return errCrowded },
 		GaveUp: func(_ string, ctxErr, last error) error {
@@ -98,19 +98,8 @@ func (w *world) now(decide func(*fakeAttempt)) {
 
 func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
-func (w *world) begin(_ bool, key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
-	a := &fakeAttempt{w: w, key: key, ttl: ttl, tokens: tokens, done: done, began: time.Now()}
-	w.mu.Lock()
-	w.attempts = append(w.attempts, a)
-	w.note("acquire")
-	w.underWay++
-	w.most = max(w.most, w.underWay)
-	decide := w.acquire
-	w.mu.Unlock()
-	if decide != nil {
-		decide(a)
-	}
-	return a
+func (w *world) prepare(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
+	return &fakeAttempt{w: w, key: key, ttl: ttl, tokens: tokens, done: done}
 }
 
 // asked is how many attempts there have been.
@@ -156,15 +145,35 @@ type fakeAttempt struct {
 	began  time.Time
 	done   func(Lease, Grant, *Outcome)
 
-	decided, cancelled bool // guarded by w.mu
-	peek               error
+	inline                      bool // how it was started
+	started, decided, cancelled bool // guarded by w.mu
+	peek                        error
+}
+
+func (a *fakeAttempt) Start(inline bool) {
+	w := a.w
+	w.mu.Lock()
+	a.began, a.started, a.inline = time.Now(), true, inline
+	w.attempts = append(w.attempts, a)
+	w.note("acquire")
+	w.underWay++
+	w.most = max(w.most, w.underWay)
+	decide := w.acquire
+	if a.cancelled && w.cancel != nil {
+		decide = w.cancel
+	}
+	w.mu.Unlock()
+	if decide != nil {
+		decide(a)
+	}
 }
 
 func (a *fakeAttempt) Cancel() {
 	a.w.mu.Lock()
 	a.cancelled = true
+	started := a.started
 	a.w.mu.Unlock()
-	if a.w.cancel != nil {
+	if started && a.w.cancel != nil {
 		a.w.cancel(a)
 	}
 }

@@ -61,7 +61,6 @@ type flight struct {
 
 	parting bool          // a release has not been sent yet
 	asking  bool          // an attempt is under way
-	serial  int           // of the attempt
 	wish    time.Duration // the ttl that it is for
 	attempt Attempt
 	given   bool      // the attempt is cancelled: its failure means nothing
@@ -129,11 +128,12 @@ func (f *flight) tell() Counts {
 	return c
 }
 
-// join puts h into the queue, and begins an attempt if nobody else is there. It says no
-// without an error when the flight has died meanwhile.
-func (f *flight) join(h *Hold, mode Mode) (bool, error) {
+// join puts h into the queue, and begins an attempt if nobody else is there, which blocks
+// for NodeTimeout if inline says that it may. It says no without an error when the flight
+// has died meanwhile.
+func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 	f.mu.Lock()
-	defer f.unlockInline(true)
+	defer f.unlockInline(inline)
 	if f.dead { // find makes a new one
 		return false, nil
 	}

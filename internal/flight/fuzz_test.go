@@ -87,10 +87,10 @@ func simulate(t *testing.T, ops []byte) {
 		w.exclusive = true
 		s := &sim{world: w, last: map[string]int64{}}
 		w.acquire, w.refresh, w.release, w.cancel = nil, nil, nil, nil
-		begin := w.g.cfg.Acquire
-		w.g.cfg.Acquire = func(_ bool, key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
+		prepare := w.g.cfg.Prepare
+		w.g.cfg.Prepare = func(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
 			s.mayAsk(key)
-			return begin(false, key, ttl, tokens, done)
+			return prepare(key, ttl, tokens, done)
 		}
 		w.got = s.got
 		for len(ops) >= 2 && !t.Failed() {

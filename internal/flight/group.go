@@ -37,19 +37,22 @@ type Outcome struct {
 	Free  time.Duration // acquire: how soon the key could be free; 0 when unknown
 }
 
-// Attempt is a remote attempt under way.
+// Attempt is a remote attempt.
 type Attempt interface {
-	Cancel()     // its done is called soon, with a failure, unless it has just won
+	// Start begins it. Its done is called exactly once, from anywhere, and may be called
+	// before Start returns.
+	Start(inline bool)
+	Cancel()     // once started, its done is called soon, with a failure, unless it has just won
 	Peek() error // how it stands; nil when there is nothing to say
 }
 
 // Config is how the local tier reaches the world. No function, of a Lease or an Attempt
-// either, may block. Acquire, Refresh, Release and Cancel are called without any lock held;
-// those that only tell something may be called under a flight's, and must not call back.
+// either, may block, but Start and Release for NodeTimeout when inline is true. Prepare,
+// Start, Cancel, Refresh and Release are called without any lock held; those that only tell
+// something may be called under a flight's, and must not call back.
 type Config struct {
-	// Acquire begins one remote attempt. done is called exactly once, from anywhere, and
-	// may be called before Acquire returns.
-	Acquire     func(inline bool, key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt
+	// Prepare makes a remote attempt, to be started once.
+	Prepare     func(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt
 	Validity    func(ttl time.Duration) time.Duration
 	NodeTimeout time.Duration
 	Slice       time.Duration // negative: no handoff

@@ -76,7 +76,7 @@ func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 		return g.cfg.GaveUp(key, err, nil)
 	}
 	h.ttl, h.pace = ttl, pace
-	f, err := g.join(key, h, mode)
+	f, err := g.join(key, h, mode, g.mayBlock(ctx))
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,14 @@ func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 	return h.refusal
 }
 
-func (g *Group) join(key string, h *Hold, mode Mode) (*flight, error) {
+// mayBlock reports whether a caller with that ctx may block for NodeTimeout: not if its
+// time is up before. A ctx that is cancelled meanwhile is noticed after that.
+func (g *Group) mayBlock(ctx context.Context) bool {
+	deadline, ends := ctx.Deadline()
+	return !ends || time.Until(deadline) >= g.cfg.NodeTimeout
+}
+
+func (g *Group) join(key string, h *Hold, mode Mode, inline bool) (*flight, error) {
 	for {
 		var f *flight
 		if mode == Alone {
@@ -103,7 +110,7 @@ func (g *Group) join(key string, h *Hold, mode Mode) (*flight, error) {
 		if f == nil {
 			return nil, g.cfg.Closed
 		}
-		if joined, err := f.join(h, mode); joined || err != nil {
+		if joined, err := f.join(h, mode, inline); joined || err != nil {
 			return f, err
 		}
 	}

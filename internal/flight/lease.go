@@ -12,23 +12,22 @@ import (
 // askLocked begins a remote attempt, with h's ttl.
 func (f *flight) askLocked(h *Hold) {
 	f.asking, f.given, f.attempt = true, false, nil
-	f.serial++
 	f.wish = h.ttl
 	f.counts.Attempts++
 	if h.patience != nil {
 		h.takeOver(time.Now())
 	}
-	serial, ttl, tokens := f.serial, h.ttl, f.blockLocked()
+	ttl, tokens := h.ttl, f.blockLocked()
 	f.laterLocked(func(inline bool) {
-		a := f.g.cfg.Acquire(inline, f.key, ttl, tokens, f.asked)
+		a := f.g.cfg.Prepare(f.key, ttl, tokens, f.asked)
 		f.mu.Lock()
-		defer f.unlock()
-		if f.asking && f.serial == serial {
-			f.attempt = a
-			if f.given {
-				f.laterLocked(func(bool) { a.Cancel() })
-			}
+		f.attempt = a // known before it may block, so that others can ask about it and cancel it
+		given := f.given
+		f.mu.Unlock()
+		if given {
+			a.Cancel()
 		}
+		a.Start(inline)
 	})
 }
 
@@ -117,15 +116,17 @@ func (f *flight) passLocked(now time.Time, gone chan<- error) (released bool) {
 // for h's ttl has just won is not: asking again would take as long.
 func (f *flight) shortLocked(h *Hold, now time.Time) bool {
 	fresh := f.holds == 0 && h.ttl <= f.wish
-	return !fresh && f.until.Sub(now) < h.ttl/2
+	return !fresh && clock.Left(now, f.until) < h.ttl/2
 }
 
 // giveLocked makes h, the front waiter, the current Hold.
 func (f *flight) giveLocked(h *Hold, now time.Time) {
 	f.dropLocked(h)
 	h.state, h.lease, h.fence = holding, f.lease, f.tokenLocked()
-	h.limit = now.Add(f.g.cfg.Validity(h.ttl))
-	h.until = earlier(f.until, h.limit)
+	valid := f.g.cfg.Validity(h.ttl)
+	h.limit = now.Add(valid)
+	// By both clocks: the lease may be older than a sleep of the machine, and now is not.
+	h.until = now.Add(min(valid, clock.Left(now, f.until)))
 	f.cur = h
 	if f.holds++; f.holds > 1 {
 		f.counts.Handoffs++
@@ -319,7 +320,7 @@ func (f *flight) refreshed(l Lease, served []ask, g Grant, o *Outcome) {
 // grantOrLetGoLocked follows a renewal that a waiter was kept waiting for. It does not
 // renew again: if the refresh took so long that half the ttl is gone, the next would too.
 func (f *flight) grantOrLetGoLocked(now time.Time) {
-	if h := f.head; h != nil && f.until.Sub(now) >= h.ttl/2 && !clock.Passed(now, f.until) {
+	if h := f.head; h != nil && clock.Left(now, f.until) >= h.ttl/2 {
 		f.giveLocked(h, now)
 	} else {
 		f.letGoLocked(nil)

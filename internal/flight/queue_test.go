@@ -271,7 +271,7 @@ func TestLeaveAfterGrantPassesOn(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var h Hold
 		h.ttl, h.pace = time.Second, patient
-		f, err := w.g.join("k", &h, Queue) // granted from inside
+		f, err := w.g.join("k", &h, Queue, false) // granted from inside
 		if err != nil || h.state != holding {
 			t.Fatal("not granted", err)
 		}
@@ -292,7 +292,7 @@ func TestLeaveAfterRefusalReportsTheRefusal(t *testing.T) {
 		w.byHand()
 		var h Hold
 		h.ttl, h.pace = time.Second, patient
-		f, err := w.g.join("k", &h, Queue)
+		f, err := w.g.join("k", &h, Queue, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +310,7 @@ func TestLeaveAfterLossReleasesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var h Hold
 		h.ttl, h.pace = time.Second, patient
-		f, err := w.g.join("k", &h, Queue)
+		f, err := w.g.join("k", &h, Queue, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -51,6 +51,7 @@ func (ro *router) route(r *request) {
 }
 
 func (ro *router) lookUp(r *request) {
+	r.inline = false // from here on it is on the router's goroutine, which must not block
 	ro.start.Do(func() {
 		ro.n.wg.Add(1)
 		go ro.run()

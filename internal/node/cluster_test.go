@@ -26,6 +26,7 @@ func TestCluster(t *testing.T) {
 		{"a moved slot", clusterMoved},
 		{"a slot on the move", clusterAsk},
 		{"a stopped master does not hold up the others", clusterStopped},
+		{"a stopped master does not hold up the router", clusterStoppedInline},
 		{"a master that was away", clusterAway},
 		{"slots that move under load", clusterStress},
 		{"close", clusterClose},
@@ -172,6 +173,30 @@ func clusterStopped(t *testing.T, c *redistest.Cluster) {
 	for _, a := range stuck {
 		a.release()
 	}
+	_ = stopped.Cont()
+	wantDebts(t, n, 0)
+	wantEmpty(t, c)
+}
+
+// A request that may be made on its caller's goroutine is not made on the router's, which
+// others wait for.
+func clusterStoppedInline(t *testing.T, c *redistest.Cluster) {
+	n := newAlone(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), transportTimeout)
+	stopped, fine := c.Servers()[0], c.Servers()[2]
+	for _, key := range []string{c.KeyOn(t, stopped, "warm"), c.KeyOn(t, fine, "warm")} {
+		a := newAttempt(t, n, key)
+		a.acquire().want(t, Granted)
+		a.release().want(t, Deleted)
+	}
+	stuck, a := newAttempt(t, n, c.KeyOn(t, stopped, "unknown slot")), newAttempt(t, n, c.KeyOn(t, fine, "unknown slot"))
+	_ = stopped.Stop()
+	answer := stuck.acquireHere()
+	a.acquire().want(t, Granted)
+	if answer.n.Load() != 0 {
+		t.Error("held up by a master that has stopped")
+	}
+	a.release().want(t, Deleted)
+	stuck.release()
 	_ = stopped.Cont()
 	wantDebts(t, n, 0)
 	wantEmpty(t, c)

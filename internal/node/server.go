@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
@@ -18,7 +19,7 @@ type server struct {
 	client *redis.Client // waits long for answers
 	quick  *redis.Client // waits no longer than a caller may
 	addr   string
-	prompt atomic.Bool // the last exchange got its answers
+	prompt atomic.Bool // the last exchange got its answers, well within a caller's time
 
 	loading sync.Mutex    // held while the scripts are loaded
 	loads   atomic.Uint64 // how often they were. Written under loading
@@ -53,8 +54,8 @@ func (s *server) push(r *request) {
 	s.start.Do(s.run)
 	l := &s.lanes[int(r.e.t.lane)%len(s.lanes)]
 	if r.inline && s.prompt.Load() && l.claim() {
+		defer l.rest() // also when a hook of the client's owner panics on the caller's goroutine
 		l.exchangeNow(r)
-		l.rest()
 	} else if err := l.push(r); err != nil {
 		r.settle(failed(err), notSent)
 	}
@@ -68,11 +69,13 @@ func (s *server) run() {
 	}
 }
 
+// close ends the lanes. They are closed before it is settled whether anybody serves them:
+// what gets into a lane before that has started its goroutine.
 func (s *server) close() {
-	s.start.Do(func() {}) // nothing to start any more
 	for i := range s.lanes {
 		s.lanes[i].close()
 	}
+	s.start.Do(func() {}) // nothing to start any more
 }
 
 // exchange writes a batch, waits for its answers and settles every request in it. It
@@ -110,7 +113,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 // that may block for NodeTimeout. If no answer comes by then, the connection is given up
 // and the request is in doubt. That is the price for not waiting on another goroutine, and
 // it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
-// late answers are waited for, until it has answered again.
+// late answers are waited for, until it is prompt again.
 func (l *lane) exchangeNow(r *request) {
 	one := [1]*request{r}
 	batch := unwritten(one[:])
@@ -118,7 +121,7 @@ func (l *lane) exchangeNow(r *request) {
 		return
 	}
 	timeout := l.s.n.timeout
-	sent, _ := l.write(l.brief.context(timeout, timeout), l.s.quick, batch)
+	sent, _ := l.write(l.brief.context(timeout, timeout/8), l.s.quick, batch)
 	if !l.settle(r, l.cmds[0], sent, true) {
 		l.putBack(r) // to have the scripts loaded
 	}
@@ -156,6 +159,7 @@ func outcome(op op, cmd *redis.Cmd) (Reply, error) {
 // server from answering all of it. It blocks until ctx ends at most.
 func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request) (sent bool, err error) {
 	s := l.s
+	began := time.Now()
 	pipe := client.Pipeline()
 	clear(l.cmds)
 	clear(l.argv)
@@ -183,14 +187,14 @@ func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request
 	} else if isReply(err) {
 		err = nil
 	}
-	s.heard(err)
+	s.heard(err, time.Since(began))
 	return first.written, err
 }
 
 // heard notes how an exchange went.
-func (s *server) heard(err error) {
+func (s *server) heard(err error, took time.Duration) {
 	s.n.heard(err)
-	s.prompt.Store(err == nil)
+	s.prompt.Store(err == nil && took < s.n.timeout/2)
 	if err != nil && s.unreachable != nil {
 		s.unreachable(s)
 	}

@@ -1,0 +1,134 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// stalledAlone runs fn on a single node that has answered promptly and then stops: the next
+// caller makes its own request to it, and no answer comes within NodeTimeout.
+func stalledAlone(t *testing.T, timeout time.Duration, fn func(t *testing.T, c *flightlock.Client, node *redistest.MemNode)) {
+	t.Helper()
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{NodeTimeout: timeout}, clients...)
+		mustRelease(t, mustLock(t, c, "warm", time.Second))
+		nodes[0].Stall(true)
+		fn(t, c, nodes[0])
+		nodes[0].Stall(false)
+		time.Sleep(10 * time.Second) // for the doubts
+		if n := c.Stats().Debts; n != 0 {
+			t.Errorf("%d debts", n)
+		}
+		if keys := lockKeysOf(nodes[0]); len(keys) != 0 {
+			t.Errorf("left behind: %q", keys)
+		}
+	})
+}
+
+func lockKeysOf(n *redistest.MemNode) (keys []string) {
+	for _, k := range n.Mini.Keys() {
+		if len(k) > 5 && k[:5] == "lock:" {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// A ctx whose deadline comes before NodeTimeout ends the call by then, although the node
+// that would have to answer has stopped.
+func TestAContextIsShorterThanAStall(t *testing.T) {
+	stalledAlone(t, 2*time.Second, func(t *testing.T, c *flightlock.Client, _ *redistest.MemNode) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		_, err := c.SingleFlightLock(ctx, "k", 10*time.Second, nil)
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Error(err)
+		}
+		if took := time.Since(start); took != 20*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// No call blocks for much longer than NodeTimeout, whoever makes the request.
+func TestAStallBlocksForNodeTimeout(t *testing.T) {
+	const timeout = time.Second
+	stalledAlone(t, timeout, func(t *testing.T, c *flightlock.Client, node *redistest.MemNode) {
+		start := time.Now()
+		if _, err := c.TryLock(t.Context(), "k", 10*time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > timeout*9/8 {
+			t.Errorf("TryLock took %v", took)
+		}
+		node.Stall(false)
+		time.Sleep(10 * time.Second)
+		l := mustLock(t, c, "k", 10*time.Second)
+		node.Stall(true)
+		start = time.Now()
+		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > timeout*9/8 {
+			t.Errorf("Release took %v", took)
+		}
+	})
+}
+
+// Who waits behind a caller whose request is not answered learns that, not that the key
+// is held.
+func TestAStallBehindACallerIsUnavailable(t *testing.T) {
+	stalledAlone(t, time.Second, func(t *testing.T, c *flightlock.Client, _ *redistest.MemNode) {
+		first := make(chan error, 1)
+		go func() {
+			_, err := c.TryLock(t.Context(), "k", 10*time.Second)
+			first <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		_, err := c.SingleFlightLock(ctx, "k", 10*time.Second, nil)
+		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) {
+			t.Error(err)
+		}
+		<-first
+	})
+}
+
+// Close while callers make requests of their own that are not answered.
+func TestCloseDuringAStall(t *testing.T) {
+	const timeout = time.Second
+	stalledAlone(t, timeout, func(t *testing.T, c *flightlock.Client, node *redistest.MemNode) {
+		results := make(chan error, 2)
+		for _, key := range []string{"k", "k2"} {
+			go func() {
+				_, err := c.SingleFlightLock(t.Context(), key, 10*time.Second, nil)
+				results <- err
+			}()
+		}
+		synctest.Wait()
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close(t.Context()) }()
+		start := time.Now()
+		for range 2 {
+			if err := <-results; !errors.Is(err, flightlock.ErrClosed) {
+				t.Error(err)
+			}
+		}
+		if took := time.Since(start); took > timeout*9/8 {
+			t.Errorf("callers were kept for %v", took)
+		}
+		node.Stall(false)
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,228 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// newAlone makes the only node of a quorum.
+func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Node {
+	t.Helper()
+	n, err := New(c, timeout, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := n.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// acquireHere asks on this goroutine, if that can be.
+func (a *attempt) acquireHere() *ear {
+	e := newEar()
+	a.Acquire(e, longTTL, 1, soon(), true)
+	return e
+}
+
+func (a *attempt) releaseHere() *ear {
+	e := newEar()
+	a.Release(e, true)
+	return e
+}
+
+// dialer counts connections.
+type dialer struct {
+	dial  func(context.Context, string, string) (net.Conn, error)
+	dials atomic.Int64
+}
+
+func (d *dialer) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.dials.Add(1)
+	return d.dial(ctx, network, addr)
+}
+
+// A caller that needs a new connection, and gets none, is not kept for long.
+func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
+	const timeout = time.Second
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		d := &dialer{dial: m.Dial}
+		c := m.Client(t, func(o *redis.Options) { o.Dialer, o.DialerRetries, o.PipelinePoolSize = d.Dial, 1, -1 })
+		n := newAlone(t, c, timeout)
+		newAttempt(t, n, "warm").acquireHere().want(t, Granted)
+
+		own := c.Conn() // takes the only idle connection
+		defer own.Close()
+		if err := own.Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		gate := make(chan struct{})
+		d.dial = func(context.Context, string, string) (net.Conn, error) {
+			<-gate
+			return nil, net.ErrClosed
+		}
+		start := time.Now()
+		newAttempt(t, n, "k").acquireHere().wantNow(t, Failed)
+		if took := time.Since(start); took > timeout*5/4 {
+			t.Errorf("the caller was kept for %v", took)
+		}
+		close(gate)
+	})
+}
+
+// A server that answers, but later than a caller may wait, is not asked by callers: each
+// would give a connection up and leave a doubt, just when the server has enough to do.
+func TestASlowServerKeepsItsConnections(t *testing.T) {
+	const timeout = 50 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		d := &dialer{dial: m.Dial}
+		n := newAlone(t, m.Client(t, func(o *redis.Options) { o.Dialer = d.Dial }), timeout)
+		newAttempt(t, n, "warm").acquireHere().want(t, Granted)
+		m.SetDelay(timeout) // a round trip takes two
+		for i := range 50 {
+			a := newAttempt(t, n, fmt.Sprint("k", i))
+			e := a.acquireHere()
+			<-e.heard
+			<-a.releaseHere().heard
+		}
+		if got := d.dials.Load(); got > 5 {
+			t.Errorf("%d connections for a server that loses none", got)
+		}
+		time.Sleep(3 * debtSecond) // for the doubt of the first
+		if got := n.Debts(); got != 0 {
+			t.Errorf("%d debts", got)
+		}
+	})
+}
+
+// Whatever comes at the moment in which a server's lanes end is served or refused.
+func TestPushAgainstClose(t *testing.T) {
+	m := redistest.StartMini(t)
+	c := redistest.MiniClient(t, m)
+	for range 2000 {
+		n, err := New(c, time.Second, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newAttempt(t, n, "k")
+		var e *ear
+		var wg sync.WaitGroup
+		wg.Go(func() { e = a.acquire() })
+		wg.Go(func() { n.servers[0].close() })
+		wg.Wait()
+		select {
+		case <-e.heard:
+		case <-time.After(patience):
+			t.Fatal("a request was left in a lane that nobody serves")
+		}
+		n.wg.Wait()
+	}
+}
+
+// A hook of the caller's that panics takes its goroutine down, not the lane.
+func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
+	m := redistest.StartMini(t)
+	n := newAlone(t, redistest.MiniClient(t, m), time.Second)
+	newAttempt(t, n, "k0").acquireHere().want(t, Granted)
+	n.servers[0].quick.AddHook(&panicky{})
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		newAttempt(t, n, "k").acquireHere()
+	}()
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+}
+
+type panicky struct{ countingHook }
+
+func (*panicky) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { panic("a hook") }
+}
+
+// Callers that make their own exchanges, lanes that make others, scripts that are lost and
+// connections that are cut: each request has one outcome, each key one owner at a time, and
+// nothing is left.
+func TestCallersAndLanesTogether(t *testing.T) {
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newAlone(t, s.Client(t, at(p.Addr())), 200*time.Millisecond)
+	stop := make(chan struct{})
+	var faults, callers sync.WaitGroup
+	faults.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			if i%2 == 0 {
+				p.ResetAll()
+			} else {
+				s.Do(t, "SCRIPT", "FLUSH")
+			}
+		}
+	})
+	var granted atomic.Int64
+	var holders [8]atomic.Int64
+	for g := range 16 {
+		callers.Go(func() {
+			for i := range 300 {
+				k := (g + i) % len(holders)
+				a := newAttempt(t, n, fmt.Sprint("k", k))
+				e := newEar()
+				a.Acquire(e, longTTL, 1, soon(), i%3 != 0)
+				rep := <-e.heard
+				if rep.Kind == Granted {
+					granted.Add(1)
+					if holders[k].Add(1) != 1 {
+						t.Error("two holders")
+					}
+					holders[k].Add(-1)
+				}
+				e2 := newEar()
+				a.Release(e2, i%5 != 0)
+				<-e2.heard
+				if e.n.Load() != 1 || e2.n.Load() != 1 {
+					t.Error("a request was answered twice")
+				}
+			}
+		})
+	}
+	callers.Wait()
+	close(stop)
+	faults.Wait()
+	if granted.Load() == 0 {
+		t.Error("nothing was granted")
+	}
+	wantDebts(t, n, 0)
+	if keys := lockKeys(t, s); len(keys) != 0 {
+		t.Errorf("left behind: %v", keys)
+	}
+	for i := range n.servers[0].lanes {
+		l := &n.servers[0].lanes[i]
+		l.mu.Lock()
+		if l.n != 0 || l.busy {
+			t.Errorf("lane %d: %d wait, busy is %v", i, l.n, l.busy)
+		}
+		l.mu.Unlock()
+	}
+}
