@@ -20,6 +20,9 @@ type server struct {
 	addr   string
 	prompt atomic.Bool // the last exchange got its answers
 
+	failures  atomic.Int32 // exchanges without an answer, in a row
+	suspended atomic.Pointer[suspension]
+
 	loading sync.Mutex    // held while the scripts are loaded
 	loads   atomic.Uint64 // how often they were. Written under loading
 
@@ -44,12 +47,17 @@ func newServer(n *Node, c *redis.Client) *server {
 	for i := range s.lanes {
 		s.lanes[i].init()
 		s.lanes[i].s = s
+		s.lanes[i].patience = 2 * n.timeout
 	}
 	return s
 }
 
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
 func (s *server) push(r *request) {
+	if state := s.suspended.Load(); state != nil {
+		r.settle(failed(state.err), notSent)
+		return
+	}
 	s.start.Do(s.run)
 	l := &s.lanes[int(r.e.t.lane)%len(s.lanes)]
 	if r.inline && s.prompt.Load() && l.claim() {
@@ -185,15 +193,6 @@ func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request
 	}
 	s.heard(err)
 	return first.written, err
-}
-
-// heard notes how an exchange went.
-func (s *server) heard(err error) {
-	s.n.heard(err)
-	s.prompt.Store(err == nil)
-	if err != nil && s.unreachable != nil {
-		s.unreachable(s)
-	}
 }
 
 // unsent gives every command the reason why there was no connection for it. go-redis
