@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
@@ -120,14 +121,13 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 // it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
 // late answers are waited for, until it has answered again.
 func (l *lane) exchangeNow(r *request) {
-	one := [1]*request{r}
-	batch := unwritten(one[:])
-	if len(batch) == 0 {
+	if rep, moot := r.moot(time.Now()); moot {
+		r.settle(rep, notSent)
 		return
 	}
 	timeout := l.s.n.timeout
-	sent, _ := l.write(l.brief.context(timeout, timeout), l.s.quick, batch)
-	if !l.settle(r, l.cmds[0], sent, true) {
+	cmd, sent := l.writeOne(l.brief.context(timeout, timeout), r)
+	if !l.settle(r, cmd, sent, true) {
 		l.putBack(r) // to have the scripts loaded
 	}
 }
@@ -193,6 +193,22 @@ func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request
 	}
 	s.heard(err)
 	return first.written, err
+}
+
+// writeOne is write for a request by itself, which costs less than a pipeline of one.
+func (l *lane) writeOne(ctx context.Context, r *request) (cmd *redis.Cmd, sent bool) {
+	clear(l.argv)
+	l.argv = r.args(l.argv[:0])
+	first := &witness{text: l.argv[1].(string)}
+	l.argv[1] = first
+	cmd = redis.NewCmd(ctx, l.argv...)
+	l.s.n.commands.Add(1)
+	err := l.s.quick.Process(ctx, cmd)
+	if isReply(err) && first.written {
+		err = nil
+	}
+	l.s.heard(err)
+	return cmd, first.written
 }
 
 // unsent gives every command the reason why there was no connection for it. go-redis
