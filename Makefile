@@ -12,7 +12,7 @@ help: ## list the targets
 
 test: format vet lint race ## everything: format, vet, lint if present, tests with the race detector
 	@if command -v redis-server >/dev/null; then \
-	  echo "make test: all of it ran, on $$(redis-server --version | cut -d' ' -f1-3)"; \
+	  echo "make test: all tests ran, on $$(redis-server --version | cut -d' ' -f1-3)$$(command -v golangci-lint >/dev/null || echo '; not linted')"; \
 	else \
 	  echo "****************************************************************"; \
 	  echo "make test: redis-server is not on this machine, so NOTHING was"; \
@@ -33,7 +33,7 @@ lint: ## golangci-lint over all modules, where it is installed
 	else echo "golangci-lint is not installed: not linted"; fi
 
 race: ## go test -race over all modules
-	@for m in $(MODULES); do (cd $$m && $(GO) test -race -timeout 10m ./...) || exit 1; done
+	@for m in $(MODULES); do (cd $$m && $(GO) test -race -count=1 -timeout 10m ./...) || exit 1; done
 
 bench: ## go test -bench, as for tuning
 	$(GO) test -run '^$$' -bench . -benchmem ./bench

@@ -203,6 +203,28 @@ func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	})
 }
 
+// A node that was stopped for a while is left alone and told so; when it goes on, it votes
+// again within 2s, and what it missed or executed late does not outlive the locks.
+func TestAStoppedNodeComesBack(t *testing.T) {
+	servers, nodes := realNodes(t, 5)
+	c := newClient(t, flightlock.Options{}, nodes...)
+	mustRelease(t, mustLock(t, c, "k", time.Minute))
+	servers[4].Stop()
+	redistest.Eventually(t, 20*time.Second, "the node is suspended", func() bool {
+		mustRelease(t, mustLock(t, c, "k", time.Minute))
+		return c.Stats().Suspended == 1
+	})
+	servers[4].Cont()
+	redistest.Eventually(t, 2*time.Second, "five nodes vote", func() bool {
+		l := mustLock(t, c, "k", time.Minute)
+		defer mustRelease(t, l)
+		return servers[4].Do(t, "EXISTS", "lock:k") == int64(1)
+	})
+	redistest.Eventually(t, 5*time.Second, "nothing is left", func() bool {
+		return c.Stats().Debts == 0 && servers[4].Do(t, "EXISTS", "lock:k") == int64(0)
+	})
+}
+
 // Exclusion and rising fences hold while clients contend over connections that are slow,
 // reset, and cut in the middle of replies; in the end no key is left.
 func TestExclusionUnderFire(t *testing.T) {

@@ -51,6 +51,7 @@ func New(opts Options) (*Client, error) {
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
+		nd.Changed = c.nodeChanged
 		c.nodes = append(c.nodes, nd)
 	}
 	c.quorum = quorum.New(quorum.Config{
@@ -83,6 +84,8 @@ type Stats struct {
 	Waiters int64 // callers that wait for a lock now
 	Held    int64 // locks held now
 	Debts   int64 // releases owed to nodes that have not confirmed them yet
+
+	Suspended int64 // nodes that are left alone until they answer a probe
 }
 
 // Stats reads the counters. It is cheap: a short lock per shard and per key in use.
@@ -95,6 +98,9 @@ func (c *Client) Stats() Stats {
 	for _, nd := range c.nodes {
 		s.Commands += nd.Commands()
 		s.Debts += int64(nd.Debts())
+		if nd.Suspended() {
+			s.Suspended++
+		}
 	}
 	return s
 }
@@ -102,7 +108,7 @@ func (c *Client) Stats() Stats {
 // Close ends the Client. It refuses new work, fails waiters with ErrClosed, waits for
 // holders until ctx ends, then ends the contexts of the remaining locks (cause ErrClosed)
 // and releases them. It returns when every goroutine of the Client has ended; one that
-// waits on a stalled connection may need 2s for that, and Close gives up on it, with an
+// waits on a stalled connection may need 4s for that, and Close gives up on it, with an
 // error, when ctx has ended. A second Close waits for the first and returns the same.
 func (c *Client) Close(ctx context.Context) error {
 	c.closing.Do(func() { c.closed = c.close(ctx) })
@@ -144,6 +150,17 @@ var hostLabel = sync.OnceValue(func() string {
 	}
 	return host + ":" + strconv.Itoa(os.Getpid())
 })
+
+// nodeChanged logs that a node was suspended or is back.
+func (c *Client) nodeChanged(name string, err error) {
+	switch {
+	case c.opts.Logger == nil:
+	case err != nil:
+		c.opts.Logger.Warn("flightlock: node suspended: it does not answer", "node", name, "err", err)
+	default:
+		c.opts.Logger.Info("flightlock: node is back", "node", name)
+	}
+}
 
 func (c *Client) sameServer(ctx context.Context, i, j int) (bool, error) {
 	return node.SameServer(ctx, c.opts.Nodes[i], c.opts.Nodes[j], uuid.NewString())

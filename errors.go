@@ -14,7 +14,8 @@ import (
 // in is a *QuorumError as well, which says what each of them answered.
 var (
 	// ErrNotAcquired says that somebody else has the lock, or that a majority answered and
-	// nobody has one; the retry strategy or the caller's ctx gave up.
+	// nobody has one; the retry strategy or the caller's ctx gave up. A ctx that had ended
+	// before any node was asked gives it too.
 	ErrNotAcquired = errors.New("not acquired")
 	// ErrNotHeld is what Refresh and Release say of a lock that expired, was taken, or was
 	// released before.

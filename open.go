@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -17,6 +18,8 @@ import (
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
+// In the url of Sentinels, user and password are theirs; those of the master go into the
+// parameters username and password.
 // Other parameters are those of go-redis' ParseURL, ParseFailoverURL and ParseClusterURL.
 // What locking needs is set whatever the url says: no retries (a replayed request can
 // overtake the release that undoes it), a read timeout of 2s at least (late answers must
@@ -57,9 +60,17 @@ func closeAll(nodes []redis.UniversalClient) error {
 func dial(rawURL string) (redis.UniversalClient, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w (want redis://host:port, rediss://host:port or unix:///path)", reason(err))
 	}
-	switch q := u.Query(); {
+	q := u.Query()
+	for name := range q {
+		if name == "replica_only" || strings.HasPrefix(name, "route_") || name == "read_only" {
+			return nil, fmt.Errorf("parameter %s: a replica cannot vote", name)
+		}
+	}
+	switch {
+	case u.Scheme == "" || u.Host == "" && u.Path == "":
+		return nil, errors.New("want redis://host:port, rediss://host:port or unix:///path")
 	case q.Has("master_name"):
 		o, err := redis.ParseFailoverURL(rawURL)
 		if err != nil {
@@ -97,11 +108,18 @@ func named(name string) string {
 	return name
 }
 
-// secret is what stands between the user name and the host of a url.
-var secret = regexp.MustCompile(`^([^/]*//[^/?#]*?):[^/?#]*@`)
+// secrets are what may stand between the user name and the host of a url, and the values
+// of parameters that are passwords.
+var secrets = []*regexp.Regexp{
+	regexp.MustCompile(`^([^/]*//[^/?#]*?:)[^/?#]*(@)`),
+	regexp.MustCompile(`(?i)([?&;][^=&;]*password[^=&;]*=)[^&;#]*()`),
+}
 
 func withoutPassword(rawURL string) string {
-	return fmt.Sprintf("%q", secret.ReplaceAllString(rawURL, "$1:xxxxx@"))
+	for _, s := range secrets {
+		rawURL = s.ReplaceAllString(rawURL, "${1}xxxxx${2}")
+	}
+	return fmt.Sprintf("%q", rawURL)
 }
 
 // reason is err without the url in its text.

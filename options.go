@@ -40,7 +40,9 @@ type Options struct {
 	DriftFactor float64
 
 	// HandoffSlice is how long one process may keep a lease by handing it on while another
-	// process waits for it. Default 20ms; negative turns handoff off.
+	// process waits for it. Default 20ms; negative turns handoff off. So far only the sign
+	// has an effect: processes do not take turns yet, and one that keeps a key busy can
+	// starve the others.
 	HandoffSlice time.Duration
 
 	// MaxWaiters is how many callers of this process may wait for one key; one more gets
@@ -53,13 +55,16 @@ type Options struct {
 	// 256 bytes. It may be called from any goroutine, at once, and must not block.
 	NewOwner func() string
 
-	// DisableNotify has waiters poll, without subscribing to notices of release.
+	// DisableNotify has waiters poll, without subscribing to notices of release. It has no
+	// effect yet: there are no notices, and all waiters poll.
 	DisableNotify bool
 
-	// DisableQuarantine has the votes of nodes count that have just lost their memory.
+	// DisableQuarantine has the votes of nodes count that have just lost their memory. It
+	// has no effect yet: there is no quarantine, and they always count.
 	DisableQuarantine bool
 
-	// Logger hears of state changes, never of single operations. nil means silence.
+	// Logger hears that nodes are suspended and come back, and of no single operation. nil
+	// means silence.
 	Logger *slog.Logger
 }
 

@@ -117,6 +117,13 @@ func TestOpenHidesPasswords(t *testing.T) {
 		"redis://u:hunter2@[::1",
 		"redis://u:hunter2@127.0.0.1:6379/%zz",
 		"://u:hunter2@x",
+		"redis://h:1?master_name=m&username=app&password=hunter2&typo=1",
+		"redis://h:1?addr=h:2&sentinel_password=hunter2&typo=1",
+		"redis://h:1?Password=hunter2",
+		"redis://u:hunter2@h:1?addr=h:2&read_only=true",
+		"redis://h:1?master_name=m&replica_only=true&password=hunter2",
+		"127.0.0.1:6379",
+		"",
 	} {
 		_, err := flightlock.Open([]string{"redis://127.0.0.1:1", url}, flightlock.Options{})
 		wantInvalid(t, err, "urls[1]")

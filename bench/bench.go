@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,8 +28,13 @@ func runBench(ctx context.Context, cfg config, bar *progress) (rep *report, err 
 		return nil, err
 	}
 	defer n.close()
-	// Clean-up and the end of the crews come also after an interrupt, so not with ctx.
-	defer func() { err = errors.Join(err, n.cleanUp(context.WithoutCancel(ctx))) }()
+	// Clean-up and the end of the crews come also after an interrupt, so not with ctx. What
+	// was measured is worth more than a clean server: a node may have died meanwhile.
+	defer func() {
+		if dirt := n.cleanUp(context.WithoutCancel(ctx)); dirt != nil {
+			fmt.Fprintln(os.Stderr, "bench: not cleaned up:", dirt)
+		}
+	}()
 
 	b := &bench{cfg: cfg, nodes: n, bar: bar}
 	defer func() { err = errors.Join(err, b.closeCrews()) }()

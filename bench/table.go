@@ -65,7 +65,8 @@ func writeHotKey(w io.Writer, r *report) {
 		{count(uint64(h.LocksPerSecond)), duration(h.Wait.P50), duration(h.Wait.P99), duration(h.Wait.Max),
 			fmt.Sprintf("%.4f", h.CommandsPerLock), count(h.Handoffs), duration(h.LongestGap), shares(h.Clients)},
 	}.write(w)
-	fmt.Fprintln(w, "  Wait is from the call to the grant; gap is a time in which nobody was granted the key.")
+	fmt.Fprintln(w, "  Wait is from the call to the grant, of those that got it but for max; gap is a time in which nobody was granted the key.")
+	fmt.Fprintln(w, "  Clients do not take turns yet: the one whose queue never runs empty keeps the key from the others.")
 	writeErrors(w, "", h.Errors, h.Lost)
 	fmt.Fprintln(w)
 }

@@ -71,6 +71,7 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	asked := a.acquire()
 	way.bypass.Store(true)
 	asked.want(t, Failed) // after transportTimeout
+	redistest.Eventually(t, 5*time.Second, "a probe was answered on a new connection", func() bool { return !n.Suspended() })
 	a.release().want(t, Missing)
 	wantDebts(t, n, 1)
 	p.ReleaseRequests()

@@ -65,6 +65,7 @@ func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
 		c := m.Client(t, func(o *redis.Options) { o.Dialer, o.DialerRetries, o.PipelinePoolSize = d.Dial, 1, -1 })
 		n := newAlone(t, c, timeout)
 		newAttempt(t, n, "warm").acquireHere().want(t, Granted)
+		synctest.Wait() // until the lane is idle again
 
 		own := c.Conn() // takes the only idle connection
 		defer own.Close()
@@ -94,6 +95,7 @@ func TestASlowServerKeepsItsConnections(t *testing.T) {
 		d := &dialer{dial: m.Dial}
 		n := newAlone(t, m.Client(t, func(o *redis.Options) { o.Dialer = d.Dial }), timeout)
 		newAttempt(t, n, "warm").acquireHere().want(t, Granted)
+		synctest.Wait()     // until the lane is idle again
 		m.SetDelay(timeout) // a round trip takes two
 		for i := range 50 {
 			a := newAttempt(t, n, fmt.Sprint("k", i))
@@ -219,10 +221,10 @@ func TestCallersAndLanesTogether(t *testing.T) {
 	}
 	for i := range n.servers[0].lanes {
 		l := &n.servers[0].lanes[i]
-		l.mu.Lock()
-		if l.n != 0 || l.busy {
-			t.Errorf("lane %d: %d wait, busy is %v", i, l.n, l.busy)
-		}
-		l.mu.Unlock()
+		redistest.Eventually(t, patience, fmt.Sprintf("lane %d is idle", i), func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.n == 0 && !l.busy
+		})
 	}
 }

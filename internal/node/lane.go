@@ -33,7 +33,9 @@ type queue struct {
 	cond       sync.Cond  // signalled when a request arrives or the queue is closed
 	head, tail *request
 	n          int
-	busy       bool // a batch is under way: what comes now waits for it
+	busy       bool          // a batch is under way: what comes now waits for it
+	since      time.Time     // busy: since when
+	patience   time.Duration // how long a batch may take before the queue is stalled; 0: any time
 	closed     bool
 }
 
@@ -48,6 +50,9 @@ func (q *queue) push(r *request) error {
 	}
 	if q.n >= maxQueued && r.op != opRelease {
 		return ErrBusy
+	}
+	if q.busy && r.op != opRelease && q.patience > 0 && time.Since(q.since) > q.patience {
+		return ErrStalled
 	}
 	if q.closed && q.n == 0 { // the goroutine that serves the queue may have ended
 		return ErrClosed
@@ -91,7 +96,7 @@ func (q *queue) take(batch []*request, limit int) []*request {
 	for q.busy || q.n == 0 && !q.closed {
 		q.cond.Wait()
 	}
-	q.busy = true
+	q.busy, q.since = true, time.Now()
 	for len(batch) < limit && q.head != nil {
 		batch = append(batch, q.head)
 		q.unlinkLocked(q.head)
@@ -107,7 +112,7 @@ func (q *queue) claim() bool {
 	if q.busy || q.n > 0 || q.closed {
 		return false
 	}
-	q.busy = true
+	q.busy, q.since = true, time.Now()
 	return true
 }
 
@@ -195,7 +200,9 @@ func (l *lane) run() {
 		if len(batch) == 0 {
 			return
 		}
-		if !answering && l.s.n.closing.Load() { // one batch was trial enough
+		if state := l.s.suspended.Load(); state != nil {
+			settleAll(batch, failed(state.err), notSent)
+		} else if !answering && l.s.n.closing.Load() { // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
 		} else {
 			answering = l.exchange(l.long.context(exchangeTimeout, time.Second), batch)

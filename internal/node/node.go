@@ -31,13 +31,19 @@ const exchangeTimeout = 2 * transportTimeout
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
 	name     string
-	timeout  time.Duration  // how long a caller may block, when it says so
-	alone    bool           // the only node of its quorum
-	route    func(*request) // hands a request to the lane of the server that must answer it
-	shut     func()         // stops what route started; what it still had is in the lanes then
-	commands atomic.Uint64  // requests written, of all kinds
-	closing  atomic.Bool    // set by Close: only releases are written from then on
+	timeout  time.Duration   // how long a caller may block, when it says so
+	alone    bool            // the only node of its quorum
+	route    func(*request)  // hands a request to the lane of the server that must answer it
+	shut     func()          // stops what route started; what it still had is in the lanes then
+	commands atomic.Uint64   // requests written, of all kinds
+	closing  atomic.Bool     // set by Close: only releases are written from then on
+	life     context.Context // ends with Close
+	end      context.CancelFunc
 	debts    debts
+
+	// Changed hears that the node was suspended, and why, or with nil that it is back. It
+	// is set before the first request, and called by a goroutine of its own.
+	Changed func(name string, err error)
 
 	wg sync.WaitGroup // every goroutine of this node
 
@@ -52,6 +58,7 @@ type Node struct {
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{timeout: timeout, alone: alone, shut: func() {}}
+	n.life, n.end = context.WithCancel(context.Background())
 	n.debts.open = map[*Entry]*time.Timer{}
 	switch c := client.(type) {
 	case *redis.Client:
@@ -98,6 +105,7 @@ func (n *Node) heard(err error) {
 // exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Store(true)
+	n.end()
 	n.debts.close()
 	ended := make(chan struct{})
 	go func() { // ends with the last goroutine of the node

@@ -329,6 +329,9 @@ func TestTheQueueIsBounded(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
 	n := newNode(t, fakeClient(t, f))
+	for i := range n.servers[0].lanes {
+		n.servers[0].lanes[i].patience = 0 // however long the first batch takes
+	}
 	keys := sameLane(3)
 	held := newAttempt(t, n, keys[0])
 	blocker := held.acquire()

@@ -21,6 +21,9 @@ type server struct {
 	addr   string
 	prompt atomic.Bool // the last exchange got its answers, well within a caller's time
 
+	failures  atomic.Int32 // exchanges without an answer, in a row
+	suspended atomic.Pointer[suspension]
+
 	loading sync.Mutex    // held while the scripts are loaded
 	loads   atomic.Uint64 // how often they were. Written under loading
 
@@ -45,12 +48,17 @@ func newServer(n *Node, c *redis.Client) *server {
 	for i := range s.lanes {
 		s.lanes[i].init()
 		s.lanes[i].s = s
+		s.lanes[i].patience = 2 * n.timeout
 	}
 	return s
 }
 
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
 func (s *server) push(r *request) {
+	if state := s.suspended.Load(); state != nil {
+		r.settle(failed(state.err), notSent)
+		return
+	}
 	s.start.Do(s.run)
 	l := &s.lanes[int(r.e.t.lane)%len(s.lanes)]
 	if r.inline && s.prompt.Load() && l.claim() {
@@ -115,14 +123,13 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 // it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
 // late answers are waited for, until it is prompt again.
 func (l *lane) exchangeNow(r *request) {
-	one := [1]*request{r}
-	batch := unwritten(one[:])
-	if len(batch) == 0 {
+	if rep, moot := r.moot(time.Now()); moot {
+		r.settle(rep, notSent)
 		return
 	}
 	timeout := l.s.n.timeout
-	sent, _ := l.write(l.brief.context(timeout, timeout/8), l.s.quick, batch)
-	if !l.settle(r, l.cmds[0], sent, true) {
+	cmd, sent := l.writeOne(l.brief.context(timeout, timeout/8), r)
+	if !l.settle(r, cmd, sent, true) {
 		l.putBack(r) // to have the scripts loaded
 	}
 }
@@ -191,13 +198,21 @@ func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request
 	return first.written, err
 }
 
-// heard notes how an exchange went.
-func (s *server) heard(err error, took time.Duration) {
-	s.n.heard(err)
-	s.prompt.Store(err == nil && took < s.n.timeout/2)
-	if err != nil && s.unreachable != nil {
-		s.unreachable(s)
+// writeOne is write for a request by itself, which costs less than a pipeline of one.
+func (l *lane) writeOne(ctx context.Context, r *request) (cmd *redis.Cmd, sent bool) {
+	began := time.Now()
+	clear(l.argv)
+	l.argv = r.args(l.argv[:0])
+	first := &witness{text: l.argv[1].(string)}
+	l.argv[1] = first
+	cmd = redis.NewCmd(ctx, l.argv...)
+	l.s.n.commands.Add(1)
+	err := l.s.quick.Process(ctx, cmd)
+	if isReply(err) && first.written {
+		err = nil
 	}
+	l.s.heard(err, time.Since(began))
+	return cmd, first.written
 }
 
 // unsent gives every command the reason why there was no connection for it. go-redis

@@ -1,0 +1,106 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// A server that does not answer is suspended, so that nothing piles up behind it: no
+// goroutine, no queued command, no memory.
+//
+//	answering --an exchange timed out, or two in a row had no answer--> suspended
+//	suspended --a probe was answered--> answering
+//
+// While it is suspended, what would ask it fails at once and releases become debts; one
+// goroutine probes it. An exchange may hang for seconds before it has timed out: during
+// that time a lane takes nothing but releases, which have to come after it.
+
+// ErrStalled is why a request was not sent to a server whose answers are overdue.
+var ErrStalled = errors.New("not sent: the requests before it have had no answer for too long")
+
+// probePause is the time between two probes of a suspended server.
+const probePause = 250 * time.Millisecond
+
+// suspension is the time during which a server is suspended.
+type suspension struct{ err error }
+
+// Suspended reports whether the node is, or a part of it if it is a Cluster.
+func (n *Node) Suspended() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.servers {
+		if s.suspended.Load() != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// heard notes how an exchange went, and how long it took. It is called by whoever made the lane busy.
+func (s *server) heard(err error, took time.Duration) {
+	s.n.heard(err)
+	s.prompt.Store(err == nil && took < s.n.timeout/2)
+	if err == nil {
+		s.failures.Store(0)
+		return
+	}
+	if s.unreachable != nil {
+		s.unreachable(s)
+	}
+	// A refused handshake is an answer: it is not silence that keeps us out.
+	if !isReply(err) && (s.failures.Add(1) >= 2 || timedOut(err)) {
+		s.suspend(err)
+	}
+}
+
+func timedOut(err error) bool {
+	var ne net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
+}
+
+// suspend has the server left alone until it answers a probe. The lane that calls it is
+// busy, so its goroutine has not ended and the node still counts goroutines.
+func (s *server) suspend(why error) {
+	state := &suspension{fmt.Errorf("suspended until it answers a probe: %w", why)}
+	if s.n.closing.Load() || !s.suspended.CompareAndSwap(nil, state) {
+		return
+	}
+	s.n.wg.Add(1)
+	go s.probe(why)
+}
+
+// probe ends the suspension when the server answers, and itself then or with the node.
+func (s *server) probe(why error) {
+	defer s.n.wg.Done()
+	s.n.tell(why)
+	for wait := time.Duration(0); ; wait = probePause {
+		select {
+		case <-s.n.life.Done():
+			return
+		case <-time.After(wait):
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
+		err := s.client.Ping(ctx).Err()
+		cancel()
+		if err == nil || isReply(err) {
+			s.failures.Store(0)
+			s.suspended.Store(nil)
+			s.n.heard(nil)
+			s.n.tell(nil)
+			return
+		}
+		if s.unreachable != nil { // its slots may have another master by now
+			s.unreachable(s)
+		}
+	}
+}
+
+// tell passes on that the node was suspended for err, or is back.
+func (n *Node) tell(err error) {
+	if n.Changed != nil {
+		n.Changed(n.name, err)
+	}
+}

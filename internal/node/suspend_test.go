@@ -1,0 +1,112 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// eventuallySuspended waits for the node to be left alone, or not to be any more.
+func eventuallySuspended(t *testing.T, n *Node, want bool) {
+	t.Helper()
+	redistest.Eventually(t, patience, fmt.Sprintf("suspended is %v", want), func() bool { return n.Suspended() == want })
+}
+
+// A server that is stopped takes no more requests once its answers are overdue: they fail
+// at once, and nothing piles up, long before the socket's timeout.
+func TestAStoppedServerIsLeftAlone(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	newAttempt(t, n, "warm").acquire().want(t, Granted)
+	s.Stop()
+	keys := sameLane(5000)
+	first := newAttempt(t, n, keys[0]).acquire()
+	refused := func(a *attempt) bool {
+		e := a.acquire()
+		if e.n.Load() == 0 {
+			a.release()
+			return false
+		}
+		rep := e.want(t, Failed)
+		return errors.Is(rep.Err, ErrStalled)
+	}
+	redistest.Eventually(t, patience, "requests are refused", func() bool { return refused(newAttempt(t, n, keys[1])) })
+	before := runtime.NumGoroutine()
+	for _, key := range keys[2:] {
+		if e := newAttempt(t, n, key).acquire(); e.n.Load() != 1 {
+			t.Fatal("a request was queued behind a stalled server")
+		}
+	}
+	if after := runtime.NumGoroutine(); after > before+10 {
+		t.Errorf("%d goroutines, %d before", after, before)
+	}
+	s.Cont()
+	first.want(t, Granted) // late, on the same connection
+	newAttempt(t, n, "again").acquire().want(t, Granted)
+}
+
+// A server whose exchanges end without an answer is suspended: what would ask it fails at
+// once, and says why; a probe finds out that it is back. Both changes are told.
+func TestASuspendedServerIsProbed(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	changes := make(chan error, 10)
+	n.Changed = func(_ string, err error) { changes <- err }
+	held := newAttempt(t, n, "held")
+	held.acquire().want(t, Granted)
+
+	_ = p.Refuse(true)
+	p.ResetAll()
+	for range 3 {
+		newAttempt(t, n, "k").acquire().want(t, Failed)
+	}
+	eventuallySuspended(t, n, true)
+	rep := newAttempt(t, n, "k").acquire().wantNow(t, Failed)
+	if !strings.Contains(rep.Err.Error(), "suspended") || !strings.Contains(rep.Err.Error(), "refused") {
+		t.Errorf("%v does not say why", rep.Err)
+	}
+	held.release().wantNow(t, Failed)
+	wantDebts(t, n, 1)
+
+	_ = p.Refuse(false)
+	eventuallySuspended(t, n, false)
+	newAttempt(t, n, "k2").acquire().want(t, Granted)
+	wantDebts(t, n, 0)
+	redistest.Eventually(t, patience, "the debt was paid", func() bool { return !exists(t, s, "held") })
+	if err := <-changes; err == nil {
+		t.Error("told that it is back first")
+	}
+	if err := <-changes; err != nil {
+		t.Errorf("told %v, want that it is back", err)
+	}
+}
+
+// One connection that breaks is no reason to leave a server alone.
+func TestOneBrokenConnectionSuspendsNobody(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	n.Changed = func(_ string, err error) { t.Errorf("told of a change: %v", err) }
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	p.CutReplies(1)
+	newAttempt(t, n, "k2").acquire().want(t, Failed)
+	newAttempt(t, n, "k3").acquire().want(t, Granted)
+}
+
+// Close ends the probing of a server that never comes back.
+func TestCloseEndsProbing(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t, at(redistest.RefusedAddr(t)), quick))
+	for range 3 {
+		newAttempt(t, n, "k").acquire().want(t, Failed)
+	}
+	eventuallySuspended(t, n, true) // and goleak looks for the goroutine
+}
