@@ -9,7 +9,8 @@ import (
 
 // RefreshPolicy says how AutoRefresh keeps a lock alive. The zero value is a good default.
 type RefreshPolicy struct {
-	// Interval between refreshes. Default ttl/3; it must be below the ttl.
+	// Interval between refreshes. Default ttl/3; it must be below the ttl's validity
+	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late.
 	Interval time.Duration
 	// Timeout of one refresh. Default min(NodeTimeout, Interval/2).
 	Timeout time.Duration
@@ -29,8 +30,9 @@ func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
 	setDefault(&p.MaxHold, time.Hour)
 	p.Retry = orDefault(p.Retry)
 	switch {
-	case p.Interval < 0 || p.Interval >= l.ttl:
-		return p, invalid("RefreshPolicy.Interval", p.Interval, fmt.Sprintf("it must be above 0 and below the ttl, %v", l.ttl))
+	case p.Interval < 0 || p.Interval >= l.c.quorum.Validity(l.ttl):
+		return p, invalid("RefreshPolicy.Interval", p.Interval,
+			fmt.Sprintf("it must be above 0 and below the validity of a ttl of %v, %v", l.ttl, l.c.quorum.Validity(l.ttl)))
 	case p.Timeout < 0:
 		return p, invalid("RefreshPolicy.Timeout", p.Timeout, "it must be above 0")
 	case p.MaxRefreshes < 0:

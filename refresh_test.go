@@ -162,7 +162,7 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 		l := mustLock(t, c, "k", time.Second)
 		defer mustRelease(t, l)
 		for name, p := range map[string]flightlock.RefreshPolicy{
-			"Interval": {Interval: time.Second}, "Timeout": {Timeout: -1},
+			"Interval": {Interval: time.Second}, "validity": {Interval: 995 * time.Millisecond}, "Timeout": {Timeout: -1},
 			"MaxRefreshes": {MaxRefreshes: -1}, "interval": {Retry: flightlock.LimitedRetry(-1, 1)},
 		} {
 			wantInvalid(t, l.AutoRefresh(p), name)

@@ -156,8 +156,8 @@ func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
 
 type panicky struct{ countingHook }
 
-func (*panicky) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(context.Context, []redis.Cmder) error { panic("a hook") }
+func (*panicky) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { panic("a hook") }
 }
 
 // Callers that make their own exchanges, lanes that make others, scripts that are lost and

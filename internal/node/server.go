@@ -211,7 +211,7 @@ func (l *lane) writeOne(ctx context.Context, r *request) (cmd *redis.Cmd, sent b
 	if isReply(err) && first.written {
 		err = nil
 	}
-	l.s.heard(err, time.Since(began))
+	l.s.felt(err, time.Since(began))
 	return cmd, first.written
 }
 

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // A server that does not answer is suspended, so that nothing piles up behind it: no
 // goroutine, no queued command, no memory.
 //
-//	answering --an exchange timed out, or two in a row had no answer--> suspended
+//	answering --a lane's exchange timed out, or two in a row had no answer--> suspended
 //	suspended --a probe was answered--> answering
 //
 // While it is suspended, what would ask it fails at once and releases become debts; one
@@ -39,20 +41,27 @@ func (n *Node) Suspended() bool {
 	return false
 }
 
-// heard notes how an exchange went, and how long it took. It is called by whoever made the lane busy.
+// heard notes how a lane's exchange went, and how long it took. The lane is busy.
 func (s *server) heard(err error, took time.Duration) {
+	s.felt(err, took)
+	switch {
+	case err == nil:
+		s.failures.Store(0)
+	case isReply(err), errors.Is(err, redis.ErrPoolTimeout):
+		// A refused handshake is an answer, and a pool that has run dry is our own doing.
+	case s.failures.Add(1) >= 2 || timedOut(err):
+		s.suspend(err)
+	}
+}
+
+// felt notes how any exchange went, a caller's own included. A caller waits for so short a
+// time that its timeout alone is no reason to suspend anybody: the next request takes a
+// lane, which finds out.
+func (s *server) felt(err error, took time.Duration) {
 	s.n.heard(err)
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
-	if err == nil {
-		s.failures.Store(0)
-		return
-	}
-	if s.unreachable != nil {
+	if err != nil && s.unreachable != nil {
 		s.unreachable(s)
-	}
-	// A refused handshake is an answer: it is not silence that keeps us out.
-	if !isReply(err) && (s.failures.Add(1) >= 2 || timedOut(err)) {
-		s.suspend(err)
 	}
 }
 

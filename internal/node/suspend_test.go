@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
 )
@@ -109,4 +110,23 @@ func TestCloseEndsProbing(t *testing.T) {
 		newAttempt(t, n, "k").acquire().want(t, Failed)
 	}
 	eventuallySuspended(t, n, true) // and goleak looks for the goroutine
+}
+
+// A caller's own exchange that takes a little too long suspends nobody: other keys go on.
+func TestAHiccupSuspendsNobody(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newAlone(t, s.Client(t, at(p.Addr()), quick), 50*time.Millisecond)
+	n.Changed = func(_ string, err error) { t.Errorf("told of a change: %v", err) }
+	redistest.Eventually(t, patience, "a caller asks by itself", func() bool {
+		e := newAttempt(t, n, fmt.Sprint("warm", owners.Load())).acquireHere()
+		here := e.n.Load() == 1
+		e.want(t, Granted)
+		return here
+	})
+	p.SetDelay(80 * time.Millisecond)
+	newAttempt(t, n, "k").acquireHere().want(t, Failed)
+	p.SetDelay(0)
+	newAttempt(t, n, "k2").acquireHere().want(t, Granted)
 }

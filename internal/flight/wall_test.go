@@ -1,0 +1,69 @@
+package flight
+
+import (
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// slept makes a time look as if the machine had slept for d since: its wall clock reading
+// is d earlier, its monotonic one stays. (A Time with a monotonic reading has the wall
+// clock's seconds above 30 bits of nanoseconds. There is no such reading in a bubble.)
+func slept(t *testing.T, at time.Time, d time.Duration) time.Time {
+	before := at
+	*(*uint64)(unsafe.Pointer(&before)) -= uint64(d/time.Second) << 30
+	if !before.Equal(at) || at.Round(0).Sub(before.Round(0)) != d {
+		t.Fatalf("a Time is not what it was: %v became %v", at, before)
+	}
+	return before
+}
+
+// sleepy is a lease of 50s whose machine has slept for d since, and who waits for it.
+func sleepy(t *testing.T, d time.Duration) (w *world, next *Hold) {
+	w = newWorld(t).rich()
+	w.refresh = nil
+	first, next := &Hold{ttl: 50 * time.Second, pace: patient}, &Hold{ttl: 20 * time.Second, pace: patient}
+	for _, h := range []*Hold{first, next} {
+		if _, err := w.g.join("k", h, Queue, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := first.f
+	f.until = slept(t, f.until, d)
+	if err := first.Release(); err != nil {
+		t.Fatal(err)
+	}
+	return w, next
+}
+
+// A lease whose machine has slept since it was granted has less left than the monotonic
+// clock says. Who is handed the rest must not believe in more, by either clock.
+func TestAHandoffAfterSleepEndsWithTheLease(t *testing.T) {
+	w, next := sleepy(t, 35*time.Second) // about 14s are left, of 49
+	if next.state != holding {
+		t.Fatal("not handed over")
+	}
+	if over := next.Until().Round(0).Sub(next.f.until.Round(0)); over > 0 {
+		t.Errorf("held for %v longer than the lease", over)
+	}
+	if err := next.Release(); err != nil {
+		t.Error(err)
+	}
+	w.emptyNow()
+}
+
+// A lease that has too little left by the wall clock alone is renewed before it is handed
+// on.
+func TestAShortLeaseByTheWallClockIsRenewed(t *testing.T) {
+	w, next := sleepy(t, 45*time.Second) // about 4s are left
+	if next.state != waiting {
+		t.Error("not renewed")
+	}
+	if w.renewals() == 1 {
+		w.renewal(1).confirm()
+	}
+	if err := next.Release(); err != nil {
+		t.Error(err)
+	}
+	w.emptyNow()
+}

@@ -1,0 +1,113 @@
+package flightlock
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A key that nobody wants any more leaves nothing behind.
+func TestKeysLeaveNothingBehind(t *testing.T) {
+	for _, nodes := range []int{1, 3} {
+		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
+			var clients []redis.UniversalClient
+			for range nodes {
+				clients = append(clients, redistest.StartServer(t).Client(t))
+			}
+			c, err := New(Options{Nodes: clients, NodeTimeout: 5 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close(context.Background())
+			batch := func(from, to int) {
+				var wg sync.WaitGroup
+				for g := range 16 {
+					wg.Go(func() {
+						for i := from + g; i < to; i += 16 {
+							l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("key-", i), 20*time.Second, nil)
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							if i%10 == 0 {
+								l.Context(t.Context())
+								_ = l.AutoRefresh(RefreshPolicy{})
+							}
+							if err := l.Release(t.Context()); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+			}
+			keys := 100_000
+			if testing.Short() || nodes > 1 {
+				keys = 20_000
+			}
+			batch(0, 2000)
+			before := heap()
+			batch(2000, keys)
+			if grown := heap() - before; grown > 2<<20 {
+				t.Errorf("the heap has grown by %d bytes", grown)
+			}
+			if s := c.Stats(); s.Held != 0 || s.Waiters != 0 || s.Debts != 0 {
+				t.Errorf("%+v", s)
+			}
+			if err := c.Close(t.Context()); err != nil { // waits for flights, if there are any
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A goroutine that waits costs no more than 1 KiB beyond its stack.
+func TestMemoryOfAWaiter(t *testing.T) {
+	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	holder, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	const waiters = 10_000
+	var wg sync.WaitGroup
+	gate := make(chan struct{})
+	for range waiters { // the goroutines themselves, which the runtime keeps for the next
+		wg.Go(func() { <-gate })
+	}
+	close(gate)
+	wg.Wait()
+	before := heap()
+	for range waiters {
+		wg.Go(func() { _, _ = c.SingleFlightLock(ctx, "k", time.Minute, nil) })
+	}
+	redistest.Eventually(t, 20*time.Second, "all wait", func() bool { return c.Stats().Waiters == waiters })
+	each := (heap() - before) / waiters
+	t.Logf("%d bytes of heap per waiter", each)
+	if each > 1<<10 {
+		t.Errorf("%d bytes of heap per waiter", each)
+	}
+	cancel()
+	wg.Wait()
+	if err := holder.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
