@@ -404,6 +404,7 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 		{func() { proxy.DropReplies(true) }, func() { proxy.DropReplies(false); proxy.ResetAll() }},
 	} {
 		key := fmt.Sprint("k", i)
+		mustRelease(t, mustLock(t, c, key, time.Second)) // so that its fence counter exists
 		before := s.CommandCalls(t)["set"]
 		fault.begin()
 		l, err := c.SingleFlightLock(t.Context(), key, time.Minute, flightlock.NoRetry())
@@ -416,8 +417,8 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) {
 			t.Errorf("fault %d: %v", i, err)
 		}
-		if s.CommandCalls(t)["set"] == before {
-			t.Errorf("fault %d: the server was not even asked", i)
+		if n := s.CommandCalls(t)["set"] - before; n != 1 {
+			t.Errorf("fault %d: one attempt asked %d times", i, n)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // far below the ttl
 		l, err = c.SingleFlightLock(ctx, key, time.Minute, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
@@ -494,14 +495,43 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 				nodes[0].Mini.Del("lock:k")
 			}
 		}
-		// A key whose value begins with the owner that comes next is another's as well.
-		if err := nodes[0].Mini.Set("lock:k", ""); err != nil {
+		// Nor does an attempt obtain the key of an owner that its own is the beginning of, or
+		// the other way round.
+		l = mustLock(t, c, "k", time.Minute)
+		id, count, _ := cutLast(l.Owner(), "-")
+		n, err := strconv.ParseUint(count, 36, 64)
+		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
-			t.Errorf("a key that holds the empty owner: %v", err)
+		mustRelease(t, l)
+		synctest.Wait()
+		for _, other := range []func(owner string) string{
+			func(owner string) string { return owner + "0" },
+			func(owner string) string { return owner[:len(owner)-1] },
+			func(string) string { return "" },
+		} {
+			n++
+			value := other(id + "-" + strconv.FormatUint(n, 36))
+			if err := nodes[0].Mini.Set("lock:k", value); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
+				t.Errorf("%q is held, and TryLock says %v", value, err)
+			}
+			synctest.Wait()
+			if got, err := nodes[0].Mini.Get("lock:k"); got != value || err != nil {
+				t.Errorf("TryLock made %q of %q, %v", got, value, err)
+			}
 		}
 	})
+}
+
+// cutLast is strings.Cut at the last sep.
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
 }
 
 // redislock and gotomicro keep a strategy's count in the strategy: shared, it is exhausted
@@ -862,6 +892,39 @@ func TestNoLockIsImmortal(t *testing.T) {
 	})
 }
 
+// The same where the lease is longer than the Lock: a Lock of 1s that was handed over, in a
+// lease of 30s that is renewed for the handoff, ends after 1s.
+func TestAHungHolderIsNotKeptByALongerLease(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		locks := make([]chan *flightlock.Lock, 4)
+		for i, ttl := range []time.Duration{30 * time.Second, 30 * time.Second, time.Second, 30 * time.Second} {
+			locks[i] = make(chan *flightlock.Lock, 1)
+			go func() { locks[i] <- mustLock(t, c, "k", ttl) }()
+			synctest.Wait()
+		}
+		mustRelease(t, <-locks[0]) // this handoff brings tokens for those that follow
+		second := <-locks[1]
+		time.Sleep(10 * time.Second)
+		before := c.Stats().Refreshes
+		mustRelease(t, second)
+		hung := <-locks[2]
+		given := time.Now()
+		synctest.Wait()
+		if c.Stats().Refreshes == before {
+			t.Error("the handoff did not renew the lease: this test shows nothing")
+		}
+		next := <-locks[3]
+		if kept := time.Since(given); kept > time.Second || kept < 900*time.Millisecond {
+			t.Errorf("the holder that hangs was kept for %v", kept)
+		}
+		if !errors.Is(hung.Err(), flightlock.ErrLockLost) || next.Err() != nil || next.Fence() <= hung.Fence() {
+			t.Errorf("hung: %v, fence %d; next: %v, fence %d", hung.Err(), hung.Fence(), next.Err(), next.Fence())
+		}
+		mustRelease(t, next)
+	})
+}
+
 // Redisson only logs that a lock was lost. Here its Context ends with the next refresh that
 // finds out, and every method says so.
 func TestALossIsSignalled(t *testing.T) {
@@ -1029,6 +1092,15 @@ func TestAListOnOneNodeOfThree(t *testing.T) {
 			t.Error(err)
 		}
 		mustRelease(t, l)
+		synctest.Wait()
+		for _, n := range nodes[1:] { // held, for now: that is worth waiting for
+			if err := n.Mini.Set("lock:k", "somebody else"); err != nil {
+				t.Fatal(err)
+			}
+			n.Mini.SetTTL("lock:k", time.Second)
+		}
+		mustRelease(t, mustLock(t, c, "k", time.Minute))
+		synctest.Wait()
 		if _, err := nodes[1].Mini.Push("lock:k", "x"); err != nil {
 			t.Fatal(err)
 		}
