@@ -2,7 +2,6 @@ package flight
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -272,8 +271,6 @@ const (
 	maxSteps = 1000
 	maxWait  = 24 * time.Hour
 )
-
-func (h *Hold) String() string { return fmt.Sprintf("%s fence %d", h.f.key, h.fence) }
 
 // Key is the lock key.
 func (h *Hold) Key() string { return h.f.key }

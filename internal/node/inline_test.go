@@ -18,18 +18,7 @@ import (
 // newAlone makes the only node of a quorum.
 func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Node {
 	t.Helper()
-	n, err := New(c, timeout, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := n.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	return n
+	return startNode(t, c, timeout, true)
 }
 
 // acquireHere asks on this goroutine, if that can be.

@@ -14,7 +14,8 @@ const (
 	// out. All requests for one key use the same lane, so they keep their order.
 	lanesPerServer = 2
 
-	// lanesAlone is that for the only node of a quorum, which has both cores' attention.
+	// lanesAlone is that for the only node of a quorum: no other node competes for the
+	// processors.
 	lanesAlone = 4
 
 	// maxBatch bounds a pipeline: the first caller in it waits for the last one's
@@ -177,7 +178,7 @@ func (q *queue) close() {
 // acquire.
 //
 // A caller that may block, and finds the lane idle, is a batch of one: it writes and reads
-// by itself, which saves two switches between goroutines (see server.exchangeNow).
+// by itself, which saves two switches between goroutines (see exchangeNow).
 type lane struct {
 	queue
 	s *server

@@ -104,7 +104,12 @@ func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
 // newNode makes a node that ends with the test, before its client.
 func newNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
-	n, err := New(c, 50*time.Millisecond, false)
+	return startNode(t, c, 50*time.Millisecond, false)
+}
+
+func startNode(t *testing.T, c redis.UniversalClient, timeout time.Duration, alone bool) *Node {
+	t.Helper()
+	n, err := New(c, timeout, alone)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 			return true
 		}
 		loads := s.loads.Load()
-		sent, lostBy := l.write(ctx, s.client, batch)
+		sent, lostBy := l.write(ctx, batch)
 		unknown := batch[:0]
 		for i, r := range batch {
 			if !l.settle(r, l.cmds[i], sent, try < 3) {
@@ -164,10 +164,10 @@ func outcome(op op, cmd *redis.Cmd) (Reply, error) {
 // write sends the batch as one pipeline on one connection and reads what comes back, into
 // l.cmds. It says whether any of it may have reached the connection, and what kept the
 // server from answering all of it. It blocks until ctx ends at most.
-func (l *lane) write(ctx context.Context, client *redis.Client, batch []*request) (sent bool, err error) {
+func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err error) {
 	s := l.s
 	began := time.Now()
-	pipe := client.Pipeline()
+	pipe := s.client.Pipeline()
 	clear(l.cmds)
 	clear(l.argv)
 	l.cmds, l.argv = l.cmds[:0], l.argv[:0]
