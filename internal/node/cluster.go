@@ -68,7 +68,7 @@ func (ro *router) close() {
 	ro.pending.close()
 	select {
 	case <-ro.done:
-	case <-time.After(exchangeTimeout):
+	case <-time.After(ro.n.exchangeTime()):
 	}
 }
 

@@ -217,3 +217,15 @@ func TestCallersAndLanesTogether(t *testing.T) {
 		})
 	}
 }
+
+// A NodeTimeout of many seconds is one: no bound of ours gives the answer up before.
+func TestALongNodeTimeoutIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := startNode(t, m.Client(t), 10*time.Second, false)
+		newAttempt(t, n, "warm").acquire().want(t, Granted)
+		m.SetDelay(3 * time.Second) // a round trip takes two
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		m.SetDelay(0)
+	})
+}

@@ -206,7 +206,7 @@ func (l *lane) run() {
 		} else if !answering && l.s.n.closing.Load() { // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
 		} else {
-			answering = l.exchange(l.long.context(exchangeTimeout, time.Second), batch)
+			answering = l.exchange(l.long.context(l.s.n.exchangeTime(), time.Second), batch)
 		}
 		clear(batch)
 		l.rest()

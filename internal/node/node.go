@@ -53,6 +53,12 @@ type Node struct {
 	lastErr error // the last transport error, until the node answers again
 }
 
+// transportTime is transportTimeout, or more where NodeTimeout is so long.
+func (n *Node) transportTime() time.Duration { return max(transportTimeout, 2*n.timeout) }
+
+// exchangeTime is exchangeTimeout for that.
+func (n *Node) exchangeTime() time.Duration { return max(exchangeTimeout, 2*n.transportTime()) }
+
 // New makes a node of a client that somebody else built and will close. Its connections
 // are shared; its timeouts and retries are replaced, for this use, by our own.
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.

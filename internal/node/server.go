@@ -39,7 +39,7 @@ type server struct {
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
 		n: n, from: c, addr: c.Options().Addr,
-		client: ownTimeouts(c, max(transportTimeout, 2*n.timeout)), quick: ownTimeouts(c, n.timeout),
+		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {

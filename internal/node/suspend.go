@@ -91,7 +91,7 @@ func (s *server) probe(why error) {
 			return
 		case <-time.After(wait):
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
 		err := s.client.Ping(ctx).Err()
 		cancel()
 		if err == nil || isReply(err) {
