@@ -17,6 +17,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -238,7 +239,7 @@ func TestNoServerSeesTheClientsClock(t *testing.T) {
 		case verb == "EVALSHA" && !loaded[cmd[1]]:
 			loaded[cmd[1]] = true
 			return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
-		case strings.HasPrefix(verb, "EVAL") && cmd[2] == "1":
+		case strings.HasPrefix(verb, "EVAL") && cmd[1] == lua.Release.SHA:
 			return ":1\r\n" // deleted
 		case strings.HasPrefix(verb, "EVAL"):
 			return ":500\r\n"

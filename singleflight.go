@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
@@ -47,11 +48,12 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 // flightConfig connects the local tier to the quorum, and gives it the words for errors.
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
-		Prepare: func(key string, ttl time.Duration, tokens int64, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
+		Prepare: func(key string, ttl time.Duration, tokens int64, contender string, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
 			l := &lease{c: c, key: c.short(key), done: done}
-			c.quorum.Prepare(&l.Lease, key, ttl, tokens)
+			c.quorum.Prepare(&l.Lease, key, ttl, tokens, contender)
 			return l
 		},
+		Watch: c.watch(), Leave: c.quorum.Leave, Turn: node.TurnTime(c.opts.NodeTimeout),
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
@@ -59,6 +61,16 @@ func (c *Client) flightConfig() flight.Config {
 		NotHeld:  fmt.Errorf("flightlock: %w: it was released", ErrNotHeld),
 		Expired:  fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
 		LostWith: func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
+	}
+}
+
+// watch is how a flight hears that its key was let go; nil for a client that only polls.
+func (c *Client) watch() func(key, contender string, hear func(flight.News)) (stop func()) {
+	if c.opts.DisableNotify {
+		return nil
+	}
+	return func(key, contender string, hear func(flight.News)) func() {
+		return c.quorum.Watch(key, contender, func(n quorum.News) { hear(flight.News(n)) })
 	}
 }
 
@@ -81,8 +93,8 @@ func (l *lease) Start(inline bool) {
 	})
 }
 
-func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(flight.Grant, *flight.Outcome)) {
-	l.Lease.Refresh(ttl, more, timeout, func(g quorum.Grant, f *quorum.Failure) {
+func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(flight.Grant, *flight.Outcome)) {
+	l.Lease.Refresh(ttl, more, timeout, look, func(g quorum.Grant, f *quorum.Failure) {
 		if f != nil {
 			done(flight.Grant{}, outcome(l.key, f))
 			return
@@ -91,8 +103,8 @@ func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, do
 	})
 }
 
-func (l *lease) Release(inline bool, done func(error)) {
-	l.Lease.Release(inline, func(f *quorum.Failure) {
+func (l *lease) Release(inline bool, rival string, done func(error)) {
+	l.Lease.Release(inline, rival, func(f *quorum.Failure) {
 		if f != nil {
 			done(quorumError(l.key, f))
 			return
@@ -110,7 +122,7 @@ func (l *lease) Peek() error {
 }
 
 func outcome(key string, f *quorum.Failure) *flight.Outcome {
-	return &flight.Outcome{Err: quorumError(key, f), Final: f.Final, Lost: f.Reason == quorum.NotHeld, Free: f.Free}
+	return &flight.Outcome{Err: quorumError(key, f), Final: f.Final, Lost: f.Reason == quorum.NotHeld, Free: f.Free, Owned: f.Owned}
 }
 
 // short is a lock key as the caller knows it.

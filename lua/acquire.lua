@@ -2,17 +2,21 @@
 --
 -- KEYS[1]  the lock key; holds the owner, a plain string with a TTL
 -- KEYS[2]  the fence bucket of that key: a counter that never expires
+-- KEYS[3]  the wants of that key (see release.lua); with ARGV[5] only
 -- ARGV[1]  owner: unique per attempt
 -- ARGV[2]  ttl in milliseconds, at least 1
 -- ARGV[3]  B, the size of the block of fencing tokens; 0 for a repair
--- ARGV[4]  repairs only: the highest token the lease has reserved
+-- ARGV[4]  repairs: the highest token the lease has reserved; else 0 or left out
+-- ARGV[5]  contender: who waits for the key, for as long as it takes. It takes over a turn
+--          that is kept for it; if the key is another's, it gets its place among the wants
 --
 -- Reply
 --   c > 0            granted; the counter is now c and this node offers (c-B, c]
 --   -c < 0           this very owner held the key already: its TTL is full again, the
 --                    counter stands at c and was not bumped (nobody can have been
 --                    granted a later token of this key meanwhile)
---   {holder, pttl}   held by another; pttl in milliseconds, below 0 when unknown
+--   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
+--                    below 0 when unknown
 --   error            WRONGTYPE when the key holds something that is not a string, what
 --                    INCRBY says of a bucket that is not a counter, or what the server
 --                    says of its own state (OOM, READONLY, ...); nothing was written
@@ -21,7 +25,16 @@
 -- clock in microseconds, so that tokens go on rising although the count was lost.
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
-if redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX') then
+local holder = false
+local granted = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX')
+if not granted then
+  holder = redis.pcall('GET', KEYS[1])
+  if ARGV[5] and holder == 'flightlock:turn:' .. ARGV[5] then
+    granted = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  end
+end
+
+if granted then
   local block = tonumber(ARGV[3])
   local c = redis.pcall('INCRBY', KEYS[2], ARGV[3])
   if type(c) == 'table' then -- the bucket is no counter: take the vote back
@@ -37,14 +50,25 @@ if redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX') then
     c = tonumber(ARGV[4])
     redis.call('SET', KEYS[2], string.format('%.0f', c))
   end
+  if ARGV[5] then
+    redis.pcall('ZREM', KEYS[3], ARGV[5])
+  end
   return c
 end
 
-local holder = redis.pcall('GET', KEYS[1])
 if type(holder) == 'table' then
   return holder
 end
 if holder ~= ARGV[1] then
+  if ARGV[5] and ARGV[3] ~= '0' then
+    -- A score of 0 says that its turn came and it was not there: it begins anew.
+    local t = redis.call('TIME')
+    local now = string.format('%.0f', t[1] * 1000000 + t[2])
+    if redis.pcall('ZADD', KEYS[3], 'NX', now, ARGV[5]) == 0 and redis.pcall('ZSCORE', KEYS[3], ARGV[5]) == '0' then
+      redis.pcall('ZADD', KEYS[3], now, ARGV[5])
+    end
+    redis.pcall('PEXPIRE', KEYS[3], 10000)
+  end
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 

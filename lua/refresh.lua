@@ -10,10 +10,14 @@
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  top, the highest token that the lease has reserved
 -- ARGV[4]  M, how many more to reserve; 0 for none
+-- ARGV[5]  to look who else wants the key: the contender that asks, who does not count.
+--          Else left out
+-- KEYS[3]  with ARGV[5]: the wants of the key (see release.lua)
 --
 -- Reply
 --   c > 0            renewed: the key was ours before this call, and the counter is now
 --                    c = max(counter, top) + M
+--   {c, rival}       the same, and who waits longest; '' for nobody
 --   0                missing: the key is gone; nothing was written
 --   {holder, pttl}   another's; nothing was written
 --   error            as for acquire
@@ -44,4 +48,12 @@ c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])
 if c ~= was then
   redis.call('SET', KEYS[2], string.format('%.0f', c))
 end
-return c
+if not ARGV[5] then
+  return c
+end
+local wants = redis.pcall('ZRANGE', KEYS[3], 0, 1)
+local rival = wants[1]
+if rival == ARGV[5] then
+  rival = wants[2]
+end
+return {c, rival or ''}

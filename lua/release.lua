@@ -1,23 +1,96 @@
--- release: deletes the key, if it is ours. Owners are compared whole, never by prefix.
+-- release: takes our key away, and passes the turn on to whoever waits for it.
 --
 -- KEYS[1]  the lock key
--- ARGV[1]  owner
+-- KEYS[2]  the wants of that key: a sorted set of the contenders in other processes that
+--          wait for it, by the time since when they do. Left out for the undo of an
+--          attempt that was lost, which makes no turn
+-- ARGV[1]  owner; '' if there is only a want to be taken back
+-- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster
+-- ARGV[3]  how long a turn is kept, in milliseconds
+-- ARGV[4]  contender: the one that the owner asked as, '' if it never had to wait. It does
+--          not want the key any more
+-- ARGV[5]  rival: the contender whose turn it is to be, because the nodes must agree on
+--          one. The contender of ARGV[4] goes to the end of the wants. May be left out:
+--          then the one that waits longest comes next
 --
 -- Reply
 --   1                deleted
 --   0                missing: there is no such key
 --   {holder, pttl}   another's; it was left alone
 --   error            as for acquire
+--
+-- A turn is the key, held for ARGV[3] in the name of a contender: "flightlock:turn:" and
+-- the contender. Nobody but that contender's acquire can take it; if it does not come, the
+-- turn ends by itself. The contender is told by a message on the channel named as the key,
+-- to all who listen: its name. A score of 0 among the wants is a contender whose turn has
+-- come. One that is found there when the next turn is made did not come: it is gone, and
+-- so is whatever else its client wanted ("client-sequence" is how contenders are named).
+-- Nothing about wants may make a release fail.
 
+local turn = 'flightlock:turn:'
 local holder = redis.pcall('GET', KEYS[1])
-if holder == ARGV[1] then
-  redis.call('DEL', KEYS[1])
+local ours, kept = holder == ARGV[1], false
+
+local contender = ARGV[4]
+if contender == '' then
+  contender = nil
+end
+if contender then
+  redis.pcall('ZREM', KEYS[2], contender)
+  kept = holder == turn .. contender
+end
+
+if not ours and not kept then
+  if not holder then
+    return 0
+  end
+  if type(holder) == 'table' then
+    return holder
+  end
+  return {holder, redis.call('PTTL', KEYS[1])}
+end
+
+redis.call('DEL', KEYS[1])
+
+if KEYS[2] and (ARGV[5] or redis.pcall('EXISTS', KEYS[2]) == 1) then
+  -- The one that waits longest. Those that did not take their turn are removed, not more
+  -- than a few hundred at a time: the server does nothing else meanwhile.
+  local function longest()
+    for _ = 1, 100 do
+      local first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+      local name = first[1]
+      if not name or first[2] ~= '0' then
+        return name
+      end
+      redis.pcall('ZREM', KEYS[2], name)
+      local client = string.match(name, '^(.*%-)')
+      for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], 0, 99) or {}) do
+        if string.sub(other, 1, #client) == client then
+          redis.pcall('ZREM', KEYS[2], other)
+        end
+      end
+    end
+  end
+
+  local rival, next = ARGV[5], nil
+  if rival then
+    local score = redis.pcall('ZSCORE', KEYS[2], rival)
+    next = type(score) == 'string' and score ~= '0' and rival or longest()
+    if contender then
+      local t = redis.call('TIME')
+      redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
+      redis.pcall('PEXPIRE', KEYS[2], 10000)
+    end
+  end
+  next = next or longest()
+  if next then
+    redis.pcall('ZADD', KEYS[2], 'XX', 0, next)
+    redis.pcall('SET', KEYS[1], turn .. next, 'PX', ARGV[3])
+    redis.pcall(ARGV[2], KEYS[1], next)
+  end
+end
+
+if ours then
   return 1
 end
-if not holder then
-  return 0
-end
-if type(holder) == 'table' then
-  return holder
-end
-return {holder, redis.call('PTTL', KEYS[1])}
+return 0

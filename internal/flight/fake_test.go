@@ -48,6 +48,7 @@ type world struct {
 	leases    []*fakeLease
 	refreshes []*fakeRefresh
 	log       []string
+	prepared  int
 	underWay  int // attempts, of all keys
 	most      int // of them at once
 }
@@ -58,7 +59,9 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w.release = func(l *fakeLease) { l.released(nil) }
 	w.cancel = func(a *fakeAttempt) { a.fail(Outcome{Err: errTaken}) }
 	cfg := Config{
-		Prepare: w.prepare, Validity: validity, NodeTimeout: 50 * time.Millisecond, Slice: 20 * time.Millisecond,
+		Prepare: w.prepare, Validity: validity, NodeTimeout: 50 * time.Millisecond,
+		Slice: time.Hour, // looks for rivals are tests of their own
+		Turn:  100 * time.Millisecond, Leave: w.leave,
 		Busy:    func(string, string) error { return errBusy },
 		Crowded: func(string) error { return errCrowded },
 		GaveUp: func(_ string, ctxErr, last error) error {
@@ -98,8 +101,17 @@ func (w *world) now(decide func(*fakeAttempt)) {
 
 func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
-func (w *world) prepare(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
-	return &fakeAttempt{w: w, key: key, ttl: ttl, tokens: tokens, done: done}
+func (w *world) leave(_, contender string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note("leave %s", contender)
+}
+
+func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.prepared++
+	return &fakeAttempt{w: w, owner: fmt.Sprint("owner-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens, done: done}
 }
 
 // asked is how many attempts there have been.
@@ -139,11 +151,14 @@ func (w *world) renewals() int {
 
 type fakeAttempt struct {
 	w      *world
+	owner  string
 	key    string
 	ttl    time.Duration
 	tokens int64
 	began  time.Time
 	done   func(Lease, Grant, *Outcome)
+
+	contender string // who asks, if it has lost before
 
 	inline                      bool // how it was started
 	started, decided, cancelled bool // guarded by w.mu
@@ -167,6 +182,8 @@ func (a *fakeAttempt) Start(inline bool) {
 		decide(a)
 	}
 }
+
+func (a *fakeAttempt) Owner() string { return a.owner }
 
 func (a *fakeAttempt) Cancel() {
 	a.w.mu.Lock()
@@ -222,7 +239,7 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 	}
 	l := &fakeLease{w: w, key: a.key, until: a.began.Add(validity(a.ttl))}
 	w.leases = append(w.leases, l)
-	l.owner = fmt.Sprint("owner-", len(w.leases))
+	l.owner = a.owner
 	g := Grant{Until: l.until, First: w.counter + 1, Last: w.counter + tokens}
 	w.counter += tokens
 	w.mu.Unlock()
@@ -250,9 +267,13 @@ type fakeLease struct {
 
 func (l *fakeLease) Owner() string { return l.owner }
 
-func (l *fakeLease) Release(_ bool, done func(error)) {
+func (l *fakeLease) Release(_ bool, rival string, done func(error)) {
 	l.w.mu.Lock()
-	l.w.note("release")
+	if rival == "" {
+		l.w.note("release")
+	} else {
+		l.w.note("release to %s", rival)
+	}
 	if l.releases++; l.releases > 1 {
 		l.w.t.Errorf("%s was released %d times", l.owner, l.releases)
 	}
@@ -265,8 +286,8 @@ func (l *fakeLease) Release(_ bool, done func(error)) {
 
 func (l *fakeLease) released(err error) { l.gave(err) }
 
-func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Outcome)) {
-	r := &fakeRefresh{l: l, ttl: ttl, more: more, timeout: timeout, began: time.Now(), done: done}
+func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Outcome)) {
+	r := &fakeRefresh{l: l, ttl: ttl, more: more, look: look, timeout: timeout, began: time.Now(), done: done}
 	l.w.mu.Lock()
 	for _, earlier := range l.w.refreshes {
 		if earlier.l == l && !earlier.decided {
@@ -285,6 +306,7 @@ type fakeRefresh struct {
 	l       *fakeLease
 	ttl     time.Duration
 	more    int64
+	look    bool
 	timeout time.Duration
 	began   time.Time
 	done    func(Grant, *Outcome)

@@ -65,8 +65,15 @@ type flight struct {
 	attempt Attempt
 	given   bool      // the attempt is cancelled: its failure means nothing
 	last    error     // outcome of the last attempt, until one succeeds
+	tried   time.Time // when the last attempt failed, or the lease was given away
 	paused  time.Time // when the pause ends
 	free    time.Time // when the key could be free, by the last outcome; zero: unknown
+	owned   bool      // another has the key, who will tell when it lets go
+	again   bool      // news has come since the attempt began: try again if it fails
+
+	contest *contest  // nil: no rival was met
+	slice   time.Time // when the lease is to go to a rival, if there is one
+	looked  bool      // a look for one has begun in this slice
 
 	refreshing bool
 	asks       []ask // for a refresh of the current Hold
@@ -231,7 +238,7 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 		h.state = left
 		f.emptiedLocked()
 		if front && f.pausingLocked() { // for as long as h wanted
-			f.paceLocked()
+			f.paceLocked(time.Now())
 		}
 		return err
 	case left:
@@ -281,6 +288,7 @@ func (f *flight) dieLocked() {
 		return
 	}
 	f.dead = true
+	f.leaveLocked()
 	if f.timer != nil {
 		f.timer.Stop()
 	}
@@ -349,7 +357,7 @@ func (f *flight) tick() {
 		}
 	case f.pausingLocked():
 		if now.Before(f.paused) {
-			f.armLocked(f.paused)
+			f.countLocked(now)
 		} else {
 			f.askLocked(f.head)
 		}

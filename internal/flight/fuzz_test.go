@@ -88,9 +88,9 @@ func simulate(t *testing.T, ops []byte) {
 		s := &sim{world: w, last: map[string]int64{}}
 		w.acquire, w.refresh, w.release, w.cancel = nil, nil, nil, nil
 		prepare := w.g.cfg.Prepare
-		w.g.cfg.Prepare = func(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt {
+		w.g.cfg.Prepare = func(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt {
 			s.mayAsk(key)
-			return prepare(key, ttl, tokens, done)
+			return prepare(key, ttl, tokens, contender, done)
 		}
 		w.got = s.got
 		for len(ops) >= 2 && !t.Failed() {

@@ -17,16 +17,18 @@ type Lease interface {
 	// Owner is the whole stored value.
 	Owner() string
 	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
-	// of a lease under way at a time.
-	Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Outcome))
-	// Release gives the lease back; done hears whether it still was ours.
-	Release(inline bool, done func(error))
+	// of a lease under way at a time. If look is true, Grant.Rival is told.
+	Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Outcome))
+	// Release gives the lease back; done hears whether it still was ours. If there is a
+	// rival, the next turn is its, and the flight's contender waits again.
+	Release(inline bool, rival string, done func(error))
 }
 
 // Grant is a lease's deadline and a block of fencing tokens, empty when Last < First.
 type Grant struct {
 	Until       time.Time
 	First, Last int64
+	Rival       string // the contender that waits longest; "": none, or nobody looked
 }
 
 // Outcome is how a remote operation failed.
@@ -35,6 +37,7 @@ type Outcome struct {
 	Final bool          // acquire: trying again cannot help, whoever waits
 	Lost  bool          // refresh: the lease is gone
 	Free  time.Duration // acquire: how soon the key could be free; 0 when unknown
+	Owned bool          // acquire: another has the key for certain, and will tell when it lets go
 }
 
 // Attempt is a remote attempt.
@@ -42,17 +45,25 @@ type Attempt interface {
 	// Start begins it. Its done is called exactly once, from anywhere, and may be called
 	// before Start returns.
 	Start(inline bool)
+	Owner() string
 	Cancel()     // once started, its done is called soon, with a failure, unless it has just won
 	Peek() error // how it stands; nil when there is nothing to say
 }
 
 // Config is how the local tier reaches the world. No function, of a Lease or an Attempt
 // either, may block, but Start and Release for NodeTimeout when inline is true. Prepare,
-// Start, Cancel, Refresh and Release are called without any lock held; those that only tell
+// Start, Cancel, Refresh, Release, Watch, its stop, and Leave are called without any lock held; those that only tell
 // something may be called under a flight's, and must not call back.
 type Config struct {
-	// Prepare makes a remote attempt, to be started once.
-	Prepare     func(key string, ttl time.Duration, tokens int64, done func(Lease, Grant, *Outcome)) Attempt
+	// Prepare makes a remote attempt, to be started once. contender is "" until the flight
+	// has lost one.
+	Prepare func(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt
+	// Watch has hear told of what happens to key, until stop is called; nil: nothing is
+	// told. Leave takes back what contender wanted.
+	Watch func(key, contender string, hear func(News)) (stop func())
+	Leave func(key, contender string)
+	Turn  time.Duration // how long a turn is kept
+
 	Validity    func(ttl time.Duration) time.Duration
 	NodeTimeout time.Duration
 	Slice       time.Duration // negative: no handoff

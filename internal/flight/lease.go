@@ -11,15 +11,18 @@ import (
 
 // askLocked begins a remote attempt, with h's ttl.
 func (f *flight) askLocked(h *Hold) {
-	f.asking, f.given, f.attempt = true, false, nil
+	f.asking, f.given, f.again, f.attempt = true, false, false, nil
 	f.wish = h.ttl
 	f.counts.Attempts++
 	if h.patience != nil {
 		h.takeOver(time.Now())
 	}
-	ttl, tokens := h.ttl, f.blockLocked()
+	ttl, tokens, contender := h.ttl, f.blockLocked(), ""
+	if f.contest != nil {
+		contender, f.contest.wanting = f.contest.contender, true
+	}
 	f.laterLocked(func(inline bool) {
-		a := f.g.cfg.Prepare(f.key, ttl, tokens, f.asked)
+		a := f.g.cfg.Prepare(f.key, ttl, tokens, contender, f.asked)
 		f.mu.Lock()
 		f.attempt = a // known before it may block, so that others can ask about it and cancel it
 		given := f.given
@@ -35,6 +38,10 @@ func (f *flight) askLocked(h *Hold) {
 func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
+	owner := ""
+	if f.attempt != nil {
+		owner = f.attempt.Owner()
+	}
 	f.asking, f.attempt = false, nil
 	switch {
 	case o == nil:
@@ -47,9 +54,15 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 		for f.n > 0 {
 			f.turnAwayLocked(f.head, o.Err)
 		}
+	case f.again:
+		f.last = o.Err
+		f.askLocked(f.head)
 	default:
 		f.last = o.Err
-		f.pauseLocked(o.Free)
+		f.pauseLocked(o)
+		if o.Owned && f.n > 0 { // somebody waits for it
+			f.contendLocked(owner)
+		}
 	}
 }
 
@@ -59,6 +72,10 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 	f.until, f.stale = g.Until, g.Until // a handoff sets stale, from its own ttl
 	f.tokens = [2]block{g.block()}
 	f.holds, f.used, f.reserved = 0, 0, now
+	f.sliceLocked(now)
+	if f.contest != nil {
+		f.contest.rival = ""
+	}
 	if f.n > 0 {
 		f.stale = f.staleAt(now, f.head.ttl)
 	}
@@ -66,30 +83,27 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 }
 
 // pauseLocked waits after a failed attempt.
-func (f *flight) pauseLocked(free time.Duration) {
-	f.free = time.Time{}
-	if free > 0 {
-		f.free = time.Now().Add(max(free, minDelay))
+func (f *flight) pauseLocked(o *Outcome) {
+	now := time.Now()
+	f.tried, f.free, f.owned = now, time.Time{}, o.Owned
+	if o.Free > 0 {
+		f.free = now.Add(max(o.Free, minDelay))
 	}
-	f.paceLocked()
+	f.paceLocked(now)
 }
 
-// paceLocked sets the pause's end: as the front waiter's strategy says, but no later than
-// when the key could be free. Whoever's strategy gives up at the last failure is turned
-// away, and the next in the queue paces the flight: the failure was the whole queue's.
-func (f *flight) paceLocked() {
-	for now := time.Now(); f.n > 0; {
+// paceLocked has the pause paced by the front waiter's strategy. Whoever's strategy gives up
+// at the last failure is turned away, and the next in the queue paces the flight: the
+// failure was the whole queue's.
+func (f *flight) paceLocked(now time.Time) {
+	for f.n > 0 {
 		h := f.head
 		h.takeOver(now)
-		if d, ok := h.failed(now); ok {
-			f.paused = now.Add(d)
-			if !f.free.IsZero() {
-				f.paused = earlier(f.paused, f.free)
-			}
-			f.armLocked(f.paused)
+		if _, ok := h.failed(now); ok {
+			f.restLocked()
 			return
 		}
-		f.turnAwayLocked(h, f.last)
+		f.turnAwayLocked(h, f.outcomeLocked())
 	}
 }
 
@@ -103,6 +117,22 @@ func (f *flight) passLocked(now time.Time, gone chan<- error) (released bool) {
 		f.letGoLocked(gone)
 		return true
 	case f.shortLocked(h, now), f.leftLocked() == 0:
+		if !f.refreshing {
+			f.renewLocked(now)
+		}
+	default:
+		return f.shareLocked(h, now, gone)
+	}
+	return false
+}
+
+// shareLocked hands a good lease to h, or ends the slice.
+func (f *flight) shareLocked(h *Hold, now time.Time, gone chan<- error) (released bool) {
+	switch f.turnLocked(now) {
+	case yield:
+		f.yieldLocked(gone)
+		return true
+	case look:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
@@ -159,30 +189,40 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 
 // letGoLocked gives the lease back to the nodes. Whoever waits contends anew after that,
 // whoever comes meanwhile included.
-func (f *flight) letGoLocked(gone chan<- error) {
+func (f *flight) letGoLocked(gone chan<- error) { f.partLocked("", gone) }
+
+// partLocked is letGoLocked, but if there is a rival, it has the next turn, and whoever
+// waits here waits for the one after that.
+func (f *flight) partLocked(rival string, gone chan<- error) {
 	l := f.lease
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
-	f.parting = true
+	f.parting, f.again = true, false
+	if f.contest != nil && rival == "" {
+		f.contest.wanting = false // the release takes it back
+	}
 	f.laterLocked(func(inline bool) {
-		l.Release(inline, func(err error) {
+		l.Release(inline, rival, func(err error) {
 			if gone != nil {
 				gone <- err
 			}
 		})
-		f.parted()
+		f.parted(rival != "")
 	})
 }
 
 // parted goes on when the release has been sent.
-func (f *flight) parted() {
+func (f *flight) parted(yielded bool) {
 	f.mu.Lock()
 	defer f.unlock()
 	f.parting = false
-	if f.n > 0 {
-		f.askLocked(f.head)
-	} else {
+	switch {
+	case f.n == 0:
 		f.dieLocked()
+	case yielded && !f.again:
+		f.pauseLocked(&Outcome{Free: f.g.cfg.Turn, Owned: true})
+	default:
+		f.askLocked(f.head)
 	}
 }
 
@@ -246,7 +286,7 @@ func (f *flight) topUpLocked(now time.Time) {
 	}
 	left := f.leftLocked()
 	low := left < f.used && left < max(int64(f.n), f.used/8)
-	if low || now.After(f.stale) {
+	if low || now.After(f.stale) || f.mayLookLocked(now) {
 		f.renewLocked(now)
 	}
 }
@@ -284,14 +324,16 @@ func (f *flight) startRefreshLocked(now time.Time, ttl time.Duration, more int64
 	f.counts.Refreshes++
 	l, served := f.lease, f.served
 	f.served = nil
+	looks := f.g.cfg.Slice > 0 && f.n > 0 && !now.Before(f.slice.Add(-f.g.cfg.Slice/2))
+	f.looked = f.looked || looks
 	f.laterLocked(func(bool) {
-		l.Refresh(ttl, more, timeout, func(g Grant, o *Outcome) { f.refreshed(l, served, g, o) })
+		l.Refresh(ttl, more, timeout, looks, func(g Grant, o *Outcome) { f.refreshed(l, served, looks, g, o) })
 	})
 }
 
 // refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
 // gets the new deadline, or the loss. A Hold whose Until came before the answer is over.
-func (f *flight) refreshed(l Lease, served []ask, g Grant, o *Outcome) {
+func (f *flight) refreshed(l Lease, served []ask, looked bool, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
 	f.overdueLocked(time.Now())
@@ -299,6 +341,9 @@ func (f *flight) refreshed(l Lease, served []ask, g Grant, o *Outcome) {
 		f.refreshing = false
 		if o == nil {
 			f.renewedLocked(g)
+			if looked {
+				f.sawLocked(g.Rival)
+			}
 		} else if o.Lost {
 			f.loseLocked(o.Err)
 		}
@@ -310,7 +355,7 @@ func (f *flight) refreshed(l Lease, served []ask, g Grant, o *Outcome) {
 	case f.lease != l:
 	case f.cur != nil:
 		f.refreshLocked()
-	case o != nil, f.leftLocked() == 0: // could not be renewed: contend anew
+	case f.leftLocked() == 0: // could not be renewed: contend anew
 		f.letGoLocked(nil)
 	default:
 		f.grantOrLetGoLocked(time.Now())
@@ -320,10 +365,13 @@ func (f *flight) refreshed(l Lease, served []ask, g Grant, o *Outcome) {
 // grantOrLetGoLocked follows a renewal that a waiter was kept waiting for. It does not
 // renew again: if the refresh took so long that half the ttl is gone, the next would too.
 func (f *flight) grantOrLetGoLocked(now time.Time) {
-	if h := f.head; h != nil && clock.Left(now, f.until) >= h.ttl/2 {
-		f.giveLocked(h, now)
-	} else {
+	switch h := f.head; {
+	case h == nil, clock.Left(now, f.until) < h.ttl/2:
 		f.letGoLocked(nil)
+	case f.turnLocked(now) == yield:
+		f.yieldLocked(nil)
+	default:
+		f.giveLocked(h, now)
 	}
 }
 

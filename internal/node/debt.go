@@ -30,7 +30,7 @@ func (d *debts) owe(e *Entry, due time.Duration) {
 		delete(d.open, e)
 		d.mu.Unlock()
 		if open {
-			e.n.route(&request{op: opRelease, e: e})
+			e.n.route(e.releaseAgain())
 		}
 	})
 }

@@ -543,13 +543,13 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 		once := []*ear{released}
 		if rnd.IntN(3) == 0 {
 			e := newEar()
-			a.Refresh(e, longTTL, 1, 0, time.Now().Add(50*time.Millisecond))
+			a.Refresh(e, longTTL, 1, 0, time.Now().Add(50*time.Millisecond), "")
 			once = append(once, e)
 		}
 		if rnd.IntN(5) == 0 {
 			a.Repair(longTTL, 1, time.Now().Add(50*time.Millisecond))
 		}
-		a.Release(released, false)
+		a.Release(released, false, &Parting{})
 		st.mu.Lock()
 		st.once, st.atMostOnce = append(st.once, once...), append(st.atMostOnce, asked)
 		st.mu.Unlock()

@@ -43,6 +43,7 @@ type Entry struct {
 	present   bool       // the node may hold our key
 	doubts    int        // creates that died with their connection
 	releasing bool       // set by Release, for good: nothing may create the key again
+	passing   bool       // the release passes the turn on
 	undoing   bool       // a release is under way or owed
 	gone      time.Time  // when the key will have expired if nothing renews it
 	answers   int        // of releases while doubts > 0
@@ -69,15 +70,39 @@ func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
-// more tokens. It is not written any more once deadline has passed.
-func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline time.Time) {
-	e.send(&request{op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: deadline}, false)
+// more tokens. It is not written any more once deadline has passed. If look is not "", the
+// reply names the contender, other than look, that waits longest.
+func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline time.Time, look string) {
+	e.send(&request{op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: deadline, look: look}, false)
 }
+
+// releaseAgain is the request for a release that is owed. Whoever was to be its rival, and
+// whatever its contender wanted, is past.
+func (e *Entry) releaseAgain() *request {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := &request{op: opRelease, e: e}
+	if e.passing {
+		r.parting = &Parting{}
+	}
+	return r
+}
+
+// Parting is how a key is left to others. The zero value is for a lease that never had to
+// wait and was not asked to yield.
+type Parting struct {
+	Contender string // whom to take out of the wants, or for whom a turn may be kept
+	Rival     string // whose turn is next, on all nodes; then Contender goes to the end of the wants
+}
+
+// wanted reports whether the contender may have a want, or a turn, on the node.
+func (p *Parting) wanted() bool { return p != nil && p.Contender != "" }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be
 // nil; it hears the first outcome. The node goes on until the release is confirmed. inline
-// is as for Acquire.
-func (e *Entry) Release(sink Sink, inline bool) {
+// is as for Acquire. p says how the turn passes on; nil is for the undo of an attempt that
+// was lost, which makes no turn.
+func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	e.mu.Lock()
 	if e.releasing {
 		e.mu.Unlock()
@@ -87,14 +112,15 @@ func (e *Entry) Release(sink Sink, inline bool) {
 		return
 	}
 	e.releasing = true
+	e.passing = p != nil
 	if c := e.create; c != nil && c.drop() {
 		e.create = nil
 	}
 	empty := e.emptyLocked()
 	e.undoing = !empty
 	e.mu.Unlock()
-	r := &request{op: opRelease, inline: inline, e: e, sink: sink}
-	if empty {
+	r := &request{op: opRelease, inline: inline, e: e, sink: sink, parting: p}
+	if empty && !p.wanted() {
 		r.answer(Reply{Kind: Missing})
 		return
 	}
@@ -237,6 +263,9 @@ type request struct {
 
 	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
 	next, prev *request              // guarded by the queue's mu
+
+	parting *Parting // of a release; nil: an undo
+	look    string   // of a refresh: who asks for rivals; "": nobody does
 }
 
 // args appends the command as it goes over the wire.
@@ -245,14 +274,39 @@ func (r *request) args(argv []any) []any {
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, r.n1)
+		if t.contender == "" {
+			return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, r.n1)
+		}
+		return append(argv, evalsha, shaAcquire, three, t.key, t.bucket, t.wants, t.owner, ttl, r.n1, 0, t.contender)
 	case opRepair:
-		return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, 0, r.n1)
+		if t.contender == "" {
+			return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, 0, r.n1)
+		}
+		return append(argv, evalsha, shaAcquire, three, t.key, t.bucket, t.wants, t.owner, ttl, 0, r.n1, t.contender)
 	case opRefresh:
-		return append(argv, evalsha, shaRefresh, two, t.key, t.bucket, t.owner, ttl, r.n1, r.n2)
+		if r.look == "" {
+			return append(argv, evalsha, shaRefresh, two, t.key, t.bucket, t.owner, ttl, r.n1, r.n2)
+		}
+		return append(argv, evalsha, shaRefresh, three, t.key, t.bucket, t.wants, t.owner, ttl, r.n1, r.n2, r.look)
 	default:
+		return r.parting.args(argv, r.e)
+	}
+}
+
+// args appends the release of e as it goes over the wire.
+func (p *Parting) args(argv []any, e *Entry) []any {
+	t, n := e.t, e.n
+	if p == nil {
 		return append(argv, evalsha, shaRelease, one, t.key, t.owner)
 	}
+	argv = append(argv, evalsha, shaRelease, two, t.key, t.wants, t.owner, n.publish, n.turn)
+	if p.Contender != "" {
+		argv = append(argv, p.Contender)
+	}
+	if p.Rival != "" {
+		argv = append(argv, p.Rival)
+	}
+	return argv
 }
 
 // What every command has, made into interface values once.
@@ -263,6 +317,7 @@ var (
 	shaRelease any = lua.Release.SHA
 	one        any = 1
 	two        any = 2
+	three      any = 3
 )
 
 // moot reports whether r need not be written any more, and what to answer then.
@@ -271,7 +326,7 @@ func (r *request) moot(now time.Time) (Reply, bool) {
 	defer r.e.mu.Unlock()
 	switch {
 	case r.op == opRelease:
-		return Reply{Kind: Missing}, r.e.emptyLocked()
+		return Reply{Kind: Missing}, r.e.emptyLocked() && !r.parting.wanted()
 	case r.e.n.closing.Load():
 		return failed(ErrClosed), true
 	}

@@ -30,7 +30,7 @@ func (a *attempt) acquireHere() *ear {
 
 func (a *attempt) releaseHere() *ear {
 	e := newEar()
-	a.Release(e, true)
+	a.Release(e, true, &Parting{})
 	return e
 }
 
@@ -190,7 +190,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 					holders[k].Add(-1)
 				}
 				e2 := newEar()
-				a.Release(e2, i%5 != 0)
+				a.Release(e2, i%5 != 0, &Parting{})
 				<-e2.heard
 				if e.n.Load() != 1 || e2.n.Load() != 1 {
 					t.Error("a request was answered twice")

@@ -38,7 +38,7 @@ type attempt struct {
 
 func newAttempt(t *testing.T, n *Node, key string) *attempt {
 	a := &attempt{t: t}
-	a.Init(n, NewTarget(key, fmt.Sprint("owner-", owners.Add(1))), 0)
+	a.Init(n, NewTarget(key, fmt.Sprint("owner-", owners.Add(1)), ""), 0)
 	return a
 }
 
@@ -53,13 +53,13 @@ func (a *attempt) acquire() *ear {
 
 func (a *attempt) refresh() *ear {
 	e := newEar()
-	a.Refresh(e, longTTL, 1, 0, soon())
+	a.Refresh(e, longTTL, 1, 0, soon(), "")
 	return e
 }
 
 func (a *attempt) release() *ear {
 	e := newEar()
-	a.Release(e, false)
+	a.Release(e, false, &Parting{})
 	return e
 }
 
@@ -156,7 +156,7 @@ func lockKeys(t *testing.T, s *redistest.Server) (keys []string) {
 // sameLane returns n keys that share a lane.
 func sameLane(n int) (keys []string) {
 	for i := 0; len(keys) < n; i++ {
-		if key := fmt.Sprint("k", i); NewTarget(key, "").lane == 0 {
+		if key := fmt.Sprint("k", i); NewTarget(key, "", "").lane == 0 {
 			keys = append(keys, key)
 		}
 	}

@@ -37,6 +37,8 @@ type Node struct {
 	shut     func()          // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64   // requests written, of all kinds
 	closing  atomic.Bool     // set by Close: only releases are written from then on
+	publish  any             // the command that tells of a turn
+	turn     any             // how long one is kept, in milliseconds
 	life     context.Context // ends with Close
 	end      context.CancelFunc
 	debts    debts
@@ -63,7 +65,7 @@ func (n *Node) exchangeTime() time.Duration { return max(exchangeTimeout, 2*n.tr
 // are shared; its timeouts and retries are replaced, for this use, by our own.
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
-	n := &Node{timeout: timeout, alone: alone, shut: func() {}}
+	n := &Node{timeout: timeout, alone: alone, shut: func() {}, publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds()}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.debts.open = map[*Entry]*time.Timer{}
 	switch c := client.(type) {
@@ -73,6 +75,7 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 		n.route = s.push
 	case *redis.ClusterClient:
 		n.name = fmt.Sprintf("cluster%v", c.Options().Addrs)
+		n.publish = "SPUBLISH" // the slot of the channel is the key's; PUBLISH would go to every master
 		r := newRouter(n, c)
 		n.route, n.shut = r.route, r.close
 	default:
@@ -156,6 +159,16 @@ func (n *Node) closeServers() {
 		s.close()
 	}
 }
+
+// TurnTime is how long a key is kept for the contender whose turn it is: a notice must
+// reach it and its acquire must come back. Each may take as long as a node may take to
+// answer, which nodeTimeout is. One that has died costs the others that much, once.
+func TurnTime(nodeTimeout time.Duration) time.Duration {
+	return min(max(2*nodeTimeout, 100*time.Millisecond), time.Second)
+}
+
+// TurnOf begins what the key holds while it is kept for a contender, whose name follows.
+const TurnOf = "flightlock:turn:"
 
 // ownTimeouts is a client over the same connection pool, with that socket timeout
 // and without retries: a request that is replayed on a new connection can overtake the

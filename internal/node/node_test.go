@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 )
 
 // countingHook counts pipelines and the commands in them.
@@ -100,7 +101,7 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 	gate := make(chan struct{})
 	var evals atomic.Int32
 	f := redistest.StartFake(t, func(cmd []string) string {
-		if cmd[2] == "1" {
+		if cmd[1] == lua.Release.SHA {
 			return ":1\r\n"
 		}
 		switch n := evals.Add(1); {
@@ -190,7 +191,7 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 				released = a.release()
 			}
 			return "$1\r\nx\r\n"
-		case cmd[2] == "1":
+		case cmd[1] == lua.Release.SHA:
 			held = false
 			return ":0\r\n"
 		case !loaded:

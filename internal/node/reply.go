@@ -28,7 +28,8 @@ const (
 type Reply struct {
 	Kind    Kind
 	Counter int64         // Granted, Replayed, Renewed: the fence counter afterwards
-	Holder  string        // Held: the whole owner
+	Holder  string        // Held: the whole owner, or TurnOf and a contender
+	Rival   string        // Renewed: the contender that waits longest, "" for none or if nobody looked
 	TTL     time.Duration // Held: the holder's, below 0 when unknown
 	Err     error         // Failed
 }
@@ -53,6 +54,9 @@ func parse(op op, val any, err error) Reply {
 	case []any:
 		if held, ok := holder(v); ok {
 			return held
+		}
+		if seen, ok := renewed(v); ok && op == opRefresh {
+			return seen
 		}
 	}
 	return failed(fmt.Errorf("unexpected reply %T to %s", val, op))
@@ -81,6 +85,16 @@ func holder(v []any) (Reply, bool) {
 	name, ok1 := v[0].(string)
 	pttl, ok2 := v[1].(int64)
 	return Reply{Kind: Held, Holder: name, TTL: time.Duration(pttl) * time.Millisecond}, ok1 && ok2
+}
+
+// renewed reads a refresh that looked for rivals.
+func renewed(v []any) (Reply, bool) {
+	if len(v) != 2 {
+		return Reply{}, false
+	}
+	counter, ok1 := v[0].(int64)
+	rival, ok2 := v[1].(string)
+	return Reply{Kind: Renewed, Counter: counter, Rival: rival}, ok1 && ok2 && counter > 0
 }
 
 // Final reports whether asking the same node again cannot help: somebody has to change

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 )
 
 // Each shape that a script may answer has one meaning; see the .lua files.
@@ -45,7 +46,7 @@ func TestParse(t *testing.T) {
 func TestUnknownRepliesAreFailures(t *testing.T) {
 	for _, o := range []op{opAcquire, opRepair, opRefresh, opRelease} {
 		for _, val := range []any{
-			nil, "OK", true, 1.5, errors.New("x"), map[any]any{}, []any{}, []any{"a"}, []any{int64(1), "a"},
+			nil, "OK", true, 1.5, errors.New("x"), map[any]any{}, []any{}, []any{"a"}, []any{int64(0), "a"},
 			[]any{"a", "b"}, []any{"a", int64(1), int64(2)}, []any{nil, nil}, [2]any{"a", int64(1)}, int(3),
 		} {
 			if rep := parse(o, val, nil); rep.Kind != Failed || rep.Err == nil {
@@ -163,7 +164,7 @@ func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
 		t.Run(c.line[:min(len(c.line), 60)], func(t *testing.T) {
 			t.Parallel()
 			f := redistest.StartFake(t, func(cmd []string) string {
-				if cmd[2] == "1" { // a release has one key
+				if cmd[1] == lua.Release.SHA { // a release has one key
 					return ":0\r\n"
 				}
 				return redistest.ErrorFor("EVALSHA", c.line)(cmd)

@@ -23,17 +23,26 @@ type Target struct {
 
 	key, owner any // Key and Owner as arguments of commands
 	bucket     any // the key's fence bucket: same hash slot as Key
+	wants      any // who waits for the key: same hash slot too
+	contender  any // who asks, over any number of attempts; "" if it has not had to wait
 	slot       uint16
 	lane       uint8
 }
 
-// NewTarget says where key's vote and fence counter live, and who asks.
-func NewTarget(key, owner string) *Target {
+// NewTarget says where key's vote, fence counter and wants live, and who asks: owner in
+// this attempt, contender in all of them, which is "" in the first.
+func NewTarget(key, owner, contender string) *Target {
 	slot, hash := slotOf(key), hashOf(key)
 	return &Target{
-		Key: key, Owner: owner, key: key, owner: owner,
-		bucket: bucketName(slot, hash), slot: slot, lane: uint8(hash >> 16),
+		Key: key, Owner: owner, key: key, owner: owner, contender: contender,
+		bucket: bucketName(slot, hash), wants: wantsName(slot, key), slot: slot, lane: uint8(hash >> 16),
 	}
+}
+
+// wantsName names the set of those who wait for key.
+func wantsName(slot uint16, key string) string {
+	tag := slotTags()[slot]
+	return Reserved + string(tag[:]) + "}:wants:" + key
 }
 
 // bucketName names the fence bucket for keys of that slot and hash. All clients of a

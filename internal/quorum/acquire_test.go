@@ -625,7 +625,7 @@ func (c *client) quiet() {
 	l := prepare(c.q, key, time.Minute, 1)
 	answers := make(sink, len(c.nodes))
 	for i := range l.entries {
-		l.entries[i].Refresh(answers, time.Minute, 0, 0, time.Now().Add(time.Minute))
+		l.entries[i].Refresh(answers, time.Minute, 0, 0, time.Now().Add(time.Minute), "")
 	}
 	for range l.entries {
 		<-answers

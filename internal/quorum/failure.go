@@ -26,6 +26,7 @@ type Failure struct {
 	Reason Reason
 	Final  bool          // trying again cannot help
 	Free   time.Duration // how soon a majority could be free; 0 when unknown
+	Owned  bool          // acquire: a majority of nodes says that one and the same has the key
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
@@ -110,7 +111,7 @@ func (r *round) failureLocked() *Failure {
 	switch {
 	case r.acquires() && t.hopeless(): // even if others hold the key for now
 	case r.acquires() && t.refused(true):
-		f.Reason, f.Free = Taken, r.freeLocked(t)
+		f.Reason, f.Free, f.Owned = Taken, r.freeLocked(t), r.ownedLocked(t)
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
@@ -144,6 +145,26 @@ func (r *round) freeLocked(t tally) time.Duration {
 	}
 	slices.Sort(left)
 	return left[want-1]
+}
+
+// ownedLocked reports whether one other has a majority. If not, those who want the key may
+// have split the votes, and nobody will say when to try again.
+func (r *round) ownedLocked(t tally) bool {
+	if t.held < t.need {
+		return false
+	}
+	for _, rep := range r.replies {
+		n := 0
+		for _, other := range r.replies {
+			if rep.Kind == node.Held && other.Kind == node.Held && other.Holder == rep.Holder {
+				n++
+			}
+		}
+		if n >= t.need {
+			return true
+		}
+	}
+	return false
 }
 
 // noAnswerLocked says of a node that it has not answered: in time, or by the moment in

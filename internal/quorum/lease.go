@@ -38,11 +38,12 @@ import (
 //   - The deadline moves only when q nodes confirmed a refresh, and only if they did
 //     before the old deadline.
 type Lease struct {
-	q      *Quorum
-	target *node.Target
-	ttl    time.Duration
-	tokens int64
-	done   func(Grant, *Failure)
+	q         *Quorum
+	target    *node.Target
+	contender string // "": it has not had to wait
+	ttl       time.Duration
+	tokens    int64
+	done      func(Grant, *Failure)
 
 	mu       sync.Mutex // guards what follows; never held while a request goes out or a caller is called
 	phase    phase
@@ -120,6 +121,9 @@ func (l *Lease) acquired(r *round) {
 	top, agree := r.countersLocked()
 	f := l.checkLocked(r)
 	l.mu.Unlock()
+	if len(l.entries) > 1 && !r.expired {
+		l.q.trip.Store(int64(l.q.Validity(l.ttl) - time.Until(l.until)))
+	}
 	switch {
 	case f != nil:
 		l.fail(f)
@@ -148,7 +152,7 @@ func (l *Lease) raise(first *round, top int64) {
 		if known := first.replies[i]; known.Kind == node.Held {
 			r.Answer(i, known)
 		} else {
-			l.entries[i].Refresh(r, l.ttl, top, 0, until)
+			l.entries[i].Refresh(r, l.ttl, top, 0, until, "")
 		}
 	}
 }
@@ -187,15 +191,41 @@ func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
 	l.phase, l.now = over, nil
 	twins := l.shadows != 0
+	p := l.undoLocked(f)
 	l.mu.Unlock()
 	for i := range l.entries {
-		l.entries[i].Release(nil, false)
+		l.entries[i].Release(nil, false, p)
 	}
 	if twins && l.q.start(func() { l.failAfterCheck(f) }) {
 		return
 	}
 	l.done(Grant{}, f)
 }
+
+// undoLocked says how a failed attempt leaves the nodes that granted it. Usually there was
+// no majority, and nobody else waits because of us: then a turn for one of those who split
+// the votes would keep them in step, to split them again. An attempt that had its majority
+// and was too late, or was cancelled, passes the turn on like a release.
+func (l *Lease) undoLocked(f *Failure) *node.Parting {
+	if f.Got < f.Need && !l.canceled {
+		return nil
+	}
+	return l.parting("")
+}
+
+// parting is how the lease is left to others: to rival, if there is one, or else to the one
+// that waits longest.
+func (l *Lease) parting(rival string) *node.Parting {
+	switch {
+	case l.contender == "" && rival == "":
+		return &plainParting
+	case l.contender == "":
+		return &node.Parting{Contender: l.target.Owner, Rival: rival}
+	}
+	return &node.Parting{Contender: l.contender, Rival: rival}
+}
+
+var plainParting node.Parting
 
 // failAfterCheck waits for the search for twins before it reports f, so that whoever
 // configured the same server twice is told so and not that the key is taken. It takes one
@@ -216,7 +246,10 @@ func (l *Lease) failAfterCheck(f *Failure) {
 // once could overlap. A failure with reason NotHeld means that the lease is lost; any
 // other leaves it as it was. Grant.Until is what this refresh gives; an earlier one may
 // have given more.
-func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(Grant, *Failure)) {
+//
+// If look is true, the grant names the rival that most nodes name, other than this lease's
+// own contender.
+func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Failure)) {
 	start := time.Now()
 	l.mu.Lock()
 	f := l.overLocked(start, l.until, errOver)
@@ -231,8 +264,19 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, do
 		l.refreshed(r, refresh{ttl: ttl, more: more, until: until, given: given, done: done})
 	})
 	for i := range l.entries {
-		l.entries[i].Refresh(r, ttl, top, more, until)
+		l.entries[i].Refresh(r, ttl, top, more, until, l.looker(look))
 	}
+}
+
+// looker is who asks for rivals, "" if nobody does.
+func (l *Lease) looker(look bool) string {
+	switch {
+	case !look:
+		return ""
+	case l.contender == "":
+		return l.target.Owner
+	}
+	return l.contender
 }
 
 var (
@@ -292,7 +336,7 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 	if ref.more > 0 && agree {
 		l.top = top
 	}
-	missing := r.missingLocked()
+	missing, rival := r.missingLocked(), r.rivalLocked()
 	l.mu.Unlock()
 
 	for _, i := range missing {
@@ -300,19 +344,19 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 	}
 	switch {
 	case ref.more == 0:
-		ref.done(Grant{Until: ref.given, First: 1}, nil)
+		ref.done(Grant{Until: ref.given, First: 1, Rival: rival}, nil)
 	case agree:
-		ref.done(Grant{Until: ref.given, First: top - ref.more + 1, Last: top}, nil)
+		ref.done(Grant{Until: ref.given, First: top - ref.more + 1, Last: top, Rival: rival}, nil)
 	default:
-		l.confirm(r, ref, top)
+		l.confirm(r, ref, top, rival)
 	}
 }
 
 // confirm raises all counters to the end of a block that the nodes did not agree on. If
 // too few answer, the refresh still stands; it just brought no tokens.
-func (l *Lease) confirm(first *round, ref refresh, top int64) {
+func (l *Lease) confirm(first *round, ref refresh, top int64, rival string) {
 	r := l.round("refresh", node.Renewed, top, first.timeout, func(r *round) {
-		g := Grant{Until: ref.given, First: 1}
+		g := Grant{Until: ref.given, First: 1, Rival: rival}
 		l.mu.Lock()
 		f := l.notRenewedLocked(r, l.until)
 		switch {
@@ -328,7 +372,7 @@ func (l *Lease) confirm(first *round, ref refresh, top int64) {
 		ref.done(g, f)
 	})
 	for i := range l.entries {
-		l.entries[i].Refresh(r, ref.ttl, top, 0, ref.given)
+		l.entries[i].Refresh(r, ref.ttl, top, 0, ref.given, "")
 	}
 }
 
@@ -344,8 +388,10 @@ func (l *Lease) repair(i int) {
 }
 
 // Release ends the lease and calls done exactly once: with nil when a majority of nodes
-// deleted our key. The nodes that did not answer by then are chased until they do.
-func (l *Lease) Release(inline bool, done func(*Failure)) {
+// deleted our key. The nodes that did not answer by then are chased until they do. rival is
+// who gets the next turn, while this lease's contender waits for another; "" if it does not
+// and whoever waits longest is next.
+func (l *Lease) Release(inline bool, rival string, done func(*Failure)) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
@@ -366,7 +412,8 @@ func (l *Lease) Release(inline bool, done func(*Failure)) {
 		l.mu.Unlock()
 		done(f)
 	})
+	p := l.parting(rival)
 	for i := range l.entries {
-		l.entries[i].Release(r, l.mayBlock(inline))
+		l.entries[i].Release(r, l.mayBlock(inline), p)
 	}
 }

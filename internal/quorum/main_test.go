@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	node.NewTarget("warm", "up") // what is built once must not be built in a bubble
+	node.NewTarget("warm", "up", "") // what is built once must not be built in a bubble
 	redis.SetLogger(silent{})
 	goleak.VerifyTestMain(m)
 }
@@ -175,7 +175,7 @@ func (c *client) must(key string, ttl time.Duration, tokens int64) (*Lease, Gran
 
 func (c *client) beginRefresh(l *Lease, ttl time.Duration, more int64) *call {
 	a := c.newCall("refresh", l)
-	l.Refresh(ttl, more, c.q.NodeTimeout, a.done)
+	l.Refresh(ttl, more, c.q.NodeTimeout, false, a.done)
 	return a
 }
 
@@ -185,7 +185,7 @@ func (c *client) refresh(l *Lease, ttl time.Duration, more int64) (Grant, *Failu
 
 func (c *client) beginRelease(l *Lease) *call {
 	a := c.newCall("release", l)
-	l.Release(false, func(f *Failure) { a.done(Grant{}, f) })
+	l.Release(false, "", func(f *Failure) { a.done(Grant{}, f) })
 	return a
 }
 
@@ -342,6 +342,6 @@ func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
 func prepare(q *Quorum, key string, ttl time.Duration, tokens int64) *Lease {
 	l := new(Lease)
-	q.Prepare(l, key, ttl, tokens)
+	q.Prepare(l, key, ttl, tokens, "")
 	return l
 }

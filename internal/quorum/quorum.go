@@ -39,6 +39,7 @@ type Quorum struct {
 	need      int
 	deadlines deadlines
 
+	trip  atomic.Int64            // how long the last attempt took that the nodes decided, in ns
 	twins atomic.Pointer[Failure] // set for good once two nodes proved to be one server
 
 	ctx    context.Context // of the search for twins; ends with Close
@@ -70,17 +71,33 @@ func (q *Quorum) Validity(ttl time.Duration) time.Duration {
 type Grant struct {
 	Until       time.Time // validity deadline
 	First, Last int64     // the block of fencing tokens, empty when Last < First
+	Rival       string    // of a refresh that looked: the contender that waits longest; "": nobody waits
 }
 
 // Prepare makes l the lease of one attempt, with an owner of its own. It asks nobody yet.
-func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64) {
-	l.q, l.target, l.ttl, l.tokens = q, node.NewTarget(key, q.Owner()), ttl, tokens
+// contender is who asks, if it has asked before: its attempt takes a turn that is kept for
+// it, or gets it a place among those who wait.
+func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, contender string) {
+	l.q, l.target, l.ttl, l.tokens = q, node.NewTarget(key, q.Owner(), contender), ttl, tokens
+	l.contender = contender
 	l.entries = l.one[:]
 	if len(q.Nodes) > len(l.one) {
 		l.entries = make([]node.Entry, len(q.Nodes))
 	}
 	for i := range l.entries {
 		l.entries[i].Init(q.Nodes[i], l.target, i)
+	}
+}
+
+// Leave takes back what contender may have on the nodes: its want, or its turn, which
+// passes on. It is tried once.
+func (q *Quorum) Leave(key, contender string) {
+	t := node.NewTarget(key, contender, contender) // contender was the owner of an attempt, which is over
+	p := &node.Parting{Contender: contender}
+	for i, n := range q.Nodes {
+		e := new(node.Entry)
+		e.Init(n, t, i)
+		e.Release(nil, false, p)
 	}
 }
 

@@ -65,11 +65,21 @@ func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Durat
 	return r
 }
 
+// kept reports whether a node keeps the key for us, because our acquire came there before
+// the release that made the turn ours. A refresh has to repair that.
+func (l *Lease) kept(holder string) bool {
+	return l.contender != "" && len(holder) == len(node.TurnOf)+len(l.contender) &&
+		holder[:len(node.TurnOf)] == node.TurnOf && holder[len(node.TurnOf):] == l.contender
+}
+
 var errShadow = errors.New("answered as if it were the same server as another node: its vote does not count")
 
 // Answer takes node i's reply.
 func (r *round) Answer(i int, rep node.Reply) {
 	l := r.l
+	if rep.Kind == node.Held && l.kept(rep.Holder) {
+		rep = node.Reply{Kind: node.Missing}
+	}
 	shadow := rep.Kind == node.Replayed // to an owner that this node cannot have seen
 	if shadow {
 		rep = node.Reply{Kind: node.Failed, Err: errShadow}
@@ -151,4 +161,25 @@ func (r *round) missingLocked() (missing []int) {
 		}
 	}
 	return missing
+}
+
+// rivalLocked is the contender that most nodes name, the first in order of their names if
+// several are named equally often: all who look should come to the same.
+func (r *round) rivalLocked() (rival string) {
+	best := 0
+	for _, rep := range r.replies {
+		if rep.Kind != node.Renewed || rep.Rival == "" {
+			continue
+		}
+		n := 0
+		for _, other := range r.replies {
+			if other.Kind == node.Renewed && other.Rival == rep.Rival {
+				n++
+			}
+		}
+		if n > best || n == best && rep.Rival < rival {
+			best, rival = n, rep.Rival
+		}
+	}
+	return rival
 }

@@ -1,0 +1,129 @@
+package quorum
+
+import (
+	"math/bits"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+)
+
+// News is what is heard of a key.
+type News uint8
+
+// The kinds of news.
+const (
+	Hears  News = iota + 1 // a majority of nodes has confirmed that notices are heard, maybe again
+	Deaf                   // not any more
+	Ours                   // the turn is this contender's
+	Theirs                 // the turn is another's
+)
+
+// watch listens on all nodes for what happens to a key.
+//
+// A turn of ours is news when a majority has told of it, or half a round trip after the
+// first node has: the first alone would send us to nodes where the key is still held, and
+// a notice may be lost.
+type watch struct {
+	q         *Quorum
+	contender string
+	hear      func(News)
+	nodes     []*node.Watch
+
+	mu     sync.Mutex  // guards what follows
+	hears  uint64      // bit i: node i has confirmed
+	told   uint64      // bit i: node i has told of our turn
+	timer  *time.Timer // for the turn that some nodes have told of
+	closed bool
+}
+
+// Watch has hear told of what happens to key, from goroutines of the nodes or a timer, with
+// no lock held, until stop is called; one call may still be under way then.
+func (q *Quorum) Watch(key, contender string, hear func(News)) (stop func()) {
+	w := &watch{q: q, contender: contender, hear: hear}
+	for i, n := range q.Nodes {
+		w.nodes = append(w.nodes, n.Watch(key, i, w))
+	}
+	return w.stop
+}
+
+func (w *watch) stop() {
+	w.mu.Lock()
+	w.closed = true
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	w.mu.Unlock()
+	for _, n := range w.nodes {
+		n.Stop()
+	}
+}
+
+// Hear takes what node i tells.
+func (w *watch) Hear(i int, s node.Signal, contender string) {
+	w.mu.Lock()
+	news := w.hearLocked(i, s, contender)
+	w.mu.Unlock()
+	if news != 0 {
+		w.hear(news)
+	}
+}
+
+func (w *watch) hearLocked(i int, s node.Signal, contender string) News {
+	bit := uint64(1) << i
+	before := w.majority(w.hears)
+	switch {
+	case w.closed:
+	case s == node.Subscribed:
+		w.hears |= bit
+		if w.majority(w.hears) {
+			return Hears
+		}
+	case s == node.Broken:
+		w.hears &^= bit
+		if before && !w.majority(w.hears) {
+			return Deaf
+		}
+	case contender != w.contender:
+		return Theirs
+	default:
+		return w.turnLocked(bit)
+	}
+	return 0
+}
+
+func (w *watch) turnLocked(bit uint64) News {
+	first := w.told == 0
+	w.told |= bit
+	switch {
+	case w.majority(w.told):
+		w.told = 0
+		if w.timer != nil {
+			w.timer.Stop()
+		}
+		return Ours
+	case first && w.timer == nil:
+		w.timer = time.AfterFunc(w.q.halfTrip(), w.late)
+	case first:
+		w.timer.Reset(w.q.halfTrip())
+	}
+	return 0
+}
+
+// late gives up waiting for more nodes to tell of our turn.
+func (w *watch) late() {
+	w.mu.Lock()
+	ours := w.told != 0 && !w.closed
+	w.told = 0
+	w.mu.Unlock()
+	if ours {
+		w.hear(Ours)
+	}
+}
+
+func (w *watch) majority(mask uint64) bool { return bits.OnesCount64(mask) >= w.q.need }
+
+// halfTrip is half of what the last attempt needed for its answers.
+func (q *Quorum) halfTrip() time.Duration {
+	return min(time.Duration(q.trip.Load())/2, q.NodeTimeout/2)
+}

@@ -1,0 +1,239 @@
+package lua_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	wants = "flightlock:{}:wants:lock:k"
+	turn  = 100
+)
+
+// ask is an attempt of a contender that has lost one before.
+func (s *store) ask(owner, contender string) any {
+	s.t.Helper()
+	return s.must(lua.Acquire, []string{key, bucket, wants}, owner, minute, 1, 0, contender)
+}
+
+// leave is a release that passes the turn on; more is contender and rival.
+func (s *store) leave(owner string, more ...any) any {
+	s.t.Helper()
+	return s.must(lua.Release, []string{key, wants}, append([]any{owner, "PUBLISH", turn}, more...)...)
+}
+
+// look is a refresh that asks for rivals.
+func (s *store) look(owner, asker string) any {
+	s.t.Helper()
+	return s.must(lua.Refresh, []string{key, bucket, wants}, owner, minute, 1, 0, asker)
+}
+
+func (s *store) wantWaiting(want ...string) {
+	s.t.Helper()
+	got, err := s.ZRange(context.Background(), wants, 0, -1).Result()
+	if err != nil || !slices.Equal(got, want) {
+		s.t.Errorf("waiting: %q %v, want %q", got, err, want)
+	}
+}
+
+func (s *store) wantTurn(contender string) {
+	s.t.Helper()
+	s.want(s.value(key), "flightlock:turn:"+contender)
+	s.wantTTL(turn)
+}
+
+// queue has contenders wait, in that order, for a key that owner holds.
+func (s *store) queue(owner string, contenders ...string) {
+	s.t.Helper()
+	s.reset()
+	s.acquire(owner, minute, 1)
+	for i, c := range contenders {
+		s.wantHeld(s.ask(fmt.Sprint("attempt-", i), c), owner, minute)
+		time.Sleep(time.Millisecond) // the order is by the server's clock; equal times are ordered by name
+	}
+}
+
+// The turn goes round in order of arrival, nobody else can take it, and every release tells
+// whose it is.
+func TestTurnsGoRoundInOrder(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "z-1", "y-1", "x-1")
+		told := s.Subscribe(context.Background(), key)
+		defer told.Close()
+		if _, err := told.Receive(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		s.wantWaiting("z-1", "y-1", "x-1")
+		for i, c := range []string{"z-1", "y-1", "x-1"} {
+			s.want(s.leave([]string{"a", "o0", "o1"}[i], c+"0"), int64(1))
+			s.wantTurn(c)
+			if m, err := told.ReceiveMessage(context.Background()); err != nil || m.Payload != c {
+				t.Errorf("told %v %v, want %s", m, err, c)
+			}
+			s.wantHeld(s.acquire("thief", minute, 1), "flightlock:turn:"+c, turn)
+			s.wantHeld(s.ask("thief", c+"1"), "flightlock:turn:"+c, turn)
+			s.leave("x", c+"1") // a want can be taken back while another has the turn
+			if got, ok := s.ask(fmt.Sprint("o", i), c).(int64); !ok || got <= 0 {
+				t.Errorf("the turn of %s: %v", c, got)
+			}
+			s.wantTTL(minute)
+		}
+		s.wantWaiting()
+		s.want(s.leave("o2"), int64(1))
+		s.want(s.value(key), "<none>")
+	})
+}
+
+// Asking again does not lose one's place, and leaves only one want.
+func TestAskingAgainKeepsThePlace(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "x-1", "y-1")
+		s.ask("o9", "x-1")
+		s.wantWaiting("x-1", "y-1")
+	})
+}
+
+// Who yields names the next one for all nodes, and goes to the end itself.
+func TestYieldNamesTheRival(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "x-1", "y-1")
+		s.want(s.leave("a", "me-1", "y-1"), int64(1))
+		s.wantTurn("y-1")
+		s.ask("o", "y-1")
+		s.wantWaiting("x-1", "me-1")
+
+		// One that has left meanwhile does not idle the key: the next in order has it.
+		s.queue("a", "x-1")
+		s.leave("a", "me-1", "gone-1")
+		s.wantTurn("x-1")
+
+		// And with nobody left, the one who yields has it back.
+		s.queue("a")
+		s.leave("a", "me-1", "gone-1")
+		s.wantTurn("me-1")
+	})
+}
+
+// A contender that does not come for its turn is forgotten, with all that its client wanted;
+// one that comes late waits anew.
+func TestWhoDoesNotComeIsForgotten(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "dead-1", "dead-2", "deaf-1", "y-1")
+		s.leave("a")
+		s.wantTurn("dead-1")
+		s.set(key, "b", time.Minute) // the turn ran out, and somebody got the key
+		s.leave("b")
+		s.wantTurn("deaf-1")
+		s.wantWaiting("deaf-1", "y-1")
+
+		s.set(key, "c", time.Minute)
+		s.ask("o", "deaf-1") // late, but alive
+		s.leave("c")
+		s.wantTurn("y-1")
+		s.ask("d", "y-1")
+		s.leave("d")
+		s.wantTurn("deaf-1")
+	})
+}
+
+// Taking back a want that has become a turn passes the turn on.
+func TestLeavingPassesTheTurnOn(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "x-1", "y-1")
+		s.leave("a")
+		s.wantTurn("x-1")
+		s.want(s.leave("x-1", "x-1"), int64(0))
+		s.wantTurn("y-1")
+		s.want(s.leave("y-1", "y-1"), int64(0))
+		s.want(s.value(key), "<none>")
+		s.wantWaiting()
+		s.wantHeld(func() any { s.acquire("b", minute, 1); return s.leave("x-1", "x-1") }(), "b", minute)
+	})
+}
+
+// A look names the one that waits longest, but for the asker.
+func TestLookNamesTheRival(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "x-1", "y-1")
+		for asker, want := range map[string]string{"me-1": "x-1", "x-1": "y-1"} {
+			if got, ok := s.look("a", asker).([]any); !ok || len(got) != 2 || got[1] != want {
+				t.Errorf("a look by %s: %v, want %s", asker, got, want)
+			}
+		}
+		s.queue("a")
+		if got, ok := s.look("a", "me-1").([]any); !ok || len(got) != 2 || got[1] != "" {
+			t.Errorf("a look at nobody: %v", got)
+		}
+	})
+}
+
+// A repair takes over the turn that a node keeps for the holder, and registers no want.
+func TestRepairTakesTheTurn(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.reset()
+		s.set(key, "flightlock:turn:me-1", 100*time.Millisecond)
+		if got, ok := s.must(lua.Acquire, []string{key, bucket, wants}, "o", minute, 0, 700, "me-1").(int64); !ok || got < 700 {
+			t.Errorf("repair: %v", got)
+		}
+		s.want(s.value(key), "o")
+		s.set(key, "other", time.Minute)
+		s.must(lua.Acquire, []string{key, bucket, wants}, "o", minute, 0, 700, "me-1")
+		s.wantWaiting()
+	})
+}
+
+// The undo of a lost attempt makes no turn.
+func TestUndoMakesNoTurn(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "x-1")
+		s.want(s.release("a"), int64(1))
+		s.want(s.value(key), "<none>")
+		s.wantWaiting("x-1")
+	})
+}
+
+// Nothing about wants can keep a release from its work: not a key of another type, not
+// memory that has run out, not a right that is missing.
+func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.reset()
+		s.acquire("a", minute, 1)
+		s.set(wants, "no set", 0)
+		s.want(s.leave("a", "me-1", "x-1"), int64(1))
+		s.reset()
+		s.acquire("a", minute, 1)
+		s.set(wants, "no set", 0)
+		s.want(s.leave("a"), int64(1))
+		s.want(s.value(key), "<none>")
+	})
+	t.Run("rights", func(t *testing.T) {
+		s := &store{t, redistest.StartServer(t).Client(t), true}
+		s.queue("a", "x-1")
+		ctx := context.Background()
+		for _, rule := range []string{"-zadd", "-zrem", "-zrange", "-zscore", "-exists", "-publish"} {
+			s.queue("a", "x-1")
+			name := "u" + rule[1:]
+			if err := s.Do(ctx, "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
+				t.Fatal(err)
+			}
+			o := *s.Options()
+			o.Username, o.Password = name, "x"
+			c := redis.NewClient(&o)
+			defer c.Close()
+			got, err := c.Eval(ctx, lua.Release.Source, []string{key, wants}, "a", "PUBLISH", turn).Result()
+			if err != nil || got != int64(1) {
+				t.Errorf("%s: %v %v", rule, got, err)
+			}
+			if v := s.value(key); v == "a" {
+				t.Errorf("%s: the key is still held", rule)
+			}
+		}
+	})
+}
