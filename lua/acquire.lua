@@ -25,12 +25,16 @@
 -- clock in microseconds, so that tokens go on rising although the count was lost.
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
-local holder = false
-local granted = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX')
-if not granted then
+local holder, granted = false, false
+if ARGV[5] then
   holder = redis.pcall('GET', KEYS[1])
-  if ARGV[5] and holder == 'flightlock:turn:' .. ARGV[5] then
+  if not holder or holder == 'flightlock:turn:' .. ARGV[5] then
     granted = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  end
+else
+  granted = redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2], 'NX')
+  if not granted then
+    holder = redis.pcall('GET', KEYS[1])
   end
 end
 

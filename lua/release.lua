@@ -50,47 +50,50 @@ if not ours and not kept then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
-redis.call('DEL', KEYS[1])
+local first = KEYS[2] and redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES') or {}
+if not first[1] and not ARGV[5] then -- nobody waits
+  redis.call('DEL', KEYS[1])
+  return ours and 1 or 0
+end
 
-if KEYS[2] and (ARGV[5] or redis.pcall('EXISTS', KEYS[2]) == 1) then
-  -- The one that waits longest. Those that did not take their turn are removed, not more
-  -- than a few hundred at a time: the server does nothing else meanwhile.
-  local function longest()
-    for _ = 1, 100 do
-      local first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-      local name = first[1]
-      if not name or first[2] ~= '0' then
-        return name
-      end
-      redis.pcall('ZREM', KEYS[2], name)
-      local client = string.match(name, '^(.*%-)')
-      for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], 0, 99) or {}) do
-        if string.sub(other, 1, #client) == client then
-          redis.pcall('ZREM', KEYS[2], other)
-        end
-      end
+-- Those that did not take their turn are removed, not more than a few hundred at a time:
+-- the server does nothing else meanwhile.
+for _ = 1, 100 do
+  local name = first[1]
+  if not name or first[2] ~= '0' then
+    break
+  end
+  redis.pcall('ZREM', KEYS[2], name)
+  local client = string.match(name, '^(.*%-)')
+  for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], 0, 99) or {}) do
+    if string.sub(other, 1, #client) == client then
+      redis.pcall('ZREM', KEYS[2], other)
     end
   end
+  first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+end
+local chosen = first[1]
 
-  local rival, next = ARGV[5], nil
-  if rival then
+local rival = ARGV[5]
+if rival then
+  if rival ~= chosen then
     local score = redis.pcall('ZSCORE', KEYS[2], rival)
-    next = type(score) == 'string' and score ~= '0' and rival or longest()
-    if contender then
-      local t = redis.call('TIME')
-      redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
-      redis.pcall('PEXPIRE', KEYS[2], 10000)
-    end
+    chosen = type(score) == 'string' and score ~= '0' and rival or chosen
   end
-  next = next or longest()
-  if next then
-    redis.pcall('ZADD', KEYS[2], 'XX', 0, next)
-    redis.pcall('SET', KEYS[1], turn .. next, 'PX', ARGV[3])
-    redis.pcall(ARGV[2], KEYS[1], next)
+  if contender then
+    local t = redis.call('TIME')
+    redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
+    redis.pcall('PEXPIRE', KEYS[2], 10000)
+    chosen = chosen or contender
   end
 end
 
-if ours then
-  return 1
+local made = chosen and redis.pcall('SET', KEYS[1], turn .. chosen, 'PX', ARGV[3])
+if type(made) ~= 'table' or made.err then -- no room for a turn: whoever comes first has it
+  redis.call('DEL', KEYS[1])
 end
-return 0
+if chosen then
+  redis.pcall('ZADD', KEYS[2], 'XX', 0, chosen)
+  redis.pcall(ARGV[2], KEYS[1], chosen)
+end
+return ours and 1 or 0
