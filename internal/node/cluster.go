@@ -89,22 +89,44 @@ func (ro *router) run() {
 }
 
 func (ro *router) find(r *request) {
-	s := ro.owner[r.e.t.slot].Load()
-	if r.to != "" {
-		s = ro.named(r.to)
-	}
-	if s == nil {
-		master, err := ro.cluster.MasterForKey(context.Background(), r.e.t.Key)
-		if err != nil {
-			r.settle(failed(err), notSent)
-			return
-		}
-		s = ro.server(master)
+	s, err := ro.master(context.Background(), r.e.t.Key, r.e.t.slot, r.to)
+	if err != nil {
+		r.settle(failed(err), notSent)
+		return
 	}
 	if !r.asking {
 		ro.owner[r.e.t.slot].Store(s)
 	}
 	s.push(r)
+}
+
+// master is the server that has the slot of key: the one at the address to, which a
+// redirection named, or the one known, or the one that the cluster client knows. It may
+// take network traffic to find out.
+func (ro *router) master(ctx context.Context, key string, slot uint16, to string) (*server, error) {
+	s := ro.owner[slot].Load()
+	if to != "" {
+		s = ro.named(to)
+	}
+	if s != nil {
+		return s, nil
+	}
+	master, err := ro.cluster.MasterForKey(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return ro.server(master), nil
+}
+
+// masterOf is master, for whoever does not want a request routed: what it has learned is
+// remembered.
+func (ro *router) masterOf(ctx context.Context, key, to string) (*server, error) {
+	slot := slotOf(key)
+	s, err := ro.master(ctx, key, slot, to)
+	if err == nil {
+		ro.owner[slot].Store(s)
+	}
+	return s, err
 }
 
 // server gives the lanes of a master.
@@ -139,16 +161,22 @@ func (ro *router) redirect(s *server, r *request, answer error) bool {
 	}
 	r.hops++
 	r.asking = ask
-	words := strings.Fields(answer.Error()) // "MOVED slot host:port"
-	r.to = words[len(words)-1]
-	if host, _, err := net.SplitHostPort(s.addr); err == nil && strings.HasPrefix(r.to, ":") {
-		r.to = net.JoinHostPort(host, r.to[1:]) // no host in the answer: the one that answered
-	}
+	r.to = s.redirection(answer)
 	if moved {
 		ro.owner[r.e.t.slot].CompareAndSwap(s, nil)
 	}
 	ro.lookUp(r)
 	return true
+}
+
+// redirection is the address in a redirecting answer of s: "MOVED slot host:port".
+func (s *server) redirection(answer error) string {
+	words := strings.Fields(answer.Error())
+	to := words[len(words)-1]
+	if host, _, err := net.SplitHostPort(s.addr); err == nil && strings.HasPrefix(to, ":") {
+		return net.JoinHostPort(host, to[1:]) // no host in the answer: the one that answered
+	}
+	return to
 }
 
 // named is the server with that address; nil when the Cluster has no such master. The

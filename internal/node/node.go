@@ -42,6 +42,7 @@ type Node struct {
 	life     context.Context // ends with Close
 	end      context.CancelFunc
 	debts    debts
+	notices  notices
 
 	// Changed hears that the node was suspended, and why, or with nil that it is back. It
 	// is set before the first request, and called by a goroutine of its own.
@@ -68,16 +69,17 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 	n := &Node{timeout: timeout, alone: alone, shut: func() {}, publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds()}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.debts.open = map[*Entry]*time.Timer{}
+	n.notices.init(n)
 	switch c := client.(type) {
 	case *redis.Client:
 		n.name = c.Options().Addr
 		s := n.addServer(c)
-		n.route = s.push
+		n.route, n.notices.home = s.push, s
 	case *redis.ClusterClient:
 		n.name = fmt.Sprintf("cluster%v", c.Options().Addrs)
 		n.publish = "SPUBLISH" // the slot of the channel is the key's; PUBLISH would go to every master
 		r := newRouter(n, c)
-		n.route, n.shut = r.route, r.close
+		n.route, n.shut, n.notices.router = r.route, r.close, r
 	default:
 		return nil, fmt.Errorf("%T cannot be a node", client)
 	}
@@ -114,6 +116,7 @@ func (n *Node) heard(err error) {
 // exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Store(true)
+	n.notices.close()
 	n.end()
 	n.debts.close()
 	ended := make(chan struct{})

@@ -1,0 +1,279 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// On a Cluster the watches of a key live on the master of its slot. The subtests share
+// one Cluster, in this order.
+func TestClusterNotices(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3)
+	for _, sub := range []struct {
+		name string
+		run  func(t *testing.T, c *redistest.Cluster)
+	}{
+		{"keys of all masters", noticesManySlots},
+		{"a slot that moves", noticesMoved},
+		{"masters that do not know of the move", noticesStale},
+		{"connections that are killed", noticesKilled},
+		{"slots that move all the time", noticesStress},
+		{"watches that come and go", noticesComeAndGo},
+		{"a client that is made anew", noticesNewClient},
+		{"a stopped master", noticesStopped},
+		{"a failover", noticesFailover}, // the last one: a master is gone
+	} {
+		t.Run(sub.name, func(t *testing.T) { sub.run(t, c) })
+	}
+}
+
+// spublish publishes to the one who watches.
+func spublish(t *testing.T, s *redistest.Server, key, text string) {
+	t.Helper()
+	if got := s.Do(t, "SPUBLISH", key, text); got != int64(1) {
+		t.Fatalf("SPUBLISH %q reached %v", key, got)
+	}
+}
+
+// Each master has one connection; notices come from the master of the key.
+func noticesManySlots(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	n.notices.linger, n.notices.idle = time.Millisecond, time.Millisecond
+	const keys = 3000
+	var all []*recorder
+	var watches []*Watch
+	for i := range keys {
+		r := newRecorder(t)
+		all, watches = append(all, r), append(watches, n.Watch(fmt.Sprint("k", i), 7, r))
+	}
+	for _, r := range all {
+		r.want(Subscribed, "")
+	}
+	for i := 0; i < keys; i += keys / 20 {
+		key := fmt.Sprint("k", i)
+		spublish(t, c.MasterOf(t, key), key, "x")
+		all[i].want(Notice, "x")
+	}
+	for _, s := range c.Servers() {
+		if got := subscribers(t, s); got != 1 {
+			t.Errorf("%d connections", got)
+		}
+	}
+	for _, w := range watches {
+		w.Stop()
+	}
+	wantNothing(t, n, c.Servers()...)
+}
+
+// A watch goes with its slot.
+func noticesMoved(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[0], c.Servers()[1]
+	n := clusterNode(t, c)
+	key := c.KeyOn(t, from, "moved")
+	slot := c.SlotOf(t, key)
+	stays := subscribed(t, n, c.KeyOn(t, from, "stays"))
+	r, same := subscribed(t, n, key), subscribed(t, n, "{"+key+"}2")
+	for i := range 4 {
+		c.SetMigrating(t, slot, from, to)
+		spublish(t, from, key, fmt.Sprint(i))
+		r.want(Notice, fmt.Sprint(i))
+		c.FinishMigration(t, slot, from, to)
+		for _, r := range []*recorder{r, same} {
+			r.want(Broken, "")
+			r.until(Subscribed, "")
+		}
+		spublish(t, to, key, "there")
+		r.want(Notice, "there")
+		from, to = to, from
+	}
+	if len(stays.heard) != 0 {
+		t.Errorf("a watch of another slot heard %v", <-stays.heard)
+	}
+}
+
+// A watch that begins where the client's map is out of date finds its master.
+func noticesStale(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[1], c.Servers()[2]
+	n := clusterNode(t, c)
+	key := c.KeyOn(t, from, "stale")
+	subscribed(t, n, c.KeyOn(t, from, "warm"))
+	slot := c.SlotOf(t, key)
+	c.SetMigrating(t, slot, from, to)
+	c.FinishMigration(t, slot, from, to)
+	subscribed(t, n, key)
+	spublish(t, to, key, "x")
+	c.SetMigrating(t, slot, to, from)
+	c.FinishMigration(t, slot, to, from)
+}
+
+func noticesKilled(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	keys := map[string]*recorder{}
+	for _, s := range c.Servers() {
+		key := c.KeyOn(t, s, "killed")
+		keys[key] = subscribed(t, n, key)
+	}
+	for range 3 {
+		for _, s := range c.Servers() {
+			s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
+		}
+		for key, r := range keys {
+			r.want(Broken, "")
+			r.want(Subscribed, "")
+			spublish(t, c.MasterOf(t, key), key, "x")
+			r.want(Notice, "x")
+		}
+	}
+}
+
+// Whatever the slots do, in the end each watch is where its slot is, once.
+func noticesStress(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	n.notices.linger = time.Millisecond
+	one, two := c.Servers()[0], c.Servers()[2]
+	tag := c.KeyOn(t, one, "stress")
+	slot := c.SlotOf(t, tag)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	for g := range 5 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				r := newRecorder(t)
+				w := n.Watch(fmt.Sprint("{", tag, "}", g, i%3), 7, r)
+				if i%2 == 0 {
+					r.until(Subscribed, "")
+				}
+				w.Stop()
+			}
+		})
+	}
+	r := subscribed(t, n, tag)
+	for range 10 {
+		c.SetMigrating(t, slot, one, two)
+		c.FinishMigration(t, slot, one, two)
+		one, two = two, one
+	}
+	cancel()
+	wg.Wait()
+	redistest.Eventually(t, patience, "the watch has gone with its slot", func() bool {
+		return one.Do(t, "SPUBLISH", tag, "last") == int64(1)
+	})
+	r.until(Notice, "last")
+}
+
+func noticesComeAndGo(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	n.notices.linger, n.notices.idle = time.Millisecond, time.Millisecond
+	for i := range 1000 {
+		r := newRecorder(t)
+		w := n.Watch(fmt.Sprint("k", i), 7, r)
+		if i%10 == 0 {
+			r.until(Subscribed, "")
+		}
+		w.Stop()
+	}
+	wantNothing(t, n, c.Servers()...)
+}
+
+// A master that leaves and comes back has another client of the cluster client's.
+func noticesNewClient(t *testing.T, c *redistest.Cluster) {
+	client := c.Client(t)
+	n := newNode(t, client)
+	key := c.KeyOn(t, c.Servers()[0], "anew")
+	r := subscribed(t, n, key)
+	master, err := client.MasterForKey(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = master.Close()
+	r.want(Broken, "")
+	fresh := redis.NewClient(&redis.Options{Addr: master.Options().Addr})
+	defer fresh.Close()
+	n.notices.router.server(fresh) // what finding the new client does
+	n.notices.router.owner[slotOf(key)].Store(n.notices.router.server(fresh))
+	r.want(Subscribed, "")
+	if err := n.Close(t.Context()); err != nil { // before fresh
+		t.Error(err)
+	}
+}
+
+// A master that has stopped costs the watches of the others nothing, new ones included.
+func noticesStopped(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	stopped, fine := c.Servers()[0], c.Servers()[2]
+	key := c.KeyOn(t, fine, "fine")
+	dead, alive := subscribed(t, n, c.KeyOn(t, stopped, "dead")), subscribed(t, n, key)
+	later := c.KeyOn(t, fine, "later")
+	_ = stopped.Stop()
+	dead.want(Broken, "")
+	subscribed(t, n, later)
+	spublish(t, fine, key, "x")
+	alive.want(Notice, "x")
+	_ = stopped.Cont()
+	dead.want(Subscribed, "")
+}
+
+// When a replica takes the place of its master, the watches go there.
+func noticesFailover(t *testing.T, c *redistest.Cluster) {
+	master := c.Servers()[0]
+	replica := redistest.StartServer(t, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1",
+		"--cluster-require-full-coverage", "no")
+	id := master.Do(t, "CLUSTER", "MYID").(string)
+	nodes := func(s *redistest.Server) string { return s.Do(t, "CLUSTER", "NODES").(string) }
+	replica.Do(t, "CLUSTER", "MEET", "127.0.0.1", master.Port())
+	redistest.Eventually(t, patience, "the nodes know each other", func() bool {
+		return strings.Contains(nodes(replica), id) && strings.Count(nodes(replica), "connected") == 4 &&
+			!strings.Contains(nodes(replica), "handshake")
+	})
+	replica.Do(t, "CLUSTER", "REPLICATE", id)
+	redistest.Eventually(t, patience, "the replica is in sync, and all know of it", func() bool {
+		for _, s := range c.Servers() {
+			if !strings.Contains(nodes(s), "slave "+id) {
+				return false
+			}
+		}
+		return strings.Contains(replica.Do(t, "INFO", "replication").(string), "master_link_status:up")
+	})
+
+	n := clusterNode(t, c)
+	key, other := c.KeyOn(t, master, "failover"), c.KeyOn(t, c.Servers()[1], "other")
+	r, same := subscribed(t, n, key), subscribed(t, n, other)
+	_ = master.Kill()
+	r.want(Broken, "")
+	replica.Do(t, "CLUSTER", "FAILOVER", "TAKEOVER")
+	r.want(Subscribed, "")
+	spublish(t, replica, key, "x")
+	r.want(Notice, "x")
+	spublish(t, c.Servers()[1], other, "y")
+	same.want(Notice, "y")
+}
+
+// A Cluster without sharded pub/sub, older than Redis 7, is not asked again and again. Its
+// watches poll.
+func TestAnOldClusterIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 1, "--rename-command", "SSUBSCRIBE", "")
+	s := c.Servers()[0]
+	n := clusterNode(t, c)
+	n.notices.idle = time.Millisecond
+	r := newRecorder(t)
+	w := n.Watch("k", 7, r)
+	r.want(Broken, "")
+	watch(t, n, "k2")
+	pinged := calls(t, s, "ping")
+	redistest.Eventually(t, patience, "some time has passed", func() bool { return calls(t, s, "ping") > pinged+1 })
+	if got := c.Servers()[0].Do(t, "INFO", "errorstats").(string); !strings.Contains(got, "ERR:count=1\r") {
+		t.Errorf("it was asked more than once: %s", got)
+	}
+	w.Stop()
+}
