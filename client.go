@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,7 +57,7 @@ func New(opts Options) (*Client, error) {
 	}
 	c.quorum = quorum.New(quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, Same: c.sameServer,
+		Owner: c.newOwner, Ours: ours, Same: c.sameServer,
 	})
 	c.flights = flight.NewGroup(c.flightConfig())
 	return c, nil
@@ -140,6 +141,13 @@ func (c *Client) close(ctx context.Context) error {
 func (c *Client) newOwner() string {
 	label := c.opts.NewOwner()
 	return label[:min(len(label), maxLabel)] + c.id + strconv.FormatUint(c.seq.Add(1), 36)
+}
+
+// ours reports whether a client of this library made owner: label#UUID-sequence.
+func ours(owner string) bool {
+	const idLen = len("#xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-")
+	at := strings.LastIndexByte(owner, '#')
+	return at >= 0 && len(owner) > at+idLen && owner[at+idLen-1] == '-' && uuid.Validate(owner[at+1:at+idLen-1]) == nil
 }
 
 // hostLabel tells people which process holds a lock.

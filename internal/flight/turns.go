@@ -163,21 +163,19 @@ func (f *flight) restLocked() {
 }
 
 // countLocked counts the attempts that the front waiter would have made by now if it did
-// not hear when the key is let go, and turns away whoever would have given up.
+// not hear when the key is let go. The one at which it would give up is made: whoever had
+// the key may be a client that tells nobody.
 func (f *flight) countLocked(now time.Time) {
-	for f.n > 0 && !isEndless(f.head.pace) {
-		h := f.head
-		h.takeOver(now)
-		if now.Before(h.due) {
-			break
+	h := f.head
+	h.takeOver(now)
+	for !isEndless(h.pace) && !now.Before(h.due) {
+		if _, ok := h.pace.Next(h.failures + 1); !ok {
+			f.askLocked(h)
+			return
 		}
-		if _, ok := h.failed(now); !ok {
-			f.turnAwayLocked(h, f.outcomeLocked())
-		}
+		h.failed(now)
 	}
-	if f.n > 0 {
-		f.restLocked()
-	}
+	f.restLocked()
 }
 
 // Slices.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
@@ -147,8 +148,9 @@ func (r *round) freeLocked(t tally) time.Duration {
 	return left[want-1]
 }
 
-// ownedLocked reports whether one other has a majority. If not, those who want the key may
-// have split the votes, and nobody will say when to try again.
+// ownedLocked reports whether one other has a majority, and will tell when it lets go. If
+// not, those who want the key may have split the votes, and nobody will say when to try
+// again; nor will a client that is none of ours.
 func (r *round) ownedLocked(t tally) bool {
 	if t.held < t.need {
 		return false
@@ -161,7 +163,7 @@ func (r *round) ownedLocked(t tally) bool {
 			}
 		}
 		if n >= t.need {
-			return true
+			return r.l.q.Ours == nil || strings.HasPrefix(rep.Holder, node.TurnOf) || r.l.q.Ours(rep.Holder)
 		}
 	}
 	return false
