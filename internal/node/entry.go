@@ -263,6 +263,12 @@ var (
 	shaRelease any = lua.Release.SHA
 	one        any = 1
 	two        any = 2
+
+	// The names of the scripts again, as a witness wants them.
+	shaText = [...][]byte{
+		opAcquire: []byte(lua.Acquire.SHA), opRepair: []byte(lua.Acquire.SHA),
+		opRefresh: []byte(lua.Refresh.SHA), opRelease: []byte(lua.Release.SHA),
+	}
 )
 
 // moot reports whether r need not be written any more, and what to answer then.

@@ -184,8 +184,10 @@ type lane struct {
 	s *server
 
 	// For whoever made the queue busy.
-	cmds        []*redis.Cmd // of the batch under way
-	argv        []any        // their arguments
+	calls       calls
+	cmds        []*redis.Cmd  // of the batch under way, from calls
+	all         []redis.Cmder // cmds, and what goes before some of them
+	first       witness       // of the batch under way
 	long, brief allowance
 }
 
