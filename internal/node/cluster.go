@@ -94,7 +94,7 @@ func (ro *router) find(r *request) {
 		s = ro.named(r.to)
 	}
 	if s == nil {
-		master, err := ro.cluster.MasterForKey(context.Background(), r.e.t.Key)
+		master, err := ro.cluster.MasterForKey(context.Background(), r.e.t.Key())
 		if err != nil {
 			r.settle(failed(err), notSent)
 			return

@@ -76,7 +76,7 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	wantDebts(t, n, 1)
 	p.ReleaseRequests()
 	redistest.Eventually(t, 2*debtSecond, "the orphan was there and is gone", func() bool {
-		return n.Debts() == 0 && !exists(t, s, a.t0().Key)
+		return n.Debts() == 0 && !exists(t, s, a.t0().Key())
 	})
 	if got := s.CommandCalls(t)["incrby"]; got != 2 {
 		t.Errorf("the acquire was not executed: %d grants", got)
@@ -378,7 +378,7 @@ func (m *model) exec(r *request) Reply {
 }
 
 func (m *model) execLocked(r *request) Reply {
-	owner := r.e.t.Owner
+	owner := r.e.t.Owner()
 	switch r.op {
 	case opAcquire, opRepair:
 		if m.key == "" {

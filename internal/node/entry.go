@@ -47,6 +47,10 @@ type Entry struct {
 	gone      time.Time  // when the key will have expired if nothing renews it
 	answers   int        // of releases while doubts > 0
 	owed      time.Time  // since when a release is owed
+
+	// The two requests that nearly every entry makes. Each is used once, for the first of
+	// its kind, and never again: a late answer may come to it whenever it likes.
+	first, undo request
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -59,19 +63,27 @@ func (e *Entry) Node() *Node { return e.n }
 // once deadline has passed. inline says that the calling goroutine may block for
 // NodeTimeout and does not mind to hear the answer before Acquire returns.
 func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
-	e.send(&request{op: opAcquire, inline: inline, sink: sink, ttl: ttl, n1: tokens, deadline: deadline}, true)
+	e.mu.Lock()
+	r := &e.first
+	if r.e != nil {
+		r = &request{}
+	}
+	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.deadline = e, opAcquire, inline, sink, ttl, tokens, deadline
+	e.sendLocked(r, true)
 }
 
 // Repair puts the key back on a node that lost it, while the lease is valid, with its
 // fence counter at top or above. The reply is no vote, so none is given.
 func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
-	e.send(&request{op: opRepair, ttl: ttl, n1: top, deadline: deadline}, true)
+	e.mu.Lock()
+	e.sendLocked(&request{e: e, op: opRepair, ttl: ttl, n1: top, deadline: deadline}, true)
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
 // more tokens. It is not written any more once deadline has passed.
 func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline time.Time) {
-	e.send(&request{op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: deadline}, false)
+	e.mu.Lock()
+	e.sendLocked(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: deadline}, false)
 }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be
@@ -93,7 +105,8 @@ func (e *Entry) Release(sink Sink, inline bool) {
 	empty := e.emptyLocked()
 	e.undoing = !empty
 	e.mu.Unlock()
-	r := &request{op: opRelease, inline: inline, e: e, sink: sink}
+	r := &e.undo
+	r.e, r.op, r.inline, r.sink = e, opRelease, inline, sink
 	if empty {
 		r.answer(Reply{Kind: Missing})
 		return
@@ -103,11 +116,9 @@ func (e *Entry) Release(sink Sink, inline bool) {
 
 func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.doubts == 0 }
 
-// send hands r to the node. A create is remembered, so that Release can take it out of
-// the queue; a create that comes after Release is dropped.
-func (e *Entry) send(r *request, create bool) {
-	r.e = e
-	e.mu.Lock()
+// sendLocked hands r to the node, and lets go of mu for that. A create is remembered, so
+// that Release can take it out of the queue; a create that comes after Release is dropped.
+func (e *Entry) sendLocked(r *request, create bool) {
 	if e.releasing || create && e.create != nil {
 		e.mu.Unlock()
 		r.answer(failed(ErrExpired))
@@ -245,11 +256,11 @@ func (r *request) args(argv []any) []any {
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, r.n1)
+		return append(argv, evalsha, shaAcquire, two, t.key, &t.bucket, t.owner, ttl, r.n1)
 	case opRepair:
-		return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, 0, r.n1)
+		return append(argv, evalsha, shaAcquire, two, t.key, &t.bucket, t.owner, ttl, 0, r.n1)
 	case opRefresh:
-		return append(argv, evalsha, shaRefresh, two, t.key, t.bucket, t.owner, ttl, r.n1, r.n2)
+		return append(argv, evalsha, shaRefresh, two, t.key, &t.bucket, t.owner, ttl, r.n1, r.n2)
 	default:
 		return append(argv, evalsha, shaRelease, one, t.key, t.owner)
 	}

@@ -15,33 +15,50 @@ const slots = 16384
 // locks there are.
 const bucketsPerSlot = 16
 
-// Target is what one attempt is about. It is immutable and shared by the attempt's
-// entries on all nodes.
+// Target is what one attempt is about. It is immutable after Init, and shared by the
+// attempt's entries on all nodes.
 type Target struct {
-	Key   string // the lock key, prefix included
-	Owner string // the whole stored value
-
-	key, owner any // Key and Owner as arguments of commands
-	bucket     any // the key's fence bucket: same hash slot as Key
+	key, owner any // strings, in the form in which they are arguments of commands
+	bucket     bucket
 	slot       uint16
 	lane       uint8
 }
 
-// NewTarget says where key's vote and fence counter live, and who asks.
-func NewTarget(key, owner string) *Target {
+// Init says where key's vote and fence counter live, and who asks. key has the prefix,
+// owner is the whole stored value.
+func (t *Target) Init(key, owner string) {
 	slot, hash := slotOf(key), hashOf(key)
-	return &Target{
-		Key: key, Owner: owner, key: key, owner: owner,
-		bucket: bucketName(slot, hash), slot: slot, lane: uint8(hash >> 16),
-	}
+	t.key, t.owner = key, owner
+	t.bucket = bucketName(slot, hash)
+	t.slot, t.lane = slot, uint8(hash>>16)
 }
+
+// Key is the lock key, prefix included.
+func (t *Target) Key() string { return t.key.(string) }
+
+// Owner is the whole stored value.
+func (t *Target) Owner() string { return t.owner.(string) }
+
+// A bucket is the name of a key's fence bucket, which has the same hash slot as the key.
+// A pointer to it is the argument of a command; it costs no allocation.
+type bucket [len(Reserved) + 3 + len(bucketPart) + 1]byte
+
+const bucketPart = "}:fence:"
+
+// MarshalBinary is the name as it goes over the wire.
+func (b *bucket) MarshalBinary() ([]byte, error) { return b[:], nil }
+
+func (b *bucket) String() string { return string(b[:]) }
 
 // bucketName names the fence bucket for keys of that slot and hash. All clients of a
 // node must agree on it for ever: two names for one key would be two counters.
-func bucketName(slot uint16, hash uint32) string {
+func bucketName(slot uint16, hash uint32) (b bucket) {
 	const hex = "0123456789abcdef"
-	tag := slotTags()[slot]
-	return Reserved + string(tag[:]) + "}:fence:" + hex[hash%bucketsPerSlot:][:1]
+	n := copy(b[:], Reserved)
+	n += copy(b[n:], slotTags()[slot][:])
+	n += copy(b[n:], bucketPart)
+	b[n] = hex[hash%bucketsPerSlot]
+	return b
 }
 
 // hashOf is FNV-1a with the last step of MurmurHash3, because the low bits of FNV-1a

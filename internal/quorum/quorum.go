@@ -52,7 +52,7 @@ type Quorum struct {
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
-	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout}}
+	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
 	return q
 }
@@ -74,13 +74,14 @@ type Grant struct {
 
 // Prepare makes l the lease of one attempt, with an owner of its own. It asks nobody yet.
 func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64) {
-	l.q, l.target, l.ttl, l.tokens = q, node.NewTarget(key, q.Owner()), ttl, tokens
+	l.q, l.ttl, l.tokens = q, ttl, tokens
+	l.target.Init(key, q.Owner())
 	l.entries = l.one[:]
 	if len(q.Nodes) > len(l.one) {
 		l.entries = make([]node.Entry, len(q.Nodes))
 	}
 	for i := range l.entries {
-		l.entries[i].Init(q.Nodes[i], l.target, i)
+		l.entries[i].Init(q.Nodes[i], &l.target, i)
 	}
 }
 
