@@ -72,8 +72,8 @@ type flight struct {
 	asks       []ask // for a refresh of the current Hold
 	served     []ask // by the refresh under way
 
-	timer *time.Timer // the next thing that time brings: see tick
-	armed time.Time   // when it fires; zero: it does not
+	armed time.Time // when tick is called; zero: it is not
+	place int       // guarded by the shard's mu: that of the flight's alarm, 0 if it has none
 
 	holds, holdsBefore int64     // how many Holds this lease has served, and the one before
 	used               int64     // tokens handed out since reserved
@@ -281,9 +281,6 @@ func (f *flight) dieLocked() {
 		return
 	}
 	f.dead = true
-	if f.timer != nil {
-		f.timer.Stop()
-	}
 	f.g.remove(f)
 }
 
@@ -326,15 +323,11 @@ func (f *flight) armLocked(t time.Time) {
 		return
 	}
 	f.armed = t
-	if wait := time.Until(t); f.timer == nil {
-		f.timer = time.AfterFunc(wait, f.tick)
-	} else {
-		f.timer.Reset(wait)
-	}
+	f.shard.arm(f, t)
 }
 
 // tick does what is due: a Hold whose Until has passed is over, a pause ends.
-// The timer is not moved when a Hold is released; it fires once per ttl and looks.
+// The alarm is not moved when a Hold is released; it comes once per ttl and looks.
 func (f *flight) tick() {
 	f.mu.Lock()
 	defer f.unlock()

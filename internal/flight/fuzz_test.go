@@ -489,8 +489,8 @@ func (s *sim) drain() {
 		if a.h.patience != nil && a.h.patience.Stop() {
 			s.t.Error("a timer runs")
 		}
-		if a.h.f != nil && a.h.f.timer != nil && a.h.f.timer.Stop() {
-			s.t.Error("a flight's timer runs")
+		if a.h.f != nil && a.h.f.hasAlarm() {
+			s.t.Error("a dead flight has an alarm")
 		}
 	}
 	if s.closing != nil && len(s.closing) != 1 {

@@ -93,7 +93,8 @@ type shard struct {
 	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights map[string]*flight
 	alone   map[*flight]struct{} // flights that nobody can join
-	past    Counts               // of flights that have died
+	alarms  alarms
+	past    Counts // of flights that have died
 }
 
 // Counts are what flights have done.
@@ -118,8 +119,9 @@ func NewGroup(cfg Config) *Group {
 	g.readies.New = func() any { return make(chan struct{}, 1) }
 	g.outcomes.New = func() any { return make(chan error, 1) }
 	for i := range g.shards {
-		g.shards[i].flights = map[string]*flight{}
-		g.shards[i].alone = map[*flight]struct{}{}
+		sh := &g.shards[i]
+		sh.flights, sh.alone = map[string]*flight{}, map[*flight]struct{}{}
+		sh.alarms.epoch, sh.alarms.wake = time.Now(), sh.wake
 	}
 	return g
 }
@@ -162,6 +164,7 @@ func (g *Group) remove(f *flight) {
 	} else {
 		delete(sh.alone, f)
 	}
+	sh.alarms.drop(f)
 	sh.past.add(f.counts)
 	sh.mu.Unlock()
 	if g.closed.Load() {
@@ -215,6 +218,9 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 			patience = nil // what is left then is bounded by NodeTimeout
 			forced = g.evict()
 		}
+	}
+	for i := range g.shards {
+		g.shards[i].rest()
 	}
 	return forced
 }
