@@ -10,21 +10,20 @@ import "time"
 //
 // It is guarded by the shard's mu.
 type alarms struct {
-	epoch time.Time // when the clock of at began
+	epoch time.Time // of instants
 	heap  []alarm   // each not before its parent, which stands at half its place
 	timer *time.Timer
-	fires time.Duration // when timer will; 0: it does not
-	wake  func()        // what it does
+	fires instant // when timer will; 0: it does not
+	wake  func()  // what it does
 }
 
 type alarm struct {
-	at time.Duration
+	at instant
 	f  *flight // whose place is this alarm's place in the heap, counted from 1
 }
 
-// set has f called at t, and not at the time that was set before.
-func (as *alarms) set(f *flight, t time.Time) {
-	at := max(t.Sub(as.epoch), 1)
+// set has f called at that time, and not at the time that was set before.
+func (as *alarms) set(f *flight, at instant) {
 	if f.place == 0 {
 		as.heap = append(as.heap, alarm{})
 		f.place = len(as.heap)
@@ -54,7 +53,7 @@ func (as *alarms) due() *flight {
 		return nil
 	}
 	first := as.heap[0]
-	if first.at > time.Since(as.epoch) {
+	if first.at > as.now() {
 		as.arm()
 		return nil
 	}
@@ -69,12 +68,14 @@ func (as *alarms) arm() {
 		return
 	}
 	as.fires = at
-	if wait := at - time.Since(as.epoch); as.timer == nil {
+	if wait := time.Duration(at - as.now()); as.timer == nil {
 		as.timer = time.AfterFunc(wait, as.wake)
 	} else {
 		as.timer.Reset(wait)
 	}
 }
+
+func (as *alarms) now() instant { return instant(time.Since(as.epoch)) }
 
 // settle puts a in that place, which is free, or as far up or down from it as its time
 // wants.
@@ -103,11 +104,11 @@ func (as *alarms) move(from, to int) int {
 	return from
 }
 
-// arm has f called at t. The caller holds f.mu.
-func (sh *shard) arm(f *flight, t time.Time) {
+// arm has f called at that time. The caller holds f.mu.
+func (sh *shard) arm(f *flight, at instant) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	sh.alarms.set(f, t)
+	sh.alarms.set(f, at)
 }
 
 // wake calls whoever is due.

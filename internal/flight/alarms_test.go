@@ -28,7 +28,7 @@ func TestAlarmsComeInTime(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
-			as := &alarms{epoch: time.Now()}
+			as := &alarms{epoch: time.Now().Add(-1)}
 			want := map[*flight]time.Time{}
 			var mu sync.Mutex // as a shard's
 			as.wake = func() {
@@ -55,7 +55,7 @@ func TestAlarmsComeInTime(t *testing.T) {
 					delete(want, f)
 				} else {
 					want[f] = time.Now().Add(time.Duration(1+rnd.IntN(50)) * ms)
-					as.set(f, want[f])
+					as.set(f, instant(want[f].Sub(as.epoch)))
 				}
 				mu.Unlock()
 			}

@@ -427,7 +427,7 @@ func (s *sim) checkFlight(f *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
-	armed := func(t time.Time) bool { return !f.armed.IsZero() && !f.armed.After(t) }
+	armed := func(t time.Time) bool { return f.armed != 0 && f.armed <= f.g.at(t) && f.hasAlarm() }
 	ok, state := false, ""
 	switch {
 	case f.dead:
