@@ -110,7 +110,7 @@ func TestCloseDropsDebts(t *testing.T) {
 	n := newNode(t, c)
 	a := newAttempt(t, n, "k")
 	a.mu.Lock()
-	a.present, a.gone = true, soon() // as after a grant
+	a.present, a.gone = true, n.at(soon()) // as after a grant
 	a.mu.Unlock()
 	a.release().want(t, Failed)
 	wantDebts(t, n, 1)
@@ -129,7 +129,7 @@ type lab struct {
 }
 
 func newLab() *lab {
-	b := &lab{n: &Node{}}
+	b := &lab{n: &Node{epoch: time.Now().Add(-1)}}
 	b.n.debts.open = map[*Entry]*time.Timer{}
 	b.n.route = func(r *request) {
 		b.mu.Lock()
@@ -168,7 +168,7 @@ var errReset = &net.OpError{Op: "read", Err: errors.New("connection reset")}
 
 // settleMoot ends r as the lane does with a request that is moot, and says whether it is.
 func settleMoot(r *request) bool {
-	rep, moot := r.moot(time.Now())
+	rep, moot := r.moot(r.e.n.now())
 	if moot {
 		r.settle(rep, notSent)
 	}

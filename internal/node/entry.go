@@ -44,9 +44,9 @@ type Entry struct {
 	doubts    int        // creates that died with their connection
 	releasing bool       // set by Release, for good: nothing may create the key again
 	undoing   bool       // a release is under way or owed
-	gone      time.Time  // when the key will have expired if nothing renews it
+	gone      instant    // when the key will have expired if nothing renews it
 	answers   int        // of releases while doubts > 0
-	owed      time.Time  // since when a release is owed
+	owed      instant    // since when a release is owed; 0: none is
 
 	// The two requests that nearly every entry makes. Each is used once, for the first of
 	// its kind, and never again: a late answer may come to it whenever it likes.
@@ -68,7 +68,7 @@ func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline tim
 	if r.e != nil {
 		r = &request{}
 	}
-	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.deadline = e, opAcquire, inline, sink, ttl, tokens, deadline
+	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.deadline = e, opAcquire, inline, sink, ttl, tokens, e.n.at(deadline)
 	e.sendLocked(r, true)
 }
 
@@ -76,14 +76,14 @@ func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline tim
 // fence counter at top or above. The reply is no vote, so none is given.
 func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 	e.mu.Lock()
-	e.sendLocked(&request{e: e, op: opRepair, ttl: ttl, n1: top, deadline: deadline}, true)
+	e.sendLocked(&request{e: e, op: opRepair, ttl: ttl, n1: top, deadline: e.n.at(deadline)}, true)
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
 // more tokens. It is not written any more once deadline has passed.
 func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline time.Time) {
 	e.mu.Lock()
-	e.sendLocked(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: deadline}, false)
+	e.sendLocked(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: e.n.at(deadline)}, false)
 }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be
@@ -143,7 +143,7 @@ func (e *Entry) settled(r *request, rep Reply, how fate) (due time.Duration, owe
 		e.undoing = e.undoing || owed
 	case opRefresh:
 		if how != notSent {
-			e.gone = later(e.gone, time.Now().Add(r.ttl))
+			e.gone = max(e.gone, e.n.now().add(r.ttl))
 		}
 	case opRelease:
 		due, owed = e.releasedLocked(rep, how)
@@ -159,7 +159,7 @@ func (e *Entry) createdLocked(r *request, rep Reply, how fate) {
 	if how == notSent {
 		return
 	}
-	e.gone = later(e.gone, time.Now().Add(r.ttl))
+	e.gone = max(e.gone, e.n.now().add(r.ttl))
 	switch {
 	case how == lost:
 		e.doubts++
@@ -199,26 +199,30 @@ func (e *Entry) releasedLocked(rep Reply, how fate) (due time.Duration, owed boo
 // the debt ends with the ttl. A request in doubt may begin a ttl of its own whenever the
 // old connection is read, so it is given longer.
 func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
-	now := time.Now()
-	if e.owed.IsZero() {
+	now := e.n.now()
+	if e.owed == 0 {
 		e.owed = now
 	}
-	if now.After(e.gone) && (e.doubts == 0 || now.Sub(e.owed) > debtAge) {
+	since := time.Duration(now - e.owed)
+	if now > e.gone && (e.doubts == 0 || since > debtAge) {
 		e.present, e.doubts = false, 0
 		return 0, false
 	}
-	if now.Sub(e.owed) < debtSecond {
+	if since < debtSecond {
 		return debtRetry, true
 	}
 	return debtSecond, true
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
+// instant is a time on the node's own clock, in nanoseconds since just before it was made,
+// so that 0 is none. An entry has many, and a time.Time is three times as large.
+type instant int64
+
+func (i instant) add(d time.Duration) instant { return i + instant(d) }
+
+func (n *Node) now() instant { return instant(time.Since(n.epoch)) }
+
+func (n *Node) at(t time.Time) instant { return instant(t.Sub(n.epoch)) }
 
 type op uint8
 
@@ -243,8 +247,8 @@ type request struct {
 	asking   bool   // the next server must be told that it is asked for once (ASK)
 	to       string // the address that the last redirection named
 	ttl      time.Duration
-	n1, n2   int64     // tokens, or top and more
-	deadline time.Time // not written after this; releases always are
+	n1, n2   int64   // tokens, or top and more
+	deadline instant // not written after this; releases always are
 
 	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
 	next, prev *request              // guarded by the queue's mu
@@ -283,7 +287,7 @@ var (
 )
 
 // moot reports whether r need not be written any more, and what to answer then.
-func (r *request) moot(now time.Time) (Reply, bool) {
+func (r *request) moot(now instant) (Reply, bool) {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
 	switch {
@@ -292,7 +296,7 @@ func (r *request) moot(now time.Time) (Reply, bool) {
 	case r.e.n.closing.Load():
 		return failed(ErrClosed), true
 	}
-	return failed(ErrExpired), now.After(r.deadline) || r.e.releasing
+	return failed(ErrExpired), now > r.deadline || r.e.releasing
 }
 
 // drop takes r back if it was not written yet, and says whether that was so.

@@ -239,10 +239,11 @@ func (p *allowance) end() {
 	}
 }
 
-// unwritten sorts out what need not be written any more, and returns the rest.
+// unwritten sorts out of a batch that is not empty what need not be written any more, and
+// returns the rest.
 func unwritten(batch []*request) []*request {
-	now := time.Now()
 	keep := batch[:0]
+	now := batch[0].e.n.now()
 	for _, r := range batch {
 		if rep, moot := r.moot(now); moot {
 			r.settle(rep, notSent)

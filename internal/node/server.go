@@ -124,7 +124,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 // it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
 // late answers are waited for, until it is prompt again.
 func (l *lane) exchangeNow(r *request) {
-	if rep, moot := r.moot(time.Now()); moot {
+	if rep, moot := r.moot(l.s.n.now()); moot {
 		r.settle(rep, notSent)
 		return
 	}
