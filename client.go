@@ -137,10 +137,16 @@ func (c *Client) close(ctx context.Context) error {
 	return nil
 }
 
+// maxID is the length of id, and of the longest sequence number behind it.
+const maxID = len("#") + 36 + len("-") + 13
+
 // newOwner makes the owner of one attempt. It is never the same twice.
 func (c *Client) newOwner() string {
 	label := c.opts.NewOwner()
-	return label[:min(len(label), maxLabel)] + c.id + strconv.FormatUint(c.seq.Add(1), 36)
+	owner := make([]byte, 0, maxLabel+maxID)
+	owner = append(owner, label[:min(len(label), maxLabel)]...)
+	owner = append(owner, c.id...)
+	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
 
 // ours reports whether a client of this library made owner: label#UUID-sequence.

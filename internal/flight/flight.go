@@ -46,9 +46,17 @@ type flight struct {
 	shard *shard
 	key   string
 
-	mu   sync.Mutex          // guards what follows
-	todo []func(inline bool) // run by unlock, in order
-	dead bool
+	mu   sync.Mutex // guards what follows
+	todo todo       // for unlock
+
+	dead       bool
+	asking     bool // an attempt is under way
+	given      bool // it is cancelled: its failure means nothing
+	parting    bool // a release has not been sent yet
+	refreshing bool
+	looked     bool // a look for rivals has begun in this slice
+	owned      bool // another has the key, who will tell when it lets go
+	again      bool // news has come since the attempt began: try again if it fails
 
 	head, tail *Hold // waiting
 	n          int
@@ -56,36 +64,27 @@ type flight struct {
 
 	lease  Lease // nil when there is none
 	until  time.Time
-	stale  time.Time // from then on a handoff has the lease renewed
-	tokens [2]block  // the one in use, and one in store
+	stale  instant  // from then on a handoff has the lease renewed
+	tokens [2]block // the one in use, and one in store
 
-	parting bool          // a release has not been sent yet
-	asking  bool          // an attempt is under way
+	attempt Attempt       // under way; nil until unlock has prepared it
 	wish    time.Duration // the ttl that it is for
-	attempt Attempt
-	given   bool      // the attempt is cancelled: its failure means nothing
-	last    error     // outcome of the last attempt, until one succeeds
-	tried   time.Time // when the last attempt failed, or the lease was given away
-	paused  time.Time // when the pause ends
-	free    time.Time // when the key could be free, by the last outcome; zero: unknown
-	owned   bool      // another has the key, who will tell when it lets go
-	again   bool      // news has come since the attempt began: try again if it fails
+	last    error         // outcome of the last attempt, until one succeeds
+	tried   time.Time     // when the last attempt failed, or the lease was given away
+	paused  time.Time     // when the pause ends
+	free    time.Time     // when the key could be free, by the last outcome; zero: unknown
 
-	contest *contest  // nil: no rival was met
-	slice   time.Time // when the lease is to go to a rival, if there is one
-	looked  bool      // a look for one has begun in this slice
+	contest *contest // nil: no rival was met
+	slice   instant  // when the lease is to go to a rival, if there is one
 
-	refreshing bool
-	asks       []ask // for a refresh of the current Hold
-	served     []ask // by the refresh under way
+	asks []ask // for a refresh of the current Hold
 
-	timer *time.Timer // the next thing that time brings: see tick
-	armed time.Time   // when it fires; zero: it does not
+	armed instant // when tick is called; 0: it is not
+	place int     // guarded by the shard's mu: that of the flight's alarm, 0 if it has none
 
-	holds, holdsBefore int64     // how many Holds this lease has served, and the one before
-	used               int64     // tokens handed out since reserved
-	reserved           time.Time // when the last block came
-	counts             Counts    // Waiters and Held are not kept but told
+	holds, holdsBefore int64   // how many Holds this lease has served, and the one before
+	used               int64   // tokens handed out since reserved
+	reserved           instant // when the last block came
 }
 
 // block is fencing tokens from next to before end.
@@ -107,32 +106,48 @@ func newFlight(g *Group, sh *shard, key string) *flight {
 	return &flight{g: g, shard: sh, key: key}
 }
 
+// todo is what must happen without mu: the calls in order, and then one of the two steps
+// that every lock takes, which are kept here without an allocation. Never both: no attempt
+// begins before the release was sent.
+type todo struct {
+	calls  []func()
+	tokens int64       // above 0: begin an attempt, for so many
+	asker  string      // the contender that it is for, if there is one
+	leave  Lease       // not nil: release it
+	rival  string      // who is to have the next turn then, if not ""
+	gone   func(error) // hears what became of that, if it is not nil
+}
+
+func (f *flight) laterLocked(do func()) { f.todo.calls = append(f.todo.calls, do) }
+
 // unlock lets go of mu and does what had to wait for that.
 func (f *flight) unlock() { f.unlockInline(false) }
 
 // unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
 // that of a caller that came to acquire or to release.
 func (f *flight) unlockInline(inline bool) {
-	todo := f.todo
-	f.todo = nil
+	next, ttl := f.todo, f.wish
+	f.todo = todo{}
 	f.mu.Unlock()
-	for _, do := range todo {
-		do(inline)
+	for _, do := range next.calls {
+		do()
+	}
+	if next.tokens > 0 {
+		f.begin(ttl, next.tokens, next.asker, inline)
+	}
+	if next.leave != nil {
+		f.giveBack(next.leave, next.rival, next.gone, inline)
 	}
 }
 
-func (f *flight) laterLocked(do func(inline bool)) { f.todo = append(f.todo, do) }
-
-// tell reports the counts so far.
-func (f *flight) tell() Counts {
+// tell reports who waits and who holds.
+func (f *flight) tell() (waiters, held int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := f.counts
-	c.Waiters = int64(f.n)
 	if f.cur != nil {
-		c.Held = 1
+		held = 1
 	}
-	return c
+	return int64(f.n), held
 }
 
 // join puts h into the queue, and begins an attempt if nobody else is there, which blocks
@@ -274,7 +289,7 @@ func (f *flight) emptiedLocked() {
 	case f.asking:
 		f.given = true
 		if a := f.attempt; a != nil {
-			f.laterLocked(func(bool) { a.Cancel() })
+			f.laterLocked(a.Cancel)
 		}
 	case f.lease == nil:
 		f.dieLocked()
@@ -289,9 +304,6 @@ func (f *flight) dieLocked() {
 	}
 	f.dead = true
 	f.leaveLocked()
-	if f.timer != nil {
-		f.timer.Stop()
-	}
 	f.g.remove(f)
 }
 
@@ -330,23 +342,20 @@ func (f *flight) dropLocked(h *Hold) {
 
 // armLocked has tick called at t, or earlier.
 func (f *flight) armLocked(t time.Time) {
-	if !f.armed.IsZero() && !t.Before(f.armed) {
+	at := f.g.at(t)
+	if f.armed != 0 && at >= f.armed {
 		return
 	}
-	f.armed = t
-	if wait := time.Until(t); f.timer == nil {
-		f.timer = time.AfterFunc(wait, f.tick)
-	} else {
-		f.timer.Reset(wait)
-	}
+	f.armed = at
+	f.shard.arm(f, at)
 }
 
 // tick does what is due: a Hold whose Until has passed is over, a pause ends.
-// The timer is not moved when a Hold is released; it fires once per ttl and looks.
+// The alarm is not moved when a Hold is released; it comes once per ttl and looks.
 func (f *flight) tick() {
 	f.mu.Lock()
 	defer f.unlock()
-	f.armed = time.Time{}
+	f.armed = 0
 	now := time.Now()
 	switch {
 	case f.dead:

@@ -427,7 +427,7 @@ func (s *sim) checkFlight(f *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
-	armed := func(t time.Time) bool { return !f.armed.IsZero() && !f.armed.After(t) }
+	armed := func(t time.Time) bool { return f.armed != 0 && f.armed <= f.g.at(t) && f.hasAlarm() }
 	ok, state := false, ""
 	switch {
 	case f.dead:
@@ -489,8 +489,8 @@ func (s *sim) drain() {
 		if a.h.patience != nil && a.h.patience.Stop() {
 			s.t.Error("a timer runs")
 		}
-		if a.h.f != nil && a.h.f.timer != nil && a.h.f.timer.Stop() {
-			s.t.Error("a flight's timer runs")
+		if a.h.f != nil && a.h.f.hasAlarm() {
+			s.t.Error("a dead flight has an alarm")
 		}
 	}
 	if s.closing != nil && len(s.closing) != 1 {

@@ -85,6 +85,7 @@ const shards = 64
 // Group is all flights of one client. It is safe for concurrent use.
 type Group struct {
 	cfg    Config
+	epoch  time.Time // of instants
 	seed   maphash.Seed
 	shards [shards]shard
 	closed atomic.Bool
@@ -95,16 +96,36 @@ type Group struct {
 	// in a test's synctest bubble must not get out of it.
 	readies sync.Pool
 
-	// outcomes are channels for waiting for a release. Each gets one value per use, and
-	// none if the lease was handed over.
-	outcomes sync.Pool
+	// endings are for waiting for a release. Each gets one value per use, and none if the
+	// lease was handed over.
+	endings sync.Pool
 }
+
+// ending is what became of a release.
+type ending struct {
+	heard chan error
+	tell  func(error) // puts it into heard
+}
+
+func newEnding() *ending {
+	heard := make(chan error, 1)
+	return &ending{heard, func(err error) { heard <- err }}
+}
+
+// instant is a time on the Group's own clock, in nanoseconds since just before it was made,
+// so that 0 is none. It takes a third of the room of a time.Time, and knows nothing of the
+// wall clock: it is not for the deadline of a lease.
+type instant int64
+
+func (g *Group) at(t time.Time) instant { return instant(t.Sub(g.epoch)) }
 
 type shard struct {
 	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights map[string]*flight
 	alone   map[*flight]struct{} // flights that nobody can join
-	past    Counts               // of flights that have died
+	alarms  alarms
+
+	counts struct{ acquired, handoffs, attempts, refreshes, lost atomic.Uint64 } // of its flights
 }
 
 // Counts are what flights have done.
@@ -113,24 +134,15 @@ type Counts struct {
 	Waiters, Held                                 int64
 }
 
-func (c *Counts) add(d Counts) {
-	c.Acquired += d.Acquired
-	c.Handoffs += d.Handoffs
-	c.Attempts += d.Attempts
-	c.Refreshes += d.Refreshes
-	c.Lost += d.Lost
-	c.Waiters += d.Waiters
-	c.Held += d.Held
-}
-
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
-	g := &Group{cfg: cfg, seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
+	g := &Group{cfg: cfg, epoch: time.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
 	g.readies.New = func() any { return make(chan struct{}, 1) }
-	g.outcomes.New = func() any { return make(chan error, 1) }
+	g.endings.New = func() any { return newEnding() }
 	for i := range g.shards {
-		g.shards[i].flights = map[string]*flight{}
-		g.shards[i].alone = map[*flight]struct{}{}
+		sh := &g.shards[i]
+		sh.flights, sh.alone = map[string]*flight{}, map[*flight]struct{}{}
+		sh.alarms.epoch, sh.alarms.wake = g.epoch, sh.wake
 	}
 	return g
 }
@@ -173,7 +185,7 @@ func (g *Group) remove(f *flight) {
 	} else {
 		delete(sh.alone, f)
 	}
-	sh.past.add(f.counts)
+	sh.alarms.drop(f)
 	sh.mu.Unlock()
 	if g.closed.Load() {
 		select {
@@ -183,8 +195,8 @@ func (g *Group) remove(f *flight) {
 	}
 }
 
-// list gives the flights of a shard, and the counts of those that died before.
-func (sh *shard) list() ([]*flight, Counts) {
+// list gives the flights of a shard.
+func (sh *shard) list() []*flight {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	all := make([]*flight, 0, len(sh.flights)+len(sh.alone))
@@ -194,18 +206,24 @@ func (sh *shard) list() ([]*flight, Counts) {
 	for f := range sh.alone {
 		all = append(all, f)
 	}
-	return all, sh.past
+	return all
 }
 
 // Counts sums up what all flights have done and have under way.
 func (g *Group) Counts() Counts {
 	var sum Counts
 	for i := range g.shards {
-		all, past := g.shards[i].list()
-		sum.add(past)
-		for _, f := range all {
-			sum.add(f.tell())
+		sh := &g.shards[i]
+		for _, f := range sh.list() {
+			waiters, held := f.tell()
+			sum.Waiters += waiters
+			sum.Held += held
 		}
+		sum.Acquired += sh.counts.acquired.Load()
+		sum.Handoffs += sh.counts.handoffs.Load()
+		sum.Attempts += sh.counts.attempts.Load()
+		sum.Refreshes += sh.counts.refreshes.Load()
+		sum.Lost += sh.counts.lost.Load()
 	}
 	return sum
 }
@@ -227,6 +245,9 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 			forced = g.evict()
 		}
 	}
+	for i := range g.shards {
+		g.shards[i].rest()
+	}
 	return forced
 }
 
@@ -242,8 +263,7 @@ func (g *Group) evict() (any bool) {
 
 func (g *Group) all() (all []*flight) {
 	for i := range g.shards {
-		some, _ := g.shards[i].list()
-		all = append(all, some...)
+		all = append(all, g.shards[i].list()...)
 	}
 	return all
 }

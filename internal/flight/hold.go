@@ -181,14 +181,14 @@ func (h *Hold) Release() error {
 		return err
 	}
 	f.endLocked(h, released, nil)
-	gone := f.g.outcomes.Get().(chan error)
-	defer f.g.outcomes.Put(gone)
-	wait := f.passLocked(now, gone)
+	gone := f.g.endings.Get().(*ending)
+	defer f.g.endings.Put(gone)
+	wait := f.passLocked(now, gone.tell)
 	f.unlockInline(true)
 	if !wait {
 		return nil
 	}
-	return <-gone
+	return <-gone.heard
 }
 
 // Refresh gives h its full ttl again and calls done once, with nil or the reason why not;

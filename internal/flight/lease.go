@@ -13,25 +13,27 @@ import (
 func (f *flight) askLocked(h *Hold) {
 	f.asking, f.given, f.again, f.attempt = true, false, false, nil
 	f.wish = h.ttl
-	f.counts.Attempts++
+	f.shard.counts.attempts.Add(1)
 	if h.patience != nil {
 		h.takeOver(time.Now())
 	}
-	ttl, tokens, contender := h.ttl, f.blockLocked(), ""
+	f.todo.tokens = f.blockLocked()
 	if f.contest != nil {
-		contender, f.contest.wanting = f.contest.contender, true
+		f.todo.asker, f.contest.wanting = f.contest.contender, true
 	}
-	f.laterLocked(func(inline bool) {
-		a := f.g.cfg.Prepare(f.key, ttl, tokens, contender, f.asked)
-		f.mu.Lock()
-		f.attempt = a // known before it may block, so that others can ask about it and cancel it
-		given := f.given
-		f.mu.Unlock()
-		if given {
-			a.Cancel()
-		}
-		a.Start(inline)
-	})
+}
+
+// begin makes the attempt that askLocked has decided on.
+func (f *flight) begin(ttl time.Duration, tokens int64, contender string, inline bool) {
+	a := f.g.cfg.Prepare(f.key, ttl, tokens, contender, f.asked)
+	f.mu.Lock()
+	f.attempt = a // known before it may block, so that others can ask about it and cancel it
+	given := f.given
+	f.mu.Unlock()
+	if given {
+		a.Cancel()
+	}
+	a.Start(inline)
 }
 
 // asked takes the outcome of the attempt under way.
@@ -69,9 +71,9 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 func (f *flight) wonLocked(l Lease, g Grant) {
 	now := time.Now()
 	f.lease, f.last = l, nil
-	f.until, f.stale = g.Until, g.Until // a handoff sets stale, from its own ttl
+	f.until, f.stale = g.Until, f.g.at(g.Until) // a handoff sets stale, from its own ttl
 	f.tokens = [2]block{g.block()}
-	f.holds, f.used, f.reserved = 0, 0, now
+	f.holds, f.used, f.reserved = 0, 0, f.g.at(now)
 	f.sliceLocked(now)
 	if f.contest != nil {
 		f.contest.rival = ""
@@ -109,8 +111,8 @@ func (f *flight) paceLocked(now time.Time) {
 
 // passLocked decides what becomes of a lease that nobody holds: it goes to the front
 // waiter, now or when it has been renewed, or back to the nodes. In the last case it
-// reports true, and gone, if there is one, gets the outcome of the release.
-func (f *flight) passLocked(now time.Time, gone chan<- error) (released bool) {
+// reports true, and gone, if there is one, hears the outcome of the release.
+func (f *flight) passLocked(now time.Time, gone func(error)) (released bool) {
 	h := f.head
 	switch {
 	case h == nil, clock.Passed(now, f.until), f.g.cfg.Slice < 0 && f.holds > 0:
@@ -127,7 +129,7 @@ func (f *flight) passLocked(now time.Time, gone chan<- error) (released bool) {
 }
 
 // shareLocked hands a good lease to h, or ends the slice.
-func (f *flight) shareLocked(h *Hold, now time.Time, gone chan<- error) (released bool) {
+func (f *flight) shareLocked(h *Hold, now time.Time, gone func(error)) (released bool) {
 	switch f.turnLocked(now) {
 	case yield:
 		f.yieldLocked(gone)
@@ -159,9 +161,9 @@ func (f *flight) giveLocked(h *Hold, now time.Time) {
 	h.until = now.Add(min(valid, clock.Left(now, f.until)))
 	f.cur = h
 	if f.holds++; f.holds > 1 {
-		f.counts.Handoffs++
+		f.shard.counts.handoffs.Add(1)
 	}
-	f.counts.Acquired++
+	f.shard.counts.acquired.Add(1)
 	f.armLocked(h.until)
 	h.ready <- struct{}{}
 	if f.holds > 1 || f.n > 0 {
@@ -174,52 +176,49 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 	h.state, h.why = as, why
 	f.cur = nil
 	if as == lost {
-		f.counts.Lost++
+		f.shard.counts.lost.Add(1)
 	}
 	for fn := range h.onEnd {
-		f.laterLocked(func(bool) { (*fn)(why) })
+		f.laterLocked(func() { (*fn)(why) })
 	}
 	h.onEnd = nil
 	for _, a := range f.asks {
 		err := f.g.cfg.Ended(f.key, h.errLocked(time.Time{}))
-		f.laterLocked(func(bool) { a.done(err) })
+		f.laterLocked(func() { a.done(err) })
 	}
 	f.asks = nil
 }
 
 // letGoLocked gives the lease back to the nodes. Whoever waits contends anew after that,
 // whoever comes meanwhile included.
-func (f *flight) letGoLocked(gone chan<- error) { f.partLocked("", gone) }
+func (f *flight) letGoLocked(gone func(error)) { f.partLocked("", gone) }
 
 // partLocked is letGoLocked, but if there is a rival, it has the next turn, and whoever
 // waits here waits for the one after that.
-func (f *flight) partLocked(rival string, gone chan<- error) {
-	l := f.lease
+func (f *flight) partLocked(rival string, gone func(error)) {
+	f.todo.leave, f.todo.rival, f.todo.gone = f.lease, rival, gone
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
 	f.parting, f.again = true, false
 	if f.contest != nil && rival == "" {
 		f.contest.wanting = false // the release takes it back
 	}
-	f.laterLocked(func(inline bool) {
-		l.Release(inline, rival, func(err error) {
-			if gone != nil {
-				gone <- err
-			}
-		})
-		f.parted(rival != "")
-	})
 }
 
-// parted goes on when the release has been sent.
-func (f *flight) parted(yielded bool) {
+// giveBack makes the release that partLocked has decided on, and goes on when it has been
+// sent.
+func (f *flight) giveBack(l Lease, rival string, gone func(error), inline bool) {
+	if gone == nil {
+		gone = func(error) {}
+	}
+	l.Release(inline, rival, gone)
 	f.mu.Lock()
 	defer f.unlock()
 	f.parting = false
 	switch {
 	case f.n == 0:
 		f.dieLocked()
-	case yielded && !f.again:
+	case rival != "" && !f.again:
 		f.pauseLocked(&Outcome{Free: f.g.cfg.Turn, Owned: true})
 	default:
 		f.askLocked(f.head)
@@ -260,7 +259,7 @@ func (f *flight) blockLocked() int64 {
 // uses up in the time ahead, unless most of that is there already.
 func (f *flight) moreLocked(now time.Time) int64 {
 	more := int64(f.n) + spareTokens
-	if since := now.Sub(f.reserved); since > 0 {
+	if since := time.Duration(f.g.at(now) - f.reserved); since > 0 {
 		more = max(more, int64(float64(f.used)*float64(ahead)/float64(since)))
 	}
 	if more = min(more, maxBlock); f.leftLocked() > more/2 {
@@ -273,9 +272,9 @@ func (f *flight) moreLocked(now time.Time) int64 {
 
 // staleAt is when a lease got now, for ttl, has lost so much that a handoff renews it:
 // a twentieth, but no less than what keeps renewals rare against handoffs.
-func (f *flight) staleAt(now time.Time, ttl time.Duration) time.Time {
+func (f *flight) staleAt(now time.Time, ttl time.Duration) instant {
 	v := f.g.cfg.Validity(ttl)
-	return now.Add(max(v/20, min(v/4, 5*time.Millisecond)))
+	return f.g.at(now.Add(max(v/20, min(v/4, 5*time.Millisecond))))
 }
 
 // topUpLocked has the lease renewed in the background when a handoff finds that it has
@@ -286,7 +285,7 @@ func (f *flight) topUpLocked(now time.Time) {
 	}
 	left := f.leftLocked()
 	low := left < f.used && left < max(int64(f.n), f.used/8)
-	if low || now.After(f.stale) || f.mayLookLocked(now) {
+	if low || f.g.at(now) > f.stale || f.mayLookLocked(now) {
 		f.renewLocked(now)
 	}
 }
@@ -298,7 +297,7 @@ func (f *flight) renewLocked(now time.Time) {
 	if h == nil {
 		h = f.head
 	}
-	f.startRefreshLocked(now, h.ttl, f.moreLocked(now), f.g.cfg.NodeTimeout)
+	f.startRefreshLocked(now, nil, h.ttl, f.moreLocked(now), f.g.cfg.NodeTimeout)
 }
 
 // refreshLocked serves the holder's own wishes, all in one refresh.
@@ -306,27 +305,29 @@ func (f *flight) refreshLocked() {
 	if f.refreshing || len(f.asks) == 0 {
 		return
 	}
-	f.served, f.asks = f.asks, nil
+	served := f.asks
+	f.asks = nil
 	timeout := f.g.cfg.NodeTimeout
-	for _, a := range f.served {
+	for _, a := range served {
 		timeout = min(timeout, a.timeout)
 	}
 	now, more := time.Now(), int64(0)
 	if f.n > 0 {
 		more = f.moreLocked(now)
 	}
-	f.startRefreshLocked(now, f.served[0].h.ttl, more, timeout)
+	f.startRefreshLocked(now, served, served[0].h.ttl, more, timeout)
 }
 
-func (f *flight) startRefreshLocked(now time.Time, ttl time.Duration, more int64, timeout time.Duration) {
+// startRefreshLocked begins a refresh, for the holder's wishes in served or, if there are
+// none, for the flight's own sake.
+func (f *flight) startRefreshLocked(now time.Time, served []ask, ttl time.Duration, more int64, timeout time.Duration) {
 	f.refreshing = true
 	f.stale = f.staleAt(now, ttl) // even if it fails: the next handoff is not to try again
-	f.counts.Refreshes++
-	l, served := f.lease, f.served
-	f.served = nil
-	looks := f.g.cfg.Slice > 0 && f.n > 0 && !now.Before(f.slice.Add(-f.g.cfg.Slice/2))
+	f.shard.counts.refreshes.Add(1)
+	looks := f.looksLocked(now)
 	f.looked = f.looked || looks
-	f.laterLocked(func(bool) {
+	l := f.lease
+	f.laterLocked(func() {
 		l.Refresh(ttl, more, timeout, looks, func(g Grant, o *Outcome) { f.refreshed(l, served, looks, g, o) })
 	})
 }
@@ -384,7 +385,7 @@ func (f *flight) renewedLocked(g Grant) {
 			f.tokens[0] = f.tokens[1]
 		}
 		f.tokens[1] = b
-		f.used, f.reserved = 0, time.Now()
+		f.used, f.reserved = 0, f.g.at(time.Now())
 	}
 	if h := f.cur; h != nil {
 		// The flight's own renewal: within what the handoff promised.
@@ -404,7 +405,7 @@ func (f *flight) answerLocked(a ask, g Grant, o *Outcome) {
 		a.h.until = later(a.h.until, g.Until)
 		a.h.limit = later(a.h.limit, g.Until)
 	}
-	f.laterLocked(func(bool) { a.done(err) })
+	f.laterLocked(func() { a.done(err) })
 }
 
 // loseLocked ends the lease that the nodes say is no longer ours, and its Hold.
@@ -436,7 +437,7 @@ func (f *flight) evict(given *sync.WaitGroup) bool {
 	}
 	f.endLocked(h, lost, f.g.cfg.Closed)
 	gone := make(chan error, 1)
-	f.letGoLocked(gone)
+	f.letGoLocked(func(err error) { gone <- err })
 	given.Go(func() { <-gone })
 	return true
 }

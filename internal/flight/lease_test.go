@@ -431,9 +431,7 @@ func TestExpiryIsSeenWithoutATimer(t *testing.T) {
 		c := w.start()
 		c.holds()
 		f := w.g.find("k")
-		f.mu.Lock()
-		f.timer.Stop() // as late as a timer may be
-		f.mu.Unlock()
+		f.silence() // as late as an alarm may be
 		time.Sleep(10 * time.Second)
 		is(t, "err", c.h.Err(), errExpired)
 		c.h.Refresh(time.Second, func(err error) { is(t, "refresh", errors.Is(err, errExpired), true) })
@@ -444,21 +442,19 @@ func TestExpiryIsSeenWithoutATimer(t *testing.T) {
 		c := w.start()
 		c.holds()
 		f := w.g.find("k")
-		f.mu.Lock()
-		f.timer.Stop()
-		f.mu.Unlock()
+		f.silence()
 		time.Sleep(10 * time.Second)
 		is(t, "release", errors.Is(c.h.Release(), errExpired), true)
 		is(t, "lost", w.g.Counts().Lost, 1)
 	})
 }
 
-// A flight that has died has no timer.
-func TestDeadFlightHasNoTimer(t *testing.T) {
+// A flight that has died has no alarm.
+func TestDeadFlightHasNoAlarm(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
 		c.holds().Release()
-		is(t, "timer runs", c.h.f.timer.Stop(), false)
+		is(t, "it has an alarm", c.h.f.hasAlarm(), false)
 	})
 }
 
@@ -471,8 +467,8 @@ func TestLateRefreshDoesNotBringAHoldBack(t *testing.T) {
 		f := w.g.find("k")
 		f.mu.Lock()
 		f.until = f.until.Add(time.Minute) // renewed for the queue
-		f.timer.Stop()                     // as late as a timer may be
 		f.mu.Unlock()
+		f.silence() // as late as an alarm may be
 		w.refresh = nil
 		time.Sleep(5 * time.Second)
 		var got error

@@ -221,9 +221,7 @@ func TestLeavingFromBehindIsNoFailure(t *testing.T) {
 		front := w.start(pace(limited{10 * ms, 3}))
 		behind := w.start()
 		f := w.g.find("k")
-		f.mu.Lock()
-		f.timer.Stop() // as late as a timer may be
-		f.mu.Unlock()
+		f.silence() // as late as an alarm may be
 		time.Sleep(10 * ms)
 		behind.leaves()
 		is(t, "failures", front.h.failures, 1)

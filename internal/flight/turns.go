@@ -76,7 +76,7 @@ func (f *flight) contendLocked(contender string) {
 	if watch == nil {
 		return
 	}
-	f.laterLocked(func(bool) {
+	f.laterLocked(func() {
 		stop := watch(f.key, c.contender, f.heard)
 		f.mu.Lock()
 		c.stop = stop
@@ -120,7 +120,7 @@ func (f *flight) leaveLocked() {
 	if c == nil {
 		return
 	}
-	f.laterLocked(func(bool) {
+	f.laterLocked(func() {
 		f.mu.Lock()
 		stop := c.stop
 		f.mu.Unlock()
@@ -182,13 +182,16 @@ func (f *flight) countLocked(now time.Time) {
 
 // sliceLocked begins a slice.
 func (f *flight) sliceLocked(now time.Time) {
-	f.slice, f.looked = now.Add(f.g.cfg.Slice), false
+	f.slice, f.looked = f.g.at(now.Add(f.g.cfg.Slice)), false
 }
 
 // mayLookLocked reports whether it is time to look for rivals while handoffs go on: late
 // enough in the slice to be news when it ends, early enough for the answer to be there.
-func (f *flight) mayLookLocked(now time.Time) bool {
-	return !f.looked && !now.Before(f.slice.Add(-f.g.cfg.Slice/2))
+func (f *flight) mayLookLocked(now time.Time) bool { return !f.looked && f.looksLocked(now) }
+
+// looksLocked reports whether a refresh that begins now is a look as well.
+func (f *flight) looksLocked(now time.Time) bool {
+	return f.g.cfg.Slice > 0 && f.n > 0 && f.g.at(now) >= f.slice-instant(f.g.cfg.Slice/2)
 }
 
 // endOfSlice is what a release does about rivals.
@@ -203,7 +206,7 @@ const (
 // turnLocked decides about a lease that could be handed over.
 func (f *flight) turnLocked(now time.Time) endOfSlice {
 	switch {
-	case f.g.cfg.Slice <= 0 || now.Before(f.slice):
+	case f.g.cfg.Slice <= 0 || f.g.at(now) < f.slice:
 		return goOn
 	case f.contest != nil && f.contest.rival != "":
 		return yield
@@ -227,7 +230,7 @@ func (f *flight) sawLocked(rival string) {
 }
 
 // yieldLocked gives the lease to the rival that was seen, and has the flight wait.
-func (f *flight) yieldLocked(gone chan<- error) {
+func (f *flight) yieldLocked(gone func(error)) {
 	rival := f.contest.rival
 	f.contest.rival, f.contest.wanting = "", true
 	f.partLocked(rival, gone)

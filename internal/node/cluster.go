@@ -89,7 +89,7 @@ func (ro *router) run() {
 }
 
 func (ro *router) find(r *request) {
-	s, err := ro.master(context.Background(), r.e.t.Key, r.e.t.slot, r.to)
+	s, err := ro.master(context.Background(), r.e.t.Key(), r.e.t.slot, r.to)
 	if err != nil {
 		r.settle(failed(err), notSent)
 		return

@@ -119,7 +119,7 @@ func clusterAsk(t *testing.T, c *redistest.Cluster) {
 	stays.acquire().want(t, Granted)
 
 	c.SetMigrating(t, slot, from, to)
-	c.MigrateKeys(t, from, to, moved.t0().Key)
+	c.MigrateKeys(t, from, to, moved.t0().Key())
 	rep := moved.refresh().want(t, Failed) // key and bucket are apart
 	if !hasCode(rep.Err, "TRYAGAIN") {
 		t.Error(rep.Err)

@@ -76,7 +76,7 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	wantDebts(t, n, 1)
 	p.ReleaseRequests()
 	redistest.Eventually(t, 2*debtSecond, "the orphan was there and is gone", func() bool {
-		return n.Debts() == 0 && !exists(t, s, a.t0().Key)
+		return n.Debts() == 0 && !exists(t, s, a.t0().Key())
 	})
 	if got := s.CommandCalls(t)["incrby"]; got != 2 {
 		t.Errorf("the acquire was not executed: %d grants", got)
@@ -110,7 +110,7 @@ func TestCloseDropsDebts(t *testing.T) {
 	n := newNode(t, c)
 	a := newAttempt(t, n, "k")
 	a.mu.Lock()
-	a.present, a.gone = true, soon() // as after a grant
+	a.present, a.gone = true, n.at(soon()) // as after a grant
 	a.mu.Unlock()
 	a.release().want(t, Failed)
 	wantDebts(t, n, 1)
@@ -129,7 +129,7 @@ type lab struct {
 }
 
 func newLab() *lab {
-	b := &lab{n: &Node{}}
+	b := &lab{n: &Node{epoch: time.Now().Add(-1)}}
 	b.n.debts.open = map[*Entry]*time.Timer{}
 	b.n.route = func(r *request) {
 		b.mu.Lock()
@@ -168,7 +168,7 @@ var errReset = &net.OpError{Op: "read", Err: errors.New("connection reset")}
 
 // settleMoot ends r as the lane does with a request that is moot, and says whether it is.
 func settleMoot(r *request) bool {
-	rep, moot := r.moot(time.Now())
+	rep, moot := r.moot(r.e.n.now())
 	if moot {
 		r.settle(rep, notSent)
 	}
@@ -378,7 +378,7 @@ func (m *model) exec(r *request) Reply {
 }
 
 func (m *model) execLocked(r *request) Reply {
-	owner := r.e.t.Owner
+	owner := r.e.t.Owner()
 	switch r.op {
 	case opAcquire, opRepair:
 		if m.key == "" {

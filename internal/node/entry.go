@@ -45,9 +45,13 @@ type Entry struct {
 	releasing bool       // set by Release, for good: nothing may create the key again
 	passing   bool       // the release passes the turn on
 	undoing   bool       // a release is under way or owed
-	gone      time.Time  // when the key will have expired if nothing renews it
+	gone      instant    // when the key will have expired if nothing renews it
 	answers   int        // of releases while doubts > 0
-	owed      time.Time  // since when a release is owed
+	owed      instant    // since when a release is owed; 0: none is
+
+	// The two requests that nearly every entry makes. Each is used once, for the first of
+	// its kind, and never again: a late answer may come to it whenever it likes.
+	first, undo request
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -60,20 +64,28 @@ func (e *Entry) Node() *Node { return e.n }
 // once deadline has passed. inline says that the calling goroutine may block for
 // NodeTimeout and does not mind to hear the answer before Acquire returns.
 func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
-	e.send(&request{op: opAcquire, inline: inline, sink: sink, ttl: ttl, n1: tokens, deadline: deadline}, true)
+	e.mu.Lock()
+	r := &e.first
+	if r.e != nil {
+		r = &request{}
+	}
+	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.deadline = e, opAcquire, inline, sink, ttl, tokens, e.n.at(deadline)
+	e.sendLocked(r, true)
 }
 
 // Repair puts the key back on a node that lost it, while the lease is valid, with its
 // fence counter at top or above. The reply is no vote, so none is given.
 func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
-	e.send(&request{op: opRepair, ttl: ttl, n1: top, deadline: deadline}, true)
+	e.mu.Lock()
+	e.sendLocked(&request{e: e, op: opRepair, ttl: ttl, n1: top, deadline: e.n.at(deadline)}, true)
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
 // more tokens. It is not written any more once deadline has passed. If look is not "", the
 // reply names the contender, other than look, that waits longest.
 func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline time.Time, look string) {
-	e.send(&request{op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: deadline, look: look}, false)
+	e.mu.Lock()
+	e.sendLocked(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: e.n.at(deadline), look: look}, false)
 }
 
 // releaseAgain is the request for a release that is owed. Whoever was to be its rival, and
@@ -119,7 +131,8 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	empty := e.emptyLocked()
 	e.undoing = !empty
 	e.mu.Unlock()
-	r := &request{op: opRelease, inline: inline, e: e, sink: sink, parting: p}
+	r := &e.undo
+	r.e, r.op, r.inline, r.sink, r.parting = e, opRelease, inline, sink, p
 	if empty && !p.wanted() {
 		r.answer(Reply{Kind: Missing})
 		return
@@ -129,11 +142,9 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 
 func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.doubts == 0 }
 
-// send hands r to the node. A create is remembered, so that Release can take it out of
-// the queue; a create that comes after Release is dropped.
-func (e *Entry) send(r *request, create bool) {
-	r.e = e
-	e.mu.Lock()
+// sendLocked hands r to the node, and lets go of mu for that. A create is remembered, so
+// that Release can take it out of the queue; a create that comes after Release is dropped.
+func (e *Entry) sendLocked(r *request, create bool) {
 	if e.releasing || create && e.create != nil {
 		e.mu.Unlock()
 		r.answer(failed(ErrExpired))
@@ -158,7 +169,7 @@ func (e *Entry) settled(r *request, rep Reply, how fate) (due time.Duration, owe
 		e.undoing = e.undoing || owed
 	case opRefresh:
 		if how != notSent {
-			e.gone = later(e.gone, time.Now().Add(r.ttl))
+			e.gone = max(e.gone, e.n.now().add(r.ttl))
 		}
 	case opRelease:
 		due, owed = e.releasedLocked(rep, how)
@@ -174,7 +185,7 @@ func (e *Entry) createdLocked(r *request, rep Reply, how fate) {
 	if how == notSent {
 		return
 	}
-	e.gone = later(e.gone, time.Now().Add(r.ttl))
+	e.gone = max(e.gone, e.n.now().add(r.ttl))
 	switch {
 	case how == lost:
 		e.doubts++
@@ -214,26 +225,30 @@ func (e *Entry) releasedLocked(rep Reply, how fate) (due time.Duration, owed boo
 // the debt ends with the ttl. A request in doubt may begin a ttl of its own whenever the
 // old connection is read, so it is given longer.
 func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
-	now := time.Now()
-	if e.owed.IsZero() {
+	now := e.n.now()
+	if e.owed == 0 {
 		e.owed = now
 	}
-	if now.After(e.gone) && (e.doubts == 0 || now.Sub(e.owed) > debtAge) {
+	since := time.Duration(now - e.owed)
+	if now > e.gone && (e.doubts == 0 || since > debtAge) {
 		e.present, e.doubts = false, 0
 		return 0, false
 	}
-	if now.Sub(e.owed) < debtSecond {
+	if since < debtSecond {
 		return debtRetry, true
 	}
 	return debtSecond, true
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
+// instant is a time on the node's own clock, in nanoseconds since just before it was made,
+// so that 0 is none. An entry has many, and a time.Time is three times as large.
+type instant int64
+
+func (i instant) add(d time.Duration) instant { return i + instant(d) }
+
+func (n *Node) now() instant { return instant(time.Since(n.epoch)) }
+
+func (n *Node) at(t time.Time) instant { return instant(t.Sub(n.epoch)) }
 
 type op uint8
 
@@ -258,8 +273,8 @@ type request struct {
 	asking   bool   // the next server must be told that it is asked for once (ASK)
 	to       string // the address that the last redirection named
 	ttl      time.Duration
-	n1, n2   int64     // tokens, or top and more
-	deadline time.Time // not written after this; releases always are
+	n1, n2   int64   // tokens, or top and more
+	deadline instant // not written after this; releases always are
 
 	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
 	next, prev *request              // guarded by the queue's mu
@@ -275,19 +290,19 @@ func (r *request) args(argv []any) []any {
 	switch r.op {
 	case opAcquire:
 		if t.contender == "" {
-			return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, r.n1)
+			return append(argv, evalsha, shaAcquire, two, t.key, &t.bucket, t.owner, ttl, r.n1)
 		}
-		return append(argv, evalsha, shaAcquire, three, t.key, t.bucket, t.wants, t.owner, ttl, r.n1, 0, t.contender)
+		return append(argv, evalsha, shaAcquire, three, t.key, &t.bucket, t.wants(), t.owner, ttl, r.n1, 0, t.contender)
 	case opRepair:
 		if t.contender == "" {
-			return append(argv, evalsha, shaAcquire, two, t.key, t.bucket, t.owner, ttl, 0, r.n1)
+			return append(argv, evalsha, shaAcquire, two, t.key, &t.bucket, t.owner, ttl, 0, r.n1)
 		}
-		return append(argv, evalsha, shaAcquire, three, t.key, t.bucket, t.wants, t.owner, ttl, 0, r.n1, t.contender)
+		return append(argv, evalsha, shaAcquire, three, t.key, &t.bucket, t.wants(), t.owner, ttl, 0, r.n1, t.contender)
 	case opRefresh:
 		if r.look == "" {
-			return append(argv, evalsha, shaRefresh, two, t.key, t.bucket, t.owner, ttl, r.n1, r.n2)
+			return append(argv, evalsha, shaRefresh, two, t.key, &t.bucket, t.owner, ttl, r.n1, r.n2)
 		}
-		return append(argv, evalsha, shaRefresh, three, t.key, t.bucket, t.wants, t.owner, ttl, r.n1, r.n2, r.look)
+		return append(argv, evalsha, shaRefresh, three, t.key, &t.bucket, t.wants(), t.owner, ttl, r.n1, r.n2, r.look)
 	default:
 		return r.parting.args(argv, r.e)
 	}
@@ -299,7 +314,7 @@ func (p *Parting) args(argv []any, e *Entry) []any {
 	if p == nil {
 		return append(argv, evalsha, shaRelease, one, t.key, t.owner)
 	}
-	argv = append(argv, evalsha, shaRelease, two, t.key, t.wants, t.owner, n.publish, n.turn)
+	argv = append(argv, evalsha, shaRelease, two, t.key, t.wants(), t.owner, n.publish, n.turn)
 	if p.Contender != "" {
 		argv = append(argv, p.Contender)
 	}
@@ -318,10 +333,16 @@ var (
 	one        any = 1
 	two        any = 2
 	three      any = 3
+
+	// The names of the scripts again, as a witness wants them.
+	shaText = [...][]byte{
+		opAcquire: []byte(lua.Acquire.SHA), opRepair: []byte(lua.Acquire.SHA),
+		opRefresh: []byte(lua.Refresh.SHA), opRelease: []byte(lua.Release.SHA),
+	}
 )
 
 // moot reports whether r need not be written any more, and what to answer then.
-func (r *request) moot(now time.Time) (Reply, bool) {
+func (r *request) moot(now instant) (Reply, bool) {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
 	switch {
@@ -330,7 +351,7 @@ func (r *request) moot(now time.Time) (Reply, bool) {
 	case r.e.n.closing.Load():
 		return failed(ErrClosed), true
 	}
-	return failed(ErrExpired), now.After(r.deadline) || r.e.releasing
+	return failed(ErrExpired), now > r.deadline || r.e.releasing
 }
 
 // drop takes r back if it was not written yet, and says whether that was so.

@@ -184,8 +184,10 @@ type lane struct {
 	s *server
 
 	// For whoever made the queue busy.
-	cmds        []*redis.Cmd // of the batch under way
-	argv        []any        // their arguments
+	calls       calls
+	cmds        []*redis.Cmd  // of the batch under way, from calls
+	all         []redis.Cmder // cmds, and what goes before some of them
+	first       witness       // of the batch under way
 	long, brief allowance
 }
 
@@ -237,10 +239,11 @@ func (p *allowance) end() {
 	}
 }
 
-// unwritten sorts out what need not be written any more, and returns the rest.
+// unwritten sorts out of a batch that is not empty what need not be written any more, and
+// returns the rest.
 func unwritten(batch []*request) []*request {
-	now := time.Now()
 	keep := batch[:0]
+	now := batch[0].e.n.now()
 	for _, r := range batch {
 		if rep, moot := r.moot(now); moot {
 			r.settle(rep, notSent)

@@ -181,7 +181,11 @@ func (l *link) overdueLocked() time.Time {
 	if len(l.asked) == 0 {
 		return l.heard.Add(pulse)
 	}
-	return later(l.heard, l.asked[0].sent).Add(l.f.ns.n.transportTime())
+	since := l.asked[0].sent
+	if l.heard.After(since) {
+		since = l.heard
+	}
+	return since.Add(l.f.ns.n.transportTime())
 }
 
 // listen reads until the connection ends.

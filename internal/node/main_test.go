@@ -38,8 +38,14 @@ type attempt struct {
 
 func newAttempt(t *testing.T, n *Node, key string) *attempt {
 	a := &attempt{t: t}
-	a.Init(n, NewTarget(key, fmt.Sprint("owner-", owners.Add(1)), ""), 0)
+	a.Init(n, newTarget(key, fmt.Sprint("owner-", owners.Add(1))), 0)
 	return a
+}
+
+func newTarget(key, owner string) *Target {
+	t := &Target{}
+	t.Init(key, owner, "")
+	return t
 }
 
 func soon() time.Time { return time.Now().Add(patience) }
@@ -156,7 +162,7 @@ func lockKeys(t *testing.T, s *redistest.Server) (keys []string) {
 // sameLane returns n keys that share a lane.
 func sameLane(n int) (keys []string) {
 	for i := 0; len(keys) < n; i++ {
-		if key := fmt.Sprint("k", i); NewTarget(key, "", "").lane == 0 {
+		if key := fmt.Sprint("k", i); newTarget(key, "").lane == 0 {
 			keys = append(keys, key)
 		}
 	}

@@ -33,6 +33,7 @@ type Node struct {
 	name     string
 	timeout  time.Duration   // how long a caller may block, when it says so
 	alone    bool            // the only node of its quorum
+	epoch    time.Time       // of instants
 	route    func(*request)  // hands a request to the lane of the server that must answer it
 	shut     func()          // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64   // requests written, of all kinds
@@ -66,7 +67,10 @@ func (n *Node) exchangeTime() time.Duration { return max(exchangeTimeout, 2*n.tr
 // are shared; its timeouts and retries are replaced, for this use, by our own.
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
-	n := &Node{timeout: timeout, alone: alone, shut: func() {}, publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds()}
+	n := &Node{
+		timeout: timeout, alone: alone, epoch: time.Now().Add(-1), shut: func() {},
+		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
+	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.debts.open = map[*Entry]*time.Timer{}
 	n.notices.init(n)

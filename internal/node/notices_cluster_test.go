@@ -270,8 +270,8 @@ func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	w := n.Watch("k", 7, r)
 	r.want(Broken, "")
 	watch(t, n, "k2")
-	pinged := calls(t, s, "ping")
-	redistest.Eventually(t, patience, "some time has passed", func() bool { return calls(t, s, "ping") > pinged+1 })
+	pinged := timesCalled(t, s, "ping")
+	redistest.Eventually(t, patience, "some time has passed", func() bool { return timesCalled(t, s, "ping") > pinged+1 })
 	if got := c.Servers()[0].Do(t, "INFO", "errorstats").(string); !strings.Contains(got, "ERR:count=1\r") {
 		t.Errorf("it was asked more than once: %s", got)
 	}

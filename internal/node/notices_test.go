@@ -127,8 +127,8 @@ func subscribers(t *testing.T, s *redistest.Server) int {
 	return strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n")
 }
 
-// calls is how often a command was called or refused.
-func calls(t *testing.T, s *redistest.Server, name string) (n int) {
+// timesCalled is how often a command was called or refused.
+func timesCalled(t *testing.T, s *redistest.Server, name string) (n int) {
 	t.Helper()
 	for line := range strings.Lines(s.Do(t, "INFO", "commandstats").(string)) {
 		if stat, ok := strings.CutPrefix(line, "cmdstat_"+name+":"); ok {
@@ -281,7 +281,7 @@ func TestWatchesShareATopic(t *testing.T) {
 	}
 	publish(t, s, "other", "y")
 	other.want(Notice, "y")
-	if got := calls(t, s, "subscribe"); got != 2 {
+	if got := timesCalled(t, s, "subscribe"); got != 2 {
 		t.Errorf("%d SUBSCRIBEs", got)
 	}
 	if got := subscribers(t, s); got != 1 {
@@ -304,7 +304,7 @@ func TestATopicLingers(t *testing.T) {
 		r.want(Notice, "x")
 		w.Stop()
 	}
-	if got := calls(t, s, "subscribe"); got != 1 {
+	if got := timesCalled(t, s, "subscribe"); got != 1 {
 		t.Errorf("%d SUBSCRIBEs", got)
 	}
 	n.notices.mu.Lock()
@@ -521,7 +521,7 @@ func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 				r := newRecorder(t)
 				ears, all = append(ears, r), append(all, n.Watch(fmt.Sprint("k", i), 7, r))
 			}
-			pings := func() int { return calls(t, s, "ping") }
+			pings := func() int { return timesCalled(t, s, "ping") }
 			redistest.Eventually(t, patience, "all are refused", func() bool {
 				n.notices.mu.Lock()
 				defer n.notices.mu.Unlock()
@@ -530,12 +530,12 @@ func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 				}
 				return false
 			})
-			asked, pinged := calls(t, s, "subscribe"), pings()
+			asked, pinged := timesCalled(t, s, "subscribe"), pings()
 			if asked > c.most {
 				t.Errorf("%d SUBSCRIBEs", asked)
 			}
 			redistest.Eventually(t, patience, "some time has passed", func() bool { return pings() > pinged+1 })
-			if got := calls(t, s, "subscribe"); got != asked {
+			if got := timesCalled(t, s, "subscribe"); got != asked {
 				t.Errorf("%d SUBSCRIBEs, and still going", got)
 			}
 			for i, w := range all {
@@ -623,7 +623,7 @@ func TestTenThousandKeys(t *testing.T) {
 	for _, r := range all {
 		r.want(Subscribed, "")
 	}
-	if got := calls(t, s, "subscribe"); got > keys/10 {
+	if got := timesCalled(t, s, "subscribe"); got > keys/10 {
 		t.Errorf("%d SUBSCRIBEs: no batches", got)
 	}
 	s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")

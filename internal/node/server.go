@@ -101,12 +101,13 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		}
 		loads := s.loads.Load()
 		sent, lostBy := l.write(ctx, batch)
-		unknown := batch[:0]
+		n, unknown := len(batch), batch[:0]
 		for i, r := range batch {
 			if !l.settle(r, l.cmds[i], sent, try < 3) {
 				unknown = append(unknown, r)
 			}
 		}
+		l.calls.forget(n)
 		if batch = unknown; len(batch) == 0 {
 			return lostBy == nil
 		}
@@ -123,11 +124,12 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 // it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
 // late answers are waited for, until it is prompt again.
 func (l *lane) exchangeNow(r *request) {
-	if rep, moot := r.moot(time.Now()); moot {
+	if rep, moot := r.moot(l.s.n.now()); moot {
 		r.settle(rep, notSent)
 		return
 	}
 	timeout := l.s.n.timeout
+	defer l.calls.forget(1)
 	cmd, sent := l.writeOne(l.brief.context(timeout, timeout/8), r)
 	if !l.settle(r, cmd, sent, true) {
 		l.putBack(r) // to have the scripts loaded
@@ -172,52 +174,44 @@ func outcome(op op, cmd *redis.Cmd) (Reply, error) {
 func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err error) {
 	s := l.s
 	began := time.Now()
-	pipe := s.client.Pipeline()
-	clear(l.cmds)
-	clear(l.argv)
-	l.cmds, l.argv = l.cmds[:0], l.argv[:0]
-	first := &witness{}
+	l.cmds, l.all = l.cmds[:0], l.all[:0]
 	for i, r := range batch {
 		if r.asking {
-			_ = pipe.Do(ctx, "ASKING")
+			l.all = append(l.all, redis.NewCmd(ctx, "ASKING"))
 		}
-		from := len(l.argv)
-		l.argv = r.args(l.argv)
-		args := l.argv[from:len(l.argv):len(l.argv)]
+		c := l.calls.at(i)
+		cmd := c.of(r)
 		if i == 0 {
-			first.text = args[1].(string)
-			args[1] = first
+			l.first.attach(c, r)
 		}
-		cmd := redis.NewCmd(ctx, args...)
-		l.cmds = append(l.cmds, cmd)
-		_ = pipe.Process(ctx, cmd)
+		l.cmds, l.all = append(l.cmds, cmd), append(l.all, cmd)
 	}
+	pipe := s.client.Pipeline()
+	_ = pipe.BatchProcess(ctx, l.all...)
 	s.n.commands.Add(uint64(len(batch)))
 	_, err = pipe.Exec(ctx)
-	if err != nil && !first.written {
+	if err != nil && !l.first.written {
 		unsent(l.cmds, err)
 	} else if isReply(err) {
 		err = nil
 	}
 	s.heard(err, time.Since(began))
-	return first.written, err
+	return l.first.written, err
 }
 
 // writeOne is write for a request by itself, which costs less than a pipeline of one.
 func (l *lane) writeOne(ctx context.Context, r *request) (cmd *redis.Cmd, sent bool) {
 	began := time.Now()
-	clear(l.argv)
-	l.argv = r.args(l.argv[:0])
-	first := &witness{text: l.argv[1].(string)}
-	l.argv[1] = first
-	cmd = redis.NewCmd(ctx, l.argv...)
+	c := l.calls.at(0)
+	cmd = c.of(r)
+	l.first.attach(c, r)
 	l.s.n.commands.Add(1)
 	err := l.s.quick.Process(ctx, cmd)
-	if isReply(err) && first.written {
+	if isReply(err) && l.first.written {
 		err = nil
 	}
 	l.s.felt(err, time.Since(began))
-	return cmd, first.written
+	return cmd, l.first.written
 }
 
 // unsent gives every command the reason why there was no connection for it. go-redis
@@ -234,18 +228,24 @@ func unsent(cmds []*redis.Cmd, err error) {
 // went out and was not answered, or that the server did not even take part in the
 // handshake of a new connection, and only the first leaves a doubt.
 type witness struct {
-	text    string
+	text    []byte
 	written bool // by the goroutine that executes the pipeline
+}
+
+// attach puts w in the place of the script's name in r's command.
+func (w *witness) attach(c *call, r *request) {
+	w.text, w.written = shaText[r.op], false
+	c.args[1] = w
 }
 
 // MarshalBinary is called when the command is written.
 func (w *witness) MarshalBinary() ([]byte, error) {
 	w.written = true
-	return []byte(w.text), nil
+	return w.text, nil
 }
 
 // String is for hooks that log commands.
-func (w *witness) String() string { return w.text }
+func (w *witness) String() string { return string(w.text) }
 
 // load puts the scripts into the server's cache, unless somebody has done so since the
 // caller saw loads.

@@ -15,42 +15,69 @@ const slots = 16384
 // locks there are.
 const bucketsPerSlot = 16
 
-// Target is what one attempt is about. It is immutable and shared by the attempt's
-// entries on all nodes.
+// Target is what one attempt is about. It is immutable after Init, and shared by the
+// attempt's entries on all nodes.
 type Target struct {
-	Key   string // the lock key, prefix included
-	Owner string // the whole stored value
-
-	key, owner any // Key and Owner as arguments of commands
-	bucket     any // the key's fence bucket: same hash slot as Key
-	wants      any // who waits for the key: same hash slot too
-	contender  any // who asks, over any number of attempts; "" if it has not had to wait
+	key, owner any // strings, in the form in which they are arguments of commands
+	bucket     bucket
+	contender  string // who asks, over any number of attempts; "" if it has not had to wait
 	slot       uint16
 	lane       uint8
 }
 
-// NewTarget says where key's vote, fence counter and wants live, and who asks: owner in
-// this attempt, contender in all of them, which is "" in the first.
-func NewTarget(key, owner, contender string) *Target {
+// Init says where key's vote, fence counter and wants live, and who asks. key has the
+// prefix; owner is the whole stored value, for this attempt; contender is who asks in all
+// of them, "" in the first.
+func (t *Target) Init(key, owner, contender string) {
 	slot, hash := slotOf(key), hashOf(key)
-	return &Target{
-		Key: key, Owner: owner, key: key, owner: owner, contender: contender,
-		bucket: bucketName(slot, hash), wants: wantsName(slot, key), slot: slot, lane: uint8(hash >> 16),
-	}
+	t.key, t.owner, t.contender = key, owner, contender
+	t.bucket = bucketName(slot, hash)
+	t.slot, t.lane = slot, uint8(hash>>16)
 }
 
-// wantsName names the set of those who wait for key.
-func wantsName(slot uint16, key string) string {
-	tag := slotTags()[slot]
-	return Reserved + string(tag[:]) + "}:wants:" + key
+// Key is the lock key, prefix included.
+func (t *Target) Key() string { return t.key.(string) }
+
+// Owner is the whole stored value.
+func (t *Target) Owner() string { return t.owner.(string) }
+
+// A bucket is the name of a key's fence bucket, which has the same hash slot as the key.
+// A pointer to it is the argument of a command; it costs no allocation.
+type bucket [len(Reserved) + 3 + len(bucketPart) + 1]byte
+
+const bucketPart = "}:fence:"
+
+// MarshalBinary is the name as it goes over the wire.
+func (b *bucket) MarshalBinary() ([]byte, error) { return b[:], nil }
+
+func (b *bucket) String() string { return string(b[:]) }
+
+// wants is the name of the set of those who wait for the key, as an argument of a command.
+func (t *Target) wants() *wantsName { return (*wantsName)(t) }
+
+type wantsName Target
+
+// MarshalBinary is the name as it goes over the wire: it has the key's hash slot.
+func (w *wantsName) MarshalBinary() ([]byte, error) {
+	t := (*Target)(w)
+	tag := slotTags()[t.slot]
+	b := make([]byte, 0, len(Reserved)+len(tag)+len(wantsPart)+len(t.Key()))
+	return append(append(append(append(b, Reserved...), tag[:]...), wantsPart...), t.Key()...), nil
 }
+
+const wantsPart = "}:wants:"
+
+func (w *wantsName) String() string { b, _ := w.MarshalBinary(); return string(b) }
 
 // bucketName names the fence bucket for keys of that slot and hash. All clients of a
 // node must agree on it for ever: two names for one key would be two counters.
-func bucketName(slot uint16, hash uint32) string {
+func bucketName(slot uint16, hash uint32) (b bucket) {
 	const hex = "0123456789abcdef"
-	tag := slotTags()[slot]
-	return Reserved + string(tag[:]) + "}:fence:" + hex[hash%bucketsPerSlot:][:1]
+	n := copy(b[:], Reserved)
+	n += copy(b[n:], slotTags()[slot][:])
+	n += copy(b[n:], bucketPart)
+	b[n] = hex[hash%bucketsPerSlot]
+	return b
 }
 
 // hashOf is FNV-1a with the last step of MurmurHash3, because the low bits of FNV-1a

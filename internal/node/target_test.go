@@ -30,13 +30,13 @@ func TestTheBucketSharesTheKeysSlot(t *testing.T) {
 		keys = append(keys, string(b))
 	}
 	for _, key := range keys {
-		target := NewTarget(key, "o", "")
+		target := newTarget(key, "o")
 		slot := c.ClusterKeySlot(t.Context(), key).Val()
 		if ours := slotOf(key); int64(ours) != slot || target.slot != ours {
 			t.Errorf("key %q: slot %d, the server says %d", key, ours, slot)
 		}
-		if theirs := c.ClusterKeySlot(t.Context(), target.bucket.(string)).Val(); theirs != slot {
-			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.(string), theirs)
+		if theirs := c.ClusterKeySlot(t.Context(), target.bucket.String()).Val(); theirs != slot {
+			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.String(), theirs)
 		}
 	}
 }
@@ -62,7 +62,7 @@ func TestBucketNamesNeverChange(t *testing.T) {
 		"lock:{a}b":   "flightlock:{062}:fence:e",
 		"lock:orders": "flightlock:{7PS}:fence:2",
 	} {
-		if got := NewTarget(key, "o", "").bucket; got != want {
+		if got := newTarget(key, "o").bucket.String(); got != want {
 			t.Errorf("key %q has bucket %q, want %q", key, got, want)
 		}
 	}
@@ -72,7 +72,7 @@ func TestBucketNamesNeverChange(t *testing.T) {
 func TestKeysOfOneSlotUseAllItsBuckets(t *testing.T) {
 	names := map[string]bool{}
 	for i := range 1000 {
-		names[NewTarget("{t}"+strings.Repeat("x", i), "o", "").bucket.(string)] = true
+		names[newTarget("{t}"+strings.Repeat("x", i), "o").bucket.String()] = true
 	}
 	if len(names) != bucketsPerSlot {
 		t.Errorf("%d buckets are in use, want %d", len(names), bucketsPerSlot)
@@ -85,12 +85,12 @@ func FuzzBucket(f *testing.F) {
 		f.Add(key)
 	}
 	f.Fuzz(func(t *testing.T, key string) {
-		target := NewTarget(key, "o", "")
-		if slot := slotOf(key); target.slot != slot || slotOf(target.bucket.(string)) != slot {
-			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.(string), slotOf(target.bucket.(string)))
+		target := newTarget(key, "o")
+		if slot := slotOf(key); target.slot != slot || slotOf(target.bucket.String()) != slot {
+			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.String(), slotOf(target.bucket.String()))
 		}
-		if !strings.HasPrefix(target.bucket.(string), Reserved) {
-			t.Errorf("bucket %q is not reserved", target.bucket.(string))
+		if !strings.HasPrefix(target.bucket.String(), Reserved) {
+			t.Errorf("bucket %q is not reserved", target.bucket.String())
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 // them, where a timer each would cost more than the rest of the round.
 type deadlines struct {
 	timeout time.Duration
+	epoch   time.Time // when its clock began
 
 	mu         sync.Mutex // guards what follows, and the links of the rounds in the list
 	head, tail *round
@@ -18,8 +19,8 @@ type deadlines struct {
 }
 
 // add has r.expire called after the timeout, unless remove comes first.
-func (d *deadlines) add(r *round, now time.Time) {
-	r.due = now.Add(d.timeout)
+func (d *deadlines) add(r *round) {
+	r.due = time.Since(d.epoch) + d.timeout
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r.earlier = d.tail
@@ -74,14 +75,14 @@ func (d *deadlines) removeLocked(r *round) {
 func (d *deadlines) fire() {
 	var due []*round
 	d.mu.Lock()
-	now := time.Now()
-	for d.head != nil && !d.head.due.After(now) {
+	now := time.Since(d.epoch)
+	for d.head != nil && d.head.due <= now {
 		due = append(due, d.head)
 		d.removeLocked(d.head)
 	}
 	d.armed = false
 	if d.head != nil {
-		d.armLocked(d.head.due.Sub(now))
+		d.armLocked(d.head.due - now)
 	}
 	d.mu.Unlock()
 	for _, r := range due {

@@ -39,11 +39,12 @@ import (
 //     before the old deadline.
 type Lease struct {
 	q         *Quorum
-	target    *node.Target
+	target    node.Target
 	contender string // "": it has not had to wait
 	ttl       time.Duration
 	tokens    int64
 	done      func(Grant, *Failure)
+	freed     func(*Failure) // done of the release
 
 	mu       sync.Mutex // guards what follows; never held while a request goes out or a caller is called
 	phase    phase
@@ -54,6 +55,8 @@ type Lease struct {
 	shadows  uint64    // bit i: node i has proven to be a second name of another node
 	entries  []node.Entry
 	one      [1]node.Entry // the entries of a quorum of one
+
+	first, last round // see placeLocked
 }
 
 type phase uint8
@@ -77,7 +80,7 @@ func (l *Lease) Acquire(inline bool, done func(Grant, *Failure)) {
 	}
 	until := time.Now().Add(l.q.Validity(l.ttl)) // before the first byte is sent
 	l.until = until
-	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, l.ttl), l.acquired)
+	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, l.ttl), func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
 		l.entries[i].Acquire(r, l.ttl, l.tokens, until, l.mayBlock(inline))
 	}
@@ -88,7 +91,7 @@ func (l *Lease) Acquire(inline bool, done func(Grant, *Failure)) {
 func (l *Lease) mayBlock(inline bool) bool { return inline && len(l.entries) == 1 }
 
 // Owner is the whole stored value.
-func (l *Lease) Owner() string { return l.target.Owner }
+func (l *Lease) Owner() string { return l.target.Owner() }
 
 // Cancel gives the attempt up: done is called with a failure soon, unless it was called
 // already or is just being called with a grant.
@@ -220,7 +223,7 @@ func (l *Lease) parting(rival string) *node.Parting {
 	case l.contender == "" && rival == "":
 		return &plainParting
 	case l.contender == "":
-		return &node.Parting{Contender: l.target.Owner, Rival: rival}
+		return &node.Parting{Contender: l.target.Owner(), Rival: rival}
 	}
 	return &node.Parting{Contender: l.contender, Rival: rival}
 }
@@ -274,7 +277,7 @@ func (l *Lease) looker(look bool) string {
 	case !look:
 		return ""
 	case l.contender == "":
-		return l.target.Owner
+		return l.target.Owner()
 	}
 	return l.contender
 }
@@ -402,18 +405,22 @@ func (l *Lease) Release(inline bool, rival string, done func(*Failure)) {
 		done(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
 		return
 	}
-	r := l.round("release", node.Deleted, 0, l.q.NodeTimeout, func(r *round) {
-		if r.won {
-			done(nil)
-			return
-		}
-		l.mu.Lock()
-		f := r.failureLocked()
-		l.mu.Unlock()
-		done(f)
-	})
+	l.freed = done
+	r := l.round("release", node.Deleted, 0, l.q.NodeTimeout, func(r *round) { r.l.released(r) })
 	p := l.parting(rival)
 	for i := range l.entries {
 		l.entries[i].Release(r, l.mayBlock(inline), p)
 	}
+}
+
+// released reports the decided round of the release.
+func (l *Lease) released(r *round) {
+	if r.won {
+		l.freed(nil)
+		return
+	}
+	l.mu.Lock()
+	f := r.failureLocked()
+	l.mu.Unlock()
+	l.freed(f)
 }

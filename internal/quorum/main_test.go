@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	node.NewTarget("warm", "up", "") // what is built once must not be built in a bubble
+	new(node.Target).Init("warm", "up", "") // what is built once must not be built in a bubble
 	redis.SetLogger(silent{})
 	goleak.VerifyTestMain(m)
 }

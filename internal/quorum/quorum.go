@@ -56,7 +56,7 @@ type Quorum struct {
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
-	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout}}
+	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
 	return q
 }
@@ -81,21 +81,22 @@ type Grant struct {
 // contender is who asks, if it has asked before: its attempt takes a turn that is kept for
 // it, or gets it a place among those who wait.
 func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, contender string) {
-	l.q, l.target, l.ttl, l.tokens = q, node.NewTarget(key, q.Owner(), contender), ttl, tokens
-	l.contender = contender
+	l.q, l.ttl, l.tokens, l.contender = q, ttl, tokens, contender
+	l.target.Init(key, q.Owner(), contender)
 	l.entries = l.one[:]
 	if len(q.Nodes) > len(l.one) {
 		l.entries = make([]node.Entry, len(q.Nodes))
 	}
 	for i := range l.entries {
-		l.entries[i].Init(q.Nodes[i], l.target, i)
+		l.entries[i].Init(q.Nodes[i], &l.target, i)
 	}
 }
 
 // Leave takes back what contender may have on the nodes: its want, or its turn, which
 // passes on. It is tried once.
 func (q *Quorum) Leave(key, contender string) {
-	t := node.NewTarget(key, contender, contender) // contender was the owner of an attempt, which is over
+	t := new(node.Target)
+	t.Init(key, contender, contender) // contender was the owner of an attempt, which is over
 	p := &node.Parting{Contender: contender}
 	for i, n := range q.Nodes {
 		e := new(node.Entry)

@@ -21,15 +21,15 @@ type round struct {
 	timer *time.Timer // of a timeout that is not the usual one
 
 	// guarded by the quorum's deadlines
-	due            time.Time
 	earlier, later *round
+	due            time.Duration // on the deadlines' clock
 	listed         bool
 
 	// guarded by l.mu
-	replies []node.Reply
 	decided bool
 	won     bool
-	expired bool          // the time was up
+	expired bool // the time was up
+	replies []node.Reply
 	one     [1]node.Reply // the replies of a quorum of one
 }
 
@@ -40,12 +40,13 @@ func (r *round) acquires() bool { return r.op == "acquire" }
 // round begins a round. Its requests are sent by the caller, next; if the attempt was
 // cancelled before, the round is over by then, and they go nowhere.
 func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Duration, next func(*round)) *round {
-	r := &round{l: l, op: op, want: want, floor: floor, timeout: timeout, next: next}
+	l.mu.Lock()
+	r := l.placeLocked(op)
+	r.l, r.op, r.want, r.floor, r.timeout, r.next = l, op, want, floor, timeout, next
 	r.replies = r.one[:]
 	if len(l.entries) > len(r.one) {
 		r.replies = make([]node.Reply, len(l.entries))
 	}
-	l.mu.Lock()
 	for mask := l.shadows; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errShadow}
 	}
@@ -53,7 +54,7 @@ func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Durat
 		l.now = r
 	}
 	if d := &l.q.deadlines; timeout == d.timeout {
-		d.add(r, time.Now())
+		d.add(r)
 	} else {
 		r.timer = time.AfterFunc(timeout, r.expire)
 	}
@@ -70,6 +71,19 @@ func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Durat
 func (l *Lease) kept(holder string) bool {
 	return l.contender != "" && len(holder) == len(node.TurnOf)+len(l.contender) &&
 		holder[:len(node.TurnOf)] == node.TurnOf && holder[len(node.TurnOf):] == l.contender
+}
+
+// placeLocked is where the next round lives: in the lease itself if it is the first of the
+// attempt or that of the release, which nearly every lease has. Neither place is used
+// again, because late replies may still come to it.
+func (l *Lease) placeLocked(op string) *round {
+	switch {
+	case op == "acquire" && l.first.l == nil:
+		return &l.first
+	case op == "release" && l.last.l == nil:
+		return &l.last
+	}
+	return &round{}
 }
 
 var errShadow = errors.New("answered as if it were the same server as another node: its vote does not count")
