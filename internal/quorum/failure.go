@@ -48,6 +48,7 @@ func (f *Failure) Error() string {
 type tally struct {
 	nodes, need   int
 	yes, no       int // votes for us; votes that say the key is not ours
+	absent        int // release: nodes that have nothing of ours, and never had
 	bad, final    int // no vote; of these, what asking again cannot mend
 	pending, held int
 }
@@ -64,6 +65,8 @@ func (r *round) tallyLocked() tally {
 		case rep.Kind == node.Held:
 			t.no++
 			t.held++
+		case rep.Kind == node.Missing && r.op == "release" && r.l.had&(1<<i) == 0:
+			t.absent++
 		case rep.Kind == node.Missing:
 			t.no++
 		default:
@@ -85,8 +88,12 @@ func (t tally) refused(acquire bool) bool {
 	if acquire {
 		return t.held >= t.outOfReach() || t.held > 0 && t.yes+t.held >= t.need
 	}
-	return t.no >= t.outOfReach()
+	return t.no > 0 && t.no+t.absent >= t.outOfReach()
 }
+
+// rid reports whether a majority is rid of our key, counting the nodes that never had it:
+// they say nothing as soon as another one has lost it.
+func (t tally) rid() bool { return t.yes > 0 && t.no == 0 && t.yes+t.absent >= t.need }
 
 // hopeless reports whether what asking again cannot mend puts a majority out of reach.
 func (t tally) hopeless() bool { return t.final >= t.outOfReach() }
@@ -96,7 +103,7 @@ func (t tally) hopeless() bool { return t.final >= t.outOfReach() }
 // of reach leave enough nodes to say that others hold the key: a key that is held must
 // not be called unreachable because the errors came in first.
 func (t tally) lost(acquire bool) bool {
-	if t.yes+t.pending >= t.need {
+	if t.yes+t.pending >= t.need || t.pending > 0 && t.absent > 0 && t.no == 0 {
 		return false
 	}
 	most := t // what others' votes can come to

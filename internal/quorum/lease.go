@@ -52,6 +52,7 @@ type Lease struct {
 	until    time.Time // validity deadline
 	top      int64     // the highest token reserved
 	now      *round    // the round of the attempt, until it is decided
+	had      uint64    // bit i: node i has had the key
 	shadows  uint64    // bit i: node i has proven to be a second name of another node
 	entries  []node.Entry
 	one      [1]node.Entry // the entries of a quorum of one

@@ -113,3 +113,33 @@ func TestReleaseDuringRefresh(t *testing.T) {
 		})
 	}
 }
+
+// A node that never had the key is as good as one that deleted it: what counts is that a
+// majority is free of it. But it says nothing about a lease that another node has lost.
+func TestReleaseCountsNodesThatNeverHadTheKey(t *testing.T) {
+	for name, lost := range map[string]bool{"held": false, "lost": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 3, func(t *testing.T, r *rig) {
+				c := r.client("x")
+				r.warm(c, key)
+				r.mem[2].Down(true)
+				l, _ := c.must(key, ttl, 1)
+				time.Sleep(ms(100))
+				r.mem[2].Down(false)
+				r.mem[1].Down(true)
+				if lost {
+					r.mem[0].Mini.Del(key)
+				}
+				f := c.release(l)
+				if lost {
+					wantReason(t, f, NotHeld)
+				} else if f != nil {
+					t.Error(describe(f))
+				}
+				r.mem[1].Down(false)
+				time.Sleep(ms(600))
+				r.wantNoKey(key)
+			})
+		})
+	}
+}

@@ -103,6 +103,9 @@ func (r *round) Answer(i int, rep node.Reply) {
 	if shadow {
 		l.shadows |= 1 << i
 	}
+	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
+		l.had |= 1 << i
+	}
 	if r.decided {
 		repair := r.won && r.op == "refresh" && rep.Kind == node.Missing
 		l.mu.Unlock()
@@ -141,6 +144,7 @@ func (r *round) decideLocked(now bool) bool {
 	t := r.tallyLocked()
 	r.won = t.yes >= t.need
 	r.decided = r.won || now || t.lost(r.acquires())
+	r.won = r.won || r.decided && t.rid()
 	return r.decided
 }
 

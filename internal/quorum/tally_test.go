@@ -3,6 +3,7 @@ package quorum
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -28,7 +29,9 @@ func muteLease(t *testing.T, n int) *Lease {
 		nodes = append(nodes, nd)
 	}
 	q := New(Config{Nodes: nodes, NodeTimeout: time.Hour, DriftFactor: 0.01, Owner: func() string { return "o" }})
-	return prepare(q, key, ttl, 1)
+	l := prepare(q, key, ttl, 1)
+	l.had = math.MaxUint64 // what is missing was lost
+	return l
 }
 
 // A letter stands for what one node answered.
