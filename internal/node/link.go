@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 const (
@@ -31,7 +32,8 @@ const (
 // go-redis' PubSub writes and reads for us. It would also dial again whenever it meets an
 // error, even in the middle of a receive, and subscribe to everything that it remembers.
 // That must not happen behind our back, so once it is connected it is given a context
-// that has ended and a network that no dialer knows.
+// that has ended and a network that no dialer knows, and it does not ask to be told where to
+// move to when the server is maintained: the connection will be closed, which is enough.
 type link struct {
 	f     *feed
 	ps    *redis.PubSub
@@ -83,7 +85,8 @@ const nowhere = "flightlock-none"
 // dialLink connects and makes l the feed's link.
 func dialLink(f *feed) (*link, error) {
 	n := f.ns.n
-	client := ownTimeouts(f.s.from, n.transportTime()) // this link's own: its options change below
+	client := ownTimeouts(f.s.from, n.transportTime()) // this link's own, whose options may change
+	client.Options().MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	ctx, cancel := context.WithTimeout(n.life, n.exchangeTime())
 	defer cancel()
 	now := time.Now()
@@ -347,7 +350,9 @@ func (l *link) errorLocked(heard []*Watch, err error) ([]*Watch, error) {
 	c := l.popLocked()
 	switch {
 	case c.verb == ping: // any answer will do
-	case c.verb == unsubscribe:
+	case passing(err):
+		return heard, err
+	case c.verb == unsubscribe: // the slot has moved, or it is forbidden
 		for _, key := range c.keys {
 			l.leftLocked(key)
 		}
@@ -358,8 +363,6 @@ func (l *link) errorLocked(heard []*Watch, err error) ([]*Watch, error) {
 				heard = l.movedLocked(heard, t, to)
 			}
 		}
-	case passing(err):
-		return heard, err
 	default:
 		heard = l.refusedLocked(heard, c.keys, err)
 	}

@@ -75,14 +75,23 @@ func (r *recorder) want(s Signal, text string) {
 // until waits for such a signal, whatever comes before.
 func (r *recorder) until(s Signal, text string) {
 	r.t.Helper()
+	if !r.hears(s, text) {
+		r.t.FailNow()
+	}
+}
+
+// hears is until for other goroutines than the test's.
+func (r *recorder) hears(s Signal, text string) bool {
+	r.t.Helper()
 	for limit := time.After(patience); ; {
 		select {
 		case got := <-r.heard:
 			if got == (tiding{s, text}) {
-				return
+				return true
 			}
 		case <-limit:
-			r.t.Fatalf("did not hear %v", tiding{s, text})
+			r.t.Errorf("did not hear %v", tiding{s, text})
+			return false
 		}
 	}
 }
@@ -660,7 +669,7 @@ func TestWatchesThatComeAndGo(t *testing.T) {
 				w := n.Watch(key, 7, r)
 				switch rnd.IntN(3) {
 				case 0:
-					r.until(Subscribed, "")
+					r.hears(Subscribed, "")
 				case 1:
 					time.Sleep(time.Duration(rnd.IntN(3)) * time.Millisecond)
 				}
