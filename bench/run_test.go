@@ -23,11 +23,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain lets the test binary be a child of -procs, as the program itself is.
+// TestMain lets the test binary be a child of -procs, as the program itself is, and the other process of
+// BenchmarkHandover.
 func TestMain(m *testing.M) {
 	logging.Disable()
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain(os.Stdin, os.Stdout))
+	}
+	if urls := os.Getenv(waiterEnv); urls != "" {
+		os.Exit(waiterMain(os.Stdin, os.Stdout, strings.Split(urls, ",")))
 	}
 	// A pool of go-redis that could not dial tries again every second, and looks only then whether it was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
