@@ -25,7 +25,8 @@ import (
 // (nodes=0/store=none); raw is SET NX PX and an EVALSHA that compares and deletes, on a plain go-redis client, and
 // shows what two commands to one node cost. One driver runs them all, so the ratios within a run are honest.
 //
-// Here each op is one lock and its release (the long benchmarks are in figures_test.go). With store=mini, time and allocations contain those of the servers.
+// Here each op is one lock and its release; figures_test.go says where it is not. With store=mini, time and allocations
+// contain those of the servers.
 
 // benchServersEnv names real servers.
 const benchServersEnv = "FLIGHTLOCK_BENCH_REDIS"
