@@ -35,7 +35,7 @@ lint: ## golangci-lint over all modules, where it is installed
 race: ## go test -race over all modules
 	@for m in $(MODULES); do (cd $$m && $(GO) test -race -count=1 -timeout 10m ./...) || exit 1; done
 
-bench: ## go test -bench, as for tuning: about 8 minutes
+bench: ## go test -bench, as for tuning; takes some minutes
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench
 
 demo: ## the main job on embedded nodes

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // This file measures how processes share one key, by the load of (b): 20 us of work under the lock, real processes and
@@ -15,6 +18,8 @@ const fairnessWork = 20 * time.Microsecond
 
 // BenchmarkFairness reports the shares of the holding time, in percent of all of it, Jain's index of them, the longest
 // wait of any goroutine, and throughput. x-alone is throughput by that of one process with as many goroutines.
+// server-commands/lock is what the servers count, subscriptions and connects included and the warm-up too; commands/lock
+// is what the clients count.
 func BenchmarkFairness(b *testing.B) {
 	for _, nodes := range []int{1, 3} {
 		b.Run(fmt.Sprintf("nodes=%d/procs=4/goroutines=100", nodes), func(b *testing.B) { againstAlone(b, nodes) })
@@ -28,10 +33,13 @@ func BenchmarkFairness(b *testing.B) {
 }
 
 func fairness(b *testing.B, cfg config) {
-	_, urls := startServers(b, 1)
+	servers, urls := startServers(b, 1)
 	f := figures{}
 	for range b.N {
-		f.addShares(hotKeyRun(b, urls, cfg, benchTime(b)))
+		before := callsOf(b, servers)
+		h := hotKeyRun(b, urls, cfg, benchTime(b))
+		f.addShares(h)
+		f.add("server-commands/lock", ratio(callsOf(b, servers)-before, h.Locks))
 	}
 	f.report(b)
 }
@@ -49,6 +57,20 @@ func againstAlone(b *testing.B, nodes int) {
 		f.add("x-alone", 2*h.LocksPerSecond/(before.LocksPerSecond+after.LocksPerSecond))
 	}
 	f.report(b)
+}
+
+// callsOf adds up the commands that clients of the library send. Servers also count those that scripts call.
+func callsOf(b *testing.B, servers []*redistest.Server) (n uint64) {
+	for _, s := range servers {
+		for name, calls := range s.CommandCalls(b) {
+			command, _, _ := strings.Cut(name, "|")
+			switch command {
+			case "evalsha", "eval", "script", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe", "hello", "client", "ping":
+				n += uint64(calls)
+			}
+		}
+	}
+	return n
 }
 
 // hotKeyRun runs (b) alone.
