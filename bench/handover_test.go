@@ -39,7 +39,7 @@ func BenchmarkHandover(b *testing.B) {
 
 func handovers(b *testing.B, nodes int) {
 	servers, urls := startServers(b, nodes)
-	c := benchStore{name: "redis", urls: urls}.client(b, 0)
+	c := benchStore{name: "redis", urls: urls}.client(b, patientTimeout)
 	w := startWaiter(b, urls)
 	rdb := servers[0].Client(b)
 	if err := compareAndDelete.Load(b.Context(), rdb).Err(); err != nil {
@@ -154,7 +154,7 @@ func (w *waiter) hear(b *testing.B, prefix string) string {
 
 // waiterMain is the other process, until in ends. It returns the exit code.
 func waiterMain(in io.Reader, out io.Writer, urls []string) int {
-	c, err := flightlock.Open(urls, flightlock.Options{})
+	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout})
 	if err == nil {
 		err = serveWaiter(bufio.NewScanner(in), out, c)
 	}
