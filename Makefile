@@ -35,8 +35,8 @@ lint: ## golangci-lint over all modules, where it is installed
 race: ## go test -race over all modules
 	@for m in $(MODULES); do (cd $$m && $(GO) test -race -count=1 -timeout 10m ./...) || exit 1; done
 
-bench: ## go test -bench, as for tuning
-	$(GO) test -run '^$$' -bench . -benchmem ./bench
+bench: ## go test -bench, as for tuning; takes some minutes
+	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench
 
 demo: ## the main job on embedded nodes
 	$(GO) run ./bench

@@ -49,7 +49,7 @@ func runBench(ctx context.Context, cfg config, bar *progress) (rep *report, err 
 }
 
 func (b *bench) setup() crewSetup {
-	s := crewSetup{Clients: b.cfg.clients, Embedded: len(b.nodes.embedded) > 0, Prefix: b.nodes.prefix}
+	s := crewSetup{Clients: b.cfg.clients, Polling: b.cfg.polling, Embedded: len(b.nodes.embedded) > 0, Prefix: b.nodes.prefix}
 	if b.cfg.procs > 0 {
 		s.CacheURL = b.nodes.urls[0]
 	}

@@ -28,7 +28,7 @@ func (b *bench) startChildren(ctx context.Context) error {
 	for i := range b.cfg.procs {
 		s := b.setup()
 		s.Proc, s.Register = i, path
-		s.Clients = b.cfg.clients*(i+1)/b.cfg.procs - b.cfg.clients*i/b.cfg.procs
+		s.Clients, s.Polling = b.cfg.clientsOf(i)
 		c, err := startChild(exe, i)
 		if err != nil {
 			return err
@@ -39,6 +39,12 @@ func (b *bench) startChildren(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// clientsOf says how many of the clients process i runs, and how many of these poll. The last of all clients poll.
+func (cfg config) clientsOf(i int) (clients, polling int) {
+	first, end := cfg.clients*i/cfg.procs, cfg.clients*(i+1)/cfg.procs
+	return end - first, max(0, end-max(first, cfg.clients-cfg.polling))
 }
 
 // childCrew is a crew in another process. One goroutine uses it.

@@ -27,6 +27,7 @@ type job struct {
 
 	Goroutines int           `json:"goroutines"` // per client, for the key
 	OwnKeys    int           `json:"own_keys"`   // per client, each for a key of its own
+	Work       time.Duration `json:"work"`       // under the lock of the key
 	Parts      int           `json:"parts"`
 	Part       time.Duration `json:"part"` // length of each; 0: the job ends when its work is done
 	Warmup     time.Duration `json:"warmup"`
@@ -44,6 +45,7 @@ const (
 type crewSetup struct {
 	Proc     int    `json:"proc"`
 	Clients  int    `json:"clients"`
+	Polling  int    `json:"polling"` // how many of them poll: the last ones
 	Embedded bool   `json:"embedded"`
 	Prefix   string `json:"prefix"` // of all keys
 	Register string `json:"register"`
@@ -107,12 +109,15 @@ func (c *localCrew) outcome(before, after []flightlock.Stats) *outcome {
 	for i, t := range c.tallies {
 		out.addTally(t)
 		co := clientOutcome{
+			Proc: c.Proc, Polling: c.polls(i),
 			Commands: after[i].Commands - before[i].Commands,
 			Handoffs: after[i].Handoffs - before[i].Handoffs,
 			Attempts: after[i].Attempts - before[i].Attempts,
 		}
 		for p := range c.job.Parts {
 			co.Locks += t.parts[p].locks.Load()
+			co.Held += time.Duration(t.parts[p].held.Load())
+			co.LongestWait = max(co.LongestWait, t.parts[p].waits.max())
 		}
 		out.Clients = append(out.Clients, co)
 	}
@@ -136,7 +141,7 @@ func (c *localCrew) connect(ctx context.Context, urls []string) error {
 	}
 	c.urls = urls
 	for i := range c.Clients {
-		cl, err := c.open(urls, c.options())
+		cl, err := c.open(urls, c.options(i))
 		if err != nil {
 			return fmt.Errorf("opening a client: %w", err)
 		}
@@ -148,16 +153,19 @@ func (c *localCrew) connect(ctx context.Context, urls []string) error {
 	return nil
 }
 
-// options are the defaults, but for embedded nodes: they have no INFO server, which the quarantine needs, and they
+// options are the defaults, but for clients that poll, and for embedded nodes: they have no INFO server, which the quarantine needs, and they
 // compete with the load for the same CPUs and take 0.2 ms for a script, so that the default NodeTimeout would show when
 // this machine is busy and not how the lock behaves.
-func (c *localCrew) options() flightlock.Options {
-	o := flightlock.Options{KeyPrefix: c.Prefix}
+func (c *localCrew) options(client int) flightlock.Options {
+	o := flightlock.Options{KeyPrefix: c.Prefix, DisableNotify: c.polls(client)}
 	if c.Embedded {
 		o.DisableQuarantine, o.NodeTimeout = true, time.Second
 	}
 	return o
 }
+
+// polls reports whether a client of this crew hears no notices.
+func (c *localCrew) polls(client int) bool { return client >= c.Clients-c.Polling }
 
 // firstLock proves that the nodes can be locked on at all, before thousands of goroutines try.
 func (c *localCrew) firstLock(ctx context.Context, cl locker, client int) error {

@@ -21,6 +21,8 @@ usage: go run ./bench [flags]
                  Unprotected, then with a singleflight per process, then with SingleFlightLock and a second
                  look at the cache under the lock.
   (b) hot key    all goroutines of all clients lock and release one key, as fast as they can.
+                 A table shows each process (or client, without -procs): its share of the locks and of the
+                 time that the key was held, and the longest wait of any of its goroutines.
   (c) node dies  as (b), beside goroutines that lock a key of their own each; in the middle third one node
                  refuses connections, then it comes back.
 
@@ -35,6 +37,11 @@ flags:
   -callers N       callers of each client in (a): 1 to 100000, default 1000
   -goroutines N    goroutines of each client in (b) and (c): 1 to 100000, default 250
   -duration D      length of (b) and of (c): 300ms to 10m, default 5s
+  -work D          work under the lock of the hot key in (b) and (c): 0s to 1s, default 0s. Below 1ms it
+                   keeps a CPU busy, from then on it sleeps.
+  -polling N       N of the clients hear no notices and ask every 10 ms instead: 0 to 64 and at most
+                   -clients, default 0
+  -only LIST       the phases to run: some of a, b, c, separated by commas, default all
   -json FILE       write all figures as JSON to FILE; "-" for stdout, the table then goes to stderr
   -h               this text
 
@@ -50,7 +57,14 @@ const (
 	maxAllGoroutines = 400_000
 	minDuration      = 300 * time.Millisecond
 	maxDuration      = 10 * time.Minute
+	maxWork          = time.Second
 )
+
+// allPhases are the names of the phases that -only knows.
+const allPhases = "abc"
+
+// spinBelow is up to where -work keeps a CPU busy: a sleep that short would mostly measure the timer.
+const spinBelow = time.Millisecond
 
 // config is what the flags say, checked.
 type config struct {
@@ -60,6 +74,9 @@ type config struct {
 	callers    int // per client, in (a)
 	goroutines int // per client, in (b) and (c)
 	duration   time.Duration
+	work       time.Duration // under the lock of the hot key
+	polling    int           // of the clients: the last ones
+	only       string        // the phases to run, out of allPhases; empty means all
 	jsonPath   string
 
 	// No flags, but for tests to change: cold keys per way of (a), the time before (b) and (c) that is not measured,
@@ -82,6 +99,9 @@ func parseFlags(args []string) (config, error) {
 	intFlag(fs, "callers", &cfg.callers, 1, maxGoroutines)
 	intFlag(fs, "goroutines", &cfg.goroutines, 1, maxGoroutines)
 	durationFlag(fs, "duration", &cfg.duration, minDuration, maxDuration)
+	durationFlag(fs, "work", &cfg.work, 0, maxWork)
+	intFlag(fs, "polling", &cfg.polling, 0, maxClients)
+	fs.Func("only", "", func(s string) (err error) { cfg.only, err = parsePhases(s); return err })
 	fs.Func("json", "", func(s string) error {
 		if s == "" {
 			return fmt.Errorf("want a file name, or - for stdout")
@@ -107,6 +127,9 @@ func (cfg config) complete() (config, error) {
 		return config{}, fmt.Errorf("-procs %d: at most -clients (%d), for a process needs a client to run",
 			cfg.procs, cfg.clients)
 	}
+	if cfg.polling > cfg.clients {
+		return config{}, fmt.Errorf("-polling %d: at most -clients (%d)", cfg.polling, cfg.clients)
+	}
 	if n := cfg.clients * cfg.callers; n > maxAllGoroutines {
 		return config{}, fmt.Errorf("-callers %d: x %d clients makes %d, at most %d", cfg.callers, cfg.clients, n, maxAllGoroutines)
 	}
@@ -114,6 +137,20 @@ func (cfg config) complete() (config, error) {
 		return config{}, fmt.Errorf("-goroutines %d: x %d clients makes %d, at most %d", cfg.goroutines, cfg.clients, n, maxAllGoroutines)
 	}
 	return cfg, nil
+}
+
+// runs reports whether a phase is to be run.
+func (cfg config) runs(phase string) bool { return cfg.only == "" || strings.Contains(cfg.only, phase) }
+
+// parsePhases reads the value of -only.
+func parsePhases(list string) (phases string, err error) {
+	for s := range strings.SplitSeq(list, ",") {
+		if s = strings.TrimSpace(s); len(s) != 1 || !strings.Contains(allPhases, s) {
+			return "", fmt.Errorf("want some of a, b, c, separated by commas")
+		}
+		phases += s
+	}
+	return phases, nil
 }
 
 func intFlag(fs *flag.FlagSet, name string, v *int, lo, hi int) {

@@ -26,6 +26,15 @@ func TestWrongFlagsNameFlagValueAndLimit(t *testing.T) {
 		{"-duration 1", []string{"-duration", `"1"`, "300ms to 10m"}},
 		{"-duration 299ms", []string{"-duration", `"299ms"`, "300ms to 10m"}},
 		{"-duration 11m", []string{"-duration", `"11m"`, "300ms to 10m"}},
+		{"-work -1ms", []string{"-work", `"-1ms"`, "0s to 1s"}},
+		{"-work 1001ms", []string{"-work", `"1001ms"`, "0s to 1s"}},
+		{"-polling -1", []string{"-polling", `"-1"`, "0 to 64"}},
+		{"-polling 65", []string{"-polling", `"65"`, "0 to 64"}},
+		{"-polling 5 -clients 4", []string{"-polling 5", "at most", "4"}},
+		{"-only d", []string{"-only", `"d"`, "some of a, b, c"}},
+		{"-only a,", []string{"-only", `"a,"`, "some of a, b, c"}},
+		{"-only ab", []string{"-only", `"ab"`, "some of a, b, c"}},
+		{"-only=", []string{"-only", "some of a, b, c"}},
 		{"-redis localhost", []string{"-redis", "localhost", "port"}},
 		{"-redis a:1,a:1", []string{"-redis", "a:1 is there twice"}},
 		{"-redis a:1,", []string{"-redis", "port is missing"}},
@@ -66,7 +75,8 @@ func TestDefaultsAreThoseOfTheHelpText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cfg.clients != 4 || cfg.procs != 0 || cfg.callers != 1000 || cfg.goroutines != 250 || cfg.duration != 5*time.Second || cfg.redis != nil {
+	if cfg.clients != 4 || cfg.procs != 0 || cfg.callers != 1000 || cfg.goroutines != 250 || cfg.duration != 5*time.Second || cfg.redis != nil ||
+		cfg.work != 0 || cfg.polling != 0 || !cfg.runs("a") || !cfg.runs("b") || !cfg.runs("c") {
 		t.Errorf("defaults are %+v", cfg)
 	}
 }
@@ -76,6 +86,13 @@ func TestProcsAloneRaisesClients(t *testing.T) {
 	cfg, err := parseFlags([]string{"-procs", "9"})
 	if err != nil || cfg.clients != 9 {
 		t.Errorf("clients %d, error %v; want 9, nil", cfg.clients, err)
+	}
+}
+
+func TestOnlyNamesThePhasesToRun(t *testing.T) {
+	cfg, err := parseFlags([]string{"-only", "c, a"})
+	if err != nil || !cfg.runs("a") || cfg.runs("b") || !cfg.runs("c") {
+		t.Errorf("phases %q, error %v; want a and c", cfg.only, err)
 	}
 }
 
@@ -92,7 +109,7 @@ func TestHelpGoesToStdoutAndNamesEveryFlag(t *testing.T) {
 	if code := benchMain(context.Background(), []string{"-h"}, &stdout, &stderr); code != exitOK {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	for _, f := range []string{"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-json", "-h"} {
+	for _, f := range []string{"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-work", "-polling", "-only", "-json", "-h"} {
 		if !strings.Contains(stdout.String(), "\n  "+f+" ") {
 			t.Errorf("the help text does not explain %s", f)
 		}

@@ -13,7 +13,7 @@ import (
 
 // locker is one client under test.
 type locker interface {
-	// lock is SingleFlightLock with the default retry strategy.
+	// lock is SingleFlightLock with the default retry strategy, or every pollEvery if the client polls.
 	lock(ctx context.Context, key string, ttl time.Duration) (heldLock, error)
 	stats() flightlock.Stats
 	close(ctx context.Context) error
@@ -30,18 +30,31 @@ type heldLock interface {
 // opener makes one client over the nodes at urls.
 type opener func(urls []string, opts flightlock.Options) (locker, error)
 
-type realClient struct{ c *flightlock.Client }
+type realClient struct {
+	c     *flightlock.Client
+	retry flightlock.RetryStrategy // nil: the default
+}
 
+// Who polls asks every 10 ms, as lock clients without notices do, and does not give up before the run ends.
+const (
+	pollEvery = 10 * time.Millisecond
+	pollTimes = int(2 * maxDuration / pollEvery)
+)
+
+// openClient opens a client that polls if it is to hear no notices.
 func openClient(urls []string, opts flightlock.Options) (locker, error) {
 	c, err := flightlock.Open(urls, opts)
 	if err != nil {
 		return nil, err
 	}
-	return realClient{c}, nil
+	if opts.DisableNotify {
+		return realClient{c, flightlock.LimitedRetry(pollEvery, pollTimes)}, nil
+	}
+	return realClient{c, nil}, nil
 }
 
 func (r realClient) lock(ctx context.Context, key string, ttl time.Duration) (heldLock, error) {
-	l, err := r.c.SingleFlightLock(ctx, key, ttl, nil)
+	l, err := r.c.SingleFlightLock(ctx, key, ttl, r.retry)
 	if err != nil {
 		return nil, err // not l: a nil *Lock in an interface is not nil
 	}

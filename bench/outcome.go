@@ -26,6 +26,7 @@ type tally struct {
 
 type partTally struct {
 	locks, own      atomic.Uint64 // grants: of the contended key, of the goroutines' own keys
+	held            atomic.Int64  // nanoseconds, from grants of the contended key to their releases
 	waits, ownWaits histogram
 	errors          map[string]errorCount
 }
@@ -41,6 +42,13 @@ func (t *tally) granted(part int, wait time.Duration) {
 	if part >= 0 {
 		t.parts[part].locks.Add(1)
 		t.parts[part].waits.record(wait)
+	}
+}
+
+// held counts for how long somebody had the contended key.
+func (t *tally) held(part int, d time.Duration) {
+	if part >= 0 {
+		t.parts[part].held.Add(int64(d))
 	}
 }
 
@@ -104,12 +112,16 @@ type partOutcome struct {
 	Errors   map[string]errorCount `json:"errors"`
 }
 
-// clientOutcome is one client's share: its grants of the contended key, and what its Stats counted meanwhile.
+// clientOutcome is one client's part: its grants of the contended key, and what its Stats counted meanwhile.
 type clientOutcome struct {
-	Locks    uint64 `json:"locks"`
-	Commands uint64 `json:"commands"`
-	Handoffs uint64 `json:"handoffs"`
-	Attempts uint64 `json:"attempts"`
+	Proc        int           `json:"proc"`    // process in which it ran
+	Polling     bool          `json:"polling"` // it heard no notices
+	Locks       uint64        `json:"locks"`
+	Held        time.Duration `json:"held_ns"`         // from grants to releases
+	LongestWait time.Duration `json:"longest_wait_ns"` // of any goroutine, cut short by the end of the run or not
+	Commands    uint64        `json:"commands"`
+	Handoffs    uint64        `json:"handoffs"`
+	Attempts    uint64        `json:"attempts"`
 }
 
 func newOutcome(parts int) *outcome {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -25,24 +26,38 @@ const (
 	maxOwn    = 10
 )
 
-func (b *bench) phases(ctx context.Context) (*report, error) {
-	perMiss := missTime * time.Duration(b.cfg.misses)
-	perHammer := b.cfg.duration + b.cfg.warmup
-	b.bar.start(time.Duration(len(stampedeKinds))*perMiss + 2*perHammer)
-	rep := newReport(b)
+// step is one stretch of the programme.
+type step struct {
+	phase    string // a, b or c
+	name     string
+	expected time.Duration
+	run      func(context.Context, *report) error
+}
+
+func (b *bench) steps() (all []step) {
 	for _, kind := range stampedeKinds {
-		b.bar.next("(a) stampede: "+kind, perMiss)
-		if err := b.stampede(ctx, kind, rep); err != nil {
-			return nil, fmt.Errorf("(a) stampede, %s: %w", kind, err)
+		run := func(ctx context.Context, rep *report) error { return b.stampede(ctx, kind, rep) }
+		all = append(all, step{"a", "stampede: " + kind, missTime * time.Duration(b.cfg.misses), run})
+	}
+	perHammer := b.cfg.duration + b.cfg.warmup
+	all = append(all, step{"b", "hot key", perHammer, b.hotKey}, step{"c", "a node dies", perHammer, b.nodeDies})
+	return slices.DeleteFunc(all, func(s step) bool { return !b.cfg.runs(s.phase) })
+}
+
+func (b *bench) phases(ctx context.Context) (*report, error) {
+	steps := b.steps()
+	var expected time.Duration
+	for _, s := range steps {
+		expected += s.expected
+	}
+	b.bar.start(expected)
+	rep := newReport(b)
+	for _, s := range steps {
+		title := fmt.Sprintf("(%s) %s", s.phase, s.name)
+		b.bar.next(title, s.expected)
+		if err := s.run(ctx, rep); err != nil {
+			return nil, fmt.Errorf("%s: %w", title, err)
 		}
-	}
-	b.bar.next("(b) hot key", perHammer)
-	if err := b.hotKey(ctx, rep); err != nil {
-		return nil, fmt.Errorf("(b) hot key: %w", err)
-	}
-	b.bar.next("(c) a node dies", perHammer)
-	if err := b.nodeDies(ctx, rep); err != nil {
-		return nil, fmt.Errorf("(c) a node dies: %w", err)
 	}
 	return rep, nil
 }
@@ -71,7 +86,7 @@ func (b *bench) stampede(ctx context.Context, kind string, rep *report) error {
 
 // hotKey lets all goroutines of all clients hammer one key.
 func (b *bench) hotKey(ctx context.Context, rep *report) error {
-	j := job{Kind: kindHammer, URLs: b.nodes.urls, Goroutines: b.cfg.goroutines,
+	j := job{Kind: kindHammer, URLs: b.nodes.urls, Goroutines: b.cfg.goroutines, Work: b.cfg.work,
 		Parts: 1, Part: b.cfg.duration, Warmup: b.cfg.warmup}
 	out, gaps, err := b.do(ctx, j, nil)
 	if err != nil {
@@ -87,11 +102,11 @@ func (b *bench) hotKey(ctx context.Context, rep *report) error {
 // nodeDies hammers too, with a node that is gone in the second of three parts.
 func (b *bench) nodeDies(ctx context.Context, rep *report) error {
 	if b.nodes.skipDown != "" {
-		rep.NodeDies.Skipped = b.nodes.skipDown
+		rep.NodeDies = &nodeDiesFigures{Skipped: b.nodes.skipDown}
 		return nil
 	}
 	part := (b.cfg.duration / 3).Truncate(time.Millisecond)
-	j := job{Kind: kindHammer, URLs: b.nodes.viaProxy, Goroutines: b.cfg.goroutines,
+	j := job{Kind: kindHammer, URLs: b.nodes.viaProxy, Goroutines: b.cfg.goroutines, Work: b.cfg.work,
 		OwnKeys: min(maxOwn, (b.cfg.goroutines+hotPerOwn-1)/hotPerOwn), Parts: 3, Part: part, Warmup: b.cfg.warmup}
 	out, gaps, err := b.do(ctx, j, func(ctx context.Context, start time.Time) error { return b.dieAndComeBack(ctx, start, part) })
 	if err != nil {

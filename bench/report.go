@@ -21,10 +21,14 @@ type report struct {
 	Procs      int       `json:"procs"` // 0: the clients ran in the bench's own process
 	Callers    int       `json:"callers"`
 	Goroutines int       `json:"goroutines"`
+	Polling    int       `json:"polling"` // of the clients
 
-	Stampede []stampedeFigures `json:"stampede"`
-	HotKey   hotKeyFigures     `json:"hot_key"`
-	NodeDies nodeDiesFigures   `json:"node_dies"`
+	Work time.Duration `json:"work_ns"` // under the lock of the hot key
+
+	// What -only left out is not there.
+	Stampede []stampedeFigures `json:"stampede,omitempty"`
+	HotKey   *hotKeyFigures    `json:"hot_key,omitempty"`
+	NodeDies *nodeDiesFigures  `json:"node_dies,omitempty"`
 
 	ViolationCount uint64   `json:"violation_count"`
 	Violations     []string `json:"violations"` // the first of them
@@ -56,6 +60,8 @@ type hotKeyFigures struct {
 	Handoffs        uint64                `json:"handoffs"`
 	Attempts        uint64                `json:"attempts"`
 	LongestGap      time.Duration         `json:"longest_gap_ns"`
+	Shares          []shareFigures        `json:"shares"`
+	Jain            float64               `json:"jain"` // fairness index of the shares' holding times
 	Clients         []clientOutcome       `json:"clients"`
 	Lost            uint64                `json:"lost"`
 	Errors          map[string]errorCount `json:"errors"`
@@ -82,6 +88,7 @@ func newReport(b *bench) *report {
 		Time: time.Now(), Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(),
 		Embedded: len(b.nodes.embedded) > 0, Nodes: b.nodes.hosts(),
 		Clients: b.cfg.clients, Procs: b.cfg.procs, Callers: b.cfg.callers, Goroutines: b.cfg.goroutines,
+		Polling: b.cfg.polling, Work: b.cfg.work,
 	}
 }
 
@@ -104,16 +111,17 @@ func (r *report) addStampede(kind string, misses int, o *outcome) {
 func (r *report) addHotKey(d time.Duration, o *outcome, gaps []time.Duration) {
 	p, sum := o.Parts[0], o.totals()
 	r.violated(o.Violations, prefixed("(b) ", o.Messages)...)
-	r.HotKey = hotKeyFigures{
+	all := sharesOf(o.Clients, r.Procs > 0)
+	r.HotKey = &hotKeyFigures{
 		Locks: p.Locks, LocksPerSecond: float64(p.Locks) / d.Seconds(), Wait: latencyOf(p.Waits),
 		Commands: sum.Commands, CommandsPerLock: ratio(sum.Commands, p.Locks), Handoffs: sum.Handoffs,
-		Attempts: sum.Attempts, LongestGap: gaps[0], Clients: o.Clients, Lost: o.Lost, Errors: p.Errors,
+		Attempts: sum.Attempts, LongestGap: gaps[0], Shares: all, Jain: jain(all), Clients: o.Clients, Lost: o.Lost, Errors: p.Errors,
 	}
 }
 
 func (r *report) addNodeDies(part time.Duration, o *outcome, gaps []time.Duration) {
 	r.violated(o.Violations, prefixed("(c) ", o.Messages)...)
-	r.NodeDies.Lost = o.Lost
+	r.NodeDies = &nodeDiesFigures{Lost: o.Lost}
 	for i, name := range []string{"before", "during", "after"} {
 		p := o.Parts[i]
 		r.NodeDies.Parts = append(r.NodeDies.Parts, partFigure{

@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,11 +23,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain lets the test binary be a child of -procs, as the program itself is.
+// TestMain lets the test binary be a child of -procs, as the program itself is, and the other process of
+// BenchmarkHandover.
 func TestMain(m *testing.M) {
 	logging.Disable()
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain(os.Stdin, os.Stdout))
+	}
+	if urls := os.Getenv(waiterEnv); urls != "" {
+		os.Exit(waiterMain(os.Stdin, os.Stdout, strings.Split(urls, ",")))
 	}
 	// A pool of go-redis that could not dial tries again every second, and looks only then whether it was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
@@ -59,14 +65,31 @@ func wantGoodRun(t *testing.T, cfg config) report {
 	if code != exitOK || !strings.Contains(stdout, "checked: never two holders") {
 		t.Fatalf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}
-	if len(rep.Stampede) != 3 || rep.Stampede[2].LoadsPerMiss != 1 || rep.HotKey.Locks == 0 || len(rep.HotKey.Clients) != cfg.clients {
-		t.Errorf("figures are missing: %+v", rep)
+	if len(rep.Stampede) != 3 || rep.Stampede[2].LoadsPerMiss != 1 || rep.HotKey == nil || rep.HotKey.Locks == 0 ||
+		len(rep.HotKey.Clients) != cfg.clients || rep.HotKey.Jain <= 0 || rep.NodeDies == nil {
+		t.Fatalf("figures are missing: %+v", rep)
 	}
 	return rep
 }
 
+// wantShares checks that the table has a row for each sharer, and that the shares are of one whole.
+func wantShares(t *testing.T, rep report, names ...string) {
+	t.Helper()
+	var got []string
+	var locks, holding float64
+	for _, s := range rep.HotKey.Shares {
+		got = append(got, s.title())
+		locks += s.ShareOfLocks
+		holding += s.ShareOfHolding
+	}
+	if !slices.Equal(got, names) || math.Abs(locks-1) > 1e-6 || math.Abs(holding-1) > 1e-6 {
+		t.Errorf("%q got %v of the locks and %v of the holding time; want %q and 1", got, locks, holding, names)
+	}
+}
+
 func TestRunOnEmbeddedNodes(t *testing.T) {
 	rep := wantGoodRun(t, smallConfig())
+	wantShares(t, rep, "client 0", "client 1")
 	if len(rep.NodeDies.Parts) != 3 || rep.NodeDies.Parts[1].OwnLocksPerSecond == 0 {
 		t.Errorf("with one of three nodes gone no quorum was reached: %+v", rep.NodeDies)
 	}
@@ -75,7 +98,81 @@ func TestRunOnEmbeddedNodes(t *testing.T) {
 func TestRunWithProcesses(t *testing.T) {
 	cfg := smallConfig()
 	cfg.procs, cfg.clients = 2, 3
-	wantGoodRun(t, cfg)
+	wantShares(t, wantGoodRun(t, cfg), "process 0", "process 1")
+}
+
+func TestRunWithClientsThatPoll(t *testing.T) {
+	cfg := smallConfig()
+	cfg.procs, cfg.clients, cfg.polling = 2, 3, 2
+	rep := wantGoodRun(t, cfg)
+	wantShares(t, rep, "process 0", "process 1, polling")
+	if rep.Polling != 2 {
+		t.Errorf("the JSON says that %d poll, want 2", rep.Polling)
+	}
+}
+
+// -polling reaches the library: the last clients hear no notices.
+func TestLastClientsPoll(t *testing.T) {
+	cfg := smallConfig()
+	cfg.clients, cfg.polling, cfg.only = 3, 1, "b"
+	var mu sync.Mutex
+	var silent []bool
+	w := &fakeWorld{}
+	cfg.open = func(_ []string, o flightlock.Options) (locker, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		silent = append(silent, o.DisableNotify)
+		return w, nil
+	}
+	code, rep, stdout, stderr := runSmall(t, cfg)
+	if code != exitOK || !strings.Contains(stdout, "client 2, polling") || !strings.Contains(stdout, "asks every 10ms") {
+		t.Errorf("exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if !slices.Equal(silent, []bool{false, false, true}) {
+		t.Errorf("DisableNotify is %v", silent)
+	}
+	wantShares(t, rep, "client 0", "client 1", "client 2, polling")
+}
+
+// What -only leaves out is neither run nor shown nor in the JSON.
+func TestOnlySomePhasesAreRun(t *testing.T) {
+	heads := map[string]string{"a": "(a) stampede", "b": "(b) hot key", "c": "(c) one of"}
+	for _, only := range []string{"a", "b", "c", "ac"} {
+		cfg := smallConfig()
+		cfg.only, cfg.open = only, (&fakeWorld{}).open
+		code, rep, stdout, stderr := runSmall(t, cfg)
+		if code != exitOK {
+			t.Errorf("-only %s: exit code %d: %s", only, code, stderr)
+		}
+		for phase, head := range heads {
+			if strings.Contains(stdout, head) != cfg.runs(phase) {
+				t.Errorf("-only %s: (%s) in the table?\n%s", only, phase, stdout)
+			}
+		}
+		if (rep.Stampede != nil) != cfg.runs("a") || (rep.HotKey != nil) != cfg.runs("b") || (rep.NodeDies != nil) != cfg.runs("c") {
+			t.Errorf("-only %s: in the JSON is %+v", only, rep)
+		}
+	}
+}
+
+// The work is done under the lock, so it is in the holding time, whether it is short and busy or long and idle.
+func TestWorkIsHoldingTime(t *testing.T) {
+	for _, d := range []time.Duration{50 * time.Microsecond, 5 * time.Millisecond} {
+		cfg := smallConfig()
+		cfg.only, cfg.work, cfg.open = "b", d, (&fakeWorld{}).open
+		code, rep, stdout, stderr := runSmall(t, cfg)
+		if code != exitOK || !strings.Contains(stdout, "of work under it") || rep.Work != d {
+			t.Fatalf("-work %v: exit code %d\n%s\n%s", d, code, stdout, stderr)
+		}
+		var held time.Duration
+		for _, s := range rep.HotKey.Shares {
+			held += s.Held
+		}
+		// The last hold may be cut short by the end of the run.
+		if least := time.Duration(rep.HotKey.Locks-1) * d; held < least {
+			t.Errorf("-work %v: %d locks were held for %v, want %v or more", d, rep.HotKey.Locks, held, least)
+		}
+	}
 }
 
 // On servers of somebody else no key of ours stays, but for fence buckets of the library; and with one node (c) cannot

@@ -15,9 +15,15 @@ import (
 func writeTable(w io.Writer, r *report) {
 	fmt.Fprintf(w, "flightlock bench: %s; %s in %s\n%s %s, %d CPUs\n\n",
 		nodesText(r), plural(r.Clients, "client"), procsText(r), r.Go, r.System, r.CPUs)
-	writeStampede(w, r)
-	writeHotKey(w, r)
-	writeNodeDies(w, r)
+	if r.Stampede != nil {
+		writeStampede(w, r)
+	}
+	if r.HotKey != nil {
+		writeHotKey(w, r)
+	}
+	if r.NodeDies != nil {
+		writeNodeDies(w, r)
+	}
 	writeVerdict(w, r)
 }
 
@@ -59,16 +65,50 @@ func writeStampede(w io.Writer, r *report) {
 
 func writeHotKey(w io.Writer, r *report) {
 	h := r.HotKey
-	fmt.Fprintf(w, "(b) hot key: %d clients x %d goroutines lock and release one key as fast as they can\n", r.Clients, r.Goroutines)
+	fmt.Fprintf(w, "(b) hot key: %d clients x %d goroutines lock and release one key %s\n", r.Clients, r.Goroutines, workText(r.Work))
 	table{
-		{"locks/s", "p50 wait", "p99 wait", "max wait", "commands/lock", "handoffs", "longest gap", "share of clients"},
+		{"locks/s", "p50 wait", "p99 wait", "max wait", "commands/lock", "handoffs", "longest gap"},
 		{count(uint64(h.LocksPerSecond)), duration(h.Wait.P50), duration(h.Wait.P99), duration(h.Wait.Max),
-			fmt.Sprintf("%.4f", h.CommandsPerLock), count(h.Handoffs), duration(h.LongestGap), shares(h.Clients)},
+			fmt.Sprintf("%.4f", h.CommandsPerLock), count(h.Handoffs), duration(h.LongestGap)},
 	}.write(w)
 	fmt.Fprintln(w, "  Wait is from the call to the grant, of those that got it but for max; gap is a time in which nobody was granted the key.")
-	fmt.Fprintln(w, "  Clients do not take turns yet: the one whose queue never runs empty keeps the key from the others.")
+	fmt.Fprintln(w)
+	writeShares(w, h)
+	fmt.Fprintf(w, "  Jain's fairness index of the holding times is %.3f, where 1 is even. Clients that want one key hold it in turns of\n"+
+		"  HandoffSlice (20ms), and hand it on inside during a turn; a client that is alone keeps it.\n", h.Jain)
+	if r.Polling > 0 {
+		fmt.Fprintf(w, "  Who polls hears no notices of release and asks every %v.\n", pollEvery)
+	}
 	writeErrors(w, "", h.Errors, h.Lost)
 	fmt.Fprintln(w)
+}
+
+func workText(d time.Duration) string {
+	if d == 0 {
+		return "as fast as they can"
+	}
+	return fmt.Sprintf("with %v of work under it", d)
+}
+
+// writeShares shows what each process, or each client, got.
+func writeShares(w io.Writer, h *hotKeyFigures) {
+	t := table{{"", "locks", "share of locks", "share of holding time", "longest wait", "commands/lock"}}
+	for _, s := range h.Shares {
+		t = append(t, []string{s.title(), count(s.Locks), percent(s.ShareOfLocks), percent(s.ShareOfHolding),
+			duration(s.LongestWait), fmt.Sprintf("%.4f", ratio(s.Commands, s.Locks))})
+	}
+	t.write(w)
+}
+
+// title names a sharer, and says if it polls.
+func (s shareFigures) title() string {
+	switch s.Polling {
+	case 0:
+		return s.Name
+	case s.Clients:
+		return s.Name + ", polling"
+	}
+	return fmt.Sprintf("%s, %d of %d clients polling", s.Name, s.Polling, s.Clients)
 }
 
 func writeNodeDies(w io.Writer, r *report) {
@@ -99,7 +139,11 @@ func writeNodeDies(w io.Writer, r *report) {
 
 func writeVerdict(w io.Writer, r *report) {
 	if r.ViolationCount == 0 {
-		fmt.Fprintln(w, "checked: never two holders at once, every fence above the one before, one load per miss under the lock")
+		checked := "checked: never two holders at once, every fence above the one before"
+		if r.Stampede != nil {
+			checked += ", one load per miss under the lock"
+		}
+		fmt.Fprintln(w, checked)
 		return
 	}
 	fmt.Fprintf(w, "FAILED: %s\n", plural(int(r.ViolationCount), "broken promise"))
@@ -193,16 +237,4 @@ func errorSum(errs map[string]errorCount) (n uint64) {
 	return n
 }
 
-// shares shows how even the clients were served: the smallest and the largest share.
-func shares(clients []clientOutcome) string {
-	var sum uint64
-	var each []uint64
-	for _, c := range clients {
-		sum += c.Locks
-		each = append(each, c.Locks)
-	}
-	if sum == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.0f%% to %.0f%%", 100*ratio(slices.Min(each), sum), 100*ratio(slices.Max(each), sum))
-}
+func percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }

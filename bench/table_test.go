@@ -22,7 +22,10 @@ func TestFiguresAreReadable(t *testing.T) {
 		{duration(0), "0s"}, {duration(999), "999ns"}, {duration(1234567), "1.23ms"}, {duration(51449 * time.Microsecond), "51.4ms"},
 		{duration(1999 * time.Millisecond), "2s"}, {duration(61 * time.Second), "1m1s"},
 		{plural(1, "client"), "1 client"}, {plural(4, "client"), "4 clients"}, {plural(2, "process", "processes"), "2 processes"},
-		{shares([]clientOutcome{{Locks: 1}, {Locks: 3}}), "25% to 75%"}, {shares(nil), "-"},
+		{percent(0.25), "25.0%"}, {percent(1), "100.0%"}, {workText(0), "as fast as they can"}, {workText(20 * time.Microsecond), "with 20µs of work under it"},
+		{shareFigures{Name: "client 1", Clients: 1}.title(), "client 1"},
+		{shareFigures{Name: "process 1", Clients: 2, Polling: 2}.title(), "process 1, polling"},
+		{shareFigures{Name: "process 1", Clients: 2, Polling: 1}.title(), "process 1, 1 of 2 clients polling"},
 	}
 	for _, tt := range tests {
 		if tt.got != tt.want {

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file measures the hand-over between processes: from the call of Release in one to the return of
+// SingleFlightLock in another that has been waiting. It compares that with what nobody can do without, a round trip to
+// Redis after an equal pause: an EVALSHA that compares and deletes, on a plain go-redis client.
+//
+// The other process is this test binary again. The two share a machine and so its wall clock, by which both note the
+// time; a run in which that clock is set is to be repeated.
+
+const (
+	handoverKey     = "handover"
+	handoverSamples = 300
+)
+
+// BenchmarkHandover reports medians, 99th percentiles and their ratios; x-p99-of-p50 is the p99 of the hand-over by the
+// median of the EVALSHA. One op is 300 samples of each, in turns.
+func BenchmarkHandover(b *testing.B) {
+	for _, n := range []int{1, 3} {
+		b.Run(fmt.Sprintf("nodes=%d", n), func(b *testing.B) { handovers(b, n) })
+	}
+}
+
+func handovers(b *testing.B, nodes int) {
+	servers, urls := startServers(b, nodes)
+	c := benchStore{name: "redis", urls: urls}.client(b, patientTimeout)
+	w := startWaiter(b, urls)
+	rdb := servers[0].Client(b)
+	if err := compareAndDelete.Load(b.Context(), rdb).Err(); err != nil {
+		b.Fatal(err)
+	}
+	handover(b, c, w, 0) // connections, scripts
+	var ours, raws []float64
+	for range b.N * handoverSamples {
+		pause := 20*time.Millisecond + rand.N(30*time.Millisecond)
+		ours = append(ours, float64(handover(b, c, w, pause)))
+		raws = append(raws, float64(rawDelete(b, rdb, pause)))
+	}
+	f := figures{}
+	for name, q := range map[string]float64{"p50": 0.5, "p99": 0.99} {
+		f.add(name+"-ns", quantile(ours, q))
+		f.add("evalsha-"+name+"-ns", quantile(raws, q))
+		f.add("x-"+name, quantile(ours, q)/quantile(raws, q))
+	}
+	f.add("x-p99-of-p50", quantile(ours, 0.99)/quantile(raws, 0.5))
+	f.report(b)
+}
+
+// handover holds the key until the other process has waited for it for a pause, and returns how long after the release
+// that one had it.
+func handover(b *testing.B, c *flightlock.Client, w *waiter, pause time.Duration) time.Duration {
+	l, err := c.SingleFlightLock(b.Context(), handoverKey, benchTTL, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	w.say(b, "lock")
+	w.hear(b, "waiting")
+	time.Sleep(pause)
+	released := time.Now()
+	if err := l.Release(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	got, err := strconv.ParseInt(w.hear(b, "got "), 10, 64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	w.say(b, "release")
+	w.hear(b, "released")
+	return time.Duration(got - released.UnixNano())
+}
+
+// rawDelete lets an equal pause pass before it deletes a key.
+func rawDelete(b *testing.B, rdb *redis.Client, pause time.Duration) time.Duration {
+	if err := rdb.Set(b.Context(), "raw", "me", benchTTL).Err(); err != nil {
+		b.Fatal(err)
+	}
+	time.Sleep(pause)
+	began := time.Now()
+	n, err := compareAndDelete.EvalSha(b.Context(), rdb, []string{"raw"}, "me").Int()
+	took := time.Since(began)
+	if err != nil || n != 1 {
+		b.Fatalf("the EVALSHA deleted %d keys: %v", n, err)
+	}
+	return took
+}
+
+// waiter is the process that waits for the key. It speaks in lines: "lock" is answered by "waiting" as soon as it does,
+// and by "got" and the time when it has the lock; "release" by "released".
+type waiter struct {
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+// waiterEnv makes the test binary a waiter on the nodes that it names.
+const waiterEnv = "FLIGHTLOCK_BENCH_WAITER"
+
+// startWaiter starts a waiter, which ends with the benchmark.
+func startWaiter(b *testing.B, urls []string) *waiter {
+	exe, err := os.Executable()
+	if err != nil {
+		b.Skip(err)
+	}
+	cmd := exec.CommandContext(b.Context(), exe)
+	cmd.Env = append(os.Environ(), waiterEnv+"="+strings.Join(urls, ","))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = cmd.Wait() }) // killed, for the benchmark's context has ended
+	return &waiter{in, bufio.NewScanner(out)}
+}
+
+func (w *waiter) say(b *testing.B, line string) {
+	if _, err := fmt.Fprintln(w.in, line); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// hear wants a line that begins with prefix, and returns the rest of it.
+func (w *waiter) hear(b *testing.B, prefix string) string {
+	if !w.out.Scan() {
+		b.Fatalf("the waiter ended instead of saying %q", prefix)
+	}
+	rest, ok := strings.CutPrefix(w.out.Text(), prefix)
+	if !ok {
+		b.Fatalf("the waiter said %q, not %q", w.out.Text(), prefix)
+	}
+	return rest
+}
+
+// waiterMain is the other process, until in ends. It returns the exit code.
+func waiterMain(in io.Reader, out io.Writer, urls []string) int {
+	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout})
+	if err == nil {
+		err = serveWaiter(bufio.NewScanner(in), out, c)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "waiter:", err)
+		return exitFailed
+	}
+	return exitOK
+}
+
+func serveWaiter(in *bufio.Scanner, out io.Writer, c *flightlock.Client) error {
+	ctx := context.Background()
+	var held *flightlock.Lock
+	for in.Scan() {
+		switch in.Text() {
+		case "lock":
+			l, at, err := waitForLock(ctx, out, c)
+			if err != nil {
+				return err
+			}
+			held = l
+			fmt.Fprintf(out, "got %d\n", at.UnixNano())
+		case "release":
+			if err := held.Release(ctx); err != nil {
+				return err
+			}
+			fmt.Fprintln(out, "released")
+		}
+	}
+	return nil
+}
+
+// waitForLock says when the library counts it among its waiters, so that nobody measures a call that has yet to begin.
+func waitForLock(ctx context.Context, out io.Writer, c *flightlock.Client) (l *flightlock.Lock, at time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		l, err = c.SingleFlightLock(ctx, handoverKey, benchTTL, nil)
+		at = time.Now()
+	}()
+	for c.Stats().Waiters == 0 {
+		time.Sleep(50 * time.Microsecond)
+	}
+	fmt.Fprintln(out, "waiting")
+	<-done
+	return l, at, err
+}
