@@ -90,6 +90,10 @@ type Group struct {
 	closed atomic.Bool
 	died   chan struct{} // has an entry when a flight died after close began
 
+	// leaving counts what flights have still to do about their contests: to have begun to
+	// listen, and when they have died, to stop that and to leave.
+	leaving sync.WaitGroup
+
 	// readies are channels for waiting. A Hold returns its own only when it is empty and
 	// nobody can send to it any more. The pool is the Group's own because a channel made
 	// in a test's synctest bubble must not get out of it.
@@ -227,6 +231,7 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 			forced = g.evict()
 		}
 	}
+	g.leaving.Wait() // flights that are gone add nothing
 	return forced
 }
 

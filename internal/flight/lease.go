@@ -12,6 +12,7 @@ import (
 // askLocked begins a remote attempt, with h's ttl.
 func (f *flight) askLocked(h *Hold) {
 	f.asking, f.given, f.again, f.attempt = true, false, false, nil
+	f.free = time.Time{}
 	f.wish = h.ttl
 	f.counts.Attempts++
 	if h.patience != nil {
@@ -62,6 +63,7 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 		f.pauseLocked(o)
 		if o.Owned && f.n > 0 { // somebody waits for it
 			f.contendLocked(owner)
+			f.restLocked()
 		}
 	}
 }
@@ -85,9 +87,11 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 // pauseLocked waits after a failed attempt.
 func (f *flight) pauseLocked(o *Outcome) {
 	now := time.Now()
-	f.tried, f.free, f.owned = now, time.Time{}, o.Owned
+	f.tried, f.owned = now, o.Owned
 	if o.Free > 0 {
-		f.free = now.Add(max(o.Free, minDelay))
+		if free := now.Add(max(o.Free, minDelay)); f.free.IsZero() || free.Before(f.free) {
+			f.free = free // else somebody's turn was told meanwhile, which ends before
+		}
 	}
 	f.paceLocked(now)
 }
@@ -197,7 +201,7 @@ func (f *flight) partLocked(rival string, gone chan<- error) {
 	l := f.lease
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
-	f.parting, f.again = true, false
+	f.parting, f.again, f.free = true, false, time.Time{}
 	if f.contest != nil && rival == "" {
 		f.contest.wanting = false // the release takes it back
 	}
@@ -324,7 +328,8 @@ func (f *flight) startRefreshLocked(now time.Time, ttl time.Duration, more int64
 	f.counts.Refreshes++
 	l, served := f.lease, f.served
 	f.served = nil
-	looks := f.g.cfg.Slice > 0 && f.n > 0 && !now.Before(f.slice.Add(-f.g.cfg.Slice/2))
+	shared := f.n > 0 || f.holds > 1 // a holder by itself is not to yield: its release will
+	looks := f.g.cfg.Slice > 0 && shared && !now.Before(f.slice.Add(-f.g.cfg.Slice/2))
 	f.looked = f.looked || looks
 	f.laterLocked(func(bool) {
 		l.Refresh(ttl, more, timeout, looks, func(g Grant, o *Outcome) { f.refreshed(l, served, looks, g, o) })

@@ -76,11 +76,15 @@ func (f *flight) contendLocked(contender string) {
 	if watch == nil {
 		return
 	}
+	f.g.leaving.Add(1)
 	f.laterLocked(func(bool) {
+		defer f.g.leaving.Done()
 		stop := watch(f.key, c.contender, f.heard)
 		f.mu.Lock()
-		c.stop = stop
 		dead := f.dead
+		if !dead {
+			c.stop = stop
+		}
 		f.mu.Unlock()
 		if dead {
 			stop()
@@ -102,7 +106,7 @@ func (f *flight) heard(n News) {
 		f.contest.hears = false
 	case Theirs: // it has its turn, or has not come for it
 		f.free = time.Now().Add(f.g.cfg.Turn + minDelay)
-		if f.pausingLocked() && f.owned {
+		if f.pausingLocked() {
 			f.restLocked()
 		}
 		return
@@ -120,12 +124,11 @@ func (f *flight) leaveLocked() {
 	if c == nil {
 		return
 	}
+	f.g.leaving.Add(1)
 	f.laterLocked(func(bool) {
-		f.mu.Lock()
-		stop := c.stop
-		f.mu.Unlock()
-		if stop != nil {
-			stop()
+		defer f.g.leaving.Done()
+		if c.stop != nil { // written before the flight died, or never
+			c.stop()
 		}
 		if c.wanting {
 			f.g.cfg.Leave(f.key, c.contender)
