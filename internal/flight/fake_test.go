@@ -308,7 +308,7 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 	w.mu.Lock()
 	if w.exclusive && w.takenLocked(a.key) {
 		w.mu.Unlock()
-		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond})
+		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond, Owned: tokens%2 == 0})
 		return
 	}
 	l := &fakeLease{w: w, key: a.key, until: a.began.Add(validity(a.ttl))}
