@@ -291,11 +291,14 @@ func (a *fakeAttempt) held(free time.Duration) { a.fail(Outcome{Err: errTaken, F
 // taken is a failure because one other has the key, and split one because several have
 // votes.
 func (a *fakeAttempt) taken(free time.Duration) {
-	a.fail(Outcome{Err: errTaken, Free: free, Owned: true})
+	a.fail(Outcome{Err: errTaken, Free: free, Taken: true, Owned: true})
 }
-func (a *fakeAttempt) split(free time.Duration) { a.fail(Outcome{Err: errTaken, Free: free}) }
-func (a *fakeAttempt) unavailable()             { a.fail(Outcome{Err: errDown}) }
-func (a *fakeAttempt) final()                   { a.fail(Outcome{Err: errFinal, Final: true}) }
+
+func (a *fakeAttempt) split(free time.Duration) {
+	a.fail(Outcome{Err: errTaken, Free: free, Taken: true})
+}
+func (a *fakeAttempt) unavailable() { a.fail(Outcome{Err: errDown}) }
+func (a *fakeAttempt) final()       { a.fail(Outcome{Err: errFinal, Final: true}) }
 
 // grant lets the attempt win. Its validity counts from its begin.
 func (a *fakeAttempt) grant() { a.grantBlock(a.tokens) }
@@ -308,7 +311,7 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 	w.mu.Lock()
 	if w.exclusive && w.takenLocked(a.key) {
 		w.mu.Unlock()
-		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond, Owned: tokens%2 == 0})
+		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond, Taken: true, Owned: tokens%2 == 0})
 		return
 	}
 	l := &fakeLease{w: w, key: a.key, until: a.began.Add(validity(a.ttl))}

@@ -68,7 +68,8 @@ type flight struct {
 	tried   time.Time // when the last attempt failed, or the lease was given away
 	paused  time.Time // when the pause ends
 	free    time.Time // when the key could be free, by the last outcome; zero: unknown
-	owned   bool      // another has the key, who will tell when it lets go
+	taken   bool      // others' votes are why it failed
+	owned   bool      // one other has the key, who will tell when it lets go
 	again   bool      // news has come since the attempt began: try again if it fails
 
 	contest *contest  // nil: no rival was met

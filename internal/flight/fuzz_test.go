@@ -487,11 +487,11 @@ func (s *sim) checkFlight(f *flight) {
 func (s *sim) checkPause(f *flight) bool {
 	atMost := func(t time.Time) bool { return t.IsZero() || !f.paused.After(t) }
 	switch c := f.contest; {
-	case f.owned && c == nil: // that is what a contest is for
+	case f.taken && c == nil: // that is what a contest is for
 		return false
 	case f.owned && c.hears:
 		return atMost(f.tried.Add(safety)) && atMost(f.free)
-	case f.owned:
+	case f.taken && !c.hears:
 		return atMost(f.tried.Add(blind)) && atMost(f.free) && atMost(f.head.due)
 	}
 	return atMost(f.free) && atMost(f.head.due)

@@ -37,7 +37,8 @@ type Outcome struct {
 	Final bool          // acquire: trying again cannot help, whoever waits
 	Lost  bool          // refresh: the lease is gone
 	Free  time.Duration // acquire: how soon the key could be free; 0 when unknown
-	Owned bool          // acquire: another has the key for certain, and will tell when it lets go
+	Taken bool          // acquire: others' votes are why
+	Owned bool          // acquire: moreover one other has the key for certain, and will tell when it lets go
 }
 
 // Attempt is a remote attempt.

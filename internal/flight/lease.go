@@ -61,7 +61,7 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 	default:
 		f.last = o.Err
 		f.pauseLocked(o)
-		if o.Owned && f.n > 0 { // somebody waits for it
+		if o.Taken && f.n > 0 { // somebody waits for it
 			f.contendLocked(owner)
 			f.restLocked()
 		}
@@ -87,7 +87,7 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 // pauseLocked waits after a failed attempt.
 func (f *flight) pauseLocked(o *Outcome) {
 	now := time.Now()
-	f.tried, f.owned = now, o.Owned
+	f.tried, f.taken, f.owned = now, o.Taken, o.Owned
 	if o.Free > 0 {
 		if free := now.Add(max(o.Free, minDelay)); f.free.IsZero() || free.Before(f.free) {
 			f.free = free // else somebody's turn was told meanwhile, which ends before
@@ -224,7 +224,7 @@ func (f *flight) parted(yielded bool) {
 	case f.n == 0:
 		f.dieLocked()
 	case yielded && !f.again:
-		f.pauseLocked(&Outcome{Free: f.g.cfg.Turn, Owned: true})
+		f.pauseLocked(&Outcome{Free: f.g.cfg.Turn, Taken: true, Owned: true})
 	default:
 		f.askLocked(f.head)
 	}

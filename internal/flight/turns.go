@@ -138,14 +138,16 @@ func (f *flight) leaveLocked() {
 
 // nextLocked is when the next attempt is due, after one that failed: as the front waiter's
 // strategy says, but no later than when the key could be free. When the key is known to be
-// another's and the flight hears when it is let go, the strategy's delays send nothing.
+// another's and the flight hears when it is let go, the strategy's delays send nothing. With
+// an even number of nodes that is hardly ever known, because half of them decide.
 func (f *flight) nextLocked() time.Time {
 	next := f.head.due
-	if c := f.contest; c != nil && f.owned {
-		if c.hears {
-			next = f.tried.Add(safety)
-		} else {
+	if c := f.contest; c != nil && f.taken {
+		switch {
+		case !c.hears:
 			next = earlier(next, f.tried.Add(blind))
+		case f.owned:
+			next = f.tried.Add(safety)
 		}
 	}
 	if !f.free.IsZero() {

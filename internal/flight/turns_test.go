@@ -712,6 +712,33 @@ func TestNotOwnedIsPolled(t *testing.T) {
 	}
 }
 
+// Even where votes are split the flight gets its place among those who wait: with an even
+// number of nodes an attempt is lost before anybody can be known to have a majority.
+func TestSplitVotesContendToo(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start()
+		w.attempt().split(0)
+		w.wantHistory("acquire", "watch owner-1")
+		pass(blind)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().split(0)
+		w.news(Ours)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	})
+	inBubble(t, func(t *testing.T, w *world) { // not so where nobody is known to want the key
+		w.byHand()
+		c := w.start()
+		w.attempt().unavailable()
+		pass(time.Minute)
+		w.wantHistory("acquire")
+		c.leaves()
+	})
+}
+
 // Leaving.
 
 // The last waiter takes the flight with it, in whatever state it is; what the nodes know
