@@ -122,7 +122,8 @@ func (l *lease) Peek() error {
 }
 
 func outcome(key string, f *quorum.Failure) *flight.Outcome {
-	return &flight.Outcome{Err: quorumError(key, f), Final: f.Final, Lost: f.Reason == quorum.NotHeld, Free: f.Free, Owned: f.Owned}
+	return &flight.Outcome{Err: quorumError(key, f), Final: f.Final, Lost: f.Reason == quorum.NotHeld, Free: f.Free,
+		Taken: f.Reason == quorum.Taken, Owned: f.Owned}
 }
 
 // short is a lock key as the caller knows it.

@@ -49,19 +49,22 @@ type world struct {
 	refreshes []*fakeRefresh
 	log       []string
 	prepared  int
-	underWay  int // attempts, of all keys
-	most      int // of them at once
+	underWay  int    // attempts, of all keys
+	most      int    // of them at once
+	rival     string // whom a look finds
+	watches   []*fakeWatch
+	wants     map[string]bool // contenders that the nodes may know of
 }
 
 // newWorld makes a world that grants and confirms whatever is asked, at once.
 func newWorld(t *testing.T, change ...func(*Config)) *world {
-	w := &world{t: t, acquire: (*fakeAttempt).grant, refresh: (*fakeRefresh).confirm}
+	w := &world{t: t, acquire: (*fakeAttempt).grant, refresh: (*fakeRefresh).confirm, wants: map[string]bool{}}
 	w.release = func(l *fakeLease) { l.released(nil) }
 	w.cancel = func(a *fakeAttempt) { a.fail(Outcome{Err: errTaken}) }
 	cfg := Config{
 		Prepare: w.prepare, Validity: validity, NodeTimeout: 50 * time.Millisecond,
 		Slice: time.Hour, // looks for rivals are tests of their own
-		Turn:  100 * time.Millisecond, Leave: w.leave,
+		Turn:  turn, Watch: w.watch, Leave: w.leave,
 		Busy:    func(string, string) error { return errBusy },
 		Crowded: func(string) error { return errCrowded },
 		GaveUp: func(_ string, ctxErr, last error) error {
@@ -101,10 +104,69 @@ func (w *world) now(decide func(*fakeAttempt)) {
 
 func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
 
+const turn = 100 * time.Millisecond
+
+// fakeWatch is one listening, of which a test is the nodes.
+type fakeWatch struct {
+	w         *world
+	contender string
+	hear      func(News)
+	stops     int // guarded by w.mu
+}
+
+func (w *world) watch(_, contender string, hear func(News)) (stop func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.note("watch %s", contender)
+	fw := &fakeWatch{w: w, contender: contender, hear: hear}
+	w.watches = append(w.watches, fw)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.note("stop %s", contender)
+		if fw.stops++; fw.stops > 1 {
+			w.t.Errorf("the watch of %s was stopped %d times", contender, fw.stops)
+		}
+	}
+}
+
+// news is told to the latest watch.
+func (w *world) news(n News) {
+	w.t.Helper()
+	w.mu.Lock()
+	if len(w.watches) == 0 {
+		w.t.Fatal("nobody listens")
+	}
+	fw := w.watches[len(w.watches)-1]
+	w.mu.Unlock()
+	fw.hear(n)
+	synctest.Wait()
+}
+
+// rivals has looks find a rival from now on, "" for nobody.
+func (w *world) rivals(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rival = name
+}
+
 func (w *world) leave(_, contender string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.note("leave %s", contender)
+	if !w.wants[contender] {
+		w.t.Errorf("%s left, and no node can know that it wanted anything", contender)
+	}
+	delete(w.wants, contender)
+}
+
+// history is what the world was asked since the last call.
+func (w *world) history() (log []string) {
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	log, w.log = w.log, nil
+	return log
 }
 
 func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt {
@@ -170,7 +232,12 @@ func (a *fakeAttempt) Start(inline bool) {
 	w.mu.Lock()
 	a.began, a.started, a.inline = time.Now(), true, inline
 	w.attempts = append(w.attempts, a)
-	w.note("acquire")
+	if a.contender == "" {
+		w.note("acquire")
+	} else {
+		w.note("acquire as %s", a.contender)
+		w.wants[a.contender] = true
+	}
 	w.underWay++
 	w.most = max(w.most, w.underWay)
 	decide := w.acquire
@@ -220,8 +287,18 @@ func (a *fakeAttempt) fail(o Outcome) {
 }
 
 func (a *fakeAttempt) held(free time.Duration) { a.fail(Outcome{Err: errTaken, Free: free}) }
-func (a *fakeAttempt) unavailable()            { a.fail(Outcome{Err: errDown}) }
-func (a *fakeAttempt) final()                  { a.fail(Outcome{Err: errFinal, Final: true}) }
+
+// taken is a failure because one other has the key, and split one because several have
+// votes.
+func (a *fakeAttempt) taken(free time.Duration) {
+	a.fail(Outcome{Err: errTaken, Free: free, Taken: true, Owned: true})
+}
+
+func (a *fakeAttempt) split(free time.Duration) {
+	a.fail(Outcome{Err: errTaken, Free: free, Taken: true})
+}
+func (a *fakeAttempt) unavailable() { a.fail(Outcome{Err: errDown}) }
+func (a *fakeAttempt) final()       { a.fail(Outcome{Err: errFinal, Final: true}) }
 
 // grant lets the attempt win. Its validity counts from its begin.
 func (a *fakeAttempt) grant() { a.grantBlock(a.tokens) }
@@ -234,12 +311,12 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 	w.mu.Lock()
 	if w.exclusive && w.takenLocked(a.key) {
 		w.mu.Unlock()
-		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond})
+		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond, Taken: true, Owned: tokens%2 == 0})
 		return
 	}
 	l := &fakeLease{w: w, key: a.key, until: a.began.Add(validity(a.ttl))}
 	w.leases = append(w.leases, l)
-	l.owner = a.owner
+	l.owner, l.contender = a.owner, a.contender
 	g := Grant{Until: l.until, First: w.counter + 1, Last: w.counter + tokens}
 	w.counter += tokens
 	w.mu.Unlock()
@@ -255,9 +332,10 @@ func (w *world) takenLocked(key string) bool {
 }
 
 type fakeLease struct {
-	w     *world
-	owner string
-	key   string
+	w         *world
+	owner     string
+	contender string
+	key       string
 
 	// guarded by w.mu
 	until    time.Time
@@ -269,10 +347,16 @@ func (l *fakeLease) Owner() string { return l.owner }
 
 func (l *fakeLease) Release(_ bool, rival string, done func(error)) {
 	l.w.mu.Lock()
-	if rival == "" {
+	switch {
+	case rival == "":
 		l.w.note("release")
-	} else {
+		delete(l.w.wants, l.contender)
+	case l.contender == "":
 		l.w.note("release to %s", rival)
+		l.w.wants[l.owner] = true
+	default:
+		l.w.note("release to %s", rival)
+		l.w.wants[l.contender] = true
 	}
 	if l.releases++; l.releases > 1 {
 		l.w.t.Errorf("%s was released %d times", l.owner, l.releases)
@@ -295,7 +379,11 @@ func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration
 		}
 	}
 	l.w.refreshes = append(l.w.refreshes, r)
-	l.w.note("refresh")
+	if look {
+		l.w.note("look")
+	} else {
+		l.w.note("refresh")
+	}
 	l.w.mu.Unlock()
 	if l.w.refresh != nil {
 		l.w.refresh(r)
@@ -331,6 +419,9 @@ func (r *fakeRefresh) confirmBlock(tokens int64) {
 	w.mu.Lock()
 	g := Grant{Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens}
 	w.counter += tokens
+	if r.look {
+		g.Rival = w.rival
+	}
 	r.l.until = later(r.l.until, g.Until)
 	w.mu.Unlock()
 	r.done(g, nil)
@@ -486,6 +577,18 @@ func (c *caller) leaves() {
 	synctest.Wait()
 }
 
+// desertedLocked checks that nobody listens and nobody is known to wait. The caller holds w.mu.
+func (w *world) desertedLocked() {
+	for _, fw := range w.watches {
+		if fw.stops != 1 {
+			w.t.Errorf("the watch of %s was stopped %d times", fw.contender, fw.stops)
+		}
+	}
+	for c := range w.wants {
+		w.t.Errorf("the nodes may still think that %s waits", c)
+	}
+}
+
 // empty checks that the group has nothing left, and gave every lease back.
 func (w *world) empty() {
 	w.t.Helper()
@@ -501,6 +604,7 @@ func (w *world) empty() {
 	if w.underWay > 0 {
 		w.t.Errorf("%d attempts are under way", w.underWay)
 	}
+	w.desertedLocked()
 	for _, l := range w.leases {
 		if l.releases != 1 {
 			w.t.Errorf("%s was released %d times", l.owner, l.releases)

@@ -55,7 +55,8 @@ type flight struct {
 	parting    bool // a release has not been sent yet
 	refreshing bool
 	looked     bool // a look for rivals has begun in this slice
-	owned      bool // another has the key, who will tell when it lets go
+	taken      bool // others' votes are why the last attempt failed
+	owned      bool // one other has the key, who will tell when it lets go
 	again      bool // news has come since the attempt began: try again if it fails
 
 	head, tail *Hold // waiting

@@ -36,7 +36,7 @@ func TestRandomOperations(t *testing.T) {
 
 // randomOps has whole sequences prefer some operations, so that different states are met.
 func randomOps(rnd *rand.Rand, n int) []byte {
-	var weights [16]int
+	var weights [operations]int
 	sum := 0
 	for i := range weights {
 		weights[i] = 1 + rnd.IntN(8)
@@ -55,8 +55,11 @@ func randomOps(rnd *rand.Rand, n int) []byte {
 	return ops
 }
 
+// operations is how many kinds there are.
+const operations = 18
+
 // sim is one run. The fake quorum keeps to the protocol: it grants only what is free, and
-// confirms a refresh only before the deadline.
+// confirms a refresh only before the deadline. News is told at random, true or not.
 type sim struct {
 	*world
 	callers  []*actor
@@ -79,8 +82,11 @@ type actor struct {
 func simulate(t *testing.T, ops []byte) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, func(c *Config) {
-			if len(ops)%5 == 4 {
-				c.Slice = -1
+			if len(ops) > 3 {
+				c.Slice = []time.Duration{-1, 1, 5 * ms, 20 * ms, time.Hour}[ops[1]%5]
+				if ops[3]%5 == 0 {
+					c.Watch = nil
+				}
 			}
 			c.MaxWaiters = 20
 		})
@@ -145,7 +151,7 @@ var (
 )
 
 func (s *sim) do(op byte, arg int) {
-	switch op % 16 {
+	switch op % operations {
 	case 0, 1, 2, 3:
 		s.arrive(arg)
 	case 4:
@@ -177,7 +183,32 @@ func (s *sim) do(op byte, arg int) {
 		}
 	case 15:
 		s.habits(arg)
+	case 16:
+		s.rivals([]string{"", "x", "y"}[arg%3])
+	case 17:
+		if fw := pick(s.listening(), arg/4); fw != nil {
+			fw.hear(Hears + News(arg%4))
+		}
 	}
+}
+
+// listening is every watch that was not stopped, and the last one that was.
+func (s *sim) listening() []*fakeWatch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stopped := -1
+	for i, fw := range s.watches {
+		if fw.stops > 0 {
+			stopped = i
+		}
+	}
+	var all []*fakeWatch
+	for i, fw := range s.watches {
+		if fw.stops == 0 || i == stopped {
+			all = append(all, fw)
+		}
+	}
+	return all
 }
 
 // habits changes what the quorum does at once, and rarely closes the group.
@@ -261,12 +292,12 @@ func (s *sim) decide(a *fakeAttempt, how int) {
 		if time.Now().Before(a.began.Add(validity(a.ttl))) {
 			a.grantBlock(a.tokens + int64(how))
 		} else {
-			a.held(3 * ms)
+			a.split(3 * ms)
 		}
 	case 4:
-		a.held(0)
+		a.taken(time.Duration(a.tokens%2) * 40 * ms)
 	case 5:
-		a.held(20 * ms)
+		a.split(20 * ms)
 	case 6:
 		a.unavailable()
 	default:
@@ -379,6 +410,7 @@ func (s *sim) check() {
 	for _, f := range s.g.all() {
 		s.checkFlight(f)
 	}
+	s.checkWatches()
 }
 
 // checkReturned is about a call of Acquire that has just returned.
@@ -441,13 +473,52 @@ func (s *sim) checkFlight(f *flight) {
 	case f.lease != nil:
 		ok, state = f.refreshing, "renewing"
 	default:
-		ok, state = f.n > 0 && armed(f.paused) && now.Before(f.paused), "pausing"
+		ok, state = f.n > 0 && armed(f.paused) && now.Before(f.paused) && s.checkPause(f), "pausing"
 	}
 	if f.refreshing {
 		ok = ok && slices.ContainsFunc(s.pendingRefreshes(), func(r *fakeRefresh) bool { return r.l == f.lease })
 	}
 	if !ok {
 		s.t.Errorf("a flight that is %s waits for nothing, with %d waiters", state, f.n)
+	}
+}
+
+// checkPause says whether a flight that waits for the next attempt does not wait too long.
+func (s *sim) checkPause(f *flight) bool {
+	atMost := func(t time.Time) bool { return t.IsZero() || !f.paused.After(t) }
+	switch c := f.contest; {
+	case f.taken && c == nil: // that is what a contest is for
+		return false
+	case f.owned && c.hears:
+		return atMost(f.tried.Add(safety)) && atMost(f.free)
+	case f.taken && !c.hears:
+		return atMost(f.tried.Add(blind)) && atMost(f.free) && atMost(f.head.due)
+	}
+	return atMost(f.free) && atMost(f.head.due)
+}
+
+// checkWatches is about listening: every flight in a contest does, and nobody else.
+func (s *sim) checkWatches() {
+	s.mu.Lock()
+	listen := map[string]bool{}
+	for _, fw := range s.watches {
+		if fw.stops == 0 {
+			listen[fw.contender] = true
+		}
+	}
+	s.mu.Unlock()
+	for _, f := range s.g.all() {
+		f.mu.Lock()
+		if c := f.contest; c != nil {
+			if s.g.cfg.Watch != nil && !listen[c.contender] {
+				s.t.Error("a flight does not listen as", c.contender)
+			}
+			delete(listen, c.contender)
+		}
+		f.mu.Unlock()
+	}
+	for c := range listen {
+		s.t.Error("nobody needs to listen any more as", c)
 	}
 }
 

@@ -37,7 +37,8 @@ type Outcome struct {
 	Final bool          // acquire: trying again cannot help, whoever waits
 	Lost  bool          // refresh: the lease is gone
 	Free  time.Duration // acquire: how soon the key could be free; 0 when unknown
-	Owned bool          // acquire: another has the key for certain, and will tell when it lets go
+	Taken bool          // acquire: others' votes are why
+	Owned bool          // acquire: moreover one other has the key for certain, and will tell when it lets go
 }
 
 // Attempt is a remote attempt.
@@ -90,6 +91,10 @@ type Group struct {
 	shards [shards]shard
 	closed atomic.Bool
 	died   chan struct{} // has an entry when a flight died after close began
+
+	// leaving counts what flights have still to do about their contests: to have begun to
+	// listen, and when they have died, to stop that and to leave.
+	leaving sync.WaitGroup
 
 	// readies are channels for waiting. A Hold returns its own only when it is empty and
 	// nobody can send to it any more. The pool is the Group's own because a channel made
@@ -245,6 +250,7 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 			forced = g.evict()
 		}
 	}
+	g.leaving.Wait() // flights that are gone add nothing
 	for i := range g.shards {
 		g.shards[i].rest()
 	}

@@ -12,6 +12,7 @@ import (
 // askLocked begins a remote attempt, with h's ttl.
 func (f *flight) askLocked(h *Hold) {
 	f.asking, f.given, f.again, f.attempt = true, false, false, nil
+	f.free = time.Time{}
 	f.wish = h.ttl
 	f.shard.counts.attempts.Add(1)
 	if h.patience != nil {
@@ -62,8 +63,9 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 	default:
 		f.last = o.Err
 		f.pauseLocked(o)
-		if o.Owned && f.n > 0 { // somebody waits for it
+		if o.Taken && f.n > 0 { // somebody waits for it
 			f.contendLocked(owner)
+			f.restLocked()
 		}
 	}
 }
@@ -87,9 +89,11 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 // pauseLocked waits after a failed attempt.
 func (f *flight) pauseLocked(o *Outcome) {
 	now := time.Now()
-	f.tried, f.free, f.owned = now, time.Time{}, o.Owned
+	f.tried, f.taken, f.owned = now, o.Taken, o.Owned
 	if o.Free > 0 {
-		f.free = now.Add(max(o.Free, minDelay))
+		if free := now.Add(max(o.Free, minDelay)); f.free.IsZero() || free.Before(f.free) {
+			f.free = free // else somebody's turn was told meanwhile, which ends before
+		}
 	}
 	f.paceLocked(now)
 }
@@ -199,7 +203,7 @@ func (f *flight) partLocked(rival string, gone func(error)) {
 	f.todo.leave, f.todo.rival, f.todo.gone = f.lease, rival, gone
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
-	f.parting, f.again = true, false
+	f.parting, f.again, f.free = true, false, time.Time{}
 	if f.contest != nil && rival == "" {
 		f.contest.wanting = false // the release takes it back
 	}
@@ -219,7 +223,7 @@ func (f *flight) giveBack(l Lease, rival string, gone func(error), inline bool) 
 	case f.n == 0:
 		f.dieLocked()
 	case rival != "" && !f.again:
-		f.pauseLocked(&Outcome{Free: f.g.cfg.Turn, Owned: true})
+		f.pauseLocked(&Outcome{Free: f.g.cfg.Turn, Taken: true, Owned: true})
 	default:
 		f.askLocked(f.head)
 	}

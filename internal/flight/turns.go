@@ -76,11 +76,15 @@ func (f *flight) contendLocked(contender string) {
 	if watch == nil {
 		return
 	}
+	f.g.leaving.Add(1)
 	f.laterLocked(func() {
+		defer f.g.leaving.Done()
 		stop := watch(f.key, c.contender, f.heard)
 		f.mu.Lock()
-		c.stop = stop
 		dead := f.dead
+		if !dead {
+			c.stop = stop
+		}
 		f.mu.Unlock()
 		if dead {
 			stop()
@@ -102,7 +106,7 @@ func (f *flight) heard(n News) {
 		f.contest.hears = false
 	case Theirs: // it has its turn, or has not come for it
 		f.free = time.Now().Add(f.g.cfg.Turn + minDelay)
-		if f.pausingLocked() && f.owned {
+		if f.pausingLocked() {
 			f.restLocked()
 		}
 		return
@@ -120,12 +124,11 @@ func (f *flight) leaveLocked() {
 	if c == nil {
 		return
 	}
+	f.g.leaving.Add(1)
 	f.laterLocked(func() {
-		f.mu.Lock()
-		stop := c.stop
-		f.mu.Unlock()
-		if stop != nil {
-			stop()
+		defer f.g.leaving.Done()
+		if c.stop != nil { // written before the flight died, or never
+			c.stop()
 		}
 		if c.wanting {
 			f.g.cfg.Leave(f.key, c.contender)
@@ -135,14 +138,16 @@ func (f *flight) leaveLocked() {
 
 // nextLocked is when the next attempt is due, after one that failed: as the front waiter's
 // strategy says, but no later than when the key could be free. When the key is known to be
-// another's and the flight hears when it is let go, the strategy's delays send nothing.
+// another's and the flight hears when it is let go, the strategy's delays send nothing. With
+// an even number of nodes that is hardly ever known, because half of them decide.
 func (f *flight) nextLocked() time.Time {
 	next := f.head.due
-	if c := f.contest; c != nil && f.owned {
-		if c.hears {
-			next = f.tried.Add(safety)
-		} else {
+	if c := f.contest; c != nil && f.taken {
+		switch {
+		case !c.hears:
 			next = earlier(next, f.tried.Add(blind))
+		case f.owned:
+			next = f.tried.Add(safety)
 		}
 	}
 	if !f.free.IsZero() {
@@ -189,9 +194,10 @@ func (f *flight) sliceLocked(now time.Time) {
 // enough in the slice to be news when it ends, early enough for the answer to be there.
 func (f *flight) mayLookLocked(now time.Time) bool { return !f.looked && f.looksLocked(now) }
 
-// looksLocked reports whether a refresh that begins now is a look as well.
+// looksLocked reports whether a refresh that begins now is a look as well. A holder that
+// nobody waits behind is not to yield: its release will.
 func (f *flight) looksLocked(now time.Time) bool {
-	return f.g.cfg.Slice > 0 && f.n > 0 && f.g.at(now) >= f.slice-instant(f.g.cfg.Slice/2)
+	return f.g.cfg.Slice > 0 && (f.n > 0 || f.holds > 1) && f.g.at(now) >= f.slice-instant(f.g.cfg.Slice/2)
 }
 
 // endOfSlice is what a release does about rivals.

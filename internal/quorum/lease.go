@@ -49,6 +49,7 @@ type Lease struct {
 	mu       sync.Mutex // guards what follows; never held while a request goes out or a caller is called
 	phase    phase
 	canceled bool
+	granted  bool      // a majority has granted the attempt
 	until    time.Time // validity deadline
 	top      int64     // the highest token reserved
 	now      *round    // the round of the attempt, until it is decided
@@ -122,6 +123,7 @@ var errTooLate = errors.New("a majority was reached, but only after the validity
 // acquired goes on from the decided first round.
 func (l *Lease) acquired(r *round) {
 	l.mu.Lock()
+	l.granted = r.won
 	top, agree := r.countersLocked()
 	f := l.checkLocked(r)
 	l.mu.Unlock()
@@ -195,7 +197,7 @@ func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
 	l.phase, l.now = over, nil
 	twins := l.shadows != 0
-	p := l.undoLocked(f)
+	p := l.undoLocked()
 	l.mu.Unlock()
 	for i := range l.entries {
 		l.entries[i].Release(nil, false, p)
@@ -209,9 +211,9 @@ func (l *Lease) fail(f *Failure) {
 // undoLocked says how a failed attempt leaves the nodes that granted it. Usually there was
 // no majority, and nobody else waits because of us: then a turn for one of those who split
 // the votes would keep them in step, to split them again. An attempt that had its majority
-// and was too late, or was cancelled, passes the turn on like a release.
-func (l *Lease) undoLocked(f *Failure) *node.Parting {
-	if f.Got < f.Need && !l.canceled {
+// and was too late, or was not confirmed, or was cancelled, passes the turn on like a release.
+func (l *Lease) undoLocked() *node.Parting {
+	if !l.granted && !l.canceled {
 		return nil
 	}
 	return l.parting("")

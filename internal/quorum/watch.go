@@ -64,9 +64,25 @@ func (w *watch) Hear(i int, s node.Signal, contender string) {
 	w.mu.Lock()
 	news := w.hearLocked(i, s, contender)
 	w.mu.Unlock()
-	if news != 0 {
+	for news != 0 {
 		w.hear(news)
+		news = w.correct(news)
 	}
+}
+
+// correct is what to tell after news, because another node's goroutine may have told the
+// opposite meanwhile, and before it: 0 for nothing.
+func (w *watch) correct(told News) News {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch hears := w.majority(w.hears); {
+	case w.closed:
+	case told == Hears && !hears:
+		return Deaf
+	case told == Deaf && hears:
+		return Hears
+	}
+	return 0
 }
 
 func (w *watch) hearLocked(i int, s node.Signal, contender string) News {

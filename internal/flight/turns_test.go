@@ -1,0 +1,963 @@
+package flight
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const slice = 20 * time.Millisecond
+
+func sliced(c *Config) { c.Slice = slice }
+func deaf(c *Config)   { c.Watch = nil }
+
+// wantHistory checks what the world was asked since the last check.
+func (w *world) wantHistory(want ...string) {
+	w.t.Helper()
+	if got := w.history(); fmt.Sprint(got) != fmt.Sprint(want) {
+		w.t.Errorf("the nodes were asked %q, want %q", got, want)
+	}
+}
+
+// pass has time pass.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// hears makes a caller whose first attempt finds the key taken, and has it hear. Its second
+// attempt is under way then.
+func (w *world) hears(change ...func(*wish)) *caller {
+	w.t.Helper()
+	c := w.start(change...)
+	w.attempt().taken(time.Hour)
+	w.news(Hears)
+	return c
+}
+
+// listens makes a caller that waits and has nothing under way.
+func (w *world) listens(change ...func(*wish)) *caller {
+	w.t.Helper()
+	c := w.hears(change...)
+	w.attempt().taken(time.Hour)
+	synctest.Wait()
+	w.history()
+	return c
+}
+
+// Slices.
+
+// While nobody else wants the key, a lease goes from hand to hand for good, and the nodes
+// are asked once per slice, in its second half, whether that is still so.
+func TestHandoffIsFreeWhileNobodyWants(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		callers := make([]*caller, 60)
+		for i := range callers {
+			callers[i] = w.start()
+		}
+		var looks []time.Duration
+		began := time.Now()
+		w.refresh = func(r *fakeRefresh) {
+			if r.look {
+				looks = append(looks, time.Since(began))
+			}
+			r.confirm()
+		}
+		for _, c := range callers {
+			c.holds()
+			pass(2 * time.Millisecond)
+			c.releases()
+		}
+		// Each slice begins with the release that finds the one before to be over.
+		is(t, "looks", fmt.Sprint(looks), "[10ms 30ms 50ms 70ms 90ms 110ms]")
+		is(t, "releases", w.leases[0].releases, 1)
+		is(t, "listening", len(w.watches), 0)
+	}, sliced, func(c *Config) { c.Validity = func(ttl time.Duration) time.Duration { return ttl } })
+}
+
+// So it is when there is only one waiter at a time, who leaves the queue empty.
+func TestTwoLookOncePerSlice(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		a := w.rich().start()
+		for range 60 {
+			b := w.start()
+			pass(time.Millisecond)
+			a.releases()
+			b.holds()
+			a = b
+		}
+		a.releases()
+		w.wantHistory("acquire", "look", "look", "look", "release")
+	}, sliced)
+}
+
+// looked has a's release, late in the slice, hand over to b and find a rival.
+func (w *world) looked() (a, b *caller) {
+	a, b = w.rich().start(), w.start()
+	pass(slice / 2)
+	a.releases()
+	b.holds()
+	is(w.t, "look", w.renewal(1).look, true)
+	return a, b
+}
+
+// The release that ends the slice makes the next turn the rival's that the look has named, and
+// the flight waits for another.
+func TestSliceEndsWithTheTurnOfTheRival(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		a, b := w.looked()
+		c := w.start()
+		w.byHand()
+		w.wantHistory("acquire", "look", "watch owner-1")
+		pass(slice/2 - 1)
+		b.releases() // a moment before the end: it goes on
+		c.holds()
+		d := w.start()
+		pass(1)
+		c.releases()
+		d.waits()
+		w.wantHistory("release to x")
+		is(t, "handoffs", w.g.Counts().Handoffs, 2)
+		w.news(Hears)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().taken(time.Hour)
+		w.news(Ours)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		d.holds()
+		d.releases()
+		w.wantHistory("release", "stop owner-1")
+		_ = a
+	}, sliced)
+}
+
+// A rival that was seen in one slice is not yielded to in another, after the lease was lost
+// or given back and won again.
+func TestRivalOfAnEarlierLeaseIsForgotten(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		_, b := w.looked()
+		c, d := w.start(), w.start()
+		w.refresh = nil
+		b.h.Refresh(time.Second, func(error) {})
+		w.renewal(2).fail(Outcome{Err: errTaken, Lost: true})
+		c.holds() // by a new lease
+		w.refresh = (*fakeRefresh).confirm
+		w.rivals("")
+		pass(slice)
+		w.history()
+		c.releases()
+		d.holds()
+		w.wantHistory("look")
+		d.releases()
+	}, sliced)
+}
+
+// When one Hold lasts longer than the slice, nobody had the occasion to look: the release
+// does, while the key waits.
+func TestReleaseOfALongHoldLooksFirst(t *testing.T) {
+	for rival, want := range map[string]string{"": "look", "x": "look,watch owner-1,release to x"} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.refresh = nil
+			w.rivals(rival)
+			a, b := w.start(), w.start()
+			pass(time.Second)
+			w.byHand()
+			w.history()
+			a.releases()
+			b.waits()
+			w.renewal(1).confirm()
+			synctest.Wait()
+			got := w.history()
+			is(t, "history", fmt.Sprint(got), fmt.Sprint(splitList(want)))
+			if rival == "" {
+				b.holds()
+				c := w.start()
+				b.releases() // the slice is a new one
+				c.holds()
+				c.releases()
+				return
+			}
+			b.waits()
+			b.leaves()
+		}, sliced)
+	}
+}
+
+func splitList(s string) (list []string) {
+	for i, from := 0, 0; i <= len(s); i++ {
+		if i == len(s) || s[i] == ',' {
+			list, from = append(list, s[from:i]), i+1
+		}
+	}
+	return list
+}
+
+// A look that fails costs nothing but news: the lease goes on, and the next slice looks again.
+func TestFailedLookDoesNotCostTheLease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		_, b := w.looked()
+		c, d, e := w.start(), w.start(), w.start()
+		pass(slice / 2)
+		b.releases()
+		c.holds() // nobody is known to wait
+		w.refresh = (*fakeRefresh).confirm
+		pass(slice / 2)
+		c.releases()
+		d.holds()
+		is(t, "look", w.renewal(2).look, true)
+		pass(slice / 2)
+		w.byHand()
+		d.releases()
+		e.waits()
+		is(t, "releases", w.leases[0].releases, 1)
+		e.leaves()
+	}, sliced)
+}
+
+// Nor does the look that a waiter is kept waiting for, if the lease is good.
+func TestFailedLookOfALongHoldHandsOver(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.rich()
+		a, b := w.start(), w.start()
+		pass(time.Second)
+		a.releases()
+		b.holds()
+		b.releases()
+	}, sliced)
+}
+
+// While the answer to a look is on its way, handoffs go on, past the end of the slice too; the
+// first release after it yields.
+func TestLookUnderWayStopsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refresh = nil
+		w.rivals("x")
+		_, b := w.looked()
+		callers := []*caller{b}
+		for range 4 {
+			callers = append(callers, w.start())
+		}
+		for i, c := range callers[:4] {
+			c.holds()
+			pass(slice / 2)
+			if i == 3 {
+				w.renewal(1).confirm()
+				w.byHand()
+			}
+			c.releases()
+		}
+		callers[4].waits()
+		is(t, "refreshes", w.renewals(), 1)
+		callers[4].leaves()
+	}, sliced)
+}
+
+// A holder's own refresh looks too, late in the slice, if anybody waits here.
+func TestRefreshOfAHolderLooks(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		a := w.start()
+		for i, step := range []struct {
+			after time.Duration
+			look  bool
+		}{{slice, false}, {0, true}} {
+			pass(step.after)
+			if i == 1 {
+				b := w.start()
+				defer b.releases()
+			}
+			a.h.Refresh(time.Second, func(error) {})
+			is(t, "look", w.renewal(i+1).look, step.look)
+		}
+		a.releases()
+	}, sliced)
+}
+
+// Without handoff there are no slices: each Hold is a lease of its own, and nobody looks.
+func TestNoHandoffNoLook(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		a, b := w.start(), w.start()
+		pass(time.Second)
+		a.h.Refresh(time.Second, func(error) {})
+		a.releases()
+		b.holds()
+		b.releases()
+		w.wantHistory("acquire", "refresh", "release", "acquire", "release")
+	}, func(c *Config) { c.Slice = -1 })
+}
+
+// Waiters that leave while the key goes to the rival take the flight with them, and what
+// the nodes know of it.
+func TestYieldToNobodyLeft(t *testing.T) {
+	for _, step := range []string{"before", "during", "after"} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.rivals("x")
+			_, b := w.looked()
+			c := w.start()
+			w.byHand()
+			pass(slice / 2)
+			switch w.history(); step {
+			case "before":
+				c.leaves()
+				b.releases()
+				w.wantHistory("release", "stop owner-1")
+			case "during":
+				w.release = func(l *fakeLease) { c.leaves(); l.released(nil) }
+				b.releases()
+				w.wantHistory("release to x", "stop owner-1", "leave owner-1")
+			case "after":
+				b.releases()
+				c.leaves()
+				w.wantHistory("release to x", "stop owner-1", "leave owner-1")
+			}
+		}, sliced)
+	}
+}
+
+// After it has yielded, a flight waits: for news, or for as long as a turn is kept.
+func TestAfterAYieldTheFlightWaits(t *testing.T) {
+	yielded := func(w *world, p Pace) *caller {
+		w.rivals("x")
+		_, b := w.looked()
+		c := w.start(pace(p))
+		w.byHand()
+		w.news(Hears)
+		pass(slice / 2)
+		b.releases()
+		w.history()
+		return c
+	}
+	inBubble(t, func(t *testing.T, w *world) {
+		c := yielded(w, never(time.Millisecond))
+		pass(turn - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	}, sliced)
+	inBubble(t, func(t *testing.T, w *world) {
+		c := yielded(w, patient)
+		w.news(Theirs) // the rival's turn, told late
+		w.wantHistory()
+		pass(turn + minDelay - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	}, sliced, func(c *Config) { c.Turn = turn })
+	inBubble(t, func(t *testing.T, w *world) { // by its own strategy it would have given up
+		c := yielded(w, limited{10 * time.Millisecond, 5})
+		pass(50*time.Millisecond - slice/2)
+		c.failed(50*time.Millisecond, errBusy)
+	}, sliced)
+	inBubble(t, func(t *testing.T, w *world) { // the rival is done before the release has returned
+		w.rivals("x")
+		_, b := w.looked()
+		c := w.start()
+		w.byHand()
+		pass(slice / 2)
+		w.release = func(l *fakeLease) { w.news(Ours); l.released(nil) }
+		w.history()
+		b.releases()
+		w.wantHistory("release to x", "acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		w.release = func(l *fakeLease) { l.released(nil) }
+		c.releases()
+	}, sliced)
+}
+
+// Waiting.
+
+// The flight begins to listen when its first attempt has failed, as the owner of that.
+// When it hears, it looks again, and gets its place among those who wait.
+func TestListensAfterTheFirstLoss(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start()
+		w.wantHistory("acquire")
+		w.attempt().taken(time.Hour)
+		w.wantHistory("watch owner-1")
+		w.news(Hears)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().taken(time.Hour)
+		w.wantHistory()
+		w.news(Hears) // again, after a subscription was broken and mended
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+		w.wantHistory("release", "stop owner-1")
+	})
+}
+
+// A caller that does not wait leaves no trace: one attempt.
+func TestWhoDoesNotWaitDoesNotListen(t *testing.T) {
+	for _, m := range []Mode{Queue, Try, Alone} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			c := w.start(mode(m), pace(limited{}))
+			w.attempt().taken(time.Hour)
+			c.failed(0, errTaken)
+			w.wantHistory("acquire")
+		})
+	}
+}
+
+// Alone, a caller is a contender of its own, as any other flight is.
+func TestAloneContends(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a := w.listens(mode(Alone))
+		b := w.start(mode(Alone))
+		w.attempt().taken(time.Hour)
+		w.wantHistory("acquire", "watch owner-3")
+		w.news(Ours) // of the second
+		w.wantHistory("acquire as owner-3")
+		w.attempt().grant()
+		b.holds()
+		w.watches[0].hear(Ours)
+		w.wantHistory("acquire as owner-1")
+		b.releases()
+		w.attempt().grant()
+		a.holds()
+		a.releases()
+	})
+}
+
+// Whose turn it is tries at once, whatever its strategy says.
+func TestOursIsTriedAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens(pace(limited{time.Hour, 1}))
+		for range 5 { // and however often it was in vain
+			pass(time.Millisecond)
+			w.news(Ours)
+			w.wantHistory("acquire as owner-1")
+			w.attempt().taken(time.Hour)
+		}
+		w.wantHistory()
+		w.news(Ours)
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	})
+}
+
+// What is told while an attempt is under way may have come after the nodes answered it: it
+// is made again, once, if it fails.
+func TestNewsDuringAnAttempt(t *testing.T) {
+	for _, n := range []News{Hears, Deaf, Ours} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			c := w.listens()
+			w.news(Ours)
+			w.news(n)
+			w.news(n)
+			w.wantHistory("acquire as owner-1")
+			w.attempt().taken(time.Hour)
+			w.wantHistory("acquire as owner-1")
+			w.attempt().taken(time.Hour)
+			w.wantHistory()
+			w.news(n) // and it is no news for the attempt after that
+			w.attempt().grant()
+			c.holds()
+			c.releases()
+			w.wantHistory("acquire as owner-1", "release", "stop owner-1")
+		})
+	}
+}
+
+// News during an attempt that wins is no news.
+func TestNewsDuringAnAttemptThatWins(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens()
+		w.news(Ours)
+		w.news(Ours)
+		w.attempt().grantBlock(100)
+		c.holds()
+		w.news(Ours)
+		w.news(Theirs)
+		w.news(Deaf)
+		w.news(Hears)
+		d := w.start()
+		c.releases()
+		d.holds()
+		d.releases()
+		w.wantHistory("acquire as owner-1", "release", "stop owner-1")
+	}, func(c *Config) { c.Slice = time.Hour })
+}
+
+// When another's turn is told, the next look is when that must be over.
+func TestTheirsIsWaitedFor(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens()
+		pass(30 * time.Millisecond)
+		w.news(Theirs)
+		pass(turn + minDelay - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	})
+}
+
+// The same if it is told while an attempt is under way, which may have found the key with
+// the one before. If that turn is not taken, nothing more will be told.
+func TestTheirsDuringAnAttempt(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens()
+		w.news(Ours)
+		w.news(Theirs)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().taken(time.Hour)
+		pass(turn + minDelay - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().taken(time.Hour)
+		pass(2 * turn) // that was then
+		w.wantHistory()
+		c.leaves()
+	})
+}
+
+// Who does not hear looks at once, and then often enough not to miss its turn, whatever
+// its strategy says.
+func TestDeafPolls(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens()
+		w.news(Deaf)
+		w.wantHistory("acquire as owner-1")
+		for range 3 {
+			w.attempt().taken(time.Hour)
+			pass(blind - 1)
+			w.wantHistory()
+			pass(1)
+			w.wantHistory("acquire as owner-1")
+		}
+		w.attempt().taken(time.Hour)
+		w.news(Hears)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().taken(time.Hour)
+		pass(safety - 1)
+		w.wantHistory()
+		c.leaves()
+	})
+}
+
+// So does who has not heard yet, and who is never told anything.
+func TestWithoutNoticesItPolls(t *testing.T) {
+	for name, change := range map[string]func(*Config){"not yet": func(*Config) {}, "never": deaf} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.byHand()
+				c := w.start()
+				w.attempt().taken(time.Hour)
+				w.history()
+				for range 3 {
+					pass(blind - 1)
+					w.wantHistory()
+					pass(1)
+					w.wantHistory("acquire as owner-1")
+					w.attempt().taken(time.Hour)
+				}
+				c.leaves()
+			}, change)
+			inBubble(t, func(t *testing.T, w *world) { // a strategy that polls more often does
+				w.byHand()
+				c := w.start(pace(never(7 * time.Millisecond)))
+				w.attempt().taken(time.Hour)
+				w.history()
+				for range 3 {
+					pass(7 * time.Millisecond)
+					w.wantHistory("acquire as owner-1")
+					w.attempt().taken(time.Hour)
+				}
+				c.leaves()
+			}, change)
+		})
+	}
+}
+
+// Who hears sends nothing by its strategy, but looks once per safety.
+func TestWhoHearsPollsSlowly(t *testing.T) {
+	for _, p := range []Pace{never(5 * time.Millisecond), limited{5 * time.Millisecond, 1 << 20},
+		custom(func(int) (time.Duration, bool) { return 0, true })} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			c := w.listens(pace(p))
+			for range 3 {
+				pass(safety - 1)
+				w.wantHistory()
+				pass(1)
+				w.wantHistory("acquire as owner-1")
+				w.attempt().taken(time.Hour)
+			}
+			c.leaves()
+		})
+	}
+}
+
+// But when the holder's ttl ends, it looks.
+func TestWhoHearsPollsAtTheEndOfTheTTL(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.hears(pace(never(time.Millisecond)))
+		w.attempt().taken(300 * time.Millisecond)
+		w.history()
+		pass(300*time.Millisecond - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	})
+}
+
+// A strategy gives up when it would have given up against Redis, though it sends nothing.
+func TestWhoHearsGivesUpInTime(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens(pace(limited{10 * time.Millisecond, 5}))
+		pass(50*time.Millisecond - 1)
+		c.waits()
+		pass(1)
+		c.failed(50*time.Millisecond, errTaken)
+		w.wantHistory("stop owner-1", "leave owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // and the next one has its own
+		w.byHand()
+		a := w.listens(pace(limited{10 * time.Millisecond, 2}))
+		b, c := w.start(pace(limited{15 * time.Millisecond, 2})), w.start(pace(never(time.Millisecond)))
+		pass(30 * time.Millisecond)
+		a.failed(20*time.Millisecond, errTaken)
+		b.failed(30*time.Millisecond, errTaken)
+		c.waits()
+		pass(safety - 30*time.Millisecond - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	})
+}
+
+// The front waiter leaves, and the others go on waiting with what was heard.
+func TestNextInFrontHearsToo(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a := w.listens()
+		b := w.start(pace(never(time.Millisecond)))
+		a.leaves()
+		pass(safety / 2)
+		w.wantHistory()
+		w.news(Ours)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		b.holds()
+		b.releases()
+	})
+}
+
+// When no other is known to have the key, nobody will tell of its end: the strategy polls,
+// whatever is heard. If it is heard that somebody has it after all, no later than that ends.
+func TestNotOwnedIsPolled(t *testing.T) {
+	for name, fails := range map[string]func(*fakeAttempt){
+		"split": func(a *fakeAttempt) { a.split(0) }, "unavailable": (*fakeAttempt).unavailable,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.byHand()
+				c := w.listens(pace(never(300 * time.Millisecond)))
+				w.news(Ours)
+				w.history()
+				for range 3 {
+					fails(w.attempt())
+					pass(300*time.Millisecond - 1)
+					w.wantHistory()
+					pass(1)
+					w.wantHistory("acquire as owner-1")
+				}
+				fails(w.attempt())
+				w.news(Theirs)
+				pass(turn + minDelay - 1)
+				w.wantHistory()
+				pass(1)
+				w.wantHistory("acquire as owner-1")
+				w.attempt().grant()
+				c.holds()
+				c.releases()
+			})
+		})
+	}
+}
+
+// Even where votes are split the flight gets its place among those who wait: with an even
+// number of nodes an attempt is lost before anybody can be known to have a majority.
+func TestSplitVotesContendToo(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start()
+		w.attempt().split(0)
+		w.wantHistory("acquire", "watch owner-1")
+		pass(blind)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().split(0)
+		w.news(Ours)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	})
+	inBubble(t, func(t *testing.T, w *world) { // not so where nobody is known to want the key
+		w.byHand()
+		c := w.start()
+		w.attempt().unavailable()
+		pass(time.Minute)
+		w.wantHistory("acquire")
+		c.leaves()
+	})
+}
+
+// Leaving.
+
+// The last waiter takes the flight with it, in whatever state it is; what the nodes know
+// of it is taken back, and only that.
+func TestLastWaiterLeaves(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) { // before it contended
+		w.byHand()
+		c := w.start()
+		c.leaves()
+		w.wantHistory("acquire")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // before it asked as a contender
+		w.byHand()
+		c := w.start()
+		w.attempt().taken(time.Hour)
+		c.leaves()
+		w.wantHistory("acquire", "watch owner-1", "stop owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // during its attempt as a contender
+		w.byHand()
+		c := w.hears()
+		w.history()
+		c.leaves()
+		w.wantHistory("stop owner-1", "leave owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // the same, and it has just won
+		w.byHand()
+		w.cancel = nil
+		c := w.hears()
+		w.history()
+		c.leaves()
+		w.attempt().grant()
+		w.wantHistory("release", "stop owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // between attempts
+		w.byHand()
+		c := w.listens()
+		c.leaves()
+		w.wantHistory("stop owner-1", "leave owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // when it has the lease
+		w.byHand()
+		c := w.hears()
+		w.attempt().grant()
+		w.history()
+		c.releases()
+		w.wantHistory("release", "stop owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // an outcome that ends all waiting
+		w.byHand()
+		c := w.hears()
+		w.history()
+		w.attempt().final()
+		c.failed(0, errFinal)
+		w.wantHistory("stop owner-1", "leave owner-1")
+	})
+}
+
+// One that comes while the last one's attempt is being cancelled contends on.
+func TestComesWhileTheLastLeaves(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		w.cancel = nil
+		a := w.hears()
+		a.leaves()
+		b := w.start()
+		w.history()
+		w.attempt().fail(Outcome{Err: errTaken})
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		b.holds()
+		b.releases()
+		w.wantHistory("release", "stop owner-1")
+	})
+}
+
+// News that comes when the flight has died does nothing.
+func TestNewsAfterDeath(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		w.listens().leaves()
+		w.history()
+		for _, n := range []News{Hears, Deaf, Ours, Theirs} {
+			w.news(n)
+		}
+		pass(time.Minute)
+		w.wantHistory()
+	})
+}
+
+// The next flight for the key is a contender of its own.
+func TestNextFlightContendsAnew(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		w.listens().leaves()
+		c := w.hears()
+		is(t, "contender", w.attempt().contender, "owner-3")
+		w.watches[0].hear(Ours) // lingers
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+		is(t, "attempts", w.asked(), 4)
+	})
+}
+
+// A flight that dies while it is about to listen stops that, once, whoever is first.
+func TestDiesWhileItBeginsToListen(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		begun, goOn := make(chan struct{}), make(chan struct{})
+		watch := w.g.cfg.Watch
+		w.g.cfg.Watch = func(key, contender string, hear func(News)) func() {
+			stop := watch(key, contender, hear)
+			close(begun)
+			<-goOn
+			return stop
+		}
+		c := w.start()
+		go w.attempt().taken(time.Hour)
+		<-begun
+		c.leaves()
+		w.wantHistory("acquire", "watch owner-1")
+		close(goOn)
+		w.wantHistory("stop owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // it hears at once
+		w.byHand()
+		watch := w.g.cfg.Watch
+		w.g.cfg.Watch = func(key, contender string, hear func(News)) func() {
+			stop := watch(key, contender, hear)
+			hear(Hears)
+			return stop
+		}
+		c := w.start()
+		w.attempt().taken(time.Hour)
+		w.wantHistory("acquire", "watch owner-1", "acquire as owner-1")
+		c.leaves()
+	})
+}
+
+// Close returns when nobody listens any more and every want has been taken back: the nodes
+// are closed next.
+func TestCloseWaitsForTheLastToLeave(t *testing.T) {
+	for _, what := range []string{"watch", "stop", "leave"} {
+		t.Run(what, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.byHand()
+				goOn := make(chan struct{})
+				block := func(here string) {
+					if here == what {
+						<-goOn
+					}
+				}
+				watch, leave := w.g.cfg.Watch, w.g.cfg.Leave
+				w.g.cfg.Watch = func(key, contender string, hear func(News)) func() {
+					stop := watch(key, contender, hear)
+					block("watch")
+					return func() { block("stop"); stop() }
+				}
+				w.g.cfg.Leave = func(key, contender string) { block("leave"); leave(key, contender) }
+				c := w.start()
+				go w.attempt().taken(0)
+				pass(blind)
+				if what != "watch" {
+					w.attempt().taken(time.Hour)
+				}
+				c.leaves()
+				closed := make(chan struct{})
+				go func() {
+					w.g.Close(context.Background())
+					close(closed)
+				}()
+				synctest.Wait()
+				select {
+				case <-closed:
+					t.Error("Close has returned")
+				default:
+				}
+				close(goOn)
+				<-closed
+				w.mu.Lock()
+				w.desertedLocked()
+				w.mu.Unlock()
+			})
+		})
+	}
+}
+
+// Close refuses those who wait for another process, and what they wanted is taken back.
+func TestCloseOfAContender(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a := w.listens()
+		b := w.start()
+		w.g.Close(context.Background())
+		a.failed(0, errClosed)
+		b.failed(0, errClosed)
+		w.wantHistory("stop owner-1", "leave owner-1")
+	})
+}
+
+// Cancellation in the instant in which the turn is told, or taken.
+func TestLeavesInTheInstantOfNews(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			a := w.listens()
+			b := w.start()
+			if first {
+				a.cancel()
+				w.watches[0].hear(Ours)
+			} else {
+				w.watches[0].hear(Ours)
+				a.cancel()
+			}
+			synctest.Wait()
+			w.attempt().grant()
+			b.holds() // or a was, and passed it on
+			b.releases()
+		})
+	}
+}

@@ -1,0 +1,710 @@
+package quorum
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+)
+
+// listener is a watch whose nodes are the test, and what it was told.
+type listener struct {
+	*watch
+	mu  sync.Mutex // guards all
+	all []News
+}
+
+func listen(n int) *listener {
+	l := &listener{}
+	q := &Quorum{Config: Config{NodeTimeout: nodeTimeout}, need: n/2 + 1}
+	q.trip.Store(int64(ms(8)))
+	l.watch = &watch{q: q, contender: "me-1", hear: func(n News) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.all = append(l.all, n)
+	}}
+	return l
+}
+
+// wantNews checks what was heard since the last check.
+func (l *listener) wantNews(t *testing.T, want ...News) {
+	t.Helper()
+	synctest.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Equal(l.all, want) {
+		t.Errorf("news %v, want %v", l.all, want)
+	}
+	l.all = nil
+}
+
+// A flight hears when a majority of the nodes has confirmed, is told again by each more,
+// and is deaf, which is told once, when they are a majority no longer.
+func TestHearsByMajority(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := listen(n)
+				for range 2 {
+					l.Hear(0, node.Broken, "") // it has not heard yet
+					l.wantNews(t)
+					for i := range n {
+						l.Hear(i, node.Subscribed, "")
+						if i+1 >= l.q.need {
+							l.wantNews(t, Hears)
+						} else {
+							l.wantNews(t)
+						}
+					}
+					l.Hear(0, node.Subscribed, "") // a subscription that was mended unseen
+					l.wantNews(t, Hears)
+					for left := n - 1; left >= 0; left-- {
+						l.Hear(left, node.Broken, "")
+						l.Hear(left, node.Broken, "")
+						if left == l.q.need-1 {
+							l.wantNews(t, Deaf)
+						} else {
+							l.wantNews(t)
+						}
+					}
+				}
+				l.stop()
+			})
+		})
+	}
+}
+
+// Our turn is told when a majority of nodes has told of it.
+func TestOursByMajority(t *testing.T) {
+	for n := 1; n <= 5; n++ {
+		synctest.Test(t, func(t *testing.T) {
+			l := listen(n)
+			for i := range l.q.need {
+				l.wantNews(t)
+				l.Hear(n-1-i, node.Notice, "me-1")
+			}
+			l.wantNews(t, Ours)
+			time.Sleep(time.Second)
+			l.wantNews(t)
+			l.stop()
+		})
+	}
+}
+
+// Or half a round trip after the first node has, however often that one repeats it. It is the
+// same for each turn.
+func TestOursAfterHalfATrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		for i := range 3 {
+			l.Hear(i, node.Notice, "me-1")
+			time.Sleep(ms(2))
+			l.Hear(i, node.Notice, "me-1")
+			time.Sleep(ms(2) - 1)
+			l.wantNews(t)
+			time.Sleep(1)
+			l.wantNews(t, Ours)
+			time.Sleep(time.Second)
+			l.wantNews(t)
+		}
+		l.Hear(0, node.Notice, "me-1") // two that are one trip apart are two turns
+		time.Sleep(ms(4))
+		l.wantNews(t, Ours)
+		l.Hear(1, node.Notice, "me-1")
+		l.wantNews(t)
+		time.Sleep(ms(4))
+		l.wantNews(t, Ours)
+		l.stop()
+	})
+}
+
+// A third node that tells of a turn when the majority already has costs one more try, and does
+// not make half a majority for the next turn.
+func TestLateNoticeOfATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		l.Hear(0, node.Notice, "me-1")
+		l.Hear(1, node.Notice, "me-1")
+		l.wantNews(t, Ours)
+		l.Hear(2, node.Notice, "me-1")
+		l.wantNews(t)
+		time.Sleep(ms(4))
+		l.wantNews(t, Ours)
+		l.Hear(0, node.Notice, "me-1")
+		l.wantNews(t)
+		l.Hear(2, node.Notice, "me-1")
+		l.wantNews(t, Ours)
+		l.stop()
+	})
+}
+
+// A round trip that was never measured, or took very long, does not keep a turn waiting.
+func TestHalfATripIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
+			l := listen(3)
+			l.q.trip.Store(int64(trip))
+			l.Hear(0, node.Notice, "me-1")
+			if want > 0 {
+				time.Sleep(want - 1)
+				l.wantNews(t)
+				time.Sleep(1)
+			}
+			l.wantNews(t, Ours)
+			l.stop()
+		}
+	})
+}
+
+// Another's turn is told at once, by every node.
+func TestTheirsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		l.Hear(0, node.Notice, "me-1")
+		l.Hear(1, node.Notice, "me-10")
+		l.Hear(2, node.Notice, "")
+		l.wantNews(t, Theirs, Theirs)
+		time.Sleep(ms(4))
+		l.wantNews(t, Ours) // of node 0, which may be right
+		l.stop()
+	})
+}
+
+// After stop nothing is told, and no timer is left.
+func TestStopEndsTheNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		l.Hear(0, node.Notice, "me-1")
+		l.stop()
+		time.Sleep(time.Second)
+		l.Hear(1, node.Notice, "me-1")
+		l.Hear(1, node.Notice, "you-1")
+		for i := range 3 {
+			l.Hear(i, node.Subscribed, "")
+			l.Hear(i, node.Broken, "")
+		}
+		time.Sleep(time.Second)
+		l.wantNews(t)
+		if l.timer.Stop() {
+			t.Error("the timer runs")
+		}
+	})
+}
+
+// Whether it hears or is deaf is told from the goroutines of several nodes at once. The
+// last that is told is what is so.
+func TestLastNewsIsTrue(t *testing.T) {
+	for _, first := range []News{Hears, Deaf} {
+		synctest.Test(t, func(t *testing.T) {
+			l := listen(1)
+			signal := map[News]node.Signal{Hears: node.Subscribed, Deaf: node.Broken}
+			if first == Deaf {
+				l.Hear(0, node.Subscribed, "")
+				l.wantNews(t, Hears)
+			}
+			record, slow := l.hear, make(chan struct{})
+			block := sync.OnceFunc(func() { <-slow })
+			l.hear = func(n News) {
+				if n == first {
+					block()
+				}
+				record(n)
+			}
+			go l.Hear(0, signal[first], "")
+			synctest.Wait()
+			other := Hears + Deaf - first
+			l.Hear(0, signal[other], "")
+			close(slow)
+			synctest.Wait()
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if got := l.all[len(l.all)-1]; got != other {
+				t.Errorf("news %v, and the last is wrong", l.all)
+			}
+			l.stop()
+		})
+	}
+}
+
+// The rival is the one that most nodes name; all who look must come to the same, so of
+// those named equally often it is the first by name. Only votes count.
+func TestRivalIsWhomMostNodesName(t *testing.T) {
+	for _, c := range []struct{ named, want string }{
+		{"-", ""}, {"x", "x"}, {"xx-", "x"}, {"x--", "x"}, {"-yx", "x"}, {"xy-", "x"}, {"yxy", "y"}, {"zyx", "x"},
+		{"xyyzz", "y"}, {"zzyyx", "y"}, {"XXy", "y"}, {"XX-", ""}, {"..x", "x"}, {"...", ""},
+	} {
+		l := muteLease(t, len(c.named))
+		r := &round{l: l, replies: make([]node.Reply, len(c.named))}
+		for i, name := range c.named {
+			switch rival := string(name); {
+			case name == '.':
+			case name == '-':
+				r.replies[i] = node.Reply{Kind: node.Renewed}
+			case strings.ToUpper(rival) == rival: // no vote
+				r.replies[i] = node.Reply{Kind: node.Failed, Rival: strings.ToLower(rival)}
+			default:
+				r.replies[i] = node.Reply{Kind: node.Renewed, Rival: rival}
+			}
+		}
+		if got := r.rivalLocked(); got != c.want {
+			t.Errorf("%q: %q, want %q", c.named, got, c.want)
+		}
+	}
+}
+
+// A key is owned if a majority of nodes says that one and the same has it, by what had been
+// answered when the round was decided.
+func TestOwnedByMajority(t *testing.T) {
+	for _, c := range []struct {
+		answers     string // x, y, z: held by that one; g: granted; e: error
+		owned, take bool
+	}{
+		{"x", true, true}, {"e", false, false},
+		{"xx", false, true}, {"gx", false, true}, {"xg", false, true}, {"ex", false, true},
+		{"xx", false, true},
+		{"xxe", true, true}, {"xex", true, true}, {"gxx", true, true}, {"xyz", false, true}, {"xyg", false, true},
+		{"eex", false, false}, {"xge", false, true},
+		{"xxx", true, true}, {"xxxyy", true, true}, {"xxyyx", false, true}, {"ggxxx", true, true}, {"xyxyx", false, true},
+		{"eexxx", true, true}, {"eexxy", false, true},
+	} {
+		l := muteLease(t, len(c.answers))
+		var f *Failure
+		r := l.round("acquire", node.Granted, 0, time.Hour, func(r *round) {
+			r.l.mu.Lock()
+			defer r.l.mu.Unlock()
+			f = r.failureLocked()
+		})
+		for i, a := range c.answers {
+			rep := node.Reply{Kind: node.Held, Holder: string(a), TTL: time.Second}
+			switch a {
+			case 'g':
+				rep = node.Reply{Kind: node.Granted, Counter: 1}
+			case 'e':
+				rep = replyOf('e', node.Granted)
+			}
+			r.Answer(i, rep)
+		}
+		if f == nil || f.Owned != c.owned || (f.Reason == Taken) != c.take {
+			t.Errorf("%q: %s, owned %v", c.answers, describe(f), f != nil && f.Owned)
+		}
+	}
+}
+
+// Turns, on nodes.
+
+// as begins an attempt of a contender.
+func (c *client) as(contender string) *call {
+	l := new(Lease)
+	c.q.Prepare(l, key, ttl, 1, contender)
+	a := c.newCall("acquire", l)
+	l.Acquire(false, a.done)
+	return a
+}
+
+// mustAs makes an attempt of a contender that has to succeed.
+func (c *client) mustAs(contender string) *Lease {
+	c.t.Helper()
+	a := c.as(contender)
+	if _, f := a.wait(); f != nil {
+		c.t.Fatal(describe(f))
+	}
+	return a.l
+}
+
+// waits has a contender lose an attempt, and gives the failure.
+func (c *client) waits(contender string) *Failure {
+	c.t.Helper()
+	_, f := c.as(contender).wait()
+	if f == nil {
+		c.t.Fatal(contender, "got it")
+	}
+	time.Sleep(ms(5)) // the order is by the servers' clocks
+	synctest.Wait()
+	return f
+}
+
+func (c *client) yield(l *Lease, rival string) *call {
+	a := c.newCall("release", l)
+	l.Release(false, rival, func(f *Failure) { a.done(Grant{}, f) })
+	return a
+}
+
+func (c *client) look(l *Lease) (Grant, *Failure) {
+	a := c.newCall("refresh", l)
+	l.Refresh(ttl, 0, nodeTimeout, true, a.done)
+	return a.wait()
+}
+
+// loses takes key away from whoever holds it.
+func (r *rig) loses(key string) {
+	for _, m := range r.mem {
+		m.Mini.Del(key)
+	}
+}
+
+// everywhere makes requests take so long that all are written before the first is answered:
+// what a decided attempt has not written yet is dropped, and leaves no want.
+func (r *rig) everywhere() {
+	for _, m := range r.mem {
+		m.SetDelay(ms(1))
+	}
+}
+
+// waiting is who waits on node i.
+func (r *rig) waiting(i int) string {
+	r.t.Helper()
+	synctest.Wait()
+	for _, k := range r.mem[i].Mini.Keys() {
+		if strings.Contains(k, ":wants:") {
+			all, err := r.mem[i].Mini.ZMembers(k)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			return strings.Join(all, " ")
+		}
+	}
+	return ""
+}
+
+// want adds a want of contender on node i, without the others.
+func (r *rig) want(i int, contender string, score float64) {
+	r.t.Helper()
+	for _, k := range r.mem[i].Mini.Keys() {
+		if strings.Contains(k, ":wants:") {
+			if _, err := r.mem[i].Mini.ZAdd(k, score, contender); err != nil {
+				r.t.Fatal(err)
+			}
+			return
+		}
+	}
+	r.t.Fatal("nobody wants anything")
+}
+
+func all(n int, s string) []string { return slices.Repeat([]string{s}, n) }
+
+// Those who wait have the key in turn, whoever comes meanwhile, on any number of nodes.
+func TestContendersTakeTurns(t *testing.T) {
+	overSizes(t, func(t *testing.T, r *rig) {
+		n := len(r.mem)
+		c := r.client("c")
+		r.warm(c, key)
+		r.everywhere()
+		l, _ := c.must(key, ttl, 1)
+		for _, name := range []string{"x-1", "y-1", "z-1"} {
+			if f := c.waits(name); f.Reason != Taken {
+				t.Fatal(describe(f))
+			}
+		}
+		for _, name := range []string{"x-1", "y-1", "z-1"} {
+			if f := c.release(l); f != nil {
+				t.Fatal(describe(f))
+			}
+			time.Sleep(ms(5))
+			r.wantHolders(key, all(n, node.TurnOf+name)...)
+			if _, _, f := c.try(key, ttl, 1); f == nil {
+				t.Fatal("somebody stole the turn")
+			}
+			l = c.mustAs(name)
+		}
+		if f := c.release(l); f != nil {
+			t.Fatal(describe(f))
+		}
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(n, "")...)
+	})
+}
+
+// The one who looks is told who waits longest, and yields to it on all nodes, also on those
+// that know others before it. Its next turn comes after theirs.
+func TestYieldGivesTheTurnOnAllNodes(t *testing.T) {
+	overSizes(t, func(t *testing.T, r *rig) {
+		n := len(r.mem)
+		c := r.client("c")
+		r.warm(c, key)
+		r.everywhere()
+		l := c.mustAs("me-1")
+		c.waits("x-1")
+		c.waits("y-1")
+		r.want(0, "a-1", 1) // known to one only
+		g, f := c.look(l)
+		if f != nil || n > 2 && g.Rival != "x-1" {
+			t.Fatalf("%q %s", g.Rival, describe(f))
+		}
+		if _, f := c.yield(l, "x-1").wait(); f != nil {
+			t.Fatal(describe(f))
+		}
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(n, node.TurnOf+"x-1")...)
+		c.mustAs("x-1")
+		time.Sleep(ms(5))
+		for i := 1; i < n; i++ {
+			if got := r.waiting(i); got != "me-1 y-1" && got != "y-1 me-1" {
+				t.Error("waiting:", got)
+			}
+		}
+	})
+}
+
+// One that has not contended before yields under its owner, which does not count as its own
+// rival from then on.
+func TestFirstYield(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("c")
+		r.warm(c, key)
+		r.everywhere()
+		l, _ := c.must(key, ttl, 1)
+		if g, f := c.look(l); f != nil || g.Rival != "" {
+			t.Fatal(g.Rival, describe(f))
+		}
+		c.waits("x-1")
+		if g, f := c.look(l); f != nil || g.Rival != "x-1" {
+			t.Fatal(g.Rival, describe(f))
+		}
+		if g, f := c.refresh(l, ttl, 0); f != nil || g.Rival != "" {
+			t.Fatal("nobody looked", g.Rival, describe(f))
+		}
+		c.yield(l, "x-1").wait()
+		x := c.mustAs("x-1")
+		time.Sleep(ms(5))
+		if got := r.waiting(0); got != l.Owner() {
+			t.Error("waiting:", got)
+		}
+		c.release(x)
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(3, node.TurnOf+l.Owner())...)
+		me := c.mustAs(l.Owner())
+		if g, f := c.look(me); f != nil || g.Rival != "" {
+			t.Error("its own rival:", g.Rival, describe(f))
+		}
+		c.release(me)
+	})
+}
+
+// An attempt that never had a majority is undone, and makes no turn; its votes may be split
+// with those who would get it. One that had its majority, but too late, or was cancelled,
+// kept others waiting: it passes the turn on.
+func TestUndoPassesTheTurnOn(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		contender string
+		end       func(r *rig, l *Lease)
+		want      []string
+	}{
+		{"split", "me-1", func(r *rig, _ *Lease) {}, []string{"other", "other", ""}},
+		{"cancelled", "me-1", func(_ *rig, l *Lease) { l.Cancel() }, []string{"other", "other", node.TurnOf + "x-1"}},
+		{"cancelled at first", "", func(_ *rig, l *Lease) { l.Cancel() }, []string{"other", "other", node.TurnOf + "x-1"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inBubble(t, 3, func(t *testing.T, r *rig) {
+				x := r.client("x")
+				r.warm(x, key)
+				r.everywhere()
+				x.must(key, ttl, 1)
+				x.waits("x-1")
+				x.waits("me-1")
+				r.loses(key)
+				r.give(key, "other", ttl, 0, 1)
+				r.delays(ms(20), ms(20), ms(2))
+				a := x.as(c.contender)
+				time.Sleep(ms(10))
+				c.end(r, a.l)
+				if _, f := a.wait(); f == nil {
+					t.Fatal("it won")
+				}
+				time.Sleep(ms(90))
+				r.wantHolders(key, c.want...)
+				if got, has := r.waiting(0), "me-1"; strings.Contains(got, has) != (c.name != "cancelled") {
+					t.Error("waiting:", got)
+				}
+			})
+		})
+	}
+	t.Run("too late", func(t *testing.T) {
+		inBubble(t, 3, func(t *testing.T, r *rig) {
+			x := r.client("x")
+			r.warm(x, key)
+			r.everywhere()
+			x.must(key, ttl, 1)
+			x.waits("x-1")
+			r.loses(key)
+			r.delays(ms(5), ms(5), ms(5))
+			late := new(Lease)
+			x.q.Prepare(late, key, ms(11), 1, "") // valid for 8.89ms
+			a := x.newCall("acquire", late)
+			late.Acquire(false, a.done)
+			if _, f := a.wait(); f == nil || f.Got < f.Need {
+				t.Fatal(describe(f))
+			}
+			time.Sleep(ms(10))
+			r.wantHolders(key, all(3, node.TurnOf+"x-1")...)
+		})
+	})
+}
+
+// An attempt that had its majority, and then failed to make its tokens safe, kept others
+// waiting too.
+func TestFailedRaisePassesTheTurnOn(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		x := r.client("x")
+		r.warm(x, key, 100, 200, 300)
+		r.everywhere()
+		x.must(key, ttl, 1)
+		x.waits("x-1")
+		r.loses(key)
+		for i := range r.mem {
+			r.setCounter(i, int64(1000*(i+1)))
+		}
+		r.delays(ms(4), ms(4), ms(4))
+		a := x.begin(key, ttl, 10)
+		time.Sleep(ms(10)) // the raise is half way there
+		r.mem[1].Stall(true)
+		r.mem[2].Stall(true)
+		if _, f := a.wait(); f == nil {
+			t.Fatal("it won")
+		}
+		time.Sleep(ms(20))
+		r.mem[1].Stall(false)
+		r.mem[2].Stall(false)
+		time.Sleep(ms(20))
+		r.wantHolders(key, all(3, node.TurnOf+"x-1")...)
+	})
+}
+
+// Whoever leaves takes its want back on every node, and passes on a turn that is kept for
+// it; of another's key nothing changes.
+func TestLeave(t *testing.T) {
+	overSizes(t, func(t *testing.T, r *rig) {
+		n := len(r.mem)
+		c := r.client("c")
+		r.warm(c, key)
+		r.everywhere()
+		l, _ := c.must(key, ttl, 1)
+		c.waits("x-1")
+		c.waits("y-1")
+		c.waits("z-1")
+		c.q.Leave(key, "x-1")
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(n, l.Owner())...)
+		for i := range n {
+			if got := r.waiting(i); got != "y-1 z-1" {
+				t.Error("waiting:", got)
+			}
+		}
+		c.release(l)
+		time.Sleep(ms(5))
+		c.q.Leave(key, "y-1")
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(n, node.TurnOf+"z-1")...)
+		c.q.Leave(key, "z-1")
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(n, "")...)
+		for i := range n {
+			if got := r.waiting(i); got != "" {
+				t.Error("waiting:", got)
+			}
+		}
+	})
+}
+
+// A node on which the turn was made ours after our attempt had been there keeps the key for
+// us. That is no vote; a refresh repairs it.
+func TestTurnKeptForTheHolderIsRepaired(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		inBubble(t, 3, func(t *testing.T, r *rig) {
+			c := r.client("c")
+			r.warm(c, key)
+			l := c.mustAs("me-1")
+			synctest.Wait()
+			r.give(key, node.TurnOf+"me-1", ms(100), 2)
+			if late {
+				r.mem[2].SetDelay(ms(5))
+			}
+			if _, f := c.refresh(l, ttl, 0); f != nil {
+				t.Fatal(describe(f))
+			}
+			time.Sleep(ms(30))
+			r.wantHolders(key, all(3, l.Owner())...)
+			r.mem[2].SetDelay(0)
+
+			// The turn of one whose name begins or ends the same is not ours.
+			for _, other := range []string{"me-10", "-1", "me-", "you-1"} {
+				r.give(key, node.TurnOf+other, ms(100), 2)
+				if _, f := c.refresh(l, ttl, 0); f != nil {
+					t.Fatal(describe(f))
+				}
+				time.Sleep(ms(5))
+				r.wantHolders(key, l.Owner(), l.Owner(), node.TurnOf+other)
+			}
+
+			// On a majority it is a loss, whoever the turn is for.
+			r.give(key, node.TurnOf+"me-1", ms(100), 1, 2)
+			_, f := c.refresh(l, ttl, 0)
+			wantReason(t, f, NotHeld)
+			c.release(l)
+			time.Sleep(ms(10))
+			r.wantHolders(key, "", "", "")
+		})
+	}
+}
+
+// A lease without a contender repairs no turn: none can be its own.
+func TestTurnOfNobody(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("c")
+		r.warm(c, key)
+		r.everywhere()
+		l, _ := c.must(key, ttl, 1)
+		synctest.Wait()
+		r.give(key, node.TurnOf, ms(100), 2)
+		if _, f := c.refresh(l, ttl, 0); f != nil {
+			t.Fatal(describe(f))
+		}
+		time.Sleep(ms(5))
+		r.wantHolders(key, l.Owner(), l.Owner(), node.TurnOf)
+		c.release(l)
+	})
+}
+
+// A release that a node gets late, because the first was lost, passes the turn on to whoever
+// waits longest there, and harms nobody who got the key meanwhile.
+func TestYieldThatANodeMissed(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("c")
+		r.warm(c, key)
+		r.everywhere()
+		l := c.mustAs("me-1")
+		c.waits("x-1")
+		c.waits("y-1")
+		synctest.Wait()
+		r.mem[2].Down(true)
+		if _, f := c.yield(l, "x-1").wait(); f != nil {
+			t.Fatal(describe(f))
+		}
+		time.Sleep(ms(5))
+		r.wantHolders(key, node.TurnOf+"x-1", node.TurnOf+"x-1", l.Owner())
+		x := c.mustAs("x-1")
+		r.mem[2].Down(false)
+		for r.holders(key)[2] == l.Owner() {
+			if _, f := c.refresh(x, ttl, 0); f != nil {
+				t.Fatal(describe(f))
+			}
+			time.Sleep(ms(50))
+		}
+		r.wantHolders(key, x.Owner(), x.Owner(), node.TurnOf+"x-1")
+		if _, f := c.refresh(x, ttl, 0); f != nil {
+			t.Fatal(describe(f))
+		}
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(3, x.Owner())...)
+		c.release(x)
+		time.Sleep(ms(5))
+		if got := r.holders(key); got[0] != node.TurnOf+"y-1" || got[1] != node.TurnOf+"y-1" {
+			t.Errorf("%q", got)
+		}
+	})
+}
