@@ -48,7 +48,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
 		Prepare: func(key string, ttl time.Duration, tokens int64, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
-			l := &lease{c: c, key: c.short(key), done: done}
+			l := &lease{c: c, asked: done}
 			c.quorum.Prepare(&l.Lease, key, ttl, tokens)
 			return l
 		},
@@ -65,26 +65,32 @@ func (c *Client) flightConfig() flight.Config {
 // lease is a quorum's lease as the local tier sees it.
 type lease struct {
 	quorum.Lease
-	c    *Client
-	key  string
-	done func(flight.Lease, flight.Grant, *flight.Outcome) // of the attempt
+	c     *Client
+	asked func(flight.Lease, flight.Grant, *flight.Outcome) // hears of the attempt
+	gone  func(error)                                       // hears of the release
 }
 
 // Start makes the attempt for which l was prepared.
 func (l *lease) Start(inline bool) {
-	l.Lease.Acquire(inline, func(g quorum.Grant, f *quorum.Failure) {
-		if f != nil {
-			l.done(nil, flight.Grant{}, outcome(l.key, f))
-			return
-		}
-		l.done(l, flight.Grant(g), nil)
-	})
+	l.Lease.Acquire(inline, l)
 }
+
+// Acquired is the outcome of that.
+func (l *lease) Acquired(g quorum.Grant, f *quorum.Failure) {
+	if f != nil {
+		l.asked(nil, flight.Grant{}, outcome(l.key(), f))
+		return
+	}
+	l.asked(l, flight.Grant(g), nil)
+}
+
+// key is the lock key as the caller knows it.
+func (l *lease) key() string { return l.c.short(l.Key()) }
 
 func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(flight.Grant, *flight.Outcome)) {
 	l.Lease.Refresh(ttl, more, timeout, func(g quorum.Grant, f *quorum.Failure) {
 		if f != nil {
-			done(flight.Grant{}, outcome(l.key, f))
+			done(flight.Grant{}, outcome(l.key(), f))
 			return
 		}
 		done(flight.Grant(g), nil)
@@ -92,19 +98,23 @@ func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, do
 }
 
 func (l *lease) Release(inline bool, done func(error)) {
-	l.Lease.Release(inline, func(f *quorum.Failure) {
-		if f != nil {
-			done(quorumError(l.key, f))
-			return
-		}
-		done(nil)
-	})
+	l.gone = done // the flight releases a lease once
+	l.Lease.Release(inline, l)
+}
+
+// Released is the outcome of that.
+func (l *lease) Released(f *quorum.Failure) {
+	if f != nil {
+		l.gone(quorumError(l.key(), f))
+		return
+	}
+	l.gone(nil)
 }
 
 // Peek says how the attempt stands.
 func (l *lease) Peek() error {
 	if f := l.Lease.Peek(); f != nil {
-		return quorumError(l.key, f)
+		return quorumError(l.key(), f)
 	}
 	return nil
 }
