@@ -107,13 +107,13 @@ func (q *queue) take(batch []*request, limit int) []*request {
 
 // claim makes the queue busy for a request that need not wait in it, and says whether
 // that could be: nothing is under way and nothing waits.
-func (q *queue) claim() bool {
+func (q *queue) claim(now time.Time) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.busy || q.n > 0 || q.closed {
 		return false
 	}
-	q.busy, q.since = true, time.Now()
+	q.busy, q.since = true, now
 	return true
 }
 
@@ -208,7 +208,7 @@ func (l *lane) run() {
 		} else if !answering && l.s.n.closing.Load() { // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
 		} else {
-			answering = l.exchange(l.long.context(l.s.n.exchangeTime(), time.Second), batch)
+			answering = l.exchange(l.long.context(time.Now(), l.s.n.exchangeTime(), time.Second), batch)
 		}
 		clear(batch)
 		l.rest()
@@ -223,9 +223,9 @@ type allowance struct {
 	until  time.Time // when another one is due
 }
 
-// context has at least that time left, and at most so much more.
-func (p *allowance) context(least, more time.Duration) context.Context {
-	if now := time.Now(); p.ctx == nil || !now.Before(p.until) {
+// context has at least that time left from now on, and at most so much more.
+func (p *allowance) context(now time.Time, least, more time.Duration) context.Context {
+	if p.ctx == nil || !now.Before(p.until) {
 		p.end()
 		p.ctx, p.cancel = context.WithTimeout(context.Background(), least+more)
 		p.until = now.Add(more)
