@@ -41,13 +41,14 @@ func newServer(n *Node, c *redis.Client) *server {
 		n: n, from: c, addr: c.Options().Addr,
 		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
-	s.lanes = make([]lane, lanesPerServer)
+	lanes, limit := lanesPerServer, maxBatch
 	if n.alone {
-		s.lanes = make([]lane, lanesAlone)
+		lanes, limit = lanesAlone, batchAlone
 	}
+	s.lanes = make([]lane, lanes)
 	for i := range s.lanes {
 		s.lanes[i].init()
-		s.lanes[i].s = s
+		s.lanes[i].s, s.lanes[i].limit = s, limit
 		s.lanes[i].patience = 2 * n.timeout
 	}
 	return s
