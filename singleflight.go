@@ -49,7 +49,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
 		Prepare: func(key string, ttl time.Duration, tokens int64, contender string, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
-			l := &lease{c: c, key: c.short(key), done: done}
+			l := &lease{c: c, asked: done}
 			c.quorum.Prepare(&l.Lease, key, ttl, tokens, contender)
 			return l
 		},
@@ -77,26 +77,32 @@ func (c *Client) watch() func(key, contender string, hear func(flight.News)) (st
 // lease is a quorum's lease as the local tier sees it.
 type lease struct {
 	quorum.Lease
-	c    *Client
-	key  string
-	done func(flight.Lease, flight.Grant, *flight.Outcome) // of the attempt
+	c     *Client
+	asked func(flight.Lease, flight.Grant, *flight.Outcome) // hears of the attempt
+	gone  func(error)                                       // hears of the release
 }
 
 // Start makes the attempt for which l was prepared.
 func (l *lease) Start(inline bool) {
-	l.Lease.Acquire(inline, func(g quorum.Grant, f *quorum.Failure) {
-		if f != nil {
-			l.done(nil, flight.Grant{}, outcome(l.key, f))
-			return
-		}
-		l.done(l, flight.Grant(g), nil)
-	})
+	l.Lease.Acquire(inline, l)
 }
+
+// Acquired is the outcome of that.
+func (l *lease) Acquired(g quorum.Grant, f *quorum.Failure) {
+	if f != nil {
+		l.asked(nil, flight.Grant{}, outcome(l.key(), f))
+		return
+	}
+	l.asked(l, flight.Grant(g), nil)
+}
+
+// key is the lock key as the caller knows it.
+func (l *lease) key() string { return l.c.short(l.Key()) }
 
 func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(flight.Grant, *flight.Outcome)) {
 	l.Lease.Refresh(ttl, more, timeout, look, func(g quorum.Grant, f *quorum.Failure) {
 		if f != nil {
-			done(flight.Grant{}, outcome(l.key, f))
+			done(flight.Grant{}, outcome(l.key(), f))
 			return
 		}
 		done(flight.Grant(g), nil)
@@ -104,19 +110,23 @@ func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 }
 
 func (l *lease) Release(inline bool, rival string, done func(error)) {
-	l.Lease.Release(inline, rival, func(f *quorum.Failure) {
-		if f != nil {
-			done(quorumError(l.key, f))
-			return
-		}
-		done(nil)
-	})
+	l.gone = done // the flight releases a lease once
+	l.Lease.Release(inline, rival, l)
+}
+
+// Released is the outcome of that.
+func (l *lease) Released(f *quorum.Failure) {
+	if f != nil {
+		l.gone(quorumError(l.key(), f))
+		return
+	}
+	l.gone(nil)
 }
 
 // Peek says how the attempt stands.
 func (l *lease) Peek() error {
 	if f := l.Lease.Peek(); f != nil {
-		return quorumError(l.key, f)
+		return quorumError(l.key(), f)
 	}
 	return nil
 }

@@ -41,13 +41,14 @@ func newServer(n *Node, c *redis.Client) *server {
 		n: n, from: c, addr: c.Options().Addr,
 		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
-	s.lanes = make([]lane, lanesPerServer)
+	lanes, limit := lanesPerServer, maxBatch
 	if n.alone {
-		s.lanes = make([]lane, lanesAlone)
+		lanes, limit = lanesAlone, batchAlone
 	}
+	s.lanes = make([]lane, lanes)
 	for i := range s.lanes {
 		s.lanes[i].init()
-		s.lanes[i].s = s
+		s.lanes[i].s, s.lanes[i].limit = s, limit
 		s.lanes[i].patience = 2 * n.timeout
 	}
 	return s
@@ -61,10 +62,14 @@ func (s *server) push(r *request) {
 	}
 	s.start.Do(s.run)
 	l := &s.lanes[int(r.e.t.lane)%len(s.lanes)]
-	if r.inline && s.prompt.Load() && l.claim() {
-		defer l.rest() // also when a hook of the client's owner panics on the caller's goroutine
-		l.exchangeNow(r)
-	} else if err := l.push(r); err != nil {
+	if r.inline && s.prompt.Load() {
+		if now := time.Now(); l.claim(now) {
+			defer l.rest() // also when a hook of the client's owner panics on the caller's goroutine
+			l.exchangeNow(r, now)
+			return
+		}
+	}
+	if err := l.push(r); err != nil {
 		r.settle(failed(err), notSent)
 	}
 }
@@ -123,14 +128,14 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 // and the request is in doubt. That is the price for not waiting on another goroutine, and
 // it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
 // late answers are waited for, until it is prompt again.
-func (l *lane) exchangeNow(r *request) {
-	if rep, moot := r.moot(l.s.n.now()); moot {
+func (l *lane) exchangeNow(r *request, now time.Time) {
+	if rep, moot := r.moot(l.s.n.at(now)); moot {
 		r.settle(rep, notSent)
 		return
 	}
 	timeout := l.s.n.timeout
 	defer l.calls.forget(1)
-	cmd, sent := l.writeOne(l.brief.context(timeout, timeout/8), r)
+	cmd, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
 	if !l.settle(r, cmd, sent, true) {
 		l.putBack(r) // to have the scripts loaded
 	}
@@ -200,8 +205,7 @@ func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err erro
 }
 
 // writeOne is write for a request by itself, which costs less than a pipeline of one.
-func (l *lane) writeOne(ctx context.Context, r *request) (cmd *redis.Cmd, sent bool) {
-	began := time.Now()
+func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (cmd *redis.Cmd, sent bool) {
 	c := l.calls.at(0)
 	cmd = c.of(r)
 	l.first.attach(c, r)
@@ -210,7 +214,7 @@ func (l *lane) writeOne(ctx context.Context, r *request) (cmd *redis.Cmd, sent b
 	if isReply(err) && l.first.written {
 		err = nil
 	}
-	l.s.felt(err, time.Since(began))
+	l.s.felt(err, time.Since(now))
 	return cmd, l.first.written
 }
 

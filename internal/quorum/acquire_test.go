@@ -414,7 +414,7 @@ func TestCancelBeforeTheAttemptAsksNobody(t *testing.T) {
 		l := prepare(c.q, key, ttl, 1)
 		l.Cancel()
 		a := c.newCall("acquire", l)
-		l.Acquire(false, a.done)
+		l.Acquire(false, a)
 		if !a.answered() {
 			t.Error("the failure is not there at once")
 		}
@@ -434,7 +434,7 @@ func TestCancelJustBeforeTheRaise(t *testing.T) {
 		r.warm(c, key)
 		a := c.newCall("acquire", prepare(c.q, key, ttl, 1))
 		l := a.l
-		l.done, l.until = a.done, time.Now().Add(ttl)
+		l.asker, l.until = a, time.Now().Add(ttl)
 		first := l.round("acquire", node.Granted, 0, nodeTimeout, func(r *round) {
 			l.Cancel()
 			l.raise(r, 30)
@@ -458,7 +458,7 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 		r.warm(c, key, 10, 10, 10)
 		l := prepare(c.q, key, time.Hour, 1)
 		a := c.newCall("acquire", l)
-		l.done, l.until = a.done, time.Now().Add(time.Hour)
+		l.asker, l.until = a, time.Now().Add(time.Hour)
 		first := l.round("acquire", node.Granted, 0, nodeTimeout, func(r *round) {
 			l.Cancel()
 			l.acquired(r)
@@ -524,6 +524,11 @@ func TestAnswersDuringSending(t *testing.T) {
 	})
 }
 
+// hears is an Acquirer that is a func.
+type hears func(Grant, *Failure)
+
+func (h hears) Acquired(g Grant, f *Failure) { h(g, f) }
+
 // A failed attempt is on its way to being undone before its failure is told: whoever tries
 // again at once comes after the undo, on every node.
 func TestNextAttemptComesAfterTheUndo(t *testing.T) {
@@ -533,10 +538,10 @@ func TestNextAttemptComesAfterTheUndo(t *testing.T) {
 		r.delays(ms(5), ms(7), ms(9))
 		for range 10 {
 			a, next := c.newCall("acquire", prepare(c.q, key, time.Hour, 1)), make(chan *call, 1)
-			a.l.Acquire(false, func(g Grant, f *Failure) {
+			a.l.Acquire(false, hears(func(g Grant, f *Failure) {
 				next <- c.begin(key, time.Hour, 1)
 				a.done(g, f)
-			})
+			}))
 			time.Sleep(ms(6))
 			a.l.Cancel()
 			b := <-next

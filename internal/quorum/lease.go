@@ -43,8 +43,8 @@ type Lease struct {
 	contender string // "": it has not had to wait
 	ttl       time.Duration
 	tokens    int64
-	done      func(Grant, *Failure)
-	freed     func(*Failure) // done of the release
+	asker     Acquirer
+	leaver    Releaser
 
 	mu       sync.Mutex // guards what follows; never held while a request goes out or a caller is called
 	phase    phase
@@ -61,6 +61,13 @@ type Lease struct {
 	first, last round // see placeLocked
 }
 
+// Acquirer hears what became of an attempt. It is an interface, and not a func as elsewhere,
+// because every lock has one: a pointer in an interface costs no allocation.
+type Acquirer interface{ Acquired(Grant, *Failure) }
+
+// Releaser hears what became of a release: nil when it succeeded.
+type Releaser interface{ Released(*Failure) }
+
 type phase uint8
 
 const (
@@ -70,12 +77,12 @@ const (
 	over
 )
 
-// Acquire makes the attempt and calls done exactly once, from a goroutine of a node, of a
+// Acquire makes the attempt and tells by exactly once, from a goroutine of a node, of a
 // timer, or of the caller: with a grant, or with the reason why there is none. A failed
-// attempt is being undone on every node that may have granted it by the time done is
-// called, whatever became of the caller.
-func (l *Lease) Acquire(inline bool, done func(Grant, *Failure)) {
-	l.done = done
+// attempt is being undone on every node that may have granted it by the time by is told,
+// whatever became of the caller.
+func (l *Lease) Acquire(inline bool, by Acquirer) {
+	l.asker = by
 	if f := l.q.twins.Load(); f != nil {
 		l.fail(f)
 		return
@@ -92,11 +99,14 @@ func (l *Lease) Acquire(inline bool, done func(Grant, *Failure)) {
 // several nodes it may not: each would wait for the one before.
 func (l *Lease) mayBlock(inline bool) bool { return inline && len(l.entries) == 1 }
 
+// Key is the lock key, prefix included.
+func (l *Lease) Key() string { return l.target.Key() }
+
 // Owner is the whole stored value.
 func (l *Lease) Owner() string { return l.target.Owner() }
 
-// Cancel gives the attempt up: done is called with a failure soon, unless it was called
-// already or is just being called with a grant.
+// Cancel gives the attempt up: it fails soon, unless its outcome was told already or is just
+// being told.
 func (l *Lease) Cancel() {
 	l.mu.Lock()
 	l.canceled = true
@@ -126,18 +136,15 @@ func (l *Lease) acquired(r *round) {
 	l.granted = r.won
 	top, agree := r.countersLocked()
 	f := l.checkLocked(r)
-	l.mu.Unlock()
 	if len(l.entries) > 1 && !r.expired {
 		l.q.trip.Store(int64(l.q.Validity(l.ttl) - time.Until(l.until)))
 	}
-	switch {
-	case f != nil:
-		l.fail(f)
-	case agree:
-		l.hold(r, top)
-	default:
+	if f == nil && !agree {
+		l.mu.Unlock()
 		l.raise(r, top)
+		return
 	}
+	l.endLocked(r, top, f)
 }
 
 // raise makes top the end of the block on a majority of nodes, because their counters
@@ -146,13 +153,7 @@ func (l *Lease) raise(first *round, top int64) {
 	until := l.until // does not move before the lease is held
 	r := l.round("acquire", node.Renewed, top, first.timeout, func(r *round) {
 		l.mu.Lock()
-		f := l.checkLocked(r)
-		l.mu.Unlock()
-		if f != nil {
-			l.fail(f)
-			return
-		}
-		l.hold(r, top)
+		l.endLocked(r, top, l.checkLocked(r))
 	})
 	for i := range l.entries {
 		if known := first.replies[i]; known.Kind == node.Held {
@@ -176,11 +177,13 @@ func (l *Lease) checkLocked(r *round) *Failure {
 	return nil
 }
 
-// hold makes the lease held, unless it was cancelled on the way.
-func (l *Lease) hold(r *round, top int64) {
-	l.mu.Lock()
-	if l.canceled {
-		f := r.failureLocked()
+// endLocked ends the attempt, and lets go of mu: the lease is held, unless f says why it is
+// not, or it was cancelled on the way.
+func (l *Lease) endLocked(r *round, top int64, f *Failure) {
+	if f == nil && l.canceled {
+		f = r.failureLocked()
+	}
+	if f != nil {
 		l.mu.Unlock()
 		l.fail(f)
 		return
@@ -188,11 +191,11 @@ func (l *Lease) hold(r *round, top int64) {
 	l.phase, l.top, l.now = held, top, nil
 	g := Grant{Until: l.until, First: top - l.tokens + 1, Last: top}
 	l.mu.Unlock()
-	l.done(g, nil)
+	l.asker.Acquired(g, nil)
 }
 
 // fail ends the attempt and undoes it on every node that may have granted it. The undo
-// goes out before done is called, so that it comes before whatever is tried next.
+// goes out before the asker is told, so that it comes before whatever is tried next.
 func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
 	l.phase, l.now = over, nil
@@ -205,7 +208,7 @@ func (l *Lease) fail(f *Failure) {
 	if twins && l.q.start(func() { l.failAfterCheck(f) }) {
 		return
 	}
-	l.done(Grant{}, f)
+	l.asker.Acquired(Grant{}, f)
 }
 
 // undoLocked says how a failed attempt leaves the nodes that granted it. Usually there was
@@ -244,7 +247,7 @@ func (l *Lease) failAfterCheck(f *Failure) {
 	if twins := l.q.twins.Load(); twins != nil {
 		f = twins
 	}
-	l.done(Grant{}, f)
+	l.asker.Acquired(Grant{}, f)
 }
 
 // Refresh asks for the full ttl again, and for more tokens, and calls done exactly once.
@@ -393,11 +396,11 @@ func (l *Lease) repair(i int) {
 	}
 }
 
-// Release ends the lease and calls done exactly once: with nil when a majority of nodes
-// deleted our key. The nodes that did not answer by then are chased until they do. rival is
-// who gets the next turn, while this lease's contender waits for another; "" if it does not
-// and whoever waits longest is next.
-func (l *Lease) Release(inline bool, rival string, done func(*Failure)) {
+// Release ends the lease and tells by exactly once: nil when a majority of nodes deleted our
+// key. The nodes that did not answer by then are chased until they do. rival is who gets
+// the next turn, while this lease's contender waits for another; "" if it does not and
+// whoever waits longest is next.
+func (l *Lease) Release(inline bool, rival string, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
@@ -405,10 +408,10 @@ func (l *Lease) Release(inline bool, rival string, done func(*Failure)) {
 	}
 	l.mu.Unlock()
 	if !had {
-		done(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
+		by.Released(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
 		return
 	}
-	l.freed = done
+	l.leaver = by
 	r := l.round("release", node.Deleted, 0, l.q.NodeTimeout, func(r *round) { r.l.released(r) })
 	p := l.parting(rival)
 	for i := range l.entries {
@@ -419,11 +422,11 @@ func (l *Lease) Release(inline bool, rival string, done func(*Failure)) {
 // released reports the decided round of the release.
 func (l *Lease) released(r *round) {
 	if r.won {
-		l.freed(nil)
+		l.leaver.Released(nil)
 		return
 	}
 	l.mu.Lock()
 	f := r.failureLocked()
 	l.mu.Unlock()
-	l.freed(f)
+	l.leaver.Released(f)
 }

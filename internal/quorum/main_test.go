@@ -134,6 +134,9 @@ func (a *call) done(g Grant, f *Failure) {
 	}
 }
 
+func (a *call) Acquired(g Grant, f *Failure) { a.done(g, f) }
+func (a *call) Released(f *Failure)          { a.done(Grant{}, f) }
+
 func (a *call) wait() (Grant, *Failure) {
 	<-a.ended
 	return a.grant, a.fail
@@ -152,7 +155,7 @@ func (a *call) answered() bool {
 func (c *client) begin(key string, ttl time.Duration, tokens int64) *call {
 	l := prepare(c.q, key, ttl, tokens)
 	a := c.newCall("acquire", l)
-	l.Acquire(false, a.done)
+	l.Acquire(false, a)
 	return a
 }
 
@@ -185,7 +188,7 @@ func (c *client) refresh(l *Lease, ttl time.Duration, more int64) (Grant, *Failu
 
 func (c *client) beginRelease(l *Lease) *call {
 	a := c.newCall("release", l)
-	l.Release(false, "", func(f *Failure) { a.done(Grant{}, f) })
+	l.Release(false, "", a)
 	return a
 }
 

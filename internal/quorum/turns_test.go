@@ -302,7 +302,7 @@ func (c *client) as(contender string) *call {
 	l := new(Lease)
 	c.q.Prepare(l, key, ttl, 1, contender)
 	a := c.newCall("acquire", l)
-	l.Acquire(false, a.done)
+	l.Acquire(false, a)
 	return a
 }
 
@@ -330,7 +330,7 @@ func (c *client) waits(contender string) *Failure {
 
 func (c *client) yield(l *Lease, rival string) *call {
 	a := c.newCall("release", l)
-	l.Release(false, rival, func(f *Failure) { a.done(Grant{}, f) })
+	l.Release(false, rival, a)
 	return a
 }
 
@@ -536,7 +536,7 @@ func TestUndoPassesTheTurnOn(t *testing.T) {
 			late := new(Lease)
 			x.q.Prepare(late, key, ms(11), 1, "") // valid for 8.89ms
 			a := x.newCall("acquire", late)
-			late.Acquire(false, a.done)
+			late.Acquire(false, a)
 			if _, f := a.wait(); f == nil || f.Got < f.Need {
 				t.Fatal(describe(f))
 			}
