@@ -430,7 +430,7 @@ func TestYieldGivesTheTurnOnAllNodes(t *testing.T) {
 		l := c.mustAs("me-1")
 		c.waits("x-1")
 		c.waits("y-1")
-		r.want(0, "a-1", 1) // known to one only
+		r.want(0, "z-1", 1) // known to one only
 		g, f := c.look(l)
 		if f != nil || n > 2 && g.Rival != "x-1" {
 			t.Fatalf("%q %s", g.Rival, describe(f))
