@@ -47,31 +47,27 @@ func (s *share) hammer(t *testing.T, wg *sync.WaitGroup, goroutines int, end tim
 	}
 }
 
-// Processes that hammer one key share its time evenly, whatever the number of nodes and of
-// their goroutines, and nobody waits for long.
+// Processes that hammer one key share its time evenly, whatever the number of nodes, and nobody
+// waits for long; with or without notices.
 func TestProcessesShareAKey(t *testing.T) {
+	polling := func(_ int, o *flightlock.Options) { o.DisableNotify = true }
 	for _, c := range []struct {
+		name         string
 		nodes, procs int
-		goroutines   func(proc int) int
 		options      func(proc int, o *flightlock.Options)
 	}{
-		{nodes: 1, procs: 4}, {nodes: 2, procs: 2}, {nodes: 2, procs: 4}, {nodes: 3, procs: 2}, {nodes: 3, procs: 4},
-		{nodes: 4, procs: 3}, {nodes: 5, procs: 4}, {nodes: 3, procs: 12},
-		{nodes: 3, procs: 4, goroutines: func(proc int) int { return []int{1, 2, 10, 30}[proc] }},
-		{nodes: 1, procs: 4, options: func(proc int, o *flightlock.Options) { o.DisableNotify = proc == 0 }},
-		{nodes: 3, procs: 4, options: func(proc int, o *flightlock.Options) { o.DisableNotify = true }},
-		{nodes: 2, procs: 3, options: func(proc int, o *flightlock.Options) { o.DisableNotify = true }},
-		{nodes: 3, procs: 4, options: func(proc int, o *flightlock.Options) { o.HandoffSlice = time.Microsecond }},
-		{nodes: 3, procs: 4, options: func(proc int, o *flightlock.Options) { o.HandoffSlice = -1 }},
+		{"notified", 1, 4, nil}, {"notified", 2, 3, nil}, {"notified", 3, 12, nil}, {"notified", 4, 3, nil},
+		{"one polls", 3, 4, func(proc int, o *flightlock.Options) { o.DisableNotify = proc == 0 }},
+		{"all poll", 2, 3, polling}, {"all poll", 3, 4, polling},
+		{"short slices", 3, 3, func(_ int, o *flightlock.Options) { o.HandoffSlice = time.Microsecond }},
+		{"no handoff", 3, 3, func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
 	} {
-		name := fmt.Sprintf("nodes=%d/procs=%d/custom=%v,%v", c.nodes, c.procs, c.goroutines != nil, c.options != nil)
-		t.Run(name, func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/nodes=%d/procs=%d", c.name, c.nodes, c.procs), func(t *testing.T) {
 			bubble(t, c.nodes, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
 				for _, n := range nodes {
 					n.SetDelay(200 * time.Microsecond)
 				}
-				began := time.Now()
-				end := began.Add(4 * time.Second)
+				end := time.Now().Add(time.Duration(c.procs) * 400 * time.Millisecond)
 				shares := make([]share, c.procs)
 				var wg sync.WaitGroup
 				for p := range c.procs {
@@ -79,31 +75,37 @@ func TestProcessesShareAKey(t *testing.T) {
 					for _, n := range nodes {
 						conns = append(conns, n.Client(t))
 					}
-					o := flightlock.Options{}
+					var o flightlock.Options
 					if c.options != nil {
 						c.options(p, &o)
 					}
-					goroutines := 10
-					if c.goroutines != nil {
-						goroutines = c.goroutines(p)
-					}
 					client := newClient(t, o, conns...)
-					shares[p].hammer(t, &wg, goroutines, end, func() (*flightlock.Lock, error) {
+					shares[p].hammer(t, &wg, 10, end, func() (*flightlock.Lock, error) {
 						return client.SingleFlightLock(context.Background(), "k", time.Second, nil)
 					})
 				}
 				wg.Wait()
-				synctest.Wait()
-				var sum time.Duration
-				for i := range shares {
-					sum += shares[i].held
-				}
-				for i := range shares {
-					s := &shares[i]
-					t.Logf("process %d: %5.1f%% of the time held, %d locks, longest wait %v; busy %.0f%%", i,
-						100*float64(s.held)/float64(sum), s.locks, s.longest, 100*float64(sum)/float64(4*time.Second))
-				}
+				wantEven(t, shares)
 			})
 		})
+	}
+}
+
+func wantEven(t *testing.T, shares []share) {
+	t.Helper()
+	var sum time.Duration
+	for i := range shares {
+		sum += shares[i].held
+	}
+	for i := range shares {
+		s := &shares[i]
+		even := float64(s.held) / float64(sum) * float64(len(shares))
+		t.Logf("process %d: %.2f of an even share, %d locks, longest wait %v", i, even, s.locks, s.longest)
+		if even < 0.7 || even > 1.3 {
+			t.Error("that is not even")
+		}
+		if s.longest > 1500*time.Millisecond {
+			t.Error("that is too long")
+		}
 	}
 }

@@ -419,6 +419,50 @@ func TestContendersTakeTurns(t *testing.T) {
 	})
 }
 
+// Who has lost by the answers of some nodes gets its place on the others too, although they
+// were still busy and it was not written yet: else those who happen to be known to more nodes
+// would get more turns.
+func TestLoserIsKnownOnAllNodes(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("c")
+		r.warm(c, key)
+		l, _ := c.must(key, ttl, 1)
+		synctest.Wait()
+		r.delays(ms(1), ms(1), ms(15))
+		c.try(key, ttl, 1) // goes on at node 2
+		if _, f := c.as("x-1").wait(); f == nil {
+			t.Fatal("it won")
+		}
+		time.Sleep(ms(100))
+		for i := range 3 {
+			if got := r.waiting(i); got != "x-1" {
+				t.Errorf("node %d knows %q", i, got)
+			}
+		}
+		r.wantHolders(key, all(3, l.Owner())...)
+		c.q.Leave(key, "x-1")
+		c.release(l)
+		time.Sleep(ms(100))
+
+		// Not so one that was cancelled, or that nobody knows.
+		l, _ = c.must(key, ttl, 1)
+		c.try(key, ttl, 1)
+		a := c.as("y-1")
+		a.l.Cancel()
+		before := c.commands(nil)
+		c.begin("lock:other", ttl, 1).l.Cancel()
+		time.Sleep(ms(100))
+		if sent := c.commands(before)[2]; sent > 2 { // y-1 takes its want back, and the other key
+			t.Errorf("%d commands", sent)
+		}
+		if got := r.waiting(2); got != "" {
+			t.Errorf("node 2 knows %q", got)
+		}
+		c.release(l)
+		time.Sleep(ms(100))
+	})
+}
+
 // The one who looks is told who waits longest, and yields to it on all nodes, also on those
 // that know others before it. Its next turn comes after theirs.
 func TestYieldGivesTheTurnOnAllNodes(t *testing.T) {
