@@ -196,6 +196,39 @@ func splitList(s string) (list []string) {
 	return list
 }
 
+// What a look has seen is old after a slice: then the release looks again, and not more
+// often than that.
+func TestOldLookIsMadeAgain(t *testing.T) {
+	for _, seen := range []time.Duration{slice / 2, time.Second} {
+		for _, fails := range []bool{false, true} {
+			inBubble(t, func(t *testing.T, w *world) {
+				if fails {
+					w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+				}
+				a, b, c, d := w.rich().start(), w.start(), w.start(), w.start()
+				pass(seen)
+				a.h.Refresh(time.Second, func(error) {})
+				pass(2 * time.Second)
+				w.byHand()
+				w.history()
+				a.releases()
+				b.holds()
+				w.wantHistory("look")
+				b.releases()
+				c.holds()
+				w.wantHistory()
+				w.refresh = (*fakeRefresh).confirm
+				w.rivals("x")
+				pass(time.Second)
+				c.releases()
+				d.waits()
+				w.wantHistory("look", "watch owner-1", "release to x")
+				d.leaves()
+			}, sliced)
+		}
+	}
+}
+
 // A look that fails costs nothing but news: the lease goes on, and the next slice looks again.
 func TestFailedLookDoesNotCostTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -217,6 +250,25 @@ func TestFailedLookDoesNotCostTheLease(t *testing.T) {
 		e.waits()
 		is(t, "releases", w.leases[0].releases, 1)
 		e.leaves()
+	}, sliced)
+}
+
+// Nor does it lose the rival that an earlier one has seen.
+func TestFailedLookForgetsNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		_, b := w.looked()
+		c := w.start()
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		for range 2 {
+			pass(slice / 2)
+			b.h.Refresh(time.Second, func(error) {})
+		}
+		w.byHand()
+		w.history()
+		b.releases()
+		w.wantHistory("release to x")
+		c.leaves()
 	}, sliced)
 }
 
@@ -710,6 +762,24 @@ func TestNotOwnedIsPolled(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Where nothing is known of the key, because too few nodes answer, only the strategy polls,
+// also for one that does not hear.
+func TestUnavailableIsPolledByStrategy(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start(pace(never(300 * time.Millisecond)))
+		w.attempt().taken(0)
+		pass(blind)
+		w.history()
+		w.attempt().unavailable()
+		pass(250*time.Millisecond - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		c.leaves()
+	})
 }
 
 // Even where votes are split the flight gets its place among those who wait: with an even
