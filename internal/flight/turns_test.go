@@ -272,6 +272,21 @@ func TestFailedLookForgetsNobody(t *testing.T) {
 	}, sliced)
 }
 
+// A rival that an earlier look of the slice has seen may have left: the last look counts.
+func TestLastLookCounts(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		_, b := w.looked()
+		c := w.start()
+		w.rivals("")
+		b.h.Refresh(time.Second, func(error) {})
+		pass(slice / 2)
+		b.releases()
+		c.holds()
+		c.releases()
+	}, sliced)
+}
+
 // Nor does the look that a waiter is kept waiting for, if the lease is good.
 func TestFailedLookOfALongHoldHandsOver(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -529,6 +544,19 @@ func TestNewsDuringAnAttempt(t *testing.T) {
 			w.wantHistory("acquire as owner-1", "release", "stop owner-1")
 		})
 	}
+}
+
+// Whoever leaves during the attempt after that hears how the one before it failed.
+func TestOutcomeOfAnAttemptThatIsMadeAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens()
+		w.news(Ours)
+		w.news(Ours)
+		w.attempt().unavailable()
+		c.leaves()
+		c.failed(0, context.Canceled, errDown)
+	})
 }
 
 // News during an attempt that wins is no news.
