@@ -65,10 +65,11 @@ if type(holder) == 'table' then
 end
 if holder ~= ARGV[1] then
   if ARGV[5] and ARGV[3] ~= '0' then
-    -- A score of 0 says that its turn came and it was not there: it begins anew.
+    -- It keeps its place, unless the clock went back: then that may be far behind. A score
+    -- of 0 says that its turn came and it was not there: it begins anew.
     local t = redis.call('TIME')
     local now = string.format('%.0f', t[1] * 1000000 + t[2])
-    if redis.pcall('ZADD', KEYS[3], 'NX', now, ARGV[5]) == 0 and redis.pcall('ZSCORE', KEYS[3], ARGV[5]) == '0' then
+    if redis.pcall('ZADD', KEYS[3], 'LT', now, ARGV[5]) == 0 and redis.pcall('ZSCORE', KEYS[3], ARGV[5]) == '0' then
       redis.pcall('ZADD', KEYS[3], now, ARGV[5])
     end
     redis.pcall('PEXPIRE', KEYS[3], 10000)

@@ -100,6 +100,21 @@ func TestAskingAgainKeepsThePlace(t *testing.T) {
 	})
 }
 
+// When a server's clock goes back, those who waited before that do not wait behind everybody
+// who comes after it: their next look puts them into the time that counts now.
+func TestClockThatGoesBackStarvesNobody(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("a", "x-1")
+		if err := s.ZAdd(context.Background(), wants, redis.Z{Score: 1e16, Member: "y-1"}).Err(); err != nil { // years from now
+			t.Fatal(err)
+		}
+		s.ask("o8", "y-1")
+		time.Sleep(time.Millisecond)
+		s.ask("o9", "z-1")
+		s.wantWaiting("x-1", "y-1", "z-1")
+	})
+}
+
 // Who yields names the next one for all nodes, and goes to the end itself.
 func TestYieldNamesTheRival(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {

@@ -346,11 +346,11 @@ func (f *flight) refreshed(l Lease, served []ask, looked bool, g Grant, o *Outco
 		f.refreshing = false
 		if o == nil {
 			f.renewedLocked(g)
-			if looked {
-				f.sawLocked(g.Rival)
-			}
 		} else if o.Lost {
 			f.loseLocked(o.Err)
+		}
+		if looked && f.lease == l {
+			f.sawLocked(g.Rival, o != nil)
 		}
 	}
 	for _, a := range served {

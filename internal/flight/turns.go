@@ -216,22 +216,25 @@ func (f *flight) turnLocked(now time.Time) endOfSlice {
 		return goOn
 	case f.contest != nil && f.contest.rival != "":
 		return yield
-	case !f.looked: // the Holds are so long that none ended in the second half of the slice
-		return look
-	case f.refreshing: // the look may still be under way
+	case f.looked && f.refreshing: // the look may still be under way
 		return goOn
+	case !f.looked || f.g.at(now) > f.slice+instant(f.g.cfg.Slice): // the Holds are so long that it is old
+		return look
 	}
 	f.sliceLocked(now) // nobody waits
 	return goOn
 }
 
-// sawLocked takes the outcome of a look.
-func (f *flight) sawLocked(rival string) {
+// sawLocked takes the outcome of a look, which brought no news if it failed.
+func (f *flight) sawLocked(rival string, failed bool) {
 	if rival != "" && f.contest == nil {
 		f.contendLocked(f.lease.Owner()) // to hear of the next turn before it comes
 	}
-	if f.contest != nil {
+	if f.contest != nil && !failed {
 		f.contest.rival = rival
+	}
+	if now := time.Now(); f.g.at(now) >= f.slice && (f.contest == nil || f.contest.rival == "") {
+		f.sliceLocked(now)
 	}
 }
 

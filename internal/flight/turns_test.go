@@ -163,7 +163,7 @@ func TestReleaseOfALongHoldLooksFirst(t *testing.T) {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.refresh = nil
 			w.rivals(rival)
-			a, b := w.start(), w.start()
+			a, b := w.rich().start(), w.start()
 			pass(time.Second)
 			w.byHand()
 			w.history()
@@ -196,6 +196,39 @@ func splitList(s string) (list []string) {
 	return list
 }
 
+// What a look has seen is old after a slice: then the release looks again, and not more
+// often than that.
+func TestOldLookIsMadeAgain(t *testing.T) {
+	for _, seen := range []time.Duration{slice / 2, time.Second} {
+		for _, fails := range []bool{false, true} {
+			inBubble(t, func(t *testing.T, w *world) {
+				if fails {
+					w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+				}
+				a, b, c, d := w.rich().start(), w.start(), w.start(), w.start()
+				pass(seen)
+				a.h.Refresh(time.Second, func(error) {})
+				pass(2 * time.Second)
+				w.byHand()
+				w.history()
+				a.releases()
+				b.holds()
+				w.wantHistory("look")
+				b.releases()
+				c.holds()
+				w.wantHistory()
+				w.refresh = (*fakeRefresh).confirm
+				w.rivals("x")
+				pass(time.Second)
+				c.releases()
+				d.waits()
+				w.wantHistory("look", "watch owner-1", "release to x")
+				d.leaves()
+			}, sliced)
+		}
+	}
+}
+
 // A look that fails costs nothing but news: the lease goes on, and the next slice looks again.
 func TestFailedLookDoesNotCostTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -217,6 +250,60 @@ func TestFailedLookDoesNotCostTheLease(t *testing.T) {
 		e.waits()
 		is(t, "releases", w.leases[0].releases, 1)
 		e.leaves()
+	}, sliced)
+}
+
+// Nor does it lose the rival that an earlier one has seen.
+func TestFailedLookForgetsNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		_, b := w.looked()
+		c := w.start()
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		for range 2 {
+			pass(slice / 2)
+			b.h.Refresh(time.Second, func(error) {})
+		}
+		w.byHand()
+		w.history()
+		b.releases()
+		w.wantHistory("release to x")
+		c.leaves()
+	}, sliced)
+}
+
+// Nor does a refresh that did not look.
+func TestRefreshWithoutALookForgetsNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		a := w.rich().start()
+		b := w.start()
+		pass(slice / 2)
+		a.h.Refresh(time.Second, func(error) {})
+		b.leaves()
+		a.h.Refresh(time.Second, func(error) {})
+		w.wantHistory("acquire", "look", "watch owner-1", "refresh")
+		c := w.start()
+		pass(slice / 2)
+		w.byHand()
+		a.releases()
+		w.wantHistory("release to x")
+		c.leaves()
+	}, sliced)
+}
+
+// A rival that an earlier look of the slice has seen may have left: the last look counts.
+func TestLastLookCounts(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rivals("x")
+		_, b := w.looked()
+		c := w.start()
+		w.rivals("")
+		b.h.Refresh(time.Second, func(error) {})
+		pass(slice / 2)
+		b.releases()
+		c.holds()
+		c.releases()
 	}, sliced)
 }
 
@@ -361,6 +448,29 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		pass(50*time.Millisecond - slice/2)
 		c.failed(50*time.Millisecond, errBusy)
 	}, sliced)
+	inBubble(t, func(t *testing.T, w *world) { // what was told before is past
+		w.byHand()
+		b := w.listens()
+		c := w.start()
+		w.news(Ours)
+		w.news(Ours)
+		w.rivals("x")
+		w.attempt().grantBlock(10)
+		b.holds()
+		w.news(Theirs)
+		w.news(Ours)
+		pass(time.Second)
+		w.history()
+		b.releases()
+		w.wantHistory("look", "release to x")
+		pass(turn - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	}, sliced)
 	inBubble(t, func(t *testing.T, w *world) { // the rival is done before the release has returned
 		w.rivals("x")
 		_, b := w.looked()
@@ -477,6 +587,19 @@ func TestNewsDuringAnAttempt(t *testing.T) {
 			w.wantHistory("acquire as owner-1", "release", "stop owner-1")
 		})
 	}
+}
+
+// Whoever leaves during the attempt after that hears how the one before it failed.
+func TestOutcomeOfAnAttemptThatIsMadeAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.listens()
+		w.news(Ours)
+		w.news(Ours)
+		w.attempt().unavailable()
+		c.leaves()
+		c.failed(0, context.Canceled, errDown)
+	})
 }
 
 // News during an attempt that wins is no news.
@@ -633,26 +756,42 @@ func TestWhoHearsPollsAtTheEndOfTheTTL(t *testing.T) {
 	})
 }
 
-// A strategy gives up when it would have given up against Redis, though it sends nothing.
+// A strategy gives up when it would have given up against Redis, though it sends nothing but
+// its last attempt: whoever has the key may be one that tells nobody.
 func TestWhoHearsGivesUpInTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens(pace(limited{10 * time.Millisecond, 5}))
 		pass(50*time.Millisecond - 1)
+		w.wantHistory()
 		c.waits()
 		pass(1)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().taken(0)
 		c.failed(50*time.Millisecond, errTaken)
 		w.wantHistory("stop owner-1", "leave owner-1")
+	})
+	inBubble(t, func(t *testing.T, w *world) { // that attempt may succeed
+		w.byHand()
+		c := w.listens(pace(limited{10 * time.Millisecond, 5}))
+		pass(50 * time.Millisecond)
+		w.attempt().grant()
+		c.holds()
+		c.releases()
 	})
 	inBubble(t, func(t *testing.T, w *world) { // and the next one has its own
 		w.byHand()
 		a := w.listens(pace(limited{10 * time.Millisecond, 2}))
 		b, c := w.start(pace(limited{15 * time.Millisecond, 2})), w.start(pace(never(time.Millisecond)))
-		pass(30 * time.Millisecond)
+		pass(20 * time.Millisecond)
+		w.attempt().taken(0)
 		a.failed(20*time.Millisecond, errTaken)
+		pass(10 * time.Millisecond)
+		w.attempt().taken(0)
 		b.failed(30*time.Millisecond, errTaken)
 		c.waits()
-		pass(safety - 30*time.Millisecond - 1)
+		w.history()
+		pass(safety - 1)
 		w.wantHistory()
 		pass(1)
 		w.wantHistory("acquire as owner-1")
@@ -710,6 +849,24 @@ func TestNotOwnedIsPolled(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Where nothing is known of the key, because too few nodes answer, only the strategy polls,
+// also for one that does not hear.
+func TestUnavailableIsPolledByStrategy(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		c := w.start(pace(never(300 * time.Millisecond)))
+		w.attempt().taken(0)
+		pass(blind)
+		w.history()
+		w.attempt().unavailable()
+		pass(250*time.Millisecond - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-1")
+		c.leaves()
+	})
 }
 
 // Even where votes are split the flight gets its place among those who wait: with an even

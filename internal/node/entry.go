@@ -125,7 +125,7 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	}
 	e.releasing = true
 	e.passing = p != nil
-	if c := e.create; c != nil && c.drop() {
+	if c := e.create; c != nil && !e.registersLocked() && c.drop() {
 		e.create = nil
 	}
 	empty := e.emptyLocked()
@@ -139,6 +139,11 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	}
 	e.n.route(r)
 }
+
+// registersLocked reports whether an acquire is written although its attempt was lost by the
+// answers of other nodes: it gets the contender its place among those who wait here. If it
+// is granted, the release comes next.
+func (e *Entry) registersLocked() bool { return e.t.contender != "" && !e.passing }
 
 func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.doubts == 0 }
 
@@ -351,7 +356,7 @@ func (r *request) moot(now instant) (Reply, bool) {
 	case r.e.n.closing.Load():
 		return failed(ErrClosed), true
 	}
-	return failed(ErrExpired), now > r.deadline || r.e.releasing
+	return failed(ErrExpired), now > r.deadline || r.e.releasing && !(r.op == opAcquire && r.e.registersLocked())
 }
 
 // drop takes r back if it was not written yet, and says whether that was so.

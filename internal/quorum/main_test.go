@@ -52,7 +52,7 @@ func newClient(t *testing.T, name string, conns []redis.UniversalClient) *client
 	t.Helper()
 	c := &client{t: t}
 	for _, conn := range conns {
-		n, err := node.New(conn, time.Second, false)
+		n, err := node.New(conn, nodeTimeout, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -91,26 +91,45 @@ func (a *arena) leave(h *hold) {
 	}
 }
 
-// contend tries for the key again and again until the given time.
+// contend tries for the key again and again until the given time, most of the time as a
+// contender that takes turns with the others.
 func (a *arena) contend(c *client, name string, rng *rand.Rand, end time.Time) {
 	upTo := func(d time.Duration) time.Duration { return time.Duration(rng.Int64N(int64(d))) }
+	contender := ""
 	for i := 0; time.Now().Before(end); i++ {
 		ttl := []time.Duration{ms(100), ms(250), time.Hour}[rng.IntN(3)]
-		try := c.begin(key, ttl, 1+rng.Int64N(3))
+		l := new(Lease)
+		c.q.Prepare(l, key, ttl, 1+rng.Int64N(3), contender)
+		try := c.newCall("acquire", l)
+		l.Acquire(false, try)
 		if rng.IntN(4) == 0 {
 			time.Sleep(upTo(ms(20)))
 			try.l.Cancel()
 		}
 		g, f := try.wait()
 		if f != nil {
+			switch rng.IntN(6) {
+			case 0:
+				if contender != "" {
+					c.q.Leave(key, contender)
+				}
+				contender = ""
+			case 1, 2:
+				if contender == "" {
+					contender = l.Owner()
+				}
+			}
 			time.Sleep(upTo(ms(40)))
 			continue
 		}
 		h := &hold{who: fmt.Sprintf("%s (its %dth attempt)", name, i), until: g.Until, block: g}
 		a.enter(h)
-		a.use(c, try.l, h, ttl, rng)
+		rival := a.use(c, try.l, h, ttl, rng)
 		a.leave(h)
-		rel := c.beginRelease(try.l)
+		rel := c.yield(try.l, rival)
+		if rival != "" && contender == "" {
+			contender = l.Owner()
+		}
 		if rng.IntN(2) == 0 {
 			rel.wait()
 		}
@@ -118,8 +137,9 @@ func (a *arena) contend(c *client, name string, rng *rand.Rand, end time.Time) {
 	}
 }
 
-// use acts while the lease is held, refreshes it now and then, and may overstay.
-func (a *arena) use(c *client, l *Lease, h *hold, ttl time.Duration, rng *rand.Rand) {
+// use acts while the lease is held, refreshes it now and then, and may overstay. It says
+// who waits longest, if it has looked.
+func (a *arena) use(c *client, l *Lease, h *hold, ttl time.Duration, rng *rand.Rand) (rival string) {
 	for range rng.IntN(6) {
 		a.act(h)
 		switch rng.IntN(4) {
@@ -127,17 +147,21 @@ func (a *arena) use(c *client, l *Lease, h *hold, ttl time.Duration, rng *rand.R
 			time.Sleep(time.Duration(rng.Int64N(int64(min(ttl, ms(150))))))
 		case 1: // leave while it is under way
 			c.beginRefresh(l, ttl, rng.Int64N(4))
-			return
+			return rival
 		default:
-			g, f := c.refresh(l, ttl, rng.Int64N(4))
+			call := c.newCall("refresh", l)
+			l.Refresh(ttl, rng.Int64N(4), nodeTimeout, rng.IntN(2) == 0, call.done)
+			g, f := call.wait()
 			if f == nil {
 				a.refreshed(h, g)
+				rival = g.Rival
 			} else if f.Reason == NotHeld {
-				return
+				return rival
 			}
 		}
 		a.act(h)
 	}
+	return rival
 }
 
 func (a *arena) report(t *testing.T, atLeast int) {
@@ -168,7 +192,7 @@ func TestStressInVirtualTime(t *testing.T) {
 
 func stress(t *testing.T, r *rig, seed uint64) {
 	var a arena
-	end := time.Now().Add(2 * time.Second)
+	end := time.Now().Add(5 * time.Second)
 	var wg sync.WaitGroup
 	for i := range 3 {
 		name := fmt.Sprintf("c%d", i)
@@ -221,7 +245,7 @@ func TestStressInRealTime(t *testing.T) {
 				proxies, direct = append(proxies, proxy), append(direct, conn)
 			}
 			var a arena
-			end := time.Now().Add(2 * time.Second)
+			end := time.Now().Add(10 * time.Second)
 			var wg sync.WaitGroup
 			for i := range 4 {
 				name := fmt.Sprintf("c%d", i)
