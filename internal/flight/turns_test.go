@@ -446,7 +446,8 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) { // by its own strategy it would have given up
 		c := yielded(w, limited{10 * time.Millisecond, 5})
 		pass(50*time.Millisecond - slice/2)
-		c.failed(50*time.Millisecond, errBusy)
+		w.attempt().taken(0)
+		c.failed(50*time.Millisecond, errTaken)
 	}, sliced)
 	inBubble(t, func(t *testing.T, w *world) { // what was told before is past
 		w.byHand()
