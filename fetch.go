@@ -255,7 +255,7 @@ func (f *Fetcher[V]) gaveUp(key string, ctxErr, why error) error {
 }
 
 func (f *Fetcher[V]) errClosed(key string) error {
-	return fmt.Errorf("flightlock: fetch %q: the Fetcher: %w", key, ErrClosed)
+	return fmt.Errorf("flightlock: fetch %q: the Fetcher is %w", key, ErrClosed)
 }
 
 // Stats reads the counters.
