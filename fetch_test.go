@@ -1006,6 +1006,44 @@ func TestFetcherCloseWithoutPatience(t *testing.T) {
 	}
 }
 
+// Close without patience while the flight looks again, with the lock: its callers get
+// ErrClosed, whether Lookup honours its ctx or not.
+func TestFetcherCloseDuringLookup(t *testing.T) {
+	for _, ignores := range []bool{false, true} {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			unblock := make(chan struct{})
+			var looks atomic.Int64
+			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+				if looks.Add(1) == 1 {
+					return "", flightlock.Miss, nil
+				}
+				if ignores {
+					<-unblock
+				}
+				<-ctx.Done()
+				return "", flightlock.Miss, ctx.Err()
+			}}
+			c := newClient(t, flightlock.Options{}, clients...)
+			f := newFetcher(t, c, o, flightlock.FetchOptions{})
+			results := fetching(t.Context(), f, "k", 3)
+			synctest.Wait()
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := f.Close(ctx); ignores != errors.Is(err, context.Canceled) {
+				t.Errorf("Close: %v", err)
+			}
+			wantErrors(t, results, 3, flightlock.ErrClosed)
+			close(unblock)
+			if err := f.Close(t.Context()); err != nil || o.loads.Load() != 0 {
+				t.Errorf("second Close: %v, %d loads", err, o.loads.Load())
+			}
+			if n := c.Stats().Held; n != 0 {
+				t.Errorf("%d locks held", n)
+			}
+		})
+	}
+}
+
 // A Client that was closed before its Fetcher: ErrClosed, whatever the policy.
 func TestFetchOverAClosedClient(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {

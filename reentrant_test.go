@@ -59,6 +59,9 @@ func TestNestedLocks(t *testing.T) {
 					if ended.Err() == nil || context.Cause(ended) != context.Canceled {
 						t.Errorf("%s: its Context goes on after Release: %v", name, context.Cause(ended))
 					}
+					if ctx := l.Context(context.Background()); context.Cause(ctx) != context.Canceled {
+						t.Errorf("%s: a Context made after Release has not ended: %v", name, context.Cause(ctx))
+					}
 					for name, err := range map[string]error{
 						"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()), "AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
 					} {
