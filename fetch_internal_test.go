@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
@@ -80,6 +81,32 @@ func TestAFlightForgetsOnlyItself(t *testing.T) {
 		t.Error("the next flight was removed")
 	}
 	delete(f.flights, "k")
+}
+
+// A loan that comes in the instant in which the value is found is given back.
+func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
+	f := plainFetcher(t)
+	l, err := f.c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fl := flightWith(f, "k")
+	fl.borrows = true
+	f.src.Lookup = func(context.Context, string) (int, Freshness, error) {
+		f.mu.Lock()
+		fl.lent = l.another()
+		f.mu.Unlock()
+		return 7, Fresh, nil
+	}
+	if _, found, err := f.contend(fl); !found || err != nil || fl.v != 7 {
+		t.Errorf("found %v, %v, %d", found, err, fl.v)
+	}
+	if n := l.nest.Load().handles.Load(); n != 1 {
+		t.Errorf("%d handles", n)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // After the last handle nobody gets another.

@@ -434,8 +434,8 @@ func (f *Fetcher[V]) waitedInVain(key string, err error) error {
 
 // lookAgain looks whether somebody else has filled the cache. If so the callers get the
 // value, and the flight is over.
-func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], ctx context.Context) (found bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, f.opts.LoadTimeout)
+func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
+	ctx, cancel := context.WithTimeout(parent, f.opts.LoadTimeout)
 	defer cancel()
 	looked := f.call("Lookup", func() (V, Freshness, error) { return f.src.Lookup(ctx, fl.key) })
 	var a answer[V]
@@ -447,6 +447,8 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], ctx context.Context) (found b
 	switch {
 	case a.err != nil && fl.ctx.Err() != nil: // cancelled
 		return true, nil
+	case a.err != nil && errors.Is(parent.Err(), context.Canceled): // by a loan
+		return false, a.err
 	case a.err != nil:
 		f.counts.lookupErrors.Add(1)
 		return false, fmt.Errorf("flightlock: fetch %q: Lookup: %w", fl.key, a.err)
