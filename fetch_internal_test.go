@@ -13,7 +13,7 @@ import (
 
 func plainFetcher(t *testing.T) *Fetcher[int] {
 	t.Helper()
-	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))}})
+	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))}, NodeTimeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,7 +102,7 @@ func together(ps []*process, e errand) ([]told, []error) {
 func processMain(in io.Reader, out io.Writer) int {
 	rdb := redis.NewClient(&redis.Options{Addr: os.Getenv(processEnv), PoolTimeout: time.Minute})
 	defer rdb.Close()
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: time.Second})
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 10 * time.Second})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -198,7 +198,7 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		{5 * time.Millisecond, 10 * time.Second, 40, 1000},
 		{50 * time.Millisecond, 10 * time.Second, 10, 200},
 		{500 * time.Millisecond, 10 * time.Second, 2, 20},
-		{1500 * time.Millisecond, 500 * time.Millisecond, 1, 5},
+		{3 * time.Second, time.Second, 1, 5},
 	} {
 		misses := tc.misses
 		if os.Getenv("FLIGHTLOCK_LONG") == "1" {
@@ -246,14 +246,14 @@ func TestFetchWhenTheLoadingProcessIsKilled(t *testing.T) {
 		ps = append(ps, startProcess(t, server.Addr()))
 	}
 	together(ps, errand{Key: "warm", Callers: 1, TTL: time.Second})
-	const ttl = time.Second
+	const ttl = 1500 * time.Millisecond
 	type end struct {
 		tolds []told
 		errs  []error
 	}
 	ended := make(chan end, 1)
 	go func() {
-		tolds, errs := together(ps, errand{Key: "k", Callers: 100, Takes: 1500 * time.Millisecond, TTL: ttl})
+		tolds, errs := together(ps, errand{Key: "k", Callers: 100, Takes: 2 * time.Second, TTL: ttl})
 		ended <- end{tolds, errs}
 	}()
 	var loader *process

@@ -294,7 +294,7 @@ func TestCloseEndsNestedLocks(t *testing.T) {
 // Whoever nests while the last holder releases either shares its hold, or has a lock of its
 // own: there are never two holds, and never none with a Lock that believes in one.
 func TestNestingRacesWithRelease(t *testing.T) {
-	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, redistest.StartMini(t)))
 	var inside atomic.Int64 // the token that holds
 	var users atomic.Int64
 	for range 300 {
