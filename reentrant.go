@@ -182,10 +182,15 @@ func carrying(ctx context.Context, l *Lock) context.Context {
 	return context.WithValue(ctx, carriedKey{}, &carried{l, carriedBy(ctx)})
 }
 
-// reenter gives a Lock nested in one that ctx carries, or nil if there is none to nest in.
+// reenter gives a Lock nested in one that ctx carries, or nil if there is none to nest in
+// or ctx has ended.
 // full is the key with its prefix.
 func (c *Client) reenter(ctx context.Context, full string) *Lock {
-	for h := carriedBy(ctx); h != nil; h = h.next {
+	h := carriedBy(ctx)
+	if h == nil || ctx.Err() != nil {
+		return nil
+	}
+	for ; h != nil; h = h.next {
 		if h.l.c == c && h.l.place().Key() == full {
 			if l := h.l.another(); l != nil {
 				return l

@@ -39,7 +39,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if err := errors.Join(checkKey(key, full), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
 		return nil, err
 	}
-	if mode != flight.Alone && ctx.Err() == nil {
+	if mode != flight.Alone {
 		if l := c.reenter(ctx, full); l != nil {
 			return l, nil
 		}
