@@ -14,6 +14,9 @@
 //	}
 //	defer lock.Release(ctx)
 //
+// [Client.Do] and [Wrap] run a function under a lock; [Fetcher] protects a cache from
+// stampedes, with one load per miss across all processes.
+//
 // # What it promises
 //
 // While [Lock.Err] is nil, no other client holds a lock on the same key, as long as fewer

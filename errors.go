@@ -26,8 +26,8 @@ var (
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters says that Options.MaxWaiters callers wait for the key already.
 	ErrTooManyWaiters = errors.New("too many waiters")
-	// ErrClosed says that the Client was closed.
-	ErrClosed = errors.New("client closed")
+	// ErrClosed says that the Client, or the Fetcher, was closed.
+	ErrClosed = errors.New("closed")
 	// ErrInvalid says that an argument or an option cannot be; the text names it, its value
 	// and the limit.
 	ErrInvalid = errors.New("invalid")

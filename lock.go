@@ -13,16 +13,17 @@ import (
 type Lock struct {
 	c    *Client
 	ttl  time.Duration
-	hold flight.Hold
+	hold flight.Hold                 // not of a nested Lock: see place
 	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
+	nest atomic.Pointer[nest]        // nil until the Lock needs one: see there
 }
 
 // Key is the key as the caller gave it.
-func (l *Lock) Key() string { return l.c.short(l.hold.Key()) }
+func (l *Lock) Key() string { return l.c.short(l.place().Key()) }
 
 // Owner is the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks
 // that were handed over in this process share it.
-func (l *Lock) Owner() string { return l.hold.Owner() }
+func (l *Lock) Owner() string { return l.place().Owner() }
 
 // Fence is the lock's fencing token: strictly larger for every later Lock on the same key,
 // handoffs included. A resource that remembers the largest token it has seen, and refuses
@@ -32,17 +33,23 @@ func (l *Lock) Fence() int64 {
 	if l == nil {
 		return 0
 	}
-	return l.hold.Fence()
+	return l.place().Fence()
 }
 
 // Until is when the lock is over unless it is refreshed, with a monotonic clock reading.
 // It moves on refresh.
-func (l *Lock) Until() time.Time { return l.hold.Until() }
+func (l *Lock) Until() time.Time { return l.place().Until() }
 
 // Err is nil while the lock is held. It reads the clock and does not wait for a timer, so
 // it is right even in a process that was just stopped for a while. Otherwise it is
 // ErrNotHeld (released) or ErrLockLost, with the reason.
-func (l *Lock) Err() error { return l.hold.Err() }
+func (l *Lock) Err() error {
+	err := l.place().Err()
+	if err == nil && l.wasReleased() {
+		return errReleased
+	}
+	return err
+}
 
 // Refresh gives the lock its full ttl again, or says why not; it never brings a lock back
 // that was lost. With ErrNotHeld the lock is over; with ErrUnavailable, or ctx's error, it
@@ -52,8 +59,11 @@ func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
 	}
+	if l.wasReleased() {
+		return l.c.ended(l.place().Key(), l.Err())
+	}
 	done := make(chan error, 1)
-	l.hold.Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })
+	l.place().Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })
 	select {
 	case err := <-done:
 		return err
@@ -69,9 +79,15 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 // Context is parent, ended when the lock is: with cause ErrLockLost and the reason as soon
 // as the lock is lost, before its entry in Redis can have expired, or with context.Canceled
 // when it is released. It does not tell a deadline, because refreshes move it.
+//
+// It carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key
+// give a nested Lock when they are called with it or a ctx derived from it, at once and
+// without asking Redis. A nested Lock has the same owner, token and ttl; the key is free
+// when all are released, in any order. Goroutines that share such a ctx do not exclude each
+// other. Lock does not nest; it contends with its own process, and so with its own caller.
 func (l *Lock) Context(parent context.Context) context.Context {
-	ctx, cancel := context.WithCancelCause(parent)
-	remove, why, over := l.hold.OnEnd(func(why error) { cancel(why) })
+	ctx, cancel := context.WithCancelCause(carrying(parent, l))
+	remove, why, over := l.onEnd(func(why error) { cancel(why) })
 	if over {
 		cancel(why)
 		return ctx
@@ -80,7 +96,8 @@ func (l *Lock) Context(parent context.Context) context.Context {
 	return ctx
 }
 
-// Release ends the lock: it is handed to the next waiter of this process, or deleted from
+// Release ends the lock. If others are nested in it, or it is nested, that is all until the
+// last of them is released; then it is handed to the next waiter of this process, or deleted from
 // the nodes. nil means that either happened, the latter on a majority. ErrNotHeld: it had
 // expired, was taken, or was released before. ErrUnavailable: too few nodes answered; the
 // Client goes on trying, and the ttl bounds what is left.
@@ -88,5 +105,11 @@ func (l *Lock) Context(parent context.Context) context.Context {
 // It works with a ctx that has ended, and takes NodeTimeout at most.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // for its values only, one day: a release must not depend on its caller's patience
-	return l.hold.Release()
+	if l.nest.CompareAndSwap(nil, gone) {
+		return l.hold.Release()
+	}
+	if n := l.nest.Load(); n != gone {
+		return n.release(l)
+	}
+	return l.hold.Release() // says what became of it
 }

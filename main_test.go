@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log"
+	"os"
 	"testing"
 	"time"
 
@@ -15,6 +16,9 @@ import (
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it reports every refused dial
+	if os.Getenv(processEnv) != "" {
+		os.Exit(processMain(os.Stdin, os.Stdout))
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -3,13 +3,15 @@ package flightlock
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"time"
 )
 
 // RefreshPolicy says how AutoRefresh keeps a lock alive. The zero value is a good default.
 type RefreshPolicy struct {
-	// Interval between refreshes. Default ttl/3; it must be below the ttl's validity
+	// Interval between refreshes. Default ttl/3, or half the validity where that is less
+	// (only with a large DriftFactor); it must be below the ttl's validity
 	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late.
 	Interval time.Duration
 	// Timeout of one refresh. Default min(NodeTimeout, Interval/2).
@@ -25,7 +27,7 @@ type RefreshPolicy struct {
 }
 
 func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
-	setDefault(&p.Interval, l.ttl/3)
+	setDefault(&p.Interval, min(l.ttl/3, l.c.quorum.Validity(l.ttl)/2))
 	setDefault(&p.Timeout, min(l.c.opts.NodeTimeout, p.Interval/2))
 	setDefault(&p.MaxHold, time.Hour)
 	p.Retry = orDefault(p.Retry)
@@ -60,7 +62,8 @@ type autoRefresh struct {
 	stopped   bool
 }
 
-// AutoRefresh keeps the lock alive by p, until it is released or lost or p says stop. It
+// AutoRefresh keeps the lock alive by p, until it is released or lost or p says stop; a
+// nested lock is refreshed only where those around it do not do it. It
 // starts that and returns at once. A second one on the same lock is an ErrInvalid, as is a
 // bad policy; a lock that is over is ErrNotHeld.
 func (l *Lock) AutoRefresh(p RefreshPolicy) error {
@@ -69,19 +72,19 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 		return err
 	}
 	if err := l.Err(); err != nil {
-		return l.c.ended(l.hold.Key(), err)
+		return l.c.ended(l.place().Key(), err)
 	}
 	a := &autoRefresh{l: l, policy: p, began: time.Now()}
 	if !l.auto.CompareAndSwap(nil, a) {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
 	}
 	a.start()
-	if _, why, over := l.hold.OnEnd(func(error) { a.stop() }); over {
+	if _, why, over := l.onEnd(func(error) { a.stop() }); over {
 		a.stop()
 		if why == nil {
 			why = ErrNotHeld
 		}
-		return l.c.ended(l.hold.Key(), why)
+		return l.c.ended(l.place().Key(), why)
 	}
 	return nil
 }
@@ -108,8 +111,33 @@ func (a *autoRefresh) due() {
 		p.MaxRefreshes > 0 && a.refreshes >= p.MaxRefreshes ||
 		p.MaxHold > 0 && time.Since(a.began) > p.MaxHold
 	a.mu.Unlock()
-	if !over {
-		a.l.hold.Refresh(p.Timeout, a.refreshed)
+	switch wait := a.notYet(); {
+	case over:
+	case wait > 0:
+		a.again(wait)
+	default:
+		a.l.place().Refresh(p.Timeout, a.refreshed)
+	}
+}
+
+// notYet is how long a nested lock can leave its refresh to those around it: their
+// refreshes are its own. It gives them more time than its Interval, at random, so that not
+// all are due in the same instant.
+func (a *autoRefresh) notYet() time.Duration {
+	if n := a.l.nest.Load(); n == nil || n.outermost == a.l {
+		return 0
+	}
+	interval, valid := a.policy.Interval, a.l.c.quorum.Validity(a.l.ttl)
+	age := valid - time.Until(a.l.Until()) // of the last refresh
+	return interval + min(interval, valid-interval)*time.Duration(20+rand.N(30))/100 - age
+}
+
+// again has due look after wait, unless it is over.
+func (a *autoRefresh) again(wait time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.stopped {
+		a.timer.Reset(wait)
 	}
 }
 

@@ -21,6 +21,8 @@ import (
 // 250ms). A caller that queues behind others gives up when its strategy would have given
 // up against Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed,
 // ErrInvalid; ctx's error matches besides if ctx ended.
+//
+// With a ctx made by Lock.Context of a lock on the same key, it gives a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Queue)
 }
@@ -37,6 +39,11 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	full := c.opts.KeyPrefix + key
 	if err := errors.Join(checkKey(key, full), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
 		return nil, err
+	}
+	if mode != flight.Alone {
+		if l := c.reenter(ctx, full); l != nil {
+			return l, nil
+		}
 	}
 	l := &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
 	if err := c.flights.Acquire(ctx, full, &l.hold, l.ttl, retry, mode); err != nil {
@@ -57,8 +64,8 @@ func (c *Client) flightConfig() flight.Config {
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
-		Closed:   fmt.Errorf("flightlock: %w", ErrClosed),
-		NotHeld:  fmt.Errorf("flightlock: %w: it was released", ErrNotHeld),
+		Closed:   fmt.Errorf("flightlock: the Client is %w", ErrClosed),
+		NotHeld:  errReleased,
 		Expired:  fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
 		LostWith: func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
 	}

@@ -33,11 +33,12 @@ type job struct {
 	Warmup     time.Duration `json:"warmup"`
 }
 
-// The kinds of jobs: the three ways through a stampede, and hammering.
+// The kinds of jobs: the four ways through a stampede, and hammering.
 const (
 	kindUnprotected  = "unprotected"
 	kindSingleflight = "singleflight per process"
 	kindLock         = "SingleFlightLock + re-check"
+	kindFetch        = "Fetch"
 	kindHammer       = "hammer"
 )
 
@@ -97,8 +98,8 @@ func (c *localCrew) run(ctx context.Context, at time.Time) (*outcome, error) {
 		}
 		win := window{start: time.Now(), part: c.job.Part, parts: c.job.Parts}
 		c.hammer(ctx, win, c.job.Part*time.Duration(c.job.Parts))
-	} else {
-		c.stampede(ctx, at)
+	} else if err := c.stampede(ctx, at); err != nil {
+		return nil, err
 	}
 	return c.outcome(before, c.stats()), ctx.Err()
 }

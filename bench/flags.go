@@ -19,7 +19,7 @@ usage: go run ./bench [flags]
 
   (a) stampede   every caller of every client wants one cold cache key at once; an origin load takes 50 ms.
                  Unprotected, then with a singleflight per process, then with SingleFlightLock and a second
-                 look at the cache under the lock.
+                 look at the cache under the lock, then with Fetch.
   (b) hot key    all goroutines of all clients lock and release one key, as fast as they can.
                  A table shows each process (or client, without -procs): its share of the locks and of the
                  time that the key was held, and the longest wait of any of its goroutines.

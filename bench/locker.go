@@ -15,8 +15,16 @@ import (
 type locker interface {
 	// lock is SingleFlightLock with the default retry strategy, or every pollEvery if the client polls.
 	lock(ctx context.Context, key string, ttl time.Duration) (heldLock, error)
+	// fetcher makes a flightlock.Fetcher whose leases have the given ttl.
+	fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error)
 	stats() flightlock.Stats
 	close(ctx context.Context) error
+}
+
+// fetcher is what the bench needs of a *flightlock.Fetcher.
+type fetcher interface {
+	Fetch(ctx context.Context, key string) (bool, error)
+	Close(ctx context.Context) error
 }
 
 // heldLock is what the bench needs of a *flightlock.Lock.
@@ -59,6 +67,11 @@ func (r realClient) lock(ctx context.Context, key string, ttl time.Duration) (he
 		return nil, err // not l: a nil *Lock in an interface is not nil
 	}
 	return l, nil
+}
+
+// fetcher takes FailClosed: an overloaded machine is to show as errors, and not as a load more.
+func (r realClient) fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error) {
+	return flightlock.NewFetcher(r.c, src, flightlock.FetchOptions{TTL: ttl, OnUnavailable: flightlock.FailClosed})
 }
 
 func (r realClient) stats() flightlock.Stats         { return r.c.Stats() }

@@ -10,7 +10,7 @@ import (
 // This file is the programme: what (a), (b) and (c) do, and what each of them must show.
 
 // stampedeKinds are the ways of (a), in the order of the table.
-var stampedeKinds = []string{kindUnprotected, kindSingleflight, kindLock}
+var stampedeKinds = []string{kindUnprotected, kindSingleflight, kindLock, kindFetch}
 
 // missTime is about what one miss takes, for the progress bar.
 const missTime = 150 * time.Millisecond
@@ -72,15 +72,15 @@ func (b *bench) stampede(ctx context.Context, kind string, rep *report) error {
 		if err != nil {
 			return err
 		}
-		if kind == kindLock && out.Loads > 1 {
-			rep.violated(1, fmt.Sprintf("(a) miss %d was loaded %d times under the lock", misses+1, out.Loads))
+		if (kind == kindLock || kind == kindFetch) && out.Loads > 1 {
+			rep.violated(1, fmt.Sprintf("(a) miss %d was loaded %d times under the lock (%s)", misses+1, out.Loads, kind))
 		}
 		sum.merge(out)
 	}
 	if sum.Parts[0].Waits.count() == 0 {
 		rep.violated(1, "(a) "+kind+": not one caller got the value")
 	}
-	rep.addStampede(kind, misses, sum)
+	rep.addStampede(kind, misses, len(b.nodes.urls), sum)
 	return nil
 }
 

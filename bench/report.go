@@ -49,6 +49,9 @@ type stampedeFigures struct {
 	Callers      latency               `json:"callers"`
 	Lost         uint64                `json:"lost"`
 	Errors       map[string]errorCount `json:"errors"`
+
+	// Of the lock protocol, per miss, client and node.
+	Commands float64 `json:"commands"`
 }
 
 type hotKeyFigures struct {
@@ -99,12 +102,13 @@ func (r *report) violated(n uint64, messages ...string) {
 	r.Violations = r.Violations[:min(len(r.Violations), maxMessages)]
 }
 
-func (r *report) addStampede(kind string, misses int, o *outcome) {
+func (r *report) addStampede(kind string, misses, nodes int, o *outcome) {
 	p := o.Parts[0]
 	r.violated(o.Violations, prefixed("(a) ", o.Messages)...)
 	r.Stampede = append(r.Stampede, stampedeFigures{
 		Way: kind, Misses: misses, Loads: o.Loads, LoadsPerMiss: float64(o.Loads) / float64(misses),
 		Callers: latencyOf(p.Waits), Lost: o.Lost, Errors: p.Errors,
+		Commands: float64(o.totals().Commands) / float64(len(o.Clients)*nodes), // Clients has one entry per miss and client
 	})
 }
 

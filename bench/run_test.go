@@ -65,7 +65,7 @@ func wantGoodRun(t *testing.T, cfg config) report {
 	if code != exitOK || !strings.Contains(stdout, "checked: never two holders") {
 		t.Fatalf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}
-	if len(rep.Stampede) != 3 || rep.Stampede[2].LoadsPerMiss != 1 || rep.HotKey == nil || rep.HotKey.Locks == 0 ||
+	if len(rep.Stampede) != 4 || rep.Stampede[2].LoadsPerMiss != 1 || rep.Stampede[3].LoadsPerMiss != 1 || rep.HotKey == nil || rep.HotKey.Locks == 0 ||
 		len(rep.HotKey.Clients) != cfg.clients || rep.HotKey.Jain <= 0 || rep.NodeDies == nil {
 		t.Fatalf("figures are missing: %+v", rep)
 	}
@@ -308,6 +308,39 @@ func (w *fakeWorld) lock(ctx context.Context, key string, ttl time.Duration) (he
 		return nil
 	}
 	return l, nil
+}
+
+// fakeFetcher is the plain form over the fake lock, behind Fetch.
+type fakeFetcher struct {
+	w   locker
+	src flightlock.Source[bool]
+	ttl time.Duration
+}
+
+func (w *fakeWorld) fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error) {
+	return fakeFetcher{w, src, ttl}, nil
+}
+
+func (r refusing) fetcher(src flightlock.Source[bool], ttl time.Duration) (fetcher, error) {
+	return fakeFetcher{r, src, ttl}, nil
+}
+
+func (f fakeFetcher) Close(context.Context) error { return nil }
+
+func (f fakeFetcher) Fetch(ctx context.Context, key string) (bool, error) {
+	l, err := f.w.lock(ctx, key, f.ttl)
+	if err != nil {
+		return false, err
+	}
+	defer l.Release(ctx)
+	if v, fresh, err := f.src.Lookup(ctx, key); fresh == flightlock.Fresh || err != nil {
+		return v, err
+	}
+	v, err := f.src.Load(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	return v, f.src.Store(ctx, key, v, nil)
 }
 
 func TestRunWithACorrectFakeSucceeds(t *testing.T) {

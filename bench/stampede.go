@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock"
 	"golang.org/x/sync/singleflight"
 )
 
@@ -19,15 +20,23 @@ const (
 )
 
 // stampede starts all callers together, at the given time, and waits for the last.
-func (c *localCrew) stampede(ctx context.Context, at time.Time) {
+func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, missLimit)
 	defer cancel()
 	start := make(chan struct{}) // closed at that time, or when all callers stand ready if that is later
 	var ready, done sync.WaitGroup
 	for i, cl := range c.clients {
 		group := new(singleflight.Group) // each client stands for a process of a service
+		var f fetcher
+		if c.job.Kind == kindFetch {
+			l := &caller{id: holderID(c.Proc, i, c.job.Goroutines), reg: c.reg, cache: c.cache, tally: c.tallies[i]}
+			if f, err = cl.fetcher(l.source(), stampedeTTL); err != nil {
+				return err
+			}
+			defer f.Close(ctx)
+		}
 		for g := range c.job.Goroutines {
-			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, reg: c.reg, cache: c.cache, key: c.job.Key, tally: c.tallies[i]}
+			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, fetcher: f, reg: c.reg, cache: c.cache, key: c.job.Key, tally: c.tallies[i]}
 			ready.Add(1)
 			done.Go(func() {
 				ready.Done()
@@ -40,17 +49,19 @@ func (c *localCrew) stampede(ctx context.Context, at time.Time) {
 	_ = sleep(ctx, time.Until(at)) // if ctx ends, the callers notice
 	close(start)
 	done.Wait()
+	return nil
 }
 
 // caller is one request that needs the value.
 type caller struct {
-	id     holder
-	client locker
-	group  *singleflight.Group
-	reg    *register
-	cache  cache
-	key    string
-	tally  *tally
+	id      holder
+	client  locker
+	group   *singleflight.Group
+	fetcher fetcher // of kindFetch
+	reg     *register
+	cache   cache
+	key     string
+	tally   *tally
 }
 
 // run gets the value in the given way and counts how long that took.
@@ -66,6 +77,8 @@ func (w *caller) run(ctx context.Context, kind string) {
 		err = w.unlessCached(ctx, w.loadShared)
 	case kindLock:
 		err = w.unlessCached(ctx, w.loadLocked)
+	case kindFetch:
+		_, err = w.fetcher.Fetch(ctx, w.key)
 	default:
 		err = fmt.Errorf("no such kind of job: %q", kind)
 	}
@@ -87,13 +100,15 @@ func (w *caller) unlessCached(ctx context.Context, miss func(context.Context) er
 
 // loadAndStore asks the origin and fills the cache.
 func (w *caller) loadAndStore(ctx context.Context) error {
-	w.tally.loads.Add(1)
-	select {
-	case <-time.After(originTime):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := w.load(ctx); err != nil {
+		return err
 	}
 	return w.cache.store(ctx, w.key)
+}
+
+func (w *caller) load(ctx context.Context) error {
+	w.tally.loads.Add(1)
+	return sleep(ctx, originTime)
 }
 
 // loadShared is what people write without a distributed lock.
@@ -116,4 +131,27 @@ func (w *caller) loadLocked(ctx context.Context) (err error) {
 	}()
 	w.tally.checked(w.reg.enter(w.id, l, time.Now(), -1))
 	return w.unlessCached(ctx, w.loadAndStore)
+}
+
+// source is the same for a Fetcher, whose loads are all w's.
+func (w *caller) source() flightlock.Source[bool] {
+	return flightlock.Source[bool]{
+		Lookup: func(ctx context.Context, key string) (bool, flightlock.Freshness, error) {
+			hit, err := w.cache.lookup(ctx, key)
+			if hit {
+				return true, flightlock.Fresh, err
+			}
+			return false, flightlock.Miss, err
+		},
+		Load: func(ctx context.Context, key string) (bool, error) {
+			if l := flightlock.FromContext(ctx); l != nil {
+				w.tally.checked(w.reg.enter(w.id, l, time.Now(), -1))
+				defer w.reg.leave(w.id)
+			}
+			return true, w.load(ctx)
+		},
+		Store: func(ctx context.Context, key string, _ bool, _ *flightlock.Lock) error {
+			return w.cache.store(ctx, key)
+		},
+	}
 }

@@ -44,12 +44,12 @@ func procsText(r *report) string {
 func writeStampede(w io.Writer, r *report) {
 	fmt.Fprintf(w, "(a) stampede: %d clients x %s callers want one cold key at once; an origin load takes %v\n",
 		r.Clients, count(uint64(r.Callers)), originTime)
-	t := table{{"", "loads per miss", "p50", "p99", "max", "errors"}}
+	t := table{{"", "loads per miss", "p50", "p99", "max", "commands", "errors"}}
 	misses := 0
 	for _, s := range r.Stampede {
 		misses = max(misses, s.Misses)
 		t = append(t, []string{s.Way, number(s.LoadsPerMiss), duration(s.Callers.P50), duration(s.Callers.P99),
-			duration(s.Callers.Max), count(errorSum(s.Errors))})
+			duration(s.Callers.Max), number(s.Commands), count(errorSum(s.Errors))})
 	}
 	t.write(w)
 	cache := "a map in this process, so that the figures are the lock's and not the cache's"
@@ -57,6 +57,7 @@ func writeStampede(w io.Writer, r *report) {
 		cache = "a key on the first node, for processes must share it; p50 and p99 contain its round trips"
 	}
 	fmt.Fprintf(w, "  %d misses each. The cache is %s.\n", misses, cache)
+	fmt.Fprintln(w, "  Commands are those of the lock, per miss, client and node.")
 	for _, s := range r.Stampede {
 		writeErrors(w, s.Way+": ", s.Errors, s.Lost)
 	}

@@ -1,0 +1,288 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// free says that another client gets k at once.
+func free(t *testing.T, clients []redis.UniversalClient) bool {
+	t.Helper()
+	synctest.Wait()
+	other := newClient(t, flightlock.Options{}, clients...)
+	l, err := other.TryLock(t.Context(), "k", time.Second)
+	if err == nil {
+		mustRelease(t, l)
+	}
+	return err == nil
+}
+
+// Do runs fn under the lock, for longer than the ttl if need be, and returns its error as it
+// is.
+func TestDo(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mine := errors.New("mine")
+		for _, want := range []error{nil, mine} {
+			err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+				time.Sleep(10 * time.Second)
+				if l.Err() != nil || ctx.Err() != nil || flightlock.FromContext(ctx) != l || free(t, clients) {
+					t.Errorf("fn runs without the lock: %v, %v", l.Err(), ctx.Err())
+				}
+				return want
+			})
+			if err != want {
+				t.Errorf("got %v, want %v itself", err, want)
+			}
+			if !free(t, clients) {
+				t.Error("not released")
+			}
+		}
+	})
+}
+
+// fn's ctx ends when the lock is lost, with the cause; then Do's error says so besides fn's.
+func TestDoWhoseLockIsLost(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mine := errors.New("mine")
+		for _, want := range []error{nil, mine} {
+			err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+				synctest.Wait()
+				for _, n := range nodes {
+					n.Mini.Del("lock:k")
+				}
+				<-ctx.Done()
+				if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
+					t.Errorf("cause %v", context.Cause(ctx))
+				}
+				return want
+			})
+			if !errors.Is(err, flightlock.ErrLockLost) || want != nil && !errors.Is(err, want) {
+				t.Errorf("got %v, want the loss and %v", err, want)
+			}
+		}
+		// The key was deleted, and nobody has noticed before the release.
+		err := c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error {
+			synctest.Wait()
+			for _, n := range nodes {
+				n.Mini.Del("lock:k")
+			}
+			return nil
+		})
+		if !errors.Is(err, flightlock.ErrLockLost) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// A panic in fn releases the lock and goes on, with its value; so does runtime.Goexit.
+func TestDoWithAPanicOrGoexit(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		value := &struct{ int }{7}
+		func() {
+			defer func() {
+				if got := recover(); got != value {
+					t.Errorf("recovered %v", got)
+				}
+			}()
+			_ = c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { panic(value) })
+			t.Error("Do returned")
+		}()
+		if !free(t, clients) {
+			t.Error("a panic keeps the lock")
+		}
+		gone := make(chan struct{})
+		go func() {
+			defer close(gone)
+			_ = c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { runtime.Goexit(); return nil })
+		}()
+		<-gone
+		if !free(t, clients) {
+			t.Error("Goexit keeps the lock")
+		}
+	})
+}
+
+// A release that fails hides nothing, is no error of a fn that has succeeded, and takes
+// NodeTimeout at most.
+func TestDoWhoseReleaseFails(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
+		mine := errors.New("mine")
+		for _, want := range []error{nil, mine} {
+			var stalled time.Time
+			err := c.Do(t.Context(), "k", 10*time.Second, nil, func(context.Context, *flightlock.Lock) error {
+				nodes[0].Stall(true)
+				stalled = time.Now()
+				return want
+			})
+			if took := time.Since(stalled); took > 50*time.Millisecond {
+				t.Errorf("the release took %v", took)
+			}
+			if err != want {
+				t.Errorf("got %v, want %v", err, want)
+			}
+			nodes[0].Stall(false)
+			time.Sleep(20 * time.Second)
+		}
+	})
+}
+
+// fn may release by itself, and the ctx of Do may end: neither is an error of Do's own.
+func TestDoWithOddFunctions(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		if err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+			mustRelease(t, l)
+			if ctx.Err() == nil {
+				t.Error("fn's ctx goes on after the release")
+			}
+			return nil
+		}); err != nil {
+			t.Errorf("fn that releases: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := c.Do(ctx, "k", time.Second, nil, func(inner context.Context, l *flightlock.Lock) error {
+			cancel()
+			<-inner.Done()
+			return l.Err()
+		}); err != nil {
+			t.Errorf("ctx that ends in fn: %v", err)
+		}
+		if !free(t, clients) {
+			t.Error("not released")
+		}
+		ran := false
+		err := c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { ran = true; return nil })
+		if !errors.Is(err, context.Canceled) || ran {
+			t.Errorf("ended ctx: %v, fn ran: %v", err, ran)
+		}
+		if err := c.Do(t.Context(), "k", time.Second, nil, nil); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("nil fn: %v", err)
+		}
+	})
+}
+
+// With a large DriftFactor the default of AutoRefresh still fits into the validity.
+func TestDoWithALargeDriftFactor(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{DriftFactor: 0.45}, clients...)
+		ran := false
+		if err := c.Do(t.Context(), "k", 10*time.Millisecond, nil, func(context.Context, *flightlock.Lock) error { ran = true; return nil }); err != nil || !ran {
+			t.Errorf("%v, fn ran: %v", err, ran)
+		}
+	})
+}
+
+// Do inside Do for the same key nests; the key is free after the outer one.
+func TestDoInsideDo(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mine := errors.New("mine")
+		err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, outer *flightlock.Lock) error {
+			before := c.Stats().Commands
+			err := c.Do(ctx, "k", time.Second, nil, func(_ context.Context, inner *flightlock.Lock) error {
+				if inner.Fence() != outer.Fence() {
+					t.Error("not nested")
+				}
+				return mine
+			})
+			if n := c.Stats().Commands - before; n != 0 || outer.Err() != nil || free(t, clients) {
+				t.Errorf("%d commands, outer %v", n, outer.Err())
+			}
+			time.Sleep(5 * time.Second)
+			return errors.Join(err, outer.Err())
+		})
+		if !errors.Is(err, mine) || errors.Is(err, flightlock.ErrNotHeld) || !free(t, clients) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// Close lets fn finish while its ctx lasts, and then ends fn's ctx and frees the key.
+func TestCloseDuringDo(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			done <- c.Do(t.Context(), "k", time.Minute, nil, func(ctx context.Context, _ *flightlock.Lock) error {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			})
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; !errors.Is(err, flightlock.ErrClosed) || !errors.Is(err, flightlock.ErrLockLost) {
+			t.Errorf("got %v", err)
+		}
+		if !free(t, clients) {
+			t.Error("the key is still held")
+		}
+	})
+}
+
+// A wrapped function runs under the lock that its argument names, and may call itself.
+func TestWrap(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mine := errors.New("mine")
+		key := func(n int) string { return "n:" + strings.Repeat("x", n+1) }
+		var sum func(context.Context, int) (string, error)
+		sum = flightlock.Wrap(c, time.Second, nil, key, func(ctx context.Context, n int) (string, error) {
+			l := flightlock.FromContext(ctx)
+			if l.Key() != key(n) || l.Err() != nil {
+				t.Errorf("under %q, %v", l.Key(), l.Err())
+			}
+			if n == 9 {
+				return "with an error", mine
+			}
+			if n > 5 {
+				return sum(ctx, 9)
+			}
+			return fmt.Sprint(n), nil
+		})
+		if s, err := sum(t.Context(), 3); s != "3" || err != nil {
+			t.Errorf("%q, %v", s, err)
+		}
+		if s, err := sum(t.Context(), 6); s != "with an error" || err != mine {
+			t.Errorf("%q, %v", s, err)
+		}
+		if _, err := sum(t.Context(), 5000); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("a key that cannot be: %v", err)
+		}
+		var recursive func(context.Context, int) (int, error)
+		recursive = flightlock.Wrap(c, time.Second, nil, func(int) string { return "same" }, func(ctx context.Context, n int) (int, error) {
+			if n == 0 {
+				return 0, nil
+			}
+			m, err := recursive(ctx, n-1)
+			return n + m, err
+		})
+		if n, err := recursive(t.Context(), 4); n != 10 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+		broken := flightlock.Wrap[int, int](c, time.Second, nil, nil, nil)
+		if _, err := broken(t.Context(), 1); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("without key and fn: %v", err)
+		}
+	})
+}

@@ -1,0 +1,161 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fenced"
+	"github.com/redis/go-redis/v9"
+)
+
+// user stands for what a service caches.
+type user struct{ Name string }
+
+// A hundred callers miss a key at once: one load, and everybody has the value.
+func ExampleFetcher() {
+	nodes, stop := exampleNodes(1)
+	defer stop()
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+
+	rdb := nodes[0] // the cache may live anywhere
+	var loads atomic.Int64
+	users, err := flightlock.NewFetcher(c, flightlock.Source[user]{
+		Lookup: func(ctx context.Context, key string) (user, flightlock.Freshness, error) {
+			name, err := rdb.Get(ctx, key).Result()
+			if errors.Is(err, redis.Nil) {
+				return user{}, flightlock.Miss, nil
+			}
+			return user{name}, flightlock.Fresh, err
+		},
+		Load: func(ctx context.Context, key string) (user, error) {
+			loads.Add(1) // SELECT ... FROM users
+			return user{"Ada"}, nil
+		},
+		Store: func(ctx context.Context, key string, u user, l *flightlock.Lock) error {
+			if l == nil { // Redis could not say who loads: see FetchOptions.OnUnavailable
+				return rdb.Set(ctx, key, u.Name, time.Hour).Err()
+			}
+			return fenced.Set(ctx, rdb, key, u.Name, l.Fence(), time.Hour)
+		},
+	}, flightlock.FetchOptions{TTL: 5 * time.Second})
+	if err != nil {
+		panic(err)
+	}
+	defer users.Close(context.Background())
+
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			if u, err := users.Fetch(context.Background(), "user:42"); err != nil || u.Name != "Ada" {
+				panic(fmt.Sprint(u, err))
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println(loads.Load())
+	// Output: 1
+}
+
+// exampleFetcher is a Fetcher over a map.
+func exampleFetcher(c *flightlock.Client, opts flightlock.FetchOptions, load func(ctx context.Context, key string) (string, error)) *flightlock.Fetcher[string] {
+	var values sync.Map
+	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+		Lookup: func(_ context.Context, key string) (string, flightlock.Freshness, error) {
+			if v, ok := values.Load(key); ok {
+				return v.(string), flightlock.Fresh, nil
+			}
+			return "", flightlock.Miss, nil
+		},
+		Load:  load,
+		Store: func(_ context.Context, key, v string, _ *flightlock.Lock) error { values.Store(key, v); return nil },
+	}, opts)
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
+
+func ExampleNewFetcher() {
+	c, stop := exampleClient()
+	defer stop()
+	_, err := flightlock.NewFetcher(c, flightlock.Source[string]{}, flightlock.FetchOptions{})
+	fmt.Println(err)
+	// Output: flightlock: invalid: Source.Lookup is nil, but it is required
+}
+
+// A caller's ctx bounds its own wait. The load goes on, for those who come.
+func ExampleFetcher_Fetch() {
+	c, stop := exampleClient()
+	defer stop()
+	loading, finish := make(chan struct{}), make(chan struct{})
+	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) {
+		close(loading)
+		<-finish
+		return "value", nil
+	})
+	defer f.Close(context.Background())
+
+	impatient, cancel := context.WithCancel(context.Background())
+	go func() {
+		<-loading
+		cancel()
+	}()
+	_, err := f.Fetch(impatient, "k")
+	fmt.Println(errors.Is(err, context.Canceled))
+	close(finish)
+	fmt.Println(f.Fetch(context.Background(), "k"))
+	// Output:
+	// true
+	// value <nil>
+}
+
+// Close lets running loads finish.
+func ExampleFetcher_Close() {
+	c, stop := exampleClient()
+	defer stop()
+	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) { return "value", nil })
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	fmt.Println(f.Close(ctx))
+	_, err := f.Fetch(ctx, "k")
+	fmt.Println(errors.Is(err, flightlock.ErrClosed))
+	// Output:
+	// <nil>
+	// true
+}
+
+func ExampleFetcher_Stats() {
+	c, stop := exampleClient()
+	defer stop()
+	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) { return "value", nil })
+	defer f.Close(context.Background())
+	for range 10 {
+		f.Fetch(context.Background(), "k")
+	}
+	s := f.Stats()
+	fmt.Println(s.Hits, s.Misses, s.Loads)
+	// Output: 9 1 1
+}
+
+// What a Load panics with reaches the callers as an error, and the process lives on.
+func ExamplePanicError() {
+	c, stop := exampleClient()
+	defer stop()
+	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) { panic("oh no") })
+	defer f.Close(context.Background())
+	_, err := f.Fetch(context.Background(), "k")
+	var p *flightlock.PanicError
+	if errors.As(err, &p) {
+		fmt.Println(p.Op, p.Value, len(p.Stack) > 0)
+	}
+	// Output: Load oh no true
+}

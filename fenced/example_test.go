@@ -1,0 +1,62 @@
+package fenced_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fenced"
+	"github.com/redis/go-redis/v9"
+)
+
+// A holder that was paused for too long writes after its successor, and changes nothing.
+func ExampleSet() {
+	server := miniredis.NewMiniRedis()
+	if err := server.Start(); err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer rdb.Close()
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+
+	ctx := context.Background()
+	paused, _ := c.SingleFlightLock(ctx, "user:42", time.Second, nil)
+	paused.Release(ctx) // or it expired
+	current, _ := c.SingleFlightLock(ctx, "user:42", time.Second, nil)
+	defer current.Release(ctx)
+
+	fmt.Println(fenced.Set(ctx, rdb, "user:42", "new", current.Fence(), time.Hour))
+	err = fenced.Set(ctx, rdb, "user:42", "old", paused.Fence(), time.Hour)
+	fmt.Println(errors.Is(err, fenced.ErrStale), rdb.Get(ctx, "user:42").Val())
+	// Output:
+	// <nil>
+	// true new
+}
+
+// Whoever changes the origin invalidates the cached value, and no reader that loaded before
+// puts the old one back.
+func ExampleDel() {
+	server := miniredis.NewMiniRedis()
+	if err := server.Start(); err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer rdb.Close()
+
+	ctx := context.Background()
+	const reader, writer = 1001, 1002 // Lock.Fence of two locks, one after the other
+	fmt.Println(fenced.Del(ctx, rdb, "user:42", writer))
+	fmt.Println(errors.Is(fenced.Set(ctx, rdb, "user:42", "old", reader, time.Hour), fenced.ErrStale))
+	// Output:
+	// <nil>
+	// true
+}

@@ -1,0 +1,361 @@
+package flightlock
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// Freshness is what Lookup knows of a value.
+type Freshness uint8
+
+// What a Lookup may say. Any other value counts as Miss.
+const (
+	Miss  Freshness = iota // there is none: the caller waits for a load
+	Stale                  // good enough to be served, and to be loaded anew behind
+	Fresh                  // good
+)
+
+// Source is where a Fetcher looks values up, and where it gets them from. All three
+// functions are required, are called from many goroutines at once, and should honour their
+// ctx. A panic or runtime.Goexit in them is an error or, in a Lookup that a caller of
+// Fetch makes on its own goroutine, that goroutine's.
+type Source[V any] struct {
+	// Lookup gives the value that the cache has for key. An error is not a miss: what
+	// follows is FetchOptions.OnUnavailable. It is called on every Fetch, and again by
+	// those that wait for others to load.
+	Lookup func(ctx context.Context, key string) (V, Freshness, error)
+
+	// Load gets the value from where it comes from. ctx ends after LoadTimeout, and not
+	// with any caller's ctx nor when the lock is lost; it carries the lock, so
+	// FromContext(ctx) is the Lock, and locking the same key does not wait for itself. A
+	// Load that ignores its ctx: its callers get an error after LoadTimeout, and so does
+	// who comes until it returns, since a key has one Load per process.
+	Load func(ctx context.Context, key string) (V, error)
+
+	// Store puts the value into the cache. It is called only while the lock is held, so
+	// with l.Err() nil; l is nil for a load without a lock (FetchOptions.OnUnavailable).
+	// Where an older value must never replace a newer one, write it on the condition of
+	// l.Fence(), as package fenced does. ctx ends with the lock, and after TTL. The callers
+	// get the value when Store has returned or when it takes longer than
+	// Options.NodeTimeout; its failure is not theirs, but counted.
+	Store func(ctx context.Context, key string, v V, l *Lock) error
+}
+
+// Policy says what to do where Redis cannot say who loads.
+type Policy uint8
+
+// The policies.
+const (
+	// LoadLocally loads without a lock: still once per key and process at a time, and
+	// MaxUnlockedLoads at a time in all.
+	LoadLocally Policy = iota
+	// FailClosed gives the error to the callers.
+	FailClosed
+)
+
+// FetchOptions say how a Fetcher goes about it. The zero value of each field is its default.
+type FetchOptions struct {
+	// TTL of the lock, which is refreshed while Load runs; so it is how long others wait
+	// for a process that died while it loaded. Default 10s, or Options.MaxTTL if that is
+	// less. 10ms to Options.MaxTTL.
+	TTL time.Duration
+
+	// LoadTimeout is when the ctx of a Load ends. Default 30s.
+	LoadTimeout time.Duration
+
+	// WaitTimeout is how long a miss waits for another process's load, before
+	// OnUnavailable applies. Default LoadTimeout + TTL.
+	WaitTimeout time.Duration
+
+	// OnUnavailable applies when the nodes are unavailable, when Lookup fails, and after
+	// WaitTimeout. That another process has the lock is no reason by itself. Default
+	// LoadLocally.
+	OnUnavailable Policy
+
+	// MaxUnlockedLoads is how many loads without a lock may run at once, in this Fetcher.
+	// Others wait, WaitTimeout at most. Default 16.
+	MaxUnlockedLoads int
+
+	// ErrorHold is how long a failed load's error is served to who misses the key in this
+	// process after it, instead of another load. Default 0: those who were waiting get the
+	// error, and the next one loads.
+	ErrorHold time.Duration
+
+	// Values gives the ctx whose values Lookup, Load and Store see when they run for many
+	// callers: trace ids, a tenant. It gets the ctx of the first of them. Its result's end
+	// does not matter. Default nil: no values, because one request's must not leak into
+	// the work for others.
+	Values func(caller context.Context) context.Context
+}
+
+func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
+	setDefault(&o.TTL, min(10*time.Second, c.opts.MaxTTL))
+	setDefault(&o.LoadTimeout, 30*time.Second)
+	setDefault(&o.WaitTimeout, o.LoadTimeout+o.TTL)
+	setDefault(&o.MaxUnlockedLoads, 16)
+	switch {
+	case o.TTL < minTTL:
+		return o, invalid("FetchOptions.TTL", o.TTL, fmt.Sprintf("it must be %v or more", minTTL))
+	case o.TTL > c.opts.MaxTTL:
+		return o, invalid("FetchOptions.TTL", o.TTL, fmt.Sprintf("Options.MaxTTL is %v", c.opts.MaxTTL))
+	case o.LoadTimeout < 0:
+		return o, invalid("FetchOptions.LoadTimeout", o.LoadTimeout, "it must be above 0")
+	case o.WaitTimeout < 0:
+		return o, invalid("FetchOptions.WaitTimeout", o.WaitTimeout, "it must be above 0")
+	case o.OnUnavailable > FailClosed:
+		return o, invalid("FetchOptions.OnUnavailable", o.OnUnavailable, "there are LoadLocally and FailClosed")
+	case o.MaxUnlockedLoads < 0:
+		return o, invalid("FetchOptions.MaxUnlockedLoads", o.MaxUnlockedLoads, "it must be above 0")
+	case o.ErrorHold < 0:
+		return o, invalid("FetchOptions.ErrorHold", o.ErrorHold, "it must not be below 0")
+	}
+	return o, nil
+}
+
+// Fetcher protects a cache from stampedes: across all processes, normally one Load per
+// miss, and everybody else gets the value. It is safe for concurrent use.
+//
+// A hit costs what Lookup costs. All callers of this process that miss a key join one
+// flight, a goroutine with a ctx of its own:
+//
+//	contending -> loading -> storing -> over
+//	    |            +--> over, or held as an error for ErrorHold
+//	    +--> over (found in the cache; cancelled; an error)
+//
+// These rules keep it right, each decided under mu:
+//
+//   - flights has the one flight of a key that can be joined. A flight leaves it in the
+//     step in which it is cancelled or its result is final, and removes no other's entry.
+//     So nobody waits for a flight that is over, or in which nobody works.
+//   - A flight is cancelled by its last caller's leaving, but only while it is contending.
+//     commit ends that, in one step with looking whether it was cancelled: from there on it
+//     runs to its end, and what it has loaded is stored for those who come.
+//   - Lookup, Load and Store run on goroutines of their own, which catch panic and Goexit.
+//     The flight waits for them as long as their ctx allows and then goes on without their
+//     answer; but a Load that has not returned keeps the flight in its place, so that there
+//     is never a second one for the key.
+//   - Nothing is stored once the lock has been lost. What was on its way at that moment
+//     only the fence can stop.
+//
+// x/sync/singleflight could not do: its callers share the first one's ctx, cannot leave,
+// and hang or die when the function panics or calls Goexit.
+type Fetcher[V any] struct {
+	c     *Client
+	src   Source[V]
+	opts  FetchOptions
+	slots *semaphore.Weighted // for loads without a lock
+
+	closed atomic.Bool // set under mu
+	counts fetchCounts
+
+	mu      sync.Mutex                   // guards what follows
+	flights map[string]*fetchFlight[V]   // that can be joined
+	running map[*fetchFlight[V]]struct{} // whose goroutine has not ended
+	busy    int                          // goroutines
+	idle    chan struct{}                // closed when closed is set and busy is 0
+}
+
+// FetchStats are counters since NewFetcher, and a gauge.
+type FetchStats struct {
+	Hits   uint64 // Fetch calls that found a fresh value
+	Stale  uint64 // Fetch calls that were served a stale one
+	Misses uint64 // Fetch calls that waited for a load, here or elsewhere
+
+	Loads         uint64 // begun
+	UnlockedLoads uint64 // of these, without a lock
+	LoadFailures  uint64 // by an error, a panic, or LoadTimeout
+	StoreFailures uint64
+	LookupErrors  uint64
+	Lost          uint64 // locks lost while they were needed: the value was served and maybe not stored
+
+	Running int64 // flights: keys that are being contended for, loaded or stored now
+}
+
+// NewFetcher makes a Fetcher over c's nodes. Keys are locked by their own names, behind
+// Options.KeyPrefix; the keys of two Fetchers with different values must differ. Bad
+// arguments are an ErrInvalid that names the field. Close it before c.
+func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V], error) {
+	switch {
+	case c == nil:
+		return nil, invalid("c", "nil", "a Fetcher locks by a Client")
+	case src.Lookup == nil:
+		return nil, invalid("Source.Lookup", "nil", "it is required")
+	case src.Load == nil:
+		return nil, invalid("Source.Load", "nil", "it is required")
+	case src.Store == nil:
+		return nil, invalid("Source.Store", "nil", "it is required: other processes find the value where it puts it")
+	}
+	opts, err := opts.validated(c)
+	if err != nil {
+		return nil, err
+	}
+	return &Fetcher[V]{
+		c: c, src: src, opts: opts,
+		slots:   semaphore.NewWeighted(int64(opts.MaxUnlockedLoads)),
+		flights: map[string]*fetchFlight[V]{},
+		running: map[*fetchFlight[V]]struct{}{},
+		idle:    make(chan struct{}),
+	}, nil
+}
+
+// Fetch gives the value of key: what Lookup finds, or what one Load of all callers in all
+// processes gets. A stale value is returned at once and loaded anew behind. All callers of
+// one load get the same value, so it must not be changed.
+//
+// ctx bounds this caller's wait and nobody else's. Errors: Load's, as it is, to all callers
+// that wait for it; *PanicError if it panicked; ctx's; ErrClosed; ErrInvalid, also for a
+// Fetch inside a Load that would wait for that Load; with FailClosed, ErrUnavailable,
+// ErrNotAcquired (after WaitTimeout), and Lookup's.
+func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
+	if f.closed.Load() {
+		var none V
+		return none, f.errClosed(key)
+	}
+	v, fresh, err := f.src.Lookup(ctx, key)
+	if err == nil && fresh == Fresh {
+		f.counts.hit()
+		return v, nil
+	}
+	return f.miss(ctx, key, v, fresh, err)
+}
+
+func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (V, error) {
+	var none V
+	switch {
+	case err != nil:
+		f.counts.lookupErrors.Add(1)
+		err = fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, err)
+	case fresh == Stale:
+		f.counts.stale.Add(1)
+		f.refresh(ctx, key)
+		return v, nil
+	}
+	if ended := ctx.Err(); ended != nil {
+		return none, f.gaveUp(key, ended, err)
+	}
+	if err := checkKey(key, f.c.opts.KeyPrefix+key); err != nil {
+		return none, err
+	}
+	f.counts.misses.Add(1)
+	return f.join(ctx, key, err)
+}
+
+// gaveUp says that the caller's ctx has ended; why, if that is known, says what it met.
+func (f *Fetcher[V]) gaveUp(key string, ctxErr, why error) error {
+	if why != nil {
+		return fmt.Errorf("%w (%w)", why, ctxErr)
+	}
+	return fmt.Errorf("flightlock: fetch %q: %w", key, ctxErr)
+}
+
+func (f *Fetcher[V]) errClosed(key string) error {
+	return fmt.Errorf("flightlock: fetch %q: the Fetcher is %w", key, ErrClosed)
+}
+
+// Stats reads the counters.
+func (f *Fetcher[V]) Stats() FetchStats {
+	s := f.counts.read()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.Running = int64(len(f.running))
+	return s
+}
+
+// Close ends the Fetcher: new callers get ErrClosed, as do those whose load has not begun.
+// It waits for running loads, and for their Store, until ctx ends; then it ends their ctx,
+// and their callers get ErrClosed too. It returns when no goroutine of the Fetcher is left;
+// where functions of the Source ignore their ctx, it gives up shortly after ctx has ended,
+// with an error that matches ctx's. It may be called again, to wait longer.
+func (f *Fetcher[V]) Close(ctx context.Context) error {
+	f.shut()
+	select {
+	case <-f.idle:
+		return nil
+	case <-ctx.Done():
+	}
+	f.abort()
+	grace := time.NewTimer(2 * f.c.opts.NodeTimeout) // for the releases
+	defer grace.Stop()
+	select {
+	case <-f.idle:
+		return nil
+	case <-grace.C:
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher go on: %w", f.busy, ctx.Err())
+	}
+}
+
+// shut refuses newcomers and whoever waits for a load that has not begun.
+func (f *Fetcher[V]) shut() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed.Swap(true) {
+		return
+	}
+	for key, fl := range f.flights {
+		if fl.hold != nil {
+			fl.hold.Stop()
+		}
+		if !fl.committed {
+			var none V
+			f.publishLocked(fl, none, f.errClosed(key))
+			f.forgetLocked(fl)
+			fl.cancel(ErrClosed)
+		}
+	}
+	f.leftLocked(0)
+}
+
+// abort ends the ctx of whatever still runs.
+func (f *Fetcher[V]) abort() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for fl := range f.running {
+		fl.cancel(ErrClosed)
+	}
+}
+
+// enterLocked and leftLocked count goroutines.
+func (f *Fetcher[V]) enterLocked() { f.busy++ }
+
+func (f *Fetcher[V]) leftLocked(n int) {
+	f.busy -= n
+	if f.busy == 0 && f.closed.Load() {
+		select {
+		case <-f.idle:
+		default:
+			close(f.idle)
+		}
+	}
+}
+
+// fetchCounts are the counters. Hits are spread over cache lines: on a hot key, all
+// processors count them at once.
+type fetchCounts struct {
+	hits [8]struct {
+		atomic.Uint64
+		_ [56]byte
+	}
+	stale, misses, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
+}
+
+func (c *fetchCounts) hit() { c.hits[rand.Uint32()%uint32(len(c.hits))].Add(1) }
+
+func (c *fetchCounts) read() FetchStats {
+	s := FetchStats{
+		Stale: c.stale.Load(), Misses: c.misses.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
+		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(),
+		LookupErrors: c.lookupErrors.Load(), Lost: c.lost.Load(),
+	}
+	for i := range c.hits {
+		s.Hits += c.hits[i].Load()
+	}
+	return s
+}

@@ -1,0 +1,123 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+func plainFetcher(t *testing.T) *Fetcher[int] {
+	t.Helper()
+	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))}, NodeTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := NewFetcher(c, Source[int]{
+		Lookup: func(context.Context, string) (int, Freshness, error) { return 0, Miss, nil },
+		Load:   func(context.Context, string) (int, error) { return 1, nil },
+		Store:  func(context.Context, string, int, *Lock) error { return nil },
+	}, FetchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(f.Close(context.Background()), c.Close(context.Background())); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+// flightWith is a flight with one caller, of which no goroutine runs.
+func flightWith(f *Fetcher[int], key string) *fetchFlight[int] {
+	fl := &fetchFlight[int]{key: key, callers: 1, flying: new(flying), published: make(chan struct{})}
+	fl.ctx, fl.cancel = context.WithCancelCause(context.Background())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.flights[key] = fl
+	return fl
+}
+
+// When the last caller leaves in the instant in which the lock is won, the flight is either
+// cancelled and cannot be joined, or goes on and can be; never anything in between.
+func TestTheLastCallerLeavesInTheInstantOfTheWin(t *testing.T) {
+	f := plainFetcher(t)
+	outcomes := map[bool]int{}
+	for outcomes[true] == 0 || outcomes[false] == 0 || outcomes[true]+outcomes[false] < 1000 {
+		fl := flightWith(f, "k")
+		var won bool
+		var wg sync.WaitGroup
+		wg.Go(func() { f.leave(fl) })
+		wg.Go(func() { won = f.commit(fl) })
+		wg.Wait()
+		f.mu.Lock()
+		joinable := f.flights["k"] == fl
+		delete(f.flights, "k")
+		f.mu.Unlock()
+		if cancelled := fl.ctx.Err() != nil; won == cancelled || won != joinable {
+			t.Fatalf("won %v, cancelled %v, joinable %v", won, cancelled, joinable)
+		}
+		outcomes[won]++
+	}
+	t.Log(outcomes)
+}
+
+// A flight that ends removes itself, and never the next flight of its key.
+func TestAFlightForgetsOnlyItself(t *testing.T) {
+	f := plainFetcher(t)
+	first := flightWith(f, "k")
+	f.leave(first)
+	next := flightWith(f, "k")
+	f.publish(first, 1, nil)
+	f.fail(first, errors.New("late"))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.flights["k"] != next {
+		t.Error("the next flight was removed")
+	}
+	delete(f.flights, "k")
+}
+
+// A loan that comes in the instant in which the value is found is given back.
+func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
+	f := plainFetcher(t)
+	l, err := f.c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fl := flightWith(f, "k")
+	fl.borrows = true
+	f.src.Lookup = func(context.Context, string) (int, Freshness, error) {
+		f.mu.Lock()
+		fl.lent = l.another()
+		f.mu.Unlock()
+		return 7, Fresh, nil
+	}
+	if _, found, err := f.contend(fl); !found || err != nil || fl.v != 7 {
+		t.Errorf("found %v, %v, %d", found, err, fl.v)
+	}
+	if n := l.nest.Load().handles.Load(); n != 1 {
+		t.Errorf("%d handles", n)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// After the last handle nobody gets another.
+func TestNoHandleAfterTheLast(t *testing.T) {
+	var n nest
+	n.handles.Store(1)
+	if !n.addHandle() || n.handles.Load() != 2 {
+		t.Error("no handle on a living Hold")
+	}
+	n.handles.Store(0)
+	if n.addHandle() || n.handles.Load() != 0 {
+		t.Error("a handle on a Hold that is being released")
+	}
+}

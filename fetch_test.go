@@ -1,0 +1,1219 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// origin is a cache that all Fetchers of a test share, and where its values come from. Each
+// load makes a new value.
+type origin struct {
+	takes time.Duration // a load
+
+	// What replaces the plain functions, if set.
+	lookup func(ctx context.Context, key string) (string, flightlock.Freshness, error)
+	load   func(ctx context.Context, key string) (string, error)
+	store  func(ctx context.Context, key, v string, l *flightlock.Lock) error
+
+	loads, stores atomic.Int64
+
+	mu      sync.Mutex // guards what follows
+	values  map[string]string
+	stale   map[string]bool
+	loading map[string]int
+	most    int // loads of one key at once
+}
+
+func (o *origin) source() flightlock.Source[string] {
+	s := flightlock.Source[string]{Lookup: o.plainLookup, Load: o.plainLoad, Store: o.plainStore}
+	if o.lookup != nil {
+		s.Lookup = o.lookup
+	}
+	if o.load != nil {
+		s.Load = o.load
+	}
+	if o.store != nil {
+		s.Store = o.store
+	}
+	return s
+}
+
+func (o *origin) plainLookup(_ context.Context, key string) (string, flightlock.Freshness, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	v, ok := o.values[key]
+	switch {
+	case !ok:
+		return "", flightlock.Miss, nil
+	case o.stale[key]:
+		return v, flightlock.Stale, nil
+	}
+	return v, flightlock.Fresh, nil
+}
+
+func (o *origin) plainLoad(ctx context.Context, key string) (string, error) {
+	n := o.loads.Add(1)
+	o.mu.Lock()
+	if o.loading == nil {
+		o.loading = map[string]int{}
+	}
+	o.loading[key]++
+	o.most = max(o.most, o.loading[key])
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		o.loading[key]--
+		o.mu.Unlock()
+	}()
+	select {
+	case <-time.After(o.takes):
+		return fmt.Sprintf("%s=%d", key, n), nil
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+}
+
+func (o *origin) plainStore(_ context.Context, key, v string, l *flightlock.Lock) error {
+	o.stores.Add(1)
+	if l != nil && l.Err() != nil {
+		panic("Store with a lock that is over")
+	}
+	o.set(key, v, false)
+	return nil
+}
+
+func (o *origin) set(key, v string, stale bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.values == nil {
+		o.values, o.stale = map[string]string{}, map[string]bool{}
+	}
+	o.values[key], o.stale[key] = v, stale
+}
+
+func (o *origin) drop(key string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.values, key)
+}
+
+// mostAtOnce is how many loads of one key have run at once.
+func (o *origin) mostAtOnce() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.most
+}
+
+// newFetcher is a Fetcher over o that is closed when the test ends.
+func newFetcher(tb testing.TB, c *flightlock.Client, o *origin, opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
+	tb.Helper()
+	f, err := flightlock.NewFetcher(c, o.source(), opts)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := f.Close(ctx); err != nil {
+			tb.Errorf("Close of the Fetcher: %v", err)
+		}
+	})
+	return f
+}
+
+// result is what a Fetch gave.
+type result struct {
+	v   string
+	err error
+}
+
+// fetching calls Fetch on n goroutines, and gives what they get.
+func fetching(ctx context.Context, f *flightlock.Fetcher[string], key string, n int) <-chan result {
+	results := make(chan result, n)
+	for range n {
+		go func() {
+			v, err := f.Fetch(ctx, key)
+			results <- result{v, err}
+		}()
+	}
+	return results
+}
+
+func wantAll(t *testing.T, results <-chan result, n int, v string) {
+	t.Helper()
+	for range n {
+		if r := <-results; r.v != v || r.err != nil {
+			t.Errorf("got %q, %v; want %q", r.v, r.err, v)
+		}
+	}
+}
+
+func wantErrors(t *testing.T, results <-chan result, n int, want error) {
+	t.Helper()
+	for range n {
+		if r := <-results; r.v != "" || !errors.Is(r.err, want) {
+			t.Errorf("got %q, %v; want %v", r.v, r.err, want)
+		}
+	}
+}
+
+// Four processes with 250 callers each miss the same key: one load, one value, for all, be
+// it shorter or three times longer than the ttl.
+func TestFetchLoadsOnce(t *testing.T) {
+	for _, takes := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 30 * time.Second} {
+		bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &origin{takes: takes}
+			var fs []*flightlock.Fetcher[string]
+			for range 4 {
+				fs = append(fs, newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+					flightlock.FetchOptions{TTL: 10 * time.Second, LoadTimeout: time.Minute}))
+			}
+			misses := 10
+			if takes > time.Second {
+				misses = 1 // they poll for so long
+			}
+			for miss := 1; miss <= misses; miss++ {
+				began := time.Now()
+				var all []<-chan result
+				for _, f := range fs {
+					all = append(all, fetching(t.Context(), f, "k", 250))
+				}
+				for _, results := range all {
+					wantAll(t, results, 250, fmt.Sprintf("k=%d", miss))
+				}
+				if took := time.Since(began); took > takes+100*time.Millisecond {
+					t.Errorf("it took %v", took)
+				}
+				o.drop("k")
+			}
+			if n := o.loads.Load(); n != int64(misses) {
+				t.Errorf("%d loads for %d misses", n, misses)
+			}
+		})
+	}
+}
+
+// A hit is Lookup's value, and nothing else happens.
+func TestFetchHit(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, o := newClient(t, flightlock.Options{}, clients...), &origin{}
+		o.set("k", "v", false)
+		f := newFetcher(t, c, o, flightlock.FetchOptions{})
+		wantAll(t, fetching(t.Context(), f, "k", 100), 100, "v")
+		if s := f.Stats(); s != (flightlock.FetchStats{Hits: 100}) {
+			t.Errorf("%+v", s)
+		}
+		if n := c.Stats().Commands; n != 0 {
+			t.Errorf("%d commands", n)
+		}
+	})
+}
+
+// The first caller's ctx ends before the lock is won, or while Load runs: nobody else
+// notices.
+func TestFetchFirstCallerLeaves(t *testing.T) {
+	for name, held := range map[string]bool{"contending": true, "loading": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &origin{takes: time.Second}
+				other := newClient(t, flightlock.Options{}, clients...)
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+				var l *flightlock.Lock
+				if held {
+					l = mustLock(t, other, "k", 10*time.Second)
+				}
+				first, cancel := context.WithCancel(t.Context())
+				leaver := fetching(first, f, "k", 1)
+				synctest.Wait()
+				rest := fetching(t.Context(), f, "k", 10)
+				time.Sleep(100 * time.Millisecond)
+				cancel()
+				wantErrors(t, leaver, 1, context.Canceled)
+				if held {
+					mustRelease(t, l)
+				}
+				wantAll(t, rest, 10, "k=1")
+			})
+		})
+	}
+}
+
+// All callers leave before the lock is won: the flight is cancelled, nothing is loaded, no
+// key stays; whoever comes in that instant gets a flight of its own.
+func TestFetchAllLeaveBeforeTheLockIsWon(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		other := newClient(t, flightlock.Options{}, clients...)
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		l := mustLock(t, other, "k", 10*time.Second)
+		for range 20 {
+			ctx, cancel := context.WithCancel(t.Context())
+			leavers := fetching(ctx, f, "k", 5)
+			time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+			newcomers := make(chan result, 1)
+			go cancel()
+			late, cancelLate := context.WithTimeout(t.Context(), 3*time.Millisecond)
+			go func() {
+				v, err := f.Fetch(late, "k")
+				newcomers <- result{v, err}
+			}()
+			wantErrors(t, leavers, 5, context.Canceled)
+			wantErrors(t, newcomers, 1, context.DeadlineExceeded)
+			cancelLate()
+		}
+		time.Sleep(100 * time.Millisecond)
+		if s := f.Stats(); s.Running != 0 || s.Loads != 0 {
+			t.Errorf("%+v", s)
+		}
+		late := fetching(t.Context(), f, "k", 3)
+		synctest.Wait()
+		mustRelease(t, l)
+		wantAll(t, late, 3, "k=1")
+		time.Sleep(time.Second)
+		if nodes[0].Mini.Exists("lock:k") {
+			t.Error("the lock has stayed")
+		}
+	})
+}
+
+// Callers whose deadline is shorter than the load come one after the other: it completes
+// once, and the cache is filled.
+func TestFetchCallersWithShortDeadlines(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		for range 15 {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			if v, err := f.Fetch(ctx, "k"); err == nil && v != "k=1" || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %q, %v", v, err)
+			}
+			cancel()
+		}
+		if v, err := f.Fetch(t.Context(), "k"); v != "k=1" || err != nil || o.loads.Load() != 1 || f.Stats().Hits == 0 {
+			t.Errorf("got %q, %v after %d loads", v, err, o.loads.Load())
+		}
+	})
+}
+
+var errMine = errors.New("mine")
+
+// Load's error reaches all callers of the flight as it is, and no other ones; the next one
+// loads again.
+func TestFetchLoadFails(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{}
+		o.load = func(context.Context, string) (string, error) {
+			o.loads.Add(1)
+			time.Sleep(time.Second)
+			return "not to be seen", errMine
+		}
+		c := newClient(t, flightlock.Options{}, clients...)
+		f := newFetcher(t, c, o, flightlock.FetchOptions{})
+		results := fetching(t.Context(), f, "k", 100)
+		for range 100 {
+			if r := <-results; r.v != "" || r.err != errMine {
+				t.Errorf("got %q, %v; want the error itself", r.v, r.err)
+			}
+		}
+		if n := o.loads.Load(); n != 1 {
+			t.Errorf("%d loads in a row", n)
+		}
+		_, _ = f.Fetch(t.Context(), "k")
+		if s := f.Stats(); s.Loads != 2 || s.LoadFailures != 2 {
+			t.Errorf("%+v", s)
+		}
+		synctest.Wait()
+		if n := c.Stats().Held; n != 0 {
+			t.Errorf("%d locks held", n)
+		}
+	})
+}
+
+// With failing loads in several processes there is one at a time.
+func TestFetchFailingLoadsOfManyProcesses(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		o.load = func(ctx context.Context, key string) (string, error) {
+			_, _ = o.plainLoad(ctx, key)
+			return "", errMine
+		}
+		var all []<-chan result
+		for range 4 {
+			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+			all = append(all, fetching(t.Context(), f, "k", 100))
+		}
+		for _, results := range all {
+			wantErrors(t, results, 100, errMine)
+		}
+		if n := o.loads.Load(); n != 4 || o.mostAtOnce() != 1 {
+			t.Errorf("%d loads, %d at once; want one per process, in turn", n, o.mostAtOnce())
+		}
+	})
+}
+
+// ErrorHold serves the error to newcomers for so long, in place of a load.
+func TestFetchErrorHold(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{}
+		o.load = func(context.Context, string) (string, error) {
+			o.loads.Add(1)
+			return "", errMine
+		}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{ErrorHold: time.Second})
+		began := time.Now()
+		for time.Since(began) < 4500*time.Millisecond {
+			wantErrors(t, fetching(t.Context(), f, "k", 3), 3, errMine)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := o.loads.Load(); n < 4 || n > 5 {
+			t.Errorf("%d loads in 4.5s", n)
+		}
+		wantErrors(t, fetching(t.Context(), f, "k2", 1), 1, errMine) // still held when the Fetcher is closed
+	})
+}
+
+// outcomes of a function of the Source that misbehaves.
+func misbehave(how string, unblock <-chan struct{}) error {
+	switch how {
+	case "error":
+		return errMine
+	case "panic":
+		panic(errMine)
+	case "goexit":
+		runtime.Goexit()
+	case "block":
+		<-unblock
+	}
+	return nil
+}
+
+// A Load that panics or calls Goexit is a PanicError for everyone, with the value and the
+// stack; the Fetcher goes on.
+func TestFetchLoadPanics(t *testing.T) {
+	for _, how := range []string{"panic", "goexit"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &origin{}
+				o.load = func(ctx context.Context, key string) (string, error) {
+					time.Sleep(time.Second)
+					if o.loads.Add(1) == 1 {
+						return "", misbehave(how, nil)
+					}
+					return "good", nil
+				}
+				c := newClient(t, flightlock.Options{}, clients...)
+				f := newFetcher(t, c, o, flightlock.FetchOptions{})
+				results := fetching(t.Context(), f, "k", 10)
+				for range 10 {
+					r := <-results
+					var p *flightlock.PanicError
+					if !errors.As(r.err, &p) || r.v != "" {
+						t.Fatalf("got %q, %v", r.v, r.err)
+					}
+					if p.Op != "Load" || p.Goexit != (how == "goexit") || !strings.Contains(string(p.Stack), "misbehave") || !strings.Contains(p.Error(), "Load") {
+						t.Errorf("%+v\n%s", p, p.Stack)
+					}
+					if how == "panic" && (p.Value != errMine || !errors.Is(r.err, errMine)) {
+						t.Errorf("value %v", p.Value)
+					}
+				}
+				synctest.Wait()
+				if n := c.Stats().Held; n != 0 {
+					t.Errorf("%d locks held", n)
+				}
+				wantAll(t, fetching(t.Context(), f, "k", 10), 10, "good")
+			})
+		})
+	}
+}
+
+// A Load that ignores its ctx: its callers get an error after LoadTimeout and so do others
+// until it returns; the lock is free, so other processes load; there is no second Load here.
+func TestFetchLoadBlocks(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		unblock := make(chan struct{})
+		o := &origin{takes: time.Millisecond}
+		blocked := &origin{load: func(context.Context, string) (string, error) {
+			o.loads.Add(1)
+			return "late", misbehave("block", unblock)
+		}, lookup: o.plainLookup, store: o.plainStore}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), blocked, flightlock.FetchOptions{LoadTimeout: time.Second})
+		began := time.Now()
+		wantErrors(t, fetching(t.Context(), f, "k", 10), 10, context.DeadlineExceeded)
+		if took := time.Since(began); took < time.Second || took > 1200*time.Millisecond {
+			t.Errorf("the callers got it after %v", took)
+		}
+		wantErrors(t, fetching(t.Context(), f, "k", 10), 10, context.DeadlineExceeded)
+		if n := o.loads.Load(); n != 1 {
+			t.Errorf("%d loads", n)
+		}
+		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		began = time.Now()
+		wantAll(t, fetching(t.Context(), g, "k", 10), 10, "k=2")
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("another process waited %v", took)
+		}
+		close(unblock)
+		synctest.Wait()
+		wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=2") // not the late one
+		if s := f.Stats(); s.Running != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A Store that fails in any way is counted, and the callers have their value; one that
+// blocks holds them up no longer than NodeTimeout, and the next ones not at all.
+func TestFetchStoreMisbehaves(t *testing.T) {
+	for _, how := range []string{"error", "panic", "goexit", "block"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				unblock := make(chan struct{})
+				o := &origin{takes: time.Second}
+				o.store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
+					o.stores.Add(1)
+					return misbehave(how, unblock)
+				}
+				c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
+				f := newFetcher(t, c, o, flightlock.FetchOptions{TTL: 10 * time.Second})
+				began := time.Now()
+				wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=1")
+				if took := time.Since(began); took > 1100*time.Millisecond {
+					t.Errorf("the callers waited %v", took)
+				}
+				if how == "block" {
+					began := time.Now()
+					wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=1")
+					if took := time.Since(began); took != 0 {
+						t.Errorf("while Store runs callers waited %v", took)
+					}
+					time.Sleep(11 * time.Second) // past TTL nobody waits for this Store any more
+					wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=2")
+				}
+				close(unblock)
+				synctest.Wait()
+				s := f.Stats()
+				if how != "block" && s.StoreFailures != 1 {
+					t.Errorf("%+v", s)
+				}
+				time.Sleep(time.Second)
+				if n := c.Stats().Held; n != 0 || f.Stats().Running != 0 {
+					t.Errorf("%d locks held, %+v", n, f.Stats())
+				}
+			})
+		})
+	}
+}
+
+// A Lookup that fails is not a miss: with LoadLocally one load follows, without a lock, and
+// with FailClosed its error. A panic of a caller's own Lookup is the caller's.
+func TestFetchLookupMisbehaves(t *testing.T) {
+	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &origin{takes: time.Second}
+			o.lookup = func(context.Context, string) (string, flightlock.Freshness, error) {
+				return "ignored", flightlock.Fresh, errMine
+			}
+			o.store = func(_ context.Context, _, _ string, l *flightlock.Lock) error {
+				if o.stores.Add(1); l != nil {
+					t.Error("Store got a lock")
+				}
+				return nil
+			}
+			c := newClient(t, flightlock.Options{}, clients...)
+			f := newFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy})
+			results := fetching(t.Context(), f, "k", 10)
+			if policy == flightlock.FailClosed {
+				wantErrors(t, results, 10, errMine)
+				return
+			}
+			wantAll(t, results, 10, "k=1")
+			s := f.Stats()
+			if s.Loads != 1 || s.UnlockedLoads != 1 || s.LookupErrors != 10 || o.stores.Load() != 1 || c.Stats().Commands != 0 {
+				t.Errorf("%+v, %d stores, %d commands", s, o.stores.Load(), c.Stats().Commands)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := f.Fetch(ctx, "k"); !errors.Is(err, context.Canceled) || !errors.Is(err, errMine) {
+				t.Errorf("with an ended ctx: %v", err)
+			}
+		})
+	}
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{lookup: func(context.Context, string) (string, flightlock.Freshness, error) { panic(errMine) }}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		defer func() {
+			if r := recover(); r != errMine {
+				t.Errorf("recovered %v", r)
+			}
+		}()
+		_, _ = f.Fetch(t.Context(), "k")
+	})
+}
+
+// A Lookup that misbehaves on the flight's own goroutine, before the lock is won or after,
+// never ends the process: it counts as a Lookup that fails.
+func TestFetchLookupMisbehavesInTheFlight(t *testing.T) {
+	for _, how := range []string{"error", "panic", "goexit", "block"} {
+		for _, held := range []bool{false, true} {
+			for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
+				t.Run(fmt.Sprintf("%s/held=%v/policy=%d", how, held, policy), func(t *testing.T) {
+					bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+						unblock := make(chan struct{})
+						defer close(unblock)
+						o := &origin{takes: time.Second}
+						var first atomic.Bool
+						o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+							if !first.Swap(true) {
+								return "", flightlock.Miss, nil
+							}
+							return "", flightlock.Fresh, misbehave(how, unblock)
+						}
+						c := newClient(t, flightlock.Options{}, clients...)
+						f := newFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy, LoadTimeout: 2 * time.Second, WaitTimeout: time.Minute})
+						if held {
+							other := newClient(t, flightlock.Options{}, clients...)
+							l := mustLock(t, other, "k", time.Minute)
+							defer mustRelease(t, l)
+						}
+						results := fetching(t.Context(), f, "k", 1)
+						r := <-results
+						switch {
+						case policy == flightlock.LoadLocally && (r.v != "k=1" || r.err != nil),
+							policy == flightlock.FailClosed && (r.err == nil || !strings.Contains(r.err.Error(), "Lookup")):
+							t.Errorf("got %q, %v", r.v, r.err)
+						}
+						if errors.Is(r.err, context.DeadlineExceeded) {
+							t.Errorf("%v looks as if the caller's ctx had ended", r.err)
+						}
+						wantUnlocked := held && policy == flightlock.LoadLocally
+						if s := f.Stats(); (s.UnlockedLoads == 1) != wantUnlocked || s.LookupErrors != 1 {
+							t.Errorf("%+v", s)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// The lock is lost while Load runs: the value is served and not stored.
+func TestFetchLockLostDuringLoad(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: 10 * time.Second}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{TTL: time.Second})
+		results := fetching(t.Context(), f, "k", 10)
+		time.Sleep(time.Second)
+		for _, n := range nodes {
+			n.Mini.Del("lock:k")
+		}
+		wantAll(t, results, 10, "k=1")
+		if s := f.Stats(); o.stores.Load() != 0 || s.Lost != 1 {
+			t.Errorf("%d stores, %+v", o.stores.Load(), s)
+		}
+		wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=2")
+		if o.stores.Load() != 1 {
+			t.Errorf("%d stores", o.stores.Load())
+		}
+	})
+}
+
+// The value is deleted while Load runs: callers get what was loaded, and it is stored.
+func TestFetchValueDeletedDuringLoad(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		o.set("k", "old", true)
+		if v, err := f.Fetch(t.Context(), "k"); v != "old" || err != nil {
+			t.Errorf("got %q, %v", v, err)
+		}
+		synctest.Wait()
+		o.drop("k")
+		wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=1") // they join the refresh
+		if v, err := f.Fetch(t.Context(), "k"); v != "k=1" || err != nil || o.loads.Load() != 1 {
+			t.Errorf("got %q, %v, %d loads", v, err, o.loads.Load())
+		}
+	})
+}
+
+// A stale value comes at once, and one refresh runs behind in all processes, also when the
+// caller's ctx ends.
+func TestFetchStale(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		o.set("k", "old", true)
+		var fs []*flightlock.Fetcher[string]
+		for range 4 {
+			fs = append(fs, newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{}))
+		}
+		began := time.Now()
+		for range 3 {
+			for _, f := range fs {
+				ctx, cancel := context.WithCancel(t.Context())
+				wantAll(t, fetching(ctx, f, "k", 20), 20, "old")
+				cancel()
+			}
+		}
+		if took := time.Since(began); took > 10*time.Millisecond {
+			t.Errorf("they waited %v", took)
+		}
+		time.Sleep(2 * time.Second)
+		for _, f := range fs {
+			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "k=1")
+			if s := f.Stats(); s.Stale != 60 || s.Hits != 1 || s.Misses != 0 || s.Running != 0 {
+				t.Errorf("%+v", s)
+			}
+		}
+		if n := o.loads.Load(); n != 1 {
+			t.Errorf("%d loads", n)
+		}
+	})
+}
+
+// Callers that miss while a refresh cannot get the lock join it, and then it waits for them.
+func TestFetchMissJoinsARefresh(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		o.set("k", "old", true)
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", 10*time.Second)
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		wantAll(t, fetching(t.Context(), f, "warm", 1), 1, "warm=1")
+		nodes[0].SetDelay(5 * time.Millisecond) // the attempt is under way
+		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "old")
+		o.drop("k")
+		results := fetching(t.Context(), f, "k", 10)
+		time.Sleep(5 * time.Second)
+		mustRelease(t, l)
+		wantAll(t, results, 10, "k=2")
+		if s := f.Stats(); s.Loads != 2 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// Another process stores a stale value while callers wait for the lock: they get it.
+func TestFetchFindsAStaleValueWhileItWaits(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		results := fetching(t.Context(), f, "k", 10)
+		time.Sleep(time.Second)
+		o.set("k", "stale", true)
+		wantAll(t, results, 10, "stale")
+		mustRelease(t, l)
+		synctest.Wait()
+		if n := o.loads.Load(); n > 1 {
+			t.Errorf("%d loads", n)
+		}
+	})
+}
+
+// The nodes are down: by default there is one load per key at a time and MaxUnlockedLoads in
+// all, and callers get values; with FailClosed they get ErrUnavailable.
+func TestFetchWithoutRedis(t *testing.T) {
+	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
+		bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			for _, n := range nodes {
+				n.Down(true)
+			}
+			var running, most atomic.Int64
+			o := &origin{takes: 100 * time.Millisecond}
+			o.load = func(ctx context.Context, key string) (string, error) {
+				n := running.Add(1)
+				defer running.Add(-1)
+				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+				}
+				_, err := o.plainLoad(ctx, key)
+				return "v", err
+			}
+			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{OnUnavailable: policy, MaxUnlockedLoads: 4})
+			var all []<-chan result
+			for i := range 40 {
+				all = append(all, fetching(t.Context(), f, fmt.Sprint("k", i), 5))
+			}
+			for _, results := range all {
+				if policy == flightlock.LoadLocally {
+					wantAll(t, results, 5, "v")
+				} else {
+					wantErrors(t, results, 5, flightlock.ErrUnavailable)
+				}
+			}
+			if policy == flightlock.FailClosed {
+				return
+			}
+			if o.mostAtOnce() != 1 || most.Load() != 4 || o.loads.Load() != 40 || o.stores.Load() != 40 {
+				t.Errorf("%d loads of a key at once, %d in all, %d loads, %d stores", o.mostAtOnce(), most.Load(), o.loads.Load(), o.stores.Load())
+			}
+			// A refresh behind does not queue for a slot that nobody waits for.
+			o.set("k0", "old", true)
+			wantAll(t, fetching(t.Context(), f, "k0", 1), 1, "old")
+			time.Sleep(time.Second)
+			wantAll(t, fetching(t.Context(), f, "k0", 1), 1, "v")
+		})
+	}
+}
+
+// Loads without a lock that never end keep their slots; others get an error after
+// WaitTimeout and not for ever nothing.
+func TestFetchWithoutRedisAndWithoutSlots(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		nodes[0].Down(true)
+		unblock := make(chan struct{})
+		defer close(unblock)
+		o := &origin{load: func(context.Context, string) (string, error) { return "", misbehave("block", unblock) }}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{MaxUnlockedLoads: 1, LoadTimeout: time.Minute, WaitTimeout: time.Second})
+		first := fetching(t.Context(), f, "a", 1)
+		synctest.Wait()
+		wantErrors(t, fetching(t.Context(), f, "b", 3), 3, flightlock.ErrUnavailable)
+		wantErrors(t, first, 1, context.DeadlineExceeded)
+	})
+}
+
+// Another process holds the lock and does not load: after WaitTimeout, and not before, the
+// policy applies. The error does not look as if the caller's ctx had ended.
+func TestFetchWaitTimeout(t *testing.T) {
+	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &origin{takes: time.Second}
+			l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+			defer mustRelease(t, l)
+			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+				flightlock.FetchOptions{OnUnavailable: policy, WaitTimeout: 30 * time.Second})
+			began := time.Now()
+			results := fetching(t.Context(), f, "k", 10)
+			if policy == flightlock.LoadLocally {
+				wantAll(t, results, 10, "k=1")
+			} else {
+				for range 10 {
+					r := <-results
+					if !errors.Is(r.err, flightlock.ErrNotAcquired) || errors.Is(r.err, context.DeadlineExceeded) || !strings.Contains(r.err.Error(), "WaitTimeout") {
+						t.Errorf("got %v", r.err)
+					}
+				}
+			}
+			if took := time.Since(began); took < 30*time.Second || took > 32*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+// Fetch inside Load: for another key it works; for the same key, or in a circle, it is an
+// error at once, and no deadlock.
+func TestFetchInsideLoad(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		var f, g *flightlock.Fetcher[string]
+		o := &origin{}
+		o.load = func(ctx context.Context, key string) (string, error) {
+			time.Sleep(time.Second)
+			switch key {
+			case "self":
+				return f.Fetch(ctx, "self")
+			case "other":
+				v, err := f.Fetch(ctx, "leaf")
+				return "other of " + v, err
+			case "a":
+				return f.Fetch(ctx, "b")
+			case "b":
+				return g.Fetch(ctx, "c")
+			case "c":
+				return f.Fetch(ctx, "a")
+			}
+			return key, nil
+		}
+		f, g = newFetcher(t, c, o, flightlock.FetchOptions{}), newFetcher(t, c, o, flightlock.FetchOptions{})
+		began := time.Now()
+		if v, err := f.Fetch(t.Context(), "self"); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "inside a Load") {
+			t.Errorf("same key: %q, %v", v, err)
+		}
+		if v, err := f.Fetch(t.Context(), "other"); v != "other of leaf" || err != nil {
+			t.Errorf("another key: %q, %v", v, err)
+		}
+		// All of the circle at once: whoever closes it gets the error.
+		a, b, cc := fetching(t.Context(), f, "a", 1), fetching(t.Context(), f, "b", 1), fetching(t.Context(), g, "c", 1)
+		for _, results := range []<-chan result{a, b, cc} {
+			wantErrors(t, results, 1, flightlock.ErrInvalid)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// Load may lock its own key: its ctx carries the lock. And a caller that holds the lock on
+// the key itself does not wait for itself, whether it comes first or joins.
+func TestFetchAndLocksOnTheSameKey(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		o := &origin{}
+		o.load = func(ctx context.Context, key string) (v string, err error) {
+			o.loads.Add(1)
+			err = c.Do(ctx, key, time.Second, nil, func(_ context.Context, l *flightlock.Lock) error {
+				if l.Fence() != flightlock.FromContext(ctx).Fence() {
+					t.Error("not the lock of the load")
+				}
+				v = "v"
+				return nil
+			})
+			return v, err
+		}
+		f := newFetcher(t, c, o, flightlock.FetchOptions{})
+		began := time.Now()
+		wantAll(t, fetching(t.Context(), f, "k", 3), 3, "v")
+		for _, others := range []int{0, 5} {
+			for range 10 {
+				o.drop("k")
+				if err := c.Do(t.Context(), "k", 10*time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+					results := fetching(t.Context(), f, "k", others)
+					if others > 0 {
+						time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
+					}
+					wantAll(t, fetching(ctx, f, "k", 2), 2, "v")
+					wantAll(t, results, others, "v")
+					return l.Err()
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		// One that leaves takes its loan with it.
+		o.drop("k")
+		l := mustLock(t, c, "k", 10*time.Second)
+		ctx, cancel := context.WithCancel(l.Context(t.Context()))
+		cancel()
+		_, _ = f.Fetch(ctx, "k")
+		mustRelease(t, l)
+		synctest.Wait()
+		if nodes[0].Mini.Exists("lock:k") {
+			t.Error("the lock was not given back")
+		}
+	})
+}
+
+// No value of a caller's ctx reaches the flight, unless Values says so; no deadline ever.
+func TestFetchValues(t *testing.T) {
+	type key struct{}
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		for _, values := range []func(context.Context) context.Context{
+			nil,
+			func(caller context.Context) context.Context { return caller },
+			func(context.Context) context.Context { return nil },
+		} {
+			var got []any
+			o := &origin{load: func(ctx context.Context, _ string) (string, error) {
+				if deadline, _ := ctx.Deadline(); time.Until(deadline) != 30*time.Second {
+					t.Errorf("Load has %v", time.Until(deadline))
+				}
+				got = append(got, ctx.Value(key{}))
+				return "v", ctx.Err()
+			}}
+			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{Values: values})
+			ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, 7), time.Second)
+			wantAll(t, fetching(ctx, f, "k", 1), 1, "v")
+			cancel()
+			want := any(nil)
+			if values != nil && values(ctx) != nil {
+				want = 7
+			}
+			if len(got) != 1 || got[0] != want {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		}
+	})
+}
+
+// Close refuses newcomers and whoever waits for a load that has not begun; it waits for
+// those that have.
+func TestFetcherClose(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "held", 10*time.Second)
+		defer mustRelease(t, l)
+		waiting, loading := fetching(t.Context(), f, "held", 10), fetching(t.Context(), f, "k", 10)
+		synctest.Wait()
+		closed := make(chan error, 1)
+		go func() { closed <- f.Close(t.Context()) }()
+		wantErrors(t, waiting, 10, flightlock.ErrClosed)
+		if _, err := f.Fetch(t.Context(), "new"); !errors.Is(err, flightlock.ErrClosed) {
+			t.Errorf("a newcomer: %v", err)
+		}
+		wantAll(t, loading, 10, "k=1")
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		if s := f.Stats(); s.Running != 0 || o.stores.Load() != 1 {
+			t.Errorf("%+v, %d stores", s, o.stores.Load())
+		}
+		if err := f.Close(t.Context()); err != nil {
+			t.Errorf("second Close: %v", err)
+		}
+	})
+}
+
+// When its ctx ends, Close ends the ctx of running loads; their callers get ErrClosed. A
+// Load that ignores its ctx is an error of Close, which can be called again.
+func TestFetcherCloseWithoutPatience(t *testing.T) {
+	for _, ignores := range []bool{false, true} {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			unblock := make(chan struct{})
+			o := &origin{takes: time.Hour}
+			if ignores {
+				o.load = func(context.Context, string) (string, error) { return "", misbehave("block", unblock) }
+			}
+			c := newClient(t, flightlock.Options{}, clients...)
+			f := newFetcher(t, c, o, flightlock.FetchOptions{LoadTimeout: 2 * time.Hour})
+			results := fetching(t.Context(), f, "k", 10)
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			began := time.Now()
+			err := f.Close(ctx)
+			wantErrors(t, results, 10, flightlock.ErrClosed)
+			if took := time.Since(began); took > 2*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if ignores != errors.Is(err, context.DeadlineExceeded) || !ignores && err != nil {
+				t.Errorf("got %v", err)
+			}
+			if n := c.Stats().Held; n != 0 {
+				t.Errorf("%d locks held", n)
+			}
+			close(unblock)
+			if err := f.Close(t.Context()); err != nil {
+				t.Errorf("second Close: %v", err)
+			}
+		})
+	}
+}
+
+// Close without patience while the flight looks again, with the lock: its callers get
+// ErrClosed, whether Lookup honours its ctx or not.
+func TestFetcherCloseDuringLookup(t *testing.T) {
+	for _, ignores := range []bool{false, true} {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			unblock := make(chan struct{})
+			type callers struct{} // no value of theirs reaches the flight
+			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+				if ctx.Value(callers{}) != nil {
+					return "", flightlock.Miss, nil
+				}
+				if ignores {
+					<-unblock
+				}
+				<-ctx.Done()
+				return "", flightlock.Miss, ctx.Err()
+			}}
+			c := newClient(t, flightlock.Options{}, clients...)
+			f := newFetcher(t, c, o, flightlock.FetchOptions{})
+			results := fetching(context.WithValue(t.Context(), callers{}, 1), f, "k", 3)
+			synctest.Wait()
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := f.Close(ctx); ignores != errors.Is(err, context.Canceled) {
+				t.Errorf("Close: %v", err)
+			}
+			wantErrors(t, results, 3, flightlock.ErrClosed)
+			close(unblock)
+			if err := f.Close(t.Context()); err != nil || o.loads.Load() != 0 {
+				t.Errorf("second Close: %v, %d loads", err, o.loads.Load())
+			}
+			if n := c.Stats().Held; n != 0 {
+				t.Errorf("%d locks held", n)
+			}
+		})
+	}
+}
+
+// A Client that was closed before its Fetcher: ErrClosed, whatever the policy.
+func TestFetchOverAClosedClient(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		f := newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
+		closeClient(t, c)
+		wantErrors(t, fetching(t.Context(), f, "k", 3), 3, flightlock.ErrClosed)
+	})
+}
+
+func TestFetcherBadInput(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		for field, opts := range map[string]flightlock.FetchOptions{
+			"TTL": {TTL: time.Hour}, "LoadTimeout": {LoadTimeout: -1}, "WaitTimeout": {WaitTimeout: -1},
+			"OnUnavailable": {OnUnavailable: 2}, "MaxUnlockedLoads": {MaxUnlockedLoads: -1}, "ErrorHold": {ErrorHold: -1},
+		} {
+			if _, err := flightlock.NewFetcher(c, (&origin{}).source(), opts); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
+				t.Errorf("%s: %v", field, err)
+			}
+		}
+		full := (&origin{}).source()
+		for field, src := range map[string]flightlock.Source[string]{
+			"Lookup": {Load: full.Load, Store: full.Store}, "Load": {Lookup: full.Lookup, Store: full.Store}, "Store": {Lookup: full.Lookup, Load: full.Load},
+		} {
+			if _, err := flightlock.NewFetcher(c, src, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
+				t.Errorf("%s: %v", field, err)
+			}
+		}
+		if _, err := flightlock.NewFetcher(nil, full, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("no client: %v", err)
+		}
+		small := newClient(t, flightlock.Options{MaxTTL: time.Second}, clients...)
+		newFetcher(t, small, &origin{}, flightlock.FetchOptions{}) // the default TTL adapts
+		f := newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
+		for _, key := range []string{"", strings.Repeat("k", 5000)} {
+			if _, err := f.Fetch(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
+				t.Errorf("key of %d bytes: %v", len(key), err)
+			}
+		}
+	})
+}
+
+// Under random callers that come, leave and fail, in several processes, a key never has two
+// loads at once, nobody hangs, and nothing stays.
+func TestFetchUnderFire(t *testing.T) {
+	m := redistest.StartMini(t)
+	m.ClockTTL(true)
+	o := &origin{}
+	o.load = func(ctx context.Context, key string) (string, error) {
+		o.takesRandom(ctx, key)
+		switch rand.IntN(10) {
+		case 0:
+			return "", errMine
+		case 1:
+			panic(errMine)
+		case 2:
+			runtime.Goexit()
+		}
+		return "v", nil
+	}
+	var fs []*flightlock.Fetcher[string]
+	for range 3 {
+		c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, m))
+		fs = append(fs, newFetcher(t, c, o, flightlock.FetchOptions{LoadTimeout: time.Minute}))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	var got, failed, left atomic.Int64
+	for i := range 60 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				caller, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(8000))*time.Microsecond)
+				v, err := fs[i%3].Fetch(caller, fmt.Sprint("k", rand.IntN(2)))
+				cancel()
+				var p *flightlock.PanicError
+				switch {
+				case err == nil && v == "v":
+					got.Add(1)
+				case errors.Is(err, errMine), errors.As(err, &p) && p.Goexit:
+					failed.Add(1)
+				case errors.Is(err, context.DeadlineExceeded) && v == "":
+					left.Add(1)
+				default:
+					t.Errorf("got %q, %v", v, err)
+				}
+				if rand.IntN(20) == 0 {
+					o.drop(fmt.Sprint("k", rand.IntN(2)))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if o.mostAtOnce() != 1 {
+		t.Errorf("%d loads of one key at once", o.mostAtOnce())
+	}
+	t.Logf("%d values, %d failures, %d left, %d loads", got.Load(), failed.Load(), left.Load(), o.loads.Load())
+	redistest.Eventually(t, 10*time.Second, "all flights are over", func() bool {
+		return fs[0].Stats().Running+fs[1].Stats().Running+fs[2].Stats().Running == 0 && !m.Exists("lock:k0") && !m.Exists("lock:k1")
+	})
+}
+
+// takesRandom is plainLoad with a time of its own.
+func (o *origin) takesRandom(ctx context.Context, key string) {
+	part := &origin{takes: time.Duration(rand.IntN(4000)) * time.Microsecond}
+	o.loads.Add(1)
+	o.mu.Lock()
+	if o.loading == nil {
+		o.loading = map[string]int{}
+	}
+	o.loading[key]++
+	o.most = max(o.most, o.loading[key])
+	o.mu.Unlock()
+	_, _ = part.plainLoad(ctx, key)
+	o.mu.Lock()
+	o.loading[key]--
+	o.mu.Unlock()
+}
+
+// A hit costs no allocation beyond Lookup's.
+func TestFetchHitAllocatesNothing(t *testing.T) {
+	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
+		Lookup: func(context.Context, string) (int, flightlock.Freshness, error) { return 7, flightlock.Fresh, nil },
+		Load:   func(context.Context, string) (int, error) { return 0, errMine },
+		Store:  func(context.Context, string, int, *flightlock.Lock) error { return nil },
+	}, flightlock.FetchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	if n := testing.AllocsPerRun(1000, func() {
+		if v, err := f.Fetch(ctx, "k"); v != 7 || err != nil {
+			t.Fatal(v, err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations per hit", n)
+	}
+	if err := f.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// BenchmarkFetchHit shows what Fetch adds to Lookup.
+func BenchmarkFetchHit(b *testing.B) {
+	c := newClient(b, flightlock.Options{}, redistest.MiniClient(b, redistest.StartMini(b)))
+	lookup := func(context.Context, string) (int, flightlock.Freshness, error) { return 7, flightlock.Fresh, nil }
+	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
+		Lookup: lookup,
+		Load:   func(context.Context, string) (int, error) { return 0, errMine },
+		Store:  func(context.Context, string, int, *flightlock.Lock) error { return nil },
+	}, flightlock.FetchOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, get := range map[string]func(context.Context, string) (int, error){
+		"with=Fetch":  f.Fetch,
+		"with=Lookup": func(ctx context.Context, key string) (int, error) { v, _, err := lookup(ctx, key); return v, err },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				ctx := context.Background()
+				for pb.Next() {
+					if v, err := get(ctx, "k"); v != 7 || err != nil {
+						b.Error(v, err)
+					}
+				}
+			})
+		})
+	}
+}

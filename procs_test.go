@@ -1,0 +1,293 @@
+package flightlock_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// This file runs Fetchers in processes of their own: this test binary, started again. They
+// talk over the child's stdin and stdout, a line of JSON each way, and share a real Redis
+// that has the locks, the cache, and what the test wants to know.
+
+// processEnv, set to a server's address, makes the test binary such a process.
+const processEnv = "FLIGHTLOCK_TEST_PROCESS"
+
+// errand is what a process is told to do: so many callers fetch the key at once.
+type errand struct {
+	Key     string
+	Callers int
+	Takes   time.Duration // a load
+	TTL     time.Duration
+}
+
+// told is how that went.
+type told struct {
+	Values   []string // distinct ones
+	Errors   []string
+	Slowest  time.Duration
+	P99      time.Duration
+	Commands uint64 // of the lock protocol
+	Looks    uint64 // at the cache, besides one for each caller
+}
+
+// process is a child.
+type process struct {
+	cmd *exec.Cmd
+	in  *json.Encoder
+	out *json.Decoder
+}
+
+func startProcess(t *testing.T, addr string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), processEnv+"="+addr)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // it ends when its stdin does
+		in.Close()
+		_, _ = io.Copy(io.Discard, out)
+		_ = cmd.Wait()
+	})
+	return &process{cmd, json.NewEncoder(in), json.NewDecoder(out)}
+}
+
+func (p *process) run(e errand) (r told, err error) {
+	if err = p.in.Encode(e); err == nil {
+		err = p.out.Decode(&r)
+	}
+	return r, err
+}
+
+// together runs the errand in all processes at once.
+func together(ps []*process, e errand) ([]told, []error) {
+	tolds, errs := make([]told, len(ps)), make([]error, len(ps))
+	var wg sync.WaitGroup
+	for i, p := range ps {
+		wg.Go(func() { tolds[i], errs[i] = p.run(e) })
+	}
+	wg.Wait()
+	return tolds, errs
+}
+
+func processMain(in io.Reader, out io.Writer) int {
+	rdb := redis.NewClient(&redis.Options{Addr: os.Getenv(processEnv), PoolTimeout: time.Minute})
+	defer rdb.Close()
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 10 * time.Second})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer c.Close(context.Background())
+	enc := json.NewEncoder(out)
+	for dec := json.NewDecoder(bufio.NewReader(in)); ; {
+		var e errand
+		if dec.Decode(&e) != nil {
+			return 0
+		}
+		if err := enc.Encode(e.run(c, rdb)); err != nil {
+			return 1
+		}
+	}
+}
+
+func (e errand) run(c *flightlock.Client, rdb *redis.Client) (r told) {
+	var looks atomic.Int64
+	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+		Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			looks.Add(1)
+			v, err := rdb.Get(ctx, "value:"+key).Result()
+			if errors.Is(err, redis.Nil) {
+				return "", flightlock.Miss, nil
+			}
+			return v, flightlock.Fresh, err
+		},
+		Load: func(ctx context.Context, key string) (string, error) {
+			n, err := rdb.Incr(ctx, "loads:"+key).Result()
+			if err == nil {
+				err = rdb.RPush(ctx, "loaders:"+key, os.Getpid()).Err()
+			}
+			time.Sleep(e.Takes)
+			return fmt.Sprint("load ", n), err
+		},
+		Store: func(ctx context.Context, key, v string, _ *flightlock.Lock) error {
+			return rdb.Set(ctx, "value:"+key, v, time.Minute).Err()
+		},
+	}, flightlock.FetchOptions{TTL: e.TTL, OnUnavailable: flightlock.FailClosed})
+	if err != nil {
+		return told{Errors: []string{err.Error()}}
+	}
+	defer f.Close(context.Background())
+	before := c.Stats().Commands
+	type got struct {
+		v    string
+		err  error
+		took time.Duration
+	}
+	all := make([]got, e.Callers)
+	var wg sync.WaitGroup
+	began := time.Now()
+	for i := range all {
+		wg.Go(func() {
+			v, err := f.Fetch(context.Background(), e.Key)
+			all[i] = got{v, err, time.Since(began)}
+		})
+	}
+	wg.Wait()
+	_ = f.Close(context.Background()) // the release is one of the commands
+	var waits []time.Duration
+	for _, g := range all {
+		waits = append(waits, g.took)
+		if g.err != nil {
+			r.Errors = append(r.Errors, g.err.Error())
+		} else if !slices.Contains(r.Values, g.v) {
+			r.Values = append(r.Values, g.v)
+		}
+	}
+	slices.Sort(waits)
+	r.Slowest, r.P99 = waits[len(waits)-1], waits[len(waits)*99/100]
+	r.Commands = c.Stats().Commands - before
+	r.Looks = uint64(looks.Load()) - uint64(e.Callers)
+	return r
+}
+
+// Four processes with 250 callers each, a real Redis: exactly one load per miss, one value
+// for all, no error, whatever a load takes, also three times the ttl. FLIGHTLOCK_LONG=1 runs
+// as many misses as a claim needs.
+func TestFetchAcrossProcesses(t *testing.T) {
+	server := redistest.StartServer(t)
+	rdb := server.Client(t)
+	var ps []*process
+	for range 4 {
+		ps = append(ps, startProcess(t, server.Addr()))
+	}
+	together(ps, errand{Key: "warm", Callers: 1, TTL: time.Second})
+	for _, tc := range []struct {
+		takes, ttl   time.Duration
+		misses, long int
+	}{
+		{5 * time.Millisecond, 10 * time.Second, 40, 1000},
+		{50 * time.Millisecond, 10 * time.Second, 10, 200},
+		{500 * time.Millisecond, 10 * time.Second, 2, 20},
+		{3 * time.Second, time.Second, 1, 5},
+	} {
+		misses := tc.misses
+		if os.Getenv("FLIGHTLOCK_LONG") == "1" {
+			misses = tc.long
+		}
+		var commands, looks, most uint64
+		var p99 []time.Duration
+		for miss := range misses {
+			key := fmt.Sprintf("%v:%v:%d", tc.takes, tc.ttl, miss)
+			tolds, errs := together(ps, errand{Key: key, Callers: 250, Takes: tc.takes, TTL: tc.ttl})
+			for i, r := range tolds {
+				if errs[i] != nil || len(r.Errors) > 0 || !slices.Equal(r.Values, []string{"load 1"}) {
+					t.Errorf("%s, process %d: %v, %+v", key, i, errs[i], r)
+				}
+				commands += r.Commands
+				looks += r.Looks
+				most = max(most, r.Commands)
+				p99 = append(p99, r.P99)
+			}
+			if n := rdb.Get(t.Context(), "loads:"+key).Val(); n != "1" {
+				t.Errorf("%s: %s loads", key, n)
+			}
+		}
+		slices.Sort(p99)
+		n := float64(4 * misses)
+		t.Logf("loads of %v, ttl %v, %d misses: 1 load each; per miss and process %.1f lock commands (at most %d) and %.1f looks beyond the callers' own; p99 of callers: median %v, worst %v",
+			tc.takes, tc.ttl, misses, float64(commands)/n, most, float64(looks)/n, p99[len(p99)/2], p99[len(p99)-1])
+		if noticesOfRelease && most > 10 && tc.takes < tc.ttl {
+			t.Errorf("%d commands for one miss in one process; at most 10 are allowed", most)
+		}
+	}
+}
+
+// noticesOfRelease says whether waiting for another process costs no polls. Until then the
+// number of commands grows with the length of the load.
+const noticesOfRelease = false
+
+// The loading process is killed in mid-load: another one loads when the lease has run out,
+// and no caller elsewhere sees an error.
+func TestFetchWhenTheLoadingProcessIsKilled(t *testing.T) {
+	server := redistest.StartServer(t)
+	rdb := server.Client(t)
+	var ps []*process
+	for range 4 {
+		ps = append(ps, startProcess(t, server.Addr()))
+	}
+	together(ps, errand{Key: "warm", Callers: 1, TTL: time.Second})
+	const ttl = 1500 * time.Millisecond
+	type end struct {
+		tolds []told
+		errs  []error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		tolds, errs := together(ps, errand{Key: "k", Callers: 100, Takes: 2 * time.Second, TTL: ttl})
+		ended <- end{tolds, errs}
+	}()
+	var loader *process
+	redistest.Eventually(t, 20*time.Second, "a process loads", func() bool {
+		pid, _ := strconv.Atoi(rdb.LIndex(t.Context(), "loaders:k", 0).Val())
+		for _, p := range ps {
+			if p.cmd.Process.Pid == pid {
+				loader = p
+			}
+		}
+		return loader != nil
+	})
+	if err := loader.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	killed, left := time.Now(), rdb.PTTL(t.Context(), "lock:k").Val()
+	redistest.Eventually(t, 20*time.Second, "another process loads", func() bool {
+		return rdb.LLen(t.Context(), "loaders:k").Val() == 2
+	})
+	t.Logf("the next load began %v after the kill; the lease had %v left, of %v", time.Since(killed), left, ttl)
+	e := <-ended
+	for i, p := range ps {
+		r, err := e.tolds[i], e.errs[i]
+		if p == loader {
+			if err == nil {
+				t.Error("the killed process has answered")
+			}
+			continue
+		}
+		if err != nil || len(r.Errors) > 0 || !slices.Equal(r.Values, []string{"load 2"}) {
+			t.Errorf("process %d: %v, %+v", i, err, r)
+		}
+	}
+	if n := rdb.Get(t.Context(), "loads:k").Val(); n != "2" {
+		t.Errorf("%s loads", n)
+	}
+}

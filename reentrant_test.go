@@ -1,0 +1,353 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// waysToLock are the ways that nest.
+var waysToLock = map[string]func(context.Context, *flightlock.Client) (*flightlock.Lock, error){
+	"SingleFlightLock": func(ctx context.Context, c *flightlock.Client) (*flightlock.Lock, error) {
+		return c.SingleFlightLock(ctx, "k", 10*time.Second, nil)
+	},
+	"TryLock": func(ctx context.Context, c *flightlock.Client) (*flightlock.Lock, error) {
+		return c.TryLock(ctx, "k", 10*time.Second)
+	},
+}
+
+// A ctx made by Lock.Context gives nested Locks: same token and owner, no waiting, no
+// command; the key is free when the last is released, whatever the order.
+func TestNestedLocks(t *testing.T) {
+	for name, lock := range waysToLock {
+		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
+			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				c, other := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+				locks := []*flightlock.Lock{mustLock(t, c, "k", 10*time.Second)}
+				synctest.Wait()
+				before := c.Stats()
+				ctx := t.Context()
+				for range 2 {
+					ctx = locks[len(locks)-1].Context(ctx)
+					l, err := lock(ctx, c)
+					if err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					locks = append(locks, l)
+				}
+				for _, l := range locks {
+					if l.Fence() != locks[0].Fence() || l.Owner() != locks[0].Owner() || l.Key() != "k" || !l.Until().Equal(locks[0].Until()) || l.Err() != nil {
+						t.Errorf("%s: %d %q %q %v %v", name, l.Fence(), l.Owner(), l.Key(), l.Until(), l.Err())
+					}
+				}
+				if after := c.Stats(); after != before {
+					t.Errorf("%s: nesting has cost something: %+v, then %+v", name, before, after)
+				}
+				for i, n := range order {
+					l, rest := locks[n], order[i+1:]
+					ended := l.Context(context.Background())
+					mustRelease(t, l)
+					if ended.Err() == nil || context.Cause(ended) != context.Canceled {
+						t.Errorf("%s: its Context goes on after Release: %v", name, context.Cause(ended))
+					}
+					if ctx := l.Context(context.Background()); context.Cause(ctx) != context.Canceled {
+						t.Errorf("%s: a Context made after Release has not ended: %v", name, context.Cause(ctx))
+					}
+					for name, err := range map[string]error{
+						"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()), "AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
+					} {
+						if !errors.Is(err, flightlock.ErrNotHeld) {
+							t.Errorf("%s of a released lock: %v", name, err)
+						}
+					}
+					for _, m := range rest {
+						if err := locks[m].Err(); err != nil {
+							t.Errorf("%s: lock %d is over after the release of %d: %v", name, m, n, err)
+						}
+					}
+					if _, err := other.TryLock(t.Context(), "k", time.Second); (err == nil) != (len(rest) == 0) {
+						t.Errorf("%s: with %d locks left another client gets %v", name, len(rest), err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Another client, another key, no such ctx: no nesting.
+func TestWhatDoesNotNest(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, other := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", 10*time.Second)
+		ctx := l.Context(t.Context())
+		for name, try := range map[string]func() (*flightlock.Lock, error){
+			"another client": func() (*flightlock.Lock, error) { return other.TryLock(ctx, "k", time.Second) },
+			"no ctx of it":   func() (*flightlock.Lock, error) { return c.TryLock(t.Context(), "k", time.Second) },
+			"Lock": func() (*flightlock.Lock, error) {
+				return c.Lock(ctx, "k", time.Second, flightlock.NoRetry())
+			},
+		} {
+			if l, err := try(); !errors.Is(err, flightlock.ErrNotAcquired) {
+				t.Errorf("%s: %v, %v", name, l, err)
+			}
+		}
+		k2, err := c.TryLock(ctx, "k2", time.Second)
+		if err != nil || k2.Fence() == 0 || k2.Owner() == l.Owner() {
+			t.Errorf("another key: %v", err)
+		}
+		if again, err := c.TryLock(k2.Context(ctx), "k", time.Second); err != nil || again.Fence() != l.Fence() {
+			t.Errorf("through the ctx of another lock: %v", err)
+		} else {
+			mustRelease(t, again)
+		}
+		mustRelease(t, k2)
+		if _, err := c.TryLock(ctx, "", time.Second); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("a bad key: %v", err)
+		}
+		if _, err := c.TryLock(ctx, "k", time.Millisecond); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("a bad ttl: %v", err)
+		}
+		mustRelease(t, l)
+	})
+}
+
+// A ctx whose lock is over does not nest: released, or lost.
+func TestAContextWhoseLockIsOverDoesNotNest(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		ctx := context.WithoutCancel(l.Context(t.Context()))
+		mustRelease(t, l)
+		next, err := c.TryLock(ctx, "k", time.Second)
+		if err != nil || next.Fence() <= l.Fence() {
+			t.Fatalf("after release: %v", err)
+		}
+		ctx = context.WithoutCancel(next.Context(ctx))
+		inner, err := c.TryLock(ctx, "k", time.Second)
+		if err != nil || inner.Fence() != next.Fence() {
+			t.Fatalf("the second lock does not nest: %v", err)
+		}
+		time.Sleep(2 * time.Second) // both are lost
+		for _, l := range []*flightlock.Lock{next, inner} {
+			if !errors.Is(l.Err(), flightlock.ErrLockLost) {
+				t.Errorf("got %v", l.Err())
+			}
+		}
+		last, err := c.TryLock(ctx, "k", time.Second)
+		if err != nil || last.Fence() <= next.Fence() {
+			t.Fatalf("after loss: %v", err)
+		}
+		for _, l := range []*flightlock.Lock{inner, next} {
+			if err := l.Release(ctx); !errors.Is(err, flightlock.ErrNotHeld) {
+				t.Errorf("Release of a lost lock: %v", err)
+			}
+		}
+		if err := last.Err(); err != nil {
+			t.Errorf("the releases of the old ones have ended it: %v", err)
+		}
+		mustRelease(t, last)
+	})
+}
+
+// A ctx that has ended gives its error, nested or not.
+func TestNestingWithAnEndedContext(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		ctx, cancel := context.WithCancel(l.Context(t.Context()))
+		cancel()
+		if _, err := c.SingleFlightLock(ctx, "k", time.Second, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		mustRelease(t, l)
+	})
+}
+
+// A waiter of the same process gets the key when the last nested Lock is released.
+func TestNestedLocksHandOver(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", 10*time.Second)
+		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan *flightlock.Lock, 1)
+		go func() { got <- mustLock(t, c, "k", 10*time.Second) }()
+		synctest.Wait()
+		mustRelease(t, l)
+		synctest.Wait()
+		if len(got) != 0 {
+			t.Error("two holders")
+		}
+		mustRelease(t, inner)
+		next := <-got
+		if next.Fence() <= l.Fence() {
+			t.Error("the token did not rise")
+		}
+		mustRelease(t, next)
+	})
+}
+
+// A loss ends all nested Locks at once, with the cause.
+func TestALossEndsAllNestedLocks(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		outer := l.Context(t.Context())
+		inner, err := c.TryLock(outer, "k", time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := inner.Context(context.Background())
+		synctest.Wait()
+		for _, n := range nodes {
+			n.Mini.Del("lock:k")
+		}
+		if err := inner.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Errorf("Refresh: %v", err)
+		}
+		for name, ctx := range map[string]context.Context{"outer": outer, "inner": ctx} {
+			if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
+				t.Errorf("%s: %v", name, context.Cause(ctx))
+			}
+		}
+	})
+}
+
+// AutoRefresh of a nested Lock keeps the lease alive alone, when the outer one is gone; while
+// both are there, it costs no second refresh.
+func TestNestedAutoRefresh(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", 3*time.Second)
+		ctx := l.Context(t.Context())
+		var locks []*flightlock.Lock
+		for range 3 {
+			inner, err := c.TryLock(ctx, "k", 3*time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			locks = append(locks, inner)
+		}
+		for _, l := range append(locks, l) {
+			if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(30 * time.Second)
+		if n := c.Stats().Refreshes; n < 28 || n > 40 {
+			t.Errorf("%d refreshes in 30s, with one each second", n)
+		}
+		mustRelease(t, l)
+		mustRelease(t, locks[0])
+		time.Sleep(30 * time.Second)
+		if err := locks[1].Err(); err != nil {
+			t.Errorf("not kept alive: %v", err)
+		}
+		mustRelease(t, locks[2])
+		mustRelease(t, locks[1])
+		n := c.Stats().Refreshes
+		time.Sleep(10 * time.Second)
+		if now := c.Stats().Refreshes; now != n {
+			t.Errorf("%d refreshes after all were released", now-n)
+		}
+	})
+}
+
+// Close ends nested Locks with the rest.
+func TestCloseEndsNestedLocks(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, err := flightlock.New(flightlock.Options{Nodes: clients})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := mustLock(t, c, "k", time.Minute)
+		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustRelease(t, l)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := inner.Release(t.Context()); !errors.Is(err, flightlock.ErrClosed) {
+			t.Errorf("Release: %v", err)
+		}
+		if nodes[0].Mini.Exists("lock:k") {
+			t.Error("the key is still there")
+		}
+	})
+}
+
+// Whoever nests while the last holder releases either shares its hold, or has a lock of its
+// own: there are never two holds, and never none with a Lock that believes in one.
+func TestNestingRacesWithRelease(t *testing.T) {
+	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, redistest.StartMini(t)))
+	var inside atomic.Int64 // the token that holds
+	var users atomic.Int64
+	for range 300 {
+		l := mustLock(t, c, "k", 10*time.Second)
+		inside.Store(l.Fence())
+		ctx := context.WithoutCancel(l.Context(t.Context()))
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 3 {
+					inner, err := c.SingleFlightLock(ctx, "k", 10*time.Second, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					users.Add(1)
+					if inner.Fence() < inside.Load() {
+						t.Errorf("token %d after %d", inner.Fence(), inside.Load())
+					}
+					inside.Store(inner.Fence())
+					if err := inner.Err(); err != nil {
+						t.Errorf("not held: %v", err)
+					}
+					if rand.IntN(2) == 0 {
+						inner.Context(ctx)
+					}
+					if err := inner.Release(ctx); err != nil {
+						t.Errorf("Release: %v", err)
+					}
+				}
+			})
+		}
+		wg.Go(func() { mustRelease(t, l) })
+		wg.Wait()
+	}
+	if s := c.Stats(); s.Held != 0 || s.Waiters != 0 || users.Load() != 3600 {
+		t.Errorf("%+v, %d users", s, users.Load())
+	}
+}
+
+// FromContext finds the innermost Lock, whose token code deep below needs.
+func TestFromContext(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		if l := flightlock.FromContext(t.Context()); l != nil || l.Fence() != 0 {
+			t.Errorf("got %v", l)
+		}
+		a, b := mustLock(t, c, "a", time.Second), mustLock(t, c, "b", time.Second)
+		ctx := b.Context(a.Context(t.Context()))
+		if l := flightlock.FromContext(ctx); l != b {
+			t.Errorf("got %v", l)
+		}
+		mustRelease(t, a)
+		mustRelease(t, b)
+	})
+}
