@@ -86,7 +86,12 @@ func TestAFlightForgetsOnlyItself(t *testing.T) {
 // A loan that comes in the instant in which the value is found is given back.
 func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	f := plainFetcher(t)
-	l, err := f.c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+	elsewhere, err := New(Options{Nodes: f.c.opts.Nodes, NodeTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer elsewhere.Close(t.Context())
+	l, err := elsewhere.SingleFlightLock(t.Context(), "k", time.Minute, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -780,7 +780,8 @@ func TestAnEvenNumberOfNodesDoesNotTieForEver(t *testing.T) {
 							}
 						}))
 					}
-					cs = append(cs, newClient(t, flightlock.Options{}, clients...))
+					// Without notices: a Write that sleeps under go-redis's own mutex would stop virtual time.
+					cs = append(cs, newClient(t, flightlock.Options{DisableNotify: true}, clients...))
 				}
 				start := time.Now()
 				var wg sync.WaitGroup

@@ -57,6 +57,7 @@ type flight struct {
 	looked     bool // a look for rivals has begun in this slice
 	taken      bool // others' votes are why the last attempt failed
 	owned      bool // one other has the key, who will tell when it lets go
+	looking    bool // the next attempt waits for the front waiter to look
 	again      bool // news has come since the attempt began: try again if it fails
 
 	head, tail *Hold // waiting
@@ -175,6 +176,8 @@ func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 	f.pushLocked(h)
 	if idle && !f.asking && !f.parting {
 		f.askLocked(h)
+	} else {
+		f.proceedLocked()
 	}
 	return true, nil
 }
@@ -369,7 +372,7 @@ func (f *flight) tick() {
 		if now.Before(f.paused) {
 			f.countLocked(now)
 		} else {
-			f.askLocked(f.head)
+			f.tryLocked()
 		}
 	}
 }

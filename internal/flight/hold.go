@@ -43,6 +43,9 @@ type Hold struct {
 	why        error     // lost: why
 	onEnd      map[*func(error)]struct{}
 
+	// news gets a value when a caller of AcquireUnless is to look; nil for others.
+	news chan struct{}
+
 	// ready gets one value when the wait is over. refusal is written before that, and
 	// may be read after it.
 	ready   chan struct{}

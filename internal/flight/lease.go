@@ -11,7 +11,7 @@ import (
 
 // askLocked begins a remote attempt, with h's ttl.
 func (f *flight) askLocked(h *Hold) {
-	f.asking, f.given, f.again, f.attempt = true, false, false, nil
+	f.asking, f.given, f.again, f.looking, f.attempt = true, false, false, false, nil
 	f.free = time.Time{}
 	f.wish = h.ttl
 	f.shard.counts.attempts.Add(1)
@@ -59,9 +59,12 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 		}
 	case f.again:
 		f.last = o.Err
-		f.askLocked(f.head)
+		f.tryLocked()
 	default:
 		f.last = o.Err
+		for !o.Taken && f.n > 0 && f.head.news != nil {
+			f.turnAwayLocked(f.head, o.Err)
+		}
 		f.pauseLocked(o)
 		if o.Taken && f.n > 0 { // somebody waits for it
 			f.contendLocked(owner)

@@ -107,6 +107,7 @@ func (f *flight) heard(n News) {
 	case Theirs: // it has its turn, or has not come for it
 		f.free = time.Now().Add(f.g.cfg.Turn + minDelay)
 		if f.pausingLocked() {
+			f.tellLocked()
 			f.restLocked()
 		}
 		return
@@ -114,7 +115,7 @@ func (f *flight) heard(n News) {
 	if f.asking || f.parting {
 		f.again = true // the attempt may have come before this
 	} else if f.pausingLocked() {
-		f.askLocked(f.head)
+		f.tryLocked()
 	}
 }
 

@@ -1,0 +1,86 @@
+package flight
+
+import (
+	"context"
+	"time"
+)
+
+// AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
+// another process has done the work meanwhile: whenever there is news of the key, or an
+// attempt after the first is due, needless is called on the caller's goroutine. True ends
+// the wait, with stopped and without the key. An outcome other than "taken" ends it too: such
+// a caller has other ways. As long as needless takes its time no attempt is made, unless
+// others wait behind: they are not held up.
+func (g *Group) AcquireUnless(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return false, g.cfg.GaveUp(key, err, nil)
+	}
+	h.ttl, h.pace = ttl, pace
+	h.news = make(chan struct{}, 1)
+	f, err := g.join(key, h, Queue, g.mayBlock(ctx))
+	if err != nil {
+		return false, err
+	}
+	for {
+		select {
+		case <-h.ready:
+			g.readies.Put(h.ready)
+			h.ready = nil
+			return false, h.refusal
+		case <-ctx.Done():
+			return false, f.quit(h, ctx.Err())
+		case <-h.news:
+			if needless(ctx) {
+				_ = f.quit(h, context.Canceled)
+				return true, nil
+			}
+			f.proceed()
+		}
+	}
+}
+
+// quit has h leave. A lease that it is given in this instant goes on to the next.
+func (f *flight) quit(h *Hold, why error) error {
+	err := f.leave(h, why)
+	f.g.readies.Put(h.ready)
+	h.ready = nil
+	if err == nil { // it was refused before
+		return h.refusal
+	}
+	return err
+}
+
+// tryLocked begins an attempt, when the front waiter has seen that it is needed.
+func (f *flight) tryLocked() {
+	if f.n > 1 || !f.tellLocked() {
+		f.askLocked(f.head)
+		return
+	}
+	f.looking = true
+}
+
+// tellLocked tells the front waiter that there is news, if it is one that looks.
+func (f *flight) tellLocked() bool {
+	h := f.head
+	if h.news == nil {
+		return false
+	}
+	select {
+	case h.news <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// proceed makes the attempt that has waited for the front waiter to look.
+func (f *flight) proceed() {
+	f.mu.Lock()
+	defer f.unlock()
+	f.proceedLocked()
+}
+
+func (f *flight) proceedLocked() {
+	if f.looking && f.pausingLocked() {
+		f.askLocked(f.head)
+	}
+}
