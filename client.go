@@ -31,6 +31,9 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
+	tasks tasks  // what goes on beside locking
+	word  wordOf // that this client leaves on its nodes
+
 	closing sync.Once
 	closed  error // of the first Close
 }
@@ -116,6 +119,7 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 func (c *Client) close(ctx context.Context) error {
+	c.word.stop()
 	c.flights.Close(ctx)
 	if ctx.Err() != nil { // the releases just sent get their time all the same
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.opts.NodeTimeout)
@@ -123,13 +127,15 @@ func (c *Client) close(ctx context.Context) error {
 		ctx = grace
 	}
 	errs := make([]error, len(c.nodes))
+	var beside error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(ctx) })
 	}
+	wg.Go(func() { beside = c.tasks.close(ctx) })
 	wg.Wait()
 	c.quorum.Close()
-	errs = append(errs, closeAll(c.own))
+	errs = append(errs, beside, closeAll(c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}

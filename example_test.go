@@ -219,6 +219,33 @@ func ExampleLock_Fence() {
 	// Output: true false
 }
 
+// Are these servers fit to lock on? One of the two is not even there.
+func ExampleClient_Check() {
+	nodes, stop := exampleNodes(1)
+	defer stop()
+	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
+	defer gone.Close()
+	c, err := flightlock.New(flightlock.Options{Nodes: append(nodes, gone), NodeTimeout: time.Second})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+
+	report, err := c.Check(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for _, f := range report.Findings {
+		if f.Status == flightlock.StatusFail {
+			fmt.Println(f.Node, f.Check, f.Found)
+		}
+	}
+	fmt.Println(report.Status) // fmt.Print(report) shows all of it, with what to do
+	// Output:
+	// 127.0.0.1:1 reachable dial tcp 127.0.0.1:1: connect: connection refused
+	// fail
+}
+
 func ExampleQuorumError() {
 	c, stop := exampleClient()
 	defer stop()

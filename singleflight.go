@@ -37,6 +37,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if err := errors.Join(checkKey(key, full), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
 		return nil, err
 	}
+	c.leaveWord()
 	l := &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
 	if err := c.flights.Acquire(ctx, full, &l.hold, l.ttl, retry, mode); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/flightlock/flightlock"
 )
 
 // This file turns the command line into a config: every flag, its limits and the help text.
@@ -35,6 +38,9 @@ flags:
   -callers N       callers of each client in (a): 1 to 100000, default 1000
   -goroutines N    goroutines of each client in (b) and (c): 1 to 100000, default 250
   -duration D      length of (b) and of (c): 300ms to 10m, default 5s
+  -check           do not bench: find out whether the servers of -redis are fit to lock on, and how to mend what is not.
+                   Exit code 1 if anything failed. It writes nothing that lasts and needs no right that locking does not.
+  -prefix P        with -check, the KeyPrefix of your clients: default "lock:", '' for none
   -json FILE       write all figures as JSON to FILE; "-" for stdout, the table then goes to stderr
   -h               this text
 
@@ -61,6 +67,8 @@ type config struct {
 	goroutines int // per client, in (b) and (c)
 	duration   time.Duration
 	jsonPath   string
+	check      bool
+	prefix     string // with check
 
 	// No flags, but for tests to change: cold keys per way of (a), the time before (b) and (c) that is not measured,
 	// and the library.
@@ -82,6 +90,13 @@ func parseFlags(args []string) (config, error) {
 	intFlag(fs, "callers", &cfg.callers, 1, maxGoroutines)
 	intFlag(fs, "goroutines", &cfg.goroutines, 1, maxGoroutines)
 	durationFlag(fs, "duration", &cfg.duration, minDuration, maxDuration)
+	fs.BoolVar(&cfg.check, "check", false, "")
+	fs.Func("prefix", "", func(s string) error {
+		if cfg.prefix = s; s == "" {
+			cfg.prefix = flightlock.NoPrefix
+		}
+		return nil
+	})
 	fs.Func("json", "", func(s string) error {
 		if s == "" {
 			return fmt.Errorf("want a file name, or - for stdout")
@@ -100,6 +115,12 @@ func parseFlags(args []string) (config, error) {
 
 // complete fills in defaults that depend on other flags, and checks what only several flags together can break.
 func (cfg config) complete() (config, error) {
+	if cfg.check && len(cfg.redis) == 0 {
+		return config{}, errors.New("-check: say which servers with -redis")
+	}
+	if cfg.prefix != "" && !cfg.check {
+		return config{}, errors.New("-prefix: it goes with -check only; the bench makes a prefix of its own")
+	}
 	if cfg.clients == 0 {
 		cfg.clients = max(4, cfg.procs)
 	}
