@@ -165,7 +165,7 @@ func (l *look) judge() Report {
 			r.add(unreachable(l.c.nodes[i].Name(), n.err))
 		}
 		for _, f := range n.servers {
-			if f.Addr == failoverAddr {
+			if !f.Cluster { // where a Sentinel-managed master is, only its dialer knows
 				f.Addr = l.c.nodes[i].Name()
 			}
 			if f.Err != nil {

@@ -310,7 +310,7 @@ func cli(addr string) string {
 	if strings.HasPrefix(addr, "/") {
 		return "redis-cli -s " + addr
 	}
-	return "redis-cli"
+	return "on that server: redis-cli"
 }
 
 // median is the lower one of two in the middle; 0 of none.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -41,20 +42,31 @@ type Client struct {
 // New makes a Client over clients that the caller built and will close, after the Client.
 // It talks to no node yet. Bad options are an ErrInvalid that names the field.
 //
-// The clients' connection pools are shared. Their ReadTimeout, WriteTimeout and MaxRetries
-// do not matter for locking: the Client uses settings of its own over their connections.
+// The clients' connection pools are shared. Their ReadTimeout, WriteTimeout, MaxRetries and
+// ContextTimeoutEnabled do not matter for locking: the Client uses settings of its own over
+// their connections. What does matter, and Open sets by itself:
+//   - DialerRetries 1: a node that refuses connections should say so at once;
+//   - DialTimeout: how long a node that is cut off keeps a connection busy;
+//   - PoolSize 4 or more (10 for each processor by default), for four connections are in
+//     use at most, and one for notices;
+//   - ConnMaxIdleTime -1: dialling takes longer than locking;
+//   - ClientName, for CLIENT LIST;
+//   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
 func New(opts Options) (*Client, error) {
 	opts, err := opts.validated()
 	if err != nil {
 		return nil, err
 	}
 	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
-	for _, n := range opts.Nodes {
+	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
 		nd.Changed = c.nodeChanged
+		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal
+			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
+		}
 		c.nodes = append(c.nodes, nd)
 	}
 	c.quorum = quorum.New(quorum.Config{
@@ -63,6 +75,11 @@ func New(opts Options) (*Client, error) {
 	})
 	c.flights = flight.NewGroup(c.flightConfig())
 	return c, nil
+}
+
+// named reports whether a node has that name.
+func (c *Client) named(name string) bool {
+	return slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return n.Name() == name })
 }
 
 // Lock makes key the caller's for ttl, by the quorum alone: every caller contends by

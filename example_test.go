@@ -83,7 +83,7 @@ func ExampleOpen() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// flightlock: invalid: urls[0] is "redis://app:xxxxx@127.0.0.1:6379/0?nonsense=1": redis: unexpected option: nonsense
+	// flightlock: invalid: urls[0] is "redis://app:xxxxx@127.0.0.1:6379/0?nonsense=xxxxx": redis: unexpected option: nonsense
 }
 
 // Many callers, one key: they take turns, and only the first asks Redis.

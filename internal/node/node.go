@@ -84,6 +84,9 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 // Name says which node this is, for errors and logs.
 func (n *Node) Name() string { return n.name }
 
+// Rename gives the node another name, before the first request.
+func (n *Node) Rename(name string) { n.name = name }
+
 // Commands is how many requests were written to the node so far, of all kinds.
 func (n *Node) Commands() uint64 { return n.commands.Load() }
 
