@@ -34,6 +34,7 @@ type Client struct {
 
 	tasks tasks  // what goes on beside locking
 	word  wordOf // that this client leaves on its nodes
+	loss  lossLog
 
 	closing sync.Once
 	closed  error // of the first Close
@@ -73,7 +74,11 @@ func New(opts Options) (*Client, error) {
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, Same: c.sameServer,
 	})
-	c.flights = flight.NewGroup(c.flightConfig())
+	cfg := c.flightConfig()
+	if c.loss.c = c; opts.Logger != nil {
+		cfg.Lost = c.loss.lost
+	}
+	c.flights = flight.NewGroup(cfg)
 	return c, nil
 }
 
@@ -138,6 +143,7 @@ func (c *Client) Close(ctx context.Context) error {
 func (c *Client) close(ctx context.Context) error {
 	c.word.stop()
 	c.flights.Close(ctx)
+	c.loss.flush()
 	if ctx.Err() != nil { // the releases just sent get their time all the same
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.opts.NodeTimeout)
 		defer cancel()

@@ -63,8 +63,10 @@ type Options struct {
 	// has no effect yet: there is no quarantine, and they always count.
 	DisableQuarantine bool
 
-	// Logger hears that nodes are suspended and come back, and of no single operation. nil
-	// means silence.
+	// Logger hears, at level Warn, that nodes are suspended, that locks are lost (the first
+	// of a second with its key and reason, the rest as a number), and that other clients
+	// use another set of nodes; at level Info, that nodes are back. It hears of no single
+	// operation, and of no password. nil means silence.
 	Logger *slog.Logger
 }
 

@@ -66,6 +66,10 @@ type Config struct {
 	NotHeld  error                 // why of a Hold that was released
 	Expired  error                 // why of a Hold whose Until passed
 	LostWith func(err error) error // why of a Hold whose lease was lost by err
+
+	// Lost hears of every Hold that was lost, and why; nil: nobody wants to. It is called
+	// without any lock held.
+	Lost func(key string, why error)
 }
 
 // shards spreads the keys over mutexes, so that distinct keys do not meet.

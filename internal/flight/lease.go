@@ -145,6 +145,9 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 	f.cur = nil
 	if as == lost {
 		f.counts.Lost++
+		if tell := f.g.cfg.Lost; tell != nil {
+			f.laterLocked(func(bool) { tell(f.key, why) })
+		}
 	}
 	for fn := range h.onEnd {
 		f.laterLocked(func(bool) { (*fn)(why) })
