@@ -157,6 +157,7 @@ func redistestClient(t *testing.T, addr string) *redis.Client {
 // right that locking lacks is found.
 func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 	const all = "on >pw ~lock:* ~flightlock:* &lock:* "
+	smallestACL := strings.Join(documentedACL(t)[0].commands, " ")
 	for name, tc := range map[string]struct {
 		rights  string
 		scripts flightlock.Status

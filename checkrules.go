@@ -40,10 +40,12 @@ var rules = []rule{
 	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
 }
 
-// lockCommands are the commands that a user needs for locking; docs/operations.md says
-// for what.
-const lockCommands = "+evalsha +script|load +set +get +del +pttl +pexpire +incrby +time +ping " +
-	"+publish +spublish +subscribe +ssubscribe +unsubscribe +sunsubscribe"
+// What a user needs for locking, as in docs/operations.md, which says for what; and on a
+// Cluster besides.
+const (
+	lockCommands    = "+evalsha +script|load +set +get +del +pttl +pexpire +incrby +time +ping +publish +subscribe +unsubscribe +client|setname"
+	clusterCommands = " +spublish +ssubscribe +sunsubscribe +cluster|slots +asking"
+)
 
 func ok(format string, args ...any) Finding {
 	return Finding{Status: StatusOK, Found: fmt.Sprintf(format, args...)}
@@ -294,7 +296,11 @@ func (s subject) grant() string {
 	if user == "" {
 		user = "default"
 	}
-	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", cli(s.f.Addr), user, prefix, prefix, lockCommands)
+	commands := lockCommands
+	if s.f.Cluster {
+		commands += clusterCommands
+	}
+	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", cli(s.f.Addr), user, prefix, prefix, commands)
 }
 
 // escapeGlob has a pattern match the prefix itself.
