@@ -36,6 +36,8 @@ type Client struct {
 	word  wordOf // that this client leaves on its nodes
 	loss  lossLog
 
+	metrics *metrics // nil without Options.Registerer
+
 	closing sync.Once
 	closed  error // of the first Close
 }
@@ -75,8 +77,14 @@ func New(opts Options) (*Client, error) {
 		Owner: c.newOwner, Same: c.sameServer,
 	})
 	cfg := c.flightConfig()
-	if c.loss.c = c; opts.Logger != nil {
-		cfg.Lost = c.loss.lost
+	if opts.Registerer != nil {
+		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
+			return nil, err
+		}
+		cfg.Acquired = c.metrics.acquired
+	}
+	if c.loss.c = c; opts.Logger != nil || c.metrics != nil {
+		cfg.Lost = c.lost
 	}
 	c.flights = flight.NewGroup(cfg)
 	return c, nil
@@ -149,6 +157,7 @@ func (c *Client) close(ctx context.Context) error {
 		defer cancel()
 		ctx = grace
 	}
+	c.metrics.unregister()
 	errs := make([]error, len(c.nodes))
 	var beside error
 	var wg sync.WaitGroup
@@ -188,6 +197,14 @@ func (c *Client) nodeChanged(name string, err error) {
 		c.opts.Logger.Warn("flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
 		c.opts.Logger.Info("flightlock: node is back", "node", name)
+	}
+}
+
+// lost hears of every lock that was lost.
+func (c *Client) lost(key string, why error) {
+	c.metrics.lostOne(why)
+	if c.opts.Logger != nil {
+		c.loss.lost(key, why)
 	}
 }
 

@@ -30,10 +30,11 @@ func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
 	}
 }
 
-// exampleClient is a client over one such node.
+// exampleClient is a client over one such node, patient enough for a machine that is busy
+// with other tests.
 func exampleClient() (c *flightlock.Client, stop func()) {
 	nodes, stopNodes := exampleNodes(1)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second})
 	if err != nil {
 		panic(err)
 	}

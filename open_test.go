@@ -243,7 +243,7 @@ func TestOpenOfACluster(t *testing.T) {
 // A Sentinel-managed master is found, and when it dies under a held lock the holder goes on
 // with the replica that takes its place: the lock was replicated.
 func TestOpenOfASentinelsMaster(t *testing.T) {
-	master := redistest.StartServer(t)
+	master := redistest.StartServer(t, "--repl-diskless-sync-delay", "0")
 	replica := redistest.StartServer(t, "--replicaof", "127.0.0.1 "+fmt.Sprint(master.Port()))
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
 	redistest.Eventually(t, 30*time.Second, "the Sentinel knows the replica", func() bool {
@@ -266,8 +266,8 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 	if err := master.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool {
-		return strings.Contains(replica.Do(t, "INFO", "replication").(string), "role:master")
+	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool { // its own connections are cut meanwhile
+		return fmt.Sprint(sentinel.Do(t, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")) == fmt.Sprintf("[127.0.0.1 %d]", replica.Port())
 	})
 	redistest.Eventually(t, 20*time.Second, "the lock is refreshed on the new master", func() bool {
 		return l.Refresh(t.Context()) == nil

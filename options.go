@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -62,6 +63,11 @@ type Options struct {
 	// DisableQuarantine has the votes of nodes count that have just lost their memory. It
 	// has no effect yet: there is no quarantine, and they always count.
 	DisableQuarantine bool
+
+	// Registerer gets the metrics of this Client, until it is closed: docs/metrics.md. Two
+	// Clients on one Registerer need a label each, by prometheus.WrapRegistererWith. nil
+	// means no metrics, at no cost.
+	Registerer prometheus.Registerer
 
 	// Logger hears, at level Warn, that nodes are suspended, that locks are lost (the first
 	// of a second with its key and reason, the rest as a number), and that other clients

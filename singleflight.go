@@ -73,7 +73,12 @@ type lease struct {
 
 // Start makes the attempt for which l was prepared.
 func (l *lease) Start(inline bool) {
+	var began time.Time
+	if l.c.metrics != nil {
+		began = time.Now()
+	}
 	l.Lease.Acquire(inline, func(g quorum.Grant, f *quorum.Failure) {
+		l.c.metrics.attempted(began, f)
 		if f != nil {
 			l.done(nil, flight.Grant{}, outcome(l.key, f))
 			return
@@ -84,6 +89,7 @@ func (l *lease) Start(inline bool) {
 
 func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, done func(flight.Grant, *flight.Outcome)) {
 	l.Lease.Refresh(ttl, more, timeout, func(g quorum.Grant, f *quorum.Failure) {
+		l.c.metrics.refreshed(f)
 		if f != nil {
 			done(flight.Grant{}, outcome(l.key, f))
 			return

@@ -129,6 +129,7 @@ func (f *flight) giveLocked(h *Hold, now time.Time) {
 	h.until = now.Add(min(valid, clock.Left(now, f.until)))
 	f.cur = h
 	if f.holds++; f.holds > 1 {
+		h.way = Handed
 		f.counts.Handoffs++
 	}
 	f.counts.Acquired++
