@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,6 +33,12 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
+	tasks tasks  // what goes on beside locking
+	word  wordOf // that this client leaves on its nodes
+	loss  lossLog
+
+	metrics *metrics // nil without Options.Registerer
+
 	closing sync.Once
 	closed  error // of the first Close
 }
@@ -39,28 +46,54 @@ type Client struct {
 // New makes a Client over clients that the caller built and will close, after the Client.
 // It talks to no node yet. Bad options are an ErrInvalid that names the field.
 //
-// The clients' connection pools are shared. Their ReadTimeout, WriteTimeout and MaxRetries
-// do not matter for locking: the Client uses settings of its own over their connections.
+// The clients' connection pools are shared. Their ReadTimeout, WriteTimeout, MaxRetries and
+// ContextTimeoutEnabled do not matter for locking: the Client uses settings of its own over
+// their connections. What does matter, and Open sets by itself:
+//   - DialerRetries 1: a node that refuses connections should say so at once;
+//   - DialTimeout: how long a node that is cut off keeps a connection busy;
+//   - PoolSize 4 or more (10 for each processor by default), for four connections are in
+//     use at most, and one for notices;
+//   - ConnMaxIdleTime -1: dialling takes longer than locking;
+//   - ClientName, for CLIENT LIST;
+//   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
 func New(opts Options) (*Client, error) {
 	opts, err := opts.validated()
 	if err != nil {
 		return nil, err
 	}
 	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
-	for _, n := range opts.Nodes {
+	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
 		nd.Changed = c.nodeChanged
+		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal
+			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
+		}
 		c.nodes = append(c.nodes, nd)
 	}
 	c.quorum = quorum.New(quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, Ours: ours, Same: c.sameServer,
 	})
-	c.flights = flight.NewGroup(c.flightConfig())
+	cfg := c.flightConfig()
+	if opts.Registerer != nil {
+		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
+			return nil, err
+		}
+		cfg.Acquired = c.metrics.acquired
+	}
+	if c.loss.c = c; opts.Logger != nil || c.metrics != nil {
+		cfg.Lost = c.lost
+	}
+	c.flights = flight.NewGroup(cfg)
 	return c, nil
+}
+
+// named reports whether a node has that name.
+func (c *Client) named(name string) bool {
+	return slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return n.Name() == name })
 }
 
 // Lock makes key the caller's for ttl, by the quorum alone: every caller contends by
@@ -117,20 +150,25 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 func (c *Client) close(ctx context.Context) error {
+	c.word.stop()
 	c.flights.Close(ctx)
+	c.loss.flush()
 	if ctx.Err() != nil { // the releases just sent get their time all the same
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.opts.NodeTimeout)
 		defer cancel()
 		ctx = grace
 	}
+	c.metrics.unregister()
 	errs := make([]error, len(c.nodes))
+	var beside error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(ctx) })
 	}
+	wg.Go(func() { beside = c.tasks.close(ctx) })
 	wg.Wait()
 	c.quorum.Close()
-	errs = append(errs, closeAll(c.own))
+	errs = append(errs, beside, closeAll(c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -173,6 +211,14 @@ func (c *Client) nodeChanged(name string, err error) {
 		c.opts.Logger.Warn("flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
 		c.opts.Logger.Info("flightlock: node is back", "node", name)
+	}
+}
+
+// lost hears of every lock that was lost.
+func (c *Client) lost(key string, why error) {
+	c.metrics.lostOne(why)
+	if c.opts.Logger != nil {
+		c.loss.lost(key, why)
 	}
 }
 

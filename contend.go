@@ -19,6 +19,7 @@ func (c *Client) contend(ctx context.Context, key string, ttl time.Duration, loo
 	if err := errors.Join(checkKey(key, full), c.checkTTL(ttl)); err != nil {
 		return nil, false, err
 	}
+	c.leaveWord()
 	l = &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
 	stopped, err = c.flights.AcquireUnless(ctx, full, &l.hold, l.ttl, orDefault(nil), look)
 	if stopped || err != nil {

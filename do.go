@@ -49,15 +49,15 @@ func (l *Lock) finish(ctx context.Context) error {
 	case errors.Is(before, errReleased):
 		return nil
 	case before != nil:
-		return l.c.lost(l, before)
+		return l.c.lostIn(l, before)
 	case errors.Is(err, ErrNotHeld): // it was, but nobody knew
-		return l.c.lost(l, err)
+		return l.c.lostIn(l, err)
 	}
 	return nil
 }
 
-// lost is the error of work during which its lock was lost.
-func (c *Client) lost(l *Lock, why error) error {
+// lostIn is the error of work during which its lock was lost.
+func (c *Client) lostIn(l *Lock, why error) error {
 	if errors.Is(why, ErrLockLost) {
 		return fmt.Errorf("lock %q: %w", l.Key(), why)
 	}

@@ -30,10 +30,11 @@ func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
 	}
 }
 
-// exampleClient is a client over one such node.
+// exampleClient is a client over one such node, patient enough for a machine that is busy
+// with other tests.
 func exampleClient() (c *flightlock.Client, stop func()) {
 	nodes, stopNodes := exampleNodes(1)
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second})
 	if err != nil {
 		panic(err)
 	}
@@ -83,7 +84,7 @@ func ExampleOpen() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// flightlock: invalid: urls[0] is "redis://app:xxxxx@127.0.0.1:6379/0?nonsense=1": redis: unexpected option: nonsense
+	// flightlock: invalid: urls[0] is "redis://app:xxxxx@127.0.0.1:6379/0?nonsense=xxxxx": redis: unexpected option: nonsense
 }
 
 // Many callers, one key: they take turns, and only the first asks Redis.
@@ -217,6 +218,33 @@ func ExampleLock_Fence() {
 	defer current.Release(ctx)
 	fmt.Println(write(current.Fence()), write(old.Fence()))
 	// Output: true false
+}
+
+// Are these servers fit to lock on? One of the two is not even there.
+func ExampleClient_Check() {
+	nodes, stop := exampleNodes(1)
+	defer stop()
+	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
+	defer gone.Close()
+	c, err := flightlock.New(flightlock.Options{Nodes: append(nodes, gone), NodeTimeout: time.Second})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+
+	report, err := c.Check(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for _, f := range report.Findings {
+		if f.Status == flightlock.StatusFail {
+			fmt.Println(f.Node, f.Check, f.Found)
+		}
+	}
+	fmt.Println(report.Status) // fmt.Print(report) shows all of it, with what to do
+	// Output:
+	// 127.0.0.1:1 reachable dial tcp 127.0.0.1:1: connect: connection refused
+	// fail
 }
 
 func ExampleQuorumError() {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"regexp"
 	"strings"
 	"time"
 
@@ -19,14 +18,21 @@ import (
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
 // In the url of Sentinels, user and password are theirs; those of the master go into the
-// parameters username and password.
+// parameters username and password. Special characters in a password are written %XX.
 // Other parameters are those of go-redis' ParseURL, ParseFailoverURL and ParseClusterURL.
-// What locking needs is set whatever the url says: no retries (a replayed request can
-// overtake the release that undoes it), a read timeout of 2s at least (late answers must
-// come back on the connection they were asked on; Options.NodeTimeout bounds the wait), and
-// idle connections that are kept, and one try to dial (a node that refuses connections
-// should say so at once). Options.Nodes must be empty. A bad url is an ErrInvalid
-// that shows it without its password.
+//
+// What locking needs is set whatever the url says, the first three of them for Check and
+// probes only, for the lock traffic has settings of its own:
+//   - a read timeout of 2s at least: late answers must come back on the connection that they
+//     were asked on, and Options.NodeTimeout bounds the wait;
+//   - no retries: a request sent again can overtake the release that undoes it;
+//   - no context deadlines on sockets;
+//   - one try to dial: a node that refuses connections should say so at once;
+//   - idle connections that are kept: dialling takes longer than locking;
+//   - a name for CLIENT LIST, "flightlock", unless the url has client_name.
+//
+// Options.Nodes must be empty. Nothing is sent yet. A bad url is an ErrInvalid that shows
+// it without its password.
 func Open(urls []string, opts Options) (*Client, error) {
 	if len(opts.Nodes) != 0 {
 		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)), "Open makes the nodes from urls; New takes Nodes")
@@ -35,7 +41,8 @@ func Open(urls []string, opts Options) (*Client, error) {
 		n, err := dial(u)
 		if err != nil {
 			closeAll(opts.Nodes)
-			return nil, fmt.Errorf("flightlock: %w: urls[%d] is %s: %w", ErrInvalid, i, withoutPassword(u), reason(err))
+			shown, why := withoutPassword(u, err)
+			return nil, fmt.Errorf("flightlock: %w: urls[%d] is %s: %s", ErrInvalid, i, shown, why)
 		}
 		opts.Nodes = append(opts.Nodes, n)
 	}
@@ -56,36 +63,44 @@ func closeAll(nodes []redis.UniversalClient) error {
 	return errors.Join(errs...)
 }
 
+const wantURL = "want redis://host:port, rediss://host:port or unix:///path"
+
 // dial makes the client that a url asks for. Nothing is sent yet.
 func dial(rawURL string) (redis.UniversalClient, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		return nil, fmt.Errorf("%w (want redis://host:port, rediss://host:port or unix:///path)", reason(err))
+		return nil, err
 	}
 	q := u.Query()
 	for name := range q {
-		if name == "replica_only" || strings.HasPrefix(name, "route_") || name == "read_only" {
+		if name == "replica_only" || strings.HasPrefix(name, "route_") || name == "read_only" || name == "use_disconnected_replicas" {
 			return nil, fmt.Errorf("parameter %s: a replica cannot vote", name)
 		}
 	}
 	switch {
 	case u.Scheme == "" || u.Host == "" && u.Path == "":
-		return nil, errors.New("want redis://host:port, rediss://host:port or unix:///path")
+		return nil, errors.New(wantURL)
+	case strings.Contains(rawURL, "#"): // go-redis would take the rest for nothing
+		return nil, errors.New("a # must be written as %23")
+	case u.Scheme == "unix" && u.Host != "":
+		return nil, errors.New("a unix socket has no host: want unix:///path, with three slashes")
 	case q.Has("master_name"):
 		o, err := redis.ParseFailoverURL(rawURL)
 		if err != nil {
 			return nil, err
 		}
 		o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-		o.ConnMaxIdleTime, o.DialerRetries, o.ClientName = -1, 1, named(o.ClientName)
-		return redis.NewFailoverClient(o), nil
+		o.ConnMaxIdleTime, o.MaxIdleConns, o.DialerRetries, o.ClientName = -1, 0, 1, named(o.ClientName)
+		c := redis.NewFailoverClient(o)
+		c.Options().Addr = "Sentinel master " + o.MasterName // its dialer asks the Sentinels, and nobody else reads it
+		return c, nil
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(rawURL)
 		if err != nil {
 			return nil, err
 		}
 		o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-		o.ConnMaxIdleTime, o.DialerRetries, o.ClientName = -1, 1, named(o.ClientName)
+		o.ConnMaxIdleTime, o.MaxIdleConns, o.DialerRetries, o.ClientName = -1, 0, 1, named(o.ClientName)
 		return redis.NewClusterClient(o), nil
 	}
 	o, err := redis.ParseURL(rawURL)
@@ -93,7 +108,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		return nil, err
 	}
 	o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-	o.ConnMaxIdleTime, o.DialerRetries, o.ClientName = -1, 1, named(o.ClientName)
+	o.ConnMaxIdleTime, o.MaxIdleConns, o.DialerRetries, o.ClientName = -1, 0, 1, named(o.ClientName)
 	return redis.NewClient(o), nil
 }
 
@@ -106,27 +121,4 @@ func named(name string) string {
 		return "flightlock"
 	}
 	return name
-}
-
-// secrets are what may stand between the user name and the host of a url, and the values
-// of parameters that are passwords.
-var secrets = []*regexp.Regexp{
-	regexp.MustCompile(`^([^/]*//[^/?#]*?:)[^/?#]*(@)`),
-	regexp.MustCompile(`(?i)([?&;][^=&;]*password[^=&;]*=)[^&;#]*()`),
-}
-
-func withoutPassword(rawURL string) string {
-	for _, s := range secrets {
-		rawURL = s.ReplaceAllString(rawURL, "${1}xxxxx${2}")
-	}
-	return fmt.Sprintf("%q", rawURL)
-}
-
-// reason is err without the url in its text.
-func reason(err error) error {
-	var parse *url.Error
-	if errors.As(err, &parse) {
-		return parse.Err
-	}
-	return err
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -64,8 +65,15 @@ type Options struct {
 	// has no effect yet: there is no quarantine, and they always count.
 	DisableQuarantine bool
 
-	// Logger hears that nodes are suspended and come back, and of no single operation. nil
-	// means silence.
+	// Registerer gets the metrics of this Client, until it is closed: docs/metrics.md. Two
+	// Clients on one Registerer need a label each, by prometheus.WrapRegistererWith. nil
+	// means no metrics, at no cost.
+	Registerer prometheus.Registerer
+
+	// Logger hears, at level Warn, that nodes are suspended, that locks are lost (the first
+	// of a second with its key and reason, the rest as a number), and that other clients
+	// use another set of nodes; at level Info, that nodes are back. It hears of no single
+	// operation, and of no password. nil means silence.
 	Logger *slog.Logger
 }
 

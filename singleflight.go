@@ -45,6 +45,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 			return l, nil
 		}
 	}
+	c.leaveWord()
 	l := &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
 	if err := c.flights.Acquire(ctx, full, &l.hold, l.ttl, retry, mode); err != nil {
 		return nil, err
@@ -86,16 +87,21 @@ type lease struct {
 	quorum.Lease
 	c     *Client
 	asked func(flight.Lease, flight.Grant, *flight.Outcome) // hears of the attempt
+	began time.Time                                         // if that is measured
 	gone  func(error)                                       // hears of the release
 }
 
 // Start makes the attempt for which l was prepared.
 func (l *lease) Start(inline bool) {
+	if l.c.metrics != nil {
+		l.began = time.Now()
+	}
 	l.Lease.Acquire(inline, l)
 }
 
 // Acquired is the outcome of that.
 func (l *lease) Acquired(g quorum.Grant, f *quorum.Failure) {
+	l.c.metrics.attempted(l.began, f)
 	if f != nil {
 		l.asked(nil, flight.Grant{}, outcome(l.key(), f))
 		return
@@ -108,6 +114,7 @@ func (l *lease) key() string { return l.c.short(l.Key()) }
 
 func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(flight.Grant, *flight.Outcome)) {
 	l.Lease.Refresh(ttl, more, timeout, look, func(g quorum.Grant, f *quorum.Failure) {
+		l.c.metrics.refreshed(f)
 		if f != nil {
 			done(flight.Grant{}, outcome(l.key(), f))
 			return

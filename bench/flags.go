@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/flightlock/flightlock"
 )
 
 // This file turns the command line into a config: every flag, its limits and the help text.
@@ -42,6 +45,9 @@ flags:
   -polling N       N of the clients hear no notices and ask every 10 ms instead: 0 to 64 and at most
                    -clients, default 0
   -only LIST       the phases to run: some of a, b, c, separated by commas, default all
+  -check           do not bench: find out whether the servers of -redis are fit to lock on, and how to mend what is not.
+                   Exit code 1 if anything failed. It writes nothing that lasts and needs no right that locking does not.
+  -prefix P        with -check, the KeyPrefix of your clients: default "lock:", '' for none
   -json FILE       write all figures as JSON to FILE; "-" for stdout, the table then goes to stderr
   -h               this text
 
@@ -78,6 +84,8 @@ type config struct {
 	polling    int           // of the clients: the last ones
 	only       string        // the phases to run, out of allPhases; empty means all
 	jsonPath   string
+	check      bool
+	prefix     string // with check
 
 	// No flags, but for tests to change: cold keys per way of (a), the time before (b) and (c) that is not measured,
 	// and the library.
@@ -102,6 +110,13 @@ func parseFlags(args []string) (config, error) {
 	durationFlag(fs, "work", &cfg.work, 0, maxWork)
 	intFlag(fs, "polling", &cfg.polling, 0, maxClients)
 	fs.Func("only", "", func(s string) (err error) { cfg.only, err = parsePhases(s); return err })
+	fs.BoolVar(&cfg.check, "check", false, "")
+	fs.Func("prefix", "", func(s string) error {
+		if cfg.prefix = s; s == "" {
+			cfg.prefix = flightlock.NoPrefix
+		}
+		return nil
+	})
 	fs.Func("json", "", func(s string) error {
 		if s == "" {
 			return fmt.Errorf("want a file name, or - for stdout")
@@ -120,6 +135,12 @@ func parseFlags(args []string) (config, error) {
 
 // complete fills in defaults that depend on other flags, and checks what only several flags together can break.
 func (cfg config) complete() (config, error) {
+	if cfg.check && len(cfg.redis) == 0 {
+		return config{}, errors.New("-check: say which servers with -redis")
+	}
+	if cfg.prefix != "" && !cfg.check {
+		return config{}, errors.New("-prefix: it goes with -check only; the bench makes a prefix of its own")
+	}
 	if cfg.clients == 0 {
 		cfg.clients = max(4, cfg.procs)
 	}

@@ -40,6 +40,8 @@ func TestWrongFlagsNameFlagValueAndLimit(t *testing.T) {
 		{"-redis a:1,", []string{"-redis", "port is missing"}},
 		{"-redis http://a:1", []string{"-redis", "http://a:1", "redis://"}},
 		{"-redis a:1," + manyNodes(15), []string{"-redis", "16 servers", "at most 15"}},
+		{"-check", []string{"-check", "-redis"}},
+		{"-prefix x", []string{"-prefix", "-check"}},
 		{"-json=", []string{"-json", "want a file name"}},
 		{"-nonsense", []string{"-nonsense"}},
 		{"extra", []string{`"extra"`}},

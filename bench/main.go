@@ -2,6 +2,7 @@
 // thousands of goroutines want, and a node that dies in the middle of it. It checks what it shows.
 //
 //	go run ./bench      three embedded nodes, about 15 seconds
+//	go run ./bench -check -redis host:port,...   are these servers fit to lock on?
 //	go run ./bench -h   everything else
 //
 // For figures to tune by, use the benchmarks beside it: go test -bench . ./bench
@@ -48,6 +49,9 @@ func benchMain(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	if err != nil {
 		fmt.Fprintf(stderr, "bench: %v\nrun with -h for help\n", err)
 		return exitUsage
+	}
+	if cfg.check {
+		return checkNodes(ctx, cfg, stdout, stderr)
 	}
 	return execute(ctx, cfg, stdout, stderr)
 }

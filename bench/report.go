@@ -174,7 +174,7 @@ func openJSON(path string, stdout io.Writer) (jsonOut, error) {
 	return jsonOut{w: f, file: f}, nil
 }
 
-func (o jsonOut) write(r *report) error {
+func (o jsonOut) write(r any) error {
 	if o.w == nil {
 		return nil
 	}

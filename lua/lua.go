@@ -18,6 +18,12 @@ var refresh string
 //go:embed release.lua
 var release string
 
+//go:embed check.lua
+var check string
+
+//go:embed sets.lua
+var sets string
+
 // Script is a script and the name under which a server caches it.
 type Script struct {
 	Source string
@@ -31,7 +37,13 @@ var (
 	Release = newScript(release)
 )
 
-// All lists every script, for loading a server's cache in one go.
+// The scripts beside it, which no lock waits for.
+var (
+	Check = newScript(check)
+	Sets  = newScript(sets)
+)
+
+// All lists the scripts of the lock protocol, for loading a server's cache in one go.
 var All = []Script{Acquire, Refresh, Release}
 
 func newScript(source string) Script {

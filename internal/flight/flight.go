@@ -167,6 +167,7 @@ func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 		return false, f.g.cfg.Closed
 	}
 	if !idle {
+		h.way = Queued
 		if err := f.refuseLocked(h, mode); err != nil {
 			return false, err
 		}

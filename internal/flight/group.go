@@ -78,6 +78,14 @@ type Config struct {
 	NotHeld  error                 // why of a Hold that was released
 	Expired  error                 // why of a Hold whose Until passed
 	LostWith func(err error) error // why of a Hold whose lease was lost by err
+
+	// Acquired hears of every caller that has its answer, on its own goroutine: how long it
+	// waited, and for what. nil: nobody wants to.
+	Acquired func(waited time.Duration, way Way, err error)
+
+	// Lost hears of every Hold that was lost, and why; nil: nobody wants to. It is called
+	// without any lock held.
+	Lost func(key string, why error)
 }
 
 // shards spreads the keys over mutexes, so that distinct keys do not meet.

@@ -31,6 +31,7 @@ type Hold struct {
 
 	// guarded by f.mu
 	state      state
+	way        Way         // does not change once the wait is over
 	next, prev *Hold       // in the queue
 	failures   int         // how many failures its pace has been asked about
 	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
@@ -72,8 +73,28 @@ const (
 	Alone             // in a flight of its own
 )
 
+// Way is what a caller waited for.
+type Way uint8
+
+// The ways.
+const (
+	Remote Way = iota // nobody was there before it
+	Queued            // others of this process, and then remote
+	Handed            // others of this process; the last of them handed the lease over
+)
+
 // Acquire makes h hold key, or says why not. h is new; ttl and pace are its own.
 func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, mode Mode) error {
+	if g.cfg.Acquired == nil {
+		return g.acquire(ctx, key, h, ttl, pace, mode)
+	}
+	began := time.Now()
+	err := g.acquire(ctx, key, h, ttl, pace, mode)
+	g.cfg.Acquired(time.Since(began), h.way, err)
+	return err
+}
+
+func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, mode Mode) error {
 	if err := ctx.Err(); err != nil {
 		return g.cfg.GaveUp(key, err, nil)
 	}

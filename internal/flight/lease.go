@@ -168,6 +168,7 @@ func (f *flight) giveLocked(h *Hold, now time.Time) {
 	h.until = now.Add(min(valid, clock.Left(now, f.until)))
 	f.cur = h
 	if f.holds++; f.holds > 1 {
+		h.way = Handed
 		f.shard.counts.handoffs.Add(1)
 	}
 	f.shard.counts.acquired.Add(1)
@@ -184,6 +185,9 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 	f.cur = nil
 	if as == lost {
 		f.shard.counts.lost.Add(1)
+		if tell := f.g.cfg.Lost; tell != nil {
+			f.laterLocked(func() { tell(f.key, why) })
+		}
 	}
 	for fn := range h.onEnd {
 		f.laterLocked(func() { (*fn)(why) })

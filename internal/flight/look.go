@@ -12,6 +12,15 @@ import (
 // a caller has other ways. As long as needless takes its time no attempt is made, unless
 // others wait behind: they are not held up.
 func (g *Group) AcquireUnless(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
+	began := time.Now()
+	stopped, err = g.acquireUnless(ctx, key, h, ttl, pace, needless)
+	if tell := g.cfg.Acquired; tell != nil && !stopped {
+		tell(time.Since(began), h.way, err)
+	}
+	return stopped, err
+}
+
+func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, g.cfg.GaveUp(key, err, nil)
 	}

@@ -49,6 +49,10 @@ type Node struct {
 	// is set before the first request, and called by a goroutine of its own.
 	Changed func(name string, err error)
 
+	// Observe hears of every exchange: how long it took, and why it had no answer. nil:
+	// nobody wants to. It is set before the first request, and must not block.
+	Observe func(took time.Duration, err error)
+
 	wg sync.WaitGroup // every goroutine of this node
 
 	mu      sync.Mutex // guards what follows
@@ -92,6 +96,9 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 
 // Name says which node this is, for errors and logs.
 func (n *Node) Name() string { return n.name }
+
+// Rename gives the node another name, before the first request.
+func (n *Node) Rename(name string) { n.name = name }
 
 // Commands is how many requests were written to the node so far, of all kinds.
 func (n *Node) Commands() uint64 { return n.commands.Load() }

@@ -59,6 +59,9 @@ func (s *server) heard(err error, took time.Duration) {
 // lane, which finds out.
 func (s *server) felt(err error, took time.Duration) {
 	s.n.heard(err)
+	if s.n.Observe != nil {
+		s.n.Observe(took, err)
+	}
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
 	if err != nil && s.unreachable != nil {
 		s.unreachable(s)

@@ -6,6 +6,7 @@
 //
 //   - [StartServer]: one redis-server process; it can be killed, restarted empty, stopped
 //     with SIGSTOP and continued.
+//   - [StartSentinel]: one in Sentinel mode.
 //   - [StartCluster]: masters of a real Redis Cluster; a slot can be moved while a test runs.
 //   - [StartProxy]: a TCP proxy in front of either one, which delays, swallows, cuts or
 //     holds bytes on demand.

@@ -54,6 +54,7 @@ func binary() string {
 // It writes nothing to disk (--save "" --appendonly no) unless its args say otherwise; its
 // working directory lives as long as the Server, so an append-only file survives a Restart.
 type Server struct {
+	conf string   // a configuration file, or ""
 	args []string // the caller's, after ours; Redis lets the last mention of an option win
 	dir  string
 	port *port
@@ -66,11 +67,14 @@ type Server struct {
 
 // Launch starts a redis-server with extra command line arguments such as "--maxmemory",
 // "64mb", and returns when it answers. The caller must Close it. Tests use [StartServer].
-func Launch(args ...string) (*Server, error) {
+func Launch(args ...string) (*Server, error) { return launch("", args) }
+
+// launch is Launch with a configuration file, unless conf is empty.
+func launch(conf string, args []string) (*Server, error) {
 	var err error
 	for range 5 {
 		var s *Server
-		if s, err = launchOnce(args); err == nil {
+		if s, err = launchOnce(conf, args); err == nil {
 			return s, nil
 		}
 		if !errors.Is(err, errPortTaken) {
@@ -80,7 +84,7 @@ func Launch(args ...string) (*Server, error) {
 	return nil, err
 }
 
-func launchOnce(args []string) (*Server, error) {
+func launchOnce(conf string, args []string) (*Server, error) {
 	p, err := reservePort()
 	if err != nil {
 		return nil, err
@@ -90,7 +94,7 @@ func launchOnce(args []string) (*Server, error) {
 		p.release()
 		return nil, err
 	}
-	s := &Server{args: args, dir: dir, port: p, fail: func(error) {}}
+	s := &Server{conf: conf, args: args, dir: dir, port: p, fail: func(error) {}}
 	if err := s.startLocked(); err != nil { // nobody else has s yet
 		return nil, errors.Join(err, s.Close())
 	}
@@ -102,8 +106,13 @@ func launchOnce(args []string) (*Server, error) {
 // An error of Kill, Restart, Stop or Cont also fails the test.
 func StartServer(tb testing.TB, args ...string) *Server {
 	tb.Helper()
+	return startServer(tb, "", args...)
+}
+
+func startServer(tb testing.TB, conf string, args ...string) *Server {
+	tb.Helper()
 	Require(tb)
-	s, err := Launch(args...)
+	s, err := launch(conf, args)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -147,6 +156,9 @@ func (s *Server) commandLine() []string {
 	ours := []string{
 		"--port", strconv.Itoa(s.port.number), "--bind", "127.0.0.1", "--protected-mode", "no",
 		"--save", "", "--appendonly", "no", "--dir", s.dir, "--daemonize", "no", "--loglevel", "notice",
+	}
+	if s.conf != "" { // it must be the first
+		ours = append([]string{s.conf}, ours...)
 	}
 	return append(ours, s.args...)
 }

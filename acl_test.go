@@ -1,0 +1,185 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// rule is an ACL rule of docs/operations.md.
+type aclRule struct{ others, commands []string }
+
+func (r aclRule) without(command string) aclRule {
+	r.commands = slices.DeleteFunc(slices.Clone(r.commands), func(c string) bool { return c == command })
+	return r
+}
+
+// apply gives the rule to the user app.
+func (r aclRule) apply(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	args := []any{"ACL", "SETUSER", "app"}
+	for _, word := range append(slices.Clone(r.others), r.commands...) {
+		args = append(args, word)
+	}
+	s.Do(t, args...)
+}
+
+// documentedACL gives the rule of the docs, and what a Cluster needs besides.
+func documentedACL(t *testing.T) (rules []aclRule) {
+	t.Helper()
+	text, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile("(?m)^ACL SETUSER app (.*)$").FindAllStringSubmatch(string(text), -1) {
+		var r aclRule
+		for _, word := range strings.Fields(m[1]) {
+			if strings.HasPrefix(word, "+") {
+				r.commands = append(r.commands, word)
+			} else {
+				r.others = append(r.others, strings.Replace(word, "PASSWORD", "pw", 1))
+			}
+		}
+		rules = append(rules, r)
+	}
+	if len(rules) != 2 {
+		t.Fatalf("%d rules in the docs, want 2", len(rules))
+	}
+	return rules
+}
+
+// useAll does everything that a client can do on one server, and returns the first thing
+// that was refused. The server forgets all but the rights before.
+func useAll(t *testing.T, s *redistest.Server) error {
+	t.Helper()
+	s.Do(t, "SCRIPT", "FLUSH")
+	s.Do(t, "FLUSHALL")
+	proxy := redistest.StartProxy(t, s.Addr())
+	c, err := flightlock.Open([]string{"redis://app:pw@" + proxy.Addr()}, flightlock.Options{NodeTimeout: 200 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	defer closeClient(t, c)
+	ctx := t.Context()
+	l, err := c.SingleFlightLock(ctx, "k", 20*time.Second, flightlock.LimitedRetry(time.Millisecond, 3))
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+	defer l.Release(ctx) // for Close, which waits for holders
+	other, err := flightlock.Open([]string{"redis://app:pw@" + s.Addr()}, flightlock.Options{NodeTimeout: 10 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer closeClient(t, other)
+	if _, err := other.TryLock(ctx, "k", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
+		return fmt.Errorf("lock what is held: %w", err)
+	}
+	if err := l.Refresh(ctx); err != nil { // tops up what has lost some of its ttl
+		return fmt.Errorf("refresh: %w", err)
+	}
+	if err := l.Release(ctx); err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	if err := probed(t, c, proxy); err != nil {
+		return err
+	}
+	r, err := other.Check(ctx)
+	if err != nil {
+		return err
+	}
+	for _, f := range r.Findings {
+		if strings.Contains(f.Check, "rights") && f.Status != flightlock.StatusOK {
+			return fmt.Errorf("check: %s", f.Found)
+		}
+	}
+	return nil
+}
+
+// probed has the node suspended, and says why it does not come back.
+func probed(t *testing.T, c *flightlock.Client, proxy *redistest.Proxy) error {
+	t.Helper()
+	proxy.BlackHole(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range 4 {
+		_, _ = c.TryLock(ctx, "k", time.Second)
+	}
+	proxy.BlackHole(false)
+	proxy.ResetAll()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		l, err := c.TryLock(ctx, "k", time.Second)
+		if err == nil {
+			return l.Release(ctx)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("after an outage: %w", err)
+		}
+	}
+}
+
+// The documented rule suffices for everything, and every command in it is needed: without
+// it something is refused, but for two.
+func TestTheDocumentedACLSufficesAndIsSmallest(t *testing.T) {
+	rule := documentedACL(t)[0]
+	s := redistest.StartServer(t)
+	rule.apply(t, s)
+	if err := useAll(t, s); err != nil {
+		t.Errorf("the whole rule: %v", err)
+	}
+	for _, command := range rule.commands {
+		if command == "+ping" || command == "+unsubscribe" {
+			continue // a refusal of the first is an answer as well; of the second, nobody waits for one
+		}
+		s.Do(t, "ACL", "DELUSER", "app")
+		rule.without(command).apply(t, s)
+		err := useAll(t, s)
+		if err == nil || !strings.Contains(err.Error(), "NOPERM") && !strings.Contains(err.Error(), "can't run this command") {
+			t.Errorf("without %s nothing is refused: %v", command, err)
+		}
+	}
+}
+
+// On a Cluster the rule and what it needs besides suffice, on all masters.
+func TestTheDocumentedACLSufficesOnAClusterToo(t *testing.T) {
+	rules := documentedACL(t)
+	cluster := redistest.StartCluster(t, 3)
+	for _, s := range cluster.Servers() {
+		for _, r := range rules {
+			r.apply(t, s)
+		}
+	}
+	addrs := cluster.Addrs()
+	c := mustOpen(t, patient, fmt.Sprintf("redis://app:pw@%s?addr=%s", addrs[0], addrs[1]))
+	for i := range 20 {
+		l := mustLock(t, c, fmt.Sprint("k", i), 5*time.Second)
+		mustRelease(t, l)
+	}
+	r := check(t, c)
+	for _, addr := range addrs {
+		wantFinding(t, r, addr, "script rights", flightlock.StatusOK)
+		wantFinding(t, r, addr, "pubsub rights", flightlock.StatusOK)
+	}
+}
+
+// What Check advises is the rule of the docs.
+func TestCheckAdvisesTheDocumentedACL(t *testing.T) {
+	rule := documentedACL(t)[0]
+	s := redistest.StartServer(t)
+	rule.without("+incrby").apply(t, s)
+	host, port, _ := net.SplitHostPort(s.Addr())
+	want := fmt.Sprintf("redis-cli -h %s -p %s ACL SETUSER app '~lock:*' '~flightlock:*' '&lock:*' %s", host, port, strings.Join(rule.commands, " "))
+	rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
+	wantFinding(t, check(t, newClient(t, patient, rdb)), s.Addr(), "script rights", flightlock.StatusFail, want)
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/flightlock/flightlock"
+)
+
+// checkNodes writes what flightlock's Check finds on the servers of -redis. The exit code says whether it failed.
+func checkNodes(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
+	rep, err := runCheck(ctx, cfg, stdout, stderr)
+	if err != nil {
+		fmt.Fprintln(stderr, "bench:", err)
+		return exitFailed
+	}
+	if rep.Status == flightlock.StatusFail {
+		return exitFailed
+	}
+	return exitOK
+}
+
+func runCheck(ctx context.Context, cfg config, stdout, stderr io.Writer) (rep flightlock.Report, err error) {
+	out, err := openJSON(cfg.jsonPath, stdout)
+	if err != nil {
+		return rep, err
+	}
+	defer out.close()
+	c, err := flightlock.Open(cfg.redis, flightlock.Options{KeyPrefix: cfg.prefix})
+	if err != nil {
+		return rep, err
+	}
+	rep, err = c.Check(ctx)
+	if err == nil {
+		table := stdout
+		if cfg.jsonPath == "-" {
+			table = stderr
+		}
+		fmt.Fprint(table, rep)
+		err = out.write(rep)
+	}
+	// Not ctx: after an interrupt the connections are closed all the same. What hangs in a socket is let go of.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = c.Close(ctx)
+	return rep, err
+}

@@ -1,0 +1,423 @@
+package flightlock_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// patient keeps a loaded machine from being found too slow.
+var patient = flightlock.Options{NodeTimeout: 10 * time.Second}
+
+func check(t *testing.T, c *flightlock.Client) flightlock.Report {
+	t.Helper()
+	r, err := c.Check(t.Context())
+	if err != nil {
+		t.Fatalf("Check: %v\n%s", err, r)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("report:\n%s", r)
+		}
+	})
+	return r
+}
+
+// wantFinding looks for one finding, by what it looked at and a part of its node's name, and at
+// its status and words.
+func wantFinding(t *testing.T, r flightlock.Report, nodeName, name string, status flightlock.Status, says ...string) {
+	t.Helper()
+	for _, f := range r.Findings {
+		if f.Check != name || !strings.Contains(f.Node, nodeName) {
+			continue
+		}
+		if f.Status != status {
+			t.Errorf("%s: %s, want %s", name, f.Status, status)
+		}
+		for _, s := range says {
+			if !strings.Contains(f.Found+" | "+f.Fix, s) {
+				t.Errorf("%s does not say %q: %+v", name, s, f)
+			}
+		}
+		if f.Why == "" || (f.Status == flightlock.StatusWarn || f.Status == flightlock.StatusFail) && f.Fix == "" {
+			t.Errorf("%s without why or fix: %+v", name, f)
+		}
+		return
+	}
+	t.Errorf("no finding %q on %q", name, nodeName)
+}
+
+// Servers as they should be have nothing but ok, and Check leaves no key behind.
+func TestCheckOfGoodServers(t *testing.T) {
+	var servers []*redistest.Server
+	var nodes []redis.UniversalClient
+	for range 3 {
+		s := redistest.StartServer(t, "--appendonly", "yes", "--appendfsync", "always")
+		servers = append(servers, s)
+		nodes = append(nodes, s.Client(t))
+	}
+	r := check(t, newClient(t, patient, nodes...))
+	if r.Status != flightlock.StatusOK || len(r.Findings) != 3*9+2 {
+		t.Errorf("status %s, %d findings", r.Status, len(r.Findings))
+	}
+	for _, s := range servers {
+		wantFinding(t, r, s.Addr(), "reachable", flightlock.StatusOK, "answers in")
+		wantFinding(t, r, s.Addr(), "version", flightlock.StatusOK)
+		if keys := s.Keys(t); len(keys) != 0 {
+			t.Errorf("keys left: %v", keys)
+		}
+	}
+	wantFinding(t, r, "", "same server", flightlock.StatusOK, "3 nodes")
+	wantFinding(t, r, "", "node sets", flightlock.StatusOK)
+
+	table := r.String()
+	if !strings.Contains(table, "0 fail, 0 warn, 0 unknown, 29 ok") || strings.Count(table, "\n") != 30 {
+		t.Errorf("table:\n%s", table)
+	}
+	data, err := json.Marshal(r)
+	var back flightlock.Report
+	if err != nil || json.Unmarshal(data, &back) != nil || back.String() != table || !bytes.Contains(data, []byte(`"status":"ok"`)) {
+		t.Errorf("JSON %s, %v", data, err)
+	}
+}
+
+// What is wrong with a server is found, with the command that mends it.
+func TestCheckFindsWhatIsWrong(t *testing.T) {
+	t.Run("eviction", func(t *testing.T) {
+		for limit, want := range map[string]flightlock.Status{"0": flightlock.StatusWarn, "64mb": flightlock.StatusFail} {
+			s := redistest.StartServer(t, "--maxmemory-policy", "allkeys-lru", "--maxmemory", limit)
+			r := check(t, newClient(t, patient, s.Client(t)))
+			wantFinding(t, r, s.Addr(), "eviction", want, "allkeys-lru", "CONFIG SET maxmemory-policy noeviction")
+		}
+	})
+	t.Run("persistence", func(t *testing.T) {
+		for args, says := range map[string]string{"--appendonly no": "no append-only file", "--appendonly yes": "appendfsync is everysec"} {
+			s := redistest.StartServer(t, strings.Fields(args)...)
+			r := check(t, newClient(t, patient, s.Client(t)))
+			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusWarn, says, "MaxTTL (1m0s)", "appendfsync always")
+		}
+	})
+	t.Run("replica", func(t *testing.T) {
+		master := redistest.StartServer(t)
+		s := redistest.StartServer(t, "--replicaof", "127.0.0.1 "+fmt.Sprint(master.Port()))
+		r := check(t, newClient(t, patient, s.Client(t)))
+		wantFinding(t, r, s.Addr(), "role", flightlock.StatusFail, "replica of "+master.Addr(), "REPLICAOF NO ONE")
+		wantFinding(t, r, s.Addr(), "script rights", flightlock.StatusFail, "READONLY")
+	})
+	t.Run("sentinel", func(t *testing.T) {
+		s := redistest.StartSentinel(t)
+		r := check(t, newClient(t, patient, redistestClient(t, s.Addr())))
+		wantFinding(t, r, s.Addr(), "role", flightlock.StatusFail, "a Sentinel", "master_name=")
+	})
+	t.Run("out of memory", func(t *testing.T) {
+		s := redistest.StartServer(t, "--maxmemory", "1")
+		r := check(t, newClient(t, patient, s.Client(t)))
+		wantFinding(t, r, s.Addr(), "script rights", flightlock.StatusFail, "OOM", "maxmemory")
+	})
+	t.Run("refused", func(t *testing.T) {
+		addr := redistest.RefusedAddr(t)
+		r := check(t, newClient(t, patient, redistestClient(t, addr)))
+		wantFinding(t, r, addr, "reachable", flightlock.StatusFail, "refused", "PING")
+	})
+	t.Run("wrong password", func(t *testing.T) {
+		s := redistest.StartServer(t, "--requirepass", "hunter2")
+		r := check(t, newClient(t, patient, s.Client(t, func(o *redis.Options) { o.Password = "hunter3" })))
+		wantFinding(t, r, s.Addr(), "reachable", flightlock.StatusFail, "WRONGPASS", "password")
+		if text := r.String(); strings.Contains(text, "hunter") {
+			t.Errorf("shows a password:\n%s", text)
+		}
+	})
+	t.Run("twins", func(t *testing.T) {
+		s, other := redistest.StartServer(t), redistest.StartServer(t)
+		p := redistest.StartProxy(t, s.Addr())
+		r := check(t, newClient(t, patient, s.Client(t), other.Client(t), redistestClient(t, p.Addr())))
+		wantFinding(t, r, "", "same server", flightlock.StatusFail, "Nodes[0] ("+s.Addr()+") and Nodes[2] ("+p.Addr()+")")
+	})
+}
+
+// redistestClient is a client of some address that gives up dials as Open's do.
+func redistestClient(t *testing.T, addr string) *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// A user who may do no more than lock can run Check. What it may not ask is unknown, and a
+// right that locking lacks is found.
+func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
+	const all = "on >pw ~lock:* ~flightlock:* &lock:* "
+	smallestACL := strings.Join(documentedACL(t)[0].commands, " ")
+	for name, tc := range map[string]struct {
+		rights  string
+		scripts flightlock.Status
+		says    string
+		pubsub  flightlock.Status
+	}{
+		"all rights": {all + smallestACL, flightlock.StatusOK, "all commands", flightlock.StatusOK},
+		"no EVALSHA": {all + smallestACL + " -evalsha", flightlock.StatusFail, "EVALSHA: NOPERM", flightlock.StatusOK},
+		"no SCRIPT LOAD": {all + strings.Replace(smallestACL, "+script|load", "", 1), flightlock.StatusFail,
+			"SCRIPT LOAD: NOPERM", flightlock.StatusOK},
+		"no INCRBY": {all + smallestACL + " -incrby", flightlock.StatusFail, "INCRBY: ", flightlock.StatusOK},
+		"other keys": {strings.Replace(all, "~lock:*", "~locks:*", 1) + smallestACL, flightlock.StatusFail,
+			"NOPERM", flightlock.StatusOK},
+		"other channels": {strings.Replace(all, "&lock:*", "", 1) + "resetchannels " + smallestACL, flightlock.StatusOK, "", flightlock.StatusWarn},
+		"no SUBSCRIBE":   {all + smallestACL + " -subscribe", flightlock.StatusOK, "", flightlock.StatusWarn},
+		"no PUBLISH":     {all + smallestACL + " -publish", flightlock.StatusOK, "", flightlock.StatusWarn},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := redistest.StartServer(t)
+			s.Do(t, aclSetUser("app", tc.rights)...)
+			c := newClient(t, patient, s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
+			r := check(t, c)
+			wantFinding(t, r, s.Addr(), "reachable", flightlock.StatusOK)
+			wantFinding(t, r, s.Addr(), "version", flightlock.StatusOK)
+			wantFinding(t, r, s.Addr(), "role", flightlock.StatusOK)
+			wantFinding(t, r, s.Addr(), "eviction", flightlock.StatusUnknown, "does not tell", "NOPERM", "CONFIG GET")
+			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusUnknown)
+			wantFinding(t, r, s.Addr(), "script rights", tc.scripts, tc.says)
+			wantFinding(t, r, s.Addr(), "pubsub rights", tc.pubsub)
+			if tc.scripts == flightlock.StatusFail {
+				wantFinding(t, r, s.Addr(), "script rights", tc.scripts, "ACL SETUSER app '~lock:*' '~flightlock:*' '&lock:*'")
+			}
+		})
+	}
+}
+
+// aclSetUser is the command that makes a user with these rights.
+func aclSetUser(user, rights string) []any {
+	args := []any{"ACL", "SETUSER", user}
+	for _, r := range strings.Fields(rights) {
+		args = append(args, r)
+	}
+	return args
+}
+
+// A node that never answers costs Check its own bounded time, whatever ctx says, and the
+// others are looked at all the same.
+func TestCheckIsBoundedByItself(t *testing.T) {
+	good, hole := redistest.StartServer(t), redistest.BlackHole(t)
+	c := newClient(t, patient, good.Client(t), redistestClient(t, hole))
+	done := make(chan flightlock.Report)
+	go func() {
+		r, err := c.Check(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		done <- r
+	}()
+	select {
+	case r := <-done:
+		wantFinding(t, r, hole, "reachable", flightlock.StatusFail)
+		wantFinding(t, r, good.Addr(), "script rights", flightlock.StatusOK)
+		wantFinding(t, r, "", "same server", flightlock.StatusUnknown)
+		wantFinding(t, r, "", "node sets", flightlock.StatusUnknown)
+	case <-time.After(time.Minute):
+		t.Fatal("Check does not end")
+	}
+}
+
+// A ctx that ends, or Close, ends Check, with what is known then.
+func TestCheckEnds(t *testing.T) {
+	c := newClient(t, patient, redistestClient(t, redistest.BlackHole(t)))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r, err := c.Check(ctx); !errors.Is(err, context.Canceled) || len(r.Findings) == 0 {
+		t.Errorf("got %v, %v", r, err)
+	}
+	got := make(chan error)
+	go func() {
+		_, err := c.Check(context.Background())
+		got <- err
+	}()
+	closeClient(t, c)
+	if err := <-got; !errors.Is(err, flightlock.ErrClosed) {
+		t.Errorf("closed meanwhile: %v", err)
+	}
+	if _, err := c.Check(t.Context()); !errors.Is(err, flightlock.ErrClosed) {
+		t.Errorf("closed before: %v", err)
+	}
+}
+
+// Clocks that stand apart, and clocks that run apart, are found.
+func TestCheckOfClocks(t *testing.T) {
+	began := time.Now()
+	clock := func(now func() time.Time) *redis.Client {
+		f := redistest.StartFake(t, func(cmd []string) string {
+			if strings.EqualFold(cmd[0], "TIME") {
+				at := now()
+				sec, usec := fmt.Sprint(at.Unix()), fmt.Sprint(at.Nanosecond()/1000)
+				return fmt.Sprintf("*2\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(sec), sec, len(usec), usec)
+			}
+			return "-ERR unknown command\r\n"
+		})
+		return redistestClient(t, f.Addr())
+	}
+	right, late := clock(time.Now), clock(func() time.Time { return time.Now().Add(-time.Hour) })
+	fast := clock(func() time.Time { return began.Add(3 * time.Since(began)) })
+	other := clock(time.Now)
+	r := check(t, newClient(t, patient, right, late, fast, other))
+	wantFinding(t, r, right.Options().Addr, "clock offset", flightlock.StatusOK)
+	wantFinding(t, r, late.Options().Addr, "clock offset", flightlock.StatusWarn, "chronyc")
+	wantFinding(t, r, fast.Options().Addr, "clock drift", flightlock.StatusFail, "chronyc", "DriftFactor")
+	wantFinding(t, r, right.Options().Addr, "version", flightlock.StatusUnknown, "unknown command")
+	wantFinding(t, r, right.Options().Addr, "role", flightlock.StatusUnknown)
+}
+
+// Old servers are found by what HELLO or INFO says.
+func TestCheckOfVersions(t *testing.T) {
+	for name, tc := range map[string]struct {
+		info string
+		want flightlock.Status
+	}{
+		"redis 6.0":  {"redis_version:6.0.16", flightlock.StatusFail},
+		"redis 6.2":  {"redis_version:6.2.0", flightlock.StatusOK},
+		"redis 10.0": {"redis_version:10.0.1", flightlock.StatusOK},
+		"valkey 7.2": {"redis_version:7.2.4\r\nvalkey_version:7.2.5", flightlock.StatusOK},
+		"valkey 7.1": {"redis_version:7.2.4\r\nvalkey_version:7.1.0", flightlock.StatusFail},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := redistest.StartFake(t, func(cmd []string) string {
+				if strings.EqualFold(cmd[0], "INFO") {
+					return fmt.Sprintf("$%d\r\n%s\r\n", len(tc.info), tc.info)
+				}
+				return "-ERR unknown command\r\n"
+			})
+			r := check(t, newClient(t, patient, redistestClient(t, f.Addr())))
+			wantFinding(t, r, f.Addr(), "version", tc.want)
+		})
+	}
+}
+
+// Every master of a Cluster is looked at; a member by itself is no node.
+func TestCheckOfClusters(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3)
+	r := check(t, newClient(t, patient, cluster.Client(t)))
+	for _, addr := range cluster.Addrs() {
+		wantFinding(t, r, addr, "role", flightlock.StatusOK)
+		wantFinding(t, r, addr, "script rights", flightlock.StatusOK, "all commands")
+		wantFinding(t, r, addr, "pubsub rights", flightlock.StatusOK, "arrives")
+	}
+	wantFinding(t, r, "", "node sets", flightlock.StatusOK)
+	tagged := patient
+	tagged.KeyPrefix = "{app}:"
+	r = check(t, newClient(t, tagged, cluster.Client(t)))
+	untried := 0
+	for _, f := range r.Findings {
+		if f.Check == "script rights" && strings.Contains(f.Found, "not tried") {
+			untried++
+		}
+	}
+	if untried != 2 {
+		t.Errorf("%d masters without a key of the prefix, want 2", untried)
+	}
+	r = check(t, newClient(t, patient, cluster.Servers()[0].Client(t)))
+	wantFinding(t, r, cluster.Servers()[0].Addr(), "role", flightlock.StatusFail, "member of a Cluster", "addr=")
+}
+
+// A service that is moved from 3 nodes to 5 has clients of both kinds for a while. Each finds
+// out by the word that the others leave, soon after their first lock.
+func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
+	lockOnce := func(t *testing.T, opts flightlock.Options, clients ...redis.UniversalClient) *flightlock.Client {
+		c := newClient(t, opts, clients...)
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+		return c
+	}
+	for name, tc := range map[string]struct {
+		ours, theirs []int
+		want         flightlock.Status
+	}{
+		"3 to 5":             {[]int{0, 1, 2}, []int{0, 1, 2, 3, 4}, flightlock.StatusFail},
+		"5 to 3":             {[]int{0, 1, 2, 3, 4}, []int{0, 1, 2}, flightlock.StatusFail},
+		"1 to 3":             {[]int{0}, []int{0, 1, 2}, flightlock.StatusFail},
+		"one replaced":       {[]int{0, 1, 2}, []int{0, 1, 3}, flightlock.StatusFail},
+		"one added":          {[]int{0, 1, 2}, []int{0, 1, 2, 3}, flightlock.StatusWarn},
+		"one removed":        {[]int{0, 1, 2, 3}, []int{0, 1, 2}, flightlock.StatusWarn},
+		"in another order":   {[]int{0, 1, 2}, []int{2, 0, 1}, flightlock.StatusOK},
+		"nothing in common":  {[]int{0, 1, 2}, []int{3, 4}, flightlock.StatusOK}, // other locks, or nobody can know
+		"one of four is new": {[]int{0, 1, 2, 3}, []int{0, 1, 2, 4}, flightlock.StatusWarn},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 5, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				pick := func(of []int) (some []redis.UniversalClient) {
+					for _, i := range of {
+						some = append(some, clients[i])
+					}
+					return some
+				}
+				var log bytes.Buffer
+				ours := lockOnce(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, pick(tc.ours)...)
+				theirs := lockOnce(t, flightlock.Options{}, pick(tc.theirs)...)
+				time.Sleep(4 * time.Minute) // both have left word, and again
+				wantFinding(t, check(t, ours), "", "node sets", tc.want)
+				if told := strings.Count(log.String(), "another set of nodes"); told != map[bool]int{true: 1}[tc.want == flightlock.StatusFail] {
+					t.Errorf("the log told %d times:\n%s", told, log.String())
+				}
+				closeClient(t, theirs)
+				time.Sleep(6 * time.Minute)
+				wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusOK)
+			})
+		})
+	}
+	t.Run("another prefix", func(t *testing.T) {
+		bubble(t, 5, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			ours := lockOnce(t, flightlock.Options{}, clients[:3]...)
+			lockOnce(t, flightlock.Options{KeyPrefix: "other:"}, clients...)
+			time.Sleep(time.Minute)
+			wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusOK)
+		})
+	})
+	t.Run("other names", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var ours, theirs []redis.UniversalClient
+			for i, n := range redistest.StartMemNodes(t, 3) {
+				ours = append(ours, n.Client(t))
+				theirs = append(theirs, n.Client(t, func(o *redis.Options) { o.Addr = fmt.Sprintf("192.168.0.%d:1", i+1) }))
+			}
+			c := lockOnce(t, flightlock.Options{}, ours...)
+			lockOnce(t, flightlock.Options{}, theirs...)
+			time.Sleep(time.Minute)
+			wantFinding(t, check(t, c), "", "node sets", flightlock.StatusOK)
+		})
+	})
+	t.Run("a node that does not tell", func(t *testing.T) {
+		bubble(t, 4, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			ours := lockOnce(t, flightlock.Options{}, clients[:3]...)
+			lockOnce(t, flightlock.Options{}, clients...)
+			time.Sleep(time.Minute)
+			nodes[0].Down(true)
+			wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusUnknown)
+		})
+	})
+}
+
+// A client that locks nothing leaves no word, and word is one short-lived key.
+func TestWordIsLeftOnlyByThoseWhoLock(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		time.Sleep(time.Hour)
+		if keys := nodes[0].Mini.Keys(); len(keys) != 0 {
+			t.Errorf("keys %v", keys)
+		}
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+		time.Sleep(time.Hour)
+		if !nodes[0].Mini.Exists("flightlock:{sets}") {
+			t.Error("no word left")
+		}
+		closeClient(t, c)
+		time.Sleep(6 * time.Minute)
+		if nodes[0].Mini.Exists("flightlock:{sets}") {
+			t.Error("word stays after its client")
+		}
+	})
+}

@@ -1,0 +1,77 @@
+package flightlocktest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
+)
+
+// publish is a user's function: it works in steps, and must not go on with the next one
+// when it has lost its lock.
+func publish(ctx context.Context, c *flightlock.Client, step func()) error {
+	lock, err := c.SingleFlightLock(ctx, "report", 10*time.Second, nil)
+	if err != nil {
+		return err
+	}
+	defer lock.Release(ctx)
+	if err := lock.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+		return err
+	}
+	ctx = lock.Context(ctx)
+	for range 3 {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		step()
+	}
+	return nil
+}
+
+// A user's function is tested against the loss of its lock: it must stop, and say why.
+func Example() {
+	nodes := flightlocktest.Start(3)
+	defer nodes.Close()
+	c, err := nodes.Client(flightlock.Options{})
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+
+	steps := 0
+	err = publish(ctx, c, func() {
+		if steps++; steps == 2 {
+			if err := nodes.Lose(ctx, "report"); err != nil {
+				panic(err)
+			}
+		}
+	})
+	fmt.Println("steps:", steps)
+	fmt.Println("lost:", errors.Is(err, flightlock.ErrLockLost))
+	// Output:
+	// steps: 2
+	// lost: true
+}
+
+// A function is tested for what it does while no lock can be had.
+func ExampleNodes_Down() {
+	nodes := flightlocktest.Start(1)
+	defer nodes.Close()
+	c, err := nodes.Client(flightlock.Options{})
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+
+	nodes.Down(true)
+	_, err = c.TryLock(ctx, "report", time.Second)
+	fmt.Println(errors.Is(err, flightlock.ErrUnavailable))
+	nodes.Down(false)
+	fmt.Println(publish(ctx, c, func() {}))
+	// Output:
+	// true
+	// <nil>
+}

@@ -1,0 +1,154 @@
+package flightlocktest_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	logging.Disable() // it reports every refused dial
+	goleak.VerifyTestMain(m)
+}
+
+// everywhere runs a test in a bubble and outside.
+func everywhere(t *testing.T, test func(t *testing.T, nodes *flightlocktest.Nodes)) {
+	run := func(t *testing.T) {
+		nodes := flightlocktest.Start(3)
+		defer nodes.Close()
+		test(t, nodes)
+	}
+	t.Run("in a bubble", func(t *testing.T) { synctest.Test(t, run) })
+	t.Run("outside", run)
+}
+
+func mustClient(t *testing.T, nodes *flightlocktest.Nodes, opts flightlock.Options) *flightlock.Client {
+	t.Helper()
+	c, err := nodes.Client(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// A lock that is lost on demand is over at once, whether anybody refreshes it or not, and
+// whichever of the three calls won it; others are not.
+func TestLose(t *testing.T) {
+	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
+		for _, prefix := range []string{"", flightlock.NoPrefix, "mine:"} {
+			c := mustClient(t, nodes, flightlock.Options{KeyPrefix: prefix})
+			for name, lock := range map[string]func(key string) (*flightlock.Lock, error){
+				"SingleFlightLock": func(key string) (*flightlock.Lock, error) {
+					return c.SingleFlightLock(t.Context(), key, time.Minute, nil)
+				},
+				"TryLock": func(key string) (*flightlock.Lock, error) { return c.TryLock(t.Context(), key, time.Minute) },
+				"Lock":    func(key string) (*flightlock.Lock, error) { return c.Lock(t.Context(), key, time.Minute, nil) },
+			} {
+				l, err1 := lock(name)
+				other, err2 := lock("other" + name)
+				if err := errors.Join(err1, err2); err != nil {
+					t.Fatal(err)
+				}
+				ctx := l.Context(t.Context())
+				if err := nodes.Lose(t.Context(), name); err != nil {
+					t.Fatal(err)
+				}
+				<-ctx.Done()
+				if !errors.Is(l.Err(), flightlock.ErrLockLost) || !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
+					t.Errorf("%s: %v, cause %v", name, l.Err(), context.Cause(ctx))
+				}
+				if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+					t.Errorf("Release: %v", err)
+				}
+				if err := other.Release(t.Context()); err != nil {
+					t.Errorf("another lock: %v", err)
+				}
+			}
+		}
+	})
+}
+
+// Lose waits until somebody holds the key, and a waiter gets it next.
+func TestLoseWaitsForAHolder(t *testing.T) {
+	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		if err := nodes.Lose(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("nobody holds it: %v", err)
+		}
+		c := mustClient(t, nodes, flightlock.Options{})
+		ended := make(chan error)
+		for range 2 {
+			go func() {
+				l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+				if err != nil {
+					ended <- err
+					return
+				}
+				<-l.Context(t.Context()).Done()
+				ended <- l.Err()
+			}()
+		}
+		for range 2 {
+			if err := nodes.Lose(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-ended; !errors.Is(err, flightlock.ErrLockLost) {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
+}
+
+// In a bubble a minute of waiting takes no time, and clients are like processes: they
+// exclude each other.
+func TestVirtualTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := flightlocktest.Start(3)
+		defer nodes.Close()
+		a := mustClient(t, nodes, flightlock.Options{})
+		b := mustClient(t, nodes, flightlock.Options{})
+		l, err := a.TryLock(t.Context(), "k", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
+			t.Errorf("got %v", err)
+		}
+		began := time.Now()
+		if _, err := b.SingleFlightLock(t.Context(), "k", time.Second, nil); err != nil {
+			t.Error(err)
+		}
+		if waited := time.Since(began); waited < 59*time.Second || l.Err() == nil {
+			t.Errorf("waited %v, the first: %v", waited, l.Err())
+		}
+	})
+}
+
+// The nodes are those of Start, and Close closes what Client has made.
+func TestClientsBelongToTheirNodes(t *testing.T) {
+	nodes := flightlocktest.Start(1)
+	defer nodes.Close()
+	c := mustClient(t, nodes, flightlock.Options{})
+	rdb := redis.NewClient(&redis.Options{Addr: "10.0.0.1:1"})
+	defer rdb.Close()
+	if _, err := nodes.Client(flightlock.Options{Nodes: []redis.UniversalClient{rdb}}); !errors.Is(err, flightlock.ErrInvalid) {
+		t.Errorf("with Nodes: %v", err)
+	}
+	if _, err := nodes.Client(flightlock.Options{NodeTimeout: -1}); !errors.Is(err, flightlock.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+	nodes.Close()
+	nodes.Close()
+	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}

@@ -1,0 +1,27 @@
+package flight
+
+import "time"
+
+// Holders gives, for every Hold of key that is current, a function that refreshes it, as its
+// holder could at any time, and returns its Err after that. It is for tests, which cannot
+// wait for time to bring a refresh.
+func (g *Group) Holders(key string, timeout time.Duration) (all []func() error) {
+	for _, f := range g.all() {
+		if f.key != key {
+			continue
+		}
+		f.mu.Lock()
+		h := f.cur
+		f.mu.Unlock()
+		if h == nil {
+			continue
+		}
+		all = append(all, func() error {
+			done := make(chan error, 1)
+			h.Refresh(timeout, func(err error) { done <- err })
+			<-done
+			return h.Err()
+		})
+	}
+	return all
+}

@@ -1,0 +1,6 @@
+// Package hook lets flightlocktest reach into a client, which users cannot and need not.
+package hook
+
+// Holders gives, for each Lock that a client (a *flightlock.Client) holds on key now, a
+// function that refreshes that Lock and returns its Err. flightlock sets it.
+var Holders func(client any, key string) []func() error

@@ -1,0 +1,221 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A rival is another client of the same nodes.
+type rival interface {
+	// tryLock makes one attempt, and returns the way to release.
+	tryLock(ctx context.Context, key string, ttl time.Duration) (release func() bool, ok bool)
+}
+
+// redsyncRival is redsync over its adapter for go-redis.
+type redsyncRival struct{ *redsync.Redsync }
+
+func newRedsync(nodes []redis.UniversalClient) rival {
+	var pools []redsyncredis.Pool
+	for _, n := range nodes {
+		pools = append(pools, goredis.NewPool(n))
+	}
+	return redsyncRival{redsync.New(pools...)}
+}
+
+func (r redsyncRival) tryLock(ctx context.Context, key string, ttl time.Duration) (func() bool, bool) {
+	m := r.NewMutex(key, redsync.WithExpiry(ttl), redsync.WithTries(1))
+	if err := m.TryLockContext(ctx); err != nil {
+		return nil, false
+	}
+	return func() bool {
+		ok, err := m.UnlockContext(ctx)
+		return ok && err == nil
+	}, true
+}
+
+// plainRival is what the Redlock page says: SET NX PX everywhere, and a script that compares
+// and deletes.
+type plainRival struct{ nodes []redis.UniversalClient }
+
+var compareAndDelete = redis.NewScript(`if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end`)
+
+var owners atomic.Int64
+
+func (r plainRival) tryLock(ctx context.Context, key string, ttl time.Duration) (func() bool, bool) {
+	owner := fmt.Sprint("plain-", owners.Add(1))
+	release := func() bool {
+		gone := 0
+		for _, n := range r.nodes {
+			if k, err := compareAndDelete.Run(ctx, n, []string{key}, owner).Int(); err == nil {
+				gone += k
+			}
+		}
+		return gone > len(r.nodes)/2
+	}
+	votes := 0
+	for _, n := range r.nodes {
+		if n.SetArgs(ctx, key, owner, redis.SetArgs{Mode: "NX", TTL: ttl}).Val() == "OK" {
+			votes++
+		}
+	}
+	if votes <= len(r.nodes)/2 {
+		release()
+		return nil, false
+	}
+	return release, true
+}
+
+// eachRival runs test against each rival on 1 and 3 real servers.
+func eachRival(t *testing.T, test func(t *testing.T, c *flightlock.Client, r rival, nodes []redis.UniversalClient)) {
+	for _, n := range []int{1, 3} {
+		for name, make := range map[string]func([]redis.UniversalClient) rival{
+			"redsync": newRedsync,
+			"plain":   func(nodes []redis.UniversalClient) rival { return plainRival{nodes} },
+		} {
+			t.Run(fmt.Sprintf("rival=%s/nodes=%d", name, n), func(t *testing.T) {
+				var nodes []redis.UniversalClient
+				for range n {
+					nodes = append(nodes, redistest.StartServer(t).Client(t))
+				}
+				c, err := flightlock.New(flightlock.Options{
+					Nodes: nodes, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close(context.Background())
+				test(t, c, make(nodes), nodes)
+			})
+		}
+	}
+}
+
+// While one has the key the other does not get it, and after a release it does.
+func TestWeExcludeEachOther(t *testing.T) {
+	eachRival(t, func(t *testing.T, c *flightlock.Client, r rival, nodes []redis.UniversalClient) {
+		for range 3 {
+			l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := r.tryLock(t.Context(), "k", time.Minute); ok {
+				t.Error("the rival got the key that we hold")
+			}
+			if err := l.Refresh(t.Context()); err != nil {
+				t.Errorf("Refresh after the rival's attempt: %v", err)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Errorf("Release: %v", err)
+			}
+
+			release, ok := r.tryLock(t.Context(), "k", time.Minute)
+			if !ok {
+				t.Fatal("the rival does not get the key that we released")
+			}
+			_, err = c.TryLock(t.Context(), "k", time.Minute)
+			var qe *flightlock.QuorumError
+			if !errors.Is(err, flightlock.ErrNotAcquired) || !errors.As(err, &qe) {
+				t.Fatalf("TryLock of the rival's key: %v", err)
+			}
+			for _, n := range qe.Nodes {
+				if n.Err == nil && (n.Holder == "" || n.HolderTTL <= 0 || n.HolderTTL > time.Minute) {
+					t.Errorf("node %s: holder %q for %v", n.Node, n.Holder, n.HolderTTL)
+				}
+			}
+			if !release() {
+				t.Error("the rival's key was not its own any more")
+			}
+		}
+		for _, n := range nodes {
+			if n.Exists(t.Context(), "k").Val() != 0 {
+				t.Error("a key is left")
+			}
+		}
+	})
+}
+
+// A rival that dies has its key until the ttl ends, and we wait for that, and the other way
+// round.
+func TestTheDeadAreWaitedFor(t *testing.T) {
+	eachRival(t, func(t *testing.T, c *flightlock.Client, r rival, _ []redis.UniversalClient) {
+		began := time.Now()
+		if _, ok := r.tryLock(t.Context(), "k", 300*time.Millisecond); !ok {
+			t.Fatal("the rival does not get a free key")
+		}
+		l, err := c.SingleFlightLock(t.Context(), "k", time.Second, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waited := time.Since(began); waited < 300*time.Millisecond {
+			t.Errorf("we got the key after %v", waited)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Under contention of many goroutines of either kind, never two have the key.
+func TestNeverTwoHolders(t *testing.T) {
+	eachRival(t, func(t *testing.T, c *flightlock.Client, r rival, _ []redis.UniversalClient) {
+		const rounds = 25
+		var holders, ours, theirs atomic.Int64
+		critical := func(count *atomic.Int64) {
+			if n := holders.Add(1); n != 1 {
+				t.Errorf("%d holders", n)
+			}
+			time.Sleep(time.Millisecond)
+			count.Add(1)
+			holders.Add(-1)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range rounds {
+					l, err := c.SingleFlightLock(ctx, "k", 20*time.Second, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					critical(&ours)
+					if err := l.Release(ctx); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			wg.Go(func() {
+				for done := 0; done < rounds && ctx.Err() == nil; {
+					release, ok := r.tryLock(ctx, "k", 20*time.Second)
+					if !ok {
+						time.Sleep(2 * time.Millisecond)
+						continue
+					}
+					critical(&theirs)
+					release()
+					done++
+				}
+			})
+		}
+		wg.Wait()
+		if ours.Load() != 4*rounds || theirs.Load() != 4*rounds {
+			t.Errorf("we had the key %d times, the rivals %d, want %d each", ours.Load(), theirs.Load(), 4*rounds)
+		}
+	})
+}

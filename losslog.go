@@ -1,0 +1,51 @@
+package flightlock
+
+import (
+	"errors"
+	"sync"
+	"time"
+)
+
+// lossLog tells the log of lost locks. When the nodes go down, a process may lose a hundred
+// thousand locks in a second; so one line tells of the first loss with its key and reason,
+// and a second later one line tells how many more there were.
+type lossLog struct {
+	c *Client
+
+	mu    sync.Mutex  // guards what follows
+	timer *time.Timer // set from the first loss on for a second
+	more  int         // losses since that one
+	last  string      // key of the latest
+}
+
+const lossPause = time.Second
+
+// lost is called by the flights, without their locks.
+func (l *lossLog) lost(key string, why error) {
+	if errors.Is(why, ErrClosed) {
+		return // Close was asked to
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil {
+		l.more, l.last = l.more+1, l.c.short(key)
+		return
+	}
+	l.timer = time.AfterFunc(lossPause, l.flush)
+	l.c.opts.Logger.Warn("flightlock: lock lost", "key", l.c.short(key), "err", why)
+}
+
+// flush tells of what was not told one by one.
+func (l *lossLog) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer == nil {
+		return
+	}
+	l.timer.Stop()
+	l.timer = nil
+	if l.more > 0 {
+		l.c.opts.Logger.Warn("flightlock: more locks lost", "count", l.more, "last_key", l.last)
+		l.more = 0
+	}
+}

@@ -1,0 +1,101 @@
+package flightlock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// syncBuffer is a bytes.Buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// A lost lock is logged with its key and reason; of many that are lost at once the others are
+// logged as a number. Locks that are released are not logged, nor those that Close ends.
+func TestLostLocksAreLogged(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log syncBuffer
+		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+		lines := func() int { return strings.Count(log.String(), "level=WARN") }
+
+		mustRelease(t, mustLock(t, c, "released", time.Second))
+		mustLock(t, c, "slow", time.Second) // and never released
+		time.Sleep(5 * time.Second)
+		if text := log.String(); lines() != 1 || !strings.Contains(text, `msg="flightlock: lock lost" key=slow`) || !strings.Contains(text, "validity") {
+			t.Errorf("one lock that ran out:\n%s", text)
+		}
+
+		for i := range 100 {
+			mustLock(t, c, fmt.Sprint("k", i), time.Second)
+		}
+		time.Sleep(5 * time.Second)
+		if text := log.String(); lines() != 3 || !strings.Contains(text, "count=99") {
+			t.Errorf("100 locks that ran out together:\n%s", text)
+		}
+
+		l := mustLock(t, c, "taken", 10*time.Second)
+		for _, n := range nodes {
+			n.Mini.Set("lock:taken", "somebody else")
+		}
+		if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Error(err)
+		}
+		if text := log.String(); lines() != 4 || !strings.Contains(text, "key=taken") || !strings.Contains(text, "somebody else") {
+			t.Errorf("a lock that was taken:\n%s", text)
+		}
+		time.Sleep(2 * time.Second)
+		mustLock(t, c, "open", 10*time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = c.Close(ctx)
+		synctest.Wait()
+		if lines() != 4 {
+			t.Errorf("ended by Close:\n%s", log.String())
+		}
+	})
+}
+
+// Passwords are in no log line and no error, whatever goes wrong with the nodes.
+func TestPasswordsAreNotLogged(t *testing.T) {
+	s := redistest.StartServer(t, "--requirepass", "right")
+	var log syncBuffer
+	c, err := flightlock.Open([]string{"redis://:hunter2@" + s.Addr(), "redis://:hunter2@" + redistest.RefusedAddr(t)},
+		flightlock.Options{NodeTimeout: 10 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeClient(t, c)
+	for range 5 {
+		if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("TryLock: %v", err)
+		}
+	}
+	if strings.Contains(log.String(), "hunter2") {
+		t.Errorf("log:\n%s", log.String())
+	}
+}

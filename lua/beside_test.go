@@ -1,0 +1,88 @@
+package lua_test
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/lua"
+)
+
+// What the check tries is what the lock scripts use: a right that only one of them needs
+// must not be missed.
+func TestTheCheckTriesEveryCommand(t *testing.T) {
+	commands := func(call, source string) map[string]bool {
+		found := map[string]bool{}
+		for _, m := range regexp.MustCompile(call+`\('([A-Z]+)'`).FindAllStringSubmatch(source, -1) {
+			found[m[1]] = true
+		}
+		return found
+	}
+	tried := commands("try", lua.Check.Source)
+	used := map[string]bool{}
+	for _, s := range append([]lua.Script{lua.Sets}, lua.All...) {
+		maps.Copy(used, commands(`redis\.p?call`, s.Source))
+	}
+	delete(used, "PUBLISH") // Check tries these by themselves: locks work without
+	delete(used, "SPUBLISH")
+	if !maps.Equal(tried, used) {
+		t.Errorf("check.lua tries %v, the scripts use %v", slices.Sorted(maps.Keys(tried)), slices.Sorted(maps.Keys(used)))
+	}
+}
+
+// The check finds nothing wrong where all is right, and leaves nothing.
+func TestCheckLeavesNothing(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if failed := s.must(lua.Check, []string{"lock:x", "flightlock:{x}:check:x"}).([]any); len(failed) != 0 {
+			t.Errorf("failed: %v", failed)
+		}
+		if n := s.DBSize(t.Context()).Val(); n != 0 {
+			t.Errorf("%d keys left", n)
+		}
+	})
+}
+
+// The word that clients leave is one line for each set, the latest first, at most 16, and
+// none longer than it is good for.
+func TestSets(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		leave := func(name, text string, good int) []string {
+			all := s.must(lua.Sets, []string{"flightlock:{sets}"}, name, text, good).(string)
+			var sets []string
+			for line := range strings.Lines(all) {
+				_, set, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+				sets = append(sets, set)
+			}
+			if got := s.Get(t.Context(), "flightlock:{sets}").Val(); got != all {
+				t.Errorf("holds %q, told %q", got, all)
+			}
+			return sets
+		}
+		leave("a", `{"by":"one %d"}`, minute)
+		got := leave("b", "two", minute)
+		if want := []string{"b two", `a {"by":"one %d"}`}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if got = leave("a", "one again", minute); !slices.Equal(got, []string{"a one again", "b two"}) {
+			t.Errorf("got %q", got)
+		}
+		leave("short", "x", 1)
+		time.Sleep(10 * time.Millisecond) // longer than it is good for
+		if got = leave("a", "one", minute); slices.Contains(got, "short x") {
+			t.Errorf("stays after its time: %q", got)
+		}
+		for i := range 40 {
+			got = leave(fmt.Sprint("n", i), "x", minute)
+		}
+		if len(got) != 16 || got[0] != "n39 x" || got[15] != "n24 x" {
+			t.Errorf("%d sets: %q", len(got), got)
+		}
+		if ttl := s.PTTL(t.Context(), "flightlock:{sets}").Val(); ttl <= 0 || ttl > time.Minute {
+			t.Errorf("ttl %v", ttl)
+		}
+	})
+}

@@ -1,0 +1,35 @@
+-- check: tries every command that the lock scripts use, in their place and with their
+-- keys, and tells which of them the server refuses. It leaves nothing behind.
+--
+-- KEYS[1]  a key with the prefix of locks, of a name that nobody locks; it is asked for
+--          and never written
+-- KEYS[2]  a key of flightlock's own in the same hash slot, of a name that nobody has;
+--          it is written and removed again
+--
+-- Reply: a flat list of each command that failed and the error; empty if all may be called
+
+local failed = {}
+local function try(command, ...)
+  local answer = redis.pcall(command, ...)
+  if type(answer) == 'table' and answer.err then
+    failed[#failed + 1] = command
+    failed[#failed + 1] = answer.err
+  end
+end
+
+try('SET', KEYS[1], '0', 'PX', '1000', 'XX') -- it does not exist: nothing is set
+try('GET', KEYS[1])
+try('PTTL', KEYS[1])
+try('PEXPIRE', KEYS[1], '1000')
+try('DEL', KEYS[1])
+try('TIME')
+try('SET', KEYS[2], '0', 'PX', '1000', 'NX')
+try('GET', KEYS[2])
+try('INCRBY', KEYS[2], '1')
+try('DEL', KEYS[2])
+try('ZADD', KEYS[2], '1', 'a')
+try('ZSCORE', KEYS[2], 'a')
+try('ZRANGE', KEYS[2], '0', '0')
+try('PEXPIRE', KEYS[2], '1000')
+try('ZREM', KEYS[2], 'a') -- the last one: that removes the key
+return failed

@@ -1,0 +1,23 @@
+-- sets: leaves word on a node of which set of nodes a client locks on, and tells which
+-- other clients do, as far as they have said so lately. Two sets whose majorities need not
+-- meet are two locks on one key.
+--
+-- KEYS[1]  flightlock:{sets}
+-- ARGV[1]  the set's name: letters and digits
+-- ARGV[2]  what there is to say of it, without a newline
+-- ARGV[3]  how long that is good for, in milliseconds
+--
+-- Reply: the new value of the key: for each set a line "due name text", the due time by
+-- the node's clock in milliseconds. At most 16 sets are kept; the caller's is the first.
+
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local lines = {string.format('%.0f %s %s', now + tonumber(ARGV[3]), ARGV[1], ARGV[2])}
+for due, name, text in string.gmatch(redis.call('GET', KEYS[1]) or '', '(%d+) (%w+) ([^\n]*)\n') do
+  if name ~= ARGV[1] and tonumber(due) > now and #lines < 16 then
+    lines[#lines + 1] = due .. ' ' .. name .. ' ' .. text
+  end
+end
+local value = table.concat(lines, '\n') .. '\n'
+redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
+return value

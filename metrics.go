@@ -1,0 +1,238 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are what Options.Registerer gets of one Client; docs/metrics.md says what each
+// means. What Stats counts is read at each scrape and costs nothing before. Of the rest, a
+// lock that is handed over makes one observation, on the goroutine that was given it; a
+// remote attempt one more, and an exchange with a node one. No label has a lock key: keys
+// come and go, and each would be a time series for ever.
+type metrics struct {
+	c   *Client
+	reg prometheus.Registerer
+
+	acquire  *prometheus.HistogramVec
+	attempt  *prometheus.HistogramVec
+	trip     *prometheus.HistogramVec
+	refresh  *prometheus.CounterVec
+	lost     *prometheus.CounterVec
+	failures *prometheus.CounterVec
+
+	won [len(waits)]prometheus.Observer // the members of acquire that acquired, found once
+}
+
+// How an acquire, or an attempt, went. Of the errors the first that matches counts: that of
+// a ctx which ended matches the last outcome besides.
+var outcomes = [...]string{"acquired", "not_acquired", "unavailable"}
+
+var failedAs = []struct {
+	err     error
+	outcome string
+}{
+	{context.Canceled, "canceled"},
+	{context.DeadlineExceeded, "canceled"},
+	{ErrNotAcquired, outcomes[1]},
+	{ErrUnavailable, outcomes[2]},
+	{ErrTooManyWaiters, "too_many_waiters"},
+	{ErrClosed, "closed"},
+}
+
+func outcomeOf(err error) string {
+	for _, f := range failedAs {
+		if errors.Is(err, f.err) {
+			return f.outcome
+		}
+	}
+	return "invalid" // two nodes are one server
+}
+
+// What a caller waited for, as the local tier has it.
+var waits = [...]string{flight.Remote: "remote", flight.Queued: "queue", flight.Handed: "handoff"}
+
+// buckets suit a handoff, a round trip and a long queue. Scrapers that read native
+// histograms do without them.
+var buckets = []float64{50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60}
+
+func histogram(name, help string, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "flightlock", Name: name, Help: help, Buckets: buckets,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160, NativeHistogramMinResetDuration: time.Hour,
+	}, labels)
+}
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "flightlock", Name: name, Help: help}, labels)
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("flightlock_"+name, help, labels, nil)
+}
+
+// What is read at each scrape.
+var (
+	descWaiters   = desc("waiters", "Callers that wait for a lock now.")
+	descHeld      = desc("held_locks", "Locks held now.")
+	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
+	descHandoffs  = desc("handoffs_total", "Locks given to callers without asking Redis.")
+	descAttempts  = desc("attempts_total", "Remote attempts begun.")
+	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
+	descDebts     = desc("node_debts", "Releases owed to the node that it has not confirmed yet.", "node")
+	descCommands  = desc("node_commands_total", "Script calls written to the node.", "node")
+)
+
+// newMetrics registers the metrics of c, whose nodes are known.
+func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
+	m := &metrics{
+		c: c, reg: reg,
+		acquire: histogram("acquire_duration_seconds",
+			"How long callers waited for a lock, by outcome and by what they waited for: remote (nobody before them in this process), "+
+				"queue (others of this process, then remote) or handoff (others of this process, no Redis).", "outcome", "wait"),
+		attempt:  histogram("attempt_duration_seconds", "How long remote attempts took, by outcome.", "outcome"),
+		trip:     histogram("node_round_trip_seconds", "How long exchanges with a node took, failed ones included.", "node"),
+		refresh:  counter("refreshes_total", "Remote refreshes that ended, by outcome.", "outcome"),
+		lost:     counter("lost_locks_total", "Locks that ended otherwise than by release, by reason.", "reason"),
+		failures: counter("node_errors_total", "Exchanges with a node that had no answer.", "node"),
+	}
+	for i, wait := range waits {
+		m.won[i] = m.acquire.WithLabelValues(outcomes[0], wait)
+	}
+	for _, outcome := range outcomes { // so that rates begin at 0, not at the first
+		m.attempt.WithLabelValues(outcome)
+	}
+	for _, outcome := range []string{"renewed", "lost", "unavailable"} {
+		m.refresh.WithLabelValues(outcome)
+	}
+	for _, reason := range []string{"expired", "taken", "closed"} {
+		m.lost.WithLabelValues(reason)
+	}
+	if err := reg.Register(m); err != nil {
+		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another one has registered there, "+
+			"give every Client a label of its own by prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
+	}
+	for _, n := range c.nodes {
+		trip, failures := m.trip.WithLabelValues(n.Name()), m.failures.WithLabelValues(n.Name())
+		n.Observe = func(took time.Duration, err error) {
+			trip.Observe(took.Seconds())
+			if err != nil {
+				failures.Inc()
+			}
+		}
+	}
+	return m, nil
+}
+
+// unregister lets another Client register.
+func (m *metrics) unregister() {
+	if m != nil {
+		m.reg.Unregister(m)
+	}
+}
+
+func (m *metrics) vectors() []prometheus.Collector {
+	return []prometheus.Collector{m.acquire, m.attempt, m.trip, m.refresh, m.lost, m.failures}
+}
+
+// Describe is for the registry.
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, v := range m.vectors() {
+		v.Describe(ch)
+	}
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descDebts, descCommands} {
+		ch <- d
+	}
+}
+
+// Collect is for the registry.
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, v := range m.vectors() {
+		v.Collect(ch)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	s := m.c.Stats()
+	gauge(descWaiters, float64(s.Waiters))
+	gauge(descHeld, float64(s.Held))
+	count(descAcquired, s.Acquired)
+	count(descHandoffs, s.Handoffs)
+	count(descAttempts, s.Attempts)
+	for _, n := range m.c.nodes {
+		suspended := 0.0
+		if n.Suspended() {
+			suspended = 1
+		}
+		gauge(descSuspended, suspended, n.Name())
+		gauge(descDebts, float64(n.Debts()), n.Name())
+		count(descCommands, n.Commands(), n.Name())
+	}
+}
+
+// acquired is called by each caller that asked for a lock, when it has its answer.
+func (m *metrics) acquired(waited time.Duration, way flight.Way, err error) {
+	if err == nil {
+		m.won[way].Observe(waited.Seconds())
+		return
+	}
+	if way == flight.Handed { // in the instant in which its ctx ended
+		way = flight.Queued
+	}
+	m.acquire.WithLabelValues(outcomeOf(err), waits[way]).Observe(waited.Seconds())
+}
+
+// attempted is called when a remote attempt has ended. A nil m is no metrics.
+func (m *metrics) attempted(began time.Time, f *quorum.Failure) {
+	if m == nil {
+		return
+	}
+	outcome := outcomes[0]
+	if f != nil {
+		outcome = outcomes[2]
+		if f.Reason == quorum.Taken {
+			outcome = outcomes[1]
+		}
+	}
+	m.attempt.WithLabelValues(outcome).Observe(time.Since(began).Seconds())
+}
+
+// refreshed is called when a remote refresh has ended. A nil m is no metrics.
+func (m *metrics) refreshed(f *quorum.Failure) {
+	if m == nil {
+		return
+	}
+	outcome := "renewed"
+	if f != nil {
+		outcome = "unavailable"
+		if f.Reason == quorum.NotHeld {
+			outcome = "lost"
+		}
+	}
+	m.refresh.WithLabelValues(outcome).Inc()
+}
+
+// lostOne is called for each lock that was lost.
+func (m *metrics) lostOne(why error) {
+	if m == nil {
+		return
+	}
+	reason := "expired"
+	var nodes *QuorumError
+	switch {
+	case errors.Is(why, ErrClosed):
+		reason = "closed"
+	case errors.As(why, &nodes):
+		reason = "taken"
+	}
+	m.lost.WithLabelValues(reason).Inc()
+}

@@ -1,0 +1,35 @@
+package flightlock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// What a handoff costs with metrics is one observation, and nothing for the garbage collector.
+func TestObservingAHandoffAllocatesNothing(t *testing.T) {
+	m, err := newMetrics(&Client{}, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := time.Duration(0)
+	if n := testing.AllocsPerRun(1000, func() {
+		waited += 7 * time.Microsecond
+		m.acquired(waited, flight.Handed, nil)
+	}); n >= 1 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkObservingAHandoff(b *testing.B) {
+	m, err := newMetrics(&Client{}, prometheus.NewRegistry())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for i := range b.N {
+		m.acquired(time.Duration(i%1000)*time.Microsecond, flight.Handed, nil)
+	}
+}

@@ -1,0 +1,230 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/redis/go-redis/v9"
+)
+
+// gathered are the values of a scrape by name and labels: `x_total{a="b"}`. A histogram's is its
+// number of observations.
+func gathered(t *testing.T, reg *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			name := f.GetName()
+			if len(labels) > 0 {
+				name += "{" + strings.Join(labels, ",") + "}"
+			}
+			switch f.GetType().String() {
+			case "HISTOGRAM":
+				values[name] = float64(m.GetHistogram().GetSampleCount())
+				if m.GetHistogram().GetSchema() == 0 || len(m.GetHistogram().GetBucket()) < 10 {
+					t.Errorf("%s is not both native and classic", name)
+				}
+			case "GAUGE":
+				values[name] = m.GetGauge().GetValue()
+			default:
+				values[name] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	return values
+}
+
+// Each thing that happens is counted where the docs say.
+func TestMetrics(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		reg := prometheus.NewRegistry()
+		c := newClient(t, flightlock.Options{Registerer: reg, MaxWaiters: 3}, clients...)
+		want := func(values map[string]float64) {
+			t.Helper()
+			synctest.Wait()
+			got := gathered(t, reg)
+			for name, v := range values {
+				if g, there := got[name]; g != v || !there {
+					t.Errorf("%s is %v (%v), want %v", name, g, there, v)
+				}
+			}
+		}
+		ended := make(chan error, 10)
+		lock := func(ctx context.Context, hold time.Duration) {
+			l, err := c.SingleFlightLock(ctx, "k", 10*time.Second, nil)
+			if err == nil {
+				time.Sleep(hold)
+				err = l.Release(ctx)
+			}
+			ended <- err
+		}
+
+		first := mustLock(t, c, "k", 10*time.Second) // asks Redis; the next two wait, and one gives up
+		go lock(t.Context(), 0)
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		go lock(ctx, 0)
+		synctest.Wait()
+		go lock(t.Context(), 0)
+		synctest.Wait()
+		want(map[string]float64{"flightlock_waiters": 3, "flightlock_held_locks": 1, "flightlock_attempts_total": 1})
+		if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, nil); !errors.Is(err, flightlock.ErrTooManyWaiters) {
+			t.Error(err)
+		}
+		cancel()
+		synctest.Wait()
+		mustRelease(t, first)
+		for range 3 {
+			<-ended
+		}
+		_, _ = c.TryLock(t.Context(), "k2", time.Second)
+		_, _ = c.TryLock(t.Context(), "k2", time.Second) // held here
+		want(map[string]float64{
+			`flightlock_acquire_duration_seconds{outcome="acquired",wait="remote"}`:        2,
+			`flightlock_acquire_duration_seconds{outcome="acquired",wait="handoff"}`:       2,
+			`flightlock_acquire_duration_seconds{outcome="acquired",wait="queue"}`:         0,
+			`flightlock_acquire_duration_seconds{outcome="canceled",wait="queue"}`:         1,
+			`flightlock_acquire_duration_seconds{outcome="too_many_waiters",wait="queue"}`: 1,
+			`flightlock_acquire_duration_seconds{outcome="not_acquired",wait="queue"}`:     1,
+			"flightlock_acquired_total":                               4,
+			"flightlock_handoffs_total":                               2,
+			"flightlock_waiters":                                      0,
+			`flightlock_attempt_duration_seconds{outcome="acquired"}`: 2,
+			`flightlock_lost_locks_total{reason="expired"}`:           0,
+		})
+
+		time.Sleep(2 * time.Second) // k2 runs out
+		other := newClient(t, flightlock.Options{}, clients...)
+		held := mustLock(t, other, "k3", 10*time.Second)
+		_, _ = c.TryLock(t.Context(), "k3", time.Second)
+		mustRelease(t, held)
+		taken := mustLock(t, c, "k4", 10*time.Second)
+		if err := taken.Refresh(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for _, n := range nodes {
+			n.Mini.Set("lock:k4", "somebody else")
+		}
+		_ = taken.Refresh(t.Context())
+		want(map[string]float64{
+			`flightlock_lost_locks_total{reason="expired"}`:                             1,
+			`flightlock_lost_locks_total{reason="taken"}`:                               1,
+			`flightlock_refreshes_total{outcome="lost"}`:                                1,
+			`flightlock_attempt_duration_seconds{outcome="not_acquired"}`:               1,
+			`flightlock_acquire_duration_seconds{outcome="not_acquired",wait="remote"}`: 1,
+			`flightlock_node_errors_total{node="10.0.0.1:6379"}`:                        0,
+			`flightlock_node_suspended{node="10.0.0.1:6379"}`:                           0,
+		})
+		if got := gathered(t, reg); got[`flightlock_refreshes_total{outcome="renewed"}`] < 1 {
+			t.Errorf("no refresh: %v", got)
+		}
+		if got := gathered(t, reg); got[`flightlock_node_round_trip_seconds{node="10.0.0.1:6379"}`] < 5 ||
+			got[`flightlock_node_commands_total{node="10.0.0.3:6379"}`] < 5 {
+			t.Errorf("too few exchanges: %v", got)
+		}
+
+		for _, n := range nodes {
+			n.Stall(true)
+		}
+		_, _ = c.TryLock(t.Context(), "k5", time.Second)
+		time.Sleep(5 * time.Second) // the exchanges are given up
+		want(map[string]float64{
+			`flightlock_attempt_duration_seconds{outcome="unavailable"}`:               1,
+			`flightlock_acquire_duration_seconds{outcome="unavailable",wait="remote"}`: 1,
+			`flightlock_node_suspended{node="10.0.0.2:6379"}`:                          1,
+			`flightlock_node_debts{node="10.0.0.2:6379"}`:                              1,
+		})
+		if got := gathered(t, reg); got[`flightlock_node_errors_total{node="10.0.0.1:6379"}`] < 1 {
+			t.Errorf("no error of a node that does not answer: %v", got)
+		}
+		for _, n := range nodes {
+			n.Stall(false)
+		}
+		for name := range gathered(t, reg) {
+			if strings.Contains(name, "lock:") || strings.Contains(name, `"k`) {
+				t.Errorf("%s has a key", name)
+			}
+		}
+		time.Sleep(5 * time.Second)
+	})
+}
+
+// A caller that waited behind others of its process, and then for Redis, is told from one that
+// was handed the lock.
+func TestMetricsOfAQueueThatWasNotHandedOver(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		reg := prometheus.NewRegistry()
+		c := newClient(t, flightlock.Options{Registerer: reg, HandoffSlice: -1}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		done := make(chan struct{})
+		go func() {
+			mustRelease(t, mustLock(t, c, "k", time.Second))
+			close(done)
+		}()
+		synctest.Wait()
+		mustRelease(t, l)
+		<-done
+		got := gathered(t, reg)
+		if got[`flightlock_acquire_duration_seconds{outcome="acquired",wait="queue"}`] != 1 || got["flightlock_handoffs_total"] != 0 {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+// Names, units and help texts are as Prometheus wants them.
+func TestMetricsAreConventional(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		reg := prometheus.NewPedanticRegistry()
+		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
+		mustRelease(t, mustLock(t, c, "k", time.Second))
+		families, err := reg.Gather()
+		if err != nil || len(families) != 14 {
+			t.Fatalf("%d families, %v", len(families), err)
+		}
+		problems, err := promlint.NewWithMetricFamilies(families).Lint()
+		if err != nil || len(problems) > 0 {
+			t.Errorf("%v, %v", problems, err)
+		}
+	})
+}
+
+// Two clients in one process share a registry by a label each; without, the second is told so.
+// Close makes room.
+func TestTwoClientsOnOneRegisterer(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		reg := prometheus.NewRegistry()
+		named := func(name string) prometheus.Registerer {
+			return prometheus.WrapRegistererWith(prometheus.Labels{"client": name}, reg)
+		}
+		a := newClient(t, flightlock.Options{Registerer: named("a")}, clients...)
+		newClient(t, flightlock.Options{Registerer: named("b")}, clients...)
+		mustRelease(t, mustLock(t, a, "k", time.Second))
+		got := gathered(t, reg)
+		if got[`flightlock_acquired_total{client="a"}`] != 1 || got[`flightlock_acquired_total{client="b"}`] != 0 {
+			t.Errorf("got %v", got)
+		}
+		for _, r := range []prometheus.Registerer{named("a"), reg} {
+			_, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: r})
+			wantInvalid(t, err, "Options.Registerer", "WrapRegistererWith")
+		}
+		closeClient(t, a)
+		newClient(t, flightlock.Options{Registerer: named("a")}, clients...)
+	})
+}

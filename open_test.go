@@ -1,0 +1,309 @@
+package flightlock_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// Open refuses a bad url, says which and why, and does not show its password.
+func TestOpenHidesPasswords(t *testing.T) {
+	for _, bad := range []string{
+		"redis://u:hunter2@127.0.0.1:99999999/x",
+		"http://u:hunter2@127.0.0.1:6379",
+		"redis://u:hunter2@127.0.0.1:6379?nonsense=1",
+		"redis://u:hunter2@[::1",
+		"redis://u:hunter2@127.0.0.1:6379/%zz",
+		"://u:hunter2@x",
+		"redis://u:hunter2",
+		"redis:u:hunter2@h",
+		"redis://u:%68unter2@h:1/x",
+		"redis://u:%68%75%6e%74%65%72%32@h:1?typo=%68unter2",
+		"redis://h:1?master_name=m&username=app&password=hunter2&typo=1",
+		"redis://h:1?addr=h:2&sentinel_password=hunter2&typo=1",
+		"redis://h:1?Password=hunter2",
+		"redis://h:1?pass=hunter2",
+		"redis://h:1?auth=hunter2",
+		"redis://h:1?hunter2@h",
+		"redis://h:1?password=a&hunter2",
+		"redis://h:1?p%61ssword=hunter2",
+		"redis://u:hunter2@h:1?addr=h:2&read_only=true",
+		"redis://h:1?master_name=m&replica_only=true&password=hunter2",
+		"unix://u:hunter2@/run/redis.sock?typo=1",
+		"unix://u:hunter2@run/redis.sock",
+		"127.0.0.1:6379",
+		"u:hunter2@127.0.0.1:6379",
+		"",
+	} {
+		_, err := flightlock.Open([]string{"redis://127.0.0.1:1", bad}, flightlock.Options{})
+		wantInvalid(t, err, "urls[1]")
+		if strings.Contains(err.Error(), "unter2") {
+			t.Errorf("%q: %q shows the password", bad, err)
+		}
+	}
+	_, err := flightlock.Open(nil, flightlock.Options{})
+	wantInvalid(t, err, "Nodes")
+}
+
+// A password with a character that should have been written as %XX makes a url that means
+// something else. Whatever it is taken for, no half of it is shown.
+func TestOpenHidesHalvesOfPasswords(t *testing.T) {
+	for _, form := range []string{
+		"redis://u:PW@h:1/x", "redis://:PW@h:1/x", "redis://PW@h:1/x", "rediss://u:PW@h:1?typo=1", "unix://u:PW@/run/r.sock?typo=1",
+		"redis://u:PW@h:1?addr=h:2&typo=1", "redis://u:PW@h:1?master_name=m&typo=1",
+		"redis://h:1?master_name=m&password=PW&typo=1", "redis://h:1?sentinel_password=PW&addr=h:2",
+	} {
+		for c := rune(' '); c < 127; c++ {
+			halves := []string{"7531864", "9876543"}
+			for range 2 {
+				u := strings.Replace(form, "PW", halves[0]+string(c)+halves[1], 1)
+				cl, err := flightlock.Open([]string{u}, flightlock.Options{})
+				if err == nil {
+					closeClient(t, cl)
+					continue
+				}
+				if c == ':' && strings.HasPrefix(form, "redis://PW@") {
+					continue // a user and a password
+				}
+				if text := err.Error(); strings.Contains(text, halves[0]) || strings.Contains(text, halves[1]) {
+					t.Errorf("%q: shown in %q", u, text)
+				}
+				halves = []string{"correcthorse", "batterystaple"}
+			}
+		}
+	}
+}
+
+// What is wrong is said, as far as it is no secret.
+func TestOpenSaysWhatIsWrong(t *testing.T) {
+	for bad, says := range map[string][]string{
+		"127.0.0.1:6379":                                   {"127.0.0.1:6379", "want redis://host:port"},
+		"redis://h:1/x?db=1":                               {"redis://h:1/x?db=1", `"x"`},
+		"redis://u:p@h:1?read_timeout=soon":                {"redis://u:xxxxx@h:1?read_timeout=soon", "read_timeout"},
+		"redis://h:1?addr=h:2&read_only=true":              {"read_only", "replica"},
+		"redis://h:1?master_name=m&typo=5&password=secret": {"redis://h:1?master_name=m&typo=xxxxx&password=xxxxx", "unexpected option: typo"},
+		"redis://u:12#b@h:1":                               {"redis://xxxxx", "%XX"},
+		"redis://u:a/b@h:1":                                {"redis://xxxxx", "%XX"},
+		"unix://run/redis.sock":                            {"unix://run/redis.sock", "three slashes"},
+		"ftp://h:1":                                        {"ftp://h:1", "scheme"},
+	} {
+		_, err := flightlock.Open([]string{bad}, flightlock.Options{})
+		wantInvalid(t, err, append(says, "urls[0]")...)
+	}
+}
+
+// mustOpen is a Client over urls that is closed when the test ends.
+func mustOpen(t *testing.T, opts flightlock.Options, urls ...string) *flightlock.Client {
+	t.Helper()
+	c, err := flightlock.Open(urls, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeClient(t, c) })
+	return c
+}
+
+// lockAndRelease shows that c locks.
+func lockAndRelease(t *testing.T, c *flightlock.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	l, err := c.SingleFlightLock(ctx, "k", 5*time.Second, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, l)
+}
+
+// A user and a password with every character that urls care about, on three servers.
+func TestOpenWithUserAndPassword(t *testing.T) {
+	const password = `p@ss:w/r?d#1%&= "x`
+	var urls []string
+	var servers []*redistest.Server
+	for range 3 {
+		s := redistest.StartServer(t)
+		s.Do(t, "ACL", "SETUSER", "app", "on", ">"+password, "~*", "&*", "+@all")
+		s.Do(t, "ACL", "SETUSER", "default", "on", "nopass")
+		u := url.URL{Scheme: "redis", User: url.UserPassword("app", password), Host: s.Addr(), Path: "/3"}
+		urls = append(urls, u.String())
+		servers = append(servers, s)
+	}
+	lockAndRelease(t, mustOpen(t, patient, urls...))
+	for _, s := range servers {
+		list := s.Do(t, "CLIENT", "LIST").(string)
+		for _, want := range []string{"name=flightlock", "user=app", "db=3"} {
+			if !strings.Contains(list, want) {
+				t.Errorf("CLIENT LIST does not have %s:\n%s", want, list)
+			}
+		}
+	}
+}
+
+func TestOpenOfAUnixSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "redis.sock")
+	s := redistest.StartServer(t, "--unixsocket", socket, "--unixsocketperm", "700", "--requirepass", "hunter2")
+	c := mustOpen(t, patient, "unix://:hunter2@"+socket+"?client_name=mine")
+	lockAndRelease(t, c)
+	if list := s.Do(t, "CLIENT", "LIST").(string); !strings.Contains(list, "name=mine") {
+		t.Errorf("CLIENT LIST:\n%s", list)
+	}
+	r := check(t, c)
+	wantFinding(t, r, socket, "role", flightlock.StatusOK)
+	wantFinding(t, r, socket, "persistence", flightlock.StatusWarn, "redis-cli -s "+socket)
+}
+
+// With TLS, a certificate that nobody vouches for is refused, and the error says so.
+func TestOpenWithTLS(t *testing.T) {
+	ca, cert, key := certificates(t)
+	addr := redistest.RefusedAddr(t)
+	_, port, _ := net.SplitHostPort(addr)
+	redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
+
+	strict := mustOpen(t, patient, "rediss://"+addr)
+	_, err := strict.TryLock(t.Context(), "k", time.Second)
+	if !errors.Is(err, flightlock.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("without the authority: %v", err)
+	}
+	wantFinding(t, check(t, strict), addr, "reachable", flightlock.StatusFail, "certificate")
+
+	lockAndRelease(t, mustOpen(t, patient, "rediss://"+addr+"?skip_verify=true"))
+
+	rdb := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: &tls.Config{RootCAs: ca}})
+	defer rdb.Close()
+	lockAndRelease(t, newClient(t, patient, rdb))
+}
+
+// certificates makes an authority and a certificate for 127.0.0.1.
+func certificates(t *testing.T) (ca *x509.CertPool, certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	certFile, keyFile = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
+	for name, data := range map[string][]byte{certFile: certPEM, keyFile: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ca = x509.NewCertPool()
+	ca.AppendCertsFromPEM(certPEM)
+	return ca, certFile, keyFile
+}
+
+func TestOpenOfACluster(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3, "--requirepass", "hunter2", "--masterauth", "hunter2")
+	addrs := cluster.Addrs()
+	c := mustOpen(t, patient, fmt.Sprintf("redis://:hunter2@%s?addr=%s&addr=%s", addrs[0], addrs[1], addrs[2]))
+	for i := range 20 { // on all masters
+		l := mustLock(t, c, fmt.Sprint("k", i), 5*time.Second)
+		mustRelease(t, l)
+	}
+	for _, s := range cluster.Servers() {
+		if list := s.Do(t, "CLIENT", "LIST").(string); !strings.Contains(list, "name=flightlock") {
+			t.Errorf("CLIENT LIST of %s:\n%s", s.Addr(), list)
+		}
+	}
+}
+
+// A Sentinel-managed master is found, and when it dies under a held lock the holder goes on
+// with the replica that takes its place: the lock was replicated.
+func TestOpenOfASentinelsMaster(t *testing.T) {
+	master := redistest.StartServer(t, "--repl-diskless-sync-delay", "0")
+	replica := redistest.StartServer(t, "--replicaof", "127.0.0.1 "+fmt.Sprint(master.Port()))
+	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
+	redistest.Eventually(t, 30*time.Second, "the Sentinel knows the replica", func() bool {
+		list := sentinel.Do(t, "SENTINEL", "REPLICAS", "main").([]any)
+		return len(list) == 1 && strings.Contains(replica.Do(t, "INFO", "replication").(string), "master_link_status:up") &&
+			strings.Contains(fmt.Sprint(list), "master-link-status ok")
+	})
+	u := "redis://" + sentinel.Addr() + "?master_name=main"
+	c, other := mustOpen(t, patient, u), mustOpen(t, patient, u)
+	r := check(t, c)
+	wantFinding(t, r, "Sentinel master main", "role", flightlock.StatusOK)
+
+	l := mustLock(t, c, "k", time.Minute)
+	if n := master.Do(t, "WAIT", "1", "20000"); n != int64(1) {
+		t.Fatalf("%v replicas have the lock", n)
+	}
+	redistest.Eventually(t, 30*time.Second, "the lock is on the replica", func() bool {
+		return replica.Do(t, "EXISTS", "lock:k") == int64(1)
+	})
+	if err := master.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool { // its own connections are cut meanwhile
+		return fmt.Sprint(sentinel.Do(t, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")) == fmt.Sprintf("[127.0.0.1 %d]", replica.Port())
+	})
+	redistest.Eventually(t, 20*time.Second, "the lock is refreshed on the new master", func() bool {
+		return l.Refresh(t.Context()) == nil
+	})
+	redistest.Eventually(t, 20*time.Second, "the other client reaches the new master", func() bool {
+		_, err := other.TryLock(t.Context(), "k", time.Second)
+		if err == nil {
+			t.Fatal("two holders")
+		}
+		return errors.Is(err, flightlock.ErrNotAcquired)
+	})
+	mustRelease(t, l)
+	lockAndRelease(t, other)
+}
+
+// Nodes whose clients have dialers of their own may have equal addresses; errors and logs
+// tell them apart nevertheless.
+func TestNodesHaveDifferentNames(t *testing.T) {
+	a, b := redistest.StartMini(t), redistest.StartMini(t)
+	var nodes []redis.UniversalClient
+	for _, addr := range []string{a.Addr(), b.Addr(), redistest.RefusedAddr(t)} {
+		rdb := redis.NewClient(&redis.Options{Addr: "10.0.0.1:1", DialerRetries: 1,
+			Dialer: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+			}})
+		t.Cleanup(func() { rdb.Close() })
+		nodes = append(nodes, rdb)
+	}
+	r := check(t, newClient(t, patient, nodes...))
+	names := map[string]bool{}
+	for _, f := range r.Findings {
+		names[f.Node] = true
+	}
+	for _, want := range []string{"10.0.0.1:1", "10.0.0.1:1 Nodes[1]", "10.0.0.1:1 Nodes[2]"} {
+		if !names[want] {
+			t.Errorf("no node %q in %v", want, names)
+		}
+	}
+}
