@@ -204,10 +204,10 @@ func TestCallersAndLanesTogether(t *testing.T) {
 	if granted.Load() == 0 {
 		t.Error("nothing was granted")
 	}
-	wantDebts(t, n, 0)
-	if keys := lockKeys(t, s); len(keys) != 0 {
-		t.Errorf("left behind: %v", keys)
-	}
+	// A debt that is being paid just now is none, but its key is still there.
+	redistest.Eventually(t, patience, "nothing is left behind", func() bool {
+		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
+	})
 	for i := range n.servers[0].lanes {
 		l := &n.servers[0].lanes[i]
 		redistest.Eventually(t, patience, fmt.Sprintf("lane %d is idle", i), func() bool {
