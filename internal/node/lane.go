@@ -14,17 +14,13 @@ const (
 	// out. All requests for one key use the same lane, so they keep their order.
 	lanesPerServer = 2
 
+	// lanesAlone is that for the only node of a quorum: no other node competes for the
+	// processors.
+	lanesAlone = 4
+
 	// maxBatch bounds a pipeline: the first caller in it waits for the last one's
 	// answer to be read.
 	maxBatch = 128
-
-	// lanesAlone and batchAlone are these for the only node of a quorum: no other node
-	// competes for the processors, so the server should never have to wait. Redis answers
-	// all connections that it has read from before it reads again, so the lanes run in
-	// step, and after a round the server waits for the first lane to be ready: the smaller
-	// its batch, the sooner. One of 64 is what Redis reads at once (16 KB).
-	lanesAlone = 6
-	batchAlone = 64
 
 	// maxQueued bounds what waits for a server that does not answer. Releases are
 	// never refused.
@@ -185,8 +181,7 @@ func (q *queue) close() {
 // by itself, which saves two switches between goroutines (see exchangeNow).
 type lane struct {
 	queue
-	s     *server
-	limit int // of a batch
+	s *server
 
 	// For whoever made the queue busy.
 	calls       calls
@@ -199,12 +194,12 @@ type lane struct {
 // run serves the lane until it is closed and empty.
 func (l *lane) run() {
 	defer l.s.n.wg.Done()
-	batch := make([]*request, 0, l.limit)
+	batch := make([]*request, 0, maxBatch)
 	defer l.long.end() // closed and empty: nobody makes the lane busy any more
 	defer l.brief.end()
 	answering := true
 	for {
-		batch = l.take(batch[:0], l.limit)
+		batch = l.take(batch[:0], maxBatch)
 		if len(batch) == 0 {
 			return
 		}

@@ -41,14 +41,13 @@ func newServer(n *Node, c *redis.Client) *server {
 		n: n, from: c, addr: c.Options().Addr,
 		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
-	lanes, limit := lanesPerServer, maxBatch
+	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {
-		lanes, limit = lanesAlone, batchAlone
+		s.lanes = make([]lane, lanesAlone)
 	}
-	s.lanes = make([]lane, lanes)
 	for i := range s.lanes {
 		s.lanes[i].init()
-		s.lanes[i].s, s.lanes[i].limit = s, limit
+		s.lanes[i].s = s
 		s.lanes[i].patience = 2 * n.timeout
 	}
 	return s
