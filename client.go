@@ -75,7 +75,7 @@ func New(opts Options) (*Client, error) {
 	}
 	c.quorum = quorum.New(quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, Ours: ours, Same: c.sameServer,
+		Owner: c.newOwner, Tells: c.tells, Same: c.sameServer,
 	})
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {
@@ -186,6 +186,11 @@ func (c *Client) newOwner() string {
 	owner = append(owner, c.id...)
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
+
+// tells reports whether the holder named owner will tell when it lets go. A client of another
+// library does not. Nor may one of this very client: what a flight finds of its own process
+// when it asks is mostly the late grant of an attempt that it has given up.
+func (c *Client) tells(owner string) bool { return ours(owner) && !strings.Contains(owner, c.id) }
 
 // ours reports whether a client of this library made owner: label#UUID-sequence.
 func ours(owner string) bool {

@@ -50,11 +50,11 @@ if not ours and not kept then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
-local first = KEYS[2] and redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES') or {}
-if not first[1] and not ARGV[5] then -- nobody waits
+if not KEYS[2] or not ARGV[5] and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
   redis.call('DEL', KEYS[1])
   return ours and 1 or 0
 end
+local first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 
 -- Those that did not take their turn are removed, not more than a few hundred at a time:
 -- the server does nothing else meanwhile.

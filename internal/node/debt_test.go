@@ -226,9 +226,9 @@ func TestADoubtOutlivesTheTTLAndEndsInTheEnd(t *testing.T) {
 	})
 }
 
-// A doubt is settled by two answers that are a second apart, or by a deletion that
-// nothing else explains.
-func TestADoubtIsSettledByTwoAnswersOrADeletion(t *testing.T) {
+// A doubt is settled by three answers, one soon after the first and one a second later, or by
+// a deletion that nothing else explains.
+func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
 		a := b.attempt(t)
@@ -236,15 +236,21 @@ func TestADoubtIsSettledByTwoAnswersOrADeletion(t *testing.T) {
 		b.next(t, opAcquire).settle(failed(errReset), lost)
 		a.release()
 		b.next(t, opRelease).settle(Reply{Kind: Missing}, answered)
-		time.Sleep(debtSecond - time.Millisecond)
-		synctest.Wait()
-		if b.pop() != nil {
-			t.Fatal("the second release came early")
+		for _, wait := range []time.Duration{debtSoon, debtSecond} {
+			time.Sleep(wait - time.Millisecond)
+			synctest.Wait()
+			if b.pop() != nil {
+				t.Fatal("the next release came early")
+			}
+			time.Sleep(time.Millisecond)
+			r := b.next(t, opRelease)
+			if r.parting == nil {
+				t.Error("whoever waits is not told")
+			}
+			r.settle(Reply{Kind: Missing}, answered)
 		}
-		time.Sleep(time.Millisecond)
-		b.next(t, opRelease).settle(Reply{Kind: Missing}, answered)
 		if b.n.Debts() != 0 {
-			t.Error("still owed after two answers")
+			t.Error("still owed after three answers")
 		}
 
 		a = b.attempt(t)

@@ -32,7 +32,7 @@ type Sink interface {
 // executed at any later time, even after a release that came on a newer connection: a
 // stopped server reads the old socket when it goes on. Such requests are counted in
 // doubts, and a release is believed only when it deleted a key that no answered request
-// explains, or when it was answered twice, a second apart.
+// explains, or when it was answered three times, at once, soon and a second later.
 type Entry struct {
 	n *Node
 	t *Target
@@ -89,15 +89,11 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline 
 }
 
 // releaseAgain is the request for a release that is owed. Whoever was to be its rival, and
-// whatever its contender wanted, is past.
+// whatever its contender wanted, is past. It passes the turn on even if it undoes a lost
+// attempt: what it finds by now may have been granted long after that was lost, and others
+// wait for its holder to tell them.
 func (e *Entry) releaseAgain() *request {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	r := &request{op: opRelease, e: e}
-	if e.passing {
-		r.parting = &Parting{}
-	}
-	return r
+	return &request{op: opRelease, e: e, parting: &Parting{}}
 }
 
 // Parting is how a key is left to others. The zero value is for a lease that never had to
@@ -202,7 +198,8 @@ func (e *Entry) createdLocked(r *request, rep Reply, how fate) {
 
 const (
 	debtRetry  = 250 * time.Millisecond // after a release without an answer, at first
-	debtSecond = time.Second            // later on, and between the two answers that settle a doubt
+	debtSecond = time.Second            // later on, and between the last two answers, which settle a doubt
+	debtSoon   = 100 * time.Millisecond // between the first two: a node that goes on reads its old connections at once
 	debtAge    = 10 * time.Minute       // how long a node may be away and still be chased
 )
 
@@ -218,7 +215,10 @@ func (e *Entry) releasedLocked(rep Reply, how fate) (due time.Duration, owed boo
 	}
 	e.present = false
 	if e.doubts > 0 {
-		if e.answers++; e.answers < 2 {
+		switch e.answers++; e.answers {
+		case 1:
+			return debtSoon, true
+		case 2:
 			return debtSecond, true
 		}
 		e.doubts = 0

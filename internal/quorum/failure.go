@@ -170,7 +170,7 @@ func (r *round) ownedLocked(t tally) bool {
 			}
 		}
 		if n >= t.need {
-			return r.l.q.Ours == nil || strings.HasPrefix(rep.Holder, node.TurnOf) || r.l.q.Ours(rep.Holder)
+			return r.l.q.Tells == nil || strings.HasPrefix(rep.Holder, node.TurnOf) || r.l.q.Tells(rep.Holder)
 		}
 	}
 	return false

@@ -28,8 +28,8 @@ type Config struct {
 	DriftFactor float64       // share of the ttl by which clocks may run apart
 	Owner       func() string // a new owner at each call, never the same twice
 
-	// Ours tells whether an owner is of the kind that Owner makes, by any client. nil: all are.
-	Ours func(owner string) bool
+	// Tells says whether the holder of that name will tell when it lets go. nil: all do.
+	Tells func(owner string) bool
 
 	// Same tells whether two nodes are one server.
 	Same func(ctx context.Context, i, j int) (bool, error)
