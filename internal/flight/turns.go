@@ -57,10 +57,8 @@ const (
 )
 
 const (
-	// safety is how long a waiter that hears notices goes without a look of its own: less
-	// than the second in which it should have the key after an outage, when whoever was to
-	// tell may be gone.
-	safety = 800 * time.Millisecond
+	// safety is how long a waiter that hears notices goes without a look of its own.
+	safety = time.Second
 
 	// blind is how long one that does not hear them goes at most, whatever its strategy
 	// says: else its turn would have run out before it came.

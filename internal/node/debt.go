@@ -35,6 +35,23 @@ func (d *debts) owe(e *Entry, due time.Duration) {
 	})
 }
 
+// hurry sends all releases that are owed now: the node answers again, and what others wait
+// for may be behind one of them.
+func (d *debts) hurry() {
+	d.mu.Lock()
+	all := make([]*Entry, 0, len(d.open))
+	for e, timer := range d.open {
+		if timer.Stop() { // else it is being sent
+			all = append(all, e)
+			delete(d.open, e)
+		}
+	}
+	d.mu.Unlock()
+	for _, e := range all {
+		e.n.route(e.releaseAgain())
+	}
+}
+
 func (d *debts) count() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -675,3 +675,26 @@ func TestAStoppedNodePilesUpNothing(t *testing.T) {
 		return n.Debts() == 0 && len(lockKeys(t, s)) <= 1
 	})
 }
+
+// When a node is back, what it is owed is paid at once, and once.
+func TestHurryPaysAllDebts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		for range 3 {
+			a := b.attempt(t)
+			a.acquire()
+			b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+			a.release()
+			b.next(t, opRelease).settle(failed(errReset), lost)
+		}
+		b.n.debts.hurry()
+		for range 3 {
+			b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+		}
+		time.Sleep(2 * debtSecond)
+		synctest.Wait()
+		if b.pop() != nil || b.n.Debts() != 0 {
+			t.Error("a debt was paid twice, or is still owed")
+		}
+	})
+}

@@ -102,6 +102,7 @@ func (s *server) probe(why error) {
 			s.suspended.Store(nil)
 			s.n.heard(nil)
 			s.n.tell(nil)
+			s.n.debts.hurry()
 			return
 		}
 		if s.unreachable != nil { // its slots may have another master by now
