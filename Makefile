@@ -32,8 +32,9 @@ lint: ## golangci-lint over all modules, where it is installed
 	  for m in $(MODULES); do (cd $$m && golangci-lint run ./...) || exit 1; done; \
 	else echo "golangci-lint is not installed: not linted"; fi
 
+# One test at a time: what runs on real servers has deadlines that a busy machine misses.
 race: ## go test -race over all modules
-	@for m in $(MODULES); do (cd $$m && $(GO) test -race -count=1 -timeout 10m ./...) || exit 1; done
+	@for m in $(MODULES); do (cd $$m && $(GO) test -race -count=1 -p 1 -parallel 1 -timeout 10m ./...) || exit 1; done
 
 bench: ## go test -bench, as for tuning; takes some minutes
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench
