@@ -784,6 +784,27 @@ func TestFetchWithoutRedisAndWithoutSlots(t *testing.T) {
 	})
 }
 
+// A Lookup that WaitTimeout cuts short has not failed: what the callers waited for is the lock.
+func TestFetchWaitTimeoutDuringLookup(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var looks atomic.Int64
+		o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+			if looks.Add(1) > 1 {
+				<-ctx.Done()
+			}
+			return "", flightlock.Miss, ctx.Err()
+		}}
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+		defer mustRelease(t, l)
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, WaitTimeout: 20 * time.Second})
+		wantErrors(t, fetching(t.Context(), f, "k", 1), 1, flightlock.ErrNotAcquired)
+		if n, failed := looks.Load(), f.Stats().LookupErrors; n != 2 || failed != 0 {
+			t.Errorf("%d lookups, %d of them failed", n, failed)
+		}
+	})
+}
+
 // Another process holds the lock and does not load: after WaitTimeout, and not before, the
 // policy applies. The error does not look as if the caller's ctx had ended.
 func TestFetchWaitTimeout(t *testing.T) {

@@ -447,8 +447,8 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (foun
 	switch {
 	case a.err != nil && fl.ctx.Err() != nil: // cancelled
 		return true, nil
-	case a.err != nil && errors.Is(parent.Err(), context.Canceled): // by a loan
-		return false, a.err
+	case a.err != nil && parent.Err() != nil: // by a loan or WaitTimeout, which say nothing of the cache
+		return false, nil
 	case a.err != nil:
 		f.counts.lookupErrors.Add(1)
 		return false, fmt.Errorf("flightlock: fetch %q: Lookup: %w", fl.key, a.err)

@@ -39,11 +39,13 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 		case <-ctx.Done():
 			return false, f.quit(h, ctx.Err())
 		case <-h.news:
-			if needless(ctx) {
+			if ctx.Err() == nil && needless(ctx) {
 				_ = f.quit(h, context.Canceled)
 				return true, nil
 			}
-			f.proceed()
+			if ctx.Err() == nil { // else the next round ends it
+				f.proceed()
+			}
 		}
 	}
 }
