@@ -4,7 +4,8 @@
 //
 // What to take for which test:
 //
-//   - [StartServer]: one redis-server process; it can be killed, restarted empty, stopped
+//   - [StartServer]: one redis-server process; it can be killed, restarted empty or from an
+//     append-only file of a while ago, stopped
 //     with SIGSTOP and continued.
 //   - [StartSentinel]: one in Sentinel mode.
 //   - [StartCluster]: masters of a real Redis Cluster; a slot can be moved while a test runs.

@@ -23,7 +23,6 @@ import (
 //
 // Bytes that wait in the proxy are not bounded.
 type Proxy struct {
-	target string
 	port   *port
 	fail   func(error) // reports the error of a method that a test may call without looking at its result
 	ctx    context.Context
@@ -33,6 +32,7 @@ type Proxy struct {
 	accepted, up, down atomic.Int64
 
 	mu       sync.Mutex // guards what follows
+	target   string
 	listener net.Listener
 	links    map[*link]struct{}
 	faults   faults
@@ -127,6 +127,14 @@ func (p *Proxy) hold(on bool) {
 			k.up.hold(on)
 		}
 	})
+}
+
+// SetTarget sends connections to come to another target, as when a name or a virtual address
+// moves to a replica. Those that are open stay where they are; ResetAll ends them.
+func (p *Proxy) SetTarget(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
 }
 
 // ResetAll resets every connection that is open now. What it held or delayed is lost.
@@ -248,10 +256,13 @@ var errSwallowed = errors.New("redistest: swallowed")
 
 // faultyDial connects to the target.
 func (p *Proxy) faultyDial() (*net.TCPConn, error) {
-	if p.now().blackHole {
+	p.mu.Lock()
+	swallowed, target := p.faults.blackHole, p.target
+	p.mu.Unlock()
+	if swallowed {
 		return nil, errSwallowed
 	}
-	c, err := (&net.Dialer{Timeout: startTimeout}).DialContext(p.ctx, "tcp", p.target)
+	c, err := (&net.Dialer{Timeout: startTimeout}).DialContext(p.ctx, "tcp", target)
 	if err != nil {
 		return nil, err
 	}

@@ -106,6 +106,25 @@ func TestProxyWithoutATargetResets(t *testing.T) {
 	}
 }
 
+// A proxy that was turned to another target serves new connections from there and leaves the
+// open ones alone.
+func TestProxyMovesToAnotherTarget(t *testing.T) {
+	first, p := startEcho(t)
+	second, other := startEcho(t)
+	old := dialRaw(t, p.Addr())
+	send(t, old, "a")
+	expectReply(t, old, "a")
+	p.SetTarget(other.Addr())
+	moved := dialRaw(t, p.Addr())
+	send(t, moved, "b")
+	expectReply(t, moved, "b")
+	send(t, old, "c")
+	expectReply(t, old, "c")
+	if first.got() != "ac" || second.got() != "b" {
+		t.Errorf("the first target got %q, the second %q", first.got(), second.got())
+	}
+}
+
 // Delayed replies come late, in order, and a hundred of them as late as one.
 func TestDelayIsAPipeline(t *testing.T) {
 	_, p := startEcho(t)

@@ -226,3 +226,26 @@ func TestStolenPortIsRecognised(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A server that starts from an old append-only file has forgotten what came after it.
+func TestRestartFromAnOldAppendOnlyFile(t *testing.T) {
+	s := StartServer(t, "--appendonly", "yes", "--appendfsync", "everysec")
+	s.Do(t, "SET", "before", "v")
+	old, err := s.SaveAppendOnly()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Do(t, "SET", "after", "v")
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Keys(t); !slices.Equal(got, []string{"after", "before"}) {
+		t.Fatalf("after a kill: %v", got)
+	}
+	if err := s.RestartFrom(old); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Keys(t); !slices.Equal(got, []string{"before"}) {
+		t.Errorf("after a restart from the old file: %v", got)
+	}
+}

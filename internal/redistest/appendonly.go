@@ -1,0 +1,54 @@
+package redistest
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// AppendOnly is what a server's append-only file held at a moment.
+type AppendOnly struct{ files map[string][]byte } // by path below the server's directory
+
+// SaveAppendOnly takes a copy of the append-only file as it is now. Under appendfsync
+// everysec, that is what a machine that loses power up to a second later still has on its disk.
+func (s *Server) SaveAppendOnly() (AppendOnly, error) {
+	a := AppendOnly{files: map[string][]byte{}}
+	err := s.change("save the append-only file of", func() error {
+		return s.eachAppendOnly(func(path string) error {
+			data, err := os.ReadFile(path)
+			a.files[path] = data
+			return err
+		})
+	})
+	return a, err
+}
+
+// RestartFrom kills the process and starts another one on the append-only file that was
+// saved: the server forgets what it was told since. (A killed process by itself forgets
+// nothing that it had written: that is with the kernel.)
+func (s *Server) RestartFrom(a AppendOnly) error {
+	return s.change("restart from an old append-only file", func() error {
+		s.proc.kill()
+		if err := s.eachAppendOnly(os.Remove); err != nil {
+			return err
+		}
+		for path, data := range a.files {
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				return err
+			}
+		}
+		return s.startLocked()
+	})
+}
+
+// eachAppendOnly calls f for every file that an append-only file consists of: one up to
+// Redis 6, several in a directory of their own since.
+func (s *Server) eachAppendOnly(f func(path string) error) error {
+	return filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasPrefix(d.Name(), "appendonly.aof") {
+			return err
+		}
+		return f(path)
+	})
+}
