@@ -100,7 +100,7 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 		trip:     histogram("node_round_trip_seconds", "How long exchanges with a node took, failed ones included.", "node"),
 		refresh:  counter("refreshes_total", "Remote refreshes that ended, by outcome.", "outcome"),
 		lost:     counter("lost_locks_total", "Locks that ended otherwise than by release, by reason.", "reason"),
-		failures: counter("node_errors_total", "Exchanges with a node that had no answer.", "node"),
+		failures: counter("node_errors_total", "Exchanges with a node that had no answer, or an error for one.", "node"),
 	}
 	for i, wait := range waits {
 		m.won[i] = m.acquire.WithLabelValues(outcomes[0], wait)

@@ -49,8 +49,9 @@ type Node struct {
 	// is set before the first request, and called by a goroutine of its own.
 	Changed func(name string, err error)
 
-	// Observe hears of every exchange: how long it took, and why it had no answer. nil:
-	// nobody wants to. It is set before the first request, and must not block.
+	// Observe hears of every exchange: how long it took, and why it had no answer, or an
+	// error for one. nil: nobody wants to. It is set before the first request, and must not
+	// block.
 	Observe func(took time.Duration, err error)
 
 	wg sync.WaitGroup // every goroutine of this node

@@ -118,6 +118,17 @@ func neverRan(err error) bool {
 		hasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
 }
 
+// refusal is the first error that a server answered these commands with, but for those that
+// only say how or where to ask again.
+func refusal(cmds ...*redis.Cmd) error {
+	for _, cmd := range cmds {
+		if err := cmd.Err(); isReply(err) && !hasCode(err, "NOSCRIPT", "MOVED", "ASK") {
+			return err
+		}
+	}
+	return nil
+}
+
 // hasCode reports whether a server answered with one of these error codes. Before Redis
 // 7, an error inside a script is wrapped in a text of its own, the code further back.
 func hasCode(err error, codes ...string) bool {

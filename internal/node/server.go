@@ -194,12 +194,13 @@ func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err erro
 	_ = pipe.BatchProcess(ctx, l.all...)
 	s.n.commands.Add(uint64(len(batch)))
 	_, err = pipe.Exec(ctx)
+	var refused error
 	if err != nil && !l.first.written {
 		unsent(l.cmds, err)
 	} else if isReply(err) {
-		err = nil
+		err, refused = nil, refusal(l.cmds...)
 	}
-	s.heard(err, time.Since(began))
+	s.heard(err, refused, time.Since(began))
 	return l.first.written, err
 }
 
@@ -210,10 +211,11 @@ func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (cmd *re
 	l.first.attach(c, r)
 	l.s.n.commands.Add(1)
 	err := l.s.quick.Process(ctx, cmd)
+	var refused error
 	if isReply(err) && l.first.written {
-		err = nil
+		err, refused = nil, refusal(cmd)
 	}
-	l.s.felt(err, time.Since(now))
+	l.s.felt(err, refused, time.Since(now))
 	return cmd, l.first.written
 }
 
@@ -258,12 +260,14 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 	if s.loads.Load() != loads {
 		return nil
 	}
+	began := time.Now()
 	_, err := s.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 		for _, script := range lua.All {
 			pipe.ScriptLoad(ctx, script.Source)
 		}
 		return nil
 	})
+	s.observe(time.Since(began), err)
 	if err == nil {
 		s.loads.Add(1)
 	}

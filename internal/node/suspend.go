@@ -41,9 +41,10 @@ func (n *Node) Suspended() bool {
 	return false
 }
 
-// heard notes how a lane's exchange went, and how long it took. The lane is busy.
-func (s *server) heard(err error, took time.Duration) {
-	s.felt(err, took)
+// heard notes how a lane's exchange went, and how long it took. err is why it had no answer,
+// refused the error that it was answered with. The lane is busy.
+func (s *server) heard(err, refused error, took time.Duration) {
+	s.felt(err, refused, took)
 	switch {
 	case err == nil:
 		s.failures.Store(0)
@@ -57,14 +58,22 @@ func (s *server) heard(err error, took time.Duration) {
 // felt notes how any exchange went, a caller's own included. A caller waits for so short a
 // time that its timeout alone is no reason to suspend anybody: the next request takes a
 // lane, which finds out.
-func (s *server) felt(err error, took time.Duration) {
+func (s *server) felt(err, refused error, took time.Duration) {
 	s.n.heard(err)
-	if s.n.Observe != nil {
-		s.n.Observe(took, err)
+	if err != nil {
+		refused = err
 	}
+	s.observe(took, refused)
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
 	if err != nil && s.unreachable != nil {
 		s.unreachable(s)
+	}
+}
+
+// observe tells who watches the node how an exchange went.
+func (s *server) observe(took time.Duration, err error) {
+	if s.n.Observe != nil {
+		s.n.Observe(took, err)
 	}
 }
 
