@@ -142,8 +142,9 @@ func (c *Client) Stats() Stats {
 // Close ends the Client. It refuses new work, fails waiters with ErrClosed, waits for
 // holders until ctx ends, then ends the contexts of the remaining locks (cause ErrClosed)
 // and releases them. It returns when every goroutine of the Client has ended; one that
-// waits on a stalled connection may need 4s for that, and Close gives up on it, with an
-// error, when ctx has ended. A second Close waits for the first and returns the same.
+// waits on a stalled connection may need 4s for that, or four times NodeTimeout if that is
+// more, and Close gives up on it, with an error, when ctx has ended. A second Close waits
+// for the first and returns the same.
 func (c *Client) Close(ctx context.Context) error {
 	c.closing.Do(func() { c.closed = c.close(ctx) })
 	return c.closed

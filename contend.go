@@ -2,7 +2,6 @@ package flightlock
 
 import (
 	"context"
-	"errors"
 	"time"
 )
 
@@ -15,13 +14,13 @@ import (
 // It ends with ctx, with the error of SingleFlightLock. ErrUnavailable, and whatever else
 // is not "held", is returned at once. Without a lock, l is nil.
 func (c *Client) contend(ctx context.Context, key string, ttl time.Duration, look func(ctx context.Context) (stop bool)) (l *Lock, stopped bool, err error) {
-	full := c.opts.KeyPrefix + key
-	if err := errors.Join(checkKey(key, full), c.checkTTL(ttl)); err != nil {
+	retry := orDefault(nil)
+	full, err := c.checked(key, ttl, retry)
+	if err != nil {
 		return nil, false, err
 	}
-	c.leaveWord()
-	l = &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
-	stopped, err = c.flights.AcquireUnless(ctx, full, &l.hold, l.ttl, orDefault(nil), look)
+	l = c.newLock(ttl)
+	stopped, err = c.flights.AcquireUnless(ctx, full, &l.hold, l.ttl, retry, look)
 	if stopped || err != nil {
 		return nil, stopped, err
 	}

@@ -89,8 +89,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-		o.ConnMaxIdleTime, o.MaxIdleConns, o.DialerRetries, o.ClientName = -1, 0, 1, named(o.ClientName)
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
 		c := redis.NewFailoverClient(o)
 		c.Options().Addr = "Sentinel master " + o.MasterName // its dialer asks the Sentinels, and nobody else reads it
 		return c, nil
@@ -99,26 +98,23 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-		o.ConnMaxIdleTime, o.MaxIdleConns, o.DialerRetries, o.ClientName = -1, 0, 1, named(o.ClientName)
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
 		return redis.NewClusterClient(o), nil
 	}
 	o, err := redis.ParseURL(rawURL)
 	if err != nil {
 		return nil, err
 	}
-	o.MaxRetries, o.ReadTimeout, o.ContextTimeoutEnabled = -1, atLeast(o.ReadTimeout), false
-	o.ConnMaxIdleTime, o.MaxIdleConns, o.DialerRetries, o.ClientName = -1, 0, 1, named(o.ClientName)
+	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
 	return redis.NewClient(o), nil
 }
 
-// atLeast is the read timeout that locking needs.
-func atLeast(d time.Duration) time.Duration { return max(d, 2*time.Second) }
-
-// named is how CLIENT LIST shows our connections.
-func named(name string) string {
-	if name == "" {
-		return "flightlock"
+// tune sets what locking needs, whichever of go-redis' options these belong to.
+func tune(name *string, retries, dials, idleConns *int, read, idle *time.Duration, byContext *bool) {
+	if *name == "" {
+		*name = "flightlock"
 	}
-	return name
+	*retries, *dials = -1, 1
+	*idleConns, *idle = 0, -1 // keep all of them
+	*read, *byContext = max(*read, 2*time.Second), false
 }

@@ -36,8 +36,8 @@ func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*L
 
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode) (*Lock, error) {
 	retry = orDefault(retry)
-	full := c.opts.KeyPrefix + key
-	if err := errors.Join(checkKey(key, full), c.checkTTL(ttl), checkStrategy(retry)); err != nil {
+	full, err := c.checked(key, ttl, retry)
+	if err != nil {
 		return nil, err
 	}
 	if mode != flight.Alone {
@@ -45,12 +45,23 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 			return l, nil
 		}
 	}
-	c.leaveWord()
-	l := &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
+	l := c.newLock(ttl)
 	if err := c.flights.Acquire(ctx, full, &l.hold, l.ttl, retry, mode); err != nil {
 		return nil, err
 	}
 	return l, nil
+}
+
+// checked gives the key as the nodes know it, if all that a caller asks for can be.
+func (c *Client) checked(key string, ttl time.Duration, retry RetryStrategy) (full string, err error) {
+	full = c.opts.KeyPrefix + key
+	return full, errors.Join(checkKey(key, full), c.checkTTL(ttl), checkStrategy(retry))
+}
+
+// newLock is the Lock of a caller that is about to ask for it.
+func (c *Client) newLock(ttl time.Duration) *Lock {
+	c.leaveWord()
+	return &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
 }
 
 // flightConfig connects the local tier to the quorum, and gives it the words for errors.

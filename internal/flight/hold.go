@@ -105,14 +105,28 @@ func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 	}
 	select {
 	case <-h.ready:
+		return g.answered(h)
 	case <-ctx.Done():
-		if err := f.leave(h, ctx.Err()); err != nil {
-			return err
-		}
+		return f.quit(h, ctx.Err())
 	}
+}
+
+// answered gives the outcome of h's wait, which is over.
+func (g *Group) answered(h *Hold) error {
 	g.readies.Put(h.ready)
 	h.ready = nil
 	return h.refusal
+}
+
+// quit has h leave, and gives the outcome of its wait. A lease that it is given in this
+// instant goes on to the next.
+func (f *flight) quit(h *Hold, why error) error {
+	err := f.leave(h, why)
+	refusal := f.g.answered(h)
+	if err == nil { // it was refused before
+		return refusal
+	}
+	return err
 }
 
 // mayBlock reports whether a caller with that ctx may block for NodeTimeout: not if its

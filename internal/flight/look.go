@@ -33,9 +33,7 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 	for {
 		select {
 		case <-h.ready:
-			g.readies.Put(h.ready)
-			h.ready = nil
-			return false, h.refusal
+			return false, g.answered(h)
 		case <-ctx.Done():
 			return false, f.quit(h, ctx.Err())
 		case <-h.news:
@@ -48,17 +46,6 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 			}
 		}
 	}
-}
-
-// quit has h leave. A lease that it is given in this instant goes on to the next.
-func (f *flight) quit(h *Hold, why error) error {
-	err := f.leave(h, why)
-	f.g.readies.Put(h.ready)
-	h.ready = nil
-	if err == nil { // it was refused before
-		return h.refusal
-	}
-	return err
 }
 
 // tryLocked begins an attempt, when the front waiter has seen that it is needed.

@@ -43,7 +43,7 @@ type Entry struct {
 	present   bool       // the node may hold our key
 	doubts    int        // creates that died with their connection
 	releasing bool       // set by Release, for good: nothing may create the key again
-	passing   bool       // the release passes the turn on
+	registers bool       // set by Release: an acquire is written all the same
 	undoing   bool       // a release is under way or owed
 	gone      instant    // when the key will have expired if nothing renews it
 	answers   int        // of releases while doubts > 0
@@ -120,8 +120,10 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 		return
 	}
 	e.releasing = true
-	e.passing = p != nil
-	if c := e.create; c != nil && !e.registersLocked() && c.drop() {
+	// An attempt that was lost by the answers of other nodes is written here too, for it gets
+	// its contender a place among those who wait. If it is granted, this release comes next.
+	e.registers = p == nil && e.t.contender != ""
+	if c := e.create; c != nil && !e.registers && c.drop() {
 		e.create = nil
 	}
 	empty := e.emptyLocked()
@@ -135,11 +137,6 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	}
 	e.n.route(r)
 }
-
-// registersLocked reports whether an acquire is written although its attempt was lost by the
-// answers of other nodes: it gets the contender its place among those who wait here. If it
-// is granted, the release comes next.
-func (e *Entry) registersLocked() bool { return e.t.contender != "" && !e.passing }
 
 func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.doubts == 0 }
 
@@ -356,7 +353,7 @@ func (r *request) moot(now instant) (Reply, bool) {
 	case r.e.n.closing.Load():
 		return failed(ErrClosed), true
 	}
-	return failed(ErrExpired), now > r.deadline || r.e.releasing && !(r.op == opAcquire && r.e.registersLocked())
+	return failed(ErrExpired), now > r.deadline || r.e.releasing && (r.op != opAcquire || !r.e.registers)
 }
 
 // drop takes r back if it was not written yet, and says whether that was so.
