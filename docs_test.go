@@ -42,20 +42,12 @@ var publish func(context.Context, *flightlock.Client) error
 
 // Every Go snippet of README.md and docs compiles.
 func TestSnippetsCompile(t *testing.T) {
-	files, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, overlay := t.TempDir(), map[string]string{}
 	var packages []string
-	for _, file := range append(files, "README.md") {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, at := range regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllSubmatchIndex(text, -1) {
-			line := 1 + strings.Count(string(text[:at[2]]), "\n")
-			source, err := program(string(text[at[2]:at[3]]), file, line)
+	for file, text := range pages(t) {
+		for _, at := range regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllStringSubmatchIndex(text, -1) {
+			line := 1 + strings.Count(text[:at[2]], "\n")
+			source, err := program(text[at[2]:at[3]], file, line)
 			if err != nil {
 				t.Errorf("%s:%d: %v", file, line, err)
 				continue

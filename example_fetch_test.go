@@ -146,6 +146,62 @@ func ExampleFetcher_Stats() {
 	// Output: 9 1 1
 }
 
+// With no Redis there is no lock: by default each process loads by itself, once per key.
+func ExampleFetchOptions() {
+	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
+	defer gone.Close()
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{gone}})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
+		f := exampleFetcher(c, flightlock.FetchOptions{OnUnavailable: policy},
+			func(context.Context, string) (string, error) { return "value", nil })
+		v, err := f.Fetch(context.Background(), "k")
+		fmt.Printf("%q %v\n", v, errors.Is(err, flightlock.ErrUnavailable))
+		f.Close(context.Background())
+	}
+	// Output:
+	// "value" false
+	// "" true
+}
+
+// A stale value is served at once, and loaded anew behind it.
+func ExampleSource() {
+	c, stop := exampleClient()
+	defer stop()
+	var cached atomic.Value
+	cached.Store("old")
+	stored := make(chan struct{})
+	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+		Lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
+			v := cached.Load().(string)
+			if v == "old" { // its soft ttl is over
+				return v, flightlock.Stale, nil
+			}
+			return v, flightlock.Fresh, nil
+		},
+		Load: func(context.Context, string) (string, error) { return "new", nil },
+		Store: func(_ context.Context, _, v string, _ *flightlock.Lock) error {
+			cached.Store(v)
+			close(stored)
+			return nil
+		},
+	}, flightlock.FetchOptions{})
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close(context.Background())
+
+	fmt.Println(f.Fetch(context.Background(), "k"))
+	<-stored
+	fmt.Println(f.Fetch(context.Background(), "k"))
+	// Output:
+	// old <nil>
+	// new <nil>
+}
+
 // What a Load panics with reaches the callers as an error, and the process lives on.
 func ExamplePanicError() {
 	c, stop := exampleClient()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -247,29 +248,80 @@ func ExampleClient_Check() {
 	// fail
 }
 
-func ExampleQuorumError() {
+// Whether to start the service, by what was found.
+func ExampleReport() {
+	c, stop := exampleClient()
+	defer stop()
+	report, err := c.Check(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	switch report.Status {
+	case flightlock.StatusOK, flightlock.StatusUnknown: // what this user may not ask
+		fmt.Println("go")
+	case flightlock.StatusWarn:
+		fmt.Println("go, and mend it in office hours")
+	case flightlock.StatusFail:
+		fmt.Println("stop")
+	}
+	// Output: go
+}
+
+// Is the work still covered? Err looks at the clock, so it is right at once, also after a
+// pause of the process.
+func ExampleLock_Err() {
+	c, stop := exampleClient()
+	defer stop()
+	lock, err := c.SingleFlightLock(context.Background(), "job", 50*time.Millisecond, nil)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(lock.Err())
+	time.Sleep(time.Until(lock.Until())) // the work took too long
+	fmt.Println(errors.Is(lock.Err(), flightlock.ErrLockLost))
+	// Output:
+	// <nil>
+	// true
+}
+
+// How much a service locks, and how often it has to ask Redis for that.
+func ExampleClient_Stats() {
 	c, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	lock, _ := c.Lock(ctx, "k", time.Minute, nil)
-	defer lock.Release(ctx)
-
-	_, err := c.Lock(ctx, "k", time.Minute, flightlock.NoRetry())
-	var q *flightlock.QuorumError
-	if errors.As(err, &q) {
-		fmt.Println(q.Op, q.Key, q.Got, "of", q.Need, q.Nodes[0].Holder == lock.Owner())
+	for range 3 {
+		lock, err := c.SingleFlightLock(ctx, "job", time.Second, nil)
+		if err != nil {
+			panic(err)
+		}
+		lock.Release(ctx)
 	}
-	// Output: acquire k 0 of 1 true
+	s := c.Stats()
+	fmt.Println("locks:", s.Acquired, "asked Redis:", s.Attempts, "held:", s.Held)
+	// Output: locks: 3 asked Redis: 3 held: 0
 }
 
-func ExampleLimit() {
-	s := flightlock.Limit(flightlock.ExponentialBackoff(time.Millisecond, time.Second), 2)
-	for attempt := 1; attempt <= 3; attempt++ {
-		_, again := s.Next(attempt)
-		fmt.Println(attempt, again)
+// With NoPrefix the key in Redis is the key as it is, for other Redlock clients to see.
+func ExampleOptions() {
+	nodes, stop := exampleNodes(1)
+	defer stop()
+	c, err := flightlock.New(flightlock.Options{
+		Nodes:     nodes,
+		KeyPrefix: flightlock.NoPrefix,
+		NewOwner:  func() string { return "billing" },
+	})
+	if err != nil {
+		panic(err)
 	}
-	// Output:
-	// 1 true
-	// 2 true
-	// 3 false
+	defer c.Close(context.Background())
+
+	ctx := context.Background()
+	lock, err := c.SingleFlightLock(ctx, "invoice:7", time.Second, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer lock.Release(ctx)
+	stored := nodes[0].Get(ctx, "invoice:7").Val()
+	fmt.Println(stored == lock.Owner(), strings.HasPrefix(stored, "billing#"))
+	// Output: true true
 }

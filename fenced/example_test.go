@@ -60,3 +60,12 @@ func ExampleDel() {
 	// <nil>
 	// true
 }
+
+// A value and its token share a hash slot, so a Cluster has them on one server.
+func ExampleFenceKey() {
+	fmt.Println(fenced.FenceKey("user:42"), fenced.FenceKey("user:{42}:name"))
+	fmt.Println("remembered for", fenced.Keep, "longer than the value")
+	// Output:
+	// {user:42}:fence user:{42}:name:token
+	// remembered for 1h0m0s longer than the value
+}

@@ -1,0 +1,115 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/redis/go-redis/v9"
+)
+
+// How an acquire can fail, and what that means for the caller.
+func ExampleClient_SingleFlightLock_errors() {
+	meaning := func(err error) string {
+		switch {
+		case err == nil:
+			return "locked"
+		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+			return "the caller's time is up" // ErrNotAcquired or ErrUnavailable match too
+		case errors.Is(err, flightlock.ErrNotAcquired):
+			return "somebody else has it"
+		case errors.Is(err, flightlock.ErrTooManyWaiters):
+			return "too many want it"
+		case errors.Is(err, flightlock.ErrUnavailable):
+			return "Redis cannot say"
+		}
+		return "a mistake of ours"
+	}
+	nodes, stop := exampleNodes(1)
+	defer stop()
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second, MaxWaiters: 1})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+	try := func(ctx context.Context, key string, ttl time.Duration, retry flightlock.RetryStrategy) {
+		lock, err := c.SingleFlightLock(ctx, key, ttl, retry)
+		fmt.Println(meaning(err))
+		if err == nil {
+			defer lock.Release(ctx)
+		}
+	}
+
+	ctx := context.Background()
+	held, _ := c.SingleFlightLock(ctx, "hot", time.Minute, nil)
+	try(ctx, "free", time.Second, nil)
+	try(ctx, "hot", time.Second, flightlock.NoRetry())
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	try(short, "hot", time.Second, nil)
+	try(ctx, "free", time.Hour, nil) // more than Options.MaxTTL
+
+	waiting := make(chan struct{})
+	go func() {
+		try(ctx, "hot", time.Second, nil) // waits, and gets it in the end
+		close(waiting)
+	}()
+	for c.Stats().Waiters == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	try(ctx, "hot", time.Second, nil)
+	held.Release(ctx)
+	<-waiting
+
+	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
+	defer gone.Close()
+	down, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{gone}})
+	if err != nil {
+		panic(err)
+	}
+	defer down.Close(ctx)
+	_, err = down.SingleFlightLock(ctx, "k", time.Second, flightlock.NoRetry())
+	fmt.Println(meaning(err))
+	// Output:
+	// locked
+	// somebody else has it
+	// the caller's time is up
+	// a mistake of ours
+	// too many want it
+	// locked
+	// Redis cannot say
+}
+
+func ExampleQuorumError() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, _ := c.Lock(ctx, "k", time.Minute, nil)
+	defer lock.Release(ctx)
+
+	_, err := c.Lock(ctx, "k", time.Minute, flightlock.NoRetry())
+	var q *flightlock.QuorumError
+	if errors.As(err, &q) {
+		fmt.Println(q.Op, q.Key, q.Got, "of", q.Need, q.Nodes[0].Holder == lock.Owner())
+	}
+	// Output: acquire k 0 of 1 true
+}
+
+// Each node's answer, for whoever is on call.
+func ExampleNodeError() {
+	c, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	lock, _ := c.Lock(ctx, "k", time.Minute, nil)
+	defer lock.Release(ctx)
+
+	_, err := c.Lock(ctx, "k", time.Minute, flightlock.NoRetry())
+	var q *flightlock.QuorumError
+	if errors.As(err, &q) {
+		var n flightlock.NodeError = q.Nodes[0]
+		fmt.Println(n.Holder == lock.Owner(), n.HolderTTL > 50*time.Second, n.Err)
+	}
+	// Output: true true <nil>
+}
