@@ -5,7 +5,7 @@ GO ?= go
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race bench demo fuzz
+.PHONY: help test format vet lint race bench compare demo fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ race: ## go test -race over all modules
 
 bench: ## go test -bench, as for tuning; takes some minutes
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench
+
+compare: ## flightlock and its rivals side by side, on redis-servers of their own: 25 minutes, QUICK=1: 3 minutes
+	cd bench/peers && $(GO) run . $(if $(QUICK),-quick -out quick,-readme ../../README.md)
 
 demo: ## the main job on embedded nodes
 	$(GO) run ./bench

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/progress"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -16,13 +17,13 @@ type bench struct {
 	nodes *nodes
 	crews []crew
 	reg   *register
-	bar   *progress
+	bar   *progress.Bar
 	jobs  int // so far: each has a key of its own
 }
 
 // runBench runs all phases and reports. An error means that the run could not be completed; what the checks found is in
 // the report.
-func runBench(ctx context.Context, cfg config, bar *progress) (rep *report, err error) {
+func runBench(ctx context.Context, cfg config, bar *progress.Bar) (rep *report, err error) {
 	n, err := startNodes(ctx, cfg.redis)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/progress"
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
@@ -77,7 +78,7 @@ func callsOf(b *testing.B, servers []*redistest.Server) (n uint64) {
 func hotKeyRun(b *testing.B, urls []string, cfg config, d time.Duration) *hotKeyFigures {
 	cfg.redis, cfg.duration, cfg.work, cfg.only = urls, d, fairnessWork, "b"
 	cfg.warmup, cfg.open = 500*time.Millisecond, openClient
-	rep, err := runBench(b.Context(), cfg, newProgress(io.Discard))
+	rep, err := runBench(b.Context(), cfg, progress.New(io.Discard))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/flightlock/flightlock/internal/progress"
 	"github.com/redis/go-redis/v9/logging"
 )
 
@@ -77,9 +78,9 @@ func runAndWrite(ctx context.Context, cfg config, stdout, stderr io.Writer) (*re
 		return nil, err
 	}
 	defer out.close()
-	bar := newProgress(stderr)
+	bar := progress.New(stderr)
 	rep, err := runBench(ctx, cfg, bar)
-	bar.close()
+	bar.Close()
 	if err != nil {
 		return nil, err
 	}

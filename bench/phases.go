@@ -50,11 +50,11 @@ func (b *bench) phases(ctx context.Context) (*report, error) {
 	for _, s := range steps {
 		expected += s.expected
 	}
-	b.bar.start(expected)
+	b.bar.Start(expected)
 	rep := newReport(b)
 	for _, s := range steps {
 		title := fmt.Sprintf("(%s) %s", s.phase, s.name)
-		b.bar.next(title, s.expected)
+		b.bar.Next(title, s.expected)
 		if err := s.run(ctx, rep); err != nil {
 			return nil, fmt.Errorf("%s: %w", title, err)
 		}

@@ -1,4 +1,5 @@
-package main
+// Package progress shows how far a run of many steps has come.
+package progress
 
 import (
 	"fmt"
@@ -9,9 +10,9 @@ import (
 	"time"
 )
 
-// progress is a bar on a terminal, and nothing anywhere else. It goes by expected times: a step that takes longer than
+// Bar is a bar on a terminal, and nothing anywhere else. It goes by expected times: a step that takes longer than
 // expected makes it wait, not run over.
-type progress struct {
+type Bar struct {
 	out io.Writer // nil: no terminal
 
 	mu       sync.Mutex // guards what follows
@@ -20,12 +21,13 @@ type progress struct {
 	done     time.Duration // expected, of the steps that are over
 	step     time.Duration // expected, of this one
 	began    time.Time     // of this one
-	stop     chan struct{} // closed by close
+	stop     chan struct{} // closed by Close
 	finished sync.WaitGroup
 }
 
-func newProgress(w io.Writer) *progress {
-	p := &progress{stop: make(chan struct{})}
+// New makes a Bar, which shows nothing unless w is a terminal.
+func New(w io.Writer) *Bar {
+	p := &Bar{stop: make(chan struct{})}
 	if f, ok := w.(*os.File); ok {
 		if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
 			p.out = w
@@ -34,8 +36,8 @@ func newProgress(w io.Writer) *progress {
 	return p
 }
 
-// start shows the bar, for steps that are expected to take total.
-func (p *progress) start(total time.Duration) {
+// Start shows the bar, for steps that are expected to take total.
+func (p *Bar) Start(total time.Duration) {
 	p.total, p.began = total, time.Now()
 	if p.out == nil {
 		return
@@ -55,15 +57,15 @@ func (p *progress) start(total time.Duration) {
 	})
 }
 
-// next ends the present step and begins another.
-func (p *progress) next(name string, expected time.Duration) {
+// Next ends the present step and begins another.
+func (p *Bar) Next(name string, expected time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done += p.step
 	p.name, p.step, p.began = name, expected, time.Now()
 }
 
-func (p *progress) line(now time.Time) string {
+func (p *Bar) line(now time.Time) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	const width = 30
@@ -75,8 +77,8 @@ func (p *progress) line(now time.Time) string {
 	return fmt.Sprintf("[%s%s] %3.0f%%  %-40s", strings.Repeat("#", full), strings.Repeat(".", width-full), share*100, p.name)
 }
 
-// close removes the bar.
-func (p *progress) close() {
+// Close removes the bar.
+func (p *Bar) Close() {
 	close(p.stop)
 	p.finished.Wait()
 }

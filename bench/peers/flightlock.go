@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/flightlock/flightlock"
+)
+
+type flightClient struct {
+	c   *flightlock.Client
+	ttl time.Duration
+}
+
+func openFlightlock(s settings) (locker, error) {
+	var urls []string
+	for _, a := range s.Addrs {
+		urls = append(urls, "redis://"+a)
+	}
+	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: nodeTimeout})
+	if err != nil {
+		return nil, err
+	}
+	return &flightClient{c, s.TTL}, nil
+}
+
+func (f *flightClient) lock(ctx context.Context, key string) (held, error) {
+	l, err := f.c.SingleFlightLock(ctx, key, f.ttl, nil)
+	if err != nil {
+		return nil, err
+	}
+	return flightHeld{l}, nil
+}
+
+func (f *flightClient) keep(ctx context.Context, key string) (held, error) {
+	l, err := f.c.SingleFlightLock(ctx, key, f.ttl, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+		return nil, err
+	}
+	return flightHeld{l}, nil
+}
+
+func (f *flightClient) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = f.c.Close(ctx) // what it says was measured by then
+}
+
+type flightHeld struct{ l *flightlock.Lock }
+
+func (h flightHeld) release() error { return h.l.Release(context.Background()) }

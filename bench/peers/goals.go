@@ -1,0 +1,91 @@
+package main
+
+import (
+	"fmt"
+	"math"
+)
+
+// goal is one line of what this library wants to reach. Whether it did is computed from the medians.
+type goal struct {
+	load, want string
+	// got says what was measured; known is false if it was not.
+	got func(s summary) (text string, reached, known bool)
+}
+
+var everybody = withByHand
+
+const (
+	hot1, hot3       = "hot key, 1000 goroutines, 1 node", "hot key, 1000 goroutines, 3 nodes"
+	limits1, limits3 = "limits, 1000 goroutines, 1 node", "limits, 1000 goroutines, 3 nodes"
+	fourProcs        = "hot key over processes, 4 processes x 100, 1 node"
+	stoppedFifty     = "one of five stopped, 50 goroutines, 5 nodes"
+	openHot          = "open, one key, 2000 arrivals/s, 20µs of work, 1 node"
+	heldLocks        = "held, 100000 locks, 1 node"
+)
+
+var goals = []goal{
+	{hot1, "150x the best rival's locks/s", times("locks_s", hot1, 150, everybody...)},
+	{hot3, "150x the best rival's locks/s", times("locks_s", hot3, 150, everybody...)},
+	{hot1, "p99 of the wait 1/300 of the best rival's", part("p99_us", hot1, 1./300, everybody...)},
+	{hot3, "p99 of the wait 1/300 of the best rival's", part("p99_us", hot3, 1./300, everybody...)},
+	{limits1, "1.5x the ns per lock of semaphore.Weighted(1)", times("locks_s", limits1, 1/1.5, nameSemaphore)},
+	{limits3, "1.5x the ns per lock of semaphore.Weighted(1)", times("locks_s", limits3, 1/1.5, nameSemaphore)},
+	{fourProcs, "100x the best rival's locks/s", times("locks_s", fourProcs, 100, everybody...)},
+	{fourProcs, "Jain's index of the processes 0.98", atLeast("jain_procs", fourProcs, 0.98)},
+	{"distinct keys, 1000 goroutines, 1 node", "1.5x rueidislock", times("locks_s", "distinct keys, 1000 goroutines, 1 node", 1.5, nameRueidis)},
+	{"distinct keys, 1000 goroutines, 1 node", "3x redislock", times("locks_s", "distinct keys, 1000 goroutines, 1 node", 3, nameRedislock)},
+	{"distinct keys, 1000 goroutines, 3 nodes", "5x redsync, its better setting", times("locks_s", "distinct keys, 1000 goroutines, 3 nodes", 5, nameRedsync, nameFailFast)},
+	{"distinct keys, 1000 goroutines, 5 nodes", "5x redsync, its better setting", times("locks_s", "distinct keys, 1000 goroutines, 5 nodes", 5, nameRedsync, nameFailFast)},
+	{"uncontended, 1 node", "1.0x the best rival's locks/s", times("locks_s", "uncontended, 1 node", 1, everybody...)},
+	{"uncontended, 3 nodes", "1.1x redsync, its better setting", times("locks_s", "uncontended, 3 nodes", 1.1, nameRedsync, nameFailFast)},
+	{"uncontended, 5 nodes", "1.1x redsync, its better setting", times("locks_s", "uncontended, 5 nodes", 1.1, nameRedsync, nameFailFast)},
+	{"handover, 1 node", "0.9x rueidislock's median", part("p50_us", "handover, 1 node", 0.9, nameRueidis)},
+	{stoppedFifty, "2x redsync fail-fast", times("locks_s", stoppedFifty, 2, nameFailFast)},
+	{heldLocks, "below 10% of one core", below("cpu_percent", heldLocks, 10)},
+	{heldLocks, "below 1 KiB each", below("bytes_lock", heldLocks, 1024)},
+	{heldLocks, "no goroutine each", below("goroutines_lock", heldLocks, 0.001)},
+}
+
+// times wants at least want times the best of the rivals.
+func times(figure, bout string, want float64, rivals ...string) func(summary) (string, bool, bool) {
+	return func(s summary) (string, bool, bool) {
+		us := s.get(bout, nameOurs, figure)
+		name, them := s.best(bout, figure, false, rivals)
+		ratio := us / them
+		text := fmt.Sprintf("%s: %s against %s of %s", ratioText(ratio), short(us), short(them), name)
+		if want < 1 { // said as a price: ns per lock
+			text = fmt.Sprintf("%s: %s ns against %s ns of %s", ratioText(1/ratio), short(1e9/us), short(1e9/them), name)
+		}
+		return text, ratio >= want, !math.IsNaN(ratio)
+	}
+}
+
+// part wants at most want times the best of the rivals, where less is better.
+func part(figure, bout string, want float64, rivals ...string) func(summary) (string, bool, bool) {
+	return func(s summary) (string, bool, bool) {
+		us := s.get(bout, nameOurs, figure)
+		name, them := s.best(bout, figure, true, rivals)
+		ratio := us / them
+		shown := ratioText(ratio)
+		if want < 0.1 {
+			shown = "1/" + short(1/ratio)
+		}
+		return fmt.Sprintf("%s: %s against %s of %s", shown, span(us), span(them), name), ratio <= want, !math.IsNaN(ratio)
+	}
+}
+
+func atLeast(figure, bout string, want float64) func(summary) (string, bool, bool) {
+	return func(s summary) (string, bool, bool) {
+		v := s.get(bout, nameOurs, figure)
+		return fmt.Sprintf("%.3f", v), v >= want, !math.IsNaN(v)
+	}
+}
+
+func below(figure, bout string, limit float64) func(summary) (string, bool, bool) {
+	return func(s summary) (string, bool, bool) {
+		v := s.get(bout, nameOurs, figure)
+		return short(v), v < limit, !math.IsNaN(v)
+	}
+}
+
+func ratioText(r float64) string { return short(r) + "x" }

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// record is what one rival did in one bout of one round: a line of the raw figures.
+type record struct {
+	Bout    string
+	Rival   string
+	At      time.Time
+	Figures map[string]float64 // see figuresOf
+	// Waits are the quantiles of the waits that quantiles names, in microseconds.
+	Waits []float64 `json:",omitempty"`
+	// Error is the first that a call returned.
+	Error string `json:",omitempty"`
+}
+
+// quantiles are those of the plots.
+var quantiles = []float64{0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 1}
+
+// boutTimeout is the longest that a bout may take: a rival that hangs is killed.
+const boutTimeout = time.Minute
+
+// measure has one rival do one bout.
+func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec record, err error) {
+	ctx, cancel := context.WithTimeout(ctx, boutTimeout)
+	defer cancel()
+	r, err := rivalNamed(rivalName)
+	if err != nil {
+		return rec, err
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %s: %w", b.id(), rivalName, err)
+		}
+	}()
+	if err := s.flush(ctx); err != nil {
+		return rec, err
+	}
+	defer s.delay(b)()
+	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Delay: b.Delay}}
+	if t.Settings.Delay == 0 {
+		t.Settings.Delay = bestDelay(r.name, b.Load.Kind)
+	}
+	crew, err := startCrew(ctx, b.Procs, t)
+	if err != nil {
+		return rec, err
+	}
+	defer stopCrew(crew)
+	return s.runBout(ctx, b, r, crew)
+}
+
+// runBout has a warm crew do its load, between two looks at the servers.
+func (s *site) runBout(ctx context.Context, b bout, r rival, crew []*worker) (rec record, err error) {
+	before, err := s.usage(ctx)
+	if err != nil {
+		return rec, err
+	}
+	if b.Stopped {
+		last := s.servers[b.Nodes-1]
+		if err := last.Stop(); err != nil {
+			return rec, err
+		}
+		defer last.Cont() // a second time does nothing
+	}
+	at := time.Now()
+	all, err := doLoad(ctx, b, crew)
+	if err != nil {
+		return rec, err
+	}
+	if b.Stopped {
+		if err := s.servers[b.Nodes-1].Cont(); err != nil {
+			return rec, err
+		}
+	}
+	after, err := s.usage(ctx)
+	if err != nil {
+		return rec, err
+	}
+	sum, waits, err := mergeResults(all)
+	if err != nil {
+		return rec, err
+	}
+	rec = record{Bout: b.id(), Rival: r.name, At: at, Error: sum.FirstError, Figures: figuresOf(b, sum, all, waits)}
+	if waits.TotalCount() > 0 {
+		for _, q := range quantiles {
+			rec.Waits = append(rec.Waits, micros(time.Duration(waits.ValueAtQuantile(100*q))))
+		}
+	}
+	if !r.local && sum.Locks > 0 && b.Load.Kind != holding && b.Load.Kind != waiters {
+		commands, cpu := after.since(before, r)
+		rec.Figures["commands"] = commands / float64(sum.Locks)
+		rec.Figures["server_us"] = micros(cpu) / float64(sum.Locks)
+	}
+	return rec, nil
+}
+
+// startDelay is how far ahead the start is set, so that all processes hear of it in time.
+const startDelay = 30 * time.Millisecond
+
+// doLoad has the crew do the load once, or a stampede several times. There is one result per process, or per process and episode.
+func doLoad(ctx context.Context, b bout, crew []*worker) (all []*result, err error) {
+	if b.Load.Kind == handover {
+		res, err := passTheBaton(ctx, crew, b.Load.Window)
+		return []*result{res}, err
+	}
+	for episode := range max(b.Episodes, 1) {
+		replies, err := callAll(ctx, crew, request{Op: opRun, At: time.Now().Add(startDelay), Episode: episode})
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range replies {
+			all = append(all, r.Result)
+		}
+	}
+	return all, nil
+}
+
+// figuresOf are the figures of a bout. All are per second or per lock; times are microseconds.
+func figuresOf(b bout, sum result, all []*result, waits *hdrhistogram.Histogram) map[string]float64 {
+	f := map[string]float64{
+		"locks":      float64(sum.Locks),
+		"locks_s":    float64(sum.Locks) / sum.Elapsed.Seconds(),
+		"failures":   float64(sum.Failures),
+		"violations": float64(sum.Violations),
+	}
+	if n := float64(sum.Locks); n > 0 && b.Load.Kind != handover {
+		f["client_us"] = micros(sum.CPU) / n
+		f["allocs"] = float64(sum.Mallocs) / n
+		f["bytes"] = float64(sum.Bytes) / n
+	}
+	if sum.Sharers > 1 {
+		f["jain"] = jain(sum.Sharers, sum.Sum, sum.Squares)
+	}
+	if b.Procs > 1 && b.Load.Kind == closed {
+		var n, total, squares float64
+		for _, r := range all {
+			locks := float64(r.Locks)
+			n, total, squares = n+1, total+locks, squares+locks*locks
+		}
+		f["jain_procs"] = jain(n, total, squares)
+	}
+	if waits.TotalCount() > 0 {
+		for name, q := range map[string]float64{"p50_us": 50, "p99_us": 99, "p999_us": 99.9, "max_us": 100} {
+			f[name] = micros(time.Duration(waits.ValueAtQuantile(q)))
+		}
+	}
+	for k, v := range sum.Extra {
+		f[k] = v / float64(max(b.Episodes, 1))
+	}
+	return f
+}
+
+func micros(d time.Duration) float64 { return float64(d) / 1e3 }

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9/logging"
+	"go.uber.org/goleak"
+)
+
+// TestMain lets the test binary be a worker, as the program itself is.
+func TestMain(m *testing.M) {
+	logging.Disable()
+	if os.Getenv(workerEnv) != "" {
+		os.Exit(workerMain(os.Stdin, os.Stdout))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// One quick round of single loads leaves raw figures of every rival, a table, and plots; a second run can add to it.
+func TestALoadIsMeasuredAndReported(t *testing.T) {
+	redistest.Require(t)
+	dir := t.TempDir()
+	readme := filepath.Join(dir, "README.md")
+	if err := os.WriteFile(readme, []byte("before\n"+readmeBegin+"\nold\n"+readmeEnd+"\nafter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for i, only := range []string{"hot key by goroutines, 10 goroutines, 1 node", "handover, 1 node"} {
+		args := []string{"-quick", "-out", dir, "-readme", readme, "-only", only}
+		if i > 0 {
+			args = append(args, "-append")
+		}
+		if err := peersMain(ctx, args, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	_, records, err := readRaw(filepath.Join(dir, "raw.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 2 * len(withByHand); len(records) != want {
+		t.Errorf("%d records, want %d", len(records), want)
+	}
+	for _, r := range records {
+		if r.Figures["locks"] == 0 || r.Figures["violations"] != 0 || len(r.Waits) != len(quantiles) {
+			t.Errorf("%s, %s: %+v", r.Bout, r.Rival, r)
+		}
+	}
+	text := read(t, filepath.Join(dir, "RESULTS.md"))
+	for _, name := range withByHand {
+		if !strings.Contains(text, "| "+name+" | ") {
+			t.Errorf("RESULTS.md has no row of %s", name)
+		}
+	}
+	if !strings.Contains(text, "handover, 1 node | 0.9x rueidislock's median | ") || !strings.Contains(text, "not measured") {
+		t.Errorf("RESULTS.md does not say which goals were measured:\n%s", text)
+	}
+	if got := read(t, readme); !strings.HasPrefix(got, "before\n") || !strings.HasSuffix(got, "\nafter\n") || strings.Contains(got, "\nold\n") {
+		t.Errorf("the README is now %q", got)
+	}
+	if err := xml.Unmarshal([]byte(read(t, filepath.Join(dir, "goroutines.svg"))), new(struct{ XMLName xml.Name })); err != nil {
+		t.Errorf("goroutines.svg: %v", err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// Loads have names of their own, for the raw figures go by them, and every one of the goals' and plots' exists.
+func TestLoadsAreNamed(t *testing.T) {
+	names := map[string]bool{}
+	for _, b := range allBouts(fullPace) {
+		if names[b.id()] {
+			t.Errorf("two loads are called %q", b.id())
+		}
+		names[b.id()] = true
+		for _, r := range b.Rivals {
+			if _, err := rivalNamed(r); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, b := range allBouts(quickPace) {
+		if !names[b.id()] {
+			t.Errorf("%q is another load when it is quick", b.id())
+		}
+	}
+	for _, g := range goals {
+		if !names[g.load] {
+			t.Errorf("a goal is about %q", g.load)
+		}
+	}
+	for _, h := range headline {
+		if !names[h.bout] {
+			t.Errorf("the README's table is about %q", h.bout)
+		}
+	}
+	if !names[openHot] {
+		t.Errorf("the latency plot is about %q", openHot)
+	}
+	if _, err := chosen(allBouts(fullPace), "uncontended;no such load"); err == nil {
+		t.Error("a load that does not exist was chosen")
+	}
+}
+
+// A goal is reached or not by what was measured, in both directions of better.
+func TestGoalsGoByTheMedians(t *testing.T) {
+	s := summarize([]record{
+		{Bout: "a", Rival: nameOurs, Figures: map[string]float64{"locks_s": 299, "p50_us": 10}},
+		{Bout: "a", Rival: nameOurs, Figures: map[string]float64{"locks_s": 301, "p50_us": 9}},
+		{Bout: "a", Rival: nameOurs, Figures: map[string]float64{"locks_s": 300, "p50_us": 11}},
+		{Bout: "a", Rival: nameRedsync, Figures: map[string]float64{"locks_s": 90, "p50_us": 11}},
+		{Bout: "a", Rival: nameRueidis, Figures: map[string]float64{"locks_s": 100, "p50_us": 12}},
+	})
+	for _, tt := range []struct {
+		got            func(summary) (string, bool, bool)
+		want           string
+		reached, known bool
+	}{
+		{times("locks_s", "a", 3, nameRedsync, nameRueidis), "3.00x: 300 against 100 of rueidislock", true, true},
+		{times("locks_s", "a", 3.1, nameRedsync, nameRueidis), "3.00x: 300 against 100 of rueidislock", false, true},
+		{part("p50_us", "a", 0.9, nameRedsync, nameRueidis), "0.91x: 10 µs against 11 µs of redsync", false, true},
+		{part("p50_us", "a", 0.95, nameRedsync, nameRueidis), "0.91x: 10 µs against 11 µs of redsync", true, true},
+		{below("locks_s", "a", 300), "300", false, true},
+		{atLeast("locks_s", "a", 300), "300.000", true, true},
+		{times("locks_s", "b", 3, nameRedsync), "", false, false},
+	} {
+		text, reached, known := tt.got(s)
+		if known != tt.known || known && (text != tt.want || reached != tt.reached) {
+			t.Errorf("got %q, %t, %t, want %q, %t, %t", text, reached, known, tt.want, tt.reached, tt.known)
+		}
+	}
+}
+
+// What processes did adds up; waits become one histogram.
+func TestResultsAddUp(t *testing.T) {
+	var all []*result
+	for _, waits := range [][]time.Duration{{time.Millisecond, 2 * time.Millisecond}, {time.Second}} {
+		h := newHistogram()
+		for _, d := range waits {
+			recordWait(h, d)
+		}
+		data, err := encodeWaits(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := float64(len(waits))
+		all = append(all, &result{Locks: uint64(n), Elapsed: time.Second, Waits: data, Sharers: 1, Sum: n, Squares: n * n})
+	}
+	sum, waits, err := mergeResults(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sum.Locks != 3 || waits.TotalCount() != 3 || math.Abs(float64(waits.Max())-1e9) > 1e6 {
+		t.Errorf("%+v, longest %d of %d", sum, waits.Max(), waits.TotalCount())
+	}
+	if got := jain(sum.Sharers, sum.Sum, sum.Squares); math.Abs(got-0.9) > 1e-9 {
+		t.Errorf("Jain's index of 2 and 1 is %v", got)
+	}
+}
+
+// A client that falls behind does not make the load lighter: arrivals are due when they are due.
+func TestArrivalsDoNotWait(t *testing.T) {
+	due := task{Prefix: "p", Load: load{Kind: open, Keys: 1, Rate: 1000, Window: 50 * time.Millisecond}}
+	res, err := runOpen(stuckLock{}, due, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, waits, err := mergeResults([]*result{res})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Locks != 0 || waits.TotalCount() == 0 || waits.Min() < int64(drainTime)*9/10 {
+		t.Errorf("%d locks, %d waits, the shortest %v", res.Locks, waits.TotalCount(), time.Duration(waits.Min()))
+	}
+}
+
+// stuckLock is never had.
+type stuckLock struct{}
+
+func (stuckLock) lock(ctx context.Context, _ string) (held, error) {
+	<-ctx.Done()
+	return nil, errors.New("stuck")
+}
+
+func (stuckLock) close() {}

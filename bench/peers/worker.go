@@ -1,0 +1,168 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"time"
+)
+
+// This file is the far end of a bout: a process that does one task for its parent. They talk over its stdin and stdout, a line of
+// JSON for each request and one for each reply. It ends when its stdin does, so it cannot outlive its parent.
+
+// workerEnv, set to anything, makes the program a worker.
+const workerEnv = "FLIGHTLOCK_PEERS_WORKER"
+
+// The requests.
+const (
+	opSetup = "setup" // with a Task: opens the client and warms it up
+	opRun   = "run"   // with a time: does the load once
+	opTake  = "take"  // of a hand-over: lock
+	opPass  = "pass"  // of a hand-over: release
+)
+
+type request struct {
+	Op      string
+	Task    *task     `json:",omitempty"`
+	At      time.Time `json:",omitzero"` // when a run begins
+	Episode int       // of a stampede
+}
+
+type reply struct {
+	Error  string    `json:",omitempty"`
+	Result *result   `json:",omitempty"`
+	At     time.Time `json:",omitzero"` // of take: since when it is held; of pass: when the release began
+}
+
+// workerMain serves until in ends, and returns the exit code.
+func workerMain(in io.Reader, out io.Writer) int {
+	signal.Ignore(os.Interrupt) // the parent hears it too, and closes our stdin
+	requests := make(chan request)
+	go func() { // ends with in
+		defer close(requests)
+		for dec := json.NewDecoder(bufio.NewReader(in)); ; {
+			var r request
+			if dec.Decode(&r) != nil {
+				// A call that is still under way is nobody's any more.
+				time.AfterFunc(2*time.Second, func() { os.Exit(1) })
+				return
+			}
+			requests <- r
+		}
+	}()
+	var j job
+	enc := json.NewEncoder(out)
+	for r := range requests {
+		rep, err := j.serve(r)
+		if err != nil {
+			rep.Error = err.Error()
+		}
+		if enc.Encode(rep) != nil {
+			return 1
+		}
+	}
+	j.close()
+	return 0
+}
+
+// job is a worker's state, once a setup has come.
+type job struct {
+	t     task
+	l     locker // nil for a stampede without a lock
+	src   *source
+	f     fetcher // of a stampede
+	baton *baton
+}
+
+func (j *job) serve(r request) (rep reply, err error) {
+	switch {
+	case r.Op == opSetup && r.Task != nil && j.t.Rival == "":
+		j.t = *r.Task
+		return rep, j.setup()
+	case r.Op == opRun:
+		rep.Result, err = j.run(r)
+	case r.Op == opTake && j.baton != nil:
+		rep.At, err = j.baton.take()
+	case r.Op == opPass && j.baton != nil:
+		rep.At, err = j.baton.pass()
+	default:
+		err = fmt.Errorf("unexpected request %q", r.Op)
+	}
+	return rep, err
+}
+
+func (j *job) setup() error {
+	r, err := rivalNamed(j.t.Rival)
+	if err != nil {
+		return err
+	}
+	if j.t.Load.Kind != stampede || r.name != nameByHand {
+		if j.l, err = r.open(j.t.Settings); err != nil {
+			return err
+		}
+	}
+	switch j.t.Load.Kind {
+	case handover:
+		j.baton = &baton{l: j.l, key: j.t.Prefix + ":hot"}
+	case stampede:
+		j.src = &source{cache: cache{goredis(j.t.Settings.Addrs[0], nil)}, takes: j.t.Load.Work}
+		if j.f, err = newFetcher(j.t, j.l, j.src); err != nil {
+			return err
+		}
+	}
+	return j.warmUp()
+}
+
+// warmTime is long enough for connects, scripts and the first growth of the heap.
+const warmTime = 200 * time.Millisecond
+
+// warmUp does some of the load on keys that are not those of the load, unless those are its own.
+func (j *job) warmUp() error {
+	t := j.t
+	t.Prefix += ":warm" // a lock that is left behind by the end of the warm-up is in nobody's way
+	t.Load.Window, t.Load.Drain = warmTime, false
+	switch t.Load.Kind {
+	case closed:
+	case open:
+		t.Load.Goroutines = 50
+	case stampede:
+		t.Load.Goroutines = min(t.Load.Goroutines, 50)
+		j.src.takes = time.Millisecond
+		_, err := runStampede(j.f, j.src, t, fmt.Sprintf("%s:%d", t.Prefix, pid()), time.Now())
+		j.src.takes = j.t.Load.Work
+		return err
+	default:
+		t.Load = load{Kind: closed, Goroutines: 8, Window: warmTime}
+	}
+	_, err := runClosed(j.l, t, time.Now())
+	return err
+}
+
+func (j *job) run(r request) (*result, error) {
+	switch j.t.Load.Kind {
+	case closed:
+		return runClosed(j.l, j.t, r.At)
+	case open:
+		return runOpen(j.l, j.t, r.At)
+	case stampede:
+		return runStampede(j.f, j.src, j.t, fmt.Sprintf("%s:%d", j.t.Prefix, r.Episode), r.At)
+	case waiters:
+		return runWaiters(j.l, j.t)
+	case holding:
+		return runHolding(j.l, j.t)
+	}
+	return nil, fmt.Errorf("a %s has no run", j.t.Load.Kind)
+}
+
+func (j *job) close() {
+	if j.f != nil {
+		j.f.close()
+		_ = j.src.rdb.Close()
+	}
+	if j.l != nil {
+		j.l.close()
+	}
+}
