@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/progress"
@@ -17,7 +19,8 @@ func measureAll(ctx context.Context, cfg config, all []bout) error {
 	if err != nil {
 		return err
 	}
-	s, err := openSite()
+	nodes := slices.MaxFunc(bouts, func(a, b bout) int { return cmp.Compare(a.Nodes, b.Nodes) }).Nodes
+	s, err := openSite(nodes)
 	if err != nil {
 		return err
 	}

@@ -21,11 +21,10 @@ type site struct {
 	admin   []*redis.Client
 }
 
-const siteNodes = 5
-
-func openSite() (s *site, err error) {
+// openSite starts n servers.
+func openSite(n int) (s *site, err error) {
 	s = &site{}
-	for range siteNodes {
+	for range n {
 		server, err := redistest.Launch()
 		if err != nil {
 			return nil, errors.Join(err, s.close())
