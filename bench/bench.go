@@ -51,7 +51,7 @@ func runBench(ctx context.Context, cfg config, bar *progress.Bar) (rep *report, 
 
 func (b *bench) setup() crewSetup {
 	s := crewSetup{Clients: b.cfg.clients, Polling: b.cfg.polling, Embedded: len(b.nodes.embedded) > 0, Prefix: b.nodes.prefix}
-	if b.cfg.procs > 0 {
+	if s.CacheURL = b.cfg.cacheURL; s.CacheURL == "" && b.cfg.procs > 0 {
 		s.CacheURL = b.nodes.urls[0]
 	}
 	return s

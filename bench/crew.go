@@ -26,6 +26,8 @@ type job struct {
 	Key  string   `json:"key"`
 
 	Goroutines int           `json:"goroutines"` // per client, for the key
+	Load       time.Duration `json:"load"`       // a stampede: what the origin takes
+	Cached     bool          `json:"cached"`     // a stampede: the value is in the cache from the start
 	OwnKeys    int           `json:"own_keys"`   // per client, each for a key of its own
 	Work       time.Duration `json:"work"`       // under the lock of the key
 	Parts      int           `json:"parts"`
@@ -50,7 +52,7 @@ type crewSetup struct {
 	Embedded bool   `json:"embedded"`
 	Prefix   string `json:"prefix"` // of all keys
 	Register string `json:"register"`
-	CacheURL string `json:"cache_url"` // "": the cache is a map in this process
+	CacheURL string `json:"cache_url"` // "": the cache is a map in this process; or sharedMemory
 }
 
 // localCrew runs jobs on clients in this process. One goroutine uses it.
@@ -67,7 +69,7 @@ type localCrew struct {
 }
 
 func newLocalCrew(s crewSetup, open opener, reg *register) (*localCrew, error) {
-	cache, err := newCache(s.CacheURL, s.Prefix)
+	cache, err := newCache(s.CacheURL, s.Prefix, reg)
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +88,9 @@ func (c *localCrew) prepare(ctx context.Context, j job) error {
 	}
 	if j.Warmup > 0 {
 		c.hammer(ctx, window{}, j.Warmup)
+	}
+	if j.Cached {
+		return c.cache.store(ctx, j.Key)
 	}
 	return ctx.Err()
 }

@@ -89,9 +89,10 @@ type config struct {
 
 	// No flags, but for tests to change: cold keys per way of (a), the time before (b) and (c) that is not measured,
 	// and the library.
-	misses int
-	warmup time.Duration
-	open   opener
+	misses   int
+	warmup   time.Duration
+	open     opener
+	cacheURL string // "": processes share a key on the first node
 }
 
 // parseFlags reads args. Its errors name the flag, the value and the limit.

@@ -17,7 +17,10 @@ const maxMessages = 10
 type tally struct {
 	parts [maxParts]partTally
 	loads atomic.Uint64 // origin loads
+	load  atomic.Int64  // nanoseconds that they took
 	lost  atomic.Uint64 // locks that were over before they were released
+
+	took []time.Duration // of a stampede, by caller: until it had the value; 0 if it got an error
 
 	mu         sync.Mutex // guards what follows, and the errors of all parts
 	messages   []string
@@ -99,6 +102,8 @@ type outcome struct {
 	Parts      []*partOutcome  `json:"parts"`
 	Clients    []clientOutcome `json:"clients"`
 	Loads      uint64          `json:"loads"`
+	Load       time.Duration   `json:"load_ns"`        // that they took, in all
+	Took       []time.Duration `json:"took,omitempty"` // by the callers of a stampede that got the value
 	Lost       uint64          `json:"lost"`
 	Violations uint64          `json:"violations"`
 	Messages   []string        `json:"messages"`
@@ -139,6 +144,12 @@ func (o *outcome) addTally(t *tally) {
 		p.add(&partOutcome{tp.locks.Load(), tp.own.Load(), &tp.waits, &tp.ownWaits, tp.errors})
 	}
 	o.Loads += t.loads.Load()
+	o.Load += time.Duration(t.load.Load())
+	for _, d := range t.took {
+		if d > 0 {
+			o.Took = append(o.Took, d)
+		}
+	}
 	o.Lost += t.lost.Load()
 	o.addViolations(t.violations, t.messages)
 }
@@ -150,6 +161,8 @@ func (o *outcome) merge(x *outcome) {
 	}
 	o.Clients = append(o.Clients, x.Clients...)
 	o.Loads += x.Loads
+	o.Load += x.Load
+	o.Took = append(o.Took, x.Took...)
 	o.Lost += x.Lost
 	o.addViolations(x.Violations, x.Messages)
 }

@@ -67,7 +67,7 @@ func (b *bench) phases(ctx context.Context) (*report, error) {
 func (b *bench) stampede(ctx context.Context, kind string, rep *report) error {
 	sum, misses := newOutcome(1), 0
 	for began := time.Now(); misses < b.cfg.misses && time.Since(began) < stampedeLimit; misses++ {
-		j := job{Kind: kind, URLs: b.nodes.urls, Goroutines: b.cfg.callers, Parts: 1}
+		j := job{Kind: kind, URLs: b.nodes.urls, Goroutines: b.cfg.callers, Load: originTime, Parts: 1}
 		out, _, err := b.do(ctx, j, nil)
 		if err != nil {
 			return err

@@ -25,15 +25,16 @@ type register struct{ words []atomic.Uint64 }
 
 // The words of a register. All but the latch are guarded by it.
 const (
-	regLatch  = iota // 1 while somebody is at the words below
-	regHolder        // who is inside; 0 for nobody
-	regUntil         // when the Lock of the one inside ends
-	regHeld          // its fence
-	regFence         // highest fence that has entered
-	regLast          // when somebody last entered, or the measuring began; 0: gaps are not measured
-	regPart          // in which part of the phase that was
-	regGap           // longest gap between two entries, a word for each part of the phase
-	regWords  = regGap + maxParts
+	regLatch  = iota              // 1 while somebody is at the words below
+	regHolder                     // who is inside; 0 for nobody
+	regUntil                      // when the Lock of the one inside ends
+	regHeld                       // its fence
+	regFence                      // highest fence that has entered
+	regLast                       // when somebody last entered, or the measuring began; 0: gaps are not measured
+	regPart                       // in which part of the phase that was
+	regGap                        // longest gap between two entries, a word for each part of the phase
+	regValue  = regGap + maxParts // 1 when the value of (a) is in a sharedCache; not guarded
+	regWords  = regValue + 1
 )
 
 // maxParts is the most parts that a phase is cut into: before, during, after.

@@ -13,10 +13,12 @@ import (
 // This file is the load of (a): every caller of every client wants one value that is not in the cache, at once.
 
 const (
-	originTime  = 50 * time.Millisecond
+	originTime  = 50 * time.Millisecond // in the main job
 	stampedeTTL = 10 * time.Second
 	// Nobody waits longer for one miss: then the callers that are left report an error.
 	missLimit = time.Minute
+	// How long a process leaves the others alone when its callers have the value, before it adds up and reports.
+	settleTime = 10 * time.Millisecond
 )
 
 // stampede starts all callers together, at the given time, and waits for the last.
@@ -29,19 +31,21 @@ func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 		group := new(singleflight.Group) // each client stands for a process of a service
 		var f fetcher
 		if c.job.Kind == kindFetch {
-			l := &caller{id: holderID(c.Proc, i, c.job.Goroutines), reg: c.reg, cache: c.cache, tally: c.tallies[i]}
+			l := &caller{id: holderID(c.Proc, i, c.job.Goroutines), reg: c.reg, cache: c.cache, takes: c.job.Load, tally: c.tallies[i]}
 			if f, err = cl.fetcher(l.source(), stampedeTTL); err != nil {
 				return err
 			}
 			defer f.Close(ctx)
 		}
+		took := make([]time.Duration, c.job.Goroutines)
+		c.tallies[i].took = took
 		for g := range c.job.Goroutines {
-			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, fetcher: f, reg: c.reg, cache: c.cache, key: c.job.Key, tally: c.tallies[i]}
+			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, fetcher: f, reg: c.reg, cache: c.cache, key: c.job.Key, takes: c.job.Load, tally: c.tallies[i]}
 			ready.Add(1)
 			done.Go(func() {
 				ready.Done()
 				<-start
-				w.run(ctx, c.job.Kind)
+				took[g] = w.run(ctx, c.job.Kind)
 			})
 		}
 	}
@@ -49,7 +53,7 @@ func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 	_ = sleep(ctx, time.Until(at)) // if ctx ends, the callers notice
 	close(start)
 	done.Wait()
-	return nil
+	return sleep(ctx, settleTime)
 }
 
 // caller is one request that needs the value.
@@ -61,11 +65,12 @@ type caller struct {
 	reg     *register
 	cache   cache
 	key     string
+	takes   time.Duration // a load
 	tally   *tally
 }
 
-// run gets the value in the given way and counts how long that took.
-func (w *caller) run(ctx context.Context, kind string) {
+// run gets the value in the given way, and counts and returns how long that took; 0 if it failed.
+func (w *caller) run(ctx context.Context, kind string) time.Duration {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	began := time.Now()
@@ -84,9 +89,11 @@ func (w *caller) run(ctx context.Context, kind string) {
 	}
 	if err != nil {
 		w.tally.failed(0, "call", err)
-		return
+		return 0
 	}
-	w.tally.granted(0, time.Since(began))
+	took := time.Since(began)
+	w.tally.granted(0, took)
+	return took
 }
 
 // unlessCached looks the value up, and calls miss if it is not there.
@@ -108,7 +115,9 @@ func (w *caller) loadAndStore(ctx context.Context) error {
 
 func (w *caller) load(ctx context.Context) error {
 	w.tally.loads.Add(1)
-	return sleep(ctx, originTime)
+	began := time.Now()
+	defer func() { w.tally.load.Add(int64(time.Since(began))) }()
+	return sleep(ctx, w.takes)
 }
 
 // loadShared is what people write without a distributed lock.
