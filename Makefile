@@ -5,7 +5,7 @@ GO ?= go
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race bench compare demo fuzz
+.PHONY: help test format vet lint race bench compare demo fuzz picture
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,3 +49,6 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 	    $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
+
+picture: ## the dashboard of docs/metrics.md, from a run of 90 s; needs redis-server
+	cd docs/check && $(GO) run ./picture

@@ -2,7 +2,6 @@ package check
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
@@ -140,22 +139,13 @@ func TestAlerts(t *testing.T) {
 
 // Every panel of the dashboard parses, speaks of metrics that there are, and says what it means.
 func TestDashboard(t *testing.T) {
-	data, err := os.ReadFile("../grafana/flightlock.json")
+	panels, err := Board("../grafana/flightlock.json")
 	if err != nil {
-		t.Fatal(err)
-	}
-	var board struct {
-		Panels []struct {
-			Type, Title, Description string
-			Targets                  []struct{ Expr string }
-		}
-	}
-	if err := json.Unmarshal(data, &board); err != nil {
 		t.Fatal(err)
 	}
 	all := series(t)
 	shown := map[string]bool{}
-	for _, p := range board.Panels {
+	for _, p := range panels {
 		if p.Type == "row" {
 			continue
 		}
@@ -163,11 +153,10 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("panel %q without description or query", p.Title)
 		}
 		for _, target := range p.Targets {
-			expr := strings.ReplaceAll(target.Expr, "$__rate_interval", "5m")
-			expr = regexp.MustCompile(`\$[a-z]+`).ReplaceAllString(expr, ".*")
+			expr := Expr(target.Expr, 5*time.Minute)
 			checkExpr(t, all, p.Title, expr)
 			for _, name := range regexp.MustCompile(`flightlock_\w+`).FindAllString(expr, -1) {
-				shown[strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")] = true
+				shown[base(name)] = true
 			}
 		}
 	}
@@ -176,7 +165,7 @@ func TestDashboard(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name := range all {
-		name = strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
+		name = base(name)
 		if !shown[name] {
 			t.Errorf("no panel shows %s", name)
 		}
@@ -184,4 +173,9 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("docs/metrics.md does not have %s", name)
 		}
 	}
+}
+
+// base is the name of the histogram that a series belongs to.
+func base(name string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_sum"), "_count")
 }

@@ -1,0 +1,180 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// day is a client whose metrics are scraped every 15 seconds, of a clock that the test turns.
+type day struct {
+	t     *testing.T
+	nodes *flightlocktest.Nodes
+	c     *flightlock.Client
+	reg   *prometheus.Registry
+	store *Store
+	began time.Time
+	now   time.Time
+}
+
+const (
+	scrape   = 15 * time.Second
+	patience = 20 * time.Second // for what must happen; a loaded machine may need some of it
+)
+
+func newDay(t *testing.T) *day {
+	t.Helper()
+	d := &day{t: t, nodes: flightlocktest.Start(3), reg: prometheus.NewRegistry(), store: NewStore(), began: time.Unix(1_800_000_000, 0)}
+	t.Cleanup(d.nodes.Close)
+	d.now = d.began
+	var err error
+	if d.c, err = d.nodes.Client(flightlock.Options{Registerer: d.reg}); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// passes has time pass in which work is done before each scrape.
+func (d *day) passes(how time.Duration, work func()) {
+	d.t.Helper()
+	for end := d.now.Add(how); d.now.Before(end); d.now = d.now.Add(scrape) {
+		work()
+		if err := d.store.Scrape(d.reg, d.now, "job", "orders", "instance", "orders-1"); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// locks is what a healthy client does: locks, handoffs, a refresh.
+func (d *day) locks() {
+	d.t.Helper()
+	ctx := d.t.Context()
+	l, err := d.c.SingleFlightLock(ctx, "k", time.Minute, nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	handed := make(chan error)
+	go func() {
+		next, err := d.c.SingleFlightLock(ctx, "k", time.Minute, nil)
+		if err == nil {
+			err = next.Release(ctx)
+		}
+		handed <- err
+	}()
+	redistest.Eventually(d.t, patience, "the next one waits", func() bool { return d.c.Stats().Waiters > 0 })
+	if err := errors.Join(l.Refresh(ctx), l.Release(ctx), <-handed); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// firing are the alerts whose condition is true now.
+func (d *day) firing() (names []string) {
+	d.t.Helper()
+	groups, errs := rulefmt.ParseFile("../alerts.yml", false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.Default())
+	if len(errs) > 0 {
+		d.t.Fatal(errs)
+	}
+	last := d.now.Add(-scrape)
+	for _, g := range groups.Groups {
+		for _, r := range g.Rules {
+			m, err := d.store.Range(r.Expr, last, last, scrape)
+			if err != nil {
+				d.t.Fatal(r.Alert, err)
+			}
+			if len(m) > 0 {
+				names = append(names, r.Alert)
+			}
+		}
+	}
+	return names
+}
+
+func (d *day) wantFiring(want ...string) {
+	d.t.Helper()
+	if got := d.firing(); !slices.Equal(got, want) {
+		d.t.Errorf("alerts %v, want %v", got, want)
+	}
+}
+
+// Each panel has something to show for a client that works, and is drawn.
+func TestPanelsShowSomething(t *testing.T) {
+	d := newDay(t)
+	d.passes(5*time.Minute, d.locks)
+	panels, err := Board("../grafana/flightlock.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range panels {
+		for _, target := range p.Targets {
+			m, err := d.store.Range(Expr(target.Expr, time.Minute), d.began, d.now, scrape)
+			if err != nil {
+				t.Fatal(p.Title, err)
+			}
+			some := false
+			for _, s := range m {
+				for _, v := range s.Floats {
+					some = some || !math.IsNaN(v.F)
+				}
+			}
+			if !some {
+				t.Errorf("panel %q shows nothing for %s", p.Title, target.Expr)
+			}
+		}
+	}
+	svg, err := Draw(panels, d.store, []Phase{{"all is well", d.began, d.now}}, d.began, d.now, scrape, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"all is well", "handed over", "10.0.0.1:6379"} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("the drawing has no %q", want)
+		}
+	}
+}
+
+// No alert goes off while all is well; those that are meant for it do when the nodes are gone, and
+// when locks are lost.
+func TestAlertsGoOff(t *testing.T) {
+	d := newDay(t)
+	d.passes(15*time.Minute, d.locks)
+	d.wantFiring()
+
+	d.nodes.Down(true)
+	d.passes(5*time.Minute, func() {
+		if _, err := d.c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	})
+	d.wantFiring("FlightlockUnavailable", "FlightlockMajorityAtRisk", "FlightlockNodeSuspended")
+
+	d.nodes.Down(false)
+	redistest.Eventually(t, patience, "no node is suspended", func() bool { return d.c.Stats().Suspended == 0 })
+	d.passes(15*time.Minute, d.locks)
+	d.wantFiring()
+
+	d.passes(time.Minute, func() {
+		l, err := d.c.SingleFlightLock(t.Context(), "job", time.Minute, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := d.nodes.Lose(ctx, "job"); err != nil || l.Err() == nil {
+			t.Fatal(err)
+		}
+	})
+	d.wantFiring("FlightlockLocksLost")
+}
