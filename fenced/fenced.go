@@ -14,7 +14,8 @@
 //		// a later holder has written: this value is out of date
 //	}
 //
-// Values are read as ever, with GET. All that write a value must do it through this
+// Values are read as ever, with GET; but who writes what follows from what it has read, a
+// counter or a list, reads it with [Get]. All that write a value must do it through this
 // package. It works with any redis.Scripter: a server, a Sentinel-managed master, a
 // Cluster; the value need not live where the locks do.
 package fenced
@@ -53,32 +54,57 @@ func Set(ctx context.Context, rdb redis.Scripter, key string, value any, fence i
 	if ttl < 0 || ttl > 0 && ttl < time.Millisecond {
 		return fmt.Errorf("fenced: set %q: a ttl of %v: it must be 0 or at least 1ms", key, ttl)
 	}
-	return run(ctx, rdb, "set", key, fence, ttl, value)
+	_, err := run(ctx, rdb, "set", key, fence, ttl, value)
+	return err
+}
+
+// Get reads key for a holder that will write what follows from it. It fails with ErrStale if
+// the key was read so, written or deleted with a token larger than fence, and with redis.Nil
+// if there is no value.
+//
+// From then on a smaller token writes nothing. A plain GET lets an earlier holder, which was
+// paused, write between this holder's read and its write: that write is acknowledged, and then lost.
+func Get(ctx context.Context, rdb redis.Scripter, key string, fence int64) (string, error) {
+	value, err := run(ctx, rdb, "get", key, fence, 0, "")
+	if err != nil {
+		return "", err
+	}
+	if value == nil {
+		return "", redis.Nil
+	}
+	return *value, nil
 }
 
 // Del deletes key unless it was written or deleted with a token larger than fence; then the
 // error is ErrStale. The token stays for Keep, so that no earlier holder brings the value
 // back. There need be no value.
 func Del(ctx context.Context, rdb redis.Scripter, key string, fence int64) error {
-	return run(ctx, rdb, "del", key, fence, 0, "")
+	_, err := run(ctx, rdb, "del", key, fence, 0, "")
+	return err
 }
 
-func run(ctx context.Context, rdb redis.Scripter, op, key string, fence int64, ttl time.Duration, value any) error {
+// run executes the script, and returns the value if that was asked for and there is one.
+func run(ctx context.Context, rdb redis.Scripter, op, key string, fence int64, ttl time.Duration, value any) (*string, error) {
 	if key == "" {
-		return fmt.Errorf("fenced: %s: the key is empty", op)
+		return nil, fmt.Errorf("fenced: %s: the key is empty", op)
 	}
 	if fence < 0 {
-		return fmt.Errorf("fenced: %s %q: the token is %d, but tokens are not below 0", op, key, fence)
+		return nil, fmt.Errorf("fenced: %s %q: the token is %d, but tokens are not below 0", op, key, fence)
 	}
 	reply, err := script.Run(ctx, rdb, []string{key, FenceKey(key)},
 		strconv.FormatInt(fence, 10), op, ttl.Milliseconds(), Keep.Milliseconds(), value).Result()
 	if err != nil {
-		return fmt.Errorf("fenced: %s %q: %w", op, key, err)
+		return nil, fmt.Errorf("fenced: %s %q: %w", op, key, err)
 	}
-	if known, larger := reply.(string); larger {
-		return fmt.Errorf("fenced: %s %q with token %d: %w: its token is %s", op, key, fence, ErrStale, known)
+	switch reply := reply.(type) {
+	case string:
+		return nil, fmt.Errorf("fenced: %s %q with token %d: %w: its token is %s", op, key, fence, ErrStale, reply)
+	case []any:
+		if value, ok := reply[0].(string); ok {
+			return &value, nil
+		}
 	}
-	return nil
+	return nil, nil
 }
 
 // FenceKey is where the token of key stands: in the same hash slot, so that one script may

@@ -84,6 +84,35 @@ func TestOlderTokensAreRefused(t *testing.T) {
 	}
 }
 
+// An earlier holder's write that comes between a later one's read and its write is refused:
+// the later one would overwrite it.
+func TestNobodyWritesBetweenReadAndWrite(t *testing.T) {
+	for name, rdb := range stores(t) {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			if _, err := fenced.Get(ctx, rdb, "k", 1); !errors.Is(err, redis.Nil) {
+				t.Errorf("no value: %v", err)
+			}
+			if err := fenced.Set(ctx, rdb, "k", "a", 1, time.Minute); err != nil {
+				t.Error(err)
+			}
+			if got, err := fenced.Get(ctx, rdb, "k", 2); got != "a" || err != nil {
+				t.Errorf("got %q, %v", got, err)
+			}
+			if err := fenced.Set(ctx, rdb, "k", "ab", 1, time.Minute); !errors.Is(err, fenced.ErrStale) {
+				t.Errorf("the earlier holder: %v", err)
+			}
+			if _, err := fenced.Get(ctx, rdb, "k", 1); !errors.Is(err, fenced.ErrStale) {
+				t.Errorf("the earlier holder's read: %v", err)
+			}
+			if err := fenced.Set(ctx, rdb, "k", "ac", 2, time.Minute); err != nil {
+				t.Error(err)
+			}
+			wantValue(t, rdb, "k", "ac")
+		})
+	}
+}
+
 // The value has the ttl that it was given, and the token outlives it; no write gives the
 // token a shorter life than it has.
 func TestLifetimes(t *testing.T) {
@@ -120,6 +149,22 @@ func TestLifetimes(t *testing.T) {
 			check("b", -1, -1)
 			set("b", 2, time.Hour)
 			check("b", time.Hour, -1)
+			get := func(key string, fence int64) {
+				t.Helper()
+				if _, err := fenced.Get(ctx, rdb, key, fence); err != nil && !errors.Is(err, redis.Nil) {
+					t.Error(err)
+				}
+			}
+			get("a", 4)
+			check("a", -2, time.Hour+fenced.Keep)
+			get("nothing", 1)
+			check("nothing", -2, fenced.Keep)
+			rdb.Set(ctx, "plain", "v", 5*time.Minute)
+			get("plain", 1)
+			check("plain", 5*time.Minute, 5*time.Minute+fenced.Keep)
+			rdb.Set(ctx, "plain", "v", 0)
+			get("plain", 2)
+			check("plain", -1, -1)
 		})
 	}
 }
@@ -127,10 +172,11 @@ func TestLifetimes(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	rdb := redistest.MiniClient(t, redistest.StartMini(t))
 	for name, err := range map[string]error{
-		"empty key":      fenced.Set(t.Context(), rdb, "", "v", 1, 0),
-		"negative token": fenced.Del(t.Context(), rdb, "k", -1),
-		"negative ttl":   fenced.Set(t.Context(), rdb, "k", "v", 1, -time.Second),
-		"tiny ttl":       fenced.Set(t.Context(), rdb, "k", "v", 1, time.Microsecond),
+		"empty key":            fenced.Set(t.Context(), rdb, "", "v", 1, 0),
+		"read of an empty key": func() error { _, err := fenced.Get(t.Context(), rdb, "", 1); return err }(),
+		"negative token":       fenced.Del(t.Context(), rdb, "k", -1),
+		"negative ttl":         fenced.Set(t.Context(), rdb, "k", "v", 1, -time.Second),
+		"tiny ttl":             fenced.Set(t.Context(), rdb, "k", "v", 1, time.Microsecond),
 	} {
 		if err == nil || errors.Is(err, fenced.ErrStale) {
 			t.Errorf("%s: %v", name, err)
