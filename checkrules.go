@@ -126,7 +126,10 @@ func older(version, than string) bool {
 func judgeRole(s subject) Finding {
 	role, mode := s.f.Hello["role"], s.f.Hello["mode"]
 	if role == "" {
-		role, mode = s.f.Info["role"], s.f.Info["redis_mode"]
+		role = s.f.Info["role"]
+	}
+	if mode == "" {
+		mode = s.f.Info["redis_mode"] // Valkey tells it in Hello only
 	}
 	switch {
 	case mode == "sentinel":
@@ -287,7 +290,8 @@ func judgePubSub(s subject) Finding {
 // aboutRights reports whether a server's error is about rights, in the words of any
 // version.
 func aboutRights(text string) bool {
-	return strings.Contains(text, "NOPERM") || strings.Contains(text, "The user executing the script can't")
+	return strings.Contains(text, "NOPERM") || strings.Contains(text, "The user executing the script can't") ||
+		strings.Contains(text, "ACL failure in script") // Valkey
 }
 
 // grant is the command that gives the user all rights that locking needs.

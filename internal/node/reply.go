@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,15 +100,18 @@ func renewed(v []any) (Reply, bool) {
 
 // Final reports whether asking the same node again cannot help: somebody has to change
 // the data or the rights first.
-func Final(err error) bool {
-	if hasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM") {
-		return true
-	}
-	return isReply(err) && strings.HasPrefix(err.Error(), noRightsInScript)
+func Final(err error) bool { return hasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS") || NoRights(err) }
+
+// NoRights reports whether a server's error is that the user may not do this, in the words of
+// any server.
+func NoRights(err error) bool {
+	return hasCode(err, "NOPERM") || isReply(err) && slices.ContainsFunc(noRightsInScript, func(words string) bool {
+		return strings.HasPrefix(err.Error(), words)
+	})
 }
 
-// noRightsInScript is how Redis 7 says NOPERM of a command inside a script.
-const noRightsInScript = "ERR The user executing the script can't"
+// noRightsInScript is how Redis 7.0 and Valkey 8 say NOPERM of a command inside a script.
+var noRightsInScript = []string{"ERR The user executing the script can't", "ERR ACL failure in script"}
 
 // neverRan reports whether a server's error proves that the script wrote nothing. What
 // the server says of its own state is found out before the first write; rights and types

@@ -126,6 +126,8 @@ var classes = []struct {
 	{"ERR max number of clients reached", false, false},
 	{"WRONGTYPE Operation against a key holding the wrong kind of value script: 6f, on @user_script:61.", true, false},
 	{"ERR The user executing the script can't run this command or subcommand script: 6f, on @user_script:1.", true, false},
+	{"ERR ACL failure in script: User app has no permissions to run the 'incrby' command script: 6f, on @user_script:35.", true, false},
+	{"ERR ACL failure in script: User app has no permissions to run the 'get' command", true, false},
 	{"ERR Error running script (call to f_6f): @user_script:1: WRONGTYPE Operation against a key", true, false},
 	{"ERR Error running script (call to f_6f): @user_script:1: @user_script: 1: -WRONGTYPE Operation", true, false},
 	{"ERR Error running script (call to f_6f): @user_script:1: -NOPERM The user executing the script", true, false},
