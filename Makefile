@@ -5,7 +5,7 @@ GO ?= go
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race bench compare demo fuzz picture
+.PHONY: help test format vet lint race bench compare demo faults paused valkey fuzz picture
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,18 @@ compare: ## flightlock and its rivals side by side, on redis-servers of their ow
 
 demo: ## the main job on embedded nodes
 	$(GO) run ./bench
+
+faults: ## break real servers and networks under several processes: 4 minutes; DURATION=30m, ONLY=SIGSTOP
+	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)")
+
+paused: ## the paused-holder test: updates that are lost without the token, and with it; a minute
+	cd faults && $(GO) run . -paused 60s
+
+# What talks to real servers, without the race detector, which has been there by then.
+valkey: ## the tests on real servers once more, on Valkey instead of Redis; wants valkey-server
+	FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -p 1 -parallel 1 -timeout 10m \
+	  . ./fenced ./internal/node ./internal/quorum ./internal/redistest ./lua
+	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
 
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \
