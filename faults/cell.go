@@ -1,0 +1,297 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// A cell is what one scenario runs on: redis-servers as nodes, one more for the values
+// that the locks protect, client processes, and a proxy between each process and each node,
+// so that a network may be broken for one pair alone.
+type cell struct {
+	ttl     time.Duration // of most locks, and Options.MaxTTL
+	servers []*redistest.Server
+	args    []string
+	proxies [][]*redistest.Proxy // by process, by node
+	nodes   []*redis.Client      // to each server itself
+	store   *redistest.Server
+	procs   []*process
+	closers []func() error
+
+	mu      sync.Mutex // guards what follows
+	history history
+	fatal   error
+}
+
+// process is a child, seen from here.
+type process struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser // its stdin: closing it ends the child
+	done  chan struct{}  // closed when nothing more comes from it
+	ready bool           // guarded by cell.mu
+}
+
+// newCell starts everything, and returns when all processes are at work.
+func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (c *cell, err error) {
+	c = &cell{ttl: s.TTL, args: args}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close())
+		}
+	}()
+	if c.store, err = c.launch(); err != nil {
+		return c, err
+	}
+	for range nodes {
+		server, err := c.launch(args...)
+		if err != nil {
+			return c, err
+		}
+		c.servers = append(c.servers, server)
+		c.nodes = append(c.nodes, c.clientOf(server))
+	}
+	for i := range procs {
+		if err := c.startProcess(s, i); err != nil {
+			return c, err
+		}
+	}
+	return c, c.await(ctx, "all processes are at work", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, p := range c.procs {
+			if !p.ready {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (c *cell) launch(args ...string) (*redistest.Server, error) {
+	s, err := redistest.Launch(args...)
+	if err == nil {
+		c.closers = append(c.closers, s.Close)
+	}
+	return s, err
+}
+
+// clientOf is a client of a server that no fault concerns but the server's own.
+func (c *cell) clientOf(s *redistest.Server) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr(), DialerRetries: 1})
+	c.closers = append(c.closers, rdb.Close)
+	return rdb
+}
+
+// proxy starts a proxy in front of addr.
+func (c *cell) proxy(addr string) (*redistest.Proxy, error) {
+	p, err := redistest.NewProxy(addr)
+	if err == nil {
+		c.closers = append(c.closers, p.Close)
+	}
+	return p, err
+}
+
+func (c *cell) startProcess(s setup, number int) error {
+	s.Proc, s.Register, s.Nodes = number, c.store.Addr(), nil
+	var proxies []*redistest.Proxy
+	for _, server := range c.servers {
+		p, err := c.proxy(server.Addr())
+		if err != nil {
+			return err
+		}
+		proxies = append(proxies, p)
+		s.Nodes = append(s.Nodes, "redis://"+p.Addr()+"?dial_timeout=1s")
+	}
+	c.proxies = append(c.proxies, proxies)
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	p := &process{cmd: exec.Command(exe), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), childEnv+"=1")
+	p.cmd.Stderr = os.Stderr
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	c.procs = append(c.procs, p)
+	go c.listen(p, out)
+	return json.NewEncoder(p.in).Encode(s)
+}
+
+// listen takes down what a process tells, until it ends.
+func (c *cell) listen(p *process, out io.Reader) {
+	defer close(p.done)
+	for dec := json.NewDecoder(bufio.NewReader(out)); ; {
+		var e event
+		err := dec.Decode(&e)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		c.mu.Lock()
+		switch {
+		case err != nil:
+			c.fatal = errors.Join(c.fatal, fmt.Errorf("a process is not understood: %w", err))
+		case e.Fatal != "":
+			c.fatal = errors.Join(c.fatal, fmt.Errorf("a process ended: %s", e.Fatal))
+		}
+		p.ready = p.ready || e.Ready
+		c.history.add(e)
+		c.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (h *history) add(e event) {
+	switch {
+	case e.Hold != nil:
+		h.holds = append(h.holds, *e.Hold)
+	case e.Access != nil:
+		h.accesses = append(h.accesses, *e.Access)
+	case e.Append != nil:
+		h.appends = append(h.appends, *e.Append)
+	}
+}
+
+// patience is how long the harness waits for what should take moments.
+const patience = 30 * time.Second
+
+// await waits until cond holds.
+func (c *cell) await(ctx context.Context, what string, cond func() bool) error {
+	for end := time.Now().Add(patience); ; pause(ctx, 2*time.Millisecond) {
+		ok := cond()
+		c.mu.Lock()
+		err := c.fatal
+		c.mu.Unlock()
+		switch {
+		case err != nil:
+			return err
+		case ok:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(end):
+			return fmt.Errorf("waited for %v in vain until %s", patience, what)
+		}
+	}
+}
+
+// eachProxy does something to every process's proxy to a node.
+func (c *cell) eachProxy(node int, do func(*redistest.Proxy)) {
+	for _, proxies := range c.proxies {
+		do(proxies[node])
+	}
+}
+
+// cut lets nothing through to a node, or lets it through again.
+func (c *cell) cut(node int, on bool) {
+	c.eachProxy(node, func(p *redistest.Proxy) {
+		p.BlackHole(on)
+		if !on {
+			p.ResetAll() // those connections would stay mute
+		}
+	})
+}
+
+// votes waits until a node takes part again: until the key that everybody wants is seen on it.
+func (c *cell) votes(ctx context.Context, node int) error {
+	return c.await(ctx, fmt.Sprintf("node %d votes again", node), func() bool {
+		n, err := c.nodes[node].Exists(ctx, "lock:"+hotKey).Result()
+		return err == nil && n == 1
+	})
+}
+
+// holder finds the process that holds key, by the owner on the first node, which begins with
+// host:pid. nil if there is none.
+func (c *cell) holder(ctx context.Context, key string) *process {
+	owner, _, _ := strings.Cut(c.nodes[0].Get(ctx, "lock:"+key).Val(), "#")
+	pid, _ := strconv.Atoi(owner[strings.LastIndexByte(owner, ':')+1:])
+	for _, p := range c.procs {
+		if p.cmd.Process.Pid == pid {
+			return p
+		}
+	}
+	return nil
+}
+
+// stop freezes a process for a while, unless it turns out then that it is not the one it should be.
+func (p *process) stop(ctx context.Context, d time.Duration, right func() bool) (yes bool, err error) {
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return false, err
+	}
+	if yes = right(); yes {
+		pause(ctx, d)
+	}
+	return yes, p.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// stopHolder freezes the process that holds key for a while.
+func (c *cell) stopHolder(ctx context.Context, key string, d time.Duration) error {
+	return c.await(ctx, "a holder of "+key+" is stopped in time", func() bool {
+		p := c.holder(ctx, key)
+		if p == nil {
+			return false
+		}
+		stopped, err := p.stop(ctx, d, func() bool { return c.holder(ctx, key) == p })
+		return stopped && err == nil
+	})
+}
+
+// finish lets all processes end in order and returns what they did. Those that do not end
+// are killed, which is an error.
+func (c *cell) finish() (*history, error) {
+	for _, p := range c.procs {
+		_ = p.in.Close()
+	}
+	var errs []error
+	for i, p := range c.procs {
+		kill := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+		<-p.done
+		if err := p.cmd.Wait(); err != nil {
+			errs = append(errs, fmt.Errorf("process %d: %w", i, err))
+		}
+		kill.Stop()
+	}
+	c.procs = nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return &c.history, errors.Join(append(errs, c.fatal)...)
+}
+
+// close ends whatever still runs.
+func (c *cell) close() error {
+	for _, p := range c.procs {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		_ = p.cmd.Wait()
+	}
+	var errs []error
+	for _, f := range c.closers {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,90 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+type quiet struct{ *log.Logger }
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+func main() {
+	redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it reports every refused dial
+	if os.Getenv(childEnv) != "" {
+		os.Exit(childMain(os.Stdin, os.Stdout))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	each := flag.Duration("each", 8*time.Second, "how long one scenario does its fault, at least once")
+	total := flag.Duration("duration", 0, "go through all scenarios again and again until so much time has gone")
+	only := flag.String("only", "", "scenarios whose name contains this")
+	ttl := flag.Duration("ttl", time.Second, "of the locks")
+	paused := flag.Duration("paused", 0, "run the paused-holder test for so long, and not the scenarios")
+	flag.Parse()
+	if *paused > 0 {
+		r, err := runPaused(ctx, setup{TTL: 2 * time.Second}, 5*time.Second, *paused)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "faults:", err)
+			os.Exit(1)
+		}
+		r.print(os.Stdout)
+		return
+	}
+	if err := run(ctx, os.Stdout, *only, setup{TTL: *ttl}, *each, *total); err != nil {
+		fmt.Fprintln(os.Stderr, "faults:", err)
+		os.Exit(1)
+	}
+}
+
+// run goes through the scenarios and prints the table.
+func run(ctx context.Context, out io.Writer, only string, set setup, each, total time.Duration) error {
+	var verdicts []*verdict
+	var violations []string
+	for end := time.Now().Add(total); ; {
+		for i, s := range chosen(only) {
+			v, err := runScenario(ctx, s, set, each)
+			if err != nil {
+				return err
+			}
+			for _, what := range v.violations() {
+				fmt.Fprintln(os.Stderr, "VIOLATION:", s.name+":", what)
+				violations = append(violations, what)
+			}
+			if i < len(verdicts) {
+				verdicts[i].add(v)
+			} else {
+				verdicts = append(verdicts, v)
+			}
+			fmt.Fprintf(os.Stderr, "%s: %d locks, %d violations\n", s.name, v.granted[before]+v.granted[during]+v.granted[after], len(v.violations()))
+		}
+		if !time.Now().Before(end) {
+			break
+		}
+	}
+	printTable(out, verdicts)
+	if len(violations) > 0 {
+		return fmt.Errorf("%d violations", len(violations))
+	}
+	return nil
+}
+
+func chosen(only string) (some []scenario) {
+	for _, s := range scenarios {
+		if strings.Contains(s.name, only) {
+			some = append(some, s)
+		}
+	}
+	return some
+}

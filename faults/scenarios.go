@@ -1,0 +1,269 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// A scenario is a kind of fault.
+type scenario struct {
+	name  string
+	nodes int      // 3 if 0
+	args  []string // of each redis-server
+	// fault does it once, and mends it before it returns. It may be called again.
+	fault   func(ctx context.Context, c *cell) error
+	forgets bool // a node loses its memory
+	sample  bool // runs in `make test`, too
+}
+
+var scenarios = []scenario{
+	{name: "none", fault: func(ctx context.Context, c *cell) error { pause(ctx, c.ttl); return nil }},
+	{name: "kill -9 of two nodes of five, restarted empty", nodes: 5, fault: killMinority, forgets: true, sample: true},
+	{name: "one node restarts empty, while the third lacks locks", fault: losingMemory(restarted), forgets: true},
+	{name: "kill -9 and restart, AOF everysec, while the third node lacks locks", args: everysec, fault: losingMemory(restarted)},
+	{name: "power loss (the AOF lacks the last second), while the third node lacks locks", args: everysec, fault: powerLoss, forgets: true},
+	{name: "FLUSHALL on one node, while the third lacks locks", fault: losingMemory(flushed), forgets: true, sample: true},
+	{name: "a lagging replica is promoted, while the third node lacks locks", args: promptSync, fault: promotion, forgets: true, sample: true},
+	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, forgets: true, sample: true},
+	{name: "SIGSTOP of one node", fault: stoppedNode},
+	{name: "SIGSTOP of a holder beyond its ttl", fault: stoppedHolder, sample: true},
+	{name: "SCRIPT FLUSH on all nodes, all the time", fault: scriptFlush},
+	{name: "maxmemory: OOM on one node, then on two", fault: outOfMemory, sample: true},
+	{name: "CLIENT PAUSE on one node, then on two", fault: clientPause},
+	{name: "slow node: each reply 200 ms later", fault: slowNode},
+	{name: "black hole before one node", fault: blackHole},
+	{name: "asymmetric partition: each process loses the replies of another node", fault: asymmetric, sample: true},
+	{name: "one process is cut off from two nodes", fault: cutOff},
+	{name: "resets, and replies cut in the middle, everywhere", fault: resets, sample: true},
+}
+
+var (
+	everysec   = []string{"--appendonly", "yes", "--appendfsync", "everysec"}
+	promptSync = []string{"--repl-diskless-sync-delay", "0"}
+)
+
+func killMinority(ctx context.Context, c *cell) error {
+	for _, s := range c.servers[:2] {
+		if err := s.Kill(); err != nil {
+			return err
+		}
+	}
+	pause(ctx, 2*c.ttl)
+	for i, s := range c.servers[:2] {
+		if err := s.Restart(); err != nil {
+			return err
+		}
+		if err := c.votes(ctx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// losingMemory is the case in which a node's memory matters: the locks of the moment are on
+// two nodes of three, and then one of these two forgets them.
+func losingMemory(forget func(ctx context.Context, c *cell, node int) error) func(context.Context, *cell) error {
+	return func(ctx context.Context, c *cell) error {
+		missing, forgetful := 2, rand.IntN(2)
+		if err := withoutNode(ctx, c, missing); err != nil {
+			return err
+		}
+		if err := forget(ctx, c, forgetful); err != nil {
+			return err
+		}
+		pause(ctx, c.ttl*12/10) // MaxTTL apart, or a majority would have lost its memory
+		return nil
+	}
+}
+
+func restarted(_ context.Context, c *cell, node int) error { return c.servers[node].Restart() }
+
+func flushed(ctx context.Context, c *cell, node int) error { return c.nodes[node].FlushAll(ctx).Err() }
+
+// withoutNode cuts a node off until the locks of the moment were granted by the others alone.
+func withoutNode(ctx context.Context, c *cell, node int) error {
+	c.cut(node, true)
+	pause(ctx, c.ttl)
+	c.cut(node, false)
+	return c.votes(ctx, node)
+}
+
+func powerLoss(ctx context.Context, c *cell) error {
+	forgetful := rand.IntN(2)
+	old, err := c.servers[forgetful].SaveAppendOnly()
+	if err != nil {
+		return err
+	}
+	return losingMemory(func(context.Context, *cell, int) error { return c.servers[forgetful].RestartFrom(old) })(ctx, c)
+}
+
+// promotion gives a node a replica that hears nothing any more from some moment on, and
+// then takes the master's place. The dead master is the next replica.
+func promotion(ctx context.Context, c *cell) error {
+	const node = 1
+	replica, err := c.launch(c.args...)
+	if err != nil {
+		return err
+	}
+	client := c.clientOf(replica)
+	line, err := c.proxy(c.servers[node].Addr())
+	if err != nil {
+		return err
+	}
+	if err := client.Do(ctx, "REPLICAOF", "127.0.0.1", line.Addr()[len("127.0.0.1:"):]).Err(); err != nil {
+		return err
+	}
+	if err := c.await(ctx, "the replica has what the master has", func() bool {
+		role, err := client.Do(ctx, "ROLE").Slice()
+		return err == nil && len(role) > 3 && role[3] == "connected"
+	}); err != nil {
+		return err
+	}
+	line.BlackHole(true)
+	return losingMemory(func(context.Context, *cell, int) error {
+		old := c.servers[node]
+		c.servers[node], c.nodes[node] = replica, client
+		if err := client.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
+			return err
+		}
+		c.eachProxy(node, func(p *redistest.Proxy) {
+			p.SetTarget(replica.Addr())
+			p.ResetAll()
+		})
+		return old.Close()
+	})(ctx, c)
+}
+
+func rollingRestart(ctx context.Context, c *cell) error {
+	for i, s := range c.servers {
+		if err := s.Restart(); err != nil {
+			return err
+		}
+		if err := c.votes(ctx, i); err != nil {
+			return err
+		}
+		pause(ctx, c.ttl*12/10)
+	}
+	return nil
+}
+
+func stoppedNode(ctx context.Context, c *cell) error {
+	if err := c.servers[0].Stop(); err != nil {
+		return err
+	}
+	pause(ctx, 5*c.ttl)
+	if err := c.servers[0].Cont(); err != nil {
+		return err
+	}
+	return c.votes(ctx, 0)
+}
+
+func stoppedHolder(ctx context.Context, c *cell) error {
+	return c.stopHolder(ctx, longKey(rand.IntN(longKeys)), c.ttl*3/2)
+}
+
+func scriptFlush(ctx context.Context, c *cell) error {
+	for end := time.Now().Add(c.ttl); time.Now().Before(end); pause(ctx, 20*time.Millisecond) {
+		for _, n := range c.nodes {
+			if err := n.ScriptFlush(ctx).Err(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// minorityThenMajority has a fault on one node, then on two, then on none.
+func minorityThenMajority(ctx context.Context, c *cell, fault func(node int, d time.Duration) error) error {
+	if err := fault(0, 2*c.ttl); err != nil {
+		return err
+	}
+	pause(ctx, c.ttl)
+	if err := fault(1, c.ttl); err != nil {
+		return err
+	}
+	pause(ctx, c.ttl)
+	return nil
+}
+
+func outOfMemory(ctx context.Context, c *cell) error {
+	err := minorityThenMajority(ctx, c, func(node int, _ time.Duration) error {
+		return c.nodes[node].ConfigSet(ctx, "maxmemory", "1").Err()
+	})
+	for _, n := range c.nodes {
+		if err := n.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+func clientPause(ctx context.Context, c *cell) error {
+	return minorityThenMajority(ctx, c, func(node int, d time.Duration) error {
+		return c.nodes[node].Do(ctx, "CLIENT", "PAUSE", d.Milliseconds(), "ALL").Err()
+	})
+}
+
+func slowNode(ctx context.Context, c *cell) error {
+	c.eachProxy(0, func(p *redistest.Proxy) { p.SetDelay(200 * time.Millisecond) })
+	pause(ctx, 2*c.ttl)
+	c.eachProxy(0, func(p *redistest.Proxy) { p.SetDelay(0) })
+	return nil
+}
+
+func blackHole(ctx context.Context, c *cell) error {
+	return withoutNode(ctx, c, 0)
+}
+
+func asymmetric(ctx context.Context, c *cell) error {
+	for i, proxies := range c.proxies {
+		proxies[i%len(proxies)].DropReplies(true)
+	}
+	pause(ctx, 2*c.ttl)
+	for i, proxies := range c.proxies {
+		proxies[i%len(proxies)].DropReplies(false)
+		proxies[i%len(proxies)].ResetAll()
+	}
+	return nil
+}
+
+func cutOff(ctx context.Context, c *cell) error {
+	for _, p := range c.proxies[0][:2] {
+		p.BlackHole(true)
+	}
+	pause(ctx, 2*c.ttl)
+	for _, p := range c.proxies[0][:2] {
+		p.BlackHole(false)
+		p.ResetAll()
+	}
+	return nil
+}
+
+func resets(ctx context.Context, c *cell) error {
+	for end := time.Now().Add(2 * c.ttl); time.Now().Before(end); pause(ctx, rand.N(20*time.Millisecond)) {
+		p := c.proxies[rand.IntN(len(c.proxies))][rand.IntN(len(c.servers))]
+		switch rand.IntN(3) {
+		case 0:
+			p.ResetAll()
+		case 1:
+			p.CutReplies(rand.IntN(200))
+		case 2:
+			p.SetDelay(rand.N(5 * time.Millisecond))
+		}
+	}
+	for _, proxies := range c.proxies {
+		for _, p := range proxies {
+			p.CutReplies(-1)
+			p.SetDelay(0)
+		}
+	}
+	return nil
+}
+
+func (s scenario) String() string { return fmt.Sprintf("%q", s.name) }
