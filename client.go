@@ -76,6 +76,7 @@ func New(opts Options) (*Client, error) {
 	c.quorum = quorum.New(quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, Tells: c.tells, Same: c.sameServer,
+		Quarantine: c.quarantine(), MemoryName: c.memoryName, Told: c.quarantined,
 	})
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {

@@ -17,13 +17,26 @@
 --                    granted a later token of this key meanwhile)
 --   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
 --                    below 0 when unknown
+--   FORGOT           an error: see below; nothing was written
 --   error            WRONGTYPE when the key holds something that is not a string, what
 --                    INCRBY says of a bucket that is not a counter, or what the server
 --                    says of its own state (OOM, READONLY, ...); nothing was written
 --
 -- A bucket that is missing (first use, flush, empty restart) starts at the node's own
 -- clock in microseconds, so that tokens go on rising although the count was lost.
+--
+-- Two locals stand before this text (see lua.go). memory is the name of the node's memory
+-- (see boot.lua), or false where that does not matter. A node that was flushed since, or
+-- restarted, has another name in its marker: boot.lua must run before it is asked for a
+-- vote. run is the process, for servers before Redis 7, which hand scripts on to replicas
+-- and to the process after a restart.
+--
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
+
+if memory and redis.call('GET', 'flightlock:{boot}') ~= memory
+  or run and not string.find(redis.call('INFO', 'server'), run, 1, true) then
+  return {err = 'FORGOT the memory of this node is not ' .. memory}
+end
 
 local holder, granted = false, false
 if ARGV[5] then

@@ -7,6 +7,8 @@ import (
 	"crypto/sha1"
 	_ "embed" // the scripts are part of the binary
 	"encoding/hex"
+	"fmt"
+	"strconv"
 )
 
 //go:embed acquire.lua
@@ -17,6 +19,9 @@ var refresh string
 
 //go:embed release.lua
 var release string
+
+//go:embed boot.lua
+var boot string
 
 //go:embed check.lua
 var check string
@@ -30,15 +35,40 @@ type Script struct {
 	SHA    string // hex SHA-1 of Source, as EVALSHA wants it
 }
 
-// The scripts of the lock protocol.
+// The scripts of the lock protocol. Acquire is for nodes that are always trusted.
 var (
-	Acquire = newScript(acquire)
+	Acquire = newScript("local memory, run = false, false\n" + acquire)
 	Refresh = newScript(refresh)
 	Release = newScript(release)
 )
 
+// AcquireIn is Acquire for a node whose memory has that name: it grants nothing in another.
+// Only boot.lua may bring about that a server knows it, by the answer of the same
+// connection: then a server that restarted does not know it, or has another marker.
+//
+// run is the process, if it must be looked for as well. informed says that boot.lua was told
+// the process. Who is not does not see all that is lost, so it has a script of its own,
+// which nobody who sees it takes for a proof.
+func AcquireIn(memory, run string, informed bool) Script {
+	second := "nil"
+	switch {
+	case run != "":
+		second = strconv.Quote(run)
+	case informed:
+		second = "false"
+	}
+	return newScript(fmt.Sprintf("local memory, run = %q, %s\n", memory, second) + acquire)
+}
+
+// The keys of boot.lua.
+const (
+	Marker = "flightlock:{boot}"
+	Past   = "flightlock:{boot}:past"
+)
+
 // The scripts beside it, which no lock waits for.
 var (
+	Boot  = newScript(boot)
 	Check = newScript(check)
 	Sets  = newScript(sets)
 )

@@ -18,9 +18,9 @@ type call struct {
 	cmds [maxArgs + 1]*redis.Cmd // by number of arguments, over args; made when first needed
 }
 
-// of makes the call that of r.
-func (c *call) of(r *request) *redis.Cmd {
-	args := r.args(c.args[:0])
+// of makes the call that of r, to a server with that memory.
+func (c *call) of(r *request, m *memory) *redis.Cmd {
+	args := r.args(c.args[:0], m)
 	cmd := c.cmds[len(args)]
 	if cmd == nil {
 		cmd = redis.NewCmd(context.Background(), args[:len(args):len(args)]...)

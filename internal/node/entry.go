@@ -285,21 +285,24 @@ type request struct {
 	look    string   // of a refresh: who asks for rivals; "": nobody does
 }
 
-// args appends the command as it goes over the wire.
-func (r *request) args(argv []any) []any {
+// votes reports whether r is for the acquire script.
+func (r *request) votes() bool { return r.op == opAcquire || r.op == opRepair }
+
+// args appends the command as it goes over the wire, to a server with that memory.
+func (r *request) args(argv []any, m *memory) []any {
 	t := r.e.t
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
 		if t.contender == "" {
-			return append(argv, evalsha, shaAcquire, two, t.key, &t.bucket, t.owner, ttl, r.n1)
+			return append(argv, evalsha, m.sha, two, t.key, &t.bucket, t.owner, ttl, r.n1)
 		}
-		return append(argv, evalsha, shaAcquire, three, t.key, &t.bucket, t.wants(), t.owner, ttl, r.n1, 0, t.contender)
+		return append(argv, evalsha, m.sha, three, t.key, &t.bucket, t.wants(), t.owner, ttl, r.n1, 0, t.contender)
 	case opRepair:
 		if t.contender == "" {
-			return append(argv, evalsha, shaAcquire, two, t.key, &t.bucket, t.owner, ttl, 0, r.n1)
+			return append(argv, evalsha, m.sha, two, t.key, &t.bucket, t.owner, ttl, 0, r.n1)
 		}
-		return append(argv, evalsha, shaAcquire, three, t.key, &t.bucket, t.wants(), t.owner, ttl, 0, r.n1, t.contender)
+		return append(argv, evalsha, m.sha, three, t.key, &t.bucket, t.wants(), t.owner, ttl, 0, r.n1, t.contender)
 	case opRefresh:
 		if r.look == "" {
 			return append(argv, evalsha, shaRefresh, two, t.key, &t.bucket, t.owner, ttl, r.n1, r.n2)
@@ -329,16 +332,14 @@ func (p *Parting) args(argv []any, e *Entry) []any {
 // What every command has, made into interface values once.
 var (
 	evalsha    any = "EVALSHA"
-	shaAcquire any = lua.Acquire.SHA
 	shaRefresh any = lua.Refresh.SHA
 	shaRelease any = lua.Release.SHA
 	one        any = 1
 	two        any = 2
 	three      any = 3
 
-	// The names of the scripts again, as a witness wants them.
+	// The names of the scripts again, as a witness wants them; that of acquire is in memory.
 	shaText = [...][]byte{
-		opAcquire: []byte(lua.Acquire.SHA), opRepair: []byte(lua.Acquire.SHA),
 		opRefresh: []byte(lua.Refresh.SHA), opRelease: []byte(lua.Release.SHA),
 	}
 )

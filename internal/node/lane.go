@@ -185,6 +185,7 @@ type lane struct {
 
 	// For whoever made the queue busy.
 	calls       calls
+	memory      *memory       // in which the batch under way asks for votes
 	cmds        []*redis.Cmd  // of the batch under way, from calls
 	all         []redis.Cmder // cmds, and what goes before some of them
 	first       witness       // of the batch under way

@@ -43,6 +43,7 @@ type Node struct {
 	life     context.Context // ends with Close
 	end      context.CancelFunc
 	debts    debts
+	guard    *Guard // nil: all votes count
 	notices  notices
 
 	// Changed hears that the node was suspended, and why, or with nil that it is back. It

@@ -33,6 +33,7 @@ type Reply struct {
 	Rival   string        // Renewed: the contender that waits longest, "" for none or if nobody looked
 	TTL     time.Duration // Held: the holder's, below 0 when unknown
 	Err     error         // Failed
+	Memory  *Memory       // Granted: in which memory, of a guarded node
 }
 
 // Errors of requests that the node never saw.
@@ -117,7 +118,7 @@ var noRightsInScript = []string{"ERR The user executing the script can't", "ERR 
 // the server says of its own state is found out before the first write; rights and types
 // are proof only when no command of the script met them.
 func neverRan(err error) bool {
-	return hasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "MOVED", "ASK",
+	return hasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "FORGOT", "MOVED", "ASK",
 		"CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "CROSSSLOT") ||
 		hasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
 }
@@ -126,7 +127,7 @@ func neverRan(err error) bool {
 // only say how or where to ask again.
 func refusal(cmds ...*redis.Cmd) error {
 	for _, cmd := range cmds {
-		if err := cmd.Err(); isReply(err) && !hasCode(err, "NOSCRIPT", "MOVED", "ASK") {
+		if err := cmd.Err(); isReply(err) && !hasCode(err, "NOSCRIPT", "FORGOT", "MOVED", "ASK") {
 			return err
 		}
 	}

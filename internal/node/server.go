@@ -24,8 +24,9 @@ type server struct {
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
 
-	loading sync.Mutex    // held while the scripts are loaded
-	loads   atomic.Uint64 // how often they were. Written under loading
+	loading sync.Mutex             // held while the scripts are loaded
+	loads   atomic.Uint64          // how often they were. Written under loading
+	memory  atomic.Pointer[memory] // in which votes are asked for. Written under loading, and before the first request
 
 	// Set on a Cluster: redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable hears of each batch that got no answer.
@@ -45,6 +46,7 @@ func newServer(n *Node, c *redis.Client) *server {
 	if n.alone {
 		s.lanes = make([]lane, lanesAlone)
 	}
+	s.memory.Store(always)
 	for i := range s.lanes {
 		s.lanes[i].init()
 		s.lanes[i].s = s
@@ -144,8 +146,11 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 // server did not know the script and heal allows for another try.
 func (l *lane) settle(r *request, cmd *redis.Cmd, sent, heal bool) bool {
 	rep, err := outcome(r.op, cmd)
+	if rep.Kind == Granted && l.memory != always {
+		rep.Memory = &l.memory.Memory
+	}
 	switch {
-	case heal && hasCode(err, "NOSCRIPT"):
+	case heal && hasCode(err, "NOSCRIPT", "FORGOT"):
 		return false
 	case l.s.redirect != nil && isReply(err) && l.s.redirect(l.s, r, err):
 	case r.op == opRelease && r.parting != nil && hasCode(err, "TRYAGAIN"):
@@ -178,15 +183,15 @@ func outcome(op op, cmd *redis.Cmd) (Reply, error) {
 func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err error) {
 	s := l.s
 	began := time.Now()
-	l.cmds, l.all = l.cmds[:0], l.all[:0]
+	l.cmds, l.all, l.memory = l.cmds[:0], l.all[:0], s.memory.Load()
 	for i, r := range batch {
 		if r.asking {
 			l.all = append(l.all, redis.NewCmd(ctx, "ASKING"))
 		}
 		c := l.calls.at(i)
-		cmd := c.of(r)
+		cmd := c.of(r, l.memory)
 		if i == 0 {
-			l.first.attach(c, r)
+			l.first.attach(c, r, l.memory)
 		}
 		l.cmds, l.all = append(l.cmds, cmd), append(l.all, cmd)
 	}
@@ -207,8 +212,9 @@ func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err erro
 // writeOne is write for a request by itself, which costs less than a pipeline of one.
 func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (cmd *redis.Cmd, sent bool) {
 	c := l.calls.at(0)
-	cmd = c.of(r)
-	l.first.attach(c, r)
+	l.memory = l.s.memory.Load()
+	cmd = c.of(r, l.memory)
+	l.first.attach(c, r, l.memory)
 	l.s.n.commands.Add(1)
 	err := l.s.quick.Process(ctx, cmd)
 	var refused error
@@ -238,8 +244,11 @@ type witness struct {
 }
 
 // attach puts w in the place of the script's name in r's command.
-func (w *witness) attach(c *call, r *request) {
+func (w *witness) attach(c *call, r *request, m *memory) {
 	w.text, w.written = shaText[r.op], false
+	if r.votes() {
+		w.text = m.text
+	}
 	c.args[1] = w
 }
 
@@ -259,6 +268,10 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 	defer s.loading.Unlock()
 	if s.loads.Load() != loads {
 		return nil
+	}
+	if s.n.guard != nil {
+		_, err := s.bootLocked(ctx, "")
+		return err
 	}
 	began := time.Now()
 	_, err := s.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {

@@ -51,6 +51,7 @@ type tally struct {
 	absent        int // release: nodes that have nothing of ours, and never had
 	bad, final    int // no vote; of these, what asking again cannot mend
 	pending, held int
+	limbo         int // grants that a roll call may yet make votes
 }
 
 func (r *round) tallyLocked() tally {
@@ -60,6 +61,12 @@ func (r *round) tallyLocked() tally {
 		switch {
 		case rep.Kind == node.Pending:
 			t.pending++
+		case rep.Kind == node.Granted && !r.countsLocked(i):
+			if r.l.q.quarantine.open() {
+				t.limbo++
+			} else {
+				t.bad++
+			}
 		case rep.Kind == r.want && rep.Counter >= r.floor:
 			t.yes++
 		case rep.Kind == node.Held:
@@ -103,12 +110,13 @@ func (t tally) hopeless() bool { return t.final >= t.outOfReach() }
 // of reach leave enough nodes to say that others hold the key: a key that is held must
 // not be called unreachable because the errors came in first.
 func (t tally) lost(acquire bool) bool {
-	if t.yes+t.pending >= t.need || t.pending > 0 && t.absent > 0 && t.no == 0 {
+	if t.yes+t.pending+t.limbo >= t.need || t.pending > 0 && t.absent > 0 && t.no == 0 {
 		return false
 	}
 	most := t // what others' votes can come to
 	most.no += t.pending
 	most.held += t.pending
+	most.yes += t.limbo
 	return t.refused(acquire) || !most.refused(acquire) || acquire && t.hopeless()
 }
 
@@ -128,6 +136,10 @@ func (r *round) failureLocked() *Failure {
 		f.Nodes[i] = NodeAnswer{Name: r.l.q.Nodes[i].Name(), Reply: rep}
 		if rep.Kind == node.Pending {
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: r.noAnswerLocked(r.l.q.Nodes[i])}
+		}
+		if rep.Kind == node.Granted && !r.countsLocked(i) {
+			m := *rep.Memory
+			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{m, m.Began.Add(r.l.q.Quarantine)}}
 		}
 	}
 	return f

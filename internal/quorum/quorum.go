@@ -31,6 +31,12 @@ type Config struct {
 	// Tells says whether the holder of that name will tell when it lets go. nil: all do.
 	Tells func(owner string) bool
 
+	// Quarantine is how long a fresh grant of a node that lost its memory does not count; 0:
+	// it always counts. All nodes must be guardable then, and unused.
+	Quarantine time.Duration
+	MemoryName func() string              // see node.Guard
+	Told       func(i int, s Quarantined) // a node has entered quarantine, or left it. nil: nobody wants to know
+
 	// Same tells whether two nodes are one server.
 	Same func(ctx context.Context, i, j int) (bool, error)
 }
@@ -39,8 +45,9 @@ type Config struct {
 // never blocks, and starts no goroutine per request: replies drive it.
 type Quorum struct {
 	Config
-	need      int
-	deadlines deadlines
+	need       int
+	deadlines  deadlines
+	quarantine *quarantine // nil: there is none
 
 	trip  atomic.Int64            // how long the last attempt took that the nodes decided, in ns
 	twins atomic.Pointer[Failure] // set for good once two nodes proved to be one server
@@ -58,6 +65,9 @@ type Quorum struct {
 func New(cfg Config) *Quorum {
 	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
+	if cfg.Quarantine > 0 {
+		q.quarantine = newQuarantine(q)
+	}
 	return q
 }
 

@@ -142,10 +142,36 @@ func (r *round) decideLocked(now bool) bool {
 		return false
 	}
 	t := r.tallyLocked()
+	if t.limbo > 0 && !now && !r.l.q.quarantine.join(r) { // it has just ended
+		t = r.tallyLocked()
+	}
 	r.won = t.yes >= t.need
 	r.decided = r.won || now || t.lost(r.acquires())
 	r.won = r.won || r.decided && t.rid()
 	return r.decided
+}
+
+// reconsider decides the round, if that can be, at the end of a roll call that it waited for.
+func (r *round) reconsider() {
+	r.l.mu.Lock()
+	ends := r.decideLocked(false)
+	r.l.mu.Unlock()
+	if ends {
+		r.end()
+	}
+}
+
+// countsLocked reports whether what node i granted is a vote. If it is, it stays one.
+func (r *round) countsLocked(i int) bool {
+	rep := &r.replies[i]
+	if rep.Memory == nil {
+		return true
+	}
+	ok := counts(rep.Memory, r.l.q.Nodes[i].Memory())
+	if ok {
+		rep.Memory = nil
+	}
+	return ok
 }
 
 func (r *round) end() {
@@ -160,8 +186,8 @@ func (r *round) end() {
 // countersLocked gives the largest counter of the votes, and whether all have it.
 func (r *round) countersLocked() (top int64, agree bool) {
 	agree = true
-	for _, rep := range r.replies {
-		if rep.Kind != r.want {
+	for i, rep := range r.replies {
+		if rep.Kind != r.want || !r.countsLocked(i) {
 			continue
 		}
 		if top != 0 && rep.Counter != top {

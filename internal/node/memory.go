@@ -1,0 +1,219 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock/lua"
+)
+
+// A node that lost its memory may grant what it had granted before. How that is noticed, at
+// no cost but a GET in the acquire script:
+//
+// The name of the node's memory stands in a marker on the node and in the text of its acquire
+// script. Whatever loses memory leaves one of three things: another process or another
+// master, which does not know the script (NOSCRIPT); no marker (FORGOT); or a marker of
+// a later memory, because somebody else noticed first (FORGOT). Either way boot.lua runs
+// before the request goes again, and the vote comes with what boot.lua said.
+//
+// A script must not become known to a server whose marker is out of date: an old marker, from
+// a disk or a replica, would pass for the truth. So a script is loaded only behind a
+// boot.lua in the same pipeline, which is the same connection and so the same process: it
+// has put that right by then. Nor may the client take another name for the truth than the
+// one of the script that it has loaded; if boot.lua gives another, it all begins again.
+//
+// Before Redis 7 scripts outlive their server: it hands them on to its replicas and writes them
+// to its files. There the acquire script compares the process as well, which costs it some
+// microseconds.
+//
+// The simpler way, to have boot.lua run when a fence bucket is missing, does not see a
+// FLUSHALL after which another client has used the bucket first.
+
+// MemoryState says whether a node's memory can be relied upon.
+type MemoryState uint8
+
+// The states of memories.
+const (
+	MemoryNew  MemoryState = iota // the node never had a vote, as far as it knows
+	MemoryLost                    // it had, and may have forgotten locks
+	MemoryKept                    // it knows all locks that count
+)
+
+// Memory is what a server has said of its memory.
+type Memory struct {
+	Name  string      // changes when something was lost
+	State MemoryState // as of that answer
+	Began time.Time   // by the client's clock, a round trip late at most
+	Blind error       // why the server does not tell its process: then only an empty memory is noticed
+}
+
+// Guard has a node tell of its memory. A server's memory is looked at before its first vote.
+type Guard struct {
+	Limit time.Duration // how long a node that forgot has no vote
+	Name  func() string // a name for a memory that begins: letters, digits and -, never the same twice
+
+	// Changed hears that the node's memory is another one than it was, or that its state
+	// is, before there is a vote in it. It must not block.
+	Changed func(Memory)
+}
+
+// memory is what a lane has to know of its server's memory: the script with which a vote is
+// asked for.
+type memory struct {
+	Memory
+	acquire lua.Script
+	sha     any    // of acquire, as an argument
+	text    []byte // the same for a witness
+	told    bool   // the server has told of this memory
+}
+
+func newMemory(m Memory, acquire lua.Script) *memory {
+	return &memory{Memory: m, acquire: acquire, sha: acquire.SHA, text: []byte(acquire.SHA)}
+}
+
+// always is the memory of servers that have no guard.
+var always = newMemory(Memory{State: MemoryKept}, lua.Acquire)
+
+// unknown is the memory of a server before it was asked: no server knows its script.
+var unknown = newMemory(Memory{}, lua.Script{SHA: strings.Repeat("0", 40)})
+
+// SetGuard is called before the first request. A Cluster cannot be guarded, nor the only node
+// of a quorum.
+func (n *Node) SetGuard(g Guard) {
+	n.guard = &g
+	n.notices.home.memory.Store(unknown)
+}
+
+// Guardable reports whether the node can tell of its memory.
+func (n *Node) Guardable() bool { return n.notices.router == nil && !n.alone }
+
+// Memory is what the node said last, nil if it was never asked.
+func (n *Node) Memory() *Memory {
+	if m := n.notices.home.memory.Load(); m.told {
+		return &m.Memory
+	}
+	return nil
+}
+
+// Ask has a guarded node tell of its memory, and tells done, once. establish is the name of
+// a memory that is to be established; "" for none.
+func (n *Node) Ask(establish string, done func(Memory, error)) {
+	s := n.notices.home
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		done(Memory{}, ErrClosed)
+		return
+	}
+	n.wg.Add(1)
+	n.mu.Unlock()
+	go func() { // ends with the exchange
+		defer n.wg.Done()
+		if state := s.suspended.Load(); state != nil {
+			done(Memory{}, state.err)
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), n.exchangeTime())
+		defer cancel()
+		s.loading.Lock()
+		m, err := s.bootLocked(ctx, establish)
+		s.loading.Unlock()
+		done(m, err)
+	}()
+}
+
+var errRestless = errors.New("its memory was another one each time it was asked")
+
+// bootLocked finds out about the server's memory, and loads the scripts for it. Caller holds
+// loading.
+func (s *server) bootLocked(ctx context.Context, establish string) (Memory, error) {
+	for range 3 {
+		m := s.memory.Load()
+		said, err := s.ask(ctx, establish, m)
+		if err != nil {
+			return Memory{}, err
+		}
+		next := said.memory()
+		if !m.told || next.Name != m.Name || next.State != m.State {
+			s.n.guard.Changed(next.Memory)
+		}
+		s.memory.Store(next)
+		if next.acquire == m.acquire { // which is loaded
+			s.loads.Add(1)
+			return next.Memory, nil
+		}
+	}
+	return Memory{}, errRestless
+}
+
+// ask runs boot.lua, and then, on the same connection, loads the scripts for m.
+func (s *server) ask(ctx context.Context, establish string, m *memory) (answer, error) {
+	g := s.n.guard
+	pipe := s.client.Pipeline()
+	pipe.ScriptLoad(ctx, lua.Boot.Source)
+	cmd := pipe.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
+	if m.told {
+		pipe.ScriptLoad(ctx, m.acquire.Source)
+	}
+	for _, script := range lua.All {
+		if script != lua.Acquire {
+			pipe.ScriptLoad(ctx, script.Source)
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return answer{}, fmt.Errorf("asking for its memory: %w", err)
+	}
+	return heardOf(cmd.Val())
+}
+
+// answer is that of boot.lua.
+type answer struct {
+	name, run, version, why string
+	state                   MemoryState
+	began                   time.Time
+}
+
+var memoryStates = map[string]MemoryState{"new": MemoryNew, "lost": MemoryLost, "kept": MemoryKept}
+
+func heardOf(val any) (answer, error) {
+	v, _ := val.([]any)
+	if len(v) != 6 {
+		return answer{}, fmt.Errorf("unexpected reply %T to boot", val)
+	}
+	var texts [6]string
+	for i, x := range v {
+		texts[i] = fmt.Sprint(x)
+	}
+	state, known := memoryStates[texts[1]]
+	age, err := strconv.ParseInt(texts[2], 10, 64)
+	if !known || err != nil || texts[0] == "" {
+		return answer{}, fmt.Errorf("unexpected reply %v to boot", v)
+	}
+	began := time.Now().Add(-time.Duration(age) * time.Microsecond)
+	return answer{name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5]}, nil
+}
+
+// memory is what the server has said.
+func (a answer) memory() *memory {
+	informed := a.run != ""
+	next := Memory{Name: a.name, State: a.state, Began: a.began}
+	if !informed {
+		next.Blind = errBlind
+		if a.why != "" {
+			next.Blind = fmt.Errorf("%w: %s", errBlind, a.why)
+		}
+	}
+	run := ""
+	if major(a.version) < 7 {
+		run = a.run
+	}
+	made := newMemory(next, lua.AcquireIn(a.name, run, informed))
+	made.told = true
+	return made
+}
+
+var errBlind = errors.New("INFO does not tell run_id")

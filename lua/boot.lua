@@ -1,0 +1,79 @@
+-- boot: what a node says of its own memory, so that a vote of one that may have forgotten
+-- locks is not counted. It runs when a client meets the node for the first time, when the
+-- node does not know the acquire script (which has the memory's name in its text), when
+-- that script found another memory, and when a quarantine may be over. Not on a Cluster.
+--
+-- KEYS[1]  flightlock:{boot}, the marker: the name of the memory
+-- KEYS[2]  flightlock:{boot}:past: "name state since run promoted" of that memory
+-- ARGV[1]  a name for a memory that begins now: letters, digits and -, never used before
+-- ARGV[2]  how long a node that forgot has no vote, in microseconds
+-- ARGV[3]  the name of a memory that is to be established because no node of the quorum
+--          ever was; '' for none
+--
+-- Reply: {name, state, age, run, version, why}
+--   name     of the memory. It changes when something was lost
+--   state    new: the marker was missing, so the node is new, or lost all it had
+--            lost: the marker is of another process, or of a time before the node was last
+--            made a master: what happened since may have been lost
+--            kept: established. Only such a node votes
+--   age      since the memory began, in microseconds of the node's clock
+--   run      the process, '' if it is not told
+--   version  of the server, '' if it is not told
+--   why      it is not told
+--
+-- INFO tells the process (run_id), and when it was last made a master: it keeps the
+-- replication id that it had as a replica, with an offset. The ids of a node that never
+-- was a replica change with its own replicas and mean nothing. One that was a master
+-- before, and lagged as a replica since, would find its own run_id in its marker.
+
+local why = ''
+local function told(section, name)
+  local text = redis.pcall('INFO', section)
+  if type(text) == 'string' then
+    return string.match(text, name .. ':([^\r\n]+)')
+  end
+  why = text and text.err or why
+end
+
+local self, version = told('server', 'run_id') or '', told('server', 'redis_version') or ''
+local run = self ~= '' and self or '-'
+local from, offset = told('replication', 'master_replid2'), told('replication', 'second_repl_offset')
+local promoted = '-'
+if from and offset and string.find(from, '[^0]') then
+  promoted = from .. ':' .. offset
+end
+
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local name, past = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''
+local of, state, since, ran, rose = string.match(past, '^([%w-]+) (%l+) (%d+) (%S+) (%S+)$')
+since = tonumber(since)
+
+if not name or of ~= name then -- first use, flushed, or restarted empty
+  name, state, since = ARGV[1], 'new', now
+elseif run ~= '-' and ran ~= '-' and (run ~= ran or promoted ~= '-' and promoted ~= rose) then
+  name, since = ARGV[1], now
+  if state ~= 'new' then -- that never had a vote, so there is nothing that could be missed
+    state = 'lost'
+  end
+else
+  if run == '-' then -- whoever is told compares again
+    run = ran
+  end
+  if promoted == '-' then
+    promoted = rose
+  end
+  since = math.min(since, now) -- the clock was set back
+  if state ~= 'kept' then
+    if now - since >= tonumber(ARGV[2]) or state == 'new' and ARGV[3] == name then
+      state = 'kept'
+    end
+  end
+end
+
+local value = name .. ' ' .. state .. ' ' .. string.format('%.0f', since) .. ' ' .. run .. ' ' .. promoted
+if value ~= past then
+  redis.call('SET', KEYS[2], value)
+  redis.call('SET', KEYS[1], name)
+end
+return {name, state, now - since, self, version, why}

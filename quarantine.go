@@ -1,0 +1,38 @@
+package flightlock
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/quorum"
+)
+
+// This file turns the quarantine of nodes that lost their memory on, and tells of it. What
+// it does stands at quarantine in internal/quorum and in internal/node/memory.go.
+
+// quarantine is how long a node that forgot has no vote: no lock of before lives longer. It
+// is 0 if votes always count: with less than three nodes nobody could vote instead,
+// and a Cluster forgets by parts.
+func (c *Client) quarantine() time.Duration {
+	if c.opts.DisableQuarantine || len(c.nodes) < 3 || slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return !n.Guardable() }) {
+		return 0
+	}
+	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
+}
+
+// memoryName names a memory that begins. It is never the same twice.
+func (c *Client) memoryName() string { return c.id[1:] + "m" + strconv.FormatUint(c.seq.Add(1), 36) }
+
+// quarantined hears that a node has entered quarantine, or has left it, or that it does not tell
+// enough.
+func (c *Client) quarantined(i int, s quorum.Quarantined) {
+	switch name := c.nodes[i].Name(); {
+	case c.opts.Logger == nil:
+	case !s.Until.IsZero():
+		c.opts.Logger.Warn("flightlock: node quarantined: its votes do not count", "node", name, "until", s.Until.Round(0), "err", &s)
+	default:
+		c.opts.Logger.Info("flightlock: node is out of quarantine", "node", name)
+	}
+}
