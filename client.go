@@ -76,7 +76,7 @@ func New(opts Options) (*Client, error) {
 	c.quorum = quorum.New(quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, Tells: c.tells, Same: c.sameServer,
-		Quarantine: c.quarantine(), MemoryName: c.memoryName, Told: c.quarantined,
+		Quarantine: c.quarantine(), MemoryName: c.memoryName, Told: c.quarantined, Blind: c.blind,
 	})
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {
@@ -120,7 +120,8 @@ type Stats struct {
 	Held    int64 // locks held now
 	Debts   int64 // releases owed to nodes that have not confirmed them yet
 
-	Suspended int64 // nodes that are left alone until they answer a probe
+	Suspended   int64 // nodes that are left alone until they answer a probe
+	Quarantined int64 // nodes whose votes do not count, because they lost their memory not long ago
 }
 
 // Stats reads the counters. It is cheap: a short lock per shard and per key in use.
@@ -130,11 +131,14 @@ func (c *Client) Stats() Stats {
 		Acquired: n.Acquired, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
 		Lost: n.Lost, Waiters: n.Waiters, Held: n.Held,
 	}
-	for _, nd := range c.nodes {
+	for i, nd := range c.nodes {
 		s.Commands += nd.Commands()
 		s.Debts += int64(nd.Debts())
 		if nd.Suspended() {
 			s.Suspended++
+		}
+		if c.quorum.Quarantined(i) {
+			s.Quarantined++
 		}
 	}
 	return s

@@ -85,6 +85,7 @@ var (
 	descHandoffs  = desc("handoffs_total", "Locks given to callers without asking Redis.")
 	descAttempts  = desc("attempts_total", "Remote attempts begun.")
 	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
+	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its memory not long ago.", "node")
 	descDebts     = desc("node_debts", "Releases owed to the node that it has not confirmed yet.", "node")
 	descCommands  = desc("node_commands_total", "Script calls written to the node.", "node")
 )
@@ -146,7 +147,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.vectors() {
 		v.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -168,12 +169,15 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	count(descAcquired, s.Acquired)
 	count(descHandoffs, s.Handoffs)
 	count(descAttempts, s.Attempts)
-	for _, n := range m.c.nodes {
-		suspended := 0.0
-		if n.Suspended() {
-			suspended = 1
+	flag := func(on bool) float64 {
+		if on {
+			return 1
 		}
-		gauge(descSuspended, suspended, n.Name())
+		return 0
+	}
+	for i, n := range m.c.nodes {
+		gauge(descSuspended, flag(n.Suspended()), n.Name())
+		gauge(descOut, flag(m.c.quorum.Quarantined(i)), n.Name())
 		gauge(descDebts, float64(n.Debts()), n.Name())
 		count(descCommands, n.Commands(), n.Name())
 	}

@@ -25,8 +25,15 @@ func (c *Client) quarantine() time.Duration {
 // memoryName names a memory that begins. It is never the same twice.
 func (c *Client) memoryName() string { return c.id[1:] + "m" + strconv.FormatUint(c.seq.Add(1), 36) }
 
-// quarantined hears that a node has entered quarantine, or has left it, or that it does not tell
-// enough.
+// blind hears that a node does not tell enough.
+func (c *Client) blind(why error) {
+	if c.opts.Logger != nil {
+		c.opts.Logger.Warn("flightlock: a node that restarts with old data, or fails over, will not be noticed: "+
+			"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
+	}
+}
+
+// quarantined hears that a node has entered quarantine, or has left it.
 func (c *Client) quarantined(i int, s quorum.Quarantined) {
 	switch name := c.nodes[i].Name(); {
 	case c.opts.Logger == nil:

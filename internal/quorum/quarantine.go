@@ -40,6 +40,7 @@ type quarantine struct {
 
 	mu      sync.Mutex // guards what follows; nothing is called while it is held
 	running bool       // the goroutine lives
+	blind   bool       // it was told that nodes do not tell enough
 	again   bool       // what was heard since the roll call began may not be in it
 	rounds  map[*round]struct{}
 	out     uint64 // bit i: node i was told to be in quarantine
@@ -123,6 +124,9 @@ func (q *Quorum) Quarantined(i int) bool {
 func (k *quarantine) changed(m node.Memory) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if m.Blind != nil && !k.blind && k.q.Blind != nil {
+		k.blind = k.q.start(func() { k.q.Blind(m.Blind) })
+	}
 	if m.State == node.MemoryKept && !k.running {
 		return
 	}

@@ -37,6 +37,10 @@ type Config struct {
 	MemoryName func() string              // see node.Guard
 	Told       func(i int, s Quarantined) // a node has entered quarantine, or left it. nil: nobody wants to know
 
+	// Blind hears, once, why a node does not tell what it takes to notice that it restarted
+	// with old data. nil: nobody wants to know.
+	Blind func(why error)
+
 	// Same tells whether two nodes are one server.
 	Same func(ctx context.Context, i, j int) (bool, error)
 }

@@ -1,0 +1,478 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// A trio is three nodes, of which the first can forget. It is reached through a proxy, so that
+// another server can take its place.
+type trio struct {
+	t       *testing.T
+	servers []*redistest.Server
+	proxy   *redistest.Proxy
+}
+
+func newTrio(t *testing.T, args ...string) *trio {
+	tr := &trio{t: t}
+	for range 3 {
+		tr.servers = append(tr.servers, redistest.StartServer(t, append(args, "--repl-diskless-sync-delay", "0")...))
+	}
+	tr.proxy = redistest.StartProxy(t, tr.servers[0].Addr())
+	return tr
+}
+
+// client has its own connections to the nodes. A node may take long to answer here, for the
+// machine may be busy.
+func (tr *trio) client(opts flightlock.Options) *flightlock.Client {
+	tr.t.Helper()
+	if opts.NodeTimeout == 0 {
+		opts.NodeTimeout = 2 * time.Second
+	}
+	return newClient(tr.t, opts, tr.nodes()...)
+}
+
+func (tr *trio) nodes() (nodes []redis.UniversalClient) {
+	for i, s := range tr.servers {
+		addr := s.Addr()
+		if i == 0 {
+			addr = tr.proxy.Addr()
+		}
+		nodes = append(nodes, s.Client(tr.t, func(o *redis.Options) { o.Addr, o.DialerRetries = addr, 1 }))
+	}
+	return nodes
+}
+
+// amnesia is a way in which the first node loses what it was told since prepare.
+type amnesia struct {
+	name    string
+	args    []string // of the servers
+	prepare func(tr *trio) (forget func())
+}
+
+var amnesias = []amnesia{
+	{name: "restarted empty", prepare: func(tr *trio) func() {
+		return func() { must(tr.t, tr.servers[0].Restart()) }
+	}},
+	{name: "stale snapshot", args: []string{"--dbfilename", "dump.rdb"}, prepare: func(tr *trio) func() {
+		tr.servers[0].Do(tr.t, "SAVE")
+		return func() { must(tr.t, tr.servers[0].Restart()) }
+	}},
+	{name: "stale append-only file", args: []string{"--appendonly", "yes", "--appendfsync", "everysec"}, prepare: func(tr *trio) func() {
+		saved, err := tr.servers[0].SaveAppendOnly()
+		must(tr.t, err)
+		return func() { must(tr.t, tr.servers[0].RestartFrom(saved)) }
+	}},
+	{name: "flushed", prepare: func(tr *trio) func() {
+		return func() { tr.servers[0].Do(tr.t, "FLUSHALL") }
+	}},
+	{name: "lagging replica", prepare: func(tr *trio) func() {
+		// The replica loses its master before the lock is granted, and takes its place after.
+		replica := redistest.StartServer(tr.t)
+		follow(tr.t, replica, tr.servers[0])
+		replica.Do(tr.t, "REPLICAOF", "127.0.0.1", "1")
+		return func() {
+			must(tr.t, tr.servers[0].Kill())
+			replica.Do(tr.t, "REPLICAOF", "NO", "ONE")
+			tr.proxy.SetTarget(replica.Addr())
+			tr.servers[0] = replica
+		}
+	}},
+}
+
+// follow makes replica a replica of master that has all its data.
+func follow(t *testing.T, replica, master *redistest.Server) {
+	t.Helper()
+	replica.Do(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(master.Port()))
+	redistest.Eventually(t, 20*time.Second, "the replica has its master's data", func() bool {
+		info := replica.Do(t, "INFO", "replication").(string)
+		return strings.Contains(info, "master_link_status:up") && !strings.Contains(info, "master_sync_in_progress:1") &&
+			slices.Equal(replica.Keys(t), master.Keys(t))
+	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tries is how often each amnesia is tried; more by FLIGHTLOCK_TRIES.
+func tries(t *testing.T) int {
+	text := os.Getenv("FLIGHTLOCK_TRIES")
+	if text == "" {
+		return 2
+	}
+	n, err := strconv.Atoi(text)
+	must(t, err)
+	return n
+}
+
+// A lock is held that the third node missed, and the first node forgets it. Nobody else gets
+// the key: not a client that has locked before, not one that comes anew, not several at
+// once, however often they ask.
+func TestNoSecondGrantAfterANodeForgot(t *testing.T) {
+	for _, a := range amnesias {
+		t.Run(a.name, func(t *testing.T) {
+			tr := newTrio(t, a.args...)
+			holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+			for i := range tries(t) {
+				if n := secondGrants(tr, a, fmt.Sprint("k", i), holder, rival, tr.client(flightlock.Options{})); n > 0 {
+					t.Fatalf("try %d: %d others got the key", i, n)
+				}
+				for _, s := range tr.servers { // all begin anew, together
+					s.Do(t, "FLUSHALL")
+				}
+			}
+		})
+	}
+}
+
+// Without quarantine it is granted twice: the test above could fail.
+func TestSecondGrantsWithoutQuarantine(t *testing.T) {
+	off := flightlock.Options{DisableQuarantine: true}
+	for _, a := range amnesias {
+		t.Run(a.name, func(t *testing.T) {
+			tr := newTrio(t, a.args...)
+			if secondGrants(tr, a, "k", tr.client(off), tr.client(off), tr.client(off)) == 0 {
+				t.Error("nobody else got the key")
+			}
+		})
+	}
+}
+
+// secondGrants has holder lock key, the first node forget it, and the rivals try to get it. It
+// says how many did while the holder could believe in its lock.
+func secondGrants(tr *trio, a amnesia, key string, holder *flightlock.Client, rivals ...*flightlock.Client) (granted int) {
+	t := tr.t
+	t.Helper()
+	mustRelease(t, mustLock(t, rivals[0], "warm", time.Minute)) // it knows the nodes, and a bucket
+	forget := a.prepare(tr)
+	l := mustLock(t, holder, key, time.Minute)
+	defer l.Release(context.Background()) // it may be on too few nodes by now
+	tr.servers[2].Do(t, "DEL", "lock:"+key)
+	forget()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, c := range rivals {
+		for range 5 {
+			wg.Go(func() {
+				for range 3 {
+					second, err := c.Lock(t.Context(), key, time.Second, flightlock.NoRetry())
+					mu.Lock()
+					switch {
+					case err == nil && l.Err() == nil:
+						granted++
+						defer second.Release(context.Background())
+					case err == nil:
+						t.Error("the holder's lock ended first: the try says nothing")
+					case !errors.Is(err, flightlock.ErrNotAcquired) && !errors.Is(err, flightlock.ErrUnavailable):
+						t.Error(err)
+					}
+					mu.Unlock()
+				}
+			})
+		}
+	}
+	wg.Wait()
+	return granted
+}
+
+// A deployment of which no node was ever used works at once, at the first attempt, and
+// several clients may begin it together.
+func TestANewDeploymentWorksAtOnce(t *testing.T) {
+	for i := range tries(t) {
+		tr := newTrio(t)
+		var wg sync.WaitGroup
+		for j := range 1 + 4*i {
+			c := tr.client(flightlock.Options{})
+			wg.Go(func() {
+				l, err := c.TryLock(t.Context(), fmt.Sprint("k", j), time.Second)
+				if err != nil {
+					t.Errorf("client %d of %d: %v", j, 1+4*i, err)
+					return
+				}
+				mustRelease(t, l)
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// All nodes restarted empty, or flushed, are a new deployment, for clients that knew them
+// before as well.
+func TestAllNodesEmptyAtOnce(t *testing.T) {
+	tr := newTrio(t)
+	c := tr.client(flightlock.Options{})
+	lockAndRelease(t, c)
+	for _, s := range tr.servers {
+		s.Do(t, "FLUSHALL")
+	}
+	tryLock(t, c, "flushed")
+	for _, s := range tr.servers {
+		must(t, s.Restart())
+	}
+	eventuallyLock(t, c, "restarted") // connections have to break first
+	wantQuarantined(t, c, 0)
+}
+
+// tryLock is one attempt, which must succeed.
+func tryLock(t *testing.T, c *flightlock.Client, key string) {
+	t.Helper()
+	l, err := c.TryLock(t.Context(), key, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, l)
+}
+
+// eventuallyLock is a lock within much less than a quarantine.
+func eventuallyLock(t *testing.T, c *flightlock.Client, key string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	l, err := c.SingleFlightLock(ctx, key, time.Second, flightlock.LimitedRetry(10*time.Millisecond, 1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, l)
+}
+
+func wantQuarantined(t *testing.T, c *flightlock.Client, n int64) {
+	t.Helper()
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d nodes are in quarantine", n), func() bool { return c.Stats().Quarantined == n })
+}
+
+// A node that forgot is out until MaxTTL is over, and then it votes: meanwhile, without
+// another one, there is no majority, which is not "held", and the error says why and how long.
+func TestQuarantineEnds(t *testing.T) {
+	tr := newTrio(t)
+	var log lines
+	opts := flightlock.Options{MaxTTL: 2 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	c := tr.client(opts)
+	tryLock(t, c, "k")
+	must(t, tr.servers[1].Kill())
+	tr.servers[0].Do(t, "FLUSHALL")
+	forgot := time.Now()
+
+	_, err := c.TryLock(t.Context(), "k", time.Second)
+	if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) {
+		t.Fatal(err)
+	}
+	var qe *flightlock.QuorumError
+	if errors.As(err, &qe); !strings.Contains(qe.Nodes[0].Error(), "quarantined until") || qe.Nodes[2].Err != nil || qe.Got != 1 {
+		t.Errorf("%v", err)
+	}
+	wantQuarantined(t, c, 1)
+	if n := log.count("node quarantined", tr.proxy.Addr()); n != 1 {
+		t.Errorf("%d lines tell of the quarantine:\n%s", n, log.text())
+	}
+	if tr.servers[0].Do(t, "EXISTS", "lock:k") != int64(0) {
+		t.Error("the grant that did not count was not undone")
+	}
+
+	l, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 10000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if waited := time.Since(forgot); waited < opts.MaxTTL {
+		t.Errorf("it had a vote again after %v", waited)
+	}
+	mustRelease(t, l)
+	wantQuarantined(t, c, 0)
+	if n := log.count("out of quarantine", tr.proxy.Addr()); n != 1 {
+		t.Errorf("%d lines tell of its end:\n%s", n, log.text())
+	}
+	tryLock(t, tr.client(opts), "another client sees no quarantine any more")
+}
+
+// A client that meets a node for the first time after the quarantine would have been over has
+// its vote at once, if another client saw that it forgot.
+func TestALateClientSeesNoQuarantine(t *testing.T) {
+	tr := newTrio(t)
+	opts := flightlock.Options{MaxTTL: time.Second}
+	c := tr.client(opts)
+	tryLock(t, c, "k")
+	restarted := time.Now()
+	must(t, tr.servers[0].Restart())
+	redistest.Eventually(t, 20*time.Second, "the restart is noticed", func() bool {
+		_, _ = c.TryLock(t.Context(), "k", 10*time.Millisecond)
+		return c.Stats().Quarantined == 1
+	})
+	noticed := time.Now()
+	closeClient(t, c) // nobody is there when it is over
+	must(t, tr.servers[1].Kill())
+	late := tr.client(opts)
+	if _, err := late.TryLock(t.Context(), "k", time.Second); err == nil && time.Since(restarted) < opts.MaxTTL {
+		t.Error("locked in the quarantine")
+	}
+	closeClient(t, late)
+	time.Sleep(time.Until(noticed.Add(opts.MaxTTL + 100*time.Millisecond)))
+	tryLock(t, tr.client(opts), "k2")
+}
+
+// A script cache that was flushed is no memory lost, and nor is a connection.
+func TestScriptFlushIsNoMemoryLoss(t *testing.T) {
+	tr := newTrio(t)
+	c := tr.client(flightlock.Options{})
+	lockAndRelease(t, c)
+	must(t, tr.servers[2].Kill())
+	for range 3 {
+		tr.servers[0].Do(t, "SCRIPT", "FLUSH")
+		tryLock(t, c, "k")
+		tr.proxy.ResetAll()
+		eventuallyLock(t, c, "k")
+	}
+	tryLock(t, tr.client(flightlock.Options{}), "k")
+	wantQuarantined(t, c, 0)
+}
+
+// A node that is away costs nothing while the others are established; a deployment that begins
+// without it has to wait for it, and works as soon as it is there.
+func TestANodeIsAwayFromTheBeginning(t *testing.T) {
+	tr := newTrio(t)
+	must(t, tr.servers[2].Kill())
+	c := tr.client(flightlock.Options{})
+	_, err := c.TryLock(t.Context(), "k", time.Second)
+	if !errors.Is(err, flightlock.ErrUnavailable) || !strings.Contains(err.Error(), "quarantined until") {
+		t.Fatal(err)
+	}
+	must(t, tr.servers[2].Restart())
+	eventuallyLock(t, c, "k")
+	must(t, tr.servers[2].Kill())
+	eventuallyLock(t, c, "k")
+	tryLock(t, tr.client(flightlock.Options{}), "k")
+	must(t, tr.servers[2].Restart())
+	eventuallyLock(t, c, "k")
+	wantQuarantined(t, c, 1)
+	must(t, tr.servers[1].Kill())
+	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+		t.Errorf("one node that knows is enough: %v", err)
+	}
+}
+
+// A refresh puts a live lock back on a node that forgot it, in quarantine or not, and from then
+// on the node confirms it.
+func TestRefreshRepairsANodeInQuarantine(t *testing.T) {
+	tr := newTrio(t)
+	c := tr.client(flightlock.Options{})
+	l := mustLock(t, c, "k", 50*time.Second)
+	redistest.Eventually(t, 20*time.Second, "all nodes have the key", func() bool {
+		return tr.servers[0].Do(t, "GET", "lock:k") == l.Owner() && tr.servers[1].Do(t, "GET", "lock:k") == l.Owner()
+	})
+	must(t, tr.servers[0].Restart())
+	redistest.Eventually(t, 20*time.Second, "the node has the key again", func() bool {
+		return l.Refresh(t.Context()) == nil && tr.servers[0].Do(t, "GET", "lock:k") == l.Owner()
+	})
+	wantQuarantined(t, c, 1)
+	must(t, tr.servers[2].Kill())
+	if err := l.Refresh(t.Context()); err != nil {
+		t.Errorf("one node confirms, and one that was repaired: %v", err)
+	}
+	mustRelease(t, l)
+}
+
+// Without the right to INFO a deployment works: that is said once. What leaves a node empty is
+// noticed, what leaves it with old data is not.
+func TestQuarantineWithoutINFO(t *testing.T) {
+	tr := newTrio(t, "--dbfilename", "dump.rdb")
+	deny := func(s *redistest.Server) { s.Do(t, "ACL", "SETUSER", "default", "-info") }
+	for _, s := range tr.servers {
+		deny(s)
+	}
+	var log lines
+	opts := flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	c := tr.client(opts)
+	tryLock(t, c, "k")
+	redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool { return log.count("+info") == 1 })
+	tr.servers[0].Do(t, "SAVE")
+	must(t, tr.servers[0].Restart())
+	deny(tr.servers[0])
+	eventuallyLock(t, c, "k")
+	must(t, tr.servers[2].Kill())
+	eventuallyLock(t, c, "k") // by its old data it is what it was
+	tr.servers[0].Do(t, "FLUSHALL")
+	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+		t.Errorf("a flush was not noticed: %v", err)
+	}
+	if n := log.count("+info"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, log.text())
+	}
+}
+
+// A server that was a master, lagged as a replica of its successor and is made master again
+// finds its own process in its marker. Its memory is another one all the same.
+func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
+	tr := newTrio(t)
+	first, second := tr.servers[0], redistest.StartServer(t, "--repl-diskless-sync-delay", "0")
+	holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+	lockAndRelease(t, holder)
+	lockAndRelease(t, rival)
+	follow(t, second, first)
+	second.Do(t, "REPLICAOF", "NO", "ONE")
+	tr.proxy.SetTarget(second.Addr())
+	tr.proxy.ResetAll()
+	follow(t, first, second) // before anybody has met the second as a master
+	first.Do(t, "REPLICAOF", "127.0.0.1", "1")
+	var l *flightlock.Lock
+	redistest.Eventually(t, 20*time.Second, "the second votes", func() bool {
+		if l != nil {
+			l.Release(t.Context())
+		}
+		l = mustLock(t, holder, "k", 50*time.Second)
+		return second.Do(t, "GET", "lock:k") == l.Owner()
+	})
+	defer l.Release(context.Background())
+	tr.servers[2].Do(t, "DEL", "lock:k")
+	must(t, second.Kill())
+	first.Do(t, "REPLICAOF", "NO", "ONE")
+	tr.proxy.SetTarget(first.Addr())
+	late := tr.client(flightlock.Options{})
+	for _, c := range []*flightlock.Client{late, rival, holder} {
+		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+			t.Error("granted twice")
+		}
+	}
+}
+
+// lines is a log for tests.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// count says how many lines have all these words.
+func (l *lines) count(words ...string) (n int) {
+	for line := range strings.Lines(l.text()) {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			n++
+		}
+	}
+	return n
+}
