@@ -5,7 +5,7 @@ GO ?= go
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race bench compare demo faults paused valkey fuzz picture
+.PHONY: help test format vet lint race bench compare demo faults paused forget valkey fuzz picture
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,10 @@ valkey: ## the tests on real servers once more, on Valkey instead of Redis; want
 	FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -p 1 -parallel 1 -timeout 10m \
 	  . ./fenced ./internal/node ./internal/quorum ./internal/redistest ./lua
 	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
+
+# Six minutes or so.
+forget: ## the tests of nodes that forget locks, TRIES times each (default 250)
+	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -run 'NoSecondGrant' -v -timeout 60m .
 
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \

@@ -172,7 +172,7 @@ func (l *look) judge() Report {
 				r.add(unreachable(f.Addr, f.Err))
 				continue
 			}
-			s := subject{c: l.c, f: f, middle: middle}
+			s := subject{c: l.c, i: i, f: f, middle: middle}
 			for _, rule := range rules {
 				found := rule.judge(s)
 				found.Node, found.Check, found.Why = f.Addr, rule.name, rule.why

@@ -68,7 +68,7 @@ func TestCheckOfGoodServers(t *testing.T) {
 		nodes = append(nodes, s.Client(t))
 	}
 	r := check(t, newClient(t, patient, nodes...))
-	if r.Status != flightlock.StatusOK || len(r.Findings) != 3*9+2 {
+	if r.Status != flightlock.StatusOK || len(r.Findings) != 3*10+2 {
 		t.Errorf("status %s, %d findings", r.Status, len(r.Findings))
 	}
 	for _, s := range servers {
@@ -82,7 +82,7 @@ func TestCheckOfGoodServers(t *testing.T) {
 	wantFinding(t, r, "", "node sets", flightlock.StatusOK)
 
 	table := r.String()
-	if !strings.Contains(table, "0 fail, 0 warn, 0 unknown, 29 ok") || strings.Count(table, "\n") != 30 {
+	if !strings.Contains(table, "0 fail, 0 warn, 0 unknown, 32 ok") || strings.Count(table, "\n") != 33 {
 		t.Errorf("table:\n%s", table)
 	}
 	data, err := json.Marshal(r)
@@ -107,6 +107,28 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			r := check(t, newClient(t, patient, s.Client(t)))
 			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusWarn, says, "MaxTTL (1m0s)", "appendfsync always")
 		}
+	})
+	t.Run("quarantine", func(t *testing.T) {
+		tr := newTrio(t)
+		tr.servers[1].Do(t, "ACL", "SETUSER", "app", "on", ">pw", "allkeys", "allchannels", "allcommands", "-info")
+		nodes := tr.nodes()
+		nodes[1] = tr.servers[1].Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
+		c := newClient(t, patient, nodes...)
+		tryLock(t, c, "k")
+		tr.servers[2].Do(t, "FLUSHALL")
+		eventuallyLock(t, c, "k")
+		wantQuarantined(t, c, 1)
+		r := check(t, c)
+		wantFinding(t, r, tr.proxy.Addr(), "quarantine", flightlock.StatusOK, "on, for 1m0.602s")
+		wantFinding(t, r, tr.proxy.Addr(), "persistence", flightlock.StatusOK, "no vote")
+		wantFinding(t, r, tr.servers[1].Addr(), "quarantine", flightlock.StatusWarn, "NOPERM", "ACL SETUSER app +info")
+		wantFinding(t, r, tr.servers[1].Addr(), "persistence", flightlock.StatusWarn)
+		wantFinding(t, r, tr.servers[2].Addr(), "quarantine", flightlock.StatusWarn, "lost its memory")
+		opts := patient
+		opts.DisableQuarantine = true
+		r = check(t, newClient(t, opts, tr.nodes()...))
+		wantFinding(t, r, tr.proxy.Addr(), "quarantine", flightlock.StatusOK, "off")
+		wantFinding(t, r, tr.proxy.Addr(), "persistence", flightlock.StatusWarn)
 	})
 	t.Run("replica", func(t *testing.T) {
 		master := redistest.StartServer(t)

@@ -17,6 +17,7 @@ import (
 // subject is a server that is judged.
 type subject struct {
 	c      *Client
+	i      int // of its node
 	f      node.Facts
 	middle time.Duration // offset of the middle one of the nodes' clocks
 }
@@ -34,6 +35,7 @@ var rules = []rule{
 	{"role", "only a master can grant a lock; a replica refuses to write, and one member of a Cluster has some of the keys only", judgeRole},
 	{"eviction", "a lock that is evicted is granted again while its holder works", judgeEviction},
 	{"persistence", "a server that forgets its locks when it restarts grants them again while their holders work", judgePersistence},
+	{"quarantine", "a node that lost its memory grants again what it had granted; in quarantine its votes do not count until those locks have ended", judgeQuarantine},
 	{"clock offset", "fencing tokens go on from the clock when all nodes have lost their data, so the clocks should agree; a clock that is set, not slewed, moves expiry", judgeOffset},
 	{"clock drift", "validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart", judgeDrift},
 	{"script rights", "acquire, refresh and release are scripts", judgeScripts},
@@ -195,6 +197,9 @@ func judgePersistence(s subject) Finding {
 		return s.secretive()
 	}
 	fsync := s.f.Config["appendfsync"]
+	if life := s.c.quarantine(); life > 0 && s.f.InfoErr == nil && fsync != "always" {
+		return ok("what a restart forgets has no vote for %v: see quarantine", life)
+	}
 	wait := fmt.Sprintf("let no client reach it again within MaxTTL (%v) of its end, or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
 		s.c.opts.MaxTTL, cli(s.f.Addr))
 	switch {
@@ -206,6 +211,26 @@ func judgePersistence(s subject) Finding {
 		return Finding{Status: StatusWarn, Found: "appendfsync is " + fsync + ": a machine that crashes forgets its last seconds", Fix: wait}
 	}
 	return ok("appendonly with appendfsync always")
+}
+
+func judgeQuarantine(s subject) Finding {
+	life := s.c.quarantine()
+	switch {
+	case s.c.opts.DisableQuarantine:
+		return ok("off: Options.DisableQuarantine")
+	case len(s.c.nodes) < 3:
+		return ok("off: with less than 3 nodes no other could vote instead")
+	case life == 0:
+		return ok("off: a Cluster is among the nodes")
+	case s.f.InfoErr != nil:
+		return Finding{Status: StatusWarn,
+			Found: "INFO is refused: a node that restarts with old data, or fails over to a replica that lagged, is not noticed: " + s.f.InfoErr.Error(),
+			Fix:   fmt.Sprintf("%s ACL SETUSER %s +info", cli(s.f.Addr), s.user())}
+	case s.c.quorum.Quarantined(s.i):
+		return Finding{Status: StatusWarn, Found: fmt.Sprintf("the node lost its memory within the last %v", life),
+			Fix: "wait so long before you touch another node"}
+	}
+	return ok("on, for %v", life)
 }
 
 // maxOffset is how far two clocks may be apart before Check minds.
@@ -296,15 +321,20 @@ func aboutRights(text string) bool {
 
 // grant is the command that gives the user all rights that locking needs.
 func (s subject) grant() string {
-	user, prefix := s.f.User, escapeGlob(s.c.opts.KeyPrefix)
-	if user == "" {
-		user = "default"
-	}
+	prefix := escapeGlob(s.c.opts.KeyPrefix)
 	commands := lockCommands
 	if s.f.Cluster {
 		commands += clusterCommands
 	}
-	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", cli(s.f.Addr), user, prefix, prefix, commands)
+	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", cli(s.f.Addr), s.user(), prefix, prefix, commands)
+}
+
+// user is whose rights are used.
+func (s subject) user() string {
+	if s.f.User == "" {
+		return "default"
+	}
+	return s.f.User
 }
 
 // escapeGlob has a pattern match the prefix itself.

@@ -32,8 +32,8 @@ type Options struct {
 	// than the ttl. Default 50ms.
 	NodeTimeout time.Duration
 
-	// MaxTTL is the longest ttl accepted, 10ms at least. Default 1m. It must be equal in
-	// all clients of the same nodes.
+	// MaxTTL is the longest ttl accepted, 10ms at least. Default 1m. It is also how long a
+	// node that lost its memory has no vote. It must be equal in all clients of the same nodes.
 	MaxTTL time.Duration
 
 	// DriftFactor is the share of a ttl by which the clocks of client and nodes may run
@@ -61,8 +61,12 @@ type Options struct {
 	// costs latency when a lock passes between processes.
 	DisableNotify bool
 
-	// DisableQuarantine has the votes of nodes count that have just lost their memory. It
-	// has no effect yet: there is no quarantine, and they always count.
+	// DisableQuarantine has the votes of nodes count that have just lost their memory: that
+	// were restarted or flushed, or failed over to a replica that lagged. Otherwise, with 3
+	// nodes or more and no Cluster among them, such a node has no vote for MaxTTL and
+	// DriftFactor on top, for it might grant what it had granted before. That is for nodes
+	// that cannot forget (appendfsync always), or for embedded ones. It must be equal in all
+	// clients of the same nodes. See docs/guarantees.md.
 	DisableQuarantine bool
 
 	// Registerer gets the metrics of this Client, until it is closed: docs/metrics.md. Two
@@ -70,9 +74,9 @@ type Options struct {
 	// means no metrics, at no cost.
 	Registerer prometheus.Registerer
 
-	// Logger hears, at level Warn, that nodes are suspended, that locks are lost (the first
+	// Logger hears, at level Warn, that nodes are suspended or in quarantine, that locks are lost (the first
 	// of a second with its key and reason, the rest as a number), and that other clients
-	// use another set of nodes; at level Info, that nodes are back. It hears of no single
+	// use another set of nodes; at level Info, that nodes are back or vote again. It hears of no single
 	// operation, and of no password. nil means silence.
 	Logger *slog.Logger
 }

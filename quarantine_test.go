@@ -29,11 +29,14 @@ type trio struct {
 func newTrio(t *testing.T, args ...string) *trio {
 	tr := &trio{t: t}
 	for range 3 {
-		tr.servers = append(tr.servers, redistest.StartServer(t, append(args, "--repl-diskless-sync-delay", "0")...))
+		tr.servers = append(tr.servers, redistest.StartServer(t, append(args, atOnce...)...))
 	}
 	tr.proxy = redistest.StartProxy(t, tr.servers[0].Addr())
 	return tr
 }
+
+// atOnce has a server give its data to a replica without waiting for others.
+var atOnce = []string{"--repl-diskless-sync-delay", "0"}
 
 // client has its own connections to the nodes. A node may take long to answer here, for the
 // machine may be busy.
@@ -81,7 +84,7 @@ var amnesias = []amnesia{
 	}},
 	{name: "lagging replica", prepare: func(tr *trio) func() {
 		// The replica loses its master before the lock is granted, and takes its place after.
-		replica := redistest.StartServer(tr.t)
+		replica := redistest.StartServer(tr.t, atOnce...)
 		follow(tr.t, replica, tr.servers[0])
 		replica.Do(tr.t, "REPLICAOF", "127.0.0.1", "1")
 		return func() {
@@ -418,7 +421,7 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 // finds its own process in its marker. Its memory is another one all the same.
 func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	tr := newTrio(t)
-	first, second := tr.servers[0], redistest.StartServer(t, "--repl-diskless-sync-delay", "0")
+	first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
 	holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
 	lockAndRelease(t, holder)
 	lockAndRelease(t, rival)

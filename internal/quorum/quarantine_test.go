@@ -1,0 +1,145 @@
+package quorum
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+func memories(text ...string) (all []*node.Memory) {
+	for _, t := range text {
+		if t == "" {
+			all = append(all, nil)
+			continue
+		}
+		states := map[byte]node.MemoryState{'n': node.MemoryNew, 'l': node.MemoryLost, 'k': node.MemoryKept}
+		all = append(all, &node.Memory{Name: t[1:], State: states[t[0]]})
+	}
+	return all
+}
+
+// Nodes are established together only if all are new, and each in the memory in which it
+// was before any of them was asked again.
+func TestJudge(t *testing.T) {
+	for _, c := range []struct {
+		before, now []*node.Memory
+		want        verdict
+	}{
+		{memories("n1", "n2", "n3"), memories("n1", "n2", "n3"), allNew},
+		{nil, memories("n1", "n2", "n3"), lookAgain},
+		{memories("n1", "n2", ""), memories("n1", "n2", "n3"), lookAgain},
+		{memories("n1", "n2", "n3"), memories("n4", "n2", "n3"), lookAgain}, // it forgot once more
+		{memories("k1", "n2", "n3"), memories("n1", "n2", "n3"), lookAgain},
+		{memories("l1", "n2", "n3"), memories("n4", "n2", "n3"), lookAgain},
+		{memories("n1", "n2", "n3"), memories("n1", "n2", ""), asItIs},
+		{memories("n1", "n2", "n3"), memories("n1", "n2", "l3"), asItIs},
+		{memories("n1", "n2", "n3"), memories("k1", "n2", "n3"), lookAgain}, // somebody else is about it
+		{memories("k1", "k2", "n3"), memories("k1", "k2", "n3"), asItIs},
+		{memories("k1", "k2", "k3"), memories("k1", "k2", "k3"), asItIs},
+		{memories("l1", "l2", "l3"), memories("l1", "l2", "l3"), asItIs},
+	} {
+		if got := judge(c.before, c.now, 2); got != c.want {
+			t.Errorf("judge(%v, %v) = %d, want %d", c.before, c.now, got, c.want)
+		}
+	}
+}
+
+// A grant counts in a memory that is kept, and in one that was established since.
+func TestCounts(t *testing.T) {
+	for _, c := range []struct {
+		m, now string
+		want   bool
+	}{
+		{"k1", "", true}, {"k1", "l2", true}, {"n1", "", false}, {"n1", "n1", false}, {"n1", "k1", true},
+		{"n1", "k2", false}, {"l1", "l1", false}, {"l1", "k1", true}, {"l1", "k2", false},
+	} {
+		if got := counts(memories(c.m)[0], memories(c.now)[0]); got != c.want {
+			t.Errorf("counts(%s, %s) = %v", c.m, c.now, got)
+		}
+	}
+}
+
+// While a roll call may yet make votes of grants, the round is not lost; then it is, and not
+// because somebody holds the key.
+func TestGrantsInLimbo(t *testing.T) {
+	for _, c := range []struct {
+		t    tally
+		lost bool
+	}{
+		{tally{nodes: 3, need: 2, limbo: 2, pending: 1}, false},
+		{tally{nodes: 3, need: 2, limbo: 2, bad: 1}, false},
+		{tally{nodes: 3, need: 2, limbo: 1, yes: 1, no: 1, held: 1}, false},
+		{tally{nodes: 3, need: 2, limbo: 1, bad: 2}, true},
+		{tally{nodes: 3, need: 2, bad: 2, pending: 1}, true},
+		{tally{nodes: 3, need: 2, limbo: 1, no: 2, held: 2}, true},
+	} {
+		if got := c.t.lost(true); got != c.lost {
+			t.Errorf("%+v: lost is %v", c.t, got)
+		}
+	}
+}
+
+// Another client establishes the nodes one by one: whoever finds some of them established
+// looks again, and does not take the rest for nodes that forgot. One that has restarted in
+// between is not established, whatever was known of it.
+func TestARollCallDuringAnothers(t *testing.T) {
+	var conns []redis.UniversalClient
+	var servers []*redistest.Server
+	for range 3 {
+		s := redistest.StartServer(t)
+		servers, conns = append(servers, s), append(conns, s.Client(t))
+	}
+	x, z := newClient(t, "x", conns), newClient(t, "z", conns)
+	x.guard(time.Minute)
+	z.guard(time.Minute)
+	ask := func(i int, establish string) node.Memory { // y makes its roll call by hand
+		t.Helper()
+		n, err := node.New(conns[i], nodeTimeout, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close(t.Context())
+		n.SetGuard(node.Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("y-", i, establish) }, Changed: func(node.Memory) {}})
+		got := make(chan node.Memory, 1)
+		n.Ask(establish, func(m node.Memory, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+			got <- m
+		})
+		return <-got
+	}
+	// y reads, and is slow to go on.
+	var before []node.Memory
+	for i := range servers {
+		before = append(before, ask(i, ""))
+	}
+	l, _ := x.must(key, time.Minute, 1) // x has established all
+	if err := servers[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range before { // y goes on
+		after := ask(i, m.Name)
+		if want := i != 0; after.State == node.MemoryKept != want || after.Name == m.Name != want {
+			t.Errorf("node %d: %+v after %+v", i, after, m)
+		}
+	}
+	servers[2].Do(t, "DEL", key)
+	_, _, f := z.try(key, time.Minute, 1)
+	if f == nil {
+		t.Error("granted twice")
+	}
+	x.release(l)
+}
+
+// guard turns quarantine on for a client that has not done anything.
+func (c *client) guard(limit time.Duration) {
+	c.q.Quarantine = limit
+	c.q.MemoryName = func() string { return fmt.Sprint("m-", time.Now().UnixNano()) }
+	c.q.quarantine = newQuarantine(c.q)
+	c.nodeTimeout(5 * time.Second)
+}
