@@ -131,7 +131,7 @@ var errRestless = errors.New("its memory was another one each time it was asked"
 // bootLocked finds out about the server's memory, and loads the scripts for it. Caller holds
 // loading.
 func (s *server) bootLocked(ctx context.Context, establish string) (Memory, error) {
-	for range 3 {
+	for range 4 {
 		m := s.memory.Load()
 		said, err := s.ask(ctx, establish, m)
 		if err != nil {
