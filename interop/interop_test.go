@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bsm/redislock"
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/go-redsync/redsync/v4"
@@ -48,6 +49,17 @@ func (r redsyncRival) tryLock(ctx context.Context, key string, ttl time.Duration
 	}, true
 }
 
+// redislockRival is redislock, which knows one server.
+type redislockRival struct{ *redislock.Client }
+
+func (r redislockRival) tryLock(ctx context.Context, key string, ttl time.Duration) (func() bool, bool) {
+	l, err := r.Obtain(ctx, key, ttl, nil)
+	if err != nil {
+		return nil, false
+	}
+	return func() bool { return l.Release(ctx) == nil }, true
+}
+
 // plainRival is what the Redlock page says: SET NX PX everywhere, and a script that compares
 // and deletes.
 type plainRival struct{ nodes []redis.UniversalClient }
@@ -84,9 +96,13 @@ func (r plainRival) tryLock(ctx context.Context, key string, ttl time.Duration) 
 func eachRival(t *testing.T, test func(t *testing.T, c *flightlock.Client, r rival, nodes []redis.UniversalClient)) {
 	for _, n := range []int{1, 3} {
 		for name, make := range map[string]func([]redis.UniversalClient) rival{
-			"redsync": newRedsync,
-			"plain":   func(nodes []redis.UniversalClient) rival { return plainRival{nodes} },
+			"redsync":   newRedsync,
+			"redislock": func(nodes []redis.UniversalClient) rival { return redislockRival{redislock.New(nodes[0])} },
+			"plain":     func(nodes []redis.UniversalClient) rival { return plainRival{nodes} },
 		} {
+			if name == "redislock" && n > 1 {
+				continue
+			}
 			t.Run(fmt.Sprintf("rival=%s/nodes=%d", name, n), func(t *testing.T) {
 				var nodes []redis.UniversalClient
 				for range n {
