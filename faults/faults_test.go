@@ -25,9 +25,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// quarantineIsThere goes when it is.
-const quarantineIsThere = true
-
 // quick is for runs of about a second.
 var quick = setup{TTL: 300 * time.Millisecond}
 
@@ -41,9 +38,6 @@ func TestScenarios(t *testing.T) {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
-			if s.forgets && !quarantineIsThere {
-				t.Skip("nodes that lost their memory are not quarantined yet")
-			}
 			v, err := runScenario(t.Context(), s, quick, 0)
 			if err != nil {
 				t.Fatal(err)

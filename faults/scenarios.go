@@ -17,20 +17,19 @@ type scenario struct {
 	nodes int      // 3 if 0
 	args  []string // of each redis-server
 	// fault does it once, and mends it before it returns. It may be called again.
-	fault   func(ctx context.Context, c *cell) error
-	forgets bool // a node loses its memory
-	sample  bool // runs in `make test`, too
+	fault  func(ctx context.Context, c *cell) error
+	sample bool // runs in `make test`, too
 }
 
 var scenarios = []scenario{
 	{name: "none", fault: func(ctx context.Context, c *cell) error { pause(ctx, c.ttl); return nil }},
-	{name: "kill -9 of two nodes of five, restarted empty", nodes: 5, fault: killMinority, forgets: true, sample: true},
-	{name: "one node restarts empty, while the third lacks locks", fault: losingMemory(restarted), forgets: true},
+	{name: "kill -9 of two nodes of five, restarted empty", nodes: 5, fault: killMinority, sample: true},
+	{name: "one node restarts empty, while the third lacks locks", fault: losingMemory(restarted)},
 	{name: "kill -9 and restart, AOF everysec, while the third node lacks locks", args: everysec, fault: losingMemory(restarted)},
-	{name: "power loss (the AOF lacks the last second), while the third node lacks locks", args: everysec, fault: powerLoss, forgets: true},
-	{name: "FLUSHALL on one node, while the third lacks locks", fault: losingMemory(flushed), forgets: true, sample: true},
-	{name: "a lagging replica is promoted, while the third node lacks locks", args: promptSync, fault: promotion, forgets: true, sample: true},
-	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, forgets: true, sample: true},
+	{name: "power loss (the AOF lacks the last second), while the third node lacks locks", args: everysec, fault: powerLoss},
+	{name: "FLUSHALL on one node, while the third lacks locks", fault: losingMemory(flushed), sample: true},
+	{name: "a lagging replica is promoted, while the third node lacks locks", args: promptSync, fault: promotion, sample: true},
+	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, sample: true},
 	{name: "SIGSTOP of one node", fault: stoppedNode},
 	{name: "SIGSTOP of a holder beyond its ttl", fault: stoppedHolder, sample: true},
 	{name: "SCRIPT FLUSH on all nodes, all the time", fault: scriptFlush},

@@ -38,6 +38,7 @@ type Node struct {
 	shut     func()          // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64   // requests written, of all kinds
 	closing  atomic.Bool     // set by Close: only releases are written from then on
+	late     atomic.Bool     // see Late
 	publish  any             // the command that tells of a turn
 	turn     any             // how long one is kept, in milliseconds
 	life     context.Context // ends with Close
@@ -115,6 +116,10 @@ func (n *Node) LastErr() error {
 	defer n.mu.Unlock()
 	return n.lastErr
 }
+
+// Late reports whether the last answer came after NodeTimeout: too late to be a vote, and the
+// next one will hardly be sooner. Of a Cluster it is the last answer of any of its masters.
+func (n *Node) Late() bool { return n.late.Load() }
 
 // heard notes how a batch went.
 func (n *Node) heard(err error) {

@@ -65,6 +65,7 @@ func (s *server) felt(err, refused error, took time.Duration) {
 	}
 	s.observe(took, refused)
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
+	s.n.late.Store(took > s.n.timeout)
 	if err != nil && s.unreachable != nil {
 		s.unreachable(s)
 	}

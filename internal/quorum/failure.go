@@ -51,6 +51,7 @@ type tally struct {
 	absent        int // release: nodes that have nothing of ours, and never had
 	bad, final    int // no vote; of these, what asking again cannot mend
 	pending, held int
+	late          int // of the pending, those whose answers come too late to be votes
 	limbo         int // grants that a roll call may yet make votes
 }
 
@@ -61,6 +62,9 @@ func (r *round) tallyLocked() tally {
 		switch {
 		case rep.Kind == node.Pending:
 			t.pending++
+			if r.l.q.Nodes[i].Late() {
+				t.late++
+			}
 		case rep.Kind == node.Granted && !r.countsLocked(i):
 			if r.l.q.quarantine.open() {
 				t.limbo++
@@ -109,7 +113,13 @@ func (t tally) hopeless() bool { return t.final >= t.outOfReach() }
 // round failed nor why. With an even number of nodes, as many errors as put a majority out
 // of reach leave enough nodes to say that others hold the key: a key that is held must
 // not be called unreachable because the errors came in first.
+//
+// An attempt that a majority has answered is lost, too, if only nodes whose answers come too
+// late to be votes could still win it: what it has meanwhile, nobody else gets.
 func (t tally) lost(acquire bool) bool {
+	if acquire && t.late > 0 && t.yes+t.limbo+t.pending-t.late < t.need && t.refused(true) {
+		return true
+	}
 	if t.yes+t.pending+t.limbo >= t.need || t.pending > 0 && t.absent > 0 && t.no == 0 {
 		return false
 	}

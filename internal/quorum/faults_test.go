@@ -54,6 +54,39 @@ func TestOneNodeAway(t *testing.T) {
 	}
 }
 
+// A node that answers later than NodeTimeout has no vote, so votes that are split among the
+// others are not kept until it could have answered: nobody else would get the key meanwhile.
+// When it answers in time again, it is waited for.
+func TestSplitVotesDoNotWaitForANodeThatIsTooSlow(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		x := r.client("x")
+		r.warm(x, key)
+		r.delays(0, 0, nodeTimeout) // each way
+		l, _ := x.must(key, ttl, 1)
+		if f := x.release(l); f != nil {
+			t.Fatal(describe(f))
+		}
+		r.settle()
+
+		r.give(key, "other", time.Hour, 0)
+		start := time.Now()
+		_, _, f := x.try(key, ttl, 1)
+		wantReason(t, f, Taken)
+		if took := time.Since(start); took > 0 {
+			t.Errorf("the attempt failed after %v", took)
+		}
+		r.settle()
+		r.wantHolders(key, "other", "", "")
+
+		r.delays(0, 0, ms(1))
+		_, _, _ = x.try(key, ttl, 1) // finds out
+		r.settle()
+		l, _ = x.must(key, ttl, 1) // by the votes of nodes 1 and 2
+		r.wantHolders(key, "other", l.Owner(), l.Owner())
+		x.release(l)
+	})
+}
+
 // tcpClient makes a client of the servers at these addresses.
 func tcpClient(t *testing.T, name string, addrs []string) *client {
 	var conns []redis.UniversalClient
