@@ -164,7 +164,7 @@ func (r *round) reconsider() {
 // countsLocked reports whether what node i granted is a vote. If it is, it stays one.
 func (r *round) countsLocked(i int) bool {
 	rep := &r.replies[i]
-	if rep.Memory == nil {
+	if rep.Memory == nil || rep.Memory.State == node.MemoryKept {
 		return true
 	}
 	ok := counts(rep.Memory, r.l.q.Nodes[i].Memory())
