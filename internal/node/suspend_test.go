@@ -88,6 +88,31 @@ func TestASuspendedServerIsProbed(t *testing.T) {
 	}
 }
 
+// What is owed to a server is written at once when it is back, however long its retry would
+// have waited: others wait for that key.
+func TestTheEndOfASuspensionPaysDebts(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	held := newAttempt(t, n, "held")
+	held.acquire().want(t, Granted)
+	_ = p.Refuse(true)
+	p.ResetAll()
+	for range 3 {
+		newAttempt(t, n, "k").acquire().want(t, Failed)
+	}
+	eventuallySuspended(t, n, true)
+	held.mu.Lock()
+	held.releasing, held.undoing = true, true // as after a release that failed
+	held.mu.Unlock()
+	n.debts.owe(&held.Entry, time.Hour)
+
+	_ = p.Refuse(false)
+	redistest.Eventually(t, patience, "the key is gone", func() bool { return !exists(t, s, "held") })
+	wantDebts(t, n, 0)
+}
+
 // One connection that breaks is no reason to leave a server alone.
 func TestOneBrokenConnectionSuspendsNobody(t *testing.T) {
 	t.Parallel()
