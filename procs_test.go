@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,19 +22,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file runs Fetchers in processes of their own: this test binary, started again. They
-// talk over the child's stdin and stdout, a line of JSON each way, and share a real Redis
-// that has the locks, the cache, and what the test wants to know.
+// This file runs processes of their own: this test binary, started again. They
+// talk over the child's stdin and stdout, a line of JSON each way, and share real servers
+// that have the locks; the first has the cache, and what the test wants to know, too.
 
-// processEnv, set to a server's address, makes the test binary such a process.
+// processEnv, set to the servers' addresses with commas between them, makes the test binary
+// such a process.
 const processEnv = "FLIGHTLOCK_TEST_PROCESS"
 
-// errand is what a process is told to do: so many callers fetch the key at once.
+// errand is what a process is told to do: so many callers fetch the key at once, or Do.
 type errand struct {
+	Do      string // "": fetch; or one of those of locker
 	Key     string
 	Callers int
 	Takes   time.Duration // a load
 	TTL     time.Duration
+
+	Refreshed bool // lock: by AutoRefresh
 }
 
 // told is how that went.
@@ -44,6 +49,10 @@ type told struct {
 	P99      time.Duration
 	Commands uint64 // of the lock protocol
 	Looks    uint64 // at the cache, besides one for each caller
+
+	Fence int64    // lock
+	Owner string   // lock
+	Ended []string // inspect: what says that the lock is lost
 }
 
 // process is a child.
@@ -53,14 +62,14 @@ type process struct {
 	out *json.Decoder
 }
 
-func startProcess(t *testing.T, addr string) *process {
+func startProcess(t *testing.T, addrs ...string) *process {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), processEnv+"="+addr)
+	cmd.Env = append(os.Environ(), processEnv+"="+strings.Join(addrs, ","), "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -100,27 +109,42 @@ func together(ps []*process, e errand) ([]told, []error) {
 }
 
 func processMain(in io.Reader, out io.Writer) int {
-	rdb := redis.NewClient(&redis.Options{Addr: os.Getenv(processEnv), PoolTimeout: time.Minute})
-	defer rdb.Close()
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 10 * time.Second})
+	var nodes []redis.UniversalClient
+	for _, addr := range strings.Split(os.Getenv(processEnv), ",") {
+		rdb := redis.NewClient(&redis.Options{Addr: addr, PoolTimeout: time.Minute})
+		defer rdb.Close()
+		nodes = append(nodes, rdb)
+	}
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 10 * time.Second})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer c.Close(context.Background())
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = c.Close(ctx) // a lock may be held
+	}()
+	m := &locker{c: c}
 	enc := json.NewEncoder(out)
 	for dec := json.NewDecoder(bufio.NewReader(in)); ; {
 		var e errand
 		if dec.Decode(&e) != nil {
 			return 0
 		}
-		if err := enc.Encode(e.run(c, rdb)); err != nil {
+		var r told
+		if e.Do == "" {
+			r = e.run(c, nodes[0])
+		} else {
+			r = m.run(e)
+		}
+		if err := enc.Encode(r); err != nil {
 			return 1
 		}
 	}
 }
 
-func (e errand) run(c *flightlock.Client, rdb *redis.Client) (r told) {
+func (e errand) run(c *flightlock.Client, rdb redis.UniversalClient) (r told) {
 	var looks atomic.Int64
 	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
 		Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
