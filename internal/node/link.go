@@ -61,13 +61,15 @@ const (
 
 type command struct {
 	verb verb
-	keys []string  // without those that were answered
+	text []string  // the keys, as they are written; does not change any more, and needs no lock, when that begins
+	keys []string  // without those that were answered, which may seem to come before it is written: see revokedLocked
 	size int       // bytes of keys, as it was written
 	sent time.Time // when it was about to be written
 }
 
 func (c *command) add(key string) {
-	c.keys = append(c.keys, key)
+	c.text = append(c.text, key)
+	c.keys = c.text
 	c.size += len(key)
 }
 
@@ -121,13 +123,13 @@ func (l *link) send(c *command) error {
 	case c.verb == ping:
 		return l.ps.Ping(spent)
 	case c.verb == subscribe && sharded:
-		return l.ps.SSubscribe(spent, c.keys...)
+		return l.ps.SSubscribe(spent, c.text...)
 	case c.verb == subscribe:
-		return l.ps.Subscribe(spent, c.keys...)
+		return l.ps.Subscribe(spent, c.text...)
 	case sharded:
-		return l.ps.SUnsubscribe(spent, c.keys...)
+		return l.ps.SUnsubscribe(spent, c.text...)
 	}
-	return l.ps.Unsubscribe(spent, c.keys...)
+	return l.ps.Unsubscribe(spent, c.text...)
 }
 
 // composeLocked is the command to be written next, nil if there is none. Channels to be
@@ -146,7 +148,7 @@ func (l *link) composeLocked(now time.Time) *command {
 			l.drop = l.drop[1:]
 		}
 	case len(l.split) > 0:
-		c.verb, c.keys = subscribe, l.split[0]
+		c.verb, c.text, c.keys = subscribe, l.split[0], l.split[0]
 		l.split = l.split[1:]
 	case l.f.wanted.Len() > 0:
 		c.verb = subscribe
@@ -309,7 +311,8 @@ func (l *link) leftLocked(key string) {
 
 // revokedLocked notes that the server has dropped a subscription by itself: the slot has
 // gone to another master. If the topic is not confirmed, then we have asked for
-// something else meanwhile, and the answer to that counts.
+// something else meanwhile, and the answer to that counts. (If we were about to unsubscribe
+// from it, this was taken for the answer, and it is the answer that counts for nothing.)
 func (l *link) revokedLocked(heard []*Watch, key string) []*Watch {
 	t := l.topicLocked(key, confirmed)
 	if t == nil {

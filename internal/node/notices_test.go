@@ -930,3 +930,34 @@ func TestWatchInABubble(t *testing.T) {
 		wantNothing(t, n)
 	})
 }
+
+// A master may take a subscription away, because its slot has gone, in the moment in which we are about to end that: its
+// message looks like the answer to a command that is not written yet. The command is
+// written as it was made all the same; without its channel it would end all subscriptions.
+func TestACommandIsWrittenAsItWasMade(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	watch(t, n, "k").want(Subscribed, "")
+	other := watch(t, n, "other")
+	other.want(Subscribed, "")
+	ns := &n.notices
+	ns.mu.Lock()
+	l := ns.topics["k"].feed.link
+	ns.topics["k"].state = leaving
+	l.drop = append(l.drop, "k")
+	c := l.composeLocked(time.Now())
+	ns.mu.Unlock()
+	if _, ok := l.take(&redis.Subscription{Kind: "unsubscribe", Channel: "k"}, nil); !ok {
+		t.Fatal("the link has ended")
+	}
+	if err := l.send(c); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, patience, "the server has ended a subscription", func() bool {
+		return s.CommandCalls(t)["unsubscribe"] > 0
+	})
+	redistest.Eventually(t, patience, "the other key is subscribed", func() bool {
+		return s.Do(t, "PUBLISH", "other", "x") == int64(1)
+	})
+	other.want(Notice, "x") // and has been all the time
+}
