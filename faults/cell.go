@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,10 +40,11 @@ type cell struct {
 
 // process is a child, seen from here.
 type process struct {
-	cmd   *exec.Cmd
-	in    io.WriteCloser // its stdin: closing it ends the child
-	done  chan struct{}  // closed when nothing more comes from it
-	ready bool           // guarded by cell.mu
+	cmd  *exec.Cmd
+	in   io.WriteCloser // its stdin: closing it ends the child
+	done chan struct{}  // closed when nothing more comes from it
+
+	ready, working bool // by its own word; guarded by cell.mu
 }
 
 // newCell starts everything, and returns when all processes are at work.
@@ -158,6 +158,7 @@ func (c *cell) listen(p *process, out io.Reader) {
 			c.fatal = errors.Join(c.fatal, fmt.Errorf("a process ended: %s", e.Fatal))
 		}
 		p.ready = p.ready || e.Ready
+		p.working = e.Working || p.working && e.Append == nil
 		c.history.add(e)
 		c.mu.Unlock()
 		if err != nil {
@@ -226,39 +227,47 @@ func (c *cell) votes(ctx context.Context, node int) error {
 }
 
 // holder finds the process that holds key, by the owner on the first node, which begins with
-// host:pid. nil if there is none.
+// host:pid. nil if there is none, or the key is kept for somebody whose turn is next.
 func (c *cell) holder(ctx context.Context, key string) *process {
-	owner, _, _ := strings.Cut(c.nodes[0].Get(ctx, "lock:"+key).Val(), "#")
-	pid, _ := strconv.Atoi(owner[strings.LastIndexByte(owner, ':')+1:])
+	label, _, _ := strings.Cut(c.nodes[0].Get(ctx, "lock:"+key).Val(), "#")
+	host, _ := os.Hostname()
 	for _, p := range c.procs {
-		if p.cmd.Process.Pid == pid {
+		if label == fmt.Sprintf("%s:%d", host, p.cmd.Process.Pid) {
 			return p
 		}
 	}
 	return nil
 }
 
-// stop freezes a process for a while, unless it turns out then that it is not the one it should be.
-func (p *process) stop(ctx context.Context, d time.Duration, right func() bool) (yes bool, err error) {
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		return false, err
-	}
-	if yes = right(); yes {
-		pause(ctx, d)
-	}
-	return yes, p.cmd.Process.Signal(syscall.SIGCONT)
-}
-
-// stopHolder freezes the process that holds key for a while.
-func (c *cell) stopHolder(ctx context.Context, key string, d time.Duration) error {
-	return c.await(ctx, "a holder of "+key+" is stopped in time", func() bool {
-		p := c.holder(ctx, key)
-		if p == nil {
+// stopOne freezes the process that find finds for so long, if it still is that one when it has
+// stopped.
+func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *process) error {
+	return c.await(ctx, "the right process is stopped", func() bool {
+		p := find()
+		if p == nil || p.cmd.Process.Signal(syscall.SIGSTOP) != nil {
 			return false
 		}
-		stopped, err := p.stop(ctx, d, func() bool { return c.holder(ctx, key) == p })
-		return stopped && err == nil
+		defer func() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }()
+		pause(ctx, 10*time.Millisecond) // what it has told before it stopped is heard
+		if find() != p {
+			return false
+		}
+		pause(ctx, d)
+		return true
 	})
+}
+
+// working is the process that has said that it has read what its lock protects, and not yet
+// that it has written. nil if there is none.
+func (c *cell) working() *process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.procs {
+		if p.working {
+			return p
+		}
+	}
+	return nil
 }
 
 // finish lets all processes end in order and returns what they did. Those that do not end

@@ -53,21 +53,25 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// The paused-holder test, once: the plain list loses what was written meanwhile, or what the
-// stopped holder wrote too late; the fenced one loses nothing.
+// The paused-holder test, in a hurry: the plain list loses what was written meanwhile, or what
+// the stopped holder wrote too late; the fenced one loses nothing. On a
+// machine that is slow to stop it, the holder may have written by then: that is another try.
 func TestPausedHolder(t *testing.T) {
 	redistest.Require(t)
-	r, err := runPaused(t.Context(), quick, 4*quick.TTL, 0)
-	if err != nil {
-		t.Fatal(err)
+	for range 5 {
+		r, err := runPaused(t.Context(), quick, 4*quick.TTL, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%+v", r)
+		if r.fencedLost != 0 || r.fencedAcked == 0 {
+			t.Errorf("fenced: %d of %d lost", r.fencedLost, r.fencedAcked)
+		}
+		if r.plainLost > 0 {
+			return
+		}
 	}
-	t.Logf("%+v", r)
-	if r.fencedLost != 0 || r.fencedAcked == 0 {
-		t.Errorf("fenced: %d of %d lost", r.fencedLost, r.fencedAcked)
-	}
-	if r.plainLost == 0 {
-		t.Error("nothing was lost without the token: the holder was not paused in mid-work")
-	}
+	t.Error("nothing was lost without the token")
 }
 
 // What is beyond the promise is seen: when a majority forgets its locks and nobody is

@@ -62,11 +62,12 @@ type access struct {
 
 // An event is a line that a process writes.
 type event struct {
-	Ready  bool    `json:",omitempty"`
-	Fatal  string  `json:",omitempty"`
-	Hold   *hold   `json:",omitempty"`
-	Access *access `json:",omitempty"`
-	Append *added  `json:",omitempty"`
+	Ready   bool    `json:",omitempty"`
+	Fatal   string  `json:",omitempty"`
+	Hold    *hold   `json:",omitempty"`
+	Access  *access `json:",omitempty"`
+	Working bool    `json:",omitempty"` // the lists are read and will be written
+	Append  *added  `json:",omitempty"`
 }
 
 // A history is what several processes did.

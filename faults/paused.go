@@ -66,6 +66,7 @@ func (c *child) add(a *added, lock *flightlock.Lock) error {
 	if err != nil && !stale && !errors.Is(err, redis.Nil) {
 		return err
 	}
+	c.emit(event{Working: true})
 	time.Sleep(pausedWork)
 	if err := c.register.Set(ctx, plainList, plain+a.Element+" ", 0).Err(); err != nil {
 		return err
@@ -99,7 +100,7 @@ func runPaused(ctx context.Context, set setup, pauseFor, atLeast time.Duration) 
 	}
 	defer c.close()
 	for end := time.Now().Add(atLeast); r.pauses == 0 || time.Now().Before(end); r.pauses++ {
-		if err := c.stopHolder(ctx, pausedKey, pauseFor); err != nil {
+		if err := c.stopOne(ctx, pauseFor, c.working); err != nil {
 			return r, err
 		}
 	}

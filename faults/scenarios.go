@@ -164,7 +164,8 @@ func stoppedNode(ctx context.Context, c *cell) error {
 }
 
 func stoppedHolder(ctx context.Context, c *cell) error {
-	return c.stopHolder(ctx, longKey(rand.IntN(longKeys)), c.ttl*3/2)
+	key := longKey(rand.IntN(longKeys))
+	return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) })
 }
 
 func scriptFlush(ctx context.Context, c *cell) error {
