@@ -119,18 +119,21 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), n.exchangeTime())
 		defer cancel()
-		s.loading.Lock()
-		m, err := s.bootLocked(ctx, establish)
-		s.loading.Unlock()
+		if err := s.takeLoading(ctx); err != nil {
+			done(Memory{}, err)
+			return
+		}
+		m, err := s.boot(ctx, establish)
+		s.putLoading()
 		done(m, err)
 	}()
 }
 
 var errRestless = errors.New("its memory was another one each time it was asked")
 
-// bootLocked finds out about the server's memory, and loads the scripts for it. Caller holds
-// loading.
-func (s *server) bootLocked(ctx context.Context, establish string) (Memory, error) {
+// boot finds out about the server's memory, and loads the scripts for it. The caller has the
+// token of loading.
+func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
 	for range 4 {
 		m := s.memory.Load()
 		said, err := s.ask(ctx, establish, m)

@@ -24,9 +24,9 @@ type server struct {
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
 
-	loading sync.Mutex             // held while the scripts are loaded
-	loads   atomic.Uint64          // how often they were. Written under loading
-	memory  atomic.Pointer[memory] // in which votes are asked for. Written under loading, and before the first request
+	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
+	loads   atomic.Uint64          // how often they were. Written by who has the token
+	memory  atomic.Pointer[memory] // in which votes are asked for. Written by who has the token, and before the first request
 
 	// Set on a Cluster: redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable hears of each batch that got no answer.
@@ -39,7 +39,7 @@ type server struct {
 
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
-		n: n, from: c, addr: c.Options().Addr,
+		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1),
 		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
 	s.lanes = make([]lane, lanesPerServer)
@@ -261,16 +261,30 @@ func (w *witness) MarshalBinary() ([]byte, error) {
 // String is for hooks that log commands.
 func (w *witness) String() string { return string(w.text) }
 
+// takeLoading waits for the token of loading, until ctx ends; putLoading gives it back.
+func (s *server) takeLoading(ctx context.Context) error {
+	select {
+	case s.loading <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *server) putLoading() { <-s.loading }
+
 // load puts the scripts into the server's cache, unless somebody has done so since the
 // caller saw loads.
 func (s *server) load(ctx context.Context, loads uint64) error {
-	s.loading.Lock()
-	defer s.loading.Unlock()
+	if err := s.takeLoading(ctx); err != nil {
+		return err
+	}
+	defer s.putLoading()
 	if s.loads.Load() != loads {
 		return nil
 	}
 	if s.n.guard != nil {
-		_, err := s.bootLocked(ctx, "")
+		_, err := s.boot(ctx, "")
 		return err
 	}
 	began := time.Now()
