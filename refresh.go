@@ -3,9 +3,10 @@ package flightlock
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/jitter"
 )
 
 // RefreshPolicy says how AutoRefresh keeps a lock alive. The zero value is a good default.
@@ -129,7 +130,7 @@ func (a *autoRefresh) notYet() time.Duration {
 	}
 	interval, valid := a.policy.Interval, a.l.c.quorum.Validity(a.l.ttl)
 	age := valid - time.Until(a.l.Until()) // of the last refresh
-	return interval + min(interval, valid-interval)*time.Duration(20+rand.N(30))/100 - age
+	return interval + min(interval, valid-interval)*(20+jitter.N(30))/100 - age
 }
 
 // again has due look after wait, unless it is over.

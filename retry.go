@@ -2,8 +2,9 @@ package flightlock
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/jitter"
 )
 
 // RetryStrategy says how long to go on after failures.
@@ -63,7 +64,7 @@ func (s exponentialBackoff) Next(attempt int) (time.Duration, bool) {
 			bound = s.max
 		}
 	}
-	return rand.N(min(bound, s.max)) + 1, true
+	return jitter.N(min(bound, s.max)) + 1, true
 }
 
 // Endless says that the strategy never gives up.

@@ -42,9 +42,10 @@ import (
 // whoever brings an event does the work: caller, reply or timer. What must happen without
 // mu is put into todo and done by unlock.
 type flight struct {
-	g     *Group
-	shard *shard
-	key   string
+	g      *Group
+	shard  *shard
+	key    string
+	number uint64 // of its shard's flights, in order of age
 
 	mu   sync.Mutex // guards what follows
 	todo todo       // for unlock

@@ -5,8 +5,11 @@
 package flight
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -136,6 +139,7 @@ type shard struct {
 	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights map[string]*flight
 	alone   map[*flight]struct{} // flights that nobody can join
+	born    uint64               // how many flights there have been
 	alarms  alarms
 
 	counts struct{ acquired, handoffs, attempts, refreshes, lost atomic.Uint64 } // of its flights
@@ -171,9 +175,16 @@ func (g *Group) find(key string) *flight {
 			return nil
 		}
 		f = newFlight(g, sh, key)
+		f.numberLocked()
 		sh.flights[key] = f
 	}
 	return f
+}
+
+// numberLocked says how old f is among those of its shard, whose mu the caller holds.
+func (f *flight) numberLocked() {
+	f.shard.born++
+	f.number = f.shard.born
 }
 
 // single gives a flight that nobody else can join.
@@ -185,6 +196,7 @@ func (g *Group) single(key string) *flight {
 		return nil
 	}
 	f := newFlight(g, sh, key)
+	f.numberLocked()
 	sh.alone[f] = struct{}{}
 	return f
 }
@@ -275,10 +287,14 @@ func (g *Group) evict() (any bool) {
 	return any
 }
 
+// all gives the flights by their keys, and those of one key by age.
 func (g *Group) all() (all []*flight) {
 	for i := range g.shards {
 		all = append(all, g.shards[i].list()...)
 	}
+	slices.SortFunc(all, func(a, b *flight) int {
+		return cmp.Or(strings.Compare(a.key, b.key), cmp.Compare(a.number, b.number))
+	})
 	return all
 }
 

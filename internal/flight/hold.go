@@ -103,6 +103,11 @@ func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 	if err != nil {
 		return err
 	}
+	select { // an outcome that is there already counts, even if ctx has ended too
+	case <-h.ready:
+		return g.answered(h)
+	default:
+	}
 	select {
 	case <-h.ready:
 		return g.answered(h)

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -8,6 +10,9 @@ import (
 // maxDebts bounds the memory that a dead node can cost. Past it a release that gets no
 // answer is forgotten, and the key lives its ttl.
 const maxDebts = 1 << 16
+
+// debtSpread is below what anybody could notice.
+const debtSpread = 100 * time.Microsecond
 
 // debts are the releases still owed to one node: each entry whose release had no answer,
 // or whose answer leaves a doubt, with the timer that will send the release again.
@@ -17,14 +22,15 @@ type debts struct {
 	closed bool
 }
 
-// owe sends e's release again after due.
+// owe sends e's release again after due, and a moment more that depends on its owner: what
+// falls due together is sent in an order that a simulation can repeat.
 func (d *debts) owe(e *Entry, due time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed || len(d.open) >= maxDebts {
 		return
 	}
-	d.open[e] = time.AfterFunc(due, func() {
+	d.open[e] = time.AfterFunc(due+time.Duration(hashOf(e.t.Owner()))%debtSpread, func() {
 		d.mu.Lock()
 		_, open := d.open[e]
 		delete(d.open, e)
@@ -47,6 +53,8 @@ func (d *debts) hurry() {
 		}
 	}
 	d.mu.Unlock()
+	// In an order that does not depend on the map: a simulation repeats what it did.
+	slices.SortFunc(all, func(a, b *Entry) int { return strings.Compare(a.t.Owner(), b.t.Owner()) })
 	for _, e := range all {
 		e.n.route(e.releaseAgain())
 	}

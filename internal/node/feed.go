@@ -3,6 +3,8 @@ package node
 import (
 	"container/list"
 	"errors"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -167,10 +169,8 @@ func (f *feed) lost() {
 	f.ns.mu.Lock()
 	heard := f.fresh // nobody else tells them
 	f.link, f.fresh = nil, nil
-	for _, t := range f.ns.topics {
+	for _, t := range f.residentsLocked() {
 		switch {
-		case t.feed != f:
-			continue
 		case len(t.watches) == 0:
 			f.ns.forgetLocked(t)
 			continue
@@ -208,12 +208,18 @@ func (f *feed) rehome() {
 func (f *feed) residents() []*topic {
 	f.ns.mu.Lock()
 	defer f.ns.mu.Unlock()
+	return f.residentsLocked()
+}
+
+// residentsLocked are the feed's topics, in an order that a simulation can repeat.
+func (f *feed) residentsLocked() []*topic {
 	all := make([]*topic, 0, f.size)
 	for _, t := range f.ns.topics {
 		if t.feed == f {
 			all = append(all, t)
 		}
 	}
+	slices.SortFunc(all, func(a, b *topic) int { return strings.Compare(a.key, b.key) })
 	return all
 }
 

@@ -3,10 +3,11 @@ package node
 import (
 	"container/list"
 	"context"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/jitter"
 )
 
 // Signal says what a watch has to tell.
@@ -407,7 +408,7 @@ type backoff struct{ last time.Duration }
 // sleep pauses, and says no if ctx has ended first.
 func (b *backoff) sleep(ctx context.Context) bool {
 	b.last = min(max(2*b.last, backoffMin), backoffMax)
-	timer := time.NewTimer(b.last/2 + rand.N(b.last/2))
+	timer := time.NewTimer(b.last/2 + jitter.N(b.last/2))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
