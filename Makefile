@@ -5,7 +5,7 @@ GO ?= go
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race bench compare demo faults paused forget valkey fuzz picture
+.PHONY: help test format vet lint race sim mutations bench compare demo faults paused forget valkey fuzz picture
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

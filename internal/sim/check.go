@@ -1,0 +1,208 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock"
+)
+
+// A checker looks at the invariants after every step:
+//
+//   - a Lock is valid when it is given;
+//   - at most one Lock of a key is valid, by its own Err, over all clients;
+//   - tokens strictly rise, in the order in which locks are had;
+//   - a Lock that is over stays over, and its Context has ended by then;
+//   - a Release that succeeded has freed the key, or handed it over.
+//
+// And in the end, when all is mended: everybody who waits is served, and nothing is left.
+type checker struct {
+	w          *world
+	holds      []*hold          // had, and not let go yet
+	fences     map[string]int64 // the last token of each key
+	grants     int
+	violations []string
+}
+
+// hold is a lock that a worker has.
+type hold struct {
+	k     *worker
+	lock  *flightlock.Lock
+	ctx   context.Context
+	key   string
+	owner string
+	end   time.Duration // when the worker lets go
+	lost  bool
+}
+
+func (ch *checker) violation(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	ch.w.logf("VIOLATION  %s", text)
+	ch.violations = append(ch.violations, text)
+}
+
+func (ch *checker) broken() bool { return len(ch.violations) > 0 }
+
+// granted notes that a worker has got a lock.
+func (ch *checker) granted(k *worker, l *flightlock.Lock) *hold {
+	h := &hold{k: k, lock: l, key: k.op.key, owner: l.Owner(), ctx: l.Context(context.Background())}
+	ch.w.logf("%v HAS %q fence=%d owner=%s for %v", k, h.key, l.Fence(), short(h.owner), time.Until(l.Until()))
+	ch.grants++
+	if ch.fences == nil {
+		ch.fences = map[string]int64{}
+	}
+	if last := ch.fences[h.key]; l.Fence() <= last {
+		ch.violation("%v: the token of %q does not rise: %d after %d", k, h.key, l.Fence(), last)
+	}
+	ch.fences[h.key] = l.Fence()
+	if err := l.Err(); err != nil {
+		ch.violation("%v: the lock of %q was over when it was given: %v", k, h.key, err)
+	}
+	ch.holds = append(ch.holds, h)
+	return h
+}
+
+// letsGo notes that a worker is about to release.
+func (ch *checker) letsGo(h *hold) {
+	ch.holds = slices.DeleteFunc(ch.holds, func(o *hold) bool { return o == h })
+}
+
+// gone forgets what a client holds that is no more.
+func (ch *checker) gone(c *client) {
+	ch.holds = slices.DeleteFunc(ch.holds, func(o *hold) bool { return o.k.c == c })
+}
+
+// released looks at what a Release has left.
+func (ch *checker) released(h *hold, err error) {
+	ch.w.logf("%v releases %q: %v", h.k, h.key, err)
+	if err == nil && h.lost {
+		ch.violation("%v: Release of %q says nil, but it was lost", h.k, h.key)
+	}
+	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) {
+		return
+	}
+	with := 0
+	for _, s := range ch.w.servers {
+		if s.holds(h.key, h.owner) && !s.freed[h.owner] { // else it has come back by a request that was late
+			with++
+		}
+	}
+	if n := len(ch.w.servers); n-with < n/2+1 {
+		ch.violation("%v: Release of %q says nil, but %d of %d nodes still have the key", h.k, h.key, with, n)
+	}
+}
+
+// handedOver reports whether somebody of the same client has the lease of h now, or waits for it.
+func (ch *checker) handedOver(h *hold) bool {
+	for _, k := range h.k.c.workers {
+		if k != h.k && k.busy && k.op.key == h.key {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *server) holds(key, owner string) bool {
+	v := s.find("lock:" + key)
+	return v != nil && v.text == owner
+}
+
+// look is the look after each step.
+func (ch *checker) look() {
+	for i, h := range ch.holds {
+		switch err := h.lock.Err(); {
+		case err != nil && !h.lost:
+			h.lost = true
+			ch.w.logf("%v LOSES %q: %v", h.k, h.key, err)
+		case err == nil && h.lost:
+			ch.violation("%v: the lock of %q is back", h.k, h.key)
+		}
+		if h.lost && h.ctx.Err() == nil {
+			ch.violation("%v: the lock of %q is over, its Context is not", h.k, h.key)
+		}
+		for _, o := range ch.holds[:i] {
+			if !o.lost && !h.lost && o.key == h.key {
+				ch.violation("%v and %v both hold %q: %s and %s", o.k, h.k, h.key, short(o.owner), short(h.owner))
+			}
+		}
+	}
+}
+
+// idle reports whether no worker has anything to do, or waits for anything.
+func (ch *checker) idle() bool {
+	for _, c := range ch.w.clients {
+		if c.closing {
+			if !c.ended {
+				return false
+			}
+			continue
+		}
+		for _, k := range c.workers {
+			if k.busy {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// served is the look when there was time enough for everybody.
+func (ch *checker) served() {
+	for _, c := range ch.w.clients {
+		if c.closing && !c.ended {
+			ch.violation("%v does not close", c)
+		}
+		for _, k := range c.workers {
+			if k.busy && !c.closing {
+				ch.violation("%v still waits for %q", k, k.op.key)
+			}
+		}
+	}
+}
+
+// clean is the look when every lock was released a while ago. Keys of clients that were
+// ended may be there until they expire.
+func (ch *checker) clean() {
+	for _, s := range ch.w.servers {
+		if !s.up || ch.w.plan.copies > 0 { // what a copy of an acquire has made lives for its ttl
+			continue
+		}
+		for _, key := range s.sortedKeys() {
+			v := s.find(key)
+			if v == nil || !strings.HasPrefix(key, "lock:") {
+				continue
+			}
+			if c := ch.clientOf(v.text); c != nil && !c.closing {
+				ch.violation("%v still has %q, of %s", s, key, v.text)
+			}
+		}
+	}
+	for _, c := range ch.w.clients {
+		st := c.lib.Stats()
+		if c.closing {
+			continue
+		}
+		if st.Waiters != 0 || st.Held != 0 {
+			ch.violation("%v: %d waiters and %d holders are left", c, st.Waiters, st.Held)
+		}
+		if st.Debts != 0 && len(ch.w.plan.down) == 0 {
+			ch.violation("%v: %d debts are left", c, st.Debts)
+		}
+	}
+}
+
+// clientOf is whose owner that is.
+func (ch *checker) clientOf(owner string) *client {
+	for _, c := range ch.w.clients {
+		if strings.HasPrefix(owner, c.String()+"#") {
+			return c
+		}
+	}
+	return nil
+}
+
+// short leaves out of a text what only machines read.
+func short(s string) string { return uuids.ReplaceAllString(s, "#") }

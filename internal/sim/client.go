@@ -1,0 +1,174 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/flightlock/flightlock"
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// A client is one process: a flightlock.Client over connections of its own, and workers
+// that lock. While it is paused, as by a garbage collector or a hypervisor, its workers do
+// nothing, nothing that it writes leaves it and nothing arrives. Its timers go off on time
+// all the same: no goroutine of a bubble can be kept from running while others go on.
+type client struct {
+	w       *world
+	id      int
+	lib     *flightlock.Client
+	redis   []*redis.Client
+	workers []*worker
+	conns   []*conn // in the order in which they were made
+
+	paused bool
+	unsent []func() // what it has written meanwhile
+	held   []func() // what has come for it meanwhile
+
+	crashed bool // it is no more; only its goroutines have to end
+	closing bool // Close was called, also for the goroutines of one that has crashed
+	ended   bool // Close has returned
+}
+
+func (c *client) String() string { return fmt.Sprintf("c%d", c.id) }
+
+func (w *world) addClient() *client {
+	c := &client{w: w, id: len(w.clients)}
+	opts := flightlock.Options{
+		NodeTimeout: w.plan.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: w.plan.slice,
+		DisableNotify: !w.plan.notify,
+		NewOwner:      c.String,
+	}
+	for _, s := range w.servers {
+		r := redis.NewClient(&redis.Options{
+			Addr: s.addr, Dialer: c.dial(s), Protocol: 2, DisableIdentity: true,
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+			MaxRetries:               -1, DialerRetries: 1, ConnMaxIdleTime: -1, DialTimeout: w.plan.dialTimeout(),
+			PoolSize:       1000, // one that runs dry takes timers from a pool that all bubbles share
+			ReadBufferSize: 1024, WriteBufferSize: 1024,
+		})
+		c.redis = append(c.redis, r)
+		opts.Nodes = append(opts.Nodes, r)
+	}
+	uuid.SetRand(rand.NewChaCha8([32]byte{byte(w.plan.seed), byte(w.plan.seed >> 8), byte(w.plan.seed >> 16), byte(w.plan.seed >> 24), byte(c.id)}))
+	lib, err := flightlock.New(opts)
+	if err != nil {
+		panic(err) // the options are ours
+	}
+	c.lib = lib
+	for i := range w.plan.workers {
+		c.workers = append(c.workers, newWorker(c, i))
+	}
+	w.clients = append(w.clients, c)
+	return c
+}
+
+// pause stops the process, or lets it go on.
+func (c *client) pause(on bool) {
+	if c.paused == on || c.crashed {
+		return
+	}
+	c.w.logf("FAULT  %v paused=%v", c, on)
+	c.paused = on
+	if !on {
+		unsent, held := c.unsent, c.held
+		c.unsent, c.held = nil, nil
+		for _, do := range unsent {
+			do()
+		}
+		c.w.letGo(held)
+	}
+}
+
+// unlessPaused does something that the process does.
+func (c *client) unlessPaused(do func()) {
+	switch {
+	case c.crashed:
+	case c.paused:
+		c.held = append(c.held, func() { c.unlessPaused(do) })
+	default:
+		do()
+	}
+}
+
+// crash ends the process. What it has written is under way still. Its goroutines have to
+// end, which nobody outside can see.
+func (c *client) crash() {
+	if c.crashed || c.closing {
+		return
+	}
+	c.w.logf("FAULT  %v crashes", c)
+	c.paused, c.unsent, c.held = false, nil, nil
+	for _, k := range c.inOrder() {
+		k.reset(true)
+	}
+	c.crashed = true
+	c.w.checker.gone(c)
+	for _, k := range c.workers {
+		k.die()
+	}
+	c.end(expired())
+	c.replace()
+}
+
+// close ends the process as a shutdown does.
+func (c *client) close() {
+	if c.crashed || c.closing {
+		return
+	}
+	c.w.logf("CLOSE  %v", c)
+	ctx, cancel := context.WithTimeout(context.Background(), c.w.plan.maxTTL/8)
+	context.AfterFunc(ctx, cancel)
+	c.end(ctx)
+	c.replace()
+}
+
+// inOrder are its connections, by what tells them apart.
+func (c *client) inOrder() []*conn {
+	all := slices.Clone(c.conns)
+	slices.SortStableFunc(all, func(a, b *conn) int {
+		return cmp.Or(cmp.Compare(a.server.id, b.server.id), cmp.Compare(a.born, b.born), strings.Compare(a.last, b.last))
+	})
+	return all
+}
+
+// replace has another process begin where c was.
+func (c *client) replace() {
+	next := c.w.addClient()
+	c.w.slots[slices.Index(c.w.slots, c)] = next
+	next.start()
+}
+
+// end closes the client.
+func (c *client) end(ctx context.Context) {
+	c.closing = true
+	go func() {
+		err := c.lib.Close(ctx)
+		for _, r := range c.redis {
+			_ = r.Close()
+		}
+		c.w.tell(news{client: c.id, server: -1, text: "closed", do: func() {
+			c.w.logf("%v is closed: %v", c, err)
+			c.ended = true
+		}})
+	}()
+}
+
+// start has all workers begin.
+func (c *client) start() {
+	for _, k := range c.workers {
+		k.later(k.next)
+	}
+}
+
+// expired is a ctx that has ended.
+func expired() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}

@@ -1,0 +1,211 @@
+package sim
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var mutationsFlag = flag.Bool("mutations", false, "break each safety rule, and see that it is noticed")
+
+// A mutation breaks one safety rule, by another text in one file of a build of its own. It
+// has to be noticed by the simulation, or by the test that is named.
+type mutation struct {
+	name     string
+	file     string // from the root of the module
+	old, new string // old must be there exactly once
+	pkg, by  string // the named test; "": the simulation
+	quick    bool   // is tried in every run of the tests
+}
+
+var mutations = []mutation{
+	{
+		name: "a raise that does not look whose the key is",
+		file: "lua/refresh.lua",
+		old:  "if holder ~= ARGV[1] then\n  if not holder then",
+		new: "if holder ~= ARGV[1] then\n  if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[3]) then\n" +
+			"    redis.call('SET', KEYS[2], ARGV[3])\n  end\n  if not holder then",
+		pkg: "./lua", by: "TestARefusedRefreshWritesNothing",
+	},
+	{
+		name:  "the q-th largest counter instead of the largest",
+		file:  "internal/quorum/round.go",
+		old:   "		top = max(top, rep.Counter)\n",
+		new:   "		if top == 0 || rep.Counter < top {\n			top = rep.Counter\n		}\n",
+		quick: true,
+	},
+	{
+		name: "an attempt that took too long is granted",
+		file: "internal/quorum/lease.go",
+		old:  "	case clock.Passed(time.Now(), l.until):\n		f := r.failureLocked()",
+		new:  "	case false:\n		f := r.failureLocked()",
+		pkg:  "./internal/quorum", by: "TestAttemptWhoseValidityIsGoneFails",
+	},
+	{
+		name:  "the deadline moves when a refresh is sent",
+		file:  "internal/flight/lease.go",
+		old:   "	f.refreshing = true\n",
+		new:   "	f.refreshing = true\n	f.until = later(f.until, now.Add(f.g.cfg.Validity(ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
+		quick: true,
+	},
+	{
+		name: "owners are compared by prefix",
+		file: "lua/release.lua",
+		old:  "local ours, kept = holder == ARGV[1], false",
+		new:  "local ours, kept = type(holder) == 'string' and string.sub(holder, 1, #ARGV[1]) == ARGV[1], false",
+		pkg:  "./lua", by: "TestOwnersAreComparedWhole",
+	},
+	{
+		name: "an owner is used for two attempts",
+		file: "client.go",
+		old:  "strconv.AppendUint(owner, c.seq.Add(1), 36)",
+		new:  "strconv.AppendUint(owner, c.seq.Add(1)/2, 36)",
+	},
+	{
+		name:  "a failed attempt is not undone",
+		file:  "internal/quorum/lease.go",
+		old:   "	for i := range l.entries {\n		l.entries[i].Release(nil, false, p)\n	}\n",
+		new:   "	_ = p\n",
+		quick: true,
+	},
+	{
+		name: "a release without an answer is forgotten",
+		file: "internal/node/debt.go",
+		old:  "	if d.closed || len(d.open) >= maxDebts {\n",
+		new:  "	if true {\n",
+	},
+	{
+		name: "a refresh shortens a ttl",
+		file: "lua/refresh.lua",
+		old:  "if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then",
+		new:  "if true then",
+	},
+	{
+		name: "a handoff keeps the token",
+		file: "internal/flight/lease.go",
+		old:  "	f.tokens[0].next++\n",
+		new:  "	if f.used == 0 {\n		f.tokens[0].next++\n	}\n",
+	},
+	{
+		name: "a repair is counted as a vote",
+		file: "internal/quorum/round.go",
+		old:  "	if rep.Kind == node.Granted || rep.Kind == node.Renewed {\n",
+		new: "	if rep.Kind == node.Missing && r.op == \"refresh\" && !r.decided {\n		rep = node.Reply{Kind: node.Renewed, Counter: r.floor}\n" +
+			"		defer l.repair(i)\n	}\n	if rep.Kind == node.Granted || rep.Kind == node.Renewed {\n",
+	},
+	{
+		name: "tokens are reserved without a look at the counter",
+		file: "lua/refresh.lua",
+		old:  "c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])",
+		new:  "c = tonumber(ARGV[3]) + tonumber(ARGV[4])",
+	},
+	{
+		name: "a waiter that leaves with the lease keeps it",
+		file: "internal/flight/flight.go",
+		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(time.Now(), nil)\n	}\n	return err\n",
+		new:  "	}\n	return err\n",
+	},
+}
+
+// root is the module's directory, from here.
+const root = "../.."
+
+// patched is the mutated text of its file.
+func (m mutation) patched(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, m.file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), m.old); n != 1 {
+		t.Fatalf("%q: %s has the text to be replaced %d times, want once:\n%s", m.name, m.file, n, m.old)
+	}
+	return strings.Replace(string(text), m.old, m.new, 1)
+}
+
+// overlay is the file that tells the go command to take the mutated text.
+func (m mutation) overlay(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	changed := filepath.Join(dir, filepath.Base(m.file))
+	write(t, changed, []byte(m.patched(t)))
+	at, err := filepath.Abs(filepath.Join(root, m.file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(map[string]map[string]string{"Replace": {at: changed}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "overlay.json")
+	write(t, file, text)
+	return file
+}
+
+func write(t *testing.T, file string, text []byte) {
+	t.Helper()
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Every mutation still finds its text. If one does not, the rule has moved, and so must
+// the mutation.
+func TestMutationsApply(t *testing.T) {
+	for _, m := range mutations {
+		m.patched(t)
+	}
+}
+
+// Each broken rule is noticed, in 1,000 seeds or by the named test.
+func TestMutationsAreNoticed(t *testing.T) {
+	for _, m := range mutations {
+		if !m.quick && !*mutationsFlag {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			noticed, how := m.try(t)
+			if !noticed {
+				t.Errorf("not noticed: %s", how)
+			}
+			t.Logf("%s", how)
+		})
+	}
+}
+
+// try builds with the mutation and says whether that was noticed, and how.
+func (m mutation) try(t *testing.T) (noticed bool, how string) {
+	overlay := m.overlay(t)
+	bin := filepath.Join(t.TempDir(), "mutated.test")
+	pkg, run := "./internal/sim", []string{"-test.run", "^TestSim$", "-seeds", "1000"}
+	if m.by != "" {
+		pkg, run = m.pkg, []string{"-test.run", "^" + m.by + "$"}
+	}
+	build := exec.Command("go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", bin, pkg)
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("it does not build: %v\n%s", err, out)
+	}
+	cmd := exec.Command(bin, run...)
+	cmd.Dir = filepath.Join(root, pkg)
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return false, string(out)
+	}
+	if m.by != "" {
+		return strings.Contains(string(out), "--- FAIL: "+m.by), "by " + m.by
+	}
+	found := firstViolation.FindStringSubmatch(string(out))
+	if found == nil {
+		return false, string(out[:min(len(out), 4000)])
+	}
+	return true, fmt.Sprintf("by seed %s: %s", found[1], short(found[2]))
+}
+
+var firstViolation = regexp.MustCompile(`seed (\d+): ([^\n]+)`)

@@ -1,0 +1,247 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// A plan is what a seed means: how large the world is, how bad its network, what its
+// programs do, and the faults that befall it. It is made from the seed alone, so that a
+// run can be repeated without some of its faults.
+type plan struct {
+	seed uint64
+	lua  *interpreter
+
+	nodes, clients, workers, keys int
+
+	latency time.Duration // of one way, about
+	spikes  int           // one piece in so many takes up to spike longer
+	spike   time.Duration
+	splits  int // one piece in so many comes in two
+	copies  int // one piece in so many is executed a second time, as by a middleman that asks again
+
+	offsets []time.Duration // of the servers' clocks
+	rates   []float64
+
+	nodeTimeout time.Duration
+	maxTTL      time.Duration
+	slice       time.Duration
+	drift       float64
+	notify      bool
+
+	chaos  time.Duration // how long programs begin new work, and faults happen
+	faults []fault
+	down   []int // servers, a minority, that stay away when everything else is mended
+}
+
+// fault is one thing that goes wrong, for a while.
+type fault struct {
+	at, lasts time.Duration
+	what      what
+	server    int
+	client    int
+	memory    memory
+	late      bool
+	up, down  bool
+	jump      time.Duration
+}
+
+// what kinds of faults there are.
+type what uint8
+
+const (
+	cutLink what = iota
+	cutClient
+	resetConns
+	stopServer
+	crashServer
+	loadServer
+	forgetScripts
+	jumpClock
+	pauseClient
+	crashClient
+	closeClient
+	kinds
+)
+
+func (k what) String() string {
+	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes", "server loads",
+		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes"}[k]
+}
+
+func (f fault) String() string {
+	return fmt.Sprintf("%v at %v for %v (n%d, c%d, remembers %v, late %v, up %v, down %v, jump %v)",
+		f.what, f.at, f.lasts, f.server, f.client, f.memory, f.late, f.up, f.down, f.jump)
+}
+
+// newPlan is what the seed means.
+func newPlan(seed uint64, in *interpreter) *plan {
+	r := rand.New(rand.NewPCG(seed, 0))
+	p := &plan{
+		seed: seed, lua: in,
+		nodes:   pick(r, 1, 2, 3, 3, 3, 3, 4, 5),
+		clients: pick(r, 2, 2, 3),
+		workers: pick(r, 1, 2, 3),
+		keys:    pick(r, 1, 1, 2),
+		latency: between(r, 50*time.Microsecond, 4*time.Millisecond),
+		spikes:  pick(r, 0, 200, 40, 10),
+		splits:  pick(r, 0, 0, 20),
+		copies:  pick(r, 0, 0, 0, 30),
+
+		nodeTimeout: between(r, 10*time.Millisecond, 60*time.Millisecond),
+		maxTTL:      pick(r, 500*time.Millisecond, 2*time.Second, 8*time.Second),
+		slice:       pick(r, -1, 5*time.Millisecond, 20*time.Millisecond),
+		drift:       pick(r, 0.01, 0.01, 0.05),
+		notify:      r.IntN(4) != 0,
+		chaos:       pick(r, 500*time.Millisecond, time.Second, 2*time.Second),
+	}
+	p.spike = 4 * p.nodeTimeout
+	forgets := r.IntN(4) == 0 // servers may come back empty, when MaxTTL has passed
+	for range p.nodes {
+		offset := time.Duration(r.Int64N(int64(48*time.Hour))) - 24*time.Hour
+		if forgets { // tokens of a new counter are ordered by the clocks alone
+			offset = time.Duration(r.Int64N(int64(time.Millisecond)))
+		}
+		p.offsets = append(p.offsets, offset)
+		p.rates = append(p.rates, 1+(2*r.Float64()-1)*p.drift*0.98)
+	}
+	p.addFaults(r, forgets)
+	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
+		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
+	}
+	return p
+}
+
+func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+
+// addFaults makes the schedule. Each world has a few kinds of faults only, some of them
+// often: all kinds at once hide each other.
+func (p *plan) addFaults(r *rand.Rand, forgets bool) {
+	var usual []what
+	for k := range kinds {
+		if r.IntN(3) == 0 {
+			usual = append(usual, k)
+		}
+	}
+	if len(usual) == 0 {
+		return
+	}
+	for range r.IntN(24) {
+		f := fault{
+			what: usual[r.IntN(len(usual))],
+			at:   time.Duration(r.Int64N(int64(p.chaos))), lasts: between(r, time.Millisecond, p.chaos/2),
+			server: r.IntN(p.nodes), client: r.IntN(p.clients),
+			late: r.IntN(2) == 0,
+			jump: -between(r, time.Millisecond, time.Second),
+		}
+		switch r.IntN(4) {
+		case 0:
+			f.up = true
+		case 1:
+			f.down = true
+		default:
+			f.up, f.down = true, true
+		}
+		if f.what == jumpClock && forgets {
+			continue
+		}
+		if f.what == crashServer && forgets && r.IntN(2) == 0 {
+			f.memory, f.lasts = nothing, p.maxTTL+p.maxTTL/10
+		}
+		p.faults = append(p.faults, f)
+	}
+	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
+}
+
+// forgetAll has a majority of the servers forget everything at once, now and again, which no
+// lock on them can survive.
+func (p *plan) forgetAll() {
+	r := rand.New(rand.NewPCG(p.seed, 4))
+	p.maxTTL = max(p.maxTTL, 2*time.Second)
+	for range 8 {
+		at := time.Duration(r.Int64N(int64(p.chaos)))
+		for _, s := range r.Perm(p.nodes)[:p.nodes/2+1] {
+			p.faults = append(p.faults, fault{what: crashServer, at: at, lasts: time.Millisecond, server: s, memory: nothing})
+		}
+	}
+}
+
+// befall has a fault happen, and end.
+func (w *world) befall(f fault) {
+	if w.mended {
+		return
+	}
+	s, c := w.servers[f.server], w.slots[f.client]
+	w.logf("FAULT  %v", f)
+	switch f.what {
+	case cutLink:
+		w.cutFor(f, c, s)
+	case cutClient:
+		for _, s := range w.servers {
+			w.cutFor(f, c, s)
+		}
+	case resetConns:
+		for _, k := range c.inOrder() {
+			if k.server == s {
+				w.after(time.Duration(w.net.Int64N(int64(time.Millisecond))), func() {
+					if slices.Contains(c.conns, k) {
+						k.reset(f.late)
+					}
+				})
+			}
+		}
+	case stopServer:
+		s.stop(true)
+		w.after(f.lasts, func() { s.stop(false) })
+	case crashServer:
+		if !s.up { // how long it is away says what it may forget
+			return
+		}
+		s.crash()
+		w.after(f.lasts, func() { s.restart(f.memory) })
+	case loadServer:
+		s.loading = true
+		w.after(f.lasts, func() { s.loading = false })
+	case forgetScripts:
+		clear(s.scripts)
+	case jumpClock:
+		s.jump(f.jump)
+	case pauseClient:
+		c.pause(true)
+		w.after(f.lasts, func() { c.pause(false) })
+	case crashClient:
+		c.crash()
+	case closeClient:
+		c.close()
+	}
+}
+
+func (w *world) cutFor(f fault, c *client, s *server) {
+	l := w.link(c.id, s.id)
+	w.cut(l, f.up, f.down)
+	w.after(f.lasts, func() { w.cut(l, false, false) })
+}
+
+// mend ends all faults but those that stay.
+func (w *world) mend() {
+	w.logf("MEND   all but %v", w.plan.down)
+	w.mended = true
+	for _, c := range w.clients {
+		c.pause(false)
+		for _, s := range w.servers {
+			w.cut(w.link(c.id, s.id), false, false)
+		}
+	}
+	for _, s := range w.servers {
+		s.loading = false
+		s.stop(false)
+		switch {
+		case slices.Contains(w.plan.down, s.id):
+			s.crash()
+		default:
+			s.restart(everything)
+		}
+	}
+}

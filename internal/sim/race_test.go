@@ -1,0 +1,7 @@
+//go:build race
+
+package sim
+
+// fewSeeds is how many worlds are run when nobody says so. The race detector makes them
+// slow, and puts goroutines into another order each time.
+const fewSeeds = 3

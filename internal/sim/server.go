@@ -1,0 +1,384 @@
+package sim
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A server is one Redis process on a machine of its own, with a clock of its own.
+type server struct {
+	w    *world
+	id   int
+	addr string
+
+	up      bool
+	stopped bool    // as by SIGSTOP: the kernel takes what comes, nobody reads it
+	unread  []*conn // with something that came meanwhile
+	loading bool    // answers everything with LOADING
+
+	conns   []*conn // in the order in which they were made
+	scripts map[string]string
+	runs    int             // how often it was started
+	freed   map[string]bool // owners that a release has found here
+	*store
+	saved map[string]*value // what is on disk, some time ago
+
+	// Its clock: base at since, and rate from there on.
+	base  int64
+	since time.Duration
+	rate  float64
+}
+
+func newServer(w *world, id int) *server {
+	s := &server{w: w, id: id, addr: fmt.Sprintf("10.0.0.%d:6379", id+1), up: true, scripts: map[string]string{}, freed: map[string]bool{}, rate: 1}
+	s.base = w.began.UnixMicro() + w.plan.offsets[id].Microseconds()
+	s.rate = w.plan.rates[id]
+	s.store = newStore(s.micros)
+	return s
+}
+
+func (s *server) String() string { return "n" + strconv.Itoa(s.id) }
+
+// micros is the server's clock.
+func (s *server) micros() int64 {
+	return s.base + int64(float64((s.w.now()-s.since).Nanoseconds())*s.rate/1000)
+}
+
+// jump sets the clock by so much.
+func (s *server) jump(d time.Duration) {
+	s.base, s.since = s.micros()+d.Microseconds(), s.w.now()
+}
+
+// take is given what has arrived on a connection.
+func (s *server) take(k *conn, data []byte) {
+	if !k.open {
+		if !k.late { // the machine answers with a reset
+			s.w.passDown(k, k.delay(), func() { k.gone(); k.fail(errReset) })
+		}
+		return
+	}
+	k.input = append(k.input, data...)
+	s.read(k)
+}
+
+// end is given the end of what arrives on a connection.
+func (s *server) end(k *conn) {
+	k.ended = true
+	s.read(k)
+}
+
+// read executes what has arrived.
+func (s *server) read(k *conn) {
+	if s.stopped {
+		s.unread = append(s.unread, k)
+		return
+	}
+	for k.open {
+		args, rest, ok := readCommand(k.input)
+		if !ok {
+			break
+		}
+		k.input = rest
+		s.answer(k, s.execute(k, args))
+	}
+	if k.ended {
+		s.drop(k)
+	}
+}
+
+// drop forgets a connection.
+func (s *server) drop(k *conn) {
+	k.open = false
+	s.conns = slices.DeleteFunc(s.conns, func(c *conn) bool { return c == k })
+}
+
+// takeCopy executes the scripts in data once more. Nobody hears the answers.
+func (s *server) takeCopy(k *conn, data []byte) {
+	if !s.up || s.stopped || s.w.link(k.client.id, s.id).up {
+		return
+	}
+	for {
+		args, rest, ok := readCommand(data)
+		if !ok {
+			return
+		}
+		if data = rest; strings.EqualFold(args[0], "EVALSHA") {
+			s.w.logf("copy   %v", k)
+			s.execute(k, args)
+		}
+	}
+}
+
+// answer sends a reply.
+func (s *server) answer(k *conn, text []byte) {
+	s.w.passDown(k, k.delay(), func() { k.deliver(text) })
+}
+
+// execute answers a command.
+func (s *server) execute(k *conn, args []string) []byte {
+	name := strings.ToUpper(args[0])
+	if s.loading && name != "HELLO" {
+		return encode(failure("LOADING Redis is loading the dataset in memory"))
+	}
+	switch name {
+	case "HELLO":
+		return encode([]any{"server", "redis", "version", "7.0.15", "proto", int64(2), "id", int64(1), "mode", "standalone", "role", "master"})
+	case "PING":
+		if len(k.channels) > 0 {
+			return encode([]any{"pong", ""})
+		}
+		return encode(status("PONG"))
+	case "CLIENT", "SELECT":
+		return encode(status("OK"))
+	case "SCRIPT":
+		return encode(s.script(args[1:]))
+	case "EVALSHA":
+		return encode(s.eval(k, args[1:]))
+	case "SUBSCRIBE", "UNSUBSCRIBE":
+		return s.subscribe(k, strings.ToLower(name), args[1:])
+	}
+	v := s.command(args)
+	s.w.logf("%v %s = %s", k, short(strings.Join(args, " ")), text(v))
+	return encode(v)
+}
+
+func (s *server) script(args []string) any {
+	switch strings.ToUpper(args[0]) {
+	case "LOAD":
+		if err := s.w.plan.lua.compile(args[1]); err != nil {
+			return failure("ERR Error compiling script: " + err.Error())
+		}
+		sum := sha1.Sum([]byte(args[1]))
+		sha := hex.EncodeToString(sum[:])
+		s.scripts[sha] = args[1]
+		s.w.logf("%v loads %s", s, scriptName(args[1]))
+		return sha
+	case "FLUSH":
+		clear(s.scripts)
+		return status("OK")
+	}
+	return failure("ERR unknown subcommand")
+}
+
+func (s *server) eval(k *conn, args []string) any {
+	source, known := s.scripts[args[0]]
+	n, err := strconv.Atoi(args[1])
+	switch {
+	case !known:
+		s.w.logf("%v does not know script %s", k, args[0][:8])
+		return failure("NOSCRIPT No matching script. Please use EVAL.")
+	case err != nil || n < 0 || n > len(args)-2:
+		return failure("ERR Number of keys can't be greater than number of args")
+	}
+	v := s.w.plan.lua.run(source, args[2:2+n], args[2+n:], s.command)
+	s.w.scripts++
+	name := scriptName(source)
+	if name == "release" && v == int64(1) {
+		s.freed[args[2+n]] = true
+	}
+	if s.w.tells {
+		s.w.logf("%v %s %s = %s", k, name, short(strings.Join(args[2:], " ")), text(v))
+	}
+	return v
+}
+
+// command is a command by itself or of a script.
+func (s *server) command(args []string) any {
+	switch strings.ToUpper(args[0]) {
+	case "PUBLISH":
+		return s.publish(args[1], args[2])
+	case "INFO":
+		return fmt.Sprintf("redis_version:7.0.15\r\nrun_id:%s\r\nmaster_replid2:%040d\r\nsecond_repl_offset:-1\r\n", s.runID(), 0)
+	case "FLUSHALL":
+		clear(s.keys)
+		return status("OK")
+	}
+	return s.call(args)
+}
+
+func (s *server) runID() string {
+	sum := sha1.Sum(fmt.Appendf(nil, "%d %d %d", s.w.plan.seed, s.id, s.runs))
+	return hex.EncodeToString(sum[:])
+}
+
+func (s *server) publish(channel, message string) any {
+	n := int64(0)
+	for _, k := range s.conns {
+		if k.channels[channel] {
+			n++
+			s.answer(k, encode([]any{"message", channel, message}))
+		}
+	}
+	return n
+}
+
+func (s *server) subscribe(k *conn, verb string, channels []string) (out []byte) {
+	for _, ch := range channels {
+		if k.channels == nil {
+			k.channels = map[string]bool{}
+		}
+		if verb == "subscribe" {
+			k.channels[ch] = true
+		} else {
+			delete(k.channels, ch)
+		}
+		s.w.logf("%v %s %s", k, verb, ch)
+		out = append(out, encode([]any{verb, ch, int64(len(k.channels))})...)
+	}
+	return out
+}
+
+// What can befall a server.
+
+// stop is SIGSTOP, and going on SIGCONT: what came meanwhile is read then, connection by
+// connection in no particular order.
+func (s *server) stop(on bool) {
+	if s.stopped == on || !s.up {
+		return
+	}
+	s.w.logf("FAULT  %v stopped=%v", s, on)
+	s.stopped = on
+	if !on {
+		unread := s.unread
+		s.unread = nil
+		s.w.net.Shuffle(len(unread), func(i, j int) { unread[i], unread[j] = unread[j], unread[i] })
+		for i, k := range unread {
+			s.w.after(time.Duration(i+1)*time.Microsecond, func() { s.read(k) })
+		}
+	}
+}
+
+// crash is the end of the process: its connections are reset, what is in the buffers of its
+// machine is lost.
+func (s *server) crash() {
+	if !s.up {
+		return
+	}
+	s.w.logf("FAULT  %v crashes", s)
+	s.up, s.stopped, s.loading, s.unread = false, false, false, nil
+	for _, k := range s.conns {
+		k.open = false
+		s.w.passDown(k, k.delay(), func() { k.gone(); k.fail(errReset) })
+	}
+	s.conns = nil
+}
+
+// memory is what a restarted server remembers.
+type memory uint8
+
+const (
+	everything memory = iota
+	something         // what was on disk some time ago
+	nothing
+)
+
+func (m memory) String() string { return [...]string{"everything", "something", "nothing"}[m] }
+
+// restart starts the process again.
+func (s *server) restart(m memory) {
+	if s.up {
+		return
+	}
+	s.w.logf("FAULT  %v restarts, remembers %v", s, m)
+	s.up = true
+	s.runs++
+	clear(s.scripts)
+	switch m {
+	case something:
+		s.keys = s.saved
+		if s.keys == nil {
+			s.keys = map[string]*value{}
+		}
+		s.saved = s.copy()
+	case nothing:
+		s.keys = map[string]*value{}
+		s.saved = nil
+	}
+}
+
+// save has the disk remember what the server does now.
+func (s *server) save() { s.saved = s.copy() }
+
+// Text of all sorts.
+
+// readCommand takes the first command off data.
+func readCommand(data []byte) (args []string, rest []byte, ok bool) {
+	n, rest, ok := readLength(data, '*')
+	if !ok {
+		return nil, nil, false
+	}
+	for range n {
+		var size int
+		if size, rest, ok = readLength(rest, '$'); !ok || len(rest) < size+2 {
+			return nil, nil, false
+		}
+		args = append(args, string(rest[:size]))
+		rest = rest[size+2:]
+	}
+	return args, rest, len(args) > 0
+}
+
+func readLength(data []byte, kind byte) (n int, rest []byte, ok bool) {
+	end := bytes.Index(data, []byte("\r\n"))
+	if end < 1 || data[0] != kind {
+		return 0, nil, false
+	}
+	n, err := strconv.Atoi(string(data[1:end]))
+	return n, data[end+2:], err == nil
+}
+
+func encode(v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return []byte("$-1\r\n")
+	case int64:
+		return fmt.Appendf(nil, ":%d\r\n", v)
+	case string:
+		return fmt.Appendf(nil, "$%d\r\n%s\r\n", len(v), v)
+	case status:
+		return fmt.Appendf(nil, "+%s\r\n", v)
+	case failure:
+		return fmt.Appendf(nil, "-%s\r\n", v)
+	}
+	out := fmt.Appendf(nil, "*%d\r\n", len(v.([]any)))
+	for _, e := range v.([]any) {
+		out = append(out, encode(e)...)
+	}
+	return out
+}
+
+// text is a reply for people.
+func text(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "nil"
+	case failure:
+		return "error " + short(string(v))
+	case []any:
+		var parts []string
+		for _, e := range v {
+			parts = append(parts, text(e))
+		}
+		return "{" + strings.Join(parts, ", ") + "}"
+	case string:
+		return short(v)
+	}
+	return fmt.Sprint(v)
+}
+
+// scriptName is what a script calls itself in its first comment.
+func scriptName(source string) string {
+	_, text, _ := strings.Cut(source, "-- ")
+	name, _, _ := strings.Cut(text, ":")
+	return name
+}
+
+// sortedKeys are the names of what a server remembers, in order.
+func (s *server) sortedKeys() []string { return slices.Sorted(maps.Keys(s.keys)) }

@@ -1,0 +1,127 @@
+package sim
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/jitter"
+)
+
+var uuids = regexp.MustCompile(`#[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}-`)
+
+// dialTimeout is that of the clients' connections.
+func (p *plan) dialTimeout() time.Duration { return max(4*p.nodeTimeout, 100*time.Millisecond) }
+
+// Result is what came of a run.
+type result struct {
+	violations []string
+	sum        uint64 // of the trace
+	grants     int
+	steps      int
+	took       time.Duration // of virtual time
+}
+
+// simulate runs what p says, and writes the trace to out unless that is nil.
+func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
+	defer func() {
+		if r := recover(); r != nil {
+			res.violations = append(res.violations, fmt.Sprintf("panic: %v\n%s", r, stacks()))
+		}
+	}()
+	seedJitter(p.seed)
+	synctest.Test(t, func(*testing.T) {
+		w := newWorld(p, out)
+		w.play()
+		res = result{violations: w.checker.violations, sum: w.sum.Sum64(), grants: w.checker.grants, steps: w.steps, took: w.now()}
+	})
+	return res
+}
+
+// stacks are those of the goroutines in bubbles.
+func stacks() string {
+	all := make([]byte, 1<<20)
+	var in []string
+	for _, g := range strings.Split(string(all[:runtime.Stack(all, true)]), "\n\n") {
+		if strings.Contains(g, "synctest bubble") {
+			in = append(in, g)
+		}
+	}
+	return strings.Join(in, "\n\n")
+}
+
+// maxScripts ends the time of chaos early: more of the same shows nothing new.
+const maxScripts = 1000
+
+// play is a whole run: a time of chaos, then all is mended and must come to rest.
+func (w *world) play() {
+	p := w.plan
+	never := func() bool { return false }
+	for _, f := range p.faults {
+		w.at(f.at, func() { w.befall(f) })
+	}
+	for _, c := range w.clients {
+		c.start()
+	}
+	w.run(p.chaos, func() bool { return w.scripts > maxScripts })
+	w.mend()
+	if !w.checker.broken() {
+		w.run(w.now()+4*p.maxTTL+10*time.Second, w.checker.idle)
+	}
+	if !w.checker.broken() {
+		w.checker.served()
+	}
+	if !w.checker.broken() {
+		w.run(w.now()+5*time.Second, never)
+		w.checker.clean()
+	}
+	w.shut()
+}
+
+// shut ends all goroutines of the run.
+func (w *world) shut() {
+	broken := w.checker.broken()
+	for _, c := range w.clients {
+		if !c.crashed && !c.closing {
+			c.end(expired())
+		}
+		if !c.crashed {
+			for _, k := range c.workers {
+				k.die()
+			}
+		}
+	}
+	w.checker.holds = nil
+	before := w.checker.violations
+	w.checker.violations = nil
+	w.run(w.now()+30*time.Second, func() bool {
+		for _, c := range w.clients {
+			if !c.ended {
+				return false
+			}
+		}
+		return true
+	})
+	for _, c := range w.clients {
+		if !c.ended && !broken {
+			w.checker.violation("%v does not close", c)
+		}
+	}
+	w.checker.violations = append(before, w.checker.violations...)
+	w.run(w.now()+10*time.Second, func() bool { return false }) // Close gives up on what stalls, and which ends by itself
+}
+
+// seedJitter makes the library's own chance that of the seed. It depends on the time, and
+// not on who of several goroutines asks first.
+func seedJitter(seed uint64) {
+	jitter.N = func(d time.Duration) time.Duration {
+		r := rand.New(rand.NewPCG(seed, uint64(time.Now().UnixNano())))
+		return time.Duration(r.Int64N(int64(d)))
+	}
+}

@@ -1,0 +1,112 @@
+package sim
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+)
+
+var (
+	seedFlag   = flag.Uint64("seed", 0, "run this seed only")
+	firstFlag  = flag.Uint64("first", 1, "the first seed")
+	seedsFlag  = flag.Uint64("seeds", 0, "how many seeds; 0: a few")
+	traceFlag  = flag.Bool("trace", false, "with -seed: print all that happens")
+	dropFlag   = flag.String("drop", "", "with -seed: leave out the faults of these numbers, as -shrink tells them")
+	shrinkFlag = flag.Bool("shrink", false, "with -seed: leave out faults as long as an invariant is still broken")
+)
+
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+func TestMain(m *testing.M) {
+	runtime.GOMAXPROCS(1) // goroutines take turns in a fixed order, nearly always
+	debug.SetGCPercent(-1)
+	new(node.Target).Init("warm", "up", "") // what is built once must not be built in a bubble
+	redis.SetLogger(silent{})
+	goleak.VerifyTestMain(m)
+}
+
+// maxFailed is how many bad seeds are enough.
+const maxFailed = 3
+
+// Whatever befalls the nodes, the network and the clients, the invariants hold.
+func TestSim(t *testing.T) {
+	in := newInterpreter()
+	if *seedFlag != 0 {
+		replay(t, newPlan(*seedFlag, in))
+		return
+	}
+	n := cmp.Or(*seedsFlag, fewSeeds)
+	var grants, steps, failed int
+	for seed := *firstFlag; seed < *firstFlag+n; seed++ {
+		res := simulate(t, newPlan(seed, in), nil)
+		if len(res.violations) > 0 {
+			t.Errorf("seed %d: %s\ngo test ./internal/sim -run Sim -seed=%d -trace", seed, strings.Join(res.violations, "\n"), seed)
+			if failed++; failed == maxFailed {
+				t.Fatal("that is enough")
+			}
+		}
+		grants += res.grants
+		steps += res.steps
+		collect(seed)
+	}
+	t.Logf("%d seeds from %d: %d locks were had in %d steps", n, *firstFlag, grants, steps)
+}
+
+// collect collects garbage, now and then, between worlds: in one, it would put goroutines
+// into another order.
+func collect(seed uint64) {
+	if seed%4 == 0 {
+		runtime.GC()
+	}
+}
+
+// replay runs one plan, as the flags say.
+func replay(t *testing.T, p *plan) {
+	p.drop(*dropFlag)
+	if *shrinkFlag {
+		p = shrink(t, p)
+	}
+	var out io.Writer
+	if *traceFlag {
+		out = os.Stdout
+	}
+	for i, f := range p.faults {
+		t.Logf("fault %d: %v", i, f)
+	}
+	for _, v := range simulate(t, p, out).violations {
+		t.Error(v)
+	}
+}
+
+// The checker is alive: what no lock can survive, a majority that forgets, is noticed.
+func TestAmnesiaOfAMajorityIsNoticed(t *testing.T) {
+	in := newInterpreter()
+	var both, tokens int
+	for seed := uint64(1); seed <= 200 && both == 0; seed++ {
+		p := newPlan(seed, in)
+		p.forgetAll()
+		text := strings.Join(simulate(t, p, nil).violations, "\n")
+		if strings.Contains(text, "both hold") {
+			both++
+		}
+		if strings.Contains(text, "does not rise") {
+			tokens++
+		}
+		collect(seed)
+	}
+	if both == 0 {
+		t.Errorf("no two clients held a key in 200 seeds; tokens fell in %d", tokens)
+	}
+}

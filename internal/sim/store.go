@@ -1,0 +1,339 @@
+package sim
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+)
+
+// A store is what a server remembers: strings and sorted sets, with times to live on the
+// server's own clock. Commands answer as Redis does, errors included, as far as the lock
+// scripts can tell.
+type store struct {
+	now  func() int64 // the server's clock in microseconds
+	keys map[string]*value
+}
+
+// value is what a key holds: a string, or a sorted set in order.
+type value struct {
+	text    string
+	members []member // nil: it is a string
+	due     int64    // when it expires, in milliseconds; 0: never
+}
+
+type member struct {
+	name  string
+	score float64
+}
+
+func newStore(now func() int64) *store { return &store{now: now, keys: map[string]*value{}} }
+
+// copy is a store that remembers the same.
+func (s *store) copy() map[string]*value {
+	keys := maps.Clone(s.keys)
+	for k, v := range keys {
+		same := *v
+		same.members = slices.Clone(v.members)
+		keys[k] = &same
+	}
+	return keys
+}
+
+// Replies are what scripts get from commands: int64, string, nil, status, failure, []any.
+type (
+	status  string
+	failure string
+)
+
+const (
+	wrongType = failure("WRONGTYPE Operation against a key holding the wrong kind of value")
+	notAnInt  = failure("ERR value is not an integer or out of range")
+	syntax    = failure("ERR syntax error")
+)
+
+func (s *store) millis() int64 { return s.now() / 1000 }
+
+// find is the key's value, nil if there is none (any more). A key lives for its ttl and not
+// a whole millisecond longer, as in Redis.
+func (s *store) find(key string) *value {
+	v := s.keys[key]
+	if v != nil && v.due != 0 && s.millis() > v.due {
+		delete(s.keys, key)
+		return nil
+	}
+	return v
+}
+
+// sorted finds a sorted set. It says no if the key holds something else.
+func (s *store) sorted(key string) (*value, bool) {
+	v := s.find(key)
+	return v, v == nil || v.members != nil
+}
+
+// call executes a command.
+func (s *store) call(args []string) any {
+	if len(args) == 0 {
+		return failure("ERR Please specify at least one argument for this redis.call() call")
+	}
+	name := strings.ToUpper(args[0])
+	c, known := commands[name]
+	if !known {
+		return failure(fmt.Sprintf("ERR unknown command '%s'", args[0]))
+	}
+	if len(args) <= c.args {
+		return failure(fmt.Sprintf("ERR wrong number of arguments for '%s' command", strings.ToLower(name)))
+	}
+	return c.do(s, args[1:])
+}
+
+// commands are those of a store, with the least number of arguments of each.
+var commands = map[string]struct {
+	args int
+	do   func(*store, []string) any
+}{
+	"GET":     {1, (*store).get},
+	"SET":     {2, (*store).set},
+	"DEL":     {1, (*store).del},
+	"EXISTS":  {1, (*store).exists},
+	"INCRBY":  {2, (*store).incrBy},
+	"PTTL":    {1, (*store).pttl},
+	"PEXPIRE": {2, (*store).pexpire},
+	"TIME":    {0, (*store).time},
+	"ZADD":    {3, (*store).zadd},
+	"ZREM":    {2, (*store).zrem},
+	"ZSCORE":  {2, (*store).zscore},
+	"ZRANGE":  {3, (*store).zrange},
+}
+
+func (s *store) get(a []string) any {
+	switch v := s.find(a[0]); {
+	case v == nil:
+		return nil
+	case v.members != nil:
+		return wrongType
+	default:
+		return v.text
+	}
+}
+
+func (s *store) set(a []string) any {
+	v := &value{text: a[1]}
+	there := s.find(a[0]) != nil
+	for i := 2; i < len(a); i++ {
+		switch strings.ToUpper(a[i]) {
+		case "NX":
+			if there {
+				return nil
+			}
+		case "XX":
+			if !there {
+				return nil
+			}
+		case "PX":
+			i++
+			if i >= len(a) {
+				return syntax
+			}
+			ms, err := strconv.ParseInt(a[i], 10, 64)
+			if err != nil {
+				return notAnInt
+			}
+			if ms <= 0 {
+				return failure("ERR invalid expire time in 'set' command")
+			}
+			v.due = s.millis() + ms
+		default:
+			return syntax
+		}
+	}
+	s.keys[a[0]] = v
+	return status("OK")
+}
+
+func (s *store) del(a []string) any {
+	n := int64(0)
+	for _, k := range a {
+		if s.find(k) != nil {
+			delete(s.keys, k)
+			n++
+		}
+	}
+	return n
+}
+
+func (s *store) exists(a []string) any {
+	n := int64(0)
+	for _, k := range a {
+		if s.find(k) != nil {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *store) incrBy(a []string) any {
+	by, err := strconv.ParseInt(a[1], 10, 64)
+	if err != nil {
+		return notAnInt
+	}
+	v := s.find(a[0])
+	if v == nil {
+		v = &value{text: "0"}
+	}
+	if v.members != nil {
+		return wrongType
+	}
+	n, err := strconv.ParseInt(v.text, 10, 64)
+	if err != nil {
+		return notAnInt
+	}
+	v.text = strconv.FormatInt(n+by, 10)
+	s.keys[a[0]] = v
+	return n + by
+}
+
+func (s *store) pttl(a []string) any {
+	switch v := s.find(a[0]); {
+	case v == nil:
+		return int64(-2)
+	case v.due == 0:
+		return int64(-1)
+	default:
+		return v.due - s.millis()
+	}
+}
+
+func (s *store) pexpire(a []string) any {
+	ms, err := strconv.ParseInt(a[1], 10, 64)
+	if err != nil {
+		return notAnInt
+	}
+	v := s.find(a[0])
+	switch {
+	case v == nil:
+		return int64(0)
+	case ms <= 0:
+		delete(s.keys, a[0])
+	default:
+		v.due = s.millis() + ms
+	}
+	return int64(1)
+}
+
+func (s *store) time([]string) any {
+	now := s.now()
+	return []any{strconv.FormatInt(now/1e6, 10), strconv.FormatInt(now%1e6, 10)}
+}
+
+// zadd knows the options XX and LT, and one member.
+func (s *store) zadd(a []string) any {
+	key, a := a[0], a[1:]
+	xx, lt := false, false
+	for len(a) > 2 {
+		switch strings.ToUpper(a[0]) {
+		case "XX":
+			xx = true
+		case "LT":
+			lt = true
+		default:
+			return syntax
+		}
+		a = a[1:]
+	}
+	score, err := strconv.ParseFloat(a[0], 64)
+	if err != nil {
+		return failure("ERR value is not a valid float")
+	}
+	v, ok := s.sorted(key)
+	if !ok {
+		return wrongType
+	}
+	at := -1
+	if v != nil {
+		at = slices.IndexFunc(v.members, func(m member) bool { return m.name == a[1] })
+	}
+	switch {
+	case at < 0 && xx:
+		return int64(0)
+	case at >= 0 && (!lt || score < v.members[at].score):
+		v.members[at].score = score
+	case at < 0:
+		if v == nil {
+			v = &value{}
+			s.keys[key] = v
+		}
+		v.members = append(v.members, member{a[1], score})
+	}
+	sort.Slice(v.members, func(i, j int) bool {
+		x, y := v.members[i], v.members[j]
+		return x.score < y.score || x.score == y.score && x.name < y.name
+	})
+	if at < 0 {
+		return int64(1)
+	}
+	return int64(0)
+}
+
+func (s *store) zrem(a []string) any {
+	v, ok := s.sorted(a[0])
+	if !ok {
+		return wrongType
+	}
+	if v == nil {
+		return int64(0)
+	}
+	before := len(v.members)
+	v.members = slices.DeleteFunc(v.members, func(m member) bool { return slices.Contains(a[1:], m.name) })
+	if len(v.members) == 0 {
+		delete(s.keys, a[0])
+	}
+	return int64(before - len(v.members))
+}
+
+func (s *store) zscore(a []string) any {
+	v, ok := s.sorted(a[0])
+	if !ok {
+		return wrongType
+	}
+	if v == nil {
+		return nil
+	}
+	for _, m := range v.members {
+		if m.name == a[1] {
+			return m.text()
+		}
+	}
+	return nil
+}
+
+func (m member) text() string { return strconv.FormatFloat(m.score, 'f', -1, 64) }
+
+// zrange knows indexes from 0 and the option WITHSCORES.
+func (s *store) zrange(a []string) any {
+	first, err1 := strconv.Atoi(a[1])
+	last, err2 := strconv.Atoi(a[2])
+	if err1 != nil || err2 != nil {
+		return notAnInt
+	}
+	v, ok := s.sorted(a[0])
+	if !ok {
+		return wrongType
+	}
+	found := []any{}
+	if v == nil {
+		return found
+	}
+	if last < 0 {
+		last += len(v.members)
+	}
+	for i := max(first, 0); i <= last && i < len(v.members); i++ {
+		found = append(found, v.members[i].name)
+		if len(a) > 3 {
+			found = append(found, v.members[i].text())
+		}
+	}
+	return found
+}

@@ -1,0 +1,209 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/flightlock/flightlock"
+)
+
+// A worker is a goroutine of a program: it takes a lock, keeps it for a while, lets it go,
+// and again. The loop decides what it does and when; the goroutine only makes the calls.
+type worker struct {
+	c     *client
+	id    int
+	calls chan func()
+	dead  bool
+
+	busy   bool               // an operation is under way, from the wish to lock until it is over
+	op     operation          // which
+	cancel context.CancelFunc // of its ctx
+	hold   *hold              // what it has got
+}
+
+// operation is one use of a lock.
+type operation struct {
+	key     string
+	ttl     time.Duration
+	how     string // which method
+	retry   flightlock.RetryStrategy
+	endless bool          // it waits until it is served
+	keep    time.Duration // how long it holds the lock
+	auto    bool          // AutoRefresh
+	again   int           // refreshes by hand
+}
+
+func newWorker(c *client, id int) *worker {
+	k := &worker{c: c, id: id, calls: make(chan func(), 1)}
+	go func() {
+		for call := range k.calls {
+			call()
+		}
+	}()
+	return k
+}
+
+func (k *worker) String() string { return fmt.Sprintf("%v.%d", k.c, k.id) }
+
+// do makes a call on the worker's goroutine, and then after on the loop.
+func (k *worker) do(call, after func()) {
+	if k.dead {
+		return
+	}
+	k.calls <- func() {
+		call()
+		k.c.w.tell(news{client: k.c.id, server: -1, text: k.String(), do: func() {
+			if !k.dead {
+				after()
+			}
+		}})
+	}
+}
+
+// later goes on in a while.
+func (k *worker) later(do func()) {
+	k.wait(between(k.c.w.app, time.Microsecond, 20*time.Millisecond), do)
+}
+
+func (k *worker) wait(d time.Duration, do func()) {
+	k.c.w.after(d, func() {
+		if !k.dead {
+			k.c.unlessPaused(do)
+		}
+	})
+}
+
+// die ends the goroutine.
+func (k *worker) die() {
+	if k.cancel != nil {
+		k.cancel()
+	}
+	k.dead = true
+	close(k.calls)
+}
+
+// next begins an operation, unless the time for that is over.
+func (k *worker) next() {
+	w := k.c.w
+	k.busy = false
+	if w.mended || k.c.closing {
+		return
+	}
+	k.busy = true
+	k.op = w.newOperation()
+	ctx, cancel := context.WithCancel(context.Background())
+	k.cancel = cancel
+	op := k.op
+	switch w.app.IntN(6) {
+	case 0:
+		ctx, k.cancel = context.WithTimeout(ctx, between(w.app, time.Millisecond, w.plan.chaos))
+		k.op.endless = false
+	case 1:
+		k.op.endless = false
+		w.after(between(w.app, 10*time.Microsecond, w.plan.chaos), cancel)
+	}
+	w.logf("%v %s %q ttl=%v keep=%v endless=%v auto=%v", k, op.how, op.key, op.ttl, op.keep, k.op.endless, op.auto)
+	var l *flightlock.Lock
+	var err error
+	k.do(func() {
+		switch op.how {
+		case "try":
+			l, err = k.c.lib.TryLock(ctx, op.key, op.ttl)
+		case "alone":
+			l, err = k.c.lib.Lock(ctx, op.key, op.ttl, op.retry)
+		default:
+			l, err = k.c.lib.SingleFlightLock(ctx, op.key, op.ttl, op.retry)
+		}
+	}, func() { k.answered(l, err) })
+}
+
+func (w *world) newOperation() operation {
+	r := w.app
+	op := operation{
+		key: fmt.Sprintf("k%d", r.IntN(w.plan.keys)),
+		ttl: max(between(r, 10*time.Millisecond, w.plan.maxTTL), 10*time.Millisecond),
+		how: pick(r, "flight", "flight", "flight", "flight", "alone", "try"),
+	}
+	op.keep = between(r, 10*time.Microsecond, min(2*op.ttl, w.plan.chaos/4))
+	op.auto = r.IntN(2) == 0
+	if !op.auto {
+		op.again = pick(r, 0, 0, 1, 3)
+	}
+	switch r.IntN(4) {
+	case 0:
+		op.retry = flightlock.LimitedRetry(between(r, time.Millisecond, 50*time.Millisecond), r.IntN(20))
+	case 1:
+		op.endless = op.how != "try"
+	default:
+		op.retry = pace{seed: r.Uint64(), low: 2 * time.Millisecond, high: between(r, 4*time.Millisecond, 250*time.Millisecond)}
+		op.endless = op.how != "try"
+	}
+	return op
+}
+
+// pace is a strategy without an end, whose jitter the seed knows.
+type pace struct {
+	seed      uint64
+	low, high time.Duration
+}
+
+func (p pace) Next(attempt int) (time.Duration, bool) {
+	r := rand.New(rand.NewPCG(p.seed, uint64(attempt)))
+	return p.low + time.Duration(r.Int64N(int64(p.high-p.low))), true
+}
+
+// Endless says that the strategy never gives up.
+func (p pace) Endless() bool { return true }
+
+// answered goes on when the call that wants the lock has returned.
+func (k *worker) answered(l *flightlock.Lock, err error) {
+	w := k.c.w
+	if err != nil {
+		w.logf("%v gets no %q: %v", k, k.op.key, err)
+		k.cancel()
+		k.later(k.next)
+		return
+	}
+	k.hold = w.checker.granted(k, l)
+	again := k.op.again
+	if k.op.auto {
+		err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond, high: 10 * time.Millisecond}})
+		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
+			w.checker.violation("%v: AutoRefresh: %v", k, err)
+		}
+	}
+	k.hold.end = w.now() + k.op.keep
+	k.work(again)
+}
+
+// work refreshes so many times, and lets go in the end.
+func (k *worker) work(again int) {
+	w := k.c.w
+	left := max(0, k.hold.end-w.now())
+	if again == 0 || left == 0 || w.mended {
+		k.wait(left, k.release)
+		return
+	}
+	k.wait(left/2, func() {
+		var err error
+		k.do(func() { err = k.hold.lock.Refresh(context.Background()) }, func() {
+			w.logf("%v refreshes %q: %v", k, k.op.key, err)
+			k.work(again - 1)
+		})
+	})
+}
+
+func (k *worker) release() {
+	h := k.hold
+	k.c.w.checker.letsGo(h)
+	var err error
+	k.do(func() { err = h.lock.Release(context.Background()) }, func() {
+		k.c.w.checker.released(h, err)
+		k.hold = nil
+		k.cancel()
+		k.later(k.next)
+	})
+}

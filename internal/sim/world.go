@@ -1,0 +1,200 @@
+package sim
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing/synctest"
+	"time"
+)
+
+// A world is everything in one run: servers, clients, the network between them and what is
+// to happen. All of it belongs to the loop, the one goroutine that calls run, but for news.
+//
+// A step is: do the next event; wait until every goroutine of the system under test rests;
+// take what they have done meanwhile in a fixed order; look at the invariants. Timers of
+// the system fire between events, each at an instant of its own, and are steps too if
+// anything comes of them.
+//
+// Chance is drawn from many small generators, so that nothing depends on the order in which
+// goroutines ran: each connection has one for its delays. Two connections that a client
+// makes to a server in the same instant have the same, and do the same until more than
+// their names tells them apart.
+type world struct {
+	plan    *plan
+	began   time.Time
+	net     *rand.Rand // what befalls machines
+	app     *rand.Rand // what the programs do
+	servers []*server
+	clients []*client        // all there ever were
+	slots   []*client        // those that live
+	mended  bool             // the time of faults is over
+	links   map[[2]int]*link // by client and server
+
+	events events
+	seq    int
+
+	checker checker
+	tells   bool      // there is a trace
+	out     io.Writer // where it goes
+	sum     hash.Hash64
+	steps   int
+	scripts int // executed
+
+	mu    sync.Mutex // guards what follows
+	news  []news
+	awake chan struct{} // has one token when there may be news
+}
+
+// event is something to be done by the loop at a time.
+type event struct {
+	at time.Duration
+	n  int // of two at one time, the one that was put in first goes first
+	do func()
+}
+
+type events []event
+
+func (e events) Len() int { return len(e) }
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].n < e[j].n
+}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
+func (e *events) Pop() any {
+	last := (*e)[len(*e)-1]
+	(*e)[len(*e)-1] = event{}
+	*e = (*e)[:len(*e)-1]
+	return last
+}
+
+// news is what a goroutine of the system under test has done: written to a connection,
+// dialled, come back from a call. Its place among others of the same step depends on what
+// it is, not on who ran first.
+type news struct {
+	client, server int
+	text           string
+	do             func() // by the loop
+}
+
+func newWorld(p *plan, out io.Writer) *world {
+	w := &world{
+		plan: p, began: time.Now(), out: out, tells: out != nil, sum: fnv.New64a(), awake: make(chan struct{}, 1),
+		net: rand.New(rand.NewPCG(p.seed, 1)), app: rand.New(rand.NewPCG(p.seed, 2)),
+		links: map[[2]int]*link{},
+	}
+	w.checker.w = w
+	for i := range p.nodes {
+		w.servers = append(w.servers, newServer(w, i))
+	}
+	for range p.clients {
+		w.slots = append(w.slots, w.addClient())
+	}
+	return w
+}
+
+// now is the time since the world began.
+func (w *world) now() time.Duration { return time.Since(w.began) }
+
+// after has the loop do something, later. Two things put in for the same instant happen in
+// that order.
+func (w *world) after(d time.Duration, do func()) { w.at(w.now()+d, do) }
+
+func (w *world) at(at time.Duration, do func()) {
+	w.seq++
+	heap.Push(&w.events, event{at, w.seq, do})
+}
+
+// tell is how goroutines of the system under test reach the loop.
+func (w *world) tell(n news) {
+	w.mu.Lock()
+	w.news = append(w.news, n)
+	w.mu.Unlock()
+	select {
+	case w.awake <- struct{}{}:
+	default:
+	}
+}
+
+// settle waits until all goroutines rest, and takes what they have done.
+func (w *world) settle() {
+	for {
+		synctest.Wait()
+		w.mu.Lock()
+		all := w.news
+		w.news = nil
+		w.mu.Unlock()
+		select {
+		case <-w.awake:
+		default:
+		}
+		if len(all) == 0 {
+			return
+		}
+		slices.SortStableFunc(all, func(a, b news) int {
+			return cmp.Or(cmp.Compare(a.client, b.client), cmp.Compare(a.server, b.server), strings.Compare(a.text, b.text))
+		})
+		for _, n := range all {
+			n.do()
+		}
+	}
+}
+
+// run makes steps until done says so, the time is up, or an invariant is broken.
+func (w *world) run(until time.Duration, done func() bool) {
+	for {
+		w.settle()
+		w.steps++
+		w.checker.look()
+		if w.checker.broken() || done() || w.now() >= until {
+			return
+		}
+		wait := until - w.now()
+		if len(w.events) > 0 {
+			wait = min(wait, w.events[0].at-w.now())
+		}
+		if wait > 0 {
+			select {
+			case <-w.awake:
+			case <-time.After(wait):
+			}
+			continue // both may have come in one instant
+		}
+		for at := w.events[0].at; len(w.events) > 0 && w.events[0].at == at; {
+			heap.Pop(&w.events).(event).do()
+		}
+	}
+}
+
+// logf writes a line of the trace.
+func (w *world) logf(format string, args ...any) {
+	if !w.tells {
+		return
+	}
+	line := fmt.Sprintf("%12.6f  ", float64(w.now())/float64(time.Millisecond)) + fmt.Sprintf(format, args...) + "\n"
+	_, _ = io.WriteString(w.sum, line)
+	_, _ = io.WriteString(w.out, line)
+}
+
+// chance is true once in so many times, never for 0.
+func chance(r *rand.Rand, oneIn int) bool { return oneIn > 0 && r.IntN(oneIn) == 0 }
+
+// between is a time from low to high, spread evenly over orders of magnitude rather than
+// over the range: short times are as interesting as long ones.
+func between(r *rand.Rand, low, high time.Duration) time.Duration {
+	for low*4 < high {
+		if r.IntN(2) == 0 {
+			high = low * 4
+			break
+		}
+		low *= 4
+	}
+	return low + time.Duration(r.Int64N(int64(high-low)+1))
+}
