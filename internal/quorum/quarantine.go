@@ -2,6 +2,8 @@ package quorum
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,7 +44,7 @@ type quarantine struct {
 	running bool       // the goroutine lives
 	blind   bool       // it was told that nodes do not tell enough
 	again   bool       // what was heard since the roll call began may not be in it
-	rounds  map[*round]struct{}
+	rounds  map[*round]int // that wait for the end of the roll call, numbered as they came
 	out     uint64 // bit i: node i was told to be in quarantine
 }
 
@@ -102,7 +104,7 @@ func judge(before, now []*node.Memory, need int) verdict {
 
 // newQuarantine has all nodes of q guarded.
 func newQuarantine(q *Quorum) *quarantine {
-	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]struct{}{}}
+	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]int{}}
 	for _, n := range q.Nodes {
 		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.MemoryName, Changed: k.changed})
 	}
@@ -151,6 +153,10 @@ func (k *quarantine) run() {
 	for k.q.ctx.Err() == nil {
 		k.mu.Lock()
 		k.again = false
+		select { // what it was woken for will be in this one
+		case <-k.wake:
+		default:
+		}
 		k.mu.Unlock()
 		k.call()
 		wait, ended := k.close()
@@ -286,9 +292,9 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 	}
 	k.running = wait >= 0
 	rounds := k.rounds
-	k.rounds = map[*round]struct{}{}
+	k.rounds = map[*round]int{}
 	k.mu.Unlock()
-	for r := range rounds {
+	for _, r := range slices.SortedFunc(maps.Keys(rounds), func(a, b *round) int { return rounds[a] - rounds[b] }) {
 		r.reconsider()
 	}
 	for _, t := range told {
@@ -309,7 +315,9 @@ func (k *quarantine) join(r *round) bool {
 	if !k.calling.Load() {
 		return false
 	}
-	k.rounds[r] = struct{}{}
+	if _, joined := k.rounds[r]; !joined {
+		k.rounds[r] = len(k.rounds)
+	}
 	return true
 }
 
