@@ -41,8 +41,8 @@ func (w *world) addClient() *client {
 	c := &client{w: w, id: len(w.clients)}
 	opts := flightlock.Options{
 		NodeTimeout: w.plan.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: w.plan.slice,
-		DisableNotify: !w.plan.notify,
-		NewOwner:      c.String,
+		DisableNotify: !w.plan.notify, DisableQuarantine: !w.plan.quarantine,
+		NewOwner: c.String,
 	}
 	for _, s := range w.servers {
 		r := redis.NewClient(&redis.Options{

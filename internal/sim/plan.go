@@ -31,6 +31,11 @@ type plan struct {
 	drift       float64
 	notify      bool
 
+	quarantine bool // nodes that forgot have no vote for MaxTTL
+	forgets    bool // servers forget: all but faithful if there is a quarantine, else only those that were away for MaxTTL
+	faithful   int
+	loose      bool // clocks run apart and servers forget: then tokens may fall
+
 	chaos  time.Duration // how long programs begin new work, and faults happen
 	faults []fault
 	down   []int // servers, a minority, that stay away when everything else is mended
@@ -57,6 +62,7 @@ const (
 	resetConns
 	stopServer
 	crashServer
+	flushServer
 	loadServer
 	forgetScripts
 	jumpClock
@@ -67,7 +73,7 @@ const (
 )
 
 func (k what) String() string {
-	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes", "server loads",
+	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes", "server flushed", "server loads",
 		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes"}[k]
 }
 
@@ -98,16 +104,18 @@ func newPlan(seed uint64, in *interpreter) *plan {
 		chaos:       pick(r, 500*time.Millisecond, time.Second, 2*time.Second),
 	}
 	p.spike = 4 * p.nodeTimeout
-	forgets := r.IntN(4) == 0 // servers may come back empty, when MaxTTL has passed
+	p.quarantine = p.nodes >= 3 && r.IntN(4) != 0
+	p.forgets, p.faithful = r.IntN(3) == 0, r.IntN(p.nodes)
+	inStep := p.forgets && r.IntN(2) == 0
+	p.loose = p.forgets && !inStep
 	for range p.nodes {
-		offset := time.Duration(r.Int64N(int64(48*time.Hour))) - 24*time.Hour
-		if forgets { // tokens of a new counter are ordered by the clocks alone
-			offset = time.Duration(r.Int64N(int64(time.Millisecond)))
+		offset, rate := time.Duration(r.Int64N(int64(48*time.Hour)))-24*time.Hour, 1+(2*r.Float64()-1)*p.drift*0.98
+		if inStep {
+			offset, rate = 0, 1
 		}
-		p.offsets = append(p.offsets, offset)
-		p.rates = append(p.rates, 1+(2*r.Float64()-1)*p.drift*0.98)
+		p.offsets, p.rates = append(p.offsets, offset), append(p.rates, rate)
 	}
-	p.addFaults(r, forgets)
+	p.addFaults(r)
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
 	}
@@ -118,7 +126,7 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
 // addFaults makes the schedule. Each world has a few kinds of faults only, some of them
 // often: all kinds at once hide each other.
-func (p *plan) addFaults(r *rand.Rand, forgets bool) {
+func (p *plan) addFaults(r *rand.Rand) {
 	var usual []what
 	for k := range kinds {
 		if r.IntN(3) == 0 {
@@ -144,22 +152,39 @@ func (p *plan) addFaults(r *rand.Rand, forgets bool) {
 		default:
 			f.up, f.down = true, true
 		}
-		if f.what == jumpClock && forgets {
+		if p.forgets && !p.mayForget(r, &f) {
 			continue
 		}
-		if f.what == crashServer && forgets && r.IntN(2) == 0 {
-			f.memory, f.lasts = nothing, p.maxTTL+p.maxTTL/10
+		if f.what == flushServer && !p.forgets {
+			continue
 		}
 		p.faults = append(p.faults, f)
 	}
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 }
 
+// mayForget has a fault cost a server its memory, as far as locks must survive that. It says
+// no to a fault that must not be at all.
+func (p *plan) mayForget(r *rand.Rand, f *fault) bool {
+	switch faithful := f.server == p.faithful; {
+	case f.what == jumpClock:
+		return p.loose
+	case f.what == flushServer:
+		return p.quarantine && !faithful
+	case f.what != crashServer || r.IntN(2) == 0:
+	case !p.quarantine:
+		f.memory, f.lasts = nothing, p.maxTTL+p.maxTTL/10
+	case !faithful:
+		f.memory = pick(r, something, nothing)
+	}
+	return true
+}
+
 // forgetAll has a majority of the servers forget everything at once, now and again, which no
 // lock on them can survive.
 func (p *plan) forgetAll() {
 	r := rand.New(rand.NewPCG(p.seed, 4))
-	p.maxTTL = max(p.maxTTL, 2*time.Second)
+	p.maxTTL, p.quarantine = max(p.maxTTL, 2*time.Second), false
 	for range 8 {
 		at := time.Duration(r.Int64N(int64(p.chaos)))
 		for _, s := range r.Perm(p.nodes)[:p.nodes/2+1] {
@@ -201,6 +226,10 @@ func (w *world) befall(f fault) {
 		}
 		s.crash()
 		w.after(f.lasts, func() { s.restart(f.memory) })
+	case flushServer:
+		if s.up {
+			s.keys = map[string]*value{}
+		}
 	case loadServer:
 		s.loading = true
 		w.after(f.lasts, func() { s.loading = false })

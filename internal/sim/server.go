@@ -41,6 +41,7 @@ func newServer(w *world, id int) *server {
 	s.base = w.began.UnixMicro() + w.plan.offsets[id].Microseconds()
 	s.rate = w.plan.rates[id]
 	s.store = newStore(s.micros)
+	s.saved = s.copy()
 	return s
 }
 
@@ -293,18 +294,11 @@ func (s *server) restart(m memory) {
 	switch m {
 	case something:
 		s.keys = s.saved
-		if s.keys == nil {
-			s.keys = map[string]*value{}
-		}
 		s.saved = s.copy()
 	case nothing:
 		s.keys = map[string]*value{}
-		s.saved = nil
 	}
 }
-
-// save has the disk remember what the server does now.
-func (s *server) save() { s.saved = s.copy() }
 
 // Text of all sorts.
 

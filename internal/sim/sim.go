@@ -44,6 +44,18 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 	return res
 }
 
+// savePause is how long it takes until a server has on disk what it does.
+const savePause = 50 * time.Millisecond
+
+func (w *world) saveAll() {
+	for _, s := range w.servers {
+		s.saved = s.copy()
+	}
+	if !w.mended {
+		w.after(savePause, w.saveAll)
+	}
+}
+
 // stacks are those of the goroutines in bubbles.
 func stacks() string {
 	all := make([]byte, 1<<20)
@@ -65,6 +77,9 @@ func (w *world) play() {
 	never := func() bool { return false }
 	for _, f := range p.faults {
 		w.at(f.at, func() { w.befall(f) })
+	}
+	if p.forgets {
+		w.after(savePause, w.saveAll)
 	}
 	for _, c := range w.clients {
 		c.start()
