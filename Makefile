@@ -10,7 +10,7 @@ MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-test: format vet lint race ## everything: format, vet, lint if present, tests with the race detector
+test: format vet lint race sim ## everything: format, vet, lint if present, tests with the race detector, the simulation
 	@if command -v redis-server >/dev/null; then \
 	  echo "make test: all tests ran, on $$(redis-server --version | cut -d' ' -f1-3)$$(command -v golangci-lint >/dev/null || echo '; not linted')"; \
 	else \
@@ -35,6 +35,13 @@ lint: ## golangci-lint over all modules, where it is installed
 # One test at a time: what runs on real servers has deadlines that a busy machine misses.
 race: ## go test -race over all modules
 	@for m in $(MODULES); do (cd $$m && $(GO) test -race -count=1 -p 1 -parallel 1 -timeout 10m ./...) || exit 1; done
+
+# Without the race detector, which would make it ten times slower; the race target has a few seeds with it.
+sim: ## the simulation: SEEDS worlds (default 1000) from the FIRST (default 1); half a minute for 1000
+	$(GO) test ./internal/sim -count=1 -run '^TestSim$$' -v -timeout 24h -first $${FIRST:-1} -seeds $${SEEDS:-1000}
+
+mutations: ## break each safety rule, one at a time, and see that it is noticed: a table; 3 minutes
+	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
 
 bench: ## go test -bench, as for tuning; takes some minutes
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench

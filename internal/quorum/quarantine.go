@@ -40,12 +40,12 @@ type quarantine struct {
 
 	calling atomic.Bool // a roll call is under way, or is about to be. Written under mu
 
-	mu      sync.Mutex // guards what follows; nothing is called while it is held
-	running bool       // the goroutine lives
-	blind   bool       // it was told that nodes do not tell enough
-	again   bool       // what was heard since the roll call began may not be in it
+	mu      sync.Mutex     // guards what follows; nothing is called while it is held
+	running bool           // the goroutine lives
+	blind   bool           // it was told that nodes do not tell enough
+	again   bool           // what was heard since the roll call began may not be in it
 	rounds  map[*round]int // that wait for the end of the roll call, numbered as they came
-	out     uint64 // bit i: node i was told to be in quarantine
+	out     uint64         // bit i: node i was told to be in quarantine
 }
 
 // A Quarantined is how a node stands that may have forgotten locks.
