@@ -1,0 +1,165 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+)
+
+// The simulated servers answer as Redis does: random calls of the lock scripts, and of the
+// commands in them, have the same replies and leave the same keys. Keys have long ttls, or
+// expire at once; counters begin at the clock, so only their distance is compared.
+func TestServersAnswerAsRedisDoes(t *testing.T) {
+	real := redistest.StartServer(t).Client(t)
+	ctx := context.Background()
+	in := newInterpreter()
+	began := time.Now()
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 9))
+		if err := real.FlushAll(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		sim := newStore(func() int64 { return time.Now().UnixMicro() })
+		for step := range 60 {
+			c := randomCall(r)
+			want, err := real.Eval(ctx, c.script.Source, c.keys, c.args...).Result()
+			if errors.Is(err, redis.Nil) {
+				want, err = nil, nil
+			}
+			if err := in.compile(c.script.Source); err != nil {
+				t.Fatal(err)
+			}
+			got := in.run(c.script.Source, c.keys, texts(c.args), func(args []string) any {
+				if args[0] == "PUBLISH" {
+					return int64(0)
+				}
+				return sim.call(args)
+			})
+			if g, w := loosely(got, began), loosely(orError(want, err), began); g != w {
+				t.Fatalf("seed %d, step %d: %v gives %s, in Redis %s", seed, step, c, g, w)
+			}
+		}
+		for _, k := range []string{keyOf, bucketOf, wantsOf} {
+			v, err := real.Dump(ctx, k).Result()
+			if there := sim.find(k) != nil; there != (err == nil && v != "") {
+				t.Fatalf("seed %d: %s is there: %v, in Redis: %v", seed, k, there, err == nil)
+			}
+		}
+	}
+}
+
+const (
+	keyOf    = "lock:{k}"
+	bucketOf = "bucket:{k}"
+	wantsOf  = "wants:{k}"
+)
+
+// call is one call of a script.
+type call struct {
+	script lua.Script
+	keys   []string
+	args   []any
+}
+
+func (c call) String() string {
+	return fmt.Sprintf("%s %v %v", scriptName(c.script.Source), c.keys, c.args)
+}
+
+// raw executes one command, as a script of its own.
+func raw(args ...any) call {
+	return call{script: lua.Script{Source: "-- raw:\nreturn redis.call(unpack(ARGV))"}, args: args}
+}
+
+func randomCall(r *rand.Rand) call {
+	owner := pick(r, "a", "b", "ab")
+	contender := pick(r, "x-1", "x-2", "y-1")
+	ttl := pick(r, 500_000, 900_000)
+	switch r.IntN(14) {
+	case 0, 1:
+		return call{lua.Acquire, []string{keyOf, bucketOf}, []any{owner, ttl, 1 + r.IntN(3)}}
+	case 2, 3, 4:
+		return call{lua.Acquire, []string{keyOf, bucketOf, wantsOf}, []any{owner, ttl, 1, 0, contender}}
+	case 5:
+		return call{lua.Acquire, []string{keyOf, bucketOf}, []any{owner, ttl, 0, 5}}
+	case 6:
+		return call{lua.Refresh, []string{keyOf, bucketOf}, []any{owner, ttl, 7, r.IntN(3)}}
+	case 7:
+		return call{lua.Refresh, []string{keyOf, bucketOf, wantsOf}, []any{owner, ttl, 7, 1, contender}}
+	case 8:
+		return call{lua.Release, []string{keyOf}, []any{owner}}
+	case 9:
+		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000}}
+	case 10:
+		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000, contender}}
+	case 11:
+		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000, contender, pick(r, "x-1", "y-1")}}
+	case 12:
+		return pick(r,
+			raw("DEL", keyOf), raw("DEL", bucketOf), raw("GET", keyOf), raw("GET", wantsOf), raw("ZADD", keyOf, 1, "m"),
+			raw("INCRBY", wantsOf, 1), raw("INCRBY", keyOf, 1), raw("ZRANGE", wantsOf, 0, 9), raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf),
+			raw("SET", keyOf, "c", "PX", 0), raw("SET", keyOf, "c", "XX"), raw("PEXPIRE", keyOf, 300_000), raw("PEXPIRE", "none", 5), raw("PTTL", bucketOf), raw("PTTL", "none"),
+			raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"), raw("ZADD", wantsOf, "no", "m"))
+	default:
+		return pick(r, raw("SET", keyOf, owner, "PX", ttl), raw("ZREM", wantsOf, contender), raw("ZADD", wantsOf, "XX", 0, contender), raw("PEXPIRE", keyOf, -1))
+	}
+}
+
+func texts(args []any) (all []string) {
+	for _, a := range args {
+		all = append(all, fmt.Sprint(a))
+	}
+	return all
+}
+
+func orError(v any, err error) any {
+	if err != nil {
+		return failure(err.Error())
+	}
+	return v
+}
+
+// loosely is a reply without what time does to it: of an error the code, of a number near the
+// clock or a ttl its size.
+func loosely(v any, began time.Time) string {
+	switch v := v.(type) {
+	case failure:
+		code := string(v)
+		for i, c := range code {
+			if c == ' ' {
+				return "error " + code[:i]
+			}
+		}
+		return "error " + code
+	case int64:
+		switch now := began.UnixMicro(); {
+		case v > now/2 && v < 2*now:
+			return "clock"
+		case v < -now/2:
+			return "-clock"
+		case v > 1000:
+			return fmt.Sprint("about ", (v+50_000)/100_000)
+		}
+		return fmt.Sprint(v)
+	case status:
+		return string(v)
+	case string:
+		if len(v) == len("1234567890123456") {
+			return "clock"
+		}
+		return v
+	case []any:
+		text := "{"
+		for _, e := range v {
+			text += loosely(e, began) + ","
+		}
+		return text + "}"
+	}
+	return fmt.Sprint(v)
+}
