@@ -30,7 +30,10 @@ func (d *debts) owe(e *Entry, due time.Duration) {
 	if d.closed || len(d.open) >= maxDebts {
 		return
 	}
-	d.open[e] = time.AfterFunc(due+time.Duration(hashOf(e.t.Owner()))%debtSpread, func() {
+	if due > 0 {
+		due += time.Duration(hashOf(e.t.Owner())) % debtSpread
+	}
+	d.open[e] = time.AfterFunc(due, func() {
 		d.mu.Lock()
 		_, open := d.open[e]
 		delete(d.open, e)

@@ -242,7 +242,7 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 			if b.pop() != nil {
 				t.Fatal("the next release came early")
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond + debtSpread)
 			r := b.next(t, opRelease)
 			if r.parting == nil {
 				t.Error("whoever waits is not told")

@@ -98,12 +98,14 @@ var mutations = []mutation{
 		old:  "	if rep.Kind == node.Granted || rep.Kind == node.Renewed {\n",
 		new: "	if rep.Kind == node.Missing && r.op == \"refresh\" && !r.decided {\n		rep = node.Reply{Kind: node.Renewed, Counter: r.floor}\n" +
 			"		defer l.repair(i)\n	}\n	if rep.Kind == node.Granted || rep.Kind == node.Renewed {\n",
+		pkg: "./internal/quorum", by: "TestRepairIsNoVote",
 	},
 	{
 		name: "tokens are reserved without a look at the counter",
 		file: "lua/refresh.lua",
 		old:  "c = math.max(c, tonumber(ARGV[3])) + tonumber(ARGV[4])",
 		new:  "c = tonumber(ARGV[3]) + tonumber(ARGV[4])",
+		pkg:  "./lua", by: "TestRefreshRaisesAndReserves",
 	},
 	{
 		name: "nodes that forgot vote at once",
