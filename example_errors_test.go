@@ -108,7 +108,7 @@ func ExampleNodeError() {
 	_, err := c.Lock(ctx, "k", time.Minute, flightlock.NoRetry())
 	var q *flightlock.QuorumError
 	if errors.As(err, &q) {
-		var n flightlock.NodeError = q.Nodes[0]
+		n := q.Nodes[0]
 		fmt.Println(n.Holder == lock.Owner(), n.HolderTTL > 50*time.Second, n.Err)
 	}
 	// Output: true true <nil>

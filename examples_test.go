@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -17,9 +18,9 @@ func TestEverythingExportedHasAnExample(t *testing.T) {
 	for _, dir := range []string{".", "fenced", "flightlocktest"} {
 		p := docsOf(t, dir)
 		all := p.Examples
-		funcs, values := p.Funcs, append(p.Vars, p.Consts...)
+		funcs, values := p.Funcs, slices.Concat(p.Vars, p.Consts)
 		for _, typ := range p.Types {
-			funcs, values = append(funcs, typ.Funcs...), append(values, append(typ.Vars, typ.Consts...)...)
+			funcs, values = append(funcs, typ.Funcs...), slices.Concat(values, typ.Vars, typ.Consts)
 			all = append(all, typ.Examples...)
 			for _, m := range typ.Methods {
 				all = append(all, m.Examples...)

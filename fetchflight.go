@@ -329,12 +329,12 @@ func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, found bool, err error
 	}
 	for {
 		l, found, err = f.waitForTurn(fl)
-		if err != errLent || !f.lostLoan(fl) {
+		if !errors.Is(err, errLent) || !f.lostLoan(fl) {
 			break
 		}
 	}
 	lent := f.endLoan(fl)
-	if err == errLent {
+	if errors.Is(err, errLent) {
 		return lent, false, nil
 	}
 	f.giveBack(lent)

@@ -40,7 +40,7 @@ func Open(urls []string, opts Options) (*Client, error) {
 	for i, u := range urls {
 		n, err := dial(u)
 		if err != nil {
-			closeAll(opts.Nodes)
+			_ = closeAll(opts.Nodes)
 			shown, why := withoutPassword(u, err)
 			return nil, fmt.Errorf("flightlock: %w: urls[%d] is %s: %s", ErrInvalid, i, shown, why)
 		}
@@ -48,7 +48,7 @@ func Open(urls []string, opts Options) (*Client, error) {
 	}
 	c, err := New(opts)
 	if err != nil {
-		closeAll(opts.Nodes)
+		_ = closeAll(opts.Nodes)
 		return nil, err
 	}
 	c.own = opts.Nodes

@@ -69,3 +69,24 @@ func ExampleFenceKey() {
 	// {user:42}:fence user:{42}:name:token
 	// remembered for 1h0m0s longer than the value
 }
+
+// What a holder writes may follow from what it has read: then no earlier holder writes in between.
+func ExampleGet() {
+	server := miniredis.NewMiniRedis()
+	if err := server.Start(); err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer rdb.Close()
+
+	ctx := context.Background()
+	const paused, current = 1001, 1002 // Lock.Fence of two locks, one after the other
+	rdb.Set(ctx, "stock", "7", 0)
+	stock, err := fenced.Get(ctx, rdb, "stock", current)
+	fmt.Println(stock, err)
+	fmt.Println(errors.Is(fenced.Set(ctx, rdb, "stock", "6", paused, 0), fenced.ErrStale))
+	// Output:
+	// 7 <nil>
+	// true
+}

@@ -278,13 +278,13 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 }
 
 // evict ends all holders, and waits until their leases have been given back.
-func (g *Group) evict() (any bool) {
+func (g *Group) evict() (some bool) {
 	var given sync.WaitGroup
 	for _, f := range g.all() {
-		any = f.evict(&given) || any
+		some = f.evict(&given) || some
 	}
 	given.Wait()
-	return any
+	return some
 }
 
 // all gives the flights by their keys, and those of one key by age.

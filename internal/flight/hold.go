@@ -252,17 +252,16 @@ func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
 	f.unlock()
 }
 
-// failed says how long, by h's strategy, to wait after an attempt of its own that failed
-// just now. An attempt made ahead of its turn does not count.
-func (h *Hold) failed(now time.Time) (time.Duration, bool) {
+// failed sets due, by h's strategy, after an attempt of its own that failed just now, and
+// says whether h goes on. An attempt made ahead of its turn does not count.
+func (h *Hold) failed(now time.Time) bool {
 	if now.Before(h.due) {
-		return h.due.Sub(now), true
+		return true
 	}
 	h.failures++
 	d, ok := h.pace.Next(h.failures)
-	d = max(d, minDelay)
-	h.due = now.Add(d)
-	return d, ok
+	h.due = now.Add(max(d, minDelay))
+	return ok
 }
 
 // takeOver makes h, which is the front waiter now, the one whose pace counts. It has what

@@ -19,7 +19,7 @@ func (g *Group) Holders(key string, timeout time.Duration) (all []func() error) 
 		all = append(all, func() error {
 			done := make(chan error, 1)
 			h.Refresh(timeout, func(err error) { done <- err })
-			<-done
+			_ = <-done
 			return h.Err()
 		})
 	}

@@ -108,7 +108,7 @@ func (f *flight) paceLocked(now time.Time) {
 	for f.n > 0 {
 		h := f.head
 		h.takeOver(now)
-		if _, ok := h.failed(now); ok {
+		if h.failed(now) {
 			f.restLocked()
 			return
 		}
@@ -449,7 +449,7 @@ func (f *flight) evict(given *sync.WaitGroup) bool {
 	f.endLocked(h, lost, f.g.cfg.Closed)
 	gone := make(chan error, 1)
 	f.letGoLocked(func(err error) { gone <- err })
-	given.Go(func() { <-gone })
+	given.Go(func() { _ = <-gone })
 	return true
 }
 

@@ -150,7 +150,7 @@ func (f *feed) needed() bool {
 // A server that is suspended is not troubled.
 func (f *feed) session() error {
 	var l *link
-	err := error(ErrStalled)
+	err := ErrStalled
 	if f.s.suspended.Load() == nil {
 		l, err = dialLink(f)
 	}
