@@ -37,6 +37,7 @@ if memory and redis.call('GET', 'flightlock:{boot}') ~= memory
   or run and not string.find(redis.call('INFO', 'server'), run, 1, true) then
   return {err = 'FORGOT the memory of this node is not ' .. memory}
 end
+memory, run = false, false -- for the rest of a batch: nothing can happen in between
 
 local holder, granted = false, false
 if ARGV[5] then

@@ -156,26 +156,44 @@ func TestAcquireInAMemory(t *testing.T) {
 			run = strings.Fields(rest)[0]
 		}
 		for _, tc := range []struct {
-			script lua.Script
-			forgot bool
+			memory, run string
+			informed    bool
+			forgot      bool
 		}{
-			{lua.AcquireIn("m1", "", true), false},
-			{lua.AcquireIn("m1", "", false), false},
-			{lua.AcquireIn("m0", "", true), true},
-			{lua.AcquireIn("m0", "", false), true},
-			{lua.AcquireIn("m1", run, true), !s.real},
-			{lua.AcquireIn("m1", "another", true), true},
+			{"m1", "", true, false},
+			{"m1", "", false, false},
+			{"m0", "", true, true},
+			{"m0", "", false, true},
+			{"m1", run, true, !s.real},
+			{"m1", "another", true, true},
 		} {
 			s.Del(t.Context(), key)
-			_, err := s.run(tc.script, []string{key, bucket}, "o", minute, 1)
+			in := lua.AcquireIn(tc.memory, tc.run, tc.informed)
+			call := func() error {
+				_, err := s.run(in, []string{key, bucket}, "o", minute, 1)
+				return err
+			}
+			if s.batched { // after another acquire, which looks at the memory for both
+				in = lua.BatchIn(tc.memory, tc.run, tc.informed)
+				call = func() error {
+					keys := []string{"lock:first", bucket, key, bucket}
+					both := s.answers(in, keys, "a23a20", "o", minute, 1, "o")
+					if first, second := fmt.Sprintf("%T", both[0]), fmt.Sprintf("%T", both[1]); first != second {
+						t.Errorf("%v and %v", both[0], both[1])
+					}
+					err, _ := both[1].(error)
+					return err
+				}
+			}
+			err := call()
 			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "FORGOT ") {
-				t.Errorf("%v, %s", err, tc.script.Source[:60])
+				t.Errorf("%v, %s", err, in.Source[:120])
 			}
 			if there := s.value(key) == "o"; there == tc.forgot {
 				t.Errorf("the key is there: %v", there)
 			}
 		}
-		if lua.AcquireIn("m1", "", true) == lua.AcquireIn("m1", "", false) {
+		if lua.AcquireIn("m1", "", true) == lua.AcquireIn("m1", "", false) || lua.BatchIn("m1", "", true) == lua.BatchIn("m1", "", false) {
 			t.Error("a client that is not told the process proves the memory for one that is")
 		}
 	})

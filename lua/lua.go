@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 //go:embed acquire.lua
@@ -19,6 +20,9 @@ var refresh string
 
 //go:embed release.lua
 var release string
+
+//go:embed batch.lua
+var batch string
 
 //go:embed boot.lua
 var boot string
@@ -37,10 +41,21 @@ type Script struct {
 
 // The scripts of the lock protocol. Acquire is for nodes that are always trusted.
 var (
-	Acquire = newScript("local memory, run = false, false\n" + acquire)
+	Acquire = newScript(anyMemory + acquire)
 	Refresh = newScript(refresh)
 	Release = newScript(release)
+	Batch   = newBatch(anyMemory)
 )
+
+// The letters by which a batch tells its operations apart.
+const (
+	LetterAcquire = 'a'
+	LetterRefresh = 'f'
+	LetterRelease = 'r'
+)
+
+// anyMemory stands before acquire where the memory does not matter.
+const anyMemory = "local memory, run = false, false\n"
 
 // AcquireIn is Acquire for a node whose memory has that name: it grants nothing in another.
 // Only boot.lua may bring about that a server knows it, by the answer of the same
@@ -50,6 +65,16 @@ var (
 // the process. Who is not does not see all that is lost, so it has a script of its own,
 // which nobody who sees it takes for a proof.
 func AcquireIn(memory, run string, informed bool) Script {
+	return newScript(inMemory(memory, run, informed) + acquire)
+}
+
+// BatchIn is Batch with that Acquire. What is said of one goes for the other.
+func BatchIn(memory, run string, informed bool) Script {
+	return newBatch(inMemory(memory, run, informed))
+}
+
+// inMemory is what stands before acquire.
+func inMemory(memory, run string, informed bool) string {
 	second := "nil"
 	switch {
 	case run != "":
@@ -57,7 +82,7 @@ func AcquireIn(memory, run string, informed bool) Script {
 	case informed:
 		second = "false"
 	}
-	return newScript(fmt.Sprintf("local memory, run = %q, %s\n", memory, second) + acquire)
+	return fmt.Sprintf("local memory, run = %q, %s\n", memory, second)
 }
 
 // The keys of boot.lua.
@@ -74,9 +99,24 @@ var (
 )
 
 // All lists the scripts of the lock protocol, for loading a server's cache in one go.
-var All = []Script{Acquire, Refresh, Release}
+var All = []Script{Acquire, Refresh, Release, Batch}
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))
 	return Script{Source: source, SHA: hex.EncodeToString(sum[:])}
+}
+
+// newBatch puts the scripts, as they are, into the batch: what an operation does is
+// written in one place. head is what stands before acquire.
+func newBatch(head string) Script {
+	var b strings.Builder
+	b.WriteString("local redis = redis\nlocal operations, keysOf, valuesOf = {}, {}, {}\n" + head)
+	for _, op := range []struct {
+		letter byte
+		source string
+	}{{LetterAcquire, acquire}, {LetterRefresh, refresh}, {LetterRelease, release}} {
+		fmt.Fprintf(&b, "do\nlocal KEYS, ARGV = {}, {}\nkeysOf[%[1]d], valuesOf[%[1]d] = KEYS, ARGV\noperations[%[1]d] = function()\n%[2]s\nend\nend\n", op.letter, op.source)
+	}
+	b.WriteString(batch)
+	return newScript(b.String())
 }

@@ -29,23 +29,31 @@ const (
 type store struct {
 	t *testing.T
 	*redis.Client
-	real bool
+	real    bool
+	batched bool // the lock scripts run as operations of a batch
 }
 
-// eachStore runs test on a real server and on miniredis.
+// eachStore runs test on a real server and on miniredis, with the scripts by themselves and
+// in a batch.
 func eachStore(t *testing.T, test func(t *testing.T, s *store)) {
 	t.Helper()
-	t.Run("on=redis", func(t *testing.T) {
-		test(t, &store{t, redistest.StartServer(t).Client(t), true})
-	})
-	t.Run("on=miniredis", func(t *testing.T) {
-		mini := redistest.StartMini(t)
-		mini.ClockTTL(true)
-		test(t, &store{t, redistest.MiniClient(t, mini), false})
-	})
+	for _, batched := range []bool{false, true} {
+		form := map[bool]string{false: "", true: "/batched"}[batched]
+		t.Run("on=redis"+form, func(t *testing.T) {
+			test(t, &store{t, redistest.StartServer(t).Client(t), true, batched})
+		})
+		t.Run("on=miniredis"+form, func(t *testing.T) {
+			mini := redistest.StartMini(t)
+			mini.ClockTTL(true)
+			test(t, &store{t, redistest.MiniClient(t, mini), false, batched})
+		})
+	}
 }
 
 func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) {
+	if _, isOperation := letters[script]; s.batched && isOperation {
+		return s.amongOthers(operation{script, keys, args})
+	}
 	return s.Eval(context.Background(), script.Source, keys, args...).Result()
 }
 
@@ -384,7 +392,7 @@ func TestABucketThatIsNoCounterLeavesNoKey(t *testing.T) {
 
 // Out of memory refuses an acquire before it writes anything, and releases still work.
 func TestOutOfMemoryWritesNothing(t *testing.T) {
-	s := &store{t, redistest.StartServer(t).Client(t), true}
+	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
 	s.set(bucket, 100, 0)
 	s.want(s.acquire("o", minute, 1), 101)
 	if err := s.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
@@ -396,7 +404,26 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 	}
 	s.want(s.value("lock:other"), "<none>")
 	s.wantCounter(101)
-	s.want(s.release("o"), 1)
+
+	// In a batch that goes for each operation, until the first write: from then on the server
+	// lets the batch write whatever it likes.
+	third := []string{"lock:third", bucket}
+	answers := s.batch(
+		operation{lua.Acquire, other, []any{"o", minute, 1}},
+		operation{lua.Release, []string{key}, []any{"o"}},
+		operation{lua.Acquire, third, []any{"o", minute, 1}},
+	)
+	if err, is := answers[0].(error); !is || !strings.HasPrefix(err.Error(), "OOM ") {
+		t.Errorf("acquire in a batch: %v", answers[0])
+	}
+	s.want(s.value("lock:other"), "<none>")
+	s.want(answers[1], 1)
+	s.want(s.value(key), "<none>")
+	if _, is := answers[2].(error); !is {
+		s.want(answers[2], 102)
+		s.want(s.value("lock:third"), "o")
+		s.wantCounter(102)
+	}
 }
 
 // The sha under which a script is called is the one that the server gives it.

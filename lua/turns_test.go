@@ -229,7 +229,7 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 		s.want(s.value(key), "<none>")
 	})
 	t.Run("rights", func(t *testing.T) {
-		s := &store{t, redistest.StartServer(t).Client(t), true}
+		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
 		s.queue("a", "x-1")
 		ctx := context.Background()
 		for _, rule := range []string{"-zadd", "-zrem", "-zrange", "-zscore", "-exists", "-publish"} {

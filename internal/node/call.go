@@ -3,11 +3,23 @@ package node
 import (
 	"context"
 
+	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
-// maxArgs is the length of the longest command.
+// maxArgs is the length of the longest command for one request.
 const maxArgs = 11
+
+// What every command has, made into interface values once.
+var (
+	evalsha any = "EVALSHA"
+	numbers     = [...]any{0, 1, 2, 3}
+)
+
+// The letters that a batch has for the scripts.
+var letterOf = [...]byte{
+	opAcquire: lua.LetterAcquire, opRepair: lua.LetterAcquire, opRefresh: lua.LetterRefresh, opRelease: lua.LetterRelease,
+}
 
 // call is the command for one place in the batches of a lane. It is used again from batch
 // to batch, because it would be the largest part of what a request allocates. Nobody keeps
@@ -20,7 +32,9 @@ type call struct {
 
 // of makes the call that of r, to a server with that memory.
 func (c *call) of(r *request, m *memory) *redis.Cmd {
-	args := r.args(c.args[:0], m)
+	args := r.keys(append(c.args[:0], evalsha, m.scripts[r.op], nil))
+	args[2] = numbers[len(args)-3]
+	args = r.values(args)
 	cmd := c.cmds[len(args)]
 	if cmd == nil {
 		cmd = redis.NewCmd(context.Background(), args[:len(args):len(args)]...)
@@ -46,4 +60,45 @@ func (cs *calls) forget(n int) {
 	for _, c := range (*cs)[:min(n, len(*cs))] {
 		clear(c.args[:])
 	}
+}
+
+// together is the one command for all requests of a batch, see lua/batch.lua. Its memory is
+// used again by the lane's next batch.
+type together struct {
+	args   []any
+	shapes []byte
+}
+
+// of makes the command for batch, to a server with that memory.
+func (t *together) of(ctx context.Context, batch []*request, m *memory) *redis.Cmd {
+	args, shapes := append(t.args[:0], evalsha, m.batch.SHA, nil), t.shapes[:0]
+	for _, r := range batch {
+		before := len(args)
+		args = r.keys(args)
+		shapes = append(shapes, letterOf[r.op], '0'+byte(len(args)-before), '0')
+	}
+	args[2] = len(args) - 3
+	shape := len(args)
+	args = append(args, nil)
+	var last [1 << 8]*request // by letter
+	for i, r := range batch {
+		letter := letterOf[r.op]
+		if r.alike(last[letter]) {
+			args = append(args, r.e.t.owner)
+			continue
+		}
+		last[letter] = r
+		before := len(args)
+		args = r.values(args)
+		shapes[3*i+2] = '0' + byte(len(args)-before)
+	}
+	args[shape] = shapes
+	t.args, t.shapes = args, shapes
+	return redis.NewCmd(ctx, args...)
+}
+
+// forget lets go of what the last command was about.
+func (t *together) forget() {
+	clear(t.args)
+	t.args = t.args[:0]
 }

@@ -21,7 +21,7 @@ func TestACallForgetsTheAnswerBefore(t *testing.T) {
 		if again != first {
 			t.Errorf("%s: another command", o)
 		}
-		if rep, err := outcome(o, again); again.Val() != nil || err != nil || rep.Kind != Failed {
+		if rep, err := outcome(o, responseOf(again)); again.Val() != nil || err != nil || rep.Kind != Failed {
 			t.Errorf("%s: %v, %v, %+v", o, again.Val(), err, rep)
 		}
 		if n := len(again.Args()); n != map[op]int{opAcquire: 8, opRepair: 9, opRefresh: 9, opRelease: 5}[o] {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"math"
 	"net"
 	"strings"
 	"sync"
@@ -145,6 +146,7 @@ func (ro *router) server(master *redis.Client) *server {
 	if s == nil {
 		s = ro.n.addServer(master)
 		s.redirect, s.unreachable = ro.redirect, ro.forget
+		s.apart.Store(math.MaxInt64)
 		ro.known[addr] = s
 		ro.known[master.NodeAddress()] = s // as redirections name it
 	}

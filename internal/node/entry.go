@@ -4,8 +4,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/flightlock/flightlock/lua"
 )
 
 // Sink takes replies. Answer is called at most once per request, by a goroutine of the
@@ -285,64 +283,62 @@ type request struct {
 	look    string   // of a refresh: who asks for rivals; "": nobody does
 }
 
-// votes reports whether r is for the acquire script.
-func (r *request) votes() bool { return r.op == opAcquire || r.op == opRepair }
+// keys appends the keys of r's script.
+func (r *request) keys(to []any) []any {
+	t := r.e.t
+	to = append(to, t.key)
+	switch {
+	case r.op == opRelease:
+		if r.parting != nil {
+			to = append(to, t.wants())
+		}
+		return to
+	case r.op == opRefresh && r.look == "", r.op != opRefresh && t.contender == "":
+		return append(to, &t.bucket)
+	}
+	return append(to, &t.bucket, t.wants())
+}
 
-// args appends the command as it goes over the wire, to a server with that memory.
-func (r *request) args(argv []any, m *memory) []any {
+// values appends the other arguments of r's script.
+func (r *request) values(to []any) []any {
 	t := r.e.t
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		if t.contender == "" {
-			return append(argv, evalsha, m.sha, two, t.key, &t.bucket, t.owner, ttl, r.n1)
+		to = append(to, t.owner, ttl, r.n1)
+		if t.contender != "" {
+			to = append(to, 0, t.contender)
 		}
-		return append(argv, evalsha, m.sha, three, t.key, &t.bucket, t.wants(), t.owner, ttl, r.n1, 0, t.contender)
 	case opRepair:
-		if t.contender == "" {
-			return append(argv, evalsha, m.sha, two, t.key, &t.bucket, t.owner, ttl, 0, r.n1)
+		to = append(to, t.owner, ttl, 0, r.n1)
+		if t.contender != "" {
+			to = append(to, t.contender)
 		}
-		return append(argv, evalsha, m.sha, three, t.key, &t.bucket, t.wants(), t.owner, ttl, 0, r.n1, t.contender)
 	case opRefresh:
-		if r.look == "" {
-			return append(argv, evalsha, shaRefresh, two, t.key, &t.bucket, t.owner, ttl, r.n1, r.n2)
+		to = append(to, t.owner, ttl, r.n1, r.n2)
+		if r.look != "" {
+			to = append(to, r.look)
 		}
-		return append(argv, evalsha, shaRefresh, three, t.key, &t.bucket, t.wants(), t.owner, ttl, r.n1, r.n2, r.look)
-	default:
-		return r.parting.args(argv, r.e)
+	case opRelease:
+		to = append(to, t.owner)
+		if p := r.parting; p != nil {
+			to = append(to, r.e.n.publish, r.e.n.turn)
+			if p.Contender != "" {
+				to = append(to, p.Contender)
+			}
+			if p.Rival != "" {
+				to = append(to, p.Rival)
+			}
+		}
 	}
+	return to
 }
 
-// args appends the release of e as it goes over the wire.
-func (p *Parting) args(argv []any, e *Entry) []any {
-	t, n := e.t, e.n
-	if p == nil {
-		return append(argv, evalsha, shaRelease, one, t.key, t.owner)
-	}
-	argv = append(argv, evalsha, shaRelease, two, t.key, t.wants(), t.owner, n.publish, n.turn)
-	if p.Contender != "" {
-		argv = append(argv, p.Contender)
-	}
-	if p.Rival != "" {
-		argv = append(argv, p.Rival)
-	}
-	return argv
+// alike reports whether r's values are those of p, but for the owner.
+func (r *request) alike(p *request) bool {
+	return p != nil && r.op == p.op && r.ttl == p.ttl && r.n1 == p.n1 && r.n2 == p.n2 &&
+		r.parting == p.parting && r.look == p.look && r.e.t.contender == p.e.t.contender
 }
-
-// What every command has, made into interface values once.
-var (
-	evalsha    any = "EVALSHA"
-	shaRefresh any = lua.Refresh.SHA
-	shaRelease any = lua.Release.SHA
-	one        any = 1
-	two        any = 2
-	three      any = 3
-
-	// The names of the scripts again, as a witness wants them; that of acquire is in memory.
-	shaText = [...][]byte{
-		opRefresh: []byte(lua.Refresh.SHA), opRelease: []byte(lua.Release.SHA),
-	}
-)
 
 // moot reports whether r need not be written any more, and what to answer then.
 func (r *request) moot(now instant) (Reply, bool) {

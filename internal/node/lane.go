@@ -18,9 +18,13 @@ const (
 	// processors.
 	lanesAlone = 4
 
-	// maxBatch bounds a pipeline: the first caller in it waits for the last one's
-	// answer to be read.
+	// maxBatch bounds a batch: the first caller in it waits for the last one's answer, and
+	// the server does nothing else meanwhile. A request keeps it busy for some 2 us.
 	maxBatch = 128
+
+	// minTogether is the smallest batch that goes as one script. Below, the script that
+	// holds all others costs more than it saves.
+	minTogether = 4
 
 	// maxQueued bounds what waits for a server that does not answer. Releases are
 	// never refused.
@@ -188,6 +192,8 @@ type lane struct {
 	memory      *memory       // in which the batch under way asks for votes
 	cmds        []*redis.Cmd  // of the batch under way, from calls
 	all         []redis.Cmder // cmds, and what goes before some of them
+	together    together      // instead, if the batch is one command
+	answers     []response    // of the batch under way
 	first       witness       // of the batch under way
 	long, brief allowance
 }

@@ -61,25 +61,29 @@ type Guard struct {
 	Changed func(Memory)
 }
 
-// memory is what a lane has to know of its server's memory: the script with which a vote is
+// memory is what a lane has to know of its server's memory: the scripts with which a vote is
 // asked for.
 type memory struct {
 	Memory
 	acquire lua.Script
-	sha     any    // of acquire, as an argument
-	text    []byte // the same for a witness
-	told    bool   // the server has told of this memory
+	batch   lua.Script
+	scripts [opRelease + 1]any // the script's name for each kind of request
+	told    bool               // the server has told of this memory
 }
 
-func newMemory(m Memory, acquire lua.Script) *memory {
-	return &memory{Memory: m, acquire: acquire, sha: acquire.SHA, text: []byte(acquire.SHA)}
+func newMemory(m Memory, acquire, batch lua.Script) *memory {
+	return &memory{Memory: m, acquire: acquire, batch: batch, scripts: [...]any{
+		opAcquire: acquire.SHA, opRepair: acquire.SHA, opRefresh: lua.Refresh.SHA, opRelease: lua.Release.SHA,
+	}}
 }
 
 // always is the memory of servers that have no guard.
-var always = newMemory(Memory{State: MemoryKept}, lua.Acquire)
+var always = newMemory(Memory{State: MemoryKept}, lua.Acquire, lua.Batch)
 
-// unknown is the memory of a server before it was asked: no server knows its script.
-var unknown = newMemory(Memory{}, lua.Script{SHA: strings.Repeat("0", 40)})
+// unknown is the memory of a server before it was asked: no server knows its scripts.
+var unknown = newMemory(Memory{}, noScript, noScript)
+
+var noScript = lua.Script{SHA: strings.Repeat("0", 40)}
 
 // SetGuard is called before the first request. A Cluster cannot be guarded, nor the only node
 // of a quorum.
@@ -161,12 +165,10 @@ func (s *server) ask(ctx context.Context, establish string, m *memory) (answer, 
 	cmd := pipe.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
 	if m.told {
 		pipe.ScriptLoad(ctx, m.acquire.Source)
+		pipe.ScriptLoad(ctx, m.batch.Source)
 	}
-	for _, script := range lua.All {
-		if script != lua.Acquire {
-			pipe.ScriptLoad(ctx, script.Source)
-		}
-	}
+	pipe.ScriptLoad(ctx, lua.Refresh.Source)
+	pipe.ScriptLoad(ctx, lua.Release.Source)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return answer{}, fmt.Errorf("asking for its memory: %w", err)
 	}
@@ -214,7 +216,7 @@ func (a answer) memory() *memory {
 	if major(a.version) < 7 {
 		run = a.run
 	}
-	made := newMemory(next, lua.AcquireIn(a.name, run, informed))
+	made := newMemory(next, lua.AcquireIn(a.name, run, informed), lua.BatchIn(a.name, run, informed))
 	made.told = true
 	return made
 }

@@ -123,11 +123,29 @@ func neverRan(err error) bool {
 		hasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
 }
 
-// refusal is the first error that a server answered these commands with, but for those that
-// only say how or where to ask again.
-func refusal(cmds ...*redis.Cmd) error {
-	for _, cmd := range cmds {
-		if err := cmd.Err(); isReply(err) && !hasCode(err, "NOSCRIPT", "FORGOT", "MOVED", "ASK") {
+// inBatch is what a request got that went with others, as lua/batch.lua has it.
+func inBatch(val any) response {
+	if list, ok := val.([]any); ok && len(list) == 1 {
+		if text, ok := list[0].(string); ok {
+			return response{err: batchError(text)}
+		}
+	}
+	return response{val: val}
+}
+
+// batchError is what a server answered to one request of a batch.
+type batchError string
+
+func (e batchError) Error() string { return string(e) }
+
+// RedisError makes it a redis.Error.
+func (batchError) RedisError() {}
+
+// refusal is the first error that a server answered with, but for those that only say how
+// or where to ask again.
+func refusal(answers []response) error {
+	for _, got := range answers {
+		if err := got.err; isReply(err) && !hasCode(err, "NOSCRIPT", "FORGOT", "MOVED", "ASK") {
 			return err
 		}
 	}

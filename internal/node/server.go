@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +33,10 @@ type server struct {
 	// whether it did; unreachable hears of each batch that got no answer.
 	redirect    func(s *server, r *request, answer error) bool
 	unreachable func(*server)
+
+	// apart is until when requests go as commands of their own, because the server has
+	// refused to take a batch as one. Always, on a Cluster: a script has keys of one slot.
+	apart atomic.Int64
 
 	start sync.Once // starts the lanes' goroutines, with the first request
 	lanes []lane
@@ -99,21 +104,30 @@ func (s *server) close() {
 // scripts were loaded: still before anything that waits in the lane's queue. What has
 // become moot meanwhile does not: an acquire must not be written after the answer to
 // the release that undoes it, which the server may have known the script of.
+//
+// A batch that the server refused to begin with goes again too, each request by itself: one
+// of them may have a key that the server's user must not touch, which is no affair of the
+// others.
 func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 	s := l.s
+	apart := false
 	for try := 0; ; try++ {
 		if batch = unwritten(batch); len(batch) == 0 {
 			return true
 		}
 		loads := s.loads.Load()
-		sent, lostBy := l.write(ctx, batch)
-		n, unknown := len(batch), batch[:0]
+		sent, lostBy, refused := l.write(ctx, batch, apart)
+		if refused {
+			apart = true
+			continue
+		}
+		unknown := batch[:0]
 		for i, r := range batch {
-			if !l.settle(r, l.cmds[i], sent, try < 3) {
+			if !l.settle(r, l.answers[i], sent, try < 3) {
 				unknown = append(unknown, r)
 			}
 		}
-		l.calls.forget(n)
+		l.forget()
 		if batch = unknown; len(batch) == 0 {
 			return lostBy == nil
 		}
@@ -135,17 +149,25 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 		return
 	}
 	timeout := l.s.n.timeout
-	defer l.calls.forget(1)
-	cmd, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
-	if !l.settle(r, cmd, sent, true) {
+	defer l.forget()
+	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
+	if !l.settle(r, got, sent, true) {
 		l.putBack(r) // to have the scripts loaded
 	}
 }
 
-// settle ends r by the answer that its command got, or sends it on. It says no when the
+// response is what a request got: a value, or an error of the server or of the way to it.
+type response struct {
+	val any
+	err error
+}
+
+func responseOf(cmd *redis.Cmd) response { return response{cmd.Val(), cmd.Err()} }
+
+// settle ends r by the answer that it got, or sends it on. It says no when the
 // server did not know the script and heal allows for another try.
-func (l *lane) settle(r *request, cmd *redis.Cmd, sent, heal bool) bool {
-	rep, err := outcome(r.op, cmd)
+func (l *lane) settle(r *request, got response, sent, heal bool) bool {
+	rep, err := outcome(r.op, got)
 	if rep.Kind == Granted && l.memory != always {
 		rep.Memory = &l.memory.Memory
 	}
@@ -164,26 +186,36 @@ func (l *lane) settle(r *request, cmd *redis.Cmd, sent, heal bool) bool {
 	return true
 }
 
-// outcome is what became of a command that was executed. When a connection is cut,
-// go-redis gives the error to the whole batch; what was answered before that has its
+// outcome is what became of a request that was executed. When a connection is cut,
+// go-redis gives the error to the whole pipeline; what was answered before that has its
 // value nevertheless.
-func outcome(op op, cmd *redis.Cmd) (Reply, error) {
-	val, err := cmd.Val(), cmd.Err()
-	if err != nil && !isReply(err) {
-		if rep := parse(op, val, nil); rep.Kind != Failed {
+func outcome(op op, got response) (Reply, error) {
+	if got.err != nil && !isReply(got.err) {
+		if rep := parse(op, got.val, nil); rep.Kind != Failed {
 			return rep, nil
 		}
 	}
-	return parse(op, val, err), err
+	return parse(op, got.val, got.err), got.err
 }
 
-// write sends the batch as one pipeline on one connection and reads what comes back, into
-// l.cmds. It says whether any of it may have reached the connection, and what kept the
-// server from answering all of it. It blocks until ctx ends at most.
-func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err error) {
+// write sends the batch on one connection and reads what comes back, into l.answers. It says
+// whether any of it may have reached the connection, and what kept the server from
+// answering all of it; or that the server refused the batch as a whole. It blocks until
+// ctx ends at most.
+func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bool, err error, refused bool) {
+	l.answers, l.memory = l.answers[:0], l.s.memory.Load()
+	if !apart && len(batch) >= minTogether && l.s.n.now() >= instant(l.s.apart.Load()) {
+		return l.writeTogether(ctx, batch)
+	}
+	sent, err = l.writeEach(ctx, batch)
+	return sent, err, false
+}
+
+// writeEach sends the batch as a pipeline of a command for each request.
+func (l *lane) writeEach(ctx context.Context, batch []*request) (sent bool, err error) {
 	s := l.s
 	began := time.Now()
-	l.cmds, l.all, l.memory = l.cmds[:0], l.all[:0], s.memory.Load()
+	l.cmds, l.all = l.cmds[:0], l.all[:0]
 	for i, r := range batch {
 		if r.asking {
 			l.all = append(l.all, redis.NewCmd(ctx, "ASKING"))
@@ -191,38 +223,97 @@ func (l *lane) write(ctx context.Context, batch []*request) (sent bool, err erro
 		c := l.calls.at(i)
 		cmd := c.of(r, l.memory)
 		if i == 0 {
-			l.first.attach(c, r, l.memory)
+			c.args[1] = l.first.of(c.args[1])
 		}
 		l.cmds, l.all = append(l.cmds, cmd), append(l.all, cmd)
 	}
-	pipe := s.client.Pipeline()
-	_ = pipe.BatchProcess(ctx, l.all...)
 	s.n.commands.Add(uint64(len(batch)))
-	_, err = pipe.Exec(ctx)
-	var refused error
+	err = s.pipeline(ctx, l.all...)
 	if err != nil && !l.first.written {
 		unsent(l.cmds, err)
-	} else if isReply(err) {
-		err, refused = nil, refusal(l.cmds...)
 	}
-	s.heard(err, refused, time.Since(began))
+	for _, cmd := range l.cmds {
+		l.answers = append(l.answers, responseOf(cmd))
+	}
+	var said error
+	if l.first.written && isReply(err) {
+		err, said = nil, refusal(l.answers)
+	}
+	s.heard(err, said, time.Since(began))
 	return l.first.written, err
 }
 
+// pipeline executes commands on a connection of those that go-redis keeps for pipelines.
+func (s *server) pipeline(ctx context.Context, all ...redis.Cmder) error {
+	pipe := s.client.Pipeline()
+	_ = pipe.BatchProcess(ctx, all...)
+	_, err := pipe.Exec(ctx)
+	return err
+}
+
+// writeTogether sends the batch as one command. If the server refuses that, although it may
+// not refuse each request, it is left alone with batches for a while. The answers of a
+// batch come all or not at all: a connection that dies leaves every request in doubt.
+func (l *lane) writeTogether(ctx context.Context, batch []*request) (sent bool, err error, refused bool) {
+	s := l.s
+	began := time.Now()
+	cmd := l.together.of(ctx, batch, l.memory)
+	l.together.args[1] = l.first.of(l.together.args[1])
+	s.n.commands.Add(uint64(len(batch)))
+	err = s.pipeline(ctx, cmd)
+	each, _ := cmd.Val().([]any)
+	for i := range batch {
+		got := response{err: err} // and no value, if the answer does not fit the batch
+		if len(each) == len(batch) {
+			got = inBatch(each[i])
+		}
+		l.answers = append(l.answers, got)
+	}
+	if l.first.written && isReply(err) {
+		refused = neverRan(err) && !hasCode(err, "NOSCRIPT")
+		s.keepApart(err)
+		err = nil
+	}
+	s.heard(err, refusal(l.answers), time.Since(began))
+	return l.first.written, err, refused
+}
+
+// keepApart has requests go as commands of their own, after the server has said err to a
+// batch of them: for a while if others in the batch or the server's state are the reason,
+// else for good.
+func (s *server) keepApart(err error) {
+	switch {
+	case hasCode(err, "NOSCRIPT"):
+	case hasCode(err, "CROSSSLOT") || !neverRan(err):
+		s.apart.Store(math.MaxInt64)
+	default:
+		s.apart.Store(int64(s.n.now().add(time.Second)))
+	}
+}
+
 // writeOne is write for a request by itself, which costs less than a pipeline of one.
-func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (cmd *redis.Cmd, sent bool) {
+func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (got response, sent bool) {
 	c := l.calls.at(0)
 	l.memory = l.s.memory.Load()
-	cmd = c.of(r, l.memory)
-	l.first.attach(c, r, l.memory)
+	cmd := c.of(r, l.memory)
+	c.args[1] = l.first.of(c.args[1])
 	l.s.n.commands.Add(1)
 	err := l.s.quick.Process(ctx, cmd)
-	var refused error
+	got = responseOf(cmd)
+	l.answers = append(l.answers[:0], got)
+	var said error
 	if isReply(err) && l.first.written {
-		err, refused = nil, refusal(cmd)
+		err, said = nil, refusal(l.answers)
 	}
-	l.s.felt(err, refused, time.Since(now))
-	return cmd, l.first.written
+	l.s.felt(err, said, time.Since(now))
+	return got, l.first.written
+}
+
+// forget lets go of what the last batch was about.
+func (l *lane) forget() {
+	l.calls.forget(len(l.answers))
+	l.together.forget()
+	clear(l.answers)
 }
 
 // unsent gives every command the reason why there was no connection for it. go-redis
@@ -239,17 +330,14 @@ func unsent(cmds []*redis.Cmd, err error) {
 // went out and was not answered, or that the server did not even take part in the
 // handshake of a new connection, and only the first leaves a doubt.
 type witness struct {
-	text    []byte
-	written bool // by the goroutine that executes the pipeline
+	text    []byte // the script's name, in whose place it is
+	written bool   // by the goroutine that executes the pipeline
 }
 
-// attach puts w in the place of the script's name in r's command.
-func (w *witness) attach(c *call, r *request, m *memory) {
-	w.text, w.written = shaText[r.op], false
-	if r.votes() {
-		w.text = m.text
-	}
-	c.args[1] = w
+// of begins anew, for a command of the script of that name.
+func (w *witness) of(name any) *witness {
+	w.text, w.written = append(w.text[:0], name.(string)...), false
+	return w
 }
 
 // MarshalBinary is called when the command is written.

@@ -1,0 +1,337 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
+)
+
+// oneBatch has all that send asks of keys of sameLane go as one batch.
+func oneBatch(n *Node, send func()) {
+	s := n.servers[0]
+	s.start.Do(s.run)
+	l := &s.lanes[0]
+	for !l.claim(soon()) {
+	}
+	send()
+	l.rest()
+}
+
+// evals counts the scripts that s was asked for.
+func evals(t *testing.T, s *redistest.Server) int64 { return s.CommandCalls(t)["evalsha"] }
+
+// A batch is one command, whatever its requests are, and each gets the answer that it would
+// have got alone.
+func TestABatchIsOneCommand(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	keys := sameLane(12)
+	var as []*attempt
+	for _, key := range keys {
+		as = append(as, newAttempt(t, n, key))
+	}
+	asked := make([]*ear, len(as))
+	oneBatch(n, func() { // the scripts are loaded
+		for i, a := range as {
+			asked[i] = a.acquire()
+		}
+	})
+	for _, e := range asked {
+		e.want(t, Granted)
+	}
+	before := evals(t, s)
+	late := func(key, owner, contender string) *Entry {
+		target := &Target{}
+		target.Init(key, owner, contender)
+		e := &Entry{}
+		e.Init(n, target, 0)
+		return e
+	}
+	other, rival := late(keys[0], "late-1", "late-0"), late(keys[1], "late-3", "late-2")
+	s.Do(t, "DEL", keys[2])
+	ears := []*ear{newEar(), newEar(), newEar(), newEar()}
+	oneBatch(n, func() {
+		other.Acquire(ears[0], longTTL, 1, soon(), false)
+		as[0].Refresh(ears[1], longTTL, 1, 7, soon(), "asker-1")
+		rival.Acquire(ears[2], longTTL, 1, soon(), false)
+		as[1].Release(ears[3], false, &Parting{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
+		ears = append(ears, as[2].release(), as[3].refresh(), as[4].release())
+	})
+	for i, want := range []Kind{Held, Renewed, Held, Deleted, Missing, Renewed, Deleted} {
+		rep := ears[i].want(t, want)
+		switch {
+		case i == 0 && (rep.Holder != as[0].Entry.t.Owner() || rep.TTL <= 0):
+			t.Errorf("held by %q for %v", rep.Holder, rep.TTL)
+		case i == 1 && rep.Rival != "late-0":
+			t.Errorf("rival %q", rep.Rival)
+		}
+	}
+	if calls := evals(t, s) - before; calls != 1 {
+		t.Errorf("%d commands", calls)
+	}
+	if got := s.Do(t, "GET", keys[1]); got != TurnOf+"late-2" {
+		t.Errorf("%s holds %v", keys[1], got)
+	}
+}
+
+// What fails one request of a batch is no affair of the others: a key of another type, a key
+// that the server's user must not touch.
+func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
+	s := redistest.StartServer(t)
+	rules := "on >pw ~* &* +@all"
+	for name, c := range map[string]struct {
+		rule  []any
+		spoil func(key string)
+		want  string
+	}{
+		"wrong type": {spoil: func(key string) { s.Do(t, "RPUSH", key, "x") }, want: "WRONGTYPE"},
+		"no right":   {rule: []any{"~k*", "~" + Reserved + "*"}, want: "NOPERM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.Do(t, "FLUSHALL")
+			words := strings.Fields(rules)
+			args := []any{"ACL", "SETUSER", "app", "reset"}
+			for _, w := range words {
+				if w == "~*" && c.rule != nil {
+					args = append(args, c.rule...)
+				} else {
+					args = append(args, w)
+				}
+			}
+			s.Do(t, args...)
+			n := newNode(t, s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
+			keys := sameLane(8)
+			bad := "bad" + keys[0]
+			for i := 0; newTarget(bad, "").lane != 0; i++ {
+				bad = fmt.Sprint("bad", i)
+			}
+			if c.spoil != nil {
+				c.spoil(bad)
+			}
+			var as []*attempt
+			var asked []*ear
+			oneBatch(n, func() {
+				for i, key := range keys {
+					if i == 3 {
+						key = bad
+					}
+					a := newAttempt(t, n, key)
+					as, asked = append(as, a), append(asked, a.acquire())
+				}
+			})
+			for i, e := range asked {
+				if i != 3 {
+					e.want(t, Granted)
+				} else if rep := e.want(t, Failed); !hasCode(rep.Err, c.want) || !Final(rep.Err) || !neverRan(rep.Err) {
+					t.Errorf("error %v", rep.Err)
+				}
+			}
+			as[3].release().wantNow(t, Missing) // it has left nothing
+			for i, a := range as {
+				if i != 3 {
+					a.release().want(t, Deleted)
+				}
+			}
+			wantDebts(t, n, 0)
+		})
+	}
+}
+
+// What a server says to a batch as a whole, before it runs it, it is asked to say of each
+// request, and for a while there are no more batches. If nothing proves that it did not
+// run, each request has failed and is undone.
+func TestARefusedBatchGoesInParts(t *testing.T) {
+	for _, c := range classes {
+		if hasCode(redisError(c.line), "MOVED") || strings.Contains(c.line, "@user_script") {
+			continue // of a Cluster; of a script
+		}
+		t.Run(c.line[:min(len(c.line), 40)], func(t *testing.T) {
+			t.Parallel()
+			var refused, alone atomic.Int32
+			f := redistest.StartFake(t, func(cmd []string) string {
+				switch {
+				case cmd[1] == lua.Batch.SHA:
+					refused.Add(1)
+					return "-" + c.line + "\r\n"
+				case cmd[1] == lua.Release.SHA:
+					return ":1\r\n"
+				}
+				return fmt.Sprintf(":%d\r\n", alone.Add(1))
+			})
+			n := newNode(t, fakeClient(t, f))
+			var as []*attempt
+			for range 2 {
+				var asked []*ear
+				oneBatch(n, func() {
+					for _, key := range sameLane(5) {
+						a := newAttempt(t, n, key)
+						as, asked = append(as, a), append(asked, a.acquire())
+					}
+				})
+				for i, e := range asked {
+					if c.clean || len(as) > 5 {
+						if rep := e.want(t, Granted); rep.Counter != int64(alone.Load())-int64(len(asked)-1-i) {
+							t.Errorf("request %d got counter %d", i, rep.Counter)
+						}
+					} else {
+						e.want(t, Failed)
+					}
+				}
+			}
+			for _, a := range as {
+				a.release().want(t, Deleted)
+			}
+			if got := refused.Load(); got != 1 {
+				t.Errorf("%d batches, want one", got)
+			}
+			if apart := n.servers[0].apart.Load(); (apart == math.MaxInt64) != (!c.clean || strings.HasPrefix(c.line, "CROSSSLOT")) {
+				t.Errorf("apart until %d", apart)
+			}
+			wantDebts(t, n, 0)
+		})
+	}
+}
+
+// A server that knows the scripts of requests and not that of a batch, or none, gets them
+// inside the attempt.
+func TestABatchIsHealed(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	for _, script := range []lua.Script{lua.Acquire, lua.Refresh, lua.Release} {
+		s.Do(t, "SCRIPT", "LOAD", script.Source)
+	}
+	for range 2 {
+		var as []*attempt
+		var asked []*ear
+		oneBatch(n, func() {
+			for _, key := range sameLane(minTogether) {
+				a := newAttempt(t, n, key)
+				as, asked = append(as, a), append(asked, a.acquire())
+			}
+		})
+		for i, e := range asked {
+			e.want(t, Granted)
+			as[i].release().want(t, Deleted)
+		}
+		s.Do(t, "SCRIPT", "FLUSH")
+	}
+}
+
+// Votes that come in a batch are asked for in the memory of the node too: a batch in one that
+// is over grants nothing, and what else is in it is done.
+func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	changes := guard(n)
+	keys := sameLane(6)
+	ask := func() (as []*attempt) {
+		t.Helper()
+		var asked []*ear
+		oneBatch(n, func() {
+			for _, key := range keys {
+				a := newAttempt(t, n, key)
+				as, asked = append(as, a), append(asked, a.acquire())
+			}
+		})
+		for _, e := range asked {
+			if rep := e.want(t, Granted); rep.Memory == nil || rep.Memory.Name != changes()[len(changes())-1] {
+				t.Errorf("granted in %v, not in the last of %v", rep.Memory, changes())
+			}
+		}
+		return as
+	}
+	as := ask()
+	s.Do(t, "FLUSHALL") // which keeps the scripts
+	again, ears := newAttempt(t, n, keys[0]), []*ear{}
+	oneBatch(n, func() {
+		ears = append(ears, again.acquire())
+		for _, a := range as[1:] {
+			ears = append(ears, a.release())
+		}
+	})
+	if rep := ears[0].want(t, Granted); rep.Memory.Name != changes()[1] || rep.Memory.State != MemoryNew {
+		t.Errorf("granted in %v", rep.Memory)
+	}
+	for _, e := range ears[1:] {
+		e.want(t, Missing)
+	}
+	again.release().want(t, Deleted)
+	ask()
+	if got := changes(); len(got) != 2 {
+		t.Errorf("memories: %v", got)
+	}
+}
+
+// Whose batch was lost with its connection is in doubt, and taken back.
+func TestALostBatchIsInDoubt(t *testing.T) {
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr())))
+	warm := newAttempt(t, n, "warm")
+	warm.acquire().want(t, Granted)
+	warm.release().want(t, Deleted)
+	before := evals(t, s)
+	p.CutReplies(0)
+	var as []*attempt
+	var asked []*ear
+	oneBatch(n, func() {
+		for _, key := range sameLane(6) {
+			a := newAttempt(t, n, key)
+			as, asked = append(as, a), append(asked, a.acquire())
+		}
+	})
+	for i, e := range asked {
+		if rep := e.want(t, Failed); neverRan(rep.Err) || errors.Is(rep.Err, ErrExpired) {
+			t.Errorf("error %v", rep.Err)
+		}
+		as[i].mu.Lock()
+		if as[i].doubts != 1 {
+			t.Errorf("request %d: %d doubts", i, as[i].doubts)
+		}
+		as[i].mu.Unlock()
+	}
+	if got := evals(t, s) - before; got != 1 {
+		t.Errorf("%d commands", got)
+	}
+	for _, a := range as {
+		a.release().want(t, Deleted)
+	}
+	wantDebts(t, n, 0)
+	if keys := lockKeys(t, s); len(keys) > 0 {
+		t.Errorf("left behind: %q", keys)
+	}
+}
+
+// An answer to a batch that is no list of as many replies is no vote for anybody, and each
+// request is undone.
+func TestAnswersThatDoNotFitABatchAreFailures(t *testing.T) {
+	for _, line := range []string{":1\r\n", "*0\r\n", "*3\r\n:1\r\n:1\r\n:1\r\n", "$-1\r\n", "*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n"} {
+		f := redistest.StartFake(t, func(cmd []string) string {
+			if cmd[1] == lua.Batch.SHA {
+				return line
+			}
+			return ":1\r\n"
+		})
+		n := newNode(t, fakeClient(t, f))
+		var as []*attempt
+		var asked []*ear
+		oneBatch(n, func() {
+			for _, key := range sameLane(5) {
+				a := newAttempt(t, n, key)
+				as, asked = append(as, a), append(asked, a.acquire())
+			}
+		})
+		for i, e := range asked {
+			e.want(t, Failed)
+			as[i].release().want(t, Deleted)
+		}
+	}
+}
