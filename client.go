@@ -114,7 +114,7 @@ type Stats struct {
 	Attempts  uint64 // remote attempts
 	Refreshes uint64 // remote refreshes, of holders and of flights
 	Lost      uint64 // locks that ended by expiry or loss, not by Release
-	Commands  uint64 // script calls written to nodes, of all kinds
+	Commands  uint64 // acquires, refreshes, releases written to nodes; each counts, though a server may get many as one
 
 	Waiters int64 // callers that wait for a lock now
 	Held    int64 // locks held now

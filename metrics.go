@@ -87,7 +87,7 @@ var (
 	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
 	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its memory not long ago.", "node")
 	descDebts     = desc("node_debts", "Releases owed to the node that it has not confirmed yet.", "node")
-	descCommands  = desc("node_commands_total", "Script calls written to the node.", "node")
+	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; it may get many as one command.", "node")
 )
 
 // newMetrics registers the metrics of c, whose nodes are known.
