@@ -72,7 +72,7 @@ func (c *Client) flightConfig() flight.Config {
 			c.quorum.Prepare(&l.Lease, key, ttl, tokens, contender)
 			return l
 		},
-		Watch: c.watch(), Leave: c.quorum.Leave, Turn: node.TurnTime(c.opts.NodeTimeout),
+		Watch: c.watch(), Leave: c.quorum.Leave, Turn: node.TurnTime(c.opts.NodeTimeout), Alone: len(c.nodes) == 1,
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,

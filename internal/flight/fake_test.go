@@ -133,6 +133,13 @@ func (w *world) watch(_, contender string, hear func(News)) (stop func()) {
 // news is told to the latest watch.
 func (w *world) news(n News) {
 	w.t.Helper()
+	w.newsNow(n)
+	synctest.Wait()
+}
+
+// newsNow is news whose consequences are yet to come.
+func (w *world) newsNow(n News) {
+	w.t.Helper()
 	w.mu.Lock()
 	if len(w.watches) == 0 {
 		w.t.Fatal("nobody listens")
@@ -140,7 +147,6 @@ func (w *world) news(n News) {
 	fw := w.watches[len(w.watches)-1]
 	w.mu.Unlock()
 	fw.hear(n)
-	synctest.Wait()
 }
 
 // rivals has looks find a rival from now on, "" for nobody.

@@ -257,6 +257,9 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 		front := h == f.head
 		f.dropLocked(h)
 		h.state = left
+		if h.sent {
+			<-h.ready
+		}
 		f.emptiedLocked()
 		if front && f.pausingLocked() { // for as long as h wanted
 			f.paceLocked(time.Now())
@@ -281,7 +284,7 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 func (f *flight) turnAwayLocked(h *Hold, err error) {
 	f.dropLocked(h)
 	h.state, h.refusal = left, err
-	h.ready <- struct{}{}
+	h.wakeLocked()
 	f.emptiedLocked()
 }
 
@@ -289,6 +292,7 @@ func (f *flight) turnAwayLocked(h *Hold, err error) {
 // cancelled, a pause that nobody waits for is over.
 func (f *flight) emptiedLocked() {
 	if f.n > 0 {
+		f.proceedLocked() // the one that left may have been sent
 		return
 	}
 	switch {

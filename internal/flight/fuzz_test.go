@@ -87,6 +87,7 @@ func simulate(t *testing.T, ops []byte) {
 				if ops[3]%5 == 0 {
 					c.Watch = nil
 				}
+				c.Alone = ops[2]%2 == 0
 			}
 			c.MaxWaiters = 20
 		})

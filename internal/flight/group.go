@@ -67,6 +67,7 @@ type Config struct {
 	Watch func(key, contender string, hear func(News)) (stop func())
 	Leave func(key, contender string)
 	Turn  time.Duration // how long a turn is kept
+	Alone bool          // there is one node: a caller's own goroutine asks it fastest
 
 	Validity    func(ttl time.Duration) time.Duration
 	NodeTimeout time.Duration

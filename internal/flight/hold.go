@@ -48,8 +48,10 @@ type Hold struct {
 	news chan struct{}
 
 	// ready gets one value when the wait is over. refusal is written before that, and
-	// may be read after it.
+	// may be read after it. A front waiter may get one before, with sent set: it is to make the
+	// attempt itself. If its wait ends before it has come to that, there is no second one.
 	ready   chan struct{}
+	sent    bool // written under f.mu, while it waits
 	refusal error
 }
 
@@ -103,17 +105,19 @@ func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 	if err != nil {
 		return err
 	}
-	select { // an outcome that is there already counts, even if ctx has ended too
-	case <-h.ready:
-		return g.answered(h)
-	default:
+	for over := false; !over; over = !h.sent || f.goes(h, g.mayBlock(ctx)) {
+		select { // an outcome that is there already counts, even if ctx has ended too
+		case <-h.ready:
+			continue
+		default:
+		}
+		select {
+		case <-h.ready:
+		case <-ctx.Done():
+			return f.quit(h, ctx.Err())
+		}
 	}
-	select {
-	case <-h.ready:
-		return g.answered(h)
-	case <-ctx.Done():
-		return f.quit(h, ctx.Err())
-	}
+	return g.answered(h)
 }
 
 // answered gives the outcome of h's wait, which is over.

@@ -173,7 +173,7 @@ func (f *flight) giveLocked(h *Hold, now time.Time) {
 	}
 	f.shard.counts.acquired.Add(1)
 	f.armLocked(h.until)
-	h.ready <- struct{}{}
+	h.wakeLocked()
 	if f.holds > 1 || f.n > 0 {
 		f.topUpLocked(now)
 	}

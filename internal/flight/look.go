@@ -57,6 +57,39 @@ func (f *flight) tryLocked() {
 	f.looking = true
 }
 
+// sendLocked is tryLocked for a turn that is ours, a time in which nobody holds the key. With
+// one node, the front waiter makes the attempt on its own goroutine, like one that comes to
+// a free key: that saves two switches between goroutines.
+func (f *flight) sendLocked() {
+	h := f.head
+	if !f.g.cfg.Alone || h.news != nil || h.sent {
+		f.tryLocked()
+		return
+	}
+	h.sent, f.looking = true, true
+	h.ready <- struct{}{}
+}
+
+// goes has h, which was sent, make the attempt, unless another goroutine was faster. It
+// says whether h's wait is over already.
+func (f *flight) goes(h *Hold, inline bool) (over bool) {
+	f.mu.Lock()
+	defer f.unlockInline(inline)
+	h.sent = false
+	if h.state != waiting {
+		return true
+	}
+	f.proceedLocked()
+	return false
+}
+
+// wakeLocked tells h that its wait is over. If it was sent, it is about to see.
+func (h *Hold) wakeLocked() {
+	if !h.sent {
+		h.ready <- struct{}{}
+	}
+}
+
 // tellLocked tells the front waiter that there is news, if it is one that looks.
 func (f *flight) tellLocked() bool {
 	h := f.head

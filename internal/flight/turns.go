@@ -112,9 +112,13 @@ func (f *flight) heard(n News) {
 		}
 		return
 	}
-	if f.asking || f.parting {
+	switch {
+	case f.asking || f.parting:
 		f.again = true // the attempt may have come before this
-	} else if f.pausingLocked() {
+	case !f.pausingLocked():
+	case n == Ours:
+		f.sendLocked()
+	default:
 		f.tryLocked()
 	}
 }

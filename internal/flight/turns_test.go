@@ -1119,3 +1119,62 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 		})
 	}
 }
+
+func alone(c *Config) { c.Alone = true }
+
+// With one node, the front waiter whose turn has come makes the attempt on its own goroutine; with
+// several, whoever brings the news does.
+func TestTheFrontWaiterTakesItsTurnItself(t *testing.T) {
+	for _, one := range []bool{true, false} {
+		t.Run(fmt.Sprintf("alone=%v", one), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.byHand()
+				a, b := w.start(), w.start()
+				w.attempt().taken(time.Hour)
+				w.news(Hears)
+				w.attempt().taken(time.Hour)
+				n := w.asked()
+				w.news(Ours)
+				is(t, "attempts", w.asked(), n+1)
+				is(t, "inline", w.attempt().inline, one)
+				w.attempt().grant()
+				a.holds()
+				a.releases()
+				b.holds()
+				b.releases()
+			}, func(c *Config) { c.Alone = one })
+		})
+	}
+}
+
+// A front waiter that is told to go and leaves in the same instant loses the turn for nobody: the
+// next one makes the attempt.
+func TestAWaiterThatLeavesWhenItIsToldToGo(t *testing.T) {
+	for i := range 100 { // for each order in which it notices
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			a, b := w.start(), w.start()
+			w.attempt().taken(time.Hour)
+			w.news(Hears)
+			w.attempt().taken(time.Hour)
+			n := w.asked()
+			if i%2 == 0 {
+				w.newsNow(Ours)
+				a.cancel()
+			} else {
+				a.cancel()
+				w.newsNow(Ours)
+			}
+			synctest.Wait()
+			a.failed(0, context.Canceled)
+			is(t, "attempts", w.asked(), n+1)
+			w.attempt().grant()
+			b.holds()
+			c := w.start()
+			c.waits()
+			b.releases()
+			c.holds()
+			c.releases()
+		}, alone)
+	}
+}
