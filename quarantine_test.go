@@ -179,28 +179,34 @@ func secondGrants(tr *trio, a amnesia, key string, holder *flightlock.Client, ri
 	tr.servers[2].Do(t, "DEL", "lock:"+key) // as if it had never had it: the others are a majority
 	forget()
 	var mu sync.Mutex
+	try := func(c *flightlock.Client, retry flightlock.RetryStrategy) {
+		second, err := c.Lock(t.Context(), key, time.Second, retry)
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case err == nil && l.Err() == nil:
+			granted++
+			t.Cleanup(func() { second.Release(context.Background()) })
+		case err == nil:
+			t.Error("the holder's lock ended first: the try says nothing")
+		case !errors.Is(err, flightlock.ErrNotAcquired) && !errors.Is(err, flightlock.ErrUnavailable):
+			t.Error(err)
+		}
+	}
 	var wg sync.WaitGroup
 	for _, c := range rivals {
 		for range 5 {
 			wg.Go(func() {
 				for range 3 {
-					second, err := c.Lock(t.Context(), key, time.Second, flightlock.NoRetry())
-					mu.Lock()
-					switch {
-					case err == nil && l.Err() == nil:
-						granted++
-						defer second.Release(context.Background())
-					case err == nil:
-						t.Error("the holder's lock ended first: the try says nothing")
-					case !errors.Is(err, flightlock.ErrNotAcquired) && !errors.Is(err, flightlock.ErrUnavailable):
-						t.Error(err)
-					}
-					mu.Unlock()
+					try(c, flightlock.NoRetry())
 				}
 			})
 		}
 	}
 	wg.Wait()
+	for _, c := range rivals { // one by one: above they may only have taken each other's votes
+		try(c, flightlock.LimitedRetry(5*time.Millisecond, 5))
+	}
 	return granted
 }
 
