@@ -73,5 +73,5 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 	    $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
 
-picture: ## the dashboard of docs/metrics.md, from a run of 90 s; needs redis-server
+picture: ## the dashboard of docs/metrics.md, from a run of 105 s; needs redis-server
 	cd docs/check && $(GO) run ./picture

@@ -24,7 +24,7 @@ const (
 	column, line    = 50, 27 // of Grafana's grid
 	gap             = 6
 	left, right     = 52, 8 // of a panel's curves
-	top, bottom     = 30, 34
+	top, bottom     = 30, 46
 	legendLineWidth = 14
 )
 
@@ -53,7 +53,7 @@ func Draw(panels []Panel, s *Store, phases []Phase, from, to time.Time, step, ra
 		}
 		c.panel(p, phases)
 	}
-	height := depth*line + 24*(len(phases)+2)/2
+	height := depth*line + 24*(len(phases)+1)/2 + 16
 	head := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="10">
 <style>.row{font-size:14px;font-weight:bold}.title{font-size:12px;font-weight:bold}.axis{fill:#666}</style>
 <rect width="100%%" height="100%%" fill="#f4f5f5"/>
@@ -139,11 +139,15 @@ func (c *canvas) panel(p Panel, phases []Phase) {
 			from = to
 		}
 	}
-	x := c.x
+	x, y := c.x-left/2, c.y+c.h+22
 	for i, k := range c.curves {
+		width := legendLineWidth + 10 + 5.4*float64(len(k.name))
+		if x+width > c.x+c.w+right && y < c.y+c.h+30 {
+			x, y = c.x-left/2, y+13
+		}
 		fmt.Fprintf(c.b, `<path d="M%.0f %.0fh10" stroke="%s" stroke-width="3"/><text x="%.0f" y="%.0f">%s</text>`+"\n",
-			x, c.y+c.h+22, colours[i%len(colours)], x+legendLineWidth, c.y+c.h+25, html.EscapeString(k.name))
-		x += legendLineWidth + 12 + 5.6*float64(len(k.name))
+			x, y, colours[i%len(colours)], x+legendLineWidth, y+3, html.EscapeString(k.name))
+		x += width
 	}
 	for t := time.Duration(0); t <= c.to.Sub(c.from); t += 10 * time.Second {
 		fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="axis" text-anchor="middle">%.0fs</text>`+"\n", c.at(c.from.Add(t)), c.y+c.h+11, t.Seconds())

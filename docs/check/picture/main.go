@@ -1,7 +1,7 @@
 // Command picture draws the dashboard from a real run: processes' worth of clients on three
 // redis-servers that have bad moments, scraped once a second, each panel by its own queries.
 //
-//	cd docs/check && go run ./picture    # 90 s, needs redis-server; writes docs/grafana/flightlock.svg
+//	cd docs/check && go run ./picture    # 105 s, needs redis-server; writes docs/grafana/flightlock.svg
 package main
 
 import (
@@ -57,6 +57,8 @@ var story = []struct {
 		begin: func(s *service) error { return s.servers[2].Stop() }},
 	{lasts: 12 * time.Second, title: "both go on, and get the releases that they are owed",
 		begin: func(s *service) error { return errors.Join(s.servers[1].Cont(), s.servers[2].Cont()) }},
+	{lasts: 14 * time.Second, title: "redis-c restarts empty: quarantined, no vote for MaxTTL (here 10 s)",
+		begin: func(s *service) error { return errors.Join(s.servers[2].Kill(), s.servers[2].Restart()) }},
 	{lasts: 12 * time.Second, title: "redis-a is out of memory: its error replies count, and cost nothing",
 		begin: func(s *service) error { return s.maxMemory("1mb") }},
 	{lasts: 12 * time.Second, title: "somebody deletes the keys of running jobs: taken, before their holders know",
@@ -145,7 +147,7 @@ func (s *service) start() error {
 			}))
 		}
 		reg := prometheus.NewRegistry()
-		c, err := flightlock.New(flightlock.Options{Nodes: nodes, Registerer: reg})
+		c, err := flightlock.New(flightlock.Options{Nodes: nodes, MaxTTL: 10 * time.Second, Registerer: reg})
 		if err != nil {
 			return err
 		}
