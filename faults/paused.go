@@ -134,6 +134,7 @@ func missing(list, element string) int {
 }
 
 func (r lostUpdates) print(out io.Writer) {
+	fmt.Fprintf(out, "%d pauses\n\n", r.pauses)
 	fmt.Fprintln(out, "| | acknowledged | lost | refused |")
 	fmt.Fprintln(out, "|---|---|---|---|")
 	fmt.Fprintf(out, "| GET, SET | %d | %d | 0 |\n", r.plainAcked, r.plainLost)
