@@ -218,3 +218,18 @@ func TestUnknownOutcomesAccuseNobody(t *testing.T) {
 		t.Errorf("a paused holder's promise is not seen: %q", overlaps)
 	}
 }
+
+// A cell of the table adds up what happened, without the details of each.
+func TestCellOfTheTable(t *testing.T) {
+	for want, m := range map[string]map[string]int{
+		"0": {},
+		"3 ErrUnavailable, 1 ErrNotAcquired (3 OOM, 1 no answer)": {
+			"ErrUnavailable, deadline (OOM)": 2, "ErrUnavailable, deadline (OOM, no answer)": 1, "ErrNotAcquired, deadline": 1,
+		},
+		"2 ErrLockLost": {"ErrLockLost": 1, "ErrLockLost, ErrNotHeld": 1},
+	} {
+		if got := cellOf(m); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

@@ -20,11 +20,26 @@ func printTable(out io.Writer, verdicts []*verdict) {
 	}
 }
 
+// cellOf lists what happened how often, and in brackets, together, what nodes had answered.
 func cellOf(m map[string]int) string {
-	if len(m) == 0 {
-		return "0"
+	kinds, answers := map[string]int{}, map[string]int{}
+	for what, n := range m {
+		kind, said, _ := strings.Cut(strings.TrimSuffix(what, ")"), " (")
+		kind, _, _ = strings.Cut(kind, ",") // the sentinel: that a ctx had ended goes without saying
+		kinds[kind] += n
+		if said != "" {
+			for _, answer := range strings.Split(said, ", ") {
+				answers[answer] += n
+			}
+		}
 	}
-	return strings.Join(counted(m), "; ")
+	switch {
+	case len(kinds) == 0:
+		return "0"
+	case len(answers) == 0:
+		return strings.Join(counted(kinds), ", ")
+	}
+	return fmt.Sprintf("%s (%s)", strings.Join(counted(kinds), ", "), strings.Join(counted(answers), ", "))
 }
 
 func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
