@@ -12,12 +12,14 @@
 
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local lines = {string.format('%.0f %s %s', now + tonumber(ARGV[3]), ARGV[1], ARGV[2])}
+local last = now + tonumber(ARGV[3])
+local lines = {string.format('%.0f %s %s', last, ARGV[1], ARGV[2])}
 for due, name, text in string.gmatch(redis.call('GET', KEYS[1]) or '', '(%d+) (%w+) ([^\n]*)\n') do
   if name ~= ARGV[1] and tonumber(due) > now and #lines < 16 then
     lines[#lines + 1] = due .. ' ' .. name .. ' ' .. text
+    last = math.max(last, tonumber(due))
   end
 end
 local value = table.concat(lines, '\n') .. '\n'
-redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
+redis.call('SET', KEYS[1], value, 'PX', string.format('%.0f', last - now))
 return value
