@@ -267,11 +267,15 @@ func (f *flight) blockLocked() int64 {
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs
-// uses up in the time ahead, unless most of that is there already.
+// uses up in the time ahead, unless most of that is there already. And not many more than
+// microseconds have passed: a counter that is lost begins anew at the node's clock in
+// microseconds, and must come out above all tokens there were. What a lease has reserved is
+// lost with it, which may be soon.
 func (f *flight) moreLocked(now time.Time) int64 {
 	more := int64(f.n) + spareTokens
 	if since := time.Duration(f.g.at(now) - f.reserved); since > 0 {
-		more = max(more, int64(float64(f.used)*float64(ahead)/float64(since)))
+		rate := int64(float64(f.used) * float64(ahead) / float64(since))
+		more = max(more, min(rate, more+2*since.Microseconds()))
 	}
 	if more = min(more, maxBlock); f.leftLocked() > more/2 {
 		return 0

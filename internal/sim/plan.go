@@ -37,6 +37,7 @@ type plan struct {
 	loose      bool // clocks run apart and servers forget: then tokens may fall
 
 	chaos  time.Duration // how long programs begin new work, and faults happen
+	enough int           // scripts; then it ends early, for more of the same shows nothing new
 	faults []fault
 	down   []int // servers, a minority, that stay away when everything else is mended
 }
@@ -103,7 +104,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 		notify:      r.IntN(4) != 0,
 		chaos:       pick(r, 500*time.Millisecond, time.Second, 2*time.Second),
 	}
-	p.spike = 4 * p.nodeTimeout
+	p.spike, p.enough = 4*p.nodeTimeout, 1000
 	p.quarantine = p.nodes >= 3 && r.IntN(4) != 0
 	p.forgets, p.faithful = r.IntN(3) == 0, r.IntN(p.nodes)
 	inStep := p.forgets && r.IntN(2) == 0

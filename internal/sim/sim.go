@@ -68,9 +68,6 @@ func stacks() string {
 	return strings.Join(in, "\n\n")
 }
 
-// maxScripts ends the time of chaos early: more of the same shows nothing new.
-const maxScripts = 1000
-
 // play is a whole run: a time of chaos, then all is mended and must come to rest.
 func (w *world) play() {
 	p := w.plan
@@ -84,7 +81,7 @@ func (w *world) play() {
 	for _, c := range w.clients {
 		c.start()
 	}
-	w.run(p.chaos, func() bool { return w.scripts > maxScripts })
+	w.run(p.chaos, func() bool { return w.scripts > p.enough })
 	w.mend()
 	if !w.checker.broken() {
 		w.run(w.now()+4*p.maxTTL+10*time.Second, w.checker.idle)

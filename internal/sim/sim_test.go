@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/redis/go-redis/v9"
@@ -108,5 +109,30 @@ func TestAmnesiaOfAMajorityIsNoticed(t *testing.T) {
 	}
 	if both == 0 {
 		t.Errorf("no two clients held a key in 200 seeds; tokens fell in %d", tokens)
+	}
+}
+
+// Tokens need the clocks when a node forgets its counters: here one is flushed, and when its
+// quarantine is over it votes together with a node that was away meanwhile. If its clock is
+// in step, its new counters are above all tokens that were given; if it is an hour behind,
+// they are not, although only one node of three ever lost anything.
+func TestTokensOfAFlushedNodeNeedTheClocks(t *testing.T) {
+	in := newInterpreter()
+	for behind, want := range map[time.Duration]bool{0: false, time.Hour: true} {
+		p := newPlan(1, in)
+		p.nodes, p.clients, p.workers, p.keys, p.down = 3, 2, 2, 1, nil
+		p.latency, p.spikes, p.copies, p.splits = 200*time.Microsecond, 0, 0, 0
+		p.maxTTL, p.chaos, p.enough = 100*time.Millisecond, time.Second, 1<<20
+		p.quarantine, p.forgets, p.loose = true, false, false
+		p.offsets, p.rates = []time.Duration{-behind, 0, 0}, []float64{1, 1, 1}
+		p.faults = []fault{
+			{what: crashServer, server: 2, at: 50 * time.Millisecond, lasts: 160 * time.Millisecond},
+			{what: flushServer, server: 0, at: 200 * time.Millisecond},
+			{what: crashServer, server: 1, at: 201 * time.Millisecond, lasts: time.Second},
+		}
+		fell := strings.Contains(strings.Join(simulate(t, p, nil).violations, "\n"), "does not rise")
+		if fell != want {
+			t.Errorf("a clock %v behind: tokens fell: %v, want %v", behind, fell, want)
+		}
 	}
 }
