@@ -122,8 +122,8 @@ func (c *client) close() {
 		return
 	}
 	c.w.logf("CLOSE  %v", c)
-	ctx, cancel := context.WithTimeout(context.Background(), c.w.plan.maxTTL/8)
-	context.AfterFunc(ctx, cancel)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.w.after(c.w.plan.maxTTL/8, cancel)
 	c.end(ctx)
 	c.replace()
 }

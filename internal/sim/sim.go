@@ -19,13 +19,11 @@ var uuids = regexp.MustCompile(`#[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}
 // dialTimeout is that of the clients' connections.
 func (p *plan) dialTimeout() time.Duration { return max(4*p.nodeTimeout, 100*time.Millisecond) }
 
-// Result is what came of a run.
+// result is what came of a run.
 type result struct {
 	violations []string
-	sum        uint64 // of the trace
 	grants     int
 	steps      int
-	took       time.Duration // of virtual time
 }
 
 // simulate runs what p says, and writes the trace to out unless that is nil.
@@ -39,7 +37,7 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 	synctest.Test(t, func(*testing.T) {
 		w := newWorld(p, out)
 		w.play()
-		res = result{violations: w.checker.violations, sum: w.sum.Sum64(), grants: w.checker.grants, steps: w.steps, took: w.now()}
+		res = result{violations: w.checker.violations, grants: w.checker.grants, steps: w.steps}
 	})
 	return res
 }
