@@ -43,7 +43,7 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, why error) (v V, err 
 	values := f.values(ctx)
 	inside := flightOf(ctx)
 	// A caller that holds the lock on key itself would wait for itself.
-	lent := f.c.reenter(ctx, f.c.opts.KeyPrefix+key)
+	lent := f.c.reenter(ctx, key)
 
 	f.mu.Lock()
 	fl, err := f.findLocked(key, why, values, inside)
@@ -65,13 +65,10 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, why error) (v V, err 
 		return fl.v, fl.err
 	case <-ctx.Done():
 	}
-	f.leave(fl)
-	select {
-	case <-fl.published: // in this instant
+	if f.leave(fl) {
 		return fl.v, fl.err
-	default:
-		return v, f.gaveUp(key, ctx.Err(), nil)
 	}
+	return v, f.gaveUp(key, ctx.Err(), nil)
 }
 
 // values is the ctx that a flight begins with.
@@ -113,7 +110,7 @@ func (f *Fetcher[V]) beginLocked(key string, why error, values context.Context, 
 
 // refresh begins to load a stale value anew, unless something is under way for key.
 func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
-	if checkKey(key, f.c.opts.KeyPrefix+key) != nil {
+	if f.c.checkKey(key) != nil {
 		return
 	}
 	values := f.values(ctx)
@@ -144,14 +141,16 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 }
 
 // leave ends the wait of a caller. With the last one, a flight that is still contending is
-// cancelled and cannot be joined any more.
-func (f *Fetcher[V]) leave(fl *fetchFlight[V]) {
+// cancelled and cannot be joined any more. shown says that there was a result before; one
+// that comes after it is that of being cancelled, and not this caller's.
+func (f *Fetcher[V]) leave(fl *fetchFlight[V]) (shown bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if fl.callers--; fl.callers == 0 && !fl.committed && !fl.behind {
 		f.forgetLocked(fl)
 		fl.cancel(errNobody)
 	}
+	return fl.shown
 }
 
 // commit says that the flight goes on to its end from now on, whoever leaves; or no, if
