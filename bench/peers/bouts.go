@@ -56,14 +56,15 @@ func byNodes(n int, one, some []string) []string {
 // pace says how long loads are measured.
 type pace struct {
 	window  time.Duration // of most
-	hot     time.Duration // of one key that a thousand want: some wait for a second
+	long    time.Duration // of those in which somebody's turn comes rarely
+	hot     time.Duration // of one key that a thousand want: some wait for more than a second
 	held    int           // locks that are held
 	refresh time.Duration // how long they are held: a refresh each
 }
 
 var (
-	fullPace  = pace{window: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
-	quickPace = pace{window: 150 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
+	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
+	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
 )
 
 const heldTTL = 30 * time.Second
@@ -94,10 +95,13 @@ func allBouts(p pace) (all []bout) {
 	for _, n := range []int{1, 3, 5} {
 		add(hot("1000 goroutines", n, 1000, 0))
 	}
-	add(hot("1000 goroutines, 20µs of work", 1, 1000, 20*time.Microsecond))
-	add(hot("1000 goroutines, 1ms of work", 1, 1000, time.Millisecond))
+	for _, work := range []time.Duration{20 * time.Microsecond, time.Millisecond} {
+		b := hot(fmt.Sprintf("1000 goroutines, %v of work", work), 1, 1000, work)
+		b.Load.Window = p.long
+		add(b)
+	}
 	for _, g := range []int{1, 10, 100} {
-		b := hot(fmt.Sprintf("%d goroutines", g), 1, g, 0)
+		b := hot(goroutinesText(g), 1, g, 0)
 		b.Group, b.Load.Window = "hot key by goroutines", p.window
 		add(b)
 	}
@@ -126,18 +130,18 @@ func allBouts(p pace) (all []bout) {
 
 func addLatencies(add func(bout), p pace) {
 	add(bout{Group: "open", Detail: "one key, 2000 arrivals/s, 20µs of work", Nodes: 1, Rivals: withByHand,
-		Load: load{Kind: open, Keys: 1, Rate: 2000, Work: 20 * time.Microsecond, Window: p.hot}})
+		Load: load{Kind: open, Keys: 1, Rate: 2000, Work: 20 * time.Microsecond, Window: p.long}})
 	add(bout{Group: "open", Detail: "100000 keys, 3000 arrivals/s", Nodes: 1, Rivals: onOneNode,
-		Load: load{Kind: open, Keys: 100_000, Rate: 3000, Window: p.hot}})
+		Load: load{Kind: open, Keys: 100_000, Rate: 3000, Window: p.long}})
 	for _, n := range []int{1, 3} {
 		add(bout{Group: "handover", Nodes: n, Procs: 2, Rivals: byNodes(n, withByHand, someByHand),
-			Load: load{Kind: handover, Window: p.hot}})
+			Load: load{Kind: handover, Window: p.long}})
 	}
 }
 
 func addFaults(add func(bout)) {
 	for _, g := range []int{1, 50} {
-		add(bout{Group: "one of five stopped", Detail: fmt.Sprintf("%d goroutines", g), Nodes: 5, Rivals: onlyMajority, Stopped: true,
+		add(bout{Group: "one of five stopped", Detail: goroutinesText(g), Nodes: 5, Rivals: onlyMajority, Stopped: true,
 			Load: load{Kind: closed, Goroutines: g, Drain: true}})
 	}
 	add(bout{Group: "one of five slow by 5ms", Detail: "50 goroutines", Nodes: 5, Rivals: onlyMajority, SlowBy: 5 * time.Millisecond,
@@ -214,7 +218,7 @@ func groupsOf(all []bout) (names []string) {
 
 // expected is about how long one rival takes for the bout.
 func (b bout) expected() time.Duration {
-	const start = 500 * time.Millisecond
+	const start = 400 * time.Millisecond
 	switch b.Load.Kind {
 	case stampede:
 		return start + time.Duration(b.Episodes)*(b.Load.Work+100*time.Millisecond)
@@ -229,4 +233,11 @@ func (b bout) expected() time.Duration {
 		return start + 4*time.Second
 	}
 	return start + b.Load.Window
+}
+
+func goroutinesText(n int) string {
+	if n == 1 {
+		return "1 goroutine"
+	}
+	return fmt.Sprintf("%d goroutines", n)
 }

@@ -31,15 +31,16 @@ func main() {
 
 // config is what the flags say.
 type config struct {
-	rounds int
-	quick  bool
-	only   string
-	list   bool
-	raw    string // file that figures are appended to
-	keep   bool   // what raw holds already
-	report bool   // write it, and measure nothing
-	out    string // directory of the report
-	readme string // file whose chapter is written too, if any
+	rounds  int
+	quick   bool
+	only    string
+	list    bool
+	raw     string // file that figures are appended to
+	keep    bool   // what raw holds already
+	profile string // directory for profiles of the workers
+	report  bool   // write it, and measure nothing
+	out     string // directory of the report
+	readme  string // file whose chapter is written too, if any
 }
 
 func parseFlags(args []string) (c config, err error) {
@@ -50,6 +51,7 @@ func parseFlags(args []string) (c config, err error) {
 	f.BoolVar(&c.list, "list", false, "list the loads and end")
 	f.StringVar(&c.raw, "raw", "raw.jsonl", "file of the raw figures, in the directory of -out")
 	f.BoolVar(&c.keep, "append", false, "keep what the file of -raw holds, and add to it: a long run in pieces")
+	f.StringVar(&c.profile, "profile", "", "write profiles of every process to this directory; the figures say little then")
 	f.BoolVar(&c.report, "report", false, "measure nothing, write the report of what the file of -raw holds")
 	f.StringVar(&c.out, "out", ".", "directory of the report: RESULTS.md, plots, raw figures")
 	f.StringVar(&c.readme, "readme", "", "a README.md whose performance table is to be written as well")

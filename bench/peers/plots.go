@@ -98,7 +98,11 @@ func (c chart) draw(s summary) (p *plot.Plot, some bool, err error) {
 		p.Legend.Add(name, line, dots)
 		some = true
 	}
-	p.Y.Max *= 30 // for the legend
+	if c.logX { // room for the legend
+		p.X.Max *= math.Pow(p.X.Max/p.X.Min, 0.35)
+	} else {
+		p.X.Max += 0.35 * (p.X.Max - p.X.Min)
+	}
 	return p, some, nil
 }
 

@@ -159,6 +159,9 @@ func groupSection(group string, all []bout, s summary) string {
 
 func boutTable(bt bout, s summary) string {
 	head := []string{"", "flightlock is"}
+	if !slices.Contains(bt.Rivals, nameOurs) {
+		head = head[:1]
+	}
 	var shown []int
 	for i, c := range columns {
 		if hiddenIn(bt.Load.Kind, c.figure) {
@@ -178,12 +181,12 @@ func boutTable(bt bout, s summary) string {
 		if m == nil {
 			continue
 		}
-		row := []string{name, ratioTo(bt, s, name)}
+		row := []string{name, ratioTo(bt, s, name)}[:len(head)-len(shown)]
 		for _, i := range shown {
 			row = append(row, columns[i].show(s.get(bt.id(), name, columns[i].figure)))
 		}
 		if m.rounds == 0 {
-			row[1] = "failed: " + m.error
+			row[0] += " failed: " + m.error
 		}
 		rows = append(rows, row)
 	}

@@ -25,6 +25,7 @@ func measureAll(ctx context.Context, cfg config, all []bout) error {
 		return err
 	}
 	defer s.close()
+	s.profile = cfg.profile
 	out, err := openRaw(cfg)
 	if err != nil {
 		return err

@@ -19,6 +19,7 @@ type site struct {
 	servers []*redistest.Server
 	proxies []*redistest.Proxy
 	admin   []*redis.Client
+	profile string // directory for the workers' profiles, if any
 }
 
 // openSite starts n servers.

@@ -13,6 +13,7 @@ type task struct {
 	Settings settings
 	Load     load
 	Prefix   string // of keys, so that bouts do not meet
+	Profile  string // directory for profiles of the run; "" for none
 }
 
 // kind names a way of loading.

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -83,7 +84,7 @@ func (j *job) serve(r request) (rep reply, err error) {
 		j.t = *r.Task
 		return rep, j.setup()
 	case r.Op == opRun:
-		rep.Result, err = j.run(r)
+		rep.Result, err = j.profiled(r)
 	case r.Op == opTake && j.baton != nil:
 		rep.At, err = j.baton.take()
 	case r.Op == opPass && j.baton != nil:
@@ -139,6 +140,19 @@ func (j *job) warmUp() error {
 	}
 	_, err := runClosed(j.l, t, time.Now())
 	return err
+}
+
+// profiled is run, with profiles of it if they are wanted.
+func (j *job) profiled(r request) (*result, error) {
+	if j.t.Profile == "" {
+		return j.run(r)
+	}
+	p, err := startProfiles(j.t.Profile, j.t.Rival)
+	if err != nil {
+		return nil, err
+	}
+	res, err := j.run(r)
+	return res, errors.Join(err, p.stop())
 }
 
 func (j *job) run(r request) (*result, error) {
