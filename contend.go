@@ -15,12 +15,11 @@ import (
 // is not "held", is returned at once. Without a lock, l is nil.
 func (c *Client) contend(ctx context.Context, key string, ttl time.Duration, look func(ctx context.Context) (stop bool)) (l *Lock, stopped bool, err error) {
 	retry := orDefault(nil)
-	full, err := c.checked(key, ttl, retry)
-	if err != nil {
+	if err := c.checked(key, ttl, retry); err != nil {
 		return nil, false, err
 	}
-	l = c.newLock(ttl)
-	stopped, err = c.flights.AcquireUnless(ctx, full, &l.hold, l.ttl, retry, look)
+	l = c.newLock()
+	stopped, err = c.flights.AcquireUnless(ctx, key, &l.hold, ttl.Truncate(time.Millisecond), retry, look)
 	if stopped || err != nil {
 		return nil, stopped, err
 	}

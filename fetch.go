@@ -239,7 +239,7 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	if ended := ctx.Err(); ended != nil {
 		return none, f.gaveUp(key, ended, err)
 	}
-	if err := checkKey(key, f.c.opts.KeyPrefix+key); err != nil {
+	if err := f.c.checkKey(key); err != nil {
 		return none, err
 	}
 	f.counts.misses.Add(1)

@@ -5,6 +5,6 @@ import "github.com/flightlock/flightlock/internal/hook"
 func init() {
 	hook.Holders = func(client any, key string) []func() error {
 		c := client.(*Client)
-		return c.flights.Holders(c.opts.KeyPrefix+key, c.opts.NodeTimeout)
+		return c.flights.Holders(key, c.opts.NodeTimeout)
 	}
 }

@@ -12,14 +12,15 @@ import (
 // can do nothing to whoever holds the key next. Its methods are safe for concurrent use.
 type Lock struct {
 	c    *Client
-	ttl  time.Duration
 	hold flight.Hold                 // not of a nested Lock: see place
 	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
 	nest atomic.Pointer[nest]        // nil until the Lock needs one: see there
 }
 
 // Key is the key as the caller gave it.
-func (l *Lock) Key() string { return l.c.short(l.place().Key()) }
+func (l *Lock) Key() string { return l.place().Key() }
+
+func (l *Lock) ttl() time.Duration { return l.place().TTL() }
 
 // Owner is the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks
 // that were handed over in this process share it.
@@ -105,6 +106,9 @@ func (l *Lock) Context(parent context.Context) context.Context {
 // It works with a ctx that has ended, and takes NodeTimeout at most.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // for its values only, one day: a release must not depend on its caller's patience
+	if a := l.auto.Load(); a != nil {
+		a.stop()
+	}
 	if l.nest.CompareAndSwap(nil, gone) {
 		return l.hold.Release()
 	}

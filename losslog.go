@@ -28,11 +28,11 @@ func (l *lossLog) lost(key string, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil {
-		l.more, l.last = l.more+1, l.c.short(key)
+		l.more, l.last = l.more+1, key
 		return
 	}
 	l.timer = time.AfterFunc(lossPause, l.flush)
-	l.c.opts.Logger.Warn("flightlock: lock lost", "key", l.c.short(key), "err", why)
+	l.c.opts.Logger.Warn("flightlock: lock lost", "key", key, "err", why)
 }
 
 // flush tells of what was not told one by one.

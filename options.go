@@ -190,17 +190,23 @@ var plainDialer = sync.OnceValue(func() uintptr {
 	return reflect.ValueOf(c.Options().Dialer).Pointer()
 })
 
-// checkKey finds keys that cannot be locked. full has the prefix.
-func checkKey(key, full string) error {
+// checkKey finds keys that cannot be locked.
+func (c *Client) checkKey(key string) error {
 	switch {
 	case key == "":
 		return invalid("key", "empty", "a lock needs a name")
 	case len(key) > maxKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
-	case strings.HasPrefix(full, node.Reserved):
+	case startsWith(c.opts.KeyPrefix, key, node.Reserved):
 		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are flightlock's own", node.Reserved))
 	}
 	return nil
+}
+
+// startsWith reports whether prefix and key together begin with s.
+func startsWith(prefix, key, s string) bool {
+	n := min(len(prefix), len(s))
+	return prefix[:n] == s[:n] && strings.HasPrefix(key, s[n:])
 }
 
 func (c *Client) checkTTL(ttl time.Duration) error {

@@ -159,7 +159,7 @@ func (l *Lock) another() *Lock {
 	if !outermost.nest.Load().addHandle() {
 		return nil
 	}
-	inner := &Lock{c: l.c, ttl: outermost.ttl}
+	inner := &Lock{c: l.c}
 	inner.nest.Store(&nest{outermost: outermost})
 	return inner
 }
@@ -184,14 +184,13 @@ func carrying(ctx context.Context, l *Lock) context.Context {
 
 // reenter gives a Lock nested in one that ctx carries, or nil if there is none to nest in
 // or ctx has ended.
-// full is the key with its prefix.
-func (c *Client) reenter(ctx context.Context, full string) *Lock {
+func (c *Client) reenter(ctx context.Context, key string) *Lock {
 	h := carriedBy(ctx)
 	if h == nil || ctx.Err() != nil {
 		return nil
 	}
 	for ; h != nil; h = h.next {
-		if h.l.c == c && h.l.place().Key() == full {
+		if h.l.c == c && h.l.place().Key() == key {
 			if l := h.l.another(); l != nil {
 				return l
 			}

@@ -28,14 +28,14 @@ type RefreshPolicy struct {
 }
 
 func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
-	setDefault(&p.Interval, min(l.ttl/3, l.c.quorum.Validity(l.ttl)/2))
+	setDefault(&p.Interval, min(l.ttl()/3, l.c.quorum.Validity(l.ttl())/2))
 	setDefault(&p.Timeout, min(l.c.opts.NodeTimeout, p.Interval/2))
 	setDefault(&p.MaxHold, time.Hour)
 	p.Retry = orDefault(p.Retry)
 	switch {
-	case p.Interval < 0 || p.Interval >= l.c.quorum.Validity(l.ttl):
+	case p.Interval < 0 || p.Interval >= l.c.quorum.Validity(l.ttl()):
 		return p, invalid("RefreshPolicy.Interval", p.Interval,
-			fmt.Sprintf("it must be above 0 and below the validity of a ttl of %v, %v", l.ttl, l.c.quorum.Validity(l.ttl)))
+			fmt.Sprintf("it must be above 0 and below the validity of a ttl of %v, %v", l.ttl(), l.c.quorum.Validity(l.ttl())))
 	case p.Timeout < 0:
 		return p, invalid("RefreshPolicy.Timeout", p.Timeout, "it must be above 0")
 	case p.MaxRefreshes < 0:
@@ -48,16 +48,17 @@ func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
 //
 // It has one timer and no goroutine. The timer begins a refresh; the refresh's outcome, or
 // the retry strategy, sets the timer again. That stops, and the lock runs out by itself,
-// when the policy says so or the deadline leaves no time; it stops at once when the lock
-// ends. Each refresh checks the deadline first, so that after a pause of the process
-// nothing is sent for a lock that is over.
+// when the policy says so or the deadline leaves no time. Release stops the timer; that of a
+// lock that was lost fires once more and finds out, for a function that hears of the end
+// would take more memory than all the rest here. Each refresh checks the deadline first, so
+// that after a pause of the process nothing is sent for a lock that is over.
 type autoRefresh struct {
 	l      *Lock
 	policy RefreshPolicy
 	began  time.Time
 
 	mu        sync.Mutex // guards what follows
-	timer     *time.Timer
+	timer     *time.Timer // nil until start
 	refreshes int
 	failures  int // consecutive
 	stopped   bool
@@ -80,12 +81,9 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
 	}
 	a.start()
-	if _, why, over := l.onEnd(func(error) { a.stop() }); over {
+	if err := l.Err(); err != nil { // Release may have come before it could see a
 		a.stop()
-		if why == nil {
-			why = ErrNotHeld
-		}
-		return l.c.ended(l.place().Key(), why)
+		return l.c.ended(l.place().Key(), err)
 	}
 	return nil
 }
@@ -93,6 +91,9 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 func (a *autoRefresh) start() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.stopped { // by a Release in this instant
+		return
+	}
 	// A lock that was handed over may have less than its ttl left.
 	a.timer = time.AfterFunc(min(a.policy.Interval, time.Until(a.l.Until())/2), a.due)
 }
@@ -101,7 +102,9 @@ func (a *autoRefresh) stop() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stopped = true
-	a.timer.Stop()
+	if a.timer != nil {
+		a.timer.Stop()
+	}
 }
 
 // due begins a refresh, unless the policy has it end here.
@@ -128,7 +131,7 @@ func (a *autoRefresh) notYet() time.Duration {
 	if n := a.l.nest.Load(); n == nil || n.outermost == a.l {
 		return 0
 	}
-	interval, valid := a.policy.Interval, a.l.c.quorum.Validity(a.l.ttl)
+	interval, valid := a.policy.Interval, a.l.c.quorum.Validity(a.l.ttl())
 	age := valid - time.Until(a.l.Until()) // of the last refresh
 	return interval + min(interval, valid-interval)*(20+jitter.N(30))/100 - age
 }

@@ -172,3 +172,25 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 		}
 	})
 }
+
+// A Release in the instant in which AutoRefresh begins stops it too: nothing is refreshed
+// any more, and AutoRefresh says that the lock is over if it came second.
+func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		for range 100 {
+			l := mustLock(t, c, "k", 300*time.Millisecond)
+			began := make(chan error)
+			go func() { began <- l.AutoRefresh(flightlock.RefreshPolicy{}) }()
+			mustRelease(t, l)
+			if err := <-began; err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
+				t.Error(err)
+			}
+		}
+		before := c.Stats().Refreshes
+		time.Sleep(time.Second)
+		if n := c.Stats().Refreshes; n != before {
+			t.Errorf("%d refreshes of locks that were released", n-before)
+		}
+	})
+}

@@ -36,43 +36,44 @@ func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*L
 
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode) (*Lock, error) {
 	retry = orDefault(retry)
-	full, err := c.checked(key, ttl, retry)
-	if err != nil {
+	if err := c.checked(key, ttl, retry); err != nil {
 		return nil, err
 	}
 	if mode != flight.Alone {
-		if l := c.reenter(ctx, full); l != nil {
+		if l := c.reenter(ctx, key); l != nil {
 			return l, nil
 		}
 	}
-	l := c.newLock(ttl)
-	if err := c.flights.Acquire(ctx, full, &l.hold, l.ttl, retry, mode); err != nil {
+	l := c.newLock()
+	if err := c.flights.Acquire(ctx, key, &l.hold, ttl.Truncate(time.Millisecond), retry, mode); err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-// checked gives the key as the nodes know it, if all that a caller asks for can be.
-func (c *Client) checked(key string, ttl time.Duration, retry RetryStrategy) (full string, err error) {
-	full = c.opts.KeyPrefix + key
-	return full, errors.Join(checkKey(key, full), c.checkTTL(ttl), checkStrategy(retry))
+// checked says what of that which a caller asks for cannot be.
+func (c *Client) checked(key string, ttl time.Duration, retry RetryStrategy) error {
+	return errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry))
 }
 
 // newLock is the Lock of a caller that is about to ask for it.
-func (c *Client) newLock(ttl time.Duration) *Lock {
+func (c *Client) newLock() *Lock {
 	c.leaveWord()
-	return &Lock{c: c, ttl: ttl.Truncate(time.Millisecond)}
+	return &Lock{c: c}
 }
 
-// flightConfig connects the local tier to the quorum, and gives it the words for errors.
+// flightConfig connects the local tier to the quorum, and gives it the words for errors. The
+// local tier knows keys as callers do, so that a lock that is handed over costs no string; the
+// prefix comes before them where they go to the nodes.
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
 		Prepare: func(key string, ttl time.Duration, tokens int64, contender string, done func(flight.Lease, flight.Grant, *flight.Outcome)) flight.Attempt {
 			l := &lease{c: c, asked: done}
-			c.quorum.Prepare(&l.Lease, key, ttl, tokens, contender)
+			c.quorum.Prepare(&l.Lease, c.full(key), ttl, tokens, contender)
 			return l
 		},
-		Watch: c.watch(), Leave: c.quorum.Leave, Turn: node.TurnTime(c.opts.NodeTimeout), Alone: len(c.nodes) == 1,
+		Watch: c.watch(), Leave: func(key, contender string) { c.quorum.Leave(c.full(key), contender) },
+		Turn: node.TurnTime(c.opts.NodeTimeout), Alone: len(c.nodes) == 1,
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
@@ -89,7 +90,7 @@ func (c *Client) watch() func(key, contender string, hear func(flight.News)) (st
 		return nil
 	}
 	return func(key, contender string, hear func(flight.News)) func() {
-		return c.quorum.Watch(key, contender, func(n quorum.News) { hear(flight.News(n)) })
+		return c.quorum.Watch(c.full(key), contender, func(n quorum.News) { hear(flight.News(n)) })
 	}
 }
 
@@ -121,7 +122,7 @@ func (l *lease) Acquired(g quorum.Grant, f *quorum.Failure) {
 }
 
 // key is the lock key as the caller knows it.
-func (l *lease) key() string { return l.c.short(l.Key()) }
+func (l *lease) key() string { return l.Key()[len(l.c.opts.KeyPrefix):] }
 
 func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(flight.Grant, *flight.Outcome)) {
 	l.Lease.Refresh(ttl, more, timeout, look, func(g quorum.Grant, f *quorum.Failure) {
@@ -161,12 +162,12 @@ func outcome(key string, f *quorum.Failure) *flight.Outcome {
 		Taken: f.Reason == quorum.Taken, Owned: f.Owned}
 }
 
-// short is a lock key as the caller knows it.
-func (c *Client) short(key string) string { return key[len(c.opts.KeyPrefix):] }
+// full is a lock key as the nodes know it.
+func (c *Client) full(key string) string { return c.opts.KeyPrefix + key }
 
 // busy is the error for a key that somebody in this process has or wants.
 func (c *Client) busy(key, owner string) error {
-	e := &QuorumError{Op: "acquire", Key: c.short(key), Need: c.quorum.Need(), sentinel: ErrNotAcquired,
+	e := &QuorumError{Op: "acquire", Key: key, Need: c.quorum.Need(), sentinel: ErrNotAcquired,
 		reason: errors.New("others of this process wait for it")}
 	if owner != "" {
 		e.reason = fmt.Errorf("this process holds it, as %q", owner)
@@ -176,7 +177,7 @@ func (c *Client) busy(key, owner string) error {
 
 // gaveUp adds to the last outcome that the caller's ctx has ended.
 func (c *Client) gaveUp(key string, ctxErr, last error) error {
-	e := QuorumError{Op: "acquire", Key: c.short(key), Need: c.quorum.Need(), sentinel: ErrNotAcquired}
+	e := QuorumError{Op: "acquire", Key: key, Need: c.quorum.Need(), sentinel: ErrNotAcquired}
 	var seen *QuorumError
 	if errors.As(last, &seen) {
 		e = *seen
@@ -186,13 +187,13 @@ func (c *Client) gaveUp(key string, ctxErr, last error) error {
 }
 
 func (c *Client) crowded(key string) error {
-	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", c.short(key), ErrTooManyWaiters, c.opts.MaxWaiters)
+	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters, c.opts.MaxWaiters)
 }
 
 // ended is the error for using a lock that is over.
 func (c *Client) ended(key string, why error) error {
 	if errors.Is(why, ErrNotHeld) {
-		return fmt.Errorf("lock %q: %w", c.short(key), why)
+		return fmt.Errorf("lock %q: %w", key, why)
 	}
-	return fmt.Errorf("lock %q: %w: %w", c.short(key), ErrNotHeld, why)
+	return fmt.Errorf("lock %q: %w: %w", key, ErrNotHeld, why)
 }

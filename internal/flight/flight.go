@@ -121,6 +121,9 @@ type todo struct {
 	gone   func(error) // hears what became of that, if it is not nil
 }
 
+// nothing is what there is to do after most handoffs.
+func (t *todo) nothing() bool { return len(t.calls) == 0 && t.tokens == 0 && t.leave == nil }
+
 func (f *flight) laterLocked(do func()) { f.todo.calls = append(f.todo.calls, do) }
 
 // unlock lets go of mu and does what had to wait for that.
@@ -129,6 +132,10 @@ func (f *flight) unlock() { f.unlockInline(false) }
 // unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
 // that of a caller that came to acquire or to release.
 func (f *flight) unlockInline(inline bool) {
+	if f.todo.nothing() {
+		f.mu.Unlock()
+		return
+	}
 	next, ttl := f.todo, f.wish
 	f.todo = todo{}
 	f.mu.Unlock()
@@ -275,7 +282,7 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 	err := f.g.cfg.GaveUp(f.key, ctxErr, f.busyLocked())
 	if h.state == holding {
 		f.endLocked(h, released, nil)
-		f.passLocked(time.Now(), nil)
+		f.passLocked(time.Now())
 	}
 	return err
 }
@@ -392,6 +399,6 @@ func (f *flight) pausingLocked() bool {
 func (f *flight) overdueLocked(now time.Time) {
 	if h := f.cur; h != nil && clock.Passed(now, h.until) {
 		f.endLocked(h, lost, f.g.cfg.Expired)
-		f.passLocked(now, nil)
+		f.passLocked(now)
 	}
 }

@@ -32,16 +32,16 @@ type Hold struct {
 	// guarded by f.mu
 	state      state
 	way        Way         // does not change once the wait is over
+	ends       bool        // its pace ends when patience fires; else look again then
+	failures   int32       // how many failures its pace has been asked about
 	next, prev *Hold       // in the queue
-	failures   int         // how many failures its pace has been asked about
 	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
 	patience   *time.Timer // for giveUp; nil if its pace has no end, or paces the flight
-	ends       bool        // its pace ends when patience fires; else look again then
 	fence      int64
 	lease      Lease
-	until      time.Time // when this Hold is over if nothing renews it
-	limit      time.Time // how far renewals for the flight's own sake may move until
-	why        error     // lost: why
+	until      time.Time     // when this Hold is over if nothing renews it
+	room       time.Duration // how far renewals for the flight's own sake may move until
+	why        error         // lost: why
 	onEnd      map[*func(error)]struct{}
 
 	// news gets a value when a caller of AcquireUnless is to look; nil for others.
@@ -228,15 +228,27 @@ func (h *Hold) Release() error {
 		return err
 	}
 	f.endLocked(h, released, nil)
-	gone := f.g.endings.Get().(*ending)
-	defer f.g.endings.Put(gone)
-	wait := f.passLocked(now, gone.tell)
-	f.unlockInline(true)
-	if !wait {
+	if !f.passLocked(now) {
+		f.unlockInline(true)
 		return nil
 	}
-	return <-gone.heard
+	gone := f.g.endings.Get().(*ending)
+	f.todo.gone = gone.tell
+	f.unlockInline(true)
+	err := <-gone.heard
+	f.g.endings.Put(gone)
+	return err
 }
+
+// moveLocked sets when h is over, and how far renewals for the flight's own sake may move
+// that.
+func (h *Hold) moveLocked(until, limit time.Time) { h.until, h.room = until, limit.Sub(until) }
+
+// limitLocked is how far they may.
+func (h *Hold) limitLocked() time.Time { return h.until.Add(h.room) }
+
+// TTL is what h was asked for with.
+func (h *Hold) TTL() time.Duration { return h.ttl }
 
 // Refresh gives h its full ttl again and calls done once, with nil or the reason why not;
 // the error says too whether h is over.
@@ -263,7 +275,7 @@ func (h *Hold) failed(now time.Time) bool {
 		return true
 	}
 	h.failures++
-	d, ok := h.pace.Next(h.failures)
+	d, ok := h.pace.Next(int(h.failures))
 	h.due = now.Add(max(d, minDelay))
 	return ok
 }
@@ -282,7 +294,7 @@ func (h *Hold) takeOver(now time.Time) {
 // since it came.
 func (h *Hold) advance(now time.Time) {
 	for !h.due.After(now) {
-		d, ok := h.pace.Next(h.failures + 1)
+		d, ok := h.pace.Next(int(h.failures) + 1)
 		if !ok {
 			return
 		}
@@ -295,7 +307,7 @@ func (h *Hold) advance(now time.Time) {
 // failed; if ends is false, it would go on longer than was looked.
 func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
 	wait = h.due.Sub(now)
-	for n := h.failures + 1; n <= h.failures+maxSteps && wait < maxWait; n++ {
+	for n := int(h.failures) + 1; n <= int(h.failures)+maxSteps && wait < maxWait; n++ {
 		d, ok := h.pace.Next(n)
 		if !ok {
 			return wait, true

@@ -86,7 +86,7 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 	if f.n > 0 {
 		f.stale = f.staleAt(now, f.head.ttl)
 	}
-	f.passLocked(now, nil)
+	f.passLocked(now)
 }
 
 // pauseLocked waits after a failed attempt.
@@ -118,54 +118,58 @@ func (f *flight) paceLocked(now time.Time) {
 
 // passLocked decides what becomes of a lease that nobody holds: it goes to the front
 // waiter, now or when it has been renewed, or back to the nodes. In the last case it
-// reports true, and gone, if there is one, hears the outcome of the release.
-func (f *flight) passLocked(now time.Time, gone func(error)) (released bool) {
+// reports true; todo.gone may be set then, to hear the outcome of the release.
+func (f *flight) passLocked(now time.Time) (released bool) {
 	h := f.head
-	switch {
-	case h == nil, clock.Passed(now, f.until), f.g.cfg.Slice < 0 && f.holds > 0:
-		f.letGoLocked(gone)
+	if h == nil {
+		f.letGoLocked()
 		return true
-	case f.shortLocked(h, now), f.leftLocked() == 0:
+	}
+	switch left := clock.Left(now, f.until); {
+	case left <= 0, f.g.cfg.Slice < 0 && f.holds > 0:
+		f.letGoLocked()
+		return true
+	case f.shortLocked(h, left), f.leftLocked() == 0:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
 	default:
-		return f.shareLocked(h, now, gone)
+		return f.shareLocked(h, now, left)
 	}
 	return false
 }
 
-// shareLocked hands a good lease to h, or ends the slice.
-func (f *flight) shareLocked(h *Hold, now time.Time, gone func(error)) (released bool) {
+// shareLocked hands a good lease, which has that much left, to h, or ends the slice.
+func (f *flight) shareLocked(h *Hold, now time.Time, left time.Duration) (released bool) {
 	switch f.turnLocked(now) {
 	case yield:
-		f.yieldLocked(gone)
+		f.yieldLocked()
 		return true
 	case look:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
 	default:
-		f.giveLocked(h, now)
+		f.giveLocked(h, now, left)
 	}
 	return false
 }
 
-// shortLocked says that the lease must be renewed before h may have it. What an attempt
+// shortLocked says that the lease, which has that much left, must be renewed before h may have it. What an attempt
 // for h's ttl has just won is not: asking again would take as long.
-func (f *flight) shortLocked(h *Hold, now time.Time) bool {
+func (f *flight) shortLocked(h *Hold, left time.Duration) bool {
 	fresh := f.holds == 0 && h.ttl <= f.wish
-	return !fresh && clock.Left(now, f.until) < h.ttl/2
+	return !fresh && left < h.ttl/2
 }
 
-// giveLocked makes h, the front waiter, the current Hold.
-func (f *flight) giveLocked(h *Hold, now time.Time) {
+// giveLocked makes h, the front waiter, the current Hold of the lease, which has that much
+// left.
+func (f *flight) giveLocked(h *Hold, now time.Time, left time.Duration) {
 	f.dropLocked(h)
 	h.state, h.lease, h.fence = holding, f.lease, f.tokenLocked()
 	valid := f.g.cfg.Validity(h.ttl)
-	h.limit = now.Add(valid)
-	// By both clocks: the lease may be older than a sleep of the machine, and now is not.
-	h.until = now.Add(min(valid, clock.Left(now, f.until)))
+	left = min(valid, left) // by both clocks: the lease may be older than a sleep of the machine, and now is not
+	h.until, h.room = now.Add(left), valid-left
 	f.cur = h
 	if f.holds++; f.holds > 1 {
 		h.way = Handed
@@ -202,12 +206,12 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 
 // letGoLocked gives the lease back to the nodes. Whoever waits contends anew after that,
 // whoever comes meanwhile included.
-func (f *flight) letGoLocked(gone func(error)) { f.partLocked("", gone) }
+func (f *flight) letGoLocked() { f.partLocked("") }
 
 // partLocked is letGoLocked, but if there is a rival, it has the next turn, and whoever
 // waits here waits for the one after that.
-func (f *flight) partLocked(rival string, gone func(error)) {
-	f.todo.leave, f.todo.rival, f.todo.gone = f.lease, rival, gone
+func (f *flight) partLocked(rival string) {
+	f.todo.leave, f.todo.rival = f.lease, rival
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
 	f.parting, f.again, f.free = true, false, time.Time{}
@@ -372,7 +376,7 @@ func (f *flight) refreshed(l Lease, served []ask, looked bool, g Grant, o *Outco
 	case f.cur != nil:
 		f.refreshLocked()
 	case f.leftLocked() == 0: // could not be renewed: contend anew
-		f.letGoLocked(nil)
+		f.letGoLocked()
 	default:
 		f.grantOrLetGoLocked(time.Now())
 	}
@@ -381,13 +385,14 @@ func (f *flight) refreshed(l Lease, served []ask, looked bool, g Grant, o *Outco
 // grantOrLetGoLocked follows a renewal that a waiter was kept waiting for. It does not
 // renew again: if the refresh took so long that half the ttl is gone, the next would too.
 func (f *flight) grantOrLetGoLocked(now time.Time) {
+	left := clock.Left(now, f.until)
 	switch h := f.head; {
-	case h == nil, clock.Left(now, f.until) < h.ttl/2:
-		f.letGoLocked(nil)
+	case h == nil, left < h.ttl/2:
+		f.letGoLocked()
 	case f.turnLocked(now) == yield:
-		f.yieldLocked(nil)
+		f.yieldLocked()
 	default:
-		f.giveLocked(h, now)
+		f.giveLocked(h, now, left)
 	}
 }
 
@@ -404,7 +409,8 @@ func (f *flight) renewedLocked(g Grant) {
 	}
 	if h := f.cur; h != nil {
 		// The flight's own renewal: within what the handoff promised.
-		h.until = later(h.until, earlier(f.until, h.limit))
+		limit := h.limitLocked()
+		h.moveLocked(later(h.until, earlier(f.until, limit)), limit)
 	}
 }
 
@@ -417,8 +423,7 @@ func (f *flight) answerLocked(a ask, g Grant, o *Outcome) {
 	case o != nil:
 		err = o.Err
 	default:
-		a.h.until = later(a.h.until, g.Until)
-		a.h.limit = later(a.h.limit, g.Until)
+		a.h.moveLocked(later(a.h.until, g.Until), later(a.h.limitLocked(), g.Until))
 	}
 	f.laterLocked(func() { a.done(err) })
 }
@@ -428,7 +433,7 @@ func (f *flight) loseLocked(err error) {
 	if f.cur != nil {
 		f.endLocked(f.cur, lost, f.g.cfg.LostWith(err))
 	}
-	f.letGoLocked(nil) // on some nodes it may still be there
+	f.letGoLocked() // on some nodes it may still be there
 }
 
 // Closing.
@@ -452,7 +457,8 @@ func (f *flight) evict(given *sync.WaitGroup) bool {
 	}
 	f.endLocked(h, lost, f.g.cfg.Closed)
 	gone := make(chan error, 1)
-	f.letGoLocked(func(err error) { gone <- err })
+	f.letGoLocked()
+	f.todo.gone = func(err error) { gone <- err }
 	given.Go(func() { _ = <-gone })
 	return true
 }

@@ -179,7 +179,7 @@ func (f *flight) countLocked(now time.Time) {
 	h := f.head
 	h.takeOver(now)
 	for !isEndless(h.pace) && !now.Before(h.due) {
-		if _, ok := h.pace.Next(h.failures + 1); !ok {
+		if _, ok := h.pace.Next(int(h.failures) + 1); !ok {
 			f.askLocked(h)
 			return
 		}
@@ -244,8 +244,8 @@ func (f *flight) sawLocked(rival string, failed bool) {
 }
 
 // yieldLocked gives the lease to the rival that was seen, and has the flight wait.
-func (f *flight) yieldLocked(gone func(error)) {
+func (f *flight) yieldLocked() {
 	rival := f.contest.rival
 	f.contest.rival, f.contest.wanting = "", true
-	f.partLocked(rival, gone)
+	f.partLocked(rival)
 }
