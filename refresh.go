@@ -57,7 +57,7 @@ type autoRefresh struct {
 	policy RefreshPolicy
 	began  time.Time
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex  // guards what follows
 	timer     *time.Timer // nil until start
 	refreshes int
 	failures  int // consecutive
