@@ -377,7 +377,7 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 					}
 					return some
 				}
-				var log bytes.Buffer
+				var log syncBuffer
 				ours := lockOnce(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, pick(tc.ours)...)
 				theirs := lockOnce(t, flightlock.Options{}, pick(tc.theirs)...)
 				time.Sleep(4 * time.Minute) // both have left word, and again
