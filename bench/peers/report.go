@@ -219,7 +219,7 @@ func ratioTo(bt bout, s summary, rival string) string {
 
 // notes say what a group's figures mean, where that is not plain.
 var notes = map[string]string{
-	"hot key": "Rivals that poll are fast here by starving: one goroutine takes the lock again before anybody else looks (Jain near 1/1000), the others " +
+	"hot key": "Rivals that poll at long intervals are fast here by starving: one goroutine takes the lock again before anybody else looks (Jain near 1/1000), the others " +
 		"wait until the end. Waits that the end cut short count with what they were, so the rivals' p99 is at most the length of the load.",
 	"limits": "No waits are noted and no work is done, so that nothing but lock and release is measured. The semaphore and the mutex lock in " +
 		"the memory of one process.",
