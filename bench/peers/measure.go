@@ -24,7 +24,7 @@ type record struct {
 var quantiles = []float64{0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 1}
 
 // boutTimeout is the longest that a bout may take: a rival that hangs is killed.
-const boutTimeout = time.Minute
+const boutTimeout = 25 * time.Second
 
 // measure has one rival do one bout.
 func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec record, err error) {
