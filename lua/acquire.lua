@@ -23,13 +23,16 @@
 --                    says of its own state (OOM, READONLY, ...); nothing was written
 --
 -- A bucket that is missing (first use, flush, empty restart) starts at the node's own
--- clock in microseconds, so that tokens go on rising although the count was lost.
+-- clock in microseconds, so that tokens go on rising although the count was lost. One that
+-- is there, but of a time before the node's memory began (a restart with old data), goes on
+-- above the microsecond in which that was.
 --
--- Two locals stand before this text (see lua.go). memory is the name of the node's memory
+-- Three locals stand before this text (see lua.go). memory is the name of the node's memory
 -- (see boot.lua), or false where that does not matter. A node that was flushed since, or
 -- restarted, has another name in its marker: boot.lua must run before it is asked for a
 -- vote. run is the process, for servers before Redis 7, which hand scripts on to replicas
--- and to the process after a restart.
+-- and to the process after a restart. floor is when the memory began, in microseconds of the
+-- node's clock, or 0.
 --
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
@@ -64,6 +67,10 @@ if granted then
     c = t[1] * 1000000 + t[2] + block
     redis.call('SET', KEYS[2], string.format('%.0f', c))
   end
+  if c < floor + block then
+    c = floor + block
+    redis.call('SET', KEYS[2], string.format('%.0f', c))
+  end
   if ARGV[4] and c < tonumber(ARGV[4]) then
     c = tonumber(ARGV[4])
     redis.call('SET', KEYS[2], string.format('%.0f', c))
@@ -96,12 +103,12 @@ if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 local c = tonumber(redis.call('GET', KEYS[2]) or 0)
-local floor = tonumber(ARGV[4] or 0)
+local reserved = tonumber(ARGV[4] or 0)
 if c <= 0 then
   local t = redis.call('TIME')
   c = t[1] * 1000000 + t[2]
-  redis.call('SET', KEYS[2], string.format('%.0f', math.max(c, floor)))
-elseif c < floor then
-  redis.call('SET', KEYS[2], string.format('%.0f', floor))
+  redis.call('SET', KEYS[2], string.format('%.0f', math.max(c, reserved)))
+elseif c < reserved then
+  redis.call('SET', KEYS[2], string.format('%.0f', reserved))
 end
-return -math.max(c, floor)
+return -math.max(c, reserved)

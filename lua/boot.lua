@@ -10,7 +10,7 @@
 -- ARGV[3]  the name of a memory that is to be established because no node of the quorum
 --          ever was; '' for none
 --
--- Reply: {name, state, age, run, version, why}
+-- Reply: {name, state, age, run, version, why, since}
 --   name     of the memory. It changes when something was lost
 --   state    new: the marker was missing, so the node is new, or lost all it had
 --            lost: the marker is of another process, or of a time before the node was last
@@ -20,6 +20,8 @@
 --   run      the process, '' if it is not told
 --   version  of the server, '' if it is not told
 --   why      it is not told
+--   since    when the memory began, in microseconds of the node's clock: no counter that is
+--            lower is of that memory
 --
 -- INFO tells the process (run_id), and when it was last made a master: it keeps the
 -- replication id that it had as a replica, with an offset. The ids of a node that never
@@ -76,4 +78,4 @@ if value ~= past then
   redis.call('SET', KEYS[2], value)
   redis.call('SET', KEYS[1], name)
 end
-return {name, state, now - since, self, version, why}
+return {name, state, now - since, self, version, why, since}

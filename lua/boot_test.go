@@ -168,13 +168,13 @@ func TestAcquireInAMemory(t *testing.T) {
 			{"m1", "another", true, true},
 		} {
 			s.Del(t.Context(), key)
-			in := lua.AcquireIn(tc.memory, tc.run, tc.informed)
+			in := lua.AcquireIn(tc.memory, tc.run, tc.informed, 0)
 			call := func() error {
 				_, err := s.run(in, []string{key, bucket}, "o", minute, 1)
 				return err
 			}
 			if s.batched { // after another acquire, which looks at the memory for both
-				in = lua.BatchIn(tc.memory, tc.run, tc.informed)
+				in = lua.BatchIn(tc.memory, tc.run, tc.informed, 0)
 				call = func() error {
 					keys := []string{"lock:first", bucket, key, bucket}
 					both := s.answers(in, keys, "a23a20", "o", minute, 1, "o")
@@ -193,8 +193,42 @@ func TestAcquireInAMemory(t *testing.T) {
 				t.Errorf("the key is there: %v", there)
 			}
 		}
-		if lua.AcquireIn("m1", "", true) == lua.AcquireIn("m1", "", false) || lua.BatchIn("m1", "", true) == lua.BatchIn("m1", "", false) {
+		if lua.AcquireIn("m1", "", true, 0) == lua.AcquireIn("m1", "", false, 0) || lua.BatchIn("m1", "", true, 0) == lua.BatchIn("m1", "", false, 0) {
 			t.Error("a client that is not told the process proves the memory for one that is")
+		}
+	})
+}
+
+// A memory's tokens are above the microsecond in which it began, although old data has brought
+// back a lower counter; one that is higher goes on as it was.
+func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		since := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "").([]any)[6].(int64)
+		if words := strings.Fields(s.value(lua.Past)); words[2] != fmt.Sprint(since) {
+			t.Errorf("began at %d, remembers %q", since, words)
+		}
+		for _, c := range []struct{ was, block, want int64 }{
+			{1000, 5, since + 5},
+			{since - 3, 5, since + 5},
+			{since, 5, since + 5},
+			{since + 1, 5, since + 6},
+			{since + 9, 0, since + 9},
+			{1000, 0, since},
+		} {
+			s.set(bucket, c.was, 0)
+			s.Del(t.Context(), key, "lock:first")
+			if s.batched { // after another acquire, which must leave it the floor
+				s.set("first", c.was, 0)
+				answers := s.answers(lua.BatchIn("m1", "", true, since), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
+				s.want(answers, []any{c.want, c.want})
+			} else {
+				got, err := s.run(lua.AcquireIn("m1", "", true, since), []string{key, bucket}, "o", minute, c.block)
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.want(got, c.want)
+			}
+			s.wantCounter(c.want)
 		}
 	})
 }

@@ -55,7 +55,7 @@ const (
 )
 
 // anyMemory stands before acquire where the memory does not matter.
-const anyMemory = "local memory, run = false, false\n"
+const anyMemory = "local memory, run, floor = false, false, 0\n"
 
 // AcquireIn is Acquire for a node whose memory has that name: it grants nothing in another.
 // Only boot.lua may bring about that a server knows it, by the answer of the same
@@ -64,17 +64,19 @@ const anyMemory = "local memory, run = false, false\n"
 // run is the process, if it must be looked for as well. informed says that boot.lua was told
 // the process. Who is not does not see all that is lost, so it has a script of its own,
 // which nobody who sees it takes for a proof.
-func AcquireIn(memory, run string, informed bool) Script {
-	return newScript(inMemory(memory, run, informed) + acquire)
+//
+// since is when the memory began, as boot.lua says: tokens that are granted in it are larger.
+func AcquireIn(memory, run string, informed bool, since int64) Script {
+	return newScript(inMemory(memory, run, informed, since) + acquire)
 }
 
 // BatchIn is Batch with that Acquire. What is said of one goes for the other.
-func BatchIn(memory, run string, informed bool) Script {
-	return newBatch(inMemory(memory, run, informed))
+func BatchIn(memory, run string, informed bool, since int64) Script {
+	return newBatch(inMemory(memory, run, informed, since))
 }
 
 // inMemory is what stands before acquire.
-func inMemory(memory, run string, informed bool) string {
+func inMemory(memory, run string, informed bool, since int64) string {
 	second := "nil"
 	switch {
 	case run != "":
@@ -82,7 +84,7 @@ func inMemory(memory, run string, informed bool) string {
 	case informed:
 		second = "false"
 	}
-	return fmt.Sprintf("local memory, run = %q, %s\n", memory, second)
+	return fmt.Sprintf("local memory, run, floor = %q, %s, %d\n", memory, second, since)
 }
 
 // The keys of boot.lua.

@@ -180,26 +180,28 @@ type answer struct {
 	name, run, version, why string
 	state                   MemoryState
 	began                   time.Time
+	since                   int64 // when it began, in microseconds of the node's clock
 }
 
 var memoryStates = map[string]MemoryState{"new": MemoryNew, "lost": MemoryLost, "kept": MemoryKept}
 
 func heardOf(val any) (answer, error) {
 	v, _ := val.([]any)
-	if len(v) != 6 {
+	if len(v) != 7 {
 		return answer{}, fmt.Errorf("unexpected reply %T to boot", val)
 	}
-	var texts [6]string
+	var texts [7]string
 	for i, x := range v {
 		texts[i] = fmt.Sprint(x)
 	}
 	state, known := memoryStates[texts[1]]
 	age, err := strconv.ParseInt(texts[2], 10, 64)
-	if !known || err != nil || texts[0] == "" {
+	since, err2 := strconv.ParseInt(texts[6], 10, 64)
+	if !known || err != nil || err2 != nil || texts[0] == "" {
 		return answer{}, fmt.Errorf("unexpected reply %v to boot", v)
 	}
 	began := time.Now().Add(-time.Duration(age) * time.Microsecond)
-	return answer{name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5]}, nil
+	return answer{name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5], since: since}, nil
 }
 
 // memory is what the server has said.
@@ -216,7 +218,7 @@ func (a answer) memory() *memory {
 	if major(a.version) < 7 {
 		run = a.run
 	}
-	made := newMemory(next, lua.AcquireIn(a.name, run, informed), lua.BatchIn(a.name, run, informed))
+	made := newMemory(next, lua.AcquireIn(a.name, run, informed, a.since), lua.BatchIn(a.name, run, informed, a.since))
 	made.told = true
 	return made
 }

@@ -14,6 +14,9 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
+// since is when the memories of a forgetful server began.
+const since = 1_700_000_000_000_000
+
 // forgetful is a fake server that gives its memory another name as often as there are names,
 // and then keeps the last one.
 type forgetful struct {
@@ -39,7 +42,7 @@ func (f *forgetful) answer(cmd []string) string {
 		if len(f.names) > 1 {
 			f.names = f.names[1:]
 		}
-		return "*6\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("")
+		return "*7\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n", since)
 	}
 	return ":1\r\n"
 }
@@ -77,7 +80,7 @@ func TestTheScriptOfAMemory(t *testing.T) {
 			if n.Memory() != nil {
 				t.Error("it knows the memory of a node that it never asked")
 			}
-			want := lua.AcquireIn("m3", tc.inScript, tc.run != "")
+			want := lua.AcquireIn("m3", tc.inScript, tc.run != "", since)
 			for i := range 2 {
 				rep := newAttempt(t, n, "k").acquire().want(t, Granted)
 				if rep.Memory == nil || rep.Memory.Name != "m3" || rep.Memory.State != MemoryKept || (rep.Memory.Blind == nil) != (tc.run != "") {

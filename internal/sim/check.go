@@ -164,7 +164,8 @@ func (ch *checker) served() {
 }
 
 // clean is the look when every lock was released a while ago. Keys of clients that were
-// ended may be there until they expire.
+// ended may be there until they expire, and so may those that were released and then brought
+// back by an old disk.
 func (ch *checker) clean() {
 	for _, s := range ch.w.servers {
 		if !s.up || ch.w.plan.copies > 0 { // what a copy of an acquire has made lives for its ttl
@@ -172,7 +173,7 @@ func (ch *checker) clean() {
 		}
 		for _, key := range s.sortedKeys() {
 			v := s.find(key)
-			if v == nil || !strings.HasPrefix(key, "lock:") {
+			if v == nil || v.old || !strings.HasPrefix(key, "lock:") {
 				continue
 			}
 			if c := ch.clientOf(v.text); c != nil && !c.closing {

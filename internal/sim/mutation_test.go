@@ -114,6 +114,13 @@ var mutations = []mutation{
 		new:  "	if true || ",
 	},
 	{
+		name: "a node with old data goes on from its old counters",
+		file: "lua/acquire.lua",
+		old:  "  if c < floor + block then\n",
+		new:  "  if false then\n",
+		pkg:  "./internal/sim", by: "TestTokensOfANodeThatForgotNeedTheClocks",
+	},
+	{
 		name: "a waiter that leaves with the lease keeps it",
 		file: "internal/flight/flight.go",
 		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(time.Now(), nil)\n	}\n	return err\n",

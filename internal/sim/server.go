@@ -294,6 +294,9 @@ func (s *server) restart(m memory) {
 	switch m {
 	case something:
 		s.keys = s.saved
+		for _, v := range s.keys {
+			v.old = true
+		}
 		s.saved = s.copy()
 	case nothing:
 		s.keys = map[string]*value{}

@@ -53,7 +53,7 @@ func TestSim(t *testing.T) {
 	for seed := *firstFlag; seed < *firstFlag+n; seed++ {
 		res := simulate(t, newPlan(seed, in), nil)
 		if len(res.violations) > 0 {
-			t.Errorf("seed %d: %s\ngo test ./internal/sim -run Sim -seed=%d -trace", seed, strings.Join(res.violations, "\n"), seed)
+			t.Errorf("seed %d: %s\ngo test ./internal/sim -run TestSim -args -seed=%d -trace", seed, strings.Join(res.violations, "\n"), seed)
 			if failed++; failed == maxFailed {
 				t.Fatal("that is enough")
 			}
@@ -112,27 +112,46 @@ func TestAmnesiaOfAMajorityIsNoticed(t *testing.T) {
 	}
 }
 
-// Tokens need the clocks when a node forgets its counters: here one is flushed, and when its
-// quarantine is over it votes together with a node that was away meanwhile. If its clock is
-// in step, its new counters are above all tokens that were given; if it is an hour behind,
-// they are not, although only one node of three ever lost anything.
-func TestTokensOfAFlushedNodeNeedTheClocks(t *testing.T) {
+// Tokens need the clocks when a node forgets its counters: here one is flushed, or restarts with
+// old data, and when its quarantine is over it votes together with a node that was away
+// meanwhile. If its clock is in step, its new counters are above all tokens that were given; if
+// it is an hour behind, they are not, although only one node of three ever lost anything.
+func TestTokensOfANodeThatForgotNeedTheClocks(t *testing.T) {
 	in := newInterpreter()
-	for behind, want := range map[time.Duration]bool{0: false, time.Hour: true} {
-		p := newPlan(1, in)
-		p.nodes, p.clients, p.workers, p.keys, p.down = 3, 2, 2, 1, nil
-		p.latency, p.spikes, p.copies, p.splits = 200*time.Microsecond, 0, 0, 0
-		p.maxTTL, p.chaos, p.enough = 100*time.Millisecond, time.Second, 1<<20
-		p.quarantine, p.forgets, p.loose = true, false, false
-		p.offsets, p.rates = []time.Duration{-behind, 0, 0}, []float64{1, 1, 1}
-		p.faults = []fault{
-			{what: crashServer, server: 2, at: 50 * time.Millisecond, lasts: 160 * time.Millisecond},
-			{what: flushServer, server: 0, at: 200 * time.Millisecond},
-			{what: crashServer, server: 1, at: 201 * time.Millisecond, lasts: time.Second},
+	forgets := map[string]fault{
+		"flushed":             {what: flushServer, at: 240 * time.Millisecond},
+		"restarted, old data": {what: crashServer, at: 240 * time.Millisecond, lasts: 500 * time.Microsecond, memory: something},
+	}
+	for name, forgot := range forgets {
+		for behind, want := range map[time.Duration]bool{0: false, time.Hour: true} {
+			p := newPlan(1, in)
+			p.nodes, p.clients, p.workers, p.keys, p.down = 3, 2, 2, 1, nil
+			p.latency, p.spikes, p.copies, p.splits = 200*time.Microsecond, 0, 0, 0
+			p.maxTTL, p.chaos, p.enough = 100*time.Millisecond, time.Second, 1<<20
+			p.quarantine, p.forgets, p.loose = true, forgot.memory == something, false
+			p.offsets, p.rates = []time.Duration{-behind, 0, 0}, []float64{1, 1, 1}
+			p.faults = []fault{
+				{what: stopServer, server: 2, at: 50 * time.Millisecond, lasts: 200 * time.Millisecond},
+				forgot,
+				{what: crashServer, server: 1, at: 241 * time.Millisecond, lasts: time.Second},
+			}
+			fell := strings.Contains(strings.Join(simulate(t, p, nil).violations, "\n"), "does not rise")
+			if fell != want {
+				t.Errorf("%s, its clock %v behind: tokens fell: %v, want %v", name, behind, fell, want)
+			}
 		}
-		fell := strings.Contains(strings.Join(simulate(t, p, nil).violations, "\n"), "does not rise")
-		if fell != want {
-			t.Errorf("a clock %v behind: tokens fell: %v, want %v", behind, fell, want)
+	}
+}
+
+// Seeds that once broke an invariant.
+func TestSeedsThatFailed(t *testing.T) {
+	in := newInterpreter()
+	for seed, what := range map[uint64]string{
+		10948: "a node with old data went on from its old counter",
+		13358: "an old disk brought back a key that was released",
+	} {
+		for _, v := range simulate(t, newPlan(seed, in), nil).violations {
+			t.Errorf("seed %d, %s: %s", seed, what, v)
 		}
 	}
 }

@@ -22,6 +22,7 @@ type value struct {
 	text    string
 	members []member // nil: it is a string
 	due     int64    // when it expires, in milliseconds; 0: never
+	old     bool     // a restart has brought it back from the disk
 }
 
 type member struct {
