@@ -123,7 +123,7 @@ var mutations = []mutation{
 	{
 		name: "a waiter that leaves with the lease keeps it",
 		file: "internal/flight/flight.go",
-		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(time.Now(), nil)\n	}\n	return err\n",
+		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(time.Now())\n	}\n	return err\n",
 		new:  "	}\n	return err\n",
 	},
 }
