@@ -726,6 +726,7 @@ func TestAMajorityIsEnough(t *testing.T) {
 		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
 			bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 				c := newClient(t, flightlock.Options{}, clients...)
+				mustRelease(t, mustLock(t, c, "first", time.Minute)) // all nodes of three and more must have been there once
 				q := n/2 + 1
 				for _, node := range nodes[q:] {
 					node.Down(true)
