@@ -2,10 +2,13 @@
 --
 -- KEYS[1]  the lock key
 -- KEYS[2]  the wants of that key: a sorted set of the contenders in other processes that
---          wait for it, by the time since when they do. Left out for the undo of an
---          attempt that was lost, which makes no turn
+--          wait for it, by the time since when they do. Left out with ARGV[2], for an undo
 -- ARGV[1]  owner; '' if there is only a want to be taken back
--- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster
+-- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster. The undo of an attempt that was lost, which makes no
+--          turn, has no more arguments than this: here, the contender that it was made for,
+--          if there is one. It goes on waiting, and the grant took away its want: that it gets
+--          back. A node that did not know it would not name it when the others do, and then
+--          whom it names instead would be granted its vote alone, lose, and not be known next
 -- ARGV[3]  how long a turn is kept, in milliseconds
 -- ARGV[4]  contender: the one that the owner asked as, '' if it never had to wait. It does
 --          not want the key any more
@@ -31,6 +34,7 @@ local turn = 'flightlock:turn:'
 local holder = redis.pcall('GET', KEYS[1])
 local ours, kept = holder == ARGV[1], false
 
+local undo = not ARGV[3]
 local contender = ARGV[4]
 if contender == '' then
   contender = nil
@@ -50,7 +54,16 @@ if not ours and not kept then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
-if not KEYS[2] or not ARGV[5] and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
+if undo then
+  redis.call('DEL', KEYS[1])
+  if KEYS[2] then
+    local t = redis.call('TIME')
+    redis.pcall('ZADD', KEYS[2], 'NX', string.format('%.0f', t[1] * 1000000 + t[2]), ARGV[2])
+    redis.pcall('PEXPIRE', KEYS[2], 10000)
+  end
+  return 1
+end
+if not ARGV[5] and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
   redis.call('DEL', KEYS[1])
   return ours and 1 or 0
 end

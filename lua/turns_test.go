@@ -214,6 +214,22 @@ func TestUndoMakesNoTurn(t *testing.T) {
 	})
 }
 
+// A contender whose attempt is undone has lost its want by the grant, and gets it back: the
+// node must know it when it is named. What is not there to be undone makes no want.
+func TestUndoGivesTheWantBack(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.reset()
+		s.ask("a", "me-1")
+		s.want(s.must(lua.Release, []string{key, wants}, "a", "me-1"), int64(1))
+		s.want(s.value(key), "<none>")
+		s.wantWaiting("me-1")
+
+		s.reset()
+		s.want(s.must(lua.Release, []string{key, wants}, "a", "me-1"), int64(0))
+		s.wantWaiting()
+	})
+}
+
 // Nothing about wants can keep a release from its work: not a key of another type, not
 // memory that has run out, not a right that is missing.
 func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {

@@ -280,6 +280,7 @@ type request struct {
 	next, prev *request              // guarded by the queue's mu
 
 	parting *Parting // of a release; nil: an undo
+	bare    bool     // of a release: nothing but the key can be reached
 	look    string   // of a refresh: who asks for rivals; "": nobody does
 }
 
@@ -289,7 +290,7 @@ func (r *request) keys(to []any) []any {
 	to = append(to, t.key)
 	switch {
 	case r.op == opRelease:
-		if r.parting != nil {
+		if !r.bare && (r.parting != nil || t.contender != "") {
 			to = append(to, t.wants())
 		}
 		return to
@@ -321,7 +322,9 @@ func (r *request) values(to []any) []any {
 		}
 	case opRelease:
 		to = append(to, t.owner)
-		if p := r.parting; p != nil {
+		switch p := r.parting; {
+		case r.bare:
+		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
 			if p.Contender != "" {
 				to = append(to, p.Contender)
@@ -329,6 +332,8 @@ func (r *request) values(to []any) []any {
 			if p.Rival != "" {
 				to = append(to, p.Rival)
 			}
+		case t.contender != "":
+			to = append(to, t.contender)
 		}
 	}
 	return to
@@ -337,7 +342,7 @@ func (r *request) values(to []any) []any {
 // alike reports whether r's values are those of p, but for the owner.
 func (r *request) alike(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.n1 == p.n1 && r.n2 == p.n2 &&
-		r.parting == p.parting && r.look == p.look && r.e.t.contender == p.e.t.contender
+		r.parting == p.parting && r.bare == p.bare && r.look == p.look && r.e.t.contender == p.e.t.contender
 }
 
 // moot reports whether r need not be written any more, and what to answer then.
