@@ -7,13 +7,14 @@
 -- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster. The undo of an attempt that was lost, which makes no
 --          turn, has no more arguments than this: here, the contender that it was made for,
 --          if there is one. It goes on waiting, and the grant took away its want: that it gets
---          back. A node that did not know it would not name it when the others do, and then
---          whom it names instead would be granted its vote alone, lose, and not be known next
+--          back. A node that did not know it would not name it when the others do; whom it
+--          names instead would be granted its vote alone, lose, and not be known next
 -- ARGV[3]  how long a turn is kept, in milliseconds
 -- ARGV[4]  contender: the one that the owner asked as, '' if it never had to wait. It does
 --          not want the key any more
 -- ARGV[5]  rival: the contender whose turn it is to be, because the nodes must agree on
---          one. The contender of ARGV[4] goes to the end of the wants. May be left out:
+--          one. The contender of ARGV[4] goes to the end of the wants, even where the key is
+--          not the owner's. May be left out:
 --          then the one that waits longest comes next
 --
 -- Reply
@@ -39,9 +40,17 @@ local contender = ARGV[4]
 if contender == '' then
   contender = nil
 end
-if contender then
+kept = contender and holder == turn .. contender
+
+-- Whoever yields or is undone goes on waiting, at the end: also where the key is not its own
+-- any more, or never was, for each node must know all that wait.
+local again = ARGV[5] and contender or undo and ours and ARGV[2]
+if again then
+  local t = redis.call('TIME')
+  redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), again)
+  redis.pcall('PEXPIRE', KEYS[2], 10000)
+elseif contender then
   redis.pcall('ZREM', KEYS[2], contender)
-  kept = holder == turn .. contender
 end
 
 if not ours and not kept then
@@ -54,16 +63,7 @@ if not ours and not kept then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
-if undo then
-  redis.call('DEL', KEYS[1])
-  if KEYS[2] then
-    local t = redis.call('TIME')
-    redis.pcall('ZADD', KEYS[2], 'NX', string.format('%.0f', t[1] * 1000000 + t[2]), ARGV[2])
-    redis.pcall('PEXPIRE', KEYS[2], 10000)
-  end
-  return 1
-end
-if not ARGV[5] and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
+if undo or not ARGV[5] and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- or nobody waits
   redis.call('DEL', KEYS[1])
   return ours and 1 or 0
 end
@@ -79,7 +79,7 @@ for _ = 1, 100 do
   redis.pcall('ZREM', KEYS[2], name)
   local client = string.match(name, '^(.*%-)')
   for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], 0, 99) or {}) do
-    if string.sub(other, 1, #client) == client then
+    if string.sub(other, 1, #client) == client and other ~= again then
       redis.pcall('ZREM', KEYS[2], other)
     end
   end
@@ -88,17 +88,9 @@ end
 local chosen = first[1]
 
 local rival = ARGV[5]
-if rival then
-  if rival ~= chosen then
-    local score = redis.pcall('ZSCORE', KEYS[2], rival)
-    chosen = type(score) == 'string' and score ~= '0' and rival or chosen
-  end
-  if contender then
-    local t = redis.call('TIME')
-    redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
-    redis.pcall('PEXPIRE', KEYS[2], 10000)
-    chosen = chosen or contender
-  end
+if rival and rival ~= chosen then
+  local score = redis.pcall('ZSCORE', KEYS[2], rival)
+  chosen = type(score) == 'string' and score ~= '0' and rival or chosen
 end
 
 local made = chosen and redis.pcall('SET', KEYS[1], turn .. chosen, 'PX', ARGV[3])

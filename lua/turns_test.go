@@ -230,6 +230,19 @@ func TestUndoGivesTheWantBack(t *testing.T) {
 	})
 }
 
+// Whoever yields goes on waiting on a node too that had not granted its lease.
+func TestYieldWithoutTheKeyWaitsToo(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.queue("other", "x-1")
+		s.wantHeld(s.leave("a", "me-1", "x-1"), "other", minute)
+		s.wantWaiting("x-1", "me-1")
+
+		s.reset()
+		s.want(s.leave("a", "me-1", "x-1"), int64(0))
+		s.wantWaiting("me-1")
+	})
+}
+
 // Nothing about wants can keep a release from its work: not a key of another type, not
 // memory that has run out, not a right that is missing.
 func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
