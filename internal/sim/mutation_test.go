@@ -125,6 +125,7 @@ var mutations = []mutation{
 		file: "internal/flight/flight.go",
 		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(time.Now())\n	}\n	return err\n",
 		new:  "	}\n	return err\n",
+		pkg:  "./internal/flight", by: "TestLeaveAfterGrantPassesOn",
 	},
 }
 
