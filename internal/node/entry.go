@@ -107,7 +107,7 @@ func (p *Parting) wanted() bool { return p != nil && p.Contender != "" }
 // Release takes back whatever the node has or may yet get of this lease. sink may be
 // nil; it hears the first outcome. The node goes on until the release is confirmed. inline
 // is as for Acquire. p says how the turn passes on; nil is for the undo of an attempt that
-// was lost, which makes no turn.
+// was lost, which makes no turn and gives its contender, if there is one, its want back.
 func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	e.mu.Lock()
 	if e.releasing {
