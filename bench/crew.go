@@ -35,12 +35,13 @@ type job struct {
 	Warmup     time.Duration `json:"warmup"`
 }
 
-// The kinds of jobs: the four ways through a stampede, and hammering.
+// The kinds of jobs: the ways through a stampede, and hammering.
 const (
 	kindUnprotected  = "unprotected"
 	kindSingleflight = "singleflight per process"
 	kindLock         = "SingleFlightLock + re-check"
 	kindFetch        = "Fetch"
+	kindByHand       = "by hand" // not in the programme
 	kindHammer       = "hammer"
 )
 
@@ -64,6 +65,7 @@ type localCrew struct {
 
 	urls    []string // what clients are connected to
 	clients []locker
+	hand    *byHand // nil until a job needs it
 	job     job
 	tallies []*tally // one per client, of job
 }
@@ -85,6 +87,13 @@ func (c *localCrew) prepare(ctx context.Context, j job) error {
 	}
 	if err := c.connect(ctx, j.URLs); err != nil {
 		return err
+	}
+	if j.Kind == kindByHand && c.hand == nil {
+		hand, err := newByHand(ctx, j.URLs[0], c.Prefix)
+		if err != nil {
+			return err
+		}
+		c.hand = hand
 	}
 	if j.Warmup > 0 {
 		c.hammer(ctx, window{}, j.Warmup)
@@ -198,5 +207,8 @@ func (c *localCrew) closeClients() error {
 }
 
 func (c *localCrew) close() error {
+	if c.hand != nil {
+		c.hand.close()
+	}
 	return errors.Join(c.closeClients(), c.cache.close())
 }

@@ -20,7 +20,7 @@ type tally struct {
 	load  atomic.Int64  // nanoseconds that they took
 	lost  atomic.Uint64 // locks that were over before they were released
 
-	took []time.Duration // of a stampede, by caller: until it had the value; 0 if it got an error
+	took []time.Duration // of a stampede: of each caller that got the value, until it had it
 
 	mu         sync.Mutex // guards what follows, and the errors of all parts
 	messages   []string
@@ -145,11 +145,7 @@ func (o *outcome) addTally(t *tally) {
 	}
 	o.Loads += t.loads.Load()
 	o.Load += time.Duration(t.load.Load())
-	for _, d := range t.took {
-		if d > 0 {
-			o.Took = append(o.Took, d)
-		}
-	}
+	o.Took = append(o.Took, t.took...)
 	o.Lost += t.lost.Load()
 	o.addViolations(t.violations, t.messages)
 }

@@ -21,12 +21,14 @@ const (
 	settleTime = 10 * time.Millisecond
 )
 
-// stampede starts all callers together, at the given time, and waits for the last.
+// stampede starts all callers together, at the given time, and waits for the last. What only the bench needs of a
+// caller, its goroutine, its ctx and the counting, happens before and after.
 func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, missLimit)
 	defer cancel()
 	start := make(chan struct{}) // closed at that time, or when all callers stand ready if that is later
 	var ready, done sync.WaitGroup
+	var all []*caller
 	for i, cl := range c.clients {
 		group := new(singleflight.Group) // each client stands for a process of a service
 		var f fetcher
@@ -37,15 +39,19 @@ func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 			}
 			defer f.Close(ctx)
 		}
-		took := make([]time.Duration, c.job.Goroutines)
-		c.tallies[i].took = took
 		for g := range c.job.Goroutines {
-			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, fetcher: f, reg: c.reg, cache: c.cache, key: c.job.Key, takes: c.job.Load, tally: c.tallies[i]}
+			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, fetcher: f, hand: c.hand, reg: c.reg, cache: c.cache,
+				prefix: c.Prefix, key: c.job.Key, takes: c.job.Load, tally: c.tallies[i]}
+			all = append(all, w)
+			own, leave := context.WithCancel(ctx) // as a request has one
+			defer leave()
 			ready.Add(1)
 			done.Go(func() {
 				ready.Done()
 				<-start
-				took[g] = w.run(ctx, c.job.Kind)
+				began := time.Now()
+				w.err = w.run(own, c.job.Kind)
+				w.took = time.Since(began)
 			})
 		}
 	}
@@ -53,6 +59,9 @@ func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 	_ = sleep(ctx, time.Until(at)) // if ctx ends, the callers notice
 	close(start)
 	done.Wait()
+	for _, w := range all {
+		w.count()
+	}
 	return sleep(ctx, settleTime)
 }
 
@@ -62,38 +71,45 @@ type caller struct {
 	client  locker
 	group   *singleflight.Group
 	fetcher fetcher // of kindFetch
+	hand    *byHand // of kindByHand
 	reg     *register
 	cache   cache
+	prefix  string // of all keys
 	key     string
 	takes   time.Duration // a load
 	tally   *tally
+
+	// Set when it is done.
+	took time.Duration
+	err  error
 }
 
-// run gets the value in the given way, and counts and returns how long that took; 0 if it failed.
-func (w *caller) run(ctx context.Context, kind string) time.Duration {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	began := time.Now()
-	var err error
+// run gets the value in the given way.
+func (w *caller) run(ctx context.Context, kind string) error {
 	switch kind {
 	case kindUnprotected:
-		err = w.unlessCached(ctx, w.loadAndStore)
+		return w.unlessCached(ctx, w.loadAndStore)
 	case kindSingleflight:
-		err = w.unlessCached(ctx, w.loadShared)
+		return w.unlessCached(ctx, w.loadShared)
 	case kindLock:
-		err = w.unlessCached(ctx, w.loadLocked)
+		return w.unlessCached(ctx, w.loadLocked)
+	case kindByHand:
+		return w.unlessCached(ctx, w.loadByHand)
 	case kindFetch:
-		_, err = w.fetcher.Fetch(ctx, w.key)
-	default:
-		err = fmt.Errorf("no such kind of job: %q", kind)
+		_, err := w.fetcher.Fetch(ctx, w.key)
+		return err
 	}
-	if err != nil {
-		w.tally.failed(0, "call", err)
-		return 0
+	return fmt.Errorf("no such kind of job: %q", kind)
+}
+
+// count counts how that went.
+func (w *caller) count() {
+	if w.err != nil {
+		w.tally.failed(0, "call", w.err)
+		return
 	}
-	took := time.Since(began)
-	w.tally.granted(0, took)
-	return took
+	w.tally.granted(0, w.took)
+	w.tally.took = append(w.tally.took, w.took)
 }
 
 // unlessCached looks the value up, and calls miss if it is not there.
@@ -124,6 +140,19 @@ func (w *caller) load(ctx context.Context) error {
 func (w *caller) loadShared(ctx context.Context) error {
 	_, err, _ := w.group.Do(w.key, func() (any, error) { return nil, w.loadAndStore(ctx) })
 	return err
+}
+
+// loadByHand shares the load with other processes, as far as can be without a lock.
+func (w *caller) loadByHand(ctx context.Context) error {
+	first := false
+	_, err, _ := w.group.Do(w.key, func() (_ any, err error) {
+		first, err = w.hand.share(ctx, w.key, w.prefix, w.loadAndStore)
+		return nil, err
+	})
+	if err != nil || !first { // callers that only waited have a first of their own
+		return err
+	}
+	return w.hand.publish(ctx, w.key, w.prefix)
 }
 
 // loadLocked is the plain form with one: lock, look again, load only if the value is still missing.
