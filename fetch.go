@@ -222,10 +222,16 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 		f.counts.hit()
 		return v, nil
 	}
-	return f.miss(ctx, key, v, fresh, err)
+	fl, v, err := f.miss(ctx, key, v, fresh, err)
+	if fl == nil {
+		return v, err
+	}
+	return f.wait(ctx, fl) // from here, and not from where the flight was found: see there
 }
 
-func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (V, error) {
+// miss is what Fetch does without a fresh value: it gives what is to be returned, or else
+// the flight to wait for, which has counted this caller.
+func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (*fetchFlight[V], V, error) {
 	var none V
 	switch {
 	case err != nil:
@@ -234,16 +240,23 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	case fresh == Stale:
 		f.counts.stale.Add(1)
 		f.refresh(ctx, key)
-		return v, nil
+		return nil, v, nil
 	}
 	if ended := ctx.Err(); ended != nil {
-		return none, f.gaveUp(key, ended, err)
+		return nil, none, f.gaveUp(key, ended, err)
 	}
 	if err := f.c.checkKey(key); err != nil {
-		return none, err
+		return nil, none, err
 	}
 	f.counts.misses.Add(1)
-	return f.join(ctx, key, err)
+	inside := flightOf(ctx)
+	fl, err := f.join(ctx, key, err, inside)
+	if err != nil || inside == nil {
+		return fl, none, err
+	}
+	defer inside.awaited(fl.flying)
+	v, err = f.wait(ctx, fl)
+	return nil, v, err
 }
 
 // gaveUp says that the caller's ctx has ended; why, if that is known, says what it met.

@@ -24,7 +24,7 @@ type fetchFlight[V any] struct {
 
 	// guarded by Fetcher.mu
 	callers   int
-	behind    bool // refreshes a stale value: goes on without callers, does not wait
+	behind    bool // refreshes a stale value: goes on without callers, does not wait. Written by run's goroutine, which reads it without mu
 	committed bool // loading, or past that
 	shown     bool // published is closed
 	hold      *time.Timer
@@ -37,11 +37,11 @@ var errNoAnswer = errors.New("no answer in time")
 
 var errNobody = errors.New("flightlock: all callers left")
 
-// join waits for the flight of key, and begins one if there is none. why is the error of the
-// caller's Lookup, if it had one.
-func (f *Fetcher[V]) join(ctx context.Context, key string, why error) (v V, err error) {
+// join has a caller take part in the flight of key, and begins one if there is none. why is
+// the error of the caller's Lookup, if it had one; inside is the flight that the caller
+// belongs to itself.
+func (f *Fetcher[V]) join(ctx context.Context, key string, why error, inside *flying) (*fetchFlight[V], error) {
 	values := f.values(ctx)
-	inside := flightOf(ctx)
 	// A caller that holds the lock on key itself would wait for itself.
 	lent := f.c.reenter(ctx, key)
 
@@ -50,25 +50,34 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, why error) (v V, err 
 	if err != nil {
 		f.mu.Unlock()
 		f.giveBack(lent)
-		return v, err
+		return nil, err
 	}
 	fl.callers++
 	lent = f.lendLocked(fl, lent)
 	f.mu.Unlock()
 	f.giveBack(lent)
+	return fl, nil
+}
 
-	if inside != nil {
-		defer inside.awaited(fl.flying)
-	}
+// wait gives a caller the result of its flight. In a stampede a thousand goroutines come
+// here at once, many of them with a stack of 2 KB, of which select alone takes a quarter.
+// So its frame is small, and it is called close to Fetch: a stack that has to grow costs
+// more time than all the rest that a caller does.
+func (f *Fetcher[V]) wait(ctx context.Context, fl *fetchFlight[V]) (V, error) {
 	select {
 	case <-fl.published:
 		return fl.v, fl.err
 	case <-ctx.Done():
+		return f.quit(ctx, fl)
 	}
+}
+
+// quit is the result for a caller whose ctx has ended.
+func (f *Fetcher[V]) quit(ctx context.Context, fl *fetchFlight[V]) (v V, err error) {
 	if f.leave(fl) {
 		return fl.v, fl.err
 	}
-	return v, f.gaveUp(key, ctx.Err(), nil)
+	return v, f.gaveUp(fl.key, ctx.Err(), nil)
 }
 
 // values is the ctx that a flight begins with.
@@ -315,7 +324,7 @@ func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, why error, ok bool) {
 // contend tries to get the lock until another process has filled the cache. found says that
 // the flight is over. A lock that a caller lends is as good as one won.
 func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, found bool, err error) {
-	if f.isBehind(fl) {
+	if fl.behind {
 		l, err = f.c.TryLock(fl.ctx, fl.key, f.opts.TTL)
 		if !errors.Is(err, ErrNotAcquired) {
 			f.giveBack(f.endLoan(fl))
@@ -369,18 +378,15 @@ func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err e
 	return l, found, err
 }
 
-func (f *Fetcher[V]) isBehind(fl *fetchFlight[V]) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return fl.behind
-}
-
 // stay says that the flight waits while others hold the lock; a refresh only if callers
 // have joined it.
 func (f *Fetcher[V]) stay(fl *fetchFlight[V]) bool {
+	if !fl.behind { // nearly always: the callers of a stampede are at mu now
+		return true
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if fl.behind && fl.callers == 0 {
+	if fl.callers == 0 {
 		f.forgetLocked(fl)
 		return false
 	}
