@@ -39,13 +39,13 @@ func pairs(b *testing.B, goroutines int) {
 
 	release := redis.NewScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`)
 	raw := func(key string) error {
-		if err := rdb.SetArgs(ctx, key, "owner", redis.SetArgs{Mode: "NX", TTL: 10 * time.Second}).Err(); err != nil {
+		if err := rdb.SetArgs(ctx, key, "owner", redis.SetArgs{Mode: "NX", TTL: benchTTL}).Err(); err != nil {
 			return err
 		}
 		return release.Run(ctx, rdb, []string{key}, "owner").Err()
 	}
 	ours := func(key string) error {
-		l, err := c.SingleFlightLock(ctx, key, 10*time.Second, nil)
+		l, err := c.SingleFlightLock(ctx, key, benchTTL, nil)
 		if err != nil {
 			return err
 		}
