@@ -45,7 +45,7 @@ var rules = []rule{
 // What a user needs for locking, as in docs/operations.md, which says for what; and on a
 // Cluster besides.
 const (
-	lockCommands    = "+evalsha +script|load +set +get +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +time +ping +publish +subscribe +unsubscribe +client|setname"
+	lockCommands    = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +time +ping +publish +subscribe +unsubscribe +client|setname"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe +cluster|slots +asking"
 )
 

@@ -23,14 +23,37 @@ type operation struct {
 	args   []any
 }
 
+// group is how many of the first operations can go as a group of releases; 0 if not two can.
+func group(all []operation) int {
+	seen := map[string]bool{}
+	for i, op := range all {
+		if op.script != lua.Release || len(op.keys) != 2 || len(op.args) != 3 || seen[op.keys[0]] {
+			if i < 2 {
+				return 0
+			}
+			return i
+		}
+		seen[op.keys[0]] = true
+	}
+	return 0 // of a batch that is nothing else, for a change
+}
+
 // batch runs operations as one, and gives the answer of each, a value or an error.
 func (s *store) batch(all ...operation) []any {
 	s.t.Helper()
-	var keys []string
+	var keys, wants []string
 	var shapes strings.Builder
 	args := []any{nil}
 	last := map[byte][]any{}
-	for _, op := range all {
+	n := group(all)
+	if n > 0 {
+		fmt.Fprintf(&shapes, "%c%c0", lua.LetterGroup, '0'+n)
+		for _, op := range all[:n] {
+			keys, wants, args = append(keys, op.keys[0]), append(wants, op.keys[1]), append(args, op.args[0])
+		}
+		keys, args = append(keys, wants...), append(args, all[0].args[1:]...)
+	}
+	for _, op := range all[n:] {
 		letter, values := letters[op.script], len(op.args)
 		if before, ok := last[letter]; ok && slices.Equal(before[1:], op.args[1:]) {
 			args, values = append(args, op.args[0]), 0
@@ -130,6 +153,11 @@ var contenders int
 // the same time, and be in the order of their names.
 func randomOperations(rnd *rand.Rand, n int) []operation {
 	ops, wanted := make([]operation, 0, n), map[string]bool{}
+	if rnd.IntN(2) == 0 {
+		for _, k := range rnd.Perm(6)[:2+rnd.IntN(5)] {
+			ops = append(ops, plainRelease(rnd, k))
+		}
+	}
 	for len(ops) < n {
 		op := randomOperation(rnd)
 		wants := op.keys[len(op.keys)-1]
@@ -173,7 +201,13 @@ func randomOperation(rnd *rand.Rand) operation {
 	case 8:
 		return operation{lua.Release, []string{lock, wants}, []any{owner, "PUBLISH", 20_000, contender, fmt.Sprintf("c%d-%03d", rnd.IntN(3), rnd.IntN(4))}}
 	}
-	return operation{lua.Release, []string{lock, wants}, []any{owner, "PUBLISH", 20_000}}
+	return plainRelease(rnd, n)
+}
+
+// plainRelease is one as it may be in a group, of the k-th lock.
+func plainRelease(rnd *rand.Rand, k int) operation {
+	owner := fmt.Sprint("owner", rnd.IntN(3))
+	return operation{lua.Release, []string{fmt.Sprint("k", k), fmt.Sprint("wants", k)}, []any{owner, "PUBLISH", 20_000}}
 }
 
 // sameAnswer compares but for what depends on the moment and on the script's name. A pttl may

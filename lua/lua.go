@@ -52,6 +52,7 @@ const (
 	LetterAcquire = 'a'
 	LetterRefresh = 'f'
 	LetterRelease = 'r'
+	LetterGroup   = 'g' // of releases
 )
 
 // anyMemory stands before acquire where the memory does not matter.

@@ -67,12 +67,29 @@ func (cs *calls) forget(n int) {
 type together struct {
 	args   []any
 	shapes []byte
+	others []*request
 }
 
-// of makes the command for batch, to a server with that memory.
+// of makes the command for batch, to a server with that memory. It puts the batch in the
+// order in which it will be answered: the releases that go as a group come first.
+//
+// They may overtake what stands before them. An acquire or a refresh of the same entry is
+// none of that, for it is moot once the release has begun. Of everybody else's, none was
+// answered before the release was asked for, so the order was nobody's.
 func (t *together) of(ctx context.Context, batch []*request, m *memory) *redis.Cmd {
 	args, shapes := append(t.args[:0], evalsha, m.batch.SHA, nil), t.shapes[:0]
-	for _, r := range batch {
+	group := batch[:t.groupFirst(batch)]
+	if len(group) > 0 {
+		shapes = append(shapes, lua.LetterGroup, '0'+byte(len(group)), '0')
+		for _, r := range group {
+			args = append(args, r.e.t.key)
+		}
+		for _, r := range group {
+			args = append(args, r.e.t.wants())
+		}
+	}
+	singles := batch[len(group):]
+	for _, r := range singles {
 		before := len(args)
 		args = r.keys(args)
 		shapes = append(shapes, letterOf[r.op], '0'+byte(len(args)-before), '0')
@@ -80,8 +97,15 @@ func (t *together) of(ctx context.Context, batch []*request, m *memory) *redis.C
 	args[2] = len(args) - 3
 	shape := len(args)
 	args = append(args, nil)
+	if len(group) > 0 {
+		for _, r := range group {
+			args = append(args, r.e.t.owner)
+		}
+		args = append(args, group[0].e.n.publish, group[0].e.n.turn)
+	}
 	var last [1 << 8]*request // by letter
-	for i, r := range batch {
+	of := shapes[len(shapes)-3*len(singles):]
+	for i, r := range singles {
 		letter := letterOf[r.op]
 		if r.alike(last[letter]) {
 			args = append(args, r.e.t.owner)
@@ -90,11 +114,32 @@ func (t *together) of(ctx context.Context, batch []*request, m *memory) *redis.C
 		last[letter] = r
 		before := len(args)
 		args = r.values(args)
-		shapes[3*i+2] = '0' + byte(len(args)-before)
+		of[3*i+2] = '0' + byte(len(args)-before)
 	}
 	args[shape] = shapes
 	t.args, t.shapes = args, shapes
 	return redis.NewCmd(ctx, args...)
+}
+
+// groupFirst moves the plain releases of batch to its front, if there is more than one, and
+// says how many they are. Each part keeps its order.
+func (t *together) groupFirst(batch []*request) (n int) {
+	others := t.others[:0]
+	for _, r := range batch {
+		if r.plain() {
+			batch[n] = r
+			n++
+		} else {
+			others = append(others, r)
+		}
+	}
+	copy(batch[n:], others)
+	clear(others)
+	t.others = others
+	if n < 2 {
+		return 0
+	}
+	return n
 }
 
 // forget lets go of what the last command was about.

@@ -339,6 +339,12 @@ func (r *request) values(to []any) []any {
 	return to
 }
 
+// plain reports whether r is a release that undoes nothing, of a lease that neither had to
+// wait nor yields.
+func (r *request) plain() bool {
+	return r.op == opRelease && !r.bare && r.parting != nil && *r.parting == Parting{}
+}
+
 // alike reports whether r's values are those of p, but for the owner.
 func (r *request) alike(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.n1 == p.n1 && r.n2 == p.n2 &&

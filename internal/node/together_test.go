@@ -82,6 +82,62 @@ func TestABatchIsOneCommand(t *testing.T) {
 	}
 }
 
+// Releases that leave nothing to decide go as a group, from wherever in the batch they are,
+// and everybody gets the answer to what it asked. A user that may not call MGET gets the
+// same, with more commands.
+func TestReleasesOfABatchGoAsAGroup(t *testing.T) {
+	for rights, want := range map[string]map[string]int64{
+		"+@all":       {"mget": 1, "exists": 1 + 5 + 1, "del": 1}, // five are ours still, and somebody waits for one of these
+		"+@all -mget": {"mget": 0, "exists": 1 + 5, "del": 4},
+	} {
+		t.Run(rights, func(t *testing.T) {
+			s := redistest.StartServer(t)
+			args := []any{"ACL", "SETUSER", "app", "on", ">pw", "~*", "&*"}
+			for _, w := range strings.Fields(rights) {
+				args = append(args, w)
+			}
+			s.Do(t, args...)
+			n := newNode(t, s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" }))
+			keys := sameLane(9)
+			var as []*attempt
+			for _, key := range keys[:8] {
+				a := newAttempt(t, n, key)
+				a.acquire().want(t, Granted)
+				as = append(as, a)
+			}
+			s.Do(t, "DEL", keys[1])
+			s.Do(t, "SET", keys[2], "other#1")
+			s.Do(t, "ZADD", newTarget(keys[3], "").wants().String(), 1, "waiter-1")
+			late := newAttempt(t, n, keys[8])
+			before := s.CommandCalls(t)
+			var asked []*ear
+			oneBatch(n, func() {
+				asked = append(asked, late.acquire(), as[0].release(), as[7].refresh())
+				for _, a := range as[1:7] {
+					asked = append(asked, a.release())
+				}
+			})
+			for i, kind := range []Kind{Granted, Deleted, Renewed, Missing, Held, Deleted, Deleted, Deleted, Deleted} {
+				if rep := asked[i].want(t, kind); kind == Held && rep.Holder != "other#1" {
+					t.Errorf("held by %q", rep.Holder)
+				}
+			}
+			if got := s.Do(t, "GET", keys[3]); got != TurnOf+"waiter-1" {
+				t.Errorf("the key that somebody waits for holds %v", got)
+			}
+			after := s.CommandCalls(t)
+			for command, calls := range want {
+				if got := after[command] - before[command]; got != calls {
+					t.Errorf("%d calls of %s, want %d", got, command, calls)
+				}
+			}
+			late.release().want(t, Deleted)
+			as[7].release().want(t, Deleted)
+			wantDebts(t, n, 0)
+		})
+	}
+}
+
 // What fails one request of a batch is no affair of the others: a key of another type, a key
 // that the server's user must not touch.
 func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
