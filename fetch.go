@@ -121,30 +121,14 @@ func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
 // Fetcher protects a cache from stampedes: across all processes, normally one Load per
 // miss, and everybody else gets the value. It is safe for concurrent use.
 //
-// A hit costs what Lookup costs. All callers of this process that miss a key join one
-// flight, a goroutine with a ctx of its own:
+// A hit costs what Lookup costs. All callers of this process that miss a key share one
+// contention for its lock, one load and one result. Each waits on its own ctx, and may leave
+// at any time. A load that has begun goes on when all have left, and its value is stored.
+// Nothing is stored once the lock has been lost; what was on its way at that moment only the
+// fence can stop.
 //
-//	contending -> loading -> storing -> over
-//	    |            +--> over, or held as an error for ErrorHold
-//	    +--> over (found in the cache; cancelled; an error)
-//
-// These rules keep it right, each decided under mu:
-//
-//   - flights has the one flight of a key that can be joined. A flight leaves it in the
-//     step in which it is cancelled or its result is final, and removes no other's entry.
-//     So nobody waits for a flight that is over, or in which nobody works.
-//   - A flight is cancelled by its last caller's leaving, but only while it is contending.
-//     commit ends that, in one step with looking whether it was cancelled: from there on it
-//     runs to its end, and what it has loaded is stored for those who come.
-//   - Lookup, Load and Store run on goroutines of their own, which catch panic and Goexit.
-//     The flight waits for them as long as their ctx allows and then goes on without their
-//     answer; but a Load that has not returned keeps the flight in its place, so that there
-//     is never a second one for the key.
-//   - Nothing is stored once the lock has been lost. What was on its way at that moment
-//     only the fence can stop.
-//
-// x/sync/singleflight could not do: its callers share the first one's ctx, cannot leave,
-// and hang or die when the function panics or calls Goexit.
+// A Fetcher has a goroutine for each key that is missed or being refreshed, while that
+// lasts, and one for each call of the Source that it makes itself.
 type Fetcher[V any] struct {
 	c     *Client
 	src   Source[V]

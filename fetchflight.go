@@ -7,8 +7,30 @@ import (
 	"time"
 )
 
-// fetchFlight is all callers of this process that miss one key, and the work for them. Its
-// states and rules stand at Fetcher.
+// fetchFlight is all callers of this process that miss one key, and the work for them, on a
+// goroutine (run) with a ctx of its own.
+//
+//	contending -> loading -> storing -> over
+//	    |            +--> over, or held as an error for ErrorHold
+//	    +--> over (found in the cache; cancelled; an error)
+//
+// These rules keep it right, each decided under Fetcher.mu:
+//
+//   - Fetcher.flights has the one flight of a key that can be joined. A flight leaves it in the
+//     step in which it is cancelled or its result is final, and removes no other's entry.
+//     So nobody waits for a flight that is over, or in which nobody works.
+//   - A flight is cancelled by its last caller's leaving, but only while it is contending.
+//     commit ends that, in one step with looking whether it was cancelled: from there on it
+//     runs to its end, and what it has loaded is stored for those who come.
+//   - Lookup, Load and Store run on goroutines of their own, which catch panic and Goexit.
+//     The flight waits for them as long as their ctx allows and then goes on without their
+//     answer; but a Load that has not returned keeps the flight in its place, so that there
+//     is never a second one for the key.
+//   - Nothing is stored once the lock has been lost. What was on its way at that moment
+//     only the fence can stop.
+//
+// x/sync/singleflight could not do: its callers share the first one's ctx, cannot leave,
+// and hang or die when the function panics or calls Goexit.
 type fetchFlight[V any] struct {
 	key    string
 	why    error                   // the Lookup error it began with: no use in contending
@@ -24,7 +46,7 @@ type fetchFlight[V any] struct {
 
 	// guarded by Fetcher.mu
 	callers   int
-	behind    bool // refreshes a stale value: goes on without callers, does not wait. Written by run's goroutine, which reads it without mu
+	behind    bool // refreshes a stale value: goes on without callers, does not wait. run reads it without mu, for nobody else writes it
 	committed bool // loading, or past that
 	shown     bool // published is closed
 	hold      *time.Timer
