@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
@@ -95,7 +96,7 @@ func (a *autoRefresh) start() {
 		return
 	}
 	// A lock that was handed over may have less than its ttl left.
-	a.timer = time.AfterFunc(min(a.policy.Interval, time.Until(a.l.Until())/2), a.due)
+	a.timer = clock.AfterFunc(min(a.policy.Interval, time.Until(a.l.Until())/2), a.due)
 }
 
 func (a *autoRefresh) stop() {

@@ -1,4 +1,5 @@
-// Package clock has the one rule about time that every layer shares.
+// Package clock has the one rule about time that every layer shares, and the one way in which
+// they are called when it is time.
 package clock
 
 import "time"
@@ -12,3 +13,7 @@ func Left(now, deadline time.Time) time.Duration {
 
 // Passed reports whether deadline has come at now, by either clock.
 func Passed(now, deadline time.Time) bool { return Left(now, deadline) <= 0 }
+
+// AfterFunc is time.AfterFunc. Only a simulation replaces it, before anything runs: the timers of
+// a process that pauses go off when it goes on.
+var AfterFunc = time.AfterFunc

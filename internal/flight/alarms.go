@@ -1,6 +1,10 @@
 package flight
 
-import "time"
+import (
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
 
 // alarms call flights when it is time for them: one timer and a heap for all flights of a
 // shard. Nearly every lock is released long before its Until; a timer each, made to be
@@ -69,7 +73,7 @@ func (as *alarms) arm() {
 	}
 	as.fires = at
 	if wait := time.Duration(at - as.now()); as.timer == nil {
-		as.timer = time.AfterFunc(wait, as.wake)
+		as.timer = clock.AfterFunc(wait, as.wake)
 	} else {
 		as.timer.Reset(wait)
 	}

@@ -210,7 +210,7 @@ func (f *flight) refuseLocked(h *Hold, mode Mode) error {
 		return f.g.cfg.Crowded(f.key)
 	}
 	if bounded {
-		h.patience = time.AfterFunc(wait, func() { f.giveUp(h) })
+		h.patience = clock.AfterFunc(wait, func() { f.giveUp(h) })
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // maxDebts bounds the memory that a dead node can cost. Past it a release that gets no
@@ -33,7 +35,7 @@ func (d *debts) owe(e *Entry, due time.Duration) {
 	if due > 0 {
 		due += time.Duration(hashOf(e.t.Owner())) % debtSpread
 	}
-	d.open[e] = time.AfterFunc(due, func() {
+	d.open[e] = clock.AfterFunc(due, func() {
 		d.mu.Lock()
 		_, open := d.open[e]
 		delete(d.open, e)

@@ -3,6 +3,8 @@ package quorum
 import (
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // deadlines ends rounds whose time is up. Nearly all rounds of a quorum have the same
@@ -39,7 +41,7 @@ func (d *deadlines) add(r *round) {
 func (d *deadlines) armLocked(wait time.Duration) {
 	d.armed = true
 	if d.timer == nil {
-		d.timer = time.AfterFunc(wait, d.fire)
+		d.timer = clock.AfterFunc(wait, d.fire)
 	} else {
 		d.timer.Reset(wait)
 	}

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -56,7 +57,7 @@ func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Durat
 	if d := &l.q.deadlines; timeout == d.timeout {
 		d.add(r)
 	} else {
-		r.timer = time.AfterFunc(timeout, r.expire)
+		r.timer = clock.AfterFunc(timeout, r.expire)
 	}
 	ends := r.acquires() && l.canceled && r.decideLocked(true)
 	l.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -119,7 +120,7 @@ func (w *watch) turnLocked(bit uint64) News {
 		}
 		return Ours
 	case first && w.timer == nil:
-		w.timer = time.AfterFunc(w.q.halfTrip(), w.late)
+		w.timer = clock.AfterFunc(w.q.halfTrip(), w.late)
 	case first:
 		w.timer.Reset(w.q.halfTrip())
 	}

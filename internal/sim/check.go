@@ -15,7 +15,8 @@ import (
 //   - a Lock is valid when it is given;
 //   - at most one Lock of a key is valid, by its own Err, over all clients;
 //   - tokens strictly rise, in the order in which locks are had;
-//   - a Lock that is over stays over, and its Context has ended by then;
+//   - a Lock that is over stays over, and its Context has ended by then, unless the process
+//     pauses;
 //   - a Release that succeeded has freed the key, or handed it over.
 //
 // And in the end, when all is mended: everybody who waits is served, and nothing is left.
@@ -120,7 +121,7 @@ func (ch *checker) look() {
 		case err == nil && h.lost:
 			ch.violation("%v: the lock of %q is back", h.k, h.key)
 		}
-		if h.lost && h.ctx.Err() == nil {
+		if h.lost && h.ctx.Err() == nil && h.k.c.punctual() {
 			ch.violation("%v: the lock of %q is over, its Context is not", h.k, h.key)
 		}
 		for _, o := range ch.holds[:i] {

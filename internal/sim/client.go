@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/google/uuid"
@@ -16,17 +17,21 @@ import (
 
 // A client is one process: a flightlock.Client over connections of its own, and workers
 // that lock. While it is paused, as by a garbage collector or a hypervisor, its workers do
-// nothing, nothing that it writes leaves it and nothing arrives. Its timers go off on time
-// all the same: no goroutine of a bubble can be kept from running while others go on.
+// nothing, nothing that it writes leaves it, nothing arrives, and the library's timers do not
+// go off. Those of contexts, of sockets and of channels do, on time: no goroutine of a bubble
+// can be kept from running while others go on. They end an exchange, or send something, which
+// then waits.
 type client struct {
 	w       *world
 	id      int
 	lib     *flightlock.Client
 	redis   []*redis.Client
 	workers []*worker
+	timers  timers
 	conns   []*conn // in the order in which they were made
 
 	paused bool
+	late   int      // timers that are to go off because it goes on
 	unsent []func() // what it has written meanwhile
 	held   []func() // what has come for it meanwhile
 
@@ -56,14 +61,19 @@ func (w *world) addClient() *client {
 		opts.Nodes = append(opts.Nodes, r)
 	}
 	uuid.SetRand(rand.NewChaCha8([32]byte{byte(w.plan.seed), byte(w.plan.seed >> 8), byte(w.plan.seed >> 16), byte(w.plan.seed >> 24), byte(c.id)}))
-	lib, err := flightlock.New(opts)
-	if err != nil {
-		panic(err) // the options are ours
-	}
-	c.lib = lib
-	for i := range w.plan.workers {
-		c.workers = append(c.workers, newWorker(c, i))
-	}
+	w.mu.Lock()
+	w.named[c.String()] = c
+	w.mu.Unlock()
+	c.as(func() {
+		lib, err := flightlock.New(opts)
+		if err != nil {
+			panic(err) // the options are ours
+		}
+		c.lib = lib
+		for i := range w.plan.workers {
+			c.workers = append(c.workers, newWorker(c, i))
+		}
+	})
 	w.clients = append(w.clients, c)
 	return c
 }
@@ -75,15 +85,36 @@ func (c *client) pause(on bool) {
 	}
 	c.w.logf("FAULT  %v paused=%v", c, on)
 	c.paused = on
-	if !on {
-		unsent, held := c.unsent, c.held
-		c.unsent, c.held = nil, nil
-		for _, do := range unsent {
-			do()
-		}
-		c.w.letGo(held)
+	if on {
+		c.timers.stop()
+		return
+	}
+	unsent, held := c.unsent, c.held
+	c.unsent, c.held = nil, nil
+	for _, do := range unsent {
+		do()
+	}
+	c.w.letGo(held)
+	wait := time.Microsecond
+	if c.w.plan.seed%2 == 0 { // what has come meanwhile comes first
+		wait += c.w.plan.latency/8 + time.Duration(len(held))*time.Microsecond
+	}
+	c.goOn(wait)
+}
+
+// goOn has the timers that were due go off after that time.
+func (c *client) goOn(wait time.Duration) {
+	for i, f := range c.timers.goOn() {
+		c.late++
+		c.w.after(wait+time.Duration(i)*time.Microsecond, func() {
+			c.late--
+			go c.timers.fire(f)
+		})
 	}
 }
+
+// punctual reports whether no timer of the library is late.
+func (c *client) punctual() bool { return !c.paused && c.late == 0 }
 
 // unlessPaused does something that the process does.
 func (c *client) unlessPaused(do func()) {
@@ -104,6 +135,7 @@ func (c *client) crash() {
 	}
 	c.w.logf("FAULT  %v crashes", c)
 	c.paused, c.unsent, c.held = false, nil, nil
+	c.goOn(0)
 	for _, k := range c.inOrder() {
 		k.reset(true)
 	}
@@ -147,7 +179,7 @@ func (c *client) replace() {
 // end closes the client.
 func (c *client) end(ctx context.Context) {
 	c.closing = true
-	go func() {
+	go c.as(func() {
 		err := c.lib.Close(ctx)
 		for _, r := range c.redis {
 			_ = r.Close()
@@ -156,7 +188,7 @@ func (c *client) end(ctx context.Context) {
 			c.w.logf("%v is closed: %v", c, err)
 			c.ended = true
 		}})
-	}()
+	})
 }
 
 // start has all workers begin.

@@ -121,6 +121,12 @@ var mutations = []mutation{
 		pkg:  "./internal/sim", by: "TestTokensOfANodeThatForgotNeedTheClocks",
 	},
 	{
+		name: "a lock is valid until its timer goes off",
+		file: "internal/flight/hold.go",
+		old:  "	case clock.Passed(now, h.until):\n		return h.f.g.cfg.Expired",
+		new:  "	case false && clock.Passed(now, h.until):\n		return h.f.g.cfg.Expired",
+	},
+	{
 		name: "a waiter that leaves with the lease keeps it",
 		file: "internal/flight/flight.go",
 		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(time.Now())\n	}\n	return err\n",

@@ -35,6 +35,7 @@ type plan struct {
 	forgets    bool // servers forget: all but faithful if there is a quarantine, else only those that were away for MaxTTL
 	faithful   int
 	loose      bool // clocks run apart and servers forget: then tokens may fall
+	long       bool // locks have the longest ttl, and are held for long
 
 	chaos  time.Duration // how long programs begin new work, and faults happen
 	enough int           // scripts; then it ends early, for more of the same shows nothing new
@@ -117,6 +118,10 @@ func newPlan(seed uint64, in *interpreter) *plan {
 		p.offsets, p.rates = append(p.offsets, offset), append(p.rates, rate)
 	}
 	p.addFaults(r)
+	more := rand.New(rand.NewPCG(seed, 9)) // of their own: most seeds mean what they did without them
+	p.addSteps(more)
+	p.addAmnesia(more)
+	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
 	}
@@ -161,7 +166,53 @@ func (p *plan) addFaults(r *rand.Rand) {
 		}
 		p.faults = append(p.faults, f)
 	}
-	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
+}
+
+// ahead is how much a server's clock may gain by steps, in all: validity loses 2 ms besides
+// what the drift of the clocks takes.
+const ahead = 1900 * time.Microsecond
+
+// addSteps has clocks step ahead a little, in some worlds.
+func (p *plan) addSteps(r *rand.Rand) {
+	if r.IntN(4) != 0 || p.forgets && !p.loose {
+		return
+	}
+	for s := range p.nodes {
+		for left := ahead; left > 10*time.Microsecond && r.IntN(2) == 0; {
+			step := between(r, 10*time.Microsecond, left)
+			left -= step
+			p.faults = append(p.faults, fault{what: jumpClock, at: time.Duration(r.Int64N(int64(p.chaos))), server: s, jump: step})
+		}
+	}
+}
+
+// addAmnesia has servers forget just when others come back that were away, in some worlds whose
+// locks are held for long: whoever got one meanwhile has it on too few then, but for the
+// quarantine.
+func (p *plan) addAmnesia(r *rand.Rand) {
+	if !p.forgets || !p.quarantine || r.IntN(2) != 0 {
+		return
+	}
+	p.long = true
+	need := p.nodes/2 + 1
+	for range 1 + r.IntN(6) {
+		others := slices.DeleteFunc(r.Perm(p.nodes), func(s int) bool { return s == p.faithful })
+		from, lasts := time.Duration(r.Int64N(int64(p.chaos))), p.chaos/16+time.Duration(r.Int64N(int64(p.chaos/4)))
+		back := from + lasts
+		for _, s := range others[:p.nodes-need] {
+			for c := range p.clients {
+				p.faults = append(p.faults,
+					fault{what: cutLink, at: from, lasts: lasts, client: c, server: s, up: true, down: true},
+					fault{what: resetConns, at: back - 2*time.Millisecond, client: c, server: s}) // what was held back is lost
+			}
+		}
+		for _, s := range others[p.nodes-need : need] {
+			p.faults = append(p.faults, fault{
+				what: crashServer, at: back - between(r, 10*time.Microsecond, 10*time.Millisecond), lasts: between(r, 10*time.Microsecond, 10*time.Millisecond),
+				server: s, memory: pick(r, something, nothing),
+			})
+		}
+	}
 }
 
 // mayForget has a fault cost a server its memory, as far as locks must survive that. It says
@@ -190,6 +241,18 @@ func (p *plan) forgetAll() {
 		at := time.Duration(r.Int64N(int64(p.chaos)))
 		for _, s := range r.Perm(p.nodes)[:p.nodes/2+1] {
 			p.faults = append(p.faults, fault{what: crashServer, at: at, lasts: time.Millisecond, server: s, memory: nothing})
+		}
+	}
+}
+
+// jumpAhead has the clocks of a majority of the servers jump ahead at once, now and again, by
+// more than any ttl: keys expire before their time.
+func (p *plan) jumpAhead() {
+	r := rand.New(rand.NewPCG(p.seed, 6))
+	for range 8 {
+		at := time.Duration(r.Int64N(int64(p.chaos)))
+		for _, s := range r.Perm(p.nodes)[:p.nodes/2+1] {
+			p.faults = append(p.faults, fault{what: jumpClock, at: at, server: s, jump: p.maxTTL})
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
@@ -34,6 +35,7 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 		}
 	}()
 	seedJitter(p.seed)
+	defer func() { clock.AfterFunc = time.AfterFunc }()
 	synctest.Test(t, func(*testing.T) {
 		w := newWorld(p, out)
 		w.play()

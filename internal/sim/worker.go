@@ -95,15 +95,15 @@ func (k *worker) next() {
 	k.busy = true
 	k.op = w.newOperation()
 	ctx, cancel := context.WithCancel(context.Background())
-	k.cancel = cancel
+	k.cancel = func() { k.c.as(cancel) }
 	op := k.op
 	switch w.app.IntN(6) {
 	case 0:
-		ctx, k.cancel = context.WithTimeout(ctx, between(w.app, time.Millisecond, w.plan.chaos))
-		k.op.endless = false
+		after := between(w.app, time.Millisecond, w.plan.chaos)
+		ctx = timed{ctx, time.Now().Add(after)}
+		k.cancelAfter(after)
 	case 1:
-		k.op.endless = false
-		w.after(between(w.app, 10*time.Microsecond, w.plan.chaos), cancel)
+		k.cancelAfter(between(w.app, 10*time.Microsecond, w.plan.chaos))
 	}
 	w.logf("%v %s %q ttl=%v keep=%v endless=%v auto=%v", k, op.how, op.key, op.ttl, op.keep, k.op.endless, op.auto)
 	var l *flightlock.Lock
@@ -120,6 +120,28 @@ func (k *worker) next() {
 	}, func() { k.answered(l, err) })
 }
 
+// cancelAfter ends the operation's ctx after that time, or when the process goes on.
+func (k *worker) cancelAfter(d time.Duration) {
+	cancel := k.cancel
+	k.op.endless = false
+	k.c.w.after(d, func() { k.c.unlessPaused(cancel) })
+}
+
+// timed is a ctx whose deadline the loop keeps.
+type timed struct {
+	context.Context
+	deadline time.Time
+}
+
+func (t timed) Deadline() (time.Time, bool) { return t.deadline, true }
+
+func (t timed) Err() error {
+	if t.Context.Err() == nil {
+		return nil
+	}
+	return context.DeadlineExceeded
+}
+
 func (w *world) newOperation() operation {
 	r := w.app
 	op := operation{
@@ -128,6 +150,9 @@ func (w *world) newOperation() operation {
 		how: pick(r, "flight", "flight", "flight", "flight", "alone", "try"),
 	}
 	op.keep = between(r, 10*time.Microsecond, min(2*op.ttl, w.plan.chaos/4))
+	if w.plan.long {
+		op.ttl, op.keep = w.plan.maxTTL, w.plan.chaos/8+op.keep/2
+	}
 	op.auto = r.IntN(2) == 0
 	if !op.auto {
 		op.again = pick(r, 0, 0, 1, 3)
@@ -170,7 +195,9 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 	k.hold = w.checker.granted(k, l)
 	again := k.op.again
 	if k.op.auto {
-		err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond, high: 10 * time.Millisecond}})
+		k.c.as(func() {
+			err = l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond, high: 10 * time.Millisecond}})
+		})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 			w.checker.violation("%v: AutoRefresh: %v", k, err)
 		}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // A world is everything in one run: servers, clients, the network between them and what is
@@ -46,6 +48,7 @@ type world struct {
 	scripts int // executed
 
 	mu    sync.Mutex // guards what follows
+	named map[string]*client
 	news  []news
 	awake chan struct{} // has one token when there may be news
 }
@@ -85,9 +88,10 @@ func newWorld(p *plan, out io.Writer) *world {
 	w := &world{
 		plan: p, began: time.Now(), out: out, tells: out != nil, awake: make(chan struct{}, 1),
 		net: rand.New(rand.NewPCG(p.seed, 1)), app: rand.New(rand.NewPCG(p.seed, 2)),
-		links: map[[2]int]*link{},
+		links: map[[2]int]*link{}, named: map[string]*client{},
 	}
 	w.checker.w = w
+	clock.AfterFunc = w.afterFunc
 	for i := range p.nodes {
 		w.servers = append(w.servers, newServer(w, i))
 	}
