@@ -466,6 +466,41 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	}
 }
 
+// A node fails over to a replica that lags, and back. A client that was away all the time knows
+// the server and its memory from before, but whoever asked the replica first has left a mark,
+// and the server has that now.
+func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
+	tr := newTrio(t)
+	first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
+	holder, away := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+	lockAndRelease(t, holder)
+	lockAndRelease(t, away)
+	follow(t, second, first)
+	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
+	l := mustLock(t, holder, "k", 50*time.Second)
+	defer l.Release(context.Background())
+	tr.wantOn(l, "k", 0, 1)
+	tr.servers[2].Do(t, "DEL", "lock:k")
+	second.Do(t, "REPLICAOF", "NO", "ONE")
+	tr.proxy.SetTarget(second.Addr())
+	tr.proxy.ResetAll()
+	before := second.Do(t, "GET", "flightlock:{boot}")
+	redistest.Eventually(t, 20*time.Second, "the replica is asked", func() bool {
+		mustLock(t, holder, "other", time.Second).Release(t.Context())
+		return second.Do(t, "GET", "flightlock:{boot}") != before
+	})
+	follow(t, first, second)
+	if got := first.Do(t, "GET", "lock:k"); got != nil {
+		t.Fatalf("the first still has %v", got)
+	}
+	first.Do(t, "REPLICAOF", "NO", "ONE")
+	tr.proxy.SetTarget(first.Addr())
+	tr.proxy.ResetAll()
+	if _, err := away.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+		t.Error("granted twice")
+	}
+}
+
 // lines is a log for tests.
 type lines struct {
 	mu sync.Mutex

@@ -133,7 +133,7 @@ func TestTokensOfANodeThatForgotNeedTheClocks(t *testing.T) {
 			p.nodes, p.clients, p.workers, p.keys, p.down = 3, 2, 2, 1, nil
 			p.latency, p.spikes, p.copies, p.splits = 200*time.Microsecond, 0, 0, 0
 			p.maxTTL, p.chaos, p.enough = 100*time.Millisecond, time.Second, 1<<20
-			p.quarantine, p.forgets, p.loose = true, forgot.memory == something, false
+			p.quarantine, p.forgets, p.loose, p.long = true, forgot.memory == something, false, false
 			p.offsets, p.rates = []time.Duration{-behind, 0, 0}, []float64{1, 1, 1}
 			p.faults = []fault{
 				{what: stopServer, server: 2, at: 50 * time.Millisecond, lasts: 200 * time.Millisecond},
