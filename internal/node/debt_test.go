@@ -418,6 +418,7 @@ func (m *model) haunt(r *request) {
 	m.server.Lock()
 	defer m.server.Unlock()
 	m.ghosts++
+	r = &request{e: r.e, op: r.op} // as it is on the wire: its place may be another's by then
 	time.AfterFunc(time.Duration(m.rnd.IntN(900))*time.Millisecond, func() {
 		m.server.Lock()
 		defer m.server.Unlock()

@@ -47,9 +47,9 @@ type Entry struct {
 	answers   int        // of releases while doubts > 0
 	owed      instant    // since when a release is owed; 0: none is
 
-	// The two requests that nearly every entry makes. Each is used once, for the first of
-	// its kind, and never again: a late answer may come to it whenever it likes.
-	first, undo request
+	// The acquire, and later the release if that comes after the answer. Nobody touches a
+	// request any more once it has settled or was dropped.
+	place request
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -63,7 +63,7 @@ func (e *Entry) Node() *Node { return e.n }
 // NodeTimeout and does not mind to hear the answer before Acquire returns.
 func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
 	e.mu.Lock()
-	r := &e.first
+	r := &e.place
 	if r.e != nil {
 		r = &request{}
 	}
@@ -112,9 +112,7 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	e.mu.Lock()
 	if e.releasing {
 		e.mu.Unlock()
-		if sink != nil {
-			sink.Answer(e.i, Reply{Kind: Missing})
-		}
+		e.answer(sink, Reply{Kind: Missing})
 		return
 	}
 	e.releasing = true
@@ -126,11 +124,14 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	}
 	empty := e.emptyLocked()
 	e.undoing = !empty
+	r := &e.place
+	if e.create == r {
+		r = &request{}
+	}
+	*r = request{e: e, op: opRelease, inline: inline, sink: sink, parting: p}
 	e.mu.Unlock()
-	r := &e.undo
-	r.e, r.op, r.inline, r.sink, r.parting = e, opRelease, inline, sink, p
 	if empty && !p.wanted() {
-		r.answer(Reply{Kind: Missing})
+		e.answer(sink, Reply{Kind: Missing})
 		return
 	}
 	e.n.route(r)
@@ -142,8 +143,9 @@ func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.d
 // that Release can take it out of the queue; a create that comes after Release is dropped.
 func (e *Entry) sendLocked(r *request, create bool) {
 	if e.releasing || create && e.create != nil {
+		sink := r.sink
 		e.mu.Unlock()
-		r.answer(failed(ErrExpired))
+		e.answer(sink, failed(ErrExpired))
 		return
 	}
 	if create {
@@ -375,16 +377,18 @@ func (r *request) drop() bool {
 }
 
 // settle ends r: first what it means for the entry, then whoever waits hears of it.
+// Once the entry knows, r's place may be another request's.
 func (r *request) settle(rep Reply, how fate) {
-	due, owed := r.e.settled(r, rep, how)
-	r.answer(rep)
+	e, sink := r.e, r.sink
+	due, owed := e.settled(r, rep, how)
+	e.answer(sink, rep)
 	if owed {
-		r.e.n.debts.owe(r.e, due)
+		e.n.debts.owe(e, due)
 	}
 }
 
-func (r *request) answer(rep Reply) {
-	if r.sink != nil {
-		r.sink.Answer(r.e.i, rep)
+func (e *Entry) answer(sink Sink, rep Reply) {
+	if sink != nil {
+		sink.Answer(e.i, rep)
 	}
 }

@@ -473,6 +473,37 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 	})
 }
 
+// The time of a round ends that round, not the one that has its place by then: a timer may have
+// found it overdue in the instant of its decision.
+func TestTheTimeOfARoundEndsNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := redis.NewClient(&redis.Options{Addr: "192.0.2.1:1"}) // nobody asks it
+		defer conn.Close()
+		q := newClient(t, "c", []redis.UniversalClient{conn}).q
+		l, done := &Lease{}, make(chan *Failure, 1)
+		q.Prepare(l, key, ttl, 1, "")
+		l.phase = held
+		first := l.round("acquire", node.Granted, 0, nodeTimeout, func(*round) {})
+		due := first.due
+		first.Answer(0, node.Reply{Kind: node.Granted, Counter: 1})
+		time.Sleep(time.Millisecond)
+		last := l.round("release", node.Deleted, 0, nodeTimeout, func(r *round) { done <- nil })
+		if last != first {
+			t.Fatal("the release has another place")
+		}
+		first.expire(due)
+		select {
+		case <-done:
+			t.Fatal("the release ended with the time of the acquire")
+		default:
+		}
+		<-done
+		if at := time.Since(q.deadlines.epoch); at < last.due {
+			t.Errorf("ended at %v, due at %v", at, last.due)
+		}
+	})
+}
+
 // Peek tells how an attempt under way stands, and nothing once there is an outcome.
 func TestPeek(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {

@@ -20,8 +20,8 @@ type deadlines struct {
 	armed      bool        // the timer will fire
 }
 
-// add has r.expire called after the timeout, unless remove comes first.
-func (d *deadlines) add(r *round) {
+// addLocked has r.expire called after the timeout, unless remove comes first. r's lease is locked.
+func (d *deadlines) addLocked(r *round) {
 	r.due = time.Since(d.epoch) + d.timeout
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,11 +75,15 @@ func (d *deadlines) removeLocked(r *round) {
 // fire ends what is due, and waits for the next if there is one. The timer is not stopped
 // when the list empties: it fires once more and finds nothing.
 func (d *deadlines) fire() {
-	var due []*round
+	type overdue struct {
+		r   *round
+		due time.Duration
+	}
+	var due []overdue
 	d.mu.Lock()
 	now := time.Since(d.epoch)
 	for d.head != nil && d.head.due <= now {
-		due = append(due, d.head)
+		due = append(due, overdue{d.head, d.head.due})
 		d.removeLocked(d.head)
 	}
 	d.armed = false
@@ -87,8 +91,8 @@ func (d *deadlines) fire() {
 		d.armLocked(d.head.due - now)
 	}
 	d.mu.Unlock()
-	for _, r := range due {
-		r.expire()
+	for _, o := range due {
+		o.r.expire(o.due)
 	}
 }
 

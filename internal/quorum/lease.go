@@ -58,7 +58,7 @@ type Lease struct {
 	entries  []node.Entry
 	one      [1]node.Entry // the entries of a quorum of one
 
-	first, last round // see placeLocked
+	place round // see placeLocked
 }
 
 // Acquirer hears what became of an attempt. It is an interface, and not a func as elsewhere,

@@ -23,10 +23,11 @@ type round struct {
 
 	// guarded by the quorum's deadlines
 	earlier, later *round
-	due            time.Duration // on the deadlines' clock
 	listed         bool
 
 	// guarded by l.mu
+	due     time.Duration // on the deadlines' clock; written before it is in their list
+	pending int           // nodes that have not answered yet
 	decided bool
 	won     bool
 	expired bool // the time was up
@@ -43,11 +44,8 @@ func (r *round) acquires() bool { return r.op == "acquire" }
 func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Duration, next func(*round)) *round {
 	l.mu.Lock()
 	r := l.placeLocked(op)
-	r.l, r.op, r.want, r.floor, r.timeout, r.next = l, op, want, floor, timeout, next
-	r.replies = r.one[:]
-	if len(l.entries) > len(r.one) {
-		r.replies = make([]node.Reply, len(l.entries))
-	}
+	r.op, r.want, r.floor, r.timeout, r.next = op, want, floor, timeout, next
+	r.pending = len(l.entries)
 	for mask := l.shadows; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errShadow}
 	}
@@ -55,9 +53,10 @@ func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Durat
 		l.now = r
 	}
 	if d := &l.q.deadlines; timeout == d.timeout {
-		d.add(r)
+		d.addLocked(r)
 	} else {
-		r.timer = clock.AfterFunc(timeout, r.expire)
+		r.due = 0
+		r.timer = clock.AfterFunc(timeout, func() { r.expire(0) })
 	}
 	ends := r.acquires() && l.canceled && r.decideLocked(true)
 	l.mu.Unlock()
@@ -75,16 +74,25 @@ func (l *Lease) kept(holder string) bool {
 }
 
 // placeLocked is where the next round lives: in the lease itself if it is the first of the
-// attempt or that of the release, which nearly every lease has. Neither place is used
-// again, because late replies may still come to it.
+// attempt, or that of the release when nobody can come to the first any more: all nodes have
+// answered and there was no timer. (The deadlines and the quarantine look whether it still is
+// what they waited for.)
 func (l *Lease) placeLocked(op string) *round {
+	r := &l.place
 	switch {
-	case op == "acquire" && l.first.l == nil:
-		return &l.first
-	case op == "release" && l.last.l == nil:
-		return &l.last
+	case op == "acquire" && r.l == nil:
+	case op == "release" && r.decided && r.pending == 0 && r.timer == nil:
+		clear(r.replies)
+		r.decided, r.won, r.expired = false, false, false
+		return r
+	default:
+		r = &round{}
 	}
-	return &round{}
+	r.l, r.replies = l, r.one[:]
+	if len(l.entries) > len(r.one) {
+		r.replies = make([]node.Reply, len(l.entries))
+	}
+	return r
 }
 
 var errShadow = errors.New("answered as if it were the same server as another node: its vote does not count")
@@ -101,6 +109,7 @@ func (r *round) Answer(i int, rep node.Reply) {
 		l.q.suspect(i) // before the decision, which may wait for what comes of it
 	}
 	l.mu.Lock()
+	r.pending--
 	if shadow {
 		l.shadows |= 1 << i
 	}
@@ -125,11 +134,11 @@ func (r *round) Answer(i int, rep node.Reply) {
 	}
 }
 
-// expire decides the round by what was answered in time.
-func (r *round) expire() {
+// expire decides the round that was due then by what was answered in time.
+func (r *round) expire(due time.Duration) {
 	r.l.mu.Lock()
-	ends := r.decideLocked(true)
-	r.expired = ends
+	ends := r.due == due && r.decideLocked(true)
+	r.expired = r.expired || ends
 	r.l.mu.Unlock()
 	if ends {
 		r.end()
