@@ -224,7 +224,7 @@ func judgeQuarantine(s subject) Finding {
 		return ok("off: a Cluster is among the nodes")
 	case s.f.InfoErr != nil:
 		return Finding{Status: StatusWarn,
-			Found: "INFO is refused: a node that restarts with old data, or fails over to a replica that lagged, is not noticed: " + s.f.InfoErr.Error(),
+			Found: "INFO is refused: a node that restarts with old data, or fails over to a replica that lagged, may not be noticed: " + s.f.InfoErr.Error(),
 			Fix:   fmt.Sprintf("%s ACL SETUSER %s +info", cli(s.f.Addr), s.user())}
 	case s.c.quorum.Quarantined(s.i):
 		return Finding{Status: StatusWarn, Found: fmt.Sprintf("the node lost its memory within the last %v", life),

@@ -3,6 +3,7 @@ package flightlock
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
@@ -22,13 +23,16 @@ func (c *Client) quarantine() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 
-// memoryName names a memory that begins. It is never the same twice.
-func (c *Client) memoryName() string { return c.id[1:] + "m" + strconv.FormatUint(c.seq.Add(1), 36) }
+// memoryName names a memory that begins. It is never the same twice, and shorter than
+// lua.MaxName: 32 digits of the client's UUID, and less than 11 for any number that is reached.
+func (c *Client) memoryName() string {
+	return strings.ReplaceAll(c.id[1:], "-", "") + "m" + strconv.FormatUint(c.seq.Add(1), 36)
+}
 
 // blind hears that a node does not tell enough.
 func (c *Client) blind(why error) {
 	if c.opts.Logger != nil {
-		c.opts.Logger.Warn("flightlock: a node that restarts with old data, or fails over, will not be noticed: "+
+		c.opts.Logger.Warn("flightlock: a node that restarts with old data, or fails over, may not be noticed: "+
 			"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
 	}
 }

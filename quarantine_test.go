@@ -403,31 +403,73 @@ func TestRefreshRepairsANodeInQuarantine(t *testing.T) {
 }
 
 // Without the right to INFO a deployment works: that is said once. What leaves a node empty is
-// noticed, what leaves it with old data is not.
+// noticed; what leaves it with the data of a snapshot, if the marker's encoding tells.
 func TestQuarantineWithoutINFO(t *testing.T) {
-	tr := newTrio(t, "--dbfilename", "dump.rdb")
-	deny := func(s *redistest.Server) { s.Do(t, "ACL", "SETUSER", "default", "-info") }
-	for _, s := range tr.servers {
-		deny(s)
+	for _, rights := range []string{"-info", "-info -object", "-info -append", "-info -append -object"} {
+		t.Run(rights, func(t *testing.T) {
+			sees := rights == "-info"
+			tr := newTrio(t, "--dbfilename", "dump.rdb")
+			deny := func(s *redistest.Server) {
+				args := []any{"ACL", "SETUSER", "default"}
+				for _, r := range strings.Fields(rights) {
+					args = append(args, r)
+				}
+				s.Do(t, args...)
+			}
+			for _, s := range tr.servers {
+				deny(s)
+			}
+			var log lines
+			opts := flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+			c := tr.client(opts)
+			tryLock(t, c, "k")
+			redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool { return log.count("+info") == 1 })
+			tr.servers[0].Do(t, "SAVE")
+			must(t, tr.servers[0].Restart())
+			deny(tr.servers[0])
+			if sees {
+				redistest.Eventually(t, 20*time.Second, "the restart is noticed", func() bool {
+					_, _ = c.TryLock(t.Context(), "k", 10*time.Millisecond)
+					return c.Stats().Quarantined == 1
+				})
+			} else {
+				eventuallyLock(t, c, "k")
+				must(t, tr.servers[2].Kill())
+				eventuallyLock(t, c, "k") // by its old data it is what it was
+				tr.servers[0].Do(t, "FLUSHALL")
+				if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Errorf("a flush was not noticed: %v", err)
+				}
+			}
+			if n := log.count("+info"); n != 1 {
+				t.Errorf("said %d times:\n%s", n, log.text())
+			}
+		})
 	}
-	var log lines
-	opts := flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
-	c := tr.client(opts)
-	tryLock(t, c, "k")
-	redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool { return log.count("+info") == 1 })
-	tr.servers[0].Do(t, "SAVE")
-	must(t, tr.servers[0].Restart())
-	deny(tr.servers[0])
-	eventuallyLock(t, c, "k")
-	must(t, tr.servers[2].Kill())
-	eventuallyLock(t, c, "k") // by its old data it is what it was
-	tr.servers[0].Do(t, "FLUSHALL")
-	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
-		t.Errorf("a flush was not noticed: %v", err)
+}
+
+// A right that is taken away, or given back, while clients are at work is no memory lost: they
+// see less, or more.
+func TestRightsThatChangeAreNoMemoryLoss(t *testing.T) {
+	tr := newTrio(t)
+	full, less := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+	set := func(rights ...any) {
+		for _, s := range tr.servers {
+			s.Do(t, append([]any{"ACL", "SETUSER", "default"}, rights...)...)
+		}
 	}
-	if n := log.count("+info"); n != 1 {
-		t.Errorf("said %d times:\n%s", n, log.text())
+	tryLock(t, full, "k")
+	for range 3 {
+		set("-object", "-append")
+		tryLock(t, less, "k")
+		tryLock(t, full, "k")
+		set("+@all")
+		tryLock(t, tr.client(flightlock.Options{}), "k")
+		tryLock(t, less, "k")
+		tryLock(t, full, "k")
 	}
+	wantQuarantined(t, full, 0)
+	wantQuarantined(t, less, 0)
 }
 
 // A server that was a master, lagged as a replica of its successor and is made master again
@@ -498,6 +540,34 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 	tr.proxy.ResetAll()
 	if _, err := away.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
 		t.Error("granted twice")
+	}
+}
+
+// A node fails over to a replica and back while nobody asks it anything, so that no marker
+// tells of it. What the master had not passed on in time is lost with the way back, and the
+// clients, who know the server and its memory from before, do not believe its vote.
+func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
+	tr := newTrio(t)
+	first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
+	holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+	lockAndRelease(t, holder)
+	lockAndRelease(t, rival)
+	follow(t, second, first)
+	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
+	l := mustLock(t, holder, "k", 50*time.Second)
+	defer l.Release(context.Background())
+	tr.wantOn(l, "k", 0, 1)
+	tr.servers[2].Do(t, "DEL", "lock:k")
+	second.Do(t, "REPLICAOF", "NO", "ONE")
+	follow(t, first, second)
+	if got := first.Do(t, "GET", "lock:k"); got != nil {
+		t.Fatalf("the first still has %v", got)
+	}
+	first.Do(t, "REPLICAOF", "NO", "ONE")
+	for name, c := range map[string]*flightlock.Client{"one that was away": rival, "a new one": tr.client(flightlock.Options{})} {
+		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+			t.Errorf("%s was granted it twice", name)
+		}
 	}
 }
 

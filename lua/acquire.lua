@@ -27,20 +27,22 @@
 -- is there, but of a time before the node's memory began (a restart with old data), goes on
 -- above the microsecond in which that was.
 --
--- Three locals stand before this text (see lua.go). memory is the name of the node's memory
+-- Four locals stand before this text (see lua.go). memory is the name of the node's memory
 -- (see boot.lua), or false where that does not matter. A node that was flushed since, or
 -- restarted, has another name in its marker: boot.lua must run before it is asked for a
--- vote. run is the process, for servers before Redis 7, which hand scripts on to replicas
--- and to the process after a restart. floor is when the memory began, in microseconds of the
--- node's clock, or 0.
+-- vote. raw says that the marker is raw as long as this process has not read it from a dump,
+-- by which it would forget what was not in there. run is the process, for servers before
+-- Redis 7, which hand scripts on to replicas and to the process after a restart. floor is
+-- when the memory began, in microseconds of the node's clock, or 0.
 --
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
 if memory and redis.call('GET', 'flightlock:{boot}') ~= memory
+  or raw and redis.pcall('OBJECT', 'ENCODING', 'flightlock:{boot}') ~= 'raw' -- or no more allowed to ask
   or run and not string.find(redis.call('INFO', 'server'), run, 1, true) then
   return {err = 'FORGOT the memory of this node is not ' .. memory}
 end
-memory, run = false, false -- for the rest of a batch: nothing can happen in between
+memory, raw, run = false, false, false -- for the rest of a batch: nothing can happen in between
 
 local holder, granted = false, false
 if ARGV[5] then

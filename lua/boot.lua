@@ -4,8 +4,9 @@
 -- that script found another memory, and when a quarantine may be over. Not on a Cluster.
 --
 -- KEYS[1]  flightlock:{boot}, the marker: the name of the memory
--- KEYS[2]  flightlock:{boot}:past: "name state since run promoted" of that memory
--- ARGV[1]  a name for a memory that begins now: letters, digits and -, never used before
+-- KEYS[2]  flightlock:{boot}:past: "name state since run promoted how" of that memory
+-- ARGV[1]  a name for a memory that begins now: letters, digits and -, at most 44 of them,
+--          never used before
 -- ARGV[2]  how long a node that forgot has no vote, in microseconds
 -- ARGV[3]  the name of a memory that is to be established because no node of the quorum
 --          ever was; '' for none
@@ -14,7 +15,8 @@
 --   name     of the memory. It changes when something was lost
 --   state    new: the marker was missing, so the node is new, or lost all it had
 --            lost: the marker is of another process, or of a time before the node was last
---            made a master: what happened since may have been lost
+--            made a master, or it was read from a dump: what happened since may have been
+--            lost
 --            kept: established. Only such a node votes
 --   age      since the memory began, in microseconds of the node's clock
 --   run      the process, '' if it is not told
@@ -22,11 +24,20 @@
 --   why      it is not told
 --   since    when the memory began, in microseconds of the node's clock: no counter that is
 --            lower is of that memory
+--   raw      1: the acquire script may count on it that the marker is raw; else 0
 --
 -- INFO tells the process (run_id), and when it was last made a master: it keeps the
 -- replication id that it had as a replica, with an offset. The ids of a node that never
 -- was a replica change with its own replicas and mean nothing. One that was a master
 -- before, and lagged as a replica since, would find its own run_id in its marker.
+--
+-- The marker itself tells whether this process has it by commands, its own or its master's,
+-- or from a dump: of a disk, or of a master, who gives one to a replica that cannot just go
+-- on. A string that SET began and APPEND ended is raw; one of up to 44 bytes that was read
+-- from a dump is not. how is raw if the marker was seen to be so after it was written. It is
+-- plain if the server never says raw, or if who wrote it may not APPEND, or not ask: then
+-- its encoding means nothing, until somebody with these rights has written it again. Who
+-- may not ask must not do that to one that is said to be raw: it may not be so any more.
 
 local why = ''
 local function told(section, name)
@@ -47,13 +58,22 @@ end
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
-local name, past = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''
-local of, state, since, ran, rose = string.match(past, '^([%w-]+) (%l+) (%d+) (%S+) (%S+)$')
+local marker, past = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''
+local of, state, since, ran, rose, how = string.match(past, '^([%w-]+) (%l+) (%d+) (%S+) (%S+) (%l+)$')
 since = tonumber(since)
+
+local function encoding() -- a table if it is not told
+  return redis.pcall('OBJECT', 'ENCODING', KEYS[1])
+end
+local name, dumped = marker, false
+if marker and how == 'raw' then
+  local now = encoding()
+  dumped = type(now) == 'string' and now ~= 'raw'
+end
 
 if not name or of ~= name then -- first use, flushed, or restarted empty
   name, state, since = ARGV[1], 'new', now
-elseif run ~= '-' and ran ~= '-' and (run ~= ran or promoted ~= '-' and promoted ~= rose) then
+elseif dumped or run ~= '-' and ran ~= '-' and (run ~= ran or promoted ~= '-' and promoted ~= rose) then
   name, since = ARGV[1], now
   if state ~= 'new' then -- that never had a vote, so there is nothing that could be missed
     state = 'lost'
@@ -73,9 +93,15 @@ else
   end
 end
 
-local value = name .. ' ' .. state .. ' ' .. string.format('%.0f', since) .. ' ' .. run .. ' ' .. promoted
+if name ~= marker or how ~= 'raw' then
+  redis.call('SET', KEYS[1], string.sub(name, 1, -2))
+  if type(redis.pcall('APPEND', KEYS[1], string.sub(name, -1))) == 'table' then -- it may not
+    redis.call('SET', KEYS[1], name)
+  end
+  how = #name <= 44 and encoding() == 'raw' and 'raw' or 'plain'
+end
+local value = table.concat({name, state, string.format('%.0f', since), run, promoted, how}, ' ')
 if value ~= past then
   redis.call('SET', KEYS[2], value)
-  redis.call('SET', KEYS[1], name)
 end
-return {name, state, now - since, self, version, why, since}
+return {name, state, now - since, self, version, why, since, how == 'raw' and encoding() == 'raw' and 1 or 0}

@@ -147,6 +147,161 @@ func TestBootWithoutINFO(t *testing.T) {
 	})
 }
 
+// reload has the server read its marker from a dump, as if with all its data.
+func (s *store) reload() {
+	s.t.Helper()
+	ctx := s.t.Context()
+	if err := s.RestoreReplace(ctx, lua.Marker, 0, s.Dump(ctx, lua.Marker).Val()).Err(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// allow sets the rights of who asks from here on, all else being allowed.
+func (s *store) allow(rights string) {
+	s.t.Helper()
+	args := []any{"ACL", "SETUSER", "default", "+@all"}
+	for _, r := range strings.Fields(rights) {
+		args = append(args, r)
+	}
+	if err := s.Do(s.t.Context(), args...).Err(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// bootRaw is whether boot.lua has acquire count on the marker to be raw. It must go on in memory.
+func (s *store) bootRaw(memory string) bool {
+	s.t.Helper()
+	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, memory+"x", 60*second, "").([]any)
+	if v[0] != memory {
+		s.t.Errorf("memory %v is %v, want %s", v[0], v[1], memory)
+	}
+	return v[7] == int64(1)
+}
+
+// A marker that was read from a dump is that of a memory that lost something, also for who is
+// not told the process; the next marker is good again.
+func TestBootOfAMarkerFromADump(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no encodings")
+		}
+		for _, rights := range []string{"", "-info"} {
+			s.reset()
+			s.allow(rights)
+			s.wantBoot("m1", "", "m1", "new")
+			s.reload()
+			s.wantBoot("m2", "m1", "m2", "new") // it never had a vote
+			s.wantBoot("m3", "m2", "m2", "kept")
+			s.reload()
+			s.wantBoot("m3", "m2", "m3", "lost")
+			s.wantBoot("m4", "", "m3", "lost")
+			s.past(2, s.now()-60*second)
+			s.wantBoot("m4", "", "m3", "kept")
+			if !s.bootRaw("m3") {
+				t.Error("the marker is not raw")
+			}
+
+			acquire := func(raw bool) error {
+				s.Del(t.Context(), key)
+				m := lua.Memory{Name: "m3", Raw: raw}
+				if s.batched {
+					err, _ := s.answers(lua.BatchIn(m), []string{key, bucket}, "a23", "o", minute, 1)[0].(error)
+					return err
+				}
+				_, err := s.run(lua.AcquireIn(m), []string{key, bucket}, "o", minute, 1)
+				return err
+			}
+			if err := acquire(true); err != nil {
+				t.Error(err)
+			}
+			s.reload()
+			if err := acquire(true); err == nil || !strings.HasPrefix(err.Error(), "FORGOT ") || s.value(key) == "o" {
+				t.Errorf("granted with a marker from a dump: %v", err)
+			}
+			if err := acquire(false); err != nil {
+				t.Errorf("who does not look: %v", err)
+			}
+			s.wantBoot("m5", "", "m5", "lost")
+		}
+	})
+}
+
+// Who lacks a right sees less, and neither takes what it cannot see for a loss nor makes others
+// do so, whoever writes the marker: the memory goes on, and is seen again by who has all rights.
+// A loss that it cannot see stays there to be seen.
+func TestBootOfClientsWithDifferentRights(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no ACL for scripts")
+		}
+		for _, less := range []string{"-object", "-append", "-object -append", "-object -info", "-append -info", "-object -append -info"} {
+			s.reset()
+			s.allow(less)
+			s.wantBoot("m1", "", "m1", "new")
+			s.wantBoot("m1", "m1", "m1", "kept")
+			if s.bootRaw("m1") {
+				t.Errorf("%s: it counts on what it could not find out", less)
+			}
+			blind := strings.Contains(less, "-object")
+			for range 2 {
+				s.allow("")
+				if !s.bootRaw("m1") {
+					t.Errorf("%s, then all: not raw", less)
+				}
+				s.allow(less)
+				if s.bootRaw("m1") == blind {
+					t.Errorf("all, then %s: raw %v", less, !blind)
+				}
+			}
+			s.past(1, "new")
+			s.wantBoot("m2", "m1", "m1", "kept") // by who sees less
+			s.allow("")
+			s.wantBoot("m3", "", "m1", "kept")
+
+			s.reload()
+			want := "m4"
+			if s.allow(less); blind {
+				s.wantBoot("m4", "", "m1", "kept")
+				s.past(1, "new")
+				s.wantBoot("m4", "m1", "m1", "kept")
+				want = "m5"
+			} else {
+				s.wantBoot("m4", "", "m4", "lost")
+			}
+			s.allow("")
+			s.wantBoot("m5", "", want, "lost")
+			s.allow(less)
+			s.wantBoot("m6", "", want, "lost")
+			s.allow("")
+			s.wantBoot("m7", "", want, "lost")
+			if !s.bootRaw(want) {
+				t.Error("not raw in the end")
+			}
+		}
+	})
+}
+
+// A name so long that it is raw from a dump as well proves nothing, and nobody counts on it.
+func TestBootOfALongName(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		for length, want := range map[int]bool{lua.MaxName: s.real, lua.MaxName + 1: false} {
+			s.reset()
+			name := strings.Repeat("m", length)
+			s.wantBoot(name, "", name, "new")
+			s.wantBoot("m2", name, name, "kept")
+			if got := s.bootRaw(name); got != want {
+				t.Errorf("%d letters: raw %v", length, got)
+			}
+			if s.real {
+				s.reload()
+				if raw := s.ObjectEncoding(t.Context(), lua.Marker).Val() == "raw"; raw != (length > lua.MaxName) {
+					t.Errorf("%d letters from a dump: raw %v", length, raw)
+				}
+			}
+		}
+	})
+}
+
 // The acquire script of a memory grants in that memory only, and writes nothing in another.
 func TestAcquireInAMemory(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
@@ -168,13 +323,13 @@ func TestAcquireInAMemory(t *testing.T) {
 			{"m1", "another", true, true},
 		} {
 			s.Del(t.Context(), key)
-			in := lua.AcquireIn(tc.memory, tc.run, tc.informed, 0)
+			in := lua.AcquireIn(lua.Memory{Name: tc.memory, Run: tc.run, Informed: tc.informed})
 			call := func() error {
 				_, err := s.run(in, []string{key, bucket}, "o", minute, 1)
 				return err
 			}
 			if s.batched { // after another acquire, which looks at the memory for both
-				in = lua.BatchIn(tc.memory, tc.run, tc.informed, 0)
+				in = lua.BatchIn(lua.Memory{Name: tc.memory, Run: tc.run, Informed: tc.informed})
 				call = func() error {
 					keys := []string{"lock:first", bucket, key, bucket}
 					both := s.answers(in, keys, "a23a20", "o", minute, 1, "o")
@@ -193,8 +348,15 @@ func TestAcquireInAMemory(t *testing.T) {
 				t.Errorf("the key is there: %v", there)
 			}
 		}
-		if lua.AcquireIn("m1", "", true, 0) == lua.AcquireIn("m1", "", false, 0) || lua.BatchIn("m1", "", true, 0) == lua.BatchIn("m1", "", false, 0) {
-			t.Error("a client that is not told the process proves the memory for one that is")
+		sighted, texts := []bool{true, false}, map[string]bool{}
+		for _, informed := range sighted {
+			for _, raw := range sighted {
+				m := lua.Memory{Name: "m1", Informed: informed, Raw: raw}
+				texts[lua.AcquireIn(m).SHA], texts[lua.BatchIn(m).SHA] = true, true
+			}
+		}
+		if len(texts) != 8 {
+			t.Errorf("%d scripts: a client that sees less proves the memory for one that sees more", len(texts))
 		}
 	})
 }
@@ -219,10 +381,10 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 			s.Del(t.Context(), key, "lock:first")
 			if s.batched { // after another acquire, which must leave it the floor
 				s.set("first", c.was, 0)
-				answers := s.answers(lua.BatchIn("m1", "", true, since), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
+				answers := s.answers(lua.BatchIn(lua.Memory{Name: "m1", Informed: true, Since: since}), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
 				s.want(answers, []any{c.want, c.want})
 			} else {
-				got, err := s.run(lua.AcquireIn("m1", "", true, since), []string{key, bucket}, "o", minute, c.block)
+				got, err := s.run(lua.AcquireIn(lua.Memory{Name: "m1", Informed: true, Since: since}), []string{key, bucket}, "o", minute, c.block)
 				if err != nil {
 					t.Fatal(err)
 				}

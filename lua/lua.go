@@ -56,36 +56,39 @@ const (
 )
 
 // anyMemory stands before acquire where the memory does not matter.
-const anyMemory = "local memory, run, floor = false, false, 0\n"
+const anyMemory = "local memory, raw, run, floor = false, false, false, 0\n"
 
-// AcquireIn is Acquire for a node whose memory has that name: it grants nothing in another.
-// Only boot.lua may bring about that a server knows it, by the answer of the same
-// connection: then a server that restarted does not know it, or has another marker.
-//
-// run is the process, if it must be looked for as well. informed says that boot.lua was told
-// the process. Who is not does not see all that is lost, so it has a script of its own,
-// which nobody who sees it takes for a proof.
-//
-// since is when the memory began, as boot.lua says: tokens that are granted in it are larger.
-func AcquireIn(memory, run string, informed bool, since int64) Script {
-	return newScript(inMemory(memory, run, informed, since) + acquire)
+// A Memory is what acquire has to know of a node's memory, as boot.lua has told it.
+type Memory struct {
+	Name     string
+	Run      string // the process, if it must be looked for as well
+	Informed bool   // boot.lua was told the process
+	Raw      bool   // the marker is raw, unless it was read from a dump
+	Since    int64  // when the memory began: tokens that are granted in it are larger
 }
+
+// AcquireIn is Acquire for a node with that memory: it grants nothing in another. Only
+// boot.lua may bring about that a server knows it, by the answer of the same connection:
+// then a server that restarted does not know it, or has another marker. One that goes on,
+// but was given another's data, knows it: that is seen if the marker is raw.
+//
+// Who is not informed, or may not ask whether the marker is raw, does not see all that is lost.
+// So it has a script of its own, which nobody who sees more takes for a proof.
+func AcquireIn(m Memory) Script { return newScript(m.head() + acquire) }
 
 // BatchIn is Batch with that Acquire. What is said of one goes for the other.
-func BatchIn(memory, run string, informed bool, since int64) Script {
-	return newBatch(inMemory(memory, run, informed, since))
-}
+func BatchIn(m Memory) Script { return newBatch(m.head()) }
 
-// inMemory is what stands before acquire.
-func inMemory(memory, run string, informed bool, since int64) string {
-	second := "nil"
+// head is what stands before acquire.
+func (m Memory) head() string {
+	run := "nil"
 	switch {
-	case run != "":
-		second = strconv.Quote(run)
-	case informed:
-		second = "false"
+	case m.Run != "":
+		run = strconv.Quote(m.Run)
+	case m.Informed:
+		run = "false"
 	}
-	return fmt.Sprintf("local memory, run, floor = %q, %s, %d\n", memory, second, since)
+	return fmt.Sprintf("local memory, raw, run, floor = %q, %t, %s, %d\n", m.Name, m.Raw, run, m.Since)
 }
 
 // The keys of boot.lua.
@@ -93,6 +96,9 @@ const (
 	Marker = "flightlock:{boot}"
 	Past   = "flightlock:{boot}:past"
 )
+
+// MaxName is how long a memory's name may be: a longer string is raw from a dump, too.
+const MaxName = 44
 
 // The scripts beside it, which no lock waits for.
 var (

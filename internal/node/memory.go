@@ -12,13 +12,19 @@ import (
 )
 
 // A node that lost its memory may grant what it had granted before. How that is noticed, at
-// no cost but a GET in the acquire script:
+// no cost but two reads in the acquire script:
 //
 // The name of the node's memory stands in a marker on the node and in the text of its acquire
-// script. Whatever loses memory leaves one of three things: another process or another
-// master, which does not know the script (NOSCRIPT); no marker (FORGOT); or a marker of
-// a later memory, because somebody else noticed first (FORGOT). Either way boot.lua runs
+// script. Whatever loses memory leaves one of four things: another process or another
+// master, which does not know the script (NOSCRIPT); no marker (FORGOT); a marker of
+// a later memory, because somebody else noticed first (FORGOT); or a marker that came with
+// a dump (FORGOT), in a master that was another's replica meanwhile: it knows the script from
+// before, but had to take all of the other's data for its own. Either way boot.lua runs
 // before the request goes again, and the vote comes with what boot.lua said.
+//
+// How a marker from a dump is told from one that was written here stands in boot.lua. Where
+// it cannot be, because the rights are missing or the server is another than Redis, the script
+// does not look for it, and has another text, as that of who is not told the process.
 //
 // A script must not become known to a server whose marker is out of date: an old marker, from
 // a disk or a replica, would pass for the truth. So a script is loaded only behind a
@@ -48,13 +54,13 @@ type Memory struct {
 	Name  string      // changes when something was lost
 	State MemoryState // as of that answer
 	Began time.Time   // by the client's clock, a round trip late at most
-	Blind error       // why the server does not tell its process: then only an empty memory is noticed
+	Blind error       // why the server does not tell its process: then not all that is lost is noticed
 }
 
 // Guard has a node tell of its memory. A server's memory is looked at before its first vote.
 type Guard struct {
 	Limit time.Duration // how long a node that forgot has no vote
-	Name  func() string // a name for a memory that begins: letters, digits and -, never the same twice
+	Name  func() string // a name for a memory that begins: letters, digits and -, lua.MaxName at most, never the same twice
 
 	// Changed hears that the node's memory is another one than it was, or that its state
 	// is, before there is a vote in it. It must not block.
@@ -181,16 +187,17 @@ type answer struct {
 	state                   MemoryState
 	began                   time.Time
 	since                   int64 // when it began, in microseconds of the node's clock
+	raw                     bool
 }
 
 var memoryStates = map[string]MemoryState{"new": MemoryNew, "lost": MemoryLost, "kept": MemoryKept}
 
 func heardOf(val any) (answer, error) {
 	v, _ := val.([]any)
-	if len(v) != 7 {
+	if len(v) != 8 {
 		return answer{}, fmt.Errorf("unexpected reply %T to boot", val)
 	}
-	var texts [7]string
+	var texts [8]string
 	for i, x := range v {
 		texts[i] = fmt.Sprint(x)
 	}
@@ -201,7 +208,7 @@ func heardOf(val any) (answer, error) {
 		return answer{}, fmt.Errorf("unexpected reply %v to boot", v)
 	}
 	began := time.Now().Add(-time.Duration(age) * time.Microsecond)
-	return answer{name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5], since: since}, nil
+	return answer{name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5], since: since, raw: texts[7] == "1"}, nil
 }
 
 // memory is what the server has said.
@@ -218,7 +225,8 @@ func (a answer) memory() *memory {
 	if major(a.version) < 7 {
 		run = a.run
 	}
-	made := newMemory(next, lua.AcquireIn(a.name, run, informed, a.since), lua.BatchIn(a.name, run, informed, a.since))
+	in := lua.Memory{Name: a.name, Run: run, Informed: informed, Raw: a.raw, Since: a.since}
+	made := newMemory(next, lua.AcquireIn(in), lua.BatchIn(in))
 	made.told = true
 	return made
 }

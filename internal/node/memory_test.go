@@ -42,7 +42,7 @@ func (f *forgetful) answer(cmd []string) string {
 		if len(f.names) > 1 {
 			f.names = f.names[1:]
 		}
-		return "*7\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n", since)
+		return "*8\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n:1\r\n", since)
 	}
 	return ":1\r\n"
 }
@@ -80,7 +80,7 @@ func TestTheScriptOfAMemory(t *testing.T) {
 			if n.Memory() != nil {
 				t.Error("it knows the memory of a node that it never asked")
 			}
-			want := lua.AcquireIn("m3", tc.inScript, tc.run != "", since)
+			want := lua.AcquireIn(lua.Memory{Name: "m3", Run: tc.inScript, Informed: tc.run != "", Raw: true, Since: since})
 			for i := range 2 {
 				rep := newAttempt(t, n, "k").acquire().want(t, Granted)
 				if rep.Memory == nil || rep.Memory.Name != "m3" || rep.Memory.State != MemoryKept || (rep.Memory.Blind == nil) != (tc.run != "") {

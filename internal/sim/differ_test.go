@@ -105,9 +105,10 @@ func randomCall(r *rand.Rand) call {
 			raw("DEL", keyOf), raw("DEL", bucketOf), raw("GET", keyOf), raw("GET", wantsOf), raw("ZADD", keyOf, 1, "m"),
 			raw("INCRBY", wantsOf, 1), raw("INCRBY", keyOf, 1), raw("ZRANGE", wantsOf, 0, 9), raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf),
 			raw("SET", keyOf, "c", "PX", 0), raw("SET", keyOf, "c", "XX"), raw("PEXPIRE", keyOf, 300_000), raw("PEXPIRE", "none", 5), raw("PTTL", bucketOf), raw("PTTL", "none"),
-			raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"), raw("ZADD", wantsOf, "no", "m"))
+			raw("APPEND", keyOf, "d"), raw("APPEND", wantsOf, "d"), raw("APPEND", bucketOf, ""), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", bucketOf),
+			raw("OBJECT", "ENCODING", "none"), raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"), raw("ZADD", wantsOf, "no", "m"))
 	default:
-		return pick(r, raw("SET", keyOf, owner, "PX", ttl), raw("ZREM", wantsOf, contender), raw("ZADD", wantsOf, "XX", 0, contender), raw("PEXPIRE", keyOf, -1))
+		return pick(r, raw("APPEND", keyOf, "e"), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", wantsOf), raw("SET", keyOf, owner, "PX", ttl), raw("ZREM", wantsOf, contender), raw("ZADD", wantsOf, "XX", 0, contender), raw("PEXPIRE", keyOf, -1))
 	}
 }
 

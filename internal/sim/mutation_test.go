@@ -114,6 +114,13 @@ var mutations = []mutation{
 		new:  "	if true || ",
 	},
 	{
+		name: "a marker from a dump is taken for this process'",
+		file: "lua/acquire.lua",
+		old:  "  or raw and redis.pcall(",
+		new:  "  or false and redis.pcall(",
+		pkg:  ".", by: "TestAFailoverAndBackThatNobodySaw",
+	},
+	{
 		name: "a node with old data goes on from its old counters",
 		file: "lua/acquire.lua",
 		old:  "  if c < floor + block then\n",

@@ -301,6 +301,9 @@ func (s *server) restart(m memory) {
 	case nothing:
 		s.keys = map[string]*value{}
 	}
+	for _, v := range s.keys {
+		v.raw = false
+	}
 }
 
 // Text of all sorts.

@@ -23,6 +23,7 @@ type value struct {
 	members []member // nil: it is a string
 	due     int64    // when it expires, in milliseconds; 0: never
 	old     bool     // a restart has brought it back from the disk
+	raw     bool     // it was appended to, and not read from a disk since
 }
 
 type member struct {
@@ -97,6 +98,8 @@ var commands = map[string]struct {
 }{
 	"GET":     {1, (*store).get},
 	"SET":     {2, (*store).set},
+	"APPEND":  {2, (*store).append},
+	"OBJECT":  {2, (*store).object},
 	"DEL":     {1, (*store).del},
 	"EXISTS":  {1, (*store).exists},
 	"INCRBY":  {2, (*store).incrBy},
@@ -154,6 +157,41 @@ func (s *store) set(a []string) any {
 	return status("OK")
 }
 
+func (s *store) append(a []string) any {
+	v, there := s.find(a[0]), true
+	if v == nil {
+		v, there = &value{}, false
+		s.keys[a[0]] = v
+	}
+	if v.members != nil {
+		return wrongType
+	}
+	v.text, v.raw = v.text+a[1], there
+	return int64(len(v.text))
+}
+
+// object knows the encodings.
+func (s *store) object(a []string) any {
+	v := s.find(a[1])
+	switch {
+	case !strings.EqualFold(a[0], "ENCODING"):
+		return failure("ERR unknown subcommand")
+	case v == nil:
+		return nil
+	case v.members != nil:
+		return "listpack"
+	case v.raw:
+		return "raw"
+	}
+	if n, err := strconv.ParseInt(v.text, 10, 64); err == nil && strconv.FormatInt(n, 10) == v.text {
+		return "int"
+	}
+	if len(v.text) > 44 {
+		return "raw"
+	}
+	return "embstr"
+}
+
 func (s *store) del(a []string) any {
 	n := int64(0)
 	for _, k := range a {
@@ -191,7 +229,7 @@ func (s *store) incrBy(a []string) any {
 	if err != nil {
 		return notAnInt
 	}
-	v.text = strconv.FormatInt(n+by, 10)
+	v.text, v.raw = strconv.FormatInt(n+by, 10), false
 	s.keys[a[0]] = v
 	return n + by
 }

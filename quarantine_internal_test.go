@@ -1,0 +1,18 @@
+package flightlock
+
+import (
+	"testing"
+
+	"github.com/flightlock/flightlock/lua"
+)
+
+// The name of a memory fits into what a server reads from a dump as a short string, for a
+// thousand years of a million owners and names a second.
+func TestNamesOfMemoriesAreShort(t *testing.T) {
+	c := &Client{id: "#01234567-89ab-cdef-0123-456789abcdef-"}
+	c.seq.Store(1e17)
+	first, second := c.memoryName(), c.memoryName()
+	if len(first) > lua.MaxName || first == second || first[:33] != "0123456789abcdef0123456789abcdefm" {
+		t.Errorf("%s, then %s", first, second)
+	}
+}
