@@ -24,33 +24,33 @@ const (
 )
 
 var goals = []goal{
-	{hot1, "150x the best rival's locks/s", fairly("jain", hot1, times("locks_s", hot1, 150, everybody...))},
-	{hot3, "150x the best rival's locks/s", fairly("jain", hot3, times("locks_s", hot3, 150, everybody...))},
+	{hot1, "150x the best rival's locks/s", fairly("jain", hot1, times(hot1, 150, everybody...))},
+	{hot3, "150x the best rival's locks/s", fairly("jain", hot3, times(hot3, 150, everybody...))},
 	{hot1, "p99 of the wait 1/300 of the best rival's", part("p99_us", hot1, 1./300, everybody...)},
 	{hot3, "p99 of the wait 1/300 of the best rival's", part("p99_us", hot3, 1./300, everybody...)},
-	{limits1, "1.5x the ns per lock of semaphore.Weighted(1)", times("locks_s", limits1, 1/1.5, nameSemaphore)},
-	{limits3, "1.5x the ns per lock of semaphore.Weighted(1)", times("locks_s", limits3, 1/1.5, nameSemaphore)},
-	{fourProcs, "100x the best rival's locks/s", fairly("jain_procs", fourProcs, times("locks_s", fourProcs, 100, everybody...))},
+	{limits1, "1.5x the ns per lock of semaphore.Weighted(1)", times(limits1, 1/1.5, nameSemaphore)},
+	{limits3, "1.5x the ns per lock of semaphore.Weighted(1)", times(limits3, 1/1.5, nameSemaphore)},
+	{fourProcs, "100x the best rival's locks/s", fairly("jain_procs", fourProcs, times(fourProcs, 100, everybody...))},
 	{fourProcs, "Jain's index of the processes 0.98", atLeast("jain_procs", fourProcs, 0.98)},
-	{"distinct keys, 1000 goroutines, 1 node", "1.5x rueidislock", times("locks_s", "distinct keys, 1000 goroutines, 1 node", 1.5, nameRueidis)},
-	{"distinct keys, 1000 goroutines, 1 node", "3x redislock", times("locks_s", "distinct keys, 1000 goroutines, 1 node", 3, nameRedislock)},
-	{"distinct keys, 1000 goroutines, 3 nodes", "5x redsync, its better setting", times("locks_s", "distinct keys, 1000 goroutines, 3 nodes", 5, nameRedsync, nameFailFast)},
-	{"distinct keys, 1000 goroutines, 5 nodes", "5x redsync, its better setting", times("locks_s", "distinct keys, 1000 goroutines, 5 nodes", 5, nameRedsync, nameFailFast)},
-	{"uncontended, 1 node", "1.0x the best rival's locks/s", times("locks_s", "uncontended, 1 node", 1, everybody...)},
-	{"uncontended, 3 nodes", "1.1x redsync, its better setting", times("locks_s", "uncontended, 3 nodes", 1.1, nameRedsync, nameFailFast)},
-	{"uncontended, 5 nodes", "1.1x redsync, its better setting", times("locks_s", "uncontended, 5 nodes", 1.1, nameRedsync, nameFailFast)},
+	{"distinct keys, 1000 goroutines, 1 node", "1.5x rueidislock", times("distinct keys, 1000 goroutines, 1 node", 1.5, nameRueidis)},
+	{"distinct keys, 1000 goroutines, 1 node", "3x redislock", times("distinct keys, 1000 goroutines, 1 node", 3, nameRedislock)},
+	{"distinct keys, 1000 goroutines, 3 nodes", "5x redsync, its better setting", times("distinct keys, 1000 goroutines, 3 nodes", 5, nameRedsync, nameFailFast)},
+	{"distinct keys, 1000 goroutines, 5 nodes", "5x redsync, its better setting", times("distinct keys, 1000 goroutines, 5 nodes", 5, nameRedsync, nameFailFast)},
+	{"uncontended, 1 node", "1.0x the best rival's locks/s", times("uncontended, 1 node", 1, everybody...)},
+	{"uncontended, 3 nodes", "1.1x redsync, its better setting", times("uncontended, 3 nodes", 1.1, nameRedsync, nameFailFast)},
+	{"uncontended, 5 nodes", "1.1x redsync, its better setting", times("uncontended, 5 nodes", 1.1, nameRedsync, nameFailFast)},
 	{"handover, 1 node", "0.9x rueidislock's median", part("p50_us", "handover, 1 node", 0.9, nameRueidis)},
-	{stoppedFifty, "2x redsync fail-fast", times("locks_s", stoppedFifty, 2, nameFailFast)},
+	{stoppedFifty, "2x redsync fail-fast", times(stoppedFifty, 2, nameFailFast)},
 	{heldLocks, "below 10% of one core", below("cpu_percent", heldLocks, 10)},
 	{heldLocks, "below 1 KiB each", below("bytes_lock", heldLocks, 1024)},
 	{heldLocks, "no goroutine each", below("goroutines_lock", heldLocks, 0.001)},
 }
 
-// times wants at least want times the best of the rivals.
-func times(figure, bout string, want float64, rivals ...string) func(summary) (string, bool, bool) {
+// times wants at least want times the locks per second of the best of the rivals.
+func times(bout string, want float64, rivals ...string) func(summary) (string, bool, bool) {
 	return func(s summary) (string, bool, bool) {
-		us := s.get(bout, nameOurs, figure)
-		name, them := s.best(bout, figure, false, rivals)
+		us := s.get(bout, nameOurs, "locks_s")
+		name, them := s.best(bout, "locks_s", false, rivals)
 		ratio := us / them
 		text := fmt.Sprintf("%s: %s against %s of %s", ratioText(ratio), short(us), short(them), name)
 		if want < 1 { // said as a price: ns per lock

@@ -66,7 +66,7 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, crew []*worker) (re
 		if err := last.Stop(); err != nil {
 			return rec, err
 		}
-		defer last.Cont() // a second time does nothing
+		defer func() { _ = last.Cont() }() // a second time does nothing
 	}
 	at := time.Now()
 	all, err := doLoad(ctx, b, crew)

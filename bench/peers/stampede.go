@@ -48,7 +48,7 @@ func (s *source) load() {
 	time.Sleep(s.takes)
 }
 
-func newFetcher(t task, l locker, src *source) (fetcher, error) {
+func newFetcher(l locker, src *source) (fetcher, error) {
 	switch l := l.(type) {
 	case *flightClient:
 		return newFlightFetcher(l, src)

@@ -110,7 +110,7 @@ func (j *job) setup() error {
 		j.baton = &baton{l: j.l, key: j.t.Prefix + ":hot"}
 	case stampede:
 		j.src = &source{cache: cache{goredis(j.t.Settings.Addrs[0], nil)}, takes: j.t.Load.Work}
-		if j.f, err = newFetcher(j.t, j.l, j.src); err != nil {
+		if j.f, err = newFetcher(j.l, j.src); err != nil {
 			return err
 		}
 	}

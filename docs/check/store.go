@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/histogram"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql"
@@ -53,7 +54,7 @@ func (s *Store) Scrape(g prometheus.Gatherer, at time.Time, target ...string) er
 				own = append(own, l.GetName(), l.GetValue())
 			}
 			keep := func(suffix string, v float64, more ...string) {
-				all := append([]string{labels.MetricName, f.GetName() + suffix}, slices.Concat(own, more)...)
+				all := append([]string{model.MetricNameLabel, f.GetName() + suffix}, slices.Concat(own, more)...)
 				s.add(labels.FromStrings(all...), sample{at.UnixMilli(), v})
 			}
 			switch h := m.GetHistogram(); {

@@ -17,9 +17,9 @@ func (g *Group) Holders(key string, timeout time.Duration) (all []func() error) 
 			continue
 		}
 		all = append(all, func() error {
-			done := make(chan error, 1)
-			h.Refresh(timeout, func(err error) { done <- err })
-			_ = <-done
+			done := make(chan struct{})
+			h.Refresh(timeout, func(error) { close(done) })
+			<-done
 			return h.Err()
 		})
 	}

@@ -456,10 +456,10 @@ func (f *flight) evict(given *sync.WaitGroup) bool {
 		return false
 	}
 	f.endLocked(h, lost, f.g.cfg.Closed)
-	gone := make(chan error, 1)
+	gone := make(chan struct{})
 	f.letGoLocked()
-	f.todo.gone = func(err error) { gone <- err }
-	given.Go(func() { _ = <-gone })
+	f.todo.gone = func(error) { close(gone) }
+	given.Go(func() { <-gone })
 	return true
 }
 

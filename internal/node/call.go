@@ -77,7 +77,8 @@ type together struct {
 // none of that, for it is moot once the release has begun. Of everybody else's, none was
 // answered before the release was asked for, so the order was nobody's.
 func (t *together) of(ctx context.Context, batch []*request, m *memory) *redis.Cmd {
-	args, shapes := append(t.args[:0], evalsha, m.batch.SHA, nil), t.shapes[:0]
+	args, shapes := t.args[:0], t.shapes[:0]
+	args = append(args, evalsha, m.batch.SHA, nil)
 	group := batch[:t.groupFirst(batch)]
 	if len(group) > 0 {
 		shapes = append(shapes, lua.LetterGroup, '0'+byte(len(group)), '0')

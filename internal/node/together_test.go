@@ -213,11 +213,11 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 			t.Parallel()
 			var refused, alone atomic.Int32
 			f := redistest.StartFake(t, func(cmd []string) string {
-				switch {
-				case cmd[1] == lua.Batch.SHA:
+				switch cmd[1] {
+				case lua.Batch.SHA:
 					refused.Add(1)
 					return "-" + c.line + "\r\n"
-				case cmd[1] == lua.Release.SHA:
+				case lua.Release.SHA:
 					return ":1\r\n"
 				}
 				return fmt.Sprintf(":%d\r\n", alone.Add(1))

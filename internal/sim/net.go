@@ -311,7 +311,7 @@ func (k *conn) SetDeadline(t time.Time) error { return k.SetReadDeadline(t) }
 // test for the same time comes first.
 func (k *conn) SetReadDeadline(t time.Time) error {
 	if !t.IsZero() {
-		t = t.Add(time.Microsecond + time.Duration(k.born%997))
+		t = t.Add(time.Microsecond + k.born%997)
 	}
 	k.mu.Lock()
 	k.deadline = t
