@@ -25,27 +25,33 @@ func main() {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain(os.Stdin, os.Stdout))
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	each := flag.Duration("each", 8*time.Second, "how long one scenario does its fault, at least once")
 	total := flag.Duration("duration", 0, "go through all scenarios again and again until so much time has gone")
 	only := flag.String("only", "", "scenarios whose name contains this")
 	ttl := flag.Duration("ttl", time.Second, "of the locks")
 	paused := flag.Duration("paused", 0, "run the paused-holder test for so long, and not the scenarios")
 	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	var err error
 	if *paused > 0 {
-		r, err := runPaused(ctx, setup{TTL: 2 * time.Second}, 5*time.Second, *paused)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "faults:", err)
-			os.Exit(1)
-		}
-		r.print(os.Stdout)
-		return
+		err = runPausedTest(ctx, *paused)
+	} else {
+		err = run(ctx, os.Stdout, *only, setup{TTL: *ttl}, *each, *total)
 	}
-	if err := run(ctx, os.Stdout, *only, setup{TTL: *ttl}, *each, *total); err != nil {
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "faults:", err)
 		os.Exit(1)
 	}
+}
+
+// runPausedTest runs the paused-holder test and prints its table.
+func runPausedTest(ctx context.Context, total time.Duration) error {
+	r, err := runPaused(ctx, setup{TTL: 2 * time.Second}, 5*time.Second, total)
+	if err == nil {
+		r.print(os.Stdout)
+	}
+	return err
 }
 
 // run goes through the scenarios and prints the table.
