@@ -28,8 +28,9 @@ type Client struct {
 	quorum  *quorum.Quorum
 	flights *flight.Group
 
-	id  string // "#" + UUID + "-", which makes owners unique
-	seq atomic.Uint64
+	id       string // "#" + UUID + "-", which makes owners unique
+	seq      atomic.Uint64
+	memories atomic.Uint64 // of nodes, that this client has thought of names for
 
 	own []redis.UniversalClient // made by Open, closed by Close
 

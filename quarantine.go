@@ -23,10 +23,11 @@ func (c *Client) quarantine() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 
-// memoryName names a memory that begins. It is never the same twice, and shorter than
-// lua.MaxName: 32 digits of the client's UUID, and less than 11 for any number that is reached.
+// memoryName names a memory that begins. It is never the same twice, and not longer than
+// lua.MaxName: 16 digits of the client's UUID, 60 bits of them at random, and less than 8 of any
+// number that is reached.
 func (c *Client) memoryName() string {
-	return strings.ReplaceAll(c.id[1:], "-", "") + "m" + strconv.FormatUint(c.seq.Add(1), 36)
+	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.memories.Add(1), 36)
 }
 
 // blind hears that a node does not tell enough.

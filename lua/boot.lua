@@ -5,8 +5,8 @@
 --
 -- KEYS[1]  flightlock:{boot}, the marker: the name of the memory
 -- KEYS[2]  flightlock:{boot}:past: "name state since run promoted how" of that memory
--- ARGV[1]  a name for a memory that begins now: letters, digits and -, at most 44 of them,
---          never used before
+-- ARGV[1]  a name for a memory that begins now: letters, digits and -, lua.MaxName of
+--          them at most, never used before
 -- ARGV[2]  how long a node that forgot has no vote, in microseconds
 -- ARGV[3]  the name of a memory that is to be established because no node of the quorum
 --          ever was; '' for none
@@ -33,11 +33,12 @@
 --
 -- The marker itself tells whether this process has it by commands, its own or its master's,
 -- or from a dump: of a disk, or of a master, who gives one to a replica that cannot just go
--- on. A string that SET began and APPEND ended is raw; one of up to 44 bytes that was read
--- from a dump is not. how is raw if the marker was seen to be so after it was written. It is
--- plain if the server never says raw, or if who wrote it may not APPEND, or not ask: then
--- its encoding means nothing, until somebody with these rights has written it again. Who
--- may not ask must not do that to one that is said to be raw: it may not be so any more.
+-- on. A string that SET began and APPEND ended is raw; a short one that was read from a dump,
+-- or set as a whole, is not. Where that line is depends on the server, so both are tried. how
+-- is raw if it was seen to be so. It is plain if the server never says raw, or always, or if
+-- who wrote it may not APPEND, or not ask: then its encoding means nothing, until somebody
+-- with these rights has written it again. Who may not ask must not do that to one that is
+-- said to be raw: it may not be so any more.
 
 local why = ''
 local function told(section, name)
@@ -94,11 +95,13 @@ else
 end
 
 if name ~= marker or how ~= 'raw' then
+  redis.call('SET', KEYS[1], name)
+  local whole = encoding() -- as from a dump
   redis.call('SET', KEYS[1], string.sub(name, 1, -2))
   if type(redis.pcall('APPEND', KEYS[1], string.sub(name, -1))) == 'table' then -- it may not
     redis.call('SET', KEYS[1], name)
   end
-  how = #name <= 44 and encoding() == 'raw' and 'raw' or 'plain'
+  how = type(whole) == 'string' and whole ~= 'raw' and encoding() == 'raw' and 'raw' or 'plain'
 end
 local value = table.concat({name, state, string.format('%.0f', since), run, promoted, how}, ' ')
 if value ~= past then

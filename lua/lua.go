@@ -97,8 +97,10 @@ const (
 	Past   = "flightlock:{boot}:past"
 )
 
-// MaxName is how long a memory's name may be: a longer string is raw from a dump, too.
-const MaxName = 44
+// MaxName is how long a memory's name may be: a longer string is raw from a dump, too. Redis up
+// to 8.0 draws that line at 44; later ones, and some of Valkey, count the key and more, and
+// leave so much for the value.
+const MaxName = 24
 
 // The scripts beside it, which no lock waits for.
 var (

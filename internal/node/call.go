@@ -74,8 +74,10 @@ type together struct {
 // order in which it will be answered: the releases that go as a group come first.
 //
 // They may overtake what stands before them. An acquire or a refresh of the same entry is
-// none of that, for it is moot once the release has begun. Of everybody else's, none was
-// answered before the release was asked for, so the order was nobody's.
+// hardly among that, for it is moot once the release has begun; the exception, an acquire that
+// registers its contender while the entry's debt is paid, is released once more when it is
+// granted. Of everybody else's, none was answered before the release was asked for, so the
+// order was nobody's.
 func (t *together) of(ctx context.Context, batch []*request, m *memory) *redis.Cmd {
 	args, shapes := t.args[:0], t.shapes[:0]
 	args = append(args, evalsha, m.batch.SHA, nil)

@@ -20,7 +20,8 @@ import (
 // a later memory, because somebody else noticed first (FORGOT); or a marker that came with
 // a dump (FORGOT), in a master that was another's replica meanwhile: it knows the script from
 // before, but had to take all of the other's data for its own. Either way boot.lua runs
-// before the request goes again, and the vote comes with what boot.lua said.
+// before the request goes again, and the vote comes with what boot.lua said. What leaves none
+// of these stands in docs/guarantees.md.
 //
 // How a marker from a dump is told from one that was written here stands in boot.lua. Where
 // it cannot be, because the rights are missing or the server is another than Redis, the script

@@ -437,7 +437,7 @@ func TestCancelJustBeforeTheRaise(t *testing.T) {
 		l.asker, l.until = a, time.Now().Add(ttl)
 		first := l.round("acquire", node.Granted, 0, nodeTimeout, func(r *round) {
 			l.Cancel()
-			l.raise(r, 30)
+			l.raise(r.timeout, r.replies, 30)
 		})
 		for i := range 2 {
 			first.Answer(i, node.Reply{Kind: node.Granted, Counter: int64(10 * i)})

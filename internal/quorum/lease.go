@@ -2,6 +2,7 @@ package quorum
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -140,24 +141,25 @@ func (l *Lease) acquired(r *round) {
 		l.q.trip.Store(int64(l.q.Validity(l.ttl) - time.Until(l.until)))
 	}
 	if f == nil && !agree {
+		known := slices.Clone(r.replies) // the round's place may be the release's before the last node was asked
 		l.mu.Unlock()
-		l.raise(r, top)
+		l.raise(r.timeout, known, top)
 		return
 	}
 	l.endLocked(r, top, f)
 }
 
 // raise makes top the end of the block on a majority of nodes, because their counters
-// differ.
-func (l *Lease) raise(first *round, top int64) {
+// differ. known is what they have answered so far.
+func (l *Lease) raise(timeout time.Duration, known []node.Reply, top int64) {
 	until := l.until // does not move before the lease is held
-	r := l.round("acquire", node.Renewed, top, first.timeout, func(r *round) {
+	r := l.round("acquire", node.Renewed, top, timeout, func(r *round) {
 		l.mu.Lock()
 		l.endLocked(r, top, l.checkLocked(r))
 	})
 	for i := range l.entries {
-		if known := first.replies[i]; known.Kind == node.Held {
-			r.Answer(i, known)
+		if known[i].Kind == node.Held {
+			r.Answer(i, known[i])
 		} else {
 			l.entries[i].Refresh(r, l.ttl, top, 0, until, "")
 		}
