@@ -32,6 +32,7 @@ type environment struct {
 	Versions []string
 	Quick    bool
 	Rounds   int
+	last     time.Time // when the last of its runs began
 }
 
 func readEnvironment(ctx context.Context, s *site, cfg config) (*environment, error) {
@@ -115,6 +116,9 @@ func readRaw(path string) (envs []environment, records []record, err error) {
 		}
 		if l.Record != nil {
 			records = append(records, *l.Record)
+			if n := len(envs); n > 0 {
+				envs[n-1].last = l.Record.At
+			}
 		}
 	}
 }

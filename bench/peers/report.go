@@ -69,7 +69,7 @@ func surroundings(envs []environment, s summary) string {
 	}
 	return fmt.Sprintf("%s; %s; %s; %s; %s to %s. Medians of %s rounds; all servers and all clients on this machine.%s\n",
 		e.Machine, e.Server, e.Go, strings.Join(e.Versions, ", "),
-		envs[0].At.Format("2006-01-02 15:04"), e.At.Format("15:04 MST"), roundsOf(s), quick)
+		envs[0].At.Format("2006-01-02 15:04"), e.last.Format("15:04 MST"), roundsOf(s), quick)
 }
 
 // roundsOf is the number of rounds, or how it varies.
