@@ -175,14 +175,11 @@ func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 		tryLock(t, c, "k")
 		first := servers[0] // reads its marker from a dump
 		first.Do(t, "RESTORE", lua.Marker, 0, first.Do(t, "DUMP", lua.Marker), "REPLACE")
-		for range 3 {
-			tryLock(t, c, "k")
-		}
 		seen := int64(1)
 		if missing == "+append" || strings.HasPrefix(missing, "+object") {
 			seen = 0
 		}
-		wantQuarantined(t, c, seen)
+		lockUntilQuarantined(t, c, "k", seen)
 		closeClient(t, c) // whatever there was to say is said
 		if said := log.count("+info") == 1; said != (missing == "+info") {
 			t.Errorf("without %q, log:\n%s", missing, log.text())
