@@ -297,6 +297,16 @@ func wantQuarantined(t *testing.T, c *flightlock.Client, n int64) {
 	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d nodes are in quarantine", n), func() bool { return c.Stats().Quarantined == n })
 }
 
+// wantOneLine waits for a line of the log that says all of what, which comes a moment after the
+// news itself, and wants no more than one.
+func wantOneLine(t *testing.T, log *lines, what ...string) {
+	t.Helper()
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("the log tells of %q", what), func() bool { return log.count(what...) > 0 })
+	if n := log.count(what...); n != 1 {
+		t.Errorf("%d lines tell of %q:\n%s", n, what, log.text())
+	}
+}
+
 // A node that forgot is out until MaxTTL is over, and then it votes: meanwhile, without
 // another one, there is no majority, which is not "held", and the error says why and how long.
 func TestQuarantineEnds(t *testing.T) {
@@ -318,7 +328,7 @@ func TestQuarantineEnds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	wantQuarantined(t, c, 1)
-	redistest.Eventually(t, 20*time.Second, "a line tells of the quarantine", func() bool { return log.count("node quarantined", tr.proxy.Addr()) > 0 })
+	wantOneLine(t, &log, "node quarantined", tr.proxy.Addr())
 	redistest.Eventually(t, 20*time.Second, "the grant that did not count is undone", func() bool { return tr.servers[0].Do(t, "EXISTS", "lock:k") == int64(0) })
 
 	l, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 10000))
@@ -330,7 +340,7 @@ func TestQuarantineEnds(t *testing.T) {
 	}
 	mustRelease(t, l)
 	wantQuarantined(t, c, 0)
-	redistest.Eventually(t, 20*time.Second, "a line tells of its end", func() bool { return log.count("out of quarantine", tr.proxy.Addr()) > 0 })
+	wantOneLine(t, &log, "out of quarantine", tr.proxy.Addr())
 	tryLock(t, tr.client(opts), "another client sees no quarantine any more")
 }
 
@@ -523,22 +533,39 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	}
 }
 
+// failedOver is a trio whose first server has a successor that lagged: it was made a master too,
+// and knows nothing of the lock that the holder has on the first two. Both clients know the first.
+func failedOver(t *testing.T) (tr *trio, first, second *redistest.Server, holder, other *flightlock.Client) {
+	tr = newTrio(t)
+	first, second = tr.servers[0], redistest.StartServer(t, atOnce...)
+	holder, other = tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+	lockAndRelease(t, holder)
+	lockAndRelease(t, other)
+	follow(t, second, first)
+	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
+	l := mustLock(t, holder, "k", 50*time.Second)
+	t.Cleanup(func() { _ = l.Release(context.Background()) })
+	tr.wantOn(l, "k", 0, 1)
+	tr.servers[2].Do(t, "DEL", "lock:k")
+	second.Do(t, "REPLICAOF", "NO", "ONE")
+	return tr, first, second, holder, other
+}
+
+// failBack makes the first the master again, with what the second has.
+func failBack(t *testing.T, first, second *redistest.Server) {
+	t.Helper()
+	follow(t, first, second)
+	if got := first.Do(t, "GET", "lock:k"); got != nil {
+		t.Fatalf("the first still has %v", got)
+	}
+	first.Do(t, "REPLICAOF", "NO", "ONE")
+}
+
 // A node fails over to a replica that lags, and back. A client that was away all the time knows
 // the server and its memory from before, but whoever asked the replica first has left a mark,
 // and the server has that now.
 func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
-	tr := newTrio(t)
-	first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
-	holder, away := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-	lockAndRelease(t, holder)
-	lockAndRelease(t, away)
-	follow(t, second, first)
-	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
-	l := mustLock(t, holder, "k", 50*time.Second)
-	defer l.Release(context.Background())
-	tr.wantOn(l, "k", 0, 1)
-	tr.servers[2].Do(t, "DEL", "lock:k")
-	second.Do(t, "REPLICAOF", "NO", "ONE")
+	tr, first, second, holder, away := failedOver(t)
 	tr.proxy.SetTarget(second.Addr())
 	tr.proxy.ResetAll()
 	before := second.Do(t, "GET", "flightlock:{boot}")
@@ -546,11 +573,7 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 		mustLock(t, holder, "other", time.Second).Release(t.Context())
 		return second.Do(t, "GET", "flightlock:{boot}") != before
 	})
-	follow(t, first, second)
-	if got := first.Do(t, "GET", "lock:k"); got != nil {
-		t.Fatalf("the first still has %v", got)
-	}
-	first.Do(t, "REPLICAOF", "NO", "ONE")
+	failBack(t, first, second)
 	tr.proxy.SetTarget(first.Addr())
 	tr.proxy.ResetAll()
 	if _, err := away.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
@@ -562,23 +585,8 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 // tells of it. What the master had not passed on in time is lost with the way back, and the
 // clients, who know the server and its memory from before, do not believe its vote.
 func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
-	tr := newTrio(t)
-	first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
-	holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-	lockAndRelease(t, holder)
-	lockAndRelease(t, rival)
-	follow(t, second, first)
-	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
-	l := mustLock(t, holder, "k", 50*time.Second)
-	defer l.Release(context.Background())
-	tr.wantOn(l, "k", 0, 1)
-	tr.servers[2].Do(t, "DEL", "lock:k")
-	second.Do(t, "REPLICAOF", "NO", "ONE")
-	follow(t, first, second)
-	if got := first.Do(t, "GET", "lock:k"); got != nil {
-		t.Fatalf("the first still has %v", got)
-	}
-	first.Do(t, "REPLICAOF", "NO", "ONE")
+	tr, first, second, _, rival := failedOver(t)
+	failBack(t, first, second)
 	for i, c := range []*flightlock.Client{rival, tr.client(flightlock.Options{})} { // the new one notices anyway
 		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
 			t.Errorf("client %d was granted it twice", i)
