@@ -170,7 +170,7 @@ func TestJoinAfterClose(t *testing.T) {
 		forced, cancel := w.closes(time.Hour)
 		defer cancel()
 		is(t, "closed", len(forced), 0)
-		h := &Hold{ttl: time.Second, pace: patient}
+		h := &Hold{ttl: time.Second, wait: w.g.waiting(patient)}
 		joined, err := f.join(h, Queue, false)
 		is(t, "joined", joined, false)
 		is(t, "err", err, errClosed)

@@ -181,7 +181,6 @@ func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 		}
 	}
 	h.f = f
-	h.ready = f.g.readies.Get().(chan struct{})
 	f.pushLocked(h)
 	if idle && !f.asking && !f.parting {
 		f.askLocked(h)

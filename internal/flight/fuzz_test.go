@@ -68,6 +68,7 @@ type sim struct {
 	releases int // calls of Release under way; guarded by w.mu
 	asksOpen int // calls of Refresh not answered yet; guarded by w.mu
 	last     map[string]int64
+	timers   map[*time.Timer]bool // those of waiters that were seen
 }
 
 type actor struct {
@@ -92,7 +93,7 @@ func simulate(t *testing.T, ops []byte) {
 			c.MaxWaiters = 20
 		})
 		w.exclusive = true
-		s := &sim{world: w, last: map[string]int64{}}
+		s := &sim{world: w, last: map[string]int64{}, timers: map[*time.Timer]bool{}}
 		w.acquire, w.refresh, w.release, w.cancel = nil, nil, nil, nil
 		prepare := w.g.cfg.Prepare
 		w.g.cfg.Prepare = func(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt {
@@ -459,6 +460,11 @@ func (s *sim) checkHold(a *actor) bool {
 func (s *sim) checkFlight(f *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for h := f.head; h != nil; h = h.next {
+		if h.patience != nil {
+			s.timers[h.patience] = true
+		}
+	}
 	now := time.Now()
 	armed := func(t time.Time) bool { return f.armed != 0 && f.armed <= f.g.at(t) && f.hasAlarm() }
 	ok, state := false, ""
@@ -558,11 +564,16 @@ func (s *sim) drain() {
 		if want := map[bool]int{true: 1}[a.onEnd]; a.ends != want {
 			s.t.Errorf("OnEnd was called %d times, want %d", a.ends, want)
 		}
-		if a.h.patience != nil && a.h.patience.Stop() {
-			s.t.Error("a timer runs")
+		if a.h.wait != nil {
+			s.t.Error("one that does not wait has what it takes to wait")
 		}
 		if a.h.f != nil && a.h.f.hasAlarm() {
 			s.t.Error("a dead flight has an alarm")
+		}
+	}
+	for timer := range s.timers {
+		if timer.Stop() {
+			s.t.Error("a timer runs")
 		}
 	}
 	if s.closing != nil && len(s.closing) != 1 {

@@ -108,10 +108,10 @@ type Group struct {
 	// listen, and when they have died, to stop that and to leave.
 	leaving sync.WaitGroup
 
-	// readies are channels for waiting. A Hold returns its own only when it is empty and
-	// nobody can send to it any more. The pool is the Group's own because a channel made
-	// in a test's synctest bubble must not get out of it.
-	readies sync.Pool
+	// waits are for Holds whose callers wait, each with its channel, which is empty. The pool
+	// is the Group's own because a channel made in a test's synctest bubble must not get out of
+	// it.
+	waits sync.Pool
 
 	// endings are for waiting for a release. Each gets one value per use, and none if the
 	// lease was handed over.
@@ -155,7 +155,7 @@ type Counts struct {
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
 	g := &Group{cfg: cfg, epoch: time.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
-	g.readies.New = func() any { return make(chan struct{}, 1) }
+	g.waits.New = func() any { return &wait{ready: make(chan struct{}, 1)} }
 	g.endings.New = func() any { return newEnding() }
 	for i := range g.shards {
 		sh := &g.shards[i]

@@ -25,24 +25,35 @@ type endless interface{ Endless() bool }
 // Every transition happens under the flight's mu, so a Hold that is over can do nothing
 // to its successor: whatever it asks for, the flight looks first whether it is current.
 type Hold struct {
-	f    *flight // set before the Hold is shared
-	ttl  time.Duration
+	f   *flight // set before the Hold is shared
+	ttl time.Duration
+
+	*wait // while its caller waits; nil after that
+
+	// guarded by f.mu
+	state state
+	way   Way // does not change once the wait is over
+	fence int64
+	lease Lease
+	until time.Time     // when this Hold is over if nothing renews it
+	room  time.Duration // how far renewals for the flight's own sake may move until
+	end   *end          // nil for a Hold whose end nobody wants to hear of, and that was not lost
+}
+
+// wait is what a Hold needs as long as its caller waits. There are as many at work as there are
+// callers that wait, however many locks are held, so a Group keeps them for the next: each
+// goes back when its caller has the answer, whom it is handed to by the value in ready. From
+// then on the Hold is not in the queue any more, so nobody else has a way to it; what may
+// come later, giveUp by the timer, looks at the Hold's state first.
+type wait struct {
 	pace Pace
 
 	// guarded by f.mu
-	state      state
-	way        Way         // does not change once the wait is over
+	next, prev *Hold       // in the queue
 	ends       bool        // its pace ends when patience fires; else look again then
 	failures   int32       // how many failures its pace has been asked about
-	next, prev *Hold       // in the queue
 	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
 	patience   *time.Timer // for giveUp; nil if its pace has no end, or paces the flight
-	fence      int64
-	lease      Lease
-	until      time.Time     // when this Hold is over if nothing renews it
-	room       time.Duration // how far renewals for the flight's own sake may move until
-	why        error         // lost: why
-	onEnd      map[*func(error)]struct{}
 
 	// news gets a value when a caller of AcquireUnless is to look; nil for others.
 	news chan struct{}
@@ -53,6 +64,12 @@ type Hold struct {
 	ready   chan struct{}
 	sent    bool // written under f.mu, while it waits
 	refusal error
+}
+
+// end is what there is to say about the end of a Hold.
+type end struct {
+	why  error // lost: why
+	hear map[*func(error)]struct{}
 }
 
 type state uint8
@@ -100,9 +117,10 @@ func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 	if err := ctx.Err(); err != nil {
 		return g.cfg.GaveUp(key, err, nil)
 	}
-	h.ttl, h.pace = ttl, pace
+	h.ttl, h.wait = ttl, g.waiting(pace)
 	f, err := g.join(key, h, mode, g.mayBlock(ctx))
 	if err != nil {
+		_ = g.answered(h)
 		return err
 	}
 	for over := false; !over; over = !h.sent || f.goes(h, g.mayBlock(ctx)) {
@@ -120,11 +138,20 @@ func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 	return g.answered(h)
 }
 
+// waiting gives a wait by that pace.
+func (g *Group) waiting(pace Pace) *wait {
+	w := g.waits.Get().(*wait)
+	w.pace = pace
+	return w
+}
+
 // answered gives the outcome of h's wait, which is over.
 func (g *Group) answered(h *Hold) error {
-	g.readies.Put(h.ready)
-	h.ready = nil
-	return h.refusal
+	w, refusal := h.wait, h.refusal
+	h.wait = nil
+	*w = wait{ready: w.ready}
+	g.waits.Put(w)
+	return refusal
 }
 
 // quit has h leave, and gives the outcome of its wait. A lease that it is given in this
@@ -185,7 +212,7 @@ func (h *Hold) Err() error {
 func (h *Hold) errLocked(now time.Time) error {
 	switch {
 	case h.state == lost:
-		return h.why
+		return h.end.why
 	case h.state != holding:
 		return h.f.g.cfg.NotHeld
 	case clock.Passed(now, h.until):
@@ -200,19 +227,31 @@ func (h *Hold) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
 	f := h.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if h.state != holding {
-		return nil, h.why, true
+	if h.state == lost {
+		return nil, h.end.why, true
 	}
-	if h.onEnd == nil {
-		h.onEnd = map[*func(error)]struct{}{}
+	if h.state != holding {
+		return nil, nil, true
+	}
+	e := h.endOfLocked()
+	if e.hear == nil {
+		e.hear = map[*func(error)]struct{}{}
 	}
 	at := &fn
-	h.onEnd[at] = struct{}{}
+	e.hear[at] = struct{}{}
 	return func() {
 		f.mu.Lock()
-		delete(h.onEnd, at)
+		delete(e.hear, at)
 		f.mu.Unlock()
 	}, nil, false
+}
+
+// endOfLocked is h.end, made if there was none.
+func (h *Hold) endOfLocked() *end {
+	if h.end == nil {
+		h.end = &end{}
+	}
+	return h.end
 }
 
 // Release ends h: the lease goes to the next waiter, or back to the nodes. It returns nil

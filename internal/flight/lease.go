@@ -185,18 +185,21 @@ func (f *flight) giveLocked(h *Hold, now time.Time, left time.Duration) {
 
 // endLocked ends the current Hold.
 func (f *flight) endLocked(h *Hold, as state, why error) {
-	h.state, h.why = as, why
+	h.state = as
 	f.cur = nil
 	if as == lost {
+		h.endOfLocked().why = why
 		f.shard.counts.lost.Add(1)
 		if tell := f.g.cfg.Lost; tell != nil {
 			f.laterLocked(func() { tell(f.key, why) })
 		}
 	}
-	for fn := range h.onEnd {
-		f.laterLocked(func() { (*fn)(why) })
+	if h.end != nil {
+		for fn := range h.end.hear {
+			f.laterLocked(func() { (*fn)(why) })
+		}
+		h.end.hear = nil
 	}
-	h.onEnd = nil
 	for _, a := range f.asks {
 		err := f.g.cfg.Ended(f.key, h.errLocked(time.Time{}))
 		f.laterLocked(func() { a.done(err) })

@@ -24,10 +24,11 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 	if err := ctx.Err(); err != nil {
 		return false, g.cfg.GaveUp(key, err, nil)
 	}
-	h.ttl, h.pace = ttl, pace
+	h.ttl, h.wait = ttl, g.waiting(pace)
 	h.news = make(chan struct{}, 1)
 	f, err := g.join(key, h, Queue, g.mayBlock(ctx))
 	if err != nil {
+		_ = g.answered(h)
 		return false, err
 	}
 	for {

@@ -271,7 +271,7 @@ func TestWaiterHasOneTimerAtMost(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder := w.rich().start(pace(limited{ms, 1}))
 		endless, limited := w.start(), w.start(pace(limited{time.Second, 3}))
-		is(t, "holder's", holder.h.patience == nil, true)
+		is(t, "holder's", holder.h.wait == nil, true)
 		is(t, "endless", endless.h.patience == nil, true)
 		is(t, "limited", limited.h.patience != nil, true)
 		patience := limited.h.patience

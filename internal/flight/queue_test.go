@@ -270,7 +270,7 @@ func TestContextEndsInTheInstantOfGrant(t *testing.T) {
 func TestLeaveAfterGrantPassesOn(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var h Hold
-		h.ttl, h.pace = time.Second, patient
+		h.ttl, h.wait = time.Second, w.g.waiting(patient)
 		f, err := w.g.join("k", &h, Queue, false) // granted from inside
 		if err != nil || h.state != holding {
 			t.Fatal("not granted", err)
@@ -291,7 +291,7 @@ func TestLeaveAfterRefusalReportsTheRefusal(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		var h Hold
-		h.ttl, h.pace = time.Second, patient
+		h.ttl, h.wait = time.Second, w.g.waiting(patient)
 		f, err := w.g.join("k", &h, Queue, false)
 		if err != nil {
 			t.Fatal(err)
@@ -309,7 +309,7 @@ func TestLeaveAfterRefusalReportsTheRefusal(t *testing.T) {
 func TestLeaveAfterLossReleasesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var h Hold
-		h.ttl, h.pace = time.Second, patient
+		h.ttl, h.wait = time.Second, w.g.waiting(patient)
 		f, err := w.g.join("k", &h, Queue, false)
 		if err != nil {
 			t.Fatal(err)

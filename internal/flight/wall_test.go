@@ -22,7 +22,7 @@ func slept(t *testing.T, at time.Time, d time.Duration) time.Time {
 func sleepy(t *testing.T, d time.Duration) (w *world, next *Hold) {
 	w = newWorld(t).rich()
 	w.refresh = nil
-	first, next := &Hold{ttl: 50 * time.Second, pace: patient}, &Hold{ttl: 20 * time.Second, pace: patient}
+	first, next := &Hold{ttl: 50 * time.Second, wait: w.g.waiting(patient)}, &Hold{ttl: 20 * time.Second, wait: w.g.waiting(patient)}
 	for _, h := range []*Hold{first, next} {
 		if _, err := w.g.join("k", h, Queue, false); err != nil {
 			t.Fatal(err)
