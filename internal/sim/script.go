@@ -1,8 +1,10 @@
 package sim
 
 import (
+	"maps"
 	"strings"
 
+	"github.com/flightlock/flightlock/lua"
 	glua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/parse"
 )
@@ -12,16 +14,25 @@ import (
 type interpreter struct {
 	state   *glua.LState
 	scripts map[string]*glua.FunctionProto // by source
+	shared  map[string]bool                // scripts that are the same in every world
 	call    func(args []string) any        // of the server whose script runs
 }
 
 func newInterpreter() *interpreter {
-	in := &interpreter{state: glua.NewState(), scripts: map[string]*glua.FunctionProto{}}
+	in := &interpreter{state: glua.NewState(), scripts: map[string]*glua.FunctionProto{}, shared: map[string]bool{lua.Boot.Source: true}}
+	for _, s := range lua.All {
+		in.shared[s.Source] = true
+	}
 	redis := in.state.NewTable()
 	in.state.SetField(redis, "call", in.state.NewFunction(func(l *glua.LState) int { return in.command(l, true) }))
 	in.state.SetField(redis, "pcall", in.state.NewFunction(func(l *glua.LState) int { return in.command(l, false) }))
 	in.state.SetGlobal("redis", redis)
 	return in
+}
+
+// forget lets go of the scripts of a world that has ended: each memory of its nodes had its own.
+func (in *interpreter) forget() {
+	maps.DeleteFunc(in.scripts, func(source string, _ *glua.FunctionProto) bool { return !in.shared[source] })
 }
 
 // compile says what is wrong with a script, if anything.

@@ -35,6 +35,7 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 		}
 	}()
 	seedJitter(p.seed)
+	defer p.lua.forget()
 	defer func() { clock.AfterFunc = time.AfterFunc }()
 	synctest.Test(t, func(*testing.T) {
 		w := newWorld(p, out)
