@@ -511,14 +511,7 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	tr.proxy.ResetAll()
 	follow(t, first, second) // before anybody has met the second as a master
 	first.Do(t, "REPLICAOF", "127.0.0.1", "1")
-	var l *flightlock.Lock
-	redistest.Eventually(t, 20*time.Second, "the second votes", func() bool {
-		if l != nil {
-			l.Release(t.Context())
-		}
-		l = mustLock(t, holder, "k", 50*time.Second)
-		return second.Do(t, "GET", "lock:k") == l.Owner()
-	})
+	l := lockOn(t, holder, second)
 	defer l.Release(context.Background())
 	tr.wantOn(l, "k", 1)
 	tr.servers[2].Do(t, "DEL", "lock:k")
@@ -531,6 +524,19 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 			t.Error("granted twice")
 		}
 	}
+}
+
+// lockOn is a lock of k that s has as well.
+func lockOn(t *testing.T, c *flightlock.Client, s *redistest.Server) (l *flightlock.Lock) {
+	t.Helper()
+	redistest.Eventually(t, 20*time.Second, "the server votes", func() bool {
+		if l != nil {
+			l.Release(t.Context())
+		}
+		l = mustLock(t, c, "k", 50*time.Second)
+		return s.Do(t, "GET", "lock:k") == l.Owner()
+	})
+	return l
 }
 
 // failedOver is a trio whose first server has a successor that lagged: it was made a master too,
@@ -591,6 +597,49 @@ func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
 			t.Errorf("client %d was granted it twice", i)
 		}
+	}
+}
+
+// A node fails over to a replica that is in step, and back: no dump is read. The way back may begin
+// before anybody has asked the replica, so that no marker comes back with it either. What it granted is
+// lost all the same, and a client that knows the server from before does not believe its vote.
+func TestAFailoverAndBackWithoutADump(t *testing.T) {
+	for _, resync := range []bool{true, false} {
+		t.Run(fmt.Sprintf("resync=%v", resync), func(t *testing.T) {
+			tr := newTrio(t)
+			first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
+			holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+			lockAndRelease(t, holder)
+			lockAndRelease(t, rival)
+			follow(t, second, first)
+			second.Do(t, "REPLICAOF", "NO", "ONE")
+			if resync {
+				first.Do(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(second.Port()))
+				redistest.Eventually(t, 20*time.Second, "the first has followed", func() bool {
+					return strings.Contains(first.Do(t, "INFO", "replication").(string), "master_link_status:up")
+				})
+				if got := first.Do(t, "OBJECT", "ENCODING", "flightlock:{boot}"); got != "raw" {
+					t.Fatalf("it has read a dump: its marker is %v", got)
+				}
+			}
+			first.Do(t, "REPLICAOF", "127.0.0.1", "1") // the link is gone
+			tr.proxy.SetTarget(second.Addr())
+			tr.proxy.ResetAll()
+			l := lockOn(t, holder, second)
+			defer l.Release(context.Background())
+			tr.wantOn(l, "k", 1)
+			first.Do(t, "REPLICAOF", "NO", "ONE")
+			tr.proxy.SetTarget(first.Addr())
+			tr.proxy.ResetAll()
+			tr.servers[2].Do(t, "DEL", "lock:k") // as if it had missed a refresh
+			time.Sleep(30 * time.Millisecond)    // a look at who the server is counts for 20
+			if _, err := rival.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
+				t.Error("granted twice")
+			}
+			if err := l.Err(); err != nil {
+				t.Fatalf("the lock was over: %v", err)
+			}
+		})
 	}
 }
 

@@ -11,7 +11,7 @@
 -- ARGV[3]  the name of a memory that is to be established because no node of the quorum
 --          ever was; '' for none
 --
--- Reply: {name, state, age, run, version, why, since}
+-- Reply: {name, state, age, run, version, why, since, raw, promoted}
 --   name     of the memory. It changes when something was lost
 --   state    new: the marker was missing, so the node is new, or lost all it had
 --            lost: the marker is of another process, or of a time before the node was last
@@ -25,6 +25,9 @@
 --   since    when the memory began, in microseconds of the node's clock: no counter that is
 --            lower is of that memory
 --   raw      1: the acquire script may count on it that the marker is raw; else 0
+--   promoted when the node was last made a master, '-' if never, '' if that is not told
+--
+-- A replica has nothing to tell: that is an error, READONLY.
 --
 -- INFO tells the process (run_id), and when it was last made a master: it keeps the
 -- replication id that it had as a replica, with an offset. The ids of a node that never
@@ -41,17 +44,25 @@
 -- said to be raw: it may not be so any more.
 
 local why = ''
-local function told(section, name)
+local function told(section)
   local text = redis.pcall('INFO', section)
   if type(text) == 'string' then
-    return string.match(text, name .. ':([^\r\n]+)')
+    return text
   end
   why = text and text.err or why
+  return ''
+end
+local function word(text, name)
+  return string.match(text, name .. ':([^\r\n]+)')
 end
 
-local self, version = told('server', 'run_id') or '', told('server', 'redis_version') or ''
+local server, replication = told('server'), told('replication')
+if word(replication, 'role') == 'slave' then
+  return {err = 'READONLY the node is a replica: its memory is its master\'s'}
+end
+local self, version = word(server, 'run_id') or '', word(server, 'redis_version') or ''
 local run = self ~= '' and self or '-'
-local from, offset = told('replication', 'master_replid2'), told('replication', 'second_repl_offset')
+local from, offset = word(replication, 'master_replid2'), word(replication, 'second_repl_offset')
 local promoted = '-'
 if from and offset and string.find(from, '[^0]') then
   promoted = from .. ':' .. offset
@@ -107,4 +118,5 @@ local value = table.concat({name, state, string.format('%.0f', since), run, prom
 if value ~= past then
   redis.call('SET', KEYS[2], value)
 end
-return {name, state, now - since, self, version, why, since, how == 'raw' and encoding() == 'raw' and 1 or 0}
+local seen = how == 'raw' and encoding() == 'raw' and 1 or 0
+return {name, state, now - since, self, version, why, since, seen, from and offset and promoted or ''}

@@ -107,6 +107,69 @@ func TestBootAfterAPromotion(t *testing.T) {
 	})
 }
 
+// A process that was made a master again, since boot.lua told when that was the last time, is
+// noticed by a closer look, and only by that. That a master has lost its replicas, and with them the
+// id of before, is nothing.
+func TestACloserLookSeesAPromotion(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no replicas")
+		}
+		replicaOf := func(args ...any) { s.Do(t.Context(), append([]any{"REPLICAOF"}, args...)...) }
+		promoted := func(name string) string {
+			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, name).([]any)
+			return v[8].(string)
+		}
+		want := func(how string, m lua.Memory, forgot bool) {
+			t.Helper()
+			s.Del(t.Context(), key)
+			err := s.acquireIn(m)
+			if (err != nil) != forgot || forgot && !strings.HasPrefix(err.Error(), "FORGOT ") {
+				t.Errorf("%s: %v", how, err)
+			}
+			if there := s.value(key) == "o"; there == forgot {
+				t.Errorf("%s: the key is there: %v", how, there)
+			}
+		}
+		in := func(name, promoted string, closer bool) lua.Memory {
+			return lua.Memory{Name: name, Informed: true, Promoted: promoted, Closer: closer}
+		}
+		first := promoted("m1")
+		if first != "-" {
+			t.Errorf("promoted %q", first)
+		}
+		want("never a replica", in("m1", first, true), false)
+		want("it has lost its replicas", in("m1", "abc:7", true), false)
+		replicaOf("127.0.0.1", "1")
+		if _, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, ""); err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
+			t.Errorf("boot of a replica: %v", err)
+		}
+		if err := s.acquireIn(in("m1", first, true)); err == nil || !strings.HasPrefix(err.Error(), "FORGOT ") {
+			t.Errorf("a replica: %v", err)
+		}
+		replicaOf("NO", "ONE")
+		want("promoted, usual look", in("m1", first, false), false)
+		want("promoted", in("m1", first, true), true)
+		s.wantBoot("m2", "", "m2", "new")
+		second := promoted("m2")
+		want("known to be promoted", in("m2", second, true), false)
+		replicaOf("127.0.0.1", "1")
+		replicaOf("NO", "ONE")
+		want("promoted again", in("m2", second, true), true)
+		s.wantBoot("m3", "", "m3", "lost")
+		third := promoted("m3")
+		want("known again", in("m3", third, true), false)
+		s.allow("-info")
+		want("no more allowed to ask", in("m3", third, true), true)
+		if said := promoted("m3"); said != "" {
+			t.Errorf("without INFO: promoted %q", said)
+		}
+		if len(map[string]bool{first: true, second: true, third: true}) != 3 {
+			t.Errorf("%q, %q, %q", first, second, third)
+		}
+	})
+}
+
 // A clock that is set back begins the quarantine anew, and does not make it longer than that.
 func TestBootWhenTheClockWasSetBack(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
@@ -178,6 +241,16 @@ func (s *store) bootRaw(memory string) bool {
 	return v[7] == int64(1)
 }
 
+// acquireIn asks for a vote in that memory.
+func (s *store) acquireIn(m lua.Memory) error {
+	if s.batched {
+		err, _ := s.answers(lua.BatchIn(m), []string{key, bucket}, "a23", "o", minute, 1)[0].(error)
+		return err
+	}
+	_, err := s.run(lua.AcquireIn(m), []string{key, bucket}, "o", minute, 1)
+	return err
+}
+
 // A marker that was read from a dump is that of a memory that lost something, also for who is
 // not told the process; the next marker is good again.
 func TestBootOfAMarkerFromADump(t *testing.T) {
@@ -203,13 +276,7 @@ func TestBootOfAMarkerFromADump(t *testing.T) {
 
 			acquire := func(raw bool) error {
 				s.Del(t.Context(), key)
-				m := lua.Memory{Name: "m3", Raw: raw}
-				if s.batched {
-					err, _ := s.answers(lua.BatchIn(m), []string{key, bucket}, "a23", "o", minute, 1)[0].(error)
-					return err
-				}
-				_, err := s.run(lua.AcquireIn(m), []string{key, bucket}, "o", minute, 1)
-				return err
+				return s.acquireIn(lua.Memory{Name: "m3", Raw: raw})
 			}
 			if err := acquire(true); err != nil {
 				t.Error(err)
@@ -349,15 +416,18 @@ func TestAcquireInAMemory(t *testing.T) {
 				t.Errorf("the key is there: %v", there)
 			}
 		}
-		sighted, texts := []bool{true, false}, map[string]bool{}
-		for _, informed := range sighted {
-			for _, raw := range sighted {
-				m := lua.Memory{Name: "m1", Informed: informed, Raw: raw}
-				texts[lua.AcquireIn(m).SHA], texts[lua.BatchIn(m).SHA] = true, true
+		sighted := []bool{true, false}
+		for _, closer := range sighted {
+			texts := map[string]bool{}
+			for _, informed := range sighted {
+				for _, raw := range sighted {
+					m := lua.Memory{Name: "m1", Informed: informed, Raw: raw, Promoted: "-", Closer: closer}
+					texts[lua.AcquireIn(m).SHA], texts[lua.BatchIn(m).SHA] = true, true
+				}
 			}
-		}
-		if len(texts) != 8 {
-			t.Errorf("%d scripts: a client that sees less proves the memory for one that sees more", len(texts))
+			if len(texts) != 8 {
+				t.Errorf("%d scripts: a client that sees less proves the memory for one that sees more", len(texts))
+			}
 		}
 	})
 }

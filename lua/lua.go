@@ -56,7 +56,7 @@ const (
 )
 
 // anyMemory stands before acquire where the memory does not matter.
-const anyMemory = "local memory, raw, run, floor = false, false, false, 0\n"
+const anyMemory = "local memory, raw, run, promoted, floor = false, false, false, false, 0\n"
 
 // A Memory is what acquire has to know of a node's memory, as boot.lua has told it.
 type Memory struct {
@@ -64,13 +64,16 @@ type Memory struct {
 	Run      string // the process, if it must be looked for as well
 	Informed bool   // boot.lua was told the process
 	Raw      bool   // the marker is raw, unless it was read from a dump
+	Promoted string // when the process was last made a master; "" if that is not told
 	Since    int64  // when the memory began: tokens that are granted in it are larger
+	Closer   bool   // the script looks when the process was last made a master
 }
 
 // AcquireIn is Acquire for a node with that memory: it grants nothing in another. Only
 // boot.lua may bring about that a server knows it, by the answer of the same connection:
-// then a server that restarted does not know it, or has another marker. One that goes on,
-// but was given another's data, knows it: that is seen if the marker is raw.
+// then a server that restarted does not know it, or has another marker. One that goes on, but
+// was another's replica meanwhile, knows it: that is seen if the marker is raw and was read from
+// a dump, or else by a closer look, by when it was made a master.
 //
 // Who is not informed, or may not ask whether the marker is raw, does not see all that is lost.
 // So it has a script of its own, which nobody who sees more takes for a proof.
@@ -81,14 +84,17 @@ func BatchIn(m Memory) Script { return newBatch(m.head()) }
 
 // head is what stands before acquire.
 func (m Memory) head() string {
-	run := "nil"
+	run, promoted := "nil", "false"
 	switch {
 	case m.Run != "":
 		run = strconv.Quote(m.Run)
 	case m.Informed:
 		run = "false"
 	}
-	return fmt.Sprintf("local memory, raw, run, floor = %q, %t, %s, %d\n", m.Name, m.Raw, run, m.Since)
+	if m.Promoted != "" && m.Closer {
+		promoted = strconv.Quote(m.Promoted)
+	}
+	return fmt.Sprintf("local memory, raw, run, promoted, floor = %q, %t, %s, %s, %d\n", m.Name, m.Raw, run, promoted, m.Since)
 }
 
 // The keys of boot.lua.

@@ -14,10 +14,10 @@ func TestACallForgetsTheAnswerBefore(t *testing.T) {
 	e.Init(&Node{}, newTarget("k", "o"), 0)
 	c := &call{}
 	for _, o := range []op{opAcquire, opRepair, opRefresh, opRelease} {
-		first := c.of(&request{e: e, op: o}, always)
+		first := c.of(&request{e: e, op: o}, trusting)
 		first.SetVal(int64(1))
 		first.SetErr(errors.New("an error reply"))
-		again := c.of(&request{e: e, op: o}, always)
+		again := c.of(&request{e: e, op: o}, trusting)
 		if again != first {
 			t.Errorf("%s: another command", o)
 		}

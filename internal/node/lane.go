@@ -190,6 +190,8 @@ type lane struct {
 	// For whoever made the queue busy.
 	calls       calls
 	memory      *memory       // in which the batch under way asks for votes
+	by          *scripts      // of that memory
+	asked       instant       // when it was written
 	cmds        []*redis.Cmd  // of the batch under way, from calls
 	all         []redis.Cmder // cmds, and what goes before some of them
 	together    together      // instead, if the batch is one command

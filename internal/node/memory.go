@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/lua"
@@ -15,13 +17,20 @@ import (
 // no cost but two reads in the acquire script:
 //
 // The name of the node's memory stands in a marker on the node and in the text of its acquire
-// script. Whatever loses memory leaves one of four things: another process or another
+// script. Whatever loses memory leaves one of five things: another process or another
 // master, which does not know the script (NOSCRIPT); no marker (FORGOT); a marker of
-// a later memory, because somebody else noticed first (FORGOT); or a marker that came with
+// a later memory, because somebody else noticed first (FORGOT); a marker that came with
 // a dump (FORGOT), in a master that was another's replica meanwhile: it knows the script from
-// before, but had to take all of the other's data for its own. Either way boot.lua runs
+// before, but had to take all of the other's data for its own; or such a master that needed no dump,
+// for the two were in step (FORGOT, to who looks closer). Either way boot.lua runs
 // before the request goes again, and the vote comes with what boot.lua said. What leaves none
 // of these stands in docs/guarantees.md.
+//
+// The closer look is for when the process was last made a master, which INFO tells. That takes some
+// microseconds, so it has a script of its own, which is used when nobody has looked for
+// lookEvery, or the last exchange failed. To escape it a server must answer a request, give way,
+// have its successor make promises, and get its place back, all within lookEvery and NodeTimeout,
+// and without refusing a request in between.
 //
 // How a marker from a dump is told from one that was written here stands in boot.lua. Where
 // it cannot be, because the rights are missing or the server is another than Redis, the script
@@ -72,23 +81,53 @@ type Guard struct {
 // asked for.
 type memory struct {
 	Memory
-	acquire lua.Script
-	batch   lua.Script
-	scripts [opRelease + 1]any // the script's name for each kind of request
-	told    bool               // the server has told of this memory
+	usual, closer *scripts
+	told          bool         // the server has told of this memory
+	looked        atomic.Int64 // an instant: what was sent then found by a closer look that it goes on
 }
 
-func newMemory(m Memory, acquire, batch lua.Script) *memory {
-	return &memory{Memory: m, acquire: acquire, batch: batch, scripts: [...]any{
+// scripts are those for each kind of request, and for a batch.
+type scripts struct {
+	acquire, batch lua.Script
+	names          [opRelease + 1]any
+}
+
+// lookEvery is how long a closer look counts. A failover and back takes longer.
+const lookEvery = 20 * time.Millisecond
+
+// never is before any instant.
+const never = math.MinInt64 / 2
+
+func newScripts(acquire, batch lua.Script) *scripts {
+	return &scripts{acquire, batch, [...]any{
 		opAcquire: acquire.SHA, opRepair: acquire.SHA, opRefresh: lua.Refresh.SHA, opRelease: lua.Release.SHA,
 	}}
 }
 
+func newMemory(m Memory, usual, closer *scripts) *memory {
+	made := &memory{Memory: m, usual: usual, closer: closer}
+	made.looked.Store(never)
+	return made
+}
+
+// scripts are those to use now.
+func (m *memory) scripts(now instant) *scripts {
+	if now < instant(m.looked.Load()).add(lookEvery) {
+		return m.usual
+	}
+	return m.closer
+}
+
+// doubt has the next request look closer.
+func (m *memory) doubt() { m.looked.Store(never) }
+
 // always is the memory of servers that have no guard.
-var always = newMemory(Memory{State: MemoryKept}, lua.Acquire, lua.Batch)
+var always = newMemory(Memory{State: MemoryKept}, trusting, trusting)
+
+var trusting = newScripts(lua.Acquire, lua.Batch)
 
 // unknown is the memory of a server before it was asked: no server knows its scripts.
-var unknown = newMemory(Memory{}, noScript, noScript)
+var unknown = newMemory(Memory{}, newScripts(noScript, noScript), newScripts(noScript, noScript))
 
 var noScript = lua.Script{SHA: strings.Repeat("0", 40)}
 
@@ -147,6 +186,7 @@ var errRestless = errors.New("its memory was another one each time it was asked"
 func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
 	for range 4 {
 		m := s.memory.Load()
+		asked := s.n.now()
 		said, err := s.ask(ctx, establish, m)
 		if err != nil {
 			return Memory{}, err
@@ -155,8 +195,9 @@ func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
 		if !m.told || next.Name != m.Name || next.State != m.State {
 			s.n.guard.Changed(next.Memory)
 		}
+		next.looked.Store(int64(asked))
 		s.memory.Store(next)
-		if next.acquire == m.acquire { // which is loaded
+		if next.closer.acquire == m.closer.acquire { // which is loaded, and so is the usual one
 			s.loads.Add(1)
 			return next.Memory, nil
 		}
@@ -171,8 +212,10 @@ func (s *server) ask(ctx context.Context, establish string, m *memory) (answer, 
 	pipe.ScriptLoad(ctx, lua.Boot.Source)
 	cmd := pipe.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
 	if m.told {
-		pipe.ScriptLoad(ctx, m.acquire.Source)
-		pipe.ScriptLoad(ctx, m.batch.Source)
+		for _, of := range []*scripts{m.usual, m.closer} {
+			pipe.ScriptLoad(ctx, of.acquire.Source)
+			pipe.ScriptLoad(ctx, of.batch.Source)
+		}
 	}
 	pipe.ScriptLoad(ctx, lua.Refresh.Source)
 	pipe.ScriptLoad(ctx, lua.Release.Source)
@@ -189,16 +232,17 @@ type answer struct {
 	began                   time.Time
 	since                   int64 // when it began, in microseconds of the node's clock
 	raw                     bool
+	promoted                string
 }
 
 var memoryStates = map[string]MemoryState{"new": MemoryNew, "lost": MemoryLost, "kept": MemoryKept}
 
 func heardOf(val any) (answer, error) {
 	v, _ := val.([]any)
-	if len(v) != 8 {
+	if len(v) != 9 {
 		return answer{}, fmt.Errorf("unexpected reply %T to boot", val)
 	}
-	var texts [8]string
+	var texts [9]string
 	for i, x := range v {
 		texts[i] = fmt.Sprint(x)
 	}
@@ -209,7 +253,10 @@ func heardOf(val any) (answer, error) {
 		return answer{}, fmt.Errorf("unexpected reply %v to boot", v)
 	}
 	began := time.Now().Add(-time.Duration(age) * time.Microsecond)
-	return answer{name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5], since: since, raw: texts[7] == "1"}, nil
+	return answer{
+		name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5],
+		since: since, raw: texts[7] == "1", promoted: texts[8],
+	}, nil
 }
 
 // memory is what the server has said.
@@ -226,8 +273,10 @@ func (a answer) memory() *memory {
 	if major(a.version) < 7 {
 		run = a.run
 	}
-	in := lua.Memory{Name: a.name, Run: run, Informed: informed, Raw: a.raw, Since: a.since}
-	made := newMemory(next, lua.AcquireIn(in), lua.BatchIn(in))
+	in := lua.Memory{Name: a.name, Run: run, Informed: informed, Raw: a.raw, Promoted: a.promoted, Since: a.since}
+	usual := newScripts(lua.AcquireIn(in), lua.BatchIn(in))
+	in.Closer = true
+	made := newMemory(next, usual, newScripts(lua.AcquireIn(in), lua.BatchIn(in)))
 	made.told = true
 	return made
 }

@@ -42,7 +42,7 @@ func (f *forgetful) answer(cmd []string) string {
 		if len(f.names) > 1 {
 			f.names = f.names[1:]
 		}
-		return "*8\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n:1\r\n", since)
+		return "*9\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk("")
 	}
 	return ":1\r\n"
 }
@@ -101,7 +101,7 @@ func TestTheScriptOfAMemory(t *testing.T) {
 					}
 				case cmd[1] == lua.Boot.SHA:
 					booted, names = names[0], names[1:]
-				case cmd[1] == want.SHA, cmd[1] == unknown.acquire.SHA:
+				case cmd[1] == want.SHA, cmd[1] == unknown.usual.acquire.SHA:
 				case cmd[1] != lua.Release.SHA && cmd[0] == "evalsha":
 					t.Errorf("unexpected %v", cmd)
 				}

@@ -171,6 +171,9 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	if rep.Kind == Granted && l.memory != always {
 		rep.Memory = &l.memory.Memory
 	}
+	if l.by != l.memory.usual && (r.op == opAcquire || r.op == opRepair) && err == nil {
+		l.memory.looked.Store(int64(l.asked)) // it has looked closer
+	}
 	switch {
 	case heal && hasCode(err, "NOSCRIPT", "FORGOT"):
 		return false
@@ -203,25 +206,32 @@ func outcome(op op, got response) (Reply, error) {
 // answering all of it; or that the server refused the batch as a whole. It blocks until
 // ctx ends at most.
 func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bool, err error, refused bool) {
-	l.answers, l.memory = l.answers[:0], l.s.memory.Load()
-	if !apart && len(batch) >= minTogether && l.s.n.now() >= instant(l.s.apart.Load()) {
-		return l.writeTogether(ctx, batch)
+	l.answers = l.answers[:0]
+	began := time.Now()
+	l.begin(began)
+	if !apart && len(batch) >= minTogether && l.asked >= instant(l.s.apart.Load()) {
+		return l.writeTogether(ctx, batch, began)
 	}
-	sent, err = l.writeEach(ctx, batch)
+	sent, err = l.writeEach(ctx, batch, began)
 	return sent, err, false
 }
 
+// begin says by which scripts to ask now.
+func (l *lane) begin(now time.Time) {
+	l.memory, l.asked = l.s.memory.Load(), l.s.n.at(now)
+	l.by = l.memory.scripts(l.asked)
+}
+
 // writeEach sends the batch as a pipeline of a command for each request.
-func (l *lane) writeEach(ctx context.Context, batch []*request) (sent bool, err error) {
+func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time) (sent bool, err error) {
 	s := l.s
-	began := time.Now()
 	l.cmds, l.all = l.cmds[:0], l.all[:0]
 	for i, r := range batch {
 		if r.asking {
 			l.all = append(l.all, redis.NewCmd(ctx, "ASKING"))
 		}
 		c := l.calls.at(i)
-		cmd := c.of(r, l.memory)
+		cmd := c.of(r, l.by)
 		if i == 0 {
 			c.args[1] = l.first.of(c.args[1])
 		}
@@ -254,10 +264,9 @@ func (s *server) pipeline(ctx context.Context, all ...redis.Cmder) error {
 // writeTogether sends the batch as one command. If the server refuses that, although it may
 // not refuse each request, it is left alone with batches for a while. The answers of a
 // batch come all or not at all: a connection that dies leaves every request in doubt.
-func (l *lane) writeTogether(ctx context.Context, batch []*request) (sent bool, err error, refused bool) {
+func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.Time) (sent bool, err error, refused bool) {
 	s := l.s
-	began := time.Now()
-	cmd := l.together.of(ctx, batch, l.memory)
+	cmd := l.together.of(ctx, batch, l.by)
 	l.together.args[1] = l.first.of(l.together.args[1])
 	s.n.commands.Add(uint64(len(batch)))
 	err = s.pipeline(ctx, cmd)
@@ -294,8 +303,8 @@ func (s *server) keepApart(err error) {
 // writeOne is write for a request by itself, which costs less than a pipeline of one.
 func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (got response, sent bool) {
 	c := l.calls.at(0)
-	l.memory = l.s.memory.Load()
-	cmd := c.of(r, l.memory)
+	l.begin(now)
+	cmd := c.of(r, l.by)
 	c.args[1] = l.first.of(c.args[1])
 	l.s.n.commands.Add(1)
 	err := l.s.quick.Process(ctx, cmd)

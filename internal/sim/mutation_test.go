@@ -121,6 +121,13 @@ var mutations = []mutation{
 		pkg:  ".", by: "TestAFailoverAndBackThatNobodySaw",
 	},
 	{
+		name: "nobody looks when a server was last made a master",
+		file: "lua/acquire.lua",
+		old:  "if promoted and not forgot then\n",
+		new:  "if false then\n",
+		pkg:  ".", by: "TestAFailoverAndBackWithoutADump",
+	},
+	{
 		name: "a node with old data goes on from its old counters",
 		file: "lua/acquire.lua",
 		old:  "  if c < floor + block then\n",

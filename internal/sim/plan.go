@@ -72,11 +72,12 @@ const (
 	crashClient
 	closeClient
 	kinds
+	giveWay what = iota - 1 // is not among the usual ones
 )
 
 func (k what) String() string {
 	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes", "server flushed", "server loads",
-		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes"}[k]
+		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes", "server gives way"}[k]
 }
 
 func (f fault) String() string {
@@ -121,6 +122,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 	more := rand.New(rand.NewPCG(seed, 9)) // of their own: most seeds mean what they did without them
 	p.addSteps(more)
 	p.addAmnesia(more)
+	p.addReturns(rand.New(rand.NewPCG(seed, 10)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -199,18 +201,41 @@ func (p *plan) addAmnesia(r *rand.Rand) {
 		others := slices.DeleteFunc(r.Perm(p.nodes), func(s int) bool { return s == p.faithful })
 		from, lasts := time.Duration(r.Int64N(int64(p.chaos))), p.chaos/16+time.Duration(r.Int64N(int64(p.chaos/4)))
 		back := from + lasts
-		for _, s := range others[:p.nodes-need] {
-			for c := range p.clients {
-				p.faults = append(p.faults,
-					fault{what: cutLink, at: from, lasts: lasts, client: c, server: s, up: true, down: true},
-					fault{what: resetConns, at: back - 2*time.Millisecond, client: c, server: s}) // what was held back is lost
-			}
-		}
+		p.cutAll(others[:p.nodes-need], from, back)
 		for _, s := range others[p.nodes-need : need] {
 			p.faults = append(p.faults, fault{
 				what: crashServer, at: back - between(r, 10*time.Microsecond, 10*time.Millisecond), lasts: between(r, 10*time.Microsecond, 10*time.Millisecond),
 				server: s, memory: pick(r, something, nothing),
 			})
+		}
+	}
+}
+
+// addReturns has servers give way to a replica, and return, in some worlds. That takes longer
+// than a client's look at who they are counts. Others may be away meanwhile: then a lock that
+// was refreshed is on too few in the end, but for the quarantine.
+func (p *plan) addReturns(r *rand.Rand) {
+	if !p.forgets || !p.quarantine || r.IntN(2) != 0 {
+		return
+	}
+	least, away := 20*time.Millisecond+2*p.nodeTimeout, p.nodes-(p.nodes/2+1)
+	for range 1 + r.IntN(4) {
+		from, lasts := time.Duration(r.Int64N(int64(p.chaos))), between(r, least, least+p.chaos/4)
+		others := slices.DeleteFunc(r.Perm(p.nodes), func(s int) bool { return s == p.faithful })
+		p.faults = append(p.faults, fault{what: giveWay, at: from, lasts: lasts, server: others[away], memory: pick(r, everything, something)})
+		if r.IntN(2) == 0 {
+			p.cutAll(others[:away], from, from+lasts)
+		}
+	}
+}
+
+// cutAll cuts servers off from all clients. What was held back is lost.
+func (p *plan) cutAll(servers []int, from, back time.Duration) {
+	for _, s := range servers {
+		for c := range p.clients {
+			p.faults = append(p.faults,
+				fault{what: cutLink, at: from, lasts: back - from, client: c, server: s, up: true, down: true},
+				fault{what: resetConns, at: back - 2*time.Millisecond, client: c, server: s})
 		}
 	}
 }
@@ -290,6 +315,8 @@ func (w *world) befall(f fault) {
 		}
 		s.crash()
 		w.after(f.lasts, func() { s.restart(f.memory) })
+	case giveWay:
+		s.giveWay(f.memory, f.lasts)
 	case flushServer:
 		if s.up {
 			s.keys = map[string]*value{}

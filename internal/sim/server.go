@@ -25,7 +25,9 @@ type server struct {
 
 	conns   []*conn // in the order in which they were made
 	scripts map[string]string
-	runs    int             // how often it was started
+	started int             // how many processes there were
+	run     int             // the one that is there
+	rises   int             // how often it was made a master, after it was a replica
 	freed   map[string]bool // owners that a release has found here
 	*store
 	saved map[string]*value // what is on disk, some time ago
@@ -153,9 +155,6 @@ func (s *server) execute(k *conn, args []string) []byte {
 func (s *server) script(args []string) any {
 	switch strings.ToUpper(args[0]) {
 	case "LOAD":
-		if err := s.w.plan.lua.compile(args[1]); err != nil {
-			return failure("ERR Error compiling script: " + err.Error())
-		}
 		sum := sha1.Sum([]byte(args[1]))
 		sha := hex.EncodeToString(sum[:])
 		s.scripts[sha] = args[1]
@@ -178,6 +177,9 @@ func (s *server) eval(k *conn, args []string) any {
 	case err != nil || n < 0 || n > len(args)-2:
 		return failure("ERR Number of keys can't be greater than number of args")
 	}
+	if err := s.w.plan.lua.compile(source); err != nil {
+		return failure("ERR Error compiling script: " + err.Error())
+	}
 	v := s.w.plan.lua.run(source, args[2:2+n], args[2+n:], s.command)
 	s.w.scripts++
 	name := scriptName(source)
@@ -196,7 +198,11 @@ func (s *server) command(args []string) any {
 	case "PUBLISH":
 		return s.publish(args[1], args[2])
 	case "INFO":
-		return fmt.Sprintf("redis_version:7.0.15\r\nrun_id:%s\r\nmaster_replid2:%040d\r\nsecond_repl_offset:-1\r\n", s.runID(), 0)
+		from, offset := strings.Repeat("0", 40), -1
+		if s.rises > 0 {
+			from, offset = s.digest(fmt.Sprint("rise", s.run), s.rises), 1
+		}
+		return fmt.Sprintf("redis_version:7.0.15\r\nrun_id:%s\r\nrole:master\r\nmaster_replid2:%s\r\nsecond_repl_offset:%d\r\n", s.digest("run", s.run), from, offset)
 	case "FLUSHALL":
 		clear(s.keys)
 		return status("OK")
@@ -204,8 +210,9 @@ func (s *server) command(args []string) any {
 	return s.call(args)
 }
 
-func (s *server) runID() string {
-	sum := sha1.Sum(fmt.Appendf(nil, "%d %d %d", s.w.plan.seed, s.id, s.runs))
+// digest is an id that the server has after so many events of that kind.
+func (s *server) digest(kind string, n int) string {
+	sum := sha1.Sum(fmt.Appendf(nil, "%d %d %s %d", s.w.plan.seed, s.id, kind, n))
 	return hex.EncodeToString(sum[:])
 }
 
@@ -289,7 +296,8 @@ func (s *server) restart(m memory) {
 	}
 	s.w.logf("FAULT  %v restarts, remembers %v", s, m)
 	s.up = true
-	s.runs++
+	s.started++
+	s.run, s.rises = s.started, 0
 	clear(s.scripts)
 	switch m {
 	case something:
@@ -304,6 +312,30 @@ func (s *server) restart(m memory) {
 	for _, v := range s.keys {
 		v.raw = false
 	}
+}
+
+// giveWay has a replica, which is in step or lags, take the process's place for a while. Then
+// the process is made the master again, and knows its scripts, but nothing of what its successor
+// was told; if that one lagged, it has read its data as it was then from a dump.
+func (s *server) giveWay(m memory, lasts time.Duration) {
+	if !s.up {
+		return
+	}
+	s.w.logf("FAULT  %v gives way to a replica", s)
+	scripts, run, rises, keys := maps.Clone(s.scripts), s.run, s.rises, s.copy()
+	s.crash()
+	if s.restart(m); m != everything {
+		keys = s.copy()
+	}
+	s.rises++
+	s.w.after(lasts, func() {
+		if s.w.mended { // the successor stays
+			return
+		}
+		s.w.logf("FAULT  %v is back in its place", s)
+		s.crash()
+		s.up, s.scripts, s.run, s.rises, s.keys = true, scripts, run, rises+1, keys
+	})
 }
 
 // Text of all sorts.

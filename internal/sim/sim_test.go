@@ -127,23 +127,33 @@ func TestTokensOfANodeThatForgotNeedTheClocks(t *testing.T) {
 		"flushed":             {what: flushServer, at: 240 * time.Millisecond},
 		"restarted, old data": {what: crashServer, at: 240 * time.Millisecond, lasts: 500 * time.Microsecond, memory: something},
 	}
+	fall := func(forgot fault, behind time.Duration, seed uint64) bool {
+		p := newPlan(seed, in)
+		p.nodes, p.clients, p.workers, p.keys, p.down = 3, 2, 2, 1, nil
+		p.latency, p.spikes, p.copies, p.splits = 200*time.Microsecond, 0, 0, 0
+		p.maxTTL, p.chaos, p.enough = 100*time.Millisecond, time.Second, 1<<20
+		p.quarantine, p.forgets, p.loose, p.long = true, forgot.memory == something, false, false
+		p.offsets, p.rates = []time.Duration{-behind, 0, 0}, []float64{1, 1, 1}
+		p.faults = []fault{
+			{what: stopServer, server: 2, at: 50 * time.Millisecond, lasts: 200 * time.Millisecond},
+			forgot,
+			{what: crashServer, server: 1, at: 241 * time.Millisecond, lasts: time.Second},
+		}
+		return strings.Contains(strings.Join(simulate(t, p, nil).violations, "\n"), "does not rise")
+	}
 	for name, forgot := range forgets {
-		for behind, want := range map[time.Duration]bool{0: false, time.Hour: true} {
-			p := newPlan(1, in)
-			p.nodes, p.clients, p.workers, p.keys, p.down = 3, 2, 2, 1, nil
-			p.latency, p.spikes, p.copies, p.splits = 200*time.Microsecond, 0, 0, 0
-			p.maxTTL, p.chaos, p.enough = 100*time.Millisecond, time.Second, 1<<20
-			p.quarantine, p.forgets, p.loose, p.long = true, forgot.memory == something, false, false
-			p.offsets, p.rates = []time.Duration{-behind, 0, 0}, []float64{1, 1, 1}
-			p.faults = []fault{
-				{what: stopServer, server: 2, at: 50 * time.Millisecond, lasts: 200 * time.Millisecond},
-				forgot,
-				{what: crashServer, server: 1, at: 241 * time.Millisecond, lasts: time.Second},
+		behind := 0
+		for seed := uint64(1); seed <= 4; seed++ {
+			if fall(forgot, 0, seed) {
+				t.Errorf("%s, its clock in step, seed %d: tokens fell", name, seed)
 			}
-			fell := strings.Contains(strings.Join(simulate(t, p, nil).violations, "\n"), "does not rise")
-			if fell != want {
-				t.Errorf("%s, its clock %v behind: tokens fell: %v, want %v", name, behind, fell, want)
+			if fall(forgot, time.Hour, seed) {
+				behind++
 			}
+		}
+		t.Logf("%s, its clock an hour behind: tokens fell in %d of 4", name, behind)
+		if behind == 0 {
+			t.Errorf("%s, its clock an hour behind: no token fell", name)
 		}
 	}
 }
