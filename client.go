@@ -57,7 +57,10 @@ type Client struct {
 //   - ConnMaxIdleTime -1: dialling takes longer than locking;
 //   - ClientName, for CLIENT LIST;
 //   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
-func New(opts Options) (*Client, error) {
+func New(opts Options) (*Client, error) { return newClient(opts, false) }
+
+// newClient is New. own says that nobody else uses the nodes' clients.
+func newClient(opts Options, own bool) (*Client, error) {
 	opts, err := opts.validated()
 	if err != nil {
 		return nil, err
@@ -67,6 +70,9 @@ func New(opts Options) (*Client, error) {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
+		}
+		if own {
+			nd.Own()
 		}
 		nd.Changed = c.nodeChanged
 		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal

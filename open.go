@@ -46,7 +46,7 @@ func Open(urls []string, opts Options) (*Client, error) {
 		}
 		opts.Nodes = append(opts.Nodes, n)
 	}
-	c, err := New(opts)
+	c, err := newClient(opts, true)
 	if err != nil {
 		_ = closeAll(opts.Nodes)
 		return nil, err

@@ -606,42 +606,44 @@ func misbehave(rnd *rand.Rand, s *redistest.Server, p *redistest.Proxy, flush fu
 // Whatever the network does to the requests of many owners, soon after it works again
 // every key is gone, nothing is owed, and nobody was forgotten or told twice.
 func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr()), quick))
-	st := &stress{t: t, n: n}
-	end := time.Now().Add(4 * time.Second)
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	admin := s.Client(t)
-	var wg sync.WaitGroup
-	for i := range 40 {
-		wg.Go(func() { st.worker(rand.New(rand.NewPCG(seed, uint64(i))), end) })
-	}
-	misbehave(rand.New(rand.NewPCG(seed, 1000)), s, p, func() { admin.ScriptFlush(context.Background()) }, end)
-	wg.Wait()
-	begin := time.Now()
-	redistest.Eventually(t, patience, "everything is gone", func() bool {
-		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
-	})
-	t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
-	if d := time.Since(begin); d > exchangeTimeout+3*debtSecond {
-		t.Errorf("that took %v", d)
-	}
-	redistest.Eventually(t, patience, "everybody has heard", func() bool {
-		for _, e := range st.once {
-			if e.n.Load() == 0 {
-				return false
+	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
+		t.Parallel()
+		s := redistest.StartServer(t)
+		p := redistest.StartProxy(t, s.Addr())
+		n := prepare(newNode(t, s.Client(t, at(p.Addr()), quick)))
+		st := &stress{t: t, n: n}
+		end := time.Now().Add(2 * time.Second)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		admin := s.Client(t)
+		var wg sync.WaitGroup
+		for i := range 40 {
+			wg.Go(func() { st.worker(rand.New(rand.NewPCG(seed, uint64(i))), end) })
+		}
+		misbehave(rand.New(rand.NewPCG(seed, 1000)), s, p, func() { admin.ScriptFlush(context.Background()) }, end)
+		wg.Wait()
+		begin := time.Now()
+		redistest.Eventually(t, patience, "everything is gone", func() bool {
+			return n.Debts() == 0 && len(lockKeys(t, s)) == 0
+		})
+		t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
+		if d := time.Since(begin); d > exchangeTimeout+3*debtSecond {
+			t.Errorf("that took %v", d)
+		}
+		redistest.Eventually(t, patience, "everybody has heard", func() bool {
+			for _, e := range st.once {
+				if e.n.Load() == 0 {
+					return false
+				}
+			}
+			return true
+		})
+		for _, e := range append(st.once, st.atMostOnce...) {
+			if e.n.Load() > 1 {
+				t.Fatal("a sink heard twice")
 			}
 		}
-		return true
 	})
-	for _, e := range append(st.once, st.atMostOnce...) {
-		if e.n.Load() > 1 {
-			t.Fatal("a sink heard twice")
-		}
-	}
 }
 
 // A node that is stopped for seconds, with attempts going on, piles up neither debts

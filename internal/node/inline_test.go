@@ -153,69 +153,71 @@ func (*panicky) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 // connections that are cut: each request has one outcome, each key one owner at a time, and
 // nothing is left.
 func TestCallersAndLanesTogether(t *testing.T) {
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	n := newAlone(t, s.Client(t, at(p.Addr())), 200*time.Millisecond)
-	stop := make(chan struct{})
-	var faults, callers sync.WaitGroup
-	faults.Go(func() {
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			case <-time.After(10 * time.Millisecond):
+	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
+		s := redistest.StartServer(t)
+		p := redistest.StartProxy(t, s.Addr())
+		n := prepare(newAlone(t, s.Client(t, at(p.Addr())), 200*time.Millisecond))
+		stop := make(chan struct{})
+		var faults, callers sync.WaitGroup
+		faults.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				if i%2 == 0 {
+					p.ResetAll()
+				} else {
+					s.Do(t, "SCRIPT", "FLUSH")
+				}
 			}
-			if i%2 == 0 {
-				p.ResetAll()
-			} else {
-				s.Do(t, "SCRIPT", "FLUSH")
-			}
+		})
+		var granted atomic.Int64
+		var holders [8]atomic.Int64
+		for g := range 16 {
+			callers.Go(func() {
+				for i := range 300 {
+					k := (g + i) % len(holders)
+					a := newAttempt(t, n, fmt.Sprint("k", k))
+					e := newEar()
+					a.Acquire(e, longTTL, 1, soon(), i%3 != 0)
+					rep := <-e.heard
+					if rep.Kind == Granted {
+						granted.Add(1)
+						if holders[k].Add(1) != 1 {
+							t.Error("two holders")
+						}
+						holders[k].Add(-1)
+					}
+					e2 := newEar()
+					a.Release(e2, i%5 != 0, &Parting{})
+					<-e2.heard
+					if e.n.Load() != 1 || e2.n.Load() != 1 {
+						t.Error("a request was answered twice")
+					}
+				}
+			})
+		}
+		callers.Wait()
+		close(stop)
+		faults.Wait()
+		if granted.Load() == 0 {
+			t.Error("nothing was granted")
+		}
+		// A debt that is being paid just now is none, but its key is still there.
+		redistest.Eventually(t, patience, "nothing is left behind", func() bool {
+			return n.Debts() == 0 && len(lockKeys(t, s)) == 0
+		})
+		for i := range n.servers[0].lanes {
+			l := &n.servers[0].lanes[i]
+			redistest.Eventually(t, patience, fmt.Sprintf("lane %d is idle", i), func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.n == 0 && !l.busy
+			})
 		}
 	})
-	var granted atomic.Int64
-	var holders [8]atomic.Int64
-	for g := range 16 {
-		callers.Go(func() {
-			for i := range 300 {
-				k := (g + i) % len(holders)
-				a := newAttempt(t, n, fmt.Sprint("k", k))
-				e := newEar()
-				a.Acquire(e, longTTL, 1, soon(), i%3 != 0)
-				rep := <-e.heard
-				if rep.Kind == Granted {
-					granted.Add(1)
-					if holders[k].Add(1) != 1 {
-						t.Error("two holders")
-					}
-					holders[k].Add(-1)
-				}
-				e2 := newEar()
-				a.Release(e2, i%5 != 0, &Parting{})
-				<-e2.heard
-				if e.n.Load() != 1 || e2.n.Load() != 1 {
-					t.Error("a request was answered twice")
-				}
-			}
-		})
-	}
-	callers.Wait()
-	close(stop)
-	faults.Wait()
-	if granted.Load() == 0 {
-		t.Error("nothing was granted")
-	}
-	// A debt that is being paid just now is none, but its key is still there.
-	redistest.Eventually(t, patience, "nothing is left behind", func() bool {
-		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
-	})
-	for i := range n.servers[0].lanes {
-		l := &n.servers[0].lanes[i]
-		redistest.Eventually(t, patience, fmt.Sprintf("lane %d is idle", i), func() bool {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			return l.n == 0 && !l.busy
-		})
-	}
 }
 
 // A NodeTimeout of many seconds is one: no bound of ours gives the answer up before.

@@ -129,6 +129,18 @@ func startNode(t *testing.T, c redis.UniversalClient, timeout time.Duration, alo
 	return n
 }
 
+// inBothWays runs test with nodes whose clients are shared, as New has them, and with
+// nodes of their own clients, as Open has them.
+func inBothWays(t *testing.T, test func(t *testing.T, prepare func(*Node) *Node)) {
+	t.Helper()
+	for way, prepare := range map[string]func(*Node) *Node{
+		"shared": func(n *Node) *Node { return n },
+		"own":    func(n *Node) *Node { n.Own(); return n },
+	} {
+		t.Run(way, func(t *testing.T) { test(t, prepare) })
+	}
+}
+
 // at points a client at addr instead, a proxy for example.
 func at(addr string) func(*redis.Options) {
 	return func(o *redis.Options) { o.Addr = addr }

@@ -31,6 +31,8 @@ const exchangeTimeout = 2 * transportTimeout
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
 	name     string
+	client   redis.UniversalClient
+	own      bool            // nobody else uses client
 	timeout  time.Duration   // how long a caller may block, when it says so
 	alone    bool            // the only node of its quorum
 	epoch    time.Time       // of instants
@@ -75,7 +77,7 @@ func (n *Node) exchangeTime() time.Duration { return max(exchangeTimeout, 2*n.tr
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
-		timeout: timeout, alone: alone, epoch: time.Now().Add(-1), shut: func() {},
+		client: client, timeout: timeout, alone: alone, epoch: time.Now().Add(-1), shut: func() {},
 		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
 	}
 	n.life, n.end = context.WithCancel(context.Background())

@@ -72,31 +72,33 @@ func TestConcurrentCallersShareBatches(t *testing.T) {
 // A request whose reply was cut off is not sent again by the transport, whatever the
 // caller's client does for the caller, and that client's options stay as they were.
 func TestRequestsAreNeverReplayed(t *testing.T) {
-	s := redistest.StartServer(t)
-	p := redistest.StartProxy(t, s.Addr())
-	c := s.Client(t, at(p.Addr()), func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = 5, 7*time.Second })
-	n := newNode(t, c)
-	warm := newAttempt(t, n, "k")
-	warm.acquire().want(t, Granted)
-	warm.release().want(t, Deleted)
+	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
+		s := redistest.StartServer(t)
+		p := redistest.StartProxy(t, s.Addr())
+		c := s.Client(t, at(p.Addr()), func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = 5, 7*time.Second })
+		n := prepare(newNode(t, c))
+		warm := newAttempt(t, n, "k")
+		warm.acquire().want(t, Granted)
+		warm.release().want(t, Deleted)
 
-	before := s.CommandCalls(t)["evalsha"]
-	p.CutReplies(0)
-	a := newAttempt(t, n, "k")
-	a.acquire().want(t, Failed)
-	if got := s.CommandCalls(t)["evalsha"] - before; got != 1 {
-		t.Errorf("evalsha was called %d times", got)
-	}
-	if n.LastErr() == nil {
-		t.Error("LastErr does not tell")
-	}
-	a.release().want(t, Deleted)
-	if n.LastErr() != nil {
-		t.Error(n.LastErr())
-	}
-	if o := c.Options(); o.MaxRetries != 5 || o.ReadTimeout != 7*time.Second || o.ContextTimeoutEnabled {
-		t.Errorf("the caller's options changed: %+v", o)
-	}
+		before := s.CommandCalls(t)["evalsha"]
+		p.CutReplies(0)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Failed)
+		if got := s.CommandCalls(t)["evalsha"] - before; got != 1 {
+			t.Errorf("evalsha was called %d times", got)
+		}
+		if n.LastErr() == nil {
+			t.Error("LastErr does not tell")
+		}
+		a.release().want(t, Deleted)
+		if n.LastErr() != nil {
+			t.Error(n.LastErr())
+		}
+		if o := c.Options(); o.MaxRetries != 5 || o.ReadTimeout != 7*time.Second || o.ContextTimeoutEnabled {
+			t.Errorf("the caller's options changed: %+v", o)
+		}
+	})
 }
 
 // Requests that were answered before their pipeline's connection was cut are answered.
@@ -366,31 +368,35 @@ func TestTheQueueIsBounded(t *testing.T) {
 
 // A server that refuses connections was asked nothing, so nothing is owed to it.
 func TestARefusedConnectionLeavesNothing(t *testing.T) {
-	t.Parallel()
-	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
-	defer c.Close()
-	n := newNode(t, c)
-	a := newAttempt(t, n, "k")
-	rep := a.acquire().want(t, Failed)
-	var op *net.OpError
-	if !errors.As(rep.Err, &op) || n.LastErr() == nil {
-		t.Errorf("error %v, last %v", rep.Err, n.LastErr())
-	}
-	a.release().wantNow(t, Missing)
-	wantDebts(t, n, 0)
+	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
+		t.Parallel()
+		c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
+		defer c.Close()
+		n := prepare(newNode(t, c))
+		a := newAttempt(t, n, "k")
+		rep := a.acquire().want(t, Failed)
+		var op *net.OpError
+		if !errors.As(rep.Err, &op) || n.LastErr() == nil {
+			t.Errorf("error %v, last %v", rep.Err, n.LastErr())
+		}
+		a.release().wantNow(t, Missing)
+		wantDebts(t, n, 0)
+	})
 }
 
 // Neither was one that accepts and then does not even take part in the handshake. The
 // attempt is over in bounded time.
 func TestABlackHoleLeavesNothing(t *testing.T) {
-	t.Parallel()
-	c := redis.NewClient(&redis.Options{Addr: redistest.BlackHole(t)})
-	defer c.Close()
-	n := newNode(t, c)
-	a := newAttempt(t, n, "k")
-	a.acquire().want(t, Failed) // which waits for patience, and not for ever
-	a.release().wantNow(t, Missing)
-	wantDebts(t, n, 0)
+	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
+		t.Parallel()
+		c := redis.NewClient(&redis.Options{Addr: redistest.BlackHole(t)})
+		defer c.Close()
+		n := prepare(newNode(t, c))
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Failed) // which waits for patience, and not for ever
+		a.release().wantNow(t, Missing)
+		wantDebts(t, n, 0)
+	})
 }
 
 // The same server through two clients is found out; two servers are not mixed up.
