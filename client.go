@@ -28,6 +28,7 @@ type Client struct {
 	quorum  *quorum.Quorum
 	flights *flight.Group
 
+	began    time.Time
 	id       string // "#" + UUID + "-", which makes owners unique
 	seq      atomic.Uint64
 	memories atomic.Uint64 // of nodes, that this client has thought of names for
@@ -65,7 +66,7 @@ func newClient(opts Options, own bool) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
+	c := &Client{opts: opts, began: time.Now(), id: "#" + uuid.NewString() + "-"}
 	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {

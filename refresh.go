@@ -3,10 +3,10 @@ package flightlock
 import (
 	"errors"
 	"fmt"
-	"sync"
+	"math"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
@@ -47,22 +47,24 @@ func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
 
 // autoRefresh keeps one lock alive.
 //
-// It has one timer and no goroutine. The timer begins a refresh; the refresh's outcome, or
-// the retry strategy, sets the timer again. That stops, and the lock runs out by itself,
-// when the policy says so or the deadline leaves no time. Release stops the timer; that of a
-// lock that was lost fires once more and finds out, for a function that hears of the end
-// would take more memory than all the rest here. Each refresh checks the deadline first, so
-// that after a pause of the process nothing is sent for a lock that is over.
+// It has neither a timer nor a goroutine of its own: the lock's flight reminds it. That begins a
+// refresh; the refresh's outcome, or the retry strategy, has it reminded again. That stops, and
+// the lock runs out by itself, when the policy says so or the deadline leaves no time. A lock
+// that is over reminds nobody; Release of a nested one takes the reminder back. Before it reminds,
+// the flight checks the deadline, so that after a pause of the process nothing is sent for
+// a lock that is over.
+//
+// One step follows the other, AutoRefresh, Due, refreshed, Due and so on, and each begins the
+// next under the flight's mutex: so the fields need no other.
 type autoRefresh struct {
-	l      *Lock
-	policy RefreshPolicy
-	began  time.Time
-
-	mu        sync.Mutex  // guards what follows
-	timer     *time.Timer // nil until start
-	refreshes int
-	failures  int // consecutive
-	stopped   bool
+	reminder flight.Reminder
+	l        *Lock
+	interval time.Duration
+	timeout  time.Duration
+	retry    RetryStrategy
+	ends     time.Duration // MaxHold's end, on the Client's clock; 0: no limit
+	left     int           // of MaxRefreshes; below 0: no limit
+	failures int           // consecutive
 }
 
 // AutoRefresh keeps the lock alive by p, until it is released or lost or p says stop; a
@@ -77,11 +79,19 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	if err := l.Err(); err != nil {
 		return l.c.ended(l.place().Key(), err)
 	}
-	a := &autoRefresh{l: l, policy: p, began: time.Now()}
+	a := &autoRefresh{l: l, interval: p.Interval, timeout: p.Timeout, retry: p.Retry, left: -1}
+	if p.MaxRefreshes > 0 {
+		a.left = p.MaxRefreshes
+	}
+	if p.MaxHold > 0 {
+		now := time.Since(l.c.began)
+		a.ends = now + min(p.MaxHold, math.MaxInt64-now)
+	}
 	if !l.auto.CompareAndSwap(nil, a) {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
 	}
-	a.start()
+	// A lock that was handed over may have less than its ttl left.
+	a.again(min(p.Interval, time.Until(l.Until())/2))
 	if err := l.Err(); err != nil { // Release may have come before it could see a
 		a.stop()
 		return l.c.ended(l.place().Key(), err)
@@ -89,39 +99,19 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	return nil
 }
 
-func (a *autoRefresh) start() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.stopped { // by a Release in this instant
-		return
-	}
-	// A lock that was handed over may have less than its ttl left.
-	a.timer = clock.AfterFunc(min(a.policy.Interval, time.Until(a.l.Until())/2), a.due)
-}
+// again has it reminded after wait, unless it is over.
+func (a *autoRefresh) again(wait time.Duration) { a.l.place().Remind(&a.reminder, a, wait) }
 
-func (a *autoRefresh) stop() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.stopped = true
-	if a.timer != nil {
-		a.timer.Stop()
-	}
-}
+func (a *autoRefresh) stop() { a.l.place().Forget(&a.reminder) }
 
-// due begins a refresh, unless the policy has it end here.
-func (a *autoRefresh) due() {
-	p := a.policy
-	a.mu.Lock()
-	over := a.stopped ||
-		p.MaxRefreshes > 0 && a.refreshes >= p.MaxRefreshes ||
-		p.MaxHold > 0 && time.Since(a.began) > p.MaxHold
-	a.mu.Unlock()
+// Due begins a refresh, unless the policy has it end here.
+func (a *autoRefresh) Due() {
 	switch wait := a.notYet(); {
-	case over:
+	case a.left == 0, a.ends > 0 && time.Since(a.l.c.began) > a.ends:
 	case wait > 0:
 		a.again(wait)
 	default:
-		a.l.place().Refresh(p.Timeout, a.refreshed)
+		a.l.place().Refresh(a.timeout, a.refreshed)
 	}
 }
 
@@ -132,38 +122,26 @@ func (a *autoRefresh) notYet() time.Duration {
 	if n := a.l.nest.Load(); n == nil || n.outermost == a.l {
 		return 0
 	}
-	interval, valid := a.policy.Interval, a.l.c.quorum.Validity(a.l.ttl())
+	interval, valid := a.interval, a.l.c.quorum.Validity(a.l.ttl())
 	age := valid - time.Until(a.l.Until()) // of the last refresh
 	return interval + min(interval, valid-interval)*(20+jitter.N(30))/100 - age
 }
 
-// again has due look after wait, unless it is over.
-func (a *autoRefresh) again(wait time.Duration) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.stopped {
-		a.timer.Reset(wait)
-	}
-}
-
-// refreshed sets the timer by the outcome of a refresh.
+// refreshed has it reminded again by the outcome of a refresh.
 func (a *autoRefresh) refreshed(err error) {
-	until := a.l.Until()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.stopped || errors.Is(err, ErrNotHeld) {
+	if errors.Is(err, ErrNotHeld) {
 		return
 	}
 	if err == nil {
-		a.refreshes++
+		a.left = max(a.left-1, -1)
 		a.failures = 0
-		a.timer.Reset(a.policy.Interval)
+		a.again(a.interval)
 		return
 	}
 	a.failures++
-	delay, again := a.policy.Retry.Next(a.failures)
+	delay, again := a.retry.Next(a.failures)
 	delay = max(delay, time.Millisecond)
-	if again && time.Now().Add(delay).Before(until) {
-		a.timer.Reset(delay)
+	if again && time.Now().Add(delay).Before(a.l.Until()) {
+		a.again(delay)
 	}
 }

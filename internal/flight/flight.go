@@ -366,7 +366,8 @@ func (f *flight) armLocked(t time.Time) {
 	f.shard.arm(f, at)
 }
 
-// tick does what is due: a Hold whose Until has passed is over, a pause ends.
+// tick does what is due: a Hold whose Until has passed is over, one that is not may have to be
+// refreshed, a pause ends.
 // The alarm is not moved when a Hold is released; it comes once per ttl and looks.
 func (f *flight) tick() {
 	f.mu.Lock()
@@ -377,8 +378,8 @@ func (f *flight) tick() {
 	case f.dead:
 	case f.cur != nil:
 		f.overdueLocked(now)
-		if f.cur != nil {
-			f.armLocked(f.cur.until)
+		if h := f.cur; h != nil {
+			f.armLocked(f.remindLocked(h, now))
 		}
 	case f.pausingLocked():
 		if now.Before(f.paused) {

@@ -38,6 +38,8 @@ type Hold struct {
 	until time.Time     // when this Hold is over if nothing renews it
 	room  time.Duration // how far renewals for the flight's own sake may move until
 	end   *end          // nil for a Hold whose end nobody wants to hear of, and that was not lost
+
+	reminders *Reminder // first of those that are set; nil once it is over
 }
 
 // wait is what a Hold needs as long as its caller waits. There are as many at work as there are

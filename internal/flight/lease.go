@@ -185,7 +185,7 @@ func (f *flight) giveLocked(h *Hold, now time.Time, left time.Duration) {
 
 // endLocked ends the current Hold.
 func (f *flight) endLocked(h *Hold, as state, why error) {
-	h.state = as
+	h.state, h.reminders = as, nil
 	f.cur = nil
 	if as == lost {
 		h.endOfLocked().why = why

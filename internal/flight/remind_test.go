@@ -1,0 +1,102 @@
+package flight
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// bell is Reminded, and notes when.
+type bell struct {
+	Reminder
+	w    *world
+	rang []time.Time // guarded by w.mu
+}
+
+func (b *bell) Due() {
+	b.w.mu.Lock()
+	defer b.w.mu.Unlock()
+	b.rang = append(b.rang, time.Now())
+}
+
+// times is how often b has rung by now.
+func (b *bell) times() int {
+	synctest.Wait()
+	b.w.mu.Lock()
+	defer b.w.mu.Unlock()
+	return len(b.rang)
+}
+
+// A reminder comes at its time, once, however many there are, and may be set again.
+func TestRemindersComeInTime(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		h := &w.start(ttl(time.Minute)).h
+		var bells [5]bell
+		began := time.Now()
+		for i := range bells {
+			bells[i].w = w
+			h.Remind(&bells[i].Reminder, &bells[i], time.Duration(5-i)*time.Second)
+		}
+		h.Remind(&bells[0].Reminder, &bells[0], 9*time.Second) // moved
+		time.Sleep(6 * time.Second)
+		is(t, "the one that was moved", bells[0].times(), 0)
+		h.Remind(&bells[1].Reminder, &bells[1], time.Second) // again
+		time.Sleep(20 * time.Second)
+		for i := range bells {
+			is(t, "rang", bells[i].times(), map[int]int{1: 2}[i]+map[bool]int{true: 1}[i != 1])
+		}
+		is(t, "the first", bells[0].rang[0].Sub(began), 9*time.Second)
+		is(t, "the second", bells[1].rang[0].Sub(began), 4*time.Second)
+		is(t, "the second again", bells[1].rang[1].Sub(began), 7*time.Second)
+		is(t, "the last", bells[4].rang[0].Sub(began), time.Second)
+		h.Release()
+	})
+}
+
+// Nobody is reminded of a Hold that is over, or after Forget, whatever comes first.
+func TestNoReminderAfterTheEnd(t *testing.T) {
+	for name, end := range map[string]func(h *Hold, b *bell){
+		"released":             func(h *Hold, _ *bell) { h.Release() },
+		"lost":                 func(*Hold, *bell) { time.Sleep(2 * time.Second) },
+		"forgotten":            func(h *Hold, b *bell) { h.Forget(&b.Reminder) },
+		"released, forgotten":  func(h *Hold, b *bell) { h.Release(); h.Forget(&b.Reminder) },
+		"forgotten, set again": func(h *Hold, b *bell) { h.Forget(&b.Reminder); h.Remind(&b.Reminder, b, 0) },
+		"released, set again":  func(h *Hold, b *bell) { h.Release(); h.Remind(&b.Reminder, b, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				held := time.Minute
+				if name == "lost" {
+					held = time.Second
+				}
+				first, next := w.start(ttl(held)), w.start()
+				others := [2]bell{{w: w}, {w: w}}
+				b := &bell{w: w}
+				first.h.Remind(&others[0].Reminder, &others[0], ms)
+				first.h.Remind(&b.Reminder, b, 1500*ms)
+				first.h.Remind(&others[1].Reminder, &others[1], ms)
+				time.Sleep(ms)
+				is(t, "others", others[0].times()+others[1].times(), 2)
+				end(&first.h, b)
+				time.Sleep(3 * time.Second)
+				is(t, "rang", b.times(), 0)
+				_ = first.h.Release()
+				next.holds().Release()
+			})
+		})
+	}
+}
+
+// A reminder that is due with the end of the lock does not come: the end is seen first.
+func TestAnOverdueHoldIsNotReminded(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.start(ttl(time.Second))
+		b := &bell{w: w}
+		c.h.Remind(&b.Reminder, b, 500*ms)
+		c.h.f.silence() // as in a process that is paused
+		time.Sleep(2 * time.Second)
+		c.h.f.shard.arm(c.h.f, c.h.f.g.at(time.Now()))
+		is(t, "rang", b.times(), 0)
+		is(t, "ends", c.ends, 1)
+	})
+}
