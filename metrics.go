@@ -195,11 +195,8 @@ func (m *metrics) acquired(waited time.Duration, way flight.Way, err error) {
 	m.acquire.WithLabelValues(outcomeOf(err), waits[way]).Observe(waited.Seconds())
 }
 
-// attempted is called when a remote attempt has ended. A nil m is no metrics.
-func (m *metrics) attempted(began time.Time, f *quorum.Failure) {
-	if m == nil {
-		return
-	}
+// attempted is called when a remote attempt has ended, which took that long. m is not nil.
+func (m *metrics) attempted(took time.Duration, f *quorum.Failure) {
 	outcome := outcomes[0]
 	if f != nil {
 		outcome = outcomes[2]
@@ -207,7 +204,7 @@ func (m *metrics) attempted(began time.Time, f *quorum.Failure) {
 			outcome = outcomes[1]
 		}
 	}
-	m.attempt.WithLabelValues(outcome).Observe(time.Since(began).Seconds())
+	m.attempt.WithLabelValues(outcome).Observe(took.Seconds())
 }
 
 // refreshed is called when a remote refresh has ended. A nil m is no metrics.

@@ -98,27 +98,31 @@ func (c *Client) watch() func(key, contender string, hear func(flight.News)) (st
 type lease struct {
 	quorum.Lease
 	c     *Client
-	asked func(flight.Lease, flight.Grant, *flight.Outcome) // hears of the attempt
-	began time.Time                                         // if that is measured
+	asked func(flight.Lease, flight.Grant, *flight.Outcome) // hears of the attempt; nil when it is over
 	gone  func(error)                                       // hears of the release
+	began time.Duration                                     // the attempt, on the Client's clock, if that is measured
 }
 
 // Start makes the attempt for which l was prepared.
 func (l *lease) Start(inline bool) {
 	if l.c.metrics != nil {
-		l.began = time.Now()
+		l.began = time.Since(l.c.began)
 	}
 	l.Lease.Acquire(inline, l)
 }
 
 // Acquired is the outcome of that.
 func (l *lease) Acquired(g quorum.Grant, f *quorum.Failure) {
-	l.c.metrics.attempted(l.began, f)
+	asked := l.asked
+	l.asked = nil // a lease may be held for long
+	if l.c.metrics != nil {
+		l.c.metrics.attempted(time.Since(l.c.began)-l.began, f)
+	}
 	if f != nil {
-		l.asked(nil, flight.Grant{}, outcome(l.key(), f))
+		asked(nil, flight.Grant{}, outcome(l.key(), f))
 		return
 	}
-	l.asked(l, flight.Grant(g), nil)
+	asked(l, flight.Grant(g), nil)
 }
 
 // key is the lock key as the caller knows it.

@@ -85,7 +85,7 @@ func (t *together) of(ctx context.Context, batch []*request, by *scripts) *redis
 	if len(group) > 0 {
 		shapes = append(shapes, lua.LetterGroup, '0'+byte(len(group)), '0')
 		for _, r := range group {
-			args = append(args, r.e.t.key)
+			args = append(args, &r.e.t.key)
 		}
 		for _, r := range group {
 			args = append(args, r.e.t.wants())
@@ -102,7 +102,7 @@ func (t *together) of(ctx context.Context, batch []*request, by *scripts) *redis
 	args = append(args, nil)
 	if len(group) > 0 {
 		for _, r := range group {
-			args = append(args, r.e.t.owner)
+			args = append(args, &r.e.t.owner)
 		}
 		args = append(args, group[0].e.n.publish, group[0].e.n.turn)
 	}
@@ -111,7 +111,7 @@ func (t *together) of(ctx context.Context, batch []*request, by *scripts) *redis
 	for i, r := range singles {
 		letter := letterOf[r.op]
 		if r.alike(last[letter]) {
-			args = append(args, r.e.t.owner)
+			args = append(args, &r.e.t.owner)
 			continue
 		}
 		last[letter] = r

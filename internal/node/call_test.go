@@ -38,7 +38,7 @@ func TestALaneKeepsNothingOfARequest(t *testing.T) {
 		for range 3 { // the first has the scripts loaded
 			a := newAttempt(t, n, "k")
 			e := newEar()
-			a.Acquire(e, longTTL, 1, soon(), inline)
+			a.Acquire(&a.place, e, longTTL, 1, soon(), inline)
 			e.want(t, Granted)
 			a.release().want(t, Deleted)
 		}

@@ -34,39 +34,37 @@ type Sink interface {
 type Entry struct {
 	n *Node
 	t *Target
-	i int
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards what follows, but i
 	create    *request   // acquire or repair without an answer yet
+	gone      instant    // when the key will have expired if nothing renews it
+	owed      instant    // since when a release is owed; 0: none is
+	doubts    int32      // creates that died with their connection
+	answers   uint8      // of releases while doubts > 0
+	i         uint8      // which of several nodes n is
 	present   bool       // the node may hold our key
-	doubts    int        // creates that died with their connection
 	releasing bool       // set by Release, for good: nothing may create the key again
 	registers bool       // set by Release: an acquire is written all the same
 	undoing   bool       // a release is under way or owed
-	gone      instant    // when the key will have expired if nothing renews it
-	answers   int        // of releases while doubts > 0
-	owed      instant    // since when a release is owed; 0: none is
-
-	// The acquire, and later the release if that comes after the answer. Nobody touches a
-	// request any more once it has settled or was dropped.
-	place request
 }
 
+// A Place is memory for a request, which lives there from when it is asked until it has settled
+// or was dropped. Nobody touches it any more then, so it may serve the next.
+type Place struct{ request }
+
 // Init makes e the entry of t on n. i is passed on to sinks.
-func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, i }
+func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i) }
 
 // Node is the node that e is about.
 func (e *Entry) Node() *Node { return e.n }
 
 // Acquire asks for the node's vote, with a block of tokens. It is not written any more
 // once deadline has passed. inline says that the calling goroutine may block for
-// NodeTimeout and does not mind to hear the answer before Acquire returns.
-func (e *Entry) Acquire(sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
+// NodeTimeout and does not mind to hear the answer before Acquire returns. place is where the
+// request is to live; it is new.
+func (e *Entry) Acquire(place *Place, sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
+	r := &place.request
 	e.mu.Lock()
-	r := &e.place
-	if r.e != nil {
-		r = &request{}
-	}
 	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.deadline = e, opAcquire, inline, sink, ttl, tokens, e.n.at(deadline)
 	e.sendLocked(r, true)
 }
@@ -107,8 +105,9 @@ func (p *Parting) wanted() bool { return p != nil && p.Contender != "" }
 // Release takes back whatever the node has or may yet get of this lease. sink may be
 // nil; it hears the first outcome. The node goes on until the release is confirmed. inline
 // is as for Acquire. p says how the turn passes on; nil is for the undo of an attempt that
-// was lost, which makes no turn and gives its contender, if there is one, its want back.
-func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
+// was lost, which makes no turn and gives its contender, if there is one, its want back. place is
+// where the request is to live: new, or that of the acquire, which may still be there.
+func (e *Entry) Release(place *Place, sink Sink, inline bool, p *Parting) {
 	e.mu.Lock()
 	if e.releasing {
 		e.mu.Unlock()
@@ -124,7 +123,7 @@ func (e *Entry) Release(sink Sink, inline bool, p *Parting) {
 	}
 	empty := e.emptyLocked()
 	e.undoing = !empty
-	r := &e.place
+	r := &place.request
 	if e.create == r {
 		r = &request{}
 	}
@@ -273,6 +272,7 @@ type request struct {
 	inline   bool   // the goroutine that routes it may block
 	hops     uint8  // redirections followed so far, on a Cluster
 	asking   bool   // the next server must be told that it is asked for once (ASK)
+	bare     bool   // of a release: nothing but the key can be reached
 	to       string // the address that the last redirection named
 	ttl      time.Duration
 	n1, n2   int64   // tokens, or top and more
@@ -282,14 +282,13 @@ type request struct {
 	next, prev *request              // guarded by the queue's mu
 
 	parting *Parting // of a release; nil: an undo
-	bare    bool     // of a release: nothing but the key can be reached
 	look    string   // of a refresh: who asks for rivals; "": nobody does
 }
 
 // keys appends the keys of r's script.
 func (r *request) keys(to []any) []any {
 	t := r.e.t
-	to = append(to, t.key)
+	to = append(to, &t.key)
 	switch {
 	case r.op == opRelease:
 		if !r.bare && (r.parting != nil || t.contender != "") {
@@ -308,22 +307,22 @@ func (r *request) values(to []any) []any {
 	ttl := max(1, r.ttl.Milliseconds())
 	switch r.op {
 	case opAcquire:
-		to = append(to, t.owner, ttl, r.n1)
+		to = append(to, &t.owner, ttl, r.n1)
 		if t.contender != "" {
 			to = append(to, 0, t.contender)
 		}
 	case opRepair:
-		to = append(to, t.owner, ttl, 0, r.n1)
+		to = append(to, &t.owner, ttl, 0, r.n1)
 		if t.contender != "" {
 			to = append(to, t.contender)
 		}
 	case opRefresh:
-		to = append(to, t.owner, ttl, r.n1, r.n2)
+		to = append(to, &t.owner, ttl, r.n1, r.n2)
 		if r.look != "" {
 			to = append(to, r.look)
 		}
 	case opRelease:
-		to = append(to, t.owner)
+		to = append(to, &t.owner)
 		switch p := r.parting; {
 		case r.bare:
 		case p != nil:
@@ -389,6 +388,6 @@ func (r *request) settle(rep Reply, how fate) {
 
 func (e *Entry) answer(sink Sink, rep Reply) {
 	if sink != nil {
-		sink.Answer(e.i, rep)
+		sink.Answer(int(e.i), rep)
 	}
 }

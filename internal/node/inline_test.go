@@ -24,13 +24,13 @@ func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Nod
 // acquireHere asks on this goroutine, if that can be.
 func (a *attempt) acquireHere() *ear {
 	e := newEar()
-	a.Acquire(e, longTTL, 1, soon(), true)
+	a.Acquire(&a.place, e, longTTL, 1, soon(), true)
 	return e
 }
 
 func (a *attempt) releaseHere() *ear {
 	e := newEar()
-	a.Release(e, true, &Parting{})
+	a.Release(&a.place, e, true, &Parting{})
 	return e
 }
 
@@ -174,7 +174,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 					k := (g + i) % len(holders)
 					a := newAttempt(t, n, fmt.Sprint("k", k))
 					e := newEar()
-					a.Acquire(e, longTTL, 1, soon(), i%3 != 0)
+					a.Acquire(&a.place, e, longTTL, 1, soon(), i%3 != 0)
 					rep := <-e.heard
 					switch rep.Kind {
 					case Granted:
@@ -187,7 +187,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 						time.Sleep(time.Millisecond)
 					}
 					e2 := newEar()
-					a.Release(e2, i%5 != 0, &Parting{})
+					a.Release(&a.place, e2, i%5 != 0, &Parting{})
 					<-e2.heard
 					if e.n.Load() != 1 || e2.n.Load() != 1 {
 						t.Error("a request was answered twice")

@@ -33,7 +33,8 @@ var owners atomic.Int64
 // attempt is an Entry of its own owner.
 type attempt struct {
 	Entry
-	t *testing.T
+	place Place
+	t     *testing.T
 }
 
 func newAttempt(t *testing.T, n *Node, key string) *attempt {
@@ -53,7 +54,7 @@ func soon() time.Time { return time.Now().Add(patience) }
 // acquire asks and returns the sink that will hear.
 func (a *attempt) acquire() *ear {
 	e := newEar()
-	a.Acquire(e, longTTL, 1, soon(), false)
+	a.Acquire(&a.place, e, longTTL, 1, soon(), false)
 	return e
 }
 
@@ -65,7 +66,7 @@ func (a *attempt) refresh() *ear {
 
 func (a *attempt) release() *ear {
 	e := newEar()
-	a.Release(e, false, &Parting{})
+	a.Release(&a.place, e, false, &Parting{})
 	return e
 }
 

@@ -318,7 +318,7 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
 	a := newAttempt(t, n, keys[1])
 	late, deadline := newEar(), time.Now().Add(5*time.Millisecond)
-	a.Acquire(late, longTTL, 1, deadline, false)
+	a.Acquire(&a.place, late, longTTL, 1, deadline, false)
 	redistest.Eventually(t, patience, "the deadline is over", func() bool { return time.Now().After(deadline) })
 	close(gate)
 	first.want(t, Granted)

@@ -3,6 +3,7 @@ package node
 import (
 	"strings"
 	"sync"
+	"unsafe"
 )
 
 // Reserved begins every key that flightlock keeps for itself on a node.
@@ -18,7 +19,7 @@ const bucketsPerSlot = 16
 // Target is what one attempt is about. It is immutable after Init, and shared by the
 // attempt's entries on all nodes.
 type Target struct {
-	key, owner any // strings, in the form in which they are arguments of commands
+	key, owner text
 	bucket     bucket
 	contender  string // who asks, over any number of attempts; "" if it has not had to wait
 	slot       uint16
@@ -30,16 +31,30 @@ type Target struct {
 // of them, "" in the first.
 func (t *Target) Init(key, owner, contender string) {
 	slot, hash := slotOf(key), hashOf(key)
-	t.key, t.owner, t.contender = key, owner, contender
+	t.key, t.owner, t.contender = text(key), text(owner), contender
 	t.bucket = bucketName(slot, hash)
 	t.slot, t.lane = slot, uint8(hash>>16)
 }
 
 // Key is the lock key, prefix included.
-func (t *Target) Key() string { return t.key.(string) }
+func (t *Target) Key() string { return string(t.key) }
 
 // Owner is the whole stored value.
-func (t *Target) Owner() string { return t.owner.(string) }
+func (t *Target) Owner() string { return string(t.owner) }
+
+// Contender is who asks, over any number of attempts; "" if it has not had to wait.
+func (t *Target) Contender() string { return t.contender }
+
+// text is a string that is the argument of commands: a pointer to it is, and costs no
+// allocation, as the string itself would.
+type text string
+
+// MarshalBinary is the string as it goes over the wire. Nobody may write to it.
+func (s *text) MarshalBinary() ([]byte, error) {
+	return unsafe.Slice(unsafe.StringData(string(*s)), len(*s)), nil
+}
+
+func (s *text) String() string { return string(*s) }
 
 // A bucket is the name of a key's fence bucket, which has the same hash slot as the key.
 // A pointer to it is the argument of a command; it costs no allocation.

@@ -59,10 +59,10 @@ func TestABatchIsOneCommand(t *testing.T) {
 	s.Do(t, "DEL", keys[2])
 	ears := []*ear{newEar(), newEar(), newEar(), newEar()}
 	oneBatch(n, func() {
-		other.Acquire(ears[0], longTTL, 1, soon(), false)
+		other.Acquire(new(Place), ears[0], longTTL, 1, soon(), false)
 		as[0].Refresh(ears[1], longTTL, 1, 7, soon(), "asker-1")
-		rival.Acquire(ears[2], longTTL, 1, soon(), false)
-		as[1].Release(ears[3], false, &Parting{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
+		rival.Acquire(new(Place), ears[2], longTTL, 1, soon(), false)
+		as[1].Release(&as[1].place, ears[3], false, &Parting{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
 		ears = append(ears, as[2].release(), as[3].refresh(), as[4].release())
 	})
 	for i, want := range []Kind{Held, Renewed, Held, Deleted, Missing, Renewed, Deleted} {

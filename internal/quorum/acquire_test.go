@@ -434,7 +434,7 @@ func TestCancelJustBeforeTheRaise(t *testing.T) {
 		r.warm(c, key)
 		a := c.newCall("acquire", prepare(c.q, key, ttl, 1))
 		l := a.l
-		l.asker, l.until = a, time.Now().Add(ttl)
+		l.errand.asker, l.until = a, time.Now().Add(ttl)
 		first := l.round("acquire", node.Granted, 0, nodeTimeout, func(r *round) {
 			l.Cancel()
 			l.raise(r.timeout, r.replies, 30)
@@ -458,13 +458,13 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 		r.warm(c, key, 10, 10, 10)
 		l := prepare(c.q, key, time.Hour, 1)
 		a := c.newCall("acquire", l)
-		l.asker, l.until = a, time.Now().Add(time.Hour)
+		l.errand.asker, l.until = a, time.Now().Add(time.Hour)
 		first := l.round("acquire", node.Granted, 0, nodeTimeout, func(r *round) {
 			l.Cancel()
 			l.acquired(r)
 		})
 		for i := range l.entries {
-			l.entries[i].Acquire(first, time.Hour, 1, l.until, false)
+			l.entries[i].Acquire(&l.errand.places[i], first, time.Hour, 1, l.until, false)
 		}
 		if _, f := a.wait(); f == nil {
 			t.Error("granted although it was cancelled")

@@ -39,15 +39,10 @@ import (
 //   - The deadline moves only when q nodes confirmed a refresh, and only if they did
 //     before the old deadline.
 type Lease struct {
-	q         *Quorum
-	target    node.Target
-	contender string // "": it has not had to wait
-	ttl       time.Duration
-	tokens    int64
-	asker     Acquirer
-	leaver    Releaser
+	q      *Quorum
+	target node.Target
 
-	mu       sync.Mutex // guards what follows; never held while a request goes out or a caller is called
+	mu       sync.Mutex // guards what follows, but the entries, which guard themselves; never held while a request goes out or a caller is called
 	phase    phase
 	canceled bool
 	granted  bool      // a majority has granted the attempt
@@ -59,7 +54,33 @@ type Lease struct {
 	entries  []node.Entry
 	one      [1]node.Entry // the entries of a quorum of one
 
-	place round // see placeLocked
+	// errand is that of the attempt, and later of the release. Between them, nil once the lease
+	// is known to be held for long.
+	errand *errand
+}
+
+// errand is what an attempt takes until it is over, and what the release takes that follows it.
+// A lock that is held for long gives it back meanwhile, because it is larger than the rest of
+// the lease; for others the release finds its memory there.
+type errand struct {
+	asker  Acquirer
+	ttl    time.Duration
+	tokens int64
+
+	leaver Releaser
+
+	round  round // see roundLocked
+	places []node.Place
+	one    [1]node.Place // the places of a quorum of one
+}
+
+// newErrand is one for n nodes.
+func newErrand(n int) *errand {
+	e := &errand{}
+	if e.places = e.one[:]; n > len(e.one) {
+		e.places = make([]node.Place, n)
+	}
+	return e
 }
 
 // Acquirer hears what became of an attempt. It is an interface, and not a func as elsewhere,
@@ -83,16 +104,17 @@ const (
 // attempt is being undone on every node that may have granted it by the time by is told,
 // whatever became of the caller.
 func (l *Lease) Acquire(inline bool, by Acquirer) {
-	l.asker = by
+	e := l.errand
+	e.asker = by
 	if f := l.q.twins.Load(); f != nil {
 		l.fail(f)
 		return
 	}
-	until := time.Now().Add(l.q.Validity(l.ttl)) // before the first byte is sent
+	until := time.Now().Add(l.q.Validity(e.ttl)) // before the first byte is sent
 	l.until = until
-	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, l.ttl), func(r *round) { r.l.acquired(r) })
+	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, e.ttl), func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
-		l.entries[i].Acquire(r, l.ttl, l.tokens, until, l.mayBlock(inline))
+		l.entries[i].Acquire(&e.places[i], r, e.ttl, e.tokens, until, l.mayBlock(inline))
 	}
 }
 
@@ -138,7 +160,7 @@ func (l *Lease) acquired(r *round) {
 	top, agree := r.countersLocked()
 	f := l.checkLocked(r)
 	if len(l.entries) > 1 && !r.expired {
-		l.q.trip.Store(int64(l.q.Validity(l.ttl) - time.Until(l.until)))
+		l.q.trip.Store(int64(l.q.Validity(l.errand.ttl) - time.Until(l.until)))
 	}
 	if f == nil && !agree {
 		known := slices.Clone(r.replies) // the round's place may be the release's before the last node was asked
@@ -152,7 +174,7 @@ func (l *Lease) acquired(r *round) {
 // raise makes top the end of the block on a majority of nodes, because their counters
 // differ. known is what they have answered so far.
 func (l *Lease) raise(timeout time.Duration, known []node.Reply, top int64) {
-	until := l.until // does not move before the lease is held
+	until, ttl := l.until, l.errand.ttl // do not move before the lease is held
 	r := l.round("acquire", node.Renewed, top, timeout, func(r *round) {
 		l.mu.Lock()
 		l.endLocked(r, top, l.checkLocked(r))
@@ -161,7 +183,7 @@ func (l *Lease) raise(timeout time.Duration, known []node.Reply, top int64) {
 		if known[i].Kind == node.Held {
 			r.Answer(i, known[i])
 		} else {
-			l.entries[i].Refresh(r, l.ttl, top, 0, until, "")
+			l.entries[i].Refresh(r, ttl, top, 0, until, "")
 		}
 	}
 }
@@ -191,9 +213,10 @@ func (l *Lease) endLocked(r *round, top int64, f *Failure) {
 		return
 	}
 	l.phase, l.top, l.now = held, top, nil
-	g := Grant{Until: l.until, First: top - l.tokens + 1, Last: top}
+	by := l.errand.asker
+	g := Grant{Until: l.until, First: top - l.errand.tokens + 1, Last: top}
 	l.mu.Unlock()
-	l.asker.Acquired(g, nil)
+	by.Acquired(g, nil)
 }
 
 // fail ends the attempt and undoes it on every node that may have granted it. The undo
@@ -201,16 +224,16 @@ func (l *Lease) endLocked(r *round, top int64, f *Failure) {
 func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
 	l.phase, l.now = over, nil
-	twins := l.shadows != 0
+	twins, e := l.shadows != 0, l.errand
 	p := l.undoLocked()
 	l.mu.Unlock()
 	for i := range l.entries {
-		l.entries[i].Release(nil, false, p)
+		l.entries[i].Release(&e.places[i], nil, false, p)
 	}
 	if twins && l.q.start(func() { l.failAfterCheck(f) }) {
 		return
 	}
-	l.asker.Acquired(Grant{}, f)
+	l.errand.asker.Acquired(Grant{}, f)
 }
 
 // undoLocked says how a failed attempt leaves the nodes that granted it. Usually there was
@@ -228,12 +251,12 @@ func (l *Lease) undoLocked() *node.Parting {
 // that waits longest.
 func (l *Lease) parting(rival string) *node.Parting {
 	switch {
-	case l.contender == "" && rival == "":
+	case l.target.Contender() == "" && rival == "":
 		return &plainParting
-	case l.contender == "":
+	case l.target.Contender() == "":
 		return &node.Parting{Contender: l.target.Owner(), Rival: rival}
 	}
-	return &node.Parting{Contender: l.contender, Rival: rival}
+	return &node.Parting{Contender: l.target.Contender(), Rival: rival}
 }
 
 var plainParting node.Parting
@@ -249,7 +272,7 @@ func (l *Lease) failAfterCheck(f *Failure) {
 	if twins := l.q.twins.Load(); twins != nil {
 		f = twins
 	}
-	l.asker.Acquired(Grant{}, f)
+	l.errand.asker.Acquired(Grant{}, f)
 }
 
 // Refresh asks for the full ttl again, and for more tokens, and calls done exactly once.
@@ -265,6 +288,9 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 	l.mu.Lock()
 	f := l.overLocked(start, l.until, errOver)
 	until, top := l.until, l.top
+	if f == nil {
+		l.errand = nil
+	}
 	l.mu.Unlock()
 	if f != nil {
 		done(Grant{}, f)
@@ -284,10 +310,10 @@ func (l *Lease) looker(look bool) string {
 	switch {
 	case !look:
 		return ""
-	case l.contender == "":
+	case l.target.Contender() == "":
 		return l.target.Owner()
 	}
-	return l.contender
+	return l.target.Contender()
 }
 
 var (
@@ -407,28 +433,32 @@ func (l *Lease) Release(inline bool, rival string, by Releaser) {
 	had := l.phase == held || l.phase == lost
 	if had {
 		l.phase = over
+		if l.errand == nil {
+			l.errand = newErrand(len(l.entries))
+		}
 	}
 	l.mu.Unlock()
 	if !had {
 		by.Released(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
 		return
 	}
-	l.leaver = by
+	e := l.errand // nobody else comes to it any more: there is one release
+	e.leaver = by
 	r := l.round("release", node.Deleted, 0, l.q.NodeTimeout, func(r *round) { r.l.released(r) })
 	p := l.parting(rival)
 	for i := range l.entries {
-		l.entries[i].Release(r, l.mayBlock(inline), p)
+		l.entries[i].Release(&e.places[i], r, l.mayBlock(inline), p)
 	}
 }
 
 // released reports the decided round of the release.
 func (l *Lease) released(r *round) {
 	if r.won {
-		l.leaver.Released(nil)
+		l.errand.leaver.Released(nil)
 		return
 	}
 	l.mu.Lock()
 	f := r.failureLocked()
 	l.mu.Unlock()
-	l.leaver.Released(f)
+	l.errand.leaver.Released(f)
 }

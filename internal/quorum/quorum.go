@@ -95,7 +95,8 @@ type Grant struct {
 // contender is who asks, if it has asked before: its attempt takes a turn that is kept for
 // it, or gets it a place among those who wait.
 func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, contender string) {
-	l.q, l.ttl, l.tokens, l.contender = q, ttl, tokens, contender
+	l.q, l.errand = q, newErrand(len(q.Nodes))
+	l.errand.ttl, l.errand.tokens = ttl, tokens
 	l.target.Init(key, q.Owner(), contender)
 	l.entries = l.one[:]
 	if len(q.Nodes) > len(l.one) {
@@ -115,7 +116,7 @@ func (q *Quorum) Leave(key, contender string) {
 	for i, n := range q.Nodes {
 		e := new(node.Entry)
 		e.Init(n, t, i)
-		e.Release(nil, false, p)
+		e.Release(new(node.Place), nil, false, p)
 	}
 }
 

@@ -14,23 +14,23 @@ import (
 type round struct {
 	l       *Lease
 	op      string
-	want    node.Kind // the reply that is a vote for us
-	floor   int64     // with at least this counter
+	floor   int64 // with at least this counter
 	timeout time.Duration
 	next    func(*round) // called once, after the decision, without l.mu
-
-	timer *time.Timer // of a timeout that is not the usual one
+	timer   *time.Timer  // of a timeout that is not the usual one
 
 	// guarded by the quorum's deadlines
 	earlier, later *round
 	listed         bool
 
+	want node.Kind // the reply that is a vote for us
+
 	// guarded by l.mu
-	due     time.Duration // on the deadlines' clock; written before it is in their list
-	pending int           // nodes that have not answered yet
 	decided bool
 	won     bool
-	expired bool // the time was up
+	expired bool          // the time was up
+	pending uint8         // nodes that have not answered yet
+	due     time.Duration // on the deadlines' clock; written before it is in their list
 	replies []node.Reply
 	one     [1]node.Reply // the replies of a quorum of one
 }
@@ -43,9 +43,9 @@ func (r *round) acquires() bool { return r.op == "acquire" }
 // cancelled before, the round is over by then, and they go nowhere.
 func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Duration, next func(*round)) *round {
 	l.mu.Lock()
-	r := l.placeLocked(op)
+	r := l.roundLocked(op)
 	r.op, r.want, r.floor, r.timeout, r.next = op, want, floor, timeout, next
-	r.pending = len(l.entries)
+	r.pending = uint8(len(l.entries))
 	for mask := l.shadows; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errShadow}
 	}
@@ -69,18 +69,21 @@ func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Durat
 // kept reports whether a node keeps the key for us, because our acquire came there before
 // the release that made the turn ours. A refresh has to repair that.
 func (l *Lease) kept(holder string) bool {
-	return l.contender != "" && len(holder) == len(node.TurnOf)+len(l.contender) &&
-		holder[:len(node.TurnOf)] == node.TurnOf && holder[len(node.TurnOf):] == l.contender
+	return l.target.Contender() != "" && len(holder) == len(node.TurnOf)+len(l.target.Contender()) &&
+		holder[:len(node.TurnOf)] == node.TurnOf && holder[len(node.TurnOf):] == l.target.Contender()
 }
 
-// placeLocked is where the next round lives: in the lease itself if it is the first of the
-// attempt, or that of the release when nobody can come to the first any more: all nodes have
+// roundLocked is where the next round lives: in the lease's errand if it is the first of the
+// attempt, or that of the release when nobody can come to what was there before: all nodes have
 // answered and there was no timer. (The deadlines and the quarantine look whether it still is
 // what they waited for.)
-func (l *Lease) placeLocked(op string) *round {
-	r := &l.place
+func (l *Lease) roundLocked(op string) *round {
+	var r *round
+	if l.errand != nil {
+		r = &l.errand.round
+	}
 	switch {
-	case op == "acquire" && r.l == nil:
+	case op != "refresh" && r.l == nil: // new
 	case op == "release" && r.decided && r.pending == 0 && r.timer == nil:
 		clear(r.replies)
 		r.decided, r.won, r.expired = false, false, false
