@@ -30,9 +30,9 @@ type alarm struct {
 func (as *alarms) set(f *flight, at instant) {
 	if f.place == 0 {
 		as.heap = append(as.heap, alarm{})
-		f.place = len(as.heap)
+		f.place = int32(len(as.heap))
 	}
-	as.settle(f.place, alarm{at, f})
+	as.settle(int(f.place), alarm{at, f})
 	as.arm()
 }
 
@@ -45,7 +45,7 @@ func (as *alarms) drop(f *flight) {
 	as.heap[len(as.heap)-1] = alarm{}
 	as.heap = as.heap[:len(as.heap)-1]
 	if last.f != f {
-		as.settle(f.place, last)
+		as.settle(int(f.place), last)
 	}
 	f.place = 0
 }
@@ -98,13 +98,13 @@ func (as *alarms) settle(place int, a alarm) {
 		place = as.move(child, place)
 	}
 	as.heap[place-1] = a
-	a.f.place = place
+	a.f.place = int32(place)
 }
 
 // move takes the alarm of one place to another, and says which place is free then.
 func (as *alarms) move(from, to int) int {
 	as.heap[to-1] = as.heap[from-1]
-	as.heap[to-1].f.place = to
+	as.heap[to-1].f.place = int32(to)
 	return from
 }
 

@@ -10,16 +10,16 @@ import (
 )
 
 func (f *flight) hasAlarm() bool {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
+	f.shard().mu.Lock()
+	defer f.shard().mu.Unlock()
 	return f.place != 0
 }
 
 // silence has the flight's alarm come too late, as a timer may.
 func (f *flight) silence() {
-	f.shard.mu.Lock()
-	defer f.shard.mu.Unlock()
-	f.shard.alarms.drop(f)
+	f.shard().mu.Lock()
+	defer f.shard().mu.Unlock()
+	f.shard().alarms.drop(f)
 }
 
 // Whatever is set, moved and dropped, in whatever order: flights are called at their time,
@@ -75,7 +75,7 @@ func TestAShardHasOneTimer(t *testing.T) {
 		for range 1000 {
 			all = append(all, w.start(key("a"), mode(Alone)))
 		}
-		sh := all[0].h.f.shard
+		sh := all[0].h.f.shard()
 		is(t, "alarms", len(sh.alarms.heap), len(all))
 		timer, fires := sh.alarms.timer, sh.alarms.fires
 		for _, c := range all {

@@ -43,26 +43,24 @@ import (
 // mu is put into todo and done by unlock.
 type flight struct {
 	g      *Group
-	shard  *shard
 	key    string
 	number uint64 // of its shard's flights, in order of age
 
-	mu   sync.Mutex // guards what follows
-	todo todo       // for unlock
+	mu   sync.Mutex // guards what follows, but home
+	todo *todo      // for unlock; nil: there is nothing to do
 
 	dead       bool
 	asking     bool // an attempt is under way
 	given      bool // it is cancelled: its failure means nothing
 	parting    bool // a release has not been sent yet
 	refreshing bool
-	looked     bool // a look for rivals has begun in this slice
-	taken      bool // others' votes are why the last attempt failed
-	owned      bool // one other has the key, who will tell when it lets go
-	looking    bool // the next attempt waits for the front waiter to look
-	again      bool // news has come since the attempt began: try again if it fails
+	looked     bool  // a look for rivals has begun in this slice
+	looking    bool  // the next attempt waits for the front waiter to look
+	again      bool  // news has come since the attempt began: try again if it fails
+	home       uint8 // the place of its shard
 
+	n          int32
 	head, tail *Hold // waiting
-	n          int
 	cur        *Hold // holding; nil when nobody does
 
 	lease  Lease // nil when there is none
@@ -72,23 +70,42 @@ type flight struct {
 
 	attempt Attempt       // under way; nil until unlock has prepared it
 	wish    time.Duration // the ttl that it is for
-	last    error         // outcome of the last attempt, until one succeeds
-	tried   time.Time     // when the last attempt failed, or the lease was given away
-	paused  time.Time     // when the pause ends
-	free    time.Time     // when the key could be free, by the last outcome; zero: unknown
+
+	*pause // nil: no attempt has failed since the last lease
 
 	contest *contest // nil: no rival was met
 	slice   instant  // when the lease is to go to a rival, if there is one
 
-	asks []ask // for a refresh of the current Hold
+	asks *ask // for a refresh of the current Hold, in order
 
 	armed instant // when tick is called; 0: it is not
-	place int     // guarded by the shard's mu: that of the flight's alarm, 0 if it has none
 
-	holds, holdsBefore int64   // how many Holds this lease has served, and the one before
-	used               int64   // tokens handed out since reserved
+	holds, holdsBefore int32   // how many Holds this lease has served, maxBlock at most, and the one before
+	used               int32   // tokens handed out since reserved
+	place              int32   // guarded by the shard's mu: that of the flight's alarm, 0 if it has none
 	reserved           instant // when the last block came
 }
+
+// pause is what a flight knows of attempts that failed.
+type pause struct {
+	last   error     // outcome of the last one
+	tried  time.Time // when it failed, or the lease was given away
+	paused time.Time // when the pause ends
+	free   time.Time // when the key could be free, by the last outcome; zero: unknown
+	taken  bool      // others' votes are why it failed
+	owned  bool      // one other has the key, who will tell when it lets go
+}
+
+// pauseOfLocked is what f knows of failed attempts, from now on.
+func (f *flight) pauseOfLocked() *pause {
+	if f.pause == nil {
+		f.pause = &pause{}
+	}
+	return f.pause
+}
+
+// shard is where f is known.
+func (f *flight) shard() *shard { return &f.g.shards[f.home] }
 
 // block is fencing tokens from next to before end.
 type block struct{ next, end int64 }
@@ -103,15 +120,12 @@ type ask struct {
 	h       *Hold
 	timeout time.Duration
 	done    func(error)
-}
-
-func newFlight(g *Group, sh *shard, key string) *flight {
-	return &flight{g: g, shard: sh, key: key}
+	next    *ask
 }
 
 // todo is what must happen without mu: the calls in order, and then one of the two steps
-// that every lock takes, which are kept here without an allocation. Never both: no attempt
-// begins before the release was sent.
+// that every lock takes. Never both: no attempt begins before the release was sent. A flight has one only
+// between two lines of a critical section, so few are at work, and the Group keeps them.
 type todo struct {
 	calls  []func()
 	tokens int64       // above 0: begin an attempt, for so many
@@ -121,10 +135,18 @@ type todo struct {
 	gone   func(error) // hears what became of that, if it is not nil
 }
 
-// nothing is what there is to do after most handoffs.
-func (t *todo) nothing() bool { return len(t.calls) == 0 && t.tokens == 0 && t.leave == nil }
+// todoLocked is what there is to do, to be added to.
+func (f *flight) todoLocked() *todo {
+	if f.todo == nil {
+		f.todo = f.g.todos.Get().(*todo)
+	}
+	return f.todo
+}
 
-func (f *flight) laterLocked(do func()) { f.todo.calls = append(f.todo.calls, do) }
+func (f *flight) laterLocked(do func()) {
+	t := f.todoLocked()
+	t.calls = append(t.calls, do)
+}
 
 // unlock lets go of mu and does what had to wait for that.
 func (f *flight) unlock() { f.unlockInline(false) }
@@ -132,22 +154,24 @@ func (f *flight) unlock() { f.unlockInline(false) }
 // unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
 // that of a caller that came to acquire or to release.
 func (f *flight) unlockInline(inline bool) {
-	if f.todo.nothing() {
-		f.mu.Unlock()
+	t, ttl := f.todo, f.wish
+	f.todo = nil
+	f.mu.Unlock()
+	if t == nil { // as after most handoffs
 		return
 	}
-	next, ttl := f.todo, f.wish
-	f.todo = todo{}
-	f.mu.Unlock()
-	for _, do := range next.calls {
+	for _, do := range t.calls {
 		do()
 	}
-	if next.tokens > 0 {
-		f.begin(ttl, next.tokens, next.asker, inline)
+	if t.tokens > 0 {
+		f.begin(ttl, t.tokens, t.asker, inline)
 	}
-	if next.leave != nil {
-		f.giveBack(next.leave, next.rival, next.gone, inline)
+	if t.leave != nil {
+		f.giveBack(t.leave, t.rival, t.gone, inline)
 	}
+	clear(t.calls)
+	*t = todo{calls: t.calls[:0]}
+	f.g.todos.Put(t)
 }
 
 // tell reports who waits and who holds.
@@ -205,7 +229,7 @@ func (f *flight) refuseLocked(h *Hold, mode Mode) error {
 	if mode == Try || h.ends && wait == 0 {
 		return f.busyLocked()
 	}
-	if limit := f.g.cfg.MaxWaiters; limit > 0 && f.n >= limit {
+	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
 		return f.g.cfg.Crowded(f.key)
 	}
 	if bounded {
@@ -224,7 +248,7 @@ func (f *flight) busyLocked() error {
 
 // outcomeLocked is the error for a waiter that gives up now.
 func (f *flight) outcomeLocked() error {
-	if f.last != nil {
+	if f.pause != nil && f.last != nil {
 		return f.last
 	}
 	if f.attempt != nil {
@@ -363,7 +387,7 @@ func (f *flight) armLocked(t time.Time) {
 		return
 	}
 	f.armed = at
-	f.shard.arm(f, at)
+	f.shard().arm(f, at)
 }
 
 // tick does what is due: a Hold whose Until has passed is over, one that is not may have to be

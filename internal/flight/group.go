@@ -113,6 +113,9 @@ type Group struct {
 	// it.
 	waits sync.Pool
 
+	// todos are for flights, and empty.
+	todos sync.Pool
+
 	// endings are for waiting for a release. Each gets one value per use, and none if the
 	// lease was handed over.
 	endings sync.Pool
@@ -156,6 +159,7 @@ type Counts struct {
 func NewGroup(cfg Config) *Group {
 	g := &Group{cfg: cfg, epoch: time.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
 	g.waits.New = func() any { return &wait{ready: make(chan struct{}, 1)} }
+	g.todos.New = func() any { return new(todo) }
 	g.endings.New = func() any { return newEnding() }
 	for i := range g.shards {
 		sh := &g.shards[i]
@@ -167,7 +171,8 @@ func NewGroup(cfg Config) *Group {
 
 // find gives the flight for key, a new one if there is none; nil once the group is closed.
 func (g *Group) find(key string) *flight {
-	sh := &g.shards[maphash.String(g.seed, key)%shards]
+	home := g.home(key)
+	sh := &g.shards[home]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	f := sh.flights[key]
@@ -175,36 +180,39 @@ func (g *Group) find(key string) *flight {
 		if g.closed.Load() {
 			return nil
 		}
-		f = newFlight(g, sh, key)
-		f.numberLocked()
+		f = g.newFlightLocked(home, key)
 		sh.flights[key] = f
 	}
 	return f
 }
 
-// numberLocked says how old f is among those of its shard, whose mu the caller holds.
-func (f *flight) numberLocked() {
-	f.shard.born++
-	f.number = f.shard.born
+// home is the place of key's shard.
+func (g *Group) home(key string) uint8 { return uint8(maphash.String(g.seed, key) % shards) }
+
+// newFlightLocked makes a flight for key, the youngest of that shard, whose mu the caller holds.
+func (g *Group) newFlightLocked(home uint8, key string) *flight {
+	sh := &g.shards[home]
+	sh.born++
+	return &flight{g: g, home: home, key: key, number: sh.born}
 }
 
 // single gives a flight that nobody else can join.
 func (g *Group) single(key string) *flight {
-	sh := &g.shards[maphash.String(g.seed, key)%shards]
+	home := g.home(key)
+	sh := &g.shards[home]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if g.closed.Load() {
 		return nil
 	}
-	f := newFlight(g, sh, key)
-	f.numberLocked()
+	f := g.newFlightLocked(home, key)
 	sh.alone[f] = struct{}{}
 	return f
 }
 
 // remove forgets a flight that has died. The caller holds f.mu.
 func (g *Group) remove(f *flight) {
-	sh := f.shard
+	sh := f.shard()
 	sh.mu.Lock()
 	if sh.flights[f.key] == f {
 		delete(sh.flights, f.key)

@@ -304,7 +304,11 @@ func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
 		done(err)
 		return
 	}
-	f.asks = append(f.asks, ask{h: h, timeout: timeout, done: done})
+	last := &f.asks
+	for *last != nil {
+		last = &(*last).next
+	}
+	*last = &ask{h: h, timeout: timeout, done: done}
 	f.refreshLocked()
 	f.unlock()
 }

@@ -12,13 +12,15 @@ import (
 // askLocked begins a remote attempt, with h's ttl.
 func (f *flight) askLocked(h *Hold) {
 	f.asking, f.given, f.again, f.looking, f.attempt = true, false, false, false, nil
-	f.free = time.Time{}
+	if f.pause != nil {
+		f.free = time.Time{}
+	}
 	f.wish = h.ttl
-	f.shard.counts.attempts.Add(1)
+	f.shard().counts.attempts.Add(1)
 	if h.patience != nil {
 		h.takeOver(time.Now())
 	}
-	f.todo.tokens = f.blockLocked()
+	f.todoLocked().tokens = f.blockLocked()
 	if f.contest != nil {
 		f.todo.asker, f.contest.wanting = f.contest.contender, true
 	}
@@ -58,10 +60,10 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 			f.turnAwayLocked(f.head, o.Err)
 		}
 	case f.again:
-		f.last = o.Err
+		f.pauseOfLocked().last = o.Err
 		f.tryLocked()
 	default:
-		f.last = o.Err
+		f.pauseOfLocked().last = o.Err
 		for !o.Taken && f.n > 0 && f.head.news != nil {
 			f.turnAwayLocked(f.head, o.Err)
 		}
@@ -75,7 +77,7 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 
 func (f *flight) wonLocked(l Lease, g Grant) {
 	now := time.Now()
-	f.lease, f.last = l, nil
+	f.lease, f.pause = l, nil
 	f.until, f.stale = g.Until, f.g.at(g.Until) // a handoff sets stale, from its own ttl
 	f.tokens = [2]block{g.block()}
 	f.holds, f.used, f.reserved = 0, 0, f.g.at(now)
@@ -92,10 +94,11 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 // pauseLocked waits after a failed attempt.
 func (f *flight) pauseLocked(o *Outcome) {
 	now := time.Now()
-	f.tried, f.taken, f.owned = now, o.Taken, o.Owned
+	p := f.pauseOfLocked()
+	p.tried, p.taken, p.owned = now, o.Taken, o.Owned
 	if o.Free > 0 {
-		if free := now.Add(max(o.Free, minDelay)); f.free.IsZero() || free.Before(f.free) {
-			f.free = free // else somebody's turn was told meanwhile, which ends before
+		if free := now.Add(max(o.Free, minDelay)); p.free.IsZero() || free.Before(p.free) {
+			p.free = free // else somebody's turn was told meanwhile, which ends before
 		}
 	}
 	f.paceLocked(now)
@@ -171,11 +174,11 @@ func (f *flight) giveLocked(h *Hold, now time.Time, left time.Duration) {
 	left = min(valid, left) // by both clocks: the lease may be older than a sleep of the machine, and now is not
 	h.until, h.room = now.Add(left), valid-left
 	f.cur = h
-	if f.holds++; f.holds > 1 {
+	if f.holds = min(f.holds+1, maxBlock); f.holds > 1 {
 		h.way = Handed
-		f.shard.counts.handoffs.Add(1)
+		f.shard().counts.handoffs.Add(1)
 	}
-	f.shard.counts.acquired.Add(1)
+	f.shard().counts.acquired.Add(1)
 	f.armLocked(h.until)
 	h.wakeLocked()
 	if f.holds > 1 || f.n > 0 {
@@ -189,7 +192,7 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 	f.cur = nil
 	if as == lost {
 		h.endOfLocked().why = why
-		f.shard.counts.lost.Add(1)
+		f.shard().counts.lost.Add(1)
 		if tell := f.g.cfg.Lost; tell != nil {
 			f.laterLocked(func() { tell(f.key, why) })
 		}
@@ -200,7 +203,7 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 		}
 		h.end.hear = nil
 	}
-	for _, a := range f.asks {
+	for a := f.asks; a != nil; a = a.next {
 		err := f.g.cfg.Ended(f.key, h.errLocked(time.Time{}))
 		f.laterLocked(func() { a.done(err) })
 	}
@@ -214,10 +217,11 @@ func (f *flight) letGoLocked() { f.partLocked("") }
 // partLocked is letGoLocked, but if there is a rival, it has the next turn, and whoever
 // waits here waits for the one after that.
 func (f *flight) partLocked(rival string) {
-	f.todo.leave, f.todo.rival = f.lease, rival
+	t := f.todoLocked()
+	t.leave, t.rival = f.lease, rival
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
-	f.parting, f.again, f.free = true, false, time.Time{}
+	f.parting, f.again = true, false
 	if f.contest != nil && rival == "" {
 		f.contest.wanting = false // the release takes it back
 	}
@@ -270,7 +274,7 @@ func (f *flight) blockLocked() int64 {
 	if f.n <= 1 || f.g.cfg.Slice < 0 {
 		return 1
 	}
-	return min(max(int64(f.n), f.holdsBefore), maxBlock)
+	return int64(min(max(f.n, f.holdsBefore), maxBlock))
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs
@@ -305,8 +309,8 @@ func (f *flight) topUpLocked(now time.Time) {
 	if f.refreshing || f.g.cfg.Slice < 0 {
 		return
 	}
-	left := f.leftLocked()
-	low := left < f.used && left < max(int64(f.n), f.used/8)
+	left, used := f.leftLocked(), int64(f.used)
+	low := left < used && left < max(int64(f.n), used/8)
 	if low || f.g.at(now) > f.stale || f.mayLookLocked(now) {
 		f.renewLocked(now)
 	}
@@ -324,28 +328,28 @@ func (f *flight) renewLocked(now time.Time) {
 
 // refreshLocked serves the holder's own wishes, all in one refresh.
 func (f *flight) refreshLocked() {
-	if f.refreshing || len(f.asks) == 0 {
+	if f.refreshing || f.asks == nil {
 		return
 	}
 	served := f.asks
 	f.asks = nil
 	timeout := f.g.cfg.NodeTimeout
-	for _, a := range served {
+	for a := served; a != nil; a = a.next {
 		timeout = min(timeout, a.timeout)
 	}
 	now, more := time.Now(), int64(0)
 	if f.n > 0 {
 		more = f.moreLocked(now)
 	}
-	f.startRefreshLocked(now, served, served[0].h.ttl, more, timeout)
+	f.startRefreshLocked(now, served, served.h.ttl, more, timeout)
 }
 
 // startRefreshLocked begins a refresh, for the holder's wishes in served or, if there are
 // none, for the flight's own sake.
-func (f *flight) startRefreshLocked(now time.Time, served []ask, ttl time.Duration, more int64, timeout time.Duration) {
+func (f *flight) startRefreshLocked(now time.Time, served *ask, ttl time.Duration, more int64, timeout time.Duration) {
 	f.refreshing = true
 	f.stale = f.staleAt(now, ttl) // even if it fails: the next handoff is not to try again
-	f.shard.counts.refreshes.Add(1)
+	f.shard().counts.refreshes.Add(1)
 	looks := f.looksLocked(now)
 	f.looked = f.looked || looks
 	l := f.lease
@@ -356,7 +360,7 @@ func (f *flight) startRefreshLocked(now time.Time, served []ask, ttl time.Durati
 
 // refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
 // gets the new deadline, or the loss. A Hold whose Until came before the answer is over.
-func (f *flight) refreshed(l Lease, served []ask, looked bool, g Grant, o *Outcome) {
+func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
 	f.overdueLocked(time.Now())
@@ -371,7 +375,7 @@ func (f *flight) refreshed(l Lease, served []ask, looked bool, g Grant, o *Outco
 			f.sawLocked(g.Rival, o != nil)
 		}
 	}
-	for _, a := range served {
+	for a := served; a != nil; a = a.next {
 		f.answerLocked(a, g, o)
 	}
 	switch {
@@ -418,7 +422,7 @@ func (f *flight) renewedLocked(g Grant) {
 }
 
 // answerLocked tells a holder how the refresh that it asked for went.
-func (f *flight) answerLocked(a ask, g Grant, o *Outcome) {
+func (f *flight) answerLocked(a *ask, g Grant, o *Outcome) {
 	var err error
 	switch {
 	case a.h.state != holding:

@@ -68,7 +68,7 @@ func TestFencesOnlyRise(t *testing.T) {
 // A block that arrives when the block in use has just been used up, and another is in
 // store, is used after that one.
 func TestBlocksAreUsedInOrder(t *testing.T) {
-	f := newFlight(newWorld(t).g, nil, "k")
+	f := newWorld(t).g.find("k")
 	f.tokens = [2]block{{4, 4}, {10, 12}}
 	f.renewedLocked(Grant{First: 20, Last: 21})
 	for _, want := range []int64{10, 11, 20, 21} {

@@ -95,7 +95,7 @@ func TestAnOverdueHoldIsNotReminded(t *testing.T) {
 		c.h.Remind(&b.Reminder, b, 500*ms)
 		c.h.f.silence() // as in a process that is paused
 		time.Sleep(2 * time.Second)
-		c.h.f.shard.arm(c.h.f, c.h.f.g.at(time.Now()))
+		c.h.f.shard().arm(c.h.f, c.h.f.g.at(time.Now()))
 		is(t, "rang", b.times(), 0)
 		is(t, "ends", c.ends, 1)
 	})

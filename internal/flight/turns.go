@@ -105,7 +105,10 @@ func (f *flight) heard(n News) {
 	case Deaf:
 		f.contest.hears = false
 	case Theirs: // it has its turn, or has not come for it
-		f.free = time.Now().Add(f.g.cfg.Turn + minDelay)
+		if f.lease != nil {
+			return
+		}
+		f.pauseOfLocked().free = time.Now().Add(f.g.cfg.Turn + minDelay)
 		if f.pausingLocked() {
 			f.tellLocked()
 			f.restLocked()
