@@ -351,6 +351,8 @@ type fakeLease struct {
 
 func (l *fakeLease) Owner() string { return l.owner }
 
+func (l *fakeLease) Settle() {}
+
 func (l *fakeLease) Release(_ bool, rival string, done func(error)) {
 	l.w.mu.Lock()
 	switch {

@@ -22,6 +22,9 @@ type Lease interface {
 	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
 	// of a lease under way at a time. If look is true, Grant.Rival is told.
 	Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Outcome))
+	// Settle says that the lease will be held for long: what it keeps ready for its release is
+	// not worth the memory. It may be called under a flight's lock.
+	Settle()
 	// Release gives the lease back; done hears whether it still was ours. If there is a
 	// rival, the next turn is its, and the flight's contender waits again.
 	Release(inline bool, rival string, done func(error))

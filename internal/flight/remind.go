@@ -23,7 +23,7 @@ type Reminder struct {
 type Reminded interface{ Due() }
 
 // Remind has who.Due called after wait, once, unless h is over by then or r is forgotten.
-// Setting r again moves it.
+// Setting r again moves it. A Hold of which somebody is reminded will be held for long.
 func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
 	f := h.f
 	f.mu.Lock()
@@ -40,6 +40,7 @@ func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
 	at := time.Now().Add(wait)
 	r.who, r.at = who, f.g.at(at)
 	f.armLocked(at)
+	h.lease.Settle()
 }
 
 // Forget takes r back, for good. It may be called at any time.

@@ -289,7 +289,7 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 	f := l.overLocked(start, l.until, errOver)
 	until, top := l.until, l.top
 	if f == nil {
-		l.errand = nil
+		l.errand = nil // as Settle does
 	}
 	l.mu.Unlock()
 	if f != nil {
@@ -421,6 +421,15 @@ func (l *Lease) repair(i int) {
 	l.mu.Unlock()
 	if ok && left >= time.Millisecond {
 		l.entries[i].Repair(left, top, until)
+	}
+}
+
+// Settle gives back what a release would find ready. The lease will be held for long.
+func (l *Lease) Settle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.phase == held {
+		l.errand = nil
 	}
 }
 
