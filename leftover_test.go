@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -110,4 +112,45 @@ func TestMemoryOfAWaiter(t *testing.T) {
 	if err := holder.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// What a lock costs that is held and refreshes itself.
+func TestMemoryOfAHeldLock(t *testing.T) {
+	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const locks = 25_000
+	all := make([]*Lock, locks)
+	take := func(i int) {
+		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
+		if err == nil {
+			err = l.AutoRefresh(RefreshPolicy{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		all[i] = l
+	}
+	take(0) // and all that is made once
+	before := heap()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			for i := next.Add(1); i < locks; i = next.Add(1) {
+				take(int(i))
+			}
+		})
+	}
+	wg.Wait()
+	each := (heap() - before) / locks
+	t.Logf("%d bytes of heap per lock", each)
+	if each > 1<<10 {
+		t.Errorf("%d bytes of heap per lock", each)
+	}
+	runtime.KeepAlive(all)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = c.Close(over) // which releases them, as fast as can be
 }

@@ -63,8 +63,8 @@ type autoRefresh struct {
 	timeout  time.Duration
 	retry    RetryStrategy
 	ends     time.Duration // MaxHold's end, on the Client's clock; 0: no limit
-	left     int           // of MaxRefreshes; below 0: no limit
-	failures int           // consecutive
+	left     int32         // of MaxRefreshes; below 0: no limit
+	failures int32         // consecutive
 }
 
 // AutoRefresh keeps the lock alive by p, until it is released or lost or p says stop; a
@@ -80,8 +80,8 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 		return l.c.ended(l.place().Key(), err)
 	}
 	a := &autoRefresh{l: l, interval: p.Interval, timeout: p.Timeout, retry: p.Retry, left: -1}
-	if p.MaxRefreshes > 0 {
-		a.left = p.MaxRefreshes
+	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // which are three weeks, one per millisecond
+		a.left = int32(p.MaxRefreshes)
 	}
 	if p.MaxHold > 0 {
 		now := time.Since(l.c.began)
@@ -139,7 +139,7 @@ func (a *autoRefresh) refreshed(err error) {
 		return
 	}
 	a.failures++
-	delay, again := a.retry.Next(a.failures)
+	delay, again := a.retry.Next(int(a.failures))
 	delay = max(delay, time.Millisecond)
 	if again && time.Now().Add(delay).Before(a.l.Until()) {
 		a.again(delay)

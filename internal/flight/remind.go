@@ -13,9 +13,8 @@ type Reminder struct {
 	who Reminded // not nil once it was set
 
 	// guarded by the flight's mu
-	at         instant   // when it is due; 0: it is idle
+	at         instant   // when it is due; 0: it is idle; below 0: it is over
 	next, prev *Reminder // of the same Hold
-	over       bool
 }
 
 // Reminded is called when a Reminder is due. It is not called while the flight is locked, and
@@ -28,7 +27,7 @@ func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
 	f := h.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if h.state != holding || r.over {
+	if h.state != holding || r.at < 0 {
 		return
 	}
 	if r.at == 0 {
@@ -48,10 +47,10 @@ func (h *Hold) Forget(r *Reminder) {
 	f := h.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r.over = true
-	if h.state == holding && r.at != 0 {
+	if h.state == holding && r.at > 0 {
 		h.takeLocked(r)
 	}
+	r.at = -1
 }
 
 // takeLocked takes r, which is set, out of h's.

@@ -143,3 +143,34 @@ func TestReleaseCountsNodesThatNeverHadTheKey(t *testing.T) {
 		})
 	}
 }
+
+// A lease that has given the memory for its release back is released like any other, at whatever
+// moment: also while its acquire, which lives there, is on its way to a slow node.
+func TestReleaseOfASettledLease(t *testing.T) {
+	for _, how := range []string{"settled", "refreshed"} {
+		for at := range 20 {
+			inBubble(t, 3, func(t *testing.T, r *rig) {
+				c := r.client("x")
+				r.warm(c, key)
+				r.delays(ms(2), ms(2), ms(15))
+				l, _ := c.must(key, ttl, 1)
+				time.Sleep(ms(at))
+				if how == "settled" {
+					l.Settle()
+				} else if _, f := c.refresh(l, ttl, 0); f != nil {
+					t.Fatal(describe(f))
+				}
+				if l.errand != nil {
+					t.Errorf("%s, it keeps an errand", how)
+				}
+				if f := c.release(l); f != nil {
+					t.Errorf("%s after %dms: %s", how, at, describe(f))
+				}
+				time.Sleep(ms(100))
+				r.wantNoKey(key)
+				l.Settle() // changes nothing any more
+				wantReason(t, c.release(l), NotHeld)
+			})
+		}
+	}
+}
