@@ -37,7 +37,7 @@ race: ## go test -race over all modules
 	@for m in $(MODULES); do (cd $$m && $(GO) test -race -count=1 -p 1 -parallel 1 -timeout 10m ./...) || exit 1; done
 
 # Without the race detector, which would make it ten times slower; the race target has a few seeds with it.
-sim: ## the simulation: SEEDS worlds (default 1000) from the FIRST (default 1); half a minute for 1000
+sim: ## the simulation: SEEDS worlds (default 1000) from the FIRST (default 1); a minute for 1000
 	$(GO) test ./internal/sim -count=1 -run '^TestSim$$' -v -timeout 24h -first $${FIRST:-1} -seeds $${SEEDS:-1000}
 
 mutations: ## break each safety rule, one at a time, and see that it is noticed: a table; 3 minutes

@@ -142,17 +142,14 @@ func TestTokensOfANodeThatForgotNeedTheClocks(t *testing.T) {
 		return strings.Contains(strings.Join(simulate(t, p, nil).violations, "\n"), "does not rise")
 	}
 	for name, forgot := range forgets {
-		behind := 0
-		for seed := uint64(1); seed <= 4; seed++ {
+		behind := false
+		for seed := uint64(1); seed <= 3; seed++ {
 			if fall(forgot, 0, seed) {
 				t.Errorf("%s, its clock in step, seed %d: tokens fell", name, seed)
 			}
-			if fall(forgot, time.Hour, seed) {
-				behind++
-			}
+			behind = behind || fall(forgot, time.Hour, seed)
 		}
-		t.Logf("%s, its clock an hour behind: tokens fell in %d of 4", name, behind)
-		if behind == 0 {
+		if !behind {
 			t.Errorf("%s, its clock an hour behind: no token fell", name)
 		}
 	}
