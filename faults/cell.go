@@ -218,6 +218,14 @@ func (c *cell) cut(node int, on bool) {
 	})
 }
 
+// move has s take a node's place in the network.
+func (c *cell) move(node int, s *redistest.Server) {
+	c.eachProxy(node, func(p *redistest.Proxy) {
+		p.SetTarget(s.Addr())
+		p.ResetAll()
+	})
+}
+
 // votes waits until a node takes part again: until the key that everybody wants is seen on it.
 func (c *cell) votes(ctx context.Context, node int) error {
 	return c.await(ctx, fmt.Sprintf("node %d votes again", node), func() bool {

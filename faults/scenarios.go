@@ -6,9 +6,11 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // A scenario is a kind of fault.
@@ -29,6 +31,7 @@ var scenarios = []scenario{
 	{name: "power loss (the AOF lacks the last second), while the third node lacks locks", args: everysec, fault: powerLoss},
 	{name: "FLUSHALL on one node, while the third lacks locks", fault: losingMemory(flushed), sample: true},
 	{name: "a lagging replica is promoted, while the third node lacks locks", args: promptSync, fault: promotion, sample: true},
+	{name: "failover to a replica in step, and back, while the third node is away", args: promptSync, fault: overAndBack},
 	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, sample: true},
 	{name: "SIGSTOP of one node", fault: stoppedNode},
 	{name: "SIGSTOP of a holder beyond its ttl", fault: stoppedHolder, sample: true},
@@ -106,22 +109,12 @@ func powerLoss(ctx context.Context, c *cell) error {
 // then takes the master's place. The dead master is the next replica.
 func promotion(ctx context.Context, c *cell) error {
 	const node = 1
-	replica, err := c.launch(c.args...)
-	if err != nil {
-		return err
-	}
-	client := c.clientOf(replica)
 	line, err := c.proxy(c.servers[node].Addr())
 	if err != nil {
 		return err
 	}
-	if err := client.Do(ctx, "REPLICAOF", "127.0.0.1", line.Addr()[len("127.0.0.1:"):]).Err(); err != nil {
-		return err
-	}
-	if err := c.await(ctx, "the replica has what the master has", func() bool {
-		role, err := client.Do(ctx, "ROLE").Slice()
-		return err == nil && len(role) > 3 && role[3] == "connected"
-	}); err != nil {
+	replica, client, err := replicaOf(ctx, c, line.Addr())
+	if err != nil {
 		return err
 	}
 	line.BlackHole(true)
@@ -131,12 +124,60 @@ func promotion(ctx context.Context, c *cell) error {
 		if err := client.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
 			return err
 		}
-		c.eachProxy(node, func(p *redistest.Proxy) {
-			p.SetTarget(replica.Addr())
-			p.ResetAll()
-		})
+		c.move(node, replica)
 		return old.Close()
 	})(ctx, c)
+}
+
+// overAndBack has a replica in step take a node's place, and the node follow it without a dump, until
+// the link breaks. Then the node, the same process, gets its place back. What was refreshed meanwhile was so on
+// the replica and on one node more.
+func overAndBack(ctx context.Context, c *cell) error {
+	const node, missing = 1, 2
+	first, old := c.servers[node], c.nodes[node]
+	second, client, err := replicaOf(ctx, c, first.Addr())
+	if err != nil {
+		return err
+	}
+	c.cut(missing, true)
+	if err := client.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
+		return err
+	}
+	if err := follow(ctx, c, old, second.Addr()); err != nil {
+		return err
+	}
+	if err := old.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
+		return err
+	}
+	c.move(node, second)
+	pause(ctx, 2*c.ttl)
+	if err := old.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
+		return err
+	}
+	c.move(node, first)
+	c.cut(missing, false)
+	return c.votes(ctx, node)
+}
+
+// replicaOf is a new replica of the master at addr, which has all that it has.
+func replicaOf(ctx context.Context, c *cell, addr string) (*redistest.Server, *redis.Client, error) {
+	replica, err := c.launch(c.args...)
+	if err != nil {
+		return nil, nil, err
+	}
+	client := c.clientOf(replica)
+	return replica, client, follow(ctx, c, client, addr)
+}
+
+// follow has a server follow the master at addr, until it has all that it has.
+func follow(ctx context.Context, c *cell, server *redis.Client, addr string) error {
+	if err := server.Do(ctx, "REPLICAOF", "127.0.0.1", strings.TrimPrefix(addr, "127.0.0.1:")).Err(); err != nil {
+		return err
+	}
+	return c.await(ctx, "the replica has what the master has", func() bool {
+		role, err := server.Do(ctx, "ROLE").Slice()
+		return err == nil && len(role) > 3 && role[3] == "connected"
+	})
 }
 
 func rollingRestart(ctx context.Context, c *cell) error {
