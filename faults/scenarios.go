@@ -131,7 +131,7 @@ func promotion(ctx context.Context, c *cell) error {
 
 // overAndBack has a replica in step take a node's place, and the node follow it without a dump, until
 // the link breaks. Then the node, the same process, gets its place back. What was refreshed meanwhile was so on
-// the replica and on one node more.
+// the replica and on one node more; one of the processes does not hear of any of that.
 func overAndBack(ctx context.Context, c *cell) error {
 	const node, missing = 1, 2
 	first, old := c.servers[node], c.nodes[node]
@@ -149,11 +149,14 @@ func overAndBack(ctx context.Context, c *cell) error {
 	if err := old.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err(); err != nil {
 		return err
 	}
+	deaf := c.proxies[rand.IntN(len(c.proxies))][node]
+	deaf.BlackHole(true)
 	c.move(node, second)
 	pause(ctx, 2*c.ttl)
 	if err := old.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
 		return err
 	}
+	deaf.BlackHole(false)
 	c.move(node, first)
 	c.cut(missing, false)
 	return c.votes(ctx, node)
