@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock"
 )
@@ -14,13 +15,28 @@ import (
 // acquire script, which reads the marker only with the quarantine, and the client, which then looks at what a vote's
 // memory is worth. A second client without is the control: x-control is how far two that are the same come apart. With
 // fewer than three nodes there is no quarantine, so there would be nothing to compare. One op is one turn of each.
+//
+// In seldom, a turn is one lock after a pause: each client asks so seldom that every acquire of it takes a look at when the
+// server was made a master.
 func BenchmarkQuarantine(b *testing.B) {
 	for _, goroutines := range []int{1, 1000} {
-		b.Run(fmt.Sprintf("nodes=3/goroutines=%d", goroutines), func(b *testing.B) { quarantined(b, goroutines) })
+		b.Run(fmt.Sprintf("nodes=3/goroutines=%d", goroutines), func(b *testing.B) {
+			quarantined(b, func(name string, lock func(key string) error) float64 { return turn(b, goroutines, name, lock) })
+		})
 	}
+	b.Run("nodes=3/seldom", func(b *testing.B) {
+		quarantined(b, func(name string, lock func(key string) error) float64 {
+			time.Sleep(40 * time.Millisecond) // of which there are three between two of a client's own
+			start := time.Now()
+			if err := lock(name); err != nil {
+				b.Error(err)
+			}
+			return float64(time.Since(start))
+		})
+	})
 }
 
-func quarantined(b *testing.B, goroutines int) {
+func quarantined(b *testing.B, turn func(name string, lock func(key string) error) float64) {
 	_, urls := startServers(b, 3)
 	type rival struct {
 		name string
@@ -35,13 +51,13 @@ func quarantined(b *testing.B, goroutines int) {
 		}
 		defer c.Close(context.Background())
 		r.lock = func(key string) error { return lockAndRelease(b.Context(), c, key) }
-		turn(b, goroutines, r.name, r.lock) // scripts, connections
+		turn(r.name, r.lock) // scripts, connections
 	}
 	order := slices.Clone(rivals)
 	b.ResetTimer()
 	for range b.N {
 		for _, r := range order {
-			r.took = append(r.took, turn(b, goroutines, r.name, r.lock))
+			r.took = append(r.took, turn(r.name, r.lock))
 		}
 		order = append(order[1:], order[0]) // nobody is always the first
 	}

@@ -27,15 +27,17 @@
 -- is there, but of a time before the node's memory began (a restart with old data), goes on
 -- above the microsecond in which that was.
 --
--- Five locals stand before this text (see lua.go). memory is the name of the node's memory
+-- Six locals stand before this text (see lua.go). memory is the name of the node's memory
 -- (see boot.lua), or false where that does not matter. A node that was flushed since, or
 -- restarted, has another name in its marker: boot.lua must run before it is asked for a
 -- vote. raw says that the marker is raw as long as this process has not read it from a dump,
 -- by which it would forget what was not in there. run is the process, for servers before
--- Redis 7, which hand scripts on to replicas and to the process after a restart. promoted is
--- when the process was last made a master, '-' if never, and false but for the closer look that a
--- client takes now and then: it finds one that gave way to another meanwhile, and lost what
--- that one was told. floor is when the memory began, in microseconds of the node's clock, or 0.
+-- Redis 7, which hand scripts on to replicas and to the process after a restart. promoted and
+-- offset are what INFO says of when the process was last made a master, and false but for the
+-- closer look that a client takes now and then: it finds one that gave way to another
+-- meanwhile, and lost what that one was told. (Zeros: never, or it has had no replica for
+-- so long that it does not know any more.) floor is when the memory began, in
+-- microseconds of the node's clock, or 0.
 --
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
@@ -44,10 +46,9 @@ local forgot = memory and redis.call('GET', 'flightlock:{boot}') ~= memory
   or run and not string.find(redis.call('INFO', 'server'), run, 1, true)
 if promoted and not forgot then
   local text = redis.pcall('INFO', 'replication')
-  text = type(text) == 'string' and text or '' -- no more allowed to ask
-  local from, offset = string.match(text, 'master_replid2:(%x+)'), string.match(text, 'second_repl_offset:(%S+)')
-  forgot = not (from and offset) or not string.find(text, 'role:master', 1, true)
-    or string.find(from, '[^0]') and from .. ':' .. offset ~= promoted
+  local function says(line) return string.find(text, line, 1, true) end
+  forgot = type(text) ~= 'string' or says('role:slave') -- or no more allowed to ask
+    or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000'))
 end
 if forgot then
   return {err = 'FORGOT the memory of this node is not ' .. memory}

@@ -63,6 +63,9 @@ end
 local self, version = word(server, 'run_id') or '', word(server, 'redis_version') or ''
 local run = self ~= '' and self or '-'
 local from, offset = word(replication, 'master_replid2'), word(replication, 'second_repl_offset')
+if run == '-' then -- who does not see both can not compare
+  from = nil
+end
 local promoted = '-'
 if from and offset and string.find(from, '[^0]') then
   promoted = from .. ':' .. offset

@@ -210,6 +210,31 @@ func TestBootWithoutINFO(t *testing.T) {
 	})
 }
 
+// Who is told one part of INFO only sees no difference that needs both, says so, and leaves it to
+// be seen by who is told both.
+func TestBootWithHalfOfINFO(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no ACL for scripts")
+		}
+		for _, half := range []string{"-info +info|replication", "-info +info|server"} {
+			s.reset()
+			s.allow("")
+			s.wantBoot("m1", "", "m1", "new")
+			s.wantBoot("m1", "m1", "m1", "kept")
+			s.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1")
+			s.Do(t.Context(), "REPLICAOF", "NO", "ONE")
+			s.allow(half)
+			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "").([]any)
+			if v[0] != "m1" || v[1] != "kept" || v[5] == "" || v[8] != "" {
+				t.Errorf("%s: %q", half, v)
+			}
+			s.allow("")
+			s.wantBoot("m3", "", "m3", "lost")
+		}
+	})
+}
+
 // reload has the server read its marker from a dump, as if with all its data.
 func (s *store) reload() {
 	s.t.Helper()

@@ -56,7 +56,7 @@ const (
 )
 
 // anyMemory stands before acquire where the memory does not matter.
-const anyMemory = "local memory, raw, run, promoted, floor = false, false, false, false, 0\n"
+const anyMemory = "local memory, raw, run, promoted, offset, floor = false, false, false, false, false, 0\n"
 
 // A Memory is what acquire has to know of a node's memory, as boot.lua has told it.
 type Memory struct {
@@ -64,7 +64,7 @@ type Memory struct {
 	Run      string // the process, if it must be looked for as well
 	Informed bool   // boot.lua was told the process
 	Raw      bool   // the marker is raw, unless it was read from a dump
-	Promoted string // when the process was last made a master; "" if that is not told
+	Promoted string // when the process was last made a master, id:offset; "" if that is not told
 	Since    int64  // when the memory began: tokens that are granted in it are larger
 	Closer   bool   // the script looks when the process was last made a master
 }
@@ -84,7 +84,7 @@ func BatchIn(m Memory) Script { return newBatch(m.head()) }
 
 // head is what stands before acquire.
 func (m Memory) head() string {
-	run, promoted := "nil", "false"
+	run, promoted, offset := "nil", "false", "false"
 	switch {
 	case m.Run != "":
 		run = strconv.Quote(m.Run)
@@ -92,9 +92,10 @@ func (m Memory) head() string {
 		run = "false"
 	}
 	if m.Promoted != "" && m.Closer {
-		promoted = strconv.Quote(m.Promoted)
+		id, at, _ := strings.Cut(m.Promoted, ":")
+		promoted, offset = strconv.Quote("master_replid2:"+id+"\r\n"), strconv.Quote("second_repl_offset:"+at+"\r\n")
 	}
-	return fmt.Sprintf("local memory, raw, run, promoted, floor = %q, %t, %s, %s, %d\n", m.Name, m.Raw, run, promoted, m.Since)
+	return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = %q, %t, %s, %s, %s, %d\n", m.Name, m.Raw, run, promoted, offset, m.Since)
 }
 
 // The keys of boot.lua.

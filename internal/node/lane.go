@@ -191,7 +191,8 @@ type lane struct {
 	calls       calls
 	memory      *memory       // in which the batch under way asks for votes
 	by          *scripts      // of that memory
-	asked       instant       // when it was written
+	before      *look         // the last one when it was written
+	asked       time.Time     // when it was written
 	cmds        []*redis.Cmd  // of the batch under way, from calls
 	all         []redis.Cmder // cmds, and what goes before some of them
 	together    together      // instead, if the batch is one command

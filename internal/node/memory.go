@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/lua"
 )
 
@@ -28,9 +27,9 @@ import (
 //
 // The closer look is for when the process was last made a master, which INFO tells. That takes some
 // microseconds, so it has a script of its own, which is used when nobody has looked for
-// lookEvery, or the last exchange failed. To escape it a server must answer a request, give way,
-// have its successor make promises, and get its place back, all within lookEvery and NodeTimeout,
-// and without refusing a request in between.
+// lookEvery, or when a connection died since, or the server said that it is no master. To escape it
+// a server must answer a request, give way, have its successor make promises, and get its
+// place back, all within lookEvery and NodeTimeout, and without refusing a request in between.
 //
 // How a marker from a dump is told from one that was written here stands in boot.lua. Where
 // it cannot be, because the rights are missing or the server is another than Redis, the script
@@ -82,8 +81,7 @@ type Guard struct {
 type memory struct {
 	Memory
 	usual, closer *scripts
-	told          bool         // the server has told of this memory
-	looked        atomic.Int64 // an instant: what was sent then found by a closer look that it goes on
+	told          bool // the server has told of this memory
 }
 
 // scripts are those for each kind of request, and for a batch.
@@ -92,11 +90,37 @@ type scripts struct {
 	names          [opRelease + 1]any
 }
 
-// lookEvery is how long a closer look counts. A failover and back takes longer.
-const lookEvery = 20 * time.Millisecond
+// A look is a request whose answer told that the server is what it was when it told of its
+// memory.
+//
+// What a lane has heard by its look counts only if nobody doubts since it was sent: it puts its look
+// in the place of the one that was there then, or not at all, and a doubt is a look of its own
+// that counts for nothing.
+type look struct {
+	at    *memory
+	until time.Time // it counts no longer than that, by either clock
+}
 
-// never is before any instant.
-const never = math.MinInt64 / 2
+// lookEvery is how long a look counts. Who lets a replica take over, and the first come
+// back, has waited much longer to find out that a server is gone.
+const lookEvery = 100 * time.Millisecond
+
+func (k *look) counts(m *memory, now time.Time) bool {
+	return k != nil && k.at == m && !clock.Passed(now, k.until)
+}
+
+// saw notes a look that was sent at a time, when before was the last one.
+func (s *server) saw(before *look, m *memory, sent time.Time) {
+	s.looked.CompareAndSwap(before, &look{m, sent.Add(lookEvery)})
+}
+
+// doubt has the next vote take a look.
+func (s *server) doubt() { s.looked.Store(&look{}) }
+
+// doubtful reports whether err may mean that the server was, or is, somebody else.
+func doubtful(err error) bool {
+	return err != nil && (!isReply(err) || hasCode(err, "NOSCRIPT", "FORGOT", "READONLY", "MASTERDOWN", "LOADING"))
+}
 
 func newScripts(acquire, batch lua.Script) *scripts {
 	return &scripts{acquire, batch, [...]any{
@@ -104,30 +128,13 @@ func newScripts(acquire, batch lua.Script) *scripts {
 	}}
 }
 
-func newMemory(m Memory, usual, closer *scripts) *memory {
-	made := &memory{Memory: m, usual: usual, closer: closer}
-	made.looked.Store(never)
-	return made
-}
-
-// scripts are those to use now.
-func (m *memory) scripts(now instant) *scripts {
-	if now < instant(m.looked.Load()).add(lookEvery) {
-		return m.usual
-	}
-	return m.closer
-}
-
-// doubt has the next request look closer.
-func (m *memory) doubt() { m.looked.Store(never) }
-
 // always is the memory of servers that have no guard.
-var always = newMemory(Memory{State: MemoryKept}, trusting, trusting)
+var always = &memory{Memory: Memory{State: MemoryKept}, usual: trusting, closer: trusting}
 
 var trusting = newScripts(lua.Acquire, lua.Batch)
 
 // unknown is the memory of a server before it was asked: no server knows its scripts.
-var unknown = newMemory(Memory{}, newScripts(noScript, noScript), newScripts(noScript, noScript))
+var unknown = &memory{usual: newScripts(noScript, noScript), closer: newScripts(noScript, noScript)}
 
 var noScript = lua.Script{SHA: strings.Repeat("0", 40)}
 
@@ -186,7 +193,7 @@ var errRestless = errors.New("its memory was another one each time it was asked"
 func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
 	for range 4 {
 		m := s.memory.Load()
-		asked := s.n.now()
+		before, asked := s.looked.Load(), time.Now()
 		said, err := s.ask(ctx, establish, m)
 		if err != nil {
 			return Memory{}, err
@@ -195,8 +202,8 @@ func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
 		if !m.told || next.Name != m.Name || next.State != m.State {
 			s.n.guard.Changed(next.Memory)
 		}
-		next.looked.Store(int64(asked))
 		s.memory.Store(next)
+		s.saw(before, next, asked)
 		if next.closer.acquire == m.closer.acquire { // which is loaded, and so is the usual one
 			s.loads.Add(1)
 			return next.Memory, nil
@@ -263,7 +270,7 @@ func heardOf(val any) (answer, error) {
 func (a answer) memory() *memory {
 	informed := a.run != ""
 	next := Memory{Name: a.name, State: a.state, Began: a.began}
-	if !informed {
+	if !informed || a.why != "" {
 		next.Blind = errBlind
 		if a.why != "" {
 			next.Blind = fmt.Errorf("%w: %s", errBlind, a.why)
@@ -276,9 +283,7 @@ func (a answer) memory() *memory {
 	in := lua.Memory{Name: a.name, Run: run, Informed: informed, Raw: a.raw, Promoted: a.promoted, Since: a.since}
 	usual := newScripts(lua.AcquireIn(in), lua.BatchIn(in))
 	in.Closer = true
-	made := newMemory(next, usual, newScripts(lua.AcquireIn(in), lua.BatchIn(in)))
-	made.told = true
-	return made
+	return &memory{Memory: next, usual: usual, closer: newScripts(lua.AcquireIn(in), lua.BatchIn(in)), told: true}
 }
 
-var errBlind = errors.New("INFO does not tell run_id")
+var errBlind = errors.New("INFO does not tell run_id, or master_replid2")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ type forgetful struct {
 	mu           sync.Mutex
 	names        []string
 	run, version string
+	promoted     string
 	loaded       map[string]bool
 }
 
@@ -42,7 +44,7 @@ func (f *forgetful) answer(cmd []string) string {
 		if len(f.names) > 1 {
 			f.names = f.names[1:]
 		}
-		return "*9\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk("")
+		return "*9\r\n" + bulk(name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk(f.promoted)
 	}
 	return ":1\r\n"
 }
@@ -107,6 +109,132 @@ func TestTheScriptOfAMemory(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// lookout is a guarded node before a forgetful server.
+type lookout struct {
+	t             *testing.T
+	n             *Node
+	fake          *redistest.Fake
+	usual, closer string                                  // the scripts of acquire
+	instead       atomic.Pointer[func(key string) string] // answers an acquire, unless it says ""
+}
+
+func newLookout(t *testing.T) *lookout {
+	k := &lookout{t: t}
+	f := &forgetful{names: []string{"m"}, run: "r", version: "7.0", promoted: "abc:7", loaded: map[string]bool{}}
+	m := lua.Memory{Name: "m", Informed: true, Raw: true, Promoted: f.promoted, Since: since}
+	k.usual = lua.AcquireIn(m).SHA
+	m.Closer = true
+	k.closer = lua.AcquireIn(m).SHA
+	k.fake = redistest.StartFake(t, func(cmd []string) string {
+		if instead := k.instead.Load(); instead != nil && k.asks(cmd) {
+			if answer := (*instead)(cmd[3]); answer != "" {
+				return answer
+			}
+		}
+		return f.answer(cmd)
+	})
+	k.n = newNode(t, fakeClient(t, k.fake))
+	guard(k.n)
+	k.vote("k") // after boot.lua, which looks as well
+	return k
+}
+
+func (k *lookout) asks(cmd []string) bool {
+	return len(cmd) > 3 && (cmd[1] == k.usual || cmd[1] == k.closer)
+}
+
+// vote says by which script it was asked for.
+func (k *lookout) vote(key string) (script string) {
+	k.t.Helper()
+	newAttempt(k.t, k.n, key).acquire().want(k.t, Granted)
+	return k.last()
+}
+
+// last is the script by which the last vote was asked for.
+func (k *lookout) last() (script string) {
+	for _, cmd := range k.fake.Commands() {
+		if k.asks(cmd) {
+			script = cmd[1]
+		}
+	}
+	return script
+}
+
+const readOnly = "-READONLY You can't write against a read only replica.\r\n"
+
+// A look counts for a while; then the next vote takes another. A connection that dies and a server that is no
+// master call for one at once, and what else it refuses does not.
+func TestWhenALookIsDue(t *testing.T) {
+	k := newLookout(t)
+	looked := func() {
+		redistest.Eventually(t, patience, "the last look counts", func() bool { return k.vote("k") == k.usual })
+	}
+	looked()
+	time.Sleep(lookEvery)
+	if k.vote("k") != k.closer {
+		t.Error("no look when the last one had run out")
+	}
+	for answer, want := range map[string]string{
+		readOnly: k.closer,
+		"-LOADING Redis is loading the dataset in memory\r\n": k.closer,
+		"-MASTERDOWN Link with MASTER is down\r\n":            k.closer,
+		redistest.Hangup: k.closer,
+		"-OOM command not allowed when used memory > 'maxmemory'.\r\n": k.usual,
+		"-WRONGTYPE Operation against a key\r\n":                       k.usual,
+	} {
+		instead := func(string) string { return answer }
+		redistest.Eventually(t, patience, fmt.Sprintf("a vote after %q", answer), func() bool {
+			looked()
+			until := k.n.notices.home.looked.Load().until
+			k.instead.Store(&instead)
+			newAttempt(t, k.n, "k").acquire().want(t, Failed)
+			k.instead.Store(nil)
+			got := k.vote("k")
+			if time.Now().After(until) { // it would be due anyway
+				return false
+			}
+			if got != want {
+				t.Errorf("after %q a look is taken: %v", answer, got == k.closer)
+			}
+			return true
+		})
+	}
+}
+
+// A doubt stands against a look that was sent before it, whenever its answer comes.
+func TestALookThatIsOlderThanADoubt(t *testing.T) {
+	k := newLookout(t)
+	slow, quick := sameLane(1)[0], ""
+	for i := 0; quick == ""; i++ {
+		if key := fmt.Sprint("k", i); newTarget(key, "").lane%lanesPerServer != newTarget(slow, "").lane%lanesPerServer {
+			quick = key
+		}
+	}
+	k.n.notices.home.doubt()
+	arrived, release := make(chan struct{}), make(chan struct{})
+	instead := func(key string) string {
+		if !strings.HasSuffix(key, slow) {
+			return readOnly
+		}
+		close(arrived)
+		<-release
+		return ""
+	}
+	k.instead.Store(&instead)
+	asked := newAttempt(t, k.n, slow).acquire()
+	<-arrived
+	if k.last() != k.closer {
+		t.Error("no look in doubt")
+	}
+	newAttempt(t, k.n, quick).acquire().want(t, Failed)
+	k.instead.Store(nil)
+	close(release)
+	asked.want(t, Granted)
+	if k.vote(slow) != k.closer {
+		t.Error("no look after the doubt, because of one that was sent before it")
 	}
 }
 

@@ -28,6 +28,7 @@ type server struct {
 	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64          // how often they were. Written by who has the token
 	memory  atomic.Pointer[memory] // in which votes are asked for. Written by who has the token, and before the first request
+	looked  atomic.Pointer[look]   // the last one
 
 	// Set on a Cluster: redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable hears of each batch that got no answer.
@@ -171,8 +172,12 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	if rep.Kind == Granted && l.memory != always {
 		rep.Memory = &l.memory.Memory
 	}
-	if l.by != l.memory.usual && (r.op == opAcquire || r.op == opRepair) && err == nil {
-		l.memory.looked.Store(int64(l.asked)) // it has looked closer
+	switch {
+	case doubtful(err):
+		l.s.doubt()
+	case l.by != l.memory.usual && (r.op == opAcquire || r.op == opRepair) && rep.Kind != Failed:
+		l.s.saw(l.before, l.memory, l.asked)
+		l.by = l.memory.usual // once is enough
 	}
 	switch {
 	case heal && hasCode(err, "NOSCRIPT", "FORGOT"):
@@ -209,7 +214,7 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 	l.answers = l.answers[:0]
 	began := time.Now()
 	l.begin(began)
-	if !apart && len(batch) >= minTogether && l.asked >= instant(l.s.apart.Load()) {
+	if !apart && len(batch) >= minTogether && l.s.n.at(began) >= instant(l.s.apart.Load()) {
 		return l.writeTogether(ctx, batch, began)
 	}
 	sent, err = l.writeEach(ctx, batch, began)
@@ -218,8 +223,11 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 
 // begin says by which scripts to ask now.
 func (l *lane) begin(now time.Time) {
-	l.memory, l.asked = l.s.memory.Load(), l.s.n.at(now)
-	l.by = l.memory.scripts(l.asked)
+	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
+	l.by = l.memory.closer
+	if l.before.counts(l.memory, now) {
+		l.by = l.memory.usual
+	}
 }
 
 // writeEach sends the batch as a pipeline of a command for each request.

@@ -63,9 +63,6 @@ func (s *server) felt(err, refused error, took time.Duration) {
 	if err != nil {
 		refused = err
 	}
-	if refused != nil {
-		s.memory.Load().doubt()
-	}
 	s.observe(took, refused)
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
 	s.n.late.Store(took > s.n.timeout)
