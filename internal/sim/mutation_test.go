@@ -70,8 +70,8 @@ var mutations = []mutation{
 	{
 		name:  "a failed attempt is not undone",
 		file:  "internal/quorum/lease.go",
-		old:   "	for i := range l.entries {\n		l.entries[i].Release(nil, false, p)\n	}\n",
-		new:   "	_ = p\n",
+		old:   "	for i := range l.entries {\n		l.entries[i].Release(&e.places[i], nil, false, p)\n	}\n",
+		new:   "	_, _ = p, e\n",
 		quick: true,
 	},
 	{
