@@ -31,6 +31,7 @@ type Client struct {
 	began    time.Time
 	id       string // "#" + UUID + "-", which makes owners unique
 	seq      atomic.Uint64
+	carried  atomic.Bool   // some ctx carries a Lock of this Client
 	memories atomic.Uint64 // of nodes, that this client has thought of names for
 
 	own []redis.UniversalClient // made by Open, closed by Close

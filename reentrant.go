@@ -179,12 +179,18 @@ func carriedBy(ctx context.Context) *carried {
 
 // carrying is ctx with l in it.
 func carrying(ctx context.Context, l *Lock) context.Context {
+	if !l.c.carried.Load() {
+		l.c.carried.Store(true)
+	}
 	return context.WithValue(ctx, carriedKey{}, &carried{l, carriedBy(ctx)})
 }
 
 // reenter gives a Lock nested in one that ctx carries, or nil if there is none to nest in
 // or ctx has ended.
 func (c *Client) reenter(ctx context.Context, key string) *Lock {
+	if !c.carried.Load() { // spares most callers a walk through their ctx
+		return nil
+	}
 	h := carriedBy(ctx)
 	if h == nil || ctx.Err() != nil {
 		return nil

@@ -8,7 +8,8 @@ import "time"
 // whichever says less. The monotonic clock stands still while a machine sleeps, and a
 // lease does not; the wall clock may be set back, and a lease is not longer for it.
 func Left(now, deadline time.Time) time.Duration {
-	return min(deadline.Sub(now), deadline.Round(0).Sub(now.Round(0)))
+	wall := time.Duration(deadline.UnixNano() - now.UnixNano()) // cheaper than Sub without the monotonic readings
+	return min(deadline.Sub(now), wall)
 }
 
 // Passed reports whether deadline has come at now, by either clock.

@@ -149,7 +149,7 @@ type shard struct {
 	born    uint64               // how many flights there have been
 	alarms  alarms
 
-	counts struct{ acquired, handoffs, attempts, refreshes, lost atomic.Uint64 } // of its flights
+	counts struct{ granted, handoffs, attempts, refreshes, lost atomic.Uint64 } // of its flights
 }
 
 // Counts are what flights have done.
@@ -256,8 +256,9 @@ func (g *Group) Counts() Counts {
 			sum.Waiters += waiters
 			sum.Held += held
 		}
-		sum.Acquired += sh.counts.acquired.Load()
-		sum.Handoffs += sh.counts.handoffs.Load()
+		handoffs := sh.counts.handoffs.Load()
+		sum.Acquired += sh.counts.granted.Load() + handoffs
+		sum.Handoffs += handoffs
 		sum.Attempts += sh.counts.attempts.Load()
 		sum.Refreshes += sh.counts.refreshes.Load()
 		sum.Lost += sh.counts.lost.Load()

@@ -105,25 +105,19 @@ const (
 )
 
 // Acquire makes h hold key, or says why not. h is new; ttl and pace are its own.
+//
+// It waits here and not in a function of its own: each frame of a goroutine that waits is read at
+// every cycle of the garbage collector, and again when it goes on.
 func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, mode Mode) error {
-	if g.cfg.Acquired == nil {
-		return g.acquire(ctx, key, h, ttl, pace, mode)
-	}
-	began := time.Now()
-	err := g.acquire(ctx, key, h, ttl, pace, mode)
-	g.cfg.Acquired(time.Since(began), h.way, err)
-	return err
-}
-
-func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, mode Mode) error {
+	began := g.begins()
 	if err := ctx.Err(); err != nil {
-		return g.cfg.GaveUp(key, err, nil)
+		return g.tell(began, h, g.cfg.GaveUp(key, err, nil))
 	}
 	h.ttl, h.wait = ttl, g.waiting(pace)
 	f, err := g.join(key, h, mode, g.mayBlock(ctx))
 	if err != nil {
 		_ = g.answered(h)
-		return err
+		return g.tell(began, h, err)
 	}
 	for over := false; !over; over = !h.sent || f.goes(h, g.mayBlock(ctx)) {
 		select { // an outcome that is there already counts, even if ctx has ended too
@@ -134,10 +128,26 @@ func (g *Group) acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 		select {
 		case <-h.ready:
 		case <-ctx.Done():
-			return f.quit(h, ctx.Err())
+			return g.tell(began, h, f.quit(h, ctx.Err()))
 		}
 	}
-	return g.answered(h)
+	return g.tell(began, h, g.answered(h))
+}
+
+// begins is when a caller came, if anybody wants to know.
+func (g *Group) begins() (now time.Time) {
+	if g.cfg.Acquired != nil {
+		now = time.Now()
+	}
+	return now
+}
+
+// tell tells of h's answer whoever wants to know, and gives it back.
+func (g *Group) tell(began time.Time, h *Hold, err error) error {
+	if g.cfg.Acquired != nil {
+		g.cfg.Acquired(time.Since(began), h.way, err)
+	}
+	return err
 }
 
 // waiting gives a wait by that pace.

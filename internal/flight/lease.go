@@ -174,11 +174,13 @@ func (f *flight) giveLocked(h *Hold, now time.Time, left time.Duration) {
 	left = min(valid, left) // by both clocks: the lease may be older than a sleep of the machine, and now is not
 	h.until, h.room = now.Add(left), valid-left
 	f.cur = h
+	counts := &f.shard().counts
 	if f.holds = min(f.holds+1, maxBlock); f.holds > 1 {
 		h.way = Handed
-		f.shard().counts.handoffs.Add(1)
+		counts.handoffs.Add(1)
+	} else {
+		counts.granted.Add(1)
 	}
-	f.shard().counts.acquired.Add(1)
 	f.armLocked(h.until)
 	h.wakeLocked()
 	if f.holds > 1 || f.n > 0 {

@@ -12,12 +12,12 @@ import (
 // a caller has other ways. As long as needless takes its time no attempt is made, unless
 // others wait behind: they are not held up.
 func (g *Group) AcquireUnless(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
-	began := time.Now()
+	began := g.begins()
 	stopped, err = g.acquireUnless(ctx, key, h, ttl, pace, needless)
-	if tell := g.cfg.Acquired; tell != nil && !stopped {
-		tell(time.Since(began), h.way, err)
+	if stopped {
+		return true, nil
 	}
-	return stopped, err
+	return false, g.tell(began, h, err)
 }
 
 func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
