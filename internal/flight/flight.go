@@ -203,6 +203,9 @@ func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 		if err := f.refuseLocked(h, mode); err != nil {
 			return false, err
 		}
+		if sh := f.shard(); sh.hot.Load() != f {
+			sh.hot.Store(f)
+		}
 	}
 	h.f = f
 	f.pushLocked(h)

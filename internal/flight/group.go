@@ -149,6 +149,11 @@ type shard struct {
 	born    uint64               // how many flights there have been
 	alarms  alarms
 
+	// hot is the flight that a caller queued in last, nil once it has died: who wants a key that
+	// many want need not take mu to find it. Written under the flight's mu, while it lives; so
+	// who finds it dead finds it gone from here too.
+	hot atomic.Pointer[flight]
+
 	counts struct{ granted, handoffs, attempts, refreshes, lost atomic.Uint64 } // of its flights
 }
 
@@ -176,6 +181,9 @@ func NewGroup(cfg Config) *Group {
 func (g *Group) find(key string) *flight {
 	home := g.home(key)
 	sh := &g.shards[home]
+	if f := sh.hot.Load(); f != nil && f.key == key {
+		return f
+	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	f := sh.flights[key]
@@ -216,6 +224,7 @@ func (g *Group) single(key string) *flight {
 // remove forgets a flight that has died. The caller holds f.mu.
 func (g *Group) remove(f *flight) {
 	sh := f.shard()
+	sh.hot.CompareAndSwap(f, nil)
 	sh.mu.Lock()
 	if sh.flights[f.key] == f {
 		delete(sh.flights, f.key)

@@ -501,3 +501,22 @@ func TestCountsAddUp(t *testing.T) {
 		}
 	})
 }
+
+// The flight that many join is found without its shard's mutex, until it has died; then it is not
+// remembered either.
+func TestTheHotFlightIsForgottenWhenItDies(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.start()
+		f := first.h.f
+		is(t, "nobody queues", f.shard().hot.Load() == nil, true)
+		second := w.start()
+		is(t, "one queues", f.shard().hot.Load() == f, true)
+		first.releases()
+		second.releases()
+		is(t, "dead", f.dead, true)
+		is(t, "remembered", f.shard().hot.Load() == nil, true)
+		third := w.start()
+		is(t, "a new one", third.h.f != f, true)
+		third.releases()
+	})
+}
