@@ -632,7 +632,7 @@ func TestAFailoverAndBackWithoutADump(t *testing.T) {
 			tr.proxy.SetTarget(first.Addr())
 			tr.proxy.ResetAll()
 			tr.servers[2].Do(t, "DEL", "lock:k") // as if it had missed a refresh
-			time.Sleep(30 * time.Millisecond)    // a look at who the server is counts for 20
+			time.Sleep(120 * time.Millisecond)   // a look at who the server is counts for 100
 			if _, err := rival.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
 				t.Error("granted twice")
 			}
