@@ -302,15 +302,20 @@ func (s *server) restart(m memory) {
 	switch m {
 	case something:
 		s.keys = s.saved
-		for _, v := range s.keys {
-			v.old = true
-		}
+		s.age()
 		s.saved = s.copy()
 	case nothing:
 		s.keys = map[string]*value{}
 	}
 	for _, v := range s.keys {
 		v.raw = false
+	}
+}
+
+// age notes that what the server remembers is of some time ago.
+func (s *server) age() {
+	for _, v := range s.keys {
+		v.old = true
 	}
 }
 
@@ -335,6 +340,7 @@ func (s *server) giveWay(m memory, lasts time.Duration) {
 		s.w.logf("FAULT  %v is back in its place", s)
 		s.crash()
 		s.up, s.scripts, s.run, s.rises, s.keys = true, scripts, run, rises+1, keys
+		s.age()
 	})
 }
 

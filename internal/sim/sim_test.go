@@ -161,6 +161,7 @@ func TestSeedsThatFailed(t *testing.T) {
 	for seed, what := range map[uint64]string{
 		10948: "a node with old data went on from its old counter",
 		13358: "an old disk brought back a key that was released",
+		18908: "a server that gave way came back with a key that its successor had released",
 	} {
 		for _, v := range simulate(t, newPlan(seed, in), nil).violations {
 			t.Errorf("seed %d, %s: %s", seed, what, v)
