@@ -26,26 +26,28 @@ func (l *lossLog) lost(key string, why error) {
 		return // Close was asked to
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer != nil {
+	first := l.timer == nil
+	if first {
+		l.timer = time.AfterFunc(lossPause, l.flush)
+	} else {
 		l.more, l.last = l.more+1, key
-		return
 	}
-	l.timer = time.AfterFunc(lossPause, l.flush)
-	l.c.opts.Logger.Warn("flightlock: lock lost", "key", key, "err", why)
+	l.mu.Unlock()
+	if first {
+		l.c.opts.Logger.Warn("flightlock: lock lost", "key", key, "err", why)
+	}
 }
 
 // flush tells of what was not told one by one.
 func (l *lossLog) flush() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer == nil {
-		return
+	more, last := l.more, l.last
+	if l.timer != nil {
+		l.timer.Stop()
 	}
-	l.timer.Stop()
-	l.timer = nil
-	if l.more > 0 {
-		l.c.opts.Logger.Warn("flightlock: more locks lost", "count", l.more, "last_key", l.last)
-		l.more = 0
+	l.timer, l.more = nil, 0
+	l.mu.Unlock()
+	if more > 0 {
+		l.c.opts.Logger.Warn("flightlock: more locks lost", "count", more, "last_key", last)
 	}
 }

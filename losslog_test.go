@@ -99,3 +99,38 @@ func TestPasswordsAreNotLogged(t *testing.T) {
 		t.Errorf("log:\n%s", log.String())
 	}
 }
+
+// hanging is a log that hangs.
+type hanging struct{ slog.Handler }
+
+func (hanging) Handle(context.Context, slog.Record) error {
+	time.Sleep(750 * time.Millisecond)
+	return nil
+}
+
+// A lock runs out, and the log that is told hangs: the others are refreshed all the same.
+func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{Logger: slog.New(hanging{slog.DiscardHandler})}, clients...)
+		began := time.Now()
+		var all []*flightlock.Lock
+		for i := range 400 {
+			l := mustLock(t, c, fmt.Sprint("k", i), time.Second)
+			if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, l)
+		}
+		for i := range 10 { // they end while the log hangs
+			mustLock(t, c, fmt.Sprint("forgotten", i), time.Duration(500+10*i)*time.Millisecond)
+		}
+		time.Sleep(1200*time.Millisecond - time.Since(began))
+		for _, l := range all {
+			if l.Until().Sub(began) < 1500*time.Millisecond {
+				t.Errorf("%s has not been refreshed since the first time", l.Key())
+			}
+			mustRelease(t, l)
+		}
+		time.Sleep(3 * time.Second) // until the log has been told all
+	})
+}

@@ -10,7 +10,9 @@ import (
 // shard. Nearly every lock is released long before its Until; a timer each, made to be
 // stopped, costs more than the rest of what a flight does about time. The timer is early
 // rather than moved: it is set back only when a flight wants to be called before all
-// others, and when it fires and nothing is due, it waits for the first.
+// others, and when it fires and nothing is due, it waits for the first. What a flight does when it is
+// called may include calls of the user's code. So that one that hangs does not hold the others up, the timer
+// fires again while flights are called, after hangs: who is left is called beside it.
 //
 // It is guarded by the shard's mu.
 type alarms struct {
@@ -50,18 +52,26 @@ func (as *alarms) drop(f *flight) {
 	f.place = 0
 }
 
+// hangs is how long a flight's call may take until others' are made beside it.
+const hangs = 10 * time.Millisecond
+
 // due takes out a flight whose time has come. If there is none, the timer waits for the
 // first that will be.
 func (as *alarms) due() *flight {
 	if len(as.heap) == 0 {
 		return nil
 	}
+	now := as.now()
 	first := as.heap[0]
-	if first.at > as.now() {
+	if first.at > now {
+		as.fires = 0
 		as.arm()
 		return nil
 	}
 	as.drop(first.f)
+	if len(as.heap) > 0 && as.fires == 0 {
+		as.fire(now + instant(hangs))
+	}
 	return first.f
 }
 
@@ -71,6 +81,11 @@ func (as *alarms) arm() {
 	if as.fires != 0 && as.fires <= at {
 		return
 	}
+	as.fire(at)
+}
+
+// fire has the timer fire at that time.
+func (as *alarms) fire(at instant) {
 	as.fires = at
 	if wait := time.Duration(at - as.now()); as.timer == nil {
 		as.timer = clock.AfterFunc(wait, as.wake)

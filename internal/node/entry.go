@@ -61,10 +61,15 @@ func (e *Entry) Node() *Node { return e.n }
 // Acquire asks for the node's vote, with a block of tokens. It is not written any more
 // once deadline has passed. inline says that the calling goroutine may block for
 // NodeTimeout and does not mind to hear the answer before Acquire returns. place is where the
-// request is to live; it is new.
+// request is to live, new, or that of a Release that has come first.
 func (e *Entry) Acquire(place *Place, sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
 	r := &place.request
 	e.mu.Lock()
+	if e.releasing { // whose request lives in place by now
+		e.mu.Unlock()
+		e.answer(sink, failed(ErrExpired))
+		return
+	}
 	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.deadline = e, opAcquire, inline, sink, ttl, tokens, e.n.at(deadline)
 	e.sendLocked(r, true)
 }

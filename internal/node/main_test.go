@@ -182,6 +182,16 @@ func sameLane(n int) (keys []string) {
 	return keys
 }
 
+// onOtherLanes are n keys that have none of sameLane's lane.
+func onOtherLanes(n int) (keys []string) {
+	for i := 0; len(keys) < n; i++ {
+		if key := fmt.Sprint("k", i); newTarget(key, "").lane%lanesPerServer != 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 func wantDebts(t *testing.T, n *Node, want int) {
 	t.Helper()
 	redistest.Eventually(t, patience, fmt.Sprintf("the node has %d debts", want), func() bool { return n.Debts() == want })

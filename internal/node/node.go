@@ -32,7 +32,7 @@ const exchangeTimeout = 2 * transportTimeout
 type Node struct {
 	name     string
 	client   redis.UniversalClient
-	own      bool            // nobody else uses client
+	own      bool            // nobody else uses client. Written before the first request
 	timeout  time.Duration   // how long a caller may block, when it says so
 	alone    bool            // the only node of its quorum
 	epoch    time.Time       // of instants
@@ -101,6 +101,10 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 
 // Name says which node this is, for errors and logs.
 func (n *Node) Name() string { return n.name }
+
+// Own says, before the first request, that nobody else uses n's client. Then requests may take any of
+// its connections.
+func (n *Node) Own() { n.own = true }
 
 // Rename gives the node another name, before the first request.
 func (n *Node) Rename(name string) { n.name = name }

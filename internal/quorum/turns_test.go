@@ -754,3 +754,62 @@ func TestYieldThatANodeMissed(t *testing.T) {
 		}
 	})
 }
+
+// An attempt that is cancelled before it begins passes on the turn that was kept for it.
+func TestCancelBeforeTheBeginningPassesTheTurnOn(t *testing.T) {
+	overSizes(t, func(t *testing.T, r *rig) {
+		n := len(r.mem)
+		c := r.client("c")
+		r.warm(c, key)
+		r.everywhere()
+		l, _ := c.must(key, ttl, 1)
+		c.waits("x-1")
+		c.waits("y-1")
+		if f := c.release(l); f != nil {
+			t.Fatal(describe(f))
+		}
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(n, node.TurnOf+"x-1")...)
+
+		x := new(Lease)
+		c.q.Prepare(x, key, ttl, 1, "x-1")
+		a := c.newCall("acquire", x)
+		x.Cancel()
+		x.Acquire(false, a)
+		if _, f := a.wait(); f == nil {
+			t.Fatal("it won")
+		}
+		time.Sleep(ms(5))
+		r.wantHolders(key, all(n, node.TurnOf+"y-1")...)
+	})
+}
+
+// An attempt that is cancelled while its requests go out has one answer of each node, and its
+// requests and those that undo it do not share their memory (with -race).
+func TestCancelWhileRequestsGoOut(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("c")
+		r.warm(c, key)
+		for range 300 {
+			x := new(Lease)
+			c.q.Prepare(x, key, ttl, 1, "x-1")
+			a := c.newCall("acquire", x)
+			var wg sync.WaitGroup
+			wg.Go(x.Cancel)
+			x.Acquire(false, a)
+			wg.Wait()
+			if _, f := a.wait(); f == nil {
+				if f := c.release(x); f != nil {
+					t.Fatal(describe(f))
+				}
+			}
+			synctest.Wait()
+			x.mu.Lock()
+			pending := x.errand.round.pending
+			x.mu.Unlock()
+			if pending > 3 {
+				t.Fatalf("%d answers are missing: a node answered twice", pending)
+			}
+		}
+	})
+}
