@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -111,7 +112,7 @@ func (hanging) Handle(context.Context, slog.Record) error {
 // A lock runs out, and the log that is told hangs: the others are refreshed all the same.
 func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{Logger: slog.New(hanging{slog.DiscardHandler})}, clients...)
+		c := newClient(t, flightlock.Options{Logger: slog.New(hanging{slog.NewTextHandler(io.Discard, nil)})}, clients...)
 		began := time.Now()
 		var all []*flightlock.Lock
 		for i := range 400 {
