@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -138,6 +139,7 @@ func TestWeExcludeEachOther(t *testing.T) {
 			if err := l.Release(t.Context()); err != nil {
 				t.Errorf("Release: %v", err)
 			}
+			wantGone(t, nodes)
 
 			release, ok := r.tryLock(t.Context(), "k", time.Minute)
 			if !ok {
@@ -157,11 +159,15 @@ func TestWeExcludeEachOther(t *testing.T) {
 				t.Error("the rival's key was not its own any more")
 			}
 		}
-		for _, n := range nodes {
-			if n.Exists(t.Context(), "k").Val() != 0 {
-				t.Error("a key is left")
-			}
-		}
+		wantGone(t, nodes)
+	})
+}
+
+// wantGone waits until no node has the key: a release is over when a majority has deleted it.
+func wantGone(t *testing.T, nodes []redis.UniversalClient) {
+	t.Helper()
+	redistest.Eventually(t, 10*time.Second, "no key is left", func() bool {
+		return !slices.ContainsFunc(nodes, func(n redis.UniversalClient) bool { return n.Exists(t.Context(), "k").Val() != 0 })
 	})
 }
 
