@@ -106,14 +106,16 @@ func (l *Lock) Context(parent context.Context) context.Context {
 // It works with a ctx that has ended, and takes NodeTimeout at most.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // for its values only, one day: a release must not depend on its caller's patience
-	if a := l.auto.Load(); a != nil {
-		a.stop()
-	}
 	if l.nest.CompareAndSwap(nil, gone) {
 		return l.hold.Release()
 	}
-	if n := l.nest.Load(); n != gone {
-		return n.release(l)
+	n := l.nest.Load()
+	if n == gone {
+		return l.hold.Release() // says what became of it
 	}
-	return l.hold.Release() // says what became of it
+	err := n.release(l)
+	if a := l.auto.Load(); a != nil { // others may hold on
+		a.stop()
+	}
+	return err
 }
