@@ -425,16 +425,20 @@ func (f *flight) renewedLocked(g Grant) {
 
 // answerLocked tells a holder how the refresh that it asked for went.
 func (f *flight) answerLocked(a *ask, g Grant, o *Outcome) {
-	var err error
-	switch {
-	case a.h.state != holding:
-		err = f.g.cfg.Ended(f.key, a.h.errLocked(time.Time{}))
-	case o != nil:
-		err = o.Err
-	default:
-		a.h.moveLocked(later(a.h.until, g.Until), later(a.h.limitLocked(), g.Until))
-	}
+	err := f.answerOfLocked(a.h, g, o)
 	f.laterLocked(func() { a.done(err) })
+}
+
+// answerOfLocked is what a refresh means for h, which asked for it.
+func (f *flight) answerOfLocked(h *Hold, g Grant, o *Outcome) error {
+	switch {
+	case h.state != holding:
+		return f.g.cfg.Ended(f.key, h.errLocked(time.Time{}))
+	case o != nil:
+		return o.Err
+	}
+	h.moveLocked(later(h.until, g.Until), later(h.limitLocked(), g.Until))
+	return nil
 }
 
 // loseLocked ends the lease that the nodes say is no longer ours, and its Hold.

@@ -322,7 +322,7 @@ func (r *request) values(to []any) []any {
 			to = append(to, t.contender)
 		}
 	case opRefresh:
-		to = append(to, &t.owner, ttl, r.n1, r.n2)
+		to = append(to, &t.owner, ttl, &r.n1, r.n2)
 		if r.look != "" {
 			to = append(to, r.look)
 		}

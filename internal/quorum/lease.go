@@ -325,16 +325,14 @@ var (
 // overLocked says that the lease is lost or let go, or that it is lost now because its
 // deadline has passed; nil if it is held.
 func (l *Lease) overLocked(now, until time.Time, late error) *Failure {
-	f := &Failure{Op: "refresh", Reason: NotHeld, Need: l.q.need}
-	switch {
-	case l.phase != held:
-		f.Err = errNotHeld
-	case clock.Passed(now, until):
-		l.phase, f.Err = lost, late
-	default:
-		return nil
+	why := errNotHeld
+	if l.phase == held {
+		if !clock.Passed(now, until) {
+			return nil
+		}
+		l.phase, why = lost, late
 	}
-	return f
+	return &Failure{Op: "refresh", Reason: NotHeld, Need: l.q.need, Err: why}
 }
 
 // refresh is what one call of Refresh is about.
