@@ -384,8 +384,9 @@ func (f *flight) dropLocked(h *Hold) {
 // Time.
 
 // armLocked has tick called at t, or earlier.
-func (f *flight) armLocked(t time.Time) {
-	at := f.g.at(t)
+func (f *flight) armLocked(t time.Time) { f.armAtLocked(f.g.at(t)) }
+
+func (f *flight) armAtLocked(at instant) {
 	if f.armed != 0 && at >= f.armed {
 		return
 	}

@@ -21,8 +21,17 @@ type Reminder struct {
 // must not block.
 type Reminded interface{ Due() }
 
+// A wait of longWait or more ends on a beat of the tact, the last one before its end: what comes due
+// in a shard between two beats takes one timer and one goroutine together, and goes to the nodes
+// in larger batches.
+const (
+	longWait = time.Second
+	tact     = 5 * time.Millisecond
+)
+
 // Remind has who.Due called after wait, once, unless h is over by then or r is forgotten.
-// Setting r again moves it. A Hold of which somebody is reminded will be held for long.
+// Setting r again moves it. A long wait may end a tact earlier. A Hold of which somebody is
+// reminded will be held for long.
 func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
 	f := h.f
 	f.mu.Lock()
@@ -36,9 +45,12 @@ func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
 		}
 		h.reminders = r
 	}
-	at := time.Now().Add(wait)
-	r.who, r.at = who, f.g.at(at)
-	f.armLocked(at)
+	at := f.g.at(time.Now().Add(wait))
+	if wait >= longWait {
+		at -= (at - 1) % instant(tact) // the Group's clock began at 1
+	}
+	r.who, r.at = who, at
+	f.armAtLocked(at)
 	h.lease.Settle()
 }
 

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,6 +51,39 @@ func TestRemindersComeInTime(t *testing.T) {
 		is(t, "the second again", bells[1].rang[1].Sub(began), 7*time.Second)
 		is(t, "the last", bells[4].rang[0].Sub(began), time.Second)
 		h.Release()
+	})
+}
+
+// Long waits that would end within one beat of the tact end together, and none late. Short ones
+// end when they would.
+func TestLongWaitsEndTogether(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		const each = 7
+		rang := map[time.Time]int{}
+		var holds [3 * each]*caller
+		var bells [len(holds)]bell
+		var due [len(holds)]time.Time
+		for i := range holds {
+			holds[i] = w.start(key(fmt.Sprint(i)), ttl(time.Minute))
+			bells[i].w, due[i] = w, time.Now().Add(longWait)
+			holds[i].h.Remind(&bells[i].Reminder, &bells[i], longWait)
+			time.Sleep(tact / each)
+		}
+		hasty, began := &bell{w: w}, time.Now()
+		holds[0].h.Remind(&hasty.Reminder, hasty, longWait-1)
+		time.Sleep(longWait)
+		for i := range bells {
+			is(t, "rang", bells[i].times(), 1)
+			early := due[i].Sub(bells[i].rang[0])
+			is(t, "in time", early >= 0 && early < tact, true)
+			rang[bells[i].rang[0]]++
+		}
+		is(t, "beats", len(rang) <= len(holds)/each+1, true)
+		is(t, "the short one", hasty.times(), 1)
+		is(t, "the short one came after", hasty.rang[0].Sub(began), longWait-1)
+		for _, c := range holds {
+			c.h.Release()
+		}
 	})
 }
 
