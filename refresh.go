@@ -14,7 +14,8 @@ import (
 type RefreshPolicy struct {
 	// Interval between refreshes. Default ttl/3, or half the validity where that is less
 	// (only with a large DriftFactor); it must be below the ttl's validity
-	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late.
+	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late. One of a second or
+	// more may end up to 5ms early, for locks to be refreshed together.
 	Interval time.Duration
 	// Timeout of one refresh. Default min(NodeTimeout, Interval/2).
 	Timeout time.Duration
