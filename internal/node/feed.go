@@ -8,9 +8,6 @@ import (
 	"time"
 )
 
-// pulse is how long a link may be silent before it is pinged.
-const pulse = time.Second
-
 // errSilent is why a link was given up whose server answers nothing.
 var errSilent = errors.New("the subscription connection is silent")
 
@@ -226,7 +223,7 @@ func (f *feed) residentsLocked() []*topic {
 // serve writes what there is to write until the link breaks, with the reason, or is no
 // longer needed.
 func (f *feed) serve(l *link) error {
-	timer := time.NewTimer(pulse)
+	timer := time.NewTimer(f.ns.pulse)
 	defer timer.Stop()
 	for {
 		do := f.next(l)
@@ -280,6 +277,7 @@ func (f *feed) next(l *link) (do todo) {
 		do.over, do.err = true, errSilent
 		return do
 	}
+	wait = earlier(wait, now.Add(f.ns.pulse)) // nobody says when the answer has come
 	if f.size > 0 {
 		f.empty = time.Time{}
 	} else {

@@ -137,7 +137,7 @@ func (l *link) send(c *command) error {
 func (l *link) composeLocked(now time.Time) *command {
 	c := &command{sent: now}
 	switch {
-	case len(l.asked) == 0 && now.Sub(l.heard) >= pulse:
+	case len(l.asked) == 0 && now.Sub(l.heard) >= l.f.ns.pulse:
 		c.verb = ping
 	case l.open >= maxOpen:
 		return nil
@@ -184,7 +184,7 @@ func (l *link) fits(c *command, key string) bool {
 // overdueLocked is when the link is to be given up, if an answer is due, or pinged.
 func (l *link) overdueLocked() time.Time {
 	if len(l.asked) == 0 {
-		return l.heard.Add(pulse)
+		return l.heard.Add(l.f.ns.pulse)
 	}
 	since := l.asked[0].sent
 	if l.heard.After(since) {

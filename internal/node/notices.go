@@ -31,6 +31,7 @@ const (
 	lingerTime = 5 * time.Second  // how long the subscription of a key outlives its last watch
 	idleTime   = 30 * time.Second // how long a connection outlives its last subscription
 	barTime    = 30 * time.Second // how long a channel that was refused is left alone
+	pulseTime  = time.Second      // how long a link may be silent before it is pinged
 
 	// maxUntold bounds the notices that wait for one watch while a Hear of it is under way.
 	// Instead of more it is told to look again.
@@ -80,7 +81,7 @@ type notices struct {
 	router *router // finds masters; nil if not a Cluster
 
 	// Set before the first watch.
-	linger, idle, bar time.Duration
+	linger, idle, bar, pulse time.Duration
 
 	// mu guards what follows, and every field of topics, feeds, links and watches that does
 	// not say otherwise. It is held for moments, never while anything is called that could
@@ -95,7 +96,7 @@ type notices struct {
 
 func (ns *notices) init(n *Node) {
 	ns.n = n
-	ns.linger, ns.idle, ns.bar = lingerTime, idleTime, barTime
+	ns.linger, ns.idle, ns.bar, ns.pulse = lingerTime, idleTime, barTime, pulseTime
 }
 
 // topicState is where the server and we stand with a topic.

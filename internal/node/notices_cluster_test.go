@@ -72,7 +72,7 @@ func spublish(t *testing.T, s *redistest.Server, key, text string) {
 // Each master has one connection; notices come from the master of the key.
 func noticesManySlots(t *testing.T, c *redistest.Cluster) {
 	n := clusterNode(t, c)
-	n.notices.linger, n.notices.idle = time.Millisecond, time.Millisecond
+	hasten(n)
 	const keys = 3000
 	var all []*recorder
 	var watches []*Watch
@@ -203,7 +203,7 @@ func noticesStress(t *testing.T, c *redistest.Cluster) {
 
 func noticesComeAndGo(t *testing.T, c *redistest.Cluster) {
 	n := clusterNode(t, c)
-	n.notices.linger, n.notices.idle = time.Millisecond, time.Millisecond
+	hasten(n)
 	for i := range 1000 {
 		r := newRecorder(t)
 		w := n.Watch(fmt.Sprint("k", i), 7, r)
@@ -240,6 +240,7 @@ func noticesNewClient(t *testing.T, c *redistest.Cluster) {
 // A master that has stopped costs the watches of the others nothing, new ones included.
 func noticesStopped(t *testing.T, c *redistest.Cluster) {
 	n := clusterNode(t, c)
+	hasten(n)
 	stopped, fine := c.Servers()[0], c.Servers()[2]
 	key := c.KeyOn(t, fine, "fine")
 	dead, alive := subscribed(t, n, c.KeyOn(t, stopped, "dead")), subscribed(t, n, key)
@@ -258,6 +259,7 @@ func noticesFailover(t *testing.T, c *redistest.Cluster) {
 	master := c.Servers()[0]
 	replica := redistest.StartServer(t, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1",
 		"--cluster-require-full-coverage", "no")
+	master.Do(t, "CONFIG", "SET", "repl-diskless-sync-delay", 0) // or it waits for more replicas
 	id := master.Do(t, "CLUSTER", "MYID").(string)
 	nodes := func(s *redistest.Server) string { return s.Do(t, "CLUSTER", "NODES").(string) }
 	replica.Do(t, "CLUSTER", "MEET", "127.0.0.1", master.Port())
@@ -295,7 +297,7 @@ func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	c := redistest.StartCluster(t, 1, "--rename-command", "SSUBSCRIBE", "")
 	s := c.Servers()[0]
 	n := clusterNode(t, c)
-	n.notices.idle = time.Millisecond
+	hasten(n)
 	r := newRecorder(t)
 	w := n.Watch("k", 7, r)
 	r.want(Broken, "")
@@ -315,7 +317,7 @@ func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "silent": redistest.BlackHole(t)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addr}})
+			c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addr}, ReadTimeout: time.Second})
 			defer c.Close()
 			n := newNode(t, c)
 			for i := range 100 {

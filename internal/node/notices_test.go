@@ -158,6 +158,11 @@ func topics(n *Node) int {
 	return len(n.notices.topics)
 }
 
+// hasten makes the times short that the notices of n give themselves, before the first watch.
+func hasten(n *Node) {
+	n.notices.linger, n.notices.idle, n.notices.pulse = time.Millisecond, time.Millisecond, 50*time.Millisecond
+}
+
 // wantNothing waits until all traces of watching are gone: topics, subscriptions,
 // connections, goroutines.
 func wantNothing(t *testing.T, n *Node, servers ...*redistest.Server) {
@@ -304,7 +309,8 @@ func TestATopicLingers(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
-	n.notices.linger, n.notices.idle = time.Hour, 10*time.Millisecond
+	hasten(n)
+	n.notices.linger = time.Hour
 	for range 50 {
 		r := newRecorder(t)
 		w := n.Watch("k", 7, r)
@@ -345,7 +351,7 @@ func TestConnectionsThatAreKilledHeal(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
 	one, two := subscribed(t, n, "one"), subscribed(t, n, "two")
-	for i := range 6 {
+	for i := range 4 { // each pause before the next connection is longer
 		s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
 		for key, r := range map[string]*recorder{"one": one, "two": two} {
 			r.want(Broken, "")
@@ -397,7 +403,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		for i := 0; ctx.Err() == nil; i++ {
 			select {
 			case <-ctx.Done():
-			case <-time.After(rand.N(200 * time.Millisecond)):
+			case <-time.After(rand.N(50 * time.Millisecond)):
 			}
 			switch i % 3 {
 			case 0:
@@ -420,36 +426,44 @@ func TestNoWakeUpIsLost(t *testing.T) {
 			}
 		})
 	}
-	for round := range int64(30) {
-		for k := range keys {
-			value[k].Store(2 * round)
-			key := fmt.Sprint("k", k)
-			look := make(chan struct{}, 1)
-			r := newRecorder(t)
-			r.hook = func(s Signal) {
-				if s != Broken {
-					select {
-					case look <- struct{}{}:
-					default:
-					}
-				}
-			}
-			w := n.Watch(key, 7, r)
-			wg.Go(func() {
-				time.Sleep(rand.N(20 * time.Millisecond))
-				value[k].Store(2*round + 1)
-				c.Publish(t.Context(), key, "")
-			})
-			for limit := time.After(patience); value[k].Load() != 2*round+1; {
+	notice := func(k int, odd int64) bool { // waits for the value to become odd
+		value[k].Store(odd - 1)
+		key := fmt.Sprint("k", k)
+		look := make(chan struct{}, 1)
+		r := newRecorder(t)
+		r.hook = func(s Signal) {
+			if s != Broken {
 				select {
-				case <-look:
-				case <-limit:
-					t.Fatal("a change was never noticed")
+				case look <- struct{}{}:
+				default:
 				}
 			}
-			w.Stop()
 		}
+		w := n.Watch(key, 7, r)
+		defer w.Stop()
+		wg.Go(func() {
+			time.Sleep(rand.N(20 * time.Millisecond))
+			value[k].Store(odd)
+			c.Publish(t.Context(), key, "")
+		})
+		for limit := time.After(patience); value[k].Load() != odd; {
+			select {
+			case <-look:
+			case <-limit:
+				t.Error("a change was never noticed")
+				return false
+			}
+		}
+		return true
 	}
+	var waiting sync.WaitGroup
+	for k := range keys {
+		waiting.Go(func() {
+			for round := int64(0); round < 30 && notice(k, 2*round+1); round++ {
+			}
+		})
+	}
+	waiting.Wait()
 }
 
 // subscriber is a client of a user with that right to channels.
@@ -524,7 +538,7 @@ func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.StartServer(t)
 			n := newNode(t, subscriber(t, s, c.right))
-			n.notices.linger = time.Millisecond
+			hasten(n)
 			var all []*Watch
 			var ears []*recorder
 			for i := range keys {
@@ -581,6 +595,7 @@ func TestAServerThatFallsSilent(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	hasten(n)
 	r := subscribed(t, n, "k")
 
 	_ = s.Stop()
@@ -622,7 +637,7 @@ func TestTenThousandKeys(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
-	n.notices.linger, n.notices.idle = time.Millisecond, time.Millisecond
+	hasten(n)
 	const keys = 10000
 	var all [keys]*recorder
 	var watches [keys]*Watch
@@ -656,7 +671,8 @@ func TestWatchesThatComeAndGo(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
-	n.notices.linger, n.notices.idle = 2*time.Millisecond, time.Millisecond
+	hasten(n)
+	n.notices.linger = 2 * time.Millisecond
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -925,9 +941,24 @@ func TestWatchInABubble(t *testing.T) {
 		if got := m.Mini.PubSubNumSub("k")["k"]; got != 0 {
 			t.Errorf("%d subscribers after the linger", got)
 		}
-		time.Sleep(idleTime + 2*pulse)
+		time.Sleep(idleTime + 2*pulseTime)
 		synctest.Wait()
 		wantNothing(t, n)
+	})
+}
+
+// Each ping goes out a pulse after the answer to the one before.
+func TestAPingPerPulse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		subscribed(t, newNode(t, m.Client(t)), "k")
+		synctest.Wait()
+		before := m.Mini.CommandCount()
+		time.Sleep(10*pulseTime + time.Millisecond)
+		synctest.Wait()
+		if got := m.Mini.CommandCount() - before; got != 10 {
+			t.Errorf("%d pings in 10 pulses", got)
+		}
 	})
 }
 
