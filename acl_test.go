@@ -94,9 +94,6 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	if err := l.Release(ctx); err != nil {
 		return fmt.Errorf("release: %w", err)
 	}
-	if err := probed(t, c, proxy); err != nil {
-		return err
-	}
 	r, err := other.Check(ctx)
 	if err != nil {
 		return err
@@ -106,7 +103,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 			return fmt.Errorf("check: %s", f.Found)
 		}
 	}
-	return nil
+	return probed(t, c, proxy)
 }
 
 // probed has the node suspended, and says why it does not come back.

@@ -77,9 +77,12 @@ func TestAKeyThatHoldsAList(t *testing.T) {
 // Nodes that refuse connections, or accept and never answer: ErrUnavailable in time, with
 // the node's address; ctx bounds the wait, and Close ends.
 func TestUnreachableNodes(t *testing.T) {
-	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "black hole": redistest.BlackHole(t)} {
+	hole := redistest.StartProxy(t, redistest.RefusedAddr(t))
+	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "black hole": hole.Addr()} {
 		t.Run(name, func(t *testing.T) {
 			c := newClient(t, flightlock.Options{}, dial(t, addr))
+			hole.BlackHole(true)
+			t.Cleanup(func() { hole.BlackHole(false); hole.ResetAll() }) // for Close, which waits for answers
 			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.NoRetry())
 			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), addr) {
 				t.Errorf("got %v", err)

@@ -69,7 +69,7 @@ func TestProcessesShareAKey(t *testing.T) {
 				for _, n := range nodes {
 					n.SetDelay(200 * time.Microsecond)
 				}
-				end := time.Now().Add(time.Duration(c.procs) * 400 * time.Millisecond)
+				end := time.Now().Add(time.Duration(c.procs) * 200 * time.Millisecond)
 				shares := make([]share, c.procs)
 				var wg sync.WaitGroup
 				for p := range c.procs {
@@ -212,7 +212,7 @@ func haunt(n *redistest.MemNode, rng *rand.Rand, end time.Time) {
 func badNodes(t *testing.T, nodes []*redistest.MemNode, seed uint64) {
 	const procs, goroutines = 4, 8
 	crowd := &crowd{t: t}
-	end := time.Now().Add(3 * time.Second)
+	end := time.Now().Add(2 * time.Second)
 	var wg, last sync.WaitGroup
 	var clients []*flightlock.Client
 	for p := range procs {

@@ -57,14 +57,14 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 				}
 				wg.Wait()
 			}
-			keys := 100_000
+			keys := 20_000
 			if testing.Short() || nodes > 1 {
-				keys = 20_000
+				keys = 10_000
 			}
 			batch(0, 2000)
 			before := heap()
 			batch(2000, keys)
-			if grown := heap() - before; grown > 2<<20 {
+			if grown := heap() - before; grown > 384<<10 {
 				t.Errorf("the heap has grown by %d bytes", grown)
 			}
 			if s := c.Stats(); s.Held != 0 || s.Waiters != 0 || s.Debts != 0 {

@@ -14,22 +14,28 @@ import (
 func TestOneNodeAway(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		away func(t *testing.T) string
+		away func(t *testing.T) (addr string, end func()) // end is for Close, which waits for answers
 	}{
-		{"refused", func(t *testing.T) string { return redistest.RefusedAddr(t) }},
-		{"black hole", func(t *testing.T) string { return redistest.BlackHole(t) }},
-		{"stopped", func(t *testing.T) string {
+		{"refused", func(t *testing.T) (string, func()) { return redistest.RefusedAddr(t), func() {} }},
+		{"black hole", func(t *testing.T) (string, func()) {
+			p := redistest.StartProxy(t, redistest.RefusedAddr(t))
+			p.BlackHole(true)
+			return p.Addr(), func() { _ = p.Close() }
+		}},
+		{"stopped", func(t *testing.T) (string, func()) {
 			s := redistest.StartServer(t)
 			if err := s.Stop(); err != nil {
 				t.Fatal(err)
 			}
-			return s.Addr()
+			return s.Addr(), func() { _ = s.Kill() }
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			addrs := []string{redistest.StartServer(t).Addr(), redistest.StartServer(t).Addr(), c.away(t)}
+			away, end := c.away(t)
+			addrs := []string{redistest.StartServer(t).Addr(), redistest.StartServer(t).Addr(), away}
 			x, y := tcpClient(t, "x", addrs), tcpClient(t, "y", addrs)
+			t.Cleanup(end)
 			x.nodeTimeout(10 * time.Second) // more than the test takes when nobody waits
 			y.nodeTimeout(10 * time.Second)
 			start := time.Now()

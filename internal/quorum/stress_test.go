@@ -245,7 +245,7 @@ func TestStressInRealTime(t *testing.T) {
 				proxies, direct = append(proxies, proxy), append(direct, conn)
 			}
 			var a arena
-			end := time.Now().Add(10 * time.Second)
+			end := time.Now().Add(4 * time.Second)
 			var wg sync.WaitGroup
 			for i := range 4 {
 				name := fmt.Sprintf("c%d", i)
