@@ -507,12 +507,7 @@ func TestRightsThatChangeAreNoMemoryLoss(t *testing.T) {
 // A server that was a master, lagged as a replica of its successor and is made master again
 // finds its own process in its marker. Its memory is another one all the same.
 func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
-	tr := newTrio(t)
-	first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
-	holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-	lockAndRelease(t, holder)
-	lockAndRelease(t, rival)
-	follow(t, second, first)
+	tr, first, second, holder, rival := followed(t)
 	second.Do(t, "REPLICAOF", "NO", "ONE")
 	tr.proxy.SetTarget(second.Addr())
 	tr.proxy.ResetAll()
@@ -546,15 +541,24 @@ func lockOn(t *testing.T, c *flightlock.Client, s *redistest.Server) (l *flightl
 	return l
 }
 
-// failedOver is a trio whose first server has a successor that lagged: it was made a master too,
-// and knows nothing of the lock that the holder has on the first two. Both clients know the first.
-func failedOver(t *testing.T) (tr *trio, first, second *redistest.Server, holder, other *flightlock.Client) {
+// followed is a trio whose first server has a replica with its data, and two clients that know
+// the first.
+func followed(t *testing.T) (tr *trio, first, second *redistest.Server, holder, other *flightlock.Client) {
+	t.Helper()
 	tr = newTrio(t)
 	first, second = tr.servers[0], redistest.StartServer(t, atOnce...)
 	holder, other = tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
 	lockAndRelease(t, holder)
 	lockAndRelease(t, other)
 	follow(t, second, first)
+	return tr, first, second, holder, other
+}
+
+// failedOver is followed by a failover that lagged: the second was made a master too, and knows
+// nothing of the lock that the holder has on the first two.
+func failedOver(t *testing.T) (tr *trio, first, second *redistest.Server, holder, other *flightlock.Client) {
+	t.Helper()
+	tr, first, second, holder, other = followed(t)
 	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
 	l := mustLock(t, holder, "k", 50*time.Second)
 	t.Cleanup(func() { _ = l.Release(context.Background()) })
@@ -613,12 +617,7 @@ func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 func TestAFailoverAndBackWithoutADump(t *testing.T) {
 	for _, resync := range []bool{true, false} {
 		t.Run(fmt.Sprintf("resync=%v", resync), func(t *testing.T) {
-			tr := newTrio(t)
-			first, second := tr.servers[0], redistest.StartServer(t, atOnce...)
-			holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-			lockAndRelease(t, holder)
-			lockAndRelease(t, rival)
-			follow(t, second, first)
+			tr, first, second, holder, rival := followed(t)
 			second.Do(t, "REPLICAOF", "NO", "ONE")
 			if resync {
 				first.Do(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(second.Port()))

@@ -358,6 +358,22 @@ func (r *rig) everywhere() {
 	}
 }
 
+// wanted is a client that holds the key on all nodes, as that contender or as nobody, and its
+// lease; others wait for it, in that order.
+func (r *rig) wanted(holder string, others ...string) (*client, *Lease) {
+	r.t.Helper()
+	c := r.client("c")
+	r.warm(c, key)
+	r.everywhere()
+	l := c.mustAs(holder)
+	for _, name := range others {
+		if f := c.waits(name); f.Reason != Taken {
+			r.t.Fatal(describe(f))
+		}
+	}
+	return c, l
+}
+
 // waiting is who waits on node i.
 func (r *rig) waiting(i int) string {
 	r.t.Helper()
@@ -394,15 +410,7 @@ func all(n int, s string) []string { return slices.Repeat([]string{s}, n) }
 func TestContendersTakeTurns(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		n := len(r.mem)
-		c := r.client("c")
-		r.warm(c, key)
-		r.everywhere()
-		l, _ := c.must(key, ttl, 1)
-		for _, name := range []string{"x-1", "y-1", "z-1"} {
-			if f := c.waits(name); f.Reason != Taken {
-				t.Fatal(describe(f))
-			}
-		}
+		c, l := r.wanted("", "x-1", "y-1", "z-1")
 		for _, name := range []string{"x-1", "y-1", "z-1"} {
 			if f := c.release(l); f != nil {
 				t.Fatal(describe(f))
@@ -470,12 +478,7 @@ func TestLoserIsKnownOnAllNodes(t *testing.T) {
 func TestYieldGivesTheTurnOnAllNodes(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		n := len(r.mem)
-		c := r.client("c")
-		r.warm(c, key)
-		r.everywhere()
-		l := c.mustAs("me-1")
-		c.waits("x-1")
-		c.waits("y-1")
+		c, l := r.wanted("me-1", "x-1", "y-1")
 		r.want(0, "z-1", 1) // known to one only
 		g, f := c.look(l)
 		if f != nil || n > 2 && g.Rival != "x-1" {
@@ -626,13 +629,7 @@ func TestFailedRaisePassesTheTurnOn(t *testing.T) {
 func TestLeave(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		n := len(r.mem)
-		c := r.client("c")
-		r.warm(c, key)
-		r.everywhere()
-		l, _ := c.must(key, ttl, 1)
-		c.waits("x-1")
-		c.waits("y-1")
-		c.waits("z-1")
+		c, l := r.wanted("", "x-1", "y-1", "z-1")
 		c.q.Leave(key, "x-1")
 		time.Sleep(ms(5))
 		r.wantHolders(key, all(n, l.Owner())...)
@@ -720,12 +717,7 @@ func TestTurnOfNobody(t *testing.T) {
 // waits longest there, and harms nobody who got the key meanwhile.
 func TestYieldThatANodeMissed(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
-		c := r.client("c")
-		r.warm(c, key)
-		r.everywhere()
-		l := c.mustAs("me-1")
-		c.waits("x-1")
-		c.waits("y-1")
+		c, l := r.wanted("me-1", "x-1", "y-1")
 		synctest.Wait()
 		r.mem[2].Down(true)
 		if _, f := c.yield(l, "x-1").wait(); f != nil {
@@ -759,12 +751,7 @@ func TestYieldThatANodeMissed(t *testing.T) {
 func TestCancelBeforeTheBeginningPassesTheTurnOn(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		n := len(r.mem)
-		c := r.client("c")
-		r.warm(c, key)
-		r.everywhere()
-		l, _ := c.must(key, ttl, 1)
-		c.waits("x-1")
-		c.waits("y-1")
+		c, l := r.wanted("", "x-1", "y-1")
 		if f := c.release(l); f != nil {
 			t.Fatal(describe(f))
 		}
