@@ -230,6 +230,7 @@ func TestAProcessStoppedWhileItHolds(t *testing.T) {
 				ps[1].must(t, errand{Do: doRefresh})
 				ps[1].must(t, errand{Do: doRelease})
 				ps[0].must(t, errand{Do: doLock, TTL: time.Second}) // the client is as good as new
+				ps[0].must(t, errand{Do: doRelease})
 			})
 		}
 	}
