@@ -72,8 +72,9 @@ type Guard struct {
 	Name  func() string // a name for a memory that begins: letters, digits and -, lua.MaxName at most, never the same twice
 
 	// Changed hears that the node's memory is another one than it was, or that its state
-	// is, before there is a vote in it. It must not block.
-	Changed func(Memory)
+	// is. It has to call take, which makes m what Memory says, and from then on there may be
+	// votes in it. It must not block.
+	Changed func(m Memory, take func())
 }
 
 // memory is what a lane has to know of its server's memory: the scripts with which a vote is
@@ -199,10 +200,12 @@ func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
 			return Memory{}, err
 		}
 		next := said.memory()
+		take := func() { s.memory.Store(next) }
 		if !m.told || next.Name != m.Name || next.State != m.State {
-			s.n.guard.Changed(next.Memory)
+			s.n.guard.Changed(next.Memory, take)
+		} else {
+			take()
 		}
-		s.memory.Store(next)
 		s.saw(before, next, asked)
 		if next.closer.acquire == m.closer.acquire { // which is loaded, and so is the usual one
 			s.loads.Add(1)

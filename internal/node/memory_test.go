@@ -55,9 +55,10 @@ func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
 func guard(n *Node) (changes func() []string) {
 	var mu sync.Mutex
 	var all []string
-	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }, Changed: func(m Memory) {
+	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }, Changed: func(m Memory, take func()) {
 		mu.Lock()
 		defer mu.Unlock()
+		defer take()
 		all = append(all, m.Name)
 	}})
 	return func() []string {

@@ -40,7 +40,7 @@ type quarantine struct {
 
 	calling atomic.Bool // a roll call is under way, or is about to be. Written under mu
 
-	mu      sync.Mutex     // guards what follows; nothing is called while it is held
+	mu      sync.Mutex     // guards what follows; nothing that blocks is called while it is held
 	running bool           // the goroutine lives
 	blind   bool           // it was told that nodes do not tell enough
 	again   bool           // what was heard since the roll call began may not be in it
@@ -122,10 +122,13 @@ func (q *Quorum) Quarantined(i int) bool {
 	return k.out&(1<<i) != 0
 }
 
-// changed is told of a node's memory before there is a vote in it.
-func (k *quarantine) changed(m node.Memory) {
+// changed is told of a node's memory before there is a vote in it. The node takes it while mu is
+// held, so that a roll call either is not over before that, or is followed by another: one
+// that ended in between would have seen the memory before, and nobody would ask the node again.
+func (k *quarantine) changed(m node.Memory, take func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	defer take()
 	if m.Blind != nil && !k.blind && k.q.Blind != nil {
 		k.blind = k.q.start(func() { k.q.Blind(m.Blind) })
 	}

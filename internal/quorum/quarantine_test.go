@@ -103,7 +103,7 @@ func TestARollCallDuringAnothers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer n.Close(t.Context())
-		n.SetGuard(node.Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("y-", i, establish) }, Changed: func(node.Memory) {}})
+		n.SetGuard(node.Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("y-", i, establish) }, Changed: func(_ node.Memory, take func()) { take() }})
 		got := make(chan node.Memory, 1)
 		n.Ask(establish, func(m node.Memory, err error) {
 			if err != nil {
@@ -134,6 +134,31 @@ func TestARollCallDuringAnothers(t *testing.T) {
 		t.Error("granted twice")
 	}
 	x.release(l)
+}
+
+// A roll call begins before the node's memory is known to be another one, and ends after that: or the
+// node would have no vote, and nobody would ever ask it again.
+func TestARollCallSeesWhatItIsAbout(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("x")
+		c.guard(ttl)
+		k := c.q.quarantine
+		for _, n := range c.q.Nodes {
+			n.SetGuard(node.Guard{Limit: ttl, Name: c.q.MemoryName, Changed: func(m node.Memory, take func()) {
+				k.changed(m, take)
+				time.Sleep(ms(20))
+			}})
+		}
+		l, _ := c.must(key, ttl, 1)
+		c.release(l)
+		r.mem[0].Mini.FlushAll()
+		l, _ = c.must(key, ttl, 1)
+		c.release(l)
+		r.settle()
+		if m := c.q.Nodes[0].Memory(); m.State != node.MemoryKept {
+			t.Errorf("%v after it began, its memory is %+v", time.Since(m.Began), m)
+		}
+	})
 }
 
 // guard turns quarantine on for a client that has not done anything.
