@@ -260,8 +260,7 @@ func (r *rig) eventuallyHolders(key string, want ...string) {
 // failed and is undone. A wall clock that was set back does not make it any longer.
 func TestAttemptOutlivedByTheWallClockFails(t *testing.T) {
 	r := slowRig(t, 3)
-	c := r.client("x")
-	c.nodeTimeout(10 * time.Second)
+	c := newPatientClient(t, "x", r.conns(), 10*time.Second)
 	a := c.begin(key, time.Hour, 1)
 	jumpLease(t, a.l, 2*time.Hour)
 	_, f := a.wait()
@@ -602,9 +601,7 @@ func TestCommandsPerNode(t *testing.T) {
 				conns = append(conns, s.Client(t))
 				others = append(others, s.Client(t))
 			}
-			x, y := newClient(t, "x", conns), newClient(t, "y", others)
-			x.nodeTimeout(time.Second)
-			y.nodeTimeout(time.Second)
+			x, y := newPatientClient(t, "x", conns, time.Second), newPatientClient(t, "y", others, time.Second)
 
 			first := int64(2)
 			if n == 1 { // agrees with itself

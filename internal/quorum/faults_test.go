@@ -133,9 +133,7 @@ func TestClusterIsOneNode(t *testing.T) {
 	conns := func() []redis.UniversalClient {
 		return []redis.UniversalClient{cluster.Client(t), single.Client(t), gone.Client(t)}
 	}
-	x, y := newClient(t, "x", conns()), newClient(t, "y", conns())
-	x.nodeTimeout(5 * time.Second)
-	y.nodeTimeout(5 * time.Second)
+	x, y := newPatientClient(t, "x", conns(), 5*time.Second), newPatientClient(t, "y", conns(), 5*time.Second)
 	if err := gone.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -50,6 +50,12 @@ type client struct {
 // was begun must have been answered, once.
 func newClient(t *testing.T, name string, conns []redis.UniversalClient) *client {
 	t.Helper()
+	return newPatientClient(t, name, conns, nodeTimeout)
+}
+
+// newPatientClient is for real time, in which a busy machine may take longer than nodeTimeout.
+func newPatientClient(t *testing.T, name string, conns []redis.UniversalClient, nodeTimeout time.Duration) *client {
+	t.Helper()
 	c := &client{t: t}
 	for _, conn := range conns {
 		n, err := node.New(conn, nodeTimeout, false)
@@ -238,12 +244,13 @@ func overSizes(t *testing.T, f func(t *testing.T, r *rig)) {
 }
 
 // client makes a client of all nodes, with connections of its own.
-func (r *rig) client(name string) *client {
-	var conns []redis.UniversalClient
+func (r *rig) client(name string) *client { return newClient(r.t, name, r.conns()) }
+
+func (r *rig) conns() (all []redis.UniversalClient) {
 	for _, m := range r.mem {
-		conns = append(conns, m.Client(r.t))
+		all = append(all, m.Client(r.t))
 	}
-	return newClient(r.t, name, conns)
+	return all
 }
 
 // warm makes every connection of c, loads the scripts and creates the fence bucket of

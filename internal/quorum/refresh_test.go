@@ -142,8 +142,7 @@ func TestRefreshAfterTheDeadlineAsksNobody(t *testing.T) {
 // clock does not know. A wall clock that comes back later does not bring it back.
 func TestLeaseOutlivedByTheWallClockIsLost(t *testing.T) {
 	r := slowRig(t, 3)
-	c := r.client("x")
-	c.nodeTimeout(10 * time.Second)
+	c := newPatientClient(t, "x", r.conns(), 10*time.Second)
 	l, _ := c.must(key, time.Hour, 1)
 	a := c.beginRefresh(l, time.Hour, 0)
 	jumpLease(t, l, 2*time.Hour)
@@ -164,10 +163,11 @@ func TestLeaseOutlivedByTheWallClockIsLost(t *testing.T) {
 // A repair is not sent for a lease that is over by the wall clock alone.
 func TestNoRepairAfterTheWallClockPassedTheDeadline(t *testing.T) {
 	r := slowRig(t, 3)
-	c := r.client("x")
-	c.nodeTimeout(10 * time.Second)
+	c := newPatientClient(t, "x", r.conns(), 10*time.Second)
 	l, _ := c.must(key, time.Hour, 1)
 	r.eventuallyHolders(key, l.Owner(), l.Owner(), l.Owner())
+	c.quiet()
+	c.quiet() // nor is anything asked because of a late answer
 	r.mem[0].Mini.Del(key)
 	jumpLease(t, l, 2*time.Hour)
 	before := c.commands(nil)
