@@ -75,7 +75,7 @@ func TestAKeyThatHoldsAList(t *testing.T) {
 }
 
 // Nodes that refuse connections, or accept and never answer: ErrUnavailable in time, with
-// the node's address; ctx bounds the wait, and Close ends.
+// the node's address; ctx bounds the wait.
 func TestUnreachableNodes(t *testing.T) {
 	hole := redistest.StartProxy(t, redistest.RefusedAddr(t))
 	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "black hole": hole.Addr()} {

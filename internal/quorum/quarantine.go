@@ -293,7 +293,7 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 			told = append(told, news{i, e})
 		}
 	}
-	k.running = wait >= 0
+	k.running = wait >= 0 && k.q.ctx.Err() == nil
 	rounds := k.rounds
 	k.rounds = map[*round]int{}
 	k.mu.Unlock()

@@ -2,7 +2,9 @@ package quorum
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
@@ -137,7 +139,8 @@ func TestARollCallDuringAnothers(t *testing.T) {
 }
 
 // A roll call begins before the node's memory is known to be another one, and ends after that: or the
-// node would have no vote, and nobody would ever ask it again.
+// node would have no vote, and nobody would ever ask it again. Whoever has a vote in that memory
+// finds the roll call under way.
 func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -145,26 +148,67 @@ func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 		k := c.q.quarantine
 		for _, n := range c.q.Nodes {
 			n.SetGuard(node.Guard{Limit: ttl, Name: c.q.MemoryName, Changed: func(m node.Memory, take func()) {
-				k.changed(m, take)
+				k.changed(m, func() {
+					if k.mu.TryLock() {
+						k.mu.Unlock()
+						t.Error("a roll call may end in this instant")
+					}
+					if m.State != node.MemoryKept && !k.open() {
+						t.Error("a vote would be turned away")
+					}
+					take()
+				})
 				time.Sleep(ms(20))
 			}})
 		}
 		l, _ := c.must(key, ttl, 1)
 		c.release(l)
+		before := c.q.Nodes[0].Memory().Name
 		r.mem[0].Mini.FlushAll()
 		l, _ = c.must(key, ttl, 1)
+		synctest.Wait() // until node 0 was asked, too
 		c.release(l)
 		r.settle()
-		if m := c.q.Nodes[0].Memory(); m.State != node.MemoryKept {
-			t.Errorf("%v after it began, its memory is %+v", time.Since(m.Began), m)
+		if m := c.q.Nodes[0].Memory(); m.State != node.MemoryKept || m.Name == before {
+			t.Errorf("%v after it began, its memory is %+v; it was %s", time.Since(m.Began), m, before)
 		}
 	})
 }
 
+// What a node says after Close begins no roll call that nobody makes.
+func TestNoRollCallAfterClose(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("x")
+		c.guard(time.Minute)
+		k := c.q.quarantine
+		forget := func() {
+			before := c.q.Nodes[0].Memory().Name
+			r.mem[0].Mini.FlushAll()
+			c.begin(key, ttl, 1)
+			time.Sleep(ttl)
+			if c.q.Nodes[0].Memory().Name == before {
+				t.Error("it was not noticed")
+			}
+		}
+		l, _ := c.must(key, ttl, 1)
+		c.release(l)
+		forget() // it is in quarantine for a minute
+		c.q.Close()
+		forget()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.open() || k.running {
+			t.Errorf("a roll call is under way: %v; somebody makes it: %v", k.open(), k.running)
+		}
+	})
+}
+
+var memoryNames atomic.Int64
+
 // guard turns quarantine on for a client that has not done anything.
 func (c *client) guard(limit time.Duration) {
 	c.q.Quarantine = limit
-	c.q.MemoryName = func() string { return fmt.Sprint("m-", time.Now().UnixNano()) }
+	c.q.MemoryName = func() string { return fmt.Sprint("m-", memoryNames.Add(1)) }
 	c.q.quarantine = newQuarantine(c.q)
 	c.nodeTimeout(5 * time.Second)
 }

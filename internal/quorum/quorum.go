@@ -35,7 +35,7 @@ type Config struct {
 	// it always counts. All nodes must be guardable then, and unused.
 	Quarantine time.Duration
 	MemoryName func() string              // see node.Guard
-	Told       func(i int, s Quarantined) // a node has entered quarantine, or left it. nil: nobody wants to know
+	Told       func(i int, s Quarantined) // a node has entered quarantine, or left it; one call may overtake another. nil: nobody wants to know
 
 	// Blind hears, once, why a node does not tell what it takes to notice that it restarted
 	// with old data. nil: nobody wants to know.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -199,8 +200,8 @@ func TestMutationsApply(t *testing.T) {
 	}
 }
 
-// Each broken rule is noticed, in 1,000 seeds or by the named test. One is built while
-// another is tried: only the servers of a named test have deadlines that a busy machine misses.
+// Each broken rule is noticed, in 1,000 seeds or by the named test. Two are tried side by side, but for
+// named tests: they may have servers, with deadlines that a busy machine misses.
 func TestMutationsAreNoticed(t *testing.T) {
 	var tried []mutation
 	for _, m := range mutations {
@@ -209,11 +210,19 @@ func TestMutationsAreNoticed(t *testing.T) {
 		}
 	}
 	free := make(chan struct{}, 2) // one token for each that is under way
+	var alone sync.RWMutex
 	answers := make([]chan func(t *testing.T), len(tried))
 	for i, m := range tried {
 		overlay, bin := m.overlay(t), filepath.Join(t.TempDir(), "mutated.test")
 		answers[i] = make(chan func(t *testing.T), 1)
 		go func() {
+			if m.by != "" {
+				alone.Lock()
+				defer alone.Unlock()
+			} else {
+				alone.RLock()
+				defer alone.RUnlock()
+			}
 			free <- struct{}{}
 			noticed, how := m.try(overlay, bin)
 			<-free
