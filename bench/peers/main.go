@@ -89,8 +89,13 @@ func peersMain(ctx context.Context, args []string, stdout io.Writer) error {
 		}
 		return nil
 	}
-	if err := os.MkdirAll(cfg.out, 0o755); err != nil {
-		return err
+	for _, dir := range []string{cfg.out, cfg.profile} {
+		if dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
 	}
 	if !cfg.report {
 		if err := measureAll(ctx, cfg, all); err != nil {
