@@ -35,8 +35,9 @@ func newTrio(t *testing.T, args ...string) *trio {
 	return tr
 }
 
-// atOnce has a server give its data to a replica without waiting for others.
-var atOnce = []string{"--repl-diskless-sync-delay", "0"}
+// atOnce has a server give its data to a replica without waiting for others, and lets a test set
+// where its files are.
+var atOnce = []string{"--repl-diskless-sync-delay", "0", "--enable-protected-configs", "yes"}
 
 // client has its own connections to the nodes. A node may take long to answer here, for the
 // machine may be busy.
@@ -132,6 +133,9 @@ func tries(t *testing.T) int {
 	must(t, err)
 	return n
 }
+
+// inAHurry reports whether not every combination is to be tried.
+func inAHurry() bool { return os.Getenv("FLIGHTLOCK_TRIES") == "" }
 
 // A lock is held that the third node missed, and the first node forgets it. Nobody else gets
 // the key: not a client that has locked before, not one that comes anew, not several at

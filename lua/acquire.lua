@@ -31,10 +31,11 @@
 -- (see boot.lua), or false where that does not matter. A node that was flushed since, or
 -- restarted, has another name in its marker: boot.lua must run before it is asked for a
 -- vote. raw says that the marker is raw as long as this process has not read it from a dump,
--- by which it would forget what was not in there. run is the process, for servers before
--- Redis 7, which hand scripts on to replicas and to the process after a restart. promoted and
--- offset are what INFO says of when the process was last made a master, and false but for the
--- closer look that a client takes now and then: it finds one that gave way to another
+-- by which it would forget what was not in there. run is the process, nil if the client was
+-- not told it. It is false, for nobody needs to look, but for servers before Redis 7, which
+-- hand scripts on to replicas and to the process after a restart, and for the closer look that
+-- a client takes now and then. promoted and offset are what INFO says of when the process was
+-- last made a master, and false but for the closer look: it finds one that gave way to another
 -- meanwhile, and lost what that one was told. (Zeros: never, or it has had no replica for
 -- so long that it does not know any more.) floor is when the memory began, in
 -- microseconds of the node's clock, or 0.
@@ -43,12 +44,21 @@
 
 local forgot = memory and redis.call('GET', 'flightlock:{boot}') ~= memory
   or raw and redis.pcall('OBJECT', 'ENCODING', 'flightlock:{boot}') ~= 'raw' -- or no more allowed to ask
-  or run and not string.find(redis.call('INFO', 'server'), run, 1, true)
-if promoted and not forgot then
-  local text = redis.pcall('INFO', 'replication')
+if run and not forgot then
+  local text
+  if promoted then
+    text = redis.pcall('INFO', 'server', 'replication')
+    if type(text) ~= 'string' then -- before Redis 7 one section at a time
+      local server, replication = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
+      text = type(server) == 'string' and type(replication) == 'string' and server .. replication
+    end
+  else
+    text = redis.pcall('INFO', 'server')
+  end
   local function says(line) return string.find(text, line, 1, true) end
-  forgot = type(text) ~= 'string' or says('role:slave') -- or no more allowed to ask
-    or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000'))
+  forgot = type(text) ~= 'string' or not says(run) -- or no more allowed to ask
+    or promoted and (says('role:slave')
+      or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000')))
 end
 if forgot then
   return {err = 'FORGOT the memory of this node is not ' .. memory}

@@ -35,6 +35,15 @@ func (s *store) past(word int, value any) {
 	s.set(lua.Past, strings.Join(words, " "), 0)
 }
 
+// process is what boot.lua is told of the server's process, or something else where it is not told.
+func (s *store) process() string {
+	_, rest, found := strings.Cut(s.Info(s.t.Context(), "server").Val(), "run_id:")
+	if !found {
+		return "none"
+	}
+	return strings.Fields(rest)[0]
+}
+
 // now is the node's clock in microseconds.
 func (s *store) now() int64 { return s.Time(s.t.Context()).Val().UnixMicro() }
 
@@ -131,8 +140,9 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 				t.Errorf("%s: the key is there: %v", how, there)
 			}
 		}
+		run := s.process()
 		in := func(name, promoted string, closer bool) lua.Memory {
-			return lua.Memory{Name: name, Informed: true, Promoted: promoted, Closer: closer}
+			return lua.Memory{Name: name, Run: run, Promoted: promoted, Closer: closer}
 		}
 		first := promoted("m1")
 		if first != "-" {
@@ -399,30 +409,31 @@ func TestBootOfALongName(t *testing.T) {
 func TestAcquireInAMemory(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.boot("m1", "")
-		run := "none"
-		if _, rest, found := strings.Cut(s.Info(t.Context(), "server").Val(), "run_id:"); found {
-			run = strings.Fields(rest)[0]
-		}
+		run := s.process()
 		for _, tc := range []struct {
-			memory, run string
-			informed    bool
-			forgot      bool
+			lua.Memory
+			forgot bool
 		}{
-			{"m1", "", true, false},
-			{"m1", "", false, false},
-			{"m0", "", true, true},
-			{"m0", "", false, true},
-			{"m1", run, true, !s.real},
-			{"m1", "another", true, true},
+			{lua.Memory{Name: "m1", Run: run}, false},
+			{lua.Memory{Name: "m1"}, false},
+			{lua.Memory{Name: "m0", Run: run}, true},
+			{lua.Memory{Name: "m0"}, true},
+			{lua.Memory{Name: "m1", Run: "another"}, false}, // nobody looks
+			{lua.Memory{Name: "m1", Run: run, Strict: true}, !s.real},
+			{lua.Memory{Name: "m1", Run: run, Closer: true}, !s.real},
+			{lua.Memory{Name: "m1", Run: run, Promoted: "-", Closer: true}, !s.real},
+			{lua.Memory{Name: "m1", Run: "another", Strict: true}, true},
+			{lua.Memory{Name: "m1", Run: "another", Closer: true}, true},
+			{lua.Memory{Name: "m1", Run: "another", Promoted: "-", Closer: true}, true},
 		} {
 			s.Del(t.Context(), key)
-			in := lua.AcquireIn(lua.Memory{Name: tc.memory, Run: tc.run, Informed: tc.informed})
+			in := lua.AcquireIn(tc.Memory)
 			call := func() error {
 				_, err := s.run(in, []string{key, bucket}, "o", minute, 1)
 				return err
 			}
 			if s.batched { // after another acquire, which looks at the memory for both
-				in = lua.BatchIn(lua.Memory{Name: tc.memory, Run: tc.run, Informed: tc.informed})
+				in = lua.BatchIn(tc.Memory)
 				call = func() error {
 					keys := []string{"lock:first", bucket, key, bucket}
 					both := s.answers(in, keys, "a23a20", "o", minute, 1, "o")
@@ -444,9 +455,9 @@ func TestAcquireInAMemory(t *testing.T) {
 		sighted := []bool{true, false}
 		for _, closer := range sighted {
 			texts := map[string]bool{}
-			for _, informed := range sighted {
+			for _, run := range []string{run, ""} {
 				for _, raw := range sighted {
-					m := lua.Memory{Name: "m1", Informed: informed, Raw: raw, Promoted: "-", Closer: closer}
+					m := lua.Memory{Name: "m1", Run: run, Raw: raw, Promoted: "-", Closer: closer}
 					texts[lua.AcquireIn(m).SHA], texts[lua.BatchIn(m).SHA] = true, true
 				}
 			}
@@ -477,10 +488,10 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 			s.Del(t.Context(), key, "lock:first")
 			if s.batched { // after another acquire, which must leave it the floor
 				s.set("first", c.was, 0)
-				answers := s.answers(lua.BatchIn(lua.Memory{Name: "m1", Informed: true, Since: since}), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
+				answers := s.answers(lua.BatchIn(lua.Memory{Name: "m1", Run: "r", Since: since}), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
 				s.want(answers, []any{c.want, c.want})
 			} else {
-				got, err := s.run(lua.AcquireIn(lua.Memory{Name: "m1", Informed: true, Since: since}), []string{key, bucket}, "o", minute, c.block)
+				got, err := s.run(lua.AcquireIn(lua.Memory{Name: "m1", Run: "r", Since: since}), []string{key, bucket}, "o", minute, c.block)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -61,22 +61,22 @@ const anyMemory = "local memory, raw, run, promoted, offset, floor = false, fals
 // A Memory is what acquire has to know of a node's memory, as boot.lua has told it.
 type Memory struct {
 	Name     string
-	Run      string // the process, if it must be looked for as well
-	Informed bool   // boot.lua was told the process
+	Run      string // the process; "" if boot.lua was not told it
+	Strict   bool   // the script always looks for the process, not only by the closer look
 	Raw      bool   // the marker is raw, unless it was read from a dump
 	Promoted string // when the process was last made a master, id:offset; "" if that is not told
 	Since    int64  // when the memory began: tokens that are granted in it are larger
-	Closer   bool   // the script looks when the process was last made a master
+	Closer   bool   // the script looks for the process, and when it was last made a master
 }
 
-// AcquireIn is Acquire for a node with that memory: it grants nothing in another. Only
-// boot.lua may bring about that a server knows it, by the answer of the same connection:
-// then a server that restarted does not know it, or has another marker. One that goes on, but
-// was another's replica meanwhile, knows it: that is seen if the marker is raw and was read from
-// a dump, or else by a closer look, by when it was made a master.
+// AcquireIn is Acquire for a node with that memory: it grants nothing in another. A server may
+// come to know it only behind an answer of boot.lua that named this memory, on the same
+// connection: then a server that restarted does not know it, or has another marker. One that goes
+// on, but was another's replica meanwhile, knows it: that is seen if the marker is raw and was read
+// from a dump, or else by a closer look.
 //
-// Who is not informed, or may not ask whether the marker is raw, does not see all that is lost.
-// So it has a script of its own, which nobody who sees more takes for a proof.
+// Who is not told the process, or may not ask whether the marker is raw, does not see all that is
+// lost. So it has a script of its own, which nobody who sees more takes for a proof.
 func AcquireIn(m Memory) Script { return newScript(m.head() + acquire) }
 
 // BatchIn is Batch with that Acquire. What is said of one goes for the other.
@@ -86,9 +86,9 @@ func BatchIn(m Memory) Script { return newBatch(m.head()) }
 func (m Memory) head() string {
 	run, promoted, offset := "nil", "false", "false"
 	switch {
-	case m.Run != "":
+	case m.Run != "" && (m.Strict || m.Closer):
 		run = strconv.Quote(m.Run)
-	case m.Informed:
+	case m.Run != "":
 		run = "false"
 	}
 	if m.Promoted != "" && m.Closer {

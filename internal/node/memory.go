@@ -10,43 +10,57 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
-// A node that lost its memory may grant what it had granted before. How that is noticed, at
-// no cost but two reads in the acquire script:
+// A node that lost data may grant what it had granted before. So a fresh grant is a vote only with a
+// proof that the node has all it was told since its memory began. One call of the acquire script is
+// that proof. It is granted only where all of these hold, for the price of two reads:
 //
-// The name of the node's memory stands in a marker on the node and in the text of its acquire
-// script. Whatever loses memory leaves one of five things: another process or another
-// master, which does not know the script (NOSCRIPT); no marker (FORGOT); a marker of
-// a later memory, because somebody else noticed first (FORGOT); a marker that came with
-// a dump (FORGOT), in a master that was another's replica meanwhile: it knows the script from
-// before, but had to take all of the other's data for its own; or such a master that needed no dump,
-// for the two were in step (FORGOT, to who looks closer). Either way boot.lua runs
-// before the request goes again, and the vote comes with what boot.lua said. What leaves none
-// of these stands in docs/guarantees.md.
+//  1. The process is one in which boot.lua has succeeded and named this memory. The script has the
+//     memory in its text, and that text is sent to a server only behind boot.lua's answer, on the same
+//     connection, which leads to one process (askAndLoad). Any other process, after a restart or a
+//     failover, answers NOSCRIPT. Before Redis 7 scripts outlive their process: it hands them on to
+//     its replicas and writes them to its files. There the script compares the process, too.
+//  2. The data is of this memory: the marker has its name. After a flush there is none, and another
+//     one as soon as some client's boot.lua has found that something was lost. The answer is FORGOT.
+//  3. The data is this process's own, not that of another master which it followed for a while. A full
+//     copy makes the marker's encoding another one (boot.lua says how; FORGOT). Without a copy, or
+//     where the rights to ask are missing, a closer look finds out: see look.
+//  4. The memory is kept. This client was told so by boot.lua, or the quorum found out (counts, in
+//     internal/quorum). Else the grant is written, and is no vote.
+//  5. It is a master and accepts writes: the grant is one.
 //
-// The closer look is for when the process was last made a master, which INFO tells. That takes some
-// microseconds, so it has a script of its own, which is used when nobody has looked for
+// Each can be missing for a moment only, and what was true before must not stand in for it. These are
+// the ways, each with a test:
+//
+//   - boot.lua is refused (OOM, NOREPLICAS, READONLY, NOPERM, LOADING, MISCONF, BUSY), or its answer
+//     does not come: nothing is loaded, so 1 is missing. If it was executed, that is as if somebody
+//     else had asked. The node is Unverified, which the log, a metric and Check tell.
+//   - The connection ends, or the process does, between boot.lua's answer and SCRIPT LOAD: there is no
+//     other connection for the rest. Of scripts that came to be known, all were sent to that process.
+//   - boot.lua or SCRIPT LOAD is executed twice, or late: the same process hears it, and boot.lua says
+//     what it said before. The name for a memory that a late boot.lua might make a second time does not
+//     do: the script has the microsecond in which the memory began in it as well.
+//   - Two clients boot at once: a server does one after the other, and the second finds the first's name.
+//   - A replica is promoted in between: boot.lua answers READONLY before, and another memory after.
+//   - Clients of versions before this one load scripts in advance. Theirs have another text.
+//
+// The closer look is for the process, and for when it was last made a master, which INFO tells. That
+// takes some microseconds, so it has a script of its own, which is used when nobody has looked for
 // lookEvery, or when a connection died since, or the server said that it is no master. To escape it
 // a server must answer a request, give way, have its successor make promises, and get its
 // place back, all within lookEvery and NodeTimeout, and without refusing a request in between.
 //
-// How a marker from a dump is told from one that was written here stands in boot.lua. Where
-// it cannot be, because the rights are missing or the server is another than Redis, the script
-// does not look for it, and has another text, as that of who is not told the process.
+// Where a marker's encoding cannot be asked for, because the rights are missing or the server is
+// another than Redis, the script does not look for it, and has another text, as that of a client that
+// is not told the process. What leaves no trace at all stands in docs/guarantees.md.
 //
-// A script must not become known to a server whose marker is out of date: an old marker, from
-// a disk or a replica, would pass for the truth. So a script is loaded only behind a
-// boot.lua in the same pipeline, which is the same connection and so the same process: it
-// has put that right by then. Nor may the client take another name for the truth than the
-// one of the script that it has loaded; if boot.lua gives another, it all begins again.
-//
-// Before Redis 7 scripts outlive their server: it hands them on to its replicas and writes them
-// to its files. There the acquire script compares the process as well, which costs it some
-// microseconds.
-//
-// The simpler way, to have boot.lua run when a fence bucket is missing, does not see a
-// FLUSHALL after which another client has used the bucket first.
+// Simpler ways that were dropped: to have boot.lua run when a fence bucket is missing does not see a
+// FLUSHALL after which another client has used the bucket first. To load the scripts in the same
+// pipeline as boot.lua, one round trip less, loads them as well when boot.lua is refused: then a
+// process with old data, and the old marker in it, votes as soon as it accepts writes. To have each
+// connection boot before it is used for votes needs connections of our own.
 
 // MemoryState says whether a node's memory can be relied upon.
 type MemoryState uint8
@@ -83,6 +97,11 @@ type memory struct {
 	Memory
 	usual, closer *scripts
 	told          bool // the server has told of this memory
+}
+
+// scripts are all that requests in this memory need.
+func (m *memory) scripts() []lua.Script {
+	return []lua.Script{m.usual.acquire, m.usual.batch, m.closer.acquire, m.closer.batch, lua.Refresh, lua.Release}
 }
 
 // scripts are those for each kind of request, and for a batch.
@@ -157,6 +176,25 @@ func (n *Node) Memory() *Memory {
 	return nil
 }
 
+// Unverified is why the node's memory cannot be verified, so that it has no vote: it refuses boot.lua, or
+// the scripts by which it would vote. nil: it does not, or was not asked.
+func (n *Node) Unverified() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.unverified
+}
+
+// setUnverified notes how boot.lua has ended, and tells if that is news.
+func (n *Node) setUnverified(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	news := (err == nil) != (n.unverified == nil)
+	n.unverified = err
+	if news && n.Verified != nil && !n.closed {
+		n.wg.Go(func() { n.Verified(n.name, err) })
+	}
+}
+
 // Ask has a guarded node tell of its memory, and tells done, once. establish is the name of
 // a memory that is to be established; "" for none.
 func (n *Node) Ask(establish string, done func(Memory, error)) {
@@ -187,52 +225,75 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 	}()
 }
 
-var errRestless = errors.New("its memory was another one each time it was asked")
-
-// boot finds out about the server's memory, and loads the scripts for it. The caller has the
-// token of loading.
+// boot has the server say what it remembers, and then loads the scripts of that memory, on the
+// same connection. The caller has the token of loading.
 func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
-	for range 4 {
-		m := s.memory.Load()
-		before, asked := s.looked.Load(), time.Now()
-		said, err := s.ask(ctx, establish, m)
-		if err != nil {
-			return Memory{}, err
-		}
-		next := said.memory()
-		take := func() { s.memory.Store(next) }
-		if !m.told || next.Name != m.Name || next.State != m.State {
-			s.n.guard.Changed(next.Memory, take)
-		} else {
-			take()
-		}
-		s.saw(before, next, asked)
-		if next.closer.acquire == m.closer.acquire { // which is loaded, and so is the usual one
-			s.loads.Add(1)
-			return next.Memory, nil
-		}
+	m, err := s.askAndLoad(ctx, establish)
+	if err == nil || isReply(err) { // else nothing is known, and the server may be suspended for it
+		s.n.setUnverified(err)
 	}
-	return Memory{}, errRestless
+	return m, err
 }
 
-// ask runs boot.lua, and then, on the same connection, loads the scripts for m.
-func (s *server) ask(ctx context.Context, establish string, m *memory) (answer, error) {
-	g := s.n.guard
-	pipe := s.client.Pipeline()
-	pipe.ScriptLoad(ctx, lua.Boot.Source)
-	cmd := pipe.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
-	if m.told {
-		for _, of := range []*scripts{m.usual, m.closer} {
-			pipe.ScriptLoad(ctx, of.acquire.Source)
-			pipe.ScriptLoad(ctx, of.batch.Source)
-		}
+func (s *server) askAndLoad(ctx context.Context, establish string) (Memory, error) {
+	conn := s.booting.Conn()
+	defer conn.Close() // which gives it back, or drops it if it broke
+	before, asked := s.looked.Load(), time.Now()
+	said, err := s.ask(ctx, conn, establish)
+	if err != nil {
+		return Memory{}, err
 	}
-	pipe.ScriptLoad(ctx, lua.Refresh.Source)
-	pipe.ScriptLoad(ctx, lua.Release.Source)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return answer{}, fmt.Errorf("asking for its memory: %w", err)
+	m, next := s.memory.Load(), said.memory()
+	take := func() { s.memory.Store(next) }
+	if !m.told || next.Name != m.Name || next.State != m.State {
+		s.n.guard.Changed(next.Memory, take)
+	} else {
+		take()
+	}
+	s.saw(before, next, asked)
+	if err := loadScripts(ctx, conn, next.scripts()); err != nil {
+		return Memory{}, withoutVote("SCRIPT LOAD", err)
+	}
+	s.loads.Add(1)
+	return next.Memory, nil
+}
+
+// ask runs boot.lua. That comes first on the connection: go-redis drops one whose first
+// answer is READONLY, which is that of a server that has given way to another.
+func (s *server) ask(ctx context.Context, conn *redis.Conn, establish string) (answer, error) {
+	g := s.n.guard
+	boot := func() *redis.Cmd {
+		return conn.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
+	}
+	cmd := boot()
+	if hasCode(cmd.Err(), "NOSCRIPT") {
+		if err := loadScripts(ctx, conn, []lua.Script{lua.Boot}); err != nil {
+			return answer{}, withoutVote("SCRIPT LOAD", err)
+		}
+		cmd = boot()
+	}
+	if err := cmd.Err(); err != nil {
+		return answer{}, withoutVote("the script that tells whether it lost data", err)
 	}
 	return heardOf(cmd.Val())
+}
+
+// withoutVote says what became of a step without which the server has no vote.
+func withoutVote(step string, err error) error {
+	if isReply(err) {
+		return fmt.Errorf("it has no vote, for it refuses %s: %w", step, err)
+	}
+	return fmt.Errorf("it has no vote yet: no answer to %s: %w", step, err)
+}
+
+// loadScripts has them known to the process at the other end of c.
+func loadScripts(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }, scripts []lua.Script) error {
+	pipe := c.Pipeline()
+	for _, script := range scripts {
+		pipe.ScriptLoad(ctx, script.Source)
+	}
+	_, err := pipe.Exec(ctx)
+	return err
 }
 
 // answer is that of boot.lua.
@@ -271,19 +332,16 @@ func heardOf(val any) (answer, error) {
 
 // memory is what the server has said.
 func (a answer) memory() *memory {
-	informed := a.run != ""
 	next := Memory{Name: a.name, State: a.state, Began: a.began}
-	if !informed || a.why != "" {
+	if a.run == "" || a.why != "" {
 		next.Blind = errBlind
 		if a.why != "" {
 			next.Blind = fmt.Errorf("%w: %s", errBlind, a.why)
 		}
 	}
-	run := ""
-	if major(a.version) < 7 {
-		run = a.run
+	in := lua.Memory{
+		Name: a.name, Run: a.run, Strict: major(a.version) < 7, Raw: a.raw, Promoted: a.promoted, Since: a.since,
 	}
-	in := lua.Memory{Name: a.name, Run: run, Informed: informed, Raw: a.raw, Promoted: a.promoted, Since: a.since}
 	usual := newScripts(lua.AcquireIn(in), lua.BatchIn(in))
 	in.Closer = true
 	return &memory{Memory: next, usual: usual, closer: newScripts(lua.AcquireIn(in), lua.BatchIn(in)), told: true}

@@ -53,6 +53,10 @@ type Node struct {
 	// is set before the first request, and called by a goroutine of its own.
 	Changed func(name string, err error)
 
+	// Verified hears that the node's memory cannot be verified, and why, or with nil that it was. It is
+	// set before the first request, and called by a goroutine of its own; one call may overtake another.
+	Verified func(name string, err error)
+
 	// Observe hears of every exchange: how long it took, and why it had no answer, or an
 	// error for one. nil: nobody wants to. It is set before the first request, and must not
 	// block.
@@ -64,6 +68,8 @@ type Node struct {
 	servers []*server
 	closed  bool
 	lastErr error // the last transport error, until the node answers again
+
+	unverified error // see Unverified
 }
 
 // transportTime is transportTimeout, or more where NodeTimeout is so long.

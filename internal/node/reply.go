@@ -106,8 +106,9 @@ func Final(err error) bool { return hasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPA
 // NoRights reports whether a server's error is that the user may not do this, in the words of
 // any server.
 func NoRights(err error) bool {
-	return hasCode(err, "NOPERM") || isReply(err) && slices.ContainsFunc(noRightsInScript, func(words string) bool {
-		return strings.HasPrefix(err.Error(), words)
+	var reply redis.Error
+	return hasCode(err, "NOPERM") || errors.As(err, &reply) && slices.ContainsFunc(noRightsInScript, func(words string) bool {
+		return strings.HasPrefix(reply.Error(), words)
 	})
 }
 

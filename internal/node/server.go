@@ -15,12 +15,13 @@ import (
 // server is one Redis process that answers requests: a standalone server, or one master
 // of a Cluster.
 type server struct {
-	n      *Node
-	from   *redis.Client // whose pool the others use
-	client *redis.Client // waits long for answers
-	quick  *redis.Client // waits no longer than a caller may
-	addr   string
-	prompt atomic.Bool // the last exchange got its answers, well within a caller's time
+	n       *Node
+	from    *redis.Client // whose pool the others use
+	client  *redis.Client // waits long for answers
+	quick   *redis.Client // waits no longer than a caller may
+	booting *redis.Client // for who has the token of loading: connections of its own share its options
+	addr    string
+	prompt  atomic.Bool // the last exchange got its answers, well within a caller's time
 
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
@@ -46,7 +47,7 @@ type server struct {
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
 		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1),
-		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
+		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout), booting: ownTimeouts(c, n.transportTime()),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {
@@ -402,12 +403,7 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 		return err
 	}
 	began := time.Now()
-	_, err := s.client.Pipelined(ctx, func(pipe redis.Pipeliner) error {
-		for _, script := range lua.All {
-			pipe.ScriptLoad(ctx, script.Source)
-		}
-		return nil
-	})
+	err := loadScripts(ctx, s.client, lua.All)
 	s.observe(time.Since(began), err)
 	if err == nil {
 		s.loads.Add(1)
