@@ -226,11 +226,32 @@ func judgeQuarantine(s subject) Finding {
 		return Finding{Status: StatusWarn,
 			Found: "INFO is refused: a node that restarts with old data, or fails over to a replica that lagged, may not be noticed: " + s.f.InfoErr.Error(),
 			Fix:   fmt.Sprintf("%s ACL SETUSER %s +info", cli(s.f.Addr), s.user())}
+	case s.c.nodes[s.i].Unverified() != nil:
+		err := s.c.nodes[s.i].Unverified()
+		return Finding{Status: StatusFail, Found: err.Error(), Fix: acceptWrites(s, err)}
 	case s.c.quorum.Quarantined(s.i):
 		return Finding{Status: StatusWarn, Found: fmt.Sprintf("the node lost its memory within the last %v", life),
 			Fix: "wait so long before you touch another node"}
 	}
 	return ok("on, for %v", life)
+}
+
+// acceptWrites is what has a server accept the script that it refused with err.
+func acceptWrites(s subject, err error) string {
+	fix := "INFO (what it says must end; the next lock asks it again)"
+	switch text := err.Error(); {
+	case node.NoRights(err):
+		fix = fmt.Sprintf("ACL SETUSER %s '~%s*' %s", s.user(), strings.TrimSuffix(node.Reserved, "{"), lockCommands)
+	case strings.Contains(text, "NOREPLICAS"):
+		fix = "INFO replication (bring its replicas back, or lower min-replicas-to-write)"
+	case strings.Contains(text, "OOM"):
+		fix = "INFO memory (free memory, or raise maxmemory)"
+	case strings.Contains(text, "MISCONF"):
+		fix = "INFO persistence (it cannot save: mend its disk)"
+	case strings.Contains(text, "READONLY"):
+		fix = "ROLE (it is a replica: use its master, or make it one)"
+	}
+	return cli(s.f.Addr) + " " + fix
 }
 
 // maxOffset is how far two clocks may be apart before Check minds.

@@ -76,7 +76,7 @@ func newClient(opts Options, own bool) (*Client, error) {
 		if own {
 			nd.Own()
 		}
-		nd.Changed = c.nodeChanged
+		nd.Changed, nd.Verified = c.nodeChanged, c.nodeVerified
 		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal
 			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
 		}
@@ -131,6 +131,7 @@ type Stats struct {
 
 	Suspended   int64 // nodes that are left alone until they answer a probe
 	Quarantined int64 // nodes whose votes do not count, because they lost their memory not long ago
+	Unverified  int64 // nodes without a vote, because they refuse the script that tells whether they lost their memory
 }
 
 // Stats reads the counters. It is cheap: a short lock per shard and per key in use.
@@ -148,6 +149,9 @@ func (c *Client) Stats() Stats {
 		}
 		if c.quorum.Quarantined(i) {
 			s.Quarantined++
+		}
+		if nd.Unverified() != nil {
+			s.Unverified++
 		}
 	}
 	return s
@@ -231,6 +235,17 @@ func (c *Client) nodeChanged(name string, err error) {
 		c.opts.Logger.Warn("flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
 		c.opts.Logger.Info("flightlock: node is back", "node", name)
+	}
+}
+
+// nodeVerified logs that a node's memory cannot be verified, or was.
+func (c *Client) nodeVerified(name string, err error) {
+	switch {
+	case c.opts.Logger == nil:
+	case err != nil:
+		c.opts.Logger.Warn("flightlock: node unverified", "node", name, "err", err)
+	default:
+		c.opts.Logger.Info("flightlock: node is verified again", "node", name)
 	}
 }
 

@@ -86,6 +86,7 @@ var (
 	descAttempts  = desc("attempts_total", "Remote attempts begun.")
 	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
 	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its memory not long ago.", "node")
+	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that tells whether it lost its memory.", "node")
 	descDebts     = desc("node_debts", "Releases owed to the node that it has not confirmed yet.", "node")
 	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; it may get many as one command.", "node")
 )
@@ -147,7 +148,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.vectors() {
 		v.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -178,6 +179,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for i, n := range m.c.nodes {
 		gauge(descSuspended, flag(n.Suspended()), n.Name())
 		gauge(descOut, flag(m.c.quorum.Quarantined(i)), n.Name())
+		gauge(descUnsure, flag(n.Unverified() != nil), n.Name())
 		gauge(descDebts, float64(n.Debts()), n.Name())
 		count(descCommands, n.Commands(), n.Name())
 	}

@@ -74,7 +74,8 @@ type Options struct {
 	// means no metrics, at no cost.
 	Registerer prometheus.Registerer
 
-	// Logger hears, at level Warn, that nodes are suspended or in quarantine, that locks are lost (the first
+	// Logger hears, at level Warn, that nodes are suspended, in quarantine, or refuse to say whether
+	// they lost their memory, that locks are lost (the first
 	// of a second with its key and reason, the rest as a number), and that other clients
 	// use another set of nodes; at level Info, that nodes are back or vote again. It hears of no single
 	// operation, and of no password. nil means silence.

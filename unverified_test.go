@@ -1,0 +1,74 @@
+package flightlock_test
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A server that refuses boot.lua has no vote, and everybody who watches is told so, and why, until it
+// accepts it.
+func TestANodeThatRefusesBootIsSeen(t *testing.T) {
+	for _, r := range refusals {
+		words := map[string][2]string{ // of the log, of the fix
+			"NOREPLICAS":            {"NOREPLICAS", "min-replicas-to-write"},
+			"OOM":                   {"OOM", "maxmemory"},
+			"READONLY":              {"READONLY", "use its master"},
+			"MISCONF":               {"MISCONF", "mend its disk"},
+			"NOPERM for SET":        {"", "+set"},
+			"NOPERM for the marker": {"", "~flightlock:*"},
+		}
+		said, isSeen := words[r.name]
+		if !isSeen {
+			continue
+		}
+		t.Run(r.name, func(t *testing.T) {
+			tr := newTrio(t)
+			tryLock(t, tr.client(flightlock.Options{}), "k") // a deployment that begins needs all
+			must(t, tr.servers[0].Restart())
+			r.refuse(tr)
+			var log lines
+			reg := prometheus.NewRegistry()
+			c := tr.client(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: reg})
+			redistest.Eventually(t, 20*time.Second, "the node is unverified", func() bool {
+				lockAndRelease(t, c)
+				return c.Stats().Unverified == 1
+			})
+			addr := tr.proxy.Addr()
+			wantOneLine(t, &log, "level=WARN", "node unverified", addr, "has no vote", said[0])
+			wantGauge(t, reg, "flightlock_node_unverified", addr, 1)
+			wantFinding(t, check(t, c), addr, "quarantine", flightlock.StatusFail, said[1])
+			r.accept(tr)
+			redistest.Eventually(t, 20*time.Second, "it is verified", func() bool {
+				lockAndRelease(t, c)
+				return c.Stats().Unverified == 0
+			})
+			wantOneLine(t, &log, "level=INFO", "verified again", addr)
+			wantGauge(t, reg, "flightlock_node_unverified", addr, 0)
+		})
+	}
+}
+
+// wantGauge wants a gauge of that name to have that value for a node.
+func wantGauge(t *testing.T, reg prometheus.Gatherer, name, node string, want float64) {
+	t.Helper()
+	families, err := reg.Gather()
+	must(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == name && l.GetName() == "node" && l.GetValue() == node {
+					if got := m.GetGauge().GetValue(); got != want {
+						t.Errorf("%s of %s is %v, want %v", name, node, got, want)
+					}
+					return
+				}
+			}
+		}
+	}
+	t.Errorf("no %s of %s", name, node)
+}
