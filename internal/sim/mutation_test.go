@@ -115,6 +115,41 @@ var mutations = []mutation{
 		new:  "	if true || ",
 	},
 	{
+		name: "a node's memory need not be kept for its votes to count",
+		file: "internal/quorum/quarantine.go",
+		old:  "	return m.State == node.MemoryKept || ",
+		new:  "	return true || ",
+	},
+	{
+		name: "the scripts of the memory before are loaded before boot.lua has answered",
+		file: "internal/node/memory.go",
+		old:  "	said, err := s.ask(ctx, conn, establish)\n",
+		new: "	if m := s.memory.Load(); m.told {\n		_ = loadScripts(ctx, conn, m.scripts())\n	}\n" +
+			"	said, err := s.ask(ctx, conn, establish)\n",
+		pkg: "./internal/node", by: "TestNothingIsLoadedUnlessBootSucceeds",
+	},
+	{
+		name: "what boot.lua has said is loaded on another connection",
+		file: "internal/node/memory.go",
+		old:  "loadScripts(ctx, conn, next.scripts())",
+		new:  "loadScripts(ctx, s.client, next.scripts())",
+		pkg:  ".", by: "TestNoSecondGrantWhenItRestartsDuringBoot",
+	},
+	{
+		name: "nobody looks at the marker",
+		file: "lua/acquire.lua",
+		old:  "memory and redis.call('GET', 'flightlock:{boot}') ~= memory\n",
+		new:  "false\n",
+		pkg:  "./lua", by: "TestAcquireInAMemory",
+	},
+	{
+		name: "the closer look does not look for the process",
+		file: "lua/acquire.lua",
+		old:  "or not says(run) --",
+		new:  "or false --",
+		pkg:  "./lua", by: "TestAcquireInAMemory",
+	},
+	{
 		name: "a marker from a dump is taken for this process'",
 		file: "lua/acquire.lua",
 		old:  "  or raw and redis.pcall(",
@@ -124,8 +159,8 @@ var mutations = []mutation{
 	{
 		name: "nobody looks when a server was last made a master",
 		file: "lua/acquire.lua",
-		old:  "if promoted and not forgot then\n",
-		new:  "if false then\n",
+		old:  "or promoted and (says('role:slave')",
+		new:  "or false and (says('role:slave')",
 		pkg:  ".", by: "TestAFailoverAndBackWithoutADump",
 	},
 	{

@@ -186,8 +186,7 @@ func (k *conn) Write(b []byte) (int, error) {
 	if err != nil {
 		return 0, &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}
 	}
-	data := slices.Clone(b)
-	k.w.tell(news{client: k.client.id, server: k.server.id, text: string(data), do: func() { k.written(data) }})
+	k.w.tell(news{client: k.client.id, server: k.server.id, text: string(b), on: k})
 	return len(b), nil
 }
 

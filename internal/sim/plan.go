@@ -34,6 +34,7 @@ type plan struct {
 	quarantine bool // nodes that forgot have no vote for MaxTTL
 	forgets    bool // servers forget: all but faithful if there is a quarantine, else only those that were away for MaxTTL
 	faithful   int
+	appendOnly bool // what a server has on its disk are commands, not a dump
 	loose      bool // clocks run apart and servers forget: then tokens may fall
 	long       bool // locks have the longest ttl, and are held for long
 
@@ -53,6 +54,7 @@ type fault struct {
 	late      bool
 	up, down  bool
 	jump      time.Duration
+	refuses   time.Duration // for so long a server that comes back refuses writes
 }
 
 // what kinds of faults there are.
@@ -72,17 +74,18 @@ const (
 	crashClient
 	closeClient
 	kinds
-	giveWay what = iota - 1 // is not among the usual ones
+	giveWay      what = iota - 1 // this and what follows are not among the usual ones
+	refuseWrites what = iota - 1
 )
 
 func (k what) String() string {
 	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes", "server flushed", "server loads",
-		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes", "server gives way"}[k]
+		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes", "server gives way", "server refuses writes"}[k]
 }
 
 func (f fault) String() string {
-	return fmt.Sprintf("%v at %v for %v (n%d, c%d, remembers %v, late %v, up %v, down %v, jump %v)",
-		f.what, f.at, f.lasts, f.server, f.client, f.memory, f.late, f.up, f.down, f.jump)
+	return fmt.Sprintf("%v at %v for %v (n%d, c%d, remembers %v, late %v, up %v, down %v, jump %v, refuses %v)",
+		f.what, f.at, f.lasts, f.server, f.client, f.memory, f.late, f.up, f.down, f.jump, f.refuses)
 }
 
 // newPlan is what the seed means.
@@ -123,6 +126,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 	p.addSteps(more)
 	p.addAmnesia(more)
 	p.addReturns(rand.New(rand.NewPCG(seed, 10)))
+	p.addRefusals(rand.New(rand.NewPCG(seed, 11)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -230,6 +234,25 @@ func (p *plan) addReturns(r *rand.Rand) {
 	}
 }
 
+// addRefusals has servers refuse writes, in some worlds: for a while, or when they come back and are
+// met for the first time. What boot.lua cannot write then must not be taken for written.
+func (p *plan) addRefusals(r *rand.Rand) {
+	if r.IntN(2) != 0 {
+		return
+	}
+	p.appendOnly = r.IntN(4) != 0
+	for i := range p.faults {
+		if f := &p.faults[i]; (f.what == crashServer || f.what == giveWay) && r.IntN(4) != 0 {
+			f.refuses = between(r, time.Millisecond, 20*time.Millisecond+2*p.nodeTimeout)
+		}
+	}
+	for range r.IntN(3) {
+		p.faults = append(p.faults, fault{
+			what: refuseWrites, at: time.Duration(r.Int64N(int64(p.chaos))), lasts: between(r, time.Millisecond, p.chaos/4), server: r.IntN(p.nodes),
+		})
+	}
+}
+
 // cutAll cuts servers off from all clients. What was held back is lost.
 func (p *plan) cutAll(servers []int, from, back time.Duration) {
 	for _, s := range servers {
@@ -315,9 +338,16 @@ func (w *world) befall(f fault) {
 			return
 		}
 		s.crash()
-		w.after(f.lasts, func() { s.restart(f.memory) })
+		w.after(f.lasts, func() {
+			if !s.up {
+				s.restart(f.memory)
+				s.refuseWrites(f.refuses)
+			}
+		})
 	case giveWay:
-		s.giveWay(f.memory, f.lasts)
+		s.giveWay(f.memory, f.lasts, f.refuses)
+	case refuseWrites:
+		s.refuseWrites(f.lasts)
 	case flushServer:
 		if s.up {
 			s.keys = map[string]*value{}
@@ -356,7 +386,7 @@ func (w *world) mend() {
 		}
 	}
 	for _, s := range w.servers {
-		s.loading = false
+		s.loading, s.refuses = false, false
 		s.stop(false)
 		switch {
 		case slices.Contains(w.plan.down, s.id):

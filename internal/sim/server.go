@@ -22,6 +22,7 @@ type server struct {
 	stopped bool    // as by SIGSTOP: the kernel takes what comes, nobody reads it
 	unread  []*conn // with something that came meanwhile
 	loading bool    // answers everything with LOADING
+	refuses bool    // writes, as a master that lacks replicas
 
 	conns   []*conn // in the order in which they were made
 	scripts map[string]string
@@ -194,7 +195,11 @@ func (s *server) eval(k *conn, args []string) any {
 
 // command is a command by itself or of a script.
 func (s *server) command(args []string) any {
-	switch strings.ToUpper(args[0]) {
+	name := strings.ToUpper(args[0])
+	if s.refuses && writes[name] {
+		return failure("NOREPLICAS Not enough good replicas to write.")
+	}
+	switch name {
 	case "PUBLISH":
 		return s.publish(args[1], args[2])
 	case "INFO":
@@ -208,6 +213,11 @@ func (s *server) command(args []string) any {
 		return status("OK")
 	}
 	return s.call(args)
+}
+
+// writes are the commands that a server refuses which lacks replicas.
+var writes = map[string]bool{
+	"SET": true, "APPEND": true, "DEL": true, "INCRBY": true, "PEXPIRE": true, "ZADD": true, "ZREM": true, "FLUSHALL": true,
 }
 
 // digest is an id that the server has after so many events of that kind.
@@ -270,7 +280,7 @@ func (s *server) crash() {
 		return
 	}
 	s.w.logf("FAULT  %v crashes", s)
-	s.up, s.stopped, s.loading, s.unread = false, false, false, nil
+	s.up, s.stopped, s.loading, s.refuses, s.unread = false, false, false, false, nil
 	for _, k := range s.conns {
 		k.open = false
 		s.w.passDown(k, k.delay(), func() { k.gone(); k.fail(errReset) })
@@ -308,8 +318,18 @@ func (s *server) restart(m memory) {
 		s.keys = map[string]*value{}
 	}
 	for _, v := range s.keys {
-		v.raw = false
+		v.raw = v.raw && s.w.plan.appendOnly
 	}
+}
+
+// refuseWrites has the server refuse writes for a while.
+func (s *server) refuseWrites(lasts time.Duration) {
+	if !s.up || lasts == 0 {
+		return
+	}
+	s.w.logf("FAULT  %v refuses writes for %v", s, lasts)
+	s.refuses = true
+	s.w.after(lasts, func() { s.refuses = false })
 }
 
 // age notes that what the server remembers is of some time ago.
@@ -321,8 +341,9 @@ func (s *server) age() {
 
 // giveWay has a replica, which is in step or lags, take the process's place for a while. Then
 // the process is made the master again, and knows its scripts, but nothing of what its successor
-// was told; if that one lagged, it has read its data as it was then from a dump.
-func (s *server) giveWay(m memory, lasts time.Duration) {
+// was told; if that one lagged, it has read its data as it was then from a dump. refuses is how long
+// each of them refuses writes at first.
+func (s *server) giveWay(m memory, lasts, refuses time.Duration) {
 	if !s.up {
 		return
 	}
@@ -333,6 +354,7 @@ func (s *server) giveWay(m memory, lasts time.Duration) {
 		keys = s.copy()
 	}
 	s.rises++
+	s.refuseWrites(refuses)
 	s.w.after(lasts, func() {
 		if s.w.mended { // the successor stays
 			return
@@ -341,6 +363,7 @@ func (s *server) giveWay(m memory, lasts time.Duration) {
 		s.crash()
 		s.up, s.scripts, s.run, s.rises, s.keys = true, scripts, run, rises+1, keys
 		s.age()
+		s.refuseWrites(refuses)
 	})
 }
 

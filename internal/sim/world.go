@@ -82,6 +82,7 @@ type news struct {
 	client, server int
 	text           string
 	do             func() // by the loop
+	on             *conn  // of a write, whose text is what is written
 }
 
 func newWorld(p *plan, out io.Writer) *world {
@@ -113,10 +114,19 @@ func (w *world) at(at time.Duration, do func()) {
 	heap.Push(&w.events, event{at, w.seq, do})
 }
 
-// tell is how goroutines of the system under test reach the loop.
+// tell is how goroutines of the system under test reach the loop. Writes to one connection in the
+// same step are one: they must keep their order.
 func (w *world) tell(n news) {
 	w.mu.Lock()
-	w.news = append(w.news, n)
+	before := -1
+	if n.on != nil {
+		before = slices.IndexFunc(w.news, func(o news) bool { return o.on == n.on })
+	}
+	if before >= 0 {
+		w.news[before].text += n.text
+	} else {
+		w.news = append(w.news, n)
+	}
 	w.mu.Unlock()
 	select {
 	case w.awake <- struct{}{}:
@@ -143,7 +153,11 @@ func (w *world) settle() {
 			return cmp.Or(cmp.Compare(a.client, b.client), cmp.Compare(a.server, b.server), strings.Compare(a.text, b.text))
 		})
 		for _, n := range all {
-			n.do()
+			if n.on != nil {
+				n.on.written([]byte(n.text))
+			} else {
+				n.do()
+			}
 		}
 	}
 }
