@@ -197,8 +197,8 @@ func judgePersistence(s subject) Finding {
 		return s.secretive()
 	}
 	fsync := s.f.Config["appendfsync"]
-	if life := s.c.quarantine(); life > 0 && s.f.InfoErr == nil && fsync != "always" {
-		return ok("what a restart forgets has no vote for %v: see quarantine", life)
+	if s.c.guarded() && s.f.InfoErr == nil && fsync != "always" {
+		return ok("what a restart forgets has no vote for %v: see quarantine", s.c.quarantine())
 	}
 	wait := fmt.Sprintf("let no client reach it again within MaxTTL (%v) of its end, or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
 		s.c.opts.MaxTTL, cli(s.f.Addr))
@@ -220,7 +220,7 @@ func judgeQuarantine(s subject) Finding {
 		return ok("off: Options.DisableQuarantine")
 	case len(s.c.nodes) < 3:
 		return ok("off: with less than 3 nodes no other could vote instead")
-	case life == 0:
+	case !s.c.guarded():
 		return ok("off: a Cluster is among the nodes")
 	case s.f.InfoErr != nil:
 		return Finding{Status: StatusWarn,

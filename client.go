@@ -85,7 +85,7 @@ func newClient(opts Options, own bool) (*Client, error) {
 	c.quorum = quorum.New(quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, Tells: c.tells, Same: c.sameServer,
-		Quarantine: c.quarantine(), MemoryName: c.memoryName, Told: c.quarantined, Blind: c.blind,
+		Guarded: c.guarded(), Quarantine: c.quarantine(), MemoryName: c.memoryName, Told: c.quarantined, Blind: c.blind,
 	})
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {

@@ -29,10 +29,10 @@ type Options struct {
 	KeyPrefix string
 
 	// NodeTimeout is how long one node may take to answer one attempt, and never more
-	// than the ttl. Default 50ms.
+	// than the ttl. Default 50ms; 1ms to 1m.
 	NodeTimeout time.Duration
 
-	// MaxTTL is the longest ttl accepted, 10ms at least. Default 1m. It is also how long a
+	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a
 	// node that lost its memory has no vote. It must be equal in all clients of the same nodes.
 	MaxTTL time.Duration
 
@@ -42,8 +42,8 @@ type Options struct {
 
 	// HandoffSlice is how long one process may keep a lease by handing it on while another
 	// process waits for it; then it is the other's turn. Default 20ms; negative turns
-	// handoff off. Shorter slices make processes wait less for each other, and cost more
-	// round trips.
+	// handoff off; there is no upper limit. Shorter slices make processes wait less for each
+	// other, and cost more round trips.
 	HandoffSlice time.Duration
 
 	// MaxWaiters is how many callers of this process may wait for one key; one more gets
@@ -92,6 +92,15 @@ const (
 	maxLabel = 256
 )
 
+// The limits of what clients and servers compute with. All that is added up or multiplied below
+// (a quarantine, a validity, the time of an exchange, a ttl in milliseconds) stays far from the
+// end of an int64 by these, and with minTTL the validity of any ttl is 3ms at least.
+const (
+	longestTTL         = 24 * time.Hour
+	longestNodeTimeout = time.Minute // an exchange is given up after four of them, which Close waits for
+	maxDriftFactor     = 0.5         // below it
+)
+
 // validated fills in the defaults and finds what cannot be.
 func (o Options) validated() (Options, error) {
 	switch o.KeyPrefix {
@@ -108,11 +117,11 @@ func (o Options) validated() (Options, error) {
 		o.NewOwner = hostLabel
 	}
 	switch {
-	case o.NodeTimeout < time.Millisecond:
-		return o, invalid("Options.NodeTimeout", o.NodeTimeout, "it must be 1ms or more")
-	case o.MaxTTL < minTTL:
-		return o, invalid("Options.MaxTTL", o.MaxTTL, fmt.Sprintf("it must be %v or more", minTTL))
-	case math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= 0.5:
+	case o.NodeTimeout < time.Millisecond || o.NodeTimeout > longestNodeTimeout:
+		return o, invalid("Options.NodeTimeout", o.NodeTimeout, fmt.Sprintf("it must be from 1ms to %v", longestNodeTimeout))
+	case o.MaxTTL < minTTL || o.MaxTTL > longestTTL:
+		return o, invalid("Options.MaxTTL", o.MaxTTL, fmt.Sprintf("it must be from %v to %v", minTTL, longestTTL))
+	case math.IsNaN(o.DriftFactor) || o.DriftFactor < 0 || o.DriftFactor >= maxDriftFactor:
 		return o, invalid("Options.DriftFactor", o.DriftFactor, "it must be from 0 to below 0.5")
 	case o.MaxWaiters < 0:
 		return o, invalid("Options.MaxWaiters", o.MaxWaiters, "it must not be below 0")

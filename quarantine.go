@@ -13,13 +13,16 @@ import (
 // This file turns the quarantine of nodes that lost their memory on, and tells of it. What
 // it does stands at quarantine in internal/quorum and in internal/node/memory.go.
 
-// quarantine is how long a node that forgot has no vote: no lock of before lives longer. It
-// is 0 if votes always count: with less than three nodes nobody could vote instead,
-// and a Cluster forgets by parts.
+// guarded reports whether nodes that forgot have no vote. Else votes always count: with less than
+// three nodes nobody could vote instead, and a Cluster forgets by parts.
+func (c *Client) guarded() bool {
+	return !c.opts.DisableQuarantine && len(c.nodes) >= 3 &&
+		!slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return !n.Guardable() })
+}
+
+// quarantine is how long a node that forgot has no vote: no lock of before lives longer. By the
+// limits of MaxTTL and DriftFactor that is 36h at most.
 func (c *Client) quarantine() time.Duration {
-	if c.opts.DisableQuarantine || len(c.nodes) < 3 || slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return !n.Guardable() }) {
-		return 0
-	}
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 

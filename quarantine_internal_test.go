@@ -1,9 +1,13 @@
 package flightlock
 
 import (
+	"fmt"
+	"math"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
 // The name of a memory fits into what a server reads from a dump as a short string, for a
@@ -15,4 +19,36 @@ func TestNamesOfMemoriesAreShort(t *testing.T) {
 	if len(first) > lua.MaxName || first == second || first[:17] != "0123456789abcdefm" {
 		t.Errorf("%s, then %s", first, second)
 	}
+}
+
+// There is a quarantine for any MaxTTL and DriftFactor that are accepted, and no lock of before
+// outlives it. Whether there is one does not depend on how long it is.
+func TestAQuarantineIsLongerThanAnyLock(t *testing.T) {
+	for _, maxTTL := range []time.Duration{minTTL, time.Minute, longestTTL} {
+		for _, drift := range []float64{math.SmallestNonzeroFloat64, 0.01, math.Nextafter(maxDriftFactor, 0)} {
+			c, err := New(Options{Nodes: threeNodes(t), MaxTTL: maxTTL, DriftFactor: drift})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if limit := c.quarantine(); !c.guarded() || limit < maxTTL || limit > 36*time.Hour+2*time.Millisecond {
+				t.Errorf("MaxTTL %v, DriftFactor %v: guarded is %v, for %v", maxTTL, drift, c.guarded(), limit)
+			}
+			if v := c.quorum.Validity(minTTL); v < 3*time.Millisecond || v >= minTTL {
+				t.Errorf("DriftFactor %v: a ttl of %v is valid for %v", drift, minTTL, v)
+			}
+			if err := c.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// threeNodes are clients of nodes that nobody asks.
+func threeNodes(t *testing.T) (nodes []redis.UniversalClient) {
+	for i := range 3 {
+		c := redis.NewClient(&redis.Options{Addr: fmt.Sprint("127.0.0.1:", i+1)})
+		t.Cleanup(func() { _ = c.Close() })
+		nodes = append(nodes, c)
+	}
+	return nodes
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -175,6 +176,32 @@ func TestSecondGrantsWithoutQuarantine(t *testing.T) {
 			}
 			t.Error("nobody else got the key")
 		})
+	}
+}
+
+// Whatever MaxTTL a client is given: it is refused, or nodes that forgot have no vote. A sum of it
+// that wraps is no reason to go without a quarantine.
+func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
+	tr := newTrio(t)
+	for i, opts := range []flightlock.Options{
+		{MaxTTL: math.MaxInt64}, {MaxTTL: math.MaxInt64, DriftFactor: 0.49}, {MaxTTL: math.MaxInt64 - time.Millisecond},
+		{MaxTTL: 24 * time.Hour}, {MaxTTL: 24 * time.Hour, DriftFactor: math.Nextafter(0.5, 0)}, {MaxTTL: time.Minute, DriftFactor: math.SmallestNonzeroFloat64},
+	} {
+		refused := opts
+		refused.Nodes = tr.nodes()
+		if c, err := flightlock.New(refused); err != nil {
+			wantInvalid(t, err, "Options.MaxTTL")
+			continue
+		} else {
+			closeClient(t, c)
+		}
+		holder, rival := tr.client(opts), tr.client(opts)
+		if n := secondGrants(tr, amnesias[0], fmt.Sprint("k", i), holder, rival, tr.client(opts)); n > 0 {
+			t.Errorf("MaxTTL %v, DriftFactor %v: %d others got the key", opts.MaxTTL, opts.DriftFactor, n)
+		}
+		for _, s := range tr.servers { // all begin anew, together
+			s.Do(t, "FLUSHALL")
+		}
 	}
 }
 

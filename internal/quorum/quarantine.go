@@ -104,6 +104,9 @@ func judge(before, now []*node.Memory, need int) verdict {
 
 // newQuarantine has all nodes of q guarded.
 func newQuarantine(q *Quorum) *quarantine {
+	if q.Quarantine <= 0 { // a sum that wrapped: no node would ever be out, and nobody would know
+		panic(fmt.Sprintf("quorum: a quarantine of %v", q.Quarantine))
+	}
 	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]int{}}
 	for _, n := range q.Nodes {
 		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.MemoryName, Changed: k.changed})

@@ -31,8 +31,9 @@ type Config struct {
 	// Tells says whether the holder of that name will tell when it lets go. nil: all do.
 	Tells func(owner string) bool
 
-	// Quarantine is how long a fresh grant of a node that lost its memory does not count; 0:
-	// it always counts. All nodes must be guardable then, and unused.
+	// Guarded says that a fresh grant of a node that lost its memory does not count for so long as
+	// Quarantine says, which must be above 0. All nodes must be guardable then, and unused.
+	Guarded    bool
 	Quarantine time.Duration
 	MemoryName func() string              // see node.Guard
 	Told       func(i int, s Quarantined) // a node has entered quarantine, or left it; one call may overtake another. nil: nobody wants to know
@@ -69,7 +70,7 @@ type Quorum struct {
 func New(cfg Config) *Quorum {
 	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
-	if cfg.Quarantine > 0 {
+	if cfg.Guarded {
 		q.quarantine = newQuarantine(q)
 	}
 	return q

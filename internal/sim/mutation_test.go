@@ -111,8 +111,8 @@ var mutations = []mutation{
 	{
 		name: "nodes that forgot vote at once",
 		file: "quarantine.go",
-		old:  "	if c.opts.DisableQuarantine || ",
-		new:  "	if true || ",
+		old:  "	return !c.opts.DisableQuarantine && ",
+		new:  "	return false && ",
 	},
 	{
 		name: "a node's memory need not be kept for its votes to count",
