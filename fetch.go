@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"golang.org/x/sync/semaphore"
 )
 
@@ -59,7 +60,8 @@ const (
 	FailClosed
 )
 
-// FetchOptions say how a Fetcher goes about it. The zero value of each field is its default.
+// FetchOptions say how a Fetcher goes about it. The zero value of each field is its default, and
+// none may be below 0. But for TTL there is no upper limit: math.MaxInt64 means for ever.
 type FetchOptions struct {
 	// TTL of the lock, which is refreshed while Load runs; so it is how long others wait
 	// for a process that died while it loaded. Default 10s, or Options.MaxTTL if that is
@@ -97,7 +99,7 @@ type FetchOptions struct {
 func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
 	setDefault(&o.TTL, min(10*time.Second, c.opts.MaxTTL))
 	setDefault(&o.LoadTimeout, 30*time.Second)
-	setDefault(&o.WaitTimeout, o.LoadTimeout+o.TTL)
+	setDefault(&o.WaitTimeout, clock.Add(o.LoadTimeout, o.TTL))
 	setDefault(&o.MaxUnlockedLoads, 16)
 	switch {
 	case o.TTL < minTTL:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"strings"
@@ -1233,6 +1234,36 @@ func BenchmarkFetchHit(b *testing.B) {
 					if v, err := get(ctx, "k"); v != 7 || err != nil {
 						b.Error(v, err)
 					}
+				}
+			})
+		})
+	}
+}
+
+// "As long as you like" may be said of every time and count: no sum of them is over before it begins.
+func TestFetchWithoutLimits(t *testing.T) {
+	for name, opts := range map[string]flightlock.FetchOptions{
+		"LoadTimeout":                 {LoadTimeout: math.MaxInt64},
+		"LoadTimeout and WaitTimeout": {LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64},
+		"just below":                  {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
+		"all":                         {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64, MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &origin{takes: 2 * time.Second}
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				other := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				mine, theirs := fetching(t.Context(), f, "k", 3), fetching(t.Context(), other, "k", 3)
+				wantAll(t, mine, 3, "k=1")
+				wantAll(t, theirs, 3, "k=1")
+				for _, n := range nodes { // without a lock
+					n.Down(true)
+				}
+				if v, err := f.Fetch(t.Context(), "l"); err != nil || v != "l=2" {
+					t.Errorf("without nodes: %q, %v", v, err)
+				}
+				for _, n := range nodes {
+					n.Down(false)
 				}
 			})
 		})

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // fetchFlight is all callers of this process that miss one key, and the work for them, on a
@@ -535,7 +537,7 @@ func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, slot bool) {
 
 // loaded waits for Load as long as it may take. After that the callers have an error.
 func (f *Fetcher[V]) loaded(fl *fetchFlight[V], loading <-chan answer[V]) (a answer[V], returned bool) {
-	late := time.NewTimer(f.opts.LoadTimeout + grace)
+	late := time.NewTimer(clock.Add(f.opts.LoadTimeout, grace))
 	defer late.Stop()
 	var err error
 	select {

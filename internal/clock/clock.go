@@ -2,7 +2,10 @@
 // they are called when it is time.
 package clock
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Left is how long it is from now until deadline, by the monotonic or by the wall clock,
 // whichever says less. The monotonic clock stands still while a machine sleeps, and a
@@ -14,6 +17,32 @@ func Left(now, deadline time.Time) time.Duration {
 
 // Passed reports whether deadline has come at now, by either clock.
 func Passed(now, deadline time.Time) bool { return Left(now, deadline) <= 0 }
+
+// Add is a + b; where that is more, or less, than a T can be, it is the largest, or the smallest,
+// that there is. Callers may say "for ever" by the largest duration, and a sum that wraps would
+// have been over long ago. (time.Time.Add needs no such care: it reaches 292 years from now on, and
+// then drops the monotonic reading; Sub stops at the ends by itself.)
+func Add[T ~int64](a, b T) T {
+	switch sum := a + b; {
+	case a > 0 && b > 0 && sum < 0:
+		return math.MaxInt64
+	case a < 0 && b < 0 && sum >= 0:
+		return math.MinInt64
+	default:
+		return sum
+	}
+}
+
+// Mul is n units, which are above 0, and stops at the ends as Add does.
+func Mul(n int64, unit time.Duration) time.Duration {
+	switch {
+	case n > int64(math.MaxInt64/unit):
+		return math.MaxInt64
+	case n < int64(math.MinInt64/unit):
+		return math.MinInt64
+	}
+	return time.Duration(n) * unit
+}
 
 // AfterFunc is time.AfterFunc. Only a simulation replaces it, before anything runs: the timers of
 // a process that pauses go off when it goes on.

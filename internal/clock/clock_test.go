@@ -1,6 +1,7 @@
 package clock
 
 import (
+	"math"
 	"testing"
 	"time"
 	"unsafe"
@@ -64,5 +65,49 @@ func TestWallClockAlone(t *testing.T) {
 func TestNoDeadlineHasPassed(t *testing.T) {
 	if !Passed(time.Now(), time.Time{}) {
 		t.Error("the zero deadline has not passed")
+	}
+}
+
+// Sums and products stop at the ends.
+func TestSumsDoNotWrap(t *testing.T) {
+	const most, least = time.Duration(math.MaxInt64), time.Duration(math.MinInt64)
+	for _, c := range []struct{ a, b, sum time.Duration }{
+		{1, 2, 3}, {-1, 2, 1}, {0, 0, 0}, {most, 0, most}, {most, 1, most}, {1, most, most}, {most, most, most}, {most - 1, 1, most},
+		{least, 0, least}, {least, -1, least}, {least, least, least}, {least, most, -1}, {most, least, -1}, {least + 1, -1, least},
+	} {
+		if got := Add(c.a, c.b); got != c.sum {
+			t.Errorf("%d + %d = %d, want %d", c.a, c.b, got, c.sum)
+		}
+	}
+	for _, c := range []struct {
+		n    int64
+		unit time.Duration
+		want time.Duration
+	}{
+		{0, time.Hour, 0}, {-2, time.Millisecond, -2 * time.Millisecond}, {9223372036854, time.Millisecond, 9223372036854 * time.Millisecond},
+		{9223372036855, time.Millisecond, most}, {18446744073710, time.Millisecond, most}, {-9223372036855, time.Millisecond, least},
+		{math.MaxInt64, 1, most}, {math.MinInt64, 1, least}, {math.MaxInt64, most, most}, {math.MinInt64, time.Hour, least}, {1, most, most},
+	} {
+		if got := Mul(c.n, c.unit); got != c.want {
+			t.Errorf("%d * %v = %v, want %v", c.n, c.unit, got, c.want)
+		}
+	}
+}
+
+// What the other layers count on: a time.Time takes any duration on top, and the difference of two
+// stops at the ends.
+func TestTimesTakeAnyDuration(t *testing.T) {
+	now := time.Now()
+	for _, d := range []time.Duration{math.MaxInt64, math.MaxInt64 - 1, math.MaxInt64 - 10*time.Minute, 100 * 365 * 24 * time.Hour} {
+		then := now.Add(d)
+		if !then.After(now) || then.Before(now) || then.Sub(now) < d-time.Minute || Passed(now, then) || Left(now, then) < d-time.Minute {
+			t.Errorf("%v from now: %v, which is %v from now, %v left", d, then, then.Sub(now), Left(now, then))
+		}
+		if twice := then.Add(d); !twice.After(then) || twice.Sub(now) < d {
+			t.Errorf("twice %v from now: %v", d, twice)
+		}
+	}
+	if then := now.Add(math.MinInt64); !then.Before(now) || then.Sub(now) > -math.MaxInt64/2 {
+		t.Errorf("long ago: %v", then)
 	}
 }

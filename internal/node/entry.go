@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // Sink takes replies. Answer is called at most once per request, by a goroutine of the
@@ -250,7 +252,7 @@ func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
 // so that 0 is none. An entry has many, and a time.Time is three times as large.
 type instant int64
 
-func (i instant) add(d time.Duration) instant { return i + instant(d) }
+func (i instant) add(d time.Duration) instant { return clock.Add(i, instant(d)) }
 
 func (n *Node) now() instant { return instant(time.Since(n.epoch)) }
 
