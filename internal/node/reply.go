@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -86,7 +87,7 @@ func holder(v []any) (Reply, bool) {
 	}
 	name, ok1 := v[0].(string)
 	pttl, ok2 := v[1].(int64)
-	return Reply{Kind: Held, Holder: name, TTL: time.Duration(pttl) * time.Millisecond}, ok1 && ok2
+	return Reply{Kind: Held, Holder: name, TTL: clock.Mul(pttl, time.Millisecond)}, ok1 && ok2
 }
 
 // renewed reads a refresh that looked for rivals.

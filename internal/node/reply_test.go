@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"testing"
 	"time"
 
@@ -35,6 +36,11 @@ func TestParse(t *testing.T) {
 		{opRefresh, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
 		{opRelease, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
 		{opAcquire, []any{"", int64(-1)}, Reply{Kind: Held, TTL: -time.Millisecond}},
+		// longer than a time.Duration can be: not unknown, and not about to end
+		{opAcquire, []any{"x", int64(9223372036855)}, Reply{Kind: Held, Holder: "x", TTL: math.MaxInt64}},
+		{opAcquire, []any{"x", int64(18446744073710)}, Reply{Kind: Held, Holder: "x", TTL: math.MaxInt64}},
+		{opAcquire, []any{"x", int64(math.MaxInt64)}, Reply{Kind: Held, Holder: "x", TTL: math.MaxInt64}},
+		{opAcquire, []any{"x", int64(math.MinInt64)}, Reply{Kind: Held, Holder: "x", TTL: math.MinInt64}},
 	} {
 		if got := parse(c.op, c.val, nil); got != c.want {
 			t.Errorf("%s %v: %v, want %v", c.op, c.val, got, c.want)

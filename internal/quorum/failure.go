@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -162,7 +163,7 @@ func (r *round) freeLocked(t tally) time.Duration {
 	var left []time.Duration
 	for _, rep := range r.replies {
 		if rep.Kind == node.Held && rep.TTL >= 0 {
-			left = append(left, rep.TTL+time.Millisecond)
+			left = append(left, clock.Add(rep.TTL, time.Millisecond))
 		}
 	}
 	want := t.need - t.yes
