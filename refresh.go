@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/jitter"
 )
@@ -15,31 +16,39 @@ type RefreshPolicy struct {
 	// Interval between refreshes. Default ttl/3, or half the validity where that is less
 	// (only with a large DriftFactor); it must be below the ttl's validity
 	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late. One of a second or
-	// more may end up to 5ms early, for locks to be refreshed together.
+	// more may end up to 5ms early, for locks to be refreshed together. 1ms at least.
 	Interval time.Duration
-	// Timeout of one refresh. Default min(NodeTimeout, Interval/2).
+	// Timeout of one refresh, 1ms at least. Default min(NodeTimeout, Interval/2); one above
+	// NodeTimeout or the ttl counts as that.
 	Timeout time.Duration
 	// Retry says how to go on after consecutive failures. No refresh is sent past the
 	// validity deadline, whatever it says. nil means ExponentialBackoff(5ms, 250ms).
 	Retry RetryStrategy
-	// MaxRefreshes is how often to refresh; 0 means any number of times.
+	// MaxRefreshes is how often to refresh; 0, or more than math.MaxInt32, means any number of times.
 	MaxRefreshes int
 	// MaxHold is how long after AutoRefresh began the last refresh may be sent: a holder
 	// that hangs does not keep the lock for ever. 0 means 1h, negative no limit.
 	MaxHold time.Duration
 }
 
+// Refreshes that come more often do nothing else, and no node answers sooner. The shortest ttl is
+// valid for 3ms with any DriftFactor, so its default Interval is 1.5ms.
+const (
+	minInterval = time.Millisecond
+	minTimeout  = time.Millisecond
+)
+
 func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
 	setDefault(&p.Interval, min(l.ttl()/3, l.c.quorum.Validity(l.ttl())/2))
-	setDefault(&p.Timeout, min(l.c.opts.NodeTimeout, p.Interval/2))
+	setDefault(&p.Timeout, max(min(l.c.opts.NodeTimeout, p.Interval/2), minTimeout))
 	setDefault(&p.MaxHold, time.Hour)
 	p.Retry = orDefault(p.Retry)
 	switch {
-	case p.Interval < 0 || p.Interval >= l.c.quorum.Validity(l.ttl()):
+	case p.Interval < minInterval || p.Interval >= l.c.quorum.Validity(l.ttl()):
 		return p, invalid("RefreshPolicy.Interval", p.Interval,
-			fmt.Sprintf("it must be above 0 and below the validity of a ttl of %v, %v", l.ttl(), l.c.quorum.Validity(l.ttl())))
-	case p.Timeout < 0:
-		return p, invalid("RefreshPolicy.Timeout", p.Timeout, "it must be above 0")
+			fmt.Sprintf("it must be from %v to below the validity of a ttl of %v, %v", minInterval, l.ttl(), l.c.quorum.Validity(l.ttl())))
+	case p.Timeout < minTimeout:
+		return p, invalid("RefreshPolicy.Timeout", p.Timeout, fmt.Sprintf("it must be %v or more", minTimeout))
 	case p.MaxRefreshes < 0:
 		return p, invalid("RefreshPolicy.MaxRefreshes", p.MaxRefreshes, "it must not be below 0")
 	}
@@ -81,12 +90,12 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 		return l.c.ended(l.place().Key(), err)
 	}
 	a := &autoRefresh{l: l, interval: p.Interval, timeout: p.Timeout, retry: p.Retry, left: -1}
-	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // which are three weeks, one per millisecond
+	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // which are three weeks, one per minInterval
 		a.left = int32(p.MaxRefreshes)
 	}
 	if p.MaxHold > 0 {
 		now := time.Since(l.c.began)
-		a.ends = now + min(p.MaxHold, math.MaxInt64-now)
+		a.ends = clock.Add(now, p.MaxHold)
 	}
 	if !l.auto.CompareAndSwap(nil, a) {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())

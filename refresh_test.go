@@ -3,6 +3,7 @@ package flightlock_test
 import (
 	"context"
 	"errors"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,7 +164,8 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 		defer mustRelease(t, l)
 		for name, p := range map[string]flightlock.RefreshPolicy{
 			"Interval": {Interval: time.Second}, "validity": {Interval: 995 * time.Millisecond}, "Timeout": {Timeout: -1},
-			"MaxRefreshes": {MaxRefreshes: -1}, "interval": {Retry: flightlock.LimitedRetry(-1, 1)},
+			"MaxRefreshes": {MaxRefreshes: -1}, "RefreshPolicy.Interval is 999.999µs": {Interval: time.Millisecond - 1},
+			"RefreshPolicy.Timeout is 1ns": {Timeout: 1}, "interval": {Retry: flightlock.LimitedRetry(-1, 1)},
 		} {
 			wantInvalid(t, l.AutoRefresh(p), name)
 		}
@@ -193,4 +195,41 @@ func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
 			t.Errorf("%d refreshes of locks that were released", n-before)
 		}
 	})
+}
+
+// The shortest Interval leaves a refresh the time that it needs, and the longest times are no
+// reason to end at once.
+func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
+	for name, tc := range map[string]struct {
+		drift  float64
+		ttl    time.Duration
+		policy flightlock.RefreshPolicy
+	}{
+		"short":              {0, 10 * time.Millisecond, flightlock.RefreshPolicy{Interval: time.Millisecond}},
+		"short and drifting": {math.Nextafter(0.5, 0), 10 * time.Millisecond, flightlock.RefreshPolicy{}},
+		"long": {math.SmallestNonzeroFloat64, time.Second,
+			flightlock.RefreshPolicy{Timeout: math.MaxInt64, MaxRefreshes: math.MaxInt, MaxHold: math.MaxInt64}},
+		"long strategy": {0, time.Second, flightlock.RefreshPolicy{
+			Retry: flightlock.LimitedRetry(math.MaxInt64, math.MaxInt), MaxRefreshes: math.MaxInt32, MaxHold: math.MinInt64}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				for _, n := range nodes {
+					n.SetDelay(300 * time.Microsecond)
+				}
+				c := newClient(t, flightlock.Options{DriftFactor: tc.drift}, clients...)
+				l := mustLock(t, c, "k", tc.ttl)
+				if err := l.AutoRefresh(tc.policy); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(30 * tc.ttl)
+				if err := l.Err(); err != nil {
+					t.Error(err)
+				}
+				if n := c.Stats().Refreshes; n > 310 {
+					t.Errorf("%d refreshes", n)
+				}
+			})
+		})
+	}
 }
