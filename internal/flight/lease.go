@@ -162,7 +162,13 @@ func (f *flight) shareLocked(h *Hold, now time.Time, left time.Duration) (releas
 // for h's ttl has just won is not: asking again would take as long.
 func (f *flight) shortLocked(h *Hold, left time.Duration) bool {
 	fresh := f.holds == 0 && h.ttl <= f.wish
-	return !fresh && left < h.ttl/2
+	return !fresh && left < f.enough(h)
+}
+
+// enough is how much a lease must have left to be handed to h: half of h's ttl, or, where clocks
+// may run so far apart that it hardly has so much when it is new, three quarters of its validity.
+func (f *flight) enough(h *Hold) time.Duration {
+	return min(h.ttl/2, f.g.cfg.Validity(h.ttl)/4*3)
 }
 
 // giveLocked makes h, the front waiter, the current Hold of the lease, which has that much
@@ -392,11 +398,11 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 }
 
 // grantOrLetGoLocked follows a renewal that a waiter was kept waiting for. It does not
-// renew again: if the refresh took so long that half the ttl is gone, the next would too.
+// renew again: if the refresh took so long that there is not enough left, the next would too.
 func (f *flight) grantOrLetGoLocked(now time.Time) {
 	left := clock.Left(now, f.until)
 	switch h := f.head; {
-	case h == nil, left < h.ttl/2:
+	case h == nil, left < f.enough(h):
 		f.letGoLocked()
 	case f.turnLocked(now) == yield:
 		f.yieldLocked()
