@@ -2,6 +2,7 @@ package flight
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -53,7 +54,7 @@ type wait struct {
 	// guarded by f.mu
 	next, prev *Hold       // in the queue
 	ends       bool        // its pace ends when patience fires; else look again then
-	failures   int32       // how many failures its pace has been asked about
+	failures   int         // how many failures its pace has been asked about
 	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
 	patience   *time.Timer // for giveUp; nil if its pace has no end, or paces the flight
 
@@ -329,8 +330,8 @@ func (h *Hold) failed(now time.Time) bool {
 	if now.Before(h.due) {
 		return true
 	}
-	h.failures++
-	d, ok := h.pace.Next(int(h.failures))
+	h.failures = more(h.failures, 1)
+	d, ok := h.pace.Next(h.failures)
 	h.due = now.Add(max(d, minDelay))
 	return ok
 }
@@ -349,11 +350,12 @@ func (h *Hold) takeOver(now time.Time) {
 // since it came.
 func (h *Hold) advance(now time.Time) {
 	for !h.due.After(now) {
-		d, ok := h.pace.Next(int(h.failures) + 1)
+		n := more(h.failures, 1)
+		d, ok := h.pace.Next(n)
 		if !ok {
 			return
 		}
-		h.failures++
+		h.failures = n
 		h.due = h.due.Add(max(d, minDelay))
 	}
 }
@@ -362,8 +364,8 @@ func (h *Hold) advance(now time.Time) {
 // failed; if ends is false, it would go on longer than was looked.
 func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
 	wait = h.due.Sub(now)
-	for n := int(h.failures) + 1; n <= int(h.failures)+maxSteps && wait < maxWait; n++ {
-		d, ok := h.pace.Next(n)
+	for step := 1; step <= maxSteps && wait < maxWait; step++ {
+		d, ok := h.pace.Next(more(h.failures, step))
 		if !ok {
 			return wait, true
 		}
@@ -371,6 +373,9 @@ func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
 	}
 	return min(wait, maxWait), false
 }
+
+// more is n and k more of them. An int of 32 bits has room for 24 days of failures.
+func more(n, k int) int { return min(n, math.MaxInt-k) + k }
 
 func isEndless(p Pace) bool {
 	e, is := p.(endless)

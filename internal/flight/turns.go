@@ -2,6 +2,8 @@ package flight
 
 import (
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // How a flight waits for other processes, and lets them have their turn.
@@ -182,7 +184,7 @@ func (f *flight) countLocked(now time.Time) {
 	h := f.head
 	h.takeOver(now)
 	for !isEndless(h.pace) && !now.Before(h.due) {
-		if _, ok := h.pace.Next(int(h.failures) + 1); !ok {
+		if _, ok := h.pace.Next(more(h.failures, 1)); !ok {
 			f.askLocked(h)
 			return
 		}
@@ -226,7 +228,7 @@ func (f *flight) turnLocked(now time.Time) endOfSlice {
 		return yield
 	case f.looked && f.refreshing: // the look may still be under way
 		return goOn
-	case !f.looked || f.g.at(now) > f.slice+instant(f.g.cfg.Slice): // the Holds are so long that it is old
+	case !f.looked || f.g.at(now) > clock.Add(f.slice, instant(f.g.cfg.Slice)): // the Holds are so long that it is old
 		return look
 	}
 	f.sliceLocked(now) // nobody waits
