@@ -10,7 +10,8 @@ import (
 // RetryStrategy says how long to go on after failures.
 //
 // Strategies are immutable: one value may serve any number of calls at once. Delays below
-// a millisecond count as one.
+// a millisecond count as one; there is no upper limit, for delays or counts, and math.MaxInt64
+// means never.
 type RetryStrategy interface {
 	// Next says how long to wait after the attempt-th failure (1, 2, ...), and whether to
 	// try again. It is called with small locks held, so it must not block.

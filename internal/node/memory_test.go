@@ -16,7 +16,7 @@ import (
 )
 
 // since is when the memories of a forgetful server began.
-const since = 1_700_000_000_000_000
+const since int64 = 1_700_000_000_000_000
 
 // forgetful is a fake server that has another memory whenever it has forgotten.
 type forgetful struct {

@@ -632,7 +632,7 @@ func TestCommandsPerNode(t *testing.T) {
 			x.quiet()
 			for _, s := range servers {
 				for _, bucket := range s.Keys(t) {
-					s.Do(t, "SET", bucket, 1<<50) // as they are when every node saw every grant
+					s.Do(t, "SET", bucket, int64(1<<50)) // as they are when every node saw every grant
 				}
 				s.Do(t, "CONFIG", "RESETSTAT")
 			}
