@@ -37,7 +37,8 @@ type Options struct {
 	MaxTTL time.Duration
 
 	// DriftFactor is the share of a ttl by which the clocks of client and nodes may run
-	// apart; validity loses it, and a fixed 2ms. Default 0.01, below 0.5.
+	// apart; validity loses it, and a fixed 2ms. Default 0.01, below 0.5. Where that leaves less than
+	// two thirds of a ttl, a lock is handed over with three quarters of its validity or more.
 	DriftFactor float64
 
 	// HandoffSlice is how long one process may keep a lease by handing it on while another
