@@ -323,7 +323,7 @@ func heardOf(val any) (answer, error) {
 	if !known || err != nil || err2 != nil || texts[0] == "" {
 		return answer{}, fmt.Errorf("unexpected reply %v to boot", v)
 	}
-	began := time.Now().Add(-time.Duration(age) * time.Microsecond)
+	began := time.Now().Add(-clock.Mul(age, time.Microsecond))
 	return answer{
 		name: texts[0], state: state, began: began, run: texts[3], version: texts[4], why: texts[5],
 		since: since, raw: texts[7] == "1", promoted: texts[8],
