@@ -320,11 +320,11 @@ func (x *extremeRun) strategyOf() (s flightlock.RetryStrategy, bad map[string]bo
 // key no more often.
 func (x *extremeRun) waits() {
 	s, bad, least, most := x.strategyOf()
-	if l, err := x.a.SingleFlightLock(x.t.Context(), "w", x.ttl, s); x.refused(err, bad) {
+	l, err := x.a.SingleFlightLock(x.t.Context(), "w", x.ttl, s)
+	if x.refused(err, bad) {
 		return
-	} else {
-		mustRelease(x.t, l)
 	}
+	mustRelease(x.t, l)
 	x.waitFor("SingleFlightLock", x.b, x.b.SingleFlightLock, s, least, most)
 	x.waitFor("Lock", x.b, x.b.Lock, s, least, most)
 	x.waitFor("the queue", x.a, x.a.SingleFlightLock, s, least, most)

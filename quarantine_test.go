@@ -189,12 +189,12 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 	} {
 		refused := opts
 		refused.Nodes = tr.nodes()
-		if c, err := flightlock.New(refused); err != nil {
+		c, err := flightlock.New(refused)
+		if err != nil {
 			wantInvalid(t, err, "Options.MaxTTL")
 			continue
-		} else {
-			closeClient(t, c)
 		}
+		closeClient(t, c)
 		holder, rival := tr.client(opts), tr.client(opts)
 		if n := secondGrants(tr, amnesias[0], fmt.Sprint("k", i), holder, rival, tr.client(opts)); n > 0 {
 			t.Errorf("MaxTTL %v, DriftFactor %v: %d others got the key", opts.MaxTTL, opts.DriftFactor, n)

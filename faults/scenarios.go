@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -29,6 +30,7 @@ var scenarios = []scenario{
 	{name: "one node restarts empty, while the third lacks locks", fault: losingMemory(restarted)},
 	{name: "kill -9 and restart, AOF everysec, while the third node lacks locks", args: everysec, fault: losingMemory(restarted)},
 	{name: "power loss (the AOF lacks the last second), while the third node lacks locks", args: everysec, fault: powerLoss},
+	{name: "power loss, and writes refused at first contact, while the third node lacks locks", args: everysec, fault: powerLossRefusing, sample: true},
 	{name: "FLUSHALL on one node, while the third lacks locks", fault: losingMemory(flushed), sample: true},
 	{name: "a lagging replica is promoted, while the third node lacks locks", args: promptSync, fault: promotion, sample: true},
 	{name: "failover to a replica in step, and back, while the third node is away", args: promptSync, fault: overAndBack},
@@ -103,6 +105,28 @@ func powerLoss(ctx context.Context, c *cell) error {
 		return err
 	}
 	return losingMemory(func(context.Context, *cell, int) error { return c.servers[forgetful].RestartFrom(old) })(ctx, c)
+}
+
+// powerLossRefusing is powerLoss of a node that refuses writes when clients meet it again, as a master
+// does that waits for its replica, and accepts them while the locks of before are still held.
+func powerLossRefusing(ctx context.Context, c *cell) error {
+	forgetful := rand.IntN(2)
+	old, err := c.servers[forgetful].SaveAppendOnly()
+	if err != nil {
+		return err
+	}
+	refuse := func(replicas string) error {
+		return c.nodes[forgetful].ConfigSet(ctx, "min-replicas-to-write", replicas).Err()
+	}
+	return losingMemory(func(context.Context, *cell, int) error {
+		c.cut(forgetful, true)
+		if err := errors.Join(c.servers[forgetful].RestartFrom(old), refuse("1")); err != nil {
+			return err
+		}
+		c.cut(forgetful, false)
+		pause(ctx, c.ttl/3)
+		return refuse("0")
+	})(ctx, c)
 }
 
 // promotion gives a node a replica that hears nothing any more from some moment on, and

@@ -224,7 +224,7 @@ func TestLeavingFromBehindIsNoFailure(t *testing.T) {
 		f.silence() // as late as an alarm may be
 		time.Sleep(10 * ms)
 		behind.leaves()
-		is(t, "failures", int(front.h.failures), 1)
+		is(t, "failures", front.h.failures, 1)
 		front.leaves()
 	})
 }

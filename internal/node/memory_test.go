@@ -55,7 +55,8 @@ func (f *forgetful) answer(cmd []string) string {
 		sha := hex.EncodeToString(sum[:])
 		f.loaded[sha] = true
 		if _, memory, ok := strings.Cut(cmd[2], `local memory, raw, run, promoted, offset, floor = "`); ok && !strings.HasPrefix(memory, f.booted+`"`) {
-			f.unproven = append(f.unproven, memory[:strings.Index(memory, `"`)])
+			memory, _, _ = strings.Cut(memory, `"`)
+			f.unproven = append(f.unproven, memory)
 		}
 		return bulk(sha)
 	case !f.loaded[cmd[1]]:

@@ -235,14 +235,19 @@ func (p *plan) addReturns(r *rand.Rand) {
 }
 
 // addRefusals has servers refuse writes, in some worlds: for a while, or when they come back and are
-// met for the first time. What boot.lua cannot write then must not be taken for written.
+// met for the first time. What boot.lua cannot write then must not be taken for written. Where locks
+// are held for long, that takes so long that a client meets them, and not so long that they end.
 func (p *plan) addRefusals(r *rand.Rand) {
 	if r.IntN(2) != 0 {
 		return
 	}
 	p.appendOnly = r.IntN(4) != 0
 	for i := range p.faults {
-		if f := &p.faults[i]; (f.what == crashServer || f.what == giveWay) && r.IntN(4) != 0 {
+		switch f := &p.faults[i]; {
+		case f.what != crashServer && f.what != giveWay:
+		case p.long:
+			f.refuses = between(r, p.nodeTimeout, p.nodeTimeout+p.chaos/8)
+		case r.IntN(2) == 0:
 			f.refuses = between(r, time.Millisecond, 20*time.Millisecond+2*p.nodeTimeout)
 		}
 	}
