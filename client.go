@@ -55,7 +55,8 @@ type Client struct {
 //   - DialerRetries 1: a node that refuses connections should say so at once;
 //   - DialTimeout: how long a node that is cut off keeps a connection busy;
 //   - PoolSize 4 or more (10 for each processor by default), for four connections are in
-//     use at most, and one for notices;
+//     use at most, and one for notices; with three nodes or more, what a node remembers is
+//     found out on one more, outside of the pool, when it was restarted or met first;
 //   - ConnMaxIdleTime -1: dialling takes longer than locking;
 //   - ClientName, for CLIENT LIST;
 //   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.

@@ -21,7 +21,7 @@ func (c *Client) guarded() bool {
 }
 
 // quarantine is how long a node that forgot has no vote: no lock of before lives longer. By the
-// limits of MaxTTL and DriftFactor that is 36h at most.
+// limits of MaxTTL and DriftFactor that is some 36h at most.
 func (c *Client) quarantine() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }

@@ -85,9 +85,15 @@ func failSnapshots(tr *trio) {
 	must(tr.t, os.Remove(gone))
 	s.Do(tr.t, "BGSAVE")
 	redistest.Eventually(tr.t, 20*time.Second, "the snapshot has failed", func() bool {
-		info, _ := s.Do(tr.t, "INFO", "persistence").(string)
-		return slices.Contains(strings.Fields(info), "rdb_last_bgsave_status:err")
+		return infoHas(tr.t, s, "persistence", "rdb_last_bgsave_status:err")
 	})
+}
+
+// infoHas reports whether a section of INFO has a line.
+func infoHas(t *testing.T, s *redistest.Server, section, line string) bool {
+	t.Helper()
+	info, _ := s.Do(t, "INFO", section).(string)
+	return slices.Contains(strings.Fields(info), line)
 }
 
 // A server that forgot refuses commands when it is met first, or its answers are lost, and all is

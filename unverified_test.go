@@ -1,6 +1,7 @@
 package flightlock_test
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 	"time"
@@ -51,6 +52,67 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			wantGauge(t, reg, "flightlock_node_unverified", addr, 0)
 		})
 	}
+}
+
+// A node that has no vote with one client until another one has had it boot is verified for the first
+// as well, when its vote counts.
+func TestANodeThatAnotherClientVerified(t *testing.T) {
+	tr := newTrio(t)
+	a, b := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+	lockAndRelease(t, a)
+	lockAndRelease(t, b)
+	noTime := rights("", "-time")
+	noTime.refuse(tr)
+	tr.servers[0].Do(t, "SCRIPT", "FLUSH")
+	redistest.Eventually(t, 20*time.Second, "the node is unverified", func() bool {
+		lockAndRelease(t, a)
+		return a.Stats().Unverified == 1
+	})
+	noTime.accept(tr)
+	must(t, tr.servers[2].Kill()) // both others are needed from here on
+	eventuallyLock(t, b, "k")
+	eventuallyLock(t, a, "k")
+	redistest.Eventually(t, 20*time.Second, "it is verified", func() bool { return a.Stats().Unverified == 0 })
+}
+
+// A Logger that blocks is told of a node by one goroutine, however often that changes.
+func TestABlockedLoggerIsToldOnce(t *testing.T) {
+	tr := newTrio(t)
+	log := blocked{began: make(chan struct{}, 100), end: make(chan struct{})}
+	c := tr.client(flightlock.Options{Logger: slog.New(log)})
+	defer close(log.end)
+	lockAndRelease(t, c)
+	noTime := rights("", "-time")
+	for range 5 {
+		noTime.refuse(tr)
+		tr.servers[0].Do(t, "SCRIPT", "FLUSH")
+		redistest.Eventually(t, 20*time.Second, "the node is unverified", func() bool {
+			lockAndRelease(t, c)
+			return c.Stats().Unverified == 1
+		})
+		noTime.accept(tr)
+		redistest.Eventually(t, 20*time.Second, "it is verified", func() bool {
+			lockAndRelease(t, c)
+			return c.Stats().Unverified == 0
+		})
+	}
+	if n := len(log.began); n != 1 {
+		t.Errorf("%d lines are being written at once", n)
+	}
+}
+
+// blocked is a log that takes nothing until its end.
+type blocked struct {
+	slog.Handler
+	began, end chan struct{}
+}
+
+func (blocked) Enabled(context.Context, slog.Level) bool { return true }
+
+func (b blocked) Handle(context.Context, slog.Record) error {
+	b.began <- struct{}{}
+	<-b.end
+	return nil
 }
 
 // wantGauge wants a gauge of that name to have that value for a node.

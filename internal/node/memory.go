@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // A node that lost data may grant what it had granted before. So a fresh grant is a vote only with a
@@ -19,9 +22,10 @@ import (
 //
 //  1. The process is one in which boot.lua has succeeded and named this memory. The script has the
 //     memory in its text, and that text is sent to a server only behind boot.lua's answer, on the same
-//     connection, which leads to one process (askAndLoad). Any other process, after a restart or a
-//     failover, answers NOSCRIPT. Before Redis 7 scripts outlive their process: it hands them on to
-//     its replicas and writes them to its files. There the script compares the process, too.
+//     connection, which is dialled once and leads to one process (boot, onceDialled). Any other process,
+//     after a restart or a failover, answers NOSCRIPT. Before Redis 7 scripts outlive their process: it
+//     hands them on to its replicas and writes them to its files. There the script compares the
+//     process, too.
 //  2. The data is of this memory: the marker has its name. After a flush there is none, and another
 //     one as soon as some client's boot.lua has found that something was lost. The answer is FORGOT.
 //  3. The data is this process's own, not that of another master which it followed for a while. A full
@@ -32,13 +36,14 @@ import (
 //  5. It is a master and accepts writes: the grant is one.
 //
 // Each can be missing for a moment only, and what was true before must not stand in for it. These are
-// the ways, each with a test:
+// the ways; TestNoSecondGrantWhenBootIsRefusedFirst and those beside it try them:
 //
 //   - boot.lua is refused (OOM, NOREPLICAS, READONLY, NOPERM, LOADING, MISCONF, BUSY), or its answer
-//     does not come: nothing is loaded, so 1 is missing. If it was executed, that is as if somebody
-//     else had asked. The node is Unverified, which the log, a metric and Check tell.
-//   - The connection ends, or the process does, between boot.lua's answer and SCRIPT LOAD: there is no
-//     other connection for the rest. Of scripts that came to be known, all were sent to that process.
+//     does not come: no script that votes is loaded, so 1 is missing. If it was executed, that is as if
+//     somebody else had asked. A node that refuses is Unverified, which the log, a metric and Check
+//     tell. What refreshes and releases needs no memory, and goes on.
+//   - The connection ends, or the process does, between boot.lua's answer and SCRIPT LOAD: the rest
+//     fails. What came to be known was sent to the process that had answered.
 //   - boot.lua or SCRIPT LOAD is executed twice, or late: the same process hears it, and boot.lua says
 //     what it said before. The name for a memory that a late boot.lua might make a second time does not
 //     do: the script has the microsecond in which the memory began in it as well.
@@ -46,11 +51,15 @@ import (
 //   - A replica is promoted in between: boot.lua answers READONLY before, and another memory after.
 //   - Clients of versions before this one load scripts in advance. Theirs have another text.
 //
+// All of that is for clients that are told the process (INFO). One that is not takes the marker at its
+// word, and so does the first that is told, of a memory that it finds begun by such clients only.
+//
 // The closer look is for the process, and for when it was last made a master, which INFO tells. That
 // takes some microseconds, so it has a script of its own, which is used when nobody has looked for
 // lookEvery, or when a connection died since, or the server said that it is no master. To escape it
 // a server must answer a request, give way, have its successor make promises, and get its
-// place back, all within lookEvery and NodeTimeout, and without refusing a request in between.
+// place back, all within lookEvery and NodeTimeout, and without refusing a request in between; or have
+// no replica for so long that it does not know any more when it was made a master.
 //
 // Where a marker's encoding cannot be asked for, because the rights are missing or the server is
 // another than Redis, the script does not look for it, and has another text, as that of a client that
@@ -60,7 +69,7 @@ import (
 // FLUSHALL after which another client has used the bucket first. To load the scripts in the same
 // pipeline as boot.lua, one round trip less, loads them as well when boot.lua is refused: then a
 // process with old data, and the old marker in it, votes as soon as it accepts writes. To have each
-// connection boot before it is used for votes needs connections of our own.
+// connection boot before it is used for votes needs lanes with connections of their own.
 
 // MemoryState says whether a node's memory can be relied upon.
 type MemoryState uint8
@@ -99,9 +108,9 @@ type memory struct {
 	told          bool // the server has told of this memory
 }
 
-// scripts are all that requests in this memory need.
+// scripts are those by which a server votes in this memory.
 func (m *memory) scripts() []lua.Script {
-	return []lua.Script{m.usual.acquire, m.usual.batch, m.closer.acquire, m.closer.batch, lua.Refresh, lua.Release}
+	return []lua.Script{m.usual.acquire, m.usual.batch, m.closer.acquire, m.closer.batch}
 }
 
 // scripts are those for each kind of request, and for a batch.
@@ -176,23 +185,38 @@ func (n *Node) Memory() *Memory {
 	return nil
 }
 
-// Unverified is why the node's memory cannot be verified, so that it has no vote: it refuses boot.lua, or
-// the scripts by which it would vote. nil: it does not, or was not asked.
+// Unverified is why the node's memory cannot be verified, so that it has no vote: it refuses boot.lua,
+// or the scripts by which it would vote. nil: it does not, or was not asked.
 func (n *Node) Unverified() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.unverified
 }
 
-// setUnverified notes how boot.lua has ended, and tells if that is news.
+// setUnverified notes that the node's memory cannot be verified, and why, or with nil that it was. If
+// that is news, a goroutine tells, which ends when it has told the latest.
 func (n *Node) setUnverified(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	news := (err == nil) != (n.unverified == nil)
 	n.unverified = err
-	if news && n.Verified != nil && !n.closed {
-		n.wg.Go(func() { n.Verified(n.name, err) })
+	n.unsure.Store(err != nil)
+	if n.Verified != nil && !n.telling && !n.closed && (err == nil) != (n.told == nil) {
+		n.telling = true
+		n.wg.Go(n.tellVerified)
 	}
+}
+
+func (n *Node) tellVerified() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for (n.unverified == nil) != (n.told == nil) {
+		n.told = n.unverified
+		err := n.told
+		n.mu.Unlock()
+		n.Verified(n.name, err)
+		n.mu.Lock()
+	}
+	n.telling = false
 }
 
 // Ask has a guarded node tell of its memory, and tells done, once. establish is the name of
@@ -219,81 +243,128 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 			done(Memory{}, err)
 			return
 		}
-		m, err := s.boot(ctx, establish)
-		s.putLoading()
-		done(m, err)
+		defer s.putLoading()
+		_ = s.boot(ctx, establish, done)
 	}()
 }
 
-// boot has the server say what it remembers, and then loads the scripts of that memory, on the
-// same connection. The caller has the token of loading.
-func (s *server) boot(ctx context.Context, establish string) (Memory, error) {
-	m, err := s.askAndLoad(ctx, establish)
-	if err == nil || isReply(err) { // else nothing is known, and the server may be suspended for it
+// boot has the server say what it remembers, tells done, unless that is nil, and then loads the
+// scripts of that memory. The caller has the token of loading.
+//
+// All that is on a connection of its own, which is dialled once: what the scripts prove is that the
+// process that knows them is the one that answered. A connection of the client's pool would do as
+// well, but the owner of the client may have all of them in use.
+func (s *server) boot(ctx context.Context, establish string, done func(Memory, error)) error {
+	c := onceDialled(s.from, s.n.transportTime())
+	defer c.Close()
+	before, asked := s.looked.Load(), time.Now()
+	said, err := s.ask(ctx, c, establish)
+	var next *memory
+	if err == nil {
+		next = said.memory()
+		s.take(next)
+		s.saw(before, next, asked)
+	}
+	if done != nil {
+		m := Memory{}
+		if err == nil {
+			m = next.Memory
+		}
+		done(m, err)
+	}
+	if err == nil {
+		err = loadScripts(ctx, c, next.scripts())
+	}
+	switch {
+	case err == nil:
+		s.loads.Add(1)
+		s.n.setUnverified(nil)
+	case isReply(err), errors.Is(err, errUnexpected): // else nothing is known, and it may be suspended for that
 		s.n.setUnverified(err)
 	}
-	return m, err
+	if doubtful(err) {
+		s.doubt()
+	}
+	return err
 }
 
-func (s *server) askAndLoad(ctx context.Context, establish string) (Memory, error) {
-	conn := s.booting.Conn()
-	defer conn.Close() // which gives it back, or drops it if it broke
-	before, asked := s.looked.Load(), time.Now()
-	said, err := s.ask(ctx, conn, establish)
-	if err != nil {
-		return Memory{}, err
-	}
-	m, next := s.memory.Load(), said.memory()
+// take makes next what the server remembers, as far as this client knows.
+func (s *server) take(next *memory) {
+	m := s.memory.Load()
 	take := func() { s.memory.Store(next) }
 	if !m.told || next.Name != m.Name || next.State != m.State {
 		s.n.guard.Changed(next.Memory, take)
 	} else {
 		take()
 	}
-	s.saw(before, next, asked)
-	if err := loadScripts(ctx, conn, next.scripts()); err != nil {
-		return Memory{}, withoutVote("SCRIPT LOAD", err)
-	}
-	s.loads.Add(1)
-	return next.Memory, nil
 }
 
-// ask runs boot.lua. That comes first on the connection: go-redis drops one whose first
-// answer is READONLY, which is that of a server that has given way to another.
-func (s *server) ask(ctx context.Context, conn *redis.Conn, establish string) (answer, error) {
+// ask runs boot.lua. In the same pipeline it has the server know the scripts that need no memory, for
+// they may be of use to it even if boot.lua is refused: they refresh and release what is held.
+func (s *server) ask(ctx context.Context, c *redis.Client, establish string) (answer, error) {
 	g := s.n.guard
-	boot := func() *redis.Cmd {
-		return conn.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
+	boot := func(c redis.Cmdable) *redis.Cmd {
+		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
 	}
-	cmd := boot()
+	pipe := c.Pipeline()
+	cmd := boot(pipe)
+	for _, script := range []lua.Script{lua.Boot, lua.Refresh, lua.Release} {
+		pipe.ScriptLoad(ctx, script.Source)
+	}
+	_, err := pipe.Exec(ctx)
 	if hasCode(cmd.Err(), "NOSCRIPT") {
-		if err := loadScripts(ctx, conn, []lua.Script{lua.Boot}); err != nil {
-			return answer{}, withoutVote("SCRIPT LOAD", err)
-		}
-		cmd = boot()
+		cmd = boot(c)
 	}
-	if err := cmd.Err(); err != nil {
-		return answer{}, withoutVote("the script that tells whether it lost data", err)
+	switch {
+	case cmd.Err() != nil:
+		return answer{}, withoutVote(cmd.Err())
+	case cmd.Val() == nil && err != nil: // the handshake was refused: nothing was written
+		return answer{}, withoutVote(err)
 	}
-	return heardOf(cmd.Val())
+	said, err := heardOf(cmd.Val())
+	if err != nil {
+		return answer{}, withoutVote(err)
+	}
+	return said, nil
 }
 
-// withoutVote says what became of a step without which the server has no vote.
-func withoutVote(step string, err error) error {
-	if isReply(err) {
-		return fmt.Errorf("it has no vote, for it refuses %s: %w", step, err)
-	}
-	return fmt.Errorf("it has no vote yet: no answer to %s: %w", step, err)
+// withoutVote says what it means that boot, or part of it, has failed.
+func withoutVote(err error) error {
+	return fmt.Errorf("it has no vote, for it has not said whether it lost data: %w", err)
 }
 
 // loadScripts has them known to the process at the other end of c.
-func loadScripts(ctx context.Context, c interface{ Pipeline() redis.Pipeliner }, scripts []lua.Script) error {
+func loadScripts(ctx context.Context, c *redis.Client, scripts []lua.Script) error {
 	pipe := c.Pipeline()
 	for _, script := range scripts {
 		pipe.ScriptLoad(ctx, script.Source)
 	}
-	_, err := pipe.Exec(ctx)
-	return err
+	if _, err := pipe.Exec(ctx); err != nil {
+		return fmt.Errorf("the lock scripts could not be loaded: %w", err)
+	}
+	return nil
+}
+
+var errDialled = errors.New("the connection on which it was asked is gone")
+
+// onceDialled is a client like c, but with one connection that is dialled once: all its commands go to
+// one process, or fail. The caller closes it. Hooks of c are not called.
+func onceDialled(c *redis.Client, timeout time.Duration) *redis.Client {
+	o := *c.Options()
+	var dialled atomic.Bool
+	dial := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if dialled.Swap(true) {
+			return nil, errDialled
+		}
+		return dial(ctx, network, addr)
+	}
+	o.PoolSize, o.MaxActiveConns, o.MinIdleConns, o.PipelinePoolSize = 1, 1, 0, -1
+	o.MaxRetries, o.DialerRetries = -1, 1
+	o.ReadTimeout, o.WriteTimeout, o.ContextTimeoutEnabled = timeout, timeout, true
+	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return redis.NewClient(&o)
 }
 
 // answer is that of boot.lua.
@@ -306,12 +377,14 @@ type answer struct {
 	promoted                string
 }
 
+var errUnexpected = errors.New("unexpected reply to boot.lua")
+
 var memoryStates = map[string]MemoryState{"new": MemoryNew, "lost": MemoryLost, "kept": MemoryKept}
 
 func heardOf(val any) (answer, error) {
 	v, _ := val.([]any)
 	if len(v) != 9 {
-		return answer{}, fmt.Errorf("unexpected reply %T to boot", val)
+		return answer{}, fmt.Errorf("%w: %T", errUnexpected, val)
 	}
 	var texts [9]string
 	for i, x := range v {
@@ -321,7 +394,7 @@ func heardOf(val any) (answer, error) {
 	age, err := strconv.ParseInt(texts[2], 10, 64)
 	since, err2 := strconv.ParseInt(texts[6], 10, 64)
 	if !known || err != nil || err2 != nil || texts[0] == "" {
-		return answer{}, fmt.Errorf("unexpected reply %v to boot", v)
+		return answer{}, fmt.Errorf("%w: %v", errUnexpected, v)
 	}
 	began := time.Now().Add(-clock.Mul(age, time.Microsecond))
 	return answer{

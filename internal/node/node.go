@@ -41,6 +41,7 @@ type Node struct {
 	commands atomic.Uint64   // requests written, of all kinds
 	closing  atomic.Bool     // set by Close: only releases are written from then on
 	late     atomic.Bool     // see Late
+	unsure   atomic.Bool     // unverified is not nil. Written under mu
 	publish  any             // the command that tells of a turn
 	turn     any             // how long one is kept, in milliseconds
 	life     context.Context // ends with Close
@@ -54,7 +55,7 @@ type Node struct {
 	Changed func(name string, err error)
 
 	// Verified hears that the node's memory cannot be verified, and why, or with nil that it was. It is
-	// set before the first request, and called by a goroutine of its own; one call may overtake another.
+	// set before the first request, and called by a goroutine of its own, one call after the other.
 	Verified func(name string, err error)
 
 	// Observe hears of every exchange: how long it took, and why it had no answer, or an
@@ -70,6 +71,8 @@ type Node struct {
 	lastErr error // the last transport error, until the node answers again
 
 	unverified error // see Unverified
+	told       error // what Verified was told last
+	telling    bool  // it is being told
 }
 
 // transportTime is transportTimeout, or more where NodeTimeout is so long.

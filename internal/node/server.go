@@ -15,13 +15,12 @@ import (
 // server is one Redis process that answers requests: a standalone server, or one master
 // of a Cluster.
 type server struct {
-	n       *Node
-	from    *redis.Client // whose pool the others use
-	client  *redis.Client // waits long for answers
-	quick   *redis.Client // waits no longer than a caller may
-	booting *redis.Client // for who has the token of loading: connections of its own share its options
-	addr    string
-	prompt  atomic.Bool // the last exchange got its answers, well within a caller's time
+	n      *Node
+	from   *redis.Client // whose pool the others use
+	client *redis.Client // waits long for answers
+	quick  *redis.Client // waits no longer than a caller may
+	addr   string
+	prompt atomic.Bool // the last exchange got its answers, well within a caller's time
 
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
@@ -47,7 +46,7 @@ type server struct {
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
 		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1),
-		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout), booting: ownTimeouts(c, n.transportTime()),
+		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {
@@ -133,7 +132,12 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		if batch = unknown; len(batch) == 0 {
 			return lostBy == nil
 		}
-		if err := s.load(ctx, loads); err != nil {
+		if err := s.load(ctx, loads); isReply(err) {
+			apart = true // the script of a batch is one that votes, too
+			if batch = withoutVotes(batch, failed(err)); len(batch) == 0 {
+				return true
+			}
+		} else if err != nil {
 			settleAll(batch, failed(err), notSent)
 			return false
 		}
@@ -172,6 +176,9 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	rep, err := outcome(r.op, got)
 	if rep.Kind == Granted && l.memory != always {
 		rep.Memory = &l.memory.Memory
+		if l.s.n.unsure.Load() { // somebody else has verified it
+			l.s.n.setUnverified(nil)
+		}
 	}
 	switch {
 	case doubtful(err):
@@ -399,8 +406,7 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 		return nil
 	}
 	if s.n.guard != nil {
-		_, err := s.boot(ctx, "")
-		return err
+		return s.boot(ctx, "", nil)
 	}
 	began := time.Now()
 	err := loadScripts(ctx, s.client, lua.All)
@@ -409,6 +415,19 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 		s.loads.Add(1)
 	}
 	return err
+}
+
+// withoutVotes ends those of batch that ask for a vote, and gives the rest: they can be done without.
+func withoutVotes(batch []*request, rep Reply) []*request {
+	rest := batch[:0]
+	for _, r := range batch {
+		if r.op == opAcquire || r.op == opRepair {
+			r.settle(rep, notSent)
+		} else {
+			rest = append(rest, r)
+		}
+	}
+	return rest
 }
 
 // fate is what is known of a request that has ended.

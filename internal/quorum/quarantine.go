@@ -238,7 +238,7 @@ func (k *quarantine) ask(establish []*node.Memory) []*node.Memory {
 		asked++
 		n.Ask(name, func(m node.Memory, err error) { answers <- answer{i, m, err} })
 	}
-	timer := time.NewTimer(node.TurnTime(k.q.NodeTimeout))
+	timer := time.NewTimer(4 * node.TurnTime(k.q.NodeTimeout)) // it is dialled, greeted and asked twice
 	defer timer.Stop()
 	for range asked {
 		select {
@@ -255,7 +255,8 @@ func (k *quarantine) ask(establish []*node.Memory) []*node.Memory {
 	return all
 }
 
-// retryAsk is when a node in quarantine is asked again that did not answer when that was over.
+// retryAsk is when a node is asked again that did not answer when its quarantine was over, or that is
+// new: another one may have answered too late for all to be established together.
 const retryAsk = time.Second
 
 // close ends a roll call, unless there is reason for another at once: rounds that waited for
@@ -284,7 +285,7 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 		if out {
 			e.Until = m.Began.Add(k.q.Quarantine)
 			left := time.Until(e.Until) + time.Millisecond
-			if left <= 0 {
+			if left <= 0 || m.State == node.MemoryNew && left > retryAsk {
 				left = retryAsk
 			}
 			if wait < 0 || left < wait {

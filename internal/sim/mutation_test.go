@@ -123,16 +123,16 @@ var mutations = []mutation{
 	{
 		name: "the scripts of the memory before are loaded before boot.lua has answered",
 		file: "internal/node/memory.go",
-		old:  "	said, err := s.ask(ctx, conn, establish)\n",
-		new: "	if m := s.memory.Load(); m.told {\n		_ = loadScripts(ctx, conn, m.scripts())\n	}\n" +
-			"	said, err := s.ask(ctx, conn, establish)\n",
+		old:  "	said, err := s.ask(ctx, c, establish)\n",
+		new: "	if m := s.memory.Load(); m.told {\n		_ = loadScripts(ctx, c, m.scripts())\n	}\n" +
+			"	said, err := s.ask(ctx, c, establish)\n",
 		pkg: "./internal/node", by: "TestNothingIsLoadedUnlessBootSucceeds",
 	},
 	{
-		name: "what boot.lua has said is loaded on another connection",
+		name: "the connection on which boot.lua has answered is dialled again",
 		file: "internal/node/memory.go",
-		old:  "loadScripts(ctx, conn, next.scripts())",
-		new:  "loadScripts(ctx, s.client, next.scripts())",
+		old:  "	if dialled.Swap(true) {\n",
+		new:  "	if dialled.Swap(true) && false {\n",
 		pkg:  ".", by: "TestNoSecondGrantWhenItRestartsDuringBoot",
 	},
 	{
