@@ -1,0 +1,5 @@
+//go:build !race
+
+package flightlock_test
+
+const raced = false
