@@ -218,6 +218,8 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 					n.SetDelay(300 * time.Microsecond)
 				}
 				c := newClient(t, flightlock.Options{DriftFactor: tc.drift}, clients...)
+				mustRelease(t, mustLock(t, c, "warm", time.Second))
+				time.Sleep(time.Second) // all nodes are dialled, and know the scripts
 				l := mustLock(t, c, "k", tc.ttl)
 				if err := l.AutoRefresh(tc.policy); err != nil {
 					t.Fatal(err)
