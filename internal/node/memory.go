@@ -361,6 +361,7 @@ func onceDialled(c *redis.Client, timeout time.Duration) *redis.Client {
 	}
 	o.PoolSize, o.MaxActiveConns, o.MinIdleConns, o.PipelinePoolSize = 1, 1, 0, -1
 	o.MaxRetries, o.DialerRetries = -1, 1
+	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout, o.ContextTimeoutEnabled = timeout, timeout, true
 	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
