@@ -76,7 +76,7 @@ valkey: ## the tests on real servers once more, on Valkey instead of Redis; want
 	  . ./fenced ./internal/node ./internal/quorum ./internal/redistest ./lua
 	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
 
-# A minute or so.
+# A quarter of an hour, most of it for what is refused or cut off while a node is asked what it remembers.
 forget: ## the tests of nodes that forget locks, TRIES times each (default 250)
 	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -run 'NoSecondGrant' -v -timeout 60m .
 
