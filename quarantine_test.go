@@ -69,6 +69,16 @@ func (tr *trio) wantOn(l *flightlock.Lock, key string, nodes ...int) {
 	})
 }
 
+// hold has c lock a key that the third node does not have then, as if it had missed it: the first two
+// are the majority.
+func (tr *trio) hold(c *flightlock.Client, key string, ttl time.Duration) *flightlock.Lock {
+	tr.t.Helper()
+	l := mustLock(tr.t, c, key, ttl)
+	tr.wantOn(l, key, 0, 1)
+	tr.servers[2].Do(tr.t, "DEL", "lock:"+key)
+	return l
+}
+
 // amnesia is a way in which the first node loses what it was told since prepare.
 type amnesia struct {
 	name    string
@@ -212,10 +222,8 @@ func secondGrants(tr *trio, a amnesia, key string, holder *flightlock.Client, ri
 	t.Helper()
 	mustRelease(t, mustLock(t, rivals[0], "warm", time.Minute)) // it knows the nodes, and a bucket
 	forget := a.prepare(tr)
-	l := mustLock(t, holder, key, time.Minute)
+	l := tr.hold(holder, key, time.Minute)
 	defer l.Release(context.Background()) // it may be on too few nodes by now
-	tr.wantOn(l, key, 0, 1)
-	tr.servers[2].Do(t, "DEL", "lock:"+key) // as if it had never had it: the others are a majority
 	forget()
 	var mu sync.Mutex
 	try := func(c *flightlock.Client, retry flightlock.RetryStrategy) {
@@ -591,10 +599,8 @@ func failedOver(t *testing.T) (tr *trio, first, second *redistest.Server, holder
 	t.Helper()
 	tr, first, second, holder, other = followed(t)
 	second.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
-	l := mustLock(t, holder, "k", 50*time.Second)
+	l := tr.hold(holder, "k", 50*time.Second)
 	t.Cleanup(func() { _ = l.Release(context.Background()) })
-	tr.wantOn(l, "k", 0, 1)
-	tr.servers[2].Do(t, "DEL", "lock:k")
 	second.Do(t, "REPLICAOF", "NO", "ONE")
 	return tr, first, second, holder, other
 }

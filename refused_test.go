@@ -151,10 +151,8 @@ func newForgettable(t *testing.T, a amnesia) *forgettable {
 		lockAndRelease(t, c)
 	}
 	f.forget = a.prepare(tr)
-	f.held = mustLock(t, holder, "k", time.Minute)
+	f.held = tr.hold(holder, "k", time.Minute)
 	t.Cleanup(func() { _ = f.held.Release(context.Background()) }) // it may be on too few nodes by now
-	tr.wantOn(f.held, "k", 0, 1)
-	tr.servers[2].Do(t, "DEL", "lock:k")
 	return f
 }
 

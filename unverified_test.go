@@ -2,6 +2,7 @@ package flightlock_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -35,19 +36,13 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			var log lines
 			reg := prometheus.NewRegistry()
 			c := tr.client(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: reg})
-			redistest.Eventually(t, 20*time.Second, "the node is unverified", func() bool {
-				lockAndRelease(t, c)
-				return c.Stats().Unverified == 1
-			})
+			lockUntilUnverified(t, c, 1)
 			addr := tr.proxy.Addr()
 			wantOneLine(t, &log, "level=WARN", "node unverified", addr, "has no vote", said[0])
 			wantGauge(t, reg, "flightlock_node_unverified", addr, 1)
 			wantFinding(t, check(t, c), addr, "quarantine", flightlock.StatusFail, said[1])
 			r.accept(tr)
-			redistest.Eventually(t, 20*time.Second, "it is verified", func() bool {
-				lockAndRelease(t, c)
-				return c.Stats().Unverified == 0
-			})
+			lockUntilUnverified(t, c, 0)
 			wantOneLine(t, &log, "level=INFO", "verified again", addr)
 			wantGauge(t, reg, "flightlock_node_unverified", addr, 0)
 		})
@@ -64,10 +59,7 @@ func TestANodeThatAnotherClientVerified(t *testing.T) {
 	noTime := rights("", "-time")
 	noTime.refuse(tr)
 	tr.servers[0].Do(t, "SCRIPT", "FLUSH")
-	redistest.Eventually(t, 20*time.Second, "the node is unverified", func() bool {
-		lockAndRelease(t, a)
-		return a.Stats().Unverified == 1
-	})
+	lockUntilUnverified(t, a, 1)
 	noTime.accept(tr)
 	must(t, tr.servers[2].Kill()) // both others are needed from here on
 	eventuallyLock(t, b, "k")
@@ -86,19 +78,22 @@ func TestABlockedLoggerIsToldOnce(t *testing.T) {
 	for range 5 {
 		noTime.refuse(tr)
 		tr.servers[0].Do(t, "SCRIPT", "FLUSH")
-		redistest.Eventually(t, 20*time.Second, "the node is unverified", func() bool {
-			lockAndRelease(t, c)
-			return c.Stats().Unverified == 1
-		})
+		lockUntilUnverified(t, c, 1)
 		noTime.accept(tr)
-		redistest.Eventually(t, 20*time.Second, "it is verified", func() bool {
-			lockAndRelease(t, c)
-			return c.Stats().Unverified == 0
-		})
+		lockUntilUnverified(t, c, 0)
 	}
 	if n := len(log.began); n != 1 {
 		t.Errorf("%d lines are being written at once", n)
 	}
+}
+
+// lockUntilUnverified locks until so many nodes are unverified.
+func lockUntilUnverified(t *testing.T, c *flightlock.Client, n int64) {
+	t.Helper()
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d nodes are unverified", n), func() bool {
+		lockAndRelease(t, c)
+		return c.Stats().Unverified == n
+	})
 }
 
 // blocked is a log that takes nothing until its end.

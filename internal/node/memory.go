@@ -22,7 +22,7 @@ import (
 //
 //  1. The process is one in which boot.lua has succeeded and named this memory. The script has the
 //     memory in its text, and that text is sent to a server only behind boot.lua's answer, on the same
-//     connection, which is dialled once and leads to one process (boot, onceDialled). Any other process,
+//     connection, which is dialled once and leads to one process (askAndLoad). Any other process,
 //     after a restart or a failover, answers NOSCRIPT. Before Redis 7 scripts outlive their process: it
 //     hands them on to its replicas and writes them to its files. There the script compares the
 //     process, too.
@@ -248,33 +248,10 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 	}()
 }
 
-// boot has the server say what it remembers, tells done, unless that is nil, and then loads the
-// scripts of that memory. The caller has the token of loading.
-//
-// All that is on a connection of its own, which is dialled once: what the scripts prove is that the
-// process that knows them is the one that answered. A connection of the client's pool would do as
-// well, but the owner of the client may have all of them in use.
+// boot has the server say what it remembers, tells done, once, and then loads the scripts of that
+// memory. The caller has the token of loading.
 func (s *server) boot(ctx context.Context, establish string, done func(Memory, error)) error {
-	c := onceDialled(s.from, s.n.transportTime())
-	defer c.Close()
-	before, asked := s.looked.Load(), time.Now()
-	said, err := s.ask(ctx, c, establish)
-	var next *memory
-	if err == nil {
-		next = said.memory()
-		s.take(next)
-		s.saw(before, next, asked)
-	}
-	if done != nil {
-		m := Memory{}
-		if err == nil {
-			m = next.Memory
-		}
-		done(m, err)
-	}
-	if err == nil {
-		err = loadScripts(ctx, c, next.scripts())
-	}
+	err := s.askAndLoad(ctx, establish, done)
 	switch {
 	case err == nil:
 		s.loads.Add(1)
@@ -286,6 +263,25 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 		s.doubt()
 	}
 	return err
+}
+
+// askAndLoad is on a connection of its own, which is dialled once: what the scripts prove is that the
+// process that knows them is the one that answered. A connection of the client's pool would do as
+// well, but the owner of the client may have all of them in use.
+func (s *server) askAndLoad(ctx context.Context, establish string, done func(Memory, error)) error {
+	c := onceDialled(s.from, s.n.transportTime())
+	defer c.Close()
+	before, asked := s.looked.Load(), time.Now()
+	said, err := s.ask(ctx, c, establish)
+	if err != nil {
+		done(Memory{}, err)
+		return err
+	}
+	next := said.memory()
+	s.take(next)
+	s.saw(before, next, asked)
+	done(next.Memory, nil)
+	return loadScripts(ctx, c, next.scripts())
 }
 
 // take makes next what the server remembers, as far as this client knows.

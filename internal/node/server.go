@@ -406,7 +406,7 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 		return nil
 	}
 	if s.n.guard != nil {
-		return s.boot(ctx, "", nil)
+		return s.boot(ctx, "", func(Memory, error) {})
 	}
 	began := time.Now()
 	err := loadScripts(ctx, s.client, lua.All)
