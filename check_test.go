@@ -320,6 +320,25 @@ func TestCheckOfVersions(t *testing.T) {
 	}
 }
 
+// A client that was refused INFO goes on by what it found out then, until a lock asks again. Check
+// does not call that well because INFO is allowed by now.
+func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
+	servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t), redistest.StartServer(t)}
+	var nodes []redis.UniversalClient
+	for _, s := range servers {
+		s.Do(t, "ACL", "SETUSER", "default", "-info")
+		nodes = append(nodes, s.Client(t))
+	}
+	c := newClient(t, patient, nodes...)
+	eventuallyLock(t, c, "k")
+	wantFinding(t, check(t, c), servers[0].Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused")
+	for _, s := range servers {
+		s.Do(t, "ACL", "SETUSER", "default", "+info")
+	}
+	wantFinding(t, check(t, c), servers[0].Addr(), "quarantine", flightlock.StatusWarn, "was refused INFO")
+	wantFinding(t, check(t, newClient(t, patient, nodes...)), servers[0].Addr(), "quarantine", flightlock.StatusOK)
+}
+
 // Every master of a Cluster is looked at; a member by itself is no node.
 func TestCheckOfClusters(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3)

@@ -229,11 +229,23 @@ func judgeQuarantine(s subject) Finding {
 	case s.c.nodes[s.i].Unverified() != nil:
 		err := s.c.nodes[s.i].Unverified()
 		return Finding{Status: StatusFail, Found: err.Error(), Fix: acceptWrites(s, err)}
+	case blind(s.c.nodes[s.i]) != nil:
+		return Finding{Status: StatusWarn,
+			Found: fmt.Sprintf("this client was refused INFO, and what it asked then still counts: %v", blind(s.c.nodes[s.i])),
+			Fix:   "none, if INFO is allowed by now: a lock asks again every 10s; then run this again"}
 	case s.c.quorum.Quarantined(s.i):
 		return Finding{Status: StatusWarn, Found: fmt.Sprintf("the node lost its memory within the last %v", life),
 			Fix: "wait so long before you touch another node"}
 	}
 	return ok("on, for %v", life)
+}
+
+// blind is why the node does not tell its process to this client, as far as it has asked.
+func blind(n *node.Node) error {
+	if m := n.Memory(); m != nil {
+		return m.Blind
+	}
+	return nil
 }
 
 // acceptWrites is what has a server accept the script that it refused with err.

@@ -519,6 +519,48 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 	}
 }
 
+// Clients begin without the right to INFO, which is granted later, while they are at work or by a
+// restart. They do not go on to believe a server that comes back with old data.
+func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
+	for _, byRestart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("byRestart=%v", byRestart), func(t *testing.T) {
+			a := amnesias[slices.IndexFunc(amnesias, func(a amnesia) bool { return a.name == "stale append-only file" })]
+			tr := newTrio(t, a.args...)
+			allow := func(right string) {
+				for _, s := range tr.servers {
+					s.Do(t, "ACL", "SETUSER", "default", right)
+				}
+			}
+			for _, s := range tr.servers { // what began in the second in which its process did is not believed either
+				redistest.Eventually(t, 20*time.Second, "a second has passed", func() bool { return !infoHas(t, s, "server", "uptime_in_seconds:0") })
+			}
+			allow("-info")
+			holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+			for _, c := range []*flightlock.Client{holder, rival} {
+				lockAndRelease(t, c)
+			}
+			forget := a.prepare(tr)
+			if !byRestart {
+				allow("+info")
+			}
+			held := tr.hold(holder, "k", time.Minute)
+			defer held.Release(context.Background())
+			forget()
+			allow("+info")
+			for i, c := range []*flightlock.Client{rival, tr.client(flightlock.Options{})} {
+				l, err := c.Lock(t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 5))
+				if lost := held.Err(); lost != nil {
+					t.Fatalf("the lock was over, so the try says nothing: %v", lost)
+				}
+				if err == nil {
+					t.Errorf("client %d: granted twice, with tokens %d and %d", i, held.Fence(), l.Fence())
+				}
+				lockUntilQuarantined(t, c, fmt.Sprint("other", i), 1)
+			}
+		})
+	}
+}
+
 // A right that is taken away, or given back, while clients are at work is no memory lost: they
 // see less, or more.
 func TestRightsThatChangeAreNoMemoryLoss(t *testing.T) {
@@ -641,6 +683,7 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 	tr, first, second, _, rival := failedOver(t)
 	failBack(t, first, second)
+	time.Sleep(120 * time.Millisecond)                                               // a look at who the server is counts for 100
 	for i, c := range []*flightlock.Client{rival, tr.client(flightlock.Options{})} { // the new one notices anyway
 		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
 			t.Errorf("client %d was granted it twice", i)

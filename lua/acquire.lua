@@ -30,15 +30,16 @@
 -- Six locals stand before this text (see lua.go). memory is the name of the node's memory
 -- (see boot.lua), or false where that does not matter. A node that was flushed since, or
 -- restarted, has another name in its marker: boot.lua must run before it is asked for a
--- vote. raw says that the marker is raw as long as this process has not read it from a dump,
--- by which it would forget what was not in there. run is the process, nil if the client was
--- not told it. It is false, for nobody needs to look, but for servers before Redis 7, which
--- hand scripts on to replicas and to the process after a restart, and for the closer look that
--- a client takes now and then. promoted and offset are what INFO says of when the process was
--- last made a master, and false but for the closer look: it finds one that gave way to another
--- meanwhile, and lost what that one was told. (Zeros: never, or it has had no replica for
--- so long that it does not know any more.) floor is when the memory began, in
--- microseconds of the node's clock, or 0.
+-- vote. The next four make the closer look that a client takes now and then; those that
+-- nobody needs to look for are false, or nil if the client was not told them. raw: the marker
+-- is raw as long as this process has not read it from a dump, by which it would forget what
+-- was not in there. run: the process; '' asks whether the client may be told it by now, for then
+-- boot.lua compares more. promoted and offset: what INFO says of when the process was last made
+-- a master, to find one that gave way to another meanwhile, and lost what that one was told.
+-- (Zeros: never, or it has had no replica for so long that it does not know any more.) Who is not
+-- told the process looks for raw each time; before Redis 7, where servers hand scripts on to replicas
+-- and to the process after a restart, everybody looks for run each time. floor is when the
+-- memory began, in microseconds of the node's clock, or 0.
 --
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
@@ -56,12 +57,16 @@ if run and not forgot then
     text = redis.pcall('INFO', 'server')
   end
   local function says(line) return string.find(text, line, 1, true) end
-  forgot = type(text) ~= 'string' or not says(run) -- or no more allowed to ask
-    or promoted and (says('role:slave')
-      or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000')))
+  if run == '' then
+    forgot = type(text) == 'string' and string.find(text, 'run_id:%w')
+  else
+    forgot = type(text) ~= 'string' or not says(run) -- or no more allowed to ask
+      or promoted and (says('role:slave')
+        or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000')))
+  end
 end
 if forgot then
-  return {err = 'FORGOT the memory of this node is not ' .. memory}
+  return {err = 'FORGOT the memory of this node is not ' .. memory .. ', or this user may now see more of it'}
 end
 memory, raw, run, promoted = false, false, false, false -- for the rest of a batch: nothing can happen in between
 

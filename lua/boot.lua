@@ -32,7 +32,10 @@
 -- INFO tells the process (run_id), and when it was last made a master: it keeps the
 -- replication id that it had as a replica, with an offset. The ids of a node that never
 -- was a replica change with its own replicas and mean nothing. One that was a master
--- before, and lagged as a replica since, would find its own run_id in its marker.
+-- before, and lagged as a replica since, would find its own run_id in its marker. INFO also tells,
+-- in seconds, when the process began. That is for the first who may ask INFO, of a memory that
+-- nobody who may has seen: it is this process's own if the process began in a second before it,
+-- and never was a replica.
 --
 -- The marker itself tells whether this process has it by commands, its own or its master's,
 -- or from a dump: of a disk, or of a master, who gives one to a replica that cannot just go
@@ -73,6 +76,10 @@ end
 
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
+local function begun() -- the second in which the process began
+  local up, at = word(server, 'uptime_in_seconds'), word(server, 'server_time_usec') or now -- its clock as of up
+  return up and math.floor(at / 1000000) - up or math.huge
+end
 local marker, past = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''
 local of, state, since, ran, rose, how = string.match(past, '^([%w-]+) (%l+) (%d+) (%S+) (%S+) (%l+)$')
 since = tonumber(since)
@@ -88,7 +95,8 @@ end
 
 if not name or of ~= name then -- first use, flushed, or restarted empty
   name, state, since = ARGV[1], 'new', now
-elseif dumped or run ~= '-' and ran ~= '-' and (run ~= ran or promoted ~= '-' and promoted ~= rose) then
+elseif dumped or run ~= '-' and (ran ~= '-' and run ~= ran or promoted ~= '-' and promoted ~= rose
+    or ran == '-' and begun() >= math.floor(since / 1000000)) then
   name, since = ARGV[1], now
   if state ~= 'new' then -- that never had a vote, so there is nothing that could be missed
     state = 'lost'

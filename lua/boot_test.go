@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock/lua"
 )
@@ -90,6 +91,77 @@ func TestBootOfALostMemory(t *testing.T) {
 		s.past(2, s.now()-60*second)
 		s.wantBoot("m4", "", "m3", "kept")
 
+	})
+}
+
+// A memory that was begun by clients that are not told the process is believed by the first that is,
+// if the process has begun before it, and was no replica since: old data that a restart, or a
+// failover, brought back is lost.
+func TestBootByTheFirstWhoMayAskINFO(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no ACL for scripts")
+		}
+		s.older()
+		begin := func() {
+			s.reset()
+			s.allow("-info")
+			s.wantBoot("m1", "", "m1", "new")
+			s.wantBoot("m1", "m1", "m1", "kept")
+		}
+		begin()
+		s.allow("")
+		s.wantBoot("m2", "", "m1", "kept")
+
+		begin()
+		s.past(2, s.now()-3600*second) // before the process
+		s.wantBoot("m2", "", "m1", "kept")
+		s.allow("")
+		s.wantBoot("m2", "", "m2", "lost")
+		s.wantBoot("m3", "", "m2", "lost")
+
+		begin()
+		s.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1")
+		s.Do(t.Context(), "REPLICAOF", "NO", "ONE")
+		s.wantBoot("m2", "", "m1", "kept")
+		s.allow("")
+		s.wantBoot("m2", "", "m2", "lost")
+	})
+}
+
+// older waits until the server's process began in a second before the present one.
+func (s *store) older() {
+	if !s.real {
+		return
+	}
+	_, up, _ := strings.Cut(s.Info(s.t.Context(), "server").Val(), "uptime_in_seconds:")
+	if strings.HasPrefix(up, "0") {
+		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1100 * time.Millisecond))) // its clock is ours, and 100 ms late
+	}
+}
+
+// Who is not told the process finds out by a closer look that it is told by now, and then writes
+// nothing: boot.lua is to compare more.
+func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no ACL for scripts")
+		}
+		s.allow("-info")
+		s.wantBoot("m1", "", "m1", "new")
+		for _, closer := range []bool{false, true} {
+			m := lua.Memory{Name: "m1", Closer: closer}
+			s.Del(t.Context(), key)
+			s.allow("-info")
+			if err := s.acquireIn(m); err != nil {
+				t.Errorf("closer=%v, while it may not: %v", closer, err)
+			}
+			s.Del(t.Context(), key)
+			s.allow("")
+			if err := s.acquireIn(m); (err != nil) != closer || (s.value(key) == "o") == closer {
+				t.Errorf("closer=%v, when it may: %v, the key is %q", closer, err, s.value(key))
+			}
+		}
 	})
 }
 
@@ -200,6 +272,7 @@ func TestBootWithoutINFO(t *testing.T) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
 		}
+		s.older()
 		informed := strings.Fields(func() string { s.boot("m1", ""); return s.value(lua.Past) }())
 		s.wantBoot("m1", "m1", "m1", "kept")
 		s.Do(t.Context(), "ACL", "SETUSER", "default", "-info")
@@ -336,6 +409,7 @@ func TestBootOfClientsWithDifferentRights(t *testing.T) {
 		if !s.real {
 			t.Skip("miniredis has no ACL for scripts")
 		}
+		s.older()
 		for _, less := range []string{"-object", "-append", "-object -append", "-object -info", "-append -info", "-object -append -info"} {
 			s.reset()
 			s.allow(less)

@@ -66,17 +66,17 @@ type Memory struct {
 	Raw      bool   // the marker is raw, unless it was read from a dump
 	Promoted string // when the process was last made a master, id:offset; "" if that is not told
 	Since    int64  // when the memory began: tokens that are granted in it are larger
-	Closer   bool   // the script looks for the process, and when it was last made a master
+	Closer   bool   // the script looks for a dump, for the process, and when it was last made a master
 }
 
 // AcquireIn is Acquire for a node with that memory: it grants nothing in another. A server may
 // come to know it only behind an answer of boot.lua that named this memory, on the same
 // connection: then a server that restarted does not know it, or has another marker. One that goes
-// on, but was another's replica meanwhile, knows it: that is seen if the marker is raw and was read
-// from a dump, or else by a closer look.
+// on, but was another's replica meanwhile, knows it: a closer look finds out.
 //
 // Who is not told the process, or may not ask whether the marker is raw, does not see all that is
-// lost. So it has a script of its own, which nobody who sees more takes for a proof.
+// lost. So it has a script of its own, which nobody who sees more takes for a proof. Who is not told
+// the process looks for a dump each time, and by a closer look whether it is told by now.
 func AcquireIn(m Memory) Script { return newScript(m.head() + acquire) }
 
 // BatchIn is Batch with that Acquire. What is said of one goes for the other.
@@ -84,9 +84,15 @@ func BatchIn(m Memory) Script { return newBatch(m.head()) }
 
 // head is what stands before acquire.
 func (m Memory) head() string {
-	run, promoted, offset := "nil", "false", "false"
+	raw, run, promoted, offset := "nil", "nil", "false", "false"
 	switch {
-	case m.Run != "" && (m.Strict || m.Closer):
+	case m.Raw && (m.Closer || m.Run == ""):
+		raw = "true"
+	case m.Raw:
+		raw = "false"
+	}
+	switch {
+	case m.Closer || m.Run != "" && m.Strict:
 		run = strconv.Quote(m.Run)
 	case m.Run != "":
 		run = "false"
@@ -95,7 +101,7 @@ func (m Memory) head() string {
 		id, at, _ := strings.Cut(m.Promoted, ":")
 		promoted, offset = strconv.Quote("master_replid2:"+id+"\r\n"), strconv.Quote("second_repl_offset:"+at+"\r\n")
 	}
-	return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = %q, %t, %s, %s, %s, %d\n", m.Name, m.Raw, run, promoted, offset, m.Since)
+	return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = %q, %s, %s, %s, %s, %d\n", m.Name, raw, run, promoted, offset, m.Since)
 }
 
 // The keys of boot.lua.

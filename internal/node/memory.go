@@ -28,9 +28,9 @@ import (
 //     process, too.
 //  2. The data is of this memory: the marker has its name. After a flush there is none, and another
 //     one as soon as some client's boot.lua has found that something was lost. The answer is FORGOT.
-//  3. The data is this process's own, not that of another master which it followed for a while. A full
-//     copy makes the marker's encoding another one (boot.lua says how; FORGOT). Without a copy, or
-//     where the rights to ask are missing, a closer look finds out: see look.
+//  3. The data is this process's own, not that of another master which it followed for a while. A closer
+//     look finds out, see look: a full copy makes the marker's encoding another one (boot.lua says how),
+//     and INFO tells of a change of masters without one.
 //  4. The memory is kept. This client was told so by boot.lua, or the quorum found out (counts, in
 //     internal/quorum). Else the grant is written, and is no vote.
 //  5. It is a master and accepts writes: the grant is one.
@@ -52,14 +52,17 @@ import (
 //   - Clients of versions before this one load scripts in advance. Theirs have another text.
 //
 // All of that is for clients that are told the process (INFO). One that is not takes the marker at its
-// word, and so does the first that is told, of a memory that it finds begun by such clients only.
+// word, unless it came from a dump, and asks now and then whether it is told by now. The first that is
+// told, of a memory that such clients began, believes it if the process is older than that.
 //
-// The closer look is for the process, and for when it was last made a master, which INFO tells. That
-// takes some microseconds, so it has a script of its own, which is used when nobody has looked for
-// lookEvery, or when a connection died since, or the server said that it is no master. To escape it
-// a server must answer a request, give way, have its successor make promises, and get its
+// The closer look is for a dump, for the process, and for when it was last made a master, which INFO
+// tells. That takes some microseconds, so it has a script of its own, which is used when nobody has
+// looked for lookEvery, or when a connection died since, or the server said that it is no master. To
+// escape it a server must answer a request, give way, have its successor make promises, and get its
 // place back, all within lookEvery and NodeTimeout, and without refusing a request in between; or have
-// no replica for so long that it does not know any more when it was made a master.
+// read no dump, and had no replica for so long that it does not know any more when it was made a master.
+// To look for a dump in each acquire as well would close the first of these for a twentieth to a
+// ninth of the script's time; but masters are not replaced that fast.
 //
 // Where a marker's encoding cannot be asked for, because the rights are missing or the server is
 // another than Redis, the script does not look for it, and has another text, as that of a client that
@@ -134,13 +137,21 @@ type look struct {
 // back, has waited much longer to find out that a server is gone.
 const lookEvery = 100 * time.Millisecond
 
+// blindLookEvery is lookEvery for who is not told the process: it looks whether it is by now, and each
+// look that it is refused stands in the server's ACL LOG.
+const blindLookEvery = 10 * time.Second
+
 func (k *look) counts(m *memory, now time.Time) bool {
 	return k != nil && k.at == m && !clock.Passed(now, k.until)
 }
 
 // saw notes a look that was sent at a time, when before was the last one.
 func (s *server) saw(before *look, m *memory, sent time.Time) {
-	s.looked.CompareAndSwap(before, &look{m, sent.Add(lookEvery)})
+	every := lookEvery
+	if m.Blind != nil {
+		every = blindLookEvery
+	}
+	s.looked.CompareAndSwap(before, &look{m, sent.Add(every)})
 }
 
 // doubt has the next vote take a look.

@@ -277,6 +277,45 @@ func TestWhenALookIsDue(t *testing.T) {
 	}
 }
 
+// A client that is not told the process asks now and then whether it is told by now, and then has the
+// memory told anew.
+func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
+	f := &forgetful{name: "m", version: "7.0", loaded: map[string]bool{}}
+	m := lua.Memory{Name: "m", Raw: true, Since: since, Closer: true}
+	closer := lua.AcquireIn(m).SHA
+	var told atomic.Bool
+	fake := redistest.StartFake(t, func(cmd []string) string {
+		if told.Load() && len(cmd) > 1 && cmd[1] == closer {
+			return "-FORGOT the memory of this node is not m, or this user may now see more of it\r\n"
+		}
+		return f.answer(cmd)
+	})
+	n := newNode(t, fakeClient(t, fake))
+	guard(n)
+	vote := func() {
+		t.Helper()
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+	}
+	vote()
+	k := n.notices.home.looked.Load()
+	if left := time.Until(k.until); left > blindLookEvery || left < blindLookEvery/2 || n.Memory().Blind == nil {
+		t.Fatalf("it looks again in %v; blind: %v", left, n.Memory().Blind)
+	}
+	f.mu.Lock()
+	f.run = "r"
+	f.mu.Unlock()
+	told.Store(true)
+	vote()
+	if n.Memory().Blind == nil {
+		t.Error("it has looked before it was time")
+	}
+	n.notices.home.looked.Store(&look{k.at, time.Now()})
+	vote()
+	if err := n.Memory().Blind; err != nil {
+		t.Error(err)
+	}
+}
+
 // A doubt stands against a look that was sent before it, whenever its answer comes.
 func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	k := newLookout(t)

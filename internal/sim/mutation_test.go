@@ -154,7 +154,21 @@ var mutations = []mutation{
 		file: "lua/acquire.lua",
 		old:  "  or raw and redis.pcall(",
 		new:  "  or false and redis.pcall(",
-		pkg:  ".", by: "TestAFailoverAndBackThatNobodySaw",
+		pkg:  "./lua", by: "TestBootOfAMarkerFromADump",
+	},
+	{
+		name: "the first that may ask INFO believes what was begun without",
+		file: "lua/boot.lua",
+		old:  "or ran == '-' and begun() >=",
+		new:  "or false and begun() >=",
+		pkg:  "./lua", by: "TestBootByTheFirstWhoMayAskINFO",
+	},
+	{
+		name: "a client that was refused INFO does not ask again",
+		file: "lua/acquire.lua",
+		old:  "forgot = type(text) == 'string' and string.find(text, 'run_id:%w')",
+		new:  "forgot = false",
+		pkg:  "./lua", by: "TestACloserLookSeesThatINFOMayBeAsked",
 	},
 	{
 		name: "nobody looks when a server was last made a master",

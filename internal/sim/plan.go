@@ -34,9 +34,10 @@ type plan struct {
 	quarantine bool // nodes that forgot have no vote for MaxTTL
 	forgets    bool // servers forget: all but faithful if there is a quarantine, else only those that were away for MaxTTL
 	faithful   int
-	appendOnly bool // what a server has on its disk are commands, not a dump
-	loose      bool // clocks run apart and servers forget: then tokens may fall
-	long       bool // locks have the longest ttl, and are held for long
+	appendOnly bool          // what a server has on its disk are commands, not a dump
+	informed   time.Duration // before that the servers refuse INFO
+	loose      bool          // clocks run apart and servers forget: then tokens may fall
+	long       bool          // locks have the longest ttl, and are held for long
 
 	chaos  time.Duration // how long programs begin new work, and faults happen
 	enough int           // scripts; then it ends early, for more of the same shows nothing new
@@ -127,6 +128,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 	p.addAmnesia(more)
 	p.addReturns(rand.New(rand.NewPCG(seed, 10)))
 	p.addRefusals(rand.New(rand.NewPCG(seed, 11)))
+	p.addRights(rand.New(rand.NewPCG(seed, 12)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -256,6 +258,19 @@ func (p *plan) addRefusals(r *rand.Rand) {
 			what: refuseWrites, at: time.Duration(r.Int64N(int64(p.chaos))), lasts: between(r, time.Millisecond, p.chaos/4), server: r.IntN(p.nodes),
 		})
 	}
+}
+
+// addRights has INFO refused for a while, in some worlds, so that memories begin without it. Nothing is
+// forgotten meanwhile, nor does a server give way in the seconds after which clients ask again: they could
+// not notice it.
+func (p *plan) addRights(r *rand.Rand) {
+	if !p.forgets || !p.quarantine || p.loose || r.IntN(4) != 0 {
+		return
+	}
+	p.informed = between(r, time.Millisecond, p.chaos/2)
+	p.faults = slices.DeleteFunc(p.faults, func(f fault) bool {
+		return f.what == giveWay || f.at < p.informed && (f.what == crashServer && f.memory == something || f.what == flushServer)
+	})
 }
 
 // cutAll cuts servers off from all clients. What was held back is lost.

@@ -28,6 +28,7 @@ type server struct {
 	scripts map[string]string
 	started int             // how many processes there were
 	run     int             // the one that is there
+	second  int64           // of its clock in which that began
 	rises   int             // how often it was made a master, after it was a replica
 	freed   map[string]bool // owners that a release has found here
 	*store
@@ -43,7 +44,7 @@ func newServer(w *world, id int) *server {
 	s := &server{w: w, id: id, addr: fmt.Sprintf("10.0.0.%d:6379", id+1), up: true, scripts: map[string]string{}, freed: map[string]bool{}, rate: 1}
 	s.base = w.began.UnixMicro() + w.plan.offsets[id].Microseconds()
 	s.rate = w.plan.rates[id]
-	s.store = newStore(s.micros)
+	s.store, s.second = newStore(s.micros), s.micros()/1e6-10
 	s.saved = s.copy()
 	return s
 }
@@ -203,11 +204,16 @@ func (s *server) command(args []string) any {
 	case "PUBLISH":
 		return s.publish(args[1], args[2])
 	case "INFO":
+		if s.w.now() < s.w.plan.informed {
+			return failure("NOPERM this user has no permissions to run the 'info' command")
+		}
 		from, offset := strings.Repeat("0", 40), -1
 		if s.rises > 0 {
 			from, offset = s.digest(fmt.Sprint("rise", s.run), s.rises), 1
 		}
-		return fmt.Sprintf("redis_version:7.0.15\r\nrun_id:%s\r\nrole:master\r\nmaster_replid2:%s\r\nsecond_repl_offset:%d\r\n", s.digest("run", s.run), from, offset)
+		now := s.micros()
+		return fmt.Sprintf("redis_version:7.0.15\r\nrun_id:%s\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\nrole:master\r\nmaster_replid2:%s\r\nsecond_repl_offset:%d\r\n",
+			s.digest("run", s.run), now, now/1e6-s.second, from, offset)
 	case "FLUSHALL":
 		clear(s.keys)
 		return status("OK")
@@ -307,7 +313,7 @@ func (s *server) restart(m memory) {
 	s.w.logf("FAULT  %v restarts, remembers %v", s, m)
 	s.up = true
 	s.started++
-	s.run, s.rises = s.started, 0
+	s.run, s.rises, s.second = s.started, 0, s.micros()/1e6
 	clear(s.scripts)
 	switch m {
 	case something:
@@ -348,7 +354,7 @@ func (s *server) giveWay(m memory, lasts, refuses time.Duration) {
 		return
 	}
 	s.w.logf("FAULT  %v gives way to a replica", s)
-	scripts, run, rises, keys := maps.Clone(s.scripts), s.run, s.rises, s.copy()
+	scripts, run, second, rises, keys := maps.Clone(s.scripts), s.run, s.second, s.rises, s.copy()
 	s.crash()
 	if s.restart(m); m != everything {
 		keys = s.copy()
@@ -361,7 +367,7 @@ func (s *server) giveWay(m memory, lasts, refuses time.Duration) {
 		}
 		s.w.logf("FAULT  %v is back in its place", s)
 		s.crash()
-		s.up, s.scripts, s.run, s.rises, s.keys = true, scripts, run, rises+1, keys
+		s.up, s.scripts, s.run, s.second, s.rises, s.keys = true, scripts, run, second, rises+1, keys
 		s.age()
 		s.refuseWrites(refuses)
 	})
