@@ -122,6 +122,9 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 			apart = true
 			continue
 		}
+		if l.elsewhere(try > 0) {
+			s.leadsElsewhere(ctx)
+		}
 		unknown := batch[:0]
 		for i, r := range batch {
 			if !l.settle(r, l.answers[i], sent, try < 3) {
@@ -154,10 +157,14 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 		r.settle(rep, notSent)
 		return
 	}
-	timeout := l.s.n.timeout
+	s, timeout := l.s, l.s.n.timeout
 	defer l.forget()
-	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
+	ctx := l.brief.context(now, timeout, timeout/8)
+	got, sent := l.writeOne(ctx, r, now)
 	if !l.settle(r, got, sent, true) {
+		if l.elsewhere(s.loads.Load() > 0) { // or it has forgotten the scripts: then that is for nothing
+			s.leadsElsewhere(ctx)
+		}
 		l.putBack(r) // to have the scripts loaded
 	}
 }

@@ -1,0 +1,53 @@
+package node
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A connection leads to the process to which it was dialled for as long as it lives. When a node's
+// address moves (a virtual IP, a name, a proxy), connections to the process that had it may survive,
+// and that one may go on as a replica. It refuses writes, and what it is asked in the memory of its
+// successor it does not know. go-redis closes a connection on which READONLY was the first reply, so that
+// the next one is dialled to where the address leads now. It does not close one that said NOSCRIPT, or
+// READONLY behind another reply, or within that of a batch. leadsElsewhere does.
+
+// errElsewhere is why a connection is given up.
+var errElsewhere = errors.New("the connection may lead to a server that had this address before")
+
+// unwritable is an argument by which go-redis fails to write a command, and so closes the connection
+// that it had taken for it.
+type unwritable struct{}
+
+func (unwritable) MarshalBinary() ([]byte, error) { return nil, errElsewhere }
+
+// leadsElsewhere has a connection closed of those that the lanes use: the one that was put back last,
+// in general. If it is another one, as under load, that one is dialled again for nothing; whoever has
+// the same answer from the first closes the next, until none is left that gives it. Scripts may be loaded
+// on a connection of the other pool than the one that did not know them, so it is one of each.
+func (s *server) leadsElsewhere(ctx context.Context) {
+	ping := func() *redis.Cmd { return redis.NewCmd(ctx, "PING", unwritable{}) }
+	_ = s.client.Process(ctx, ping())
+	_ = s.pipeline(ctx, ping())
+}
+
+// elsewhere reports whether the last answers are those of a server that the address does not lead to
+// any more, as far as they tell: it does not know a script although they were loaded; or it is a
+// replica, and go-redis does not see that.
+func (l *lane) elsewhere(loaded bool) bool {
+	for i, got := range l.answers {
+		if got.err == nil {
+			continue
+		}
+		_, inBatch := got.err.(batchError)
+		switch {
+		case hasCode(got.err, "READONLY"):
+			return i > 0 || inBatch
+		case loaded && hasCode(got.err, "NOSCRIPT"):
+			return true
+		}
+	}
+	return false
+}
