@@ -41,10 +41,10 @@ func (l *lane) elsewhere(loaded bool) bool {
 		if got.err == nil {
 			continue
 		}
-		_, inBatch := got.err.(batchError)
+		var inBatch batchError
 		switch {
 		case hasCode(got.err, "READONLY"):
-			return i > 0 || inBatch
+			return i > 0 || errors.As(got.err, &inBatch)
 		case loaded && hasCode(got.err, "NOSCRIPT"):
 			return true
 		}
