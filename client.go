@@ -83,11 +83,15 @@ func newClient(opts Options, own bool) (*Client, error) {
 		}
 		c.nodes = append(c.nodes, nd)
 	}
-	c.quorum = quorum.New(quorum.Config{
+	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, Tells: c.tells, Same: c.sameServer,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), MemoryName: c.memoryName, Told: c.quarantined, Blind: c.blind,
-	})
+		Guarded: c.guarded(), Quarantine: c.quarantine(), Told: c.quarantined, Blind: c.blind,
+	}
+	if !opts.DisableQuarantine {
+		q.MemoryName = c.memoryName
+	}
+	c.quorum = quorum.New(q)
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {
 		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {

@@ -246,7 +246,7 @@ func TestNoServerSeesTheClientsClock(t *testing.T) {
 		}
 		return "+OK\r\n"
 	})
-	c := newClient(t, flightlock.Options{}, dial(t, fake.Addr()))
+	c := newClient(t, flightlock.Options{DisableQuarantine: true}, dial(t, fake.Addr()))
 	for range 3 {
 		l := mustLock(t, c, "k", 1500*time.Millisecond)
 		if err := l.Refresh(t.Context()); err != nil {
@@ -1025,7 +1025,9 @@ func TestFenceCountersAreBounded(t *testing.T) {
 			t.Errorf("left: %q", key)
 			continue
 		}
-		perSlot[slot]++
+		if slot != "flightlock:{boot" { // what the node remembers of itself
+			perSlot[slot]++
+		}
 	}
 	for slot, n := range perSlot {
 		if n > 16 {

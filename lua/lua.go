@@ -67,6 +67,7 @@ type Memory struct {
 	Promoted string // when the process was last made a master, id:offset; "" if that is not told
 	Since    int64  // when the memory began: tokens that are granted in it are larger
 	Closer   bool   // the script looks for a dump, for the process, and when it was last made a master
+	Always   bool   // it grants in any memory; its tokens are above the beginning of this one, if the process is that of boot.lua's answer
 }
 
 // AcquireIn is Acquire for a node with that memory: it grants nothing in another. A server may
@@ -84,6 +85,9 @@ func BatchIn(m Memory) Script { return newBatch(m.head()) }
 
 // head is what stands before acquire.
 func (m Memory) head() string {
+	if m.Always {
+		return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = false, false, false, false, false, %d -- %s\n", m.Since, m.Name)
+	}
 	raw, run, promoted, offset := "nil", "nil", "false", "false"
 	switch {
 	case m.Raw && (m.Closer || m.Run == ""):

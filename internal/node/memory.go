@@ -64,6 +64,10 @@ import (
 // To look for a dump in each acquire as well would close the first of these for a twentieth to a
 // ninth of the script's time; but masters are not replaced that fast.
 //
+// With one node or two no vote is refused for what a node forgot: nobody could vote instead. But what it
+// forgot are tokens, too. So they are asked as others are, and the acquire script has in it when the
+// memory began, above which tokens go on, and looks for nothing: a process that is new does not know it.
+//
 // Where a marker's encoding cannot be asked for, because the rights are missing or the server is
 // another than Redis, the script does not look for it, and has another text, as that of a client that
 // is not told the process. What leaves no trace at all stands in docs/guarantees.md.
@@ -99,7 +103,8 @@ type Guard struct {
 
 	// Changed hears that the node's memory is another one than it was, or that its state
 	// is. It has to call take, which makes m what Memory says, and from then on there may be
-	// votes in it. It must not block.
+	// votes in it. It must not block. nil: whatever its memory, its votes count, and say nothing of
+	// it. It is asked for the sake of tokens, which go on above the beginning of a memory.
 	Changed func(m Memory, take func())
 }
 
@@ -178,15 +183,14 @@ var unknown = &memory{usual: newScripts(noScript, noScript), closer: newScripts(
 
 var noScript = lua.Script{SHA: strings.Repeat("0", 40)}
 
-// SetGuard is called before the first request. A Cluster cannot be guarded, nor the only node
-// of a quorum.
+// SetGuard is called before the first request. A Cluster cannot be guarded.
 func (n *Node) SetGuard(g Guard) {
 	n.guard = &g
 	n.notices.home.memory.Store(unknown)
 }
 
 // Guardable reports whether the node can tell of its memory.
-func (n *Node) Guardable() bool { return n.notices.router == nil && !n.alone }
+func (n *Node) Guardable() bool { return n.notices.router == nil }
 
 // Memory is what the node said last, nil if it was never asked.
 func (n *Node) Memory() *Memory {
@@ -288,7 +292,7 @@ func (s *server) askAndLoad(ctx context.Context, establish string, done func(Mem
 		done(Memory{}, err)
 		return err
 	}
-	next := said.memory()
+	next := said.memory(s.n.guard.Changed == nil)
 	s.take(next)
 	s.saw(before, next, asked)
 	done(next.Memory, nil)
@@ -299,8 +303,8 @@ func (s *server) askAndLoad(ctx context.Context, establish string, done func(Mem
 func (s *server) take(next *memory) {
 	m := s.memory.Load()
 	take := func() { s.memory.Store(next) }
-	if !m.told || next.Name != m.Name || next.State != m.State {
-		s.n.guard.Changed(next.Memory, take)
+	if changed := s.n.guard.Changed; changed != nil && (!m.told || next.Name != m.Name || next.State != m.State) {
+		changed(next.Memory, take)
 	} else {
 		take()
 	}
@@ -315,14 +319,17 @@ func (s *server) ask(ctx context.Context, c *redis.Client, establish string) (an
 	}
 	pipe := c.Pipeline()
 	cmd := boot(pipe)
-	for _, script := range []lua.Script{lua.Boot, lua.Refresh, lua.Release} {
+	loaded := pipe.ScriptLoad(ctx, lua.Boot.Source)
+	for _, script := range []lua.Script{lua.Refresh, lua.Release} {
 		pipe.ScriptLoad(ctx, script.Source)
 	}
 	_, err := pipe.Exec(ctx)
-	if hasCode(cmd.Err(), "NOSCRIPT") {
+	if hasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() == nil {
 		cmd = boot(c)
 	}
 	switch {
+	case hasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() != nil:
+		return answer{}, withoutVote(loaded.Err())
 	case cmd.Err() != nil:
 		return answer{}, withoutVote(cmd.Err())
 	case cmd.Val() == nil && err != nil: // the handshake was refused: nothing was written
@@ -411,8 +418,8 @@ func heardOf(val any) (answer, error) {
 	}, nil
 }
 
-// memory is what the server has said.
-func (a answer) memory() *memory {
+// memory is what the server has said. always says that it votes in any.
+func (a answer) memory(always bool) *memory {
 	next := Memory{Name: a.name, State: a.state, Began: a.began}
 	if a.run == "" || a.why != "" {
 		next.Blind = errBlind
@@ -421,9 +428,12 @@ func (a answer) memory() *memory {
 		}
 	}
 	in := lua.Memory{
-		Name: a.name, Run: a.run, Strict: major(a.version) < 7, Raw: a.raw, Promoted: a.promoted, Since: a.since,
+		Name: a.name, Run: a.run, Strict: major(a.version) < 7, Raw: a.raw, Promoted: a.promoted, Since: a.since, Always: always,
 	}
 	usual := newScripts(lua.AcquireIn(in), lua.BatchIn(in))
+	if always {
+		return &memory{Memory: next, usual: usual, closer: usual, told: true}
+	}
 	in.Closer = true
 	return &memory{Memory: next, usual: usual, closer: newScripts(lua.AcquireIn(in), lua.BatchIn(in)), told: true}
 }

@@ -182,7 +182,9 @@ func responseOf(cmd *redis.Cmd) response { return response{cmd.Val(), cmd.Err()}
 func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	rep, err := outcome(r.op, got)
 	if rep.Kind == Granted && l.memory != always {
-		rep.Memory = &l.memory.Memory
+		if l.s.n.guard.Changed != nil {
+			rep.Memory = &l.memory.Memory
+		}
 		if l.s.n.unsure.Load() { // somebody else has verified it
 			l.s.n.setUnverified(nil)
 		}

@@ -35,8 +35,12 @@ type Config struct {
 	// Quarantine says, which must be above 0. All nodes must be guardable then, and unused.
 	Guarded    bool
 	Quarantine time.Duration
-	MemoryName func() string              // see node.Guard
-	Told       func(i int, s Quarantined) // a node has entered quarantine, or left it; one call may overtake another. nil: nobody wants to know
+
+	// MemoryName is for node.Guard. If it is set, nodes that can tell what they remember are asked even
+	// if not Guarded: tokens go on above those that a node forgot.
+	MemoryName func() string
+
+	Told func(i int, s Quarantined) // a node has entered quarantine, or left it; one call may overtake another. nil: nobody wants to know
 
 	// Blind hears, once, why a node does not tell what it takes to notice that it restarted
 	// with old data. nil: nobody wants to know.
@@ -70,8 +74,15 @@ type Quorum struct {
 func New(cfg Config) *Quorum {
 	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
-	if cfg.Guarded {
+	switch {
+	case cfg.Guarded:
 		q.quarantine = newQuarantine(q)
+	case cfg.MemoryName != nil:
+		for _, n := range cfg.Nodes {
+			if n.Guardable() {
+				n.SetGuard(node.Guard{Limit: cfg.Quarantine, Name: cfg.MemoryName})
+			}
+		}
 	}
 	return q
 }

@@ -46,7 +46,7 @@ func (w *world) addClient() *client {
 	c := &client{w: w, id: len(w.clients)}
 	opts := flightlock.Options{
 		NodeTimeout: w.plan.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: w.plan.slice,
-		DisableNotify: !w.plan.notify, DisableQuarantine: !w.plan.quarantine,
+		DisableNotify: !w.plan.notify, DisableQuarantine: !w.plan.quarantine && w.plan.nodes >= 3,
 		NewOwner: c.String,
 	}
 	for _, s := range w.servers {

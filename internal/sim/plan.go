@@ -129,6 +129,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 	p.addReturns(rand.New(rand.NewPCG(seed, 10)))
 	p.addRefusals(rand.New(rand.NewPCG(seed, 11)))
 	p.addRights(rand.New(rand.NewPCG(seed, 12)))
+	p.addOldData(rand.New(rand.NewPCG(seed, 13)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -271,6 +272,19 @@ func (p *plan) addRights(r *rand.Rand) {
 	p.faults = slices.DeleteFunc(p.faults, func(f fault) bool {
 		return f.what == giveWay || f.at < p.informed && (f.what == crashServer && f.memory == something || f.what == flushServer)
 	})
+}
+
+// addOldData has one of one or two servers come back with old data instead of none, in some worlds,
+// after all locks have ended: what is left is that tokens rise.
+func (p *plan) addOldData(r *rand.Rand) {
+	if p.nodes > 2 || p.loose || r.IntN(2) != 0 {
+		return
+	}
+	for i := range p.faults {
+		if f := &p.faults[i]; f.what == crashServer && f.memory == nothing {
+			f.memory = something
+		}
+	}
 }
 
 // cutAll cuts servers off from all clients. What was held back is lost.

@@ -1,0 +1,74 @@
+package flightlock_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// With one or two nodes a node that forgets gives what it forgot to the next one who asks: nobody could
+// vote instead. But the token tells the two apart: it is larger than all before, for clients that were
+// there and for those that come, with a lock for each or one that is handed on.
+func TestTokensRiseAfterNodesForgot(t *testing.T) {
+	for _, nodes := range []int{1, 2} {
+		for _, a := range amnesias {
+			if nodes == 2 && a.name != "stale append-only file" && a.name != "lagging replica" {
+				continue
+			}
+			t.Run(fmt.Sprintf("nodes=%d/%s", nodes, a.name), func(t *testing.T) {
+				tr := &trio{t: t}
+				for range nodes {
+					tr.servers = append(tr.servers, redistest.StartServer(t, append(a.args, atOnce...)...))
+				}
+				tr.proxy = redistest.StartProxy(t, tr.servers[0].Addr())
+				one, other := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+				last := int64(0)
+				rise := func(c *flightlock.Client, when string) {
+					t.Helper()
+					for range 20 {
+						l := eventually(t, c, "k")
+						if l.Fence() <= last {
+							t.Fatalf("%s: token %d after %d", when, l.Fence(), last)
+						}
+						last = l.Fence()
+						_ = l.Release(t.Context())
+					}
+				}
+				rise(one, "at first")
+				rise(other, "at first")
+				for range tries(t) {
+					forget := a.prepare(tr)
+					rise(one, "before it forgets")
+					forget()
+					tr.proxy.ResetAll()
+					rise(other, "by one who was there")
+					rise(tr.client(flightlock.Options{}), "by one who comes")
+					rise(one, "by another who was there")
+					if a.name == "lagging replica" {
+						break // it is another server now
+					}
+				}
+			})
+		}
+	}
+}
+
+// A single node that refuses to say what it remembers grants nothing, and says why.
+func TestOneNodeThatRefusesBoot(t *testing.T) {
+	s := redistest.StartServer(t)
+	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
+	c := newClient(t, flightlock.Options{}, s.Client(t))
+	_, err := c.TryLock(t.Context(), "k", time.Second)
+	if text := fmt.Sprint(err); !strings.Contains(text, "it has not said whether it lost data") || !strings.Contains(text, "NOPERM") {
+		t.Error(text)
+	}
+	s.Do(t, "ACL", "SETUSER", "default", "allkeys")
+	eventuallyLock(t, c, "k")
+	off := newClient(t, flightlock.Options{DisableQuarantine: true}, s.Client(t))
+	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
+	eventuallyLock(t, off, "k2")
+}
