@@ -1,8 +1,10 @@
 -- acquire: one node's vote for a lease. Idempotent: the same owner may ask again.
 --
 -- KEYS[1]  the lock key; holds the owner, a plain string with a TTL
--- KEYS[2]  the fence bucket of that key: a counter that never expires
--- KEYS[3]  the wants of that key (see release.lua); with ARGV[5] only
+-- KEYS[2]  the fence bucket of that key: a counter that never expires. Left out where a Cluster
+--          may have the two apart, while it moves their slot: see ARGV[6]
+-- KEYS[3]  the wants of that key (see release.lua); with ARGV[5] only. Left out where a Cluster
+--          may have them apart: then it gets no place among them
 -- ARGV[1]  owner: unique per attempt
 -- ARGV[2]  ttl in milliseconds, at least 1
 -- ARGV[3]  B, the size of the block of fencing tokens; 0 for a repair
@@ -18,6 +20,7 @@
 --   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
 --                    below 0 when unknown
 --   FORGOT           an error: see below; nothing was written
+--   TRYAGAIN         an error, without KEYS[2]: the bucket is not here; nothing was written
 --   error            WRONGTYPE when the key holds something that is not a string, what
 --                    INCRBY says of a bucket that is not a counter, or what the server
 --                    says of its own state (OOM, READONLY, ...); nothing was written
@@ -70,6 +73,21 @@ if forgot then
 end
 memory, raw, run, promoted = false, false, false, false -- for the rest of a batch: nothing can happen in between
 
+local bucket = KEYS[2]
+if not bucket then
+  local holder = redis.pcall('GET', KEYS[1])
+  if type(holder) == 'table' then
+    return holder
+  end
+  if holder and holder ~= ARGV[1] and holder ~= 'flightlock:turn:' .. (ARGV[5] or '') then
+    return {holder, redis.call('PTTL', KEYS[1])}
+  end
+  bucket = ARGV[6]
+  if not bucket or redis.pcall('EXISTS', bucket) ~= 1 then
+    return {err = 'TRYAGAIN the key and its fence bucket are apart, while their slot moves'}
+  end
+end
+
 local holder, granted = false, false
 if ARGV[5] then
   holder = redis.pcall('GET', KEYS[1])
@@ -85,7 +103,7 @@ end
 
 if granted then
   local block = tonumber(ARGV[3])
-  local c = redis.pcall('INCRBY', KEYS[2], ARGV[3])
+  local c = redis.pcall('INCRBY', bucket, ARGV[3])
   if type(c) == 'table' then -- the bucket is no counter: take the vote back
     redis.call('DEL', KEYS[1])
     return c
@@ -93,17 +111,17 @@ if granted then
   if c <= block then
     local t = redis.call('TIME')
     c = t[1] * 1000000 + t[2] + block
-    redis.call('SET', KEYS[2], string.format('%.0f', c))
+    redis.call('SET', bucket, string.format('%.0f', c))
   end
   if c < floor + block then
     c = floor + block
-    redis.call('SET', KEYS[2], string.format('%.0f', c))
+    redis.call('SET', bucket, string.format('%.0f', c))
   end
   if ARGV[4] and c < tonumber(ARGV[4]) then
     c = tonumber(ARGV[4])
-    redis.call('SET', KEYS[2], string.format('%.0f', c))
+    redis.call('SET', bucket, string.format('%.0f', c))
   end
-  if ARGV[5] then
+  if KEYS[3] then
     redis.pcall('ZREM', KEYS[3], ARGV[5])
   end
   return c
@@ -113,7 +131,7 @@ if type(holder) == 'table' then
   return holder
 end
 if holder ~= ARGV[1] then
-  if ARGV[5] and ARGV[3] ~= '0' then
+  if KEYS[3] and ARGV[3] ~= '0' then
     -- It keeps its place, unless the clock went back: then that may be far behind. A score
     -- of 0 says that its turn came and it was not there: it begins anew.
     local t = redis.call('TIME')
@@ -130,13 +148,13 @@ end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
-local c = tonumber(redis.call('GET', KEYS[2]) or 0)
+local c = tonumber(redis.call('GET', bucket) or 0)
 local reserved = tonumber(ARGV[4] or 0)
 if c <= 0 then
   local t = redis.call('TIME')
   c = t[1] * 1000000 + t[2]
-  redis.call('SET', KEYS[2], string.format('%.0f', math.max(c, reserved)))
+  redis.call('SET', bucket, string.format('%.0f', math.max(c, reserved)))
 elseif c < reserved then
-  redis.call('SET', KEYS[2], string.format('%.0f', reserved))
+  redis.call('SET', bucket, string.format('%.0f', reserved))
 end
 return -math.max(c, reserved)

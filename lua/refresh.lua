@@ -5,7 +5,8 @@
 -- check the owner would be wrong: a late one could land after the next holder's grant.
 --
 -- KEYS[1]  the lock key
--- KEYS[2]  the fence bucket of that key
+-- KEYS[2]  the fence bucket of that key. Left out where a Cluster has the two apart, while it moves
+--          their slot: then only the TTL is made full
 -- ARGV[1]  owner
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  top, the highest token that the lease has reserved
@@ -18,6 +19,7 @@
 --   c > 0            renewed: the key was ours before this call, and the counter is now
 --                    c = max(counter, top) + M
 --   {c, rival}       the same, and who waits longest; '' for nobody
+--   {0, ''}          without KEYS[2]: the key was ours before this call; of the counter nothing is known
 --   0                missing: the key is gone; nothing was written
 --   {holder, pttl}   another's; nothing was written
 --   error            as for acquire
@@ -36,6 +38,9 @@ end
 -- Never shorten a TTL: somebody may believe in the longer one.
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+if not KEYS[2] then
+  return {0, ''}
 end
 
 local was = tonumber(redis.call('GET', KEYS[2]) or 0)

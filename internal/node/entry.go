@@ -279,7 +279,7 @@ type request struct {
 	inline   bool   // the goroutine that routes it may block
 	hops     uint8  // redirections followed so far, on a Cluster
 	asking   bool   // the next server must be told that it is asked for once (ASK)
-	bare     bool   // of a release: nothing but the key can be reached
+	reach    reach  // which keys can be had in one place
 	to       string // the address that the last redirection named
 	ttl      time.Duration
 	n1, n2   int64   // tokens, or top and more
@@ -296,16 +296,24 @@ type request struct {
 func (r *request) keys(to []any) []any {
 	t := r.e.t
 	to = append(to, &t.key)
-	switch {
-	case r.op == opRelease:
-		if !r.bare && (r.parting != nil || t.contender != "") {
-			to = append(to, t.wants())
-		}
-		return to
-	case r.op == opRefresh && r.look == "", r.op != opRefresh && t.contender == "":
-		return append(to, &t.bucket)
+	if r.op != opRelease && r.reach < keyBeside {
+		to = append(to, &t.bucket)
 	}
-	return append(to, &t.bucket, t.wants())
+	if r.reach == allKeys && r.withWants() {
+		to = append(to, t.wants())
+	}
+	return to
+}
+
+// withWants reports whether r's script uses the wants, if it can have them.
+func (r *request) withWants() bool {
+	switch r.op {
+	case opRelease:
+		return r.parting != nil || r.e.t.contender != ""
+	case opRefresh:
+		return r.look != ""
+	}
+	return r.e.t.contender != ""
 }
 
 // values appends the other arguments of r's script.
@@ -315,23 +323,23 @@ func (r *request) values(to []any) []any {
 	switch r.op {
 	case opAcquire:
 		to = append(to, &t.owner, ttl, r.n1)
-		if t.contender != "" {
+		if t.contender != "" || r.reach == keyBeside {
 			to = append(to, 0, t.contender)
 		}
 	case opRepair:
 		to = append(to, &t.owner, ttl, 0, r.n1)
-		if t.contender != "" {
+		if t.contender != "" || r.reach == keyBeside {
 			to = append(to, t.contender)
 		}
 	case opRefresh:
 		to = append(to, &t.owner, ttl, &r.n1, r.n2)
-		if r.look != "" {
+		if r.look != "" && r.reach == allKeys {
 			to = append(to, r.look)
 		}
 	case opRelease:
 		to = append(to, &t.owner)
 		switch p := r.parting; {
-		case r.bare:
+		case r.reach != allKeys:
 		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
 			if p.Contender != "" {
@@ -344,19 +352,22 @@ func (r *request) values(to []any) []any {
 			to = append(to, t.contender)
 		}
 	}
+	if r.reach == keyBeside {
+		to = append(to, &t.bucket)
+	}
 	return to
 }
 
 // plain reports whether r is a release that undoes nothing, of a lease that neither had to
 // wait nor yields.
 func (r *request) plain() bool {
-	return r.op == opRelease && !r.bare && r.parting != nil && *r.parting == Parting{}
+	return r.op == opRelease && r.reach == allKeys && r.parting != nil && *r.parting == Parting{}
 }
 
 // alike reports whether r's values are those of p, but for the owner.
 func (r *request) alike(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.n1 == p.n1 && r.n2 == p.n2 &&
-		r.parting == p.parting && r.bare == p.bare && r.look == p.look && r.e.t.contender == p.e.t.contender
+		r.parting == p.parting && r.reach == p.reach && r.look == p.look && r.e.t.contender == p.e.t.contender
 }
 
 // moot reports whether r need not be written any more, and what to answer then.

@@ -29,7 +29,7 @@ const (
 // Reply is what one node answered to one request.
 type Reply struct {
 	Kind    Kind
-	Counter int64         // Granted, Replayed, Renewed: the fence counter afterwards
+	Counter int64         // Granted, Replayed, Renewed: the fence counter afterwards; Renewed: 0 if it was out of reach
 	Holder  string        // Held: the whole owner, or TurnOf and a contender
 	Rival   string        // Renewed: the contender that waits longest, "" for none or if nobody looked
 	TTL     time.Duration // Held: the holder's, below 0 when unknown
@@ -90,14 +90,14 @@ func holder(v []any) (Reply, bool) {
 	return Reply{Kind: Held, Holder: name, TTL: clock.Mul(pttl, time.Millisecond)}, ok1 && ok2
 }
 
-// renewed reads a refresh that looked for rivals.
+// renewed reads a refresh that looked for rivals, or one that could not reach the counter.
 func renewed(v []any) (Reply, bool) {
 	if len(v) != 2 {
 		return Reply{}, false
 	}
 	counter, ok1 := v[0].(int64)
 	rival, ok2 := v[1].(string)
-	return Reply{Kind: Renewed, Counter: counter, Rival: rival}, ok1 && ok2 && counter > 0
+	return Reply{Kind: Renewed, Counter: counter, Rival: rival}, ok1 && ok2 && (counter > 0 || counter == 0 && rival == "")
 }
 
 // Final reports whether asking the same node again cannot help: somebody has to change

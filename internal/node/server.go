@@ -200,10 +200,7 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	case heal && hasCode(err, "NOSCRIPT", "FORGOT"):
 		return false
 	case l.s.redirect != nil && isReply(err) && l.s.redirect(l.s, r, err):
-	case r.op == opRelease && !r.bare && hasCode(err, "TRYAGAIN"):
-		// Its slot is moving, and the key and its wants are apart. The key alone can be
-		// found; whoever waits polls.
-		r.bare, r.inline = true, false
+	case l.s.redirect != nil && hasCode(err, "TRYAGAIN") && r.narrow():
 		l.s.n.route(r)
 	default:
 		r.settle(rep, sentHow(sent, err))

@@ -3,11 +3,18 @@ package quorum
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
 // When the counters of a majority agree, its block ends there, and no node is asked twice.
@@ -326,5 +333,78 @@ func TestCountersAreThoseOfTheVotes(t *testing.T) {
 		if top, agree := r.countersLocked(); top != c.top || agree != c.agree {
 			t.Errorf("%s: %d, %v", fmt.Sprint(c.replies), top, agree)
 		}
+	}
+}
+
+// A node whose counter is out of reach, because a Cluster has it apart from the key for a while, renews
+// and brings no tokens. With tokens from others, the block is theirs; without, there is none, and
+// the tokens of before stay what they are. No raise is confirmed by it.
+func TestARenewalWithoutACounterIsNoConfirmation(t *testing.T) {
+	for name, counters := range map[string][]int64{"one node": {100}, "three nodes": {100, 100, 100}, "unequal": {100, 200, 300}} {
+		t.Run(name, func(t *testing.T) {
+			var apart [3]atomic.Bool
+			var conns []redis.UniversalClient
+			for i, c := range counters {
+				f := redistest.StartFake(t, clusterOf(c, &apart[i]))
+				client := redis.NewClient(&redis.Options{Addr: f.Addr(), DialerRetries: 1})
+				t.Cleanup(func() { _ = client.Close() })
+				conns = append(conns, client)
+			}
+			c := newPatientClient(t, "x", conns, 10*time.Second)
+			if name == "unequal" { // whose raise could be confirmed by two, if a counter that nobody saw counted
+				apart[0].Store(true)
+				apart[1].Store(true)
+				if _, _, f := c.try(key, time.Minute, 3); f == nil {
+					t.Error("a raise was confirmed without counters")
+				}
+				return
+			}
+			l, g := c.must(key, time.Minute, 3)
+			last := g.Last
+			for i := range apart[:max(1, len(conns)-1)] {
+				apart[i].Store(true)
+				g, f := c.refresh(l, time.Minute, 5)
+				if f != nil {
+					t.Fatal(describe(f))
+				}
+				if brought := g.Last >= g.First; brought && g.First <= last || brought && len(conns) == 1 {
+					t.Errorf("%d apart: block %d to %d after %d", i+1, g.First, g.Last, last)
+				}
+				last = max(last, g.Last)
+			}
+			for i := range conns {
+				apart[i].Store(false)
+			}
+			if g, f := c.refresh(l, time.Minute, 5); f != nil || g.First <= last || g.Last-g.First != 4 {
+				t.Errorf("block %d to %d after %d, %s", g.First, g.Last, last, describe(f))
+			}
+		})
+	}
+}
+
+// clusterOf answers as a node that grants everything, and counts on from c, unless it has the counter
+// apart from the key.
+func clusterOf(c int64, apart *atomic.Bool) func([]string) string {
+	var mu sync.Mutex
+	return func(cmd []string) string {
+		mu.Lock()
+		defer mu.Unlock()
+		if !strings.EqualFold(cmd[0], "EVALSHA") {
+			return "+OK\r\n"
+		}
+		switch args := cmd[3:]; {
+		case cmd[1] == lua.Release.SHA:
+			return ":1\r\n"
+		case cmd[1] == lua.Refresh.SHA && apart.Load():
+			return "*2\r\n:0\r\n$0\r\n\r\n"
+		case cmd[1] == lua.Refresh.SHA:
+			top, _ := strconv.ParseInt(args[4], 10, 64)
+			more, _ := strconv.ParseInt(args[5], 10, 64)
+			c = max(c, top) + more
+		default:
+			block, _ := strconv.ParseInt(args[4], 10, 64)
+			c += block
+		}
+		return fmt.Sprintf(":%d\r\n", c)
 	}
 }

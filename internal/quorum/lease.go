@@ -297,7 +297,10 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 		return
 	}
 	given := start.Add(l.q.Validity(ttl))
-	r := l.round("refresh", node.Renewed, top, min(timeout, ttl), func(r *round) {
+	// A node raises its counter as it renews. A Cluster that has the key and its counter apart, while it
+	// moves their slot, renews all the same: a floor of 0 counts that. The ttl is what this round is about;
+	// tokens were confirmed by a majority before, and those that it brings are by counters alone.
+	r := l.round("refresh", node.Renewed, 0, min(timeout, ttl), func(r *round) {
 		l.refreshed(r, refresh{ttl: ttl, more: more, until: until, given: given, done: done})
 	})
 	for i := range l.entries {
@@ -368,7 +371,8 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 		l.until = ref.given
 	}
 	top, agree := r.countersLocked()
-	if ref.more > 0 && agree {
+	brought := ref.more > 0 && top > 0
+	if brought && agree {
 		l.top = top
 	}
 	missing, rival := r.missingLocked(), r.rivalLocked()
@@ -378,7 +382,7 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 		l.repair(i)
 	}
 	switch {
-	case ref.more == 0:
+	case !brought:
 		ref.done(Grant{Until: ref.given, First: 1, Rival: rival}, nil)
 	case agree:
 		ref.done(Grant{Until: ref.given, First: top - ref.more + 1, Last: top, Rival: rival}, nil)

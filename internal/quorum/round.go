@@ -196,14 +196,15 @@ func (r *round) end() {
 	r.next(r)
 }
 
-// countersLocked gives the largest counter of the votes, and whether all have it.
+// countersLocked gives the largest counter of the votes, and whether all have it. A vote without a
+// counter has 0, and agrees with none.
 func (r *round) countersLocked() (top int64, agree bool) {
 	agree = true
 	for i, rep := range r.replies {
 		if rep.Kind != r.want || !r.countsLocked(i) {
 			continue
 		}
-		if top != 0 && rep.Counter != top {
+		if rep.Counter == 0 || top != 0 && rep.Counter != top {
 			agree = false
 		}
 		top = max(top, rep.Counter)
