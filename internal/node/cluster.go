@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // maxHops bounds how often one request is sent on by a Cluster that is moving slots.
@@ -90,7 +91,7 @@ func (ro *router) run() {
 }
 
 func (ro *router) find(r *request) {
-	s, err := ro.master(context.Background(), r.e.t.Key(), r.e.t.slot, r.to)
+	s, err := ro.master(context.Background(), r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
 	if err != nil {
 		r.settle(failed(err), notSent)
 		return
@@ -104,7 +105,12 @@ func (ro *router) find(r *request) {
 // master is the server that has the slot of key: the one at the address to, which a
 // redirection named, or the one known, or the one that the cluster client knows. It may
 // take network traffic to find out.
-func (ro *router) master(ctx context.Context, key string, slot uint16, to string) (*server, error) {
+//
+// A Cluster's map names only masters that have slots. insist says that the one at the address to
+// is meant if the map does not name it, because it is to have its first slot, or because the
+// map has led to a master that does not have the slot any more. (Else the map is right, and the
+// Cluster may know its masters by addresses that do not lead there from here.)
+func (ro *router) master(ctx context.Context, key string, slot uint16, to string, insist bool) (*server, error) {
 	s := ro.owner[slot].Load()
 	if to != "" {
 		s = ro.named(to)
@@ -116,6 +122,9 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 	if err != nil {
 		return nil, err
 	}
+	if to != "" && insist {
+		return ro.unnamed(master, to), nil
+	}
 	return ro.server(master), nil
 }
 
@@ -123,7 +132,7 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 // remembered.
 func (ro *router) masterOf(ctx context.Context, key, to string) (*server, error) {
 	slot := slotOf(key)
-	s, err := ro.master(ctx, key, slot, to)
+	s, err := ro.master(ctx, key, slot, to, false)
 	if err == nil {
 		ro.owner[slot].Store(s)
 	}
@@ -136,7 +145,7 @@ func (ro *router) server(master *redis.Client) *server {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	s := ro.known[addr]
-	if s != nil && s.from != master {
+	if s != nil && s.from != master && !s.unnamed {
 		// The cluster client closes its client of a master that leaves, and makes another
 		// one when it comes back.
 		ro.unlearn(s)
@@ -144,13 +153,45 @@ func (ro *router) server(master *redis.Client) *server {
 		s = nil
 	}
 	if s == nil {
-		s = ro.n.addServer(master)
-		s.redirect, s.unreachable = ro.redirect, ro.forget
-		s.apart.Store(math.MaxInt64)
-		ro.known[addr] = s
-		ro.known[master.NodeAddress()] = s // as redirections name it
+		s = ro.addLocked(master)
 	}
 	return s
+}
+
+func (ro *router) addLocked(master *redis.Client) *server {
+	s := ro.n.addServer(master)
+	s.redirect, s.unreachable = ro.redirect, ro.forget
+	s.apart.Store(math.MaxInt64)
+	ro.known[s.addr] = s
+	ro.known[master.NodeAddress()] = s // as redirections name it
+	return s
+}
+
+// unnamed gives the lanes of the master at addr, which the Cluster's map does not name. It is asked by a
+// client like that of another master, which lasts as long as the node: also when the map
+// names that master, it keeps its lanes.
+func (ro *router) unnamed(like *redis.Client, addr string) *server {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	s := ro.known[addr]
+	if s == nil {
+		c := ro.n.adopt(clientLike(like, addr, ro.cluster.Options().NewClient))
+		s = ro.addLocked(c)
+		s.unnamed = true
+	}
+	return s
+}
+
+// clientLike is a client with the options of c for another address. Hooks of c are not called.
+func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *redis.Client) *redis.Client {
+	o := *c.Options()
+	o.Addr, o.NodeAddress = addr, addr
+	if o.ConnMaxIdleTime == 0 { // none; in options that are not used yet that is the default
+		o.ConnMaxIdleTime = -1
+	}
+	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return newClient(&o)
 }
 
 // redirect sends r on when the answer says that another master has its slot: MOVED for

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,13 +12,16 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// What becomes of locks while slots move. The subtests share a Cluster.
+// What becomes of locks while slots move. The subtests share a Cluster of two masters and one that
+// has no slots yet.
 func TestMovingSlots(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 2)
+	c := redistest.StartGrowingCluster(t, 2, 1)
 	t.Run("what masters answer", func(t *testing.T) { movingAnswers(t, c) })
 	t.Run("held", func(t *testing.T) { movingHeld(t, c) })
 	t.Run("fresh", func(t *testing.T) { movingFresh(t, c) })
+	t.Run("to an empty master", func(t *testing.T) { movingToEmpty(t, c) })
+	t.Run("to a master that the map does not name", func(t *testing.T) { movingBehindTheMap(t, c) })
 }
 
 // moving is a slot that moves: a key in it, its fence counter and its wants.
@@ -266,5 +271,69 @@ func movingFresh(t *testing.T, c *redistest.Cluster) {
 		}
 	}
 	wantDebts(t, n, 0)
+	wantEmpty(t, c)
+}
+
+// A slot moves to a master that has none yet: no map of the Cluster names it until it has.
+func movingToEmpty(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[0], c.Servers()[2]
+	client := c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 })
+	n, err := New(client, patience/10, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMoving(t, c, from, "empty")
+	a := newAttempt(t, n, m.key)
+	a.acquire().want(t, Granted)
+	beginMove(t, c, m, from, to, "KB")
+	for range 3 {
+		a.refresh().want(t, Renewed)
+		a.renew("me", 2).want(t, Renewed)
+	}
+	newAttempt(t, n, m.key).acquire().want(t, Held)
+	a.release().want(t, Deleted)
+	b := newAttempt(t, n, m.key)
+	b.acquire().want(t, Granted)
+	c.FinishMigration(t, m.slot, from, to)
+	b.refresh().want(t, Renewed)
+	commands := n.Commands()
+	b.refresh().want(t, Renewed)
+	if got := n.Commands() - commands; got != 1 {
+		t.Errorf("%d commands: the new master was not remembered", got)
+	}
+	b.release().want(t, Deleted)
+	wantDebts(t, n, 0)
+	wantEmpty(t, c)
+
+	if err := n.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	_ = client.Close()
+	redistest.Eventually(t, patience, "the master has no connections of the node", func() bool {
+		return !strings.Contains(to.Do(t, "CLIENT", "LIST").(string), "cmd=evalsha")
+	})
+}
+
+// A slot has moved, and the map that the client reads is of before: the first master that took part in
+// the move knows, others hear later.
+func movingBehindTheMap(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[0], c.Servers()[2]
+	m := newMoving(t, c, from, "behind")
+	port := func(s *redistest.Server) string { return fmt.Sprint("127.0.0.1:", s.Port()) }
+	client := c.Client(t, func(o *redis.ClusterOptions) {
+		o.ClusterSlots = func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: port(from)}}}}, nil
+		}
+	})
+	n := startNode(t, client, patience/10, false)
+	c.SetMigrating(t, m.slot, from, to)
+	c.FinishMigration(t, m.slot, from, to)
+	a := newAttempt(t, n, m.key)
+	a.acquire().want(t, Granted)
+	a.refresh().want(t, Renewed)
+	a.release().want(t, Deleted)
+	if !slices.Contains(c.Addrs(), port(to)) {
+		t.Error("the test names addresses as the Cluster does not")
+	}
 	wantEmpty(t, c)
 }

@@ -67,6 +67,7 @@ type Node struct {
 
 	mu      sync.Mutex // guards what follows
 	servers []*server
+	clients []*redis.Client // that the node has made: it closes them when its goroutines have ended
 	closed  bool
 	lastErr error // the last transport error, until the node answers again
 
@@ -157,6 +158,7 @@ func (n *Node) Close(ctx context.Context) error {
 		n.shut()
 		n.closeServers()
 		n.wg.Wait()
+		n.closeClients()
 		close(ended)
 	}()
 	select {
@@ -177,6 +179,24 @@ func (n *Node) addServer(c *redis.Client) *server {
 		s.close()
 	}
 	return s
+}
+
+// adopt has Close close c.
+func (n *Node) adopt(c *redis.Client) *redis.Client {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.clients = append(n.clients, c)
+	return c
+}
+
+func (n *Node) closeClients() {
+	n.mu.Lock()
+	all := n.clients
+	n.clients = nil
+	n.mu.Unlock()
+	for _, c := range all {
+		_ = c.Close()
+	}
 }
 
 // dropServer ends the lanes of a server that has no use any more.

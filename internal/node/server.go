@@ -30,8 +30,10 @@ type server struct {
 	memory  atomic.Pointer[memory] // in which votes are asked for. Written by who has the token, and before the first request
 	looked  atomic.Pointer[look]   // the last one
 
-	// Set on a Cluster: redirect sends a request on that belongs elsewhere, and says
+	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from
+	// is the node's own; redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable hears of each batch that got no answer.
+	unnamed     bool
 	redirect    func(s *server, r *request, answer error) bool
 	unreachable func(*server)
 

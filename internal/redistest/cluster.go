@@ -22,16 +22,24 @@ const clusterSlots = 16384
 type Cluster struct {
 	servers []*Server
 	ids     []string // ids[i] is the cluster's name for servers[i]
+	serving int      // so many of servers, the first, began with slots
 }
 
 // LaunchCluster starts a cluster and returns when all masters agree on who serves what,
 // which takes two to three seconds: a Redis Cluster master waits two seconds before it serves.
 // The args go to every master. The caller must Close it. Tests use [StartCluster].
 func LaunchCluster(masters int, args ...string) (*Cluster, error) {
+	return LaunchGrowingCluster(masters, 0, args...)
+}
+
+// LaunchGrowingCluster is LaunchCluster with some more masters, the last of Servers, that have no slots
+// yet. Clients do not know them: CLUSTER SLOTS names none of them.
+func LaunchGrowingCluster(masters, empty int, args ...string) (*Cluster, error) {
 	if masters < 1 {
 		return nil, fmt.Errorf("redistest: a cluster of %d masters", masters)
 	}
-	c := &Cluster{servers: make([]*Server, masters), ids: make([]string, masters)}
+	all := masters + empty
+	c := &Cluster{servers: make([]*Server, all), ids: make([]string, all), serving: masters}
 	err := c.launchServers(args)
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -48,8 +56,14 @@ func LaunchCluster(masters int, args ...string) (*Cluster, error) {
 // The args go to every master.
 func StartCluster(tb testing.TB, masters int, args ...string) *Cluster {
 	tb.Helper()
+	return StartGrowingCluster(tb, masters, 0, args...)
+}
+
+// StartGrowingCluster is StartCluster with some more masters, as [LaunchGrowingCluster] has them.
+func StartGrowingCluster(tb testing.TB, masters, empty int, args ...string) *Cluster {
+	tb.Helper()
 	Require(tb)
-	c, err := LaunchCluster(masters, args...)
+	c, err := LaunchGrowingCluster(masters, empty, args...)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -77,11 +91,13 @@ func (c *Cluster) launchServers(args []string) error {
 // form makes one cluster of masters that know nothing of each other.
 func (c *Cluster) form(ctx context.Context) error {
 	for i, s := range c.servers {
-		first, last := i*clusterSlots/len(c.servers), (i+1)*clusterSlots/len(c.servers)-1
 		// Epochs must differ for good: nodes that claim the same one settle it among
 		// themselves later, in the middle of somebody's test.
 		_, err1 := s.command(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
-		_, err2 := s.command(ctx, "CLUSTER", "ADDSLOTSRANGE", first, last)
+		var err2 error
+		if first, last := i*clusterSlots/c.serving, (i+1)*clusterSlots/c.serving-1; i < c.serving {
+			_, err2 = s.command(ctx, "CLUSTER", "ADDSLOTSRANGE", first, last)
+		}
 		id, err3 := s.command(ctx, "CLUSTER", "MYID")
 		if err := errors.Join(err1, err2, err3); err != nil {
 			return err
