@@ -26,6 +26,7 @@ import (
 type cell struct {
 	ttl     time.Duration // of most locks, and Options.MaxTTL
 	servers []*redistest.Server
+	cluster bool // servers are the masters of one Cluster, which is the only node
 	args    []string
 	proxies [][]*redistest.Proxy // by process, by node
 	nodes   []*redis.Client      // to each server itself
@@ -48,7 +49,39 @@ type process struct {
 }
 
 // newCell starts everything, and returns when all processes are at work.
-func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (c *cell, err error) {
+func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (*cell, error) {
+	return newCellOn(ctx, s, procs, args, func(c *cell) error {
+		for range nodes {
+			server, err := c.launch(args...)
+			if err != nil {
+				return err
+			}
+			c.servers = append(c.servers, server)
+			c.nodes = append(c.nodes, c.clientOf(server))
+		}
+		return nil
+	})
+}
+
+// newClusterCell starts a cell whose one node is a Cluster of two masters, and a third, the last, that
+// has no slots yet. Its masters are the cell's servers. No proxies are in between, for masters send
+// clients to each other.
+func newClusterCell(ctx context.Context, s setup, procs, _ int, args ...string) (*cell, error) {
+	return newCellOn(ctx, s, procs, args, func(c *cell) error {
+		cluster, err := redistest.LaunchGrowingCluster(2, 1, args...)
+		if err != nil {
+			return err
+		}
+		c.closers = append(c.closers, cluster.Close)
+		c.servers, c.cluster = cluster.Servers(), true
+		for _, server := range c.servers {
+			c.nodes = append(c.nodes, c.clientOf(server))
+		}
+		return nil
+	})
+}
+
+func newCellOn(ctx context.Context, s setup, procs int, args []string, launch func(*cell) error) (c *cell, err error) {
 	c = &cell{ttl: s.TTL, args: args}
 	defer func() {
 		if err != nil {
@@ -58,13 +91,8 @@ func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (c 
 	if c.store, err = c.launch(); err != nil {
 		return c, err
 	}
-	for range nodes {
-		server, err := c.launch(args...)
-		if err != nil {
-			return c, err
-		}
-		c.servers = append(c.servers, server)
-		c.nodes = append(c.nodes, c.clientOf(server))
+	if err := launch(c); err != nil {
+		return c, err
 	}
 	for i := range procs {
 		if err := c.startProcess(s, i); err != nil {
@@ -108,17 +136,11 @@ func (c *cell) proxy(addr string) (*redistest.Proxy, error) {
 }
 
 func (c *cell) startProcess(s setup, number int) error {
-	s.Proc, s.Register, s.Nodes = number, c.store.Addr(), nil
-	var proxies []*redistest.Proxy
-	for _, server := range c.servers {
-		p, err := c.proxy(server.Addr())
-		if err != nil {
-			return err
-		}
-		proxies = append(proxies, p)
-		s.Nodes = append(s.Nodes, "redis://"+p.Addr()+"?dial_timeout=1s")
+	s.Proc, s.Register = number, c.store.Addr()
+	var err error
+	if s.Nodes, err = c.urls(); err != nil {
+		return err
 	}
-	c.proxies = append(c.proxies, proxies)
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -139,6 +161,24 @@ func (c *cell) startProcess(s setup, number int) error {
 	c.procs = append(c.procs, p)
 	go c.listen(p, out)
 	return json.NewEncoder(p.in).Encode(s)
+}
+
+// urls are those of the nodes for one process: of new proxies in front of the servers, or of the Cluster.
+func (c *cell) urls() (urls []string, err error) {
+	if c.cluster {
+		return []string{"redis://" + c.servers[0].Addr() + "?dial_timeout=1s&addr=" + c.servers[1].Addr()}, nil
+	}
+	var proxies []*redistest.Proxy
+	for _, server := range c.servers {
+		p, err := c.proxy(server.Addr())
+		if err != nil {
+			return nil, err
+		}
+		proxies = append(proxies, p)
+		urls = append(urls, "redis://"+p.Addr()+"?dial_timeout=1s")
+	}
+	c.proxies = append(c.proxies, proxies)
+	return urls, nil
 }
 
 // listen takes down what a process tells, until it ends.

@@ -47,7 +47,11 @@ func runScenario(ctx context.Context, s scenario, set setup, atLeast time.Durati
 	if nodes == 0 {
 		nodes = 3
 	}
-	c, err := newCell(ctx, set, 3, nodes, s.args...)
+	start := newCell
+	if s.cluster {
+		start = newClusterCell
+	}
+	c, err := start(ctx, set, 3, nodes, s.args...)
 	if err != nil {
 		return nil, err
 	}
@@ -81,10 +85,7 @@ func runScenario(ctx context.Context, s scenario, set setup, atLeast time.Durati
 
 // allServed waits until somebody has got, and let go, each key since then.
 func (c *cell) allServed(ctx context.Context, since int64) error {
-	keys := []string{hotKey, keptKey}
-	for i := range longKeys {
-		keys = append(keys, longKey(i))
-	}
+	keys := c.keys()
 	return c.await(ctx, "every key is served", func() bool {
 		seen := map[string]bool{}
 		c.mu.Lock()

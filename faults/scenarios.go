@@ -19,6 +19,8 @@ type scenario struct {
 	name  string
 	nodes int      // 3 if 0
 	args  []string // of each redis-server
+	// cluster: the only node is a Cluster of two masters and one that has no slots yet
+	cluster bool
 	// fault does it once, and mends it before it returns. It may be called again.
 	fault  func(ctx context.Context, c *cell) error
 	sample bool // runs in `make test`, too
@@ -45,6 +47,7 @@ var scenarios = []scenario{
 	{name: "asymmetric partition: each process loses the replies of another node", fault: asymmetric, sample: true},
 	{name: "one process is cut off from two nodes", fault: cutOff},
 	{name: "resets, and replies cut in the middle, everywhere", fault: resets},
+	{name: "slots moving under load to an empty master", cluster: true, args: staysMaster, fault: movingSlots},
 }
 
 var (

@@ -52,7 +52,7 @@ func inWords(err error) string {
 var answers = []struct{ part, word string }{
 	{"suspended", "suspended"}, {"not sent", "suspended"}, {"uarantin", "quarantined"},
 	{"OOM", "OOM"}, {"LOADING", "LOADING"}, {"READONLY", "READONLY"}, {"MASTERDOWN", "MASTERDOWN"},
-	{"NOREPLICAS", "NOREPLICAS"},
+	{"NOREPLICAS", "NOREPLICAS"}, {"TRYAGAIN", "TRYAGAIN"},
 	{"refused", "refused"}, {"reset", "reset"}, {"EOF", "reset"}, {"broken pipe", "reset"},
 	{"timeout", "no answer"}, {"no answer", "no answer"}, {"deadline", "no answer"}, {"key is gone", "key is gone"},
 }
