@@ -171,11 +171,11 @@ func (ro *router) addLocked(master *redis.Client) *server {
 // client like that of another master, which lasts as long as the node: also when the map
 // names that master, it keeps its lanes.
 func (ro *router) unnamed(like *redis.Client, addr string) *server {
+	c := ro.n.adopt(clientLike(like, addr, ro.cluster.Options().NewClient)) // which may be the user's code
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	s := ro.known[addr]
-	if s == nil {
-		c := ro.n.adopt(clientLike(like, addr, ro.cluster.Options().NewClient))
+	if s == nil { // else the map has just come to name it
 		s = ro.addLocked(c)
 		s.unnamed = true
 	}
