@@ -70,6 +70,8 @@ var refusals = []refusal{
 	rights("NOPERM for SET", "-set"),
 	rights("NOPERM for GET", "-get"),
 	rights("NOPERM for TIME", "-time"),
+	rights("NOPERM for APPEND", "-append"), // it is not refused then, but sees less
+	rights("NOPERM for OBJECT", "-object"),
 	rights("NOPERM for the marker", "resetkeys", "~lock:*", "~flightlock:{???}:*"),
 	rights("NOPERM for what is kept beside the marker",
 		"resetkeys", "~lock:*", "~flightlock:{???}:*", "~flightlock:{boot}"),
