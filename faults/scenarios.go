@@ -35,6 +35,7 @@ var scenarios = []scenario{
 	{name: "power loss, and writes refused at first contact, while the third node lacks locks", args: everysec, fault: powerLossRefusing, sample: true},
 	{name: "FLUSHALL on one node, while the third lacks locks", fault: losingMemory(flushed), sample: true},
 	{name: "a lagging replica is promoted, while the third node lacks locks", args: promptSync, fault: promotion, sample: true},
+	{name: "a lagging replica is promoted, and refuses writes at first, while the third node lacks locks", args: promptSync, fault: promotionRefusing},
 	{name: "failover to a replica in step, and back, while the third node is away", args: promptSync, fault: overAndBack},
 	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, sample: true},
 	{name: "SIGSTOP of one node", fault: stoppedNode},
@@ -134,7 +135,13 @@ func powerLossRefusing(ctx context.Context, c *cell) error {
 
 // promotion gives a node a replica that hears nothing any more from some moment on, and
 // then takes the master's place. The dead master is the next replica.
-func promotion(ctx context.Context, c *cell) error {
+func promotion(ctx context.Context, c *cell) error { return promote(ctx, c, false) }
+
+// promotionRefusing is promotion of a replica that refuses writes when clients meet it, as one does that
+// wants a replica of its own, and accepts them while the locks of before are still held.
+func promotionRefusing(ctx context.Context, c *cell) error { return promote(ctx, c, true) }
+
+func promote(ctx context.Context, c *cell, refusing bool) error {
 	const node = 1
 	line, err := c.proxy(c.servers[node].Addr())
 	if err != nil {
@@ -145,14 +152,23 @@ func promotion(ctx context.Context, c *cell) error {
 		return err
 	}
 	line.BlackHole(true)
+	refuse := func(replicas string) error {
+		if !refusing {
+			return nil
+		}
+		return client.ConfigSet(ctx, "min-replicas-to-write", replicas).Err()
+	}
 	return losingMemory(func(context.Context, *cell, int) error {
 		old := c.servers[node]
 		c.servers[node], c.nodes[node] = replica, client
-		if err := client.Do(ctx, "REPLICAOF", "NO", "ONE").Err(); err != nil {
+		if err := errors.Join(refuse("1"), client.Do(ctx, "REPLICAOF", "NO", "ONE").Err()); err != nil {
 			return err
 		}
 		c.move(node, replica)
-		return old.Close()
+		if refusing {
+			pause(ctx, c.ttl/3)
+		}
+		return errors.Join(refuse("0"), old.Close())
 	})(ctx, c)
 }
 
