@@ -17,12 +17,15 @@ import (
 const clusterSlots = 16384
 
 // A Cluster is a Redis Cluster of masters without replicas, so nobody takes over when one
-// is killed or stopped. The slots of the others stay served (cluster-require-full-coverage
+// is killed or stopped, but by Replace. The slots of the others stay served (cluster-require-full-coverage
 // no) unless the args say otherwise.
 type Cluster struct {
 	servers []*Server
-	ids     []string // ids[i] is the cluster's name for servers[i]
-	serving int      // so many of servers, the first, began with slots
+	ids     []string      // ids[i] is the cluster's name for servers[i]
+	serving int           // so many of servers, the first, began with slots
+	args    []string      // of each server
+	extra   []*Server     // those that were replaced
+	attach  func(*Server) // ties a new server to the test; nil without one
 }
 
 // LaunchCluster starts a cluster and returns when all masters agree on who serves what,
@@ -67,22 +70,23 @@ func StartGrowingCluster(tb testing.TB, masters, empty int, args ...string) *Clu
 	if err != nil {
 		tb.Fatal(err)
 	}
+	c.attach = func(s *Server) { s.attach(tb) }
 	for _, s := range c.servers {
-		s.attach(tb)
+		c.attach(s)
 	}
 	return c
 }
 
 // launchServers starts all masters at once.
 func (c *Cluster) launchServers(args []string) error {
-	args = append([]string{
+	c.args = append([]string{
 		"--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1",
 		"--cluster-node-timeout", "15000", "--cluster-require-full-coverage", "no",
 	}, args...)
 	errs := make([]error, len(c.servers))
 	var wg sync.WaitGroup
 	for i := range c.servers {
-		wg.Go(func() { c.servers[i], errs[i] = Launch(args...) })
+		wg.Go(func() { c.servers[i], errs[i] = Launch(c.args...) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -249,7 +253,7 @@ func (c *Cluster) byPort(tb testing.TB, port int64) *Server {
 // Close ends all masters. Calls after the first do nothing.
 func (c *Cluster) Close() error {
 	var errs []error
-	for _, s := range c.servers {
+	for _, s := range append(c.extra, c.servers...) {
 		if s != nil { // it may have failed to start
 			errs = append(errs, s.Close())
 		}
