@@ -114,7 +114,7 @@ func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 	if err := n.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if d := time.Since(begin); d > 2*exchangeTimeout {
+	if d := time.Since(begin); d > 2*closeTimeout {
 		t.Errorf("the goroutines ended after %v", d)
 	}
 	for _, e := range ears {

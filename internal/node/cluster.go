@@ -25,6 +25,8 @@ const maxHops = 5
 //
 // A cluster client's own pipeline would follow redirections too, but it also replays
 // requests whose connection died, which a lock must not.
+//
+// A master that the Cluster names no longer is dropped, with its lanes: see gone.go.
 type router struct {
 	n       *Node
 	cluster *redis.ClusterClient
@@ -33,12 +35,27 @@ type router struct {
 	done    chan struct{}                 // closed when run has ended, or when it will never begin
 	owner   [slots]atomic.Pointer[server] // nil: not known
 
-	mu    sync.Mutex // guards what follows
-	known map[string]*server
+	life    context.Context // of what requests need of the cluster client; ends with close
+	end     context.CancelFunc
+	finding hangable // the master of a slot: nearly always known to the cluster client
+	reading hangable // all masters, from the Cluster
+
+	sweepEvery time.Duration // set before the first request
+
+	mu       sync.Mutex // guards what follows, and strikes of the servers
+	known    map[string]*server
+	sweep    *time.Timer // for sweepNow; nil until there is a server
+	sweeping bool        // it is under way
+	soon     bool        // the next one is not to wait for sweepEvery
+	swept    time.Time   // when the last one had ended
 }
 
 func newRouter(n *Node, c *redis.ClusterClient) *router {
-	ro := &router{n: n, cluster: c, known: map[string]*server{}, done: make(chan struct{})}
+	ro := &router{
+		n: n, cluster: c, known: map[string]*server{}, done: make(chan struct{}),
+		finding: newHangable(1), reading: newHangable(1), sweepEvery: sweepTime,
+	}
+	ro.life, ro.end = context.WithCancel(context.Background())
 	ro.pending.init()
 	return ro
 }
@@ -64,14 +81,16 @@ func (ro *router) lookUp(r *request) {
 }
 
 // close lets run hand what is pending to the lanes and end. A topology that cannot be
-// read holds it up no longer than a stalled server does.
+// read holds it up for half of the time that Close has, and the lanes have the other half.
 func (ro *router) close() {
 	ro.start.Do(func() { close(ro.done) }) // nothing to start any more
 	ro.pending.close()
 	select {
 	case <-ro.done:
-	case <-time.After(ro.n.exchangeTime()):
+	case <-time.After(ro.n.closeTime() / 2):
 	}
+	ro.end()
+	ro.stopSweeping()
 }
 
 // run looks up the masters of pending requests until close.
@@ -91,20 +110,29 @@ func (ro *router) run() {
 }
 
 func (ro *router) find(r *request) {
-	s, err := ro.master(context.Background(), r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
+	s, err := ro.master(ro.life, r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
 	if err != nil {
 		r.settle(failed(err), notSent)
 		return
 	}
 	if !r.asking {
-		ro.owner[r.e.t.slot].Store(s)
+		ro.learn(r.e.t.slot, s)
 	}
 	s.push(r)
 }
 
+// learn remembers that s has the slot, unless s was dropped: who drops it says so first, and has all
+// slots unlearned then.
+func (ro *router) learn(slot uint16, s *server) {
+	ro.owner[slot].Store(s)
+	if s.dropped.Load() {
+		ro.owner[slot].CompareAndSwap(s, nil)
+	}
+}
+
 // master is the server that has the slot of key: the one at the address to, which a
 // redirection named, or the one known, or the one that the cluster client knows. It may
-// take network traffic to find out.
+// take network traffic to find out, and then it blocks for exchangeTime, or until ctx ends.
 //
 // A Cluster's map names only masters that have slots. insist says that the one at the address to
 // is meant if the map does not name it, because it is to have its first slot, or because the
@@ -113,12 +141,14 @@ func (ro *router) find(r *request) {
 func (ro *router) master(ctx context.Context, key string, slot uint16, to string, insist bool) (*server, error) {
 	s := ro.owner[slot].Load()
 	if to != "" {
-		s = ro.named(to)
+		s = ro.named(ctx, to)
 	}
 	if s != nil {
 		return s, nil
 	}
-	master, err := ro.cluster.MasterForKey(ctx, key)
+	ctx, cancel := context.WithTimeout(ctx, ro.n.exchangeTime())
+	defer cancel()
+	master, err := await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) }, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +164,7 @@ func (ro *router) masterOf(ctx context.Context, key, to string) (*server, error)
 	slot := slotOf(key)
 	s, err := ro.master(ctx, key, slot, to, false)
 	if err == nil {
-		ro.owner[slot].Store(s)
+		ro.learn(slot, s)
 	}
 	return s, err
 }
@@ -148,8 +178,7 @@ func (ro *router) server(master *redis.Client) *server {
 	if s != nil && s.from != master && !s.unnamed {
 		// The cluster client closes its client of a master that leaves, and makes another
 		// one when it comes back.
-		ro.unlearn(s)
-		ro.n.dropServer(s)
+		ro.dropLocked(s)
 		s = nil
 	}
 	if s == nil {
@@ -164,6 +193,9 @@ func (ro *router) addLocked(master *redis.Client) *server {
 	s.apart.Store(math.MaxInt64)
 	ro.known[s.addr] = s
 	ro.known[master.NodeAddress()] = s // as redirections name it
+	if ro.sweep == nil {
+		ro.armLocked()
+	}
 	return s
 }
 
@@ -224,28 +256,29 @@ func (s *server) redirection(answer error) string {
 
 // named is the server with that address; nil when the Cluster has no such master. The
 // topology is read again when the address is new.
-func (ro *router) named(addr string) *server {
+func (ro *router) named(ctx context.Context, addr string) *server {
 	if s := ro.get(addr); s != nil {
 		return s
 	}
-	_ = ro.cluster.ForEachMaster(context.Background(), func(_ context.Context, master *redis.Client) error {
+	masters, _ := ro.masters(ctx)
+	for _, master := range masters {
 		ro.server(master)
-		return nil
-	})
+	}
 	return ro.get(addr)
+}
+
+// masters are those that the Cluster names, or those that it named last if it cannot be read. It
+// blocks for exchangeTime, or until ctx ends.
+func (ro *router) masters(ctx context.Context) ([]*redis.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, ro.n.exchangeTime())
+	defer cancel()
+	return await(ctx, ro.reading, func() ([]*redis.Client, error) { return masters(ctx, ro.cluster) }, nil)
 }
 
 func (ro *router) get(addr string) *server {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	return ro.known[addr]
-}
-
-// forget makes every slot of a master that could not be reached be looked up again: a
-// replica may have taken its place.
-func (ro *router) forget(s *server) {
-	ro.unlearn(s)
-	ro.cluster.ReloadState(context.Background())
 }
 
 func (ro *router) unlearn(s *server) {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -31,6 +33,7 @@ func TestCluster(t *testing.T) {
 		{"a master that was away", clusterAway},
 		{"slots that move under load", clusterStress},
 		{"close", clusterClose},
+		{"a master that is replaced for good", clusterReplaced},
 	} {
 		t.Run(sub.name, func(t *testing.T) { sub.run(t, c) })
 	}
@@ -298,5 +301,34 @@ func clusterClose(t *testing.T, c *redistest.Cluster) {
 	for _, e := range ears {
 		e.wantNow(t, Deleted)
 	}
+	wantEmpty(t, c)
+}
+
+// Masters that are replaced for good, one after the other, leave nothing behind in the client.
+func clusterReplaced(t *testing.T, c *redistest.Cluster) {
+	n := clusterNode(t, c)
+	key := c.KeyOn(t, c.Servers()[0], "replaced")
+	for _, s := range c.Servers() {
+		eventuallyGranted(t, n, c.KeyOn(t, s, "replaced"))
+	}
+	held := newAttempt(t, n, key)
+	held.acquire().want(t, Granted)
+	r := subscribed(t, n, key)
+	before := runtime.NumGoroutine()
+	times := 1
+	if os.Getenv("FLIGHTLOCK_LONG") == "1" {
+		times = 5
+	}
+	for range times {
+		c.MustReplace(t, 0)
+		eventuallyGranted(t, n, key+"other{"+key+"}")
+		r.until(Broken, "")
+		r.until(Subscribed, "")
+		redistest.Eventually(t, patience, "nobody is suspended", func() bool { return serversOf(n) == 3 && !n.Suspended() })
+	}
+	held.refresh().want(t, Renewed)
+	held.release().want(t, Deleted)
+	wantDebts(t, n, 0)
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
 	wantEmpty(t, c)
 }

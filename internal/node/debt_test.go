@@ -627,7 +627,7 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 			return n.Debts() == 0 && len(lockKeys(t, s)) == 0
 		})
 		t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
-		if d := time.Since(begin); d > exchangeTimeout+3*debtSecond {
+		if d := time.Since(begin); d > closeTimeout+3*debtSecond {
 			t.Errorf("that took %v", d)
 		}
 		redistest.Eventually(t, patience, "everybody has heard", func() bool {

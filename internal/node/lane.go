@@ -218,11 +218,22 @@ func (l *lane) run() {
 		} else if !answering && l.s.n.closing.Load() { // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
 		} else {
-			answering = l.exchange(l.long.context(time.Now(), l.s.n.exchangeTime(), time.Second), batch)
+			answering = l.exchange(l.bounded(), batch)
 		}
 		clear(batch)
 		l.rest()
 	}
+}
+
+// bounded is the context of the next exchange. It lasts for exchangeTime at most; once the node closes,
+// it ends exchangeTime after Close began, so that Close does not wait for one exchange after the other.
+func (l *lane) bounded() context.Context {
+	n, now := l.s.n, time.Now()
+	least, more := n.exchangeTime()/4*3, n.exchangeTime()/4
+	if n.closing.Load() {
+		least, more = 0, max(0, time.Duration(n.closeBy.Load()-int64(n.at(now))))
+	}
+	return l.long.context(now, least, more)
 }
 
 // allowance gives a lane's exchanges the context that bounds them. A context lasts for a

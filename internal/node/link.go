@@ -84,6 +84,10 @@ var spent = func() context.Context {
 // nowhere is a network that no dialer knows. Not all of them look at their context.
 const nowhere = "flightlock-none"
 
+// maxDials bounds the dials of one server's links that hang at once. One that hangs for ever does not
+// end its notices.
+const maxDials = 4
+
 // dialLink connects and makes l the feed's link.
 func dialLink(f *feed) (*link, error) {
 	n := f.ns.n
@@ -92,15 +96,19 @@ func dialLink(f *feed) (*link, error) {
 	ctx, cancel := context.WithTimeout(n.life, n.exchangeTime())
 	defer cancel()
 	now := time.Now()
-	l := &link{
-		f: f, ps: client.Subscribe(ctx), ended: make(chan struct{}), heard: now,
-		asked: []*command{{verb: ping, sent: now}},
-	}
-	if err := l.ps.Ping(ctx); err != nil { // which dials
-		_ = l.ps.Close()
+	ps, err := await(ctx, f.s.dialling, func() (*redis.PubSub, error) {
+		ps := client.Subscribe(ctx)
+		err := ps.Ping(ctx) // which dials
+		if err != nil {
+			_ = ps.Close()
+		}
+		return ps, err
+	}, func(ps *redis.PubSub) { _ = ps.Close() })
+	if err != nil {
 		return nil, err
 	}
 	client.Options().Network = nowhere
+	l := &link{f: f, ps: ps, ended: make(chan struct{}), heard: now, asked: []*command{{verb: ping, sent: now}}}
 	f.ns.mu.Lock()
 	f.link = l
 	f.ns.mu.Unlock()

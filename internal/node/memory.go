@@ -238,14 +238,10 @@ func (n *Node) tellVerified() {
 // a memory that is to be established; "" for none.
 func (n *Node) Ask(establish string, done func(Memory, error)) {
 	s := n.notices.home
-	n.mu.Lock()
-	if n.closed {
-		n.mu.Unlock()
+	if !n.begin() {
 		done(Memory{}, ErrClosed)
 		return
 	}
-	n.wg.Add(1)
-	n.mu.Unlock()
 	go func() { // ends with the exchange
 		defer n.wg.Done()
 		if state := s.suspended.Load(); state != nil {

@@ -24,9 +24,8 @@ import (
 // they were asked on, in order.
 const transportTimeout = 2 * time.Second
 
-// exchangeTimeout bounds one batch from the search for a connection to the last answer:
-// a client may take half a minute to find out that it cannot dial.
-const exchangeTimeout = 2 * transportTimeout
+// closeTimeout bounds Close, whatever the servers do.
+const closeTimeout = 2 * transportTimeout
 
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
@@ -40,6 +39,7 @@ type Node struct {
 	shut     func()          // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64   // requests written, of all kinds
 	closing  atomic.Bool     // set by Close: only releases are written from then on
+	closeBy  atomic.Int64    // the instant by which they must be answered. Written before closing
 	late     atomic.Bool     // see Late
 	unsure   atomic.Bool     // unverified is not nil. Written under mu
 	publish  any             // the command that tells of a turn
@@ -79,8 +79,16 @@ type Node struct {
 // transportTime is transportTimeout, or more where NodeTimeout is so long.
 func (n *Node) transportTime() time.Duration { return max(transportTimeout, 2*n.timeout) }
 
-// exchangeTime is exchangeTimeout for that.
-func (n *Node) exchangeTime() time.Duration { return max(exchangeTimeout, 2*n.transportTime()) }
+// closeTime is closeTimeout for that.
+func (n *Node) closeTime() time.Duration { return CloseTime(n.timeout) }
+
+// CloseTime is how long Close of a node takes at most.
+func CloseTime(nodeTimeout time.Duration) time.Duration { return max(closeTimeout, 4*nodeTimeout) }
+
+// exchangeTime bounds one batch from the search for a connection to the last answer: a client
+// may take half a minute to find out that it cannot dial. It is below closeTime, because Close waits
+// for batches that are under way.
+func (n *Node) exchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
 // New makes a node of a client that somebody else built and will close. Its connections
 // are shared; its timeouts and retries are replaced, for this use, by our own.
@@ -145,10 +153,11 @@ func (n *Node) heard(err error) {
 }
 
 // Close ends the node: requests not yet written fail with ErrClosed, releases among
-// them are still tried once. It returns when every goroutine has ended, or with ctx's
-// error; a goroutine that waits on a stalled server ends a few seconds later, when its
+// them are still tried once. It returns when every goroutine has ended, but for those of await, or
+// with ctx's error; a goroutine that waits on a stalled server ends within CloseTime, when its
 // exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
+	n.closeBy.CompareAndSwap(0, int64(n.now().add(n.exchangeTime())))
 	n.closing.Store(true)
 	n.notices.close()
 	n.end()
@@ -199,6 +208,17 @@ func (n *Node) closeClients() {
 	}
 }
 
+// begin counts a goroutine that is about to begin, unless the node is closed. It ends with wg.Done.
+func (n *Node) begin() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.wg.Add(1)
+	return true
+}
+
 // dropServer ends the lanes of a server that has no use any more.
 func (n *Node) dropServer(s *server) {
 	n.mu.Lock()
@@ -233,7 +253,7 @@ const TurnOf = "flightlock:turn:"
 func ownTimeouts(c *redis.Client, timeout time.Duration) *redis.Client {
 	own := c.WithTimeout(timeout)
 	own.Options().MaxRetries = 0
-	own.Options().ContextTimeoutEnabled = true // for exchangeTimeout
+	own.Options().ContextTimeoutEnabled = true // for exchangeTime
 	return own
 }
 

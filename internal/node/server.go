@@ -25,6 +25,8 @@ type server struct {
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
 
+	dialling hangable // what its links dial
+
 	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64          // how often they were. Written by who has the token
 	memory  atomic.Pointer[memory] // in which votes are asked for. Written by who has the token, and before the first request
@@ -37,6 +39,9 @@ type server struct {
 	redirect    func(s *server, r *request, answer error) bool
 	unreachable func(*server)
 
+	dropped atomic.Bool // a Cluster names it no more. Set for good, before its lanes are closed
+	strikes int         // towards that: see gone.go
+
 	// apart is until when requests go as commands of their own, because the server has
 	// refused to take a batch as one. Always, on a Cluster: a script has keys of one slot.
 	apart atomic.Int64
@@ -47,7 +52,7 @@ type server struct {
 
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
-		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1),
+		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), dialling: newHangable(maxDials),
 		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
 	s.lanes = make([]lane, lanesPerServer)
@@ -79,6 +84,9 @@ func (s *server) push(r *request) {
 		}
 	}
 	if err := l.push(r); err != nil {
+		if s.dropped.Load() {
+			err = errGone
+		}
 		r.settle(failed(err), notSent)
 	}
 }

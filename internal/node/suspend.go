@@ -15,6 +15,7 @@ import (
 //
 //	answering --a lane's exchange timed out, or two in a row had no answer--> suspended
 //	suspended --a probe was answered--> answering
+//	suspended --a Cluster names it no more--> dropped
 //
 // While it is suspended, what would ask it fails at once and releases become debts; one
 // goroutine probes it. An exchange may hang for seconds before it has timed out: during
@@ -94,7 +95,7 @@ func (s *server) suspend(why error) {
 	go s.probe(why)
 }
 
-// probe ends the suspension when the server answers, and itself then or with the node.
+// probe ends the suspension when the server answers, and itself then, or with the server or the node.
 func (s *server) probe(why error) {
 	defer s.n.wg.Done()
 	s.n.tell(why)
@@ -104,21 +105,28 @@ func (s *server) probe(why error) {
 			return
 		case <-time.After(wait):
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
-		err := s.client.Ping(ctx).Err()
-		cancel()
-		if err == nil || isReply(err) {
-			s.failures.Store(0)
-			s.suspended.Store(nil)
-			s.n.heard(nil)
-			s.n.tell(nil)
-			s.n.debts.hurry()
-			return
+		if s.dropped.Load() || s.answers() { // dropped, it stays suspended: what still comes to it fails at once
+			break
 		}
 		if s.unreachable != nil { // its slots may have another master by now
 			s.unreachable(s)
 		}
 	}
+	s.n.tell(nil)
+	s.n.debts.hurry()
+}
+
+// answers makes a probe, and ends the suspension if it was answered.
+func (s *server) answers() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
+	defer cancel()
+	if err := s.client.Ping(ctx).Err(); err != nil && !isReply(err) {
+		return false
+	}
+	s.failures.Store(0)
+	s.suspended.Store(nil)
+	s.n.heard(nil)
+	return true
 }
 
 // tell passes on that the node was suspended for err, or is back.

@@ -1,0 +1,134 @@
+package node
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A master of a Cluster may be replaced for good: its replica has taken over, or its slots were moved,
+// and its address never comes back. Its lanes would stay, and if it was suspended, a probe and a read of
+// the Cluster's slots every probePause, more with each change of address. So a server that is not
+// among the masters that the Cluster names is dropped:
+//
+//	named --an exchange or a link of it had no answer, or it was not named--> one strike
+//	one strike --not named--> dropped
+//	one strike --named--> named
+//
+// The slots are read soon after a server did not answer, and every sweepTime: a server that lost its slots
+// may never be asked again. Without a failure it takes two reads, because a member that is cut off from the
+// others tells an old story, and any of them may be the one that is asked. A Cluster that cannot be read
+// names whom it named before, so nobody is dropped for that. A master that the Cluster did not name when
+// it was met, because it was to have its first slot, is dropped only if it does not answer.
+//
+// To drop a master that lives is safe, too. A lock is in no server's lanes, but in its Entry: what was in
+// the lanes is written or fails; what had no answer is a doubt, and the debt for it goes to whoever has the
+// slot then. If a request in the old lanes is overtaken by one in the new, that is as when a slot moves: an
+// acquire that is granted after its release was answered is released once more. Nothing that is known of
+// the server is kept, so if it comes back, it is met as new. (A Cluster has no memory that would have to be
+// asked for: see SetGuard.)
+
+// sweepTime is the time between two reads of the slots of a Cluster whose masters all answer.
+const sweepTime = 30 * time.Second
+
+// maxStrikes is when a server is dropped.
+const maxStrikes = 2
+
+var errGone = errors.New("not sent: the Cluster has another master for it by now")
+
+// forget makes every slot of a master that could not be reached be looked up again: a
+// replica may have taken its place. Soon it will be known whether it is a master still.
+func (ro *router) forget(s *server) {
+	ro.unlearn(s)
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	s.strikes = max(s.strikes, maxStrikes-1)
+	if ro.sweep != nil && !ro.soon {
+		ro.soon = true
+		ro.armLocked()
+	}
+}
+
+// armLocked has sweepNow called when it is due, unless it is under way and will do that.
+func (ro *router) armLocked() {
+	wait := ro.sweepEvery
+	if ro.soon {
+		wait = max(0, time.Until(ro.swept.Add(probePause)))
+	}
+	switch {
+	case ro.sweeping || ro.life.Err() != nil:
+	case ro.sweep == nil:
+		ro.sweep = time.AfterFunc(wait, ro.sweepNow)
+	default:
+		ro.sweep.Reset(wait)
+	}
+}
+
+func (ro *router) stopSweeping() {
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	if ro.sweep != nil {
+		ro.sweep.Stop()
+	}
+}
+
+// sweepNow reads the slots, and drops the servers that are not among the masters.
+func (ro *router) sweepNow() {
+	if !ro.n.begin() {
+		return
+	}
+	defer ro.n.wg.Done()
+	ro.mu.Lock()
+	if ro.sweeping { // it was armed again while it began
+		ro.mu.Unlock()
+		return
+	}
+	ro.sweeping, ro.soon = true, false
+	ro.mu.Unlock()
+	masters, err := ro.masters(ro.n.life)
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	if err == nil {
+		ro.strikeLocked(masters)
+	}
+	ro.sweeping, ro.swept = false, time.Now()
+	ro.armLocked()
+}
+
+func (ro *router) strikeLocked(masters []*redis.Client) {
+	seen := map[*server]bool{}
+	for _, s := range ro.known {
+		if seen[s] { // it is known by two names
+			continue
+		}
+		seen[s] = true
+		switch {
+		case slices.ContainsFunc(masters, s.is):
+			s.strikes = 0
+		case s.unnamed && s.strikes == 0: // it answers, and may be about to have its first slot
+		default:
+			if s.strikes++; s.strikes >= maxStrikes {
+				ro.dropLocked(s)
+			}
+		}
+	}
+}
+
+// is reports whether the Cluster's client for a master is for s.
+func (s *server) is(master *redis.Client) bool {
+	return s.from == master || s.unnamed && (master.Options().Addr == s.addr || master.NodeAddress() == s.addr)
+}
+
+// dropLocked ends the lanes of s. No slot leads to it any more.
+func (ro *router) dropLocked(s *server) {
+	s.dropped.Store(true)
+	ro.unlearn(s)
+	for addr, known := range ro.known {
+		if known == s {
+			delete(ro.known, addr)
+		}
+	}
+	ro.n.dropServer(s)
+}

@@ -1,0 +1,150 @@
+package node
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// shifting is a Cluster of one master that changes: what its members would say of the slots is
+// what the test says, and the masters are servers of their own.
+type shifting struct {
+	client *redis.ClusterClient
+
+	mu     sync.Mutex // guards what follows
+	master string
+	asked  int // how often it was asked for its slots
+}
+
+func newShifting(t *testing.T, s *redistest.Server) *shifting {
+	c := &shifting{master: s.Addr()}
+	c.client = redis.NewClusterClient(&redis.ClusterOptions{DialerRetries: 1, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.asked++
+		return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: c.master}}}}, nil
+	}})
+	t.Cleanup(func() { _ = c.client.Close() })
+	return c
+}
+
+func (c *shifting) shift(s *redistest.Server) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.master = s.Addr()
+}
+
+func (c *shifting) timesAsked() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.asked
+}
+
+func serversOf(n *Node) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.servers)
+}
+
+// eventuallyGranted locks and releases until that works.
+func eventuallyGranted(t *testing.T, n *Node, key string) {
+	t.Helper()
+	redistest.Eventually(t, patience, "the key is granted", func() bool {
+		a := newAttempt(t, n, key)
+		rep := <-a.acquire().heard
+		<-a.release().heard
+		return rep.Kind == Granted
+	})
+}
+
+// A master that has died and that the Cluster names no longer is let go of: it is not suspended any
+// more, and costs neither commands nor goroutines, however many there have been.
+func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
+	s := redistest.StartServer(t)
+	c := newShifting(t, s)
+	n := newNode(t, c.client)
+	var told atomic.Int64 // how often that it is suspended, less how often that it is back
+	n.Changed = func(_ string, err error) {
+		if err != nil {
+			told.Add(1)
+		} else {
+			told.Add(-1)
+		}
+	}
+	eventuallyGranted(t, n, "k")
+	r := subscribed(t, n, "k")
+	before := runtime.NumGoroutine()
+	for range 3 {
+		_ = s.Kill()
+		for range 3 {
+			a := newAttempt(t, n, "k")
+			<-a.acquire().heard
+			a.release()
+		}
+		next := redistest.StartServer(t)
+		c.shift(next)
+		s = next
+		eventuallyGranted(t, n, "k")
+		r.want(Broken, "")
+		r.want(Subscribed, "")
+		eventuallySuspended(t, n, false)
+		redistest.Eventually(t, patience, "there is one server", func() bool { return serversOf(n) == 1 })
+	}
+	redistest.Eventually(t, patience, "it is told that it is back", func() bool { return told.Load() == 0 })
+	wantDebts(t, n, 0)
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+	// Nothing is awaited here: what went on without an end asked every probePause.
+	time.Sleep(probePause) // what was under way
+	asked := c.timesAsked()
+	time.Sleep(2 * probePause)
+	if again := c.timesAsked() - asked; again > 0 {
+		t.Errorf("the slots were asked for %d times without a need", again)
+	}
+}
+
+// A master that comes back to the Cluster is one like any other: it is asked, and it votes.
+func TestAMasterThatComesBack(t *testing.T) {
+	first, second := redistest.StartServer(t), redistest.StartServer(t)
+	c := newShifting(t, first)
+	n := newNode(t, c.client)
+	eventuallyGranted(t, n, "k")
+	held := newAttempt(t, n, "held")
+	held.acquire().want(t, Granted)
+	_ = first.Kill()
+	c.shift(second)
+	eventuallyGranted(t, n, "k")
+	redistest.Eventually(t, patience, "there is one server", func() bool { return serversOf(n) == 1 && !n.Suspended() })
+
+	_ = first.Restart()
+	_ = second.Kill()
+	c.shift(first)
+	eventuallyGranted(t, n, "k")
+	redistest.Eventually(t, patience, "there is one server", func() bool { return serversOf(n) == 1 && !n.Suspended() })
+	if first.CommandCalls(t)["script|load"] == 0 {
+		t.Error("its scripts were taken for granted")
+	}
+	held.release().want(t, Missing)
+	wantDebts(t, n, 0)
+}
+
+// A master that has lost its slots, and of which nothing was heard since, is let go of as well.
+func TestAMasterWithoutSlotsIsLetGo(t *testing.T) {
+	first, second := redistest.StartServer(t), redistest.StartServer(t)
+	c := newShifting(t, first)
+	n := newNode(t, c.client)
+	n.notices.router.sweepEvery = 10 * time.Millisecond
+	eventuallyGranted(t, n, "k")
+	c.shift(second)
+	redistest.Eventually(t, patience, "it is gone", func() bool { return serversOf(n) == 0 })
+	eventuallyGranted(t, n, "k")
+	if got := second.CommandCalls(t)["script|load"]; got == 0 {
+		t.Error("the new master was not asked")
+	}
+}
