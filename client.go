@@ -53,7 +53,8 @@ type Client struct {
 // ContextTimeoutEnabled do not matter for locking: the Client uses settings of its own over
 // their connections. What does matter, and Open sets by itself:
 //   - DialerRetries 1: a node that refuses connections should say so at once;
-//   - DialTimeout: how long a node that is cut off keeps a connection busy;
+//   - DialTimeout: how long a node that is cut off keeps a connection busy, and how long a dial
+//     may go on after Close;
 //   - PoolSize 4 or more (10 for each processor by default), for four connections are in
 //     use at most, and one for notices; with three nodes or more, what a node remembers is
 //     found out on one more, outside of the pool, when it was restarted or met first;
@@ -164,10 +165,12 @@ func (c *Client) Stats() Stats {
 
 // Close ends the Client. It refuses new work, fails waiters with ErrClosed, waits for
 // holders until ctx ends, then ends the contexts of the remaining locks (cause ErrClosed)
-// and releases them. It returns when every goroutine of the Client has ended; one that
-// waits on a stalled connection may need 4s for that, or four times NodeTimeout if that is
-// more, and Close gives up on it, with an error, when ctx has ended. A second Close waits
-// for the first and returns the same.
+// and releases them, for which it takes three times NodeTimeout at most. It returns when every
+// goroutine of the Client has ended; one that waits on a stalled connection may need 4s for that,
+// or four times NodeTimeout if that is more, and Close gives up on it, with an error, when ctx has
+// ended. What go-redis has not ended by then, a dial or a question to Sentinels or a Cluster, ends
+// by the DialTimeout and ReadTimeout of its client. A second Close waits for the first and returns
+// the same.
 func (c *Client) Close(ctx context.Context) error {
 	c.closing.Do(func() { c.closed = c.close(ctx) })
 	return c.closed
@@ -177,26 +180,46 @@ func (c *Client) close(ctx context.Context) error {
 	c.word.stop()
 	c.flights.Close(ctx)
 	c.loss.flush()
-	if ctx.Err() != nil { // the releases just sent get their time all the same
-		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.opts.NodeTimeout)
-		defer cancel()
-		ctx = grace
-	}
 	c.metrics.unregister()
+	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
+	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // the releases just sent get their time
+	defer cancel()
 	errs := make([]error, len(c.nodes))
 	var beside error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
-		wg.Go(func() { errs[i] = n.Close(ctx) })
+		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
-	wg.Go(func() { beside = c.tasks.close(ctx) })
+	wg.Go(func() { beside = c.tasks.close(sent) })
 	wg.Wait()
-	c.quorum.Close()
-	errs = append(errs, beside, closeAll(c.own))
+	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for what takes no time unless it hangs
+	defer stop()
+	errs = append(errs, beside, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
 	return nil
+}
+
+// graced is ctx, but ends no sooner than grace from now, and else no later than limit.
+func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.Context, context.CancelFunc) {
+	soonest := time.Now().Add(grace)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(limit) {
+		limit = deadline
+	}
+	if limit.Before(soonest) {
+		limit = soonest
+	}
+	longer, cancel := context.WithDeadline(context.WithoutCancel(ctx), limit)
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) { // not by its deadline, which is known
+			time.AfterFunc(time.Until(soonest), cancel)
+		}
+	})
+	return longer, func() {
+		stop()
+		cancel()
+	}
 }
 
 // maxID is the length of id, and of the longest sequence number behind it.

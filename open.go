@@ -1,10 +1,12 @@
 package flightlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -28,6 +30,8 @@ import (
 //   - no retries: a request sent again can overtake the release that undoes it;
 //   - no context deadlines on sockets;
 //   - one try to dial: a node that refuses connections should say so at once;
+//   - 2s for a dial, TLS and a lost packet included, unless the url has dial_timeout: it is not
+//     interrupted by Close;
 //   - idle connections that are kept: dialling takes longer than locking;
 //   - a name for CLIENT LIST, "flightlock", unless the url has client_name.
 //
@@ -55,11 +59,30 @@ func Open(urls []string, opts Options) (*Client, error) {
 	return c, nil
 }
 
-func closeAll(nodes []redis.UniversalClient) error {
-	var errs []error
-	for _, n := range nodes {
-		errs = append(errs, n.Close())
+// closeOwn is closeAll, until ctx ends: a client of Sentinels that do not answer is locked while it asks them.
+// What is closed late ends by its own timeouts.
+func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
+	if len(nodes) == 0 {
+		return nil
 	}
+	closed := make(chan error, 1)
+	go func() { closed <- closeAll(nodes) }()
+	select {
+	case err := <-closed:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("connections: %w", ctx.Err())
+	}
+}
+
+// closeAll closes all at once: one that hangs keeps no other open.
+func closeAll(nodes []redis.UniversalClient) error {
+	errs := make([]error, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() { errs[i] = n.Close() })
+	}
+	wg.Wait()
 	return errors.Join(errs...)
 }
 
@@ -89,7 +112,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
 		c := redis.NewFailoverClient(o)
 		c.Options().Addr = "Sentinel master " + o.MasterName // its dialer asks the Sentinels, and nobody else reads it
 		return c, nil
@@ -98,23 +121,29 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
 		return redis.NewClusterClient(o), nil
 	}
 	o, err := redis.ParseURL(rawURL)
 	if err != nil {
 		return nil, err
 	}
-	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
+	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
 	return redis.NewClient(o), nil
 }
 
+// dialTime is long enough for a first packet that is lost and sent again after a second, and for a handshake.
+const dialTime = 2 * time.Second
+
 // tune sets what locking needs, whichever of go-redis' options these belong to.
-func tune(name *string, retries, dials, idleConns *int, read, idle *time.Duration, byContext *bool) {
+func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.Duration, byContext *bool) {
 	if *name == "" {
 		*name = "flightlock"
 	}
 	*retries, *dials = -1, 1
 	*idleConns, *idle = 0, -1 // keep all of them
 	*read, *byContext = max(*read, 2*time.Second), false
+	if *dial == 0 {
+		*dial = dialTime
+	}
 }

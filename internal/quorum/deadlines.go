@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -74,14 +75,20 @@ func (d *deadlines) removeLocked(r *round) {
 
 // fire ends what is due, and waits for the next if there is one. The timer is not stopped
 // when the list empties: it fires once more and finds nothing.
-func (d *deadlines) fire() {
+func (d *deadlines) fire() { d.expire(time.Since(d.epoch)) }
+
+// stop ends all rounds that wait still, as if their time were up: nobody would end them later. No round
+// may be added any more.
+func (d *deadlines) stop() { d.expire(math.MaxInt64) }
+
+// expire ends what is due by now.
+func (d *deadlines) expire(now time.Duration) {
 	type overdue struct {
 		r   *round
 		due time.Duration
 	}
 	var due []overdue
 	d.mu.Lock()
-	now := time.Since(d.epoch)
 	for d.head != nil && d.head.due <= now {
 		due = append(due, overdue{d.head, d.head.due})
 		d.removeLocked(d.head)
@@ -89,18 +96,11 @@ func (d *deadlines) fire() {
 	d.armed = false
 	if d.head != nil {
 		d.armLocked(d.head.due - now)
+	} else if d.timer != nil {
+		d.timer.Stop()
 	}
 	d.mu.Unlock()
 	for _, o := range due {
 		o.r.expire(o.due)
-	}
-}
-
-// stop ends the timer. No round may be added any more.
-func (d *deadlines) stop() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.timer != nil {
-		d.timer.Stop()
 	}
 }

@@ -92,7 +92,7 @@ func (c *client) close() {
 		})
 	}
 	wg.Wait()
-	c.q.Close()
+	_ = c.q.Close(context.Background())
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.calls {

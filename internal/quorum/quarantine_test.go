@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -193,7 +194,7 @@ func TestNoRollCallAfterClose(t *testing.T) {
 		l, _ := c.must(key, ttl, 1)
 		c.release(l)
 		forget() // it is in quarantine for a minute
-		c.q.Close()
+		_ = c.q.Close(context.Background())
 		forget()
 		k.mu.Lock()
 		defer k.mu.Unlock()

@@ -132,14 +132,25 @@ func (q *Quorum) Leave(key, contender string) {
 	}
 }
 
-// Close waits for what the quorum itself has started. The nodes are closed by their owner.
-func (q *Quorum) Close() {
+// Close ends the rounds that are open still, and waits for what the quorum itself has started, until ctx
+// ends: what compares nodes may be in somebody else's client. The nodes are closed by their owner, before.
+func (q *Quorum) Close(ctx context.Context) error {
 	q.mu.Lock()
 	q.closed = true
 	q.mu.Unlock()
 	q.cancel()
-	q.wg.Wait()
 	q.deadlines.stop()
+	ended := make(chan struct{})
+	go func() { // ends with the last that was started
+		q.wg.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // start runs f on a goroutine that Close waits for, and says whether it does: not any more

@@ -174,3 +174,25 @@ func TestReleaseOfASettledLease(t *testing.T) {
 		}
 	}
 }
+
+// Close fails a release that has no answer by then: nobody would say later that its time is up.
+func TestCloseEndsAReleaseUnderWay(t *testing.T) {
+	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
+		for _, m := range r.mem {
+			m.Stall(true)
+		}
+		a := c.beginRelease(l)
+		start := time.Now()
+		if err := c.q.Close(r.t.Context()); err != nil {
+			r.t.Error(err)
+		}
+		_, f := a.wait()
+		wantReason(r.t, f, Unreachable)
+		if took := time.Since(start); took != 0 {
+			r.t.Errorf("took %v", took)
+		}
+		for _, m := range r.mem {
+			m.Stall(false)
+		}
+	})
+}

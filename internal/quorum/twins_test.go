@@ -165,7 +165,7 @@ func TestSearchThatHangs(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 		start = time.Now()
-		c.q.Close()
+		_ = c.q.Close(context.Background())
 		if took := time.Since(start); took != 0 {
 			t.Errorf("Close took %v", took)
 		}
