@@ -26,7 +26,7 @@ import (
 type cell struct {
 	ttl     time.Duration // of most locks, and Options.MaxTTL
 	servers []*redistest.Server
-	cluster bool // servers are the masters of one Cluster, which is the only node
+	cluster *redistest.Cluster // servers are its masters, and it is the only node. nil: there is none
 	args    []string
 	proxies [][]*redistest.Proxy // by process, by node
 	nodes   []*redis.Client      // to each server itself
@@ -63,17 +63,17 @@ func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (*c
 	})
 }
 
-// newClusterCell starts a cell whose one node is a Cluster of two masters, and a third, the last, that
-// has no slots yet. Its masters are the cell's servers. No proxies are in between, for masters send
+// newClusterCell starts a cell whose one node is a Cluster of so many masters, and more of them that
+// have no slots yet. Its masters are the cell's servers. No proxies are in between, for masters send
 // clients to each other.
-func newClusterCell(ctx context.Context, s setup, procs, _ int, args ...string) (*cell, error) {
+func newClusterCell(ctx context.Context, s setup, procs, masters, empty int, args ...string) (*cell, error) {
 	return newCellOn(ctx, s, procs, args, func(c *cell) error {
-		cluster, err := redistest.LaunchGrowingCluster(2, 1, args...)
+		cluster, err := redistest.LaunchGrowingCluster(masters, empty, args...)
 		if err != nil {
 			return err
 		}
 		c.closers = append(c.closers, cluster.Close)
-		c.servers, c.cluster = cluster.Servers(), true
+		c.servers, c.cluster = cluster.Servers(), cluster
 		for _, server := range c.servers {
 			c.nodes = append(c.nodes, c.clientOf(server))
 		}
@@ -165,7 +165,7 @@ func (c *cell) startProcess(s setup, number int) error {
 
 // urls are those of the nodes for one process: of new proxies in front of the servers, or of the Cluster.
 func (c *cell) urls() (urls []string, err error) {
-	if c.cluster {
+	if c.cluster != nil {
 		return []string{"redis://" + c.servers[0].Addr() + "?dial_timeout=1s&addr=" + c.servers[1].Addr()}, nil
 	}
 	var proxies []*redistest.Proxy

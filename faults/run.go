@@ -43,15 +43,7 @@ func runScenario(ctx context.Context, s scenario, set setup, atLeast time.Durati
 	if err != nil {
 		return nil, err
 	}
-	nodes := s.nodes
-	if nodes == 0 {
-		nodes = 3
-	}
-	start := newCell
-	if s.cluster {
-		start = newClusterCell
-	}
-	c, err := start(ctx, set, 3, nodes, s.args...)
+	c, err := s.newCell(ctx, set, 3)
 	if err != nil {
 		return nil, err
 	}
@@ -81,6 +73,17 @@ func runScenario(ctx context.Context, s scenario, set setup, atLeast time.Durati
 	}
 	v.judge(h, begin, end)
 	return v, nil
+}
+
+// newCell starts what the scenario runs on.
+func (s scenario) newCell(ctx context.Context, set setup, procs int) (*cell, error) {
+	switch {
+	case s.masters > 0:
+		return newClusterCell(ctx, set, procs, s.masters, s.empty, s.args...)
+	case s.nodes > 0:
+		return newCell(ctx, set, procs, s.nodes, s.args...)
+	}
+	return newCell(ctx, set, procs, 3, s.args...)
 }
 
 // allServed waits until somebody has got, and let go, each key since then.

@@ -17,10 +17,11 @@ import (
 // A scenario is a kind of fault.
 type scenario struct {
 	name  string
-	nodes int      // 3 if 0
-	args  []string // of each redis-server
-	// cluster: the only node is a Cluster of two masters and one that has no slots yet
-	cluster bool
+	nodes int // 3 if 0
+	// masters is how many with slots a Redis Cluster has that is then the only node, and empty how many
+	// without; 0: there is none. There are no proxies before it.
+	masters, empty int
+	args           []string // of each redis-server
 	// fault does it once, and mends it before it returns. It may be called again.
 	fault  func(ctx context.Context, c *cell) error
 	sample bool // runs in `make test`, too
@@ -48,7 +49,8 @@ var scenarios = []scenario{
 	{name: "asymmetric partition: each process loses the replies of another node", fault: asymmetric, sample: true},
 	{name: "one process is cut off from two nodes", fault: cutOff},
 	{name: "resets, and replies cut in the middle, everywhere", fault: resets},
-	{name: "slots moving under load to an empty master", cluster: true, args: staysMaster, fault: movingSlots},
+	{name: "slots moving under load to an empty master", masters: 2, empty: 1, args: staysMaster, fault: movingSlots},
+	{name: "a Cluster master replaced for good", masters: 3, fault: replacedMaster},
 }
 
 var (
@@ -224,6 +226,18 @@ func follow(ctx context.Context, c *cell, server *redis.Client, addr string) err
 		role, err := server.Do(ctx, "ROLE").Slice()
 		return err == nil && len(role) > 3 && role[3] == "connected"
 	})
+}
+
+// replacedMaster has another server take a master's place, one master after the other: its replica takes over
+// with all that it had, and the old one is killed and forgotten.
+func replacedMaster(ctx context.Context, c *cell) error {
+	for i := range c.cluster.Servers() {
+		if err := c.cluster.Replace(ctx, i); err != nil {
+			return err
+		}
+		pause(ctx, c.ttl)
+	}
+	return nil
 }
 
 func rollingRestart(ctx context.Context, c *cell) error {
