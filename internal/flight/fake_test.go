@@ -345,6 +345,7 @@ type fakeLease struct {
 
 	// guarded by w.mu
 	until    time.Time
+	reserved bool
 	releases int
 	gave     func(error) // done of the release
 }
@@ -419,18 +420,33 @@ func (r *fakeRefresh) decide() bool {
 
 func (r *fakeRefresh) confirm() { r.confirmBlock(r.more) }
 
-func (r *fakeRefresh) confirmBlock(tokens int64) {
+// reserve is the outcome when the nodes do not agree on the block. A refresh that follows one with that
+// outcome has another: it asks for what was reserved.
+func (r *fakeRefresh) reserve() {
+	r.l.w.mu.Lock()
+	again := r.l.reserved
+	r.l.w.mu.Unlock()
+	if again {
+		r.confirm()
+		return
+	}
+	r.end(0, true)
+}
+
+func (r *fakeRefresh) confirmBlock(tokens int64) { r.end(tokens, false) }
+
+func (r *fakeRefresh) end(tokens int64, reserved bool) {
 	if !r.decide() {
 		return
 	}
 	w := r.l.w
 	w.mu.Lock()
-	g := Grant{Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens}
+	g := Grant{Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens, Reserved: reserved}
 	w.counter += tokens
 	if r.look {
 		g.Rival = w.rival
 	}
-	r.l.until = later(r.l.until, g.Until)
+	r.l.until, r.l.reserved = later(r.l.until, g.Until), reserved
 	w.mu.Unlock()
 	r.done(g, nil)
 }

@@ -319,6 +319,8 @@ func (s *sim) answer(r *fakeRefresh, how int) {
 		r.confirm()
 	case how == 4:
 		r.confirmBlock(0)
+	case how == 5:
+		r.reserve()
 	default:
 		r.fail(Outcome{Err: errDown})
 	}

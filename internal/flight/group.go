@@ -35,6 +35,7 @@ type Grant struct {
 	Until       time.Time
 	First, Last int64
 	Rival       string // the contender that waits longest; "": none, or nobody looked
+	Reserved    bool   // of a refresh: tokens are reserved, and the next refresh brings them
 }
 
 // Outcome is how a remote operation failed.

@@ -324,43 +324,35 @@ func (f *flight) topUpLocked(now time.Time) {
 	}
 }
 
-// renewLocked renews the lease for the flight's own sake: for the one that was just
-// handed the lease, or else for the front waiter.
+// refreshLocked serves the holder's own wishes.
+func (f *flight) refreshLocked() {
+	if !f.refreshing && f.asks != nil {
+		f.renewLocked(time.Now())
+	}
+}
+
+// renewLocked begins a refresh: for the holder's own wishes, all in one, or if there are none for
+// the flight's own sake, which is that of the one that was just handed the lease, or else of the
+// front waiter.
 func (f *flight) renewLocked(now time.Time) {
 	h := f.cur
 	if h == nil {
 		h = f.head
 	}
-	f.startRefreshLocked(now, nil, h.ttl, f.moreLocked(now), f.g.cfg.NodeTimeout)
-}
-
-// refreshLocked serves the holder's own wishes, all in one refresh.
-func (f *flight) refreshLocked() {
-	if f.refreshing || f.asks == nil {
-		return
-	}
-	served := f.asks
+	served, timeout, more := f.asks, f.g.cfg.NodeTimeout, int64(0)
 	f.asks = nil
-	timeout := f.g.cfg.NodeTimeout
 	for a := served; a != nil; a = a.next {
 		timeout = min(timeout, a.timeout)
 	}
-	now, more := time.Now(), int64(0)
-	if f.n > 0 {
+	if served == nil || f.n > 0 {
 		more = f.moreLocked(now)
 	}
-	f.startRefreshLocked(now, served, served.h.ttl, more, timeout)
-}
-
-// startRefreshLocked begins a refresh, for the holder's wishes in served or, if there are
-// none, for the flight's own sake.
-func (f *flight) startRefreshLocked(now time.Time, served *ask, ttl time.Duration, more int64, timeout time.Duration) {
 	f.refreshing = true
-	f.stale = f.staleAt(now, ttl) // even if it fails: the next handoff is not to try again
+	f.stale = f.staleAt(now, h.ttl) // even if it fails: the next handoff is not to try again
 	f.shard().counts.refreshes.Add(1)
 	looks := f.looksLocked(now)
 	f.looked = f.looked || looks
-	l := f.lease
+	l, ttl := f.lease, h.ttl
 	f.laterLocked(func() {
 		l.Refresh(ttl, more, timeout, looks, func(g Grant, o *Outcome) { f.refreshed(l, served, looks, g, o) })
 	})
@@ -368,6 +360,9 @@ func (f *flight) startRefreshLocked(now time.Time, served *ask, ttl time.Duratio
 
 // refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
 // gets the new deadline, or the loss. A Hold whose Until came before the answer is over.
+//
+// If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to is no
+// reason to keep back what this one has confirmed.
 func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
@@ -386,14 +381,19 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 	for a := served; a != nil; a = a.next {
 		f.answerLocked(a, g, o)
 	}
+	if f.lease != l {
+		return
+	}
 	switch {
-	case f.lease != l:
 	case f.cur != nil:
 		f.refreshLocked()
-	case f.leftLocked() == 0: // could not be renewed: contend anew
-		f.letGoLocked()
-	default:
+	case f.leftLocked() > 0:
 		f.grantOrLetGoLocked(time.Now())
+	case !g.Reserved || f.n == 0: // could not be renewed: contend anew
+		f.letGoLocked()
+	}
+	if g.Reserved && f.n > 0 && f.lease == l && !f.refreshing {
+		f.renewLocked(time.Now())
 	}
 }
 

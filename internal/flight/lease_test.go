@@ -165,6 +165,116 @@ func TestLeaseWithoutTokensIsGivenBack(t *testing.T) {
 	})
 }
 
+// Tokens that are only reserved take another refresh, which follows at once: a waiter for whom there is no
+// token gets the lease then, and the second refresh failing is what it is without any.
+func TestReservedTokensTakeAnotherRefresh(t *testing.T) {
+	for name, fails := range map[string]bool{"confirmed": false, "down": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.refresh = nil
+				first := w.start() // has the only token
+				first.holds()
+				next := w.start()
+				first.releases()
+				w.renewal(1).reserve()
+				next.waits()
+				is(t, "attempts", w.asked(), 1)
+				if fails {
+					w.renewal(2).fail(Outcome{Err: errDown})
+				} else {
+					w.renewal(2).confirm()
+				}
+				is(t, "refreshes", w.renewals(), 2)
+				next.holds()
+				is(t, "contends anew", w.asked() == 2, fails)
+				next.releases()
+			})
+		})
+	}
+}
+
+// A waiter for whom there is a token is not kept waiting for more of them, and what the refresh has
+// confirmed is its.
+func TestAWaiterWithATokenIsNotKeptWaitingForMore(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rich()
+		w.refresh = nil
+		first := w.start()
+		next, third := w.start(), w.start()
+		time.Sleep(6 * time.Second) // the lease is too short to be handed over
+		began := time.Now()
+		first.holds()
+		first.releases()
+		time.Sleep(time.Second)
+		w.renewal(1).reserve()
+		is(t, "until", next.holds().Until(), began.Add(validity(10*time.Second)))
+		w.renewal(2).fail(Outcome{Err: errDown})
+		is(t, "until", next.holds().Until(), began.Add(validity(10*time.Second)))
+		next.releases()
+		third.releases()
+		is(t, "attempts", w.asked(), 1)
+	})
+}
+
+// A holder hears what its refresh has confirmed, and has it, before the tokens are there. What it asks for
+// meanwhile is served by the refresh that gets them.
+func TestAHolderIsNotKeptWaitingForTokens(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refresh = nil
+		c, behind := w.start(), w.start()
+		c.holds()
+		time.Sleep(8 * time.Second)
+		began := time.Now()
+		answered := 0
+		done := func(err error) {
+			is(t, "err", err, nil)
+			answered++
+		}
+		c.h.Refresh(20*time.Millisecond, done)
+		c.h.Refresh(30*time.Millisecond, done)
+		time.Sleep(time.Second)
+		w.renewal(1).reserve()
+		is(t, "answered", answered, 1)
+		is(t, "until", c.holds().Until(), began.Add(validity(10*time.Second)))
+		is(t, "timeout", w.renewal(2).timeout, 30*time.Millisecond)
+		w.renewal(2).confirm()
+		is(t, "answered", answered, 2)
+		is(t, "refreshes", w.renewals(), 2)
+		c.releases()
+		behind.releases() // has one of the tokens
+		is(t, "attempts", w.asked(), 1)
+	})
+}
+
+// Tokens that nobody waits for may wait for the next refresh.
+func TestReservedTokensThatNobodyNeeds(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refresh = nil
+		c, behind := w.start(), w.start()
+		c.holds()
+		c.h.Refresh(time.Second, func(error) {})
+		behind.leaves()
+		w.renewal(1).reserve()
+		is(t, "refreshes", w.renewals(), 1)
+		c.releases()
+	})
+}
+
+// A loss that the refresh for tokens finds is a loss.
+func TestALossFoundWithTheTokens(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.refresh = nil
+		c, behind := w.start(), w.start()
+		c.holds()
+		c.h.Refresh(time.Second, func(err error) { is(t, "err", err, nil) })
+		w.renewal(1).reserve()
+		w.renewal(2).fail(Outcome{Err: errTaken, Lost: true})
+		is(t, "lost", errors.Is(c.h.Err(), errLost), true)
+		behind.releases() // contended anew
+		is(t, "attempts", w.asked(), 2)
+	})
+}
+
 // A lease that nobody in the queue is left for when its renewal ends is given back.
 func TestRenewedLeaseThatNobodyWantsIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -2,6 +2,7 @@ package quorum
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -34,8 +35,10 @@ import (
 //     And any earlier holder's majority shares one with the q votes, where its last
 //     token was counted before our grant; so the largest vote leaves all of them below
 //     the block, and the q-th largest would not. A reservation is counted from the
-//     highest token of this lease, on each node, and is made ours in the same way; one
-//     that was not confirmed is skipped, never used.
+//     highest token of this lease, on each node. Where the counters differ after it, it
+//     ends at the largest again, and the next refresh, which raises the counters to the
+//     highest token as every refresh does, makes it ours. One that fewer than q nodes have
+//     answered is skipped, never used.
 //   - The deadline moves only when q nodes confirmed a refresh, and only if they did
 //     before the old deadline.
 type Lease struct {
@@ -46,6 +49,7 @@ type Lease struct {
 	phase    phase
 	canceled bool
 	granted  bool      // a majority has granted the attempt
+	reserved int32     // how many of the tokens up to top are not ours before a refresh is confirmed
 	until    time.Time // validity deadline
 	top      int64     // the highest token reserved
 	now      *round    // the round of the attempt, until it is decided
@@ -281,13 +285,21 @@ func (l *Lease) failAfterCheck(f *Failure) {
 // other leaves it as it was. Grant.Until is what this refresh gives; an earlier one may
 // have given more.
 //
+// A refresh is one round, whose outcome is not kept back for the tokens: if the nodes did not
+// agree on a block, the grant has none but says Reserved. The next refresh that is confirmed brings
+// that block, and asks for no other. (Two rounds as one refresh lost the lease when the old
+// deadline passed in the second, and took twice as long as its caller had allowed for.)
+//
 // If look is true, the grant names the rival that most nodes name, other than this lease's
 // own contender.
 func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Failure)) {
 	start := time.Now()
 	l.mu.Lock()
 	f := l.overLocked(start, l.until, errOver)
-	until, top := l.until, l.top
+	until, top, confirms := l.until, l.top, l.reserved > 0
+	if more = min(more, math.MaxInt32); confirms { // reserved has no room for more
+		more = 0
+	}
 	if f == nil {
 		l.errand = nil // as Settle does
 	}
@@ -296,13 +308,11 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 		done(Grant{}, f)
 		return
 	}
-	given := start.Add(l.q.Validity(ttl))
+	ref := refresh{more: more, confirms: confirms, until: until, given: start.Add(l.q.Validity(ttl)), done: done}
 	// A node raises its counter as it renews. A Cluster that has the key and its counter apart, while it
 	// moves their slot, renews all the same: a floor of 0 counts that. The ttl is what this round is about;
-	// tokens were confirmed by a majority before, and those that it brings are by counters alone.
-	r := l.round("refresh", node.Renewed, 0, min(timeout, ttl), func(r *round) {
-		l.refreshed(r, refresh{ttl: ttl, more: more, until: until, given: given, done: done})
-	})
+	// tokens are brought by counters alone.
+	r := l.round("refresh", node.Renewed, 0, min(timeout, ttl), func(r *round) { l.refreshed(r, ref) })
 	for i := range l.entries {
 		l.entries[i].Refresh(r, ttl, top, more, until, l.looker(look))
 	}
@@ -340,8 +350,8 @@ func (l *Lease) overLocked(now, until time.Time, late error) *Failure {
 
 // refresh is what one call of Refresh is about.
 type refresh struct {
-	ttl          time.Duration
-	more         int64
+	more         int64     // tokens that it reserves
+	confirms     bool      // instead, it makes those ours that were reserved before
 	until, given time.Time // the deadline before, and the one that a majority makes true
 	done         func(Grant, *Failure)
 }
@@ -370,49 +380,26 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 	if ref.given.After(l.until) {
 		l.until = ref.given
 	}
-	top, agree := r.countersLocked()
-	brought := ref.more > 0 && top > 0
-	if brought && agree {
+	g := Grant{Until: ref.given, First: 1, Rival: r.rivalLocked()}
+	switch top, agree := r.countersLocked(); {
+	case ref.confirms && r.reachedLocked(l.top):
+		g.First, g.Last = l.top-int64(l.reserved)+1, l.top
+		l.reserved = 0
+	case ref.more == 0, top == 0: // it brings none, and another time those that are reserved
+	case agree:
+		g.First, g.Last = top-ref.more+1, top
 		l.top = top
+	default:
+		g.Reserved = true
+		l.top, l.reserved = top, int32(ref.more)
 	}
-	missing, rival := r.missingLocked(), r.rivalLocked()
+	missing := r.missingLocked()
 	l.mu.Unlock()
 
 	for _, i := range missing {
 		l.repair(i)
 	}
-	switch {
-	case !brought:
-		ref.done(Grant{Until: ref.given, First: 1, Rival: rival}, nil)
-	case agree:
-		ref.done(Grant{Until: ref.given, First: top - ref.more + 1, Last: top, Rival: rival}, nil)
-	default:
-		l.confirm(r, ref, top, rival)
-	}
-}
-
-// confirm raises all counters to the end of a block that the nodes did not agree on. If
-// too few answer, the refresh still stands; it just brought no tokens.
-func (l *Lease) confirm(first *round, ref refresh, top int64, rival string) {
-	r := l.round("refresh", node.Renewed, top, first.timeout, func(r *round) {
-		g := Grant{Until: ref.given, First: 1, Rival: rival}
-		l.mu.Lock()
-		f := l.notRenewedLocked(r, l.until)
-		switch {
-		case f == nil:
-			l.top = top
-			g.First, g.Last = top-ref.more+1, top
-		case f.Reason == NotHeld:
-			g = Grant{}
-		default:
-			f = nil
-		}
-		l.mu.Unlock()
-		ref.done(g, f)
-	})
-	for i := range l.entries {
-		l.entries[i].Refresh(r, ref.ttl, top, 0, ref.given, "")
-	}
+	ref.done(g, nil)
 }
 
 // repair gives the key and the fence back to a node that lost them, for as long as the

@@ -101,6 +101,7 @@ type Grant struct {
 	Until       time.Time // validity deadline
 	First, Last int64     // the block of fencing tokens, empty when Last < First
 	Rival       string    // of a refresh that looked: the contender that waits longest; "": nobody waits
+	Reserved    bool      // of a refresh: the nodes have reserved a block, but it takes another refresh to make it ours
 }
 
 // Prepare makes l the lease of one attempt, with an owner of its own. It asks nobody yet.

@@ -212,6 +212,17 @@ func (r *round) countersLocked() (top int64, agree bool) {
 	return top, agree
 }
 
+// reachedLocked reports whether a majority has voted with a counter of at least top.
+func (r *round) reachedLocked(top int64) bool {
+	n := 0
+	for i, rep := range r.replies {
+		if rep.Kind == r.want && rep.Counter >= top && r.countsLocked(i) {
+			n++
+		}
+	}
+	return n >= r.l.q.need
+}
+
 func (r *round) missingLocked() (missing []int) {
 	for i, rep := range r.replies {
 		if rep.Kind == node.Missing {
