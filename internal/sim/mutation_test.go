@@ -109,6 +109,13 @@ var mutations = []mutation{
 		pkg:  "./lua", by: "TestRefreshRaisesAndReserves",
 	},
 	{
+		name: "tokens that nodes have only reserved are given",
+		file: "internal/quorum/lease.go",
+		old:  "	case ref.more > 0 && agree:\n",
+		new:  "	case ref.more > 0 && (agree || true):\n",
+		pkg:  "./internal/quorum", by: "TestReservedTokensAreHadWhenConfirmed",
+	},
+	{
 		name: "nodes that forgot vote at once",
 		file: "quarantine.go",
 		old:  "	return !c.opts.DisableQuarantine && ",
