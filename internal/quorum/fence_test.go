@@ -198,10 +198,7 @@ func TestReservedBlocksRise(t *testing.T) {
 				if skew < n {
 					r.setCounter(skew, r.counter(skew)+int64(7*i))
 				}
-				g, f := c.refresh(l, ttl, 5)
-				if f == nil && g.Reserved {
-					g, f = c.refresh(l, ttl, 5)
-				}
+				g, f := c.reserve(l, ttl, 5)
 				if f != nil {
 					t.Fatal(describe(f))
 				}
@@ -242,7 +239,7 @@ func TestUnconfirmedReservationIsSkipped(t *testing.T) {
 				t.Fatalf("counter %d is %d, want %d", i, got, want)
 			}
 		}
-		g, f := c.refresh(l, ttl, 10)
+		g, f := c.reserve(l, ttl, 10)
 		if f != nil || g.First <= 101 || g.Last-g.First != 9 {
 			t.Errorf("block %d to %d, %s", g.First, g.Last, describe(f))
 		}

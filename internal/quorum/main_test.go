@@ -192,6 +192,15 @@ func (c *client) refresh(l *Lease, ttl time.Duration, more int64) (Grant, *Failu
 	return c.beginRefresh(l, ttl, more).wait()
 }
 
+// reserve refreshes l for tokens, again if the nodes did not agree on them.
+func (c *client) reserve(l *Lease, ttl time.Duration, more int64) (Grant, *Failure) {
+	g, f := c.refresh(l, ttl, more)
+	if f == nil && g.Reserved {
+		g, f = c.refresh(l, ttl, more)
+	}
+	return g, f
+}
+
 func (c *client) beginRelease(l *Lease) *call {
 	a := c.newCall("release", l)
 	l.Release(false, "", a)
