@@ -136,6 +136,60 @@ func TestNotAcquiredSaysWhoHolds(t *testing.T) {
 	})
 }
 
+// A key with an empty value is held, by a client of another library: the error says so of each
+// node, for how long, and not that all is well.
+func TestAHolderWithAnEmptyValueIsTold(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		lost := mustLock(t, c, "lost", 5*time.Second)
+		synctest.Wait()
+		for _, node := range nodes {
+			node.Mini.Set("lock:k", "")
+			node.Mini.SetTTL("lock:k", 3*time.Second)
+			node.Mini.Set("lock:eternal", "")
+			node.Mini.Set("lock:lost", "")
+		}
+		_, err := c.TryLock(t.Context(), "k", time.Second)
+		wantEmptyHolder(t, err, flightlock.ErrNotAcquired, 3*time.Second)
+		_, err = c.TryLock(t.Context(), "eternal", time.Second)
+		wantEmptyHolder(t, err, flightlock.ErrNotAcquired, -1)
+		wantEmptyHolder(t, lost.Refresh(t.Context()), flightlock.ErrNotHeld, -1)
+		synctest.Wait()
+		for _, node := range nodes {
+			for _, key := range []string{"lock:k", "lock:eternal", "lock:lost"} {
+				if v, err := node.Mini.Get(key); v != "" || err != nil {
+					t.Errorf("%s is %q, %v on %s", key, v, err, node.Addr())
+				}
+			}
+		}
+	})
+}
+
+// wantEmptyHolder expects that each node that err names has said that the key has an empty
+// value, and for how long.
+func wantEmptyHolder(t *testing.T, err, sentinel error, ttl time.Duration) {
+	t.Helper()
+	var qe *flightlock.QuorumError
+	if !errors.Is(err, sentinel) || !errors.As(err, &qe) {
+		t.Fatalf("got %v, want %v", err, sentinel)
+	}
+	told := 0
+	for _, n := range qe.Nodes {
+		text := n.Error()
+		switch {
+		case strings.Contains(text, "no answer yet"):
+		case n.Holder != "" || n.Err == nil || n.HolderTTL.Truncate(time.Second) != ttl.Truncate(time.Second),
+			!strings.Contains(text, "empty value"), strings.Contains(text, "for 3s") != (ttl > 0):
+			t.Errorf("%v (%+v), want an empty value for %v", n, n, ttl)
+		default:
+			told++
+		}
+	}
+	if told < qe.Need {
+		t.Errorf("%d nodes tell: %v", told, err)
+	}
+}
+
 // In one process the lock goes from hand to hand without Redis, each time with a larger
 // fence, and TryLock does not overtake.
 func TestHandoff(t *testing.T) {

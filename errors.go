@@ -52,7 +52,7 @@ type NodeError struct {
 	Node      string        // its address
 	Holder    string        // the owner that holds the key there, if that is why
 	HolderTTL time.Duration // how long the holder has it if it does not refresh; below 0 when unknown
-	Err       error         // nil when the node granted what was asked, or told a Holder
+	Err       error         // nil when the node granted what was asked, or told a Holder; a Holder without a name is told here
 }
 
 // Error says what was wanted, why it is not so, and what each node said.
@@ -91,6 +91,8 @@ func (e NodeError) Error() string {
 		return fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
 	case e.Holder != "":
 		return fmt.Sprintf("%s: held by %q for %v", e.Node, e.Holder, e.HolderTTL)
+	case e.Err != nil && e.HolderTTL > 0:
+		return fmt.Sprintf("%s: %v, for %v", e.Node, e.Err, e.HolderTTL)
 	case e.Err != nil:
 		return fmt.Sprintf("%s: %v", e.Node, e.Err)
 	}
@@ -116,13 +118,19 @@ var sentinels = map[quorum.Reason]error{
 	quorum.Misconfigured: ErrInvalid,
 }
 
-var errMissing = errors.New("the key is gone")
+var (
+	errMissing = errors.New("the key is gone")
+	errNoName  = errors.New("held by another client, none of this library: the key has an empty value")
+)
 
 func nodeError(n quorum.NodeAnswer) NodeError {
 	switch n.Reply.Kind {
 	case node.Failed:
 		return NodeError{Node: n.Name, Err: n.Reply.Err}
 	case node.Held:
+		if n.Reply.Holder == "" {
+			return NodeError{Node: n.Name, HolderTTL: n.Reply.TTL, Err: errNoName}
+		}
 		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL}
 	case node.Missing:
 		return NodeError{Node: n.Name, Err: errMissing}

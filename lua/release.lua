@@ -3,7 +3,8 @@
 -- KEYS[1]  the lock key
 -- KEYS[2]  the wants of that key: a sorted set of the contenders in other processes that
 --          wait for it, by the time since when they do. Left out with ARGV[2], for an undo
--- ARGV[1]  owner; '' if there is only a want to be taken back
+-- ARGV[1]  owner, never '': a key with an empty value is another client's. If there is only a
+--          want to be taken back, the contender, which owns no key
 -- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster. The undo of an attempt that was lost, which makes no
 --          turn, has no more arguments than this: here, the contender that it was made for,
 --          if there is one. It goes on waiting, and the grant took away its want: that it gets
