@@ -44,6 +44,13 @@ func Mul(n int64, unit time.Duration) time.Duration {
 	return time.Duration(n) * unit
 }
 
+// What has to do with the validity of leases reads the clocks by Now and Since, which are those of package time. Only tests
+// replace them, before anything runs: see package clocktest.
+var (
+	Now   = time.Now
+	Since = time.Since
+)
+
 // AfterFunc is time.AfterFunc. Only a simulation replaces it, before anything runs: the timers of
 // a process that pauses go off when it goes on.
 var AfterFunc = time.AfterFunc

@@ -10,10 +10,18 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/clocktest"
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// clocks are those of this package's tests outside of bubbles.
+var clocks clocktest.Clocks
+
+func TestMain(m *testing.M) {
+	clocks.Install()
+	goleak.VerifyTestMain(m)
+}
 
 var (
 	errBusy    = errors.New("busy here")
@@ -236,7 +244,7 @@ type fakeAttempt struct {
 func (a *fakeAttempt) Start(inline bool) {
 	w := a.w
 	w.mu.Lock()
-	a.began, a.started, a.inline = time.Now(), true, inline
+	a.began, a.started, a.inline = clock.Now(), true, inline
 	w.attempts = append(w.attempts, a)
 	if a.contender == "" {
 		w.note("acquire")
@@ -331,7 +339,7 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 
 // takenLocked says that a lease of key is neither given back nor expired.
 func (w *world) takenLocked(key string) bool {
-	now := time.Now()
+	now := clock.Now()
 	return slices.ContainsFunc(w.leases, func(l *fakeLease) bool {
 		return l.key == key && l.releases == 0 && l.until.After(now)
 	})
@@ -380,7 +388,7 @@ func (l *fakeLease) Release(_ bool, rival string, done func(error)) {
 func (l *fakeLease) released(err error) { l.gave(err) }
 
 func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Outcome)) {
-	r := &fakeRefresh{l: l, ttl: ttl, more: more, look: look, timeout: timeout, began: time.Now(), done: done}
+	r := &fakeRefresh{l: l, ttl: ttl, more: more, look: look, timeout: timeout, began: clock.Now(), done: done}
 	l.w.mu.Lock()
 	for _, earlier := range l.w.refreshes {
 		if earlier.l == l && !earlier.decided {

@@ -226,7 +226,7 @@ func (f *flight) refuseLocked(h *Hold, mode Mode) error {
 	var wait time.Duration
 	bounded := !isEndless(h.pace)
 	if bounded {
-		h.due = time.Now() // as if it asked Redis now, and found the key taken
+		h.due = clock.Now() // as if it asked Redis now, and found the key taken
 		wait, h.ends = h.outlook(h.due)
 	}
 	if mode == Try || h.ends && wait == 0 {
@@ -267,7 +267,7 @@ func (f *flight) outcomeLocked() error {
 func (f *flight) giveUp(h *Hold) {
 	f.mu.Lock()
 	defer f.unlock()
-	switch now := time.Now(); {
+	switch now := clock.Now(); {
 	case h.state != waiting || h.patience == nil:
 	case h.ends:
 		f.turnAwayLocked(h, f.outcomeLocked())
@@ -295,7 +295,7 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 		}
 		f.emptiedLocked()
 		if front && f.pausingLocked() { // for as long as h wanted
-			f.paceLocked(time.Now())
+			f.paceLocked(clock.Now())
 		}
 		return err
 	case left:
@@ -308,7 +308,7 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 	err := f.g.cfg.GaveUp(f.key, ctxErr, f.busyLocked())
 	if h.state == holding {
 		f.endLocked(h, released, nil)
-		f.passLocked(time.Now())
+		f.passLocked(clock.Now())
 	}
 	return err
 }
@@ -401,7 +401,7 @@ func (f *flight) tick() {
 	f.mu.Lock()
 	defer f.unlock()
 	f.armed = 0
-	now := time.Now()
+	now := clock.Now()
 	switch {
 	case f.dead:
 	case f.cur != nil:

@@ -219,7 +219,7 @@ func (h *Hold) Until() time.Time {
 func (h *Hold) Err() error {
 	h.f.mu.Lock()
 	defer h.f.mu.Unlock()
-	return h.errLocked(time.Now())
+	return h.errLocked(clock.Now())
 }
 
 func (h *Hold) errLocked(now time.Time) error {
@@ -272,7 +272,7 @@ func (h *Hold) endOfLocked() *end {
 func (h *Hold) Release() error {
 	f := h.f
 	f.mu.Lock()
-	now := time.Now()
+	now := clock.Now()
 	if h.state != holding || clock.Passed(now, h.until) {
 		f.overdueLocked(now)
 		err := f.g.cfg.Ended(f.key, h.errLocked(now))
@@ -307,7 +307,7 @@ func (h *Hold) TTL() time.Duration { return h.ttl }
 func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
 	f := h.f
 	f.mu.Lock()
-	now := time.Now()
+	now := clock.Now()
 	if h.state != holding || clock.Passed(now, h.until) {
 		f.overdueLocked(now)
 		err := f.g.cfg.Ended(f.key, h.errLocked(now))

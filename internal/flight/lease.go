@@ -18,7 +18,7 @@ func (f *flight) askLocked(h *Hold) {
 	f.wish = h.ttl
 	f.shard().counts.attempts.Add(1)
 	if h.patience != nil {
-		h.takeOver(time.Now())
+		h.takeOver(clock.Now())
 	}
 	f.todoLocked().tokens = f.blockLocked()
 	if f.contest != nil {
@@ -76,7 +76,7 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 }
 
 func (f *flight) wonLocked(l Lease, g Grant) {
-	now := time.Now()
+	now := clock.Now()
 	f.lease, f.pause = l, nil
 	f.until, f.stale = g.Until, f.g.at(g.Until) // a handoff sets stale, from its own ttl
 	f.tokens = [2]block{g.block()}
@@ -93,7 +93,7 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 
 // pauseLocked waits after a failed attempt.
 func (f *flight) pauseLocked(o *Outcome) {
-	now := time.Now()
+	now := clock.Now()
 	p := f.pauseOfLocked()
 	p.tried, p.taken, p.owned = now, o.Taken, o.Owned
 	if o.Free > 0 {
@@ -327,7 +327,7 @@ func (f *flight) topUpLocked(now time.Time) {
 // refreshLocked serves the holder's own wishes.
 func (f *flight) refreshLocked() {
 	if !f.refreshing && f.asks != nil {
-		f.renewLocked(time.Now())
+		f.renewLocked(clock.Now())
 	}
 }
 
@@ -366,7 +366,7 @@ func (f *flight) renewLocked(now time.Time) {
 func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
-	f.overdueLocked(time.Now())
+	f.overdueLocked(clock.Now())
 	if f.lease == l {
 		f.refreshing = false
 		if o == nil {
@@ -388,12 +388,12 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 	case f.cur != nil:
 		f.refreshLocked()
 	case f.leftLocked() > 0:
-		f.grantOrLetGoLocked(time.Now())
+		f.grantOrLetGoLocked(clock.Now())
 	case !g.Reserved || f.n == 0: // could not be renewed: contend anew
 		f.letGoLocked()
 	}
 	if g.Reserved && f.n > 0 && f.lease == l && !f.refreshing {
-		f.renewLocked(time.Now())
+		f.renewLocked(clock.Now())
 	}
 }
 
@@ -420,7 +420,7 @@ func (f *flight) renewedLocked(g Grant) {
 			f.tokens[0] = f.tokens[1]
 		}
 		f.tokens[1] = b
-		f.used, f.reserved = 0, f.g.at(time.Now())
+		f.used, f.reserved = 0, f.g.at(clock.Now())
 	}
 	if h := f.cur; h != nil {
 		// The flight's own renewal: within what the handoff promised.

@@ -110,7 +110,7 @@ func (f *flight) heard(n News) {
 		if f.lease != nil {
 			return
 		}
-		f.pauseOfLocked().free = time.Now().Add(f.g.cfg.Turn + minDelay)
+		f.pauseOfLocked().free = clock.Now().Add(f.g.cfg.Turn + minDelay)
 		if f.pausingLocked() {
 			f.tellLocked()
 			f.restLocked()
@@ -243,7 +243,7 @@ func (f *flight) sawLocked(rival string, failed bool) {
 	if f.contest != nil && !failed {
 		f.contest.rival = rival
 	}
-	if now := time.Now(); f.g.at(now) >= f.slice && (f.contest == nil || f.contest.rival == "") {
+	if now := clock.Now(); f.g.at(now) >= f.slice && (f.contest == nil || f.contest.rival == "") {
 		f.sliceLocked(now)
 	}
 }

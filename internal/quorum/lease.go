@@ -114,7 +114,7 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 		l.fail(f)
 		return
 	}
-	until := time.Now().Add(l.q.Validity(e.ttl)) // before the first byte is sent
+	until := clock.Now().Add(l.q.Validity(e.ttl)) // before the first byte is sent
 	l.until = until
 	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, e.ttl), func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
@@ -164,7 +164,7 @@ func (l *Lease) acquired(r *round) {
 	top, agree := r.countersLocked()
 	f := l.checkLocked(r)
 	if len(l.entries) > 1 && !r.expired {
-		l.q.trip.Store(int64(l.q.Validity(l.errand.ttl) - time.Until(l.until)))
+		l.q.trip.Store(int64(l.q.Validity(l.errand.ttl) - l.until.Sub(clock.Now())))
 	}
 	if f == nil && !agree {
 		known := slices.Clone(r.replies) // the round's place may be the release's before the last node was asked
@@ -197,7 +197,7 @@ func (l *Lease) checkLocked(r *round) *Failure {
 	switch {
 	case !r.won:
 		return r.failureLocked()
-	case clock.Passed(time.Now(), l.until):
+	case clock.Passed(clock.Now(), l.until):
 		f := r.failureLocked()
 		f.Reason, f.Err = Unreachable, errTooLate
 		return f
@@ -293,7 +293,7 @@ func (l *Lease) failAfterCheck(f *Failure) {
 // If look is true, the grant names the rival that most nodes name, other than this lease's
 // own contender.
 func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Failure)) {
-	start := time.Now()
+	start := clock.Now()
 	l.mu.Lock()
 	f := l.overLocked(start, l.until, errOver)
 	until, top, confirms := l.until, l.top, l.reserved > 0
@@ -360,7 +360,7 @@ type refresh struct {
 // others' votes are the reason, or an answer after the old deadline, the lease is lost.
 func (l *Lease) notRenewedLocked(r *round, until time.Time) *Failure {
 	if r.won || l.phase != held {
-		return l.overLocked(time.Now(), until, errLateAnswer)
+		return l.overLocked(clock.Now(), until, errLateAnswer)
 	}
 	f := r.failureLocked()
 	if f.Reason == NotHeld {
@@ -406,7 +406,7 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 // lease is valid. It is no vote: a lease that counted repairs could come back from loss.
 func (l *Lease) repair(i int) {
 	l.mu.Lock()
-	left, until, top, ok := clock.Left(time.Now(), l.until), l.until, l.top, l.phase == held
+	left, until, top, ok := clock.Left(clock.Now(), l.until), l.until, l.top, l.phase == held
 	l.mu.Unlock()
 	if ok && left >= time.Millisecond {
 		l.entries[i].Repair(left, top, until)

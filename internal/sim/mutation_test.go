@@ -44,7 +44,7 @@ var mutations = []mutation{
 	{
 		name: "an attempt that took too long is granted",
 		file: "internal/quorum/lease.go",
-		old:  "	case clock.Passed(time.Now(), l.until):\n		f := r.failureLocked()",
+		old:  "	case clock.Passed(clock.Now(), l.until):\n		f := r.failureLocked()",
 		new:  "	case false:\n		f := r.failureLocked()",
 		pkg:  "./internal/quorum", by: "TestAttemptWhoseValidityIsGoneFails",
 	},
@@ -200,7 +200,7 @@ var mutations = []mutation{
 	{
 		name: "a waiter that leaves with the lease keeps it",
 		file: "internal/flight/flight.go",
-		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(time.Now())\n	}\n	return err\n",
+		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(clock.Now())\n	}\n	return err\n",
 		new:  "	}\n	return err\n",
 		pkg:  "./internal/flight", by: "TestLeaveAfterGrantPassesOn",
 	},
