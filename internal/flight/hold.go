@@ -215,11 +215,26 @@ func (h *Hold) Until() time.Time {
 	return h.until
 }
 
-// Err is nil while h holds, by the clock. It does not wait for a timer.
+// Err is nil while h holds, by the clock. It does not wait for a timer. Once it is not nil it
+// stays so.
 func (h *Hold) Err() error {
 	h.f.mu.Lock()
 	defer h.f.mu.Unlock()
-	return h.errLocked(clock.Now())
+	now := clock.Now()
+	if h.state == holding && clock.Passed(now, h.until) {
+		h.pastLocked(now)
+	}
+	return h.errLocked(now)
+}
+
+// pastLocked makes Until, which has passed at now, have passed for good, and has the flight end h
+// at once. If the wall clock alone says that it has passed, it may be set back, and a
+// refresh that is under way would then move Until: what Err has said would not be true any more.
+// It does not end h by itself, because that calls those who listen, and Err may be called under
+// their locks.
+func (h *Hold) pastLocked(now time.Time) {
+	h.until = now.Add(clock.Left(now, h.until))
+	h.f.armLocked(now)
 }
 
 func (h *Hold) errLocked(now time.Time) error {

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"errors"
 	"testing"
 	"time"
 	"unsafe"
@@ -66,4 +67,77 @@ func TestAShortLeaseByTheWallClockIsRenewed(t *testing.T) {
 		t.Error(err)
 	}
 	w.emptyNow()
+}
+
+// soon is for what the docs promise within a second. A busy machine gets more; what does not look at
+// the wall clock takes twice as long.
+const soon = 20 * time.Second
+
+// heldFor joins a caller that is given the lock, or waits for it.
+func (w *world) heldFor(t *testing.T, key string, ttl time.Duration) *Hold {
+	t.Helper()
+	h := &Hold{ttl: ttl, wait: w.g.waiting(patient)}
+	if _, err := w.g.join(key, h, Queue, false); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// told gets why h is over, once it is.
+func (h *Hold) told() <-chan error {
+	told := make(chan error, 1)
+	if _, why, over := h.OnEnd(func(why error) { told <- why }); over {
+		told <- why
+	}
+	return told
+}
+
+func toldSoon(t *testing.T, who string, told <-chan error, want error) {
+	t.Helper()
+	select {
+	case err := <-told:
+		if !errors.Is(err, want) {
+			t.Errorf("%s was told %v", who, err)
+		}
+	case <-time.After(soon):
+		t.Fatalf("%s was told nothing for %v", who, soon)
+	}
+}
+
+// A lock of which Err has said that it is lost stays lost, when the wall clock was set ahead and is set
+// back, and when a refresh is confirmed after that.
+func TestALostLockStaysLost(t *testing.T) {
+	for name, refreshing := range map[string]bool{"held": false, "a refresh is under way": true} {
+		t.Run(name, func(t *testing.T) {
+			defer clocks.Reset()
+			w := newWorld(t)
+			w.refresh = nil
+			h := w.heldFor(t, "k", time.Minute)
+			ended, answered := h.told(), make(chan error, 1)
+			if refreshing {
+				h.Refresh(time.Second, func(err error) { answered <- err })
+			}
+			until := h.Until()
+			clocks.Sleep(time.Hour)
+			if err := h.Err(); !errors.Is(err, errExpired) {
+				t.Errorf("after an hour: %v", err)
+			}
+			if moved := h.Until(); moved.Round(0).After(until.Round(0)) || moved.After(until) {
+				t.Errorf("Until moved from %v to %v", until, moved)
+			}
+			clocks.Reset()
+			if err := h.Err(); !errors.Is(err, errExpired) {
+				t.Errorf("after the wall clock was set back: %v", err)
+			}
+			if refreshing {
+				w.renewal(1).confirm()
+				toldSoon(t, "the holder that refreshed", answered, errEnded)
+			}
+			toldSoon(t, "the holder", ended, errExpired)
+			if err := h.Err(); !errors.Is(err, errExpired) {
+				t.Errorf("in the end: %v", err)
+			}
+			w.emptySoon()
+		})
+	}
 }
