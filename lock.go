@@ -79,7 +79,8 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 
 // Context is parent, ended when the lock is: with cause ErrLockLost and the reason as soon
 // as the lock is lost, before its entry in Redis can have expired, or with context.Canceled
-// when it is released. It does not tell a deadline, because refreshes move it.
+// when it is released. (After a sleep of the machine it may end up to a second after the machine
+// goes on; Err is right at once.) It does not tell a deadline, because refreshes move it.
 //
 // It carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key
 // give a nested Lock when they are called with it or a ctx derived from it, at once and

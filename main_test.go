@@ -19,6 +19,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(processEnv) != "" {
 		os.Exit(processMain(os.Stdin, os.Stdout))
 	}
+	clocks.Install()
 	goleak.VerifyTestMain(m)
 }
 

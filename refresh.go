@@ -101,7 +101,7 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
 	}
 	// A lock that was handed over may have less than its ttl left.
-	a.again(min(p.Interval, time.Until(l.Until())/2))
+	a.again(min(p.Interval, clock.Left(clock.Now(), l.Until())/2))
 	if err := l.Err(); err != nil { // Release may have come before it could see a
 		a.stop()
 		return l.c.ended(l.place().Key(), err)
@@ -133,7 +133,7 @@ func (a *autoRefresh) notYet() time.Duration {
 		return 0
 	}
 	interval, valid := a.interval, a.l.c.quorum.Validity(a.l.ttl())
-	age := valid - time.Until(a.l.Until()) // of the last refresh
+	age := valid - clock.Left(clock.Now(), a.l.Until()) // of the last refresh
 	return interval + min(interval, valid-interval)*(20+jitter.N(30))/100 - age
 }
 
@@ -151,7 +151,7 @@ func (a *autoRefresh) refreshed(err error) {
 	a.failures++
 	delay, again := a.retry.Next(int(a.failures))
 	delay = max(delay, time.Millisecond)
-	if again && time.Now().Add(delay).Before(a.l.Until()) {
+	if again && clock.Left(clock.Now(), a.l.Until()) > delay {
 		a.again(delay)
 	}
 }

@@ -14,6 +14,8 @@ import (
 // called may include calls of the user's code. So that one that hangs does not hold the others up, the timer
 // fires again while flights are called, after hangs: who is left is called beside it.
 //
+// The timer does not see a sleep of the machine: sleepWatch does.
+//
 // It is guarded by the shard's mu.
 type alarms struct {
 	epoch time.Time // of instants
@@ -21,6 +23,9 @@ type alarms struct {
 	timer *time.Timer
 	fires instant // when timer will; 0: it does not
 	wake  func()  // what it does
+
+	watch   func() // has the shard looked after by the sleepWatch
+	watched bool   // it is
 }
 
 type alarm struct {
@@ -84,9 +89,23 @@ func (as *alarms) arm() {
 	as.fire(at)
 }
 
-// fire has the timer fire at that time.
+// all has every flight called now that has an alarm.
+func (as *alarms) all() {
+	now := as.now()
+	for i := range as.heap { // each stays not before its parent
+		as.heap[i].at = min(as.heap[i].at, now)
+	}
+	as.fire(now)
+}
+
+// fire has the timer fire at that time, and the shard looked after as long as any flight has an
+// alarm.
 func (as *alarms) fire(at instant) {
 	as.fires = at
+	if !as.watched {
+		as.watched = true
+		as.watch()
+	}
 	if wait := time.Duration(at - as.now()); as.timer == nil {
 		as.timer = clock.AfterFunc(wait, as.wake)
 	} else {
@@ -94,7 +113,7 @@ func (as *alarms) fire(at instant) {
 	}
 }
 
-func (as *alarms) now() instant { return instant(time.Since(as.epoch)) }
+func (as *alarms) now() instant { return instant(clock.Since(as.epoch)) }
 
 // settle puts a in that place, which is free, or as far up or down from it as its time
 // wants.
@@ -123,11 +142,13 @@ func (as *alarms) move(from, to int) int {
 	return from
 }
 
-// arm has f called at that time. The caller holds f.mu.
+// arm has f called at that time, or earlier if its alarm is: all may have moved it. The caller holds f.mu.
 func (sh *shard) arm(f *flight, at instant) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	sh.alarms.set(f, at)
+	if as := &sh.alarms; f.place == 0 || at < as.heap[f.place-1].at {
+		as.set(f, at)
+	}
 }
 
 // wake calls whoever is due.

@@ -28,7 +28,7 @@ func TestAlarmsComeInTime(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
-			as := &alarms{epoch: time.Now().Add(-1)}
+			as := &alarms{epoch: time.Now().Add(-1), watch: func() {}}
 			want := map[*flight]time.Time{}
 			var mu sync.Mutex // as a shard's
 			as.wake = func() {

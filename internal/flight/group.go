@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // Lease is what the quorum has granted to this process. A lease serves many Holds in turn.
@@ -112,6 +114,8 @@ type Group struct {
 	// listen, and when they have died, to stop that and to leave.
 	leaving sync.WaitGroup
 
+	watch sleepWatch
+
 	// waits are for Holds whose callers wait, each with its channel, which is empty. The pool
 	// is the Group's own because a channel made in a test's synctest bubble must not get out of
 	// it.
@@ -166,14 +170,16 @@ type Counts struct {
 
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
-	g := &Group{cfg: cfg, epoch: time.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
+	g := &Group{cfg: cfg, epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
 	g.waits.New = func() any { return &wait{ready: make(chan struct{}, 1)} }
 	g.todos.New = func() any { return new(todo) }
 	g.endings.New = func() any { return newEnding() }
+	g.watch.epoch = g.epoch
 	for i := range g.shards {
 		sh := &g.shards[i]
 		sh.flights, sh.alone = map[string]*flight{}, map[*flight]struct{}{}
 		sh.alarms.epoch, sh.alarms.wake = g.epoch, sh.wake
+		sh.alarms.watch = func() { g.watch.add(sh) }
 	}
 	return g
 }
@@ -294,6 +300,7 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 		}
 	}
 	g.leaving.Wait() // flights that are gone add nothing
+	g.watch.stop()
 	for i := range g.shards {
 		g.shards[i].rest()
 	}

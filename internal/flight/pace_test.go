@@ -200,7 +200,7 @@ func TestPauseBecomesAsLongAsTheNewFrontWaiters(t *testing.T) {
 
 // A long strategy has an end too.
 func TestLongStrategyEnds(t *testing.T) {
-	for _, p := range []limited{{ms, 20_000}, {time.Hour, 100}, {2 * ms, 7_777}} {
+	for _, p := range []limited{{ms, 20_000}, {time.Hour, 30}, {2 * ms, 7_777}} {
 		inBubble(t, func(t *testing.T, w *world) {
 			holder := w.start(ttl(1000 * time.Hour))
 			c := w.start(pace(p))

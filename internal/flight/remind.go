@@ -1,6 +1,10 @@
 package flight
 
-import "time"
+import (
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
 
 // Reminder is a call that is due while a Hold is held: of whoever refreshes it. It comes from the
 // flight's own alarm, so a Hold that is refreshed needs no timer of its own, and it cannot come
@@ -45,7 +49,7 @@ func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
 		}
 		h.reminders = r
 	}
-	at := f.g.at(time.Now().Add(wait))
+	at := f.g.at(clock.Now().Add(wait))
 	if wait >= longWait {
 		at -= (at - 1) % instant(tact) // the Group's clock began at 1
 	}
@@ -79,9 +83,9 @@ func (h *Hold) takeLocked(r *Reminder) {
 }
 
 // remindLocked sees to what is due for h, and says when to look again: when the next is due, or
-// when h is over.
+// when h is over by either clock.
 func (f *flight) remindLocked(h *Hold, now time.Time) time.Time {
-	again := h.until
+	again := now.Add(clock.Left(now, h.until))
 	for r := h.reminders; r != nil; {
 		next := r.next
 		if wait := time.Duration(r.at - f.g.at(now)); wait <= 0 {

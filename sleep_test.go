@@ -1,0 +1,72 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/clocktest"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// clocks are those of this package's tests outside of bubbles.
+var clocks clocktest.Clocks
+
+// A sleep of the machine that outlasts a lock ends its Context, the function that runs under it, and the wait
+// of those behind it, soon after the machine goes on: with a refresh that was yet to come, and nobody asking Err. The docs
+// promise a second, and a busy machine gets more; without a look at the wall clock it takes what was left of the ttl.
+func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
+	const ttl, patience = time.Minute, 20 * time.Second
+	var nodes []redis.UniversalClient
+	for range 3 {
+		nodes = append(nodes, redistest.MiniClient(t, redistest.StartMini(t)))
+	}
+	c := newClient(t, flightlock.Options{DisableQuarantine: true}, nodes...)
+	defer clocks.Reset()
+	l := mustLock(t, c, "k", ttl)
+	ctx := l.Context(t.Context())
+	if err := l.AutoRefresh(flightlock.RefreshPolicy{Interval: ttl / 2}); err != nil {
+		t.Fatal(err)
+	}
+	next, done, began := make(chan error, 1), make(chan error, 1), make(chan struct{})
+	go func() {
+		next <- c.Do(t.Context(), "k", ttl, nil, func(context.Context, *flightlock.Lock) error { return nil })
+	}()
+	go func() {
+		done <- c.Do(t.Context(), "other", ttl, nil, func(ctx context.Context, l *flightlock.Lock) error {
+			close(began)
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+	}()
+	<-began
+	redistest.Eventually(t, patience, "somebody waits", func() bool { return c.Stats().Waiters == 1 })
+	clocks.Sleep(ttl)
+	slept := time.Now()
+	late := time.After(patience)
+	select {
+	case <-ctx.Done():
+		if why := context.Cause(ctx); !errors.Is(why, flightlock.ErrLockLost) || !errors.Is(l.Err(), flightlock.ErrLockLost) {
+			t.Errorf("the cause is %v; Err: %v", why, l.Err())
+		}
+	case <-late:
+		t.Fatal("Lock.Context goes on")
+	}
+	for what, told := range map[string]chan error{"the waiter": next, "the function": done} {
+		select {
+		case err := <-told:
+			if what == "the waiter" && err != nil || what == "the function" && !errors.Is(err, flightlock.ErrLockLost) {
+				t.Errorf("%s: %v", what, err)
+			}
+		case <-late:
+			t.Fatalf("%s goes on", what)
+		}
+	}
+	t.Logf("noticed after %v", time.Since(slept))
+	if n := c.Stats().Refreshes; n != 0 {
+		t.Errorf("%d refreshes", n)
+	}
+}
