@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -44,6 +45,8 @@ type process struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser // its stdin: closing it ends the child
 	done chan struct{}  // closed when nothing more comes from it
+
+	clocks *clocktest.Clocks // that it reads, if its machine may sleep
 
 	ready, working bool // by its own word; guarded by cell.mu
 }
@@ -154,6 +157,14 @@ func (c *cell) startProcess(s setup, number int) error {
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		return err
+	}
+	if s.Sleeps {
+		clocks, file, err := newClocks()
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		p.clocks, p.cmd.ExtraFiles = clocks, []*os.File{file}
 	}
 	if err := p.cmd.Start(); err != nil {
 		return err
@@ -288,8 +299,8 @@ func (c *cell) holder(ctx context.Context, key string) *process {
 }
 
 // stopOne freezes the process that find finds for so long, if it still is that one when it has
-// stopped.
-func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *process) error {
+// stopped. Before it goes on, wake is told how long it has stood, at least.
+func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *process, wake func(p *process, stood time.Duration)) error {
 	return c.await(ctx, "the right process is stopped", func() bool {
 		p := find()
 		if p == nil || p.cmd.Process.Signal(syscall.SIGSTOP) != nil {
@@ -297,6 +308,8 @@ func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *proces
 		}
 		defer func() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }()
 		pause(ctx, 10*time.Millisecond) // what it has told before it stopped is heard
+		stopped := time.Now()
+		defer func() { wake(p, time.Since(stopped)) }()
 		if find() != p {
 			return false
 		}

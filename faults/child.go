@@ -15,6 +15,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/fenced"
+	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -32,6 +33,7 @@ type setup struct {
 	Register string   // address of the server with the protected values; it has no faults
 	TTL      time.Duration
 	Forget   bool // DisableQuarantine, for the test that the harness sees what goes wrong then
+	Sleeps   bool // its machine may sleep
 	Paused   bool // the work of the paused-holder test, instead of that of the scenarios
 }
 
@@ -59,6 +61,7 @@ func childMain(in io.Reader, out io.Writer) int {
 type child struct {
 	setup
 	clock    machineClock
+	clocks   *clocktest.Clocks // that the library reads; nil: those of the machine
 	client   *flightlock.Client
 	register *redis.Client
 
@@ -77,6 +80,12 @@ func (c *child) run(in io.Reader) (err error) {
 	}
 	if c.clock, err = newMachineClock(); err != nil {
 		return err
+	}
+	if c.Sleeps {
+		if c.clocks, err = sharedClocks(clocksFile); err != nil {
+			return err
+		}
+		c.clocks.Install()
 	}
 	c.register = redis.NewClient(&redis.Options{Addr: c.Register, PoolSize: 20})
 	defer c.register.Close()
@@ -191,10 +200,19 @@ func (c *child) once(ctx context.Context, l locking) {
 		h.Lost = inWords(lock.Err())
 		h.Expired = expired(lock.Err())
 	}
-	h.Until = c.clock.of(lock.Until())
+	h.Until = max(c.deadline(lock.Until()), h.Valid) // what Err said counts, also if Until says otherwise
 	h.Released = lock.Release(ctx) == nil
 	h.Done = c.clock.now()
 	c.emit(event{Hold: &h})
+}
+
+// deadline is the machine's time of a deadline. What a machine that slept says of its monotonic clock, no
+// other understands; its wall clock is that of all, but for what nobody tells it of.
+func (c *child) deadline(until time.Time) int64 {
+	if c.clocks == nil {
+		return c.clock.of(until)
+	}
+	return c.clock.ofWall(until) - c.clocks.Wall.Load()
 }
 
 // holdFor spends d under the lock, with a look at it every millisecond, and counts the

@@ -51,3 +51,6 @@ func (c machineClock) now() int64 { return c.of(time.Now()) }
 
 // of is the machine's time at t, which has a monotonic reading.
 func (c machineClock) of(t time.Time) int64 { return c.at + int64(t.Sub(c.base)) }
+
+// ofWall is the machine's time at t by the wall clock, for a t not long after base.
+func (c machineClock) ofWall(t time.Time) int64 { return c.at + t.UnixNano() - c.base.UnixNano() }

@@ -101,6 +101,22 @@ func TestTheHarnessSeesTwoHolders(t *testing.T) {
 	}
 }
 
+// A holder whose machine slept believes in locks that are others' by then, if no clock tells it:
+// what the scenario of the sleep is for is seen. It takes two seconds: FLIGHTLOCK_LONG=1 runs it.
+func TestTheHarnessSeesAnUntoldSleep(t *testing.T) {
+	redistest.Require(t)
+	if os.Getenv("FLIGHTLOCK_LONG") != "1" {
+		t.Skip("FLIGHTLOCK_LONG=1 runs it")
+	}
+	v, err := runScenario(t.Context(), scenario{name: "untold sleep", fault: asleep(true), sleeps: true}, quick, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(v.overlaps) == 0 {
+		t.Errorf("seen: %q", v.violations())
+	}
+}
+
 // realHistory is one of real servers and processes, without a fault.
 func realHistory(t *testing.T) *history {
 	t.Helper()

@@ -100,7 +100,7 @@ func runPaused(ctx context.Context, set setup, pauseFor, atLeast time.Duration) 
 	}
 	defer c.close()
 	for end := time.Now().Add(atLeast); r.pauses == 0 || time.Now().Before(end); r.pauses++ {
-		if err := c.stopOne(ctx, pauseFor, c.working); err != nil {
+		if err := c.stopOne(ctx, pauseFor, c.working, inTime); err != nil {
 			return r, err
 		}
 	}

@@ -43,6 +43,7 @@ func runScenario(ctx context.Context, s scenario, set setup, atLeast time.Durati
 	if err != nil {
 		return nil, err
 	}
+	set.Sleeps = s.sleeps
 	c, err := s.newCell(ctx, set, 3)
 	if err != nil {
 		return nil, err

@@ -25,6 +25,7 @@ type scenario struct {
 	// fault does it once, and mends it before it returns. It may be called again.
 	fault  func(ctx context.Context, c *cell) error
 	sample bool // runs in `make test`, too
+	sleeps bool // machines of processes sleep
 }
 
 var scenarios = []scenario{
@@ -41,6 +42,7 @@ var scenarios = []scenario{
 	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, sample: true},
 	{name: "SIGSTOP of one node", fault: stoppedNode},
 	{name: "SIGSTOP of a holder beyond its ttl", fault: stoppedHolder, sample: true},
+	{name: "sleep of a holder's machine beyond its ttl", fault: asleep(false), sample: true, sleeps: true},
 	{name: "SCRIPT FLUSH on all nodes, all the time", fault: scriptFlush},
 	{name: "maxmemory: OOM on one node, then on two", fault: outOfMemory, sample: true},
 	{name: "CLIENT PAUSE on one node, then on two", fault: clientPause},
@@ -266,7 +268,20 @@ func stoppedNode(ctx context.Context, c *cell) error {
 
 func stoppedHolder(ctx context.Context, c *cell) error {
 	key := longKey(rand.IntN(longKeys))
-	return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) })
+	return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) }, inTime)
+}
+
+// inTime is for a process whose clocks went on while it was stopped.
+func inTime(*process, time.Duration) {}
+
+// asleep has the machine of a holder sleep until others have its locks. Its monotonic clock says
+// that they are still its own.
+func asleep(untold bool) func(context.Context, *cell) error {
+	return func(ctx context.Context, c *cell) error {
+		key := longKey(rand.IntN(longKeys))
+		return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) },
+			func(p *process, stood time.Duration) { p.slept(stood, untold) })
+	}
 }
 
 func scriptFlush(ctx context.Context, c *cell) error {
