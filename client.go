@@ -227,11 +227,21 @@ const maxID = len("#") + 36 + len("-") + 13
 
 // newOwner makes the owner of one attempt. It is never the same twice.
 func (c *Client) newOwner() string {
-	label := c.opts.NewOwner()
+	label := c.label()
 	owner := make([]byte, 0, maxLabel+maxID)
 	owner = append(owner, label[:min(len(label), maxLabel)]...)
 	owner = append(owner, c.id...)
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
+}
+
+// label is what NewOwner gives. It is called in the middle of an attempt, which has to go on if it panics.
+func (c *Client) label() (label string) {
+	defer func() {
+		if v := recover(); v != nil {
+			label = fmt.Sprintf("NewOwner panicked: %v", v)
+		}
+	}()
+	return c.opts.NewOwner()
 }
 
 // tells reports whether the holder named owner will tell when it lets go. A client of another

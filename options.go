@@ -54,7 +54,8 @@ type Options struct {
 	// NewOwner gives a label for the owner of an attempt, to be recognised by people; nil
 	// means host name and process id. What is stored is label + "#" + client UUID + "-" +
 	// sequence, so two processes with equal labels do not share a lock. Labels are cut at
-	// 256 bytes. It may be called from any goroutine, at once, and must not block.
+	// 256 bytes. It may be called from any goroutine, at once, and must not block. If it panics,
+	// the label says so.
 	NewOwner func() string
 
 	// DisableNotify has waiters poll, as their strategy says and every 50ms at least,

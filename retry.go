@@ -14,7 +14,9 @@ import (
 // means never.
 type RetryStrategy interface {
 	// Next says how long to wait after the attempt-th failure (1, 2, ...), and whether to
-	// try again. It is called with small locks held, so it must not block.
+	// try again. It is called with small locks held, so it must not block. If it panics, its
+	// caller's wait ends, and its caller's goroutine panics with that value, unless it has got the
+	// lock meanwhile; a RefreshPolicy's Retry has no such caller, and ends the process.
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 

@@ -57,6 +57,7 @@ type wait struct {
 	failures   int         // how many failures its pace has been asked about
 	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
 	patience   *time.Timer // for giveUp; nil if its pace has no end, or paces the flight
+	panicked   any         // what its pace panicked with; nil if it did not
 
 	// news gets a value when a caller of AcquireUnless is to look; nil for others.
 	news chan struct{}
@@ -117,8 +118,8 @@ func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 	h.ttl, h.wait = ttl, g.waiting(pace)
 	f, err := g.join(key, h, mode, g.mayBlock(ctx))
 	if err != nil {
-		_ = g.answered(h)
-		return g.tell(began, h, err)
+		h.refusal = err
+		return g.tell(began, h, g.answered(h))
 	}
 	for over := false; !over; over = !h.sent || f.goes(h, g.mayBlock(ctx)) {
 		select { // an outcome that is there already counts, even if ctx has ended too
@@ -158,12 +159,16 @@ func (g *Group) waiting(pace Pace) *wait {
 	return w
 }
 
-// answered gives the outcome of h's wait, which is over.
+// answered gives the outcome of h's wait, which is over. If that is a refusal, and h's pace has
+// panicked, that goes on here, on its caller's goroutine.
 func (g *Group) answered(h *Hold) error {
-	w, refusal := h.wait, h.refusal
+	w, refusal, panicked := h.wait, h.refusal, h.panicked
 	h.wait = nil
 	*w = wait{ready: w.ready}
 	g.waits.Put(w)
+	if refusal != nil && panicked != nil {
+		panic(panicked)
+	}
 	return refusal
 }
 
@@ -339,6 +344,17 @@ func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
 	f.unlock()
 }
 
+// askPace asks h's strategy. That is its caller's code, asked on whatever goroutine has brought the
+// failure, with f.mu held: if it panics there it gives up, and its caller's goroutine panics.
+func (h *Hold) askPace(attempt int) (delay time.Duration, ok bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			h.panicked, delay, ok = v, 0, false
+		}
+	}()
+	return h.pace.Next(attempt)
+}
+
 // failed sets due, by h's strategy, after an attempt of its own that failed just now, and
 // says whether h goes on. An attempt made ahead of its turn does not count.
 func (h *Hold) failed(now time.Time) bool {
@@ -346,7 +362,7 @@ func (h *Hold) failed(now time.Time) bool {
 		return true
 	}
 	h.failures = more(h.failures, 1)
-	d, ok := h.pace.Next(h.failures)
+	d, ok := h.askPace(h.failures)
 	h.due = now.Add(max(d, minDelay))
 	return ok
 }
@@ -366,7 +382,7 @@ func (h *Hold) takeOver(now time.Time) {
 func (h *Hold) advance(now time.Time) {
 	for !h.due.After(now) {
 		n := more(h.failures, 1)
-		d, ok := h.pace.Next(n)
+		d, ok := h.askPace(n)
 		if !ok {
 			return
 		}
@@ -380,7 +396,7 @@ func (h *Hold) advance(now time.Time) {
 func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
 	wait = h.due.Sub(now)
 	for step := 1; step <= maxSteps && wait < maxWait; step++ {
-		d, ok := h.pace.Next(more(h.failures, step))
+		d, ok := h.askPace(more(h.failures, step))
 		if !ok {
 			return wait, true
 		}

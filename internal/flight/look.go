@@ -28,8 +28,8 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 	h.news = make(chan struct{}, 1)
 	f, err := g.join(key, h, Queue, g.mayBlock(ctx))
 	if err != nil {
-		_ = g.answered(h)
-		return false, err
+		h.refusal = err
+		return false, g.answered(h)
 	}
 	for {
 		select {

@@ -184,7 +184,7 @@ func (f *flight) countLocked(now time.Time) {
 	h := f.head
 	h.takeOver(now)
 	for !isEndless(h.pace) && !now.Before(h.due) {
-		if _, ok := h.pace.Next(more(h.failures, 1)); !ok {
+		if _, ok := h.askPace(more(h.failures, 1)); !ok {
 			f.askLocked(h)
 			return
 		}

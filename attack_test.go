@@ -1,0 +1,103 @@
+package flightlock_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// panicsAt is a strategy that panics when it is asked about that failure, or a later one.
+type panicsAt int
+
+func (p panicsAt) Next(attempt int) (time.Duration, bool) {
+	if attempt >= int(p) {
+		panic(p)
+	}
+	return 5 * time.Millisecond, true
+}
+
+// recovered calls f and gives what it panicked with.
+func recovered(f func()) (v any) {
+	defer func() { v = recover() }()
+	f()
+	return nil
+}
+
+// A strategy's panic is its caller's, whoever has met the failure that it was asked about, and its
+// caller alone is affected: those before and behind it get the lock.
+func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, at := range []panicsAt{1, 2, 5} {
+			t.Run(fmt.Sprintf("nodes=%d/failure=%d", n, at), func(t *testing.T) {
+				bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+					other, c := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+					for _, behind := range []bool{false, true} {
+						l := mustLock(t, other, "k", 10*time.Second)
+						released := make(chan struct{}, 2)
+						wait := func() {
+							mustRelease(t, mustLock(t, c, "k", time.Second))
+							released <- struct{}{}
+						}
+						if behind {
+							go wait()
+							synctest.Wait()
+						}
+						if v := recovered(func() { _, _ = c.SingleFlightLock(t.Context(), "k", time.Second, at) }); v != at {
+							t.Errorf("behind %v: the call panicked with %v, want %v", behind, v, at)
+						}
+						if !behind {
+							go wait()
+						}
+						go wait()
+						time.Sleep(time.Second)
+						mustRelease(t, l)
+						<-released
+						<-released
+						if s := c.Stats(); s.Waiters != 0 || s.Held != 0 {
+							t.Errorf("behind %v: %+v", behind, s)
+						}
+					}
+					if v := recovered(func() { // one that comes and finds the nodes away
+						_, _ = c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry())
+					}); v != nil {
+						t.Error(v)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A panic of NewOwner leaves nothing behind: the attempt has an owner all the same, which says so.
+func TestAPanicOfNewOwnerCostsOnlyItsLabel(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			var broken atomic.Bool
+			c := newClient(t, flightlock.Options{NewOwner: func() string {
+				if broken.Load() {
+					panic("no label")
+				}
+				return "me"
+			}}, clients...)
+			mustRelease(t, mustLock(t, c, "k", time.Second))
+			broken.Store(true)
+			l := mustLock(t, c, "k", time.Second)
+			if got := l.Owner(); got[:len("NewOwner panicked: no label#")] != "NewOwner panicked: no label#" {
+				t.Errorf("the owner is %q", got)
+			}
+			mustRelease(t, l)
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := c.Close(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
