@@ -2,7 +2,9 @@ package flightlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -98,6 +100,78 @@ func TestAPanicOfNewOwnerCostsOnlyItsLabel(t *testing.T) {
 			if err := c.Close(ctx); err != nil {
 				t.Error(err)
 			}
+		})
+	}
+}
+
+// stuck is a log that takes a line and does not come back before its end.
+type stuck struct {
+	slog.Handler
+	end chan struct{}
+}
+
+func (stuck) Enabled(context.Context, slog.Level) bool { return true }
+
+func (s stuck) Handle(context.Context, slog.Record) error {
+	<-s.end
+	return nil
+}
+
+// A log that hangs holds up nothing: the Context of the lock that it is told of ends in time, the other
+// locks of that node are refreshed, and a node that was suspended comes back.
+func TestALogThatHangsHoldsNothingUp(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			log := stuck{end: make(chan struct{})}
+			c := newClient(t, flightlock.Options{Logger: slog.New(log), DisableQuarantine: true}, clients...)
+			defer close(log.end)
+			l := mustLock(t, c, "runs out", time.Second)
+			until, ctx := l.Until(), l.Context(t.Context())
+			time.Sleep(1500 * time.Millisecond)
+			if ctx.Err() == nil || !errors.Is(l.Err(), flightlock.ErrLockLost) {
+				t.Errorf("%v after Until its Context is %v, Err %v", time.Since(until), ctx.Err(), l.Err())
+			}
+
+			time.Sleep(10 * time.Second) // so that the next loss is told of
+			var kept []*flightlock.Lock
+			for i := range 20 {
+				l := mustLock(t, c, fmt.Sprint("kept", i), time.Second)
+				if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+					t.Fatal(err)
+				}
+				kept = append(kept, l)
+			}
+			taken := mustLock(t, c, "taken", time.Minute)
+			ctx = taken.Context(t.Context())
+			for _, n := range nodes {
+				n.Mini.Del("lock:taken")
+			}
+			go taken.Refresh(t.Context())
+			time.Sleep(5 * time.Second)
+			if ctx.Err() == nil {
+				t.Error("a refresh found that the lock was gone, and its Context goes on")
+			}
+			for _, l := range kept {
+				if err := l.Err(); err != nil {
+					t.Fatal(err)
+				}
+				mustRelease(t, l)
+			}
+
+			for _, n := range nodes {
+				n.Down(true)
+			}
+			if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 10)); !errors.Is(err, flightlock.ErrUnavailable) {
+				t.Error(err)
+			}
+			for _, n := range nodes {
+				n.Down(false)
+			}
+			time.Sleep(10 * time.Second)
+			if s := c.Stats(); s.Suspended != 0 {
+				t.Errorf("%d nodes are suspended still", s.Suspended)
+			}
+			mustRelease(t, mustLock(t, c, "k", time.Second))
 		})
 	}
 }

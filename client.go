@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strconv"
@@ -39,6 +40,7 @@ type Client struct {
 	tasks tasks  // what goes on beside locking
 	word  wordOf // that this client leaves on its nodes
 	loss  lossLog
+	logs  logQueue
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -267,23 +269,19 @@ var hostLabel = sync.OnceValue(func() string {
 
 // nodeChanged logs that a node was suspended or is back.
 func (c *Client) nodeChanged(name string, err error) {
-	switch {
-	case c.opts.Logger == nil:
-	case err != nil:
-		c.opts.Logger.Warn("flightlock: node suspended: it does not answer", "node", name, "err", err)
-	default:
-		c.opts.Logger.Info("flightlock: node is back", "node", name)
+	if err != nil {
+		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
+	} else {
+		c.log(slog.LevelInfo, "flightlock: node is back", "node", name)
 	}
 }
 
 // nodeVerified logs that a node's memory cannot be verified, or was.
 func (c *Client) nodeVerified(name string, err error) {
-	switch {
-	case c.opts.Logger == nil:
-	case err != nil:
-		c.opts.Logger.Warn("flightlock: node unverified", "node", name, "err", err)
-	default:
-		c.opts.Logger.Info("flightlock: node is verified again", "node", name)
+	if err != nil {
+		c.log(slog.LevelWarn, "flightlock: node unverified", "node", name, "err", err)
+	} else {
+		c.log(slog.LevelInfo, "flightlock: node is verified again", "node", name)
 	}
 }
 

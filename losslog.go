@@ -2,6 +2,7 @@ package flightlock
 
 import (
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 )
@@ -34,7 +35,7 @@ func (l *lossLog) lost(key string, why error) {
 	}
 	l.mu.Unlock()
 	if first {
-		l.c.opts.Logger.Warn("flightlock: lock lost", "key", key, "err", why)
+		l.c.log(slog.LevelWarn, "flightlock: lock lost", "key", key, "err", why)
 	}
 }
 
@@ -48,6 +49,6 @@ func (l *lossLog) flush() {
 	l.timer, l.more = nil, 0
 	l.mu.Unlock()
 	if more > 0 {
-		l.c.opts.Logger.Warn("flightlock: more locks lost", "count", more, "last_key", last)
+		l.c.log(slog.LevelWarn, "flightlock: more locks lost", "count", more, "last_key", last)
 	}
 }

@@ -66,6 +66,7 @@ func TestLostLocksAreLogged(t *testing.T) {
 		if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
 			t.Error(err)
 		}
+		synctest.Wait() // for the goroutine that writes
 		if text := log.String(); lines() != 4 || !strings.Contains(text, "key=taken") || !strings.Contains(text, "somebody else") {
 			t.Errorf("a lock that was taken:\n%s", text)
 		}

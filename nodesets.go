@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -233,8 +234,8 @@ func (c *Client) warnLocked(others []otherSet) {
 		}
 		id := fmt.Sprint(o.N, o.Nodes)
 		now[id] = c.word.heard[id] + 1
-		if c.opts.Logger != nil && now[id] == 2 {
-			c.opts.Logger.Warn("flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
+		if now[id] == 2 {
+			c.log(slog.LevelWarn, "flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
 				"their_nodes", o.Nodes, "our_nodes", len(c.nodes), "by", o.By)
 		}
 	}

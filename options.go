@@ -80,7 +80,9 @@ type Options struct {
 	// they lost their memory, that locks are lost (the first
 	// of a second with its key and reason, the rest as a number), and that other clients
 	// use another set of nodes; at level Info, that nodes are back or vote again. It hears of no single
-	// operation, and of no password. nil means silence.
+	// operation, and of no password. One goroutine writes, beside the locks: a log that hangs
+	// holds up nothing, up to 128 lines wait for it, and more are only counted. A panic of its
+	// ends the process. nil means silence.
 	Logger *slog.Logger
 }
 

@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,19 +36,16 @@ func (c *Client) memoryName() string {
 
 // blind hears that a node does not tell enough.
 func (c *Client) blind(why error) {
-	if c.opts.Logger != nil {
-		c.opts.Logger.Warn("flightlock: a node that restarts with old data, or fails over, may not be noticed: "+
-			"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
-	}
+	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may not be noticed: "+
+		"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
 }
 
 // quarantined hears that a node has entered quarantine, or has left it.
 func (c *Client) quarantined(i int, s quorum.Quarantined) {
-	switch name := c.nodes[i].Name(); {
-	case c.opts.Logger == nil:
-	case !s.Until.IsZero():
-		c.opts.Logger.Warn("flightlock: node quarantined: its votes do not count", "node", name, "until", s.Until.Round(0), "err", &s)
-	default:
-		c.opts.Logger.Info("flightlock: node is out of quarantine", "node", name)
+	name := c.nodes[i].Name()
+	if !s.Until.IsZero() {
+		c.log(slog.LevelWarn, "flightlock: node quarantined: its votes do not count", "node", name, "until", s.Until.Round(0), "err", &s)
+	} else {
+		c.log(slog.LevelInfo, "flightlock: node is out of quarantine", "node", name)
 	}
 }

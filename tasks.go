@@ -15,13 +15,14 @@ type tasks struct {
 	open   map[*context.CancelCauseFunc]struct{} // of contexts in use
 }
 
-// run starts f, unless close was called.
-func (t *tasks) run(f func()) {
+// run starts f, unless close was called, and says whether it did.
+func (t *tasks) run(f func()) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.closed {
 		t.wg.Go(f)
 	}
+	return !t.closed
 }
 
 // context is parent, ended also by close, with ErrClosed as its cause. What it holds is let
