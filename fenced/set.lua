@@ -26,18 +26,20 @@ if op == 'get' then
   ttl = redis.call('PTTL', KEYS[1])
   forever = ttl == -1
   ttl = math.max(ttl, 0)
-elseif op == 'del' then
-  redis.call('DEL', KEYS[1])
-elseif ttl == 0 then
-  redis.call('SET', KEYS[1], ARGV[5])
-else
-  redis.call('SET', KEYS[1], ARGV[5], 'PX', ttl)
 end
--- The token never gets a shorter life than it has: an older writer may still be on its way.
+-- The token first: if the server refuses the rest, nothing stands that an older writer may change.
+-- It never gets a shorter life than it has: an older writer may still be on its way.
 local left = redis.call('PTTL', KEYS[2])
 if forever or left == -1 then
   redis.call('SET', KEYS[2], mine)
 else
   redis.call('SET', KEYS[2], mine, 'PX', math.max(left, ttl + keep))
+end
+if op == 'del' then
+  redis.call('DEL', KEYS[1])
+elseif op == 'set' and ttl == 0 then
+  redis.call('SET', KEYS[1], ARGV[5])
+elseif op == 'set' then
+  redis.call('SET', KEYS[1], ARGV[5], 'PX', ttl)
 end
 return reply

@@ -109,7 +109,11 @@ if granted then
     return c
   end
   if c <= block then
-    local t = redis.call('TIME')
+    local t = redis.pcall('TIME')
+    if t.err then -- not allowed: a bucket that began at 0 would be taken for one that was never lost
+      redis.call('DEL', KEYS[1], KEYS[2])
+      return t
+    end
     c = t[1] * 1000000 + t[2] + block
     redis.call('SET', bucket, string.format('%.0f', c))
   end
