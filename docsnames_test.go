@@ -73,3 +73,45 @@ func TestLinksInTheDocsLead(t *testing.T) {
 		}
 	}
 }
+
+// Every claim of docs/guarantees.md has a number of its own and names what attacks it: tests, or by
+// their names what is in the simulation, its mutations and the faults; or it says that nothing does.
+func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
+	const page = "docs/guarantees.md"
+	text := pages(t)[page]
+	sources := map[string]string{
+		"invariant": source(t, "internal/sim/check.go"), "mutation": source(t, "internal/sim/mutation_test.go"), "fault": source(t, "faults/scenarios.go"),
+	}
+	claims := regexp.MustCompile(`(?m)^\*\*G(\d+)\.\*\* (?:.+\n)+`).FindAllStringSubmatch(text, -1)
+	if len(claims) < 30 || len(claims) != strings.Count(text, "\n**G") {
+		t.Errorf("%d claims with a number, of %d", len(claims), strings.Count(text, "\n**G"))
+	}
+	seen := map[string]bool{}
+	for _, m := range claims {
+		claim, number := strings.Join(strings.Fields(m[0]), " "), m[1]
+		if seen[number] {
+			t.Errorf("%s: two claims have the number G%s", page, number)
+		}
+		seen[number] = true
+		_, attackers, attacked := strings.Cut(claim, "Attacked by ")
+		named := len(regexp.MustCompile("`(?:Test|Fuzz)[A-Z]\\w*`").FindAllString(attackers, -1))
+		for _, n := range regexp.MustCompile(`(invariant|mutation|fault) "([^"]+)"`).FindAllStringSubmatch(attackers, -1) {
+			if named++; !strings.Contains(sources[n[1]], n[2]) {
+				t.Errorf("%s: G%s names the %s %q, which does not exist", page, number, n[1], n[2])
+			}
+		}
+		if attacked == strings.Contains(claim, "Not tested.") || attacked && named == 0 {
+			t.Errorf("%s: G%s names nothing that attacks it, nor does it say that nothing does", page, number)
+		}
+	}
+}
+
+// source is the text of a file as one line, without the signs of comments.
+func source(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(strings.Fields(strings.ReplaceAll(string(text), "\n//", "\n")), " ")
+}
