@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -224,10 +225,10 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 func TestOfManyReleasesOneCounts(t *testing.T) {
 	_, nodes := realNodes(t, 3)
 	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
-	for i := range 40 {
+	for i := range 36 {
 		l := mustLock(t, c, "k", time.Minute)
 		all := []*flightlock.Lock{l}
-		for range i % 3 {
+		for range i % 4 {
 			inner, err := c.TryLock(l.Context(t.Context()), "k", time.Minute)
 			if err != nil {
 				t.Fatal(err)
@@ -237,29 +238,37 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 		next := make(chan *flightlock.Lock)
 		go func() { next <- mustLock(t, c, "k", time.Minute) }()
 		redistest.Eventually(t, 10*time.Second, "somebody waits", func() bool { return c.Stats().Waiters == 1 })
-		var released atomic.Int64
-		var wg sync.WaitGroup
-		for range 8 {
-			for _, l := range all {
-				wg.Go(func() {
-					if err := l.Release(t.Context()); err == nil {
-						released.Add(1)
-					} else if !errors.Is(err, flightlock.ErrNotHeld) {
-						t.Error(err)
-					}
-				})
-				wg.Go(func() { _ = l.Refresh(t.Context()) })
+		release := func(locks []*flightlock.Lock) {
+			var released atomic.Int64
+			var wg sync.WaitGroup
+			for range 8 {
+				for _, l := range locks {
+					wg.Go(func() {
+						if err := l.Release(t.Context()); err == nil {
+							released.Add(1)
+						} else if !errors.Is(err, flightlock.ErrNotHeld) {
+							t.Error(err)
+						}
+					})
+					wg.Go(func() { _ = l.Refresh(t.Context()) })
+				}
+			}
+			wg.Wait()
+			if n := released.Load(); n != int64(len(locks)) {
+				t.Errorf("%d releases of %d locks say that they did it", n, len(locks))
 			}
 		}
-		wg.Wait()
+		last := i % len(all) // the one that is released last, outermost or not
+		release(slices.Concat(all[:last], all[last+1:]))
+		if err := all[last].Err(); err != nil || c.Stats().Waiters != 1 {
+			t.Errorf("one of %d nested locks is held still: %v", len(all), err)
+		}
+		release(all[last : last+1])
 		successor := <-next
 		for _, l := range all {
 			if l.Release(t.Context()) == nil || l.Refresh(t.Context()) == nil || l.AutoRefresh(flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
 				t.Error("a lock that was released is of use still")
 			}
-		}
-		if n := released.Load(); n != int64(len(all)) {
-			t.Errorf("%d releases of %d locks say that they did it", n, len(all))
 		}
 		if err := successor.Refresh(t.Context()); err != nil || successor.Fence() <= l.Fence() {
 			t.Errorf("the successor: %v, token %d after %d", err, successor.Fence(), l.Fence())
@@ -392,4 +401,34 @@ func TestWhatIsExecutedAfterCloseEndsWithItsTTL(t *testing.T) {
 	}
 	_ = l.Release(t.Context())
 	t.Logf("the other had the key after %v", time.Since(resumed))
+}
+
+// A node on which somebody's script does not end refuses everything. That is a node without a vote, and never
+// a key that is held; the others go on without it, and when the script is killed all is as before.
+func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
+	servers, nodes := realNodes(t, 3)
+	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
+	mustRelease(t, mustLock(t, c, "k", time.Minute))
+	var wg sync.WaitGroup
+	for i, s := range servers[:2] {
+		s.Do(t, "CONFIG", "SET", "lua-time-limit", 1)
+		rdb := s.Client(t, func(o *redis.Options) { o.ReadTimeout = time.Minute })
+		wg.Go(func() { rdb.Eval(t.Context(), "while true do end", nil) })
+		redistest.Eventually(t, 10*time.Second, "the script runs", func() bool {
+			return strings.HasPrefix(fmt.Sprint(s.Client(t).Get(t.Context(), "k").Err()), "BUSY")
+		})
+		l, err := c.TryLock(t.Context(), "k", time.Minute)
+		if i == 0 {
+			must(t, err)
+			mustRelease(t, l)
+		} else if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || !strings.Contains(err.Error(), "BUSY") {
+			t.Errorf("two of three nodes are busy: %v", err)
+		}
+	}
+	for _, s := range servers[:2] {
+		s.Do(t, "SCRIPT", "KILL")
+	}
+	wg.Wait()
+	mustRelease(t, eventually(t, c, "k"))
+	noKeys(t, servers)
 }
