@@ -198,6 +198,7 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 				}
 			})
 		}
+		redistest.Eventually(t, 20*time.Second, "so many locks are held", func() bool { return c.Stats().Held >= int64(i%5) })
 		if i%2 == 0 {
 			cancel() // Close has no time at all
 		}
