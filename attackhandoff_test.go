@@ -30,7 +30,7 @@ func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 						n.SetDelay(2 * time.Millisecond) // each way
 					}
 					valid := ttl - time.Duration(drift*float64(ttl)) - 2*time.Millisecond
-					for _, left := range []time.Duration{900, 600, 510, 500, 490, 300, 100, 20, 5, 4, 3, 2, 1, 0, -1} {
+					for _, left := range []time.Duration{900, 510, 490, 100, 5, 4, 1, 0, -1} {
 						l := mustLock(t, c, "k", held)
 						type given struct {
 							l    *flightlock.Lock
