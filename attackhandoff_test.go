@@ -23,7 +23,7 @@ func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("drift=%v/ttl=%v", drift, ttl), func(t *testing.T) {
-				bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 					c := newClient(t, flightlock.Options{DriftFactor: drift}, clients...)
 					mustRelease(t, mustLock(t, c, "k", time.Second))
 					for _, n := range nodes {
