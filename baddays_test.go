@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -119,6 +120,47 @@ func TestTheSameServerTwice(t *testing.T) {
 			t.Errorf("%v does not name both", err)
 		}
 	}
+}
+
+// A server that is named in two of its databases would vote twice, for what is written by the one name is not
+// seen by the other. So all nodes must use one database number, and the error names both. Nothing is sent
+// for that: it needs no rights, and one that is down may be the other's twin.
+func TestTheSameServerInTwoDatabases(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	s := redistest.StartServer(t, "--unixsocket", socket)
+	here, local := s.Addr(), fmt.Sprintf("localhost:%d", s.Port())
+	down := redistest.RefusedAddr(t)
+	for name, tc := range map[string]struct{ url, names string }{
+		"another address": {"redis://" + local + "/1", local},
+		"a parameter":     {"redis://" + local + "?db=15", local},
+		"a unix socket":   {"unix://" + socket + "?db=1", socket},
+		"TLS":             {"rediss://" + local + "/7", local},
+		"a server down":   {"redis://" + down + "/1", down},
+		"Sentinels":       {"redis://" + down + "/4?master_name=main", "main"},
+		"a Cluster":       {"redis://" + local + "?addr=" + down, local},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := "redis://" + here
+			if name == "a Cluster" { // which has no other database than 0
+				first += "/3"
+			}
+			for _, urls := range [][]string{{first, tc.url}, {tc.url, first}} {
+				c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: time.Second})
+				if err == nil {
+					l, err := c.TryLock(t.Context(), "k", time.Second)
+					t.Errorf("a lock on %q: %v, %v", urls, l, err)
+					closeClient(t, c)
+					continue
+				}
+				wantInvalid(t, err, "Options.Nodes[1]", "Nodes[0]", "database", here, tc.names)
+			}
+		})
+	}
+	var nodes []redis.UniversalClient // any number will do
+	for range 2 {
+		nodes = append(nodes, redistest.StartServer(t).Client(t, func(o *redis.Options) { o.DB = 1 }))
+	}
+	lockAndRelease(t, newClient(t, flightlock.Options{NodeTimeout: time.Second}, nodes...))
 }
 
 // Keys of any bytes, up to 4 KiB, lock and unlock, on a Cluster too: fence bucket and lock

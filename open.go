@@ -19,7 +19,7 @@ import (
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
-// In the url of Sentinels, user and password are theirs; those of the master go into the
+// All must use one database number, as for Options.Nodes. In the url of Sentinels, user and password are theirs; those of the master go into the
 // parameters username and password. Special characters in a password are written %XX.
 // Other parameters are those of go-redis' ParseURL, ParseFailoverURL and ParseClusterURL.
 //

@@ -19,8 +19,9 @@ type Options struct {
 	// Nodes are the independent Redis deployments that vote: *redis.Client (a server, or
 	// a Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node).
 	// *redis.Ring is refused: a key that moves to another shard when one fails is two
-	// locks. 1 to 64, usually 1, 3 or 5. The Client shares their connections and never
-	// closes them.
+	// locks. 1 to 64, usually 1, 3 or 5. All must use one database number (a Cluster is
+	// database 0): one server in two databases would vote twice. The Client shares their
+	// connections and never closes them.
 	Nodes []redis.UniversalClient
 
 	// KeyPrefix goes before every lock key; "" means "lock:", so that locking the name of
@@ -159,6 +160,11 @@ func checkNodes(nodes []redis.UniversalClient) error {
 					fmt.Sprintf("that is Nodes[%d] already: one server has one vote", j))
 			}
 		}
+		first, d := database(nodes[0])
+		if name, e := database(n); d != e {
+			return invalid(fmt.Sprintf("Options.Nodes[%d]", i), fmt.Sprintf("database %d at %s", e, name),
+				fmt.Sprintf("Nodes[0] is database %d at %s: all nodes must use one number, or a server behind two of them would vote twice", d, first))
+		}
 	}
 	return nil
 }
@@ -191,6 +197,20 @@ func sameServer(a, b redis.UniversalClient) (name string, same bool) {
 	// With a dialer of its own, the address may mean anything.
 	same = ox.Network == oy.Network && ox.Addr == oy.Addr && dialsPlainly(ox) && dialsPlainly(oy)
 	return ox.Addr, same
+}
+
+// database is where n keeps its keys, and the number of the database there.
+//
+// All nodes must have the same. What one server was told by one of its names it then shows to the
+// other, in the answer to the acquire itself, before that is a vote: also if a server becomes
+// the twin of another later, by a failover or a change of names. Between databases there is no such sign.
+// To compare processes (INFO run_id) takes a right that not all users have, and an answer of all
+// nodes, and holds for the moment only.
+func database(n redis.UniversalClient) (name string, number int) {
+	if c, ok := n.(*redis.Client); ok {
+		return c.Options().Addr, max(c.Options().DB, 0)
+	}
+	return fmt.Sprint(n.(*redis.ClusterClient).Options().Addrs), 0
 }
 
 func dialsPlainly(o *redis.Options) bool {
