@@ -159,6 +159,15 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			t.Errorf("shows a password:\n%s", text)
 		}
 	})
+	t.Run("too many clients", func(t *testing.T) {
+		s := redistest.StartServer(t)
+		c := newClient(t, patient, redistestClient(t, s.Addr()))
+		s.Do(t, "CONFIG", "SET", "maxclients", "1")
+		last := s.Client(t).Conn()
+		defer last.Close()
+		must(t, last.Ping(t.Context()).Err())
+		wantFinding(t, check(t, c), s.Addr(), "reachable", flightlock.StatusFail, "max number of clients", "raise maxclients")
+	})
 	t.Run("twins", func(t *testing.T) {
 		s, other := redistest.StartServer(t), redistest.StartServer(t)
 		p := redistest.StartProxy(t, s.Addr())

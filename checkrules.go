@@ -59,12 +59,23 @@ func unknown(format string, args ...any) Finding {
 
 // unreachable is the only finding on a server that does not serve us.
 func unreachable(addr string, err error) Finding {
-	f := Finding{Node: addr, Check: rules[0].name, Why: rules[0].why, Status: StatusFail, Found: err.Error()}
+	f := doesNotServe(addr, err)
+	f.Node, f.Check, f.Why = addr, rules[0].name, rules[0].why
+	return f
+}
+
+// doesNotServe says of a server that cannot be reached, or lets nobody in, what to do.
+func doesNotServe(addr string, err error) Finding {
+	f := Finding{Status: StatusFail, Found: err.Error()}
 	switch text := err.Error(); {
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
 		f.Fix = "give this client the right user and password; " + cli(addr) + " ACL LIST shows the users"
+	case strings.Contains(text, "max number of clients"):
+		f.Fix = "raise maxclients, or end those who have too many: " + cli(addr) + " CLIENT LIST, from a connection that is there already"
 	case strings.Contains(text, "LOADING"):
 		f.Fix = "wait until it has loaded its data: " + cli(addr) + " INFO persistence"
+	case errors.Is(err, node.ErrLogin):
+		f.Fix = "do what the answer says; it may be no Redis at all. This should answer PONG: " + cli(addr) + " PING"
 	default:
 		f.Fix = "start the server, or correct the address; this should answer PONG: " + cli(addr) + " PING"
 	}
@@ -72,6 +83,9 @@ func unreachable(addr string, err error) Finding {
 }
 
 func judgeReachable(s subject) Finding {
+	if refused := s.c.nodes[s.i].LoginRefused(s.f.Addr); refused != nil {
+		return doesNotServe(s.f.Addr, refused)
+	}
 	rtt, limit := s.f.RTT, s.c.opts.NodeTimeout
 	f := ok("answers in %v", rtt.Round(time.Microsecond))
 	if rtt > limit/2 {

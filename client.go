@@ -267,11 +267,14 @@ var hostLabel = sync.OnceValue(func() string {
 	return host + ":" + strconv.Itoa(os.Getpid())
 })
 
-// nodeChanged logs that a node was suspended or is back.
+// nodeChanged logs that a node was suspended, and what to do, or that it is back.
 func (c *Client) nodeChanged(name string, err error) {
-	if err != nil {
+	switch {
+	case errors.Is(err, node.ErrLogin):
+		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(name, err).Fix)
+	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
-	} else {
+	default:
 		c.log(slog.LevelInfo, "flightlock: node is back", "node", name)
 	}
 }

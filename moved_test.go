@@ -32,19 +32,19 @@ func TestAnAddressMovesWhileConnectionsSurvive(t *testing.T) {
 			}
 			opts := flightlock.Options{NodeTimeout: 2 * time.Second, MaxTTL: time.Second}
 			c := movedClient(t, opts, tc.own, addrs...)
-			lockMany(t, c, 200)
+			lockAtOnce(t, c, 200)
 			follow(t, second, first)
 			second.Do(t, "REPLICAOF", "NO", "ONE")
 			first.Do(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(second.Port()))
 			if tc.known {
-				lockMany(t, movedClient(t, opts, tc.own, append([]string{second.Addr()}, addrs[1:]...)...), 1)
+				lockAtOnce(t, movedClient(t, opts, tc.own, append([]string{second.Addr()}, addrs[1:]...)...), 1)
 			}
 			proxy.SetTarget(second.Addr()) // connections stay
 			if last != nil {
 				must(t, last.Kill()) // so that the node is needed
 			}
 			_ = eventually(t, c, "k").Release(t.Context()) // the release may go to the old one
-			lockMany(t, c, 200)
+			lockAtOnce(t, c, 200)
 		})
 	}
 }
@@ -68,8 +68,8 @@ func movedClient(t *testing.T, opts flightlock.Options, own bool, addrs ...strin
 	return newClient(t, opts, clients...)
 }
 
-// lockMany has many goroutines lock keys of their own at once, again until it is granted.
-func lockMany(t *testing.T, c *flightlock.Client, n int) {
+// lockAtOnce has many goroutines lock keys of their own at once, again until it is granted.
+func lockAtOnce(t *testing.T, c *flightlock.Client, n int) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for i := range n {

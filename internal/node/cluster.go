@@ -35,6 +35,11 @@ type router struct {
 	done    chan struct{}                 // closed when run has ended, or when it will never begin
 	owner   [slots]atomic.Pointer[server] // nil: not known
 
+	// For run's goroutine: why the last lookup failed, and until when there is no other. A Cluster of which no
+	// master is known has none to be suspended, and each lookup may dial all of its members.
+	failed error
+	again  time.Time
+
 	life    context.Context // of what requests need of the cluster client; ends with close
 	end     context.CancelFunc
 	finding hangable // the master of a slot: nearly always known to the cluster client
@@ -110,8 +115,13 @@ func (ro *router) run() {
 }
 
 func (ro *router) find(r *request) {
+	if ro.failed != nil && time.Now().Before(ro.again) && r.to == "" && ro.owner[r.e.t.slot].Load() == nil {
+		r.settle(failed(ro.failed), notSent)
+		return
+	}
 	s, err := ro.master(ro.life, r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
-	if err != nil {
+	if ro.failed = err; err != nil {
+		ro.again = time.Now().Add(probePause)
 		r.settle(failed(err), notSent)
 		return
 	}

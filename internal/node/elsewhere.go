@@ -41,7 +41,7 @@ func (l *lane) elsewhere(loaded bool) bool {
 		if got.err == nil {
 			continue
 		}
-		var inBatch batchError
+		var inBatch serverError
 		switch {
 		case hasCode(got.err, "READONLY"):
 			return i > 0 || errors.As(got.err, &inBatch)

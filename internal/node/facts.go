@@ -163,6 +163,11 @@ type probe struct {
 func (p *probe) look() {
 	p.hello()
 	if p.f.Err = p.dead; p.dead != nil {
+		if !isReply(p.dead) && !timedOut(p.dead) { // it may have said why
+			if err := knock(p.ctx, p.c, stepTime); errors.Is(err, ErrLogin) {
+				p.f.Err = err
+			}
+		}
 		return
 	}
 	base := time.Now()

@@ -267,8 +267,12 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 	case err == nil:
 		s.loads.Add(1)
 		s.n.setUnverified(nil)
-	case isReply(err), errors.Is(err, errUnexpected): // else nothing is known, and it may be suspended for that
+	case errors.Is(err, ErrLogin):
+		s.suspend(err)
+	case isReply(err), errors.Is(err, errUnexpected):
 		s.n.setUnverified(err)
+	default: // nothing is known
+		s.judge(err, nil)
 	}
 	if doubtful(err) {
 		s.doubt()
@@ -280,7 +284,7 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 // process that knows them is the one that answered. A connection of the client's pool would do as
 // well, but the owner of the client may have all of them in use.
 func (s *server) askAndLoad(ctx context.Context, establish string, done func(Memory, error)) error {
-	c := onceDialled(s.from, s.n.transportTime())
+	c := onceDialled(s.from, s.n.transportTime(), func(*redis.Options) {})
 	defer c.Close()
 	before, asked := s.looked.Load(), time.Now()
 	said, err := s.ask(ctx, c, establish)
@@ -324,11 +328,15 @@ func (s *server) ask(ctx context.Context, c *redis.Client, establish string) (an
 		cmd = boot(c)
 	}
 	switch {
+	case notLoggedIn(cmd.Err()):
+		return answer{}, loginRefused(cmd.Err())
 	case hasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() != nil:
 		return answer{}, withoutVote(loaded.Err())
 	case cmd.Err() != nil:
 		return answer{}, withoutVote(cmd.Err())
-	case cmd.Val() == nil && err != nil: // the handshake was refused: nothing was written
+	case cmd.Val() == nil && isReply(err): // to the handshake: nothing was written
+		return answer{}, loginRefused(err)
+	case cmd.Val() == nil && err != nil:
 		return answer{}, withoutVote(err)
 	}
 	said, err := heardOf(cmd.Val())
@@ -358,8 +366,8 @@ func loadScripts(ctx context.Context, c *redis.Client, scripts []lua.Script) err
 var errDialled = errors.New("the connection on which it was asked is gone")
 
 // onceDialled is a client like c, but with one connection that is dialled once: all its commands go to
-// one process, or fail. The caller closes it. Hooks of c are not called.
-func onceDialled(c *redis.Client, timeout time.Duration) *redis.Client {
+// one process, or fail. The caller closes it. Hooks of c are not called. change has the last word on its options.
+func onceDialled(c *redis.Client, timeout time.Duration, change func(*redis.Options)) *redis.Client {
 	o := *c.Options()
 	var dialled atomic.Bool
 	dial := o.Dialer
@@ -369,12 +377,15 @@ func onceDialled(c *redis.Client, timeout time.Duration) *redis.Client {
 		}
 		return dial(ctx, network, addr)
 	}
-	o.PoolSize, o.MaxActiveConns, o.MinIdleConns, o.PipelinePoolSize = 1, 1, 0, -1
+	// Its one connection is MaxActiveConns. After as many failed dials as PoolSize, go-redis would have
+	// a goroutine dial by itself, which ends a second after the pool.
+	o.PoolSize, o.MaxActiveConns, o.MinIdleConns, o.PipelinePoolSize = 16, 1, 0, -1
 	o.MaxRetries, o.DialerRetries = -1, 1
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout, o.ContextTimeoutEnabled = timeout, timeout, true
 	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	change(&o)
 	return redis.NewClient(&o)
 }
 

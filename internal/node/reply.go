@@ -129,19 +129,20 @@ func neverRan(err error) bool {
 func inBatch(val any) response {
 	if list, ok := val.([]any); ok && len(list) == 1 {
 		if text, ok := list[0].(string); ok {
-			return response{err: batchError(text)}
+			return response{err: serverError(text)}
 		}
 	}
 	return response{val: val}
 }
 
-// batchError is what a server answered to one request of a batch.
-type batchError string
+// serverError is an error that a server answered with, where go-redis does not say so: to one request of
+// a batch, or before it closed the connection.
+type serverError string
 
-func (e batchError) Error() string { return string(e) }
+func (e serverError) Error() string { return string(e) }
 
 // RedisError makes it a redis.Error.
-func (batchError) RedisError() {}
+func (serverError) RedisError() {}
 
 // refusal is the first error that a server answered with, but for those that only say how
 // or where to ask again.

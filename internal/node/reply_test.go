@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -173,7 +174,7 @@ func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
 		t.Run(c.line[:min(len(c.line), 60)], func(t *testing.T) {
 			t.Parallel()
 			f := redistest.StartFake(t, func(cmd []string) string {
-				if cmd[1] == lua.Release.SHA { // a release has one key
+				if len(cmd) > 1 && cmd[1] == lua.Release.SHA { // a release has one key
 					return ":0\r\n"
 				}
 				return redistest.ErrorFor("EVALSHA", c.line)(cmd)
@@ -190,8 +191,9 @@ func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
 				released.want(t, Missing)
 			}
 			wantDebts(t, n, 0)
-			if got := len(f.Commands()); (got == 1) != c.clean {
-				t.Errorf("%d commands: %v", got, f.Commands())
+			asked := slices.DeleteFunc(f.Commands(), func(cmd []string) bool { return cmd[0] == "ping" }) // a probe
+			if (len(asked) == 1) != c.clean {
+				t.Errorf("%d commands: %v", len(asked), asked)
 			}
 		})
 	}

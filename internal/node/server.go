@@ -24,6 +24,7 @@ type server struct {
 
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
+	letIn     time.Time // when it was, after it had refused logins. For the goroutine that probes
 
 	dialling hangable // what its links dial
 
@@ -324,7 +325,11 @@ func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.T
 		s.keepApart(err)
 		err = nil
 	}
-	s.heard(err, refusal(l.answers), time.Since(began))
+	if refused { // each request will be asked for by itself
+		s.felt(nil, refusal(l.answers), time.Since(began))
+	} else {
+		s.heard(err, refusal(l.answers), time.Since(began))
+	}
 	return l.first.written, err, refused
 }
 

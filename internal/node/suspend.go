@@ -10,16 +10,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A server that does not answer is suspended, so that nothing piles up behind it: no
-// goroutine, no queued command, no memory.
+// A server that does not answer, or that lets nobody in, is suspended, so that nothing piles up
+// behind it: no goroutine, no queued command, no memory, and no connection that each request would
+// dial anew to have it refused.
 //
 //	answering --a lane's exchange timed out, or two in a row had no answer--> suspended
-//	suspended --a probe was answered--> answering
+//	answering --a login was refused, or a command was because nobody is logged in--> suspended
+//	suspended --a probe was let in and answered--> answering
 //	suspended --a Cluster names it no more--> dropped
 //
 // While it is suspended, what would ask it fails at once and releases become debts; one
 // goroutine probes it. An exchange may hang for seconds before it has timed out: during
 // that time a lane takes nothing but releases, which have to come after it.
+//
+// One refused login is enough, although connections that were let in before may go on. They
+// are no use for long, and as long as some succeed it would never be two in a row.
 
 // ErrStalled is why a request was not sent to a server whose answers are overdue.
 var ErrStalled = errors.New("not sent: the requests before it have had no answer for too long")
@@ -29,6 +34,10 @@ const probePause = 250 * time.Millisecond
 
 // suspension is the time during which a server is suspended.
 type suspension struct{ err error }
+
+func suspendedFor(why error) *suspension {
+	return &suspension{fmt.Errorf("suspended until it answers a probe: %w", why)}
+}
 
 // Suspended reports whether the node is, or a part of it if it is a Cluster.
 func (n *Node) Suspended() bool {
@@ -42,15 +51,39 @@ func (n *Node) Suspended() bool {
 	return false
 }
 
+// LoginRefused is why the node is suspended, or the server of it at that address if it is a Cluster,
+// as long as that is because it lets nobody in; else nil. Connections of before may still answer.
+func (n *Node) LoginRefused(addr string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.servers {
+		state := s.suspended.Load()
+		if state != nil && errors.Is(state.err, ErrLogin) && (n.notices.router == nil || s.addr == addr) {
+			return state.err
+		}
+	}
+	return nil
+}
+
 // heard notes how a lane's exchange went, and how long it took. err is why it had no answer,
 // refused the error that it was answered with. The lane is busy.
 func (s *server) heard(err, refused error, took time.Duration) {
 	s.felt(err, refused, took)
+	s.judge(err, refused)
+}
+
+// judge suspends the server if that is how an exchange went. The caller is a goroutine that the
+// node counts, and so is a busy lane.
+func (s *server) judge(err, refused error) {
 	switch {
+	case isReply(err): // to the handshake, for nothing else was written
+		s.suspend(loginRefused(err))
+	case notLoggedIn(refused):
+		s.suspend(loginRefused(refused))
 	case err == nil:
 		s.failures.Store(0)
-	case isReply(err), errors.Is(err, redis.ErrPoolTimeout):
-		// A refused handshake is an answer, and a pool that has run dry is our own doing.
+	case errors.Is(err, redis.ErrPoolTimeout):
+		// A pool that has run dry is our own doing.
 	case s.failures.Add(1) >= 2 || timedOut(err):
 		s.suspend(err)
 	}
@@ -84,49 +117,80 @@ func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
 
-// suspend has the server left alone until it answers a probe. The lane that calls it is
-// busy, so its goroutine has not ended and the node still counts goroutines.
+// suspend has the server left alone until it answers a probe. The caller is as for judge.
 func (s *server) suspend(why error) {
-	state := &suspension{fmt.Errorf("suspended until it answers a probe: %w", why)}
-	if s.n.closing.Load() || !s.suspended.CompareAndSwap(nil, state) {
+	if s.n.closing.Load() || !s.suspended.CompareAndSwap(nil, suspendedFor(why)) {
 		return
 	}
 	s.n.wg.Add(1)
 	go s.probe(why)
 }
 
-// probe ends the suspension when the server answers, and itself then, or with the server or the node.
+// probe ends the suspension when the server answers, and itself then, or with the server or the node. Who watches
+// is told why, but for a timeout not before the first probe: it may see a refusal of which a lane saw
+// only that the connection had ended. That is also told when it shows later, as of a server that
+// comes back with another password.
 func (s *server) probe(why error) {
 	defer s.n.wg.Done()
-	s.n.tell(why)
-	for wait := time.Duration(0); ; wait = probePause {
+	told := timedOut(why)
+	if told {
+		s.n.tell(why)
+	}
+	for wait := probePause - time.Since(s.letIn); ; wait = probePause { // at once, unless logins are refused now and then
 		select {
 		case <-s.n.life.Done():
 			return
 		case <-time.After(wait):
 		}
-		if s.dropped.Load() || s.answers() { // dropped, it stays suspended: what still comes to it fails at once
-			break
+		if s.dropped.Load() { // it stays suspended: what still comes to it fails at once
+			if told {
+				s.n.tell(nil)
+			}
+			s.n.debts.hurry()
+			return
 		}
-		if s.unreachable != nil { // its slots may have another master by now
+		err := s.answers(errors.Is(why, ErrLogin))
+		if errors.Is(err, ErrLogin) && !errors.Is(why, ErrLogin) {
+			why, told = err, false
+			s.suspended.Store(suspendedFor(why))
+		}
+		if !told {
+			s.n.tell(why)
+			told = true
+		}
+		if err == nil {
+			s.resume(why)
+			return
+		}
+		if !errors.Is(err, ErrLogin) && s.unreachable != nil { // its slots may have another master by now
 			s.unreachable(s)
 		}
 	}
-	s.n.tell(nil)
-	s.n.debts.hurry()
 }
 
-// answers makes a probe, and ends the suspension if it was answered.
-func (s *server) answers() bool {
+// answers is one probe: nil, or why not. newcomer says that it takes a connection that is let in now,
+// for others may have been before. Else that is tried when one of the pool does not do.
+func (s *server) answers(newcomer bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
 	defer cancel()
-	if err := s.client.Ping(ctx).Err(); err != nil && !isReply(err) {
-		return false
+	if !newcomer {
+		if err := s.client.Ping(ctx).Err(); err == nil || timedOut(err) {
+			return err
+		}
+	}
+	return knock(ctx, s.from, s.n.transportTime())
+}
+
+// resume ends the suspension for that reason.
+func (s *server) resume(why error) {
+	if errors.Is(why, ErrLogin) {
+		s.letIn = time.Now()
 	}
 	s.failures.Store(0)
 	s.suspended.Store(nil)
 	s.n.heard(nil)
-	return true
+	s.n.tell(nil)
+	s.n.debts.hurry()
 }
 
 // tell passes on that the node was suspended for err, or is back.

@@ -1,0 +1,280 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// lockout has a server refuse the logins of a client, or accept them again.
+type lockout struct {
+	name           string
+	client         func(*redis.Options)
+	refuse, accept []string // commands
+	says           string   // why
+}
+
+var lockouts = []lockout{
+	{
+		"WRONGPASS", func(o *redis.Options) { o.Username, o.Password = "app", "old" },
+		[]string{"ACL SETUSER app resetpass >new"}, []string{"ACL SETUSER app >old"}, "WRONGPASS",
+	},
+	{
+		"user off", func(o *redis.Options) { o.Username, o.Password, o.ClientName = "app", "old", "name" },
+		[]string{"ACL SETUSER app off"}, []string{"ACL SETUSER app on"}, "WRONGPASS",
+	},
+	{
+		"NOAUTH to the handshake", func(o *redis.Options) { o.ClientName = "name" },
+		[]string{"CONFIG SET requirepass new"}, []string{"CONFIG SET requirepass ", "ACL SETUSER default nopass"}, "NOAUTH",
+	},
+	{
+		"NOAUTH to commands", func(o *redis.Options) {},
+		[]string{"CONFIG SET requirepass new"}, []string{"CONFIG SET requirepass ", "ACL SETUSER default nopass"}, "NOAUTH",
+	},
+	{
+		"clients", func(o *redis.Options) {},
+		[]string{"CONFIG SET maxclients 1"}, []string{"CONFIG SET maxclients 100"}, "max number of clients",
+	},
+	{
+		"clients, with a name", func(o *redis.Options) { o.Username, o.Password, o.ClientName = "app", "old", "name" },
+		[]string{"CONFIG SET maxclients 1"}, []string{"CONFIG SET maxclients 100"}, "max number of clients",
+	},
+}
+
+// A server that lets nobody in is left alone as one that is silent: it is probed, and its requests fail at
+// once, with the reason. They do not dial, each anew. It is told once, and soon back.
+func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
+	for _, lo := range lockouts {
+		t.Run(lo.name, func(t *testing.T) {
+			inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
+				s := redistest.StartServer(t)
+				admin := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
+				defer admin.Close()
+				do(t, admin, "ACL SETUSER app on >old ~* &* +@all")
+				n := prepare(newNode(t, s.Client(t, quick, lo.client)))
+				var told changes
+				n.Changed = told.add
+				newAttempt(t, n, "warm").acquire().want(t, Granted)
+
+				before := connections(t, admin)
+				for _, cmd := range lo.refuse {
+					do(t, admin, cmd)
+				}
+				do(t, admin, "CLIENT KILL TYPE normal")
+				began := time.Now()
+				hammer(t, n, 8, 300)
+				dialled := connections(t, admin) - before
+				if most := 20 + 2*int(time.Since(began)/probePause); dialled > most {
+					t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
+				}
+				eventuallySuspended(t, n, true)
+				redistest.Eventually(t, patience, "the reason is told", func() bool {
+					rep := newAttempt(t, n, "k").acquire().want(t, Failed)
+					return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), ErrLogin.Error())
+				})
+
+				for _, cmd := range lo.accept {
+					do(t, admin, cmd)
+				}
+				eventuallySuspended(t, n, false)
+				newAttempt(t, n, "again").acquire().want(t, Granted)
+				told.want(t, lo.says)
+			})
+		})
+	}
+}
+
+// What is no Redis at all is suspended, too, and dialled as seldom.
+func TestWhatIsNoRedisIsLeftAlone(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var dialled atomic.Int32
+	go func() { // ends with l
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			dialled.Add(1)
+			_, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n")
+			_ = c.Close()
+		}
+	}()
+	n := newNode(t, redistest.StartServer(t).Client(t, at(l.Addr().String()), quick))
+	began := time.Now()
+	hammer(t, n, 8, 300)
+	if most := 20 + 2*int(time.Since(began)/probePause); int(dialled.Load()) > most {
+		t.Errorf("%d connections in %v, want %d at most", dialled.Load(), time.Since(began), most)
+	}
+	eventuallySuspended(t, n, true)
+}
+
+// changes are what a node's Changed was told, in order.
+type changes struct {
+	mu  sync.Mutex // guards all
+	all []error
+}
+
+func (c *changes) add(_ string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, err)
+}
+
+// want waits for the news that the node is back, and wants one before it: that it was suspended, and why.
+func (c *changes) want(t *testing.T, why string) {
+	t.Helper()
+	get := func() []error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return append([]error(nil), c.all...)
+	}
+	redistest.Eventually(t, patience, "it is back", func() bool { all := get(); return len(all) > 0 && all[len(all)-1] == nil })
+	if all := get(); len(all) != 2 || all[0] == nil || !strings.Contains(all[0].Error(), why) {
+		t.Errorf("told %v, want %s and that it is back", all, why)
+	}
+}
+
+// hammer makes so many requests from each of several goroutines, one after the other.
+func hammer(t *testing.T, n *Node, goroutines, requests int) {
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			for range requests {
+				a := newAttempt(t, n, fmt.Sprint("hammer", g))
+				select {
+				case <-a.acquire().heard:
+				case <-time.After(patience):
+					t.Error("no answer")
+					return
+				}
+				a.release()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// do executes a command of words; a space at the end is an empty one.
+func do(t *testing.T, c *redis.Conn, command string) {
+	t.Helper()
+	var args []any
+	for word := range strings.SplitSeq(command, " ") {
+		args = append(args, word)
+	}
+	if err := c.Do(context.Background(), args...).Err(); err != nil {
+		t.Fatalf("%s: %v", command, err)
+	}
+}
+
+// connections is how many the server has accepted so far, or refused.
+func connections(t *testing.T, c *redis.Conn) (n int) {
+	t.Helper()
+	info, err := c.Info(context.Background(), "stats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return connectionsOf(t, info)
+}
+
+func connectionsOf(t *testing.T, stats string) (n int) {
+	t.Helper()
+	for _, name := range []string{"total_connections_received", "rejected_connections"} {
+		found := regexp.MustCompile(name + `:(\d+)`).FindStringSubmatch(stats)
+		m, err := strconv.Atoi(found[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += m
+	}
+	return n
+}
+
+// A Cluster that has let nobody in yet has no master that could be suspended: it is asked for its masters as
+// seldom as one is probed.
+func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3)
+	rights := func(rights ...any) {
+		for _, s := range cluster.Servers() {
+			s.Do(t, append([]any{"ACL", "SETUSER", "app", "~*", "&*", "+@all"}, rights...)...)
+		}
+	}
+	received := func() (n int) {
+		for _, s := range cluster.Servers() {
+			n += connectionsOf(t, s.Do(t, "INFO", "stats").(string))
+		}
+		return n
+	}
+	rights("off", ">secret")
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs(), Username: "app", Password: "secret", DialerRetries: 1})
+	defer c.Close()
+	n := newNode(t, c)
+	before, began := received(), time.Now()
+	hammer(t, n, 8, 100)
+	dialled := received() - before
+	// Each of the masters is asked, some times over, for each time that the Cluster is.
+	if most := 60 + 20*int(time.Since(began)/probePause); dialled > most {
+		t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
+	}
+	rights("on")
+	redistest.Eventually(t, patience, "it locks", func() bool {
+		e := newAttempt(t, n, "k").acquire()
+		return (<-e.heard).Kind == Granted
+	})
+}
+
+// A server that is away, and comes back with another password, is told of again: what is to be done is
+// something else now.
+func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
+	s := redistest.StartServer(t)
+	s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr()), quick, func(o *redis.Options) { o.Username, o.Password = "app", "old" }))
+	told := make(chan error, 10)
+	n.Changed = func(_ string, err error) { told <- err }
+	next := func() error {
+		select {
+		case err := <-told:
+			return err
+		case <-time.After(patience):
+			t.Fatal("told of nothing")
+			return nil
+		}
+	}
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	_ = p.Refuse(true)
+	p.ResetAll()
+	for range 3 {
+		newAttempt(t, n, "k2").acquire().want(t, Failed)
+	}
+	if err := next(); err == nil || errors.Is(err, ErrLogin) {
+		t.Errorf("told %v", err)
+	}
+	s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
+	_ = p.Refuse(false)
+	if err := next(); !errors.Is(err, ErrLogin) {
+		t.Errorf("told %v", err)
+	}
+	if err := n.LoginRefused(""); !errors.Is(err, ErrLogin) {
+		t.Errorf("it is suspended for %v", err)
+	}
+	s.Do(t, "ACL", "SETUSER", "app", ">old")
+	if err := next(); err != nil {
+		t.Errorf("told %v", err)
+	}
+}

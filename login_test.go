@@ -1,0 +1,99 @@
+package flightlock_test
+
+import (
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// A node whose password was changed is suspended, and not dialled for each request: whether its
+// connections have ended, or but one, or whether they go on and it has forgotten the scripts, which it gets on
+// a connection of their own. The log says so once, and what to do; so do Check and Stats. It is back by itself
+// when the password is right again.
+func TestANodeThatRefusesTheLogin(t *testing.T) {
+	for name, end := range map[string]func(s *redistest.Server){
+		"connections end": func(s *redistest.Server) { s.Do(t, "CLIENT", "KILL", "USER", "app") },
+		"all but one": func(s *redistest.Server) {
+			ids := regexp.MustCompile(`(?m)^id=(\d+) .* user=app `).FindAllStringSubmatch(s.Do(t, "CLIENT", "LIST").(string), -1)
+			for _, id := range ids[1:] {
+				s.Do(t, "CLIENT", "KILL", "ID", id[1])
+			}
+		},
+		"scripts are gone": func(s *redistest.Server) { s.Do(t, "SCRIPT", "FLUSH") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var servers []*redistest.Server
+			var urls []string
+			for range 3 {
+				s := redistest.StartServer(t)
+				s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
+				servers, urls = append(servers, s), append(urls, "redis://app:old@"+s.Addr())
+			}
+			var log lines
+			c := mustOpen(t, flightlock.Options{NodeTimeout: 2 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}, urls...)
+			lockMany(t, c, 8, 20)
+			s := servers[0]
+			s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
+			end(s)
+			before, began := dialled(t, s), time.Now()
+			lockMany(t, c, 8, 100)
+			if n, most := dialled(t, s)-before, 20+2*int(time.Since(began)/(250*time.Millisecond)); n > most {
+				t.Errorf("%d connections in %v, want %d at most", n, time.Since(began), most)
+			}
+			if name == "all but one" {
+				return // it may do without more
+			}
+			redistest.Eventually(t, 20*time.Second, "it is suspended", func() bool { return c.Stats().Suspended == 1 })
+			wantOneLine(t, &log, "level=WARN", "node suspended", "refuses the login", s.Addr(), "WRONGPASS", "right user and password")
+			if n := c.Stats().Unverified; n != 0 || strings.Contains(log.text(), "old") {
+				t.Errorf("%d nodes are unverified; the log:\n%s", n, log.text())
+			}
+			wantFinding(t, check(t, c), s.Addr(), "reachable", flightlock.StatusFail, "WRONGPASS", "right user and password")
+
+			s.Do(t, "ACL", "SETUSER", "app", ">old")
+			redistest.Eventually(t, 20*time.Second, "it is back", func() bool { return c.Stats().Suspended == 0 })
+			wantOneLine(t, &log, "level=INFO", "node is back", s.Addr())
+			must(t, servers[1].Kill())
+			eventuallyLock(t, c, "k")
+		})
+	}
+}
+
+// lockMany has goroutines lock a key of their own each, so many times one after the other.
+func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
+	t.Helper()
+	done := make(chan error, goroutines)
+	for g := range goroutines {
+		go func() {
+			for range times {
+				l, err := c.Lock(t.Context(), fmt.Sprint("key", g), 5*time.Second, nil)
+				if err == nil {
+					err = l.Release(t.Context())
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range goroutines {
+		must(t, <-done)
+	}
+}
+
+// dialled is how many connections a server has got so far.
+func dialled(t *testing.T, s *redistest.Server) int {
+	t.Helper()
+	n, err := strconv.Atoi(regexp.MustCompile(`total_connections_received:(\d+)`).FindStringSubmatch(s.Do(t, "INFO", "stats").(string))[1])
+	must(t, err)
+	return n
+}
