@@ -61,6 +61,8 @@ type Client struct {
 //     use at most, and one for notices; with three nodes or more, what a node remembers is
 //     found out on one more, outside of the pool, when it was restarted or met first;
 //   - ConnMaxIdleTime -1: dialling takes longer than locking;
+//   - PipelinePoolSize -1, ReadBufferSize 8 KiB, WriteBufferSize 32 KiB: else a node's connections
+//     have buffers of 640 KiB;
 //   - ClientName, for CLIENT LIST;
 //   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
 func New(opts Options) (*Client, error) { return newClient(opts, false) }

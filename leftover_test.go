@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -112,6 +113,58 @@ func TestMemoryOfAWaiter(t *testing.T) {
 	if err := holder.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// What a Client of Open's costs that has used all its connections, nearly all of it their buffers: and it has no more
+// connections than docs/operations.md says.
+func TestMemoryOfAClient(t *testing.T) {
+	var servers []*redistest.Server
+	var urls []string
+	for range 3 {
+		s := redistest.StartServer(t)
+		servers, urls = append(servers, s), append(urls, "redis://"+s.Addr())
+	}
+	load := func() *Client {
+		c, err := Open(urls, Options{NodeTimeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close(context.Background()) })
+		var wg sync.WaitGroup
+		for g := range 100 {
+			wg.Go(func() {
+				for range 3 {
+					l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(g), time.Minute, nil)
+					if err == nil {
+						err = l.Release(t.Context())
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return c
+	}
+	all := []*Client{load()} // and all that is made once
+	before := heap()
+	const clients = 6
+	for range clients {
+		all = append(all, load())
+	}
+	each := (heap() - before) / clients
+	t.Logf("%d KiB of heap per Client", each>>10)
+	if each > 1<<20 {
+		t.Errorf("%d KiB of heap per Client", each>>10)
+	}
+	for _, s := range servers {
+		list := s.Do(t, "CLIENT", "LIST").(string)
+		if n := strings.Count(list, "name=flightlock"); n > 2*len(all) {
+			t.Errorf("%d connections of %d Clients:\n%s", n, len(all), list)
+		}
+	}
+	runtime.KeepAlive(all)
 }
 
 // What a lock costs that is held and refreshes itself.

@@ -19,9 +19,10 @@ import (
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
-// All must use one database number, as for Options.Nodes. In the url of Sentinels, user and password are theirs; those of the master go into the
-// parameters username and password. Special characters in a password are written %XX.
-// Other parameters are those of go-redis' ParseURL, ParseFailoverURL and ParseClusterURL.
+// All must use one database number, as for Options.Nodes. In the url of Sentinels, user and
+// password are theirs; those of the master go into the parameters username and password.
+// Special characters in a password are written %XX. Other parameters are those of go-redis'
+// ParseURL, ParseFailoverURL and ParseClusterURL.
 //
 // What locking needs is set whatever the url says, the first three of them for Check and
 // probes only, for the lock traffic has settings of its own:
@@ -33,6 +34,8 @@ import (
 //   - 2s for a dial, TLS and a lost packet included, unless the url has dial_timeout: it is not
 //     interrupted by Close;
 //   - idle connections that are kept: dialling takes longer than locking;
+//   - no connections for pipelines only, and buffers that fit what is sent: two connections to
+//     a server are enough, and take most of a Client's memory;
 //   - a name for CLIENT LIST, "flightlock", unless the url has client_name.
 //
 // Options.Nodes must be empty. Nothing is sent yet. A bad url is an ErrInvalid that shows
@@ -112,7 +115,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		c := redis.NewFailoverClient(o)
 		c.Options().Addr = "Sentinel master " + o.MasterName // its dialer asks the Sentinels, and nobody else reads it
 		return c, nil
@@ -121,22 +125,35 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		return redis.NewClusterClient(o), nil
 	}
 	o, err := redis.ParseURL(rawURL)
 	if err != nil {
 		return nil, err
 	}
-	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled)
+	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+		&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 	return redis.NewClient(o), nil
 }
 
 // dialTime is long enough for a first packet that is lost and sent again after a second, and for a handshake.
 const dialTime = 2 * time.Second
 
+// Sizes of the buffers of each connection. A batch of 128 locks takes some 22 KiB there and 3 KiB back; one
+// of long keys goes in several writes.
+const (
+	readBuffer  = 8 << 10
+	writeBuffer = 32 << 10
+)
+
 // tune sets what locking needs, whichever of go-redis' options these belong to.
-func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.Duration, byContext *bool) {
+//
+// Pipelines take the connections that single commands take, too, for a lane has one exchange at a time. go-redis
+// would keep connections for pipelines only, with buffers of 128 KiB each way. And a pipeline that is not
+// let in on one of those is tried on one of the others, and nobody learns that the first was refused.
+func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.Duration, byContext *bool, pipelinePool, readSize, writeSize *int) {
 	if *name == "" {
 		*name = "flightlock"
 	}
@@ -146,4 +163,6 @@ func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.D
 	if *dial == 0 {
 		*dial = dialTime
 	}
+	*pipelinePool = -1
+	*readSize, *writeSize = readBuffer, writeBuffer
 }

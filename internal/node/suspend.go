@@ -82,7 +82,7 @@ func (s *server) judge(err, refused error) {
 		s.suspend(loginRefused(refused))
 	case err == nil:
 		s.failures.Store(0)
-	case errors.Is(err, redis.ErrPoolTimeout):
+	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		// A pool that has run dry is our own doing.
 	case s.failures.Add(1) >= 2 || timedOut(err):
 		s.suspend(err)
