@@ -426,6 +426,28 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 			wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusOK)
 		})
 	})
+	// What a client leaves word of is bounded, and is JSON: neither may lose which keys it locks.
+	for name, tc := range map[string]struct{ prefix, addr string }{
+		"long":            {strings.Repeat("\x01", 4095), strings.Repeat("x", 1000)},
+		"a binary prefix": {"\xff\x00\n:", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var nodes []redis.UniversalClient
+				for i, n := range redistest.StartMemNodes(t, 5) {
+					nodes = append(nodes, n.Client(t, func(o *redis.Options) { o.Addr = fmt.Sprintf("%s192.168.0.%d:1", tc.addr, i+1) }))
+				}
+				ours := lockOnce(t, flightlock.Options{KeyPrefix: tc.prefix}, nodes[:3]...)
+				lockOnce(t, flightlock.Options{KeyPrefix: tc.prefix}, nodes...)
+				lockOnce(t, flightlock.Options{KeyPrefix: tc.prefix + "x"}, nodes[:2]...)
+				time.Sleep(time.Minute)
+				wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusFail, "counts 5 nodes")
+				if found := check(t, ours).String(); strings.Contains(found, "counts 2 nodes") {
+					t.Errorf("a set for other keys is among the others:\n%s", found)
+				}
+			})
+		})
+	}
 	t.Run("other names", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var ours, theirs []redis.UniversalClient

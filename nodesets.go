@@ -37,17 +37,24 @@ const (
 // nodeSet is what a client leaves word of.
 type nodeSet struct {
 	N      int      `json:"n"`
-	Prefix string   `json:"prefix"`
-	Nodes  []string `json:"nodes,omitempty"` // as that client calls them; for people
-	By     string   `json:"by"`              // the last client that said so
+	Keys   string   `json:"keys"`             // a hash of the prefix, which may be long, and no text in JSON
+	Prefix string   `json:"prefix,omitempty"` // itself; for people
+	Nodes  []string `json:"nodes,omitempty"`  // as that client calls them; for people
+	By     string   `json:"by"`               // the last client that said so
 }
 
-// maxSetText bounds what a client writes; its nodes' names are left out first.
+// maxSetText bounds what a client writes; what is for people is left out first.
 const maxSetText = 4 << 10
+
+// keysOf tells the keys of one prefix from those of another.
+func keysOf(prefix string) string {
+	sum := sha256.Sum256([]byte(prefix))
+	return fmt.Sprintf("%x", sum[:8])
+}
 
 // ownSet is this client's set, and a name for it that all clients with equal lists share.
 func (c *Client) ownSet() (name, text string) {
-	set := nodeSet{N: len(c.nodes), Prefix: c.opts.KeyPrefix, By: hostLabel()}
+	set := nodeSet{N: len(c.nodes), Keys: keysOf(c.opts.KeyPrefix), Prefix: c.opts.KeyPrefix, By: hostLabel()}
 	for _, n := range c.nodes {
 		set.Nodes = append(set.Nodes, n.Name())
 	}
@@ -86,6 +93,7 @@ func (o otherSet) String() string {
 // word might turn what is a danger into none.
 func (c *Client) otherSets(words []word) (others []otherSet, sure bool) {
 	own, _ := c.ownSet()
+	keys := keysOf(c.opts.KeyPrefix)
 	found := map[string]*otherSet{}
 	silent := 0
 	for i, w := range words {
@@ -96,7 +104,7 @@ func (c *Client) otherSets(words []word) (others []otherSet, sure bool) {
 			_, rest, _ := strings.Cut(strings.TrimSpace(line), " ") // the node itself forgets what is due
 			name, text, _ := strings.Cut(rest, " ")
 			var set nodeSet
-			if name == own || json.Unmarshal([]byte(text), &set) != nil || set.N < 1 || set.Prefix != c.opts.KeyPrefix {
+			if name == own || json.Unmarshal([]byte(text), &set) != nil || set.N < 1 || set.Keys != keys {
 				continue
 			}
 			if found[name] == nil {
