@@ -126,8 +126,10 @@ func (w *world) shut() {
 			w.checker.violation("%v does not close", c)
 		}
 	}
-	w.checker.violations = append(before, w.checker.violations...)
+	late := w.checker.violations
+	w.checker.violations = nil                                  // or run would return at once
 	w.run(w.now()+10*time.Second, func() bool { return false }) // Close gives up on what stalls, and which ends by itself
+	w.checker.violations = append(append(before, late...), w.checker.violations...)
 }
 
 // seedJitter makes the library's own chance that of the seed. It depends on the time, and
