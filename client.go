@@ -58,8 +58,8 @@ type Client struct {
 //   - DialTimeout: how long a node that is cut off keeps a connection busy, and how long a dial
 //     may go on after Close;
 //   - PoolSize 4 or more (10 for each processor by default), for four connections are in
-//     use at most, and one for notices; with three nodes or more, what a node remembers is
-//     found out on one more, outside of the pool, when it was restarted or met first;
+//     use at most, and one for notices. What a node remembers is found out on one more, outside
+//     of the pool, when it was restarted or is met first, and so is whether it accepts logins again;
 //   - ConnMaxIdleTime -1: dialling takes longer than locking;
 //   - PipelinePoolSize -1, ReadBufferSize 8 KiB, WriteBufferSize 32 KiB: else a node's connections
 //     have buffers of 640 KiB;

@@ -68,8 +68,9 @@ type Options struct {
 	// were restarted or flushed, or failed over to a replica that lagged. Otherwise, with 3
 	// nodes or more and no Cluster among them, such a node has no vote for MaxTTL and
 	// DriftFactor on top, for it might grant what it had granted before. That is for nodes
-	// that cannot forget (appendfsync always), or for embedded ones. It must be equal in all
-	// clients of the same nodes. See docs/guarantees.md.
+	// that cannot forget (appendfsync always), or for embedded ones. With fewer nodes every
+	// vote counts anyway; there it turns off that tokens go on above those that a node forgot.
+	// It must be equal in all clients of the same nodes. See docs/guarantees.md.
 	DisableQuarantine bool
 
 	// Registerer gets the metrics of this Client, until it is closed: docs/metrics.md. Two

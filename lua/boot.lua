@@ -33,9 +33,9 @@
 -- replication id that it had as a replica, with an offset. The ids of a node that never
 -- was a replica change with its own replicas and mean nothing. One that was a master
 -- before, and lagged as a replica since, would find its own run_id in its marker. INFO also tells,
--- in seconds, when the process began. That is for the first who may ask INFO, of a memory that
--- nobody who may has seen: it is this process's own if the process began in a second before it,
--- and never was a replica.
+-- in seconds, when the process began. That is for the first client that is allowed INFO, of a memory
+-- that only others have seen: it is this process's own if the process began in an earlier second
+-- than the memory, and never was a replica.
 --
 -- The marker itself tells whether this process has it by commands, its own or its master's,
 -- or from a dump: of a disk, or of a master, who gives one to a replica that cannot just go

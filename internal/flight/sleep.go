@@ -21,14 +21,14 @@ import (
 //
 // The wall clock has to have got ahead since an alarm was set, so what counts is the least by
 // which it was ahead since flights were called: one that is set back, and forward again, is
-// noticed, unless both happen between two looks.
+// noticed, unless both happen between two comparisons.
 //
 //	off --a shard's timer is set--> on --no flight has an alarm--> off
 type sleepWatch struct {
 	epoch time.Time
 
 	mu      sync.Mutex // guards what follows; taken after a shard's mu, never before
-	shards  []*shard   // with alarms, for the next look
+	shards  []*shard   // with alarms, for the next comparison
 	timer   *time.Timer
 	on      bool          // the timer will fire
 	stopped bool          // for good
@@ -36,7 +36,7 @@ type sleepWatch struct {
 }
 
 const (
-	lookTime = 500 * time.Millisecond
+	compareEvery = 500 * time.Millisecond
 	// A wall clock that is slewed gets ahead without a sleep. Flights are not called for less than that.
 	minSleep = 50 * time.Millisecond
 )
@@ -50,15 +50,15 @@ func (w *sleepWatch) add(sh *shard) {
 	case w.on || w.stopped:
 		return
 	case w.timer == nil:
-		w.timer = clock.AfterFunc(lookTime, w.look)
+		w.timer = clock.AfterFunc(compareEvery, w.compare)
 	default:
-		w.timer.Reset(lookTime)
+		w.timer.Reset(compareEvery)
 	}
 	w.on = true
 }
 
-// look compares the clocks.
-func (w *sleepWatch) look() {
+// compare compares the clocks, and has flights called if the machine slept.
+func (w *sleepWatch) compare() {
 	now := clock.Now()
 	ahead := time.Duration(now.UnixNano()-w.epoch.UnixNano()) - now.Sub(w.epoch)
 	w.mu.Lock()

@@ -101,7 +101,7 @@ func TestNoTimerIsSetWhileNothingIsHeld(t *testing.T) {
 		for range 3 {
 			a, b := w.start(key("a")), w.start(key("b"), mode(Alone))
 			for range 10 {
-				time.Sleep(lookTime)
+				time.Sleep(compareEvery)
 				synctest.Wait()
 				compares, alarms := w.g.ticking()
 				is(t, "compared", compares, true)
@@ -109,7 +109,7 @@ func TestNoTimerIsSetWhileNothingIsHeld(t *testing.T) {
 			}
 			a.releases()
 			b.releases()
-			time.Sleep(lookTime)
+			time.Sleep(compareEvery)
 			synctest.Wait()
 			compares, alarms := w.g.ticking()
 			is(t, "compared", compares, false)

@@ -8,7 +8,7 @@ import "context"
 // that others wait for, it is left to a goroutine of its own. Close does not wait for those: they end by
 // the timeouts of the client, or with the dialer that hangs.
 
-// hangable bounds how many calls of one kind hang at once: it has a token for each.
+// hangable bounds how many calls of one kind hang at once: it has a place for each.
 type hangable chan struct{}
 
 func newHangable(most int) hangable { return make(hangable, most) }

@@ -18,7 +18,8 @@ import (
 
 // A node that lost data may grant what it had granted before. So a fresh grant is a vote only with a
 // proof that the node has all it was told since its memory began. One call of the acquire script is
-// that proof. It is granted only where all of these hold, for the price of two reads:
+// that proof. It is granted only where all of these hold, for the price of one read, and of a closer
+// look now and then:
 //
 //  1. The process is one in which boot.lua has succeeded and named this memory. The script has the
 //     memory in its text, and that text is sent to a server only behind boot.lua's answer, on the same

@@ -2,27 +2,27 @@ package node
 
 // reach is which of a script's keys a request asks with. While a Cluster moves a slot, its keys are
 // on two masters: the source, whose slot it still is, and the target. A script runs on one of them only
-// if all its keys are there, and one that is nowhere is never there. Else the answer is
-// TRYAGAIN, for as long as the slot takes to move. So a request that got it asks again with fewer keys, as
-// far as it can do without them:
+// if all its keys are there; a key that does not exist is on neither. Else the answer is TRYAGAIN, for as
+// long as the slot takes to move. So a request that got it asks again with fewer keys, as far as it can do
+// without them:
 //
 //	release  without the wants, whose turn is not passed on then: who waits polls
 //	refresh  without the wants, so that nobody is named; then without the counter, whose
-//	         place the reply leaves empty. The ttl is renewed, and tokens are confirmed by no such answer
+//	         place in the reply is 0. The ttl is renewed, and tokens are confirmed by no such answer
 //	acquire  without the wants, so that it has no place among them; then without the counter,
 //	         which tells whether the key is held, and grants nothing
 //
-// A key that is free is in no place, so that alone would have every acquire wait for the end of the move:
-// the source creates no keys any more. It sends them to the target (ASK), which creates them for who was
-// sent. There an acquire may ask with the key alone and find the counter beside it. That is safe,
-// although the counter is not declared as a key:
+// A key that is free is on neither, so that alone would have every acquire wait for the end of the move:
+// the source creates no keys any more. It sends requests for them to the target (ASK), which creates them
+// for a request that was sent. There an acquire may ask with the key alone and find the counter beside it.
+// That is safe, although the counter is not declared as a key:
 //
 //   - Where the key is, is decided by the masters for this one key: the source answers ASK only if it does not
 //     have it, and cannot get it any more. So a grant is never decided on one that lacks a key which the
 //     other has.
 //   - The counter is not made: if it is not on the target the answer is TRYAGAIN as before. And the source does
 //     not have it any more: it has answered ASK, not TRYAGAIN, when it was asked for both. (Redis
-//     before 7.0 answers ASK if it has one of them. There a counter could be on both masters, the older
+//     before 7.0 answers ASK also if it has one of the two. There a counter could be on both masters, the older
 //     one on the target, if MIGRATE had failed half-way.)
 //
 // What is not done is to ask one master for the key and the other for the counter, and to
@@ -36,8 +36,8 @@ const (
 	keyOnly         // the key
 )
 
-// narrow has r, which was answered with TRYAGAIN, ask with fewer keys next, from the beginning. It says no
-// if it can do with no fewer.
+// narrow has r, which was answered with TRYAGAIN, ask with fewer keys next, from the beginning, and reports
+// whether it can do with fewer.
 func (r *request) narrow() bool {
 	switch {
 	case r.reach == allKeys && r.withWants():

@@ -24,7 +24,7 @@ type server struct {
 
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
-	letIn     time.Time // when it was, after it had refused logins. For the goroutine that probes
+	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
 
 	dialling hangable // what its links dial
 

@@ -127,9 +127,9 @@ func (s *server) suspend(why error) {
 }
 
 // probe ends the suspension when the server answers, and itself then, or with the server or the node. Who watches
-// is told why, but for a timeout not before the first probe: it may see a refusal of which a lane saw
-// only that the connection had ended. That is also told when it shows later, as of a server that
-// comes back with another password.
+// is told why: of a timeout at once, of anything else after the first probe, which may see a refusal where a
+// lane saw only that the connection had ended. A refusal that shows later is told as well, as of a
+// server that comes back with another password.
 func (s *server) probe(why error) {
 	defer s.n.wg.Done()
 	told := timedOut(why)
