@@ -169,7 +169,7 @@ func (c *Client) Stats() Stats {
 
 // Close ends the Client. It refuses new work, fails waiters with ErrClosed, waits for
 // holders until ctx ends, then ends the contexts of the remaining locks (cause ErrClosed)
-// and releases them, for which it takes three times NodeTimeout at most. It returns when every
+// and releases them, for which it takes four times NodeTimeout at most. It returns when every
 // goroutine of the Client has ended; one that waits on a stalled connection may need 4s for that,
 // or four times NodeTimeout if that is more, and Close gives up on it, with an error, when ctx has
 // ended. What go-redis has not ended by then, a dial or a question to Sentinels or a Cluster, ends
