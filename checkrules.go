@@ -228,10 +228,19 @@ func judgePersistence(s subject) Finding {
 }
 
 func judgeQuarantine(s subject) Finding {
-	life := s.c.quarantine()
+	life, n := s.c.quarantine(), s.c.nodes[s.i]
+	allow := fmt.Sprintf("%s ACL SETUSER %s +info", cli(s.f.Addr), s.user())
 	switch {
 	case s.c.opts.DisableQuarantine:
 		return ok("off: Options.DisableQuarantine")
+	case !n.Guardable():
+		return ok("off: a Cluster is among the nodes")
+	case n.Unverified() != nil:
+		return Finding{Status: StatusFail, Found: n.Unverified().Error(), Fix: acceptWrites(s, n.Unverified())}
+	case s.f.InfoErr != nil && !s.c.guarded():
+		return Finding{Status: StatusWarn,
+			Found: "INFO is refused: the tokens of a node that restarts with old data, or fails over to a replica that lagged, may repeat: " + s.f.InfoErr.Error(),
+			Fix:   allow}
 	case len(s.c.nodes) < 3:
 		return ok("off: with less than 3 nodes no other could vote instead")
 	case !s.c.guarded():
@@ -239,13 +248,10 @@ func judgeQuarantine(s subject) Finding {
 	case s.f.InfoErr != nil:
 		return Finding{Status: StatusWarn,
 			Found: "INFO is refused: a node that restarts with old data, or fails over to a replica that lagged, may not be noticed: " + s.f.InfoErr.Error(),
-			Fix:   fmt.Sprintf("%s ACL SETUSER %s +info", cli(s.f.Addr), s.user())}
-	case s.c.nodes[s.i].Unverified() != nil:
-		err := s.c.nodes[s.i].Unverified()
-		return Finding{Status: StatusFail, Found: err.Error(), Fix: acceptWrites(s, err)}
-	case blind(s.c.nodes[s.i]) != nil:
+			Fix:   allow}
+	case blind(n) != nil:
 		return Finding{Status: StatusWarn,
-			Found: fmt.Sprintf("this client was refused INFO, and what it asked then still counts: %v", blind(s.c.nodes[s.i])),
+			Found: fmt.Sprintf("this client was refused INFO, and what it asked then still counts: %v", blind(n)),
 			Fix:   "none, if INFO is allowed by now: a lock asks again every 10s; then run this again"}
 	case s.c.quorum.Quarantined(s.i):
 		return Finding{Status: StatusWarn, Found: fmt.Sprintf("the node lost its memory within the last %v", life),

@@ -66,8 +66,12 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	if text := fmt.Sprint(err); !strings.Contains(text, "it has not said whether it lost data") || !strings.Contains(text, "NOPERM") {
 		t.Error(text)
 	}
+	wantFinding(t, check(t, c), s.Addr(), "quarantine", flightlock.StatusFail, "NOPERM")
 	s.Do(t, "ACL", "SETUSER", "default", "allkeys")
 	eventuallyLock(t, c, "k")
+	wantFinding(t, check(t, c), s.Addr(), "quarantine", flightlock.StatusOK, "off")
+	s.Do(t, "ACL", "SETUSER", "default", "-info")
+	wantFinding(t, check(t, c), s.Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused", "tokens")
 	off := newClient(t, flightlock.Options{DisableQuarantine: true}, s.Client(t))
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
 	eventuallyLock(t, off, "k2")
