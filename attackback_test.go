@@ -1,0 +1,51 @@
+package flightlock_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// A single node fails over to its replica and back. A client that was away meanwhile knows the first
+// server, and so does that server its scripts. What the second had counted, and not passed on, is lost.
+// Tokens go on rising all the same.
+func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
+	for _, resync := range []bool{true, false} {
+		t.Run(fmt.Sprintf("resync=%v", resync), func(t *testing.T) {
+			first, second := redistest.StartServer(t, atOnce...), redistest.StartServer(t, atOnce...)
+			tr := &trio{t: t, servers: []*redistest.Server{first}, proxy: redistest.StartProxy(t, first.Addr())}
+			away, there := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
+			last := int64(0)
+			rise := func(c *flightlock.Client, when string) {
+				t.Helper()
+				for range 20 {
+					l := eventually(t, c, "k")
+					if l.Fence() <= last {
+						t.Fatalf("%s: token %d after %d", when, l.Fence(), last)
+					}
+					last = l.Fence()
+					_ = l.Release(t.Context())
+				}
+			}
+			rise(away, "at first")
+			rise(there, "at first")
+			follow(t, second, first)
+			second.Do(t, "REPLICAOF", "NO", "ONE")
+			tr.proxy.SetTarget(second.Addr())
+			tr.proxy.ResetAll()
+			rise(there, "on the second")
+			if resync {
+				follow(t, first, second)
+			}
+			first.Do(t, "REPLICAOF", "127.0.0.1", "1") // from here on it lags
+			rise(there, "on the second, which has no replica")
+			first.Do(t, "REPLICAOF", "NO", "ONE")
+			tr.proxy.SetTarget(first.Addr())
+			tr.proxy.ResetAll()
+			rise(away, "by the one who was away")
+			rise(there, "by the one who was there")
+		})
+	}
+}
