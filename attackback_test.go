@@ -3,6 +3,7 @@ package flightlock_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
@@ -44,6 +45,7 @@ func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
 			first.Do(t, "REPLICAOF", "NO", "ONE")
 			tr.proxy.SetTarget(first.Addr())
 			tr.proxy.ResetAll()
+			time.Sleep(120 * time.Millisecond) // a look at who the server is counts for 100
 			rise(away, "by the one who was away")
 			rise(there, "by the one who was there")
 		})

@@ -69,7 +69,7 @@ if run and not forgot then
   end
 end
 if forgot then
-  return {err = 'FORGOT the memory of this node is not ' .. memory .. ', or this user may now see more of it'}
+  return {err = 'FORGOT the memory of this node is not ' .. (memory or 'what it was') .. ', or this user may now see more of it'}
 end
 memory, raw, run, promoted = false, false, false, false -- for the rest of a batch: nothing can happen in between
 
@@ -111,7 +111,7 @@ if granted then
   if c <= block then
     local t = redis.pcall('TIME')
     if t.err then -- not allowed: a bucket that began at 0 would be taken for one that was never lost
-      redis.call('DEL', KEYS[1], KEYS[2])
+      redis.call('DEL', KEYS[1], bucket)
       return t
     end
     c = t[1] * 1000000 + t[2] + block

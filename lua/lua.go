@@ -67,7 +67,7 @@ type Memory struct {
 	Promoted string // when the process was last made a master, id:offset; "" if that is not told
 	Since    int64  // when the memory began: tokens that are granted in it are larger
 	Closer   bool   // the script looks for a dump, for the process, and when it was last made a master
-	Always   bool   // it grants in any memory; its tokens are above the beginning of this one, if the process is that of boot.lua's answer
+	Always   bool   // it grants whatever the marker is; its tokens are above the beginning of this memory, if the process is that of boot.lua's answer
 }
 
 // AcquireIn is Acquire for a node with that memory: it grants nothing in another. A server may
@@ -85,18 +85,17 @@ func BatchIn(m Memory) Script { return newBatch(m.head()) }
 
 // head is what stands before acquire.
 func (m Memory) head() string {
-	if m.Always {
-		return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = false, false, false, false, false, %d -- %s\n", m.Since, m.Name)
-	}
-	raw, run, promoted, offset := "nil", "nil", "false", "false"
+	name, raw, run, promoted, offset := strconv.Quote(m.Name), "nil", "nil", "false", "false"
 	switch {
+	case m.Always:
+		name, raw = "false", "false"
 	case m.Raw && (m.Closer || m.Run == ""):
 		raw = "true"
 	case m.Raw:
 		raw = "false"
 	}
 	switch {
-	case m.Closer || m.Run != "" && m.Strict:
+	case m.Closer || m.Run != "" && m.Strict && !m.Always:
 		run = strconv.Quote(m.Run)
 	case m.Run != "":
 		run = "false"
@@ -105,7 +104,7 @@ func (m Memory) head() string {
 		id, at, _ := strings.Cut(m.Promoted, ":")
 		promoted, offset = strconv.Quote("master_replid2:"+id+"\r\n"), strconv.Quote("second_repl_offset:"+at+"\r\n")
 	}
-	return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = %q, %s, %s, %s, %s, %d\n", m.Name, raw, run, promoted, offset, m.Since)
+	return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = %s, %s, %s, %s, %s, %d\n", name, raw, run, promoted, offset, m.Since)
 }
 
 // The keys of boot.lua.

@@ -198,6 +198,9 @@ func (ro *router) server(master *redis.Client) *server {
 }
 
 func (ro *router) addLocked(master *redis.Client) *server {
+	if old := ro.known[master.NodeAddress()]; old != nil { // met by that name, before the map named it
+		ro.dropLocked(old)
+	}
 	s := ro.n.addServer(master)
 	s.redirect, s.unreachable = ro.redirect, ro.forget
 	s.apart.Store(math.MaxInt64)
@@ -213,13 +216,18 @@ func (ro *router) addLocked(master *redis.Client) *server {
 // client like that of another master, which lasts as long as the node: also when the map
 // names that master, it keeps its lanes.
 func (ro *router) unnamed(like *redis.Client, addr string) *server {
-	c := ro.n.adopt(clientLike(like, addr, ro.cluster.Options().NewClient)) // which may be the user's code
+	c := clientLike(like, addr, ro.cluster.Options().NewClient) // which may be the user's code
 	ro.mu.Lock()
-	defer ro.mu.Unlock()
 	s := ro.known[addr]
-	if s == nil { // else the map has just come to name it
+	known := s != nil // the map has just come to name it
+	if !known {
+		ro.n.adopt(c)
 		s = ro.addLocked(c)
 		s.unnamed = true
+	}
+	ro.mu.Unlock()
+	if known {
+		_ = c.Close()
 	}
 	return s
 }

@@ -28,15 +28,20 @@ func (unwritable) MarshalBinary() ([]byte, error) { return nil, errElsewhere }
 // the same answer from the first closes the next, until none is left that gives it. Scripts may be loaded
 // on a connection of the other pool than the one that did not know them, so it is one of each.
 func (s *server) leadsElsewhere(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, s.n.timeout) // the owner of the pool may have all of it in use
+	defer cancel()
 	ping := func() *redis.Cmd { return redis.NewCmd(ctx, "PING", unwritable{}) }
 	_ = s.client.Process(ctx, ping())
 	_ = s.pipeline(ctx, ping())
 }
 
 // elsewhere reports whether the last answers are those of a server that the address does not lead to
-// any more, as far as they tell: it does not know a script although they were loaded; or it is a
-// replica, and go-redis does not see that.
+// any more, as far as they tell: it does not know a script, although they were just loaded, or
+// another connection has found that it does; or it is a replica, and go-redis does not see that. A
+// connection that just says NOSCRIPT is kept: there may be no other, while logins are refused.
 func (l *lane) elsewhere(loaded bool) bool {
+	missed, unknown := l.missed, false
+	l.missed = false
 	for i, got := range l.answers {
 		if got.err == nil {
 			continue
@@ -45,9 +50,11 @@ func (l *lane) elsewhere(loaded bool) bool {
 		switch {
 		case hasCode(got.err, "READONLY"):
 			return i > 0 || errors.As(got.err, &inBatch)
-		case loaded && hasCode(got.err, "NOSCRIPT"):
-			return true
+		case hasCode(got.err, "NOSCRIPT"):
+			unknown = true
+		case !isReply(got.err):
+			return false
 		}
 	}
-	return false
+	return unknown && loaded || !unknown && missed
 }

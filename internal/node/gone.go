@@ -131,4 +131,7 @@ func (ro *router) dropLocked(s *server) {
 		}
 	}
 	ro.n.dropServer(s)
+	if s.unnamed {
+		ro.n.disown(s.from)
+	}
 }

@@ -198,6 +198,7 @@ type lane struct {
 	together    together      // instead, if the batch is one command
 	answers     []response    // of the batch under way
 	first       witness       // of the batch under way
+	missed      bool          // the script that exchangeNow has just sent was not known
 	long, brief allowance
 }
 
@@ -214,7 +215,10 @@ func (l *lane) run() {
 			return
 		}
 		if state := l.s.suspended.Load(); state != nil {
-			settleAll(batch, failed(state.err), notSent)
+			batch = l.s.leaveAlone(batch, state)
+		}
+		if len(batch) == 0 {
+			// nothing is left to do
 		} else if !answering && l.s.n.closing.Load() { // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
 		} else {

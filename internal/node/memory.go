@@ -67,7 +67,8 @@ import (
 //
 // With one node or two no vote is refused for what a node forgot: nobody could vote instead. But what it
 // forgot are tokens, too. So they are asked as others are, and the acquire script has in it when the
-// memory began, above which tokens go on, and looks for nothing: a process that is new does not know it.
+// memory began, above which tokens go on: a process that is new does not know it, and one that gave way, and
+// came back, is found by the closer look.
 //
 // Where a marker's encoding cannot be asked for, because the rights are missing or the server is
 // another than Redis, the script does not look for it, and has another text, as that of a client that
@@ -439,9 +440,6 @@ func (a answer) memory(always bool) *memory {
 		Name: a.name, Run: a.run, Strict: major(a.version) < 7, Raw: a.raw, Promoted: a.promoted, Since: a.since, Always: always,
 	}
 	usual := newScripts(lua.AcquireIn(in), lua.BatchIn(in))
-	if always {
-		return &memory{Memory: next, usual: usual, closer: usual, told: true}
-	}
 	in.Closer = true
 	return &memory{Memory: next, usual: usual, closer: newScripts(lua.AcquireIn(in), lua.BatchIn(in)), told: true}
 }

@@ -393,7 +393,7 @@ func TestAGuardForTokens(t *testing.T) {
 				t.Errorf("%+v", rep)
 			}
 		}
-		script := lua.AcquireIn(lua.Memory{Name: name, Since: since, Always: true}).SHA
+		script := lua.AcquireIn(lua.Memory{Name: name, Run: f.run, Since: since, Always: true}).SHA
 		f.mu.Lock()
 		if !f.loaded[script] || n.Memory().Name != name {
 			t.Errorf("memory %s, its script is loaded: %v", n.Memory().Name, f.loaded[script])

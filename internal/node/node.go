@@ -198,6 +198,17 @@ func (n *Node) adopt(c *redis.Client) *redis.Client {
 	return c
 }
 
+// disown closes c, which was adopted, on a goroutine of its own that ends with that. What is under way
+// on it ends without an answer.
+func (n *Node) disown(c *redis.Client) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if i := slices.Index(n.clients, c); i >= 0 {
+		n.clients = slices.Delete(n.clients, i, i+1)
+		n.wg.Go(func() { _ = c.Close() })
+	}
+}
+
 func (n *Node) closeClients() {
 	n.mu.Lock()
 	all := n.clients

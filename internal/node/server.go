@@ -71,7 +71,7 @@ func newServer(n *Node, c *redis.Client) *server {
 
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
 func (s *server) push(r *request) {
-	if state := s.suspended.Load(); state != nil {
+	if state := s.suspended.Load(); state != nil && !state.allows(r) {
 		r.settle(failed(state.err), notSent)
 		return
 	}
@@ -168,14 +168,11 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 		r.settle(rep, notSent)
 		return
 	}
-	s, timeout := l.s, l.s.n.timeout
+	timeout := l.s.n.timeout
 	defer l.forget()
-	ctx := l.brief.context(now, timeout, timeout/8)
-	got, sent := l.writeOne(ctx, r, now)
+	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
 	if !l.settle(r, got, sent, true) {
-		if l.elsewhere(s.loads.Load() > 0) { // or it has forgotten the scripts: then that is for nothing
-			s.leadsElsewhere(ctx)
-		}
+		l.missed = hasCode(got.err, "NOSCRIPT")
 		l.putBack(r) // to have the scripts loaded
 	}
 }
@@ -427,7 +424,11 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 		return nil
 	}
 	if s.n.guard != nil {
-		return s.boot(ctx, "", func(Memory, error) {})
+		err := s.boot(ctx, "", func(Memory, error) {})
+		if err != nil { // no login, perhaps. Connections of before may go on: for what is held they will do
+			_ = loadScripts(ctx, s.client, []lua.Script{lua.Refresh, lua.Release})
+		}
+		return err
 	}
 	began := time.Now()
 	err := loadScripts(ctx, s.client, lua.All)

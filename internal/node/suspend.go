@@ -23,8 +23,9 @@ import (
 // goroutine probes it. An exchange may hang for seconds before it has timed out: during
 // that time a lane takes nothing but releases, which have to come after it.
 //
-// One refused login is enough, although connections that were let in before may go on. They
-// are no use for long, and as long as some succeed it would never be two in a row.
+// One refused login is enough, although connections that were let in before may go on: as long as some
+// succeed it would never be two in a row. They go on to be used for what is held: refreshes and releases
+// are sent, which are few.
 
 // ErrStalled is why a request was not sent to a server whose answers are overdue.
 var ErrStalled = errors.New("not sent: the requests before it have had no answer for too long")
@@ -34,6 +35,25 @@ const probePause = 250 * time.Millisecond
 
 // suspension is the time during which a server is suspended.
 type suspension struct{ err error }
+
+// allows reports whether r is sent all the same: connections that were let in before logins were refused
+// may go on, and what is held is refreshed on them.
+func (state *suspension) allows(r *request) bool {
+	return (r.op == opRefresh || r.op == opRelease) && errors.Is(state.err, ErrLogin)
+}
+
+// leaveAlone settles those of batch that are not sent while the server is suspended, and gives the rest.
+func (s *server) leaveAlone(batch []*request, state *suspension) []*request {
+	rest := batch[:0]
+	for _, r := range batch {
+		if state.allows(r) {
+			rest = append(rest, r)
+		} else {
+			r.settle(failed(state.err), notSent)
+		}
+	}
+	return rest
+}
 
 func suspendedFor(why error) *suspension {
 	return &suspension{fmt.Errorf("suspended until it answers a probe: %w", why)}
