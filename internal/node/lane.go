@@ -217,11 +217,11 @@ func (l *lane) run() {
 		if state := l.s.suspended.Load(); state != nil {
 			batch = l.s.leaveAlone(batch, state)
 		}
-		if len(batch) == 0 {
-			// nothing is left to do
-		} else if !answering && l.s.n.closing.Load() { // one batch was trial enough
+		switch {
+		case len(batch) == 0: // nothing is left to be sent
+		case !answering && l.s.n.closing.Load(): // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
-		} else {
+		default:
 			answering = l.exchange(l.bounded(), batch)
 		}
 		clear(batch)
