@@ -64,7 +64,7 @@ compare: ## flightlock and its rivals side by side, on redis-servers of their ow
 demo: ## the main job on embedded nodes
 	$(GO) run ./bench
 
-faults: ## break real servers and networks under several processes: 4 minutes; DURATION=30m, ONLY=SIGSTOP
+faults: ## break real servers and networks under several processes: 5 minutes; DURATION=30m, ONLY=SIGSTOP
 	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)")
 
 paused: ## the paused-holder test: updates that are lost without the token, and with it; a minute
