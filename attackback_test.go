@@ -18,18 +18,7 @@ func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
 			first, second := redistest.StartServer(t, atOnce...), redistest.StartServer(t, atOnce...)
 			tr := &trio{t: t, servers: []*redistest.Server{first}, proxy: redistest.StartProxy(t, first.Addr())}
 			away, there := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-			last := int64(0)
-			rise := func(c *flightlock.Client, when string) {
-				t.Helper()
-				for range 20 {
-					l := eventually(t, c, "k")
-					if l.Fence() <= last {
-						t.Fatalf("%s: token %d after %d", when, l.Fence(), last)
-					}
-					last = l.Fence()
-					_ = l.Release(t.Context())
-				}
-			}
+			rise := rising(t)
 			rise(away, "at first")
 			rise(there, "at first")
 			follow(t, second, first)

@@ -57,8 +57,8 @@ func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
 				time.Sleep(400 * time.Millisecond) // its refresh has a connection, and the scripts are known
 				must(t, l.Err())
 				refuse(admin)
-				time.Sleep(400 * time.Millisecond)
-				must(t, l.Err()) // the connection goes on
+				time.Sleep(400 * time.Millisecond) // it is refreshed meanwhile
+				must(t, l.Err())                   // the connection goes on
 				dial(admin, c)
 				time.Sleep(1500 * time.Millisecond) // more than its ttl
 				if err := l.Err(); errors.Is(err, flightlock.ErrLockLost) {

@@ -236,16 +236,7 @@ func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	}
 	wg.Wait()
 	servers[4].Cont()
-	redistest.Eventually(t, 5*time.Second, "no key is left", func() bool {
-		for _, s := range servers {
-			for _, key := range s.Keys(t) {
-				if strings.HasPrefix(key, "lock:") {
-					return false
-				}
-			}
-		}
-		return true
-	})
+	noKeys(t, servers, 5*time.Second)
 }
 
 // A node that was stopped for a while is left alone and told so; when it goes on, it votes

@@ -229,14 +229,15 @@ func judgePersistence(s subject) Finding {
 
 func judgeQuarantine(s subject) Finding {
 	life, n := s.c.quarantine(), s.c.nodes[s.i]
+	unverified := n.Unverified() // asked once: a lock may change it meanwhile
 	allow := fmt.Sprintf("%s ACL SETUSER %s +info", cli(s.f.Addr), s.user())
 	switch {
 	case s.c.opts.DisableQuarantine:
 		return ok("off: Options.DisableQuarantine")
 	case !n.Guardable():
 		return ok("off: a Cluster is among the nodes")
-	case n.Unverified() != nil:
-		return Finding{Status: StatusFail, Found: n.Unverified().Error(), Fix: acceptWrites(s, n.Unverified())}
+	case unverified != nil:
+		return Finding{Status: StatusFail, Found: unverified.Error(), Fix: acceptWrites(s, unverified)}
 	case s.f.InfoErr != nil && !s.c.guarded():
 		return Finding{Status: StatusWarn,
 			Found: "INFO is refused: the tokens of a node that restarts with old data, or fails over to a replica that lagged, may repeat: " + s.f.InfoErr.Error(),

@@ -102,6 +102,18 @@ func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
 	}
 }
 
+// closeInTime closes c without an error, in closeTime.
+func closeInTime(t *testing.T, c *flightlock.Client) {
+	t.Helper()
+	began := time.Now()
+	if err := c.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(began); d > closeTime {
+		t.Errorf("Close took %v", d)
+	}
+}
+
 // Close takes no longer than is promised, however servers hang, at whatever moment.
 func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 	for _, after := range []time.Duration{10 * time.Millisecond, 1900 * time.Millisecond, 7 * time.Second} {
@@ -112,13 +124,7 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 					t.Fatal(err)
 				}
 				waitInVain(t, c, after)
-				began := time.Now()
-				if err := c.Close(context.Background()); err != nil {
-					t.Error(err)
-				}
-				if d := time.Since(began); d > closeTime {
-					t.Errorf("Close took %v", d)
-				}
+				closeInTime(t, c)
 			})
 		})
 	}
@@ -183,13 +189,7 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 				}
 				mustRelease(t, l)
 				mustRelease(t, <-got)
-				began := time.Now()
-				if err := c.Close(context.Background()); err != nil {
-					t.Error(err)
-				}
-				if d := time.Since(began); d > closeTime {
-					t.Errorf("Close took %v", d)
-				}
+				closeInTime(t, c)
 			})
 		})
 	}

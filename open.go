@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -68,14 +69,11 @@ func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
 	if len(nodes) == 0 {
 		return nil
 	}
-	closed := make(chan error, 1)
-	go func() { closed <- closeAll(nodes) }()
-	select {
-	case err := <-closed:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("connections: %w", ctx.Err())
+	var failed error // written and read only if closeAll ends in time
+	if err := wait.For(ctx, func() { failed = closeAll(nodes) }); err != nil {
+		return fmt.Errorf("connections: %w", err)
 	}
+	return failed
 }
 
 // closeAll closes all at once: one that hangs keeps no other open.

@@ -3,6 +3,8 @@ package flightlock
 import (
 	"context"
 	"sync"
+
+	"github.com/flightlock/flightlock/internal/wait"
 )
 
 // tasks are goroutines beside the lock traffic, for which Close waits. The zero value is
@@ -55,15 +57,5 @@ func (t *tasks) close(ctx context.Context) error {
 		(*cancel)(ErrClosed)
 	}
 	t.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		t.wg.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return wait.For(ctx, t.wg.Wait)
 }

@@ -10,6 +10,22 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
+// rising has a client lock k many times, and fails if a token is not larger than all before, of any client.
+func rising(t *testing.T) func(c *flightlock.Client, when string) {
+	last := int64(0)
+	return func(c *flightlock.Client, when string) {
+		t.Helper()
+		for range 20 {
+			l := eventually(t, c, "k")
+			if l.Fence() <= last {
+				t.Fatalf("%s: token %d after %d", when, l.Fence(), last)
+			}
+			last = l.Fence()
+			_ = l.Release(t.Context())
+		}
+	}
+}
+
 // With one or two nodes a node that forgets gives what it forgot to the next one who asks: nobody could
 // vote instead. But the token tells the two apart: it is larger than all before, for clients that were
 // there and for those that come, with a lock for each or one that is handed on.
@@ -26,18 +42,7 @@ func TestTokensRiseAfterNodesForgot(t *testing.T) {
 				}
 				tr.proxy = redistest.StartProxy(t, tr.servers[0].Addr())
 				one, other := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-				last := int64(0)
-				rise := func(c *flightlock.Client, when string) {
-					t.Helper()
-					for range 20 {
-						l := eventually(t, c, "k")
-						if l.Fence() <= last {
-							t.Fatalf("%s: token %d after %d", when, l.Fence(), last)
-						}
-						last = l.Fence()
-						_ = l.Release(t.Context())
-					}
-				}
+				rise := rising(t)
 				rise(one, "at first")
 				rise(other, "at first")
 				for range tries(t) {

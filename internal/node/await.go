@@ -16,19 +16,29 @@ func newHangable(most int) hangable { return make(hangable, most) }
 // await gives what call gives, or the ctx's error as soon as that has ended. Then call may go on, and what
 // it gives late without an error goes to discard, unless that is nil.
 func await[T any](ctx context.Context, h hangable, call func() (T, error), discard func(T)) (T, error) {
+	select {
+	case h <- struct{}{}:
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+	return resultOf(ctx, func(f func()) {
+		go func() { // ends with call
+			defer func() { <-h }()
+			f()
+		}()
+	}, call, discard, ctx.Err)
+}
+
+// resultOf has run run call, and gives what that gives, or late's error as soon as ctx has ended. Then call
+// may go on, and what it gives without an error goes to discard, unless that is nil.
+func resultOf[T any](ctx context.Context, run func(func()), call func() (T, error), discard func(T), late func() error) (T, error) {
 	type result struct {
 		v   T
 		err error
 	}
-	var none T
-	select {
-	case h <- struct{}{}:
-	case <-ctx.Done():
-		return none, ctx.Err()
-	}
 	done := make(chan result)
-	go func() { // ends with call
-		defer func() { <-h }()
+	run(func() {
 		v, err := call()
 		select {
 		case done <- result{v, err}:
@@ -37,11 +47,12 @@ func await[T any](ctx context.Context, h hangable, call func() (T, error), disca
 				discard(v)
 			}
 		}
-	}()
+	})
 	select {
 	case r := <-done:
 		return r.v, r.err
 	case <-ctx.Done():
-		return none, ctx.Err()
+		var none T
+		return none, late()
 	}
 }

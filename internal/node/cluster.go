@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // maxHops bounds how often one request is sent on by a Cluster that is moving slots.
@@ -234,14 +233,12 @@ func (ro *router) unnamed(like *redis.Client, addr string) *server {
 
 // clientLike is a client with the options of c for another address. Hooks of c are not called.
 func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *redis.Client) *redis.Client {
-	o := *c.Options()
+	o := bareOptions(c)
 	o.Addr, o.NodeAddress = addr, addr
 	if o.ConnMaxIdleTime == 0 { // none; in options that are not used yet that is the default
 		o.ConnMaxIdleTime = -1
 	}
-	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return newClient(&o)
+	return newClient(o)
 }
 
 // redirect sends r on when the answer says that another master has its slot: MOVED for

@@ -267,6 +267,9 @@ const (
 	opRelease
 )
 
+// votes reports whether o asks for a vote.
+func (o op) votes() bool { return o == opAcquire || o == opRepair }
+
 func (o op) String() string {
 	return [...]string{"acquire", "repair", "refresh", "release"}[o]
 }

@@ -92,24 +92,9 @@ func Inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce st
 
 var errNoAnswer = errors.New("no answer in the time for the check")
 
-// Await runs f by run and gives its result, or ctx's error if f takes longer than that.
+// Await runs f by run and gives its result, or errNoAnswer if f takes longer than ctx.
 func Await[T any](ctx context.Context, run func(func()), f func() (T, error)) (T, error) {
-	type result struct {
-		v   T
-		err error
-	}
-	done := make(chan result, 1)
-	run(func() {
-		v, err := f()
-		done <- result{v, err}
-	})
-	select {
-	case r := <-done:
-		return r.v, r.err
-	case <-ctx.Done():
-		var zero T
-		return zero, errNoAnswer
-	}
+	return resultOf(ctx, run, f, nil, func() error { return errNoAnswer })
 }
 
 // masters gives a client for each server that takes part in locking.

@@ -215,7 +215,7 @@ func (l *lane) run() {
 			return
 		}
 		if state := l.s.suspended.Load(); state != nil {
-			batch = l.s.leaveAlone(batch, state)
+			batch = settleBut(state.allows, batch, failed(state.err))
 		}
 		switch {
 		case len(batch) == 0: // nothing is left to be sent

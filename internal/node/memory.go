@@ -370,7 +370,7 @@ var errDialled = errors.New("the connection on which it was asked is gone")
 // onceDialled is a client like c, but with one connection that is dialled once: all its commands go to
 // one process, or fail. The caller closes it. Hooks of c are not called. change has the last word on its options.
 func onceDialled(c *redis.Client, timeout time.Duration, change func(*redis.Options)) *redis.Client {
-	o := *c.Options()
+	o := bareOptions(c)
 	var dialled atomic.Bool
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -385,10 +385,17 @@ func onceDialled(c *redis.Client, timeout time.Duration, change func(*redis.Opti
 	o.MaxRetries, o.DialerRetries = -1, 1
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout, o.ContextTimeoutEnabled = timeout, timeout, true
+	change(o)
+	return redis.NewClient(o)
+}
+
+// bareOptions are a copy of those of c, without what go-redis would do beside: a cache, notifications of
+// maintenance.
+func bareOptions(c *redis.Client) *redis.Options {
+	o := *c.Options()
 	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	change(&o)
-	return redis.NewClient(&o)
+	return &o
 }
 
 // answer is that of boot.lua.

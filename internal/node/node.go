@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -162,20 +163,16 @@ func (n *Node) Close(ctx context.Context) error {
 	n.notices.close()
 	n.end()
 	n.debts.close()
-	ended := make(chan struct{})
-	go func() { // ends with the last goroutine of the node
+	err := wait.For(ctx, func() { // until the last goroutine of the node has ended
 		n.shut()
 		n.closeServers()
 		n.wg.Wait()
 		n.closeClients()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("node %s: %w", n.name, ctx.Err())
+	})
+	if err != nil {
+		return fmt.Errorf("node %s: %w", n.name, err)
 	}
+	return nil
 }
 
 // addServer makes lanes for one Redis process.

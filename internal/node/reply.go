@@ -69,13 +69,13 @@ func number(op op, v int64) Reply {
 	switch {
 	case op == opRelease && v == 1:
 		return Reply{Kind: Deleted}
-	case op != opAcquire && op != opRepair && v == 0:
+	case !op.votes() && v == 0:
 		return Reply{Kind: Missing}
 	case op == opRefresh && v > 0:
 		return Reply{Kind: Renewed, Counter: v}
-	case (op == opAcquire || op == opRepair) && v > 0:
+	case op.votes() && v > 0:
 		return Reply{Kind: Granted, Counter: v}
-	case (op == opAcquire || op == opRepair) && v < 0:
+	case op.votes() && v < 0:
 		return Reply{Kind: Replayed, Counter: -v}
 	}
 	return failed(fmt.Errorf("unexpected reply %d to %s", v, op))

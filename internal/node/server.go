@@ -148,7 +148,8 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		}
 		if err := s.load(ctx, loads); isReply(err) {
 			apart = true // the script of a batch is one that votes, too
-			if batch = withoutVotes(batch, failed(err)); len(batch) == 0 {
+			batch = settleBut(func(r *request) bool { return !r.op.votes() }, batch, failed(err))
+			if len(batch) == 0 {
 				return true
 			}
 		} else if err != nil {
@@ -200,7 +201,7 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	switch {
 	case doubtful(err):
 		l.s.doubt()
-	case l.by != l.memory.usual && (r.op == opAcquire || r.op == opRepair) && rep.Kind != Failed:
+	case l.by != l.memory.usual && r.op.votes() && rep.Kind != Failed:
 		l.s.saw(l.before, l.memory, l.asked)
 		l.by = l.memory.usual // once is enough
 	}
@@ -425,7 +426,7 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 	}
 	if s.n.guard != nil {
 		err := s.boot(ctx, "", func(Memory, error) {})
-		if err != nil { // no login, perhaps. Connections of before may go on: for what is held they will do
+		if errors.Is(err, ErrLogin) || err != nil && !isReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
 			_ = loadScripts(ctx, s.client, []lua.Script{lua.Refresh, lua.Release})
 		}
 		return err
@@ -439,14 +440,14 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 	return err
 }
 
-// withoutVotes ends those of batch that ask for a vote, and gives the rest: they can be done without.
-func withoutVotes(batch []*request, rep Reply) []*request {
+// settleBut settles those of batch that are not to be sent, and gives the rest: those that pass.
+func settleBut(pass func(*request) bool, batch []*request, rep Reply) []*request {
 	rest := batch[:0]
 	for _, r := range batch {
-		if r.op == opAcquire || r.op == opRepair {
-			r.settle(rep, notSent)
-		} else {
+		if pass(r) {
 			rest = append(rest, r)
+		} else {
+			r.settle(rep, notSent)
 		}
 	}
 	return rest

@@ -39,20 +39,7 @@ type suspension struct{ err error }
 // allows reports whether r is sent all the same: connections that were let in before logins were refused
 // may go on, and what is held is refreshed on them.
 func (state *suspension) allows(r *request) bool {
-	return (r.op == opRefresh || r.op == opRelease) && errors.Is(state.err, ErrLogin)
-}
-
-// leaveAlone settles those of batch that are not sent while the server is suspended, and gives the rest.
-func (s *server) leaveAlone(batch []*request, state *suspension) []*request {
-	rest := batch[:0]
-	for _, r := range batch {
-		if state.allows(r) {
-			rest = append(rest, r)
-		} else {
-			r.settle(failed(state.err), notSent)
-		}
-	}
-	return rest
+	return !r.op.votes() && errors.Is(state.err, ErrLogin)
 }
 
 func suspendedFor(why error) *suspension {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/wait"
 )
 
 // fixedDrift is what validity loses besides ttl*DriftFactor: Redis expires keys with a
@@ -141,17 +142,7 @@ func (q *Quorum) Close(ctx context.Context) error {
 	q.mu.Unlock()
 	q.cancel()
 	q.deadlines.stop()
-	ended := make(chan struct{})
-	go func() { // ends with the last that was started
-		q.wg.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return wait.For(ctx, q.wg.Wait)
 }
 
 // start runs f on a goroutine that Close waits for, and says whether it does: not any more
