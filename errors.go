@@ -45,6 +45,14 @@ type QuorumError struct {
 	sentinel error
 	ctx      error
 	reason   error
+	away     bool // see unavailable
+}
+
+// unavailable reports whether err says that a majority of nodes cannot be reached for now: suspended, refusing, in
+// quarantine, impossible to dial. An answer that did not come in its time is not enough for that.
+func unavailable(err error) bool {
+	var q *QuorumError
+	return errors.As(err, &q) && q.away
 }
 
 // NodeError is what one node said, or why it said nothing.
@@ -104,7 +112,7 @@ func (e NodeError) Unwrap() error { return e.Err }
 
 // quorumError puts a failure of the quorum into the words of this package.
 func quorumError(key string, f *quorum.Failure) *QuorumError {
-	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Reason], reason: f.Err}
+	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Reason], reason: f.Err, away: f.Away}
 	for _, n := range f.Nodes {
 		e.Nodes = append(e.Nodes, nodeError(n))
 	}

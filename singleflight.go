@@ -163,7 +163,7 @@ func (l *lease) Peek() error {
 
 func outcome(key string, f *quorum.Failure) *flight.Outcome {
 	return &flight.Outcome{Err: quorumError(key, f), Final: f.Final, Lost: f.Reason == quorum.NotHeld, Free: f.Free,
-		Taken: f.Reason == quorum.Taken, Owned: f.Owned}
+		Taken: f.Reason == quorum.Taken, Owned: f.Owned, Away: f.Away}
 }
 
 // full is a lock key as the nodes know it.

@@ -48,6 +48,7 @@ type Outcome struct {
 	Free  time.Duration // acquire: how soon the key could be free; 0 when unknown
 	Taken bool          // acquire: others' votes are why
 	Owned bool          // acquire: moreover one other has the key for certain, and will tell when it lets go
+	Away  bool          // acquire: a majority cannot be reached for now, and asking again at once will not help
 }
 
 // Attempt is a remote attempt.

@@ -42,8 +42,18 @@ func (state *suspension) allows(r *request) bool {
 	return !r.op.votes() && errors.Is(state.err, ErrLogin)
 }
 
+// errSuspended is what all say that was not sent to a suspended server.
+var errSuspended = errors.New("suspended until it answers a probe")
+
 func suspendedFor(why error) *suspension {
-	return &suspension{fmt.Errorf("suspended until it answers a probe: %w", why)}
+	return &suspension{fmt.Errorf("%w: %w", errSuspended, why)}
+}
+
+// Away reports whether err, for which a node has no vote, is more than one answer that did not come: the
+// node is suspended, cannot be dialled, or refuses. Asking it again at once will hardly help.
+func Away(err error) bool {
+	var dial *net.OpError
+	return errors.Is(err, errSuspended) || isReply(err) || errors.As(err, &dial) && dial.Op == "dial"
 }
 
 // Suspended reports whether the node is, or a part of it if it is a Cluster.

@@ -29,6 +29,7 @@ type Failure struct {
 	Final  bool          // trying again cannot help
 	Free   time.Duration // how soon a majority could be free; 0 when unknown
 	Owned  bool          // acquire: a majority of nodes says that one and the same has the key
+	Away   bool          // a majority cannot be reached, and more than one answer is missing for that: see node.Away
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
@@ -51,6 +52,7 @@ type tally struct {
 	yes, no       int // votes for us; votes that say the key is not ours
 	absent        int // release: nodes that have nothing of ours, and never had
 	bad, final    int // no vote; of these, what asking again cannot mend
+	away          int // of bad: what asking again at once cannot mend
 	pending, held int
 	late          int // of the pending, those whose answers come too late to be votes
 	limbo         int // grants that a roll call may yet make votes
@@ -71,6 +73,7 @@ func (r *round) tallyLocked() tally {
 				t.limbo++
 			} else {
 				t.bad++
+				t.away++
 			}
 		case rep.Kind == r.want && rep.Counter >= r.floor:
 			t.yes++
@@ -83,6 +86,9 @@ func (r *round) tallyLocked() tally {
 			t.no++
 		default:
 			t.bad++
+			if node.Away(rep.Err) {
+				t.away++
+			}
 			if node.Final(rep.Err) {
 				t.final++
 			}
@@ -142,6 +148,7 @@ func (r *round) failureLocked() *Failure {
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
+	f.Away = f.Reason == Unreachable && t.away >= t.outOfReach()
 	f.Nodes = make([]NodeAnswer, len(r.replies))
 	for i, rep := range r.replies {
 		f.Nodes[i] = NodeAnswer{Name: r.l.q.Nodes[i].Name(), Reply: rep}
