@@ -65,10 +65,7 @@ type Client struct {
 //     have buffers of 640 KiB;
 //   - ClientName, for CLIENT LIST;
 //   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
-func New(opts Options) (*Client, error) { return newClient(opts, false) }
-
-// newClient is New. own says that nobody else uses the nodes' clients.
-func newClient(opts Options, own bool) (*Client, error) {
+func New(opts Options) (*Client, error) {
 	opts, err := opts.validated()
 	if err != nil {
 		return nil, err
@@ -78,9 +75,6 @@ func newClient(opts Options, own bool) (*Client, error) {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
-		}
-		if own {
-			nd.Own()
 		}
 		nd.Changed, nd.Verified = c.nodeChanged, c.nodeVerified
 		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal
@@ -114,6 +108,26 @@ func newClient(opts Options, own bool) (*Client, error) {
 // named reports whether a node has that name.
 func (c *Client) named(name string) bool {
 	return slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return n.Name() == name })
+}
+
+// Ready dials all nodes and has them load what locking needs, so that the first locks take no longer than others:
+// call it before a process takes traffic. It comes back with nil as soon as locks can be had, by a majority, and all
+// nodes were tried; nodes that are down or still starting do not hold it up for longer than their answer may take.
+// Else it goes on trying until ctx ends, and gives ctx's error together with the last outcome, as SingleFlightLock
+// does: ErrUnavailable, which names the nodes and what is wrong with each. ErrClosed. For the last step it takes a
+// lock of its own, "flightlock-ready-" and the id of the Client, behind Options.KeyPrefix. It is safe for
+// concurrent use, and may be called again.
+func (c *Client) Ready(ctx context.Context) error {
+	var wg sync.WaitGroup
+	for _, n := range c.nodes {
+		wg.Go(func() { _ = n.Ready(ctx) }) // what is wrong, the lock tells
+	}
+	wg.Wait()
+	l, err := c.Lock(ctx, "flightlock-ready-"+c.id[1:len(c.id)-1], max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
+	if err != nil {
+		return err
+	}
+	return l.Release(ctx)
 }
 
 // Lock makes key the caller's for ttl, by the quorum alone: every caller contends by

@@ -54,7 +54,7 @@ func Open(urls []string, opts Options) (*Client, error) {
 		}
 		opts.Nodes = append(opts.Nodes, n)
 	}
-	c, err := newClient(opts, true)
+	c, err := New(opts)
 	if err != nil {
 		_ = closeAll(opts.Nodes)
 		return nil, err

@@ -117,6 +117,7 @@ func TestRefreshNeverResurrects(t *testing.T) {
 		}
 		nodes[0].Stall(false)
 		nodes[1].Stall(false)
+		synctest.Wait() // until the answers are there
 		if err := l.Refresh(t.Context()); err != nil {
 			t.Errorf("Refresh with nodes again: %v", err)
 		}

@@ -30,9 +30,9 @@ type call struct {
 	cmds [maxArgs + 1]*redis.Cmd // by number of arguments, over args; made when first needed
 }
 
-// of makes the call that of r, by these scripts.
-func (c *call) of(r *request, by *scripts) *redis.Cmd {
-	args := r.keys(append(c.args[:0], evalsha, by.names[r.op], nil))
+// of makes the call that of r, by a script of that name.
+func (c *call) of(r *request, name *scriptName) *redis.Cmd {
+	args := r.keys(append(c.args[:0], evalsha, name, nil))
 	args[2] = numbers[len(args)-3]
 	args = r.values(args)
 	cmd := c.cmds[len(args)]
@@ -70,7 +70,7 @@ type together struct {
 	others []*request
 }
 
-// of makes the command for batch, by these scripts. It puts the batch in the
+// of makes the command for batch, by a script of that name. It puts the batch in the
 // order in which it will be answered: the releases that go as a group come first.
 //
 // They may overtake what stands before them. An acquire or a refresh of the same entry is
@@ -78,9 +78,9 @@ type together struct {
 // registers its contender while the entry's debt is paid, is released once more when it is
 // granted. Of everybody else's, none was answered before the release was asked for, so the
 // order was nobody's.
-func (t *together) of(ctx context.Context, batch []*request, by *scripts) *redis.Cmd {
+func (t *together) of(ctx context.Context, batch []*request, name *scriptName) *redis.Cmd {
 	args, shapes := t.args[:0], t.shapes[:0]
-	args = append(args, evalsha, by.batch.SHA, nil)
+	args = append(args, evalsha, name, nil)
 	group := batch[:t.groupFirst(batch)]
 	if len(group) > 0 {
 		shapes = append(shapes, lua.LetterGroup, '0'+byte(len(group)), '0')

@@ -14,10 +14,10 @@ func TestACallForgetsTheAnswerBefore(t *testing.T) {
 	e.Init(&Node{}, newTarget("k", "o"), 0)
 	c := &call{}
 	for _, o := range []op{opAcquire, opRepair, opRefresh, opRelease} {
-		first := c.of(&request{e: e, op: o}, trusting)
+		first := c.of(&request{e: e, op: o}, &scriptName{})
 		first.SetVal(int64(1))
 		first.SetErr(errors.New("an error reply"))
-		again := c.of(&request{e: e, op: o}, trusting)
+		again := c.of(&request{e: e, op: o}, &scriptName{})
 		if again != first {
 			t.Errorf("%s: another command", o)
 		}
@@ -38,12 +38,12 @@ func TestALaneKeepsNothingOfARequest(t *testing.T) {
 		for range 3 { // the first has the scripts loaded
 			a := newAttempt(t, n, "k")
 			e := newEar()
-			a.Acquire(&a.place, e, longTTL, 1, soon(), inline)
+			a.Acquire(&a.place, e, longTTL, 1, 0, inline)
 			e.want(t, Granted)
 			a.release().want(t, Deleted)
 		}
 		l := &n.servers[0].lanes[int(newTarget("k", "").lane)%lanesAlone]
-		for !l.claim(soon()) { // it hands its answers out before it rests
+		for !l.claim() { // it hands its answers out before it rests
 		}
 		for _, c := range l.calls {
 			for i, arg := range c.args {

@@ -542,7 +542,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 	for time.Now().Before(end) {
 		a := newAttempt(st.t, st.n, string(rune('a'+rnd.IntN(20))))
 		asked, released := newEar(), newEar()
-		a.Acquire(&a.place, asked, longTTL, 1, time.Now().Add(50*time.Millisecond), false)
+		a.Acquire(&a.place, asked, longTTL, 1, 0, false)
 		select {
 		case <-asked.heard:
 		case <-time.After(time.Duration(rnd.IntN(20)) * time.Millisecond):
@@ -550,7 +550,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 		once := []*ear{released}
 		if rnd.IntN(3) == 0 {
 			e := newEar()
-			a.Refresh(e, longTTL, 1, 0, time.Now().Add(50*time.Millisecond), "")
+			a.Refresh(e, longTTL, 1, 0, 0, time.Now().Add(50*time.Millisecond), "")
 			once = append(once, e)
 		}
 		if rnd.IntN(5) == 0 {
@@ -606,44 +606,42 @@ func misbehave(rnd *rand.Rand, s *redistest.Server, p *redistest.Proxy, flush fu
 // Whatever the network does to the requests of many owners, soon after it works again
 // every key is gone, nothing is owed, and nobody was forgotten or told twice.
 func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
-	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
-		t.Parallel()
-		s := redistest.StartServer(t)
-		p := redistest.StartProxy(t, s.Addr())
-		n := prepare(newNode(t, s.Client(t, at(p.Addr()), quick)))
-		st := &stress{t: t, n: n}
-		end := time.Now().Add(time.Second)
-		seed := uint64(time.Now().UnixNano())
-		t.Logf("seed %d", seed)
-		admin := s.Client(t)
-		var wg sync.WaitGroup
-		for i := range 40 {
-			wg.Go(func() { st.worker(rand.New(rand.NewPCG(seed, uint64(i))), end) })
-		}
-		misbehave(rand.New(rand.NewPCG(seed, 1000)), s, p, func() { admin.ScriptFlush(context.Background()) }, end)
-		wg.Wait()
-		begin := time.Now()
-		redistest.Eventually(t, patience, "everything is gone", func() bool {
-			return n.Debts() == 0 && len(lockKeys(t, s)) == 0
-		})
-		t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
-		if d := time.Since(begin); d > closeTimeout+3*debtSecond {
-			t.Errorf("that took %v", d)
-		}
-		redistest.Eventually(t, patience, "everybody has heard", func() bool {
-			for _, e := range st.once {
-				if e.n.Load() == 0 {
-					return false
-				}
-			}
-			return true
-		})
-		for _, e := range append(st.once, st.atMostOnce...) {
-			if e.n.Load() > 1 {
-				t.Fatal("a sink heard twice")
-			}
-		}
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	st := &stress{t: t, n: n}
+	end := time.Now().Add(time.Second)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	admin := s.Client(t)
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() { st.worker(rand.New(rand.NewPCG(seed, uint64(i))), end) })
+	}
+	misbehave(rand.New(rand.NewPCG(seed, 1000)), s, p, func() { admin.ScriptFlush(context.Background()) }, end)
+	wg.Wait()
+	begin := time.Now()
+	redistest.Eventually(t, patience, "everything is gone", func() bool {
+		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
 	})
+	t.Logf("%d attempts, %d commands; clean %v after the faults", len(st.atMostOnce), n.Commands(), time.Since(begin))
+	if d := time.Since(begin); d > closeTimeout+3*debtSecond {
+		t.Errorf("that took %v", d)
+	}
+	redistest.Eventually(t, patience, "everybody has heard", func() bool {
+		for _, e := range st.once {
+			if e.n.Load() == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	for _, e := range append(st.once, st.atMostOnce...) {
+		if e.n.Load() > 1 {
+			t.Fatal("a sink heard twice")
+		}
+	}
 }
 
 // A node that is stopped for seconds, with attempts going on, piles up neither debts

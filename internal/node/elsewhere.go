@@ -12,7 +12,7 @@ import (
 // and that one may go on as a replica. It refuses writes, and what it is asked in the memory of its
 // successor it does not know. go-redis closes a connection on which READONLY was the first reply, so that
 // the next one is dialled to where the address leads now. It does not close one that said NOSCRIPT, or
-// READONLY behind another reply, or within that of a batch. leadsElsewhere does.
+// READONLY behind another reply, or within that of a batch. disconnect does.
 
 // errElsewhere is why a connection is given up.
 var errElsewhere = errors.New("the connection may lead to a server that had this address before")
@@ -23,16 +23,9 @@ type unwritable struct{}
 
 func (unwritable) MarshalBinary() ([]byte, error) { return nil, errElsewhere }
 
-// leadsElsewhere has a connection closed of those that the lanes use: the one that was put back last,
-// in general. If it is another one, as under load, that one is dialled again for nothing; whoever has
-// the same answer from the first closes the next, until none is left that gives it. Scripts may be loaded
-// on a connection of the other pool than the one that did not know them, so it is one of each.
-func (s *server) leadsElsewhere(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, s.n.timeout) // the owner of the pool may have all of it in use
-	defer cancel()
-	ping := func() *redis.Cmd { return redis.NewCmd(ctx, "PING", unwritable{}) }
-	_ = s.client.Process(ctx, ping())
-	_ = s.pipeline(ctx, ping())
+// disconnect has l's connection closed.
+func (l *lane) disconnect(ctx context.Context) {
+	_ = l.client.Process(ctx, redis.NewCmd(ctx, "PING", unwritable{}))
 }
 
 // elsewhere reports whether the last answers are those of a server that the address does not lead to

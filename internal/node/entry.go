@@ -60,11 +60,12 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i)
 // Node is the node that e is about.
 func (e *Entry) Node() *Node { return e.n }
 
-// Acquire asks for the node's vote, with a block of tokens. It is not written any more
-// once deadline has passed. inline says that the calling goroutine may block for
+// Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer from when
+// the request was written; how long it waits for that is nobody's fault. It is not written any more once the
+// attempt is over, by Target.Lasts. inline says that the calling goroutine may block for
 // NodeTimeout and does not mind to hear the answer before Acquire returns. place is where the
 // request is to live, new, or that of a Release that has come first.
-func (e *Entry) Acquire(place *Place, sink Sink, ttl time.Duration, tokens int64, deadline time.Time, inline bool) {
+func (e *Entry) Acquire(place *Place, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration, inline bool) {
 	r := &place.request
 	e.mu.Lock()
 	if e.releasing { // whose request lives in place by now
@@ -72,7 +73,7 @@ func (e *Entry) Acquire(place *Place, sink Sink, ttl time.Duration, tokens int64
 		e.answer(sink, failed(ErrExpired))
 		return
 	}
-	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.deadline = e, opAcquire, inline, sink, ttl, tokens, e.n.at(deadline)
+	r.e, r.op, r.inline, r.sink, r.ttl, r.n1, r.timeout = e, opAcquire, inline, sink, ttl, tokens, timeout
 	e.sendLocked(r, true)
 }
 
@@ -80,15 +81,16 @@ func (e *Entry) Acquire(place *Place, sink Sink, ttl time.Duration, tokens int64
 // fence counter at top or above. The reply is no vote, so none is given.
 func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 	e.mu.Lock()
-	e.sendLocked(&request{e: e, op: opRepair, ttl: ttl, n1: top, deadline: e.n.at(deadline)}, true)
+	e.sendLocked(&request{e: e, op: opRepair, ttl: ttl, n1: top, timeout: e.n.timeout, deadline: e.n.at(deadline)}, true)
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
-// more tokens. It is not written any more once deadline has passed. If look is not "", the
+// more tokens. The node has timeout for its answer from when the request was written, and it is not
+// written any more once deadline has passed. If look is not "", the
 // reply names the contender, other than look, that waits longest.
-func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, deadline time.Time, look string) {
+func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, timeout time.Duration, deadline time.Time, look string) {
 	e.mu.Lock()
-	e.sendLocked(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, deadline: e.n.at(deadline), look: look}, false)
+	e.sendLocked(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, n1: top, n2: more, timeout: timeout, deadline: e.n.at(deadline), look: look}, false)
 }
 
 // releaseAgain is the request for a release that is owed. Whoever was to be its rival, and
@@ -265,13 +267,14 @@ const (
 	opRepair
 	opRefresh
 	opRelease
+	opBatch // of any of these
 )
 
 // votes reports whether o asks for a vote.
 func (o op) votes() bool { return o == opAcquire || o == opRepair }
 
 func (o op) String() string {
-	return [...]string{"acquire", "repair", "refresh", "release"}[o]
+	return [...]string{"acquire", "repair", "refresh", "release", "batch"}[o]
 }
 
 // request is one script call on its way to the node and back.
@@ -285,8 +288,9 @@ type request struct {
 	reach    reach  // which keys can be had in one place
 	to       string // the address that the last redirection named
 	ttl      time.Duration
-	n1, n2   int64   // tokens, or top and more
-	deadline instant // not written after this; releases always are
+	n1, n2   int64         // tokens, or top and more
+	timeout  time.Duration // how long the node has for its answer, from when it was written; 0: NodeTimeout
+	deadline instant       // of a repair or a refresh: not written after this
 
 	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
 	next, prev *request              // guarded by the queue's mu
@@ -383,7 +387,10 @@ func (r *request) moot(now instant) (Reply, bool) {
 	case r.e.n.closing.Load():
 		return failed(ErrClosed), true
 	}
-	return failed(ErrExpired), now > r.deadline || r.e.releasing && (r.op != opAcquire || !r.e.registers)
+	if r.op == opAcquire {
+		return failed(ErrExpired), r.e.releasing && !r.e.registers || r.e.t.over()
+	}
+	return failed(ErrExpired), now > r.deadline || r.e.releasing
 }
 
 // drop takes r back if it was not written yet, and says whether that was so.
@@ -405,6 +412,21 @@ func (r *request) settle(rep Reply, how fate) {
 	if owed {
 		e.n.debts.owe(e, due)
 	}
+}
+
+// urgent reports whether r goes before what waits and is not: it is about a lock that somebody has, or may have.
+// An acquire of the same entry that was not written yet stays before its release, and so does any before the
+// release by which its contender leaves: written after that, it would have a place among those who wait.
+func (r *request) urgent() bool {
+	switch r.op {
+	case opRefresh:
+		return true
+	case opRelease:
+		r.e.mu.Lock()
+		defer r.e.mu.Unlock()
+		return !r.e.emptyLocked() && (r.e.create == nil || r.e.create.q.Load() == nil)
+	}
+	return false
 }
 
 func (e *Entry) answer(sink Sink, rep Reply) {

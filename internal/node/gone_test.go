@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/flightlock/flightlock/internal/redistest"
 )
@@ -25,7 +26,7 @@ type shifting struct {
 
 func newShifting(t *testing.T, s *redistest.Server) *shifting {
 	c := &shifting{master: s.Addr()}
-	c.client = redis.NewClusterClient(&redis.ClusterOptions{DialerRetries: 1, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+	c.client = redis.NewClusterClient(&redis.ClusterOptions{DialerRetries: 1, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.asked++

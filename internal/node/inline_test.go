@@ -24,7 +24,7 @@ func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Nod
 // acquireHere asks on this goroutine, if that can be.
 func (a *attempt) acquireHere() *ear {
 	e := newEar()
-	a.Acquire(&a.place, e, longTTL, 1, soon(), true)
+	a.Acquire(&a.place, e, longTTL, 1, 0, true)
 	return e
 }
 
@@ -45,33 +45,36 @@ func (d *dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return d.dial(ctx, network, addr)
 }
 
-// A caller that needs a new connection, and gets none, is not kept for long.
+// A caller that needs a new connection, and gets none, is not kept for long; its lane goes on.
 func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
 	const timeout = time.Second
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		d := &dialer{dial: m.Dial}
-		c := m.Client(t, func(o *redis.Options) { o.Dialer, o.DialerRetries, o.PipelinePoolSize = d.Dial, 1, -1 })
-		n := newAlone(t, c, timeout)
-		newAttempt(t, n, "warm").acquireHere().want(t, Granted)
-		synctest.Wait() // until the lane is idle again
-
-		own := c.Conn() // takes the only idle connection
-		defer own.Close()
-		if err := own.Ping(t.Context()).Err(); err != nil {
-			t.Fatal(err)
-		}
 		gate := make(chan struct{})
-		d.dial = func(context.Context, string, string) (net.Conn, error) {
-			<-gate
-			return nil, net.ErrClosed
+		c := m.Client(t, func(o *redis.Options) {
+			o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+				<-gate
+				return nil, net.ErrClosed
+			}
+		})
+		n := newAlone(t, c, timeout)
+		n.servers[0].prompt.Store(true)
+		w := &wire{} // as if there had been a connection
+		for i := range n.servers[0].lanes {
+			n.servers[0].lanes[i].wire.Store(w)
 		}
 		start := time.Now()
-		newAttempt(t, n, "k").acquireHere().wantNow(t, Failed)
+		asked := newAttempt(t, n, "k").acquireHere()
 		if took := time.Since(start); took > timeout*5/4 {
 			t.Errorf("the caller was kept for %v", took)
 		}
+		select {
+		case rep := <-asked.heard:
+			t.Errorf("answered by %v: it is not known yet whether there will be a connection", rep)
+		default:
+		}
 		close(gate)
+		asked.want(t, Failed)
 	})
 }
 
@@ -83,15 +86,25 @@ func TestASlowServerKeepsItsConnections(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
 		d := &dialer{dial: m.Dial}
 		n := newAlone(t, m.Client(t, func(o *redis.Options) { o.Dialer = d.Dial }), timeout)
-		newAttempt(t, n, "warm").acquireHere().want(t, Granted)
-		synctest.Wait()     // until the lane is idle again
-		m.SetDelay(timeout) // a round trip takes two
-		for i := range 50 {
+		for i := range 20 { // all lanes have a connection
+			newAttempt(t, n, fmt.Sprint("warm", i)).acquireHere().want(t, Granted)
+		}
+		synctest.Wait()                 // until the lanes are idle again
+		m.SetDelay(timeout)             // a round trip takes two
+		first := newAttempt(t, n, "k0") // its lane loses its connection, and is not greeted in time on another
+		lane := first.Entry.t.lane % lanesAlone
+		first.acquireHere().want(t, Failed)
+		for i := range 200 {
 			a := newAttempt(t, n, fmt.Sprint("k", i))
+			if a.Entry.t.lane%lanesAlone == lane {
+				continue
+			}
 			e := a.acquireHere()
 			<-e.heard
 			<-a.releaseHere().heard
 		}
+		m.SetDelay(0)
+		first.release()
 		if got := d.dials.Load(); got > 5 {
 			t.Errorf("%d connections for a server that loses none", got)
 		}
@@ -130,8 +143,12 @@ func TestPushAgainstClose(t *testing.T) {
 func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
 	m := redistest.StartMini(t)
 	n := newAlone(t, redistest.MiniClient(t, m), time.Second)
-	newAttempt(t, n, "k0").acquireHere().want(t, Granted)
-	n.servers[0].quick.AddHook(&panicky{})
+	for i := range 20 { // all lanes have a connection
+		newAttempt(t, n, fmt.Sprint("warm", i)).acquireHere().want(t, Granted)
+	}
+	for i := range n.servers[0].lanes {
+		n.servers[0].lanes[i].quick.AddHook(&panicky{})
+	}
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -153,71 +170,69 @@ func (*panicky) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 // connections that are cut: each request has one outcome, each key one owner at a time, and
 // nothing is left.
 func TestCallersAndLanesTogether(t *testing.T) {
-	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
-		s := redistest.StartServer(t)
-		p := redistest.StartProxy(t, s.Addr())
-		n := prepare(newAlone(t, s.Client(t, at(p.Addr())), 200*time.Millisecond))
-		var granted atomic.Int64
-		stop := make(chan struct{})
-		var callers sync.WaitGroup
-		end := sync.OnceFunc(func() { close(stop); callers.Wait() })
-		defer end()
-		var holders [8]atomic.Int64
-		for g := range 16 {
-			callers.Go(func() {
-				for i := 0; ; i++ {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					k := (g + i) % len(holders)
-					a := newAttempt(t, n, fmt.Sprint("k", k))
-					e := newEar()
-					a.Acquire(&a.place, e, longTTL, 1, soon(), i%3 != 0)
-					rep := <-e.heard
-					switch rep.Kind {
-					case Granted:
-						granted.Add(1)
-						if holders[k].Add(1) != 1 {
-							t.Error("two holders")
-						}
-						holders[k].Add(-1)
-					case Failed: // a suspended server refuses in no time
-						time.Sleep(time.Millisecond)
-					}
-					e2 := newEar()
-					a.Release(&a.place, e2, i%5 != 0, &Parting{})
-					<-e2.heard
-					if e.n.Load() != 1 || e2.n.Load() != 1 {
-						t.Error("a request was answered twice")
-					}
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newAlone(t, s.Client(t, at(p.Addr())), 200*time.Millisecond)
+	var granted atomic.Int64
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	end := sync.OnceFunc(func() { close(stop); callers.Wait() })
+	defer end()
+	var holders [8]atomic.Int64
+	for g := range 16 {
+		callers.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
 				}
-			})
-		}
-		for i := range 20 { // faults, each of which comes while things go on
-			before := granted.Load()
-			redistest.Eventually(t, patience, "something was granted", func() bool { return granted.Load() > before })
-			if i%2 == 0 {
-				p.ResetAll()
-			} else {
-				s.Do(t, "SCRIPT", "FLUSH")
+				k := (g + i) % len(holders)
+				a := newAttempt(t, n, fmt.Sprint("k", k))
+				e := newEar()
+				a.Acquire(&a.place, e, longTTL, 1, 0, i%3 != 0)
+				rep := <-e.heard
+				switch rep.Kind {
+				case Granted:
+					granted.Add(1)
+					if holders[k].Add(1) != 1 {
+						t.Error("two holders")
+					}
+					holders[k].Add(-1)
+				case Failed: // a suspended server refuses in no time
+					time.Sleep(time.Millisecond)
+				}
+				e2 := newEar()
+				a.Release(&a.place, e2, i%5 != 0, &Parting{})
+				<-e2.heard
+				if e.n.Load() != 1 || e2.n.Load() != 1 {
+					t.Error("a request was answered twice")
+				}
 			}
-		}
-		end()
-		// A debt that is being paid just now is none, but its key is still there.
-		redistest.Eventually(t, patience, "nothing is left behind", func() bool {
-			return n.Debts() == 0 && len(lockKeys(t, s)) == 0
 		})
-		for i := range n.servers[0].lanes {
-			l := &n.servers[0].lanes[i]
-			redistest.Eventually(t, patience, fmt.Sprintf("lane %d is idle", i), func() bool {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				return l.n == 0 && !l.busy
-			})
+	}
+	for i := range 20 { // faults, each of which comes while things go on
+		before := granted.Load()
+		redistest.Eventually(t, patience, "something was granted", func() bool { return granted.Load() > before })
+		if i%2 == 0 {
+			p.ResetAll()
+		} else {
+			s.Do(t, "SCRIPT", "FLUSH")
 		}
+	}
+	end()
+	// A debt that is being paid just now is none, but its key is still there.
+	redistest.Eventually(t, patience, "nothing is left behind", func() bool {
+		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
 	})
+	for i := range n.servers[0].lanes {
+		l := &n.servers[0].lanes[i]
+		redistest.Eventually(t, patience, fmt.Sprintf("lane %d is idle", i), func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.n == 0 && !l.busy
+		})
+	}
 }
 
 // A NodeTimeout of many seconds is one: no bound of ours gives the answer up before.

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,21 +27,21 @@ const (
 	// holds all others costs more than it saves.
 	minTogether = 4
 
-	// maxQueued bounds what waits for a server that does not answer. Releases are
-	// never refused.
-	maxQueued = 1 << 15
+	// maxQueued bounds what waits for a server. A queue that moves has at most one request for each
+	// caller, who waits as well; one that does not is stalled, and refuses. Releases are never refused.
+	maxQueued = 1 << 17
 )
 
-// queue is a FIFO of requests that were not written yet. Any of them may be taken out
-// again while it waits.
+// queue is a FIFO of requests that were not written yet, the urgent ones before all others. Any of them may be
+// taken out again while it waits.
 type queue struct {
 	mu         sync.Mutex // guards what follows, and next, prev, q of the requests inside
 	cond       sync.Cond  // signalled when a request arrives or the queue is closed
 	head, tail *request
+	urgent     *request // the last urgent one; nil if there is none
 	n          int
-	busy       bool          // a batch is under way: what comes now waits for it
-	since      time.Time     // busy: since when
-	patience   time.Duration // how long a batch may take before the queue is stalled; 0: any time
+	busy       bool // a batch is under way: what comes now waits for it
+	stalled    bool // it had no answer in its time: what comes now, and is no release, is refused
 	closed     bool
 }
 
@@ -56,21 +57,17 @@ func (q *queue) push(r *request) error {
 	if q.n >= maxQueued && r.op != opRelease {
 		return ErrBusy
 	}
-	if q.busy && r.op != opRelease && q.patience > 0 && time.Since(q.since) > q.patience {
+	if q.stalled && r.op != opRelease {
 		return ErrStalled
 	}
 	if q.closed && q.n == 0 { // the goroutine that serves the queue may have ended
 		return ErrClosed
 	}
-	r.q.Store(q)
-	r.prev, r.next = q.tail, nil
-	if q.tail == nil {
-		q.head = r
-	} else {
-		q.tail.next = r
+	after := q.tail
+	if r.urgent() {
+		after, q.urgent = q.urgent, r
 	}
-	q.tail = r
-	q.n++
+	q.linkLocked(r, after)
 	if !q.busy {
 		q.cond.Signal()
 	}
@@ -81,14 +78,26 @@ func (q *queue) push(r *request) error {
 func (q *queue) putBack(r *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.linkLocked(r, nil)
+	if q.urgent == nil { // so that it stays the first
+		q.urgent = r
+	}
+}
+
+// linkLocked puts r behind after, or before all others if that is nil.
+func (q *queue) linkLocked(r, after *request) {
 	r.q.Store(q)
-	r.prev, r.next = nil, q.head
-	if q.head == nil {
+	r.prev, r.next = after, q.head
+	if after == nil {
+		q.head = r
+	} else {
+		r.next, after.next = after.next, r
+	}
+	if r.next == nil {
 		q.tail = r
 	} else {
-		q.head.prev = r
+		r.next.prev = r
 	}
-	q.head = r
 	q.n++
 }
 
@@ -101,7 +110,7 @@ func (q *queue) take(batch []*request, limit int) []*request {
 	for q.busy || q.n == 0 && !q.closed {
 		q.cond.Wait()
 	}
-	q.busy, q.since = true, time.Now()
+	q.busy = true
 	for len(batch) < limit && q.head != nil {
 		batch = append(batch, q.head)
 		q.unlinkLocked(q.head)
@@ -111,20 +120,47 @@ func (q *queue) take(batch []*request, limit int) []*request {
 
 // claim makes the queue busy for a request that need not wait in it, and says whether
 // that could be: nothing is under way and nothing waits.
-func (q *queue) claim(now time.Time) bool {
+func (q *queue) claim() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.busy || q.n > 0 || q.closed {
 		return false
 	}
-	q.busy, q.since = true, now
+	q.busy = true
 	return true
+}
+
+// stall has the queue refuse, until rest, what comes, and gives what waits in it, but for releases.
+func (q *queue) stall() (refused []*request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.stalled = true
+	return q.refuseLocked()
+}
+
+// refuse gives what waits, but for releases.
+func (q *queue) refuse() (refused []*request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.refuseLocked()
+}
+
+func (q *queue) refuseLocked() (refused []*request) {
+	for r := q.head; r != nil; {
+		next := r.next
+		if r.op != opRelease {
+			q.unlinkLocked(r)
+			refused = append(refused, r)
+		}
+		r = next
+	}
+	return refused
 }
 
 // rest ends what take or claim began.
 func (q *queue) rest() {
 	q.mu.Lock()
-	q.busy = false
+	q.busy, q.stalled = false, false
 	more := q.n > 0 || q.closed
 	q.mu.Unlock()
 	if more {
@@ -145,6 +181,9 @@ func (q *queue) drop(r *request) bool {
 }
 
 func (q *queue) unlinkLocked(r *request) {
+	if q.urgent == r {
+		q.urgent = r.prev
+	}
 	if r.prev == nil {
 		q.head = r.next
 	} else {
@@ -181,25 +220,42 @@ func (q *queue) close() {
 // a pipelining layer that replays batches on new connections puts an undo before its
 // acquire.
 //
+// What a lane's server is given for its answers is counted from when they were asked for: see watchdog. A
+// connection of the lane's own shows when that is.
+//
 // A caller that may block, and finds the lane idle, is a batch of one: it writes and reads
 // by itself, which saves two switches between goroutines (see exchangeNow).
 type lane struct {
 	queue
-	s *server
+	s        *server
+	watchdog watchdog
+
+	client *redis.Client        // with one connection, which nobody else uses, and which waits long for answers
+	quick  *redis.Client        // the same, and waits no longer than a caller may
+	wire   atomic.Pointer[wire] // that connection; nil before the first
 
 	// For whoever made the queue busy.
 	calls       calls
 	memory      *memory       // in which the batch under way asks for votes
 	by          *scripts      // of that memory
 	before      *look         // the last one when it was written
-	asked       time.Time     // when it was written
+	asked       time.Time     // when it was about to be written
+	written     time.Time     // when it was
 	cmds        []*redis.Cmd  // of the batch under way, from calls
 	all         []redis.Cmder // cmds, and what goes before some of them
 	together    together      // instead, if the batch is one command
 	answers     []response    // of the batch under way
-	first       witness       // of the batch under way
-	missed      bool          // the script that exchangeNow has just sent was not known
+	first       scriptName    // of the first command of the batch under way
+	names       [opBatch + 1]scriptName
+	missed      bool // the script that exchangeNow has just sent was not known
 	long, brief allowance
+}
+
+// flushed is called just before the first byte of the batch under way is written.
+func (l *lane) flushed() {
+	l.written = time.Now()
+	l.begin(l.written)
+	l.watchdog.flushed()
 }
 
 // run serves the lane until it is closed and empty.
@@ -222,7 +278,9 @@ func (l *lane) run() {
 		case !answering && l.s.n.closing.Load(): // one batch was trial enough
 			settleAll(batch, failed(ErrClosed), notSent)
 		default:
-			answering = l.exchange(l.bounded(), batch)
+			if answering = l.exchange(l.bounded(), batch); !answering && l.s.silent.Load() != 0 { // what has waited is not to wait for another try
+				settleAll(l.refuse(), failed(ErrStalled), notSent)
+			}
 		}
 		clear(batch)
 		l.rest()

@@ -58,40 +58,38 @@ var lockouts = []lockout{
 func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	for _, lo := range lockouts {
 		t.Run(lo.name, func(t *testing.T) {
-			inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
-				s := redistest.StartServer(t)
-				admin := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
-				defer admin.Close()
-				do(t, admin, "ACL SETUSER app on >old ~* &* +@all")
-				n := prepare(newNode(t, s.Client(t, quick, lo.client)))
-				var told changes
-				n.Changed = told.add
-				newAttempt(t, n, "warm").acquire().want(t, Granted)
+			s := redistest.StartServer(t)
+			admin := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
+			defer admin.Close()
+			do(t, admin, "ACL SETUSER app on >old ~* &* +@all")
+			n := newNode(t, s.Client(t, quick, lo.client))
+			var told changes
+			n.Changed = told.add
+			newAttempt(t, n, "warm").acquire().want(t, Granted)
 
-				before := connections(t, admin)
-				for _, cmd := range lo.refuse {
-					do(t, admin, cmd)
-				}
-				do(t, admin, "CLIENT KILL TYPE normal")
-				began := time.Now()
-				hammer(t, n, 8, 300)
-				dialled := connections(t, admin) - before
-				if most := 20 + 2*int(time.Since(began)/probePause); dialled > most {
-					t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
-				}
-				eventuallySuspended(t, n, true)
-				redistest.Eventually(t, patience, "the reason is told", func() bool {
-					rep := newAttempt(t, n, "k").acquire().want(t, Failed)
-					return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), ErrLogin.Error())
-				})
-
-				for _, cmd := range lo.accept {
-					do(t, admin, cmd)
-				}
-				eventuallySuspended(t, n, false)
-				newAttempt(t, n, "again").acquire().want(t, Granted)
-				told.want(t, lo.says)
+			before := connections(t, admin)
+			for _, cmd := range lo.refuse {
+				do(t, admin, cmd)
+			}
+			do(t, admin, "CLIENT KILL TYPE normal")
+			began := time.Now()
+			hammer(t, n, 8, 300)
+			dialled := connections(t, admin) - before
+			if most := 20 + 2*int(time.Since(began)/probePause); dialled > most {
+				t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
+			}
+			eventuallySuspended(t, n, true)
+			redistest.Eventually(t, patience, "the reason is told", func() bool {
+				rep := newAttempt(t, n, "k").acquire().want(t, Failed)
+				return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), ErrLogin.Error())
 			})
+
+			for _, cmd := range lo.accept {
+				do(t, admin, cmd)
+			}
+			eventuallySuspended(t, n, false)
+			newAttempt(t, n, "again").acquire().want(t, Granted)
+			told.want(t, lo.says)
 		})
 	}
 }

@@ -46,6 +46,7 @@ func newAttempt(t *testing.T, n *Node, key string) *attempt {
 func newTarget(key, owner string) *Target {
 	t := &Target{}
 	t.Init(key, owner, "")
+	t.Lasts(patience)
 	return t
 }
 
@@ -54,13 +55,13 @@ func soon() time.Time { return time.Now().Add(patience) }
 // acquire asks and returns the sink that will hear.
 func (a *attempt) acquire() *ear {
 	e := newEar()
-	a.Acquire(&a.place, e, longTTL, 1, soon(), false)
+	a.Acquire(&a.place, e, longTTL, 1, 0, false)
 	return e
 }
 
 func (a *attempt) refresh() *ear {
 	e := newEar()
-	a.Refresh(e, longTTL, 1, 0, soon(), "")
+	a.Refresh(e, longTTL, 1, 0, 0, soon(), "")
 	return e
 }
 
@@ -128,18 +129,6 @@ func startNode(t *testing.T, c redis.UniversalClient, timeout time.Duration, alo
 		}
 	})
 	return n
-}
-
-// inBothWays runs test with nodes whose clients are shared, as New has them, and with
-// nodes of their own clients, as Open has them.
-func inBothWays(t *testing.T, test func(t *testing.T, prepare func(*Node) *Node)) {
-	t.Helper()
-	for way, prepare := range map[string]func(*Node) *Node{
-		"shared": func(n *Node) *Node { return n },
-		"own":    func(n *Node) *Node { n.Own(); return n },
-	} {
-		t.Run(way, func(t *testing.T) { test(t, prepare) })
-	}
 }
 
 // at points a client at addr instead, a proxy for example.

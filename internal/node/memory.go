@@ -126,7 +126,7 @@ func (m *memory) scripts() []lua.Script {
 // scripts are those for each kind of request, and for a batch.
 type scripts struct {
 	acquire, batch lua.Script
-	names          [opRelease + 1]any
+	names          [opBatch + 1][]byte
 }
 
 // A look is a request whose answer told that the server is what it was when it told of its
@@ -170,8 +170,9 @@ func doubtful(err error) bool {
 }
 
 func newScripts(acquire, batch lua.Script) *scripts {
-	return &scripts{acquire, batch, [...]any{
-		opAcquire: acquire.SHA, opRepair: acquire.SHA, opRefresh: lua.Refresh.SHA, opRelease: lua.Release.SHA,
+	return &scripts{acquire, batch, [...][]byte{
+		opAcquire: []byte(acquire.SHA), opRepair: []byte(acquire.SHA), opRefresh: []byte(lua.Refresh.SHA),
+		opRelease: []byte(lua.Release.SHA), opBatch: []byte(batch.SHA),
 	}}
 }
 
@@ -264,9 +265,11 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 // boot has the server say what it remembers, tells done, once, and then loads the scripts of that
 // memory. The caller has the token of loading.
 func (s *server) boot(ctx context.Context, establish string, done func(Memory, error)) error {
+	began := time.Now()
 	err := s.askAndLoad(ctx, establish, done)
 	switch {
 	case err == nil:
+		s.hasAnswered()
 		s.loads.Add(1)
 		s.n.setUnverified(nil)
 	case errors.Is(err, ErrLogin):
@@ -274,7 +277,7 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 	case isReply(err), errors.Is(err, errUnexpected):
 		s.n.setUnverified(err)
 	default: // nothing is known
-		s.judge(err, nil)
+		s.judge(err, nil, began)
 	}
 	if doubtful(err) {
 		s.doubt()
@@ -286,7 +289,7 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 // process that knows them is the one that answered. A connection of the client's pool would do as
 // well, but the owner of the client may have all of them in use.
 func (s *server) askAndLoad(ctx context.Context, establish string, done func(Memory, error)) error {
-	c := onceDialled(s.from, s.n.transportTime(), func(*redis.Options) {})
+	c := onceDialled(s.from, s.n.timeout, func(*redis.Options) {})
 	defer c.Close()
 	before, asked := s.looked.Load(), time.Now()
 	said, err := s.ask(ctx, c, establish)
@@ -368,9 +371,10 @@ func loadScripts(ctx context.Context, c *redis.Client, scripts []lua.Script) err
 var errDialled = errors.New("the connection on which it was asked is gone")
 
 // onceDialled is a client like c, but with one connection that is dialled once: all its commands go to
-// one process, or fail. The caller closes it. Hooks of c are not called. change has the last word on its options.
-func onceDialled(c *redis.Client, timeout time.Duration, change func(*redis.Options)) *redis.Client {
-	o := bareOptions(c)
+// one process, or fail. Each answer must come within step. The caller closes it. Hooks of c are not
+// called. change has the last word on its options.
+func onceDialled(c *redis.Client, step time.Duration, change func(*redis.Options)) *redis.Client {
+	o := wired(c, step, newHangable(1), func(*wire) {}, func() {})
 	var dialled atomic.Bool
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -379,12 +383,9 @@ func onceDialled(c *redis.Client, timeout time.Duration, change func(*redis.Opti
 		}
 		return dial(ctx, network, addr)
 	}
-	// Its one connection is MaxActiveConns. After as many failed dials as PoolSize, go-redis would have
-	// a goroutine dial by itself, which ends a second after the pool.
-	o.PoolSize, o.MaxActiveConns, o.MinIdleConns, o.PipelinePoolSize = 16, 1, 0, -1
-	o.MaxRetries, o.DialerRetries = -1, 1
+	o.MaxActiveConns = 1
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
-	o.ReadTimeout, o.WriteTimeout, o.ContextTimeoutEnabled = timeout, timeout, true
+	o.ReadTimeout, o.WriteTimeout = transportTimeout, transportTimeout
 	change(o)
 	return redis.NewClient(o)
 }

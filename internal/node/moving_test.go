@@ -148,7 +148,7 @@ func answerOf(t *testing.T, c *redis.Client, asking bool, args ...any) *redis.Cm
 // renew is a refresh for longer than the acquire was, which may ask who else waits, and for more tokens.
 func (a *attempt) renew(look string, more int64) *ear {
 	e := newEar()
-	a.Refresh(e, 2*longTTL, 1, more, soon(), look)
+	a.Refresh(e, 2*longTTL, 1, more, 0, soon(), look)
 	return e
 }
 

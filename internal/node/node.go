@@ -32,7 +32,6 @@ const closeTimeout = 2 * transportTimeout
 type Node struct {
 	name     string
 	client   redis.UniversalClient
-	own      bool            // nobody else uses client. Written before the first request
 	timeout  time.Duration   // how long a caller may block, when it says so
 	alone    bool            // the only node of its quorum
 	epoch    time.Time       // of instants
@@ -91,8 +90,9 @@ func CloseTime(nodeTimeout time.Duration) time.Duration { return max(closeTimeou
 // for batches that are under way.
 func (n *Node) exchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
-// New makes a node of a client that somebody else built and will close. Its connections
-// are shared; its timeouts and retries are replaced, for this use, by our own.
+// New makes a node of a client that somebody else built and will close. What asks for votes has connections
+// of its own, made with that client's options, but for those that locking needs otherwise (see wired). Notices
+// and what compares nodes share the client's.
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
@@ -120,10 +120,6 @@ func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node
 
 // Name says which node this is, for errors and logs.
 func (n *Node) Name() string { return n.name }
-
-// Own says, before the first request, that nobody else uses n's client. Then requests may take any of
-// its connections.
-func (n *Node) Own() { n.own = true }
 
 // Rename gives the node another name, before the first request.
 func (n *Node) Rename(name string) { n.name = name }
@@ -181,6 +177,9 @@ func (n *Node) addServer(c *redis.Client) *server {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.servers = append(n.servers, s)
+	for i := range s.lanes {
+		n.clients = append(n.clients, s.lanes[i].client)
+	}
 	if n.closed {
 		s.close()
 	}
@@ -227,12 +226,15 @@ func (n *Node) begin() bool {
 	return true
 }
 
-// dropServer ends the lanes of a server that has no use any more.
+// dropServer ends the lanes of a server that has no use any more, and their connections.
 func (n *Node) dropServer(s *server) {
 	n.mu.Lock()
 	n.servers = slices.DeleteFunc(n.servers, func(other *server) bool { return other == s })
 	n.mu.Unlock()
 	s.close()
+	for i := range s.lanes {
+		n.disown(s.lanes[i].client)
+	}
 }
 
 func (n *Node) closeServers() {

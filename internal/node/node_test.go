@@ -48,7 +48,9 @@ func TestConcurrentCallersShareBatches(t *testing.T) {
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr())))
 	hook := &countingHook{}
-	n.servers[0].client.AddHook(hook)
+	for i := range n.servers[0].lanes {
+		n.servers[0].lanes[i].client.AddHook(hook)
+	}
 	newAttempt(t, n, "warm").acquire().want(t, Granted) // loads the scripts
 	p.SetDelay(20 * time.Millisecond)
 	batches, requests := hook.batches.Load(), n.Commands()
@@ -72,33 +74,31 @@ func TestConcurrentCallersShareBatches(t *testing.T) {
 // A request whose reply was cut off is not sent again by the transport, whatever the
 // caller's client does for the caller, and that client's options stay as they were.
 func TestRequestsAreNeverReplayed(t *testing.T) {
-	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
-		s := redistest.StartServer(t)
-		p := redistest.StartProxy(t, s.Addr())
-		c := s.Client(t, at(p.Addr()), func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = 5, 7*time.Second })
-		n := prepare(newNode(t, c))
-		warm := newAttempt(t, n, "k")
-		warm.acquire().want(t, Granted)
-		warm.release().want(t, Deleted)
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	c := s.Client(t, at(p.Addr()), func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = 5, 7*time.Second })
+	n := newNode(t, c)
+	warm := newAttempt(t, n, "k")
+	warm.acquire().want(t, Granted)
+	warm.release().want(t, Deleted)
 
-		before := s.CommandCalls(t)["evalsha"]
-		p.CutReplies(0)
-		a := newAttempt(t, n, "k")
-		a.acquire().want(t, Failed)
-		if got := s.CommandCalls(t)["evalsha"] - before; got != 1 {
-			t.Errorf("evalsha was called %d times", got)
-		}
-		if n.LastErr() == nil {
-			t.Error("LastErr does not tell")
-		}
-		a.release().want(t, Deleted)
-		if n.LastErr() != nil {
-			t.Error(n.LastErr())
-		}
-		if o := c.Options(); o.MaxRetries != 5 || o.ReadTimeout != 7*time.Second || o.ContextTimeoutEnabled {
-			t.Errorf("the caller's options changed: %+v", o)
-		}
-	})
+	before := s.CommandCalls(t)["evalsha"]
+	p.CutReplies(0)
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Failed)
+	if got := s.CommandCalls(t)["evalsha"] - before; got != 1 {
+		t.Errorf("evalsha was called %d times", got)
+	}
+	if n.LastErr() == nil {
+		t.Error("LastErr does not tell")
+	}
+	a.release().want(t, Deleted)
+	if n.LastErr() != nil {
+		t.Error(n.LastErr())
+	}
+	if o := c.Options(); o.MaxRetries != 5 || o.ReadTimeout != 7*time.Second || o.ContextTimeoutEnabled {
+		t.Errorf("the caller's options changed: %+v", o)
+	}
 }
 
 // Requests that were answered before their pipeline's connection was cut are answered.
@@ -308,7 +308,7 @@ func TestARepairIsUndoneByRelease(t *testing.T) {
 	a.release().want(t, Deleted)
 }
 
-// A request whose deadline has passed before its turn is never written.
+// An acquire of an attempt that has begun elsewhere, and is over before its turn comes here, is never written.
 func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
@@ -317,9 +317,11 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	first := newAttempt(t, n, keys[0]).acquire()
 	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
 	a := newAttempt(t, n, keys[1])
-	late, deadline := newEar(), time.Now().Add(5*time.Millisecond)
-	a.Acquire(&a.place, late, longTTL, 1, deadline, false)
-	redistest.Eventually(t, patience, "the deadline is over", func() bool { return time.Now().After(deadline) })
+	late := newEar()
+	a.Entry.t.Lasts(5 * time.Millisecond)
+	a.Entry.t.begin(time.Now())
+	a.Acquire(&a.place, late, longTTL, 1, 0, false)
+	redistest.Eventually(t, patience, "the attempt is over", a.Entry.t.over)
 	close(gate)
 	first.want(t, Granted)
 	if rep := late.want(t, Failed); !errors.Is(rep.Err, ErrExpired) {
@@ -331,15 +333,11 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	}
 }
 
-// What waits for a server that does not answer is bounded: acquires beyond are refused
-// at once, releases never.
+// What waits for a server is bounded: acquires beyond are refused at once, releases never.
 func TestTheQueueIsBounded(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
-	n := newNode(t, fakeClient(t, f))
-	for i := range n.servers[0].lanes {
-		n.servers[0].lanes[i].patience = 0 // however long the first batch takes
-	}
+	n := startNode(t, fakeClient(t, f), patience, false)
 	keys := sameLane(3)
 	held := newAttempt(t, n, keys[0])
 	blocker := held.acquire()
@@ -368,35 +366,31 @@ func TestTheQueueIsBounded(t *testing.T) {
 
 // A server that refuses connections was asked nothing, so nothing is owed to it.
 func TestARefusedConnectionLeavesNothing(t *testing.T) {
-	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
-		t.Parallel()
-		c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
-		defer c.Close()
-		n := prepare(newNode(t, c))
-		a := newAttempt(t, n, "k")
-		rep := a.acquire().want(t, Failed)
-		var op *net.OpError
-		if !errors.As(rep.Err, &op) || n.LastErr() == nil {
-			t.Errorf("error %v, last %v", rep.Err, n.LastErr())
-		}
-		a.release().wantNow(t, Missing)
-		wantDebts(t, n, 0)
-	})
+	t.Parallel()
+	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
+	defer c.Close()
+	n := newNode(t, c)
+	a := newAttempt(t, n, "k")
+	rep := a.acquire().want(t, Failed)
+	var op *net.OpError
+	if !errors.As(rep.Err, &op) || n.LastErr() == nil {
+		t.Errorf("error %v, last %v", rep.Err, n.LastErr())
+	}
+	a.release().wantNow(t, Missing)
+	wantDebts(t, n, 0)
 }
 
 // Neither was one that accepts and then does not even take part in the handshake. The
 // attempt is over in bounded time.
 func TestABlackHoleLeavesNothing(t *testing.T) {
-	inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
-		t.Parallel()
-		c := redis.NewClient(&redis.Options{Addr: redistest.BlackHole(t)})
-		defer c.Close()
-		n := prepare(newNode(t, c))
-		a := newAttempt(t, n, "k")
-		a.acquire().want(t, Failed) // which waits for patience, and not for ever
-		a.release().wantNow(t, Missing)
-		wantDebts(t, n, 0)
-	})
+	t.Parallel()
+	c := redis.NewClient(&redis.Options{Addr: redistest.BlackHole(t)})
+	defer c.Close()
+	n := newNode(t, c)
+	a := newAttempt(t, n, "k")
+	a.acquire().want(t, Failed) // which waits for patience, and not for ever
+	a.release().wantNow(t, Missing)
+	wantDebts(t, n, 0)
 }
 
 // The same server through two clients is found out; two servers are not mixed up.

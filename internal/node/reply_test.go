@@ -203,16 +203,14 @@ func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
 func TestARefusedHandshakeIsToldAndUndoesNothing(t *testing.T) {
 	s := redistest.StartServer(t, "--requirepass", "secret")
 	for name, password := range map[string]string{"WRONGPASS": "wrong", "NOAUTH": ""} {
-		inBothWays(t, func(t *testing.T, prepare func(*Node) *Node) {
-			c := s.Client(t, func(o *redis.Options) { o.Password = password }, quick)
-			n := prepare(newNode(t, c))
-			a := newAttempt(t, n, "k")
-			rep := a.acquire().want(t, Failed)
-			if !hasCode(rep.Err, name) || !Final(rep.Err) {
-				t.Errorf("error %v, want %s", rep.Err, name)
-			}
-			a.release().wantNow(t, Missing)
-			wantDebts(t, n, 0)
-		})
+		c := s.Client(t, func(o *redis.Options) { o.Password = password }, quick)
+		n := newNode(t, c)
+		a := newAttempt(t, n, "k")
+		rep := a.acquire().want(t, Failed)
+		if !hasCode(rep.Err, name) || !Final(rep.Err) {
+			t.Errorf("error %v, want %s", rep.Err, name)
+		}
+		a.release().wantNow(t, Missing)
+		wantDebts(t, n, 0)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -16,17 +17,18 @@ import (
 // of a Cluster.
 type server struct {
 	n      *Node
-	from   *redis.Client // whose pool the others use
-	client *redis.Client // waits long for answers
-	quick  *redis.Client // waits no longer than a caller may
+	from   *redis.Client // whose options those of the lanes have
 	addr   string
 	prompt atomic.Bool // the last exchange got its answers, well within a caller's time
 
+	answered  atomic.Int64 // the instant of the last answer
+	silent    atomic.Int64 // the instant in which the first exchange began that has had none in its time since then; 0: none has
 	failures  atomic.Int32 // exchanges without an answer, in a row
 	suspended atomic.Pointer[suspension]
 	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
 
 	dialling hangable // what its links dial
+	dials    hangable // what its lanes dial
 
 	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64          // how often they were. Written by who has the token
@@ -54,19 +56,61 @@ type server struct {
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
 		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), dialling: newHangable(maxDials),
-		client: ownTimeouts(c, n.transportTime()), quick: ownTimeouts(c, n.timeout),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {
 		s.lanes = make([]lane, lanesAlone)
 	}
+	s.dials = newHangable(2 * len(s.lanes))
 	s.memory.Store(always)
 	for i := range s.lanes {
-		s.lanes[i].init()
-		s.lanes[i].s = s
-		s.lanes[i].patience = 2 * n.timeout
+		l := &s.lanes[i]
+		l.init()
+		l.s, l.watchdog.l, l.first.l, l.first.begins = s, l, l, true
+		for o := range l.names {
+			l.names[o] = scriptName{l: l, op: op(o)}
+		}
+		l.connect()
 	}
 	return s
+}
+
+// connect makes l's clients. Nothing is dialled yet.
+func (l *lane) connect() {
+	n := l.s.n
+	o := wired(l.s.from, n.timeout, l.s.dials, func(w *wire) {
+		w.wrote = l.watchdog.wrote
+		l.wire.Store(w)
+	}, func() { l.strict(false) })
+	o.ReadTimeout, o.WriteTimeout = n.transportTime(), n.transportTime()
+	l.client = redis.NewClient(o)
+	l.quick = ownTimeouts(l.client, n.timeout)
+}
+
+// connected reports whether l has had a connection that was greeted.
+func (l *lane) connected() bool {
+	w := l.wire.Load()
+	return w != nil && !w.strict.Load()
+}
+
+// answerWaits reports whether an answer waits on l's connection for somebody to read it.
+func (l *lane) answerWaits() bool {
+	w := l.wire.Load()
+	return w != nil && w.answerWaits()
+}
+
+// exact has no deadline on l's connection put off, or not any more.
+func (l *lane) exact(yes bool) {
+	if w := l.wire.Load(); w != nil {
+		w.exact.Store(yes)
+	}
+}
+
+// strict has each answer on l's connection come within NodeTimeout, or not any more.
+func (l *lane) strict(yes bool) {
+	if w := l.wire.Load(); w != nil {
+		w.strict.Store(yes)
+	}
 }
 
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
@@ -77,10 +121,10 @@ func (s *server) push(r *request) {
 	}
 	s.start.Do(s.run)
 	l := &s.lanes[int(r.e.t.lane)%len(s.lanes)]
-	if r.inline && s.prompt.Load() {
-		if now := time.Now(); l.claim(now) {
-			defer l.rest() // also when a hook of the client's owner panics on the caller's goroutine
-			l.exchangeNow(r, now)
+	if r.inline && s.prompt.Load() && l.connected() {
+		if l.claim() {
+			defer l.rest() // also when what the client's owner has put into the way panics on the caller's goroutine
+			l.exchangeNow(r, time.Now())
 			return
 		}
 	}
@@ -128,13 +172,15 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 			return true
 		}
 		loads := s.loads.Load()
+		l.watchdog.begin(batch)
 		sent, lostBy, refused := l.write(ctx, batch, apart)
+		l.watchdog.end()
 		if refused {
 			apart = true
 			continue
 		}
 		if l.elsewhere(try > 0) {
-			s.leadsElsewhere(ctx)
+			l.disconnect(ctx)
 		}
 		unknown := batch[:0]
 		for i, r := range batch {
@@ -146,7 +192,10 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		if batch = unknown; len(batch) == 0 {
 			return lostBy == nil
 		}
-		if err := s.load(ctx, loads); isReply(err) {
+		l.watchdog.begin(batch)
+		err := l.load(ctx, loads)
+		l.watchdog.end()
+		if isReply(err) {
 			apart = true // the script of a batch is one that votes, too
 			batch = settleBut(func(r *request) bool { return !r.op.votes() }, batch, failed(err))
 			if len(batch) == 0 {
@@ -161,7 +210,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 
 // exchangeNow writes one request and waits for its answer on the goroutine of a caller
 // that may block for NodeTimeout. If no answer comes by then, the connection is given up
-// and the request is in doubt. That is the price for not waiting on another goroutine, and
+// and the request is in doubt. If it has to be dialled again, and is not there by then, the lane goes on with it. That is the price for not waiting on another goroutine, and
 // it is paid once: a server that was not prompt is asked by the lane's own goroutine, and
 // late answers are waited for, until it is prompt again.
 func (l *lane) exchangeNow(r *request, now time.Time) {
@@ -171,8 +220,18 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 	}
 	timeout := l.s.n.timeout
 	defer l.forget()
+	if r.op == opAcquire {
+		r.e.t.begin(clock.Now())
+	}
+	if r.op == opRelease { // a caller of Release has been promised that it takes no longer
+		l.exact(true)
+		defer l.exact(false)
+	}
 	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
-	if !l.settle(r, got, sent, true) {
+	switch {
+	case !sent && !isReply(got.err): // to find out more than that
+		l.putBack(r)
+	case !l.settle(r, got, sent, true):
 		l.missed = hasCode(got.err, "NOSCRIPT")
 		l.putBack(r) // to have the scripts loaded
 	}
@@ -244,7 +303,8 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 	return sent, err, false
 }
 
-// begin says by which scripts to ask now.
+// begin says by which scripts to ask now. It is called again when the batch is written: it may have had to wait for a
+// connection until then.
 func (l *lane) begin(now time.Time) {
 	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
 	l.by = l.memory.closer
@@ -255,21 +315,21 @@ func (l *lane) begin(now time.Time) {
 
 // writeEach sends the batch as a pipeline of a command for each request.
 func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time) (sent bool, err error) {
-	s := l.s
 	l.cmds, l.all = l.cmds[:0], l.all[:0]
 	for i, r := range batch {
 		if r.asking {
 			l.all = append(l.all, redis.NewCmd(ctx, "ASKING"))
 		}
 		c := l.calls.at(i)
-		cmd := c.of(r, l.by)
+		name := &l.names[r.op]
 		if i == 0 {
-			c.args[1] = l.first.of(c.args[1])
+			name = l.first.of(r.op)
 		}
+		cmd := c.of(r, name)
 		l.cmds, l.all = append(l.cmds, cmd), append(l.all, cmd)
 	}
-	s.n.commands.Add(uint64(len(batch)))
-	err = s.execute(ctx, l.all...)
+	l.s.n.commands.Add(uint64(len(batch)))
+	err = l.execute(ctx, l.all...)
 	if err != nil && !l.first.written {
 		unsent(l.cmds, err)
 	}
@@ -280,22 +340,24 @@ func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time)
 	if l.first.written && isReply(err) {
 		err, said = nil, refusal(l.answers)
 	}
-	s.heard(err, said, time.Since(began))
+	l.s.heard(err, said, began, l.took(began))
 	return l.first.written, err
 }
 
-// execute has commands executed in order. One alone costs a third less if it is no pipeline. But
-// then it takes a connection of those that whoever shares the client may have in use.
-func (s *server) execute(ctx context.Context, all ...redis.Cmder) error {
-	if len(all) == 1 && s.n.own {
-		return s.client.Process(ctx, all[0])
+// took is how long the batch under way, which began then, has taken: as soon as it was written, since that.
+func (l *lane) took(began time.Time) time.Duration {
+	if l.first.written {
+		began = l.written
 	}
-	return s.pipeline(ctx, all...)
+	return time.Since(began)
 }
 
-// pipeline executes commands on a connection of those that go-redis keeps for pipelines.
-func (s *server) pipeline(ctx context.Context, all ...redis.Cmder) error {
-	pipe := s.client.Pipeline()
+// execute has commands executed in order. One alone costs a third less if it is no pipeline.
+func (l *lane) execute(ctx context.Context, all ...redis.Cmder) error {
+	if len(all) == 1 {
+		return l.client.Process(ctx, all[0])
+	}
+	pipe := l.client.Pipeline()
 	_ = pipe.BatchProcess(ctx, all...)
 	_, err := pipe.Exec(ctx)
 	return err
@@ -306,10 +368,9 @@ func (s *server) pipeline(ctx context.Context, all ...redis.Cmder) error {
 // batch come all or not at all: a connection that dies leaves every request in doubt.
 func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.Time) (sent bool, err error, refused bool) {
 	s := l.s
-	cmd := l.together.of(ctx, batch, l.by)
-	l.together.args[1] = l.first.of(l.together.args[1])
+	cmd := l.together.of(ctx, batch, l.first.of(opBatch))
 	s.n.commands.Add(uint64(len(batch)))
-	err = s.pipeline(ctx, cmd)
+	err = l.execute(ctx, cmd)
 	each, _ := cmd.Val().([]any)
 	for i := range batch {
 		got := response{err: err} // and no value, if the answer does not fit the batch
@@ -324,9 +385,9 @@ func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.T
 		err = nil
 	}
 	if refused { // each request will be asked for by itself
-		s.felt(nil, refusal(l.answers), time.Since(began))
+		s.felt(nil, refusal(l.answers), l.took(began))
 	} else {
-		s.heard(err, refusal(l.answers), time.Since(began))
+		s.heard(err, refusal(l.answers), began, l.took(began))
 	}
 	return l.first.written, err, refused
 }
@@ -348,17 +409,18 @@ func (s *server) keepApart(err error) {
 func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (got response, sent bool) {
 	c := l.calls.at(0)
 	l.begin(now)
-	cmd := c.of(r, l.by)
-	c.args[1] = l.first.of(c.args[1])
+	cmd := c.of(r, l.first.of(r.op))
 	l.s.n.commands.Add(1)
-	err := l.s.quick.Process(ctx, cmd)
+	err := l.quick.Process(ctx, cmd)
 	got = responseOf(cmd)
 	l.answers = append(l.answers[:0], got)
 	var said error
 	if isReply(err) && l.first.written {
 		err, said = nil, refusal(l.answers)
 	}
-	l.s.felt(err, said, time.Since(now))
+	if l.first.written || isReply(err) { // else the lane finds out
+		l.s.felt(err, said, l.took(now))
+	}
 	return got, l.first.written
 }
 
@@ -378,29 +440,36 @@ func unsent(cmds []*redis.Cmd, err error) {
 	}
 }
 
-// A witness is an argument of a batch's first command. It tells whether go-redis came as
-// far as writing that command. Errors do not tell: a timeout may mean that the batch
-// went out and was not answered, or that the server did not even take part in the
+// A scriptName is the name of a script as the argument of a command. Which one it is, in which memory and whether with
+// a closer look, is decided when the command is written, and not when it is made: there may be a dial between.
+//
+// That of a batch's first command tells besides that go-redis came as far as writing it. Errors do not tell: a timeout
+// may mean that the batch went out and was not answered, or that the server did not even take part in the
 // handshake of a new connection, and only the first leaves a doubt.
-type witness struct {
-	text    []byte // the script's name, in whose place it is
-	written bool   // by the goroutine that executes the pipeline
+type scriptName struct {
+	l       *lane
+	op      op
+	begins  bool // it is that of a batch's first command
+	written bool // by the goroutine that executes the batch
 }
 
-// of begins anew, for a command of the script of that name.
-func (w *witness) of(name any) *witness {
-	w.text, w.written = append(w.text[:0], name.(string)...), false
-	return w
+// of begins anew, for a command of that kind.
+func (n *scriptName) of(o op) *scriptName {
+	n.op, n.written = o, false
+	return n
 }
 
 // MarshalBinary is called when the command is written.
-func (w *witness) MarshalBinary() ([]byte, error) {
-	w.written = true
-	return w.text, nil
+func (n *scriptName) MarshalBinary() ([]byte, error) {
+	if n.begins && !n.written {
+		n.written = true
+		n.l.flushed()
+	}
+	return n.l.by.names[n.op], nil
 }
 
-// String is for hooks that log commands.
-func (w *witness) String() string { return string(w.text) }
+// String is for who logs commands.
+func (n *scriptName) String() string { return n.op.String() }
 
 // takeLoading waits for the token of loading, until ctx ends; putLoading gives it back.
 func (s *server) takeLoading(ctx context.Context) error {
@@ -415,8 +484,9 @@ func (s *server) takeLoading(ctx context.Context) error {
 func (s *server) putLoading() { <-s.loading }
 
 // load puts the scripts into the server's cache, unless somebody has done so since the
-// caller saw loads.
-func (s *server) load(ctx context.Context, loads uint64) error {
+// caller saw loads. The lane is busy.
+func (l *lane) load(ctx context.Context, loads uint64) error {
+	s := l.s
 	if err := s.takeLoading(ctx); err != nil {
 		return err
 	}
@@ -427,17 +497,24 @@ func (s *server) load(ctx context.Context, loads uint64) error {
 	if s.n.guard != nil {
 		err := s.boot(ctx, "", func(Memory, error) {})
 		if errors.Is(err, ErrLogin) || err != nil && !isReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
-			_ = loadScripts(ctx, s.client, []lua.Script{lua.Refresh, lua.Release})
+			_ = l.loadScripts(ctx, []lua.Script{lua.Refresh, lua.Release})
 		}
 		return err
 	}
 	began := time.Now()
-	err := loadScripts(ctx, s.client, lua.All)
+	err := l.loadScripts(ctx, lua.All)
 	s.observe(time.Since(began), err)
 	if err == nil {
 		s.loads.Add(1)
 	}
 	return err
+}
+
+// loadScripts loads scripts on l's connection.
+func (l *lane) loadScripts(ctx context.Context, scripts []lua.Script) error {
+	l.strict(true)
+	defer l.strict(false)
+	return loadScripts(ctx, l.client, scripts)
 }
 
 // settleBut settles those of batch that are not to be sent, and gives the rest: those that pass.

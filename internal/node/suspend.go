@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"net"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A server that does not answer, or that lets nobody in, is suspended, so that nothing piles up
 // behind it: no goroutine, no queued command, no memory, and no connection that each request would
 // dial anew to have it refused.
 //
-//	answering --a lane's exchange timed out, or two in a row had no answer--> suspended
+//	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see wire)--> suspended
+//	answering --two exchanges in a row had no answer--> suspended
 //	answering --a login was refused, or a command was because nobody is logged in--> suspended
 //	suspended --a probe was let in and answered--> answering
 //	suspended --a Cluster names it no more--> dropped
@@ -29,6 +28,12 @@ import (
 
 // ErrStalled is why a request was not sent to a server whose answers are overdue.
 var ErrStalled = errors.New("not sent: the requests before it have had no answer for too long")
+
+// errLate is what all say that have had none in their time.
+var errLate = errors.New("no answer within")
+
+// errMute is why a server is suspended that has not answered anything.
+var errMute = fmt.Errorf("it does not answer: %w", context.DeadlineExceeded)
 
 // probePause is the time between two probes of a suspended server.
 const probePause = 250 * time.Millisecond
@@ -82,16 +87,16 @@ func (n *Node) LoginRefused(addr string) error {
 	return nil
 }
 
-// heard notes how a lane's exchange went, and how long it took. err is why it had no answer,
+// heard notes how a lane's exchange went that began then, and how long it took. err is why it had no answer,
 // refused the error that it was answered with. The lane is busy.
-func (s *server) heard(err, refused error, took time.Duration) {
+func (s *server) heard(err, refused error, began time.Time, took time.Duration) {
 	s.felt(err, refused, took)
-	s.judge(err, refused)
+	s.judge(err, refused, began)
 }
 
 // judge suspends the server if that is how an exchange went. The caller is a goroutine that the
 // node counts, and so is a busy lane.
-func (s *server) judge(err, refused error) {
+func (s *server) judge(err, refused error, began time.Time) {
 	switch {
 	case isReply(err): // to the handshake, for nothing else was written
 		s.suspend(loginRefused(err))
@@ -99,9 +104,10 @@ func (s *server) judge(err, refused error) {
 		s.suspend(loginRefused(refused))
 	case err == nil:
 		s.failures.Store(0)
-	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
-		// A pool that has run dry is our own doing.
-	case s.failures.Add(1) >= 2 || timedOut(err):
+	case timedOut(err):
+		s.silent.CompareAndSwap(0, int64(s.n.at(began)))
+		s.silentSince(instant(s.silent.Load()), err)
+	case s.failures.Add(1) >= 2:
 		s.suspend(err)
 	}
 }
@@ -115,6 +121,9 @@ func (s *server) felt(err, refused error, took time.Duration) {
 		refused = err
 	}
 	s.observe(took, refused)
+	if err == nil {
+		s.hasAnswered()
+	}
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
 	s.n.late.Store(took > s.n.timeout)
 	if err != nil && s.unreachable != nil {
@@ -134,13 +143,25 @@ func timedOut(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
 
-// suspend has the server left alone until it answers a probe. The caller is as for judge.
+// suspend has the server left alone until it answers a probe.
 func (s *server) suspend(why error) {
-	if s.n.closing.Load() || !s.suspended.CompareAndSwap(nil, suspendedFor(why)) {
+	if s.n.closing.Load() || !s.suspended.CompareAndSwap(nil, suspendedFor(why)) || !s.n.begin() {
 		return
 	}
-	s.n.wg.Add(1)
 	go s.probe(why)
+}
+
+// silentSince suspends the server, unless it has answered since then, or that is not long ago.
+func (s *server) silentSince(t instant, why error) {
+	if instant(s.answered.Load()) < t && time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
+		s.suspend(why)
+	}
+}
+
+// hasAnswered notes that the server answers.
+func (s *server) hasAnswered() {
+	s.silent.Store(0)
+	s.answered.Store(int64(s.n.now()))
 }
 
 // probe ends the suspension when the server answers, and itself then, or with the server or the node. Who watches
@@ -166,7 +187,7 @@ func (s *server) probe(why error) {
 			s.n.debts.hurry()
 			return
 		}
-		err := s.answers(errors.Is(why, ErrLogin))
+		err := s.answers()
 		if errors.Is(err, ErrLogin) && !errors.Is(why, ErrLogin) {
 			why, told = err, false
 			s.suspended.Store(suspendedFor(why))
@@ -185,17 +206,12 @@ func (s *server) probe(why error) {
 	}
 }
 
-// answers is one probe: nil, or why not. newcomer says that it takes a connection that is let in now,
-// for others may have been before. Else that is tried when one of the pool does not do.
-func (s *server) answers(newcomer bool) error {
+// answers is one probe, on a connection of its own: nil, or why not. Others may have been let in before logins were
+// refused.
+func (s *server) answers() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
 	defer cancel()
-	if !newcomer {
-		if err := s.client.Ping(ctx).Err(); err == nil || timedOut(err) {
-			return err
-		}
-	}
-	return knock(ctx, s.from, s.n.transportTime())
+	return knock(ctx, s.from, s.n.timeout)
 }
 
 // resume ends the suspension for that reason.
@@ -204,6 +220,7 @@ func (s *server) resume(why error) {
 		s.letIn = time.Now()
 	}
 	s.failures.Store(0)
+	s.hasAnswered()
 	s.suspended.Store(nil)
 	s.n.heard(nil)
 	s.n.tell(nil)

@@ -22,10 +22,11 @@ func eventuallySuspended(t *testing.T, n *Node, want bool) {
 func TestAStoppedServerIsLeftAlone(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
-	newAttempt(t, n, "warm").acquire().want(t, Granted)
+	keys := sameLane(5001)
+	newAttempt(t, n, keys[5000]).acquire().want(t, Granted) // the lane has a connection
 	s.Stop()
-	keys := sameLane(5000)
-	first := newAttempt(t, n, keys[0]).acquire()
+	late := newAttempt(t, n, keys[0])
+	first := late.acquire()
 	refused := func(a *attempt) bool {
 		e := a.acquire()
 		if e.n.Load() == 0 {
@@ -37,7 +38,7 @@ func TestAStoppedServerIsLeftAlone(t *testing.T) {
 	}
 	redistest.Eventually(t, patience, "requests are refused", func() bool { return refused(newAttempt(t, n, keys[1])) })
 	before := runtime.NumGoroutine()
-	for _, key := range keys[2:] {
+	for _, key := range keys[2:5000] {
 		if e := newAttempt(t, n, key).acquire(); e.n.Load() != 1 {
 			t.Fatal("a request was queued behind a stalled server")
 		}
@@ -45,8 +46,11 @@ func TestAStoppedServerIsLeftAlone(t *testing.T) {
 	if after := runtime.NumGoroutine(); after > before+10 {
 		t.Errorf("%d goroutines, %d before", after, before)
 	}
+	if rep := first.want(t, Failed); !errors.Is(rep.Err, errLate) {
+		t.Error(rep.Err)
+	}
 	s.Cont()
-	first.want(t, Granted) // late, on the same connection
+	late.release().want(t, Deleted) // what was granted late, on the same connection
 	newAttempt(t, n, "again").acquire().want(t, Granted)
 }
 

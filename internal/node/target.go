@@ -3,7 +3,10 @@ package node
 import (
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // Reserved begins every key that flightlock keeps for itself on a node.
@@ -16,14 +19,44 @@ const slots = 16384
 // locks there are.
 const bucketsPerSlot = 16
 
-// Target is what one attempt is about. It is immutable after Init, and shared by the
-// attempt's entries on all nodes.
+// Target is what one attempt is about, shared by the attempt's entries on all nodes. It is immutable after
+// Init, but for the time that the attempt has.
 type Target struct {
 	key, owner text
 	bucket     bucket
 	contender  string // who asks, over any number of attempts; "" if it has not had to wait
 	slot       uint16
 	lane       uint8
+
+	mu    sync.Mutex    // guards what follows
+	life  time.Duration // how long the attempt's lease is valid; 0: for ever
+	until time.Time     // when it is over; zero as long as nothing of the attempt was written
+}
+
+// Lasts says, before the first request, how long the attempt's lease is valid. That counts from just before
+// its first acquire is written anywhere: as long as all of them wait in this process, no time passes for it.
+func (t *Target) Lasts(life time.Duration) { t.life = life }
+
+// begin notes that an acquire is about to be written.
+func (t *Target) begin(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.until.IsZero() && t.life > 0 {
+		t.until = now.Add(t.life)
+	}
+}
+
+// Until is when the attempt's lease is over; zero as long as nothing of the attempt was written.
+func (t *Target) Until() time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.until
+}
+
+// over reports whether the attempt has begun so long ago that it is of no use any more.
+func (t *Target) over() bool {
+	until := t.Until()
+	return !until.IsZero() && clock.Passed(clock.Now(), until)
 }
 
 // Init says where key's vote, fence counter and wants live, and who asks. key has the

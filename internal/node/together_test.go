@@ -19,7 +19,7 @@ func oneBatch(n *Node, send func()) {
 	s := n.servers[0]
 	s.start.Do(s.run)
 	l := &s.lanes[0]
-	for !l.claim(soon()) {
+	for !l.claim() {
 	}
 	send()
 	l.rest()
@@ -47,25 +47,33 @@ func TestABatchIsOneCommand(t *testing.T) {
 	for _, e := range asked {
 		e.want(t, Granted)
 	}
-	before := evals(t, s)
+	var before int64
 	late := func(key, owner, contender string) *Entry {
 		target := &Target{}
 		target.Init(key, owner, contender)
+		target.Lasts(patience)
 		e := &Entry{}
 		e.Init(n, target, 0)
 		return e
 	}
+	// Both wait already, for what is urgent goes first.
+	for _, e := range []*Entry{late(keys[0], "late-0", "late-0"), late(keys[1], "late-2", "late-2")} {
+		heard := newEar()
+		e.Acquire(new(Place), heard, longTTL, 1, 0, false)
+		heard.want(t, Held)
+	}
 	other, rival := late(keys[0], "late-1", "late-0"), late(keys[1], "late-3", "late-2")
 	s.Do(t, "DEL", keys[2])
+	before = evals(t, s)
 	ears := []*ear{newEar(), newEar(), newEar(), newEar()}
 	oneBatch(n, func() {
-		other.Acquire(new(Place), ears[0], longTTL, 1, soon(), false)
-		as[0].Refresh(ears[1], longTTL, 1, 7, soon(), "asker-1")
-		rival.Acquire(new(Place), ears[2], longTTL, 1, soon(), false)
+		other.Acquire(new(Place), ears[0], longTTL, 1, 0, false)
+		as[0].Refresh(ears[1], longTTL, 1, 7, 0, soon(), "asker-1")
+		rival.Acquire(new(Place), ears[2], longTTL, 1, 0, false)
 		as[1].Release(&as[1].place, ears[3], false, &Parting{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
 		ears = append(ears, as[2].release(), as[3].refresh(), as[4].release())
 	})
-	for i, want := range []Kind{Held, Renewed, Held, Deleted, Missing, Renewed, Deleted} {
+	for i, want := range []Kind{Held, Renewed, Granted, Deleted, Missing, Renewed, Deleted} {
 		rep := ears[i].want(t, want)
 		switch {
 		case i == 0 && (rep.Holder != as[0].Entry.t.Owner() || rep.TTL <= 0):
@@ -77,7 +85,7 @@ func TestABatchIsOneCommand(t *testing.T) {
 	if calls := evals(t, s) - before; calls != 1 {
 		t.Errorf("%d commands", calls)
 	}
-	if got := s.Do(t, "GET", keys[1]); got != TurnOf+"late-2" {
+	if got := s.Do(t, "GET", keys[1]); got != "late-3" { // in its turn
 		t.Errorf("%s holds %v", keys[1], got)
 	}
 }
@@ -331,7 +339,7 @@ func TestALostBatchIsInDoubt(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr())))
-	warm := newAttempt(t, n, "warm")
+	warm := newAttempt(t, n, sameLane(1)[0])
 	warm.acquire().want(t, Granted)
 	warm.release().want(t, Deleted)
 	before := evals(t, s)

@@ -8,7 +8,7 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// deadlines ends rounds whose time is up. Nearly all rounds of a quorum have the same
+// deadlines ends rounds of releases whose time is up. All have the same
 // timeout, so they come due in the order in which they began: a list and one timer serve
 // them, where a timer each would cost more than the rest of the round.
 type deadlines struct {
@@ -21,11 +21,11 @@ type deadlines struct {
 	armed      bool        // the timer will fire
 }
 
-// addLocked has r.expire called after the timeout, unless remove comes first. r's lease is locked.
-func (d *deadlines) addLocked(r *round) {
-	r.due = time.Since(d.epoch) + d.timeout
+// add has r.expire called after the timeout, unless remove comes first. Nothing of r was sent yet.
+func (d *deadlines) add(r *round) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	r.due = time.Since(d.epoch) + d.timeout
 	r.earlier = d.tail
 	if d.tail == nil {
 		d.head = r
@@ -83,14 +83,10 @@ func (d *deadlines) stop() { d.expire(math.MaxInt64) }
 
 // expire ends what is due by now.
 func (d *deadlines) expire(now time.Duration) {
-	type overdue struct {
-		r   *round
-		due time.Duration
-	}
-	var due []overdue
+	var due []*round
 	d.mu.Lock()
 	for d.head != nil && d.head.due <= now {
-		due = append(due, overdue{d.head, d.head.due})
+		due = append(due, d.head)
 		d.removeLocked(d.head)
 	}
 	d.armed = false
@@ -100,7 +96,7 @@ func (d *deadlines) expire(now time.Duration) {
 		d.timer.Stop()
 	}
 	d.mu.Unlock()
-	for _, o := range due {
-		o.r.expire(o.due)
+	for _, r := range due {
+		r.expire()
 	}
 }

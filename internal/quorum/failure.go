@@ -211,7 +211,10 @@ func (r *round) ownedLocked(t tally) bool {
 func (r *round) noAnswerLocked(n *node.Node) error {
 	text := "no answer yet when the others decided"
 	if r.expired {
-		text = fmt.Sprintf("no answer within %v", r.timeout)
+		text = fmt.Sprintf("no answer within %v", r.l.q.NodeTimeout)
+		if r.op == "refresh" {
+			text = "no answer before the validity was over"
+		}
 	}
 	if last := n.LastErr(); last != nil {
 		return fmt.Errorf("%s (connection: %w)", text, last)

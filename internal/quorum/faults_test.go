@@ -37,8 +37,6 @@ func TestOneNodeAway(t *testing.T) {
 			addrs := []string{redistest.StartServer(t).Addr(), redistest.StartServer(t).Addr(), away}
 			x, y := tcpClient(t, "x", addrs), tcpClient(t, "y", addrs)
 			t.Cleanup(end)
-			x.nodeTimeout(10 * time.Second) // more than the test takes when nobody waits
-			y.nodeTimeout(10 * time.Second)
 			start := time.Now()
 			for range 20 {
 				l, _ := x.must(key, time.Minute, 1)
@@ -110,7 +108,7 @@ func tcpClient(t *testing.T, name string, addrs []string) *client {
 		t.Cleanup(func() { _ = conn.Close() })
 		conns = append(conns, conn)
 	}
-	return newClient(t, name, conns)
+	return newPatientClient(t, name, conns, 10*time.Second) // more than a test takes when nobody waits
 }
 
 // A stopped server executes what it was sent when it goes on, long after the attempt

@@ -114,11 +114,10 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 		l.fail(f)
 		return
 	}
-	until := clock.Now().Add(l.q.Validity(e.ttl)) // before the first byte is sent
-	l.until = until
-	r := l.round("acquire", node.Granted, 0, min(l.q.NodeTimeout, e.ttl), func(r *round) { r.l.acquired(r) })
+	l.target.Lasts(l.q.Validity(e.ttl))
+	r := l.round("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
-		l.entries[i].Acquire(&e.places[i], r, e.ttl, e.tokens, until, l.mayBlock(inline))
+		l.entries[i].Acquire(&e.places[i], r, e.ttl, e.tokens, min(l.q.NodeTimeout, e.ttl), l.mayBlock(inline))
 	}
 }
 
@@ -159,17 +158,18 @@ var errTooLate = errors.New("a majority was reached, but only after the validity
 
 // acquired goes on from the decided first round.
 func (l *Lease) acquired(r *round) {
+	until := l.target.Until() // from before the first byte was sent
 	l.mu.Lock()
-	l.granted = r.won
+	l.granted, l.until = r.won, until
 	top, agree := r.countersLocked()
 	f := l.checkLocked(r)
-	if len(l.entries) > 1 && !r.expired {
-		l.q.trip.Store(int64(l.q.Validity(l.errand.ttl) - l.until.Sub(clock.Now())))
+	if len(l.entries) > 1 && !until.IsZero() {
+		l.q.trip.Store(int64(l.q.Validity(l.errand.ttl) - until.Sub(clock.Now())))
 	}
 	if f == nil && !agree {
 		known := slices.Clone(r.replies) // the round's place may be the release's before the last node was asked
 		l.mu.Unlock()
-		l.raise(r.timeout, known, top)
+		l.raise(known, top)
 		return
 	}
 	l.endLocked(r, top, f)
@@ -177,9 +177,9 @@ func (l *Lease) acquired(r *round) {
 
 // raise makes top the end of the block on a majority of nodes, because their counters
 // differ. known is what they have answered so far.
-func (l *Lease) raise(timeout time.Duration, known []node.Reply, top int64) {
+func (l *Lease) raise(known []node.Reply, top int64) {
 	until, ttl := l.until, l.errand.ttl // do not move before the lease is held
-	r := l.round("acquire", node.Renewed, top, timeout, func(r *round) {
+	r := l.round("acquire", node.Renewed, top, func(r *round) {
 		l.mu.Lock()
 		l.endLocked(r, top, l.checkLocked(r))
 	})
@@ -187,7 +187,7 @@ func (l *Lease) raise(timeout time.Duration, known []node.Reply, top int64) {
 		if known[i].Kind == node.Held {
 			r.Answer(i, known[i])
 		} else {
-			l.entries[i].Refresh(r, ttl, top, 0, until, "")
+			l.entries[i].Refresh(r, ttl, top, 0, min(l.q.NodeTimeout, ttl), until, "")
 		}
 	}
 }
@@ -312,9 +312,10 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 	// A node raises its counter as it renews. A Cluster that has the key and its counter apart, while it
 	// moves their slot, renews all the same: a floor of 0 counts that. The ttl is what this round is about;
 	// tokens are brought by counters alone.
-	r := l.round("refresh", node.Renewed, 0, min(timeout, ttl), func(r *round) { l.refreshed(r, ref) })
+	r := l.round("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
+	r.endAt(until)
 	for i := range l.entries {
-		l.entries[i].Refresh(r, ttl, top, more, until, l.looker(look))
+		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.looker(look))
 	}
 }
 
@@ -332,7 +333,7 @@ func (l *Lease) looker(look bool) string {
 var (
 	errNotHeld    = errors.New("it was lost or let go before")
 	errOver       = errors.New("its validity was over")
-	errLateAnswer = errors.New("the refresh was confirmed only after the validity was over")
+	errLateAnswer = errors.New("the refresh was not confirmed before the validity was over")
 )
 
 // overLocked says that the lease is lost or let go, or that it is lost now because its
@@ -359,8 +360,13 @@ type refresh struct {
 // notRenewedLocked says why a decided round of a refresh failed, nil if it did not. When
 // others' votes are the reason, or an answer after the old deadline, the lease is lost.
 func (l *Lease) notRenewedLocked(r *round, until time.Time) *Failure {
-	if r.won || l.phase != held {
-		return l.overLocked(clock.Now(), until, errLateAnswer)
+	if f := l.overLocked(clock.Now(), until, errLateAnswer); f != nil {
+		said := r.failureLocked()
+		f.Got, f.Nodes = said.Got, said.Nodes
+		return f
+	}
+	if r.won {
+		return nil
 	}
 	f := r.failureLocked()
 	if f.Reason == NotHeld {
@@ -442,7 +448,8 @@ func (l *Lease) Release(inline bool, rival string, by Releaser) {
 	}
 	e := l.errand // nobody else comes to it any more: there is one release
 	e.leaver = by
-	r := l.round("release", node.Deleted, 0, l.q.NodeTimeout, func(r *round) { r.l.released(r) })
+	r := l.round("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
+	l.q.deadlines.add(r)
 	p := l.parting(rival)
 	for i := range l.entries {
 		l.entries[i].Release(&e.places[i], r, l.mayBlock(inline), p)

@@ -12,13 +12,18 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 )
 
+// clocks are those of this package's tests.
+var clocks clocktest.Clocks
+
 func TestMain(m *testing.M) {
+	clocks.Install()
 	new(node.Target).Init("warm", "up", "") // what is built once must not be built in a bubble
 	redis.SetLogger(silent{})
 	goleak.VerifyTestMain(m)

@@ -30,7 +30,8 @@ import (
 // then established by the name of that memory. Whatever was granted after that instant is in
 // it; and a node that has lost it has another name, which is refused. One reading would not
 // do: a node might be new in it because it restarted after another client had
-// established all, and the others because they had been asked before that.
+// established all, and the others because they had been asked before that. A node that could not be told
+// then is told by the next roll call, by the same name, for which the same holds.
 //
 // While a roll call is under way, votes that do not count are in limbo: rounds that need
 // them wait for its end, because a deployment that begins must not turn anybody away.
@@ -39,6 +40,8 @@ type quarantine struct {
 	wake chan struct{} // there is reason for a roll call. Buffered
 
 	calling atomic.Bool // a roll call is under way, or is about to be. Written under mu
+
+	found []*node.Memory // by the roll call that found all new; nil if none has. For run's goroutine
 
 	mu      sync.Mutex     // guards what follows; nothing that blocks is called while it is held
 	running bool           // the goroutine lives
@@ -189,13 +192,14 @@ func (k *quarantine) begin() {
 
 // call is one roll call.
 func (k *quarantine) call() {
-	before := k.ask(nil)
+	before := k.ask(k.found)
 	for look := range maxLooks {
 		now := k.ask(nil)
 		switch judge(before, now, k.q.need) {
 		case asItIs:
 			return
 		case allNew:
+			k.found = now
 			k.ask(now)
 			return
 		}
@@ -238,7 +242,7 @@ func (k *quarantine) ask(establish []*node.Memory) []*node.Memory {
 		asked++
 		n.Ask(name, func(m node.Memory, err error) { answers <- answer{i, m, err} })
 	}
-	timer := time.NewTimer(4 * node.TurnTime(k.q.NodeTimeout)) // it is dialled, greeted and asked twice
+	timer := time.NewTimer(node.CloseTime(k.q.NodeTimeout)) // each step has a deadline of its own, but for what the owner of a client does
 	defer timer.Stop()
 	for range asked {
 		select {

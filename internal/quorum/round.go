@@ -10,17 +10,21 @@ import (
 )
 
 // round is one request to all nodes and its decision: by the first q agreeing votes, or
-// as soon as q is out of reach, or when the time is up. A slow node costs nothing.
+// as soon as q is out of reach. A slow node costs nothing.
+//
+// It has no deadline of its own: each node answers, or has not answered in its time, which counts from when
+// it was asked, and says so. But a refresh is over with the lease, and a release after NodeTimeout,
+// for its caller is not to wait longer, wherever the request is.
 type round struct {
-	l       *Lease
-	op      string
-	floor   int64 // with at least this counter
-	timeout time.Duration
-	next    func(*round) // called once, after the decision, without l.mu
-	timer   *time.Timer  // of a timeout that is not the usual one
+	l     *Lease
+	op    string
+	floor int64        // with at least this counter
+	next  func(*round) // called once, after the decision, without l.mu
+	timer *time.Timer  // of a refresh
 
 	// guarded by the quorum's deadlines
 	earlier, later *round
+	due            time.Duration // on the deadlines' clock
 	listed         bool
 
 	want node.Kind // the reply that is a vote for us
@@ -28,9 +32,8 @@ type round struct {
 	// guarded by l.mu
 	decided bool
 	won     bool
-	expired bool          // the time was up
-	pending uint8         // nodes that have not answered yet
-	due     time.Duration // on the deadlines' clock; written before it is in their list
+	expired bool  // the time was up
+	pending uint8 // nodes that have not answered yet
 	replies []node.Reply
 	one     [1]node.Reply // the replies of a quorum of one
 }
@@ -41,10 +44,10 @@ func (r *round) acquires() bool { return r.op == "acquire" }
 
 // round begins a round. Its requests are sent by the caller, next; if the attempt was
 // cancelled before, the round is over by then, and they go nowhere.
-func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Duration, next func(*round)) *round {
+func (l *Lease) round(op string, want node.Kind, floor int64, next func(*round)) *round {
 	l.mu.Lock()
 	r := l.roundLocked(op)
-	r.op, r.want, r.floor, r.timeout, r.next = op, want, floor, timeout, next
+	r.op, r.want, r.floor, r.next = op, want, floor, next
 	r.pending = uint8(len(l.entries))
 	for mask := l.shadows; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errShadow}
@@ -52,18 +55,17 @@ func (l *Lease) round(op string, want node.Kind, floor int64, timeout time.Durat
 	if l.phase == asking {
 		l.now = r
 	}
-	if d := &l.q.deadlines; timeout == d.timeout {
-		d.addLocked(r)
-	} else {
-		r.due = 0
-		r.timer = clock.AfterFunc(timeout, func() { r.expire(0) })
-	}
 	ends := r.acquires() && l.canceled && r.decideLocked(true)
 	l.mu.Unlock()
 	if ends {
 		r.end()
 	}
 	return r
+}
+
+// endAt has the round decided at t by what was answered by then. Nothing of it was sent yet.
+func (r *round) endAt(t time.Time) {
+	r.timer = clock.AfterFunc(clock.Left(clock.Now(), t), r.expire)
 }
 
 // kept reports whether a node keeps the key for us, because our acquire came there before
@@ -137,10 +139,10 @@ func (r *round) Answer(i int, rep node.Reply) {
 	}
 }
 
-// expire decides the round that was due then by what was answered in time.
-func (r *round) expire(due time.Duration) {
+// expire decides the round by what was answered in time, if nothing else has.
+func (r *round) expire() {
 	r.l.mu.Lock()
-	ends := r.due == due && r.decideLocked(true)
+	ends := r.decideLocked(true)
 	r.expired = r.expired || ends
 	r.l.mu.Unlock()
 	if ends {
@@ -188,9 +190,10 @@ func (r *round) countsLocked(i int) bool {
 }
 
 func (r *round) end() {
-	if r.timer != nil {
+	switch {
+	case r.timer != nil:
 		r.timer.Stop()
-	} else {
+	case r.op == "release":
 		r.l.q.deadlines.remove(r)
 	}
 	r.next(r)

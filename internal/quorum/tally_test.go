@@ -222,7 +222,7 @@ func TestOrderOfAnswersDoesNotMatter(t *testing.T) {
 
 func playRound(t *testing.T, l *Lease, op string, vote node.Kind, answers string, order []int) {
 	decisions := 0
-	r := l.round(op, vote, 0, time.Hour, func(*round) { decisions++ })
+	r := l.round(op, vote, 0, func(*round) { decisions++ })
 	known := []rune(strings.Repeat(".", len(answers)))
 	for _, i := range order {
 		known[i] = rune(answers[i])
@@ -247,7 +247,7 @@ func playRound(t *testing.T, l *Lease, op string, vote node.Kind, answers string
 // The same node's second answer replaces its first: no vote counts twice (S15).
 func TestTwoAnswersOfOneNodeAreOneVote(t *testing.T) {
 	l := muteLease(t, 3)
-	r := l.round("acquire", node.Granted, 0, time.Hour, func(*round) {})
+	r := l.round("acquire", node.Granted, 0, func(*round) {})
 	defer r.l.q.deadlines.remove(r)
 	r.Answer(0, replyOf('y', node.Granted))
 	r.Answer(0, replyOf('y', node.Granted))
@@ -259,7 +259,7 @@ func TestTwoAnswersOfOneNodeAreOneVote(t *testing.T) {
 // A raise counts only votes whose counter is at the floor or above.
 func TestVoteBelowTheFloorIsNone(t *testing.T) {
 	l := muteLease(t, 3)
-	r := l.round("acquire", node.Renewed, 10, time.Hour, func(*round) {})
+	r := l.round("acquire", node.Renewed, 10, func(*round) {})
 	defer r.l.q.deadlines.remove(r)
 	r.Answer(0, node.Reply{Kind: node.Renewed, Counter: 10})
 	r.Answer(1, node.Reply{Kind: node.Renewed, Counter: 9})
@@ -352,7 +352,7 @@ func TestFreeWhenTheTimeWasUp(t *testing.T) {
 
 // A failure names every node and what it said, or that it said nothing.
 func TestFailureNamesEveryNode(t *testing.T) {
-	r := &round{l: muteLease(t, 3), op: "acquire", want: node.Granted, timeout: nodeTimeout}
+	r := &round{l: muteLease(t, 3), op: "acquire", want: node.Granted}
 	r.replies = []node.Reply{replyOf('h', node.Granted), replyOf('e', node.Granted), {}}
 	f := r.failureLocked()
 	for i, want := range []string{"10.0.0.1:6379", "10.0.0.2:6379", "10.0.0.3:6379"} {
@@ -364,7 +364,7 @@ func TestFailureNamesEveryNode(t *testing.T) {
 		t.Error(describe(f))
 	}
 	r.expired = true
-	if err := r.failureLocked().Nodes[2].Reply.Err; !strings.Contains(err.Error(), "50ms") {
+	if err := r.failureLocked().Nodes[2].Reply.Err; !strings.Contains(err.Error(), r.l.q.NodeTimeout.String()) {
 		t.Errorf("the mute node: %v", err)
 	}
 	if got := f.Error(); got != "acquire: 0 of 2 votes" {

@@ -277,7 +277,7 @@ func TestOwnedByMajority(t *testing.T) {
 	} {
 		l := muteLease(t, len(c.answers))
 		var f *Failure
-		r := l.round("acquire", node.Granted, 0, time.Hour, func(r *round) {
+		r := l.round("acquire", node.Granted, 0, func(r *round) {
 			r.l.mu.Lock()
 			defer r.l.mu.Unlock()
 			f = r.failureLocked()

@@ -1,0 +1,230 @@
+package node
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// A watchdog sees to it that nobody waits for a lane's server longer than it may take, and that nothing but the
+// server counts for that.
+//
+// A request has its time from when it was written: as long as it waits in the lane's queue, which moves, or
+// for a connection, which has deadlines of its own (see wire), nobody is late. When the oldest requests under
+// way have had no answer for NodeTimeout, the lane is stalled: whoever asked is told so, and so is who waits
+// behind and who comes, at once; releases wait, and are owed. The first answer ends that. What was asked
+// stays asked: the answers that come then are those of requests that nobody waits for any more, and what
+// they have granted is released (see Entry).
+//
+// A server that has not answered anything for suspendAfter of NodeTimeout is suspended.
+//
+// Where all processors are busy, it may be this process that is late, and not the server: an answer waits in
+// a socket for a goroutine that waits for a processor. So the watchdog looks into the socket before it blames the server.
+// And its own timer waits for a processor, too: by how late that came the deadline is put off, minGrace at least,
+// and maxGrace of NodeTimeout in all, for an answer that was read and not yet handed out, and where there is
+// no socket to look into.
+//
+// Safety rests on none of this. To be told that an answer is late is to be told that there is no vote, and the
+// entry is released by whoever asked, behind what is under way.
+type watchdog struct {
+	l *lane
+
+	mu      sync.Mutex // guards what follows. Nobody is called with it
+	batch   []*request // under way, and not settled; those that were told have no sink any more
+	since   time.Time  // when it was written, or before that, when it was begun
+	written bool
+	due     time.Time     // when there is something to do for the batch
+	put     time.Duration // by how much its deadlines were put off so far
+	timer   *time.Timer
+	armed   bool
+	at      time.Time // armed: for when
+}
+
+const (
+	suspendAfter = 3
+	minGrace     = 10 * time.Millisecond
+	maxGrace     = 8
+)
+
+// begin has the batch watched from now on. It is about to be written.
+func (w *watchdog) begin(batch []*request) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.batch = append(w.batch[:0], batch...)
+	w.since, w.written, w.put = time.Now(), false, 0
+	w.dueLocked(w.since.Add(w.l.s.n.timeout))
+}
+
+// flushed is called just before the first byte of the batch is written: what each attempt is valid for
+// counts from here, and so does what its requests may take.
+func (w *watchdog) flushed() {
+	now := clock.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.batch) == 0 { // it is a caller's own
+		return
+	}
+	w.since, w.written, w.put = time.Now(), true, 0
+	timeout := w.l.s.n.timeout
+	for _, r := range w.batch {
+		if r.op == opAcquire {
+			r.e.t.begin(now)
+		}
+		if r.timeout > 0 {
+			timeout = min(timeout, r.timeout)
+		}
+	}
+	w.dueLocked(w.since.Add(timeout))
+}
+
+// wrote is called when some of the batch was written. It may have taken this process long to come so far.
+func (w *watchdog) wrote() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.written && len(w.batch) > 0 {
+		now := time.Now()
+		w.due = w.due.Add(now.Sub(w.since)) // the timer looks
+		w.since = now
+	}
+}
+
+// end says that the batch's requests are about to be settled. Whoever is not told by then will be by that.
+func (w *watchdog) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.batch)
+	w.batch = w.batch[:0]
+}
+
+// dueLocked has fire called at t. The timer is not moved for what is due later than it: it looks.
+func (w *watchdog) dueLocked(t time.Time) {
+	w.due = t
+	if w.armed && !t.Before(w.at) {
+		return
+	}
+	w.armed, w.at = true, t
+	if wait := time.Until(t); w.timer == nil {
+		w.timer = clock.AfterFunc(wait, w.fire)
+	} else {
+		w.timer.Reset(wait)
+	}
+}
+
+// fire does what is due.
+func (w *watchdog) fire() {
+	now := time.Now()
+	w.mu.Lock()
+	at := w.at
+	w.armed = false
+	switch {
+	case len(w.batch) == 0:
+	case now.Before(w.due):
+		w.dueLocked(w.due)
+	case w.putOffLocked(now, at):
+	case !w.written:
+		w.notWrittenLocked(now)
+		return
+	default:
+		w.lateLocked(now)
+		return
+	}
+	w.mu.Unlock()
+}
+
+// putOffLocked puts the deadline off by how late it came, and says whether it has.
+func (w *watchdog) putOffLocked(now, at time.Time) bool {
+	more, ok := grace(now.Sub(at), w.put, w.l.s.n.timeout)
+	if !ok && w.written && w.l.answerWaits() {
+		more, ok = minGrace, true
+	}
+	if ok {
+		w.put += more
+		w.dueLocked(now.Add(more))
+	}
+	return ok
+}
+
+// grace is by how much a deadline is put off whose end was noticed so late, after it was put off by that much
+// before. ok is false when it is to stand.
+func grace(late, before, timeout time.Duration) (more time.Duration, ok bool) {
+	if before > 0 && late < minGrace || before > maxGrace*timeout {
+		return 0, false
+	}
+	return max(late, minGrace), true
+}
+
+// notWrittenLocked follows when the batch waits for a connection, or for scripts to be loaded. That has deadlines of
+// its own, but for what the owner of the client has put into the way. It lets go of mu.
+func (w *watchdog) notWrittenLocked(now time.Time) {
+	n := w.l.s.n
+	n.late.Store(true)
+	if limit := w.since.Add(connectTime + 8*n.timeout + w.put); now.Before(limit) {
+		w.dueLocked(limit)
+		w.mu.Unlock()
+		return
+	}
+	w.stall(w.tellLocked(now))
+}
+
+// lateLocked follows when a request that was written has had no answer in its time. It lets go of mu.
+func (w *watchdog) lateLocked(now time.Time) {
+	n := w.l.s.n
+	whole := w.since.Add(n.timeout + w.put)
+	switch end := w.since.Add(suspendAfter*n.timeout + w.put); {
+	case now.Before(whole): // of some, for whom it is less
+		told := w.tellLocked(now)
+		w.dueLocked(whole)
+		w.mu.Unlock()
+		tellLate(told)
+	case now.Before(end):
+		told := w.tellLocked(now)
+		w.dueLocked(end)
+		w.stall(told)
+	default:
+		told, since := w.tellLocked(now), w.since
+		w.stall(told)
+		w.l.s.silentSince(w.l.s.n.at(since), errMute)
+	}
+}
+
+// late is somebody who is to be told that an answer is late.
+type late struct {
+	e       *Entry
+	sink    Sink
+	timeout time.Duration
+}
+
+func tellLate(all []late) {
+	for _, x := range all {
+		x.e.answer(x.sink, failed(fmt.Errorf("%w %v", errLate, x.timeout)))
+	}
+}
+
+// tellLocked gives those who are to be told at now.
+func (w *watchdog) tellLocked(now time.Time) (told []late) {
+	n := w.l.s.n
+	took := now.Sub(w.since) - w.put
+	for _, r := range w.batch {
+		timeout := n.timeout
+		if r.timeout > 0 {
+			timeout = min(timeout, r.timeout)
+		}
+		if r.sink != nil && took >= timeout && r.op != opRelease {
+			told = append(told, late{r.e, r.sink, timeout})
+			r.sink = nil
+		}
+	}
+	return told
+}
+
+// stall lets go of mu, and tells those, and all who wait behind. The batch is still under way when the queue
+// is stalled, so the lane has not rested yet, which ends that.
+func (w *watchdog) stall(told []late) {
+	w.l.s.n.late.Store(true)
+	refused := w.l.queue.stall()
+	w.mu.Unlock()
+	tellLate(told)
+	settleAll(refused, failed(ErrStalled), notSent)
+}

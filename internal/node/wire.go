@@ -1,0 +1,153 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// connectTime is what a dial may take: a packet that is lost is sent again after a second.
+const connectTime = 1500 * time.Millisecond
+
+// Sizes of the buffers of each connection. A batch of 128 locks takes some 22 KiB there and 3 KiB back; one
+// of long keys goes in several writes.
+const (
+	ReadBuffer  = 8 << 10
+	WriteBuffer = 32 << 10
+)
+
+// A wire is a connection to a server, and has its steps keep to their times. To be greeted (HELLO, AUTH, SELECT
+// and whatever else the client does on a new connection), and to load scripts, is a step for each answer, of
+// NodeTimeout. After that the watchdog looks how long the server takes, and the connection itself waits long,
+// so that late answers come back on it.
+//
+// A read whose deadline has passed is tried once more: in a process whose processors are all busy the bytes
+// may be there for long.
+type wire struct {
+	net.Conn
+	step   time.Duration
+	strict atomic.Bool // each answer must come within step
+	exact  atomic.Bool // no deadline is put off
+	wrote  func()      // hears of each write when it is over; nil: nobody wants to. Written before the first
+
+	// For the goroutine that reads.
+	until time.Time     // the deadline; zero if there is none
+	put   time.Duration // by how much it was put off
+}
+
+func newWire(c net.Conn, step time.Duration) (*wire, net.Conn) {
+	w := &wire{Conn: c, step: step}
+	w.strict.Store(true)
+	if sys, ok := c.(syscall.Conn); ok { // by which go-redis finds out whether it was closed
+		return w, sysWire{w, sys}
+	}
+	return w, w
+}
+
+type sysWire struct {
+	*wire
+	sys syscall.Conn
+}
+
+// SyscallConn is that of the connection.
+func (w sysWire) SyscallConn() (syscall.RawConn, error) { return w.sys.SyscallConn() }
+
+// answerWaits reports whether bytes of the server wait to be read, as far as can be found out.
+func (w *wire) answerWaits() bool {
+	c := w.Conn
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
+		c = t.NetConn()
+	}
+	sys, ok := c.(syscall.Conn)
+	return ok && waits(sys)
+}
+
+func (w *wire) SetReadDeadline(t time.Time) error {
+	if most := time.Now().Add(w.step); w.strict.Load() && (t.IsZero() || most.Before(t)) {
+		t = most
+	}
+	w.until, w.put = t, 0
+	return w.Conn.SetReadDeadline(t)
+}
+
+func (w *wire) SetDeadline(t time.Time) error {
+	w.until, w.put = t, 0
+	return w.Conn.SetDeadline(t)
+}
+
+func (w *wire) Write(p []byte) (int, error) {
+	n, err := w.Conn.Write(p)
+	if w.wrote != nil {
+		w.wrote()
+	}
+	return n, err
+}
+
+func (w *wire) Read(p []byte) (int, error) {
+	n, err := w.Conn.Read(p)
+	for n == 0 && err != nil && timedOut(err) && w.putOff() {
+		n, err = w.Conn.Read(p)
+	}
+	return n, err
+}
+
+// putOff puts the deadline off by how late its end was noticed, and says whether it has.
+func (w *wire) putOff() bool {
+	if w.until.IsZero() || w.exact.Load() {
+		return false
+	}
+	more, ok := grace(time.Since(w.until), w.put, w.step)
+	if !ok {
+		return false
+	}
+	w.put += more
+	w.until = time.Now().Add(more)
+	return w.Conn.SetReadDeadline(w.until) == nil
+}
+
+// wired are the options of c for connections of our own, each of which is a wire, dialled once, and told of to
+// dialled. greeted hears when one can be used. Hooks of c are not called.
+func wired(c *redis.Client, step time.Duration, dials hangable, dialled func(*wire), greeted func()) *redis.Options {
+	o := bareOptions(c)
+	limit := connectTime
+	if o.TLSConfig != nil {
+		limit += step
+	}
+	dial, greet := o.Dialer, o.OnConnect
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		conn, err := await(ctx, dials, func() (net.Conn, error) { return dial(ctx, network, addr) }, func(late net.Conn) { _ = late.Close() })
+		if err != nil && ctx.Err() != nil {
+			return nil, fmt.Errorf("no connection within %v: %w", limit, ctx.Err())
+		} else if err != nil {
+			return nil, err
+		}
+		w, conn := newWire(conn, step)
+		dialled(w)
+		return conn, nil
+	}
+	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+		if greet != nil {
+			if err := greet(ctx, conn); err != nil {
+				return err
+			}
+		}
+		greeted()
+		return nil
+	}
+	o.DialTimeout = limit
+	o.MaxRetries, o.DialerRetries = -1, 1
+	// After as many failed dials as PoolSize, go-redis would have a goroutine dial by itself, which ends a second
+	// after the pool.
+	o.PoolSize, o.MaxConcurrentDials, o.MinIdleConns, o.PipelinePoolSize = 16, 16, 0, -1
+	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
+	o.ReadBufferSize, o.WriteBufferSize = ReadBuffer, WriteBuffer
+	o.ContextTimeoutEnabled = true
+	return o
+}
