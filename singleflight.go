@@ -79,18 +79,19 @@ func (c *Client) flightConfig() flight.Config {
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
 		Closed:   fmt.Errorf("flightlock: the Client is %w", ErrClosed),
 		NotHeld:  errReleased,
+		Failed:   errFailedElsewhere,
 		Expired:  fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
 		LostWith: func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
 	}
 }
 
 // watch is how a flight hears that its key was let go; nil for a client that only polls.
-func (c *Client) watch() func(key, contender string, hear func(flight.News)) (stop func()) {
+func (c *Client) watch() func(key, contender string, hear func(flight.News, string)) (stop func()) {
 	if c.opts.DisableNotify {
 		return nil
 	}
-	return func(key, contender string, hear func(flight.News)) func() {
-		return c.quorum.Watch(c.full(key), contender, func(n quorum.News) { hear(flight.News(n)) })
+	return func(key, contender string, hear func(flight.News, string)) func() {
+		return c.quorum.Watch(c.full(key), contender, func(n quorum.News, owner string) { hear(flight.News(n), owner) })
 	}
 }
 
@@ -139,9 +140,9 @@ func (l *lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 	})
 }
 
-func (l *lease) Release(inline bool, rival string, done func(error)) {
+func (l *lease) Release(inline bool, rival string, failed bool, done func(error)) {
 	l.gone = done // the flight releases a lease once
-	l.Lease.Release(inline, rival, l)
+	l.Lease.Release(inline, rival, failed, l)
 }
 
 // Released is the outcome of that.
@@ -163,7 +164,7 @@ func (l *lease) Peek() error {
 
 func outcome(key string, f *quorum.Failure) *flight.Outcome {
 	return &flight.Outcome{Err: quorumError(key, f), Final: f.Final, Lost: f.Reason == quorum.NotHeld, Free: f.Free,
-		Taken: f.Reason == quorum.Taken, Owned: f.Owned, Away: f.Away}
+		Taken: f.Reason == quorum.Taken, Owned: f.Owned, Holder: f.Holder, Away: f.Away}
 }
 
 // full is a lock key as the nodes know it.

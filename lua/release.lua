@@ -15,8 +15,11 @@
 --          not want the key any more
 -- ARGV[5]  rival: the contender whose turn it is to be, because the nodes must agree on
 --          one. The contender of ARGV[4] goes to the end of the wants, even where the key is
---          not the owner's. May be left out:
+--          not the owner's. May be left out, or '':
 --          then the one that waits longest comes next
+-- ARGV[6]  failed: what the lock was held for has failed. All who listen are told so, whoever is next,
+--          by a message of its own: the owner and ' failed', which is the name of no contender.
+--          Left out by all other releases
 --
 -- Reply
 --   1                deleted
@@ -41,11 +44,15 @@ local contender = ARGV[4]
 if contender == '' then
   contender = nil
 end
+local rival = ARGV[5]
+if rival == '' then
+  rival = nil
+end
 kept = contender and holder == turn .. contender
 
 -- Whoever yields or is undone goes on waiting, at the end: also where the key is not its own
 -- any more, or never was, for each node must know all that wait.
-local again = ARGV[5] and contender or undo and ours and ARGV[2]
+local again = rival and contender or undo and ours and ARGV[2]
 if again then
   local t = redis.call('TIME')
   redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), again)
@@ -64,7 +71,13 @@ if not ours and not kept then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
-if undo or not ARGV[5] and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- or nobody waits
+-- It comes before the message of whose turn it is: to a client that knows nothing of failures it is
+-- the turn of one that it does not know, and what it hears last counts.
+if ours and ARGV[6] then
+  redis.pcall(ARGV[2], KEYS[1], ARGV[1] .. ' failed')
+end
+
+if undo or not rival and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- or nobody waits
   redis.call('DEL', KEYS[1])
   return ours and 1 or 0
 end
@@ -88,7 +101,6 @@ for _ = 1, 100 do
 end
 local chosen = first[1]
 
-local rival = ARGV[5]
 if rival and rival ~= chosen then
   local score = redis.pcall('ZSCORE', KEYS[2], rival)
   chosen = type(score) == 'string' and score ~= '0' and rival or chosen

@@ -24,16 +24,17 @@ func TestMain(m *testing.M) {
 }
 
 var (
-	errBusy    = errors.New("busy here")
-	errCrowded = errors.New("crowded")
-	errEnded   = errors.New("ended")
-	errClosed  = errors.New("closed")
-	errNotHeld = errors.New("not held")
-	errExpired = errors.New("expired")
-	errLost    = errors.New("lost")
-	errTaken   = errors.New("held by another")
-	errDown    = errors.New("unavailable")
-	errFinal   = errors.New("no use trying")
+	errBusy      = errors.New("busy here")
+	errCrowded   = errors.New("crowded")
+	errEnded     = errors.New("ended")
+	errClosed    = errors.New("closed")
+	errNotHeld   = errors.New("not held")
+	errExpired   = errors.New("expired")
+	errLost      = errors.New("lost")
+	errTaken     = errors.New("held by another")
+	errDown      = errors.New("unavailable")
+	errFinal     = errors.New("no use trying")
+	errElsewhere = errors.New("failed elsewhere")
 )
 
 // world is a fake quorum, with a Group over it. An attempt, a refresh or a release waits
@@ -82,7 +83,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 			return fmt.Errorf("%w: %w", ctxErr, last)
 		},
 		Ended:  func(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) },
-		Closed: errClosed, NotHeld: errNotHeld, Expired: errExpired,
+		Closed: errClosed, NotHeld: errNotHeld, Expired: errExpired, Failed: errElsewhere,
 		LostWith: func(err error) error { return fmt.Errorf("%w: %w", errLost, err) },
 	}
 	for _, c := range change {
@@ -118,11 +119,11 @@ const turn = 100 * time.Millisecond
 type fakeWatch struct {
 	w         *world
 	contender string
-	hear      func(News)
+	hear      func(News, string)
 	stops     int // guarded by w.mu
 }
 
-func (w *world) watch(_, contender string, hear func(News)) (stop func()) {
+func (w *world) watch(_, contender string, hear func(News, string)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.note("watch %s", contender)
@@ -154,7 +155,7 @@ func (w *world) newsNow(n News) {
 	}
 	fw := w.watches[len(w.watches)-1]
 	w.mu.Unlock()
-	fw.hear(n)
+	fw.hear(n, "")
 }
 
 // rivals has looks find a rival from now on, "" for nobody.
@@ -362,8 +363,11 @@ func (l *fakeLease) Owner() string { return l.owner }
 
 func (l *fakeLease) Settle() {}
 
-func (l *fakeLease) Release(_ bool, rival string, done func(error)) {
+func (l *fakeLease) Release(_ bool, rival string, failed bool, done func(error)) {
 	l.w.mu.Lock()
+	if failed {
+		l.w.note("failed")
+	}
 	switch {
 	case rival == "":
 		l.w.note("release")

@@ -59,7 +59,7 @@ type flight struct {
 	again      bool  // news has come since the attempt began: try again if it fails
 	home       uint8 // the place of its shard
 
-	n          int32
+	n, lookers int32 // who waits; of these, callers of AcquireUnless
 	head, tail *Hold // waiting
 	cur        *Hold // holding; nil when nobody does
 
@@ -94,6 +94,7 @@ type pause struct {
 	free   time.Time // when the key could be free, by the last outcome; zero: unknown
 	taken  bool      // others' votes are why it failed
 	owned  bool      // one other has the key, who will tell when it lets go
+	holder string    // who had it then, unless there was news of it since; "": unknown
 }
 
 // pauseOfLocked is what f knows of failed attempts, from now on.
@@ -132,6 +133,7 @@ type todo struct {
 	asker  string      // the contender that it is for, if there is one
 	leave  Lease       // not nil: release it
 	rival  string      // who is to have the next turn then, if not ""
+	failed bool        // what the lease was for has failed
 	gone   func(error) // hears what became of that, if it is not nil
 }
 
@@ -167,7 +169,7 @@ func (f *flight) unlockInline(inline bool) {
 		f.begin(ttl, t.tokens, t.asker, inline)
 	}
 	if t.leave != nil {
-		f.giveBack(t.leave, t.rival, t.gone, inline)
+		f.giveBack(t, inline)
 	}
 	clear(t.calls)
 	*t = todo{calls: t.calls[:0]}
@@ -321,6 +323,27 @@ func (f *flight) turnAwayLocked(h *Hold, err error) {
 	f.emptiedLocked()
 }
 
+// turnAwayAllLocked ends the wait of all whom that is about, with err.
+func (f *flight) turnAwayAllLocked(err error, who func(*Hold) bool) {
+	front := f.head
+	for h := front; h != nil; {
+		next := h.next
+		if who(h) {
+			f.dropLocked(h)
+			h.state, h.refusal = left, err
+			h.wakeLocked()
+		}
+		h = next
+	}
+	if f.head == front {
+		return
+	}
+	f.emptiedLocked()
+	if f.pausingLocked() {
+		f.paceLocked(clock.Now())
+	}
+}
+
 // emptiedLocked follows the leaving of a waiter: an attempt that nobody wants is
 // cancelled, a pause that nobody waits for is over.
 func (f *flight) emptiedLocked() {
@@ -361,6 +384,9 @@ func (f *flight) pushLocked(h *Hold) {
 	}
 	f.tail = h
 	f.n++
+	if h.news != nil {
+		f.lookers++
+	}
 }
 
 func (f *flight) dropLocked(h *Hold) {
@@ -376,6 +402,9 @@ func (f *flight) dropLocked(h *Hold) {
 	}
 	h.next, h.prev = nil, nil
 	f.n--
+	if h.news != nil {
+		f.lookers--
+	}
 	if h.patience != nil {
 		h.patience.Stop()
 	}

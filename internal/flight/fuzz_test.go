@@ -189,7 +189,7 @@ func (s *sim) do(op byte, arg int) {
 		s.rivals([]string{"", "x", "y"}[arg%3])
 	case 17:
 		if fw := pick(s.listening(), arg/4); fw != nil {
-			fw.hear(Hears + News(arg%4))
+			fw.hear(Hears+News(arg%5), "")
 		}
 	}
 }

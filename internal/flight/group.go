@@ -28,8 +28,9 @@ type Lease interface {
 	// not worth the memory. It may be called under a flight's lock.
 	Settle()
 	// Release gives the lease back; done hears whether it still was ours. If there is a
-	// rival, the next turn is its, and the flight's contender waits again.
-	Release(inline bool, rival string, done func(error))
+	// rival, the next turn is its, and the flight's contender waits again. With failed, all who wait
+	// for the key are told that what its last Hold was for has failed.
+	Release(inline bool, rival string, failed bool, done func(error))
 }
 
 // Grant is a lease's deadline and a block of fencing tokens, empty when Last < First.
@@ -42,13 +43,14 @@ type Grant struct {
 
 // Outcome is how a remote operation failed.
 type Outcome struct {
-	Err   error         // what a caller gets who gives up now
-	Final bool          // acquire: trying again cannot help, whoever waits
-	Lost  bool          // refresh: the lease is gone
-	Free  time.Duration // acquire: how soon the key could be free; 0 when unknown
-	Taken bool          // acquire: others' votes are why
-	Owned bool          // acquire: moreover one other has the key for certain, and will tell when it lets go
-	Away  bool          // acquire: a majority cannot be reached for now, and asking again at once will not help
+	Err    error         // what a caller gets who gives up now
+	Final  bool          // acquire: trying again cannot help, whoever waits
+	Lost   bool          // refresh: the lease is gone
+	Free   time.Duration // acquire: how soon the key could be free; 0 when unknown
+	Taken  bool          // acquire: others' votes are why
+	Owned  bool          // acquire: moreover one other has the key for certain, and will tell when it lets go
+	Holder string        // acquire: the owner that has it; "": unknown
+	Away   bool          // acquire: a majority cannot be reached for now, and asking again at once will not help
 }
 
 // Attempt is a remote attempt.
@@ -71,7 +73,7 @@ type Config struct {
 	Prepare func(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt
 	// Watch has hear told of what happens to key, until stop is called; nil: nothing is
 	// told. Leave takes back what contender wanted.
-	Watch func(key, contender string, hear func(News)) (stop func())
+	Watch func(key, contender string, hear func(n News, owner string)) (stop func())
 	Leave func(key, contender string)
 	Turn  time.Duration // how long a turn is kept
 	Alone bool          // there is one node: a caller's own goroutine asks it fastest
@@ -88,6 +90,7 @@ type Config struct {
 	Closed   error
 	NotHeld  error                 // why of a Hold that was released
 	Expired  error                 // why of a Hold whose Until passed
+	Failed   error                 // for AcquireUnless: what the caller has waited for has failed elsewhere
 	LostWith func(err error) error // why of a Hold whose lease was lost by err
 
 	// Acquired hears of every caller that has its answer, on its own goroutine: how long it

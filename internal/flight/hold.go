@@ -33,7 +33,8 @@ type Hold struct {
 
 	// guarded by f.mu
 	state state
-	way   Way // does not change once the wait is over
+	way   Way  // does not change once the wait is over
+	looks bool // it is of AcquireUnless
 	fence int64
 	lease Lease
 	until time.Time     // when this Hold is over if nothing renews it
@@ -289,7 +290,14 @@ func (h *Hold) endOfLocked() *end {
 
 // Release ends h: the lease goes to the next waiter, or back to the nodes. It returns nil
 // when either happened, and is bounded by NodeTimeout.
-func (h *Hold) Release() error {
+func (h *Hold) Release() error { return h.release(false) }
+
+// ReleaseFailed is Release of a Hold whose work has failed: if the lease goes back to the nodes, the other
+// processes that wait in AcquireUnless are told so, and end with Config.Failed. To a waiter of this process
+// the lease is handed as ever.
+func (h *Hold) ReleaseFailed() error { return h.release(true) }
+
+func (h *Hold) release(failed bool) error {
 	f := h.f
 	f.mu.Lock()
 	now := clock.Now()
@@ -305,7 +313,7 @@ func (h *Hold) Release() error {
 		return nil
 	}
 	gone := f.g.endings.Get().(*ending)
-	f.todo.gone = gone.tell
+	f.todo.gone, f.todo.failed = gone.tell, failed
 	f.unlockInline(true)
 	err := <-gone.heard
 	f.g.endings.Put(gone)

@@ -95,7 +95,7 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 func (f *flight) pauseLocked(o *Outcome) {
 	now := clock.Now()
 	p := f.pauseOfLocked()
-	p.tried, p.taken, p.owned = now, o.Taken, o.Owned
+	p.tried, p.taken, p.owned, p.holder = now, o.Taken, o.Owned, o.Holder
 	if o.Free > 0 {
 		if free := now.Add(max(o.Free, minDelay)); p.free.IsZero() || free.Before(p.free) {
 			p.free = free // else somebody's turn was told meanwhile, which ends before
@@ -198,6 +198,9 @@ func (f *flight) giveLocked(h *Hold, now time.Time, left time.Duration) {
 func (f *flight) endLocked(h *Hold, as state, why error) {
 	h.state, h.reminders = as, nil
 	f.cur = nil
+	if h.looks && as == released {
+		f.tellLocked() // its work may be what others of this process wait for
+	}
 	if as == lost {
 		h.endOfLocked().why = why
 		f.shard().counts.lost.Add(1)
@@ -237,11 +240,12 @@ func (f *flight) partLocked(rival string) {
 
 // giveBack makes the release that partLocked has decided on, and goes on when it has been
 // sent.
-func (f *flight) giveBack(l Lease, rival string, gone func(error), inline bool) {
+func (f *flight) giveBack(t *todo, inline bool) {
+	rival, gone := t.rival, t.gone
 	if gone == nil {
 		gone = func(error) {}
 	}
-	l.Release(inline, rival, gone)
+	t.leave.Release(inline, rival, t.failed, gone)
 	f.mu.Lock()
 	defer f.unlock()
 	f.parting = false

@@ -8,7 +8,8 @@ import (
 // AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
 // another process has done the work meanwhile: whenever there is news of the key, or an
 // attempt after the first is due, needless is called on the caller's goroutine. True ends
-// the wait, with stopped and without the key. An outcome other than "taken" ends it too: such
+// the wait, with stopped and without the key; news that the work has failed elsewhere ends it with
+// Config.Failed. An outcome other than "taken" ends it too: such
 // a caller has other ways. As long as needless takes its time no attempt is made, unless
 // others wait behind: they are not held up.
 func (g *Group) AcquireUnless(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
@@ -25,7 +26,7 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 		return false, g.cfg.GaveUp(key, err, nil)
 	}
 	h.ttl, h.wait = ttl, g.waiting(pace)
-	h.news = make(chan struct{}, 1)
+	h.news, h.looks = make(chan struct{}, 1), true
 	f, err := g.join(key, h, Queue, g.mayBlock(ctx))
 	if err != nil {
 		h.refusal = err
@@ -38,6 +39,11 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 		case <-ctx.Done():
 			return false, f.quit(h, ctx.Err())
 		case <-h.news:
+			select { // the key is ours: whoever has it looks anyway
+			case <-h.ready:
+				return false, g.answered(h)
+			default:
+			}
 			if ctx.Err() == nil && needless(ctx) {
 				_ = f.quit(h, context.Canceled)
 				return true, nil
@@ -51,7 +57,7 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 
 // tryLocked begins an attempt, when the front waiter has seen that it is needed.
 func (f *flight) tryLocked() {
-	if f.n > 1 || !f.tellLocked() {
+	if looks := f.tellLocked(); f.n > 1 || !looks {
 		f.askLocked(f.head)
 		return
 	}
@@ -67,6 +73,7 @@ func (f *flight) sendLocked() {
 		f.tryLocked()
 		return
 	}
+	f.tellLocked()
 	h.sent, f.looking = true, true
 	h.ready <- struct{}{}
 }
@@ -91,18 +98,24 @@ func (h *Hold) wakeLocked() {
 	}
 }
 
-// tellLocked tells the front waiter that there is news, if it is one that looks.
-func (f *flight) tellLocked() bool {
+// tellLocked tells all who look that there is news, and says whether the front waiter is one of them.
+func (f *flight) tellLocked() (front bool) {
 	h := f.head
-	if h.news == nil {
-		return false
+	for left := f.lookers; left > 0; h = h.next {
+		if h.news == nil {
+			continue
+		}
+		left--
+		select {
+		case h.news <- struct{}{}:
+		default:
+		}
 	}
-	select {
-	case h.news <- struct{}{}:
-	default:
-	}
-	return true
+	return f.lookers > 0 && f.head.news != nil
 }
+
+// lookerLocked reports whether h is of AcquireUnless.
+func (h *Hold) lookerLocked() bool { return h.news != nil }
 
 // proceed makes the attempt that has waited for the front waiter to look.
 func (f *flight) proceed() {

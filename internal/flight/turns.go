@@ -56,6 +56,7 @@ const (
 	Deaf                   // notices may be missed from now on
 	Ours                   // the turn is this contender's
 	Theirs                 // the turn is another's
+	Failed                 // what the owner that is named had the key for has failed; it has let go of the key
 )
 
 const (
@@ -94,14 +95,25 @@ func (f *flight) contendLocked(contender string) {
 	})
 }
 
-// heard takes news of the key.
-func (f *flight) heard(n News) {
+// heard takes news of the key. owner is who had it, if that is what the news is about.
+func (f *flight) heard(n News, owner string) {
 	f.mu.Lock()
 	defer f.unlock()
 	if f.dead {
 		return
 	}
+	if n == Ours || n == Theirs { // somebody has let go of the key, and may have done the work
+		if n == Theirs || !f.pausingLocked() { // else with the attempt that follows
+			f.tellLocked()
+		}
+		if f.pause != nil {
+			f.holder = ""
+		}
+	}
 	switch n {
+	case Failed:
+		f.failedElsewhereLocked(owner)
+		return
 	case Hears:
 		f.contest.hears = true
 	case Deaf:
@@ -112,7 +124,6 @@ func (f *flight) heard(n News) {
 		}
 		f.pauseOfLocked().free = clock.Now().Add(f.g.cfg.Turn + minDelay)
 		if f.pausingLocked() {
-			f.tellLocked()
 			f.restLocked()
 		}
 		return
@@ -126,6 +137,19 @@ func (f *flight) heard(n News) {
 	default:
 		f.tryLocked()
 	}
+}
+
+// failedElsewhereLocked ends the wait of all who look: what they have waited for has failed, in owner's hands. They
+// are to do it themselves, at once and all together, not one after the other.
+//
+// A message may be late, from a node that was slow: then somebody else has the key by now, and who came
+// since has not waited for that failure. So it is for those alone who have not seen another
+// holder since. To be wrong about it costs work that is done twice, and never a lock.
+func (f *flight) failedElsewhereLocked(owner string) {
+	if f.lease != nil || f.pause == nil || f.holder != "" && f.holder != owner {
+		return
+	}
+	f.turnAwayAllLocked(f.g.cfg.Failed, (*Hold).lookerLocked)
 }
 
 // leaveLocked takes the flight out of the contest, as it dies.

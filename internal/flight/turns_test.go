@@ -538,7 +538,7 @@ func TestAloneContends(t *testing.T) {
 		w.wantHistory("acquire as owner-3")
 		w.attempt().grant()
 		b.holds()
-		w.watches[0].hear(Ours)
+		w.watches[0].hear(Ours, "")
 		w.wantHistory("acquire as owner-1")
 		b.releases()
 		w.attempt().grant()
@@ -994,7 +994,7 @@ func TestNextFlightContendsAnew(t *testing.T) {
 		w.listens().leaves()
 		c := w.hears()
 		is(t, "contender", w.attempt().contender, "owner-3")
-		w.watches[0].hear(Ours) // lingers
+		w.watches[0].hear(Ours, "") // lingers
 		w.attempt().grant()
 		c.holds()
 		c.releases()
@@ -1008,7 +1008,7 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 		w.byHand()
 		begun, goOn := make(chan struct{}), make(chan struct{})
 		watch := w.g.cfg.Watch
-		w.g.cfg.Watch = func(key, contender string, hear func(News)) func() {
+		w.g.cfg.Watch = func(key, contender string, hear func(News, string)) func() {
 			stop := watch(key, contender, hear)
 			close(begun)
 			<-goOn
@@ -1025,9 +1025,9 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) { // it hears at once
 		w.byHand()
 		watch := w.g.cfg.Watch
-		w.g.cfg.Watch = func(key, contender string, hear func(News)) func() {
+		w.g.cfg.Watch = func(key, contender string, hear func(News, string)) func() {
 			stop := watch(key, contender, hear)
-			hear(Hears)
+			hear(Hears, "")
 			return stop
 		}
 		c := w.start()
@@ -1051,7 +1051,7 @@ func TestCloseWaitsForTheLastToLeave(t *testing.T) {
 					}
 				}
 				watch, leave := w.g.cfg.Watch, w.g.cfg.Leave
-				w.g.cfg.Watch = func(key, contender string, hear func(News)) func() {
+				w.g.cfg.Watch = func(key, contender string, hear func(News, string)) func() {
 					stop := watch(key, contender, hear)
 					block("watch")
 					return func() { block("stop"); stop() }
@@ -1107,9 +1107,9 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 			b := w.start()
 			if first {
 				a.cancel()
-				w.watches[0].hear(Ours)
+				w.watches[0].hear(Ours, "")
 			} else {
-				w.watches[0].hear(Ours)
+				w.watches[0].hear(Ours, "")
 				a.cancel()
 			}
 			synctest.Wait()

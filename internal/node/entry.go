@@ -1,6 +1,7 @@
 package node
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,6 +107,13 @@ func (e *Entry) releaseAgain() *request {
 type Parting struct {
 	Contender string // whom to take out of the wants, or for whom a turn may be kept
 	Rival     string // whose turn is next, on all nodes; then Contender goes to the end of the wants
+	Failed    bool   // all who listen are told that what the lease was for has failed, see FailedOwner
+}
+
+// FailedOwner is the owner of which a notice says that what it had the key for has failed; none for other
+// notices, which name a contender. A contender's name ends with a number.
+func FailedOwner(notice string) (owner string, failed bool) {
+	return strings.CutSuffix(notice, " failed")
 }
 
 // wanted reports whether the contender may have a want, or a turn, on the node.
@@ -347,6 +355,8 @@ func (r *request) values(to []any) []any {
 		to = append(to, &t.owner)
 		switch p := r.parting; {
 		case r.reach != allKeys:
+		case p != nil && p.Failed:
+			to = append(to, r.e.n.publish, r.e.n.turn, p.Contender, p.Rival, "failed")
 		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
 			if p.Contender != "" {

@@ -29,6 +29,7 @@ type Failure struct {
 	Final  bool          // trying again cannot help
 	Free   time.Duration // how soon a majority could be free; 0 when unknown
 	Owned  bool          // acquire: a majority of nodes says that one and the same has the key
+	Holder string        // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
 	Away   bool          // a majority cannot be reached, and more than one answer is missing for that: see node.Away
 	Need   int
 	Got    int // votes
@@ -144,7 +145,8 @@ func (r *round) failureLocked() *Failure {
 	switch {
 	case r.acquires() && t.hopeless(): // even if others hold the key for now
 	case r.acquires() && t.refused(true):
-		f.Reason, f.Free, f.Owned = Taken, r.freeLocked(t), r.ownedLocked(t)
+		f.Reason, f.Free = Taken, r.freeLocked(t)
+		f.Holder, f.Owned = r.ownedLocked(t)
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
@@ -185,12 +187,12 @@ func (r *round) freeLocked(t tally) time.Duration {
 	return left[want-1]
 }
 
-// ownedLocked reports whether one other has a majority, and will tell when it lets go. If
+// ownedLocked says who else has a majority, and whether it will tell when it lets go. If
 // not, those who want the key may have split the votes, and nobody will say when to try
-// again; nor will a client that is none of ours.
-func (r *round) ownedLocked(t tally) bool {
+// again; nor will a client that is none of ours. A turn that is kept for another has no holder yet.
+func (r *round) ownedLocked(t tally) (holder string, tells bool) {
 	if t.held < t.need {
-		return false
+		return "", false
 	}
 	for _, rep := range r.replies {
 		n := 0
@@ -200,10 +202,13 @@ func (r *round) ownedLocked(t tally) bool {
 			}
 		}
 		if n >= t.need {
-			return r.l.q.Tells == nil || strings.HasPrefix(rep.Holder, node.TurnOf) || r.l.q.Tells(rep.Holder)
+			if strings.HasPrefix(rep.Holder, node.TurnOf) {
+				return "", true
+			}
+			return rep.Holder, r.l.q.Tells == nil || r.l.q.Tells(rep.Holder)
 		}
 	}
-	return false
+	return "", false
 }
 
 // noAnswerLocked says of a node that it has not answered: in time, or by the moment in

@@ -248,19 +248,20 @@ func (l *Lease) undoLocked() *node.Parting {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.parting("")
+	return l.parting("", false)
 }
 
 // parting is how the lease is left to others: to rival, if there is one, or else to the one
-// that waits longest.
-func (l *Lease) parting(rival string) *node.Parting {
+// that waits longest. All are told if what it was for has failed.
+func (l *Lease) parting(rival string, failed bool) *node.Parting {
+	contender := l.target.Contender()
 	switch {
-	case l.target.Contender() == "" && rival == "":
+	case contender == "" && rival == "" && !failed:
 		return &plainParting
-	case l.target.Contender() == "":
-		return &node.Parting{Contender: l.target.Owner(), Rival: rival}
+	case contender == "" && rival != "":
+		contender = l.target.Owner()
 	}
-	return &node.Parting{Contender: l.target.Contender(), Rival: rival}
+	return &node.Parting{Contender: contender, Rival: rival, Failed: failed}
 }
 
 var plainParting node.Parting
@@ -431,8 +432,9 @@ func (l *Lease) Settle() {
 // Release ends the lease and tells by exactly once: nil when a majority of nodes deleted our
 // key. The nodes that did not answer by then are chased until they do. rival is who gets
 // the next turn, while this lease's contender waits for another; "" if it does not and
-// whoever waits longest is next.
-func (l *Lease) Release(inline bool, rival string, by Releaser) {
+// whoever waits longest is next. With failed all who want the key are told that what the lease was for
+// has failed; a release that a node did not get by then says nothing of that.
+func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
@@ -450,7 +452,7 @@ func (l *Lease) Release(inline bool, rival string, by Releaser) {
 	e.leaver = by
 	r := l.round("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.parting(rival)
+	p := l.parting(rival, failed)
 	for i := range l.entries {
 		l.entries[i].Release(&e.places[i], r, l.mayBlock(inline), p)
 	}

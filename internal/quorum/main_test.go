@@ -208,7 +208,7 @@ func (c *client) reserve(l *Lease, ttl time.Duration, more int64) (Grant, *Failu
 
 func (c *client) beginRelease(l *Lease) *call {
 	a := c.newCall("release", l)
-	l.Release(false, "", a)
+	l.Release(false, "", false, a)
 	return a
 }
 

@@ -23,7 +23,7 @@ func listen(n int) *listener {
 	l := &listener{}
 	q := &Quorum{Config: Config{NodeTimeout: nodeTimeout}, need: n/2 + 1}
 	q.trip.Store(int64(ms(8)))
-	l.watch = &watch{q: q, contender: "me-1", hear: func(n News) {
+	l.watch = &watch{q: q, contender: "me-1", hear: func(n News, _ string) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.all = append(l.all, n)
@@ -212,11 +212,11 @@ func TestLastNewsIsTrue(t *testing.T) {
 			}
 			record, slow := l.hear, make(chan struct{})
 			block := sync.OnceFunc(func() { <-slow })
-			l.hear = func(n News) {
+			l.hear = func(n News, owner string) {
 				if n == first {
 					block()
 				}
-				record(n)
+				record(n, owner)
 			}
 			go l.Hear(0, signal[first], "")
 			synctest.Wait()
@@ -333,7 +333,7 @@ func (c *client) waits(contender string) *Failure {
 
 func (c *client) yield(l *Lease, rival string) *call {
 	a := c.newCall("release", l)
-	l.Release(false, rival, a)
+	l.Release(false, rival, false, a)
 	return a
 }
 
@@ -798,5 +798,29 @@ func TestCancelWhileRequestsGoOut(t *testing.T) {
 				t.Fatalf("%d answers are missing: a node answered twice", pending)
 			}
 		}
+	})
+}
+
+// One node is enough to tell of a failure; the others that tell of the same one are not news.
+func TestAFailureIsNewsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := listen(3)
+		var owners []string
+		record := l.hear
+		l.hear = func(n News, owner string) { owners = append(owners, owner); record(n, owner) }
+		l.Hear(1, node.Notice, "label#x-7 failed")
+		l.wantNews(t, Failed)
+		l.Hear(1, node.Notice, "me-1")
+		l.Hear(0, node.Notice, "label#x-7 failed")
+		l.Hear(0, node.Notice, "me-1")
+		l.wantNews(t, Ours)
+		l.Hear(2, node.Notice, "label#x-8 failed")
+		l.wantNews(t, Failed)
+		if want := []string{"label#x-7", "", "label#x-8"}; !slices.Equal(owners, want) {
+			t.Errorf("owners %q, want %q", owners, want)
+		}
+		l.stop()
+		l.Hear(0, node.Notice, "label#x-9 failed")
+		l.wantNews(t)
 	})
 }

@@ -18,6 +18,7 @@ const (
 	Deaf                   // not any more
 	Ours                   // the turn is this contender's
 	Theirs                 // the turn is another's
+	Failed                 // what the owner that is named had the key for has failed; it has let go of the key
 )
 
 // watch listens on all nodes for what happens to a key.
@@ -28,19 +29,21 @@ const (
 type watch struct {
 	q         *Quorum
 	contender string
-	hear      func(News)
+	hear      func(n News, owner string)
 	nodes     []*node.Watch
 
 	mu     sync.Mutex  // guards what follows
 	hears  uint64      // bit i: node i has confirmed
 	told   uint64      // bit i: node i has told of our turn
+	failed string      // the owner whose failure was told last
 	timer  *time.Timer // for the turn that some nodes have told of
 	closed bool
 }
 
 // Watch has hear told of what happens to key, from goroutines of the nodes or a timer, with
 // no lock held, until stop is called; one call may still be under way then.
-func (q *Quorum) Watch(key, contender string, hear func(News)) (stop func()) {
+// owner is "" but for Failed. One node is enough to tell of a failure: nobody is granted anything for it.
+func (q *Quorum) Watch(key, contender string, hear func(n News, owner string)) (stop func()) {
 	w := &watch{q: q, contender: contender, hear: hear}
 	for i, n := range q.Nodes {
 		w.nodes = append(w.nodes, n.Watch(key, i, w))
@@ -61,13 +64,29 @@ func (w *watch) stop() {
 }
 
 // Hear takes what node i tells.
-func (w *watch) Hear(i int, s node.Signal, contender string) {
+func (w *watch) Hear(i int, s node.Signal, notice string) {
+	owner, failed := node.FailedOwner(notice)
+	if failed {
+		w.hearFailed(owner)
+		return
+	}
 	w.mu.Lock()
-	news := w.hearLocked(i, s, contender)
+	news := w.hearLocked(i, s, notice)
 	w.mu.Unlock()
 	for news != 0 {
-		w.hear(news)
+		w.hear(news, "")
 		news = w.correct(news)
+	}
+}
+
+// hearFailed tells of a failure once, though several nodes do.
+func (w *watch) hearFailed(owner string) {
+	w.mu.Lock()
+	known := w.closed || owner == w.failed
+	w.failed = owner
+	w.mu.Unlock()
+	if !known {
+		w.hear(Failed, owner)
 	}
 }
 
@@ -134,7 +153,7 @@ func (w *watch) late() {
 	w.told = 0
 	w.mu.Unlock()
 	if ours {
-		w.hear(Ours)
+		w.hear(Ours, "")
 	}
 }
 

@@ -1,0 +1,228 @@
+package flight
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// looker is a caller of AcquireUnless.
+type looker struct {
+	caller
+	looks   atomic.Int32 // how often it has looked
+	stopped bool
+	found   atomic.Bool // whether it finds then that it needs the key no more
+}
+
+func (w *world) looks(change ...func(*wish)) *looker {
+	wish := wish{key: "k", ttl: 10 * time.Second, pace: patient}
+	for _, c := range change {
+		c(&wish)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	l := &looker{caller: caller{w: w, cancel: cancel, began: time.Now(), done: make(chan struct{})}}
+	go func() {
+		defer close(l.done)
+		defer cancel()
+		l.stopped, l.err = w.g.AcquireUnless(ctx, wish.key, &l.h, wish.ttl, wish.pace, func(context.Context) bool {
+			l.looks.Add(1)
+			return l.found.Load()
+		})
+		l.took = time.Since(l.began)
+	}()
+	synctest.Wait()
+	return l
+}
+
+// looked checks how often it has looked since the last time.
+func (l *looker) looked(want int32) {
+	l.w.t.Helper()
+	synctest.Wait()
+	is(l.w.t, "looks", l.looks.Swap(0), want)
+}
+
+// held has the attempt that is under way fail because owner has the key.
+func (w *world) heldBy(owner string) {
+	w.t.Helper()
+	w.attempt().fail(Outcome{Err: errTaken, Free: time.Hour, Taken: true, Owned: true, Holder: owner})
+	synctest.Wait()
+}
+
+// fails is the news that owner's work has failed.
+func (w *world) fails(owner string) {
+	w.t.Helper()
+	w.mu.Lock()
+	fw := w.watches[len(w.watches)-1]
+	w.mu.Unlock()
+	fw.hear(Failed, owner)
+	synctest.Wait()
+}
+
+// Whoever may find the work done looks when somebody lets go of the key, wherever it stands in the queue: it
+// need not be granted the key for that.
+func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
+	for _, n := range []News{Ours, Theirs} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			front := w.start()
+			a, b, c := w.looks(), w.looks(), w.looks()
+			w.heldBy("x")
+			a.looked(0)
+			b.found.Store(true)
+			w.news(n)
+			a.looked(1)
+			c.looked(1)
+			if synctest.Wait(); !b.returned() || !b.stopped {
+				t.Error("it has found the work done, and waits")
+			}
+			front.waits()
+			for _, l := range []*caller{&a.caller, &c.caller, front} {
+				l.leaves()
+			}
+			if n == Ours {
+				w.attempt().held(0) // cancelled
+			}
+		})
+	}
+}
+
+// ... also while an attempt is under way,
+func TestAllLookDuringAnAttempt(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front := w.start()
+		a := w.looks()
+		w.heldBy("x")
+		w.news(Ours)
+		a.looked(1)
+		w.news(Theirs)
+		a.looked(1)
+		a.leaves()
+		front.leaves()
+	})
+}
+
+// ... and at each poll of one who hears nothing,
+func TestAllLookWithEachPoll(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.down(0)
+		front := w.start(pace(never(10 * ms)))
+		a, b := w.looks(), w.looks()
+		time.Sleep(35 * ms)
+		a.looked(3)
+		b.looked(3)
+		for _, l := range []*caller{&a.caller, &b.caller, front} {
+			l.leaves()
+		}
+	})
+}
+
+// ... and when one of their own process has done it.
+func TestAllLookWhenTheWorkWasDoneHere(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.rich().looks()
+		next := w.start()
+		a, b := w.looks(), w.looks()
+		b.found.Store(true)
+		first.releases()
+		a.looked(1)
+		if synctest.Wait(); !b.returned() || !b.stopped {
+			t.Error("it has found the work done, and waits")
+		}
+		next.releases() // it does no such work
+		a.holds().Release()
+		a.looked(0)
+	})
+}
+
+// A failure elsewhere ends the wait of all who wait for that work, and of nobody else.
+func TestFailureElsewhereEndsAllWhoLook(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a := w.looks()
+		patient := w.start()
+		b := w.looks()
+		w.heldBy("x")
+		time.Sleep(ms)
+		w.fails("x")
+		a.failed(ms, errElsewhere)
+		b.failed(ms, errElsewhere)
+		a.looked(0)
+		patient.waits()
+		w.history()
+		w.news(Ours)
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		patient.releases()
+	})
+}
+
+// ... also when an attempt is under way, which nobody wants any more then.
+func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front := w.start()
+		a := w.looks()
+		w.heldBy("x")
+		w.news(Hears)
+		front.leaves()
+		a.waits()
+		w.fails("x")
+		a.failed(0, errElsewhere)
+		is(t, "cancelled", w.attempt().cancelled, true)
+	})
+}
+
+// A failure that is told late is not that of the one for whom they wait now; if nobody knows for whom, it
+// may be.
+func TestLateFailureIsNobodys(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a := w.looks()
+		w.heldBy("x")
+		w.fails("earlier")
+		a.waits()
+		w.news(Theirs) // x has let go
+		w.fails("y")
+		a.failed(0, errElsewhere)
+	})
+}
+
+// Who holds the key hears of no failure.
+func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front := w.start()
+		w.heldBy("x")
+		w.news(Ours)
+		w.attempt().grantBlock(10)
+		front.holds()
+		a := w.looks()
+		w.fails("x")
+		a.waits()
+		front.releases()
+		a.holds().Release()
+	})
+}
+
+// A Hold whose work has failed says so to the nodes, unless the lease goes on to a waiter of its process.
+func TestReleaseFailedSaysSo(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first, next := w.rich().start(), w.start()
+		w.history()
+		if err := first.h.ReleaseFailed(); err != nil {
+			t.Fatal(err)
+		}
+		next.holds()
+		w.wantHistory()
+		next.releases()
+		w.wantHistory("release")
+		last := w.start()
+		if err := last.h.ReleaseFailed(); err != nil {
+			t.Fatal(err)
+		}
+		w.wantHistory("acquire", "failed", "release")
+	})
+}
