@@ -285,6 +285,9 @@ var hostLabel = sync.OnceValue(func() string {
 
 // nodeChanged logs that a node was suspended, and what to do, or that it is back.
 func (c *Client) nodeChanged(name string, err error) {
+	if err != nil {
+		c.nodesLeft()
+	}
 	switch {
 	case errors.Is(err, node.ErrLogin):
 		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(name, err).Fix)
@@ -295,9 +298,25 @@ func (c *Client) nodeChanged(name string, err error) {
 	}
 }
 
+// nodesLeft has callers that fail fast hear at once when too few nodes are left.
+func (c *Client) nodesLeft() {
+	c.tasks.run(func() {
+		left := 0
+		for i, nd := range c.nodes {
+			if !nd.Suspended() && !c.quorum.Quarantined(i) && nd.Unverified() == nil {
+				left++
+			}
+		}
+		if left < c.quorum.Need() {
+			c.flights.Recheck()
+		}
+	})
+}
+
 // nodeVerified logs that a node's memory cannot be verified, or was.
 func (c *Client) nodeVerified(name string, err error) {
 	if err != nil {
+		c.nodesLeft()
 		c.log(slog.LevelWarn, "flightlock: node unverified", "node", name, "err", err)
 	} else {
 		c.log(slog.LevelInfo, "flightlock: node is verified again", "node", name)

@@ -44,6 +44,7 @@ func (c *Client) blind(why error) {
 func (c *Client) quarantined(i int, s quorum.Quarantined) {
 	name := c.nodes[i].Name()
 	if !s.Until.IsZero() {
+		c.nodesLeft()
 		c.log(slog.LevelWarn, "flightlock: node quarantined: its votes do not count", "node", name, "until", s.Until.Round(0), "err", &s)
 	} else {
 		c.log(slog.LevelInfo, "flightlock: node is out of quarantine", "node", name)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
@@ -70,8 +71,8 @@ func (s exponentialBackoff) Next(attempt int) (time.Duration, bool) {
 	return jitter.N(min(bound, s.max)) + 1, true
 }
 
-// Endless says that the strategy never gives up.
-func (s exponentialBackoff) Endless() bool { return true }
+// Traits says that the strategy never gives up.
+func (s exponentialBackoff) Traits() flight.Traits { return flight.Endless }
 
 func (s exponentialBackoff) check() error {
 	switch {
@@ -98,8 +99,8 @@ func (s limited) Next(attempt int) (time.Duration, bool) {
 	return s.RetryStrategy.Next(attempt)
 }
 
-// Endless hides that of the strategy inside.
-func (s limited) Endless() bool { return false }
+// Traits are those of the strategy inside, but it ends.
+func (s limited) Traits() flight.Traits { return flight.TraitsOf(s.RetryStrategy) &^ flight.Endless }
 
 func (s limited) check() error {
 	if s.max < 0 {
@@ -107,6 +108,23 @@ func (s limited) check() error {
 	}
 	return checkStrategy(s.RetryStrategy)
 }
+
+// FailFast is s as long as a majority of the nodes can be reached: while others hold the lock, and while answers are
+// late now and then. When a majority is away (suspended, refusing connections, in quarantine), the caller gets
+// ErrUnavailable at once instead of waiting for the nodes to come back; so it does when that begins while it waits, in
+// the queue of its process too. A node that does not answer counts as away within four times NodeTimeout.
+//
+// It combines with the others in any order. In RefreshPolicy.Retry it is s: a lock is worth refreshing as long as it is valid.
+func FailFast(s RetryStrategy) RetryStrategy { return failFast{orDefault(s)} }
+
+type failFast struct{ RetryStrategy }
+
+// Traits are those of the strategy inside, and its caller fails fast.
+func (s failFast) Traits() flight.Traits {
+	return flight.TraitsOf(s.RetryStrategy) | flight.FailFast
+}
+
+func (s failFast) check() error { return checkStrategy(s.RetryStrategy) }
 
 // orDefault gives nil its meaning.
 func orDefault(s RetryStrategy) RetryStrategy {

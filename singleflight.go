@@ -76,7 +76,7 @@ func (c *Client) flightConfig() flight.Config {
 		Turn: node.TurnTime(c.opts.NodeTimeout), Alone: len(c.nodes) == 1,
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
-		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
+		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended, Away: awayFor,
 		Closed:   fmt.Errorf("flightlock: the Client is %w", ErrClosed),
 		NotHeld:  errReleased,
 		Failed:   errFailedElsewhere,
@@ -188,6 +188,17 @@ func (c *Client) gaveUp(key string, ctxErr, last error) error {
 		e = *seen
 	}
 	e.ctx = ctxErr
+	return &e
+}
+
+// awayFor is the error for a caller that waits for key, when a refresh has found out that the nodes are away.
+func awayFor(_ string, err error) error {
+	var seen *QuorumError
+	if !errors.As(err, &seen) {
+		return err
+	}
+	e := *seen
+	e.Op = "acquire"
 	return &e
 }
 

@@ -83,6 +83,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 			return fmt.Errorf("%w: %w", ctxErr, last)
 		},
 		Ended:  func(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) },
+		Away:   func(_ string, err error) error { return err },
 		Closed: errClosed, NotHeld: errNotHeld, Expired: errExpired, Failed: errElsewhere,
 		LostWith: func(err error) error { return fmt.Errorf("%w: %w", errLost, err) },
 	}
@@ -482,7 +483,7 @@ func (p limited) Next(n int) (time.Duration, bool) { return p.interval, n <= p.m
 type never time.Duration
 
 func (p never) Next(int) (time.Duration, bool) { return time.Duration(p), true }
-func (p never) Endless() bool                  { return true }
+func (p never) Traits() Traits                 { return Endless }
 
 // custom is a strategy that tells nothing about itself.
 type custom func(n int) (time.Duration, bool)

@@ -59,9 +59,9 @@ type flight struct {
 	again      bool  // news has come since the attempt began: try again if it fails
 	home       uint8 // the place of its shard
 
-	n, lookers int32 // who waits; of these, callers of AcquireUnless
-	head, tail *Hold // waiting
-	cur        *Hold // holding; nil when nobody does
+	n, lookers, fast int32 // who waits; of these, callers of AcquireUnless, and those that fail fast
+	head, tail       *Hold // waiting
+	cur              *Hold // holding; nil when nobody does
 
 	lease  Lease // nil when there is none
 	until  time.Time
@@ -93,6 +93,7 @@ type pause struct {
 	paused time.Time // when the pause ends
 	free   time.Time // when the key could be free, by the last outcome; zero: unknown
 	taken  bool      // others' votes are why it failed
+	away   bool      // too few nodes could be reached
 	owned  bool      // one other has the key, who will tell when it lets go
 	holder string    // who had it then, unless there was news of it since; "": unknown
 }
@@ -211,9 +212,12 @@ func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 	}
 	h.f = f
 	f.pushLocked(h)
-	if idle && !f.asking && !f.parting {
+	switch {
+	case idle && !f.asking && !f.parting:
 		f.askLocked(h)
-	} else {
+	case h.failsFast() && f.pause != nil && f.away && f.pausingLocked(): // is that so still? The next attempt may be far
+		f.askLocked(f.head)
+	default:
 		f.proceedLocked()
 	}
 	return true, nil
@@ -226,7 +230,7 @@ func (f *flight) refuseLocked(h *Hold, mode Mode) error {
 		return f.g.cfg.Closed
 	}
 	var wait time.Duration
-	bounded := !isEndless(h.pace)
+	bounded := !h.isEndless()
 	if bounded {
 		h.due = clock.Now() // as if it asked Redis now, and found the key taken
 		wait, h.ends = h.outlook(h.due)
@@ -387,6 +391,9 @@ func (f *flight) pushLocked(h *Hold) {
 	if h.news != nil {
 		f.lookers++
 	}
+	if h.failsFast() {
+		f.fast++
+	}
 }
 
 func (f *flight) dropLocked(h *Hold) {
@@ -404,6 +411,9 @@ func (f *flight) dropLocked(h *Hold) {
 	f.n--
 	if h.news != nil {
 		f.lookers--
+	}
+	if h.failsFast() {
+		f.fast--
 	}
 	if h.patience != nil {
 		h.patience.Stop()

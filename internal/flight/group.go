@@ -50,7 +50,7 @@ type Outcome struct {
 	Taken  bool          // acquire: others' votes are why
 	Owned  bool          // acquire: moreover one other has the key for certain, and will tell when it lets go
 	Holder string        // acquire: the owner that has it; "": unknown
-	Away   bool          // acquire: a majority cannot be reached for now, and asking again at once will not help
+	Away   bool          // a majority cannot be reached for now, and asking again at once will not help
 }
 
 // Attempt is a remote attempt.
@@ -87,6 +87,7 @@ type Config struct {
 	GaveUp   func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far
 	Crowded  func(key string) error                     // MaxWaiters reached
 	Ended    func(key string, why error) error          // the Hold is over already
+	Away     func(key string, err error) error          // for a waiter: err, with which a refresh has found out that a majority cannot be reached
 	Closed   error
 	NotHeld  error                 // why of a Hold that was released
 	Expired  error                 // why of a Hold whose Until passed
@@ -284,6 +285,16 @@ func (g *Group) Counts() Counts {
 		sum.Lost += sh.counts.lost.Load()
 	}
 	return sum
+}
+
+// Recheck has all flights find out whether too few nodes can be reached, in which somebody waits who
+// gives up then: when that has begun to be so, and not when the next attempt is due.
+func (g *Group) Recheck() {
+	for i := range g.shards {
+		for _, f := range g.shards[i].list() {
+			f.recheck()
+		}
+	}
 }
 
 // Close refuses newcomers, fails whoever waits, lets holders go on until ctx ends, and

@@ -14,8 +14,22 @@ type Pace interface {
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 
-// endless is a Pace that says of itself that it never gives up.
-type endless interface{ Endless() bool }
+// Traits are what a Pace says of itself, if it has a method of that name.
+type Traits uint8
+
+// The traits.
+const (
+	Endless  Traits = 1 << iota // it never gives up
+	FailFast                    // but its caller does when too few nodes can be reached
+)
+
+// TraitsOf gives those of p.
+func TraitsOf(p Pace) Traits {
+	if p, says := p.(interface{ Traits() Traits }); says {
+		return p.Traits()
+	}
+	return 0
+}
 
 // Hold is one caller's place in a flight: first in the queue, then holding the lease.
 //
@@ -50,7 +64,8 @@ type Hold struct {
 // then on the Hold is not in the queue any more, so nobody else has a way to it; what may
 // come later, giveUp by the timer, looks at the Hold's state first.
 type wait struct {
-	pace Pace
+	pace   Pace
+	traits Traits // of pace; FailFast for every caller of AcquireUnless
 
 	// guarded by f.mu
 	next, prev *Hold       // in the queue
@@ -156,7 +171,7 @@ func (g *Group) tell(began time.Time, h *Hold, err error) error {
 // waiting gives a wait by that pace.
 func (g *Group) waiting(pace Pace) *wait {
 	w := g.waits.Get().(*wait)
-	w.pace = pace
+	w.pace, w.traits = pace, TraitsOf(pace)
 	return w
 }
 
@@ -416,10 +431,10 @@ func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
 // more is n and k more of them. An int of 32 bits has room for 24 days of failures.
 func more(n, k int) int { return min(n, math.MaxInt-k) + k }
 
-func isEndless(p Pace) bool {
-	e, is := p.(endless)
-	return is && e.Endless()
-}
+func (h *Hold) isEndless() bool { return h.traits&Endless != 0 }
+
+// failsFast reports whether h, which waits, gives up when too few nodes can be reached.
+func (h *Hold) failsFast() bool { return h.traits&FailFast != 0 }
 
 const (
 	minDelay = time.Millisecond // keeps a strategy that returns nothing from spinning

@@ -59,15 +59,13 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 		for f.n > 0 {
 			f.turnAwayLocked(f.head, o.Err)
 		}
-	case f.again:
+	case f.again && !o.Away:
 		f.pauseOfLocked().last = o.Err
 		f.tryLocked()
 	default:
 		f.pauseOfLocked().last = o.Err
-		for !o.Taken && f.n > 0 && f.head.news != nil {
-			f.turnAwayLocked(f.head, o.Err)
-		}
 		f.pauseLocked(o)
+		f.awayLocked(o, o.Err)
 		if o.Taken && f.n > 0 { // somebody waits for it
 			f.contendLocked(owner)
 			f.restLocked()
@@ -95,13 +93,36 @@ func (f *flight) wonLocked(l Lease, g Grant) {
 func (f *flight) pauseLocked(o *Outcome) {
 	now := clock.Now()
 	p := f.pauseOfLocked()
-	p.tried, p.taken, p.owned, p.holder = now, o.Taken, o.Owned, o.Holder
+	p.tried, p.taken, p.away, p.owned, p.holder = now, o.Taken, o.Away, o.Owned, o.Holder
 	if o.Free > 0 {
 		if free := now.Add(max(o.Free, minDelay)); p.free.IsZero() || free.Before(p.free) {
 			p.free = free // else somebody's turn was told meanwhile, which ends before
 		}
 	}
 	f.paceLocked(now)
+}
+
+// awayLocked ends the wait of all who fail fast, with err, if o says that too few nodes can be reached.
+func (f *flight) awayLocked(o *Outcome, err error) {
+	if o.Away && f.fast > 0 {
+		f.turnAwayAllLocked(err, (*Hold).failsFast)
+	}
+}
+
+// recheck finds out at once whether too few nodes can be reached, if somebody waits who gives up then:
+// by an attempt, or by a refresh where the key is held.
+func (f *flight) recheck() {
+	f.mu.Lock()
+	defer f.unlock()
+	switch {
+	case f.fast == 0:
+	case f.asking: // since when?
+		f.again = true
+	case f.pausingLocked():
+		f.askLocked(f.head)
+	case f.cur != nil && !f.refreshing:
+		f.renewLocked(clock.Now())
+	}
 }
 
 // paceLocked has the pause paced by the front waiter's strategy. Whoever's strategy gives up
@@ -377,6 +398,8 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 			f.renewedLocked(g)
 		} else if o.Lost {
 			f.loseLocked(o.Err)
+		} else if f.fast > 0 && o.Away && f.cur != nil { // else its waiters contend anew, and find out
+			f.awayLocked(o, f.g.cfg.Away(f.key, o.Err))
 		}
 		if looked && f.lease == l {
 			f.sawLocked(g.Rival, o != nil)

@@ -9,7 +9,7 @@ import (
 // another process has done the work meanwhile: whenever there is news of the key, or an
 // attempt after the first is due, needless is called on the caller's goroutine. True ends
 // the wait, with stopped and without the key; news that the work has failed elsewhere ends it with
-// Config.Failed. An outcome other than "taken" ends it too: such
+// Config.Failed. So does that too few nodes can be reached: such
 // a caller has other ways. As long as needless takes its time no attempt is made, unless
 // others wait behind: they are not held up.
 func (g *Group) AcquireUnless(ctx context.Context, key string, h *Hold, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
@@ -27,6 +27,7 @@ func (g *Group) acquireUnless(ctx context.Context, key string, h *Hold, ttl time
 	}
 	h.ttl, h.wait = ttl, g.waiting(pace)
 	h.news, h.looks = make(chan struct{}, 1), true
+	h.traits |= FailFast
 	f, err := g.join(key, h, Queue, g.mayBlock(ctx))
 	if err != nil {
 		h.refusal = err

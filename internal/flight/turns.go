@@ -195,7 +195,7 @@ func (f *flight) nextLocked() time.Time {
 func (f *flight) restLocked() {
 	f.paused = f.nextLocked()
 	next := f.paused
-	if !isEndless(f.head.pace) {
+	if !f.head.isEndless() {
 		next = earlier(next, f.head.due)
 	}
 	f.armLocked(next)
@@ -207,7 +207,7 @@ func (f *flight) restLocked() {
 func (f *flight) countLocked(now time.Time) {
 	h := f.head
 	h.takeOver(now)
-	for !isEndless(h.pace) && !now.Before(h.due) {
+	for !h.isEndless() && !now.Before(h.due) {
 		if _, ok := h.askPace(more(h.failures, 1)); !ok {
 			f.askLocked(h)
 			return

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/flight"
 )
 
 // A worker is a goroutine of a program: it takes a lock, keeps it for a while, lets it go,
@@ -180,8 +181,8 @@ func (p pace) Next(attempt int) (time.Duration, bool) {
 	return p.low + time.Duration(r.Int64N(int64(p.high-p.low))), true
 }
 
-// Endless says that the strategy never gives up.
-func (p pace) Endless() bool { return true }
+// Traits says that the strategy never gives up.
+func (p pace) Traits() flight.Traits { return flight.Endless }
 
 // answered goes on when the call that wants the lock has returned.
 func (k *worker) answered(l *flightlock.Lock, err error) {

@@ -1,0 +1,111 @@
+package flight
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// hasty is patient, and gives up when too few nodes can be reached.
+type hasty struct{}
+
+func (hasty) Next(int) (time.Duration, bool) { return time.Hour, true }
+func (hasty) Traits() Traits                 { return Endless | FailFast }
+
+func (a *fakeAttempt) away() { a.fail(Outcome{Err: errDown, Away: true}) }
+
+// When too few nodes can be reached, all who fail fast are told so, wherever they stand in the queue, and
+// nobody else.
+func TestAwayEndsAllWhoFailFast(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front, a, looks, middle, b := w.start(), w.start(pace(hasty{})), w.looks(), w.start(), w.start(pace(hasty{}))
+		time.Sleep(ms)
+		w.attempt().away()
+		for _, c := range []*caller{a, &looks.caller, b} {
+			c.failed(ms, errDown)
+		}
+		front.waits()
+		middle.waits()
+		front.leaves()
+		middle.leaves()
+	})
+}
+
+// One attempt without an answer is no reason for anybody.
+func TestOneAnswerMissingEndsNobodysWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		all := []*caller{w.start(pace(hasty{})), &w.looks().caller, w.start()}
+		w.attempt().unavailable()
+		for _, c := range all {
+			c.waits()
+		}
+		for _, c := range all {
+			c.leaves()
+		}
+	})
+}
+
+// Whoever comes while a flight waits for nodes that were away finds out at once whether they still are.
+func TestWhoComesFindsOutWhetherTheyAreAway(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.acquire = (*fakeAttempt).away
+		front := w.start()
+		w.start(pace(hasty{})).failed(0, errDown)
+		w.looks().failed(0, errDown)
+		is(t, "attempts", w.asked(), 3)
+		w.now((*fakeAttempt).grant)
+		c := w.start(pace(hasty{}))
+		front.holds()
+		front.releases()
+		c.holds().Release()
+	})
+}
+
+// Who waits behind a holder of this process is told when its refresh finds the nodes away.
+func TestARefreshThatFindsTheNodesAway(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		holder := w.rich().start()
+		a, b, looks := w.start(), w.start(pace(hasty{})), w.looks()
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown, Away: true}) }
+		holder.h.Refresh(time.Second, func(error) {})
+		b.failed(0, errDown)
+		looks.failed(0, errDown)
+		a.waits()
+		holder.holds()
+		holder.releases()
+		a.holds().Release()
+	})
+}
+
+// Recheck has flights find out for those who want to know, whatever they are at.
+func TestRecheck(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		patient := w.start()
+		w.attempt().taken(time.Hour)
+		w.g.Recheck() // nobody wants to know
+		is(t, "attempts", w.asked(), 1)
+
+		a := w.start(pace(hasty{})) // the flight pauses
+		w.g.Recheck()
+		synctest.Wait()
+		is(t, "attempts", w.asked(), 2)
+		w.g.Recheck() // while an attempt is under way that may have begun before
+		w.attempt().unavailable()
+		synctest.Wait()
+		is(t, "attempts", w.asked(), 3)
+		w.attempt().away()
+		a.failed(0, errDown)
+		patient.waits()
+		patient.leaves()
+
+		holder := w.rich().start()
+		b := w.start(pace(hasty{}))
+		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown, Away: true}) }
+		w.g.Recheck()
+		b.failed(0, errDown)
+		holder.releases()
+	})
+}
