@@ -3,6 +3,7 @@ package flightlock
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"time"
 
@@ -149,7 +150,26 @@ func (a *autoRefresh) refreshed(err error) {
 		return
 	}
 	a.failures++
-	delay, again := a.retry.Next(int(a.failures))
+	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
+		go a.ask(int(a.failures)) // a goroutine of a node's is here, or of a timer
+		return
+	}
+	a.goOn(a.retry.Next(int(a.failures)))
+}
+
+// ask asks a strategy that is code that we do not know, on a goroutine that ends with it. No refresh is due meanwhile; a
+// strategy that does not come back, or panics, is one that gives up.
+func (a *autoRefresh) ask(failure int) {
+	defer func() {
+		if v := recover(); v != nil {
+			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key", a.l.Key(), "panic", fmt.Sprint(v))
+		}
+	}()
+	a.goOn(a.retry.Next(failure))
+}
+
+// goOn has it reminded again after delay, unless it ends here.
+func (a *autoRefresh) goOn(delay time.Duration, again bool) {
 	delay = max(delay, time.Millisecond)
 	if again && clock.Left(clock.Now(), a.l.Until()) > delay {
 		a.again(delay)

@@ -15,9 +15,11 @@ import (
 // means never.
 type RetryStrategy interface {
 	// Next says how long to wait after the attempt-th failure (1, 2, ...), and whether to
-	// try again. It is called with small locks held, so it must not block. If it panics, its
-	// caller's wait ends, and its caller's goroutine panics with that value, unless it has got the
-	// lock meanwhile; a RefreshPolicy's Retry has no such caller, and ends the process.
+	// try again. It runs on a goroutine of its own, for one caller one call at a time, and nobody but its caller
+	// waits for it: until it returns, polls go on at the default pace, its caller still gets the lock when
+	// it can be had, and ctx ends the wait. If it panics, its
+	// caller's goroutine panics with that value; a RefreshPolicy's Retry has no such caller: a panic is
+	// logged, and ends refreshing.
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 
@@ -27,6 +29,9 @@ func NoRetry() RetryStrategy { return noRetry{} }
 type noRetry struct{}
 
 func (noRetry) Next(int) (time.Duration, bool) { return 0, false }
+
+// Traits says that the strategy does not block.
+func (noRetry) Traits() flight.Traits { return flight.Quick }
 
 // LimitedRetry makes up to max retries after the first attempt, interval apart. interval
 // must be above 0 and max not below 0; the call that uses the strategy says so otherwise.
@@ -40,6 +45,9 @@ type limitedRetry struct {
 }
 
 func (s limitedRetry) Next(attempt int) (time.Duration, bool) { return s.interval, attempt <= s.max }
+
+// Traits says that the strategy does not block.
+func (limitedRetry) Traits() flight.Traits { return flight.Quick }
 
 func (s limitedRetry) check() error {
 	switch {
@@ -71,8 +79,8 @@ func (s exponentialBackoff) Next(attempt int) (time.Duration, bool) {
 	return jitter.N(min(bound, s.max)) + 1, true
 }
 
-// Traits says that the strategy never gives up.
-func (s exponentialBackoff) Traits() flight.Traits { return flight.Endless }
+// Traits says that the strategy never gives up, and does not block.
+func (exponentialBackoff) Traits() flight.Traits { return flight.Quick | flight.Endless }
 
 func (s exponentialBackoff) check() error {
 	switch {

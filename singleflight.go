@@ -75,7 +75,7 @@ func (c *Client) flightConfig() flight.Config {
 		Watch: c.watch(), Leave: func(key, contender string) { c.quorum.Leave(c.full(key), contender) },
 		Turn: node.TurnTime(c.opts.NodeTimeout), Alone: len(c.nodes) == 1,
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
-		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
+		Pace: orDefault(nil), Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended, Away: awayFor,
 		Closed:   fmt.Errorf("flightlock: the Client is %w", ErrClosed),
 		NotHeld:  errReleased,

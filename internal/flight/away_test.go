@@ -10,7 +10,7 @@ import (
 type hasty struct{}
 
 func (hasty) Next(int) (time.Duration, bool) { return time.Hour, true }
-func (hasty) Traits() Traits                 { return Endless | FailFast }
+func (hasty) Traits() Traits                 { return Endless | FailFast | Quick }
 
 func (a *fakeAttempt) away() { a.fail(Outcome{Err: errDown, Away: true}) }
 

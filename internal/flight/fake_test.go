@@ -72,6 +72,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w.cancel = func(a *fakeAttempt) { a.fail(Outcome{Err: errTaken}) }
 	cfg := Config{
 		Prepare: w.prepare, Validity: validity, NodeTimeout: 50 * time.Millisecond,
+		Pace:  never(20 * time.Millisecond),
 		Slice: time.Hour, // looks for rivals are tests of their own
 		Turn:  turn, Watch: w.watch, Leave: w.leave,
 		Busy:    func(string, string) error { return errBusy },
@@ -477,13 +478,15 @@ type limited struct {
 	max      int
 }
 
+func (limited) Traits() Traits { return Quick }
+
 func (p limited) Next(n int) (time.Duration, bool) { return p.interval, n <= p.max }
 
 // never gives up, every interval; it says so.
 type never time.Duration
 
 func (p never) Next(int) (time.Duration, bool) { return time.Duration(p), true }
-func (p never) Traits() Traits                 { return Endless }
+func (p never) Traits() Traits                 { return Endless | Quick }
 
 // custom is a strategy that tells nothing about itself.
 type custom func(n int) (time.Duration, bool)

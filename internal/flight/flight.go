@@ -201,6 +201,7 @@ func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 		f.dieLocked()
 		return false, f.g.cfg.Closed
 	}
+	h.f = f
 	if !idle {
 		h.way = Queued
 		if err := f.refuseLocked(h, mode); err != nil {
@@ -210,7 +211,6 @@ func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
 			sh.hot.Store(f)
 		}
 	}
-	h.f = f
 	f.pushLocked(h)
 	switch {
 	case idle && !f.asking && !f.parting:
@@ -230,7 +230,7 @@ func (f *flight) refuseLocked(h *Hold, mode Mode) error {
 		return f.g.cfg.Closed
 	}
 	var wait time.Duration
-	bounded := !h.isEndless()
+	bounded := !h.isEndless() && h.unknown == nil
 	if bounded {
 		h.due = clock.Now() // as if it asked Redis now, and found the key taken
 		wait, h.ends = h.outlook(h.due)
@@ -240,6 +240,9 @@ func (f *flight) refuseLocked(h *Hold, mode Mode) error {
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
 		return f.g.cfg.Crowded(f.key)
+	}
+	if h.unknown != nil {
+		h.queueLocked(clock.Now())
 	}
 	if bounded {
 		h.patience = clock.AfterFunc(wait, func() { f.giveUp(h) })
@@ -277,6 +280,9 @@ func (f *flight) giveUp(h *Hold) {
 	case h.state != waiting || h.patience == nil:
 	case h.ends:
 		f.turnAwayLocked(h, f.outcomeLocked())
+	case h.unknown != nil:
+		h.failures = h.ahead
+		h.queueLocked(h.due)
 	default:
 		var wait time.Duration
 		h.advance(now)

@@ -78,6 +78,7 @@ type Config struct {
 	Turn  time.Duration // how long a turn is kept
 	Alone bool          // there is one node: a caller's own goroutine asks it fastest
 
+	Pace        Pace // of polls for a caller whose own has not answered yet
 	Validity    func(ttl time.Duration) time.Duration
 	NodeTimeout time.Duration
 	Slice       time.Duration // negative: no handoff

@@ -21,6 +21,7 @@ type Traits uint8
 const (
 	Endless  Traits = 1 << iota // it never gives up
 	FailFast                    // but its caller does when too few nodes can be reached
+	Quick                       // it neither blocks nor panics, and may be called with a flight's mu held; see unknown for others
 )
 
 // TraitsOf gives those of p.
@@ -64,8 +65,9 @@ type Hold struct {
 // then on the Hold is not in the queue any more, so nobody else has a way to it; what may
 // come later, giveUp by the timer, looks at the Hold's state first.
 type wait struct {
-	pace   Pace
-	traits Traits // of pace; FailFast for every caller of AcquireUnless
+	pace     Pace
+	*unknown        // nil for a pace that is Quick
+	traits   Traits // of pace; FailFast for every caller of AcquireUnless
 
 	// guarded by f.mu
 	next, prev *Hold       // in the queue
@@ -73,7 +75,6 @@ type wait struct {
 	failures   int         // how many failures its pace has been asked about
 	due        time.Time   // when, by its pace, its next attempt is; zero before the first failure
 	patience   *time.Timer // for giveUp; nil if its pace has no end, or paces the flight
-	panicked   any         // what its pace panicked with; nil if it did not
 
 	// news gets a value when a caller of AcquireUnless is to look; nil for others.
 	news chan struct{}
@@ -137,6 +138,9 @@ func (g *Group) Acquire(ctx context.Context, key string, h *Hold, ttl time.Durat
 		h.refusal = err
 		return g.tell(began, h, g.answered(h))
 	}
+	if h.unknown != nil {
+		return g.tell(began, h, g.waitAsking(ctx, f, h))
+	}
 	for over := false; !over; over = !h.sent || f.goes(h, g.mayBlock(ctx)) {
 		select { // an outcome that is there already counts, even if ctx has ended too
 		case <-h.ready:
@@ -172,19 +176,18 @@ func (g *Group) tell(began time.Time, h *Hold, err error) error {
 func (g *Group) waiting(pace Pace) *wait {
 	w := g.waits.Get().(*wait)
 	w.pace, w.traits = pace, TraitsOf(pace)
+	if w.traits&Quick == 0 {
+		w.unknown = &unknown{questions: make(chan question, 1)}
+	}
 	return w
 }
 
-// answered gives the outcome of h's wait, which is over. If that is a refusal, and h's pace has
-// panicked, that goes on here, on its caller's goroutine.
+// answered gives the outcome of h's wait, which is over.
 func (g *Group) answered(h *Hold) error {
-	w, refusal, panicked := h.wait, h.refusal, h.panicked
+	w, refusal := h.wait, h.refusal
 	h.wait = nil
 	*w = wait{ready: w.ready}
 	g.waits.Put(w)
-	if refusal != nil && panicked != nil {
-		panic(panicked)
-	}
 	return refusal
 }
 
@@ -367,25 +370,20 @@ func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
 	f.unlock()
 }
 
-// askPace asks h's strategy. That is its caller's code, asked on whatever goroutine has brought the
-// failure, with f.mu held: if it panics there it gives up, and its caller's goroutine panics.
-func (h *Hold) askPace(attempt int) (delay time.Duration, ok bool) {
-	defer func() {
-		if v := recover(); v != nil {
-			h.panicked, delay, ok = v, 0, false
-		}
-	}()
-	return h.pace.Next(attempt)
-}
-
 // failed sets due, by h's strategy, after an attempt of its own that failed just now, and
 // says whether h goes on. An attempt made ahead of its turn does not count.
 func (h *Hold) failed(now time.Time) bool {
-	if now.Before(h.due) {
+	switch {
+	case h.unknown != nil && h.last:
+		return false
+	case now.Before(h.due):
+		return true
+	case h.unknown != nil:
+		h.metLocked(now, true)
 		return true
 	}
 	h.failures = more(h.failures, 1)
-	d, ok := h.askPace(h.failures)
+	d, ok := h.pace.Next(h.failures)
 	h.due = now.Add(max(d, minDelay))
 	return ok
 }
@@ -396,6 +394,10 @@ func (h *Hold) takeOver(now time.Time) {
 	if h.patience != nil {
 		h.patience.Stop()
 		h.patience = nil
+		if h.unknown != nil {
+			h.frontLocked(now)
+			return
+		}
 		h.advance(now)
 	}
 }
@@ -405,7 +407,7 @@ func (h *Hold) takeOver(now time.Time) {
 func (h *Hold) advance(now time.Time) {
 	for !h.due.After(now) {
 		n := more(h.failures, 1)
-		d, ok := h.askPace(n)
+		d, ok := h.pace.Next(n)
 		if !ok {
 			return
 		}
@@ -419,7 +421,7 @@ func (h *Hold) advance(now time.Time) {
 func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
 	wait = h.due.Sub(now)
 	for step := 1; step <= maxSteps && wait < maxWait; step++ {
-		d, ok := h.askPace(more(h.failures, step))
+		d, ok := h.pace.Next(more(h.failures, step))
 		if !ok {
 			return wait, true
 		}

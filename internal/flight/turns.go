@@ -208,7 +208,11 @@ func (f *flight) countLocked(now time.Time) {
 	h := f.head
 	h.takeOver(now)
 	for !h.isEndless() && !now.Before(h.due) {
-		if _, ok := h.askPace(more(h.failures, 1)); !ok {
+		if h.unknown != nil {
+			h.metLocked(now, false)
+			break
+		}
+		if _, ok := h.pace.Next(more(h.failures, 1)); !ok {
 			f.askLocked(h)
 			return
 		}

@@ -182,7 +182,7 @@ func (p pace) Next(attempt int) (time.Duration, bool) {
 }
 
 // Traits says that the strategy never gives up.
-func (p pace) Traits() flight.Traits { return flight.Endless }
+func (p pace) Traits() flight.Traits { return flight.Endless | flight.Quick }
 
 // answered goes on when the call that wants the lock has returned.
 func (k *worker) answered(l *flightlock.Lock, err error) {
