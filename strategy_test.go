@@ -134,12 +134,12 @@ func (s strategy) Next(attempt int) (time.Duration, bool) { return s(attempt) }
 // A strategy of the caller's own paces its caller's attempts as one of this package does: alone, in front of the
 // queue, and behind others.
 func TestAStrategyOfTheCallersOwn(t *testing.T) {
-	for _, limit := range []int{0, 1, 4} {
+	for _, limit := range []int{0, 3} {
 		mine := strategy(func(attempt int) (time.Duration, bool) { return 100 * time.Millisecond, attempt <= limit })
 		for _, s := range []flightlock.RetryStrategy{flightlock.LimitedRetry(100*time.Millisecond, limit), mine} {
 			for _, call := range []string{"Lock", "SingleFlightLock", "behind"} {
 				for _, quiet := range []bool{false, true} {
-					bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+					bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 						other, c := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{DisableNotify: quiet}, clients...)
 						l := mustLock(t, other, "k", time.Minute)
 						lock, done := c.SingleFlightLock, make(chan struct{})

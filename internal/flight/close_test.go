@@ -123,7 +123,7 @@ func TestCloseDuringRenewal(t *testing.T) {
 		t.Run(fmt.Sprint(wait), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.refresh = nil
-				holder, next := w.start(), w.start()
+				holder, next := w.poor().start(), w.start()
 				holder.releases() // no token
 				forced, cancel := w.closes(wait)
 				defer cancel()

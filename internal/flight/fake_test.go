@@ -106,6 +106,12 @@ func (w *world) rich() *world {
 	return w
 }
 
+// poor grants one token, whatever is asked for, so that the first handoff needs a renewal.
+func (w *world) poor() *world {
+	w.acquire = func(a *fakeAttempt) { a.grantBlock(1) }
+	return w
+}
+
 // now has the attempts that a timer begins decided at once, by decide.
 func (w *world) now(decide func(*fakeAttempt)) {
 	w.mu.Lock()

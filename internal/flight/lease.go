@@ -297,17 +297,21 @@ func (f *flight) leftLocked() int64 { return f.tokens[0].left() + f.tokens[1].le
 
 const (
 	spareTokens = 16      // beyond what the queue needs
+	loneBlock   = 4       // for a lone caller: no server grants so many locks of one counter that they outrun microseconds, see moreLocked
 	maxBlock    = 1 << 20 // one second of handoffs, at the highest rate there is
 	ahead       = time.Second
 )
 
-// blockLocked is how many tokens an attempt asks for: one when nobody else waits, else
-// what the lease before this one has used, and what the queue can use.
+// blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who come
+// while the lock is held; else what the lease before this one has used, and what the queue can use.
 func (f *flight) blockLocked() int64 {
-	if f.n <= 1 || f.g.cfg.Slice < 0 {
+	switch {
+	case f.g.cfg.Slice < 0:
 		return 1
+	case f.n <= 1:
+		return loneBlock
 	}
-	return int64(min(max(f.n, f.holdsBefore), maxBlock))
+	return int64(min(max(f.n, f.holdsBefore, loneBlock), maxBlock))
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs

@@ -155,7 +155,7 @@ func TestLeaseThatCannotBeRenewedIsGivenBack(t *testing.T) {
 func TestLeaseWithoutTokensIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refresh = func(r *fakeRefresh) { r.confirmBlock(0) }
-		first := w.start() // has the only token
+		first := w.poor().start() // has the only token
 		first.holds()
 		next := w.start()
 		first.releases()
@@ -172,7 +172,7 @@ func TestReservedTokensTakeAnotherRefresh(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.refresh = nil
-				first := w.start() // has the only token
+				first := w.poor().start() // has the only token
 				first.holds()
 				next := w.start()
 				first.releases()
@@ -720,6 +720,22 @@ func BenchmarkHandoff(b *testing.B) {
 				return
 			}
 			_ = h.Release()
+		}
+	})
+}
+
+// A lock of a caller that was alone is handed to those who came later for nothing: its lease has tokens for a few.
+func TestALoneCallersLeaseHasTokensForAFewMore(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for range 2 {
+			lone := w.start()
+			before := w.renewals()
+			first, second := w.start(), w.start()
+			lone.releases()
+			first.holds()
+			is(t, "renewals before the first handoff", w.renewals(), before)
+			first.releases()
+			second.holds().Release()
 		}
 	})
 }

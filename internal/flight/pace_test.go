@@ -119,7 +119,7 @@ func TestQueuedWaiterGivesUpInItsOwnTime(t *testing.T) {
 // A waiter that comes to the front has what is left of its strategy: by release,
 func TestPromotedWaiterHasWhatIsLeftOfItsStrategy(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		holder := w.start()
+		holder := w.poor().start()
 		c := w.start(pace(limited{10 * ms, 5}))
 		time.Sleep(25 * ms)
 		at := w.down(0)
@@ -286,7 +286,7 @@ func TestWaiterHasOneTimerAtMost(t *testing.T) {
 // A strategy whose time comes while the attempt for it is under way waits for that.
 func TestLastAttemptIsWaitedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		holder := w.start()
+		holder := w.poor().start()
 		c := w.start(pace(limited{10 * ms, 2}))
 		time.Sleep(15 * ms)
 		w.byHand()
