@@ -63,6 +63,20 @@ func ExampleLimit() {
 	// 3 false
 }
 
+// While others hold the lock it waits, and when Redis is away it does not.
+func ExampleFailFast() {
+	c, err := flightlock.Open([]string{"redis://127.0.0.1:1"}, flightlock.Options{}) // nobody listens there
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+	defer c.Close(ctx)
+
+	_, err = c.SingleFlightLock(ctx, "k", time.Minute, flightlock.FailFast(nil))
+	fmt.Println(errors.Is(err, flightlock.ErrUnavailable))
+	// Output: true
+}
+
 // office waits longer each time, and goes home at last.
 type office struct{ closes int }
 
