@@ -398,11 +398,12 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 	f.overdueLocked(clock.Now())
 	if f.lease == l {
 		f.refreshing = false
-		if o == nil {
+		switch {
+		case o == nil:
 			f.renewedLocked(g)
-		} else if o.Lost {
+		case o.Lost:
 			f.loseLocked(o.Err)
-		} else if f.fast > 0 && o.Away && f.cur != nil { // else its waiters contend anew, and find out
+		case o.Away && f.fast > 0 && f.cur != nil: // else its waiters contend anew, and find out
 			f.awayLocked(o, f.g.cfg.Away(f.key, o.Err))
 		}
 		if looked && f.lease == l {
