@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -108,4 +109,14 @@ func TestAFailureInABatch(t *testing.T) {
 			s.want(s.value(k), "<none>")
 		}
 	})
+}
+
+// A user that may not PUBLISH tells nothing, and lets go of the key all the same.
+func TestAFailureThatMayNotBeTold(t *testing.T) {
+	server := redistest.StartServer(t)
+	s := &store{t: t, Client: server.Client(t), real: true}
+	s.queue("a", "x-1")
+	server.Do(t, "ACL", "SETUSER", "default", "-publish")
+	s.want(s.leave("a", "", "", "failed"), int64(1))
+	s.wantTurn("x-1")
 }

@@ -7,18 +7,19 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// unknown is what a wait has besides if its pace is code that we do not know. That may block, or panic, so it is
-// never called where anybody else waits for it, least of all with a flight's mu held: the flight asks
-// the caller, which has it called, and goes on. Until the answer comes the flight polls by Config.Pace if the caller is in front.
+// unknown is what a wait has besides if its pace is code that we do not know. That may block, or
+// panic, so it is never called where anybody else waits for it, least of all with a flight's mu
+// held: the flight asks the caller, which has it called, and goes on. Until the answer comes the
+// flight polls by Config.Pace if the caller is in front.
 //
-// What is asked is when failures would follow one that the caller has met: the next one, for
-// the caller in front, whose attempts these are; as far as one can see, for a caller behind, so
-// that it has one timer and not one wake-up for each failure that it would have met.
+// What is asked is when failures would follow one that the caller has met: the next one, for the
+// caller in front, whose attempts these are; as far as one can see, for a caller behind, so that it
+// has one timer and not one wake-up for each failure that it would have met.
 //
-// The strategy is called on a goroutine beside the caller's, one at a time, which ends with that call: a caller whose strategy
-// hangs still gets the lock when it comes, and leaves when its ctx ends. To call it on the caller's own
-// goroutine would be simpler. Then a lock could be granted to a caller that is not there to
-// take it, and would be kept from all others for a whole ttl.
+// The strategy is called on a goroutine beside the caller's, one at a time, which ends with that
+// call: a caller whose strategy hangs still gets the lock when it comes, and leaves when its ctx
+// ends. To call it on the caller's own goroutine would be simpler. Then a lock could be granted to
+// a caller that is not there to take it, and would be kept from all others for a whole ttl.
 type unknown struct {
 	questions chan question // to the caller; has room for the one that there is at a time
 
@@ -48,15 +49,16 @@ type verdict struct {
 	panicked any // instead, what the strategy panicked with
 }
 
-// inquireLocked asks about what comes after failure number h.failures, which was at u.at. No question is open.
+// inquireLocked asks about what comes after failure number h.failures, which was at u.at. No
+// question is open.
 func (h *Hold) inquireLocked(until time.Time, ahead bool) {
 	u := h.unknown
 	u.asking, u.polls = true, 0
 	u.questions <- question{h.failures, u.at, until, ahead}
 }
 
-// metLocked counts a failure that h, in front, has met just now; attempted says that it is an attempt's. Without an
-// answer about the one before it does not count.
+// metLocked counts a failure that h, in front, has met just now; attempted says that it is an
+// attempt's. Without an answer about the one before it does not count.
 func (h *Hold) metLocked(now time.Time, attempted bool) {
 	u := h.unknown
 	if !u.asking {
@@ -74,7 +76,8 @@ func (h *Hold) pollLocked(now time.Time) {
 	h.due = now.Add(max(d, minDelay))
 }
 
-// queueLocked asks how long h, which is behind others, would go on after a failure at that time, its next.
+// queueLocked asks how long h, which is behind others, would go on after a failure at that time,
+// its next.
 func (h *Hold) queueLocked(at time.Time) {
 	h.failures = more(h.failures, 1)
 	h.at, h.met = at, false
@@ -127,8 +130,8 @@ func (f *flight) boundLocked(h *Hold, v verdict, now time.Time) {
 	h.patience = clock.AfterFunc(at.Sub(now), func() { f.giveUp(h) })
 }
 
-// lastLocked follows that h, which is or was in front, gives up at the failure that it was asked about. If that was
-// no attempt's, one is made first: see countLocked.
+// lastLocked follows that h, which is or was in front, gives up at the failure that it was asked
+// about. If that was no attempt's, one is made first: see countLocked.
 func (f *flight) lastLocked(h *Hold, now time.Time) {
 	h.last = true
 	switch {
@@ -176,7 +179,8 @@ func (g *Group) waitAsking(ctx context.Context, f *flight, h *Hold) error {
 	}
 }
 
-// judge asks the strategy. One that calls runtime.Goexit gives up. A panic is one when its failure has come.
+// judge asks the strategy. One that calls runtime.Goexit gives up. A panic is one when its failure
+// has come.
 func (q question) judge(pace Pace, to chan<- verdict) {
 	v := verdict{failure: q.failure, at: q.at}
 	defer func() {
