@@ -40,7 +40,8 @@ type Client struct {
 	tasks tasks  // what goes on beside locking
 	word  wordOf // that this client leaves on its nodes
 	loss  lossLog
-	logs  logQueue
+	logs  queue[slog.Record]
+	back  recovery
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -294,6 +295,7 @@ func (c *Client) nodeChanged(name string, err error) {
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
+		c.back.announce()
 		c.log(slog.LevelInfo, "flightlock: node is back", "node", name)
 	}
 }
@@ -319,6 +321,7 @@ func (c *Client) nodeVerified(name string, err error) {
 		c.nodesLeft()
 		c.log(slog.LevelWarn, "flightlock: node unverified", "node", name, "err", err)
 	} else {
+		c.back.announce()
 		c.log(slog.LevelInfo, "flightlock: node is verified again", "node", name)
 	}
 }

@@ -7,9 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/flightlock/flightlock/internal/clock"
-	"golang.org/x/sync/semaphore"
 )
 
 // Freshness is what Lookup knows of a value.
@@ -48,78 +45,6 @@ type Source[V any] struct {
 	Store func(ctx context.Context, key string, v V, l *Lock) error
 }
 
-// Policy says what to do where Redis cannot say who loads.
-type Policy uint8
-
-// The policies.
-const (
-	// LoadLocally loads without a lock: still once per key and process at a time, and
-	// MaxUnlockedLoads at a time in all.
-	LoadLocally Policy = iota
-	// FailClosed gives the error to the callers.
-	FailClosed
-)
-
-// FetchOptions say how a Fetcher goes about it. The zero value of each field is its default, and
-// none may be below 0. But for TTL there is no upper limit: math.MaxInt64 means for ever.
-type FetchOptions struct {
-	// TTL of the lock, which is refreshed while Load runs; so it is how long others wait
-	// for a process that died while it loaded. Default 10s, or Options.MaxTTL if that is
-	// less. 10ms to Options.MaxTTL.
-	TTL time.Duration
-
-	// LoadTimeout is when the ctx of a Load ends. Default 30s.
-	LoadTimeout time.Duration
-
-	// WaitTimeout is how long a miss waits for another process's load, before
-	// OnUnavailable applies. Default LoadTimeout + TTL.
-	WaitTimeout time.Duration
-
-	// OnUnavailable applies when the nodes are unavailable, when Lookup fails, and after
-	// WaitTimeout. That another process has the lock is no reason by itself. Default
-	// LoadLocally.
-	OnUnavailable Policy
-
-	// MaxUnlockedLoads is how many loads without a lock may run at once, in this Fetcher.
-	// Others wait, WaitTimeout at most. Default 16.
-	MaxUnlockedLoads int
-
-	// ErrorHold is how long a failed load's error is served to who misses the key in this
-	// process after it, instead of another load. Default 0: those who were waiting get the
-	// error, and the next one loads.
-	ErrorHold time.Duration
-
-	// Values gives the ctx whose values Lookup, Load and Store see when they run for many
-	// callers: trace ids, a tenant. It gets the ctx of the first of them. Its result's end
-	// does not matter. Default nil: no values, because one request's must not leak into
-	// the work for others.
-	Values func(caller context.Context) context.Context
-}
-
-func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
-	setDefault(&o.TTL, min(10*time.Second, c.opts.MaxTTL))
-	setDefault(&o.LoadTimeout, 30*time.Second)
-	setDefault(&o.WaitTimeout, clock.Add(o.LoadTimeout, o.TTL))
-	setDefault(&o.MaxUnlockedLoads, 16)
-	switch {
-	case o.TTL < minTTL:
-		return o, invalid("FetchOptions.TTL", o.TTL, fmt.Sprintf("it must be %v or more", minTTL))
-	case o.TTL > c.opts.MaxTTL:
-		return o, invalid("FetchOptions.TTL", o.TTL, fmt.Sprintf("Options.MaxTTL is %v", c.opts.MaxTTL))
-	case o.LoadTimeout < 0:
-		return o, invalid("FetchOptions.LoadTimeout", o.LoadTimeout, "it must be above 0")
-	case o.WaitTimeout < 0:
-		return o, invalid("FetchOptions.WaitTimeout", o.WaitTimeout, "it must be above 0")
-	case o.OnUnavailable > FailClosed:
-		return o, invalid("FetchOptions.OnUnavailable", o.OnUnavailable, "there are LoadLocally and FailClosed")
-	case o.MaxUnlockedLoads < 0:
-		return o, invalid("FetchOptions.MaxUnlockedLoads", o.MaxUnlockedLoads, "it must be above 0")
-	case o.ErrorHold < 0:
-		return o, invalid("FetchOptions.ErrorHold", o.ErrorHold, "it must not be below 0")
-	}
-	return o, nil
-}
-
 // Fetcher protects a cache from stampedes: across all processes, normally one Load per
 // miss, and everybody else gets the value. It is safe for concurrent use.
 //
@@ -132,19 +57,21 @@ func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
 // A Fetcher has a goroutine for each key that is missed or being refreshed, while that
 // lasts, and one for each call of the Source that it makes itself.
 type Fetcher[V any] struct {
-	c     *Client
-	src   Source[V]
-	opts  FetchOptions
-	slots *semaphore.Weighted // for loads without a lock
+	c    *Client
+	src  Source[V]
+	opts FetchOptions
+	gate *gate // for loads
 
 	closed atomic.Bool // set under mu
 	counts fetchCounts
+	seen   fetchSeen
 
-	mu      sync.Mutex                   // guards what follows
-	flights map[string]*fetchFlight[V]   // that can be joined
-	running map[*fetchFlight[V]]struct{} // whose goroutine has not ended
-	busy    int                          // goroutines
-	idle    chan struct{}                // closed when closed is set and busy is 0
+	mu       sync.Mutex // guards what follows
+	failures failures
+	flights  map[string]*fetchFlight[V]   // that can be joined
+	running  map[*fetchFlight[V]]struct{} // whose goroutine has not ended
+	busy     int                          // goroutines
+	idle     chan struct{}                // closed when closed is set and busy is 0
 }
 
 // FetchStats are counters since NewFetcher, and a gauge.
@@ -152,10 +79,11 @@ type FetchStats struct {
 	Hits   uint64 // Fetch calls that found a fresh value
 	Stale  uint64 // Fetch calls that were served a stale one
 	Misses uint64 // Fetch calls that waited for a load, here or elsewhere
+	Joined uint64 // of these, those that found a flight of their key under way
 
 	Loads         uint64 // begun
 	UnlockedLoads uint64 // of these, without a lock
-	LoadFailures  uint64 // by an error, a panic, or LoadTimeout
+	LoadFailures  uint64 // by an error, a panic, or LoadTimeout; also refreshes of keys that cannot be locked
 	StoreFailures uint64
 	LookupErrors  uint64
 	Lost          uint64 // locks lost while they were needed: the value was served and maybe not stored
@@ -181,13 +109,16 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	if err != nil {
 		return nil, err
 	}
-	return &Fetcher[V]{
+	f := &Fetcher[V]{
 		c: c, src: src, opts: opts,
-		slots:   semaphore.NewWeighted(int64(opts.MaxUnlockedLoads)),
-		flights: map[string]*fetchFlight[V]{},
-		running: map[*fetchFlight[V]]struct{}{},
-		idle:    make(chan struct{}),
-	}, nil
+		gate:     newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
+		failures: failures{hold: opts.ErrorHold},
+		flights:  map[string]*fetchFlight[V]{},
+		running:  map[*fetchFlight[V]]struct{}{},
+		idle:     make(chan struct{}),
+	}
+	f.seen.begin(c, opts, f.Stats)
+	return f, nil
 }
 
 // Fetch gives the value of key: what Lookup finds, or what one Load of all callers in all
@@ -195,9 +126,13 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 // one load get the same value, so it must not be changed.
 //
 // ctx bounds this caller's wait and nobody else's. Errors: Load's, as it is, to all callers
-// that wait for it; *PanicError if it panicked; ctx's; ErrClosed; ErrInvalid, also for a
-// Fetch inside a Load that would wait for that Load; with FailClosed, ErrUnavailable,
-// ErrNotAcquired (after WaitTimeout), and Lookup's.
+// that wait for it, and as *HeldError to those who come not long after it; *PanicError if it
+// panicked; ctx's; ErrClosed; ErrInvalid, also for a Fetch inside a Load that would wait for that
+// Load; with FailClosed, ErrUnavailable, ErrNotAcquired (after WaitTimeout), and Lookup's;
+// ErrNotAcquired if MaxLoads has no place within WaitTimeout.
+//
+// context.DeadlineExceeded and context.Canceled match if this caller's ctx has ended, and only then. A
+// deadline of Load's own, LoadTimeout or another, is told in the text.
 func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 	if f.closed.Load() {
 		var none V
@@ -212,6 +147,9 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 	if fl == nil {
 		return v, err
 	}
+	if f.seen.meter != nil {
+		return f.timedWait(ctx, fl)
+	}
 	return f.wait(ctx, fl) // from here, and not from where the flight was found: see there
 }
 
@@ -220,16 +158,17 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (*fetchFlight[V], V, error) {
 	var none V
 	switch {
-	case err != nil:
-		f.counts.lookupErrors.Add(1)
-		err = fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, err)
-	case fresh == Stale:
+	case err == nil && fresh == Stale:
 		f.counts.stale.Add(1)
 		f.refresh(ctx, key)
 		return nil, v, nil
-	}
-	if ended := ctx.Err(); ended != nil {
-		return nil, none, f.gaveUp(key, ended, err)
+	case ctx.Err() != nil: // whatever Lookup says of that
+		if err != nil {
+			err = lookupErr(key, err)
+		}
+		return nil, none, f.gaveUp(key, ctx.Err(), err)
+	case err != nil:
+		err = f.lookupFailed(key, err)
 	}
 	if err := f.c.checkKey(key); err != nil {
 		return nil, none, err
@@ -240,8 +179,8 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	if err != nil || inside == nil {
 		return fl, none, err
 	}
-	defer inside.awaited(fl.flying)
-	v, err = f.wait(ctx, fl)
+	defer inside.forgo(fl.flying)
+	v, err = f.timedWait(ctx, fl)
 	return nil, v, err
 }
 
@@ -299,9 +238,6 @@ func (f *Fetcher[V]) shut() {
 		return
 	}
 	for key, fl := range f.flights {
-		if fl.hold != nil {
-			fl.hold.Stop()
-		}
 		if !fl.committed {
 			var none V
 			f.publishLocked(fl, none, f.errClosed(key))
@@ -330,6 +266,7 @@ func (f *Fetcher[V]) leftLocked(n int) {
 		select {
 		case <-f.idle:
 		default:
+			f.seen.end(f.counts.read())
 			close(f.idle)
 		}
 	}
@@ -342,14 +279,14 @@ type fetchCounts struct {
 		atomic.Uint64
 		_ [56]byte
 	}
-	stale, misses, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
+	stale, misses, joined, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
 }
 
 func (c *fetchCounts) hit() { c.hits[rand.Uint32()%uint32(len(c.hits))].Add(1) }
 
 func (c *fetchCounts) read() FetchStats {
 	s := FetchStats{
-		Stale: c.stale.Load(), Misses: c.misses.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
+		Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
 		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(),
 		LookupErrors: c.lookupErrors.Load(), Lost: c.lost.Load(),
 	}

@@ -35,7 +35,7 @@ func plainFetcher(t *testing.T) *Fetcher[int] {
 
 // flightWith is a flight with one caller, of which no goroutine runs.
 func flightWith(f *Fetcher[int], key string) *fetchFlight[int] {
-	fl := &fetchFlight[int]{key: key, callers: 1, flying: new(flying), published: make(chan struct{})}
+	fl := &fetchFlight[int]{key: key, callers: 1, flying: new(flying), published: make(chan struct{}), until: time.Now().Add(time.Minute)}
 	fl.ctx, fl.cancel = context.WithCancelCause(context.Background())
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -40,6 +40,7 @@ type fetchFlight[V any] struct {
 	ctx    context.Context         // of all work; carries flying
 	cancel context.CancelCauseFunc // of ctx; called under mu, so that commit sees it
 	flying *flying
+	until  time.Time // when it stops waiting, for the lock or for a place; only run's goroutine has it
 
 	// published is closed when v and err are there, which nobody changes after that.
 	published chan struct{}
@@ -48,14 +49,18 @@ type fetchFlight[V any] struct {
 
 	// guarded by Fetcher.mu
 	callers   int
-	behind    bool // refreshes a stale value: goes on without callers, does not wait. run reads it without mu, for nobody else writes it
-	committed bool // loading, or past that
-	shown     bool // published is closed
-	hold      *time.Timer
+	behind    bool               // refreshes a stale value: goes on without callers, does not wait. run reads it without mu, for nobody else writes it
+	committed bool               // loading, or past that
+	shown     bool               // published is closed
 	lent      *Lock              // a lock on the key that a caller holds itself; returned by endLoan
 	lend      context.CancelFunc // ends the contention, in favour of lent; nil before and after it
 	borrows   bool               // lent can still be used
 }
+
+// A lookupError is why a flight cannot tell whether there is a value.
+type lookupError struct{ error }
+
+func (e *lookupError) Unwrap() error { return e.error }
 
 var errNoAnswer = errors.New("no answer in time")
 
@@ -104,14 +109,21 @@ func (f *Fetcher[V]) quit(ctx context.Context, fl *fetchFlight[V]) (v V, err err
 	return v, f.gaveUp(fl.key, ctx.Err(), nil)
 }
 
-// values is the ctx that a flight begins with.
+// values is the ctx that a flight begins with. A lock that the caller has is not the flight's: what it
+// guards is not known to those who share the load.
 func (f *Fetcher[V]) values(ctx context.Context) context.Context {
-	if f.opts.Values != nil {
-		if values := f.opts.Values(ctx); values != nil {
-			return context.WithoutCancel(values)
-		}
+	if f.opts.Values == nil {
+		return context.Background()
 	}
-	return context.Background()
+	values := f.opts.Values(ctx)
+	if values == nil {
+		return context.Background()
+	}
+	values = context.WithoutCancel(values)
+	if carriedBy(values) != nil {
+		values = context.WithValue(values, carriedKey{}, (*carried)(nil))
+	}
+	return values
 }
 
 // findLocked gives the flight of key, a new one if there is none; not one that waits for
@@ -122,7 +134,12 @@ func (f *Fetcher[V]) findLocked(key string, why error, values context.Context, i
 	}
 	fl := f.flights[key]
 	if fl == nil {
+		if err := f.failures.of(key, time.Now()); err != nil {
+			return nil, err
+		}
 		fl = f.beginLocked(key, why, values, false)
+	} else {
+		f.counts.joined.Add(1)
 	}
 	if inside != nil && !inside.await(fl.flying) {
 		return nil, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
@@ -141,15 +158,36 @@ func (f *Fetcher[V]) beginLocked(key string, why error, values context.Context, 
 	return fl
 }
 
-// refresh begins to load a stale value anew, unless something is under way for key.
+// refresh begins to load a stale value anew, unless something is under way for key or its last load
+// failed not long ago.
 func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
-	if f.c.checkKey(key) != nil {
+	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
+		f.counts.loadFailures.Add(1)
+		if f.seen.refused() {
+			f.seen.failed(key, "load", err)
+		}
 		return
 	}
-	values := f.values(ctx)
+	if f.mayRefresh(key) { // else Values has nothing to do
+		f.refreshWith(f.values(ctx), key)
+	}
+}
+
+func (f *Fetcher[V]) mayRefresh(key string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.closed.Load() && f.flights[key] == nil {
+	return f.mayRefreshLocked(key)
+}
+
+func (f *Fetcher[V]) mayRefreshLocked(key string) bool {
+	return !f.closed.Load() && f.flights[key] == nil && f.failures.allowRefresh(key, time.Now())
+}
+
+// refreshWith is refresh with the ctx that values has made.
+func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mayRefreshLocked(key) {
 		f.beginLocked(key, nil, values, true)
 	}
 }
@@ -229,27 +267,18 @@ func (f *Fetcher[V]) publish(fl *fetchFlight[V], v V, err error) {
 // fail gives the callers the error of a load; who comes within ErrorHold gets it too.
 func (f *Fetcher[V]) fail(fl *fetchFlight[V], err error) {
 	var none V
-	f.counts.loadFailures.Add(1)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.failures.failed(fl.key, err, time.Now())
 	f.publishLocked(fl, none, err)
-	if f.opts.ErrorHold == 0 || f.closed.Load() {
-		f.forgetLocked(fl)
-		return
-	}
-	fl.hold = time.AfterFunc(f.opts.ErrorHold, func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.forgetLocked(fl)
-	})
+	f.forgetLocked(fl)
 }
 
 // run is the flight's goroutine.
 func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
 	defer f.ran(fl)
-	l, slot, ok := f.prepare(fl)
-	if ok {
-		f.load(fl, l, slot)
+	if l, p, ok := f.prepare(fl); ok {
+		f.load(fl, l, p)
 	}
 }
 
@@ -258,40 +287,51 @@ func (f *Fetcher[V]) ran(fl *fetchFlight[V]) {
 	defer f.mu.Unlock()
 	var none V
 	f.publishLocked(fl, none, f.errClosed(fl.key)) // if nothing else was: cancelled, by Close if anybody waits
-	if fl.hold == nil {
-		f.forgetLocked(fl)
-	}
+	f.forgetLocked(fl)
 	delete(f.running, fl)
 	fl.cancel(nil)
 	f.leftLocked(1)
 }
 
-// prepare gets what a load needs, a lock or a slot, and commits the flight to it. ok is
-// false if there is nothing left to do.
-func (f *Fetcher[V]) prepare(fl *fetchFlight[V]) (l *Lock, slot, ok bool) {
-	var none V
-	why := fl.why
-	if why == nil {
-		if l, why, ok = f.win(fl); !ok {
-			return nil, false, false
+// prepare gets what a load needs, a lock or the reason to do without, and a place at the gate, and
+// commits the flight to it. ok is false if there is nothing left to do.
+//
+// A load without a lock begins only when a majority of nodes cannot be reached, after WaitTimeout, and
+// when Lookup fails. Who waits for a place to do so locks as soon as there is something to lock on.
+func (f *Fetcher[V]) prepare(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
+	fl.until = time.Now().Add(f.opts.WaitTimeout)
+	placeless := time.Time{} // when WaitTimeout is over for a place without a lock
+	for why := fl.why; ; {
+		var over bool
+		back := f.c.back.next() // from before the attempt that may fail
+		if why == nil {
+			if l, p, why, over = f.win(fl); over || l != nil {
+				return l, p, !over
+			}
+		}
+		if !f.mayLoadLocally(fl, why) {
+			var none V
+			f.publish(fl, none, why)
+			return nil, nil, false
+		}
+		if placeless.IsZero() {
+			placeless = time.Now().Add(f.opts.WaitTimeout)
+			fl.until = placeless
+		}
+		p, over = f.enter(fl, unlocked, why, back)
+		switch {
+		case over:
+			return nil, nil, false
+		case p == nil: // lock after all
+			why = nil
+		case !f.commit(fl):
+			f.gate.leave(p)
+			return nil, nil, false
+		default:
+			f.seen.without.began(why)
+			return nil, p, true
 		}
 	}
-	if l != nil {
-		return l, false, true
-	}
-	if !f.mayLoadLocally(fl, why) {
-		f.publish(fl, none, why)
-		return nil, false, false
-	}
-	if err := f.takeSlot(fl, why); err != nil {
-		f.publish(fl, none, err)
-		return nil, false, false
-	}
-	if !f.commit(fl) {
-		f.slots.Release(1)
-		return nil, false, false
-	}
-	return nil, true, true
 }
 
 // mayLoadLocally says whether the policy has an answer to why there is no lock.
@@ -300,77 +340,168 @@ func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
 		!errors.Is(why, ErrClosed) && !errors.Is(why, ErrInvalid) && !errors.Is(why, ErrTooManyWaiters)
 }
 
-// takeSlot waits for its turn to load without a lock. A refresh for nobody does not wait.
-func (f *Fetcher[V]) takeSlot(fl *fetchFlight[V], why error) error {
-	f.mu.Lock()
-	wait := !fl.behind || fl.callers > 0
-	f.mu.Unlock()
-	if f.slots.TryAcquire(1) {
-		return nil
+// recheck is how often who waits for a place looks whether it still needs one.
+const recheck = time.Second
+
+// enter waits at the gate. Without a place, the flight is over, or it is to lock after all: for an
+// unlocked place only, whose reason was why. back is closed when a node is back. A refresh for nobody
+// does not wait.
+func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan struct{}) (_ *place, over bool) {
+	p := f.gate.join(k)
+	if p.isAdmitted() {
+		return p, false
 	}
-	full := fmt.Errorf("%w; and FetchOptions.MaxUnlockedLoads, %d, are running", why, f.opts.MaxUnlockedLoads)
-	if !wait {
-		return full
+	if !f.stay(fl) {
+		f.gate.leave(p)
+		return nil, true
 	}
-	ctx, cancel := context.WithTimeout(fl.ctx, f.opts.WaitTimeout)
-	defer cancel()
-	if f.slots.Acquire(ctx, 1) != nil {
-		return full
+	for {
+		timer := time.NewTimer(min(recheck, time.Until(fl.until)))
+		returned := false
+		select {
+		case <-p.admitted:
+			timer.Stop()
+			return p, false
+		case <-fl.flying.urgent():
+			timer.Stop()
+			f.gate.leave(p)
+			return beside, false
+		case <-back:
+			back, returned = nil, true
+		case <-timer.C:
+		case <-fl.ctx.Done():
+		}
+		timer.Stop()
+		if over, again := f.stillWaits(fl, k, why, returned); !again {
+			f.gate.leave(p)
+			return nil, over
+		}
 	}
-	return nil
 }
 
-// win contends for the lock. ok with a Lock: the flight is committed and the value is still
-// missing; ok with why: there is no lock, for that reason; else the flight is over.
-func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, why error, ok bool) {
-	l, found, err := f.contend(fl)
+// stillWaits looks whether a flight that waits at the gate still has to. If not, it is over or is to
+// lock after all.
+func (f *Fetcher[V]) stillWaits(fl *fetchFlight[V], k kind, why error, returned bool) (over, again bool) {
+	var none V
+	var blind *lookupError
 	switch {
-	case found:
-		return nil, nil, false
-	case err != nil:
-		return nil, err, true
+	case fl.ctx.Err() != nil:
+		return true, false
+	case !time.Now().Before(fl.until):
+		f.publish(fl, none, f.full(fl.key, k, why))
+		return true, false
+	case k == unlocked && unavailable(why):
+		return false, !returned && f.c.away()
+	}
+	found, err := f.lookAgain(fl, fl.ctx)
+	return found, !found && (k == locked || err != nil || !errors.As(why, &blind))
+}
+
+// full is the error for those who waited for a place in vain.
+func (f *Fetcher[V]) full(key string, k kind, why error) error {
+	if k == unlocked {
+		return fmt.Errorf("%w; and FetchOptions.MaxUnlockedLoads, %d, are running", why, f.opts.MaxUnlockedLoads)
+	}
+	return fmt.Errorf("flightlock: fetch %q: no turn within FetchOptions.WaitTimeout, %v: FetchOptions.MaxLoads, %d, are running: %w",
+		key, f.opts.WaitTimeout, f.opts.MaxLoads, ErrNotAcquired)
+}
+
+// win contends for the lock. With a Lock the flight is committed and the value is still missing;
+// with why there is no lock, for that reason; else the flight is over.
+func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, p *place, why error, over bool) {
+	l, p, over, err := f.obtain(fl)
+	if over || err != nil {
+		return nil, nil, err, over
 	}
 	if !f.commit(fl) {
+		f.gate.leave(p)
 		f.giveBack(l)
-		return nil, nil, false
+		return nil, nil, nil, true
 	}
 	_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; what it could say is in l.Err
-	if found, err := f.lookAgain(fl, fl.ctx); !found && (err == nil || f.opts.OnUnavailable == LoadLocally) {
-		return l, nil, true
-	} else if err != nil {
+	found, err := f.lookAgain(fl, fl.ctx)
+	if !found && (err == nil || f.opts.OnUnavailable == LoadLocally) {
+		return l, p, nil, false
+	}
+	if err != nil {
 		var none V
 		f.publish(fl, none, err)
 	}
+	f.gate.leave(p)
 	f.giveBack(l)
-	return nil, nil, false
+	return nil, nil, nil, true
 }
 
-// contend tries to get the lock until another process has filled the cache. found says that
-// the flight is over. A lock that a caller lends is as good as one won.
-func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, found bool, err error) {
-	if fl.behind {
-		l, err = f.c.TryLock(fl.ctx, fl.key, f.opts.TTL)
-		if !errors.Is(err, ErrNotAcquired) {
-			f.giveBack(f.endLoan(fl))
-			return l, false, err
+// obtain gets the lock and a place among MaxLoads, unless another process fills the cache meanwhile.
+//
+// Where loads are limited, the place comes first, with one attempt. If the key is held elsewhere, the
+// place goes back for as long as that lasts, for a hot key of another process must not stop the loads
+// of this one. If no place is free when the lock is won, the lock goes back: another process may have
+// a place for it.
+func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *place, over bool, err error) {
+	for once := fl.behind || f.opts.MaxLoads > 0; ; once = true {
+		if once {
+			l, p, over, err = f.tryOnce(fl)
+			if over || !contended(err) {
+				f.giveBack(f.endLoan(fl))
+				return l, p, over, err
+			}
 		}
+		if !f.stay(fl) {
+			f.giveBack(f.endLoan(fl))
+			return nil, nil, true, nil
+		}
+		l, over, err = f.contend(fl)
+		lent := errors.Is(err, errLent)
+		if l == nil {
+			return nil, nil, over, err
+		}
+		if lent { // its caller keeps the lock anyway
+			if p, over = f.enter(fl, locked, nil, nil); p == nil {
+				f.giveBack(l)
+			}
+			return l, p, over, nil
+		}
+		if p = f.gate.join(locked); p.isAdmitted() {
+			return l, p, false, nil
+		}
+		f.gate.leave(p)
+		f.giveBack(l)
 	}
-	if !f.stay(fl) {
-		f.giveBack(f.endLoan(fl))
-		return nil, true, nil
+}
+
+// tryOnce makes one attempt, once it has a place.
+func (f *Fetcher[V]) tryOnce(fl *fetchFlight[V]) (l *Lock, p *place, over bool, err error) {
+	if p, over = f.enter(fl, locked, nil, nil); p == nil {
+		return nil, nil, over, nil
 	}
+	if l, err = f.c.TryLock(fl.ctx, fl.key, f.opts.TTL); err != nil {
+		f.gate.leave(p)
+		return nil, nil, false, err
+	}
+	return l, p, false, nil
+}
+
+// contended reports whether an attempt failed in a way in which the next may not.
+func contended(err error) bool {
+	return errors.Is(err, ErrNotAcquired) || errors.Is(err, ErrUnavailable) && !unavailable(err)
+}
+
+// contend tries to get the lock until another process has filled the cache. over says that
+// the flight is. A lock that a caller lends is as good as one won; errLent comes with it.
+func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, over bool, err error) {
 	for {
-		l, found, err = f.waitForTurn(fl)
+		l, over, err = f.waitForTurn(fl)
 		if !errors.Is(err, errLent) || !f.lostLoan(fl) {
 			break
 		}
 	}
 	lent := f.endLoan(fl)
 	if errors.Is(err, errLent) {
-		return lent, false, nil
+		return lent, false, err
 	}
 	f.giveBack(lent)
-	return l, found, err
+	return l, over, err
 }
 
 // errLent says that a caller lends the lock that it holds itself.
@@ -378,7 +509,7 @@ var errLent = errors.New("flightlock: lent")
 
 // waitForTurn contends until WaitTimeout.
 func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err error) {
-	ctx, cancel := context.WithTimeout(fl.ctx, f.opts.WaitTimeout)
+	ctx, cancel := context.WithDeadline(fl.ctx, fl.until)
 	defer cancel()
 	if !f.awaitLoan(fl, cancel) {
 		return nil, false, errLent
@@ -464,7 +595,7 @@ func (f *Fetcher[V]) waitedInVain(key string, err error) error {
 // lookAgain looks whether somebody else has filled the cache. If so the callers get the
 // value, and the flight is over.
 func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
-	ctx, cancel := context.WithTimeout(parent, f.opts.LoadTimeout)
+	ctx, cancel := context.WithTimeout(parent, f.opts.LookupTimeout)
 	defer cancel()
 	looked := f.call("Lookup", func() (V, Freshness, error) { return f.src.Lookup(ctx, fl.key) })
 	var a answer[V]
@@ -479,12 +610,11 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (foun
 	case a.err != nil && parent.Err() != nil: // by a loan or WaitTimeout, which say nothing of the cache
 		return false, nil
 	case a.err != nil:
-		f.counts.lookupErrors.Add(1)
-		return false, fmt.Errorf("flightlock: fetch %q: Lookup: %w", fl.key, a.err)
+		return false, f.lookupFailed(fl.key, a.err)
 	case a.fresh == Fresh, a.fresh == Stale && !f.isCommitted(fl):
 		f.publish(fl, a.v, nil)
 		if a.fresh == Stale {
-			f.refresh(fl.base, fl.key)
+			f.refreshWith(fl.base, fl.key)
 		}
 		return true, nil
 	}
@@ -500,8 +630,8 @@ func (f *Fetcher[V]) isCommitted(fl *fetchFlight[V]) bool {
 // grace is how much longer than its LoadTimeout a Load may take to say so itself.
 const grace = 100 * time.Millisecond
 
-// load runs Load, and then Store. It has the lock l, or else a slot.
-func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, slot bool) {
+// load runs Load, and then Store. It has the lock l, or none, and a place.
+func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, p *place) {
 	ctx := fl.ctx
 	if l != nil {
 		ctx = carrying(ctx, l)
@@ -509,26 +639,27 @@ func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, slot bool) {
 	ctx, cancel := context.WithTimeout(ctx, f.opts.LoadTimeout)
 	defer cancel()
 	f.counts.loads.Add(1)
-	if slot {
+	if l == nil {
 		f.counts.unlocked.Add(1)
 	}
 	loading := f.call("Load", func() (v V, _ Freshness, err error) {
 		v, err = f.src.Load(ctx, fl.key)
 		return v, Fresh, err
 	})
+	began := f.seen.meter.begins()
 	a, returned := f.loaded(fl, loading)
+	f.seen.meter.loaded(began, a.err, returned)
 	if !returned {
 		// The lock is for those who can load; the key stays ours in this process.
 		f.giveBack(l)
 		<-loading
 	}
-	if slot {
-		f.slots.Release(1)
-	}
+	f.gate.leave(p)
 	switch {
 	case !returned:
 	case a.err != nil:
-		f.fail(fl, a.err)
+		f.loadFailed(fl.key, a.err)
+		f.fail(fl, loadErr(fl.key, a.err))
 		f.giveBack(l)
 	default:
 		f.store(fl, l, a.v)
@@ -539,18 +670,21 @@ func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, slot bool) {
 func (f *Fetcher[V]) loaded(fl *fetchFlight[V], loading <-chan answer[V]) (a answer[V], returned bool) {
 	late := time.NewTimer(clock.Add(f.opts.LoadTimeout, grace))
 	defer late.Stop()
-	var err error
 	select {
 	case a = <-loading:
 		return a, true
 	case <-fl.ctx.Done(): // Close has lost its patience
-		err = f.errClosed(fl.key)
+		f.counts.loadFailures.Add(1)
+		f.show(fl, a.v, f.errClosed(fl.key))
+		return a, false
 	case <-late.C:
-		err = fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v: %w",
-			fl.key, f.opts.LoadTimeout, context.DeadlineExceeded)
 	}
-	f.counts.loadFailures.Add(1)
-	f.show(fl, a.v, err)
+	err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v", fl.key, f.opts.LoadTimeout)
+	f.loadFailed(fl.key, err)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failures.failed(fl.key, err, time.Now())
+	f.publishLocked(fl, a.v, err)
 	return a, false
 }
 
@@ -563,6 +697,7 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
 	if l != nil {
 		if l.Err() != nil {
 			f.counts.lost.Add(1)
+			f.remember(fl.key, false)
 			return
 		}
 		ctx = l.Context(ctx)
@@ -577,24 +712,50 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
 	for {
 		select {
 		case a := <-storing:
-			f.stored(l, a.err)
+			f.stored(fl.key, l, a.err)
 			return
 		case <-long.C:
 			f.show(fl, v, nil)
 		case <-ctx.Done():
 			f.publish(fl, v, nil)
 			f.giveBack(l)
-			f.stored(l, (<-storing).err)
+			f.stored(fl.key, l, (<-storing).err)
 			return
 		}
 	}
 }
 
-func (f *Fetcher[V]) stored(l *Lock, err error) {
+func (f *Fetcher[V]) stored(key string, l *Lock, err error) {
+	f.remember(key, err == nil)
 	if err != nil {
 		f.counts.storeFailures.Add(1)
+		f.seen.failed(key, "store", err)
 	}
 	if l != nil && errors.Is(l.Err(), ErrLockLost) {
 		f.counts.lost.Add(1)
 	}
+}
+
+// remember notes whether a value that was loaded is in the cache.
+func (f *Fetcher[V]) remember(key string, stored bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if stored {
+		f.failures.succeeded(key)
+	} else {
+		f.failures.notStored(key, time.Now())
+	}
+}
+
+// loadFailed counts and tells of a load that failed.
+func (f *Fetcher[V]) loadFailed(key string, err error) {
+	f.counts.loadFailures.Add(1)
+	f.seen.failed(key, "load", err)
+}
+
+// lookupFailed counts and tells of a Lookup that failed, and gives the error for its callers.
+func (f *Fetcher[V]) lookupFailed(key string, err error) error {
+	f.counts.lookupErrors.Add(1)
+	f.seen.failed(key, "lookup", err)
+	return &lookupError{lookupErr(key, err)}
 }

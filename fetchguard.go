@@ -18,12 +18,12 @@ type PanicError struct {
 	Stack  []byte // of its goroutine
 }
 
-// Error gives the value and the stack.
+// Error gives the value, on one line. Where it came from is in Stack.
 func (e *PanicError) Error() string {
 	if e.Goexit {
-		return fmt.Sprintf("flightlock: %s called runtime.Goexit\n\n%s", e.Op, e.Stack)
+		return fmt.Sprintf("flightlock: %s called runtime.Goexit", e.Op)
 	}
-	return fmt.Sprintf("flightlock: %s panicked: %v\n\n%s", e.Op, e.Value, e.Stack)
+	return fmt.Sprintf("flightlock: %s panicked: %s", e.Op, oneLine(e.Value))
 }
 
 // Unwrap gives the value, if that is an error.
@@ -69,9 +69,12 @@ func (f *Fetcher[V]) call(op string, fn func() (V, Freshness, error)) <-chan ans
 // flying is a flight that a ctx of its Lookup, Load or Store belongs to, to find out that
 // a Fetch in there would wait for itself: directly, or through other flights, of any
 // Fetcher. Waiting is an edge from flight to flight; whoever would close a circle gets an
-// error instead. Circles through other processes end by WaitTimeout.
-type flying struct {
-	waits map[*flying]int // guarded by flyingMu: for whom, and how many times
+// error instead. Circles through other processes end by WaitTimeout. A flight that another one
+// waits for is urgent: it needs no place at the gate.
+type flying struct { // guarded by flyingMu
+	waits   map[*flying]int // for whom, and how many times
+	awaited bool            // some flight has waited for it
+	wanted  chan struct{}   // closed when awaited is set; nil until somebody asks
 }
 
 var flyingMu sync.Mutex // guards the edges; taken last, and only by a Fetch inside a flight
@@ -94,10 +97,29 @@ func (x *flying) await(y *flying) bool {
 		x.waits = map[*flying]int{}
 	}
 	x.waits[y]++
+	if !y.awaited {
+		y.awaited = true
+		if y.wanted != nil {
+			close(y.wanted)
+		}
+	}
 	return true
 }
 
-func (x *flying) awaited(y *flying) {
+// urgent is closed once another flight waits for y, or has waited.
+func (y *flying) urgent() <-chan struct{} {
+	flyingMu.Lock()
+	defer flyingMu.Unlock()
+	if y.wanted == nil {
+		y.wanted = make(chan struct{})
+		if y.awaited {
+			close(y.wanted)
+		}
+	}
+	return y.wanted
+}
+
+func (x *flying) forgo(y *flying) {
 	flyingMu.Lock()
 	defer flyingMu.Unlock()
 	if x.waits[y]--; x.waits[y] == 0 {

@@ -27,6 +27,8 @@ type metrics struct {
 	lost     *prometheus.CounterVec
 	failures *prometheus.CounterVec
 
+	fetchers *fetchMetrics
+
 	won [len(waits)]prometheus.Observer // the members of acquire that acquired, found once
 }
 
@@ -94,7 +96,7 @@ var (
 // newMetrics registers the metrics of c, whose nodes are known.
 func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
-		c: c, reg: reg,
+		c: c, reg: reg, fetchers: newFetchMetrics(),
 		acquire: histogram("acquire_duration_seconds",
 			"How long callers waited for a lock, by outcome and by what they waited for: remote (nobody before them in this process), "+
 				"queue (others of this process, then remote) or handoff (others of this process, no Redis).", "outcome", "wait"),
@@ -148,6 +150,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.vectors() {
 		v.Describe(ch)
 	}
+	m.fetchers.describe(ch)
 	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
@@ -158,6 +161,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range m.vectors() {
 		v.Collect(ch)
 	}
+	m.fetchers.collect(ch)
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}

@@ -1,0 +1,134 @@
+package flightlock
+
+import (
+	"container/list"
+	"sync"
+)
+
+// gate is where the loads of a Fetcher wait for a place: MaxLoads of them run at once, and of these
+// MaxUnlockedLoads without a lock. It admits them in the order in which they came, but one that
+// waits for MaxUnlockedLoads holds up none that has a lock.
+//
+// A flight that another one waits for needs no place: the place that it would wait for may be held by
+// the very load that waits for it. It runs beside those that count; see flying.urgent.
+//
+// Whoever waits here has no lock. Otherwise the limits of this process would hold up the others,
+// which may have places.
+type gate struct {
+	maxLoads int // without a limit, a load that has a lock has nothing to do here
+
+	mu      sync.Mutex // guards what follows
+	counts  [2]limit   // by kind: unlocked counts loads without a lock, locked counts all
+	waiting [2]list.List
+	came    uint64
+}
+
+// limit is how many there may be, 0 for any number, and how many there are.
+type limit struct{ max, used int }
+
+func (l limit) full() bool { return l.max > 0 && l.used >= l.max }
+
+// kind is what a place is for.
+type kind uint8
+
+const (
+	locked kind = iota
+	unlocked
+)
+
+// place is one at the gate, or a ticket for one. There is nothing to give back until it is admitted,
+// or if it does not count.
+type place struct {
+	kind     kind
+	admitted chan struct{} // closed when it is; nil if it does not count
+	number   uint64
+	at       *list.Element // while it waits
+}
+
+// beside is the place of a load that does not count.
+var beside = &place{}
+
+// atOnce is closed: the places that need not wait share it.
+var atOnce = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+func newGate(maxLoads, maxUnlocked int) *gate {
+	return &gate{maxLoads: maxLoads, counts: [2]limit{locked: {max: maxLoads}, unlocked: {max: maxUnlocked}}}
+}
+
+func (g *gate) fitsLocked(k kind) bool {
+	return !g.counts[locked].full() && (k == locked || !g.counts[unlocked].full())
+}
+
+func (g *gate) addLocked(k kind, n int) {
+	g.counts[locked].used += n
+	if k == unlocked {
+		g.counts[unlocked].used += n
+	}
+}
+
+// join gives a place, admitted at once if there is room: then nobody waits who could take it.
+func (g *gate) join(k kind) *place {
+	if k == locked && g.maxLoads == 0 {
+		return beside
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.fitsLocked(k) {
+		g.addLocked(k, 1)
+		return &place{kind: k, admitted: atOnce}
+	}
+	g.came++
+	p := &place{kind: k, admitted: make(chan struct{}), number: g.came}
+	p.at = g.waiting[k].PushBack(p)
+	return p
+}
+
+// isAdmitted reports whether p may load.
+func (p *place) isAdmitted() bool {
+	if p.admitted == nil {
+		return true
+	}
+	select {
+	case <-p.admitted:
+		return true
+	default:
+		return false
+	}
+}
+
+// leave gives p back, or takes it out of the queue. It may be called for no place.
+func (g *gate) leave(p *place) {
+	if p == nil || p.admitted == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p.at != nil {
+		g.waiting[p.kind].Remove(p.at)
+		p.at = nil
+		return
+	}
+	g.addLocked(p.kind, -1)
+	for next := g.nextLocked(); next != nil; next = g.nextLocked() {
+		g.waiting[next.kind].Remove(next.at)
+		next.at = nil
+		g.addLocked(next.kind, 1)
+		close(next.admitted)
+	}
+}
+
+// nextLocked is the one that came first of those for whom there is room.
+func (g *gate) nextLocked() (next *place) {
+	for _, k := range [...]kind{locked, unlocked} {
+		if e := g.waiting[k].Front(); e != nil && g.fitsLocked(k) {
+			if p := e.Value.(*place); next == nil || p.number < next.number {
+				next = p
+			}
+		}
+	}
+	return next
+}

@@ -1,0 +1,190 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// fetchMetrics are those of the Fetchers of a Client, which its metrics include. Fetchers with the same
+// name are one there. What Stats counts is read at each scrape; a load makes one observation, and a
+// caller that waits for it another. A hit makes none.
+type fetchMetrics struct {
+	load *prometheus.HistogramVec
+	wait *prometheus.HistogramVec
+
+	mu     sync.Mutex // guards what follows; nothing is taken under it
+	byName map[string]*fetchersOfAName
+}
+
+type fetchersOfAName struct {
+	open []*fetchMeter
+	past FetchStats // of those that were closed: a counter must not go back
+}
+
+// fetchMeter is what one Fetcher observes.
+type fetchMeter struct {
+	name  string
+	stats func() FetchStats
+	load  map[string]prometheus.Observer // by outcome
+	wait  map[string]prometheus.Observer
+}
+
+var (
+	loadOutcomes  = []string{"loaded", "failed", "panicked", "timed_out"}
+	fetchOutcomes = []string{"value", "error", "canceled"}
+)
+
+// What is read at each scrape, by the name of the Fetcher.
+var fetchCounters = []struct {
+	desc *prometheus.Desc
+	of   func(FetchStats) uint64
+}{
+	{desc("fetch_hits_total", "Fetch calls that found a fresh value.", "fetcher"), func(s FetchStats) uint64 { return s.Hits }},
+	{desc("fetch_stale_total", "Fetch calls that were served a stale value.", "fetcher"), func(s FetchStats) uint64 { return s.Stale }},
+	{desc("fetch_misses_total", "Fetch calls that had to wait for a load, here or elsewhere.", "fetcher"), func(s FetchStats) uint64 { return s.Misses }},
+	{desc("fetch_joined_total", "Of the misses, those that found a load of their key under way in this process.", "fetcher"), func(s FetchStats) uint64 { return s.Joined }},
+	{desc("fetch_loads_total", "Loads begun.", "fetcher"), func(s FetchStats) uint64 { return s.Loads }},
+	{desc("fetch_unlocked_loads_total", "Of the loads, those without a lock.", "fetcher"), func(s FetchStats) uint64 { return s.UnlockedLoads }},
+	{desc("fetch_store_failures_total", "Values that were loaded and could not be stored.", "fetcher"), func(s FetchStats) uint64 { return s.StoreFailures }},
+	{desc("fetch_lookup_errors_total", "Lookups that failed.", "fetcher"), func(s FetchStats) uint64 { return s.LookupErrors }},
+	{desc("fetch_lost_locks_total", "Locks lost while a value was loaded or stored.", "fetcher"), func(s FetchStats) uint64 { return s.Lost }},
+}
+
+var descFlights = desc("fetch_in_flight", "Keys that are being contended for, loaded or stored now.", "fetcher")
+
+func newFetchMetrics() *fetchMetrics {
+	return &fetchMetrics{
+		load:   histogram("fetch_load_duration_seconds", "How long loads took, by outcome.", "fetcher", "outcome"),
+		wait:   histogram("fetch_wait_duration_seconds", "How long callers of Fetch waited that found no value, by outcome.", "fetcher", "outcome"),
+		byName: map[string]*fetchersOfAName{},
+	}
+}
+
+// add gives a new Fetcher its meter.
+func (m *fetchMetrics) add(name string, stats func() FetchStats) *fetchMeter {
+	meter := &fetchMeter{name: name, stats: stats, load: map[string]prometheus.Observer{}, wait: map[string]prometheus.Observer{}}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, outcome := range loadOutcomes { // so that rates begin at 0, not at the first
+		meter.load[outcome] = m.load.WithLabelValues(name, outcome)
+	}
+	for _, outcome := range fetchOutcomes {
+		meter.wait[outcome] = m.wait.WithLabelValues(name, outcome)
+	}
+	of := m.byName[name]
+	if of == nil {
+		of = &fetchersOfAName{}
+		m.byName[name] = of
+	}
+	of.open = append(of.open, meter)
+	return meter
+}
+
+// remove forgets a Fetcher that was closed, and its name with the last one.
+func (m *fetchMetrics) remove(meter *fetchMeter, last FetchStats) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	of := m.byName[meter.name]
+	of.open = slices.DeleteFunc(of.open, func(x *fetchMeter) bool { return x == meter })
+	of.past = of.past.plus(last)
+	if len(of.open) == 0 {
+		delete(m.byName, meter.name)
+		label := prometheus.Labels{"fetcher": meter.name}
+		m.load.DeletePartialMatch(label)
+		m.wait.DeletePartialMatch(label)
+	}
+}
+
+// read gives the sums by name. Stats takes the Fetcher's mutex, so it is called without m's.
+func (m *fetchMetrics) read() map[string]FetchStats {
+	open, sums := map[string][]*fetchMeter{}, map[string]FetchStats{}
+	m.mu.Lock()
+	for name, of := range m.byName {
+		open[name], sums[name] = slices.Clone(of.open), of.past
+	}
+	m.mu.Unlock()
+	for name, meters := range open {
+		for _, meter := range meters {
+			sums[name] = sums[name].plus(meter.stats())
+		}
+	}
+	return sums
+}
+
+func (s FetchStats) plus(o FetchStats) FetchStats {
+	return FetchStats{
+		Hits: s.Hits + o.Hits, Stale: s.Stale + o.Stale, Misses: s.Misses + o.Misses, Joined: s.Joined + o.Joined,
+		Loads: s.Loads + o.Loads, UnlockedLoads: s.UnlockedLoads + o.UnlockedLoads, LoadFailures: s.LoadFailures + o.LoadFailures,
+		StoreFailures: s.StoreFailures + o.StoreFailures, LookupErrors: s.LookupErrors + o.LookupErrors, Lost: s.Lost + o.Lost,
+		Running: s.Running + o.Running,
+	}
+}
+
+func (m *fetchMetrics) describe(ch chan<- *prometheus.Desc) {
+	m.load.Describe(ch)
+	m.wait.Describe(ch)
+	ch <- descFlights
+	for _, c := range fetchCounters {
+		ch <- c.desc
+	}
+}
+
+func (m *fetchMetrics) collect(ch chan<- prometheus.Metric) {
+	m.load.Collect(ch)
+	m.wait.Collect(ch)
+	for name, s := range m.read() {
+		ch <- prometheus.MustNewConstMetric(descFlights, prometheus.GaugeValue, float64(s.Running), name)
+		for _, c := range fetchCounters {
+			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.of(s)), name)
+		}
+	}
+}
+
+// begins is when a load begins, if anybody wants to know.
+func (m *fetchMeter) begins() (now time.Time) {
+	if m != nil {
+		now = time.Now()
+	}
+	return now
+}
+
+// loaded observes a load that ended, or that is not waited for any more.
+func (m *fetchMeter) loaded(began time.Time, err error, returned bool) {
+	if m == nil {
+		return
+	}
+	outcome, panicked := loadOutcomes[0], (*PanicError)(nil)
+	switch {
+	case !returned, errors.Is(err, context.DeadlineExceeded):
+		outcome = loadOutcomes[3]
+	case errors.As(err, &panicked):
+		outcome = loadOutcomes[2]
+	case err != nil:
+		outcome = loadOutcomes[1]
+	}
+	m.load[outcome].Observe(time.Since(began).Seconds())
+}
+
+// timedWait is wait, observed if there are metrics.
+func (f *Fetcher[V]) timedWait(ctx context.Context, fl *fetchFlight[V]) (V, error) {
+	m := f.seen.meter
+	began := m.begins()
+	v, err := f.wait(ctx, fl)
+	if m == nil {
+		return v, err
+	}
+	outcome := fetchOutcomes[0]
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		outcome = fetchOutcomes[2]
+	case err != nil:
+		outcome = fetchOutcomes[1]
+	}
+	m.wait[outcome].Observe(time.Since(began).Seconds())
+	return v, err
+}

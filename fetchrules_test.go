@@ -1,0 +1,459 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// When a Fetcher loads without a lock, and when it does not.
+
+// An attempt that has no answer once is made again: nobody loads without a lock for it, and no
+// FailClosed caller gets an error.
+func TestFetchTriesAgainAfterOneUnansweredAttempt(t *testing.T) {
+	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
+		bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &origin{takes: 10 * time.Millisecond}
+			f := newFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o,
+				flightlock.FetchOptions{OnUnavailable: policy})
+			wantAll(t, fetching(t.Context(), f, "warm", 1), 1, "warm=1")
+			nodes[0].Stall(true)
+			results := fetching(t.Context(), f, "k", 5)
+			time.Sleep(80 * time.Millisecond)
+			nodes[0].Stall(false)
+			wantAll(t, results, 5, "k=2")
+			if s := f.Stats(); s.UnlockedLoads != 0 || s.Loads != 2 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// A refresh of a stale value whose attempt has no answer once ends: the next caller begins another.
+func TestFetchRefreshesNothingAfterOneUnansweredAttempt(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: 10 * time.Millisecond}
+		f := newFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o, flightlock.FetchOptions{})
+		wantAll(t, fetching(t.Context(), f, "warm", 1), 1, "warm=1")
+		o.set("k", "old", true)
+		nodes[0].Stall(true)
+		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "old")
+		time.Sleep(80 * time.Millisecond)
+		if s := f.Stats(); s.Loads != 1 || s.Running != 0 {
+			t.Errorf("%+v", s)
+		}
+		nodes[0].Stall(false)
+		time.Sleep(time.Second)
+		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "old")
+		time.Sleep(time.Second)
+		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "k=2")
+	})
+}
+
+// Those that wait for a slot lock again as soon as the nodes answer, whether it was the nodes
+// or the cache that had gone.
+func TestFetchGoesBackToLocking(t *testing.T) {
+	for _, cacheToo := range []bool{false, true} {
+		t.Run(fmt.Sprint("cacheToo=", cacheToo), func(t *testing.T) {
+			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &origin{takes: 10 * time.Second}
+				var down atomic.Bool
+				o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+					if cacheToo && down.Load() {
+						return "", flightlock.Miss, errMine
+					}
+					return o.plainLookup(ctx, key)
+				}
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{MaxUnlockedLoads: 1})
+				all(nodes, true)
+				down.Store(true)
+				began := time.Now()
+				results := make(chan result, 20)
+				for i := range 20 {
+					go func() {
+						v, err := f.Fetch(t.Context(), fmt.Sprint("k", i))
+						results <- result{v, err}
+					}()
+				}
+				time.Sleep(3 * time.Second)
+				all(nodes, false)
+				down.Store(false)
+				for range 20 {
+					if r := <-results; r.err != nil {
+						t.Error(r.err)
+					}
+				}
+				if s := f.Stats(); s.UnlockedLoads != 1 || s.Loads != 20 {
+					t.Errorf("%+v", s)
+				}
+				if took := time.Since(began); took > 15*time.Second {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+}
+
+func all(nodes []*redistest.MemNode, down bool) {
+	for _, n := range nodes {
+		n.Down(down)
+	}
+}
+
+// A Fetch that waits behind a lock of its own process does not wait for nodes that are gone,
+// whatever the strategy of those before it.
+func TestFetchBehindOthersNoticesThatTheNodesAreGone(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Millisecond}
+		c := newClient(t, flightlock.Options{}, clients...)
+		f := newFetcher(t, c, o, flightlock.FetchOptions{})
+		l := mustLock(t, c, "k", time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		before := make(chan error, 1)
+		go func() {
+			_, err := c.SingleFlightLock(ctx, "k", time.Second, flightlock.LimitedRetry(100*time.Millisecond, 1000))
+			before <- err
+		}()
+		synctest.Wait()
+		results := fetching(t.Context(), f, "k", 3)
+		synctest.Wait()
+		nodes[0].Down(true)
+		time.Sleep(2 * time.Second)
+		_ = l.Release(t.Context())
+		began := time.Now()
+		wantAll(t, results, 3, "k=1")
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		cancel()
+		if err := <-before; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// nested makes loads of "outer*" fetch "inner*" of the same Fetcher, and those "leaf".
+func nested(o *origin, f **flightlock.Fetcher[string]) {
+	o.load = func(ctx context.Context, key string) (string, error) {
+		o.loads.Add(1)
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+		switch {
+		case key[0] == 'o':
+			return (*f).Fetch(ctx, "inner"+key[len("outer"):])
+		case key[0] == 'i':
+			return (*f).Fetch(ctx, "leaf")
+		}
+		return "v", nil
+	}
+}
+
+// Loads that fetch other keys do not wait for the places that they hold themselves.
+func TestFetchLoadsInsideLoadsNeedNoPlace(t *testing.T) {
+	for name, opts := range map[string]flightlock.FetchOptions{
+		"without locks":            {},
+		"one without a lock":       {MaxUnlockedLoads: 1},
+		"MaxLoads=1":               {MaxLoads: 1},
+		"MaxLoads=1 without locks": {MaxLoads: 1},
+		"MaxLoads=16":              {MaxLoads: 16},
+	} {
+		for _, n := range []int{16, 100} {
+			t.Run(fmt.Sprintf("%s/loads=%d", name, n), func(t *testing.T) {
+				bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+					o := &origin{}
+					var f *flightlock.Fetcher[string]
+					nested(o, &f)
+					f = newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+					if name != "MaxLoads=1" && name != "MaxLoads=16" {
+						nodes[0].Down(true)
+					}
+					began := time.Now()
+					results := make(chan result, 2*n)
+					for i := range n {
+						for _, kind := range []string{"outer", "inner"} { // so some are joined that wait for a place
+							go func() {
+								v, err := f.Fetch(t.Context(), fmt.Sprint(kind, i))
+								results <- result{v, err}
+							}()
+						}
+					}
+					for range 2 * n {
+						if r := <-results; r.v != "v" || r.err != nil {
+							t.Errorf("got %q, %v", r.v, r.err)
+						}
+					}
+					if took := time.Since(began); took > 20*time.Second {
+						t.Errorf("it took %v", took)
+					}
+				})
+			})
+		}
+	}
+}
+
+// MaxLoads is how many loads run at once, with locks and without; who waits for a place holds no lock,
+// so another process that has one loads.
+func TestFetchMaxLoads(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		t.Run(fmt.Sprint("down=", down), func(t *testing.T) {
+			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &origin{}
+				var running, most atomic.Int64
+				o.load = func(ctx context.Context, key string) (string, error) {
+					n := running.Add(1)
+					defer running.Add(-1)
+					for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+					}
+					time.Sleep(time.Second)
+					return "v", nil
+				}
+				if down {
+					all(nodes, true)
+				}
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{MaxLoads: 3})
+				began := time.Now()
+				results := make(chan result, 30)
+				fetch := func(f *flightlock.Fetcher[string], i int) {
+					v, err := f.Fetch(t.Context(), fmt.Sprint("k", i))
+					results <- result{v, err}
+				}
+				for i := range 30 {
+					go fetch(f, i)
+				}
+				if !down { // another process has a place for each, and waits for no lock
+					synctest.Wait()
+					o2 := &origin{takes: time.Second, lookup: o.plainLookup, store: o.plainStore}
+					g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o2, flightlock.FetchOptions{})
+					took := time.Now()
+					if _, err := g.Fetch(t.Context(), "k29"); err != nil {
+						t.Error(err)
+					}
+					if took := time.Since(took); took > 1500*time.Millisecond {
+						t.Errorf("another process waited %v", took)
+					}
+				}
+				for range 30 {
+					if r := <-results; r.err != nil {
+						t.Error(r.err)
+					}
+				}
+				if most.Load() != 3 || time.Since(began) > 12*time.Second {
+					t.Errorf("%d loads at once; it took %v", most.Load(), time.Since(began))
+				}
+			})
+		})
+	}
+}
+
+// An origin that fails behind a stale value is asked once a second at first, and less and less; the
+// value is served on. So is one whose values cannot be stored.
+func TestFetchFailingOriginBehindAStaleValue(t *testing.T) {
+	for _, opts := range []flightlock.FetchOptions{{}, {ErrorHold: -1}, {ErrorHold: 100 * time.Millisecond}} {
+		for _, op := range []string{"load", "store"} {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &origin{}
+				var last time.Time
+				o.load = func(context.Context, string) (string, error) {
+					o.loads.Add(1)
+					if time.Since(last) < time.Second {
+						t.Errorf("%v after the last load", time.Since(last))
+					}
+					last = time.Now()
+					if op == "load" {
+						return "", errMine
+					}
+					return "v", nil
+				}
+				o.store = func(context.Context, string, string, *flightlock.Lock) error { return errMine }
+				o.set("k", "old", true)
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				for range 60_000 / 5 {
+					if v, err := f.Fetch(t.Context(), "k"); v != "old" || err != nil {
+						t.Fatalf("got %q, %v", v, err)
+					}
+					time.Sleep(5 * time.Millisecond)
+				}
+				if n := o.loads.Load(); n < 3 || n > 7 {
+					t.Errorf("%d loads in a minute", n)
+				}
+			})
+		}
+	}
+}
+
+// Errors that are held are a bounded number of records, and no goroutines.
+func TestFetchHeldErrorsAreBounded(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{load: func(context.Context, string) (string, error) { return "", errMine }}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{ErrorHold: time.Hour})
+		before := runtime.NumGoroutine()
+		for i := range 10_100 {
+			_, _ = f.Fetch(t.Context(), fmt.Sprint("k", i))
+		}
+		synctest.Wait()
+		if n := runtime.NumGoroutine(); n > before+20 || f.Stats().Running != 0 {
+			t.Errorf("%d goroutines, %d before; %+v", n, before, f.Stats())
+		}
+		loads := f.Stats().Loads
+		_, _ = f.Fetch(t.Context(), "k10099")
+		if n := f.Stats().Loads; n != loads {
+			t.Error("the latest is not held")
+		}
+		_, _ = f.Fetch(t.Context(), "k0")
+		if n := f.Stats().Loads; n != loads+1 {
+			t.Error("the oldest is held")
+		}
+	})
+}
+
+// A Lookup of the flight that hangs costs LookupTimeout, not LoadTimeout; with the lock and without.
+func TestFetchLookupTimeout(t *testing.T) {
+	for _, opts := range []flightlock.FetchOptions{{}, {LookupTimeout: 3 * time.Second}, {LookupTimeout: time.Hour, LoadTimeout: 2 * time.Second}} {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			var looks atomic.Int64
+			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+				if looks.Add(1) > 1 {
+					<-ctx.Done()
+				}
+				return "", flightlock.Miss, ctx.Err()
+			}}
+			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+			want := time.Second
+			if opts.LookupTimeout > 0 {
+				want = min(3*time.Second, opts.LookupTimeout)
+			}
+			if opts.LoadTimeout > 0 {
+				want = opts.LoadTimeout
+			}
+			began := time.Now()
+			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "k=1")
+			if took := time.Since(began); took < want || took > want+200*time.Millisecond {
+				t.Errorf("it took %v, want %v", took, want)
+			}
+		})
+	}
+}
+
+// Values is called on its callers' goroutines, once for each, and never with a ctx of a flight.
+func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
+	type callers struct{}
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var calls atomic.Int64
+		values := func(ctx context.Context) context.Context {
+			calls.Add(1)
+			_ = ctx.Value(callers{}).(int) // panics if it is not a caller's
+			return context.Background()
+		}
+		o := &origin{takes: time.Second}
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{Values: values})
+		ctx := context.WithValue(t.Context(), callers{}, 1)
+		results := fetching(ctx, f, "k", 3)
+		time.Sleep(100 * time.Millisecond)
+		o.set("k", "stale", true) // found by the flight, which has it loaded anew
+		mustRelease(t, l)
+		wantAll(t, results, 3, "stale")
+		time.Sleep(5 * time.Second)
+		wantAll(t, fetching(ctx, f, "k", 1), 1, "k=1")
+		if n := calls.Load(); n != 3 {
+			t.Errorf("%d calls for 3 callers", n)
+		}
+		defer func() {
+			if recover() == nil {
+				t.Error("the caller's own goroutine does not panic")
+			}
+			o.drop("k")
+			wantAll(t, fetching(ctx, f, "k", 3), 3, "k=2") // and nothing is left of that
+		}()
+		o.drop("k")
+		_, _ = f.Fetch(t.Context(), "k")
+	})
+}
+
+// The ctx of Lookup, Load and Store carries the lock of the flight or none, whatever lock the caller has.
+func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		o := &origin{}
+		var looks atomic.Int64
+		want := func(ctx context.Context, key string) {
+			if l := flightlock.FromContext(ctx); l != nil && l.Key() != key {
+				t.Errorf("a lock of %q while %q is loaded", l.Key(), key)
+			}
+		}
+		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			if looks.Add(1)%2 == 0 { // the flight's
+				want(ctx, key)
+			}
+			return "", flightlock.Miss, nil
+		}
+		o.load = func(ctx context.Context, key string) (string, error) {
+			want(ctx, key)
+			return "v", nil
+		}
+		o.store = func(ctx context.Context, key, _ string, _ *flightlock.Lock) error {
+			want(ctx, key)
+			return nil
+		}
+		f := newFetcher(t, c, o, flightlock.FetchOptions{Values: func(ctx context.Context) context.Context { return ctx }})
+		l := mustLock(t, c, "another", time.Minute)
+		defer func() { _ = l.Release(t.Context()) }()
+		wantAll(t, fetching(l.Context(t.Context()), f, "locked", 1), 1, "v")
+		all(nodes, true)
+		wantAll(t, fetching(l.Context(t.Context()), f, "unlocked", 1), 1, "v")
+		all(nodes, false)
+		if f.Stats().UnlockedLoads != 1 {
+			t.Errorf("%+v", f.Stats())
+		}
+	})
+}
+
+// A Load's own deadline is told from its callers', and so is a Lookup's of the flight.
+func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		mine := fmt.Errorf("%w: %w", errMine, context.DeadlineExceeded)
+		o := &origin{}
+		o.load = func(ctx context.Context, key string) (string, error) {
+			if key == "own" {
+				return "", mine
+			}
+			<-ctx.Done()
+			return "", ctx.Err()
+		}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{LoadTimeout: time.Second})
+		for _, key := range []string{"own", "LoadTimeout"} {
+			for range 2 { // the second time it is held
+				_, err := f.Fetch(t.Context(), key)
+				if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Load") || !strings.Contains(err.Error(), "deadline") {
+					t.Errorf("%s: %v", key, err)
+				}
+				if key == "own" && !errors.Is(err, errMine) {
+					t.Errorf("%v is not Load's error any more", err)
+				}
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if _, err := f.Fetch(ctx, "mine"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		var p *flightlock.PanicError
+		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), &origin{load: func(context.Context, string) (string, error) { panic(mine) }}, flightlock.FetchOptions{})
+		if _, err := g.Fetch(t.Context(), "k"); !errors.As(err, &p) || errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errMine) {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,282 @@
+package flightlock_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+)
+
+// heard are the failures that OnError was told of.
+type heard struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (h *heard) tell(key, op string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.all = append(h.all, fmt.Sprint(key, " ", op, " ", err))
+}
+
+func (h *heard) count(prefix string) (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, x := range h.all {
+		if strings.HasPrefix(x, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// OnError hears of every function of the Source that fails, also where nobody waits.
+func TestFetchOnError(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var h heard
+		o := &origin{}
+		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			if key == "lookup" {
+				return "", flightlock.Miss, errMine
+			}
+			return o.plainLookup(ctx, key)
+		}
+		o.load = func(ctx context.Context, key string) (string, error) {
+			if strings.HasPrefix(key, "load") {
+				return "", errMine
+			}
+			return "v", nil
+		}
+		o.store = func(_ context.Context, key, _ string, _ *flightlock.Lock) error {
+			if key == "store" {
+				return errMine
+			}
+			return nil
+		}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{OnError: h.tell})
+		o.set("load behind", "old", true)
+		o.set(strings.Repeat("k", 5000), "old", true)
+		for _, key := range []string{"lookup", "load", "load behind", "store", "good"} {
+			_, _ = f.Fetch(t.Context(), key)
+		}
+		for range 10 {
+			wantAll(t, fetching(t.Context(), f, strings.Repeat("k", 5000), 1), 1, "old") // served, and never loaded
+		}
+		synctest.Wait()
+		for prefix, want := range map[string]int{"lookup lookup mine": 1, "load load mine": 1, "load behind load mine": 1, "store store mine": 1, "kkk": 1, "": 5} {
+			if n := h.count(prefix); n != want {
+				t.Errorf("heard of %q %d times, want %d: %.500q", prefix, n, want, h.all)
+			}
+		}
+		if s := f.Stats(); s.LoadFailures != 12 {
+			t.Errorf("%+v", s)
+		}
+		// A caller that leaves is no failure of Lookup.
+		ctx, cancel := context.WithCancel(t.Context())
+		o.lookup = nil
+		cancel()
+		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), &origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			return "", flightlock.Miss, ctx.Err()
+		}}, flightlock.FetchOptions{OnError: h.tell})
+		wantErrors(t, fetching(ctx, g, "left", 3), 3, context.Canceled)
+		synctest.Wait()
+		if n := h.count("left"); n != 0 || g.Stats().LookupErrors != 0 {
+			t.Errorf("heard of it %d times, %+v", n, g.Stats())
+		}
+	})
+}
+
+// An OnError that blocks, panics or ends its goroutine delays nothing, and the log says what was lost.
+func TestFetchOnErrorMisbehaves(t *testing.T) {
+	for _, how := range []string{"block", "panic", "goexit"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				unblock := make(chan struct{})
+				var told atomic.Int64
+				var lines lockedLines
+				c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
+				o := &origin{load: func(context.Context, string) (string, error) { return "", errMine }}
+				f := newFetcher(t, c, o, flightlock.FetchOptions{Name: "users", OnError: func(string, string, error) {
+					told.Add(1)
+					switch how {
+					case "block":
+						<-unblock
+					case "panic":
+						panic("ouch\nouch")
+					default:
+						runtime.Goexit()
+					}
+				}})
+				began := time.Now()
+				for i := range 300 {
+					wantErrors(t, fetching(t.Context(), f, fmt.Sprint("k", i), 1), 1, errMine)
+				}
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("it took %v", took)
+				}
+				close(unblock)
+				synctest.Wait()
+				switch text := lines.String(); {
+				case how == "block" && (told.Load() > 200 || !strings.Contains(text, "too slow") || !strings.Contains(text, "fetcher=users")),
+					how == "panic" && (told.Load() != 300 || !strings.Contains(text, "OnError panicked")),
+					how == "goexit" && told.Load() != 300:
+					t.Errorf("told %d, log:\n%.2000s", told.Load(), text)
+				}
+			})
+		})
+	}
+}
+
+// lockedLines is a log.
+type lockedLines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedLines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// The log tells when loads without locks begin and when they have ended, once each, whatever their number.
+func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		var lines lockedLines
+		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
+		f := newFetcher(t, c, &origin{takes: time.Second}, flightlock.FetchOptions{Name: "users"})
+		wantTold := func(began, ended int) {
+			t.Helper()
+			synctest.Wait()
+			text := lines.String()
+			if b, e := strings.Count(text, "loading without locks"), strings.Count(text, "no loads without locks any more"); b != began || e != ended {
+				t.Errorf("began %d, ended %d, want %d and %d:\n%s", b, e, began, ended, text)
+			}
+		}
+		wantAll(t, fetching(t.Context(), f, "a", 1), 1, "a=1")
+		wantTold(0, 0)
+		all(nodes, true)
+		for i := range 20 {
+			_, _ = f.Fetch(t.Context(), fmt.Sprint("k", i))
+		}
+		wantTold(1, 0)
+		all(nodes, false)
+		time.Sleep(15 * time.Second)
+		wantTold(1, 1)
+		if !strings.Contains(lines.String(), "loads=20") || !strings.Contains(lines.String(), "fetcher=users") {
+			t.Error(lines.String())
+		}
+		all(nodes, true)
+		_, _ = f.Fetch(t.Context(), "last")
+		if err := f.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wantTold(2, 2)
+	})
+}
+
+// What Fetchers do is counted by their names. Those with the same name are one; a name goes with its
+// last Fetcher, and no counter goes back before.
+func TestFetchMetrics(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		reg := prometheus.NewPedanticRegistry()
+		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
+		o := &origin{takes: time.Second}
+		o.load = func(ctx context.Context, key string) (string, error) {
+			switch key {
+			case "bad":
+				return "", errMine
+			case "panics":
+				panic(errMine)
+			case "slow":
+				<-ctx.Done()
+				return "", ctx.Err()
+			}
+			return o.plainLoad(ctx, key)
+		}
+		want := func(values map[string]float64) {
+			t.Helper()
+			synctest.Wait()
+			got := gathered(t, reg)
+			for name, v := range values {
+				if g, there := got[name]; g != v || !there {
+					t.Errorf("%s is %v (%v), want %v", name, g, there, v)
+				}
+			}
+		}
+		users := newFetcher(t, c, o, flightlock.FetchOptions{Name: "users", LoadTimeout: 5 * time.Second})
+		newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
+		results := fetching(t.Context(), users, "k", 10)
+		synctest.Wait()
+		want(map[string]float64{`flightlock_fetch_in_flight{fetcher="users"}`: 1})
+		wantAll(t, results, 10, "k=1")
+		wantAll(t, fetching(t.Context(), users, "k", 3), 3, "k=1")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		wantErrors(t, fetching(ctx, users, "left", 1), 1, context.DeadlineExceeded)
+		cancel()
+		for _, key := range []string{"bad", "panics", "slow"} {
+			_, _ = users.Fetch(t.Context(), key)
+		}
+		o.set("stale", "old", true)
+		wantAll(t, fetching(t.Context(), users, "stale", 1), 1, "old")
+		time.Sleep(2 * time.Second)
+		all(nodes, true)
+		wantAll(t, fetching(t.Context(), users, "unlocked", 1), 1, "unlocked=4")
+		seen := map[string]float64{
+			`flightlock_fetch_hits_total{fetcher="users"}`:                                3,
+			`flightlock_fetch_stale_total{fetcher="users"}`:                               1,
+			`flightlock_fetch_misses_total{fetcher="users"}`:                              15,
+			`flightlock_fetch_joined_total{fetcher="users"}`:                              9,
+			`flightlock_fetch_loads_total{fetcher="users"}`:                               7,
+			`flightlock_fetch_unlocked_loads_total{fetcher="users"}`:                      1,
+			`flightlock_fetch_store_failures_total{fetcher="users"}`:                      0,
+			`flightlock_fetch_lookup_errors_total{fetcher="users"}`:                       0,
+			`flightlock_fetch_lost_locks_total{fetcher="users"}`:                          0,
+			`flightlock_fetch_in_flight{fetcher="users"}`:                                 0,
+			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="loaded"}`:    4,
+			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="failed"}`:    1,
+			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="panicked"}`:  1,
+			`flightlock_fetch_load_duration_seconds{fetcher="users",outcome="timed_out"}`: 1,
+			`flightlock_fetch_wait_duration_seconds{fetcher="users",outcome="value"}`:     11,
+			`flightlock_fetch_wait_duration_seconds{fetcher="users",outcome="error"}`:     3,
+			`flightlock_fetch_wait_duration_seconds{fetcher="users",outcome="canceled"}`:  1,
+			`flightlock_fetch_hits_total{fetcher="fetch"}`:                                0,
+		}
+		want(seen)
+		twin := newFetcher(t, c, &origin{}, flightlock.FetchOptions{Name: "users"})
+		want(seen)
+		if err := users.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		want(seen)
+		if err := twin.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for name := range gathered(t, reg) {
+			if strings.Contains(name, "users") {
+				t.Errorf("%s stays", name)
+			}
+		}
+		closeClient(t, c)
+		if got := gathered(t, reg); len(got) > 0 {
+			t.Errorf("%v stays", got)
+		}
+	})
+}

@@ -1,0 +1,76 @@
+package flightlock
+
+import "sync"
+
+// queue is the way to code of the user's that nothing may wait for: a Logger, OnError. What is put into
+// it is handed over in order, on one goroutine, which lives while there is something. When too much waits,
+// it is counted instead. The zero value is ready for use.
+type queue[T any] struct {
+	mu      sync.Mutex // guards what follows
+	items   []T
+	working bool // the goroutine lives
+	dropped int  // items that found the queue full
+}
+
+const maxQueued = 128
+
+// put queues an item for handle, which start runs on a goroutine unless it is too late for that. missed
+// hears how many were dropped. A panic or Goexit of handle costs the item, nothing else.
+func (q *queue[T]) put(item T, start func(func()) bool, handle func(T), missed func(n int)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.items) >= maxQueued {
+		q.dropped++
+		return
+	}
+	q.items = append(q.items, item)
+	if !q.working { // after Close nobody works
+		q.working = start(func() { q.work(start, handle, missed) })
+	}
+}
+
+// work hands over what is queued until nothing is.
+func (q *queue[T]) work(start func(func()) bool, handle func(T), missed func(n int)) {
+	finished := false
+	defer func() {
+		if !finished { // Goexit: another goroutine goes on
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			q.working = start(func() { q.work(start, handle, missed) })
+		}
+	}()
+	for {
+		item, dropped, ok := q.take()
+		if !ok {
+			finished = true
+			return
+		}
+		survive(func() { handle(item) })
+		if dropped > 0 {
+			survive(func() { missed(dropped) })
+		}
+	}
+}
+
+// take gives the oldest item, and with the last one how many were dropped behind it. Without one the
+// goroutine ends.
+func (q *queue[T]) take() (item T, dropped int, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.items) == 0 {
+		q.working = false
+		return item, 0, false
+	}
+	item, q.items = q.items[0], q.items[1:]
+	if len(q.items) == 0 {
+		q.items = nil
+		dropped, q.dropped = q.dropped, 0
+	}
+	return item, dropped, true
+}
+
+// survive runs fn, also if it panics.
+func survive(fn func()) {
+	defer func() { _ = recover() }()
+	fn()
+}
