@@ -303,13 +303,7 @@ func (c *Client) nodeChanged(name string, err error) {
 // nodesLeft has callers that fail fast hear at once when too few nodes are left.
 func (c *Client) nodesLeft() {
 	c.tasks.run(func() {
-		left := 0
-		for i, nd := range c.nodes {
-			if !nd.Suspended() && !c.quorum.Quarantined(i) && nd.Unverified() == nil {
-				left++
-			}
-		}
-		if left < c.quorum.Need() {
+		if c.away() {
 			c.flights.Recheck()
 		}
 	})

@@ -31,12 +31,3 @@ func (c *Client) contend(ctx context.Context, key string, ttl time.Duration, loo
 	}
 	return l, false, nil
 }
-
-// releaseFailed is Release after the work for which l was made has failed. If the key is let go by that, the
-// other processes in contend for it end with errFailedElsewhere, as far as they hear it (not with DisableNotify).
-func (l *Lock) releaseFailed() error {
-	if l.nest.CompareAndSwap(nil, gone) {
-		return l.hold.ReleaseFailed()
-	}
-	return l.Release(context.Background()) // the lock goes on to others, or is over
-}

@@ -211,6 +211,16 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 	}
 }
 
+// giveUp gives the lock back after a load or Store that failed: the other processes that wait for it
+// need not wait for one another. One that Close has ended says nothing of the next.
+func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
+	if l != nil && fl.ctx.Err() == nil {
+		_ = l.releaseFailed()
+		return
+	}
+	f.giveBack(l)
+}
+
 // leave ends the wait of a caller. With the last one, a flight that is still contending is
 // cancelled and cannot be joined any more. shown says that there was a result before; one
 // that comes after it is that of being cancelled, and not this caller's.
@@ -328,15 +338,19 @@ func (f *Fetcher[V]) prepare(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
 			f.gate.leave(p)
 			return nil, nil, false
 		default:
-			f.seen.without.began(why)
+			if !errors.Is(why, errFailedElsewhere) {
+				f.seen.without.began(why)
+			}
 			return nil, p, true
 		}
 	}
 }
 
-// mayLoadLocally says whether the policy has an answer to why there is no lock.
+// mayLoadLocally says whether the policy has an answer to why there is no lock. A load that failed in
+// another process is none of its questions: nobody waits for the next one there, and errors do not cross
+// processes, so each finds out by a load of its own, at the same time.
 func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
-	return fl.ctx.Err() == nil && f.opts.OnUnavailable == LoadLocally &&
+	return fl.ctx.Err() == nil && (f.opts.OnUnavailable == LoadLocally || errors.Is(why, errFailedElsewhere)) &&
 		!errors.Is(why, ErrClosed) && !errors.Is(why, ErrInvalid) && !errors.Is(why, ErrTooManyWaiters)
 }
 
@@ -651,7 +665,7 @@ func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, p *place) {
 	f.seen.meter.loaded(began, a.err, returned)
 	if !returned {
 		// The lock is for those who can load; the key stays ours in this process.
-		f.giveBack(l)
+		f.giveUp(fl, l)
 		<-loading
 	}
 	f.gate.leave(p)
@@ -660,7 +674,7 @@ func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, p *place) {
 	case a.err != nil:
 		f.loadFailed(fl.key, a.err)
 		f.fail(fl, loadErr(fl.key, a.err))
-		f.giveBack(l)
+		f.giveUp(fl, l)
 	default:
 		f.store(fl, l, a.v)
 	}
@@ -713,12 +727,16 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
 		select {
 		case a := <-storing:
 			f.stored(fl.key, l, a.err)
+			if a.err != nil {
+				f.publish(fl, v, nil)
+				f.giveUp(fl, l)
+			}
 			return
 		case <-long.C:
 			f.show(fl, v, nil)
 		case <-ctx.Done():
 			f.publish(fl, v, nil)
-			f.giveBack(l)
+			f.giveUp(fl, l)
 			f.stored(fl.key, l, (<-storing).err)
 			return
 		}

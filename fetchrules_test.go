@@ -457,3 +457,88 @@ func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 		}
 	})
 }
+
+// A load, or a Store, that fails after 300 ms in eight processes: nobody waits for one after the other.
+func TestFetchFailuresOfManyProcessesAtOnce(t *testing.T) {
+	for _, op := range []string{"load", "store", "panic", "timeout"} {
+		for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
+			t.Run(fmt.Sprintf("%s/policy=%d", op, policy), func(t *testing.T) {
+				bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+					var results []<-chan result
+					began := time.Now()
+					for range 8 {
+						o := &origin{takes: 300 * time.Millisecond}
+						o.load = func(ctx context.Context, key string) (string, error) {
+							if op == "timeout" {
+								<-ctx.Done()
+								return "", ctx.Err()
+							}
+							_, _ = o.plainLoad(ctx, key)
+							switch op {
+							case "load":
+								return "", errMine
+							case "panic":
+								panic(errMine)
+							}
+							return "v", nil
+						}
+						o.store = func(context.Context, string, string, *flightlock.Lock) error { return errMine }
+						f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+							flightlock.FetchOptions{OnUnavailable: policy, LoadTimeout: 300 * time.Millisecond, WaitTimeout: time.Minute})
+						results = append(results, fetching(t.Context(), f, "k", 5))
+					}
+					for _, r := range results {
+						for range 5 {
+							if r := <-r; (r.err == nil) != (op == "store") {
+								t.Errorf("got %q, %v", r.v, r.err)
+							}
+						}
+					}
+					if took := time.Since(began); took > 650*time.Millisecond {
+						t.Errorf("it took %v", took)
+					}
+				})
+			})
+		}
+	}
+}
+
+// One of eight processes fails at once: only its own callers see errors.
+func TestFetchErrorsDoNotCrossProcesses(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		shared := &origin{takes: 300 * time.Millisecond}
+		var fs []*flightlock.Fetcher[string]
+		for i := range 8 {
+			o := &origin{takes: shared.takes, lookup: shared.plainLookup, store: shared.plainStore}
+			if i == 0 {
+				o.load = func(context.Context, string) (string, error) { return "", errMine }
+			}
+			fs = append(fs, newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{}))
+		}
+		for round := range 10 {
+			key := fmt.Sprint("k", round)
+			began := time.Now()
+			bad := fetching(t.Context(), fs[0], key, 5)
+			synctest.Wait()
+			var results []<-chan result
+			for _, f := range fs[1:] {
+				results = append(results, fetching(t.Context(), f, key, 5))
+			}
+			for _, r := range results {
+				for range 5 {
+					if r := <-r; r.err != nil {
+						t.Error(r.err)
+					}
+				}
+			}
+			if took := time.Since(began); took > 650*time.Millisecond {
+				t.Errorf("it took %v", took)
+			}
+			for range 5 {
+				if r := <-bad; r.err != nil && !errors.Is(r.err, errMine) {
+					t.Error(r.err)
+				}
+			}
+		}
+	})
+}

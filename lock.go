@@ -107,14 +107,22 @@ func (l *Lock) Context(parent context.Context) context.Context {
 // It works with a ctx that has ended, and takes NodeTimeout at most.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // for its values only, one day: a release must not depend on its caller's patience
+	return l.release((*flight.Hold).Release)
+}
+
+// releaseFailed is Release after the work for which l was made has failed. If the key is let go by that, the
+// other processes in contend for it end with errFailedElsewhere, as far as they hear it (not with DisableNotify).
+func (l *Lock) releaseFailed() error { return l.release((*flight.Hold).ReleaseFailed) }
+
+func (l *Lock) release(end func(*flight.Hold) error) error {
 	if l.nest.CompareAndSwap(nil, gone) {
-		return l.hold.Release()
+		return end(&l.hold)
 	}
 	n := l.nest.Load()
 	if n == gone {
-		return l.hold.Release() // says what became of it
+		return end(&l.hold) // says what became of it
 	}
-	err := n.release(l)
+	err := n.release(l, end)
 	if a := l.auto.Load(); a != nil { // others may hold on
 		a.stop()
 	}

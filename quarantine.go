@@ -47,6 +47,7 @@ func (c *Client) quarantined(i int, s quorum.Quarantined) {
 		c.nodesLeft()
 		c.log(slog.LevelWarn, "flightlock: node quarantined: its votes do not count", "node", name, "until", s.Until.Round(0), "err", &s)
 	} else {
+		c.back.announce()
 		c.log(slog.LevelInfo, "flightlock: node is out of quarantine", "node", name)
 	}
 }

@@ -107,8 +107,8 @@ func (l *Lock) onEnd(fn func(why error)) (remove func(), why error, over bool) {
 	}, nil, false
 }
 
-// release ends l, which has a nest, and the Hold with the last of its handles.
-func (n *nest) release(l *Lock) error {
+// release ends l, which has a nest, and the Hold with the last of its handles, by end.
+func (n *nest) release(l *Lock, end func(*flight.Hold) error) error {
 	n.mu.Lock()
 	again, ends := n.released, n.ends
 	n.released, n.ends = true, nil
@@ -121,7 +121,7 @@ func (n *nest) release(l *Lock) error {
 	case again:
 		return l.c.ended(hold.Key(), err)
 	case n.outermost.nest.Load().handles.Add(-1) == 0:
-		return hold.Release()
+		return end(hold)
 	}
 	for fn, cancel := range ends {
 		cancel()
