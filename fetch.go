@@ -55,7 +55,8 @@ type Source[V any] struct {
 // fence can stop.
 //
 // A Fetcher has a goroutine for each key that is missed or being refreshed, while that
-// lasts, and one for each call of the Source that it makes itself.
+// lasts, one for each call of the Source that it makes itself, and one for OnError while there
+// is something to tell.
 type Fetcher[V any] struct {
 	c    *Client
 	src  Source[V]
@@ -63,6 +64,7 @@ type Fetcher[V any] struct {
 	gate *gate // for loads
 
 	closed atomic.Bool // set under mu
+	ended  sync.Once   // what is seen of it
 	counts fetchCounts
 	seen   fetchSeen
 
@@ -209,9 +211,11 @@ func (f *Fetcher[V]) Stats() FetchStats {
 // It waits for running loads, and for their Store, until ctx ends; then it ends their ctx,
 // and their callers get ErrClosed too. It returns when no goroutine of the Fetcher is left;
 // where functions of the Source ignore their ctx, it gives up shortly after ctx has ended,
-// with an error that matches ctx's. It may be called again, to wait longer.
+// with an error that matches ctx's. It may be called again, to wait longer. A call of OnError may
+// outlast it; the Client's Close waits for that. Its metrics are gone when it returns.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.shut()
+	defer f.ended.Do(func() { f.seen.end(f.counts.read()) })
 	select {
 	case <-f.idle:
 		return nil
@@ -266,7 +270,6 @@ func (f *Fetcher[V]) leftLocked(n int) {
 		select {
 		case <-f.idle:
 		default:
-			f.seen.end(f.counts.read())
 			close(f.idle)
 		}
 	}

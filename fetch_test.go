@@ -1296,6 +1296,8 @@ func BenchmarkFetchHit(b *testing.B) {
 func TestFetchWithoutLimits(t *testing.T) {
 	for name, opts := range map[string]flightlock.FetchOptions{
 		"LoadTimeout":                 {LoadTimeout: math.MaxInt64},
+		"WaitTimeout set":             {LoadTimeout: math.MaxInt64, WaitTimeout: time.Minute},
+		"LookupTimeout":               {LoadTimeout: math.MaxInt64, LookupTimeout: math.MaxInt64, MaxLoads: math.MaxInt},
 		"LoadTimeout and WaitTimeout": {LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64},
 		"just below":                  {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
 		"all":                         {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64, MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64},

@@ -19,9 +19,14 @@ func (e *innerError) Is(target error) bool {
 
 func (e *innerError) As(target any) bool { return errors.As(e.err, target) }
 
-// notCtx is err, which does not match the errors of contexts.
+// ofCtx reports whether err matches an error of contexts.
+func ofCtx(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// notCtx is err, which does not.
 func notCtx(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if ofCtx(err) {
 		return &innerError{err}
 	}
 	return err
@@ -29,8 +34,8 @@ func notCtx(err error) error {
 
 // loadErr is Load's error for all its callers: as it is, unless it looks as if their ctx had ended.
 func loadErr(key string, err error) error {
-	if inner := notCtx(err); inner != err {
-		return fmt.Errorf("flightlock: fetch %q: Load: %w", key, inner)
+	if ofCtx(err) {
+		return fmt.Errorf("flightlock: fetch %q: Load: %w", key, notCtx(err))
 	}
 	return err
 }

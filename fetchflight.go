@@ -12,17 +12,21 @@ import (
 // fetchFlight is all callers of this process that miss one key, and the work for them, on a
 // goroutine (run) with a ctx of its own.
 //
-//	contending -> loading -> storing -> over
-//	    |            +--> over, or held as an error for ErrorHold
-//	    +--> over (found in the cache; cancelled; an error)
+//	contending <-> at the gate -> loading -> storing -> over
+//	    |              |             +--> over; the error is held for newcomers (failures)
+//	    +--------------+--> over (found in the cache; cancelled; an error)
+//
+// A flight contends for the lock until a majority of nodes cannot be reached. Then it waits at the gate
+// for a place to load without one, and contends again as soon as a node is back; with MaxLoads it
+// waits there before it contends, too.
 //
 // These rules keep it right, each decided under Fetcher.mu:
 //
 //   - Fetcher.flights has the one flight of a key that can be joined. A flight leaves it in the
 //     step in which it is cancelled or its result is final, and removes no other's entry.
 //     So nobody waits for a flight that is over, or in which nobody works.
-//   - A flight is cancelled by its last caller's leaving, but only while it is contending.
-//     commit ends that, in one step with looking whether it was cancelled: from there on it
+//   - A flight is cancelled by its last caller's leaving, but only until it has what a load
+//     needs. commit ends that, in one step with looking whether it was cancelled: from there on it
 //     runs to its end, and what it has loaded is stored for those who come.
 //   - Lookup, Load and Store run on goroutines of their own, which catch panic and Goexit.
 //     The flight waits for them as long as their ctx allows and then goes on without their

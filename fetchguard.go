@@ -106,17 +106,17 @@ func (x *flying) await(y *flying) bool {
 	return true
 }
 
-// urgent is closed once another flight waits for y, or has waited.
-func (y *flying) urgent() <-chan struct{} {
+// urgent is closed once another flight waits for x, or has waited.
+func (x *flying) urgent() <-chan struct{} {
 	flyingMu.Lock()
 	defer flyingMu.Unlock()
-	if y.wanted == nil {
-		y.wanted = make(chan struct{})
-		if y.awaited {
-			close(y.wanted)
+	if x.wanted == nil {
+		x.wanted = make(chan struct{})
+		if x.awaited {
+			close(x.wanted)
 		}
 	}
-	return y.wanted
+	return x.wanted
 }
 
 func (x *flying) forgo(y *flying) {

@@ -151,10 +151,10 @@ func nested(o *origin, f **flightlock.Fetcher[string]) {
 		case <-ctx.Done():
 			return "", ctx.Err()
 		}
-		switch {
-		case key[0] == 'o':
+		switch key[0] {
+		case 'o':
 			return (*f).Fetch(ctx, "inner"+key[len("outer"):])
-		case key[0] == 'i':
+		case 'i':
 			return (*f).Fetch(ctx, "leaf")
 		}
 		return "v", nil

@@ -194,8 +194,9 @@ func TestMetricsAreConventional(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
 		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
 		mustRelease(t, mustLock(t, c, "k", time.Second))
+		newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
 		families, err := reg.Gather()
-		if err != nil || len(families) != 16 {
+		if err != nil || len(families) != 28 {
 			t.Fatalf("%d families, %v", len(families), err)
 		}
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()

@@ -34,6 +34,7 @@ func series(t *testing.T) map[string]map[string][]string {
 		t.Fatal(err)
 	}
 	defer l.Release(context.Background())
+	defer fetching(t, c).Close(context.Background())
 	nodes.Down(true)
 	if _, err := c.TryLock(context.Background(), "other", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
 		t.Fatal(err)
@@ -59,6 +60,23 @@ func series(t *testing.T) map[string]map[string][]string {
 		}
 	}
 	return all
+}
+
+// fetching is a Fetcher whose cache keeps nothing, after one load.
+func fetching(t *testing.T, c *flightlock.Client) *flightlock.Fetcher[int] {
+	t.Helper()
+	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
+		Lookup: func(context.Context, string) (int, flightlock.Freshness, error) { return 0, flightlock.Miss, nil },
+		Load:   func(context.Context, string) (int, error) { return 1, nil },
+		Store:  func(context.Context, string, int, *flightlock.Lock) error { return nil },
+	}, flightlock.FetchOptions{Name: "users"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Fetch(context.Background(), "user:42"); err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
 
 // checkExpr parses an expression, and finds metrics, labels and values that no client has.

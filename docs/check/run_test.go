@@ -24,6 +24,7 @@ type day struct {
 	t     *testing.T
 	nodes *flightlocktest.Nodes
 	c     *flightlock.Client
+	users *flightlock.Fetcher[int]
 	reg   *prometheus.Registry
 	store *Store
 	began time.Time
@@ -44,6 +45,8 @@ func newDay(t *testing.T) *day {
 	if d.c, err = d.nodes.Client(flightlock.Options{Registerer: d.reg}); err != nil {
 		t.Fatal(err)
 	}
+	d.users = fetching(t, d.c)
+	t.Cleanup(func() { _ = d.users.Close(context.Background()) })
 	return d
 }
 
@@ -74,8 +77,17 @@ func (d *day) locks() {
 		}
 		handed <- err
 	}()
+	d.fetches()
 	redistest.Eventually(d.t, patience, "the next one waits", func() bool { return d.c.Stats().Waiters > 0 })
 	if err := errors.Join(l.Refresh(ctx), l.Release(ctx), <-handed); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// fetches has a value loaded.
+func (d *day) fetches() {
+	d.t.Helper()
+	if _, err := d.users.Fetch(d.t.Context(), "user:42"); err != nil {
 		d.t.Fatal(err)
 	}
 }
@@ -157,8 +169,9 @@ func TestAlertsGoOff(t *testing.T) {
 		if _, err := d.c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
 			t.Fatal(err)
 		}
+		d.fetches()
 	})
-	d.wantFiring("FlightlockUnavailable", "FlightlockMajorityAtRisk", "FlightlockNodeSuspended")
+	d.wantFiring("FlightlockUnavailable", "FlightlockMajorityAtRisk", "FlightlockNodeSuspended", "FlightlockLoadsWithoutLocks")
 
 	d.nodes.Down(false)
 	redistest.Eventually(t, patience, "no node is suspended", func() bool { return d.c.Stats().Suspended == 0 })
