@@ -3,6 +3,8 @@ package flightlock
 import (
 	"context"
 	"errors"
+	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -124,5 +126,64 @@ func TestNoHandleAfterTheLast(t *testing.T) {
 	n.handles.Store(0)
 	if n.addHandle() || n.handles.Load() != 0 {
 		t.Error("a handle on a Hold that is being released")
+	}
+}
+
+// However many keys fail, and for however long their errors are held, there are so many records at most,
+// of the latest; and those that say nothing any more go.
+func TestFailuresAreBounded(t *testing.T) {
+	fs, now := failures{hold: time.Hour}, time.Now()
+	key := func(i int) string { return strconv.Itoa(i) }
+	for i := range maxFailures + 100 {
+		fs.failed(key(i), errTest, now)
+	}
+	fs.failed(key(100), errTest, now) // the oldest, again
+	fs.failed("last", errTest, now)
+	if n := len(fs.keys); n != maxFailures || fs.order.Len() != n {
+		t.Errorf("%d records, %d in order", n, fs.order.Len())
+	}
+	for k, held := range map[string]bool{key(99): false, key(100): true, key(101): false, key(102): true, "last": true} {
+		if err := fs.of(k, now.Add(time.Minute)); (err != nil) != held {
+			t.Errorf("%s: %v", k, err)
+		}
+	}
+	later := now.Add(3 * time.Hour)
+	for i := range maxFailures {
+		fs.failed("later"+key(i), errTest, later)
+		fs.succeeded("later" + key(i))
+	}
+	if n := len(fs.keys); n > 10 {
+		t.Errorf("%d records are left", n)
+	}
+}
+
+var errTest = errors.New("failed")
+
+// Places are given in the order in which they were asked for; one that waits for a place without a lock
+// holds up none that needs no such; and nothing is left.
+func TestTheGateIsFair(t *testing.T) {
+	g := newGate(2, 1)
+	a, b, c, d := g.join(unlocked), g.join(unlocked), g.join(locked), g.join(locked)
+	want := func(admitted ...*place) {
+		t.Helper()
+		for i, p := range []*place{a, b, c, d} {
+			if p.isAdmitted() != slices.Contains(admitted, p) {
+				t.Errorf("place %d: %v", i, p.isAdmitted())
+			}
+		}
+	}
+	want(a, c)
+	e := g.join(locked)
+	g.leave(e) // it gives up
+	g.leave(c)
+	want(a, c, d)
+	g.leave(a)
+	want(a, b, c, d)
+	g.leave(b)
+	g.leave(d)
+	g.leave(beside)
+	g.leave(nil)
+	if g.counts[locked].used != 0 || g.counts[unlocked].used != 0 || g.waiting[locked].Len()+g.waiting[unlocked].Len() != 0 {
+		t.Errorf("%+v", g.counts)
 	}
 }
