@@ -187,3 +187,37 @@ func TestTheGateIsFair(t *testing.T) {
 		t.Errorf("%+v", g.counts)
 	}
 }
+
+// A refresh that finds no place either ends, and cannot be joined from then on, or waits for those who
+// have joined it.
+func TestARefreshWithoutAPlaceEndsOrWaits(t *testing.T) {
+	f := plainFetcher(t)
+	var taken []*place
+	for range f.opts.MaxUnlockedLoads {
+		taken = append(taken, f.gate.join(unlocked))
+	}
+	fl := flightWith(f, "k")
+	fl.behind, fl.callers = true, 0
+	if p, over := f.enter(fl, unlocked, ErrUnavailable, nil); p != nil || !over || f.flights["k"] != nil {
+		t.Errorf("for nobody: over %v, joinable %v", over, f.flights["k"] != nil)
+	}
+	fl = flightWith(f, "k")
+	fl.behind = true
+	entered := make(chan *place)
+	go func() {
+		p, _ := f.enter(fl, unlocked, ErrUnavailable, nil)
+		entered <- p
+	}()
+	redistest.Eventually(t, 10*time.Second, "it waits", func() bool {
+		f.gate.mu.Lock()
+		defer f.gate.mu.Unlock()
+		return f.gate.waiting[unlocked].Len() == 1
+	})
+	f.gate.leave(taken[0])
+	if p := <-entered; p == nil || !p.isAdmitted() {
+		t.Error("it has no place")
+	}
+	f.mu.Lock()
+	delete(f.flights, "k")
+	f.mu.Unlock()
+}

@@ -534,3 +534,47 @@ func TestFetchErrorsDoNotCrossProcesses(t *testing.T) {
 		}
 	})
 }
+
+// A caller that misses while a refresh finds no place joins it and waits, or begins anew; it never gets the
+// error of a refresh for nobody.
+func TestFetchJoinsARefreshThatFindsNoPlace(t *testing.T) {
+	m := redistest.StartMini(t)
+	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, m))
+	m.Close()
+	unblock := make(chan struct{})
+	o := &origin{}
+	o.load = func(_ context.Context, key string) (string, error) {
+		if key == "first" {
+			<-unblock
+		}
+		return "v", nil
+	}
+	f := newFetcher(t, c, o, flightlock.FetchOptions{MaxUnlockedLoads: 1})
+	first := fetching(t.Context(), f, "first", 1)
+	redistest.Eventually(t, 10*time.Second, "the place is taken", func() bool { return f.Stats().UnlockedLoads == 1 })
+	results := make(chan result, 300)
+	for i := range 300 {
+		key := fmt.Sprint("k", i)
+		o.set(key, "old", true)
+		if v, err := f.Fetch(t.Context(), key); v != "old" || err != nil {
+			t.Fatal(v, err)
+		}
+		o.drop(key)
+		go func() {
+			v, err := f.Fetch(t.Context(), key)
+			results <- result{v, err}
+		}()
+	}
+	select {
+	case r := <-results:
+		t.Errorf("while the only place is taken: %q, %v", r.v, r.err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(unblock)
+	wantAll(t, first, 1, "v")
+	for range 300 {
+		if r := <-results; r.err != nil {
+			t.Fatal(r.err)
+		}
+	}
+}
