@@ -605,6 +605,9 @@ func (f *Fetcher[V]) waitedInVain(key string, err error) error {
 	if errors.As(err, &q) {
 		last := *q
 		last.ctx = nil
+		if last.sentinel == nil { // it ended before anything was known
+			last.sentinel, last.reason = ErrNotAcquired, errors.New("no node has answered yet")
+		}
 		err = &last
 	}
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout, err)
