@@ -133,7 +133,7 @@ func TestNoHandleAfterTheLast(t *testing.T) {
 // of the latest; and those that say nothing any more go.
 func TestFailuresAreBounded(t *testing.T) {
 	fs, now := failures{hold: time.Hour}, time.Now()
-	key := func(i int) string { return strconv.Itoa(i) }
+	key := strconv.Itoa
 	for i := range maxFailures + 100 {
 		fs.failed(key(i), errTest, now)
 	}
