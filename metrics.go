@@ -230,11 +230,10 @@ func (m *metrics) lostOne(why error) {
 		return
 	}
 	reason := "expired"
-	var nodes *QuorumError
 	switch {
 	case errors.Is(why, ErrClosed):
 		reason = "closed"
-	case errors.As(why, &nodes):
+	case errors.Is(why, ErrNotHeld): // the nodes say so
 		reason = "taken"
 	}
 	m.lost.WithLabelValues(reason).Inc()

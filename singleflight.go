@@ -77,9 +77,12 @@ func (c *Client) flightConfig() flight.Config {
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
-		Closed:   fmt.Errorf("flightlock: the Client is %w", ErrClosed),
-		NotHeld:  errReleased,
-		Expired:  fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
+		Closed:  fmt.Errorf("flightlock: the Client is %w", ErrClosed),
+		NotHeld: errReleased,
+		Expired: fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
+		ExpiredAfter: func(failed error) error {
+			return fmt.Errorf("flightlock: %w: its validity ended, and the last refresh had failed: %w", ErrLockLost, failed)
+		},
 		LostWith: func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
 	}
 }

@@ -426,7 +426,7 @@ func (f *flight) pausingLocked() bool {
 // renewed for the waiters meanwhile: then it goes on to them, under a new token.
 func (f *flight) overdueLocked(now time.Time) {
 	if h := f.cur; h != nil && clock.Passed(now, h.until) {
-		f.endLocked(h, lost, f.g.cfg.Expired)
+		f.endLocked(h, lost, h.expiredLocked())
 		f.passLocked(now)
 	}
 }

@@ -81,14 +81,16 @@ type Config struct {
 	Slice       time.Duration // negative: no handoff
 	MaxWaiters  int           // per key; 0: no limit
 
-	Busy     func(key, owner string) error              // held, queued for or being acquired in this process
-	GaveUp   func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far
-	Crowded  func(key string) error                     // MaxWaiters reached
-	Ended    func(key string, why error) error          // the Hold is over already
-	Closed   error
-	NotHeld  error                 // why of a Hold that was released
-	Expired  error                 // why of a Hold whose Until passed
-	LostWith func(err error) error // why of a Hold whose lease was lost by err
+	Busy    func(key, owner string) error              // held, queued for or being acquired in this process
+	GaveUp  func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far
+	Crowded func(key string) error                     // MaxWaiters reached
+	Ended   func(key string, why error) error          // the Hold is over already
+	Closed  error
+	NotHeld error // why of a Hold that was released
+	Expired error // why of a Hold whose Until passed, if there is no more to say
+	// ExpiredAfter is why of a Hold whose Until passed after its last refresh had failed. nil: Expired.
+	ExpiredAfter func(failed error) error
+	LostWith     func(err error) error // why of a Hold whose lease was lost by err
 
 	// Acquired hears of every caller that has its answer, on its own goroutine: how long it
 	// waited, and for what. nil: nobody wants to.

@@ -72,8 +72,9 @@ type wait struct {
 
 // end is what there is to say about the end of a Hold.
 type end struct {
-	why  error // lost: why
-	hear map[*func(error)]struct{}
+	why    error // lost: why
+	failed error // the outcome of the last refresh, if it failed
+	hear   map[*func(error)]struct{}
 }
 
 type state uint8
@@ -249,9 +250,19 @@ func (h *Hold) errLocked(now time.Time) error {
 	case h.state != holding:
 		return h.f.g.cfg.NotHeld
 	case clock.Passed(now, h.until):
-		return h.f.g.cfg.Expired
+		return h.expiredLocked()
 	}
 	return nil
+}
+
+// expiredLocked is why h is over when its Until has passed: with what the nodes answered, if they
+// were asked in vain.
+func (h *Hold) expiredLocked() error {
+	cfg := &h.f.g.cfg
+	if h.end == nil || h.end.failed == nil || cfg.ExpiredAfter == nil {
+		return cfg.Expired
+	}
+	return cfg.ExpiredAfter(h.end.failed)
 }
 
 // OnEnd has fn called when h is released (with nil) or lost (with the reason). If that

@@ -366,6 +366,9 @@ func (f *flight) renewLocked(now time.Time) {
 func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
+	if h := f.cur; h != nil && f.lease == l { // before it may be over: this is why
+		h.notedLocked(o)
+	}
 	f.overdueLocked(clock.Now())
 	if f.lease == l {
 		f.refreshing = false
@@ -408,6 +411,16 @@ func (f *flight) grantOrLetGoLocked(now time.Time) {
 		f.yieldLocked()
 	default:
 		f.giveLocked(h, now, left)
+	}
+}
+
+// notedLocked keeps the outcome of the last refresh of h's lease, if it failed: should h run out, that
+// is why.
+func (h *Hold) notedLocked(o *Outcome) {
+	if o != nil {
+		h.endOfLocked().failed = o.Err
+	} else if h.end != nil {
+		h.end.failed = nil
 	}
 }
 
