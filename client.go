@@ -37,10 +37,11 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	tasks tasks  // what goes on beside locking
-	word  wordOf // that this client leaves on its nodes
-	loss  lossLog
-	logs  logQueue
+	tasks  tasks  // what goes on beside locking
+	word   wordOf // that this client leaves on its nodes
+	loss   lossLog
+	logs   logQueue
+	doings doings
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -139,6 +140,8 @@ type Stats struct {
 	Held    int64 // locks held now
 	Debts   int64 // releases owed to nodes that have not confirmed them yet
 
+	OldestDo time.Duration // how long the oldest lock of Do, DoWith and Wrap has been held; 0: none was held so long that it was to be refreshed
+
 	Suspended   int64 // nodes that are left alone until they answer a probe
 	Quarantined int64 // nodes whose votes do not count, because they lost their memory not long ago
 	Unverified  int64 // nodes without a vote, because they refuse the script that tells whether they lost their memory
@@ -150,6 +153,9 @@ func (c *Client) Stats() Stats {
 	s := Stats{
 		Acquired: n.Acquired, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
 		Lost: n.Lost, Waiters: n.Waiters, Held: n.Held,
+	}
+	if since, some := c.doings.oldest(); some {
+		s.OldestDo = time.Since(c.began) - since
 	}
 	for i, nd := range c.nodes {
 		s.Commands += nd.Commands()

@@ -73,3 +73,60 @@ func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
 		}
 	})
 }
+
+// A lock that AutoRefresh stops to keep says why it did, in the cause of its Context and in Err.
+func TestALossSaysWhyRefreshingStopped(t *testing.T) {
+	for name, tc := range map[string]struct {
+		policy  flightlock.RefreshPolicy
+		stalled bool
+		why     string
+	}{
+		"MaxHold":                            {flightlock.RefreshPolicy{MaxHold: 5 * time.Second}, false, "RefreshPolicy.MaxHold, 5s"},
+		"short MaxHold":                      {flightlock.RefreshPolicy{MaxHold: time.Millisecond}, false, "RefreshPolicy.MaxHold, 1ms"},
+		"MaxHold's default, with a long ttl": {flightlock.RefreshPolicy{Interval: 59 * time.Second}, false, "RefreshPolicy.MaxHold, 1h"},
+		"MaxRefreshes":                       {flightlock.RefreshPolicy{MaxRefreshes: 2}, false, "RefreshPolicy.MaxRefreshes"},
+		"the strategy":                       {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Second, 2)}, true, "RefreshPolicy.Retry gave up after 3"},
+		"the strategy is too slow":           {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Hour, 2)}, true, "RefreshPolicy.Retry"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				c := newClient(t, flightlock.Options{DisableQuarantine: true}, clients...)
+				l := mustLock(t, c, "k", time.Minute)
+				ctx := l.Context(t.Context())
+				if err := l.AutoRefresh(tc.policy); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				nodes[0].Stall(tc.stalled)
+				<-ctx.Done()
+				var q *flightlock.QuorumError
+				for what, err := range map[string]error{"the cause": context.Cause(ctx), "Err": l.Err()} {
+					if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), tc.why) || errors.As(err, &q) != tc.stalled {
+						t.Errorf("%s: %v", what, err)
+					}
+				}
+				nodes[0].Stall(false)
+			})
+		})
+	}
+}
+
+// Why refreshing stopped is no reason any more when the holder has refreshed the lock by itself.
+func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		ctx := l.Context(t.Context())
+		if err := l.AutoRefresh(flightlock.RefreshPolicy{MaxRefreshes: 1}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if err := l.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-ctx.Done()
+		if why := context.Cause(ctx).Error(); strings.Contains(why, "MaxRefreshes") {
+			t.Errorf("cause %v", why)
+		}
+	})
+}

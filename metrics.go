@@ -81,6 +81,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	descWaiters   = desc("waiters", "Callers that wait for a lock now.")
 	descHeld      = desc("held_locks", "Locks held now.")
+	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0: none so long that it was to be refreshed.")
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
 	descHandoffs  = desc("handoffs_total", "Locks given to callers without asking Redis.")
 	descAttempts  = desc("attempts_total", "Remote attempts begun.")
@@ -148,7 +149,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.vectors() {
 		v.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descUnsure, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -167,6 +168,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.c.Stats()
 	gauge(descWaiters, float64(s.Waiters))
 	gauge(descHeld, float64(s.Held))
+	gauge(descOldestDo, s.OldestDo.Seconds())
 	count(descAcquired, s.Acquired)
 	count(descHandoffs, s.Handoffs)
 	count(descAttempts, s.Attempts)

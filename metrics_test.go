@@ -195,7 +195,7 @@ func TestMetricsAreConventional(t *testing.T) {
 		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		families, err := reg.Gather()
-		if err != nil || len(families) != 16 {
+		if err != nil || len(families) != 17 {
 			t.Fatalf("%d families, %v", len(families), err)
 		}
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()

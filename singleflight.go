@@ -77,14 +77,23 @@ func (c *Client) flightConfig() flight.Config {
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended,
-		Closed:  fmt.Errorf("flightlock: the Client is %w", ErrClosed),
-		NotHeld: errReleased,
-		Expired: fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
-		ExpiredAfter: func(failed error) error {
-			return fmt.Errorf("flightlock: %w: its validity ended, and the last refresh had failed: %w", ErrLockLost, failed)
-		},
-		LostWith: func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
+		Closed:    fmt.Errorf("flightlock: the Client is %w", ErrClosed),
+		NotHeld:   errReleased,
+		Expired:   fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
+		ExpiredBy: expiredBy,
+		LostWith:  func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
 	}
+}
+
+// expiredBy is the loss of a lock whose validity ended, if it is known why.
+func expiredBy(stopped, failed error) error {
+	switch {
+	case failed == nil:
+		return fmt.Errorf("flightlock: %w: its validity ended: %w", ErrLockLost, stopped)
+	case stopped == nil:
+		return fmt.Errorf("flightlock: %w: its validity ended, and the last refresh had failed: %w", ErrLockLost, failed)
+	}
+	return fmt.Errorf("flightlock: %w: its validity ended: %w, and the last refresh had failed: %w", ErrLockLost, stopped, failed)
 }
 
 // watch is how a flight hears that its key was let go; nil for a client that only polls.

@@ -88,9 +88,10 @@ type Config struct {
 	Closed  error
 	NotHeld error // why of a Hold that was released
 	Expired error // why of a Hold whose Until passed, if there is no more to say
-	// ExpiredAfter is why of a Hold whose Until passed after its last refresh had failed. nil: Expired.
-	ExpiredAfter func(failed error) error
-	LostWith     func(err error) error // why of a Hold whose lease was lost by err
+	// ExpiredBy is why of a Hold whose Until passed, if it is known why: stopped says why nobody refreshed it
+	// any more, failed how the last refresh did. One of them may be nil. A nil ExpiredBy is Expired.
+	ExpiredBy func(stopped, failed error) error
+	LostWith  func(err error) error // why of a Hold whose lease was lost by err
 
 	// Acquired hears of every caller that has its answer, on its own goroutine: how long it
 	// waited, and for what. nil: nobody wants to.

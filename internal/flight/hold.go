@@ -72,9 +72,10 @@ type wait struct {
 
 // end is what there is to say about the end of a Hold.
 type end struct {
-	why    error // lost: why
-	failed error // the outcome of the last refresh, if it failed
-	hear   map[*func(error)]struct{}
+	why     error // lost: why
+	stopped error // why whoever refreshed it has stopped, if it has
+	failed  error // the outcome of the last refresh, if it failed
+	hear    map[*func(error)]struct{}
 }
 
 type state uint8
@@ -255,14 +256,23 @@ func (h *Hold) errLocked(now time.Time) error {
 	return nil
 }
 
-// expiredLocked is why h is over when its Until has passed: with what the nodes answered, if they
-// were asked in vain.
+// Unrefreshed says why no refresh follows: if h runs out, that is the reason. A refresh that the holder
+// makes all the same takes it back.
+func (h *Hold) Unrefreshed(why error) {
+	h.f.mu.Lock()
+	defer h.f.mu.Unlock()
+	if h.state == holding {
+		h.endOfLocked().stopped = why
+	}
+}
+
+// expiredLocked is why h is over when its Until has passed.
 func (h *Hold) expiredLocked() error {
 	cfg := &h.f.g.cfg
-	if h.end == nil || h.end.failed == nil || cfg.ExpiredAfter == nil {
-		return cfg.Expired
+	if e := h.end; e != nil && cfg.ExpiredBy != nil && (e.stopped != nil || e.failed != nil) {
+		return cfg.ExpiredBy(e.stopped, e.failed)
 	}
-	return cfg.ExpiredAfter(h.end.failed)
+	return cfg.Expired
 }
 
 // OnEnd has fn called when h is released (with nil) or lost (with the reason). If that

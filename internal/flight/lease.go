@@ -457,6 +457,9 @@ func (f *flight) answerOfLocked(h *Hold, g Grant, o *Outcome) error {
 		return o.Err
 	}
 	h.moveLocked(later(h.until, g.Until), later(h.limitLocked(), g.Until))
+	if h.end != nil {
+		h.end.stopped = nil
+	}
 	return nil
 }
 
