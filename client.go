@@ -122,7 +122,8 @@ func (c *Client) named(name string) bool {
 // once; for hot keys SingleFlightLock is hundreds of times faster.
 //
 // It goes on by retry until that gives up or ctx ends. Errors: ErrNotAcquired,
-// ErrUnavailable, ErrClosed, ErrInvalid; ctx's error matches besides if ctx ended.
+// ErrUnavailable, ErrClosed, ErrInvalid; ctx's error matches besides if ctx ended, and alone
+// if nothing was known by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Alone)
 }

@@ -455,7 +455,9 @@ func (f *Fetcher[V]) waitedInVain(key string, err error) error {
 	var q *QuorumError
 	if errors.As(err, &q) {
 		last := *q
-		last.ctx = nil
+		if last.ctx = nil; last.sentinel == nil { // nothing is known, and nobody gave the lock
+			last.sentinel = ErrNotAcquired
+		}
 		err = &last
 	}
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout, err)

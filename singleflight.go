@@ -20,7 +20,7 @@ import (
 // It waits by retry until that gives up or ctx ends; nil means ExponentialBackoff(5ms,
 // 250ms). A caller that queues behind others gives up when its strategy would have given
 // up against Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed,
-// ErrInvalid; ctx's error matches besides if ctx ended.
+// ErrInvalid; ctx's error matches besides if ctx ended, and alone if nothing was known by then.
 //
 // With a ctx made by Lock.Context of a lock on the same key, it gives a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
@@ -191,9 +191,9 @@ func (c *Client) busy(key, owner string) error {
 	return e
 }
 
-// gaveUp adds to the last outcome that the caller's ctx has ended.
+// gaveUp adds to the last outcome, if there is one, that the caller's ctx has ended.
 func (c *Client) gaveUp(key string, ctxErr, last error) error {
-	e := QuorumError{Op: "acquire", Key: key, Need: c.quorum.Need(), sentinel: ErrNotAcquired}
+	e := QuorumError{Op: "acquire", Key: key, Need: c.quorum.Need()}
 	var seen *QuorumError
 	if errors.As(last, &seen) {
 		e = *seen

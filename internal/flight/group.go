@@ -82,7 +82,7 @@ type Config struct {
 	MaxWaiters  int           // per key; 0: no limit
 
 	Busy    func(key, owner string) error              // held, queued for or being acquired in this process
-	GaveUp  func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far
+	GaveUp  func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil if nothing is known
 	Crowded func(key string) error                     // MaxWaiters reached
 	Ended   func(key string, why error) error          // the Hold is over already
 	Closed  error
