@@ -134,7 +134,8 @@ type Stats struct {
 	Handoffs  uint64 // locks given without asking Redis
 	Attempts  uint64 // remote attempts
 	Refreshes uint64 // remote refreshes, of holders and of flights
-	Lost      uint64 // locks that ended by expiry or loss, not by Release
+	Lost      uint64 // locks that were lost while somebody relied on them: by expiry, though they were to be refreshed or their Context was asked for, or because the nodes say so
+	Expired   uint64 // locks that ran out as their ttl says: never refreshed, their Context never asked for, and not released before
 	Commands  uint64 // acquires, refreshes, releases written to nodes; each counts, though a server may get many as one
 
 	Waiters int64 // callers that wait for a lock now
@@ -153,7 +154,7 @@ func (c *Client) Stats() Stats {
 	n := c.flights.Counts()
 	s := Stats{
 		Acquired: n.Acquired, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
-		Lost: n.Lost, Waiters: n.Waiters, Held: n.Held,
+		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
 	}
 	if since, some := c.doings.oldest(); some {
 		s.OldestDo = time.Since(c.began) - since

@@ -11,6 +11,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -127,6 +128,58 @@ func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
 		<-ctx.Done()
 		if why := context.Cause(ctx).Error(); strings.Contains(why, "MaxRefreshes") {
 			t.Errorf("cause %v", why)
+		}
+	})
+}
+
+// A lock that was meant to run out has: nobody refreshed it or asked for its Context. That is no loss: the log says
+// nothing, Stats and the metrics count it beside the losses. Release says that it is over.
+func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log syncBuffer
+		reg := prometheus.NewRegistry()
+		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: reg}, clients...)
+		counts := func(lost, expired uint64) {
+			t.Helper()
+			synctest.Wait()
+			if s := c.Stats(); s.Lost != lost || s.Expired != expired || s.Held != 0 {
+				t.Errorf("%+v, want %d lost and %d expired", s, lost, expired)
+			}
+			if n := strings.Count(log.String(), `msg="flightlock: lock lost"`); n != int(lost) {
+				t.Errorf("%d lines, want %d: %s", n, lost, log.String())
+			}
+			got := gathered(t, reg)
+			if got[`flightlock_lost_locks_total{reason="expired"}`] != float64(lost) || got["flightlock_expired_locks_total"] != float64(expired) {
+				t.Errorf("metrics: %v", got)
+			}
+		}
+		cron := mustLock(t, c, "cron", time.Second)
+		time.Sleep(2 * time.Second)
+		counts(0, 1)
+		if err := cron.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Errorf("Release: %v", err)
+		}
+		late := mustLock(t, c, "late", time.Second) // nobody looks before Release does
+		time.Sleep(time.Until(late.Until()))
+		if err := late.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Errorf("Release: %v", err)
+		}
+		counts(0, 2)
+
+		relied := map[string]func(l *flightlock.Lock){
+			"its Context was asked for": func(l *flightlock.Lock) { l.Context(t.Context()) },
+			"it was refreshed":          func(l *flightlock.Lock) { _ = l.Refresh(t.Context()) },
+			"it was to be refreshed": func(l *flightlock.Lock) {
+				_ = l.AutoRefresh(flightlock.RefreshPolicy{Interval: 900 * time.Millisecond, MaxHold: 10 * time.Millisecond})
+			},
+		}
+		lost := uint64(0)
+		for what, rely := range relied {
+			l := mustLock(t, c, what, time.Second)
+			rely(l)
+			time.Sleep(5 * time.Second)
+			lost++
+			counts(lost, 2)
 		}
 	})
 }

@@ -85,6 +85,7 @@ var (
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
 	descHandoffs  = desc("handoffs_total", "Locks given to callers without asking Redis.")
 	descAttempts  = desc("attempts_total", "Remote attempts begun.")
+	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl: never refreshed, and nobody listened for their end.")
 	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
 	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its memory not long ago.", "node")
 	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that tells whether it lost its memory.", "node")
@@ -149,7 +150,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.vectors() {
 		v.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descUnsure, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descHandoffs, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -172,6 +173,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	count(descAcquired, s.Acquired)
 	count(descHandoffs, s.Handoffs)
 	count(descAttempts, s.Attempts)
+	count(descExpired, s.Expired)
 	flag := func(on bool) float64 {
 		if on {
 			return 1

@@ -97,7 +97,7 @@ type Config struct {
 	// waited, and for what. nil: nobody wants to.
 	Acquired func(waited time.Duration, way Way, err error)
 
-	// Lost hears of every Hold that was lost, and why; nil: nobody wants to. It is called
+	// Lost hears of every Hold that was lost, but those that ran out and were never to be refreshed, and why; nil: nobody wants to. It is called
 	// without any lock held.
 	Lost func(key string, why error)
 }
@@ -163,13 +163,13 @@ type shard struct {
 	// who finds it dead finds it gone from here too.
 	hot atomic.Pointer[flight]
 
-	counts struct{ granted, handoffs, attempts, refreshes, lost atomic.Uint64 } // of its flights
+	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
 }
 
 // Counts are what flights have done.
 type Counts struct {
-	Acquired, Handoffs, Attempts, Refreshes, Lost uint64
-	Waiters, Held                                 int64
+	Acquired, Handoffs, Attempts, Refreshes, Lost, Expired uint64
+	Waiters, Held                                          int64
 }
 
 // NewGroup makes an empty Group.
@@ -282,6 +282,7 @@ func (g *Group) Counts() Counts {
 		sum.Attempts += sh.counts.attempts.Load()
 		sum.Refreshes += sh.counts.refreshes.Load()
 		sum.Lost += sh.counts.lost.Load()
+		sum.Expired += sh.counts.expired.Load()
 	}
 	return sum
 }

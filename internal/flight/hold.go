@@ -32,13 +32,14 @@ type Hold struct {
 	*wait // while its caller waits; nil after that
 
 	// guarded by f.mu
-	state state
-	way   Way // does not change once the wait is over
-	fence int64
-	lease Lease
-	until time.Time     // when this Hold is over if nothing renews it
-	room  time.Duration // how far renewals for the flight's own sake may move until
-	end   *end          // nil for a Hold whose end nobody wants to hear of, and that was not lost
+	state  state
+	way    Way  // does not change once the wait is over
+	relied bool // it was to be refreshed, or somebody listens for its end
+	fence  int64
+	lease  Lease
+	until  time.Time     // when this Hold is over if nothing renews it
+	room   time.Duration // how far renewals for the flight's own sake may move until
+	end    *end          // nil for a Hold whose end nobody wants to hear of, and that was not lost
 
 	reminders *Reminder // first of those that are set; nil once it is over
 }
@@ -261,7 +262,7 @@ func (h *Hold) errLocked(now time.Time) error {
 func (h *Hold) Unrefreshed(why error) {
 	h.f.mu.Lock()
 	defer h.f.mu.Unlock()
-	if h.state == holding {
+	if h.relied = true; h.state == holding {
 		h.endOfLocked().stopped = why
 	}
 }
@@ -269,7 +270,7 @@ func (h *Hold) Unrefreshed(why error) {
 // expiredLocked is why h is over when its Until has passed.
 func (h *Hold) expiredLocked() error {
 	cfg := &h.f.g.cfg
-	if e := h.end; e != nil && cfg.ExpiredBy != nil && (e.stopped != nil || e.failed != nil) {
+	if e := h.end; e != nil && h.relied && cfg.ExpiredBy != nil && (e.stopped != nil || e.failed != nil) {
 		return cfg.ExpiredBy(e.stopped, e.failed)
 	}
 	return cfg.Expired
@@ -287,6 +288,7 @@ func (h *Hold) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
 	if h.state != holding {
 		return nil, nil, true
 	}
+	h.relied = true
 	e := h.endOfLocked()
 	if e.hear == nil {
 		e.hear = map[*func(error)]struct{}{}
@@ -356,6 +358,7 @@ func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
 		done(err)
 		return
 	}
+	h.relied = true
 	last := &f.asks
 	for *last != nil {
 		last = &(*last).next

@@ -200,10 +200,7 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 	f.cur = nil
 	if as == lost {
 		h.endOfLocked().why = why
-		f.shard().counts.lost.Add(1)
-		if tell := f.g.cfg.Lost; tell != nil {
-			f.laterLocked(func() { tell(f.key, why) })
-		}
+		f.countLossLocked(h, why)
 	}
 	if h.end != nil {
 		for fn := range h.end.hear {
@@ -216,6 +213,20 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 		f.laterLocked(func() { a.done(err) })
 	}
 	f.asks = nil
+}
+
+// countLossLocked tells of a loss whoever wants to know. A Hold that nobody has refreshed, or listened
+// for, was meant to end by its ttl: that it does is no loss.
+func (f *flight) countLossLocked(h *Hold, why error) {
+	counts := &f.shard().counts
+	if !h.relied && why == f.g.cfg.Expired {
+		counts.expired.Add(1)
+		return
+	}
+	counts.lost.Add(1)
+	if tell := f.g.cfg.Lost; tell != nil {
+		f.laterLocked(func() { tell(f.key, why) })
+	}
 }
 
 // letGoLocked gives the lease back to the nodes. Whoever waits contends anew after that,
