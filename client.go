@@ -66,11 +66,11 @@ type Client struct {
 //     have buffers of 640 KiB;
 //   - ClientName, for CLIENT LIST;
 //   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
-func New(opts Options) (*Client, error) { return newClient(opts, false) }
+func New(opts Options) (*Client, error) { return newClient(opts, "Options.Nodes", false) }
 
-// newClient is New. own says that nobody else uses the nodes' clients.
-func newClient(opts Options, own bool) (*Client, error) {
-	opts, err := opts.validated()
+// newClient is New. list is what the caller gave the nodes in; own says that nobody else uses their clients.
+func newClient(opts Options, list string, own bool) (*Client, error) {
+	opts, err := opts.validated(list)
 	if err != nil {
 		return nil, err
 	}
@@ -84,6 +84,9 @@ func newClient(opts Options, own bool) (*Client, error) {
 			nd.Own()
 		}
 		nd.Changed, nd.Verified = c.nodeChanged, c.nodeVerified
+		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
+			nd.Rename(name)
+		}
 		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal
 			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
 		}
