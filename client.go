@@ -284,12 +284,22 @@ var hostLabel = sync.OnceValue(func() string {
 func (c *Client) nodeChanged(name string, err error) {
 	switch {
 	case errors.Is(err, node.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(name, err).Fix)
+		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
 		c.log(slog.LevelInfo, "flightlock: node is back", "node", name)
 	}
+}
+
+// commandOf is redis-cli for the node of that name.
+func (c *Client) commandOf(name string) command {
+	for i, n := range c.nodes {
+		if n.Name() == name {
+			return c.commandFor(i, name)
+		}
+	}
+	return command{addr: name}
 }
 
 // nodeVerified logs that a node's memory cannot be verified, or was.
