@@ -8,6 +8,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -118,7 +119,9 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	for _, reason := range []string{"expired", "taken", "closed"} {
 		m.lost.WithLabelValues(reason)
 	}
-	if err := reg.Register(m); err != nil {
+	if err := register(reg, m); errors.Is(err, errRegisterer) {
+		return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
+	} else if err != nil {
 		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another one has registered there, "+
 			"give every Client a label of its own by prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
 	}
@@ -134,11 +137,56 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// unregister lets another Client register.
-func (m *metrics) unregister() {
-	if m != nil {
-		m.reg.Unregister(m)
+// A Registerer is the caller's code. It may panic, which is an error then, or hang, which holds up New for
+// registerTime and Close until its ctx ends: what hangs there goes on by itself.
+var errRegisterer = errors.New("Options.Registerer")
+
+const registerTime = 5 * time.Second
+
+// register registers m in time, or not at all.
+func register(reg prometheus.Registerer, m *metrics) error {
+	answered, gaveUp := make(chan error), make(chan struct{})
+	go func() {
+		err := recovering(func() error { return reg.Register(m) })
+		select {
+		case answered <- err:
+		case <-gaveUp:
+			if err == nil {
+				_ = recovering(func() error { reg.Unregister(m); return nil })
+			}
+		}
+	}()
+	timer := time.NewTimer(registerTime)
+	defer timer.Stop()
+	select {
+	case err := <-answered:
+		return err
+	case <-timer.C:
+		close(gaveUp)
+		return fmt.Errorf("%w has not registered the metrics within %v", errRegisterer, registerTime)
 	}
+}
+
+// recovering is do's error, or what it has panicked with.
+func recovering(do func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%w panicked: %v", errRegisterer, v)
+		}
+	}()
+	return do()
+}
+
+// unregister lets another Client register, until ctx ends.
+func (m *metrics) unregister(ctx context.Context) error {
+	if m == nil {
+		return nil
+	}
+	failed := make(chan error, 1)
+	if err := wait.For(ctx, func() { failed <- recovering(func() error { m.reg.Unregister(m); return nil }) }); err != nil {
+		return fmt.Errorf("%w has not unregistered the metrics: %w", errRegisterer, err)
+	}
+	return <-failed
 }
 
 func (m *metrics) vectors() []prometheus.Collector {

@@ -75,7 +75,8 @@ type Options struct {
 
 	// Registerer gets the metrics of this Client, until it is closed: docs/metrics.md. Two
 	// Clients on one Registerer need a label each, by prometheus.WrapRegistererWith. nil
-	// means no metrics, at no cost.
+	// means no metrics, at no cost. One that panics is an error of New and Close; one that
+	// hangs is an error of New after 5s, and of Close when its ctx ends.
 	Registerer prometheus.Registerer
 
 	// Logger hears, at level Warn, that nodes are suspended, in quarantine, or refuse to say whether
