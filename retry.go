@@ -123,3 +123,20 @@ func checkStrategy(s RetryStrategy) error {
 	}
 	return nil
 }
+
+// FailFast is s as long as a majority of the nodes can be reached: while others hold the lock, and while answers are
+// late now and then. When a majority is away (suspended, refusing connections, in quarantine), the caller gets
+// ErrUnavailable at once instead of waiting for the nodes to come back.
+func FailFast(s RetryStrategy) RetryStrategy { return failFast{orDefault(s)} }
+
+type failFast struct{ RetryStrategy }
+
+// FailsFast is for the local tier.
+func (s failFast) FailsFast() bool { return true }
+
+func (s failFast) Endless() bool {
+	e, is := s.RetryStrategy.(interface{ Endless() bool })
+	return is && e.Endless()
+}
+
+func (s failFast) check() error { return checkStrategy(s.RetryStrategy) }

@@ -432,6 +432,11 @@ func (h *Hold) outlook(now time.Time) (wait time.Duration, ends bool) {
 // more is n and k more of them. An int of 32 bits has room for 24 days of failures.
 func more(n, k int) int { return min(n, math.MaxInt-k) + k }
 
+func failsFast(p Pace) bool {
+	e, is := p.(interface{ FailsFast() bool })
+	return is && e.FailsFast()
+}
+
 func isEndless(p Pace) bool {
 	e, is := p.(endless)
 	return is && e.Endless()

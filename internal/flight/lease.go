@@ -64,7 +64,7 @@ func (f *flight) asked(l Lease, g Grant, o *Outcome) {
 		f.tryLocked()
 	default:
 		f.pauseOfLocked().last = o.Err
-		for !o.Taken && f.n > 0 && f.head.news != nil {
+		for f.n > 0 && (!o.Taken && f.head.news != nil || o.Away && failsFast(f.head.pace)) {
 			f.turnAwayLocked(f.head, o.Err)
 		}
 		f.pauseLocked(o)
