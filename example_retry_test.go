@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/redis/go-redis/v9"
 )
 
 // One attempt, and no waiting.
@@ -81,5 +82,20 @@ func ExampleRetryStrategy() {
 
 	_, err := c.SingleFlightLock(ctx, "k", time.Minute, retry)
 	fmt.Println(errors.Is(err, flightlock.ErrNotAcquired))
+	// Output: true
+}
+
+// A caller that can do without the lock does not wait for Redis to come back.
+func ExampleFailFast() {
+	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
+	defer gone.Close()
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{gone}})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+
+	_, err = c.SingleFlightLock(context.Background(), "report", time.Second, flightlock.FailFast(nil)) // ctx never ends
+	fmt.Println(errors.Is(err, flightlock.ErrUnavailable))
 	// Output: true
 }
