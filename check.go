@@ -162,14 +162,14 @@ func (l *look) judge() Report {
 	middle := l.middleClock()
 	for i, n := range l.facts {
 		if n.err != nil {
-			r.add(unreachable(l.c.nodes[i].Name(), n.err))
+			r.add(unreachable(l.c.commandFor(i, l.c.nodes[i].Name()), n.err))
 		}
 		for _, f := range n.servers {
 			if !f.Cluster { // where a Sentinel-managed master is, only its dialer knows
 				f.Addr = l.c.nodes[i].Name()
 			}
 			if f.Err != nil {
-				r.add(unreachable(f.Addr, f.Err))
+				r.add(unreachable(l.c.commandFor(i, f.Addr), f.Err))
 				continue
 			}
 			s := subject{c: l.c, i: i, f: f, middle: middle}

@@ -57,34 +57,9 @@ func unknown(format string, args ...any) Finding {
 	return Finding{Status: StatusUnknown, Found: fmt.Sprintf(format, args...)}
 }
 
-// unreachable is the only finding on a server that does not serve us.
-func unreachable(addr string, err error) Finding {
-	f := doesNotServe(addr, err)
-	f.Node, f.Check, f.Why = addr, rules[0].name, rules[0].why
-	return f
-}
-
-// doesNotServe says of a server that cannot be reached, or lets nobody in, what to do.
-func doesNotServe(addr string, err error) Finding {
-	f := Finding{Status: StatusFail, Found: err.Error()}
-	switch text := err.Error(); {
-	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
-		f.Fix = "give this client the right user and password; " + cli(addr) + " ACL LIST shows the users"
-	case strings.Contains(text, "max number of clients"):
-		f.Fix = "raise maxclients, or end those who have too many: " + cli(addr) + " CLIENT LIST, from a connection that is there already"
-	case strings.Contains(text, "LOADING"):
-		f.Fix = "wait until it has loaded its data: " + cli(addr) + " INFO persistence"
-	case errors.Is(err, node.ErrLogin):
-		f.Fix = "do what the answer says; it may be no Redis at all. This should answer PONG: " + cli(addr) + " PING"
-	default:
-		f.Fix = "start the server, or correct the address; this should answer PONG: " + cli(addr) + " PING"
-	}
-	return f
-}
-
 func judgeReachable(s subject) Finding {
 	if refused := s.c.nodes[s.i].LoginRefused(s.f.Addr); refused != nil {
-		return doesNotServe(s.f.Addr, refused)
+		return doesNotServe(s.c.commandFor(s.i, s.f.Addr), refused)
 	}
 	rtt, limit := s.f.RTT, s.c.opts.NodeTimeout
 	f := ok("answers in %v", rtt.Round(time.Microsecond))
@@ -155,7 +130,7 @@ func judgeRole(s subject) Finding {
 		return unknown("it does not tell: HELLO: %v", s.f.HelloErr)
 	case role != "master":
 		f := Finding{Status: StatusFail, Found: "a " + strings.Replace(role, "slave", "replica", 1)}
-		f.Fix = "use its master instead, or make it one: " + cli(s.f.Addr) + " REPLICAOF NO ONE"
+		f.Fix = "use its master instead, or make it one: " + s.cli() + " REPLICAOF NO ONE"
 		if host := s.f.Info["master_host"]; host != "" {
 			f.Found += " of " + net.JoinHostPort(host, s.f.Info["master_port"])
 		}
@@ -183,7 +158,7 @@ func (s subject) secretive() Finding {
 		said = "INFO: " + s.f.InfoErr.Error()
 	}
 	f := unknown("it does not tell: %s; CONFIG: %v", said, s.f.ConfErr)
-	f.Fix = "ask one who may: " + cli(s.f.Addr) + " CONFIG GET maxmemory-policy appendonly appendfsync"
+	f.Fix = "ask one who may: " + s.cli() + " CONFIG GET maxmemory-policy appendonly appendfsync"
 	return f
 }
 
@@ -197,7 +172,7 @@ func judgeEviction(s subject) Finding {
 		return f
 	}
 	f.Status = StatusFail
-	f.Fix = cli(s.f.Addr) + " CONFIG SET maxmemory-policy noeviction (and in its configuration); caches that need eviction belong on a server of their own"
+	f.Fix = s.cli() + " CONFIG SET maxmemory-policy noeviction (and in its configuration); caches that need eviction belong on a server of their own"
 	if limit, told := s.setting("maxmemory", "maxmemory"); told && limit == "0" {
 		f.Status = StatusWarn
 		f.Found += ", but maxmemory is 0, so nothing is evicted for now"
@@ -215,7 +190,7 @@ func judgePersistence(s subject) Finding {
 		return ok("what a restart forgets has no vote for %v: see quarantine", s.c.quarantine())
 	}
 	wait := fmt.Sprintf("let no client reach it again within MaxTTL (%v) of its end, or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
-		s.c.opts.MaxTTL, cli(s.f.Addr))
+		s.c.opts.MaxTTL, s.cli())
 	switch {
 	case aof != "yes" && aof != "1":
 		return Finding{Status: StatusWarn, Found: "no append-only file: a restart forgets the locks of its last minutes, or all", Fix: wait}
@@ -230,7 +205,7 @@ func judgePersistence(s subject) Finding {
 func judgeQuarantine(s subject) Finding {
 	life, n := s.c.quarantine(), s.c.nodes[s.i]
 	unverified := n.Unverified() // asked once: a lock may change it meanwhile
-	allow := fmt.Sprintf("%s ACL SETUSER %s +info", cli(s.f.Addr), s.user())
+	allow := fmt.Sprintf("%s ACL SETUSER %s +info", s.cli(), s.user())
 	switch {
 	case s.c.opts.DisableQuarantine:
 		return ok("off: Options.DisableQuarantine")
@@ -284,7 +259,7 @@ func acceptWrites(s subject, err error) string {
 	case strings.Contains(text, "READONLY"):
 		fix = "ROLE (it is a replica: use its master, or make it one)"
 	}
-	return cli(s.f.Addr) + " " + fix
+	return s.cli() + " " + fix
 }
 
 // maxOffset is how far two clocks may be apart before Check minds.
@@ -345,7 +320,7 @@ func judgeScripts(s subject) Finding {
 	case strings.Contains(found, "READONLY"):
 		f.Fix = "use the master"
 	case strings.Contains(found, "OOM"):
-		f.Fix = "give it more memory: " + cli(s.f.Addr) + " CONFIG SET maxmemory BYTES"
+		f.Fix = "give it more memory: " + s.cli() + " CONFIG SET maxmemory BYTES"
 	}
 	return f
 }
@@ -380,7 +355,7 @@ func (s subject) grant() string {
 	if s.f.Cluster {
 		commands += clusterCommands
 	}
-	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", cli(s.f.Addr), s.user(), prefix, prefix, commands)
+	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", s.cli(), s.user(), prefix, prefix, commands)
 }
 
 // user is whose rights are used.
@@ -388,7 +363,7 @@ func (s subject) user() string {
 	if s.f.User == "" {
 		return "default"
 	}
-	return s.f.User
+	return quoted(s.f.User)
 }
 
 // escapeGlob has a pattern match the prefix itself.
@@ -396,16 +371,8 @@ func escapeGlob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 
-// cli is redis-cli for that address.
-func cli(addr string) string {
-	if host, port, err := net.SplitHostPort(addr); err == nil && !strings.Contains(host, " ") {
-		return fmt.Sprintf("redis-cli -h %s -p %s", host, port)
-	}
-	if strings.HasPrefix(addr, "/") {
-		return "redis-cli -s " + addr
-	}
-	return "on that server: redis-cli"
-}
+// cli is redis-cli for the server, for one who may do more there than lock.
+func (s subject) cli() string { return s.c.commandFor(s.i, s.f.Addr).admin().String() }
 
 // median is the lower one of two in the middle; 0 of none.
 func median(all []time.Duration) time.Duration {

@@ -37,11 +37,12 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	tasks tasks  // what goes on beside locking
-	word  wordOf // that this client leaves on its nodes
-	loss  lossLog
-	logs  queue[slog.Record]
-	back  recovery
+	tasks  tasks  // what goes on beside locking
+	word   wordOf // that this client leaves on its nodes
+	loss   lossLog
+	logs   queue[slog.Record]
+	back   recovery
+	doings doings
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -66,8 +67,11 @@ type Client struct {
 //     have buffers of 640 KiB;
 //   - ClientName, for CLIENT LIST;
 //   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
-func New(opts Options) (*Client, error) {
-	opts, err := opts.validated()
+func New(opts Options) (*Client, error) { return newClient(opts, "Options.Nodes") }
+
+// newClient is New. list is what the caller gave the nodes in.
+func newClient(opts Options, list string) (*Client, error) {
+	opts, err := opts.validated(list)
 	if err != nil {
 		return nil, err
 	}
@@ -78,6 +82,9 @@ func New(opts Options) (*Client, error) {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
 		nd.Changed, nd.Verified = c.nodeChanged, c.nodeVerified
+		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
+			nd.Rename(name)
+		}
 		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal
 			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
 		}
@@ -136,7 +143,8 @@ func (c *Client) Ready(ctx context.Context) error {
 // once; for hot keys SingleFlightLock is hundreds of times faster.
 //
 // It goes on by retry until that gives up or ctx ends. Errors: ErrNotAcquired,
-// ErrUnavailable, ErrClosed, ErrInvalid; ctx's error matches besides if ctx ended.
+// ErrUnavailable, ErrClosed, ErrInvalid; ctx's error matches besides if ctx ended, and alone
+// if nothing was known by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Alone)
 }
@@ -147,12 +155,15 @@ type Stats struct {
 	Handoffs  uint64 // locks given without asking Redis
 	Attempts  uint64 // remote attempts
 	Refreshes uint64 // remote refreshes, of holders and of flights
-	Lost      uint64 // locks that ended by expiry or loss, not by Release
+	Lost      uint64 // locks that were lost while somebody relied on them: by expiry, though they were to be refreshed or their Context was asked for, or because the nodes say so
+	Expired   uint64 // locks that ran out as their ttl says: never refreshed, their Context never asked for, and not released before
 	Commands  uint64 // acquires, refreshes, releases written to nodes; each counts, though a server may get many as one
 
 	Waiters int64 // callers that wait for a lock now
 	Held    int64 // locks held now
 	Debts   int64 // releases owed to nodes that have not confirmed them yet
+
+	OldestDo time.Duration // how long the oldest lock of Do, DoWith and Wrap has been held; 0: none was held so long that it was to be refreshed
 
 	Suspended   int64 // nodes that are left alone until they answer a probe
 	Quarantined int64 // nodes whose votes do not count, because they lost their memory not long ago
@@ -164,7 +175,10 @@ func (c *Client) Stats() Stats {
 	n := c.flights.Counts()
 	s := Stats{
 		Acquired: n.Acquired, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
-		Lost: n.Lost, Waiters: n.Waiters, Held: n.Held,
+		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
+	}
+	if since, some := c.doings.oldest(); some {
+		s.OldestDo = time.Since(c.began) - since
 	}
 	for i, nd := range c.nodes {
 		s.Commands += nd.Commands()
@@ -199,21 +213,21 @@ func (c *Client) close(ctx context.Context) error {
 	c.word.stop()
 	c.flights.Close(ctx)
 	c.loss.flush()
-	c.metrics.unregister()
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // the releases just sent get their time
 	defer cancel()
 	errs := make([]error, len(c.nodes))
-	var beside error
+	var beside, meters error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
 	wg.Go(func() { beside = c.tasks.close(sent) })
+	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for what takes no time unless it hangs
 	defer stop()
-	errs = append(errs, beside, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -291,7 +305,7 @@ func (c *Client) nodeChanged(name string, err error) {
 	}
 	switch {
 	case errors.Is(err, node.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(name, err).Fix)
+		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
@@ -307,6 +321,16 @@ func (c *Client) nodesLeft() {
 			c.flights.Recheck()
 		}
 	})
+}
+
+// commandOf is redis-cli for the node of that name.
+func (c *Client) commandOf(name string) command {
+	for i, n := range c.nodes {
+		if n.Name() == name {
+			return c.commandFor(i, name)
+		}
+	}
+	return command{addr: name}
 }
 
 // nodeVerified logs that a node's memory cannot be verified, or was.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"strings"
 	"testing"
@@ -283,6 +284,227 @@ func TestWrap(t *testing.T) {
 		broken := flightlock.Wrap[int, int](c, time.Second, nil, nil, nil)
 		if _, err := broken(t.Context(), 1); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("without key and fn: %v", err)
+		}
+	})
+}
+
+// Do keeps its lock for as long as fn runs, however long that is; so does Wrap.
+func TestDoForHours(t *testing.T) {
+	for name, do := range map[string]func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error{
+		"Do": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
+			return c.Do(ctx, "k", 30*time.Second, nil, fn)
+		},
+		"DoWith": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
+			return c.DoWith(ctx, "k", 30*time.Second, nil, flightlock.RefreshPolicy{Interval: 15 * time.Second}, fn)
+		},
+		"Wrap": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
+			_, err := flightlock.Wrap(c, 30*time.Second, nil, func(string) string { return "k" }, func(ctx context.Context, _ string) (int, error) {
+				return 0, fn(ctx, flightlock.FromContext(ctx))
+			})(ctx, "")
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				var log syncBuffer
+				c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+				warnings := func() int {
+					return strings.Count(log.String(), "level=WARN msg=\"flightlock: Do has held a lock for an hour")
+				}
+				if err := do(c, t.Context(), func(ctx context.Context, l *flightlock.Lock) error {
+					time.Sleep(59 * time.Minute)
+					if n := warnings(); n != 0 {
+						t.Errorf("%d warnings before an hour has passed", n)
+					}
+					time.Sleep(4*time.Hour + time.Minute)
+					if age := c.Stats().OldestDo; age != 5*time.Hour {
+						t.Errorf("the oldest lock is %v old", age)
+					}
+					return errors.Join(l.Err(), ctx.Err())
+				}); err != nil {
+					t.Errorf("after five hours: %v", err)
+				}
+				if n := warnings(); n != 1 || !strings.Contains(log.String(), "key=k") {
+					t.Errorf("%d warnings: %s", n, log.String())
+				}
+				if age := c.Stats().OldestDo; age != 0 {
+					t.Errorf("after Do, the oldest lock is %v old", age)
+				}
+			})
+		})
+	}
+}
+
+// The age of the oldest lock that Do holds is that of the oldest: not of a lock that was lost, or released by fn.
+func TestTheOldestLockOfDo(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		age := func(want time.Duration) {
+			t.Helper()
+			if got := c.Stats().OldestDo; got != want {
+				t.Errorf("the oldest lock is %v old, want %v", got, want)
+			}
+		}
+		done := make(chan struct{})
+		hold := func(key string, fn func(*flightlock.Lock)) {
+			go func() {
+				_ = c.Do(t.Context(), key, 3*time.Second, nil, func(_ context.Context, l *flightlock.Lock) error { fn(l); return nil })
+				done <- struct{}{}
+			}()
+			time.Sleep(time.Minute)
+		}
+		hold("lost", func(*flightlock.Lock) { time.Sleep(time.Hour) })
+		age(time.Minute)
+		hold("released", func(l *flightlock.Lock) { time.Sleep(10 * time.Minute); mustRelease(t, l); time.Sleep(time.Hour) })
+		hold("held", func(*flightlock.Lock) { time.Sleep(20 * time.Minute) })
+		age(3 * time.Minute)
+		nodes[0].Mini.Del("lock:lost")
+		time.Sleep(time.Minute)
+		age(3 * time.Minute)
+		time.Sleep(10 * time.Minute)
+		age(12 * time.Minute)
+		for range 3 {
+			<-done
+		}
+		age(0)
+	})
+}
+
+// After ctx has ended, fn has one more ttl, at least; then the lock is lost, and everything says why.
+func TestDoWhoseFunctionIgnoresItsEndedCtx(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		const ttl = 3 * time.Second
+		shutdown := errors.New("shutting down")
+		for name, end := range map[string]func(context.Context) (context.Context, error){
+			"canceled": func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithCancelCause(ctx)
+				time.AfterFunc(time.Minute, func() { cancel(shutdown) })
+				return ctx, context.Canceled
+			},
+			"deadline": func(ctx context.Context) (context.Context, error) {
+				ctx, cancel := context.WithTimeout(ctx, time.Minute)
+				t.Cleanup(cancel)
+				return ctx, context.DeadlineExceeded
+			},
+		} {
+			ctx, ctxErr := end(t.Context())
+			var held time.Duration
+			err := c.Do(ctx, "k", ttl, nil, func(inner context.Context, l *flightlock.Lock) error {
+				<-inner.Done()
+				ended := time.Now()
+				for l.Err() == nil {
+					time.Sleep(10 * time.Millisecond)
+				}
+				held = time.Since(ended)
+				return nil
+			})
+			if held < ttl*98/100 || held > ttl*3/2 {
+				t.Errorf("%s: lost %v after ctx had ended, with a ttl of %v", name, held, ttl)
+			}
+			if !errors.Is(err, flightlock.ErrLockLost) || !errors.Is(err, ctxErr) || !strings.Contains(err.Error(), "ctx") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s: Do: %v", name, err)
+			}
+			if name == "canceled" && !errors.Is(err, shutdown) {
+				t.Errorf("%s: the cause is missing: %v", name, err)
+			}
+			if !free(t, clients) {
+				t.Errorf("%s: not free", name)
+			}
+		}
+	})
+}
+
+// A refresh that fails after ctx has ended is tried again, and the one that succeeds is the last.
+func TestDoWhoseLastRefreshHasToBeRepeated(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		ctx, cancel := context.WithCancel(t.Context())
+		err := c.Do(ctx, "k", 3*time.Second, nil, func(inner context.Context, l *flightlock.Lock) error {
+			cancel()
+			nodes[0].Stall(true)
+			time.Sleep(1500 * time.Millisecond)
+			nodes[0].Stall(false)
+			time.Sleep(2500 * time.Millisecond)
+			if l.Err() != nil {
+				t.Errorf("lost before its time: %v", l.Err())
+			}
+			time.Sleep(1500 * time.Millisecond)
+			return nil
+		})
+		if !errors.Is(err, flightlock.ErrLockLost) || !errors.Is(err, context.Canceled) {
+			t.Errorf("Do: %v", err)
+		}
+	})
+}
+
+// DoWith refreshes by its policy, and an explicit MaxHold counts. A bad policy is refused before the lock is asked for.
+func TestDoWith(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		for name, tc := range map[string]struct {
+			policy      flightlock.RefreshPolicy
+			least, most time.Duration
+			why         string
+		}{
+			"MaxHold":      {flightlock.RefreshPolicy{MaxHold: time.Minute}, 59 * time.Second, 64 * time.Second, "RefreshPolicy.MaxHold"},
+			"MaxRefreshes": {flightlock.RefreshPolicy{MaxRefreshes: 5}, 7 * time.Second, 9 * time.Second, "RefreshPolicy.MaxRefreshes"},
+		} {
+			began := time.Now()
+			err := c.DoWith(t.Context(), "k", 3*time.Second, nil, tc.policy, func(ctx context.Context, l *flightlock.Lock) error {
+				<-ctx.Done()
+				if held := time.Since(began); held < tc.least || held > tc.most {
+					t.Errorf("%s: held for %v", name, held)
+				}
+				return context.Cause(ctx)
+			})
+			if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), tc.why) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		before := c.Stats().Attempts
+		err := c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{Interval: time.Second}, func(context.Context, *flightlock.Lock) error {
+			t.Error("fn runs")
+			return nil
+		})
+		wantInvalid(t, err, "RefreshPolicy.Interval")
+		if n := c.Stats().Attempts - before; n != 0 {
+			t.Errorf("%d attempts with a bad policy", n)
+		}
+		wantInvalid(t, c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{}, nil), "fn")
+	})
+}
+
+// When the lock is lost and fn returns what its ctx said, Do returns the loss, in one line. fn's own error is never hidden.
+func TestDoReturnsTheLossAndNotAList(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mine := errors.New("mine")
+		for name, tc := range map[string]struct {
+			returns func(ctx context.Context, l *flightlock.Lock) error
+			alone   bool
+		}{
+			"ctx's error":      {func(ctx context.Context, _ *flightlock.Lock) error { return ctx.Err() }, true},
+			"ctx's cause":      {func(ctx context.Context, _ *flightlock.Lock) error { return context.Cause(ctx) }, true},
+			"the lock's error": {func(_ context.Context, l *flightlock.Lock) error { return l.Err() }, true},
+			"an error around the cause": {func(ctx context.Context, _ *flightlock.Lock) error {
+				return fmt.Errorf("%w: %w", mine, context.Cause(ctx))
+			}, false},
+			"an error around ctx's": {func(ctx context.Context, _ *flightlock.Lock) error { return fmt.Errorf("%w: %w", mine, ctx.Err()) }, false},
+			"its own":               {func(context.Context, *flightlock.Lock) error { return mine }, false},
+		} {
+			err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+				synctest.Wait()
+				nodes[0].Mini.Del("lock:k")
+				<-ctx.Done()
+				return tc.returns(ctx, l)
+			})
+			if !errors.Is(err, flightlock.ErrLockLost) || errors.Is(err, mine) == tc.alone {
+				t.Errorf("%s: %v", name, err)
+			}
+			if tc.alone && (strings.Contains(err.Error(), "\n") || errors.Is(err, context.Canceled) || strings.Count(err.Error(), "lock lost") != 1) {
+				t.Errorf("%s is a list: %v", name, err)
+			}
 		}
 	})
 }

@@ -19,6 +19,7 @@ import (
 var known = map[string]string{
 	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "slog": "log/slog", "os": "os", "http": "net/http",
 	"redis": "github.com/redis/go-redis/v9", "flightlock": "github.com/flightlock/flightlock",
+	"fenced":         "github.com/flightlock/flightlock/fenced",
 	"flightlocktest": "github.com/flightlock/flightlock/flightlocktest",
 	"prometheus":     "github.com/prometheus/client_golang/prometheus",
 	"promhttp":       "github.com/prometheus/client_golang/prometheus/promhttp",

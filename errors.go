@@ -14,8 +14,8 @@ import (
 // in is a *QuorumError as well, which says what each of them answered.
 var (
 	// ErrNotAcquired says that somebody else has the lock, or that a majority answered and
-	// nobody has one; the retry strategy or the caller's ctx gave up. A ctx that had ended
-	// before any node was asked gives it too.
+	// nobody has one; the retry strategy or the caller's ctx gave up. A ctx that ends before
+	// anything is known of the key gives its own error without it.
 	ErrNotAcquired = errors.New("not acquired")
 	// ErrNotHeld is what Refresh and Release say of a lock that expired, was taken, or was
 	// released before.
@@ -42,7 +42,7 @@ type QuorumError struct {
 	Need, Got int         // votes
 	Nodes     []NodeError // what each node said; nil when none was asked
 
-	sentinel error
+	sentinel error // nil if ctx ended before anything was known
 	ctx      error
 	reason   error
 	away     bool // see unavailable
@@ -66,6 +66,10 @@ type NodeError struct {
 // Error says what was wanted, why it is not so, and what each node said.
 func (e *QuorumError) Error() string {
 	var b strings.Builder
+	if e.sentinel == nil { // the caller's ctx ended before anything was known
+		fmt.Fprintf(&b, "flightlock: %s %q: %v", e.Op, e.Key, e.ctx)
+		return b.String()
+	}
 	fmt.Fprintf(&b, "flightlock: %s %q: %v", e.Op, e.Key, e.sentinel)
 	if e.ctx != nil {
 		fmt.Fprintf(&b, " (%v)", e.ctx)
@@ -84,12 +88,16 @@ func (e *QuorumError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the sentinel, and the caller's ctx error if that ended.
+// Unwrap gives the sentinel, and the caller's ctx error if that ended; that alone if nothing was
+// known by then.
 func (e *QuorumError) Unwrap() []error {
-	if e.ctx != nil {
-		return []error{e.sentinel, e.ctx}
+	all := make([]error, 0, 2)
+	for _, err := range []error{e.sentinel, e.ctx} {
+		if err != nil {
+			all = append(all, err)
+		}
 	}
-	return []error{e.sentinel}
+	return all
 }
 
 // Error says which node, and who holds the key there or what went wrong.

@@ -23,6 +23,20 @@ func ExampleClient_Do() {
 	// no such invoice
 }
 
+// A function that must not have the lock for longer than some time, whatever its ctx says: the lock is
+// lost a ttl after MaxHold at the latest, the function's ctx ends, and the error says why.
+func ExampleClient_DoWith() {
+	c, stop := exampleClient()
+	defer stop()
+	policy := flightlock.RefreshPolicy{MaxHold: 100 * time.Millisecond}
+	err := c.DoWith(context.Background(), "report", 150*time.Millisecond, nil, policy, func(ctx context.Context, _ *flightlock.Lock) error {
+		<-ctx.Done() // a query that hangs
+		return ctx.Err()
+	})
+	fmt.Println(err)
+	// Output: lock "report": flightlock: lock lost: its validity ended: RefreshPolicy.MaxHold, 100ms, is over
+}
+
 // A function is wrapped once and called everywhere; the key comes from its argument.
 func ExampleWrap() {
 	c, stop := exampleClient()

@@ -41,8 +41,8 @@ func ExampleFetcher() {
 			return user{"Ada"}, nil
 		},
 		Store: func(ctx context.Context, key string, u user, l *flightlock.Lock) error {
-			if l == nil { // Redis could not say who loads: see FetchOptions.OnUnavailable
-				return rdb.Set(ctx, key, u.Name, time.Hour).Err()
+			if l == nil { // loaded without a lock, since Redis was down: there is no token, so nothing is overwritten
+				return rdb.SetNX(ctx, key, u.Name, 5*time.Second).Err()
 			}
 			return fenced.Set(ctx, rdb, key, u.Name, l.Fence(), time.Hour)
 		},

@@ -39,7 +39,9 @@ type Source[V any] struct {
 	// Store puts the value into the cache. It is called only while the lock is held, so
 	// with l.Err() nil; l is nil for a load without a lock (FetchOptions.OnUnavailable).
 	// Where an older value must never replace a newer one, write it on the condition of
-	// l.Fence(), as package fenced does. ctx ends with the lock, and after TTL. The callers
+	// l.Fence(), as package fenced does. A load without a lock has no token, and fenced.Set
+	// with 0 is refused wherever a holder has written before: write then where nothing is (SET
+	// NX), for some seconds, or not at all. ctx ends with the lock, and after TTL. The callers
 	// get the value when Store has returned or when it takes longer than
 	// Options.NodeTimeout; its failure is not theirs, but counted.
 	Store func(ctx context.Context, key string, v V, l *Lock) error

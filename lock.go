@@ -77,27 +77,6 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
 }
 
-// Context is parent, ended when the lock is: with cause ErrLockLost and the reason as soon
-// as the lock is lost, before its entry in Redis can have expired, or with context.Canceled
-// when it is released. (After a sleep of the machine it may end up to a second after the machine
-// goes on; Err is right at once.) It does not tell a deadline, because refreshes move it.
-//
-// It carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key
-// give a nested Lock when they are called with it or a ctx derived from it, at once and
-// without asking Redis. A nested Lock has the same owner, token and ttl; the key is free
-// when all are released, in any order. Goroutines that share such a ctx do not exclude each
-// other. Lock does not nest; it contends with its own process, and so with its own caller.
-func (l *Lock) Context(parent context.Context) context.Context {
-	ctx, cancel := context.WithCancelCause(carrying(parent, l))
-	remove, why, over := l.onEnd(func(why error) { cancel(why) })
-	if over {
-		cancel(why)
-		return ctx
-	}
-	context.AfterFunc(ctx, remove) // parent may end long before the lock does
-	return ctx
-}
-
 // Release ends the lock. If others are nested in it, or it is nested, that is all until the
 // last of them is released; then it is handed to the next waiter of this process, or deleted from
 // the nodes. nil means that either happened, the latter on a majority. ErrNotHeld: it had

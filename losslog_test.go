@@ -45,14 +45,14 @@ func TestLostLocksAreLogged(t *testing.T) {
 		lines := func() int { return strings.Count(log.String(), "level=WARN") }
 
 		mustRelease(t, mustLock(t, c, "released", time.Second))
-		mustLock(t, c, "slow", time.Second) // and never released
+		mustLock(t, c, "slow", time.Second).Context(t.Context()) // and never released
 		time.Sleep(5 * time.Second)
 		if text := log.String(); lines() != 1 || !strings.Contains(text, `msg="flightlock: lock lost" key=slow`) || !strings.Contains(text, "validity") {
 			t.Errorf("one lock that ran out:\n%s", text)
 		}
 
 		for i := range 100 {
-			mustLock(t, c, fmt.Sprint("k", i), time.Second)
+			mustLock(t, c, fmt.Sprint("k", i), time.Second).Context(t.Context())
 		}
 		time.Sleep(5 * time.Second)
 		if text := log.String(); lines() != 3 || !strings.Contains(text, "count=99") {
@@ -124,7 +124,7 @@ func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 			all = append(all, l)
 		}
 		for i := range 10 { // they end while the log hangs
-			mustLock(t, c, fmt.Sprint("forgotten", i), time.Duration(500+10*i)*time.Millisecond)
+			mustLock(t, c, fmt.Sprint("forgotten", i), time.Duration(500+10*i)*time.Millisecond).Context(t.Context())
 		}
 		time.Sleep(1200*time.Millisecond - time.Since(began))
 		for _, l := range all {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -83,9 +84,11 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	descWaiters   = desc("waiters", "Callers that wait for a lock now.")
 	descHeld      = desc("held_locks", "Locks held now.")
+	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0: none so long that it was to be refreshed.")
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
 	descHandoffs  = desc("handoffs_total", "Locks given to callers without asking Redis.")
 	descAttempts  = desc("attempts_total", "Remote attempts begun.")
+	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl: never refreshed, and nobody listened for their end.")
 	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
 	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its memory not long ago.", "node")
 	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that tells whether it lost its memory.", "node")
@@ -118,7 +121,9 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	for _, reason := range []string{"expired", "taken", "closed"} {
 		m.lost.WithLabelValues(reason)
 	}
-	if err := reg.Register(m); err != nil {
+	if err := register(reg, m); errors.Is(err, errRegisterer) {
+		return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
+	} else if err != nil {
 		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another one has registered there, "+
 			"give every Client a label of its own by prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
 	}
@@ -134,11 +139,56 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// unregister lets another Client register.
-func (m *metrics) unregister() {
-	if m != nil {
-		m.reg.Unregister(m)
+// A Registerer is the caller's code. It may panic, which is an error then, or hang, which holds up New for
+// registerTime and Close until its ctx ends: what hangs there goes on by itself.
+var errRegisterer = errors.New("Options.Registerer")
+
+const registerTime = 5 * time.Second
+
+// register registers m in time, or not at all.
+func register(reg prometheus.Registerer, m *metrics) error {
+	answered, gaveUp := make(chan error), make(chan struct{})
+	go func() {
+		err := recovering(func() error { return reg.Register(m) })
+		select {
+		case answered <- err:
+		case <-gaveUp:
+			if err == nil {
+				_ = recovering(func() error { reg.Unregister(m); return nil })
+			}
+		}
+	}()
+	timer := time.NewTimer(registerTime)
+	defer timer.Stop()
+	select {
+	case err := <-answered:
+		return err
+	case <-timer.C:
+		close(gaveUp)
+		return fmt.Errorf("%w has not registered the metrics within %v", errRegisterer, registerTime)
 	}
+}
+
+// recovering is do's error, or what it has panicked with.
+func recovering(do func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("%w panicked: %v", errRegisterer, v)
+		}
+	}()
+	return do()
+}
+
+// unregister lets another Client register, until ctx ends.
+func (m *metrics) unregister(ctx context.Context) error {
+	if m == nil {
+		return nil
+	}
+	failed := make(chan error, 1)
+	if err := wait.For(ctx, func() { failed <- recovering(func() error { m.reg.Unregister(m); return nil }) }); err != nil {
+		return fmt.Errorf("%w has not unregistered the metrics: %w", errRegisterer, err)
+	}
+	return <-failed
 }
 
 func (m *metrics) vectors() []prometheus.Collector {
@@ -151,7 +201,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		v.Describe(ch)
 	}
 	m.fetchers.describe(ch)
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descAcquired, descHandoffs, descAttempts, descSuspended, descOut, descUnsure, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descHandoffs, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -171,9 +221,11 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	s := m.c.Stats()
 	gauge(descWaiters, float64(s.Waiters))
 	gauge(descHeld, float64(s.Held))
+	gauge(descOldestDo, s.OldestDo.Seconds())
 	count(descAcquired, s.Acquired)
 	count(descHandoffs, s.Handoffs)
 	count(descAttempts, s.Attempts)
+	count(descExpired, s.Expired)
 	flag := func(on bool) float64 {
 		if on {
 			return 1
@@ -234,11 +286,10 @@ func (m *metrics) lostOne(why error) {
 		return
 	}
 	reason := "expired"
-	var nodes *QuorumError
 	switch {
 	case errors.Is(why, ErrClosed):
 		reason = "closed"
-	case errors.As(why, &nodes):
+	case errors.Is(why, ErrNotHeld): // the nodes say so
 		reason = "taken"
 	}
 	m.lost.WithLabelValues(reason).Inc()

@@ -124,7 +124,8 @@ func TestMetrics(t *testing.T) {
 		}
 		_ = taken.Refresh(t.Context())
 		want(map[string]float64{
-			`flightlock_lost_locks_total{reason="expired"}`:                             1,
+			`flightlock_lost_locks_total{reason="expired"}`:                             0, // nobody relied on k2
+			"flightlock_expired_locks_total":                                            1,
 			`flightlock_lost_locks_total{reason="taken"}`:                               1,
 			`flightlock_refreshes_total{outcome="lost"}`:                                1,
 			`flightlock_attempt_duration_seconds{outcome="not_acquired"}`:               1,
@@ -196,7 +197,7 @@ func TestMetricsAreConventional(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
 		families, err := reg.Gather()
-		if err != nil || len(families) != 28 {
+		if err != nil || len(families) != 30 {
 			t.Fatalf("%d families, %v", len(families), err)
 		}
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()

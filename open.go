@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -45,6 +46,9 @@ func Open(urls []string, opts Options) (*Client, error) {
 	if len(opts.Nodes) != 0 {
 		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)), "Open makes the nodes from urls; New takes Nodes")
 	}
+	if len(urls) == 0 || len(urls) > maxNodes { // before so many clients are made
+		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)), fmt.Sprintf("1 to %d are needed, one for each node", maxNodes))
+	}
 	for i, u := range urls {
 		n, err := dial(u)
 		if err != nil {
@@ -54,7 +58,7 @@ func Open(urls []string, opts Options) (*Client, error) {
 		}
 		opts.Nodes = append(opts.Nodes, n)
 	}
-	c, err := New(opts)
+	c, err := newClient(opts, "urls")
 	if err != nil {
 		_ = closeAll(opts.Nodes)
 		return nil, err
@@ -108,10 +112,18 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		return nil, errors.New("a # must be written as %23")
 	case u.Scheme == "unix" && u.Host != "":
 		return nil, errors.New("a unix socket has no host: want unix:///path, with three slashes")
+	}
+	if err := checkHosts(u, q["addr"]); err != nil {
+		return nil, err
+	}
+	switch {
 	case q.Has("master_name"):
 		o, err := redis.ParseFailoverURL(rawURL)
 		if err != nil {
 			return nil, err
+		}
+		if o.MasterName == "" {
+			return nil, errors.New("parameter master_name is empty: want the name by which the Sentinels know the master")
 		}
 		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
@@ -134,6 +146,31 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 		&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 	return redis.NewClient(o), nil
+}
+
+var (
+	errHosts = errors.New("several hosts in one place: want one url per node; what belongs to one node, further Sentinels or members of a Cluster, follows as ?addr=host:port&addr=host:port")
+	errPort  = errors.New("a port must be a number from 1 to 65535")
+)
+
+// checkHosts finds addresses that go-redis accepts, and that nobody can dial.
+func checkHosts(u *url.URL, more []string) error {
+	if u.Scheme == "unix" {
+		return nil
+	}
+	for i, addr := range append([]string{u.Host}, more...) {
+		if strings.ContainsAny(addr, ", ;") {
+			return errHosts
+		}
+		at := strings.LastIndexByte(addr, ':')
+		if at < 0 || strings.HasSuffix(addr, "]") || i == 0 && addr[at+1:] == "" { // the default port
+			continue
+		}
+		if port, err := strconv.Atoi(addr[at+1:]); err != nil || port < 1 || port > 65535 {
+			return errPort
+		}
+	}
+	return nil
 }
 
 // dialTime is long enough for a first packet that is lost and sent again after a second, and for a handshake.

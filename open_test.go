@@ -16,12 +16,14 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -61,7 +63,65 @@ func TestOpenHidesPasswords(t *testing.T) {
 		}
 	}
 	_, err := flightlock.Open(nil, flightlock.Options{})
-	wantInvalid(t, err, "Nodes")
+	wantInvalid(t, err, "urls is 0")
+	if strings.Contains(err.Error(), "Nodes") {
+		t.Errorf("%v: there are no Nodes to give", err)
+	}
+}
+
+// What go-redis takes for something else, or fails to dial for ever, is refused: several hosts in one url, ports that
+// cannot be, a Sentinel's master without a name.
+func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
+	for bad, says := range map[string]string{
+		"redis://h1:6379,h2:6379":                         "several hosts",
+		"redis://u:hunter2@h1:6379,h2:6379,h3:6379":       "several hosts",
+		"redis://h1,h2":                                   "several hosts",
+		"redis://h1:26379,h2:26379?master_name=m":         "several hosts",
+		"redis://h1:26379?master_name=m&addr=h2:1,h3:1":   "several hosts",
+		"redis://h:99999":                                 "from 1 to 65535",
+		"rediss://u:hunter2@h:65536/1":                    "from 1 to 65535",
+		"redis://h:0":                                     "from 1 to 65535",
+		"redis://h:99999?master_name=m":                   "from 1 to 65535",
+		"redis://h:1?master_name=m&addr=h2:99999":         "from 1 to 65535",
+		"redis://h:1?addr=h2:99999":                       "from 1 to 65535",
+		"redis://h:1?addr=h2:http":                        "from 1 to 65535",
+		"redis://h:1?addr=h2:":                            "from 1 to 65535",
+		"redis://h:26379?master_name=":                    "master_name",
+		"redis://u:hunter2@h:26379?master_name=&addr=h:1": "master_name",
+	} {
+		_, err := flightlock.Open([]string{"redis://127.0.0.1:1", bad}, flightlock.Options{})
+		wantInvalid(t, err, "urls[1]", says)
+		if err != nil && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%q: %q shows the password", bad, err)
+		}
+	}
+	for _, good := range []string{"redis://h", "redis://h:", "redis://[::1]:6379", "redis://:6379", "redis://h:1?addr=h2:2&addr=[::1]:65535", "redis://h?master_name=m&addr=h2:65535"} {
+		c, err := flightlock.Open([]string{good}, flightlock.Options{})
+		if err != nil {
+			t.Errorf("%q: %v", good, err)
+			continue
+		}
+		closeClient(t, c)
+	}
+	_, err := flightlock.Open([]string{"redis://127.0.0.1:1", "redis://127.0.0.1:1"}, flightlock.Options{})
+	wantInvalid(t, err, "urls[1]", "urls[0]")
+	_, err = flightlock.Open([]string{"redis://127.0.0.1:1/1", "redis://127.0.0.1:2/2"}, flightlock.Options{})
+	wantInvalid(t, err, "urls[1]", "urls[0]")
+	_, err = flightlock.Open(slices.Repeat([]string{"redis://127.0.0.1:1"}, 65), flightlock.Options{})
+	wantInvalid(t, err, "urls is 65", "64")
+}
+
+// A socket's name may have any bytes; as the label of a metric it is text, and the names of two nodes stay two.
+func TestNodesWhoseNamesAreNoText(t *testing.T) {
+	dir := t.TempDir()
+	reg := prometheus.NewRegistry()
+	c := mustOpen(t, flightlock.Options{Registerer: reg}, "unix://"+dir+"/%ff.sock", "unix://"+dir+"/%fe.sock", "unix://"+dir+"/%ff%fe.sock")
+	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+		t.Errorf("TryLock: %v", err)
+	}
+	if _, err := reg.Gather(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A password with a character that should have been written as %XX makes a url that means

@@ -75,7 +75,8 @@ type Options struct {
 
 	// Registerer gets the metrics of this Client, until it is closed: docs/metrics.md. Two
 	// Clients on one Registerer need a label each, by prometheus.WrapRegistererWith. nil
-	// means no metrics, at no cost.
+	// means no metrics, at no cost. One that panics is an error of New and Close; one that
+	// hangs is an error of New after 5s, and of Close when its ctx ends.
 	Registerer prometheus.Registerer
 
 	// Logger hears, at level Warn, that nodes are suspended, in quarantine, or refuse to say whether
@@ -108,7 +109,7 @@ const (
 )
 
 // validated fills in the defaults and finds what cannot be.
-func (o Options) validated() (Options, error) {
+func (o Options) validated(list string) (Options, error) {
 	switch o.KeyPrefix {
 	case "":
 		o.KeyPrefix = "lock:"
@@ -134,7 +135,7 @@ func (o Options) validated() (Options, error) {
 	case len(o.KeyPrefix) > maxKey:
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)), fmt.Sprintf("%d is the limit", maxKey))
 	}
-	return o, checkNodes(o.Nodes)
+	return o, checkNodes(list, o.Nodes)
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -144,27 +145,29 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-func checkNodes(nodes []redis.UniversalClient) error {
+// checkNodes finds nodes that cannot vote together. list is what the caller gave them in.
+func checkNodes(list string, nodes []redis.UniversalClient) error {
 	if len(nodes) == 0 {
-		return invalid("Options.Nodes", "empty", "at least one node is needed")
+		return invalid(list, "empty", "at least one node is needed")
 	}
 	if len(nodes) > maxNodes {
-		return invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(nodes)), fmt.Sprintf("%d is the limit", maxNodes))
+		return invalid(list, fmt.Sprintf("%d nodes", len(nodes)), fmt.Sprintf("%d is the limit", maxNodes))
 	}
+	short := strings.TrimPrefix(list, "Options.")
 	for i, n := range nodes {
-		if err := checkNode(fmt.Sprintf("Options.Nodes[%d]", i), n); err != nil {
+		field := fmt.Sprintf("%s[%d]", list, i)
+		if err := checkNode(field, n); err != nil {
 			return err
 		}
 		for j, m := range nodes[:i] {
 			if name, same := sameServer(m, n); same {
-				return invalid(fmt.Sprintf("Options.Nodes[%d]", i), name,
-					fmt.Sprintf("that is Nodes[%d] already: one server has one vote", j))
+				return invalid(field, name, fmt.Sprintf("that is %s[%d] already: one server has one vote", short, j))
 			}
 		}
 		first, d := database(nodes[0])
 		if name, e := database(n); d != e {
-			return invalid(fmt.Sprintf("Options.Nodes[%d]", i), fmt.Sprintf("database %d at %s", e, name),
-				fmt.Sprintf("Nodes[0] is database %d at %s: all nodes must use one number, or a server behind two of them would vote twice", d, first))
+			return invalid(field, fmt.Sprintf("database %d at %s", e, name),
+				fmt.Sprintf("%s[0] is database %d at %s: all nodes must use one number, or a server behind two of them would vote twice", short, d, first))
 		}
 	}
 	return nil

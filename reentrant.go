@@ -34,9 +34,9 @@ type nest struct {
 	outermost *Lock        // whose Hold it is; the Lock itself if it is not nested
 	handles   atomic.Int64 // of the outermost: Locks of this Hold that were not released
 
-	mu       sync.Mutex              // guards what follows; taken before the flight's
-	released bool                    // this Lock, by its own Release
-	ends     map[*func(error)]func() // what OnEnd of the Hold was given for this Lock, and how to take it back
+	mu       sync.Mutex                   // guards what follows; taken before the flight's
+	released bool                         // this Lock, by its own Release
+	contexts map[<-chan struct{}]*derived // by the Done channel of their parents
 }
 
 // gone stands in a Lock that was released before it had a nest.
@@ -77,41 +77,11 @@ func (l *Lock) wasReleased() bool {
 	return n.released
 }
 
-// onEnd has fn called when l is released (with nil) or lost (with the reason), once or
-// twice. If that has happened already, fn is not registered and over is true. fn must not
-// block.
-func (l *Lock) onEnd(fn func(why error)) (remove func(), why error, over bool) {
-	n := l.nesting()
-	if n == gone {
-		return l.hold.OnEnd(fn)
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.released {
-		return nil, nil, true
-	}
-	cancel, why, over := n.outermost.hold.OnEnd(fn)
-	if over {
-		return nil, why, true
-	}
-	if n.ends == nil {
-		n.ends = map[*func(error)]func(){}
-	}
-	at := &fn
-	n.ends[at] = cancel
-	return func() {
-		n.mu.Lock()
-		delete(n.ends, at)
-		n.mu.Unlock()
-		cancel()
-	}, nil, false
-}
-
 // release ends l, which has a nest, and the Hold with the last of its handles, by end.
 func (n *nest) release(l *Lock, end func(*flight.Hold) error) error {
 	n.mu.Lock()
-	again, ends := n.released, n.ends
-	n.released, n.ends = true, nil
+	again, contexts := n.released, n.contexts
+	n.released, n.contexts = true, nil
 	n.mu.Unlock()
 	hold := &n.outermost.hold
 	err := hold.Err() // before the handle goes: from then on others may release the Hold
@@ -123,9 +93,9 @@ func (n *nest) release(l *Lock, end func(*flight.Hold) error) error {
 	case n.outermost.nest.Load().handles.Add(-1) == 0:
 		return end(hold)
 	}
-	for fn, cancel := range ends {
-		cancel()
-		(*fn)(nil)
+	for _, d := range contexts {
+		d.forget()
+		d.cancel(nil)
 	}
 	if err != nil {
 		return l.c.ended(hold.Key(), err)

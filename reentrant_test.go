@@ -351,3 +351,77 @@ func TestFromContext(t *testing.T) {
 		mustRelease(t, b)
 	})
 }
+
+// Contexts of one lock whose parents end together are ended as one, and each has the values and the deadline of its own
+// parent. What is derived from them ends with them, and knows the cause.
+func TestContextsOfParentsThatEndTogether(t *testing.T) {
+	type keyA struct{}
+	type keyX struct{}
+	for _, how := range []string{"lost", "released", "deadline", "canceled"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				c := newClient(t, flightlock.Options{}, clients...)
+				l := mustLock(t, c, "k", time.Minute)
+				stop := errors.New("stop")
+				var base context.Context = t.Context()
+				end := func() {}
+				wantErr, wantCause := context.Canceled, context.Canceled
+				switch how {
+				case "lost":
+					wantCause = flightlock.ErrLockLost
+					end = func() {
+						nodes[0].Mini.Del("lock:k")
+						_ = l.Refresh(t.Context())
+					}
+				case "released":
+					end = func() { mustRelease(t, l) }
+				case "deadline":
+					ctx, cancel := context.WithTimeout(base, 10*time.Second)
+					defer cancel()
+					base = ctx
+					end = func() { time.Sleep(11 * time.Second) }
+					wantErr, wantCause = context.DeadlineExceeded, context.DeadlineExceeded
+				case "canceled":
+					ctx, cancel := context.WithCancelCause(base)
+					base = ctx
+					end = func() { cancel(stop) }
+					wantCause = stop
+				}
+				deadline, bounded := base.Deadline()
+				var all []context.Context
+				for i := range 3 {
+					parent := context.WithValue(base, keyA{}, i)
+					inner := l.Context(parent)
+					child, cancel := context.WithCancel(context.WithValue(inner, keyX{}, i))
+					defer cancel()
+					for _, ctx := range []context.Context{inner, child} {
+						if d, ok := ctx.Deadline(); ctx.Value(keyA{}) != i || flightlock.FromContext(ctx) != l || ctx.Err() != nil || ok != bounded || d != deadline {
+							t.Errorf("%d: value %v, %v, deadline %v", i, ctx.Value(keyA{}), ctx.Err(), d)
+						}
+						if nested, err := c.SingleFlightLock(ctx, "k", time.Second, nil); err != nil {
+							t.Error(err)
+						} else {
+							mustRelease(t, nested)
+						}
+					}
+					if again := l.Context(parent); i == 0 && again != inner {
+						t.Error("the same parent gives another ctx")
+					}
+					all = append(all, inner, child)
+				}
+				end()
+				for i, ctx := range all {
+					<-ctx.Done()
+					if ctx.Err() != wantErr || !errors.Is(context.Cause(ctx), wantCause) {
+						t.Errorf("%d: %v, cause %v", i, ctx.Err(), context.Cause(ctx))
+					}
+				}
+				if l.Err() == nil {
+					mustRelease(t, l)
+				} else if over := l.Context(base); over.Err() == nil {
+					t.Error("a ctx of a lock that is over goes on")
+				}
+			})
+		})
+	}
+}

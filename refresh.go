@@ -28,7 +28,8 @@ type RefreshPolicy struct {
 	// MaxRefreshes is how often to refresh; 0, or more than math.MaxInt32, means any number of times.
 	MaxRefreshes int
 	// MaxHold is how long after AutoRefresh began the last refresh may be sent: a holder
-	// that hangs does not keep the lock for ever. 0 means 1h, negative no limit.
+	// that hangs does not keep the lock for ever. 0 means 1h, and no limit for DoWith, which is
+	// bounded by its ctx; negative means no limit.
 	MaxHold time.Duration
 }
 
@@ -39,15 +40,17 @@ const (
 	minTimeout  = time.Millisecond
 )
 
-func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
-	setDefault(&p.Interval, min(l.ttl()/3, l.c.quorum.Validity(l.ttl())/2))
-	setDefault(&p.Timeout, max(min(l.c.opts.NodeTimeout, p.Interval/2), minTimeout))
+// validated is p for a lock of that ttl, with its defaults.
+func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, error) {
+	valid := c.quorum.Validity(ttl)
+	setDefault(&p.Interval, min(ttl/3, valid/2))
+	setDefault(&p.Timeout, max(min(c.opts.NodeTimeout, p.Interval/2), minTimeout))
 	setDefault(&p.MaxHold, time.Hour)
 	p.Retry = orDefault(p.Retry)
 	switch {
-	case p.Interval < minInterval || p.Interval >= l.c.quorum.Validity(l.ttl()):
+	case p.Interval < minInterval || p.Interval >= valid:
 		return p, invalid("RefreshPolicy.Interval", p.Interval,
-			fmt.Sprintf("it must be from %v to below the validity of a ttl of %v, %v", minInterval, l.ttl(), l.c.quorum.Validity(l.ttl())))
+			fmt.Sprintf("it must be from %v to below the validity of a ttl of %v, %v", minInterval, ttl, valid))
 	case p.Timeout < minTimeout:
 		return p, invalid("RefreshPolicy.Timeout", p.Timeout, fmt.Sprintf("it must be %v or more", minTimeout))
 	case p.MaxRefreshes < 0:
@@ -60,8 +63,9 @@ func (p RefreshPolicy) validated(l *Lock) (RefreshPolicy, error) {
 //
 // It has neither a timer nor a goroutine of its own: the lock's flight reminds it. That begins a
 // refresh; the refresh's outcome, or the retry strategy, has it reminded again. That stops, and
-// the lock runs out by itself, when the policy says so or the deadline leaves no time. A lock
-// that is over reminds nobody; Release of a nested one takes the reminder back. Before it reminds,
+// the lock runs out by itself, when the policy says so, the ctx of Do has ended, or the deadline
+// leaves no time; then it says why, before the lock can have run out, so that the loss tells it. A
+// lock that is over reminds nobody; Release of a nested one takes the reminder back. Before it reminds,
 // the flight checks the deadline, so that after a pause of the process nothing is sent for
 // a lock that is over.
 //
@@ -73,9 +77,11 @@ type autoRefresh struct {
 	interval time.Duration
 	timeout  time.Duration
 	retry    RetryStrategy
-	ends     time.Duration // MaxHold's end, on the Client's clock; 0: no limit
+	began    time.Duration // when MaxHold did, on the Client's clock
+	maxHold  time.Duration // 0: no limit
 	left     int32         // of MaxRefreshes; below 0: no limit
 	failures int32         // consecutive
+	do       *doing        // for Do; else nil
 }
 
 // AutoRefresh keeps the lock alive by p, until it is released or lost or p says stop; a
@@ -83,20 +89,25 @@ type autoRefresh struct {
 // starts that and returns at once. A second one on the same lock is an ErrInvalid, as is a
 // bad policy; a lock that is over is ErrNotHeld.
 func (l *Lock) AutoRefresh(p RefreshPolicy) error {
-	p, err := p.validated(l)
+	return l.autoRefresh(p, new(autoRefresh))
+}
+
+// autoRefresh does it with a, which is new and may be part of a doing.
+func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
+	p, err := p.validated(l.c, l.ttl())
 	if err != nil {
 		return err
 	}
 	if err := l.Err(); err != nil {
 		return l.c.ended(l.place().Key(), err)
 	}
-	a := &autoRefresh{l: l, interval: p.Interval, timeout: p.Timeout, retry: p.Retry, left: -1}
+	a.l, a.interval, a.timeout, a.retry, a.left = l, p.Interval, p.Timeout, p.Retry, -1
 	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // which are three weeks, one per minInterval
 		a.left = int32(p.MaxRefreshes)
 	}
 	if p.MaxHold > 0 {
-		now := time.Since(l.c.began)
-		a.ends = clock.Add(now, p.MaxHold)
+		a.began = time.Since(l.c.began)
+		a.maxHold = p.MaxHold
 	}
 	if !l.auto.CompareAndSwap(nil, a) {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
@@ -110,20 +121,33 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	return nil
 }
 
-// again has it reminded after wait, unless it is over.
-func (a *autoRefresh) again(wait time.Duration) { a.l.place().Remind(&a.reminder, a, wait) }
+// again has it reminded after wait, unless it is over, or MaxHold will be by then.
+func (a *autoRefresh) again(wait time.Duration) {
+	if a.maxHold > 0 && a.held()+wait > a.maxHold {
+		a.endsBy(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.maxHold))
+		return
+	}
+	a.l.place().Remind(&a.reminder, a, wait)
+}
+
+// held is how long a has kept the lock.
+func (a *autoRefresh) held() time.Duration { return time.Since(a.l.c.began) - a.began }
+
+// endsBy says why the lock is not refreshed any more.
+func (a *autoRefresh) endsBy(why error) { a.l.place().Unrefreshed(why) }
 
 func (a *autoRefresh) stop() { a.l.place().Forget(&a.reminder) }
 
-// Due begins a refresh, unless the policy has it end here.
+// Due begins a refresh, unless it comes so late that MaxHold is over.
 func (a *autoRefresh) Due() {
-	switch wait := a.notYet(); {
-	case a.left == 0, a.ends > 0 && time.Since(a.l.c.began) > a.ends:
-	case wait > 0:
-		a.again(wait)
-	default:
-		a.l.place().Refresh(a.timeout, a.refreshed)
+	if a.do != nil {
+		a.do.refreshing(a.l)
 	}
+	if wait := a.notYet(); wait > 0 || a.maxHold > 0 && a.held() > a.maxHold {
+		a.again(max(wait, 0))
+		return
+	}
+	a.l.place().Refresh(a.timeout, a.refreshed)
 }
 
 // notYet is how long a nested lock can leave its refresh to those around it: their
@@ -140,15 +164,31 @@ func (a *autoRefresh) notYet() time.Duration {
 
 // refreshed has it reminded again by the outcome of a refresh.
 func (a *autoRefresh) refreshed(err error) {
-	if errors.Is(err, ErrNotHeld) {
-		return
+	switch {
+	case errors.Is(err, ErrNotHeld):
+	case err == nil:
+		a.renewed()
+	default:
+		a.failed()
 	}
-	if err == nil {
-		a.left = max(a.left-1, -1)
-		a.failures = 0
+}
+
+var errMaxRefreshes = errors.New("RefreshPolicy.MaxRefreshes is used up")
+
+func (a *autoRefresh) renewed() {
+	a.left = max(a.left-1, -1)
+	a.failures = 0
+	switch {
+	case a.do != nil && a.do.last:
+		a.endsBy(a.do.stopped())
+	case a.left == 0:
+		a.endsBy(errMaxRefreshes)
+	default:
 		a.again(a.interval)
-		return
 	}
+}
+
+func (a *autoRefresh) failed() {
 	a.failures++
 	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
 		go a.ask(int(a.failures)) // a goroutine of a node's is here, or of a timer
@@ -163,6 +203,7 @@ func (a *autoRefresh) ask(failure int) {
 	defer func() {
 		if v := recover(); v != nil {
 			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key", a.l.Key(), "panic", fmt.Sprint(v))
+			a.endsBy(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		}
 	}()
 	a.goOn(a.retry.Next(failure))
@@ -171,7 +212,12 @@ func (a *autoRefresh) ask(failure int) {
 // goOn has it reminded again after delay, unless it ends here.
 func (a *autoRefresh) goOn(delay time.Duration, again bool) {
 	delay = max(delay, time.Millisecond)
-	if again && clock.Left(clock.Now(), a.l.Until()) > delay {
+	switch {
+	case !again:
+		a.endsBy(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))
+	case clock.Left(clock.Now(), a.l.Until()) > delay:
 		a.again(delay)
+	default:
+		a.endsBy(fmt.Errorf("RefreshPolicy.Retry waits %v after %d failures, which was too long", delay, a.failures))
 	}
 }

@@ -20,7 +20,7 @@ import (
 // It waits by retry until that gives up or ctx ends; nil means ExponentialBackoff(5ms,
 // 250ms). A caller that queues behind others gives up when its strategy would have given
 // up against Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed,
-// ErrInvalid; ctx's error matches besides if ctx ended.
+// ErrInvalid; ctx's error matches besides if ctx ended, and alone if nothing was known by then.
 //
 // With a ctx made by Lock.Context of a lock on the same key, it gives a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
@@ -77,12 +77,24 @@ func (c *Client) flightConfig() flight.Config {
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Pace: orDefault(nil), Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended, Away: awayFor,
-		Closed:   fmt.Errorf("flightlock: the Client is %w", ErrClosed),
-		NotHeld:  errReleased,
-		Failed:   errFailedElsewhere,
-		Expired:  fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
-		LostWith: func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
+		Closed:    fmt.Errorf("flightlock: the Client is %w", ErrClosed),
+		NotHeld:   errReleased,
+		Failed:    errFailedElsewhere,
+		Expired:   fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost),
+		ExpiredBy: expiredBy,
+		LostWith:  func(err error) error { return fmt.Errorf("flightlock: %w: %w", ErrLockLost, err) },
 	}
+}
+
+// expiredBy is the loss of a lock whose validity ended, if it is known why.
+func expiredBy(stopped, failed error) error {
+	switch {
+	case failed == nil:
+		return fmt.Errorf("flightlock: %w: its validity ended: %w", ErrLockLost, stopped)
+	case stopped == nil:
+		return fmt.Errorf("flightlock: %w: its validity ended, and the last refresh had failed: %w", ErrLockLost, failed)
+	}
+	return fmt.Errorf("flightlock: %w: its validity ended: %w, and the last refresh had failed: %w", ErrLockLost, stopped, failed)
 }
 
 // watch is how a flight hears that its key was let go; nil for a client that only polls.
@@ -180,9 +192,9 @@ func (c *Client) busy(key, owner string) error {
 	return e
 }
 
-// gaveUp adds to the last outcome that the caller's ctx has ended.
+// gaveUp adds to the last outcome, if there is one, that the caller's ctx has ended.
 func (c *Client) gaveUp(key string, ctxErr, last error) error {
-	e := QuorumError{Op: "acquire", Key: key, Need: c.quorum.Need(), sentinel: ErrNotAcquired}
+	e := QuorumError{Op: "acquire", Key: key, Need: c.quorum.Need()}
 	var seen *QuorumError
 	if errors.As(last, &seen) {
 		e = *seen

@@ -49,7 +49,8 @@ var script = redis.NewScript(source)
 // and the error is ErrStale.
 //
 // fence is Lock.Fence. 0, that of no lock at all, is older than any: it writes only where
-// no holder of a lock has written.
+// no holder of a lock has written. So it is not for what was loaded without a lock while the locks'
+// nodes are down: that is put where nothing is, by SET NX, for some seconds (see flightlock.Source.Store).
 func Set(ctx context.Context, rdb redis.Scripter, key string, value any, fence int64, ttl time.Duration) error {
 	if ttl < 0 || ttl > 0 && ttl < time.Millisecond {
 		return fmt.Errorf("fenced: set %q: a ttl of %v: it must be 0 or at least 1ms", key, ttl)

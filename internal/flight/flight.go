@@ -258,17 +258,32 @@ func (f *flight) busyLocked() error {
 	return f.g.cfg.Busy(f.key, owner)
 }
 
+// seenLocked is what h, whose ctx has ended, has met: nil if it was the first to ask, and nothing is
+// known yet.
+func (f *flight) seenLocked(h *Hold) error {
+	if err := f.knownLocked(); err != nil || h.way == Remote {
+		return err
+	}
+	return f.busyLocked()
+}
+
 // outcomeLocked is the error for a waiter that gives up now.
 func (f *flight) outcomeLocked() error {
+	if err := f.knownLocked(); err != nil {
+		return err
+	}
+	return f.busyLocked()
+}
+
+// knownLocked is the last outcome, or how the attempt under way stands; nil when nothing is known.
+func (f *flight) knownLocked() error {
 	if f.pause != nil && f.last != nil {
 		return f.last
 	}
 	if f.attempt != nil {
-		if err := f.attempt.Peek(); err != nil {
-			return err
-		}
+		return f.attempt.Peek()
 	}
-	return f.busyLocked()
+	return nil
 }
 
 // giveUp ends the wait of a waiter whose strategy would have given up by now. One that
@@ -298,7 +313,7 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 	defer f.unlock()
 	switch h.state {
 	case waiting:
-		err := f.g.cfg.GaveUp(f.key, ctxErr, f.outcomeLocked())
+		err := f.g.cfg.GaveUp(f.key, ctxErr, f.seenLocked(h))
 		front := h == f.head
 		f.dropLocked(h)
 		h.state = left
@@ -317,7 +332,11 @@ func (f *flight) leave(h *Hold, ctxErr error) error {
 	// Granted in the instant in which ctx ended (and maybe lost since). The caller is
 	// told that it ended, so the lease must go on to the next.
 	<-h.ready
-	err := f.g.cfg.GaveUp(f.key, ctxErr, f.busyLocked())
+	var last error // nobody else had it, unless h has waited for them
+	if h.way != Remote {
+		last = f.busyLocked()
+	}
+	err := f.g.cfg.GaveUp(f.key, ctxErr, last)
 	if h.state == holding {
 		f.endLocked(h, released, nil)
 		f.passLocked(clock.Now())
@@ -471,7 +490,7 @@ func (f *flight) pausingLocked() bool {
 // renewed for the waiters meanwhile: then it goes on to them, under a new token.
 func (f *flight) overdueLocked(now time.Time) {
 	if h := f.cur; h != nil && clock.Passed(now, h.until) {
-		f.endLocked(h, lost, f.g.cfg.Expired)
+		f.endLocked(h, lost, h.expiredLocked())
 		f.passLocked(now)
 	}
 }

@@ -84,22 +84,25 @@ type Config struct {
 	Slice       time.Duration // negative: no handoff
 	MaxWaiters  int           // per key; 0: no limit
 
-	Busy     func(key, owner string) error              // held, queued for or being acquired in this process
-	GaveUp   func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far
-	Crowded  func(key string) error                     // MaxWaiters reached
-	Ended    func(key string, why error) error          // the Hold is over already
-	Away     func(key string, err error) error          // for a waiter: err, with which a refresh has found out that a majority cannot be reached
-	Closed   error
-	NotHeld  error                 // why of a Hold that was released
-	Expired  error                 // why of a Hold whose Until passed
-	Failed   error                 // for AcquireUnless: what the caller has waited for has failed elsewhere
-	LostWith func(err error) error // why of a Hold whose lease was lost by err
+	Busy    func(key, owner string) error              // held, queued for or being acquired in this process
+	GaveUp  func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil if nothing is known
+	Crowded func(key string) error                     // MaxWaiters reached
+	Ended   func(key string, why error) error          // the Hold is over already
+	Away    func(key string, err error) error          // for a waiter: err, with which a refresh has found out that a majority cannot be reached
+	Closed  error
+	NotHeld error // why of a Hold that was released
+	Expired error // why of a Hold whose Until passed, if there is no more to say
+	// ExpiredBy is why of a Hold whose Until passed, if it is known why: stopped says why nobody refreshed it
+	// any more, failed how the last refresh did. One of them may be nil. A nil ExpiredBy is Expired.
+	ExpiredBy func(stopped, failed error) error
+	Failed    error                 // for AcquireUnless: what the caller has waited for has failed elsewhere
+	LostWith  func(err error) error // why of a Hold whose lease was lost by err
 
 	// Acquired hears of every caller that has its answer, on its own goroutine: how long it
 	// waited, and for what. nil: nobody wants to.
 	Acquired func(waited time.Duration, way Way, err error)
 
-	// Lost hears of every Hold that was lost, and why; nil: nobody wants to. It is called
+	// Lost hears of every Hold that was lost, but those that ran out and were never to be refreshed, and why; nil: nobody wants to. It is called
 	// without any lock held.
 	Lost func(key string, why error)
 }
@@ -165,13 +168,13 @@ type shard struct {
 	// who finds it dead finds it gone from here too.
 	hot atomic.Pointer[flight]
 
-	counts struct{ granted, handoffs, attempts, refreshes, lost atomic.Uint64 } // of its flights
+	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
 }
 
 // Counts are what flights have done.
 type Counts struct {
-	Acquired, Handoffs, Attempts, Refreshes, Lost uint64
-	Waiters, Held                                 int64
+	Acquired, Handoffs, Attempts, Refreshes, Lost, Expired uint64
+	Waiters, Held                                          int64
 }
 
 // NewGroup makes an empty Group.
@@ -284,6 +287,7 @@ func (g *Group) Counts() Counts {
 		sum.Attempts += sh.counts.attempts.Load()
 		sum.Refreshes += sh.counts.refreshes.Load()
 		sum.Lost += sh.counts.lost.Load()
+		sum.Expired += sh.counts.expired.Load()
 	}
 	return sum
 }

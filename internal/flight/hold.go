@@ -47,14 +47,15 @@ type Hold struct {
 	*wait // while its caller waits; nil after that
 
 	// guarded by f.mu
-	state state
-	way   Way  // does not change once the wait is over
-	looks bool // it is of AcquireUnless
-	fence int64
-	lease Lease
-	until time.Time     // when this Hold is over if nothing renews it
-	room  time.Duration // how far renewals for the flight's own sake may move until
-	end   *end          // nil for a Hold whose end nobody wants to hear of, and that was not lost
+	state  state
+	way    Way  // does not change once the wait is over
+	looks  bool // it is of AcquireUnless
+	relied bool // it was to be refreshed, or somebody listens for its end
+	fence  int64
+	lease  Lease
+	until  time.Time     // when this Hold is over if nothing renews it
+	room   time.Duration // how far renewals for the flight's own sake may move until
+	end    *end          // nil for a Hold whose end nobody wants to hear of, and that was not lost
 
 	reminders *Reminder // first of those that are set; nil once it is over
 }
@@ -89,8 +90,10 @@ type wait struct {
 
 // end is what there is to say about the end of a Hold.
 type end struct {
-	why  error // lost: why
-	hear map[*func(error)]struct{}
+	why     error // lost: why
+	stopped error // why whoever refreshed it has stopped, if it has
+	failed  error // the outcome of the last refresh, if it failed
+	hear    map[*func(error)]struct{}
 }
 
 type state uint8
@@ -268,9 +271,28 @@ func (h *Hold) errLocked(now time.Time) error {
 	case h.state != holding:
 		return h.f.g.cfg.NotHeld
 	case clock.Passed(now, h.until):
-		return h.f.g.cfg.Expired
+		return h.expiredLocked()
 	}
 	return nil
+}
+
+// Unrefreshed says why no refresh follows: if h runs out, that is the reason. A refresh that the holder
+// makes all the same takes it back.
+func (h *Hold) Unrefreshed(why error) {
+	h.f.mu.Lock()
+	defer h.f.mu.Unlock()
+	if h.relied = true; h.state == holding {
+		h.endOfLocked().stopped = why
+	}
+}
+
+// expiredLocked is why h is over when its Until has passed.
+func (h *Hold) expiredLocked() error {
+	cfg := &h.f.g.cfg
+	if e := h.end; e != nil && h.relied && cfg.ExpiredBy != nil && (e.stopped != nil || e.failed != nil) {
+		return cfg.ExpiredBy(e.stopped, e.failed)
+	}
+	return cfg.Expired
 }
 
 // OnEnd has fn called when h is released (with nil) or lost (with the reason). If that
@@ -285,6 +307,7 @@ func (h *Hold) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
 	if h.state != holding {
 		return nil, nil, true
 	}
+	h.relied = true
 	e := h.endOfLocked()
 	if e.hear == nil {
 		e.hear = map[*func(error)]struct{}{}
@@ -361,6 +384,7 @@ func (h *Hold) Refresh(timeout time.Duration, done func(error)) {
 		done(err)
 		return
 	}
+	h.relied = true
 	last := &f.asks
 	for *last != nil {
 		last = &(*last).next

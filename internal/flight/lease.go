@@ -224,10 +224,7 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 	}
 	if as == lost {
 		h.endOfLocked().why = why
-		f.shard().counts.lost.Add(1)
-		if tell := f.g.cfg.Lost; tell != nil {
-			f.laterLocked(func() { tell(f.key, why) })
-		}
+		f.countLossLocked(h, why)
 	}
 	if h.end != nil {
 		for fn := range h.end.hear {
@@ -240,6 +237,20 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 		f.laterLocked(func() { a.done(err) })
 	}
 	f.asks = nil
+}
+
+// countLossLocked tells of a loss whoever wants to know. A Hold that nobody has refreshed, or listened
+// for, was meant to end by its ttl: that it does is no loss.
+func (f *flight) countLossLocked(h *Hold, why error) {
+	counts := &f.shard().counts
+	if !h.relied && why == f.g.cfg.Expired {
+		counts.expired.Add(1)
+		return
+	}
+	counts.lost.Add(1)
+	if tell := f.g.cfg.Lost; tell != nil {
+		f.laterLocked(func() { tell(f.key, why) })
+	}
 }
 
 // letGoLocked gives the lease back to the nodes. Whoever waits contends anew after that,
@@ -395,6 +406,9 @@ func (f *flight) renewLocked(now time.Time) {
 func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
+	if h := f.cur; h != nil && f.lease == l { // before it may be over: this is why
+		h.notedLocked(o)
+	}
 	f.overdueLocked(clock.Now())
 	if f.lease == l {
 		f.refreshing = false
@@ -443,6 +457,16 @@ func (f *flight) grantOrLetGoLocked(now time.Time) {
 	}
 }
 
+// notedLocked keeps the outcome of the last refresh of h's lease, if it failed: should h run out, that
+// is why.
+func (h *Hold) notedLocked(o *Outcome) {
+	if o != nil {
+		h.endOfLocked().failed = o.Err
+	} else if h.end != nil {
+		h.end.failed = nil
+	}
+}
+
 func (f *flight) renewedLocked(g Grant) {
 	if g.Until.After(f.until) {
 		f.until = g.Until
@@ -476,6 +500,9 @@ func (f *flight) answerOfLocked(h *Hold, g Grant, o *Outcome) error {
 		return o.Err
 	}
 	h.moveLocked(later(h.until, g.Until), later(h.limitLocked(), g.Until))
+	if h.end != nil {
+		h.end.stopped = nil
+	}
 	return nil
 }
 

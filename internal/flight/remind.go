@@ -43,6 +43,7 @@ func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
 	if h.state != holding || r.at < 0 {
 		return
 	}
+	h.relied = true
 	if r.at == 0 {
 		if r.next = h.reminders; r.next != nil {
 			r.next.prev = r

@@ -556,7 +556,11 @@ func isReply(err error) bool {
 		return false
 	}
 	var reply redis.Error
-	return errors.As(err, &reply)
+	if !errors.As(err, &reply) {
+		return false
+	}
+	_, dialling := NoMaster(err)
+	return !dialling
 }
 
 func settleAll(batch []*request, rep Reply, how fate) {

@@ -58,6 +58,9 @@ func suspendedFor(why error) *suspension {
 // node is suspended, cannot be dialled, or refuses. Asking it again at once will hardly help.
 func Away(err error) bool {
 	var dial *net.OpError
+	if _, dialling := NoMaster(err); dialling {
+		return true
+	}
 	return errors.Is(err, errSuspended) || isReply(err) || errors.As(err, &dial) && dial.Op == "dial"
 }
 

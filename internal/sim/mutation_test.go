@@ -194,8 +194,8 @@ var mutations = []mutation{
 	{
 		name: "a lock is valid until its timer goes off",
 		file: "internal/flight/hold.go",
-		old:  "	case clock.Passed(now, h.until):\n		return h.f.g.cfg.Expired",
-		new:  "	case false && clock.Passed(now, h.until):\n		return h.f.g.cfg.Expired",
+		old:  "	case clock.Passed(now, h.until):\n		return h.expiredLocked()",
+		new:  "	case false && clock.Passed(now, h.until):\n		return h.expiredLocked()",
 	},
 	{
 		name: "a waiter that leaves with the lease keeps it",

@@ -1,0 +1,134 @@
+package flightlock_test
+
+import (
+	"crypto/tls"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// notToStart fails the test if Check wants a server to be started that is up.
+func notToStart(t *testing.T, r flightlock.Report) {
+	t.Helper()
+	for _, f := range r.Findings {
+		if strings.Contains(f.Fix, "start the server") {
+			t.Errorf("the server is up: %+v", f)
+		}
+	}
+}
+
+// What is wrong with TLS is mended at the certificates and the urls, not by starting the server.
+func TestCheckOfTLS(t *testing.T) {
+	ca, cert, key := certificates(t)
+	tlsServer := func(args ...string) (addr string, s *redistest.Server) {
+		addr = redistest.RefusedAddr(t)
+		_, port, _ := net.SplitHostPort(addr)
+		return addr, redistest.StartServer(t, append([]string{"--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert}, args...)...)
+	}
+	addr, server := tlsServer("--tls-auth-clients", "no")
+	_, port, _ := net.SplitHostPort(addr)
+	mutual, _ := tlsServer("--tls-auth-clients", "yes")
+	over := func(addr string, cfg *tls.Config) *redis.Client {
+		c := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: cfg, DialerRetries: 1})
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	for name, tc := range map[string]struct {
+		c    *flightlock.Client
+		node string
+		says []string
+	}{
+		"an unknown authority":        {mustOpen(t, patient, "rediss://"+addr), addr, []string{"certificate", "SSL_CERT_FILE", "RootCAs"}},
+		"another name":                {newClient(t, patient, over("localhost:"+port, &tls.Config{RootCAs: ca})), "localhost:" + port, []string{"ServerName"}},
+		"no TLS here, TLS there":      {mustOpen(t, patient, "redis://"+addr), addr, []string{"rediss://"}},
+		"TLS here, no TLS there":      {mustOpen(t, patient, "rediss://"+server.Addr()), server.Addr(), []string{"redis://", "--tls"}},
+		"a client's certificate, too": {newClient(t, patient, over(mutual, &tls.Config{RootCAs: ca})), mutual, []string{"TLSConfig.Certificates"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i := range 2 { // the second time it may be suspended
+				r := check(t, tc.c)
+				wantFinding(t, r, tc.node, "reachable", flightlock.StatusFail, tc.says...)
+				if tc.node == server.Addr() { // it does not answer, as if it were down
+					if i > 0 {
+						break
+					}
+				} else {
+					notToStart(t, r)
+				}
+				if _, err := tc.c.TryLock(t.Context(), "k", time.Second); err == nil {
+					t.Error("it locks")
+				}
+			}
+		})
+	}
+}
+
+// The commands that Check prints reach the server as the client does: with TLS, as its user, and they show no password.
+func TestCommandsOfCheck(t *testing.T) {
+	_, cert, key := certificates(t)
+	addr := redistest.RefusedAddr(t)
+	_, port, _ := net.SplitHostPort(addr)
+	s := redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no", "--maxmemory-policy", "allkeys-lru")
+	s.Do(t, "ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all")
+	s.Do(t, "CONFIG", "SET", "maxmemory", "100mb")
+	s.Do(t, "ACL", "SETUSER", "default", "nopass")
+	for u, cli := range map[string]string{
+		"rediss://app:hunter2@" + addr + "/3?skip_verify=true": "redis-cli -h 127.0.0.1 -p " + port + " --tls --insecure --user ADMIN --askpass CONFIG SET maxmemory-policy",
+		"redis://app:hunter2@" + s.Addr():                      "redis-cli -h 127.0.0.1 -p " + portOf(s.Addr()) + " --user ADMIN --askpass CONFIG SET",
+		"redis://:hunter3@" + s.Addr():                         "redis-cli -h 127.0.0.1 -p " + portOf(s.Addr()) + " --askpass CONFIG SET",
+		"redis://" + s.Addr():                                  "redis-cli -h 127.0.0.1 -p " + portOf(s.Addr()) + " CONFIG SET",
+	} {
+		r := check(t, mustOpen(t, patient, u))
+		wantFinding(t, r, "127.0.0.1", "eviction", flightlock.StatusFail, cli)
+		if strings.Contains(r.String(), "hunter2") {
+			t.Errorf("the password is shown: %s", r)
+		}
+	}
+}
+
+func portOf(addr string) string {
+	_, port, _ := net.SplitHostPort(addr)
+	return port
+}
+
+// A master that no Sentinel knows by that name is not reachable; the name is wrong, and the Sentinels are up. So it is
+// while a lock asks for it, and the node is suspended.
+func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
+	master := redistest.StartServer(t)
+	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
+	c := mustOpen(t, patient, "redis://"+sentinel.Addr()+"?master_name=mian")
+	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "mian", SentinelAddrs: []string{sentinel.Addr()}, DialerRetries: 1})
+	t.Cleanup(func() { _ = rdb.Close() })
+	for name, c := range map[string]*flightlock.Client{"Sentinel master mian": c, "FailoverClient": newClient(t, patient, rdb)} {
+		for range 2 {
+			r := check(t, c)
+			wantFinding(t, r, name, "reachable", flightlock.StatusFail, "know no such master", "SENTINEL MASTERS", "master_name")
+			notToStart(t, r)
+			if _, err := c.TryLock(t.Context(), "k", time.Second); err == nil {
+				t.Error("it locks")
+			}
+		}
+	}
+	redistest.Eventually(t, 10*time.Second, "the node is suspended", func() bool {
+		_, _ = c.TryLock(t.Context(), "k", time.Second)
+		return c.Stats().Suspended == 1
+	})
+	down := mustOpen(t, patient, "redis://"+redistest.RefusedAddr(t)+"?master_name=main")
+	wantFinding(t, check(t, down), "Sentinel master main", "reachable", flightlock.StatusFail, "Sentinels", "SENTINEL MASTERS")
+}
+
+// A user's name is one word of the command.
+func TestCheckAsAUserWithAnOddName(t *testing.T) {
+	s := redistest.StartServer(t)
+	s.Do(t, "ACL", "SETUSER", "it's", "on", ">hunter2", "~*", "&*", "+@all")
+	c := mustOpen(t, patient, "redis://it%27s:hunter2@"+s.Addr())
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	wantFinding(t, check(t, c), s.Addr(), "reachable", flightlock.StatusFail, "redis-cli -h 127.0.0.1 -p "+portOf(s.Addr())+` --user 'it'\''s' --askpass PING`)
+}

@@ -1,0 +1,131 @@
+package flightlock
+
+import (
+	"context"
+	"reflect"
+	"time"
+)
+
+// derived is a ctx of a Lock for parents that end together: those with one Done channel, mostly one
+// ctx and what WithValue has made of it. The first parent's ctx serves them all, so that Context may
+// be called in a loop under a long lock: what it leaves with the lock is one entry for each
+// parent that can end, until that ends, and one for all that cannot.
+//
+// A ctx per call would have to be registered with the lock until one of the two ends, and a
+// caller has no means to take it back.
+//
+//	registered -> ended    by the lock's end, or the parent's: whichever comes first
+type derived struct {
+	parent context.Context // the first
+	ctx    context.Context // ended with parent, and with the lock
+	cancel context.CancelCauseFunc
+	forget func() // takes it back from the Hold
+}
+
+// Context is parent, ended when the lock is: with cause ErrLockLost and the reason as soon
+// as the lock is lost, before its entry in Redis can have expired, or with context.Canceled
+// when it is released. (After a sleep of the machine it may end up to a second after the machine
+// goes on; Err is right at once.) It does not tell the lock's deadline, because refreshes move it.
+//
+// It carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key
+// give a nested Lock when they are called with it or a ctx derived from it, at once and
+// without asking Redis. A nested Lock has the same owner, token and ttl; the key is free
+// when all are released, in any order. Goroutines that share such a ctx do not exclude each
+// other. Lock does not nest; it contends with its own process, and so with its own caller.
+//
+// It may be called as often as one likes: a ctx ends with parent, and leaves nothing behind.
+func (l *Lock) Context(parent context.Context) context.Context {
+	n, done := l.nesting(), parent.Done()
+	n.mu.Lock()
+	d := n.contexts[done]
+	n.mu.Unlock()
+	if d == nil {
+		d = l.derive(n, parent, done)
+	}
+	if identical(d.parent, parent) {
+		return d.ctx
+	}
+	return &lockCtx{Context: d.ctx, parent: parent, carried: carried{l, carriedBy(parent)}}
+}
+
+// derive makes the ctx for parents that have that Done channel, unless somebody else just did.
+func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *derived {
+	ctx, cancel := context.WithCancelCause(carrying(parent, l))
+	d := &derived{parent: parent, ctx: ctx, cancel: cancel}
+	if other, why, over := n.register(l, d, done); over {
+		cancel(why)
+		return d
+	} else if other != nil {
+		cancel(nil)
+		return other
+	}
+	context.AfterFunc(ctx, func() { n.unregister(d, done) }) // parent may end long before the lock does
+	return d
+}
+
+// register has d end with l. If another is registered for that Done channel, that is the one to
+// use; if l is over, why says how it ended.
+func (n *nest) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
+	if n == gone { // and shared by all that are: the Hold may go on for an instant
+		d.forget, why, over = l.hold.OnEnd(d.cancel)
+		return nil, why, over
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.released {
+		return nil, nil, true
+	}
+	if other := n.contexts[done]; other != nil {
+		return other, nil, false
+	}
+	forget, why, over := n.outermost.hold.OnEnd(d.cancel)
+	if over {
+		return nil, why, true
+	}
+	if n.contexts == nil {
+		n.contexts = map[<-chan struct{}]*derived{}
+	}
+	d.forget = forget
+	n.contexts[done] = d
+	return nil, nil, false
+}
+
+func (n *nest) unregister(d *derived, done <-chan struct{}) {
+	d.forget()
+	if n == gone {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.contexts[done] == d {
+		delete(n.contexts, done)
+	}
+}
+
+// lockCtx is a ctx of a Lock that ends as another one does, but has the values of its own parent.
+type lockCtx struct {
+	context.Context // of the parent that came first
+	parent          context.Context
+	carried         carried
+}
+
+// Deadline is parent's.
+func (c *lockCtx) Deadline() (time.Time, bool) { return c.parent.Deadline() }
+
+// Value is parent's, besides the lock. One value is not parent's: that by which package context finds
+// what has ended, so as to end the children and to know the cause. It is the ctx that ends itself, and
+// nothing else can be that.
+func (c *lockCtx) Value(key any) any {
+	if key == (carriedKey{}) {
+		return &c.carried
+	}
+	if v := c.Context.Value(key); v == any(c.Context) {
+		return v
+	}
+	return c.parent.Value(key)
+}
+
+// identical reports whether two contexts are one. Not all can be compared.
+func identical(a, b context.Context) bool {
+	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
+}

@@ -1,0 +1,81 @@
+package flightlock
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+type lockCtxKey struct{}
+
+// notComparable is a ctx that cannot be the key of a map.
+type notComparable struct {
+	context.Context
+	_ []int
+}
+
+// Under a long lock, Context may be called again and again: that leaves nothing behind, whatever the parent is.
+func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
+	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	const calls = 20_000
+	endless := context.WithValue(context.Background(), lockCtxKey{}, "request")
+	ends, cancel := context.WithCancel(endless)
+	defer cancel()
+	for name, parent := range map[string]func() (context.Context, context.CancelFunc){
+		"Background":               func() (context.Context, context.CancelFunc) { return context.Background(), func() {} },
+		"the same without an end":  func() (context.Context, context.CancelFunc) { return endless, func() {} },
+		"the same with an end":     func() (context.Context, context.CancelFunc) { return ends, func() {} },
+		"each another, which ends": func() (context.Context, context.CancelFunc) { return context.WithCancel(ends) },
+		"each another, without end": func() (context.Context, context.CancelFunc) {
+			return context.WithValue(endless, lockCtxKey{}, 1), func() {}
+		},
+		"each another, detached": func() (context.Context, context.CancelFunc) { return context.WithoutCancel(ends), func() {} },
+		"cannot be compared, and ends": func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ends)
+			return notComparable{Context: ctx}, cancel
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Release(context.Background())
+			once := func() {
+				ctx, done := parent()
+				if inner := l.Context(ctx); inner.Err() != nil || FromContext(inner) != l || inner.Value(lockCtxKey{}) != ctx.Value(lockCtxKey{}) {
+					t.Fatal("not a ctx of this lock and that parent")
+				}
+				done()
+			}
+			few := func(n int) { // at a time: what ends is taken back behind
+				for i := range n {
+					if once(); i%100 == 0 {
+						redistest.Eventually(t, 5*time.Second, "what ended is gone", func() bool { return l.contexts() < 10 })
+					}
+				}
+			}
+			few(1000)
+			before := heap()
+			few(calls)
+			if each := (heap() - before) / calls; each > 100 { // hundreds without that
+				t.Errorf("%d bytes are left of each call", each)
+			}
+		})
+	}
+}
+
+// contexts is how many contexts of l have not ended.
+func (l *Lock) contexts() int {
+	n := l.nest.Load()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.contexts)
+}

@@ -1,0 +1,185 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+)
+
+// A lock that is lost because its refreshes failed says what each node answered to the last of them: in the cause of its
+// Context, in Err, in what Release says, and in the log.
+func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
+	for _, how := range []string{"AutoRefresh", "Refresh"} {
+		t.Run(how, func(t *testing.T) {
+			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				var log syncBuffer
+				c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+				l := mustLock(t, c, "k", time.Second)
+				ctx := l.Context(t.Context())
+				synctest.Wait()
+				nodes[0].Stall(true)
+				nodes[1].Stall(true)
+				if how == "AutoRefresh" {
+					if err := l.AutoRefresh(flightlock.RefreshPolicy{}); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Errorf("Refresh: %v", err)
+				}
+				<-ctx.Done()
+				synctest.Wait() // for the log
+				for what, err := range map[string]error{"the cause": context.Cause(ctx), "Err": l.Err(), "Release": l.Release(t.Context())} {
+					var q *flightlock.QuorumError
+					if !errors.Is(err, flightlock.ErrLockLost) || !errors.As(err, &q) || q.Op != "refresh" || len(q.Nodes) != 3 {
+						t.Errorf("%s names no nodes: %v", what, err)
+					}
+				}
+				if !strings.Contains(log.String(), "10.0.0.1:6379: no") {
+					t.Errorf("the log does not say what the nodes answered: %s", log.String())
+				}
+				nodes[0].Stall(false)
+				nodes[1].Stall(false)
+			})
+		})
+	}
+}
+
+// A refresh that fails and then succeeds is no reason for what comes later.
+func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		ctx := l.Context(t.Context())
+		synctest.Wait()
+		nodes[0].Stall(true)
+		if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Errorf("Refresh: %v", err)
+		}
+		nodes[0].Stall(false)
+		if err := l.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-ctx.Done()
+		if q := (*flightlock.QuorumError)(nil); errors.As(context.Cause(ctx), &q) {
+			t.Errorf("cause %v", context.Cause(ctx))
+		}
+	})
+}
+
+// A lock that AutoRefresh stops to keep says why it did, in the cause of its Context and in Err.
+func TestALossSaysWhyRefreshingStopped(t *testing.T) {
+	for name, tc := range map[string]struct {
+		policy  flightlock.RefreshPolicy
+		stalled bool
+		why     string
+	}{
+		"MaxHold":                            {flightlock.RefreshPolicy{MaxHold: 5 * time.Second}, false, "RefreshPolicy.MaxHold, 5s"},
+		"short MaxHold":                      {flightlock.RefreshPolicy{MaxHold: time.Millisecond}, false, "RefreshPolicy.MaxHold, 1ms"},
+		"MaxHold's default, with a long ttl": {flightlock.RefreshPolicy{Interval: 59 * time.Second}, false, "RefreshPolicy.MaxHold, 1h"},
+		"MaxRefreshes":                       {flightlock.RefreshPolicy{MaxRefreshes: 2}, false, "RefreshPolicy.MaxRefreshes"},
+		"the strategy":                       {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Second, 2)}, true, "RefreshPolicy.Retry gave up after 3"},
+		"the strategy is too slow":           {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Hour, 2)}, true, "RefreshPolicy.Retry"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				c := newClient(t, flightlock.Options{DisableQuarantine: true}, clients...)
+				l := mustLock(t, c, "k", time.Minute)
+				ctx := l.Context(t.Context())
+				if err := l.AutoRefresh(tc.policy); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				nodes[0].Stall(tc.stalled)
+				<-ctx.Done()
+				var q *flightlock.QuorumError
+				for what, err := range map[string]error{"the cause": context.Cause(ctx), "Err": l.Err()} {
+					if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), tc.why) || errors.As(err, &q) != tc.stalled {
+						t.Errorf("%s: %v", what, err)
+					}
+				}
+				nodes[0].Stall(false)
+			})
+		})
+	}
+}
+
+// Why refreshing stopped is no reason any more when the holder has refreshed the lock by itself.
+func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		ctx := l.Context(t.Context())
+		if err := l.AutoRefresh(flightlock.RefreshPolicy{MaxRefreshes: 1}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if err := l.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-ctx.Done()
+		if why := context.Cause(ctx).Error(); strings.Contains(why, "MaxRefreshes") {
+			t.Errorf("cause %v", why)
+		}
+	})
+}
+
+// A lock that was meant to run out has: nobody refreshed it or asked for its Context. That is no loss: the log says
+// nothing, Stats and the metrics count it beside the losses. Release says that it is over.
+func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log syncBuffer
+		reg := prometheus.NewRegistry()
+		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: reg}, clients...)
+		counts := func(lost, expired uint64) {
+			t.Helper()
+			synctest.Wait()
+			if s := c.Stats(); s.Lost != lost || s.Expired != expired || s.Held != 0 {
+				t.Errorf("%+v, want %d lost and %d expired", s, lost, expired)
+			}
+			if n := strings.Count(log.String(), `msg="flightlock: lock lost"`); n != int(lost) {
+				t.Errorf("%d lines, want %d: %s", n, lost, log.String())
+			}
+			got := gathered(t, reg)
+			if got[`flightlock_lost_locks_total{reason="expired"}`] != float64(lost) || got["flightlock_expired_locks_total"] != float64(expired) {
+				t.Errorf("metrics: %v", got)
+			}
+		}
+		cron := mustLock(t, c, "cron", time.Second)
+		time.Sleep(2 * time.Second)
+		counts(0, 1)
+		if err := cron.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Errorf("Release: %v", err)
+		}
+		late := mustLock(t, c, "late", time.Second) // nobody looks before Release does
+		time.Sleep(time.Until(late.Until()))
+		if err := late.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Errorf("Release: %v", err)
+		}
+		counts(0, 2)
+
+		relied := map[string]func(l *flightlock.Lock){
+			"its Context was asked for": func(l *flightlock.Lock) { l.Context(t.Context()) },
+			"it was refreshed":          func(l *flightlock.Lock) { _ = l.Refresh(t.Context()) },
+			"it was to be refreshed": func(l *flightlock.Lock) {
+				_ = l.AutoRefresh(flightlock.RefreshPolicy{Interval: 900 * time.Millisecond, MaxHold: 10 * time.Millisecond})
+			},
+		}
+		lost := uint64(0)
+		for what, rely := range relied {
+			l := mustLock(t, c, what, time.Second)
+			rely(l)
+			time.Sleep(5 * time.Second)
+			lost++
+			counts(lost, 2)
+		}
+	})
+}

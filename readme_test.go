@@ -1,0 +1,213 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fenced"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// What README shows is run here with Redis up, down, and going down in the middle. Its code is the code below: see
+// TestReadmeShowsWhatIsTested.
+
+// readmeCache is a cache that does not live where the locks do.
+type readmeCache struct{ values sync.Map }
+
+func (r *readmeCache) Get(_ context.Context, key string) ([]byte, bool) {
+	v, ok := r.values.Load(key)
+	if !ok {
+		return nil, false
+	}
+	return v.([]byte), true
+}
+
+func (r *readmeCache) Set(_ context.Context, key string, v []byte) { r.values.Store(key, v) }
+
+// readme: plain
+func readmePlain(ctx context.Context, c *flightlock.Client, cache *readmeCache, load func(context.Context, string) ([]byte, error), key string) ([]byte, error) {
+	v, ok := cache.Get(ctx, key)
+	if ok {
+		return v, nil
+	}
+	lock, err := c.SingleFlightLock(ctx, key, 5*time.Second, flightlock.FailFast(nil)) // nil alone would wait for Redis to come back
+	switch {
+	case err == nil:
+		defer lock.Release(ctx)
+	case errors.Is(err, flightlock.ErrUnavailable) && ctx.Err() == nil:
+		return load(ctx, key) // Redis is down: without the lock. Or fail: what is worse for you?
+	default:
+		return nil, err // others hold the lock, and ctx has ended
+	}
+	if v, ok = cache.Get(ctx, key); ok { // somebody loaded it while we waited
+		return v, nil
+	}
+	v, err = load(ctx, key)
+	if err == nil {
+		cache.Set(ctx, key, v)
+	}
+	return v, err
+}
+
+// readme: fenced
+func readmeStore(rdb *redis.Client) func(context.Context, string, []byte, *flightlock.Lock) error {
+	var store = func(ctx context.Context, key string, v []byte, l *flightlock.Lock) error {
+		if l == nil { // loaded without a lock, since Redis was down: there is no token
+			return rdb.SetNX(ctx, key, v, 5*time.Second).Err()
+		}
+		return fenced.Set(ctx, rdb, key, v, l.Fence(), time.Hour)
+	}
+	return store
+}
+
+// README and this file have the same code.
+func TestReadmeShowsWhatIsTested(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.ReadFile("readme_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flat := func(code string) string { return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(code, "") }
+	for _, at := range regexp.MustCompile(`(?ms)^// readme: (\w+)\n[^\n]*\n(.*?)^}\n`).FindAllStringSubmatch(string(here), -1) {
+		code := strings.TrimSuffix(flat(at[2]), "return store\n")
+		if !strings.Contains(flat(string(readme)), code) {
+			t.Errorf("README shows another %q than is tested:\n%s", at[1], code)
+		}
+	}
+}
+
+// readmeOrigin is what is loaded from. A load whose ctx has ended fails, as a query would.
+type readmeOrigin struct {
+	loads atomic.Int64
+	takes time.Duration
+}
+
+func (o *readmeOrigin) load(ctx context.Context, key string) ([]byte, error) {
+	o.loads.Add(1)
+	select {
+	case <-time.After(o.takes):
+		return []byte("value of " + key), ctx.Err()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// allGet has n callers at once get key, and fails the test if one does not get its value.
+func allGet(t *testing.T, n int, key string, get func(context.Context, string) ([]byte, error)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			if v, err := get(ctx, key); err != nil || string(v) != "value of "+key {
+				t.Errorf("%s: %q, %v", key, v, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// README's plain form: one load while Redis is up; all get their value when it is down, before or meanwhile.
+func TestReadmesPlainFormInAnOutage(t *testing.T) {
+	s := redistest.StartServer(t)
+	c := mustOpen(t, flightlock.Options{}, "redis://"+s.Addr())
+	other := mustOpen(t, flightlock.Options{}, "redis://"+s.Addr())
+	cache, o := &readmeCache{}, &readmeOrigin{takes: 10 * time.Millisecond}
+	get := func(ctx context.Context, key string) ([]byte, error) { return readmePlain(ctx, c, cache, o.load, key) }
+	lockAndRelease(t, c)
+
+	allGet(t, 20, "up", get)
+	if n := o.loads.Load(); n != 1 {
+		t.Errorf("%d loads with Redis up", n)
+	}
+
+	held := mustLock(t, other, "middle", 30*time.Second) // and never released
+	done := make(chan struct{})
+	go func() { defer close(done); allGet(t, 20, "middle", get) }()
+	redistest.Eventually(t, 10*time.Second, "all wait", func() bool { return c.Stats().Waiters == 20 })
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	_ = held
+
+	allGet(t, 20, "down", get)
+}
+
+// README's fenced Store: while the nodes of the locks are down, a value that was loaded without a lock is kept for a moment,
+// though a holder has written it before; it overwrites nothing, and gives way to the next holder.
+func TestReadmesFencedStoreInAnOutage(t *testing.T) {
+	locks, values := redistest.StartServer(t), redistest.StartServer(t)
+	c := mustOpen(t, flightlock.Options{}, "redis://"+locks.Addr())
+	rdb := values.Client(t)
+	o := &readmeOrigin{takes: 10 * time.Millisecond}
+	users, err := flightlock.NewFetcher(c, flightlock.Source[[]byte]{
+		Lookup: func(ctx context.Context, key string) ([]byte, flightlock.Freshness, error) {
+			v, err := rdb.Get(ctx, key).Bytes()
+			if errors.Is(err, redis.Nil) {
+				return nil, flightlock.Miss, nil
+			}
+			return v, flightlock.Fresh, err
+		},
+		Load:  o.load,
+		Store: readmeStore(rdb),
+	}, flightlock.FetchOptions{TTL: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer users.Close(context.Background())
+	lockAndRelease(t, c)
+	loads := func(what string, most int64) {
+		t.Helper()
+		if n := o.loads.Swap(0); n < 1 || n > most {
+			t.Errorf("%s: %d loads, want %d at most", what, n, most)
+		}
+	}
+	allGet(t, 20, "user:1", users.Fetch)
+	loads("up", 1)
+
+	allGet(t, 1, "user:2", users.Fetch)
+	o.loads.Store(0)
+	rdb.Del(t.Context(), "user:1", "user:2") // they expire; their tokens stay
+	o.takes = 300 * time.Millisecond
+	done := make(chan struct{})
+	go func() { defer close(done); allGet(t, 20, "user:1", users.Fetch) }()
+	redistest.Eventually(t, 10*time.Second, "it loads", func() bool { return o.loads.Load() == 1 })
+	if err := locks.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	loads("going down", 2)
+
+	o.takes = 10 * time.Millisecond
+	for range 10 {
+		allGet(t, 20, "user:2", users.Fetch)
+	}
+	loads("down", 3) // one, but a machine that stands still for as long as the value is kept
+	if ttl := rdb.PTTL(t.Context(), "user:2").Val(); ttl <= 0 || ttl > 5*time.Second {
+		t.Errorf("kept for %v", ttl)
+	}
+
+	if err := locks.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	rdb.Del(t.Context(), "user:2")
+	redistest.Eventually(t, 20*time.Second, "a holder writes again", func() bool {
+		rdb.Del(t.Context(), "user:2")
+		allGet(t, 1, "user:2", users.Fetch)
+		return rdb.PTTL(t.Context(), "user:2").Val() > time.Minute
+	})
+}

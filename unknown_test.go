@@ -1,0 +1,76 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// A ctx that ends before anything is known of the key gives its own error alone: nobody has said that somebody else has
+// the lock. Behind others of the process, and after an outcome, both match.
+func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		mustRelease(t, mustLock(t, c, "warm", time.Second))
+		asked := map[string]func(ctx context.Context, key string) error{
+			"SingleFlightLock": func(ctx context.Context, key string) error {
+				_, err := c.SingleFlightLock(ctx, key, time.Second, nil)
+				return err
+			},
+			"Lock": func(ctx context.Context, key string) error {
+				_, err := c.Lock(ctx, key, time.Second, nil)
+				return err
+			},
+			"TryLock": func(ctx context.Context, key string) error {
+				_, err := c.TryLock(ctx, key, time.Second)
+				return err
+			},
+			"Do": func(ctx context.Context, key string) error {
+				return c.Do(ctx, key, time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
+			},
+		}
+		check := func(what string, err, ctxErr error, known bool) {
+			t.Helper()
+			if !errors.Is(err, ctxErr) || errors.Is(err, flightlock.ErrNotAcquired) != known || errors.Is(err, flightlock.ErrUnavailable) {
+				t.Errorf("%s: %v", what, err)
+			}
+			if q := (*flightlock.QuorumError)(nil); !errors.As(err, &q) || q.Op != "acquire" || q.Key == "" || q.Need != 1 {
+				t.Errorf("%s: does not say what was wanted: %#v", what, err)
+			}
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for name, ask := range asked {
+			check(name+", ended before", ask(ended, "k"), context.Canceled, false)
+		}
+		nodes[0].SetDelay(20 * time.Millisecond)
+		for name, ask := range asked {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(5*time.Millisecond, cancel) // while the node is asked
+			// A caller that asks on its own goroutine may be given the lock; else the node has not answered yet.
+			if err := ask(ctx, "k:"+name); err != nil && (!errors.Is(err, context.Canceled) || errors.Is(err, flightlock.ErrNotAcquired)) {
+				t.Errorf("%s, ended while the node was asked: %v", name, err)
+			}
+			synctest.Wait()
+			time.Sleep(2 * time.Second)
+		}
+		nodes[0].SetDelay(0)
+		l := mustLock(t, c, "k", time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
+		check("behind others", err, context.DeadlineExceeded, true)
+		other := newClient(t, flightlock.Options{}, clients...)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = other.SingleFlightLock(ctx, "k", time.Second, nil)
+		check("behind another process", err, context.DeadlineExceeded, true)
+		mustRelease(t, l)
+	})
+}
