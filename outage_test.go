@@ -58,6 +58,15 @@ func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Clie
 	})
 }
 
+// dialsEnd waits at the end of the test until what go-redis still dials has ended, by the timeout of its client. It comes first
+// in a test, so that the Clients are closed by then.
+func dialsEnd(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		redistest.Eventually(t, 20*time.Second, "dials have ended", func() bool { return runtime.NumGoroutine() <= before })
+	})
+}
+
 // TryLocks by the thousand on a single node that stands still end soon, all of them, whether there are connections
 // to it or not, and leave nothing.
 func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
@@ -176,7 +185,7 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
-				t.Parallel()
+				dialsEnd(t)
 				var addrs []string
 				for range n {
 					addrs = append(addrs, redistest.StartLostSYN(t).Addr())
@@ -209,7 +218,7 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 func TestLostSYNsAndAFetcher(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		t.Run(madeBy(open), func(t *testing.T) {
-			t.Parallel()
+			dialsEnd(t)
 			s := mustService(t, serviceConfig{Nodes: []string{redistest.StartLostSYN(t).Addr()}, Open: open, Cold: true, MaxUnlockedLoads: 500})
 			began := time.Now()
 			r := s.run(t.Context(), workload{Prefix: "k", Keys: 500, Load: 20 * time.Millisecond})
