@@ -89,7 +89,7 @@ func lockOthers(t *testing.T, c *flightlock.Client, n int) {
 		})
 	}
 	wg.Wait()
-	t.Logf("%d others were locked in %v, %d were not", n, time.Since(began), failed.Load())
+	t.Logf("%d others were locked in %v, %d were not: %+v", n, time.Since(began), failed.Load(), c.Stats())
 }
 
 // tryLocks has as many goroutines try to lock a key of their own each, all at once, and release them. It gives the
@@ -143,7 +143,7 @@ func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 							may = oneIn(1000, keys)
 						}
 						failed, err, took := tryLocks(t, c, "k", keys)
-						t.Logf("%d of %d failed; the last was back after %v", failed, keys, took)
+						t.Logf("%d of %d failed; the last was back after %v: %+v", failed, keys, took, c.Stats())
 						if failed > may {
 							t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
 						}
