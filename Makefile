@@ -56,7 +56,7 @@ sim: ## the simulation: SEEDS worlds (default 1000) from the FIRST (default 1); 
 	run $$first $$half & run $$((first + half)) $$((seeds - half)); second=$$?; wait $$! && exit $$second
 
 # Without the race detector, and one test at a time: what is measured is a service, its servers and nothing else.
-long: ## the tests of a service's size in full: thousands of keys, busy processors, outages, deploys; 10 minutes
+long: ## services under load, in full: thousands of keys, busy processors, outages, deploys; 10 minutes
 	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -p 1 -parallel 1 -timeout 60m -v -run '$(LONG)' .
 
 mutations: ## break each safety rule, one at a time, and see that it is noticed: a table; 3 minutes

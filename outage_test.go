@@ -91,7 +91,7 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 					}
 					stopAll(servers)
 					keys := sized(10_000)
-					failed, err, took := tryLocks(t, c, "k", keys)
+					failed, took, err := tryLocks(t, c, "k", keys)
 					within(t, "the last TryLock is back", took, promised)
 					if failed != keys || !errors.Is(err, flightlock.ErrUnavailable) {
 						t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
@@ -193,7 +193,7 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 				c := clientOn(t, open, addrs...)
 				before := runtime.NumGoroutine()
 				keys := sized(10_000)
-				failed, err, took := tryLocks(t, c, "k", keys)
+				failed, took, err := tryLocks(t, c, "k", keys)
 				t.Logf("the last of the first ones is back after %v; promised are 1.6s", took)
 				if took > 3*time.Second {
 					t.Errorf("the last of the first ones is back after %v", took)
@@ -201,7 +201,7 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 				if failed != keys || !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
 				}
-				failed, err, took = tryLocks(t, c, "k", 100)
+				failed, took, err = tryLocks(t, c, "k", 100)
 				within(t, "the last of a hundred that come later", took, nodeTimeout)
 				if failed != 100 || !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("%d of 100 failed, the first by %v", failed, err)

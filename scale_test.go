@@ -92,9 +92,9 @@ func lockOthers(t *testing.T, c *flightlock.Client, n int) {
 	t.Logf("%d others were locked in %v, %d were not: %+v", n, time.Since(began), failed.Load(), c.Stats())
 }
 
-// tryLocks has as many goroutines try to lock a key of their own each, all at once, and release them. It gives the
-// errors of TryLock, the first of them first, and when the last of them was back.
-func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed int, first error, last time.Duration) {
+// tryLocks has as many goroutines try to lock a key of their own each, all at once, and release them. It tells how many
+// TryLocks failed, when the last of all was back, and the first one's error.
+func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed int, last time.Duration, first error) {
 	t.Helper()
 	var failures atomic.Int64
 	var mu sync.Mutex // guards first and last
@@ -118,7 +118,7 @@ func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed 
 		})
 	}
 	wg.Wait()
-	return int(failures.Load()), first, last
+	return int(failures.Load()), last, first
 }
 
 // Thousands of free keys that are tried at once, of nodes that answer, are all locked: what waits in this process
@@ -142,7 +142,7 @@ func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 							t.Cleanup(spin(busy))
 							may = oneIn(1000, keys)
 						}
-						failed, err, took := tryLocks(t, c, "k", keys)
+						failed, took, err := tryLocks(t, c, "k", keys)
 						t.Logf("%d of %d failed; the last was back after %v: %+v", failed, keys, took, c.Stats())
 						if failed > may {
 							t.Errorf("%d of %d failed, the first by %v", failed, keys, err)

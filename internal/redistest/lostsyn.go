@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"errors"
 	"net"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func StartLostSYN(tb testing.TB) *LostSYN {
 			s.full = append(s.full, c)
 			continue
 		}
-		if late, ok := err.(net.Error); !ok || !late.Timeout() {
+		if late := net.Error(nil); !errors.As(err, &late) || !late.Timeout() {
 			tb.Skipf("a full queue refuses connects instead of dropping them: %v", err)
 		}
 		return s
