@@ -6,8 +6,11 @@ MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 # The packages whose tests run in virtual time, or have no deadline that a busy machine misses.
 VIRTUAL := flightlock/(flightlocktest|internal/(clock|flight|progress|sim))$$
 
+# What the tests of a service's size are called.
+LONG ?= TryLocks|ColdCache|BusyProcess|HeldLocks|StoppedNodes|SilentNodes|LostSYN|FirstLock|SlowObserver|RollingRestart|FailingOrigin
+
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race sim mutations bench compare demo faults paused forget valkey fuzz picture
+.PHONY: help test format vet lint race sim long mutations bench compare demo faults paused forget valkey fuzz picture
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +54,10 @@ sim: ## the simulation: SEEDS worlds (default 1000) from the FIRST (default 1); 
 	run() { $(GO) test ./internal/sim -count=1 -run '^TestSim$$' -v -timeout 24h -first $$1 -seeds $$2; }; \
 	if [ $$half = 0 ]; then run $$first $$seeds; exit; fi; \
 	run $$first $$half & run $$((first + half)) $$((seeds - half)); second=$$?; wait $$! && exit $$second
+
+# Without the race detector, and one test at a time: what is measured is a service, its servers and nothing else.
+long: ## services under load, in full: thousands of keys, busy processors, outages, deploys; 10 minutes
+	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -p 1 -parallel 1 -timeout 60m -v -run '$(LONG)' .
 
 mutations: ## break each safety rule, one at a time, and see that it is noticed: a table; 3 minutes
 	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '

@@ -19,6 +19,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(processEnv) != "" {
 		os.Exit(processMain(os.Stdin, os.Stdout))
 	}
+	if os.Getenv(serviceEnv) != "" {
+		os.Exit(serviceMain(os.Stdin, os.Stdout))
+	}
 	clocks.Install()
 	goleak.VerifyTestMain(m)
 }

@@ -23,8 +23,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain lets the test binary be a child of -procs, as the program itself is, and the other process of
-// BenchmarkHandover.
+// TestMain lets the test binary be a child of -procs, as the program itself is, the other process of
+// BenchmarkHandover, and those of BenchmarkColdKeys.
 func TestMain(m *testing.M) {
 	logging.Disable()
 	if os.Getenv(childEnv) != "" {
@@ -32,6 +32,10 @@ func TestMain(m *testing.M) {
 	}
 	if urls := os.Getenv(waiterEnv); urls != "" {
 		os.Exit(waiterMain(os.Stdin, os.Stdout, strings.Split(urls, ",")))
+	}
+	if list := os.Getenv(coldEnv); list != "" {
+		args := strings.Split(list, ",")
+		os.Exit(coldMain(os.Stdin, os.Stdout, args[0], args[1:]))
 	}
 	// A pool of go-redis that could not dial tries again every second, and looks only then whether it was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))

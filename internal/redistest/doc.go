@@ -12,7 +12,8 @@
 //   - [StartProxy]: a TCP proxy in front of either one, which delays, swallows, cuts or
 //     holds bytes on demand.
 //   - [StartFake]: a scripted server, for answers that a real one gives rarely.
-//   - [BlackHole] and [RefusedAddr]: addresses that never answer and that refuse.
+//   - [BlackHole], [StartLostSYN] and [RefusedAddr]: addresses that accept and never answer, that do not even
+//     answer a connect, and that refuse.
 //   - [StartMini]: miniredis on loopback TCP.
 //   - [StartMemNode] and [NewBubble]: miniredis without a socket, for virtual time.
 //

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+)
+
+// This file measures a cold cache: thousands of distinct keys are missed at once, in each of several processes, by Fetchers on Clients
+// with default options. The goal for the slowest caller is 1.5 times what the locks alone take, asked for by all processes, at
+// the rate at which this machine locks keys of their own (BenchmarkDistinctKeys, goroutines=1000, measured beside each burst), and 3 loads.
+// That no load is without a lock is a condition.
+//
+// The cache is a file with a byte per key that the processes share: the time is the library's and Redis'.
+
+const coldLoad = 20 * time.Millisecond
+
+// BenchmarkColdKeys reports the slowest caller of all processes (slowest-ms), the goal (goal-ms), the ratio (x-goal), the rate of locks
+// that the goal is made of (locks/s), and loads without a lock (unlocked). One op is one burst, of keys that are new.
+func BenchmarkColdKeys(b *testing.B) {
+	for _, n := range []int{1, 3} {
+		for _, procs := range []int{1, 4} {
+			for _, keys := range []int{5000, 20_000} {
+				b.Run(fmt.Sprintf("nodes=%d/procs=%d/keys=%d", n, procs, keys), func(b *testing.B) { coldKeys(b, n, procs, keys) })
+			}
+		}
+	}
+}
+
+func coldKeys(b *testing.B, n, procs, keys int) {
+	_, urls := startServers(b, n)
+	values := filepath.Join(b.TempDir(), "values")
+	if err := os.WriteFile(values, nil, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	var ps []*waiter
+	for range procs {
+		ps = append(ps, startColdProcess(b, values, urls))
+	}
+	s := benchStore{name: "redis", urls: urls, prefix: "flightlock-bench:"}
+	c := s.client(b, patientTimeout)
+	coldBurst(b, ps, 0, procs) // connections, scripts
+	f := figures{}
+	for i := range b.N {
+		r := coldBurst(b, ps, (i+1)*keys, keys)
+		load := startKeyLoad(b, c, 1000)
+		load.measure(200 * time.Millisecond) // connections
+		rate := load.measure(time.Second).perSecond()
+		load.stop()
+		goal := 1.5*float64(procs*keys)/rate + 3*coldLoad.Seconds()
+		f.add("slowest-ms", r.slowest.Seconds()*1000)
+		f.add("goal-ms", goal*1000)
+		f.add("x-goal", r.slowest.Seconds()/goal)
+		f.add("locks/s", rate)
+		f.add("unlocked", float64(r.unlocked))
+		if r.failed > 0 || r.unlocked > 0 {
+			b.Logf("%d callers with an error, %d loads without a lock", r.failed, r.unlocked)
+		}
+	}
+	f.report(b)
+}
+
+// coldResult is what became of a burst.
+type coldResult struct {
+	slowest          time.Duration
+	unlocked, failed int
+}
+
+// coldBurst has all processes miss the same keys at once.
+func coldBurst(b *testing.B, ps []*waiter, from, keys int) (sum coldResult) {
+	at := time.Now().Add(50 * time.Millisecond).UnixNano()
+	for _, p := range ps {
+		p.say(b, fmt.Sprintf("%d %d %d", at, from, keys))
+	}
+	for _, p := range ps {
+		var r coldResult
+		if _, err := fmt.Sscan(p.hear(b, ""), (*int64)(&r.slowest), &r.unlocked, &r.failed); err != nil {
+			b.Fatal(err)
+		}
+		sum.slowest = max(sum.slowest, r.slowest)
+		sum.unlocked += r.unlocked
+		sum.failed += r.failed
+	}
+	return sum
+}
+
+// coldEnv makes the test binary a process of BenchmarkColdKeys, with the file and the nodes that it names.
+const coldEnv = "FLIGHTLOCK_BENCH_COLD"
+
+// startColdProcess starts one, which ends with the benchmark.
+func startColdProcess(b *testing.B, values string, urls []string) *waiter {
+	exe, err := os.Executable()
+	if err != nil {
+		b.Skip(err)
+	}
+	cmd := exec.CommandContext(b.Context(), exe)
+	cmd.Env = append(os.Environ(), coldEnv+"="+strings.Join(slices.Insert(slices.Clone(urls), 0, values), ","))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = cmd.Wait() }) // killed, for the benchmark's context has ended
+	return &waiter{in, bufio.NewScanner(out)}
+}
+
+// coldMain reads a line per burst, when, from which key, how many, and answers with a coldResult.
+func coldMain(in io.Reader, out io.Writer, values string, urls []string) int {
+	cache, err := os.OpenFile(values, os.O_RDWR, 0)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitFailed
+	}
+	c, err := flightlock.Open(urls, flightlock.Options{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitFailed
+	}
+	f, err := flightlock.NewFetcher(c, coldSource(cache), flightlock.FetchOptions{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitFailed
+	}
+	for lines := bufio.NewScanner(in); lines.Scan(); {
+		var at int64
+		var from, keys int
+		if _, err := fmt.Sscan(lines.Text(), &at, &from, &keys); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return exitFailed
+		}
+		time.Sleep(time.Until(time.Unix(0, at)))
+		before := f.Stats()
+		r := fetchAll(f, from, keys)
+		fmt.Fprintln(out, int64(r.slowest), f.Stats().UnlockedLoads-before.UnlockedLoads, r.failed)
+	}
+	return exitOK
+}
+
+func fetchAll(f *flightlock.Fetcher[bool], from, keys int) (r coldResult) {
+	var mu sync.Mutex // guards r
+	var wg sync.WaitGroup
+	for i := range keys {
+		wg.Go(func() {
+			began := time.Now()
+			_, err := f.Fetch(context.Background(), strconv.Itoa(from+i))
+			took := time.Since(began)
+			mu.Lock()
+			defer mu.Unlock()
+			r.slowest = max(r.slowest, took)
+			if err != nil {
+				r.failed++
+			}
+		})
+	}
+	wg.Wait()
+	return r
+}
+
+func coldSource(cache *os.File) flightlock.Source[bool] {
+	return flightlock.Source[bool]{
+		Lookup: func(_ context.Context, key string) (bool, flightlock.Freshness, error) {
+			at, value := coldOffset(key), make([]byte, 1)
+			if n, err := cache.ReadAt(value, at); n == 0 && errors.Is(err, io.EOF) || n == 1 && value[0] == 0 {
+				return false, flightlock.Miss, nil
+			} else if n == 0 {
+				return false, flightlock.Miss, err
+			}
+			return true, flightlock.Fresh, nil
+		},
+		Load: func(ctx context.Context, _ string) (bool, error) {
+			return true, sleep(ctx, coldLoad)
+		},
+		Store: func(_ context.Context, key string, _ bool, _ *flightlock.Lock) error {
+			_, err := cache.WriteAt([]byte{1}, coldOffset(key))
+			return err
+		},
+	}
+}
+
+func coldOffset(key string) int64 {
+	at, err := strconv.ParseInt(key, 10, 64)
+	if err != nil {
+		panic(err) // fetchAll makes the keys
+	}
+	return at
+}
