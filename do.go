@@ -85,7 +85,7 @@ func lostDuring(ctx, inner context.Context, err, lost error) error {
 
 // same reports whether two errors are one. Not all can be compared.
 func same(a, b error) bool {
-	return a != nil && b != nil && reflect.TypeOf(a).Comparable() && reflect.TypeOf(b).Comparable() && a == b
+	return a != nil && b != nil && reflect.TypeOf(a).Comparable() && reflect.TypeOf(b).Comparable() && a == b //nolint:errorlint // the same, not one that wraps it
 }
 
 // finish releases l and returns why it was lost before, if it was. fn may have released it

@@ -535,7 +535,9 @@ func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err e
 	var failed error
 	l, found, err = f.c.contend(ctx, fl.key, f.opts.TTL, func(ctx context.Context) bool {
 		var stop bool
-		stop, failed = f.lookAgain(fl, ctx)
+		if stop, failed = f.lookAgain(fl, ctx); errors.Is(failed, errSlowLookup) { // a busy cache is no outage, and the lock can be had
+			failed = nil
+		}
 		return stop || failed != nil
 	})
 	if failed != nil {
@@ -613,6 +615,10 @@ func (f *Fetcher[V]) waitedInVain(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout, err)
 }
 
+// errSlowLookup says that a Lookup took longer than LookupTimeout. Thousands of them may queue for a cache's
+// connections.
+var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
+
 // lookAgain looks whether somebody else has filled the cache. If so the callers get the
 // value, and the flight is over.
 func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
@@ -630,6 +636,8 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (foun
 		return true, nil
 	case a.err != nil && parent.Err() != nil: // by a loan or WaitTimeout, which say nothing of the cache
 		return false, nil
+	case a.err != nil && ctx.Err() != nil:
+		return false, fmt.Errorf("%w: %w", f.lookupFailed(fl.key, a.err), errSlowLookup)
 	case a.err != nil:
 		return false, f.lookupFailed(fl.key, a.err)
 	case a.fresh == Fresh, a.fresh == Stale && !f.isCommitted(fl):

@@ -340,6 +340,32 @@ func TestFetchLookupTimeout(t *testing.T) {
 	}
 }
 
+// A Lookup that takes too long, of a flight that waits for another process, is no reason to load without a lock: the cache
+// is busy, and the lock can be had.
+func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+		var looks atomic.Int64
+		o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+			if looks.Add(1) > 1 {
+				<-ctx.Done()
+			}
+			return "", flightlock.Miss, ctx.Err()
+		}}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		results := fetching(t.Context(), f, "k", 1)
+		time.Sleep(5 * time.Second) // it looks meanwhile
+		if s := f.Stats(); s.Loads != 0 || s.LookupErrors == 0 {
+			t.Errorf("%+v", s)
+		}
+		mustRelease(t, l)
+		wantAll(t, results, 1, "k=1")
+		if s := f.Stats(); s.UnlockedLoads != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 // Values is called on its callers' goroutines, once for each, and never with a ctx of a flight.
 func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 	type callers struct{}

@@ -363,7 +363,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 				c := newClient(t, flightlock.Options{}, clients...)
 				l := mustLock(t, c, "k", time.Minute)
 				stop := errors.New("stop")
-				var base context.Context = t.Context()
+				base := t.Context()
 				end := func() {}
 				wantErr, wantCause := context.Canceled, context.Canceled
 				switch how {

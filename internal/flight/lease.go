@@ -243,7 +243,7 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 // for, was meant to end by its ttl: that it does is no loss.
 func (f *flight) countLossLocked(h *Hold, why error) {
 	counts := &f.shard().counts
-	if !h.relied && why == f.g.cfg.Expired {
+	if !h.relied && why == f.g.cfg.Expired { //nolint:errorlint // it, and nothing that says more
 		counts.expired.Add(1)
 		return
 	}

@@ -276,10 +276,10 @@ func (l *lane) run() {
 		switch {
 		case len(batch) == 0: // nothing is left to be sent
 		case !answering && l.s.n.closing.Load(): // one batch was trial enough
-			settleAll(batch, failed(ErrClosed), notSent)
+			settleAll(batch, failed(ErrClosed))
 		default:
 			if answering = l.exchange(l.bounded(), batch); !answering && l.s.silent.Load() != 0 { // what has waited is not to wait for another try
-				settleAll(l.refuse(), failed(ErrStalled), notSent)
+				settleAll(l.refuse(), failed(ErrStalled))
 			}
 		}
 		clear(batch)

@@ -202,7 +202,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 				return true
 			}
 		} else if err != nil {
-			settleAll(batch, failed(err), notSent)
+			settleAll(batch, failed(err))
 			return false
 		}
 	}
@@ -563,8 +563,9 @@ func isReply(err error) bool {
 	return !dialling
 }
 
-func settleAll(batch []*request, rep Reply, how fate) {
+// settleAll settles what is not to be sent.
+func settleAll(batch []*request, rep Reply) {
 	for _, r := range batch {
-		r.settle(rep, how)
+		r.settle(rep, notSent)
 	}
 }

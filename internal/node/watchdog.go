@@ -226,5 +226,5 @@ func (w *watchdog) stall(told []late) {
 	refused := w.l.queue.stall()
 	w.mu.Unlock()
 	tellLate(told)
-	settleAll(refused, failed(ErrStalled), notSent)
+	settleAll(refused, failed(ErrStalled))
 }
