@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -219,7 +220,7 @@ func (f *flight) endLocked(h *Hold, as state, why error) {
 // for, was meant to end by its ttl: that it does is no loss.
 func (f *flight) countLossLocked(h *Hold, why error) {
 	counts := &f.shard().counts
-	if !h.relied && why == f.g.cfg.Expired {
+	if !h.relied && errors.Is(why, f.g.cfg.Expired) {
 		counts.expired.Add(1)
 		return
 	}
