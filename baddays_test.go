@@ -152,7 +152,7 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 					closeClient(t, c)
 					continue
 				}
-				wantInvalid(t, err, "Options.Nodes[1]", "Nodes[0]", "database", here, tc.names)
+				wantInvalid(t, err, "urls[1]", "urls[0]", "database", here, tc.names)
 			}
 		})
 	}

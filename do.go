@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"time"
 )
 
@@ -75,17 +74,12 @@ func lostDuring(ctx, inner context.Context, err, lost error) error {
 		return lost
 	case errors.Is(err, ErrLockLost) && errors.Is(err, context.Cause(inner)): // that of this lock
 		return err
-	case !same(err, inner.Err()) && !same(err, context.Cause(inner)):
+	case !identical(err, inner.Err()) && !identical(err, context.Cause(inner)):
 		return errors.Join(err, lost)
 	case ctx.Err() != nil: // it ended, and the lock was lost for another reason
 		return fmt.Errorf("%w; ctx has ended: %w", lost, err)
 	}
 	return lost
-}
-
-// same reports whether two errors are one. Not all can be compared.
-func same(a, b error) bool {
-	return a != nil && b != nil && reflect.TypeOf(a).Comparable() && reflect.TypeOf(b).Comparable() && a == b //nolint:errorlint // the same, not one that wraps it
 }
 
 // finish releases l and returns why it was lost before, if it was. fn may have released it

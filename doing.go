@@ -2,6 +2,7 @@ package flightlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -112,8 +113,8 @@ func (l *Lock) insideDo() bool {
 // stopped is why a lock is not refreshed any more after the last time.
 func (d *doing) stopped() error {
 	err, cause := d.ctx.Err(), context.Cause(d.ctx)
-	if err == cause { //nolint:errorlint // Cause gives ctx's error itself when there is no other
-		return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w", err)
+	if errors.Is(cause, err) {
+		return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w", cause)
 	}
 	return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w: %w", err, cause)
 }

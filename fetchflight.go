@@ -533,9 +533,13 @@ func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err e
 		return nil, false, errLent
 	}
 	var failed error
+	slow := 0 // in a row
 	l, found, err = f.c.contend(ctx, fl.key, f.opts.TTL, func(ctx context.Context) bool {
 		var stop bool
-		if stop, failed = f.lookAgain(fl, ctx); errors.Is(failed, errSlowLookup) { // a busy cache is no outage, and the lock can be had
+		stop, failed = f.lookAgain(fl, ctx)
+		if !errors.Is(failed, errSlowLookup) {
+			slow = 0
+		} else if slow++; slow < maxSlowLookups { // a busy cache is no outage, and the lock can be had
 			failed = nil
 		}
 		return stop || failed != nil
@@ -616,8 +620,10 @@ func (f *Fetcher[V]) waitedInVain(key string, err error) error {
 }
 
 // errSlowLookup says that a Lookup took longer than LookupTimeout. Thousands of them may queue for a cache's
-// connections.
+// connections, so a flight that waits tries maxSlowLookups.
 var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
+
+const maxSlowLookups = 3
 
 // lookAgain looks whether somebody else has filled the cache. If so the callers get the
 // value, and the flight is over.

@@ -34,7 +34,8 @@ type FetchOptions struct {
 	LoadTimeout time.Duration
 
 	// LookupTimeout is when the ctx of a Lookup ends that the Fetcher makes for all callers of
-	// a key: when it has the lock, and while it waits. One that takes longer has failed; a caller's own
+	// a key: when it has the lock, and while it waits. One that takes longer has failed, but a cache may be
+	// busy: it takes three in a row to apply OnUnavailable to who waits for another process. A caller's own
 	// Lookup has that caller's ctx. Default 1s; one above LoadTimeout counts as LoadTimeout.
 	LookupTimeout time.Duration
 

@@ -125,7 +125,7 @@ func (c *lockCtx) Value(key any) any {
 	return c.parent.Value(key)
 }
 
-// identical reports whether two contexts are one. Not all can be compared.
-func identical(a, b context.Context) bool {
+// identical reports whether two contexts, or errors, are one. Not all can be compared.
+func identical(a, b any) bool {
 	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }

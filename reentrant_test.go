@@ -363,8 +363,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 				c := newClient(t, flightlock.Options{}, clients...)
 				l := mustLock(t, c, "k", time.Minute)
 				stop := errors.New("stop")
-				base := t.Context()
-				end := func() {}
+				base, end := t.Context(), func() {}
 				wantErr, wantCause := context.Canceled, context.Canceled
 				switch how {
 				case "lost":

@@ -120,7 +120,7 @@ func TestARefreshStrategyThatMisbehaves(t *testing.T) {
 				time.Sleep(2 * time.Minute)
 				mustRelease(t, other)
 				if how == "panic" {
-					wantOneLine(t, &log, "level=WARN", "no way", `key=k`)
+					wantOneLine(t, &log, "level=WARN", "panic=\"no way\"", `key=k`)
 				}
 			})
 		})
