@@ -284,6 +284,26 @@ func ExampleLock_Err() {
 	// true
 }
 
+// Before a process takes traffic it dials its nodes: its first callers do not wait for that.
+func ExampleClient_Ready() {
+	nodes, stop := exampleNodes(1)
+	defer stop()
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background())
+
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := c.Ready(ctx); err != nil {
+		fmt.Println("not ready:", err) // which names the nodes, and what is wrong with each
+		return
+	}
+	fmt.Println("ready")
+	// Output: ready
+}
+
 // How much a service locks, and how often it has to ask Redis for that.
 func ExampleClient_Stats() {
 	c, stop := exampleClient()

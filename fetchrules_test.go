@@ -354,8 +354,8 @@ func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
 		}}
 		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		results := fetching(t.Context(), f, "k", 1)
-		time.Sleep(1500 * time.Millisecond) // it looks meanwhile
-		if s := f.Stats(); s.Loads != 0 || s.LookupErrors == 0 {
+		time.Sleep(500 * time.Millisecond) // it looks meanwhile
+		if s := f.Stats(); s.Loads != 0 {
 			t.Errorf("%+v", s)
 		}
 		mustRelease(t, l)

@@ -144,7 +144,7 @@ func TestMetrics(t *testing.T) {
 		for _, n := range nodes {
 			n.Stall(true)
 		}
-		_, _ = c.TryLock(t.Context(), "k5", time.Second)
+		_, _ = c.TryLock(t.Context(), "k4", time.Second) // on connections of before
 		time.Sleep(5 * time.Second) // the exchanges are given up
 		want(map[string]float64{
 			`flightlock_attempt_duration_seconds{outcome="unavailable"}`:               1,

@@ -33,7 +33,17 @@ var ErrStalled = errors.New("not sent: the requests before it have had no answer
 var errLate = errors.New("no answer within")
 
 // errMute is why a server is suspended that has not answered anything.
-var errMute = fmt.Errorf("it does not answer: %w", context.DeadlineExceeded)
+var errMute error = silence{}
+
+type silence struct{}
+
+func (silence) Error() string { return "no answer to anything for three times NodeTimeout" }
+
+// Timeout makes it a net.Error that is one.
+func (silence) Timeout() bool { return true }
+
+// Temporary is for net.Error.
+func (silence) Temporary() bool { return true }
 
 // probePause is the time between two probes of a suspended server.
 const probePause = 250 * time.Millisecond
