@@ -166,7 +166,7 @@ func (s *server) suspend(why error) {
 
 // silentSince suspends the server, unless it has answered since then, or that is not long ago.
 func (s *server) silentSince(t instant, why error) {
-	if instant(s.answered.Load()) < t && time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
+	if instant(s.answered.Load()) <= t && time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
 		s.suspend(why)
 	}
 }
