@@ -145,7 +145,7 @@ func TestMetrics(t *testing.T) {
 			n.Stall(true)
 		}
 		_, _ = c.TryLock(t.Context(), "k4", time.Second) // on connections of before
-		time.Sleep(5 * time.Second) // the exchanges are given up
+		time.Sleep(5 * time.Second)                      // the exchanges are given up
 		want(map[string]float64{
 			`flightlock_attempt_duration_seconds{outcome="unavailable"}`:               1,
 			`flightlock_acquire_duration_seconds{outcome="unavailable",wait="remote"}`: 1,
