@@ -19,8 +19,8 @@ type RefreshPolicy struct {
 	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late. One of a second or
 	// more may end up to 5ms early, for locks to be refreshed together. 1ms at least.
 	Interval time.Duration
-	// Timeout of one refresh, 1ms at least. Default min(NodeTimeout, Interval/2); one above
-	// NodeTimeout or the ttl counts as that.
+	// Timeout of one refresh, from when it was sent to a node, 1ms at least. Default min(NodeTimeout, Interval/2); one
+	// above NodeTimeout or the ttl counts as that.
 	Timeout time.Duration
 	// Retry says how to go on after consecutive failures. No refresh is sent past the
 	// validity deadline, whatever it says. nil means ExponentialBackoff(5ms, 250ms).
