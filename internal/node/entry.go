@@ -63,7 +63,7 @@ func (e *Entry) Node() *Node { return e.n }
 
 // Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer from when
 // the request was written; how long it waits for that is nobody's fault. It is not written any more once the
-// attempt is over, by Target.Lasts. inline says that the calling goroutine may block for
+// attempt has begun longer than ttl ago. inline says that the calling goroutine may block for
 // NodeTimeout and does not mind to hear the answer before Acquire returns. place is where the
 // request is to live, new, or that of a Release that has come first.
 func (e *Entry) Acquire(place *Place, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration, inline bool) {
@@ -398,7 +398,7 @@ func (r *request) moot(now instant) (Reply, bool) {
 		return failed(ErrClosed), true
 	}
 	if r.op == opAcquire {
-		return failed(ErrExpired), r.e.releasing && !r.e.registers || r.e.t.over()
+		return failed(ErrExpired), r.e.releasing && !r.e.registers || r.e.t.over(r.ttl)
 	}
 	return failed(ErrExpired), now > r.deadline || r.e.releasing
 }

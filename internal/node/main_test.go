@@ -46,7 +46,6 @@ func newAttempt(t *testing.T, n *Node, key string) *attempt {
 func newTarget(key, owner string) *Target {
 	t := &Target{}
 	t.Init(key, owner, "")
-	t.Lasts(patience)
 	return t
 }
 

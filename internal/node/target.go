@@ -28,35 +28,31 @@ type Target struct {
 	slot       uint16
 	lane       uint8
 
-	mu    sync.Mutex    // guards what follows
-	life  time.Duration // how long the attempt's lease is valid; 0: for ever
-	until time.Time     // when it is over; zero as long as nothing of the attempt was written
+	mu    sync.Mutex // guards begun
+	begun time.Time  // when the first acquire was about to be written; zero before that
 }
 
-// Lasts says, before the first request, how long the attempt's lease is valid. That counts from just before
-// its first acquire is written anywhere: as long as all of them wait in this process, no time passes for it.
-func (t *Target) Lasts(life time.Duration) { t.life = life }
-
-// begin notes that an acquire is about to be written.
+// begin notes that an acquire is about to be written. What the attempt's lease is valid for counts from the first: as
+// long as all of them wait in this process, no time passes for it.
 func (t *Target) begin(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.until.IsZero() && t.life > 0 {
-		t.until = now.Add(t.life)
+	if t.begun.IsZero() {
+		t.begun = now
 	}
 }
 
-// Until is when the attempt's lease is over; zero as long as nothing of the attempt was written.
-func (t *Target) Until() time.Time {
+// Begun is when the first acquire was about to be written; zero before that.
+func (t *Target) Begun() time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.until
+	return t.begun
 }
 
-// over reports whether the attempt has begun so long ago that it is of no use any more.
-func (t *Target) over() bool {
-	until := t.Until()
-	return !until.IsZero() && clock.Passed(clock.Now(), until)
+// over reports whether the attempt has begun longer than ttl ago, so that it is of no use any more.
+func (t *Target) over(ttl time.Duration) bool {
+	begun := t.Begun()
+	return !begun.IsZero() && clock.Passed(clock.Now(), begun.Add(ttl))
 }
 
 // Init says where key's vote, fence counter and wants live, and who asks. key has the

@@ -51,7 +51,6 @@ func TestABatchIsOneCommand(t *testing.T) {
 	late := func(key, owner, contender string) *Entry {
 		target := &Target{}
 		target.Init(key, owner, contender)
-		target.Lasts(patience)
 		e := &Entry{}
 		e.Init(n, target, 0)
 		return e

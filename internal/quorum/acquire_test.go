@@ -274,7 +274,7 @@ func TestAttemptOutlivedByTheWallClockFails(t *testing.T) {
 		}
 		a := c.begin(key, time.Hour, 1)
 		for i, n := range c.nodes {
-			redistest.Eventually(t, 10*time.Second, "it is written", func() bool { return n.Commands() > before[i] && !a.l.target.Until().IsZero() })
+			redistest.Eventually(t, 10*time.Second, "it is written", func() bool { return n.Commands() > before[i] && !a.l.target.Begun().IsZero() })
 		}
 		return a
 	}
@@ -475,7 +475,6 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 		l := prepare(c.q, key, time.Hour, 1)
 		a := c.newCall("acquire", l)
 		l.errand.asker = a
-		l.target.Lasts(time.Hour)
 		first := l.round("acquire", node.Granted, 0, func(r *round) {
 			l.Cancel()
 			l.acquired(r)

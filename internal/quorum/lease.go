@@ -114,7 +114,6 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 		l.fail(f)
 		return
 	}
-	l.target.Lasts(l.q.Validity(e.ttl))
 	r := l.round("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
 		l.entries[i].Acquire(&e.places[i], r, e.ttl, e.tokens, min(l.q.NodeTimeout, e.ttl), l.mayBlock(inline))
@@ -158,13 +157,14 @@ var errTooLate = errors.New("a majority was reached, but only after the validity
 
 // acquired goes on from the decided first round.
 func (l *Lease) acquired(r *round) {
-	until := l.target.Until() // from before the first byte was sent
+	begun := l.target.Begun() // before the first byte was sent
+	until := begun.Add(l.q.Validity(l.errand.ttl))
 	l.mu.Lock()
 	l.granted, l.until = r.won, until
 	top, agree := r.countersLocked()
 	f := l.checkLocked(r)
-	if len(l.entries) > 1 && !until.IsZero() {
-		l.q.trip.Store(int64(l.q.Validity(l.errand.ttl) - until.Sub(clock.Now())))
+	if len(l.entries) > 1 && !begun.IsZero() {
+		l.q.trip.Store(int64(clock.Since(begun)))
 	}
 	if f == nil && !agree {
 		known := slices.Clone(r.replies) // the round's place may be the release's before the last node was asked
