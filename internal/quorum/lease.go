@@ -314,7 +314,7 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 	// moves their slot, renews all the same: a floor of 0 counts that. The ttl is what this round is about;
 	// tokens are brought by counters alone.
 	r := l.round("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
-	r.endAt(until)
+	r.endAt(until.Add(fixedDrift)) // and not in the instant in which whoever holds the lease finds that it is over
 	for i := range l.entries {
 		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.looker(look))
 	}
