@@ -474,12 +474,30 @@ func (f *flight) tick() {
 			f.armLocked(f.remindLocked(h, now))
 		}
 	case f.pausingLocked():
-		if now.Before(f.paused) {
+		switch {
+		case now.Before(f.paused):
 			f.countLocked(now)
-		} else {
+		case f.pollsOnlyLocked():
+			f.askLocked(f.head)
+		default:
 			f.tryLocked()
 		}
 	}
+}
+
+// lookEvery is which of the polls that follow on each other without news is a look as well.
+const lookEvery = 4
+
+// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight hears what happens to the key, and
+// has heard nothing. Tens of thousands of keys may be waited for, with a poll each second, and a look costs a caller's cache more than a
+// poll costs a node.
+func (f *flight) pollsOnlyLocked() bool {
+	c := f.contest
+	if c == nil || !c.hears {
+		return false
+	}
+	c.polls++
+	return c.polls%lookEvery != 0
 }
 
 func (f *flight) pausingLocked() bool {

@@ -44,6 +44,7 @@ type contest struct {
 	stop      func() // ends the listening; nil before it has begun
 	hears     bool   // a majority of nodes has confirmed it
 	wanting   bool   // the nodes may know of a want
+	polls     uint8  // without news, so far
 	rival     string // waits longest, by the last look; "": nobody does
 }
 

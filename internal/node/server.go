@@ -99,6 +99,14 @@ func (l *lane) answerWaits() bool {
 	return w != nil && w.answerWaits()
 }
 
+// reads counts what was read on l's connection.
+func (l *lane) reads() uint64 {
+	if w := l.wire.Load(); w != nil {
+		return w.reads.Load()
+	}
+	return 0
+}
+
 // exact has no deadline on l's connection put off, or not any more.
 func (l *lane) exact(yes bool) {
 	if w := l.wire.Load(); w != nil {

@@ -21,10 +21,10 @@ import (
 // A server that has not answered anything for suspendAfter of NodeTimeout is suspended.
 //
 // Where all processors are busy, it may be this process that is late, and not the server: an answer waits in
-// a socket for a goroutine that waits for a processor. So the watchdog looks into the socket before it blames the server.
-// And its own timer waits for a processor, too: by how late that came the deadline is put off, minGrace at least,
-// and maxGrace of NodeTimeout in all, for an answer that was read and not yet handed out, and where there is
-// no socket to look into.
+// a socket for a goroutine that waits for a processor, or was read by one that waits for the next. So the watchdog looks
+// into the socket, and whether any of the answer was read, before it blames the server. And its own timer waits for a
+// processor, too: by how late that came the deadline is put off, minGrace at least, and maxGrace of NodeTimeout in
+// all, for where there is no socket to look into.
 //
 // Safety rests on none of this. To be told that an answer is late is to be told that there is no vote, and the
 // entry is released by whoever asked, behind what is under way.
@@ -35,6 +35,7 @@ type watchdog struct {
 	batch   []*request // under way, and not settled; those that were told have no sink any more
 	since   time.Time  // when it was written, or before that, when it was begun
 	written bool
+	reads   uint64        // on the connection, until it was written
 	due     time.Time     // when there is something to do for the batch
 	put     time.Duration // by how much its deadlines were put off so far
 	timer   *time.Timer
@@ -66,7 +67,7 @@ func (w *watchdog) flushed() {
 	if len(w.batch) == 0 { // it is a caller's own
 		return
 	}
-	w.since, w.written, w.put = time.Now(), true, 0
+	w.since, w.written, w.put, w.reads = time.Now(), true, 0, w.l.reads()
 	timeout := w.l.s.n.timeout
 	for _, r := range w.batch {
 		if r.op == opAcquire {
@@ -136,7 +137,8 @@ func (w *watchdog) fire() {
 // putOffLocked puts the deadline off by how late it came, and says whether it has.
 func (w *watchdog) putOffLocked(now, at time.Time) bool {
 	more, ok := grace(now.Sub(at), w.put, w.l.s.n.timeout)
-	if !ok && w.written && w.l.answerWaits() {
+	begun := w.put <= maxGrace*w.l.s.n.timeout && w.l.reads() != w.reads // the answer is being read
+	if !ok && w.written && (begun || w.l.answerWaits()) {
 		more, ok = minGrace, true
 	}
 	if ok {

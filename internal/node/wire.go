@@ -33,7 +33,8 @@ type wire struct {
 	step   time.Duration
 	strict atomic.Bool // each answer must come within step
 	exact  atomic.Bool // no deadline is put off
-	wrote  func()      // hears of each write when it is over; nil: nobody wants to. Written before the first
+	reads  atomic.Uint64
+	wrote  func() // hears of each write when it is over; nil: nobody wants to. Written before the first
 
 	// For the goroutine that reads.
 	until time.Time     // the deadline; zero if there is none
@@ -92,6 +93,9 @@ func (w *wire) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)
 	for n == 0 && err != nil && timedOut(err) && w.putOff() {
 		n, err = w.Conn.Read(p)
+	}
+	if n > 0 {
+		w.reads.Add(1)
 	}
 	return n, err
 }
