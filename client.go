@@ -53,20 +53,19 @@ type Client struct {
 // New makes a Client over clients that the caller built and will close, after the Client.
 // It talks to no node yet. Bad options are an ErrInvalid that names the field.
 //
-// The clients' connection pools are shared. Their ReadTimeout, WriteTimeout, MaxRetries and
-// ContextTimeoutEnabled do not matter for locking: the Client uses settings of its own over
-// their connections. What does matter, and Open sets by itself:
-//   - DialerRetries 1: a node that refuses connections should say so at once;
-//   - DialTimeout: how long a node that is cut off keeps a connection busy, and how long a dial
-//     may go on after Close;
-//   - PoolSize 4 or more (10 for each processor by default), for four connections are in
-//     use at most, and one for notices. What a node remembers is found out on one more, outside
-//     of the pool, when it was restarted or is met first, and so is whether it accepts logins again;
-//   - ConnMaxIdleTime -1: dialling takes longer than locking;
-//   - PipelinePoolSize -1, ReadBufferSize 8 KiB, WriteBufferSize 32 KiB: else a node's connections
-//     have buffers of 640 KiB;
-//   - ClientName, for CLIENT LIST;
-//   - ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
+// Locks have connections of their own, which the Client makes from the options of those clients and
+// closes in Close: to each server two with several nodes, four with one, and one more for a
+// moment when it is met first, was restarted, or is probed. So the load on the clients' pools does not
+// delay locks. What leads to a server and logs in is taken over: Addr, Dialer, TLSConfig, user and password or
+// their providers, DB, Protocol, OnConnect, ClientName (for CLIENT LIST). Pool sizes, timeouts, retries and
+// buffers are the Client's own. Hooks of the clients are not called for locks.
+//
+// Notices of release, Check, the list of nodes that is left on them (see Check) and the map of a Cluster do share
+// the clients' connections, one to each server for notices. For these it is well to set, as Open does, DialerRetries 1 and
+// DialTimeout 2s, so that a node that is down is noticed soon. A DialTimeout below 1.5s holds for the
+// connections for locks as well.
+//
+// ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
 func New(opts Options) (*Client, error) { return newClient(opts, "Options.Nodes") }
 
 // newClient is New. list is what the caller gave the nodes in.

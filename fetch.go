@@ -2,6 +2,7 @@ package flightlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -25,8 +26,10 @@ const (
 // Fetch makes on its own goroutine, that goroutine's.
 type Source[V any] struct {
 	// Lookup gives the value that the cache has for key. An error is not a miss: what
-	// follows is FetchOptions.OnUnavailable. It is called on every Fetch, and again by
-	// those that wait for others to load.
+	// follows is FetchOptions.OnUnavailable. It is called on every Fetch, on the caller's
+	// goroutine and with its ctx, and again by those that wait for others to load. Fetch does not
+	// return before that first call does, so it has to honour ctx: a go-redis client does so with
+	// ContextTimeoutEnabled only.
 	Lookup func(ctx context.Context, key string) (V, Freshness, error)
 
 	// Load gets the value from where it comes from. ctx ends after LoadTimeout, and not
@@ -69,6 +72,7 @@ type Fetcher[V any] struct {
 	ended  sync.Once   // what is seen of it
 	counts fetchCounts
 	seen   fetchSeen
+	looks  chan struct{} // has an entry for each Lookup of a flight
 
 	mu       sync.Mutex // guards what follows
 	failures failures
@@ -117,6 +121,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 		c: c, src: src, opts: opts,
 		gate:     newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
 		failures: failures{hold: opts.ErrorHold},
+		looks:    make(chan struct{}, maxLooks),
 		flights:  map[string]*fetchFlight[V]{},
 		running:  map[*fetchFlight[V]]struct{}{},
 		idle:     make(chan struct{}),
@@ -167,7 +172,10 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 		f.refresh(ctx, key)
 		return nil, v, nil
 	case ctx.Err() != nil: // whatever Lookup says of that
-		if err != nil {
+		switch {
+		case errors.Is(err, ctx.Err()): // it says so itself
+			return nil, none, fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, err)
+		case err != nil:
 			err = lookupErr(key, err)
 		}
 		return nil, none, f.gaveUp(key, ctx.Err(), err)

@@ -438,7 +438,7 @@ func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, p *place, why error, over
 	}
 	_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; what it could say is in l.Err
 	found, err := f.lookAgain(fl, fl.ctx)
-	if !found && (err == nil || f.opts.OnUnavailable == LoadLocally) {
+	if !found && (err == nil || errors.Is(err, errNoTurn) || f.opts.OnUnavailable == LoadLocally) {
 		return l, p, nil, false
 	}
 	if err != nil {
@@ -537,10 +537,15 @@ func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err e
 	l, found, err = f.c.contend(ctx, fl.key, f.opts.TTL, func(ctx context.Context) bool {
 		var stop bool
 		stop, failed = f.lookAgain(fl, ctx)
-		if !errors.Is(failed, errSlowLookup) {
-			slow = 0
-		} else if slow++; slow < maxSlowLookups { // a busy cache is no outage, and the lock can be had
+		switch {
+		case errors.Is(failed, errNoTurn):
 			failed = nil
+		case !errors.Is(failed, errSlowLookup):
+			slow = 0
+		default: // a busy cache is no outage, and the lock can be had
+			if slow++; slow < maxSlowLookups {
+				failed = nil
+			}
 		}
 		return stop || failed != nil
 	})
@@ -628,9 +633,15 @@ const maxSlowLookups = 3
 // lookAgain looks whether somebody else has filled the cache. If so the callers get the
 // value, and the flight is over.
 func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
+	if !f.mayLook(parent) {
+		return false, errNoTurn
+	}
 	ctx, cancel := context.WithTimeout(parent, f.opts.LookupTimeout)
 	defer cancel()
-	looked := f.call("Lookup", func() (V, Freshness, error) { return f.src.Lookup(ctx, fl.key) })
+	looked := f.call("Lookup", func() (V, Freshness, error) {
+		defer func() { <-f.looks }()
+		return f.src.Lookup(ctx, fl.key)
+	})
 	var a answer[V]
 	select {
 	case a = <-looked:
@@ -654,6 +665,31 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (foun
 		return true, nil
 	}
 	return false, nil
+}
+
+// maxLooks is how many Lookups a Fetcher makes at once, for its flights. Thousands of them at once would wait for the
+// connections of a cache's client until LookupTimeout, and that would look like an outage of the cache.
+const maxLooks = 64
+
+// errNoTurn says that there was no look: who waits goes on waiting, and who has the lock loads.
+var errNoTurn = errors.New("too many Lookups are under way")
+
+// mayLook waits for its turn to look, as long as a Lookup may take.
+func (f *Fetcher[V]) mayLook(ctx context.Context) bool {
+	select {
+	case f.looks <- struct{}{}:
+		return true
+	default:
+	}
+	patience := time.NewTimer(f.opts.LookupTimeout)
+	defer patience.Stop()
+	select {
+	case f.looks <- struct{}{}:
+		return true
+	case <-ctx.Done():
+	case <-patience.C:
+	}
+	return false
 }
 
 func (f *Fetcher[V]) isCommitted(fl *fetchFlight[V]) bool {

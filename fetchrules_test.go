@@ -366,6 +366,23 @@ func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
 	})
 }
 
+// A Lookup that ends with its caller's ctx says so once, and matches it.
+func TestFetchSaysOnceThatItsCtxHasEnded(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+			<-ctx.Done()
+			return "", flightlock.Miss, ctx.Err()
+		}}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := f.Fetch(ctx, "k")
+		if want := `flightlock: fetch "k": Lookup: context deadline exceeded`; !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
+			t.Errorf("%v, want %v", err, want)
+		}
+	})
+}
+
 // Values is called on its callers' goroutines, once for each, and never with a ctx of a flight.
 func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 	type callers struct{}

@@ -54,8 +54,9 @@ func (l *Lock) Err() error {
 
 // Refresh gives the lock its full ttl again, or says why not; it never brings a lock back
 // that was lost. With ErrNotHeld the lock is over; with ErrUnavailable, or ctx's error, it
-// still is what it was, and Refresh may be tried again until Until. One call is bounded by Until, and by
-// NodeTimeout from when it was sent, two where another refresh of the lock is under way.
+// still is what it was, and Refresh may be tried again until Until. Nodes have NodeTimeout to answer,
+// two where another refresh of the lock is under way; connections that have to be dialled anew first take
+// their time, but Refresh ends with the lock.
 func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)

@@ -26,19 +26,14 @@ import (
 // Special characters in a password are written %XX. Other parameters are those of go-redis'
 // ParseURL, ParseFailoverURL and ParseClusterURL.
 //
-// What locking needs is set whatever the url says, the first three of them for Check and
-// probes only, for the lock traffic has settings of its own:
-//   - a read timeout of 2s at least: late answers must come back on the connection that they
-//     were asked on, and Options.NodeTimeout bounds the wait;
-//   - no retries: a request sent again can overtake the release that undoes it;
-//   - no context deadlines on sockets;
+// The connections for locks have settings of their own, see New. For notices and Check these are set
+// whatever the url says:
+//   - a read timeout of 2s at least;
+//   - no retries, and no context deadlines on sockets;
 //   - one try to dial: a node that refuses connections should say so at once;
-//   - 2s for a dial, TLS and a lost packet included, unless the url has dial_timeout: it is not
-//     interrupted by Close;
-//   - idle connections that are kept: dialling takes longer than locking;
-//   - no connections for pipelines only, and buffers that fit what is sent: two connections to
-//     a server are enough, and take most of a Client's memory;
-//   - a name for CLIENT LIST, "flightlock", unless the url has client_name.
+//   - 2s for a dial, TLS and a lost packet included, unless the url has dial_timeout;
+//   - idle connections that are kept, none for pipelines only, and buffers that fit what is sent;
+//   - a name for CLIENT LIST, "flightlock", unless the url has client_name. Connections for locks have it, too.
 //
 // Options.Nodes must be empty. Nothing is sent yet. A bad url is an ErrInvalid that shows
 // it without its password.

@@ -20,8 +20,8 @@ type Options struct {
 	// a Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node).
 	// *redis.Ring is refused: a key that moves to another shard when one fails is two
 	// locks. 1 to 64, usually 1, 3 or 5. All must use one database number (a Cluster is
-	// database 0): one server in two databases would vote twice. The Client shares their
-	// connections and never closes them.
+	// database 0): one server in two databases would vote twice. The Client makes connections
+	// of its own from their options, see New, and never closes these clients.
 	Nodes []redis.UniversalClient
 
 	// KeyPrefix goes before every lock key; "" means "lock:", so that locking the name of
@@ -29,8 +29,12 @@ type Options struct {
 	// on the same nodes and keys exclude us and we exclude them.
 	KeyPrefix string
 
-	// NodeTimeout is how long one node may take to answer one attempt, and never more
-	// than the ttl. Default 50ms; 1ms to 1m.
+	// NodeTimeout is how long one node may take to answer a request once that was written to a
+	// connection that is ready, and never more than the ttl. What a request waits before that, in
+	// this process or for a connection, does not count. A new connection has 1.5s to be
+	// established, and NodeTimeout for each step of its handshake. A node that has
+	// not answered anything for three times NodeTimeout is suspended: nothing but a probe is
+	// sent to it until it answers. Default 50ms; 1ms to 1m.
 	NodeTimeout time.Duration
 
 	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a
@@ -84,8 +88,8 @@ type Options struct {
 	// of a second with its key and reason, the rest as a number), and that other clients
 	// use another set of nodes; at level Info, that nodes are back or vote again. It hears of no single
 	// operation, and of no password. One goroutine writes, beside the locks: a log that hangs
-	// holds up nothing, up to 128 lines wait for it, and more are only counted. A panic of its
-	// ends the process. nil means silence.
+	// holds up nothing, up to 128 lines wait for it, and more are only counted. If it panics, that
+	// line is lost, and nothing else. nil means silence.
 	Logger *slog.Logger
 }
 

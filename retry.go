@@ -118,8 +118,8 @@ func (s limited) check() error {
 }
 
 // FailFast is s as long as a majority of the nodes can be reached: while others hold the lock, and
-// while answers are late now and then. When a majority is away (suspended, refusing connections, in
-// quarantine), the caller gets ErrUnavailable at once instead of waiting for the nodes to come back;
+// while answers are late now and then. When a majority is away (suspended, refusing connections or
+// commands, in quarantine), the caller gets ErrUnavailable at once instead of waiting for the nodes to come back;
 // so it does when that begins while it waits, in the queue of its process too. (Behind a lock that
 // this process holds, one who comes later than that is told with the lock's next refresh.) A node
 // that does not answer counts as away within four times NodeTimeout.

@@ -92,9 +92,9 @@ func expiredBy(stopped, failed error) error {
 	case failed == nil:
 		return fmt.Errorf("flightlock: %w: its validity ended: %w", ErrLockLost, stopped)
 	case stopped == nil:
-		return fmt.Errorf("flightlock: %w: its validity ended, and the last refresh had failed: %w", ErrLockLost, failed)
+		return fmt.Errorf("flightlock: %w: its validity ended; the last refresh failed: %w", ErrLockLost, failed)
 	}
-	return fmt.Errorf("flightlock: %w: its validity ended: %w, and the last refresh had failed: %w", ErrLockLost, stopped, failed)
+	return fmt.Errorf("flightlock: %w: its validity ended: %w; the last refresh failed: %w", ErrLockLost, stopped, failed)
 }
 
 // watch is how a flight hears that its key was let go; nil for a client that only polls.

@@ -427,6 +427,9 @@ func (r *request) settle(rep Reply, how fate) {
 // urgent reports whether r goes before what waits and is not: it is about a lock that somebody has, or may have.
 // An acquire of the same entry that was not written yet stays before its release, and so does any before the
 // release by which its contender leaves: written after that, it would have a place among those who wait.
+//
+// The queue calls it with its mutex, and it takes the entry's. Release takes them the other way round when it drops
+// a create; but only before the entry has a release, so nobody pushes one then.
 func (r *request) urgent() bool {
 	switch r.op {
 	case opRefresh:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"time"
 )
@@ -158,6 +159,9 @@ func timedOut(err error) bool {
 
 // suspend has the server left alone until it answers a probe.
 func (s *server) suspend(why error) {
+	if errors.Is(why, io.EOF) {
+		why = fmt.Errorf("it closed the connection: %w", why)
+	}
 	if s.n.closing.Load() || !s.suspended.CompareAndSwap(nil, suspendedFor(why)) || !s.n.begin() {
 		return
 	}

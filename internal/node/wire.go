@@ -153,5 +153,6 @@ func wired(c *redis.Client, step time.Duration, dials hangable, dialled func(*wi
 	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
 	o.ReadBufferSize, o.WriteBufferSize = ReadBuffer, WriteBuffer
 	o.ContextTimeoutEnabled = true
+	o.Limiter = nil // a circuit breaker of what else the client does is none of a lock that is to be refreshed or released
 	return o
 }
