@@ -28,7 +28,8 @@ const (
 	minTogether = 4
 
 	// maxQueued bounds what waits for a server. A queue that moves has at most one request for each
-	// caller, who waits as well; one that does not is stalled, and refuses. Releases are never refused.
+	// caller, who waits as well; one that does not is stalled, and refuses. Refreshes and releases, of which
+	// there are no more than locks, are not refused for that.
 	maxQueued = 1 << 17
 )
 
@@ -54,7 +55,7 @@ func (q *queue) push(r *request) error {
 	if q.closed && r.op != opRelease {
 		return ErrClosed
 	}
-	if q.n >= maxQueued && r.op != opRelease {
+	if q.n >= maxQueued && r.op.votes() {
 		return ErrBusy
 	}
 	if q.stalled && r.op != opRelease {

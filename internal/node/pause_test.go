@@ -1,0 +1,118 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// A process that stood still for an hour does not wait for another hour for an answer that will not come: by how much
+// deadlines are put off is bounded, also at once.
+func TestAfterALongPauseDeadlinesArePutOffForAShortTime(t *testing.T) {
+	const timeout, most = 50 * time.Millisecond, maxGrace * 50 * time.Millisecond
+	put := time.Duration(0)
+	for late := time.Hour; ; {
+		more, ok := grace(late, put, timeout)
+		if !ok {
+			break
+		}
+		if put += more; put > most {
+			t.Fatalf("put off by %v in all, after a pause of %v", put, late)
+		}
+	}
+	if put < minGrace {
+		t.Errorf("put off by %v", put)
+	}
+
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	defer ours.Close()
+	w, _ := newWire(ours, timeout)
+	w.until = time.Now().Add(-time.Hour)
+	if !w.putOff() {
+		t.Fatal("not put off")
+	}
+	if left := time.Until(w.until); left > most {
+		t.Errorf("a read has %v left", left)
+	}
+}
+
+// A queue that is full of acquires takes the refresh of what is held: of these there are no more than held locks.
+func TestAFullQueueTakesRefreshes(t *testing.T) {
+	q := &queue{n: maxQueued}
+	q.init()
+	e := &Entry{}
+	if err := q.push(&request{e: e, op: opAcquire}); !errors.Is(err, ErrBusy) {
+		t.Errorf("an acquire: %v", err)
+	}
+	if err := q.push(&request{e: e, op: opRefresh}); err != nil {
+		t.Errorf("a refresh: %v", err)
+	}
+}
+
+// A lane's connection is the one that it uses, also when another dial of it ends later.
+func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var dials atomic.Int64
+		dialled := make(chan net.Conn, 10)
+		c := m.Client(t, func(o *redis.Options) {
+			o.PoolFIFO = true
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if dials.Add(1) == 2 { // the next one is faster
+					time.Sleep(600 * time.Millisecond)
+				}
+				conn, err := dial(ctx, network, addr)
+				dialled <- conn
+				return conn, err
+			}
+		})
+		n := newAlone(t, c, 100*time.Millisecond)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
+		first := l.wire.Load()
+		if !l.connected() {
+			t.Fatal("not connected")
+		}
+		_ = (<-dialled).Close()
+		newAttempt(t, n, "k").acquire().want(t, Failed) // and go-redis drops the connection
+		synctest.Wait()
+		n.servers[0].prompt.Store(true)
+		newAttempt(t, n, "k").acquireHere().want(t, Held)
+		time.Sleep(time.Second)
+		newAttempt(t, n, "k").acquire().want(t, Held)
+		if got := l.wire.Load(); dials.Load() != 3 || got == first || !l.connected() {
+			t.Errorf("%d dials; it knows another connection than the first: %v, which was greeted: %v", dials.Load(), got != first, l.connected())
+		}
+	})
+}
+
+// What comes while Ready waits for an answer waits no longer than behind any other request.
+func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
+	const timeout = 50 * time.Millisecond
+	gate := make(chan struct{})
+	f := redistest.StartFake(t, func(cmd []string) string {
+		if cmd[0] == "ping" || cmd[0] == "PING" {
+			<-gate
+		}
+		return ":1\r\n"
+	})
+	n := startNode(t, fakeClient(t, f), timeout, false)
+	defer close(gate)
+	ready := make(chan error, 1)
+	start := time.Now()
+	go func() { ready <- n.Ready(t.Context()) }()
+	if err := <-ready; err == nil || time.Since(start) > transportTimeout-timeout {
+		t.Errorf("%v after %v", err, time.Since(start))
+	}
+}
