@@ -239,9 +239,11 @@ type lane struct {
 	calls       calls
 	memory      *memory       // in which the batch under way asks for votes
 	by          *scripts      // of that memory
+	looks       bool          // by them it takes a closer look
 	before      *look         // the last one when it was written
 	asked       time.Time     // when it was about to be written
 	written     time.Time     // when it was
+	lasted      time.Duration // from then to its answer, by the clock that says more
 	cmds        []*redis.Cmd  // of the batch under way, from calls
 	all         []redis.Cmder // cmds, and what goes before some of them
 	together    together      // instead, if the batch is one command

@@ -116,3 +116,35 @@ func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 		t.Errorf("%v after %v", err, time.Since(start))
 	}
 }
+
+// A process that stood still between the making of a request and its answer does not take the grant for a vote, if the
+// server may have been another's replica meanwhile: without the closer look nobody would see. The key is released.
+func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
+	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+	f.forgets("m1")
+	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+	guard(n)
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	for _, tc := range []struct {
+		looks bool
+		took  time.Duration
+		kind  Kind
+	}{
+		{false, n.timeout, Granted}, {false, time.Second, Failed}, {true, time.Second, Granted},
+	} {
+		a := newAttempt(t, n, "k")
+		e, l := newEar(), &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		l.memory = n.servers[0].memory.Load()
+		l.by, l.looks, l.lasted = l.memory.usual, tc.looks, tc.took
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
+		l.settle(a.create, response{val: int64(7)}, true, true)
+		l.rest()
+		if rep := e.want(t, tc.kind); tc.kind == Failed && !errors.Is(rep.Err, errOld) {
+			t.Error(rep.Err)
+		}
+		if !a.present {
+			t.Error("nobody would release it")
+		}
+	}
+}

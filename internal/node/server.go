@@ -249,6 +249,9 @@ func responseOf(cmd *redis.Cmd) response { return response{cmd.Val(), cmd.Err()}
 // server did not know the script and heal allows for another try.
 func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	rep, err := outcome(r.op, got)
+	if rep.Kind == Granted && l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout {
+		rep = failed(errOld)
+	}
 	if rep.Kind == Granted && l.memory != always {
 		if l.s.n.guard.Changed != nil {
 			rep.Memory = &l.memory.Memory
@@ -307,9 +310,9 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 // connection until then.
 func (l *lane) begin(now time.Time) {
 	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
-	l.by = l.memory.closer
+	l.by, l.looks = l.memory.closer, true
 	if l.before.counts(l.memory, now) {
-		l.by = l.memory.usual
+		l.by, l.looks = l.memory.usual, false
 	}
 }
 
@@ -349,8 +352,14 @@ func (l *lane) took(began time.Time) time.Duration {
 	if l.first.written {
 		began = l.written
 	}
-	return time.Since(began)
+	now := time.Now()
+	l.lasted = -clock.Left(now, began)
+	return now.Sub(began)
 }
+
+// errOld is why a grant is no vote that took so long, in a process that stood still, that the server may have
+// been another's replica since the last look: see memory.go. The key is there, and is released as after any failure.
+var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
 
 // execute has commands executed in order. One alone costs a third less if it is no pipeline.
 func (l *lane) execute(ctx context.Context, all ...redis.Cmder) error {
