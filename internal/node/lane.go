@@ -50,6 +50,7 @@ func (q *queue) init() { q.cond.L = &q.mu }
 
 // push appends r. It says no, with the reason, when the queue is full or closed.
 func (q *queue) push(r *request) error {
+	urgent := r.urgent() // takes the entry's mu, under which Release takes that of a queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed && r.op != opRelease {
@@ -65,7 +66,7 @@ func (q *queue) push(r *request) error {
 		return ErrClosed
 	}
 	after := q.tail
-	if r.urgent() {
+	if urgent {
 		after, q.urgent = q.urgent, r
 	}
 	q.linkLocked(r, after)

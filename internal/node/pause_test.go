@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -146,5 +147,31 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 		if !a.present {
 			t.Error("nobody would release it")
 		}
+	}
+}
+
+// A refresh goes before acquires of other keys, and not before that of its own entry, which a slow node may not have got yet.
+func TestARefreshStaysBehindItsAcquire(t *testing.T) {
+	q := &queue{}
+	q.init()
+	var other, own Entry
+	push := func(e *Entry, o op) *request {
+		r := &request{e: e, op: o}
+		if o == opAcquire {
+			e.create = r
+		}
+		if err := q.push(r); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	a, b := push(&other, opAcquire), push(&own, opAcquire)
+	late := push(&own, opRefresh)
+	first := push(&Entry{}, opRefresh)
+	if got := q.take(nil, maxBatch); !slices.Equal(got, []*request{first, a, b, late}) {
+		t.Error("out of order")
+	}
+	if q.rest(); push(&own, opRefresh) == nil || q.urgent == nil {
+		t.Error("the acquire was written: the refresh waits")
 	}
 }
