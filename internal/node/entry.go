@@ -425,21 +425,17 @@ func (r *request) settle(rep Reply, how fate) {
 }
 
 // urgent reports whether r goes before what waits and is not: it is about a lock that somebody has, or may have.
-// An acquire of the same entry that was not written yet stays before its release, and so does any before the
-// release by which its contender leaves: written after that, it would have a place among those who wait.
-//
-// The queue calls it with its mutex, and it takes the entry's. Release takes them the other way round when it drops
-// a create; but only before the entry has a release, so nobody pushes one then.
+// An acquire of the same entry that was not written yet stays before its refreshes and its release: a refresh would
+// not find the key. So does any acquire before the release by which its contender leaves: written after that, it would
+// have a place among those who wait.
 func (r *request) urgent() bool {
-	switch r.op {
-	case opRefresh:
-		return true
-	case opRelease:
-		r.e.mu.Lock()
-		defer r.e.mu.Unlock()
-		return !r.e.emptyLocked() && (r.e.create == nil || r.e.create.q.Load() == nil)
+	if r.op.votes() {
+		return false
 	}
-	return false
+	e := r.e
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return (r.op == opRefresh || !e.emptyLocked()) && (e.create == nil || e.create.q.Load() == nil)
 }
 
 func (e *Entry) answer(sink Sink, rep Reply) {

@@ -149,14 +149,18 @@ func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
 	for i := range n.servers[0].lanes {
 		n.servers[0].lanes[i].quick.AddHook(&panicky{})
 	}
+	var asked *ear
 	func() {
 		defer func() {
 			if recover() == nil {
 				t.Error("no panic")
 			}
 		}()
-		newAttempt(t, n, "k").acquireHere()
+		a := newAttempt(t, n, "k")
+		asked = newEar()
+		a.Acquire(&a.place, asked, longTTL, 1, 0, true)
 	}()
+	asked.want(t, Failed) // whoever waits for it is not left alone
 	newAttempt(t, n, "k").acquire().want(t, Granted)
 }
 

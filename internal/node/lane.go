@@ -28,7 +28,8 @@ const (
 	minTogether = 4
 
 	// maxQueued bounds what waits for a server. A queue that moves has at most one request for each
-	// caller, who waits as well; one that does not is stalled, and refuses. Releases are never refused.
+	// caller, who waits as well; one that does not is stalled, and refuses. Refreshes and releases, of which
+	// there are no more than locks, are not refused for that.
 	maxQueued = 1 << 17
 )
 
@@ -49,12 +50,13 @@ func (q *queue) init() { q.cond.L = &q.mu }
 
 // push appends r. It says no, with the reason, when the queue is full or closed.
 func (q *queue) push(r *request) error {
+	urgent := r.urgent() // takes the entry's mu, under which Release takes that of a queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed && r.op != opRelease {
 		return ErrClosed
 	}
-	if q.n >= maxQueued && r.op != opRelease {
+	if q.n >= maxQueued && r.op.votes() {
 		return ErrBusy
 	}
 	if q.stalled && r.op != opRelease {
@@ -64,7 +66,7 @@ func (q *queue) push(r *request) error {
 		return ErrClosed
 	}
 	after := q.tail
-	if r.urgent() {
+	if urgent {
 		after, q.urgent = q.urgent, r
 	}
 	q.linkLocked(r, after)
@@ -238,9 +240,11 @@ type lane struct {
 	calls       calls
 	memory      *memory       // in which the batch under way asks for votes
 	by          *scripts      // of that memory
+	looks       bool          // by them it takes a closer look
 	before      *look         // the last one when it was written
 	asked       time.Time     // when it was about to be written
 	written     time.Time     // when it was
+	lasted      time.Duration // from then to its answer, by the clock that says more
 	cmds        []*redis.Cmd  // of the batch under way, from calls
 	all         []redis.Cmder // cmds, and what goes before some of them
 	together    together      // instead, if the batch is one command

@@ -66,7 +66,8 @@ func (n *Node) allServers(ctx context.Context) ([]*server, error) {
 	return all, nil
 }
 
-// ready dials l's connection, unless there was one, or somebody is about to.
+// ready dials l's connection, unless there was one, or somebody is about to. Each of its steps has NodeTimeout, for
+// others may wait behind.
 func (l *lane) ready() error {
 	s := l.s
 	if state := s.suspended.Load(); state != nil {
@@ -79,7 +80,7 @@ func (l *lane) ready() error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
 	defer cancel()
-	err := l.client.Process(ctx, redis.NewCmd(ctx, "PING"))
+	err := l.quick.Process(ctx, redis.NewCmd(ctx, "PING"))
 	if isReply(err) && l.connected() { // that it refuses PING is an answer
 		err = nil
 	}

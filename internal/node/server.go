@@ -235,7 +235,14 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 		l.exact(true)
 		defer l.exact(false)
 	}
+	returned := false
+	defer func() { // what the client's owner has put into the way may panic: the goroutine is its caller's, the request is not
+		if !returned {
+			r.settle(failed(errPanicked), sentHow(l.first.written, errPanicked))
+		}
+	}()
 	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
+	returned = true
 	switch {
 	case !sent && !isReply(got.err): // to find out more than that
 		l.putBack(r)
@@ -244,6 +251,9 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 		l.putBack(r) // to have the scripts loaded
 	}
 }
+
+// errPanicked is why a request has no answer on whose way to the node something has panicked.
+var errPanicked = errors.New("what the client has in the way to the server has panicked")
 
 // response is what a request got: a value, or an error of the server or of the way to it.
 type response struct {
@@ -257,6 +267,9 @@ func responseOf(cmd *redis.Cmd) response { return response{cmd.Val(), cmd.Err()}
 // server did not know the script and heal allows for another try.
 func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	rep, err := outcome(r.op, got)
+	if rep.Kind == Granted && l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout {
+		rep = failed(errOld)
+	}
 	if rep.Kind == Granted && l.memory != always {
 		if l.s.n.guard.Changed != nil {
 			rep.Memory = &l.memory.Memory
@@ -315,9 +328,9 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 // connection until then.
 func (l *lane) begin(now time.Time) {
 	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
-	l.by = l.memory.closer
+	l.by, l.looks = l.memory.closer, true
 	if l.before.counts(l.memory, now) {
-		l.by = l.memory.usual
+		l.by, l.looks = l.memory.usual, false
 	}
 }
 
@@ -357,8 +370,14 @@ func (l *lane) took(began time.Time) time.Duration {
 	if l.first.written {
 		began = l.written
 	}
-	return time.Since(began)
+	now := time.Now()
+	l.lasted = -clock.Left(now, began)
+	return now.Sub(began)
 }
+
+// errOld is why a grant is no vote that took so long, in a process that stood still, that the server may have
+// been another's replica since the last look: see memory.go. The key is there, and is released as after any failure.
+var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
 
 // execute has commands executed in order. One alone costs a third less if it is no pipeline.
 func (l *lane) execute(ctx context.Context, all ...redis.Cmder) error {

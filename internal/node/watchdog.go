@@ -149,12 +149,13 @@ func (w *watchdog) putOffLocked(now, at time.Time) bool {
 }
 
 // grace is by how much a deadline is put off whose end was noticed so late, after it was put off by that much
-// before. ok is false when it is to stand.
+// before. ok is false when it is to stand. A process that stood still for an hour does not give the server another.
 func grace(late, before, timeout time.Duration) (more time.Duration, ok bool) {
-	if before > 0 && late < minGrace || before > maxGrace*timeout {
+	left := max(maxGrace*timeout, minGrace) - before
+	if before > 0 && late < minGrace || left <= 0 {
 		return 0, false
 	}
-	return max(late, minGrace), true
+	return min(max(late, minGrace), left), true
 }
 
 // notWrittenLocked follows when the batch waits for a connection, or for scripts to be loaded. That has deadlines of

@@ -151,6 +151,7 @@ func wired(c *redis.Client, step time.Duration, dials hangable, dialled func(*wi
 	// after the pool.
 	o.PoolSize, o.MaxConcurrentDials, o.MinIdleConns, o.PipelinePoolSize = 16, 16, 0, -1
 	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
+	o.PoolFIFO = false // a dial that nobody waits for any more leaves a second connection: the last one is used, and known to dialled
 	o.ReadBufferSize, o.WriteBufferSize = ReadBuffer, WriteBuffer
 	o.ContextTimeoutEnabled = true
 	o.Limiter = nil // a circuit breaker of what else the client does is none of a lock that is to be refreshed or released

@@ -63,8 +63,11 @@ func (l *Lease) round(op string, want node.Kind, floor int64, next func(*round))
 	return r
 }
 
-// endAt has the round decided at t by what was answered by then. Nothing of it was sent yet.
+// endAt has the round decided at t by what was answered by then. Nothing of it was sent yet. The timer may go off
+// before it is known here, so end must not look before: mu sees to that, which expire takes first.
 func (r *round) endAt(t time.Time) {
+	r.l.mu.Lock()
+	defer r.l.mu.Unlock()
 	r.timer = clock.AfterFunc(clock.Left(clock.Now(), t), r.expire)
 }
 

@@ -1,0 +1,177 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// A process that stood still for an hour does not wait for another hour for an answer that will not come: by how much
+// deadlines are put off is bounded, also at once.
+func TestAfterALongPauseDeadlinesArePutOffForAShortTime(t *testing.T) {
+	const timeout, most = 50 * time.Millisecond, maxGrace * 50 * time.Millisecond
+	put := time.Duration(0)
+	for late := time.Hour; ; {
+		more, ok := grace(late, put, timeout)
+		if !ok {
+			break
+		}
+		if put += more; put > most {
+			t.Fatalf("put off by %v in all, after a pause of %v", put, late)
+		}
+	}
+	if put < minGrace {
+		t.Errorf("put off by %v", put)
+	}
+
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	defer ours.Close()
+	w, _ := newWire(ours, timeout)
+	w.until = time.Now().Add(-time.Hour)
+	if !w.putOff() {
+		t.Fatal("not put off")
+	}
+	if left := time.Until(w.until); left > most {
+		t.Errorf("a read has %v left", left)
+	}
+}
+
+// A queue that is full of acquires takes the refresh of what is held: of these there are no more than held locks.
+func TestAFullQueueTakesRefreshes(t *testing.T) {
+	q := &queue{n: maxQueued}
+	q.init()
+	e := &Entry{}
+	if err := q.push(&request{e: e, op: opAcquire}); !errors.Is(err, ErrBusy) {
+		t.Errorf("an acquire: %v", err)
+	}
+	if err := q.push(&request{e: e, op: opRefresh}); err != nil {
+		t.Errorf("a refresh: %v", err)
+	}
+}
+
+// A lane's connection is the one that it uses, also when another dial of it ends later.
+func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var dials atomic.Int64
+		dialled := make(chan net.Conn, 10)
+		c := m.Client(t, func(o *redis.Options) {
+			o.PoolFIFO = true
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if dials.Add(1) == 2 { // the next one is faster
+					time.Sleep(600 * time.Millisecond)
+				}
+				conn, err := dial(ctx, network, addr)
+				dialled <- conn
+				return conn, err
+			}
+		})
+		n := newAlone(t, c, 100*time.Millisecond)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
+		first := l.wire.Load()
+		if !l.connected() {
+			t.Fatal("not connected")
+		}
+		_ = (<-dialled).Close()
+		newAttempt(t, n, "k").acquire().want(t, Failed) // and go-redis drops the connection
+		synctest.Wait()
+		n.servers[0].prompt.Store(true)
+		newAttempt(t, n, "k").acquireHere().want(t, Held)
+		time.Sleep(time.Second)
+		newAttempt(t, n, "k").acquire().want(t, Held)
+		if got := l.wire.Load(); dials.Load() != 3 || got == first || !l.connected() {
+			t.Errorf("%d dials; it knows another connection than the first: %v, which was greeted: %v", dials.Load(), got != first, l.connected())
+		}
+	})
+}
+
+// What comes while Ready waits for an answer waits no longer than behind any other request.
+func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
+	const timeout = 50 * time.Millisecond
+	gate := make(chan struct{})
+	f := redistest.StartFake(t, func(cmd []string) string {
+		if cmd[0] == "ping" || cmd[0] == "PING" {
+			<-gate
+		}
+		return ":1\r\n"
+	})
+	n := startNode(t, fakeClient(t, f), timeout, false)
+	defer close(gate)
+	ready := make(chan error, 1)
+	start := time.Now()
+	go func() { ready <- n.Ready(t.Context()) }()
+	if err := <-ready; err == nil || time.Since(start) > transportTimeout-timeout {
+		t.Errorf("%v after %v", err, time.Since(start))
+	}
+}
+
+// A process that stood still between the making of a request and its answer does not take the grant for a vote, if the
+// server may have been another's replica meanwhile: without the closer look nobody would see. The key is released.
+func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
+	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+	f.forgets("m1")
+	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+	guard(n)
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	for _, tc := range []struct {
+		looks bool
+		took  time.Duration
+		kind  Kind
+	}{
+		{false, n.timeout, Granted}, {false, time.Second, Failed}, {true, time.Second, Granted},
+	} {
+		a := newAttempt(t, n, "k")
+		e, l := newEar(), &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		l.memory = n.servers[0].memory.Load()
+		l.by, l.looks, l.lasted = l.memory.usual, tc.looks, tc.took
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
+		l.settle(a.create, response{val: int64(7)}, true, true)
+		l.rest()
+		if rep := e.want(t, tc.kind); tc.kind == Failed && !errors.Is(rep.Err, errOld) {
+			t.Error(rep.Err)
+		}
+		if !a.present {
+			t.Error("nobody would release it")
+		}
+	}
+}
+
+// A refresh goes before acquires of other keys, and not before that of its own entry, which a slow node may not have got yet.
+func TestARefreshStaysBehindItsAcquire(t *testing.T) {
+	q := &queue{}
+	q.init()
+	var other, own Entry
+	push := func(e *Entry, o op) *request {
+		r := &request{e: e, op: o}
+		if o == opAcquire {
+			e.create = r
+		}
+		if err := q.push(r); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	a, b := push(&other, opAcquire), push(&own, opAcquire)
+	late := push(&own, opRefresh)
+	first := push(&Entry{}, opRefresh)
+	if got := q.take(nil, maxBatch); !slices.Equal(got, []*request{first, a, b, late}) {
+		t.Error("out of order")
+	}
+	if q.rest(); push(&own, opRefresh) == nil || q.urgent == nil {
+		t.Error("the acquire was written: the refresh waits")
+	}
+}
