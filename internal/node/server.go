@@ -23,7 +23,7 @@ type server struct {
 
 	answered  atomic.Int64 // the instant of the last answer
 	silent    atomic.Int64 // the instant in which the first exchange began that has had none in its time since then; 0: none has
-	failures  atomic.Int32 // exchanges without an answer, in a row
+	failed    atomic.Int64 // the instant of the last exchange without an answer, if none has had one since; 0: it has
 	suspended atomic.Pointer[suspension]
 	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
 

@@ -14,7 +14,7 @@ import (
 // dial anew to have it refused.
 //
 //	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see wire)--> suspended
-//	answering --two exchanges in a row had no answer--> suspended
+//	answering --two exchanges had no answer, the second begun after the first had ended--> suspended
 //	answering --a login was refused, or a command was because nobody is logged in--> suspended
 //	suspended --a probe was let in and answered--> answering
 //	suspended --a Cluster names it no more--> dropped
@@ -117,13 +117,20 @@ func (s *server) judge(err, refused error, began time.Time) {
 	case notLoggedIn(refused):
 		s.suspend(loginRefused(refused))
 	case err == nil:
-		s.failures.Store(0)
+		s.failed.Store(0)
 	case timedOut(err):
 		s.silent.CompareAndSwap(0, int64(s.n.at(began)))
 		s.silentSince(instant(s.silent.Load()), err)
-	case s.failures.Add(1) >= 2:
+	case s.failsAgain(began):
 		s.suspend(err)
 	}
+}
+
+// failsAgain notes an exchange without an answer that began then, and says whether another one had failed before it
+// began, and none has succeeded since. A server that ends takes what all lanes had under way with it: that is once.
+func (s *server) failsAgain(began time.Time) bool {
+	last := s.failed.Swap(int64(s.n.now()))
+	return last != 0 && int64(s.n.at(began)) >= last
 }
 
 // felt notes how any exchange went, a caller's own included. A caller waits for so short a
@@ -236,7 +243,7 @@ func (s *server) resume(why error) {
 	if errors.Is(why, ErrLogin) {
 		s.letIn = time.Now()
 	}
-	s.failures.Store(0)
+	s.failed.Store(0)
 	s.hasAnswered()
 	s.suspended.Store(nil)
 	s.n.heard(nil)

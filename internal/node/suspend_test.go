@@ -3,12 +3,14 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // eventuallySuspended waits for the node to be left alone, or not to be any more.
@@ -158,4 +160,23 @@ func TestAHiccupSuspendsNobody(t *testing.T) {
 	newAttempt(t, n, "k").acquireHere().want(t, Failed)
 	p.SetDelay(0)
 	newAttempt(t, n, "k2").acquireHere().want(t, Granted)
+}
+
+// A server that ends takes with it what all lanes had under way: that is one failure, and the next requests find out
+// whether it is back.
+func TestAServerThatEndsHasFailedOnce(t *testing.T) {
+	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
+	defer c.Close()
+	n := newNode(t, c)
+	s, now := n.servers[0], time.Now()
+	for range 3 { // at once
+		s.judge(io.EOF, nil, now.Add(-time.Millisecond))
+	}
+	if n.Suspended() {
+		t.Fatal("suspended by what was under way at once")
+	}
+	s.judge(io.EOF, nil, time.Now())
+	if !n.Suspended() {
+		t.Error("not suspended by another failure after that")
+	}
 }
