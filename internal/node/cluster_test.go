@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
@@ -39,7 +40,7 @@ func TestCluster(t *testing.T) {
 }
 
 func clusterNode(t *testing.T, c *redistest.Cluster) *Node {
-	return newNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }))
+	return newNode(t, c.Client(t, withoutMaintenance))
 }
 
 // routed gives n a router that the test can look into.
@@ -328,4 +329,10 @@ func clusterReplaced(t *testing.T, c *redistest.Cluster) {
 	wantDebts(t, n, 0)
 	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
 	wantEmpty(t, c)
+}
+
+// withoutMaintenance: go-redis has two goroutines for each master that it knows and has not dialled, else.
+func withoutMaintenance(o *redis.ClusterOptions) {
+	o.DialerRetries = 1
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
