@@ -175,9 +175,10 @@ func (s *server) suspend(why error) {
 	go s.probe(why)
 }
 
-// silentSince suspends the server, unless it has answered since then, or that is not long ago.
+// silentSince suspends the server if it has not answered since then, and for long.
 func (s *server) silentSince(t instant, why error) {
-	if instant(s.answered.Load()) <= t && time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
+	t = max(t, instant(s.answered.Load())) // another lane may have had an answer since
+	if time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
 		s.suspend(why)
 	}
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -179,4 +180,17 @@ func TestAServerThatEndsHasFailedOnce(t *testing.T) {
 	if !n.Suspended() {
 		t.Error("not suspended by another failure after that")
 	}
+}
+
+// A server that falls silent just after it has answered another lane is suspended all the same.
+func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
+	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
+	defer c.Close()
+	n := newNode(t, c)
+	s, began := n.servers[0], time.Now()
+	s.hasAnswered() // after that began
+	redistest.Eventually(t, patience, "it is suspended", func() bool {
+		s.judge(context.DeadlineExceeded, nil, began)
+		return n.Suspended()
+	})
 }

@@ -187,6 +187,7 @@ func (w *watchdog) lateLocked(now time.Time) {
 		w.stall(told)
 	default:
 		told, since := w.tellLocked(now), w.since
+		w.dueLocked(now.Add(n.timeout)) // another lane may have had an answer not long ago
 		w.stall(told)
 		w.l.s.silentSince(w.l.s.n.at(since), errMute)
 	}
