@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
@@ -171,13 +172,6 @@ func checkHosts(u *url.URL, more []string) error {
 // dialTime is long enough for a first packet that is lost and sent again after a second, and for a handshake.
 const dialTime = 2 * time.Second
 
-// Sizes of the buffers of each connection. A batch of 128 locks takes some 22 KiB there and 3 KiB back; one
-// of long keys goes in several writes.
-const (
-	readBuffer  = 8 << 10
-	writeBuffer = 32 << 10
-)
-
 // tune sets what locking needs, whichever of go-redis' options these belong to.
 //
 // Pipelines take the connections that single commands take, too, for a lane has one exchange at a time. go-redis
@@ -194,5 +188,5 @@ func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.D
 		*dial = dialTime
 	}
 	*pipelinePool = -1
-	*readSize, *writeSize = readBuffer, writeBuffer
+	*readSize, *writeSize = node.ReadBuffer, node.WriteBuffer
 }

@@ -73,11 +73,17 @@ func (w *watchdog) flushed() {
 		if r.op == opAcquire {
 			r.e.t.begin(now)
 		}
-		if r.timeout > 0 {
-			timeout = min(timeout, r.timeout)
-		}
+		timeout = min(timeout, w.timeout(r))
 	}
 	w.dueLocked(w.since.Add(timeout))
+}
+
+// timeout is how long the server has for its answer to r.
+func (w *watchdog) timeout(r *request) time.Duration {
+	if r.timeout > 0 {
+		return min(w.l.s.n.timeout, r.timeout)
+	}
+	return w.l.s.n.timeout
 }
 
 // wrote is called when some of the batch was written. It may have taken this process long to come so far.
@@ -174,19 +180,17 @@ func (w *watchdog) notWrittenLocked(now time.Time) {
 // lateLocked follows when a request that was written has had no answer in its time. It lets go of mu.
 func (w *watchdog) lateLocked(now time.Time) {
 	n := w.l.s.n
-	whole := w.since.Add(n.timeout + w.put)
-	switch end := w.since.Add(suspendAfter*n.timeout + w.put); {
+	told, since := w.tellLocked(now), w.since
+	whole := since.Add(n.timeout + w.put)
+	switch end := since.Add(suspendAfter*n.timeout + w.put); {
 	case now.Before(whole): // of some, for whom it is less
-		told := w.tellLocked(now)
 		w.dueLocked(whole)
 		w.mu.Unlock()
 		tellLate(told)
 	case now.Before(end):
-		told := w.tellLocked(now)
 		w.dueLocked(end)
 		w.stall(told)
 	default:
-		told, since := w.tellLocked(now), w.since
 		w.dueLocked(now.Add(n.timeout)) // another lane may have had an answer not long ago
 		w.stall(told)
 		w.l.s.silentSince(w.l.s.n.at(since), errMute)
@@ -208,14 +212,9 @@ func tellLate(all []late) {
 
 // tellLocked gives those who are to be told at now.
 func (w *watchdog) tellLocked(now time.Time) (told []late) {
-	n := w.l.s.n
 	took := now.Sub(w.since) - w.put
 	for _, r := range w.batch {
-		timeout := n.timeout
-		if r.timeout > 0 {
-			timeout = min(timeout, r.timeout)
-		}
-		if r.sink != nil && took >= timeout && r.op != opRelease {
+		if timeout := w.timeout(r); r.sink != nil && took >= timeout && r.op != opRelease {
 			told = append(told, late{r.e, r.sink, timeout})
 			r.sink = nil
 		}
