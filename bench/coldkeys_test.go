@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -102,26 +100,7 @@ const coldEnv = "FLIGHTLOCK_BENCH_COLD"
 
 // startColdProcess starts one, which ends with the benchmark.
 func startColdProcess(b *testing.B, values string, urls []string) *waiter {
-	exe, err := os.Executable()
-	if err != nil {
-		b.Skip(err)
-	}
-	cmd := exec.CommandContext(b.Context(), exe)
-	cmd.Env = append(os.Environ(), coldEnv+"="+strings.Join(slices.Insert(slices.Clone(urls), 0, values), ","))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = cmd.Wait() }) // killed, for the benchmark's context has ended
-	return &waiter{in, bufio.NewScanner(out)}
+	return startProcess(b, coldEnv, slices.Insert(slices.Clone(urls), 0, values))
 }
 
 // coldMain reads a line per burst, when, from which key, how many, and answers with a coldResult.

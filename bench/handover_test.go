@@ -111,13 +111,16 @@ type waiter struct {
 const waiterEnv = "FLIGHTLOCK_BENCH_WAITER"
 
 // startWaiter starts a waiter, which ends with the benchmark.
-func startWaiter(b *testing.B, urls []string) *waiter {
+func startWaiter(b *testing.B, urls []string) *waiter { return startProcess(b, waiterEnv, urls) }
+
+// startProcess starts the test binary as what env makes of it, with these words. It ends with the benchmark.
+func startProcess(b *testing.B, env string, words []string) *waiter {
 	exe, err := os.Executable()
 	if err != nil {
 		b.Skip(err)
 	}
 	cmd := exec.CommandContext(b.Context(), exe)
-	cmd.Env = append(os.Environ(), waiterEnv+"="+strings.Join(urls, ","))
+	cmd.Env = append(os.Environ(), env+"="+strings.Join(words, ","))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
