@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"fmt"
 	"slices"
 	"time"
 
@@ -173,17 +172,4 @@ func (r *records) ticks(ctx context.Context, first, end int64) (twice, never int
 		}
 	}
 	return twice, never, rows.Err()
-}
-
-// exists waits until the service has made its tables.
-func (r *records) exists(ctx context.Context) error {
-	for {
-		_, err := r.readBooks(ctx)
-		if err == nil {
-			return nil
-		}
-		if pause(ctx, 50*time.Millisecond) {
-			return fmt.Errorf("the service's tables: %w", err)
-		}
-	}
 }

@@ -119,7 +119,7 @@ func (p *process) end() error {
 func (p *process) kill() {
 	if p.cmd != nil {
 		_ = p.cmd.Process.Kill()
-		<-p.gone
+		_ = <-p.gone // how it ended is no news
 		p.cmd = nil
 	}
 }
