@@ -1,0 +1,35 @@
+package app
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// maxSpin is how many goroutines per processor may spin.
+const maxSpin = 64
+
+// spinner keeps the processors busy, for the demo.
+type spinner struct {
+	mu   sync.Mutex   // keeps two calls of set apart
+	stop *atomic.Bool // of those that spin now; guarded by mu
+	busy sync.WaitGroup
+}
+
+// set has n goroutines per processor spin, and no others.
+func (s *spinner) set(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stop != nil {
+		s.stop.Store(true)
+		s.busy.Wait()
+	}
+	stop := &atomic.Bool{}
+	s.stop = stop
+	for range n * runtime.GOMAXPROCS(0) {
+		s.busy.Go(func() {
+			for !stop.Load() {
+			}
+		})
+	}
+}
