@@ -107,7 +107,7 @@ type seen struct {
 
 // errorOf names errors that are counted together.
 type errorOf struct {
-	kind    string // "502", "refused", "reset", "timeout"...
+	kind    string // "502", "refused", "reset", "timeout"..., or "transfer 502"
 	process string
 }
 
@@ -196,7 +196,12 @@ func (c *callers) call(one call, due time.Time, s *seen) {
 	default:
 		s.reads.record(took)
 	}
-	if kind := errorKind(status, body, err); kind != "" {
+	if one.kind != transferCall && err == nil && status == http.StatusOK && body == "" {
+		s.fail("empty answer", c.b.names[process])
+	} else if kind := errorKind(status, err); kind != "" {
+		if one.kind == transferCall {
+			kind = "transfer " + kind
+		}
 		s.fail(kind, c.b.names[process])
 	} else if one.kind == transferCall {
 		s.paid.Add(1)
@@ -204,10 +209,8 @@ func (c *callers) call(one call, due time.Time, s *seen) {
 }
 
 // errorKind names what went wrong, in a word; "" if nothing did.
-func errorKind(status int, body string, err error) string {
+func errorKind(status int, err error) string {
 	switch {
-	case err == nil && status == http.StatusOK && body == "":
-		return "empty answer"
 	case err == nil && status == http.StatusOK:
 		return ""
 	case err == nil:

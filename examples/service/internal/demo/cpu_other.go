@@ -2,5 +2,7 @@
 
 package demo
 
+import "time"
+
 // cpuTime is not known here.
-func cpuTime() (busy, all float64) { return 0, 0 }
+func cpuTime([]int) time.Duration { return 0 }

@@ -75,6 +75,19 @@ func (s *servers) own() bool { return len(s.nodes) > 0 }
 // all are the nodes and the cache.
 func (s *servers) all() []server { return append(append([]server{}, s.nodes...), s.cache) }
 
+// pids are the processes of those that are processes.
+func (s *servers) pids() (pids []int) {
+	if !s.own() {
+		return nil
+	}
+	for _, one := range s.all() {
+		if r, ok := one.(real); ok {
+			pids = append(pids, r.Pid())
+		}
+	}
+	return pids
+}
+
 func (s *servers) close() error {
 	var errs []error
 	for _, one := range s.nodes {

@@ -77,10 +77,13 @@ func choosePhases(only string) (chosen []phase, err error) {
 
 func nothing(context.Context, *stage, *seen) error { return nil }
 
-// coldStart asks for every key twice, within the time of two phases.
+// coldLength is how many lengths of a phase a cold start takes.
+const coldLength = 4
+
+// coldStart asks for every key twice at once.
 func coldStart(s *stage) (next func() call, limit, rate int) {
 	limit = 2 * s.cfg.Keys
-	return eachTwice(s.cfg.Keys, s.cfg.seed), limit, max(1, int(float64(limit)/s.seconds(2).Seconds()))
+	return eachTwice(s.cfg.Keys, s.cfg.seed), limit, max(1, int(float64(limit)/s.seconds(coldLength).Seconds()))
 }
 
 // deploy ends one process after the other and starts it again on its port, the next one when the balancer has it back.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -24,6 +25,7 @@ type process struct {
 	args []string
 	log  *os.File
 
+	pid  atomic.Int64 // 0: it does not run
 	cmd  *exec.Cmd
 	gone chan error // gets how the run ended, once
 }
@@ -57,6 +59,7 @@ func (p *process) start() error {
 		return fmt.Errorf("starting process %s: %w", p.name, err)
 	}
 	p.cmd, p.gone = cmd, gone
+	p.pid.Store(int64(cmd.Process.Pid))
 	return nil
 }
 
@@ -104,6 +107,7 @@ func (p *process) end() error {
 	}
 	select {
 	case err = <-p.gone:
+		p.pid.Store(0)
 	case <-time.After(stopPatience):
 		p.kill()
 		return fmt.Errorf("process %s did not end within %v of SIGTERM", p.name, stopPatience)
@@ -120,6 +124,7 @@ func (p *process) kill() {
 	if p.cmd != nil {
 		_ = p.cmd.Process.Kill()
 		_ = <-p.gone // how it ended is no news
+		p.pid.Store(0)
 		p.cmd = nil
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
@@ -37,7 +38,7 @@ type stage struct {
 const originToken = "letmein"
 
 // maxFlying is how many calls may be under way. It bounds the demo's memory when nothing is answered.
-const maxFlying = 30_000
+const maxFlying = 8_000
 
 func newStage(ctx context.Context, cfg Config, variant string) (_ *stage, err error) {
 	s := &stage{cfg: cfg, variant: variant, prefix: fmt.Sprintf("demo:%x:%s:", cfg.seed, variant), mix: newMix(cfg.Keys, accounts, cfg.seed)}
@@ -56,6 +57,9 @@ func newStage(ctx context.Context, cfg Config, variant string) (_ *stage, err er
 		return nil, err
 	}
 	if err := s.startProcesses(ctx); err != nil {
+		return nil, err
+	}
+	if err := openAccounts(ctx, s.database(), accounts); err != nil {
 		return nil, err
 	}
 	if s.records, err = openRecords(s.database()); err != nil {
@@ -110,6 +114,17 @@ func (s *stage) newProcess(name string) (*process, error) {
 		"-origin", s.origin.url, "-origin-token", originToken, "-db", s.database(), "-with", s.variant,
 		"-fresh", freshFor.String(), "-prefix", s.prefix,
 	}}, nil
+}
+
+// cpuTime is how long this process, those of the service and the servers have kept a processor busy so far.
+func (s *stage) cpuTime() time.Duration {
+	pids := s.servers.pids()
+	for _, p := range s.procs {
+		if pid := p.pid.Load(); pid != 0 {
+			pids = append(pids, int(pid))
+		}
+	}
+	return cpuTime(pids)
 }
 
 // everyProcess are the numbers of all processes.
@@ -182,7 +197,7 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	saw := &seen{}
 	before := s.origin.snapshot()
 	s.origin.takeSurplus()
-	busy, all := cpuTime()
+	busy := s.cpuTime()
 	trips, stopTrips := s.watchRoundTrips(ctx)
 	row.From = time.Now()
 	stopLine := s.showProgress(p.name, number, of, saw, row.From)
@@ -192,12 +207,10 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	stopLine()
 	row.Until = time.Now()
 	stopTrips()
-	busy2, all2 := cpuTime()
+	busy = s.cpuTime() - busy
 	row.measure(saw, trips, s.origin.snapshot().minus(before))
 	row.Surplus = s.origin.takeSurplus()
-	if all2 > all {
-		row.CPU = (busy2 - busy) / (all2 - all)
-	}
+	row.CPU = float64(busy) / float64(row.Until.Sub(row.From)) / float64(runtime.NumCPU())
 	s.paid += saw.paid.Load()
 	row.Errors, row.OfBroken = saw.errorsByKind(p.broken)
 	if err != nil {
