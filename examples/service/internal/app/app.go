@@ -90,7 +90,9 @@ func (a *App) open(ctx context.Context) (err error) {
 		return err
 	}
 	a.onClose(a.pages.Close) // first of all: pages wait for items
-	a.bank = &bank{db: a.db, locks: a.locks, prefix: a.cfg.Prefix, work: think}
+	if a.bank, err = newBank(ctx, a.db, a.locks, a.cfg.Prefix, a.cfg.Accounts, think); err != nil {
+		return err
+	}
 	a.listener, err = net.Listen("tcp", a.cfg.Addr)
 	return err
 }

@@ -200,4 +200,3 @@ func TestAnItemIsLoadedOnce(t *testing.T) {
 		t.Errorf("%v, %d without a lock", loads, unlocked)
 	}
 }
-
