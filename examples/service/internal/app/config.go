@@ -26,6 +26,7 @@ type Config struct {
 	Prefix  string        // of all keys in Redis
 	Fresh   time.Duration // how long a value of the cache is good
 	Timeout time.Duration // of a request
+	Ready   time.Duration // how long a start waits for the locks
 	Drain   time.Duration // how long requests are still taken after /healthz has said that no more should come
 	Grace   time.Duration // how long a shutdown may take after that
 
@@ -49,6 +50,7 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.Prefix, "prefix", "", "of all keys in Redis")
 	fs.DurationVar(&c.Fresh, "fresh", 10*time.Second, "how long a value of the cache is good")
 	fs.DurationVar(&c.Timeout, "timeout", 10*time.Second, "of a request")
+	fs.DurationVar(&c.Ready, "ready", 5*time.Second, "how long a start waits until locks can be had; then the process is ready without")
 	fs.DurationVar(&c.Drain, "drain", 500*time.Millisecond, "how long requests are taken after /healthz has said no: longer than the load balancer takes to notice")
 	fs.DurationVar(&c.Grace, "grace", 10*time.Second, "how long a shutdown may take after that")
 	fs.IntVar(&c.Accounts, "accounts", 20, "how many the bank is to have: a0, a1 and so on, with money on them")
@@ -63,8 +65,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("-with %q: want one of %s", c.With, strings.Join(variant.Names, ", "))
 	case c.Fresh < time.Second:
 		return errors.New("-fresh: it must be a second or more")
-	case c.Timeout <= 0 || c.Grace <= 0 || c.Drain < 0 || c.Spin < 0 || c.Spin > maxSpin || c.Accounts < 0:
-		return errors.New("-timeout and -grace must be above 0, -drain, -spin and -accounts not below, -spin not above 64")
+	case c.Timeout <= 0 || c.Grace <= 0 || c.Ready <= 0 || c.Drain < 0 || c.Spin < 0 || c.Spin > maxSpin || c.Accounts < 0:
+		return errors.New("-timeout, -grace and -ready must be above 0, -drain, -spin and -accounts not below, -spin not above 64")
 	}
 	return nil
 }
