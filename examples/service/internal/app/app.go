@@ -90,7 +90,9 @@ func (a *App) open(ctx context.Context) (err error) {
 		return err
 	}
 	a.onClose(a.pages.Close) // first of all: pages wait for items
-	a.bank = &bank{db: a.db, locks: a.locks, prefix: a.cfg.Prefix, work: think}
+	if a.bank, err = newBank(ctx, a.db, a.locks, a.cfg.Prefix, a.cfg.Accounts, think); err != nil {
+		return err
+	}
 	a.listener, err = net.Listen("tcp", a.cfg.Addr)
 	return err
 }
@@ -156,7 +158,7 @@ func (a *App) Run(ctx context.Context) error {
 // warmUp prepares for the first locks, so that no caller waits for that. It is no condition: a service that does not
 // start while Redis is down makes two outages of one.
 func (a *App) warmUp(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.Ready)
 	defer cancel()
 	if err := a.locks.Ready(ctx); err != nil {
 		a.log.Warn("starting without locks", "err", err)

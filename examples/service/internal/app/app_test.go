@@ -2,6 +2,8 @@ package app
 
 import (
 	"context"
+	"database/sql"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -66,7 +68,7 @@ func (w *world) start(name string, args ...string) *process {
 	if err := flags.Parse(append(common, args...)); err != nil {
 		w.t.Fatal(err)
 	}
-	a, err := Open(w.t.Context(), *cfg, slog.New(slog.NewTextHandler(w.t.Output(), nil)).With("process", name))
+	a, err := Open(w.t.Context(), *cfg, testLog(w.t, name))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -76,6 +78,16 @@ func (w *world) start(name string, args ...string) *process {
 	w.t.Cleanup(p.shutDown)
 	await(w.t, "a healthy process", func() bool { status, _ := p.get("/healthz"); return status == http.StatusOK })
 	return p
+}
+
+// two starts p1 and p2.
+func (w *world) two(args ...string) []*process {
+	w.t.Helper()
+	return []*process{w.start("p1", args...), w.start("p2", args...)}
+}
+
+func testLog(t *testing.T, name string) *slog.Logger {
+	return slog.New(slog.NewTextHandler(t.Output(), nil)).With("process", name)
 }
 
 // shutDown is a graceful one, as by SIGTERM.
@@ -90,6 +102,14 @@ func (p *process) shutDown() {
 
 func (p *process) get(path string) (int, string)  { return p.do(http.MethodGet, path) }
 func (p *process) post(path string) (int, string) { return p.do(http.MethodPost, path) }
+
+func (p *process) stats() (s Stats) {
+	p.t.Helper()
+	if _, body := p.get("/stats"); json.Unmarshal([]byte(body), &s) != nil {
+		p.t.Fatalf("/stats: %q", body)
+	}
+	return s
+}
 
 func (p *process) do(method, path string) (status int, body string) {
 	req, err := http.NewRequest(method, "http://"+p.Addr()+path, nil)
@@ -186,18 +206,82 @@ func together(n int, f func(i int)) {
 	wg.Wait()
 }
 
-// Whoever misses a key at once, in whatever process, shares one load.
-func TestAnItemIsLoadedOnce(t *testing.T) {
-	w := newWorld(t, 3)
-	procs := []*process{w.start("p1"), w.start("p2")}
-	together(100, func(i int) {
-		if status, body := procs[i%2].get("/item/7"); status != http.StatusOK || body != "value of item:7" {
-			t.Errorf("%d %q", status, body)
+// readBank gives all balances, and what the ledger says has been moved.
+func readBank(t *testing.T, db *sql.DB) (balances, ledger map[string]int64) {
+	t.Helper()
+	sums := func(query string) map[string]int64 {
+		m := map[string]int64{}
+		each(t, db, query, func(scan func(...any) error) error {
+			var id string
+			var n int64
+			err := scan(&id, &n)
+			m[id] += n
+			return err
+		})
+		return m
+	}
+	return sums(`SELECT id, balance FROM accounts`), sums(`SELECT "from", -amount FROM ledger UNION ALL SELECT "to", amount FROM ledger`)
+}
+
+// reconcile holds the balances against the ledger, and the ledger against what clients were told.
+func (w *world) reconcile(p *process, paid int64) {
+	w.t.Helper()
+	balances, ledger := readBank(w.t, p.db)
+	for id, balance := range balances {
+		if balance != 1_000_000+ledger[id] {
+			w.t.Errorf("%s has %d, and %d by the ledger", id, balance, 1_000_000+ledger[id])
 		}
-	})
-	loads, unlocked := w.origin.counted()
-	if loads["item:7"] != 1 || unlocked != 0 {
-		t.Errorf("%v, %d without a lock", loads, unlocked)
+	}
+	n := int64(0)
+	each(w.t, p.db, `SELECT count(*) FROM ledger`, func(scan func(...any) error) error { return scan(&n) })
+	if n != paid {
+		w.t.Errorf("%d transfers in the ledger, %d were answered", n, paid)
 	}
 }
 
+// ticks are those that were started, in their order.
+func (w *world) ticks(p *process) (ticks []int64) {
+	w.t.Helper()
+	each(w.t, p.db, `SELECT tick FROM runs ORDER BY tick`, func(scan func(...any) error) error {
+		var tick int64
+		err := scan(&tick)
+		ticks = append(ticks, tick)
+		return err
+	})
+	return ticks
+}
+
+// span is a time for which a process led.
+type span struct {
+	process            string
+	fence, from, until int64
+}
+
+func (w *world) leaders(p *process) (spans []span) {
+	w.t.Helper()
+	each(w.t, p.db, `SELECT process, fence, from_ns, until_ns FROM leaders ORDER BY rowid`, func(scan func(...any) error) error {
+		var s span
+		err := scan(&s.process, &s.fence, &s.from, &s.until)
+		spans = append(spans, s)
+		return err
+	})
+	return spans
+}
+
+// each reads the rows of a query.
+func each(t *testing.T, db *sql.DB, query string, row func(scan func(...any) error) error) {
+	t.Helper()
+	rows, err := db.QueryContext(t.Context(), query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := row(rows.Scan); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -30,6 +30,19 @@ type bank struct {
 	work   func(ctx context.Context) error // between the two
 }
 
+// newBank has n accounts, and makes those that are not there. work is done between reading and writing.
+func newBank(ctx context.Context, db *sql.DB, locks variant.Locker, prefix string, n int, work func(context.Context) error) (*bank, error) {
+	err := inTx(ctx, db, func(tx *sql.Tx) error {
+		for i := range n {
+			if _, err := tx.ExecContext(ctx, `INSERT OR IGNORE INTO accounts (id, balance) VALUES ($1, $2)`, fmt.Sprintf("a%d", i), 1_000_000); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return &bank{db: db, locks: locks, prefix: prefix, work: work}, err
+}
+
 // transfer locks both accounts, always in the order of their names: two transfers that lock each other's first
 // account would wait until their deadlines.
 func (b *bank) transfer(ctx context.Context, from, to string, amount int64) error {

@@ -26,8 +26,11 @@ type Config struct {
 	Prefix  string        // of all keys in Redis
 	Fresh   time.Duration // how long a value of the cache is good
 	Timeout time.Duration // of a request
+	Ready   time.Duration // how long a start waits for the locks
 	Drain   time.Duration // how long requests are still taken after /healthz has said that no more should come
 	Grace   time.Duration // how long a shutdown may take after that
+
+	Accounts int // how many the bank is to have, a0 and so on, with money on them
 
 	Admin bool // serve /admin
 	Spin  int  // goroutines per processor that only burn it: for the demo
@@ -47,8 +50,10 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.Prefix, "prefix", "", "of all keys in Redis")
 	fs.DurationVar(&c.Fresh, "fresh", 10*time.Second, "how long a value of the cache is good")
 	fs.DurationVar(&c.Timeout, "timeout", 10*time.Second, "of a request")
+	fs.DurationVar(&c.Ready, "ready", 5*time.Second, "how long a start waits until locks can be had; then the process is ready without")
 	fs.DurationVar(&c.Drain, "drain", 500*time.Millisecond, "how long requests are taken after /healthz has said no: longer than the load balancer takes to notice")
 	fs.DurationVar(&c.Grace, "grace", 10*time.Second, "how long a shutdown may take after that")
+	fs.IntVar(&c.Accounts, "accounts", 20, "how many the bank is to have: a0, a1 and so on, with money on them")
 	fs.BoolVar(&c.Admin, "admin", false, "serve /admin")
 	fs.IntVar(&c.Spin, "spin", 0, "goroutines per processor that only burn it")
 	return c
@@ -60,8 +65,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("-with %q: want one of %s", c.With, strings.Join(variant.Names, ", "))
 	case c.Fresh < time.Second:
 		return errors.New("-fresh: it must be a second or more")
-	case c.Timeout <= 0 || c.Grace <= 0 || c.Drain < 0 || c.Spin < 0:
-		return errors.New("-timeout and -grace must be above 0, -drain and -spin not below")
+	case c.Timeout <= 0 || c.Grace <= 0 || c.Ready <= 0 || c.Drain < 0 || c.Spin < 0 || c.Spin > maxSpin || c.Accounts < 0:
+		return errors.New("-timeout, -grace and -ready must be above 0, -drain, -spin and -accounts not below, -spin not above 64")
 	}
 	return nil
 }

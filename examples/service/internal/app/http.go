@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
@@ -66,8 +67,12 @@ func (a *App) serve(route string, get func(*http.Request) (string, error)) http.
 			var kind string
 			kind, status = classify(ctx, err)
 			a.kinds.add(kind)
-			a.log.Debug("failed", "route", route, "kind", kind, "err", err)
-			http.Error(w, err.Error(), status)
+			level := slog.LevelDebug // the caches log failures of the origin, a few; clients' own are theirs
+			if status == http.StatusInternalServerError {
+				level = slog.LevelError
+			}
+			a.log.Log(ctx, level, "failed", "route", route, "kind", kind, "err", err)
+			http.Error(w, kind, status) // the text may name servers and keys: it is for the log
 		} else {
 			_, _ = io.WriteString(w, body) // if it fails, the client is gone
 		}

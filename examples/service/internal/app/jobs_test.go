@@ -1,0 +1,82 @@
+package app
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+)
+
+// Each tick is started once, also those that fall into an outage of all nodes, or into a deploy.
+func TestEachTickIsStartedOnce(t *testing.T) {
+	w := newWorld(t, 3)
+	procs := w.two()
+	started := func(n int) func() bool { return func() bool { return len(w.ticks(procs[0])) >= n } }
+	await(t, "first tick", started(1))
+	for _, n := range w.nodes {
+		n.Stop()
+	}
+	time.Sleep(1500 * time.Millisecond) // some tick falls into it
+	before := len(w.ticks(procs[0]))
+	for _, n := range w.nodes {
+		n.Cont()
+	}
+	await(t, "more ticks", started(before+2))
+	procs[1].shutDown()
+	before = len(w.ticks(procs[0]))
+	await(t, "more ticks", started(before+1))
+	ticks := w.ticks(procs[0])
+	for i, tick := range ticks {
+		if i > 0 && tick != ticks[i-1]+1 {
+			t.Errorf("tick %d follows %d", tick, ticks[i-1])
+		}
+	}
+}
+
+// A process that was stopped after its look, and has been overtaken, starts nothing.
+func TestAStoppedProcessStartsNoTick(t *testing.T) {
+	db, err := OpenDB(t.Context(), t.TempDir()+"/bank.db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	j := &ticks{db: db, process: "p1"}
+	if err := j.start(t.Context(), 10, 2); err != nil {
+		t.Error(err)
+	}
+	if err := j.start(t.Context(), 10, 1); !errors.Is(err, errOvertaken) {
+		t.Errorf("got %v", err)
+	}
+	if err := j.start(t.Context(), 11, 2); err != nil {
+		t.Error(err)
+	}
+}
+
+// There is one leader at a time, and when it is shut down another leads at once, not after a ttl.
+func TestOneLeaderAtATime(t *testing.T) {
+	w := newWorld(t, 3)
+	procs := w.two()
+	await(t, "a leader", func() bool { return len(w.leaders(procs[0])) == 1 })
+	first, other := procs[0], procs[1]
+	if w.leaders(procs[0])[0].process == "p2" {
+		first, other = other, first
+	}
+	began := time.Now()
+	first.shutDown()
+	await(t, "another leader", func() bool { return len(w.leaders(other)) == 2 })
+	if took := time.Since(began); took > leaderTTL-time.Second {
+		t.Errorf("it took %v, as if the lock had run out", took)
+	}
+	other.shutDown()
+	again := w.start("p3")
+	await(t, "a third leader", func() bool { return len(w.leaders(again)) == 3 })
+	all := w.leaders(again)
+	for i := range all[1:] {
+		if all[i].until > all[i+1].from || all[i].fence >= all[i+1].fence {
+			t.Errorf("%+v overlap", all[i:i+2])
+		}
+	}
+	if !slices.IsSortedFunc(all, func(a, b span) int { return int(a.from - b.from) }) {
+		t.Errorf("%+v", all)
+	}
+}
