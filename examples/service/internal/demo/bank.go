@@ -27,21 +27,6 @@ func openRecords(path string) (*records, error) {
 
 func (r *records) close() error { return r.db.Close() }
 
-// openAccounts gives every account the same money. The service has made the tables.
-func openAccounts(ctx context.Context, path string, n int) error {
-	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	for i := range n {
-		if _, err := db.ExecContext(ctx, `INSERT INTO accounts (id, balance, fence) VALUES ($1, 1000000, 0)`, account(i)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // books is the bank at a moment: by account, the balance, and what the ledger says that it should have changed by.
 type books struct {
 	balance map[string]int64

@@ -59,9 +59,6 @@ func newStage(ctx context.Context, cfg Config, variant string) (_ *stage, err er
 	if err := s.startProcesses(ctx); err != nil {
 		return nil, err
 	}
-	if err := openAccounts(ctx, s.database(), accounts); err != nil {
-		return nil, err
-	}
 	if s.records, err = openRecords(s.database()); err != nil {
 		return nil, err
 	}
@@ -112,7 +109,7 @@ func (s *stage) newProcess(name string) (*process, error) {
 		"-addr", addr, "-name", name, "-admin",
 		"-redis", strings.Join(s.servers.nodeURLs, ","), "-cache", s.servers.cacheURL,
 		"-origin", s.origin.url, "-origin-token", originToken, "-db", s.database(), "-with", s.variant,
-		"-fresh", freshFor.String(), "-prefix", s.prefix,
+		"-fresh", freshFor.String(), "-prefix", s.prefix, "-accounts", fmt.Sprint(accounts),
 	}}, nil
 }
 
