@@ -28,6 +28,7 @@ type Config struct {
 	Rate    int           // calls per second
 	Keys    int           // of the cold start, and among which callers choose
 	Latency time.Duration // of the origin, when it is well
+	Spin    int           // goroutines per processor that burn it when processors are busy, in each process
 	Logs    string        // a directory for the logs of the processes; "": they are shown where something went wrong
 
 	Exe  string   // the service; "": this executable
@@ -50,6 +51,7 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.IntVar(&cfg.Procs, "procs", 4, "processes of the service")
 	fs.IntVar(&cfg.Rate, "rate", defaultRate, "calls per second")
 	fs.IntVar(&cfg.Keys, "keys", 20_000, "items")
+	fs.IntVar(&cfg.Spin, "spin", 2, "goroutines per processor and process that burn it when processors are busy")
 	fs.StringVar(&cfg.Out, "out", "", "a file for the table; default stdout")
 	fs.StringVar(&cfg.Logs, "logs", "", "a directory for the logs of the processes")
 	return cfg
@@ -89,6 +91,7 @@ func (cfg Config) complete() (Config, error) {
 	setDefault(&cfg.Rate, defaultRate)
 	setDefault(&cfg.Keys, 20_000)
 	setDefault(&cfg.Latency, 20*time.Millisecond)
+	setDefault(&cfg.Spin, 2)
 	setDefault(&cfg.seed, uint64(time.Now().UnixNano()))
 	if cfg.Logf == nil {
 		cfg.Logf = func(string, ...any) {}

@@ -183,7 +183,7 @@ func (s *stage) withLog(p *process, err error) error {
 // calls under way are answered, and the stage comes to rest before the next phase; errors until then are not this
 // phase's, but updates lost are.
 func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) {
-	row := Row{Phase: p.name, Variant: s.variant}
+	row := Row{Phase: p.name, Variant: s.variant, weather: p.weather}
 	if p.own && !s.servers.own() {
 		row.Skipped = "would stop or flush servers of -redis"
 		return row, nil
@@ -214,6 +214,9 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 		return row, err
 	}
 	row.Recovery = s.rest(ctx)
+	if p.weather&kept == 0 { // what was loaded in it may be in the cache or not
+		s.origin.cacheFlushed()
+	}
 	if err := s.count(ctx, &row); err != nil {
 		return row, err
 	}
@@ -293,7 +296,7 @@ func (s *stage) count(ctx context.Context, row *Row) error {
 // audit looks, after the last phase, at the ticks and the leaders of every phase. A tick and a leader between two
 // phases count for the earlier one.
 func (s *stage) audit(ctx context.Context) error {
-	var played []*Row
+	var played []*Row // in order
 	for i := range s.rows {
 		if s.rows[i].Skipped == "" {
 			played = append(played, &s.rows[i])

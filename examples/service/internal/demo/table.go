@@ -23,7 +23,8 @@ type Report struct {
 type Row struct {
 	Phase, Variant string
 	Skipped        string // why it was not played
-	From, Until    time.Time
+	weather
+	From, Until time.Time
 
 	Calls                  uint64
 	PerSecond              float64
@@ -57,9 +58,9 @@ func (r *Row) measure(saw *seen, trips *histogram, loads loadCounts) {
 
 // line is the row as a line of progress.
 func (r *Row) line(number, of int) string {
-	return fmt.Sprintf("%-12s %2d/%d %-22s %6.0f req/s  cpu %3.0f%%  p50 %-7s p99 %-7s p99.9 %-7s max %-7s  %d loads, %.2f per miss, %d unlocked  lost %d/%d  rest %s  %s",
+	return fmt.Sprintf("%-12s %2d/%d %-22s %6.0f req/s  cpu %3.0f%%  p50 %-7s p99 %-7s p99.9 %-7s max %-7s  %d loads, %d surplus, %d unlocked  lost %d/%d  rest %s  %s",
 		r.Variant, number, of, r.Phase, r.PerSecond, 100*r.CPU, duration(r.P50), duration(r.P99), duration(r.P999), duration(r.Max),
-		r.Loads.Loads, r.Loads.perMiss(), r.Loads.Unlocked, r.MoneyLost, r.Unpaid, duration(r.Recovery), r.errorCell())
+		r.Loads.Loads, r.Loads.Loads-r.Loads.First, r.Loads.Unlocked, r.MoneyLost, r.Unpaid, duration(r.Recovery), r.errorCell())
 }
 
 func (r *Row) errorCell() string {
@@ -76,15 +77,11 @@ func (r *Row) errorCell() string {
 	return text
 }
 
-// safe reports whether nothing was lost, nothing was done twice, and there was one leader at most.
-func (r *Row) safe() bool {
-	return r.MoneyLost == 0 && r.Unpaid == 0 && r.Twice == 0 && r.Leaders <= 1
-}
-
-// unsafe reports whether flightlock broke a promise.
+// unsafe reports whether flightlock lost something, did something twice or had two leaders: at no time may it.
 func (r *Report) unsafe() bool {
 	for i := range r.Rows {
-		if r.Rows[i].Variant == "flightlock" && !r.Rows[i].safe() {
+		row := &r.Rows[i]
+		if row.Variant == "flightlock" && (row.MoneyLost != 0 || row.Unpaid != 0 || row.Twice != 0 || row.Leaders > 1) {
 			return true
 		}
 	}
