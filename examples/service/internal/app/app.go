@@ -103,8 +103,9 @@ func think(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// openCache sets up the cache's client so that a server that hangs or is down is noticed soon: whoever fetches
-// waits for its own look into the cache.
+// openCache sets up the cache's client so that a server that hangs costs a request what a look may take (see
+// values.get), and no more: no second try, and connections for all who may be waiting for it at once. With the default
+// of 10 per processor callers would wait for a connection, for a second longer than for an answer, and twice.
 func openCache(url string) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
@@ -112,10 +113,9 @@ func openCache(url string) (*redis.Client, error) {
 	}
 	o.ContextTimeoutEnabled = true
 	o.DialerRetries = 1
-	o.MaxRetries = 1
+	o.MaxRetries = -1
+	o.PoolSize = 500
 	o.DialTimeout = time.Second
-	o.ReadTimeout = 100 * time.Millisecond
-	o.WriteTimeout = 100 * time.Millisecond
 	return redis.NewClient(o), nil
 }
 

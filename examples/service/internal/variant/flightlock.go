@@ -74,12 +74,11 @@ func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Ca
 			return fenced.Set(ctx, f.rdb, key, value, l.Fence(), opts.Fresh)
 		},
 	}, flightlock.FetchOptions{
-		Name:          name,
-		TTL:           5 * time.Second, // so long the others wait for a process that was killed in mid-load
-		LoadTimeout:   opts.LoadTimeout,
-		LookupTimeout: 500 * time.Millisecond,
-		MaxLoads:      opts.MaxLoads,
-		OnError:       sampled(f.log.With("cache", name)),
+		Name:        name,
+		TTL:         5 * time.Second, // so long the others wait for a process that was killed in mid-load
+		LoadTimeout: opts.LoadTimeout,
+		MaxLoads:    opts.MaxLoads,
+		OnError:     sampled(f.log.With("cache", name)),
 	})
 	if err != nil {
 		return nil, err
