@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"time"
 
-	_ "modernc.org/sqlite" // the driver
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// schema has a token beside whatever a lock protects. 0 is below every token.
+// schema stores a fencing token beside everything that a lock protects. 0 is below every token.
 const schema = `
 CREATE TABLE IF NOT EXISTS accounts (id TEXT PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS ledger   (id TEXT PRIMARY KEY, "from" TEXT NOT NULL, "to" TEXT NOT NULL, amount INTEGER NOT NULL);
@@ -18,22 +20,38 @@ CREATE TABLE IF NOT EXISTS runs     (tick INTEGER NOT NULL, process TEXT NOT NUL
 CREATE TABLE IF NOT EXISTS leaders  (process TEXT NOT NULL, fence INTEGER NOT NULL, from_ns INTEGER NOT NULL, until_ns INTEGER NOT NULL);
 `
 
-// OpenDB opens the database that all processes share, and makes its tables if they are not there.
+// busyTimeout is how long SQLite waits for another process.
+const busyTimeout = 5 * time.Second
+
+// OpenDB opens the database that all processes share, and creates its tables if they are missing.
 func OpenDB(ctx context.Context, file string) (*sql.DB, error) {
-	// Transactions begin by locking the file: one that first reads and then writes would fail beside another.
-	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: file}).EscapedPath()+
-		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(wal)&_pragma=synchronous(normal)&_txlock=immediate")
+	// Transactions lock the file when they begin. One that reads first and writes later would
+	// fail where another one writes in between.
+	db, err := sql.Open("sqlite", fmt.Sprintf("file:%s?_pragma=busy_timeout(%d)&_pragma=synchronous(normal)&_txlock=immediate",
+		(&url.URL{Path: file}).EscapedPath(), busyTimeout.Milliseconds()))
 	if err != nil {
 		return nil, err
 	}
 	db.SetMaxOpenConns(1)
-	if _, err := db.ExecContext(ctx, schema); err != nil {
+	if err := create(ctx, db); err != nil {
 		return nil, errors.Join(fmt.Errorf("database %s: %w", file, err), db.Close())
 	}
 	return db, nil
 }
 
-// inTx runs fn in a transaction: all of it, or nothing.
+// create retries because SQLite does not wait for other processes while it switches to WAL.
+func create(ctx context.Context, db *sql.DB) error {
+	for end := time.Now().Add(busyTimeout); ; {
+		_, err := db.ExecContext(ctx, "PRAGMA journal_mode = wal;"+schema)
+		var failed *sqlite.Error
+		busy := errors.As(err, &failed) && failed.Code()&0xff == sqlite3.SQLITE_BUSY
+		if !busy || time.Now().After(end) || !pause(ctx, 10*time.Millisecond) {
+			return err
+		}
+	}
+}
+
+// inTx runs fn in a transaction: all of it takes effect, or nothing.
 func inTx(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
