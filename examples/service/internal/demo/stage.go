@@ -221,8 +221,10 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 		return row, err
 	}
 	s.cfg.Logf("%s", row.line(number, of))
-	for _, line := range row.Surplus[:min(3, len(row.Surplus))] {
-		s.cfg.Logf("    surplus: %s", line)
+	if s.variant == "flightlock" && p.weather&kept != 0 {
+		for _, line := range row.Surplus {
+			s.cfg.Logf("    surplus: %s", line)
+		}
 	}
 	return row, ctx.Err()
 }
