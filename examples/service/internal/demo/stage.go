@@ -113,15 +113,22 @@ func (s *stage) newProcess(name string) (*process, error) {
 	}}, nil
 }
 
-// cpuTime is how long this process, those of the service and the servers have kept a processor busy so far.
-func (s *stage) cpuTime() time.Duration {
-	pids := s.servers.pids()
-	for _, p := range s.procs {
-		if pid := p.pid.Load(); pid != 0 {
+// processorTime is for how long processors have been busy so far, with whom.
+type processorTime struct{ demo, service, servers time.Duration }
+
+func (p processorTime) minus(o processorTime) processorTime {
+	return processorTime{p.demo - o.demo, p.service - o.service, p.servers - o.servers}
+}
+
+func (s *stage) processorTime() (p processorTime) {
+	var pids []int
+	for _, one := range s.procs {
+		if pid := one.pid.Load(); pid != 0 {
 			pids = append(pids, int(pid))
 		}
 	}
-	return cpuTime(pids)
+	self, ended := ownTime() // processes of the service that have ended, but for a node that was killed
+	return processorTime{self, ended + timeOf(pids), timeOf(s.servers.pids())}
 }
 
 // everyProcess are the numbers of all processes.
@@ -194,7 +201,7 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	saw := &seen{}
 	before := s.origin.snapshot()
 	s.origin.takeSurplus()
-	busy := s.cpuTime()
+	busy := s.processorTime()
 	trips, stopTrips := s.watchRoundTrips(ctx)
 	row.From = time.Now()
 	stopLine := s.showProgress(p.name, number, of, saw, row.From)
@@ -204,10 +211,11 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	stopLine()
 	row.Until = time.Now()
 	stopTrips()
-	busy = s.cpuTime() - busy
+	busy = s.processorTime().minus(busy)
 	row.measure(saw, trips, s.origin.snapshot().minus(before))
 	row.Surplus = s.origin.takeSurplus()
-	row.CPU = float64(busy) / float64(row.Until.Sub(row.From)) / float64(runtime.NumCPU())
+	all := float64(row.Until.Sub(row.From)) * float64(runtime.NumCPU())
+	row.CPU = Processors{float64(busy.demo) / all, float64(busy.service) / all, float64(busy.servers) / all}
 	s.paid += saw.paid.Load()
 	row.Errors, row.OfBroken = saw.errorsByKind(p.broken)
 	if err != nil {
