@@ -1,8 +1,12 @@
-// Command service is a small HTTP service as one would build it with flightlock: entries of an origin cached in
-// Redis, pages made of them, a job that runs once per tick, a leader, and transfers in SQL. See README.md.
+// Command service is a small HTTP service as one would build it with flightlock: values of an
+// origin cached in Redis, pages made of them, a job that runs once per tick, a leader, and
+// transfers in SQL. README.md says where each of these is.
 //
-//	service -redis redis://a:6379,redis://b:6379,redis://c:6379 -cache redis://cache:6379 -origin http://origin -db bank.db
-//	service -demo     plays a few bad days with four processes of it, beside what people write without flightlock
+//	service -redis redis://a:6379,redis://b:6379,redis://c:6379 -cache redis://d:6379 -origin http://e
+//	service -demo
+//
+// The second form runs four processes of the service through bad days, and compares it with what
+// people write without flightlock.
 package main
 
 import (
@@ -22,15 +26,12 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	logging.Disable() // go-redis prints every failed dial; the Client's log says the same once
-	code := 0
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	logging.Disable()            // go-redis prints every failed dial; flightlock logs a failed node once
 	if i := slices.Index(os.Args, "-demo"); i > 0 {
-		code = runDemo(ctx, slices.Delete(os.Args[1:], i-1, i))
-	} else {
-		code = runService(ctx, os.Args[1:])
+		os.Exit(runDemo(ctx, slices.Concat(os.Args[1:i], os.Args[i+1:])))
 	}
-	stop()
-	os.Exit(code)
+	os.Exit(runService(ctx, os.Args[1:]))
 }
 
 func runDemo(ctx context.Context, args []string) int {
@@ -61,7 +62,7 @@ func runService(ctx context.Context, args []string) int {
 	return 0
 }
 
-// parse reports whether that is all there is to do, and with which exit code. The FlagSet has told why.
+// parse reports whether the program is done, and its exit code. flags has printed the reason.
 func parse(flags *flag.FlagSet, args []string) (code int, done bool) {
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):

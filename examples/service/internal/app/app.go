@@ -1,4 +1,4 @@
-// Package app is the service: what it is made of, and how it starts and ends.
+// Package app is the service: what it consists of, how it starts and how it shuts down.
 package app
 
 import (
@@ -20,44 +20,46 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// App is one process of the service.
+// App is one process of the service. Open fills it in; only the fields of the last group change
+// after that.
 type App struct {
 	cfg      Config
 	log      *slog.Logger
-	listener net.Listener
 	metrics  *prometheus.Registry
 	took     *prometheus.HistogramVec
+	listener net.Listener
 
 	db     *sql.DB
 	rdb    *redis.Client // the cache
-	locks  variant.Locker
 	origin *origin
+	locks  variant.Locker
+	items  variant.Cache
+	pages  variant.Cache
+	bank   *bank
 
-	items variant.Cache
-	pages variant.Cache
-	bank  *bank
+	closers []func(context.Context) error // one for each thing that is open, in the order of opening
 
-	ready    atomic.Bool // /healthz says yes, unless
-	draining atomic.Bool // it says no for good
+	ready    atomic.Bool // locks can be had, or Config.Ready is over
+	draining atomic.Bool // the process shuts down
 	kinds    kinds
 	spinner  spinner
-
-	closers []func(context.Context) error // what has been opened, in that order
 }
 
-// Open makes the service and listens. Run serves.
+// Open creates the service and listens. Run serves requests.
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	a := &App{cfg: cfg, log: log, metrics: prometheus.NewRegistry()}
 	if err := a.open(ctx); err != nil {
-		return nil, errors.Join(err, a.close())
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.Grace)
+		defer cancel()
+		return nil, errors.Join(err, a.close(ctx))
 	}
 	return a, nil
 }
 
-// open fills in the fields. Whoever comes later uses what came before, and so is closed before it.
+// open creates the parts, each after those that it uses. They are closed in the reverse order.
 func (a *App) open(ctx context.Context) (err error) {
 	if err := a.metrics.Register(collectors.NewGoCollector()); err != nil {
 		return err
@@ -69,12 +71,15 @@ func (a *App) open(ctx context.Context) (err error) {
 		return err
 	}
 	a.onClose(func(context.Context) error { return a.db.Close() })
+
 	if a.rdb, err = openCache(a.cfg.Cache); err != nil {
 		return err
 	}
 	a.onClose(func(context.Context) error { return a.rdb.Close() })
+
 	a.origin = newOrigin(a.cfg.Origin, a.cfg.OriginToken)
 	a.onClose(func(context.Context) error { a.origin.close(); return nil })
+
 	a.locks, err = variant.New(a.cfg.With, variant.Env{
 		Nodes: strings.Split(a.cfg.Redis, ","), Cache: a.rdb, Log: a.log, Registerer: a.metrics,
 	})
@@ -82,14 +87,17 @@ func (a *App) open(ctx context.Context) (err error) {
 		return err
 	}
 	a.onClose(a.locks.Close)
+
 	if a.items, err = newItems(a.locks, a.origin, a.cfg.Fresh); err != nil {
 		return err
 	}
 	a.onClose(a.items.Close)
+
 	if a.pages, err = newPages(a.locks, a.items, a.cfg.Prefix, a.cfg.Fresh); err != nil {
 		return err
 	}
-	a.onClose(a.pages.Close) // first of all: pages wait for items
+	a.onClose(a.pages.Close)
+
 	if a.bank, err = newBank(ctx, a.db, a.locks, a.cfg.Prefix, a.cfg.Accounts, think); err != nil {
 		return err
 	}
@@ -97,19 +105,14 @@ func (a *App) open(ctx context.Context) (err error) {
 	return err
 }
 
-// think stands for what a transfer takes time for: limits, fraud, another service.
-func think(ctx context.Context) error {
-	pause(ctx, 2*time.Millisecond)
-	return ctx.Err()
-}
-
-// openCache sets up the cache's client so that a server that hangs costs a request what a look may take (see
-// values.get), and no more: no second try, and connections for all who may be waiting for it at once. With the default
-// of 10 per processor callers would wait for a connection, for a second longer than for an answer, and twice.
+// openCache creates the cache's client. A server that hangs costs a request what one lookup may
+// take (variant/values.go) and no more: there is no second attempt, and there are connections
+// for all requests that may wait for it at once. With the default of 10 per processor requests
+// would wait for a connection, a second longer than for an answer, and twice.
 func openCache(url string) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
-		return nil, fmt.Errorf("the cache's url: %w", err)
+		return nil, fmt.Errorf("url of the cache: %w", err)
 	}
 	o.ContextTimeoutEnabled = true
 	o.DialerRetries = 1
@@ -119,10 +122,11 @@ func openCache(url string) (*redis.Client, error) {
 	return redis.NewClient(o), nil
 }
 
-// Addr is where the service listens.
+// Addr is the address on which the service listens.
 func (a *App) Addr() string { return a.listener.Addr().String() }
 
-// Run serves until ctx ends, and then shuts down. An error is that of serving, or of what could not be ended in time.
+// Run serves until ctx ends, then shuts down. Its error is that of serving, and what could not
+// be ended in time.
 func (a *App) Run(ctx context.Context) error {
 	a.spinner.set(a.cfg.Spin)
 	server := &http.Server{
@@ -140,11 +144,9 @@ func (a *App) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var background sync.WaitGroup
-	background.Go(func() {
-		a.warmUp(ctx)
-		background.Go(func() { a.newTicks().run(ctx) })
-		background.Go(func() { a.newLeader().run(ctx) })
-	})
+	background.Go(func() { a.warmUp(ctx) })
+	background.Go(func() { a.newTicks().run(ctx) })
+	background.Go(func() { a.newLeader().run(ctx) })
 
 	var failed error
 	select {
@@ -155,8 +157,8 @@ func (a *App) Run(ctx context.Context) error {
 	return errors.Join(failed, a.shutDown(server, &background))
 }
 
-// warmUp prepares for the first locks, so that no caller waits for that. It is no condition: a service that does not
-// start while Redis is down makes two outages of one.
+// warmUp prepares for locking, so that the first requests do not wait for connections. It is
+// not a condition: a service that does not start while Redis is down makes two outages of one.
 func (a *App) warmUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.Ready)
 	defer cancel()
@@ -167,23 +169,36 @@ func (a *App) warmUp(ctx context.Context) {
 	a.log.Info("ready")
 }
 
-// shutDown ends what runs, in the order in which one thing needs the other. Leader and ticks have been told to stop,
-// and another process takes over, while requests still come.
+// shutDown ends requests first, then what they use. The ctx of the job and the leader has
+// ended, so another process takes over from them while this one still serves.
 func (a *App) shutDown(server *http.Server, background *sync.WaitGroup) error {
-	a.draining.Store(true)
 	a.log.Info("draining")
-	time.Sleep(a.cfg.Drain) // until the load balancer has asked /healthz
+	a.draining.Store(true)
+	time.Sleep(a.cfg.Drain) // the load balancer sees /healthz fail, and sends nothing more
+
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Grace)
 	defer cancel()
-	err := server.Shutdown(ctx) // the requests
+	err := server.Shutdown(ctx)
 	if err != nil {
 		err = errors.Join(fmt.Errorf("requests go on: %w", err), server.Close())
 	}
-	background.Wait() // bounded by the locks' and the database's own times
+	background.Wait() // the timeouts of locks and database bound it
 	a.spinner.set(0)
-	err = errors.Join(err, a.closeWith(ctx))
+	err = errors.Join(err, a.close(ctx))
 	a.log.Info("shut down", "err", err)
 	return err
+}
+
+func (a *App) onClose(f func(context.Context) error) { a.closers = append(a.closers, f) }
+
+// close closes the parts, the last one first. So pages end before the items that they wait for,
+// and the caches before the locks: what is being loaded is finished and stored.
+func (a *App) close(ctx context.Context) error {
+	var errs []error
+	for i := len(a.closers) - 1; i >= 0; i-- {
+		errs = append(errs, a.closers[i](ctx))
+	}
+	return errors.Join(errs...)
 }
 
 func (a *App) newTicks() *ticks {
@@ -194,20 +209,8 @@ func (a *App) newLeader() *leader {
 	return &leader{db: a.db, locks: a.locks, prefix: a.cfg.Prefix, process: a.cfg.Name, log: a.log}
 }
 
-func (a *App) onClose(f func(context.Context) error) { a.closers = append(a.closers, f) }
-
-// closeWith closes what has been opened, the latest first.
-func (a *App) closeWith(ctx context.Context) error {
-	var errs []error
-	for i := len(a.closers) - 1; i >= 0; i-- {
-		errs = append(errs, a.closers[i](ctx))
-	}
-	a.closers = nil
-	return errors.Join(errs...)
-}
-
-func (a *App) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Grace)
-	defer cancel()
-	return a.closeWith(ctx)
+// think stands for the work of a transfer: checks of limits, a call of another service.
+func think(ctx context.Context) error {
+	pause(ctx, 2*time.Millisecond)
+	return ctx.Err()
 }

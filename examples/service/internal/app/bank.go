@@ -11,30 +11,35 @@ import (
 	"github.com/flightlock/flightlock/examples/service/internal/variant"
 )
 
-// The ways in which a transfer can fail that are nobody's fault.
 var (
-	errNoAccount = errors.New("there is no such account")
+	errNoAccount = errors.New("no such account")
 	errFunds     = errors.New("not enough on the account")
-	errOvertaken = errors.New("a later holder of the lock was here") // nothing has happened; it may be tried again
+	// errOvertaken reports that a later holder of the lock has read or written the row. Nothing
+	// was changed, and the caller may try again.
+	errOvertaken = errors.New("overtaken by a later lock holder")
 )
 
+// accountTTL is how long an account stays locked when a process is killed in a transfer.
 const accountTTL = 5 * time.Second
 
-// bank moves money. Balances are read and written in two transactions with some work in between, so each account
-// has a lock. The lock keeps others away; the token, compared in SQL, keeps out one that was
-// stopped for a while and does not know yet that its lock has ended.
+// bank moves money between accounts. It reads balances in one transaction, works, and writes them
+// in another, so each account has a lock. The lock keeps other processes away. The fencing token,
+// compared in SQL, stops a process that was paused and has lost its lock without knowing.
 type bank struct {
 	db     *sql.DB
 	locks  variant.Locker
 	prefix string
-	work   func(ctx context.Context) error // between the two
+	work   func(ctx context.Context) error
 }
 
-// newBank has n accounts, and makes those that are not there. work is done between reading and writing.
+// newBank creates those of the n accounts that are missing. work runs between reading and writing.
 func newBank(ctx context.Context, db *sql.DB, locks variant.Locker, prefix string, n int, work func(context.Context) error) (*bank, error) {
 	err := inTx(ctx, db, func(tx *sql.Tx) error {
 		for i := range n {
-			if _, err := tx.ExecContext(ctx, `INSERT OR IGNORE INTO accounts (id, balance) VALUES ($1, $2)`, fmt.Sprintf("a%d", i), 1_000_000); err != nil {
+			_, err := tx.ExecContext(ctx,
+				`INSERT OR IGNORE INTO accounts (id, balance) VALUES ($1, $2)`,
+				fmt.Sprintf("a%d", i), 1_000_000)
+			if err != nil {
 				return err
 			}
 		}
@@ -43,8 +48,8 @@ func newBank(ctx context.Context, db *sql.DB, locks variant.Locker, prefix strin
 	return &bank{db: db, locks: locks, prefix: prefix, work: work}, err
 }
 
-// transfer locks both accounts, always in the order of their names: two transfers that lock each other's first
-// account would wait until their deadlines.
+// transfer locks both accounts, in the order of their names: if two transfers each held the lock
+// that the other one wants, both would wait until their deadlines.
 func (b *bank) transfer(ctx context.Context, from, to string, amount int64) error {
 	first, second := min(from, to), max(from, to)
 	committed := false
@@ -57,14 +62,15 @@ func (b *bank) transfer(ctx context.Context, from, to string, amount int64) erro
 		})
 	})
 	if committed {
-		return nil // a lock that was lost after that has harmed nobody
+		return nil // also when a lock was lost since: the tokens had been compared by then
 	}
 	return err
 }
 
 func (b *bank) key(account string) string { return b.prefix + "account:" + account }
 
-// move is what is done under the locks.
+// move transfers under the locks. Each row is read and written with the token of its own lock:
+// tokens of different locks cannot be compared.
 func (b *bank) move(ctx context.Context, from, to string, amount int64, tokens map[string]int64) error {
 	balances := map[string]int64{}
 	err := inTx(ctx, b.db, func(tx *sql.Tx) (err error) {
@@ -92,23 +98,31 @@ func (b *bank) move(ctx context.Context, from, to string, amount int64, tokens m
 				return err
 			}
 		}
-		_, err := tx.ExecContext(ctx, `INSERT INTO ledger (id, "from", "to", amount) VALUES ($1, $2, $3, $4)`, rand.Text(), from, to, amount)
+		_, err := tx.ExecContext(ctx,
+			`INSERT INTO ledger (id, "from", "to", amount) VALUES ($1, $2, $3, $4)`,
+			rand.Text(), from, to, amount)
 		return err
 	})
 }
 
-// read leaves its token with the balance, so that from now on no earlier holder writes it. With a plain SELECT, one
-// that was stopped might write between this read and the write that follows from it, and its money would be gone.
+// read writes its token to the row, so that no earlier lock holder can write the row from then on.
+// After a plain SELECT, an earlier holder that was paused could still write before this one does,
+// and its transfer would be lost.
 func read(ctx context.Context, tx *sql.Tx, id string, token int64) (balance int64, err error) {
-	err = tx.QueryRowContext(ctx, `UPDATE accounts SET fence = $1 WHERE id = $2 AND fence <= $1 RETURNING balance`, token, id).Scan(&balance)
+	err = tx.QueryRowContext(ctx,
+		`UPDATE accounts SET fence = $1 WHERE id = $2 AND fence <= $1 RETURNING balance`,
+		token, id).Scan(&balance)
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, absent(ctx, tx, id)
 	}
 	return balance, err
 }
 
+// write changes the row unless it has a larger token.
 func write(ctx context.Context, tx *sql.Tx, id string, token, balance int64) error {
-	res, err := tx.ExecContext(ctx, `UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2`, balance, token, id)
+	res, err := tx.ExecContext(ctx,
+		`UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2`,
+		balance, token, id)
 	if err != nil {
 		return err
 	}
@@ -119,7 +133,7 @@ func write(ctx context.Context, tx *sql.Tx, id string, token, balance int64) err
 	return err
 }
 
-// absent says why no row was touched.
+// absent says why an UPDATE found no row.
 func absent(ctx context.Context, tx *sql.Tx, id string) error {
 	var found int
 	err := tx.QueryRowContext(ctx, `SELECT 1 FROM accounts WHERE id = $1`, id).Scan(&found)

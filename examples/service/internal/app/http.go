@@ -52,32 +52,39 @@ func (a *App) transfer(r *http.Request) (string, error) {
 	return "", a.bank.transfer(r.Context(), from, to, amount)
 }
 
-// serve makes a handler: a deadline, what errors are to the client, and metrics.
+// serve makes get a handler, with a deadline, error handling and metrics.
 func (a *App) serve(route string, get func(*http.Request) (string, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
 		defer cancel()
 		if a.draining.Load() {
-			w.Header().Set("Connection", "close") // so that no request comes just when the server closes the connection
+			// The client uses another connection for its next request. It would fail if
+			// the server closed this one just then.
+			w.Header().Set("Connection", "close")
 		}
 		status := http.StatusOK
-		body, err := get(r.WithContext(ctx))
-		if err != nil {
-			var kind string
-			kind, status = classify(ctx, err)
-			a.kinds.add(kind)
-			level := slog.LevelDebug // the caches log failures of the origin, a few; clients' own are theirs
-			if status == http.StatusInternalServerError {
-				level = slog.LevelError
-			}
-			a.log.Log(ctx, level, "failed", "route", route, "kind", kind, "err", err)
-			http.Error(w, kind, status) // the text may name servers and keys: it is for the log
+		if body, err := get(r.WithContext(ctx)); err != nil {
+			status = a.fail(ctx, w, route, err)
 		} else {
-			_, _ = io.WriteString(w, body) // if it fails, the client is gone
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, body) // fails if the client has gone
 		}
 		a.took.WithLabelValues(route, strconv.Itoa(status)).Observe(time.Since(began).Seconds())
 	})
+}
+
+// fail answers a request that failed, and returns the status.
+func (a *App) fail(ctx context.Context, w http.ResponseWriter, route string, err error) (status int) {
+	kind, status := classify(ctx, err)
+	a.kinds.add(kind)
+	level := slog.LevelDebug // failed loads are logged by the cache, sampled
+	if status == http.StatusInternalServerError {
+		level = slog.LevelError
+	}
+	a.log.Log(ctx, level, "failed", "route", route, "kind", kind, "err", err)
+	http.Error(w, kind, status) // the text of err names servers and keys: it is not for clients
+	return status
 }
 
 func newTook(r prometheus.Registerer) (*prometheus.HistogramVec, error) {
@@ -88,7 +95,7 @@ func newTook(r prometheus.Registerer) (*prometheus.HistogramVec, error) {
 	return took, r.Register(took)
 }
 
-// healthz is what the load balancer asks.
+// healthz tells the load balancer whether to send requests.
 func (a *App) healthz(w http.ResponseWriter, _ *http.Request) {
 	if !a.ready.Load() || a.draining.Load() {
 		http.Error(w, "not now", http.StatusServiceUnavailable)

@@ -6,12 +6,12 @@ import (
 	"github.com/flightlock/flightlock/examples/service/internal/variant"
 )
 
-// newItems is the cache of the hot endpoint: each entry is one load of the origin.
+// newItems is the cache of the hot endpoint: a miss is one load of the origin.
 func newItems(locks variant.Locker, o *origin, fresh time.Duration) (variant.Cache, error) {
 	return locks.NewCache("items", o.load, variant.CacheOptions{
 		Fresh:       fresh,
 		LoadTimeout: 5 * time.Second,
-		MaxLoads:    128, // what the origin bears from one process
+		MaxLoads:    128, // what the origin can take from one process
 	})
 }
 

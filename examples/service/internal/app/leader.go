@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	leaderTTL  = 5 * time.Second // so long there is no leader after one was killed
+	leaderTTL  = 5 * time.Second // how long there is no leader when one is killed
 	leaderBeat = 50 * time.Millisecond
 )
 
-// leader has one of all processes lead.
+// leader makes one of all processes the leader.
 type leader struct {
 	db      *sql.DB
 	locks   variant.Locker
@@ -24,7 +24,8 @@ type leader struct {
 	log     *slog.Logger
 }
 
-// run stands for election until ctx ends. A leader whose ctx ends gives its lock back, and the next one begins.
+// run takes part in the election until ctx ends. Then a leader releases its lock, and another
+// process leads at once.
 func (e *leader) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := e.locks.Do(ctx, e.prefix+"leader", leaderTTL, e.lead); err != nil && ctx.Err() == nil {
@@ -34,16 +35,18 @@ func (e *leader) run(ctx context.Context) {
 	}
 }
 
-// lead is what the leader does: it writes down since when, and up to when, it was sure to be the only one.
+// lead is the leader's work: it records the time during which it was certainly the only leader.
 //
-// It is sure at a moment if, after that moment, the lock is still held. Err reads the clock, so it is right also when
-// this process has just stood still for a while; ctx may end a little later.
+// It was the leader at a moment if the lock is still held after that moment. Err reads the clock,
+// so it is right at once, even if this process was just paused; ctx may end a little later.
 func (e *leader) lead(ctx context.Context, l variant.Lock) error {
 	from := time.Now().UnixNano()
 	if err := l.Err(); err != nil {
 		return err
 	}
-	res, err := e.db.ExecContext(ctx, `INSERT INTO leaders (process, fence, from_ns, until_ns) VALUES ($1, $2, $3, $3)`, e.process, l.Fence(), from)
+	res, err := e.db.ExecContext(ctx,
+		`INSERT INTO leaders (process, fence, from_ns, until_ns) VALUES ($1, $2, $3, $3)`,
+		e.process, l.Fence(), from)
 	if err != nil {
 		return err
 	}
@@ -62,13 +65,13 @@ func (e *leader) lead(ctx context.Context, l variant.Lock) error {
 		if err := e.beat(ctx, row, until); err != nil {
 			return err
 		}
-		if stop { // to shut down; the lock is still held
+		if stop { // the process shuts down; the lock is still held
 			return nil
 		}
 	}
 }
 
-// beat writes down how long this process has led. It does so at the end as well, when ctx has ended.
+// beat records until when this process has led. It does so once more when ctx has ended.
 func (e *leader) beat(ctx context.Context, row, until int64) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaderTTL)
 	defer cancel()
@@ -76,7 +79,7 @@ func (e *leader) beat(ctx context.Context, row, until int64) error {
 	return err
 }
 
-// pause waits, and reports whether ctx lasted.
+// pause waits for d, and reports whether ctx lasted.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -12,10 +12,13 @@ import (
 	"time"
 )
 
-// errOrigin says that the origin, and nobody else, failed.
+// errOrigin reports that the origin failed, and nothing else did.
 var errOrigin = errors.New("the origin failed")
 
-// origin is where values come from: slow, dear, and not ours.
+// maxValue is the size limit of a value, in bytes.
+const maxValue = 1 << 20
+
+// origin is the client of the server that values come from. It is slow, and others use it, too.
 type origin struct {
 	base   string
 	token  atomic.Pointer[string]
@@ -24,7 +27,7 @@ type origin struct {
 
 func newOrigin(base, token string) *origin {
 	o := &origin{base: base, client: &http.Client{Transport: &http.Transport{
-		MaxIdleConnsPerHost: 256, // as many as loads may run; the default of 2 would dial for nearly every load
+		MaxIdleConnsPerHost: 128, // one for each load; with the default of 2, most loads would dial
 		IdleConnTimeout:     time.Minute,
 	}}}
 	o.setToken(token)
@@ -33,7 +36,7 @@ func newOrigin(base, token string) *origin {
 
 func (o *origin) setToken(token string) { o.token.Store(&token) }
 
-// load gets one value. ctx bounds it. fence tells the origin who it is that loads: 0 for nobody with a lock.
+// load gets one value; ctx bounds it. fence is the token of the caller's lock: 0 without one.
 func (o *origin) load(ctx context.Context, key string, fence int64) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.base+"/load/"+url.PathEscape(key), nil)
 	if err != nil {
@@ -53,14 +56,11 @@ func (o *origin) load(ctx context.Context, key string, fence int64) (string, err
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errOrigin, err)
 	case resp.StatusCode != http.StatusOK:
-		return "", fmt.Errorf("%w: %s of %q", errOrigin, resp.Status, key)
+		return "", fmt.Errorf("%w: %s for %q", errOrigin, resp.Status, key)
 	case len(body) > maxValue:
 		return "", fmt.Errorf("%w: more than %d bytes for %q", errOrigin, maxValue, key)
 	}
 	return string(body), nil
 }
-
-// maxValue is how many bytes a value may have.
-const maxValue = 1 << 20
 
 func (o *origin) close() { o.client.CloseIdleConnections() }

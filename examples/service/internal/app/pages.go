@@ -14,14 +14,15 @@ import (
 // pageParts is how many items a page shows: that of its own number, and those after it.
 const pageParts = 4
 
-// newPages is the cache of pages, each of which fetches its items when it is loaded. A load waits for other
-// loads here. It must do so with its own ctx, by which the Fetchers know who waits for whom, and pages come from
-// items, never items from pages: loads that wait for each other in a ring end by an error at best.
+// newPages is the cache of pages. The load of a page fetches the page's items, so loads wait for
+// other loads. Two rules make that safe. A load fetches with its own ctx, or one derived from it:
+// by that a Fetcher knows which loads wait for which, and does not count them against MaxLoads.
+// And pages are made of items, never items of pages, so loads cannot wait for each other in a ring.
 func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh time.Duration) (variant.Cache, error) {
 	load := func(ctx context.Context, key string, _ int64) (string, error) {
 		number, err := strconv.Atoi(strings.TrimPrefix(key, pageKey(prefix, "")))
 		if err != nil {
-			return "", fmt.Errorf("the key of a page: %w", err)
+			return "", fmt.Errorf("key of a page: %w", err)
 		}
 		var parts [pageParts]string
 		group, ctx := errgroup.WithContext(ctx)

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// maxSpin is how many goroutines per processor may spin.
+// maxSpin limits the goroutines per processor.
 const maxSpin = 64
 
 // spinner keeps the processors busy, for the demo.
@@ -16,7 +16,7 @@ type spinner struct {
 	busy sync.WaitGroup
 }
 
-// set has n goroutines per processor spin, and no others.
+// set starts n goroutines per processor, after it has stopped those of before.
 func (s *spinner) set(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

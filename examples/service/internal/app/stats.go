@@ -10,7 +10,7 @@ import (
 	"github.com/flightlock/flightlock/examples/service/internal/variant"
 )
 
-// Stats is what /stats says, since this process began.
+// Stats are the counters of /stats, since the process started.
 type Stats struct {
 	variant.Stats
 	Errors map[string]uint64 `json:"errors"` // of requests, by kind
@@ -42,11 +42,12 @@ func (k *kinds) read() map[string]uint64 {
 
 var errRequest = errors.New("bad request")
 
-// classify says what an error is to the client: a kind for the statistics, and a status.
+// classify turns an error of a request into a kind, for the counters, and a status, for the
+// client. ctx is the request's.
 func classify(ctx context.Context, err error) (kind string, status int) {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return "gone", http.StatusServiceUnavailable // the client, so nobody reads it
+		return "gone", http.StatusServiceUnavailable // the client has gone, and does not read it
 	case ctx.Err() != nil:
 		return "deadline", http.StatusGatewayTimeout
 	case errors.Is(err, errRequest):

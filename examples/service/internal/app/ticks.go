@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -12,14 +11,20 @@ import (
 
 const (
 	ticksTTL = 5 * time.Second
-	maxTicks = 60 // of those that were missed, so many are made up for
+	maxTicks = 60 // older ticks that were missed are skipped
 )
 
 // ticks starts a job once per second, in one of all processes.
 //
-// What has been started stands in the database, and is looked at under the lock: a lock alone says that nobody is at
-// it, not that nobody has been. So a tick that fell into an outage is made up for, and one process more or
-// less changes nothing. All ticks have one lock, for tokens of different locks cannot be compared.
+// The lock alone cannot do that. It says that no other process starts a tick now, not that none
+// has done so before. So the table of runs says which ticks were started, and is read under the
+// lock. A tick that was due while Redis was down is started later. All ticks share one lock, so
+// their tokens rise in the order of the runs, and can be compared.
+//
+// A simpler design was rejected: one TryLock per tick, on a key of its own that is never
+// released. When all processes try at the same moment, the votes of the nodes may be split, and
+// no process gets the lock; and a process that shuts down releases it, so that a later one starts
+// the tick again.
 type ticks struct {
 	db      *sql.DB
 	locks   variant.Locker
@@ -28,33 +33,29 @@ type ticks struct {
 	log     *slog.Logger
 }
 
-// run goes on until ctx ends.
+// run returns when ctx ends.
 func (t *ticks) run(ctx context.Context) {
 	for {
 		now := time.Now()
-		timer := time.NewTimer(now.Truncate(time.Second).Add(time.Second).Sub(now))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !pause(ctx, now.Truncate(time.Second).Add(time.Second).Sub(now)) {
 			return
-		case <-timer.C:
 		}
 		if err := t.due(ctx, time.Now().Unix()); err != nil && ctx.Err() == nil {
-			t.log.Warn("ticks wait", "err", err) // the next round makes up for it
+			t.log.Warn("no tick", "err", err) // it is started in a later round
 		}
 	}
 }
 
-// due starts what has not been started up to now.
+// due starts all ticks up to now that were not started.
 func (t *ticks) due(ctx context.Context, now int64) error {
 	ctx, cancel := context.WithTimeout(ctx, ticksTTL)
 	defer cancel()
 	last, err := t.last(ctx, now)
 	if err != nil || last >= now {
-		return err // mostly another process was faster, and this one needs no lock to see it
+		return err // another process was faster: no need for the lock
 	}
 	return t.locks.Do(ctx, t.prefix+"ticks", ticksTTL, func(ctx context.Context, l variant.Lock) error {
-		last, err := t.last(ctx, now) // somebody may have been at it while we waited
+		last, err := t.last(ctx, now) // again, since another process may have held the lock
 		if err != nil {
 			return err
 		}
@@ -67,24 +68,25 @@ func (t *ticks) due(ctx context.Context, now int64) error {
 	})
 }
 
-// last is the tick that was started last; the one before now if there was none at all.
+// last is the latest tick that was started, or the one before now if there is none.
 func (t *ticks) last(ctx context.Context, now int64) (last int64, err error) {
 	err = t.db.QueryRowContext(ctx, `SELECT COALESCE(MAX(tick), $1) FROM runs`, now-1).Scan(&last)
 	return last, err
 }
 
-// start is the step that must not happen twice, so it compares the token: who was stopped between its look and
-// here, and has lost the lock since, starts nothing.
+// start is the step that must not happen twice, so it compares the token: a process that was
+// paused after it had read the table, and has lost the lock since, starts nothing.
 func (t *ticks) start(ctx context.Context, tick, token int64) error {
-	res, err := t.db.ExecContext(ctx, `INSERT INTO runs (tick, process, fence, at)
-		SELECT $1, $2, $3, $4 WHERE NOT EXISTS (SELECT 1 FROM runs WHERE fence > $3)`, tick, t.process, token, time.Now().UnixNano())
+	res, err := t.db.ExecContext(ctx,
+		`INSERT INTO runs (tick, process, fence, at)
+		SELECT $1, $2, $3, $4 WHERE NOT EXISTS (SELECT 1 FROM runs WHERE fence > $3)`,
+		tick, t.process, token, time.Now().UnixNano())
 	if err != nil {
 		return err
 	}
 	n, err := res.RowsAffected()
 	if err == nil && n == 0 {
-		return errors.Join(errOvertaken, err)
+		return errOvertaken
 	}
-	// Here the job would do its work, if need be beyond the lock.
-	return err
+	return err // the job itself would begin here, on a goroutine of its own
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// withFlightlock is one Client for the whole process: its goroutines share queues.
+// withFlightlock has one Client for the whole process: its goroutines share queues.
 type withFlightlock struct {
 	c   *flightlock.Client
 	rdb *redis.Client
@@ -24,20 +24,23 @@ func newFlightlock(env Env) (*withFlightlock, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &withFlightlock{c, env.Cache, env.Log}, nil
+	return &withFlightlock{c: c, rdb: env.Cache, log: env.Log}, nil
 }
 
 func (f *withFlightlock) Ready(ctx context.Context) error { return f.c.Ready(ctx) }
 
 func (f *withFlightlock) Close(ctx context.Context) error { return f.c.Close(ctx) }
 
-// Do waits in turn for who holds the lock; but when Redis is down it says so at once, and the caller decides.
+// Do queues behind other holders. While Redis is down it fails at once, and its caller decides
+// what to do: a request fails, the job and the leader try again.
 func (f *withFlightlock) Do(ctx context.Context, key string, ttl time.Duration, fn func(context.Context, Lock) error) error {
-	err := f.c.Do(ctx, key, ttl, flightlock.FailFast(nil), func(ctx context.Context, l *flightlock.Lock) error { return fn(ctx, l) })
+	err := f.c.Do(ctx, key, ttl, flightlock.FailFast(nil), func(ctx context.Context, l *flightlock.Lock) error {
+		return fn(ctx, l)
+	})
 	return translate(err)
 }
 
-// translate adds the errors that all variants have in common.
+// translate adds the errors of this package to those of flightlock.
 func translate(err error) error {
 	switch {
 	case err == nil:
@@ -51,7 +54,7 @@ func translate(err error) error {
 	return err
 }
 
-// fetched is a cache in Redis, loaded by a Fetcher: one load per miss, over all processes.
+// fetched is a cache in Redis that a Fetcher loads: one load per miss, over all processes.
 type fetched struct{ f *flightlock.Fetcher[string] }
 
 func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Cache, error) {
@@ -68,14 +71,14 @@ func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Ca
 			return load(ctx, key, flightlock.FromContext(ctx).Fence())
 		},
 		Store: func(ctx context.Context, key, value string, l *flightlock.Lock) error {
-			if l == nil { // loaded without a lock, so it cannot be put in order with the others: it overwrites nothing
-				return f.rdb.SetNX(ctx, key, value, min(unordered, opts.Fresh)).Err()
+			if l == nil { // there is no token to order this value by: it overwrites nothing
+				return f.rdb.SetNX(ctx, key, value, min(unorderedTTL, opts.Fresh)).Err()
 			}
 			return fenced.Set(ctx, f.rdb, key, value, l.Fence(), opts.Fresh)
 		},
 	}, flightlock.FetchOptions{
 		Name:        name,
-		TTL:         5 * time.Second, // so long the others wait for a process that was killed in mid-load
+		TTL:         5 * time.Second, // how long others wait when a process is killed in a load
 		LoadTimeout: opts.LoadTimeout,
 		MaxLoads:    opts.MaxLoads,
 		OnError:     sampled(f.log.With("cache", name)),
@@ -86,8 +89,8 @@ func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Ca
 	return fetched{fetcher}, nil
 }
 
-// unordered is how long a value stands that was loaded without a lock.
-const unordered = 5 * time.Second
+// unorderedTTL is how long a value is served that was loaded without a lock.
+const unorderedTTL = 5 * time.Second
 
 func (f fetched) Fetch(ctx context.Context, key string) (string, error) {
 	value, err := f.f.Fetch(ctx, key)
@@ -96,22 +99,25 @@ func (f fetched) Fetch(ctx context.Context, key string) (string, error) {
 
 func (f fetched) Stats() Stats {
 	s := f.f.Stats()
-	return Stats{Loads: s.Loads, Unlocked: s.UnlockedLoads, LookupErrors: s.LookupErrors, StoreFailures: s.StoreFailures}
+	return Stats{
+		Loads: s.Loads, Unlocked: s.UnlockedLoads,
+		LookupErrors: s.LookupErrors, StoreFailures: s.StoreFailures,
+	}
 }
 
 func (f fetched) Close(ctx context.Context) error { return f.f.Close(ctx) }
 
-// sampled logs the first failure of each second, and how many there were since the one before. A Fetcher calls
-// it on one goroutine, so it needs no mutex.
+// sampled logs at most one failure per second, and how many it has left out since the one before.
+// A Fetcher calls it on one goroutine, so it needs no mutex.
 func sampled(log *slog.Logger) func(key, op string, err error) {
 	var last time.Time
-	var missed int
+	var omitted int
 	return func(key, op string, err error) {
 		if time.Since(last) < time.Second {
-			missed++
+			omitted++
 			return
 		}
-		log.Warn("failed", "op", op, "key", key, "err", err, "others", missed)
-		last, missed = time.Now(), 0
+		log.Warn("failed", "op", op, "key", key, "err", err, "omitted", omitted)
+		last, omitted = time.Now(), 0
 	}
 }

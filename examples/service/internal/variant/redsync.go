@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// withRedsync locks by redsync as its README shows it, with the default options of both libraries.
+// withRedsync locks with redsync as its README shows, with the default options of both libraries.
 type withRedsync struct {
 	env   Env
 	nodes []*redis.Client
@@ -39,12 +38,11 @@ func newRedsync(env Env) (*withRedsync, error) {
 }
 
 func (r *withRedsync) Ready(ctx context.Context) error {
+	var errs []error
 	for _, node := range r.nodes {
-		if err := node.Ping(ctx).Err(); err != nil {
-			return err
-		}
+		errs = append(errs, node.Ping(ctx).Err())
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (r *withRedsync) Close(context.Context) error {
@@ -55,50 +53,62 @@ func (r *withRedsync) Close(context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Do extends the mutex by its default expiry of 8 s, for as long as fn runs.
-func (r *withRedsync) Do(ctx context.Context, key string, _ time.Duration, fn func(context.Context, Lock) error) error {
+// lock locks a new mutex on key.
+func (r *withRedsync) lock(ctx context.Context, key string) (*redsync.Mutex, error) {
 	m := r.rs.NewMutex("lock:" + key)
 	if err := m.LockContext(ctx); err != nil {
-		return fmt.Errorf("%w on %q: %w", ErrNoLock, key, err)
+		return nil, fmt.Errorf("%w on %q: %w", ErrNoLock, key, err)
 	}
-	held := &mutex{}
-	held.until.Store(m.Until().UnixNano())
-	ctx, cancel := context.WithCancelCause(ctx)
-	var extending sync.WaitGroup
-	extending.Go(func() { held.extend(ctx, cancel, m) })
-	err := fn(ctx, held)
-	cancel(nil)
-	extending.Wait()
-	return errors.Join(err, unlock(m))
-}
-
-// unlock lets the next one in, also when ctx has ended.
-func unlock(m *redsync.Mutex) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	if ok, err := m.UnlockContext(ctx); !ok || err != nil {
-		return fmt.Errorf("%w: unlock %q: %w", ErrLost, m.Name(), errors.Join(err, errUnlock))
-	}
-	return nil
+	return m, nil
 }
 
 var errUnlock = errors.New("not unlocked")
 
-// mutex is a redsync.Mutex that is being extended by one goroutine, and asked for by another.
-type mutex struct{ until atomic.Int64 } // in unix nanoseconds
+// unlock works with a ctx that has ended, too.
+func unlock(ctx context.Context, m *redsync.Mutex) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if ok, err := m.UnlockContext(ctx); !ok || err != nil {
+		return fmt.Errorf("%w: %q: %w", ErrLost, m.Name(), errors.Join(errUnlock, err))
+	}
+	return nil
+}
 
-func (*mutex) Fence() int64 { return 0 } // redsync has no tokens
+// Do extends the mutex for as long as fn runs. The ttl is redsync's default.
+func (r *withRedsync) Do(ctx context.Context, key string, _ time.Duration, fn func(context.Context, Lock) error) error {
+	m, err := r.lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	held := &extended{}
+	held.until.Store(m.Until().UnixNano())
+	ctx, cancel := context.WithCancelCause(ctx)
+	var extending sync.WaitGroup
+	extending.Go(func() { held.extend(ctx, cancel, m) })
+	err = fn(ctx, held)
+	cancel(nil)
+	extending.Wait()
+	return errors.Join(err, unlock(ctx, m))
+}
 
-func (m *mutex) Err() error {
-	if time.Now().UnixNano() >= m.until.Load() {
+// redsyncExpiry is the default of redsync.
+const redsyncExpiry = 8 * time.Second
+
+// extended is a mutex that one goroutine extends while others ask for its state.
+type extended struct{ until atomic.Int64 } // unix nanoseconds
+
+func (*extended) Fence() int64 { return 0 } // redsync has no tokens
+
+func (e *extended) Err() error {
+	if time.Now().UnixNano() >= e.until.Load() {
 		return ErrLost
 	}
 	return nil
 }
 
-// extend goes on until ctx ends, and ends it when the lock is lost.
-func (m *mutex) extend(ctx context.Context, lost context.CancelCauseFunc, rm *redsync.Mutex) {
-	tick := time.NewTicker(defaultExpiry / 3)
+// extend returns when ctx ends, or when the lock is lost; then it ends ctx.
+func (e *extended) extend(ctx context.Context, end context.CancelCauseFunc, m *redsync.Mutex) {
+	tick := time.NewTicker(redsyncExpiry / 3)
 	defer tick.Stop()
 	for {
 		select {
@@ -106,59 +116,47 @@ func (m *mutex) extend(ctx context.Context, lost context.CancelCauseFunc, rm *re
 			return
 		case <-tick.C:
 		}
-		if ok, err := rm.ExtendContext(ctx); !ok || err != nil && m.Err() != nil {
-			lost(fmt.Errorf("%w: extend %q: %w", ErrLost, rm.Name(), errors.Join(err, ErrLost)))
+		if ok, err := m.ExtendContext(ctx); !ok || err != nil {
+			end(fmt.Errorf("%w: extend %q: %w", ErrLost, m.Name(), errors.Join(redsync.ErrExtendFailed, err)))
 			return
 		}
-		m.until.Store(rm.Until().UnixNano())
+		e.until.Store(m.Until().UnixNano())
 	}
 }
 
-const defaultExpiry = 8 * time.Second // of redsync
-
-// locked is a cache in Redis, loaded under a mutex, with a second look at the cache when the mutex is there.
+// locked is a cache in Redis that is loaded under a mutex.
 type locked struct {
-	r      *withRedsync
-	values values
-	load   Load
-	opts   CacheOptions
-	log    *slog.Logger
-	counts counts
+	plain
+	r *withRedsync
 }
 
 func (r *withRedsync) NewCache(name string, load Load, opts CacheOptions) (Cache, error) {
-	return &locked{r: r, values: values{r.env.Cache, opts.Fresh}, load: load, opts: opts, log: r.env.Log.With("cache", name)}, nil
+	return &locked{r: r, plain: plain{
+		values: values{r.env.Cache, opts.Fresh}, load: load, opts: opts, log: r.env.Log.With("cache", name),
+	}}, nil
 }
 
-func (l *locked) Fetch(ctx context.Context, key string) (_ string, err error) {
-	if value, found := l.counts.get(ctx, l.values, key); found {
+// someLock stands for the token of a lock that has none.
+const someLock = 1
+
+func (l *locked) Fetch(ctx context.Context, key string) (string, error) {
+	if value, found := l.get(ctx, key); found {
 		return value, nil
 	}
-	m := l.r.rs.NewMutex("lock:" + key)
-	if err := m.LockContext(ctx); err != nil {
-		return "", fmt.Errorf("%w on %q: %w", ErrNoLock, key, err)
+	m, err := l.r.lock(ctx, key)
+	if err != nil {
+		return "", err
 	}
 	defer func() {
-		if err := unlock(m); err != nil {
+		if err := unlock(ctx, m); err != nil {
 			l.log.Debug("after a load", "err", err)
 		}
 	}()
-	if value, found := l.counts.get(ctx, l.values, key); found { // somebody loaded it while we waited
+	if value, found := l.get(ctx, key); found { // another caller has loaded it meanwhile
 		return value, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.opts.LoadTimeout)
-	defer cancel()
-	l.counts.loads.Add(1)
-	value, err := l.load(ctx, key, someLock)
-	if err == nil {
-		l.counts.set(ctx, l.values, l.log, key, value)
-	}
-	return value, err
+	return l.fill(ctx, key, someLock)
 }
 
-// someLock stands for the token where there is a lock without one.
-const someLock = 1
-
-func (l *locked) Stats() Stats { return l.counts.read() }
-
-func (l *locked) Close(context.Context) error { return nil } // loads are on the goroutines of requests, which have ended
+// Close has nothing to wait for: loads run on the goroutines of requests.
+func (l *locked) Close(context.Context) error { return nil }

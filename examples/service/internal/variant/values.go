@@ -8,17 +8,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// values are strings in Redis, each for a time.
+// cacheTimeout bounds a lookup, with which every request begins, and a store. FetchOptions has a
+// LookupTimeout for a Fetcher's own lookups only; those of its callers end with their ctx. If the
+// timeout is too short, a process whose processors are busy takes its own delays for an outage of
+// the cache, and loads without locks. A cache that hangs costs every request that much.
+const cacheTimeout = 800 * time.Millisecond
+
+// values are strings in Redis, each with a ttl.
 type values struct {
 	rdb   *redis.Client
 	fresh time.Duration
 }
-
-// cacheTimeout bounds a look into the cache, with which every request begins, and a write to it. A Fetcher's
-// LookupTimeout is for its own looks only; those of its callers end with their ctx. Where it is too short, a process
-// whose processors are busy takes its own delays for an outage of the cache, and loads without a lock; a hanging
-// cache costs every request so long.
-const cacheTimeout = 800 * time.Millisecond
 
 func (v values) get(ctx context.Context, key string) (value string, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
@@ -30,7 +30,7 @@ func (v values) get(ctx context.Context, key string) (value string, found bool, 
 	return value, err == nil, err
 }
 
-// set is for the variants without tokens: the last one wins, also if it is the oldest.
+// set is for variants without tokens: the last write wins, even if its value is the oldest.
 func (v values) set(ctx context.Context, key, value string) error {
 	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
 	defer cancel()

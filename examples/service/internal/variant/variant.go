@@ -1,8 +1,9 @@
-// Package variant has what keeps the processes of the service from doing one thing at once: flightlock, and beside
-// it, to be compared, what people use without it. The service is the same over all of them.
+// Package variant has three ways to keep the processes of the service from doing the same thing
+// at once: flightlock, and for comparison what people use without it. The rest of the service is
+// the same with each.
 //
-// To write a service of your own, take flightlock.go and leave the rest: what it calls can be called without the
-// interfaces here.
+// A service of your own needs flightlock.go and values.go only, and may call flightlock itself
+// where these interfaces stand in between.
 package variant
 
 import (
@@ -23,73 +24,81 @@ const (
 	Redsync      = "redsync"
 )
 
-// Names has all of them.
+// Names lists them.
 var Names = []string{Flightlock, Singleflight, Redsync}
 
-// ErrNoLock says that a lock could not be had, whatever the variant says in detail.
-var ErrNoLock = errors.New("no lock")
+var (
+	// ErrNoLock reports that a lock was not acquired.
+	ErrNoLock = errors.New("no lock")
+	// ErrLost reports that a lock was lost while it was needed.
+	ErrLost = errors.New("lock lost")
+)
 
-// ErrLost says that a lock was lost while it was needed.
-var ErrLost = errors.New("the lock was lost")
-
-// A Locker has locks, and makes caches that are loaded under them.
+// A Locker locks, and makes caches that are loaded under locks.
 type Locker interface {
 	// Ready prepares for the first locks.
 	Ready(ctx context.Context) error
-	// Do runs fn while it holds the lock on key, for as long as fn takes. fn's ctx ends when ctx does and when the
-	// lock is lost. The error is fn's, or ErrNoLock if it has not run; ErrLost stands before fn's if that happened.
+	// Do runs fn under the lock on key, and keeps the lock while fn runs. The ctx of fn ends
+	// with ctx and when the lock is lost. The error is that of fn; ErrNoLock, and fn did not
+	// run; or ErrLost.
 	Do(ctx context.Context, key string, ttl time.Duration, fn func(context.Context, Lock) error) error
-	// NewCache puts a cache in front of load.
+	// NewCache makes a cache in front of load.
 	NewCache(name string, load Load, opts CacheOptions) (Cache, error)
-	// Close ends what is left. Caches are closed before.
+	// Close ends the Locker, after its caches.
 	Close(ctx context.Context) error
 }
 
-// A Lock is one that is held.
+// A Lock is a lock that is held. *flightlock.Lock is one.
 type Lock interface {
-	Fence() int64 // its token; 0 where the variant has none
-	Err() error   // nil while it is held
+	Fence() int64 // the fencing token; 0 with variants that have none
+	Err() error   // nil while the lock is held
 }
 
-// Load gets a value from where it comes from. fence is the lock's token: 0 without a lock.
+// Load gets the value of key from where it comes from. fence is the token of the lock under which
+// it runs; 0 without a lock.
 type Load func(ctx context.Context, key string, fence int64) (string, error)
 
-// A Cache gives values, and loads those that it has not.
+// A Cache returns values from Redis, and loads those that are missing.
 type Cache interface {
 	Fetch(ctx context.Context, key string) (string, error)
 	Stats() Stats
-	Close(ctx context.Context) error // lets running loads finish
+	Close(ctx context.Context) error // waits for running loads
 }
 
-// CacheOptions say how to go about it.
+// CacheOptions are the settings of a Cache.
 type CacheOptions struct {
-	Fresh       time.Duration // how long a value is good
+	Fresh       time.Duration // how long a value is served
 	LoadTimeout time.Duration // of one load
-	MaxLoads    int           // at once, in this process; 0: any number
+	MaxLoads    int           // running at once in this process; 0 means no limit
 }
 
 // Stats are counters.
 type Stats struct {
 	Loads         uint64 `json:"loads"`
-	Unlocked      uint64 `json:"unlocked"` // loads without a lock
+	Unlocked      uint64 `json:"unlocked"` // of these, without a lock
 	LookupErrors  uint64 `json:"lookupErrors"`
 	StoreFailures uint64 `json:"storeFailures"`
 }
 
-// Add adds up two of them.
+// Add returns the sums.
 func (s Stats) Add(t Stats) Stats {
-	return Stats{s.Loads + t.Loads, s.Unlocked + t.Unlocked, s.LookupErrors + t.LookupErrors, s.StoreFailures + t.StoreFailures}
+	return Stats{
+		Loads:         s.Loads + t.Loads,
+		Unlocked:      s.Unlocked + t.Unlocked,
+		LookupErrors:  s.LookupErrors + t.LookupErrors,
+		StoreFailures: s.StoreFailures + t.StoreFailures,
+	}
 }
 
-// Env is what a variant is made over.
+// Env is what a variant works with.
 type Env struct {
-	Nodes      []string      // urls of the nodes that lock
+	Nodes      []string      // urls of the lock nodes
 	Cache      *redis.Client // where values are cached
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 }
 
-// New makes the variant of that name.
+// New makes the variant with that name.
 func New(name string, env Env) (Locker, error) {
 	switch name {
 	case Flightlock:
@@ -99,5 +108,5 @@ func New(name string, env Env) (Locker, error) {
 	case Redsync:
 		return newRedsync(env)
 	}
-	return nil, fmt.Errorf("there is no variant %q", name)
+	return nil, fmt.Errorf("no variant %q", name)
 }
