@@ -64,6 +64,9 @@ func (r *Report) goals() string {
 		}
 		fmt.Fprintf(&b, "- %s: %s\n", word, fmt.Sprintf(format, args...))
 	}
+	if strings.Contains(r.Servers, "embedded") {
+		b.WriteString("Embedded nodes are slower than NodeTimeout when there is much to do; real ones are not.\n\n")
+	}
 	faults := r.Faults("flightlock")
 	for _, f := range faults {
 		item(false, "%s", f)
