@@ -103,8 +103,12 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 	for _, bad := range []Row{{Never: 1}, {Errors: map[string]int{"502": 1}}, {Loads: loadCounts{Loads: 1, First: 1, Unlocked: 1}},
 		{Loads: loadCounts{Loads: 2, First: 1}}} {
 		bad.Variant, bad.weather = "flightlock", fine
-		if r := (Report{Rows: []Row{bad}}); len(r.Faults("flightlock")) != 1 {
+		if r := (Report{Rows: []Row{bad}}); len(r.Faults("flightlock")) != 1 || len(r.Slow("flightlock")) != 0 {
 			t.Errorf("%+v: %v", bad, r.Faults("flightlock"))
+		}
+		bad.RoundTrip99 = time.Second
+		if r := (Report{Rows: []Row{bad}}); len(r.Slow("flightlock")) != 1 {
+			t.Errorf("%+v is not slow", bad)
 		}
 	}
 }
