@@ -18,6 +18,8 @@ const (
 	locked
 	// kept: what was loaded is in the cache, so there is one load per miss.
 	kept
+	// prompt: nothing in the way is slow, so the 99th percentile is that of singleflight alone and two round trips.
+	prompt
 
 	fine = answered | locked | kept
 )
@@ -103,7 +105,7 @@ func (r *Report) goals() string {
 		if row.Variant != "flightlock" || row.Skipped != "" {
 			continue
 		}
-		if other := r.row(row.Phase, "singleflight"); row.weather == fine && row.Phase != "cold start" && other != nil {
+		if other := r.row(row.Phase, "singleflight"); row.weather&prompt != 0 && other != nil {
 			// A page is a miss of its own and then one of its items: twice as many round trips.
 			for _, of := range []struct {
 				name       string
