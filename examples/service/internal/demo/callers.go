@@ -95,6 +95,8 @@ func account(i int) string { return fmt.Sprintf("a%d", i) }
 // seen is what callers saw.
 type seen struct {
 	reads     histogram // /item and /page
+	items     histogram // /item alone
+	pages     histogram // /page alone
 	transfers histogram
 	hotLate   histogram    // hot keys asked for between hotFrom and hotUntil
 	hotFrom   atomic.Int64 // unix nanoseconds; 0: none
@@ -187,15 +189,7 @@ func (c *callers) call(one call, due time.Time, s *seen) {
 	}
 	process, status, body, err := c.b.do(ctx, method, one.path)
 	took := time.Since(due)
-	switch at := due.UnixNano(); {
-	case one.kind == transferCall:
-		s.transfers.record(took)
-	case one.hot && at >= s.hotFrom.Load() && at < s.hotUntil.Load():
-		s.hotLate.record(took)
-		s.reads.record(took)
-	default:
-		s.reads.record(took)
-	}
+	s.record(one, due, took)
 	if one.kind != transferCall && err == nil && status == http.StatusOK && body == "" {
 		s.fail("empty answer", c.b.names[process])
 	} else if kind := errorKind(status, err); kind != "" {
@@ -206,6 +200,23 @@ func (c *callers) call(one call, due time.Time, s *seen) {
 	} else if one.kind == transferCall {
 		s.paid.Add(1)
 	}
+}
+
+// record counts the latency of a call.
+func (s *seen) record(one call, due time.Time, took time.Duration) {
+	switch one.kind {
+	case transferCall:
+		s.transfers.record(took)
+		return
+	case pageCall:
+		s.pages.record(took)
+	case itemCall:
+		s.items.record(took)
+		if at := due.UnixNano(); one.hot && at >= s.hotFrom.Load() && at < s.hotUntil.Load() {
+			s.hotLate.record(took)
+		}
+	}
+	s.reads.record(took)
 }
 
 // errorKind names what went wrong, in a word; "" if nothing did.

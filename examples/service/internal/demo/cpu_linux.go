@@ -12,15 +12,21 @@ import (
 // clockTick is the kernel's unit in /proc/pid/stat, USER_HZ.
 const clockTick = time.Second / 100
 
-// cpuTime is the processor time of this process, of its children that have ended, and of those that run.
-func cpuTime(children []int) (total time.Duration) {
-	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
+// ownTime is the processor time of this process, and of its children that have ended.
+func ownTime() (self, ended time.Duration) {
+	of := func(who int) time.Duration {
 		var u syscall.Rusage
-		if syscall.Getrusage(who, &u) == nil {
-			total += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+		if syscall.Getrusage(who, &u) != nil {
+			return 0
 		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 	}
-	for _, pid := range children {
+	return of(syscall.RUSAGE_SELF), of(syscall.RUSAGE_CHILDREN)
+}
+
+// timeOf is the processor time of processes that run.
+func timeOf(pids []int) (total time.Duration) {
+	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue // it has just ended

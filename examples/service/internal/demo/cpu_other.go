@@ -4,5 +4,8 @@ package demo
 
 import "time"
 
-// cpuTime is not known here.
-func cpuTime([]int) time.Duration { return 0 }
+// Processor times are not known here.
+
+func ownTime() (self, ended time.Duration) { return 0, 0 }
+
+func timeOf([]int) time.Duration { return 0 }

@@ -28,6 +28,7 @@ type Config struct {
 	Rate    int           // calls per second
 	Keys    int           // of the cold start, and among which callers choose
 	Latency time.Duration // of the origin, when it is well
+	Spin    int           // goroutines per processor that burn it when processors are busy, in each process
 	Logs    string        // a directory for the logs of the processes; "": they are shown where something went wrong
 
 	Exe  string   // the service; "": this executable
@@ -48,15 +49,19 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&cfg.Only, "only", "", "phases to play, with commas between them: "+strings.Join(phaseNames(), ","))
 	fs.Float64Var(&cfg.Seconds, "seconds", 5, "how long a phase is")
 	fs.IntVar(&cfg.Procs, "procs", 4, "processes of the service")
-	fs.IntVar(&cfg.Rate, "rate", defaultRate, "calls per second")
-	fs.IntVar(&cfg.Keys, "keys", 20_000, "items")
+	fs.IntVar(&cfg.Rate, "rate", 0, fmt.Sprintf("calls per second; default %d, with embedded nodes a tenth", defaultRate))
+	fs.IntVar(&cfg.Keys, "keys", 0, fmt.Sprintf("items; default %d, with embedded nodes a tenth", defaultKeys))
+	fs.IntVar(&cfg.Spin, "spin", 2, "goroutines per processor and process that burn it when processors are busy")
 	fs.StringVar(&cfg.Out, "out", "", "a file for the table; default stdout")
 	fs.StringVar(&cfg.Logs, "logs", "", "a directory for the logs of the processes")
 	return cfg
 }
 
-// defaultRate is what keeps two processors half busy in the phase "steady".
-const defaultRate = 1000
+const (
+	// defaultRate is what keeps two processors half busy in the phase "steady".
+	defaultRate = 1000
+	defaultKeys = 20_000
+)
 
 // Variants are the ways of the service to protect its origin, in the order of the table.
 var Variants = []string{"flightlock", "singleflight", "redsync"}
@@ -86,9 +91,14 @@ func (cfg Config) complete() (Config, error) {
 	}
 	setDefault(&cfg.Seconds, 5)
 	setDefault(&cfg.Procs, 4)
-	setDefault(&cfg.Rate, defaultRate)
-	setDefault(&cfg.Keys, 20_000)
+	part := 1
+	if len(cfg.redisURLs) == 0 && !haveRedis() { // Lua interpreters in this process
+		part = 10
+	}
+	setDefault(&cfg.Rate, defaultRate/part)
+	setDefault(&cfg.Keys, defaultKeys/part)
 	setDefault(&cfg.Latency, 20*time.Millisecond)
+	setDefault(&cfg.Spin, 2)
 	setDefault(&cfg.seed, uint64(time.Now().UnixNano()))
 	if cfg.Logf == nil {
 		cfg.Logf = func(string, ...any) {}

@@ -73,9 +73,9 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := Report{Config: cfg, Rows: []Row{
-		{Phase: "steady", Variant: "flightlock", PerSecond: 999.6, P99: 12 * time.Millisecond, Leaders: 1, Loads: loadCounts{Loads: 30, First: 20, Unlocked: 2}},
+		{Phase: "steady", Variant: "flightlock", weather: fine, PerSecond: 999.6, P99: 12 * time.Millisecond, ItemP99: 12 * time.Millisecond, Leaders: 1, Loads: loadCounts{Loads: 30, First: 20, Unlocked: 2}},
 		{Phase: "cache flushed", Variant: "flightlock", Skipped: "for a reason"},
-		{Phase: "steady", Variant: "singleflight", P99: 2 * time.Millisecond, MoneyLost: 70, Unpaid: 3, Twice: 4, Never: 1, Leaders: 4, Errors: map[string]int{"502": 3, "504": 1}},
+		{Phase: "steady", Variant: "singleflight", P99: 2 * time.Millisecond, ItemP99: 2 * time.Millisecond, MoneyLost: 70, Unpaid: 3, Twice: 4, Never: 1, Leaders: 4, Errors: map[string]int{"502": 3, "504": 1}},
 	}}
 	var b strings.Builder
 	if err := r.Write(&b); err != nil {
@@ -85,9 +85,7 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 		"| steady | flightlock | 1000 | - | 12ms | - | - | 30 | 1.50 | 2 | 0 | 0 / 0 | 1 | 0 |\n|  | singleflight | 0 |",
 		"| all | 502: 3, 504: 1 | 4 / 1 | 4 | 70, 3 transfers |",
 		"| cache flushed | flightlock | not played: for a reason |",
-		"- MISSED: steady: no load without a lock (2)",
-		"- reached: steady: no error (0)",
-		"- MISSED: steady: p99 12ms",
+		"- MISSED: steady: loads without a lock: 2 of 30\n- MISSED: steady: 30 loads of 20 misses\n- MISSED: steady: p99 of items 12ms",
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not in\n%s", want, b.String())
@@ -98,8 +96,15 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 	}
 	for _, bad := range []Row{{MoneyLost: 1}, {Unpaid: 1}, {Twice: 1}, {Leaders: 2}} {
 		bad.Variant = "flightlock"
-		if r := (Report{Rows: []Row{bad}}); !r.unsafe() {
+		if r := (Report{Rows: []Row{bad}}); !r.unsafe() || len(r.Faults("flightlock")) != 1 {
 			t.Errorf("%+v passes for safe", bad)
+		}
+	}
+	for _, bad := range []Row{{Never: 1}, {Errors: map[string]int{"502": 1}}, {Loads: loadCounts{Loads: 1, First: 1, Unlocked: 1}},
+		{Loads: loadCounts{Loads: 2, First: 1}}} {
+		bad.Variant, bad.weather = "flightlock", fine
+		if r := (Report{Rows: []Row{bad}}); len(r.Faults("flightlock")) != 1 {
+			t.Errorf("%+v: %v", bad, r.Faults("flightlock"))
 		}
 	}
 }

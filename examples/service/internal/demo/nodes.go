@@ -50,8 +50,8 @@ func startServers(given []string, cache string) (*servers, error) {
 		return s, s.ping()
 	}
 	start, kind := startReal, "redis-server processes"
-	if _, err := exec.LookPath("redis-server"); err != nil {
-		start, kind = startEmbedded, "embedded nodes (miniredis), which are closed and opened where a process would be stopped"
+	if !haveRedis() {
+		start, kind = startEmbedded, "embedded nodes (miniredis in the demo's process, which is slow; they are closed and opened where a process would be stopped)"
 	}
 	s := &servers{kind: fmt.Sprintf("%d %s, and one for values", nodeCount, kind)}
 	for i := range nodeCount + 1 {
@@ -67,6 +67,12 @@ func startServers(given []string, cache string) (*servers, error) {
 		s.nodeURLs = append(s.nodeURLs, one.url())
 	}
 	return s, nil
+}
+
+// haveRedis reports whether there is a redis-server to start.
+func haveRedis() bool {
+	_, err := exec.LookPath("redis-server")
+	return err == nil
 }
 
 // own reports whether the servers are the demo's, which it may stop, kill and flush.

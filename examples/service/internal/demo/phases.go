@@ -13,6 +13,7 @@ type phase struct {
 	name   string
 	own    bool   // it stops or flushes servers, so they must be the demo's
 	broken string // the process whose errors are told apart
+	weather
 
 	// happen makes things happen and mends them again. Callers come until it has returned, and for the length of a
 	// phase at least. What it breaks is broken for three fifths of that.
@@ -27,17 +28,17 @@ const broken = 0.6 // of a phase
 // phases are all of them, in the order of the table.
 func phases() []phase {
 	return []phase{
-		{name: "cold start", happen: nothing, load: coldStart},
-		{name: "steady", happen: nothing},
-		{name: "rolling deploy", happen: deploy},
-		{name: "origin slow", happen: originSlow},
+		{name: "cold start", weather: fine, happen: nothing, load: coldStart},
+		{name: "steady", weather: fine, happen: nothing},
+		{name: "rolling deploy", weather: fine, happen: deploy},
+		{name: "origin slow", weather: fine, happen: originSlow},
 		{name: "origin failing", happen: originFailing},
-		{name: "one process broken", happen: brokenProcess, broken: "p1"},
-		{name: "processors busy", happen: busy},
-		{name: "one node stopped", own: true, happen: stopped(func(s *servers) []server { return s.nodes[:1] })},
+		{name: "one process broken", weather: answered, happen: brokenProcess, broken: "p1"},
+		{name: "processors busy", weather: fine, happen: busy},
+		{name: "one node stopped", weather: fine, own: true, happen: stopped(func(s *servers) []server { return s.nodes[:1] })},
 		{name: "all nodes stopped", own: true, happen: stopped((*servers).all)},
-		{name: "node killed and empty", own: true, happen: killed},
-		{name: "cache flushed", own: true, happen: flushed},
+		{name: "node killed and empty", weather: fine, own: true, happen: killed},
+		{name: "cache flushed", weather: fine, own: true, happen: flushed},
 	}
 }
 
@@ -78,7 +79,7 @@ func choosePhases(only string) (chosen []phase, err error) {
 func nothing(context.Context, *stage, *seen) error { return nil }
 
 // coldLength is how many lengths of a phase a cold start takes.
-const coldLength = 4
+const coldLength = 5
 
 // coldStart asks for every key twice at once.
 func coldStart(s *stage) (next func() call, limit, rate int) {
@@ -128,12 +129,9 @@ func brokenProcess(ctx context.Context, s *stage, _ *seen) error {
 	return s.b.admin("/admin/token?t="+originToken, 0)
 }
 
-// busySpin is how many goroutines per processor burn it, in each process.
-const busySpin = 2
-
 // busy takes the processors away: all processes compute something else besides.
 func busy(ctx context.Context, s *stage, _ *seen) error {
-	if err := s.b.admin(fmt.Sprintf("/admin/spin?n=%d", busySpin), s.everyProcess()...); err != nil {
+	if err := s.b.admin(fmt.Sprintf("/admin/spin?n=%d", s.cfg.Spin), s.everyProcess()...); err != nil {
 		return err
 	}
 	pause(ctx, s.seconds(broken))

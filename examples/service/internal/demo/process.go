@@ -27,8 +27,11 @@ type process struct {
 
 	pid  atomic.Int64 // 0: it does not run
 	cmd  *exec.Cmd
-	gone chan error // gets how the run ended, once
+	gone chan exit // gets how the run ended, once
 }
+
+// exit is how a run ended.
+type exit struct{ err error }
 
 // How long a process may take to be ready, and to end when it is told to.
 const (
@@ -44,7 +47,7 @@ func (p *process) start() error {
 	cmd.Env = append(os.Environ(), p.env...)
 	cmd.Stdout, cmd.Stderr = p.log, p.log
 	dieWithParent(cmd)
-	started, gone := make(chan error, 1), make(chan error, 1)
+	started, gone := make(chan error, 1), make(chan exit, 1)
 	go func() {
 		// The kernel counts as the parent the thread that has forked: this goroutine keeps it.
 		runtime.LockOSThread()
@@ -52,7 +55,7 @@ func (p *process) start() error {
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			gone <- cmd.Wait()
+			gone <- exit{cmd.Wait()}
 		}
 	}()
 	if err := <-started; err != nil {
@@ -72,9 +75,9 @@ func (p *process) ready(ctx context.Context) error {
 			return nil
 		}
 		select {
-		case err := <-p.gone:
-			p.gone <- err
-			return fmt.Errorf("process %s ended before it was ready: %w", p.name, err)
+		case e := <-p.gone:
+			p.gone <- e
+			return fmt.Errorf("process %s ended before it was ready: %w", p.name, e.err)
 		case <-ctx.Done():
 			return fmt.Errorf("process %s is not ready: %w", p.name, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
@@ -106,7 +109,8 @@ func (p *process) end() error {
 		return err
 	}
 	select {
-	case err = <-p.gone:
+	case e := <-p.gone:
+		err = e.err
 		p.pid.Store(0)
 	case <-time.After(stopPatience):
 		p.kill()
@@ -123,7 +127,7 @@ func (p *process) end() error {
 func (p *process) kill() {
 	if p.cmd != nil {
 		_ = p.cmd.Process.Kill()
-		_ = <-p.gone // how it ended is no news
+		<-p.gone // how it ended is no news
 		p.pid.Store(0)
 		p.cmd = nil
 	}

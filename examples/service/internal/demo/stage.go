@@ -113,15 +113,22 @@ func (s *stage) newProcess(name string) (*process, error) {
 	}}, nil
 }
 
-// cpuTime is how long this process, those of the service and the servers have kept a processor busy so far.
-func (s *stage) cpuTime() time.Duration {
-	pids := s.servers.pids()
-	for _, p := range s.procs {
-		if pid := p.pid.Load(); pid != 0 {
+// processorTime is for how long processors have been busy so far, with whom.
+type processorTime struct{ demo, service, servers time.Duration }
+
+func (p processorTime) minus(o processorTime) processorTime {
+	return processorTime{p.demo - o.demo, p.service - o.service, p.servers - o.servers}
+}
+
+func (s *stage) processorTime() (p processorTime) {
+	var pids []int
+	for _, one := range s.procs {
+		if pid := one.pid.Load(); pid != 0 {
 			pids = append(pids, int(pid))
 		}
 	}
-	return cpuTime(pids)
+	self, ended := ownTime() // processes of the service that have ended, but for a node that was killed
+	return processorTime{self, ended + timeOf(pids), timeOf(s.servers.pids())}
 }
 
 // everyProcess are the numbers of all processes.
@@ -183,7 +190,7 @@ func (s *stage) withLog(p *process, err error) error {
 // calls under way are answered, and the stage comes to rest before the next phase; errors until then are not this
 // phase's, but updates lost are.
 func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) {
-	row := Row{Phase: p.name, Variant: s.variant}
+	row := Row{Phase: p.name, Variant: s.variant, weather: p.weather}
 	if p.own && !s.servers.own() {
 		row.Skipped = "would stop or flush servers of -redis"
 		return row, nil
@@ -194,7 +201,7 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	saw := &seen{}
 	before := s.origin.snapshot()
 	s.origin.takeSurplus()
-	busy := s.cpuTime()
+	busy := s.processorTime()
 	trips, stopTrips := s.watchRoundTrips(ctx)
 	row.From = time.Now()
 	stopLine := s.showProgress(p.name, number, of, saw, row.From)
@@ -204,22 +211,28 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	stopLine()
 	row.Until = time.Now()
 	stopTrips()
-	busy = s.cpuTime() - busy
+	busy = s.processorTime().minus(busy)
 	row.measure(saw, trips, s.origin.snapshot().minus(before))
 	row.Surplus = s.origin.takeSurplus()
-	row.CPU = float64(busy) / float64(row.Until.Sub(row.From)) / float64(runtime.NumCPU())
+	all := float64(row.Until.Sub(row.From)) * float64(runtime.NumCPU())
+	row.CPU = Processors{float64(busy.demo) / all, float64(busy.service) / all, float64(busy.servers) / all}
 	s.paid += saw.paid.Load()
 	row.Errors, row.OfBroken = saw.errorsByKind(p.broken)
 	if err != nil {
 		return row, err
 	}
 	row.Recovery = s.rest(ctx)
+	if p.weather&kept == 0 { // what was loaded in it may be in the cache or not
+		s.origin.cacheFlushed()
+	}
 	if err := s.count(ctx, &row); err != nil {
 		return row, err
 	}
 	s.cfg.Logf("%s", row.line(number, of))
-	for _, line := range row.Surplus[:min(3, len(row.Surplus))] {
-		s.cfg.Logf("    surplus: %s", line)
+	if s.variant == "flightlock" && p.weather&kept != 0 {
+		for _, line := range row.Surplus {
+			s.cfg.Logf("    surplus: %s", line)
+		}
 	}
 	return row, ctx.Err()
 }
@@ -293,7 +306,7 @@ func (s *stage) count(ctx context.Context, row *Row) error {
 // audit looks, after the last phase, at the ticks and the leaders of every phase. A tick and a leader between two
 // phases count for the earlier one.
 func (s *stage) audit(ctx context.Context) error {
-	var played []*Row
+	var played []*Row // in order
 	for i := range s.rows {
 		if s.rows[i].Skipped == "" {
 			played = append(played, &s.rows[i])

@@ -23,16 +23,18 @@ type Report struct {
 type Row struct {
 	Phase, Variant string
 	Skipped        string // why it was not played
-	From, Until    time.Time
+	weather
+	From, Until time.Time
 
 	Calls                  uint64
 	PerSecond              float64
 	P50, P99, P999, Max    time.Duration // of /item and /page, from when a call was due
+	ItemP99, PageP99       time.Duration
 	TransferP99            time.Duration
 	HotCalls               uint64        // for the hottest keys, from a second after what was stopped stopped
 	HotP999                time.Duration // of them
 	RoundTrip, RoundTrip99 time.Duration // of a PING to the cache's server meanwhile
-	CPU                    float64       // share of the machine's processors that was busy
+	CPU                    Processors
 	Loads                  loadCounts
 	Surplus                []string // some loads that were not a miss's first
 	Errors                 map[string]int
@@ -45,10 +47,19 @@ type Row struct {
 	Unpaid                 int64 // transfers answered 200 that the ledger does not have
 }
 
+// Processors are shares of the machine's processors: those that were busy with the demo, which is callers and origin,
+// with the service, and with the servers.
+type Processors struct{ Demo, Service, Servers float64 }
+
+func (p Processors) String() string {
+	return fmt.Sprintf("%.0f%% = %.0f+%.0f+%.0f", 100*(p.Demo+p.Service+p.Servers), 100*p.Demo, 100*p.Service, 100*p.Servers)
+}
+
 func (r *Row) measure(saw *seen, trips *histogram, loads loadCounts) {
 	r.Calls = saw.reads.count() + saw.transfers.count()
 	r.PerSecond = float64(r.Calls) / r.Until.Sub(r.From).Seconds()
 	r.P50, r.P99, r.P999, r.Max = saw.reads.quantile(0.5), saw.reads.quantile(0.99), saw.reads.quantile(0.999), saw.reads.max()
+	r.ItemP99, r.PageP99 = saw.items.quantile(0.99), saw.pages.quantile(0.99)
 	r.TransferP99 = saw.transfers.quantile(0.99)
 	r.HotCalls, r.HotP999 = saw.hotLate.count(), saw.hotLate.quantile(0.999)
 	r.RoundTrip, r.RoundTrip99 = trips.quantile(0.5), trips.quantile(0.99)
@@ -57,9 +68,9 @@ func (r *Row) measure(saw *seen, trips *histogram, loads loadCounts) {
 
 // line is the row as a line of progress.
 func (r *Row) line(number, of int) string {
-	return fmt.Sprintf("%-12s %2d/%d %-22s %6.0f req/s  cpu %3.0f%%  p50 %-7s p99 %-7s p99.9 %-7s max %-7s  %d loads, %.2f per miss, %d unlocked  lost %d/%d  rest %s  %s",
-		r.Variant, number, of, r.Phase, r.PerSecond, 100*r.CPU, duration(r.P50), duration(r.P99), duration(r.P999), duration(r.Max),
-		r.Loads.Loads, r.Loads.perMiss(), r.Loads.Unlocked, r.MoneyLost, r.Unpaid, duration(r.Recovery), r.errorCell())
+	return fmt.Sprintf("%-12s %2d/%d %-22s %6.0f req/s  cpu %s  p50 %-7s p99 %-7s (items %s, pages %s, transfers %s) p99.9 %-7s max %-7s rtt %s/%s  %d loads, %d surplus, %d unlocked  lost %d/%d  rest %s  %s",
+		r.Variant, number, of, r.Phase, r.PerSecond, r.CPU, duration(r.P50), duration(r.P99), duration(r.ItemP99), duration(r.PageP99), duration(r.TransferP99),
+		duration(r.P999), duration(r.Max), duration(r.RoundTrip), duration(r.RoundTrip99), r.Loads.Loads, r.Loads.Loads-r.Loads.First, r.Loads.Unlocked, r.MoneyLost, r.Unpaid, duration(r.Recovery), r.errorCell())
 }
 
 func (r *Row) errorCell() string {
@@ -76,15 +87,11 @@ func (r *Row) errorCell() string {
 	return text
 }
 
-// safe reports whether nothing was lost, nothing was done twice, and there was one leader at most.
-func (r *Row) safe() bool {
-	return r.MoneyLost == 0 && r.Unpaid == 0 && r.Twice == 0 && r.Leaders <= 1
-}
-
-// unsafe reports whether flightlock broke a promise.
+// unsafe reports whether flightlock lost something, did something twice or had two leaders: at no time may it.
 func (r *Report) unsafe() bool {
 	for i := range r.Rows {
-		if r.Rows[i].Variant == "flightlock" && !r.Rows[i].safe() {
+		row := &r.Rows[i]
+		if row.Variant == "flightlock" && (row.MoneyLost != 0 || row.Unpaid != 0 || row.Twice != 0 || row.Leaders > 1) {
 			return true
 		}
 	}
