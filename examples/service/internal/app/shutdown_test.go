@@ -112,7 +112,7 @@ func TestShutdownWhileRedisHangs(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
-			if status, body := p.get(fmt.Sprintf("/page/%d", i)); status != http.StatusOK {
+			if status, body := p.get(fmt.Sprintf("/item/%d", i)); status != http.StatusOK {
 				t.Errorf("%d %q", status, body)
 			}
 		})
