@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // Who has been let in is served, however the shutdown goes on meanwhile; the load balancer hears of it before the
@@ -94,4 +96,28 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("%d, without %s", status, want)
 		}
 	}
+}
+
+// A shutdown ends in its time, and without an error, when nothing answers: neither the lock nodes nor the cache.
+func TestShutdownWhileRedisHangs(t *testing.T) {
+	w := newWorld(t, 1)
+	p := w.start("p1")
+	await(t, "a leader", func() bool { return len(w.leaders(p)) == 1 })
+	for _, s := range []*redistest.Server{w.nodes[0], w.cache} {
+		if err := s.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Cont() })
+	}
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			if status, body := p.get(fmt.Sprintf("/item/%d", i)); status != http.StatusOK {
+				t.Errorf("%d %q", status, body)
+			}
+		})
+	}
+	await(t, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
+	p.shutDown()
+	wg.Wait()
 }

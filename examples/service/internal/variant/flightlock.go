@@ -71,6 +71,8 @@ func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Ca
 			return load(ctx, key, flightlock.FromContext(ctx).Fence())
 		},
 		Store: func(ctx context.Context, key, value string, l *flightlock.Lock) error {
+			ctx, cancel := bounded(ctx)
+			defer cancel()
 			if l == nil { // there is no token to order this value by: it overwrites nothing
 				return f.rdb.SetNX(ctx, key, value, min(unorderedTTL, opts.Fresh)).Err()
 			}

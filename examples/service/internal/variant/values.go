@@ -8,11 +8,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// cacheTimeout bounds a lookup, with which every request begins, and a store. FetchOptions has a
-// LookupTimeout for a Fetcher's own lookups only; those of its callers end with their ctx. If the
-// timeout is too short, a process whose processors are busy takes its own delays for an outage of
-// the cache, and loads without locks. A cache that hangs costs every request that much.
+// cacheTimeout bounds a lookup, with which every request begins, and a store, for which a shutdown
+// waits. FetchOptions has a LookupTimeout for a Fetcher's own lookups only: those of its callers
+// end with their ctx, and a store ends with the lock. If the timeout is too short, a process whose
+// processors are busy takes its own delays for an outage of the cache, and loads without locks. A
+// cache that hangs costs every request that much.
 const cacheTimeout = 800 * time.Millisecond
+
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, cacheTimeout)
+}
 
 // values are strings in Redis, each with a ttl.
 type values struct {
@@ -21,7 +26,7 @@ type values struct {
 }
 
 func (v values) get(ctx context.Context, key string) (value string, found bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	value, err = v.rdb.Get(ctx, key).Result()
 	if errors.Is(err, redis.Nil) {
@@ -32,7 +37,7 @@ func (v values) get(ctx context.Context, key string) (value string, found bool, 
 
 // set is for variants without tokens: the last write wins, even if its value is the oldest.
 func (v values) set(ctx context.Context, key, value string) error {
-	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
+	ctx, cancel := bounded(ctx)
 	defer cancel()
 	return v.rdb.Set(ctx, key, value, v.fresh).Err()
 }
