@@ -72,7 +72,7 @@ demo: ## the main job on embedded nodes
 	$(GO) run ./bench
 
 service: ## the example service on eleven bad days, beside singleflight and redsync: a table; 5 minutes
-	cd examples/service && $(GO) run . -demo $(if $(ONLY),-only "$(ONLY)")
+	$(GO) run -C examples/service . -demo $(if $(ONLY),-only "$(ONLY)")
 
 faults: ## break real servers and networks under several processes: 5 minutes; DURATION=30m, ONLY=SIGSTOP
 	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)")
