@@ -150,6 +150,31 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	}
 }
 
+// A server that still has the memory in which it granted, after a pause, proves the grant: nothing else was lost.
+func TestAGrantAfterALongPauseIsProvenByTheMemoryThatIsStillThere(t *testing.T) {
+	for memory, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
+		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+		f.forgets("m1")
+		n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+		guard(n)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		e, l := newEar(), &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		f.forgets(memory)
+		l.memory = n.servers[0].memory.Load()
+		l.by, l.looks, l.lasted = l.memory.usual, false, time.Second
+		if !l.tooOld() {
+			t.Error("a pause of a second is nothing")
+		}
+		l.prove(t.Context())
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
+		l.settle(a.create, response{val: int64(7)}, true, true)
+		l.rest()
+		e.want(t, kind)
+	}
+}
+
 // A refresh goes before acquires of other keys, and not before that of its own entry, which a slow node may not have got yet.
 func TestARefreshStaysBehindItsAcquire(t *testing.T) {
 	q := &queue{}
