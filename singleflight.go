@@ -27,13 +27,6 @@ func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Dura
 	return c.acquire(ctx, key, ttl, retry, flight.Queue)
 }
 
-// TryLock is SingleFlightLock with one attempt. A key that is held, queued for or being
-// acquired in this process fails at once with ErrNotAcquired, with no Redis traffic:
-// TryLock never overtakes.
-func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, noRetry{}, flight.Try)
-}
-
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode) (*Lock, error) {
 	retry = orDefault(retry)
 	if err := c.checked(key, ttl, retry); err != nil {
