@@ -216,7 +216,8 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 }
 
 // giveUp gives the lock back after a load or Store that failed: the other processes that wait for it
-// need not wait for one another. One that Close has ended says nothing of the next.
+// need not wait for one another. One that Close has ended says nothing of the next. Nor does a Store that has run out
+// of time: the value was loaded, and the cache is busy. Loads without a lock by all others, and their Stores, would keep it so.
 func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
 	if l != nil && fl.ctx.Err() == nil {
 		_ = l.releaseFailed()
@@ -437,8 +438,8 @@ func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, p *place, why error, over
 		return nil, nil, nil, true
 	}
 	_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; what it could say is in l.Err
-	found, err := f.lookAgain(fl, fl.ctx)
-	if !found && (err == nil || errors.Is(err, errNoTurn) || f.opts.OnUnavailable == LoadLocally) {
+	found, err := f.look(fl, fl.ctx, func() {})
+	if !found && (err == nil || f.opts.OnUnavailable == LoadLocally) {
 		return l, p, nil, false
 	}
 	if err != nil {
@@ -630,16 +631,22 @@ var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
 
 const maxSlowLookups = 3
 
-// lookAgain looks whether somebody else has filled the cache. If so the callers get the
-// value, and the flight is over.
+// lookAgain is look for a flight that waits, in its turn.
 func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
 	if !f.mayLook(parent) {
 		return false, errNoTurn
 	}
+	return f.look(fl, parent, func() { <-f.looks })
+}
+
+// look looks whether somebody else has filled the cache. If so the callers get the value, and the flight is
+// over. Who has the lock calls it without waiting for a turn: for as long as it looks, others wait for the lock. returned
+// is called when Lookup has returned, however late.
+func (f *Fetcher[V]) look(fl *fetchFlight[V], parent context.Context, returned func()) (found bool, err error) {
 	ctx, cancel := context.WithTimeout(parent, f.opts.LookupTimeout)
 	defer cancel()
 	looked := f.call("Lookup", func() (V, Freshness, error) {
-		defer func() { <-f.looks }()
+		defer returned()
 		return f.src.Lookup(ctx, fl.key)
 	})
 	var a answer[V]
@@ -667,11 +674,11 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (foun
 	return false, nil
 }
 
-// maxLooks is how many Lookups a Fetcher makes at once, for its flights. Thousands of them at once would wait for the
+// maxLooks is how many Lookups a Fetcher makes at once, for flights that wait. Thousands of them at once would wait for the
 // connections of a cache's client until LookupTimeout, and that would look like an outage of the cache.
 const maxLooks = 64
 
-// errNoTurn says that there was no look: who waits goes on waiting, and who has the lock loads.
+// errNoTurn says that there was no look: who waits goes on waiting.
 var errNoTurn = errors.New("too many Lookups are under way")
 
 // mayLook waits for its turn to look, as long as a Lookup may take.
@@ -784,7 +791,7 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
 		select {
 		case a := <-storing:
 			f.stored(fl.key, l, a.err)
-			if a.err != nil {
+			if a.err != nil && !ranOut(a.err) {
 				f.publish(fl, v, nil)
 				f.giveUp(fl, l)
 			}
@@ -793,7 +800,7 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
 			f.show(fl, v, nil)
 		case <-ctx.Done():
 			f.publish(fl, v, nil)
-			f.giveUp(fl, l)
+			f.giveBack(l)
 			f.stored(fl.key, l, (<-storing).err)
 			return
 		}
