@@ -25,7 +25,9 @@ const (
 // Fetch makes on its own goroutine, that goroutine's.
 type Source[V any] struct {
 	// Lookup gives the value that the cache has for key. An error is not a miss: what
-	// follows is FetchOptions.OnUnavailable. It is called on every Fetch, on the caller's
+	// follows is FetchOptions.OnUnavailable. But one that says that time has run out (of a ctx, of a
+	// socket, or for a connection of go-redis' pool) may be that of a busy cache: the key is locked, and looked up
+	// once more. It is called on every Fetch, on the caller's
 	// goroutine and with its ctx, and again by those that wait for others to load. Fetch does not
 	// return before that first call does, so it has to honour ctx: a go-redis client does so with
 	// ContextTimeoutEnabled only. More than 64 such first calls run at once only as long as they are
@@ -203,7 +205,9 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 			err = lookupErr(key, err)
 		}
 		return nil, none, f.gaveUp(key, ctx.Err(), err)
-	case err != nil:
+	}
+	slow := ranOut(err) // which says nothing of the locks, and of the cache that it is busy
+	if err != nil {
 		err = f.lookupFailed(key, err)
 	}
 	if err := f.c.checkKey(key); err != nil {
@@ -211,7 +215,7 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	}
 	f.counts.misses.Add(1)
 	inside := flightOf(ctx)
-	fl, err := f.join(ctx, key, err, inside)
+	fl, err := f.join(ctx, key, err, slow, inside)
 	if err != nil || inside == nil {
 		return fl, none, err
 	}

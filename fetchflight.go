@@ -40,6 +40,7 @@ import (
 type fetchFlight[V any] struct {
 	key    string
 	why    error                   // the Lookup error it began with: no use in contending
+	slow   int                     // Lookups that took too long before it began: 1 if its first caller's did
 	base   context.Context         // what ctx was made of
 	ctx    context.Context         // of all work; carries flying
 	cancel context.CancelCauseFunc // of ctx; called under mu, so that commit sees it
@@ -71,15 +72,15 @@ var errNoAnswer = errors.New("no answer in time")
 var errNobody = errors.New("flightlock: all callers left")
 
 // join has a caller take part in the flight of key, and begins one if there is none. why is
-// the error of the caller's Lookup, if it had one; inside is the flight that the caller
-// belongs to itself.
-func (f *Fetcher[V]) join(ctx context.Context, key string, why error, inside *flying) (*fetchFlight[V], error) {
+// the error of the caller's Lookup, if it had one, slow that it says no more than that there was no answer in time;
+// inside is the flight that the caller belongs to itself.
+func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *flying) (*fetchFlight[V], error) {
 	values := f.values(ctx)
 	// A caller that holds the lock on key itself would wait for itself.
 	lent := f.c.reenter(ctx, key)
 
 	f.mu.Lock()
-	fl, err := f.findLocked(key, why, values, inside)
+	fl, err := f.findLocked(key, why, slow, values, inside)
 	if err != nil {
 		f.mu.Unlock()
 		f.giveBack(lent)
@@ -132,7 +133,7 @@ func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 
 // findLocked gives the flight of key, a new one if there is none; not one that waits for
 // the flight inside which the caller is.
-func (f *Fetcher[V]) findLocked(key string, why error, values context.Context, inside *flying) (*fetchFlight[V], error) {
+func (f *Fetcher[V]) findLocked(key string, why error, slow bool, values context.Context, inside *flying) (*fetchFlight[V], error) {
 	if f.closed.Load() {
 		return nil, f.errClosed(key)
 	}
@@ -141,7 +142,7 @@ func (f *Fetcher[V]) findLocked(key string, why error, values context.Context, i
 		if err := f.failures.of(key, time.Now()); err != nil {
 			return nil, err
 		}
-		fl = f.beginLocked(key, why, values, false)
+		fl = f.beginLocked(key, why, slow, values, false)
 	} else {
 		f.counts.joined.Add(1)
 	}
@@ -151,9 +152,12 @@ func (f *Fetcher[V]) findLocked(key string, why error, values context.Context, i
 	return fl, nil
 }
 
-func (f *Fetcher[V]) beginLocked(key string, why error, values context.Context, behind bool) *fetchFlight[V] {
-	fl := &fetchFlight[V]{key: key, why: why, base: values, behind: behind,
-		flying: new(flying), published: make(chan struct{}), borrows: why == nil}
+func (f *Fetcher[V]) beginLocked(key string, why error, slow bool, values context.Context, behind bool) *fetchFlight[V] {
+	fl := &fetchFlight[V]{key: key, why: why, base: values, behind: behind, flying: new(flying), published: make(chan struct{})}
+	if slow {
+		fl.why, fl.slow = nil, 1
+	}
+	fl.borrows = fl.why == nil
 	fl.ctx, fl.cancel = context.WithCancelCause(context.WithValue(values, flyingKey{}, fl.flying))
 	f.flights[key] = fl
 	f.running[fl] = struct{}{}
@@ -192,7 +196,7 @@ func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.mayRefreshLocked(key) {
-		f.beginLocked(key, nil, values, true)
+		f.beginLocked(key, nil, false, values, true)
 	}
 }
 
@@ -534,7 +538,7 @@ func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err e
 		return nil, false, errLent
 	}
 	var failed error
-	slow := 0 // in a row
+	slow := fl.slow
 	l, found, err = f.c.contend(ctx, fl.key, f.opts.TTL, func(ctx context.Context) bool {
 		var stop bool
 		stop, failed = f.lookAgain(fl, ctx)

@@ -236,8 +236,8 @@ func TestFetchWhileAPartOfTheCacheHangs(t *testing.T) {
 	})
 }
 
-// While a cache does not answer at all, nobody waits for a turn longer than LookupTimeout: the client's own error is all that
-// there is to wait for.
+// While a cache does not answer at all, nobody waits for a turn longer than LookupTimeout: all that there is to wait for is the
+// error of the client, and then of the flight's Lookup, which takes LookupTimeout.
 func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hits(t, func(context.Context, string) error { time.Sleep(3 * time.Second); return errTimeout{} })
@@ -245,10 +245,10 @@ func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 		for range 5000 {
 			wg.Go(func() {
 				began := time.Now()
-				if _, err := f.Fetch(t.Context(), "k"); !errors.As(err, new(errTimeout)) {
+				if _, err := f.Fetch(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "Lookup") {
 					t.Error(err)
 				}
-				if took := time.Since(began); took > 4*time.Second {
+				if took := time.Since(began); took > 5*time.Second {
 					t.Errorf("it took %v", took)
 				}
 			})
