@@ -337,11 +337,13 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 }
 
 // begin says by which scripts to ask now. It is called again when the batch is written: it may have had to wait for a
-// connection until then.
+// connection until then. After a batch that took long they take the closer look, so that the next need not prove what it
+// was granted, unless the server refuses the look anyway.
 func (l *lane) begin(now time.Time) {
 	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
 	l.by, l.looks = l.memory.closer, true
-	if l.before.counts(l.memory, now) {
+	slow := l.lasted > l.s.n.timeout && l.memory.Blind == nil
+	if !slow && l.before.counts(l.memory, now) {
 		l.by, l.looks = l.memory.usual, false
 	}
 }
