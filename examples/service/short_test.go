@@ -42,6 +42,9 @@ func TestServiceInShort(t *testing.T) {
 	for _, fault := range report.Faults("flightlock") {
 		t.Error(fault)
 	}
+	if slow := report.Slow("flightlock"); len(slow) > 0 {
+		t.Logf("the machine was so busy that servers were slower than NodeTimeout; loads and errors say nothing in %v", slow)
+	}
 	for _, row := range report.Rows {
 		if row.Calls == 0 || row.Loads.Loads == 0 || row.Leaders != 1 {
 			t.Errorf("%s: %d calls, %d loads, %d leaders: it says nothing", row.Phase, row.Calls, row.Loads.Loads, row.Leaders)

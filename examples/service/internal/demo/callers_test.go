@@ -118,13 +118,9 @@ func TestErrorsAreCountedByKind(t *testing.T) {
 	}
 	c := &callers{b: b, rate: 1000, limit: 100}
 	var saw seen
-	n := 0
-	c.run(t.Context(), func() call {
-		if n++; n > 8 { // two rounds
-			return call{kind: itemCall, path: "/item/1"}
-		}
-		return call{kind: transferCall, path: "/transfer"}
-	}, 12, &saw)
+	// The processes are called in turn.
+	c.run(t.Context(), func() call { return call{kind: transferCall, path: "/transfer"} }, 8, &saw)
+	c.run(t.Context(), func() call { return call{kind: itemCall, path: "/item/1"} }, 4, &saw)
 	others, its := saw.errorsByKind("p1")
 	if got := errorText(others); got != "503: 1, empty answer: 1, reset: 1, transfer 503: 2, transfer reset: 2" {
 		t.Errorf("errors of others: %s", got)

@@ -73,7 +73,7 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := Report{Config: cfg, Rows: []Row{
-		{Phase: "steady", Variant: "flightlock", weather: fine, PerSecond: 999.6, P99: 12 * time.Millisecond, ItemP99: 12 * time.Millisecond, Leaders: 1, Loads: loadCounts{Loads: 30, First: 20, Unlocked: 2}},
+		{Phase: "steady", Variant: "flightlock", weather: fine | prompt, PerSecond: 999.6, P99: 12 * time.Millisecond, ItemP99: 12 * time.Millisecond, Leaders: 1, Loads: loadCounts{Loads: 30, First: 20, Unlocked: 2}},
 		{Phase: "cache flushed", Variant: "flightlock", Skipped: "for a reason"},
 		{Phase: "steady", Variant: "singleflight", P99: 2 * time.Millisecond, ItemP99: 2 * time.Millisecond, MoneyLost: 70, Unpaid: 3, Twice: 4, Never: 1, Leaders: 4, Errors: map[string]int{"502": 3, "504": 1}},
 	}}
@@ -103,8 +103,12 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 	for _, bad := range []Row{{Never: 1}, {Errors: map[string]int{"502": 1}}, {Loads: loadCounts{Loads: 1, First: 1, Unlocked: 1}},
 		{Loads: loadCounts{Loads: 2, First: 1}}} {
 		bad.Variant, bad.weather = "flightlock", fine
-		if r := (Report{Rows: []Row{bad}}); len(r.Faults("flightlock")) != 1 {
+		if r := (Report{Rows: []Row{bad}}); len(r.Faults("flightlock")) != 1 || len(r.Slow("flightlock")) != 0 {
 			t.Errorf("%+v: %v", bad, r.Faults("flightlock"))
+		}
+		bad.RoundTrip99 = time.Second
+		if r := (Report{Rows: []Row{bad}}); len(r.Slow("flightlock")) != 1 {
+			t.Errorf("%+v is not slow", bad)
 		}
 	}
 }

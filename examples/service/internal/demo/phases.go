@@ -29,13 +29,13 @@ const broken = 0.6 // of a phase
 func phases() []phase {
 	return []phase{
 		{name: "cold start", weather: fine, happen: nothing, load: coldStart},
-		{name: "steady", weather: fine, happen: nothing},
-		{name: "rolling deploy", weather: fine, happen: deploy},
+		{name: "steady", weather: fine | prompt, happen: nothing},
+		{name: "rolling deploy", weather: fine | prompt, happen: deploy},
 		{name: "origin slow", weather: fine, happen: originSlow},
 		{name: "origin failing", happen: originFailing},
 		{name: "one process broken", weather: answered, happen: brokenProcess, broken: "p1"},
-		{name: "processors busy", weather: fine, happen: busy},
-		{name: "one node stopped", weather: fine, own: true, happen: stopped(func(s *servers) []server { return s.nodes[:1] })},
+		{name: "processors busy", weather: fine | prompt, happen: busy},
+		{name: "one node stopped", weather: fine | prompt, own: true, happen: stopped(func(s *servers) []server { return s.nodes[:1] })},
 		{name: "all nodes stopped", own: true, happen: stopped((*servers).all)},
 		{name: "node killed and empty", weather: fine, own: true, happen: killed},
 		{name: "cache flushed", weather: fine, own: true, happen: flushed},

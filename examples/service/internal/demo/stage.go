@@ -214,6 +214,9 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	busy = s.processorTime().minus(busy)
 	row.measure(saw, trips, s.origin.snapshot().minus(before))
 	row.Surplus = s.origin.takeSurplus()
+	if busy.servers < 0 { // a node was killed, and is among those that have ended
+		busy.service, busy.servers = busy.service+busy.servers, 0
+	}
 	all := float64(row.Until.Sub(row.From)) * float64(runtime.NumCPU())
 	row.CPU = Processors{float64(busy.demo) / all, float64(busy.service) / all, float64(busy.servers) / all}
 	s.paid += saw.paid.Load()
