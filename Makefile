@@ -10,7 +10,7 @@ VIRTUAL := flightlock/(flightlocktest|internal/(clock|flight|progress|sim))$$
 LONG ?= TryLocks|ColdCache|BusyProcess|HeldLocks|StoppedNodes|SilentNodes|LostSYN|FirstLock|SlowObserver|RollingRestart|FailingOrigin
 
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race sim long mutations bench compare demo faults paused forget valkey fuzz picture
+.PHONY: help test format vet lint race sim long mutations bench compare demo service faults paused forget valkey fuzz picture
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ compare: ## flightlock and its rivals side by side, on redis-servers of their ow
 
 demo: ## the main job on embedded nodes
 	$(GO) run ./bench
+
+service: ## the example service on eleven bad days, beside singleflight and redsync: a table; 5 minutes
+	$(GO) run -C examples/service . -demo $(if $(ONLY),-only "$(ONLY)")
 
 faults: ## break real servers and networks under several processes: 5 minutes; DURATION=30m, ONLY=SIGSTOP
 	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)")

@@ -24,7 +24,20 @@ const Schema = `CREATE TABLE accounts (
 // ErrStale says that a later holder of the lock has written the row.
 var ErrStale = errors.New("a later lock holder has written")
 
-// SetBalance is for a lock under which a row is written once: each token may write once.
+// Balance reads for a holder that will write what follows from it, with SetBalanceAgain. From then on a smaller
+// token writes nothing. After a plain SELECT an earlier holder, which was paused, may write between this holder's
+// read and its write: that write is acknowledged, and then lost. (Transfer reads and writes in one statement.)
+func Balance(ctx context.Context, db *sql.DB, id string, l *flightlock.Lock) (balance int64, err error) {
+	err = db.QueryRowContext(ctx,
+		`UPDATE accounts SET fence = $1 WHERE id = $2 AND fence <= $1 RETURNING balance`,
+		l.Fence(), id).Scan(&balance)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, fmt.Errorf("account %q: %w", id, ErrStale)
+	}
+	return balance, err
+}
+
+// SetBalance is for a lock under which a row is written once, and not on what was read: each token may write once.
 // There is no row, or somebody with the same or a larger token was there: ErrStale.
 func SetBalance(ctx context.Context, db *sql.DB, id string, balance int64, l *flightlock.Lock) error {
 	res, err := db.ExecContext(ctx,

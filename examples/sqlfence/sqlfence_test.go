@@ -133,11 +133,11 @@ func TestNoUpdateIsLost(t *testing.T) {
 	for range 50 {
 		wg.Go(func() {
 			err := c.Do(t.Context(), "accounts", 10*time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
-				var b int64
-				if err := db.QueryRowContext(ctx, `SELECT balance FROM accounts WHERE id = 'a'`).Scan(&b); err != nil {
+				b, err := Balance(ctx, db, "a", l)
+				if err != nil {
 					return err
 				}
-				return SetBalance(ctx, db, "a", b+1, l)
+				return SetBalanceAgain(ctx, db, "a", b+1, l)
 			})
 			if err != nil {
 				t.Error(err)
@@ -147,5 +147,31 @@ func TestNoUpdateIsLost(t *testing.T) {
 	wg.Wait()
 	if b := balance(t, db, "a"); b != 50 {
 		t.Errorf("the balance is %d", b)
+	}
+}
+
+// Read, think, write, by one who is paused before its write while the next one reads: what was acknowledged is
+// not overwritten, by whichever of the two it was written.
+func TestNobodyWritesBetweenReadAndWrite(t *testing.T) {
+	db, c := open(t)
+	paused, current := twoHolders(t, c)
+	if _, err := db.Exec(`INSERT INTO accounts (id, balance) VALUES ('a', 10)`); err != nil {
+		t.Fatal(err)
+	}
+	b, err := Balance(t.Context(), db, "a", current)
+	if err != nil || b != 10 {
+		t.Fatal(b, err)
+	}
+	want := int64(11)
+	if err := SetBalance(t.Context(), db, "a", 15, paused); err == nil { // which has read 10, too
+		want = 16
+	} else if !errors.Is(err, ErrStale) {
+		t.Error(err)
+	}
+	if err := SetBalanceAgain(t.Context(), db, "a", b+1, current); err != nil {
+		t.Error(err)
+	}
+	if b := balance(t, db, "a"); b != want {
+		t.Errorf("the balance is %d, but %d was acknowledged", b, want)
 	}
 }

@@ -1,0 +1,151 @@
+package app
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/examples/service/internal/variant"
+)
+
+// Whoever misses a key at once, in whatever process, shares one load, and that is under a lock.
+func TestAnItemIsLoadedOnce(t *testing.T) {
+	w := newWorld(t, 3)
+	procs := w.two()
+	together(100, func(i int) {
+		if status, body := procs[i%2].get("/item/7"); status != http.StatusOK || body != "value of item:7" {
+			t.Errorf("%d %q", status, body)
+		}
+	})
+	loads, unlocked := w.origin.counted()
+	if loads["item:7"] != 1 || unlocked != 0 {
+		t.Errorf("%v, %d without a lock", loads, unlocked)
+	}
+}
+
+// Pages that share items, wanted at once in two processes beside the items themselves, load each item once.
+func TestPagesShareTheirItems(t *testing.T) {
+	w := newWorld(t, 1)
+	procs := w.two()
+	together(60, func(i int) {
+		path, want := fmt.Sprintf("/page/%d", i%5), fmt.Sprintf("value of item:%d", i%5)
+		if i%3 == 0 {
+			path = fmt.Sprintf("/item/%d", i%5)
+		}
+		if status, body := procs[i%2].get(path); status != http.StatusOK || !strings.HasPrefix(body, want) {
+			t.Errorf("%s: %d %q", path, status, body)
+		}
+	})
+	loads, unlocked := w.origin.counted()
+	for key, n := range loads {
+		if n != 1 {
+			t.Errorf("%s was loaded %d times", key, n)
+		}
+	}
+	if len(loads) != 8 || unlocked != 0 { // pages 0 to 4 show items 0 to 7
+		t.Errorf("%v, %d without a lock", loads, unlocked)
+	}
+}
+
+// What the origin refuses one process is that one's alone; its callers are told whose fault it is.
+func TestABrokenProcessHarmsItsOwnCallers(t *testing.T) {
+	w := newWorld(t, 1)
+	procs := w.two()
+	if status, body := procs[1].post("/admin/token?t=wrong"); status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	together(40, func(i int) {
+		status, body := procs[i%2].get("/item/7")
+		// The broken one may find the value in the cache.
+		if ok := status == http.StatusOK; !ok && (i%2 == 0 || status != http.StatusBadGateway) {
+			t.Errorf("p%d: %d %q", i%2+1, status, body)
+		}
+	})
+	if status, body := procs[1].get("/item/8"); status != http.StatusBadGateway {
+		t.Errorf("%d %q", status, body)
+	}
+	if status, body := procs[1].get("/page/20"); status != http.StatusBadGateway {
+		t.Errorf("%d %q", status, body)
+	}
+	if status, body := procs[0].get("/item/8"); status != http.StatusOK {
+		t.Errorf("%d %q", status, body)
+	}
+	if s := procs[1].stats(); s.Errors["origin"] < 2 || s.Loads < 2 || s.Unlocked > s.Loads {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A caller waits no longer than its request may take, and is told so.
+func TestARequestHasADeadline(t *testing.T) {
+	w := newWorld(t, 1)
+	w.origin.set(func(o *fakeOrigin) { o.takes = 300 * time.Millisecond })
+	p := w.start("p1", "-timeout", "50ms")
+	if status, body := p.get("/item/7"); status != http.StatusGatewayTimeout {
+		t.Errorf("%d %q", status, body)
+	}
+	if s := p.stats(); s.Errors["deadline"] != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// With no node that answers, and no cache, values are loaded without a lock: the origin bears a little more.
+func TestItemsGoOnWithoutRedis(t *testing.T) {
+	w := newWorld(t, 1)
+	p := w.start("p1")
+	w.nodes[0].Kill()
+	w.cache.Kill()
+	together(20, func(i int) {
+		if status, body := p.get(fmt.Sprintf("/item/%d", i%4)); status != http.StatusOK {
+			t.Errorf("%d %q", status, body)
+		}
+	})
+	if _, unlocked := w.origin.counted(); unlocked == 0 {
+		t.Error("no load was without a lock")
+	}
+	if s := p.stats(); s.Unlocked == 0 || s.LookupErrors == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What a value was replaced by is loaded again when it is not fresh any more.
+func TestValuesAreLoadedAgain(t *testing.T) {
+	w := newWorld(t, 1)
+	p := w.start("p1", "-fresh", "1s")
+	if status, body := p.get("/item/7"); status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	await(t, "second load", func() bool {
+		status, body := p.get("/item/7")
+		if status != http.StatusOK {
+			t.Fatal(status, body)
+		}
+		loads, _ := w.origin.counted()
+		return loads["item:7"] > 1
+	})
+}
+
+// The other variants serve the same values; that they load more is what they are there for.
+func TestVariantsServeTheSame(t *testing.T) {
+	for _, name := range []string{variant.Singleflight, variant.Redsync} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			procs := w.two("-with", name)
+			together(20, func(i int) {
+				if status, body := procs[i%2].get("/page/7"); status != http.StatusOK || !strings.HasPrefix(body, "value of item:7\n") {
+					t.Errorf("%d %q", status, body)
+				}
+			})
+			if status, body := procs[0].post("/transfer?from=a1&to=a2&amount=5"); status != http.StatusOK {
+				t.Errorf("%d %q", status, body)
+			}
+			w.reconcile(procs[0], 1)
+			await(t, "a tick", func() bool { return len(w.ticks(procs[0])) > 0 })
+			await(t, "a leader", func() bool { return len(w.leaders(procs[0])) > 0 })
+			if s := procs[0].stats().Stats.Add(procs[1].stats().Stats); s.Loads == 0 || (name == variant.Singleflight) != (s.Unlocked == s.Loads) {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}

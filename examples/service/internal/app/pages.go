@@ -1,0 +1,47 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock/examples/service/internal/variant"
+	"golang.org/x/sync/errgroup"
+)
+
+// pageParts is how many items a page shows: that of its own number, and those after it.
+const pageParts = 4
+
+// newPages is the cache of pages. The load of a page fetches the page's items, so loads wait for
+// other loads. Two rules make that safe. A load fetches with its own ctx, or one derived from it:
+// by that a Fetcher knows which loads wait for which, and does not count them against MaxLoads.
+// And pages are made of items, never items of pages, so loads cannot wait for each other in a ring.
+func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh time.Duration) (variant.Cache, error) {
+	load := func(ctx context.Context, key string, _ int64) (string, error) {
+		number, err := strconv.Atoi(strings.TrimPrefix(key, pageKey(prefix, "")))
+		if err != nil {
+			return "", fmt.Errorf("key of a page: %w", err)
+		}
+		var parts [pageParts]string
+		group, ctx := errgroup.WithContext(ctx)
+		for i := range parts {
+			group.Go(func() (err error) {
+				parts[i], err = items.Fetch(ctx, itemKey(prefix, strconv.Itoa(number+i)))
+				return err
+			})
+		}
+		if err := group.Wait(); err != nil {
+			return "", err
+		}
+		return strings.Join(parts[:], "\n"), nil
+	}
+	return locks.NewCache("pages", load, variant.CacheOptions{
+		Fresh:       fresh,
+		LoadTimeout: 8 * time.Second, // longer than an item's
+		MaxLoads:    128,
+	})
+}
+
+func pageKey(prefix, number string) string { return prefix + "page:" + number }

@@ -1,0 +1,35 @@
+package app
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// maxSpin limits the goroutines per processor.
+const maxSpin = 64
+
+// spinner keeps the processors busy, for the demo.
+type spinner struct {
+	mu   sync.Mutex   // keeps two calls of set apart
+	stop *atomic.Bool // of those that spin now; guarded by mu
+	busy sync.WaitGroup
+}
+
+// set starts n goroutines per processor, after it has stopped those of before.
+func (s *spinner) set(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stop != nil {
+		s.stop.Store(true)
+		s.busy.Wait()
+	}
+	stop := &atomic.Bool{}
+	s.stop = stop
+	for range n * runtime.GOMAXPROCS(0) {
+		s.busy.Go(func() {
+			for !stop.Load() {
+			}
+		})
+	}
+}

@@ -1,0 +1,125 @@
+package variant
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fenced"
+	"github.com/redis/go-redis/v9"
+)
+
+// withFlightlock has one Client for the whole process: its goroutines share queues.
+type withFlightlock struct {
+	c   *flightlock.Client
+	rdb *redis.Client
+	log *slog.Logger
+}
+
+func newFlightlock(env Env) (*withFlightlock, error) {
+	c, err := flightlock.Open(env.Nodes, flightlock.Options{Logger: env.Log, Registerer: env.Registerer})
+	if err != nil {
+		return nil, err
+	}
+	return &withFlightlock{c: c, rdb: env.Cache, log: env.Log}, nil
+}
+
+func (f *withFlightlock) Ready(ctx context.Context) error { return f.c.Ready(ctx) }
+
+func (f *withFlightlock) Close(ctx context.Context) error { return f.c.Close(ctx) }
+
+// Do queues behind other holders. While Redis is down it fails at once, and its caller decides
+// what to do: a request fails, the job and the leader try again.
+func (f *withFlightlock) Do(ctx context.Context, key string, ttl time.Duration, fn func(context.Context, Lock) error) error {
+	err := f.c.Do(ctx, key, ttl, flightlock.FailFast(nil), func(ctx context.Context, l *flightlock.Lock) error {
+		return fn(ctx, l)
+	})
+	return translate(err)
+}
+
+// translate adds the errors of this package to those of flightlock.
+func translate(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, flightlock.ErrLockLost):
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	case errors.Is(err, flightlock.ErrNotAcquired), errors.Is(err, flightlock.ErrUnavailable),
+		errors.Is(err, flightlock.ErrTooManyWaiters), errors.Is(err, flightlock.ErrClosed):
+		return fmt.Errorf("%w: %w", ErrNoLock, err)
+	}
+	return err
+}
+
+// fetched is a cache in Redis that a Fetcher loads: one load per miss, over all processes.
+type fetched struct{ f *flightlock.Fetcher[string] }
+
+func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Cache, error) {
+	v := values{f.rdb, opts.Fresh}
+	fetcher, err := flightlock.NewFetcher(f.c, flightlock.Source[string]{
+		Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			value, found, err := v.get(ctx, key)
+			if !found {
+				return "", flightlock.Miss, err
+			}
+			return value, flightlock.Fresh, nil
+		},
+		Load: func(ctx context.Context, key string) (string, error) {
+			return load(ctx, key, flightlock.FromContext(ctx).Fence())
+		},
+		Store: func(ctx context.Context, key, value string, l *flightlock.Lock) error {
+			ctx, cancel := bounded(ctx)
+			defer cancel()
+			if l == nil { // there is no token to order this value by: it overwrites nothing
+				return f.rdb.SetNX(ctx, key, value, min(unorderedTTL, opts.Fresh)).Err()
+			}
+			return fenced.Set(ctx, f.rdb, key, value, l.Fence(), opts.Fresh)
+		},
+	}, flightlock.FetchOptions{
+		Name:        name,
+		TTL:         5 * time.Second, // how long others wait when a process is killed in a load
+		LoadTimeout: opts.LoadTimeout,
+		MaxLoads:    opts.MaxLoads,
+		OnError:     sampled(f.log.With("cache", name)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return fetched{fetcher}, nil
+}
+
+// unorderedTTL is how long a value is served that was loaded without a lock.
+const unorderedTTL = 5 * time.Second
+
+func (f fetched) Fetch(ctx context.Context, key string) (string, error) {
+	value, err := f.f.Fetch(ctx, key)
+	return value, translate(err)
+}
+
+func (f fetched) Stats() Stats {
+	s := f.f.Stats()
+	return Stats{
+		Loads: s.Loads, Unlocked: s.UnlockedLoads,
+		LookupErrors: s.LookupErrors, StoreFailures: s.StoreFailures,
+	}
+}
+
+func (f fetched) Close(ctx context.Context) error { return f.f.Close(ctx) }
+
+// sampled logs at most one failure per second, and how many it has left out since the one before.
+// A Fetcher calls it on one goroutine, so it needs no mutex.
+func sampled(log *slog.Logger) func(key, op string, err error) {
+	var last time.Time
+	var omitted int
+	return func(key, op string, err error) {
+		if time.Since(last) < time.Second {
+			omitted++
+			return
+		}
+		log.Warn("failed", "op", op, "key", key, "err", err, "omitted", omitted)
+		last, omitted = time.Now(), 0
+	}
+}
