@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,10 +25,13 @@ const (
 // Fetch makes on its own goroutine, that goroutine's.
 type Source[V any] struct {
 	// Lookup gives the value that the cache has for key. An error is not a miss: what
-	// follows is FetchOptions.OnUnavailable. It is called on every Fetch, on the caller's
+	// follows is FetchOptions.OnUnavailable. But one that says that time has run out (of a ctx, of a
+	// socket, or for a connection of go-redis' pool) may be that of a busy cache: the key is locked, and looked up
+	// once more. It is called on every Fetch, on the caller's
 	// goroutine and with its ctx, and again by those that wait for others to load. Fetch does not
 	// return before that first call does, so it has to honour ctx: a go-redis client does so with
-	// ContextTimeoutEnabled only.
+	// ContextTimeoutEnabled only. More than 64 such first calls run at once only as long as they are
+	// answered quickly, see FetchOptions.LookupTimeout; the others wait for their turn.
 	Lookup func(ctx context.Context, key string) (V, Freshness, error)
 
 	// Load gets the value from where it comes from. ctx ends after LoadTimeout, and not
@@ -72,7 +74,8 @@ type Fetcher[V any] struct {
 	ended  sync.Once   // what is seen of it
 	counts fetchCounts
 	seen   fetchSeen
-	looks  chan struct{} // has an entry for each Lookup of a flight
+	turns  turns         // of callers' Lookups
+	looks  chan struct{} // has an entry for each Lookup of a flight that waits
 
 	mu       sync.Mutex // guards what follows
 	failures failures
@@ -126,6 +129,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 		running:  map[*fetchFlight[V]]struct{}{},
 		idle:     make(chan struct{}),
 	}
+	f.turns.begin(opts.LookupTimeout)
 	f.seen.begin(c, opts, f.Stats)
 	return f, nil
 }
@@ -147,9 +151,8 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 		var none V
 		return none, f.errClosed(key)
 	}
-	v, fresh, err := f.src.Lookup(ctx, key)
+	v, fresh, err := f.lookup(ctx, key)
 	if err == nil && fresh == Fresh {
-		f.counts.hit()
 		return v, nil
 	}
 	fl, v, err := f.miss(ctx, key, v, fresh, err)
@@ -160,6 +163,29 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 		return f.timedWait(ctx, fl)
 	}
 	return f.wait(ctx, fl) // from here, and not from where the flight was found: see there
+}
+
+// lookup is a caller's own Lookup, on its goroutine.
+func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
+	c, inTurn := f.turns.enter()
+	if inTurn {
+		return f.lookupInTurn(ctx, key, c)
+	}
+	defer func() { f.turns.leave(c, err == nil && fresh == Fresh, err) }() // if it panics, too
+	return f.src.Lookup(ctx, key)
+}
+
+// lookupInTurn is lookup where many are under way.
+func (f *Fetcher[V]) lookupInTurn(ctx context.Context, key string, c *turnCell) (v V, fresh Freshness, err error) {
+	if err := f.turns.wait(ctx, c); err != nil {
+		return v, Miss, err
+	}
+	began := time.Now()
+	defer func() {
+		f.turns.leave(c, err == nil && fresh == Fresh, err)
+		f.turns.timed(time.Since(began))
+	}()
+	return f.src.Lookup(ctx, key)
 }
 
 // miss is what Fetch does without a fresh value: it gives what is to be returned, or else
@@ -179,7 +205,9 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 			err = lookupErr(key, err)
 		}
 		return nil, none, f.gaveUp(key, ctx.Err(), err)
-	case err != nil:
+	}
+	slow := ranOut(err) // which says nothing of the locks, and of the cache that it is busy
+	if err != nil {
 		err = f.lookupFailed(key, err)
 	}
 	if err := f.c.checkKey(key); err != nil {
@@ -187,7 +215,7 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	}
 	f.counts.misses.Add(1)
 	inside := flightOf(ctx)
-	fl, err := f.join(ctx, key, err, inside)
+	fl, err := f.join(ctx, key, err, slow, inside)
 	if err != nil || inside == nil {
 		return fl, none, err
 	}
@@ -210,7 +238,7 @@ func (f *Fetcher[V]) errClosed(key string) error {
 
 // Stats reads the counters.
 func (f *Fetcher[V]) Stats() FetchStats {
-	s := f.counts.read()
+	s := f.counts.read(f.turns.hits())
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s.Running = int64(len(f.running))
@@ -225,7 +253,7 @@ func (f *Fetcher[V]) Stats() FetchStats {
 // outlast it; the Client's Close waits for that. Its metrics are gone when it returns.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.shut()
-	defer f.ended.Do(func() { f.seen.end(f.counts.read()) })
+	defer f.ended.Do(func() { f.seen.end(f.counts.read(f.turns.hits())) })
 	select {
 	case <-f.idle:
 		return nil
@@ -285,26 +313,15 @@ func (f *Fetcher[V]) leftLocked(n int) {
 	}
 }
 
-// fetchCounts are the counters. Hits are spread over cache lines: on a hot key, all
-// processors count them at once.
+// fetchCounts are the counters, but for hits: see turnCell.
 type fetchCounts struct {
-	hits [8]struct {
-		atomic.Uint64
-		_ [56]byte
-	}
 	stale, misses, joined, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
 }
 
-func (c *fetchCounts) hit() { c.hits[rand.Uint32()%uint32(len(c.hits))].Add(1) }
-
-func (c *fetchCounts) read() FetchStats {
-	s := FetchStats{
-		Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
+func (c *fetchCounts) read(hits uint64) FetchStats {
+	return FetchStats{
+		Hits: hits, Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
 		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(),
 		LookupErrors: c.lookupErrors.Load(), Lost: c.lost.Load(),
 	}
-	for i := range c.hits {
-		s.Hits += c.hits[i].Load()
-	}
-	return s
 }

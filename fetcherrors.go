@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // An innerError is an error of a Load or Lookup that matches an error of contexts: its own deadline has
@@ -22,6 +25,12 @@ func (e *innerError) As(target any) bool { return errors.As(e.err, target) }
 // ofCtx reports whether err matches an error of contexts.
 func ofCtx(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// ranOut reports whether err says that time has run out, a ctx's or that of the cache's client.
+func ranOut(err error) bool {
+	var timeout net.Error
+	return ofCtx(err) || errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, redis.ErrPoolTimeout)
 }
 
 // notCtx is err, which does not.

@@ -40,6 +40,7 @@ import (
 type fetchFlight[V any] struct {
 	key    string
 	why    error                   // the Lookup error it began with: no use in contending
+	slow   int                     // Lookups that took too long before it began: 1 if its first caller's did
 	base   context.Context         // what ctx was made of
 	ctx    context.Context         // of all work; carries flying
 	cancel context.CancelCauseFunc // of ctx; called under mu, so that commit sees it
@@ -71,15 +72,15 @@ var errNoAnswer = errors.New("no answer in time")
 var errNobody = errors.New("flightlock: all callers left")
 
 // join has a caller take part in the flight of key, and begins one if there is none. why is
-// the error of the caller's Lookup, if it had one; inside is the flight that the caller
-// belongs to itself.
-func (f *Fetcher[V]) join(ctx context.Context, key string, why error, inside *flying) (*fetchFlight[V], error) {
+// the error of the caller's Lookup, if it had one, slow that it says no more than that there was no answer in time;
+// inside is the flight that the caller belongs to itself.
+func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *flying) (*fetchFlight[V], error) {
 	values := f.values(ctx)
 	// A caller that holds the lock on key itself would wait for itself.
 	lent := f.c.reenter(ctx, key)
 
 	f.mu.Lock()
-	fl, err := f.findLocked(key, why, values, inside)
+	fl, err := f.findLocked(key, why, slow, values, inside)
 	if err != nil {
 		f.mu.Unlock()
 		f.giveBack(lent)
@@ -132,7 +133,7 @@ func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 
 // findLocked gives the flight of key, a new one if there is none; not one that waits for
 // the flight inside which the caller is.
-func (f *Fetcher[V]) findLocked(key string, why error, values context.Context, inside *flying) (*fetchFlight[V], error) {
+func (f *Fetcher[V]) findLocked(key string, why error, slow bool, values context.Context, inside *flying) (*fetchFlight[V], error) {
 	if f.closed.Load() {
 		return nil, f.errClosed(key)
 	}
@@ -141,7 +142,7 @@ func (f *Fetcher[V]) findLocked(key string, why error, values context.Context, i
 		if err := f.failures.of(key, time.Now()); err != nil {
 			return nil, err
 		}
-		fl = f.beginLocked(key, why, values, false)
+		fl = f.beginLocked(key, why, slow, values, false)
 	} else {
 		f.counts.joined.Add(1)
 	}
@@ -151,9 +152,12 @@ func (f *Fetcher[V]) findLocked(key string, why error, values context.Context, i
 	return fl, nil
 }
 
-func (f *Fetcher[V]) beginLocked(key string, why error, values context.Context, behind bool) *fetchFlight[V] {
-	fl := &fetchFlight[V]{key: key, why: why, base: values, behind: behind,
-		flying: new(flying), published: make(chan struct{}), borrows: why == nil}
+func (f *Fetcher[V]) beginLocked(key string, why error, slow bool, values context.Context, behind bool) *fetchFlight[V] {
+	fl := &fetchFlight[V]{key: key, why: why, base: values, behind: behind, flying: new(flying), published: make(chan struct{})}
+	if slow {
+		fl.why, fl.slow = nil, 1
+	}
+	fl.borrows = fl.why == nil
 	fl.ctx, fl.cancel = context.WithCancelCause(context.WithValue(values, flyingKey{}, fl.flying))
 	f.flights[key] = fl
 	f.running[fl] = struct{}{}
@@ -192,7 +196,7 @@ func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.mayRefreshLocked(key) {
-		f.beginLocked(key, nil, values, true)
+		f.beginLocked(key, nil, false, values, true)
 	}
 }
 
@@ -216,7 +220,8 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 }
 
 // giveUp gives the lock back after a load or Store that failed: the other processes that wait for it
-// need not wait for one another. One that Close has ended says nothing of the next.
+// need not wait for one another. One that Close has ended says nothing of the next. Nor does a Store that has run out
+// of time: the value was loaded, and the cache is busy. Loads without a lock by all others, and their Stores, would keep it so.
 func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
 	if l != nil && fl.ctx.Err() == nil {
 		_ = l.releaseFailed()
@@ -437,8 +442,8 @@ func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, p *place, why error, over
 		return nil, nil, nil, true
 	}
 	_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; what it could say is in l.Err
-	found, err := f.lookAgain(fl, fl.ctx)
-	if !found && (err == nil || errors.Is(err, errNoTurn) || f.opts.OnUnavailable == LoadLocally) {
+	found, err := f.look(fl, fl.ctx, func() {})
+	if !found && (err == nil || f.opts.OnUnavailable == LoadLocally) {
 		return l, p, nil, false
 	}
 	if err != nil {
@@ -533,7 +538,7 @@ func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err e
 		return nil, false, errLent
 	}
 	var failed error
-	slow := 0 // in a row
+	slow := fl.slow
 	l, found, err = f.c.contend(ctx, fl.key, f.opts.TTL, func(ctx context.Context) bool {
 		var stop bool
 		stop, failed = f.lookAgain(fl, ctx)
@@ -630,16 +635,22 @@ var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
 
 const maxSlowLookups = 3
 
-// lookAgain looks whether somebody else has filled the cache. If so the callers get the
-// value, and the flight is over.
+// lookAgain is look for a flight that waits, in its turn.
 func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
 	if !f.mayLook(parent) {
 		return false, errNoTurn
 	}
+	return f.look(fl, parent, func() { <-f.looks })
+}
+
+// look looks whether somebody else has filled the cache. If so the callers get the value, and the flight is
+// over. Who has the lock calls it without waiting for a turn: for as long as it looks, others wait for the lock. returned
+// is called when Lookup has returned, however late.
+func (f *Fetcher[V]) look(fl *fetchFlight[V], parent context.Context, returned func()) (found bool, err error) {
 	ctx, cancel := context.WithTimeout(parent, f.opts.LookupTimeout)
 	defer cancel()
 	looked := f.call("Lookup", func() (V, Freshness, error) {
-		defer func() { <-f.looks }()
+		defer returned()
 		return f.src.Lookup(ctx, fl.key)
 	})
 	var a answer[V]
@@ -667,11 +678,11 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (foun
 	return false, nil
 }
 
-// maxLooks is how many Lookups a Fetcher makes at once, for its flights. Thousands of them at once would wait for the
+// maxLooks is how many Lookups a Fetcher makes at once, for flights that wait. Thousands of them at once would wait for the
 // connections of a cache's client until LookupTimeout, and that would look like an outage of the cache.
 const maxLooks = 64
 
-// errNoTurn says that there was no look: who waits goes on waiting, and who has the lock loads.
+// errNoTurn says that there was no look: who waits goes on waiting.
 var errNoTurn = errors.New("too many Lookups are under way")
 
 // mayLook waits for its turn to look, as long as a Lookup may take.
@@ -784,7 +795,7 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
 		select {
 		case a := <-storing:
 			f.stored(fl.key, l, a.err)
-			if a.err != nil {
+			if a.err != nil && !ranOut(a.err) {
 				f.publish(fl, v, nil)
 				f.giveUp(fl, l)
 			}
@@ -793,7 +804,7 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
 			f.show(fl, v, nil)
 		case <-ctx.Done():
 			f.publish(fl, v, nil)
-			f.giveUp(fl, l)
+			f.giveBack(l)
 			f.stored(fl.key, l, (<-storing).err)
 			return
 		}

@@ -36,7 +36,8 @@ type FetchOptions struct {
 	// LookupTimeout is when the ctx of a Lookup ends that the Fetcher makes for all callers of
 	// a key: when it has the lock, and while it waits. One that takes longer has failed, but a cache may be
 	// busy: it takes three in a row to apply OnUnavailable to who waits for another process. A caller's own
-	// Lookup has that caller's ctx. Default 1s; one above LoadTimeout counts as LoadTimeout.
+	// Lookup has that caller's ctx. When very many callers look at once, some wait for their turn, so that these
+	// Lookups take about a twentieth of LookupTimeout. Default 1s; one above LoadTimeout counts as LoadTimeout.
 	LookupTimeout time.Duration
 
 	// WaitTimeout is how long a miss waits for another process's load, before

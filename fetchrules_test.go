@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -336,6 +339,40 @@ func TestFetchLookupTimeout(t *testing.T) {
 			if took := time.Since(began); took < want || took > want+200*time.Millisecond {
 				t.Errorf("it took %v, want %v", took, want)
 			}
+		})
+	}
+}
+
+// A caller's Lookup that its client has let run out of time, in a process whose processors are busy or behind a cache that
+// is, is no reason to load without a lock, either. One that was refused is.
+func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err      error
+		down     bool
+		unlocked uint64
+	}{
+		"its ctx":             {context.DeadlineExceeded, false, 0},
+		"its socket":          {&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, false, 0},
+		"its pool":            {fmt.Errorf("cache: %w", redis.ErrPoolTimeout), false, 0},
+		"refused":             {syscall.ECONNREFUSED, false, 1},
+		"and the nodes' away": {context.DeadlineExceeded, true, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				var looks atomic.Int64
+				o := &origin{lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
+					if looks.Add(1) > 1 {
+						return "", flightlock.Miss, nil
+					}
+					return "", flightlock.Miss, tc.err
+				}}
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+				nodes[0].Down(tc.down)
+				wantAll(t, fetching(t.Context(), f, "k", 1), 1, "k=1")
+				if s := f.Stats(); s.UnlockedLoads != tc.unlocked || s.LookupErrors != 1 {
+					t.Errorf("%+v", s)
+				}
+			})
 		})
 	}
 }

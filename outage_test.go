@@ -240,3 +240,46 @@ func TestLostSYNsAndAFetcher(t *testing.T) {
 		})
 	}
 }
+
+// Loads that fetch other keys are all done while the nodes stand still, whatever number of loads the Fetcher may make
+// at once, and while they do not.
+func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
+	for _, stopped := range []bool{true, false} {
+		for _, most := range []int{0, 1} {
+			for _, n := range []int{16, 100} {
+				if !fullSize() && (n == 100) != (stopped && most == 0) {
+					continue
+				}
+				t.Run(fmt.Sprintf("stopped=%v/MaxLoads=%d/loads=%d", stopped, most, n), func(t *testing.T) {
+					servers, addrs := startServers(t, 3)
+					o := &origin{}
+					var f *flightlock.Fetcher[string]
+					nested(o, &f)
+					c := clientOn(t, true, addrs...)
+					f = newFetcher(t, c, o, flightlock.FetchOptions{MaxLoads: most, LoadTimeout: 20 * time.Second})
+					mustRelease(t, eventually(t, c, "warm"))
+					before := runtime.NumGoroutine()
+					if stopped {
+						stopAll(servers)
+					}
+					results := make(chan result, n)
+					for i := range n {
+						go func() {
+							v, err := f.Fetch(t.Context(), fmt.Sprint("outer", i))
+							results <- result{v, err}
+						}()
+					}
+					for range n {
+						if r := <-results; r.v != "v" || r.err != nil {
+							t.Errorf("got %q, %v", r.v, r.err)
+						}
+					}
+					if got, want := o.loads.Load(), int64(2*n+1); got != want {
+						t.Errorf("%d loads for %d keys", got, want)
+					}
+					nothingIsLeft(t, servers, c, before)
+				})
+			}
+		}
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/flight"
-	"github.com/flightlock/flightlock/internal/jitter"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
@@ -26,19 +25,6 @@ import (
 // With a ctx made by Lock.Context of a lock on the same key, it gives a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Queue)
-}
-
-// TryLock is SingleFlightLock with one attempt. A key that is held, queued for or being
-// acquired in this process fails at once with ErrNotAcquired, with no Redis traffic:
-// TryLock never overtakes. Only where several clients tried at the same moment, and the votes were split so
-// that none of them has the lock, does it try again, a few times within some 60ms: one of them gets it.
-func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
-	for pause := splitPause; ; pause *= 2 {
-		l, err := c.acquire(ctx, key, ttl, noRetry{}, flight.Try)
-		if err == nil || pause > maxSplitPause || !split(err) || !sleep(ctx, jitter.N(pause)) {
-			return l, err
-		}
-	}
 }
 
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode) (*Lock, error) {

@@ -150,6 +150,59 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	}
 }
 
+// A server that still has the memory in which it granted, after a pause, proves the grant: nothing else was lost.
+func TestAGrantAfterALongPauseIsProvenByTheMemoryThatIsStillThere(t *testing.T) {
+	for memory, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
+		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+		f.forgets("m1")
+		n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+		guard(n)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		e, l := newEar(), &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		f.forgets(memory)
+		l.memory = n.servers[0].memory.Load()
+		l.by, l.looks, l.lasted = l.memory.usual, false, time.Second
+		if !l.tooOld() {
+			t.Error("a pause of a second is nothing")
+		}
+		l.prove(t.Context())
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
+		l.settle(a.create, response{val: int64(7)}, true, true)
+		l.rest()
+		e.want(t, kind)
+	}
+}
+
+// A lane whose last batch took long, in a process whose processors are busy, takes the closer look, so that nothing has
+// to be proven by a call of boot.lua, on a connection of its own, for each batch.
+func TestALateLaneTakesTheCloserLook(t *testing.T) {
+	for _, blind := range []error{nil, errors.New("NOPERM")} {
+		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+		f.forgets("m1")
+		n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+		guard(n)
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		l := &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		m := *l.s.memory.Load()
+		m.Blind = blind
+		l.s.memory.Store(&m)
+		for _, tc := range []struct {
+			lasted time.Duration
+			looks  bool
+		}{{n.timeout / 2, false}, {n.timeout * 2, blind == nil}, {n.timeout, false}} {
+			l.s.looked.Store(&look{at: &m, until: time.Now().Add(time.Minute)})
+			l.lasted = tc.lasted
+			if l.begin(time.Now()); l.looks != tc.looks {
+				t.Errorf("after a batch that took %v, refused by %v: closer look %v", tc.lasted, blind, l.looks)
+			}
+		}
+		l.rest()
+	}
+}
+
 // A refresh goes before acquires of other keys, and not before that of its own entry, which a slow node may not have got yet.
 func TestARefreshStaysBehindItsAcquire(t *testing.T) {
 	q := &queue{}

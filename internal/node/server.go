@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,18 +94,24 @@ func (l *lane) connected() bool {
 	return w != nil && !w.strict.Load()
 }
 
+// mark is how far the server has answered on l's connection.
+func (l *lane) mark() uint64 {
+	if w := l.wire.Load(); w != nil {
+		return w.mark()
+	}
+	return 0
+}
+
+// answered reports whether the server has sent anything on l's connection since mark.
+func (l *lane) answered(mark uint64) bool {
+	w := l.wire.Load()
+	return w != nil && w.answered(mark)
+}
+
 // answerWaits reports whether an answer waits on l's connection for somebody to read it.
 func (l *lane) answerWaits() bool {
 	w := l.wire.Load()
 	return w != nil && w.answerWaits()
-}
-
-// reads counts what was read on l's connection.
-func (l *lane) reads() uint64 {
-	if w := l.wire.Load(); w != nil {
-		return w.reads.Load()
-	}
-	return 0
 }
 
 // exact has no deadline on l's connection put off, or not any more.
@@ -190,6 +197,11 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		if l.elsewhere(try > 0) {
 			l.disconnect(ctx)
 		}
+		if l.tooOld() && slices.ContainsFunc(batch, func(r *request) bool { return r.op.votes() }) {
+			l.watchdog.begin(batch)
+			l.prove(ctx)
+			l.watchdog.end()
+		}
 		unknown := batch[:0]
 		for i, r := range batch {
 			if !l.settle(r, l.answers[i], sent, try < 3) {
@@ -267,7 +279,7 @@ func responseOf(cmd *redis.Cmd) response { return response{cmd.Val(), cmd.Err()}
 // server did not know the script and heal allows for another try.
 func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	rep, err := outcome(r.op, got)
-	if rep.Kind == Granted && l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout {
+	if rep.Kind == Granted && l.tooOld() {
 		rep = failed(errOld)
 	}
 	if rep.Kind == Granted && l.memory != always {
@@ -325,11 +337,13 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 }
 
 // begin says by which scripts to ask now. It is called again when the batch is written: it may have had to wait for a
-// connection until then.
+// connection until then. After a batch that took long they take the closer look, so that the next need not prove what it
+// was granted, unless the server refuses the look anyway.
 func (l *lane) begin(now time.Time) {
 	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
 	l.by, l.looks = l.memory.closer, true
-	if l.before.counts(l.memory, now) {
+	slow := l.lasted > l.s.n.timeout && l.memory.Blind == nil
+	if !slow && l.before.counts(l.memory, now) {
 		l.by, l.looks = l.memory.usual, false
 	}
 }
@@ -378,6 +392,21 @@ func (l *lane) took(began time.Time) time.Duration {
 // errOld is why a grant is no vote that took so long, in a process that stood still, that the server may have
 // been another's replica since the last look: see memory.go. The key is there, and is released as after any failure.
 var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
+
+// tooOld reports whether grants of the batch that was answered need another proof: see errOld.
+func (l *lane) tooOld() bool {
+	return l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout
+}
+
+// prove asks the server once more what it remembers. If that is still the memory in which the batch asked for votes, the
+// grants, which are older than this answer, are of it. Another caller's boot does not do: it may be older than they.
+func (l *lane) prove(ctx context.Context) {
+	if err := l.s.takeLoading(ctx); err != nil {
+		return
+	}
+	defer l.s.putLoading()
+	_ = l.s.boot(ctx, "", func(m Memory, err error) { l.looks = err == nil && m.Name == l.memory.Name })
+}
 
 // execute has commands executed in order. One alone costs a third less if it is no pipeline.
 func (l *lane) execute(ctx context.Context, all ...redis.Cmder) error {

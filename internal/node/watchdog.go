@@ -21,8 +21,9 @@ import (
 // A server that has not answered anything for suspendAfter of NodeTimeout is suspended.
 //
 // Where all processors are busy, it may be this process that is late, and not the server: an answer waits in
-// a socket for a goroutine that waits for a processor, or was read by one that waits for the next. So the watchdog looks
-// into the socket, and whether any of the answer was read, before it blames the server. And its own timer waits for a
+// a socket for a goroutine that waits for a processor, or was read by one that waits for the next, or for its own
+// processor, which it lost in the system call. So before it blames the server the watchdog asks the system what has come
+// on the connection since the batch was written. And its own timer waits for a
 // processor, too: by how late that came the deadline is put off, minGrace at least, and maxGrace of NodeTimeout in
 // all, for where there is no socket to look into.
 //
@@ -35,7 +36,8 @@ type watchdog struct {
 	batch   []*request // under way, and not settled; those that were told have no sink any more
 	since   time.Time  // when it was written, or before that, when it was begun
 	written bool
-	reads   uint64        // on the connection, until it was written
+	sent    bool          // written, and some of it has left this process
+	mark    uint64        // how far the server had answered when it was written
 	due     time.Time     // when there is something to do for the batch
 	put     time.Duration // by how much its deadlines were put off so far
 	timer   *time.Timer
@@ -67,7 +69,7 @@ func (w *watchdog) flushed() {
 	if len(w.batch) == 0 { // it is a caller's own
 		return
 	}
-	w.since, w.written, w.put, w.reads = time.Now(), true, 0, w.l.reads()
+	w.since, w.written, w.sent, w.put, w.mark = time.Now(), true, false, 0, w.l.mark()
 	timeout := w.l.s.n.timeout
 	for _, r := range w.batch {
 		if r.op == opAcquire {
@@ -93,7 +95,7 @@ func (w *watchdog) wrote() {
 	if w.written && len(w.batch) > 0 {
 		now := time.Now()
 		w.due = w.due.Add(now.Sub(w.since)) // the timer looks
-		w.since = now
+		w.since, w.sent = now, true
 	}
 }
 
@@ -143,8 +145,7 @@ func (w *watchdog) fire() {
 // putOffLocked puts the deadline off by how late it came, and says whether it has.
 func (w *watchdog) putOffLocked(now, at time.Time) bool {
 	more, ok := grace(now.Sub(at), w.put, w.l.s.n.timeout)
-	begun := w.put <= maxGrace*w.l.s.n.timeout && w.l.reads() != w.reads // the answer is being read
-	if !ok && w.written && (begun || w.l.answerWaits()) {
+	if !ok && w.written && w.oursLocked() {
 		more, ok = minGrace, true
 	}
 	if ok {
@@ -152,6 +153,15 @@ func (w *watchdog) putOffLocked(now, at time.Time) bool {
 		w.dueLocked(now.Add(more))
 	}
 	return ok
+}
+
+// oursLocked reports whether the batch waits for this process: nothing of it was sent so far, or the server has answered
+// some of it. For an answer that began and does not go on, that is so only for a while.
+func (w *watchdog) oursLocked() bool {
+	if w.put <= maxGrace*w.l.s.n.timeout && (!w.sent || w.l.answered(w.mark)) {
+		return true
+	}
+	return w.l.answerWaits()
 }
 
 // grace is by how much a deadline is put off whose end was noticed so late, after it was put off by that much

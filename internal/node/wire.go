@@ -31,10 +31,10 @@ const (
 type wire struct {
 	net.Conn
 	step   time.Duration
-	strict atomic.Bool // each answer must come within step
-	exact  atomic.Bool // no deadline is put off
-	reads  atomic.Uint64
-	wrote  func() // hears of each write when it is over; nil: nobody wants to. Written before the first
+	strict atomic.Bool   // each answer must come within step
+	exact  atomic.Bool   // no deadline is put off
+	read   atomic.Uint64 // bytes
+	wrote  func()        // hears of each write when it is over; nil: nobody wants to. Written before the first
 
 	// For the goroutine that reads.
 	until time.Time     // the deadline; zero if there is none
@@ -58,14 +58,53 @@ type sysWire struct {
 // SyscallConn is that of the connection.
 func (w sysWire) SyscallConn() (syscall.RawConn, error) { return w.sys.SyscallConn() }
 
+// mark is how far the server has answered, when nothing of what was asked is open.
+func (w *wire) mark() uint64 {
+	if w.counts() {
+		return w.read.Load()
+	}
+	if n, ok := w.received(); ok {
+		return n
+	}
+	return w.read.Load()
+}
+
+// answered reports whether the server has sent anything since mark, as far as can be found out. Whoever reads may have
+// it in hand without having said so: a goroutine that comes out of the system call may have to wait for a processor.
+// So the system is asked what has come, if it can tell.
+func (w *wire) answered(mark uint64) bool {
+	if n, ok := w.received(); ok {
+		return n > mark
+	}
+	return w.answerWaits() || w.read.Load() != mark // in this order: what waits at first may be read meanwhile
+}
+
 // answerWaits reports whether bytes of the server wait to be read, as far as can be found out.
 func (w *wire) answerWaits() bool {
-	c := w.Conn
-	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
-		c = t.NetConn()
-	}
-	sys, ok := c.(syscall.Conn)
+	sys, ok := w.under().(syscall.Conn)
 	return ok && waits(sys)
+}
+
+// received counts the bytes that came on a TCP connection, if that can be found out.
+func (w *wire) received() (n uint64, ok bool) {
+	if tcp, isTCP := w.under().(*net.TCPConn); isTCP {
+		return received(tcp)
+	}
+	return 0, false
+}
+
+// counts reports whether read counts the same bytes as received. It does not below TLS.
+func (w *wire) counts() bool {
+	_, is := w.Conn.(*net.TCPConn)
+	return is
+}
+
+// under is the connection below TLS.
+func (w *wire) under() net.Conn {
+	if t, ok := w.Conn.(interface{ NetConn() net.Conn }); ok {
+		return t.NetConn()
+	}
+	return w.Conn
 }
 
 func (w *wire) SetReadDeadline(t time.Time) error {
@@ -95,7 +134,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		n, err = w.Conn.Read(p)
 	}
 	if n > 0 {
-		w.reads.Add(1)
+		w.read.Add(uint64(n))
 	}
 	return n, err
 }

@@ -120,14 +120,10 @@ func read(ctx context.Context, tx *sql.Tx, id string, token int64) (balance int6
 
 // write changes the row unless it has a larger token.
 func write(ctx context.Context, tx *sql.Tx, id string, token, balance int64) error {
-	res, err := tx.ExecContext(ctx,
+	ok, err := affected(tx.ExecContext(ctx,
 		`UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2`,
-		balance, token, id)
-	if err != nil {
-		return err
-	}
-	n, err := res.RowsAffected()
-	if err == nil && n == 0 {
+		balance, token, id))
+	if err == nil && !ok {
 		return absent(ctx, tx, id)
 	}
 	return err

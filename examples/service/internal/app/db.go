@@ -16,6 +16,7 @@ import (
 const schema = `
 CREATE TABLE IF NOT EXISTS accounts (id TEXT PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS ledger   (id TEXT PRIMARY KEY, "from" TEXT NOT NULL, "to" TEXT NOT NULL, amount INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS jobs     (name TEXT PRIMARY KEY, last INTEGER NOT NULL, fence INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS runs     (tick INTEGER NOT NULL, process TEXT NOT NULL, fence INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS leaders  (process TEXT NOT NULL, fence INTEGER NOT NULL, from_ns INTEGER NOT NULL, until_ns INTEGER NOT NULL);
 `
@@ -49,6 +50,15 @@ func create(ctx context.Context, db *sql.DB) error {
 			return err
 		}
 	}
+}
+
+// affected reports whether an UPDATE found a row for which its condition held.
+func affected(res sql.Result, err error) (bool, error) {
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n > 0, err
 }
 
 // inTx runs fn in a transaction: all of it takes effect, or nothing.

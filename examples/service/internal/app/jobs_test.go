@@ -33,22 +33,43 @@ func TestEachTickIsStartedOnce(t *testing.T) {
 	}
 }
 
-// A process that was stopped after its look, and has been overtaken, starts nothing.
+// A process that was stopped after its look, and has been overtaken, starts nothing: whether the other process has
+// started the tick, or has only looked.
 func TestAStoppedProcessStartsNoTick(t *testing.T) {
-	db, err := OpenDB(t.Context(), t.TempDir()+"/bank.db")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { db.Close() })
-	j := &ticks{db: db, process: "p1"}
-	if err := j.start(t.Context(), 10, 2); err != nil {
-		t.Error(err)
-	}
-	if err := j.start(t.Context(), 10, 1); !errors.Is(err, errOvertaken) {
-		t.Errorf("got %v", err)
-	}
-	if err := j.start(t.Context(), 11, 2); err != nil {
-		t.Error(err)
+	for name, startsFirst := range map[string]bool{"the other has started it": true, "the other has looked": false} {
+		t.Run(name, func(t *testing.T) {
+			db, err := OpenDB(t.Context(), t.TempDir()+"/bank.db")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { db.Close() })
+			stopped, other := &ticks{db: db, process: "p1"}, &ticks{db: db, process: "p2"}
+			for token, j := range []*ticks{stopped, other} {
+				if last, err := j.read(t.Context(), 10, int64(token+1)); err != nil || last != 9 {
+					t.Fatal(last, err)
+				}
+			}
+			late := func() {
+				if err := stopped.start(t.Context(), 10, 1); !errors.Is(err, errOvertaken) {
+					t.Errorf("got %v", err)
+				}
+			}
+			if !startsFirst {
+				late()
+			}
+			if err := other.start(t.Context(), 10, 2); err != nil {
+				t.Error(err)
+			}
+			if startsFirst {
+				late()
+			}
+			if last, err := other.read(t.Context(), 11, 3); err != nil || last != 10 {
+				t.Error(last, err)
+			}
+			if _, err := stopped.read(t.Context(), 11, 2); !errors.Is(err, errOvertaken) {
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -17,9 +18,9 @@ const (
 // ticks starts a job once per second, in one of all processes.
 //
 // The lock alone cannot do that. It says that no other process starts a tick now, not that none
-// has done so before. So the table of runs says which ticks were started, and is read under the
-// lock. A tick that was due while Redis was down is started later. All ticks share one lock, so
-// their tokens rise in the order of the runs, and can be compared.
+// has done so before. So the database has the last tick that was started, which is read and
+// written under the lock. A tick that was due while Redis was down is started later. All ticks
+// share one lock, and so their tokens can be compared.
 //
 // A simpler design was rejected: one TryLock per tick, on a key of its own that is never
 // released. When all processes try at the same moment, the votes of the nodes may be split, and
@@ -55,7 +56,7 @@ func (t *ticks) due(ctx context.Context, now int64) error {
 		return err // another process was faster: no need for the lock
 	}
 	return t.locks.Do(ctx, t.prefix+"ticks", ticksTTL, func(ctx context.Context, l variant.Lock) error {
-		last, err := t.last(ctx, now) // again, since another process may have held the lock
+		last, err := t.read(ctx, now, l.Fence()) // another process may have held the lock meanwhile
 		if err != nil {
 			return err
 		}
@@ -70,23 +71,43 @@ func (t *ticks) due(ctx context.Context, now int64) error {
 
 // last is the latest tick that was started, or the one before now if there is none.
 func (t *ticks) last(ctx context.Context, now int64) (last int64, err error) {
-	err = t.db.QueryRowContext(ctx, `SELECT COALESCE(MAX(tick), $1) FROM runs`, now-1).Scan(&last)
+	err = t.db.QueryRowContext(ctx, `SELECT last FROM jobs WHERE name = 'ticks'`).Scan(&last)
+	if errors.Is(err, sql.ErrNoRows) {
+		return now - 1, nil
+	}
 	return last, err
 }
 
-// start is the step that must not happen twice, so it compares the token: a process that was
-// paused after it had read the table, and has lost the lock since, starts nothing.
+// read is last under the lock. It writes the token, so that no earlier lock holder can start a
+// tick from then on: one that was paused after it had read could do so, and this process would
+// start the same tick.
+func (t *ticks) read(ctx context.Context, now, token int64) (last int64, err error) {
+	err = t.db.QueryRowContext(ctx,
+		`INSERT INTO jobs (name, last, fence) VALUES ('ticks', $1, $2)
+		ON CONFLICT (name) DO UPDATE SET fence = excluded.fence WHERE fence <= excluded.fence
+		RETURNING last`,
+		now-1, token).Scan(&last)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, errOvertaken
+	}
+	return last, err
+}
+
+// start is the step that must not happen twice, so it compares the token.
 func (t *ticks) start(ctx context.Context, tick, token int64) error {
-	res, err := t.db.ExecContext(ctx,
-		`INSERT INTO runs (tick, process, fence, at)
-		SELECT $1, $2, $3, $4 WHERE NOT EXISTS (SELECT 1 FROM runs WHERE fence > $3)`,
-		tick, t.process, token, time.Now().UnixNano())
-	if err != nil {
-		return err
-	}
-	n, err := res.RowsAffected()
-	if err == nil && n == 0 {
-		return errOvertaken
-	}
-	return err // the job itself would begin here, on a goroutine of its own
+	return inTx(ctx, t.db, func(tx *sql.Tx) error {
+		ok, err := affected(tx.ExecContext(ctx,
+			`UPDATE jobs SET last = $1, fence = $2 WHERE name = 'ticks' AND fence <= $2`,
+			tick, token))
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return errOvertaken
+		}
+		_, err = tx.ExecContext(ctx,
+			`INSERT INTO runs (tick, process, fence, at) VALUES ($1, $2, $3, $4)`,
+			tick, t.process, token, time.Now().UnixNano())
+		return err // the job itself would begin here, on a goroutine of its own
+	})
 }

@@ -1,0 +1,321 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// pooled is a cache behind a client with so few connections that who wants one waits for it, in order.
+type pooled struct {
+	conns chan struct{}
+	takes time.Duration // a request
+}
+
+func newPooled(conns int, takes time.Duration) *pooled {
+	return &pooled{make(chan struct{}, conns), takes}
+}
+
+func (p *pooled) request(ctx context.Context) error {
+	select {
+	case p.conns <- struct{}{}:
+		defer func() { <-p.conns }()
+		time.Sleep(p.takes)
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Two processes with 1000 callers each, of distinct keys, miss at once in a cache that takes four seconds for as many requests. Each
+// key is loaded once, under its lock, and stored.
+func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		const keys = 1000
+		cache := newPooled(20, 40*time.Millisecond)
+		o := &origin{}
+		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			if err := cache.request(ctx); err != nil {
+				return "", flightlock.Miss, err
+			}
+			return o.plainLookup(ctx, key)
+		}
+		o.store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
+			if err := cache.request(ctx); err != nil {
+				return err
+			}
+			return o.plainStore(ctx, key, v, l)
+		}
+		var fs []*flightlock.Fetcher[string]
+		var wg sync.WaitGroup
+		for range 2 {
+			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+			fs = append(fs, f)
+			for i := range keys {
+				wg.Go(func() {
+					if _, err := f.Fetch(t.Context(), fmt.Sprint("k", i)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		for _, f := range fs {
+			if s := f.Stats(); s.UnlockedLoads+s.LookupErrors+s.StoreFailures > 0 {
+				t.Errorf("%+v", s)
+			}
+		}
+		if n := o.loads.Load(); n != keys {
+			t.Errorf("%d loads of %d keys", n, keys)
+		}
+	})
+}
+
+// Who has won the lock looks at once, however many others of its process look and get no answer.
+func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		var looks atomic.Int64 // of the free key
+		first := sync.Map{}
+		o := &origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			if key == "free" {
+				looks.Add(1)
+			} else if _, again := first.LoadOrStore(key, true); again {
+				<-ctx.Done()
+			}
+			return "", flightlock.Miss, ctx.Err()
+		}}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var held []*flightlock.Lock
+		for i := range 200 {
+			key := fmt.Sprint("held", i)
+			held = append(held, mustLock(t, c, key, time.Minute))
+			fetching(ctx, f, key, 1)
+		}
+		time.Sleep(500 * time.Millisecond) // they look
+		began := time.Now()
+		wantAll(t, fetching(t.Context(), f, "free", 1), 1, "free=1")
+		if took := time.Since(began); took > 100*time.Millisecond || looks.Load() != 2 {
+			t.Errorf("it took %v and %d Lookups", took, looks.Load())
+		}
+		cancel()
+		synctest.Wait()
+		for _, l := range held {
+			mustRelease(t, l)
+		}
+	})
+}
+
+// A Store that runs out of time says nothing of the origin: the other process that waits loads in its turn, under the lock.
+func TestFetchAfterAStoreThatRanOutOfTime(t *testing.T) {
+	for name, store := range map[string]func(ctx context.Context) error{
+		"ctx":    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+		"hangs":  func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Second); return errMine },
+		"pool":   func(context.Context) error { return fmt.Errorf("set: %w", redis.ErrPoolTimeout) },
+		"socket": func(context.Context) error { return fmt.Errorf("set: %w", errTimeout{}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &origin{takes: 10 * time.Millisecond}
+				slow := &origin{takes: o.takes, lookup: o.plainLookup,
+					store: func(ctx context.Context, _, _ string, _ *flightlock.Lock) error { return store(ctx) }}
+				opts := flightlock.FetchOptions{TTL: time.Second}
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), slow, opts)
+				g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				a := fetching(t.Context(), f, "k", 1)
+				time.Sleep(5 * time.Millisecond) // f has the lock
+				b := fetching(t.Context(), g, "k", 1)
+				wantAll(t, a, 1, "k=1")
+				wantAll(t, b, 1, "k=1")
+				if s := g.Stats(); s.UnlockedLoads != 0 || s.Loads != 1 || o.stores.Load() != 1 {
+					t.Errorf("%+v", s)
+				}
+			})
+		})
+	}
+}
+
+type errTimeout struct{}
+
+func (errTimeout) Error() string   { return "i/o timeout" }
+func (errTimeout) Timeout() bool   { return true }
+func (errTimeout) Temporary() bool { return true }
+
+// hits is a Fetcher whose keys are in the cache, if lookup finds them.
+func hits(t *testing.T, lookup func(ctx context.Context, key string) error) *flightlock.Fetcher[string] {
+	t.Helper()
+	c := newClient(t, flightlock.Options{}, redistest.StartMemNodes(t, 1)[0].Client(t))
+	return newFetcher(t, c, &origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		return key, flightlock.Fresh, lookup(ctx, key)
+	}}, flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed})
+}
+
+// fetchAt has n callers come at that rate, all at once if every is 0, and gives the longest wait of those whose key it counts.
+func fetchAt(t *testing.T, f *flightlock.Fetcher[string], n int, every time.Duration, key func(i int) string, counts func(key string) bool) (slowest time.Duration) {
+	t.Helper()
+	var mu sync.Mutex // guards slowest
+	var wg sync.WaitGroup
+	for i := range n {
+		k := key(i)
+		wg.Go(func() {
+			began := time.Now()
+			_, err := f.Fetch(t.Context(), k)
+			if !counts(k) {
+				return
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			slowest = max(slowest, time.Since(began))
+		})
+		if every > 0 {
+			time.Sleep(every)
+		}
+	}
+	wg.Wait()
+	return slowest
+}
+
+func anyKey(string) bool { return true }
+
+// A cache that answers each of many requests as fast as one is not slowed down: ten thousand callers at once get what is
+// in memory without a wait, and what is far away in some round trips.
+func TestFetchDoesNotHoldUpAFastCache(t *testing.T) {
+	for takes, most := range map[time.Duration]time.Duration{0: 0, 5 * time.Millisecond: 60 * time.Millisecond, 40 * time.Millisecond: 400 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			f := hits(t, func(context.Context, string) error {
+				if takes > 0 {
+					time.Sleep(takes)
+				}
+				return nil
+			})
+			if slowest := fetchAt(t, f, 10_000, 0, func(int) string { return "k" }, anyKey); slowest > most {
+				t.Errorf("with %v, the slowest of 10,000 took %v", takes, slowest)
+			}
+			if s := f.Stats(); s.Hits != 10_000 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// While one shard of three hangs, callers of the others' keys hardly wait.
+func TestFetchWhileAPartOfTheCacheHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hits(t, func(_ context.Context, key string) error {
+			if strings.HasPrefix(key, "hangs") {
+				time.Sleep(3 * time.Second)
+				return errTimeout{}
+			}
+			time.Sleep(time.Millisecond)
+			return nil
+		})
+		key := func(i int) string {
+			if i%3 == 0 {
+				return "hangs"
+			}
+			return "k"
+		}
+		if slowest := fetchAt(t, f, 20_000, 200*time.Microsecond, key, func(key string) bool { return key == "k" }); slowest > 50*time.Millisecond {
+			t.Errorf("the slowest took %v", slowest)
+		}
+	})
+}
+
+// While a cache does not answer at all, nobody waits for a turn longer than LookupTimeout: all that there is to wait for is the
+// error of the client, and then of the flight's Lookup, which takes LookupTimeout.
+func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hits(t, func(context.Context, string) error { time.Sleep(3 * time.Second); return errTimeout{} })
+		var wg sync.WaitGroup
+		for range 5000 {
+			wg.Go(func() {
+				began := time.Now()
+				if _, err := f.Fetch(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "Lookup") {
+					t.Error(err)
+				}
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("it took %v", took)
+				}
+			})
+			time.Sleep(time.Millisecond)
+		}
+		wg.Wait()
+	})
+}
+
+// A caller whose ctx ends while it waits for its turn leaves in time; that is no failed Lookup, and its turn goes to others.
+func TestFetchLeavesTheQueueWithItsCtx(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hits(t, func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil })
+		var first, left sync.WaitGroup
+		for range 500 {
+			first.Go(func() {
+				if _, err := f.Fetch(t.Context(), "k"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		for range 500 {
+			left.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				began := time.Now()
+				if _, err := f.Fetch(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) || strings.Count(err.Error(), "deadline") != 1 {
+					t.Error(err)
+				}
+				if took := time.Since(began); took > 100*time.Millisecond {
+					t.Errorf("it took %v", took)
+				}
+			})
+		}
+		left.Wait()
+		first.Wait()
+		began := time.Now()
+		if _, err := f.Fetch(t.Context(), "k"); err != nil || time.Since(began) > 300*time.Millisecond {
+			t.Error(time.Since(began), err)
+		}
+		if s := f.Stats(); s.Hits != 501 || s.LookupErrors != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A Lookup that panics on its caller's goroutine gives its turn back.
+func TestFetchPanicsGiveTheirTurnBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := hits(t, func(_ context.Context, key string) error {
+			time.Sleep(time.Millisecond)
+			if key == "panic" {
+				panic("mine")
+			}
+			return nil
+		})
+		var wg sync.WaitGroup
+		for range 1000 {
+			wg.Go(func() {
+				defer func() { _ = recover() }()
+				_, _ = f.Fetch(t.Context(), "panic")
+			})
+		}
+		wg.Wait()
+		if slowest := fetchAt(t, f, 64, 0, func(int) string { return "k" }, anyKey); slowest > time.Millisecond {
+			t.Errorf("the slowest took %v", slowest)
+		}
+	})
+}

@@ -1,0 +1,78 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// away is a connection on which requests take a while to come.
+type away struct {
+	net.Conn
+	way time.Duration
+}
+
+func (c away) Write(p []byte) (int, error) {
+	time.Sleep(c.way)
+	return c.Conn.Write(p)
+}
+
+// Processes that try at the same moment, each of them nearest to another node, split the votes. One of them has the key
+// nevertheless: a job that is tried by all at its time is done by one.
+func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
+	for range 20 {
+		bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
+			var clients []*flightlock.Client
+			for i := range nodes {
+				var near []redis.UniversalClient
+				for j, n := range nodes {
+					near = append(near, n.Client(t, func(o *redis.Options) {
+						dial := o.Dialer
+						o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+							conn, err := dial(ctx, network, addr)
+							if i == j || err != nil {
+								return conn, err
+							}
+							return away{conn, 5 * time.Millisecond}, nil
+						}
+					}))
+				}
+				c := newClient(t, flightlock.Options{}, near...)
+				must(t, c.Ready(t.Context()))
+				mustRelease(t, mustLock(t, c, fmt.Sprint("warm", i), time.Second))
+				clients = append(clients, c)
+			}
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			won, locks := 0, []*flightlock.Lock(nil)
+			for _, c := range clients {
+				wg.Go(func() {
+					l, err := c.TryLock(t.Context(), "job", time.Minute)
+					mu.Lock()
+					defer mu.Unlock()
+					if err == nil {
+						won++
+						locks = append(locks, l)
+					} else if !errors.Is(err, flightlock.ErrNotAcquired) {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+			if won != 1 {
+				t.Errorf("%d have the key", won)
+			}
+			for _, l := range locks {
+				mustRelease(t, l)
+			}
+		})
+	}
+}
