@@ -79,7 +79,7 @@ func choosePhases(only string) (chosen []phase, err error) {
 func nothing(context.Context, *stage, *seen) error { return nil }
 
 // coldLength is how many lengths of a phase a cold start takes.
-const coldLength = 5
+const coldLength = 6
 
 // coldStart asks for every key twice at once.
 func coldStart(s *stage) (next func() call, limit, rate int) {

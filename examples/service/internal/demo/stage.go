@@ -233,7 +233,7 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	}
 	s.cfg.Logf("%s", row.line(number, of))
 	if s.variant == "flightlock" && p.weather&kept != 0 {
-		for _, line := range row.Surplus {
+		for _, line := range row.Surplus[:min(3, len(row.Surplus))] {
 			s.cfg.Logf("    surplus: %s", line)
 		}
 	}
