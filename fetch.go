@@ -167,25 +167,42 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 
 // lookup is a caller's own Lookup, on its goroutine.
 func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
-	c, inTurn := f.turns.enter()
-	if inTurn {
+	c, how := f.turns.enter()
+	if how == taken {
 		return f.lookupInTurn(ctx, key, c)
 	}
-	defer func() { f.turns.leave(c, err == nil && fresh == Fresh, err) }() // if it panics, too
+	defer func() { f.turns.leave(c, err == nil && fresh == Fresh) }() // if it panics, too
+	if how == timed {
+		return f.lookupTimed(ctx, key)
+	}
 	return f.src.Lookup(ctx, key)
+}
+
+func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness, error) {
+	began := time.Now()
+	v, fresh, err := f.src.Lookup(ctx, key)
+	if err == nil {
+		f.turns.learn(time.Since(began))
+	}
+	return v, fresh, err
 }
 
 // lookupInTurn is lookup where many are under way.
 func (f *Fetcher[V]) lookupInTurn(ctx context.Context, key string, c *turnCell) (v V, fresh Freshness, err error) {
-	if err := f.turns.wait(ctx, c); err != nil {
+	t := &f.turns
+	defer func() {
+		if err == nil && fresh == Fresh {
+			c.Add(oneHit)
+		}
+	}()
+	if ctx.Value(inTurnOf{t}) != nil { // a Lookup in turn waits for this one
+		return f.src.Lookup(ctx, key)
+	}
+	if err := t.wait(ctx); err != nil {
 		return v, Miss, err
 	}
-	began := time.Now()
-	defer func() {
-		f.turns.leave(c, err == nil && fresh == Fresh, err)
-		f.turns.timed(time.Since(began))
-	}()
-	return f.src.Lookup(ctx, key)
+	defer func(began time.Time) { t.leaveTurn(time.Since(began), err) }(time.Now()) // if it panics, too
+	return f.src.Lookup(context.WithValue(ctx, inTurnOf{t}, true), key)
 }
 
 // miss is what Fetch does without a fresh value: it gives what is to be returned, or else

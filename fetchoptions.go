@@ -37,7 +37,7 @@ type FetchOptions struct {
 	// a key: when it has the lock, and while it waits. One that takes longer has failed, but a cache may be
 	// busy: it takes three in a row to apply OnUnavailable to who waits for another process. A caller's own
 	// Lookup has that caller's ctx. When very many callers look at once, some wait for their turn, so that these
-	// Lookups take about a twentieth of LookupTimeout. Default 1s; one above LoadTimeout counts as LoadTimeout.
+	// Lookups take about a twentieth of LookupTimeout, a fifth at most. Default 1s; one above LoadTimeout counts as LoadTimeout.
 	LookupTimeout time.Duration
 
 	// WaitTimeout is how long a miss waits for another process's load, before

@@ -195,7 +195,9 @@ func anyKey(string) bool { return true }
 // A cache that answers each of many requests as fast as one is not slowed down: ten thousand callers at once get what is
 // in memory without a wait, and what is far away in some round trips.
 func TestFetchDoesNotHoldUpAFastCache(t *testing.T) {
-	for takes, most := range map[time.Duration]time.Duration{0: 0, 5 * time.Millisecond: 60 * time.Millisecond, 40 * time.Millisecond: 400 * time.Millisecond} {
+	for takes, most := range map[time.Duration]time.Duration{
+		0: 0, 5 * time.Millisecond: 60 * time.Millisecond, 40 * time.Millisecond: 400 * time.Millisecond, 150 * time.Millisecond: 1500 * time.Millisecond,
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := hits(t, func(context.Context, string) error {
 				if takes > 0 {
@@ -207,6 +209,41 @@ func TestFetchDoesNotHoldUpAFastCache(t *testing.T) {
 				t.Errorf("with %v, the slowest of 10,000 took %v", takes, slowest)
 			}
 			if s := f.Stats(); s.Hits != 10_000 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// A cache that is far away, and not busy, answers thousands of calls a second as fast as one.
+func TestFetchDoesNotHoldUpACacheThatIsFarAway(t *testing.T) {
+	for _, takes := range []time.Duration{60 * time.Millisecond, 150 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			f := hits(t, func(context.Context, string) error { time.Sleep(takes); return nil })
+			if slowest := fetchAt(t, f, 10_000, 200*time.Microsecond, func(int) string { return "k" }, anyKey); slowest > 4*takes {
+				t.Errorf("with %v, the slowest took %v", takes, slowest)
+			}
+		})
+	}
+}
+
+// Lookups that Fetch another key of the same Fetcher do not wait for each other's turns.
+func TestFetchInsideALookupNeedsNoTurn(t *testing.T) {
+	for _, every := range []time.Duration{0, 10 * time.Microsecond} {
+		synctest.Test(t, func(t *testing.T) {
+			var f *flightlock.Fetcher[string]
+			f = hits(t, func(ctx context.Context, key string) error {
+				time.Sleep(time.Millisecond)
+				if key == "inner" {
+					return nil
+				}
+				_, err := f.Fetch(ctx, "inner")
+				return err
+			})
+			if slowest := fetchAt(t, f, 10_000, every, func(int) string { return "k" }, anyKey); slowest > 200*time.Millisecond {
+				t.Errorf("the slowest of 10,000 took %v", slowest)
+			}
+			if s := f.Stats(); s.Hits != 20_000 {
 				t.Errorf("%+v", s)
 			}
 		})

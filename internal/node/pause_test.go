@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 )
 
 // A process that stood still for an hour does not wait for another hour for an answer that will not come: by how much
@@ -201,6 +202,67 @@ func TestALateLaneTakesTheCloserLook(t *testing.T) {
 		}
 		l.rest()
 	}
+}
+
+// Only grants wait for their proof. What was answered with them is settled before that is asked for, and where nothing was
+// granted, or nobody waits for it any more, it is not asked for.
+func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
+	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+	f.forgets("m1")
+	var boots atomic.Int64
+	hang, goOn := make(chan struct{}, 1), make(chan struct{})
+	n := newNode(t, fakeClient(t, redistest.StartFake(t, func(cmd []string) string {
+		if len(cmd) > 1 && cmd[1] == lua.Boot.SHA {
+			boots.Add(1)
+			select {
+			case <-hang:
+				<-goOn
+			default:
+			}
+		}
+		return f.answer(cmd)
+	})))
+	guard(n)
+	held := newAttempt(t, n, "held")
+	held.acquire().want(t, Granted)
+	l := &n.servers[0].lanes[0]
+	redistest.Eventually(t, patience, "the lane rests", l.claim)
+	before := boots.Load()
+	asked := func(got response, sink Sink) *request {
+		a := newAttempt(t, n, "k")
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: sink, ttl: longTTL}
+		l.answers = append(l.answers, got)
+		return a.create
+	}
+	settle := func(batch ...*request) {
+		l.memory = n.servers[0].memory.Load()
+		l.by, l.looks, l.lasted = l.memory.usual, false, time.Second
+		l.settleEach(t.Context(), batch, true, true)
+		l.answers = l.answers[:0]
+	}
+
+	l.answers = l.answers[:0]
+	ear := newEar()
+	settle(asked(response{val: []any{"other", int64(1000)}}, ear), asked(response{val: int64(7)}, nil))
+	ear.want(t, Held)
+	if got := boots.Load() - before; got != 0 {
+		t.Errorf("asked %d times for a proof of nothing", got)
+	}
+
+	hang <- struct{}{}
+	granted, renewed := newEar(), newEar()
+	a := asked(response{val: int64(7)}, granted)
+	l.answers = append(l.answers, response{val: int64(9)})
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		settle(a, &request{e: &held.Entry, op: opRefresh, sink: renewed, ttl: longTTL, deadline: n.now().add(time.Hour)})
+	}()
+	renewed.want(t, Renewed) // while the proof has no answer
+	close(goOn)
+	granted.want(t, Granted)
+	<-settled
+	l.rest()
 }
 
 // A refresh goes before acquires of other keys, and not before that of its own entry, which a slow node may not have got yet.

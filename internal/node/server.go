@@ -197,19 +197,9 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		if l.elsewhere(try > 0) {
 			l.disconnect(ctx)
 		}
-		if l.tooOld() && slices.ContainsFunc(batch, func(r *request) bool { return r.op.votes() }) {
-			l.watchdog.begin(batch)
-			l.prove(ctx)
-			l.watchdog.end()
-		}
-		unknown := batch[:0]
-		for i, r := range batch {
-			if !l.settle(r, l.answers[i], sent, try < 3) {
-				unknown = append(unknown, r)
-			}
-		}
+		batch = l.settleEach(ctx, batch, sent, try < 3)
 		l.forget()
-		if batch = unknown; len(batch) == 0 {
+		if len(batch) == 0 {
 			return lostBy == nil
 		}
 		l.watchdog.begin(batch)
@@ -396,6 +386,50 @@ var errOld = errors.New("granted so long after it was asked for that the server 
 // tooOld reports whether grants of the batch that was answered need another proof: see errOld.
 func (l *lane) tooOld() bool {
 	return l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout
+}
+
+// settleEach settles a batch by its answers, and gives those whose script was not known.
+func (l *lane) settleEach(ctx context.Context, batch []*request, sent, heal bool) (unknown []*request) {
+	unknown = batch[:0]
+	var old []*request
+	for i, r := range batch {
+		got := l.answers[i]
+		switch {
+		case l.tooOld() && r.grantedBy(got):
+			l.answers[len(old)] = got
+			old = append(old, r)
+		case !l.settle(r, got, sent, heal):
+			unknown = append(unknown, r)
+		}
+	}
+	if old != nil {
+		l.settleOld(ctx, old)
+	}
+	return unknown
+}
+
+// settleOld settles grants that need another proof, which has to be waited for: what else was answered is settled by
+// then. The answers are the first ones. Of those who were told that their answer is late nobody waits for a proof.
+func (l *lane) settleOld(ctx context.Context, old []*request) {
+	if slices.ContainsFunc(old, func(r *request) bool { return r.sink != nil }) {
+		l.watchdog.begin(old)
+		l.prove(ctx)
+		l.watchdog.end()
+	}
+	for i, r := range old {
+		l.settle(r, l.answers[i], true, false)
+	}
+}
+
+// grantedBy reports whether got is a grant of what r asks for, and is still asked for. One that is being released is
+// settled before its release, which may stand behind it in the batch.
+func (r *request) grantedBy(got response) bool {
+	if !r.op.votes() {
+		return false
+	}
+	rep, _ := outcome(r.op, got)
+	_, moot := r.moot(r.e.n.now())
+	return rep.Kind == Granted && !moot
 }
 
 // prove asks the server once more what it remembers. If that is still the memory in which the batch asked for votes, the
