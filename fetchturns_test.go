@@ -295,6 +295,48 @@ func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 	})
 }
 
+// While a cache hangs, nobody waits for a turn and then for its own Lookup besides, from the second LookupTimeout on; and when it
+// answers again, callers look as before.
+func TestFetchDoesNotQueueForACacheThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var well atomic.Bool
+		const lookup = 800 * time.Millisecond
+		f := hits(t, func(ctx context.Context, _ string) error {
+			if well.Load() {
+				time.Sleep(time.Millisecond)
+				return nil
+			}
+			select {
+			case <-time.After(lookup):
+				return errTimeout{}
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		call := func(i int, n int, promised time.Duration, fails bool) {
+			var wg sync.WaitGroup
+			for range n {
+				wg.Go(func() {
+					began := time.Now()
+					_, err := f.Fetch(t.Context(), fmt.Sprint("k", i))
+					if fails != (err != nil) || fails && !strings.Contains(err.Error(), "Lookup") {
+						t.Error(err)
+					}
+					if took := time.Since(began); took > promised {
+						t.Errorf("it took %v", took)
+					}
+				})
+				time.Sleep(4 * time.Millisecond)
+			}
+			wg.Wait()
+		}
+		call(1, 500, 3*time.Second, true) // two seconds of callers
+		call(2, 2000, 2*lookup+100*time.Millisecond, true)
+		well.Store(true)
+		call(3, 1000, 10*time.Millisecond, false)
+	})
+}
+
 // A caller whose ctx ends while it waits for its turn leaves in time; that is no failed Lookup, and its turn goes to others.
 func TestFetchLeavesTheQueueWithItsCtx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

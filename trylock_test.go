@@ -76,3 +76,27 @@ func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 		})
 	}
 }
+
+// A caller that leaves while TryLock pauses is told that its ctx has ended, and what was known by then.
+func TestTryLockEndsWithItsCtxAfterASplit(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		must(t, c.Ready(t.Context()))
+		for i, n := range nodes {
+			must(t, n.Mini.Set("lock:job", fmt.Sprint("other", i)))
+			n.Mini.SetTTL("lock:job", time.Minute)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Microsecond)
+		defer cancel()
+		if _, err := c.TryLock(ctx, "job", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		began := time.Now()
+		if _, err := c.TryLock(t.Context(), "job", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > 200*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
