@@ -149,3 +149,19 @@ func TestVariantsServeTheSame(t *testing.T) {
 		})
 	}
 }
+
+// An id that is too long for a key is the client's mistake, and not an internal error.
+func TestIdsThatAreTooLong(t *testing.T) {
+	w := newWorld(t, 1)
+	p := w.start("p1")
+	long := strings.Repeat("x", 5000)
+	if status, body := p.get("/item/" + long); status != http.StatusBadRequest {
+		t.Errorf("item: %d %q", status, body)
+	}
+	if status, body := p.post("/transfer?from=a1&amount=1&to=" + long); status != http.StatusBadRequest {
+		t.Errorf("transfer: %d %q", status, body)
+	}
+	if status, body := p.get("/item/" + long[:maxID]); status != http.StatusOK {
+		t.Errorf("the longest id: %d %q", status, body)
+	}
+}

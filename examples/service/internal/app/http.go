@@ -30,8 +30,16 @@ func (a *App) handler() http.Handler {
 	return mux
 }
 
+// maxID is the size limit of an id in a request, in bytes. Ids become keys in Redis, and keys have
+// a limit: the client's mistake would be an internal error.
+const maxID = 256
+
 func (a *App) item(r *http.Request) (string, error) {
-	return a.items.Fetch(r.Context(), itemKey(a.cfg.Prefix, r.PathValue("id")))
+	id := r.PathValue("id")
+	if len(id) > maxID {
+		return "", fmt.Errorf("%w: an id of %d bytes", errRequest, len(id))
+	}
+	return a.items.Fetch(r.Context(), itemKey(a.cfg.Prefix, id))
 }
 
 func (a *App) page(r *http.Request) (string, error) {
@@ -46,7 +54,7 @@ func (a *App) transfer(r *http.Request) (string, error) {
 	q := r.URL.Query()
 	from, to := q.Get("from"), q.Get("to")
 	amount, err := strconv.ParseInt(q.Get("amount"), 10, 64)
-	if err != nil || amount <= 0 || from == "" || to == "" || from == to {
+	if err != nil || amount <= 0 || from == "" || to == "" || from == to || max(len(from), len(to)) > maxID {
 		return "", fmt.Errorf("%w: want ?from=a&to=b&amount=n with two accounts and n above 0", errRequest)
 	}
 	return "", a.bank.transfer(r.Context(), from, to, amount)
