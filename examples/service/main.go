@@ -28,10 +28,16 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	logging.Disable()            // go-redis prints every failed dial; flightlock logs a failed node once
-	if i := slices.Index(os.Args, "-demo"); i > 0 {
-		os.Exit(runDemo(ctx, slices.Concat(os.Args[1:i], os.Args[i+1:])))
+	if args, found := cutDemo(os.Args[1:]); found {
+		os.Exit(runDemo(ctx, args))
 	}
 	os.Exit(runService(ctx, os.Args[1:]))
+}
+
+// cutDemo returns args without -demo, which may be written with two dashes, as any flag.
+func cutDemo(args []string) (rest []string, found bool) {
+	rest = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "-demo" || arg == "--demo" })
+	return rest, len(rest) < len(args)
 }
 
 func runDemo(ctx context.Context, args []string) int {
