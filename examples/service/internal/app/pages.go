@@ -14,8 +14,11 @@ import (
 // pageParts is how many items a page shows: that of its own number, and those after it.
 const pageParts = 4
 
-// newPages is the cache of pages. The load of a page fetches the page's items, so loads wait for
-// other loads. Two rules make that safe. A load fetches with its own ctx, or one derived from it:
+// newPages is the cache of pages. A page may show items that were cached for almost fresh, so what
+// it shows may be twice that old.
+//
+// The load of a page fetches the page's items, so loads wait for other loads. Two rules make that
+// safe. A load fetches with its own ctx, or one derived from it:
 // by that a Fetcher knows which loads wait for which, and does not count them against MaxLoads.
 // And pages are made of items, never items of pages, so loads cannot wait for each other in a ring.
 func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh time.Duration) (variant.Cache, error) {
