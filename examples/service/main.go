@@ -5,8 +5,8 @@
 //	service -redis redis://a:6379,redis://b:6379,redis://c:6379 -cache redis://d:6379 -origin http://e
 //	service -demo
 //
-// The second form runs four processes of the service through bad days, and compares it with what
-// people write without flightlock.
+// The second form runs four processes of the service through phases of load and faults, and compares
+// it with what people write without flightlock.
 package main
 
 import (
