@@ -28,14 +28,17 @@ func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh ti
 			return "", fmt.Errorf("key of a page: %w", err)
 		}
 		var parts [pageParts]string
-		group, ctx := errgroup.WithContext(ctx)
+		group, groupCtx := errgroup.WithContext(ctx)
 		for i := range parts {
 			group.Go(func() (err error) {
-				parts[i], err = items.Fetch(ctx, itemKey(prefix, strconv.Itoa(number+i)))
+				parts[i], err = items.Fetch(groupCtx, itemKey(prefix, strconv.Itoa(number+i)))
 				return err
 			})
 		}
 		if err := group.Wait(); err != nil {
+			if ctx.Err() != nil { // LoadTimeout is over
+				return "", fmt.Errorf("%w: %w", errLate, err)
+			}
 			return "", err
 		}
 		return strings.Join(parts[:], "\n"), nil
