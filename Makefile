@@ -71,7 +71,7 @@ compare: ## flightlock and its rivals side by side, on redis-servers of their ow
 demo: ## the main job on embedded nodes
 	$(GO) run ./bench
 
-service: ## the example service on eleven bad days, beside singleflight and redsync: a table; 5 minutes
+service: ## the example service in eleven phases of load and faults, beside singleflight and redsync: a table; 5 minutes
 	$(GO) run -C examples/service . -demo $(if $(ONLY),-only "$(ONLY)")
 
 faults: ## break real servers and networks under several processes: 5 minutes; DURATION=30m, ONLY=SIGSTOP

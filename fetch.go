@@ -24,14 +24,16 @@ const (
 // ctx. A panic or runtime.Goexit in them is an error or, in a Lookup that a caller of
 // Fetch makes on its own goroutine, that goroutine's.
 type Source[V any] struct {
-	// Lookup gives the value that the cache has for key. An error is not a miss: what
-	// follows is FetchOptions.OnUnavailable. But one that says that time has run out (of a ctx, of a
-	// socket, or for a connection of go-redis' pool) may be that of a busy cache: the key is locked, and looked up
-	// once more. It is called on every Fetch, on the caller's
-	// goroutine and with its ctx, and again by those that wait for others to load. Fetch does not
-	// return before that first call does, so it has to honour ctx: a go-redis client does so with
-	// ContextTimeoutEnabled only. More than 64 such first calls run at once only as long as they are
-	// answered quickly, see FetchOptions.LookupTimeout; the others wait for their turn.
+	// Lookup returns the value that the cache has for key. An error is not a miss: what
+	// follows is FetchOptions.OnUnavailable. But a timeout (of a ctx, of a socket, or of go-redis'
+	// connection pool) may come from a cache that is only busy: then the key is locked and looked
+	// up once more.
+	//
+	// Lookup is called on every Fetch, on the caller's goroutine and with its ctx, and again while
+	// callers wait for another process to load. Fetch does not return before that first call does,
+	// so Lookup has to honour ctx: a go-redis client does so only with ContextTimeoutEnabled. Some
+	// 64 first calls may run at once, and more as long as they return quickly; the others wait for
+	// their turn: see FetchOptions.LookupTimeout.
 	Lookup func(ctx context.Context, key string) (V, Freshness, error)
 
 	// Load gets the value from where it comes from. ctx ends after LoadTimeout, and not
@@ -165,7 +167,7 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 	return f.wait(ctx, fl) // from here, and not from where the flight was found: see there
 }
 
-// lookup is a caller's own Lookup, on its goroutine.
+// lookup makes a caller's own Lookup, on its goroutine: free or in turn, see turns.
 func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
 	c, how := f.turns.enter()
 	if how == taken {
@@ -178,6 +180,7 @@ func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshne
 	return f.src.Lookup(ctx, key)
 }
 
+// lookupTimed is lookup where the Lookup is free and timed.
 func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness, error) {
 	began := time.Now()
 	v, fresh, err := f.src.Lookup(ctx, key)
@@ -187,7 +190,7 @@ func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness,
 	return v, fresh, err
 }
 
-// lookupInTurn is lookup where many are under way.
+// lookupInTurn is lookup where the Lookup is not free.
 func (f *Fetcher[V]) lookupInTurn(ctx context.Context, key string, c *turnCell) (v V, fresh Freshness, err error) {
 	t := &f.turns
 	defer func() {
@@ -195,7 +198,7 @@ func (f *Fetcher[V]) lookupInTurn(ctx context.Context, key string, c *turnCell) 
 			c.Add(oneHit)
 		}
 	}()
-	if ctx.Value(inTurnOf{t}) != nil { // a Lookup in turn waits for this one
+	if ctx.Value(inTurnOf{t}) != nil { // a Lookup in turn waits for this one, so it needs no turn
 		return f.src.Lookup(ctx, key)
 	}
 	if err := t.wait(ctx); err != nil {
@@ -223,7 +226,7 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 		}
 		return nil, none, f.gaveUp(key, ctx.Err(), err)
 	}
-	slow := ranOut(err) // which says nothing of the locks, and of the cache that it is busy
+	slow := ranOut(err) // no outage: the cache may only be busy
 	if err != nil {
 		err = f.lookupFailed(key, err)
 	}
@@ -330,7 +333,7 @@ func (f *Fetcher[V]) leftLocked(n int) {
 	}
 }
 
-// fetchCounts are the counters, but for hits: see turnCell.
+// fetchCounts are the counters, except hits, which turnCell counts.
 type fetchCounts struct {
 	stale, misses, joined, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
 }

@@ -27,7 +27,8 @@ func ofCtx(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// ranOut reports whether err says that time has run out, a ctx's or that of the cache's client.
+// ranOut reports whether err is a timeout: of a ctx, or of the cache's client. A ctx that was
+// canceled counts as one.
 func ranOut(err error) bool {
 	var timeout net.Error
 	return ofCtx(err) || errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, redis.ErrPoolTimeout)

@@ -40,7 +40,7 @@ import (
 type fetchFlight[V any] struct {
 	key    string
 	why    error                   // the Lookup error it began with: no use in contending
-	slow   int                     // Lookups that took too long before it began: 1 if its first caller's did
+	slow   int                     // Lookups that timed out before it began: 1 if its first caller's did, else 0
 	base   context.Context         // what ctx was made of
 	ctx    context.Context         // of all work; carries flying
 	cancel context.CancelCauseFunc // of ctx; called under mu, so that commit sees it
@@ -71,9 +71,9 @@ var errNoAnswer = errors.New("no answer in time")
 
 var errNobody = errors.New("flightlock: all callers left")
 
-// join has a caller take part in the flight of key, and begins one if there is none. why is
-// the error of the caller's Lookup, if it had one, slow that it says no more than that there was no answer in time;
-// inside is the flight that the caller belongs to itself.
+// join adds a caller to the flight of key, and begins one if there is none. why is the error of the
+// caller's Lookup, if it had one; slow says that this error is a timeout. inside is the flight that
+// the caller itself belongs to.
 func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *flying) (*fetchFlight[V], error) {
 	values := f.values(ctx)
 	// A caller that holds the lock on key itself would wait for itself.
@@ -219,9 +219,11 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 	}
 }
 
-// giveUp gives the lock back after a load or Store that failed: the other processes that wait for it
-// need not wait for one another. One that Close has ended says nothing of the next. Nor does a Store that has run out
-// of time: the value was loaded, and the cache is busy. Loads without a lock by all others, and their Stores, would keep it so.
+// giveUp releases the lock after a load or Store that failed, and tells the other processes that wait
+// for it that it failed, so that they need not wait for one another. It does not tell them if Close
+// ended the load: theirs may succeed. It is not called for a Store that timed out: the value was
+// loaded, and the cache is busy. If all others then loaded without a lock, their Stores would keep it
+// busy.
 func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
 	if l != nil && fl.ctx.Err() == nil {
 		_ = l.releaseFailed()
@@ -635,7 +637,7 @@ var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
 
 const maxSlowLookups = 3
 
-// lookAgain is look for a flight that waits, in its turn.
+// lookAgain is look for a flight that waits. At most maxLooks of them run at a time.
 func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
 	if !f.mayLook(parent) {
 		return false, errNoTurn
@@ -643,9 +645,9 @@ func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (foun
 	return f.look(fl, parent, func() { <-f.looks })
 }
 
-// look looks whether somebody else has filled the cache. If so the callers get the value, and the flight is
-// over. Who has the lock calls it without waiting for a turn: for as long as it looks, others wait for the lock. returned
-// is called when Lookup has returned, however late.
+// look makes a Lookup for the flight. If the cache has been filled, the callers get the value, and the
+// flight is over. A flight that holds the lock calls look directly and does not wait for mayLook:
+// others wait for the lock meanwhile. returned is called when Lookup has returned, however late.
 func (f *Fetcher[V]) look(fl *fetchFlight[V], parent context.Context, returned func()) (found bool, err error) {
 	ctx, cancel := context.WithTimeout(parent, f.opts.LookupTimeout)
 	defer cancel()
@@ -678,11 +680,11 @@ func (f *Fetcher[V]) look(fl *fetchFlight[V], parent context.Context, returned f
 	return false, nil
 }
 
-// maxLooks is how many Lookups a Fetcher makes at once, for flights that wait. Thousands of them at once would wait for the
-// connections of a cache's client until LookupTimeout, and that would look like an outage of the cache.
+// maxLooks is how many Lookups a Fetcher makes at once for flights that wait. Thousands at once would
+// wait for connections of the cache's client until LookupTimeout, and the cache would seem to be down.
 const maxLooks = 64
 
-// errNoTurn says that there was no look: who waits goes on waiting.
+// errNoTurn reports that no Lookup was made, because too many are under way. The flight goes on waiting.
 var errNoTurn = errors.New("too many Lookups are under way")
 
 // mayLook waits for its turn to look, as long as a Lookup may take.

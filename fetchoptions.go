@@ -33,11 +33,17 @@ type FetchOptions struct {
 	// LoadTimeout is when the ctx of a Load ends. Default 30s.
 	LoadTimeout time.Duration
 
-	// LookupTimeout is when the ctx of a Lookup ends that the Fetcher makes for all callers of
-	// a key: when it has the lock, and while it waits. One that takes longer has failed, but a cache may be
-	// busy: it takes three in a row to apply OnUnavailable to who waits for another process. A caller's own
-	// Lookup has that caller's ctx. When very many callers look at once, some wait for their turn, so that these
-	// Lookups take about a twentieth of LookupTimeout, a fifth at most. Default 1s; one above LoadTimeout counts as LoadTimeout.
+	// LookupTimeout bounds the ctx of each Lookup that the Fetcher makes for all callers of a key:
+	// when it has the lock, and while it waits for another process. A Lookup that takes longer has
+	// failed, but the cache may only be busy: while the Fetcher waits, OnUnavailable applies after
+	// three such Lookups in a row.
+	//
+	// It does not bound a caller's own Lookup, which has that caller's ctx. But when very many
+	// callers make theirs at once, some of them wait for their turn, so that a Lookup takes no more
+	// than a twentieth of LookupTimeout, or a fifth if the cache is slow even without load. A
+	// caller that waits gets no turn when none of these Lookups was answered for LookupTimeout.
+	//
+	// Default 1s; one above LoadTimeout counts as LoadTimeout.
 	LookupTimeout time.Duration
 
 	// WaitTimeout is how long a miss waits for another process's load, before

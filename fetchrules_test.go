@@ -343,8 +343,8 @@ func TestFetchLookupTimeout(t *testing.T) {
 	}
 }
 
-// A caller's Lookup that its client has let run out of time, in a process whose processors are busy or behind a cache that
-// is, is no reason to load without a lock, either. One that was refused is.
+// A caller's Lookup that timed out in the cache's client is no reason to load without a lock: the processors or the cache
+// may be busy. A Lookup that was refused is one.
 func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err      error

@@ -11,48 +11,55 @@ import (
 	"time"
 )
 
-// turns is where callers of Fetch wait to make their own Lookups when very many come at once. Without it, the Lookups
-// of a burst all queue for the connections of the cache's client, and the Lookups and Stores of those that hold locks queue
-// behind them: locks are held for as long as the burst lasts, waiters poll them meanwhile, Lookups and Stores run out of
-// time, and what was loaded is not stored.
+// turns limits how many callers of Fetch make their own Lookups at the same time. Without it, the
+// Lookups of a burst fill the connection pool of the cache's client, and the Lookups and Stores of
+// lock holders queue behind them: locks are held for as long as the burst lasts, waiters poll them
+// meanwhile, Lookups and Stores time out, and loaded values are not stored.
 //
-// The first few Lookups under way, some freeOnes, are free. Those that come while so many are under way are made in turn,
-// in order of arrival, so that limit of them are under way besides. A cache that keeps up sees none of this:
+// A Lookup is either free or in turn. Some freeOnes Lookups at a time are free: they start at once.
+// When as many are under way, or while callers wait, further Lookups are made in turn: they start in
+// order of arrival, and limit of them may be under way. A cache that keeps up is not slowed down:
 //
-//   - limit is minTurns at least. While half of it is used, or callers wait, each Lookup in turn that is not slow raises
-//     it by four, so that it grows fivefold with every round trip; each one that is lowers it by one.
-//   - Slow is what takes more than twice as long as a free Lookup usually does: then there is a queue in front of the
-//     cache, and it is not just far away. It is no less than a twentieth of LookupTimeout, and no more than a fifth, so
-//     that the flights' own Lookups are far from it. A cache that has become slower since, and is not met by free Lookups
-//     any more, is found out in time: with each LookupTimeout that all of them are slow, they may be a little slower.
-//   - Where a part of a cache hangs, the others' answers raise the limit faster than what hangs uses it up. Whatever is
-//     under way, minTurns callers get their turn in each LookupTimeout.
-//   - Where all of it hangs, nobody waits for a turn, to wait for a Lookup after that. A LookupTimeout in which callers
-//     waited and nothing was answered shows that. From then on, until something is answered, who finds no room goes on as
-//     after a Lookup that ran out of time, at once: to the flight of its key. Those that find room find out whether it still hangs.
-//   - A Fetch inside a Lookup in turn waits for none, or all turns might be those of Lookups that wait for it. Those
-//     that are free may do so: they hold nobody up.
+//   - limit adapts, and is never below minTurns. A Lookup in turn that was not slow raises it by four
+//     if more than half of it is in use or callers wait: limit may grow fivefold with every round
+//     trip. A slow one lowers it by one.
+//   - A Lookup is slow if it took more than twice as long as a free Lookup usually does: then Lookups
+//     queue in front of the cache, and it is not only far away. The threshold is a twentieth of
+//     LookupTimeout at least, and a fifth at most, which leaves the flights' own Lookups far from
+//     their timeout. A cache may have become slower since free Lookups were last timed. So after each
+//     LookupTimeout that ends with limit at minTurns, the usual time is raised by a quarter.
+//   - If a part of the cache hangs, the answers of the rest raise limit faster than the Lookups that
+//     hang use it up. And at least minTurns of the callers that wait get a turn in each LookupTimeout,
+//     whatever is under way.
+//   - If all of the cache hangs, a caller does not wait for a turn only to wait for its Lookup. The
+//     cache counts as hung after a LookupTimeout in which callers waited and no Lookup in turn
+//     succeeded, and until one does. Meanwhile a caller that finds no room makes no Lookup. It goes on
+//     at once, as after a Lookup that timed out: to the flight of its key. Those that find room make
+//     their Lookups, and so find out when the cache answers again.
+//   - A Fetch inside a Lookup in turn needs no turn of its own: otherwise all turns might be taken by
+//     Lookups that wait for it. Inside a free Lookup it may wait for one, for free Lookups do not take
+//     turns from others.
 //
-// The Lookups that flights make take no part: they go before all of these.
+// The Lookups of flights are not limited here, so that they do not wait for callers' Lookups.
 //
-// Where nobody waits, a Lookup costs two additions to a counter that few processors share; the first one, and one of
-// timedOf, is timed.
+// When nobody waits, a Lookup costs two atomic additions to one of several counters. The first
+// Lookup is timed, and of the free ones after it one in timedOf.
 type turns struct {
-	least, most time.Duration // what slow is between
+	least, most time.Duration // bounds of the threshold for slow
 	period      time.Duration // LookupTimeout
 	cells       [turnCells]turnCell
-	crowded     atomic.Bool // somebody waits, nobody has begun, or nothing is answered. Written under mu
+	crowded     atomic.Bool // no Lookup is free: callers wait, hung is set, or there was no Lookup yet. Written under mu
 
-	mu       sync.Mutex // guards what follows
-	begun    bool       // there was a Lookup
-	limit    int
+	mu       sync.Mutex    // guards what follows
+	begun    bool          // there was a Lookup
+	limit    int           // how many Lookups in turn may be under way
 	inTurn   int           // Lookups in turn under way
-	usual    time.Duration // what free ones take; 0: not known
+	usual    time.Duration // how long a free Lookup usually takes; 0: not known
 	waiting  list.List     // of *turn
-	given    int           // turns since the last tick
-	answered time.Time     // when a Lookup in turn last had no error, or callers began to wait
-	hung     bool          // nothing is answered
-	ticking  bool          // tick will run
+	given    int           // turns that were given to waiting callers since the last tick
+	answered time.Time     // when a Lookup in turn last succeeded, or callers began to wait if that is later
+	hung     bool          // no Lookup in turn succeeded for a period in which callers waited
+	ticking  bool          // tick is scheduled
 }
 
 const (
@@ -62,8 +69,9 @@ const (
 	timedOf   = 64
 )
 
-// turnCell counts free Lookups under way in its low bits, and hits above them: an end and a hit are one addition. On a hot
-// key all processors are here at once, so there are several cells, a cache line each.
+// turnCell counts free Lookups under way in its low bits, and hits in the bits above them, so that
+// one addition counts the end of a Lookup and its hit. For a hot key all processors count at once, so
+// there are several cells, each in a cache line of its own.
 type turnCell struct {
 	atomic.Uint64
 	_ [56]byte
@@ -76,12 +84,12 @@ const (
 
 // turn is a caller that waits.
 type turn struct {
-	given chan struct{} // closed when it may look, and is counted; or when it is to go on without
-	at    *list.Element // nil when that is so
-	none  bool          // it is to go on without. Written before given is closed
+	given chan struct{} // closed when the wait is over: the caller has a turn, and is counted in inTurn; or none is set
+	at    *list.Element // its place in waiting; nil once the wait is over. Guarded by mu
+	none  bool          // the caller gets no turn. Written before given is closed
 }
 
-// inTurnOf is the key of a ctx by which a Lookup is made in turn.
+// inTurnOf is the ctx key that marks the ctx of a Lookup in turn, for Fetch calls inside it.
 type inTurnOf struct{ *turns }
 
 func (t *turns) begin(lookupTimeout time.Duration) {
@@ -96,16 +104,16 @@ func (t *turns) hits() (n uint64) {
 	return n
 }
 
-// way is how a Lookup is made.
+// way says how a caller makes its Lookup.
 type way uint8
 
 const (
-	free  way = iota // at once; leave has to be called after it
-	timed            // likewise, and learn
-	taken            // in turn: wait has to be called before it, and leaveTurn after it
+	free  way = iota // at once; the caller calls leave afterwards
+	timed            // as free; the caller also calls learn
+	taken            // in turn: the caller calls wait before it, and leaveTurn afterwards
 )
 
-// enter counts a Lookup, if it is free.
+// enter decides how a caller makes its Lookup, and counts it in c if it is free.
 func (t *turns) enter() (c *turnCell, _ way) {
 	r := rand.Uint32()
 	c = &t.cells[r%turnCells]
@@ -118,6 +126,7 @@ func (t *turns) enter() (c *turnCell, _ way) {
 	return c, free
 }
 
+// entered is enter for a Lookup that is not free, unless it is the first of all.
 func (t *turns) entered(c *turnCell) way {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -130,7 +139,7 @@ func (t *turns) entered(c *turnCell) way {
 	return taken
 }
 
-// leave counts a free Lookup out.
+// leave counts the end of a free Lookup.
 func (t *turns) leave(c *turnCell, hit bool) {
 	n := ^uint64(0)
 	if hit {
@@ -139,7 +148,7 @@ func (t *turns) leave(c *turnCell, hit bool) {
 	c.Add(n)
 }
 
-// learn notes how long a free Lookup took.
+// learn updates usual with the time that a free Lookup took: at once if it was less, else slowly.
 func (t *turns) learn(took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -149,10 +158,11 @@ func (t *turns) learn(took time.Duration) {
 	t.usual += (took - t.usual) / 32
 }
 
-// errHung is why a caller does not look. It is that time has run out.
+// errHung is the error of a caller that makes no Lookup because the cache hangs. It counts as a
+// timeout: see ranOut.
 var errHung = fmt.Errorf("none of those that are under way is answered: %w", os.ErrDeadlineExceeded)
 
-// wait returns when the caller may look, or with ctx's error or errHung.
+// wait waits for a turn. Its error is that of ctx, or errHung.
 func (t *turns) wait(ctx context.Context) error {
 	t.mu.Lock()
 	switch {
@@ -175,7 +185,7 @@ func (t *turns) wait(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if x.at == nil { // given in this moment: Lookup sees ctx
+	if x.at == nil { // given at the same moment: the caller has the turn, and Lookup sees that ctx has ended
 		return x.err()
 	}
 	t.waiting.Remove(x.at)
@@ -190,7 +200,8 @@ func (x *turn) err() error {
 	return nil
 }
 
-// leaveTurn counts a Lookup in turn out, which took so long, and gives its turn to the next.
+// leaveTurn counts the end of a Lookup in turn, adapts limit and usual to the time that it took, and
+// gives turns to callers that wait.
 func (t *turns) leaveTurn(took time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -204,20 +215,21 @@ func (t *turns) leaveTurn(took time.Duration, err error) {
 	switch slow := min(max(2*t.usual, t.least), t.most); {
 	case took > slow:
 		t.limit = max(t.limit-1, minTurns)
-	case 2*t.inTurn > t.limit || t.waiting.Len() > 0: // before those that hang have all of it
+	case 2*t.inTurn > t.limit || t.waiting.Len() > 0: // not only at the limit: Lookups that hang may be near it
 		t.limit += 4
 	}
 	t.giveLocked(0)
 }
 
-// roomLocked reports whether there is room for one more in turn. Free ones take none of it: they may wait for those in
-// turn, and may be of a part of the cache that hangs. So while anybody waits there is always one in turn whose end
-// gives the next turn.
+// roomLocked reports whether one more Lookup in turn may start. Free Lookups do not count: they may
+// wait for Lookups in turn, and may hang. So while callers wait, there is a Lookup in turn under way,
+// and its end gives the next turn.
 func (t *turns) roomLocked() bool { return t.inTurn < t.limit }
 
 func (t *turns) crowdedLocked() { t.crowded.Store(t.waiting.Len() > 0 || t.hung) }
 
-// giveLocked gives turns while there is room, and in any case to the first few.
+// giveLocked gives turns to waiting callers while there is room, and to the first few in any case. It
+// starts the ticks if callers still wait.
 func (t *turns) giveLocked(few int) {
 	for e := t.waiting.Front(); e != nil && (few > 0 || t.roomLocked()); e = t.waiting.Front() {
 		x := t.waiting.Remove(e).(*turn)
@@ -234,7 +246,7 @@ func (t *turns) giveLocked(few int) {
 	}
 }
 
-// refuseLocked has all who wait go on without a Lookup.
+// refuseLocked ends the wait of all callers, without a turn.
 func (t *turns) refuseLocked() {
 	for e := t.waiting.Front(); e != nil; e = t.waiting.Front() {
 		x := t.waiting.Remove(e).(*turn)
@@ -243,12 +255,13 @@ func (t *turns) refuseLocked() {
 	}
 }
 
+// tickLocked schedules the next tick.
 func (t *turns) tickLocked() {
 	t.given = 0
 	time.AfterFunc(t.period, t.tick)
 }
 
-// tick is called in each period while callers wait.
+// tick runs once per period while callers wait.
 func (t *turns) tick() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// pooled is a cache behind a client with so few connections that who wants one waits for it, in order.
+// pooled is a cache behind a client with few connections: requests wait for one in order of arrival.
 type pooled struct {
 	conns chan struct{}
 	takes time.Duration // a request
@@ -37,8 +37,8 @@ func (p *pooled) request(ctx context.Context) error {
 	}
 }
 
-// Two processes with 1000 callers each, of distinct keys, miss at once in a cache that takes four seconds for as many requests. Each
-// key is loaded once, under its lock, and stored.
+// In two processes 1000 callers each miss 1000 keys at once, in a cache that takes four seconds for that many requests.
+// Each key is loaded once, under its lock, and stored.
 func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		const keys = 1000
@@ -81,7 +81,7 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 	})
 }
 
-// Who has won the lock looks at once, however many others of its process look and get no answer.
+// The flight that has won the lock makes its Lookup at once, even if very many Lookups of its process hang.
 func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -118,7 +118,7 @@ func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
 	})
 }
 
-// A Store that runs out of time says nothing of the origin: the other process that waits loads in its turn, under the lock.
+// A Store that timed out is no failure of the origin: the other process that waits loads afterwards, under the lock.
 func TestFetchAfterAStoreThatRanOutOfTime(t *testing.T) {
 	for name, store := range map[string]func(ctx context.Context) error{
 		"ctx":    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
@@ -162,7 +162,8 @@ func hits(t *testing.T, lookup func(ctx context.Context, key string) error) *fli
 	}}, flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed})
 }
 
-// fetchAt has n callers come at that rate, all at once if every is 0, and gives the longest wait of those whose key it counts.
+// fetchAt makes n calls of Fetch, one in each interval every, or all at once if that is 0, and returns the longest time
+// that one took whose key counts.
 func fetchAt(t *testing.T, f *flightlock.Fetcher[string], n int, every time.Duration, key func(i int) string, counts func(key string) bool) (slowest time.Duration) {
 	t.Helper()
 	var mu sync.Mutex // guards slowest
@@ -192,8 +193,8 @@ func fetchAt(t *testing.T, f *flightlock.Fetcher[string], n int, every time.Dura
 
 func anyKey(string) bool { return true }
 
-// A cache that answers each of many requests as fast as one is not slowed down: ten thousand callers at once get what is
-// in memory without a wait, and what is far away in some round trips.
+// A cache that is as fast with many requests as with one is not slowed down: ten thousand callers at once do not wait for
+// a cache in memory, and wait some round trips for one that is far away.
 func TestFetchDoesNotHoldUpAFastCache(t *testing.T) {
 	for takes, most := range map[time.Duration]time.Duration{
 		0: 0, 5 * time.Millisecond: 60 * time.Millisecond, 40 * time.Millisecond: 400 * time.Millisecond, 150 * time.Millisecond: 1500 * time.Millisecond,
@@ -215,7 +216,7 @@ func TestFetchDoesNotHoldUpAFastCache(t *testing.T) {
 	}
 }
 
-// A cache that is far away, and not busy, answers thousands of calls a second as fast as one.
+// With a cache that is far away and not busy, thousands of calls a second take no longer than one.
 func TestFetchDoesNotHoldUpACacheThatIsFarAway(t *testing.T) {
 	for _, takes := range []time.Duration{60 * time.Millisecond, 150 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
@@ -250,7 +251,7 @@ func TestFetchInsideALookupNeedsNoTurn(t *testing.T) {
 	}
 }
 
-// While one shard of three hangs, callers of the others' keys hardly wait.
+// While one shard of three hangs, callers for keys of the other shards hardly wait.
 func TestFetchWhileAPartOfTheCacheHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hits(t, func(_ context.Context, key string) error {
@@ -273,8 +274,8 @@ func TestFetchWhileAPartOfTheCacheHangs(t *testing.T) {
 	})
 }
 
-// While a cache does not answer at all, nobody waits for a turn longer than LookupTimeout: all that there is to wait for is the
-// error of the client, and then of the flight's Lookup, which takes LookupTimeout.
+// While a cache answers nothing, no caller waits for a turn longer than LookupTimeout. Beside that it waits only for the
+// error of the cache's client, and then for that of the flight's Lookup, which takes LookupTimeout.
 func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hits(t, func(context.Context, string) error { time.Sleep(3 * time.Second); return errTimeout{} })
@@ -295,8 +296,8 @@ func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 	})
 }
 
-// While a cache hangs, nobody waits for a turn and then for its own Lookup besides, from the second LookupTimeout on; and when it
-// answers again, callers look as before.
+// While a cache hangs, from the second LookupTimeout on, no caller waits for a turn and then for its own Lookup. When the
+// cache answers again, callers make their Lookups as before.
 func TestFetchDoesNotQueueForACacheThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var well atomic.Bool
@@ -337,7 +338,7 @@ func TestFetchDoesNotQueueForACacheThatHangs(t *testing.T) {
 	})
 }
 
-// A caller whose ctx ends while it waits for its turn leaves in time; that is no failed Lookup, and its turn goes to others.
+// A caller whose ctx ends while it waits for its turn returns at once. That is no failed Lookup, and others get the turn.
 func TestFetchLeavesTheQueueWithItsCtx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hits(t, func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil })

@@ -241,8 +241,8 @@ func TestLostSYNsAndAFetcher(t *testing.T) {
 	}
 }
 
-// Loads that fetch other keys are all done while the nodes stand still, whatever number of loads the Fetcher may make
-// at once, and while they do not.
+// Loads that fetch other keys complete, with the nodes stopped and without, however many loads the Fetcher may make at
+// once.
 func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
 	for _, stopped := range []bool{true, false} {
 		for _, most := range []int{0, 1} {

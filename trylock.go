@@ -12,22 +12,25 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// How often TryLock asks again after votes that were split, and how long it waits before, at random: up to twice as
-// long as the attempt took, and twice as long each time, within these bounds. Of those who have split the votes
-// the first to come back then has the key.
+// TryLock repeats an attempt that has split the votes up to splitTries times, each after a random
+// pause. The pause is at most twice as long as the attempt took, doubled with each repetition, but
+// between splitPause and maxSplitPause. So of the contenders that have split the votes, the first to
+// come back has probably made its attempt when the second one comes.
 const (
 	splitTries    = 4
 	splitPause    = 5 * time.Millisecond
 	maxSplitPause = 500 * time.Millisecond
 )
 
-// TryLock is SingleFlightLock with one attempt. A key that is held, queued for or being
-// acquired in this process fails at once with ErrNotAcquired, with no Redis traffic:
+// TryLock is SingleFlightLock with one attempt. If the key is held, queued for or being
+// acquired in this process, it fails at once with ErrNotAcquired, with no Redis traffic:
 // TryLock never overtakes.
 //
-// When several processes try at the same moment, each may get some of the nodes and none a majority. Then nobody has
-// the key, and all of them would give up. So an attempt that has split the votes is made again, up to four times, after a
-// short random pause, half a second at most: of the processes that try to do a job at its time, one does it.
+// When several processes try at the same moment, each may get the votes of some nodes, and none of
+// a majority. Then nobody has the lock, and all of them would give up. So TryLock repeats an attempt
+// that has split the votes, up to four times, each after a random pause of half a second at most:
+// of the processes that try to start a job at the same moment, one succeeds (G49 in
+// docs/guarantees.md). If ctx ends in a pause, the error matches ctx's error and ErrNotAcquired.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	for try := 1; ; try++ {
 		began := clock.Now()
@@ -47,9 +50,10 @@ func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*L
 	}
 }
 
-// split reports whether err says that nobody has the key, because those who want it have split the votes: as far as the
-// nodes had answered when a majority was out of reach, no one has a majority. If somebody has one after all, the next
-// attempt says so. A node that keeps the key for a contender whose turn it is has no part in that.
+// split reports whether err says that the votes were split: by the answers that had arrived when a
+// majority was out of reach, several contenders have votes, and none has a majority. If one of them
+// gets a majority after all, the next attempt reports that. It is no split if a node keeps the key for
+// a contender whose turn it is: then somebody will have the lock.
 func split(err error) bool {
 	var e *QuorumError
 	if !errors.Is(err, ErrNotAcquired) || !errors.As(err, &e) {
@@ -61,7 +65,7 @@ func split(err error) bool {
 		case strings.HasPrefix(n.Holder, node.TurnOf):
 			return false
 		case n.Err == nil || errors.Is(n.Err, errNoName):
-			votes[n.Holder]++ // without a Holder it was a vote for this attempt, or has a key without a name
+			votes[n.Holder]++ // Holder "": the vote was for this attempt, or the key has no owner's name
 			if n.Holder != "" && votes[n.Holder] >= e.Need {
 				return false
 			}

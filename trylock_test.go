@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// away is a connection on which requests take a while to come.
+// away is a connection on which requests arrive late.
 type away struct {
 	net.Conn
 	way time.Duration
@@ -25,8 +25,8 @@ func (c away) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// Processes that try at the same moment, each of them nearest to another node, split the votes. One of them has the key
-// nevertheless: a job that is tried by all at its time is done by one.
+// Processes that try at the same moment, each of them nearest to another node, split the votes. One of them gets the lock
+// nevertheless.
 func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 	for range 20 {
 		bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
@@ -77,7 +77,7 @@ func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 	}
 }
 
-// A caller that leaves while TryLock pauses is told that its ctx has ended, and what was known by then.
+// If ctx ends while TryLock pauses, the error matches ctx's, and the outcome of the last attempt.
 func TestTryLockEndsWithItsCtxAfterASplit(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)

@@ -5,8 +5,8 @@
 //	service -redis redis://a:6379,redis://b:6379,redis://c:6379 -cache redis://d:6379 -origin http://e
 //	service -demo
 //
-// The second form runs four processes of the service through bad days, and compares it with what
-// people write without flightlock.
+// The second form runs four processes of the service through phases of load and faults, and compares
+// it with what people write without flightlock.
 package main
 
 import (
@@ -28,10 +28,16 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	logging.Disable()            // go-redis prints every failed dial; flightlock logs a failed node once
-	if i := slices.Index(os.Args, "-demo"); i > 0 {
-		os.Exit(runDemo(ctx, slices.Concat(os.Args[1:i], os.Args[i+1:])))
+	if args, found := cutDemo(os.Args[1:]); found {
+		os.Exit(runDemo(ctx, args))
 	}
 	os.Exit(runService(ctx, os.Args[1:]))
+}
+
+// cutDemo returns args without -demo, which may be written with two dashes, as any flag.
+func cutDemo(args []string) (rest []string, found bool) {
+	rest = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "-demo" || arg == "--demo" })
+	return rest, len(rest) < len(args)
 }
 
 func runDemo(ctx context.Context, args []string) int {

@@ -60,8 +60,8 @@ import (
 // tells. That takes some microseconds, so it has a script of its own, which is used when nobody has
 // looked for lookEvery, or when a connection died since, or the server said that it is no master. To
 // escape it a server must answer a request, give way, have its successor make promises, and get its
-// place back, all within lookEvery and NodeTimeout (or nine, where this process is late: an older grant needs another
-// proof, see prove), and without refusing a request in between; or have
+// place back, all within lookEvery and NodeTimeout (nine times NodeTimeout if this process is late: an
+// older grant needs another proof, see prove), and without refusing a request in between; or have
 // read no dump, and had no replica for so long that it does not know any more when it was made a master.
 // To look for a dump in each acquire as well would close the first of these for a twentieth to a
 // ninth of the script's time; but masters are not replaced that fast.

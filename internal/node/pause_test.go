@@ -151,7 +151,7 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	}
 }
 
-// A server that still has the memory in which it granted, after a pause, proves the grant: nothing else was lost.
+// After a pause of the process a grant counts if the server proves that its memory is still the one in which it granted.
 func TestAGrantAfterALongPauseIsProvenByTheMemoryThatIsStillThere(t *testing.T) {
 	for memory, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -176,8 +176,8 @@ func TestAGrantAfterALongPauseIsProvenByTheMemoryThatIsStillThere(t *testing.T) 
 	}
 }
 
-// A lane whose last batch took long, in a process whose processors are busy, takes the closer look, so that nothing has
-// to be proven by a call of boot.lua, on a connection of its own, for each batch.
+// After a batch that took long, in a process whose processors are busy, a lane's scripts take the closer look. Otherwise
+// each such batch would need a proof: a call of boot.lua, on a connection of its own.
 func TestALateLaneTakesTheCloserLook(t *testing.T) {
 	for _, blind := range []error{nil, errors.New("NOPERM")} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -204,8 +204,8 @@ func TestALateLaneTakesTheCloserLook(t *testing.T) {
 	}
 }
 
-// Only grants wait for their proof. What was answered with them is settled before that is asked for, and where nothing was
-// granted, or nobody waits for it any more, it is not asked for.
+// Only grants wait for their proof. The other answers of the batch are settled before the proof is asked for. If nothing
+// was granted, or nobody waits for a grant any more, no proof is asked for.
 func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")

@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// received counts the bytes that came on c, whether they were read or not. It does not wait for whoever reads.
+// received returns how many bytes have arrived on c, read or not, as the kernel counts them. A Read
+// that is blocked does not block it.
 func received(c *net.TCPConn) (n uint64, ok bool) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -14,7 +15,7 @@ func received(c *net.TCPConn) (n uint64, ok bool) {
 	}
 	err = raw.Control(func(fd uintptr) {
 		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			n, ok = info.Bytes_received, info.Bytes_received > 0 // an older kernel says 0
+			n, ok = info.Bytes_received, info.Bytes_received > 0 // older kernels leave it 0
 		}
 	})
 	return n, ok && err == nil

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// inHand is a connection whose reader loses its processor with the bytes in hand.
+// inHand is a connection whose reader loses its processor after it has read bytes.
 type inHand struct {
 	*net.TCPConn
 	has, goOn chan struct{}
@@ -39,8 +39,8 @@ func tcpPair(t *testing.T) (ours *net.TCPConn, theirs net.Conn) {
 	return conn.(*net.TCPConn), theirs
 }
 
-// An answer that was read by a goroutine that waits for a processor since is seen: it neither waits in the socket, nor
-// is it counted.
+// answered reports an answer that was read by a goroutine that has waited for a processor since: such an answer no longer
+// waits in the socket, and is not yet counted by read.
 func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 	ours, theirs := tcpPair(t)
 	c := inHand{ours, make(chan struct{}), make(chan struct{})}
@@ -84,7 +84,7 @@ func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 	<-done
 }
 
-// What was read and what came are the same bytes, so that a batch costs no system call for that.
+// On TCP, read and received count the same bytes, so that mark costs no system call for each batch.
 func TestWhatIsReadCountsAsReceived(t *testing.T) {
 	ours, theirs := tcpPair(t)
 	w, _ := newWire(ours, minGrace)

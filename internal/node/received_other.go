@@ -4,5 +4,5 @@ package node
 
 import "net"
 
-// received counts the bytes that came on c. Here that cannot be found out.
+// received returns how many bytes have arrived on c. On this system that cannot be found out.
 func received(*net.TCPConn) (n uint64, ok bool) { return 0, false }

@@ -94,7 +94,7 @@ func (l *lane) connected() bool {
 	return w != nil && !w.strict.Load()
 }
 
-// mark is how far the server has answered on l's connection.
+// mark is wire.mark of l's connection, 0 if there is none yet.
 func (l *lane) mark() uint64 {
 	if w := l.wire.Load(); w != nil {
 		return w.mark()
@@ -102,7 +102,7 @@ func (l *lane) mark() uint64 {
 	return 0
 }
 
-// answered reports whether the server has sent anything on l's connection since mark.
+// answered reports whether anything has arrived on l's connection since mark: see wire.
 func (l *lane) answered(mark uint64) bool {
 	w := l.wire.Load()
 	return w != nil && w.answered(mark)
@@ -326,9 +326,12 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 	return sent, err, false
 }
 
-// begin says by which scripts to ask now. It is called again when the batch is written: it may have had to wait for a
-// connection until then. After a batch that took long they take the closer look, so that the next need not prove what it
-// was granted, unless the server refuses the look anyway.
+// begin chooses the scripts for the batch, by what is known now. It is called again when the batch is
+// written, which may have waited for a connection until then.
+//
+// After a batch that took longer than NodeTimeout, the scripts are those that take the closer look: if
+// the next batch takes long as well, its grants need no proof afterwards (see tooOld). A server that
+// refuses the look (Blind) is not asked for it more often than usual.
 func (l *lane) begin(now time.Time) {
 	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
 	l.by, l.looks = l.memory.closer, true
@@ -379,16 +382,22 @@ func (l *lane) took(began time.Time) time.Duration {
 	return now.Sub(began)
 }
 
-// errOld is why a grant is no vote that took so long, in a process that stood still, that the server may have
-// been another's replica since the last look: see memory.go. The key is there, and is released as after any failure.
+// errOld is the error of a grant that is not counted as a vote, because its answer was handled too late:
+// since the last look another server may have replaced this one for a while, see memory.go. It takes a
+// process that was stopped or had no processor. The key is set on the server, and is released as after
+// any failure.
 var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
 
-// tooOld reports whether grants of the batch that was answered need another proof: see errOld.
+// tooOld reports whether the grants of the batch that was answered need a proof before they count as
+// votes: its scripts took no closer look, and the answer took more than nine times NodeTimeout (one,
+// and the maxGrace by which the watchdog may put it off). See errOld.
 func (l *lane) tooOld() bool {
 	return l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout
 }
 
-// settleEach settles a batch by its answers, and gives those whose script was not known.
+// settleEach settles the requests of a batch by their answers, and returns those whose script the
+// server did not know. Grants that need a proof are settled last: the proof is another request to the
+// server, and nothing else that was answered has to wait for it.
 func (l *lane) settleEach(ctx context.Context, batch []*request, sent, heal bool) (unknown []*request) {
 	unknown = batch[:0]
 	var old []*request
@@ -408,8 +417,9 @@ func (l *lane) settleEach(ctx context.Context, batch []*request, sent, heal bool
 	return unknown
 }
 
-// settleOld settles grants that need another proof, which has to be waited for: what else was answered is settled by
-// then. The answers are the first ones. Of those who were told that their answer is late nobody waits for a proof.
+// settleOld settles the grants of a batch that need a proof, after it has asked the server for one. The
+// answer to old[i] is l.answers[i]: settleEach has moved it there. A request without a sink was
+// reported as late before. If all were, nobody waits for these grants, and no proof is asked for.
 func (l *lane) settleOld(ctx context.Context, old []*request) {
 	if slices.ContainsFunc(old, func(r *request) bool { return r.sink != nil }) {
 		l.watchdog.begin(old)
@@ -421,8 +431,9 @@ func (l *lane) settleOld(ctx context.Context, old []*request) {
 	}
 }
 
-// grantedBy reports whether got is a grant of what r asks for, and is still asked for. One that is being released is
-// settled before its release, which may stand behind it in the batch.
+// grantedBy reports whether got is a grant, and r is still wanted. If r is being released already, its
+// grant is not put aside for a proof: the release may stand behind it in the same batch, and r has to
+// be settled first.
 func (r *request) grantedBy(got response) bool {
 	if !r.op.votes() {
 		return false
@@ -432,8 +443,9 @@ func (r *request) grantedBy(got response) bool {
 	return rep.Kind == Granted && !moot
 }
 
-// prove asks the server once more what it remembers. If that is still the memory in which the batch asked for votes, the
-// grants, which are older than this answer, are of it. Another caller's boot does not do: it may be older than they.
+// prove asks the server for its memory once more, and sets l.looks if it is still the one in which the
+// batch asked for votes. Then the server had that memory when it granted them, because this answer is
+// newer than the grants. A boot that another caller began would prove nothing: it may be older.
 func (l *lane) prove(ctx context.Context) {
 	if err := l.s.takeLoading(ctx); err != nil {
 		return

@@ -20,12 +20,12 @@ import (
 //
 // A server that has not answered anything for suspendAfter of NodeTimeout is suspended.
 //
-// Where all processors are busy, it may be this process that is late, and not the server: an answer waits in
-// a socket for a goroutine that waits for a processor, or was read by one that waits for the next, or for its own
-// processor, which it lost in the system call. So before it blames the server the watchdog asks the system what has come
-// on the connection since the batch was written. And its own timer waits for a
-// processor, too: by how late that came the deadline is put off, minGrace at least, and maxGrace of NodeTimeout in
-// all, for where there is no socket to look into.
+// If all processors are busy, this process may be late, and not the server: an answer waits in the
+// socket because no goroutine has a processor to read it, or it was read by a goroutine that lost its
+// processor on the way, maybe in the system call itself. So before the watchdog blames the server, it
+// asks the kernel what has arrived on the connection since the batch was written. Its own timer may
+// come late for the same reason: then the deadline is put off by as much, by minGrace at least, and by
+// maxGrace times NodeTimeout in all. That also covers connections of which the kernel cannot be asked.
 //
 // Safety rests on none of this. To be told that an answer is late is to be told that there is no vote, and the
 // entry is released by whoever asked, behind what is under way.
@@ -36,8 +36,8 @@ type watchdog struct {
 	batch   []*request // under way, and not settled; those that were told have no sink any more
 	since   time.Time  // when it was written, or before that, when it was begun
 	written bool
-	sent    bool          // written, and some of it has left this process
-	mark    uint64        // how far the server had answered when it was written
+	sent    bool          // a Write of the batch has returned
+	mark    uint64        // wire.mark, just before it was written
 	due     time.Time     // when there is something to do for the batch
 	put     time.Duration // by how much its deadlines were put off so far
 	timer   *time.Timer
@@ -88,7 +88,8 @@ func (w *watchdog) timeout(r *request) time.Duration {
 	return w.l.s.n.timeout
 }
 
-// wrote is called when some of the batch was written. It may have taken this process long to come so far.
+// wrote is called when a Write of the batch has returned. This process may have taken long until then,
+// so the time of the server counts from here.
 func (w *watchdog) wrote() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,7 +143,8 @@ func (w *watchdog) fire() {
 	w.mu.Unlock()
 }
 
-// putOffLocked puts the deadline off by how late it came, and says whether it has.
+// putOffLocked puts the deadline off if this process is late, and reports whether it did: by how late
+// the timer came, or by minGrace if the batch waits for this process.
 func (w *watchdog) putOffLocked(now, at time.Time) bool {
 	more, ok := grace(now.Sub(at), w.put, w.l.s.n.timeout)
 	if !ok && w.written && w.oursLocked() {
@@ -155,8 +157,10 @@ func (w *watchdog) putOffLocked(now, at time.Time) bool {
 	return ok
 }
 
-// oursLocked reports whether the batch waits for this process: nothing of it was sent so far, or the server has answered
-// some of it. For an answer that began and does not go on, that is so only for a while.
+// oursLocked reports whether the batch waits for this process and not for the server: no Write of it
+// has returned, or part of the answer has arrived since. The server may begin an answer and not go on
+// with it, so this holds only until the deadline was put off by maxGrace times NodeTimeout. Bytes that
+// wait in the socket hold for longer: only this process can read them.
 func (w *watchdog) oursLocked() bool {
 	if w.put <= maxGrace*w.l.s.n.timeout && (!w.sent || w.l.answered(w.mark)) {
 		return true

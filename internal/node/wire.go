@@ -33,8 +33,8 @@ type wire struct {
 	step   time.Duration
 	strict atomic.Bool   // each answer must come within step
 	exact  atomic.Bool   // no deadline is put off
-	read   atomic.Uint64 // bytes
-	wrote  func()        // hears of each write when it is over; nil: nobody wants to. Written before the first
+	read   atomic.Uint64 // bytes that Read has returned
+	wrote  func()        // called after each Write; may be nil. Set before the first
 
 	// For the goroutine that reads.
 	until time.Time     // the deadline; zero if there is none
@@ -58,7 +58,9 @@ type sysWire struct {
 // SyscallConn is that of the connection.
 func (w sysWire) SyscallConn() (syscall.RawConn, error) { return w.sys.SyscallConn() }
 
-// mark is how far the server has answered, when nothing of what was asked is open.
+// mark returns how many bytes have arrived on the connection, for answered. It must be called only
+// while no answer is expected: all that has arrived was read then, so the bytes that were read are
+// enough, and save a system call, unless they are counted above TLS.
 func (w *wire) mark() uint64 {
 	if w.counts() {
 		return w.read.Load()
@@ -69,23 +71,24 @@ func (w *wire) mark() uint64 {
 	return w.read.Load()
 }
 
-// answered reports whether the server has sent anything since mark, as far as can be found out. Whoever reads may have
-// it in hand without having said so: a goroutine that comes out of the system call may have to wait for a processor.
-// So the system is asked what has come, if it can tell.
+// answered reports whether anything has arrived since mark, as far as can be found out. A goroutine may
+// have read bytes and not counted them yet: when it returns from the system call, it may have to wait
+// for a processor. So the kernel is asked how much has arrived, if it can tell.
 func (w *wire) answered(mark uint64) bool {
 	if n, ok := w.received(); ok {
 		return n > mark
 	}
-	return w.answerWaits() || w.read.Load() != mark // in this order: what waits at first may be read meanwhile
+	return w.answerWaits() || w.read.Load() != mark // in this order: bytes that wait in the socket may be read, and counted, in between
 }
 
-// answerWaits reports whether bytes of the server wait to be read, as far as can be found out.
+// answerWaits reports whether bytes wait in the socket to be read, as far as can be found out.
 func (w *wire) answerWaits() bool {
 	sys, ok := w.under().(syscall.Conn)
 	return ok && waits(sys)
 }
 
-// received counts the bytes that came on a TCP connection, if that can be found out.
+// received returns how many bytes have arrived on the TCP connection, read or not. ok is false if that
+// cannot be found out.
 func (w *wire) received() (n uint64, ok bool) {
 	if tcp, isTCP := w.under().(*net.TCPConn); isTCP {
 		return received(tcp)
@@ -93,13 +96,14 @@ func (w *wire) received() (n uint64, ok bool) {
 	return 0, false
 }
 
-// counts reports whether read counts the same bytes as received. It does not below TLS.
+// counts reports whether read and received count the same bytes. With TLS they do not: read counts
+// what was decrypted.
 func (w *wire) counts() bool {
 	_, is := w.Conn.(*net.TCPConn)
 	return is
 }
 
-// under is the connection below TLS.
+// under returns the connection below TLS, or the connection itself if there is no TLS.
 func (w *wire) under() net.Conn {
 	if t, ok := w.Conn.(interface{ NetConn() net.Conn }); ok {
 		return t.NetConn()

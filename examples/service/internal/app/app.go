@@ -160,9 +160,13 @@ func (a *App) Run(ctx context.Context) error {
 // warmUp prepares for locking, so that the first requests do not wait for connections. It is
 // not a condition: a service that does not start while Redis is down makes two outages of one.
 func (a *App) warmUp(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, a.cfg.Ready)
+	bounded, cancel := context.WithTimeout(ctx, a.cfg.Ready)
 	defer cancel()
-	if err := a.locks.Ready(ctx); err != nil {
+	err := a.locks.Ready(bounded)
+	if ctx.Err() != nil {
+		return // the process shuts down before it was ready: it takes no traffic
+	}
+	if err != nil {
 		a.log.Warn("starting without locks", "err", err)
 	}
 	a.ready.Store(true)

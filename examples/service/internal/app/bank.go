@@ -25,6 +25,10 @@ const accountTTL = 5 * time.Second
 // bank moves money between accounts. It reads balances in one transaction, works, and writes them
 // in another, so each account has a lock. The lock keeps other processes away. The fencing token,
 // compared in SQL, stops a process that was paused and has lost its lock without knowing.
+//
+// A transfer that needs no work in between needs no lock either: one transaction can read and
+// write. And a client that got no answer cannot know whether its transfer was done: a real bank has
+// it send an id, with which the ledger recognizes the second request.
 type bank struct {
 	db     *sql.DB
 	locks  variant.Locker

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -147,5 +148,60 @@ func TestVariantsServeTheSame(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// loadOf is a Locker whose caches do nothing but keep their load.
+type loadOf struct {
+	variant.Locker
+	load variant.Load
+}
+
+func (l *loadOf) NewCache(_ string, load variant.Load, _ variant.CacheOptions) (variant.Cache, error) {
+	l.load = load
+	return nil, nil
+}
+
+// stuck is a cache without answers.
+type stuck struct{ variant.Cache }
+
+func (stuck) Fetch(ctx context.Context, _ string) (string, error) {
+	<-ctx.Done()
+	return "", ctx.Err()
+}
+
+// A page whose items do not come within its LoadTimeout is answered 504, as a request is that ran out of time itself.
+func TestAPageThatIsLate(t *testing.T) {
+	var l loadOf
+	if _, err := newPages(&l, stuck{}, "", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err := l.load(ctx, pageKey("", "7"), 0)
+	if kind, status := classify(t.Context(), err); status != http.StatusGatewayTimeout {
+		t.Errorf("%v: %s, %d", err, kind, status)
+	}
+}
+
+// An id that cannot be part of a key is the client's mistake, and not an internal error; one with braces could name
+// the key of another item's token.
+func TestIdsThatCannotBeKeys(t *testing.T) {
+	w := newWorld(t, 1)
+	p := w.start("p1")
+	long := strings.Repeat("x", 5000)
+	if status, body := p.get("/item/" + long); status != http.StatusBadRequest {
+		t.Errorf("item: %d %q", status, body)
+	}
+	if status, body := p.post("/transfer?from=a1&amount=1&to=" + long); status != http.StatusBadRequest {
+		t.Errorf("transfer: %d %q", status, body)
+	}
+	for _, id := range []string{"%7B7%7Dx", "%7B7%7Dx:token"} {
+		if status, body := p.get("/item/" + id); status != http.StatusBadRequest {
+			t.Errorf("%s: %d %q", id, status, body)
+		}
+	}
+	if status, body := p.get("/item/" + long[:maxID]); status != http.StatusOK {
+		t.Errorf("the longest id: %d %q", status, body)
 	}
 }

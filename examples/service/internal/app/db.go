@@ -13,6 +13,10 @@ import (
 )
 
 // schema stores a fencing token beside everything that a lock protects. 0 is below every token.
+//
+// Ticks are not unique in runs, so that the demo can count those that were started twice. Make them
+// unique in a service of your own: a constraint in the database is the strongest protection, and
+// the lock then only saves work.
 const schema = `
 CREATE TABLE IF NOT EXISTS accounts (id TEXT PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS ledger   (id TEXT PRIMARY KEY, "from" TEXT NOT NULL, "to" TEXT NOT NULL, amount INTEGER NOT NULL);
@@ -27,13 +31,14 @@ const busyTimeout = 5 * time.Second
 // OpenDB opens the database that all processes share, and creates its tables if they are missing.
 func OpenDB(ctx context.Context, file string) (*sql.DB, error) {
 	// Transactions lock the file when they begin. One that reads first and writes later would
-	// fail where another one writes in between.
+	// fail where another one writes in between. With synchronous(normal) a power failure may undo
+	// the last transactions, tokens included: take synchronous(full) for real money.
 	db, err := sql.Open("sqlite", fmt.Sprintf("file:%s?_pragma=busy_timeout(%d)&_pragma=synchronous(normal)&_txlock=immediate",
 		(&url.URL{Path: file}).EscapedPath(), busyTimeout.Milliseconds()))
 	if err != nil {
 		return nil, err
 	}
-	db.SetMaxOpenConns(1)
+	db.SetMaxOpenConns(1) // SQLite has one writer at a time: the others of this process wait here
 	if err := create(ctx, db); err != nil {
 		return nil, errors.Join(fmt.Errorf("database %s: %w", file, err), db.Close())
 	}

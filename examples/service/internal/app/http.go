@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,8 +31,22 @@ func (a *App) handler() http.Handler {
 	return mux
 }
 
+// maxID is the size limit of an id in a request, in bytes.
+const maxID = 256
+
+// validID reports whether id may be part of a key in Redis. A key that is too long for a lock would
+// be an internal error, though the mistake is the client's. And braces are the hash tag of a Cluster:
+// the client would choose the slot, and could name the key that package fenced keeps a token in.
+func validID(id string) bool {
+	return id != "" && len(id) <= maxID && !strings.ContainsAny(id, "{}")
+}
+
 func (a *App) item(r *http.Request) (string, error) {
-	return a.items.Fetch(r.Context(), itemKey(a.cfg.Prefix, r.PathValue("id")))
+	id := r.PathValue("id")
+	if !validID(id) {
+		return "", fmt.Errorf("%w: the id of an item", errRequest)
+	}
+	return a.items.Fetch(r.Context(), itemKey(a.cfg.Prefix, id))
 }
 
 func (a *App) page(r *http.Request) (string, error) {
@@ -46,7 +61,7 @@ func (a *App) transfer(r *http.Request) (string, error) {
 	q := r.URL.Query()
 	from, to := q.Get("from"), q.Get("to")
 	amount, err := strconv.ParseInt(q.Get("amount"), 10, 64)
-	if err != nil || amount <= 0 || from == "" || to == "" || from == to {
+	if err != nil || amount <= 0 || !validID(from) || !validID(to) || from == to {
 		return "", fmt.Errorf("%w: want ?from=a&to=b&amount=n with two accounts and n above 0", errRequest)
 	}
 	return "", a.bank.transfer(r.Context(), from, to, amount)

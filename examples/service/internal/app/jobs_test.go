@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/flightlock/flightlock/examples/service/internal/variant"
 )
 
 // Each tick is started once, also those that fall into an outage of all nodes, or into a deploy.
@@ -106,4 +108,30 @@ func TestOneLeaderAtATime(t *testing.T) {
 func (w *world) owner(key string) string {
 	owner, _ := w.nodes[0].Do(w.t, "GET", key).(string)
 	return owner
+}
+
+// After a long outage the latest maxTicks are made up for, and none before them.
+func TestOldTicksAreSkipped(t *testing.T) {
+	db, err := OpenDB(t.Context(), t.TempDir()+"/bank.db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	locks, err := variant.New(variant.Singleflight, variant.Env{}) // which locks nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &ticks{db: db, process: "p1", locks: locks}
+	for _, now := range []int64{1000, 2000} {
+		if err := j.due(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var n, first int64
+	if err := db.QueryRowContext(t.Context(), `SELECT count(*), min(tick) FROM runs WHERE tick > 1000`).Scan(&n, &first); err != nil {
+		t.Fatal(err)
+	}
+	if n != maxTicks || first != 2000-maxTicks+1 {
+		t.Errorf("%d ticks from %d, want %d from %d", n, first, maxTicks, 2000-maxTicks+1)
+	}
 }

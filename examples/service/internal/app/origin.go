@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -27,6 +28,9 @@ type origin struct {
 
 func newOrigin(base, token string) *origin {
 	o := &origin{base: base, client: &http.Client{Transport: &http.Transport{
+		// A dial goes on after the ctx of its request has ended. Without a limit of its own it would
+		// do so for minutes if the origin does not answer, and each load would add one.
+		DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
 		MaxIdleConnsPerHost: 128, // one for each load; with the default of 2, most loads would dial
 		IdleConnTimeout:     time.Minute,
 	}}}

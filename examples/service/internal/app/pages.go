@@ -14,8 +14,11 @@ import (
 // pageParts is how many items a page shows: that of its own number, and those after it.
 const pageParts = 4
 
-// newPages is the cache of pages. The load of a page fetches the page's items, so loads wait for
-// other loads. Two rules make that safe. A load fetches with its own ctx, or one derived from it:
+// newPages is the cache of pages. A page may show items that were cached for almost fresh, so what
+// it shows may be twice that old.
+//
+// The load of a page fetches the page's items, so loads wait for other loads. Two rules make that
+// safe. A load fetches with its own ctx, or one derived from it:
 // by that a Fetcher knows which loads wait for which, and does not count them against MaxLoads.
 // And pages are made of items, never items of pages, so loads cannot wait for each other in a ring.
 func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh time.Duration) (variant.Cache, error) {
@@ -25,14 +28,17 @@ func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh ti
 			return "", fmt.Errorf("key of a page: %w", err)
 		}
 		var parts [pageParts]string
-		group, ctx := errgroup.WithContext(ctx)
+		group, groupCtx := errgroup.WithContext(ctx)
 		for i := range parts {
 			group.Go(func() (err error) {
-				parts[i], err = items.Fetch(ctx, itemKey(prefix, strconv.Itoa(number+i)))
+				parts[i], err = items.Fetch(groupCtx, itemKey(prefix, strconv.Itoa(number+i)))
 				return err
 			})
 		}
 		if err := group.Wait(); err != nil {
+			if ctx.Err() != nil { // LoadTimeout is over
+				return "", fmt.Errorf("%w: %w", errLate, err)
+			}
 			return "", err
 		}
 		return strings.Join(parts[:], "\n"), nil

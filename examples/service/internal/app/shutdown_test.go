@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/examples/service/internal/variant"
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
@@ -120,4 +121,26 @@ func TestShutdownWhileRedisHangs(t *testing.T) {
 	await(t, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
 	p.shutDown()
 	wg.Wait()
+}
+
+// never is a Locker that is not ready before ctx ends.
+type never struct{ variant.Locker }
+
+func (never) Ready(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+// A process that is told to end while it warms up does not report that it is ready for traffic; one whose time for that is
+// over does.
+func TestAProcessThatShutsDownIsNotReady(t *testing.T) {
+	a := &App{cfg: Config{Ready: time.Minute}, log: testLog(t, "p1"), locks: never{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	a.warmUp(ctx)
+	if a.ready.Load() {
+		t.Error("ready during the shutdown")
+	}
+	a.cfg.Ready = time.Millisecond
+	a.warmUp(t.Context())
+	if !a.ready.Load() {
+		t.Error("not ready after Config.Ready")
+	}
 }

@@ -40,7 +40,10 @@ func (k *kinds) read() map[string]uint64 {
 	return maps.Clone(k.n)
 }
 
-var errRequest = errors.New("bad request")
+var (
+	errRequest = errors.New("bad request")
+	errLate    = errors.New("not in time") // of a load whose own timeout is over, not the request's
+)
 
 // classify turns an error of a request into a kind, for the counters, and a status, for the
 // client. ctx is the request's.
@@ -48,7 +51,7 @@ func classify(ctx context.Context, err error) (kind string, status int) {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return "gone", http.StatusServiceUnavailable // the client has gone, and does not read it
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, errors.Is(err, errLate):
 		return "deadline", http.StatusGatewayTimeout
 	case errors.Is(err, errRequest):
 		return "request", http.StatusBadRequest

@@ -12,7 +12,7 @@ import (
 
 const (
 	ticksTTL = 5 * time.Second
-	maxTicks = 60 // older ticks that were missed are skipped
+	maxTicks = 60 // how many ticks are made up for at most: older ones are skipped
 )
 
 // ticks starts a job once per second, in one of all processes.
@@ -60,7 +60,7 @@ func (t *ticks) due(ctx context.Context, now int64) error {
 		if err != nil {
 			return err
 		}
-		for tick := max(last+1, now-maxTicks); tick <= now; tick++ {
+		for tick := max(last+1, now-maxTicks+1); tick <= now; tick++ {
 			if err := t.start(ctx, tick, l.Fence()); err != nil {
 				return err
 			}
@@ -84,7 +84,7 @@ func (t *ticks) last(ctx context.Context, now int64) (last int64, err error) {
 func (t *ticks) read(ctx context.Context, now, token int64) (last int64, err error) {
 	err = t.db.QueryRowContext(ctx,
 		`INSERT INTO jobs (name, last, fence) VALUES ('ticks', $1, $2)
-		ON CONFLICT (name) DO UPDATE SET fence = excluded.fence WHERE fence <= excluded.fence
+		ON CONFLICT (name) DO UPDATE SET fence = excluded.fence WHERE jobs.fence <= excluded.fence
 		RETURNING last`,
 		now-1, token).Scan(&last)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -93,7 +93,12 @@ func (t *ticks) read(ctx context.Context, now, token int64) (last int64, err err
 	return last, err
 }
 
-// start is the step that must not happen twice, so it compares the token.
+// start records that the tick was started. This must not happen twice, so it compares the token.
+//
+// The job itself is the row in runs. Work that is not in this database begins after the
+// transaction: if it began inside and the commit failed, another process would do it again. Then a
+// process that dies in between has recorded the tick and done nothing. If that must not happen,
+// record the tick as due here, and as done after the work, which is to be idempotent.
 func (t *ticks) start(ctx context.Context, tick, token int64) error {
 	return inTx(ctx, t.db, func(tx *sql.Tx) error {
 		ok, err := affected(tx.ExecContext(ctx,
@@ -108,6 +113,6 @@ func (t *ticks) start(ctx context.Context, tick, token int64) error {
 		_, err = tx.ExecContext(ctx,
 			`INSERT INTO runs (tick, process, fence, at) VALUES ($1, $2, $3, $4)`,
 			tick, t.process, token, time.Now().UnixNano())
-		return err // the job itself would begin here, on a goroutine of its own
+		return err
 	})
 }

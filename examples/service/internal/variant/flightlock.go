@@ -19,7 +19,7 @@ type withFlightlock struct {
 	log *slog.Logger
 }
 
-func newFlightlock(env Env) (*withFlightlock, error) {
+func newFlightlock(env Env) (Locker, error) {
 	c, err := flightlock.Open(env.Nodes, flightlock.Options{Logger: env.Log, Registerer: env.Registerer})
 	if err != nil {
 		return nil, err

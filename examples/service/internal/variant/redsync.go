@@ -21,7 +21,7 @@ type withRedsync struct {
 	rs    *redsync.Redsync
 }
 
-func newRedsync(env Env) (*withRedsync, error) {
+func newRedsync(env Env) (Locker, error) {
 	r := &withRedsync{env: env}
 	var pools []syncredis.Pool
 	for _, url := range env.Nodes {
@@ -75,7 +75,7 @@ func unlock(ctx context.Context, m *redsync.Mutex) error {
 }
 
 // Do extends the mutex for as long as fn runs. The ttl is redsync's default.
-func (r *withRedsync) Do(ctx context.Context, key string, _ time.Duration, fn func(context.Context, Lock) error) error {
+func (r *withRedsync) Do(ctx context.Context, key string, _ time.Duration, fn func(context.Context, Lock) error) (err error) {
 	m, err := r.lock(ctx, key)
 	if err != nil {
 		return err
@@ -85,10 +85,12 @@ func (r *withRedsync) Do(ctx context.Context, key string, _ time.Duration, fn fu
 	ctx, cancel := context.WithCancelCause(ctx)
 	var extending sync.WaitGroup
 	extending.Go(func() { held.extend(ctx, cancel, m) })
-	err = fn(ctx, held)
-	cancel(nil)
-	extending.Wait()
-	return errors.Join(err, unlock(ctx, m))
+	defer func() { // if fn panics, too: the mutex would be extended for ever
+		cancel(nil)
+		extending.Wait()
+		err = errors.Join(err, unlock(ctx, m))
+	}()
+	return fn(ctx, held)
 }
 
 // redsyncExpiry is the default of redsync.
