@@ -37,8 +37,8 @@ func (p *pooled) request(ctx context.Context) error {
 	}
 }
 
-// In two processes 1000 callers each miss 1000 keys at once, in a cache that takes four seconds for that many requests.
-// Each key is loaded once, under its lock, and stored.
+// In each of two processes 1000 callers, one for each key, miss at once, in a cache that takes four seconds for these
+// requests. Each key is loaded once, under its lock, and stored.
 func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		const keys = 1000

@@ -111,6 +111,9 @@ func run(ctx context.Context, rdb redis.Scripter, op, key string, fence int64, t
 // FenceKey is where the token of key stands: in the same hash slot, so that one script may
 // touch both on a Cluster. Only a key that has a } and no hash tag has no such place; such
 // a key cannot be used on a Cluster.
+//
+// A key that contains braces may be the FenceKey of another key. Where clients choose a part of the
+// key, refuse braces in it: otherwise they can read tokens as values, and overwrite them.
 func FenceKey(key string) string {
 	if open := strings.IndexByte(key, '{'); open >= 0 && strings.IndexByte(key[open+1:], '}') > 0 {
 		return key + ":token"

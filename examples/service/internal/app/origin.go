@@ -31,7 +31,9 @@ func newOrigin(base, token string) *origin {
 		// A dial goes on after the ctx of its request has ended. Without a limit of its own it would
 		// do so for minutes if the origin does not answer, and each load would add one.
 		DialContext:         (&net.Dialer{Timeout: 2 * time.Second}).DialContext,
-		MaxIdleConnsPerHost: 128, // one for each load; with the default of 2, most loads would dial
+		TLSHandshakeTimeout: 2 * time.Second,
+		ForceAttemptHTTP2:   true, // as without a DialContext
+		MaxIdleConnsPerHost: 128,  // one for each load; with the default of 2, most loads would dial
 		IdleConnTimeout:     time.Minute,
 	}}}
 	o.setToken(token)

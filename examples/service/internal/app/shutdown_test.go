@@ -14,8 +14,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// Who has been let in is served, however the shutdown goes on meanwhile; the load balancer hears of it before the
-// port is closed; and no lock is left behind.
+// Requests that were accepted are answered during the shutdown; /healthz fails before the port is closed; and no lock is
+// left behind.
 func TestShutdownFinishesWhatHasBegun(t *testing.T) {
 	w := newWorld(t, 1)
 	w.origin.set(func(o *fakeOrigin) { o.takes = 300 * time.Millisecond })
@@ -63,7 +63,7 @@ func TestAProcessStartsWithoutRedis(t *testing.T) {
 	}
 }
 
-// What is wrong with the flags is said at once.
+// Open refuses wrong flags, and names them.
 func TestBadConfigurations(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"-with":    func(c *Config) { c.With = "hope" },
@@ -128,8 +128,7 @@ type never struct{ variant.Locker }
 
 func (never) Ready(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 
-// A process that is told to end while it warms up does not report that it is ready for traffic; one whose time for that is
-// over does.
+// A process that is told to end while it warms up does not become ready. One whose Config.Ready is over does.
 func TestAProcessThatShutsDownIsNotReady(t *testing.T) {
 	a := &App{cfg: Config{Ready: time.Minute}, log: testLog(t, "p1"), locks: never{}}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -16,7 +16,7 @@ type spinner struct {
 	busy sync.WaitGroup
 }
 
-// set starts n goroutines per processor, after it has stopped those of before.
+// set stops the goroutines that spin, and then starts n per processor.
 func (s *spinner) set(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

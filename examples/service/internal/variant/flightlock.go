@@ -109,7 +109,7 @@ func (f fetched) Stats() Stats {
 
 func (f fetched) Close(ctx context.Context) error { return f.f.Close(ctx) }
 
-// sampled logs at most one failure per second, and how many it has left out since the one before.
+// sampled logs at most one failure per second, and how many it has omitted since the previous one.
 // A Fetcher calls it on one goroutine, so it needs no mutex.
 func sampled(log *slog.Logger) func(key, op string, err error) {
 	var last time.Time
