@@ -43,9 +43,9 @@ lint: ## golangci-lint over all modules, where it is installed
 race: export GORACE = atexit_sleep_ms=50
 race: ## go test -race over all modules
 	@for m in $(MODULES); do (cd $$m && $(GO) list -race -test -deps -export ./... >/dev/null) || exit 1; done
-	@$(GO) test -race -count=1 -timeout 10m $$($(GO) list ./... | grep -E '$(VIRTUAL)')
+	@$(CURDIR)/.ci/race -timeout 10m -- $$($(GO) list ./... | grep -E '$(VIRTUAL)')
 	@for m in $(MODULES); do (cd $$m && \
-	  $(GO) test -race -count=1 -p 1 -parallel 1 -timeout 10m $$($(GO) list ./... | grep -vE '$(VIRTUAL)')) || exit 1; done
+	  $(CURDIR)/.ci/race -p 1 -parallel 1 -timeout 10m -- $$($(GO) list ./... | grep -vE '$(VIRTUAL)')) || exit 1; done
 
 # Without the race detector, which would make it ten times slower; the race target has a few seeds with it.
 # A world needs one core, and has half of the seeds.
