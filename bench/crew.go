@@ -132,7 +132,7 @@ func (c *localCrew) outcome(before, after []flightlock.Stats) *outcome {
 		for p := range c.job.Parts {
 			co.Locks += t.parts[p].locks.Load()
 			co.Held += time.Duration(t.parts[p].held.Load())
-			co.LongestWait = max(co.LongestWait, t.parts[p].waits.max())
+			co.LongestWait = max(co.LongestWait, t.parts[p].waits.Max())
 		}
 		out.Clients = append(out.Clients, co)
 	}

@@ -123,7 +123,7 @@ func (w *worker) notGranted(ctx context.Context, part int, wait time.Duration, e
 // somebody who starved until the end is seen.
 func (w *worker) cutShort(wait time.Duration) {
 	if w.win.parts > 0 && w.reg != nil {
-		w.tally.parts[w.win.parts-1].waits.atLeast(wait)
+		w.tally.parts[w.win.parts-1].waits.AtLeast(wait)
 	}
 }
 

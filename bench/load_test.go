@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/histogram"
 )
 
 // keyLoad is goroutines that lock and release a key of their own each, until stop. What they do is counted in one stretch
@@ -23,8 +24,8 @@ type keyLoad struct {
 // stretch is what a keyLoad did meanwhile. A lock belongs to the stretch in which it was released.
 type stretch struct {
 	length      time.Duration
-	took        histogram     // locks with their release
-	unavailable atomic.Uint64 // too few nodes answered in time
+	took        histogram.Histogram // locks with their release
+	unavailable atomic.Uint64       // too few nodes answered in time
 }
 
 // startKeyLoad starts it. Any error but ErrUnavailable fails the benchmark.
@@ -57,7 +58,7 @@ func (l *keyLoad) once(ctx context.Context, key string) error {
 	case late:
 		s.unavailable.Add(1)
 	default:
-		s.took.record(took)
+		s.took.Record(took)
 	}
 	return nil
 }
@@ -77,10 +78,10 @@ func (l *keyLoad) stop() {
 	l.done.Wait()
 }
 
-func (s *stretch) perSecond() float64 { return float64(s.took.count()) / s.length.Seconds() }
+func (s *stretch) perSecond() float64 { return float64(s.took.Count()) / s.length.Seconds() }
 
 // late is the share of locks that failed because too few nodes answered in time.
 func (s *stretch) late() float64 {
 	n := s.unavailable.Load()
-	return ratio(n, n+s.took.count())
+	return ratio(n, n+s.took.Count())
 }

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/histogram"
 )
 
 // This file counts what happens during a job: in a tally while it runs, one per client and shared by its goroutines,
@@ -30,7 +32,7 @@ type tally struct {
 type partTally struct {
 	locks, own      atomic.Uint64 // grants: of the contended key, of the goroutines' own keys
 	held            atomic.Int64  // nanoseconds, from grants of the contended key to their releases
-	waits, ownWaits histogram
+	waits, ownWaits histogram.Histogram
 	errors          map[string]errorCount
 }
 
@@ -44,7 +46,7 @@ type errorCount struct {
 func (t *tally) granted(part int, wait time.Duration) {
 	if part >= 0 {
 		t.parts[part].locks.Add(1)
-		t.parts[part].waits.record(wait)
+		t.parts[part].waits.Record(wait)
 	}
 }
 
@@ -59,7 +61,7 @@ func (t *tally) held(part int, d time.Duration) {
 func (t *tally) grantedOwn(part int, wait time.Duration) {
 	if part >= 0 {
 		t.parts[part].own.Add(1)
-		t.parts[part].ownWaits.record(wait)
+		t.parts[part].ownWaits.Record(wait)
 	}
 }
 
@@ -112,8 +114,8 @@ type outcome struct {
 type partOutcome struct {
 	Locks    uint64                `json:"locks"`
 	Own      uint64                `json:"own"`
-	Waits    *histogram            `json:"waits"`
-	OwnWaits *histogram            `json:"own_waits"`
+	Waits    *histogram.Histogram  `json:"waits"`
+	OwnWaits *histogram.Histogram  `json:"own_waits"`
 	Errors   map[string]errorCount `json:"errors"`
 }
 
@@ -132,7 +134,7 @@ type clientOutcome struct {
 func newOutcome(parts int) *outcome {
 	o := &outcome{}
 	for range parts {
-		o.Parts = append(o.Parts, &partOutcome{Waits: new(histogram), OwnWaits: new(histogram), Errors: map[string]errorCount{}})
+		o.Parts = append(o.Parts, &partOutcome{Waits: new(histogram.Histogram), OwnWaits: new(histogram.Histogram), Errors: map[string]errorCount{}})
 	}
 	return o
 }
@@ -172,8 +174,8 @@ func (o *outcome) addViolations(n uint64, messages []string) {
 func (p *partOutcome) add(x *partOutcome) {
 	p.Locks += x.Locks
 	p.Own += x.Own
-	p.Waits.merge(x.Waits)
-	p.OwnWaits.merge(x.OwnWaits)
+	p.Waits.Merge(x.Waits)
+	p.OwnWaits.Merge(x.OwnWaits)
 	for kind, e := range x.Errors {
 		addError(p.Errors, kind, e)
 	}

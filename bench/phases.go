@@ -77,7 +77,7 @@ func (b *bench) stampede(ctx context.Context, kind string, rep *report) error {
 		}
 		sum.merge(out)
 	}
-	if sum.Parts[0].Waits.count() == 0 {
+	if sum.Parts[0].Waits.Count() == 0 {
 		rep.violated(1, "(a) "+kind+": not one caller got the value")
 	}
 	rep.addStampede(kind, misses, len(b.nodes.urls), sum)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"runtime"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/histogram"
 )
 
 // report is all figures of a run, as -json writes them. Durations are nanoseconds.
@@ -135,8 +137,8 @@ func (r *report) addNodeDies(part time.Duration, o *outcome, gaps []time.Duratio
 	}
 }
 
-func latencyOf(h *histogram) latency {
-	return latency{P50: h.quantile(0.5), P90: h.quantile(0.9), P99: h.quantile(0.99), Max: h.max()}
+func latencyOf(h *histogram.Histogram) latency {
+	return latency{P50: h.Quantile(0.5), P90: h.Quantile(0.9), P99: h.Quantile(0.99), Max: h.Max()}
 }
 
 func ratio(a, b uint64) float64 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/histogram"
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
@@ -48,10 +49,10 @@ func BenchmarkOneNodeStopped(b *testing.B) {
 // NodeTimeout is the default, for it matters here; where a busy machine makes a healthy node miss it, that is counted.
 func (s benchStore) latencies(b *testing.B, goroutines int, begin func()) {
 	c := s.client(b, 0)
-	h := new(histogram)
+	h := new(histogram.Histogram)
 	var late atomic.Uint64
 	drive(b, goroutines, func() {
-		h = new(histogram) // without the warm-up
+		h = new(histogram.Histogram) // without the warm-up
 		late.Store(0)
 		if begin != nil {
 			begin()
@@ -59,7 +60,7 @@ func (s benchStore) latencies(b *testing.B, goroutines int, begin func()) {
 	}, func(ctx context.Context, g int) error {
 		began := time.Now()
 		err := lockAndRelease(ctx, c, keyEach(g))
-		h.record(time.Since(began))
+		h.Record(time.Since(began))
 		if errors.Is(err, flightlock.ErrUnavailable) {
 			late.Add(1)
 			return nil
@@ -67,8 +68,8 @@ func (s benchStore) latencies(b *testing.B, goroutines int, begin func()) {
 		return err
 	})
 	b.ReportMetric(float64(late.Load())/float64(b.N), "unavailable/lock")
-	b.ReportMetric(float64(h.quantile(0.5)), "p50-ns")
-	b.ReportMetric(float64(h.quantile(0.99)), "p99-ns")
+	b.ReportMetric(float64(h.Quantile(0.5)), "p50-ns")
+	b.ReportMetric(float64(h.Quantile(0.99)), "p99-ns")
 }
 
 // longStopTimeout is the NodeTimeout where a thousand goroutines keep five servers busy: on a small machine a healthy
@@ -100,9 +101,9 @@ func BenchmarkLongStop(b *testing.B) {
 		load.stop()
 		f.add("healthy-locks/s", healthy.perSecond())
 		f.add("x-throughput", rest.perSecond()/healthy.perSecond())
-		f.add("healthy-p99-ms", healthy.took.quantile(0.99).Seconds()*1000)
-		f.add("x-p99", float64(rest.took.quantile(0.99))/float64(healthy.took.quantile(0.99)))
-		f.add("first-second-p99-ms", first.took.quantile(0.99).Seconds()*1000)
+		f.add("healthy-p99-ms", healthy.took.Quantile(0.99).Seconds()*1000)
+		f.add("x-p99", float64(rest.took.Quantile(0.99))/float64(healthy.took.Quantile(0.99)))
+		f.add("first-second-p99-ms", first.took.Quantile(0.99).Seconds()*1000)
 		f.add("unavailable/lock", rest.late())
 		f.add("healthy-unavailable/lock", healthy.late())
 		watch.addTo(f)
@@ -224,14 +225,14 @@ func BenchmarkAllStopped(b *testing.B) {
 		now := time.Now()
 		o.back.Store(&now)
 		hanging := o.wait(10 * time.Second)
-		f.add("shared-key-p50-ms", o.shared.quantile(0.5).Seconds()*1000)
-		f.add("shared-key-max-ms", o.shared.max().Seconds()*1000)
-		f.add("own-keys-p50-ms", o.own.quantile(0.5).Seconds()*1000)
-		f.add("own-keys-max-ms", o.own.max().Seconds()*1000)
-		f.add("waiters", float64(o.shared.count()+o.own.count()))
+		f.add("shared-key-p50-ms", o.shared.Quantile(0.5).Seconds()*1000)
+		f.add("shared-key-max-ms", o.shared.Max().Seconds()*1000)
+		f.add("own-keys-p50-ms", o.own.Quantile(0.5).Seconds()*1000)
+		f.add("own-keys-max-ms", o.own.Max().Seconds()*1000)
+		f.add("waiters", float64(o.shared.Count()+o.own.Count()))
 		f.add("lost", float64(o.lost.Load()))
 		f.add("hanging", float64(hanging))
-		f.add("late-answer-max-ms", o.overdue.max().Seconds()*1000)
+		f.add("late-answer-max-ms", o.overdue.Max().Seconds()*1000)
 	}
 	f.report(b)
 }
@@ -254,15 +255,15 @@ type outage struct {
 	lost    atomic.Uint64
 	done    sync.WaitGroup
 
-	shared, own histogram // from the return to the lock, of calls that began before it
-	overdue     histogram // from the end of a ctx to the answer
+	shared, own histogram.Histogram // from the return to the lock, of calls that began before it
+	overdue     histogram.Histogram // from the end of a ctx to the answer
 }
 
 // outageTTL is short enough that nobody holds a lock through the outage.
 const outageTTL = 2 * time.Second
 
 // start has a goroutine lock and release the key again and again, until it got it after the return; h says how soon.
-func (o *outage) start(c *flightlock.Client, key string, h *histogram) {
+func (o *outage) start(c *flightlock.Client, key string, h *histogram.Histogram) {
 	o.running.Add(1)
 	o.done.Go(func() {
 		defer o.running.Add(-1)
@@ -274,7 +275,7 @@ func (o *outage) start(c *flightlock.Client, key string, h *histogram) {
 }
 
 // once reports whether it got the lock after the return.
-func (o *outage) once(ctx context.Context, c *flightlock.Client, key string, h *histogram) bool {
+func (o *outage) once(ctx context.Context, c *flightlock.Client, key string, h *histogram.Histogram) bool {
 	began := time.Now()
 	l, err := c.SingleFlightLock(ctx, key, outageTTL, nil)
 	now := time.Now()
@@ -291,7 +292,7 @@ func (o *outage) once(ctx context.Context, c *flightlock.Client, key string, h *
 		return false
 	}
 	if began.Before(*back) {
-		h.record(now.Sub(*back))
+		h.Record(now.Sub(*back))
 	}
 	return true
 }
@@ -305,7 +306,7 @@ func (o *outage) impatient(c *flightlock.Client, d time.Duration) {
 		if l, err := c.SingleFlightLock(ctx, fmt.Sprint("impatient", i), outageTTL, nil); err == nil {
 			_ = l.Release(ctx) // nobody stopped: the figures will show it
 		}
-		o.overdue.record(time.Since(due))
+		o.overdue.Record(time.Since(due))
 		cancel()
 	}
 	time.Sleep(time.Until(end))

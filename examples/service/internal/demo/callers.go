@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/histogram"
 )
 
 // This file is the load: callers who come at a fixed rate, however long the answers take (an open loop). A latency
@@ -94,12 +96,12 @@ func account(i int) string { return fmt.Sprintf("a%d", i) }
 
 // seen is what callers saw.
 type seen struct {
-	reads     histogram // /item and /page
-	items     histogram // /item alone
-	pages     histogram // /page alone
-	transfers histogram
-	hotLate   histogram    // hot keys asked for between hotFrom and hotUntil
-	hotFrom   atomic.Int64 // unix nanoseconds; 0: none
+	reads     histogram.Histogram // /item and /page
+	items     histogram.Histogram // /item alone
+	pages     histogram.Histogram // /page alone
+	transfers histogram.Histogram
+	hotLate   histogram.Histogram // hot keys asked for between hotFrom and hotUntil
+	hotFrom   atomic.Int64        // unix nanoseconds; 0: none
 	hotUntil  atomic.Int64
 	paid      atomic.Int64 // transfers answered 200
 
@@ -206,17 +208,17 @@ func (c *callers) call(one call, due time.Time, s *seen) {
 func (s *seen) record(one call, due time.Time, took time.Duration) {
 	switch one.kind {
 	case transferCall:
-		s.transfers.record(took)
+		s.transfers.Record(took)
 		return
 	case pageCall:
-		s.pages.record(took)
+		s.pages.Record(took)
 	case itemCall:
-		s.items.record(took)
+		s.items.Record(took)
 		if at := due.UnixNano(); one.hot && at >= s.hotFrom.Load() && at < s.hotUntil.Load() {
-			s.hotLate.record(took)
+			s.hotLate.Record(took)
 		}
 	}
-	s.reads.record(took)
+	s.reads.Record(took)
 }
 
 // errorKind names what went wrong, in a word; "" if nothing did.

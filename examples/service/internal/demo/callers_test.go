@@ -65,10 +65,10 @@ func TestCallersDoNotWaitForEachOther(t *testing.T) {
 	if got := <-done; got != n {
 		t.Errorf("%d came, want %d", got, n)
 	}
-	if got := saw.reads.count(); got != n {
+	if got := saw.reads.Count(); got != n {
 		t.Errorf("%d answers, want %d", got, n)
 	}
-	if got := saw.reads.quantile(0.01); got < stood {
+	if got := saw.reads.Quantile(0.01); got < stood {
 		t.Errorf("the shortest of all latencies is %v, and nobody was answered for %v", got, stood)
 	}
 }
@@ -128,8 +128,8 @@ func TestErrorsAreCountedByKind(t *testing.T) {
 	if got := errorText(its); got != "502: 1, transfer 502: 2" {
 		t.Errorf("errors of p1: %s", got)
 	}
-	if saw.paid.Load() != 2 || saw.transfers.count() != 8 || saw.reads.count() != 4 {
-		t.Errorf("%d paid, %d transfers, %d reads", saw.paid.Load(), saw.transfers.count(), saw.reads.count())
+	if saw.paid.Load() != 2 || saw.transfers.Count() != 8 || saw.reads.Count() != 4 {
+		t.Errorf("%d paid, %d transfers, %d reads", saw.paid.Load(), saw.transfers.Count(), saw.reads.Count())
 	}
 }
 

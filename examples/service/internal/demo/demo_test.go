@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/histogram"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"go.uber.org/goleak"
 )
@@ -14,20 +15,20 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestQuantiles(t *testing.T) {
-	var h histogram
-	if h.quantile(0.99) != 0 || h.max() != 0 {
+	var h histogram.Histogram
+	if h.Quantile(0.99) != 0 || h.Max() != 0 {
 		t.Error("of nothing")
 	}
 	for i := range 1000 {
-		h.record(time.Duration(i+1) * time.Millisecond)
+		h.Record(time.Duration(i+1) * time.Millisecond)
 	}
 	for q, want := range map[float64]time.Duration{0.5: 500 * time.Millisecond, 0.99: 990 * time.Millisecond, 1: time.Second} {
-		if got := h.quantile(q); got < want || got > want*33/32 {
+		if got := h.Quantile(q); got < want || got > want*33/32 {
 			t.Errorf("%v: %v, want %v", q, got, want)
 		}
 	}
-	if h.count() != 1000 || h.max() != time.Second {
-		t.Error(h.count(), h.max())
+	if h.Count() != 1000 || h.Max() != time.Second {
+		t.Error(h.Count(), h.Max())
 	}
 }
 
@@ -133,7 +134,7 @@ func TestServersAreStoppedAndKilled(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if h, err := roundTrips(s.url(), 3); err != nil || h.count() != 3 {
+			if h, err := roundTrips(s.url(), 3); err != nil || h.Count() != 3 {
 				t.Error(h, err)
 			}
 		})

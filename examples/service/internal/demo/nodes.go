@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/flightlock/flightlock/internal/histogram"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -116,7 +117,7 @@ func (s *servers) ping() error {
 }
 
 // roundTrips measures so many round trips to a server, one after the other.
-func roundTrips(u string, n int) (*histogram, error) {
+func roundTrips(u string, n int) (*histogram.Histogram, error) {
 	o, err := redis.ParseURL(u)
 	if err != nil {
 		return nil, fmt.Errorf("flag -redis: %w", err)
@@ -125,14 +126,14 @@ func roundTrips(u string, n int) (*histogram, error) {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
-	h := &histogram{}
+	h := &histogram.Histogram{}
 	for i := range n + 1 {
 		began := time.Now()
 		if err := c.Ping(ctx).Err(); err != nil {
 			return nil, fmt.Errorf("server %s: %w", o.Addr, err)
 		}
 		if i > 0 { // the first one dials
-			h.record(time.Since(began))
+			h.Record(time.Since(began))
 		}
 	}
 	return h, nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/histogram"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -352,8 +353,8 @@ func btoi(b bool) int64 {
 }
 
 // watchRoundTrips measures round trips to the cache's server until stop.
-func (s *stage) watchRoundTrips(ctx context.Context) (h *histogram, stop func()) {
-	h = &histogram{}
+func (s *stage) watchRoundTrips(ctx context.Context) (h *histogram.Histogram, stop func()) {
+	h = &histogram.Histogram{}
 	o, err := redis.ParseURL(s.servers.cacheURL)
 	if err != nil {
 		return h, func() {}
@@ -367,7 +368,7 @@ func (s *stage) watchRoundTrips(ctx context.Context) (h *histogram, stop func())
 		for n := 0; !pause(ctx, 10*time.Millisecond); n++ {
 			began := time.Now()
 			if c.Ping(ctx).Err() == nil && n > 0 {
-				h.record(time.Since(began))
+				h.Record(time.Since(began))
 			}
 		}
 	}()
@@ -393,9 +394,9 @@ func (s *stage) showProgress(name string, number, of int, saw *seen, from time.T
 			}
 			errs, _ := saw.errorsByKind("")
 			took := time.Since(from)
-			n := saw.reads.count() + saw.transfers.count()
+			n := saw.reads.Count() + saw.transfers.Count()
 			s.cfg.progress(fmt.Sprintf("%-12s %2d/%d %-22s %5.1fs %6.0f req/s  p99 %-8s %s", s.variant, number, of, name,
-				took.Seconds(), float64(n)/took.Seconds(), duration(saw.reads.quantile(0.99)), errorText(errs)))
+				took.Seconds(), float64(n)/took.Seconds(), duration(saw.reads.Quantile(0.99)), errorText(errs)))
 		}
 	}()
 	return func() { close(quit); <-done }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/histogram"
 )
 
 // Report is what a run of the demo found.
@@ -55,14 +57,14 @@ func (p Processors) String() string {
 	return fmt.Sprintf("%.0f%% = %.0f+%.0f+%.0f", 100*(p.Demo+p.Service+p.Servers), 100*p.Demo, 100*p.Service, 100*p.Servers)
 }
 
-func (r *Row) measure(saw *seen, trips *histogram, loads loadCounts) {
-	r.Calls = saw.reads.count() + saw.transfers.count()
+func (r *Row) measure(saw *seen, trips *histogram.Histogram, loads loadCounts) {
+	r.Calls = saw.reads.Count() + saw.transfers.Count()
 	r.PerSecond = float64(r.Calls) / r.Until.Sub(r.From).Seconds()
-	r.P50, r.P99, r.P999, r.Max = saw.reads.quantile(0.5), saw.reads.quantile(0.99), saw.reads.quantile(0.999), saw.reads.max()
-	r.ItemP99, r.PageP99 = saw.items.quantile(0.99), saw.pages.quantile(0.99)
-	r.TransferP99 = saw.transfers.quantile(0.99)
-	r.HotCalls, r.HotP999 = saw.hotLate.count(), saw.hotLate.quantile(0.999)
-	r.RoundTrip, r.RoundTrip99 = trips.quantile(0.5), trips.quantile(0.99)
+	r.P50, r.P99, r.P999, r.Max = saw.reads.Quantile(0.5), saw.reads.Quantile(0.99), saw.reads.Quantile(0.999), saw.reads.Max()
+	r.ItemP99, r.PageP99 = saw.items.Quantile(0.99), saw.pages.Quantile(0.99)
+	r.TransferP99 = saw.transfers.Quantile(0.99)
+	r.HotCalls, r.HotP999 = saw.hotLate.Count(), saw.hotLate.Quantile(0.999)
+	r.RoundTrip, r.RoundTrip99 = trips.Quantile(0.5), trips.Quantile(0.99)
 	r.Loads = loads
 }
 

@@ -1,4 +1,5 @@
-package main
+// Package histogram counts how long things took, for benches and demos.
+package histogram
 
 import (
 	"encoding/json"
@@ -8,10 +9,10 @@ import (
 	"time"
 )
 
-// histogram counts durations in logarithmic buckets: each power of two is cut into 32, so a quantile is at most 1/32
+// Histogram counts durations in logarithmic buckets: each power of two is cut into 32, so a quantile is at most 1/32
 // too high and never too low, from a nanosecond to centuries, in a fixed 15 KiB. Recording is one atomic add. Many
 // goroutines may record while others read; the zero value is ready.
-type histogram struct {
+type Histogram struct {
 	counts [histBuckets]atomic.Uint64
 	top    atomic.Uint64 // longest, exact
 }
@@ -33,13 +34,14 @@ func bucketTop(i int) uint64 {
 	return uint64(i-shift<<subBits+1)<<shift - 1
 }
 
-func (h *histogram) record(d time.Duration) {
+// Record counts d; one below zero counts as zero.
+func (h *Histogram) Record(d time.Duration) {
 	h.counts[bucketOf(uint64(max(0, d)))].Add(1)
-	h.atLeast(d)
+	h.AtLeast(d)
 }
 
-// atLeast raises the maximum only: for a wait that was cut short by the end of the run, whose length nobody knows.
-func (h *histogram) atLeast(d time.Duration) {
+// AtLeast raises the maximum only: for a wait that was cut short by the end of the run, whose length nobody knows.
+func (h *Histogram) AtLeast(d time.Duration) {
 	for v := uint64(max(0, d)); ; {
 		top := h.top.Load()
 		if v <= top || h.top.CompareAndSwap(top, v) {
@@ -48,32 +50,35 @@ func (h *histogram) atLeast(d time.Duration) {
 	}
 }
 
-func (h *histogram) merge(o *histogram) {
+// Merge adds what o has counted.
+func (h *Histogram) Merge(o *Histogram) {
 	for i := range o.counts {
 		if n := o.counts[i].Load(); n > 0 {
 			h.counts[i].Add(n)
 		}
 	}
-	h.atLeast(o.max())
+	h.AtLeast(o.Max())
 }
 
-func (h *histogram) count() (n uint64) {
+// Count is how many were recorded.
+func (h *Histogram) Count() (n uint64) {
 	for i := range h.counts {
 		n += h.counts[i].Load()
 	}
 	return n
 }
 
-func (h *histogram) max() time.Duration { return time.Duration(h.top.Load()) }
+// Max is the longest, exact.
+func (h *Histogram) Max() time.Duration { return time.Duration(h.top.Load()) }
 
-// quantile returns the duration that a share q of all recorded ones do not exceed; 0 if nothing was recorded.
-func (h *histogram) quantile(q float64) time.Duration {
-	total := h.count()
+// Quantile returns the duration that a share q of all recorded ones do not exceed; 0 if nothing was recorded.
+func (h *Histogram) Quantile(q float64) time.Duration {
+	total := h.Count()
 	rank := max(1, uint64(q*float64(total)+0.5))
 	var seen uint64
 	for i := range h.counts {
 		if seen += h.counts[i].Load(); total > 0 && seen >= rank {
-			return min(time.Duration(bucketTop(i)), h.max())
+			return min(time.Duration(bucketTop(i)), h.Max())
 		}
 	}
 	return 0
@@ -86,7 +91,7 @@ type histogramJSON struct {
 }
 
 // MarshalJSON writes the buckets that hold something.
-func (h *histogram) MarshalJSON() ([]byte, error) {
+func (h *Histogram) MarshalJSON() ([]byte, error) {
 	j := histogramJSON{Max: h.top.Load()}
 	for i := range h.counts {
 		if n := h.counts[i].Load(); n > 0 {
@@ -97,7 +102,7 @@ func (h *histogram) MarshalJSON() ([]byte, error) {
 }
 
 // UnmarshalJSON adds what MarshalJSON wrote.
-func (h *histogram) UnmarshalJSON(data []byte) error {
+func (h *Histogram) UnmarshalJSON(data []byte) error {
 	var j histogramJSON
 	if err := json.Unmarshal(data, &j); err != nil {
 		return err
@@ -108,6 +113,6 @@ func (h *histogram) UnmarshalJSON(data []byte) error {
 		}
 		h.counts[b[0]].Add(b[1])
 	}
-	h.atLeast(time.Duration(j.Max))
+	h.AtLeast(time.Duration(j.Max))
 	return nil
 }

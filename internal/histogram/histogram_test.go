@@ -1,4 +1,4 @@
-package main
+package histogram
 
 import (
 	"encoding/json"
@@ -12,23 +12,23 @@ import (
 func TestQuantilesAreAtMostOneThirtySecondTooHigh(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
-		var h histogram
+		var h Histogram
 		var all []time.Duration
 		for range 1 + r.IntN(5000) {
 			d := time.Duration(1) << r.IntN(40)
 			d += time.Duration(r.Int64N(int64(d)))
 			all = append(all, d)
-			h.record(d)
+			h.Record(d)
 		}
 		slices.Sort(all)
 		for _, q := range []float64{0.01, 0.5, 0.9, 0.99, 1} {
 			exact := all[max(1, int(q*float64(len(all))+0.5))-1]
-			if got := h.quantile(q); got < exact || got > exact+exact/32 {
+			if got := h.Quantile(q); got < exact || got > exact+exact/32 {
 				t.Errorf("quantile %v of %d values is %d, exactly %d", q, len(all), got, exact)
 			}
 		}
-		if h.max() != all[len(all)-1] {
-			t.Errorf("max %d, want %d", h.max(), all[len(all)-1])
+		if h.Max() != all[len(all)-1] {
+			t.Errorf("max %d, want %d", h.Max(), all[len(all)-1])
 		}
 	}
 }
@@ -47,32 +47,32 @@ func TestBucketsCoverAllValuesInOrder(t *testing.T) {
 }
 
 func TestMergingEqualsRecordingEverythingInOne(t *testing.T) {
-	var a, b, both histogram
+	var a, b, both Histogram
 	for i := range 1000 {
 		d := time.Duration(i*i) * time.Microsecond
-		both.record(d)
+		both.Record(d)
 		if i%3 == 0 {
-			a.record(d)
+			a.Record(d)
 		} else {
-			b.record(d)
+			b.Record(d)
 		}
 	}
-	a.merge(&b)
+	a.Merge(&b)
 	for _, q := range []float64{0.1, 0.5, 0.99} {
-		if a.quantile(q) != both.quantile(q) {
-			t.Errorf("quantile %v: merged %v, in one %v", q, a.quantile(q), both.quantile(q))
+		if a.Quantile(q) != both.Quantile(q) {
+			t.Errorf("quantile %v: merged %v, in one %v", q, a.Quantile(q), both.Quantile(q))
 		}
 	}
-	if a.count() != 1000 || a.max() != both.max() {
-		t.Errorf("count %d max %v, want 1000 and %v", a.count(), a.max(), both.max())
+	if a.Count() != 1000 || a.Max() != both.Max() {
+		t.Errorf("count %d max %v, want 1000 and %v", a.Count(), a.Max(), both.Max())
 	}
 }
 
 func TestHistogramSurvivesJSON(t *testing.T) {
-	var h, got histogram
-	h.record(3 * time.Millisecond)
-	h.record(0)
-	h.atLeast(time.Second)
+	var h, got Histogram
+	h.Record(3 * time.Millisecond)
+	h.Record(0)
+	h.AtLeast(time.Second)
 	data, err := json.Marshal(&h)
 	if err != nil {
 		t.Fatal(err)
@@ -80,8 +80,8 @@ func TestHistogramSurvivesJSON(t *testing.T) {
 	if err := json.Unmarshal(data, &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.count() != 2 || got.max() != time.Second || got.quantile(1) != h.quantile(1) {
-		t.Errorf("%s came back as count %d, max %v", data, got.count(), got.max())
+	if got.Count() != 2 || got.Max() != time.Second || got.Quantile(1) != h.Quantile(1) {
+		t.Errorf("%s came back as count %d, max %v", data, got.Count(), got.Max())
 	}
 	if err := json.Unmarshal([]byte(`{"buckets":[[1920,1]]}`), &got); err == nil {
 		t.Error("a bucket that does not exist was taken")
@@ -89,8 +89,8 @@ func TestHistogramSurvivesJSON(t *testing.T) {
 }
 
 func TestEmptyHistogramIsZero(t *testing.T) {
-	var h histogram
-	if h.quantile(0.99) != 0 || h.max() != 0 || h.count() != 0 {
+	var h Histogram
+	if h.Quantile(0.99) != 0 || h.Max() != 0 || h.Count() != 0 {
 		t.Error("an empty histogram shows something")
 	}
 }
