@@ -450,7 +450,7 @@ func TestCancelJustBeforeTheRaise(t *testing.T) {
 		r.warm(c, key)
 		a := c.newCall("acquire", prepare(c.q, key, ttl, 1))
 		l := a.l
-		l.errand.asker, l.until = a, time.Now().Add(ttl)
+		l.scratch.onAcquired, l.until = a, time.Now().Add(ttl)
 		first := l.round("acquire", node.Granted, 0, func(r *round) {
 			l.Cancel()
 			l.raise(r.replies, 30)
@@ -474,13 +474,13 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 		r.warm(c, key, 10, 10, 10)
 		l := prepare(c.q, key, time.Hour, 1)
 		a := c.newCall("acquire", l)
-		l.errand.asker = a
+		l.scratch.onAcquired = a
 		first := l.round("acquire", node.Granted, 0, func(r *round) {
 			l.Cancel()
 			l.acquired(r)
 		})
 		for i := range l.entries {
-			l.entries[i].Acquire(&l.errand.places[i], first, time.Hour, 1, nodeTimeout, false)
+			l.entries[i].Acquire(&l.scratch.places[i], first, time.Hour, 1, nodeTimeout, false)
 		}
 		if _, f := a.wait(); f == nil {
 			t.Error("granted although it was cancelled")

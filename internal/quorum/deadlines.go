@@ -13,7 +13,7 @@ import (
 // them, where a timer each would cost more than the rest of the round.
 type deadlines struct {
 	timeout time.Duration
-	epoch   time.Time // when its clock began
+	began   time.Time // when its clock began
 
 	mu         sync.Mutex // guards what follows, and the links of the rounds in the list
 	head, tail *round
@@ -25,12 +25,12 @@ type deadlines struct {
 func (d *deadlines) add(r *round) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r.due = time.Since(d.epoch) + d.timeout
-	r.earlier = d.tail
+	r.due = time.Since(d.began) + d.timeout
+	r.prev = d.tail
 	if d.tail == nil {
 		d.head = r
 	} else {
-		d.tail.later = r
+		d.tail.next = r
 	}
 	d.tail = r
 	r.listed = true
@@ -60,22 +60,22 @@ func (d *deadlines) removeLocked(r *round) {
 		return
 	}
 	r.listed = false
-	if r.earlier == nil {
-		d.head = r.later
+	if r.prev == nil {
+		d.head = r.next
 	} else {
-		r.earlier.later = r.later
+		r.prev.next = r.next
 	}
-	if r.later == nil {
-		d.tail = r.earlier
+	if r.next == nil {
+		d.tail = r.prev
 	} else {
-		r.later.earlier = r.earlier
+		r.next.prev = r.prev
 	}
-	r.earlier, r.later = nil, nil
+	r.prev, r.next = nil, nil
 }
 
 // fire ends what is due, and waits for the next if there is one. The timer is not stopped
 // when the list empties: it fires once more and finds nothing.
-func (d *deadlines) fire() { d.expire(time.Since(d.epoch)) }
+func (d *deadlines) fire() { d.expire(time.Since(d.began)) }
 
 // stop ends all rounds that wait still, as if their time were up: nobody would end them later. No round
 // may be added any more.

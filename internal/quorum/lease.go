@@ -52,35 +52,35 @@ type Lease struct {
 	reserved int32     // how many of the tokens up to top are not ours before a refresh is confirmed
 	until    time.Time // validity deadline
 	top      int64     // the highest token reserved
-	now      *round    // the round of the attempt, until it is decided
-	had      uint64    // bit i: node i has had the key
-	shadows  uint64    // bit i: node i has proven to be a second name of another node
+	attempt      *round    // the round of the attempt, until it is decided
+	everHeld      uint64    // bit i: node i has had the key
+	duplicateMask  uint64    // bit i: node i has proven to be a second name of another node
 	entries  []node.Entry
 	one      [1]node.Entry // the entries of a quorum of one
 
-	// errand is that of the attempt, and later of the release. Between them, nil once the lease
+	// scratch is that of the attempt, and later of the release. Between them, nil once the lease
 	// is known to be held for long.
-	errand *errand
+	scratch *scratch
 }
 
-// errand is what an attempt takes until it is over, and what the release takes that follows it.
+// scratch is what an attempt takes until it is over, and what the release takes that follows it.
 // A lock that is held for long gives it back meanwhile, because it is larger than the rest of
 // the lease; for others the release finds its memory there.
-type errand struct {
-	asker  Acquirer
+type scratch struct {
+	onAcquired  Acquirer
 	ttl    time.Duration
 	tokens int64
 
-	leaver Releaser
+	onReleased Releaser
 
 	round  round // see roundLocked
 	places []node.Place
 	one    [1]node.Place // the places of a quorum of one
 }
 
-// newErrand is one for n nodes.
-func newErrand(n int) *errand {
-	e := &errand{}
+// newScratch is one for n nodes.
+func newScratch(n int) *scratch {
+	e := &scratch{}
 	if e.places = e.one[:]; n > len(e.one) {
 		e.places = make([]node.Place, n)
 	}
@@ -97,7 +97,7 @@ type Releaser interface{ Released(*Failure) }
 type phase uint8
 
 const (
-	asking phase = iota
+	acquiring phase = iota
 	held
 	lost
 	over
@@ -108,9 +108,9 @@ const (
 // attempt is being undone on every node that may have granted it by the time by is told,
 // whatever became of the caller.
 func (l *Lease) Acquire(inline bool, by Acquirer) {
-	e := l.errand
-	e.asker = by
-	if f := l.q.twins.Load(); f != nil {
+	e := l.scratch
+	e.onAcquired = by
+	if f := l.q.duplicate.Load(); f != nil {
 		l.fail(f)
 		return
 	}
@@ -135,7 +135,7 @@ func (l *Lease) Owner() string { return l.target.Owner() }
 func (l *Lease) Cancel() {
 	l.mu.Lock()
 	l.canceled = true
-	r := l.now
+	r := l.attempt
 	ends := r != nil && r.decideLocked(true)
 	l.mu.Unlock()
 	if ends {
@@ -147,10 +147,10 @@ func (l *Lease) Cancel() {
 func (l *Lease) Peek() *Failure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.now == nil {
+	if l.attempt == nil {
 		return nil
 	}
-	return l.now.failureLocked()
+	return l.attempt.failureLocked()
 }
 
 var errTooLate = errors.New("a majority was reached, but only after the validity was over")
@@ -158,13 +158,13 @@ var errTooLate = errors.New("a majority was reached, but only after the validity
 // acquired goes on from the decided first round.
 func (l *Lease) acquired(r *round) {
 	begun := l.target.Begun() // before the first byte was sent
-	until := begun.Add(l.q.Validity(l.errand.ttl))
+	until := begun.Add(l.q.Validity(l.scratch.ttl))
 	l.mu.Lock()
 	l.granted, l.until = r.won, until
-	top, agree := r.countersLocked()
+	top, agree := r.topCounterLocked()
 	f := l.checkLocked(r)
 	if len(l.entries) > 1 && !begun.IsZero() {
-		l.q.trip.Store(int64(clock.Since(begun)))
+		l.q.rtt.Store(int64(clock.Since(begun)))
 	}
 	if f == nil && !agree {
 		known := slices.Clone(r.replies) // the round's place may be the release's before the last node was asked
@@ -178,7 +178,7 @@ func (l *Lease) acquired(r *round) {
 // raise makes top the end of the block on a majority of nodes, because their counters
 // differ. known is what they have answered so far.
 func (l *Lease) raise(known []node.Reply, top int64) {
-	until, ttl := l.until, l.errand.ttl // do not move before the lease is held
+	until, ttl := l.until, l.scratch.ttl // do not move before the lease is held
 	r := l.round("acquire", node.Renewed, top, func(r *round) {
 		l.mu.Lock()
 		l.endLocked(r, top, l.checkLocked(r))
@@ -216,9 +216,9 @@ func (l *Lease) endLocked(r *round, top int64, f *Failure) {
 		l.fail(f)
 		return
 	}
-	l.phase, l.top, l.now = held, top, nil
-	by := l.errand.asker
-	g := Grant{Until: l.until, First: top - l.errand.tokens + 1, Last: top}
+	l.phase, l.top, l.attempt = held, top, nil
+	by := l.scratch.onAcquired
+	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top}
 	l.mu.Unlock()
 	by.Acquired(g, nil)
 }
@@ -227,8 +227,8 @@ func (l *Lease) endLocked(r *round, top int64, f *Failure) {
 // goes out before the asker is told, so that it comes before whatever is tried next.
 func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
-	l.phase, l.now = over, nil
-	twins, e := l.shadows != 0, l.errand
+	l.phase, l.attempt = over, nil
+	twins, e := l.duplicateMask != 0, l.scratch
 	p := l.undoLocked()
 	l.mu.Unlock()
 	for i := range l.entries {
@@ -237,7 +237,7 @@ func (l *Lease) fail(f *Failure) {
 	if twins && l.q.start(func() { l.failAfterCheck(f) }) {
 		return
 	}
-	l.errand.asker.Acquired(Grant{}, f)
+	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
 // undoLocked says how a failed attempt leaves the nodes that granted it. Usually there was
@@ -248,36 +248,36 @@ func (l *Lease) undoLocked() *node.Parting {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.parting("", false)
+	return l.handover("", false)
 }
 
-// parting is how the lease is left to others: to rival, if there is one, or else to the one
+// handover is how the lease is left to others: to rival, if there is one, or else to the one
 // that waits longest. All are told if what it was for has failed.
-func (l *Lease) parting(rival string, failed bool) *node.Parting {
+func (l *Lease) handover(rival string, failed bool) *node.Parting {
 	contender := l.target.Contender()
 	switch {
 	case contender == "" && rival == "" && !failed:
-		return &plainParting
+		return &plainHandover
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
 	return &node.Parting{Contender: contender, Rival: rival, Failed: failed}
 }
 
-var plainParting node.Parting
+var plainHandover node.Parting
 
 // failAfterCheck waits for the search for twins before it reports f, so that whoever
 // configured the same server twice is told so and not that the key is taken. It takes one
 // NodeTimeout at most.
 func (l *Lease) failAfterCheck(f *Failure) {
 	select {
-	case <-l.q.searched():
+	case <-l.q.searchEnded():
 	case <-time.After(l.q.NodeTimeout):
 	}
-	if twins := l.q.twins.Load(); twins != nil {
+	if twins := l.q.duplicate.Load(); twins != nil {
 		f = twins
 	}
-	l.errand.asker.Acquired(Grant{}, f)
+	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
 // Refresh asks for the full ttl again, and for more tokens, and calls done exactly once.
@@ -293,7 +293,7 @@ func (l *Lease) failAfterCheck(f *Failure) {
 //
 // If look is true, the grant names the rival that most nodes name, other than this lease's
 // own contender.
-func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Failure)) {
+func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(Grant, *Failure)) {
 	start := clock.Now()
 	l.mu.Lock()
 	f := l.overLocked(start, l.until, errOver)
@@ -302,7 +302,7 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 		more = 0
 	}
 	if f == nil {
-		l.errand = nil // as Settle does
+		l.scratch = nil // as Settle does
 	}
 	l.mu.Unlock()
 	if f != nil {
@@ -316,12 +316,12 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 	r := l.round("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
 	r.endAt(until.Add(fixedDrift)) // and not in the instant in which whoever holds the lease finds that it is over
 	for i := range l.entries {
-		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.looker(look))
+		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.waitersOtherThan(namesRival))
 	}
 }
 
-// looker is who asks for rivals, "" if nobody does.
-func (l *Lease) looker(look bool) string {
+// waitersOtherThan is who asks for rivals, "" if nobody does.
+func (l *Lease) waitersOtherThan(look bool) string {
 	switch {
 	case !look:
 		return ""
@@ -388,8 +388,8 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 		l.until = ref.given
 	}
 	g := Grant{Until: ref.given, First: 1, Rival: r.rivalLocked()}
-	switch top, agree := r.countersLocked(); {
-	case ref.confirms && r.reachedLocked(l.top):
+	switch top, agree := r.topCounterLocked(); {
+	case ref.confirms && r.confirmedLocked(l.top):
 		g.First, g.Last = l.top-int64(l.reserved)+1, l.top
 		l.reserved = 0
 	case ref.more == 0, top == 0: // it brings none, and another time those that are reserved
@@ -425,7 +425,7 @@ func (l *Lease) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase == held {
-		l.errand = nil
+		l.scratch = nil
 	}
 }
 
@@ -439,8 +439,8 @@ func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 	had := l.phase == held || l.phase == lost
 	if had {
 		l.phase = over
-		if l.errand == nil {
-			l.errand = newErrand(len(l.entries))
+		if l.scratch == nil {
+			l.scratch = newScratch(len(l.entries))
 		}
 	}
 	l.mu.Unlock()
@@ -448,11 +448,11 @@ func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 		by.Released(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
 		return
 	}
-	e := l.errand // nobody else comes to it any more: there is one release
-	e.leaver = by
+	e := l.scratch // nobody else comes to it any more: there is one release
+	e.onReleased = by
 	r := l.round("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.parting(rival, failed)
+	p := l.handover(rival, failed)
 	for i := range l.entries {
 		l.entries[i].Release(&e.places[i], r, l.mayBlock(inline), p)
 	}
@@ -461,11 +461,11 @@ func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 // released reports the decided round of the release.
 func (l *Lease) released(r *round) {
 	if r.won {
-		l.errand.leaver.Released(nil)
+		l.scratch.onReleased.Released(nil)
 		return
 	}
 	l.mu.Lock()
 	f := r.failureLocked()
 	l.mu.Unlock()
-	l.errand.leaver.Released(f)
+	l.scratch.onReleased.Released(f)
 }

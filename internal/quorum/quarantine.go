@@ -135,8 +135,8 @@ func (k *quarantine) changed(m node.Memory, take func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer take()
-	if m.Blind != nil && !k.blind && k.q.Blind != nil {
-		k.blind = k.q.start(func() { k.q.Blind(m.Blind) })
+	if m.Blind != nil && !k.blind && k.q.OnNoInfo != nil {
+		k.blind = k.q.start(func() { k.q.OnNoInfo(m.Blind) })
 	}
 	if m.State == node.MemoryKept && !k.running {
 		return
@@ -309,8 +309,8 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 		r.reconsider()
 	}
 	for _, t := range told {
-		if k.q.Told != nil {
-			k.q.Told(t.i, t.e)
+		if k.q.OnQuarantine != nil {
+			k.q.OnQuarantine(t.i, t.e)
 		}
 	}
 	return wait, wait < 0

@@ -73,14 +73,14 @@ func TestGrantsInLimbo(t *testing.T) {
 		t    tally
 		lost bool
 	}{
-		{tally{nodes: 3, need: 2, limbo: 2, pending: 1}, false},
-		{tally{nodes: 3, need: 2, limbo: 2, bad: 1}, false},
-		{tally{nodes: 3, need: 2, limbo: 1, yes: 1, no: 1, held: 1}, false},
-		{tally{nodes: 3, need: 2, limbo: 1, bad: 2}, true},
+		{tally{nodes: 3, need: 2, undecided: 2, pending: 1}, false},
+		{tally{nodes: 3, need: 2, undecided: 2, bad: 1}, false},
+		{tally{nodes: 3, need: 2, undecided: 1, yes: 1, no: 1, held: 1}, false},
+		{tally{nodes: 3, need: 2, undecided: 1, bad: 2}, true},
 		{tally{nodes: 3, need: 2, bad: 2, pending: 1}, true},
-		{tally{nodes: 3, need: 2, limbo: 1, no: 2, held: 2}, true},
+		{tally{nodes: 3, need: 2, undecided: 1, no: 2, held: 2}, true},
 	} {
-		if got := c.t.lost(true); got != c.lost {
+		if got := c.t.decided(true); got != c.lost {
 			t.Errorf("%+v: lost is %v", c.t, got)
 		}
 	}

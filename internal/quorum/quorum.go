@@ -29,8 +29,8 @@ type Config struct {
 	DriftFactor float64       // share of the ttl by which clocks may run apart
 	Owner       func() string // a new owner at each call, never the same twice
 
-	// Tells says whether the holder of that name will tell when it lets go. nil: all do.
-	Tells func(owner string) bool
+	// NotifiesRelease says whether the holder of that name will tell when it lets go. nil: all do.
+	NotifiesRelease func(owner string) bool
 
 	// Guarded says that a fresh grant of a node that lost its memory does not count for so long as
 	// Quarantine says, which must be above 0. All nodes must be guardable then, and unused.
@@ -41,11 +41,11 @@ type Config struct {
 	// if not Guarded: tokens go on above those that a node forgot.
 	MemoryName func() string
 
-	Told func(i int, s Quarantined) // a node has entered quarantine, or left it; one call may overtake another. nil: nobody wants to know
+	OnQuarantine func(i int, s Quarantined) // a node has entered quarantine, or left it; one call may overtake another. nil: nobody wants to know
 
-	// Blind hears, once, why a node does not tell what it takes to notice that it restarted
+	// OnNoInfo hears, once, why a node does not tell what it takes to notice that it restarted
 	// with old data. nil: nobody wants to know.
-	Blind func(why error)
+	OnNoInfo func(why error)
 
 	// Same tells whether two nodes are one server.
 	Same func(ctx context.Context, i, j int) (bool, error)
@@ -59,8 +59,8 @@ type Quorum struct {
 	deadlines  deadlines
 	quarantine *quarantine // nil: there is none
 
-	trip  atomic.Int64            // how long the last attempt took that the nodes decided, in ns
-	twins atomic.Pointer[Failure] // set for good once two nodes proved to be one server
+	rtt  atomic.Int64            // how long the last attempt took that the nodes decided, in ns
+	duplicate atomic.Pointer[Failure] // set for good once two nodes proved to be one server
 
 	ctx    context.Context // of the search for twins; ends with Close
 	cancel context.CancelFunc
@@ -73,7 +73,7 @@ type Quorum struct {
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
-	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
+	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
 	switch {
 	case cfg.Guarded:
@@ -109,8 +109,8 @@ type Grant struct {
 // contender is who asks, if it has asked before: its attempt takes a turn that is kept for
 // it, or gets it a place among those who wait.
 func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, contender string) {
-	l.q, l.errand = q, newErrand(len(q.Nodes))
-	l.errand.ttl, l.errand.tokens = ttl, tokens
+	l.q, l.scratch = q, newScratch(len(q.Nodes))
+	l.scratch.ttl, l.scratch.tokens = ttl, tokens
 	l.target.Init(key, q.Owner(), contender)
 	l.entries = l.one[:]
 	if len(q.Nodes) > len(l.one) {
@@ -160,22 +160,22 @@ func (q *Quorum) startLocked(f func()) bool {
 	return !q.closed
 }
 
-// suspect is called when node i answered "already yours" to an owner it had not seen: some
+// reportDuplicate is called when node i answered "already yours" to an owner it had not seen: some
 // other node of the list must be the same server. One search at a time finds out which.
-func (q *Quorum) suspect(i int) {
+func (q *Quorum) reportDuplicate(i int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.search != nil || q.twins.Load() != nil {
+	if q.search != nil || q.duplicate.Load() != nil {
 		return
 	}
 	ended := make(chan struct{})
-	if q.startLocked(func() { q.findTwin(i, ended) }) {
+	if q.startLocked(func() { q.findDuplicate(i, ended) }) {
 		q.search = ended
 	}
 }
 
-// searched is closed when no search for twins is under way.
-func (q *Quorum) searched() <-chan struct{} {
+// searchEnded is closed when no search for twins is under way.
+func (q *Quorum) searchEnded() <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.search != nil {
@@ -186,10 +186,10 @@ func (q *Quorum) searched() <-chan struct{} {
 	return ended
 }
 
-// findTwin compares node i with all others, at once: one that does not answer must not keep
+// findDuplicate compares node i with all others, at once: one that does not answer must not keep
 // the others from being found out. ended is closed with the first twin found, or when
 // there is none.
-func (q *Quorum) findTwin(i int, ended chan struct{}) {
+func (q *Quorum) findDuplicate(i int, ended chan struct{}) {
 	end := sync.OnceFunc(func() {
 		q.mu.Lock()
 		q.search = nil
@@ -203,7 +203,7 @@ func (q *Quorum) findTwin(i int, ended chan struct{}) {
 		}
 		wg.Go(func() {
 			if same, err := q.Same(q.ctx, i, j); err == nil && same {
-				q.twins.Store(q.twinFailure(min(i, j), max(i, j)))
+				q.duplicate.Store(q.duplicateFailure(min(i, j), max(i, j)))
 				end()
 			}
 		})
@@ -212,7 +212,7 @@ func (q *Quorum) findTwin(i int, ended chan struct{}) {
 	end()
 }
 
-func (q *Quorum) twinFailure(i, j int) *Failure {
+func (q *Quorum) duplicateFailure(i, j int) *Failure {
 	return &Failure{
 		Op: "acquire", Reason: Misconfigured, Final: true, Need: q.need,
 		Err: fmt.Errorf("Nodes[%d] (%s) and Nodes[%d] (%s) are the same server", i, q.Nodes[i].Name(), j, q.Nodes[j].Name()),

@@ -160,7 +160,7 @@ func TestReleaseOfASettledLease(t *testing.T) {
 				} else if _, f := c.refresh(l, ttl, 0); f != nil {
 					t.Fatal(describe(f))
 				}
-				if l.errand != nil {
+				if l.scratch != nil {
 					t.Errorf("%s, it keeps an errand", how)
 				}
 				if f := c.release(l); f != nil {

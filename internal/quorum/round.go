@@ -19,11 +19,11 @@ type round struct {
 	l     *Lease
 	op    string
 	floor int64        // with at least this counter
-	next  func(*round) // called once, after the decision, without l.mu
+	onDecided  func(*round) // called once, after the decision, without l.mu
 	timer *time.Timer  // of a refresh
 
 	// guarded by the quorum's deadlines
-	earlier, later *round
+	prev, next *round
 	due            time.Duration // on the deadlines' clock
 	listed         bool
 
@@ -47,13 +47,13 @@ func (r *round) acquires() bool { return r.op == "acquire" }
 func (l *Lease) round(op string, want node.Kind, floor int64, next func(*round)) *round {
 	l.mu.Lock()
 	r := l.roundLocked(op)
-	r.op, r.want, r.floor, r.next = op, want, floor, next
+	r.op, r.want, r.floor, r.onDecided = op, want, floor, next
 	r.pending = uint8(len(l.entries))
-	for mask := l.shadows; mask != 0; mask &= mask - 1 {
-		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errShadow}
+	for mask := l.duplicateMask; mask != 0; mask &= mask - 1 {
+		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errDuplicate}
 	}
-	if l.phase == asking {
-		l.now = r
+	if l.phase == acquiring {
+		l.attempt = r
 	}
 	ends := r.acquires() && l.canceled && r.decideLocked(true)
 	l.mu.Unlock()
@@ -71,9 +71,9 @@ func (r *round) endAt(t time.Time) {
 	r.timer = clock.AfterFunc(clock.Left(clock.Now(), t), r.expire)
 }
 
-// kept reports whether a node keeps the key for us, because our acquire came there before
+// reservedForUs reports whether a node keeps the key for us, because our acquire came there before
 // the release that made the turn ours. A refresh has to repair that.
-func (l *Lease) kept(holder string) bool {
+func (l *Lease) reservedForUs(holder string) bool {
 	return l.target.Contender() != "" && len(holder) == len(node.TurnOf)+len(l.target.Contender()) &&
 		holder[:len(node.TurnOf)] == node.TurnOf && holder[len(node.TurnOf):] == l.target.Contender()
 }
@@ -84,8 +84,8 @@ func (l *Lease) kept(holder string) bool {
 // what they waited for.)
 func (l *Lease) roundLocked(op string) *round {
 	var r *round
-	if l.errand != nil {
-		r = &l.errand.round
+	if l.scratch != nil {
+		r = &l.scratch.round
 	}
 	switch {
 	case op != "refresh" && r.l == nil: // new
@@ -103,26 +103,26 @@ func (l *Lease) roundLocked(op string) *round {
 	return r
 }
 
-var errShadow = errors.New("answered as if it were the same server as another node: its vote does not count")
+var errDuplicate = errors.New("answered as if it were the same server as another node: its vote does not count")
 
 // Answer takes node i's reply.
 func (r *round) Answer(i int, rep node.Reply) {
 	l := r.l
-	if rep.Kind == node.Held && l.kept(rep.Holder) {
+	if rep.Kind == node.Held && l.reservedForUs(rep.Holder) {
 		rep = node.Reply{Kind: node.Missing}
 	}
-	shadow := rep.Kind == node.Replayed // to an owner that this node cannot have seen
-	if shadow {
-		rep = node.Reply{Kind: node.Failed, Err: errShadow}
-		l.q.suspect(i) // before the decision, which may wait for what comes of it
+	duplicate := rep.Kind == node.Replayed // to an owner that this node cannot have seen
+	if duplicate {
+		rep = node.Reply{Kind: node.Failed, Err: errDuplicate}
+		l.q.reportDuplicate(i) // before the decision, which may wait for what comes of it
 	}
 	l.mu.Lock()
 	r.pending--
-	if shadow {
-		l.shadows |= 1 << i
+	if duplicate {
+		l.duplicateMask |= 1 << i
 	}
 	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
-		l.had |= 1 << i
+		l.everHeld |= 1 << i
 	}
 	if r.decided {
 		repair := r.won && r.op == "refresh" && rep.Kind == node.Missing
@@ -132,7 +132,7 @@ func (r *round) Answer(i int, rep node.Reply) {
 		}
 		return
 	}
-	if l.shadows&(1<<i) == 0 || rep.Kind == node.Failed {
+	if l.duplicateMask&(1<<i) == 0 || rep.Kind == node.Failed {
 		r.replies[i] = rep
 	}
 	ends := r.decideLocked(false)
@@ -160,12 +160,12 @@ func (r *round) decideLocked(now bool) bool {
 		return false
 	}
 	t := r.tallyLocked()
-	if t.limbo > 0 && !now && !r.l.q.quarantine.join(r) { // it has just ended
+	if t.undecided > 0 && !now && !r.l.q.quarantine.join(r) { // it has just ended
 		t = r.tallyLocked()
 	}
 	r.won = t.yes >= t.need
-	r.decided = r.won || now || t.lost(r.acquires())
-	r.won = r.won || r.decided && t.rid()
+	r.decided = r.won || now || t.decided(r.acquires())
+	r.won = r.won || r.decided && t.released()
 	return r.decided
 }
 
@@ -199,12 +199,12 @@ func (r *round) end() {
 	case r.op == "release":
 		r.l.q.deadlines.remove(r)
 	}
-	r.next(r)
+	r.onDecided(r)
 }
 
-// countersLocked gives the largest counter of the votes, and whether all have it. A vote without a
+// topCounterLocked gives the largest counter of the votes, and whether all have it. A vote without a
 // counter has 0, and agrees with none.
-func (r *round) countersLocked() (top int64, agree bool) {
+func (r *round) topCounterLocked() (top int64, agree bool) {
 	agree = true
 	for i, rep := range r.replies {
 		if rep.Kind != r.want || !r.countsLocked(i) {
@@ -218,8 +218,8 @@ func (r *round) countersLocked() (top int64, agree bool) {
 	return top, agree
 }
 
-// reachedLocked reports whether a majority has voted with a counter of at least top.
-func (r *round) reachedLocked(top int64) bool {
+// confirmedLocked reports whether a majority has voted with a counter of at least top.
+func (r *round) confirmedLocked(top int64) bool {
 	n := 0
 	for i, rep := range r.replies {
 		if rep.Kind == r.want && rep.Counter >= top && r.countsLocked(i) {

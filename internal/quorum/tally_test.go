@@ -30,7 +30,7 @@ func muteLease(t *testing.T, n int) *Lease {
 	}
 	q := New(Config{Nodes: nodes, NodeTimeout: time.Hour, DriftFactor: 0.01, Owner: func() string { return "o" }})
 	l := prepare(q, key, ttl, 1)
-	l.had = math.MaxUint64 // what is missing was lost
+	l.everHeld = math.MaxUint64 // what is missing was lost
 	return l
 }
 

@@ -87,7 +87,7 @@ func TestShadowHasNoVote(t *testing.T) {
 		time.Sleep(ms(10))
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.shadows == 0 {
+		if l.duplicateMask == 0 {
 			t.Fatal("not noticed")
 		}
 		return c, l
@@ -216,7 +216,7 @@ func TestShadowsReplyIsIgnored(t *testing.T) {
 		vote node.Kind
 	}{{"acquire", node.Renewed}, {"refresh", node.Renewed}, {"release", node.Deleted}} {
 		l := muteLease(t, 3)
-		l.shadows = 1 << 1
+		l.duplicateMask = 1 << 1
 		round := l.round(op.name, op.vote, 0, func(*round) {})
 		round.Answer(0, replyOf('y', op.vote))
 		round.Answer(1, replyOf('y', op.vote))
