@@ -161,7 +161,7 @@ func TestReleaseOfASettledLease(t *testing.T) {
 					t.Fatal(describe(f))
 				}
 				if l.scratch != nil {
-					t.Errorf("%s, it keeps an errand", how)
+					t.Errorf("%s, it keeps its scratch", how)
 				}
 				if f := c.release(l); f != nil {
 					t.Errorf("%s after %dms: %s", how, at, describe(f))

@@ -12,7 +12,7 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// listener is a watch whose nodes are the test, and what it was told.
+// listener is a watch whose nodes are the test, and the events that it has delivered.
 type listener struct {
 	*watch
 	mu  sync.Mutex // guards all
@@ -38,20 +38,20 @@ func (l *listener) wantNews(t *testing.T, want ...Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !slices.Equal(l.all, want) {
-		t.Errorf("news %v, want %v", l.all, want)
+		t.Errorf("events %v, want %v", l.all, want)
 	}
 	l.all = nil
 }
 
-// A flight hears when a majority of the nodes has confirmed, is told again by each more,
-// and is deaf, which is told once, when they are a majority no longer.
+// Subscribed is delivered when a majority of the nodes has confirmed, and again for each further
+// one; Unsubscribed once, when they are no longer a majority.
 func TestHearsByMajority(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := listen(n)
 				for range 2 {
-					l.Hear(0, node.Broken, "") // it has not heard yet
+					l.Hear(0, node.Broken, "") // it was not subscribed yet
 					l.wantNews(t)
 					for i := range n {
 						l.Hear(i, node.Subscribed, "")
@@ -61,7 +61,7 @@ func TestHearsByMajority(t *testing.T) {
 							l.wantNews(t)
 						}
 					}
-					l.Hear(0, node.Subscribed, "") // a subscription that was mended unseen
+					l.Hear(0, node.Subscribed, "") // a subscription that was renewed unseen
 					l.wantNews(t, Subscribed)
 					for left := n - 1; left >= 0; left-- {
 						l.Hear(left, node.Broken, "")
@@ -79,7 +79,7 @@ func TestHearsByMajority(t *testing.T) {
 	}
 }
 
-// Our turn is told when a majority of nodes has told of it.
+// OurTurn is delivered when a majority of nodes has published it.
 func TestOursByMajority(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		synctest.Test(t, func(t *testing.T) {
@@ -277,7 +277,7 @@ func TestOwnedByMajority(t *testing.T) {
 	} {
 		l := muteLease(t, len(c.answers))
 		var f *Failure
-		r := l.round("acquire", node.Granted, 0, func(r *round) {
+		r := l.newRound("acquire", node.Granted, 0, func(r *round) {
 			r.l.mu.Lock()
 			defer r.l.mu.Unlock()
 			f = r.failureLocked()
