@@ -91,8 +91,8 @@ func newClient(opts Options, list string) (*Client, error) {
 	}
 	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, Tells: c.tells, Same: c.sameServer,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), Told: c.quarantined, Blind: c.blind,
+		Owner: c.newOwner, NotifiesRelease: c.tells, Same: c.sameServer,
+		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.blind,
 	}
 	if !opts.DisableQuarantine {
 		q.MemoryName = c.memoryName

@@ -96,7 +96,7 @@ func (c *Client) watch() func(key, contender string, hear func(flight.News, stri
 		return nil
 	}
 	return func(key, contender string, hear func(flight.News, string)) func() {
-		return c.quorum.Watch(c.full(key), contender, func(n quorum.News, owner string) { hear(flight.News(n), owner) })
+		return c.quorum.Watch(c.full(key), contender, func(n quorum.Event, owner string) { hear(flight.News(n), owner) })
 	}
 }
 
