@@ -7,8 +7,8 @@ import (
 	"github.com/flightlock/flightlock/internal/wait"
 )
 
-// tasks are goroutines beside the lock traffic, for which Close waits. The zero value is
-// ready for use.
+// tasks are goroutines beside the lock traffic, for which Close waits. The zero value is ready for
+// use.
 type tasks struct {
 	wg sync.WaitGroup
 
@@ -17,7 +17,7 @@ type tasks struct {
 	open   map[*context.CancelCauseFunc]struct{} // of contexts in use
 }
 
-// run starts f, unless close was called, and says whether it did.
+// run starts f, unless close was called, and reports whether it did.
 func (t *tasks) run(f func()) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -27,8 +27,8 @@ func (t *tasks) run(f func()) bool {
 	return !t.closed
 }
 
-// context is parent, ended also by close, with ErrClosed as its cause. What it holds is let
-// go by cancel.
+// context is parent, which close ends too, with ErrClosed as its cause. cancel releases its
+// resources.
 func (t *tasks) context(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	t.mu.Lock()
@@ -49,7 +49,7 @@ func (t *tasks) context(parent context.Context) (context.Context, context.Cancel
 	}
 }
 
-// close has no more tasks begin, ends their contexts, and waits for them until ctx ends.
+// close lets no more tasks begin, ends their contexts, and waits for them until ctx ends.
 func (t *tasks) close(ctx context.Context) error {
 	t.mu.Lock()
 	t.closed = true
