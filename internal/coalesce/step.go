@@ -15,7 +15,8 @@ type steps struct {
 	mu    sync.Mutex // guards what follows; taken after the group's
 	step  *Step      // the one that has not ended, if there is one
 	timer *time.Timer
-	cause error // of the run's cancellation
+	due   time.Time // when timer fires; zero: it is not set
+	cause error     // of the run's cancellation
 }
 
 // Step is the ctx of one step of a run. It ends after its timeout, with the run's cancellation, or
@@ -49,14 +50,19 @@ func (r *steps) Begin(values context.Context, timeout time.Duration) *Step {
 		s.endLocked(context.DeadlineExceeded, nil)
 	default:
 		r.step = s
-		if timeout > 0 {
-			r.armLocked(timeout)
-		}
+		r.armLocked(timeout)
 	}
 	return s
 }
 
+// armLocked has expire called after that time or before. A timer that was set for an earlier step, and
+// fires sooner, stays: most steps are over by then.
 func (r *steps) armLocked(after time.Duration) {
+	deadline := r.step.deadline
+	if deadline.IsZero() || !r.due.IsZero() && r.due.Before(deadline) {
+		return
+	}
+	r.due = deadline
 	if r.timer == nil {
 		r.timer = time.AfterFunc(after, r.expire)
 	} else {
@@ -64,12 +70,20 @@ func (r *steps) armLocked(after time.Duration) {
 	}
 }
 
-// expire ends the step that is under way, if its time is over. The timer may have been set for
-// another one.
+// expire ends the step that is under way, if its time is over.
 func (r *steps) expire() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if s := r.step; s != nil && !s.deadline.IsZero() && !time.Now().Before(s.deadline) {
+	s, now := r.step, time.Now()
+	if now.Before(r.due) { // it was set anew in this instant
+		return
+	}
+	r.due = time.Time{}
+	switch {
+	case s == nil, s.deadline.IsZero():
+	case now.Before(s.deadline):
+		r.armLocked(s.deadline.Sub(now))
+	default:
 		s.endLocked(context.DeadlineExceeded, nil)
 	}
 }
