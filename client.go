@@ -75,6 +75,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{opts: opts, began: time.Now(), id: "#" + uuid.NewString() + "-"}
+	c.tasks.init()
 	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
@@ -221,7 +222,7 @@ func (c *Client) close(ctx context.Context) error {
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
-	wg.Go(func() { beside = c.tasks.close(sent) })
+	wg.Go(func() { beside = c.tasks.end(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for what takes no time unless it hangs
@@ -315,7 +316,7 @@ func (c *Client) nodeChanged(name string, err error) {
 
 // nodesLeft has callers that fail fast hear at once when too few nodes are left.
 func (c *Client) nodesLeft() {
-	c.tasks.run(func() {
+	c.tasks.Go(func() {
 		if c.away() {
 			c.flights.Recheck()
 		}
