@@ -1,10 +1,9 @@
 //go:build unix
 
-package flightlock_test
+package e2e
 
 import (
 	"fmt"
-	"os/exec"
 	"slices"
 	"sync"
 	"syscall"
@@ -17,7 +16,7 @@ import (
 // A deploy: four processes under load are replaced one after the other. Each is told by SIGTERM, serves who is there, and
 // closes. No caller has an error, no load is without a lock, and no lock is left.
 func TestRollingRestartUnderLoad(t *testing.T) {
-	onlyFullSize(t)
+	redistest.OnlyLong(t)
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
@@ -32,7 +31,7 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 				}
 				ends := make(chan end, procs+restarts)
 				started := 0
-				start := func() *exec.Cmd {
+				start := func() *serviceProcess {
 					p := startServiceProcess(t, cfg)
 					p.ready(t)
 					name := fmt.Sprint("process ", started)
@@ -41,21 +40,21 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 						r, err := p.run(w)
 						ends <- end{name, r, err}
 					}()
-					return p.cmd
+					return p
 				}
-				var running []*exec.Cmd
+				var running []*serviceProcess
 				for range procs {
 					running = append(running, start())
 				}
 				time.Sleep(time.Second) // under load
 				for range restarts {
 					running = append(running, start())
-					must(t, running[0].Process.Signal(syscall.SIGTERM))
+					must(t, running[0].Signal(syscall.SIGTERM))
 					running = running[1:]
 					time.Sleep(300 * time.Millisecond) // under load
 				}
-				for _, cmd := range running {
-					must(t, cmd.Process.Signal(syscall.SIGTERM))
+				for _, p := range running {
+					must(t, p.Signal(syscall.SIGTERM))
 				}
 				var sum outcome
 				for range started {
@@ -67,7 +66,7 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 					sum = sum.with(e.r)
 				}
 				t.Log(sum)
-				noKeys(t, servers, 5*time.Second)
+				redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
 			})
 		}
 	}
@@ -79,7 +78,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 	const load = 300 * time.Millisecond
 	for _, fails := range []string{"load", "store"} {
 		for _, n := range []int{1, 3} {
-			if !fullSize() && (n == 3 || fails == "store") {
+			if !redistest.Long() && (n == 3 || fails == "store") {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/nodes=%d", fails, n), func(t *testing.T) {
@@ -105,7 +104,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 				if r.Loads > 8 {
 					t.Errorf("%d loads in 8 processes", r.Loads)
 				}
-				noKeys(t, servers, 5*time.Second)
+				redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
 			})
 		}
 	}
@@ -113,7 +112,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 
 // One of eight processes cannot load, and the others can: only its own callers see errors.
 func TestFailingOriginOfOneProcess(t *testing.T) {
-	onlyFullSize(t)
+	redistest.OnlyLong(t)
 	_, addrs := startServers(t, 1)
 	cfg := serviceConfig{Nodes: addrs, Cache: redistest.StartServer(t).Addr(), Open: true}
 	ps := startServiceProcesses(t, 8, cfg)
