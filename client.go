@@ -75,6 +75,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{opts: opts, began: time.Now(), id: "#" + uuid.NewString() + "-"}
+	c.tasks.init()
 	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
@@ -225,7 +226,7 @@ func (c *Client) close(ctx context.Context) error {
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
-	wg.Go(func() { beside = c.tasks.close(sent) })
+	wg.Go(func() { beside = c.tasks.end(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
@@ -323,7 +324,7 @@ func (c *Client) nodeChanged(name string, err error) {
 
 // nodesLeft wakes callers that fail fast when too few nodes are left.
 func (c *Client) nodesLeft() {
-	c.tasks.run(func() {
+	c.tasks.Go(func() {
 		if c.away() {
 			c.flights.Recheck()
 		}
