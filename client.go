@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
@@ -303,8 +304,8 @@ func (c *Client) nodeChanged(name string, err error) {
 		c.nodesLeft()
 	}
 	switch {
-	case errors.Is(err, node.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
+	case errors.Is(err, conn.ErrLogin):
+		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:

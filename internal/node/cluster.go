@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -41,8 +42,8 @@ type router struct {
 
 	life    context.Context // of what requests need of the cluster client; ends with close
 	end     context.CancelFunc
-	finding hangable // the master of a slot: nearly always known to the cluster client
-	reading hangable // all masters, from the Cluster
+	finding conn.Limit // the master of a slot: nearly always known to the cluster client
+	reading conn.Limit // all masters, from the Cluster
 
 	sweepEvery time.Duration // set before the first request
 
@@ -57,7 +58,7 @@ type router struct {
 func newRouter(n *Node, c *redis.ClusterClient) *router {
 	ro := &router{
 		n: n, cluster: c, known: map[string]*server{}, done: make(chan struct{}),
-		finding: newHangable(1), reading: newHangable(1), sweepEvery: sweepTime,
+		finding: conn.NewLimit(1), reading: conn.NewLimit(1), sweepEvery: sweepTime,
 	}
 	ro.life, ro.end = context.WithCancel(context.Background())
 	ro.pending.init()
@@ -157,7 +158,7 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 	}
 	ctx, cancel := context.WithTimeout(ctx, ro.n.exchangeTime())
 	defer cancel()
-	master, err := await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) }, nil)
+	master, err := conn.Await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) }, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +234,7 @@ func (ro *router) unnamed(like *redis.Client, addr string) *server {
 
 // clientLike is a client with the options of c for another address. Hooks of c are not called.
 func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *redis.Client) *redis.Client {
-	o := bareOptions(c)
+	o := conn.BareOptions(c)
 	o.Addr, o.NodeAddress = addr, addr
 	if o.ConnMaxIdleTime == 0 { // none; in options that are not used yet that is the default
 		o.ConnMaxIdleTime = -1
@@ -245,7 +246,7 @@ func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *re
 // good, ASK for this once. It says whether it did. The server that answered so has not
 // executed r.
 func (ro *router) redirect(s *server, r *request, answer error) bool {
-	moved, ask := hasCode(answer, "MOVED"), hasCode(answer, "ASK")
+	moved, ask := conn.HasCode(answer, "MOVED"), conn.HasCode(answer, "ASK")
 	if !moved && !ask || r.hops >= maxHops {
 		return false
 	}
@@ -287,7 +288,7 @@ func (ro *router) named(ctx context.Context, addr string) *server {
 func (ro *router) masters(ctx context.Context) ([]*redis.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, ro.n.exchangeTime())
 	defer cancel()
-	return await(ctx, ro.reading, func() ([]*redis.Client, error) { return masters(ctx, ro.cluster) }, nil)
+	return conn.Await(ctx, ro.reading, func() ([]*redis.Client, error) { return masters(ctx, ro.cluster) }, nil)
 }
 
 func (ro *router) get(addr string) *server {

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
-
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // A whole Cluster casts one vote. The subtests share one, in this order.
@@ -130,7 +130,7 @@ func clusterAsk(t *testing.T, c *redistest.Cluster) {
 	stays.release().want(t, Deleted)
 
 	fresh := newAttempt(t, n, "{"+tag+"}3")
-	if rep := fresh.acquire().want(t, Failed); !hasCode(rep.Err, "TRYAGAIN") || Final(rep.Err) {
+	if rep := fresh.acquire().want(t, Failed); !conn.HasCode(rep.Err, "TRYAGAIN") || Final(rep.Err) {
 		t.Error(rep.Err)
 	}
 	fresh.release().wantNow(t, Missing)
@@ -161,7 +161,7 @@ func clusterStopped(t *testing.T, c *redistest.Cluster) {
 		a.acquire()
 		stuck = append(stuck, a)
 	}
-	time.Sleep(transportTimeout / 4) // some while into the stall
+	time.Sleep(conn.TransportTimeout / 4) // some while into the stall
 	begin := time.Now()
 	for _, key := range []string{known, unknown} {
 		a := newAttempt(t, n, key)
@@ -182,7 +182,7 @@ func clusterStopped(t *testing.T, c *redistest.Cluster) {
 // A request that may be made on its caller's goroutine is not made on the router's, which
 // others wait for.
 func clusterStoppedInline(t *testing.T, c *redistest.Cluster) {
-	n := newAlone(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), transportTimeout)
+	n := newAlone(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), conn.TransportTimeout)
 	stopped, fine := c.Servers()[0], c.Servers()[2]
 	for _, key := range []string{c.KeyOn(t, stopped, "warm"), c.KeyOn(t, fine, "warm")} {
 		a := newAttempt(t, n, key)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -232,9 +233,9 @@ type lane struct {
 	s        *server
 	watchdog watchdog
 
-	client *redis.Client        // with one connection, which nobody else uses, and which waits long for answers
-	quick  *redis.Client        // the same, and waits no longer than a caller may
-	wire   atomic.Pointer[wire] // that connection; nil before the first
+	client *redis.Client             // with one connection, which nobody else uses, and which waits long for answers
+	quick  *redis.Client             // the same, and waits no longer than a caller may
+	conn   atomic.Pointer[conn.Conn] // that connection; nil before the first
 
 	// For whoever made the queue busy.
 	calls       calls

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -91,12 +92,12 @@ const maxDials = 4
 // dialLink connects and makes l the feed's link.
 func dialLink(f *feed) (*link, error) {
 	n := f.ns.n
-	client := ownTimeouts(f.s.from, n.transportTime()) // this link's own, whose options may change
+	client := conn.WithTimeout(f.s.from, n.transportTime()) // this link's own, whose options may change
 	client.Options().MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	ctx, cancel := context.WithTimeout(n.life, n.exchangeTime())
 	defer cancel()
 	now := time.Now()
-	ps, err := await(ctx, f.s.dialling, func() (*redis.PubSub, error) {
+	ps, err := conn.Await(ctx, f.s.dialling, func() (*redis.PubSub, error) {
 		ps := client.Subscribe(ctx)
 		err := ps.Ping(ctx) // which dials
 		if err != nil {
@@ -236,7 +237,7 @@ func (l *link) take(msg any, err error) (heard []*Watch, ok bool) {
 	case *redis.Pong:
 		err = l.answeredLocked(ping, "")
 	default:
-		if isReply(err) {
+		if conn.IsReply(err) {
 			heard, err = l.errorLocked(heard, err)
 		}
 	}
@@ -367,7 +368,7 @@ func (l *link) errorLocked(heard []*Watch, err error) ([]*Watch, error) {
 		for _, key := range c.keys {
 			l.leftLocked(key)
 		}
-	case hasCode(err, "MOVED"):
+	case conn.HasCode(err, "MOVED"):
 		to := l.f.s.redirection(err)
 		for _, key := range c.keys {
 			if t := l.topicLocked(key, asked); t != nil {
@@ -382,7 +383,7 @@ func (l *link) errorLocked(heard []*Watch, err error) ([]*Watch, error) {
 
 // passing reports whether a server refuses everything, and will not for long.
 func passing(err error) bool {
-	return hasCode(err, "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOAUTH")
+	return conn.HasCode(err, "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOAUTH")
 }
 
 // refusedLocked notes that the server does not subscribe to one of these channels, or to

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 )
@@ -350,7 +351,7 @@ func TestAServerThatForgetsAllTheTime(t *testing.T) {
 	f := &forgetful{name: "m", run: "r", version: "7.0", restless: true, loaded: map[string]bool{}}
 	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
 	guard(n)
-	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !hasCode(rep.Err, "FORGOT") {
+	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !conn.HasCode(rep.Err, "FORGOT") {
 		t.Error(rep.Err)
 	}
 }

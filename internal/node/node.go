@@ -16,17 +16,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
 
-// transportTimeout is how long a connection may wait for an answer before it is given
-// up. It is far above any NodeTimeout, so that late answers come back on the connection
-// they were asked on, in order.
-const transportTimeout = 2 * time.Second
-
 // closeTimeout bounds Close, whatever the servers do.
-const closeTimeout = 2 * transportTimeout
+const closeTimeout = 2 * conn.TransportTimeout
 
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
@@ -77,7 +73,7 @@ type Node struct {
 }
 
 // transportTime is transportTimeout, or more where NodeTimeout is so long.
-func (n *Node) transportTime() time.Duration { return max(transportTimeout, 2*n.timeout) }
+func (n *Node) transportTime() time.Duration { return max(conn.TransportTimeout, 2*n.timeout) }
 
 // closeTime is closeTimeout for that.
 func (n *Node) closeTime() time.Duration { return CloseTime(n.timeout) }
@@ -255,17 +251,6 @@ func TurnTime(nodeTimeout time.Duration) time.Duration {
 
 // TurnOf begins what the key holds while it is kept for a contender, whose name follows.
 const TurnOf = "flightlock:turn:"
-
-// ownTimeouts is a client over the same connection pool, with that socket timeout
-// and without retries: a request that is replayed on a new connection can overtake the
-// release that undoes it. WithTimeout gives the new client options of its own, and the
-// number of retries is read from them at each call.
-func ownTimeouts(c *redis.Client, timeout time.Duration) *redis.Client {
-	own := c.WithTimeout(timeout)
-	own.Options().MaxRetries = 0
-	own.Options().ContextTimeoutEnabled = true // for exchangeTime
-	return own
-}
 
 // SameServer finds out whether a and b are one server: what is written to a is looked
 // for on b. It works through proxies and needs no rights beyond those of a lock.

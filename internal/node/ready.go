@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -81,7 +82,7 @@ func (l *lane) ready() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
 	defer cancel()
 	err := l.quick.Process(ctx, redis.NewCmd(ctx, "PING"))
-	if isReply(err) && l.connected() { // that it refuses PING is an answer
+	if conn.IsReply(err) && l.connected() { // that it refuses PING is an answer
 		err = nil
 	}
 	s.heard(err, nil, began, time.Since(began))

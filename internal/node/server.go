@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -28,8 +29,8 @@ type server struct {
 	suspended atomic.Pointer[suspension]
 	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
 
-	dialling hangable // what its links dial
-	dials    hangable // what its lanes dial
+	dialling conn.Limit // what its links dial
+	dials    conn.Limit // what its lanes dial
 
 	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64          // how often they were. Written by who has the token
@@ -56,13 +57,13 @@ type server struct {
 
 func newServer(n *Node, c *redis.Client) *server {
 	s := &server{
-		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), dialling: newHangable(maxDials),
+		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), dialling: conn.NewLimit(maxDials),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {
 		s.lanes = make([]lane, lanesAlone)
 	}
-	s.dials = newHangable(2 * len(s.lanes))
+	s.dials = conn.NewLimit(2 * len(s.lanes))
 	s.memory.Store(always)
 	for i := range s.lanes {
 		l := &s.lanes[i]
@@ -79,52 +80,32 @@ func newServer(n *Node, c *redis.Client) *server {
 // connect makes l's clients. Nothing is dialled yet.
 func (l *lane) connect() {
 	n := l.s.n
-	o := wired(l.s.from, n.timeout, l.s.dials, func(w *wire) {
-		w.wrote = l.watchdog.wrote
-		l.wire.Store(w)
+	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
+		c.OnWrite = l.watchdog.wrote
+		l.conn.Store(c)
 	}, func() { l.strict(false) })
 	o.ReadTimeout, o.WriteTimeout = n.transportTime(), n.transportTime()
 	l.client = redis.NewClient(o)
-	l.quick = ownTimeouts(l.client, n.timeout)
+	l.quick = conn.WithTimeout(l.client, n.timeout)
 }
 
 // connected reports whether l has had a connection that was greeted.
 func (l *lane) connected() bool {
-	w := l.wire.Load()
-	return w != nil && !w.strict.Load()
+	c := l.conn.Load()
+	return c != nil && !c.Strict()
 }
 
-// mark is wire.mark of l's connection, 0 if there is none yet.
-func (l *lane) mark() uint64 {
-	if w := l.wire.Load(); w != nil {
-		return w.mark()
-	}
-	return 0
-}
-
-// answered reports whether anything has arrived on l's connection since mark: see wire.
-func (l *lane) answered(mark uint64) bool {
-	w := l.wire.Load()
-	return w != nil && w.answered(mark)
-}
-
-// answerWaits reports whether an answer waits on l's connection for somebody to read it.
-func (l *lane) answerWaits() bool {
-	w := l.wire.Load()
-	return w != nil && w.answerWaits()
-}
-
-// exact has no deadline on l's connection put off, or not any more.
+// exact has no read deadline on l's connection extended, or again.
 func (l *lane) exact(yes bool) {
-	if w := l.wire.Load(); w != nil {
-		w.exact.Store(yes)
+	if c := l.conn.Load(); c != nil {
+		c.SetExact(yes)
 	}
 }
 
 // strict has each answer on l's connection come within NodeTimeout, or not any more.
 func (l *lane) strict(yes bool) {
-	if w := l.wire.Load(); w != nil {
-		w.strict.Store(yes)
+	if c := l.conn.Load(); c != nil {
+		c.SetStrict(yes)
 	}
 }
 
@@ -205,7 +186,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		l.watchdog.begin(batch)
 		err := l.load(ctx, loads)
 		l.watchdog.end()
-		if isReply(err) {
+		if conn.IsReply(err) {
 			apart = true // the script of a batch is one that votes, too
 			batch = settleBut(func(r *request) bool { return !r.op.votes() }, batch, failed(err))
 			if len(batch) == 0 {
@@ -246,10 +227,10 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
 	returned = true
 	switch {
-	case !sent && !isReply(got.err): // to find out more than that
+	case !sent && !conn.IsReply(got.err): // to find out more than that
 		l.putBack(r)
 	case !l.settle(r, got, sent, true):
-		l.missed = hasCode(got.err, "NOSCRIPT")
+		l.missed = conn.HasCode(got.err, "NOSCRIPT")
 		l.putBack(r) // to have the scripts loaded
 	}
 }
@@ -288,10 +269,10 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 		l.by = l.memory.usual // once is enough
 	}
 	switch {
-	case heal && hasCode(err, "NOSCRIPT", "FORGOT"):
+	case heal && conn.HasCode(err, "NOSCRIPT", "FORGOT"):
 		return false
-	case l.s.redirect != nil && isReply(err) && l.s.redirect(l.s, r, err):
-	case l.s.redirect != nil && hasCode(err, "TRYAGAIN") && r.narrow():
+	case l.s.redirect != nil && conn.IsReply(err) && l.s.redirect(l.s, r, err):
+	case l.s.redirect != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():
 		l.s.n.route(r)
 	default:
 		r.settle(rep, sentHow(sent, err))
@@ -303,7 +284,7 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 // go-redis gives the error to the whole pipeline; what was answered before that has its
 // value nevertheless.
 func outcome(op op, got response) (Reply, error) {
-	if got.err != nil && !isReply(got.err) {
+	if got.err != nil && !conn.IsReply(got.err) {
 		if rep := parse(op, got.val, nil); rep.Kind != Failed {
 			return rep, nil
 		}
@@ -365,7 +346,7 @@ func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time)
 		l.answers = append(l.answers, responseOf(cmd))
 	}
 	var said error
-	if l.first.written && isReply(err) {
+	if l.first.written && conn.IsReply(err) {
 		err, said = nil, refusal(l.answers)
 	}
 	l.s.heard(err, said, began, l.took(began))
@@ -392,7 +373,7 @@ var errOld = errors.New("granted so long after it was asked for that the server 
 // votes: its scripts took no closer look, and the answer took more than nine times NodeTimeout (one,
 // and the maxGrace by which the watchdog may put it off). See errOld.
 func (l *lane) tooOld() bool {
-	return l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout
+	return l.memory != always && !l.looks && l.lasted > (1+conn.MaxGrace)*l.s.n.timeout
 }
 
 // settleEach settles the requests of a batch by their answers, and returns those whose script the
@@ -481,8 +462,8 @@ func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.T
 		}
 		l.answers = append(l.answers, got)
 	}
-	if l.first.written && isReply(err) {
-		refused = neverRan(err) && !hasCode(err, "NOSCRIPT")
+	if l.first.written && conn.IsReply(err) {
+		refused = neverRan(err) && !conn.HasCode(err, "NOSCRIPT")
 		s.keepApart(err)
 		err = nil
 	}
@@ -499,8 +480,8 @@ func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.T
 // else for good.
 func (s *server) keepApart(err error) {
 	switch {
-	case hasCode(err, "NOSCRIPT"):
-	case hasCode(err, "CROSSSLOT") || !neverRan(err):
+	case conn.HasCode(err, "NOSCRIPT"):
+	case conn.HasCode(err, "CROSSSLOT") || !neverRan(err):
 		s.apart.Store(math.MaxInt64)
 	default:
 		s.apart.Store(int64(s.n.now().add(time.Second)))
@@ -517,10 +498,10 @@ func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (got res
 	got = responseOf(cmd)
 	l.answers = append(l.answers[:0], got)
 	var said error
-	if isReply(err) && l.first.written {
+	if conn.IsReply(err) && l.first.written {
 		err, said = nil, refusal(l.answers)
 	}
-	if l.first.written || isReply(err) { // else the lane finds out
+	if l.first.written || conn.IsReply(err) { // else the lane finds out
 		l.s.felt(err, said, l.took(now))
 	}
 	return got, l.first.written
@@ -598,7 +579,7 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 	}
 	if s.n.guard != nil {
 		err := s.boot(ctx, "", func(Memory, error) {})
-		if errors.Is(err, ErrLogin) || err != nil && !isReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
+		if errors.Is(err, conn.ErrLogin) || err != nil && !conn.IsReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
 			_ = l.loadScripts(ctx, []lua.Script{lua.Refresh, lua.Release})
 		}
 		return err
@@ -646,23 +627,10 @@ func sentHow(sent bool, err error) fate {
 	switch {
 	case !sent:
 		return notSent
-	case err == nil || isReply(err):
+	case err == nil || conn.IsReply(err):
 		return answered
 	}
 	return lost
-}
-
-// isReply reports whether err is an answer of the server, not a failure to get one.
-func isReply(err error) bool {
-	if err == nil {
-		return false
-	}
-	var reply redis.Error
-	if !errors.As(err, &reply) {
-		return false
-	}
-	_, dialling := NoMaster(err)
-	return !dialling
 }
 
 // settleAll settles what is not to be sent.

@@ -7,13 +7,15 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
 )
 
 // A server that does not answer, or that lets nobody in, is suspended, so that nothing piles up
 // behind it: no goroutine, no queued command, no memory, and no connection that each request would
 // dial anew to have it refused.
 //
-//	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see wire)--> suspended
+//	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see conn.Conn)--> suspended
 //	answering --two exchanges had no answer, the second begun after the first had ended--> suspended
 //	answering --a login was refused, or a command was because nobody is logged in--> suspended
 //	suspended --a probe was let in and answered--> answering
@@ -55,7 +57,7 @@ type suspension struct{ err error }
 // allows reports whether r is sent all the same: connections that were let in before logins were refused
 // may go on, and what is held is refreshed on them.
 func (state *suspension) allows(r *request) bool {
-	return !r.op.votes() && errors.Is(state.err, ErrLogin)
+	return !r.op.votes() && errors.Is(state.err, conn.ErrLogin)
 }
 
 // errSuspended is what all say that was not sent to a suspended server.
@@ -69,10 +71,10 @@ func suspendedFor(why error) *suspension {
 // node is suspended, cannot be dialled, or refuses. Asking it again at once will hardly help.
 func Away(err error) bool {
 	var dial *net.OpError
-	if _, dialling := NoMaster(err); dialling {
+	if _, dialling := conn.NoMaster(err); dialling {
 		return true
 	}
-	return errors.Is(err, errSuspended) || isReply(err) || errors.As(err, &dial) && dial.Op == "dial"
+	return errors.Is(err, errSuspended) || conn.IsReply(err) || errors.As(err, &dial) && dial.Op == "dial"
 }
 
 // Suspended reports whether the node is, or a part of it if it is a Cluster.
@@ -94,7 +96,7 @@ func (n *Node) LoginRefused(addr string) error {
 	defer n.mu.Unlock()
 	for _, s := range n.servers {
 		state := s.suspended.Load()
-		if state != nil && errors.Is(state.err, ErrLogin) && (n.notices.router == nil || s.addr == addr) {
+		if state != nil && errors.Is(state.err, conn.ErrLogin) && (n.notices.router == nil || s.addr == addr) {
 			return state.err
 		}
 	}
@@ -112,13 +114,13 @@ func (s *server) heard(err, refused error, began time.Time, took time.Duration) 
 // node counts, and so is a busy lane.
 func (s *server) judge(err, refused error, began time.Time) {
 	switch {
-	case isReply(err): // to the handshake, for nothing else was written
-		s.suspend(loginRefused(err))
-	case notLoggedIn(refused):
-		s.suspend(loginRefused(refused))
+	case conn.IsReply(err): // to the handshake, for nothing else was written
+		s.suspend(conn.LoginRefused(err))
+	case conn.NotLoggedIn(refused):
+		s.suspend(conn.LoginRefused(refused))
 	case err == nil:
 		s.failed.Store(0)
-	case timedOut(err):
+	case conn.TimedOut(err):
 		s.silent.CompareAndSwap(0, int64(s.n.at(began)))
 		s.silentSince(instant(s.silent.Load()), err)
 	case s.failsAgain(began):
@@ -159,11 +161,6 @@ func (s *server) observe(took time.Duration, err error) {
 	}
 }
 
-func timedOut(err error) bool {
-	var ne net.Error
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
-}
-
 // suspend has the server left alone until it answers a probe.
 func (s *server) suspend(why error) {
 	if errors.Is(why, io.EOF) {
@@ -195,7 +192,7 @@ func (s *server) hasAnswered() {
 // server that comes back with another password.
 func (s *server) probe(why error) {
 	defer s.n.wg.Done()
-	told := timedOut(why)
+	told := conn.TimedOut(why)
 	if told {
 		s.n.tell(why)
 	}
@@ -213,7 +210,7 @@ func (s *server) probe(why error) {
 			return
 		}
 		err := s.answers()
-		if errors.Is(err, ErrLogin) && !errors.Is(why, ErrLogin) {
+		if errors.Is(err, conn.ErrLogin) && !errors.Is(why, conn.ErrLogin) {
 			why, told = err, false
 			s.suspended.Store(suspendedFor(why))
 		}
@@ -225,7 +222,7 @@ func (s *server) probe(why error) {
 			s.resume(why)
 			return
 		}
-		if !errors.Is(err, ErrLogin) && s.unreachable != nil { // its slots may have another master by now
+		if !errors.Is(err, conn.ErrLogin) && s.unreachable != nil { // its slots may have another master by now
 			s.unreachable(s)
 		}
 	}
@@ -236,12 +233,12 @@ func (s *server) probe(why error) {
 func (s *server) answers() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
 	defer cancel()
-	return knock(ctx, s.from, s.n.timeout)
+	return conn.Probe(ctx, s.from, s.n.timeout)
 }
 
 // resume ends the suspension for that reason.
 func (s *server) resume(why error) {
-	if errors.Is(why, ErrLogin) {
+	if errors.Is(why, conn.ErrLogin) {
 		s.letIn = time.Now()
 	}
 	s.failed.Store(0)
