@@ -217,17 +217,18 @@ func (c *Client) close(ctx context.Context) error {
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // the releases just sent get their time
 	defer cancel()
 	errs := make([]error, len(c.nodes))
-	var beside, meters error
+	var watches, beside, meters error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
+	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
 	wg.Go(func() { beside = c.tasks.close(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for what takes no time unless it hangs
 	defer stop()
-	errs = append(errs, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}

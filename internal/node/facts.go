@@ -338,7 +338,7 @@ func (p *probe) clock(base time.Time, first reading) {
 }
 
 func tagOf(key string) []byte {
-	tag := slotTags()[slotOf(key)]
+	tag := slotTags()[SlotOf(key)]
 	return tag[:]
 }
 

@@ -152,7 +152,7 @@ func (k *look) counts(m *memory, now time.Time) bool {
 }
 
 // saw notes a look that was sent at a time, when before was the last one.
-func (s *server) saw(before *look, m *memory, sent time.Time) {
+func (s *Server) saw(before *look, m *memory, sent time.Time) {
 	every := lookEvery
 	if m.Blind != nil {
 		every = blindLookEvery
@@ -161,7 +161,7 @@ func (s *server) saw(before *look, m *memory, sent time.Time) {
 }
 
 // doubt has the next vote take a look.
-func (s *server) doubt() { s.looked.Store(&look{}) }
+func (s *Server) doubt() { s.looked.Store(&look{}) }
 
 // doubtful reports whether err may mean that the server was, or is, somebody else.
 func doubtful(err error) bool {
@@ -188,15 +188,15 @@ var noScript = lua.Script{SHA: strings.Repeat("0", 40)}
 // SetGuard is called before the first request. A Cluster cannot be guarded.
 func (n *Node) SetGuard(g Guard) {
 	n.guard = &g
-	n.notices.home.memory.Store(unknown)
+	n.server.memory.Store(unknown)
 }
 
 // Guardable reports whether the node can tell of its memory.
-func (n *Node) Guardable() bool { return n.notices.router == nil }
+func (n *Node) Guardable() bool { return !n.IsCluster() }
 
 // Memory is what the node said last, nil if it was never asked.
 func (n *Node) Memory() *Memory {
-	if m := n.notices.home.memory.Load(); m.told {
+	if m := n.server.memory.Load(); m.told {
 		return &m.Memory
 	}
 	return nil
@@ -239,7 +239,7 @@ func (n *Node) tellVerified() {
 // Ask has a guarded node tell of its memory, and tells done, once. establish is the name of
 // a memory that is to be established; "" for none.
 func (n *Node) Ask(establish string, done func(Memory, error)) {
-	s := n.notices.home
+	s := n.server
 	if !n.begin() {
 		done(Memory{}, ErrClosed)
 		return
@@ -250,7 +250,7 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 			done(Memory{}, state.err)
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), n.exchangeTime())
+		ctx, cancel := context.WithTimeout(context.Background(), n.ExchangeTime())
 		defer cancel()
 		if err := s.takeLoading(ctx); err != nil {
 			done(Memory{}, err)
@@ -263,7 +263,7 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 
 // boot has the server say what it remembers, tells done, once, and then loads the scripts of that
 // memory. The caller has the token of loading.
-func (s *server) boot(ctx context.Context, establish string, done func(Memory, error)) error {
+func (s *Server) boot(ctx context.Context, establish string, done func(Memory, error)) error {
 	began := time.Now()
 	err := s.askAndLoad(ctx, establish, done)
 	switch {
@@ -287,7 +287,7 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 // askAndLoad is on a connection of its own, which is dialled once: what the scripts prove is that the
 // process that knows them is the one that answered. A connection of the client's pool would do as
 // well, but the owner of the client may have all of them in use.
-func (s *server) askAndLoad(ctx context.Context, establish string, done func(Memory, error)) error {
+func (s *Server) askAndLoad(ctx context.Context, establish string, done func(Memory, error)) error {
 	c := conn.DialOnce(s.from, s.n.timeout, func(*redis.Options) {})
 	defer c.Close()
 	before, asked := s.looked.Load(), time.Now()
@@ -304,7 +304,7 @@ func (s *server) askAndLoad(ctx context.Context, establish string, done func(Mem
 }
 
 // take makes next what the server remembers, as far as this client knows.
-func (s *server) take(next *memory) {
+func (s *Server) take(next *memory) {
 	m := s.memory.Load()
 	take := func() { s.memory.Store(next) }
 	if changed := s.n.guard.Changed; changed != nil && (!m.told || next.Name != m.Name || next.State != m.State) {
@@ -316,7 +316,7 @@ func (s *server) take(next *memory) {
 
 // ask runs boot.lua. In the same pipeline it has the server know the scripts that need no memory, for
 // they may be of use to it even if boot.lua is refused: they refresh and release what is held.
-func (s *server) ask(ctx context.Context, c *redis.Client, establish string) (answer, error) {
+func (s *Server) ask(ctx context.Context, c *redis.Client, establish string) (answer, error) {
 	g := s.n.guard
 	boot := func(c redis.Cmdable) *redis.Cmd {
 		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)

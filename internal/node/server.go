@@ -17,7 +17,7 @@ import (
 
 // server is one Redis process that answers requests: a standalone server, or one master
 // of a Cluster.
-type server struct {
+type Server struct {
 	n      *Node
 	from   *redis.Client // whose options those of the lanes have
 	addr   string
@@ -29,8 +29,8 @@ type server struct {
 	suspended atomic.Pointer[suspension]
 	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
 
-	dialling conn.Limit // what its links dial
-	dials    conn.Limit // what its lanes dial
+	subscriptionDials conn.Limit // dials of subscription connections
+	dials             conn.Limit // what its lanes dial
 
 	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64          // how often they were. Written by who has the token
@@ -41,8 +41,8 @@ type server struct {
 	// is the node's own; redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable hears of each batch that got no answer.
 	unnamed     bool
-	redirect    func(s *server, r *request, answer error) bool
-	unreachable func(*server)
+	redirect    func(s *Server, r *request, answer error) bool
+	unreachable func(*Server)
 
 	dropped atomic.Bool // a Cluster names it no more. Set for good, before its lanes are closed
 	strikes int         // towards that: see gone.go
@@ -55,9 +55,13 @@ type server struct {
 	lanes []lane
 }
 
-func newServer(n *Node, c *redis.Client) *server {
-	s := &server{
-		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), dialling: conn.NewLimit(maxDials),
+// maxSubscriptionDials bounds the dials of subscription connections to one server that hang at once.
+// One that hangs forever does not end the subscriptions.
+const maxSubscriptionDials = 4
+
+func newServer(n *Node, c *redis.Client) *Server {
+	s := &Server{
+		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), subscriptionDials: conn.NewLimit(maxSubscriptionDials),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {
@@ -84,7 +88,7 @@ func (l *lane) connect() {
 		c.OnWrite = l.watchdog.wrote
 		l.conn.Store(c)
 	}, func() { l.strict(false) })
-	o.ReadTimeout, o.WriteTimeout = n.transportTime(), n.transportTime()
+	o.ReadTimeout, o.WriteTimeout = n.TransportTime(), n.TransportTime()
 	l.client = redis.NewClient(o)
 	l.quick = conn.WithTimeout(l.client, n.timeout)
 }
@@ -109,8 +113,25 @@ func (l *lane) strict(yes bool) {
 	}
 }
 
+// Client is the client whose options the connections to the server have.
+func (s *Server) Client() *redis.Client { return s.from }
+
+// SubscriptionDials bounds the dials of subscription connections to the server.
+func (s *Server) SubscriptionDials() conn.Limit { return s.subscriptionDials }
+
+// Suspended reports whether the server is suspended.
+func (s *Server) Suspended() bool { return s.suspended.Load() != nil }
+
+// Unreachable has the slots of a Cluster's master looked up again, because the master could not be
+// reached: a replica may have taken its place.
+func (s *Server) Unreachable() {
+	if s.unreachable != nil {
+		s.unreachable(s)
+	}
+}
+
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
-func (s *server) push(r *request) {
+func (s *Server) push(r *request) {
 	if state := s.suspended.Load(); state != nil && !state.allows(r) {
 		r.settle(failed(state.err), notSent)
 		return
@@ -133,7 +154,7 @@ func (s *server) push(r *request) {
 }
 
 // run starts a goroutine for each lane. close ends them.
-func (s *server) run() {
+func (s *Server) run() {
 	s.n.wg.Add(len(s.lanes))
 	for i := range s.lanes {
 		go s.lanes[i].run()
@@ -142,7 +163,7 @@ func (s *server) run() {
 
 // close ends the lanes. They are closed before it is settled whether anybody serves them:
 // what gets into a lane before that has started its goroutine.
-func (s *server) close() {
+func (s *Server) close() {
 	for i := range s.lanes {
 		s.lanes[i].close()
 	}
@@ -478,7 +499,7 @@ func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.T
 // keepApart has requests go as commands of their own, after the server has said err to a
 // batch of them: for a while if others in the batch or the server's state are the reason,
 // else for good.
-func (s *server) keepApart(err error) {
+func (s *Server) keepApart(err error) {
 	switch {
 	case conn.HasCode(err, "NOSCRIPT"):
 	case conn.HasCode(err, "CROSSSLOT") || !neverRan(err):
@@ -555,7 +576,7 @@ func (n *scriptName) MarshalBinary() ([]byte, error) {
 func (n *scriptName) String() string { return n.op.String() }
 
 // takeLoading waits for the token of loading, until ctx ends; putLoading gives it back.
-func (s *server) takeLoading(ctx context.Context) error {
+func (s *Server) takeLoading(ctx context.Context) error {
 	select {
 	case s.loading <- struct{}{}:
 		return nil
@@ -564,7 +585,7 @@ func (s *server) takeLoading(ctx context.Context) error {
 	}
 }
 
-func (s *server) putLoading() { <-s.loading }
+func (s *Server) putLoading() { <-s.loading }
 
 // load puts the scripts into the server's cache, unless somebody has done so since the
 // caller saw loads. The lane is busy.

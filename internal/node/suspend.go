@@ -96,7 +96,7 @@ func (n *Node) LoginRefused(addr string) error {
 	defer n.mu.Unlock()
 	for _, s := range n.servers {
 		state := s.suspended.Load()
-		if state != nil && errors.Is(state.err, conn.ErrLogin) && (n.notices.router == nil || s.addr == addr) {
+		if state != nil && errors.Is(state.err, conn.ErrLogin) && (n.router == nil || s.addr == addr) {
 			return state.err
 		}
 	}
@@ -105,14 +105,14 @@ func (n *Node) LoginRefused(addr string) error {
 
 // heard notes how a lane's exchange went that began then, and how long it took. err is why it had no answer,
 // refused the error that it was answered with. The lane is busy.
-func (s *server) heard(err, refused error, began time.Time, took time.Duration) {
+func (s *Server) heard(err, refused error, began time.Time, took time.Duration) {
 	s.felt(err, refused, took)
 	s.judge(err, refused, began)
 }
 
 // judge suspends the server if that is how an exchange went. The caller is a goroutine that the
 // node counts, and so is a busy lane.
-func (s *server) judge(err, refused error, began time.Time) {
+func (s *Server) judge(err, refused error, began time.Time) {
 	switch {
 	case conn.IsReply(err): // to the handshake, for nothing else was written
 		s.suspend(conn.LoginRefused(err))
@@ -130,7 +130,7 @@ func (s *server) judge(err, refused error, began time.Time) {
 
 // failsAgain notes an exchange without an answer that began then, and says whether another one had failed before it
 // began, and none has succeeded since. A server that ends takes what all lanes had under way with it: that is once.
-func (s *server) failsAgain(began time.Time) bool {
+func (s *Server) failsAgain(began time.Time) bool {
 	last := s.failed.Swap(int64(s.n.now()))
 	return last != 0 && int64(s.n.at(began)) >= last
 }
@@ -138,7 +138,7 @@ func (s *server) failsAgain(began time.Time) bool {
 // felt notes how any exchange went, a caller's own included. A caller waits for so short a
 // time that its timeout alone is no reason to suspend anybody: the next request takes a
 // lane, which finds out.
-func (s *server) felt(err, refused error, took time.Duration) {
+func (s *Server) felt(err, refused error, took time.Duration) {
 	s.n.heard(err)
 	if err != nil {
 		refused = err
@@ -149,20 +149,20 @@ func (s *server) felt(err, refused error, took time.Duration) {
 	}
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
 	s.n.late.Store(took > s.n.timeout)
-	if err != nil && s.unreachable != nil {
-		s.unreachable(s)
+	if err != nil {
+		s.Unreachable()
 	}
 }
 
 // observe tells who watches the node how an exchange went.
-func (s *server) observe(took time.Duration, err error) {
+func (s *Server) observe(took time.Duration, err error) {
 	if s.n.Observe != nil {
 		s.n.Observe(took, err)
 	}
 }
 
 // suspend has the server left alone until it answers a probe.
-func (s *server) suspend(why error) {
+func (s *Server) suspend(why error) {
 	if errors.Is(why, io.EOF) {
 		why = fmt.Errorf("it closed the connection: %w", why)
 	}
@@ -173,7 +173,7 @@ func (s *server) suspend(why error) {
 }
 
 // silentSince suspends the server if it has not answered since then, and for long.
-func (s *server) silentSince(t instant, why error) {
+func (s *Server) silentSince(t instant, why error) {
 	t = max(t, instant(s.answered.Load())) // another lane may have had an answer since
 	if time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
 		s.suspend(why)
@@ -181,7 +181,7 @@ func (s *server) silentSince(t instant, why error) {
 }
 
 // hasAnswered notes that the server answers.
-func (s *server) hasAnswered() {
+func (s *Server) hasAnswered() {
 	s.silent.Store(0)
 	s.answered.Store(int64(s.n.now()))
 }
@@ -190,7 +190,7 @@ func (s *server) hasAnswered() {
 // is told why: of a timeout at once, of anything else after the first probe, which may see a refusal where a
 // lane saw only that the connection had ended. A refusal that shows later is told as well, as of a
 // server that comes back with another password.
-func (s *server) probe(why error) {
+func (s *Server) probe(why error) {
 	defer s.n.wg.Done()
 	told := conn.TimedOut(why)
 	if told {
@@ -222,22 +222,22 @@ func (s *server) probe(why error) {
 			s.resume(why)
 			return
 		}
-		if !errors.Is(err, conn.ErrLogin) && s.unreachable != nil { // its slots may have another master by now
-			s.unreachable(s)
+		if !errors.Is(err, conn.ErrLogin) { // its slots may have another master by now
+			s.Unreachable()
 		}
 	}
 }
 
 // answers is one probe, on a connection of its own: nil, or why not. Others may have been let in before logins were
 // refused.
-func (s *server) answers() error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
+func (s *Server) answers() error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
 	defer cancel()
 	return conn.Probe(ctx, s.from, s.n.timeout)
 }
 
 // resume ends the suspension for that reason.
-func (s *server) resume(why error) {
+func (s *Server) resume(why error) {
 	if errors.Is(why, conn.ErrLogin) {
 		s.letIn = time.Now()
 	}

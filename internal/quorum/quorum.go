@@ -9,12 +9,14 @@ package quorum
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
 	"github.com/flightlock/flightlock/internal/wait"
 )
 
@@ -56,6 +58,7 @@ type Config struct {
 type Quorum struct {
 	Config
 	need       int
+	subs       []*pubsub.Subscriptions // of each node
 	deadlines  deadlines
 	quarantine *quarantine // nil: there is none
 
@@ -75,6 +78,9 @@ type Quorum struct {
 func New(cfg Config) *Quorum {
 	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
+	for _, n := range cfg.Nodes {
+		q.subs = append(q.subs, pubsub.New(n))
+	}
 	switch {
 	case cfg.Guarded:
 		q.quarantine = newQuarantine(q)
@@ -134,15 +140,28 @@ func (q *Quorum) Leave(key, contender string) {
 	}
 }
 
-// Close ends the rounds that are open still, and waits for what the quorum itself has started, until ctx
-// ends: what compares nodes may be in somebody else's client. The nodes are closed by their owner, before.
+// CloseWatches ends all watches and waits for what serves them, until ctx ends. The owner of the nodes
+// may close these at the same time.
+func (q *Quorum) CloseWatches(ctx context.Context) error {
+	errs := make([]error, len(q.subs))
+	var wg sync.WaitGroup
+	for i, subs := range q.subs {
+		wg.Go(func() { errs[i] = subs.Close(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Close ends the rounds that are open still, and the watches, and waits for what the quorum itself has
+// started, until ctx ends: what compares nodes may be in somebody else's client. The nodes are closed by
+// their owner, before.
 func (q *Quorum) Close(ctx context.Context) error {
 	q.mu.Lock()
 	q.closed = true
 	q.mu.Unlock()
 	q.cancel()
 	q.deadlines.stop()
-	return wait.For(ctx, q.wg.Wait)
+	return errors.Join(q.CloseWatches(ctx), wait.For(ctx, q.wg.Wait))
 }
 
 // start runs f on a goroutine that Close waits for, and says whether it does: not any more

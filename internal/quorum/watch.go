@@ -7,6 +7,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // News is what is heard of a key.
@@ -30,7 +31,7 @@ type watch struct {
 	q         *Quorum
 	contender string
 	hear      func(n News, owner string)
-	nodes     []*node.Watch
+	nodes     []*pubsub.Watch
 
 	mu     sync.Mutex  // guards what follows
 	hears  uint64      // bit i: node i has confirmed
@@ -45,8 +46,8 @@ type watch struct {
 // owner is "" but for Failed. One node is enough to tell of a failure: nobody is granted anything for it.
 func (q *Quorum) Watch(key, contender string, hear func(n News, owner string)) (stop func()) {
 	w := &watch{q: q, contender: contender, hear: hear}
-	for i, n := range q.Nodes {
-		w.nodes = append(w.nodes, n.Watch(key, i, w))
+	for i, subs := range q.subs {
+		w.nodes = append(w.nodes, subs.Watch(key, i, w))
 	}
 	return w.stop
 }
@@ -63,15 +64,15 @@ func (w *watch) stop() {
 	}
 }
 
-// Hear takes what node i tells.
-func (w *watch) Hear(i int, s node.Signal, notice string) {
-	owner, failed := node.FailedOwner(notice)
+// OnEvent handles an event of node i.
+func (w *watch) OnEvent(i int, e pubsub.Event) {
+	owner, failed := node.FailedOwner(e.Text)
 	if failed {
 		w.hearFailed(owner)
 		return
 	}
 	w.mu.Lock()
-	news := w.hearLocked(i, s, notice)
+	news := w.hearLocked(i, e)
 	w.mu.Unlock()
 	for news != 0 {
 		w.hear(news, "")
@@ -105,22 +106,22 @@ func (w *watch) correct(told News) News {
 	return 0
 }
 
-func (w *watch) hearLocked(i int, s node.Signal, contender string) News {
+func (w *watch) hearLocked(i int, e pubsub.Event) News {
 	bit := uint64(1) << i
 	before := w.majority(w.hears)
 	switch {
 	case w.closed:
-	case s == node.Subscribed:
+	case e.Kind == pubsub.Subscribed:
 		w.hears |= bit
 		if w.majority(w.hears) {
 			return Hears
 		}
-	case s == node.Broken:
+	case e.Kind == pubsub.Unsubscribed:
 		w.hears &^= bit
 		if before && !w.majority(w.hears) {
 			return Deaf
 		}
-	case contender != w.contender:
+	case e.Text != w.contender:
 		return Theirs
 	default:
 		return w.turnLocked(bit)
