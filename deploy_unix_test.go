@@ -4,7 +4,6 @@ package flightlock_test
 
 import (
 	"fmt"
-	"os/exec"
 	"slices"
 	"sync"
 	"syscall"
@@ -32,7 +31,7 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 				}
 				ends := make(chan end, procs+restarts)
 				started := 0
-				start := func() *exec.Cmd {
+				start := func() *serviceProcess {
 					p := startServiceProcess(t, cfg)
 					p.ready(t)
 					name := fmt.Sprint("process ", started)
@@ -41,21 +40,21 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 						r, err := p.run(w)
 						ends <- end{name, r, err}
 					}()
-					return p.cmd
+					return p
 				}
-				var running []*exec.Cmd
+				var running []*serviceProcess
 				for range procs {
 					running = append(running, start())
 				}
 				time.Sleep(time.Second) // under load
 				for range restarts {
 					running = append(running, start())
-					must(t, running[0].Process.Signal(syscall.SIGTERM))
+					must(t, running[0].Signal(syscall.SIGTERM))
 					running = running[1:]
 					time.Sleep(300 * time.Millisecond) // under load
 				}
-				for _, cmd := range running {
-					must(t, cmd.Process.Signal(syscall.SIGTERM))
+				for _, p := range running {
+					must(t, p.Signal(syscall.SIGTERM))
 				}
 				var sum outcome
 				for range started {

@@ -60,7 +60,7 @@ func (p *process) must(t *testing.T, e errand) told {
 
 func (p *process) signal(t *testing.T, s syscall.Signal) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
+	if err := p.Signal(s); err != nil {
 		t.Fatal(err)
 	}
 }

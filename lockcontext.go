@@ -22,18 +22,19 @@ type derived struct {
 	forget func() // takes it back from the Hold
 }
 
-// Context is parent, ended when the lock is: with cause ErrLockLost and the reason as soon
-// as the lock is lost, before its entry in Redis can have expired, or with context.Canceled
-// when it is released. (After a sleep of the machine it may end up to a second after the machine
-// goes on; Err is right at once.) It does not tell the lock's deadline, because refreshes move it.
+// Context returns a ctx derived from parent that also ends when the lock ends: with cause
+// ErrLockLost and the reason as soon as the lock is lost, before its key in Redis can have expired;
+// or with context.Canceled when the lock is released. (After the machine slept, it may end up to a
+// second after the machine woke; Err is right at once.) The lock's deadline is not that of the ctx,
+// because refreshes move it.
 //
-// It carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key
-// give a nested Lock when they are called with it or a ctx derived from it, at once and
-// without asking Redis. A nested Lock has the same owner, token and ttl; the key is free
-// when all are released, in any order. Goroutines that share such a ctx do not exclude each
-// other. Lock does not nest; it contends with its own process, and so with its own caller.
+// The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key,
+// called with it or a ctx derived from it, return a nested Lock at once and without Redis. A nested
+// Lock has the same owner, token and ttl; the key is free when all of them are released, in any
+// order. Goroutines that share such a ctx do not exclude each other. Client.Lock does not nest; it
+// contends with its own process, and thus with its own caller.
 //
-// It may be called as often as one likes: a ctx ends with parent, and leaves nothing behind.
+// Context may be called any number of times: a ctx ends with parent, and leaves nothing behind.
 func (l *Lock) Context(parent context.Context) context.Context {
 	n, done := l.nesting(), parent.Done()
 	n.mu.Lock()

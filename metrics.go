@@ -82,18 +82,18 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // What is read at each scrape.
 var (
-	descWaiters   = desc("waiters", "Callers that wait for a lock now.")
+	descWaiters   = desc("waiters", "Callers waiting for a lock now.")
 	descHeld      = desc("held_locks", "Locks held now.")
-	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0: none so long that it was to be refreshed.")
+	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh.")
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
-	descHandoffs  = desc("handoffs_total", "Locks given to callers without asking Redis.")
-	descAttempts  = desc("attempts_total", "Remote attempts begun.")
-	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl: never refreshed, and nobody listened for their end.")
-	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
-	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its memory not long ago.", "node")
-	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that tells whether it lost its memory.", "node")
-	descDebts     = desc("node_debts", "Releases owed to the node that it has not confirmed yet.", "node")
-	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; it may get many as one command.", "node")
+	descHandoffs  = desc("handoffs_total", "Locks handed over within the process, without Redis.")
+	descAttempts  = desc("attempts_total", "Remote attempts started.")
+	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl, never refreshed and without a Context.")
+	descSuspended = desc("node_suspended", "1 while the node is suspended: it did not answer, or refused the login, and is only probed.", "node")
+	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its data less than MaxTTL ago.", "node")
+	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node")
+	descDebts     = desc("node_debts", "Unacknowledged releases: owed to the node and not confirmed by it yet.", "node")
+	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; a batch counts each of them.", "node")
 )
 
 // newMetrics registers the metrics of c, whose nodes are known.
@@ -101,13 +101,13 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		c: c, reg: reg, fetchers: newFetchMetrics(),
 		acquire: histogram("acquire_duration_seconds",
-			"How long callers waited for a lock, by outcome and by what they waited for: remote (nobody before them in this process), "+
-				"queue (others of this process, then remote) or handoff (others of this process, no Redis).", "outcome", "wait"),
-		attempt:  histogram("attempt_duration_seconds", "How long remote attempts took, by outcome.", "outcome"),
-		trip:     histogram("node_round_trip_seconds", "How long exchanges with a node took, failed ones included.", "node"),
-		refresh:  counter("refreshes_total", "Remote refreshes that ended, by outcome.", "outcome"),
-		lost:     counter("lost_locks_total", "Locks that ended otherwise than by release, by reason.", "reason"),
-		failures: counter("node_errors_total", "Exchanges with a node that had no answer, or an error for one.", "node"),
+			"How long callers waited for a lock, by outcome and by what they waited for: remote (no other caller of this process), "+
+				"queue (other callers of this process, then remote) or handoff (other callers of this process, without Redis).", "outcome", "wait"),
+		attempt:  histogram("attempt_duration_seconds", "Duration of remote attempts, by outcome.", "outcome"),
+		trip:     histogram("node_round_trip_seconds", "Duration of exchanges with a node, failed ones included.", "node"),
+		refresh:  counter("refreshes_total", "Completed remote refreshes, by outcome.", "outcome"),
+		lost:     counter("lost_locks_total", "Locks that were lost, by reason.", "reason"),
+		failures: counter("node_errors_total", "Exchanges with a node that had no reply, or an error as the reply.", "node"),
 	}
 	for i, wait := range waits {
 		m.won[i] = m.acquire.WithLabelValues(outcomes[0], wait)
@@ -124,8 +124,8 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	if err := register(reg, m); errors.Is(err, errRegisterer) {
 		return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 	} else if err != nil {
-		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another one has registered there, "+
-			"give every Client a label of its own by prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
+		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another Client is registered there, "+
+			"give each Client a label of its own with prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
 	}
 	for _, n := range c.nodes {
 		trip, failures := m.trip.WithLabelValues(n.Name()), m.failures.WithLabelValues(n.Name())

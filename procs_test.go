@@ -1,14 +1,11 @@
 package flightlock_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +15,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -56,44 +54,30 @@ type told struct {
 }
 
 // process is a child.
-type process struct {
-	cmd *exec.Cmd
-	in  *json.Encoder
-	out *json.Decoder
-}
+type process struct{ *procs.Child }
 
 func startProcess(t *testing.T, addrs ...string) *process {
 	t.Helper()
-	exe, err := os.Executable()
+	return &process{startChild(t, processEnv+"="+strings.Join(addrs, ","))}
+}
+
+// startChild starts this test binary with env. It ends with the test.
+func startChild(t *testing.T, env string) *procs.Child {
+	t.Helper()
+	cmd, err := procs.Self(env)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), processEnv+"="+strings.Join(addrs, ","), "GORACE=atexit_sleep_ms=0")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
+	c, err := procs.StartChild(cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // it ends when its stdin does
-		in.Close()
-		_, _ = io.Copy(io.Discard, out)
-		_ = cmd.Wait()
-	})
-	return &process{cmd, json.NewEncoder(in), json.NewDecoder(out)}
+	t.Cleanup(func() { _ = c.End(time.Minute) })
+	return c
 }
 
 func (p *process) run(e errand) (r told, err error) {
-	if err = p.in.Encode(e); err == nil {
-		err = p.out.Decode(&r)
-	}
+	err = p.Call(context.Background(), e, &r)
 	return r, err
 }
 
@@ -126,22 +110,16 @@ func processMain(in io.Reader, out io.Writer) int {
 		_ = c.Close(ctx) // a lock may be held
 	}()
 	m := &locker{c: c}
-	enc := json.NewEncoder(out)
-	for dec := json.NewDecoder(bufio.NewReader(in)); ; {
-		var e errand
-		if dec.Decode(&e) != nil {
-			return 0
-		}
-		var r told
+	err = procs.Serve(in, out, 10*time.Second, func(_ context.Context, e errand) told {
 		if e.Do == "" {
-			r = e.run(c, nodes[0])
-		} else {
-			r = m.run(e)
+			return e.run(c, nodes[0])
 		}
-		if err := enc.Encode(r); err != nil {
-			return 1
-		}
+		return m.run(e)
+	})
+	if err != nil {
+		return 1
 	}
+	return 0
 }
 
 func (e errand) run(c *flightlock.Client, rdb redis.UniversalClient) (r told) {
@@ -281,15 +259,13 @@ func TestFetchWhenTheLoadingProcessIsKilled(t *testing.T) {
 	redistest.Eventually(t, 20*time.Second, "a process loads", func() bool {
 		pid, _ := strconv.Atoi(rdb.LIndex(t.Context(), "loaders:k", 0).Val())
 		for _, p := range ps {
-			if p.cmd.Process.Pid == pid {
+			if p.PID() == pid {
 				loader = p
 			}
 		}
 		return loader != nil
 	})
-	if err := loader.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	loader.Kill()
 	killed, left := time.Now(), rdb.PTTL(t.Context(), "lock:k").Val()
 	redistest.Eventually(t, 20*time.Second, "another process loads", func() bool {
 		return rdb.LLen(t.Context(), "loaders:k").Val() == 2

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
 	"runtime"
 	"slices"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -328,46 +328,24 @@ func serviceMain(in io.Reader, out io.Writer) int {
 }
 
 // serviceProcess is a service in a process of its own.
-type serviceProcess struct {
-	cmd *exec.Cmd
-	in  io.Closer
-	enc *json.Encoder
-	dec *json.Decoder
-}
+type serviceProcess struct{ *procs.Child }
 
 // startServiceProcess starts one; it is ready when ready returns.
 func startServiceProcess(t *testing.T, cfg serviceConfig) *serviceProcess {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
 	env, err := json.Marshal(cfg)
 	must(t, err)
-	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), serviceEnv+"="+string(env), "GORACE=atexit_sleep_ms=0")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	must(t, err)
-	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() { // it ends when its stdin does
-		in.Close()
-		_, _ = io.Copy(io.Discard, out)
-		_ = cmd.Wait()
-	})
-	return &serviceProcess{cmd, in, json.NewEncoder(in), json.NewDecoder(out)}
+	return &serviceProcess{startChild(t, serviceEnv+"="+string(env))}
 }
 
 func (p *serviceProcess) ready(t *testing.T) {
 	t.Helper()
 	var r outcome
-	must(t, p.dec.Decode(&r))
+	must(t, p.Receive(&r))
 }
 
 func (p *serviceProcess) run(w workload) (r outcome, err error) {
-	if err = p.enc.Encode(w); err == nil {
-		err = p.dec.Decode(&r)
-	}
+	err = p.Call(context.Background(), w, &r)
 	return r, err
 }
 

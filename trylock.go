@@ -22,15 +22,16 @@ const (
 	maxSplitPause = 500 * time.Millisecond
 )
 
-// TryLock is SingleFlightLock with one attempt. If the key is held, queued for or being
-// acquired in this process, it fails at once with ErrNotAcquired, with no Redis traffic:
-// TryLock never overtakes.
+// TryLock is SingleFlightLock with one attempt. If the key is held, queued for or being acquired in
+// this process, it fails at once with ErrNotAcquired, without Redis traffic: TryLock never
+// overtakes.
 //
-// When several processes try at the same moment, each may get the votes of some nodes, and none of
-// a majority. Then nobody has the lock, and all of them would give up. So TryLock repeats an attempt
-// that has split the votes, up to four times, each after a random pause of half a second at most:
-// of the processes that try to start a job at the same moment, one succeeds (G49 in
-// docs/guarantees.md). If ctx ends in a pause, the error matches ctx's error and ErrNotAcquired.
+// If several processes try at the same moment, each may get the votes of some nodes, and none those
+// of a majority. Then nobody has the lock, and all of them would give up. So TryLock repeats an
+// attempt that split the votes, up to four times, each time after a random pause of at most half a
+// second: of the processes that try to start a job at the same moment, one succeeds (G49 in
+// docs/guarantees.md). If ctx ends during a pause, the error matches ctx's error and
+// ErrNotAcquired.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	for try := 1; ; try++ {
 		began := clock.Now()

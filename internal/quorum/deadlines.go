@@ -8,12 +8,12 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// deadlines ends rounds of releases whose time is up. All have the same
-// timeout, so they come due in the order in which they began: a list and one timer serve
-// them, where a timer each would cost more than the rest of the round.
+// deadlines decides rounds of releases whose timeout has passed. All have the same timeout, so
+// they are due in the order in which they began: a list and one timer suffice. A timer for each
+// would cost more than the rest of the round.
 type deadlines struct {
 	timeout time.Duration
-	epoch   time.Time // when its clock began
+	began   time.Time // zero of its clock
 
 	mu         sync.Mutex // guards what follows, and the links of the rounds in the list
 	head, tail *round
@@ -21,16 +21,16 @@ type deadlines struct {
 	armed      bool        // the timer will fire
 }
 
-// add has r.expire called after the timeout, unless remove comes first. Nothing of r was sent yet.
+// add calls r.expire after the timeout, unless remove is called before. The caller has not sent r yet.
 func (d *deadlines) add(r *round) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r.due = time.Since(d.epoch) + d.timeout
-	r.earlier = d.tail
+	r.due = time.Since(d.began) + d.timeout
+	r.prev = d.tail
 	if d.tail == nil {
 		d.head = r
 	} else {
-		d.tail.later = r
+		d.tail.next = r
 	}
 	d.tail = r
 	r.listed = true
@@ -60,28 +60,28 @@ func (d *deadlines) removeLocked(r *round) {
 		return
 	}
 	r.listed = false
-	if r.earlier == nil {
-		d.head = r.later
+	if r.prev == nil {
+		d.head = r.next
 	} else {
-		r.earlier.later = r.later
+		r.prev.next = r.next
 	}
-	if r.later == nil {
-		d.tail = r.earlier
+	if r.next == nil {
+		d.tail = r.prev
 	} else {
-		r.later.earlier = r.earlier
+		r.next.prev = r.prev
 	}
-	r.earlier, r.later = nil, nil
+	r.prev, r.next = nil, nil
 }
 
-// fire ends what is due, and waits for the next if there is one. The timer is not stopped
-// when the list empties: it fires once more and finds nothing.
-func (d *deadlines) fire() { d.expire(time.Since(d.epoch)) }
+// fire expires the rounds that are due. The timer is not stopped when the list becomes empty: it
+// fires once more, for nothing.
+func (d *deadlines) fire() { d.expire(time.Since(d.began)) }
 
-// stop ends all rounds that wait still, as if their time were up: nobody would end them later. No round
-// may be added any more.
+// stop expires all rounds in the list, since nothing would do so later. No round may be added
+// afterwards.
 func (d *deadlines) stop() { d.expire(math.MaxInt64) }
 
-// expire ends what is due by now.
+// expire expires the rounds that are due by now, and arms the timer for the next.
 func (d *deadlines) expire(now time.Duration) {
 	var due []*round
 	d.mu.Lock()

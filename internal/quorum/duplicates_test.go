@@ -87,7 +87,7 @@ func TestShadowHasNoVote(t *testing.T) {
 		time.Sleep(ms(10))
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.shadows == 0 {
+		if l.duplicateMask == 0 {
 			t.Fatal("not noticed")
 		}
 		return c, l
@@ -139,7 +139,7 @@ func TestLateReplayIsFollowedUp(t *testing.T) {
 	inBubble(t, 2, func(t *testing.T, r *rig) {
 		c := r.twin("x", 0, 1, 0)
 		l := prepare(c.q, key, ttl, 1)
-		round := l.round("acquire", node.Granted, 0, func(*round) {})
+		round := l.newRound("acquire", node.Granted, 0, func(*round) {})
 		round.Answer(0, node.Reply{Kind: node.Granted, Counter: 1})
 		round.Answer(1, node.Reply{Kind: node.Granted, Counter: 1})
 		round.l.q.deadlines.remove(round)
@@ -216,8 +216,8 @@ func TestShadowsReplyIsIgnored(t *testing.T) {
 		vote node.Kind
 	}{{"acquire", node.Renewed}, {"refresh", node.Renewed}, {"release", node.Deleted}} {
 		l := muteLease(t, 3)
-		l.shadows = 1 << 1
-		round := l.round(op.name, op.vote, 0, func(*round) {})
+		l.duplicateMask = 1 << 1
+		round := l.newRound(op.name, op.vote, 0, func(*round) {})
 		round.Answer(0, replyOf('y', op.vote))
 		round.Answer(1, replyOf('y', op.vote))
 		if round.decided {
