@@ -33,12 +33,12 @@ type Client struct {
 	id       string // "#" + UUID + "-", which makes owners unique
 	seq      atomic.Uint64
 	carried  atomic.Bool   // some ctx carries a Lock of this Client
-	memories atomic.Uint64 // of nodes, that this client has thought of names for
+	memories atomic.Uint64 // for memoryName
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	tasks  tasks  // what goes on beside locking
-	word   wordOf // that this client leaves on its nodes
+	tasks  tasks  // goroutines beside locking
+	word   wordOf // publishes the set of nodes
 	loss   lossLog
 	logs   queue[slog.Record]
 	back   recovery
@@ -76,6 +76,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{opts: opts, began: time.Now(), id: "#" + uuid.NewString() + "-"}
+	c.tasks.init()
 	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
@@ -218,7 +219,7 @@ func (c *Client) close(ctx context.Context) error {
 	c.flights.Close(ctx)
 	c.loss.flush()
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
-	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // the releases just sent get their time
+	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
 	errs := make([]error, len(c.nodes))
 	var watches, beside, meters error
@@ -227,10 +228,10 @@ func (c *Client) close(ctx context.Context) error {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
 	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
-	wg.Go(func() { beside = c.tasks.close(sent) })
+	wg.Go(func() { beside = c.tasks.end(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
-	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for what takes no time unless it hangs
+	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
 	errs = append(errs, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
@@ -323,7 +324,7 @@ func (c *Client) nodeChanged(name string, err error) {
 
 // nodesLeft wakes callers that fail fast when too few nodes are left.
 func (c *Client) nodesLeft() {
-	c.tasks.run(func() {
+	c.tasks.Go(func() {
 		if c.away() {
 			c.flights.Recheck()
 		}
@@ -340,7 +341,7 @@ func (c *Client) commandOf(name string) command {
 	return command{addr: name}
 }
 
-// nodeVerified logs that a node's memory cannot be verified, or was.
+// nodeVerified logs that a node refuses to report whether it lost data, or has done so.
 func (c *Client) nodeVerified(name string, err error) {
 	if err != nil {
 		c.nodesLeft()

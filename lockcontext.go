@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// derived is a ctx of a Lock for parents that end together: those with one Done channel, mostly one
-// ctx and what WithValue has made of it. The first parent's ctx serves them all, so that Context may
-// be called in a loop under a long lock: what it leaves with the lock is one entry for each
-// parent that can end, until that ends, and one for all that cannot.
+// derived is a ctx of a Lock for parents that end together: those with the same Done channel,
+// usually one ctx and its children made by WithValue. The first parent's ctx serves them all, so
+// Context may be called in a loop under a long lock: it leaves with the lock one entry for each
+// parent that can end, until that parent ends, and one for all that cannot.
 //
-// A ctx per call would have to be registered with the lock until one of the two ends, and a
-// caller has no means to take it back.
+// A ctx per call would have to be registered with the lock until one of the two ends, and a caller
+// could not unregister it.
 //
-//	registered -> ended    by the lock's end, or the parent's: whichever comes first
+//	registered -> ended    by the end of the lock or of the parent, whichever comes first
 type derived struct {
 	parent context.Context // the first
 	ctx    context.Context // ended with parent, and with the lock
@@ -49,7 +49,7 @@ func (l *Lock) Context(parent context.Context) context.Context {
 	return &lockCtx{Context: d.ctx, parent: parent, carried: carried{l, carriedBy(parent)}}
 }
 
-// derive makes the ctx for parents that have that Done channel, unless somebody else just did.
+// derive makes the ctx for parents that have that Done channel, unless another call just did.
 func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *derived {
 	ctx, cancel := context.WithCancelCause(carrying(parent, l))
 	d := &derived{parent: parent, ctx: ctx, cancel: cancel}
@@ -64,8 +64,8 @@ func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *de
 	return d
 }
 
-// register has d end with l. If another is registered for that Done channel, that is the one to
-// use; if l is over, why says how it ended.
+// register makes d end with l. If another one is registered for that Done channel, that one is
+// returned; if l is over, why is the reason.
 func (n *nest) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
 	if n == gone { // and shared by all that are: the Hold may go on for an instant
 		d.forget, why, over = l.hold.OnEnd(d.cancel)
@@ -103,19 +103,19 @@ func (n *nest) unregister(d *derived, done <-chan struct{}) {
 	}
 }
 
-// lockCtx is a ctx of a Lock that ends as another one does, but has the values of its own parent.
+// lockCtx is a ctx of a Lock that ends when another one does, but has the values of its own parent.
 type lockCtx struct {
 	context.Context // of the parent that came first
 	parent          context.Context
 	carried         carried
 }
 
-// Deadline is parent's.
+// Deadline returns parent's.
 func (c *lockCtx) Deadline() (time.Time, bool) { return c.parent.Deadline() }
 
-// Value is parent's, besides the lock. One value is not parent's: that by which package context finds
-// what has ended, so as to end the children and to know the cause. It is the ctx that ends itself, and
-// nothing else can be that.
+// Value returns parent's value, or the lock. The exception is the value by which package context
+// finds the ctx that ends, in order to end children and to read the cause: it must be that of the
+// ctx that ends, and nothing else can be.
 func (c *lockCtx) Value(key any) any {
 	if key == (carriedKey{}) {
 		return &c.carried
@@ -126,7 +126,8 @@ func (c *lockCtx) Value(key any) any {
 	return c.parent.Value(key)
 }
 
-// identical reports whether two contexts, or errors, are one. Not all can be compared.
+// identical reports whether two contexts, or errors, are the same one. Not all of them are
+// comparable.
 func identical(a, b any) bool {
 	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }

@@ -15,9 +15,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/pubsub"
-	"github.com/flightlock/flightlock/internal/wait"
 )
 
 // fixedDrift is subtracted from the validity period, besides ttl*DriftFactor: Redis expires
@@ -70,11 +70,10 @@ type Quorum struct {
 
 	ctx    context.Context // of the search for duplicates; ends with Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // of the goroutines of start
+	tasks  group.Group // searches for duplicates, bootstraps, and what waits for them
 
-	mu     sync.Mutex    // guards what follows
+	mu     sync.Mutex    // guards search
 	search chan struct{} // closed when the search for duplicates has a result; nil if none is under way
-	closed bool
 }
 
 // New makes a Quorum.
@@ -159,27 +158,10 @@ func (q *Quorum) CloseWatches(ctx context.Context) error {
 // ctx ends: a comparison of nodes may be in a client that is not ours. Their owner closes the nodes
 // first.
 func (q *Quorum) Close(ctx context.Context) error {
-	q.mu.Lock()
-	q.closed = true
-	q.mu.Unlock()
+	q.tasks.Close()
 	q.cancel()
 	q.deadlines.stop()
-	return errors.Join(q.CloseWatches(ctx), wait.For(ctx, q.wg.Wait))
-}
-
-// start runs f on a goroutine that Close waits for. It reports false, and does not run f, once
-// the quorum is closed.
-func (q *Quorum) start(f func()) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.startLocked(f)
-}
-
-func (q *Quorum) startLocked(f func()) bool {
-	if !q.closed {
-		q.wg.Go(f)
-	}
-	return !q.closed
+	return errors.Join(q.CloseWatches(ctx), q.tasks.Wait(ctx))
 }
 
 // reportDuplicate is called when node i answered "already yours" to an owner that is new to it:
@@ -191,7 +173,7 @@ func (q *Quorum) reportDuplicate(i int) {
 		return
 	}
 	ended := make(chan struct{})
-	if q.startLocked(func() { q.findDuplicate(i, ended) }) {
+	if q.tasks.Go(func() { q.findDuplicate(i, ended) }) {
 		q.search = ended
 	}
 }

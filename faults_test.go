@@ -236,7 +236,7 @@ func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	}
 	wg.Wait()
 	servers[4].Cont()
-	noKeys(t, servers, 5*time.Second)
+	redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
 }
 
 // A node that was stopped for a while is left alone and told so; when it goes on, it votes
@@ -326,14 +326,5 @@ func TestExclusionUnderFire(t *testing.T) {
 		p.SetDelay(0)
 		p.CutReplies(-1)
 	}
-	redistest.Eventually(t, 10*time.Second, "no key is left", func() bool {
-		for _, s := range servers {
-			for _, key := range s.Keys(t) {
-				if strings.HasPrefix(key, "lock:") {
-					return false
-				}
-			}
-		}
-		return true
-	})
+	redistest.EventuallyNoLocks(t, 10*time.Second, servers...)
 }

@@ -1,4 +1,4 @@
-package flightlock_test
+package e2e
 
 import (
 	"context"
@@ -203,7 +203,7 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		{3 * time.Second, time.Second, 1, 5},
 	} {
 		misses := tc.misses
-		if os.Getenv("FLIGHTLOCK_LONG") == "1" {
+		if redistest.Long() {
 			misses = tc.long
 		}
 		var commands, looks, most uint64

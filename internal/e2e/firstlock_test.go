@@ -1,4 +1,4 @@
-package flightlock_test
+package e2e
 
 import (
 	"crypto/tls"
@@ -27,7 +27,7 @@ func TestFirstLockOverALongWay(t *testing.T) {
 	} {
 		for _, n := range []int{1, 3} {
 			for _, share := range []int{40, 80} {
-				if !fullSize() && (share == 40 || (n == 3) != (tc.name == "plain") || tc.name == "password") {
+				if !redistest.Long() && (share == 40 || (n == 3) != (tc.name == "plain") || tc.name == "password") {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/nodes=%d/roundtrip=%d%%", tc.name, n, share), func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestFirstLockOverALongWay(t *testing.T) {
 					for range n {
 						args, addr := tc.args, ""
 						if tc.tls {
-							_, cert, key := certificates(t)
+							_, cert, key := redistest.Certificates(t)
 							addr = redistest.RefusedAddr(t)
 							_, port, _ := net.SplitHostPort(addr)
 							args = append(args[:len(args):len(args)], "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
@@ -54,7 +54,7 @@ func TestFirstLockOverALongWay(t *testing.T) {
 					}
 					for _, by := range []string{"TryLock", "Fetch"} {
 						for _, open := range []bool{false, true} {
-							if !fullSize() && by == "Fetch" && n == 3 {
+							if !redistest.Long() && by == "Fetch" && n == 3 {
 								continue
 							}
 							t.Run(madeBy(open)+"/"+by, func(t *testing.T) {

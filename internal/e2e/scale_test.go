@@ -1,9 +1,9 @@
-package flightlock_test
+package e2e
 
 import (
 	"context"
 	"fmt"
-	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,38 +17,19 @@ import (
 // The tests of this file are of the size of a user: thousands of keys at once, processors that are busy, a cold start.
 // FLIGHTLOCK_LONG=1 runs them in full; otherwise with a share of the keys, and not each combination.
 
-func fullSize() bool { return os.Getenv("FLIGHTLOCK_LONG") == "1" }
-
 // sized is n in full, and otherwise a half, or a quarter where the race detector makes each of them take longer.
 func sized(n int) int {
 	switch {
-	case fullSize():
+	case redistest.Long():
 		return n
-	case raced:
+	case redistest.Raced:
 		return n / 4
 	}
 	return n / 2
 }
 
-func onlyFullSize(t *testing.T) {
-	t.Helper()
-	if !fullSize() {
-		t.Skip("FLIGHTLOCK_LONG=1 runs it")
-	}
-}
-
 // oneIn is how many of n may fail where processors are busy.
 func oneIn(each, n int) int { return (n + each - 1) / each }
-
-// servers starts n servers.
-func startServers(t *testing.T, n int) (servers []*redistest.Server, addrs []string) {
-	t.Helper()
-	for range n {
-		s := redistest.StartServer(t)
-		servers, addrs = append(servers, s), append(addrs, s.Addr())
-	}
-	return servers, addrs
-}
 
 // clientOn makes a Client with default options, by Open or by New over clients with go-redis' default options.
 func clientOn(t *testing.T, open bool, addrs ...string) *flightlock.Client {
@@ -131,7 +112,7 @@ func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 		for _, open := range []bool{false, true} {
 			for _, warm := range []bool{false, true} {
 				for _, busy := range []int{0, 4} {
-					if !fullSize() && (open == warm || n == 3 && warm || busy > 0) {
+					if !redistest.Long() && (open == warm || n == 3 && warm || busy > 0) {
 						continue
 					}
 					t.Run(fmt.Sprintf("nodes=%d/%s/warm=%v/busy=%d", n, madeBy(open), warm, busy), func(t *testing.T) {
@@ -150,7 +131,7 @@ func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 						if failed > may {
 							t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
 						}
-						noKeys(t, servers, 20*time.Second)
+						redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 						if st := c.Stats(); st.Suspended > 0 || st.Quarantined > 0 {
 							t.Errorf("%+v", st)
 						}
@@ -167,7 +148,7 @@ func TestAColdCacheIsLoadedUnderLocks(t *testing.T) {
 		for _, procs := range []int{1, 4} {
 			for _, keys := range []int{5000, 20_000} {
 				for _, open := range []bool{false, true} {
-					if !fullSize() && (procs > 1 || keys > 5000 || open == (n == 1)) {
+					if !redistest.Long() && (procs > 1 || keys > 5000 || open == (n == 1)) {
 						continue
 					}
 					t.Run(fmt.Sprintf("nodes=%d/procs=%d/keys=%d/%s", n, procs, keys, madeBy(open)), func(t *testing.T) {
@@ -185,7 +166,7 @@ func TestAColdCacheIsLoadedUnderLocks(t *testing.T) {
 						if r.Loads != uint64(w.Keys) {
 							t.Errorf("%d loads of %d keys", r.Loads, w.Keys)
 						}
-						noKeys(t, servers, 20*time.Second)
+						redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 					})
 				}
 			}
@@ -208,14 +189,14 @@ func runServices(t *testing.T, procs int, cfg serviceConfig, w workload) outcome
 func TestABusyProcessLoadsUnderLocks(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
-			if !fullSize() && (open || n == 3) {
+			if !redistest.Long() && (open || n == 3) {
 				continue
 			}
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
 				servers, addrs := startServers(t, n)
 				s := mustService(t, serviceConfig{Nodes: addrs, Open: open, Busy: 4})
 				seconds := time.Second
-				if fullSize() {
+				if redistest.Long() {
 					seconds *= 10
 				}
 				r := s.run(t.Context(), workload{Prefix: "k", Keys: 1_000_000, Rate: 1000, For: seconds, Load: 20 * time.Millisecond})
@@ -223,7 +204,7 @@ func TestABusyProcessLoadsUnderLocks(t *testing.T) {
 				if r.Failed > 0 || r.Unlocked > uint64(oneIn(1000, int(r.Loads))) {
 					t.Error(r)
 				}
-				noKeys(t, servers, 20*time.Second)
+				redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 			})
 		}
 	}
@@ -234,7 +215,7 @@ func TestHeldLocksOutlastABurst(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, busy := range []int{0, 4} {
 			for _, open := range []bool{false, true} {
-				if !fullSize() && (open || busy > 0 || n == 3) {
+				if !redistest.Long() && (open || busy > 0 || n == 3) {
 					continue
 				}
 				t.Run(fmt.Sprintf("nodes=%d/busy=%d/%s", n, busy, madeBy(open)), func(t *testing.T) {
@@ -274,5 +255,103 @@ func TestHeldLocksOutlastABurst(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// lockAll has c take that many keys, from a few goroutines.
+func lockAll(t *testing.T, c *flightlock.Client, keys int) []*flightlock.Lock {
+	t.Helper()
+	locks := make([]*flightlock.Lock, keys)
+	fromMany(16, func(g int) {
+		for i := g; i < keys; i += 16 {
+			l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("k", i), time.Minute, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			locks[i] = l
+		}
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	return locks
+}
+
+func fromMany(n int, f func(g int)) {
+	var wg sync.WaitGroup
+	for g := range n {
+		wg.Go(func() { f(g) })
+	}
+	wg.Wait()
+}
+
+// subscriptions is how many channels are subscribed to.
+func subscriptions(t *testing.T, s *redistest.Server) int {
+	t.Helper()
+	return len(s.Do(t, "PUBSUB", "CHANNELS").([]any))
+}
+
+// eventuallyUnsubscribed waits until nothing is left of the waiters: a subscription lingers.
+func eventuallyUnsubscribed(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	redistest.Eventually(t, 40*time.Second, "no channel is subscribed to and nobody is known to wait", func() bool {
+		return subscriptions(t, s) == 0 && !anyWants(t, s)
+	})
+}
+
+func anyWants(t *testing.T, s *redistest.Server) bool {
+	t.Helper()
+	for _, key := range s.Keys(t) {
+		if strings.Contains(key, ":wants:") {
+			return true
+		}
+	}
+	return false
+}
+
+// One client waits for ten thousand keys at once, by notices: it gets each of them, and
+// nothing of that is left.
+func TestTenThousandKeysAreWaitedFor(t *testing.T) {
+	s := redistest.StartServer(t)
+	patient := flightlock.Options{NodeTimeout: 10 * time.Second}
+	holder, c := newClient(t, patient, s.Client(t)), newClient(t, patient, s.Client(t))
+	const keys = 10_000
+	held := lockAll(t, holder, keys)
+	var wg sync.WaitGroup
+	for i, before := range held {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			l, err := c.SingleFlightLock(ctx, fmt.Sprint("k", i), 20*time.Second, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if l.Fence() <= before.Fence() {
+				t.Errorf("fence %d after %d", l.Fence(), before.Fence())
+			}
+			if err := l.Release(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	redistest.Eventually(t, time.Minute, "all wait and are subscribed", func() bool {
+		return c.Stats().Waiters == keys && subscriptions(t, s) == keys
+	})
+	fromMany(16, func(g int) {
+		for i := g; i < keys; i += 16 {
+			if err := held[i].Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	wg.Wait()
+	if st := c.Stats(); st.Waiters != 0 || st.Held != 0 || st.Lost != 0 || st.Acquired != keys {
+		t.Errorf("%+v", st)
+	}
+	eventuallyUnsubscribed(t, s)
+	if left := s.Do(t, "EXISTS", "lock:k0", "lock:k9999"); left != int64(0) {
+		t.Errorf("%v of two keys are left", left)
 	}
 }

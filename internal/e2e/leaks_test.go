@@ -1,8 +1,9 @@
-package flightlock
+package e2e
 
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -31,7 +33,7 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 			for range nodes {
 				clients = append(clients, redistest.StartServer(t).Client(t))
 			}
-			c, err := New(Options{Nodes: clients, NodeTimeout: 5 * time.Second})
+			c, err := flightlock.New(flightlock.Options{Nodes: clients, NodeTimeout: 5 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -48,7 +50,7 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 							}
 							if i%10 == 0 {
 								l.Context(t.Context())
-								_ = l.AutoRefresh(RefreshPolicy{})
+								_ = l.AutoRefresh(flightlock.RefreshPolicy{})
 							}
 							if err := l.Release(t.Context()); err != nil {
 								t.Error(err)
@@ -80,7 +82,7 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 
 // A goroutine that waits costs no more than 1 KiB beyond its stack.
 func TestMemoryOfAWaiter(t *testing.T) {
-	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}})
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,8 +126,8 @@ func TestMemoryOfAClient(t *testing.T) {
 		s := redistest.StartServer(t)
 		servers, urls = append(servers, s), append(urls, "redis://"+s.Addr())
 	}
-	load := func() *Client {
-		c, err := Open(urls, Options{NodeTimeout: 10 * time.Second})
+	load := func() *flightlock.Client {
+		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,7 +149,7 @@ func TestMemoryOfAClient(t *testing.T) {
 		wg.Wait()
 		return c
 	}
-	all := []*Client{load()} // and all that is made once
+	all := []*flightlock.Client{load()} // and all that is made once
 	before := heap()
 	const clients = 6
 	for range clients {
@@ -169,16 +171,16 @@ func TestMemoryOfAClient(t *testing.T) {
 
 // What a lock costs that is held and refreshes itself.
 func TestMemoryOfAHeldLock(t *testing.T) {
-	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 10 * time.Second})
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
 	const locks = 25_000
-	all := make([]*Lock, locks)
+	all := make([]*flightlock.Lock, locks)
 	take := func(i int) {
 		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
 		if err == nil {
-			err = l.AutoRefresh(RefreshPolicy{})
+			err = l.AutoRefresh(flightlock.RefreshPolicy{})
 		}
 		if err != nil {
 			t.Error(err)
@@ -206,4 +208,74 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	_ = c.Close(over) // which releases them, as fast as can be
+}
+
+// Waiters that come every millisecond and give up soon let nothing grow: no memory, no
+// goroutines, no subscriptions. FLIGHTLOCK_LONG=1 has them come for 30 seconds.
+func TestWaitersThatComeAndGo(t *testing.T) {
+	length := 3 * time.Second
+	if redistest.Long() {
+		length = 30 * time.Second
+	}
+	s := redistest.StartServer(t)
+	patient := flightlock.Options{NodeTimeout: 10 * time.Second}
+	holder, c := newClient(t, patient, s.Client(t)), newClient(t, patient, s.Client(t))
+	const keys = 200
+	held := lockAll(t, holder, keys)
+
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+	var wg sync.WaitGroup
+	come := func() {
+		limit, key := time.Duration(1+rand.IntN(50))*time.Millisecond, fmt.Sprint("k", rand.IntN(keys))
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			defer cancel()
+			if l, err := c.SingleFlightLock(ctx, key, time.Minute, nil); err == nil {
+				t.Errorf("got %s, which is held", l.Key())
+			}
+		})
+	}
+	var before, after usage
+	came := 0
+	every := time.NewTicker(time.Millisecond)
+	defer every.Stop()
+	for began := time.Now(); ctx.Err() == nil; came++ {
+		come()
+		if before == (usage{}) && time.Since(began) > length/3 {
+			before = use(t, s)
+		}
+		<-every.C
+	}
+	after = use(t, s)
+	wg.Wait()
+	t.Logf("%d waiters came in %v; in use after a third of that: %+v, at its end: %+v", came, length, before, after)
+	if after.channels > keys || after.clients > before.clients {
+		t.Errorf("%+v in the end, %+v before", after, before)
+	}
+	if grown := after.goroutines - before.goroutines; grown > 200 { // up to 50 of them wait
+		t.Errorf("%d goroutines more", grown)
+	}
+	if grown := after.heap - before.heap; grown > 2<<20 {
+		t.Errorf("%d bytes more", grown)
+	}
+	if st := c.Stats(); st.Waiters != 0 || st.Debts != 0 {
+		t.Errorf("%+v", st)
+	}
+	eventuallyUnsubscribed(t, s)
+	for _, l := range held {
+		mustRelease(t, l)
+	}
+}
+
+// usage is what waiters could let grow.
+type usage struct {
+	channels, clients, goroutines int
+	heap                          int64
+}
+
+func use(t *testing.T, s *redistest.Server) usage {
+	t.Helper()
+	clients := strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "normal").(string), "\n") + strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n")
+	return usage{subscriptions(t, s), clients, runtime.NumGoroutine(), heap()}
 }

@@ -1,4 +1,4 @@
-package flightlock_test
+package e2e
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,7 +23,7 @@ const nodeTimeout = 50 * time.Millisecond
 
 // slack is how much longer a busy machine may take.
 func slack() time.Duration {
-	if raced {
+	if redistest.Raced {
 		return 12
 	}
 	return 4
@@ -52,7 +53,7 @@ func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Clie
 	for _, s := range servers {
 		s.Cont()
 	}
-	noKeys(t, servers, 40*time.Second)
+	redistest.EventuallyNoLocks(t, 40*time.Second, servers...)
 	redistest.Eventually(t, 20*time.Second, "nothing is owed and nobody waits", func() bool {
 		st := c.Stats()
 		return st.Debts == 0 && st.Held == 0 && st.Waiters == 0 && st.Suspended == 0
@@ -78,7 +79,7 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		for _, warm := range []bool{false, true} {
 			for _, busy := range []int{0, 4} {
-				if !fullSize() && (open == warm || busy > 0) {
+				if !redistest.Long() && (open == warm || busy > 0) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s/warm=%v/busy=%d", madeBy(open), warm, busy), func(t *testing.T) {
@@ -114,7 +115,7 @@ func TestStoppedNodesInMidBurst(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
 			for _, busy := range []int{0, 4} {
-				if !fullSize() && (n == 1 == open || busy > 0) {
+				if !redistest.Long() && (n == 1 == open || busy > 0) {
 					continue
 				}
 				t.Run(fmt.Sprintf("nodes=%d/%s/busy=%d", n, madeBy(open), busy), func(t *testing.T) {
@@ -186,7 +187,7 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 func TestLostSYNsFromTheStart(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
-			if !fullSize() && !(open && n == 1) {
+			if !redistest.Long() && !(open && n == 1) {
 				continue
 			}
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
@@ -221,7 +222,7 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 
 // The same for a Fetcher: its first load without a lock begins soon.
 func TestLostSYNsAndAFetcher(t *testing.T) {
-	onlyFullSize(t)
+	redistest.OnlyLong(t)
 	for _, open := range []bool{false, true} {
 		t.Run(madeBy(open), func(t *testing.T) {
 			dialsEnd(t)
@@ -247,34 +248,29 @@ func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
 	for _, stopped := range []bool{true, false} {
 		for _, most := range []int{0, 1} {
 			for _, n := range []int{16, 100} {
-				if !fullSize() && (n == 100) != (stopped && most == 0) {
+				if !redistest.Long() && (n == 100) != (stopped && most == 0) {
 					continue
 				}
 				t.Run(fmt.Sprintf("stopped=%v/MaxLoads=%d/loads=%d", stopped, most, n), func(t *testing.T) {
 					servers, addrs := startServers(t, 3)
-					o := &origin{}
-					var f *flightlock.Fetcher[string]
-					nested(o, &f)
 					c := clientOn(t, true, addrs...)
-					f = newFetcher(t, c, o, flightlock.FetchOptions{MaxLoads: most, LoadTimeout: 20 * time.Second})
+					f, loads := nestedFetcher(t, c, flightlock.FetchOptions{MaxLoads: most, LoadTimeout: 20 * time.Second})
 					mustRelease(t, eventually(t, c, "warm"))
 					before := runtime.NumGoroutine()
 					if stopped {
 						stopAll(servers)
 					}
-					results := make(chan result, n)
+					var wg sync.WaitGroup
 					for i := range n {
-						go func() {
+						wg.Go(func() {
 							v, err := f.Fetch(t.Context(), fmt.Sprint("outer", i))
-							results <- result{v, err}
-						}()
+							if v != "v" || err != nil {
+								t.Errorf("got %q, %v", v, err)
+							}
+						})
 					}
-					for range n {
-						if r := <-results; r.v != "v" || r.err != nil {
-							t.Errorf("got %q, %v", r.v, r.err)
-						}
-					}
-					if got, want := o.loads.Load(), int64(2*n+1); got != want {
+					wg.Wait()
+					if got, want := loads.Load(), int64(2*n+1); got != want {
 						t.Errorf("%d loads for %d keys", got, want)
 					}
 					nothingIsLeft(t, servers, c, before)
@@ -282,4 +278,43 @@ func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
 			}
 		}
 	}
+}
+
+// nestedFetcher is a Fetcher over a map. Its loads of "outer*" fetch "inner*", and those "leaf".
+func nestedFetcher(
+	t *testing.T, c *flightlock.Client, opts flightlock.FetchOptions,
+) (f *flightlock.Fetcher[string], loads *atomic.Int64) {
+	t.Helper()
+	var values sync.Map
+	loads = new(atomic.Int64)
+	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+		Lookup: func(_ context.Context, key string) (string, flightlock.Freshness, error) {
+			if v, ok := values.Load(key); ok {
+				return v.(string), flightlock.Fresh, nil
+			}
+			return "", flightlock.Miss, nil
+		},
+		Load: func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			select {
+			case <-time.After(10 * time.Millisecond):
+			case <-ctx.Done():
+				return "", ctx.Err()
+			}
+			switch key[0] {
+			case 'o':
+				return f.Fetch(ctx, "inner"+key[len("outer"):])
+			case 'i':
+				return f.Fetch(ctx, "leaf")
+			}
+			return "v", nil
+		},
+		Store: func(_ context.Context, key, v string, _ *flightlock.Lock) error {
+			values.Store(key, v)
+			return nil
+		},
+	}, opts)
+	must(t, err)
+	t.Cleanup(func() { must(t, f.Close(context.Background())) })
+	return f, loads
 }

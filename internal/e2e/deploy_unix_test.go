@@ -1,6 +1,6 @@
 //go:build unix
 
-package flightlock_test
+package e2e
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 // A deploy: four processes under load are replaced one after the other. Each is told by SIGTERM, serves who is there, and
 // closes. No caller has an error, no load is without a lock, and no lock is left.
 func TestRollingRestartUnderLoad(t *testing.T) {
-	onlyFullSize(t)
+	redistest.OnlyLong(t)
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 					sum = sum.with(e.r)
 				}
 				t.Log(sum)
-				noKeys(t, servers, 5*time.Second)
+				redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
 			})
 		}
 	}
@@ -78,7 +78,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 	const load = 300 * time.Millisecond
 	for _, fails := range []string{"load", "store"} {
 		for _, n := range []int{1, 3} {
-			if !fullSize() && (n == 3 || fails == "store") {
+			if !redistest.Long() && (n == 3 || fails == "store") {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/nodes=%d", fails, n), func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 				if r.Loads > 8 {
 					t.Errorf("%d loads in 8 processes", r.Loads)
 				}
-				noKeys(t, servers, 5*time.Second)
+				redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
 			})
 		}
 	}
@@ -112,7 +112,7 @@ func TestFailingOriginOfManyProcesses(t *testing.T) {
 
 // One of eight processes cannot load, and the others can: only its own callers see errors.
 func TestFailingOriginOfOneProcess(t *testing.T) {
-	onlyFullSize(t)
+	redistest.OnlyLong(t)
 	_, addrs := startServers(t, 1)
 	cfg := serviceConfig{Nodes: addrs, Cache: redistest.StartServer(t).Addr(), Open: true}
 	ps := startServiceProcesses(t, 8, cfg)

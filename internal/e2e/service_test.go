@@ -1,4 +1,4 @@
-package flightlock_test
+package e2e
 
 import (
 	"bufio"

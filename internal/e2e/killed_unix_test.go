@@ -1,6 +1,6 @@
 //go:build unix
 
-package flightlock_test
+package e2e
 
 import (
 	"fmt"
@@ -129,7 +129,7 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 			eventuallyWanted(t, servers, 1)
 			second := ps[2].startLock(time.Minute)
 			eventuallyWanted(t, servers, 2)
-			ps[0].signal(t, syscall.SIGKILL)
+			ps[0].Kill()
 			killed, left := time.Now(), servers[0].Do(t, "PTTL", "lock:k")
 
 			winner, other := first, second
@@ -171,14 +171,14 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 				if told {
 					ps[1].signal(t, syscall.SIGSTOP) // what it is told stays in its socket
 				} else {
-					ps[1].signal(t, syscall.SIGKILL)
+					ps[1].Kill()
 				}
 				released := time.Now()
 				ps[0].must(t, errand{Do: doRelease})
 				if !slices.ContainsFunc(servers, func(s *redistest.Server) bool { return keptFor(t, s) == victim }) {
 					t.Fatalf("it is not the victim's turn; the key has %v", servers[0].Do(t, "GET", "lock:k"))
 				}
-				ps[1].signal(t, syscall.SIGKILL)
+				ps[1].Kill()
 				next.mustGet(t, passesOn)
 				t.Logf("the next one had it %v after the release", time.Since(released))
 
