@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
@@ -221,17 +222,18 @@ func (c *Client) close(ctx context.Context) error {
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
 	errs := make([]error, len(c.nodes))
-	var beside, meters error
+	var watches, beside, meters error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
+	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
 	wg.Go(func() { beside = c.tasks.end(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -312,8 +314,8 @@ func (c *Client) nodeChanged(name string, err error) {
 		c.nodesLeft()
 	}
 	switch {
-	case errors.Is(err, node.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
+	case errors.Is(err, conn.ErrLogin):
+		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
