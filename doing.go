@@ -114,7 +114,7 @@ func (l *Lock) insideDo() bool {
 func (d *doing) stopped() error {
 	err, cause := d.ctx.Err(), context.Cause(d.ctx)
 	if errors.Is(cause, err) {
-		return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w", cause)
+		return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w", cause)
 	}
-	return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w: %w", err, cause)
+	return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w: %w", err, cause)
 }
