@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
@@ -92,8 +93,8 @@ func newClient(opts Options, list string) (*Client, error) {
 	}
 	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, NotifiesRelease: c.tells, Same: c.sameServer,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.blind,
+		Owner: c.newOwner, NotifiesRelease: c.notifiesRelease, Same: c.sameServer,
+		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.noInfo,
 	}
 	if !opts.DisableQuarantine {
 		q.MemoryName = c.memoryName
@@ -221,17 +222,18 @@ func (c *Client) close(ctx context.Context) error {
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
 	errs := make([]error, len(c.nodes))
-	var beside, meters error
+	var watches, beside, meters error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
+	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
 	wg.Go(func() { beside = c.tasks.end(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -283,10 +285,12 @@ func (c *Client) label() (label string) {
 	return c.opts.NewOwner()
 }
 
-// tells reports whether the holder named owner will tell when it lets go. A client of another
-// library does not. Nor may one of this very client: what a flight finds of its own process
-// when it asks is mostly the late grant of an attempt that it has given up.
-func (c *Client) tells(owner string) bool { return ours(owner) && !strings.Contains(owner, c.id) }
+// notifiesRelease reports whether owner's client publishes a notice when it releases. Other
+// libraries do not. This very client may not either: an owner of its own that a flight finds on the
+// nodes is mostly the late grant of an attempt that it has given up.
+func (c *Client) notifiesRelease(owner string) bool {
+	return ours(owner) && !strings.Contains(owner, c.id)
+}
 
 // ours reports whether owner was made by a client of this library: label#UUID-sequence.
 func ours(owner string) bool {
@@ -310,8 +314,8 @@ func (c *Client) nodeChanged(name string, err error) {
 		c.nodesLeft()
 	}
 	switch {
-	case errors.Is(err, node.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
+	case errors.Is(err, conn.ErrLogin):
+		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:

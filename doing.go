@@ -95,7 +95,7 @@ func (d *doing) refreshing(l *Lock) {
 	}
 	if age := time.Since(l.c.began) - d.since; !d.warned && age >= tooLong && !l.insideDo() {
 		d.warned = true
-		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour and goes on until its function returns", "key", l.Key())
+		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour, and keeps it until its function returns", "key", l.Key())
 	}
 	d.last = d.ctx.Err() != nil
 }

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
@@ -190,5 +190,5 @@ func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.D
 		*dial = dialTime
 	}
 	*pipelinePool = -1
-	*readSize, *writeSize = node.ReadBuffer, node.WriteBuffer
+	*readSize, *writeSize = conn.ReadBuffer, conn.WriteBuffer
 }

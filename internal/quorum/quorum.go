@@ -9,6 +9,7 @@ package quorum
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // fixedDrift is subtracted from the validity period, besides ttl*DriftFactor: Redis expires
@@ -59,6 +61,7 @@ type Config struct {
 type Quorum struct {
 	Config
 	need       int
+	subs       []*pubsub.Subscriptions // of each node
 	deadlines  deadlines
 	quarantine *quarantine // nil: there is none
 
@@ -77,6 +80,9 @@ type Quorum struct {
 func New(cfg Config) *Quorum {
 	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
+	for _, n := range cfg.Nodes {
+		q.subs = append(q.subs, pubsub.New(n))
+	}
 	switch {
 	case cfg.Guarded:
 		q.quarantine = newQuarantine(q)
@@ -136,13 +142,26 @@ func (q *Quorum) Leave(key, contender string) {
 	}
 }
 
-// Close decides all open rounds, and waits for the goroutines of the quorum until ctx ends: a
-// comparison of nodes may be in a client that is not ours. Their owner closes the nodes first.
+// CloseWatches ends all watches and waits for their goroutines, until ctx ends. The owner of the
+// nodes may close these at the same time.
+func (q *Quorum) CloseWatches(ctx context.Context) error {
+	errs := make([]error, len(q.subs))
+	var wg sync.WaitGroup
+	for i, subs := range q.subs {
+		wg.Go(func() { errs[i] = subs.Close(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Close decides all open rounds, ends the watches, and waits for the goroutines of the quorum until
+// ctx ends: a comparison of nodes may be in a client that is not ours. Their owner closes the nodes
+// first.
 func (q *Quorum) Close(ctx context.Context) error {
 	q.tasks.Close()
 	q.cancel()
 	q.deadlines.stop()
-	return q.tasks.Wait(ctx)
+	return errors.Join(q.CloseWatches(ctx), q.tasks.Wait(ctx))
 }
 
 // reportDuplicate is called when node i answered "already yours" to an owner that is new to it:
