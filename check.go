@@ -138,7 +138,7 @@ func (l *look) all(ctx context.Context) {
 	wg.Wait()
 }
 
-func (c *Client) spawn(f func()) { c.tasks.run(f) }
+func (c *Client) spawn(f func()) { c.tasks.Go(f) }
 
 // compare finds out whether two nodes are one server.
 func (l *look) compare(ctx context.Context, i, j int) {

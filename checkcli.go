@@ -11,7 +11,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -101,7 +101,7 @@ func unreachable(cli command, err error) Finding {
 // doesNotServe says of a server that cannot be reached, or lets nobody in, what to do.
 func doesNotServe(cli command, err error) Finding {
 	f := Finding{Status: StatusFail, Found: err.Error()}
-	unknown, noMaster := node.NoMaster(err)
+	unknown, noMaster := conn.NoMaster(err)
 	switch text := err.Error(); {
 	case noMaster && unknown:
 		f.Found = "the Sentinels know no such master: " + text
@@ -119,7 +119,7 @@ func doesNotServe(cli command, err error) Finding {
 	case cli.tls == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
 		cli.tls = &tls.Config{}
 		f.Fix = fmt.Sprintf("it is up, and ends the connection: if it wants TLS, use rediss:// for Open, a TLSConfig for New; then this should answer PONG: %s PING", cli)
-	case errors.Is(err, node.ErrLogin):
+	case errors.Is(err, conn.ErrLogin):
 		f.Fix = fmt.Sprintf("do what the answer says; it may be no Redis at all. This should answer PONG: %s PING", cli)
 	default:
 		f.Fix = fmt.Sprintf("start the server, or correct the address; this should answer PONG: %s PING", cli)

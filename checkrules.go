@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -248,7 +249,7 @@ func blind(n *node.Node) error {
 func acceptWrites(s subject, err error) string {
 	fix := "INFO (what it says must end; the next lock asks it again)"
 	switch text := err.Error(); {
-	case node.NoRights(err):
+	case conn.NoRights(err):
 		fix = fmt.Sprintf("ACL SETUSER %s '~%s*' %s", s.user(), strings.TrimSuffix(node.Reserved, "{"), lockCommands)
 	case strings.Contains(text, "NOREPLICAS"):
 		fix = "INFO replication (bring its replicas back, or lower min-replicas-to-write)"

@@ -191,7 +191,7 @@ func (c *Client) leaveWord() {
 	c.word.mu.Lock()
 	defer c.word.mu.Unlock()
 	if !c.word.closed {
-		c.word.timer = time.AfterFunc(setDelay, func() { c.tasks.run(c.spreadWord) })
+		c.word.timer = time.AfterFunc(setDelay, func() { c.tasks.Go(c.spreadWord) })
 	}
 }
 

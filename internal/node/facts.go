@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -70,7 +71,7 @@ func Inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce st
 	all := make([]Facts, len(servers))
 	results := make(chan result, len(servers))
 	for i, c := range servers {
-		p := &probe{ctx: ctx, c: ownTimeouts(c, stepTime), key: keyOn(ctx, cluster, c, prefix, nonce)}
+		p := &probe{ctx: ctx, c: conn.WithTimeout(c, stepTime), key: keyOn(ctx, cluster, c, prefix, nonce)}
 		p.f = Facts{Addr: c.Options().Addr, User: c.Options().Username, Cluster: cluster != nil}
 		all[i] = p.f
 		all[i].Err = errNoAnswer
@@ -94,7 +95,7 @@ var errNoAnswer = errors.New("no answer in the time for the check")
 
 // Await runs f by run and gives its result, or errNoAnswer if f takes longer than ctx.
 func Await[T any](ctx context.Context, run func(func()), f func() (T, error)) (T, error) {
-	return resultOf(ctx, run, f, nil, func() error { return errNoAnswer })
+	return conn.AwaitOn(ctx, run, f, nil, func() error { return errNoAnswer })
 }
 
 // masters gives a client for each server that takes part in locking.
@@ -148,8 +149,8 @@ type probe struct {
 func (p *probe) look() {
 	p.hello()
 	if p.f.Err = p.dead; p.dead != nil {
-		if !isReply(p.dead) && !timedOut(p.dead) { // it may have said why
-			if err := knock(p.ctx, p.c, stepTime); errors.Is(err, ErrLogin) {
+		if !conn.IsReply(p.dead) && !conn.TimedOut(p.dead) { // it may have said why
+			if err := conn.Probe(p.ctx, p.c, stepTime); errors.Is(err, conn.ErrLogin) {
 				p.f.Err = err
 			}
 		}
@@ -178,7 +179,7 @@ func (p *probe) do(call func(ctx context.Context) error) error {
 	defer cancel()
 	err := call(ctx)
 	switch {
-	case err != nil && !isReply(err), hasCode(err, "NOAUTH", "WRONGPASS", "LOADING"):
+	case err != nil && !conn.IsReply(err), conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING"):
 		p.dead = err
 	}
 	return err
@@ -337,7 +338,7 @@ func (p *probe) clock(base time.Time, first reading) {
 }
 
 func tagOf(key string) []byte {
-	tag := slotTags()[slotOf(key)]
+	tag := slotTags()[SlotOf(key)]
 	return tag[:]
 }
 

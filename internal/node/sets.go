@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
@@ -24,7 +25,7 @@ func LeaveWord(ctx context.Context, client redis.UniversalClient, name, text str
 		return c.EvalSha(ctx, lua.Sets.SHA, []string{setsKey}, name, text, good.Milliseconds()).Text()
 	}
 	all, err := call()
-	if hasCode(err, "NOSCRIPT") {
+	if conn.HasCode(err, "NOSCRIPT") {
 		if err := c.ScriptLoad(ctx, lua.Sets.Source).Err(); err != nil {
 			return "", err
 		}
@@ -53,15 +54,15 @@ func serverOf(ctx context.Context, client redis.UniversalClient, key string) (*r
 		if err != nil {
 			return nil, err
 		}
-		return ownTimeouts(c, stepTime), nil
+		return conn.WithTimeout(c, stepTime), nil
 	}
-	return ownTimeouts(client.(*redis.Client), stepTime), nil
+	return conn.WithTimeout(client.(*redis.Client), stepTime), nil
 }
 
 // Brief is client with timeouts of our own, as far as go-redis has that.
 func Brief(client redis.UniversalClient) redis.UniversalClient {
 	if c, ok := client.(*redis.Client); ok {
-		return ownTimeouts(c, stepTime)
+		return conn.WithTimeout(c, stepTime)
 	}
 	return client
 }
