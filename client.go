@@ -95,8 +95,8 @@ func newClient(opts Options, list string) (*Client, error) {
 	}
 	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, NotifiesRelease: c.tells, Same: c.sameServer,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.blind,
+		Owner: c.newOwner, NotifiesRelease: c.notifiesRelease, Same: c.sameServer,
+		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.noInfo,
 	}
 	if !opts.DisableQuarantine {
 		q.MemoryName = c.memoryName
@@ -288,10 +288,12 @@ func (c *Client) label() (label string) {
 	return c.opts.NewOwner()
 }
 
-// tells reports whether the holder named owner will tell when it lets go. A client of another
-// library does not. Nor may one of this very client: what a flight finds of its own process
-// when it asks is mostly the late grant of an attempt that it has given up.
-func (c *Client) tells(owner string) bool { return ours(owner) && !strings.Contains(owner, c.id) }
+// notifiesRelease reports whether owner's client publishes a notice when it releases. Other
+// libraries do not. This very client may not either: an owner of its own that a flight finds on the
+// nodes is mostly the late grant of an attempt that it has given up.
+func (c *Client) notifiesRelease(owner string) bool {
+	return ours(owner) && !strings.Contains(owner, c.id)
+}
 
 // ours reports whether owner was made by a client of this library: label#UUID-sequence.
 func ours(owner string) bool {
