@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/check"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
@@ -37,12 +38,13 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	tasks  tasks  // goroutines beside locking
-	word   wordOf // publishes the set of nodes
-	loss   lossLog
-	logs   queue[slog.Record]
-	back   recovery
-	doings doings
+	tasks     tasks           // goroutines beside locking
+	check     check.Config    // for Check and announcer
+	announcer check.Announcer // announces the set of nodes
+	loss      lossLog
+	logs      queue[slog.Record]
+	back      recovery
+	doings    doings
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -100,6 +102,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		q.MemoryName = c.memoryName
 	}
 	c.quorum = quorum.New(q)
+	c.check = c.checkConfig()
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {
 		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
@@ -215,7 +218,7 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 func (c *Client) close(ctx context.Context) error {
-	c.word.stop()
+	c.announcer.Stop()
 	c.flights.Close(ctx)
 	c.loss.flush()
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
@@ -315,7 +318,7 @@ func (c *Client) nodeChanged(name string, err error) {
 	}
 	switch {
 	case errors.Is(err, conn.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
+		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", c.check.FixLogin(name, err))
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
@@ -331,16 +334,6 @@ func (c *Client) nodesLeft() {
 			c.flights.Recheck()
 		}
 	})
-}
-
-// commandOf is the redis-cli command line for the node of that name.
-func (c *Client) commandOf(name string) command {
-	for i, n := range c.nodes {
-		if n.Name() == name {
-			return c.commandFor(i, name)
-		}
-	}
-	return command{addr: name}
 }
 
 // nodeVerified logs that a node refuses to report whether it lost data, or has done so.

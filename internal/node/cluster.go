@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"math"
 	"net"
 	"strings"
@@ -299,7 +300,7 @@ func (ro *router) named(ctx context.Context, addr string) *Server {
 func (ro *router) masters(ctx context.Context) ([]*redis.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, ro.n.ExchangeTime())
 	defer cancel()
-	return conn.Await(ctx, ro.reading, func() ([]*redis.Client, error) { return masters(ctx, ro.cluster) }, nil)
+	return conn.Await(ctx, ro.reading, func() ([]*redis.Client, error) { return Masters(ctx, ro.cluster) }, nil)
 }
 
 func (ro *router) get(addr string) *Server {
@@ -312,4 +313,26 @@ func (ro *router) unlearn(s *Server) {
 	for i := range ro.owner {
 		ro.owner[i].CompareAndSwap(s, nil)
 	}
+}
+
+// Masters returns a client for each server of client that takes part in locking.
+func Masters(ctx context.Context, client redis.UniversalClient) ([]*redis.Client, error) {
+	cluster, ok := client.(*redis.ClusterClient)
+	if !ok {
+		return []*redis.Client{client.(*redis.Client)}, nil
+	}
+	found := make(chan *redis.Client, slots)
+	err := cluster.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
+		found <- c
+		return nil
+	})
+	close(found)
+	var all []*redis.Client
+	for c := range found {
+		all = append(all, c)
+	}
+	if err == nil && len(all) == 0 {
+		err = errors.New("the Cluster names no master")
+	}
+	return all, err
 }

@@ -421,3 +421,10 @@ func (a answer) memory(always bool) *memory {
 }
 
 var errBlind = errors.New("INFO does not tell run_id, or master_replid2")
+
+// major is the first number of a version.
+func major(version string) int {
+	first, _, _ := strings.Cut(version, ".")
+	n, _ := strconv.Atoi(first)
+	return n
+}

@@ -155,6 +155,12 @@ var slotTags = sync.OnceValue(func() *[slots][3]byte {
 	return &tags
 })
 
+// SlotTag is three characters that hash to key's slot.
+func SlotTag(key string) string {
+	tag := slotTags()[SlotOf(key)]
+	return string(tag[:])
+}
+
 // SlotOf is the hash slot of key, by the rule of the Redis Cluster specification: only
 // what stands between the first { and the next } counts, unless that is empty.
 func SlotOf(key string) uint16 {
