@@ -130,7 +130,7 @@ func (s *Step) endLocked(err, cause error) {
 		return
 	}
 	s.err = err
-	if cause != nil && cause != err {
+	if cause != nil {
 		s.cause = canceledBy(s.values, cause)
 	}
 	if s.done != nil {
