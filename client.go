@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/check"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
@@ -36,12 +38,13 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	tasks  tasks  // goroutines beside locking
-	word   wordOf // publishes the set of nodes
-	loss   lossLog
-	logs   queue[slog.Record]
-	back   recovery
-	doings doings
+	tasks     tasks           // goroutines beside locking
+	check     check.Config    // for Check and announcer
+	announcer check.Announcer // announces the set of nodes
+	loss      lossLog
+	logs      queue[slog.Record]
+	back      recovery
+	doings    doings
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -75,6 +78,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{opts: opts, began: time.Now(), id: "#" + uuid.NewString() + "-"}
+	c.tasks.init()
 	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
@@ -91,13 +95,14 @@ func newClient(opts Options, list string) (*Client, error) {
 	}
 	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, NotifiesRelease: c.tells, Same: c.sameServer,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.blind,
+		Owner: c.newOwner, NotifiesRelease: c.notifiesRelease, Same: c.sameServer,
+		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.noInfo,
 	}
 	if !opts.DisableQuarantine {
 		q.MemoryName = c.memoryName
 	}
 	c.quorum = quorum.New(q)
+	c.check = c.checkConfig()
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {
 		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
@@ -213,24 +218,25 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 func (c *Client) close(ctx context.Context) error {
-	c.word.stop()
+	c.announcer.Stop()
 	c.flights.Close(ctx)
 	c.loss.flush()
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
 	errs := make([]error, len(c.nodes))
-	var beside, meters error
+	var watches, beside, meters error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
-	wg.Go(func() { beside = c.tasks.close(sent) })
+	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
+	wg.Go(func() { beside = c.tasks.end(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
 	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
@@ -282,10 +288,12 @@ func (c *Client) label() (label string) {
 	return c.opts.NewOwner()
 }
 
-// tells reports whether the holder named owner will tell when it lets go. A client of another
-// library does not. Nor may one of this very client: what a flight finds of its own process
-// when it asks is mostly the late grant of an attempt that it has given up.
-func (c *Client) tells(owner string) bool { return ours(owner) && !strings.Contains(owner, c.id) }
+// notifiesRelease reports whether owner's client publishes a notice when it releases. Other
+// libraries do not. This very client may not either: an owner of its own that a flight finds on the
+// nodes is mostly the late grant of an attempt that it has given up.
+func (c *Client) notifiesRelease(owner string) bool {
+	return ours(owner) && !strings.Contains(owner, c.id)
+}
 
 // ours reports whether owner was made by a client of this library: label#UUID-sequence.
 func ours(owner string) bool {
@@ -309,8 +317,8 @@ func (c *Client) nodeChanged(name string, err error) {
 		c.nodesLeft()
 	}
 	switch {
-	case errors.Is(err, node.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
+	case errors.Is(err, conn.ErrLogin):
+		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", c.check.FixLogin(name, err))
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
@@ -321,21 +329,11 @@ func (c *Client) nodeChanged(name string, err error) {
 
 // nodesLeft wakes callers that fail fast when too few nodes are left.
 func (c *Client) nodesLeft() {
-	c.tasks.run(func() {
+	c.tasks.Go(func() {
 		if c.away() {
 			c.flights.Recheck()
 		}
 	})
-}
-
-// commandOf is the redis-cli command line for the node of that name.
-func (c *Client) commandOf(name string) command {
-	for i, n := range c.nodes {
-		if n.Name() == name {
-			return c.commandFor(i, name)
-		}
-	}
-	return command{addr: name}
 }
 
 // nodeVerified logs that a node refuses to report whether it lost data, or has done so.

@@ -33,7 +33,7 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 // limits the hold, as for Do. A bad policy is an ErrInvalid, before the lock is requested.
 func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, p RefreshPolicy, fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {
-		return invalid("fn", "nil", "it is what Do does")
+		return invalid("fn", "nil", "it is the function to run")
 	}
 	if p.MaxHold == 0 {
 		p.MaxHold = -1
@@ -117,7 +117,7 @@ func Wrap[A, R any](c *Client, ttl time.Duration, retry RetryStrategy, key func(
 	fn func(ctx context.Context, arg A) (R, error)) func(ctx context.Context, arg A) (R, error) {
 	return func(ctx context.Context, arg A) (r R, err error) {
 		if c == nil || key == nil || fn == nil {
-			return r, invalid("Wrap's c, key or fn", "nil", "all are needed")
+			return r, invalid("Wrap's c, key or fn", "nil", "all are required")
 		}
 		err = c.Do(ctx, key(arg), ttl, retry, func(ctx context.Context, _ *Lock) (err error) {
 			r, err = fn(ctx, arg)

@@ -95,7 +95,7 @@ func (d *doing) refreshing(l *Lock) {
 	}
 	if age := time.Since(l.c.began) - d.since; !d.warned && age >= tooLong && !l.insideDo() {
 		d.warned = true
-		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour and goes on until its function returns", "key", l.Key())
+		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour, and keeps it until its function returns", "key", l.Key())
 	}
 	d.last = d.ctx.Err() != nil
 }
@@ -114,7 +114,7 @@ func (l *Lock) insideDo() bool {
 func (d *doing) stopped() error {
 	err, cause := d.ctx.Err(), context.Cause(d.ctx)
 	if errors.Is(cause, err) {
-		return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w", cause)
+		return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w", cause)
 	}
-	return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w: %w", err, cause)
+	return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w: %w", err, cause)
 }

@@ -136,7 +136,7 @@ var sentinels = map[quorum.Reason]error{
 
 var (
 	errMissing = errors.New("the key is gone")
-	errNoName  = errors.New("held by another client, none of this library: the key has an empty value")
+	errNoName  = errors.New("held by a client of another library: the key has an empty value")
 )
 
 func nodeError(n quorum.NodeAnswer) NodeError {

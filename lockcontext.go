@@ -67,7 +67,7 @@ func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *de
 // register makes d end with l. If another one is registered for that Done channel, that one is
 // returned; if l is over, why is the reason.
 func (n *nest) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
-	if n == gone { // and shared by all that are: the Hold may go on for an instant
+	if n == gone { // shared by all released Locks; the flight's handle may still be held for an instant
 		d.forget, why, over = l.hold.OnEnd(d.cancel)
 		return nil, why, over
 	}

@@ -16,7 +16,7 @@ func (c *Client) log(level slog.Level, msg string, args ...any) {
 	}
 	line := slog.NewRecord(time.Now(), level, msg, 0)
 	line.Add(args...)
-	c.logs.put(line, c.tasks.run, c.writeLine, c.linesMissing)
+	c.logs.put(line, c.tasks.Go, c.writeLine, c.linesMissing)
 }
 
 func (c *Client) writeLine(line slog.Record) {

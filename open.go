@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
@@ -40,10 +40,10 @@ import (
 // URL without its password.
 func Open(urls []string, opts Options) (*Client, error) {
 	if len(opts.Nodes) != 0 {
-		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)), "Open makes the nodes from urls; New takes Nodes")
+		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)), "Open makes the nodes from urls; use New for Nodes")
 	}
 	if len(urls) == 0 || len(urls) > maxNodes { // checked before so many clients are made
-		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)), fmt.Sprintf("1 to %d are needed, one for each node", maxNodes))
+		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)), fmt.Sprintf("1 to %d are required, one for each node", maxNodes))
 	}
 	for i, u := range urls {
 		n, err := dial(u)
@@ -119,7 +119,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 			return nil, err
 		}
 		if o.MasterName == "" {
-			return nil, errors.New("parameter master_name is empty: want the name by which the Sentinels know the master")
+			return nil, errors.New("parameter master_name is empty: it must be the master's name in the configuration of the Sentinels")
 		}
 		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
@@ -145,7 +145,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 }
 
 var (
-	errHosts = errors.New("several hosts in one place: want one url per node; what belongs to one node, further Sentinels or members of a Cluster, follows as ?addr=host:port&addr=host:port")
+	errHosts = errors.New("several hosts in one place: use one URL per node; further Sentinels or members of the same node follow as ?addr=host:port&addr=host:port")
 	errPort  = errors.New("a port must be a number from 1 to 65535")
 )
 
@@ -190,5 +190,5 @@ func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.D
 		*dial = dialTime
 	}
 	*pipelinePool = -1
-	*readSize, *writeSize = node.ReadBuffer, node.WriteBuffer
+	*readSize, *writeSize = conn.ReadBuffer, conn.WriteBuffer
 }

@@ -168,7 +168,7 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		}
 		for j, m := range nodes[:i] {
 			if name, same := sameServer(m, n); same {
-				return invalid(field, name, fmt.Sprintf("that is %s[%d] already: one server has one vote", short, j))
+				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", short, j))
 			}
 		}
 		first, d := database(nodes[0])
@@ -188,7 +188,7 @@ func checkNode(field string, n redis.UniversalClient) error {
 	case *redis.Client, *redis.ClusterClient:
 		return nil
 	case *redis.Ring:
-		return invalid(field, "a *redis.Ring", "a Ring moves keys to other shards when one fails: give each shard as a node of its own")
+		return invalid(field, "a *redis.Ring", "a Ring moves keys to other shards when one fails: pass each shard as a node of its own")
 	}
 	return invalid(field, fmt.Sprintf("a %T", n), "a *redis.Client or *redis.ClusterClient is needed")
 }
@@ -243,7 +243,7 @@ func (c *Client) checkKey(key string) error {
 	case len(key) > maxKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
 	case startsWith(c.opts.KeyPrefix, key, node.Reserved):
-		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are flightlock's own", node.Reserved))
+		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	}
 	return nil
 }

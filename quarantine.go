@@ -34,9 +34,9 @@ func (c *Client) memoryName() string {
 	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.memories.Add(1), 36)
 }
 
-// blind hears that a node does not tell enough.
-func (c *Client) blind(why error) {
-	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may not be noticed: "+
+// noInfo is called when a node refuses INFO.
+func (c *Client) noInfo(why error) {
+	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may go undetected: "+
 		"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
 }
 

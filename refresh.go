@@ -218,6 +218,6 @@ func (a *autoRefresh) goOn(delay time.Duration, again bool) {
 	case clock.Left(clock.Now(), a.l.Until()) > delay:
 		a.again(delay)
 	default:
-		a.endsBy(fmt.Errorf("after failure %d, the next try by RefreshPolicy.Retry, in %v, would have been too late", a.failures, delay))
+		a.endsBy(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late", a.failures, delay))
 	}
 }

@@ -50,7 +50,7 @@ func (c *Client) checked(key string, ttl time.Duration, retry RetryStrategy) err
 
 // newLock is the Lock of a caller that is about to ask for it.
 func (c *Client) newLock() *Lock {
-	c.leaveWord()
+	c.startAnnouncing()
 	return &Lock{c: c}
 }
 

@@ -78,6 +78,7 @@ func parent() int {
 	fmt.Println(c.PID())
 	_, _ = io.Copy(io.Discard, bufio.NewReader(os.Stdin))
 	forever()
+	return 0
 }
 
 func start(t *testing.T, role string) *procs.Child {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // deadlines decides rounds of releases whose timeout has passed. All have the same timeout, so
@@ -15,10 +16,10 @@ type deadlines struct {
 	timeout time.Duration
 	began   time.Time // zero of its clock
 
-	mu         sync.Mutex // guards what follows, and the links of the rounds in the list
-	head, tail *round
-	timer      *time.Timer // nil until the first round
-	armed      bool        // the timer will fire
+	mu     sync.Mutex // guards what follows, and the links of the rounds
+	rounds list.List[round, *round]
+	timer  *time.Timer // nil until the first round
+	armed  bool        // the timer will fire
 }
 
 // add calls r.expire after the timeout, unless remove is called before. The caller has not sent r yet.
@@ -26,13 +27,7 @@ func (d *deadlines) add(r *round) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r.due = time.Since(d.began) + d.timeout
-	r.prev = d.tail
-	if d.tail == nil {
-		d.head = r
-	} else {
-		d.tail.next = r
-	}
-	d.tail = r
+	d.rounds.PushBack(r)
 	r.listed = true
 	if !d.armed {
 		d.armLocked(d.timeout)
@@ -60,17 +55,7 @@ func (d *deadlines) removeLocked(r *round) {
 		return
 	}
 	r.listed = false
-	if r.prev == nil {
-		d.head = r.next
-	} else {
-		r.prev.next = r.next
-	}
-	if r.next == nil {
-		d.tail = r.prev
-	} else {
-		r.next.prev = r.prev
-	}
-	r.prev, r.next = nil, nil
+	d.rounds.Remove(r)
 }
 
 // fire expires the rounds that are due. The timer is not stopped when the list becomes empty: it
@@ -85,13 +70,14 @@ func (d *deadlines) stop() { d.expire(math.MaxInt64) }
 func (d *deadlines) expire(now time.Duration) {
 	var due []*round
 	d.mu.Lock()
-	for d.head != nil && d.head.due <= now {
-		due = append(due, d.head)
-		d.removeLocked(d.head)
+	first := d.rounds.Front()
+	for ; first != nil && first.due <= now; first = d.rounds.Front() {
+		due = append(due, first)
+		d.removeLocked(first)
 	}
 	d.armed = false
-	if d.head != nil {
-		d.armLocked(d.head.due - now)
+	if first != nil {
+		d.armLocked(first.due - now)
 	} else if d.timer != nil {
 		d.timer.Stop()
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// twin makes a client whose i-th node is server names[i] of the rig: the same number twice
+// withDuplicates makes a client whose i-th node is server names[i] of the rig: the same number twice
 // is one server under two names.
-func (r *rig) twin(name string, names ...int) *client {
+func (r *rig) withDuplicates(name string, names ...int) *client {
 	var conns []redis.UniversalClient
 	for _, i := range names {
 		conns = append(conns, r.mem[i].Client(r.t))
@@ -39,7 +39,7 @@ func wantMisconfigured(t *testing.T, f *Failure, i, j int) {
 // attempt fails already, and says why.
 func TestSameServerTwiceOfTwo(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, r *rig) {
-		c := r.twin("x", 0, 0)
+		c := r.withDuplicates("x", 0, 0)
 		for range 2 {
 			_, _, f := c.try(key, ttl, 1)
 			wantMisconfigured(t, f, 0, 1)
@@ -53,14 +53,14 @@ func TestSameServerTwiceOfTwo(t *testing.T) {
 func TestSameServerTwiceOfThree(t *testing.T) {
 	inBubble(t, 2, func(t *testing.T, r *rig) {
 		r.mem[1].Down(true)
-		c := r.twin("x", 0, 1, 0)
+		c := r.withDuplicates("x", 0, 1, 0)
 		_, _, f := c.try(key, ttl, 1)
 		wantMisconfigured(t, f, 0, 2)
 		r.mem[1].Down(false)
 		r.wantNoKey(key)
 	})
 	inBubble(t, 2, func(t *testing.T, r *rig) {
-		c := r.twin("x", 0, 1, 0)
+		c := r.withDuplicates("x", 0, 1, 0)
 		r.mem[1].SetDelay(ms(5))
 		a := c.begin(key, ttl, 1)
 		synctest.Wait()
@@ -82,7 +82,7 @@ func TestSameServerTwiceOfThree(t *testing.T) {
 // a release.
 func TestShadowHasNoVote(t *testing.T) {
 	hold := func(t *testing.T, r *rig) (*client, *Lease) {
-		c := r.twin("x", 0, 1, 0)
+		c := r.withDuplicates("x", 0, 1, 0)
 		l, _ := c.must(key, ttl, 1)
 		time.Sleep(ms(10))
 		l.mu.Lock()
@@ -137,7 +137,7 @@ func TestFalseAlarmDoesNotPoison(t *testing.T) {
 // followed up all the same.
 func TestLateReplayIsFollowedUp(t *testing.T) {
 	inBubble(t, 2, func(t *testing.T, r *rig) {
-		c := r.twin("x", 0, 1, 0)
+		c := r.withDuplicates("x", 0, 1, 0)
 		l := prepare(c.q, key, ttl, 1)
 		round := l.newRound("acquire", node.Granted, 0, func(*round) {})
 		round.Answer(0, node.Reply{Kind: node.Granted, Counter: 1})
@@ -153,7 +153,7 @@ func TestLateReplayIsFollowedUp(t *testing.T) {
 // A search that hangs holds up a failure for one NodeTimeout, and Close not at all.
 func TestSearchThatHangs(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, r *rig) {
-		c := r.twin("x", 0, 0)
+		c := r.withDuplicates("x", 0, 0)
 		c.q.Same = func(ctx context.Context, i, j int) (bool, error) {
 			<-ctx.Done()
 			return false, ctx.Err()
@@ -181,13 +181,13 @@ func TestSameServerBehindProxies(t *testing.T) {
 			t.Parallel()
 			servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t)}
 			var conns []redis.UniversalClient
-			var twins []int
+			var duplicates []int
 			for i, s := range names {
 				conn := redis.NewClient(&redis.Options{Addr: redistest.StartProxy(t, servers[s].Addr()).Addr()})
 				t.Cleanup(func() { _ = conn.Close() })
 				conns = append(conns, conn)
 				if s == 0 {
-					twins = append(twins, i)
+					duplicates = append(duplicates, i)
 				}
 			}
 			c := newClient(t, "x", conns)
@@ -200,7 +200,7 @@ func TestSameServerBehindProxies(t *testing.T) {
 				}
 				return f != nil
 			})
-			wantMisconfigured(t, f, twins[0], twins[1])
+			wantMisconfigured(t, f, duplicates[0], duplicates[1])
 			c.quiet()
 			if slices.Contains(servers[0].Keys(t), key) {
 				t.Error("the key was left behind")
@@ -230,11 +230,11 @@ func TestShadowsReplyIsIgnored(t *testing.T) {
 	}
 }
 
-// A node that does not answer does not keep twins from being found out.
+// A node that does not answer does not keep duplicates from being found out.
 func TestMuteNodeDoesNotHideTwins(t *testing.T) {
 	inBubble(t, 2, func(t *testing.T, r *rig) {
 		r.mem[1].Stall(true)
-		c := r.twin("x", 1, 0, 0)
+		c := r.withDuplicates("x", 1, 0, 0)
 		start := time.Now()
 		_, _, f := c.try(key, ttl, 1)
 		wantMisconfigured(t, f, 1, 2)

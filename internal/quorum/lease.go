@@ -228,7 +228,7 @@ func (l *Lease) fail(f *Failure) {
 	for i := range l.entries {
 		l.entries[i].Release(&e.places[i], nil, false, p)
 	}
-	if duplicates && l.q.start(func() { l.failAfterCheck(f) }) {
+	if duplicates && l.q.tasks.Go(func() { l.failAfterCheck(f) }) {
 		return
 	}
 	l.scratch.onAcquired.Acquired(Grant{}, f)

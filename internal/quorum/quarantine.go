@@ -137,7 +137,7 @@ func (k *quarantine) changed(m node.Memory, take func()) {
 	defer k.mu.Unlock()
 	defer take()
 	if m.Blind != nil && !k.blind && k.q.OnNoInfo != nil {
-		k.blind = k.q.start(func() { k.q.OnNoInfo(m.Blind) })
+		k.blind = k.q.tasks.Go(func() { k.q.OnNoInfo(m.Blind) })
 	}
 	if m.State == node.MemoryKept && !k.running {
 		return
@@ -145,7 +145,7 @@ func (k *quarantine) changed(m node.Memory, take func()) {
 	k.changedSince = true
 	k.bootstrapping.Store(true)
 	if !k.running {
-		k.running = k.q.start(k.run)
+		k.running = k.q.tasks.Go(k.run)
 		k.bootstrapping.Store(k.running)
 		return
 	}

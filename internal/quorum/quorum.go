@@ -9,13 +9,15 @@ package quorum
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/flightlock/flightlock/internal/wait"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // fixedDrift is subtracted from the validity period, besides ttl*DriftFactor: Redis expires
@@ -59,6 +61,7 @@ type Config struct {
 type Quorum struct {
 	Config
 	need       int
+	subs       []*pubsub.Subscriptions // of each node
 	deadlines  deadlines
 	quarantine *quarantine // nil: there is none
 
@@ -67,17 +70,19 @@ type Quorum struct {
 
 	ctx    context.Context // of the search for duplicates; ends with Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // of the goroutines of start
+	tasks  group.Group // searches for duplicates, bootstraps, and what waits for them
 
-	mu     sync.Mutex    // guards what follows
+	mu     sync.Mutex    // guards search
 	search chan struct{} // closed when the search for duplicates has a result; nil if none is under way
-	closed bool
 }
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
 	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
+	for _, n := range cfg.Nodes {
+		q.subs = append(q.subs, pubsub.New(n))
+	}
 	switch {
 	case cfg.Guarded:
 		q.quarantine = newQuarantine(q)
@@ -137,30 +142,26 @@ func (q *Quorum) Leave(key, contender string) {
 	}
 }
 
-// Close decides all open rounds, and waits for the goroutines of the quorum until ctx ends: a
-// comparison of nodes may be in a client that is not ours. Their owner closes the nodes first.
+// CloseWatches ends all watches and waits for their goroutines, until ctx ends. The owner of the
+// nodes may close these at the same time.
+func (q *Quorum) CloseWatches(ctx context.Context) error {
+	errs := make([]error, len(q.subs))
+	var wg sync.WaitGroup
+	for i, subs := range q.subs {
+		wg.Go(func() { errs[i] = subs.Close(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Close decides all open rounds, ends the watches, and waits for the goroutines of the quorum until
+// ctx ends: a comparison of nodes may be in a client that is not ours. Their owner closes the nodes
+// first.
 func (q *Quorum) Close(ctx context.Context) error {
-	q.mu.Lock()
-	q.closed = true
-	q.mu.Unlock()
+	q.tasks.Close()
 	q.cancel()
 	q.deadlines.stop()
-	return wait.For(ctx, q.wg.Wait)
-}
-
-// start runs f on a goroutine that Close waits for. It reports false, and does not run f, once
-// the quorum is closed.
-func (q *Quorum) start(f func()) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.startLocked(f)
-}
-
-func (q *Quorum) startLocked(f func()) bool {
-	if !q.closed {
-		q.wg.Go(f)
-	}
-	return !q.closed
+	return errors.Join(q.CloseWatches(ctx), q.tasks.Wait(ctx))
 }
 
 // reportDuplicate is called when node i answered "already yours" to an owner that is new to it:
@@ -172,7 +173,7 @@ func (q *Quorum) reportDuplicate(i int) {
 		return
 	}
 	ended := make(chan struct{})
-	if q.startLocked(func() { q.findDuplicate(i, ended) }) {
+	if q.tasks.Go(func() { q.findDuplicate(i, ended) }) {
 		q.search = ended
 	}
 }

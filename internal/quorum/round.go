@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -23,9 +24,9 @@ type round struct {
 	timer     *time.Timer  // of a refresh
 
 	// guarded by the quorum's deadlines
-	prev, next *round
-	due        time.Duration // on the deadlines' clock
-	listed     bool
+	links  list.Links[round]
+	due    time.Duration // on the deadlines' clock
+	listed bool
 
 	want node.Kind // the reply that is a vote for us
 
@@ -41,6 +42,9 @@ type round struct {
 // acquires reports whether the round belongs to an attempt. The one of raise does, too: its
 // outcome is that of the attempt.
 func (r *round) acquires() bool { return r.op == "acquire" }
+
+// ListLinks is for the deadlines' list.
+func (r *round) ListLinks() *list.Links[round] { return &r.links }
 
 // newRound begins a round, whose requests its caller then makes. If the attempt has been
 // cancelled, the round is decided already, and the requests are not sent.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // listener is a watch whose nodes are the test, and the events that it has delivered.
@@ -51,21 +52,21 @@ func TestHearsByMajority(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := listen(n)
 				for range 2 {
-					l.Hear(0, node.Broken, "") // it was not subscribed yet
+					l.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed}) // it was not subscribed yet
 					l.wantNews(t)
 					for i := range n {
-						l.Hear(i, node.Subscribed, "")
+						l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
 						if i+1 >= l.q.need {
 							l.wantNews(t, Subscribed)
 						} else {
 							l.wantNews(t)
 						}
 					}
-					l.Hear(0, node.Subscribed, "") // a subscription that was renewed unseen
+					l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed}) // a subscription that was renewed unseen
 					l.wantNews(t, Subscribed)
 					for left := n - 1; left >= 0; left-- {
-						l.Hear(left, node.Broken, "")
-						l.Hear(left, node.Broken, "")
+						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
+						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
 						if left == l.q.need-1 {
 							l.wantNews(t, Unsubscribed)
 						} else {
@@ -86,7 +87,7 @@ func TestOursByMajority(t *testing.T) {
 			l := listen(n)
 			for i := range l.q.need {
 				l.wantNews(t)
-				l.Hear(n-1-i, node.Notice, "me-1")
+				l.OnEvent(n-1-i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			}
 			l.wantNews(t, OurTurn)
 			time.Sleep(time.Second)
@@ -102,9 +103,9 @@ func TestOursAfterHalfATrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
 		for i := range 3 {
-			l.Hear(i, node.Notice, "me-1")
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			time.Sleep(ms(2))
-			l.Hear(i, node.Notice, "me-1")
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			time.Sleep(ms(2) - 1)
 			l.wantNews(t)
 			time.Sleep(1)
@@ -112,10 +113,10 @@ func TestOursAfterHalfATrip(t *testing.T) {
 			time.Sleep(time.Second)
 			l.wantNews(t)
 		}
-		l.Hear(0, node.Notice, "me-1") // two that are one trip apart are two turns
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"}) // two that are one trip apart are two turns
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
-		l.Hear(1, node.Notice, "me-1")
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
@@ -128,16 +129,16 @@ func TestOursAfterHalfATrip(t *testing.T) {
 func TestLateNoticeOfATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.Hear(0, node.Notice, "me-1")
-		l.Hear(1, node.Notice, "me-1")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t, OurTurn)
-		l.Hear(2, node.Notice, "me-1")
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
-		l.Hear(0, node.Notice, "me-1")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t)
-		l.Hear(2, node.Notice, "me-1")
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t, OurTurn)
 		l.waitedForMore() // was just about to run
 		l.wantNews(t)
@@ -151,7 +152,7 @@ func TestHalfATripIsBounded(t *testing.T) {
 		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
 			l := listen(3)
 			l.q.rtt.Store(int64(trip))
-			l.Hear(0, node.Notice, "me-1")
+			l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			if want > 0 {
 				time.Sleep(want - 1)
 				l.wantNews(t)
@@ -167,9 +168,9 @@ func TestHalfATripIsBounded(t *testing.T) {
 func TestTheirsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.Hear(0, node.Notice, "me-1")
-		l.Hear(1, node.Notice, "me-10")
-		l.Hear(2, node.Notice, "")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-10"})
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message})
 		l.wantNews(t, OtherTurn, OtherTurn)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn) // of node 0, which may be right
@@ -181,18 +182,18 @@ func TestTheirsAtOnce(t *testing.T) {
 func TestStopEndsTheNews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.Hear(0, node.Notice, "me-1")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.stop()
 		if l.timer.Stop() {
 			t.Error("the timer runs")
 		}
 		l.waitedForMore() // was just about to run
 		l.wantNews(t)
-		l.Hear(1, node.Notice, "me-1")
-		l.Hear(1, node.Notice, "you-1")
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "you-1"})
 		for i := range 3 {
-			l.Hear(i, node.Subscribed, "")
-			l.Hear(i, node.Broken, "")
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Unsubscribed})
 		}
 		time.Sleep(time.Second)
 		l.wantNews(t)
@@ -205,9 +206,9 @@ func TestLastNewsIsTrue(t *testing.T) {
 	for _, first := range []Event{Subscribed, Unsubscribed} {
 		synctest.Test(t, func(t *testing.T) {
 			l := listen(1)
-			signal := map[Event]node.Signal{Subscribed: node.Subscribed, Unsubscribed: node.Broken}
+			signal := map[Event]pubsub.Kind{Subscribed: pubsub.Subscribed, Unsubscribed: pubsub.Unsubscribed}
 			if first == Unsubscribed {
-				l.Hear(0, node.Subscribed, "")
+				l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
 				l.wantNews(t, Subscribed)
 			}
 			record, slow := l.onEvent, make(chan struct{})
@@ -218,10 +219,10 @@ func TestLastNewsIsTrue(t *testing.T) {
 				}
 				record(n, owner)
 			}
-			go l.Hear(0, signal[first], "")
+			go l.OnEvent(0, pubsub.Event{Kind: signal[first]})
 			synctest.Wait()
 			other := Subscribed + Unsubscribed - first
-			l.Hear(0, signal[other], "")
+			l.OnEvent(0, pubsub.Event{Kind: signal[other]})
 			close(slow)
 			synctest.Wait()
 			l.mu.Lock()
@@ -808,19 +809,19 @@ func TestAFailureIsNewsOnce(t *testing.T) {
 		var owners []string
 		record := l.onEvent
 		l.onEvent = func(n Event, owner string) { owners = append(owners, owner); record(n, owner) }
-		l.Hear(1, node.Notice, "label#x-7 failed")
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "label#x-7 failed"})
 		l.wantNews(t, Failed)
-		l.Hear(1, node.Notice, "me-1")
-		l.Hear(0, node.Notice, "label#x-7 failed")
-		l.Hear(0, node.Notice, "me-1")
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "label#x-7 failed"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t, OurTurn)
-		l.Hear(2, node.Notice, "label#x-8 failed")
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "label#x-8 failed"})
 		l.wantNews(t, Failed)
 		if want := []string{"label#x-7", "", "label#x-8"}; !slices.Equal(owners, want) {
 			t.Errorf("owners %q, want %q", owners, want)
 		}
 		l.stop()
-		l.Hear(0, node.Notice, "label#x-9 failed")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "label#x-9 failed"})
 		l.wantNews(t)
 	})
 }

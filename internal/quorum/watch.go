@@ -7,6 +7,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
 // Event is something that happens to a watched key.
@@ -30,7 +31,7 @@ type watch struct {
 	q         *Quorum
 	contender string
 	onEvent   func(n Event, owner string)
-	nodes     []*node.Watch
+	nodes     []*pubsub.Watch
 
 	mu         sync.Mutex  // guards what follows
 	subscribed uint64      // bit i: node i has confirmed
@@ -45,8 +46,8 @@ type watch struct {
 // only. One node's message suffices for Failed: nothing is granted because of it.
 func (q *Quorum) Watch(key, contender string, hear func(n Event, owner string)) (stop func()) {
 	w := &watch{q: q, contender: contender, onEvent: hear}
-	for i, n := range q.Nodes {
-		w.nodes = append(w.nodes, n.Watch(key, i, w))
+	for i, subs := range q.subs {
+		w.nodes = append(w.nodes, subs.Watch(key, i, w))
 	}
 	return w.stop
 }
@@ -63,15 +64,15 @@ func (w *watch) stop() {
 	}
 }
 
-// Hear receives an event of node i.
-func (w *watch) Hear(i int, s node.Signal, notice string) {
-	owner, failed := node.FailedOwner(notice)
+// OnEvent receives an event of node i.
+func (w *watch) OnEvent(i int, e pubsub.Event) {
+	owner, failed := node.FailedOwner(e.Text)
 	if failed {
 		w.onFailed(owner)
 		return
 	}
 	w.mu.Lock()
-	event := w.eventLocked(i, s, notice)
+	event := w.eventLocked(i, e)
 	w.mu.Unlock()
 	for event != 0 {
 		w.onEvent(event, "")
@@ -105,22 +106,22 @@ func (w *watch) correct(delivered Event) Event {
 	return 0
 }
 
-func (w *watch) eventLocked(i int, s node.Signal, contender string) Event {
+func (w *watch) eventLocked(i int, e pubsub.Event) Event {
 	bit := uint64(1) << i
 	before := w.majority(w.subscribed)
 	switch {
 	case w.closed:
-	case s == node.Subscribed:
+	case e.Kind == pubsub.Subscribed:
 		w.subscribed |= bit
 		if w.majority(w.subscribed) {
 			return Subscribed
 		}
-	case s == node.Broken:
+	case e.Kind == pubsub.Unsubscribed:
 		w.subscribed &^= bit
 		if before && !w.majority(w.subscribed) {
 			return Unsubscribed
 		}
-	case contender != w.contender:
+	case e.Text != w.contender:
 		return OtherTurn
 	default:
 		return w.turnLocked(bit)

@@ -1,6 +1,11 @@
-package node
+package pubsub
 
 import (
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"os"
+	"runtime"
+	"sync/atomic"
+
 	"context"
 	"fmt"
 	"strings"
@@ -28,8 +33,8 @@ func TestClusterNotices(t *testing.T) {
 		{"connections that are killed", noticesKilled},
 		{"slots that move all the time", noticesStress},
 		{"watches that come and go", noticesComeAndGo},
-		{"a client that is made anew", noticesNewClient},
 		{"a stopped master", noticesStopped},
+		{"masters that are replaced for good", noticesReplaced},
 		{"a failover", noticesFailover}, // the last one: a master is gone
 	} {
 		t.Run(sub.name, func(t *testing.T) { sub.run(t, c) })
@@ -71,7 +76,7 @@ func spublish(t *testing.T, s *redistest.Server, key, text string) {
 
 // Each master has one connection; notices come from the master of the key.
 func noticesManySlots(t *testing.T, c *redistest.Cluster) {
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	hasten(n)
 	const keys = 3000
 	var all []*recorder
@@ -86,7 +91,7 @@ func noticesManySlots(t *testing.T, c *redistest.Cluster) {
 	for i := 0; i < keys; i += keys / 20 {
 		key := fmt.Sprint("k", i)
 		spublish(t, c.MasterOf(t, key), key, "x")
-		all[i].want(Notice, "x")
+		all[i].want(Message, "x")
 	}
 	for _, s := range c.Servers() {
 		if got := subscribers(t, s); got != 1 {
@@ -102,7 +107,7 @@ func noticesManySlots(t *testing.T, c *redistest.Cluster) {
 // A watch goes with its slot.
 func noticesMoved(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[1]
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	key := c.KeyOn(t, from, "moved")
 	slot := c.SlotOf(t, key)
 	stays := subscribed(t, n, c.KeyOn(t, from, "stays"))
@@ -110,15 +115,15 @@ func noticesMoved(t *testing.T, c *redistest.Cluster) {
 	for i := range 4 {
 		c.SetMigrating(t, slot, from, to)
 		spublish(t, from, key, fmt.Sprint(i))
-		r.want(Notice, fmt.Sprint(i))
+		r.want(Message, fmt.Sprint(i))
 		c.FinishMigration(t, slot, from, to)
 		for _, r := range []*recorder{r, same} {
-			r.want(Broken, "")
+			r.want(Unsubscribed, "")
 			r.until(Subscribed, "")
 		}
 		agreed(t, c, slot, to)
 		spublish(t, to, key, "there")
-		r.want(Notice, "there")
+		r.want(Message, "there")
 		from, to = to, from
 	}
 	if len(stays.heard) != 0 {
@@ -129,7 +134,7 @@ func noticesMoved(t *testing.T, c *redistest.Cluster) {
 // A watch that begins where the client's map is out of date finds its master.
 func noticesStale(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[1], c.Servers()[2]
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	key := c.KeyOn(t, from, "stale")
 	subscribed(t, n, c.KeyOn(t, from, "warm"))
 	slot := c.SlotOf(t, key)
@@ -144,7 +149,7 @@ func noticesStale(t *testing.T, c *redistest.Cluster) {
 }
 
 func noticesKilled(t *testing.T, c *redistest.Cluster) {
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	keys := map[string]*recorder{}
 	for _, s := range c.Servers() {
 		key := c.KeyOn(t, s, "killed")
@@ -155,18 +160,18 @@ func noticesKilled(t *testing.T, c *redistest.Cluster) {
 			s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
 		}
 		for key, r := range keys {
-			r.want(Broken, "")
+			r.want(Unsubscribed, "")
 			r.want(Subscribed, "")
 			spublish(t, c.MasterOf(t, key), key, "x")
-			r.want(Notice, "x")
+			r.want(Message, "x")
 		}
 	}
 }
 
 // Whatever the slots do, in the end each watch is where its slot is, once.
 func noticesStress(t *testing.T, c *redistest.Cluster) {
-	n := clusterNode(t, c)
-	n.notices.linger = time.Millisecond
+	n := clusterSubs(t, c)
+	n.topicIdle = time.Millisecond
 	one, two := c.Servers()[0], c.Servers()[2]
 	tag := c.KeyOn(t, one, "stress")
 	slot := c.SlotOf(t, tag)
@@ -198,11 +203,11 @@ func noticesStress(t *testing.T, c *redistest.Cluster) {
 	redistest.Eventually(t, patience, "the watch has gone with its slot", func() bool {
 		return one.Do(t, "SPUBLISH", tag, "last") == int64(1)
 	})
-	r.until(Notice, "last")
+	r.until(Message, "last")
 }
 
 func noticesComeAndGo(t *testing.T, c *redistest.Cluster) {
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	hasten(n)
 	for i := range 1000 {
 		r := newRecorder(t)
@@ -215,41 +220,19 @@ func noticesComeAndGo(t *testing.T, c *redistest.Cluster) {
 	wantNothing(t, n, c.Servers()...)
 }
 
-// A master that leaves and comes back has another client of the cluster client's.
-func noticesNewClient(t *testing.T, c *redistest.Cluster) {
-	client := c.Client(t)
-	n := newNode(t, client)
-	key := c.KeyOn(t, c.Servers()[0], "anew")
-	r := subscribed(t, n, key)
-	master, err := client.MasterForKey(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = master.Close()
-	r.want(Broken, "")
-	fresh := redis.NewClient(&redis.Options{Addr: master.Options().Addr})
-	defer fresh.Close()
-	n.notices.router.server(fresh) // what finding the new client does
-	n.notices.router.owner[slotOf(key)].Store(n.notices.router.server(fresh))
-	r.want(Subscribed, "")
-	if err := n.Close(t.Context()); err != nil { // before fresh
-		t.Error(err)
-	}
-}
-
 // A master that has stopped costs the watches of the others nothing, new ones included.
 func noticesStopped(t *testing.T, c *redistest.Cluster) {
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	hasten(n)
 	stopped, fine := c.Servers()[0], c.Servers()[2]
 	key := c.KeyOn(t, fine, "fine")
 	dead, alive := subscribed(t, n, c.KeyOn(t, stopped, "dead")), subscribed(t, n, key)
 	later := c.KeyOn(t, fine, "later")
 	_ = stopped.Stop()
-	dead.want(Broken, "")
+	dead.want(Unsubscribed, "")
 	subscribed(t, n, later)
 	spublish(t, fine, key, "x")
-	alive.want(Notice, "x")
+	alive.want(Message, "x")
 	_ = stopped.Cont()
 	dead.want(Subscribed, "")
 }
@@ -277,17 +260,17 @@ func noticesFailover(t *testing.T, c *redistest.Cluster) {
 		return strings.Contains(replica.Do(t, "INFO", "replication").(string), "master_link_status:up")
 	})
 
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	key, other := c.KeyOn(t, master, "failover"), c.KeyOn(t, c.Servers()[1], "other")
 	r, same := subscribed(t, n, key), subscribed(t, n, other)
 	_ = master.Kill()
-	r.want(Broken, "")
+	r.want(Unsubscribed, "")
 	replica.Do(t, "CLUSTER", "FAILOVER", "TAKEOVER")
 	r.want(Subscribed, "")
 	spublish(t, replica, key, "x")
-	r.want(Notice, "x")
+	r.want(Message, "x")
 	spublish(t, c.Servers()[1], other, "y")
-	same.want(Notice, "y")
+	same.want(Message, "y")
 }
 
 // A Cluster without sharded pub/sub, older than Redis 7, is not asked again and again. Its
@@ -296,11 +279,11 @@ func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 1, "--rename-command", "SSUBSCRIBE", "")
 	s := c.Servers()[0]
-	n := clusterNode(t, c)
+	n := clusterSubs(t, c)
 	hasten(n)
 	r := newRecorder(t)
 	w := n.Watch("k", 7, r)
-	r.want(Broken, "")
+	r.want(Unsubscribed, "")
 	watch(t, n, "k2")
 	errors := func() string { return s.Do(t, "INFO", "errorstats").(string) }
 	pinged, before := timesCalled(t, s, "ping"), errors()
@@ -319,13 +302,13 @@ func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 			t.Parallel()
 			c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addr}, ReadTimeout: time.Second})
 			defer c.Close()
-			n := newNode(t, c)
+			n := newSubs(t, c)
 			for i := range 100 {
 				n.Watch(fmt.Sprint("k", i), 7, newRecorder(t)).Stop()
 			}
 			if name == "refused" {
 				r := watch(t, n, "k")
-				r.want(Broken, "")
+				r.want(Unsubscribed, "")
 				redistest.Eventually(t, patience, "what was stopped is forgotten", func() bool { return topics(n) == 1 })
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -334,5 +317,76 @@ func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// When masters are replaced for good, one after the other, the watches go with their slots, and nothing
+// is left behind in the client.
+func noticesReplaced(t *testing.T, c *redistest.Cluster) {
+	n := newSubs(t, c.Client(t, withoutMaintenance))
+	for _, s := range c.Servers() {
+		subscribed(t, n, c.KeyOn(t, s, "replaced"))
+	}
+	r := subscribed(t, n, c.KeyOn(t, c.Servers()[0], "replaced"))
+	before := runtime.NumGoroutine()
+	times := 1
+	if os.Getenv("FLIGHTLOCK_LONG") == "1" {
+		times = 5
+	}
+	for range times {
+		c.MustReplace(t, 0)
+		r.until(Unsubscribed, "")
+		r.until(Subscribed, "")
+		redistest.Eventually(t, patience, "the subscriber of the old master has ended", func() bool {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return len(n.subscribers) == 3
+		})
+	}
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// withoutMaintenance: otherwise go-redis has two goroutines for each master that it knows and has not
+// dialed.
+func withoutMaintenance(o *redis.ClusterOptions) {
+	o.DialerRetries = 1
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}
+
+// A watch on a master that has died, and that the Cluster names no longer, goes to the new one. It costs
+// neither commands nor goroutines, however many there have been.
+func TestAWatchLeavesAMasterThatIsGone(t *testing.T) {
+	s := redistest.StartServer(t)
+	var master atomic.Pointer[string]
+	var reads atomic.Int64 // of the slots
+	shift := func(to *redistest.Server) {
+		addr := to.Addr()
+		master.Store(&addr)
+	}
+	shift(s)
+	o := redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		reads.Add(1)
+		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: *master.Load()}}}}, nil
+	}}
+	withoutMaintenance(&o)
+	client := redis.NewClusterClient(&o)
+	t.Cleanup(func() { _ = client.Close() })
+	n := newSubs(t, client)
+	r := subscribed(t, n, "k")
+	before := runtime.NumGoroutine()
+	for range 3 {
+		_ = s.Kill()
+		s = redistest.StartServer(t)
+		shift(s)
+		r.until(Unsubscribed, "")
+		r.until(Subscribed, "")
+	}
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+	// Nothing is awaited here: what went on without an end would ask several times a second.
+	time.Sleep(time.Second / 4) // what was under way
+	read := reads.Load()
+	time.Sleep(time.Second / 2)
+	if again := reads.Load() - read; again > 0 {
+		t.Errorf("the slots were read %d times without a need", again)
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package conn
 
 import (
 	"net"
@@ -44,8 +44,8 @@ func tcpPair(t *testing.T) (ours *net.TCPConn, theirs net.Conn) {
 func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 	ours, theirs := tcpPair(t)
 	c := inHand{ours, make(chan struct{}), make(chan struct{})}
-	w, _ := newWire(c, minGrace)
-	w.strict.Store(false)
+	w, _ := newConn(c, MinGrace)
+	w.SetStrict(false)
 	read := func() (done chan struct{}) {
 		done = make(chan struct{})
 		go func() {
@@ -67,17 +67,17 @@ func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 	c.goOn <- struct{}{}
 	<-done
 
-	mark := w.mark()
-	if w.answered(mark) {
+	mark := w.Mark()
+	if w.ArrivedSince(mark) {
 		t.Error("answered before it was")
 	}
 	done = read()
 	send()
 	<-c.has
-	if w.answerWaits() || w.read.Load() != 5 {
+	if w.Unread() || w.read.Load() != 5 {
 		t.Fatalf("it waits in the socket, or is counted: %d", w.read.Load())
 	}
-	if !w.answered(mark) {
+	if !w.ArrivedSince(mark) {
 		t.Error("what is in the reader's hand was not seen")
 	}
 	c.goOn <- struct{}{}
@@ -87,8 +87,8 @@ func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 // On TCP, read and received count the same bytes, so that mark costs no system call for each batch.
 func TestWhatIsReadCountsAsReceived(t *testing.T) {
 	ours, theirs := tcpPair(t)
-	w, _ := newWire(ours, minGrace)
-	w.strict.Store(false)
+	w, _ := newConn(ours, MinGrace)
+	w.SetStrict(false)
 	for range 3 {
 		if _, err := theirs.Write(make([]byte, 1000)); err != nil {
 			t.Fatal(err)
@@ -100,8 +100,8 @@ func TestWhatIsReadCountsAsReceived(t *testing.T) {
 			}
 			got += n
 		}
-		if n, ok := w.received(); !ok || n != w.mark() || w.answered(w.mark()) {
-			t.Errorf("received %d (%v), read %d", n, ok, w.mark())
+		if n, ok := w.received(); !ok || n != w.Mark() || w.ArrivedSince(w.Mark()) {
+			t.Errorf("received %d (%v), read %d", n, ok, w.Mark())
 		}
 	}
 }

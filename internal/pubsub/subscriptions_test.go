@@ -1,4 +1,4 @@
-package node
+package pubsub
 
 import (
 	"context"
@@ -16,64 +16,64 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // A recorder is a Listener that keeps what it hears, and checks what every watch is promised.
 type recorder struct {
 	t     *testing.T
-	heard chan tiding
-	hook  func(Signal) // called by Hear
+	heard chan Event
+	hook  func(Kind) // called by OnEvent
 
-	mu   sync.Mutex // guards last; held by Hear, so that a second one is noticed
-	last Signal
+	mu   sync.Mutex // guards last; held by OnEvent, so that a second one is noticed
+	last Kind
 }
 
 func newRecorder(t *testing.T) *recorder {
-	return &recorder{t: t, heard: make(chan tiding, 1000)}
+	return &recorder{t: t, heard: make(chan Event, 1000)}
 }
 
-func (r *recorder) Hear(i int, s Signal, text string) {
+func (r *recorder) OnEvent(i int, e Event) {
 	if !r.mu.TryLock() {
-		r.t.Error("two Hears of one watch at once")
+		r.t.Error("two calls of OnEvent for one watch at once")
 		return
 	}
 	defer r.mu.Unlock()
 	if i != 7 {
 		r.t.Errorf("i is %d", i)
 	}
-	if s == Broken && r.last == Broken {
-		r.t.Error("Broken was told twice")
+	if e.Kind == Unsubscribed && r.last == Unsubscribed {
+		r.t.Error("Unsubscribed came twice")
 	}
-	if s != Notice {
-		r.last = s
+	if e.Kind != Message {
+		r.last = e.Kind
 	}
 	if r.hook != nil {
-		r.hook(s)
+		r.hook(e.Kind)
 	}
 	select {
-	case r.heard <- tiding{s, text}:
+	case r.heard <- e:
 	default: // a flood; the test does not look at each
 	}
 }
 
 // want waits for the next signal, which must be that one.
-func (r *recorder) want(s Signal, text string) {
+func (r *recorder) want(s Kind, text string) {
 	r.t.Helper()
 	select {
 	case got := <-r.heard:
-		if got != (tiding{s, text}) {
-			r.t.Fatalf("heard %v, want %v", got, tiding{s, text})
+		if got != (Event{s, text}) {
+			r.t.Fatalf("heard %v, want %v", got, Event{s, text})
 		}
 	case <-time.After(patience):
-		r.t.Fatalf("heard nothing, want %v", tiding{s, text})
+		r.t.Fatalf("heard nothing, want %v", Event{s, text})
 	}
 }
 
 // until waits for such a signal, whatever comes before.
-func (r *recorder) until(s Signal, text string) {
+func (r *recorder) until(s Kind, text string) {
 	r.t.Helper()
 	if !r.hears(s, text) {
 		r.t.FailNow()
@@ -81,37 +81,37 @@ func (r *recorder) until(s Signal, text string) {
 }
 
 // hears is until for other goroutines than the test's.
-func (r *recorder) hears(s Signal, text string) bool {
+func (r *recorder) hears(s Kind, text string) bool {
 	r.t.Helper()
 	for limit := time.After(patience); ; {
 		select {
 		case got := <-r.heard:
-			if got == (tiding{s, text}) {
+			if got == (Event{s, text}) {
 				return true
 			}
 		case <-limit:
-			r.t.Errorf("did not hear %v", tiding{s, text})
+			r.t.Errorf("did not hear %v", Event{s, text})
 			return false
 		}
 	}
 }
 
 // state is what the listener knows of the subscription.
-func (r *recorder) state() Signal {
+func (r *recorder) state() Kind {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.last
 }
 
 // watch begins a watch that ends with the test.
-func watch(t *testing.T, n *Node, key string) *recorder {
+func watch(t *testing.T, n *Subscriptions, key string) *recorder {
 	r := newRecorder(t)
 	t.Cleanup(n.Watch(key, 7, r).Stop)
 	return r
 }
 
 // subscribed is watch, confirmed.
-func subscribed(t *testing.T, n *Node, key string) *recorder {
+func subscribed(t *testing.T, n *Subscriptions, key string) *recorder {
 	t.Helper()
 	r := watch(t, n, key)
 	r.until(Subscribed, "")
@@ -152,20 +152,20 @@ func timesCalled(t *testing.T, s *redistest.Server, name string) (n int) {
 }
 
 // topics is how many topics the node has, those that linger included.
-func topics(n *Node) int {
-	n.notices.mu.Lock()
-	defer n.notices.mu.Unlock()
-	return len(n.notices.topics)
+func topics(n *Subscriptions) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.topics)
 }
 
 // hasten makes the times short that the notices of n give themselves, before the first watch.
-func hasten(n *Node) {
-	n.notices.linger, n.notices.idle, n.notices.pulse = time.Millisecond, time.Millisecond, 50*time.Millisecond
+func hasten(n *Subscriptions) {
+	n.topicIdle, n.connIdle, n.pulse = time.Millisecond, time.Millisecond, 50*time.Millisecond
 }
 
 // wantNothing waits until all traces of watching are gone: topics, subscriptions,
 // connections, goroutines.
-func wantNothing(t *testing.T, n *Node, servers ...*redistest.Server) {
+func wantNothing(t *testing.T, n *Subscriptions, servers ...*redistest.Server) {
 	t.Helper()
 	redistest.Eventually(t, patience, "nothing is watched", func() bool { return topics(n) == 0 })
 	for _, s := range servers {
@@ -173,9 +173,9 @@ func wantNothing(t *testing.T, n *Node, servers ...*redistest.Server) {
 		redistest.Eventually(t, patience, "no connection is left", func() bool { return subscribers(t, s) == 0 })
 	}
 	redistest.Eventually(t, patience, "no goroutine is left", func() bool {
-		n.notices.mu.Lock()
-		defer n.notices.mu.Unlock()
-		return len(n.notices.feeds) == 0 && !n.notices.settling && n.notices.homeless.Len() == 0
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return len(n.subscribers) == 0 && !n.resolving && n.unresolved.Len() == 0
 	})
 }
 
@@ -247,18 +247,18 @@ func TestAWatchHears(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Cleanup(func() { _ = client.Close() })
-			n := newNode(t, client)
+			n := newSubs(t, client)
 			r := watch(t, n, name)
 			r.want(Subscribed, "")
 			publish(t, s, name, "text")
-			r.want(Notice, "text")
+			r.want(Message, "text")
 			for range 2 {
 				s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
-				r.want(Broken, "")
+				r.want(Unsubscribed, "")
 				r.want(Subscribed, "")
 				redistest.Eventually(t, patience, "one connection is left", func() bool { return subscribers(t, s) == 1 })
 				publish(t, s, name, "")
-				r.want(Notice, "")
+				r.want(Message, "")
 			}
 		})
 		redistest.Eventually(t, patience, "the connection is closed", func() bool { return subscribers(t, s) == 0 })
@@ -269,12 +269,12 @@ func TestAWatchHears(t *testing.T) {
 func TestAnyKeyCanBeWatched(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	for _, key := range []string{"", " ", "\x00\xff\r\n", "[a-z]*?", "{}", strings.Repeat("long", 1<<10)} {
 		r := watch(t, n, key)
 		r.want(Subscribed, "")
 		publish(t, s, key, key)
-		r.want(Notice, key)
+		r.want(Message, key)
 	}
 }
 
@@ -283,7 +283,7 @@ func TestAnyKeyCanBeWatched(t *testing.T) {
 func TestWatchesShareATopic(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	var all []*recorder
 	for range 20 {
 		all = append(all, subscribed(t, n, "k"))
@@ -291,10 +291,10 @@ func TestWatchesShareATopic(t *testing.T) {
 	other := subscribed(t, n, "other")
 	publish(t, s, "k", "x")
 	for _, r := range all {
-		r.want(Notice, "x")
+		r.want(Message, "x")
 	}
 	publish(t, s, "other", "y")
-	other.want(Notice, "y")
+	other.want(Message, "y")
 	if got := timesCalled(t, s, "subscribe"); got != 2 {
 		t.Errorf("%d SUBSCRIBEs", got)
 	}
@@ -308,23 +308,23 @@ func TestWatchesShareATopic(t *testing.T) {
 func TestATopicLingers(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	hasten(n)
-	n.notices.linger = time.Hour
+	n.topicIdle = time.Hour
 	for range 50 {
 		r := newRecorder(t)
 		w := n.Watch("k", 7, r)
 		r.want(Subscribed, "")
 		publish(t, s, "k", "x")
-		r.want(Notice, "x")
+		r.want(Message, "x")
 		w.Stop()
 	}
 	if got := timesCalled(t, s, "subscribe"); got != 1 {
 		t.Errorf("%d SUBSCRIBEs", got)
 	}
-	n.notices.mu.Lock()
-	n.notices.linger = time.Millisecond
-	n.notices.mu.Unlock()
+	n.mu.Lock()
+	n.topicIdle = time.Millisecond
+	n.mu.Unlock()
 	w := n.Watch("k", 7, newRecorder(t))
 	w.Stop()
 	w.Stop() // again changes nothing
@@ -336,11 +336,11 @@ func TestATopicLingers(t *testing.T) {
 func TestNoWatchCostsNothing(t *testing.T) {
 	c := redistest.StartServer(t).Client(t)
 	before := runtime.NumGoroutine()
-	n := newNode(t, c)
+	n := newSubs(t, c)
 	if after := runtime.NumGoroutine(); after > before {
 		t.Errorf("%d goroutines, %d before", after, before)
 	}
-	if n.notices.topics != nil || n.notices.feeds != nil {
+	if n.topics != nil || n.subscribers != nil {
 		t.Error("there are maps")
 	}
 }
@@ -349,15 +349,15 @@ func TestNoWatchCostsNothing(t *testing.T) {
 func TestConnectionsThatAreKilledHeal(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	one, two := subscribed(t, n, "one"), subscribed(t, n, "two")
 	for i := range 4 { // each pause before the next connection is longer
 		s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
 		for key, r := range map[string]*recorder{"one": one, "two": two} {
-			r.want(Broken, "")
+			r.want(Unsubscribed, "")
 			r.want(Subscribed, "")
 			publish(t, s, key, fmt.Sprint(i))
-			r.want(Notice, fmt.Sprint(i))
+			r.want(Message, fmt.Sprint(i))
 		}
 	}
 }
@@ -368,7 +368,7 @@ func TestConnectionsThatAreCutAnywhereHeal(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	for after := 0; after < 1000; after += 37 {
-		n := newNode(t, s.Client(t, at(p.Addr()), quick))
+		n := newSubs(t, s.Client(t, at(p.Addr()), quick))
 		p.CutReplies(after)
 		var all []*recorder
 		for i := range 10 {
@@ -384,14 +384,14 @@ func TestConnectionsThatAreCutAnywhereHeal(t *testing.T) {
 	}
 }
 
-// A listener that looks after each Subscribed and each Notice, and at no other time, sees
+// A listener that looks after each Subscribed and each Message, and at no other time, sees
 // every change in the end, whatever happens to the connection.
 func TestNoWakeUpIsLost(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr()), quick))
-	n.notices.linger = 5 * time.Millisecond
+	n := newSubs(t, s.Client(t, at(p.Addr()), quick))
+	n.topicIdle = 5 * time.Millisecond
 	c := s.Client(t)
 	const keys = 5
 	var value [keys]atomic.Int64 // what one looks at
@@ -431,8 +431,8 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		key := fmt.Sprint("k", k)
 		look := make(chan struct{}, 1)
 		r := newRecorder(t)
-		r.hook = func(s Signal) {
-			if s != Broken {
+		r.hook = func(s Kind) {
+			if s != Unsubscribed {
 				select {
 				case look <- struct{}{}:
 				default:
@@ -466,8 +466,8 @@ func TestNoWakeUpIsLost(t *testing.T) {
 	waiting.Wait()
 }
 
-// subscriber is a client of a user with that right to channels.
-func subscriber(t *testing.T, s *redistest.Server, rights ...any) *redis.Client {
+// clientWith is a client of a user with that right to channels.
+func clientWith(t *testing.T, s *redistest.Server, rights ...any) *redis.Client {
 	t.Helper()
 	s.Do(t, append([]any{"ACL", "SETUSER", "u", "on", ">pw", "~*", "+@all", "resetchannels"}, rights...)...)
 	return s.Client(t, func(o *redis.Options) { o.Username, o.Password = "u", "pw" })
@@ -477,8 +477,8 @@ func subscriber(t *testing.T, s *redistest.Server, rights ...any) *redis.Client 
 func TestAForbiddenChannelIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, subscriber(t, s, "&ok*"))
-	n.notices.bar = 100 * time.Millisecond
+	n := newSubs(t, clientWith(t, s, "&ok*"))
+	n.bar = 100 * time.Millisecond
 	var all []*recorder
 	bad1 := watch(t, n, "bad1")
 	for i := range 1000 {
@@ -488,11 +488,11 @@ func TestAForbiddenChannelIsLeftAlone(t *testing.T) {
 	for _, r := range all {
 		r.want(Subscribed, "")
 	}
-	bad1.want(Broken, "")
-	bad2.want(Broken, "")
+	bad1.want(Unsubscribed, "")
+	bad2.want(Unsubscribed, "")
 	s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub") // go-redis would never heal from this
 	for _, r := range all {
-		r.want(Broken, "")
+		r.want(Unsubscribed, "")
 		r.want(Subscribed, "")
 	}
 	s.Do(t, "ACL", "SETUSER", "u", "&bad*")
@@ -500,9 +500,9 @@ func TestAForbiddenChannelIsLeftAlone(t *testing.T) {
 		r.want(Subscribed, "")
 	}
 	publish(t, s, "bad1", "x")
-	bad1.want(Notice, "x")
+	bad1.want(Message, "x")
 	publish(t, s, "ok5", "y")
-	all[5].want(Notice, "y")
+	all[5].want(Message, "y")
 }
 
 // A right that is taken away cuts the connection, and costs the other channels no more
@@ -510,14 +510,14 @@ func TestAForbiddenChannelIsLeftAlone(t *testing.T) {
 func TestAChannelThatBecomesForbidden(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, subscriber(t, s, "&a", "&b"))
+	n := newSubs(t, clientWith(t, s, "&a", "&b"))
 	a, b := subscribed(t, n, "a"), subscribed(t, n, "b")
 	s.Do(t, "ACL", "SETUSER", "u", "resetchannels", "&b")
 	for _, r := range []*recorder{a, b} {
-		r.want(Broken, "")
+		r.want(Unsubscribed, "")
 	}
 	b.want(Subscribed, "")
-	if a.state() != Broken {
+	if a.state() != Unsubscribed {
 		t.Error("a is subscribed")
 	}
 }
@@ -537,7 +537,7 @@ func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.StartServer(t)
-			n := newNode(t, subscriber(t, s, c.right))
+			n := newSubs(t, clientWith(t, s, c.right))
 			hasten(n)
 			var all []*Watch
 			var ears []*recorder
@@ -547,9 +547,9 @@ func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 			}
 			pings := func() int { return timesCalled(t, s, "ping") }
 			redistest.Eventually(t, patience, "all are refused", func() bool {
-				n.notices.mu.Lock()
-				defer n.notices.mu.Unlock()
-				for _, f := range n.notices.feeds {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				for _, f := range n.subscribers {
 					return f.refused.Len() == keys
 				}
 				return false
@@ -578,15 +578,15 @@ func TestAnOutputBufferThatOverflows(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "CONFIG", "SET", "client-output-buffer-limit", "pubsub 32kb 16kb 1")
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	r := subscribed(t, n, "k")
 	for range 3 {
 		s.Do(t, "EVAL", "for i = 1, 100 do redis.call('PUBLISH', KEYS[1], ARGV[1]) end", 1, "k", strings.Repeat("x", 10<<10))
-		r.until(Broken, "")
+		r.until(Unsubscribed, "")
 		r.until(Subscribed, "")
 	}
 	publish(t, s, "k", "small")
-	r.until(Notice, "small")
+	r.until(Message, "small")
 }
 
 // A server that stops, without a word, is noticed; when it goes on, so do the watches.
@@ -594,55 +594,39 @@ func TestAServerThatFallsSilent(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	n := newSubs(t, s.Client(t, at(p.Addr()), quick))
 	hasten(n)
 	r := subscribed(t, n, "k")
 
 	_ = s.Stop()
-	r.want(Broken, "")
+	r.want(Unsubscribed, "")
 	_ = s.Cont()
 	r.want(Subscribed, "")
 
 	p.BlackHole(true)
-	r.want(Broken, "")
+	r.want(Unsubscribed, "")
 	p.BlackHole(false)
 	r.want(Subscribed, "")
 
 	_ = s.Kill()
-	r.want(Broken, "")
+	r.want(Unsubscribed, "")
 	_ = s.Restart()
 	r.want(Subscribed, "")
 	publish(t, s, "k", "x")
-	r.want(Notice, "x")
-}
-
-// A server that is suspended is not troubled with connections.
-func TestASuspendedServerIsNotDialled(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartServer(t)
-	d := &dialer{dial: (&net.Dialer{}).DialContext}
-	n := newNode(t, s.Client(t, func(o *redis.Options) { o.Dialer = d.Dial }))
-	n.servers[0].suspended.Store(&suspension{err: ErrStalled}) // and nobody probes
-	r := watch(t, n, "k")
-	r.want(Broken, "") // it has tried
-	if got := d.dials.Load(); got != 0 {
-		t.Errorf("%d dials", got)
-	}
-	n.servers[0].suspended.Store(nil)
-	r.want(Subscribed, "")
+	r.want(Message, "x")
 }
 
 // Many keys at once are no trouble, nor are they when the connection breaks.
 func TestTenThousandKeys(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	hasten(n)
 	const keys = 10000
 	var all [keys]*recorder
 	var watches [keys]*Watch
 	for i := range all {
-		all[i] = &recorder{t: t, heard: make(chan tiding, 4)}
+		all[i] = &recorder{t: t, heard: make(chan Event, 4)}
 		watches[i] = n.Watch(fmt.Sprint("k", i), 7, all[i])
 	}
 	for _, r := range all {
@@ -653,11 +637,11 @@ func TestTenThousandKeys(t *testing.T) {
 	}
 	s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
 	for i, r := range all {
-		r.want(Broken, "")
+		r.want(Unsubscribed, "")
 		r.want(Subscribed, "")
 		if i%1000 == 0 {
 			publish(t, s, fmt.Sprint("k", i), "x")
-			r.want(Notice, "x")
+			r.want(Message, "x")
 		}
 	}
 	for _, w := range watches {
@@ -670,9 +654,9 @@ func TestTenThousandKeys(t *testing.T) {
 func TestWatchesThatComeAndGo(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	hasten(n)
-	n.notices.linger = 2 * time.Millisecond
+	n.topicIdle = 2 * time.Millisecond
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -702,7 +686,7 @@ func TestWatchesThatComeAndGo(t *testing.T) {
 func TestWatchesOfADeadServerComeAndGo(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t, at(redistest.RefusedAddr(t)), quick))
+	n := newSubs(t, s.Client(t, at(redistest.RefusedAddr(t)), quick))
 	before := runtime.NumGoroutine()
 	for i := range 10000 {
 		n.Watch(fmt.Sprint("k", i), 7, newRecorder(t)).Stop()
@@ -716,17 +700,17 @@ func TestWatchesOfADeadServerComeAndGo(t *testing.T) {
 	wantNothing(t, n)
 }
 
-// A Hear may stop its own watch and begin others. Nothing is heard afterwards.
-func TestStopInsideHear(t *testing.T) {
+// An OnEvent may stop its own watch and begin others. Nothing is heard afterwards.
+func TestStopInsideOnEvent(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	r, next := newRecorder(t), newRecorder(t)
 	var w atomic.Pointer[Watch]
 	begun := make(chan struct{})
-	r.hook = func(s Signal) {
+	r.hook = func(s Kind) {
 		<-begun
-		if s == Notice {
+		if s == Message {
 			w.Load().Stop()
 			t.Cleanup(n.Watch("k", 7, next).Stop)
 		}
@@ -735,9 +719,9 @@ func TestStopInsideHear(t *testing.T) {
 	close(begun)
 	r.want(Subscribed, "")
 	s.Do(t, "EVAL", "for i = 1, 100 do redis.call('PUBLISH', KEYS[1], i) end", 1, "k")
-	r.want(Notice, "1")
+	r.want(Message, "1")
 	next.want(Subscribed, "")
-	next.until(Notice, "100")
+	next.until(Message, "100")
 	if len(r.heard) != 0 {
 		t.Errorf("heard %v after Stop", <-r.heard)
 	}
@@ -745,18 +729,16 @@ func TestStopInsideHear(t *testing.T) {
 
 // Whoever is slow to hear is told to look again instead of everything.
 func TestAFloodOfNoticesIsCutShort(t *testing.T) {
-	n := &Node{}
-	n.notices.init(n)
-	w := &Watch{ns: &n.notices, telling: true}
-	w.noteLocked(Subscribed, "")
-	w.untold = nil // it has been told
-	for i := range 10 * maxUntold {
-		w.noteLocked(Notice, fmt.Sprint(i))
+	w := &Watch{subs: &Subscriptions{}, delivering: true}
+	w.notifyLocked(Event{Kind: Subscribed})
+	w.events = nil // it has been told
+	for i := range 10 * maxEvents {
+		w.notifyLocked(Event{Message, fmt.Sprint(i)})
 	}
-	if len(w.untold) > maxUntold || w.untold[0].s != Subscribed {
-		t.Errorf("%d wait, the first is %v", len(w.untold), w.untold[0])
+	if len(w.events) > maxEvents || w.events[0].Kind != Subscribed {
+		t.Errorf("%d wait, the first is %v", len(w.events), w.events[0])
 	}
-	if last := w.untold[len(w.untold)-1]; last.text != fmt.Sprint(10*maxUntold-1) {
+	if last := w.events[len(w.events)-1]; last.Text != fmt.Sprint(10*maxEvents-1) {
 		t.Errorf("the last one is %v", last)
 	}
 }
@@ -765,16 +747,16 @@ func TestAFloodOfNoticesIsCutShort(t *testing.T) {
 func TestTwoNodesDoNotMix(t *testing.T) {
 	t.Parallel()
 	a, b := redistest.StartServer(t), redistest.StartServer(t)
-	na, nb := newNode(t, a.Client(t)), newNode(t, b.Client(t))
+	na, nb := newSubs(t, a.Client(t)), newSubs(t, b.Client(t))
 	ra, rb := subscribed(t, na, "k"), subscribed(t, nb, "k")
 	publish(t, a, "k", "a")
 	publish(t, b, "k", "b")
-	ra.want(Notice, "a")
-	rb.want(Notice, "b")
+	ra.want(Message, "a")
+	rb.want(Message, "b")
 	_ = a.Kill()
-	ra.want(Broken, "")
+	ra.want(Unsubscribed, "")
 	publish(t, b, "k", "b2")
-	rb.want(Notice, "b2")
+	rb.want(Message, "b2")
 }
 
 // Close ends everything, whatever the connection is doing, and a Watch that comes later
@@ -792,7 +774,7 @@ func TestCloseEndsWatches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, client)
+			n := newSubs(t, client)
 			r := newRecorder(t)
 			var all []*Watch
 			for i := range 100 {
@@ -803,7 +785,7 @@ func TestCloseEndsWatches(t *testing.T) {
 			case "confirmed":
 				r.want(Subscribed, "")
 			case "refused":
-				r.want(Broken, "")
+				r.want(Unsubscribed, "")
 			case "stopped":
 				r.want(Subscribed, "")
 				p.HoldRequests()
@@ -828,7 +810,7 @@ func TestCloseEndsWatches(t *testing.T) {
 	}
 }
 
-func r0(t *testing.T) *recorder { return &recorder{t: t, heard: make(chan tiding)} }
+func r0(t *testing.T) *recorder { return &recorder{t: t, heard: make(chan Event)} }
 
 func publishNobody(t *testing.T, s *redistest.Server, key string) {
 	t.Helper()
@@ -841,10 +823,11 @@ func TestWatchAgainstClose(t *testing.T) {
 	m := redistest.StartMini(t)
 	c := redistest.MiniClient(t, m)
 	for range 200 {
-		n, err := New(c, time.Second, true)
+		of, err := node.New(c, time.Second, true)
 		if err != nil {
 			t.Fatal(err)
 		}
+		n := New(of)
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
@@ -864,6 +847,9 @@ func TestWatchAgainstClose(t *testing.T) {
 		})
 		wg.Wait()
 		n.wg.Wait()
+		if err := of.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -895,10 +881,10 @@ func TestAnswersThatDoNotFit(t *testing.T) {
 				}
 				return confirm("subscribe", cmd[1])
 			})
-			n := newNode(t, fakeClient(t, f))
-			n.notices.bar = 50 * time.Millisecond
+			n := newSubs(t, fakeClient(t, f))
+			n.bar = 50 * time.Millisecond
 			r := watch(t, n, "k")
-			r.until(Broken, "")
+			r.until(Unsubscribed, "")
 			r.until(Subscribed, "")
 			if got := asked.Load(); got > 5 {
 				t.Errorf("asked %d times", got)
@@ -912,26 +898,26 @@ func TestWatchInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
 		c := m.Client(t)
-		n := newNode(t, c)
+		n := newSubs(t, c)
 		r := newRecorder(t)
 		w := n.Watch("k", 7, r)
 		r.want(Subscribed, "")
 		if err := c.Publish(t.Context(), "k", "x").Err(); err != nil {
 			t.Fatal(err)
 		}
-		r.want(Notice, "x")
+		r.want(Message, "x")
 
 		m.Cut()
-		r.want(Broken, "")
+		r.want(Unsubscribed, "")
 		r.want(Subscribed, "")
 
 		m.Stall(true)
-		r.want(Broken, "")
+		r.want(Unsubscribed, "")
 		m.Stall(false)
 		r.want(Subscribed, "")
 
 		w.Stop()
-		time.Sleep(lingerTime - time.Millisecond)
+		time.Sleep(topicIdleTime - time.Millisecond)
 		synctest.Wait()
 		if got := m.Mini.PubSubNumSub("k")["k"]; got != 1 {
 			t.Errorf("%d subscribers before the linger is over", got)
@@ -941,7 +927,7 @@ func TestWatchInABubble(t *testing.T) {
 		if got := m.Mini.PubSubNumSub("k")["k"]; got != 0 {
 			t.Errorf("%d subscribers after the linger", got)
 		}
-		time.Sleep(idleTime + 2*pulseTime)
+		time.Sleep(connIdleTime + 2*pulseTime)
 		synctest.Wait()
 		wantNothing(t, n)
 	})
@@ -951,7 +937,7 @@ func TestWatchInABubble(t *testing.T) {
 func TestAPingPerPulse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		subscribed(t, newNode(t, m.Client(t)), "k")
+		subscribed(t, newSubs(t, m.Client(t)), "k")
 		synctest.Wait()
 		before := m.Mini.CommandCount()
 		time.Sleep(10*pulseTime + time.Millisecond)
@@ -967,14 +953,14 @@ func TestAPingPerPulse(t *testing.T) {
 // written as it was made all the same; without its channel it would end all subscriptions.
 func TestACommandIsWrittenAsItWasMade(t *testing.T) {
 	s := redistest.StartServer(t)
-	n := newNode(t, s.Client(t))
+	n := newSubs(t, s.Client(t))
 	watch(t, n, "k").want(Subscribed, "")
 	other := watch(t, n, "other")
 	other.want(Subscribed, "")
-	ns := &n.notices
+	ns := n
 	ns.mu.Lock()
-	l := ns.topics["k"].feed.link
-	ns.topics["k"].state = leaving
+	l := ns.topics["k"].home.conn
+	ns.topics["k"].state = unsubscribing
 	l.drop = append(l.drop, "k")
 	c := l.composeLocked(time.Now())
 	ns.mu.Unlock()
@@ -990,5 +976,5 @@ func TestACommandIsWrittenAsItWasMade(t *testing.T) {
 	redistest.Eventually(t, patience, "the other key is subscribed", func() bool {
 		return s.Do(t, "PUBLISH", "other", "x") == int64(1)
 	})
-	other.want(Notice, "x") // and has been all the time
+	other.want(Message, "x") // and has been all the time
 }

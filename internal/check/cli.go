@@ -1,4 +1,4 @@
-package flightlock
+package check
 
 import (
 	"crypto/tls"
@@ -11,13 +11,12 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
-// This file has the commands that Check prints, and what it says of a server that does not serve us.
-
-// command is redis-cli for a server, with what the client uses to get there, but its password: redis-cli asks for that.
+// command is redis-cli for a server, with the options of the client but its password: redis-cli prompts
+// for that.
 type command struct {
 	addr     string
 	tls      *tls.Config // nil: without TLS
@@ -25,34 +24,37 @@ type command struct {
 	password bool
 }
 
-// commandFor is the command for a server of the i-th node.
-func (c *Client) commandFor(i int, addr string) command {
-	switch n := c.opts.Nodes[i].(type) {
+// command is redis-cli for a server of the i-th node.
+func (c *Config) command(i int, addr string) command {
+	switch n := c.Clients[i].(type) {
 	case *redis.Client:
 		o := n.Options()
-		return command{addr, o.TLSConfig, o.Username, o.Password != "" || brings(o.CredentialsProvider != nil, o.CredentialsProviderContext != nil, o.StreamingCredentialsProvider != nil)}
+		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
 	case *redis.ClusterClient:
 		o := n.Options()
-		return command{addr, o.TLSConfig, o.Username, o.Password != "" || brings(o.CredentialsProvider != nil, o.CredentialsProviderContext != nil, o.StreamingCredentialsProvider != nil)}
+		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
 	}
 	return command{addr: addr}
 }
 
-// admin is c for one who may do more than lock. Where clients have names, the password is another's.
+// FixLogin says how to fix that the node of that name refuses the login with err.
+func (c *Config) FixLogin(name string, err error) string {
+	for i, n := range c.Nodes {
+		if n.Name() == name {
+			return doesNotServe(c.command(i, name), err).Fix
+		}
+	}
+	return doesNotServe(command{addr: name}, err).Fix
+}
+
+// admin is c for a privileged user, whose name is not known if clients have user names.
 func (c command) admin() command {
 	if c.user != "" {
 		c.user = "ADMIN"
 	}
 	return c
-}
-
-func brings(credentials ...bool) bool {
-	for _, has := range credentials {
-		if has {
-			return true
-		}
-	}
-	return false
 }
 
 func (c command) String() string {
@@ -81,7 +83,7 @@ func (c command) String() string {
 	return b.String()
 }
 
-// quoted is a word as a shell takes it.
+// quoted is a word as an argument in a shell.
 func quoted(word string) string {
 	if plainWord.MatchString(word) {
 		return word
@@ -98,10 +100,10 @@ func unreachable(cli command, err error) Finding {
 	return f
 }
 
-// doesNotServe says of a server that cannot be reached, or lets nobody in, what to do.
+// doesNotServe is the finding on a server that cannot be reached, or refuses logins.
 func doesNotServe(cli command, err error) Finding {
-	f := Finding{Status: StatusFail, Found: err.Error()}
-	unknown, noMaster := node.NoMaster(err)
+	f := Finding{Status: Fail, Found: err.Error()}
+	unknown, noMaster := conn.NoMaster(err)
 	switch text := err.Error(); {
 	case noMaster && unknown:
 		f.Found = "the Sentinels know no such master: " + text
@@ -111,16 +113,16 @@ func doesNotServe(cli command, err error) Finding {
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
 		f.Fix = fmt.Sprintf("give this client the right user and password; %s ACL LIST shows the users", cli.admin())
 	case strings.Contains(text, "max number of clients"):
-		f.Fix = fmt.Sprintf("raise maxclients, or end those who have too many: %s CLIENT LIST, from a connection that is there already", cli.admin())
+		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: %s CLIENT LIST, on a connection that is open already", cli.admin())
 	case strings.Contains(text, "LOADING"):
 		f.Fix = fmt.Sprintf("wait until it has loaded its data: %s INFO persistence", cli.admin())
 	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "):
-		f.Fix = mendTLS(cli, err)
+		f.Fix = fixTLS(cli, err)
 	case cli.tls == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
 		cli.tls = &tls.Config{}
-		f.Fix = fmt.Sprintf("it is up, and ends the connection: if it wants TLS, use rediss:// for Open, a TLSConfig for New; then this should answer PONG: %s PING", cli)
-	case errors.Is(err, node.ErrLogin):
-		f.Fix = fmt.Sprintf("do what the answer says; it may be no Redis at all. This should answer PONG: %s PING", cli)
+		f.Fix = fmt.Sprintf("it accepts and closes the connection: if it expects TLS, use rediss:// for Open, a TLSConfig for New; then this should answer PONG: %s PING", cli)
+	case errors.Is(err, conn.ErrLogin):
+		f.Fix = fmt.Sprintf("fix what the answer reports; the server may not be Redis. This should answer PONG: %s PING", cli)
 	default:
 		f.Fix = fmt.Sprintf("start the server, or correct the address; this should answer PONG: %s PING", cli)
 		if cli.tls != nil {
@@ -130,8 +132,8 @@ func doesNotServe(cli command, err error) Finding {
 	return f
 }
 
-// mendTLS says how to get through a handshake that failed with err.
-func mendTLS(cli command, err error) string {
+// fixTLS is the fix for a handshake that failed with err.
+func fixTLS(cli command, err error) string {
 	var (
 		authority x509.UnknownAuthorityError
 		host      x509.HostnameError
@@ -140,7 +142,7 @@ func mendTLS(cli command, err error) string {
 	)
 	switch {
 	case errors.As(err, &authority):
-		return fmt.Sprintf("have this process trust who signed the server's certificate: SSL_CERT_FILE for Open, TLSConfig.RootCAs for New; this should answer PONG: %s --cacert FILE PING", cli)
+		return fmt.Sprintf("make this process trust the issuer of the server's certificate: SSL_CERT_FILE for Open, TLSConfig.RootCAs for New; this should answer PONG: %s --cacert FILE PING", cli)
 	case errors.As(err, &host):
 		return "use a name that is in the server's certificate, or give it one with this name; for New, TLSConfig.ServerName says which name to expect"
 	case errors.As(err, &invalid):
@@ -148,7 +150,7 @@ func mendTLS(cli command, err error) string {
 	case errors.As(err, &header):
 		return "the server has no TLS on that port: use redis:// for Open, a client without TLSConfig for New, or the server's tls-port"
 	case strings.Contains(err.Error(), "certificate"):
-		return fmt.Sprintf("the server wants a certificate of this client's that it trusts: TLSConfig.Certificates for New, or tls-auth-clients no on the server; this should answer PONG: %s --cert FILE --key FILE PING", cli)
+		return fmt.Sprintf("the server requires a client certificate that it trusts: TLSConfig.Certificates for New, or tls-auth-clients no on the server; this should answer PONG: %s --cert FILE --key FILE PING", cli)
 	}
-	return fmt.Sprintf("see that client and server have a version and a cipher of TLS in common: tls-protocols and tls-ciphers of the server, TLSConfig for New; this should answer PONG: %s PING", cli)
+	return fmt.Sprintf("client and server need a TLS version and a cipher in common: tls-protocols and tls-ciphers of the server, TLSConfig for New; this should answer PONG: %s PING", cli)
 }

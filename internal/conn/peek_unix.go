@@ -1,11 +1,11 @@
 //go:build unix
 
-package node
+package conn
 
 import "syscall"
 
-// waits reports whether bytes that were received wait to be read. It does not wait for whoever reads.
-func waits(c syscall.Conn) bool {
+// unread reports whether bytes that were received wait to be read. A Read that is blocked does not block it.
+func unread(c syscall.Conn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return false

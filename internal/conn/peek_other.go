@@ -1,8 +1,8 @@
 //go:build !unix
 
-package node
+package conn
 
 import "syscall"
 
 // waits reports whether bytes that were received wait to be read. Here that cannot be found out.
-func waits(syscall.Conn) bool { return false }
+func unread(syscall.Conn) bool { return false }
