@@ -17,7 +17,6 @@ import (
 // in before work as ever, the one that refreshes a lock among them. That one more is refused,
 // which the Client would like to have for something else, is no reason to lose the lock.
 func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
-	t.Parallel()
 	for name, refuse := range map[string]func(admin *redis.Conn){
 		"maxclients": func(admin *redis.Conn) {
 			info := admin.Info(t.Context(), "clients").Val()
