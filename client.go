@@ -145,7 +145,7 @@ func (c *Client) Ready(ctx context.Context) error {
 // ErrUnavailable, ErrClosed, ErrInvalid; ctx's error matches besides if ctx ended, and alone
 // if nothing was known by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Alone)
+	return c.acquire(ctx, key, ttl, retry, flight.Unqueued)
 }
 
 // Stats are counters since New, and gauges.

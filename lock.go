@@ -12,7 +12,7 @@ import (
 // can do nothing to whoever holds the key next. Its methods are safe for concurrent use.
 type Lock struct {
 	c    *Client
-	hold flight.Hold                 // not of a nested Lock: see place
+	hold flight.Ticket                 // not of a nested Lock: see place
 	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
 	nest atomic.Pointer[nest]        // nil until the Lock needs one: see there
 }
@@ -87,14 +87,14 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 // It works with a ctx that has ended, and takes NodeTimeout at most.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // for its values only, one day: a release must not depend on its caller's patience
-	return l.release((*flight.Hold).Release)
+	return l.release((*flight.Ticket).Release)
 }
 
 // releaseFailed is Release after the work for which l was made has failed. If the key is let go by that, the
 // other processes in contend for it end with errFailedElsewhere, as far as they hear it (not with DisableNotify).
-func (l *Lock) releaseFailed() error { return l.release((*flight.Hold).ReleaseFailed) }
+func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }
 
-func (l *Lock) release(end func(*flight.Hold) error) error {
+func (l *Lock) release(end func(*flight.Ticket) error) error {
 	if l.nest.CompareAndSwap(nil, gone) {
 		return end(&l.hold)
 	}
