@@ -520,7 +520,7 @@ type caller struct {
 // enter has h, new and patient, join the flight of key and do what it has to do first, as Acquire would.
 func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error) {
 	h.ttl, h.waiter = ttl, w.g.newWaiter(patient, nil)
-	f, next, err := w.g.join(key, h, Queue)
+	f, next, err := w.g.join(context.Background(), key, h, Queue)
 	if next == attempt {
 		f.runAttempt(h, false)
 	}

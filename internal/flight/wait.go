@@ -147,7 +147,7 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 		return false, g.report(began, t, g.cfg.GaveUp(key, err, nil))
 	}
 	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
-	f, next, err := g.join(key, t, mode)
+	f, next, err := g.join(ctx, key, t, mode)
 	if err != nil {
 		t.refusal = err
 		return false, g.report(began, t, g.answered(t))
@@ -247,7 +247,7 @@ func (g *Group) mayBlock(ctx context.Context) bool {
 // join puts t into the queue of key's flight, and gives what its caller has to do first. A
 // caller that comes to others asks its strategy ahead before it queues, where nobody waits for
 // the answer.
-func (g *Group) join(key string, t *Ticket, mode Mode) (*flight, step, error) {
+func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*flight, step, error) {
 	for {
 		var f *flight
 		if mode == Unqueued {
@@ -263,6 +263,9 @@ func (g *Group) join(key string, t *Ticket, mode Mode) (*flight, step, error) {
 			return nil, over, err
 		case next == plan:
 			t.waiter.plan(clock.Now())
+			if err := ctx.Err(); err != nil {
+				return nil, over, g.cfg.GaveUp(key, err, g.cfg.Busy(key, ""))
+			}
 		case next != again:
 			if w := t.waiter; w.budgeted {
 				w.setGiveUpTimer(f, t)
