@@ -83,7 +83,7 @@ paused: ## the paused-holder test: updates that are lost without the token, and 
 # What talks to real servers, without the race detector, which has been there by then.
 valkey: ## the tests on real servers once more, on Valkey instead of Redis; wants valkey-server
 	FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -p 1 -parallel 1 -timeout 10m \
-	  . ./fenced ./internal/node ./internal/quorum ./internal/redistest ./lua
+	  . ./fenced ./internal/node ./internal/pubsub ./internal/quorum ./internal/redistest ./lua
 	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
 
 # A quarter of an hour, most of it for what is refused or cut off while a node is asked what it remembers.

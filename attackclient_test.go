@@ -97,21 +97,6 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 	}
 }
 
-// noKeys waits until no server has a lock, for so long at most.
-func noKeys(t *testing.T, servers []*redistest.Server, within time.Duration) {
-	t.Helper()
-	redistest.Eventually(t, within, "no key is left", func() bool {
-		for _, s := range servers {
-			for _, key := range s.Keys(t) {
-				if strings.HasPrefix(key, "lock:") {
-					return false
-				}
-			}
-		}
-		return true
-	})
-}
-
 // Whatever command a node refuses, and for whatever reason, while locks come and go in every way that
 // there is: nobody holds a key beside another, tokens rise, and in the end nothing is left.
 func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
@@ -161,7 +146,7 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 		s.Do(t, accept...)
 	}
 	wg.Wait()
-	noKeys(t, servers, 20*time.Second)
+	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 	if a.granted.Load() == 0 {
 		t.Error("no lock was granted")
 	}
@@ -217,7 +202,7 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 		if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
-		noKeys(t, servers, 20*time.Second) // a Close without patience does not wait for the last answers
+		redistest.EventuallyNoLocks(t, 20*time.Second, servers...) // a Close without patience does not wait for the last answers
 	}
 }
 
@@ -299,7 +284,7 @@ func TestCallersThatEndAtAnyMomentLeaveNothing(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	noKeys(t, servers, 20*time.Second)
+	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 	for _, c := range cs {
 		redistest.Eventually(t, 10*time.Second, "nobody waits or holds", func() bool {
 			s := c.Stats()
@@ -350,7 +335,7 @@ func TestExclusionWithOddClients(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	noKeys(t, servers, 20*time.Second)
+	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 	t.Logf("%d locks", a.granted.Load())
 }
 
@@ -427,5 +412,5 @@ func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
 	}
 	wg.Wait()
 	mustRelease(t, eventually(t, c, "k"))
-	noKeys(t, servers, 20*time.Second)
+	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 }

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
-	"sync"
-	"time"
 
-	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/check"
 	"github.com/google/uuid"
 )
 
@@ -75,9 +74,6 @@ func (r *Report) add(f Finding) {
 	}
 }
 
-// checkTime bounds a Check, whatever the sockets do.
-const checkTime = 5 * time.Second
-
 // Check finds out whether these nodes are fit to lock on: whether each server (each master
 // of a Cluster) can be reached, its version and role, whether it evicts keys or forgets
 // them when it restarts, how its clock runs, whether the user may run the scripts and use
@@ -91,11 +87,12 @@ const checkTime = 5 * time.Second
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	inner, cancel := c.tasks.context(ctx)
 	defer cancel()
-	inner, stop := context.WithTimeout(inner, checkTime)
+	inner, stop := context.WithTimeout(inner, check.Time)
 	defer stop()
-	l := look{c: c, nonce: uuid.NewString(), facts: make([]facts, len(c.nodes))}
-	l.all(inner)
-	r := l.judge()
+	r := Report{Status: StatusOK}
+	for _, f := range c.check.Check(inner, uuid.NewString()) {
+		r.add(Finding{f.Node, f.Check, Status(f.Status), f.Found, f.Why, f.Fix})
+	}
 	switch {
 	case ctx.Err() != nil:
 		return r, fmt.Errorf("flightlock: check: %w", ctx.Err())
@@ -105,118 +102,30 @@ func (c *Client) Check(ctx context.Context) (Report, error) {
 	return r, nil
 }
 
-// look is one Check under way.
-type look struct {
-	c     *Client
-	nonce string
-	facts []facts // of each node
-	words []word  // that clients have left on each node
-
-	mu         sync.Mutex // guards what follows
-	twins      [][2]int
-	uncompared int
+// checkConfig is what Check and the announcements of node sets need to know.
+func (c *Client) checkConfig() check.Config {
+	o := c.opts
+	return check.Config{
+		Clients: o.Nodes, Nodes: c.nodes,
+		KeyPrefix: o.KeyPrefix, NodeTimeout: o.NodeTimeout, MaxTTL: o.MaxTTL, DriftFactor: o.DriftFactor,
+		DisableNotify: o.DisableNotify, DisableQuarantine: o.DisableQuarantine,
+		Guarded: c.guarded(), Quarantine: c.quarantine(), Quarantined: c.quorum.Quarantined,
+		Process: hostLabel(), Run: func(f func()) { c.tasks.Go(f) },
+	}
 }
 
-// facts are a node's servers, or why there are none.
-type facts struct {
-	servers []node.Facts
-	err     error
-}
-
-// all asks all nodes for all there is to know, at once.
-func (l *look) all(ctx context.Context) {
-	var wg sync.WaitGroup
-	wg.Go(func() { l.words = l.c.readWords(ctx) })
-	for i, client := range l.c.opts.Nodes {
-		wg.Go(func() {
-			l.facts[i].servers, l.facts[i].err = node.Inspect(ctx, client, l.c.opts.KeyPrefix, l.nonce, l.c.spawn)
+// startAnnouncing begins with the first lock to announce the set of nodes that this client locks on.
+func (c *Client) startAnnouncing() {
+	c.announcer.Start(&c.check, func(announce func(context.Context)) {
+		c.tasks.Go(func() {
+			ctx, cancel := c.tasks.context(context.Background())
+			defer cancel()
+			announce(ctx)
 		})
-		for j := range i {
-			wg.Go(func() { l.compare(ctx, j, i) })
-		}
-	}
-	wg.Wait()
-}
-
-func (c *Client) spawn(f func()) { c.tasks.run(f) }
-
-// compare finds out whether two nodes are one server.
-func (l *look) compare(ctx context.Context, i, j int) {
-	a, b := node.Brief(l.c.opts.Nodes[i]), node.Brief(l.c.opts.Nodes[j])
-	same, err := node.Await(ctx, l.c.spawn, func() (bool, error) {
-		return node.SameServer(ctx, a, b, l.nonce+fmt.Sprint(i, j))
+	}, func(d check.Danger) {
+		c.log(slog.LevelWarn, "flightlock: other clients lock the same keys on another set of nodes: two may hold one key",
+			"their_nodes", d.Nodes, "our_nodes", len(c.nodes), "by", d.By)
 	})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case err != nil:
-		l.uncompared++
-	case same:
-		l.twins = append(l.twins, [2]int{i, j})
-	}
-}
-
-// judge puts what was found into a report: node by node, then what concerns all.
-func (l *look) judge() Report {
-	r := Report{Status: StatusOK}
-	middle := l.middleClock()
-	for i, n := range l.facts {
-		if n.err != nil {
-			r.add(unreachable(l.c.commandFor(i, l.c.nodes[i].Name()), n.err))
-		}
-		for _, f := range n.servers {
-			if !f.Cluster { // where a Sentinel-managed master is, only its dialer knows
-				f.Addr = l.c.nodes[i].Name()
-			}
-			if f.Err != nil {
-				r.add(unreachable(l.c.commandFor(i, f.Addr), f.Err))
-				continue
-			}
-			s := subject{c: l.c, i: i, f: f, middle: middle}
-			for _, rule := range rules {
-				found := rule.judge(s)
-				found.Node, found.Check, found.Why = f.Addr, rule.name, rule.why
-				r.add(found)
-			}
-		}
-	}
-	r.add(l.judgeTwins())
-	r.add(l.judgeSets())
-	return r
-}
-
-func (l *look) judgeTwins() Finding {
-	f := Finding{Check: "same server", Why: "a server that is in the list twice has two votes, so a majority may be one machine"}
-	switch {
-	case len(l.twins) > 0:
-		var pairs []string
-		for _, t := range l.twins {
-			pairs = append(pairs, fmt.Sprintf("Nodes[%d] (%s) and Nodes[%d] (%s)",
-				t[0], l.c.nodes[t[0]].Name(), t[1], l.c.nodes[t[1]].Name()))
-		}
-		f.Status, f.Found = StatusFail, strings.Join(pairs, ", ")+" are the same server"
-		f.Fix = "give each server once; every node must be a server of its own"
-	case l.uncompared > 0:
-		f.Status, f.Found = StatusUnknown, fmt.Sprintf("%d pairs of nodes could not be compared", l.uncompared)
-	case len(l.c.nodes) == 1:
-		f.Status, f.Found = StatusOK, "one node"
-	default:
-		f.Status, f.Found = StatusOK, fmt.Sprintf("%d nodes, all different", len(l.c.nodes))
-	}
-	return f
-}
-
-// middleClock is the offset of the clock that has as many before as behind it.
-func (l *look) middleClock() time.Duration {
-	var all []time.Duration
-	for _, n := range l.facts {
-		for _, f := range n.servers {
-			if f.Err == nil && f.ClockErr == nil {
-				all = append(all, f.Clock.Offset)
-			}
-		}
-	}
-	return median(all)
 }
 
 // failoverAddr is what go-redis calls the address of every Sentinel-managed master.

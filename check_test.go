@@ -122,7 +122,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		wantFinding(t, r, tr.proxy.Addr(), "persistence", flightlock.StatusOK, "no vote")
 		wantFinding(t, r, tr.servers[1].Addr(), "quarantine", flightlock.StatusWarn, "NOPERM", "ACL SETUSER app +info")
 		wantFinding(t, r, tr.servers[1].Addr(), "persistence", flightlock.StatusWarn)
-		wantFinding(t, r, tr.servers[2].Addr(), "quarantine", flightlock.StatusWarn, "lost its memory")
+		wantFinding(t, r, tr.servers[2].Addr(), "quarantine", flightlock.StatusWarn, "lost data")
 		opts := patient
 		opts.DisableQuarantine = true
 		r = check(t, newClient(t, opts, tr.nodes()...))
@@ -213,7 +213,7 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 			wantFinding(t, r, s.Addr(), "reachable", flightlock.StatusOK)
 			wantFinding(t, r, s.Addr(), "version", flightlock.StatusOK)
 			wantFinding(t, r, s.Addr(), "role", flightlock.StatusOK)
-			wantFinding(t, r, s.Addr(), "eviction", flightlock.StatusUnknown, "does not tell", "NOPERM", "CONFIG GET")
+			wantFinding(t, r, s.Addr(), "eviction", flightlock.StatusUnknown, "not reported", "NOPERM", "CONFIG GET")
 			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusUnknown)
 			wantFinding(t, r, s.Addr(), "script rights", tc.scripts, tc.says)
 			wantFinding(t, r, s.Addr(), "pubsub rights", tc.pubsub)
@@ -344,7 +344,7 @@ func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
 	for _, s := range servers {
 		s.Do(t, "ACL", "SETUSER", "default", "+info")
 	}
-	wantFinding(t, check(t, c), servers[0].Addr(), "quarantine", flightlock.StatusWarn, "was refused INFO")
+	wantFinding(t, check(t, c), servers[0].Addr(), "quarantine", flightlock.StatusWarn, "INFO was refused")
 	wantFinding(t, check(t, newClient(t, patient, nodes...)), servers[0].Addr(), "quarantine", flightlock.StatusOK)
 }
 
@@ -461,7 +461,7 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 			wantFinding(t, check(t, c), "", "node sets", flightlock.StatusOK)
 		})
 	})
-	t.Run("a node that does not tell", func(t *testing.T) {
+	t.Run("a node that does not answer", func(t *testing.T) {
 		bubble(t, 4, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 			ours := lockOnce(t, flightlock.Options{}, clients[:3]...)
 			lockOnce(t, flightlock.Options{}, clients...)

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/check"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
@@ -20,9 +22,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client locks keys on a set of nodes. One Client per process and set of nodes is enough,
-// and gives the best throughput: its goroutines share flights. It is safe for concurrent
-// use.
+// Client locks keys on a set of nodes. One Client per process and set of nodes is enough, and gives
+// the best throughput, because its goroutines share flights. It is safe for concurrent use.
 type Client struct {
 	opts    Options
 	nodes   []*node.Node
@@ -33,16 +34,17 @@ type Client struct {
 	id       string // "#" + UUID + "-", which makes owners unique
 	seq      atomic.Uint64
 	carried  atomic.Bool   // some ctx carries a Lock of this Client
-	memories atomic.Uint64 // of nodes, that this client has thought of names for
+	memories atomic.Uint64 // for memoryName
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
-	tasks  tasks  // what goes on beside locking
-	word   wordOf // that this client leaves on its nodes
-	loss   lossLog
-	logs   queue[slog.Record]
-	back   recovery
-	doings doings
+	tasks     tasks           // goroutines beside locking
+	check     check.Config    // for Check and announcer
+	announcer check.Announcer // announces the set of nodes
+	loss      lossLog
+	logs      queue[slog.Record]
+	back      recovery
+	doings    doings
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -50,31 +52,33 @@ type Client struct {
 	closed  error // of the first Close
 }
 
-// New makes a Client over clients that the caller built and will close, after the Client.
-// It talks to no node yet. Bad options are an ErrInvalid that names the field.
+// New makes a Client over clients that the caller created, and will close after the Client. It
+// sends nothing yet. A bad option is an ErrInvalid that names the field.
 //
-// Locks have connections of their own, which the Client makes from the options of those clients and
-// closes in Close: to each server two with several nodes, four with one, and one more for a
-// moment when it is met first, was restarted, or is probed. So the load on the clients' pools does not
-// delay locks. What leads to a server and logs in is taken over: Addr, Dialer, TLSConfig, user and password or
-// their providers, DB, Protocol, OnConnect, ClientName (for CLIENT LIST). Pool sizes, timeouts, retries and
-// buffers are the Client's own. Hooks of the clients are not called for locks.
+// Locks use connections of their own, which the Client makes from the options of those clients and
+// closes in Close. Each server has two of them, or four if there is only one node, and one more for
+// a short time when the server is contacted for the first time, was restarted, or is probed. So the
+// load on the clients' pools does not delay locks. The Client takes over everything that is needed
+// to reach a server and to log in: Addr, Dialer, TLSConfig, user and password or their providers,
+// DB, Protocol, OnConnect, and ClientName (for CLIENT LIST). It sets pool sizes, timeouts, retries
+// and buffers itself. Hooks of the clients are not called for locks.
 //
-// Notices of release, Check, the list of nodes that is left on them (see Check) and the map of a Cluster do share
-// the clients' connections, one to each server for notices. For these it is well to set, as Open does, DialerRetries 1 and
-// DialTimeout 2s, so that a node that is down is noticed soon. A DialTimeout below 1.5s holds for the
-// connections for locks as well.
+// Notices of release, Check, the published list of nodes (see Check) and the map of a Cluster share
+// the clients' connections; notices use one connection to each server. For these, set DialerRetries
+// to 1 and DialTimeout to 2s, as Open does, so that a failed node is detected soon. A DialTimeout
+// below 1.5s also applies to the connections for locks.
 //
 // ReplicaOnly of a Sentinel-managed master must be off: a replica cannot vote.
 func New(opts Options) (*Client, error) { return newClient(opts, "Options.Nodes") }
 
-// newClient is New. list is what the caller gave the nodes in.
+// newClient is New. list names where the caller passed the nodes.
 func newClient(opts Options, list string) (*Client, error) {
 	opts, err := opts.validated(list)
 	if err != nil {
 		return nil, err
 	}
 	c := &Client{opts: opts, began: time.Now(), id: "#" + uuid.NewString() + "-"}
+	c.tasks.init()
 	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
 		if err != nil {
@@ -91,13 +95,14 @@ func newClient(opts Options, list string) (*Client, error) {
 	}
 	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
-		Owner: c.newOwner, Tells: c.tells, Same: c.sameServer,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), Told: c.quarantined, Blind: c.blind,
+		Owner: c.newOwner, NotifiesRelease: c.notifiesRelease, Same: c.sameServer,
+		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.noInfo,
 	}
 	if !opts.DisableQuarantine {
 		q.MemoryName = c.memoryName
 	}
 	c.quorum = quorum.New(q)
+	c.check = c.checkConfig()
 	cfg := c.flightConfig()
 	if opts.Registerer != nil {
 		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
@@ -117,17 +122,20 @@ func (c *Client) named(name string) bool {
 	return slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return n.Name() == name })
 }
 
-// Ready dials all nodes and has them load what locking needs, so that the first locks take no longer than others:
-// call it before a process takes traffic. It comes back with nil as soon as locks can be had, by a majority, and all
-// nodes were tried; nodes that are down or still starting do not hold it up for longer than their answer may take.
-// Else it goes on trying until ctx ends, and gives ctx's error together with the last outcome, as SingleFlightLock
-// does: ErrUnavailable, which names the nodes and what is wrong with each. ErrClosed. For the last step it takes a
-// lock of its own, "flightlock-ready-" and the id of the Client, behind Options.KeyPrefix. It is safe for
-// concurrent use, and may be called again.
+// Ready dials all nodes and loads what locking needs, so that the first locks are not delayed. Call
+// it before a process takes traffic. It returns nil as soon as locks can be acquired from a
+// majority and every node was tried; it waits no longer for nodes that are down or still starting
+// than a reply may take. Otherwise it retries until ctx ends, and returns ctx's error together with
+// the last outcome, as SingleFlightLock does: ErrUnavailable, with each node and its error. After
+// Close it returns ErrClosed.
+//
+// As its last step, Ready acquires and releases a lock of its own, named "flightlock-ready-" and
+// the id of the Client, below Options.KeyPrefix. Ready is safe for concurrent use, and may be
+// called again.
 func (c *Client) Ready(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, n := range c.nodes {
-		wg.Go(func() { _ = n.Ready(ctx) }) // what is wrong, the lock tells
+		wg.Go(func() { _ = n.Ready(ctx) }) // Lock below reports the errors
 	}
 	wg.Wait()
 	l, err := c.Lock(ctx, "flightlock-ready-"+c.id[1:len(c.id)-1], max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
@@ -137,13 +145,13 @@ func (c *Client) Ready(ctx context.Context) error {
 	return l.Release(ctx)
 }
 
-// Lock makes key the caller's for ttl, by the quorum alone: every caller contends by
-// itself, against its own process too. That suits keys that are rarely wanted twice at
-// once; for hot keys SingleFlightLock is hundreds of times faster.
+// Lock acquires key for ttl from the quorum alone, without the local queue: every caller contends
+// by itself, also against its own process. It suits keys with little contention; for hot keys
+// SingleFlightLock is hundreds of times faster.
 //
-// It goes on by retry until that gives up or ctx ends. Errors: ErrNotAcquired,
-// ErrUnavailable, ErrClosed, ErrInvalid; ctx's error matches besides if ctx ended, and alone
-// if nothing was known by then.
+// Lock retries until retry gives up or ctx ends. Errors: ErrNotAcquired, ErrUnavailable, ErrClosed,
+// ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if nothing was known
+// of the key by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Unqueued)
 }
@@ -151,25 +159,25 @@ func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry 
 // Stats are counters since New, and gauges.
 type Stats struct {
 	Acquired  uint64 // locks given to callers, handoffs included
-	Handoffs  uint64 // locks given without asking Redis
-	Attempts  uint64 // remote attempts
-	Refreshes uint64 // remote refreshes, of holders and of flights
-	Lost      uint64 // locks that were lost while somebody relied on them: by expiry, though they were to be refreshed or their Context was asked for, or because the nodes say so
-	Expired   uint64 // locks that ran out as their ttl says: never refreshed, their Context never asked for, and not released before
-	Commands  uint64 // acquires, refreshes, releases written to nodes; each counts, though a server may get many as one
+	Handoffs  uint64 // locks handed over within the process, without Redis
+	Attempts  uint64 // remote attempts started
+	Refreshes uint64 // remote refreshes, for holders and for flights
+	Lost      uint64 // locks that were lost while in use: the nodes report so, or they ran out although they were refreshed or had a Context
+	Expired   uint64 // locks that ended by their ttl: never refreshed, without a Context, and not released before
+	Commands  uint64 // acquires, refreshes and releases written to nodes; a batch counts each of them
 
-	Waiters int64 // callers that wait for a lock now
+	Waiters int64 // callers waiting for a lock now
 	Held    int64 // locks held now
-	Debts   int64 // releases owed to nodes that have not confirmed them yet
+	Debts   int64 // unacknowledged releases: owed to nodes and not confirmed by them yet
 
-	OldestDo time.Duration // how long the oldest lock of Do, DoWith and Wrap has been held; 0: none was held so long that it was to be refreshed
+	OldestDo time.Duration // how long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh
 
-	Suspended   int64 // nodes that are left alone until they answer a probe
-	Quarantined int64 // nodes whose votes do not count, because they lost their memory not long ago
-	Unverified  int64 // nodes without a vote, because they refuse the script that tells whether they lost their memory
+	Suspended   int64 // nodes that did not answer or refused the login, and are only probed
+	Quarantined int64 // nodes whose votes do not count, because they lost their data less than MaxTTL ago
+	Unverified  int64 // nodes without a vote, because they refuse the script that reports whether they lost their data
 }
 
-// Stats reads the counters. It is cheap: a short lock per shard and per key in use.
+// Stats reads the counters. It is cheap: it takes a short lock per shard and per key in use.
 func (c *Client) Stats() Stats {
 	n := c.flights.Counts()
 	s := Stats{
@@ -195,45 +203,48 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// Close ends the Client. It refuses new work, fails waiters with ErrClosed, waits for
-// holders until ctx ends, then ends the contexts of the remaining locks (cause ErrClosed)
-// and releases them, for which it takes four times NodeTimeout at most. It returns when every
-// goroutine of the Client has ended; one that waits on a stalled connection may need 4s for that,
-// or four times NodeTimeout if that is more, and Close gives up on it, with an error, when ctx has
-// ended. What go-redis has not ended by then, a dial or a question to Sentinels or a Cluster, ends
-// by the DialTimeout and ReadTimeout of its client. A second Close waits for the first and returns
-// the same.
+// Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders
+// until ctx ends. Then it ends the contexts of the remaining locks (cause ErrClosed) and releases
+// these locks, which takes at most four times NodeTimeout. It returns when every goroutine of the
+// Client has ended. A goroutine that waits on a stalled connection may need 4s for that, or four
+// times NodeTimeout if that is more; when ctx has ended, Close gives up on it and returns an error.
+// A dial, or a request to Sentinels or a Cluster, that go-redis has not ended by then ends by the
+// DialTimeout and ReadTimeout of its client.
+//
+// A second Close waits for the first and returns the same error.
 func (c *Client) Close(ctx context.Context) error {
 	c.closing.Do(func() { c.closed = c.close(ctx) })
 	return c.closed
 }
 
 func (c *Client) close(ctx context.Context) error {
-	c.word.stop()
+	c.announcer.Stop()
 	c.flights.Close(ctx)
 	c.loss.flush()
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
-	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // the releases just sent get their time
+	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
 	errs := make([]error, len(c.nodes))
-	var beside, meters error
+	var watches, beside, meters error
 	var wg sync.WaitGroup
 	for i, n := range c.nodes {
 		wg.Go(func() { errs[i] = n.Close(sent) })
 	}
-	wg.Go(func() { beside = c.tasks.close(sent) })
+	wg.Go(func() { watches = c.quorum.CloseWatches(sent) })
+	wg.Go(func() { beside = c.tasks.end(sent) })
 	wg.Go(func() { meters = c.metrics.unregister(sent) })
 	wg.Wait()
-	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for what takes no time unless it hangs
+	rest, stop := graced(ctx, c.opts.NodeTimeout, limit) // for steps that take no time unless they hang
 	defer stop()
-	errs = append(errs, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
+	errs = append(errs, watches, beside, meters, c.quorum.Close(rest), closeOwn(rest, c.own))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("flightlock: close: %w", err)
 	}
 	return nil
 }
 
-// graced is ctx, but ends no sooner than grace from now, and else no later than limit.
+// graced is ctx, except that it ends no sooner than grace from now, and otherwise no later than
+// limit.
 func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.Context, context.CancelFunc) {
 	soonest := time.Now().Add(grace)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Before(limit) {
@@ -257,7 +268,7 @@ func graced(ctx context.Context, grace time.Duration, limit time.Time) (context.
 // maxID is the length of id, and of the longest sequence number behind it.
 const maxID = len("#") + 36 + len("-") + 13
 
-// newOwner makes the owner of one attempt. It is never the same twice.
+// newOwner returns the owner of one attempt. It never returns the same owner twice.
 func (c *Client) newOwner() string {
 	label := c.label()
 	owner := make([]byte, 0, maxLabel+maxID)
@@ -266,7 +277,8 @@ func (c *Client) newOwner() string {
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
 
-// label is what NewOwner gives. It is called in the middle of an attempt, which has to go on if it panics.
+// label returns the label from NewOwner. It is called in the middle of an attempt, which has to
+// continue if NewOwner panics.
 func (c *Client) label() (label string) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -276,19 +288,21 @@ func (c *Client) label() (label string) {
 	return c.opts.NewOwner()
 }
 
-// tells reports whether the holder named owner will tell when it lets go. A client of another
-// library does not. Nor may one of this very client: what a flight finds of its own process
-// when it asks is mostly the late grant of an attempt that it has given up.
-func (c *Client) tells(owner string) bool { return ours(owner) && !strings.Contains(owner, c.id) }
+// notifiesRelease reports whether owner's client publishes a notice when it releases. Other
+// libraries do not. This very client may not either: an owner of its own that a flight finds on the
+// nodes is mostly the late grant of an attempt that it has given up.
+func (c *Client) notifiesRelease(owner string) bool {
+	return ours(owner) && !strings.Contains(owner, c.id)
+}
 
-// ours reports whether a client of this library made owner: label#UUID-sequence.
+// ours reports whether owner was made by a client of this library: label#UUID-sequence.
 func ours(owner string) bool {
 	const idLen = len("#xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx-")
 	at := strings.LastIndexByte(owner, '#')
 	return at >= 0 && len(owner) > at+idLen && owner[at+idLen-1] == '-' && uuid.Validate(owner[at+1:at+idLen-1]) == nil
 }
 
-// hostLabel tells people which process holds a lock.
+// hostLabel names the process that holds a lock, for people.
 var hostLabel = sync.OnceValue(func() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -297,14 +311,14 @@ var hostLabel = sync.OnceValue(func() string {
 	return host + ":" + strconv.Itoa(os.Getpid())
 })
 
-// nodeChanged logs that a node was suspended, and what to do, or that it is back.
+// nodeChanged logs that a node was suspended, with the fix if there is one, or that it is back.
 func (c *Client) nodeChanged(name string, err error) {
 	if err != nil {
 		c.nodesLeft()
 	}
 	switch {
-	case errors.Is(err, node.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: it refuses the login", "node", name, "err", err, "fix", doesNotServe(c.commandOf(name), err).Fix)
+	case errors.Is(err, conn.ErrLogin):
+		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", c.check.FixLogin(name, err))
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
@@ -313,26 +327,16 @@ func (c *Client) nodeChanged(name string, err error) {
 	}
 }
 
-// nodesLeft has callers that fail fast hear at once when too few nodes are left.
+// nodesLeft wakes callers that fail fast when too few nodes are left.
 func (c *Client) nodesLeft() {
-	c.tasks.run(func() {
+	c.tasks.Go(func() {
 		if c.away() {
 			c.flights.Recheck()
 		}
 	})
 }
 
-// commandOf is redis-cli for the node of that name.
-func (c *Client) commandOf(name string) command {
-	for i, n := range c.nodes {
-		if n.Name() == name {
-			return c.commandFor(i, name)
-		}
-	}
-	return command{addr: name}
-}
-
-// nodeVerified logs that a node's memory cannot be verified, or was.
+// nodeVerified logs that a node refuses to report whether it lost data, or has done so.
 func (c *Client) nodeVerified(name string, err error) {
 	if err != nil {
 		c.nodesLeft()
@@ -343,7 +347,7 @@ func (c *Client) nodeVerified(name string, err error) {
 	}
 }
 
-// lost hears of every lock that was lost.
+// lost is called for every lock that was lost.
 func (c *Client) lost(key string, why error) {
 	c.metrics.lostOne(why)
 	if c.opts.Logger != nil {

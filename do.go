@@ -7,38 +7,38 @@ import (
 	"time"
 )
 
-// Do runs fn under the lock on key: SingleFlightLock, then AutoRefresh while fn runs, then
-// Release. fn's ctx is the lock's Context: it ends when the lock is lost, with the cause, and
-// Do with it for the same key does not wait for itself.
+// Do runs fn under the lock on key: it calls SingleFlightLock, then AutoRefresh while fn runs, then
+// Release. fn's ctx is the lock's Context: it ends when the lock is lost, with the reason as its
+// cause. Calling Do with that ctx for the same key returns a nested lock and does not deadlock.
 //
-// The lock is kept for as long as fn runs and ctx lasts. After ctx has ended fn has one more
-// ttl, at least; the first refresh that is due after the end of ctx is the last, and the lock
-// is lost when that has run out. So an fn that hangs is bounded by its caller's ctx. Under a
-// ctx without end it is bounded by nobody: Stats().OldestDo and the metrics show the age of the
-// oldest lock, and the log warns after an hour. DoWith has a MaxHold.
+// The lock is kept while fn runs and ctx lasts. After ctx has ended, fn has at least one more ttl:
+// the first refresh that is due after the end of ctx is the last one, and when that ttl has run
+// out, the lock is lost. So ctx limits an fn that hangs. Under a ctx that never ends there is no
+// limit: Stats().OldestDo and the metrics show the age of the oldest lock, and the log warns after
+// an hour. DoWith has a MaxHold.
 //
-// fn's error comes back as it is, unless the lock was lost meanwhile: then the error matches
-// ErrLockLost and says why. It is the loss alone when fn has succeeded, or has returned the
-// error or the cause of its ctx, and else fn's error joined with it. That the nodes could
-// not be told of the release is no error: fn has run under the lock, the Client goes on
-// trying, and the ttl bounds what is left. A panic or runtime.Goexit in fn releases the
-// lock and goes on. Do never waits longer than NodeTimeout for the release.
+// Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches
+// ErrLockLost and gives the reason. It is that error alone if fn succeeded or returned the error or
+// the cause of its ctx, and otherwise is joined with fn's error. A release that nodes did not
+// confirm is no error: fn has run under the lock, the Client keeps trying, and the key expires with
+// its ttl at the latest. A panic or runtime.Goexit in fn releases the lock and continues. Do waits
+// at most NodeTimeout for the release.
 //
-// Errors without fn having run: those of SingleFlightLock.
+// If fn has not run, the errors are those of SingleFlightLock.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, fn func(ctx context.Context, l *Lock) error) error {
 	return c.DoWith(ctx, key, ttl, retry, RefreshPolicy{}, fn)
 }
 
-// DoWith is Do with a policy for the refreshes. Its MaxHold has no default: 0 means no limit
-// but that of ctx, as for Do. A bad policy is an ErrInvalid before the lock is asked for.
+// DoWith is Do with a policy for the refreshes. Its MaxHold has no default: 0 means that only ctx
+// limits the hold, as for Do. A bad policy is an ErrInvalid, before the lock is requested.
 func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, p RefreshPolicy, fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {
-		return invalid("fn", "nil", "it is what Do does")
+		return invalid("fn", "nil", "it is the function to run")
 	}
 	if p.MaxHold == 0 {
 		p.MaxHold = -1
 	}
-	if c.checkTTL(ttl) == nil { // else SingleFlightLock says it
+	if c.checkTTL(ttl) == nil { // otherwise SingleFlightLock reports it
 		if _, err := p.validated(c, ttl.Truncate(time.Millisecond)); err != nil {
 			return err
 		}
@@ -66,8 +66,8 @@ func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retr
 	return fn(inner, l)
 }
 
-// lostDuring is what Do says of a lock that was lost while fn ran, which has returned err. inner
-// is the ctx that fn had.
+// lostDuring is the error of Do for a lock that was lost while fn ran and returned err. inner is
+// fn's ctx.
 func lostDuring(ctx, inner context.Context, err, lost error) error {
 	switch {
 	case err == nil, errors.Is(lost, err):
@@ -106,18 +106,18 @@ func (c *Client) lostIn(l *Lock, why error) error {
 	return fmt.Errorf("lock %q: %w: %w", l.Key(), ErrLockLost, why)
 }
 
-// Wrap turns fn into a function that runs under the lock on key(arg), as by Do: declared
-// once, called everywhere. ctx carries the lock: FromContext(ctx).Fence() in fn is the
-// token. It returns fn's result, also along with an error, and the zero R with the error of
-// Do when fn has not run. Bad arguments surface as ErrInvalid at the call.
+// Wrap turns fn into a function that runs under the lock on key(arg), as by Do. Declare the result
+// once and call it everywhere. Its ctx carries the lock: in fn, FromContext(ctx).Fence() is the
+// token. It returns fn's result, also together with an error, and the zero R with the error of Do
+// if fn has not run. Bad arguments are an ErrInvalid of the call.
 //
-// It is safe for concurrent use. fn may call the wrapped function again, with its own ctx:
-// the lock is reentrant.
+// The result is safe for concurrent use. fn may call it again with its own ctx: the lock is
+// reentrant.
 func Wrap[A, R any](c *Client, ttl time.Duration, retry RetryStrategy, key func(arg A) string,
 	fn func(ctx context.Context, arg A) (R, error)) func(ctx context.Context, arg A) (R, error) {
 	return func(ctx context.Context, arg A) (r R, err error) {
 		if c == nil || key == nil || fn == nil {
-			return r, invalid("Wrap's c, key or fn", "nil", "all are needed")
+			return r, invalid("Wrap's c, key or fn", "nil", "all are required")
 		}
 		err = c.Do(ctx, key(arg), ttl, retry, func(ctx context.Context, _ *Lock) (err error) {
 			r, err = fn(ctx, arg)

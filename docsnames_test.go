@@ -115,3 +115,36 @@ func source(t *testing.T, file string) string {
 	}
 	return strings.Join(strings.Fields(strings.ReplaceAll(string(text), "\n//", "\n")), " ")
 }
+
+// Every error text that the on-call table of docs/operations.md quotes is one that the code returns.
+func TestErrorTextsInTheDocsExist(t *testing.T) {
+	var code strings.Builder
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		code.Write(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(pages(t)["docs/operations.md"], "## On call")
+	table, _, _ = strings.Cut(table, "\n## ")
+	variable := regexp.MustCompile(`\.\.\.:?|\d+ms|NodeTimeout$`) // between the constant parts of a text
+	quoted := 0
+	for _, m := range regexp.MustCompile("`([a-zA-Z][^`|]* [^`|]*)`").FindAllStringSubmatch(table, -1) {
+		for _, part := range variable.Split(m[1], -1) {
+			if part = strings.TrimSpace(part); !strings.Contains(part, " ") || part == "i/o timeout" || part == "connection refused" {
+				continue // one word; or a text of the operating system
+			}
+			if quoted++; !strings.Contains(code.String(), part) {
+				t.Errorf("docs/operations.md quotes %q: no error has the text %q", m[1], part)
+			}
+		}
+	}
+	if quoted < 15 {
+		t.Errorf("only %d texts are quoted: is this the right pattern?", quoted)
+	}
+}

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// doing is a Lock for as long as Do has it, besides how it is refreshed: Do's ctx bounds it, and nothing else does
-// unless the caller says so. A Lock under a ctx without end may be held for ever by an fn that hangs, so the longest are
-// made visible: in Stats, in the metrics, and in the log after an hour.
+// doing is a lock held by Do, in addition to how it is refreshed. By default only Do's ctx limits
+// how long it is held. Under a ctx that never ends, an fn that hangs holds the lock forever, so the
+// locks held longest are made visible: in Stats, in the metrics, and in the log after an hour.
 //
-// Most calls of Do are over before their first refresh is due, and cost nothing for that: a Lock is listed when its first
-// refresh is, and so a lock that is too young for one is not seen.
+// Most calls of Do end before their first refresh is due, and cost nothing for that: a lock is
+// listed when its first refresh is due, so a younger lock is not visible.
 //
 //	unlisted --first refresh--> listed --Do ends--> ended
 //	   +------------------------Do ends--------------->
@@ -24,7 +24,7 @@ type doing struct {
 	ctx   context.Context // Do's
 	since time.Duration   // on the Client's clock
 
-	last   bool // the refresh under way, or the one before, was sent after ctx had ended: written by Due, read by refreshed
+	last   bool // the latest refresh was sent after ctx had ended: written by Due, read by refreshed
 	warned bool // as last
 
 	listed atomic.Int32 // unlisted, listed or ended; from unlisted to listed under the mu of the list
@@ -36,7 +36,7 @@ const (
 	ended
 )
 
-// doings are the locks that Do holds and that were to be refreshed once. The zero value is ready for use.
+// doings are the locks held by Do whose first refresh was due. The zero value is ready for use.
 type doings struct {
 	mu  sync.Mutex // guards all
 	all map[*doing]*Lock
@@ -54,7 +54,7 @@ func (ds *doings) add(d *doing, l *Lock) {
 	ds.all[d] = l
 }
 
-// end follows the end of Do. It takes no mutex for a lock that is not listed.
+// end is called at the end of Do. It takes no mutex for a lock that is not listed.
 func (ds *doings) end(d *doing) {
 	if d.listed.Swap(ended) != listed {
 		return
@@ -64,7 +64,7 @@ func (ds *doings) end(d *doing) {
 	delete(ds.all, d)
 }
 
-// oldest is since when the oldest lock is held; ok is false if there is none.
+// oldest returns when the oldest lock was acquired; ok is false if there is none.
 func (ds *doings) oldest() (since time.Duration, ok bool) {
 	type held struct {
 		since time.Duration
@@ -78,14 +78,14 @@ func (ds *doings) oldest() (since time.Duration, ok bool) {
 	ds.mu.Unlock()
 	slices.SortFunc(all, func(a, b held) int { return int(a.since - b.since) })
 	for _, h := range all {
-		if h.l.Err() == nil { // else fn goes on without it
+		if h.l.Err() == nil { // otherwise fn continues without it
 			return h.since, true
 		}
 	}
 	return 0, false
 }
 
-// tooLong is how long Do holds a lock before the log tells.
+// tooLong is how long Do holds a lock before a warning is logged.
 const tooLong = time.Hour
 
 // refreshing is called when a refresh of l is due.
@@ -95,12 +95,12 @@ func (d *doing) refreshing(l *Lock) {
 	}
 	if age := time.Since(l.c.began) - d.since; !d.warned && age >= tooLong && !l.insideDo() {
 		d.warned = true
-		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour and goes on until its function returns", "key", l.Key())
+		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour, and keeps it until its function returns", "key", l.Key())
 	}
 	d.last = d.ctx.Err() != nil
 }
 
-// insideDo reports whether l is nested in a lock that Do holds, which the log is told of itself.
+// insideDo reports whether l is nested in a lock held by Do, which logs its own warning.
 func (l *Lock) insideDo() bool {
 	n := l.nest.Load()
 	if n == nil || n == gone || n.outermost == l {
@@ -110,11 +110,11 @@ func (l *Lock) insideDo() bool {
 	return a != nil && a.do != nil
 }
 
-// stopped is why a lock is not refreshed any more after the last time.
+// stopped is the reason why a lock is not refreshed any more after the last refresh.
 func (d *doing) stopped() error {
 	err, cause := d.ctx.Err(), context.Cause(d.ctx)
 	if errors.Is(cause, err) {
-		return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w", cause)
+		return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w", cause)
 	}
-	return fmt.Errorf("its ctx ended, and the function went on for another ttl: %w: %w", err, cause)
+	return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w: %w", err, cause)
 }

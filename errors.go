@@ -10,37 +10,36 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// The errors of this package, to be tested with errors.Is. An error that nodes had a part
-// in is a *QuorumError as well, which says what each of them answered.
+// The errors of this package, to be tested with errors.Is. An error to which nodes contributed is
+// a *QuorumError as well, which has the answer of each node.
 var (
-	// ErrNotAcquired says that somebody else has the lock, or that a majority answered and
-	// nobody has one; the retry strategy or the caller's ctx gave up. A ctx that ends before
-	// anything is known of the key gives its own error without it.
+	// ErrNotAcquired reports that another owner has the lock, or that a majority answered but the
+	// votes were split, and that the retry strategy gave up or the caller's ctx ended. If ctx ends
+	// before anything is known of the key, the error matches ctx's error only.
 	ErrNotAcquired = errors.New("not acquired")
-	// ErrNotHeld is what Refresh and Release say of a lock that expired, was taken, or was
+	// ErrNotHeld reports that the lock to be refreshed or released had expired, was taken, or was
 	// released before.
 	ErrNotHeld = errors.New("not held")
-	// ErrLockLost is the cause with which a Lock's Context ends when the lock was lost.
+	// ErrLockLost is the cause with which a Lock's Context ends when the lock is lost.
 	ErrLockLost = errors.New("lock lost")
-	// ErrUnavailable says that too few nodes answered to decide. It never means "held".
+	// ErrUnavailable reports that too few nodes answered to decide. It never means "held".
 	ErrUnavailable = errors.New("too few nodes available")
-	// ErrTooManyWaiters says that Options.MaxWaiters callers wait for the key already.
+	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
-	// ErrClosed says that the Client, or the Fetcher, was closed.
+	// ErrClosed reports that the Client, or the Fetcher, is closed.
 	ErrClosed = errors.New("closed")
-	// ErrInvalid says that an argument or an option cannot be; the text names it, its value
-	// and the limit.
+	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and
+	// the limit.
 	ErrInvalid = errors.New("invalid")
 )
 
-// QuorumError is the outcome of an operation that the nodes did not agree to. errors.Is
-// finds the sentinel in it, and the error of the caller's ctx if that had ended, but not
-// the errors of single nodes: a node's dial timeout must not look as if the caller's
-// deadline had passed.
+// QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel,
+// and the error of the caller's ctx if that had ended, but not the errors of single nodes: a node's
+// dial timeout must not look as if the caller's deadline had passed.
 type QuorumError struct {
 	Op, Key   string
 	Need, Got int         // votes
-	Nodes     []NodeError // what each node said; nil when none was asked
+	Nodes     []NodeError // the answer of each node; nil if no request was sent
 
 	sentinel error // nil if ctx ended before anything was known
 	ctx      error
@@ -48,22 +47,23 @@ type QuorumError struct {
 	away     bool // see unavailable
 }
 
-// unavailable reports whether err says that a majority of nodes cannot be reached for now: suspended, refusing, in
-// quarantine, impossible to dial. An answer that did not come in its time is not enough for that.
+// unavailable reports whether err means that a majority of nodes cannot be reached for now:
+// suspended, refusing, quarantined, or impossible to dial. A reply that is merely late is not
+// enough for that.
 func unavailable(err error) bool {
 	var q *QuorumError
 	return errors.As(err, &q) && q.away
 }
 
-// NodeError is what one node said, or why it said nothing.
+// NodeError is the answer of one node, or the reason why there is none.
 type NodeError struct {
 	Node      string        // its address
-	Holder    string        // the owner that holds the key there, if that is why
-	HolderTTL time.Duration // how long the holder has it if it does not refresh; below 0 when unknown
-	Err       error         // nil when the node granted what was asked, or told a Holder; a Holder without a name is told here
+	Holder    string        // the owner that holds the key there, if that is the reason
+	HolderTTL time.Duration // how long the holder has it unless it refreshes; below 0 if unknown
+	Err       error         // nil if the node granted the request or named a Holder; set if the holder has no name
 }
 
-// Error says what was wanted, why it is not so, and what each node said.
+// Error returns the operation, the reason of its failure, and the answer of each node.
 func (e *QuorumError) Error() string {
 	var b strings.Builder
 	if e.sentinel == nil { // the caller's ctx ended before anything was known
@@ -88,8 +88,8 @@ func (e *QuorumError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the sentinel, and the caller's ctx error if that ended; that alone if nothing was
-// known by then.
+// Unwrap returns the sentinel, and the error of the caller's ctx if that had ended; only the latter
+// if nothing was known by then.
 func (e *QuorumError) Unwrap() []error {
 	all := make([]error, 0, 2)
 	for _, err := range []error{e.sentinel, e.ctx} {
@@ -100,7 +100,7 @@ func (e *QuorumError) Unwrap() []error {
 	return all
 }
 
-// Error says which node, and who holds the key there or what went wrong.
+// Error names the node, and the holder of the key there or what went wrong.
 func (e NodeError) Error() string {
 	switch {
 	case e.Holder != "" && e.HolderTTL < 0:
@@ -115,10 +115,10 @@ func (e NodeError) Error() string {
 	return e.Node + ": ok"
 }
 
-// Unwrap gives Err.
+// Unwrap returns Err.
 func (e NodeError) Unwrap() error { return e.Err }
 
-// quorumError puts a failure of the quorum into the words of this package.
+// quorumError translates a failure of the quorum to the errors of this package.
 func quorumError(key string, f *quorum.Failure) *QuorumError {
 	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Reason], reason: f.Err, away: f.Away}
 	for _, n := range f.Nodes {
@@ -136,7 +136,7 @@ var sentinels = map[quorum.Reason]error{
 
 var (
 	errMissing = errors.New("the key is gone")
-	errNoName  = errors.New("held by another client, none of this library: the key has an empty value")
+	errNoName  = errors.New("held by a client of another library: the key has an empty value")
 )
 
 func nodeError(n quorum.NodeAnswer) NodeError {
@@ -154,7 +154,7 @@ func nodeError(n quorum.NodeAnswer) NodeError {
 	return NodeError{Node: n.Name}
 }
 
-// invalid names what cannot be: a field or argument, its value, and the limit.
+// invalid is an ErrInvalid that names a field or argument, its value, and the limit.
 func invalid(field string, value any, limit string) error {
 	return fmt.Errorf("flightlock: %w: %s is %v, but %s", ErrInvalid, field, value, limit)
 }

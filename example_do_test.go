@@ -9,7 +9,7 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// Do locks, keeps the lock while the function runs, however long, and releases it.
+// Do locks, keeps the lock for as long as the function runs, and releases it.
 func ExampleClient_Do() {
 	c, stop := exampleClient()
 	defer stop()
@@ -23,8 +23,8 @@ func ExampleClient_Do() {
 	// no such invoice
 }
 
-// A function that must not have the lock for longer than some time, whatever its ctx says: the lock is
-// lost a ttl after MaxHold at the latest, the function's ctx ends, and the error says why.
+// MaxHold limits how long a function has the lock, regardless of its ctx: the lock is lost at the
+// latest one ttl after MaxHold, the function's ctx ends, and the error gives the reason.
 func ExampleClient_DoWith() {
 	c, stop := exampleClient()
 	defer stop()
@@ -37,7 +37,7 @@ func ExampleClient_DoWith() {
 	// Output: lock "report": flightlock: lock lost: its validity ended: RefreshPolicy.MaxHold, 100ms, is over
 }
 
-// A function is wrapped once and called everywhere; the key comes from its argument.
+// A function is wrapped once and called everywhere; the key is derived from its argument.
 func ExampleWrap() {
 	c, stop := exampleClient()
 	defer stop()
@@ -53,7 +53,7 @@ func ExampleWrap() {
 	// Output: shipped under order:7 <nil>
 }
 
-// Code that may be called with the lock or without takes it either way.
+// A function that may be called with or without the lock can lock in both cases.
 func ExampleLock_Context_nested() {
 	c, stop := exampleClient()
 	defer stop()
@@ -65,7 +65,7 @@ func ExampleLock_Context_nested() {
 	}
 	addLine(context.Background(), 1)
 	err := c.Do(context.Background(), "invoice:7", 5*time.Second, nil, func(ctx context.Context, _ *flightlock.Lock) error {
-		return errors.Join(addLine(ctx, 2), addLine(ctx, 3)) // with this ctx it does not wait for itself
+		return errors.Join(addLine(ctx, 2), addLine(ctx, 3)) // with this ctx the lock is nested
 	})
 	fmt.Println(err)
 	// Output:
@@ -78,7 +78,7 @@ func ExampleLock_Context_nested() {
 func ExampleFromContext() {
 	c, stop := exampleClient()
 	defer stop()
-	save := func(ctx context.Context) { // deep below
+	save := func(ctx context.Context) { // further down the call stack
 		fmt.Println("fenced:", flightlock.FromContext(ctx).Fence() > 0)
 	}
 	save(context.Background())

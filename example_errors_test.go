@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// How an acquire can fail, and what that means for the caller.
+// The errors of an acquire, and what they mean for the caller.
 func ExampleClient_SingleFlightLock_errors() {
 	meaning := func(err error) string {
 		switch {
@@ -53,7 +53,7 @@ func ExampleClient_SingleFlightLock_errors() {
 
 	waiting := make(chan struct{})
 	go func() {
-		try(ctx, "hot", time.Second, nil) // waits, and gets it in the end
+		try(ctx, "hot", time.Second, nil) // waits, and then gets the lock
 		close(waiting)
 	}()
 	for c.Stats().Waiters == 0 {
@@ -97,7 +97,7 @@ func ExampleQuorumError() {
 	// Output: acquire k 0 of 1 true
 }
 
-// Each node's answer, for whoever is on call.
+// The answer of each node, for operators.
 func ExampleNodeError() {
 	c, stop := exampleClient()
 	defer stop()

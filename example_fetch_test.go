@@ -13,10 +13,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// user stands for what a service caches.
+// user stands for a value that a service caches.
 type user struct{ Name string }
 
-// A hundred callers miss a key at once: one load, and everybody has the value.
+// A hundred callers miss a key at once: there is one load, and all get the value.
 func ExampleFetcher() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
@@ -26,7 +26,7 @@ func ExampleFetcher() {
 	}
 	defer c.Close(context.Background())
 
-	rdb := nodes[0] // the cache may live anywhere
+	rdb := nodes[0] // the cache may be anywhere
 	var loads atomic.Int64
 	users, err := flightlock.NewFetcher(c, flightlock.Source[user]{
 		Lookup: func(ctx context.Context, key string) (user, flightlock.Freshness, error) {
@@ -92,7 +92,7 @@ func ExampleNewFetcher() {
 	// Output: flightlock: invalid: Source.Lookup is nil, but it is required
 }
 
-// A caller's ctx bounds its own wait. The load goes on, for those who come.
+// A caller's ctx limits only its own wait. The load continues for others.
 func ExampleFetcher_Fetch() {
 	c, stop := exampleClient()
 	defer stop()
@@ -118,7 +118,7 @@ func ExampleFetcher_Fetch() {
 	// value <nil>
 }
 
-// Close lets running loads finish.
+// Close waits for running loads.
 func ExampleFetcher_Close() {
 	c, stop := exampleClient()
 	defer stop()
@@ -146,7 +146,7 @@ func ExampleFetcher_Stats() {
 	// Output: 9 1 1
 }
 
-// With no Redis there is no lock: by default each process loads by itself, once per key.
+// Without Redis there is no lock: by default each process loads by itself, once per key.
 func ExampleFetchOptions() {
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()
@@ -167,7 +167,7 @@ func ExampleFetchOptions() {
 	// "" true
 }
 
-// A stale value is served at once, and loaded anew behind it.
+// A stale value is served at once, and refreshed in the background.
 func ExampleSource() {
 	c, stop := exampleClient()
 	defer stop()
@@ -177,7 +177,7 @@ func ExampleSource() {
 	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
 		Lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
 			v := cached.Load().(string)
-			if v == "old" { // its soft ttl is over
+			if v == "old" { // its soft ttl has passed
 				return v, flightlock.Stale, nil
 			}
 			return v, flightlock.Fresh, nil
@@ -202,7 +202,7 @@ func ExampleSource() {
 	// new <nil>
 }
 
-// What a Load panics with reaches the callers as an error, and the process lives on.
+// A panic in a Load is returned to the callers as an error, and the process continues.
 func ExamplePanicError() {
 	c, stop := exampleClient()
 	defer stop()

@@ -22,7 +22,7 @@ func ExampleNoRetry() {
 	// Output: true
 }
 
-// Five more attempts, 10ms apart. Who queues behind others of its process waits for as long.
+// Five retries, 10ms apart. A caller in the queue of its process waits for just as long.
 func ExampleLimitedRetry() {
 	c, stop := exampleClient()
 	defer stop()
@@ -36,7 +36,7 @@ func ExampleLimitedRetry() {
 	// Output: true true
 }
 
-// The longer it fails, the less it asks: at random below 1ms, 2ms, 4ms, and so on.
+// Delays grow with each failure: random, below 1ms, 2ms, 4ms, and so on.
 func ExampleExponentialBackoff() {
 	s := flightlock.ExponentialBackoff(time.Millisecond, 8*time.Millisecond)
 	for attempt, bound := range []time.Duration{1, 2, 4, 8, 8} {
@@ -63,9 +63,9 @@ func ExampleLimit() {
 	// 3 false
 }
 
-// While others hold the lock it waits, and when Redis is away it does not.
+// It waits while others hold the lock, and fails at once when Redis cannot be reached.
 func ExampleFailFast() {
-	c, err := flightlock.Open([]string{"redis://127.0.0.1:1"}, flightlock.Options{}) // nobody listens there
+	c, err := flightlock.Open([]string{"redis://127.0.0.1:1"}, flightlock.Options{}) // no server there
 	if err != nil {
 		panic(err)
 	}
@@ -77,14 +77,14 @@ func ExampleFailFast() {
 	// Output: true
 }
 
-// office waits longer each time, and goes home at last.
+// office waits longer each time, and finally gives up.
 type office struct{ closes int }
 
 func (o office) Next(attempt int) (time.Duration, bool) {
 	return time.Duration(attempt) * time.Millisecond, attempt <= o.closes
 }
 
-// A strategy of one's own is a value that is never changed.
+// A custom strategy is an immutable value.
 func ExampleRetryStrategy() {
 	c, stop := exampleClient()
 	defer stop()

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// exampleNodes stands for real servers: n of them, in memory.
+// exampleNodes starts n in-memory nodes in place of real servers.
 func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
 	var servers []*miniredis.Miniredis
 	for range n {
@@ -31,8 +31,7 @@ func exampleNodes(n int) (nodes []redis.UniversalClient, stop func()) {
 	}
 }
 
-// exampleClient is a client over one such node, patient enough for a machine that is busy
-// with other tests.
+// exampleClient is a client over one such node, with timeouts long enough for a busy machine.
 func exampleClient() (c *flightlock.Client, stop func()) {
 	nodes, stopNodes := exampleNodes(1)
 	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second})
@@ -88,7 +87,7 @@ func ExampleOpen() {
 	// flightlock: invalid: urls[0] is "redis://app:xxxxx@127.0.0.1:6379/0?nonsense=xxxxx": redis: unexpected option: nonsense
 }
 
-// Many callers, one key: they take turns, and only the first asks Redis.
+// Many callers take turns on one key, and only the first one acquires it from Redis.
 func ExampleClient_SingleFlightLock() {
 	c, stop := exampleClient()
 	defer stop()
@@ -114,7 +113,7 @@ func ExampleClient_SingleFlightLock() {
 	// Output: 100 100
 }
 
-// A job that is already running need not run twice.
+// A job that is already running must not run twice.
 func ExampleClient_TryLock() {
 	c, stop := exampleClient()
 	defer stop()
@@ -140,7 +139,7 @@ func ExampleClient_Lock() {
 	// Output: <nil>
 }
 
-// Work that must stop when the lock is lost runs on the lock's Context.
+// Work that must stop when the lock is lost uses the lock's Context.
 func ExampleLock_Context() {
 	c, stop := exampleClient()
 	defer stop()
@@ -149,7 +148,7 @@ func ExampleLock_Context() {
 		panic(err)
 	}
 	ctx := lock.Context(context.Background())
-	<-ctx.Done() // nobody refreshes it
+	<-ctx.Done() // the lock is not refreshed
 	fmt.Println(errors.Is(context.Cause(ctx), flightlock.ErrLockLost))
 	fmt.Println(errors.Is(lock.Release(context.Background()), flightlock.ErrNotHeld))
 	// Output:
@@ -157,7 +156,7 @@ func ExampleLock_Context() {
 	// true
 }
 
-// A job of unknown length keeps its lock by AutoRefresh.
+// A job of unknown length keeps its lock with AutoRefresh.
 func ExampleLock_AutoRefresh() {
 	c, stop := exampleClient()
 	defer stop()
@@ -178,7 +177,7 @@ func ExampleLock_AutoRefresh() {
 	// Output: <nil> <nil>
 }
 
-// A long step in the middle of a job: is there time left, or must the lock be refreshed?
+// Before a long step of a job: is there enough time left, or must the lock be refreshed?
 func ExampleLock_Refresh() {
 	c, stop := exampleClient()
 	defer stop()
@@ -199,8 +198,8 @@ func ExampleLock_Refresh() {
 	// true
 }
 
-// A resource that remembers the largest token refuses a holder that does not know yet
-// that it has lost the lock.
+// A resource that remembers the largest token refuses a holder that does not know yet that it has
+// lost the lock.
 func ExampleLock_Fence() {
 	c, stop := exampleClient()
 	defer stop()
@@ -221,7 +220,7 @@ func ExampleLock_Fence() {
 	// Output: true false
 }
 
-// Are these servers fit to lock on? One of the two is not even there.
+// Check reports whether servers are fit for locking. One of these two does not exist.
 func ExampleClient_Check() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
@@ -242,13 +241,13 @@ func ExampleClient_Check() {
 			fmt.Println(f.Node, f.Check, f.Found)
 		}
 	}
-	fmt.Println(report.Status) // fmt.Print(report) shows all of it, with what to do
+	fmt.Println(report.Status) // fmt.Print(report) shows all findings, with fixes
 	// Output:
 	// 127.0.0.1:1 reachable dial tcp 127.0.0.1:1: connect: connection refused
 	// fail
 }
 
-// Whether to start the service, by what was found.
+// Decide by the report whether to start the service.
 func ExampleReport() {
 	c, stop := exampleClient()
 	defer stop()
@@ -257,7 +256,7 @@ func ExampleReport() {
 		panic(err)
 	}
 	switch report.Status {
-	case flightlock.StatusOK, flightlock.StatusUnknown: // what this user may not ask
+	case flightlock.StatusOK, flightlock.StatusUnknown: // not readable for this user
 		fmt.Println("go")
 	case flightlock.StatusWarn:
 		fmt.Println("go, and mend it in office hours")
@@ -267,8 +266,8 @@ func ExampleReport() {
 	// Output: go
 }
 
-// Is the work still covered? Err looks at the clock, so it is right at once, also after a
-// pause of the process.
+// Err reports whether the work is still covered. It reads the clock, so it is right at once, also
+// after a pause of the process.
 func ExampleLock_Err() {
 	c, stop := exampleClient()
 	defer stop()
@@ -284,7 +283,7 @@ func ExampleLock_Err() {
 	// true
 }
 
-// Before a process takes traffic it dials its nodes: its first callers do not wait for that.
+// A process dials its nodes before it takes traffic, so its first callers do not wait for that.
 func ExampleClient_Ready() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
@@ -297,14 +296,14 @@ func ExampleClient_Ready() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := c.Ready(ctx); err != nil {
-		fmt.Println("not ready:", err) // which names the nodes, and what is wrong with each
+		fmt.Println("not ready:", err) // names the nodes, and the error of each
 		return
 	}
 	fmt.Println("ready")
 	// Output: ready
 }
 
-// How much a service locks, and how often it has to ask Redis for that.
+// How many locks a service uses, and how many of them come from Redis.
 func ExampleClient_Stats() {
 	c, stop := exampleClient()
 	defer stop()
@@ -321,7 +320,7 @@ func ExampleClient_Stats() {
 	// Output: locks: 3 asked Redis: 3 held: 0
 }
 
-// With NoPrefix the key in Redis is the key as it is, for other Redlock clients to see.
+// With NoPrefix the key in Redis has no prefix, so that other Redlock clients use the same key.
 func ExampleOptions() {
 	nodes, stop := exampleNodes(1)
 	defer stop()

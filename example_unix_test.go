@@ -14,8 +14,8 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// A worker that is told to exit stops its work, and its locks are free at once and not
-// after their ttl.
+// A worker that is terminated stops its work, and its locks are free at once and not after their
+// ttl.
 func ExampleClient_Close() {
 	nodes, stop := exampleNodes(1)
 	defer stop()
@@ -31,7 +31,7 @@ func ExampleClient_Close() {
 		worked <- c.Do(ctx, "job", time.Minute, nil, func(ctx context.Context, _ *flightlock.Lock) error {
 			syscall.Kill(syscall.Getpid(), syscall.SIGTERM) // as `docker stop` does, in the middle of the job
 			select {
-			case <-ctx.Done(): // save what is done, and go
+			case <-ctx.Done(): // save the results so far, and return
 			case <-time.After(time.Hour):
 			}
 			return ctx.Err()
@@ -39,7 +39,7 @@ func ExampleClient_Close() {
 	}()
 	<-ctx.Done()
 
-	// Who works gets 10 seconds to finish; then their contexts end and their locks are released.
+	// Workers have 10 seconds to finish; then their contexts end and their locks are released.
 	grace, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	err = c.Close(grace)

@@ -9,89 +9,90 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Policy says what to do where Redis cannot say who loads.
+// Policy decides what happens when Redis cannot determine who loads.
 type Policy uint8
 
 // The policies.
 const (
-	// LoadLocally loads without a lock: still once per key and process at a time, and
+	// LoadLocally loads without a lock: still once per key and process at a time, and at most
 	// MaxUnlockedLoads at a time in all.
 	LoadLocally Policy = iota
-	// FailClosed gives the error to the callers.
+	// FailClosed returns the error to the callers.
 	FailClosed
 )
 
-// FetchOptions say how a Fetcher goes about it. The zero value of each field is its default, and
-// none but ErrorHold may be below 0. But for TTL and LookupTimeout there is no upper limit:
-// math.MaxInt64 means for ever.
+// FetchOptions configure a Fetcher. The zero value of each field means its default, and no field
+// except ErrorHold may be negative. Except for TTL and LookupTimeout there are no upper limits:
+// math.MaxInt64 means forever.
 type FetchOptions struct {
-	// TTL of the lock, which is refreshed while Load runs; so it is how long others wait
-	// for a process that died while it loaded. Default 10s, or Options.MaxTTL if that is
+	// TTL is the ttl of the lock, which is refreshed while Load runs; so it is how long other
+	// processes wait for one that died while it loaded. Default 10s, or Options.MaxTTL if that is
 	// less. 10ms to Options.MaxTTL.
 	TTL time.Duration
 
 	// LoadTimeout is when the ctx of a Load ends. Default 30s.
 	LoadTimeout time.Duration
 
-	// LookupTimeout bounds the ctx of each Lookup that the Fetcher makes for all callers of a key:
+	// LookupTimeout limits each Lookup that the Fetcher makes on behalf of all callers of a key:
 	// when it has the lock, and while it waits for another process. A Lookup that takes longer has
 	// failed, but the cache may only be busy: while the Fetcher waits, OnUnavailable applies after
 	// three such Lookups in a row.
 	//
-	// It does not bound a caller's own Lookup, which has that caller's ctx. But when very many
-	// callers make theirs at once, some of them wait for their turn, so that a Lookup takes no more
+	// It does not limit a caller's own Lookup, which has that caller's ctx. But when very many
+	// callers make theirs at once, some of them wait for a turn, so that a Lookup takes no longer
 	// than a twentieth of LookupTimeout, or a fifth if the cache is slow even without load. A
-	// caller that waits gets no turn when none of these Lookups was answered for LookupTimeout.
+	// waiting caller gets no turn if none of these Lookups was answered for LookupTimeout.
 	//
-	// Default 1s; one above LoadTimeout counts as LoadTimeout.
+	// Default 1s; a value above LoadTimeout is reduced to LoadTimeout.
 	LookupTimeout time.Duration
 
-	// WaitTimeout is how long a miss waits for another process's load, before
-	// OnUnavailable applies, and how long for a place to load itself, before its callers get an
-	// error. Default LoadTimeout + TTL.
+	// WaitTimeout is how long a miss waits for another process's load before OnUnavailable applies,
+	// and how long it waits for a slot to load itself before its callers get an error. Default
+	// LoadTimeout + TTL.
 	WaitTimeout time.Duration
 
-	// OnUnavailable applies when so many nodes cannot be reached that no majority is left, when
-	// Lookup fails, and after WaitTimeout. One attempt without an answer is made again, and that
-	// another process has the lock is no reason by itself. Default LoadLocally.
+	// OnUnavailable applies when so many nodes cannot be reached that there is no majority, when
+	// Lookup fails, and after WaitTimeout. A single attempt without an answer is repeated, and a
+	// lock held by another process is not a reason by itself. Default LoadLocally.
 	OnUnavailable Policy
 
-	// MaxUnlockedLoads is how many loads without a lock may run at once, in this Fetcher.
-	// Others wait, WaitTimeout at most, and lock as soon as the nodes answer again. A load that
+	// MaxUnlockedLoads is how many loads without a lock may run at once in this Fetcher. Others
+	// wait, at most for WaitTimeout, and lock as soon as the nodes answer again. A load that
 	// another load waits for does not count. Default 16.
 	MaxUnlockedLoads int
 
-	// MaxLoads is how many loads may run at once, in this Fetcher and process, with locks and
-	// without. Others wait, WaitTimeout at most and without holding their locks. A load that
-	// another load waits for does not count, if that one calls Fetch with its own ctx or one
+	// MaxLoads is how many loads may run at once in this Fetcher and process, with and without
+	// locks. Others wait, at most for WaitTimeout and without holding their locks. A load that
+	// another load waits for does not count, if that other load calls Fetch with its own ctx or one
 	// derived from it. Default 0: no limit.
 	MaxLoads int
 
-	// ErrorHold is how long a failed load's error is served, as a *HeldError, to who misses the key
-	// in this process after it, instead of another load. It doubles with each failure of the key
-	// that follows another, up to 30s, or ErrorHold if that is more. It holds for 10,000 keys at most,
-	// the latest. Default 1s; below 0: those who were waiting get the error, and the next one loads.
+	// ErrorHold is how long later misses of the key in this process get the error of a failed load,
+	// as a *HeldError, instead of loading again. It doubles with each consecutive failure of the
+	// key, up to 30s, or ErrorHold if that is more. Errors are kept for at most 10,000 keys, the
+	// latest ones. Default 1s. With a negative value only the callers that were already waiting get
+	// the error, and the next miss loads.
 	//
-	// A stale value whose refresh failed is served on, and loaded anew no sooner than ErrorHold
-	// allows, nor within a second.
+	// A stale value whose refresh failed is still served, and refreshed again no sooner than
+	// ErrorHold allows, and not within a second.
 	ErrorHold time.Duration
 
-	// Name of this Fetcher in metrics, where it is a label, and in the log. Fetchers of one Client
-	// with the same name count as one there. Default "fetch".
+	// Name identifies this Fetcher in metrics, where it is a label, and in the log. Fetchers of one
+	// Client with the same name are counted together. Default "fetch".
 	Name string
 
-	// OnError hears of each failure of Lookup, Load and Store; op is "lookup", "load" or "store". A load
-	// for nobody, behind a stale value, is heard of only here and in the counters. It is called on one
-	// goroutine for all, which nothing waits for but the Client's Close. When it is so slow that 128
-	// failures wait for it, further ones are not told, and the log says how many. A panic of it is
-	// logged. Default nil.
+	// OnError is called for each failure of Lookup, Load and Store; op is "lookup", "load" or
+	// "store". The failure of a background load, behind a stale value, is reported only here and in
+	// the counters. All calls are made on one goroutine, for which only the Client's Close waits.
+	// If OnError is so slow that 128 failures wait for it, further ones are dropped and the log
+	// reports their number. A panic in OnError is logged. Default nil.
 	OnError func(key, op string, err error)
 
-	// Values gives the ctx whose values Lookup, Load and Store see when they run for many
-	// callers: trace ids, a tenant. It gets the ctx of the first of them, and is called at most
-	// once per caller, on that caller's goroutine, whose its panic is. Its result's end does not
-	// matter, and a lock that it carries is not visible. Default nil: no values, because one
-	// request's must not leak into the work for others.
+	// Values returns the ctx whose values Lookup, Load and Store see when they run for many
+	// callers: trace ids, a tenant. It gets the ctx of the first of these callers. It is called at
+	// most once per caller, on that caller's goroutine, and a panic in it is that caller's. The end
+	// of the returned ctx is ignored, and a lock that it carries is not visible. Default nil: no
+	// values, because those of one request must not leak into work for others.
 	Values func(caller context.Context) context.Context
 }
 

@@ -43,7 +43,7 @@ func (s *fetchSeen) end(last FetchStats) {
 // failed tells OnError.
 func (s *fetchSeen) failed(key, op string, err error) {
 	if s.onError != nil {
-		s.failures.put(fetchFailure{key, op, err}, s.c.tasks.run, s.tell, s.missed)
+		s.failures.put(fetchFailure{key, op, err}, s.c.tasks.Go, s.tell, s.missed)
 	}
 }
 

@@ -40,7 +40,7 @@ type extremes struct {
 // that returns. What was refused is left out, and the rest tried all the same.
 func FuzzExtremes(f *testing.F) {
 	for i, e := range extremeSeeds() {
-		if raced && i%4 != 0 {
+		if redistest.Raced && i%4 != 0 {
 			continue
 		}
 		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf, int64(e.ttl), int64(e.deadline),

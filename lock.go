@@ -8,28 +8,28 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// Lock is a lock that the caller holds, until it is released or lost. A Lock that is over
-// can do nothing to whoever holds the key next. Its methods are safe for concurrent use.
+// Lock is a lock that the caller holds until it is released or lost. A Lock that is over cannot
+// affect the next holder of its key. Its methods are safe for concurrent use.
 type Lock struct {
 	c    *Client
-	hold flight.Ticket                 // not of a nested Lock: see place
+	hold flight.Ticket               // not of a nested Lock: see place
 	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
 	nest atomic.Pointer[nest]        // nil until the Lock needs one: see there
 }
 
-// Key is the key as the caller gave it.
+// Key returns the key as the caller passed it.
 func (l *Lock) Key() string { return l.place().Key() }
 
 func (l *Lock) ttl() time.Duration { return l.place().TTL() }
 
-// Owner is the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks
-// that were handed over in this process share it.
+// Owner returns the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks that
+// were handed over in this process have the same owner.
 func (l *Lock) Owner() string { return l.place().Owner() }
 
-// Fence is the lock's fencing token: strictly larger for every later Lock on the same key,
-// handoffs included. A resource that remembers the largest token it has seen, and refuses
-// smaller ones, is safe from a holder that was paused and does not know that it has lost
-// the lock. Tokens say nothing across keys. 0 on a nil *Lock.
+// Fence returns the lock's fencing token, which is strictly larger for every later Lock on the same
+// key, handoffs included. A resource that remembers the largest token it has seen, and refuses
+// smaller ones, is safe from a holder that was paused and does not know that it has lost the lock.
+// Tokens say nothing across keys. Fence returns 0 on a nil *Lock.
 func (l *Lock) Fence() int64 {
 	if l == nil {
 		return 0
@@ -37,13 +37,13 @@ func (l *Lock) Fence() int64 {
 	return l.place().Fence()
 }
 
-// Until is when the lock is over unless it is refreshed, with a monotonic clock reading.
-// It moves on refresh.
+// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A
+// refresh moves it.
 func (l *Lock) Until() time.Time { return l.place().Until() }
 
-// Err is nil while the lock is held. It reads the clock and does not wait for a timer, so
-// it is right even in a process that was just stopped for a while. Otherwise it is
-// ErrNotHeld (released) or ErrLockLost, with the reason.
+// Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
+// is right even if the process was just stopped for a while. After a release it returns ErrNotHeld,
+// after a loss ErrLockLost with the reason.
 func (l *Lock) Err() error {
 	err := l.place().Err()
 	if err == nil && l.wasReleased() {
@@ -52,11 +52,13 @@ func (l *Lock) Err() error {
 	return err
 }
 
-// Refresh gives the lock its full ttl again, or says why not; it never brings a lock back
-// that was lost. With ErrNotHeld the lock is over; with ErrUnavailable, or ctx's error, it
-// still is what it was, and Refresh may be tried again until Until. One call is bounded by
-// NodeTimeout from when it was written, two where another refresh of the lock is under way; where a
-// connection has to be dialled first, that may take 1.5 s more. It ends by Until in any case.
+// Refresh restores the full ttl of the lock, or reports why it could not; it never restores a lost
+// lock. After ErrNotHeld the lock is over. After ErrUnavailable, or ctx's error, the lock is
+// unchanged, and Refresh may be called again until Until.
+//
+// A call takes at most NodeTimeout from when it was written to the nodes, twice that if another
+// refresh of the lock is in progress, and up to 1.5s more if a connection has to be dialled. It
+// returns by Until in any case.
 func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
@@ -78,20 +80,22 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
 }
 
-// Release ends the lock. If others are nested in it, or it is nested, that is all until the
-// last of them is released; then it is handed to the next waiter of this process, or deleted from
-// the nodes. nil means that either happened, the latter on a majority. ErrNotHeld: it had
-// expired, was taken, or was released before. ErrUnavailable: too few nodes answered; the
-// Client goes on trying, and the ttl bounds what is left.
+// Release ends the lock. If the lock is nested, or other locks are nested in it, the key stays
+// locked until the last of them is released. Then the lock is handed to the next waiter of this
+// process, or its key is deleted from the nodes. Release returns nil if the lock was handed over,
+// or a majority of the nodes deleted the key. It returns ErrNotHeld if the lock had expired, was
+// taken, or was released before; and ErrUnavailable if too few nodes answered: the Client keeps
+// trying, and the key expires with its ttl at the latest.
 //
-// It works with a ctx that has ended, and takes NodeTimeout at most.
+// Release works with a ctx that has ended, and takes at most NodeTimeout.
 func (l *Lock) Release(ctx context.Context) error {
-	_ = ctx // for its values only, one day: a release must not depend on its caller's patience
+	_ = ctx // kept for its values: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)
 }
 
-// releaseFailed is Release after the work for which l was made has failed. If the key is let go by that, the
-// other processes in contend for it end with errFailedElsewhere, as far as they hear it (not with DisableNotify).
+// releaseFailed is Release after the work under the lock failed. If that frees the key, the waiters
+// in contend of other processes that receive the notice end with errFailedElsewhere (none do with
+// DisableNotify).
 func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }
 
 func (l *Lock) release(end func(*flight.Ticket) error) error {
@@ -100,10 +104,10 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 	}
 	n := l.nest.Load()
 	if n == gone {
-		return end(&l.hold) // says what became of it
+		return end(&l.hold) // reports what became of it
 	}
 	err := n.release(l, end)
-	if a := l.auto.Load(); a != nil { // others may hold on
+	if a := l.auto.Load(); a != nil { // other nested locks may be held on
 		a.stop()
 	}
 	return err

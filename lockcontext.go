@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// derived is a ctx of a Lock for parents that end together: those with one Done channel, mostly one
-// ctx and what WithValue has made of it. The first parent's ctx serves them all, so that Context may
-// be called in a loop under a long lock: what it leaves with the lock is one entry for each
-// parent that can end, until that ends, and one for all that cannot.
+// derived is a ctx of a Lock for parents that end together: those with the same Done channel,
+// usually one ctx and its children made by WithValue. The first parent's ctx serves them all, so
+// Context may be called in a loop under a long lock: it leaves with the lock one entry for each
+// parent that can end, until that parent ends, and one for all that cannot.
 //
-// A ctx per call would have to be registered with the lock until one of the two ends, and a
-// caller has no means to take it back.
+// A ctx per call would have to be registered with the lock until one of the two ends, and a caller
+// could not unregister it.
 //
-//	registered -> ended    by the lock's end, or the parent's: whichever comes first
+//	registered -> ended    by the end of the lock or of the parent, whichever comes first
 type derived struct {
 	parent context.Context // the first
 	ctx    context.Context // ended with parent, and with the lock
@@ -22,18 +22,19 @@ type derived struct {
 	forget func() // takes it back from the Hold
 }
 
-// Context is parent, ended when the lock is: with cause ErrLockLost and the reason as soon
-// as the lock is lost, before its entry in Redis can have expired, or with context.Canceled
-// when it is released. (After a sleep of the machine it may end up to a second after the machine
-// goes on; Err is right at once.) It does not tell the lock's deadline, because refreshes move it.
+// Context returns a ctx derived from parent that also ends when the lock ends: with cause
+// ErrLockLost and the reason as soon as the lock is lost, before its key in Redis can have expired;
+// or with context.Canceled when the lock is released. (After the machine slept, it may end up to a
+// second after the machine woke; Err is right at once.) The lock's deadline is not that of the ctx,
+// because refreshes move it.
 //
-// It carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key
-// give a nested Lock when they are called with it or a ctx derived from it, at once and
-// without asking Redis. A nested Lock has the same owner, token and ttl; the key is free
-// when all are released, in any order. Goroutines that share such a ctx do not exclude each
-// other. Lock does not nest; it contends with its own process, and so with its own caller.
+// The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key,
+// called with it or a ctx derived from it, return a nested Lock at once and without Redis. A nested
+// Lock has the same owner, token and ttl; the key is free when all of them are released, in any
+// order. Goroutines that share such a ctx do not exclude each other. Client.Lock does not nest; it
+// contends with its own process, and thus with its own caller.
 //
-// It may be called as often as one likes: a ctx ends with parent, and leaves nothing behind.
+// Context may be called any number of times: a ctx ends with parent, and leaves nothing behind.
 func (l *Lock) Context(parent context.Context) context.Context {
 	n, done := l.nesting(), parent.Done()
 	n.mu.Lock()
@@ -48,7 +49,7 @@ func (l *Lock) Context(parent context.Context) context.Context {
 	return &lockCtx{Context: d.ctx, parent: parent, carried: carried{l, carriedBy(parent)}}
 }
 
-// derive makes the ctx for parents that have that Done channel, unless somebody else just did.
+// derive makes the ctx for parents that have that Done channel, unless another call just did.
 func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *derived {
 	ctx, cancel := context.WithCancelCause(carrying(parent, l))
 	d := &derived{parent: parent, ctx: ctx, cancel: cancel}
@@ -63,10 +64,10 @@ func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *de
 	return d
 }
 
-// register has d end with l. If another is registered for that Done channel, that is the one to
-// use; if l is over, why says how it ended.
+// register makes d end with l. If another one is registered for that Done channel, that one is
+// returned; if l is over, why is the reason.
 func (n *nest) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
-	if n == gone { // and shared by all that are: the Hold may go on for an instant
+	if n == gone { // shared by all released Locks; the flight's handle may still be held for an instant
 		d.forget, why, over = l.hold.OnEnd(d.cancel)
 		return nil, why, over
 	}
@@ -102,19 +103,19 @@ func (n *nest) unregister(d *derived, done <-chan struct{}) {
 	}
 }
 
-// lockCtx is a ctx of a Lock that ends as another one does, but has the values of its own parent.
+// lockCtx is a ctx of a Lock that ends when another one does, but has the values of its own parent.
 type lockCtx struct {
 	context.Context // of the parent that came first
 	parent          context.Context
 	carried         carried
 }
 
-// Deadline is parent's.
+// Deadline returns parent's.
 func (c *lockCtx) Deadline() (time.Time, bool) { return c.parent.Deadline() }
 
-// Value is parent's, besides the lock. One value is not parent's: that by which package context finds
-// what has ended, so as to end the children and to know the cause. It is the ctx that ends itself, and
-// nothing else can be that.
+// Value returns parent's value, or the lock. The exception is the value by which package context
+// finds the ctx that ends, in order to end children and to read the cause: it must be that of the
+// ctx that ends, and nothing else can be.
 func (c *lockCtx) Value(key any) any {
 	if key == (carriedKey{}) {
 		return &c.carried
@@ -125,7 +126,8 @@ func (c *lockCtx) Value(key any) any {
 	return c.parent.Value(key)
 }
 
-// identical reports whether two contexts, or errors, are one. Not all can be compared.
+// identical reports whether two contexts, or errors, are the same one. Not all of them are
+// comparable.
 func identical(a, b any) bool {
 	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }

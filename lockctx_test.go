@@ -2,12 +2,21 @@ package flightlock
 
 import (
 	"context"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
 
 type lockCtxKey struct{}
 

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// log queues a line, unless nobody wants to know. Whatever there is to log happens where others wait: on
-// the goroutine that reads a node's answers, on one that ends locks whose time is up, on one that
-// probes a node. A log that hangs, on a pipe that nobody reads, must not keep a lock's Context from
-// ending. So lines go through a queue.
+// log queues a line, if there is a Logger. What is logged happens on goroutines that others wait
+// for: the reader of a node's replies, the timer that ends locks, the probe of a node. A log that
+// hangs, on a pipe that nobody reads, must not keep a lock's Context from ending. So lines pass
+// through a queue.
 func (c *Client) log(level slog.Level, msg string, args ...any) {
 	if c.opts.Logger == nil {
 		return
 	}
 	line := slog.NewRecord(time.Now(), level, msg, 0)
 	line.Add(args...)
-	c.logs.put(line, c.tasks.run, c.writeLine, c.linesMissing)
+	c.logs.put(line, c.tasks.Go, c.writeLine, c.linesMissing)
 }
 
 func (c *Client) writeLine(line slog.Record) {

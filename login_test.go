@@ -51,7 +51,7 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 				return // it may do without more
 			}
 			redistest.Eventually(t, 20*time.Second, "it is suspended", func() bool { return c.Stats().Suspended == 1 })
-			wantOneLine(t, &log, "level=WARN", "node suspended", "refuses the login", s.Addr(), "WRONGPASS", "right user and password")
+			wantOneLine(t, &log, "level=WARN", "node suspended: login refused", s.Addr(), "WRONGPASS", "right user and password")
 			if n := c.Stats().Unverified; n != 0 || strings.Contains(log.text(), "old") {
 				t.Errorf("%d nodes are unverified; the log:\n%s", n, log.text())
 			}

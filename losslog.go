@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// lossLog tells the log of lost locks. When the nodes go down, a process may lose a hundred
-// thousand locks in a second; so one line tells of the first loss with its key and reason,
-// and a second later one line tells how many more there were.
+// lossLog logs lost locks. When the nodes fail, a process may lose a hundred thousand locks in a
+// second. So one line reports the first loss with its key and reason, and a second later one line
+// reports the number of the others.
 type lossLog struct {
 	c *Client
 
@@ -24,7 +24,7 @@ const lossPause = time.Second
 // lost is called by the flights, without their locks.
 func (l *lossLog) lost(key string, why error) {
 	if errors.Is(why, ErrClosed) {
-		return // Close was asked to
+		return // Close was called to end them
 	}
 	l.mu.Lock()
 	first := l.timer == nil
@@ -39,7 +39,7 @@ func (l *lossLog) lost(key string, why error) {
 	}
 }
 
-// flush tells of what was not told one by one.
+// flush logs the number of the losses that were not logged one by one.
 func (l *lossLog) flush() {
 	l.mu.Lock()
 	more, last := l.more, l.last

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"log"
-	"os"
 	"testing"
 	"time"
 
@@ -16,12 +15,7 @@ import (
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it reports every refused dial
-	if os.Getenv(processEnv) != "" {
-		os.Exit(processMain(os.Stdin, os.Stdout))
-	}
-	if os.Getenv(serviceEnv) != "" {
-		os.Exit(serviceMain(os.Stdin, os.Stdout))
-	}
+	redistest.SayWhatIsLeftOut("most rounds of the tests of nodes that forget, of random faults and of fuzz seeds")
 	clocks.Install()
 	goleak.VerifyTestMain(m)
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are what Options.Registerer gets of one Client; docs/metrics.md says what each
-// means. What Stats counts is read at each scrape and costs nothing before. Of the rest, a
-// lock that is handed over makes one observation, on the goroutine that was given it; a
-// remote attempt one more, and an exchange with a node one. No label has a lock key: keys
-// come and go, and each would be a time series for ever.
+// metrics are registered with Options.Registerer for one Client; docs/metrics.md describes each of
+// them. The counters of Stats are read at each scrape and cost nothing before. Apart from these, a
+// lock that is handed over makes one observation, on the goroutine that received it; a remote
+// attempt makes one more, and an exchange with a node one. No label contains a lock key: keys come
+// and go, and each would remain as a time series.
 type metrics struct {
 	c   *Client
 	reg prometheus.Registerer
@@ -30,11 +30,11 @@ type metrics struct {
 
 	fetchers *fetchMetrics
 
-	won [len(waits)]prometheus.Observer // the members of acquire that acquired, found once
+	won [len(waits)]prometheus.Observer // the members of acquire for locks that were acquired, looked up once
 }
 
-// How an acquire, or an attempt, went. Of the errors the first that matches counts: that of
-// a ctx which ended matches the last outcome besides.
+// The outcomes of an acquire, or an attempt. The first matching entry of failedAs counts: the error
+// of a ctx that ended also matches the last outcome.
 var outcomes = [...]string{"acquired", "not_acquired", "unavailable"}
 
 var failedAs = []struct {
@@ -58,7 +58,7 @@ func outcomeOf(err error) string {
 	return "invalid" // two nodes are one server
 }
 
-// What a caller waited for, as the local tier has it.
+// What a caller waited for, by the local tier's constants.
 var waits = [...]string{flight.Remote: "remote", flight.Queued: "queue", flight.Handed: "handoff"}
 
 // buckets suit a handoff, a round trip and a long queue. Scrapers that read native
@@ -82,18 +82,18 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // What is read at each scrape.
 var (
-	descWaiters   = desc("waiters", "Callers that wait for a lock now.")
+	descWaiters   = desc("waiters", "Callers waiting for a lock now.")
 	descHeld      = desc("held_locks", "Locks held now.")
-	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0: none so long that it was to be refreshed.")
+	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh.")
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
-	descHandoffs  = desc("handoffs_total", "Locks given to callers without asking Redis.")
-	descAttempts  = desc("attempts_total", "Remote attempts begun.")
-	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl: never refreshed, and nobody listened for their end.")
-	descSuspended = desc("node_suspended", "1 while the node is left alone until it answers a probe.", "node")
-	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its memory not long ago.", "node")
-	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that tells whether it lost its memory.", "node")
-	descDebts     = desc("node_debts", "Releases owed to the node that it has not confirmed yet.", "node")
-	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; it may get many as one command.", "node")
+	descHandoffs  = desc("handoffs_total", "Locks handed over within the process, without Redis.")
+	descAttempts  = desc("attempts_total", "Remote attempts started.")
+	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl, never refreshed and without a Context.")
+	descSuspended = desc("node_suspended", "1 while the node is suspended: it did not answer, or refused the login, and is only probed.", "node")
+	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its data less than MaxTTL ago.", "node")
+	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node")
+	descDebts     = desc("node_debts", "Unacknowledged releases: owed to the node and not confirmed by it yet.", "node")
+	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; a batch counts each of them.", "node")
 )
 
 // newMetrics registers the metrics of c, whose nodes are known.
@@ -101,13 +101,13 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		c: c, reg: reg, fetchers: newFetchMetrics(),
 		acquire: histogram("acquire_duration_seconds",
-			"How long callers waited for a lock, by outcome and by what they waited for: remote (nobody before them in this process), "+
-				"queue (others of this process, then remote) or handoff (others of this process, no Redis).", "outcome", "wait"),
-		attempt:  histogram("attempt_duration_seconds", "How long remote attempts took, by outcome.", "outcome"),
-		trip:     histogram("node_round_trip_seconds", "How long exchanges with a node took, failed ones included.", "node"),
-		refresh:  counter("refreshes_total", "Remote refreshes that ended, by outcome.", "outcome"),
-		lost:     counter("lost_locks_total", "Locks that ended otherwise than by release, by reason.", "reason"),
-		failures: counter("node_errors_total", "Exchanges with a node that had no answer, or an error for one.", "node"),
+			"How long callers waited for a lock, by outcome and by what they waited for: remote (no other caller of this process), "+
+				"queue (other callers of this process, then remote) or handoff (other callers of this process, without Redis).", "outcome", "wait"),
+		attempt:  histogram("attempt_duration_seconds", "Duration of remote attempts, by outcome.", "outcome"),
+		trip:     histogram("node_round_trip_seconds", "Duration of exchanges with a node, failed ones included.", "node"),
+		refresh:  counter("refreshes_total", "Completed remote refreshes, by outcome.", "outcome"),
+		lost:     counter("lost_locks_total", "Locks that were lost, by reason.", "reason"),
+		failures: counter("node_errors_total", "Exchanges with a node that had no reply, or an error as the reply.", "node"),
 	}
 	for i, wait := range waits {
 		m.won[i] = m.acquire.WithLabelValues(outcomes[0], wait)
@@ -124,8 +124,8 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	if err := register(reg, m); errors.Is(err, errRegisterer) {
 		return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 	} else if err != nil {
-		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another one has registered there, "+
-			"give every Client a label of its own by prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
+		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another Client is registered there, "+
+			"give each Client a label of its own with prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
 	}
 	for _, n := range c.nodes {
 		trip, failures := m.trip.WithLabelValues(n.Name()), m.failures.WithLabelValues(n.Name())
@@ -139,8 +139,8 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// A Registerer is the caller's code. It may panic, which is an error then, or hang, which holds up New for
-// registerTime and Close until its ctx ends: what hangs there goes on by itself.
+// A Registerer is user code. If it panics, that is an error. If it hangs, it delays New for
+// registerTime and Close until its ctx ends; the call that hangs continues on a goroutine of its own.
 var errRegisterer = errors.New("Options.Registerer")
 
 const registerTime = 5 * time.Second
@@ -169,7 +169,7 @@ func register(reg prometheus.Registerer, m *metrics) error {
 	}
 }
 
-// recovering is do's error, or what it has panicked with.
+// recovering returns the error of do, or its panic as an error.
 func recovering(do func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -179,7 +179,7 @@ func recovering(do func() error) (err error) {
 	return do()
 }
 
-// unregister lets another Client register, until ctx ends.
+// unregister removes the metrics, so that another Client can register; it gives up when ctx ends.
 func (m *metrics) unregister(ctx context.Context) error {
 	if m == nil {
 		return nil
@@ -195,7 +195,7 @@ func (m *metrics) vectors() []prometheus.Collector {
 	return []prometheus.Collector{m.acquire, m.attempt, m.trip, m.refresh, m.lost, m.failures}
 }
 
-// Describe is for the registry.
+// Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.vectors() {
 		v.Describe(ch)
@@ -206,7 +206,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect is for the registry.
+// Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range m.vectors() {
 		v.Collect(ch)
@@ -241,7 +241,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// acquired is called by each caller that asked for a lock, when it has its answer.
+// acquired is called by each caller of an acquire when that has ended.
 func (m *metrics) acquired(waited time.Duration, way flight.WaitKind, err error) {
 	if err == nil {
 		m.won[way].Observe(waited.Seconds())
@@ -253,7 +253,7 @@ func (m *metrics) acquired(waited time.Duration, way flight.WaitKind, err error)
 	m.acquire.WithLabelValues(outcomeOf(err), waits[way]).Observe(waited.Seconds())
 }
 
-// attempted is called when a remote attempt has ended, which took that long. m is not nil.
+// attempted is called when a remote attempt has ended. m is not nil.
 func (m *metrics) attempted(took time.Duration, f *quorum.Failure) {
 	outcome := outcomes[0]
 	if f != nil {
@@ -265,7 +265,7 @@ func (m *metrics) attempted(took time.Duration, f *quorum.Failure) {
 	m.attempt.WithLabelValues(outcome).Observe(took.Seconds())
 }
 
-// refreshed is called when a remote refresh has ended. A nil m is no metrics.
+// refreshed is called when a remote refresh has ended. m may be nil: no metrics.
 func (m *metrics) refreshed(f *quorum.Failure) {
 	if m == nil {
 		return
@@ -280,7 +280,7 @@ func (m *metrics) refreshed(f *quorum.Failure) {
 	m.refresh.WithLabelValues(outcome).Inc()
 }
 
-// lostOne is called for each lock that was lost.
+// lostOne is called for each lost lock. m may be nil.
 func (m *metrics) lostOne(why error) {
 	if m == nil {
 		return

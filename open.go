@@ -10,40 +10,40 @@ import (
 	"sync"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
 
-// Open makes a Client with connections of its own, one node per url; Close closes them.
+// Open makes a Client with connections of its own, one node per URL; Close closes them.
 //
 //	redis://user:password@host:6379/0     a server; rediss:// with TLS
 //	unix:///run/redis.sock                a server on a unix socket
 //	redis://s1:26379?master_name=m&addr=s2:26379    a Sentinel-managed master
 //	redis://c1:6379?addr=c2:6379&addr=c3:6379       a Redis Cluster: one node
 //
-// All must use one database number, as for Options.Nodes. In the url of Sentinels, user and
-// password are theirs; those of the master go into the parameters username and password.
-// Special characters in a password are written %XX. Other parameters are those of go-redis'
-// ParseURL, ParseFailoverURL and ParseClusterURL.
+// All nodes must use the same database number, as for Options.Nodes. In the URL of Sentinels, user
+// and password are those of the Sentinels; set those of the master with the parameters username and
+// password. Special characters in a password are written %XX. Other parameters are those of
+// go-redis' ParseURL, ParseFailoverURL and ParseClusterURL.
 //
-// The connections for locks have settings of their own, see New. For notices and Check these are set
-// whatever the url says:
-//   - a read timeout of 2s at least;
+// The connections for locks have settings of their own, see New. The connections for notices and
+// Check always have these settings, whatever the URL says:
+//   - a read timeout of at least 2s;
 //   - no retries, and no context deadlines on sockets;
-//   - one try to dial: a node that refuses connections should say so at once;
-//   - 2s for a dial, TLS and a lost packet included, unless the url has dial_timeout;
-//   - idle connections that are kept, none for pipelines only, and buffers that fit what is sent;
-//   - a name for CLIENT LIST, "flightlock", unless the url has client_name. Connections for locks have it, too.
+//   - one dial attempt, so that a node that refuses connections is reported at once;
+//   - 2s for a dial, including TLS and one lost packet, unless the URL has dial_timeout;
+//   - idle connections are kept, none are reserved for pipelines, and buffers fit what is sent;
+//   - the name "flightlock" for CLIENT LIST, unless the URL has client_name. Connections for locks have it, too.
 //
-// Options.Nodes must be empty. Nothing is sent yet. A bad url is an ErrInvalid that shows
-// it without its password.
+// Options.Nodes must be empty. Open sends nothing yet. A bad URL is an ErrInvalid that shows the
+// URL without its password.
 func Open(urls []string, opts Options) (*Client, error) {
 	if len(opts.Nodes) != 0 {
-		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)), "Open makes the nodes from urls; New takes Nodes")
+		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)), "Open makes the nodes from urls; use New for Nodes")
 	}
-	if len(urls) == 0 || len(urls) > maxNodes { // before so many clients are made
-		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)), fmt.Sprintf("1 to %d are needed, one for each node", maxNodes))
+	if len(urls) == 0 || len(urls) > maxNodes { // checked before so many clients are made
+		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)), fmt.Sprintf("1 to %d are required, one for each node", maxNodes))
 	}
 	for i, u := range urls {
 		n, err := dial(u)
@@ -63,8 +63,8 @@ func Open(urls []string, opts Options) (*Client, error) {
 	return c, nil
 }
 
-// closeOwn is closeAll, until ctx ends: a client of Sentinels that do not answer is locked while it asks them.
-// What is closed late ends by its own timeouts.
+// closeOwn is closeAll, until ctx ends: a client of Sentinels that do not answer is locked during
+// its request. Clients that are closed late end by their own timeouts.
 func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
 	if len(nodes) == 0 {
 		return nil
@@ -76,7 +76,7 @@ func closeOwn(ctx context.Context, nodes []redis.UniversalClient) error {
 	return failed
 }
 
-// closeAll closes all at once: one that hangs keeps no other open.
+// closeAll closes all clients at once, so that one that hangs does not keep others open.
 func closeAll(nodes []redis.UniversalClient) error {
 	errs := make([]error, len(nodes))
 	var wg sync.WaitGroup
@@ -89,7 +89,7 @@ func closeAll(nodes []redis.UniversalClient) error {
 
 const wantURL = "want redis://host:port, rediss://host:port or unix:///path"
 
-// dial makes the client that a url asks for. Nothing is sent yet.
+// dial makes the client for a URL. It sends nothing yet.
 func dial(rawURL string) (redis.UniversalClient, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -119,12 +119,12 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 			return nil, err
 		}
 		if o.MasterName == "" {
-			return nil, errors.New("parameter master_name is empty: want the name by which the Sentinels know the master")
+			return nil, errors.New("parameter master_name is empty: it must be the master's name in the configuration of the Sentinels")
 		}
 		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		c := redis.NewFailoverClient(o)
-		c.Options().Addr = "Sentinel master " + o.MasterName // its dialer asks the Sentinels, and nobody else reads it
+		c.Options().Addr = "Sentinel master " + o.MasterName // its dialer asks the Sentinels, and nothing else reads it
 		return c, nil
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(rawURL)
@@ -145,11 +145,11 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 }
 
 var (
-	errHosts = errors.New("several hosts in one place: want one url per node; what belongs to one node, further Sentinels or members of a Cluster, follows as ?addr=host:port&addr=host:port")
+	errHosts = errors.New("several hosts in one place: use one URL per node; further Sentinels or members of the same node follow as ?addr=host:port&addr=host:port")
 	errPort  = errors.New("a port must be a number from 1 to 65535")
 )
 
-// checkHosts finds addresses that go-redis accepts, and that nobody can dial.
+// checkHosts reports addresses that go-redis accepts but that cannot be dialled.
 func checkHosts(u *url.URL, more []string) error {
 	if u.Scheme == "unix" {
 		return nil
@@ -169,14 +169,16 @@ func checkHosts(u *url.URL, more []string) error {
 	return nil
 }
 
-// dialTime is long enough for a first packet that is lost and sent again after a second, and for a handshake.
+// dialTime is long enough for a handshake and for a first packet that is lost and sent again after
+// one second.
 const dialTime = 2 * time.Second
 
-// tune sets what locking needs, whichever of go-redis' options these belong to.
+// tune applies the settings that locking needs to the options of any of go-redis' clients.
 //
-// Pipelines take the connections that single commands take, too, for a lane has one exchange at a time. go-redis
-// would keep connections for pipelines only, with buffers of 128 KiB each way. And a pipeline that is not
-// let in on one of those is tried on one of the others, and nobody learns that the first was refused.
+// Pipelines use the same connections as single commands, because a lane has one exchange at a time.
+// By default go-redis would keep connections for pipelines only, with buffers of 128 KiB each way.
+// And if the server refuses a login on one of those, go-redis tries one of the others, and the
+// refusal goes unreported.
 func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.Duration, byContext *bool, pipelinePool, readSize, writeSize *int) {
 	if *name == "" {
 		*name = "flightlock"
@@ -188,5 +190,5 @@ func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.D
 		*dial = dialTime
 	}
 	*pipelinePool = -1
-	*readSize, *writeSize = node.ReadBuffer, node.WriteBuffer
+	*readSize, *writeSize = conn.ReadBuffer, conn.WriteBuffer
 }

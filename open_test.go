@@ -2,19 +2,11 @@ package flightlock_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -233,7 +225,7 @@ func TestOpenOfAUnixSocket(t *testing.T) {
 
 // With TLS, a certificate that nobody vouches for is refused, and the error says so.
 func TestOpenWithTLS(t *testing.T) {
-	ca, cert, key := certificates(t)
+	ca, cert, key := redistest.Certificates(t)
 	addr := redistest.RefusedAddr(t)
 	_, port, _ := net.SplitHostPort(addr)
 	redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
@@ -250,39 +242,6 @@ func TestOpenWithTLS(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: &tls.Config{RootCAs: ca}})
 	defer rdb.Close()
 	lockAndRelease(t, newClient(t, patient, rdb))
-}
-
-// certificates makes an authority and a certificate for 127.0.0.1.
-func certificates(t *testing.T) (ca *x509.CertPool, certFile, keyFile string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	certFile, keyFile = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
-	for name, data := range map[string][]byte{certFile: certPEM, keyFile: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})} {
-		if err := os.WriteFile(name, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ca = x509.NewCertPool()
-	ca.AppendCertsFromPEM(certPEM)
-	return ca, certFile, keyFile
 }
 
 func TestOpenOfACluster(t *testing.T) {

@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// This file shows bad urls to people without the passwords inside. A password may stand
-// where it belongs, and, if one of its characters was not written as %XX, nearly anywhere
-// else: behind a / it is taken for a path, behind & for a parameter's name, before ? for a
-// port. So only what is known to be harmless is shown, and the reason, which quotes from
-// the url, only if it has nothing of what was hidden.
+// This file formats bad URLs for errors, without the passwords inside. If one of its characters was
+// not written as %XX, a password may be nearly anywhere in a URL: after a / it is parsed as a path,
+// after & as a parameter's name, before ? as a port. So only parts that are known to be harmless are
+// shown, and the reason, which quotes from the URL, only if it contains nothing that was hidden.
 
 const hidden = "xxxxx"
 
-// harmless are the parameters whose values are no secrets.
+// harmless are the parameters whose values are not secret.
 var harmless = regexp.MustCompile(`^(addr|db|master_name|username|client_name|protocol|skip_verify|[a-z]+(_[a-z]+)*_(timeout|size|conns|dials|time|lifetime|retries|backoff|jitter|fifo|redirects|only|enabled|latency|randomly|tolerance|replicas|resp3))$`)
 
-// plainURL has no place for a password: a scheme, a host, a port and a database at most.
+// plainURL matches URLs without room for a password: a scheme, a host, a port and a database at
+// most.
 var plainURL = regexp.MustCompile(`^([a-z]+://)?[\w.\-]*(:\d{1,5})?(/\d*)?$`)
 
-// withoutPassword is a url and the reason why it is refused, fit to be shown.
+// withoutPassword returns a URL, and the reason why it is refused, without secrets.
 func withoutPassword(rawURL string, refused error) (shown, why string) {
 	u, err := url.Parse(rawURL)
 	switch {
@@ -59,13 +59,13 @@ func withoutPassword(rawURL string, refused error) (shown, why string) {
 	why = refused.Error()
 	for _, s := range secrets {
 		if s != "" && strings.Contains(why, s) {
-			why = "a parameter cannot be, or a special character in a value is not written as %XX"
+			why = "a parameter is invalid, or a special character in a value is not written as %XX"
 		}
 	}
 	return fmt.Sprintf("%q", shown), why
 }
 
-// ats is how many @ a url has whose special characters are written as %XX.
+// ats is the number of @ in a URL whose special characters are written as %XX.
 func ats(u *url.URL) int {
 	if u.User == nil {
 		return 0
@@ -73,8 +73,8 @@ func ats(u *url.URL) int {
 	return 1
 }
 
-// showQuery shows the names of parameters, and the values that are harmless. What follows
-// a secret may be the rest of it.
+// showQuery shows the names of parameters, and the values that are harmless. The text after a
+// secret may be the rest of it.
 func showQuery(raw string, hide func(string) string) string {
 	var parts []string
 	secret := false

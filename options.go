@@ -14,86 +14,89 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Options say how a Client locks. The zero value of each field but Nodes is its default.
+// Options configure a Client. The zero value of each field except Nodes means its default.
 type Options struct {
-	// Nodes are the independent Redis deployments that vote: *redis.Client (a server, or
-	// a Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node).
-	// *redis.Ring is refused: a key that moves to another shard when one fails is two
-	// locks. 1 to 64, usually 1, 3 or 5. All must use one database number (a Cluster is
-	// database 0): one server in two databases would vote twice. The Client makes connections
-	// of its own from their options, see New, and never closes these clients.
+	// Nodes are the independent Redis deployments that vote: *redis.Client (a server, or a
+	// Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node). *redis.Ring
+	// is refused: when a shard fails, a Ring moves its keys to another shard, and such a key would
+	// be two locks. There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same database
+	// number (a Cluster is database 0), because one server in two databases would vote twice. The
+	// Client makes connections of its own from the options of these clients (see New), and never
+	// closes the clients.
 	Nodes []redis.UniversalClient
 
-	// KeyPrefix goes before every lock key; "" means "lock:", so that locking the name of
-	// a cache entry does not meet its value. NoPrefix for none: then other Redlock clients
-	// on the same nodes and keys exclude us and we exclude them.
+	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a
+	// cache entry does not collide with the entry. Use NoPrefix for no prefix; then other Redlock
+	// clients on the same nodes and keys and this Client exclude each other.
 	KeyPrefix string
 
-	// NodeTimeout is how long one node may take to answer a request once that was written to a
-	// connection that is ready, and never more than the ttl. What a request waits before that, in
-	// this process or for a connection, does not count. A new connection has 1.5s to be
-	// established, and NodeTimeout for each step of its handshake. A node that has
-	// not answered anything for three times NodeTimeout is suspended: nothing but a probe is
-	// sent to it until it answers. Default 50ms; 1ms to 1m.
+	// NodeTimeout is how long one node may take to answer a request after it was written to a
+	// connection that is ready; never more than the ttl. Time that a request spends before that, in
+	// this process or waiting for a connection, does not count. A new connection has 1.5s to be
+	// established, and NodeTimeout for each step of its handshake. A node that has answered nothing
+	// for three times NodeTimeout is suspended: only probes are sent to it until it answers.
+	// Default 50ms; 1ms to 1m.
 	NodeTimeout time.Duration
 
-	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a
-	// node that lost its memory has no vote. It must be equal in all clients of the same nodes.
+	// MaxTTL is the longest ttl accepted. Default 1m; 10ms to 24h. It is also how long a node that
+	// lost its data has no vote. It must be equal in all clients of the same nodes.
 	MaxTTL time.Duration
 
-	// DriftFactor is the share of a ttl by which the clocks of client and nodes may run
-	// apart; validity loses it, and a fixed 2ms. Default 0.01, below 0.5. Where that leaves less than
-	// two thirds of a ttl, a lock is handed over with three quarters of its validity or more.
+	// DriftFactor is the fraction of a ttl by which the clocks of client and nodes may drift apart.
+	// It is subtracted from the validity period, together with a fixed 2ms. Default 0.01; it must
+	// be below 0.5. A lock that is handed over within the process has at least half its ttl left
+	// or, where the validity is less than two thirds of the ttl, at least three quarters of its
+	// validity.
 	DriftFactor float64
 
-	// HandoffSlice is how long one process may keep a lease by handing it on while another
-	// process waits for it; then it is the other's turn. Default 20ms; negative turns
-	// handoff off; there is no upper limit. Shorter slices make processes wait less for each
-	// other, and cost more round trips.
+	// HandoffSlice is how long one process may keep a lease by handing it over locally while
+	// another process waits for the key. Default 20ms, no upper limit; a negative value turns
+	// handoff off. With shorter slices processes wait less for each other, but more round trips are
+	// needed.
 	HandoffSlice time.Duration
 
-	// MaxWaiters is how many callers of this process may wait for one key; one more gets
+	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0 means no limit.
 	MaxWaiters int
 
-	// NewOwner gives a label for the owner of an attempt, to be recognised by people; nil
-	// means host name and process id. What is stored is label + "#" + client UUID + "-" +
-	// sequence, so two processes with equal labels do not share a lock. Labels are cut at
-	// 256 bytes. It may be called from any goroutine, at once, and must not block. If it panics,
-	// the label says so.
+	// NewOwner returns a label for the owner of an attempt, for people to recognise; nil means host
+	// name and process id. The stored owner is label + "#" + client UUID + "-" + sequence, so two
+	// processes with equal labels do not share a lock. Labels are cut to 256 bytes. NewOwner is
+	// called concurrently, from any goroutine, and must not block. If it panics, the label says so.
 	NewOwner func() string
 
-	// DisableNotify has waiters poll, as their strategy says and every 50ms at least,
-	// without subscribing to notices of release. It saves one connection per server, and
-	// costs latency when a lock passes between processes.
+	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, instead of
+	// subscribing to notices of release. It saves one connection per server, and adds latency when
+	// a lock passes between processes.
 	DisableNotify bool
 
-	// DisableQuarantine has the votes of nodes count that have just lost their memory: that
-	// were restarted or flushed, or failed over to a replica that lagged. Otherwise, with 3
-	// nodes or more and no Cluster among them, such a node has no vote for MaxTTL and
-	// DriftFactor on top, for it might grant what it had granted before. That is for nodes
-	// that cannot forget (appendfsync always), or for embedded ones. With fewer nodes every
-	// vote counts anyway; there it turns off that tokens go on above those that a node forgot.
-	// It must be equal in all clients of the same nodes. See docs/guarantees.md.
+	// DisableQuarantine makes the votes of a node count even if the node has just lost data: by a
+	// restart, a flush, or a failover to a lagging replica. By default, with 3 nodes or more and no
+	// Cluster among them, such a node has no vote for MaxTTL plus DriftFactor, because it might
+	// grant a lock that it has granted before. Set DisableQuarantine for nodes that cannot lose
+	// data (appendfsync always), or for embedded nodes. With fewer than 3 nodes every vote counts
+	// in any case; there, DisableQuarantine only stops the tokens of a node that lost data from
+	// continuing above the lost ones. It must be equal in all clients of the same nodes. See
+	// docs/guarantees.md.
 	DisableQuarantine bool
 
-	// Registerer gets the metrics of this Client, until it is closed: docs/metrics.md. Two
-	// Clients on one Registerer need a label each, by prometheus.WrapRegistererWith. nil
-	// means no metrics, at no cost. One that panics is an error of New and Close; one that
-	// hangs is an error of New after 5s, and of Close when its ctx ends.
+	// Registerer receives the metrics of this Client until it is closed: see docs/metrics.md. Two
+	// Clients on one Registerer need a label each, set with prometheus.WrapRegistererWith. nil
+	// means no metrics, at no cost. If Register or Unregister panics, New or Close returns an
+	// error. If it hangs, New returns an error after 5s, and Close when its ctx ends.
 	Registerer prometheus.Registerer
 
-	// Logger hears, at level Warn, that nodes are suspended, in quarantine, or refuse to say whether
-	// they lost their memory, that locks are lost (the first
-	// of a second with its key and reason, the rest as a number), and that other clients
-	// use another set of nodes; at level Info, that nodes are back or vote again. It hears of no single
-	// operation, and of no password. One goroutine writes, beside the locks: a log that hangs
-	// holds up nothing, up to 128 lines wait for it, and more are only counted. If it panics, that
-	// line is lost, and nothing else. nil means silence.
+	// Logger receives state changes. At level Warn: a node is suspended, quarantined, or refuses to
+	// report whether it lost data; locks were lost (the first in a second with its key and reason,
+	// the others as a number); other clients use another set of nodes. At level Info: a node is
+	// back, or votes again. Operations are not logged one by one, and passwords never are. One
+	// goroutine writes the log, so a log that hangs delays nothing: up to 128 lines wait for it,
+	// and further lines are dropped and counted. If the Logger panics, only that line is lost. nil
+	// means no log.
 	Logger *slog.Logger
 }
 
-// NoPrefix as Options.KeyPrefix stands for no prefix at all.
+// NoPrefix as Options.KeyPrefix means no prefix at all.
 const NoPrefix = "\x00"
 
 const (
@@ -103,16 +106,16 @@ const (
 	maxLabel = 256
 )
 
-// The limits of what clients and servers compute with. All that is added up or multiplied below
-// (a quarantine, a validity, the time of an exchange, a ttl in milliseconds) stays far from the
-// end of an int64 by these, and with minTTL the validity of any ttl is 3ms at least.
+// The limits of what clients and servers compute with. With them, every sum and product below (a
+// quarantine, a validity, the duration of an exchange, a ttl in milliseconds) stays far from the
+// end of an int64; with minTTL, the validity of any ttl is at least 3ms.
 const (
 	longestTTL         = 24 * time.Hour
 	longestNodeTimeout = time.Minute // an exchange is given up after four of them, which Close waits for
 	maxDriftFactor     = 0.5         // below it
 )
 
-// validated fills in the defaults and finds what cannot be.
+// validated fills in the defaults and reports a field that is out of range.
 func (o Options) validated(list string) (Options, error) {
 	switch o.KeyPrefix {
 	case "":
@@ -149,7 +152,7 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// checkNodes finds nodes that cannot vote together. list is what the caller gave them in.
+// checkNodes reports nodes that cannot vote together. list names where the caller passed them.
 func checkNodes(list string, nodes []redis.UniversalClient) error {
 	if len(nodes) == 0 {
 		return invalid(list, "empty", "at least one node is needed")
@@ -165,7 +168,7 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		}
 		for j, m := range nodes[:i] {
 			if name, same := sameServer(m, n); same {
-				return invalid(field, name, fmt.Sprintf("that is %s[%d] already: one server has one vote", short, j))
+				return invalid(field, name, fmt.Sprintf("that server is already %s[%d]: one server has one vote", short, j))
 			}
 		}
 		first, d := database(nodes[0])
@@ -185,13 +188,13 @@ func checkNode(field string, n redis.UniversalClient) error {
 	case *redis.Client, *redis.ClusterClient:
 		return nil
 	case *redis.Ring:
-		return invalid(field, "a *redis.Ring", "a Ring moves keys to other shards when one fails: give each shard as a node of its own")
+		return invalid(field, "a *redis.Ring", "a Ring moves keys to other shards when one fails: pass each shard as a node of its own")
 	}
 	return invalid(field, fmt.Sprintf("a %T", n), "a *redis.Client or *redis.ClusterClient is needed")
 }
 
-// sameServer finds out, without asking them, whether two clients obviously talk to one
-// server. What it cannot see is found when the nodes vote.
+// sameServer reports, without sending anything, whether two clients obviously use one server. A
+// case that it does not detect is detected when the nodes vote.
 func sameServer(a, b redis.UniversalClient) (name string, same bool) {
 	if a == b {
 		return fmt.Sprint(a), true
@@ -207,13 +210,13 @@ func sameServer(a, b redis.UniversalClient) (name string, same bool) {
 	return ox.Addr, same
 }
 
-// database is where n keeps its keys, and the number of the database there.
+// database returns where n stores its keys, and its database number there.
 //
-// All nodes must have the same. What one server was told by one of its names it then shows to the
-// other, in the answer to the acquire itself, before that is a vote: also if a server becomes
-// the twin of another later, by a failover or a change of names. Between databases there is no such sign.
-// To compare processes (INFO run_id) takes a right that not all users have, and an answer of all
-// nodes, and holds for the moment only.
+// All nodes must have the same number. Then a server that has two names shows a key that was
+// written under one of them in the reply to the acquire under the other, before that is a vote;
+// also if the two names come to lead to one server only later, by a failover or a change of DNS.
+// Between two databases there is no such sign. Comparing processes instead (INFO run_id) would need
+// a right that not all users have, and replies of all nodes, and would hold for that moment only.
 func database(n redis.UniversalClient) (name string, number int) {
 	if c, ok := n.(*redis.Client); ok {
 		return c.Options().Addr, max(c.Options().DB, 0)
@@ -225,14 +228,14 @@ func dialsPlainly(o *redis.Options) bool {
 	return reflect.ValueOf(o.Dialer).Pointer() == plainDialer()
 }
 
-// plainDialer tells the dialer that go-redis gives to a client that brings none.
+// plainDialer identifies the dialer that go-redis gives to a client without one of its own.
 var plainDialer = sync.OnceValue(func() uintptr {
 	c := redis.NewClient(&redis.Options{})
 	defer c.Close()
 	return reflect.ValueOf(c.Options().Dialer).Pointer()
 })
 
-// checkKey finds keys that cannot be locked.
+// checkKey reports keys that cannot be locked.
 func (c *Client) checkKey(key string) error {
 	switch {
 	case key == "":
@@ -240,7 +243,7 @@ func (c *Client) checkKey(key string) error {
 	case len(key) > maxKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
 	case startsWith(c.opts.KeyPrefix, key, node.Reserved):
-		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are flightlock's own", node.Reserved))
+		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	}
 	return nil
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// This file turns the quarantine of nodes that lost their memory on, and tells of it. What
-// it does stands at quarantine in internal/quorum and in internal/node/memory.go.
+// This file turns on the quarantine of nodes that lost data, and logs its changes. Type quarantine
+// in internal/quorum implements it.
 
-// guarded reports whether nodes that forgot have no vote. Else votes always count: with less than
-// three nodes nobody could vote instead, and a Cluster forgets by parts.
+// guarded reports whether nodes that lost data have no vote. Otherwise all votes count: with fewer
+// than three nodes no other node could vote instead, and a Cluster loses data in parts.
 func (c *Client) guarded() bool {
 	return !c.opts.DisableQuarantine && len(c.nodes) >= 3 &&
 		!slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return !n.Guardable() })
 }
 
-// quarantine is how long a node that forgot has no vote: no lock of before lives longer. By the
-// limits of MaxTTL and DriftFactor that is some 36h at most.
+// quarantine is how long a node that lost data has no vote: no earlier lock lives longer. By the
+// limits of MaxTTL and DriftFactor that is about 36h at most.
 func (c *Client) quarantine() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
@@ -34,13 +34,13 @@ func (c *Client) memoryName() string {
 	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.memories.Add(1), 36)
 }
 
-// blind hears that a node does not tell enough.
-func (c *Client) blind(why error) {
-	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may not be noticed: "+
+// noInfo is called when a node refuses INFO.
+func (c *Client) noInfo(why error) {
+	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may go undetected: "+
 		"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
 }
 
-// quarantined hears that a node has entered quarantine, or has left it.
+// quarantined is called when a node has entered quarantine, or has left it.
 func (c *Client) quarantined(i int, s quorum.Quarantined) {
 	name := c.nodes[i].Name()
 	if !s.Until.IsZero() {

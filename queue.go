@@ -2,9 +2,9 @@ package flightlock
 
 import "sync"
 
-// queue is the way to code of the user's that nothing may wait for: a Logger, OnError. What is put into
-// it is handed over in order, on one goroutine, which lives while there is something. When too much waits,
-// it is counted instead. The zero value is ready for use.
+// queue passes items to user code that nothing may wait for: a Logger, OnError. Items are handled
+// in order, on one goroutine, which lives while the queue is not empty. Items that find the queue
+// full are dropped and counted. The zero value is ready for use.
 type queue[T any] struct {
 	mu      sync.Mutex // guards what follows
 	items   []T
@@ -14,8 +14,8 @@ type queue[T any] struct {
 
 const maxQueued = 128
 
-// put queues an item for handle, which start runs on a goroutine unless it is too late for that. missed
-// hears how many were dropped. A panic or Goexit of handle costs the item, nothing else.
+// put queues an item for handle, on a goroutine started by start unless it refuses. missed is
+// called with the number of dropped items. A panic or Goexit of handle costs only that item.
 func (q *queue[T]) put(item T, start func(func()) bool, handle func(T), missed func(n int)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -29,7 +29,7 @@ func (q *queue[T]) put(item T, start func(func()) bool, handle func(T), missed f
 	}
 }
 
-// work hands over what is queued until nothing is.
+// work handles items until the queue is empty.
 func (q *queue[T]) work(start func(func()) bool, handle func(T), missed func(n int)) {
 	finished := false
 	defer func() {
@@ -52,8 +52,8 @@ func (q *queue[T]) work(start func(func()) bool, handle func(T), missed func(n i
 	}
 }
 
-// take gives the oldest item, and with the last one how many were dropped behind it. Without one the
-// goroutine ends.
+// take returns the oldest item and, with the last one, how many were dropped behind it. Without an
+// item the goroutine ends.
 func (q *queue[T]) take() (item T, dropped int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -69,7 +69,7 @@ func (q *queue[T]) take() (item T, dropped int, ok bool) {
 	return item, dropped, true
 }
 
-// survive runs fn, also if it panics.
+// survive runs fn, and recovers a panic.
 func survive(fn func()) {
 	defer func() { _ = recover() }()
 	fn()

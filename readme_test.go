@@ -44,11 +44,11 @@ func readmePlain(ctx context.Context, c *flightlock.Client, cache *readmeCache, 
 	case err == nil:
 		defer lock.Release(ctx)
 	case errors.Is(err, flightlock.ErrUnavailable) && ctx.Err() == nil:
-		return load(ctx, key) // Redis is down: without the lock. Or fail: what is worse for you?
+		return load(ctx, key) // Redis is down: load without the lock. Or return the error: which is worse for you?
 	default:
 		return nil, err // others hold the lock, and ctx has ended
 	}
-	if v, ok = cache.Get(ctx, key); ok { // somebody loaded it while we waited
+	if v, ok = cache.Get(ctx, key); ok { // another caller loaded it while we waited
 		return v, nil
 	}
 	v, err = load(ctx, key)

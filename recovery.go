@@ -2,13 +2,13 @@ package flightlock
 
 import "sync"
 
-// recovery is how those who do without the nodes learn that one is back. The zero value is ready for use.
+// recovery notifies loads without a lock that a node is back. The zero value is ready for use.
 type recovery struct {
 	mu   sync.Mutex
-	back chan struct{} // closed when the next node comes back; nil until somebody waits for that
+	back chan struct{} // closed when the next node comes back; nil until next is called
 }
 
-// next is closed when a node comes back from now on.
+// next returns a channel that is closed when a node comes back after this call.
 func (r *recovery) next() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -18,7 +18,7 @@ func (r *recovery) next() <-chan struct{} {
 	return r.back
 }
 
-// announce tells of a node that is back. Nobody runs on this goroutine for it.
+// announce reports that a node is back. It only closes a channel.
 func (r *recovery) announce() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -28,7 +28,7 @@ func (r *recovery) announce() {
 	}
 }
 
-// away reports whether so many nodes have no vote now that no majority is left.
+// away reports whether so many nodes have no vote now that there is no majority.
 func (c *Client) away() bool {
 	n := 0
 	for i, nd := range c.nodes {

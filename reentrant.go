@@ -175,9 +175,9 @@ func (c *Client) reenter(ctx context.Context, key string) *Lock {
 	return nil
 }
 
-// FromContext gives the Lock that ctx was made by, with Lock.Context: the innermost if
-// there are several, nil if there is none. So code deep below Do or Wrap finds its fencing
-// token: FromContext(ctx).Fence() is 0 without a lock. The Lock may be over: see Lock.Err.
+// FromContext returns the Lock whose Context method made ctx: the innermost if there are several,
+// nil if there is none. With it, functions called from Do or Wrap get the fencing token:
+// FromContext(ctx).Fence() is 0 without a lock. The Lock may be over: see Lock.Err.
 func FromContext(ctx context.Context) *Lock {
 	if h := carriedBy(ctx); h != nil {
 		return h.l

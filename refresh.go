@@ -12,24 +12,24 @@ import (
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
-// RefreshPolicy says how AutoRefresh keeps a lock alive. The zero value is a good default.
+// RefreshPolicy configures how AutoRefresh keeps a lock. The zero value is a good default.
 type RefreshPolicy struct {
-	// Interval between refreshes. Default ttl/3, or half the validity where that is less
-	// (only with a large DriftFactor); it must be below the ttl's validity
-	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late. One of a second or
-	// more may end up to 5ms early, for locks to be refreshed together. 1ms at least.
+	// Interval is the time between refreshes. Default ttl/3, or half the validity where that is
+	// less (only with a large DriftFactor). It must be at least 1ms, and below the ttl's validity
+	// (ttl - ttl*DriftFactor - 2ms), or every refresh would come too late. An interval of a second
+	// or more may end up to 5ms early, so that locks are refreshed together.
 	Interval time.Duration
-	// Timeout of one refresh, from when it was sent to a node, 1ms at least. Default min(NodeTimeout, Interval/2); one
-	// above NodeTimeout or the ttl counts as that.
+	// Timeout limits one refresh, counted from when it was sent to a node; at least 1ms. Default
+	// min(NodeTimeout, Interval/2). A value above NodeTimeout or the ttl is reduced to that.
 	Timeout time.Duration
-	// Retry says how to go on after consecutive failures. No refresh is sent past the
-	// validity deadline, whatever it says. nil means ExponentialBackoff(5ms, 250ms).
+	// Retry decides about retries after consecutive failures. Whatever it returns, no refresh is
+	// sent after the validity deadline. nil means ExponentialBackoff(5ms, 250ms).
 	Retry RetryStrategy
-	// MaxRefreshes is how often to refresh; 0, or more than math.MaxInt32, means any number of times.
+	// MaxRefreshes limits the number of refreshes; 0, or more than math.MaxInt32, means no limit.
 	MaxRefreshes int
-	// MaxHold is how long after AutoRefresh began the last refresh may be sent: a holder
-	// that hangs does not keep the lock for ever. 0 means 1h, and no limit for DoWith, which is
-	// bounded by its ctx; negative means no limit.
+	// MaxHold is how long after AutoRefresh started the last refresh may be sent, so that a holder
+	// that hangs does not keep the lock forever. 0 means 1h, but no limit for DoWith, which is
+	// limited by its ctx; a negative value means no limit.
 	MaxHold time.Duration
 }
 
@@ -84,10 +84,10 @@ type autoRefresh struct {
 	do       *doing        // for Do; else nil
 }
 
-// AutoRefresh keeps the lock alive by p, until it is released or lost or p says stop; a
-// nested lock is refreshed only where those around it do not do it. It
-// starts that and returns at once. A second one on the same lock is an ErrInvalid, as is a
-// bad policy; a lock that is over is ErrNotHeld.
+// AutoRefresh refreshes the lock as p says until it is released or lost, or p ends it. It starts
+// refreshing and returns at once. A nested lock is refreshed only where the locks around it are
+// not. Calling AutoRefresh twice on one lock is an ErrInvalid, as is a bad policy; a lock that is
+// over is ErrNotHeld.
 func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	return l.autoRefresh(p, new(autoRefresh))
 }
@@ -218,6 +218,6 @@ func (a *autoRefresh) goOn(delay time.Duration, again bool) {
 	case clock.Left(clock.Now(), a.l.Until()) > delay:
 		a.again(delay)
 	default:
-		a.endsBy(fmt.Errorf("after failure %d, the next try by RefreshPolicy.Retry, in %v, would have been too late", a.failures, delay))
+		a.endsBy(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late", a.failures, delay))
 	}
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/flightlock/flightlock/internal/jitter"
 )
 
-// RetryStrategy says how long to go on after failures.
+// RetryStrategy decides whether and when to retry after a failure.
 //
-// Strategies are immutable: one value may serve any number of calls at once. Delays below
-// a millisecond count as one; there is no upper limit, for delays or counts, and math.MaxInt64
-// means never.
+// Strategies are immutable: any number of concurrent calls may share one value. Delays below a
+// millisecond count as one millisecond. Delays and counts have no upper limit; a delay of
+// math.MaxInt64 means never.
 type RetryStrategy interface {
 	// Next says how long to wait after the attempt-th failure (1, 2, ...), and whether to
 	// try again. It runs on the goroutine of the call that uses it, with no lock of this library held, and may be
@@ -33,8 +33,8 @@ func (noRetry) Next(int) (time.Duration, bool) { return 0, false }
 // Traits says that the strategy does not block.
 func (noRetry) Traits() flight.Traits { return flight.Quick }
 
-// LimitedRetry makes up to max retries after the first attempt, interval apart. interval
-// must be above 0 and max not below 0; the call that uses the strategy says so otherwise.
+// LimitedRetry makes up to max retries after the first attempt, interval apart. interval must be
+// above 0 and max not below 0; otherwise the call that uses the strategy returns ErrInvalid.
 func LimitedRetry(interval time.Duration, max int) RetryStrategy {
 	return limitedRetry{interval, max}
 }
@@ -59,9 +59,9 @@ func (s limitedRetry) check() error {
 	return nil
 }
 
-// ExponentialBackoff waits a random time between 0 and a bound that starts at min and
-// doubles with each failure up to max ("full jitter"). It goes on until ctx ends. 0 < min
-// <= max is required; the call that uses the strategy says so otherwise.
+// ExponentialBackoff waits a random time between 0 and a bound that starts at min and doubles with
+// each failure up to max ("full jitter"). It retries until ctx ends. If not 0 < min <= max, the
+// call that uses the strategy returns ErrInvalid.
 func ExponentialBackoff(min, max time.Duration) RetryStrategy {
 	return exponentialBackoff{min, max}
 }
@@ -117,15 +117,16 @@ func (s limited) check() error {
 	return checkStrategy(s.RetryStrategy)
 }
 
-// FailFast is s as long as a majority of the nodes can be reached: while others hold the lock, and
-// while answers are late now and then. When a majority is away (suspended, refusing connections or
-// commands, in quarantine), the caller gets ErrUnavailable at once instead of waiting for the nodes to come back;
-// so it does when that begins while it waits, in the queue of its process too. (Behind a lock that
-// this process holds, one who comes later than that is told with the lock's next refresh.) A node
-// that does not answer counts as away within four times NodeTimeout.
+// FailFast behaves like s as long as a majority of the nodes can be reached: while others hold the
+// lock, and while some replies are late. When no majority can be reached (nodes are suspended,
+// quarantined, or refuse connections or commands), the caller gets ErrUnavailable at once instead
+// of waiting for the nodes. That also applies if it happens while the caller waits, including in
+// the queue of its process. (A caller that queues behind a lock held by this process after that
+// moment is notified with the next refresh of that lock.) A node that does not answer counts as
+// unreachable within four times NodeTimeout.
 //
-// It combines with the others in any order. In RefreshPolicy.Retry it is s: a lock is worth
-// refreshing as long as it is valid.
+// FailFast can be combined with the other strategies in any order. In RefreshPolicy.Retry it
+// behaves like s, because a lock is worth refreshing as long as it is valid.
 func FailFast(s RetryStrategy) RetryStrategy { return failFast{orDefault(s)} }
 
 type failFast struct{ RetryStrategy }
@@ -137,7 +138,7 @@ func (s failFast) Traits() flight.Traits {
 
 func (s failFast) check() error { return checkStrategy(s.RetryStrategy) }
 
-// orDefault gives nil its meaning.
+// orDefault returns s, or the default strategy for nil.
 func orDefault(s RetryStrategy) RetryStrategy {
 	if s == nil {
 		return exponentialBackoff{5 * time.Millisecond, 250 * time.Millisecond}
@@ -145,7 +146,7 @@ func orDefault(s RetryStrategy) RetryStrategy {
 	return s
 }
 
-// checkStrategy finds bad arguments of the strategies of this package.
+// checkStrategy reports bad arguments of the strategies of this package.
 func checkStrategy(s RetryStrategy) error {
 	if c, ok := s.(interface{ check() error }); ok {
 		return c.check()

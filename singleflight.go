@@ -11,18 +11,17 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// SingleFlightLock makes key the caller's for ttl (10ms to Options.MaxTTL, in whole
-// milliseconds). All callers of this process that want the key queue up in order of
-// arrival; one of them at a time contends with other processes for it, and a lock that is
-// released is handed straight to the next. A Lock that was handed over may have as little
-// as half its ttl left (usually over 95%): see Lock.Until.
+// SingleFlightLock acquires key for ttl (10ms to Options.MaxTTL, in whole milliseconds). All
+// callers of this process that want the key queue in order of arrival. One of them at a time
+// contends with other processes, and a released lock is handed directly to the next caller. A Lock
+// that was handed over may have as little as half its ttl left (usually over 95%): see Lock.Until.
 //
-// It waits by retry until that gives up or ctx ends; nil means ExponentialBackoff(5ms,
-// 250ms). A caller that queues behind others gives up when its strategy would have given
-// up against Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed,
-// ErrInvalid; ctx's error matches besides if ctx ended, and alone if nothing was known by then.
+// It retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). A caller
+// that queues behind others gives up when its strategy would have given up against Redis. Errors:
+// ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid. If ctx ended, the error
+// also matches ctx's error, and only that if nothing was known of the key by then.
 //
-// With a ctx made by Lock.Context of a lock on the same key, it gives a nested Lock at once.
+// With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Queue)
 }
@@ -51,7 +50,7 @@ func (c *Client) checked(key string, ttl time.Duration, retry RetryStrategy) err
 
 // newLock is the Lock of a caller that is about to ask for it.
 func (c *Client) newLock() *Lock {
-	c.leaveWord()
+	c.startAnnouncing()
 	return &Lock{c: c}
 }
 
@@ -96,7 +95,7 @@ func (c *Client) watch() func(key, contender string, hear func(flight.Event, str
 		return nil
 	}
 	return func(key, contender string, hear func(flight.Event, string)) func() {
-		return c.quorum.Watch(c.full(key), contender, func(n quorum.News, owner string) { hear(flight.Event(n), owner) })
+		return c.quorum.Watch(c.full(key), contender, func(n quorum.Event, owner string) { hear(flight.Event(n), owner) })
 	}
 }
 

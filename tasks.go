@@ -2,60 +2,33 @@ package flightlock
 
 import (
 	"context"
-	"sync"
 
-	"github.com/flightlock/flightlock/internal/wait"
+	"github.com/flightlock/flightlock/internal/group"
 )
 
-// tasks are goroutines beside the lock traffic, for which Close waits. The zero value is
-// ready for use.
+// tasks are a Client's goroutines beside the lock traffic. Close waits for them, and ends the
+// contexts that they use.
 type tasks struct {
-	wg sync.WaitGroup
-
-	mu     sync.Mutex // guards what follows
-	closed bool
-	open   map[*context.CancelCauseFunc]struct{} // of contexts in use
+	group.Group
+	closed context.Context // ended by end
+	cancel context.CancelFunc
 }
 
-// run starts f, unless close was called, and says whether it did.
-func (t *tasks) run(f func()) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if !t.closed {
-		t.wg.Go(f)
+func (t *tasks) init() { t.closed, t.cancel = context.WithCancel(context.Background()) }
+
+// context is parent, which end also ends, with ErrClosed as its cause. cancel frees it.
+func (t *tasks) context(parent context.Context) (_ context.Context, cancel context.CancelFunc) {
+	ctx, stopped := context.WithCancelCause(parent)
+	stop := context.AfterFunc(t.closed, func() { stopped(ErrClosed) })
+	if t.closed.Err() != nil { // not only soon
+		stopped(ErrClosed)
 	}
-	return !t.closed
+	return ctx, func() { stop(); stopped(nil) }
 }
 
-// context is parent, ended also by close, with ErrClosed as its cause. What it holds is let
-// go by cancel.
-func (t *tasks) context(parent context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(parent)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		cancel(ErrClosed)
-		return ctx, func() {}
-	}
-	if t.open == nil {
-		t.open = map[*context.CancelCauseFunc]struct{}{}
-	}
-	t.open[&cancel] = struct{}{}
-	return ctx, func() {
-		t.mu.Lock()
-		delete(t.open, &cancel)
-		t.mu.Unlock()
-		cancel(nil)
-	}
-}
-
-// close has no more tasks begin, ends their contexts, and waits for them until ctx ends.
-func (t *tasks) close(ctx context.Context) error {
-	t.mu.Lock()
-	t.closed = true
-	for cancel := range t.open {
-		(*cancel)(ErrClosed)
-	}
-	t.mu.Unlock()
-	return wait.For(ctx, t.wg.Wait)
+// end refuses further tasks, ends their contexts, and waits for them until ctx ends.
+func (t *tasks) end(ctx context.Context) error {
+	t.Close()
+	t.cancel()
+	return t.Wait(ctx)
 }

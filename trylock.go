@@ -12,25 +12,26 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// TryLock repeats an attempt that has split the votes up to splitTries times, each after a random
-// pause. The pause is at most twice as long as the attempt took, doubled with each repetition, but
-// between splitPause and maxSplitPause. So of the contenders that have split the votes, the first to
-// come back has probably made its attempt when the second one comes.
+// TryLock repeats an attempt that split the votes up to splitTries times, each time after a random
+// pause. The pause is at most twice the duration of the attempt, doubled with each repetition, but
+// between splitPause and maxSplitPause. So of the contenders that split the votes, the first to
+// retry has probably completed its attempt when the second one retries.
 const (
 	splitTries    = 4
 	splitPause    = 5 * time.Millisecond
 	maxSplitPause = 500 * time.Millisecond
 )
 
-// TryLock is SingleFlightLock with one attempt. If the key is held, queued for or being
-// acquired in this process, it fails at once with ErrNotAcquired, with no Redis traffic:
-// TryLock never overtakes.
+// TryLock is SingleFlightLock with one attempt. If the key is held, queued for or being acquired in
+// this process, it fails at once with ErrNotAcquired, without Redis traffic: TryLock never
+// overtakes.
 //
-// When several processes try at the same moment, each may get the votes of some nodes, and none of
-// a majority. Then nobody has the lock, and all of them would give up. So TryLock repeats an attempt
-// that has split the votes, up to four times, each after a random pause of half a second at most:
-// of the processes that try to start a job at the same moment, one succeeds (G49 in
-// docs/guarantees.md). If ctx ends in a pause, the error matches ctx's error and ErrNotAcquired.
+// If several processes try at the same moment, each may get the votes of some nodes, and none those
+// of a majority. Then nobody has the lock, and all of them would give up. So TryLock repeats an
+// attempt that split the votes, up to four times, each time after a random pause of at most half a
+// second: of the processes that try to start a job at the same moment, one succeeds (G49 in
+// docs/guarantees.md). If ctx ends during a pause, the error matches ctx's error and
+// ErrNotAcquired.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	for try := 1; ; try++ {
 		began := clock.Now()
@@ -50,10 +51,10 @@ func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*L
 	}
 }
 
-// split reports whether err says that the votes were split: by the answers that had arrived when a
+// split reports whether err means that the votes were split: by the replies that had arrived when a
 // majority was out of reach, several contenders have votes, and none has a majority. If one of them
-// gets a majority after all, the next attempt reports that. It is no split if a node keeps the key for
-// a contender whose turn it is: then somebody will have the lock.
+// gets a majority after all, the next attempt reports that. It is not a split if a node reserves
+// the key for a contender whose turn it is: then that one will get the lock.
 func split(err error) bool {
 	var e *QuorumError
 	if !errors.Is(err, ErrNotAcquired) || !errors.As(err, &e) {

@@ -1,14 +1,14 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/procs"
 )
 
 // This file is the far end of -procs: a process that runs a localCrew for its parent. They talk over the child's stdin
@@ -37,38 +37,17 @@ type reply struct {
 	Outcome *outcome `json:"outcome,omitempty"` // of opRun
 }
 
-// childMain serves until in ends, and returns the exit code.
+// childMain serves until in ends, and returns the exit code. A job under way ends then, too.
 func childMain(in io.Reader, out io.Writer) int {
-	// An interrupt at the terminal reaches the whole group of processes. The parent hears it too, and ends us in order.
+	// An interrupt at the terminal reaches the whole group of processes. The parent receives it too,
+	// and ends this one in order.
 	signal.Ignore(os.Interrupt)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	requests := make(chan request) // closed when in has ended
-	go func() {
-		defer close(requests)
-		readRequests(in, requests)
-		cancel() // a job under way ends too
-		time.AfterFunc(5*time.Second, func() { os.Exit(exitFailed) })
-	}()
 	var c child
 	defer c.close()
-	enc := json.NewEncoder(out)
-	for r := range requests {
-		if enc.Encode(c.serve(ctx, r)) != nil {
-			return exitFailed
-		}
+	if procs.Serve(in, out, 5*time.Second, c.serve) != nil {
+		return exitFailed
 	}
 	return exitOK
-}
-
-func readRequests(in io.Reader, requests chan<- request) {
-	for dec := json.NewDecoder(bufio.NewReader(in)); ; {
-		var r request
-		if dec.Decode(&r) != nil {
-			return
-		}
-		requests <- r
-	}
 }
 
 // child is the crew, once a setup has come.

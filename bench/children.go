@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/procs"
 )
 
 // This file is the near end of -procs: it starts the processes and makes each of them look like a crew.
@@ -21,15 +19,11 @@ func (b *bench) startChildren(ctx context.Context) error {
 	}
 	defer os.Remove(path) // every child has mapped it by then
 	b.reg = reg
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("-procs: finding this program to start it again: %w", err)
-	}
 	for i := range b.cfg.procs {
 		s := b.setup()
 		s.Proc, s.Register = i, path
 		s.Clients, s.Polling = b.cfg.clientsOf(i)
-		c, err := startChild(exe, i)
+		c, err := startChild(i)
 		if err != nil {
 			return err
 		}
@@ -50,42 +44,27 @@ func (cfg config) clientsOf(i int) (clients, polling int) {
 // childCrew is a crew in another process. One goroutine uses it.
 type childCrew struct {
 	number int
-	cmd    *exec.Cmd
-	in     io.WriteCloser // its stdin: closing it ends the child
-	enc    *json.Encoder
-	dec    *json.Decoder
+	child  *procs.Child
 }
 
-func startChild(exe string, number int) (*childCrew, error) {
-	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), childEnv+"=1")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
+func startChild(number int) (*childCrew, error) {
+	cmd, err := procs.Self(childEnv + "=1")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("-procs: finding this program to start it again: %w", err)
 	}
-	out, err := cmd.StdoutPipe()
+	child, err := procs.StartChild(cmd)
 	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("-procs: starting process %d: %w", number, err)
 	}
-	return &childCrew{number, cmd, in, json.NewEncoder(in), json.NewDecoder(out)}, nil
+	return &childCrew{number, child}, nil
 }
 
 // call sends a request and waits for its reply. When ctx ends first, so does the child.
 func (c *childCrew) call(ctx context.Context, r request) (rep reply, err error) {
-	stop := context.AfterFunc(ctx, func() { c.in.Close() })
-	defer stop()
-	if err = c.enc.Encode(r); err == nil {
-		err = c.dec.Decode(&rep)
-	}
+	err = c.child.Call(ctx, r, &rep)
 	switch {
 	case ctx.Err() != nil:
 		return rep, ctx.Err()
-	case errors.Is(err, io.EOF):
-		return rep, fmt.Errorf("process %d ended without an answer to %q", c.number, r.Op)
 	case err != nil:
 		return rep, fmt.Errorf("process %d, %q: %w", c.number, r.Op, err)
 	case rep.Error != "":
@@ -109,10 +88,7 @@ func (c *childCrew) run(ctx context.Context, at time.Time) (*outcome, error) {
 
 // close lets the child end by itself, and kills it if that takes more than 8 seconds.
 func (c *childCrew) close() error {
-	c.in.Close()
-	kill := time.AfterFunc(8*time.Second, func() { c.cmd.Process.Kill() })
-	defer kill.Stop()
-	if err := c.cmd.Wait(); err != nil {
+	if err := c.child.End(8 * time.Second); err != nil {
 		return fmt.Errorf("process %d: %w", c.number, err)
 	}
 	return nil

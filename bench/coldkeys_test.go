@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/procs"
 )
 
 // This file measures a cold cache: thousands of distinct keys are missed at once, in each of several processes, by Fetchers on Clients
@@ -30,27 +30,27 @@ const coldLoad = 20 * time.Millisecond
 // that the goal is made of (locks/s), and loads without a lock (unlocked). One op is one burst, of keys that are new.
 func BenchmarkColdKeys(b *testing.B) {
 	for _, n := range []int{1, 3} {
-		for _, procs := range []int{1, 4} {
+		for _, workers := range []int{1, 4} {
 			for _, keys := range []int{5000, 20_000} {
-				b.Run(fmt.Sprintf("nodes=%d/procs=%d/keys=%d", n, procs, keys), func(b *testing.B) { coldKeys(b, n, procs, keys) })
+				b.Run(fmt.Sprintf("nodes=%d/procs=%d/keys=%d", n, workers, keys), func(b *testing.B) { coldKeys(b, n, workers, keys) })
 			}
 		}
 	}
 }
 
-func coldKeys(b *testing.B, n, procs, keys int) {
+func coldKeys(b *testing.B, n, workers, keys int) {
 	_, urls := startServers(b, n)
 	values := filepath.Join(b.TempDir(), "values")
 	if err := os.WriteFile(values, nil, 0o600); err != nil {
 		b.Fatal(err)
 	}
-	var ps []*waiter
-	for range procs {
+	var ps []*procs.Child
+	for range workers {
 		ps = append(ps, startColdProcess(b, values, urls))
 	}
 	s := benchStore{name: "redis", urls: urls, prefix: "flightlock-bench:"}
 	c := s.client(b, patientTimeout)
-	coldBurst(b, ps, 0, procs) // connections, scripts
+	coldBurst(b, ps, 0, workers) // connections, scripts
 	f := figures{}
 	for i := range b.N {
 		r := coldBurst(b, ps, (i+1)*keys, keys)
@@ -58,39 +58,47 @@ func coldKeys(b *testing.B, n, procs, keys int) {
 		load.measure(200 * time.Millisecond) // connections
 		rate := load.measure(time.Second).perSecond()
 		load.stop()
-		goal := 1.5*float64(procs*keys)/rate + 3*coldLoad.Seconds()
-		f.add("slowest-ms", r.slowest.Seconds()*1000)
+		goal := 1.5*float64(workers*keys)/rate + 3*coldLoad.Seconds()
+		f.add("slowest-ms", r.Slowest.Seconds()*1000)
 		f.add("goal-ms", goal*1000)
-		f.add("x-goal", r.slowest.Seconds()/goal)
+		f.add("x-goal", r.Slowest.Seconds()/goal)
 		f.add("locks/s", rate)
-		f.add("unlocked", float64(r.unlocked))
-		if r.failed > 0 || r.unlocked > 0 {
-			b.Logf("%d callers with an error, %d loads without a lock", r.failed, r.unlocked)
+		f.add("unlocked", float64(r.Unlocked))
+		if r.Failed > 0 || r.Unlocked > 0 {
+			b.Logf("%d callers with an error, %d loads without a lock", r.Failed, r.Unlocked)
 		}
 	}
 	f.report(b)
 }
 
+// coldRequest asks for a burst: at this time, of so many keys.
+type coldRequest struct {
+	At         time.Time
+	From, Keys int
+}
+
 // coldResult is what became of a burst.
 type coldResult struct {
-	slowest          time.Duration
-	unlocked, failed int
+	Slowest          time.Duration
+	Unlocked, Failed int
 }
 
 // coldBurst has all processes miss the same keys at once.
-func coldBurst(b *testing.B, ps []*waiter, from, keys int) (sum coldResult) {
-	at := time.Now().Add(50 * time.Millisecond).UnixNano()
+func coldBurst(b *testing.B, ps []*procs.Child, from, keys int) (sum coldResult) {
+	r := coldRequest{time.Now().Add(50 * time.Millisecond), from, keys}
 	for _, p := range ps {
-		p.say(b, fmt.Sprintf("%d %d %d", at, from, keys))
+		if err := p.Send(r); err != nil {
+			b.Fatal(err)
+		}
 	}
 	for _, p := range ps {
 		var r coldResult
-		if _, err := fmt.Sscan(p.hear(b, ""), (*int64)(&r.slowest), &r.unlocked, &r.failed); err != nil {
+		if err := p.Receive(&r); err != nil {
 			b.Fatal(err)
 		}
-		sum.slowest = max(sum.slowest, r.slowest)
-		sum.unlocked += r.unlocked
-		sum.failed += r.failed
+		sum.Slowest = max(sum.Slowest, r.Slowest)
+		sum.Unlocked += r.Unlocked
+		sum.Failed += r.Failed
 	}
 	return sum
 }
@@ -99,11 +107,11 @@ func coldBurst(b *testing.B, ps []*waiter, from, keys int) (sum coldResult) {
 const coldEnv = "FLIGHTLOCK_BENCH_COLD"
 
 // startColdProcess starts one, which ends with the benchmark.
-func startColdProcess(b *testing.B, values string, urls []string) *waiter {
+func startColdProcess(b *testing.B, values string, urls []string) *procs.Child {
 	return startProcess(b, coldEnv, slices.Insert(slices.Clone(urls), 0, values))
 }
 
-// coldMain reads a line per burst, when, from which key, how many, and answers with a coldResult.
+// coldMain answers each coldRequest by a coldResult.
 func coldMain(in io.Reader, out io.Writer, values string, urls []string) int {
 	cache, err := os.OpenFile(values, os.O_RDWR, 0)
 	if err != nil {
@@ -120,17 +128,16 @@ func coldMain(in io.Reader, out io.Writer, values string, urls []string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return exitFailed
 	}
-	for lines := bufio.NewScanner(in); lines.Scan(); {
-		var at int64
-		var from, keys int
-		if _, err := fmt.Sscan(lines.Text(), &at, &from, &keys); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return exitFailed
-		}
-		time.Sleep(time.Until(time.Unix(0, at)))
+	err = procs.Serve(in, out, time.Second, func(_ context.Context, r coldRequest) coldResult {
+		time.Sleep(time.Until(r.At))
 		before := f.Stats()
-		r := fetchAll(f, from, keys)
-		fmt.Fprintln(out, int64(r.slowest), f.Stats().UnlockedLoads-before.UnlockedLoads, r.failed)
+		res := fetchAll(f, r.From, r.Keys)
+		res.Unlocked = int(f.Stats().UnlockedLoads - before.UnlockedLoads)
+		return res
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitFailed
 	}
 	return exitOK
 }
@@ -145,9 +152,9 @@ func fetchAll(f *flightlock.Fetcher[bool], from, keys int) (r coldResult) {
 			took := time.Since(began)
 			mu.Lock()
 			defer mu.Unlock()
-			r.slowest = max(r.slowest, took)
+			r.Slowest = max(r.Slowest, took)
 			if err != nil {
-				r.failed++
+				r.Failed++
 			}
 		})
 	}

@@ -1,19 +1,19 @@
 package main
 
 import (
-	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -100,57 +100,48 @@ func rawDelete(b *testing.B, rdb *redis.Client, pause time.Duration) time.Durati
 	return took
 }
 
-// waiter is the process that waits for the key. It speaks in lines: "lock" is answered by "waiting" as soon as it does,
+// waiter is the process that waits for the key: "lock" is answered by "waiting" as soon as it does,
 // and by "got" and the time when it has the lock; "release" by "released".
-type waiter struct {
-	in  io.Writer
-	out *bufio.Scanner
-}
+type waiter struct{ *procs.Child }
 
 // waiterEnv makes the test binary a waiter on the nodes that it names.
 const waiterEnv = "FLIGHTLOCK_BENCH_WAITER"
 
 // startWaiter starts a waiter, which ends with the benchmark.
-func startWaiter(b *testing.B, urls []string) *waiter { return startProcess(b, waiterEnv, urls) }
+func startWaiter(b *testing.B, urls []string) *waiter {
+	return &waiter{startProcess(b, waiterEnv, urls)}
+}
 
-// startProcess starts the test binary as what env makes of it, with these words. It ends with the benchmark.
-func startProcess(b *testing.B, env string, words []string) *waiter {
-	exe, err := os.Executable()
-	if err != nil {
-		b.Skip(err)
-	}
-	cmd := exec.CommandContext(b.Context(), exe)
-	cmd.Env = append(os.Environ(), env+"="+strings.Join(words, ","))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
+// startProcess starts the test binary as what env makes of it, with these words. It ends with the
+// benchmark.
+func startProcess(b *testing.B, env string, words []string) *procs.Child {
+	cmd, err := procs.Self(env + "=" + strings.Join(words, ","))
 	if err != nil {
 		b.Fatal(err)
 	}
-	out, err := cmd.StdoutPipe()
+	child, err := procs.StartChild(cmd)
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = cmd.Wait() }) // killed, for the benchmark's context has ended
-	return &waiter{in, bufio.NewScanner(out)}
+	b.Cleanup(func() { child.Kill(); _ = child.End(time.Minute) })
+	return child
 }
 
 func (w *waiter) say(b *testing.B, line string) {
-	if _, err := fmt.Fprintln(w.in, line); err != nil {
+	if err := w.Send(line); err != nil {
 		b.Fatal(err)
 	}
 }
 
 // hear wants a line that begins with prefix, and returns the rest of it.
 func (w *waiter) hear(b *testing.B, prefix string) string {
-	if !w.out.Scan() {
-		b.Fatalf("the waiter ended instead of saying %q", prefix)
+	var line string
+	if err := w.Receive(&line); err != nil {
+		b.Fatalf("instead of %q from the waiter: %v", prefix, err)
 	}
-	rest, ok := strings.CutPrefix(w.out.Text(), prefix)
+	rest, ok := strings.CutPrefix(line, prefix)
 	if !ok {
-		b.Fatalf("the waiter said %q, not %q", w.out.Text(), prefix)
+		b.Fatalf("the waiter said %q, not %q", line, prefix)
 	}
 	return rest
 }
@@ -159,7 +150,7 @@ func (w *waiter) hear(b *testing.B, prefix string) string {
 func waiterMain(in io.Reader, out io.Writer, urls []string) int {
 	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout})
 	if err == nil {
-		err = serveWaiter(bufio.NewScanner(in), out, c)
+		err = serveWaiter(json.NewDecoder(in), json.NewEncoder(out), c)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "waiter:", err)
@@ -168,30 +159,33 @@ func waiterMain(in io.Reader, out io.Writer, urls []string) int {
 	return exitOK
 }
 
-func serveWaiter(in *bufio.Scanner, out io.Writer, c *flightlock.Client) error {
+func serveWaiter(in *json.Decoder, out *json.Encoder, c *flightlock.Client) error {
 	ctx := context.Background()
 	var held *flightlock.Lock
-	for in.Scan() {
-		switch in.Text() {
+	for {
+		var line string
+		if in.Decode(&line) != nil {
+			return nil
+		}
+		switch line {
 		case "lock":
 			l, at, err := waitForLock(ctx, out, c)
 			if err != nil {
 				return err
 			}
 			held = l
-			fmt.Fprintf(out, "got %d\n", at.UnixNano())
+			_ = out.Encode(fmt.Sprint("got ", at.UnixNano()))
 		case "release":
 			if err := held.Release(ctx); err != nil {
 				return err
 			}
-			fmt.Fprintln(out, "released")
+			_ = out.Encode("released")
 		}
 	}
-	return nil
 }
 
 // waitForLock says when the library counts it among its waiters, so that nobody measures a call that has yet to begin.
-func waitForLock(ctx context.Context, out io.Writer, c *flightlock.Client) (l *flightlock.Lock, at time.Time, err error) {
+func waitForLock(ctx context.Context, out *json.Encoder, c *flightlock.Client) (l *flightlock.Lock, at time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	done := make(chan struct{})
@@ -203,7 +197,7 @@ func waitForLock(ctx context.Context, out io.Writer, c *flightlock.Client) (l *f
 	for c.Stats().Waiters == 0 {
 		time.Sleep(50 * time.Microsecond)
 	}
-	fmt.Fprintln(out, "waiting")
+	_ = out.Encode("waiting")
 	<-done
 	return l, at, err
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -251,26 +250,14 @@ func TestInterruptEndsTheRun(t *testing.T) {
 
 // A child that loses its parent loses its stdin, and must end by that alone.
 func TestChildEndsWithItsParent(t *testing.T) {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Skip(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, exe)
-	cmd.Env = append(os.Environ(), childEnv+"=1")
-	in, err := cmd.StdinPipe()
+	c, err := startChild(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	if _, err := c.call(t.Context(), request{Op: "nonsense"}); err == nil {
+		t.Error("nonsense was done")
 	}
-	if _, err := io.WriteString(in, `{"op":"nonsense"}`+"\n"); err != nil {
-		t.Error(err)
-	}
-	in.Close()
-	if err := cmd.Wait(); err != nil {
+	if err := c.close(); err != nil {
 		t.Errorf("the child ended with %v", err)
 	}
 }

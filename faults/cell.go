@@ -3,20 +3,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clocktest"
+	"github.com/flightlock/flightlock/internal/procs"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -42,9 +39,8 @@ type cell struct {
 
 // process is a child, seen from here.
 type process struct {
-	cmd  *exec.Cmd
-	in   io.WriteCloser // its stdin: closing it ends the child
-	done chan struct{}  // closed when nothing more comes from it
+	*procs.Child
+	drained chan struct{} // closed when nothing more comes from it
 
 	clocks *clocktest.Clocks // that it reads, if its machine may sleep
 
@@ -144,34 +140,25 @@ func (c *cell) startProcess(s setup, number int) error {
 	if s.Nodes, err = c.urls(); err != nil {
 		return err
 	}
-	exe, err := os.Executable()
+	cmd, err := procs.Self(childEnv + "=1")
 	if err != nil {
 		return err
 	}
-	p := &process{cmd: exec.Command(exe), done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), childEnv+"=1")
-	p.cmd.Stderr = os.Stderr
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return err
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
+	p := &process{drained: make(chan struct{})}
 	if s.Sleeps {
 		clocks, file, err := newClocks()
 		if err != nil {
 			return err
 		}
 		defer file.Close()
-		p.clocks, p.cmd.ExtraFiles = clocks, []*os.File{file}
+		p.clocks, cmd.ExtraFiles = clocks, []*os.File{file}
 	}
-	if err := p.cmd.Start(); err != nil {
+	if p.Child, err = procs.StartChild(cmd); err != nil {
 		return err
 	}
 	c.procs = append(c.procs, p)
-	go c.listen(p, out)
-	return json.NewEncoder(p.in).Encode(s)
+	go c.listen(p)
+	return p.Send(s)
 }
 
 // urls are those of the nodes for one process: of new proxies in front of the servers, or of the Cluster.
@@ -193,11 +180,11 @@ func (c *cell) urls() (urls []string, err error) {
 }
 
 // listen takes down what a process tells, until it ends.
-func (c *cell) listen(p *process, out io.Reader) {
-	defer close(p.done)
-	for dec := json.NewDecoder(bufio.NewReader(out)); ; {
+func (c *cell) listen(p *process) {
+	defer close(p.drained)
+	for {
 		var e event
-		err := dec.Decode(&e)
+		err := p.Receive(&e)
 		if errors.Is(err, io.EOF) {
 			return
 		}
@@ -291,7 +278,7 @@ func (c *cell) holder(ctx context.Context, key string) *process {
 	label, _, _ := strings.Cut(c.nodes[0].Get(ctx, "lock:"+key).Val(), "#")
 	host, _ := os.Hostname()
 	for _, p := range c.procs {
-		if label == fmt.Sprintf("%s:%d", host, p.cmd.Process.Pid) {
+		if label == fmt.Sprintf("%s:%d", host, p.PID()) {
 			return p
 		}
 	}
@@ -303,10 +290,10 @@ func (c *cell) holder(ctx context.Context, key string) *process {
 func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *process, wake func(p *process, stood time.Duration)) error {
 	return c.await(ctx, "the right process is stopped", func() bool {
 		p := find()
-		if p == nil || p.cmd.Process.Signal(syscall.SIGSTOP) != nil {
+		if p == nil || p.Stop() != nil {
 			return false
 		}
-		defer func() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }()
+		defer func() { _ = p.Cont() }()
 		pause(ctx, 10*time.Millisecond) // what it has told before it stopped is heard
 		stopped := time.Now()
 		defer func() { wake(p, time.Since(stopped)) }()
@@ -335,16 +322,16 @@ func (c *cell) working() *process {
 // are killed, which is an error.
 func (c *cell) finish() (*history, error) {
 	for _, p := range c.procs {
-		_ = p.in.Close()
+		_ = p.CloseInput()
 	}
 	var errs []error
 	for i, p := range c.procs {
-		kill := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
-		<-p.done
-		if err := p.cmd.Wait(); err != nil {
+		kill := time.AfterFunc(patience, p.Kill)
+		<-p.drained
+		kill.Stop()
+		if err := p.End(patience); err != nil {
 			errs = append(errs, fmt.Errorf("process %d: %w", i, err))
 		}
-		kill.Stop()
 	}
 	c.procs = nil
 	c.mu.Lock()
@@ -355,9 +342,9 @@ func (c *cell) finish() (*history, error) {
 // close ends whatever still runs.
 func (c *cell) close() error {
 	for _, p := range c.procs {
-		_ = p.cmd.Process.Kill()
-		<-p.done
-		_ = p.cmd.Wait()
+		p.Kill()
+		<-p.drained
+		_ = p.End(patience)
 	}
 	var errs []error
 	for _, f := range c.closers {

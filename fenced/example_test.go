@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A holder that was paused for too long writes after its successor, and changes nothing.
+// A holder that was paused for too long writes after its successor: the write is refused.
 func ExampleSet() {
 	server := miniredis.NewMiniRedis()
 	if err := server.Start(); err != nil {
@@ -41,8 +41,8 @@ func ExampleSet() {
 	// true new
 }
 
-// Whoever changes the origin invalidates the cached value, and no reader that loaded before
-// puts the old one back.
+// A writer that changes the origin deletes the cached value, and no reader that loaded before can
+// store the old one again.
 func ExampleDel() {
 	server := miniredis.NewMiniRedis()
 	if err := server.Start(); err != nil {
@@ -61,7 +61,7 @@ func ExampleDel() {
 	// true
 }
 
-// A value and its token share a hash slot, so a Cluster has them on one server.
+// A value and its token share a hash slot, so a Cluster stores them on one server.
 func ExampleFenceKey() {
 	fmt.Println(fenced.FenceKey("user:42"), fenced.FenceKey("user:{42}:name"))
 	fmt.Println("remembered for", fenced.Keep, "longer than the value")
@@ -70,7 +70,7 @@ func ExampleFenceKey() {
 	// remembered for 1h0m0s longer than the value
 }
 
-// What a holder writes may follow from what it has read: then no earlier holder writes in between.
+// Read-modify-write: no earlier holder can write between the read and the write.
 func ExampleGet() {
 	server := miniredis.NewMiniRedis()
 	if err := server.Start(); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/flightlock/flightlock/flightlocktest"
 )
 
-// publish is a user's function: it works in steps, and must not go on with the next one
-// when it has lost its lock.
+// publish is a user's function: it works in steps, and must not begin the next one after it has
+// lost its lock.
 func publish(ctx context.Context, c *flightlock.Client, step func()) error {
 	lock, err := c.SingleFlightLock(ctx, "report", 10*time.Second, nil)
 	if err != nil {
@@ -31,7 +31,7 @@ func publish(ctx context.Context, c *flightlock.Client, step func()) error {
 	return nil
 }
 
-// A user's function is tested against the loss of its lock: it must stop, and say why.
+// A test that a function stops when it loses its lock, and returns the reason.
 func Example() {
 	nodes := flightlocktest.Start(3)
 	defer nodes.Close()
@@ -56,7 +56,7 @@ func Example() {
 	// lost: true
 }
 
-// A function is tested for what it does while no lock can be had.
+// A test of a function while no lock can be acquired.
 func ExampleNodes_Down() {
 	nodes := flightlocktest.Start(1)
 	defer nodes.Close()

@@ -1,14 +1,14 @@
-// Package flightlocktest is for tests of code that locks: a client over nodes in memory,
-// with no server to install and no socket, which can lose a lock on demand.
+// Package flightlocktest helps to test code that locks. It provides clients over in-memory nodes,
+// without a server to install and without sockets, and can lose a lock on demand.
 //
-// It works inside a testing/synctest bubble, where ttls and retries run in virtual time,
-// and outside. Inside, call Start and Close in the bubble.
+// It works inside a testing/synctest bubble, where ttls and retries run in virtual time, and
+// outside. Inside, call Start and Close in the bubble.
 //
 //	nodes := flightlocktest.Start(3)
 //	defer nodes.Close()
 //	c, err := nodes.Client(flightlock.Options{})
 //
-// The nodes are miniredis: they answer as Redis does, but they are no measure of its speed.
+// The nodes are miniredis: they answer as Redis does, but say nothing about its speed.
 package flightlocktest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Nodes are independent nodes in memory, and the clients on them. Its methods are safe for
+// Nodes are independent in-memory nodes, and the clients on them. Its methods are safe for
 // concurrent use.
 type Nodes struct {
 	mem   []*redistest.MemNode
@@ -40,7 +40,7 @@ type client struct {
 	prefix string
 }
 
-// Start makes n nodes, 1 to 64. Close ends them.
+// Start starts n nodes, 1 to 64. Close ends them.
 func Start(n int) *Nodes {
 	ns := &Nodes{}
 	for i := range n {
@@ -54,9 +54,9 @@ func Start(n int) *Nodes {
 	return ns
 }
 
-// Client makes a client on the nodes, as another process would have it; Close closes it.
-// opts.Nodes must be empty. NodeTimeout is 5s unless opts says otherwise, so that a busy
-// machine makes no test fail, and there is no quarantine, for these nodes forget nothing.
+// Client makes a client on the nodes, like one in another process; Close closes it. opts.Nodes must
+// be empty. NodeTimeout is 5s unless opts sets it, so that tests do not fail on a busy machine.
+// There is no quarantine, because these nodes lose no data.
 func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 	if len(opts.Nodes) != 0 {
 		return nil, fmt.Errorf("flightlocktest: %w: Options.Nodes has %d nodes, but Nodes has its own", flightlock.ErrInvalid, len(opts.Nodes))
@@ -83,10 +83,10 @@ func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 	return c, nil
 }
 
-// Lose takes key from whoever holds it on one of the clients, as if its nodes had forgotten
-// it: that Lock's Err is ErrLockLost and its Context has ended when Lose returns. If nobody
-// holds key, Lose waits for that until ctx ends. The key is free then: callers that wait for
-// it contend for it.
+// Lose takes key away from its holder on one of the clients, as if the nodes had lost it: when Lose
+// returns, that Lock's Err is ErrLockLost and its Context has ended. If no client holds key, Lose
+// waits for a holder until ctx ends. The key is free afterwards, and callers that wait for it
+// contend for it.
 func (n *Nodes) Lose(ctx context.Context, key string) error {
 	for {
 		if n.lose(key) {
@@ -100,7 +100,7 @@ func (n *Nodes) Lose(ctx context.Context, key string) error {
 	}
 }
 
-// lose says whether a Lock was lost.
+// lose reports whether a Lock was lost.
 func (n *Nodes) lose(key string) (lost bool) {
 	n.mu.Lock()
 	clients := append([]client(nil), n.clients...)
@@ -121,16 +121,16 @@ func (n *Nodes) lose(key string) (lost bool) {
 	return lost
 }
 
-// Down cuts all nodes off, so that locking is ErrUnavailable, or lets them be reached
-// again. They forget nothing meanwhile, but for what expires.
+// Down makes all nodes unreachable, so that locking fails with ErrUnavailable, or reachable again.
+// Meanwhile they keep their data, except for keys that expire.
 func (n *Nodes) Down(on bool) {
 	for _, m := range n.mem {
 		m.Down(on)
 	}
 }
 
-// Close closes the clients and ends the nodes. Locks that are still held are lost, after a
-// second. Calls after the first do nothing.
+// Close closes the clients and ends the nodes. Locks that are still held are lost after a second.
+// Calls after the first do nothing.
 func (n *Nodes) Close() {
 	n.mu.Lock()
 	clients, closed := n.clients, n.closed

@@ -1,14 +1,15 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/procs"
 )
 
 // This file is the far end of a bout: a process that does one task for its parent. They talk over its stdin and stdout, a line of
@@ -40,30 +41,17 @@ type reply struct {
 
 // workerMain serves until in ends, and returns the exit code.
 func workerMain(in io.Reader, out io.Writer) int {
-	signal.Ignore(os.Interrupt) // the parent hears it too, and closes our stdin
-	requests := make(chan request)
-	go func() { // ends with in
-		defer close(requests)
-		for dec := json.NewDecoder(bufio.NewReader(in)); ; {
-			var r request
-			if dec.Decode(&r) != nil {
-				// A call that is still under way is nobody's any more.
-				time.AfterFunc(2*time.Second, func() { os.Exit(1) })
-				return
-			}
-			requests <- r
-		}
-	}()
+	signal.Ignore(os.Interrupt) // the parent receives it too, and closes our stdin
 	var j job
-	enc := json.NewEncoder(out)
-	for r := range requests {
+	err := procs.Serve(in, out, 2*time.Second, func(_ context.Context, r request) reply {
 		rep, err := j.serve(r)
 		if err != nil {
 			rep.Error = err.Error()
 		}
-		if enc.Encode(rep) != nil {
-			return 1
-		}
+		return rep
+	})
+	if err != nil {
+		return 1
 	}
 	j.close()
 	return 0

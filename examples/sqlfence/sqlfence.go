@@ -1,6 +1,6 @@
-// Package sqlfence is the recipe for fencing in a SQL database: each row that a lock
-// protects carries the largest token that has written it, and every write is conditional on
-// it. A holder that was paused and has lost the lock without knowing changes nothing.
+// Package sqlfence is the recipe for fencing in a SQL database: each row that a lock protects
+// stores the largest token that has written it, and every write is conditional on that token. A
+// holder that was paused and has lost the lock without knowing it changes nothing.
 //
 // The tests run the statements on SQLite; PostgreSQL has the same syntax.
 package sqlfence
@@ -14,19 +14,20 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// Schema has the token beside what it protects. 0 is below every token.
+// Schema stores the token in the row that it protects. 0 is below every token.
 const Schema = `CREATE TABLE accounts (
 	id      TEXT   PRIMARY KEY,
 	balance BIGINT NOT NULL,
 	fence   BIGINT NOT NULL DEFAULT 0
 )`
 
-// ErrStale says that a later holder of the lock has written the row.
+// ErrStale reports that a later holder of the lock has written the row.
 var ErrStale = errors.New("a later lock holder has written")
 
-// Balance reads for a holder that will write what follows from it, with SetBalanceAgain. From then on a smaller
-// token writes nothing. After a plain SELECT an earlier holder, which was paused, may write between this holder's
-// read and its write: that write is acknowledged, and then lost. (Transfer reads and writes in one statement.)
+// Balance reads a row for a holder that will write a value derived from it, with SetBalanceAgain.
+// From then on writes with a smaller token are refused. After a plain SELECT, an earlier holder
+// that was paused can write between this holder's read and its write: that write is acknowledged,
+// and then lost. (Transfer reads and writes in one statement.)
 func Balance(ctx context.Context, db *sql.DB, id string, l *flightlock.Lock) (balance int64, err error) {
 	err = db.QueryRowContext(ctx,
 		`UPDATE accounts SET fence = $1 WHERE id = $2 AND fence <= $1 RETURNING balance`,
@@ -37,8 +38,9 @@ func Balance(ctx context.Context, db *sql.DB, id string, l *flightlock.Lock) (ba
 	return balance, err
 }
 
-// SetBalance is for a lock under which a row is written once, and not on what was read: each token may write once.
-// There is no row, or somebody with the same or a larger token was there: ErrStale.
+// SetBalance writes a row once under a lock, with a value that does not depend on what was read:
+// each token may write once. It returns ErrStale if there is no such row, or if the same or a
+// larger token has written it.
 func SetBalance(ctx context.Context, db *sql.DB, id string, balance int64, l *flightlock.Lock) error {
 	res, err := db.ExecContext(ctx,
 		`UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence < $2`,
@@ -46,7 +48,7 @@ func SetBalance(ctx context.Context, db *sql.DB, id string, balance int64, l *fl
 	return written(res, err, id)
 }
 
-// SetBalanceAgain is for a lock under which a row is written several times: note the <=.
+// SetBalanceAgain writes a row that is written several times under one lock: note the <=.
 func SetBalanceAgain(ctx context.Context, db *sql.DB, id string, balance int64, l *flightlock.Lock) error {
 	res, err := db.ExecContext(ctx,
 		`UPDATE accounts SET balance = $1, fence = $2 WHERE id = $3 AND fence <= $2`,
@@ -54,7 +56,7 @@ func SetBalanceAgain(ctx context.Context, db *sql.DB, id string, balance int64, 
 	return written(res, err, id)
 }
 
-// Upsert makes the row if there is none.
+// Upsert inserts the row if it does not exist.
 func Upsert(ctx context.Context, db *sql.DB, id string, balance int64, l *flightlock.Lock) error {
 	res, err := db.ExecContext(ctx,
 		`INSERT INTO accounts (id, balance, fence) VALUES ($1, $2, $3)
@@ -64,8 +66,8 @@ func Upsert(ctx context.Context, db *sql.DB, id string, balance int64, l *flight
 	return written(res, err, id)
 }
 
-// Transfer is for several rows, and for decisions that depend on what was read: in one
-// transaction, each write on its condition, all or none.
+// Transfer writes several rows, with decisions that depend on what was read: in one transaction,
+// each write under its condition, all or none.
 func Transfer(ctx context.Context, db *sql.DB, from, to string, amount int64, l *flightlock.Lock) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
@@ -86,7 +88,7 @@ func Transfer(ctx context.Context, db *sql.DB, from, to string, amount int64, l 
 	return tx.Commit()
 }
 
-// written says whether the condition held.
+// written reports whether the condition held, as an error.
 func written(res sql.Result, err error, id string) error {
 	if err != nil {
 		return err

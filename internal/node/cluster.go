@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"math"
 	"net"
 	"strings"
@@ -9,11 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
-// maxHops bounds how often one request is sent on by a Cluster that is moving slots.
-const maxHops = 5
+// MaxHops bounds how often one request is sent on by a Cluster that is moving slots.
+const MaxHops = 5
 
 // router finds the master that a request must go to, on a Redis Cluster.
 //
@@ -32,7 +34,7 @@ type router struct {
 	pending queue
 	start   sync.Once
 	done    chan struct{}                 // closed when run has ended, or when it will never begin
-	owner   [slots]atomic.Pointer[server] // nil: not known
+	owner   [slots]atomic.Pointer[Server] // nil: not known
 
 	// For run's goroutine: why the last lookup failed, and until when there is no other. A Cluster of which no
 	// master is known has none to be suspended, and each lookup may dial all of its members.
@@ -41,13 +43,13 @@ type router struct {
 
 	life    context.Context // of what requests need of the cluster client; ends with close
 	end     context.CancelFunc
-	finding hangable // the master of a slot: nearly always known to the cluster client
-	reading hangable // all masters, from the Cluster
+	finding conn.Limit // the master of a slot: nearly always known to the cluster client
+	reading conn.Limit // all masters, from the Cluster
 
 	sweepEvery time.Duration // set before the first request
 
 	mu       sync.Mutex // guards what follows, and strikes of the servers
-	known    map[string]*server
+	known    map[string]*Server
 	sweep    *time.Timer // for sweepNow; nil until there is a server
 	sweeping bool        // it is under way
 	soon     bool        // the next one is not to wait for sweepEvery
@@ -56,8 +58,8 @@ type router struct {
 
 func newRouter(n *Node, c *redis.ClusterClient) *router {
 	ro := &router{
-		n: n, cluster: c, known: map[string]*server{}, done: make(chan struct{}),
-		finding: newHangable(1), reading: newHangable(1), sweepEvery: sweepTime,
+		n: n, cluster: c, known: map[string]*Server{}, done: make(chan struct{}),
+		finding: conn.NewLimit(1), reading: conn.NewLimit(1), sweepEvery: sweepTime,
 	}
 	ro.life, ro.end = context.WithCancel(context.Background())
 	ro.pending.init()
@@ -132,7 +134,7 @@ func (ro *router) find(r *request) {
 
 // learn remembers that s has the slot, unless s was dropped: who drops it says so first, and has all
 // slots unlearned then.
-func (ro *router) learn(slot uint16, s *server) {
+func (ro *router) learn(slot uint16, s *Server) {
 	ro.owner[slot].Store(s)
 	if s.dropped.Load() {
 		ro.owner[slot].CompareAndSwap(s, nil)
@@ -141,13 +143,13 @@ func (ro *router) learn(slot uint16, s *server) {
 
 // master is the server that has the slot of key: the one at the address to, which a
 // redirection named, or the one known, or the one that the cluster client knows. It may
-// take network traffic to find out, and then it blocks for exchangeTime, or until ctx ends.
+// take network traffic to find out, and then it blocks for ExchangeTime, or until ctx ends.
 //
 // A Cluster's map names only masters that have slots. insist says that the one at the address to
 // is meant if the map does not name it, because it is to have its first slot, or because the
 // map has led to a master that does not have the slot any more. (Else the map is right, and the
 // Cluster may know its masters by addresses that do not lead there from here.)
-func (ro *router) master(ctx context.Context, key string, slot uint16, to string, insist bool) (*server, error) {
+func (ro *router) master(ctx context.Context, key string, slot uint16, to string, insist bool) (*Server, error) {
 	s := ro.owner[slot].Load()
 	if to != "" {
 		s = ro.named(ctx, to)
@@ -155,9 +157,9 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 	if s != nil {
 		return s, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, ro.n.exchangeTime())
+	ctx, cancel := context.WithTimeout(ctx, ro.n.ExchangeTime())
 	defer cancel()
-	master, err := await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) }, nil)
+	master, err := conn.Await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) }, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -167,19 +169,30 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 	return ro.server(master), nil
 }
 
-// masterOf is master, for whoever does not want a request routed: what it has learned is
-// remembered.
-func (ro *router) masterOf(ctx context.Context, key, to string) (*server, error) {
-	slot := slotOf(key)
-	s, err := ro.master(ctx, key, slot, to, false)
+// ServerOf is the server that has key: the one at the address to, which a redirection named, or the
+// one known, or the one that the cluster client knows. It may block as long as ExchangeTime. What it
+// finds is remembered.
+func (n *Node) ServerOf(ctx context.Context, key, to string) (*Server, error) {
+	if n.router == nil {
+		return n.server, nil
+	}
+	slot := SlotOf(key)
+	s, err := n.router.master(ctx, key, slot, to, false)
 	if err == nil {
-		ro.learn(slot, s)
+		n.router.learn(slot, s)
 	}
 	return s, err
 }
 
+// ForgetSlot has the master of key's slot looked up again, if it is known to be s.
+func (n *Node) ForgetSlot(key string, s *Server) {
+	if n.router != nil {
+		n.router.owner[SlotOf(key)].CompareAndSwap(s, nil)
+	}
+}
+
 // server gives the lanes of a master.
-func (ro *router) server(master *redis.Client) *server {
+func (ro *router) server(master *redis.Client) *Server {
 	addr := master.Options().Addr
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
@@ -196,7 +209,7 @@ func (ro *router) server(master *redis.Client) *server {
 	return s
 }
 
-func (ro *router) addLocked(master *redis.Client) *server {
+func (ro *router) addLocked(master *redis.Client) *Server {
 	if old := ro.known[master.NodeAddress()]; old != nil { // met by that name, before the map named it
 		ro.dropLocked(old)
 	}
@@ -214,7 +227,7 @@ func (ro *router) addLocked(master *redis.Client) *server {
 // unnamed gives the lanes of the master at addr, which the Cluster's map does not name. It is asked by a
 // client like that of another master, which lasts as long as the node: also when the map
 // names that master, it keeps its lanes.
-func (ro *router) unnamed(like *redis.Client, addr string) *server {
+func (ro *router) unnamed(like *redis.Client, addr string) *Server {
 	c := clientLike(like, addr, ro.cluster.Options().NewClient) // which may be the user's code
 	ro.mu.Lock()
 	s := ro.known[addr]
@@ -233,7 +246,7 @@ func (ro *router) unnamed(like *redis.Client, addr string) *server {
 
 // clientLike is a client with the options of c for another address. Hooks of c are not called.
 func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *redis.Client) *redis.Client {
-	o := bareOptions(c)
+	o := conn.BareOptions(c)
 	o.Addr, o.NodeAddress = addr, addr
 	if o.ConnMaxIdleTime == 0 { // none; in options that are not used yet that is the default
 		o.ConnMaxIdleTime = -1
@@ -244,14 +257,14 @@ func clientLike(c *redis.Client, addr string, newClient func(*redis.Options) *re
 // redirect sends r on when the answer says that another master has its slot: MOVED for
 // good, ASK for this once. It says whether it did. The server that answered so has not
 // executed r.
-func (ro *router) redirect(s *server, r *request, answer error) bool {
-	moved, ask := hasCode(answer, "MOVED"), hasCode(answer, "ASK")
-	if !moved && !ask || r.hops >= maxHops {
+func (ro *router) redirect(s *Server, r *request, answer error) bool {
+	moved, ask := conn.HasCode(answer, "MOVED"), conn.HasCode(answer, "ASK")
+	if !moved && !ask || r.hops >= MaxHops {
 		return false
 	}
 	r.hops++
 	r.asking = ask
-	r.to = s.redirection(answer)
+	r.to = s.Redirection(answer)
 	if moved {
 		ro.owner[r.e.t.slot].CompareAndSwap(s, nil)
 	}
@@ -259,8 +272,8 @@ func (ro *router) redirect(s *server, r *request, answer error) bool {
 	return true
 }
 
-// redirection is the address in a redirecting answer of s: "MOVED slot host:port".
-func (s *server) redirection(answer error) string {
+// Redirection is the address in a redirecting answer of s: "MOVED slot host:port".
+func (s *Server) Redirection(answer error) string {
 	words := strings.Fields(answer.Error())
 	to := words[len(words)-1]
 	if host, _, err := net.SplitHostPort(s.addr); err == nil && strings.HasPrefix(to, ":") {
@@ -271,7 +284,7 @@ func (s *server) redirection(answer error) string {
 
 // named is the server with that address; nil when the Cluster has no such master. The
 // topology is read again when the address is new.
-func (ro *router) named(ctx context.Context, addr string) *server {
+func (ro *router) named(ctx context.Context, addr string) *Server {
 	if s := ro.get(addr); s != nil {
 		return s
 	}
@@ -283,21 +296,43 @@ func (ro *router) named(ctx context.Context, addr string) *server {
 }
 
 // masters are those that the Cluster names, or those that it named last if it cannot be read. It
-// blocks for exchangeTime, or until ctx ends.
+// blocks for ExchangeTime, or until ctx ends.
 func (ro *router) masters(ctx context.Context) ([]*redis.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, ro.n.exchangeTime())
+	ctx, cancel := context.WithTimeout(ctx, ro.n.ExchangeTime())
 	defer cancel()
-	return await(ctx, ro.reading, func() ([]*redis.Client, error) { return masters(ctx, ro.cluster) }, nil)
+	return conn.Await(ctx, ro.reading, func() ([]*redis.Client, error) { return Masters(ctx, ro.cluster) }, nil)
 }
 
-func (ro *router) get(addr string) *server {
+func (ro *router) get(addr string) *Server {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	return ro.known[addr]
 }
 
-func (ro *router) unlearn(s *server) {
+func (ro *router) unlearn(s *Server) {
 	for i := range ro.owner {
 		ro.owner[i].CompareAndSwap(s, nil)
 	}
+}
+
+// Masters returns a client for each server of client that takes part in locking.
+func Masters(ctx context.Context, client redis.UniversalClient) ([]*redis.Client, error) {
+	cluster, ok := client.(*redis.ClusterClient)
+	if !ok {
+		return []*redis.Client{client.(*redis.Client)}, nil
+	}
+	found := make(chan *redis.Client, slots)
+	err := cluster.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
+		found <- c
+		return nil
+	})
+	close(found)
+	var all []*redis.Client
+	for c := range found {
+		all = append(all, c)
+	}
+	if err == nil && len(all) == 0 {
+		err = errors.New("the Cluster names no master")
+	}
+	return all, err
 }

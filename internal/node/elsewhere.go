@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -39,13 +40,13 @@ func (l *lane) elsewhere(loaded bool) bool {
 		if got.err == nil {
 			continue
 		}
-		var inBatch serverError
+		var inBatch conn.ServerError
 		switch {
-		case hasCode(got.err, "READONLY"):
+		case conn.HasCode(got.err, "READONLY"):
 			return i > 0 || errors.As(got.err, &inBatch)
-		case hasCode(got.err, "NOSCRIPT"):
+		case conn.HasCode(got.err, "NOSCRIPT"):
 			unknown = true
-		case !isReply(got.err):
+		case !conn.IsReply(got.err):
 			return false
 		}
 	}

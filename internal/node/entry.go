@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 )
 
 // Sink takes replies. Answer is called at most once per request, by a goroutine of the
@@ -220,7 +221,7 @@ func (e *Entry) releasedLocked(rep Reply, how fate) (due time.Duration, owed boo
 	if e.emptyLocked() { // a create that was under way has left nothing
 		return 0, false
 	}
-	if how != answered || rep.Kind == Failed && !hasCode(rep.Err, "WRONGTYPE") {
+	if how != answered || rep.Kind == Failed && !conn.HasCode(rep.Err, "WRONGTYPE") {
 		return e.unansweredLocked()
 	}
 	if rep.Kind == Deleted && e.doubts > 0 && !e.present {

@@ -40,7 +40,7 @@ var errGone = errors.New("not sent: the Cluster has another master for it by now
 
 // forget makes every slot of a master that could not be reached be looked up again: a
 // replica may have taken its place. Soon it will be known whether it is a master still.
-func (ro *router) forget(s *server) {
+func (ro *router) forget(s *Server) {
 	ro.unlearn(s)
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
@@ -98,7 +98,7 @@ func (ro *router) sweepNow() {
 }
 
 func (ro *router) strikeLocked(masters []*redis.Client) {
-	seen := map[*server]bool{}
+	seen := map[*Server]bool{}
 	for _, s := range ro.known {
 		if seen[s] { // it is known by two names
 			continue
@@ -117,12 +117,12 @@ func (ro *router) strikeLocked(masters []*redis.Client) {
 }
 
 // is reports whether the Cluster's client for a master is for s.
-func (s *server) is(master *redis.Client) bool {
+func (s *Server) is(master *redis.Client) bool {
 	return s.from == master || s.unnamed && (master.Options().Addr == s.addr || master.NodeAddress() == s.addr)
 }
 
 // dropLocked ends the lanes of s. No slot leads to it any more.
-func (ro *router) dropLocked(s *server) {
+func (ro *router) dropLocked(s *Server) {
 	s.dropped.Store(true)
 	ro.unlearn(s)
 	for addr, known := range ro.known {

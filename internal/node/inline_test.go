@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // newAlone makes the only node of a quorum.
@@ -59,9 +59,9 @@ func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
 		})
 		n := newAlone(t, c, timeout)
 		n.servers[0].prompt.Store(true)
-		w := &wire{} // as if there had been a connection
+		w := &conn.Conn{} // as if there had been a connection
 		for i := range n.servers[0].lanes {
-			n.servers[0].lanes[i].wire.Store(w)
+			n.servers[0].lanes[i].conn.Store(w)
 		}
 		start := time.Now()
 		asked := newAttempt(t, n, "k").acquireHere()

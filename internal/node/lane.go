@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -229,12 +230,12 @@ func (q *queue) close() {
 // by itself, which saves two switches between goroutines (see exchangeNow).
 type lane struct {
 	queue
-	s        *server
+	s        *Server
 	watchdog watchdog
 
-	client *redis.Client        // with one connection, which nobody else uses, and which waits long for answers
-	quick  *redis.Client        // the same, and waits no longer than a caller may
-	wire   atomic.Pointer[wire] // that connection; nil before the first
+	client *redis.Client             // with one connection, which nobody else uses, and which waits long for answers
+	quick  *redis.Client             // the same, and waits no longer than a caller may
+	conn   atomic.Pointer[conn.Conn] // that connection; nil before the first
 
 	// For whoever made the queue busy.
 	calls       calls
@@ -291,11 +292,11 @@ func (l *lane) run() {
 	}
 }
 
-// bounded is the context of the next exchange. It lasts for exchangeTime at most; once the node closes,
-// it ends exchangeTime after Close began, so that Close does not wait for one exchange after the other.
+// bounded is the context of the next exchange. It lasts for ExchangeTime at most; once the node closes,
+// it ends ExchangeTime after Close began, so that Close does not wait for one exchange after the other.
 func (l *lane) bounded() context.Context {
 	n, now := l.s.n, time.Now()
-	least, more := n.exchangeTime()/4*3, n.exchangeTime()/4
+	least, more := n.ExchangeTime()/4*3, n.ExchangeTime()/4
 	if n.closing.Load() {
 		least, more = 0, max(0, time.Duration(n.closeBy.Load()-int64(n.at(now))))
 	}

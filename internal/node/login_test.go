@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -81,7 +82,7 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 			eventuallySuspended(t, n, true)
 			redistest.Eventually(t, patience, "the reason is told", func() bool {
 				rep := newAttempt(t, n, "k").acquire().want(t, Failed)
-				return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), ErrLogin.Error())
+				return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), conn.ErrLogin.Error())
 			})
 
 			for _, cmd := range lo.accept {
@@ -260,15 +261,15 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 	for range 3 {
 		newAttempt(t, n, "k2").acquire().want(t, Failed)
 	}
-	if err := next(); err == nil || errors.Is(err, ErrLogin) {
+	if err := next(); err == nil || errors.Is(err, conn.ErrLogin) {
 		t.Errorf("told %v", err)
 	}
 	s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
 	_ = p.Refuse(false)
-	if err := next(); !errors.Is(err, ErrLogin) {
+	if err := next(); !errors.Is(err, conn.ErrLogin) {
 		t.Errorf("told %v", err)
 	}
-	if err := n.LoginRefused(""); !errors.Is(err, ErrLogin) {
+	if err := n.LoginRefused(""); !errors.Is(err, conn.ErrLogin) {
 		t.Errorf("it is suspended for %v", err)
 	}
 	s.Do(t, "ACL", "SETUSER", "app", ">old")

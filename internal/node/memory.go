@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // A node that lost data may grant what it had granted before. So a fresh grant is a vote only with a
@@ -154,7 +152,7 @@ func (k *look) counts(m *memory, now time.Time) bool {
 }
 
 // saw notes a look that was sent at a time, when before was the last one.
-func (s *server) saw(before *look, m *memory, sent time.Time) {
+func (s *Server) saw(before *look, m *memory, sent time.Time) {
 	every := lookEvery
 	if m.Blind != nil {
 		every = blindLookEvery
@@ -163,11 +161,11 @@ func (s *server) saw(before *look, m *memory, sent time.Time) {
 }
 
 // doubt has the next vote take a look.
-func (s *server) doubt() { s.looked.Store(&look{}) }
+func (s *Server) doubt() { s.looked.Store(&look{}) }
 
 // doubtful reports whether err may mean that the server was, or is, somebody else.
 func doubtful(err error) bool {
-	return err != nil && (!isReply(err) || hasCode(err, "NOSCRIPT", "FORGOT", "READONLY", "MASTERDOWN", "LOADING"))
+	return err != nil && (!conn.IsReply(err) || conn.HasCode(err, "NOSCRIPT", "FORGOT", "READONLY", "MASTERDOWN", "LOADING"))
 }
 
 func newScripts(acquire, batch lua.Script) *scripts {
@@ -190,15 +188,15 @@ var noScript = lua.Script{SHA: strings.Repeat("0", 40)}
 // SetGuard is called before the first request. A Cluster cannot be guarded.
 func (n *Node) SetGuard(g Guard) {
 	n.guard = &g
-	n.notices.home.memory.Store(unknown)
+	n.server.memory.Store(unknown)
 }
 
 // Guardable reports whether the node can tell of its memory.
-func (n *Node) Guardable() bool { return n.notices.router == nil }
+func (n *Node) Guardable() bool { return !n.IsCluster() }
 
 // Memory is what the node said last, nil if it was never asked.
 func (n *Node) Memory() *Memory {
-	if m := n.notices.home.memory.Load(); m.told {
+	if m := n.server.memory.Load(); m.told {
 		return &m.Memory
 	}
 	return nil
@@ -241,7 +239,7 @@ func (n *Node) tellVerified() {
 // Ask has a guarded node tell of its memory, and tells done, once. establish is the name of
 // a memory that is to be established; "" for none.
 func (n *Node) Ask(establish string, done func(Memory, error)) {
-	s := n.notices.home
+	s := n.server
 	if !n.begin() {
 		done(Memory{}, ErrClosed)
 		return
@@ -252,7 +250,7 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 			done(Memory{}, state.err)
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), n.exchangeTime())
+		ctx, cancel := context.WithTimeout(context.Background(), n.ExchangeTime())
 		defer cancel()
 		if err := s.takeLoading(ctx); err != nil {
 			done(Memory{}, err)
@@ -265,7 +263,7 @@ func (n *Node) Ask(establish string, done func(Memory, error)) {
 
 // boot has the server say what it remembers, tells done, once, and then loads the scripts of that
 // memory. The caller has the token of loading.
-func (s *server) boot(ctx context.Context, establish string, done func(Memory, error)) error {
+func (s *Server) boot(ctx context.Context, establish string, done func(Memory, error)) error {
 	began := time.Now()
 	err := s.askAndLoad(ctx, establish, done)
 	switch {
@@ -273,9 +271,9 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 		s.hasAnswered()
 		s.loads.Add(1)
 		s.n.setUnverified(nil)
-	case errors.Is(err, ErrLogin):
+	case errors.Is(err, conn.ErrLogin):
 		s.suspend(err)
-	case isReply(err), errors.Is(err, errUnexpected):
+	case conn.IsReply(err), errors.Is(err, errUnexpected):
 		s.n.setUnverified(err)
 	default: // nothing is known
 		s.judge(err, nil, began)
@@ -289,8 +287,8 @@ func (s *server) boot(ctx context.Context, establish string, done func(Memory, e
 // askAndLoad is on a connection of its own, which is dialled once: what the scripts prove is that the
 // process that knows them is the one that answered. A connection of the client's pool would do as
 // well, but the owner of the client may have all of them in use.
-func (s *server) askAndLoad(ctx context.Context, establish string, done func(Memory, error)) error {
-	c := onceDialled(s.from, s.n.timeout, func(*redis.Options) {})
+func (s *Server) askAndLoad(ctx context.Context, establish string, done func(Memory, error)) error {
+	c := conn.DialOnce(s.from, s.n.timeout, func(*redis.Options) {})
 	defer c.Close()
 	before, asked := s.looked.Load(), time.Now()
 	said, err := s.ask(ctx, c, establish)
@@ -306,7 +304,7 @@ func (s *server) askAndLoad(ctx context.Context, establish string, done func(Mem
 }
 
 // take makes next what the server remembers, as far as this client knows.
-func (s *server) take(next *memory) {
+func (s *Server) take(next *memory) {
 	m := s.memory.Load()
 	take := func() { s.memory.Store(next) }
 	if changed := s.n.guard.Changed; changed != nil && (!m.told || next.Name != m.Name || next.State != m.State) {
@@ -318,7 +316,7 @@ func (s *server) take(next *memory) {
 
 // ask runs boot.lua. In the same pipeline it has the server know the scripts that need no memory, for
 // they may be of use to it even if boot.lua is refused: they refresh and release what is held.
-func (s *server) ask(ctx context.Context, c *redis.Client, establish string) (answer, error) {
+func (s *Server) ask(ctx context.Context, c *redis.Client, establish string) (answer, error) {
 	g := s.n.guard
 	boot := func(c redis.Cmdable) *redis.Cmd {
 		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
@@ -330,18 +328,18 @@ func (s *server) ask(ctx context.Context, c *redis.Client, establish string) (an
 		pipe.ScriptLoad(ctx, script.Source)
 	}
 	_, err := pipe.Exec(ctx)
-	if hasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() == nil {
+	if conn.HasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() == nil {
 		cmd = boot(c)
 	}
 	switch {
-	case notLoggedIn(cmd.Err()):
-		return answer{}, loginRefused(cmd.Err())
-	case hasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() != nil:
+	case conn.NotLoggedIn(cmd.Err()):
+		return answer{}, conn.LoginRefused(cmd.Err())
+	case conn.HasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() != nil:
 		return answer{}, withoutVote(loaded.Err())
 	case cmd.Err() != nil:
 		return answer{}, withoutVote(cmd.Err())
-	case cmd.Val() == nil && isReply(err): // to the handshake: nothing was written
-		return answer{}, loginRefused(err)
+	case cmd.Val() == nil && conn.IsReply(err): // to the handshake: nothing was written
+		return answer{}, conn.LoginRefused(err)
 	case cmd.Val() == nil && err != nil:
 		return answer{}, withoutVote(err)
 	}
@@ -367,37 +365,6 @@ func loadScripts(ctx context.Context, c *redis.Client, scripts []lua.Script) err
 		return fmt.Errorf("the lock scripts could not be loaded: %w", err)
 	}
 	return nil
-}
-
-var errDialled = errors.New("the connection on which it was asked is gone")
-
-// onceDialled is a client like c, but with one connection that is dialled once: all its commands go to
-// one process, or fail. Each answer must come within step. The caller closes it. Hooks of c are not
-// called. change has the last word on its options.
-func onceDialled(c *redis.Client, step time.Duration, change func(*redis.Options)) *redis.Client {
-	o := wired(c, step, newHangable(1), func(*wire) {}, func() {})
-	var dialled atomic.Bool
-	dial := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if dialled.Swap(true) {
-			return nil, errDialled
-		}
-		return dial(ctx, network, addr)
-	}
-	o.MaxActiveConns = 1
-	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
-	o.ReadTimeout, o.WriteTimeout = transportTimeout, transportTimeout
-	change(o)
-	return redis.NewClient(o)
-}
-
-// bareOptions are a copy of those of c, without what go-redis would do beside: a cache, notifications of
-// maintenance.
-func bareOptions(c *redis.Client) *redis.Options {
-	o := *c.Options()
-	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	return &o
 }
 
 // answer is that of boot.lua.
@@ -454,3 +421,10 @@ func (a answer) memory(always bool) *memory {
 }
 
 var errBlind = errors.New("INFO does not tell run_id, or master_replid2")
+
+// major is the first number of a version.
+func major(version string) int {
+	first, _, _ := strings.Cut(version, ".")
+	n, _ := strconv.Atoi(first)
+	return n
+}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 )
@@ -261,7 +262,7 @@ func TestWhenALookIsDue(t *testing.T) {
 		instead := func(string) string { return answer }
 		redistest.Eventually(t, patience, fmt.Sprintf("a vote after %q", answer), func() bool {
 			looked()
-			until := k.n.notices.home.looked.Load().until
+			until := k.n.server.looked.Load().until
 			k.instead.Store(&instead)
 			newAttempt(t, k.n, "k").acquire().want(t, Failed)
 			k.instead.Store(nil)
@@ -297,7 +298,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 		newAttempt(t, n, "k").acquire().want(t, Granted)
 	}
 	vote()
-	k := n.notices.home.looked.Load()
+	k := n.server.looked.Load()
 	if left := time.Until(k.until); left > blindLookEvery || left < blindLookEvery/2 || n.Memory().Blind == nil {
 		t.Fatalf("it looks again in %v; blind: %v", left, n.Memory().Blind)
 	}
@@ -309,7 +310,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	if n.Memory().Blind == nil {
 		t.Error("it has looked before it was time")
 	}
-	n.notices.home.looked.Store(&look{k.at, time.Now()})
+	n.server.looked.Store(&look{k.at, time.Now()})
 	vote()
 	if err := n.Memory().Blind; err != nil {
 		t.Error(err)
@@ -320,7 +321,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	k := newLookout(t)
 	slow, quick := sameLane(1)[0], onOtherLanes(1)[0]
-	k.n.notices.home.doubt()
+	k.n.server.doubt()
 	arrived, release := make(chan struct{}), make(chan struct{})
 	instead := func(key string) string {
 		if !strings.HasSuffix(key, slow) {
@@ -350,7 +351,7 @@ func TestAServerThatForgetsAllTheTime(t *testing.T) {
 	f := &forgetful{name: "m", run: "r", version: "7.0", restless: true, loaded: map[string]bool{}}
 	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
 	guard(n)
-	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !hasCode(rep.Err, "FORGOT") {
+	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !conn.HasCode(rep.Err, "FORGOT") {
 		t.Error(rep.Err)
 	}
 }

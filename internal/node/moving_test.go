@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // What becomes of locks while slots move. The subtests share a Cluster of two masters and one that
@@ -258,7 +258,7 @@ func movingFresh(t *testing.T, c *redistest.Cluster) {
 					a.refresh().want(t, Renewed)
 					a.release().want(t, Deleted)
 				} else {
-					if rep := a.acquire().want(t, Failed); !hasCode(rep.Err, "TRYAGAIN") || Final(rep.Err) {
+					if rep := a.acquire().want(t, Failed); !conn.HasCode(rep.Err, "TRYAGAIN") || Final(rep.Err) {
 						t.Error(rep.Err)
 					}
 					a.release()

@@ -16,17 +16,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/wait"
 	"github.com/redis/go-redis/v9"
 )
 
-// transportTimeout is how long a connection may wait for an answer before it is given
-// up. It is far above any NodeTimeout, so that late answers come back on the connection
-// they were asked on, in order.
-const transportTimeout = 2 * time.Second
-
 // closeTimeout bounds Close, whatever the servers do.
-const closeTimeout = 2 * transportTimeout
+const closeTimeout = 2 * conn.TransportTimeout
 
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
@@ -35,8 +31,6 @@ type Node struct {
 	timeout  time.Duration   // how long a caller may block, when it says so
 	alone    bool            // the only node of its quorum
 	epoch    time.Time       // of instants
-	route    func(*request)  // hands a request to the lane of the server that must answer it
-	shut     func()          // stops what route started; what it still had is in the lanes then
 	commands atomic.Uint64   // requests written, of all kinds
 	closing  atomic.Bool     // set by Close: only releases are written from then on
 	closeBy  atomic.Int64    // the instant by which they must be answered. Written before closing
@@ -47,8 +41,10 @@ type Node struct {
 	life     context.Context // ends with Close
 	end      context.CancelFunc
 	debts    debts
-	guard    *Guard // nil: all votes count
-	notices  notices
+	guard    *Guard         // nil: all votes count
+	route    func(*request) // hands a request to the lane of the server that must answer it
+	server   *Server        // the only server; nil on a Cluster
+	router   *router        // finds masters; nil if not a Cluster
 
 	// Changed hears that the node was suspended, and why, or with nil that it is back. It
 	// is set before the first request, and called by a goroutine of its own.
@@ -66,7 +62,7 @@ type Node struct {
 	wg sync.WaitGroup // every goroutine of this node
 
 	mu      sync.Mutex // guards what follows
-	servers []*server
+	servers []*Server
 	clients []*redis.Client // that the node has made: it closes them when its goroutines have ended
 	closed  bool
 	lastErr error // the last transport error, until the node answers again
@@ -76,8 +72,8 @@ type Node struct {
 	telling    bool  // it is being told
 }
 
-// transportTime is transportTimeout, or more where NodeTimeout is so long.
-func (n *Node) transportTime() time.Duration { return max(transportTimeout, 2*n.timeout) }
+// TransportTime is conn.TransportTimeout, or more where NodeTimeout is so long.
+func (n *Node) TransportTime() time.Duration { return max(conn.TransportTimeout, 2*n.timeout) }
 
 // closeTime is closeTimeout for that.
 func (n *Node) closeTime() time.Duration { return CloseTime(n.timeout) }
@@ -85,10 +81,10 @@ func (n *Node) closeTime() time.Duration { return CloseTime(n.timeout) }
 // CloseTime is how long Close of a node takes at most.
 func CloseTime(nodeTimeout time.Duration) time.Duration { return max(closeTimeout, 4*nodeTimeout) }
 
-// exchangeTime bounds one batch from the search for a connection to the last answer: a client
+// ExchangeTime bounds one batch from the search for a connection to the last answer: a client
 // may take half a minute to find out that it cannot dial. It is below closeTime, because Close waits
 // for batches that are under way.
-func (n *Node) exchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
+func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
 // New makes a node of a client that somebody else built and will close. What asks for votes has connections
 // of its own, made with that client's options, but for those that locking needs otherwise (see wired). Notices
@@ -96,27 +92,32 @@ func (n *Node) exchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
-		client: client, timeout: timeout, alone: alone, epoch: time.Now().Add(-1), shut: func() {},
+		client: client, timeout: timeout, alone: alone, epoch: time.Now().Add(-1),
 		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.debts.open = map[*Entry]*time.Timer{}
-	n.notices.init(n)
 	switch c := client.(type) {
 	case *redis.Client:
 		n.name = c.Options().Addr
-		s := n.addServer(c)
-		n.route, n.notices.home = s.push, s
+		n.server = n.addServer(c)
+		n.route = n.server.push
 	case *redis.ClusterClient:
 		n.name = fmt.Sprintf("cluster%v", c.Options().Addrs)
 		n.publish = "SPUBLISH" // the slot of the channel is the key's; PUBLISH would go to every master
-		r := newRouter(n, c)
-		n.route, n.shut, n.notices.router = r.route, r.close, r
+		n.router = newRouter(n, c)
+		n.route = n.router.route
 	default:
 		return nil, fmt.Errorf("%T cannot be a node", client)
 	}
 	return n, nil
 }
+
+// Server is the node's only server, nil if the node is a Cluster.
+func (n *Node) Server() *Server { return n.server }
+
+// IsCluster reports whether the node is a whole Redis Cluster.
+func (n *Node) IsCluster() bool { return n.router != nil }
 
 // Name says which node this is, for errors and logs.
 func (n *Node) Name() string { return n.name }
@@ -154,13 +155,14 @@ func (n *Node) heard(err error) {
 // with ctx's error; a goroutine that waits on a stalled server ends within CloseTime, when its
 // exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
-	n.closeBy.CompareAndSwap(0, int64(n.now().add(n.exchangeTime())))
+	n.closeBy.CompareAndSwap(0, int64(n.now().add(n.ExchangeTime())))
 	n.closing.Store(true)
-	n.notices.close()
 	n.end()
 	n.debts.close()
 	err := wait.For(ctx, func() { // until the last goroutine of the node has ended
-		n.shut()
+		if n.router != nil {
+			n.router.close() // what it still has is in the lanes then
+		}
 		n.closeServers()
 		n.wg.Wait()
 		n.closeClients()
@@ -172,7 +174,7 @@ func (n *Node) Close(ctx context.Context) error {
 }
 
 // addServer makes lanes for one Redis process.
-func (n *Node) addServer(c *redis.Client) *server {
+func (n *Node) addServer(c *redis.Client) *Server {
 	s := newServer(n, c)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -227,9 +229,9 @@ func (n *Node) begin() bool {
 }
 
 // dropServer ends the lanes of a server that has no use any more, and their connections.
-func (n *Node) dropServer(s *server) {
+func (n *Node) dropServer(s *Server) {
 	n.mu.Lock()
-	n.servers = slices.DeleteFunc(n.servers, func(other *server) bool { return other == s })
+	n.servers = slices.DeleteFunc(n.servers, func(other *Server) bool { return other == s })
 	n.mu.Unlock()
 	s.close()
 	for i := range s.lanes {
@@ -255,17 +257,6 @@ func TurnTime(nodeTimeout time.Duration) time.Duration {
 
 // TurnOf begins what the key holds while it is kept for a contender, whose name follows.
 const TurnOf = "flightlock:turn:"
-
-// ownTimeouts is a client over the same connection pool, with that socket timeout
-// and without retries: a request that is replayed on a new connection can overtake the
-// release that undoes it. WithTimeout gives the new client options of its own, and the
-// number of retries is read from them at each call.
-func ownTimeouts(c *redis.Client, timeout time.Duration) *redis.Client {
-	own := c.WithTimeout(timeout)
-	own.Options().MaxRetries = 0
-	own.Options().ContextTimeoutEnabled = true // for exchangeTime
-	return own
-}
 
 // SameServer finds out whether a and b are one server: what is written to a is looked
 // for on b. It works through proxies and needs no rights beyond those of a lock.

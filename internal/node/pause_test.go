@@ -10,42 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
-
-// A process that stood still for an hour does not wait for another hour for an answer that will not come: by how much
-// deadlines are put off is bounded, also at once.
-func TestAfterALongPauseDeadlinesArePutOffForAShortTime(t *testing.T) {
-	const timeout, most = 50 * time.Millisecond, maxGrace * 50 * time.Millisecond
-	put := time.Duration(0)
-	for late := time.Hour; ; {
-		more, ok := grace(late, put, timeout)
-		if !ok {
-			break
-		}
-		if put += more; put > most {
-			t.Fatalf("put off by %v in all, after a pause of %v", put, late)
-		}
-	}
-	if put < minGrace {
-		t.Errorf("put off by %v", put)
-	}
-
-	ours, theirs := net.Pipe()
-	defer theirs.Close()
-	defer ours.Close()
-	w, _ := newWire(ours, timeout)
-	w.until = time.Now().Add(-time.Hour)
-	if !w.putOff() {
-		t.Fatal("not put off")
-	}
-	if left := time.Until(w.until); left > most {
-		t.Errorf("a read has %v left", left)
-	}
-}
 
 // A queue that is full of acquires takes the refresh of what is held: of these there are no more than held locks.
 func TestAFullQueueTakesRefreshes(t *testing.T) {
@@ -82,7 +51,7 @@ func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
 		a := newAttempt(t, n, "k")
 		a.acquire().want(t, Granted)
 		l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
-		first := l.wire.Load()
+		first := l.conn.Load()
 		if !l.connected() {
 			t.Fatal("not connected")
 		}
@@ -93,7 +62,7 @@ func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
 		newAttempt(t, n, "k").acquireHere().want(t, Held)
 		time.Sleep(time.Second)
 		newAttempt(t, n, "k").acquire().want(t, Held)
-		if got := l.wire.Load(); dials.Load() != 3 || got == first || !l.connected() {
+		if got := l.conn.Load(); dials.Load() != 3 || got == first || !l.connected() {
 			t.Errorf("%d dials; it knows another connection than the first: %v, which was greeted: %v", dials.Load(), got != first, l.connected())
 		}
 	})
@@ -114,7 +83,7 @@ func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 	ready := make(chan error, 1)
 	start := time.Now()
 	go func() { ready <- n.Ready(t.Context()) }()
-	if err := <-ready; err == nil || time.Since(start) > transportTimeout-timeout {
+	if err := <-ready; err == nil || time.Since(start) > conn.TransportTimeout-timeout {
 		t.Errorf("%v after %v", err, time.Since(start))
 	}
 }

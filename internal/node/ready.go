@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -50,16 +51,16 @@ func (n *Node) Ready(ctx context.Context) error {
 }
 
 // allServers are those that may be asked: of a Cluster all masters.
-func (n *Node) allServers(ctx context.Context) ([]*server, error) {
-	ro := n.notices.router
+func (n *Node) allServers(ctx context.Context) ([]*Server, error) {
+	ro := n.router
 	if ro == nil {
-		return []*server{n.notices.home}, nil
+		return []*Server{n.server}, nil
 	}
 	masters, err := ro.masters(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var all []*server
+	var all []*Server
 	for _, m := range masters {
 		all = append(all, ro.server(m))
 	}
@@ -78,14 +79,14 @@ func (l *lane) ready() error {
 	}
 	defer l.rest()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
+	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
 	defer cancel()
 	err := l.quick.Process(ctx, redis.NewCmd(ctx, "PING"))
-	if isReply(err) && l.connected() { // that it refuses PING is an answer
+	if conn.IsReply(err) && l.connected() { // that it refuses PING is an answer
 		err = nil
 	}
 	s.heard(err, nil, began, time.Since(began))
-	if err == nil && s.n.notices.router != nil {
+	if err == nil && s.n.router != nil {
 		err = l.load(ctx, s.loads.Load())
 	}
 	return err

@@ -3,12 +3,11 @@ package node
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/redis/go-redis/v9"
+	"github.com/flightlock/flightlock/internal/conn"
 )
 
 // Kind says what a node's reply means.
@@ -102,78 +101,36 @@ func renewed(v []any) (Reply, bool) {
 
 // Final reports whether asking the same node again cannot help: somebody has to change
 // the data or the rights first.
-func Final(err error) bool { return hasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS") || NoRights(err) }
-
-// NoRights reports whether a server's error is that the user may not do this, in the words of
-// any server.
-func NoRights(err error) bool {
-	var reply redis.Error
-	return hasCode(err, "NOPERM") || errors.As(err, &reply) && slices.ContainsFunc(noRightsInScript, func(words string) bool {
-		return strings.HasPrefix(reply.Error(), words)
-	})
+func Final(err error) bool {
+	return conn.HasCode(err, "WRONGTYPE", "NOAUTH", "WRONGPASS") || conn.NoRights(err)
 }
-
-// noRightsInScript is how Redis 7.0 and Valkey 8 say NOPERM of a command inside a script.
-var noRightsInScript = []string{"ERR The user executing the script can't", "ERR ACL failure in script"}
 
 // neverRan reports whether a server's error proves that the script wrote nothing. What
 // the server says of its own state is found out before the first write; rights and types
 // are proof only when no command of the script met them.
 func neverRan(err error) bool {
-	return hasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "FORGOT", "MOVED", "ASK",
+	return conn.HasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "FORGOT", "MOVED", "ASK",
 		"CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "CROSSSLOT") ||
-		hasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
+		conn.HasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
 }
 
 // inBatch is what a request got that went with others, as lua/batch.lua has it.
 func inBatch(val any) response {
 	if list, ok := val.([]any); ok && len(list) == 1 {
 		if text, ok := list[0].(string); ok {
-			return response{err: serverError(text)}
+			return response{err: conn.ServerError(text)}
 		}
 	}
 	return response{val: val}
 }
 
-// serverError is an error that a server answered with, where go-redis does not say so: to one request of
-// a batch, or before it closed the connection.
-type serverError string
-
-func (e serverError) Error() string { return string(e) }
-
-// RedisError makes it a redis.Error.
-func (serverError) RedisError() {}
-
 // refusal is the first error that a server answered with, but for those that only say how
 // or where to ask again.
 func refusal(answers []response) error {
 	for _, got := range answers {
-		if err := got.err; isReply(err) && !hasCode(err, "NOSCRIPT", "FORGOT", "MOVED", "ASK") {
+		if err := got.err; conn.IsReply(err) && !conn.HasCode(err, "NOSCRIPT", "FORGOT", "MOVED", "ASK") {
 			return err
 		}
 	}
 	return nil
-}
-
-// hasCode reports whether a server answered with one of these error codes. Before Redis
-// 7, an error inside a script is wrapped in a text of its own, the code further back.
-func hasCode(err error, codes ...string) bool {
-	if err == nil {
-		return false
-	}
-	var reply redis.Error
-	if !errors.As(err, &reply) {
-		return false
-	}
-	text := reply.Error()
-	inScript := strings.HasPrefix(text, "ERR Error running script") || strings.HasPrefix(text, "ERR Error compiling script")
-	for _, code := range codes {
-		if strings.HasPrefix(text, code+" ") || text == code {
-			return true
-		}
-		if inScript && strings.Contains(text, code+" ") {
-			return true
-		}
-	}
-	return false
 }

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
 // Each shape that a script may answer has one meaning; see the .lua files.
@@ -207,7 +207,7 @@ func TestARefusedHandshakeIsToldAndUndoesNothing(t *testing.T) {
 		n := newNode(t, c)
 		a := newAttempt(t, n, "k")
 		rep := a.acquire().want(t, Failed)
-		if !hasCode(rep.Err, name) || !Final(rep.Err) {
+		if !conn.HasCode(rep.Err, name) || !Final(rep.Err) {
 			t.Errorf("error %v, want %s", rep.Err, name)
 		}
 		a.release().wantNow(t, Missing)

@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
 // server is one Redis process that answers requests: a standalone server, or one master
 // of a Cluster.
-type server struct {
+type Server struct {
 	n      *Node
 	from   *redis.Client // whose options those of the lanes have
 	addr   string
@@ -28,8 +29,8 @@ type server struct {
 	suspended atomic.Pointer[suspension]
 	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
 
-	dialling hangable // what its links dial
-	dials    hangable // what its lanes dial
+	subscriptionDials conn.Limit // dials of subscription connections
+	dials             conn.Limit // what its lanes dial
 
 	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64          // how often they were. Written by who has the token
@@ -40,8 +41,8 @@ type server struct {
 	// is the node's own; redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable hears of each batch that got no answer.
 	unnamed     bool
-	redirect    func(s *server, r *request, answer error) bool
-	unreachable func(*server)
+	redirect    func(s *Server, r *request, answer error) bool
+	unreachable func(*Server)
 
 	dropped atomic.Bool // a Cluster names it no more. Set for good, before its lanes are closed
 	strikes int         // towards that: see gone.go
@@ -54,15 +55,19 @@ type server struct {
 	lanes []lane
 }
 
-func newServer(n *Node, c *redis.Client) *server {
-	s := &server{
-		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), dialling: newHangable(maxDials),
+// maxSubscriptionDials bounds the dials of subscription connections to one server that hang at once.
+// One that hangs forever does not end the subscriptions.
+const maxSubscriptionDials = 4
+
+func newServer(n *Node, c *redis.Client) *Server {
+	s := &Server{
+		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), subscriptionDials: conn.NewLimit(maxSubscriptionDials),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {
 		s.lanes = make([]lane, lanesAlone)
 	}
-	s.dials = newHangable(2 * len(s.lanes))
+	s.dials = conn.NewLimit(2 * len(s.lanes))
 	s.memory.Store(always)
 	for i := range s.lanes {
 		l := &s.lanes[i]
@@ -79,57 +84,54 @@ func newServer(n *Node, c *redis.Client) *server {
 // connect makes l's clients. Nothing is dialled yet.
 func (l *lane) connect() {
 	n := l.s.n
-	o := wired(l.s.from, n.timeout, l.s.dials, func(w *wire) {
-		w.wrote = l.watchdog.wrote
-		l.wire.Store(w)
+	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
+		c.OnWrite = l.watchdog.wrote
+		l.conn.Store(c)
 	}, func() { l.strict(false) })
-	o.ReadTimeout, o.WriteTimeout = n.transportTime(), n.transportTime()
+	o.ReadTimeout, o.WriteTimeout = n.TransportTime(), n.TransportTime()
 	l.client = redis.NewClient(o)
-	l.quick = ownTimeouts(l.client, n.timeout)
+	l.quick = conn.WithTimeout(l.client, n.timeout)
 }
 
 // connected reports whether l has had a connection that was greeted.
 func (l *lane) connected() bool {
-	w := l.wire.Load()
-	return w != nil && !w.strict.Load()
+	c := l.conn.Load()
+	return c != nil && !c.Strict()
 }
 
-// mark is wire.mark of l's connection, 0 if there is none yet.
-func (l *lane) mark() uint64 {
-	if w := l.wire.Load(); w != nil {
-		return w.mark()
-	}
-	return 0
-}
-
-// answered reports whether anything has arrived on l's connection since mark: see wire.
-func (l *lane) answered(mark uint64) bool {
-	w := l.wire.Load()
-	return w != nil && w.answered(mark)
-}
-
-// answerWaits reports whether an answer waits on l's connection for somebody to read it.
-func (l *lane) answerWaits() bool {
-	w := l.wire.Load()
-	return w != nil && w.answerWaits()
-}
-
-// exact has no deadline on l's connection put off, or not any more.
+// exact has no read deadline on l's connection extended, or again.
 func (l *lane) exact(yes bool) {
-	if w := l.wire.Load(); w != nil {
-		w.exact.Store(yes)
+	if c := l.conn.Load(); c != nil {
+		c.SetExact(yes)
 	}
 }
 
 // strict has each answer on l's connection come within NodeTimeout, or not any more.
 func (l *lane) strict(yes bool) {
-	if w := l.wire.Load(); w != nil {
-		w.strict.Store(yes)
+	if c := l.conn.Load(); c != nil {
+		c.SetStrict(yes)
+	}
+}
+
+// Client is the client whose options the connections to the server have.
+func (s *Server) Client() *redis.Client { return s.from }
+
+// SubscriptionDials bounds the dials of subscription connections to the server.
+func (s *Server) SubscriptionDials() conn.Limit { return s.subscriptionDials }
+
+// Suspended reports whether the server is suspended.
+func (s *Server) Suspended() bool { return s.suspended.Load() != nil }
+
+// Unreachable has the slots of a Cluster's master looked up again, because the master could not be
+// reached: a replica may have taken its place.
+func (s *Server) Unreachable() {
+	if s.unreachable != nil {
+		s.unreachable(s)
 	}
 }
 
 // push queues r in the lane of its key. When that cannot be, r is settled at once.
-func (s *server) push(r *request) {
+func (s *Server) push(r *request) {
 	if state := s.suspended.Load(); state != nil && !state.allows(r) {
 		r.settle(failed(state.err), notSent)
 		return
@@ -152,7 +154,7 @@ func (s *server) push(r *request) {
 }
 
 // run starts a goroutine for each lane. close ends them.
-func (s *server) run() {
+func (s *Server) run() {
 	s.n.wg.Add(len(s.lanes))
 	for i := range s.lanes {
 		go s.lanes[i].run()
@@ -161,7 +163,7 @@ func (s *server) run() {
 
 // close ends the lanes. They are closed before it is settled whether anybody serves them:
 // what gets into a lane before that has started its goroutine.
-func (s *server) close() {
+func (s *Server) close() {
 	for i := range s.lanes {
 		s.lanes[i].close()
 	}
@@ -205,7 +207,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		l.watchdog.begin(batch)
 		err := l.load(ctx, loads)
 		l.watchdog.end()
-		if isReply(err) {
+		if conn.IsReply(err) {
 			apart = true // the script of a batch is one that votes, too
 			batch = settleBut(func(r *request) bool { return !r.op.votes() }, batch, failed(err))
 			if len(batch) == 0 {
@@ -246,10 +248,10 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
 	returned = true
 	switch {
-	case !sent && !isReply(got.err): // to find out more than that
+	case !sent && !conn.IsReply(got.err): // to find out more than that
 		l.putBack(r)
 	case !l.settle(r, got, sent, true):
-		l.missed = hasCode(got.err, "NOSCRIPT")
+		l.missed = conn.HasCode(got.err, "NOSCRIPT")
 		l.putBack(r) // to have the scripts loaded
 	}
 }
@@ -288,10 +290,10 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 		l.by = l.memory.usual // once is enough
 	}
 	switch {
-	case heal && hasCode(err, "NOSCRIPT", "FORGOT"):
+	case heal && conn.HasCode(err, "NOSCRIPT", "FORGOT"):
 		return false
-	case l.s.redirect != nil && isReply(err) && l.s.redirect(l.s, r, err):
-	case l.s.redirect != nil && hasCode(err, "TRYAGAIN") && r.narrow():
+	case l.s.redirect != nil && conn.IsReply(err) && l.s.redirect(l.s, r, err):
+	case l.s.redirect != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():
 		l.s.n.route(r)
 	default:
 		r.settle(rep, sentHow(sent, err))
@@ -303,7 +305,7 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 // go-redis gives the error to the whole pipeline; what was answered before that has its
 // value nevertheless.
 func outcome(op op, got response) (Reply, error) {
-	if got.err != nil && !isReply(got.err) {
+	if got.err != nil && !conn.IsReply(got.err) {
 		if rep := parse(op, got.val, nil); rep.Kind != Failed {
 			return rep, nil
 		}
@@ -365,7 +367,7 @@ func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time)
 		l.answers = append(l.answers, responseOf(cmd))
 	}
 	var said error
-	if l.first.written && isReply(err) {
+	if l.first.written && conn.IsReply(err) {
 		err, said = nil, refusal(l.answers)
 	}
 	l.s.heard(err, said, began, l.took(began))
@@ -392,7 +394,7 @@ var errOld = errors.New("granted so long after it was asked for that the server 
 // votes: its scripts took no closer look, and the answer took more than nine times NodeTimeout (one,
 // and the maxGrace by which the watchdog may put it off). See errOld.
 func (l *lane) tooOld() bool {
-	return l.memory != always && !l.looks && l.lasted > (1+maxGrace)*l.s.n.timeout
+	return l.memory != always && !l.looks && l.lasted > (1+conn.MaxGrace)*l.s.n.timeout
 }
 
 // settleEach settles the requests of a batch by their answers, and returns those whose script the
@@ -481,8 +483,8 @@ func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.T
 		}
 		l.answers = append(l.answers, got)
 	}
-	if l.first.written && isReply(err) {
-		refused = neverRan(err) && !hasCode(err, "NOSCRIPT")
+	if l.first.written && conn.IsReply(err) {
+		refused = neverRan(err) && !conn.HasCode(err, "NOSCRIPT")
 		s.keepApart(err)
 		err = nil
 	}
@@ -497,10 +499,10 @@ func (l *lane) writeTogether(ctx context.Context, batch []*request, began time.T
 // keepApart has requests go as commands of their own, after the server has said err to a
 // batch of them: for a while if others in the batch or the server's state are the reason,
 // else for good.
-func (s *server) keepApart(err error) {
+func (s *Server) keepApart(err error) {
 	switch {
-	case hasCode(err, "NOSCRIPT"):
-	case hasCode(err, "CROSSSLOT") || !neverRan(err):
+	case conn.HasCode(err, "NOSCRIPT"):
+	case conn.HasCode(err, "CROSSSLOT") || !neverRan(err):
 		s.apart.Store(math.MaxInt64)
 	default:
 		s.apart.Store(int64(s.n.now().add(time.Second)))
@@ -517,10 +519,10 @@ func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (got res
 	got = responseOf(cmd)
 	l.answers = append(l.answers[:0], got)
 	var said error
-	if isReply(err) && l.first.written {
+	if conn.IsReply(err) && l.first.written {
 		err, said = nil, refusal(l.answers)
 	}
-	if l.first.written || isReply(err) { // else the lane finds out
+	if l.first.written || conn.IsReply(err) { // else the lane finds out
 		l.s.felt(err, said, l.took(now))
 	}
 	return got, l.first.written
@@ -574,7 +576,7 @@ func (n *scriptName) MarshalBinary() ([]byte, error) {
 func (n *scriptName) String() string { return n.op.String() }
 
 // takeLoading waits for the token of loading, until ctx ends; putLoading gives it back.
-func (s *server) takeLoading(ctx context.Context) error {
+func (s *Server) takeLoading(ctx context.Context) error {
 	select {
 	case s.loading <- struct{}{}:
 		return nil
@@ -583,7 +585,7 @@ func (s *server) takeLoading(ctx context.Context) error {
 	}
 }
 
-func (s *server) putLoading() { <-s.loading }
+func (s *Server) putLoading() { <-s.loading }
 
 // load puts the scripts into the server's cache, unless somebody has done so since the
 // caller saw loads. The lane is busy.
@@ -598,7 +600,7 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 	}
 	if s.n.guard != nil {
 		err := s.boot(ctx, "", func(Memory, error) {})
-		if errors.Is(err, ErrLogin) || err != nil && !isReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
+		if errors.Is(err, conn.ErrLogin) || err != nil && !conn.IsReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
 			_ = l.loadScripts(ctx, []lua.Script{lua.Refresh, lua.Release})
 		}
 		return err
@@ -646,23 +648,10 @@ func sentHow(sent bool, err error) fate {
 	switch {
 	case !sent:
 		return notSent
-	case err == nil || isReply(err):
+	case err == nil || conn.IsReply(err):
 		return answered
 	}
 	return lost
-}
-
-// isReply reports whether err is an answer of the server, not a failure to get one.
-func isReply(err error) bool {
-	if err == nil {
-		return false
-	}
-	var reply redis.Error
-	if !errors.As(err, &reply) {
-		return false
-	}
-	_, dialling := NoMaster(err)
-	return !dialling
 }
 
 // settleAll settles what is not to be sent.

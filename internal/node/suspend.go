@@ -7,13 +7,15 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
 )
 
 // A server that does not answer, or that lets nobody in, is suspended, so that nothing piles up
 // behind it: no goroutine, no queued command, no memory, and no connection that each request would
 // dial anew to have it refused.
 //
-//	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see wire)--> suspended
+//	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see conn.Conn)--> suspended
 //	answering --two exchanges had no answer, the second begun after the first had ended--> suspended
 //	answering --a login was refused, or a command was because nobody is logged in--> suspended
 //	suspended --a probe was let in and answered--> answering
@@ -55,7 +57,7 @@ type suspension struct{ err error }
 // allows reports whether r is sent all the same: connections that were let in before logins were refused
 // may go on, and what is held is refreshed on them.
 func (state *suspension) allows(r *request) bool {
-	return !r.op.votes() && errors.Is(state.err, ErrLogin)
+	return !r.op.votes() && errors.Is(state.err, conn.ErrLogin)
 }
 
 // errSuspended is what all say that was not sent to a suspended server.
@@ -69,10 +71,10 @@ func suspendedFor(why error) *suspension {
 // node is suspended, cannot be dialled, or refuses. Asking it again at once will hardly help.
 func Away(err error) bool {
 	var dial *net.OpError
-	if _, dialling := NoMaster(err); dialling {
+	if _, dialling := conn.NoMaster(err); dialling {
 		return true
 	}
-	return errors.Is(err, errSuspended) || isReply(err) || errors.As(err, &dial) && dial.Op == "dial"
+	return errors.Is(err, errSuspended) || conn.IsReply(err) || errors.As(err, &dial) && dial.Op == "dial"
 }
 
 // Suspended reports whether the node is, or a part of it if it is a Cluster.
@@ -94,7 +96,7 @@ func (n *Node) LoginRefused(addr string) error {
 	defer n.mu.Unlock()
 	for _, s := range n.servers {
 		state := s.suspended.Load()
-		if state != nil && errors.Is(state.err, ErrLogin) && (n.notices.router == nil || s.addr == addr) {
+		if state != nil && errors.Is(state.err, conn.ErrLogin) && (n.router == nil || s.addr == addr) {
 			return state.err
 		}
 	}
@@ -103,22 +105,22 @@ func (n *Node) LoginRefused(addr string) error {
 
 // heard notes how a lane's exchange went that began then, and how long it took. err is why it had no answer,
 // refused the error that it was answered with. The lane is busy.
-func (s *server) heard(err, refused error, began time.Time, took time.Duration) {
+func (s *Server) heard(err, refused error, began time.Time, took time.Duration) {
 	s.felt(err, refused, took)
 	s.judge(err, refused, began)
 }
 
 // judge suspends the server if that is how an exchange went. The caller is a goroutine that the
 // node counts, and so is a busy lane.
-func (s *server) judge(err, refused error, began time.Time) {
+func (s *Server) judge(err, refused error, began time.Time) {
 	switch {
-	case isReply(err): // to the handshake, for nothing else was written
-		s.suspend(loginRefused(err))
-	case notLoggedIn(refused):
-		s.suspend(loginRefused(refused))
+	case conn.IsReply(err): // to the handshake, for nothing else was written
+		s.suspend(conn.LoginRefused(err))
+	case conn.NotLoggedIn(refused):
+		s.suspend(conn.LoginRefused(refused))
 	case err == nil:
 		s.failed.Store(0)
-	case timedOut(err):
+	case conn.TimedOut(err):
 		s.silent.CompareAndSwap(0, int64(s.n.at(began)))
 		s.silentSince(instant(s.silent.Load()), err)
 	case s.failsAgain(began):
@@ -128,7 +130,7 @@ func (s *server) judge(err, refused error, began time.Time) {
 
 // failsAgain notes an exchange without an answer that began then, and says whether another one had failed before it
 // began, and none has succeeded since. A server that ends takes what all lanes had under way with it: that is once.
-func (s *server) failsAgain(began time.Time) bool {
+func (s *Server) failsAgain(began time.Time) bool {
 	last := s.failed.Swap(int64(s.n.now()))
 	return last != 0 && int64(s.n.at(began)) >= last
 }
@@ -136,7 +138,7 @@ func (s *server) failsAgain(began time.Time) bool {
 // felt notes how any exchange went, a caller's own included. A caller waits for so short a
 // time that its timeout alone is no reason to suspend anybody: the next request takes a
 // lane, which finds out.
-func (s *server) felt(err, refused error, took time.Duration) {
+func (s *Server) felt(err, refused error, took time.Duration) {
 	s.n.heard(err)
 	if err != nil {
 		refused = err
@@ -147,25 +149,20 @@ func (s *server) felt(err, refused error, took time.Duration) {
 	}
 	s.prompt.Store(err == nil && took < s.n.timeout/2)
 	s.n.late.Store(took > s.n.timeout)
-	if err != nil && s.unreachable != nil {
-		s.unreachable(s)
+	if err != nil {
+		s.Unreachable()
 	}
 }
 
 // observe tells who watches the node how an exchange went.
-func (s *server) observe(took time.Duration, err error) {
+func (s *Server) observe(took time.Duration, err error) {
 	if s.n.Observe != nil {
 		s.n.Observe(took, err)
 	}
 }
 
-func timedOut(err error) bool {
-	var ne net.Error
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
-}
-
 // suspend has the server left alone until it answers a probe.
-func (s *server) suspend(why error) {
+func (s *Server) suspend(why error) {
 	if errors.Is(why, io.EOF) {
 		why = fmt.Errorf("it closed the connection: %w", why)
 	}
@@ -176,7 +173,7 @@ func (s *server) suspend(why error) {
 }
 
 // silentSince suspends the server if it has not answered since then, and for long.
-func (s *server) silentSince(t instant, why error) {
+func (s *Server) silentSince(t instant, why error) {
 	t = max(t, instant(s.answered.Load())) // another lane may have had an answer since
 	if time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
 		s.suspend(why)
@@ -184,7 +181,7 @@ func (s *server) silentSince(t instant, why error) {
 }
 
 // hasAnswered notes that the server answers.
-func (s *server) hasAnswered() {
+func (s *Server) hasAnswered() {
 	s.silent.Store(0)
 	s.answered.Store(int64(s.n.now()))
 }
@@ -193,9 +190,9 @@ func (s *server) hasAnswered() {
 // is told why: of a timeout at once, of anything else after the first probe, which may see a refusal where a
 // lane saw only that the connection had ended. A refusal that shows later is told as well, as of a
 // server that comes back with another password.
-func (s *server) probe(why error) {
+func (s *Server) probe(why error) {
 	defer s.n.wg.Done()
-	told := timedOut(why)
+	told := conn.TimedOut(why)
 	if told {
 		s.n.tell(why)
 	}
@@ -213,7 +210,7 @@ func (s *server) probe(why error) {
 			return
 		}
 		err := s.answers()
-		if errors.Is(err, ErrLogin) && !errors.Is(why, ErrLogin) {
+		if errors.Is(err, conn.ErrLogin) && !errors.Is(why, conn.ErrLogin) {
 			why, told = err, false
 			s.suspended.Store(suspendedFor(why))
 		}
@@ -225,23 +222,23 @@ func (s *server) probe(why error) {
 			s.resume(why)
 			return
 		}
-		if !errors.Is(err, ErrLogin) && s.unreachable != nil { // its slots may have another master by now
-			s.unreachable(s)
+		if !errors.Is(err, conn.ErrLogin) { // its slots may have another master by now
+			s.Unreachable()
 		}
 	}
 }
 
 // answers is one probe, on a connection of its own: nil, or why not. Others may have been let in before logins were
 // refused.
-func (s *server) answers() error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.n.exchangeTime())
+func (s *Server) answers() error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
 	defer cancel()
-	return knock(ctx, s.from, s.n.timeout)
+	return conn.Probe(ctx, s.from, s.n.timeout)
 }
 
 // resume ends the suspension for that reason.
-func (s *server) resume(why error) {
-	if errors.Is(why, ErrLogin) {
+func (s *Server) resume(why error) {
+	if errors.Is(why, conn.ErrLogin) {
 		s.letIn = time.Now()
 	}
 	s.failed.Store(0)

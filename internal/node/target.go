@@ -59,7 +59,7 @@ func (t *Target) over(ttl time.Duration) bool {
 // prefix; owner is the whole stored value, for this attempt; contender is who asks in all
 // of them, "" in the first.
 func (t *Target) Init(key, owner, contender string) {
-	slot, hash := slotOf(key), hashOf(key)
+	slot, hash := SlotOf(key), hashOf(key)
 	t.key, t.owner, t.contender = text(key), text(owner), contender
 	t.bucket = bucketName(slot, hash)
 	t.slot, t.lane = slot, uint8(hash>>16)
@@ -155,9 +155,15 @@ var slotTags = sync.OnceValue(func() *[slots][3]byte {
 	return &tags
 })
 
-// slotOf is the hash slot of key, by the rule of the Redis Cluster specification: only
+// SlotTag is three characters that hash to key's slot.
+func SlotTag(key string) string {
+	tag := slotTags()[SlotOf(key)]
+	return string(tag[:])
+}
+
+// SlotOf is the hash slot of key, by the rule of the Redis Cluster specification: only
 // what stands between the first { and the next } counts, unless that is empty.
-func slotOf(key string) uint16 {
+func SlotOf(key string) uint16 {
 	if open := strings.IndexByte(key, '{'); open >= 0 {
 		if n := strings.IndexByte(key[open+1:], '}'); n > 0 {
 			key = key[open+1 : open+1+n]

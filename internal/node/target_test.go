@@ -32,7 +32,7 @@ func TestTheBucketSharesTheKeysSlot(t *testing.T) {
 	for _, key := range keys {
 		target := newTarget(key, "o")
 		slot := c.ClusterKeySlot(t.Context(), key).Val()
-		if ours := slotOf(key); int64(ours) != slot || target.slot != ours {
+		if ours := SlotOf(key); int64(ours) != slot || target.slot != ours {
 			t.Errorf("key %q: slot %d, the server says %d", key, ours, slot)
 		}
 		if theirs := c.ClusterKeySlot(t.Context(), target.bucket.String()).Val(); theirs != slot {
@@ -45,7 +45,7 @@ func TestTheBucketSharesTheKeysSlot(t *testing.T) {
 func TestEverySlotHasATag(t *testing.T) {
 	seen := map[[3]byte]bool{}
 	for slot, tag := range slotTags() {
-		if got := slotOf("{" + string(tag[:]) + "}"); int(got) != slot || tag[0] == 0 {
+		if got := SlotOf("{" + string(tag[:]) + "}"); int(got) != slot || tag[0] == 0 {
 			t.Fatalf("tag %q of slot %d hashes to %d", tag, slot, got)
 		}
 		seen[tag] = true
@@ -86,8 +86,8 @@ func FuzzBucket(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key string) {
 		target := newTarget(key, "o")
-		if slot := slotOf(key); target.slot != slot || slotOf(target.bucket.String()) != slot {
-			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.String(), slotOf(target.bucket.String()))
+		if slot := SlotOf(key); target.slot != slot || SlotOf(target.bucket.String()) != slot {
+			t.Errorf("key %q in slot %d, its bucket %q in %d", key, slot, target.bucket.String(), SlotOf(target.bucket.String()))
 		}
 		if !strings.HasPrefix(target.bucket.String(), Reserved) {
 			t.Errorf("bucket %q is not reserved", target.bucket.String())

@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
 // oneBatch has all that send asks of keys of sameLane go as one batch.
@@ -193,7 +193,7 @@ func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
 			for i, e := range asked {
 				if i != 3 {
 					e.want(t, Granted)
-				} else if rep := e.want(t, Failed); !hasCode(rep.Err, c.want) || !Final(rep.Err) || !neverRan(rep.Err) {
+				} else if rep := e.want(t, Failed); !conn.HasCode(rep.Err, c.want) || !Final(rep.Err) || !neverRan(rep.Err) {
 					t.Errorf("error %v", rep.Err)
 				}
 			}
@@ -213,7 +213,7 @@ func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
 // run, each request has failed and is undone.
 func TestARefusedBatchGoesInParts(t *testing.T) {
 	for _, c := range classes {
-		if hasCode(redisError(c.line), "MOVED") || strings.Contains(c.line, "@user_script") {
+		if conn.HasCode(redisError(c.line), "MOVED") || strings.Contains(c.line, "@user_script") {
 			continue // of a Cluster; of a script
 		}
 		t.Run(c.line[:min(len(c.line), 40)], func(t *testing.T) {

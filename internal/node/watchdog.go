@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 )
 
 // A watchdog sees to it that nobody waits for a lane's server longer than it may take, and that nothing but the
 // server counts for that.
 //
 // A request has its time from when it was written: as long as it waits in the lane's queue, which moves, or
-// for a connection, which has deadlines of its own (see wire), nobody is late. When the oldest requests under
+// for a connection, which has deadlines of its own (see conn.Conn), nobody is late. When the oldest requests under
 // way have had no answer for NodeTimeout, the lane is stalled: whoever asked is told so, and so is who waits
 // behind and who comes, at once; releases wait, and are owed. The first answer ends that. What was asked
 // stays asked: the answers that come then are those of requests that nobody waits for any more, and what
@@ -37,7 +38,7 @@ type watchdog struct {
 	since   time.Time  // when it was written, or before that, when it was begun
 	written bool
 	sent    bool          // a Write of the batch has returned
-	mark    uint64        // wire.mark, just before it was written
+	mark    uint64        // Conn.Mark, just before it was written
 	due     time.Time     // when there is something to do for the batch
 	put     time.Duration // by how much its deadlines were put off so far
 	timer   *time.Timer
@@ -69,7 +70,7 @@ func (w *watchdog) flushed() {
 	if len(w.batch) == 0 { // it is a caller's own
 		return
 	}
-	w.since, w.written, w.sent, w.put, w.mark = time.Now(), true, false, 0, w.l.mark()
+	w.since, w.written, w.sent, w.put, w.mark = time.Now(), true, false, 0, w.markLocked()
 	timeout := w.l.s.n.timeout
 	for _, r := range w.batch {
 		if r.op == opAcquire {
@@ -78,6 +79,14 @@ func (w *watchdog) flushed() {
 		timeout = min(timeout, w.timeout(r))
 	}
 	w.dueLocked(w.since.Add(timeout))
+}
+
+// markLocked is Conn.Mark of the lane's connection, 0 if there is none yet.
+func (w *watchdog) markLocked() uint64 {
+	if c := w.l.conn.Load(); c != nil {
+		return c.Mark()
+	}
+	return 0
 }
 
 // timeout is how long the server has for its answer to r.
@@ -146,9 +155,9 @@ func (w *watchdog) fire() {
 // putOffLocked puts the deadline off if this process is late, and reports whether it did: by how late
 // the timer came, or by minGrace if the batch waits for this process.
 func (w *watchdog) putOffLocked(now, at time.Time) bool {
-	more, ok := grace(now.Sub(at), w.put, w.l.s.n.timeout)
+	more, ok := conn.Grace(now.Sub(at), w.put, w.l.s.n.timeout)
 	if !ok && w.written && w.oursLocked() {
-		more, ok = minGrace, true
+		more, ok = conn.MinGrace, true
 	}
 	if ok {
 		w.put += more
@@ -162,20 +171,11 @@ func (w *watchdog) putOffLocked(now, at time.Time) bool {
 // with it, so this holds only until the deadline was put off by maxGrace times NodeTimeout. Bytes that
 // wait in the socket hold for longer: only this process can read them.
 func (w *watchdog) oursLocked() bool {
-	if w.put <= maxGrace*w.l.s.n.timeout && (!w.sent || w.l.answered(w.mark)) {
+	c := w.l.conn.Load()
+	if w.put <= conn.MaxGrace*w.l.s.n.timeout && (!w.sent || c != nil && c.ArrivedSince(w.mark)) {
 		return true
 	}
-	return w.l.answerWaits()
-}
-
-// grace is by how much a deadline is put off whose end was noticed so late, after it was put off by that much
-// before. ok is false when it is to stand. A process that stood still for an hour does not give the server another.
-func grace(late, before, timeout time.Duration) (more time.Duration, ok bool) {
-	left := max(maxGrace*timeout, minGrace) - before
-	if before > 0 && late < minGrace || left <= 0 {
-		return 0, false
-	}
-	return min(max(late, minGrace), left), true
+	return c != nil && c.Unread()
 }
 
 // notWrittenLocked follows when the batch waits for a connection, or for scripts to be loaded. That has deadlines of
@@ -183,7 +183,7 @@ func grace(late, before, timeout time.Duration) (more time.Duration, ok bool) {
 func (w *watchdog) notWrittenLocked(now time.Time) {
 	n := w.l.s.n
 	n.late.Store(true)
-	if limit := w.since.Add(connectTime + 8*n.timeout + w.put); now.Before(limit) {
+	if limit := w.since.Add(conn.DialTimeout + 8*n.timeout + w.put); now.Before(limit) {
 		w.dueLocked(limit)
 		w.mu.Unlock()
 		return

@@ -114,7 +114,7 @@ func TestHeldIsNotCalledUnreachable(t *testing.T) {
 	}
 }
 
-// Errors that retrying cannot mend, on so many nodes that a majority is out of reach, make
+// Errors that a retry cannot change, on so many nodes that a majority is out of reach, make
 // the failure final at once.
 func TestFinalErrors(t *testing.T) {
 	for n := 1; n <= 5; n++ {
@@ -294,7 +294,7 @@ func TestAttemptOutlivedByTheWallClockFails(t *testing.T) {
 	}
 }
 
-// An attempt may fail although it had its majority. The failure is told all the same, also
+// An attempt may fail although it had its majority. The failure is delivered all the same, also
 // when a node said that another holds the key.
 func TestFailureOfARoundThatWasWon(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -357,7 +357,7 @@ func TestPollAtFreeFindsTheKeyFree(t *testing.T) {
 	})
 }
 
-// A holder without a ttl tells nothing of when it will be gone.
+// With a holder that has no ttl, it is unknown when the key will be free.
 func TestUnknownTTLIsNotNow(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, r *rig) {
 		r.give(key, "other", 0, 0)
@@ -423,7 +423,7 @@ func TestCancelAtEveryMoment(t *testing.T) {
 	}
 }
 
-// An attempt that was cancelled before it began asks nobody.
+// An attempt that was cancelled before it began sends nothing.
 func TestCancelBeforeTheAttemptAsksNobody(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -450,8 +450,8 @@ func TestCancelJustBeforeTheRaise(t *testing.T) {
 		r.warm(c, key)
 		a := c.newCall("acquire", prepare(c.q, key, ttl, 1))
 		l := a.l
-		l.errand.asker, l.until = a, time.Now().Add(ttl)
-		first := l.round("acquire", node.Granted, 0, func(r *round) {
+		l.scratch.onAcquired, l.until = a, time.Now().Add(ttl)
+		first := l.newRound("acquire", node.Granted, 0, func(r *round) {
 			l.Cancel()
 			l.raise(r.replies, 30)
 		})
@@ -467,20 +467,20 @@ func TestCancelJustBeforeTheRaise(t *testing.T) {
 }
 
 // Cancelled in the instant in which a majority has granted, the attempt has failed and is
-// undone: whoever cancelled it will not look for a lease.
+// undone: its caller does not expect a lease.
 func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
 		r.warm(c, key, 10, 10, 10)
 		l := prepare(c.q, key, time.Hour, 1)
 		a := c.newCall("acquire", l)
-		l.errand.asker = a
-		first := l.round("acquire", node.Granted, 0, func(r *round) {
+		l.scratch.onAcquired = a
+		first := l.newRound("acquire", node.Granted, 0, func(r *round) {
 			l.Cancel()
 			l.acquired(r)
 		})
 		for i := range l.entries {
-			l.entries[i].Acquire(&l.errand.places[i], first, time.Hour, 1, nodeTimeout, false)
+			l.entries[i].Acquire(&l.scratch.places[i], first, time.Hour, 1, nodeTimeout, false)
 		}
 		if _, f := a.wait(); f == nil {
 			t.Error("granted although it was cancelled")
@@ -489,7 +489,7 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 	})
 }
 
-// Peek tells how an attempt under way stands, and nothing once there is an outcome.
+// Peek returns how an attempt under way would fail now, and nil once there is an outcome.
 func TestPeek(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -513,7 +513,7 @@ func TestPeek(t *testing.T) {
 // In the raise too, an attempt is not called a lease that was lost.
 func TestFailedRaiseIsAFailedAttempt(t *testing.T) {
 	l := muteLease(t, 3)
-	r := l.round("acquire", node.Renewed, 10, func(*round) {})
+	r := l.newRound("acquire", node.Renewed, 10, func(*round) {})
 	defer r.l.q.deadlines.remove(r)
 	r.Answer(0, node.Reply{Kind: node.Missing})
 	r.Answer(1, node.Reply{Kind: node.Missing})
@@ -521,7 +521,7 @@ func TestFailedRaiseIsAFailedAttempt(t *testing.T) {
 }
 
 // A node may answer while the requests are still being sent, as one does that is closed.
-// The attempt fails once, in the caller's goroutine, and the rest is not asked.
+// The attempt fails once, on the caller's goroutine, and no further node is asked.
 func TestAnswersDuringSending(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -540,12 +540,12 @@ func TestAnswersDuringSending(t *testing.T) {
 	})
 }
 
-// hears is an Acquirer that is a func.
-type hears func(Grant, *Failure)
+// acquirerFunc makes a func an Acquirer.
+type acquirerFunc func(Grant, *Failure)
 
-func (h hears) Acquired(g Grant, f *Failure) { h(g, f) }
+func (h acquirerFunc) Acquired(g Grant, f *Failure) { h(g, f) }
 
-// A failed attempt is on its way to being undone before its failure is told: whoever tries
+// The undo of a failed attempt is sent before its failure is delivered: whoever tries
 // again at once comes after the undo, on every node.
 func TestNextAttemptComesAfterTheUndo(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -554,7 +554,7 @@ func TestNextAttemptComesAfterTheUndo(t *testing.T) {
 		r.delays(ms(5), ms(7), ms(9))
 		for range 10 {
 			a, next := c.newCall("acquire", prepare(c.q, key, time.Hour, 1)), make(chan *call, 1)
-			a.l.Acquire(false, hears(func(g Grant, f *Failure) {
+			a.l.Acquire(false, acquirerFunc(func(g Grant, f *Failure) {
 				next <- c.begin(key, time.Hour, 1)
 				a.done(g, f)
 			}))

@@ -9,7 +9,7 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// A majority is away only by what asking again at once cannot mend: an answer that did not come is not
+// A majority is away only by what an immediate retry cannot change: an answer that did not come is not
 // enough, however many did not.
 func TestAMajorityThatIsAway(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}

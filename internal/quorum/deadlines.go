@@ -6,33 +6,28 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
-// deadlines ends rounds of releases whose time is up. All have the same
-// timeout, so they come due in the order in which they began: a list and one timer serve
-// them, where a timer each would cost more than the rest of the round.
+// deadlines decides rounds of releases whose timeout has passed. All have the same timeout, so
+// they are due in the order in which they began: a list and one timer suffice. A timer for each
+// would cost more than the rest of the round.
 type deadlines struct {
 	timeout time.Duration
-	epoch   time.Time // when its clock began
+	began   time.Time // zero of its clock
 
-	mu         sync.Mutex // guards what follows, and the links of the rounds in the list
-	head, tail *round
-	timer      *time.Timer // nil until the first round
-	armed      bool        // the timer will fire
+	mu     sync.Mutex // guards what follows, and the links of the rounds
+	rounds list.List[round, *round]
+	timer  *time.Timer // nil until the first round
+	armed  bool        // the timer will fire
 }
 
-// add has r.expire called after the timeout, unless remove comes first. Nothing of r was sent yet.
+// add calls r.expire after the timeout, unless remove is called before. The caller has not sent r yet.
 func (d *deadlines) add(r *round) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r.due = time.Since(d.epoch) + d.timeout
-	r.earlier = d.tail
-	if d.tail == nil {
-		d.head = r
-	} else {
-		d.tail.later = r
-	}
-	d.tail = r
+	r.due = time.Since(d.began) + d.timeout
+	d.rounds.PushBack(r)
 	r.listed = true
 	if !d.armed {
 		d.armLocked(d.timeout)
@@ -60,38 +55,29 @@ func (d *deadlines) removeLocked(r *round) {
 		return
 	}
 	r.listed = false
-	if r.earlier == nil {
-		d.head = r.later
-	} else {
-		r.earlier.later = r.later
-	}
-	if r.later == nil {
-		d.tail = r.earlier
-	} else {
-		r.later.earlier = r.earlier
-	}
-	r.earlier, r.later = nil, nil
+	d.rounds.Remove(r)
 }
 
-// fire ends what is due, and waits for the next if there is one. The timer is not stopped
-// when the list empties: it fires once more and finds nothing.
-func (d *deadlines) fire() { d.expire(time.Since(d.epoch)) }
+// fire expires the rounds that are due. The timer is not stopped when the list becomes empty: it
+// fires once more, for nothing.
+func (d *deadlines) fire() { d.expire(time.Since(d.began)) }
 
-// stop ends all rounds that wait still, as if their time were up: nobody would end them later. No round
-// may be added any more.
+// stop expires all rounds in the list, since nothing would do so later. No round may be added
+// afterwards.
 func (d *deadlines) stop() { d.expire(math.MaxInt64) }
 
-// expire ends what is due by now.
+// expire expires the rounds that are due by now, and arms the timer for the next.
 func (d *deadlines) expire(now time.Duration) {
 	var due []*round
 	d.mu.Lock()
-	for d.head != nil && d.head.due <= now {
-		due = append(due, d.head)
-		d.removeLocked(d.head)
+	first := d.rounds.Front()
+	for ; first != nil && first.due <= now; first = d.rounds.Front() {
+		due = append(due, first)
+		d.removeLocked(first)
 	}
 	d.armed = false
-	if d.head != nil {
-		d.armLocked(d.head.due - now)
+	if first != nil {
+		d.armLocked(first.due - now)
 	} else if d.timer != nil {
 		d.timer.Stop()
 	}

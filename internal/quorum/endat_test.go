@@ -18,7 +18,7 @@ func TestARefreshThatBeginsAtTheEndOfItsLease(t *testing.T) {
 		l := &Lease{}
 		c.q.Prepare(l, key, ttl, 1, "")
 		ended := make(chan bool, 2)
-		r := l.round("refresh", node.Renewed, 0, func(r *round) { ended <- r.won })
+		r := l.newRound("refresh", node.Renewed, 0, func(r *round) { ended <- r.won })
 		r.endAt(time.Now())
 		if <-ended {
 			t.Fatal("it was won")

@@ -18,7 +18,7 @@ type Reason uint8
 const (
 	Taken         Reason = iota + 1 // others' votes put a majority out of reach, or votes are split
 	Unreachable                     // too few nodes answered
-	NotHeld                         // the lease was lost, let go or never won
+	NotHeld                         // the lease was lost, released or never won
 	Misconfigured                   // the nodes cannot serve as a quorum
 )
 
@@ -26,18 +26,18 @@ const (
 type Failure struct {
 	Op     string
 	Reason Reason
-	Final  bool          // trying again cannot help
+	Final  bool          // retrying cannot help
 	Free   time.Duration // how soon a majority could be free; 0 when unknown
-	Owned  bool          // acquire: a majority of nodes says that one and the same has the key
+	Owned  bool          // acquire: one owner has the key on a majority of nodes, and publishes its release
 	Holder string        // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
 	Away   bool          // a majority cannot be reached, and more than one answer is missing for that: see node.Away
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
-	Err    error // what else there is to say
+	Err    error // further cause, may be nil
 }
 
-// NodeAnswer is what one node said, or why it said nothing.
+// NodeAnswer is the answer of one node, or why there is none.
 type NodeAnswer struct {
 	Name  string
 	Reply node.Reply
@@ -51,12 +51,12 @@ func (f *Failure) Error() string {
 type tally struct {
 	nodes, need   int
 	yes, no       int // votes for us; votes that say the key is not ours
-	absent        int // release: nodes that have nothing of ours, and never had
-	bad, final    int // no vote; of these, what asking again cannot mend
-	away          int // of bad: what asking again at once cannot mend
+	neverHeld     int // release: nodes that do not have our key and never had
+	bad, final    int // no votes; of these, those that a retry cannot change
+	away          int // of bad: those that an immediate retry cannot change
 	pending, held int
 	late          int // of the pending, those whose answers come too late to be votes
-	limbo         int // grants that a roll call may yet make votes
+	undecided     int // grants that a bootstrap may make votes
 }
 
 func (r *round) tallyLocked() tally {
@@ -71,7 +71,7 @@ func (r *round) tallyLocked() tally {
 			}
 		case rep.Kind == node.Granted && !r.countsLocked(i):
 			if r.l.q.quarantine.open() {
-				t.limbo++
+				t.undecided++
 			} else {
 				t.bad++
 				t.away++
@@ -81,8 +81,8 @@ func (r *round) tallyLocked() tally {
 		case rep.Kind == node.Held:
 			t.no++
 			t.held++
-		case rep.Kind == node.Missing && r.op == "release" && r.l.had&(1<<i) == 0:
-			t.absent++
+		case rep.Kind == node.Missing && r.op == "release" && r.l.everHeld&(1<<i) == 0:
+			t.neverHeld++
 		case rep.Kind == node.Missing:
 			t.no++
 		default:
@@ -107,46 +107,46 @@ func (t tally) refused(acquire bool) bool {
 	if acquire {
 		return t.held >= t.outOfReach() || t.held > 0 && t.yes+t.held >= t.need
 	}
-	return t.no > 0 && t.no+t.absent >= t.outOfReach()
+	return t.no > 0 && t.no+t.neverHeld >= t.outOfReach()
 }
 
-// rid reports whether a majority is rid of our key, counting the nodes that never had it:
-// they say nothing as soon as another one has lost it.
-func (t tally) rid() bool { return t.yes > 0 && t.no == 0 && t.yes+t.absent >= t.need }
+// released reports whether a majority of nodes no longer has our key. Nodes that never had it count,
+// unless another node has lost it.
+func (t tally) released() bool { return t.yes > 0 && t.no == 0 && t.yes+t.neverHeld >= t.need }
 
-// hopeless reports whether what asking again cannot mend puts a majority out of reach.
-func (t tally) hopeless() bool { return t.final >= t.outOfReach() }
+// unrecoverable reports whether a majority is out of reach for reasons that a retry cannot change.
+func (t tally) unrecoverable() bool { return t.final >= t.outOfReach() }
 
-// lost reports whether the nodes that are still to answer can change neither that the
-// round failed nor why. With an even number of nodes, as many errors as put a majority out
-// of reach leave enough nodes to say that others hold the key: a key that is held must
-// not be called unreachable because the errors came in first.
+// decided reports whether the round has failed, and answers still to come can change neither that
+// nor the reason. With an even number of nodes, when errors have put a majority out of reach, the
+// other nodes are still enough to say that the key is held: a held key must not be called
+// unreachable because the errors came first.
 //
-// An attempt that a majority has answered is lost, too, if only nodes whose answers come too
-// late to be votes could still win it: what it has meanwhile, nobody else gets.
-func (t tally) lost(acquire bool) bool {
-	if acquire && t.late > 0 && t.yes+t.limbo+t.pending-t.late < t.need && t.refused(true) {
+// An attempt that a majority has answered is decided, too, if only nodes whose answers come too
+// late to be votes could still win it: nobody else gets the nodes that it has meanwhile.
+func (t tally) decided(acquire bool) bool {
+	if acquire && t.late > 0 && t.yes+t.undecided+t.pending-t.late < t.need && t.refused(true) {
 		return true
 	}
-	if t.yes+t.pending+t.limbo >= t.need || t.pending > 0 && t.absent > 0 && t.no == 0 {
+	if t.yes+t.pending+t.undecided >= t.need || t.pending > 0 && t.neverHeld > 0 && t.no == 0 {
 		return false
 	}
-	most := t // what others' votes can come to
+	most := t // with as many votes of others as possible
 	most.no += t.pending
 	most.held += t.pending
-	most.yes += t.limbo
-	return t.refused(acquire) || !most.refused(acquire) || acquire && t.hopeless()
+	most.yes += t.undecided
+	return t.refused(acquire) || !most.refused(acquire) || acquire && t.unrecoverable()
 }
 
-// failureLocked says why the round failed, by what is known now.
+// failureLocked returns why the round failed, as far as is known now.
 func (r *round) failureLocked() *Failure {
 	t := r.tallyLocked()
-	f := &Failure{Op: r.op, Reason: Unreachable, Need: t.need, Got: t.yes, Final: t.hopeless()}
+	f := &Failure{Op: r.op, Reason: Unreachable, Need: t.need, Got: t.yes, Final: t.unrecoverable()}
 	switch {
-	case r.acquires() && t.hopeless(): // even if others hold the key for now
+	case r.acquires() && t.unrecoverable(): // even if others hold the key at the moment
 	case r.acquires() && t.refused(true):
-		f.Reason, f.Free = Taken, r.freeLocked(t)
-		f.Holder, f.Owned = r.ownedLocked(t)
+		f.Reason, f.Free = Taken, r.freeInLocked(t)
+		f.Holder, f.Owned = r.holderLocked(t)
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
@@ -165,10 +165,10 @@ func (r *round) failureLocked() *Failure {
 	return f
 }
 
-// freeLocked is when enough of the nodes that another holds could be free to make, with
-// those that granted us and those that may yet say that they do, a majority. A holder's
-// ttl may be unknown; then so is this.
-func (r *round) freeLocked(t tally) time.Duration {
+// freeInLocked is how soon enough of the nodes that others hold could be free to make a majority
+// with those that granted us and those still to answer. It is 0, unknown, if the holders' ttls
+// are.
+func (r *round) freeInLocked(t tally) time.Duration {
 	var left []time.Duration
 	for _, rep := range r.replies {
 		if rep.Kind == node.Held && rep.TTL >= 0 {
@@ -179,7 +179,7 @@ func (r *round) freeLocked(t tally) time.Duration {
 	if !r.expired {
 		want -= t.pending
 	}
-	want = max(want, 1) // it failed: one at least must come free
+	want = max(want, 1) // it failed: at least one must become free
 	if want > len(left) {
 		return 0
 	}
@@ -187,10 +187,10 @@ func (r *round) freeLocked(t tally) time.Duration {
 	return left[want-1]
 }
 
-// ownedLocked says who else has a majority, and whether it will tell when it lets go. If
-// not, those who want the key may have split the votes, and nobody will say when to try
-// again; nor will a client that is none of ours. A turn that is kept for another has no holder yet.
-func (r *round) ownedLocked(t tally) (holder string, tells bool) {
+// holderLocked returns the owner that has a majority, and whether its client publishes the release.
+// Clients of other libraries do not; and if the votes are split, there is no such owner. A key
+// that is reserved for another contender's turn has no holder yet.
+func (r *round) holderLocked(t tally) (holder string, notifies bool) {
 	if t.held < t.need {
 		return "", false
 	}
@@ -205,14 +205,14 @@ func (r *round) ownedLocked(t tally) (holder string, tells bool) {
 			if strings.HasPrefix(rep.Holder, node.TurnOf) {
 				return "", true
 			}
-			return rep.Holder, r.l.q.Tells == nil || r.l.q.Tells(rep.Holder)
+			return rep.Holder, r.l.q.NotifiesRelease == nil || r.l.q.NotifiesRelease(rep.Holder)
 		}
 	}
 	return "", false
 }
 
-// noAnswerLocked says of a node that it has not answered: in time, or by the moment in
-// which the others decided.
+// noAnswerLocked is the error of a node that has not answered in time, or not before the others
+// decided.
 func (r *round) noAnswerLocked(n *node.Node) error {
 	text := "no answer yet when the others decided"
 	if r.expired {

@@ -11,7 +11,7 @@ import (
 )
 
 // With one of three nodes refused, mute or stopped, everything works, at the pace of the
-// others; and whoever loses is told which node did not answer, and why if that is known.
+// others; and the loser's error names the node that did not answer, and why if that is known.
 func TestOneNodeAway(t *testing.T) {
 	for _, c := range []struct {
 		name string

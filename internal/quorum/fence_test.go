@@ -384,7 +384,7 @@ func TestCountersAreThoseOfTheVotes(t *testing.T) {
 		{[]node.Reply{{Kind: node.Granted, Counter: 6}, {Kind: node.Granted, Counter: 5}, {}}, 6, false},
 	} {
 		r := &round{want: node.Granted, replies: c.replies}
-		if top, agree := r.countersLocked(); top != c.top || agree != c.agree {
+		if top, agree := r.topCounterLocked(); top != c.top || agree != c.agree {
 			t.Errorf("%s: %d, %v", fmt.Sprint(c.replies), top, agree)
 		}
 	}

@@ -11,117 +11,112 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// Lease is one owner's entry on the nodes, from the first request of the attempt to the
-// last of its release. All its state changes here, under one mutex, whoever brings the
-// news: a reply, a timer, the holder.
+// Lease is one owner's entry on the nodes, from the first request of the attempt to the last of
+// its release. Replies, timers and the holder change its state, all in this file and under one
+// mutex.
 //
-//	asking --q grants, equal counters---------> held --loss--> lost --Release--> over
+//	acquiring --q grants, equal counters------> held --loss--> lost --Release--> over
 //	   |  \--q grants--> raising --q confirm--/  \---------------------Release----/^
 //	   |                    |                                                      |
-//	   +--------------------+--- out of reach, too late, cancelled: undone --------+
+//	   +--------------------+--- unwinnable, too late, cancelled: undone ----------+
 //
-// A lease that was lost may still be on some nodes, which Release takes it from. It can do
-// nothing else any more: what came back later would be the holder of a key that was
-// somebody else's in between.
+// A lost lease may still be on some nodes, and Release removes it there. Nothing else is possible:
+// a lease that became valid again would hold a key that somebody else may have held in between.
 //
 // Safety, by rule:
 //   - Validity starts before the first byte is sent, so no node's ttl can end first.
-//   - A round is decided once. Replies that come later move the node's Entry on, which
-//     keeps what must be released, and change nothing here; no vote counts twice.
-//   - Tokens: the block ends at T, the largest counter of the q votes. Only when q nodes
-//     have confirmed, while the key was ours, that their counter is T or more, is the
-//     block ours: any later majority shares one of these nodes, whose counter is then
-//     at least T before it grants. Equal votes are such a confirmation by themselves.
-//     And any earlier holder's majority shares one with the q votes, where its last
-//     token was counted before our grant; so the largest vote leaves all of them below
-//     the block, and the q-th largest would not. A reservation is counted from the
-//     highest token of this lease, on each node. Where the counters differ after it, it
-//     ends at the largest again, and the next refresh, which raises the counters to the
-//     highest token as every refresh does, makes it ours. One that fewer than q nodes have
-//     answered is skipped, never used.
-//   - The deadline moves only when q nodes confirmed a refresh, and only if they did
-//     before the old deadline.
+//   - A round is decided once. Later replies change the node's Entry, which knows what must be
+//     released, and nothing here; no vote counts twice.
+//   - Tokens: the block ends at T, the largest counter of the q votes. It is ours only when q
+//     nodes have confirmed, while the key was ours, that their counter is T or more. Then any
+//     later majority shares one of these nodes, whose counter is at least T before it grants.
+//     Equal votes are such a confirmation. And any earlier holder's majority shares a node with
+//     the q votes, where the holder's last token was counted before our grant: so all its tokens
+//     are below the block if it ends at the largest vote; with the q-th largest they might not be.
+//     A refresh reserves tokens from the highest token of this lease on, on each node. If the
+//     counters differ afterwards, the block ends at the largest again, and the next refresh makes
+//     it ours, since every refresh raises the counters to the highest token. A block that fewer
+//     than q nodes have confirmed is skipped, never used.
+//   - The deadline moves only when q nodes have confirmed a refresh before the old deadline.
 type Lease struct {
 	q      *Quorum
 	target node.Target
 
-	mu       sync.Mutex // guards what follows, but the entries, which guard themselves; never held while a request goes out or a caller is called
-	phase    phase
-	canceled bool
-	granted  bool      // a majority has granted the attempt
-	reserved int32     // how many of the tokens up to top are not ours before a refresh is confirmed
-	until    time.Time // validity deadline
-	top      int64     // the highest token reserved
-	now      *round    // the round of the attempt, until it is decided
-	had      uint64    // bit i: node i has had the key
-	shadows  uint64    // bit i: node i has proven to be a second name of another node
-	entries  []node.Entry
-	one      [1]node.Entry // the entries of a quorum of one
+	mu            sync.Mutex // guards what follows except the entries, which have their own; not held while a request is sent or a callback runs
+	phase         phase
+	canceled      bool
+	granted       bool      // a majority has granted the attempt
+	reserved      int32     // how many of the tokens up to top are not ours until a refresh is confirmed
+	until         time.Time // validity deadline
+	top           int64     // the highest token reserved
+	attempt       *round    // the round of the attempt, until it is decided
+	everHeld      uint64    // bit i: node i has held the key for us
+	duplicateMask uint64    // bit i: node i is a second name of another node
+	entries       []node.Entry
+	one           [1]node.Entry // the entries of a quorum of one
 
-	// errand is that of the attempt, and later of the release. Between them, nil once the lease
-	// is known to be held for long.
-	errand *errand
+	// scratch belongs to the attempt, and later to the release. It is nil in between once the
+	// lease has turned out to be held for long.
+	scratch *scratch
 }
 
-// errand is what an attempt takes until it is over, and what the release takes that follows it.
-// A lock that is held for long gives it back meanwhile, because it is larger than the rest of
-// the lease; for others the release finds its memory there.
-type errand struct {
-	asker  Acquirer
-	ttl    time.Duration
-	tokens int64
+// scratch is the memory of an attempt, which the release uses again. A lock that is held for long
+// drops it in between, because it is larger than the rest of the lease.
+type scratch struct {
+	onAcquired Acquirer
+	ttl        time.Duration
+	tokens     int64
 
-	leaver Releaser
+	onReleased Releaser
 
 	round  round // see roundLocked
 	places []node.Place
 	one    [1]node.Place // the places of a quorum of one
 }
 
-// newErrand is one for n nodes.
-func newErrand(n int) *errand {
-	e := &errand{}
+// newScratch makes one for n nodes.
+func newScratch(n int) *scratch {
+	e := &scratch{}
 	if e.places = e.one[:]; n > len(e.one) {
 		e.places = make([]node.Place, n)
 	}
 	return e
 }
 
-// Acquirer hears what became of an attempt. It is an interface, and not a func as elsewhere,
-// because every lock has one: a pointer in an interface costs no allocation.
+// Acquirer receives the outcome of an attempt. It is an interface, and not a func as elsewhere,
+// because every lock has one: a pointer in an interface needs no allocation.
 type Acquirer interface{ Acquired(Grant, *Failure) }
 
-// Releaser hears what became of a release: nil when it succeeded.
+// Releaser receives the outcome of a release: nil if it succeeded.
 type Releaser interface{ Released(*Failure) }
 
 type phase uint8
 
 const (
-	asking phase = iota
+	acquiring phase = iota
 	held
 	lost
 	over
 )
 
-// Acquire makes the attempt and tells by exactly once, from a goroutine of a node, of a
-// timer, or of the caller: with a grant, or with the reason why there is none. A failed
-// attempt is being undone on every node that may have granted it by the time by is told,
-// whatever became of the caller.
+// Acquire makes the attempt and calls by.Acquired exactly once, on a goroutine of a node, of a
+// timer, or of the caller: with a grant, or with the reason why there is none. A failed attempt
+// is undone on every node that may have granted it: these requests are made before the call.
 func (l *Lease) Acquire(inline bool, by Acquirer) {
-	e := l.errand
-	e.asker = by
-	if f := l.q.twins.Load(); f != nil {
+	e := l.scratch
+	e.onAcquired = by
+	if f := l.q.duplicate.Load(); f != nil {
 		l.fail(f)
 		return
 	}
-	r := l.round("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
+	r := l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
 		l.entries[i].Acquire(&e.places[i], r, e.ttl, e.tokens, min(l.q.NodeTimeout, e.ttl), l.mayBlock(inline))
 	}
 }
 
-// mayBlock reports whether a request may be made on the goroutine of its caller. With
-// several nodes it may not: each would wait for the one before.
+// mayBlock reports whether a request may be made on its caller's goroutine. With several nodes it
+// may not: each would wait for the one before it.
 func (l *Lease) mayBlock(inline bool) bool { return inline && len(l.entries) == 1 }
 
 // Key is the lock key, prefix included.
@@ -130,12 +125,11 @@ func (l *Lease) Key() string { return l.target.Key() }
 // Owner is the whole stored value.
 func (l *Lease) Owner() string { return l.target.Owner() }
 
-// Cancel gives the attempt up: it fails soon, unless its outcome was told already or is just
-// being told.
+// Cancel makes the attempt fail soon, unless its outcome has been delivered or is being delivered.
 func (l *Lease) Cancel() {
 	l.mu.Lock()
 	l.canceled = true
-	r := l.now
+	r := l.attempt
 	ends := r != nil && r.decideLocked(true)
 	l.mu.Unlock()
 	if ends {
@@ -143,31 +137,31 @@ func (l *Lease) Cancel() {
 	}
 }
 
-// Peek says how the attempt stands: the failure that it would be if it ended now.
+// Peek returns the failure that the attempt would be if it ended now.
 func (l *Lease) Peek() *Failure {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.now == nil {
+	if l.attempt == nil {
 		return nil
 	}
-	return l.now.failureLocked()
+	return l.attempt.failureLocked()
 }
 
 var errTooLate = errors.New("a majority was reached, but only after the validity was over")
 
-// acquired goes on from the decided first round.
+// acquired continues after the decided first round.
 func (l *Lease) acquired(r *round) {
 	begun := l.target.Begun() // before the first byte was sent
-	until := begun.Add(l.q.Validity(l.errand.ttl))
+	until := begun.Add(l.q.Validity(l.scratch.ttl))
 	l.mu.Lock()
 	l.granted, l.until = r.won, until
-	top, agree := r.countersLocked()
+	top, agree := r.topCounterLocked()
 	f := l.checkLocked(r)
 	if len(l.entries) > 1 && !begun.IsZero() {
-		l.q.trip.Store(int64(clock.Since(begun)))
+		l.q.rtt.Store(int64(clock.Since(begun)))
 	}
 	if f == nil && !agree {
-		known := slices.Clone(r.replies) // the round's place may be the release's before the last node was asked
+		known := slices.Clone(r.replies) // the release may reuse the round's memory before the last node was asked
 		l.mu.Unlock()
 		l.raise(known, top)
 		return
@@ -175,11 +169,11 @@ func (l *Lease) acquired(r *round) {
 	l.endLocked(r, top, f)
 }
 
-// raise makes top the end of the block on a majority of nodes, because their counters
-// differ. known is what they have answered so far.
+// raise makes top the end of the block on a majority of nodes, whose counters differ. known are
+// their answers so far.
 func (l *Lease) raise(known []node.Reply, top int64) {
-	until, ttl := l.until, l.errand.ttl // do not move before the lease is held
-	r := l.round("acquire", node.Renewed, top, func(r *round) {
+	until, ttl := l.until, l.scratch.ttl // do not change before the lease is held
+	r := l.newRound("acquire", node.Renewed, top, func(r *round) {
 		l.mu.Lock()
 		l.endLocked(r, top, l.checkLocked(r))
 	})
@@ -192,7 +186,7 @@ func (l *Lease) raise(known []node.Reply, top int64) {
 	}
 }
 
-// checkLocked says why the attempt fails, nil if it stands so far.
+// checkLocked returns why the attempt fails, nil if it has not failed so far.
 func (l *Lease) checkLocked(r *round) *Failure {
 	switch {
 	case !r.won:
@@ -205,8 +199,8 @@ func (l *Lease) checkLocked(r *round) *Failure {
 	return nil
 }
 
-// endLocked ends the attempt, and lets go of mu: the lease is held, unless f says why it is
-// not, or it was cancelled on the way.
+// endLocked ends the attempt, and unlocks mu: the lease is held, unless f says why it is not, or
+// the attempt was cancelled.
 func (l *Lease) endLocked(r *round, top int64, f *Failure) {
 	if f == nil && l.canceled {
 		f = r.failureLocked()
@@ -216,84 +210,82 @@ func (l *Lease) endLocked(r *round, top int64, f *Failure) {
 		l.fail(f)
 		return
 	}
-	l.phase, l.top, l.now = held, top, nil
-	by := l.errand.asker
-	g := Grant{Until: l.until, First: top - l.errand.tokens + 1, Last: top}
+	l.phase, l.top, l.attempt = held, top, nil
+	by := l.scratch.onAcquired
+	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top}
 	l.mu.Unlock()
 	by.Acquired(g, nil)
 }
 
-// fail ends the attempt and undoes it on every node that may have granted it. The undo
-// goes out before the asker is told, so that it comes before whatever is tried next.
+// fail ends the attempt and undoes it on every node that may have granted it. The undo is sent
+// before the outcome is delivered, so that it precedes the next attempt.
 func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
-	l.phase, l.now = over, nil
-	twins, e := l.shadows != 0, l.errand
+	l.phase, l.attempt = over, nil
+	duplicates, e := l.duplicateMask != 0, l.scratch
 	p := l.undoLocked()
 	l.mu.Unlock()
 	for i := range l.entries {
 		l.entries[i].Release(&e.places[i], nil, false, p)
 	}
-	if twins && l.q.start(func() { l.failAfterCheck(f) }) {
+	if duplicates && l.q.tasks.Go(func() { l.failAfterCheck(f) }) {
 		return
 	}
-	l.errand.asker.Acquired(Grant{}, f)
+	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
-// undoLocked says how a failed attempt leaves the nodes that granted it. Usually there was
-// no majority, and nobody else waits because of us: then a turn for one of those who split
-// the votes would keep them in step, to split them again. An attempt that had its majority
-// and was too late, or was not confirmed, or was cancelled, passes the turn on like a release.
+// undoLocked returns the handover of a failed attempt at the nodes that granted it. Usually there
+// was no majority, and nobody waits because of us: then there is none, since a turn for one of
+// those whose votes were split would keep them in step, to be split again. An attempt that had a
+// majority and was too late, not confirmed, or cancelled passes the turn on as a release does.
 func (l *Lease) undoLocked() *node.Parting {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.parting("", false)
+	return l.handover("", false)
 }
 
-// parting is how the lease is left to others: to rival, if there is one, or else to the one
-// that waits longest. All are told if what it was for has failed.
-func (l *Lease) parting(rival string, failed bool) *node.Parting {
+// handover says who is next after this lease: rival, if it is set, or else the contender that
+// waits longest. With failed, all of them receive that the work has failed.
+func (l *Lease) handover(rival string, failed bool) *node.Parting {
 	contender := l.target.Contender()
 	switch {
 	case contender == "" && rival == "" && !failed:
-		return &plainParting
+		return &plainHandover
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
 	return &node.Parting{Contender: contender, Rival: rival, Failed: failed}
 }
 
-var plainParting node.Parting
+var plainHandover node.Parting
 
-// failAfterCheck waits for the search for twins before it reports f, so that whoever
-// configured the same server twice is told so and not that the key is taken. It takes one
-// NodeTimeout at most.
+// failAfterCheck waits for the search for duplicates before it reports f, for NodeTimeout at most:
+// if the same server is configured twice, the error must say that, and not that the key is held.
 func (l *Lease) failAfterCheck(f *Failure) {
 	select {
-	case <-l.q.searched():
+	case <-l.q.searchEnded():
 	case <-time.After(l.q.NodeTimeout):
 	}
-	if twins := l.q.twins.Load(); twins != nil {
-		f = twins
+	if duplicate := l.q.duplicate.Load(); duplicate != nil {
+		f = duplicate
 	}
-	l.errand.asker.Acquired(Grant{}, f)
+	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
-// Refresh asks for the full ttl again, and for more tokens, and calls done exactly once.
-// The caller sees to it that a lease has one refresh at a time: blocks reserved by two at
-// once could overlap. A failure with reason NotHeld means that the lease is lost; any
-// other leaves it as it was. Grant.Until is what this refresh gives; an earlier one may
-// have given more.
+// Refresh extends the lease to the full ttl, reserves more tokens, and calls done exactly once.
+// The caller must not start a second refresh before that: blocks reserved by two at once could
+// overlap. A failure with reason NotHeld means that the lease is lost; any other leaves it as it
+// was. Grant.Until is the deadline by this refresh; an earlier one may have given a later.
 //
-// A refresh is one round, whose outcome is not kept back for the tokens: if the nodes did not
-// agree on a block, the grant has none but says Reserved. The next refresh that is confirmed brings
-// that block, and asks for no other. (Two rounds as one refresh lost the lease when the old
-// deadline passed in the second, and took twice as long as its caller had allowed for.)
+// A refresh is one round, whose outcome does not wait for the tokens: if the nodes do not agree
+// on a block, the grant has none but says Reserved. The next refresh that is confirmed brings
+// that block, and reserves no other. (Two rounds as one refresh lost the lease when the old
+// deadline passed during the second, and took twice as long as the caller had allowed.)
 //
-// If look is true, the grant names the rival that most nodes name, other than this lease's
-// own contender.
-func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Failure)) {
+// With namesRival, the grant names the contender that most nodes name, other than this lease's
+// own.
+func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(Grant, *Failure)) {
 	start := clock.Now()
 	l.mu.Lock()
 	f := l.overLocked(start, l.until, errOver)
@@ -302,7 +294,7 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 		more = 0
 	}
 	if f == nil {
-		l.errand = nil // as Settle does
+		l.scratch = nil // as Settle does
 	}
 	l.mu.Unlock()
 	if f != nil {
@@ -310,18 +302,18 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, lo
 		return
 	}
 	ref := refresh{more: more, confirms: confirms, until: until, given: start.Add(l.q.Validity(ttl)), done: done}
-	// A node raises its counter as it renews. A Cluster that has the key and its counter apart, while it
-	// moves their slot, renews all the same: a floor of 0 counts that. The ttl is what this round is about;
-	// tokens are brought by counters alone.
-	r := l.round("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
-	r.endAt(until.Add(fixedDrift)) // and not in the instant in which whoever holds the lease finds that it is over
+	// A node raises its counter as it renews. A Cluster that has the key and its counter on different
+	// masters while it moves their slot renews without a counter: a floor of 0 counts that as a vote.
+	// This round is about the ttl; tokens depend on the counters alone.
+	r := l.newRound("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
+	r.endAt(until.Add(fixedDrift)) // not at the same instant at which the holder notices that the lease has expired
 	for i := range l.entries {
-		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.looker(look))
+		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.waitersOtherThan(namesRival))
 	}
 }
 
-// looker is who asks for rivals, "" if nobody does.
-func (l *Lease) looker(look bool) string {
+// waitersOtherThan is the contender whose rivals a refresh reads, "" if it reads none.
+func (l *Lease) waitersOtherThan(look bool) string {
 	switch {
 	case !look:
 		return ""
@@ -332,13 +324,13 @@ func (l *Lease) looker(look bool) string {
 }
 
 var (
-	errNotHeld    = errors.New("it was lost or let go before")
+	errNotHeld    = errors.New("it was lost or released before")
 	errOver       = errors.New("its validity was over")
 	errLateAnswer = errors.New("the refresh was not confirmed before the validity was over")
 )
 
-// overLocked says that the lease is lost or let go, or that it is lost now because its
-// deadline has passed; nil if it is held.
+// overLocked returns the failure of a lease that was lost or released, or that is lost now because
+// its deadline has passed; nil if it is held.
 func (l *Lease) overLocked(now, until time.Time, late error) *Failure {
 	why := errNotHeld
 	if l.phase == held {
@@ -350,16 +342,16 @@ func (l *Lease) overLocked(now, until time.Time, late error) *Failure {
 	return &Failure{Op: "refresh", Reason: NotHeld, Need: l.q.need, Err: why}
 }
 
-// refresh is what one call of Refresh is about.
+// refresh is one call of Refresh.
 type refresh struct {
-	more         int64     // tokens that it reserves
-	confirms     bool      // instead, it makes those ours that were reserved before
-	until, given time.Time // the deadline before, and the one that a majority makes true
+	more         int64     // how many tokens it reserves
+	confirms     bool      // instead, it makes those ours that an earlier refresh reserved
+	until, given time.Time // the deadline before, and after a majority has confirmed
 	done         func(Grant, *Failure)
 }
 
-// notRenewedLocked says why a decided round of a refresh failed, nil if it did not. When
-// others' votes are the reason, or an answer after the old deadline, the lease is lost.
+// notRenewedLocked returns why a decided round of a refresh failed, nil if it did not. If others'
+// votes are the reason, or answers after the old deadline, the lease is lost.
 func (l *Lease) notRenewedLocked(r *round, until time.Time) *Failure {
 	if f := l.overLocked(clock.Now(), until, errLateAnswer); f != nil {
 		said := r.failureLocked()
@@ -376,7 +368,7 @@ func (l *Lease) notRenewedLocked(r *round, until time.Time) *Failure {
 	return f
 }
 
-// refreshed goes on from a decided refresh.
+// refreshed continues after the decided round of a refresh.
 func (l *Lease) refreshed(r *round, ref refresh) {
 	l.mu.Lock()
 	if f := l.notRenewedLocked(r, ref.until); f != nil {
@@ -388,11 +380,11 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 		l.until = ref.given
 	}
 	g := Grant{Until: ref.given, First: 1, Rival: r.rivalLocked()}
-	switch top, agree := r.countersLocked(); {
-	case ref.confirms && r.reachedLocked(l.top):
+	switch top, agree := r.topCounterLocked(); {
+	case ref.confirms && r.confirmedLocked(l.top):
 		g.First, g.Last = l.top-int64(l.reserved)+1, l.top
 		l.reserved = 0
-	case ref.more == 0, top == 0: // it brings none, and another time those that are reserved
+	case ref.more == 0, top == 0: // no tokens; reserved ones stay so for the next refresh
 	case agree:
 		g.First, g.Last = top-ref.more+1, top
 		l.top = top
@@ -409,8 +401,8 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 	ref.done(g, nil)
 }
 
-// repair gives the key and the fence back to a node that lost them, for as long as the
-// lease is valid. It is no vote: a lease that counted repairs could come back from loss.
+// repair restores the key and its counter on a node that has lost them, until the lease's deadline.
+// It is no vote: a lease that counted repairs could become valid again after it was lost.
 func (l *Lease) repair(i int) {
 	l.mu.Lock()
 	left, until, top, ok := clock.Left(clock.Now(), l.until), l.until, l.top, l.phase == held
@@ -420,27 +412,27 @@ func (l *Lease) repair(i int) {
 	}
 }
 
-// Settle gives back what a release would find ready. The lease will be held for long.
+// Settle frees memory that the release would use again, since the lease is held for long.
 func (l *Lease) Settle() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase == held {
-		l.errand = nil
+		l.scratch = nil
 	}
 }
 
-// Release ends the lease and tells by exactly once: nil when a majority of nodes deleted our
-// key. The nodes that did not answer by then are chased until they do. rival is who gets
-// the next turn, while this lease's contender waits for another; "" if it does not and
-// whoever waits longest is next. With failed all who want the key are told that what the lease was for
-// has failed; a release that a node did not get by then says nothing of that.
+// Release ends the lease and calls by.Released exactly once: with nil if a majority of nodes has
+// deleted our key. Nodes that have not answered by then receive the release again until they do.
+// rival gets the next turn, while this lease's contender registers for another; if it is "", the
+// contender that waits longest is next. With failed, all contenders receive that the work under
+// this lease has failed; not those of nodes that get the release only later.
 func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
 		l.phase = over
-		if l.errand == nil {
-			l.errand = newErrand(len(l.entries))
+		if l.scratch == nil {
+			l.scratch = newScratch(len(l.entries))
 		}
 	}
 	l.mu.Unlock()
@@ -448,24 +440,24 @@ func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 		by.Released(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
 		return
 	}
-	e := l.errand // nobody else comes to it any more: there is one release
-	e.leaver = by
-	r := l.round("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
+	e := l.scratch // nobody else uses it any more: there is one release
+	e.onReleased = by
+	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.parting(rival, failed)
+	p := l.handover(rival, failed)
 	for i := range l.entries {
 		l.entries[i].Release(&e.places[i], r, l.mayBlock(inline), p)
 	}
 }
 
-// released reports the decided round of the release.
+// released delivers the outcome of the decided round of a release.
 func (l *Lease) released(r *round) {
 	if r.won {
-		l.errand.leaver.Released(nil)
+		l.scratch.onReleased.Released(nil)
 		return
 	}
 	l.mu.Lock()
 	f := r.failureLocked()
 	l.mu.Unlock()
-	l.errand.leaver.Released(f)
+	l.scratch.onReleased.Released(f)
 }

@@ -11,54 +11,54 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// A quarantine keeps the votes out of nodes that may have forgotten locks: a fresh grant of
-// such a node is written, so that the lease is on it, but does not count. Everything else that it
-// says does: what it has by now, it was told after it forgot.
+// A quarantine excludes the votes of nodes that may have lost locks: a new grant of such a node is
+// written, so that the lease is on the node, but does not count. All its other answers count: the
+// keys that it has were written after the loss.
 //
-//	new or lost --Limit after it began--> kept        boot.lua, when it is asked next
-//	all nodes new --a roll call, twice--> all kept    a deployment that begins
+//	new or lost --Limit after the loss--> kept        by boot.lua, at the next read
+//	all nodes new --a bootstrap, two reads--> kept    a new deployment
 //	any --memory lost--> new or lost                  see internal/node/memory.go
 //
-// Why waiting is enough: a lease that was granted by a memory that is lost ends within its
-// ttl, at most MaxTTL later, unless a majority confirmed a refresh; and whoever confirmed
-// had the key then, so after the loss.
+// Why waiting suffices: a lease that was granted by a memory that is lost ends within its ttl, at
+// most MaxTTL later, unless a majority has confirmed a refresh; and a node that has confirmed one
+// had the key at that time, so after the loss.
 //
-// Why a roll call is safe: it reads all nodes, and when they have answered, all again. If
-// they are all new both times, and each has the same memory, there is an instant between at
-// which none of these was established, so none had ever had a vote, and no lock rests on
-// them: a majority would have to have lost its memory since it was granted. Each node is
-// then established by the name of that memory. Whatever was granted after that instant is in
-// it; and a node that has lost it has another name, which is refused. One reading would not
-// do: a node might be new in it because it restarted after another client had
-// established all, and the others because they had been asked before that. A node that could not be told
-// then is told by the next roll call, by the same name, for which the same holds.
+// Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all
+// are new in both reads, and each has the same memory, then there is an instant in between at
+// which none of them was established. So none had ever had a vote, and no lock depends on them: a
+// majority would have to have lost its memory since the grant. The bootstrap then establishes each
+// node by the name of that memory. All grants after that instant are in it; and a node that has
+// lost it has another name, by which the request is refused. One read would not suffice: in it, a
+// node may be new because it restarted after another client had established all, and the others
+// because they were read before that. A node that the request has not reached is established by
+// the next bootstrap, by the same name, for the same reason.
 //
-// While a roll call is under way, votes that do not count are in limbo: rounds that need
-// them wait for its end, because a deployment that begins must not turn anybody away.
+// During a bootstrap, votes that do not count are undecided: rounds that need them wait for its
+// end, since a new deployment must not refuse its first locks.
 type quarantine struct {
 	q    *Quorum
-	wake chan struct{} // there is reason for a roll call. Buffered
+	wake chan struct{} // has an entry if a bootstrap is needed. Buffered
 
-	calling atomic.Bool // a roll call is under way, or is about to be. Written under mu
+	bootstrapping atomic.Bool // a bootstrap is under way or about to begin. Written under mu
 
-	found []*node.Memory // by the roll call that found all new; nil if none has. For run's goroutine
+	established []*node.Memory // what the last bootstrap that found all nodes new has read; nil if there was none. For run's goroutine only
 
-	mu      sync.Mutex     // guards what follows; nothing that blocks is called while it is held
-	running bool           // the goroutine lives
-	blind   bool           // it was told that nodes do not tell enough
-	again   bool           // what was heard since the roll call began may not be in it
-	rounds  map[*round]int // that wait for the end of the roll call, numbered as they came
-	out     uint64         // bit i: node i was told to be in quarantine
+	mu           sync.Mutex     // guards what follows; nothing that blocks is called under it
+	running      bool           // run has not ended
+	blind        bool           // OnNoInfo was called
+	changedSince bool           // a memory has changed since the bootstrap began, and may not be in it
+	rounds       map[*round]int // that wait for the end of the bootstrap, numbered in order of arrival
+	quarantined  uint64         // bit i: OnQuarantine was called for node i, which is in quarantine
 }
 
-// A Quarantined is how a node stands that may have forgotten locks.
+// Quarantined is the error of a node that may have lost locks.
 type Quarantined struct {
 	Memory node.Memory
 	Until  time.Time
 }
 
 func (e *Quarantined) Error() string {
-	why := "it was restarted, or failed over, and may have forgotten locks"
+	why := "it was restarted, or failed over, and may have lost locks"
 	if e.Memory.State == node.MemoryNew {
 		why = "it has no memory of any lock, and not all nodes are new: it was restarted, or flushed, or added"
 	}
@@ -66,29 +66,29 @@ func (e *Quarantined) Error() string {
 		e.Until.Format("15:04:05.000"), time.Until(e.Until).Round(time.Millisecond), why)
 }
 
-// counts reports whether a fresh grant is a vote that was given in memory m, by a node
-// whose memory is now as said last.
+// counts reports whether a new grant is a vote: it was made in memory m, and the node's memory as
+// last known is now.
 func counts(m, now *node.Memory) bool {
 	return m.State == node.MemoryKept || now != nil && now.Name == m.Name && now.State == node.MemoryKept
 }
 
-// verdict is what the answers to a roll call come to.
+// verdict is the outcome of the reads of a bootstrap.
 type verdict uint8
 
 const (
-	asItIs    verdict = iota // some have a vote, the others wait
-	lookAgain                // another client may be about to establish them
-	allNew                   // all are new, and were so before: they are to be established
+	keep      verdict = iota // some nodes have a vote; the others wait for the end of their quarantine
+	retry                    // another client may be establishing the nodes
+	establish                // all are new, and were so in the read before
 )
 
-// judge compares what all nodes answered, nil for one that did not, with what they had
-// answered before any of them was asked again.
+// judge compares the memories of all nodes, nil for those that have not answered, with those of the
+// read before.
 func judge(before, now []*node.Memory, need int) verdict {
 	fresh, kept, same := 0, 0, len(before) == len(now)
 	for i, m := range now {
 		switch {
 		case m == nil:
-			return asItIs
+			return keep
 		case m.State == node.MemoryNew:
 			fresh++
 		case m.State == node.MemoryKept:
@@ -98,16 +98,16 @@ func judge(before, now []*node.Memory, need int) verdict {
 	}
 	switch {
 	case fresh == len(now) && same:
-		return allNew
+		return establish
 	case fresh == len(now), fresh > 0 && kept > 0 && kept < need:
-		return lookAgain
+		return retry
 	}
-	return asItIs
+	return keep
 }
 
-// newQuarantine has all nodes of q guarded.
+// newQuarantine makes the quarantine of q and guards all its nodes.
 func newQuarantine(q *Quorum) *quarantine {
-	if q.Quarantine <= 0 { // a sum that wrapped: no node would ever be out, and nobody would know
+	if q.Quarantine <= 0 { // a sum that overflowed: no node would ever be in quarantine
 		panic(fmt.Sprintf("quorum: a quarantine of %v", q.Quarantine))
 	}
 	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]int{}}
@@ -117,7 +117,7 @@ func newQuarantine(q *Quorum) *quarantine {
 	return k
 }
 
-// Quarantined reports whether node i is, as far as is known.
+// Quarantined reports whether node i is in quarantine, as far as is known.
 func (q *Quorum) Quarantined(i int) bool {
 	k := q.quarantine
 	if k == nil {
@@ -125,27 +125,28 @@ func (q *Quorum) Quarantined(i int) bool {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.out&(1<<i) != 0
+	return k.quarantined&(1<<i) != 0
 }
 
-// changed is told of a node's memory before there is a vote in it. The node takes it while mu is
-// held, so that a roll call either is not over before that, or is followed by another: one
-// that ended in between would have seen the memory before, and nobody would ask the node again.
+// changed is called with a node's new memory before any vote in it. take, which stores it in the
+// node, runs under mu: so the bootstrap that is under way ends after that or is followed by
+// another. One that ended in between would have read the old memory, and the node would not be
+// read again.
 func (k *quarantine) changed(m node.Memory, take func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer take()
-	if m.Blind != nil && !k.blind && k.q.Blind != nil {
-		k.blind = k.q.start(func() { k.q.Blind(m.Blind) })
+	if m.Blind != nil && !k.blind && k.q.OnNoInfo != nil {
+		k.blind = k.q.tasks.Go(func() { k.q.OnNoInfo(m.Blind) })
 	}
 	if m.State == node.MemoryKept && !k.running {
 		return
 	}
-	k.again = true
-	k.calling.Store(true)
+	k.changedSince = true
+	k.bootstrapping.Store(true)
 	if !k.running {
-		k.running = k.q.start(k.run)
-		k.calling.Store(k.running)
+		k.running = k.q.tasks.Go(k.run)
+		k.bootstrapping.Store(k.running)
 		return
 	}
 	select {
@@ -154,20 +155,20 @@ func (k *quarantine) changed(m node.Memory, take func()) {
 	}
 }
 
-// maxLooks bounds how often nodes are asked which another client seems to be establishing.
-const maxLooks = 8
+// maxReads limits how often a bootstrap reads nodes that another client seems to be establishing.
+const maxReads = 8
 
-// run makes roll calls for as long as a node is in quarantine.
+// run makes bootstraps for as long as a node is in quarantine.
 func (k *quarantine) run() {
 	for k.q.ctx.Err() == nil {
 		k.mu.Lock()
-		k.again = false
-		select { // what it was woken for will be in this one
+		k.changedSince = false
+		select { // this bootstrap includes what it was woken for
 		case <-k.wake:
 		default:
 		}
 		k.mu.Unlock()
-		k.call()
+		k.bootstrap()
 		wait, ended := k.close()
 		if ended {
 			return
@@ -186,21 +187,21 @@ func (k *quarantine) run() {
 
 func (k *quarantine) begin() {
 	k.mu.Lock()
-	k.calling.Store(true)
+	k.bootstrapping.Store(true)
 	k.mu.Unlock()
 }
 
-// call is one roll call.
-func (k *quarantine) call() {
-	before := k.ask(k.found)
-	for look := range maxLooks {
-		now := k.ask(nil)
+// bootstrap reads all nodes, and establishes them if all are new: see quarantine.
+func (k *quarantine) bootstrap() {
+	before := k.read(k.established)
+	for look := range maxReads {
+		now := k.read(nil)
 		switch judge(before, now, k.q.need) {
-		case asItIs:
+		case keep:
 			return
-		case allNew:
-			k.found = now
-			k.ask(now)
+		case establish:
+			k.established = now
+			k.read(now)
 			return
 		}
 		before = now
@@ -219,9 +220,9 @@ func (k *quarantine) pause(d time.Duration) bool {
 	}
 }
 
-// ask has all nodes tell of their memories that are not known to be kept. Those in
-// establish, if any, are established.
-func (k *quarantine) ask(establish []*node.Memory) []*node.Memory {
+// read returns the memories of all nodes, nil for those that do not answer. Nodes whose memory is
+// known to be kept are not asked. With establish, it establishes the nodes by these memories.
+func (k *quarantine) read(establish []*node.Memory) []*node.Memory {
 	type answer struct {
 		i   int
 		m   node.Memory
@@ -242,7 +243,7 @@ func (k *quarantine) ask(establish []*node.Memory) []*node.Memory {
 		asked++
 		n.Ask(name, func(m node.Memory, err error) { answers <- answer{i, m, err} })
 	}
-	timer := time.NewTimer(node.CloseTime(k.q.NodeTimeout)) // each step has a deadline of its own, but for what the owner of a client does
+	timer := time.NewTimer(node.CloseTime(k.q.NodeTimeout)) // each step has its own deadline, except what the owner of a client does
 	defer timer.Stop()
 	for range asked {
 		select {
@@ -259,25 +260,25 @@ func (k *quarantine) ask(establish []*node.Memory) []*node.Memory {
 	return all
 }
 
-// retryAsk is when a node is asked again that did not answer when its quarantine was over, or that is
-// new: another one may have answered too late for all to be established together.
-const retryAsk = time.Second
+// retryRead is when a node is read again that has not answered at the end of its quarantine, or that
+// is new: another node may have answered too late for all to be established together.
+const retryRead = time.Second
 
-// close ends a roll call, unless there is reason for another at once: rounds that waited for
-// it go on, and whoever watches is told. It says how long to wait for the next, or that there
-// is nothing to wait for, and then run has ended.
+// close ends a bootstrap, unless another must follow at once: it reconsiders the rounds that have
+// waited, and calls OnQuarantine for nodes that have changed. It returns how long to wait for the
+// next bootstrap, or that none is needed: then run has ended.
 func (k *quarantine) close() (wait time.Duration, ended bool) {
-	type news struct {
+	type change struct {
 		i int
 		e Quarantined
 	}
-	var told []news
+	var changes []change
 	k.mu.Lock()
-	if k.again && k.q.ctx.Err() == nil {
+	if k.changedSince && k.q.ctx.Err() == nil {
 		k.mu.Unlock()
 		return 0, false
 	}
-	k.calling.Store(false)
+	k.bootstrapping.Store(false)
 	wait = -1
 	for i, n := range k.q.Nodes {
 		m := n.Memory()
@@ -289,16 +290,16 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 		if out {
 			e.Until = m.Began.Add(k.q.Quarantine)
 			left := time.Until(e.Until) + time.Millisecond
-			if left <= 0 || m.State == node.MemoryNew && left > retryAsk {
-				left = retryAsk
+			if left <= 0 || m.State == node.MemoryNew && left > retryRead {
+				left = retryRead
 			}
 			if wait < 0 || left < wait {
 				wait = left
 			}
 		}
-		if out != (k.out&(1<<i) != 0) {
-			k.out ^= 1 << i
-			told = append(told, news{i, e})
+		if out != (k.quarantined&(1<<i) != 0) {
+			k.quarantined ^= 1 << i
+			changes = append(changes, change{i, e})
 		}
 	}
 	k.running = wait >= 0 && k.q.ctx.Err() == nil
@@ -308,22 +309,22 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 	for _, r := range slices.SortedFunc(maps.Keys(rounds), func(a, b *round) int { return rounds[a] - rounds[b] }) {
 		r.reconsider()
 	}
-	for _, t := range told {
-		if k.q.Told != nil {
-			k.q.Told(t.i, t.e)
+	for _, c := range changes {
+		if k.q.OnQuarantine != nil {
+			k.q.OnQuarantine(c.i, c.e)
 		}
 	}
 	return wait, wait < 0
 }
 
-// join has r reconsidered at the end of the roll call, and says whether one is under way.
+// join has r reconsidered at the end of the bootstrap. It reports false if none is under way.
 func (k *quarantine) join(r *round) bool {
 	if k == nil {
 		return false
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.calling.Load() {
+	if !k.bootstrapping.Load() {
 		return false
 	}
 	if _, joined := k.rounds[r]; !joined {
@@ -332,5 +333,5 @@ func (k *quarantine) join(r *round) bool {
 	return true
 }
 
-// open reports whether a roll call is under way.
-func (k *quarantine) open() bool { return k != nil && k.calling.Load() }
+// open reports whether a bootstrap is under way.
+func (k *quarantine) open() bool { return k != nil && k.bootstrapping.Load() }

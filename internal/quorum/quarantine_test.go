@@ -32,18 +32,18 @@ func TestJudge(t *testing.T) {
 		before, now []*node.Memory
 		want        verdict
 	}{
-		{memories("n1", "n2", "n3"), memories("n1", "n2", "n3"), allNew},
-		{nil, memories("n1", "n2", "n3"), lookAgain},
-		{memories("n1", "n2", ""), memories("n1", "n2", "n3"), lookAgain},
-		{memories("n1", "n2", "n3"), memories("n4", "n2", "n3"), lookAgain}, // it forgot once more
-		{memories("k1", "n2", "n3"), memories("n1", "n2", "n3"), lookAgain},
-		{memories("l1", "n2", "n3"), memories("n4", "n2", "n3"), lookAgain},
-		{memories("n1", "n2", "n3"), memories("n1", "n2", ""), asItIs},
-		{memories("n1", "n2", "n3"), memories("n1", "n2", "l3"), asItIs},
-		{memories("n1", "n2", "n3"), memories("k1", "n2", "n3"), lookAgain}, // somebody else is about it
-		{memories("k1", "k2", "n3"), memories("k1", "k2", "n3"), asItIs},
-		{memories("k1", "k2", "k3"), memories("k1", "k2", "k3"), asItIs},
-		{memories("l1", "l2", "l3"), memories("l1", "l2", "l3"), asItIs},
+		{memories("n1", "n2", "n3"), memories("n1", "n2", "n3"), establish},
+		{nil, memories("n1", "n2", "n3"), retry},
+		{memories("n1", "n2", ""), memories("n1", "n2", "n3"), retry},
+		{memories("n1", "n2", "n3"), memories("n4", "n2", "n3"), retry}, // it lost its memory once more
+		{memories("k1", "n2", "n3"), memories("n1", "n2", "n3"), retry},
+		{memories("l1", "n2", "n3"), memories("n4", "n2", "n3"), retry},
+		{memories("n1", "n2", "n3"), memories("n1", "n2", ""), keep},
+		{memories("n1", "n2", "n3"), memories("n1", "n2", "l3"), keep},
+		{memories("n1", "n2", "n3"), memories("k1", "n2", "n3"), retry}, // somebody else is about it
+		{memories("k1", "k2", "n3"), memories("k1", "k2", "n3"), keep},
+		{memories("k1", "k2", "k3"), memories("k1", "k2", "k3"), keep},
+		{memories("l1", "l2", "l3"), memories("l1", "l2", "l3"), keep},
 	} {
 		if got := judge(c.before, c.now, 2); got != c.want {
 			t.Errorf("judge(%v, %v) = %d, want %d", c.before, c.now, got, c.want)
@@ -66,28 +66,28 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// While a roll call may yet make votes of grants, the round is not lost; then it is, and not
+// While a bootstrap may make votes of grants, the round is not decided; then it is, and not
 // because somebody holds the key.
 func TestGrantsInLimbo(t *testing.T) {
 	for _, c := range []struct {
 		t    tally
 		lost bool
 	}{
-		{tally{nodes: 3, need: 2, limbo: 2, pending: 1}, false},
-		{tally{nodes: 3, need: 2, limbo: 2, bad: 1}, false},
-		{tally{nodes: 3, need: 2, limbo: 1, yes: 1, no: 1, held: 1}, false},
-		{tally{nodes: 3, need: 2, limbo: 1, bad: 2}, true},
+		{tally{nodes: 3, need: 2, undecided: 2, pending: 1}, false},
+		{tally{nodes: 3, need: 2, undecided: 2, bad: 1}, false},
+		{tally{nodes: 3, need: 2, undecided: 1, yes: 1, no: 1, held: 1}, false},
+		{tally{nodes: 3, need: 2, undecided: 1, bad: 2}, true},
 		{tally{nodes: 3, need: 2, bad: 2, pending: 1}, true},
-		{tally{nodes: 3, need: 2, limbo: 1, no: 2, held: 2}, true},
+		{tally{nodes: 3, need: 2, undecided: 1, no: 2, held: 2}, true},
 	} {
-		if got := c.t.lost(true); got != c.lost {
+		if got := c.t.decided(true); got != c.lost {
 			t.Errorf("%+v: lost is %v", c.t, got)
 		}
 	}
 }
 
-// Another client establishes the nodes one by one: whoever finds some of them established
-// looks again, and does not take the rest for nodes that forgot. One that has restarted in
+// Another client establishes the nodes one by one: a bootstrap that finds some of them established
+// reads again, and does not take the rest for nodes that have lost their memory. One that has restarted in
 // between is not established, whatever was known of it.
 func TestARollCallDuringAnothers(t *testing.T) {
 	var conns []redis.UniversalClient
@@ -99,7 +99,7 @@ func TestARollCallDuringAnothers(t *testing.T) {
 	x, z := newClient(t, "x", conns), newClient(t, "z", conns)
 	x.guard(time.Minute)
 	z.guard(time.Minute)
-	ask := func(i int, establish string) node.Memory { // y makes its roll call by hand
+	ask := func(i int, establish string) node.Memory { // y's bootstrap, by hand
 		t.Helper()
 		n, err := node.New(conns[i], nodeTimeout, false)
 		if err != nil {
@@ -139,9 +139,9 @@ func TestARollCallDuringAnothers(t *testing.T) {
 	x.release(l)
 }
 
-// A roll call begins before the node's memory is known to be another one, and ends after that: or the
-// node would have no vote, and nobody would ever ask it again. Whoever has a vote in that memory
-// finds the roll call under way.
+// A bootstrap begins before the node's memory is known to have changed, and ends after that: or the
+// node would have no vote, and would never be read again. A round with a vote in that memory
+// finds the bootstrap under way.
 func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -152,7 +152,7 @@ func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 				k.changed(m, func() {
 					if k.mu.TryLock() {
 						k.mu.Unlock()
-						t.Error("a roll call may end in this instant")
+						t.Error("a bootstrap may end in this instant")
 					}
 					if m.State != node.MemoryKept && !k.open() {
 						t.Error("a vote would be turned away")
@@ -176,7 +176,7 @@ func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 	})
 }
 
-// What a node says after Close begins no roll call that nobody makes.
+// A change that a node reports after Close begins no bootstrap.
 func TestNoRollCallAfterClose(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -199,7 +199,7 @@ func TestNoRollCallAfterClose(t *testing.T) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if k.open() || k.running {
-			t.Errorf("a roll call is under way: %v; somebody makes it: %v", k.open(), k.running)
+			t.Errorf("a bootstrap is under way: %v; run is: %v", k.open(), k.running)
 		}
 	})
 }

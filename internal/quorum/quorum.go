@@ -9,72 +9,80 @@ package quorum
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/flightlock/flightlock/internal/wait"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
-// fixedDrift is what validity loses besides ttl*DriftFactor: Redis expires keys with a
-// precision of a millisecond, and so may a timer of ours be late.
+// fixedDrift is subtracted from the validity period, besides ttl*DriftFactor: Redis expires
+// keys with a precision of a millisecond, and a timer of this process may be as late.
 const fixedDrift = 2 * time.Millisecond
 
-// Config is what a Quorum is made of.
+// Config configures a Quorum.
 type Config struct {
 	Nodes       []*node.Node
-	NodeTimeout time.Duration // how long a node may take to answer one attempt
-	DriftFactor float64       // share of the ttl by which clocks may run apart
+	NodeTimeout time.Duration // limit for a node's answer to one request
+	DriftFactor float64       // share of the ttl by which clocks may differ
 	Owner       func() string // a new owner at each call, never the same twice
 
-	// Tells says whether the holder of that name will tell when it lets go. nil: all do.
-	Tells func(owner string) bool
+	// NotifiesRelease reports whether owner's client publishes when it releases a key. Other
+	// libraries do not. nil: all clients do.
+	NotifiesRelease func(owner string) bool
 
-	// Guarded says that a fresh grant of a node that lost its memory does not count for so long as
-	// Quarantine says, which must be above 0. All nodes must be guardable then, and unused.
+	// Guarded: a new grant of a node that has lost its data does not count until Quarantine is
+	// over, which must be above 0. All nodes must be guardable, and not in use yet.
 	Guarded    bool
 	Quarantine time.Duration
 
-	// MemoryName is for node.Guard. If it is set, nodes that can tell what they remember are asked even
-	// if not Guarded: tokens go on above those that a node forgot.
+	// MemoryName is for node.Guard. If it is set, guardable nodes report their memory even if not
+	// Guarded: so tokens stay above those of a node that lost its data.
 	MemoryName func() string
 
-	Told func(i int, s Quarantined) // a node has entered quarantine, or left it; one call may overtake another. nil: nobody wants to know
+	// OnQuarantine is called when node i enters quarantine or leaves it. Calls may arrive out of
+	// order. May be nil.
+	OnQuarantine func(i int, s Quarantined)
 
-	// Blind hears, once, why a node does not tell what it takes to notice that it restarted
-	// with old data. nil: nobody wants to know.
-	Blind func(why error)
+	// OnNoInfo is called once if a node does not report what is needed to notice that it restarted
+	// with old data, with the reason. May be nil.
+	OnNoInfo func(why error)
 
-	// Same tells whether two nodes are one server.
+	// Same reports whether two nodes are one server.
 	Same func(ctx context.Context, i, j int) (bool, error)
 }
 
-// Quorum asks all nodes at once and decides by majority. It is safe for concurrent use,
-// never blocks, and starts no goroutine per request: replies drive it.
+// Quorum sends each request to all nodes at once and decides by majority. It is safe for
+// concurrent use, never blocks, and starts no goroutine per request: replies drive it.
 type Quorum struct {
 	Config
 	need       int
+	subs       []*pubsub.Subscriptions // of each node
 	deadlines  deadlines
 	quarantine *quarantine // nil: there is none
 
-	trip  atomic.Int64            // how long the last attempt took that the nodes decided, in ns
-	twins atomic.Pointer[Failure] // set for good once two nodes proved to be one server
+	rtt       atomic.Int64            // duration of the last attempt that the nodes decided, in ns
+	duplicate atomic.Pointer[Failure] // set once two nodes have proved to be one server, and never cleared
 
-	ctx    context.Context // of the search for twins; ends with Close
+	ctx    context.Context // of the search for duplicates; ends with Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // what start has started
+	tasks  group.Group // searches for duplicates, bootstraps, and what waits for them
 
-	mu     sync.Mutex    // guards what follows
-	search chan struct{} // closed when the search for twins has a result; nil if there is none
-	closed bool
+	mu     sync.Mutex    // guards search
+	search chan struct{} // closed when the search for duplicates has a result; nil if none is under way
 }
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
-	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, epoch: time.Now()}}
+	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
+	for _, n := range cfg.Nodes {
+		q.subs = append(q.subs, pubsub.New(n))
+	}
 	switch {
 	case cfg.Guarded:
 		q.quarantine = newQuarantine(q)
@@ -91,26 +99,26 @@ func New(cfg Config) *Quorum {
 // Need is the number of votes that decide.
 func (q *Quorum) Need() int { return q.need }
 
-// Validity is how long a lease of ttl may be believed in, counted from just before the
-// first request.
+// Validity is how long a lease of ttl is valid, counted from just before the first request
+// was sent.
 func (q *Quorum) Validity(ttl time.Duration) time.Duration {
 	return ttl - time.Duration(float64(ttl)*q.DriftFactor) - fixedDrift
 }
 
-// Grant is a lease, or more of one.
+// Grant is what an acquire or a refresh brings.
 type Grant struct {
 	Until       time.Time // validity deadline
 	First, Last int64     // the block of fencing tokens, empty when Last < First
-	Rival       string    // of a refresh that looked: the contender that waits longest; "": nobody waits
-	Reserved    bool      // of a refresh: the nodes have reserved a block, but it takes another refresh to make it ours
+	Rival       string    // of a refresh with namesRival: the contender that waits longest; "": none
+	Reserved    bool      // of a refresh: the nodes have reserved a block, which the next refresh may make ours
 }
 
-// Prepare makes l the lease of one attempt, with an owner of its own. It asks nobody yet.
-// contender is who asks, if it has asked before: its attempt takes a turn that is kept for
-// it, or gets it a place among those who wait.
+// Prepare makes l the lease of one attempt, with an owner of its own. It sends nothing.
+// contender is the name under which this process waits for the key, "" for the first attempt:
+// the attempt takes the turn that is reserved for the contender, or registers it as waiting.
 func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, contender string) {
-	l.q, l.errand = q, newErrand(len(q.Nodes))
-	l.errand.ttl, l.errand.tokens = ttl, tokens
+	l.q, l.scratch = q, newScratch(len(q.Nodes))
+	l.scratch.ttl, l.scratch.tokens = ttl, tokens
 	l.target.Init(key, q.Owner(), contender)
 	l.entries = l.one[:]
 	if len(q.Nodes) > len(l.one) {
@@ -121,8 +129,8 @@ func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, 
 	}
 }
 
-// Leave takes back what contender may have on the nodes: its want, or its turn, which
-// passes on. It is tried once.
+// Leave removes contender from the nodes: its want is withdrawn, or its turn passes to the
+// next. It is tried once.
 func (q *Quorum) Leave(key, contender string) {
 	t := new(node.Target)
 	t.Init(key, contender, contender) // contender was the owner of an attempt, which is over
@@ -134,48 +142,44 @@ func (q *Quorum) Leave(key, contender string) {
 	}
 }
 
-// Close ends the rounds that are open still, and waits for what the quorum itself has started, until ctx
-// ends: what compares nodes may be in somebody else's client. The nodes are closed by their owner, before.
+// CloseWatches ends all watches and waits for their goroutines, until ctx ends. The owner of the
+// nodes may close these at the same time.
+func (q *Quorum) CloseWatches(ctx context.Context) error {
+	errs := make([]error, len(q.subs))
+	var wg sync.WaitGroup
+	for i, subs := range q.subs {
+		wg.Go(func() { errs[i] = subs.Close(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Close decides all open rounds, ends the watches, and waits for the goroutines of the quorum until
+// ctx ends: a comparison of nodes may be in a client that is not ours. Their owner closes the nodes
+// first.
 func (q *Quorum) Close(ctx context.Context) error {
-	q.mu.Lock()
-	q.closed = true
-	q.mu.Unlock()
+	q.tasks.Close()
 	q.cancel()
 	q.deadlines.stop()
-	return wait.For(ctx, q.wg.Wait)
+	return errors.Join(q.CloseWatches(ctx), q.tasks.Wait(ctx))
 }
 
-// start runs f on a goroutine that Close waits for, and says whether it does: not any more
-// once the quorum is closed.
-func (q *Quorum) start(f func()) bool {
+// reportDuplicate is called when node i answered "already yours" to an owner that is new to it:
+// another node of the list must be the same server. One search at a time finds out which.
+func (q *Quorum) reportDuplicate(i int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.startLocked(f)
-}
-
-func (q *Quorum) startLocked(f func()) bool {
-	if !q.closed {
-		q.wg.Go(f)
-	}
-	return !q.closed
-}
-
-// suspect is called when node i answered "already yours" to an owner it had not seen: some
-// other node of the list must be the same server. One search at a time finds out which.
-func (q *Quorum) suspect(i int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.search != nil || q.twins.Load() != nil {
+	if q.search != nil || q.duplicate.Load() != nil {
 		return
 	}
 	ended := make(chan struct{})
-	if q.startLocked(func() { q.findTwin(i, ended) }) {
+	if q.tasks.Go(func() { q.findDuplicate(i, ended) }) {
 		q.search = ended
 	}
 }
 
-// searched is closed when no search for twins is under way.
-func (q *Quorum) searched() <-chan struct{} {
+// searchEnded is closed when no search for duplicates is under way.
+func (q *Quorum) searchEnded() <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.search != nil {
@@ -186,10 +190,10 @@ func (q *Quorum) searched() <-chan struct{} {
 	return ended
 }
 
-// findTwin compares node i with all others, at once: one that does not answer must not keep
-// the others from being found out. ended is closed with the first twin found, or when
-// there is none.
-func (q *Quorum) findTwin(i int, ended chan struct{}) {
+// findDuplicate compares node i with all others at once, so that a node that does not answer
+// does not delay the result. ended is closed when the first duplicate is found, or when there
+// is none.
+func (q *Quorum) findDuplicate(i int, ended chan struct{}) {
 	end := sync.OnceFunc(func() {
 		q.mu.Lock()
 		q.search = nil
@@ -203,7 +207,7 @@ func (q *Quorum) findTwin(i int, ended chan struct{}) {
 		}
 		wg.Go(func() {
 			if same, err := q.Same(q.ctx, i, j); err == nil && same {
-				q.twins.Store(q.twinFailure(min(i, j), max(i, j)))
+				q.duplicate.Store(q.duplicateFailure(min(i, j), max(i, j)))
 				end()
 			}
 		})
@@ -212,7 +216,7 @@ func (q *Quorum) findTwin(i int, ended chan struct{}) {
 	end()
 }
 
-func (q *Quorum) twinFailure(i, j int) *Failure {
+func (q *Quorum) duplicateFailure(i, j int) *Failure {
 	return &Failure{
 		Op: "acquire", Reason: Misconfigured, Final: true, Need: q.need,
 		Err: fmt.Errorf("Nodes[%d] (%s) and Nodes[%d] (%s) are the same server", i, q.Nodes[i].Name(), j, q.Nodes[j].Name()),

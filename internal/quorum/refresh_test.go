@@ -94,7 +94,7 @@ func TestRefreshNeverShortens(t *testing.T) {
 }
 
 // A confirmation that comes after the old deadline is a loss, although the nodes have the
-// key: the holder was told already that the lease is over.
+// key: the holder already knows that the lease is over.
 func TestLateConfirmationIsALoss(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, g Grant) {
 		time.Sleep(time.Until(g.Until) - ms(5))
@@ -124,7 +124,7 @@ func lostForGood(r *rig, c *client, l *Lease) {
 	r.wantNoKey(key)
 }
 
-// After the deadline a refresh asks nobody, by either clock.
+// After the deadline, by either clock, a refresh sends nothing.
 func TestRefreshAfterTheDeadlineAsksNobody(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, g Grant) {
 		time.Sleep(time.Until(g.Until)) // the nodes have it for 12ms more
@@ -167,7 +167,7 @@ func TestNoRepairAfterTheWallClockPassedTheDeadline(t *testing.T) {
 	l, _ := c.must(key, time.Hour, 1)
 	r.eventuallyHolders(key, l.Owner(), l.Owner(), l.Owner())
 	c.quiet()
-	c.quiet() // nor is anything asked because of a late answer
+	c.quiet() // nor does a late answer cause another request
 	r.mem[0].Mini.Del(key)
 	jumpLease(t, l, 2*time.Hour)
 	before := c.commands(nil)
@@ -363,7 +363,7 @@ func TestRefreshBringsInANodeThatWasAway(t *testing.T) {
 	})
 }
 
-// A refresh of a lease that was let go, or never won, is NotHeld.
+// A refresh of a lease that was released, or never won, is NotHeld.
 func TestRefreshOfNoLease(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
 		c.release(l)

@@ -160,8 +160,8 @@ func TestReleaseOfASettledLease(t *testing.T) {
 				} else if _, f := c.refresh(l, ttl, 0); f != nil {
 					t.Fatal(describe(f))
 				}
-				if l.errand != nil {
-					t.Errorf("%s, it keeps an errand", how)
+				if l.scratch != nil {
+					t.Errorf("%s, it keeps its scratch", how)
 				}
 				if f := c.release(l); f != nil {
 					t.Errorf("%s after %dms: %s", how, at, describe(f))

@@ -6,26 +6,27 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// round is one request to all nodes and its decision: by the first q agreeing votes, or
-// as soon as q is out of reach. A slow node costs nothing.
+// round is one request to all nodes and its decision: by the first q agreeing votes, or as soon
+// as q votes are out of reach. A slow minority adds no latency.
 //
-// It has no deadline of its own: each node answers, or has not answered in its time, which counts from when
-// it was asked, and says so. But a refresh is over with the lease, and a release after NodeTimeout,
-// for its caller is not to wait longer, wherever the request is.
+// An acquire has no deadline of its own: each node answers, or its request fails after its own
+// timeout. A refresh is decided at the end of the lease at the latest, and a release after
+// NodeTimeout, wherever the requests are by then.
 type round struct {
-	l     *Lease
-	op    string
-	floor int64        // with at least this counter
-	next  func(*round) // called once, after the decision, without l.mu
-	timer *time.Timer  // of a refresh
+	l         *Lease
+	op        string
+	floor     int64        // a vote must have at least this counter
+	onDecided func(*round) // called once, after the decision, without l.mu
+	timer     *time.Timer  // of a refresh
 
 	// guarded by the quorum's deadlines
-	earlier, later *round
-	due            time.Duration // on the deadlines' clock
-	listed         bool
+	links  list.Links[round]
+	due    time.Duration // on the deadlines' clock
+	listed bool
 
 	want node.Kind // the reply that is a vote for us
 
@@ -38,22 +39,25 @@ type round struct {
 	one     [1]node.Reply // the replies of a quorum of one
 }
 
-// acquires reports whether the round belongs to an attempt. Its raise is such a round too:
-// whatever becomes of it is the outcome of the attempt.
+// acquires reports whether the round belongs to an attempt. The one of raise does, too: its
+// outcome is that of the attempt.
 func (r *round) acquires() bool { return r.op == "acquire" }
 
-// round begins a round. Its requests are sent by the caller, next; if the attempt was
-// cancelled before, the round is over by then, and they go nowhere.
-func (l *Lease) round(op string, want node.Kind, floor int64, next func(*round)) *round {
+// ListLinks is for the deadlines' list.
+func (r *round) ListLinks() *list.Links[round] { return &r.links }
+
+// newRound begins a round, whose requests its caller then makes. If the attempt has been
+// cancelled, the round is decided already, and the requests are not sent.
+func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(*round)) *round {
 	l.mu.Lock()
 	r := l.roundLocked(op)
-	r.op, r.want, r.floor, r.next = op, want, floor, next
+	r.op, r.want, r.floor, r.onDecided = op, want, floor, onDecided
 	r.pending = uint8(len(l.entries))
-	for mask := l.shadows; mask != 0; mask &= mask - 1 {
-		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errShadow}
+	for mask := l.duplicateMask; mask != 0; mask &= mask - 1 {
+		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errDuplicate}
 	}
-	if l.phase == asking {
-		l.now = r
+	if l.phase == acquiring {
+		l.attempt = r
 	}
 	ends := r.acquires() && l.canceled && r.decideLocked(true)
 	l.mu.Unlock()
@@ -63,29 +67,30 @@ func (l *Lease) round(op string, want node.Kind, floor int64, next func(*round))
 	return r
 }
 
-// endAt has the round decided at t by what was answered by then. Nothing of it was sent yet. The timer may go off
-// before it is known here, so end must not look before: mu sees to that, which expire takes first.
+// endAt decides the round at t, by the answers that have come by then. The caller has not sent it
+// yet. The timer may fire before r.timer is set, which end reads: mu, which expire locks first,
+// prevents that.
 func (r *round) endAt(t time.Time) {
 	r.l.mu.Lock()
 	defer r.l.mu.Unlock()
 	r.timer = clock.AfterFunc(clock.Left(clock.Now(), t), r.expire)
 }
 
-// kept reports whether a node keeps the key for us, because our acquire came there before
-// the release that made the turn ours. A refresh has to repair that.
-func (l *Lease) kept(holder string) bool {
+// reservedForUs reports whether a node reserves the key for our turn because our acquire arrived
+// there before the release that made the turn ours. A refresh has to repair that.
+func (l *Lease) reservedForUs(holder string) bool {
 	return l.target.Contender() != "" && len(holder) == len(node.TurnOf)+len(l.target.Contender()) &&
 		holder[:len(node.TurnOf)] == node.TurnOf && holder[len(node.TurnOf):] == l.target.Contender()
 }
 
-// roundLocked is where the next round lives: in the lease's errand if it is the first of the
-// attempt, or that of the release when nobody can come to what was there before: all nodes have
-// answered and there was no timer. (The deadlines and the quarantine look whether it still is
-// what they waited for.)
+// roundLocked returns memory for the next round: that of the lease's scratch for the first round of
+// an attempt, and for the release if nobody uses the attempt's round any more: all nodes have
+// answered, and there was no timer. (The deadlines and the quarantine check that the round is
+// still the one that they waited for.)
 func (l *Lease) roundLocked(op string) *round {
 	var r *round
-	if l.errand != nil {
-		r = &l.errand.round
+	if l.scratch != nil {
+		r = &l.scratch.round
 	}
 	switch {
 	case op != "refresh" && r.l == nil: // new
@@ -103,26 +108,26 @@ func (l *Lease) roundLocked(op string) *round {
 	return r
 }
 
-var errShadow = errors.New("answered as if it were the same server as another node: its vote does not count")
+var errDuplicate = errors.New("answered as if it were the same server as another node: its vote does not count")
 
-// Answer takes node i's reply.
+// Answer receives node i's reply.
 func (r *round) Answer(i int, rep node.Reply) {
 	l := r.l
-	if rep.Kind == node.Held && l.kept(rep.Holder) {
+	if rep.Kind == node.Held && l.reservedForUs(rep.Holder) {
 		rep = node.Reply{Kind: node.Missing}
 	}
-	shadow := rep.Kind == node.Replayed // to an owner that this node cannot have seen
-	if shadow {
-		rep = node.Reply{Kind: node.Failed, Err: errShadow}
-		l.q.suspect(i) // before the decision, which may wait for what comes of it
+	duplicate := rep.Kind == node.Replayed // the owner is new to this node
+	if duplicate {
+		rep = node.Reply{Kind: node.Failed, Err: errDuplicate}
+		l.q.reportDuplicate(i) // before the decision, which may wait for its result
 	}
 	l.mu.Lock()
 	r.pending--
-	if shadow {
-		l.shadows |= 1 << i
+	if duplicate {
+		l.duplicateMask |= 1 << i
 	}
 	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
-		l.had |= 1 << i
+		l.everHeld |= 1 << i
 	}
 	if r.decided {
 		repair := r.won && r.op == "refresh" && rep.Kind == node.Missing
@@ -132,7 +137,7 @@ func (r *round) Answer(i int, rep node.Reply) {
 		}
 		return
 	}
-	if l.shadows&(1<<i) == 0 || rep.Kind == node.Failed {
+	if l.duplicateMask&(1<<i) == 0 || rep.Kind == node.Failed {
 		r.replies[i] = rep
 	}
 	ends := r.decideLocked(false)
@@ -142,7 +147,7 @@ func (r *round) Answer(i int, rep node.Reply) {
 	}
 }
 
-// expire decides the round by what was answered in time, if nothing else has.
+// expire decides the round by the answers that have come, unless it is decided already.
 func (r *round) expire() {
 	r.l.mu.Lock()
 	ends := r.decideLocked(true)
@@ -153,23 +158,23 @@ func (r *round) expire() {
 	}
 }
 
-// decideLocked decides the round if it can be, or must be now, and reports whether this
-// call did so. The one who decided calls end.
+// decideLocked decides the round if that is possible, or in any case if now is set. It reports
+// whether this call has decided; then the caller unlocks and calls end.
 func (r *round) decideLocked(now bool) bool {
 	if r.decided {
 		return false
 	}
 	t := r.tallyLocked()
-	if t.limbo > 0 && !now && !r.l.q.quarantine.join(r) { // it has just ended
+	if t.undecided > 0 && !now && !r.l.q.quarantine.join(r) { // the bootstrap has just ended
 		t = r.tallyLocked()
 	}
 	r.won = t.yes >= t.need
-	r.decided = r.won || now || t.lost(r.acquires())
-	r.won = r.won || r.decided && t.rid()
+	r.decided = r.won || now || t.decided(r.acquires())
+	r.won = r.won || r.decided && t.released()
 	return r.decided
 }
 
-// reconsider decides the round, if that can be, at the end of a roll call that it waited for.
+// reconsider decides the round, if possible, at the end of a bootstrap that it waited for.
 func (r *round) reconsider() {
 	r.l.mu.Lock()
 	ends := r.decideLocked(false)
@@ -179,7 +184,7 @@ func (r *round) reconsider() {
 	}
 }
 
-// countsLocked reports whether what node i granted is a vote. If it is, it stays one.
+// countsLocked reports whether node i's grant is a vote. Once it is, it stays one.
 func (r *round) countsLocked(i int) bool {
 	rep := &r.replies[i]
 	if rep.Memory == nil || rep.Memory.State == node.MemoryKept {
@@ -199,12 +204,12 @@ func (r *round) end() {
 	case r.op == "release":
 		r.l.q.deadlines.remove(r)
 	}
-	r.next(r)
+	r.onDecided(r)
 }
 
-// countersLocked gives the largest counter of the votes, and whether all have it. A vote without a
-// counter has 0, and agrees with none.
-func (r *round) countersLocked() (top int64, agree bool) {
+// topCounterLocked returns the largest counter of the votes, and whether all votes have it. A vote
+// without a counter has 0, and agrees with no other.
+func (r *round) topCounterLocked() (top int64, agree bool) {
 	agree = true
 	for i, rep := range r.replies {
 		if rep.Kind != r.want || !r.countsLocked(i) {
@@ -218,8 +223,8 @@ func (r *round) countersLocked() (top int64, agree bool) {
 	return top, agree
 }
 
-// reachedLocked reports whether a majority has voted with a counter of at least top.
-func (r *round) reachedLocked(top int64) bool {
+// confirmedLocked reports whether a majority of the votes have a counter of at least top.
+func (r *round) confirmedLocked(top int64) bool {
 	n := 0
 	for i, rep := range r.replies {
 		if rep.Kind == r.want && rep.Counter >= top && r.countsLocked(i) {
@@ -238,8 +243,8 @@ func (r *round) missingLocked() (missing []int) {
 	return missing
 }
 
-// rivalLocked is the contender that most nodes name, the first in order of their names if
-// several are named equally often: all who look should come to the same.
+// rivalLocked is the contender that most nodes name, and of several the first in order of names,
+// so that all callers choose the same.
 func (r *round) rivalLocked() (rival string) {
 	best := 0
 	for _, rep := range r.replies {

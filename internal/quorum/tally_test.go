@@ -30,7 +30,7 @@ func muteLease(t *testing.T, n int) *Lease {
 	}
 	q := New(Config{Nodes: nodes, NodeTimeout: time.Hour, DriftFactor: 0.01, Owner: func() string { return "o" }})
 	l := prepare(q, key, ttl, 1)
-	l.had = math.MaxUint64 // what is missing was lost
+	l.everHeld = math.MaxUint64 // what is missing was lost
 	return l
 }
 
@@ -41,7 +41,7 @@ func muteLease(t *testing.T, n int) *Lease {
 //	h  held by another
 //	m  missing (refresh and release only)
 //	e  an error that may pass
-//	f  an error that asking again cannot mend
+//	f  an error that a retry cannot change
 func replyOf(letter rune, vote node.Kind) node.Reply {
 	switch letter {
 	case 'y':
@@ -144,9 +144,9 @@ func bruteForce(op, answers string) (Reason, bool) {
 	return outcomes[0], len(outcomes) == 1
 }
 
-// specHopeless says whether errors that nobody can mend by asking again put the majority
+// specUnrecoverable reports whether errors that a retry cannot change put the majority
 // out of reach.
-func specHopeless(answers string) bool {
+func specUnrecoverable(answers string) bool {
 	n := len(answers)
 	return n-strings.Count(answers, "f") < n/2+1
 }
@@ -185,7 +185,7 @@ func checkState(t *testing.T, l *Lease, op string, vote node.Kind, answers strin
 		r.replies = append(r.replies, replyOf(letter, vote))
 	}
 	want, settled := specSettled(op, answers)
-	hopeless := specHopeless(answers)
+	hopeless := specUnrecoverable(answers)
 	if op == "acquire" && hopeless {
 		want, settled = Unreachable, true // at once, whatever else there is
 	}
@@ -222,7 +222,7 @@ func TestOrderOfAnswersDoesNotMatter(t *testing.T) {
 
 func playRound(t *testing.T, l *Lease, op string, vote node.Kind, answers string, order []int) {
 	decisions := 0
-	r := l.round(op, vote, 0, func(*round) { decisions++ })
+	r := l.newRound(op, vote, 0, func(*round) { decisions++ })
 	known := []rune(strings.Repeat(".", len(answers)))
 	for _, i := range order {
 		known[i] = rune(answers[i])
@@ -247,7 +247,7 @@ func playRound(t *testing.T, l *Lease, op string, vote node.Kind, answers string
 // The same node's second answer replaces its first: no vote counts twice (S15).
 func TestTwoAnswersOfOneNodeAreOneVote(t *testing.T) {
 	l := muteLease(t, 3)
-	r := l.round("acquire", node.Granted, 0, func(*round) {})
+	r := l.newRound("acquire", node.Granted, 0, func(*round) {})
 	defer r.l.q.deadlines.remove(r)
 	r.Answer(0, replyOf('y', node.Granted))
 	r.Answer(0, replyOf('y', node.Granted))
@@ -259,7 +259,7 @@ func TestTwoAnswersOfOneNodeAreOneVote(t *testing.T) {
 // A raise counts only votes whose counter is at the floor or above.
 func TestVoteBelowTheFloorIsNone(t *testing.T) {
 	l := muteLease(t, 3)
-	r := l.round("acquire", node.Renewed, 10, func(*round) {})
+	r := l.newRound("acquire", node.Renewed, 10, func(*round) {})
 	defer r.l.q.deadlines.remove(r)
 	r.Answer(0, node.Reply{Kind: node.Renewed, Counter: 10})
 	r.Answer(1, node.Reply{Kind: node.Renewed, Counter: 9})
@@ -293,7 +293,7 @@ func TestValidityLosesDrift(t *testing.T) {
 	}
 }
 
-// A loser hears when a majority could be free (S7): a node that granted is free now, one
+// A failure says when a majority could be free (S7): a node that granted is free now, one
 // that has not answered yet may be, one that is held frees itself 1ms after its PTTL. A
 // ttl below 0 is unknown, not now; one that failed is not counted on.
 func TestFreeIsWhenAMajorityCouldBeFree(t *testing.T) {

@@ -10,20 +10,21 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
-// listener is a watch whose nodes are the test, and what it was told.
+// listener is a watch whose nodes are the test, and the events that it has delivered.
 type listener struct {
 	*watch
 	mu  sync.Mutex // guards all
-	all []News
+	all []Event
 }
 
 func listen(n int) *listener {
 	l := &listener{}
 	q := &Quorum{Config: Config{NodeTimeout: nodeTimeout}, need: n/2 + 1}
-	q.trip.Store(int64(ms(8)))
-	l.watch = &watch{q: q, contender: "me-1", hear: func(n News, _ string) {
+	q.rtt.Store(int64(ms(8)))
+	l.watch = &watch{q: q, contender: "me-1", onEvent: func(n Event, _ string) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.all = append(l.all, n)
@@ -32,42 +33,42 @@ func listen(n int) *listener {
 }
 
 // wantNews checks what was heard since the last check.
-func (l *listener) wantNews(t *testing.T, want ...News) {
+func (l *listener) wantNews(t *testing.T, want ...Event) {
 	t.Helper()
 	synctest.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !slices.Equal(l.all, want) {
-		t.Errorf("news %v, want %v", l.all, want)
+		t.Errorf("events %v, want %v", l.all, want)
 	}
 	l.all = nil
 }
 
-// A flight hears when a majority of the nodes has confirmed, is told again by each more,
-// and is deaf, which is told once, when they are a majority no longer.
+// Subscribed is delivered when a majority of the nodes has confirmed, and again for each further
+// one; Unsubscribed once, when they are no longer a majority.
 func TestHearsByMajority(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := listen(n)
 				for range 2 {
-					l.Hear(0, node.Broken, "") // it has not heard yet
+					l.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed}) // it was not subscribed yet
 					l.wantNews(t)
 					for i := range n {
-						l.Hear(i, node.Subscribed, "")
+						l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
 						if i+1 >= l.q.need {
-							l.wantNews(t, Hears)
+							l.wantNews(t, Subscribed)
 						} else {
 							l.wantNews(t)
 						}
 					}
-					l.Hear(0, node.Subscribed, "") // a subscription that was mended unseen
-					l.wantNews(t, Hears)
+					l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed}) // a subscription that was renewed unseen
+					l.wantNews(t, Subscribed)
 					for left := n - 1; left >= 0; left-- {
-						l.Hear(left, node.Broken, "")
-						l.Hear(left, node.Broken, "")
+						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
+						l.OnEvent(left, pubsub.Event{Kind: pubsub.Unsubscribed})
 						if left == l.q.need-1 {
-							l.wantNews(t, Deaf)
+							l.wantNews(t, Unsubscribed)
 						} else {
 							l.wantNews(t)
 						}
@@ -79,16 +80,16 @@ func TestHearsByMajority(t *testing.T) {
 	}
 }
 
-// Our turn is told when a majority of nodes has told of it.
+// OurTurn is delivered when a majority of nodes has published it.
 func TestOursByMajority(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		synctest.Test(t, func(t *testing.T) {
 			l := listen(n)
 			for i := range l.q.need {
 				l.wantNews(t)
-				l.Hear(n-1-i, node.Notice, "me-1")
+				l.OnEvent(n-1-i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			}
-			l.wantNews(t, Ours)
+			l.wantNews(t, OurTurn)
 			time.Sleep(time.Second)
 			l.wantNews(t)
 			l.stop()
@@ -102,23 +103,23 @@ func TestOursAfterHalfATrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
 		for i := range 3 {
-			l.Hear(i, node.Notice, "me-1")
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			time.Sleep(ms(2))
-			l.Hear(i, node.Notice, "me-1")
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			time.Sleep(ms(2) - 1)
 			l.wantNews(t)
 			time.Sleep(1)
-			l.wantNews(t, Ours)
+			l.wantNews(t, OurTurn)
 			time.Sleep(time.Second)
 			l.wantNews(t)
 		}
-		l.Hear(0, node.Notice, "me-1") // two that are one trip apart are two turns
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"}) // two that are one trip apart are two turns
 		time.Sleep(ms(4))
-		l.wantNews(t, Ours)
-		l.Hear(1, node.Notice, "me-1")
+		l.wantNews(t, OurTurn)
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
-		l.wantNews(t, Ours)
+		l.wantNews(t, OurTurn)
 		l.stop()
 	})
 }
@@ -128,18 +129,18 @@ func TestOursAfterHalfATrip(t *testing.T) {
 func TestLateNoticeOfATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.Hear(0, node.Notice, "me-1")
-		l.Hear(1, node.Notice, "me-1")
-		l.wantNews(t, Ours)
-		l.Hear(2, node.Notice, "me-1")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.wantNews(t, OurTurn)
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
-		l.wantNews(t, Ours)
-		l.Hear(0, node.Notice, "me-1")
+		l.wantNews(t, OurTurn)
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.wantNews(t)
-		l.Hear(2, node.Notice, "me-1")
-		l.wantNews(t, Ours)
-		l.late() // was just about to run
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.wantNews(t, OurTurn)
+		l.waitedForMore() // was just about to run
 		l.wantNews(t)
 		l.stop()
 	})
@@ -150,14 +151,14 @@ func TestHalfATripIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
 			l := listen(3)
-			l.q.trip.Store(int64(trip))
-			l.Hear(0, node.Notice, "me-1")
+			l.q.rtt.Store(int64(trip))
+			l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 			if want > 0 {
 				time.Sleep(want - 1)
 				l.wantNews(t)
 				time.Sleep(1)
 			}
-			l.wantNews(t, Ours)
+			l.wantNews(t, OurTurn)
 			l.stop()
 		}
 	})
@@ -167,12 +168,12 @@ func TestHalfATripIsBounded(t *testing.T) {
 func TestTheirsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.Hear(0, node.Notice, "me-1")
-		l.Hear(1, node.Notice, "me-10")
-		l.Hear(2, node.Notice, "")
-		l.wantNews(t, Theirs, Theirs)
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-10"})
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message})
+		l.wantNews(t, OtherTurn, OtherTurn)
 		time.Sleep(ms(4))
-		l.wantNews(t, Ours) // of node 0, which may be right
+		l.wantNews(t, OurTurn) // of node 0, which may be right
 		l.stop()
 	})
 }
@@ -181,18 +182,18 @@ func TestTheirsAtOnce(t *testing.T) {
 func TestStopEndsTheNews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.Hear(0, node.Notice, "me-1")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
 		l.stop()
 		if l.timer.Stop() {
 			t.Error("the timer runs")
 		}
-		l.late() // was just about to run
+		l.waitedForMore() // was just about to run
 		l.wantNews(t)
-		l.Hear(1, node.Notice, "me-1")
-		l.Hear(1, node.Notice, "you-1")
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "you-1"})
 		for i := range 3 {
-			l.Hear(i, node.Subscribed, "")
-			l.Hear(i, node.Broken, "")
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Unsubscribed})
 		}
 		time.Sleep(time.Second)
 		l.wantNews(t)
@@ -202,26 +203,26 @@ func TestStopEndsTheNews(t *testing.T) {
 // Whether it hears or is deaf is told from the goroutines of several nodes at once. The
 // last that is told is what is so.
 func TestLastNewsIsTrue(t *testing.T) {
-	for _, first := range []News{Hears, Deaf} {
+	for _, first := range []Event{Subscribed, Unsubscribed} {
 		synctest.Test(t, func(t *testing.T) {
 			l := listen(1)
-			signal := map[News]node.Signal{Hears: node.Subscribed, Deaf: node.Broken}
-			if first == Deaf {
-				l.Hear(0, node.Subscribed, "")
-				l.wantNews(t, Hears)
+			signal := map[Event]pubsub.Kind{Subscribed: pubsub.Subscribed, Unsubscribed: pubsub.Unsubscribed}
+			if first == Unsubscribed {
+				l.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
+				l.wantNews(t, Subscribed)
 			}
-			record, slow := l.hear, make(chan struct{})
+			record, slow := l.onEvent, make(chan struct{})
 			block := sync.OnceFunc(func() { <-slow })
-			l.hear = func(n News, owner string) {
+			l.onEvent = func(n Event, owner string) {
 				if n == first {
 					block()
 				}
 				record(n, owner)
 			}
-			go l.Hear(0, signal[first], "")
+			go l.OnEvent(0, pubsub.Event{Kind: signal[first]})
 			synctest.Wait()
-			other := Hears + Deaf - first
-			l.Hear(0, signal[other], "")
+			other := Subscribed + Unsubscribed - first
+			l.OnEvent(0, pubsub.Event{Kind: signal[other]})
 			close(slow)
 			synctest.Wait()
 			l.mu.Lock()
@@ -277,7 +278,7 @@ func TestOwnedByMajority(t *testing.T) {
 	} {
 		l := muteLease(t, len(c.answers))
 		var f *Failure
-		r := l.round("acquire", node.Granted, 0, func(r *round) {
+		r := l.newRound("acquire", node.Granted, 0, func(r *round) {
 			r.l.mu.Lock()
 			defer r.l.mu.Unlock()
 			f = r.failureLocked()
@@ -792,7 +793,7 @@ func TestCancelWhileRequestsGoOut(t *testing.T) {
 			}
 			synctest.Wait()
 			x.mu.Lock()
-			pending := x.errand.round.pending
+			pending := x.scratch.round.pending
 			x.mu.Unlock()
 			if pending > 3 {
 				t.Fatalf("%d answers are missing: a node answered twice", pending)
@@ -806,21 +807,21 @@ func TestAFailureIsNewsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
 		var owners []string
-		record := l.hear
-		l.hear = func(n News, owner string) { owners = append(owners, owner); record(n, owner) }
-		l.Hear(1, node.Notice, "label#x-7 failed")
+		record := l.onEvent
+		l.onEvent = func(n Event, owner string) { owners = append(owners, owner); record(n, owner) }
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "label#x-7 failed"})
 		l.wantNews(t, Failed)
-		l.Hear(1, node.Notice, "me-1")
-		l.Hear(0, node.Notice, "label#x-7 failed")
-		l.Hear(0, node.Notice, "me-1")
-		l.wantNews(t, Ours)
-		l.Hear(2, node.Notice, "label#x-8 failed")
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "label#x-7 failed"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.wantNews(t, OurTurn)
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "label#x-8 failed"})
 		l.wantNews(t, Failed)
 		if want := []string{"label#x-7", "", "label#x-8"}; !slices.Equal(owners, want) {
 			t.Errorf("owners %q, want %q", owners, want)
 		}
 		l.stop()
-		l.Hear(0, node.Notice, "label#x-9 failed")
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "label#x-9 failed"})
 		l.wantNews(t)
 	})
 }

@@ -7,46 +7,47 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
-// News is what is heard of a key.
-type News uint8
+// Event is something that happens to a watched key.
+type Event uint8
 
-// The kinds of news.
+// The kinds of events.
 const (
-	Hears  News = iota + 1 // a majority of nodes has confirmed that notices are heard, maybe again
-	Deaf                   // not any more
-	Ours                   // the turn is this contender's
-	Theirs                 // the turn is another's
-	Failed                 // what the owner that is named had the key for has failed; it has let go of the key
+	Subscribed   Event = iota + 1 // a majority of nodes has confirmed the subscription; may come again
+	Unsubscribed                  // that majority is lost
+	OurTurn                       // the turn is this contender's
+	OtherTurn                     // the turn is another's
+	Failed                        // the owner that is named has released the key because its work has failed
 )
 
-// watch listens on all nodes for what happens to a key.
+// watch subscribes to the events of a key on all nodes.
 //
-// A turn of ours is news when a majority has told of it, or half a round trip after the
-// first node has: the first alone would send us to nodes where the key is still held, and
-// a notice may be lost.
+// OurTurn is delivered when a majority of nodes has published it, or half a round trip after the
+// first has: with the first alone, the attempt would meet nodes where the key is still held; and
+// a message may be lost.
 type watch struct {
 	q         *Quorum
 	contender string
-	hear      func(n News, owner string)
-	nodes     []*node.Watch
+	onEvent   func(n Event, owner string)
+	nodes     []*pubsub.Watch
 
-	mu     sync.Mutex  // guards what follows
-	hears  uint64      // bit i: node i has confirmed
-	told   uint64      // bit i: node i has told of our turn
-	failed string      // the owner whose failure was told last
-	timer  *time.Timer // for the turn that some nodes have told of
-	closed bool
+	mu         sync.Mutex  // guards what follows
+	subscribed uint64      // bit i: node i has confirmed
+	ourTurn    uint64      // bit i: node i has published our turn
+	failed     string      // the owner whose failure was delivered last
+	timer      *time.Timer // for a turn that fewer than a majority have published
+	closed     bool
 }
 
-// Watch has hear told of what happens to key, from goroutines of the nodes or a timer, with
-// no lock held, until stop is called; one call may still be under way then.
-// owner is "" but for Failed. One node is enough to tell of a failure: nobody is granted anything for it.
-func (q *Quorum) Watch(key, contender string, hear func(n News, owner string)) (stop func()) {
-	w := &watch{q: q, contender: contender, hear: hear}
-	for i, n := range q.Nodes {
-		w.nodes = append(w.nodes, n.Watch(key, i, w))
+// Watch calls onEvent for each event of key, on goroutines of the nodes or of a timer, with no
+// mutex held, until stop is called; one call may still be under way then. owner is set for Failed
+// only. One node's message suffices for Failed: nothing is granted because of it.
+func (q *Quorum) Watch(key, contender string, hear func(n Event, owner string)) (stop func()) {
+	w := &watch{q: q, contender: contender, onEvent: hear}
+	for i, subs := range q.subs {
+		w.nodes = append(w.nodes, subs.Watch(key, i, w))
 	}
 	return w.stop
 }
@@ -63,103 +64,103 @@ func (w *watch) stop() {
 	}
 }
 
-// Hear takes what node i tells.
-func (w *watch) Hear(i int, s node.Signal, notice string) {
-	owner, failed := node.FailedOwner(notice)
+// OnEvent receives an event of node i.
+func (w *watch) OnEvent(i int, e pubsub.Event) {
+	owner, failed := node.FailedOwner(e.Text)
 	if failed {
-		w.hearFailed(owner)
+		w.onFailed(owner)
 		return
 	}
 	w.mu.Lock()
-	news := w.hearLocked(i, s, notice)
+	event := w.eventLocked(i, e)
 	w.mu.Unlock()
-	for news != 0 {
-		w.hear(news, "")
-		news = w.correct(news)
+	for event != 0 {
+		w.onEvent(event, "")
+		event = w.correct(event)
 	}
 }
 
-// hearFailed tells of a failure once, though several nodes do.
-func (w *watch) hearFailed(owner string) {
+// onFailed delivers a failure once, though several nodes publish it.
+func (w *watch) onFailed(owner string) {
 	w.mu.Lock()
 	known := w.closed || owner == w.failed
 	w.failed = owner
 	w.mu.Unlock()
 	if !known {
-		w.hear(Failed, owner)
+		w.onEvent(Failed, owner)
 	}
 }
 
-// correct is what to tell after news, because another node's goroutine may have told the
-// opposite meanwhile, and before it: 0 for nothing.
-func (w *watch) correct(told News) News {
+// correct returns the event that must follow delivered, or 0: another node's goroutine may have
+// delivered the opposite in between, and so out of order.
+func (w *watch) correct(delivered Event) Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch hears := w.majority(w.hears); {
+	switch subscribed := w.majority(w.subscribed); {
 	case w.closed:
-	case told == Hears && !hears:
-		return Deaf
-	case told == Deaf && hears:
-		return Hears
+	case delivered == Subscribed && !subscribed:
+		return Unsubscribed
+	case delivered == Unsubscribed && subscribed:
+		return Subscribed
 	}
 	return 0
 }
 
-func (w *watch) hearLocked(i int, s node.Signal, contender string) News {
+func (w *watch) eventLocked(i int, e pubsub.Event) Event {
 	bit := uint64(1) << i
-	before := w.majority(w.hears)
+	before := w.majority(w.subscribed)
 	switch {
 	case w.closed:
-	case s == node.Subscribed:
-		w.hears |= bit
-		if w.majority(w.hears) {
-			return Hears
+	case e.Kind == pubsub.Subscribed:
+		w.subscribed |= bit
+		if w.majority(w.subscribed) {
+			return Subscribed
 		}
-	case s == node.Broken:
-		w.hears &^= bit
-		if before && !w.majority(w.hears) {
-			return Deaf
+	case e.Kind == pubsub.Unsubscribed:
+		w.subscribed &^= bit
+		if before && !w.majority(w.subscribed) {
+			return Unsubscribed
 		}
-	case contender != w.contender:
-		return Theirs
+	case e.Text != w.contender:
+		return OtherTurn
 	default:
 		return w.turnLocked(bit)
 	}
 	return 0
 }
 
-func (w *watch) turnLocked(bit uint64) News {
-	first := w.told == 0
-	w.told |= bit
+func (w *watch) turnLocked(bit uint64) Event {
+	first := w.ourTurn == 0
+	w.ourTurn |= bit
 	switch {
-	case w.majority(w.told):
-		w.told = 0
+	case w.majority(w.ourTurn):
+		w.ourTurn = 0
 		if w.timer != nil {
 			w.timer.Stop()
 		}
-		return Ours
+		return OurTurn
 	case first && w.timer == nil:
-		w.timer = clock.AfterFunc(w.q.halfTrip(), w.late)
+		w.timer = clock.AfterFunc(w.q.halfRTT(), w.waitedForMore)
 	case first:
-		w.timer.Reset(w.q.halfTrip())
+		w.timer.Reset(w.q.halfRTT())
 	}
 	return 0
 }
 
-// late gives up waiting for more nodes to tell of our turn.
-func (w *watch) late() {
+// waitedForMore delivers OurTurn though fewer than a majority of nodes have published it.
+func (w *watch) waitedForMore() {
 	w.mu.Lock()
-	ours := w.told != 0 && !w.closed
-	w.told = 0
+	ours := w.ourTurn != 0 && !w.closed
+	w.ourTurn = 0
 	w.mu.Unlock()
 	if ours {
-		w.hear(Ours, "")
+		w.onEvent(OurTurn, "")
 	}
 }
 
 func (w *watch) majority(mask uint64) bool { return bits.OnesCount64(mask) >= w.q.need }
 
-// halfTrip is half of what the last attempt needed for its answers.
-func (q *Quorum) halfTrip() time.Duration {
-	return min(time.Duration(q.trip.Load())/2, q.NodeTimeout/2)
+// halfRTT is half the duration of the last attempt.
+func (q *Quorum) halfRTT() time.Duration {
+	return min(time.Duration(q.rtt.Load())/2, q.NodeTimeout/2)
 }

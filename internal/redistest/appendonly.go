@@ -29,7 +29,7 @@ func (s *Server) SaveAppendOnly() (AppendOnly, error) {
 // nothing that it had written: that is with the kernel.)
 func (s *Server) RestartFrom(a AppendOnly) error {
 	return s.change("restart from an old append-only file", func() error {
-		s.proc.kill()
+		s.proc.Kill()
 		if err := s.eachAppendOnly(os.Remove); err != nil {
 			return err
 		}

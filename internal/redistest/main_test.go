@@ -3,7 +3,6 @@ package redistest
 import (
 	"fmt"
 	"net"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -11,26 +10,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// crashEnv makes the test binary play the part of one that is killed.
-const crashEnv = "REDISTEST_LAUNCH_AND_HANG"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(crashEnv) != "" {
-		launchAndHang()
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// launchAndHang starts a server, says its process id and waits to be killed.
-func launchAndHang() {
-	s, err := Launch()
-	if err != nil {
-		fmt.Println("error", err)
-		os.Exit(1)
-	}
-	fmt.Println("pid", s.Pid())
-	select {}
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // dialRaw connects without a Redis client. The connection is closed in the cleanup and
 // gives up after a while.

@@ -34,6 +34,16 @@ type port struct {
 	once   sync.Once
 }
 
+// ReserveAddr returns a free address of 127.0.0.1 for a server that the caller starts there, and may
+// start there again. No other user of this package gets its port until release.
+func ReserveAddr() (addr string, release func(), err error) {
+	p, err := reservePort()
+	if err != nil {
+		return "", nil, err
+	}
+	return p.addr(), p.release, nil
+}
+
 // reservePort finds a free port whose cluster bus port is free as well.
 func reservePort() (*port, error) {
 	var last error

@@ -11,7 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"github.com/flightlock/flightlock/internal/procs"
 )
 
 // Environment variables that say which redis-server to use.
@@ -60,8 +61,8 @@ type Server struct {
 	port *port
 	fail func(error) // reports the error of a method that a test may call without looking at its result
 
-	mu     sync.Mutex // guards proc and closed, and keeps Kill, Restart, Stop, Cont and Close apart
-	proc   *process   // the latest run, alive or not
+	mu     sync.Mutex     // guards proc and closed, and keeps Kill, Restart, Stop, Cont and Close apart
+	proc   *procs.Process // the latest run, alive or not
 	closed bool
 }
 
@@ -140,13 +141,15 @@ func (s *Server) startLocked() error {
 		return err
 	}
 	defer log.Close() // the process has its own copy
-	proc, err := startProcess(binary(), s.commandLine(), s.dir, log)
+	cmd := exec.Command(binary(), s.commandLine()...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, log, log
+	proc, err := procs.Start(cmd)
 	if err != nil {
 		return err
 	}
 	s.proc = proc
 	if err := s.awaitAnswer(proc); err != nil {
-		proc.kill()
+		proc.Kill()
 		return err
 	}
 	return nil
@@ -164,16 +167,16 @@ func (s *Server) commandLine() []string {
 }
 
 // awaitAnswer waits until this very process answers: on the port, somebody else might.
-func (s *Server) awaitAnswer(proc *process) error {
+func (s *Server) awaitAnswer(proc *procs.Process) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	up := false
 	poll(ctx, func() bool {
-		if !proc.alive() {
+		if !proc.Alive() {
 			return true
 		}
 		pid, err := s.answeringPid(ctx)
-		up = err == nil && pid == proc.cmd.Process.Pid
+		up = err == nil && pid == proc.PID()
 		return up
 	})
 	switch log := s.Log(); {
@@ -181,7 +184,7 @@ func (s *Server) awaitAnswer(proc *process) error {
 		return nil
 	case strings.Contains(log, "Address already in use"):
 		return fmt.Errorf("%w %d", errPortTaken, s.port.number)
-	case !proc.alive():
+	case !proc.Alive():
 		return fmt.Errorf("redistest: redis-server ended at once; its log:\n%s", log)
 	default:
 		return fmt.Errorf("redistest: redis-server does not answer after %v; its log:\n%s", startTimeout, log)
@@ -198,7 +201,7 @@ func (s *Server) Port() int { return s.port.number }
 func (s *Server) Pid() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.proc.cmd.Process.Pid
+	return s.proc.PID()
 }
 
 // Log returns what the server has logged, over all its processes.
@@ -216,7 +219,7 @@ func (s *Server) logFile() string { return filepath.Join(s.dir, "redis.log") }
 // gone. What its clients get is a reset or an end of file, and refused connects from then on.
 func (s *Server) Kill() error {
 	return s.change("kill", func() error {
-		s.proc.kill()
+		s.proc.Kill()
 		return nil
 	})
 }
@@ -226,7 +229,7 @@ func (s *Server) Kill() error {
 // scripts alike, unless the arguments say otherwise.
 func (s *Server) Restart() error {
 	return s.change("restart", func() error {
-		s.proc.kill()
+		s.proc.Kill()
 		return s.startLocked()
 	})
 }
@@ -235,22 +238,12 @@ func (s *Server) Restart() error {
 // accepting connections and requests in its name; nothing is answered until Cont, and
 // then what came in meanwhile is executed, also for clients that have given up.
 func (s *Server) Stop() error {
-	return s.change("stop", func() error {
-		if err := s.proc.stop(); err != nil {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if !poll(ctx, func() bool { return isStopped(s.proc.cmd.Process.Pid) }) {
-			return errors.New("the process goes on")
-		}
-		return nil
-	})
+	return s.change("stop", func() error { return s.proc.Stop() })
 }
 
 // Cont lets a stopped process go on (SIGCONT).
 func (s *Server) Cont() error {
-	return s.change("continue", func() error { return s.proc.cont() })
+	return s.change("continue", func() error { return s.proc.Cont() })
 }
 
 // change runs one change of the process, unless the server is closed.
@@ -278,7 +271,7 @@ func (s *Server) Close() error {
 	}
 	s.closed = true
 	if s.proc != nil {
-		s.proc.kill()
+		s.proc.Kill()
 	}
 	s.port.release()
 	return os.RemoveAll(s.dir)

@@ -2,6 +2,8 @@ package redistest
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -25,6 +27,19 @@ func Eventually(tb testing.TB, within time.Duration, what string, cond func() bo
 	if !poll(ctx, cond) {
 		tb.Fatalf("timed out after %v waiting until %s", within, what)
 	}
+}
+
+// EventuallyNoLocks waits until no lock key with the default prefix is left on the servers.
+func EventuallyNoLocks(tb testing.TB, within time.Duration, servers ...*Server) {
+	tb.Helper()
+	Eventually(tb, within, "no lock key is left", func() bool {
+		for _, s := range servers {
+			if slices.ContainsFunc(s.Keys(tb), func(key string) bool { return strings.HasPrefix(key, "lock:") }) {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // poll looks at cond until it holds (true) or ctx ends (false).

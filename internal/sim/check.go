@@ -10,7 +10,7 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// A checker looks at the invariants after every step:
+// A checker checks the invariants after every step:
 //
 //   - a Lock is valid when it is given;
 //   - at most one Lock of a key is valid, by its own Err, over all clients;
@@ -19,10 +19,10 @@ import (
 //     pauses;
 //   - a Release that succeeded has freed the key, or handed it over.
 //
-// And in the end, when all is mended: everybody who waits is served, and nothing is left.
+// And at the end, without faults: every waiter is served, and no key is left.
 type checker struct {
 	w          *world
-	holds      []*hold          // had, and not let go yet
+	holds      []*hold          // acquired, and not released yet
 	fences     map[string]int64 // the last token of each key
 	grants     int
 	violations []string
@@ -35,7 +35,7 @@ type hold struct {
 	ctx   context.Context
 	key   string
 	owner string
-	end   time.Duration // when the worker lets go
+	end   time.Duration // when the worker releases it
 	lost  bool
 }
 
@@ -71,12 +71,12 @@ func (ch *checker) letsGo(h *hold) {
 	ch.holds = slices.DeleteFunc(ch.holds, func(o *hold) bool { return o == h })
 }
 
-// gone forgets what a client holds that is no more.
-func (ch *checker) gone(c *client) {
+// forgetHolds forgets the holds of a client that has ended.
+func (ch *checker) forgetHolds(c *client) {
 	ch.holds = slices.DeleteFunc(ch.holds, func(o *hold) bool { return o.k.c == c })
 }
 
-// released looks at what a Release has left.
+// released checks the keys after a Release.
 func (ch *checker) released(h *hold, err error) {
 	ch.w.logf("%v releases %q: %v", h.k, h.key, err)
 	if err == nil && h.lost {
@@ -111,8 +111,8 @@ func (s *server) holds(key, owner string) bool {
 	return v != nil && v.text == owner
 }
 
-// look is the look after each step.
-func (ch *checker) look() {
+// check runs after each step.
+func (ch *checker) check() {
 	for i, h := range ch.holds {
 		switch err := h.lock.Err(); {
 		case err != nil && !h.lost:
@@ -150,7 +150,7 @@ func (ch *checker) idle() bool {
 	return true
 }
 
-// served is the look when there was time enough for everybody.
+// served runs at the end, when there was time enough for every waiter.
 func (ch *checker) served() {
 	for _, c := range ch.w.clients {
 		if c.closing && !c.ended {
@@ -164,12 +164,12 @@ func (ch *checker) served() {
 	}
 }
 
-// clean is the look when every lock was released a while ago. Keys of clients that were
+// clean runs when every lock was released a while ago. Keys of clients that were
 // ended may be there until they expire, and so may those that were released and then brought
 // back by an old disk.
 func (ch *checker) clean() {
 	for _, s := range ch.w.servers {
-		if !s.up || ch.w.plan.copies > 0 { // what a copy of an acquire has made lives for its ttl
+		if !s.up || ch.w.plan.copies > 0 { // a key made by a repeated acquire lives for its ttl
 			continue
 		}
 		for _, key := range s.sortedKeys() {
@@ -206,5 +206,5 @@ func (ch *checker) clientOf(owner string) *client {
 	return nil
 }
 
-// short leaves out of a text what only machines read.
+// short shortens UUIDs in a text.
 func short(s string) string { return uuids.ReplaceAllString(s, "#") }

@@ -32,8 +32,8 @@ type client struct {
 
 	paused bool
 	late   int      // timers that are to go off because it goes on
-	unsent []func() // what it has written meanwhile
-	held   []func() // what has come for it meanwhile
+	unsent []func() // written during the pause
+	held   []func() // arrived during the pause
 
 	crashed bool // it is no more; only its goroutines have to end
 	closing bool // Close was called, also for the goroutines of one that has crashed
@@ -94,9 +94,9 @@ func (c *client) pause(on bool) {
 	for _, do := range unsent {
 		do()
 	}
-	c.w.letGo(held)
+	c.w.deliverHeld(held)
 	wait := time.Microsecond
-	if c.w.plan.seed%2 == 0 { // what has come meanwhile comes first
+	if c.w.plan.seed%2 == 0 { // what arrived during the pause comes first
 		wait += c.w.plan.latency/8 + time.Duration(len(held))*time.Microsecond
 	}
 	c.goOn(wait)
@@ -127,7 +127,7 @@ func (c *client) unlessPaused(do func()) {
 	}
 }
 
-// crash ends the process. What it has written is under way still. Its goroutines have to
+// crash ends the process. What it has written still arrives. Its goroutines have to
 // end, which nobody outside can see.
 func (c *client) crash() {
 	if c.crashed || c.closing {
@@ -140,7 +140,7 @@ func (c *client) crash() {
 		k.reset(true)
 	}
 	c.crashed = true
-	c.w.checker.gone(c)
+	c.w.checker.forgetHolds(c)
 	for _, k := range c.workers {
 		k.die()
 	}
@@ -160,7 +160,7 @@ func (c *client) close() {
 	c.replace()
 }
 
-// inOrder are its connections, by what tells them apart.
+// inOrder are its connections, in the order of their names.
 func (c *client) inOrder() []*conn {
 	all := slices.Clone(c.conns)
 	slices.SortStableFunc(all, func(a, b *conn) int {
@@ -184,7 +184,7 @@ func (c *client) end(ctx context.Context) {
 		for _, r := range c.redis {
 			_ = r.Close()
 		}
-		c.w.tell(news{client: c.id, server: -1, text: "closed", do: func() {
+		c.w.report(action{client: c.id, server: -1, text: "closed", do: func() {
 			c.w.logf("%v is closed: %v", c, err)
 			c.ended = true
 		}})

@@ -1,4 +1,4 @@
-// Package sim runs whole clients against simulated nodes, in virtual time, and breaks what
+// Package sim runs whole clients against simulated nodes, in virtual time, and injects faults into what
 // can break: one number, the seed, says everything that happens, and gives the same again.
 //
 // What is real: the Client with its Locks, Contexts and AutoRefresh, the local tier, the
@@ -8,7 +8,7 @@
 // (worker.go).
 //
 // A world (world.go) is a testing/synctest bubble in which one thing happens at a time: the
-// loop takes the next event, does it, and waits until every goroutine rests. What they
+// loop takes the next event, runs it, and waits until every goroutine is blocked. What they
 // have written to connections by then is sorted before it gets its delays, so the order in
 // which they ran does not show. All chance comes from generators that the seed starts.
 //

@@ -137,9 +137,9 @@ var mutations = []mutation{
 	},
 	{
 		name: "the connection on which boot.lua has answered is dialled again",
-		file: "internal/node/memory.go",
-		old:  "	if dialled.Swap(true) {\n",
-		new:  "	if dialled.Swap(true) && false {\n",
+		file: "internal/conn/options.go",
+		old:  "	if dialed.Swap(true) {\n",
+		new:  "	if dialed.Swap(true) && false {\n",
 		pkg:  ".", by: "TestNoSecondGrantWhenItRestartsDuringBoot",
 	},
 	{

@@ -18,7 +18,7 @@ import (
 // it is cut, as TCP does that sends again until it comes through.
 type link struct {
 	up, down bool     // cut in that direction
-	held     []func() // what is to arrive when it is whole again
+	held     []func() // what arrives when the link works again
 }
 
 func (w *world) link(client, server int) *link {
@@ -29,13 +29,13 @@ func (w *world) link(client, server int) *link {
 	return w.links[at]
 }
 
-// calm is the latency when all is mended: a lock with a short ttl can be had then.
+// calm is the latency without faults: a lock with a short ttl can be acquired then.
 const calm = 200 * time.Microsecond
 
 // delay is how long something is under way on a connection.
 func (k *conn) delay() time.Duration {
 	p := k.w.plan
-	if k.w.mended {
+	if k.w.healed {
 		return calm/2 + time.Duration(k.chance.Int64N(int64(calm)))
 	}
 	d := p.latency/2 + time.Duration(k.chance.Int64N(int64(p.latency)))
@@ -53,20 +53,20 @@ type conn struct {
 	client *client
 	server *server
 	born   time.Duration
-	last   string     // what was written last
+	last   string     // the last write
 	chance *rand.Rand // of its delays
 
 	// The loop's own.
 	up, down []func()        // under way, in order
 	open     bool            // the server reads what arrives
-	late     bool            // the client's end is gone; what is under way arrives all the same
+	late     bool            // the client's end is closed; what is under way still arrives
 	input    []byte          // arrived at the server and not executed yet
 	ended    bool            // and nothing comes after that
 	channels map[string]bool // subscribed to
 
 	mu       sync.Mutex // guards what follows
 	arrived  []byte
-	err      error // what a read gives when nothing has arrived
+	err      error // the error of a read when nothing has arrived
 	deadline time.Time
 	wake     chan struct{}
 }
@@ -77,7 +77,7 @@ var errReset = &net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}
 func (c *client) dial(s *server) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		d := &dialing{result: make(chan error, 1)}
-		c.w.tell(news{client: c.id, server: s.id, do: func() { c.dialled(s, d) }})
+		c.w.report(action{client: c.id, server: s.id, do: func() { c.dialled(s, d) }})
 		select {
 		case err := <-d.result:
 			if err != nil {
@@ -85,7 +85,7 @@ func (c *client) dial(s *server) func(context.Context, string, string) (net.Conn
 			}
 			return d.conn, nil
 		case <-ctx.Done():
-			c.w.tell(news{client: c.id, server: s.id, do: func() { d.given = true }})
+			c.w.report(action{client: c.id, server: s.id, do: func() { d.given = true }})
 			return nil, ctx.Err()
 		}
 	}
@@ -163,8 +163,8 @@ func (w *world) arriveDown(k *conn) {
 	}
 }
 
-// letGo has what was held back arrive, one after the other.
-func (w *world) letGo(held []func()) {
+// deliverHeld delivers what was held back, in order.
+func (w *world) deliverHeld(held []func()) {
 	for i, arrive := range held {
 		w.after(w.plan.latency/8+time.Duration(i)*time.Microsecond, arrive)
 	}
@@ -175,7 +175,7 @@ func (w *world) cut(l *link, up, down bool) {
 	l.up, l.down = up, down
 	held := l.held
 	l.held = nil
-	w.letGo(held)
+	w.deliverHeld(held)
 }
 
 // Write sends b, unless the connection is known to be dead.
@@ -186,7 +186,7 @@ func (k *conn) Write(b []byte) (int, error) {
 	if err != nil {
 		return 0, &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE}
 	}
-	k.w.tell(news{client: k.client.id, server: k.server.id, text: string(b), on: k})
+	k.w.report(action{client: k.client.id, server: k.server.id, text: string(b), on: k})
 	return len(b), nil
 }
 
@@ -202,14 +202,14 @@ func (k *conn) written(data []byte) {
 	}
 	whole := data
 	k.last = string(data)
-	if !w.mended && chance(k.chance, w.plan.splits) && len(data) > 1 {
+	if !w.healed && chance(k.chance, w.plan.splits) && len(data) > 1 {
 		at := 1 + k.chance.IntN(len(data)-1)
 		first := data[:at]
 		data = data[at:]
-		w.passUp(k, k.delay(), func() { k.server.take(k, first) })
+		w.passUp(k, k.delay(), func() { k.server.receive(k, first) })
 	}
-	w.passUp(k, k.delay(), func() { k.server.take(k, data) })
-	if !w.mended && chance(k.chance, w.plan.copies) {
+	w.passUp(k, k.delay(), func() { k.server.receive(k, data) })
+	if !w.healed && chance(k.chance, w.plan.copies) {
 		w.after(k.delay()+between(k.chance, w.plan.latency, w.plan.spike), func() { k.server.takeCopy(k, whole) })
 	}
 }
@@ -222,7 +222,7 @@ func (k *conn) deliver(data []byte) {
 	k.changed()
 }
 
-// fail ends the client's end with err. What has arrived can still be read.
+// fail closes the client's end with err. What has arrived can still be read.
 func (k *conn) fail(err error) {
 	k.mu.Lock()
 	if k.err == nil {
@@ -239,7 +239,7 @@ func (k *conn) changed() {
 	}
 }
 
-// Read waits for what arrives.
+// Read waits for data.
 func (k *conn) Read(b []byte) (int, error) {
 	for {
 		k.mu.Lock()
@@ -267,10 +267,10 @@ func (k *conn) Read(b []byte) (int, error) {
 	}
 }
 
-// Close ends the client's end. What was written before arrives.
+// Close closes the client's end. Earlier writes still arrive.
 func (k *conn) Close() error {
 	k.fail(net.ErrClosed)
-	k.w.tell(news{client: k.client.id, server: k.server.id, text: "close", do: k.closed})
+	k.w.report(action{client: k.client.id, server: k.server.id, text: "close", do: k.closed})
 	return nil
 }
 
@@ -285,12 +285,12 @@ func (k *conn) closed() {
 	}
 }
 
-// gone forgets k as one of the client's.
+// gone removes k from the client's connections.
 func (k *conn) gone() {
 	k.client.conns = slices.DeleteFunc(k.client.conns, func(c *conn) bool { return c == k })
 }
 
-// reset ends the connection at both ends. If late, the server executes what is under way
+// reset closes the connection at both ends. If late, the server executes what is under way
 // before it learns of that.
 func (k *conn) reset(late bool) {
 	k.w.logf("reset  %v late=%v", k, late)
@@ -322,7 +322,7 @@ func (k *conn) SetReadDeadline(t time.Time) error {
 // SetWriteDeadline does nothing: a write never waits.
 func (k *conn) SetWriteDeadline(time.Time) error { return nil }
 
-// LocalAddr tells nothing.
+// LocalAddr is empty.
 func (k *conn) LocalAddr() net.Addr { return addr("client") }
 
 // RemoteAddr is the server's.

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A plan is what a seed means: how large the world is, how bad its network, what its
-// programs do, and the faults that befall it. It is made from the seed alone, so that a
+// A plan is what a seed stands for: the size of the world, the quality of its network, what its
+// programs do, and its faults. It is made from the seed alone, so that a
 // run can be repeated without some of its faults.
 type plan struct {
 	seed uint64
@@ -20,7 +20,7 @@ type plan struct {
 	spikes  int           // one piece in so many takes up to spike longer
 	spike   time.Duration
 	splits  int // one piece in so many comes in two
-	copies  int // one piece in so many is executed a second time, as by a middleman that asks again
+	copies  int // one piece in so many is executed a second time, as by a proxy that sends again
 
 	offsets []time.Duration // of the servers' clocks
 	rates   []float64
@@ -31,18 +31,18 @@ type plan struct {
 	drift       float64
 	notify      bool
 
-	quarantine bool // nodes that forgot have no vote for MaxTTL
-	forgets    bool // servers forget: all but faithful if there is a quarantine, else only those that were away for MaxTTL
+	quarantine bool // nodes that lost their data have no vote for MaxTTL
+	forgets    bool // servers lose data: all but faithful if there is a quarantine, else only those that were away for MaxTTL
 	faithful   int
-	appendOnly bool          // what a server has on its disk are commands, not a dump
+	appendOnly bool          // a server's disk has commands, not a dump
 	informed   time.Duration // before that the servers refuse INFO
-	loose      bool          // clocks run apart and servers forget: then tokens may fall
+	loose      bool          // clocks drift and servers lose data: then tokens may fall
 	long       bool          // locks have the longest ttl, and are held for long
 
 	chaos  time.Duration // how long programs begin new work, and faults happen
 	enough int           // scripts; then it ends early, for more of the same shows nothing new
 	faults []fault
-	down   []int // servers, a minority, that stay away when everything else is mended
+	down   []int // servers, a minority, that stay away after the faults
 }
 
 // fault is one thing that goes wrong, for a while.
@@ -58,7 +58,7 @@ type fault struct {
 	refuses   time.Duration // for so long a server that comes back refuses writes
 }
 
-// what kinds of faults there are.
+// what is the kind of a fault.
 type what uint8
 
 const (
@@ -75,7 +75,7 @@ const (
 	crashClient
 	closeClient
 	kinds
-	giveWay      what = iota - 1 // this and what follows are not among the usual ones
+	giveWay      what = iota - 1 // this and the following are not among the usual ones
 	refuseWrites what = iota - 1
 )
 
@@ -89,7 +89,7 @@ func (f fault) String() string {
 		f.what, f.at, f.lasts, f.server, f.client, f.memory, f.late, f.up, f.down, f.jump, f.refuses)
 }
 
-// newPlan is what the seed means.
+// newPlan makes the plan of a seed.
 func newPlan(seed uint64, in *interpreter) *plan {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := &plan{
@@ -123,7 +123,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 		p.offsets, p.rates = append(p.offsets, offset), append(p.rates, rate)
 	}
 	p.addFaults(r)
-	more := rand.New(rand.NewPCG(seed, 9)) // of their own: most seeds mean what they did without them
+	more := rand.New(rand.NewPCG(seed, 9)) // separate, so that most seeds keep their meaning
 	p.addSteps(more)
 	p.addAmnesia(more)
 	p.addReturns(rand.New(rand.NewPCG(seed, 10)))
@@ -178,7 +178,7 @@ func (p *plan) addFaults(r *rand.Rand) {
 }
 
 // ahead is how much a server's clock may gain by steps, in all: validity loses 2 ms besides
-// what the drift of the clocks takes.
+// what clock drift subtracts.
 const ahead = 1900 * time.Microsecond
 
 // addSteps has clocks step ahead a little, in some worlds.
@@ -195,8 +195,8 @@ func (p *plan) addSteps(r *rand.Rand) {
 	}
 }
 
-// addAmnesia has servers forget just when others come back that were away, in some worlds whose
-// locks are held for long: whoever got one meanwhile has it on too few then, but for the
+// addAmnesia has servers lose data just when others come back that were away, in some worlds whose
+// locks are held for long: a lock acquired meanwhile is on too few nodes then, except for the
 // quarantine.
 func (p *plan) addAmnesia(r *rand.Rand) {
 	if !p.forgets || !p.quarantine || r.IntN(2) != 0 {
@@ -219,8 +219,8 @@ func (p *plan) addAmnesia(r *rand.Rand) {
 }
 
 // addReturns has servers give way to a replica, and return, in some worlds. That takes 20 ms and two
-// NodeTimeouts at least, which may be less than a client's look at who they are counts: a violation
-// is one only if the server was away for longer than docs/guarantees.md asks for. Others may be
+// NodeTimeouts at least, which may be less than a client's check of their identity counts: a violation
+// is one only if the server was away for longer than docs/guarantees.md requires. Others may be
 // away meanwhile: then a lock that was refreshed is on too few in the end, but for the quarantine.
 func (p *plan) addReturns(r *rand.Rand) {
 	if !p.forgets || !p.quarantine || r.IntN(2) != 0 {
@@ -238,7 +238,7 @@ func (p *plan) addReturns(r *rand.Rand) {
 }
 
 // addRefusals has servers refuse writes, in some worlds: for a while, or when they come back and are
-// met for the first time. What boot.lua cannot write then must not be taken for written. Where locks
+// met for the first time. A write of boot.lua that fails must not be taken for written. Where locks
 // are held for long, that takes so long that a client meets them, and not so long that they end.
 func (p *plan) addRefusals(r *rand.Rand) {
 	if r.IntN(2) != 0 {
@@ -262,7 +262,7 @@ func (p *plan) addRefusals(r *rand.Rand) {
 }
 
 // addRights has INFO refused for a while, in some worlds, so that memories begin without it. Nothing is
-// forgotten meanwhile, nor does a server give way in the seconds after which clients ask again: they could
+// lost its data meanwhile, nor does a server give way in the seconds after which clients retry: they could
 // not notice it.
 func (p *plan) addRights(r *rand.Rand) {
 	if !p.forgets || !p.quarantine || p.loose || r.IntN(4) != 0 {
@@ -275,7 +275,7 @@ func (p *plan) addRights(r *rand.Rand) {
 }
 
 // addOldData has one of one or two servers come back with old data instead of none, in some worlds,
-// after all locks have ended: what is left is that tokens rise.
+// after all locks have ended: only the tokens must rise still.
 func (p *plan) addOldData(r *rand.Rand) {
 	if p.nodes > 2 || p.loose || r.IntN(2) != 0 {
 		return
@@ -287,7 +287,7 @@ func (p *plan) addOldData(r *rand.Rand) {
 	}
 }
 
-// cutAll cuts servers off from all clients. What was held back is lost.
+// cutAll disconnects servers from all clients. What was held back is lost.
 func (p *plan) cutAll(servers []int, from, back time.Duration) {
 	for _, s := range servers {
 		for c := range p.clients {
@@ -315,7 +315,7 @@ func (p *plan) mayForget(r *rand.Rand, f *fault) bool {
 	return true
 }
 
-// forgetAll has a majority of the servers forget everything at once, now and again, which no
+// forgetAll has a majority of the servers lose all data at once, now and again, which no
 // lock on them can survive.
 func (p *plan) forgetAll() {
 	r := rand.New(rand.NewPCG(p.seed, 4))
@@ -340,9 +340,9 @@ func (p *plan) jumpAhead() {
 	}
 }
 
-// befall has a fault happen, and end.
-func (w *world) befall(f fault) {
-	if w.mended {
+// inject begins a fault, and schedules its end.
+func (w *world) inject(f fault) {
+	if w.healed {
 		return
 	}
 	s, c := w.servers[f.server], w.slots[f.client]
@@ -368,7 +368,7 @@ func (w *world) befall(f fault) {
 		s.stop(true)
 		w.after(f.lasts, func() { s.stop(false) })
 	case crashServer:
-		if !s.up { // how long it is away says what it may forget
+		if !s.up { // what it may lose depends on how long it is away
 			return
 		}
 		s.crash()
@@ -409,10 +409,10 @@ func (w *world) cutFor(f fault, c *client, s *server) {
 	w.after(f.lasts, func() { w.cut(l, false, false) })
 }
 
-// mend ends all faults but those that stay.
-func (w *world) mend() {
+// heal ends all faults except those that stay.
+func (w *world) heal() {
 	w.logf("MEND   all but %v", w.plan.down)
-	w.mended = true
+	w.healed = true
 	for _, c := range w.clients {
 		c.pause(false)
 		for _, s := range w.servers {

@@ -30,12 +30,12 @@ func newInterpreter() *interpreter {
 	return in
 }
 
-// forget lets go of the scripts of a world that has ended: each memory of its nodes had its own.
+// forget drops the scripts of a world that has ended: each memory of its nodes had its own.
 func (in *interpreter) forget() {
 	maps.DeleteFunc(in.scripts, func(source string, _ *glua.FunctionProto) bool { return !in.shared[source] })
 }
 
-// compile says what is wrong with a script, if anything.
+// compile compiles a script.
 func (in *interpreter) compile(source string) error {
 	if in.scripts[source] != nil {
 		return nil

@@ -19,7 +19,7 @@ type server struct {
 	addr string
 
 	up      bool
-	stopped bool    // as by SIGSTOP: the kernel takes what comes, nobody reads it
+	stopped bool    // as by SIGSTOP: the kernel receives data, nobody reads it
 	unread  []*conn // with something that came meanwhile
 	loading bool    // answers everything with LOADING
 	refuses bool    // writes, as a master that lacks replicas
@@ -32,7 +32,7 @@ type server struct {
 	rises   int             // how often it was made a master, after it was a replica
 	freed   map[string]bool // owners that a release has found here
 	*store
-	saved map[string]*value // what is on disk, some time ago
+	saved map[string]*value // the data on disk, as of some time ago
 
 	// Its clock: base at since, and rate from there on.
 	base  int64
@@ -61,8 +61,8 @@ func (s *server) jump(d time.Duration) {
 	s.base, s.since = s.micros()+d.Microseconds(), s.w.now()
 }
 
-// take is given what has arrived on a connection.
-func (s *server) take(k *conn, data []byte) {
+// receive receives data of a connection.
+func (s *server) receive(k *conn, data []byte) {
 	if !k.open {
 		if !k.late { // the machine answers with a reset
 			s.w.passDown(k, k.delay(), func() { k.gone(); k.fail(errReset) })
@@ -73,13 +73,13 @@ func (s *server) take(k *conn, data []byte) {
 	s.read(k)
 }
 
-// end is given the end of what arrives on a connection.
+// end receives the end of a connection's data.
 func (s *server) end(k *conn) {
 	k.ended = true
 	s.read(k)
 }
 
-// read executes what has arrived.
+// read executes the received commands.
 func (s *server) read(k *conn) {
 	if s.stopped {
 		s.unread = append(s.unread, k)
@@ -98,13 +98,13 @@ func (s *server) read(k *conn) {
 	}
 }
 
-// drop forgets a connection.
+// drop removes a connection.
 func (s *server) drop(k *conn) {
 	k.open = false
 	s.conns = slices.DeleteFunc(s.conns, func(c *conn) bool { return c == k })
 }
 
-// takeCopy executes the scripts in data once more. Nobody hears the answers.
+// takeCopy executes the scripts in data once more. The answers are dropped.
 func (s *server) takeCopy(k *conn, data []byte) {
 	if !s.up || s.stopped || s.w.link(k.client.id, s.id).up {
 		return
@@ -188,7 +188,7 @@ func (s *server) eval(k *conn, args []string) any {
 	if name == "release" && v == int64(1) {
 		s.freed[args[2+n]] = true
 	}
-	if s.w.tells {
+	if s.w.traced {
 		s.w.logf("%v %s %s = %s", k, name, short(strings.Join(args[2:], " ")), text(v))
 	}
 	return v
@@ -259,9 +259,9 @@ func (s *server) subscribe(k *conn, verb string, channels []string) (out []byte)
 	return out
 }
 
-// What can befall a server.
+// Faults of a server.
 
-// stop is SIGSTOP, and going on SIGCONT: what came meanwhile is read then, connection by
+// stop is SIGSTOP, and resume is SIGCONT: what came meanwhile is read then, connection by
 // connection in no particular order.
 func (s *server) stop(on bool) {
 	if s.stopped == on || !s.up {
@@ -279,7 +279,7 @@ func (s *server) stop(on bool) {
 	}
 }
 
-// crash is the end of the process: its connections are reset, what is in the buffers of its
+// crash ends the process: its connections are reset, what is in the buffers of its
 // machine is lost.
 func (s *server) crash() {
 	if !s.up {
@@ -294,12 +294,12 @@ func (s *server) crash() {
 	s.conns = nil
 }
 
-// memory is what a restarted server remembers.
+// memory is what a restarted server still has.
 type memory uint8
 
 const (
 	everything memory = iota
-	something         // what was on disk some time ago
+	something         // the data on disk as of some time ago
 	nothing
 )
 
@@ -318,7 +318,7 @@ func (s *server) restart(m memory) {
 	switch m {
 	case something:
 		s.keys = s.saved
-		s.age()
+		s.noteAge()
 		s.saved = s.copy()
 	case nothing:
 		s.keys = map[string]*value{}
@@ -338,8 +338,8 @@ func (s *server) refuseWrites(lasts time.Duration) {
 	s.w.after(lasts, func() { s.refuses = false })
 }
 
-// age notes that what the server remembers is of some time ago.
-func (s *server) age() {
+// noteAge notes that the server's data are as of some time ago.
+func (s *server) noteAge() {
 	for _, v := range s.keys {
 		v.old = true
 	}
@@ -347,7 +347,7 @@ func (s *server) age() {
 
 // giveWay has a replica, which is in step or lags, take the process's place for a while. Then
 // the process is made the master again, and knows its scripts, but nothing of what its successor
-// was told; if that one lagged, it has read its data as it was then from a dump. refuses is how long
+// received; if that one lagged, it has read its data as it was then from a dump. refuses is how long
 // each of them refuses writes at first.
 func (s *server) giveWay(m memory, lasts, refuses time.Duration) {
 	if !s.up {
@@ -362,13 +362,13 @@ func (s *server) giveWay(m memory, lasts, refuses time.Duration) {
 	s.rises++
 	s.refuseWrites(refuses)
 	s.w.after(lasts, func() {
-		if s.w.mended { // the successor stays
+		if s.w.healed { // the successor stays
 			return
 		}
 		s.w.logf("FAULT  %v is back in its place", s)
 		s.crash()
 		s.up, s.scripts, s.run, s.second, s.rises, s.keys = true, scripts, run, second, rises+1, keys
-		s.age()
+		s.noteAge()
 		s.refuseWrites(refuses)
 	})
 }
@@ -440,12 +440,12 @@ func text(v any) string {
 	return fmt.Sprint(v)
 }
 
-// scriptName is what a script calls itself in its first comment.
+// scriptName is the name in the first comment of a script.
 func scriptName(source string) string {
 	_, text, _ := strings.Cut(source, "-- ")
 	name, _, _ := strings.Cut(text, ":")
 	return name
 }
 
-// sortedKeys are the names of what a server remembers, in order.
+// sortedKeys are a server's keys, in order.
 func (s *server) sortedKeys() []string { return slices.Sorted(maps.Keys(s.keys)) }

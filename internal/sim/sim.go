@@ -20,14 +20,14 @@ var uuids = regexp.MustCompile(`#[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}
 // dialTimeout is that of the clients' connections.
 func (p *plan) dialTimeout() time.Duration { return max(4*p.nodeTimeout, 100*time.Millisecond) }
 
-// result is what came of a run.
+// result is the outcome of a run.
 type result struct {
 	violations []string
 	grants     int
 	steps      int
 }
 
-// simulate runs what p says, and writes the trace to out unless that is nil.
+// simulate runs the plan, and writes the trace to out unless that is nil.
 func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -45,14 +45,14 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 	return res
 }
 
-// savePause is how long it takes until a server has on disk what it does.
+// savePause is how often a server saves its data to disk.
 const savePause = 50 * time.Millisecond
 
 func (w *world) saveAll() {
 	for _, s := range w.servers {
 		s.saved = s.copy()
 	}
-	if !w.mended {
+	if !w.healed {
 		w.after(savePause, w.saveAll)
 	}
 }
@@ -69,12 +69,12 @@ func stacks() string {
 	return strings.Join(in, "\n\n")
 }
 
-// play is a whole run: a time of chaos, then all is mended and must come to rest.
+// play is a whole run: a time of faults, then one without, in which everything must settle.
 func (w *world) play() {
 	p := w.plan
 	never := func() bool { return false }
 	for _, f := range p.faults {
-		w.at(f.at, func() { w.befall(f) })
+		w.at(f.at, func() { w.inject(f) })
 	}
 	if p.forgets {
 		w.after(savePause, w.saveAll)
@@ -83,7 +83,7 @@ func (w *world) play() {
 		c.start()
 	}
 	w.run(p.chaos, func() bool { return w.scripts > p.enough })
-	w.mend()
+	w.heal()
 	if !w.checker.broken() {
 		w.run(w.now()+4*p.maxTTL+10*time.Second, w.checker.idle)
 	}
@@ -128,12 +128,12 @@ func (w *world) shut() {
 	}
 	late := w.checker.violations
 	w.checker.violations = nil                                  // or run would return at once
-	w.run(w.now()+10*time.Second, func() bool { return false }) // Close gives up on what stalls, and which ends by itself
+	w.run(w.now()+10*time.Second, func() bool { return false }) // for what Close has given up waiting for, and which ends by itself
 	w.checker.violations = append(append(before, late...), w.checker.violations...)
 }
 
 // seedJitter makes the library's own chance that of the seed. It depends on the time, and
-// not on who of several goroutines asks first.
+// not on which of several goroutines comes first.
 func seedJitter(seed uint64) {
 	jitter.N = func(d time.Duration) time.Duration {
 		r := rand.New(rand.NewPCG(seed, uint64(time.Now().UnixNano())))

@@ -92,7 +92,7 @@ func replay(t *testing.T, p *plan) {
 	}
 }
 
-// The checker is alive: what no lock can survive, a majority that forgets, is noticed.
+// The checker works: it notices what no lock can survive, a majority that loses its data.
 func TestAmnesiaOfAMajorityIsNoticed(t *testing.T) {
 	wantTwoHolders(t, (*plan).forgetAll)
 }
@@ -117,7 +117,7 @@ func wantTwoHolders(t *testing.T, more func(*plan)) {
 	t.Error("no two clients held a key in 200 seeds")
 }
 
-// Tokens need the clocks when a node forgets its counters: here one is flushed, or restarts with
+// Tokens need the clocks when a node loses its counters: here one is flushed, or restarts with
 // old data, and when its quarantine is over it votes together with a node that was away
 // meanwhile. If its clock is in step, its new counters are above all tokens that were given; if
 // it is an hour behind, they are not, although only one node of three ever lost anything.

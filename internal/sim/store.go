@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A store is what a server remembers: strings and sorted sets, with times to live on the
+// A store is a server's data: strings and sorted sets, with times to live on the
 // server's own clock. Commands answer as Redis does, errors included, as far as the lock
 // scripts can tell.
 type store struct {
@@ -44,7 +44,7 @@ func (s *store) copy() map[string]*value {
 	return keys
 }
 
-// Replies are what scripts get from commands: int64, string, nil, status, failure, []any.
+// Replies are the results of commands in scripts: int64, string, nil, status, failure, []any.
 type (
 	status  string
 	failure string

@@ -54,7 +54,7 @@ func (w *world) afterFunc(d time.Duration, f func()) *time.Timer {
 	return time.AfterFunc(d, func() { c.timers.fire(func() { c.as(f) }) })
 }
 
-// processLabel is the goroutines' label. GODEBUG=tracebacklabels=1 has runtime.Stack tell it.
+// processLabel is the goroutines' label, which runtime.Stack shows with GODEBUG=tracebacklabels=1.
 const processLabel = "process"
 
 var labelled = regexp.MustCompile(`labels:{"` + processLabel + `": "(\w+)"}`)

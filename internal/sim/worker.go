@@ -19,10 +19,10 @@ type worker struct {
 	calls chan func()
 	dead  bool
 
-	busy   bool               // an operation is under way, from the wish to lock until it is over
+	busy   bool               // an operation is under way, from the acquire until its lock is over
 	op     operation          // which
 	cancel context.CancelFunc // of its ctx
-	hold   *hold              // what it has got
+	hold   *hold              // its lock
 }
 
 // operation is one use of a lock.
@@ -56,7 +56,7 @@ func (k *worker) do(call, after func()) {
 	}
 	k.calls <- func() {
 		call()
-		k.c.w.tell(news{client: k.c.id, server: -1, text: k.String(), do: func() {
+		k.c.w.report(action{client: k.c.id, server: -1, text: k.String(), do: func() {
 			if !k.dead {
 				after()
 			}
@@ -90,7 +90,7 @@ func (k *worker) die() {
 func (k *worker) next() {
 	w := k.c.w
 	k.busy = false
-	if w.mended || k.c.closing {
+	if w.healed || k.c.closing {
 		return
 	}
 	k.busy = true
@@ -207,11 +207,11 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 	k.work(again)
 }
 
-// work refreshes so many times, and lets go in the end.
+// work refreshes so many times, and then releases.
 func (k *worker) work(again int) {
 	w := k.c.w
 	left := max(0, k.hold.end-w.now())
-	if again == 0 || left == 0 || w.mended {
+	if again == 0 || left == 0 || w.healed {
 		k.wait(left, k.release)
 		return
 	}

@@ -16,10 +16,10 @@ import (
 )
 
 // A world is everything in one run: servers, clients, the network between them and what is
-// to happen. All of it belongs to the loop, the one goroutine that calls run, but for news.
+// to happen. All of it belongs to the loop, the one goroutine that calls run, except the actions.
 //
 // A step is: do the next event; wait until every goroutine of the system under test rests;
-// take what they have done meanwhile in a fixed order; look at the invariants. Timers of
+// take their actions in a fixed order; check the invariants. Timers of
 // the system fire between events, each at an instant of its own, and are steps too if
 // anything comes of them.
 //
@@ -30,27 +30,27 @@ import (
 type world struct {
 	plan    *plan
 	began   time.Time
-	net     *rand.Rand // what befalls machines
-	app     *rand.Rand // what the programs do
+	net     *rand.Rand // faults
+	app     *rand.Rand // of the programs
 	servers []*server
 	clients []*client        // all there ever were
 	slots   []*client        // those that live
-	mended  bool             // the time of faults is over
+	healed  bool             // the time of faults is over
 	links   map[[2]int]*link // by client and server
 
 	events events
 	seq    int
 
 	checker checker
-	tells   bool      // there is a trace
+	traced  bool      // there is a trace
 	out     io.Writer // where it goes
 	steps   int
 	scripts int // executed
 
 	mu    sync.Mutex // guards what follows
 	named map[string]*client
-	news  []news
-	awake chan struct{} // has one token when there may be news
+	news  []action
+	awake chan struct{} // has an entry when there may be actions
 }
 
 // event is something to be done by the loop at a time.
@@ -75,10 +75,10 @@ func (e *events) Pop() any {
 	return last
 }
 
-// news is what a goroutine of the system under test has done: written to a connection,
-// dialled, come back from a call. Its place among others of the same step depends on what
+// action is something that a goroutine of the system under test has done: written to a connection,
+// dialled, returned from a call. Its place among others of the same step depends on what
 // it is, not on who ran first.
-type news struct {
+type action struct {
 	client, server int
 	text           string
 	do             func() // by the loop
@@ -87,7 +87,7 @@ type news struct {
 
 func newWorld(p *plan, out io.Writer) *world {
 	w := &world{
-		plan: p, began: time.Now(), out: out, tells: out != nil, awake: make(chan struct{}, 1),
+		plan: p, began: time.Now(), out: out, traced: out != nil, awake: make(chan struct{}, 1),
 		net: rand.New(rand.NewPCG(p.seed, 1)), app: rand.New(rand.NewPCG(p.seed, 2)),
 		links: map[[2]int]*link{}, named: map[string]*client{},
 	}
@@ -114,13 +114,13 @@ func (w *world) at(at time.Duration, do func()) {
 	heap.Push(&w.events, event{at, w.seq, do})
 }
 
-// tell is how goroutines of the system under test reach the loop. Writes to one connection in the
+// report hands an action of the system under test to the loop. Writes to one connection in the
 // same step are one: they must keep their order.
-func (w *world) tell(n news) {
+func (w *world) report(n action) {
 	w.mu.Lock()
 	before := -1
 	if n.on != nil {
-		before = slices.IndexFunc(w.news, func(o news) bool { return o.on == n.on })
+		before = slices.IndexFunc(w.news, func(o action) bool { return o.on == n.on })
 	}
 	if before >= 0 {
 		w.news[before].text += n.text
@@ -134,8 +134,8 @@ func (w *world) tell(n news) {
 	}
 }
 
-// settle waits until all goroutines rest, and takes what they have done.
-func (w *world) settle() {
+// quiesce waits until all goroutines are blocked, and takes their actions.
+func (w *world) quiesce() {
 	for {
 		synctest.Wait()
 		w.mu.Lock()
@@ -149,7 +149,7 @@ func (w *world) settle() {
 		if len(all) == 0 {
 			return
 		}
-		slices.SortStableFunc(all, func(a, b news) int {
+		slices.SortStableFunc(all, func(a, b action) int {
 			return cmp.Or(cmp.Compare(a.client, b.client), cmp.Compare(a.server, b.server), strings.Compare(a.text, b.text))
 		})
 		for _, n := range all {
@@ -165,9 +165,9 @@ func (w *world) settle() {
 // run makes steps until done says so, the time is up, or an invariant is broken.
 func (w *world) run(until time.Duration, done func() bool) {
 	for {
-		w.settle()
+		w.quiesce()
 		w.steps++
-		w.checker.look()
+		w.checker.check()
 		if w.checker.broken() || done() || w.now() >= until {
 			return
 		}
@@ -190,7 +190,7 @@ func (w *world) run(until time.Duration, done func() bool) {
 
 // logf writes a line of the trace.
 func (w *world) logf(format string, args ...any) {
-	if !w.tells {
+	if !w.traced {
 		return
 	}
 	line := fmt.Sprintf("%12.6f  ", float64(w.now())/float64(time.Millisecond)) + fmt.Sprintf(format, args...) + "\n"

@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"runtime"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/procs"
 )
 
 // process is one process of the service, over any number of runs on the same port.
@@ -25,13 +23,9 @@ type process struct {
 	args []string
 	log  *os.File
 
-	pid  atomic.Int64 // 0: it does not run
-	cmd  *exec.Cmd
-	gone chan exit // gets how the run ended, once
+	release func()                        // gives addr back
+	run     atomic.Pointer[procs.Process] // nil: it does not run
 }
-
-// exit is how a run ended.
-type exit struct{ err error }
 
 // How long a process may take to be ready, and to end when it is told to.
 const (
@@ -46,23 +40,11 @@ func (p *process) start() error {
 	cmd := exec.Command(p.exe, p.args...)
 	cmd.Env = append(os.Environ(), p.env...)
 	cmd.Stdout, cmd.Stderr = p.log, p.log
-	dieWithParent(cmd)
-	started, gone := make(chan error, 1), make(chan exit, 1)
-	go func() {
-		// The kernel counts as the parent the thread that has forked: this goroutine keeps it.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			gone <- exit{cmd.Wait()}
-		}
-	}()
-	if err := <-started; err != nil {
+	run, err := procs.Start(cmd)
+	if err != nil {
 		return fmt.Errorf("starting process %s: %w", p.name, err)
 	}
-	p.cmd, p.gone = cmd, gone
-	p.pid.Store(int64(cmd.Process.Pid))
+	p.run.Store(run)
 	return nil
 }
 
@@ -70,14 +52,14 @@ func (p *process) start() error {
 func (p *process) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
+	run := p.run.Load()
 	for {
 		if healthy(ctx, p.url()) {
 			return nil
 		}
 		select {
-		case e := <-p.gone:
-			p.gone <- e
-			return fmt.Errorf("process %s ended before it was ready: %w", p.name, e.err)
+		case <-run.Done():
+			return fmt.Errorf("process %s ended before it was ready: %w", p.name, run.Wait())
 		case <-ctx.Done():
 			return fmt.Errorf("process %s is not ready: %w", p.name, ctx.Err())
 		case <-time.After(20 * time.Millisecond):
@@ -98,49 +80,34 @@ func healthy(ctx context.Context, url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// end tells the process to end, and waits until it has. Its error says that it had to be killed, or how it ended if
-// that was not well.
+// end tells the process to end, and waits until it has. Its error says that it had to be killed,
+// or how it ended if that was not well.
 func (p *process) end() error {
-	if p.cmd == nil {
+	run := p.run.Load()
+	if run == nil {
 		return nil
 	}
-	err := p.cmd.Process.Signal(syscall.SIGTERM)
-	if err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := run.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	select {
-	case e := <-p.gone:
-		err = e.err
-		p.pid.Store(0)
-	case <-time.After(stopPatience):
-		p.kill()
-		return fmt.Errorf("process %s did not end within %v of SIGTERM", p.name, stopPatience)
-	}
-	p.cmd = nil
+	err := run.WaitOrKill(stopPatience)
+	p.run.Store(nil)
 	if err != nil {
-		return fmt.Errorf("process %s: %w", p.name, err)
+		return fmt.Errorf("process %s, after SIGTERM: %w", p.name, err)
 	}
 	return nil
 }
 
-// kill ends the process by SIGKILL.
-func (p *process) kill() {
-	if p.cmd != nil {
-		_ = p.cmd.Process.Kill()
-		<-p.gone // how it ended is no news
-		p.pid.Store(0)
-		p.cmd = nil
+// pid is the process id, 0 while it does not run.
+func (p *process) pid() int {
+	if run := p.run.Load(); run != nil {
+		return run.PID()
 	}
+	return 0
 }
 
-// freePort returns a port below those that the kernel gives to outgoing connections, so that the port is still free
-// when a process comes back to it.
-func freePort() (string, error) {
-	for range 200 {
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(30000+rand.IntN(2700)))
-		if err == nil {
-			return l.Addr().String(), l.Close()
-		}
-	}
-	return "", errors.New("no free port")
+// close gives back what belongs to the process, which has ended.
+func (p *process) close() error {
+	p.release()
+	return p.log.Close()
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/histogram"
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -94,10 +95,6 @@ func (s *stage) startProcesses(ctx context.Context) error {
 }
 
 func (s *stage) newProcess(name string) (*process, error) {
-	addr, err := freePort()
-	if err != nil {
-		return nil, err
-	}
 	dir := s.dir
 	if s.cfg.Logs != "" {
 		dir = s.cfg.Logs
@@ -106,12 +103,19 @@ func (s *stage) newProcess(name string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &process{name: name, addr: addr, exe: s.cfg.Exe, env: s.cfg.Env, log: log, args: []string{
-		"-addr", addr, "-name", name, "-admin",
-		"-redis", strings.Join(s.servers.nodeURLs, ","), "-cache", s.servers.cacheURL,
-		"-origin", s.origin.url, "-origin-token", originToken, "-db", s.database(), "-with", s.variant,
-		"-fresh", freshFor.String(), "-prefix", s.prefix, "-accounts", fmt.Sprint(accounts),
-	}}, nil
+	addr, release, err := redistest.ReserveAddr()
+	if err != nil {
+		return nil, errors.Join(err, log.Close())
+	}
+	return &process{
+		name: name, addr: addr, release: release, exe: s.cfg.Exe, env: s.cfg.Env, log: log,
+		args: []string{
+			"-addr", addr, "-name", name, "-admin",
+			"-redis", strings.Join(s.servers.nodeURLs, ","), "-cache", s.servers.cacheURL,
+			"-origin", s.origin.url, "-origin-token", originToken, "-db", s.database(), "-with", s.variant,
+			"-fresh", freshFor.String(), "-prefix", s.prefix, "-accounts", fmt.Sprint(accounts),
+		},
+	}, nil
 }
 
 // processorTime is for how long processors have been busy so far, with whom.
@@ -124,8 +128,8 @@ func (p processorTime) minus(o processorTime) processorTime {
 func (s *stage) processorTime() (p processorTime) {
 	var pids []int
 	for _, one := range s.procs {
-		if pid := one.pid.Load(); pid != 0 {
-			pids = append(pids, int(pid))
+		if pid := one.pid(); pid != 0 {
+			pids = append(pids, pid)
 		}
 	}
 	self, ended := ownTime() // processes of the service that have ended, but for a node that was killed
@@ -148,7 +152,7 @@ func (s *stage) close() error {
 	}
 	errs = append(errs, s.endProcesses())
 	for _, p := range s.procs {
-		errs = append(errs, p.log.Close())
+		errs = append(errs, p.close())
 	}
 	if s.records != nil {
 		errs = append(errs, s.records.close())

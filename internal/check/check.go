@@ -1,0 +1,182 @@
+// Package check finds out whether nodes are fit to lock on, and announces on them the set of nodes that a
+// client locks on.
+package check
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/redis/go-redis/v9"
+)
+
+// Time bounds a check, and an announcement, whatever the sockets do.
+const Time = 5 * time.Second
+
+// Config is what a client locks on and how. It does not change.
+type Config struct {
+	Clients []redis.UniversalClient
+	Nodes   []*node.Node // of these clients, in the same order
+
+	KeyPrefix           string
+	NodeTimeout, MaxTTL time.Duration
+	DriftFactor         float64
+	DisableNotify       bool
+	DisableQuarantine   bool
+
+	Guarded     bool             // nodes that lost their data have no vote
+	Quarantine  time.Duration    // for how long
+	Quarantined func(i int) bool // whether node i is quarantined
+
+	Process string       // a name for this process, for people
+	Run     func(func()) // starts a goroutine that the client waits for when it is closed
+}
+
+// Status is what a Finding comes to.
+type Status string
+
+// The statuses. The client's Check documents them.
+const (
+	OK      Status = "ok"
+	Unknown Status = "unknown"
+	Warn    Status = "warn"
+	Fail    Status = "fail"
+)
+
+// Finding is one thing that a check looked at, on one server.
+type Finding struct {
+	Node   string // the server's address; empty if it concerns all nodes
+	Check  string
+	Status Status
+	Found  string
+	Why    string
+	Fix    string
+}
+
+// nodeInfo is what is known of a node's servers, or why that is nothing.
+type nodeInfo struct {
+	servers []serverInfo
+	err     error
+}
+
+// inspections are one check under way.
+type inspections struct {
+	*Config
+	nonce string
+	nodes []nodeInfo
+	sets  []announced // on each node
+
+	mu         sync.Mutex // guards what follows
+	twins      [][2]int
+	uncompared int
+}
+
+// Check inspects all nodes at once, and judges what it finds: node by node, then what concerns all. It
+// ends with ctx, with what was found by then. nonce makes names that nobody else uses.
+func (c *Config) Check(ctx context.Context, nonce string) []Finding {
+	in := &inspections{Config: c, nonce: nonce, nodes: make([]nodeInfo, len(c.Nodes))}
+	var wg sync.WaitGroup
+	wg.Go(func() { in.sets = c.read(ctx) })
+	for i, client := range c.Clients {
+		wg.Go(func() {
+			in.nodes[i].servers, in.nodes[i].err = inspect(ctx, client, c.KeyPrefix, nonce, c.Run)
+		})
+		for j := range i {
+			wg.Go(func() { in.compare(ctx, j, i) })
+		}
+	}
+	wg.Wait()
+	return in.judge()
+}
+
+// compare finds out whether two nodes are one server.
+func (in *inspections) compare(ctx context.Context, i, j int) {
+	a, b := withTimeout(in.Clients[i]), withTimeout(in.Clients[j])
+	same, err := await(ctx, in.Run, func() (bool, error) {
+		return node.SameServer(ctx, a, b, in.nonce+fmt.Sprint(i, j))
+	})
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case err != nil:
+		in.uncompared++
+	case same:
+		in.twins = append(in.twins, [2]int{i, j})
+	}
+}
+
+// withTimeout is client with timeouts of our own, as far as go-redis has that.
+func withTimeout(client redis.UniversalClient) redis.UniversalClient {
+	if c, ok := client.(*redis.Client); ok {
+		return conn.WithTimeout(c, stepTime)
+	}
+	return client
+}
+
+func (in *inspections) judge() (all []Finding) {
+	middle := in.middleClock()
+	for i, n := range in.nodes {
+		if n.err != nil {
+			all = append(all, unreachable(in.command(i, in.Nodes[i].Name()), n.err))
+		}
+		for _, s := range n.servers {
+			if !s.Cluster { // where a Sentinel-managed master is, only its dialer knows
+				s.Addr = in.Nodes[i].Name()
+			}
+			if s.Err != nil {
+				all = append(all, unreachable(in.command(i, s.Addr), s.Err))
+				continue
+			}
+			t := target{Config: in.Config, i: i, serverInfo: s, middle: middle}
+			for _, rule := range rules {
+				found := rule.judge(t)
+				found.Node, found.Check, found.Why = s.Addr, rule.name, rule.why
+				all = append(all, found)
+			}
+		}
+	}
+	return append(all, in.judgeTwins(), in.judgeSets())
+}
+
+func (in *inspections) judgeTwins() Finding {
+	f := Finding{Check: "same server", Why: "a server that is in the list twice has two votes, so a majority may be one machine"}
+	switch {
+	case len(in.twins) > 0:
+		var pairs []string
+		for _, t := range in.twins {
+			pairs = append(pairs, fmt.Sprintf("Nodes[%d] (%s) and Nodes[%d] (%s)",
+				t[0], in.Nodes[t[0]].Name(), t[1], in.Nodes[t[1]].Name()))
+		}
+		f.Status, f.Found = Fail, strings.Join(pairs, ", ")+" are the same server"
+		f.Fix = "give each server once; every node must be a server of its own"
+	case in.uncompared > 0:
+		f.Status, f.Found = Unknown, fmt.Sprintf("%d pairs of nodes could not be compared", in.uncompared)
+	case len(in.Nodes) == 1:
+		f.Status, f.Found = OK, "one node"
+	default:
+		f.Status, f.Found = OK, fmt.Sprintf("%d nodes, all different", len(in.Nodes))
+	}
+	return f
+}
+
+// middleClock is the median of the clocks' offsets, the lower one of two; 0 if none is known.
+func (in *inspections) middleClock() time.Duration {
+	var all []time.Duration
+	for _, n := range in.nodes {
+		for _, s := range n.servers {
+			if s.Err == nil && s.ClockErr == nil {
+				all = append(all, s.Clock.Offset)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[(len(all)-1)/2]
+}

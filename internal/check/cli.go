@@ -1,0 +1,156 @@
+package check
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/redis/go-redis/v9"
+)
+
+// command is redis-cli for a server, with the options of the client but its password: redis-cli prompts
+// for that.
+type command struct {
+	addr     string
+	tls      *tls.Config // nil: without TLS
+	user     string      // "" is the default user
+	password bool
+}
+
+// command is redis-cli for a server of the i-th node.
+func (c *Config) command(i int, addr string) command {
+	switch n := c.Clients[i].(type) {
+	case *redis.Client:
+		o := n.Options()
+		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
+	case *redis.ClusterClient:
+		o := n.Options()
+		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
+	}
+	return command{addr: addr}
+}
+
+// FixLogin says how to fix that the node of that name refuses the login with err.
+func (c *Config) FixLogin(name string, err error) string {
+	for i, n := range c.Nodes {
+		if n.Name() == name {
+			return doesNotServe(c.command(i, name), err).Fix
+		}
+	}
+	return doesNotServe(command{addr: name}, err).Fix
+}
+
+// admin is c for a privileged user, whose name is not known if clients have user names.
+func (c command) admin() command {
+	if c.user != "" {
+		c.user = "ADMIN"
+	}
+	return c
+}
+
+func (c command) String() string {
+	var b strings.Builder
+	if host, port, err := net.SplitHostPort(c.addr); err == nil && !strings.Contains(host, " ") {
+		fmt.Fprintf(&b, "redis-cli -h %s -p %s", host, port)
+	} else if strings.HasPrefix(c.addr, "/") {
+		b.WriteString("redis-cli -s " + c.addr)
+	} else {
+		b.WriteString("on that server: redis-cli")
+	}
+	if c.tls != nil {
+		b.WriteString(" --tls")
+		if c.tls.InsecureSkipVerify {
+			b.WriteString(" --insecure")
+		} else if c.tls.RootCAs != nil {
+			b.WriteString(" --cacert FILE")
+		}
+	}
+	if c.user != "" {
+		b.WriteString(" --user " + quoted(c.user))
+	}
+	if c.user != "" || c.password {
+		b.WriteString(" --askpass")
+	}
+	return b.String()
+}
+
+// quoted is a word as an argument in a shell.
+func quoted(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+var plainWord = regexp.MustCompile(`^[\w.@%+:/-]+$`)
+
+// unreachable is the only finding on a server that does not serve us.
+func unreachable(cli command, err error) Finding {
+	f := doesNotServe(cli, err)
+	f.Node, f.Check, f.Why = cli.addr, rules[0].name, rules[0].why
+	return f
+}
+
+// doesNotServe is the finding on a server that cannot be reached, or refuses logins.
+func doesNotServe(cli command, err error) Finding {
+	f := Finding{Status: Fail, Found: err.Error()}
+	unknown, noMaster := conn.NoMaster(err)
+	switch text := err.Error(); {
+	case noMaster && unknown:
+		f.Found = "the Sentinels know no such master: " + text
+		f.Fix = "name it as they do, in the url's master_name or in FailoverOptions.MasterName; on a Sentinel: redis-cli -p 26379 SENTINEL MASTERS"
+	case noMaster:
+		f.Fix = "start the Sentinels, or correct their addresses; this should list the master: redis-cli -h SENTINEL -p 26379 SENTINEL MASTERS"
+	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
+		f.Fix = fmt.Sprintf("give this client the right user and password; %s ACL LIST shows the users", cli.admin())
+	case strings.Contains(text, "max number of clients"):
+		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: %s CLIENT LIST, on a connection that is open already", cli.admin())
+	case strings.Contains(text, "LOADING"):
+		f.Fix = fmt.Sprintf("wait until it has loaded its data: %s INFO persistence", cli.admin())
+	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "):
+		f.Fix = fixTLS(cli, err)
+	case cli.tls == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
+		cli.tls = &tls.Config{}
+		f.Fix = fmt.Sprintf("it accepts and closes the connection: if it expects TLS, use rediss:// for Open, a TLSConfig for New; then this should answer PONG: %s PING", cli)
+	case errors.Is(err, conn.ErrLogin):
+		f.Fix = fmt.Sprintf("fix what the answer reports; the server may not be Redis. This should answer PONG: %s PING", cli)
+	default:
+		f.Fix = fmt.Sprintf("start the server, or correct the address; this should answer PONG: %s PING", cli)
+		if cli.tls != nil {
+			f.Fix += "; if the server has no TLS on that port, use redis://, and a client without TLSConfig for New"
+		}
+	}
+	return f
+}
+
+// fixTLS is the fix for a handshake that failed with err.
+func fixTLS(cli command, err error) string {
+	var (
+		authority x509.UnknownAuthorityError
+		host      x509.HostnameError
+		invalid   x509.CertificateInvalidError
+		header    tls.RecordHeaderError
+	)
+	switch {
+	case errors.As(err, &authority):
+		return fmt.Sprintf("make this process trust the issuer of the server's certificate: SSL_CERT_FILE for Open, TLSConfig.RootCAs for New; this should answer PONG: %s --cacert FILE PING", cli)
+	case errors.As(err, &host):
+		return "use a name that is in the server's certificate, or give it one with this name; for New, TLSConfig.ServerName says which name to expect"
+	case errors.As(err, &invalid):
+		return fmt.Sprintf("renew the server's certificate, or set the clock of this machine: %v", err)
+	case errors.As(err, &header):
+		return "the server has no TLS on that port: use redis:// for Open, a client without TLSConfig for New, or the server's tls-port"
+	case strings.Contains(err.Error(), "certificate"):
+		return fmt.Sprintf("the server requires a client certificate that it trusts: TLSConfig.Certificates for New, or tls-auth-clients no on the server; this should answer PONG: %s --cert FILE --key FILE PING", cli)
+	}
+	return fmt.Sprintf("client and server need a TLS version and a cipher in common: tls-protocols and tls-ciphers of the server, TLSConfig for New; this should answer PONG: %s PING", cli)
+}

@@ -1,0 +1,372 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/node"
+)
+
+// target is a server that is judged.
+type target struct {
+	*Config
+	serverInfo
+	i      int           // of its node
+	middle time.Duration // the median of the nodes' clock offsets
+}
+
+// rule is one thing to check on every server. judge returns the status, what was found, and the fix.
+type rule struct {
+	name, why string
+	judge     func(target) Finding
+}
+
+var rules = []rule{
+	{"reachable", "a node that answers later than NodeTimeout has no vote", judgeReachable},
+	{"version", "the scripts need Redis 6.2 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)", judgeVersion},
+	{"role", "only a master can grant a lock; a replica refuses to write, and one member of a Cluster has some of the keys only", judgeRole},
+	{"eviction", "a lock that is evicted is granted again while its holder works", judgeEviction},
+	{"persistence", "a server that loses its locks when it restarts grants them again while their holders work", judgePersistence},
+	{"quarantine", "a node that lost data grants again what it had granted; in quarantine its votes do not count until those locks have ended", judgeQuarantine},
+	{"clock offset", "fencing tokens go on from the clock when all nodes have lost their data, so the clocks should agree; a clock that is set, not slewed, moves expiry", judgeOffset},
+	{"clock drift", "validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart", judgeDrift},
+	{"script rights", "acquire, refresh and release are scripts", judgeScripts},
+	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
+}
+
+// The commands that a user needs for locking, as in docs/operations.md, which gives the reasons; and those
+// for a Cluster besides.
+const (
+	lockCommands    = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +time +ping +publish +subscribe +unsubscribe +client|setname"
+	clusterCommands = " +spublish +ssubscribe +sunsubscribe +cluster|slots +asking"
+)
+
+func ok(format string, args ...any) Finding {
+	return Finding{Status: OK, Found: fmt.Sprintf(format, args...)}
+}
+
+func unknown(format string, args ...any) Finding {
+	return Finding{Status: Unknown, Found: fmt.Sprintf(format, args...)}
+}
+
+func judgeReachable(t target) Finding {
+	if refused := t.Nodes[t.i].LoginRefused(t.Addr); refused != nil {
+		return doesNotServe(t.command(t.i, t.Addr), refused)
+	}
+	rtt, limit := t.RTT, t.NodeTimeout
+	f := ok("answers in %v", rtt.Round(time.Microsecond))
+	if rtt > limit/2 {
+		f.Status = Warn
+		f.Found += fmt.Sprintf(", and NodeTimeout is %v", limit)
+		f.Fix = fmt.Sprintf("set Options.NodeTimeout to %v, ten times the round trip, or use a nearer node", 10*rtt.Round(time.Millisecond))
+	}
+	return f
+}
+
+func judgeVersion(t target) Finding {
+	server, version := t.Hello["server"], t.Hello["version"]
+	if version == "" {
+		server, version = "redis", t.Info["redis_version"]
+	}
+	if v := t.Info["valkey_version"]; v != "" {
+		server, version = "valkey", v
+	}
+	if version == "" {
+		return unknown("not reported: HELLO: %v", t.HelloErr)
+	}
+	f := ok("%s %s", server, version)
+	oldest := "6.2"
+	if server == "valkey" {
+		oldest = "7.2"
+	}
+	switch {
+	case older(version, oldest):
+		f.Status, f.Fix = Fail, fmt.Sprintf("install %s %s or later", server, oldest)
+	case t.Cluster && older(version, "7.0"):
+		f.Status, f.Fix = Warn, "install 7.0 or later"
+	}
+	return f
+}
+
+// older compares the first two numbers of versions.
+func older(version, than string) bool {
+	a, b := strings.SplitN(version, ".", 3), strings.SplitN(than, ".", 3)
+	for i := range 2 {
+		x, y := 0, 0
+		if i < len(a) {
+			x, _ = strconv.Atoi(a[i])
+		}
+		if i < len(b) {
+			y, _ = strconv.Atoi(b[i])
+		}
+		if x != y {
+			return x < y
+		}
+	}
+	return false
+}
+
+func judgeRole(t target) Finding {
+	role, mode := t.Hello["role"], t.Hello["mode"]
+	if role == "" {
+		role = t.Info["role"]
+	}
+	if mode == "" {
+		mode = t.Info["redis_mode"] // Valkey tells it in Hello only
+	}
+	switch {
+	case mode == "sentinel":
+		return Finding{Status: Fail, Found: "a Sentinel, which holds no keys",
+			Fix: "name its master: redis://" + t.Addr + "?master_name=NAME for Open, redis.NewFailoverClient for New"}
+	case role == "":
+		return unknown("not reported: HELLO: %v", t.HelloErr)
+	case role != "master":
+		f := Finding{Status: Fail, Found: "a " + strings.Replace(role, "slave", "replica", 1)}
+		f.Fix = "use its master instead, or make it one: " + t.cli() + " REPLICAOF NO ONE"
+		if host := t.Info["master_host"]; host != "" {
+			f.Found += " of " + net.JoinHostPort(host, t.Info["master_port"])
+		}
+		return f
+	case mode == "cluster" && !t.Cluster:
+		return Finding{Status: Fail, Found: "a member of a Cluster, used as a server by itself",
+			Fix: "use the whole Cluster: redis://" + t.Addr + "?addr=OTHER for Open, redis.NewClusterClient for New"}
+	}
+	return ok("master")
+}
+
+// setting is a setting as CONFIG GET has it, or else INFO; and why neither tells.
+func (t target) setting(config, info string) (string, bool) {
+	if v, found := t.Settings[config]; found {
+		return v, true
+	}
+	v, found := t.Info[info]
+	return v, found
+}
+
+// unreadable is the finding on settings that the server does not report to this user.
+func (t target) unreadable() Finding {
+	said := "INFO does not have it"
+	if t.InfoErr != nil {
+		said = "INFO: " + t.InfoErr.Error()
+	}
+	f := unknown("not reported: %s; CONFIG: %v", said, t.ConfErr)
+	f.Fix = "run as a privileged user: " + t.cli() + " CONFIG GET maxmemory-policy appendonly appendfsync"
+	return f
+}
+
+func judgeEviction(t target) Finding {
+	policy, told := t.setting("maxmemory-policy", "maxmemory_policy")
+	if !told {
+		return t.unreadable()
+	}
+	f := ok("maxmemory-policy is %s", policy)
+	if policy == "noeviction" {
+		return f
+	}
+	f.Status = Fail
+	f.Fix = t.cli() + " CONFIG SET maxmemory-policy noeviction (and in its configuration); caches that need eviction belong on a server of their own"
+	if limit, told := t.setting("maxmemory", "maxmemory"); told && limit == "0" {
+		f.Status = Warn
+		f.Found += ", but maxmemory is 0, so nothing is evicted for now"
+	}
+	return f
+}
+
+func judgePersistence(t target) Finding {
+	aof, told := t.setting("appendonly", "aof_enabled")
+	if !told {
+		return t.unreadable()
+	}
+	fsync := t.Settings["appendfsync"]
+	if t.Guarded && t.InfoErr == nil && fsync != "always" {
+		return ok("a restart that loses data has no vote for %v: see quarantine", t.Quarantine)
+	}
+	wait := fmt.Sprintf("after it ends, keep clients away from it for MaxTTL (%v), or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
+		t.MaxTTL, t.cli())
+	switch {
+	case aof != "yes" && aof != "1":
+		return Finding{Status: Warn, Found: "no append-only file: a restart loses the locks of the last minutes, or all", Fix: wait}
+	case fsync == "":
+		return unknown("an append-only file; whether each write is on disk before its answer is not reported: CONFIG: %v", t.ConfErr)
+	case fsync != "always":
+		return Finding{Status: Warn, Found: "appendfsync is " + fsync + ": a crash of the machine loses the last seconds", Fix: wait}
+	}
+	return ok("appendonly with appendfsync always")
+}
+
+func judgeQuarantine(t target) Finding {
+	life, n := t.Quarantine, t.Nodes[t.i]
+	unverified := n.Unverified() // asked once: a lock may change it meanwhile
+	allow := fmt.Sprintf("%s ACL SETUSER %s +info", t.cli(), t.user())
+	switch {
+	case t.DisableQuarantine:
+		return ok("off: Options.DisableQuarantine")
+	case !n.Guardable():
+		return ok("off: a Cluster is among the nodes")
+	case unverified != nil:
+		return Finding{Status: Fail, Found: unverified.Error(), Fix: acceptWrites(t, unverified)}
+	case t.InfoErr != nil && !t.Guarded:
+		return Finding{Status: Warn,
+			Found: "INFO is refused: the tokens of a node that restarts with old data, or fails over to a replica that lagged, may repeat: " + t.InfoErr.Error(),
+			Fix:   allow}
+	case len(t.Nodes) < 3:
+		return ok("off: with fewer than 3 nodes no other could vote instead")
+	case !t.Guarded:
+		return ok("off: a Cluster is among the nodes")
+	case t.InfoErr != nil:
+		return Finding{Status: Warn,
+			Found: "INFO is refused: a node that restarts with old data, or fails over to a replica that lagged, may not be noticed: " + t.InfoErr.Error(),
+			Fix:   allow}
+	case hidden(n) != nil:
+		return Finding{Status: Warn,
+			Found: fmt.Sprintf("INFO was refused to this client earlier, which still counts: %v", hidden(n)),
+			Fix:   "none, if INFO is allowed by now: locks try it again every 10s; then run this again"}
+	case t.Quarantined(t.i):
+		return Finding{Status: Warn, Found: fmt.Sprintf("the node lost data within the last %v", life),
+			Fix: "wait that long before you restart another node"}
+	}
+	return ok("on, for %v", life)
+}
+
+// hidden is why the node does not report its process to this client, as far as it has asked.
+func hidden(n *node.Node) error {
+	if m := n.Memory(); m != nil {
+		return m.Blind
+	}
+	return nil
+}
+
+// acceptWrites is what has a server accept the script that it refused with err.
+func acceptWrites(t target, err error) string {
+	fix := "INFO (fix what it reports; the next lock tries again)"
+	switch text := err.Error(); {
+	case conn.NoRights(err):
+		fix = fmt.Sprintf("ACL SETUSER %s '~%s*' %s", t.user(), strings.TrimSuffix(node.Reserved, "{"), lockCommands)
+	case strings.Contains(text, "NOREPLICAS"):
+		fix = "INFO replication (bring its replicas back, or lower min-replicas-to-write)"
+	case strings.Contains(text, "OOM"):
+		fix = "INFO memory (free memory, or raise maxmemory)"
+	case strings.Contains(text, "MISCONF"):
+		fix = "INFO persistence (it cannot save: repair its disk)"
+	case strings.Contains(text, "READONLY"):
+		fix = "ROLE (it is a replica: use its master, or make it one)"
+	}
+	return t.cli() + " " + fix
+}
+
+// maxOffset is how far two clocks may be apart before it is a warning.
+const maxOffset = time.Second
+
+func judgeOffset(t target) Finding {
+	if t.ClockErr != nil {
+		return unknown("TIME: %v", t.ClockErr)
+	}
+	clock := t.Clock
+	apart := (clock.Offset - t.middle).Abs()
+	f := ok("%+v from this process (±%v), %v from the middle one of the nodes", clock.Offset.Round(time.Microsecond),
+		clock.OffsetMargin.Round(time.Microsecond), apart.Round(time.Microsecond))
+	if apart-clock.OffsetMargin > maxOffset {
+		f.Status = Warn
+		f.Fix = "let a time service that slews set the clocks of all nodes; on the node: chronyc tracking, timedatectl set-ntp true"
+	}
+	return f
+}
+
+func judgeDrift(t target) Finding {
+	if t.ClockErr != nil {
+		return unknown("TIME: %v", t.ClockErr)
+	}
+	clock, limit := t.Clock, t.DriftFactor
+	drift := max(clock.Drift, -clock.Drift)
+	f := ok("gains %+.3f%% on this process (±%.3f%%); DriftFactor allows %.3g%%", 100*clock.Drift, 100*clock.DriftMargin, 100*limit)
+	switch {
+	case drift-clock.DriftMargin > limit:
+		f.Status = Fail
+		f.Fix = "fix the clock (chronyc tracking; a virtual machine may have a wrong clock source), or raise Options.DriftFactor in all clients"
+	case clock.DriftMargin > limit:
+		f.Status = Unknown
+		f.Found += ": the round trips are too long to tell"
+	}
+	return f
+}
+
+func judgeScripts(t target) Finding {
+	switch {
+	case t.NoKey:
+		return ok("not tried: no key with this prefix can be on this master")
+	case t.ScriptErr == nil && len(t.Refused) == 0:
+		return ok("all commands of the lock scripts")
+	}
+	var reply interface{ RedisError() }
+	if t.ScriptErr != nil && !errors.As(t.ScriptErr, &reply) {
+		return unknown("%v", t.ScriptErr)
+	}
+	found := strings.Join(t.Refused, "; ")
+	if t.ScriptErr != nil {
+		found = t.ScriptErr.Error()
+	}
+	f := Finding{Status: Fail, Found: found, Fix: "fix what the server reports; then run this again"}
+	switch {
+	case aboutRights(found):
+		f.Fix = t.grant()
+	case strings.Contains(found, "READONLY"):
+		f.Fix = "use the master"
+	case strings.Contains(found, "OOM"):
+		f.Fix = "give it more memory: " + t.cli() + " CONFIG SET maxmemory BYTES"
+	}
+	return f
+}
+
+func judgePubSub(t target) Finding {
+	var reply interface{ RedisError() }
+	switch err := t.PubSubErr; {
+	case t.NoKey:
+		return ok("not tried: no key with this prefix can be on this master")
+	case err == nil:
+		return ok("a notice on a lock's channel arrives")
+	case t.DisableNotify:
+		return ok("%v; Options.DisableNotify is set, so it is not used", err)
+	case !errors.As(err, &reply):
+		return unknown("%v", err)
+	default:
+		return Finding{Status: Warn, Found: err.Error(), Fix: t.grant()}
+	}
+}
+
+// aboutRights reports whether a server's error is about rights, in the words of any
+// version.
+func aboutRights(text string) bool {
+	return strings.Contains(text, "NOPERM") || strings.Contains(text, "The user executing the script can't") ||
+		strings.Contains(text, "ACL failure in script") // Valkey
+}
+
+// grant is the command that gives the user all rights that locking needs.
+func (t target) grant() string {
+	prefix := escapeGlob(t.KeyPrefix)
+	commands := lockCommands
+	if t.Cluster {
+		commands += clusterCommands
+	}
+	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", t.cli(), t.user(), prefix, prefix, commands)
+}
+
+// user is whose rights are used.
+func (t target) user() string {
+	if t.User == "" {
+		return "default"
+	}
+	return quoted(t.User)
+}
+
+// escapeGlob has a pattern match the prefix itself.
+func escapeGlob(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
+}
+
+// cli is redis-cli for the server, for a privileged user.
+func (t target) cli() string { return t.command(t.i, t.Addr).admin().String() }

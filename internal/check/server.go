@@ -1,0 +1,315 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+)
+
+// serverInfo is what one Redis process reports to a user with no more rights than locking needs. What
+// could not be found out has its reason beside it.
+type serverInfo struct {
+	Addr    string
+	User    string // whose rights were used
+	Cluster bool   // a master of a Cluster that the client knows to be one
+
+	Err error         // it does not serve us at all: nothing below was asked
+	RTT time.Duration // of one command
+
+	Hello    map[string]string // what HELLO tells, which no ACL can forbid: version, mode, role
+	HelloErr error
+	Info     map[string]string // INFO
+	InfoErr  error
+	Settings map[string]string // CONFIG GET of maxmemory-policy, appendonly and appendfsync
+	ConfErr  error
+
+	Clock    clockInfo
+	ClockErr error
+
+	Refused   []string // commands of the lock scripts that failed, each with its error
+	ScriptErr error    // no script can be run
+
+	NoKey     bool // no key with the prefix can be on this master, so the rest was not tried
+	PubSubErr error
+}
+
+// clockInfo is how a server's clock runs against this process's, which counts validity.
+type clockInfo struct {
+	Offset, OffsetMargin time.Duration // how far it is ahead
+	Drift, DriftMargin   float64       // how much it gains, per unit of time
+}
+
+// Times of an inspection.
+const (
+	stepTime  = 2 * time.Second        // one command
+	driftTime = 500 * time.Millisecond // between two readings of the clock, for its rate
+	samples   = 5                      // of the clock; the one with the shortest round trip counts
+)
+
+// inspect queries every server of a node, all at once. It needs no right that locking does not need,
+// and returns when ctx ends at the latest, with what is known then; what hangs in a socket ends by
+// itself, on the goroutine that run started for it. prefix is that of lock keys; nonce makes names that
+// nobody else uses. An error reports that the servers of a Cluster are not known.
+func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce string, run func(func())) ([]serverInfo, error) {
+	servers, err := await(ctx, run, func() ([]*redis.Client, error) { return node.Masters(ctx, client) })
+	if err != nil {
+		return nil, err
+	}
+	cluster, _ := client.(*redis.ClusterClient)
+	type result struct {
+		i int
+		f serverInfo
+	}
+	all := make([]serverInfo, len(servers))
+	results := make(chan result, len(servers))
+	for i, c := range servers {
+		in := &inspection{ctx: ctx, c: conn.WithTimeout(c, stepTime), key: keyOn(ctx, cluster, c, prefix, nonce)}
+		in.got = serverInfo{Addr: c.Options().Addr, User: c.Options().Username, Cluster: cluster != nil}
+		all[i] = in.got
+		all[i].Err = errNoAnswer
+		run(func() {
+			in.inspect()
+			results <- result{i, in.got}
+		})
+	}
+	for range servers {
+		select {
+		case r := <-results:
+			all[r.i] = r.f
+		case <-ctx.Done():
+			return all, nil
+		}
+	}
+	return all, nil
+}
+
+var errNoAnswer = errors.New("no answer in the time for the check")
+
+// await returns what f returns, or errNoAnswer once ctx has ended. run starts f.
+func await[T any](ctx context.Context, run func(func()), f func() (T, error)) (T, error) {
+	return conn.AwaitOn(ctx, run, f, nil, func() error { return errNoAnswer })
+}
+
+// keyOn makes up a lock key whose slot server has; "" if there is none, as when the prefix has a hash
+// tag that belongs elsewhere.
+func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Client, prefix, nonce string) string {
+	const tries = 4096 // a master with few slots may need many
+	for i := range tries {
+		key := fmt.Sprintf("%sflightlock-check:%s:%d", prefix, nonce, i)
+		if cluster == nil {
+			return key
+		}
+		if c, err := cluster.MasterForKey(ctx, key); err == nil && c.Options().Addr == server.Options().Addr {
+			return key
+		}
+	}
+	return ""
+}
+
+// inspection queries one server. A command that gets no answer ends it: the others would not get one
+// either, and each would take its time.
+type inspection struct {
+	ctx  context.Context
+	c    *redis.Client
+	key  string // a lock key that nobody uses; "" if none can be here
+	got  serverInfo
+	dead error
+}
+
+func (in *inspection) inspect() {
+	in.hello()
+	if in.got.Err = in.dead; in.dead != nil {
+		if !conn.IsReply(in.dead) && !conn.TimedOut(in.dead) { // it may have given the reason
+			if err := conn.Probe(in.ctx, in.c, stepTime); errors.Is(err, conn.ErrLogin) {
+				in.got.Err = err
+			}
+		}
+		return
+	}
+	base := time.Now()
+	first, err := in.readClock(base)
+	in.info()
+	in.config()
+	if in.got.NoKey = in.key == ""; !in.got.NoKey {
+		in.scripts()
+		in.pubsub()
+	}
+	if in.got.ClockErr = err; err == nil {
+		in.got.RTT = min(in.got.RTT, 2*first.margin)
+		in.clock(base, first)
+	}
+}
+
+// do makes one call, unless the server has stopped answering before.
+func (in *inspection) do(call func(ctx context.Context) error) error {
+	if in.dead != nil {
+		return in.dead
+	}
+	ctx, cancel := context.WithTimeout(in.ctx, stepTime)
+	defer cancel()
+	err := call(ctx)
+	switch {
+	case err != nil && !conn.IsReply(err), conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING"):
+		in.dead = err
+	}
+	return err
+}
+
+// hello reads version, mode and role, and measures a round trip.
+func (in *inspection) hello() {
+	_ = in.do(func(ctx context.Context) error { return in.c.Do(ctx, "HELLO").Err() }) // so that the connection is up
+	began := time.Now()
+	in.got.HelloErr = in.do(func(ctx context.Context) error {
+		v, err := in.c.Do(ctx, "HELLO").Result()
+		in.got.Hello = pairs(v)
+		return err
+	})
+	in.got.RTT = time.Since(began)
+}
+
+// pairs reads a map as either protocol has it.
+func pairs(v any) map[string]string {
+	m := map[string]string{}
+	switch v := v.(type) {
+	case map[any]any:
+		for k, val := range v {
+			m[fmt.Sprint(k)] = fmt.Sprint(val)
+		}
+	case []any:
+		for i := 0; i+1 < len(v); i += 2 {
+			m[fmt.Sprint(v[i])] = fmt.Sprint(v[i+1])
+		}
+	}
+	return m
+}
+
+func (in *inspection) info() {
+	in.got.InfoErr = in.do(func(ctx context.Context) error {
+		text, err := in.c.Info(ctx).Result()
+		in.got.Info = map[string]string{}
+		for line := range strings.Lines(text) {
+			if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+				in.got.Info[k] = v
+			}
+		}
+		return err
+	})
+}
+
+func (in *inspection) config() {
+	in.got.Settings = map[string]string{}
+	for _, name := range []string{"maxmemory-policy", "maxmemory", "appendonly", "appendfsync"} {
+		in.got.ConfErr = in.do(func(ctx context.Context) error {
+			got, err := in.c.ConfigGet(ctx, name).Result()
+			for k, v := range got {
+				in.got.Settings[k] = v
+			}
+			return err
+		})
+		if in.got.ConfErr != nil {
+			return
+		}
+	}
+}
+
+// scripts tries the commands of the lock scripts, as a script.
+func (in *inspection) scripts() {
+	own := node.Reserved + node.SlotTag(in.key) + "}:check:" + in.key[max(0, len(in.key)-40):]
+	in.got.ScriptErr = in.do(func(ctx context.Context) error {
+		if err := in.c.ScriptLoad(ctx, lua.Check.Source).Err(); err != nil {
+			return fmt.Errorf("SCRIPT LOAD: %w", err)
+		}
+		failed, err := in.c.EvalSha(ctx, lua.Check.SHA, []string{in.key, own}).StringSlice()
+		if err != nil {
+			return fmt.Errorf("EVALSHA: %w", err)
+		}
+		for i := 0; i+1 < len(failed); i += 2 {
+			in.got.Refused = append(in.got.Refused, failed[i]+": "+failed[i+1])
+		}
+		return nil
+	})
+}
+
+// pubsub subscribes to the channel of a lock and sends a notice on it. On a Cluster of
+// Redis 7 that is sharded pub/sub, which stays on the master of the slot.
+func (in *inspection) pubsub() {
+	sharded := in.got.Cluster && !older(in.got.Hello["version"], "7.0")
+	if in.got.PubSubErr = in.dead; in.dead != nil {
+		return
+	}
+	// Not by do: a notice that does not come says nothing of other commands.
+	in.got.PubSubErr = func() error {
+		ctx, cancel := context.WithTimeout(in.ctx, stepTime)
+		defer cancel()
+		subscribe, publish := in.c.Subscribe, in.c.Publish
+		if sharded {
+			subscribe, publish = in.c.SSubscribe, in.c.SPublish
+		}
+		sub := subscribe(ctx, in.key)
+		defer sub.Close()
+		if _, err := sub.ReceiveTimeout(ctx, stepTime); err != nil {
+			return fmt.Errorf("subscribing: %w", err)
+		}
+		if err := publish(ctx, in.key, "check").Err(); err != nil {
+			return fmt.Errorf("publishing: %w", err)
+		}
+		if _, err := sub.ReceiveTimeout(ctx, stepTime); err != nil {
+			return fmt.Errorf("waiting for the notice: %w", err)
+		}
+		return nil
+	}()
+}
+
+// reading is one reading of a server's clock.
+type reading struct {
+	at             time.Duration // since base, in this process's monotonic time
+	offset, margin time.Duration // how far the server is ahead
+}
+
+// readClock takes the best of some readings. Local time is base and the monotonic time since:
+// this process's wall clock may be set at any moment.
+func (in *inspection) readClock(base time.Time) (best reading, err error) {
+	for range samples {
+		began := time.Since(base)
+		var server time.Time
+		err = in.do(func(ctx context.Context) (err error) {
+			server, err = in.c.Time(ctx).Result()
+			return err
+		})
+		if err != nil {
+			return reading{}, err
+		}
+		half := (time.Since(base) - began) / 2
+		r := reading{at: began + half, margin: half}
+		r.offset = server.Sub(base.Round(0).Add(r.at))
+		if best.at == 0 || r.margin < best.margin {
+			best = r
+		}
+	}
+	return best, nil
+}
+
+// clock compares a later reading with the first.
+func (in *inspection) clock(base time.Time, first reading) {
+	select {
+	case <-time.After(driftTime - (time.Since(base) - first.at)):
+	case <-in.ctx.Done():
+	}
+	last, err := in.readClock(base)
+	if in.got.ClockErr = err; err != nil {
+		return
+	}
+	took := float64(last.at - first.at)
+	in.got.Clock = clockInfo{
+		Offset: last.offset, OffsetMargin: last.margin,
+		Drift:       float64(last.offset-first.offset) / took,
+		DriftMargin: float64(last.margin+first.margin) / took,
+	}
+}

@@ -1,0 +1,59 @@
+package conn
+
+import "context"
+
+// A Limit bounds how many calls of one kind may hang at once: it has a token for each.
+type Limit chan struct{}
+
+// NewLimit makes a Limit of n calls.
+func NewLimit(n int) Limit { return make(Limit, n) }
+
+// Await returns what call returns, or ctx's error as soon as ctx has ended. In that case call may
+// go on, and its late result, if it has no error, is passed to discard (unless that is nil).
+//
+// go-redis does not always return when a ctx ends: a socket is read for as long as the timeouts of
+// the client allow, which may be the user's; a TLS dial ignores its ctx, and so may a dialer of the
+// user's; a Sentinel-managed client queries its Sentinels under a mutex. Where that could block a
+// goroutine that others wait for, the call gets a goroutine of its own. Nothing waits for that
+// goroutine: it ends with the timeouts of the client, or with the dialer that hangs.
+func Await[T any](ctx context.Context, l Limit, call func() (T, error), discard func(T)) (T, error) {
+	select {
+	case l <- struct{}{}:
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+	return AwaitOn(ctx, func(f func()) {
+		go func() { // ends with call
+			defer func() { <-l }()
+			f()
+		}()
+	}, call, discard, ctx.Err)
+}
+
+// AwaitOn is Await with the goroutine that run starts, and the error that late returns once ctx has
+// ended.
+func AwaitOn[T any](ctx context.Context, run func(func()), call func() (T, error), discard func(T), late func() error) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	done := make(chan result)
+	run(func() {
+		v, err := call()
+		select {
+		case done <- result{v, err}:
+		case <-ctx.Done():
+			if err == nil && discard != nil {
+				discard(v)
+			}
+		}
+	})
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-ctx.Done():
+		var none T
+		return none, late()
+	}
+}

@@ -1,0 +1,175 @@
+package conn
+
+import (
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Conn is a connection to a server whose reads keep to deadlines of our own.
+//
+// While it is strict, each answer must arrive within step: during the handshake (HELLO, AUTH, SELECT
+// and whatever else the client does on a new connection), and while scripts are loaded. After that
+// the node's watchdog measures how long the server takes, and the connection itself waits long, so
+// that late answers arrive on it.
+//
+// A read whose deadline has passed is tried once more: in a process whose processors are all busy,
+// the bytes may have been there for long.
+type Conn struct {
+	net.Conn
+	step    time.Duration
+	strict  atomic.Bool   // each answer must arrive within step
+	exact   atomic.Bool   // no deadline is extended
+	read    atomic.Uint64 // bytes that Read has returned
+	OnWrite func()        // called after each Write; may be nil. Set before the first
+
+	// For the goroutine that reads.
+	until    time.Time     // the deadline; zero if there is none
+	extended time.Duration // by how much it was extended
+}
+
+func newConn(c net.Conn, step time.Duration) (*Conn, net.Conn) {
+	own := &Conn{Conn: c, step: step}
+	own.strict.Store(true)
+	if sys, ok := c.(syscall.Conn); ok { // by which go-redis finds out whether it was closed
+		return own, sysConn{own, sys}
+	}
+	return own, own
+}
+
+type sysConn struct {
+	*Conn
+	sys syscall.Conn
+}
+
+// SyscallConn is that of the connection.
+func (c sysConn) SyscallConn() (syscall.RawConn, error) { return c.sys.SyscallConn() }
+
+// Strict reports whether each answer must arrive within step: the handshake is not over, or scripts
+// are being loaded.
+func (c *Conn) Strict() bool { return c.strict.Load() }
+
+// SetStrict turns that on or off.
+func (c *Conn) SetStrict(on bool) { c.strict.Store(on) }
+
+// SetExact has deadlines of reads hold exactly, or be extended while this process is late.
+func (c *Conn) SetExact(on bool) { c.exact.Store(on) }
+
+// Mark returns how many bytes have arrived on the connection, for ArrivedSince. It must be called
+// only while no answer is expected: all that has arrived was read then, so the bytes that were read
+// are enough, and save a system call, unless they are counted above TLS.
+func (c *Conn) Mark() uint64 {
+	if c.counts() {
+		return c.read.Load()
+	}
+	if n, ok := c.received(); ok {
+		return n
+	}
+	return c.read.Load()
+}
+
+// ArrivedSince reports whether anything has arrived since mark, as far as can be found out. A
+// goroutine may have read bytes and not counted them yet: after the system call it may have to wait
+// for a processor. So the kernel is asked how much has arrived, if it can tell.
+func (c *Conn) ArrivedSince(mark uint64) bool {
+	if n, ok := c.received(); ok {
+		return n > mark
+	}
+	return c.Unread() || c.read.Load() != mark // in this order: unread bytes may be read, and counted, in between
+}
+
+// Unread reports whether bytes wait in the socket to be read, as far as can be found out.
+func (c *Conn) Unread() bool {
+	sys, ok := c.under().(syscall.Conn)
+	return ok && unread(sys)
+}
+
+// received returns how many bytes have arrived on the TCP connection, read or not. ok is false if
+// that cannot be found out.
+func (c *Conn) received() (n uint64, ok bool) {
+	if tcp, isTCP := c.under().(*net.TCPConn); isTCP {
+		return received(tcp)
+	}
+	return 0, false
+}
+
+// counts reports whether read and received count the same bytes. With TLS they do not: read counts
+// what was decrypted.
+func (c *Conn) counts() bool {
+	_, is := c.Conn.(*net.TCPConn)
+	return is
+}
+
+// under returns the connection below TLS, or the connection itself if there is no TLS.
+func (c *Conn) under() net.Conn {
+	if t, ok := c.Conn.(interface{ NetConn() net.Conn }); ok {
+		return t.NetConn()
+	}
+	return c.Conn
+}
+
+// SetReadDeadline sets the deadline of reads, or an earlier one while the connection is strict.
+func (c *Conn) SetReadDeadline(t time.Time) error {
+	if most := time.Now().Add(c.step); c.strict.Load() && (t.IsZero() || most.Before(t)) {
+		t = most
+	}
+	c.until, c.extended = t, 0
+	return c.Conn.SetReadDeadline(t)
+}
+
+// SetDeadline sets the deadline of reads and writes.
+func (c *Conn) SetDeadline(t time.Time) error {
+	c.until, c.extended = t, 0
+	return c.Conn.SetDeadline(t)
+}
+
+func (c *Conn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if c.OnWrite != nil {
+		c.OnWrite()
+	}
+	return n, err
+}
+
+func (c *Conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	for n == 0 && err != nil && TimedOut(err) && c.extend() {
+		n, err = c.Conn.Read(p)
+	}
+	if n > 0 {
+		c.read.Add(uint64(n))
+	}
+	return n, err
+}
+
+// extend extends the deadline by how late its end was noticed, and reports whether it did.
+func (c *Conn) extend() bool {
+	if c.until.IsZero() || c.exact.Load() {
+		return false
+	}
+	more, ok := Grace(time.Since(c.until), c.extended, c.step)
+	if !ok {
+		return false
+	}
+	c.extended += more
+	c.until = time.Now().Add(more)
+	return c.Conn.SetReadDeadline(c.until) == nil
+}
+
+// Limits of what Grace adds to a deadline: MinGrace at least, MaxGrace times the timeout in all.
+const (
+	MinGrace = 10 * time.Millisecond
+	MaxGrace = 8
+)
+
+// Grace is by how much to extend a deadline whose end was noticed so late, after it was extended by
+// that much before. ok is false when the deadline stands. A process that stood still for an hour does
+// not give the server another.
+func Grace(late, before, timeout time.Duration) (more time.Duration, ok bool) {
+	left := max(MaxGrace*timeout, MinGrace) - before
+	if before > 0 && late < MinGrace || left <= 0 {
+		return 0, false
+	}
+	return min(max(late, MinGrace), left), true
+}

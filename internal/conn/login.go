@@ -1,0 +1,95 @@
+package conn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrLogin reports a server that can be reached and refuses the login: the password is wrong, the
+// user is disabled, all connections that it allows are in use, or it is not Redis.
+var ErrLogin = errors.New("login refused")
+
+// LoginRefused wraps the answer of a server to a login, or to a command before one, in ErrLogin.
+func LoginRefused(answer error) error { return fmt.Errorf("%w: %w", ErrLogin, answer) }
+
+// NotLoggedIn reports whether a server refused a command because the connection has no login, as
+// when the client has no password.
+func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
+
+// Probe reports whether a server accepts a login with c's options and answers: nil, ErrLogin, or the
+// reason why it could not be reached. It ends with ctx, or when a read has taken timeout.
+//
+// It uses a connection of its own. A pooled one may have logged in before and go on working while
+// every new login is refused.
+func Probe(ctx context.Context, c *redis.Client, timeout time.Duration) error {
+	var in atomic.Bool
+	var last lastError
+	own := DialOnce(c, timeout, func(o *redis.Options) {
+		dial, greet := o.Dialer, o.OnConnect
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return &recordingConn{conn, &last}, nil
+		}
+		o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+			if greet != nil {
+				if err := greet(ctx, conn); err != nil {
+					return err
+				}
+			}
+			in.Store(true)
+			return nil
+		}
+	})
+	defer own.Close()
+	err := own.Ping(ctx).Err()
+	switch said := last.error(); {
+	case err == nil, IsReply(err) && in.Load() && !NotLoggedIn(err): // a refused PING is an answer
+		return nil
+	case IsReply(err):
+		return LoginRefused(err)
+	case !in.Load() && said != nil && !TimedOut(err):
+		return LoginRefused(said)
+	}
+	return err
+}
+
+// lastError is the last thing that a server sent on a connection, if that was an error; else empty. A
+// server whose connections are all in use (maxclients) sends an error and closes; go-redis goes on
+// with the handshake, and reports only that the connection was closed.
+type lastError struct{ text atomic.Pointer[string] }
+
+func (l *lastError) error() error {
+	if text := l.text.Load(); text != nil && *text != "" {
+		return ServerError(*text)
+	}
+	return nil
+}
+
+// recordingConn is a connection that records lastError.
+type recordingConn struct {
+	net.Conn
+	last *lastError
+}
+
+func (c *recordingConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		text, refused := strings.CutPrefix(string(p[:n]), "-")
+		line, _, _ := strings.Cut(text, "\r\n")
+		if !refused {
+			line = ""
+		}
+		c.last.text.Store(&line)
+	}
+	return n, err
+}

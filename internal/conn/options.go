@@ -1,0 +1,119 @@
+// Package conn makes connections to one Redis server of which every step has a deadline of our own,
+// and tells apart what the errors of go-redis and of servers mean.
+//
+// The nodes, their subscriptions and Check share it. It knows nothing of locks.
+package conn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+const (
+	// DialTimeout bounds a dial: a SYN that was lost is sent again after a second.
+	DialTimeout = 1500 * time.Millisecond
+
+	// TransportTimeout is how long a connection may wait for an answer before it is given up. It is
+	// far above any NodeTimeout, so that late answers arrive on the connection of their requests, in
+	// order.
+	TransportTimeout = 2 * time.Second
+
+	// ReadBuffer and WriteBuffer are the sizes of the buffers of each connection. A batch of 128
+	// locks is some 22 KiB of requests and 3 KiB of replies; one of long keys takes several writes.
+	ReadBuffer  = 8 << 10
+	WriteBuffer = 32 << 10
+)
+
+// Options are those of c for connections of our own. Each of them is a Conn, is dialed in one
+// try, and is passed to dialed; greeted is called when one is ready for use. Steps until then have
+// step each, the dial apart. Hooks of c are not called.
+func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn), greeted func()) *redis.Options {
+	o := BareOptions(c)
+	limit := DialTimeout
+	if o.TLSConfig != nil {
+		limit += step
+	}
+	dial, greet := o.Dialer, o.OnConnect
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		conn, err := Await(ctx, dials, func() (net.Conn, error) { return dial(ctx, network, addr) }, func(late net.Conn) { _ = late.Close() })
+		if err != nil && ctx.Err() != nil {
+			return nil, fmt.Errorf("no connection within %v: %w", limit, ctx.Err())
+		} else if err != nil {
+			return nil, err
+		}
+		d, conn := newConn(conn, step)
+		dialed(d)
+		return conn, nil
+	}
+	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+		if greet != nil {
+			if err := greet(ctx, conn); err != nil {
+				return err
+			}
+		}
+		greeted()
+		return nil
+	}
+	o.DialTimeout = limit
+	o.MaxRetries, o.DialerRetries = -1, 1
+	// After PoolSize failed dials, go-redis would start a goroutine that dials by itself and ends a
+	// second after the pool.
+	o.PoolSize, o.MaxConcurrentDials, o.MinIdleConns, o.PipelinePoolSize = 16, 16, 0, -1
+	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
+	o.PoolFIFO = false // a dial that was abandoned leaves a second connection: the last one is used, and was passed to dialed
+	o.ReadBufferSize, o.WriteBufferSize = ReadBuffer, WriteBuffer
+	o.ContextTimeoutEnabled = true
+	o.Limiter = nil // a circuit breaker for other uses of the client must not stop a refresh or a release
+	return o
+}
+
+// BareOptions are a copy of those of c, without what go-redis would do besides: client-side caching
+// and maintenance notifications.
+func BareOptions(c *redis.Client) *redis.Options {
+	o := *c.Options()
+	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return &o
+}
+
+var errDialed = errors.New("the connection on which it was asked is gone")
+
+// DialOnce is a client like c with a single connection that is dialed once: all its commands reach
+// one process, or fail. Each answer must arrive within step. The caller closes it. Hooks of c are not
+// called. change may adapt its options.
+func DialOnce(c *redis.Client, step time.Duration, change func(*redis.Options)) *redis.Client {
+	o := Options(c, step, NewLimit(1), func(*Conn) {}, func() {})
+	var dialed atomic.Bool
+	dial := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if dialed.Swap(true) {
+			return nil, errDialed
+		}
+		return dial(ctx, network, addr)
+	}
+	o.MaxActiveConns = 1
+	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
+	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout
+	change(o)
+	return redis.NewClient(o)
+}
+
+// WithTimeout is a client over the connection pool of c, with that socket timeout and without
+// retries: a request that is replayed on a new connection can overtake the release that undoes it.
+// go-redis's WithTimeout gives the new client options of its own, and reads the number of retries
+// from them at each call.
+func WithTimeout(c *redis.Client, timeout time.Duration) *redis.Client {
+	own := c.WithTimeout(timeout)
+	own.Options().MaxRetries = 0
+	own.Options().ContextTimeoutEnabled = true // so that a ctx bounds the whole exchange
+	return own
+}

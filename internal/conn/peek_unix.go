@@ -1,0 +1,20 @@
+//go:build unix
+
+package conn
+
+import "syscall"
+
+// unread reports whether bytes that were received wait to be read. A Read that is blocked does not block it.
+func unread(c syscall.Conn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	some := false
+	err = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		some = n > 0 && err == nil
+	})
+	return some && err == nil
+}

@@ -1,0 +1,109 @@
+package e2e
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// The first lock and the first Fetch of a Client succeed although they come before anything is dialled: each step on the way to a
+// node, and there are some, has its own time.
+func TestFirstLockOverALongWay(t *testing.T) {
+	for _, tc := range []struct {
+		name          string
+		args          []string
+		user, options string
+		tls           bool
+	}{
+		{name: "plain"},
+		{name: "password", args: []string{"--requirepass", "hunter2"}, user: ":hunter2@"},
+		{name: "TLS", user: ":hunter2@", args: []string{"--requirepass", "hunter2"}, options: "?skip_verify=true", tls: true},
+	} {
+		for _, n := range []int{1, 3} {
+			for _, share := range []int{40, 80} {
+				if !redistest.Long() && (share == 40 || (n == 3) != (tc.name == "plain") || tc.name == "password") {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/nodes=%d/roundtrip=%d%%", tc.name, n, share), func(t *testing.T) {
+					var urls []string
+					for range n {
+						args, addr := tc.args, ""
+						if tc.tls {
+							_, cert, key := redistest.Certificates(t)
+							addr = redistest.RefusedAddr(t)
+							_, port, _ := net.SplitHostPort(addr)
+							args = append(args[:len(args):len(args)], "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
+						}
+						s := redistest.StartServer(t, args...)
+						if addr == "" {
+							addr = s.Addr()
+						}
+						p := redistest.StartProxy(t, addr)
+						p.SetDelay(nodeTimeout * time.Duration(share) / 100)
+						scheme := "redis://"
+						if tc.tls {
+							scheme = "rediss://"
+						}
+						urls = append(urls, scheme+tc.user+p.Addr()+tc.options)
+					}
+					for _, by := range []string{"TryLock", "Fetch"} {
+						for _, open := range []bool{false, true} {
+							if !redistest.Long() && by == "Fetch" && n == 3 {
+								continue
+							}
+							t.Run(madeBy(open)+"/"+by, func(t *testing.T) {
+								var c *flightlock.Client
+								if open {
+									c = mustOpen(t, flightlock.Options{}, urls...)
+								} else {
+									c = newClient(t, flightlock.Options{}, parsed(t, urls)...)
+								}
+								began := time.Now()
+								if by == "TryLock" {
+									l, err := c.TryLock(t.Context(), fmt.Sprint(open), time.Minute)
+									if err != nil {
+										t.Fatalf("after %v: %v", time.Since(began), err)
+									}
+									t.Logf("locked after %v", time.Since(began))
+									mustRelease(t, l)
+									return
+								}
+								s := &service{c: c}
+								s.work.Store(&workload{})
+								f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
+								must(t, err)
+								defer f.Close(t.Context())
+								_, err = f.Fetch(t.Context(), "fetched")
+								if st := f.Stats(); err != nil || st.UnlockedLoads > 0 {
+									t.Errorf("after %v: %v, %+v", time.Since(began), err, st)
+								}
+							})
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// parsed makes clients with default options of urls.
+func parsed(t *testing.T, urls []string) (nodes []redis.UniversalClient) {
+	t.Helper()
+	for _, u := range urls {
+		o, err := redis.ParseURL(u)
+		must(t, err)
+		if o.TLSConfig != nil {
+			o.TLSConfig = &tls.Config{InsecureSkipVerify: true} // of a test
+		}
+		c := redis.NewClient(o)
+		t.Cleanup(func() { c.Close() })
+		nodes = append(nodes, c)
+	}
+	return nodes
+}

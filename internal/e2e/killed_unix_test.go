@@ -1,0 +1,237 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// This file kills and stops processes that hold or want a lock.
+
+// waiting is a process that was told to take the key, and has not got it yet.
+type waiting struct {
+	*process
+	got chan told // closed if the process ended
+}
+
+func (p *process) startLock(ttl time.Duration) *waiting {
+	w := &waiting{p, make(chan told, 1)}
+	go func() {
+		defer close(w.got)
+		if r, err := p.run(errand{Do: doLock, Key: "k", TTL: ttl}); err == nil {
+			w.got <- r
+		}
+	}()
+	return w
+}
+
+// mustGet waits for the lock.
+func (w *waiting) mustGet(t *testing.T, within time.Duration) told {
+	t.Helper()
+	select {
+	case r, ok := <-w.got:
+		if !ok || len(r.Errors) > 0 {
+			t.Fatalf("no lock: %v", r.Errors)
+		}
+		return r
+	case <-time.After(within):
+		t.Fatalf("no lock within %v", within)
+		return told{}
+	}
+}
+
+func (p *process) must(t *testing.T, e errand) told {
+	t.Helper()
+	e.Key = "k"
+	r, err := p.run(e)
+	if err != nil || len(r.Errors) > 0 {
+		t.Fatalf("%s: %v %v", e.Do, err, r.Errors)
+	}
+	return r
+}
+
+func (p *process) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := p.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wants are the contenders that wait for the key k on a server, those first who have waited longest.
+func wants(t *testing.T, s *redistest.Server) (names []string) {
+	t.Helper()
+	for _, key := range s.Keys(t) {
+		if strings.HasPrefix(key, node.Reserved) && strings.HasSuffix(key, ":wants:lock:k") {
+			for _, name := range s.Do(t, "ZRANGE", key, 0, -1).([]any) {
+				names = append(names, name.(string))
+			}
+		}
+	}
+	return names
+}
+
+// keptFor is the contender whose turn it is on the server; "" if it is nobody's.
+func keptFor(t *testing.T, s *redistest.Server) string {
+	t.Helper()
+	v, _ := s.Do(t, "GET", "lock:k").(string)
+	name, _ := strings.CutPrefix(v, node.TurnOf)
+	if name == v {
+		return ""
+	}
+	return name
+}
+
+func everywhere(servers []*redistest.Server, cond func(*redistest.Server) bool) bool {
+	return !slices.ContainsFunc(servers, func(s *redistest.Server) bool { return !cond(s) })
+}
+
+// eventuallyWanted waits until n contenders are known to wait on all servers.
+func eventuallyWanted(t *testing.T, servers []*redistest.Server, n int) {
+	t.Helper()
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d contenders wait", n), func() bool {
+		return everywhere(servers, func(s *redistest.Server) bool { return len(wants(t, s)) == n })
+	})
+}
+
+// lockers starts servers and processes that can lock on them.
+func lockers(t *testing.T, nodes, procs int) (servers []*redistest.Server, ps []*process) {
+	t.Helper()
+	var addrs []string
+	for range nodes {
+		s := redistest.StartServer(t)
+		servers, addrs = append(servers, s), append(addrs, s.Addr())
+	}
+	for range procs {
+		ps = append(ps, startProcess(t, addrs...))
+	}
+	return servers, ps
+}
+
+// passesOn is how long others may have to wait when a process has died: until a ttl, or
+// a turn of a second, has run out, and no longer than a busy machine explains.
+const passesOn = 6 * time.Second
+
+// A process that is killed while it holds the key costs the others the ttl that is left.
+func TestAProcessKilledWhileItHolds(t *testing.T) {
+	for _, nodes := range []int{1, 3} {
+		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
+			servers, ps := lockers(t, nodes, 3)
+			fence := ps[0].must(t, errand{Do: doLock, TTL: 2 * time.Second}).Fence
+			first := ps[1].startLock(time.Minute)
+			eventuallyWanted(t, servers, 1)
+			second := ps[2].startLock(time.Minute)
+			eventuallyWanted(t, servers, 2)
+			ps[0].Kill()
+			killed, left := time.Now(), servers[0].Do(t, "PTTL", "lock:k")
+
+			winner, other := first, second
+			var next told
+			select {
+			case next = <-first.got:
+			case next = <-second.got:
+				winner, other = second, first
+			case <-time.After(passesOn):
+				t.Fatal("nobody goes on")
+			}
+			t.Logf("the next one had it %v after the kill; the ttl had %v ms left", time.Since(killed), left)
+			if next.Fence <= fence || len(next.Errors) > 0 {
+				t.Errorf("%+v after fence %d", next, fence)
+			}
+			winner.must(t, errand{Do: doRelease})
+			if last := other.mustGet(t, passesOn); last.Fence <= next.Fence {
+				t.Errorf("fence %d after %d", last.Fence, next.Fence)
+			}
+			other.must(t, errand{Do: doRelease})
+		})
+	}
+}
+
+// A process that is killed while it waits, or in the moment in which it is told to go, costs
+// the others one turn, and no second one.
+func TestAProcessKilledWhileItWaits(t *testing.T) {
+	for _, nodes := range []int{1, 3} {
+		for _, told := range []bool{false, true} {
+			t.Run(fmt.Sprintf("nodes=%d/told=%v", nodes, told), func(t *testing.T) {
+				servers, ps := lockers(t, nodes, 3)
+				ps[0].must(t, errand{Do: doLock, TTL: time.Minute})
+				ps[1].startLock(time.Minute)
+				eventuallyWanted(t, servers, 1)
+				victim := wants(t, servers[0])[0]
+				next := ps[2].startLock(time.Minute)
+				eventuallyWanted(t, servers, 2)
+
+				if told {
+					ps[1].signal(t, syscall.SIGSTOP) // what it is told stays in its socket
+				} else {
+					ps[1].Kill()
+				}
+				released := time.Now()
+				ps[0].must(t, errand{Do: doRelease})
+				if !slices.ContainsFunc(servers, func(s *redistest.Server) bool { return keptFor(t, s) == victim }) {
+					t.Fatalf("it is not the victim's turn; the key has %v", servers[0].Do(t, "GET", "lock:k"))
+				}
+				ps[1].Kill()
+				next.mustGet(t, passesOn)
+				t.Logf("the next one had it %v after the release", time.Since(released))
+
+				again := ps[0].startLock(time.Minute)
+				redistest.Eventually(t, 20*time.Second, "the first waits again", func() bool {
+					return everywhere(servers, func(s *redistest.Server) bool {
+						return slices.ContainsFunc(wants(t, s), func(name string) bool { return name != victim })
+					})
+				})
+				ps[2].must(t, errand{Do: doRelease})
+				again.mustGet(t, passesOn)
+				ps[0].must(t, errand{Do: doRelease})
+				for i, s := range servers {
+					if left := wants(t, s); slices.Contains(left, victim) {
+						t.Errorf("on node %d the victim is still among those who wait: %q", i, left)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A process that stands still for longer than its ttl while it holds the key has lost it when
+// it goes on, by whatever it asks, and leaves its successor alone.
+func TestAProcessStoppedWhileItHolds(t *testing.T) {
+	for _, nodes := range []int{1, 3} {
+		for _, refreshed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("nodes=%d/refreshed=%v", nodes, refreshed), func(t *testing.T) {
+				servers, ps := lockers(t, nodes, 2)
+				fence := ps[0].must(t, errand{Do: doLock, TTL: 2 * time.Second, Refreshed: refreshed}).Fence
+				next := ps[1].startLock(time.Minute)
+				eventuallyWanted(t, servers, 1)
+				ps[0].signal(t, syscall.SIGSTOP)
+				after := next.mustGet(t, passesOn)
+				if after.Fence <= fence {
+					t.Errorf("fence %d after %d", after.Fence, fence)
+				}
+				ps[0].signal(t, syscall.SIGCONT)
+				ps[0].must(t, errand{Do: doInspect})
+				held := 0
+				for _, s := range servers {
+					if s.Do(t, "GET", "lock:k") == after.Owner {
+						held++
+					}
+				}
+				if held <= nodes/2 {
+					t.Errorf("the successor is left on %d nodes", held)
+				}
+				ps[1].must(t, errand{Do: doRefresh})
+				ps[1].must(t, errand{Do: doRelease})
+				ps[0].must(t, errand{Do: doLock, TTL: time.Second}) // the client is as good as new
+				ps[0].must(t, errand{Do: doRelease})
+			})
+		}
+	}
+}

@@ -1,0 +1,281 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A key that nobody wants any more leaves nothing behind.
+func TestKeysLeaveNothingBehind(t *testing.T) {
+	for _, nodes := range []int{1, 3} {
+		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
+			var clients []redis.UniversalClient
+			for range nodes {
+				clients = append(clients, redistest.StartServer(t).Client(t))
+			}
+			c, err := flightlock.New(flightlock.Options{Nodes: clients, NodeTimeout: 5 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close(context.Background())
+			batch := func(from, to int) {
+				var wg sync.WaitGroup
+				for g := range 16 {
+					wg.Go(func() {
+						for i := from + g; i < to; i += 16 {
+							l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("key-", i), 20*time.Second, nil)
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							if i%10 == 0 {
+								l.Context(t.Context())
+								_ = l.AutoRefresh(flightlock.RefreshPolicy{})
+							}
+							if err := l.Release(t.Context()); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+			}
+			keys := 20_000
+			if testing.Short() || nodes > 1 {
+				keys = 10_000
+			}
+			batch(0, 2000)
+			before := heap()
+			batch(2000, keys)
+			if grown := heap() - before; grown > 384<<10 {
+				t.Errorf("the heap has grown by %d bytes", grown)
+			}
+			if s := c.Stats(); s.Held != 0 || s.Waiters != 0 || s.Debts != 0 {
+				t.Errorf("%+v", s)
+			}
+			if err := c.Close(t.Context()); err != nil { // waits for flights, if there are any
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A goroutine that waits costs no more than 1 KiB beyond its stack.
+func TestMemoryOfAWaiter(t *testing.T) {
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	holder, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	const waiters = 10_000
+	var wg sync.WaitGroup
+	gate := make(chan struct{})
+	for range waiters { // the goroutines themselves, which the runtime keeps for the next
+		wg.Go(func() { <-gate })
+	}
+	close(gate)
+	wg.Wait()
+	before := heap()
+	for range waiters {
+		wg.Go(func() { _, _ = c.SingleFlightLock(ctx, "k", time.Minute, nil) })
+	}
+	redistest.Eventually(t, 20*time.Second, "all wait", func() bool { return c.Stats().Waiters == waiters })
+	each := (heap() - before) / waiters
+	t.Logf("%d bytes of heap per waiter", each)
+	if each > 1<<10 {
+		t.Errorf("%d bytes of heap per waiter", each)
+	}
+	cancel()
+	wg.Wait()
+	if err := holder.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a Client of Open's costs that has used all its connections, nearly all of it their buffers: and it has no more
+// connections than docs/operations.md says.
+func TestMemoryOfAClient(t *testing.T) {
+	var servers []*redistest.Server
+	var urls []string
+	for range 3 {
+		s := redistest.StartServer(t)
+		servers, urls = append(servers, s), append(urls, "redis://"+s.Addr())
+	}
+	load := func() *flightlock.Client {
+		c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close(context.Background()) })
+		var wg sync.WaitGroup
+		for g := range 100 {
+			wg.Go(func() {
+				for range 3 {
+					l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(g), time.Minute, nil)
+					if err == nil {
+						err = l.Release(t.Context())
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return c
+	}
+	all := []*flightlock.Client{load()} // and all that is made once
+	before := heap()
+	const clients = 6
+	for range clients {
+		all = append(all, load())
+	}
+	each := (heap() - before) / clients
+	t.Logf("%d KiB of heap per Client", each>>10)
+	if each > 1<<20 {
+		t.Errorf("%d KiB of heap per Client", each>>10)
+	}
+	for _, s := range servers {
+		list := s.Do(t, "CLIENT", "LIST").(string)
+		if n := strings.Count(list, "name=flightlock"); n > 2*len(all) {
+			t.Errorf("%d connections of %d Clients:\n%s", n, len(all), list)
+		}
+	}
+	runtime.KeepAlive(all)
+}
+
+// What a lock costs that is held and refreshes itself.
+func TestMemoryOfAHeldLock(t *testing.T) {
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const locks = 25_000
+	all := make([]*flightlock.Lock, locks)
+	take := func(i int) {
+		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
+		if err == nil {
+			err = l.AutoRefresh(flightlock.RefreshPolicy{})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		all[i] = l
+	}
+	take(0) // and all that is made once
+	before := heap()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			for i := next.Add(1); i < locks; i = next.Add(1) {
+				take(int(i))
+			}
+		})
+	}
+	wg.Wait()
+	each := (heap() - before) / locks
+	t.Logf("%d bytes of heap per lock", each)
+	if each > 1<<10 {
+		t.Errorf("%d bytes of heap per lock", each)
+	}
+	runtime.KeepAlive(all)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = c.Close(over) // which releases them, as fast as can be
+}
+
+// Waiters that come every millisecond and give up soon let nothing grow: no memory, no
+// goroutines, no subscriptions. FLIGHTLOCK_LONG=1 has them come for 30 seconds.
+func TestWaitersThatComeAndGo(t *testing.T) {
+	length := 3 * time.Second
+	if redistest.Long() {
+		length = 30 * time.Second
+	}
+	s := redistest.StartServer(t)
+	patient := flightlock.Options{NodeTimeout: 10 * time.Second}
+	holder, c := newClient(t, patient, s.Client(t)), newClient(t, patient, s.Client(t))
+	const keys = 200
+	held := lockAll(t, holder, keys)
+
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+	var wg sync.WaitGroup
+	come := func() {
+		limit, key := time.Duration(1+rand.IntN(50))*time.Millisecond, fmt.Sprint("k", rand.IntN(keys))
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			defer cancel()
+			if l, err := c.SingleFlightLock(ctx, key, time.Minute, nil); err == nil {
+				t.Errorf("got %s, which is held", l.Key())
+			}
+		})
+	}
+	var before, after usage
+	came := 0
+	every := time.NewTicker(time.Millisecond)
+	defer every.Stop()
+	for began := time.Now(); ctx.Err() == nil; came++ {
+		come()
+		if before == (usage{}) && time.Since(began) > length/3 {
+			before = use(t, s)
+		}
+		<-every.C
+	}
+	after = use(t, s)
+	wg.Wait()
+	t.Logf("%d waiters came in %v; in use after a third of that: %+v, at its end: %+v", came, length, before, after)
+	if after.channels > keys || after.clients > before.clients {
+		t.Errorf("%+v in the end, %+v before", after, before)
+	}
+	if grown := after.goroutines - before.goroutines; grown > 200 { // up to 50 of them wait
+		t.Errorf("%d goroutines more", grown)
+	}
+	if grown := after.heap - before.heap; grown > 2<<20 {
+		t.Errorf("%d bytes more", grown)
+	}
+	if st := c.Stats(); st.Waiters != 0 || st.Debts != 0 {
+		t.Errorf("%+v", st)
+	}
+	eventuallyUnsubscribed(t, s)
+	for _, l := range held {
+		mustRelease(t, l)
+	}
+}
+
+// usage is what waiters could let grow.
+type usage struct {
+	channels, clients, goroutines int
+	heap                          int64
+}
+
+func use(t *testing.T, s *redistest.Server) usage {
+	t.Helper()
+	clients := strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "normal").(string), "\n") + strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n")
+	return usage{subscriptions(t, s), clients, runtime.NumGoroutine(), heap()}
+}

@@ -1,0 +1,262 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// The tests of this file give a Client what is slow, blocks or panics where it calls its user's code: nothing waits for
+// that but what it is for.
+
+// sink is a log's handler of that kind.
+type sink struct {
+	kind string
+	end  chan struct{} // closed when it is as good as others
+}
+
+var sinks = []string{"slow", "blocks", "panics"}
+
+// newSink makes one. It is mended by the function that comes with it, before the Client is closed, which waits for its log.
+func newSink(kind string) (s sink, mend func()) {
+	s = sink{kind, make(chan struct{})}
+	return s, sync.OnceFunc(func() { close(s.end) })
+}
+
+func (s sink) use() {
+	select {
+	case <-s.end:
+		return
+	default:
+	}
+	switch s.kind {
+	case "slow":
+		select {
+		case <-time.After(3 * time.Second):
+		case <-s.end:
+		}
+	case "blocks":
+		<-s.end
+	case "panics":
+		panic("the sink is broken")
+	}
+}
+
+func (s sink) Enabled(context.Context, slog.Level) bool { return true }
+func (s sink) WithAttrs([]slog.Attr) slog.Handler       { return s }
+func (s sink) WithGroup(string) slog.Handler            { return s }
+func (s sink) Handle(context.Context, slog.Record) error {
+	s.use()
+	return nil
+}
+
+// A lock is lost, and the log takes its time: the holder learns it all the same.
+func TestSlowObserverAndALostLock(t *testing.T) {
+	for _, kind := range sinks {
+		t.Run(kind, func(t *testing.T) {
+			servers, addrs := startServers(t, 1)
+			log, mend := newSink(kind)
+			defer mend()
+			c := mustOpen(t, flightlock.Options{Logger: slog.New(log), NodeTimeout: time.Second}, "redis://"+addrs[0])
+			for i := range 3 { // the log is at it when the last of them is lost
+				l := mustLock(t, c, fmt.Sprint("k", i), 20*time.Second)
+				must(t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: 50 * time.Millisecond}))
+				ctx := l.Context(t.Context())
+				servers[0].Do(t, "SET", "lock:"+l.Key(), "another")
+				lost := time.Now()
+				select {
+				case <-ctx.Done():
+					t.Logf("ended %v after another client had the key", time.Since(lost))
+				case <-time.After(2 * time.Second):
+					t.Fatal("2s after another client has the key, Lock.Context goes on")
+				}
+				if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
+					t.Error(context.Cause(ctx))
+				}
+				_ = l.Release(t.Context())
+			}
+		})
+	}
+}
+
+// A node goes and comes, and the log takes its time: the node votes again all the same.
+func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
+	for _, kind := range sinks {
+		t.Run(kind, func(t *testing.T) {
+			servers, addrs := startServers(t, 1)
+			log, mend := newSink(kind)
+			defer mend()
+			c := mustOpen(t, flightlock.Options{Logger: slog.New(log)}, "redis://"+addrs[0])
+			lockAndRelease(t, c)
+			for range 2 { // the log is at it when the node goes again
+				servers[0].Stop()
+				redistest.Eventually(t, 10*time.Second, "it is suspended", func() bool {
+					_, err := c.TryLock(t.Context(), "k", time.Second)
+					return err != nil && c.Stats().Suspended == 1
+				})
+				servers[0].Cont()
+				back := time.Now()
+				redistest.Eventually(t, 2500*time.Millisecond, "it votes again", func() bool {
+					l, err := c.TryLock(t.Context(), "back", time.Second)
+					if err == nil {
+						_ = l.Release(t.Context())
+					}
+					return err == nil && c.Stats().Suspended == 0
+				})
+				t.Logf("a lock %v after the node was back", time.Since(back))
+			}
+		})
+	}
+}
+
+// slowRegisterer takes its time to let go of a collector.
+type slowRegisterer struct {
+	prometheus.Registerer
+	sink
+}
+
+func (r slowRegisterer) Unregister(c prometheus.Collector) bool {
+	r.use()
+	return r.Registerer.Unregister(c)
+}
+
+// Who unregisters the metrics takes its time: Close ends by its ctx.
+func TestSlowObserverAndClose(t *testing.T) {
+	for _, kind := range sinks[:2] { // the panic of a Registerer is Close's caller's
+		t.Run(kind, func(t *testing.T) {
+			_, addrs := startServers(t, 1)
+			s, mend := newSink(kind)
+			defer mend()
+			reg := slowRegisterer{prometheus.NewRegistry(), s}
+			c, err := flightlock.Open([]string{"redis://" + addrs[0]}, flightlock.Options{Registerer: reg})
+			must(t, err)
+			lockAndRelease(t, c)
+			closed := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+				defer cancel()
+				closed <- c.Close(ctx)
+			}()
+			select {
+			case err := <-closed:
+				t.Log(err)
+			case <-time.After(2 * time.Second):
+				t.Error("Close goes on 2s after it was called, for 200ms")
+				go func() { <-closed }()
+			}
+		})
+	}
+}
+
+// collectors keeps what is registered.
+type collectors struct {
+	prometheus.Registerer
+	mu  sync.Mutex // guards all
+	all []prometheus.Collector
+}
+
+func (r *collectors) Register(c prometheus.Collector) error {
+	r.mu.Lock()
+	r.all = append(r.all, c)
+	r.mu.Unlock()
+	return r.Registerer.Register(c)
+}
+
+// A scrape hangs in the middle: locks go on, and so does Close.
+func TestSlowObserverAndScrapes(t *testing.T) {
+	_, addrs := startServers(t, 1)
+	reg := &collectors{Registerer: prometheus.NewRegistry()}
+	c := mustOpen(t, flightlock.Options{Registerer: reg, NodeTimeout: time.Second}, "redis://"+addrs[0])
+	lockAndRelease(t, c)
+	var scrapes sync.WaitGroup
+	hung := make(chan prometheus.Metric)
+	for _, collector := range reg.all {
+		scrapes.Go(func() { collector.Collect(hung) })
+	}
+	<-hung // they are at it
+	lockAndRelease(t, c)
+	must(t, c.Close(t.Context()))
+	go func() { scrapes.Wait(); close(hung) }()
+	for range hung {
+	}
+}
+
+// slowStrategy is a RetryStrategy of that kind.
+type slowStrategy struct {
+	sink
+	called chan struct{} // has room for one
+}
+
+func (s slowStrategy) Next(int) (time.Duration, bool) {
+	select {
+	case s.called <- struct{}{}:
+	default:
+	}
+	s.use()
+	return time.Millisecond, true
+}
+
+// A caller's strategy takes its time while it waits for a key that another process has: who waits beside it gets the key, and
+// callers of other keys notice nothing. The panic of a strategy is its caller's.
+func TestSlowObserverOfRetries(t *testing.T) {
+	for _, kind := range sinks {
+		for _, n := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s/nodes=%d", kind, n), func(t *testing.T) {
+				_, addrs := startServers(t, n)
+				elsewhere, c := clientOn(t, true, addrs...), clientOn(t, true, addrs...)
+				held := eventually(t, elsewhere, "k")
+				must(t, held.AutoRefresh(flightlock.RefreshPolicy{}))
+				mustRelease(t, eventually(t, c, "other"))
+
+				broken, mend := newSink(kind)
+				s := slowStrategy{broken, make(chan struct{}, 1)}
+				ctx, leave := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				defer leave()
+				defer mend()
+				panicked := make(chan any, 1)
+				wg.Go(func() {
+					defer func() { panicked <- recover() }()
+					l, err := c.SingleFlightLock(ctx, "k", time.Second, s)
+					if err == nil {
+						_ = l.Release(ctx)
+					}
+				})
+				<-s.called
+				if kind == "panics" {
+					if v := <-panicked; v == nil {
+						t.Error("the strategy's panic is not its caller's")
+					}
+				}
+				began := time.Now()
+				mustRelease(t, eventually(t, c, "other"))
+				got := make(chan error, 1)
+				wg.Go(func() {
+					l, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
+					if err == nil {
+						_ = l.Release(ctx)
+					}
+					got <- err
+				})
+				redistest.Eventually(t, 10*time.Second, "it waits", func() bool { return c.Stats().Waiters > 0 })
+				mustRelease(t, held)
+				select {
+				case err := <-got:
+					t.Logf("%v after %v", err, time.Since(began))
+					must(t, err)
+				case <-time.After(2 * time.Second): // less than a slow one takes, more than a ttl
+					t.Error("who waits beside it has no lock after 2s")
+				}
+			})
+		}
+	}
+}

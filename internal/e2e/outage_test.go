@@ -1,0 +1,320 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// The tests of this file are outages that begin while thousands of callers are on their way. What the docs
+// promise has a bound in these tests of several times as much, for a machine that does other things besides; what was
+// measured is logged.
+
+// nodeTimeout is the default.
+const nodeTimeout = 50 * time.Millisecond
+
+// slack is how much longer a busy machine may take.
+func slack() time.Duration {
+	if redistest.Raced {
+		return 12
+	}
+	return 4
+}
+
+// within fails the test if took is far beyond the promise.
+func within(t *testing.T, what string, took, promised time.Duration) {
+	t.Helper()
+	t.Logf("%s: %v; promised are %v", what, took.Round(time.Millisecond), promised)
+	if took > slack()*promised {
+		t.Errorf("%s: %v; promised are %v", what, took, promised)
+	}
+}
+
+// stopAll stops the servers and says when the last of them stood still.
+func stopAll(servers []*redistest.Server) time.Time {
+	for _, s := range servers {
+		s.Stop()
+	}
+	return time.Now()
+}
+
+// nothingIsLeft has the servers go on and waits until no lock is there, nothing is owed, and as few goroutines
+// run as before.
+func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Client, goroutines int) {
+	t.Helper()
+	for _, s := range servers {
+		s.Cont()
+	}
+	redistest.EventuallyNoLocks(t, 40*time.Second, servers...)
+	redistest.Eventually(t, 20*time.Second, "nothing is owed and nobody waits", func() bool {
+		st := c.Stats()
+		return st.Debts == 0 && st.Held == 0 && st.Waiters == 0 && st.Suspended == 0
+	})
+	const few = 60 // connections, which go-redis keeps
+	redistest.Eventually(t, 20*time.Second, "the goroutines have ended", func() bool {
+		return runtime.NumGoroutine() < goroutines+few
+	})
+}
+
+// dialsEnd waits at the end of the test until what go-redis still dials has ended, by the timeout of its client. It comes first
+// in a test, so that the Clients are closed by then.
+func dialsEnd(t *testing.T) {
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		redistest.Eventually(t, 20*time.Second, "dials have ended", func() bool { return runtime.NumGoroutine() <= before })
+	})
+}
+
+// TryLocks by the thousand on a single node that stands still end soon, all of them, whether there are connections
+// to it or not, and leave nothing.
+func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
+	for _, open := range []bool{false, true} {
+		for _, warm := range []bool{false, true} {
+			for _, busy := range []int{0, 4} {
+				if !redistest.Long() && (open == warm || busy > 0) {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/warm=%v/busy=%d", madeBy(open), warm, busy), func(t *testing.T) {
+					servers, addrs := startServers(t, 1)
+					c := clientOn(t, open, addrs...)
+					if warm {
+						if failed, _, _ := tryLocks(t, c, "warm", 100); failed > 0 {
+							t.Fatalf("%d of 100 failed before", failed)
+						}
+					}
+					promised, before := 2*nodeTimeout+100*time.Millisecond, runtime.NumGoroutine()
+					if busy > 0 {
+						t.Cleanup(spin(busy))
+						promised = time.Second
+					}
+					stopAll(servers)
+					keys := sized(10_000)
+					failed, took, err := tryLocks(t, c, "k", keys)
+					within(t, "the last TryLock is back", took, promised)
+					if failed != keys || !errors.Is(err, flightlock.ErrUnavailable) {
+						t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
+					}
+					nothingIsLeft(t, servers, c, before)
+				})
+			}
+		}
+	}
+}
+
+// All nodes stop while a cold cache is being loaded: the loads begin without a lock soon, all callers are served, and when
+// the nodes go on, nothing is left there.
+func TestStoppedNodesInMidBurst(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, open := range []bool{false, true} {
+			for _, busy := range []int{0, 4} {
+				if !redistest.Long() && (n == 1 == open || busy > 0) {
+					continue
+				}
+				t.Run(fmt.Sprintf("nodes=%d/%s/busy=%d", n, madeBy(open), busy), func(t *testing.T) {
+					servers, addrs := startServers(t, n)
+					s := mustService(t, serviceConfig{Nodes: addrs, Open: open, Busy: busy, MaxUnlockedLoads: 500})
+					promised, before := 4*nodeTimeout+100*time.Millisecond, runtime.NumGoroutine()
+					if busy > 0 {
+						promised = time.Second
+					}
+					w := workload{Prefix: "k", Keys: 1_000_000, Rate: 4000, For: time.Second, Load: 20 * time.Millisecond}
+					if busy > 0 {
+						w.Rate = 1000
+					}
+					done := make(chan outcome, 1)
+					go func() { done <- s.run(t.Context(), w) }()
+					redistest.Eventually(t, 20*time.Second, "it loads", func() bool { return s.f.Stats().Loads > 100 })
+					stopped := stopAll(servers)
+					s.unlockedAt.Store(0)
+					r := <-done
+					t.Log(r)
+					if at := s.unlockedAt.Load(); at == 0 {
+						t.Error("no load was without a lock")
+					} else {
+						within(t, "the first load without a lock", time.Unix(0, at).Sub(stopped), promised)
+					}
+					if r.Failed > 0 {
+						t.Error(r)
+					}
+					nothingIsLeft(t, servers, s.c, before)
+				})
+			}
+		}
+	}
+}
+
+// A node that falls silent is suspended soon.
+func TestSilentNodesAreSuspended(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, open := range []bool{false, true} {
+			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
+				servers, addrs := startServers(t, n)
+				c := clientOn(t, open, addrs...)
+				mustRelease(t, eventually(t, c, "warm"))
+				ctx, cancel := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				for g := range 20 {
+					wg.Go(func() {
+						for i := 0; ctx.Err() == nil; i++ {
+							if l, err := c.TryLock(ctx, fmt.Sprint(g, "-", i), time.Second); err == nil {
+								_ = l.Release(ctx)
+							}
+						}
+					})
+				}
+				before := runtime.NumGoroutine()
+				stopped := stopAll(servers[:1])
+				redistest.Eventually(t, 20*time.Second, "it is suspended", func() bool { return c.Stats().Suspended == 1 })
+				within(t, "suspended", time.Since(stopped), 4*nodeTimeout)
+				cancel()
+				wg.Wait()
+				nothingIsLeft(t, servers, c, before)
+			})
+		}
+	}
+}
+
+// Nodes that do not even answer a connect, from the start: the first callers learn that soon, and who comes then at
+// once.
+func TestLostSYNsFromTheStart(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, open := range []bool{false, true} {
+			if !redistest.Long() && !(open && n == 1) {
+				continue
+			}
+			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
+				dialsEnd(t)
+				var addrs []string
+				for range n {
+					addrs = append(addrs, redistest.StartLostSYN(t).Addr())
+				}
+				c := clientOn(t, open, addrs...)
+				before := runtime.NumGoroutine()
+				keys := sized(10_000)
+				failed, took, err := tryLocks(t, c, "k", keys)
+				t.Logf("the last of the first ones is back after %v; promised are 1.6s", took)
+				if took > 3*time.Second {
+					t.Errorf("the last of the first ones is back after %v", took)
+				}
+				if failed != keys || !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Errorf("%d of %d failed, the first by %v", failed, keys, err)
+				}
+				failed, took, err = tryLocks(t, c, "k", 100)
+				within(t, "the last of a hundred that come later", took, nodeTimeout)
+				if failed != 100 || !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Errorf("%d of 100 failed, the first by %v", failed, err)
+				}
+				redistest.Eventually(t, 20*time.Second, "the goroutines have ended", func() bool {
+					return runtime.NumGoroutine() < before+60
+				})
+			})
+		}
+	}
+}
+
+// The same for a Fetcher: its first load without a lock begins soon.
+func TestLostSYNsAndAFetcher(t *testing.T) {
+	redistest.OnlyLong(t)
+	for _, open := range []bool{false, true} {
+		t.Run(madeBy(open), func(t *testing.T) {
+			dialsEnd(t)
+			s := mustService(t, serviceConfig{Nodes: []string{redistest.StartLostSYN(t).Addr()}, Open: open, Cold: true, MaxUnlockedLoads: 500})
+			began := time.Now()
+			r := s.run(t.Context(), workload{Prefix: "k", Keys: 500, Load: 20 * time.Millisecond})
+			if at := s.unlockedAt.Load(); at > 0 {
+				t.Logf("the first load began after %v; promised are 1.6s", time.Unix(0, at).Sub(began))
+			}
+			if r.Failed > 0 || r.Unlocked != 500 || r.Slowest > 3*time.Second {
+				t.Error(r)
+			}
+			if r = s.run(t.Context(), workload{Prefix: "later", Keys: 10, Load: 20 * time.Millisecond}); r.Slowest > 20*time.Millisecond+slack()*nodeTimeout {
+				t.Errorf("those that came later: %v", r)
+			}
+		})
+	}
+}
+
+// Loads that fetch other keys complete, with the nodes stopped and without, however many loads the Fetcher may make at
+// once.
+func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
+	for _, stopped := range []bool{true, false} {
+		for _, most := range []int{0, 1} {
+			for _, n := range []int{16, 100} {
+				if !redistest.Long() && (n == 100) != (stopped && most == 0) {
+					continue
+				}
+				t.Run(fmt.Sprintf("stopped=%v/MaxLoads=%d/loads=%d", stopped, most, n), func(t *testing.T) {
+					servers, addrs := startServers(t, 3)
+					c := clientOn(t, true, addrs...)
+					f, loads := nestedFetcher(t, c, flightlock.FetchOptions{MaxLoads: most, LoadTimeout: 20 * time.Second})
+					mustRelease(t, eventually(t, c, "warm"))
+					before := runtime.NumGoroutine()
+					if stopped {
+						stopAll(servers)
+					}
+					var wg sync.WaitGroup
+					for i := range n {
+						wg.Go(func() {
+							v, err := f.Fetch(t.Context(), fmt.Sprint("outer", i))
+							if v != "v" || err != nil {
+								t.Errorf("got %q, %v", v, err)
+							}
+						})
+					}
+					wg.Wait()
+					if got, want := loads.Load(), int64(2*n+1); got != want {
+						t.Errorf("%d loads for %d keys", got, want)
+					}
+					nothingIsLeft(t, servers, c, before)
+				})
+			}
+		}
+	}
+}
+
+// nestedFetcher is a Fetcher over a map. Its loads of "outer*" fetch "inner*", and those "leaf".
+func nestedFetcher(
+	t *testing.T, c *flightlock.Client, opts flightlock.FetchOptions,
+) (f *flightlock.Fetcher[string], loads *atomic.Int64) {
+	t.Helper()
+	var values sync.Map
+	loads = new(atomic.Int64)
+	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+		Lookup: func(_ context.Context, key string) (string, flightlock.Freshness, error) {
+			if v, ok := values.Load(key); ok {
+				return v.(string), flightlock.Fresh, nil
+			}
+			return "", flightlock.Miss, nil
+		},
+		Load: func(ctx context.Context, key string) (string, error) {
+			loads.Add(1)
+			select {
+			case <-time.After(10 * time.Millisecond):
+			case <-ctx.Done():
+				return "", ctx.Err()
+			}
+			switch key[0] {
+			case 'o':
+				return f.Fetch(ctx, "inner"+key[len("outer"):])
+			case 'i':
+				return f.Fetch(ctx, "leaf")
+			}
+			return "v", nil
+		},
+		Store: func(_ context.Context, key, v string, _ *flightlock.Lock) error {
+			values.Store(key, v)
+			return nil
+		},
+	}, opts)
+	must(t, err)
+	t.Cleanup(func() { must(t, f.Close(context.Background())) })
+	return f, loads
+}

@@ -1,0 +1,55 @@
+package list
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+type item struct {
+	n     int
+	links Links[item]
+}
+
+func (i *item) ListLinks() *Links[item] { return &i.links }
+
+// A List holds what a slice does after the same random steps, in both directions.
+func TestAgainstASlice(t *testing.T) {
+	var l List[item, *item]
+	var want []*item
+	r := rand.New(rand.NewPCG(1, 2))
+	for n := range 10_000 {
+		switch i := r.IntN(len(want) + 1); {
+		case len(want) > 20 || r.IntN(2) == 0 && i < len(want):
+			i = min(i, len(want)-1)
+			l.Remove(want[i])
+			if want[i].links != (Links[item]{}) {
+				t.Fatal("a removed element has links")
+			}
+			want = slices.Delete(want, i, i+1)
+		case r.IntN(2) == 0:
+			e := &item{n: n}
+			l.PushBack(e)
+			want = append(want, e)
+		default: // after the one before i
+			e := &item{n: n}
+			var at *item
+			if i > 0 {
+				at = want[i-1]
+			}
+			l.InsertAfter(e, at)
+			want = slices.Insert(want, i, e)
+		}
+		var got, back []*item
+		for e := l.Front(); e != nil; e = l.Next(e) {
+			got = append(got, e)
+		}
+		for e := l.back; e != nil; e = e.links.prev {
+			back = append(back, e)
+		}
+		slices.Reverse(back)
+		if !slices.Equal(got, want) || !slices.Equal(back, want) {
+			t.Fatalf("step %d: %d elements forwards, %d backwards, want %d", n, len(got), len(back), len(want))
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package node_test
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+const patience = 20 * time.Second
+
+// events are those of one watch, in order.
+type events chan pubsub.Event
+
+func (e events) OnEvent(_ int, event pubsub.Event) { e <- event }
+
+// want waits for the next event, which must be of that kind.
+func (e events) want(t *testing.T, kind pubsub.Kind) {
+	t.Helper()
+	select {
+	case got := <-e:
+		if got.Kind != kind {
+			t.Fatalf("event %v, want kind %v", got, kind)
+		}
+	case <-time.After(patience):
+		t.Fatalf("no event, want kind %v", kind)
+	}
+}
+
+// watch begins a watch on a node of c; both end with the test.
+func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node.Node)) (*node.Node, events) {
+	t.Helper()
+	n, err := node.New(c, 50*time.Millisecond, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	subs := pubsub.New(n)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := subs.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := n.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	prepare(n)
+	heard := make(events, 100)
+	t.Cleanup(subs.Watch(key, 7, heard).Stop)
+	return n, heard
+}
+
+// No subscription connection to a suspended server is dialed.
+func TestSubscriptionsDoNotDialASuspendedServer(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	var dials atomic.Int32
+	c := s.Client(t, func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			dials.Add(1)
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}
+	})
+	n, heard := watch(t, c, "k", func(n *node.Node) { n.Suspend(true) })
+	heard.want(t, pubsub.Unsubscribed) // it has tried
+	if got := dials.Load(); got != 0 {
+		t.Errorf("%d dials", got)
+	}
+	n.Suspend(false)
+	heard.want(t, pubsub.Subscribed)
+}
+
+// A master that leaves and comes back has another client of the cluster client's: subscriptions go to
+// that one.
+func TestSubscriptionsGoToAMastersNewClient(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3)
+	client := cluster.Client(t)
+	key := cluster.KeyOn(t, cluster.Servers()[0], "anew")
+	fresh := redis.NewClient(&redis.Options{Addr: cluster.Servers()[0].Addr()})
+	t.Cleanup(func() { _ = fresh.Close() }) // after the node
+	n, heard := watch(t, client, key, func(*node.Node) {})
+	heard.want(t, pubsub.Subscribed)
+	master, err := client.MasterForKey(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = master.Close()
+	heard.want(t, pubsub.Unsubscribed)
+	n.Meet(fresh, key) // what finding the new client does
+	heard.want(t, pubsub.Subscribed)
+}

@@ -1,0 +1,392 @@
+package pubsub
+
+import (
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"os"
+	"runtime"
+	"sync/atomic"
+
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// On a Cluster the watches of a key live on the master of its slot. The subtests share
+// one Cluster, in this order.
+func TestClusterNotices(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3)
+	for _, sub := range []struct {
+		name string
+		run  func(t *testing.T, c *redistest.Cluster)
+	}{
+		{"keys of all masters", noticesManySlots},
+		{"a slot that moves", noticesMoved},
+		{"masters that do not know of the move", noticesStale},
+		{"connections that are killed", noticesKilled},
+		{"slots that move all the time", noticesStress},
+		{"watches that come and go", noticesComeAndGo},
+		{"a stopped master", noticesStopped},
+		{"masters that are replaced for good", noticesReplaced},
+		{"a failover", noticesFailover}, // the last one: a master is gone
+	} {
+		t.Run(sub.name, func(t *testing.T) { sub.run(t, c) })
+	}
+}
+
+// agreed waits until all masters know the slot's owner and have heard of each other's epochs:
+// a master that takes a slot back before it has heard that the other one took a higher epoch
+// takes none itself, and then others may follow the wrong one for good.
+func agreed(t *testing.T, c *redistest.Cluster, slot int, owner *redistest.Server) {
+	t.Helper()
+	knows := func(s *redistest.Server) bool {
+		for _, r := range s.Do(t, "CLUSTER", "SLOTS").([]any) {
+			r := r.([]any) // first slot, last slot, [ip, port, id, ...] of the master
+			if r[0].(int64) <= int64(slot) && int64(slot) <= r[1].(int64) {
+				return r[2].([]any)[1].(int64) == int64(owner.Port())
+			}
+		}
+		return false
+	}
+	epoch := func(s *redistest.Server) string {
+		_, after, _ := strings.Cut(s.Do(t, "CLUSTER", "INFO").(string), "cluster_current_epoch:")
+		return strings.Fields(after)[0]
+	}
+	for _, s := range c.Servers() {
+		redistest.Eventually(t, patience, s.Addr()+" knows the new owner", func() bool {
+			return knows(s) && epoch(s) == epoch(owner)
+		})
+	}
+}
+
+// spublish publishes to the one who watches.
+func spublish(t *testing.T, s *redistest.Server, key, text string) {
+	t.Helper()
+	if got := s.Do(t, "SPUBLISH", key, text); got != int64(1) {
+		t.Fatalf("SPUBLISH %q reached %v", key, got)
+	}
+}
+
+// Each master has one connection; notices come from the master of the key.
+func noticesManySlots(t *testing.T, c *redistest.Cluster) {
+	n := clusterSubs(t, c)
+	hasten(n)
+	const keys = 3000
+	var all []*recorder
+	var watches []*Watch
+	for i := range keys {
+		r := newRecorder(t)
+		all, watches = append(all, r), append(watches, n.Watch(fmt.Sprint("k", i), 7, r))
+	}
+	for _, r := range all {
+		r.want(Subscribed, "")
+	}
+	for i := 0; i < keys; i += keys / 20 {
+		key := fmt.Sprint("k", i)
+		spublish(t, c.MasterOf(t, key), key, "x")
+		all[i].want(Message, "x")
+	}
+	for _, s := range c.Servers() {
+		if got := subscribers(t, s); got != 1 {
+			t.Errorf("%d connections", got)
+		}
+	}
+	for _, w := range watches {
+		w.Stop()
+	}
+	wantNothing(t, n, c.Servers()...)
+}
+
+// A watch goes with its slot.
+func noticesMoved(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[0], c.Servers()[1]
+	n := clusterSubs(t, c)
+	key := c.KeyOn(t, from, "moved")
+	slot := c.SlotOf(t, key)
+	stays := subscribed(t, n, c.KeyOn(t, from, "stays"))
+	r, same := subscribed(t, n, key), subscribed(t, n, "{"+key+"}2")
+	for i := range 4 {
+		c.SetMigrating(t, slot, from, to)
+		spublish(t, from, key, fmt.Sprint(i))
+		r.want(Message, fmt.Sprint(i))
+		c.FinishMigration(t, slot, from, to)
+		for _, r := range []*recorder{r, same} {
+			r.want(Unsubscribed, "")
+			r.until(Subscribed, "")
+		}
+		agreed(t, c, slot, to)
+		spublish(t, to, key, "there")
+		r.want(Message, "there")
+		from, to = to, from
+	}
+	if len(stays.heard) != 0 {
+		t.Errorf("a watch of another slot heard %v", <-stays.heard)
+	}
+}
+
+// A watch that begins where the client's map is out of date finds its master.
+func noticesStale(t *testing.T, c *redistest.Cluster) {
+	from, to := c.Servers()[1], c.Servers()[2]
+	n := clusterSubs(t, c)
+	key := c.KeyOn(t, from, "stale")
+	subscribed(t, n, c.KeyOn(t, from, "warm"))
+	slot := c.SlotOf(t, key)
+	c.SetMigrating(t, slot, from, to)
+	c.FinishMigration(t, slot, from, to)
+	subscribed(t, n, key)
+	agreed(t, c, slot, to)
+	spublish(t, to, key, "x")
+	c.SetMigrating(t, slot, to, from)
+	c.FinishMigration(t, slot, to, from)
+	agreed(t, c, slot, from)
+}
+
+func noticesKilled(t *testing.T, c *redistest.Cluster) {
+	n := clusterSubs(t, c)
+	keys := map[string]*recorder{}
+	for _, s := range c.Servers() {
+		key := c.KeyOn(t, s, "killed")
+		keys[key] = subscribed(t, n, key)
+	}
+	for range 3 {
+		for _, s := range c.Servers() {
+			s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
+		}
+		for key, r := range keys {
+			r.want(Unsubscribed, "")
+			r.want(Subscribed, "")
+			spublish(t, c.MasterOf(t, key), key, "x")
+			r.want(Message, "x")
+		}
+	}
+}
+
+// Whatever the slots do, in the end each watch is where its slot is, once.
+func noticesStress(t *testing.T, c *redistest.Cluster) {
+	n := clusterSubs(t, c)
+	n.topicIdle = time.Millisecond
+	one, two := c.Servers()[0], c.Servers()[2]
+	tag := c.KeyOn(t, one, "stress")
+	slot := c.SlotOf(t, tag)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for g := range 5 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				r := newRecorder(t)
+				w := n.Watch(fmt.Sprint("{", tag, "}", g, i%3), 7, r)
+				if i%2 == 0 {
+					r.hears(Subscribed, "")
+				}
+				w.Stop()
+			}
+		})
+	}
+	r := subscribed(t, n, tag)
+	for range 10 {
+		c.SetMigrating(t, slot, one, two)
+		c.FinishMigration(t, slot, one, two)
+		agreed(t, c, slot, two)
+		one, two = two, one
+	}
+	cancel()
+	wg.Wait()
+	redistest.Eventually(t, patience, "the watch has gone with its slot", func() bool {
+		return one.Do(t, "SPUBLISH", tag, "last") == int64(1)
+	})
+	r.until(Message, "last")
+}
+
+func noticesComeAndGo(t *testing.T, c *redistest.Cluster) {
+	n := clusterSubs(t, c)
+	hasten(n)
+	for i := range 1000 {
+		r := newRecorder(t)
+		w := n.Watch(fmt.Sprint("k", i), 7, r)
+		if i%10 == 0 {
+			r.until(Subscribed, "")
+		}
+		w.Stop()
+	}
+	wantNothing(t, n, c.Servers()...)
+}
+
+// A master that has stopped costs the watches of the others nothing, new ones included.
+func noticesStopped(t *testing.T, c *redistest.Cluster) {
+	n := clusterSubs(t, c)
+	hasten(n)
+	stopped, fine := c.Servers()[0], c.Servers()[2]
+	key := c.KeyOn(t, fine, "fine")
+	dead, alive := subscribed(t, n, c.KeyOn(t, stopped, "dead")), subscribed(t, n, key)
+	later := c.KeyOn(t, fine, "later")
+	_ = stopped.Stop()
+	dead.want(Unsubscribed, "")
+	subscribed(t, n, later)
+	spublish(t, fine, key, "x")
+	alive.want(Message, "x")
+	_ = stopped.Cont()
+	dead.want(Subscribed, "")
+}
+
+// When a replica takes the place of its master, the watches go there.
+func noticesFailover(t *testing.T, c *redistest.Cluster) {
+	master := c.Servers()[0]
+	replica := redistest.StartServer(t, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1",
+		"--cluster-require-full-coverage", "no")
+	master.Do(t, "CONFIG", "SET", "repl-diskless-sync-delay", 0) // or it waits for more replicas
+	id := master.Do(t, "CLUSTER", "MYID").(string)
+	nodes := func(s *redistest.Server) string { return s.Do(t, "CLUSTER", "NODES").(string) }
+	replica.Do(t, "CLUSTER", "MEET", "127.0.0.1", master.Port())
+	redistest.Eventually(t, patience, "the nodes know each other", func() bool {
+		return strings.Contains(nodes(replica), id) && strings.Count(nodes(replica), "connected") == 4 &&
+			!strings.Contains(nodes(replica), "handshake")
+	})
+	replica.Do(t, "CLUSTER", "REPLICATE", id)
+	redistest.Eventually(t, patience, "the replica is in sync, and all know of it", func() bool {
+		for _, s := range c.Servers() {
+			if !strings.Contains(nodes(s), "slave "+id) {
+				return false
+			}
+		}
+		return strings.Contains(replica.Do(t, "INFO", "replication").(string), "master_link_status:up")
+	})
+
+	n := clusterSubs(t, c)
+	key, other := c.KeyOn(t, master, "failover"), c.KeyOn(t, c.Servers()[1], "other")
+	r, same := subscribed(t, n, key), subscribed(t, n, other)
+	_ = master.Kill()
+	r.want(Unsubscribed, "")
+	replica.Do(t, "CLUSTER", "FAILOVER", "TAKEOVER")
+	r.want(Subscribed, "")
+	spublish(t, replica, key, "x")
+	r.want(Message, "x")
+	spublish(t, c.Servers()[1], other, "y")
+	same.want(Message, "y")
+}
+
+// A Cluster without sharded pub/sub, older than Redis 7, is not asked again and again. Its
+// watches poll.
+func TestAnOldClusterIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 1, "--rename-command", "SSUBSCRIBE", "")
+	s := c.Servers()[0]
+	n := clusterSubs(t, c)
+	hasten(n)
+	r := newRecorder(t)
+	w := n.Watch("k", 7, r)
+	r.want(Unsubscribed, "")
+	watch(t, n, "k2")
+	errors := func() string { return s.Do(t, "INFO", "errorstats").(string) }
+	pinged, before := timesCalled(t, s, "ping"), errors()
+	redistest.Eventually(t, patience, "some time has passed", func() bool { return timesCalled(t, s, "ping") > pinged+1 })
+	if after := errors(); after != before {
+		t.Errorf("it is asked again and again: %s, then %s", before, after)
+	}
+	w.Stop()
+}
+
+// Close does not wait for a Cluster that nobody can tell the topology of.
+func TestCloseWhileMastersAreLookedUp(t *testing.T) {
+	t.Parallel()
+	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "silent": redistest.BlackHole(t)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{addr}, ReadTimeout: time.Second})
+			defer c.Close()
+			n := newSubs(t, c)
+			for i := range 100 {
+				n.Watch(fmt.Sprint("k", i), 7, newRecorder(t)).Stop()
+			}
+			if name == "refused" {
+				r := watch(t, n, "k")
+				r.want(Unsubscribed, "")
+				redistest.Eventually(t, patience, "what was stopped is forgotten", func() bool { return topics(n) == 1 })
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := n.Close(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// When masters are replaced for good, one after the other, the watches go with their slots, and nothing
+// is left behind in the client.
+func noticesReplaced(t *testing.T, c *redistest.Cluster) {
+	n := newSubs(t, c.Client(t, withoutMaintenance))
+	for _, s := range c.Servers() {
+		subscribed(t, n, c.KeyOn(t, s, "replaced"))
+	}
+	r := subscribed(t, n, c.KeyOn(t, c.Servers()[0], "replaced"))
+	before := runtime.NumGoroutine()
+	times := 1
+	if os.Getenv("FLIGHTLOCK_LONG") == "1" {
+		times = 5
+	}
+	for range times {
+		c.MustReplace(t, 0)
+		r.until(Unsubscribed, "")
+		r.until(Subscribed, "")
+		redistest.Eventually(t, patience, "the subscriber of the old master has ended", func() bool {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return len(n.subscribers) == 3
+		})
+	}
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// withoutMaintenance: otherwise go-redis has two goroutines for each master that it knows and has not
+// dialed.
+func withoutMaintenance(o *redis.ClusterOptions) {
+	o.DialerRetries = 1
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+}
+
+// A watch on a master that has died, and that the Cluster names no longer, goes to the new one. It costs
+// neither commands nor goroutines, however many there have been.
+func TestAWatchLeavesAMasterThatIsGone(t *testing.T) {
+	s := redistest.StartServer(t)
+	var master atomic.Pointer[string]
+	var reads atomic.Int64 // of the slots
+	shift := func(to *redistest.Server) {
+		addr := to.Addr()
+		master.Store(&addr)
+	}
+	shift(s)
+	o := redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		reads.Add(1)
+		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: *master.Load()}}}}, nil
+	}}
+	withoutMaintenance(&o)
+	client := redis.NewClusterClient(&o)
+	t.Cleanup(func() { _ = client.Close() })
+	n := newSubs(t, client)
+	r := subscribed(t, n, "k")
+	before := runtime.NumGoroutine()
+	for range 3 {
+		_ = s.Kill()
+		s = redistest.StartServer(t)
+		shift(s)
+		r.until(Unsubscribed, "")
+		r.until(Subscribed, "")
+	}
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+	// Nothing is awaited here: what went on without an end would ask several times a second.
+	time.Sleep(time.Second / 4) // what was under way
+	read := reads.Load()
+	time.Sleep(time.Second / 2)
+	if again := reads.Load() - read; again > 0 {
+		t.Errorf("the slots were read %d times without a need", again)
+	}
+}

@@ -1,0 +1,247 @@
+package quorum
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// withDuplicates makes a client whose i-th node is server names[i] of the rig: the same number twice
+// is one server under two names.
+func (r *rig) withDuplicates(name string, names ...int) *client {
+	var conns []redis.UniversalClient
+	for _, i := range names {
+		conns = append(conns, r.mem[i].Client(r.t))
+	}
+	return newClient(r.t, name, conns)
+}
+
+// wantMisconfigured checks that f names both nodes and that trying again is useless.
+func wantMisconfigured(t *testing.T, f *Failure, i, j int) {
+	t.Helper()
+	wantReason(t, f, Misconfigured)
+	a, b := fmt.Sprintf("Nodes[%d]", i), fmt.Sprintf("Nodes[%d]", j)
+	if !f.Final || !strings.Contains(f.Err.Error(), a) || !strings.Contains(f.Err.Error(), b) {
+		t.Errorf("final %v, %v; want %s and %s named", f.Final, f.Err, a, b)
+	}
+}
+
+// One server under two names has one vote (S14). Two of two are no majority, so the first
+// attempt fails already, and says why.
+func TestSameServerTwiceOfTwo(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, r *rig) {
+		c := r.withDuplicates("x", 0, 0)
+		for range 2 {
+			_, _, f := c.try(key, ttl, 1)
+			wantMisconfigured(t, f, 0, 1)
+		}
+		r.wantNoKey(key)
+	})
+}
+
+// Two of three are no majority either, when the third cannot be reached; when it can,
+// the lease needs its vote, and the next attempt is refused.
+func TestSameServerTwiceOfThree(t *testing.T) {
+	inBubble(t, 2, func(t *testing.T, r *rig) {
+		r.mem[1].Down(true)
+		c := r.withDuplicates("x", 0, 1, 0)
+		_, _, f := c.try(key, ttl, 1)
+		wantMisconfigured(t, f, 0, 2)
+		r.mem[1].Down(false)
+		r.wantNoKey(key)
+	})
+	inBubble(t, 2, func(t *testing.T, r *rig) {
+		c := r.withDuplicates("x", 0, 1, 0)
+		r.mem[1].SetDelay(ms(5))
+		a := c.begin(key, ttl, 1)
+		synctest.Wait()
+		if a.answered() {
+			t.Error("one server has made a majority of three")
+		}
+		l, f := a.l, (*Failure)(nil)
+		if _, f = a.wait(); f != nil {
+			t.Fatal(describe(f))
+		}
+		_, _, f = c.try("lock:other", ttl, 1)
+		wantMisconfigured(t, f, 0, 2)
+		c.release(l) // for the nodes' sake; one server of two need not be a majority of three
+		r.wantNoKey(key)
+	})
+}
+
+// No second vote of that server counts later on: not in the raise, not in a refresh, not in
+// a release.
+func TestShadowHasNoVote(t *testing.T) {
+	hold := func(t *testing.T, r *rig) (*client, *Lease) {
+		c := r.withDuplicates("x", 0, 1, 0)
+		l, _ := c.must(key, ttl, 1)
+		time.Sleep(ms(10))
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.duplicateMask == 0 {
+			t.Fatal("not noticed")
+		}
+		return c, l
+	}
+	inBubble(t, 2, func(t *testing.T, r *rig) {
+		c, l := hold(t, r)
+		r.mem[1].Stall(true)
+		_, f := c.refresh(l, ttl, 0)
+		wantReason(t, f, Unreachable)
+		if f.Got != 1 {
+			t.Errorf("%d votes", f.Got)
+		}
+		wantReason(t, c.release(l), Unreachable)
+		r.mem[1].Stall(false)
+		r.wantNoKey(key)
+	})
+}
+
+// "Already yours" without a second name for it, as from a proxy that repeats requests, is
+// no vote, but it condemns nobody.
+func TestFalseAlarmDoesNotPoison(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("x")
+		r.warm(c, key)
+		var compared atomic.Int32
+		same := c.q.Same
+		c.q.Same = func(ctx context.Context, i, j int) (bool, error) {
+			compared.Add(1)
+			return same(ctx, i, j)
+		}
+		r.delays(ms(5), ms(5), ms(5))
+		a := c.begin(key, ttl, 1)
+		r.give(key, a.l.Owner(), ttl, 0, 1) // as if the request had come twice
+		_, f := a.wait()
+		wantReason(t, f, Unreachable)
+		r.wantNoKey(key)
+		if n := compared.Load(); n == 0 || n > 4 {
+			t.Errorf("compared %d pairs", n)
+		}
+		if _, _, f := c.try(key, ttl, 1); f != nil {
+			t.Error(describe(f))
+		}
+	})
+}
+
+// "Already yours" that comes after the decision counts for nothing in that attempt, and is
+// followed up all the same.
+func TestLateReplayIsFollowedUp(t *testing.T) {
+	inBubble(t, 2, func(t *testing.T, r *rig) {
+		c := r.withDuplicates("x", 0, 1, 0)
+		l := prepare(c.q, key, ttl, 1)
+		round := l.newRound("acquire", node.Granted, 0, func(*round) {})
+		round.Answer(0, node.Reply{Kind: node.Granted, Counter: 1})
+		round.Answer(1, node.Reply{Kind: node.Granted, Counter: 1})
+		round.l.q.deadlines.remove(round)
+		round.Answer(2, node.Reply{Kind: node.Replayed, Counter: 1})
+		time.Sleep(ms(10))
+		_, _, f := c.try(key, ttl, 1)
+		wantMisconfigured(t, f, 0, 2)
+	})
+}
+
+// A search that hangs holds up a failure for one NodeTimeout, and Close not at all.
+func TestSearchThatHangs(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, r *rig) {
+		c := r.withDuplicates("x", 0, 0)
+		c.q.Same = func(ctx context.Context, i, j int) (bool, error) {
+			<-ctx.Done()
+			return false, ctx.Err()
+		}
+		start := time.Now()
+		_, _, f := c.try(key, ttl, 1)
+		wantReason(t, f, Unreachable)
+		if took := time.Since(start); took != nodeTimeout {
+			t.Errorf("took %v", took)
+		}
+		start = time.Now()
+		_ = c.q.Close(context.Background())
+		if took := time.Since(start); took != 0 {
+			t.Errorf("Close took %v", took)
+		}
+		_, _, f = c.try(key, ttl, 1) // after Close there is no search, and still an answer
+		wantReason(t, f, Unreachable)
+	})
+}
+
+// On real servers behind proxies, which have addresses of their own and hide the server's.
+func TestSameServerBehindProxies(t *testing.T) {
+	for _, names := range [][]int{{0, 0}, {0, 1, 0}, {0, 0, 1}, {1, 0, 0}} {
+		t.Run(fmt.Sprint(names), func(t *testing.T) {
+			t.Parallel()
+			servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t)}
+			var conns []redis.UniversalClient
+			var duplicates []int
+			for i, s := range names {
+				conn := redis.NewClient(&redis.Options{Addr: redistest.StartProxy(t, servers[s].Addr()).Addr()})
+				t.Cleanup(func() { _ = conn.Close() })
+				conns = append(conns, conn)
+				if s == 0 {
+					duplicates = append(duplicates, i)
+				}
+			}
+			c := newClient(t, "x", conns)
+			c.nodeTimeout(2 * time.Second)
+			var f *Failure
+			redistest.Eventually(t, 20*time.Second, "an attempt is refused", func() bool {
+				var l *Lease
+				if l, _, f = c.try(key, time.Minute, 1); f == nil {
+					c.release(l)
+				}
+				return f != nil
+			})
+			wantMisconfigured(t, f, duplicates[0], duplicates[1])
+			c.quiet()
+			if slices.Contains(servers[0].Keys(t), key) {
+				t.Error("the key was left behind")
+			}
+		})
+	}
+}
+
+// The vote of a shadow counts in no later round of its lease: raise, refresh or release.
+func TestShadowsReplyIsIgnored(t *testing.T) {
+	for _, op := range []struct {
+		name string
+		vote node.Kind
+	}{{"acquire", node.Renewed}, {"refresh", node.Renewed}, {"release", node.Deleted}} {
+		l := muteLease(t, 3)
+		l.duplicateMask = 1 << 1
+		round := l.newRound(op.name, op.vote, 0, func(*round) {})
+		round.Answer(0, replyOf('y', op.vote))
+		round.Answer(1, replyOf('y', op.vote))
+		if round.decided {
+			t.Errorf("%s: the shadow's vote counted", op.name)
+		}
+		round.Answer(2, node.Reply{Kind: node.Missing})
+		if !round.decided || round.won {
+			t.Errorf("%s: the round goes on although all have answered", op.name)
+		}
+	}
+}
+
+// A node that does not answer does not keep duplicates from being found out.
+func TestMuteNodeDoesNotHideTwins(t *testing.T) {
+	inBubble(t, 2, func(t *testing.T, r *rig) {
+		r.mem[1].Stall(true)
+		c := r.withDuplicates("x", 1, 0, 0)
+		start := time.Now()
+		_, _, f := c.try(key, ttl, 1)
+		wantMisconfigured(t, f, 1, 2)
+		if took := time.Since(start); took > nodeTimeout+ms(20) {
+			t.Errorf("took %v", took)
+		}
+		r.mem[1].Stall(false)
+		r.wantNoKey(key)
+	})
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package flightlock_test
-
-const raced = false
