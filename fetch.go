@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
 // Freshness is what Lookup knows of a value.
@@ -72,19 +74,14 @@ type Fetcher[V any] struct {
 	opts FetchOptions
 	gate *gate // for loads
 
-	closed atomic.Bool // set under mu
-	ended  sync.Once   // what is seen of it
-	counts fetchCounts
-	seen   fetchSeen
-	turns  turns         // of callers' Lookups
-	looks  chan struct{} // has an entry for each Lookup of a flight that waits
-
-	mu       sync.Mutex // guards what follows
+	closed   atomic.Bool
+	ended    sync.Once // what is seen of it
+	counts   fetchCounts
+	seen     fetchSeen
+	turns    turns         // of callers' Lookups
+	lookups  chan struct{} // has an entry for each Lookup of a flight that waits
 	failures failures
-	flights  map[string]*fetchFlight[V]   // that can be joined
-	running  map[*fetchFlight[V]]struct{} // whose goroutine has not ended
-	busy     int                          // goroutines
-	idle     chan struct{}                // closed when closed is set and busy is 0
+	flights  *coalesce.Group[V, *fetchFlight[V]]
 }
 
 // FetchStats are counters since NewFetcher, and a gauge.
@@ -126,11 +123,9 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 		c: c, src: src, opts: opts,
 		gate:     newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
 		failures: failures{hold: opts.ErrorHold},
-		looks:    make(chan struct{}, maxLooks),
-		flights:  map[string]*fetchFlight[V]{},
-		running:  map[*fetchFlight[V]]struct{}{},
-		idle:     make(chan struct{}),
+		lookups:  make(chan struct{}, maxLookups),
 	}
+	f.flights = coalesce.NewGroup[V](func() *fetchFlight[V] { return new(fetchFlight[V]) }, f.run)
 	f.turns.begin(opts.LookupTimeout)
 	f.seen.begin(c, opts, f.Stats)
 	return f, nil
@@ -164,7 +159,11 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 	if f.seen.meter != nil {
 		return f.timedWait(ctx, fl)
 	}
-	return f.wait(ctx, fl) // from here, and not from where the flight was found: see there
+	v, err, left := fl.Wait(ctx) // from here, and not from where the flight was found: see there
+	if left {
+		return v, f.gaveUp(key, ctx.Err(), nil)
+	}
+	return v, err
 }
 
 // lookup makes a caller's own Lookup, on its goroutine: free or in turn, see turns.
@@ -226,22 +225,120 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 		}
 		return nil, none, f.gaveUp(key, ctx.Err(), err)
 	}
-	slow := ranOut(err) // no outage: the cache may only be busy
+	slow := false
 	if err != nil {
+		slow = ranOut(err) // no outage: the cache may only be busy
 		err = f.lookupFailed(key, err)
 	}
 	if err := f.c.checkKey(key); err != nil {
 		return nil, none, err
 	}
 	f.counts.misses.Add(1)
-	inside := flightOf(ctx)
+	inside := waitNodeOf(ctx)
 	fl, err := f.join(ctx, key, err, slow, inside)
 	if err != nil || inside == nil {
 		return fl, none, err
 	}
-	defer inside.forgo(fl.flying)
+	defer inside.forgo(&fl.node)
 	v, err = f.timedWait(ctx, fl)
 	return nil, v, err
+}
+
+// join adds a caller to the flight of key, and begins one if there is none. why is the error of the
+// caller's Lookup, if it had one; slow says that this error is a timeout. inside is the flight that
+// the caller itself belongs to.
+func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *waitNode) (*fetchFlight[V], error) {
+	values := f.values(ctx)
+	// A caller that holds the lock on key itself would wait for itself.
+	lent := f.c.reenter(ctx, key)
+	fl, first, ok := f.flights.Join(key)
+	switch {
+	case !ok:
+		f.giveBack(lent)
+		return nil, f.errClosed(key)
+	case !first:
+		f.counts.joined.Add(1)
+	default:
+		// A load that has failed just now is not repeated. Its flight has noted that before this one could
+		// begin.
+		if err := f.failures.of(key, time.Now()); err != nil {
+			f.flights.Refuse(fl, err)
+			f.giveBack(lent)
+			return nil, err
+		}
+		fl.setUp(values)
+		if slow {
+			fl.timeouts = 1
+		} else if fl.why = why; why != nil {
+			f.giveBack(fl.loan.close())
+		}
+	}
+	if lent != nil && !fl.loan.offer(lent) {
+		f.giveBack(lent)
+	}
+	refused := inside != nil && !inside.await(&fl.node)
+	if first {
+		f.flights.Start(fl)
+	}
+	if refused {
+		fl.Leave()
+		return nil, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
+	}
+	return fl, nil
+}
+
+func (fl *fetchFlight[V]) setUp(values context.Context) {
+	fl.base, fl.values = values, context.WithValue(values, waitNodeKey{}, &fl.node)
+}
+
+// values is the ctx that a flight begins with. A lock that the caller has is not the flight's: what it
+// guards is not known to those who share the load.
+func (f *Fetcher[V]) values(ctx context.Context) context.Context {
+	if f.opts.Values == nil {
+		return context.Background()
+	}
+	values := f.opts.Values(ctx)
+	if values == nil {
+		return context.Background()
+	}
+	values = context.WithoutCancel(values)
+	if carriedBy(values) != nil {
+		values = context.WithValue(values, carriedKey{}, (*carried)(nil))
+	}
+	return values
+}
+
+// refresh begins to load a stale value anew, unless something is under way for key or its last load
+// failed not long ago.
+func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
+	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
+		f.counts.loadFailures.Add(1)
+		if f.seen.refused() {
+			f.seen.failed(key, "load", err)
+		}
+		return
+	}
+	if f.mayRefresh(key) { // else Values has nothing to do
+		f.refreshWith(f.values(ctx), key)
+	}
+}
+
+func (f *Fetcher[V]) mayRefresh(key string) bool {
+	return !f.flights.Open(key) && f.failures.allowRefresh(key, time.Now())
+}
+
+// refreshWith is refresh with the ctx that values has made.
+func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
+	fl, ok := f.flights.Background(key)
+	if !ok {
+		return
+	}
+	fl.setUp(values)
+	if !f.failures.allowRefresh(key, time.Now()) && !fl.Wanted() { // another refresh has failed meanwhile
+		f.flights.Refuse(fl, nil)
+		return
+	}
+	f.flights.Start(fl)
 }
 
 // gaveUp says that the caller's ctx has ended; why, if that is known, says what it met.
@@ -259,9 +356,7 @@ func (f *Fetcher[V]) errClosed(key string) error {
 // Stats reads the counters.
 func (f *Fetcher[V]) Stats() FetchStats {
 	s := f.counts.read(f.turns.hits())
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s.Running = int64(len(f.running))
+	s.Running = int64(f.flights.Running())
 	return s
 }
 
@@ -272,64 +367,22 @@ func (f *Fetcher[V]) Stats() FetchStats {
 // with an error that matches ctx's. It may be called again, to wait longer. A call of OnError may
 // outlast it; the Client's Close waits for that. Its metrics are gone when it returns.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
-	f.shut()
+	f.closed.Store(true)
+	f.flights.Close(ErrClosed, f.errClosed)
 	defer f.ended.Do(func() { f.seen.end(f.counts.read(f.turns.hits())) })
 	select {
-	case <-f.idle:
+	case <-f.flights.Idle():
 		return nil
 	case <-ctx.Done():
 	}
-	f.abort()
+	f.flights.Abort(ErrClosed)
 	grace := time.NewTimer(2 * f.c.opts.NodeTimeout) // for the releases
 	defer grace.Stop()
 	select {
-	case <-f.idle:
+	case <-f.flights.Idle():
 		return nil
 	case <-grace.C:
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher go on: %w", f.busy, ctx.Err())
-	}
-}
-
-// shut refuses newcomers and whoever waits for a load that has not begun.
-func (f *Fetcher[V]) shut() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed.Swap(true) {
-		return
-	}
-	for key, fl := range f.flights {
-		if !fl.committed {
-			var none V
-			f.publishLocked(fl, none, f.errClosed(key))
-			f.forgetLocked(fl)
-			fl.cancel(ErrClosed)
-		}
-	}
-	f.leftLocked(0)
-}
-
-// abort ends the ctx of whatever still runs.
-func (f *Fetcher[V]) abort() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for fl := range f.running {
-		fl.cancel(ErrClosed)
-	}
-}
-
-// enterLocked and leftLocked count goroutines.
-func (f *Fetcher[V]) enterLocked() { f.busy++ }
-
-func (f *Fetcher[V]) leftLocked(n int) {
-	f.busy -= n
-	if f.busy == 0 && f.closed.Load() {
-		select {
-		case <-f.idle:
-		default:
-			close(f.idle)
-		}
+		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher go on: %w", f.flights.Goroutines(), ctx.Err())
 	}
 }
 
