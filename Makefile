@@ -39,16 +39,19 @@ lint:
 	  for m in $(MODULES); do (cd $$m && golangci-lint run ./...) || exit 1; done; \
 	else echo "golangci-lint is not installed: not linted"; fi
 
-# Everything is compiled first. Packages without deadlines then run side by side; those with
-# deadlines one at a time, in which some tests that mostly wait are parallel; and the other modules
-# two at a time. A process with the race detector sleeps before it exits, a second unless it is told
-# otherwise. What breaks rules in builds of its own (sim) runs without it.
+# Everything is compiled first. What has no deadlines on real servers runs side by side: packages of
+# the root module, and the other modules, which mostly wait for servers of their own. The packages with
+# deadlines come two at a time, and internal/e2e, which keeps a machine busy by itself, alone. A process
+# with the race detector sleeps before it exits, a second unless it is told otherwise. Mutations (sim) are
+# builds of their own, without it.
 race: export GORACE = atexit_sleep_ms=50
 race:
 	@for m in $(MODULES); do (cd $$m && $(GO) list -race -test -deps -export ./... >/dev/null) || exit 1; done
-	@$(CURDIR)/.ci/race -timeout 5m -skip '^TestMutationsAreNoticed$$' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)')
-	@$(CURDIR)/.ci/race -p 1 -parallel 4 -timeout 5m -- $$($(GO) list ./... | grep -E '$(DEADLINES)')
-	@printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 5m -- ./...'
+	@$(CURDIR)/.ci/race -timeout 5m -skip '^TestMutationsAreNoticed$$' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)') & \
+	printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 5m -- ./...'; \
+	others=$$?; wait $$! && exit $$others
+	@$(CURDIR)/.ci/race -p 2 -parallel 2 -timeout 5m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /e2e$$)
+	@$(CURDIR)/.ci/race -parallel 4 -timeout 5m -- ./internal/e2e
 
 # Without the race detector, which makes it ten times slower; the race target has a few seeds with it.
 # A world needs one core, and has half of the seeds.

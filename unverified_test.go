@@ -21,7 +21,7 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			"NOREPLICAS":            {"NOREPLICAS", "min-replicas-to-write"},
 			"OOM":                   {"OOM", "maxmemory"},
 			"READONLY":              {"READONLY", "use its master"},
-			"MISCONF":               {"MISCONF", "mend its disk"},
+			"MISCONF":               {"MISCONF", "repair its disk"},
 			"NOPERM for SET":        {"", "+set"},
 			"NOPERM for the marker": {"", "~flightlock:*"},
 		}
