@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -36,53 +35,14 @@ func plainFetcher(t *testing.T) *Fetcher[int] {
 }
 
 // flightWith is a flight with one caller, of which no goroutine runs.
-func flightWith(f *Fetcher[int], key string) *fetchFlight[int] {
-	fl := &fetchFlight[int]{key: key, callers: 1, flying: new(flying), published: make(chan struct{}), until: time.Now().Add(time.Minute)}
-	fl.ctx, fl.cancel = context.WithCancelCause(context.Background())
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.flights[key] = fl
+func flightWith(t *testing.T, f *Fetcher[int], key string) *fetchFlight[int] {
+	fl, first, ok := f.flights.Join(key)
+	if !first || !ok {
+		t.Fatalf("first %v, ok %v", first, ok)
+	}
+	fl.setUp(context.Background())
+	fl.until = time.Now().Add(time.Minute)
 	return fl
-}
-
-// When the last caller leaves in the instant in which the lock is won, the flight is either
-// cancelled and cannot be joined, or goes on and can be; never anything in between.
-func TestTheLastCallerLeavesInTheInstantOfTheWin(t *testing.T) {
-	f := plainFetcher(t)
-	outcomes := map[bool]int{}
-	for outcomes[true] == 0 || outcomes[false] == 0 || outcomes[true]+outcomes[false] < 1000 {
-		fl := flightWith(f, "k")
-		var won bool
-		var wg sync.WaitGroup
-		wg.Go(func() { f.leave(fl) })
-		wg.Go(func() { won = f.commit(fl) })
-		wg.Wait()
-		f.mu.Lock()
-		joinable := f.flights["k"] == fl
-		delete(f.flights, "k")
-		f.mu.Unlock()
-		if cancelled := fl.ctx.Err() != nil; won == cancelled || won != joinable {
-			t.Fatalf("won %v, cancelled %v, joinable %v", won, cancelled, joinable)
-		}
-		outcomes[won]++
-	}
-	t.Log(outcomes)
-}
-
-// A flight that ends removes itself, and never the next flight of its key.
-func TestAFlightForgetsOnlyItself(t *testing.T) {
-	f := plainFetcher(t)
-	first := flightWith(f, "k")
-	f.leave(first)
-	next := flightWith(f, "k")
-	f.publish(first, 1, nil)
-	f.fail(first, errors.New("late"))
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.flights["k"] != next {
-		t.Error("the next flight was removed")
-	}
-	delete(f.flights, "k")
 }
 
 // A loan that comes in the instant in which the value is found is given back.
@@ -97,16 +57,19 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fl := flightWith(f, "k")
-	fl.borrows = true
+	fl := flightWith(t, f, "k")
+	defer f.flights.Refuse(fl, nil)
 	f.src.Lookup = func(context.Context, string) (int, Freshness, error) {
-		f.mu.Lock()
-		fl.lent = l.another()
-		f.mu.Unlock()
+		if !fl.loan.offer(l.another()) {
+			t.Error("the loan was refused")
+		}
 		return 7, Fresh, nil
 	}
-	if _, found, err := f.contend(fl); !found || err != nil || fl.v != 7 {
-		t.Errorf("found %v, %v, %d", found, err, fl.v)
+	if _, _, found, err := f.contend(fl); !found || err != nil {
+		t.Errorf("found %v, %v", found, err)
+	}
+	if v, err, left := fl.Wait(t.Context()); v != 7 || err != nil || left {
+		t.Errorf("%d, %v, left %v", v, err, left)
 	}
 	if n := l.nest.Load().handles.Load(); n != 1 {
 		t.Errorf("%d handles", n)
@@ -196,13 +159,22 @@ func TestARefreshWithoutAPlaceEndsOrWaits(t *testing.T) {
 	for range f.opts.MaxUnlockedLoads {
 		taken = append(taken, f.gate.join(unlocked))
 	}
-	fl := flightWith(f, "k")
-	fl.behind, fl.callers = true, 0
-	if p, over := f.enter(fl, unlocked, ErrUnavailable, nil); p != nil || !over || f.flights["k"] != nil {
-		t.Errorf("for nobody: over %v, joinable %v", over, f.flights["k"] != nil)
+	fl, ok := f.flights.Background("k")
+	if !ok {
+		t.Fatal("no flight")
 	}
-	fl = flightWith(f, "k")
-	fl.behind = true
+	fl.setUp(context.Background())
+	fl.until = time.Now().Add(time.Minute)
+	if p, over := f.enter(fl, unlocked, ErrUnavailable, nil); p != nil || !over || f.flights.Open("k") {
+		t.Errorf("for nobody: over %v, joinable %v", over, f.flights.Open("k"))
+	}
+	f.flights.Refuse(fl, nil)
+	fl, _ = f.flights.Background("k")
+	fl.setUp(context.Background())
+	fl.until = time.Now().Add(time.Minute)
+	if joined, first, ok := f.flights.Join("k"); joined != fl || first || !ok {
+		t.Error("it cannot be joined")
+	}
 	entered := make(chan *place)
 	go func() {
 		p, _ := f.enter(fl, unlocked, ErrUnavailable, nil)
@@ -217,7 +189,5 @@ func TestARefreshWithoutAPlaceEndsOrWaits(t *testing.T) {
 	if p := <-entered; p == nil || !p.isAdmitted() {
 		t.Error("it has no place")
 	}
-	f.mu.Lock()
-	delete(f.flights, "k")
-	f.mu.Unlock()
+	f.flights.Refuse(fl, nil)
 }

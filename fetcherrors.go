@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -54,3 +56,44 @@ func loadErr(key string, err error) error {
 func lookupErr(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, notCtx(err))
 }
+
+// PanicError is the error of callers of Fetch if a function of the Source panicked, or called
+// runtime.Goexit, on a goroutine of the Fetcher.
+type PanicError struct {
+	Op     string // "Load", "Lookup" or "Store"
+	Value  any    // the value of the panic; nil for Goexit
+	Goexit bool
+	Stack  []byte // of its goroutine
+}
+
+// Error returns the value on one line. Stack has its origin.
+func (e *PanicError) Error() string {
+	if e.Goexit {
+		return fmt.Sprintf("flightlock: %s called runtime.Goexit", e.Op)
+	}
+	return fmt.Sprintf("flightlock: %s panicked: %s", e.Op, oneLine(e.Value))
+}
+
+// Unwrap returns the value, if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// HeldError is the error of callers that miss a key soon after its load failed, instead of another
+// load: see FetchOptions.ErrorHold.
+type HeldError struct {
+	Err   error     // the error of the failed load
+	Until time.Time // the next Fetch after it loads again
+}
+
+// Error is one line.
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"), oneLine(e.Err))
+}
+
+// Unwrap returns Err.
+func (e *HeldError) Unwrap() error { return e.Err }
+
+// oneLine is what there is to say of v, for logs that take a line for an entry.
+func oneLine(v any) string { return strings.ReplaceAll(fmt.Sprint(v), "\n", "; ") }

@@ -6,338 +6,108 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
-// fetchFlight is all callers of this process that miss one key, and the work for them, on a
-// goroutine (run) with a ctx of its own.
+// fetchFlight is all callers of this process that miss one key, and the work for them: run, on a
+// goroutine of its own.
 //
 //	contending <-> at the gate -> loading -> storing -> over
 //	    |              |             +--> over; the error is held for newcomers (failures)
-//	    +--------------+--> over (found in the cache; cancelled; an error)
+//	    +--------------+--> over (found in the cache; canceled; an error)
 //
-// A flight contends for the lock until a majority of nodes cannot be reached. Then it waits at the gate
-// for a place to load without one, and contends again as soon as a node is back; with MaxLoads it
-// waits there before it contends, too.
+// A flight contends for the lock until a majority of nodes cannot be reached. Then it waits at the
+// gate for a place to load without one, and contends again as soon as a node is back. With MaxLoads
+// it waits there before it contends, too.
 //
-// These rules keep it right, each decided under Fetcher.mu:
+// What it shares with its callers is coalesce.Run's: they join and leave, the last one's leaving
+// cancels a flight that is not committed, and a canceled one cannot be joined. It is committed when
+// it has what a load needs: from there on it runs to its end, and what it has loaded is stored for
+// those that come. Besides:
 //
-//   - Fetcher.flights has the one flight of a key that can be joined. A flight leaves it in the
-//     step in which it is cancelled or its result is final, and removes no other's entry.
-//     So nobody waits for a flight that is over, or in which nobody works.
-//   - A flight is cancelled by its last caller's leaving, but only until it has what a load
-//     needs. commit ends that, in one step with looking whether it was cancelled: from there on it
-//     runs to its end, and what it has loaded is stored for those who come.
-//   - Lookup, Load and Store run on goroutines of their own, which catch panic and Goexit.
-//     The flight waits for them as long as their ctx allows and then goes on without their
-//     answer; but a Load that has not returned keeps the flight in its place, so that there
-//     is never a second one for the key.
-//   - Nothing is stored once the lock has been lost. What was on its way at that moment
-//     only the fence can stop.
-//
-// x/sync/singleflight could not do: its callers share the first one's ctx, cannot leave,
-// and hang or die when the function panics or calls Goexit.
+//   - Lookup, Load and Store run on the Run's Worker. The flight waits for them as long as their ctx
+//     allows, and then goes on without their answer. But a Load that has not returned keeps the
+//     flight in its place, so that there is never a second one for the key.
+//   - Nothing is stored once the lock has been lost. What was on its way at that moment only the
+//     fence can stop.
 type fetchFlight[V any] struct {
-	key    string
-	why    error                   // the Lookup error it began with: no use in contending
-	slow   int                     // Lookups that timed out before it began: 1 if its first caller's did, else 0
-	base   context.Context         // what ctx was made of
-	ctx    context.Context         // of all work; carries flying
-	cancel context.CancelCauseFunc // of ctx; called under mu, so that commit sees it
-	flying *flying
-	until  time.Time // when it stops waiting, for the lock or for a place; only run's goroutine has it
+	coalesce.Run[V]
 
-	// published is closed when v and err are there, which nobody changes after that.
-	published chan struct{}
-	v         V
-	err       error
+	// Set before the flight starts.
+	why      error           // the Lookup error that it began with: no use in contending
+	timeouts int             // Lookups that timed out before it began: 1 if its first caller's did
+	base     context.Context // the result of Values
+	values   context.Context // base, and node: for Lookup, Load and Store
 
-	// guarded by Fetcher.mu
-	callers   int
-	behind    bool               // refreshes a stale value: goes on without callers, does not wait. run reads it without mu, for nobody else writes it
-	committed bool               // loading, or past that
-	shown     bool               // published is closed
-	lent      *Lock              // a lock on the key that a caller holds itself; returned by endLoan
-	lend      context.CancelFunc // ends the contention, in favour of lent; nil before and after it
-	borrows   bool               // lent can still be used
+	node  waitNode
+	loan  loan
+	until time.Time // when it stops waiting for the lock, or for a place; only run's goroutine has it
 }
 
-// A lookupError is why a flight cannot tell whether there is a value.
-type lookupError struct{ error }
-
-func (e *lookupError) Unwrap() error { return e.error }
-
-var errNoAnswer = errors.New("no answer in time")
-
-var errNobody = errors.New("flightlock: all callers left")
-
-// join adds a caller to the flight of key, and begins one if there is none. why is the error of the
-// caller's Lookup, if it had one; slow says that this error is a timeout. inside is the flight that
-// the caller itself belongs to.
-func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *flying) (*fetchFlight[V], error) {
-	values := f.values(ctx)
-	// A caller that holds the lock on key itself would wait for itself.
-	lent := f.c.reenter(ctx, key)
-
-	f.mu.Lock()
-	fl, err := f.findLocked(key, why, slow, values, inside)
-	if err != nil {
-		f.mu.Unlock()
-		f.giveBack(lent)
-		return nil, err
-	}
-	fl.callers++
-	lent = f.lendLocked(fl, lent)
-	f.mu.Unlock()
-	f.giveBack(lent)
-	return fl, nil
-}
-
-// wait gives a caller the result of its flight. In a stampede a thousand goroutines come
-// here at once, many of them with a stack of 2 KB, of which select alone takes a quarter.
-// So its frame is small, and it is called close to Fetch: a stack that has to grow costs
-// more time than all the rest that a caller does.
-func (f *Fetcher[V]) wait(ctx context.Context, fl *fetchFlight[V]) (V, error) {
-	select {
-	case <-fl.published:
-		return fl.v, fl.err
-	case <-ctx.Done():
-		return f.quit(ctx, fl)
-	}
-}
-
-// quit is the result for a caller whose ctx has ended.
-func (f *Fetcher[V]) quit(ctx context.Context, fl *fetchFlight[V]) (v V, err error) {
-	if f.leave(fl) {
-		return fl.v, fl.err
-	}
-	return v, f.gaveUp(fl.key, ctx.Err(), nil)
-}
-
-// values is the ctx that a flight begins with. A lock that the caller has is not the flight's: what it
-// guards is not known to those who share the load.
-func (f *Fetcher[V]) values(ctx context.Context) context.Context {
-	if f.opts.Values == nil {
-		return context.Background()
-	}
-	values := f.opts.Values(ctx)
-	if values == nil {
-		return context.Background()
-	}
-	values = context.WithoutCancel(values)
-	if carriedBy(values) != nil {
-		values = context.WithValue(values, carriedKey{}, (*carried)(nil))
-	}
-	return values
-}
-
-// findLocked gives the flight of key, a new one if there is none; not one that waits for
-// the flight inside which the caller is.
-func (f *Fetcher[V]) findLocked(key string, why error, slow bool, values context.Context, inside *flying) (*fetchFlight[V], error) {
-	if f.closed.Load() {
-		return nil, f.errClosed(key)
-	}
-	fl := f.flights[key]
-	if fl == nil {
-		if err := f.failures.of(key, time.Now()); err != nil {
-			return nil, err
-		}
-		fl = f.beginLocked(key, why, slow, values, false)
-	} else {
-		f.counts.joined.Add(1)
-	}
-	if inside != nil && !inside.await(fl.flying) {
-		return nil, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
-	}
-	return fl, nil
-}
-
-func (f *Fetcher[V]) beginLocked(key string, why error, slow bool, values context.Context, behind bool) *fetchFlight[V] {
-	fl := &fetchFlight[V]{key: key, why: why, base: values, behind: behind, flying: new(flying), published: make(chan struct{})}
-	if slow {
-		fl.why, fl.slow = nil, 1
-	}
-	fl.borrows = fl.why == nil
-	fl.ctx, fl.cancel = context.WithCancelCause(context.WithValue(values, flyingKey{}, fl.flying))
-	f.flights[key] = fl
-	f.running[fl] = struct{}{}
-	f.enterLocked()
-	go f.run(fl)
-	return fl
-}
-
-// refresh begins to load a stale value anew, unless something is under way for key or its last load
-// failed not long ago.
-func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
-	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
-		f.counts.loadFailures.Add(1)
-		if f.seen.refused() {
-			f.seen.failed(key, "load", err)
-		}
-		return
-	}
-	if f.mayRefresh(key) { // else Values has nothing to do
-		f.refreshWith(f.values(ctx), key)
-	}
-}
-
-func (f *Fetcher[V]) mayRefresh(key string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.mayRefreshLocked(key)
-}
-
-func (f *Fetcher[V]) mayRefreshLocked(key string) bool {
-	return !f.closed.Load() && f.flights[key] == nil && f.failures.allowRefresh(key, time.Now())
-}
-
-// refreshWith is refresh with the ctx that values has made.
-func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.mayRefreshLocked(key) {
-		f.beginLocked(key, nil, false, values, true)
-	}
-}
-
-// lendLocked gives a caller's own lock to the flight, and returns it if that has no use for
-// it.
-func (f *Fetcher[V]) lendLocked(fl *fetchFlight[V], l *Lock) *Lock {
-	if l == nil || !fl.borrows || fl.lent != nil {
-		return l
-	}
-	fl.lent = l
-	if fl.lend != nil {
-		fl.lend()
-	}
-	return nil
-}
-
-func (f *Fetcher[V]) giveBack(l *Lock) {
-	if l != nil {
-		_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
-	}
-}
-
-// giveUp releases the lock after a load or Store that failed, and tells the other processes that wait
-// for it that it failed, so that they need not wait for one another. It does not tell them if Close
-// ended the load: theirs may succeed. It is not called for a Store that timed out: the value was
-// loaded, and the cache is busy. If all others then loaded without a lock, their Stores would keep it
-// busy.
-func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
-	if l != nil && fl.ctx.Err() == nil {
-		_ = l.releaseFailed()
-		return
-	}
-	f.giveBack(l)
-}
-
-// leave ends the wait of a caller. With the last one, a flight that is still contending is
-// cancelled and cannot be joined any more. shown says that there was a result before; one
-// that comes after it is that of being cancelled, and not this caller's.
-func (f *Fetcher[V]) leave(fl *fetchFlight[V]) (shown bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if fl.callers--; fl.callers == 0 && !fl.committed && !fl.behind {
-		f.forgetLocked(fl)
-		fl.cancel(errNobody)
-	}
-	return fl.shown
-}
-
-// commit says that the flight goes on to its end from now on, whoever leaves; or no, if
-// everybody has left.
-func (f *Fetcher[V]) commit(fl *fetchFlight[V]) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if fl.ctx.Err() == nil {
-		fl.committed = true
-	}
-	return fl.committed
-}
-
-func (f *Fetcher[V]) forgetLocked(fl *fetchFlight[V]) {
-	if f.flights[fl.key] == fl {
-		delete(f.flights, fl.key)
-	}
-}
-
-func (f *Fetcher[V]) publishLocked(fl *fetchFlight[V], v V, err error) {
-	if !fl.shown {
-		fl.shown = true
-		fl.v, fl.err = v, err
-		close(fl.published)
-	}
-}
-
-// show gives the callers their result; who comes gets it too.
-func (f *Fetcher[V]) show(fl *fetchFlight[V], v V, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.publishLocked(fl, v, err)
-}
-
-// publish gives the callers their result; who comes begins anew.
-func (f *Fetcher[V]) publish(fl *fetchFlight[V], v V, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.publishLocked(fl, v, err)
-	f.forgetLocked(fl)
-}
-
-// fail gives the callers the error of a load; who comes within ErrorHold gets it too.
-func (f *Fetcher[V]) fail(fl *fetchFlight[V], err error) {
-	var none V
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failures.failed(fl.key, err, time.Now())
-	f.publishLocked(fl, none, err)
-	f.forgetLocked(fl)
-}
-
-// run is the flight's goroutine.
+// run is the flight: lock, look up, load, store.
 func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
-	defer f.ran(fl)
-	if l, p, ok := f.prepare(fl); ok {
-		f.load(fl, l, p)
+	var none V
+	defer func() {
+		f.giveBack(fl.loan.close())
+		if fl.Err() != nil { // canceled, by Close if anybody waits
+			fl.Finish(none, f.errClosed(fl.Key()))
+		}
+	}()
+	l, p, ok := f.lock(fl)
+	if !ok {
+		return
+	}
+	if l != nil {
+		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; what it could say is in l.Err
+		found, err := f.lookUpLocked(fl)
+		if err != nil && f.opts.OnUnavailable == FailClosed {
+			fl.Finish(none, err)
+		}
+		if found || err != nil && f.opts.OnUnavailable == FailClosed {
+			f.gate.leave(p)
+			f.giveBack(l)
+			return
+		}
+	}
+	values := fl.values
+	if l != nil {
+		values = carrying(values, l)
+	}
+	if v, ok := f.load(fl, values, l, p); ok {
+		f.store(fl, values, l, v)
 	}
 }
 
-func (f *Fetcher[V]) ran(fl *fetchFlight[V]) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var none V
-	f.publishLocked(fl, none, f.errClosed(fl.key)) // if nothing else was: cancelled, by Close if anybody waits
-	f.forgetLocked(fl)
-	delete(f.running, fl)
-	fl.cancel(nil)
-	f.leftLocked(1)
-}
-
-// prepare gets what a load needs, a lock or the reason to do without, and a place at the gate, and
+// lock gets what a load needs, the lock or the reason to do without, and a place at the gate, and
 // commits the flight to it. ok is false if there is nothing left to do.
 //
 // A load without a lock begins only when a majority of nodes cannot be reached, after WaitTimeout, and
-// when Lookup fails. Who waits for a place to do so locks as soon as there is something to lock on.
-func (f *Fetcher[V]) prepare(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
+// when Lookup fails. A flight that waits for a place to do so locks as soon as there is something to
+// lock on.
+func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
 	fl.until = time.Now().Add(f.opts.WaitTimeout)
-	placeless := time.Time{} // when WaitTimeout is over for a place without a lock
+	extended := false // WaitTimeout begins once more with the first wait for a place without a lock
 	for why := fl.why; ; {
 		var over bool
 		back := f.c.back.next() // from before the attempt that may fail
 		if why == nil {
-			if l, p, why, over = f.win(fl); over || l != nil {
+			l, p, over, why = f.obtain(fl)
+			if l != nil && !fl.Commit() {
+				f.gate.leave(p)
+				f.giveBack(l)
+				return nil, nil, false
+			}
+			if over || l != nil {
 				return l, p, !over
 			}
 		}
 		if !f.mayLoadLocally(fl, why) {
 			var none V
-			f.publish(fl, none, why)
+			fl.Finish(none, why)
 			return nil, nil, false
 		}
-		if placeless.IsZero() {
-			placeless = time.Now().Add(f.opts.WaitTimeout)
-			fl.until = placeless
+		if !extended {
+			extended, fl.until = true, time.Now().Add(f.opts.WaitTimeout)
 		}
 		p, over = f.enter(fl, unlocked, why, back)
 		switch {
@@ -345,7 +115,7 @@ func (f *Fetcher[V]) prepare(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
 			return nil, nil, false
 		case p == nil: // lock after all
 			why = nil
-		case !f.commit(fl):
+		case !fl.Commit():
 			f.gate.leave(p)
 			return nil, nil, false
 		default:
@@ -361,100 +131,8 @@ func (f *Fetcher[V]) prepare(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
 // another process is none of its questions: nobody waits for the next one there, and errors do not cross
 // processes, so each finds out by a load of its own, at the same time.
 func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
-	return fl.ctx.Err() == nil && (f.opts.OnUnavailable == LoadLocally || errors.Is(why, errFailedElsewhere)) &&
+	return fl.Err() == nil && (f.opts.OnUnavailable == LoadLocally || errors.Is(why, errFailedElsewhere)) &&
 		!errors.Is(why, ErrClosed) && !errors.Is(why, ErrInvalid) && !errors.Is(why, ErrTooManyWaiters)
-}
-
-// recheck is how often who waits for a place looks whether it still needs one.
-const recheck = time.Second
-
-// enter waits at the gate. Without a place, the flight is over, or it is to lock after all: for an
-// unlocked place only, whose reason was why. back is closed when a node is back. A refresh for nobody
-// does not wait.
-func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan struct{}) (_ *place, over bool) {
-	p := f.gate.join(k)
-	if p.isAdmitted() {
-		return p, false
-	}
-	if !f.stay(fl) {
-		f.gate.leave(p)
-		return nil, true
-	}
-	for {
-		timer := time.NewTimer(min(recheck, time.Until(fl.until)))
-		returned := false
-		select {
-		case <-p.admitted:
-			timer.Stop()
-			return p, false
-		case <-fl.flying.urgent():
-			timer.Stop()
-			f.gate.leave(p)
-			return beside, false
-		case <-back:
-			back, returned = nil, true
-		case <-timer.C:
-		case <-fl.ctx.Done():
-		}
-		timer.Stop()
-		if over, again := f.stillWaits(fl, k, why, returned); !again {
-			f.gate.leave(p)
-			return nil, over
-		}
-	}
-}
-
-// stillWaits looks whether a flight that waits at the gate still has to. If not, it is over or is to
-// lock after all.
-func (f *Fetcher[V]) stillWaits(fl *fetchFlight[V], k kind, why error, returned bool) (over, again bool) {
-	var none V
-	var blind *lookupError
-	switch {
-	case fl.ctx.Err() != nil:
-		return true, false
-	case !time.Now().Before(fl.until):
-		f.publish(fl, none, f.full(fl.key, k, why))
-		return true, false
-	case k == unlocked && unavailable(why):
-		return false, !returned && f.c.away()
-	}
-	found, err := f.lookAgain(fl, fl.ctx)
-	return found, !found && (k == locked || err != nil || !errors.As(why, &blind))
-}
-
-// full is the error for those who waited for a place in vain.
-func (f *Fetcher[V]) full(key string, k kind, why error) error {
-	if k == unlocked {
-		return fmt.Errorf("%w; and FetchOptions.MaxUnlockedLoads, %d, are running", why, f.opts.MaxUnlockedLoads)
-	}
-	return fmt.Errorf("flightlock: fetch %q: no turn within FetchOptions.WaitTimeout, %v: FetchOptions.MaxLoads, %d, are running: %w",
-		key, f.opts.WaitTimeout, f.opts.MaxLoads, ErrNotAcquired)
-}
-
-// win contends for the lock. With a Lock the flight is committed and the value is still missing;
-// with why there is no lock, for that reason; else the flight is over.
-func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, p *place, why error, over bool) {
-	l, p, over, err := f.obtain(fl)
-	if over || err != nil {
-		return nil, nil, err, over
-	}
-	if !f.commit(fl) {
-		f.gate.leave(p)
-		f.giveBack(l)
-		return nil, nil, nil, true
-	}
-	_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; what it could say is in l.Err
-	found, err := f.look(fl, fl.ctx, func() {})
-	if !found && (err == nil || f.opts.OnUnavailable == LoadLocally) {
-		return l, p, nil, false
-	}
-	if err != nil {
-		var none V
-		f.publish(fl, none, err)
-	}
-	f.gate.leave(p)
-	f.giveBack(l)
-	return nil, nil, nil, true
 }
 
 // obtain gets the lock and a place among MaxLoads, unless another process fills the cache meanwhile.
@@ -464,26 +142,25 @@ func (f *Fetcher[V]) win(fl *fetchFlight[V]) (l *Lock, p *place, why error, over
 // of this one. If no place is free when the lock is won, the lock goes back: another process may have
 // a place for it.
 func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *place, over bool, err error) {
-	for once := fl.behind || f.opts.MaxLoads > 0; ; once = true {
+	defer func() { f.giveBack(fl.loan.close()) }()
+	for once := fl.InBackground() || f.opts.MaxLoads > 0; ; once = true {
 		if once {
 			l, p, over, err = f.tryOnce(fl)
 			if over || !contended(err) {
-				f.giveBack(f.endLoan(fl))
 				return l, p, over, err
 			}
 		}
-		if !f.stay(fl) {
-			f.giveBack(f.endLoan(fl))
+		if !fl.Wanted() {
 			return nil, nil, true, nil
 		}
-		l, over, err = f.contend(fl)
-		lent := errors.Is(err, errLent)
-		if l == nil {
+		l, lent, over, err := f.contend(fl)
+		switch {
+		case l == nil:
 			return nil, nil, over, err
-		}
-		if lent { // its caller keeps the lock anyway
+		case lent: // its caller keeps the lock anyway
 			if p, over = f.enter(fl, locked, nil, nil); p == nil {
 				f.giveBack(l)
+				l = nil
 			}
 			return l, p, over, nil
 		}
@@ -500,125 +177,76 @@ func (f *Fetcher[V]) tryOnce(fl *fetchFlight[V]) (l *Lock, p *place, over bool, 
 	if p, over = f.enter(fl, locked, nil, nil); p == nil {
 		return nil, nil, over, nil
 	}
-	if l, err = f.c.TryLock(fl.ctx, fl.key, f.opts.TTL); err != nil {
+	step := fl.Begin(fl.values, noTimeout)
+	defer step.End(nil)
+	if l, err = f.c.TryLock(step, fl.Key(), f.opts.TTL); err != nil {
 		f.gate.leave(p)
 		return nil, nil, false, err
 	}
 	return l, p, false, nil
 }
 
+const noTimeout = -1
+
 // contended reports whether an attempt failed in a way in which the next may not.
 func contended(err error) bool {
 	return errors.Is(err, ErrNotAcquired) || errors.Is(err, ErrUnavailable) && !unavailable(err)
 }
 
-// contend tries to get the lock until another process has filled the cache. over says that
-// the flight is. A lock that a caller lends is as good as one won; errLent comes with it.
-func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, over bool, err error) {
+// contend tries to get the lock until another process has filled the cache, WaitTimeout at most. over
+// says that the flight is. A lock that a caller lends is as good as one that was won.
+func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, lent, over bool, err error) {
 	for {
-		l, over, err = f.waitForTurn(fl)
-		if !errors.Is(err, errLent) || !f.lostLoan(fl) {
-			break
+		step := fl.Begin(fl.values, max(time.Until(fl.until), 0))
+		if fl.loan.awaited(step) {
+			l, over, err = f.contendUntil(fl, step)
+		}
+		step.End(nil)
+		switch borrowed := fl.loan.take(); {
+		case borrowed == nil:
+			return l, false, over, err
+		case l != nil || over || fl.Err() != nil:
+			f.giveBack(borrowed)
+			return l, false, over, err
+		case borrowed.Err() == nil:
+			return borrowed, true, false, nil
+		default: // it is worth nothing: another one can be made
+			f.giveBack(borrowed)
 		}
 	}
-	lent := f.endLoan(fl)
-	if errors.Is(err, errLent) {
-		return lent, false, err
-	}
-	f.giveBack(lent)
-	return l, over, err
 }
 
-// errLent says that a caller lends the lock that it holds itself.
-var errLent = errors.New("flightlock: lent")
-
-// waitForTurn contends until WaitTimeout.
-func (f *Fetcher[V]) waitForTurn(fl *fetchFlight[V]) (l *Lock, found bool, err error) {
-	ctx, cancel := context.WithDeadline(fl.ctx, fl.until)
-	defer cancel()
-	if !f.awaitLoan(fl, cancel) {
-		return nil, false, errLent
-	}
+// contendUntil contends until step ends.
+func (f *Fetcher[V]) contendUntil(fl *fetchFlight[V], step *coalesce.Step) (l *Lock, over bool, err error) {
 	var failed error
-	slow := fl.slow
-	l, found, err = f.c.contend(ctx, fl.key, f.opts.TTL, func(ctx context.Context) bool {
-		var stop bool
-		stop, failed = f.lookAgain(fl, ctx)
+	timeouts := fl.timeouts
+	l, over, err = f.c.contend(step, fl.Key(), f.opts.TTL, func(ctx context.Context) bool {
+		var found bool
+		found, failed = f.lookUpWaiting(fl, ctx)
 		switch {
-		case errors.Is(failed, errNoTurn):
+		case errors.Is(failed, errNoSlot):
 			failed = nil
 		case !errors.Is(failed, errSlowLookup):
-			slow = 0
+			timeouts = 0
 		default: // a busy cache is no outage, and the lock can be had
-			if slow++; slow < maxSlowLookups {
+			if timeouts++; timeouts < maxSlowLookups {
 				failed = nil
 			}
 		}
-		return stop || failed != nil
+		return found || failed != nil
 	})
 	if failed != nil {
-		found, err = false, failed
+		over, err = false, failed
 	}
-	switch {
-	case err == nil || fl.ctx.Err() != nil:
-	case errors.Is(ctx.Err(), context.Canceled):
-		err = errLent
-	case ctx.Err() != nil:
-		err = f.waitedInVain(fl.key, err)
+	if err != nil && fl.Err() == nil && errors.Is(step.Err(), context.DeadlineExceeded) {
+		err = f.waitTimedOut(fl.Key(), err)
 	}
-	return l, found, err
+	return l, over, err
 }
 
-// stay says that the flight waits while others hold the lock; a refresh only if callers
-// have joined it.
-func (f *Fetcher[V]) stay(fl *fetchFlight[V]) bool {
-	if !fl.behind { // nearly always: the callers of a stampede are at mu now
-		return true
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if fl.callers == 0 {
-		f.forgetLocked(fl)
-		return false
-	}
-	fl.behind = false // from now on it ends with them
-	return true
-}
-
-// awaitLoan has wake called when a caller lends its lock; false if one has.
-func (f *Fetcher[V]) awaitLoan(fl *fetchFlight[V], wake context.CancelFunc) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	fl.lend = wake
-	return fl.lent == nil
-}
-
-func (f *Fetcher[V]) endLoan(fl *fetchFlight[V]) *Lock {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := fl.lent
-	fl.lent, fl.lend, fl.borrows = nil, nil, false
-	return l
-}
-
-// lostLoan takes back a loan that is worth nothing, so that another can be made.
-func (f *Fetcher[V]) lostLoan(fl *fetchFlight[V]) bool {
-	f.mu.Lock()
-	l := fl.lent
-	lost := l != nil && l.Err() != nil
-	if lost {
-		fl.lent = nil
-	}
-	f.mu.Unlock()
-	if lost {
-		f.giveBack(l)
-	}
-	return lost
-}
-
-// waitedInVain is the outcome after WaitTimeout. It must not look as if the caller's ctx
+// waitTimedOut is the outcome after WaitTimeout. It must not look as if the caller's ctx
 // had ended.
-func (f *Fetcher[V]) waitedInVain(key string, err error) error {
+func (f *Fetcher[V]) waitTimedOut(key string, err error) error {
 	var q *QuorumError
 	if errors.As(err, &q) {
 		last := *q
@@ -631,207 +259,275 @@ func (f *Fetcher[V]) waitedInVain(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout, err)
 }
 
+// recheck is how often a flight that waits for a place checks whether it still needs one.
+const recheck = time.Second
+
+// enter waits at the gate. Without a place, the flight is over, or it is to lock after all: for an
+// unlocked place only, whose reason was why. back is closed when a node is back. A refresh for nobody
+// does not wait.
+func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan struct{}) (_ *place, over bool) {
+	p := f.gate.join(k)
+	if p.isAdmitted() {
+		return p, false
+	}
+	if !fl.Wanted() {
+		f.gate.leave(p)
+		return nil, true
+	}
+	for {
+		step := fl.Begin(fl.values, max(min(recheck, time.Until(fl.until)), 0))
+		returned, urgent := false, false
+		select {
+		case <-p.admitted:
+			step.End(nil)
+			return p, false
+		case <-fl.node.urgent():
+			urgent = true
+		case <-back:
+			back, returned = nil, true
+		case <-step.Done():
+		}
+		step.End(nil)
+		if urgent {
+			f.gate.leave(p)
+			return beside, false
+		}
+		if over, again := f.stillWaits(fl, k, why, returned); !again {
+			f.gate.leave(p)
+			return nil, over
+		}
+	}
+}
+
+// stillWaits checks whether a flight that waits at the gate still has to. If not, it is over or is to
+// lock after all.
+func (f *Fetcher[V]) stillWaits(fl *fetchFlight[V], k kind, why error, returned bool) (over, again bool) {
+	var none V
+	var unknown *lookupError
+	switch {
+	case fl.Err() != nil:
+		return true, false
+	case !time.Now().Before(fl.until):
+		fl.Finish(none, f.full(fl.Key(), k, why))
+		return true, false
+	case k == unlocked && unavailable(why):
+		return false, !returned && f.c.away()
+	}
+	step := fl.Begin(fl.values, noTimeout)
+	defer step.End(nil)
+	found, err := f.lookUpWaiting(fl, step)
+	return found, !found && (k == locked || err != nil || !errors.As(why, &unknown))
+}
+
+// full is the error for callers whose flight waited for a place in vain.
+func (f *Fetcher[V]) full(key string, k kind, why error) error {
+	if k == unlocked {
+		return fmt.Errorf("%w; and FetchOptions.MaxUnlockedLoads, %d, are running", why, f.opts.MaxUnlockedLoads)
+	}
+	return fmt.Errorf("flightlock: fetch %q: no turn within FetchOptions.WaitTimeout, %v: FetchOptions.MaxLoads, %d, are running: %w",
+		key, f.opts.WaitTimeout, f.opts.MaxLoads, ErrNotAcquired)
+}
+
 // errSlowLookup says that a Lookup took longer than LookupTimeout. Thousands of them may queue for a cache's
 // connections, so a flight that waits tries maxSlowLookups.
 var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
 
 const maxSlowLookups = 3
 
-// lookAgain is look for a flight that waits. At most maxLooks of them run at a time.
-func (f *Fetcher[V]) lookAgain(fl *fetchFlight[V], parent context.Context) (found bool, err error) {
-	if !f.mayLook(parent) {
-		return false, errNoTurn
+// maxLookups is how many Lookups a Fetcher makes at once for flights that wait. Thousands at once would
+// wait for connections of the cache's client until LookupTimeout, and the cache would seem to be down.
+const maxLookups = 64
+
+// errNoSlot reports that no Lookup was made, because too many are under way. The flight goes on waiting.
+var errNoSlot = errors.New("too many Lookups are under way")
+
+var errNoAnswer = errors.New("no answer in time")
+
+// lookUpWaiting makes a Lookup for a flight that waits until ctx ends. At most maxLookups of them run
+// at a time. A stale value will do.
+func (f *Fetcher[V]) lookUpWaiting(fl *fetchFlight[V], ctx context.Context) (found bool, err error) {
+	if !f.awaitSlot(ctx) {
+		return false, errNoSlot
 	}
-	return f.look(fl, parent, func() { <-f.looks })
+	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
+	defer cancel()
+	return f.lookUp(fl, ctx, limited, Stale, func() { <-f.lookups })
 }
 
-// look makes a Lookup for the flight. If the cache has been filled, the callers get the value, and the
-// flight is over. A flight that holds the lock calls look directly and does not wait for mayLook:
-// others wait for the lock meanwhile. returned is called when Lookup has returned, however late.
-func (f *Fetcher[V]) look(fl *fetchFlight[V], parent context.Context, returned func()) (found bool, err error) {
-	ctx, cancel := context.WithTimeout(parent, f.opts.LookupTimeout)
-	defer cancel()
-	looked := f.call("Lookup", func() (V, Freshness, error) {
-		defer returned()
-		return f.src.Lookup(ctx, fl.key)
-	})
-	var a answer[V]
+// awaitSlot waits for one of the maxLookups, as long as a Lookup may take.
+func (f *Fetcher[V]) awaitSlot(ctx context.Context) bool {
 	select {
-	case a = <-looked:
-	case <-ctx.Done():
-		a.err = errNoAnswer
+	case f.lookups <- struct{}{}:
+		return true
+	default:
 	}
+	timeout := time.NewTimer(f.opts.LookupTimeout)
+	defer timeout.Stop()
+	select {
+	case f.lookups <- struct{}{}:
+		return true
+	case <-ctx.Done():
+	case <-timeout.C:
+	}
+	return false
+}
+
+// lookUpLocked makes the Lookup of a flight that holds the lock. It waits for no slot, because others
+// wait for the lock meanwhile, and a stale value will not do.
+func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (found bool, err error) {
+	step := fl.Begin(fl.values, f.opts.LookupTimeout)
+	defer step.End(nil)
+	return f.lookUp(fl, fl.values, step, Fresh, func() {})
+}
+
+// lookUp makes a Lookup with limited, which is made of ctx and LookupTimeout. If the cache has a value
+// that is at least so fresh, the callers get it, and the flight is over. returned is called when
+// Lookup has returned, however late.
+func (f *Fetcher[V]) lookUp(fl *fetchFlight[V], ctx, limited context.Context, least Freshness, returned func()) (found bool, err error) {
+	answered := new(answer[V])
+	fl.Worker.Go(func() {
+		defer returned()
+		answered.v, answered.fresh, answered.err = f.src.Lookup(limited, fl.Key())
+	})
+	a, _ := f.await(fl, limited, "Lookup", answered)
 	switch {
-	case a.err != nil && fl.ctx.Err() != nil: // cancelled
+	case a.err != nil && fl.Err() != nil: // canceled
 		return true, nil
-	case a.err != nil && parent.Err() != nil: // by a loan or WaitTimeout, which say nothing of the cache
+	case a.err != nil && ctx.Err() != nil: // by a loan or WaitTimeout, which say nothing of the cache
 		return false, nil
-	case a.err != nil && ctx.Err() != nil:
-		return false, fmt.Errorf("%w: %w", f.lookupFailed(fl.key, a.err), errSlowLookup)
+	case a.err != nil && limited.Err() != nil:
+		return false, fmt.Errorf("%w: %w", f.lookupFailed(fl.Key(), a.err), errSlowLookup)
 	case a.err != nil:
-		return false, f.lookupFailed(fl.key, a.err)
-	case a.fresh == Fresh, a.fresh == Stale && !f.isCommitted(fl):
-		f.publish(fl, a.v, nil)
+		return false, f.lookupFailed(fl.Key(), a.err)
+	case a.fresh == Fresh, a.fresh == Stale && least == Stale:
+		fl.Finish(a.v, nil)
 		if a.fresh == Stale {
-			f.refreshWith(fl.base, fl.key)
+			f.refreshWith(fl.base, fl.Key())
 		}
 		return true, nil
 	}
 	return false, nil
 }
 
-// maxLooks is how many Lookups a Fetcher makes at once for flights that wait. Thousands at once would
-// wait for connections of the cache's client until LookupTimeout, and the cache would seem to be down.
-const maxLooks = 64
-
-// errNoTurn reports that no Lookup was made, because too many are under way. The flight goes on waiting.
-var errNoTurn = errors.New("too many Lookups are under way")
-
-// mayLook waits for its turn to look, as long as a Lookup may take.
-func (f *Fetcher[V]) mayLook(ctx context.Context) bool {
-	select {
-	case f.looks <- struct{}{}:
-		return true
-	default:
-	}
-	patience := time.NewTimer(f.opts.LookupTimeout)
-	defer patience.Stop()
-	select {
-	case f.looks <- struct{}{}:
-		return true
-	case <-ctx.Done():
-	case <-patience.C:
-	}
-	return false
+// answer is what a function of the Source has returned.
+type answer[V any] struct {
+	v     V
+	fresh Freshness
+	err   error
 }
 
-func (f *Fetcher[V]) isCommitted(fl *fetchFlight[V]) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return fl.committed
+// await waits until the call that writes a has returned, or ctx has ended. Then nobody reads a.
+func (f *Fetcher[V]) await(fl *fetchFlight[V], ctx context.Context, op string, a *answer[V]) (_ answer[V], returned bool) {
+	p, returned := fl.Worker.Wait(ctx)
+	switch {
+	case !returned:
+		return answer[V]{err: errNoAnswer}, false
+	case p != nil:
+		return answer[V]{err: &PanicError{Op: op, Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}}, true
+	}
+	return *a, true
 }
 
 // grace is how much longer than its LoadTimeout a Load may take to say so itself.
 const grace = 100 * time.Millisecond
 
-// load runs Load, and then Store. It has the lock l, or none, and a place.
-func (f *Fetcher[V]) load(fl *fetchFlight[V], l *Lock, p *place) {
-	ctx := fl.ctx
-	if l != nil {
-		ctx = carrying(ctx, l)
-	}
-	ctx, cancel := context.WithTimeout(ctx, f.opts.LoadTimeout)
-	defer cancel()
+// load runs Load, with the lock or without, and gives the place back. ok is false if there is no
+// value: the callers have an error, and the lock is released.
+func (f *Fetcher[V]) load(fl *fetchFlight[V], values context.Context, l *Lock, p *place) (v V, ok bool) {
 	f.counts.loads.Add(1)
 	if l == nil {
 		f.counts.unlocked.Add(1)
 	}
-	loading := f.call("Load", func() (v V, _ Freshness, err error) {
-		v, err = f.src.Load(ctx, fl.key)
-		return v, Fresh, err
-	})
+	step := fl.Begin(values, f.opts.LoadTimeout)
+	defer step.End(nil)
 	began := f.seen.meter.begins()
-	a, returned := f.loaded(fl, loading)
+	loaded := new(answer[V])
+	fl.Worker.Go(func() { loaded.v, loaded.err = f.src.Load(step, fl.Key()) })
+	a, returned := f.await(fl, step, "Load", loaded)
+	if !returned && fl.Err() == nil {
+		late, cancel := context.WithTimeout(context.Background(), grace)
+		a, returned = f.await(fl, late, "Load", loaded)
+		cancel()
+	}
 	f.seen.meter.loaded(began, a.err, returned)
 	if !returned {
-		// The lock is for those who can load; the key stays ours in this process.
-		f.giveUp(fl, l)
-		<-loading
+		f.loadGoesOn(fl, l)
 	}
 	f.gate.leave(p)
-	switch {
-	case !returned:
-	case a.err != nil:
-		f.loadFailed(fl.key, a.err)
-		f.fail(fl, loadErr(fl.key, a.err))
+	if returned && a.err != nil {
+		f.loadFailed(fl.Key(), a.err)
+		f.fail(fl, loadErr(fl.Key(), a.err))
 		f.giveUp(fl, l)
-	default:
-		f.store(fl, l, a.v)
 	}
+	return a.v, a.err == nil
 }
 
-// loaded waits for Load as long as it may take. After that the callers have an error.
-func (f *Fetcher[V]) loaded(fl *fetchFlight[V], loading <-chan answer[V]) (a answer[V], returned bool) {
-	late := time.NewTimer(clock.Add(f.opts.LoadTimeout, grace))
-	defer late.Stop()
-	select {
-	case a = <-loading:
-		return a, true
-	case <-fl.ctx.Done(): // Close has lost its patience
+// loadGoesOn gives the callers an error, because Load ignores its ctx, and waits for it.
+func (f *Fetcher[V]) loadGoesOn(fl *fetchFlight[V], l *Lock) {
+	var none V
+	if fl.Err() != nil { // the ctx of Close has ended
 		f.counts.loadFailures.Add(1)
-		f.show(fl, a.v, f.errClosed(fl.key))
-		return a, false
-	case <-late.C:
+		fl.Deliver(none, f.errClosed(fl.Key()))
+	} else {
+		err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v", fl.Key(), f.opts.LoadTimeout)
+		f.loadFailed(fl.Key(), err)
+		f.failures.failed(fl.Key(), err, time.Now())
+		fl.Deliver(none, err)
 	}
-	err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v", fl.key, f.opts.LoadTimeout)
-	f.loadFailed(fl.key, err)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.failures.failed(fl.key, err, time.Now())
-	f.publishLocked(fl, a.v, err)
-	return a, false
+	// The lock is for those who can load; the key stays ours in this process.
+	f.giveUp(fl, l)
+	fl.Worker.Wait(context.Background())
 }
 
-// store puts the value into the cache, if the lock is still held or there was none, and
-// gives it to the callers: then, or when that takes long.
-func (f *Fetcher[V]) store(fl *fetchFlight[V], l *Lock, v V) {
+// fail gives the callers the error of a load. Those that come within ErrorHold get it, too.
+func (f *Fetcher[V]) fail(fl *fetchFlight[V], err error) {
+	var none V
+	f.failures.failed(fl.Key(), err, time.Now()) // before the next flight can begin
+	fl.Finish(none, err)
+}
+
+// store puts the value into the cache, if the lock is still held or there was none, and gives it to the
+// callers: then, or when that takes long.
+func (f *Fetcher[V]) store(fl *fetchFlight[V], values context.Context, l *Lock, v V) {
 	defer f.giveBack(l)
-	defer f.publish(fl, v, nil)
-	ctx := fl.ctx
-	if l != nil {
-		if l.Err() != nil {
-			f.counts.lost.Add(1)
-			f.remember(fl.key, false)
-			return
-		}
-		ctx = l.Context(ctx)
+	defer fl.Finish(v, nil)
+	if l != nil && l.Err() != nil {
+		f.counts.lost.Add(1)
+		f.failures.notStored(fl.Key(), time.Now())
+		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, f.opts.TTL)
-	defer cancel()
-	storing := f.call("Store", func() (_ V, _ Freshness, err error) {
-		return v, Fresh, f.src.Store(ctx, fl.key, v, l)
-	})
-	long := time.NewTimer(f.c.opts.NodeTimeout)
-	defer long.Stop()
-	for {
-		select {
-		case a := <-storing:
-			f.stored(fl.key, l, a.err)
-			if a.err != nil && !ranOut(a.err) {
-				f.publish(fl, v, nil)
-				f.giveUp(fl, l)
-			}
-			return
-		case <-long.C:
-			f.show(fl, v, nil)
-		case <-ctx.Done():
-			f.publish(fl, v, nil)
-			f.giveBack(l)
-			f.stored(fl.key, l, (<-storing).err)
-			return
+	step := fl.Begin(values, f.opts.TTL)
+	defer step.End(nil)
+	defer l.whenOver(step.End)()
+	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() { fl.Deliver(v, nil) })
+	defer delivery.Stop()
+	stored := new(answer[V])
+	fl.Worker.Go(func() { stored.err = f.src.Store(step, fl.Key(), v, l) })
+	a, returned := f.await(fl, step, "Store", stored)
+	if returned {
+		f.stored(fl.Key(), l, a.err)
+		if a.err != nil && !ranOut(a.err) {
+			fl.Finish(v, nil)
+			f.giveUp(fl, l)
 		}
+		return
 	}
+	fl.Finish(v, nil)
+	f.giveBack(l)
+	a, _ = f.await(fl, context.Background(), "Store", stored)
+	f.stored(fl.Key(), l, a.err)
 }
 
 func (f *Fetcher[V]) stored(key string, l *Lock, err error) {
-	f.remember(key, err == nil)
-	if err != nil {
+	if err == nil {
+		f.failures.succeeded(key)
+	} else {
+		f.failures.notStored(key, time.Now())
 		f.counts.storeFailures.Add(1)
 		f.seen.failed(key, "store", err)
 	}
 	if l != nil && errors.Is(l.Err(), ErrLockLost) {
 		f.counts.lost.Add(1)
-	}
-}
-
-// remember notes whether a value that was loaded is in the cache.
-func (f *Fetcher[V]) remember(key string, stored bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if stored {
-		f.failures.succeeded(key)
-	} else {
-		f.failures.notStored(key, time.Now())
 	}
 }
 
@@ -846,4 +542,42 @@ func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 	f.counts.lookupErrors.Add(1)
 	f.seen.failed(key, "lookup", err)
 	return &lookupError{lookupErr(key, err)}
+}
+
+// A lookupError is why a flight cannot tell whether there is a value.
+type lookupError struct{ error }
+
+func (e *lookupError) Unwrap() error { return e.error }
+
+// giveBack releases the lock, if there is one.
+func (f *Fetcher[V]) giveBack(l *Lock) {
+	if l != nil {
+		_ = l.Release(context.Background()) // that it is over already was noticed where it mattered
+	}
+}
+
+// giveUp releases the lock after a load or Store that failed, and tells the other processes that wait
+// for it that it failed, so that they need not wait for one another. It does not tell them if Close
+// ended the load: theirs may succeed. It is not called for a Store that timed out: the value was
+// loaded, and the cache is busy. If all others then loaded without a lock, their Stores would keep it
+// busy.
+func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
+	if l != nil && fl.Err() == nil {
+		_ = l.releaseFailed()
+		return
+	}
+	f.giveBack(l)
+}
+
+// whenOver has end called when l is over, until forget. It may be called without a Lock.
+func (l *Lock) whenOver(end func(why error)) (forget func()) {
+	if l == nil {
+		return func() {}
+	}
+	forget, why, over := l.place().OnEnd(end)
+	if over {
+		end(why)
+		return func() {}
+	}
+	return forget
 }

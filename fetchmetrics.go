@@ -174,7 +174,10 @@ func (m *fetchMeter) loaded(began time.Time, err error, returned bool) {
 func (f *Fetcher[V]) timedWait(ctx context.Context, fl *fetchFlight[V]) (V, error) {
 	m := f.seen.meter
 	began := m.begins()
-	v, err := f.wait(ctx, fl)
+	v, err, left := fl.Wait(ctx)
+	if left {
+		err = f.gaveUp(fl.Key(), ctx.Err(), nil)
+	}
 	if m == nil {
 		return v, err
 	}

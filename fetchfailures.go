@@ -2,28 +2,9 @@ package flightlock
 
 import (
 	"container/list"
-	"fmt"
-	"strings"
+	"sync"
 	"time"
 )
-
-// HeldError is what newcomers get for a key whose load failed not long ago, instead of another load:
-// see FetchOptions.ErrorHold.
-type HeldError struct {
-	Err   error     // what those got who waited for that load
-	Until time.Time // the next Fetch after it loads again
-}
-
-// Error is one line.
-func (e *HeldError) Error() string {
-	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"), oneLine(e.Err))
-}
-
-// Unwrap gives Err.
-func (e *HeldError) Unwrap() error { return e.Err }
-
-// oneLine is what there is to say of v, for logs that take a line for an entry.
-func oneLine(v any) string { return strings.ReplaceAll(fmt.Sprint(v), "\n", "; ") }
 
 const (
 	maxErrorHold = 30 * time.Second // what doubling leads to
@@ -37,10 +18,10 @@ const (
 //
 // Newcomers get the error until held, those with a stale value begin no refresh until refresh.
 // Both double with each failure of the key that follows another one. A success removes the record.
-//
-// Guarded by Fetcher.mu.
 type failures struct {
-	hold  time.Duration // FetchOptions.ErrorHold
+	hold time.Duration // FetchOptions.ErrorHold
+
+	mu    sync.Mutex // guards what follows
 	keys  map[string]*failure
 	order list.List // of *failure, the one that failed longest ago first
 }
@@ -55,7 +36,9 @@ type failure struct {
 
 // failed notes that a load of key failed.
 func (fs *failures) failed(key string, err error, now time.Time) {
-	x := fs.note(key, now)
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	x := fs.noteLocked(key, now)
 	x.err = err
 	if fs.hold > 0 {
 		x.held = now.Add(doubled(fs.hold, x.count))
@@ -64,9 +47,13 @@ func (fs *failures) failed(key string, err error, now time.Time) {
 
 // notStored notes that a value of key was loaded, and is not in the cache: the next stale hit
 // would load again.
-func (fs *failures) notStored(key string, now time.Time) { fs.note(key, now).held = time.Time{} }
+func (fs *failures) notStored(key string, now time.Time) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.noteLocked(key, now).held = time.Time{}
+}
 
-func (fs *failures) note(key string, now time.Time) *failure {
+func (fs *failures) noteLocked(key string, now time.Time) *failure {
 	x := fs.keys[key]
 	switch {
 	case x == nil:
@@ -75,7 +62,7 @@ func (fs *failures) note(key string, now time.Time) *failure {
 			fs.keys = map[string]*failure{}
 		}
 		fs.keys[key], x.at = x, fs.order.PushBack(x)
-		fs.trim(now)
+		fs.trimLocked(now)
 	case now.After(x.refresh.Add(maxErrorHold)): // nobody has tried for so long
 		x.count = 0
 		fallthrough
@@ -87,29 +74,33 @@ func (fs *failures) note(key string, now time.Time) *failure {
 	return x
 }
 
-// trim removes the oldest record if there are too many, and one or two that say nothing any more.
-func (fs *failures) trim(now time.Time) {
+// trimLocked removes the oldest record if there are too many, and one or two that say nothing any more.
+func (fs *failures) trimLocked(now time.Time) {
 	for range 2 {
 		if x := fs.order.Front().Value.(*failure); len(fs.keys) > maxFailures || x.at != fs.order.Back() && now.After(x.refresh.Add(maxErrorHold)) {
-			fs.remove(x)
+			fs.removeLocked(x)
 		}
 	}
 }
 
 // succeeded notes that key was loaded and stored.
 func (fs *failures) succeeded(key string) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
 	if x := fs.keys[key]; x != nil {
-		fs.remove(x)
+		fs.removeLocked(x)
 	}
 }
 
-func (fs *failures) remove(x *failure) {
+func (fs *failures) removeLocked(x *failure) {
 	delete(fs.keys, x.key)
 	fs.order.Remove(x.at)
 }
 
 // of is the error for a newcomer, if the last one still counts.
 func (fs *failures) of(key string, now time.Time) error {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
 	if x := fs.keys[key]; x != nil && now.Before(x.held) {
 		return &HeldError{Err: x.err, Until: x.held}
 	}
@@ -118,6 +109,8 @@ func (fs *failures) of(key string, now time.Time) error {
 
 // allowRefresh reports whether a stale value may be loaded anew.
 func (fs *failures) allowRefresh(key string, now time.Time) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
 	x := fs.keys[key]
 	return x == nil || !now.Before(x.refresh)
 }

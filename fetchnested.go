@@ -1,0 +1,138 @@
+package flightlock
+
+import (
+	"context"
+	"sync"
+
+	"github.com/flightlock/flightlock/internal/coalesce"
+)
+
+// A Fetch inside a Load, and one by a caller that holds the lock itself, would wait for themselves
+// without what is here.
+
+// waitNode is a flight in the wait graph. A ctx of its Lookup, Load or Store carries it, to find out
+// that a Fetch in there would wait for itself: directly, or through other flights, of any Fetcher.
+// Waiting is an edge from flight to flight; a Fetch that would close a circle gets an error instead.
+// Circles through other processes end by WaitTimeout. A flight that another one waits for is urgent:
+// it needs no place at the gate.
+//
+// That a ctx carries the keys around it would not do: in a circle of loads that were begun by callers
+// of their own, none has another's key in its ctx.
+type waitNode struct { // guarded by waitGraphMu
+	waits   map[*waitNode]int // for which ones, and how many times
+	awaited bool              // some flight has waited for it
+	wanted  chan struct{}     // closed when awaited is set; nil until somebody asks
+}
+
+var waitGraphMu sync.Mutex // guards the edges; taken last, and only by a Fetch inside a flight
+
+type waitNodeKey struct{}
+
+func waitNodeOf(ctx context.Context) *waitNode {
+	x, _ := ctx.Value(waitNodeKey{}).(*waitNode)
+	return x
+}
+
+// await notes that x waits for y, unless y waits for x.
+func (x *waitNode) await(y *waitNode) bool {
+	waitGraphMu.Lock()
+	defer waitGraphMu.Unlock()
+	if y.reaches(x, map[*waitNode]bool{}) {
+		return false
+	}
+	if x.waits == nil {
+		x.waits = map[*waitNode]int{}
+	}
+	x.waits[y]++
+	if !y.awaited {
+		y.awaited = true
+		if y.wanted != nil {
+			close(y.wanted)
+		}
+	}
+	return true
+}
+
+// urgent is closed once another flight waits for x, or has waited.
+func (x *waitNode) urgent() <-chan struct{} {
+	waitGraphMu.Lock()
+	defer waitGraphMu.Unlock()
+	if x.wanted == nil {
+		x.wanted = make(chan struct{})
+		if x.awaited {
+			close(x.wanted)
+		}
+	}
+	return x.wanted
+}
+
+func (x *waitNode) forgo(y *waitNode) {
+	waitGraphMu.Lock()
+	defer waitGraphMu.Unlock()
+	if x.waits[y]--; x.waits[y] == 0 {
+		delete(x.waits, y)
+	}
+}
+
+// reaches says whether x is to, or waits for it. The caller holds waitGraphMu.
+func (x *waitNode) reaches(to *waitNode, seen map[*waitNode]bool) bool {
+	if x == to {
+		return true
+	}
+	seen[x] = true
+	for y := range x.waits {
+		if !seen[y] && y.reaches(to, seen) {
+			return true
+		}
+	}
+	return false
+}
+
+// loan is a lock on a flight's key that a caller holds itself. The caller waits for the flight, and
+// the flight would wait for the lock. The flight gets a Lock that is nested in it.
+type loan struct {
+	mu         sync.Mutex // guards what follows
+	lock       *Lock
+	contention *coalesce.Step // to end when there is a lock; nil while the flight does not contend
+	closed     bool
+}
+
+// offer gives l to the flight, and reports whether that has a use for it.
+func (x *loan) offer(l *Lock) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed || x.lock != nil {
+		return false
+	}
+	x.lock = l
+	if x.contention != nil {
+		x.contention.End(nil)
+	}
+	return true
+}
+
+// awaited has contention ended by an offer. It reports false if there is a lock.
+func (x *loan) awaited(contention *coalesce.Step) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.contention = contention
+	return x.lock == nil
+}
+
+// take gives the lock that was offered, or nil. Contention is over.
+func (x *loan) take() *Lock {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	l := x.lock
+	x.lock, x.contention = nil, nil
+	return l
+}
+
+// close is take, and refuses further offers.
+func (x *loan) close() *Lock {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	l := x.lock
+	x.lock, x.closed = nil, true
+	return l
+}

@@ -1,0 +1,330 @@
+// Package coalesce makes one run of a function for all callers that want its result at the same
+// time. It uses the standard library only.
+//
+// golang.org/x/sync/singleflight does not do: its callers share the first one's ctx, cannot leave,
+// and hang or crash when the function panics or calls Goexit.
+package coalesce
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+)
+
+// Group has the runs of one function, at most one that can be joined for each key.
+type Group[V any, F Flight[V]] struct {
+	newRun func() F
+	do     func(F)
+
+	runs[V]
+}
+
+// NewGroup makes a Group. newRun makes a Flight that has not begun; do is the function, which gives the
+// result by Deliver or Finish.
+func NewGroup[V any, F Flight[V]](newRun func() F, do func(F)) *Group[V, F] {
+	g := &Group[V, F]{newRun: newRun, do: do}
+	g.open, g.goroutines.idle = map[string]*Run[V]{}, make(chan struct{})
+	return g
+}
+
+// Flight is a pointer to a struct that embeds a Run, beside what the function keeps with it.
+type Flight[V any] interface{ run() *Run[V] }
+
+// Run is one run of the function, for the callers of one key.
+//
+//	open -> committed -> finished    the function goes on to its end, whoever leaves
+//	 | +---------------> finished    without having been committed
+//	 +-> canceled                    by the last caller's leaving, or by Close
+//
+// Two rules keep it right. Both are decided under the group's mutex:
+//
+//   - A run can be joined until it is finished or canceled, and removes no other run of its key. So
+//     no caller waits for a run that is over.
+//   - Commit and the cancellation exclude each other: a run that is committed is canceled by Abort
+//     only.
+type Run[V any] struct {
+	steps
+	Worker Worker // for code that may block, panic or call Goexit; its goroutine ends with the run's
+
+	g    *runs[V]
+	self any // the Flight
+	key  string
+
+	// delivered is closed when v and err are set. They do not change after that.
+	delivered chan struct{}
+	v         V
+	err       error
+
+	// guarded by g.mu
+	callers     int
+	background  bool // goes on without callers. Only the function's goroutine writes it after the beginning
+	committed   bool
+	isDelivered bool
+	next, prev  *Run[V] // in g.all
+}
+
+func (r *Run[V]) run() *Run[V] { return r }
+
+// runs is what a Group has besides the type of its flights.
+type runs[V any] struct {
+	goroutines goroutines
+
+	mu      sync.Mutex // guards what follows
+	closed  bool
+	open    map[string]*Run[V] // that can be joined
+	all     *Run[V]            // whose function has not returned: the first of a list
+	running int                // its length
+}
+
+// Join adds a caller to the run of key. first says that the run is new: then the caller sets it up,
+// and calls Start or Refuse. ok is false after Close.
+func (g *Group[V, F]) Join(key string) (fl F, first, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return fl, false, false
+	}
+	r := g.open[key]
+	if first = r == nil; first {
+		r = g.beginLocked(key, g.newRun())
+	}
+	r.callers++
+	return r.self.(F), first, true
+}
+
+// Background begins a run without callers, which goes on until Wanted. ok is false if there is a run
+// for key already, and after Close. The caller sets it up, and calls Start.
+func (g *Group[V, F]) Background(key string) (fl F, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed || g.open[key] != nil {
+		return fl, false
+	}
+	fl = g.newRun()
+	g.beginLocked(key, fl).background = true
+	return fl, true
+}
+
+func (g *runs[V]) beginLocked(key string, fl Flight[V]) *Run[V] {
+	r := fl.run()
+	r.g, r.self, r.key, r.delivered = g, fl, key, make(chan struct{})
+	r.Worker.group = &g.goroutines
+	g.open[key] = r
+	if r.next = g.all; r.next != nil {
+		r.next.prev = r
+	}
+	g.all = r
+	g.running++
+	g.goroutines.add()
+	return r
+}
+
+// Start begins the function, on a goroutine of its own.
+func (g *Group[V, F]) Start(fl F) { go g.work(fl) }
+
+func (g *Group[V, F]) work(fl F) {
+	defer fl.run().over()
+	g.do(fl)
+}
+
+// Refuse ends a run that was not started, with err for all who have joined it.
+func (g *Group[V, F]) Refuse(fl F, err error) {
+	var none V
+	r := fl.run()
+	r.Finish(none, err)
+	r.over()
+}
+
+// over follows the function's end.
+func (r *Run[V]) over() {
+	g := r.g
+	g.mu.Lock()
+	r.forgetLocked()
+	if r.prev != nil {
+		r.prev.next = r.next
+	} else {
+		g.all = r.next
+	}
+	if r.next != nil {
+		r.next.prev = r.prev
+	}
+	r.next, r.prev = nil, nil
+	g.running--
+	g.mu.Unlock()
+	r.cancel(nil)
+	r.Worker.Close()
+	g.goroutines.done()
+}
+
+// Open reports whether there is a run for key that can be joined, or the group is closed.
+func (g *runs[V]) Open(key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed || g.open[key] != nil
+}
+
+// Idle is closed when the group is closed and has no goroutine left.
+func (g *runs[V]) Idle() <-chan struct{} { return g.goroutines.idle }
+
+// Goroutines is how many there are.
+func (g *runs[V]) Goroutines() int { return int(g.goroutines.n.Load()) }
+
+// Running is how many functions have not returned.
+func (g *runs[V]) Running() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.running
+}
+
+// Close refuses new runs, and cancels those that are not committed; their callers get the error that
+// closed gives for the key.
+func (g *runs[V]) Close(cause error, closed func(key string) error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return
+	}
+	g.closed = true
+	for key, r := range g.open {
+		if !r.committed {
+			var none V
+			r.deliverLocked(none, closed(key))
+			r.forgetLocked()
+			r.cancel(cause)
+		}
+	}
+	g.goroutines.close()
+}
+
+// Abort cancels all runs.
+func (g *runs[V]) Abort(cause error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for r := g.all; r != nil; r = r.next {
+		r.cancel(cause)
+	}
+}
+
+var errNoCallers = errors.New("coalesce: all callers left")
+
+// Key is what the run was begun for.
+func (r *Run[V]) Key() string { return r.key }
+
+// Wait gives a caller the result. left says that ctx has ended before: the caller has left.
+//
+// In a stampede a thousand goroutines come here at once, many of them with a stack of 2 KB, of which
+// select alone takes a quarter. So its frame is small, and it should be called from a shallow stack:
+// one that has to grow costs more time than all the rest that a caller does.
+func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
+	select {
+	case <-r.delivered:
+		return r.v, r.err, false
+	case <-ctx.Done():
+		return r.quit()
+	}
+}
+
+// quit is the outcome for a caller whose ctx has ended.
+func (r *Run[V]) quit() (v V, err error, left bool) {
+	if r.Leave() {
+		return r.v, r.err, false
+	}
+	return v, nil, true
+}
+
+// Leave ends the wait of a caller. With the last one, a run that is not committed is canceled and
+// cannot be joined any more. delivered says that there was a result before: one that comes after it
+// is that of the cancellation, and not this caller's.
+func (r *Run[V]) Leave() (delivered bool) {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	if r.callers--; r.callers == 0 && !r.committed && !r.background {
+		r.forgetLocked()
+		r.cancel(errNoCallers)
+	}
+	return r.isDelivered
+}
+
+// Commit has the run go on to its end from now on, whoever leaves. It reports false if the run was
+// canceled before.
+func (r *Run[V]) Commit() bool {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	if r.Err() == nil {
+		r.committed = true
+	}
+	return r.committed
+}
+
+// Wanted is called by the function before it waits for something. It reports whether the run should:
+// false for one in the background that has no callers, which cannot be joined from now on. A run
+// in the background that has callers now is theirs, and ends with them.
+func (r *Run[V]) Wanted() bool {
+	if !r.background { // nearly always: the callers of a stampede are at mu now
+		return true
+	}
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	if r.callers == 0 {
+		r.forgetLocked()
+		return false
+	}
+	r.background = false
+	return true
+}
+
+// InBackground reports whether the run goes on without callers. It is for the function.
+func (r *Run[V]) InBackground() bool { return r.background }
+
+// Deliver gives the callers their result; those that join get it too. Only the first result counts.
+func (r *Run[V]) Deliver(v V, err error) {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	r.deliverLocked(v, err)
+}
+
+// Finish gives the callers their result, unless they have one; who comes after it begins a new run.
+func (r *Run[V]) Finish(v V, err error) {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	r.deliverLocked(v, err)
+	r.forgetLocked()
+}
+
+func (r *Run[V]) deliverLocked(v V, err error) {
+	if !r.isDelivered {
+		r.isDelivered = true
+		r.v, r.err = v, err
+		close(r.delivered)
+	}
+}
+
+func (r *Run[V]) forgetLocked() {
+	if r.g.open[r.key] == r {
+		delete(r.g.open, r.key)
+	}
+}
+
+// goroutines counts those of a group: one for each run, and those of the runs' Workers.
+type goroutines struct {
+	n      atomic.Int64
+	closed atomic.Bool // no run begins any more; its Workers may
+	idle   chan struct{}
+	once   sync.Once // closes idle
+}
+
+func (c *goroutines) add() { c.n.Add(1) }
+
+func (c *goroutines) done() {
+	if c.n.Add(-1) == 0 && c.closed.Load() {
+		c.once.Do(func() { close(c.idle) })
+	}
+}
+
+func (c *goroutines) close() {
+	c.closed.Store(true)
+	if c.n.Load() == 0 {
+		c.once.Do(func() { close(c.idle) })
+	}
+}
