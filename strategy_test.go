@@ -98,6 +98,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 
 // It blocks nobody either when it is that of a refresh.
 func TestARefreshStrategyThatMisbehaves(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"block", "panic", "Goexit"} {
 		t.Run(how, func(t *testing.T) {
 			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
