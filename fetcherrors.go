@@ -83,7 +83,7 @@ func (e *PanicError) Unwrap() error {
 // HeldError is what newcomers get for a key whose load failed not long ago, instead of another load:
 // see FetchOptions.ErrorHold.
 type HeldError struct {
-	Err   error     // what those got who waited for that load
+	Err   error     // what the callers got that waited for that load
 	Until time.Time // the next Fetch after it loads again
 }
 
