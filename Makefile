@@ -3,19 +3,19 @@
 GO ?= go
 # Every module: the root and those nested below it.
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
-# The packages whose tests run in virtual time, or have no deadline that a busy machine misses.
-VIRTUAL := flightlock/(flightlocktest|internal/(clock|flight|progress|sim))$$
-
-# What the tests of a service's size are called.
-LONG ?= TryLocks|ColdCache|BusyProcess|HeldLocks|StoppedNodes|SilentNodes|LostSYN|FirstLock|SlowObserver|RollingRestart|FailingOrigin
+# The other modules. Most of the time their tests wait for servers, which they start themselves.
+OTHERS := $(filter-out ./,$(MODULES))
+# Packages of the root module whose tests have deadlines on real servers, which a busy machine misses.
+DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|redistest))$$
 
 .DEFAULT_GOAL := help
-.PHONY: help test format vet lint race sim long mutations bench compare demo service faults paused forget valkey fuzz picture
+.PHONY: help test test-long format vet lint race sim long valkey soak mutations fuzz forget
+.PHONY: bench compare demo service faults paused picture
 
-help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## list the targets, with their times on 2 cores and a warm build cache
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-test: format vet lint race sim ## everything: format, vet, lint if present, tests with the race detector, the simulation
+test: format vet lint race sim ## 5 min: format, vet, lint, every package with the race detector, the simulation
 	@if command -v redis-server >/dev/null; then \
 	  echo "make test: all tests ran, on $$(redis-server --version | cut -d' ' -f1-3)$$(command -v golangci-lint >/dev/null || echo '; not linted')"; \
 	else \
@@ -26,74 +26,88 @@ test: format vet lint race sim ## everything: format, vet, lint if present, test
 	  echo "****************************************************************"; \
 	fi
 
-format: ## fail if a file is not gofmt'ed
+test-long: valkey long soak ## 13 min: what test leaves out: on Valkey, a service's size, network faults, more seeds
+
+format:
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
 
-vet: ## go vet over all modules
+vet:
 	@for m in $(MODULES); do (cd $$m && $(GO) vet ./...) || exit 1; done
 
-lint: ## golangci-lint over all modules, where it is installed
+lint:
 	@if command -v golangci-lint >/dev/null; then \
 	  for m in $(MODULES); do (cd $$m && golangci-lint run ./...) || exit 1; done; \
 	else echo "golangci-lint is not installed: not linted"; fi
 
-# One test at a time: what runs on real servers has deadlines that a busy machine misses. But
-# everything is compiled before that, and the packages of virtual time run side by side. A process
-# with the race detector sleeps before it exits, a second unless it is told otherwise.
+# Everything is compiled first. What has no deadlines on real servers runs side by side: packages of
+# the root module, and the other modules, which mostly wait for servers of their own. The packages with
+# deadlines come two at a time, and internal/e2e, which keeps a machine busy by itself, alone. A process
+# with the race detector sleeps before it exits, a second unless it is told otherwise. Mutations (sim) are
+# builds of their own, without it.
 race: export GORACE = atexit_sleep_ms=50
-race: ## go test -race over all modules
+race:
 	@for m in $(MODULES); do (cd $$m && $(GO) list -race -test -deps -export ./... >/dev/null) || exit 1; done
-	@$(CURDIR)/.ci/race -timeout 10m -- $$($(GO) list ./... | grep -E '$(VIRTUAL)')
-	@for m in $(MODULES); do (cd $$m && \
-	  $(CURDIR)/.ci/race -p 1 -parallel 1 -timeout 10m -- $$($(GO) list ./... | grep -vE '$(VIRTUAL)')) || exit 1; done
+	@$(CURDIR)/.ci/race -timeout 5m -skip '^TestMutationsAreNoticed$$' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)') & \
+	printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 5m -- ./...'; \
+	others=$$?; wait $$! && exit $$others
+	@$(CURDIR)/.ci/race -p 2 -parallel 2 -timeout 5m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /e2e$$)
+	@$(CURDIR)/.ci/race -parallel 4 -timeout 5m -- ./internal/e2e
 
-# Without the race detector, which would make it ten times slower; the race target has a few seeds with it.
+# Without the race detector, which makes it ten times slower; the race target has a few seeds with it.
 # A world needs one core, and has half of the seeds.
-sim: ## the simulation: SEEDS worlds (default 1000) from the FIRST (default 1); a minute for 1000
-	@first=$${FIRST:-1}; seeds=$${SEEDS:-1000}; half=$$((seeds / 2)); \
+sim: ## 40 s: the simulation: SEEDS worlds (default 300) from the FIRST (default 1), and some mutations
+	@$(GO) test ./internal/sim -count=1 -run '^Test(SameSeedSameTrace|MutationsAreNoticed)$$'
+	@first=$${FIRST:-1}; seeds=$${SEEDS:-300}; half=$$((seeds / 2)); \
 	run() { $(GO) test ./internal/sim -count=1 -run '^TestSim$$' -v -timeout 24h -first $$1 -seeds $$2; }; \
 	if [ $$half = 0 ]; then run $$first $$seeds; exit; fi; \
 	run $$first $$half & run $$((first + half)) $$((seeds - half)); second=$$?; wait $$! && exit $$second
 
-# Without the race detector, and one test at a time: what is measured is a service, its servers and nothing else.
-long: ## services under load, in full: thousands of keys, busy processors, outages, deploys; 10 minutes
-	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -p 1 -parallel 1 -timeout 60m -v -run '$(LONG)' .
+# Services in full: thousands of keys, busy processors, outages, deploys. Without the race detector, and
+# one test at a time: what is measured is a service, its servers and nothing else. 10 min
+long:
+	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -parallel 1 -timeout 60m -v ./internal/e2e
 
-mutations: ## break each safety rule, one at a time, and see that it is noticed: a table; 3 minutes
-	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
-
-bench: ## go test -bench, as for tuning; takes some minutes
-	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench
-
-compare: ## flightlock and its rivals side by side, on redis-servers of their own: 25 minutes, QUICK=1: 3 minutes
-	cd bench/peers && $(GO) run . $(if $(QUICK),-quick -out quick,-readme ../../README.md)
-
-demo: ## the main job on embedded nodes
-	$(GO) run ./bench
-
-service: ## the example service in eleven phases of load and faults, beside singleflight and redsync: a table; 5 minutes
-	$(GO) run -C examples/service . -demo $(if $(ONLY),-only "$(ONLY)")
-
-faults: ## break real servers and networks under several processes: 5 minutes; DURATION=30m, ONLY=SIGSTOP
-	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)")
-
-paused: ## the paused-holder test: updates that are lost without the token, and with it; a minute
-	cd faults && $(GO) run . -paused 60s
-
-# What talks to real servers, without the race detector, which has been there by then.
-valkey: ## the tests on real servers once more, on Valkey instead of Redis; wants valkey-server
-	FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -p 1 -parallel 1 -timeout 10m \
-	  . ./fenced ./internal/node ./internal/pubsub ./internal/quorum ./internal/redistest ./lua
+# What talks to real servers once more, on Valkey instead of Redis, without the race detector. 3 min
+valkey:
+	FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -p 1 -parallel 4 -timeout 10m \
+	  $$($(GO) list ./... | grep -E '$(DEADLINES)')
 	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
 
-# A quarter of an hour, most of it for what is refused or cut off while a node is asked what it remembers.
-forget: ## the tests of nodes that forget locks, TRIES times each (default 250)
+# More of what is random. 3 min
+soak:
+	SEEDS=1000 FIRST=301 $(MAKE) sim
+	cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...
+
+mutations: ## 3 min: break each safety rule, one at a time, and see that it is noticed: a table
+	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
+
+bench: ## 20 min: go test -bench, as for tuning
+	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench
+
+compare: ## 25 min, with QUICK=1 3 min: flightlock and its rivals side by side
+	cd bench/peers && $(GO) run . $(if $(QUICK),-quick -out quick,-readme ../../README.md)
+
+demo: ## 15 s: the main job on embedded nodes
+	$(GO) run ./bench
+
+service: ## 5 min: the example service under load and faults, beside singleflight and redsync: a table
+	$(GO) run -C examples/service . -demo $(if $(ONLY),-only "$(ONLY)")
+
+faults: ## 5 min: break real servers and networks under several processes; DURATION=30m, ONLY=SIGSTOP
+	cd faults && $(GO) run . $(if $(DURATION),-duration $(DURATION)) $(if $(ONLY),-only "$(ONLY)")
+
+# The paused-holder test: updates that are lost without the token, and with it. 1 min
+paused:
+	cd faults && $(GO) run . -paused 60s
+
+# Most of it is for what is refused or cut off while a node is asked what it remembers.
+forget: ## 15 min: the tests of nodes that forget locks, TRIES times each (default 250)
 	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -run 'NoSecondGrant' -v -timeout 60m .
 
-fuzz: ## each fuzz target for FUZZTIME (default 30s)
+fuzz: ## 10 min: each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 	    $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; done; done
 
-picture: ## the dashboard of docs/metrics.md, from a run of 105 s; needs redis-server
+picture: ## 2 min: the dashboard of docs/metrics.md, from a run; needs redis-server
 	cd docs/check && $(GO) run ./picture

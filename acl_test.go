@@ -132,6 +132,7 @@ func probed(t *testing.T, c *flightlock.Client, proxy *redistest.Proxy) error {
 // The documented rule suffices for everything, and every command in it is needed: without
 // it something is refused, but for two.
 func TestTheDocumentedACLSufficesAndIsSmallest(t *testing.T) {
+	t.Parallel()
 	rule := documentedACL(t)[0]
 	s := redistest.StartServer(t)
 	rule.apply(t, s)
@@ -154,6 +155,7 @@ func TestTheDocumentedACLSufficesAndIsSmallest(t *testing.T) {
 // With what the docs add for three nodes, the quarantine is told all it asks for; without any of
 // it, it is not. Of INFO it says so.
 func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
+	t.Parallel()
 	rules := documentedACL(t)
 	quarantine := rules[2]
 	for _, missing := range append([]string{""}, quarantine.commands...) {
@@ -189,6 +191,7 @@ func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 
 // On a Cluster the rule and what it needs besides suffice, on all masters.
 func TestTheDocumentedACLSufficesOnAClusterToo(t *testing.T) {
+	t.Parallel()
 	rules := documentedACL(t)
 	cluster := redistest.StartCluster(t, 3)
 	for _, s := range cluster.Servers() {
@@ -211,6 +214,7 @@ func TestTheDocumentedACLSufficesOnAClusterToo(t *testing.T) {
 
 // What Check advises is the rule of the docs.
 func TestCheckAdvisesTheDocumentedACL(t *testing.T) {
+	t.Parallel()
 	rule := documentedACL(t)[0]
 	s := redistest.StartServer(t)
 	rule.without("+incrby").apply(t, s)

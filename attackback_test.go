@@ -13,6 +13,7 @@ import (
 // server, and so does that server its scripts. What the second had counted, and not passed on, is lost.
 // Tokens go on rising all the same.
 func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
+	t.Parallel()
 	for _, resync := range []bool{true, false} {
 		t.Run(fmt.Sprintf("resync=%v", resync), func(t *testing.T) {
 			first, second := redistest.StartServer(t, atOnce...), redistest.StartServer(t, atOnce...)

@@ -100,6 +100,7 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 // Whatever command a node refuses, and for whatever reason, while locks come and go in every way that
 // there is: nobody holds a key beside another, tokens rise, and in the end nothing is left.
 func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
+	t.Parallel()
 	servers, _ := realNodes(t, 3)
 	var cs []*flightlock.Client
 	for range 3 {
@@ -300,6 +301,7 @@ func TestCallersThatEndAtAnyMomentLeaveNothing(t *testing.T) {
 // The clients that New is given may be set up in any way: what locking needs it sets by itself, and two of
 // them exclude each other.
 func TestExclusionWithOddClients(t *testing.T) {
+	t.Parallel()
 	servers, _ := realNodes(t, 3)
 	a := newArena(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -44,6 +44,7 @@ var oddAmnesias = []amnesia{
 
 // Nobody gets the key a second time, once the last look at who the server is counts no more.
 func TestNoSecondGrantByANodeWithOtherData(t *testing.T) {
+	t.Parallel()
 	for i, a := range oddAmnesias {
 		t.Run(a.name, func(t *testing.T) {
 			forgets := a

@@ -11,37 +11,37 @@ import (
 	"github.com/google/uuid"
 )
 
-// Status is what a Finding, or a whole Report, comes to.
+// Status is the result of a Finding, or of a whole Report.
 type Status string
 
-// The statuses, from good to bad. Unknown is what the user that locks may not ask, or what
-// could not be measured; it is no reason to worry by itself.
+// The statuses, from good to bad. Unknown means that the user that locks may not read the value, or
+// that it could not be measured; by itself it does not indicate a problem.
 const (
 	StatusOK      Status = "ok"
 	StatusUnknown Status = "unknown"
-	StatusWarn    Status = "warn" // works, and costs something in a bad hour
-	StatusFail    Status = "fail" // locks do not work, or not exclude, as it is
+	StatusWarn    Status = "warn" // works, with a disadvantage in some failures
+	StatusFail    Status = "fail" // locks do not work, or do not exclude each other
 )
 
 var severity = map[Status]int{StatusOK: 0, StatusUnknown: 1, StatusWarn: 2, StatusFail: 3}
 
-// Finding is one thing that Check looked at, on one server.
+// Finding is the result of one check, for one server.
 type Finding struct {
 	Node   string `json:"node,omitempty"` // the server's address; empty if it concerns all nodes
 	Check  string `json:"check"`
 	Status Status `json:"status"`
 	Found  string `json:"found"`
 	Why    string `json:"why"`           // why it matters for locks
-	Fix    string `json:"fix,omitempty"` // the command that mends it, or who can; empty if there is nothing to mend
+	Fix    string `json:"fix,omitempty"` // the command that fixes it, or what to do; empty if there is nothing to fix
 }
 
-// Report is what Check found. It marshals to JSON.
+// Report is the result of Check. It marshals to JSON.
 type Report struct {
 	Status   Status    `json:"status"` // the worst of the findings
 	Findings []Finding `json:"findings"`
 }
 
-// String is the report as a table, with why and fix below what is not ok.
+// String returns the report as a table, with why and fix below each finding that is not ok.
 func (r Report) String() string {
 	var b strings.Builder
 	nodes, checks := len("all nodes"), 0
@@ -74,16 +74,15 @@ func (r *Report) add(f Finding) {
 	}
 }
 
-// Check finds out whether these nodes are fit to lock on: whether each server (each master
-// of a Cluster) can be reached, its version and role, whether it evicts keys or forgets
-// them when it restarts, how its clock runs, whether the user may run the scripts and use
-// pub/sub; whether two nodes are one server, and whether other clients lock on another set
-// of nodes.
+// Check reports whether these nodes are fit for locking: whether each server (each master of a
+// Cluster) can be reached, its version and role, whether it evicts keys or loses them at a restart,
+// how its clock runs, and whether the user may run the scripts and use pub/sub; whether two nodes
+// are one server; and whether other clients lock on another set of nodes.
 //
-// It needs no right that locking does not need; what it may not ask is unknown. It writes
-// nothing that lasts, disturbs no lock, and takes about a second, 5s at most. Run it when a
-// service is set up and after every change of its nodes, not on each start: an error
-// is ErrClosed or that ctx ended, and the report then has what was found by then.
+// It needs only the rights that locking needs; a value that it may not read is unknown. It leaves
+// nothing behind, disturbs no lock, and takes about a second, 5s at most. Run it when a service is
+// set up and after every change of its nodes, not on each start. The error is ErrClosed, or that of
+// ctx; the report then has the findings up to that point.
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	inner, cancel := c.tasks.context(ctx)
 	defer cancel()

@@ -60,6 +60,7 @@ func wantFinding(t *testing.T, r flightlock.Report, nodeName, name string, statu
 
 // Servers as they should be have nothing but ok, and Check leaves no key behind.
 func TestCheckOfGoodServers(t *testing.T) {
+	t.Parallel()
 	var servers []*redistest.Server
 	var nodes []redis.UniversalClient
 	for range 3 {
@@ -94,6 +95,7 @@ func TestCheckOfGoodServers(t *testing.T) {
 
 // What is wrong with a server is found, with the command that mends it.
 func TestCheckFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	t.Run("eviction", func(t *testing.T) {
 		for limit, want := range map[string]flightlock.Status{"0": flightlock.StatusWarn, "64mb": flightlock.StatusFail} {
 			s := redistest.StartServer(t, "--maxmemory-policy", "allkeys-lru", "--maxmemory", limit)
@@ -186,6 +188,7 @@ func redistestClient(t *testing.T, addr string) *redis.Client {
 // A user who may do no more than lock can run Check. What it may not ask is unknown, and a
 // right that locking lacks is found.
 func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
+	t.Parallel()
 	const all = "on >pw ~lock:* ~flightlock:* &lock:* "
 	smallestACL := strings.Join(documentedACL(t)[0].commands, " ")
 	for name, tc := range map[string]struct {
@@ -236,6 +239,7 @@ func aclSetUser(user, rights string) []any {
 // A node that never answers costs Check its own bounded time, whatever ctx says, and the
 // others are looked at all the same.
 func TestCheckIsBoundedByItself(t *testing.T) {
+	t.Parallel()
 	good, hole := redistest.StartServer(t), redistest.BlackHole(t)
 	c := newClient(t, patient, good.Client(t), redistestClient(t, hole))
 	done := make(chan flightlock.Report)
@@ -281,6 +285,7 @@ func TestCheckEnds(t *testing.T) {
 
 // Clocks that stand apart, and clocks that run apart, are found.
 func TestCheckOfClocks(t *testing.T) {
+	t.Parallel()
 	began := time.Now()
 	clock := func(now func() time.Time) *redis.Client {
 		f := redistest.StartFake(t, func(cmd []string) string {
@@ -332,6 +337,7 @@ func TestCheckOfVersions(t *testing.T) {
 // A client that was refused INFO goes on by what it found out then, until a lock asks again. Check
 // does not call that well because INFO is allowed by now.
 func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
+	t.Parallel()
 	servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t), redistest.StartServer(t)}
 	var nodes []redis.UniversalClient
 	for _, s := range servers {
@@ -350,6 +356,7 @@ func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
 
 // Every master of a Cluster is looked at; a member by itself is no node.
 func TestCheckOfClusters(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	r := check(t, newClient(t, patient, cluster.Client(t)))
 	for _, addr := range cluster.Addrs() {
@@ -377,6 +384,7 @@ func TestCheckOfClusters(t *testing.T) {
 // A service that is moved from 3 nodes to 5 has clients of both kinds for a while. Each finds
 // out by the word that the others leave, soon after their first lock.
 func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
+	t.Parallel()
 	lockOnce := func(t *testing.T, opts flightlock.Options, clients ...redis.UniversalClient) *flightlock.Client {
 		c := newClient(t, opts, clients...)
 		mustRelease(t, mustLock(t, c, "k", time.Second))

@@ -24,6 +24,7 @@ func notToStart(t *testing.T, r flightlock.Report) {
 
 // What is wrong with TLS is mended at the certificates and the urls, not by starting the server.
 func TestCheckOfTLS(t *testing.T) {
+	t.Parallel()
 	ca, cert, key := redistest.Certificates(t)
 	tlsServer := func(args ...string) (addr string, s *redistest.Server) {
 		addr = redistest.RefusedAddr(t)
@@ -70,6 +71,7 @@ func TestCheckOfTLS(t *testing.T) {
 
 // The commands that Check prints reach the server as the client does: with TLS, as its user, and they show no password.
 func TestCommandsOfCheck(t *testing.T) {
+	t.Parallel()
 	_, cert, key := redistest.Certificates(t)
 	addr := redistest.RefusedAddr(t)
 	_, port, _ := net.SplitHostPort(addr)

@@ -153,7 +153,7 @@ func (c *Client) Ready(ctx context.Context) error {
 // ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if nothing was known
 // of the key by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Alone)
+	return c.acquire(ctx, key, ttl, retry, flight.Unqueued)
 }
 
 // Stats are counters since New, and gauges.

@@ -98,6 +98,7 @@ func wanting(t *testing.T, s *redistest.Server) (n int64) {
 // All processes that wait for another's work hear that it has failed, at once and together; who wants
 // the lock as such has its turn as ever.
 func TestAFailureReachesAllProcesses(t *testing.T) {
+	t.Parallel()
 	for name, start := range map[string]func(*testing.T) deployment{
 		"nodes=1": func(t *testing.T) deployment { return servers(t, 1) },
 		"nodes=3": func(t *testing.T) deployment { return servers(t, 3) },

@@ -14,6 +14,7 @@ import (
 // Another client's key may live longer than a time.Duration can say. That is not "unknown", and
 // not "in a moment" either: a waiter does not poll for it again and again.
 func TestAKeyThatLivesForEver(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second, DisableNotify: true}, s.Client(t))
 	for i, ms := range []int64{9223372036855, 18446744073710, 18446744073710 * 2, math.MaxInt64 / 2} {

@@ -107,6 +107,7 @@ func TestFailFastOfABadStrategy(t *testing.T) {
 // Thousands wait for keys that another process holds, in queues of all kinds, when the nodes go away: as
 // soon as a majority is suspended, all who fail fast are told, and not when they would poll next.
 func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
+	t.Parallel()
 	for _, stalled := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stalled=%v", stalled), func(t *testing.T) {
 			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {

@@ -52,6 +52,7 @@ func (s *share) hammer(t *testing.T, wg *sync.WaitGroup, goroutines int, end tim
 // Processes that hammer one key share its time evenly, whatever the number of nodes, and nobody
 // waits for long; with or without notices.
 func TestProcessesShareAKey(t *testing.T) {
+	t.Parallel()
 	polling := func(_ int, o *flightlock.Options) { o.DisableNotify = true }
 	for _, c := range []struct {
 		name         string
@@ -64,6 +65,9 @@ func TestProcessesShareAKey(t *testing.T) {
 		{"short slices", 3, 3, func(_ int, o *flightlock.Options) { o.HandoffSlice = time.Microsecond }},
 		{"no handoff", 3, 3, func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
 	} {
+		if redistest.Raced && !redistest.Long() && c.nodes*c.procs > 9 {
+			continue
+		}
 		t.Run(fmt.Sprintf("%s/nodes=%d/procs=%d", c.name, c.nodes, c.procs), func(t *testing.T) {
 			bubble(t, c.nodes, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
 				for _, n := range nodes {
@@ -116,8 +120,9 @@ func wantEven(t *testing.T, shares []share) {
 // try, contend alone and give up exclude each other, their fences rise, and once the nodes
 // are well again everybody gets the lock within a second or so. In the end nothing is left.
 func TestTurnsOnBadNodes(t *testing.T) {
+	t.Parallel()
 	seeds := uint64(6)
-	if testing.Short() {
+	if redistest.Raced && !redistest.Long() {
 		seeds = 2
 	}
 	for seed := range seeds {

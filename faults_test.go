@@ -28,6 +28,7 @@ func dial(tb testing.TB, addr string) redis.UniversalClient {
 // A server's error is ErrUnavailable and shows the error. What retrying cannot mend fails
 // at once, whatever the strategy; the rest is retried.
 func TestServerErrors(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		line  string
 		final bool
@@ -166,6 +167,7 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 // Keys of any bytes, up to 4 KiB, lock and unlock, on a Cluster too: fence bucket and lock
 // key share a slot.
 func TestKeysOfAnyBytes(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	for name, node := range map[string]redis.UniversalClient{
 		"standalone": redistest.StartServer(t).Client(t), "cluster": cluster.Client(t),
@@ -197,6 +199,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 
 // A whole Cluster is one of three nodes.
 func TestAClusterAmongTheNodes(t *testing.T) {
+	t.Parallel()
 	_, nodes := realNodes(t, 2)
 	nodes = append(nodes, redistest.StartCluster(t, 3).Client(t))
 	a, b := newClient(t, flightlock.Options{}, nodes...), newClient(t, flightlock.Options{}, nodes...)
@@ -264,6 +267,7 @@ func TestAStoppedNodeComesBack(t *testing.T) {
 // Exclusion and rising fences hold while clients contend over connections that are slow,
 // reset, and cut in the middle of replies; in the end no key is left.
 func TestExclusionUnderFire(t *testing.T) {
+	t.Parallel()
 	var proxies []*redistest.Proxy
 	var cs []*flightlock.Client
 	servers, _ := realNodes(t, 3)

@@ -11,62 +11,62 @@ import (
 	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
-// Freshness is what Lookup knows of a value.
+// Freshness is what a Lookup reports of a value.
 type Freshness uint8
 
-// What a Lookup may say. Any other value counts as Miss.
+// The results of a Lookup. Any other value counts as Miss.
 const (
-	Miss  Freshness = iota // there is none: the caller waits for a load
-	Stale                  // served at once, and loaded anew in the background
+	Miss  Freshness = iota // there is no value: the caller waits for a load
+	Stale                  // may be served, and is to be refreshed in the background
 	Fresh                  // good
 )
 
-// Source is where a Fetcher looks values up, and where it gets them from. All three
-// functions are required, are called from many goroutines at once, and should honour their
-// ctx. A panic or runtime.Goexit in them is an error or, in a Lookup that a caller of
-// Fetch makes on its own goroutine, that goroutine's.
+// Source is the cache and the origin of a Fetcher. All three functions are required, are called
+// concurrently from many goroutines, and should honour their ctx. A panic or runtime.Goexit in them
+// becomes an error; in the Lookup that a caller of Fetch makes on its own goroutine, it is that
+// goroutine's.
 type Source[V any] struct {
-	// Lookup returns the value that the cache has for key. An error is not a miss: what
-	// follows is FetchOptions.OnUnavailable. But a timeout (of a ctx, of a socket, or of go-redis'
+	// Lookup returns the value that the cache has for key. An error is not a miss:
+	// FetchOptions.OnUnavailable applies. But a timeout (of a ctx, of a socket, or of go-redis'
 	// connection pool) may come from a cache that is only busy: then the key is locked and looked
-	// up once more.
+	// up again.
 	//
 	// Lookup is called on every Fetch, on the caller's goroutine and with its ctx, and again while
 	// callers wait for another process to load. Fetch does not return before that first call does,
-	// so Lookup has to honour ctx: a go-redis client does so only with ContextTimeoutEnabled. Some
+	// so Lookup has to honour ctx: a go-redis client does so only with ContextTimeoutEnabled. About
 	// 64 first calls may run at once, and more as long as they return quickly; the others wait for
-	// their turn: see FetchOptions.LookupTimeout.
+	// a turn: see FetchOptions.LookupTimeout.
 	Lookup func(ctx context.Context, key string) (V, Freshness, error)
 
-	// Load gets the value from where it comes from. ctx ends after LoadTimeout, and not
-	// with any caller's ctx nor when the lock is lost; it carries the lock, so
-	// FromContext(ctx) is the Lock, and locking the same key does not wait for itself. A
-	// Load that ignores its ctx: its callers get an error after LoadTimeout, and so does
-	// who comes until it returns, since a key has one Load per process.
+	// Load gets the value from the origin. Its ctx ends after LoadTimeout, but not with the ctx of
+	// any caller, nor when the lock is lost. The ctx carries the lock: FromContext(ctx) is the
+	// Lock, and locking the same key with it returns a nested lock. If a Load ignores its ctx, its
+	// callers get an error after LoadTimeout, and so do callers that arrive before it returns,
+	// because a key has one Load per process.
 	Load func(ctx context.Context, key string) (V, error)
 
-	// Store puts the value into the cache. It is called only while the lock is held, so
-	// with l.Err() nil; l is nil for a load without a lock (FetchOptions.OnUnavailable).
-	// Where an older value must never replace a newer one, write it on the condition of
-	// l.Fence(), as package fenced does. A load without a lock has no token, and fenced.Set
-	// with 0 is refused wherever a holder has written before: write then where nothing is (SET
-	// NX), for some seconds, or not at all. ctx ends with the lock, and after TTL. The callers
-	// get the value when Store has returned or when it takes longer than
-	// Options.NodeTimeout; its failure is not theirs, but counted.
+	// Store writes the value to the cache. It is called only while the lock is held, so with
+	// l.Err() nil; l is nil for a load without a lock (FetchOptions.OnUnavailable). If an older
+	// value must never replace a newer one, make the write conditional on l.Fence(), as package
+	// fenced does. A load without a lock has no token, and fenced.Set with 0 is refused wherever a
+	// holder has written before: then write only where there is no value (SET NX), for a few
+	// seconds, or not at all. ctx ends with the lock, and after TTL. The callers get the value when
+	// Store has returned, or when it takes longer than Options.NodeTimeout; a failure of Store is
+	// counted, and not returned to them.
 	Store func(ctx context.Context, key string, v V, l *Lock) error
 }
 
-// Fetcher protects a cache from stampedes: across all processes, normally one Load per
-// miss, and everybody else gets the value. It is safe for concurrent use.
+// Fetcher protects a cache from stampedes: normally there is one Load per miss across all
+// processes, and all callers get its value. It is safe for concurrent use.
 //
-// A hit costs what Lookup costs. All callers of this process that miss a key share one
-// contention for its lock, one load and one result. Each waits on its own ctx, and may leave
-// at any time. A load that has begun goes on when all have left, and its value is stored.
-// Nothing is stored once the lock has been lost; what was on its way at that moment only the
-// fence can stop.
+// A hit costs what Lookup costs. All callers of this process that miss a key share one contention
+// for its lock, one load and one result. Each waits on its own ctx, and may leave at any time. A
+// load that has begun continues when all have left, and its value is stored. Nothing is stored once
+// the lock has been lost; a write that was already in progress at that moment can be stopped only
+// by the fence.
 //
-// While a key is missed or refreshed, a Fetcher has a goroutine for it, and another that calls the
-// Source; one more for each call that does not end with its ctx, and one for OnError while there are
+// A Fetcher has two goroutines for each key that is being loaded or refreshed, one of which calls the
+// Source; one more for each call that does not end with its ctx; and one for OnError while there are
 // failures to report.
 type Fetcher[V any] struct {
 	c    *Client
@@ -89,21 +89,21 @@ type FetchStats struct {
 	Hits   uint64 // Fetch calls that found a fresh value
 	Stale  uint64 // Fetch calls that were served a stale one
 	Misses uint64 // Fetch calls that waited for a load, here or elsewhere
-	Joined uint64 // of these, those that found a flight of their key under way
+	Joined uint64 // of these, those that joined a load of their key in progress
 
-	Loads         uint64 // begun
+	Loads         uint64 // started
 	UnlockedLoads uint64 // of these, without a lock
 	LoadFailures  uint64 // by an error, a panic, or LoadTimeout; also refreshes of keys that cannot be locked
 	StoreFailures uint64
 	LookupErrors  uint64
 	Lost          uint64 // locks lost while they were needed: the value was served and maybe not stored
 
-	Running int64 // flights: keys that are being contended for, loaded or stored now
+	Running int64 // keys that are being locked, loaded or stored now
 }
 
-// NewFetcher makes a Fetcher over c's nodes. Keys are locked by their own names, behind
-// Options.KeyPrefix; the keys of two Fetchers with different values must differ. Bad
-// arguments are an ErrInvalid that names the field. Close it before c.
+// NewFetcher makes a Fetcher over c's nodes. Keys are locked under their own names, below
+// Options.KeyPrefix; the keys of two Fetchers with different values must differ. A bad argument is
+// an ErrInvalid that names the field. Close the Fetcher before c.
 func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V], error) {
 	switch {
 	case c == nil:
@@ -131,18 +131,18 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	return f, nil
 }
 
-// Fetch gives the value of key: what Lookup finds, or what one Load of all callers in all
-// processes gets. A stale value is returned at once and loaded anew in the background. All callers of
-// one load get the same value, so it must not be changed.
+// Fetch returns the value of key: the one that Lookup finds, or the one that a single Load gets for
+// all callers in all processes. A stale value is returned at once and refreshed in the background.
+// All callers of one load get the same value, so it must not be modified.
 //
-// ctx bounds this caller's wait and no other's. Errors: Load's, as it is, to all callers
-// that wait for it, and as *HeldError to those that come not long after it; *PanicError if it
-// panicked; ctx's; ErrClosed; ErrInvalid, also for a Fetch inside a Load that would wait for that
-// Load; with FailClosed, ErrUnavailable, ErrNotAcquired (after WaitTimeout), and Lookup's;
-// ErrNotAcquired if no slot of MaxLoads was free within WaitTimeout.
+// ctx limits only this caller's wait. Errors: Load's error unchanged, for all callers that wait for
+// it, and as *HeldError for callers that arrive soon after; *PanicError if Load panicked; ctx's
+// error; ErrClosed; ErrInvalid, also for a Fetch inside a Load that would wait for that Load; with
+// FailClosed, ErrUnavailable, ErrNotAcquired (after WaitTimeout), and Lookup's error;
+// ErrNotAcquired if MaxLoads allows no load within WaitTimeout.
 //
-// context.DeadlineExceeded and context.Canceled match if this caller's ctx has ended, and only then. A
-// deadline of Load's own, LoadTimeout or another, is in the text.
+// context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
+// reports an expired deadline of Load itself, LoadTimeout or another.
 func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 	if f.closed.Load() {
 		var none V
@@ -360,12 +360,12 @@ func (f *Fetcher[V]) Stats() FetchStats {
 	return s
 }
 
-// Close ends the Fetcher: new callers get ErrClosed, as do those whose load has not begun.
-// It waits for running loads, and for their Store, until ctx ends; then it ends their ctx,
-// and their callers get ErrClosed too. It returns when no goroutine of the Fetcher is left;
-// where functions of the Source ignore their ctx, it gives up shortly after ctx has ended,
-// with an error that matches ctx's. It may be called again, to wait longer. A call of OnError may
-// outlast it; the Client's Close waits for that. Its metrics are gone when it returns.
+// Close ends the Fetcher. New callers get ErrClosed, and so do those whose load has not begun. It
+// waits for running loads, and for their Store, until ctx ends; then it ends their ctx, and their
+// callers get ErrClosed too. It returns when no goroutine of the Fetcher is left. If functions of
+// the Source ignore their ctx, it gives up shortly after ctx has ended, with an error that matches
+// ctx's. It may be called again, to wait longer. A call of OnError may outlast it; the Client's
+// Close waits for that. The Fetcher's metrics are unregistered when Close returns.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.flights.Close(ErrClosed, f.errClosed)

@@ -1161,6 +1161,7 @@ func TestFetcherBadInput(t *testing.T) {
 // Under random callers that come and leave, in several processes, a key never has two loads at once, nobody
 // hangs, and nothing stays; where loads fail, it has one in each process at most.
 func TestFetchUnderFire(t *testing.T) {
+	t.Parallel()
 	for _, fails := range []bool{false, true} {
 		t.Run(fmt.Sprint("fails=", fails), func(t *testing.T) { fetchUnderFire(t, fails) })
 	}

@@ -57,16 +57,16 @@ func lookupErr(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, notCtx(err))
 }
 
-// PanicError is what the callers of Fetch get when a function of the Source has panicked,
-// or called runtime.Goexit, on a goroutine of the Fetcher.
+// PanicError is the error of callers of Fetch if a function of the Source panicked, or called
+// runtime.Goexit, on a goroutine of the Fetcher.
 type PanicError struct {
 	Op     string // "Load", "Lookup" or "Store"
-	Value  any    // what it panicked with; nil for Goexit
+	Value  any    // the value of the panic; nil for Goexit
 	Goexit bool
 	Stack  []byte // of its goroutine
 }
 
-// Error gives the value, on one line. Where it came from is in Stack.
+// Error returns the value on one line. Stack has its origin.
 func (e *PanicError) Error() string {
 	if e.Goexit {
 		return fmt.Sprintf("flightlock: %s called runtime.Goexit", e.Op)
@@ -74,16 +74,16 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("flightlock: %s panicked: %s", e.Op, oneLine(e.Value))
 }
 
-// Unwrap gives the value, if that is an error.
+// Unwrap returns the value, if it is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
 }
 
-// HeldError is what newcomers get for a key whose load failed not long ago, instead of another load:
-// see FetchOptions.ErrorHold.
+// HeldError is the error of callers that miss a key soon after its load failed, instead of another
+// load: see FetchOptions.ErrorHold.
 type HeldError struct {
-	Err   error     // what the callers got that waited for that load
+	Err   error     // the error of the failed load
 	Until time.Time // the next Fetch after it loads again
 }
 
@@ -92,7 +92,7 @@ func (e *HeldError) Error() string {
 	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"), oneLine(e.Err))
 }
 
-// Unwrap gives Err.
+// Unwrap returns Err.
 func (e *HeldError) Unwrap() error { return e.Err }
 
 // oneLine is what there is to say of v, for logs that take a line for an entry.

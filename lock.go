@@ -12,7 +12,7 @@ import (
 // affect the next holder of its key. Its methods are safe for concurrent use.
 type Lock struct {
 	c    *Client
-	hold flight.Hold                 // not of a nested Lock: see place
+	hold flight.Ticket               // not of a nested Lock: see place
 	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
 	nest atomic.Pointer[nest]        // nil until the Lock needs one: see there
 }
@@ -90,15 +90,15 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 // Release works with a ctx that has ended, and takes at most NodeTimeout.
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // kept for its values: a release must not depend on the end of its caller's ctx
-	return l.release((*flight.Hold).Release)
+	return l.release((*flight.Ticket).Release)
 }
 
 // releaseFailed is Release after the work under the lock failed. If that frees the key, the waiters
 // in contend of other processes that receive the notice end with errFailedElsewhere (none do with
 // DisableNotify).
-func (l *Lock) releaseFailed() error { return l.release((*flight.Hold).ReleaseFailed) }
+func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }
 
-func (l *Lock) release(end func(*flight.Hold) error) error {
+func (l *Lock) release(end func(*flight.Ticket) error) error {
 	if l.nest.CompareAndSwap(nil, gone) {
 		return end(&l.hold)
 	}

@@ -18,6 +18,7 @@ import (
 // a connection of their own. The log says so once, and what to do; so do Check and Stats. It is back by itself
 // when the password is right again.
 func TestANodeThatRefusesTheLogin(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(s *redistest.Server){
 		"connections end": func(s *redistest.Server) { s.Do(t, "CLIENT", "KILL", "USER", "app") },
 		"all but one": func(s *redistest.Server) {

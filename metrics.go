@@ -242,7 +242,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 // acquired is called by each caller of an acquire when that has ended.
-func (m *metrics) acquired(waited time.Duration, way flight.Way, err error) {
+func (m *metrics) acquired(waited time.Duration, way flight.WaitKind, err error) {
 	if err == nil {
 		m.won[way].Observe(waited.Seconds())
 		return

@@ -16,6 +16,7 @@ import (
 // The address of a node moves to its replica, as a virtual IP, a name or a proxy does, while connections
 // to the old master survive, which is a replica now. The client finds its way to the new one by itself.
 func TestAnAddressMovesWhileConnectionsSurvive(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		nodes int
 		own   bool // by Open, not by New

@@ -211,6 +211,7 @@ func TestOpenWithUserAndPassword(t *testing.T) {
 }
 
 func TestOpenOfAUnixSocket(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "redis.sock")
 	s := redistest.StartServer(t, "--unixsocket", socket, "--unixsocketperm", "700", "--requirepass", "hunter2")
 	c := mustOpen(t, patient, "unix://:hunter2@"+socket+"?client_name=mine")
@@ -245,6 +246,7 @@ func TestOpenWithTLS(t *testing.T) {
 }
 
 func TestOpenOfACluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, "--requirepass", "hunter2", "--masterauth", "hunter2")
 	addrs := cluster.Addrs()
 	c := mustOpen(t, patient, fmt.Sprintf("redis://:hunter2@%s?addr=%s&addr=%s", addrs[0], addrs[1], addrs[2]))
@@ -262,6 +264,7 @@ func TestOpenOfACluster(t *testing.T) {
 // A Sentinel-managed master is found, and when it dies under a held lock the holder goes on
 // with the replica that takes its place: the lock was replicated.
 func TestOpenOfASentinelsMaster(t *testing.T) {
+	t.Parallel()
 	master := redistest.StartServer(t, "--repl-diskless-sync-delay", "0")
 	replica := redistest.StartServer(t, "--replicaof", "127.0.0.1 "+fmt.Sprint(master.Port()))
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
@@ -305,6 +308,7 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 // Nodes whose clients have dialers of their own may have equal addresses; errors and logs
 // tell them apart nevertheless.
 func TestNodesHaveDifferentNames(t *testing.T) {
+	t.Parallel()
 	a, b := redistest.StartMini(t), redistest.StartMini(t)
 	var nodes []redis.UniversalClient
 	for _, addr := range []string{a.Addr(), b.Addr(), redistest.RefusedAddr(t)} {

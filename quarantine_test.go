@@ -152,6 +152,7 @@ func inAHurry() bool { return os.Getenv("FLIGHTLOCK_TRIES") == "" }
 // the key: not a client that has locked before, not one that comes anew, not several at
 // once, however often they ask.
 func TestNoSecondGrantAfterANodeForgot(t *testing.T) {
+	t.Parallel()
 	for _, a := range amnesias {
 		t.Run(a.name, func(t *testing.T) {
 			tr := newTrio(t, a.args...)
@@ -171,6 +172,7 @@ func TestNoSecondGrantAfterANodeForgot(t *testing.T) {
 // Without quarantine it is granted twice: the test above could fail, and so could that of oddAmnesias. On a busy machine a rival
 // may get too few answers in time, so it has some tries.
 func TestSecondGrantsWithoutQuarantine(t *testing.T) {
+	t.Parallel()
 	off := flightlock.Options{DisableQuarantine: true}
 	for _, a := range slices.Concat(amnesias, oddAmnesias) {
 		t.Run(a.name, func(t *testing.T) {
@@ -192,6 +194,7 @@ func TestSecondGrantsWithoutQuarantine(t *testing.T) {
 // Whatever MaxTTL a client is given: it is refused, or nodes that forgot have no vote. A sum of it
 // that wraps is no reason to go without a quarantine.
 func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
+	t.Parallel()
 	tr := newTrio(t)
 	for i, opts := range []flightlock.Options{
 		{MaxTTL: math.MaxInt64}, {MaxTTL: math.MaxInt64, DriftFactor: 0.49}, {MaxTTL: math.MaxInt64 - time.Millisecond},
@@ -362,6 +365,7 @@ func wantOneLine(t *testing.T, log *lines, what ...string) {
 // A node that forgot is out until MaxTTL is over, and then it votes: meanwhile, without
 // another one, there is no majority, which is not "held", and the error says why and how long.
 func TestQuarantineEnds(t *testing.T) {
+	t.Parallel()
 	tr := newTrio(t)
 	var log lines
 	opts := flightlock.Options{MaxTTL: 2 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
@@ -399,6 +403,7 @@ func TestQuarantineEnds(t *testing.T) {
 // A client that meets a node for the first time after the quarantine would have been over has
 // its vote at once, if another client saw that it forgot.
 func TestALateClientSeesNoQuarantine(t *testing.T) {
+	t.Parallel()
 	tr := newTrio(t)
 	opts := flightlock.Options{MaxTTL: time.Second}
 	c := tr.client(opts)
@@ -522,6 +527,7 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 // Clients begin without the right to INFO, which is granted later, while they are at work or by a
 // restart. They do not go on to believe a server that comes back with old data.
 func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
+	t.Parallel()
 	for _, byRestart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("byRestart=%v", byRestart), func(t *testing.T) {
 			a := amnesias[slices.IndexFunc(amnesias, func(a amnesia) bool { return a.name == "stale append-only file" })]
@@ -695,6 +701,7 @@ func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 // before anybody has asked the replica, so that no marker comes back with it either. What it granted is
 // lost all the same, and a client that knows the server from before does not believe its vote.
 func TestAFailoverAndBackWithoutADump(t *testing.T) {
+	t.Parallel()
 	for _, resync := range []bool{true, false} {
 		t.Run(fmt.Sprintf("resync=%v", resync), func(t *testing.T) {
 			tr, first, second, holder, rival := followed(t)

@@ -122,6 +122,7 @@ func allGet(t *testing.T, n int, key string, get func(context.Context, string) (
 
 // README's plain form: one load while Redis is up; all get their value when it is down, before or meanwhile.
 func TestReadmesPlainFormInAnOutage(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	c := mustOpen(t, flightlock.Options{}, "redis://"+s.Addr())
 	other := mustOpen(t, flightlock.Options{}, "redis://"+s.Addr())
@@ -150,6 +151,7 @@ func TestReadmesPlainFormInAnOutage(t *testing.T) {
 // README's fenced Store: while the nodes of the locks are down, a value that was loaded without a lock is kept for a moment,
 // though a holder has written it before; it overwrites nothing, and gives way to the next holder.
 func TestReadmesFencedStoreInAnOutage(t *testing.T) {
+	t.Parallel()
 	locks, values := redistest.StartServer(t), redistest.StartServer(t)
 	c := mustOpen(t, flightlock.Options{}, "redis://"+locks.Addr())
 	rdb := values.Client(t)

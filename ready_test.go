@@ -47,6 +47,7 @@ func TestReadyDoesAllThatIsDoneOnce(t *testing.T) {
 
 // A Cluster's masters are all ready.
 func TestReadyOnACluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	node := cluster.Client(t)
 	c := newClient(t, flightlock.Options{}, node)

@@ -28,7 +28,7 @@ import (
 //   - handles goes from n to n+1 for a nested Lock unless it is 0, and from 1 to 0 exactly
 //     once. So nobody gets a handle on a Hold that is being released.
 //
-// A nested flight.Hold would have to be known to the queue, and every step of the flight to
+// A nested flight.Ticket would have to be known to the queue, and every step of the flight to
 // look for it; here the local tier does not know that nesting exists.
 type nest struct {
 	outermost *Lock        // whose Hold it is; the Lock itself if it is not nested
@@ -46,7 +46,7 @@ var gone = &nest{released: true}
 var errReleased = fmt.Errorf("flightlock: %w: it was released", ErrNotHeld)
 
 // place is the Hold that l is a handle on.
-func (l *Lock) place() *flight.Hold {
+func (l *Lock) place() *flight.Ticket {
 	if n := l.nest.Load(); n != nil && n != gone {
 		return &n.outermost.hold
 	}
@@ -78,7 +78,7 @@ func (l *Lock) wasReleased() bool {
 }
 
 // release ends l, which has a nest, and the Hold with the last of its handles, by end.
-func (n *nest) release(l *Lock, end func(*flight.Hold) error) error {
+func (n *nest) release(l *Lock, end func(*flight.Ticket) error) error {
 	n.mu.Lock()
 	again, contexts := n.released, n.contexts
 	n.released, n.contexts = true, nil

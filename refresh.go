@@ -72,7 +72,7 @@ func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, e
 // One step follows the other, AutoRefresh, Due, refreshed, Due and so on, and each begins the
 // next under the flight's mutex: so the fields need no other.
 type autoRefresh struct {
-	reminder flight.Reminder
+	reminder flight.Timer
 	l        *Lock
 	interval time.Duration
 	timeout  time.Duration
@@ -127,7 +127,7 @@ func (a *autoRefresh) again(wait time.Duration) {
 		a.endsBy(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.maxHold))
 		return
 	}
-	a.l.place().Remind(&a.reminder, a, wait)
+	a.l.place().SetTimer(&a.reminder, a, wait)
 }
 
 // held is how long a has kept the lock.
@@ -136,7 +136,7 @@ func (a *autoRefresh) held() time.Duration { return time.Since(a.l.c.began) - a.
 // endsBy says why the lock is not refreshed any more.
 func (a *autoRefresh) endsBy(why error) { a.l.place().Unrefreshed(why) }
 
-func (a *autoRefresh) stop() { a.l.place().Forget(&a.reminder) }
+func (a *autoRefresh) stop() { a.l.place().StopTimer(&a.reminder) }
 
 // Due begins a refresh, unless it comes so late that MaxHold is over.
 func (a *autoRefresh) Due() {

@@ -102,6 +102,7 @@ func infoHas(t *testing.T, s *redistest.Server, section, line string) bool {
 // well later. Its votes do not count then either: a client must not have loaded into it what makes it
 // vote with a memory that boot.lua did not confirm.
 func TestNoSecondGrantWhenBootIsRefusedFirst(t *testing.T) {
+	t.Parallel()
 	for _, a := range amnesias {
 		switch {
 		case a.name == "restarted empty", a.name == "flushed": // they have no marker, which every acquire sees
@@ -111,6 +112,7 @@ func TestNoSecondGrantWhenBootIsRefusedFirst(t *testing.T) {
 		}
 		for _, r := range refusals {
 			t.Run(a.name+"/"+r.name, func(t *testing.T) {
+				t.Parallel()
 				for range 1 + tries(t)/10 {
 					f := newForgettable(t, a)
 					f.tr.proxy.BlackHole(true)
@@ -188,6 +190,7 @@ func (f *forgettable) neverVotes(when string) {
 // out what the server remembers and loads what it votes by: when a command is about to be written, and
 // when its answer has just come. What the process before has said is not loaded into the one after it.
 func TestNoSecondGrantWhenItRestartsDuringBoot(t *testing.T) {
+	t.Parallel()
 	for _, a := range amnesias {
 		steps := 100
 		switch {

@@ -15,11 +15,11 @@ import (
 // math.MaxInt64 means never.
 type RetryStrategy interface {
 	// Next says how long to wait after the attempt-th failure (1, 2, ...), and whether to
-	// try again. It runs on a goroutine of its own, for one caller one call at a time, and nobody but its caller
-	// waits for it: until it returns, polls go on at the default pace, its caller still gets the lock when
-	// it can be had, and ctx ends the wait. If it panics, its
-	// caller's goroutine panics with that value; a RefreshPolicy's Retry has no such caller: a panic is
-	// logged, and ends refreshing.
+	// try again. It runs on the goroutine of the call that uses it, with no lock of this library held, and may be
+	// asked ahead about failures that have not happened. Nobody but that call waits for it: as long as it has not
+	// returned, others of the process that wait for the key go first, and an end of ctx is noticed when it has. If it
+	// panics, the call panics. A RefreshPolicy's Retry has no such call: it runs on a goroutine of its own, and a panic
+	// is logged, and ends refreshing.
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 

@@ -31,7 +31,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	if err := c.checked(key, ttl, retry); err != nil {
 		return nil, err
 	}
-	if mode != flight.Alone {
+	if mode != flight.Unqueued {
 		if l := c.reenter(ctx, key); l != nil {
 			return l, nil
 		}
@@ -65,9 +65,9 @@ func (c *Client) flightConfig() flight.Config {
 			return l
 		},
 		Watch: c.watch(), Leave: func(key, contender string) { c.quorum.Leave(c.full(key), contender) },
-		Turn: node.TurnTime(c.opts.NodeTimeout), Alone: len(c.nodes) == 1,
+		Turn: node.TurnTime(c.opts.NodeTimeout), 
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
-		Pace: orDefault(nil), Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
+		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended, Away: awayFor,
 		Closed:    fmt.Errorf("flightlock: the Client is %w", ErrClosed),
 		NotHeld:   errReleased,
@@ -90,12 +90,12 @@ func expiredBy(stopped, failed error) error {
 }
 
 // watch is how a flight hears that its key was let go; nil for a client that only polls.
-func (c *Client) watch() func(key, contender string, hear func(flight.News, string)) (stop func()) {
+func (c *Client) watch() func(key, contender string, hear func(flight.Event, string)) (stop func()) {
 	if c.opts.DisableNotify {
 		return nil
 	}
-	return func(key, contender string, hear func(flight.News, string)) func() {
-		return c.quorum.Watch(c.full(key), contender, func(n quorum.Event, owner string) { hear(flight.News(n), owner) })
+	return func(key, contender string, hear func(flight.Event, string)) func() {
+		return c.quorum.Watch(c.full(key), contender, func(n quorum.Event, owner string) { hear(flight.Event(n), owner) })
 	}
 }
 

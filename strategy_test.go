@@ -28,8 +28,8 @@ func (b blocks) Next(int) (time.Duration, bool) {
 	return 0, false
 }
 
-// A strategy that blocks delays nobody but its caller, in front of the queue and behind others; its caller gets the
-// lock when that is its own, and its ctx ends its wait.
+// A strategy that blocks delays nobody but its caller, in front of the queue and behind others: whoever else waits gets
+// the lock. Its caller has its answer when the strategy has returned: the lock, or that its ctx has ended.
 func TestAStrategyThatBlocks(t *testing.T) {
 	for _, wrap := range map[string]func(flightlock.RetryStrategy) flightlock.RetryStrategy{
 		"plain":    func(s flightlock.RetryStrategy) flightlock.RetryStrategy { return s },
@@ -41,7 +41,6 @@ func TestAStrategyThatBlocks(t *testing.T) {
 				bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 					other, c := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
 					b := blocks{make(chan struct{}), new(atomic.Int32)}
-					defer close(b.end)
 					l := mustLock(t, other, "k", time.Minute)
 					locked := make(chan struct{}, 3)
 					lock := func(s flightlock.RetryStrategy) {
@@ -53,7 +52,9 @@ func TestAStrategyThatBlocks(t *testing.T) {
 						mustRelease(t, l)
 						locked <- struct{}{}
 					}
-					if !front {
+					waiting := int64(3)
+					if !front { // its strategy is asked before it queues
+						waiting = 2
 						go lock(nil)
 						synctest.Wait()
 					}
@@ -65,18 +66,29 @@ func TestAStrategyThatBlocks(t *testing.T) {
 					go lock(flightlock.LimitedRetry(time.Second, 1000))
 					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 					defer cancel()
-					if _, err := c.SingleFlightLock(ctx, "k", time.Minute, wrap(b)); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) {
-						t.Errorf("got %v", err)
-					}
+					canceled := make(chan error, 1)
+					go func() {
+						_, err := c.SingleFlightLock(ctx, "k", time.Minute, wrap(b))
+						canceled <- err
+					}()
+					<-ctx.Done()
+					synctest.Wait()
 					if n := b.asked.Load(); n != 2 {
 						t.Errorf("it was asked %d times, want 2", n)
 					}
-					if n := c.Stats().Waiters; n != 3 {
-						t.Errorf("%d wait", n)
+					if n := c.Stats().Waiters; n != waiting {
+						t.Errorf("%d wait, want %d", n, waiting)
 					}
 					mustRelease(t, l)
-					for range 3 {
-						<-locked
+					<-locked
+					<-locked
+					if len(canceled) > 0 {
+						t.Error("its caller's goroutine has left it")
+					}
+					close(b.end)
+					<-locked
+					if err := <-canceled; !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) {
+						t.Errorf("got %v", err)
 					}
 				})
 			})
@@ -86,6 +98,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 
 // It blocks nobody either when it is that of a refresh.
 func TestARefreshStrategyThatMisbehaves(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"block", "panic", "Goexit"} {
 		t.Run(how, func(t *testing.T) {
 			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {

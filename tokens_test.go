@@ -30,6 +30,7 @@ func rising(t *testing.T) func(c *flightlock.Client, when string) {
 // vote instead. But the token tells the two apart: it is larger than all before, for clients that were
 // there and for those that come, with a lock for each or one that is handed on.
 func TestTokensRiseAfterNodesForgot(t *testing.T) {
+	t.Parallel()
 	for _, nodes := range []int{1, 2} {
 		for _, a := range amnesias {
 			if nodes == 2 && a.name != "stale append-only file" && a.name != "lagging replica" {
@@ -64,6 +65,7 @@ func TestTokensRiseAfterNodesForgot(t *testing.T) {
 
 // A single node that refuses to say what it remembers grants nothing, and says why.
 func TestOneNodeThatRefusesBoot(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
 	c := newClient(t, flightlock.Options{}, s.Client(t))

@@ -28,6 +28,7 @@ func (c away) Write(p []byte) (int, error) {
 // Processes that try at the same moment, each of them nearest to another node, split the votes. One of them gets the lock
 // nevertheless.
 func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
 			var clients []*flightlock.Client

@@ -15,12 +15,13 @@ import (
 // A server that refuses boot.lua has no vote, and everybody who watches is told so, and why, until it
 // accepts it.
 func TestANodeThatRefusesBootIsSeen(t *testing.T) {
+	t.Parallel()
 	for _, r := range refusals {
 		words := map[string][2]string{ // of the log, of the fix
 			"NOREPLICAS":            {"NOREPLICAS", "min-replicas-to-write"},
 			"OOM":                   {"OOM", "maxmemory"},
 			"READONLY":              {"READONLY", "use its master"},
-			"MISCONF":               {"MISCONF", "mend its disk"},
+			"MISCONF":               {"MISCONF", "repair its disk"},
 			"NOPERM for SET":        {"", "+set"},
 			"NOPERM for the marker": {"", "~flightlock:*"},
 		}

@@ -38,7 +38,11 @@ func short(t *testing.T, with, only string, seconds float64) *demo.Report {
 // while Redis is well, no error unless something fails that is needed, no update lost, each tick started once, one
 // leader. Times are not looked at.
 func TestServiceInShort(t *testing.T) {
-	report := short(t, "flightlock", "", 2)
+	seconds := 1.0
+	if redistest.Long() {
+		seconds = 3
+	}
+	report := short(t, "flightlock", "", seconds)
 	for _, fault := range report.Faults("flightlock") {
 		t.Error(fault)
 	}

@@ -121,6 +121,7 @@ const passesOn = 6 * time.Second
 
 // A process that is killed while it holds the key costs the others the ttl that is left.
 func TestAProcessKilledWhileItHolds(t *testing.T) {
+	t.Parallel()
 	for _, nodes := range []int{1, 3} {
 		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
 			servers, ps := lockers(t, nodes, 3)
@@ -157,6 +158,7 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 // A process that is killed while it waits, or in the moment in which it is told to go, costs
 // the others one turn, and no second one.
 func TestAProcessKilledWhileItWaits(t *testing.T) {
+	t.Parallel()
 	for _, nodes := range []int{1, 3} {
 		for _, told := range []bool{false, true} {
 			t.Run(fmt.Sprintf("nodes=%d/told=%v", nodes, told), func(t *testing.T) {
@@ -204,6 +206,7 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 // A process that stands still for longer than its ttl while it holds the key has lost it when
 // it goes on, by whatever it asks, and leaves its successor alone.
 func TestAProcessStoppedWhileItHolds(t *testing.T) {
+	t.Parallel()
 	for _, nodes := range []int{1, 3} {
 		for _, refreshed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("nodes=%d/refreshed=%v", nodes, refreshed), func(t *testing.T) {

@@ -60,10 +60,7 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 				}
 				wg.Wait()
 			}
-			keys := 20_000
-			if testing.Short() || nodes > 1 {
-				keys = 10_000
-			}
+			keys := 2000 + sized(18_000)/nodes
 			batch(0, 2000)
 			before := heap()
 			batch(2000, keys)
@@ -175,7 +172,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const locks = 25_000
+	locks := sized(25_000)
 	all := make([]*flightlock.Lock, locks)
 	take := func(i int) {
 		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
@@ -193,13 +190,13 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
-			for i := next.Add(1); i < locks; i = next.Add(1) {
+			for i := next.Add(1); i < int64(locks); i = next.Add(1) {
 				take(int(i))
 			}
 		})
 	}
 	wg.Wait()
-	each := (heap() - before) / locks
+	each := (heap() - before) / int64(locks)
 	t.Logf("%d bytes of heap per lock", each)
 	if each > 1<<10 {
 		t.Errorf("%d bytes of heap per lock", each)

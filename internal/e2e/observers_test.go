@@ -89,6 +89,7 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 
 // A node goes and comes, and the log takes its time: the node votes again all the same.
 func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
+	t.Parallel()
 	for _, kind := range sinks {
 		t.Run(kind, func(t *testing.T) {
 			servers, addrs := startServers(t, 1)

@@ -186,6 +186,7 @@ func (e errand) run(c *flightlock.Client, rdb redis.UniversalClient) (r told) {
 // for all, no error, whatever a load takes, also three times the ttl. FLIGHTLOCK_LONG=1 runs
 // as many misses as a claim needs.
 func TestFetchAcrossProcesses(t *testing.T) {
+	t.Parallel()
 	server := redistest.StartServer(t)
 	rdb := server.Client(t)
 	var ps []*process
@@ -197,10 +198,10 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		takes, ttl   time.Duration
 		misses, long int
 	}{
-		{5 * time.Millisecond, 10 * time.Second, 40, 1000},
-		{50 * time.Millisecond, 10 * time.Second, 10, 200},
-		{500 * time.Millisecond, 10 * time.Second, 2, 20},
-		{3 * time.Second, time.Second, 1, 5},
+		{5 * time.Millisecond, 10 * time.Second, 40, 300},
+		{50 * time.Millisecond, 10 * time.Second, 10, 60},
+		{500 * time.Millisecond, 10 * time.Second, 2, 8},
+		{3 * time.Second, time.Second, 1, 2},
 	} {
 		misses := tc.misses
 		if redistest.Long() {
@@ -238,6 +239,7 @@ func TestFetchAcrossProcesses(t *testing.T) {
 // The loading process is killed in mid-load: another one loads when the lease has run out,
 // and no caller elsewhere sees an error.
 func TestFetchWhenTheLoadingProcessIsKilled(t *testing.T) {
+	t.Parallel()
 	server := redistest.StartServer(t)
 	rdb := server.Client(t)
 	var ps []*process

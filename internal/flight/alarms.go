@@ -35,26 +35,26 @@ type alarm struct {
 
 // set has f called at that time, and not at the time that was set before.
 func (as *alarms) set(f *flight, at instant) {
-	if f.place == 0 {
+	if f.alarmAt == 0 {
 		as.heap = append(as.heap, alarm{})
-		f.place = int32(len(as.heap))
+		f.alarmAt = int32(len(as.heap))
 	}
-	as.settle(int(f.place), alarm{at, f})
+	as.settle(int(f.alarmAt), alarm{at, f})
 	as.arm()
 }
 
 // drop forgets f.
 func (as *alarms) drop(f *flight) {
-	if f.place == 0 {
+	if f.alarmAt == 0 {
 		return
 	}
 	last := as.heap[len(as.heap)-1]
 	as.heap[len(as.heap)-1] = alarm{}
 	as.heap = as.heap[:len(as.heap)-1]
 	if last.f != f {
-		as.settle(int(f.place), last)
+		as.settle(int(f.alarmAt), last)
 	}
-	f.place = 0
+	f.alarmAt = 0
 }
 
 // hangs is how long a flight's call may take until others' are made beside it.
@@ -132,13 +132,13 @@ func (as *alarms) settle(place int, a alarm) {
 		place = as.move(child, place)
 	}
 	as.heap[place-1] = a
-	a.f.place = int32(place)
+	a.f.alarmAt = int32(place)
 }
 
 // move takes the alarm of one place to another, and says which place is free then.
 func (as *alarms) move(from, to int) int {
 	as.heap[to-1] = as.heap[from-1]
-	as.heap[to-1].f.place = int32(to)
+	as.heap[to-1].f.alarmAt = int32(to)
 	return from
 }
 
@@ -146,7 +146,7 @@ func (as *alarms) move(from, to int) int {
 func (sh *shard) arm(f *flight, at instant) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if as := &sh.alarms; f.place == 0 || at < as.heap[f.place-1].at {
+	if as := &sh.alarms; f.alarmAt == 0 || at < as.heap[f.alarmAt-1].at {
 		as.set(f, at)
 	}
 }

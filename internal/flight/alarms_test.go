@@ -12,7 +12,7 @@ import (
 func (f *flight) hasAlarm() bool {
 	f.shard().mu.Lock()
 	defer f.shard().mu.Unlock()
-	return f.place != 0
+	return f.alarmAt != 0
 }
 
 // silence has the flight's alarm come too late, as a timer may.
@@ -73,14 +73,14 @@ func TestAShardHasOneTimer(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var all []*caller
 		for range 1000 {
-			all = append(all, w.start(key("a"), mode(Alone)))
+			all = append(all, w.start(key("a"), mode(Unqueued)))
 		}
 		sh := all[0].h.f.shard()
 		is(t, "alarms", len(sh.alarms.heap), len(all))
 		timer, fires := sh.alarms.timer, sh.alarms.fires
 		for _, c := range all {
 			c.releases()
-			w.start(key("a"), mode(Alone)).releases()
+			w.start(key("a"), mode(Unqueued)).releases()
 		}
 		is(t, "the timer is the same", sh.alarms.timer == timer, true)
 		is(t, "it was not moved", sh.alarms.fires, fires)
@@ -88,12 +88,12 @@ func TestAShardHasOneTimer(t *testing.T) {
 	})
 }
 
-// Many Holds that end in the same instant all do.
+// Many Tickets that end in the same instant all do.
 func TestManyHoldsEndInTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var all []*caller
 		for i := range 500 {
-			all = append(all, w.launch(mode(Alone), ttl(time.Duration(1+i%3)*time.Second)))
+			all = append(all, w.launch(mode(Unqueued), ttl(time.Duration(1+i%3)*time.Second)))
 		}
 		slices.Reverse(all)
 		synctest.Wait()

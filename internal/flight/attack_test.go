@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A renewal that the flight makes while a Hold is held, for those who wait, does not move its Until
+// A renewal that the flight makes while a Ticket is held, for those who wait, does not move its Until
 // beyond its own ttl: the lease is longer, and who hangs goes all the same.
 func TestARenewalForWaitersKeepsNoHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

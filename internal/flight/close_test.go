@@ -45,7 +45,7 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 		defer cancel()
 		a.failed(0, errClosed)
 		b.failed(0, errClosed)
-		for _, m := range []Mode{Queue, Try, Alone} {
+		for _, m := range []Mode{Queue, Try, Unqueued} {
 			w.start(mode(m)).failed(0, errClosed)
 			w.start(mode(m), key("other")).failed(0, errClosed)
 		}
@@ -60,7 +60,7 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.release = nil
-		holder, alone := w.start(), w.start(mode(Alone))
+		holder, alone := w.start(), w.start(mode(Unqueued))
 		var why error
 		holder.holds().OnEnd(func(err error) { why = err })
 		forced, cancel := w.closes(time.Second)
@@ -170,10 +170,10 @@ func TestJoinAfterClose(t *testing.T) {
 		forced, cancel := w.closes(time.Hour)
 		defer cancel()
 		is(t, "closed", len(forced), 0)
-		h := &Hold{ttl: time.Second, wait: w.g.waiting(patient)}
-		joined, err := f.join(h, Queue, false)
-		is(t, "joined", joined, false)
+		h := &Ticket{ttl: time.Second, waiter: w.g.newWaiter(patient, nil)}
+		_, err := f.join(h, Queue)
 		is(t, "err", err, errClosed)
+		is(t, "waiting", f.n, 0)
 		w.closed(forced, false)
 		is(t, "attempts", w.asked(), 0)
 	})
@@ -187,7 +187,7 @@ func TestJoinRacingClose(t *testing.T) {
 		for i := range 40 {
 			all.Go(func() {
 				for {
-					var h Hold
+					var h Ticket
 					err := w.g.Acquire(t.Context(), fmt.Sprint(i%4), &h, 10*time.Second, patient, Mode(i%3))
 					switch {
 					case err == nil:
@@ -244,7 +244,7 @@ func TestStressCancelAroundTheGrant(t *testing.T) {
 						cancel()
 					}()
 				}
-				var h Hold
+				var h Ticket
 				if err := w.g.Acquire(ctx, "k", &h, 10*time.Second, patient, Queue); err == nil {
 					mu.Lock()
 					if holding++; holding != 1 {

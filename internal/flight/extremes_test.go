@@ -18,16 +18,16 @@ func (c counting) Next(attempt int) (time.Duration, bool) {
 // below zero again would begin its backoff anew, and never give up.
 func TestFailuresDoNotWrap(t *testing.T) {
 	var asked []int
-	h := &Hold{wait: &wait{pace: counting{&asked}, failures: math.MaxInt32 - 1}}
+	w := &waiter{pace: counting{&asked}, failures: math.MaxInt32 - 1}
 	now := time.Now()
 	for range 3 {
-		if !h.failed(now) {
+		if !w.goOn(now) {
 			t.Fatal("it has given up")
 		}
 		now = now.Add(time.Second)
 	}
-	h.advance(h.due)
-	if _, ends := h.outlook(now); ends {
+	w.catchUp(w.nextTry)
+	if w.budget(now); w.bounded {
 		t.Error("it will give up")
 	}
 	for i := 1; i < len(asked); i++ {
@@ -59,11 +59,11 @@ func TestDelaysOfAnyLength(t *testing.T) {
 func TestSlicesOfAnyLength(t *testing.T) {
 	for _, slice := range []time.Duration{1, math.MaxInt64 / 2, math.MaxInt64 - 1, math.MaxInt64} {
 		g := NewGroup(Config{Slice: slice})
-		f := &flight{g: g, contest: &contest{rival: "r"}}
+		f := &flight{g: g, contention: &contention{rival: "r"}}
 		now := time.Now()
 		f.sliceLocked(now)
 		later := now.Add(time.Hour)
-		if got, want := f.turnLocked(later), goOn; slice > 1 && got != want {
+		if got, want := f.decideLocked(later), handOff; slice > 1 && got != want {
 			t.Errorf("after an hour of a slice of %v: %d", slice, got)
 		} else if slice == 1 && got != yield {
 			t.Errorf("after an hour of a slice of %v: %d", slice, got)

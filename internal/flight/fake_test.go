@@ -72,7 +72,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w.cancel = func(a *fakeAttempt) { a.fail(Outcome{Err: errTaken}) }
 	cfg := Config{
 		Prepare: w.prepare, Validity: validity, NodeTimeout: 50 * time.Millisecond,
-		Pace:  never(20 * time.Millisecond),
+
 		Slice: time.Hour, // looks for rivals are tests of their own
 		Turn:  turn, Watch: w.watch, Leave: w.leave,
 		Busy:    func(string, string) error { return errBusy },
@@ -127,11 +127,11 @@ const turn = 100 * time.Millisecond
 type fakeWatch struct {
 	w         *world
 	contender string
-	hear      func(News, string)
+	hear      func(Event, string)
 	stops     int // guarded by w.mu
 }
 
-func (w *world) watch(_, contender string, hear func(News, string)) (stop func()) {
+func (w *world) watch(_, contender string, hear func(Event, string)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.note("watch %s", contender)
@@ -148,15 +148,16 @@ func (w *world) watch(_, contender string, hear func(News, string)) (stop func()
 }
 
 // news is told to the latest watch.
-func (w *world) news(n News) {
+func (w *world) news(n Event) {
 	w.t.Helper()
 	w.newsNow(n)
 	synctest.Wait()
 }
 
 // newsNow is news whose consequences are yet to come.
-func (w *world) newsNow(n News) {
+func (w *world) newsNow(n Event) {
 	w.t.Helper()
+	synctest.Wait() // for whoever is about to subscribe
 	w.mu.Lock()
 	if len(w.watches) == 0 {
 		w.t.Fatal("nobody listens")
@@ -206,9 +207,10 @@ func (w *world) asked() int {
 	return len(w.attempts)
 }
 
-// attempt is the latest attempt.
+// attempt is the latest attempt. Whoever is about to make one makes it before.
 func (w *world) attempt() *fakeAttempt {
 	w.t.Helper()
+	synctest.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.attempts) == 0 {
@@ -505,7 +507,7 @@ const patient = never(time.Hour)
 // caller is one call of Acquire, in a goroutine of its own.
 type caller struct {
 	w      *world
-	h      Hold
+	h      Ticket
 	cancel context.CancelFunc
 	began  time.Time
 	took   time.Duration
@@ -513,6 +515,16 @@ type caller struct {
 	done   chan struct{} // closed when Acquire has returned
 	onEnd  bool          // the lock was got, and OnEnd took a function
 	ends   int           // how often it was called; guarded by w.mu
+}
+
+// enter has h, new and patient, join the flight of key and do what it has to do first, as Acquire would.
+func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error) {
+	h.ttl, h.waiter = ttl, w.g.newWaiter(patient, nil)
+	f, next, err := w.g.join(context.Background(), key, h, Queue)
+	if next == attempt {
+		f.runAttempt(h, false)
+	}
+	return f, err
 }
 
 type wish struct {
@@ -579,7 +591,7 @@ func (c *caller) waits() {
 }
 
 // holds checks that c got the lock and has it.
-func (c *caller) holds() *Hold {
+func (c *caller) holds() *Ticket {
 	c.w.t.Helper()
 	if synctest.Wait(); !c.returned() {
 		c.w.t.Fatal("it waits, and should hold the lock")

@@ -7,107 +7,121 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// flight is everything in this process that wants one key: the queue, the current Hold,
+// flight is everything in this process that wants one key: the queue, the current Ticket,
 // the lease, and the remote attempt under way. It exists from the first caller's arrival
 // until nobody wants the key and nothing is held.
-//
-//	asking    no lease; an attempt is under way, for the front waiter
-//	pausing   no lease; the last attempt failed, the timer will begin the next one
-//	held      a lease, and cur holds it
-//	renewing  a lease, nobody holds it; the front waiter gets it when the refresh under
-//	          way has made it long enough, or has brought tokens
-//	parting   the lease is being given back; then asking or dead
-//	dead      nothing of all this; the next caller makes a new flight
 //
 // Callers queue in order of arrival, and the lease goes to the front of the queue, by
 // handoff (Dice, Marathe and Shavit, "Lock Cohorting", PPoPP 2012) or by grant. It is
 // decided under mu who is current, in giveLocked and endLocked only. These rules keep it
 // safe:
 //
-//   - A Hold is current from giveLocked to endLocked; each gets a token larger than all
+//   - A Ticket is current from giveLocked to endLocked; each gets a token larger than all
 //     before it, from a block that the quorum has made safe.
-//   - Until of a Hold is never later than the lease's deadline, and a renewal that the
-//     flight makes for its own sake does not move it past the Hold's own ttl. So a holder
+//   - Until of a Ticket is never later than the lease's deadline, and a renewal that the
+//     flight makes for its own sake does not move it past the Ticket's own ttl. So a holder
 //     that hangs loses the lock, however many wait and renew.
 //   - A waiter leaves the queue under mu, either given the lease or not. One whose ctx
 //     ends in the instant in which it is given the lease finds out under mu, and passes
 //     the lease on as a release would. No wake-up and no lease is lost.
-//   - The attempt belongs to the flight, not to a caller. It is cancelled when the last
-//     waiter has left.
+//   - The attempt belongs to the flight, not to the caller that makes it. It is canceled
+//     when the last waiter has left.
 //   - No attempt begins, and the flight does not die, before the release of the lease was
 //     sent: the next attempt would meet this process's own entry.
 //
-// A goroutine per flight that waits for events would be simpler to read, and costs two
-// context switches per lock; a channel as the queue is not FIFO under cancellation. Here
-// whoever brings an event does the work: caller, reply or timer. What must happen without
-// mu is put into todo and done by unlock.
+// Callers that wait make the attempts, on their own goroutines: see Group.acquire. A goroutine
+// per flight would cost two context switches per lock; a channel as the queue is not FIFO under
+// cancellation. What becomes of a lease is decided by whoever brings the news of it: the caller
+// that releases, the reply to a refresh, the alarm. What they must do without mu is deferred
+// until unlock.
 type flight struct {
-	g      *Group
-	key    string
-	number uint64 // of its shard's flights, in order of age
+	g          *Group
+	key        string
+	number     uint64 // of its shard's flights, in order of age
+	shardIndex uint8
 
-	mu   sync.Mutex // guards what follows, but home
-	todo *todo      // for unlock; nil: there is nothing to do
+	mu       sync.Mutex // guards what follows, but alarmAt
+	deferred *deferred  // for unlock; nil: there is nothing to do
 
-	dead       bool
-	asking     bool // an attempt is under way
-	given      bool // it is cancelled: its failure means nothing
-	parting    bool // a release has not been sent yet
-	refreshing bool
-	looked     bool  // a look for rivals has begun in this slice
-	looking    bool  // the next attempt waits for the front waiter to look
-	again      bool  // news has come since the attempt began: try again if it fails
-	home       uint8 // the place of its shard
+	phase      phase
+	refreshing bool // a refresh of the lease is under way
+	checked    bool // a check for waiters elsewhere has begun in this slice
+	retry      bool // an event has come since the attempt began: try again if it fails
 
-	n, lookers, fast int32 // who waits; of these, callers of AcquireUnless, and those that fail fast
-	head, tail       *Hold // waiting
-	cur              *Hold // holding; nil when nobody does
+	n, lookers, fast int32   // who waits; of these, callers of AcquireUnless, and those that fail fast
+	head, tail       *Ticket // waiting
+	cur              *Ticket // holding; nil when nobody does
 
-	lease  Lease // nil when there is none
-	until  time.Time
-	stale  instant  // from then on a handoff has the lease renewed
-	tokens [2]block // the one in use, and one in store
+	lease      Lease // nil when there is none
+	until      time.Time
+	renewAfter instant  // from then on a handoff has the lease renewed
+	tokens     [2]block // the one in use, and one in store
 
-	attempt Attempt       // under way; nil until unlock has prepared it
-	wish    time.Duration // the ttl that it is for
+	attempt     Attempt       // under way; nil until runAttempt has prepared it
+	attemptTTL  time.Duration // the ttl that it is for
+	nextAttempt time.Time     // while idle: when it is due; zero: now
 
-	*pause // nil: no attempt has failed since the last lease
+	*backoff // nil: no attempt has failed since the last lease
 
-	contest *contest // nil: no rival was met
-	slice   instant  // when the lease is to go to a rival, if there is one
+	contention *contention // nil: no rival was met
+	slice      instant     // when the lease is to go to a rival, if there is one
 
-	asks *ask // for a refresh of the current Hold, in order
+	refreshRequests *refreshRequest // for the current Ticket, in order
 
 	armed instant // when tick is called; 0: it is not
 
-	holds, holdsBefore int32   // how many Holds this lease has served, maxBlock at most, and the one before
+	holds, holdsBefore int32   // how many Tickets this lease has served, maxBlock at most, and the one before
 	used               int32   // tokens handed out since reserved
-	place              int32   // guarded by the shard's mu: that of the flight's alarm, 0 if it has none
+	alarmAt            int32   // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
 	reserved           instant // when the last block came
 }
 
-// pause is what a flight knows of attempts that failed.
-type pause struct {
-	last   error     // outcome of the last one
-	tried  time.Time // when it failed, or the lease was given away
-	paused time.Time // when the pause ends
-	free   time.Time // when the key could be free, by the last outcome; zero: unknown
-	taken  bool      // others' votes are why it failed
-	away   bool      // too few nodes could be reached
-	owned  bool      // one other has the key, who will tell when it lets go
-	holder string    // who had it then, unless there was news of it since; "": unknown
+// phase is what a flight is at.
+//
+//	idle --driver--> acquiring --granted--> leased --release--> releasing --sent--> idle
+//	  ^                  |   \                  (or dead, if nobody waits)
+//	  +----- failed -----+    \--last waiter left--> canceled --> idle, leased or dead
+//
+// A lease that nobody holds is being renewed: the front waiter gets it when the refresh under
+// way has made it long enough, or has brought tokens.
+type phase uint8
+
+const (
+	idle      phase = iota // no lease, and no attempt under way: the driver makes it when it is due
+	acquiring              // an attempt is under way
+	canceled               // one is that nobody wants any more: its failure means nothing
+	leased                 // there is a lease; cur holds it
+	releasing              // the lease is gone, and its release has not been sent yet
+	dead                   // nothing of all this; the next caller makes a new flight
+)
+
+// backoff is what a flight knows of attempts that failed.
+type backoff struct {
+	last         error     // outcome of the last one
+	failedAt     time.Time // when it failed, or the lease was given away
+	freeAt       time.Time // when the key could be free, by the last outcome; zero: unknown
+	owner        string    // of the last one
+	taken        bool      // others' votes are why it failed
+	away         bool      // too few nodes could be reached
+	oneHolder    bool      // one other has the key, whose client notifies when it releases
+	holder       string    // who had it then, unless there was an event about it since; "": unknown
+	unjudged     bool      // the front waiter's strategy has not said yet whether to go on
+	strategyNext time.Time // when the next attempt is due by the front waiter's strategy
 }
 
-// pauseOfLocked is what f knows of failed attempts, from now on.
-func (f *flight) pauseOfLocked() *pause {
-	if f.pause == nil {
-		f.pause = &pause{}
+// judged reports whether the front waiter's strategy has answered.
+func (f *flight) judged() bool { return f.backoff == nil || !f.unjudged }
+
+// backoffLocked is what f knows of failed attempts, from now on.
+func (f *flight) backoffLocked() *backoff {
+	if f.backoff == nil {
+		f.backoff = &backoff{}
 	}
-	return f.pause
+	return f.backoff
 }
 
 // shard is where f is known.
-func (f *flight) shard() *shard { return &f.g.shards[f.home] }
+func (f *flight) shard() *shard { return &f.g.shards[f.shardIndex] }
 
 // block is fencing tokens from next to before end.
 type block struct{ next, end int64 }
@@ -117,68 +131,62 @@ func (b block) left() int64 { return b.end - b.next }
 // block is what a grant brought; it may be empty.
 func (g Grant) block() block { return block{g.First, max(g.First, g.Last+1)} }
 
-// ask is a holder's wish for a refresh.
-type ask struct {
-	h       *Hold
+// refreshRequest is what a holder asks for.
+type refreshRequest struct {
+	t       *Ticket
 	timeout time.Duration
 	done    func(error)
-	next    *ask
+	next    *refreshRequest
 }
 
-// todo is what must happen without mu: the calls in order, and then one of the two steps
-// that every lock takes. Never both: no attempt begins before the release was sent. A flight has one only
-// between two lines of a critical section, so few are at work, and the Group keeps them.
-type todo struct {
-	calls  []func()
-	tokens int64       // above 0: begin an attempt, for so many
-	asker  string      // the contender that it is for, if there is one
-	leave  Lease       // not nil: release it
-	rival  string      // who is to have the next turn then, if not ""
-	failed bool        // what the lease was for has failed
-	gone   func(error) // hears what became of that, if it is not nil
+// deferred is work for after mu is unlocked: callbacks in order, then a release. A flight has one
+// only between two lines of a critical section, so few are in use, and the Group keeps them.
+type deferred struct {
+	calls   []func()
+	release Lease       // not nil: release it
+	rival   string      // who is to have the next turn then, if not ""
+	failed  bool        // what the lease was for has failed
+	done    func(error) // gets the outcome of the release, if it is not nil
 }
 
-// todoLocked is what there is to do, to be added to.
-func (f *flight) todoLocked() *todo {
-	if f.todo == nil {
-		f.todo = f.g.todos.Get().(*todo)
+// deferredLocked is what there is to do, to be added to.
+func (f *flight) deferredLocked() *deferred {
+	if f.deferred == nil {
+		f.deferred = f.g.deferreds.Get().(*deferred)
 	}
-	return f.todo
+	return f.deferred
 }
 
-func (f *flight) laterLocked(do func()) {
-	t := f.todoLocked()
-	t.calls = append(t.calls, do)
+func (f *flight) deferLocked(do func()) {
+	d := f.deferredLocked()
+	d.calls = append(d.calls, do)
 }
 
-// unlock lets go of mu and does what had to wait for that.
+// unlock unlocks mu and does what was deferred.
 func (f *flight) unlock() { f.unlockInline(false) }
 
 // unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
-// that of a caller that came to acquire or to release.
+// that of a caller that came to release.
 func (f *flight) unlockInline(inline bool) {
-	t, ttl := f.todo, f.wish
-	f.todo = nil
+	d := f.deferred
+	f.deferred = nil
 	f.mu.Unlock()
-	if t == nil { // as after most handoffs
+	if d == nil { // as after most handoffs
 		return
 	}
-	for _, do := range t.calls {
+	for _, do := range d.calls {
 		do()
 	}
-	if t.tokens > 0 {
-		f.begin(ttl, t.tokens, t.asker, inline)
+	if d.release != nil {
+		f.sendRelease(d, inline)
 	}
-	if t.leave != nil {
-		f.giveBack(t, inline)
-	}
-	clear(t.calls)
-	*t = todo{calls: t.calls[:0]}
-	f.g.todos.Put(t)
+	clear(d.calls)
+	*d = deferred{calls: d.calls[:0]}
+	f.g.deferreds.Put(d)
 }
 
-// tell reports who waits and who holds.
-func (f *flight) tell() (waiters, held int64) {
+// counts reports who waits and who holds.
+func (f *flight) counts() (waiters, held int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.cur != nil {
@@ -187,65 +195,63 @@ func (f *flight) tell() (waiters, held int64) {
 	return int64(f.n), held
 }
 
-// join puts h into the queue, and begins an attempt if nobody else is there, which blocks
-// for NodeTimeout if inline says that it may. It says no without an error when the flight
-// has died meanwhile.
-func (f *flight) join(h *Hold, mode Mode, inline bool) (bool, error) {
+// join puts t into the queue, and says what its caller has to do: to make the first attempt, if
+// nobody else is there; to ask its strategy ahead, before it is put into the queue; or to look
+// for another flight, because this one has died meanwhile.
+func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	f.mu.Lock()
-	defer f.unlockInline(inline)
-	if f.dead { // find makes a new one
-		return false, nil
+	defer f.unlock()
+	if f.phase == dead { // find makes a new one
+		return again, nil
 	}
-	idle := f.n == 0 && f.lease == nil // an attempt under way is being cancelled
-	if idle && f.g.closed.Load() {
+	first := f.n == 0 && f.lease == nil // an attempt under way is being canceled
+	if first && f.g.closed.Load() {
 		f.dieLocked()
-		return false, f.g.cfg.Closed
+		return stay, f.g.cfg.Closed
 	}
-	h.f = f
-	if !idle {
-		h.way = Queued
-		if err := f.refuseLocked(h, mode); err != nil {
-			return false, err
+	if !first {
+		if w := t.waiter; mode != Try && !w.isEndless() && !w.budgeted {
+			return plan, nil
 		}
-		if sh := f.shard(); sh.hot.Load() != f {
-			sh.hot.Store(f)
+		t.kind = Queued
+		if err := f.refuseLocked(t, mode); err != nil {
+			return stay, err
+		}
+		if sh := f.shard(); sh.lastHit.Load() != f {
+			sh.lastHit.Store(f)
 		}
 	}
-	f.pushLocked(h)
+	t.f = f
+	f.pushLocked(t)
+	if first {
+		t.budgeted, t.nextTry = false, time.Time{} // if it came to others, they have left since
+		if f.backoff != nil {
+			f.unjudged = false
+		}
+	}
 	switch {
-	case idle && !f.asking && !f.parting:
-		f.askLocked(h)
-	case h.failsFast() && f.pause != nil && f.away && f.pausingLocked(): // is that so still? The next attempt may be far
-		f.askLocked(f.head)
-	default:
-		f.proceedLocked()
+	case first && f.phase == idle:
+		f.startAttemptLocked(t)
+		return attempt, nil
+	case t.failsFast() && f.backoff != nil && f.away && f.phase == idle: // is that so still? The next attempt may be far
+		f.attemptNowLocked()
 	}
-	return true, nil
+	if f.phase == idle && f.driverLocked() == t { // all others are away
+		return f.stepLocked(t), nil
+	}
+	return stay, nil
 }
 
-// refuseLocked says why h cannot wait behind others, or has it wait for as long as its
-// strategy would go on.
-func (f *flight) refuseLocked(h *Hold, mode Mode) error {
+// refuseLocked says why t cannot wait behind others.
+func (f *flight) refuseLocked(t *Ticket, mode Mode) error {
 	if f.g.closed.Load() {
 		return f.g.cfg.Closed
 	}
-	var wait time.Duration
-	bounded := !h.isEndless() && h.unknown == nil
-	if bounded {
-		h.due = clock.Now() // as if it asked Redis now, and found the key taken
-		wait, h.ends = h.outlook(h.due)
-	}
-	if mode == Try || h.ends && wait == 0 {
+	if mode == Try || t.budgeted && t.bounded && !t.giveUpAt.After(t.nextTry) {
 		return f.busyLocked()
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
 		return f.g.cfg.Crowded(f.key)
-	}
-	if h.unknown != nil {
-		h.queueLocked(clock.Now())
-	}
-	if bounded {
-		h.patience = clock.AfterFunc(wait, func() { f.giveUp(h) })
 	}
 	return nil
 }
@@ -258,10 +264,10 @@ func (f *flight) busyLocked() error {
 	return f.g.cfg.Busy(f.key, owner)
 }
 
-// seenLocked is what h, whose ctx has ended, has met: nil if it was the first to ask, and nothing is
+// seenLocked is what t, whose ctx has ended, has met: nil if it was the first to ask, and nothing is
 // known yet.
-func (f *flight) seenLocked(h *Hold) error {
-	if err := f.knownLocked(); err != nil || h.way == Remote {
+func (f *flight) seenLocked(t *Ticket) error {
+	if err := f.knownLocked(); err != nil || t.kind == Remote {
 		return err
 	}
 	return f.busyLocked()
@@ -277,7 +283,7 @@ func (f *flight) outcomeLocked() error {
 
 // knownLocked is the last outcome, or how the attempt under way stands; nil when nothing is known.
 func (f *flight) knownLocked() error {
-	if f.pause != nil && f.last != nil {
+	if f.backoff != nil && f.last != nil {
 		return f.last
 	}
 	if f.attempt != nil {
@@ -286,168 +292,140 @@ func (f *flight) knownLocked() error {
 	return nil
 }
 
-// giveUp ends the wait of a waiter whose strategy would have given up by now. One that
-// paces the flight is left to its strategy's own count: each of its attempts is real.
-func (f *flight) giveUp(h *Hold) {
-	f.mu.Lock()
-	defer f.unlock()
-	switch now := clock.Now(); {
-	case h.state != waiting || h.patience == nil:
-	case h.ends:
-		f.turnAwayLocked(h, f.outcomeLocked())
-	case h.unknown != nil:
-		h.failures = h.ahead
-		h.queueLocked(h.due)
-	default:
-		var wait time.Duration
-		h.advance(now)
-		wait, h.ends = h.outlook(now)
-		h.patience.Reset(wait)
-	}
-}
-
-// leave ends h's wait because its caller's ctx has ended. It returns nil when h was
+// leave ends t's wait because its caller's ctx has ended. It returns nil when t was
 // refused already: then that is the outcome.
-func (f *flight) leave(h *Hold, ctxErr error) error {
+func (f *flight) leave(t *Ticket, ctxErr error) error {
 	f.mu.Lock()
 	defer f.unlock()
-	switch h.state {
+	switch t.state {
 	case waiting:
-		err := f.g.cfg.GaveUp(f.key, ctxErr, f.seenLocked(h))
-		front := h == f.head
-		f.dropLocked(h)
-		h.state = left
-		if h.sent {
-			<-h.ready
+		err := f.g.cfg.GaveUp(f.key, ctxErr, f.seenLocked(t))
+		driver := f.driverLocked()
+		f.dropLocked(t)
+		t.state = left
+		if t.woken {
+			<-t.ready
 		}
-		f.emptiedLocked()
-		if front && f.pausingLocked() { // for as long as h wanted
-			f.paceLocked(clock.Now())
-		}
+		f.leftLocked(driver)
 		return err
 	case left:
-		<-h.ready
+		<-t.ready
 		return nil
 	}
 	// Granted in the instant in which ctx ended (and maybe lost since). The caller is
 	// told that it ended, so the lease must go on to the next.
-	<-h.ready
-	var last error // nobody else had it, unless h has waited for them
-	if h.way != Remote {
+	<-t.ready
+	var last error // nobody else had it, unless t has waited for them
+	if t.kind != Remote {
 		last = f.busyLocked()
 	}
 	err := f.g.cfg.GaveUp(f.key, ctxErr, last)
-	if h.state == holding {
-		f.endLocked(h, released, nil)
-		f.passLocked(clock.Now())
+	if t.state == holding {
+		f.endLocked(t, released, nil)
+		f.handOverOrReleaseLocked(clock.Now())
 	}
 	return err
 }
 
-// turnAwayLocked ends h's wait with err.
-func (f *flight) turnAwayLocked(h *Hold, err error) {
-	f.dropLocked(h)
-	h.state, h.refusal = left, err
-	h.wakeLocked()
-	f.emptiedLocked()
+// turnAwayLocked ends t's wait with err.
+func (f *flight) turnAwayLocked(t *Ticket, err error) {
+	driver := f.driverLocked()
+	f.dropLocked(t)
+	t.state, t.refusal = left, err
+	t.answerLocked()
+	f.leftLocked(driver)
 }
 
 // turnAwayAllLocked ends the wait of all whom that is about, with err.
-func (f *flight) turnAwayAllLocked(err error, who func(*Hold) bool) {
-	front := f.head
-	for h := front; h != nil; {
-		next := h.next
-		if who(h) {
-			f.dropLocked(h)
-			h.state, h.refusal = left, err
-			h.wakeLocked()
+func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
+	driver, before := f.driverLocked(), f.n
+	for t := f.head; t != nil; {
+		next := t.next
+		if who(t) {
+			f.dropLocked(t)
+			t.state, t.refusal = left, err
+			t.answerLocked()
 		}
-		h = next
+		t = next
 	}
-	if f.head == front {
-		return
-	}
-	f.emptiedLocked()
-	if f.pausingLocked() {
-		f.paceLocked(clock.Now())
+	if f.n < before {
+		f.leftLocked(driver)
 	}
 }
 
-// emptiedLocked follows the leaving of a waiter: an attempt that nobody wants is
-// cancelled, a pause that nobody waits for is over.
-func (f *flight) emptiedLocked() {
-	if f.n > 0 {
-		f.proceedLocked() // the one that left may have been sent
-		return
-	}
+// leftLocked follows that waiters have left. An attempt that nobody wants is canceled. driver is
+// who was the driver before, and may have been about to do something: the next one sees to that.
+func (f *flight) leftLocked(driver *Ticket) {
 	switch {
-	case f.asking:
-		f.given = true
-		if a := f.attempt; a != nil {
-			f.laterLocked(a.Cancel)
+	case f.n > 0:
+		if f.phase == idle && f.driverLocked() != driver {
+			f.wakeDriverLocked()
 		}
-	case f.lease == nil:
+	case f.phase == acquiring:
+		f.phase = canceled
+		if a := f.attempt; a != nil {
+			f.deferLocked(a.Cancel)
+		}
+	case f.phase == idle:
 		f.dieLocked()
 	}
 }
 
-// dieLocked removes the flight, unless something is still under way. Nobody waits, nothing
-// is held.
+// dieLocked removes the flight, which is idle. Nobody waits.
 func (f *flight) dieLocked() {
-	if f.dead || f.asking || f.parting {
-		return
-	}
-	f.dead = true
-	f.leaveLocked()
+	f.phase = dead
+	f.endContentionLocked()
 	f.g.remove(f)
 }
 
 // The queue.
 
-func (f *flight) pushLocked(h *Hold) {
-	h.prev = f.tail
+func (f *flight) pushLocked(t *Ticket) {
+	t.prev = f.tail
 	if f.tail == nil {
-		f.head = h
+		f.head = t
 	} else {
-		f.tail.next = h
+		f.tail.next = t
 	}
-	f.tail = h
+	f.tail = t
 	f.n++
-	if h.news != nil {
+	if t.needless != nil {
 		f.lookers++
 	}
-	if h.failsFast() {
+	if t.failsFast() {
 		f.fast++
 	}
 }
 
-func (f *flight) dropLocked(h *Hold) {
-	if h.prev == nil {
-		f.head = h.next
+// dropLocked takes t out of the queue. If its strategy paced the flight, that of the next one has
+// to judge the last failure too.
+func (f *flight) dropLocked(t *Ticket) {
+	if t.prev == nil {
+		f.head = t.next
+		if f.phase == idle && f.backoff != nil && clock.Now().Before(f.nextAttempt) {
+			f.unjudged = true
+		}
 	} else {
-		h.prev.next = h.next
+		t.prev.next = t.next
 	}
-	if h.next == nil {
-		f.tail = h.prev
+	if t.next == nil {
+		f.tail = t.prev
 	} else {
-		h.next.prev = h.prev
+		t.next.prev = t.prev
 	}
-	h.next, h.prev = nil, nil
+	t.next, t.prev = nil, nil
 	f.n--
-	if h.news != nil {
+	if t.needless != nil {
 		f.lookers--
 	}
-	if h.failsFast() {
+	if t.failsFast() {
 		f.fast--
-	}
-	if h.patience != nil {
-		h.patience.Stop()
 	}
 }
 
 // Time.
 
-// armLocked has tick called at t, or earlier.
+// armLocked has tick called at that time, or earlier.
 func (f *flight) armLocked(t time.Time) { f.armAtLocked(f.g.at(t)) }
 
 func (f *flight) armAtLocked(at instant) {
@@ -458,57 +436,38 @@ func (f *flight) armAtLocked(at instant) {
 	f.shard().arm(f, at)
 }
 
-// tick does what is due: a Hold whose Until has passed is over, one that is not may have to be
-// refreshed, a pause ends.
-// The alarm is not moved when a Hold is released; it comes once per ttl and looks.
+// tick does what is due: a Ticket whose Until has passed is over, one that is not may have to be
+// refreshed, an attempt is made.
+// The alarm is not moved when a Ticket is released; it comes once per ttl and looks.
 func (f *flight) tick() {
 	f.mu.Lock()
 	defer f.unlock()
 	f.armed = 0
 	now := clock.Now()
 	switch {
-	case f.dead:
 	case f.cur != nil:
 		f.overdueLocked(now)
-		if h := f.cur; h != nil {
-			f.armLocked(f.remindLocked(h, now))
+		if t := f.cur; t != nil {
+			f.armLocked(f.dueTimersLocked(t, now))
 		}
-	case f.pausingLocked():
-		switch {
-		case now.Before(f.paused):
-			f.countLocked(now)
-		case f.pollsOnlyLocked():
-			f.askLocked(f.head)
-		default:
-			f.tryLocked()
+	case f.phase != idle || f.n == 0:
+	case !now.Before(f.nextAttempt):
+		if !f.pollsOnlyLocked() {
+			f.tellLookersLocked()
 		}
+		f.wakeDriverLocked()
+	case !f.head.isEndless() && !now.Before(f.strategyNext):
+		f.wakeDriverLocked()
+	default:
+		f.restLocked()
 	}
 }
 
-// lookEvery is which of the polls that follow on each other without news is a look as well.
-const lookEvery = 4
-
-// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight hears what happens to the key, and
-// has heard nothing. Tens of thousands of keys may be waited for, with a poll each second, and a look costs a caller's cache more than a
-// poll costs a node.
-func (f *flight) pollsOnlyLocked() bool {
-	c := f.contest
-	if c == nil || !c.hears {
-		return false
-	}
-	c.polls++
-	return c.polls%lookEvery != 0
-}
-
-func (f *flight) pausingLocked() bool {
-	return f.n > 0 && f.lease == nil && !f.asking && !f.parting
-}
-
-// overdueLocked ends the current Hold if its Until has passed. The lease may have been
+// overdueLocked ends the current Ticket if its Until has passed. The lease may have been
 // renewed for the waiters meanwhile: then it goes on to them, under a new token.
 func (f *flight) overdueLocked(now time.Time) {
-	if h := f.cur; h != nil && clock.Passed(now, h.until) {
-		f.endLocked(h, lost, h.expiredLocked())
-		f.passLocked(now)
+	if t := f.cur; t != nil && clock.Passed(now, t.until) {
+		f.endLocked(t, lost, t.expiredLocked())
+		f.handOverOrReleaseLocked(now)
 	}
 }

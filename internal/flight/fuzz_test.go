@@ -59,7 +59,7 @@ func randomOps(rnd *rand.Rand, n int) []byte {
 const operations = 18
 
 // sim is one run. The fake quorum keeps to the protocol: it grants only what is free, and
-// confirms a refresh only before the deadline. News is told at random, true or not.
+// confirms a refresh only before the deadline. Event is told at random, true or not.
 type sim struct {
 	*world
 	callers  []*actor
@@ -88,7 +88,6 @@ func simulate(t *testing.T, ops []byte) {
 				if ops[3]%5 == 0 {
 					c.Watch = nil
 				}
-				c.Alone = ops[2]%2 == 0
 			}
 			c.MaxWaiters = 20
 		})
@@ -131,7 +130,7 @@ func (s *sim) mayAsk(key string) {
 	}
 }
 
-// got notes the order of Holds.
+// got notes the order of Tickets.
 func (s *sim) got(c *caller) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +188,7 @@ func (s *sim) do(op byte, arg int) {
 		s.rivals([]string{"", "x", "y"}[arg%3])
 	case 17:
 		if fw := pick(s.listening(), arg/4); fw != nil {
-			fw.hear(Hears+News(arg%5), "")
+			fw.hear(Subscribed+Event(arg%5), "")
 		}
 	}
 }
@@ -240,7 +239,7 @@ func (s *sim) arrive(arg int) {
 	switch arg / 64 {
 	case 0:
 		if arg&1 != 0 {
-			m, a.key = Alone, "a"
+			m, a.key = Unqueued, "a"
 		}
 	case 1:
 		if arg&3 == 0 {
@@ -262,7 +261,7 @@ func (s *sim) goRelease(a *actor) {
 	go func() {
 		err := a.h.Release()
 		if !valid && err == nil {
-			s.t.Error("a Hold that was over could be released")
+			s.t.Error("a Ticket that was over could be released")
 		}
 		s.mu.Lock()
 		s.releases--
@@ -443,7 +442,7 @@ func (s *sim) checkHold(a *actor) bool {
 		return false
 	}
 	if a.over {
-		s.t.Error("a Hold came back")
+		s.t.Error("a Ticket came back")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -463,26 +462,26 @@ func (s *sim) checkFlight(f *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for h := f.head; h != nil; h = h.next {
-		if h.patience != nil {
-			s.timers[h.patience] = true
+		if h.giveUpTimer != nil {
+			s.timers[h.giveUpTimer] = true
 		}
 	}
 	now := time.Now()
 	armed := func(t time.Time) bool { return f.armed != 0 && f.armed <= f.g.at(t) && f.hasAlarm() }
 	ok, state := false, ""
 	switch {
-	case f.dead:
+	case f.phase == dead:
 		state = "dead"
-	case f.parting:
-		state = "parting"
-	case f.asking:
-		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "asking"
+	case f.phase == releasing:
+		state = "releasing"
+	case f.phase == acquiring || f.phase == canceled:
+		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "acquiring"
 	case f.cur != nil:
 		ok, state = armed(f.cur.until) && now.Before(f.cur.until) && !f.cur.until.After(f.until), "held"
 	case f.lease != nil:
 		ok, state = f.refreshing, "renewing"
 	default:
-		ok, state = f.n > 0 && armed(f.paused) && now.Before(f.paused) && s.checkPause(f), "pausing"
+		ok, state = f.n > 0 && armed(f.nextAttempt) && now.Before(f.nextAttempt) && s.checkPause(f), "idle"
 	}
 	if f.refreshing {
 		ok = ok && slices.ContainsFunc(s.pendingRefreshes(), func(r *fakeRefresh) bool { return r.l == f.lease })
@@ -494,19 +493,19 @@ func (s *sim) checkFlight(f *flight) {
 
 // checkPause says whether a flight that waits for the next attempt does not wait too long.
 func (s *sim) checkPause(f *flight) bool {
-	atMost := func(t time.Time) bool { return t.IsZero() || !f.paused.After(t) }
-	switch c := f.contest; {
-	case f.taken && c == nil: // that is what a contest is for
+	atMost := func(t time.Time) bool { return t.IsZero() || !f.nextAttempt.After(t) }
+	switch c := f.contention; {
+	case f.taken && c == nil: // that is what a contention is for
 		return false
-	case f.owned && c.hears:
-		return atMost(f.tried.Add(safety)) && atMost(f.free)
-	case f.taken && !c.hears:
-		return atMost(f.tried.Add(blind)) && atMost(f.free) && atMost(f.head.due)
+	case f.oneHolder && c.subscribed:
+		return atMost(f.failedAt.Add(safetyPoll)) && atMost(f.freeAt)
+	case f.taken && !c.subscribed:
+		return atMost(f.failedAt.Add(maxPoll)) && atMost(f.freeAt) && atMost(f.strategyNext)
 	}
-	return atMost(f.free) && atMost(f.head.due)
+	return atMost(f.freeAt) && atMost(f.strategyNext)
 }
 
-// checkWatches is about listening: every flight in a contest does, and nobody else.
+// checkWatches is about listening: every flight in a contention does, and nobody else.
 func (s *sim) checkWatches() {
 	s.mu.Lock()
 	listen := map[string]bool{}
@@ -518,7 +517,7 @@ func (s *sim) checkWatches() {
 	s.mu.Unlock()
 	for _, f := range s.g.all() {
 		f.mu.Lock()
-		if c := f.contest; c != nil {
+		if c := f.contention; c != nil {
 			if s.g.cfg.Watch != nil && !listen[c.contender] {
 				s.t.Error("a flight does not listen as", c.contender)
 			}
@@ -566,7 +565,7 @@ func (s *sim) drain() {
 		if want := map[bool]int{true: 1}[a.onEnd]; a.ends != want {
 			s.t.Errorf("OnEnd was called %d times, want %d", a.ends, want)
 		}
-		if a.h.wait != nil {
+		if a.h.waiter != nil {
 			s.t.Error("one that does not wait has what it takes to wait")
 		}
 		if a.h.f != nil && a.h.f.hasAlarm() {

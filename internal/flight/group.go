@@ -17,7 +17,7 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Lease is what the quorum has granted to this process. A lease serves many Holds in turn.
+// Lease is what the quorum has granted to this process. A lease serves many Tickets in turn.
 type Lease interface {
 	// Owner is the whole stored value.
 	Owner() string
@@ -28,8 +28,8 @@ type Lease interface {
 	// not worth the memory. It may be called under a flight's lock.
 	Settle()
 	// Release gives the lease back; done hears whether it still was ours. If there is a
-	// rival, the next turn is its, and the flight's contender waits again. With failed, all who wait
-	// for the key are told that what its last Hold was for has failed.
+	// rival, the next turn is its, and the flight's contender waiters again. With failed, all who wait
+	// for the key are told that what its last Ticket was for has failed.
 	Release(inline bool, rival string, failed bool, done func(error))
 }
 
@@ -37,14 +37,14 @@ type Lease interface {
 type Grant struct {
 	Until       time.Time
 	First, Last int64
-	Rival       string // the contender that waits longest; "": none, or nobody looked
+	Rival       string // the contender that waiters longest; "": none, or nobody looked
 	Reserved    bool   // of a refresh: tokens are reserved, and the next refresh brings them
 }
 
 // Outcome is how a remote operation failed.
 type Outcome struct {
 	Err    error         // what a caller gets who gives up now
-	Final  bool          // acquire: trying again cannot help, whoever waits
+	Final  bool          // acquire: trying again cannot help, whoever waiters
 	Lost   bool          // refresh: the lease is gone
 	Free   time.Duration // acquire: how soon the key could be free; 0 when unknown
 	Taken  bool          // acquire: others' votes are why
@@ -73,12 +73,10 @@ type Config struct {
 	Prepare func(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt
 	// Watch has hear told of what happens to key, until stop is called; nil: nothing is
 	// told. Leave takes back what contender wanted.
-	Watch func(key, contender string, hear func(n News, owner string)) (stop func())
+	Watch func(key, contender string, hear func(n Event, owner string)) (stop func())
 	Leave func(key, contender string)
 	Turn  time.Duration // how long a turn is kept
-	Alone bool          // there is one node: a caller's own goroutine asks it fastest
 
-	Pace        Pace // of polls for a caller whose own has not answered yet
 	Validity    func(ttl time.Duration) time.Duration
 	NodeTimeout time.Duration
 	Slice       time.Duration // negative: no handoff
@@ -87,22 +85,22 @@ type Config struct {
 	Busy    func(key, owner string) error              // held, queued for or being acquired in this process
 	GaveUp  func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil if nothing is known
 	Crowded func(key string) error                     // MaxWaiters reached
-	Ended   func(key string, why error) error          // the Hold is over already
+	Ended   func(key string, why error) error          // the Ticket is over already
 	Away    func(key string, err error) error          // for a waiter: err, with which a refresh has found out that a majority cannot be reached
 	Closed  error
-	NotHeld error // why of a Hold that was released
-	Expired error // why of a Hold whose Until passed, if there is no more to say
-	// ExpiredBy is why of a Hold whose Until passed, if it is known why: stopped says why nobody refreshed it
+	NotHeld error // why of a Ticket that was released
+	Expired error // why of a Ticket whose Until passed, if there is no more to say
+	// ExpiredBy is why of a Ticket whose Until passed, if it is known why: stopped says why nobody refreshed it
 	// any more, failed how the last refresh did. One of them may be nil. A nil ExpiredBy is Expired.
 	ExpiredBy func(stopped, failed error) error
 	Failed    error                 // for AcquireUnless: what the caller has waited for has failed elsewhere
-	LostWith  func(err error) error // why of a Hold whose lease was lost by err
+	LostWith  func(err error) error // why of a Ticket whose lease was lost by err
 
 	// Acquired hears of every caller that has its answer, on its own goroutine: how long it
 	// waited, and for what. nil: nobody wants to.
-	Acquired func(waited time.Duration, way Way, err error)
+	Acquired func(waited time.Duration, kind WaitKind, err error)
 
-	// Lost hears of every Hold that was lost, but those that ran out and were never to be refreshed, and why; nil: nobody wants to. It is called
+	// Lost hears of every Ticket that was lost, but those that ran out and were never to be refreshed, and why; nil: nobody wants to. It is called
 	// without any lock held.
 	Lost func(key string, why error)
 }
@@ -119,34 +117,33 @@ type Group struct {
 	closed atomic.Bool
 	died   chan struct{} // has an entry when a flight died after close began
 
-	// leaving counts what flights have still to do about their contests: to have begun to
+	// unsubscribing counts what flights have still to do about their contests: to have begun to
 	// listen, and when they have died, to stop that and to leave.
-	leaving sync.WaitGroup
+	unsubscribing sync.WaitGroup
 
 	watch sleepWatch
 
-	// waits are for Holds whose callers wait, each with its channel, which is empty. The pool
+	// waiters are for Tickets whose callers wait, each with its channel, which is empty. The pool
 	// is the Group's own because a channel made in a test's synctest bubble must not get out of
 	// it.
-	waits sync.Pool
+	waiters sync.Pool
 
-	// todos are for flights, and empty.
-	todos sync.Pool
+	// deferreds are for flights, and empty.
+	deferreds sync.Pool
 
-	// endings are for waiting for a release. Each gets one value per use, and none if the
-	// lease was handed over.
-	endings sync.Pool
+	// releases are for waiting for a release. Each gets one value per use.
+	releases sync.Pool
 }
 
-// ending is what became of a release.
-type ending struct {
-	heard chan error
-	tell  func(error) // puts it into heard
+// releaseOutcome is for waiting for the outcome of a release.
+type releaseOutcome struct {
+	outcome chan error
+	set     func(error) // puts it into outcome
 }
 
-func newEnding() *ending {
-	heard := make(chan error, 1)
-	return &ending{heard, func(err error) { heard <- err }}
+func newReleaseOutcome() *releaseOutcome {
+	outcome := make(chan error, 1)
+	return &releaseOutcome{outcome, func(err error) { outcome <- err }}
 }
 
 // instant is a time on the Group's own clock, in nanoseconds since just before it was made,
@@ -159,14 +156,14 @@ func (g *Group) at(t time.Time) instant { return instant(t.Sub(g.epoch)) }
 type shard struct {
 	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights map[string]*flight
-	alone   map[*flight]struct{} // flights that nobody can join
-	born    uint64               // how many flights there have been
+	private map[*flight]struct{} // flights that nobody can join
+	seq     uint64               // how many flights there have been
 	alarms  alarms
 
-	// hot is the flight that a caller queued in last, nil once it has died: who wants a key that
+	// lastHit is the flight that a caller queued in last, nil once it has died: who wants a key that
 	// many want need not take mu to find it. Written under the flight's mu, while it lives; so
 	// who finds it dead finds it gone from here too.
-	hot atomic.Pointer[flight]
+	lastHit atomic.Pointer[flight]
 
 	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
 }
@@ -180,13 +177,13 @@ type Counts struct {
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
 	g := &Group{cfg: cfg, epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
-	g.waits.New = func() any { return &wait{ready: make(chan struct{}, 1)} }
-	g.todos.New = func() any { return new(todo) }
-	g.endings.New = func() any { return newEnding() }
+	g.waiters.New = func() any { return &waiter{ready: make(chan struct{}, 1)} }
+	g.deferreds.New = func() any { return new(deferred) }
+	g.releases.New = func() any { return newReleaseOutcome() }
 	g.watch.epoch = g.epoch
 	for i := range g.shards {
 		sh := &g.shards[i]
-		sh.flights, sh.alone = map[string]*flight{}, map[*flight]struct{}{}
+		sh.flights, sh.private = map[string]*flight{}, map[*flight]struct{}{}
 		sh.alarms.epoch, sh.alarms.wake = g.epoch, sh.wake
 		sh.alarms.watch = func() { g.watch.add(sh) }
 	}
@@ -195,9 +192,9 @@ func NewGroup(cfg Config) *Group {
 
 // find gives the flight for key, a new one if there is none; nil once the group is closed.
 func (g *Group) find(key string) *flight {
-	home := g.home(key)
-	sh := &g.shards[home]
-	if f := sh.hot.Load(); f != nil && f.key == key {
+	shardIndex := g.shardIndex(key)
+	sh := &g.shards[shardIndex]
+	if f := sh.lastHit.Load(); f != nil && f.key == key {
 		return f
 	}
 	sh.mu.Lock()
@@ -207,45 +204,45 @@ func (g *Group) find(key string) *flight {
 		if g.closed.Load() {
 			return nil
 		}
-		f = g.newFlightLocked(home, key)
+		f = g.newFlightLocked(shardIndex, key)
 		sh.flights[key] = f
 	}
 	return f
 }
 
-// home is the place of key's shard.
-func (g *Group) home(key string) uint8 { return uint8(maphash.String(g.seed, key) % shards) }
+// shardIndex is the place of key's shard.
+func (g *Group) shardIndex(key string) uint8 { return uint8(maphash.String(g.seed, key) % shards) }
 
 // newFlightLocked makes a flight for key, the youngest of that shard, whose mu the caller holds.
-func (g *Group) newFlightLocked(home uint8, key string) *flight {
-	sh := &g.shards[home]
-	sh.born++
-	return &flight{g: g, home: home, key: key, number: sh.born}
+func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
+	sh := &g.shards[shardIndex]
+	sh.seq++
+	return &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
 }
 
 // single gives a flight that nobody else can join.
-func (g *Group) single(key string) *flight {
-	home := g.home(key)
-	sh := &g.shards[home]
+func (g *Group) private(key string) *flight {
+	shardIndex := g.shardIndex(key)
+	sh := &g.shards[shardIndex]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if g.closed.Load() {
 		return nil
 	}
-	f := g.newFlightLocked(home, key)
-	sh.alone[f] = struct{}{}
+	f := g.newFlightLocked(shardIndex, key)
+	sh.private[f] = struct{}{}
 	return f
 }
 
 // remove forgets a flight that has died. The caller holds f.mu.
 func (g *Group) remove(f *flight) {
 	sh := f.shard()
-	sh.hot.CompareAndSwap(f, nil)
+	sh.lastHit.CompareAndSwap(f, nil)
 	sh.mu.Lock()
 	if sh.flights[f.key] == f {
 		delete(sh.flights, f.key)
 	} else {
-		delete(sh.alone, f)
+		delete(sh.private, f)
 	}
 	sh.alarms.drop(f)
 	sh.mu.Unlock()
@@ -261,11 +258,11 @@ func (g *Group) remove(f *flight) {
 func (sh *shard) list() []*flight {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	all := make([]*flight, 0, len(sh.flights)+len(sh.alone))
+	all := make([]*flight, 0, len(sh.flights)+len(sh.private))
 	for _, f := range sh.flights {
 		all = append(all, f)
 	}
-	for f := range sh.alone {
+	for f := range sh.private {
 		all = append(all, f)
 	}
 	return all
@@ -277,7 +274,7 @@ func (g *Group) Counts() Counts {
 	for i := range g.shards {
 		sh := &g.shards[i]
 		for _, f := range sh.list() {
-			waiters, held := f.tell()
+			waiters, held := f.counts()
 			sum.Waiters += waiters
 			sum.Held += held
 		}
@@ -292,7 +289,7 @@ func (g *Group) Counts() Counts {
 	return sum
 }
 
-// Recheck has all flights find out whether too few nodes can be reached, in which somebody waits who
+// Recheck has all flights find out whether too few nodes can be reached, in which somebody waiters who
 // gives up then: when that has begun to be so, and not when the next attempt is due.
 func (g *Group) Recheck() {
 	for i := range g.shards {
@@ -302,7 +299,7 @@ func (g *Group) Recheck() {
 	}
 }
 
-// Close refuses newcomers, fails whoever waits, lets holders go on until ctx ends, and
+// Close refuses newcomers, fails whoever waiters, lets holders go on until ctx ends, and
 // then ends them too and gives their leases back. It returns when no flight is left, so
 // every release has been sent, and says whether the holders had to be ended. It is called
 // once.
@@ -319,7 +316,7 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 			forced = g.evict()
 		}
 	}
-	g.leaving.Wait() // flights that are gone add nothing
+	g.unsubscribing.Wait() // flights that are gone add nothing
 	g.watch.stop()
 	for i := range g.shards {
 		g.shards[i].rest()
@@ -327,7 +324,7 @@ func (g *Group) Close(ctx context.Context) (forced bool) {
 	return forced
 }
 
-// evict ends all holders, and waits until their leases have been given back.
+// evict ends all holders, and waiters until their leases have been given back.
 func (g *Group) evict() (some bool) {
 	var given sync.WaitGroup
 	for _, f := range g.all() {
@@ -352,7 +349,7 @@ func (g *Group) any() bool {
 	for i := range g.shards {
 		sh := &g.shards[i]
 		sh.mu.Lock()
-		n := len(sh.flights) + len(sh.alone)
+		n := len(sh.flights) + len(sh.private)
 		sh.mu.Unlock()
 		if n > 0 {
 			return true

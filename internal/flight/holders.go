@@ -2,7 +2,7 @@ package flight
 
 import "time"
 
-// Holders gives, for every Hold of key that is current, a function that refreshes it, as its
+// Holders gives, for every Ticket of key that is current, a function that refreshes it, as its
 // holder could at any time, and returns its Err after that. It is for tests, which cannot
 // wait for time to bring a refresh.
 func (g *Group) Holders(key string, timeout time.Duration) (all []func() error) {
@@ -11,16 +11,16 @@ func (g *Group) Holders(key string, timeout time.Duration) (all []func() error) 
 			continue
 		}
 		f.mu.Lock()
-		h := f.cur
+		t := f.cur
 		f.mu.Unlock()
-		if h == nil {
+		if t == nil {
 			continue
 		}
 		all = append(all, func() error {
 			done := make(chan struct{})
-			h.Refresh(timeout, func(error) { close(done) })
+			t.Refresh(timeout, func(error) { close(done) })
 			<-done
-			return h.Err()
+			return t.Err()
 		})
 	}
 	return all

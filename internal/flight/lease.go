@@ -7,287 +7,155 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// How a flight gets a lease, passes it on, renews it and gives it back.
+// How a flight passes a lease on, renews it and releases it.
 
-// askLocked begins a remote attempt, with h's ttl.
-func (f *flight) askLocked(h *Hold) {
-	f.asking, f.given, f.again, f.looking, f.attempt = true, false, false, false, nil
-	if f.pause != nil {
-		f.free = time.Time{}
-	}
-	f.wish = h.ttl
-	f.shard().counts.attempts.Add(1)
-	if h.patience != nil {
-		h.takeOver(clock.Now())
-	}
-	f.todoLocked().tokens = f.blockLocked()
-	if f.contest != nil {
-		f.todo.asker, f.contest.wanting = f.contest.contender, true
-	}
-}
-
-// begin makes the attempt that askLocked has decided on.
-func (f *flight) begin(ttl time.Duration, tokens int64, contender string, inline bool) {
-	a := f.g.cfg.Prepare(f.key, ttl, tokens, contender, f.asked)
-	f.mu.Lock()
-	f.attempt = a // known before it may block, so that others can ask about it and cancel it
-	given := f.given
-	f.mu.Unlock()
-	if given {
-		a.Cancel()
-	}
-	a.Start(inline)
-}
-
-// asked takes the outcome of the attempt under way.
-func (f *flight) asked(l Lease, g Grant, o *Outcome) {
-	f.mu.Lock()
-	defer f.unlock()
-	owner := ""
-	if f.attempt != nil {
-		owner = f.attempt.Owner()
-	}
-	f.asking, f.attempt = false, nil
-	switch {
-	case o == nil:
-		f.wonLocked(l, g)
-	case f.given && f.n > 0: // cancelled, and then somebody came
-		f.askLocked(f.head)
-	case f.n == 0:
-		f.dieLocked()
-	case o.Final:
-		for f.n > 0 {
-			f.turnAwayLocked(f.head, o.Err)
-		}
-	case f.again && !o.Away:
-		f.pauseOfLocked().last = o.Err
-		f.tryLocked()
-	default:
-		f.pauseOfLocked().last = o.Err
-		f.pauseLocked(o)
-		f.awayLocked(o, o.Err)
-		if o.Taken && f.n > 0 { // somebody waits for it
-			f.contendLocked(owner)
-			f.restLocked()
-		}
-	}
-}
-
-func (f *flight) wonLocked(l Lease, g Grant) {
-	now := clock.Now()
-	f.lease, f.pause = l, nil
-	f.until, f.stale = g.Until, f.g.at(g.Until) // a handoff sets stale, from its own ttl
-	f.tokens = [2]block{g.block()}
-	f.holds, f.used, f.reserved = 0, 0, f.g.at(now)
-	f.sliceLocked(now)
-	if f.contest != nil {
-		f.contest.rival = ""
-	}
-	if f.n > 0 {
-		f.stale = f.staleAt(now, f.head.ttl)
-	}
-	f.passLocked(now)
-}
-
-// pauseLocked waits after a failed attempt.
-func (f *flight) pauseLocked(o *Outcome) {
-	now := clock.Now()
-	p := f.pauseOfLocked()
-	p.tried, p.taken, p.away, p.owned, p.holder = now, o.Taken, o.Away, o.Owned, o.Holder
-	if o.Free > 0 {
-		if free := now.Add(max(o.Free, minDelay)); p.free.IsZero() || free.Before(p.free) {
-			p.free = free // else somebody's turn was told meanwhile, which ends before
-		}
-	}
-	f.paceLocked(now)
-}
-
-// awayLocked ends the wait of all who fail fast, with err, if o says that too few nodes can be reached.
-func (f *flight) awayLocked(o *Outcome, err error) {
-	if o.Away && f.fast > 0 {
-		f.turnAwayAllLocked(err, (*Hold).failsFast)
-	}
-}
-
-// recheck finds out at once whether too few nodes can be reached, if somebody waits who gives up then:
-// by an attempt, or by a refresh where the key is held.
-func (f *flight) recheck() {
-	f.mu.Lock()
-	defer f.unlock()
-	switch {
-	case f.fast == 0:
-	case f.asking: // since when?
-		f.again = true
-	case f.pausingLocked():
-		f.askLocked(f.head)
-	case f.cur != nil && !f.refreshing:
-		f.renewLocked(clock.Now())
-	}
-}
-
-// paceLocked has the pause paced by the front waiter's strategy. Whoever's strategy gives up
-// at the last failure is turned away, and the next in the queue paces the flight: the
-// failure was the whole queue's.
-func (f *flight) paceLocked(now time.Time) {
-	for f.n > 0 {
-		h := f.head
-		h.takeOver(now)
-		if h.failed(now) {
-			f.restLocked()
-			return
-		}
-		f.turnAwayLocked(h, f.outcomeLocked())
-	}
-}
-
-// passLocked decides what becomes of a lease that nobody holds: it goes to the front
+// handOverOrReleaseLocked decides what becomes of a lease that nobody holds: it goes to the front
 // waiter, now or when it has been renewed, or back to the nodes. In the last case it
 // reports true; todo.gone may be set then, to hear the outcome of the release.
-func (f *flight) passLocked(now time.Time) (released bool) {
-	h := f.head
-	if h == nil {
-		f.letGoLocked()
+func (f *flight) handOverOrReleaseLocked(now time.Time) (released bool) {
+	t := f.frontLocked()
+	if t == nil {
+		f.releaseLocked()
 		return true
 	}
 	switch left := clock.Left(now, f.until); {
 	case left <= 0, f.g.cfg.Slice < 0 && f.holds > 0:
-		f.letGoLocked()
+		f.releaseLocked()
 		return true
-	case f.shortLocked(h, left), f.leftLocked() == 0:
+	case f.shortLocked(t, left), f.tokensLeftLocked() == 0:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
 	default:
-		return f.shareLocked(h, now, left)
+		return f.shareLocked(t, now, left)
 	}
 	return false
 }
 
-// shareLocked hands a good lease, which has that much left, to h, or ends the slice.
-func (f *flight) shareLocked(h *Hold, now time.Time, left time.Duration) (released bool) {
-	switch f.turnLocked(now) {
+// shareLocked hands a good lease, which has that much left, to t, or ends the slice.
+func (f *flight) shareLocked(t *Ticket, now time.Time, left time.Duration) (released bool) {
+	switch f.decideLocked(now) {
 	case yield:
 		f.yieldLocked()
 		return true
-	case look:
+	case check:
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
 	default:
-		f.giveLocked(h, now, left)
+		f.giveLocked(t, now, left)
 	}
 	return false
 }
 
-// shortLocked says that the lease, which has that much left, must be renewed before h may have it. What an attempt
-// for h's ttl has just won is not: asking again would take as long.
-func (f *flight) shortLocked(h *Hold, left time.Duration) bool {
-	fresh := f.holds == 0 && h.ttl <= f.wish
-	return !fresh && left < f.enough(h)
+// shortLocked says that the lease, which has that much left, must be renewed before t may have it. What an attempt
+// for t's ttl has just won is not: asking again would take as long.
+func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
+	fresh := f.holds == 0 && t.ttl <= f.attemptTTL
+	return !fresh && left < f.enough(t)
 }
 
-// enough is how much a lease must have left to be handed to h: half of h's ttl, or, where clocks
+// enough is how much a lease must have left to be handed to t: half of t's ttl, or, where clocks
 // may run so far apart that it hardly has so much when it is new, three quarters of its validity.
-func (f *flight) enough(h *Hold) time.Duration {
-	return min(h.ttl/2, f.g.cfg.Validity(h.ttl)/4*3)
+func (f *flight) enough(t *Ticket) time.Duration {
+	return min(t.ttl/2, f.g.cfg.Validity(t.ttl)/4*3)
 }
 
-// giveLocked makes h, the front waiter, the current Hold of the lease, which has that much
+// giveLocked makes t, the front waiter, the current Ticket of the lease, which has that much
 // left.
-func (f *flight) giveLocked(h *Hold, now time.Time, left time.Duration) {
-	f.dropLocked(h)
-	h.state, h.lease, h.fence = holding, f.lease, f.tokenLocked()
-	valid := f.g.cfg.Validity(h.ttl)
+func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
+	f.dropLocked(t)
+	t.state, t.lease, t.fence = holding, f.lease, f.tokenLocked()
+	valid := f.g.cfg.Validity(t.ttl)
 	left = min(valid, left) // by both clocks: the lease may be older than a sleep of the machine, and now is not
-	h.until, h.room = now.Add(left), valid-left
-	f.cur = h
+	t.until, t.extension = now.Add(left), valid-left
+	f.cur = t
 	counts := &f.shard().counts
 	if f.holds = min(f.holds+1, maxBlock); f.holds > 1 {
-		h.way = Handed
+		t.kind = Handed
 		counts.handoffs.Add(1)
 	} else {
 		counts.granted.Add(1)
 	}
-	f.armLocked(h.until)
-	h.wakeLocked()
+	f.armLocked(t.until)
+	t.answerLocked()
 	if f.holds > 1 || f.n > 0 {
 		f.topUpLocked(now)
 	}
 }
 
-// endLocked ends the current Hold.
-func (f *flight) endLocked(h *Hold, as state, why error) {
-	h.state, h.reminders = as, nil
+// endLocked ends the current Ticket.
+func (f *flight) endLocked(t *Ticket, as state, why error) {
+	t.state, t.timers = as, nil
 	f.cur = nil
-	if h.looks && as == released {
-		f.tellLocked() // its work may be what others of this process wait for
+	if t.looks && as == released {
+		f.tellLookersLocked() // its work may be what others of this process wait for
 	}
 	if as == lost {
-		h.endOfLocked().why = why
-		f.countLossLocked(h, why)
+		t.endOfLocked().why = why
+		f.countLossLocked(t, why)
 	}
-	if h.end != nil {
-		for fn := range h.end.hear {
-			f.laterLocked(func() { (*fn)(why) })
+	if t.end != nil {
+		for fn := range t.end.hear {
+			f.deferLocked(func() { (*fn)(why) })
 		}
-		h.end.hear = nil
+		t.end.hear = nil
 	}
-	for a := f.asks; a != nil; a = a.next {
-		err := f.g.cfg.Ended(f.key, h.errLocked(time.Time{}))
-		f.laterLocked(func() { a.done(err) })
+	for a := f.refreshRequests; a != nil; a = a.next {
+		err := f.g.cfg.Ended(f.key, t.errLocked(time.Time{}))
+		f.deferLocked(func() { a.done(err) })
 	}
-	f.asks = nil
+	f.refreshRequests = nil
 }
 
-// countLossLocked tells of a loss whoever wants to know. A Hold that nobody has refreshed, or listened
+// countLossLocked tells of a loss whoever wants to know. A Ticket that nobody has refreshed, or listened
 // for, was meant to end by its ttl: that it does is no loss.
-func (f *flight) countLossLocked(h *Hold, why error) {
+func (f *flight) countLossLocked(t *Ticket, why error) {
 	counts := &f.shard().counts
-	if !h.relied && why == f.g.cfg.Expired { //nolint:errorlint // it, and nothing that says more
+	if !t.relied && why == f.g.cfg.Expired { //nolint:errorlint // it, and nothing that says more
 		counts.expired.Add(1)
 		return
 	}
 	counts.lost.Add(1)
 	if tell := f.g.cfg.Lost; tell != nil {
-		f.laterLocked(func() { tell(f.key, why) })
+		f.deferLocked(func() { tell(f.key, why) })
 	}
 }
 
-// letGoLocked gives the lease back to the nodes. Whoever waits contends anew after that,
+// releaseLocked gives the lease back to the nodes. Whoever waits contends anew after that,
 // whoever comes meanwhile included.
-func (f *flight) letGoLocked() { f.partLocked("") }
+func (f *flight) releaseLocked() { f.releaseToLocked("") }
 
-// partLocked is letGoLocked, but if there is a rival, it has the next turn, and whoever
+// releaseToLocked is releaseLocked, but if there is a rival, it has the next turn, and whoever
 // waits here waits for the one after that.
-func (f *flight) partLocked(rival string) {
-	t := f.todoLocked()
-	t.leave, t.rival = f.lease, rival
+func (f *flight) releaseToLocked(rival string) {
+	d := f.deferredLocked()
+	d.release, d.rival = f.lease, rival
 	f.lease, f.refreshing = nil, false
 	f.holdsBefore = f.holds
-	f.parting, f.again = true, false
-	if f.contest != nil && rival == "" {
-		f.contest.wanting = false // the release takes it back
+	f.phase, f.retry = releasing, false
+	if f.contention != nil && rival == "" {
+		f.contention.registered = false // the release takes it back
 	}
 }
 
-// giveBack makes the release that partLocked has decided on, and goes on when it has been
-// sent.
-func (f *flight) giveBack(t *todo, inline bool) {
-	rival, gone := t.rival, t.gone
-	if gone == nil {
-		gone = func(error) {}
+// sendRelease sends the release that releaseToLocked has decided on. After that, attempts may be made.
+func (f *flight) sendRelease(d *deferred, inline bool) {
+	rival, done := d.rival, d.done
+	if done == nil {
+		done = func(error) {}
 	}
-	t.leave.Release(inline, rival, t.failed, gone)
+	d.release.Release(inline, rival, d.failed, done)
 	f.mu.Lock()
 	defer f.unlock()
-	f.parting = false
+	f.phase = idle
 	switch {
 	case f.n == 0:
 		f.dieLocked()
-	case rival != "" && !f.again:
-		f.pauseLocked(&Outcome{Free: f.g.cfg.Turn, Taken: true, Owned: true})
+	case rival != "" && !f.retry:
+		f.backOffLocked(&Outcome{Free: f.g.cfg.Turn, Taken: true, Owned: true})
 	default:
-		f.askLocked(f.head)
+		f.attemptNowLocked()
 	}
 }
 
@@ -304,7 +172,7 @@ func (f *flight) tokenLocked() int64 {
 	return t
 }
 
-func (f *flight) leftLocked() int64 { return f.tokens[0].left() + f.tokens[1].left() }
+func (f *flight) tokensLeftLocked() int64 { return f.tokens[0].left() + f.tokens[1].left() }
 
 const (
 	spareTokens = 16      // beyond what the queue needs
@@ -313,7 +181,7 @@ const (
 	ahead       = time.Second
 )
 
-// blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who come
+// blockLocked is how many tokens an attempt refreshRequests for: a few when nobody else waits, for those who come
 // while the lock is held; else what the lease before this one has used, and what the queue can use.
 func (f *flight) blockLocked() int64 {
 	switch {
@@ -336,7 +204,7 @@ func (f *flight) moreLocked(now time.Time) int64 {
 		rate := int64(float64(f.used) * float64(ahead) / float64(since))
 		more = max(more, min(rate, more+2*since.Microseconds()))
 	}
-	if more = min(more, maxBlock); f.leftLocked() > more/2 {
+	if more = min(more, maxBlock); f.tokensLeftLocked() > more/2 {
 		return 0
 	}
 	return more
@@ -344,9 +212,9 @@ func (f *flight) moreLocked(now time.Time) int64 {
 
 // Refresh.
 
-// staleAt is when a lease got now, for ttl, has lost so much that a handoff renews it:
+// renewAfterLocked is when a lease got now, for ttl, has lost so much that a handoff renews it:
 // a twentieth, but no less than what keeps renewals rare against handoffs.
-func (f *flight) staleAt(now time.Time, ttl time.Duration) instant {
+func (f *flight) renewAfterLocked(now time.Time, ttl time.Duration) instant {
 	v := f.g.cfg.Validity(ttl)
 	return f.g.at(now.Add(max(v/20, min(v/4, 5*time.Millisecond))))
 }
@@ -357,16 +225,16 @@ func (f *flight) topUpLocked(now time.Time) {
 	if f.refreshing || f.g.cfg.Slice < 0 {
 		return
 	}
-	left, used := f.leftLocked(), int64(f.used)
+	left, used := f.tokensLeftLocked(), int64(f.used)
 	low := left < used && left < max(int64(f.n), used/8)
-	if low || f.g.at(now) > f.stale || f.mayLookLocked(now) {
+	if low || f.g.at(now) > f.renewAfter || f.mayCheckLocked(now) {
 		f.renewLocked(now)
 	}
 }
 
 // refreshLocked serves the holder's own wishes.
 func (f *flight) refreshLocked() {
-	if !f.refreshing && f.asks != nil {
+	if !f.refreshing && f.refreshRequests != nil {
 		f.renewLocked(clock.Now())
 	}
 }
@@ -375,12 +243,12 @@ func (f *flight) refreshLocked() {
 // the flight's own sake, which is that of the one that was just handed the lease, or else of the
 // front waiter.
 func (f *flight) renewLocked(now time.Time) {
-	h := f.cur
-	if h == nil {
-		h = f.head
+	t := f.cur
+	if t == nil {
+		t = f.frontLocked()
 	}
-	served, timeout, more := f.asks, f.g.cfg.NodeTimeout, int64(0)
-	f.asks = nil
+	served, timeout, more := f.refreshRequests, f.g.cfg.NodeTimeout, int64(0)
+	f.refreshRequests = nil
 	for a := served; a != nil; a = a.next {
 		timeout = min(timeout, a.timeout)
 	}
@@ -388,26 +256,26 @@ func (f *flight) renewLocked(now time.Time) {
 		more = f.moreLocked(now)
 	}
 	f.refreshing = true
-	f.stale = f.staleAt(now, h.ttl) // even if it fails: the next handoff is not to try again
+	f.renewAfter = f.renewAfterLocked(now, t.ttl) // even if it fails: the next handoff is not to try again
 	f.shard().counts.refreshes.Add(1)
-	looks := f.looksLocked(now)
-	f.looked = f.looked || looks
-	l, ttl := f.lease, h.ttl
-	f.laterLocked(func() {
+	looks := f.checksLocked(now)
+	f.checked = f.checked || looks
+	l, ttl := f.lease, t.ttl
+	f.deferLocked(func() {
 		l.Refresh(ttl, more, timeout, looks, func(g Grant, o *Outcome) { f.refreshed(l, served, looks, g, o) })
 	})
 }
 
 // refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
-// gets the new deadline, or the loss. A Hold whose Until came before the answer is over.
+// gets the new deadline, or the loss. A Ticket whose Until came before the answer is over.
 //
 // If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to is no
 // reason to keep back what this one has confirmed.
-func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcome) {
+func (f *flight) refreshed(l Lease, served *refreshRequest, looked bool, g Grant, o *Outcome) {
 	f.mu.Lock()
 	defer f.unlock()
-	if h := f.cur; h != nil && f.lease == l { // before it may be over: this is why
-		h.notedLocked(o)
+	if t := f.cur; t != nil && f.lease == l { // before it may be over: this is why
+		t.noteRefreshLocked(o)
 	}
 	f.overdueLocked(clock.Now())
 	if f.lease == l {
@@ -418,10 +286,10 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 		case o.Lost:
 			f.loseLocked(o.Err)
 		case o.Away && f.fast > 0 && f.cur != nil: // else its waiters contend anew, and find out
-			f.awayLocked(o, f.g.cfg.Away(f.key, o.Err))
+			f.turnAwayFastLocked(o, f.g.cfg.Away(f.key, o.Err))
 		}
 		if looked && f.lease == l {
-			f.sawLocked(g.Rival, o != nil)
+			f.waitersSeenLocked(g.Rival, o != nil)
 		}
 	}
 	for a := served; a != nil; a = a.next {
@@ -433,10 +301,10 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 	switch {
 	case f.cur != nil:
 		f.refreshLocked()
-	case f.leftLocked() > 0:
+	case f.tokensLeftLocked() > 0:
 		f.grantOrLetGoLocked(clock.Now())
 	case !g.Reserved || f.n == 0: // could not be renewed: contend anew
-		f.letGoLocked()
+		f.releaseLocked()
 	}
 	if g.Reserved && f.n > 0 && f.lease == l && !f.refreshing {
 		f.renewLocked(clock.Now())
@@ -447,23 +315,23 @@ func (f *flight) refreshed(l Lease, served *ask, looked bool, g Grant, o *Outcom
 // renew again: if the refresh took so long that there is not enough left, the next would too.
 func (f *flight) grantOrLetGoLocked(now time.Time) {
 	left := clock.Left(now, f.until)
-	switch h := f.head; {
-	case h == nil, left < f.enough(h):
-		f.letGoLocked()
-	case f.turnLocked(now) == yield:
+	switch t := f.frontLocked(); {
+	case t == nil, left < f.enough(t):
+		f.releaseLocked()
+	case f.decideLocked(now) == yield:
 		f.yieldLocked()
 	default:
-		f.giveLocked(h, now, left)
+		f.giveLocked(t, now, left)
 	}
 }
 
-// notedLocked keeps the outcome of the last refresh of h's lease, if it failed: should h run out, that
+// noteRefreshLocked keeps the outcome of the last refresh of t's lease, if it failed: should t run out, that
 // is why.
-func (h *Hold) notedLocked(o *Outcome) {
+func (t *Ticket) noteRefreshLocked(o *Outcome) {
 	if o != nil {
-		h.endOfLocked().failed = o.Err
-	} else if h.end != nil {
-		h.end.failed = nil
+		t.endOfLocked().failed = o.Err
+	} else if t.end != nil {
+		t.end.failed = nil
 	}
 }
 
@@ -478,40 +346,40 @@ func (f *flight) renewedLocked(g Grant) {
 		f.tokens[1] = b
 		f.used, f.reserved = 0, f.g.at(clock.Now())
 	}
-	if h := f.cur; h != nil {
+	if t := f.cur; t != nil {
 		// The flight's own renewal: within what the handoff promised.
-		limit := h.limitLocked()
-		h.moveLocked(later(h.until, earlier(f.until, limit)), limit)
+		limit := t.limitLocked()
+		t.moveLocked(later(t.until, earlier(f.until, limit)), limit)
 	}
 }
 
 // answerLocked tells a holder how the refresh that it asked for went.
-func (f *flight) answerLocked(a *ask, g Grant, o *Outcome) {
-	err := f.answerOfLocked(a.h, g, o)
-	f.laterLocked(func() { a.done(err) })
+func (f *flight) answerLocked(a *refreshRequest, g Grant, o *Outcome) {
+	err := f.answerOfLocked(a.t, g, o)
+	f.deferLocked(func() { a.done(err) })
 }
 
-// answerOfLocked is what a refresh means for h, which asked for it.
-func (f *flight) answerOfLocked(h *Hold, g Grant, o *Outcome) error {
+// answerOfLocked is what a refresh means for t, which asked for it.
+func (f *flight) answerOfLocked(t *Ticket, g Grant, o *Outcome) error {
 	switch {
-	case h.state != holding:
-		return f.g.cfg.Ended(f.key, h.errLocked(time.Time{}))
+	case t.state != holding:
+		return f.g.cfg.Ended(f.key, t.errLocked(time.Time{}))
 	case o != nil:
 		return o.Err
 	}
-	h.moveLocked(later(h.until, g.Until), later(h.limitLocked(), g.Until))
-	if h.end != nil {
-		h.end.stopped = nil
+	t.moveLocked(later(t.until, g.Until), later(t.limitLocked(), g.Until))
+	if t.end != nil {
+		t.end.stopped = nil
 	}
 	return nil
 }
 
-// loseLocked ends the lease that the nodes say is no longer ours, and its Hold.
+// loseLocked ends the lease that the nodes say is no longer ours, and its Ticket.
 func (f *flight) loseLocked(err error) {
 	if f.cur != nil {
 		f.endLocked(f.cur, lost, f.g.cfg.LostWith(err))
 	}
-	f.letGoLocked() // on some nodes it may still be there
+	f.releaseLocked() // on some nodes it may still be there
 }
 
 // Closing.
@@ -525,18 +393,18 @@ func (f *flight) shut() {
 	}
 }
 
-// evict ends the current Hold and gives the lease back; given waits for that.
+// evict ends the current Ticket and gives the lease back; given waits for that.
 func (f *flight) evict(given *sync.WaitGroup) bool {
 	f.mu.Lock()
 	defer f.unlock()
-	h := f.cur
-	if h == nil {
+	t := f.cur
+	if t == nil {
 		return false
 	}
-	f.endLocked(h, lost, f.g.cfg.Closed)
+	f.endLocked(t, lost, f.g.cfg.Closed)
 	gone := make(chan struct{})
-	f.letGoLocked()
-	f.todo.gone = func(error) { close(gone) }
+	f.releaseLocked()
+	f.deferred.done = func(error) { close(gone) }
 	given.Go(func() { <-gone })
 	return true
 }

@@ -26,7 +26,7 @@ func TestHandoffAsksNobody(t *testing.T) {
 	})
 }
 
-// Every Hold has a token larger than all before it: across handoffs, renewals, tokens that
+// Every Ticket has a token larger than all before it: across handoffs, renewals, tokens that
 // ran out, loss, and new leases.
 func TestFencesOnlyRise(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -74,10 +74,10 @@ func TestBlocksAreUsedInOrder(t *testing.T) {
 	for _, want := range []int64{10, 11, 20, 21} {
 		is(t, "token", f.tokenLocked(), want)
 	}
-	is(t, "left", f.leftLocked(), 0)
+	is(t, "left", f.tokensLeftLocked(), 0)
 }
 
-// A Hold that was handed over lasts for its own ttl, if the lease does.
+// A Ticket that was handed over lasts for its own ttl, if the lease does.
 func TestUntilIsTheEarlierOfLeaseAndOwnTTL(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first := w.rich().start(ttl(10 * time.Second))
@@ -270,7 +270,8 @@ func TestALossFoundWithTheTokens(t *testing.T) {
 		w.renewal(1).reserve()
 		w.renewal(2).fail(Outcome{Err: errTaken, Lost: true})
 		is(t, "lost", errors.Is(c.h.Err(), errLost), true)
-		behind.releases() // contended anew
+		behind.holds() // contended anew
+		behind.releases()
 		is(t, "attempts", w.asked(), 2)
 	})
 }
@@ -366,7 +367,7 @@ func TestFailedTopUpIsNotRepeatedAtEveryHandoff(t *testing.T) {
 	})
 }
 
-// A Hold that is over can do nothing to its successor.
+// A Ticket that is over can do nothing to its successor.
 func TestReleasedHoldCannotTouchItsSuccessor(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		old, next, last := w.rich().start(), w.start(), w.start()
@@ -502,7 +503,7 @@ func TestRefreshesAreShared(t *testing.T) {
 	})
 }
 
-// A failed refresh that is no loss leaves the Hold as it was.
+// A failed refresh that is no loss leaves the Ticket as it was.
 func TestFailedRefreshChangesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
@@ -535,7 +536,7 @@ func TestRefreshMovesUntil(t *testing.T) {
 	})
 }
 
-// Time that passes without anybody looking is enough to end a Hold.
+// Time that passes without anybody looking is enough to end a Ticket.
 func TestExpiryIsSeenWithoutATimer(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
@@ -568,7 +569,7 @@ func TestDeadFlightHasNoAlarm(t *testing.T) {
 	})
 }
 
-// A Hold whose Until has passed does not come back by the answer to a refresh, even if
+// A Ticket whose Until has passed does not come back by the answer to a refresh, even if
 // the lease lives on because it was renewed for the queue.
 func TestLateRefreshDoesNotBringAHoldBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -666,7 +667,7 @@ func TestOnEndIsCalledOnceUnlessCancelled(t *testing.T) {
 	})
 }
 
-// What a handoff costs in memory: the caller's Hold, and nothing of the flight's own.
+// What a handoff costs in memory: the caller's Ticket, and nothing of the flight's own.
 func TestHandoffAllocates(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -679,7 +680,7 @@ func TestHandoffAllocates(t *testing.T) {
 	for range callers {
 		go func() {
 			for range rounds {
-				h := new(Hold)
+				h := new(Ticket)
 				if err := w.g.Acquire(t.Context(), "k", h, 10*time.Second, patient, Queue); err != nil {
 					done <- err
 					return
@@ -714,7 +715,7 @@ func BenchmarkHandoff(b *testing.B) {
 	b.SetParallelism(500)
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			h := new(Hold)
+			h := new(Ticket)
 			if err := w.g.Acquire(b.Context(), "k", h, 10*time.Second, patient, Queue); err != nil {
 				b.Error(err)
 				return

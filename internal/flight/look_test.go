@@ -63,7 +63,7 @@ func (w *world) fails(owner string) {
 // Whoever may find the work done looks when somebody lets go of the key, wherever it stands in the queue: it
 // need not be granted the key for that.
 func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
-	for _, n := range []News{Ours, Theirs} {
+	for _, n := range []Event{OurTurn, OtherTurn} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.byHand()
 			front := w.start()
@@ -81,7 +81,7 @@ func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
 			for _, l := range []*caller{&a.caller, &c.caller, front} {
 				l.leaves()
 			}
-			if n == Ours {
+			if n == OurTurn {
 				w.attempt().held(0) // cancelled
 			}
 		})
@@ -95,9 +95,9 @@ func TestAllLookDuringAnAttempt(t *testing.T) {
 		front := w.start()
 		a := w.looks()
 		w.heldBy("x")
-		w.news(Ours)
+		w.news(OurTurn)
 		a.looked(1)
-		w.news(Theirs)
+		w.news(OtherTurn)
 		a.looked(1)
 		a.leaves()
 		front.leaves()
@@ -152,7 +152,7 @@ func TestFailureElsewhereEndsAllWhoLook(t *testing.T) {
 		a.looked(0)
 		patient.waits()
 		w.history()
-		w.news(Ours)
+		w.news(OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		patient.releases()
@@ -166,7 +166,7 @@ func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 		front := w.start()
 		a := w.looks()
 		w.heldBy("x")
-		w.news(Hears)
+		w.news(Subscribed)
 		front.leaves()
 		a.waits()
 		w.fails("x")
@@ -184,7 +184,7 @@ func TestLateFailureIsNobodys(t *testing.T) {
 		w.heldBy("x")
 		w.fails("earlier")
 		a.waits()
-		w.news(Theirs) // x has let go
+		w.news(OtherTurn) // x has let go
 		w.fails("y")
 		a.failed(0, errElsewhere)
 	})
@@ -196,7 +196,7 @@ func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 		w.byHand()
 		front := w.start()
 		w.heldBy("x")
-		w.news(Ours)
+		w.news(OurTurn)
 		w.attempt().grantBlock(10)
 		front.holds()
 		a := w.looks()
@@ -207,7 +207,7 @@ func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 	})
 }
 
-// A Hold whose work has failed says so to the nodes, unless the lease goes on to a waiter of its process.
+// A Ticket whose work has failed says so to the nodes, unless the lease goes on to a waiter of its process.
 func TestReleaseFailedSaysSo(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, next := w.rich().start(), w.start()

@@ -271,14 +271,14 @@ func TestWaiterHasOneTimerAtMost(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder := w.rich().start(pace(limited{ms, 1}))
 		endless, limited := w.start(), w.start(pace(limited{time.Second, 3}))
-		is(t, "holder's", holder.h.wait == nil, true)
-		is(t, "endless", endless.h.patience == nil, true)
-		is(t, "limited", limited.h.patience != nil, true)
-		patience := limited.h.patience
+		is(t, "holder's", holder.h.waiter == nil, true)
+		is(t, "endless", endless.h.giveUpTimer == nil, true)
+		is(t, "limited", limited.h.giveUpTimer != nil, true)
+		giveUpTimer := limited.h.giveUpTimer
 		holder.releases()
 		endless.releases()
 		limited.holds()
-		is(t, "timer still runs", patience.Stop(), false)
+		is(t, "timer still runs", giveUpTimer.Stop(), false)
 		limited.releases()
 	})
 }

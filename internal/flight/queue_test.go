@@ -83,7 +83,7 @@ func TestEndedContextMakesNoAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		err := w.g.Acquire(ctx, "k", new(Hold), time.Second, patient, Queue)
+		err := w.g.Acquire(ctx, "k", new(Ticket), time.Second, patient, Queue)
 		is(t, "canceled", errors.Is(err, context.Canceled), true)
 		is(t, "attempts", w.asked(), 0)
 	})
@@ -269,9 +269,8 @@ func TestContextEndsInTheInstantOfGrant(t *testing.T) {
 // granted is what leave meets when the ctx ended but the grant was first.
 func TestLeaveAfterGrantPassesOn(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		var h Hold
-		h.ttl, h.wait = time.Second, w.g.waiting(patient)
-		f, err := w.g.join("k", &h, Queue, false) // granted from inside
+		var h Ticket
+		f, err := w.enter("k", &h, time.Second) // granted from inside
 		if err != nil || h.state != holding {
 			t.Fatal("not granted", err)
 		}
@@ -290,9 +289,8 @@ func TestLeaveAfterGrantPassesOn(t *testing.T) {
 func TestLeaveAfterRefusalReportsTheRefusal(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
-		var h Hold
-		h.ttl, h.wait = time.Second, w.g.waiting(patient)
-		f, err := w.g.join("k", &h, Queue, false)
+		var h Ticket
+		f, err := w.enter("k", &h, time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -308,9 +306,8 @@ func TestLeaveAfterRefusalReportsTheRefusal(t *testing.T) {
 // ... or a lease that came and was lost meanwhile: then there is nothing to pass on.
 func TestLeaveAfterLossReleasesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		var h Hold
-		h.ttl, h.wait = time.Second, w.g.waiting(patient)
-		f, err := w.g.join("k", &h, Queue, false)
+		var h Ticket
+		f, err := w.enter("k", &h, time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -404,13 +401,13 @@ func TestTryNeverOvertakes(t *testing.T) {
 	})
 }
 
-// Alone contends by itself, against its own process too, and shares with nobody.
+// Unqueued contends by itself, against its own process too, and shares with nobody.
 func TestAloneContendsByItself(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		var all []*caller
 		for range 5 {
-			all = append(all, w.start(mode(Alone)))
+			all = append(all, w.start(mode(Unqueued)))
 		}
 		queued := w.start()
 		is(t, "attempts", w.asked(), 6)
@@ -508,13 +505,13 @@ func TestTheHotFlightIsForgottenWhenItDies(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first := w.start()
 		f := first.h.f
-		is(t, "nobody queues", f.shard().hot.Load() == nil, true)
+		is(t, "nobody queues", f.shard().lastHit.Load() == nil, true)
 		second := w.start()
-		is(t, "one queues", f.shard().hot.Load() == f, true)
+		is(t, "one queues", f.shard().lastHit.Load() == f, true)
 		first.releases()
 		second.releases()
-		is(t, "dead", f.dead, true)
-		is(t, "remembered", f.shard().hot.Load() == nil, true)
+		is(t, "dead", f.phase, dead)
+		is(t, "remembered", f.shard().lastHit.Load() == nil, true)
 		third := w.start()
 		is(t, "a new one", third.h.f != f, true)
 		third.releases()

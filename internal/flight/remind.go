@@ -6,74 +6,74 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Reminder is a call that is due while a Hold is held: of whoever refreshes it. It comes from the
-// flight's own alarm, so a Hold that is refreshed needs no timer of its own, and it cannot come
-// when the Hold is over: nobody has to stop it then.
+// Timer is a call that is due while a Ticket is held: of whoever refreshes it. It comes from the
+// flight's own alarm, so a Ticket that is refreshed needs no timer of its own, and it cannot come
+// when the Ticket is over: nobody has to stop it then.
 //
-//	idle <--> set --Forget--> over
+//	idle <--> set --StopTimer--> over
 //
-// A Reminder belongs to one Hold. The zero value is idle.
-type Reminder struct {
-	who Reminded // not nil once it was set
+// A Timer belongs to one Ticket. The zero value is idle.
+type Timer struct {
+	who TimerHandler // not nil once it was set
 
 	// guarded by the flight's mu
-	at         instant   // when it is due; 0: it is idle; below 0: it is over
-	next, prev *Reminder // of the same Hold
+	at         instant // when it is due; 0: it is idle; below 0: it is over
+	next, prev *Timer  // of the same Ticket
 }
 
-// Reminded is called when a Reminder is due. It is not called while the flight is locked, and
+// TimerHandler is called when a Timer is due. It is not called while the flight is locked, and
 // must not block.
-type Reminded interface{ Due() }
+type TimerHandler interface{ Due() }
 
-// A wait of longWait or more ends on a beat of the tact, the last one before its end: what comes due
+// A wait of longWait or more ends on a beat of the coalesceWindow, the last one before its end: what comes due
 // in a shard between two beats takes one timer and one goroutine together, and goes to the nodes
 // in larger batches.
 const (
-	longWait = time.Second
-	tact     = 5 * time.Millisecond
+	longWait       = time.Second
+	coalesceWindow = 5 * time.Millisecond
 )
 
-// Remind has who.Due called after wait, once, unless h is over by then or r is forgotten.
-// Setting r again moves it. A long wait may end a tact earlier. A Hold of which somebody is
+// SetTimer has who.Due called after wait, once, unless t is over by then or r is forgotten.
+// Setting r again moves it. A long wait may end a coalesceWindow earlier. A Ticket of which somebody is
 // reminded will be held for long.
-func (h *Hold) Remind(r *Reminder, who Reminded, wait time.Duration) {
-	f := h.f
+func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
+	f := t.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if h.state != holding || r.at < 0 {
+	if t.state != holding || r.at < 0 {
 		return
 	}
-	h.relied = true
+	t.relied = true
 	if r.at == 0 {
-		if r.next = h.reminders; r.next != nil {
+		if r.next = t.timers; r.next != nil {
 			r.next.prev = r
 		}
-		h.reminders = r
+		t.timers = r
 	}
 	at := f.g.at(clock.Now().Add(wait))
 	if wait >= longWait {
-		at -= (at - 1) % instant(tact) // the Group's clock began at 1
+		at -= (at - 1) % instant(coalesceWindow) // the Group's clock began at 1
 	}
 	r.who, r.at = who, at
 	f.armAtLocked(at)
-	h.lease.Settle()
+	t.lease.Settle()
 }
 
-// Forget takes r back, for good. It may be called at any time.
-func (h *Hold) Forget(r *Reminder) {
-	f := h.f
+// StopTimer takes r back, for good. It may be called at any time.
+func (t *Ticket) StopTimer(r *Timer) {
+	f := t.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if h.state == holding && r.at > 0 {
-		h.takeLocked(r)
+	if t.state == holding && r.at > 0 {
+		t.takeLocked(r)
 	}
 	r.at = -1
 }
 
-// takeLocked takes r, which is set, out of h's.
-func (h *Hold) takeLocked(r *Reminder) {
+// takeLocked takes r, which is set, out of t's.
+func (t *Ticket) takeLocked(r *Timer) {
 	if r.prev == nil {
-		h.reminders = r.next
+		t.timers = r.next
 	} else {
 		r.prev.next = r.next
 	}
@@ -83,15 +83,15 @@ func (h *Hold) takeLocked(r *Reminder) {
 	r.at, r.next, r.prev = 0, nil, nil
 }
 
-// remindLocked sees to what is due for h, and says when to look again: when the next is due, or
-// when h is over by either clock.
-func (f *flight) remindLocked(h *Hold, now time.Time) time.Time {
-	again := now.Add(clock.Left(now, h.until))
-	for r := h.reminders; r != nil; {
+// dueTimersLocked sees to what is due for t, and says when to look again: when the next is due, or
+// when t is over by either clock.
+func (f *flight) dueTimersLocked(t *Ticket, now time.Time) time.Time {
+	again := now.Add(clock.Left(now, t.until))
+	for r := t.timers; r != nil; {
 		next := r.next
 		if wait := time.Duration(r.at - f.g.at(now)); wait <= 0 {
-			h.takeLocked(r)
-			f.laterLocked(r.who.Due)
+			t.takeLocked(r)
+			f.deferLocked(r.who.Due)
 		} else {
 			again = earlier(again, now.Add(wait))
 		}

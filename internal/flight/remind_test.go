@@ -9,7 +9,7 @@ import (
 
 // bell is Reminded, and notes when.
 type bell struct {
-	Reminder
+	Timer
 	w    *world
 	rang []time.Time // guarded by w.mu
 }
@@ -36,12 +36,12 @@ func TestRemindersComeInTime(t *testing.T) {
 		began := time.Now()
 		for i := range bells {
 			bells[i].w = w
-			h.Remind(&bells[i].Reminder, &bells[i], time.Duration(5-i)*time.Second)
+			h.SetTimer(&bells[i].Timer, &bells[i], time.Duration(5-i)*time.Second)
 		}
-		h.Remind(&bells[0].Reminder, &bells[0], 9*time.Second) // moved
+		h.SetTimer(&bells[0].Timer, &bells[0], 9*time.Second) // moved
 		time.Sleep(6 * time.Second)
 		is(t, "the one that was moved", bells[0].times(), 0)
-		h.Remind(&bells[1].Reminder, &bells[1], time.Second) // again
+		h.SetTimer(&bells[1].Timer, &bells[1], time.Second) // again
 		time.Sleep(20 * time.Second)
 		for i := range bells {
 			is(t, "rang", bells[i].times(), map[int]int{1: 2}[i]+map[bool]int{true: 1}[i != 1])
@@ -54,7 +54,7 @@ func TestRemindersComeInTime(t *testing.T) {
 	})
 }
 
-// Long waits that would end within one beat of the tact end together, and none late. Short ones
+// Long waits that would end within one beat of the coalesceWindow end together, and none late. Short ones
 // end when they would.
 func TestLongWaitsEndTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -66,16 +66,16 @@ func TestLongWaitsEndTogether(t *testing.T) {
 		for i := range holds {
 			holds[i] = w.start(key(fmt.Sprint(i)), ttl(time.Minute))
 			bells[i].w, due[i] = w, time.Now().Add(longWait)
-			holds[i].h.Remind(&bells[i].Reminder, &bells[i], longWait)
-			time.Sleep(tact / each)
+			holds[i].h.SetTimer(&bells[i].Timer, &bells[i], longWait)
+			time.Sleep(coalesceWindow / each)
 		}
 		hasty, began := &bell{w: w}, time.Now()
-		holds[0].h.Remind(&hasty.Reminder, hasty, longWait-1)
+		holds[0].h.SetTimer(&hasty.Timer, hasty, longWait-1)
 		time.Sleep(longWait)
 		for i := range bells {
 			is(t, "rang", bells[i].times(), 1)
 			early := due[i].Sub(bells[i].rang[0])
-			is(t, "in time", early >= 0 && early < tact, true)
+			is(t, "in time", early >= 0 && early < coalesceWindow, true)
 			rang[bells[i].rang[0]]++
 		}
 		is(t, "beats", len(rang) <= len(holds)/each+1, true)
@@ -87,15 +87,15 @@ func TestLongWaitsEndTogether(t *testing.T) {
 	})
 }
 
-// Nobody is reminded of a Hold that is over, or after Forget, whatever comes first.
+// Nobody is reminded of a Ticket that is over, or after Forget, whatever comes first.
 func TestNoReminderAfterTheEnd(t *testing.T) {
-	for name, end := range map[string]func(h *Hold, b *bell){
-		"released":             func(h *Hold, _ *bell) { h.Release() },
-		"lost":                 func(*Hold, *bell) { time.Sleep(2 * time.Second) },
-		"forgotten":            func(h *Hold, b *bell) { h.Forget(&b.Reminder) },
-		"released, forgotten":  func(h *Hold, b *bell) { h.Release(); h.Forget(&b.Reminder) },
-		"forgotten, set again": func(h *Hold, b *bell) { h.Forget(&b.Reminder); h.Remind(&b.Reminder, b, 0) },
-		"released, set again":  func(h *Hold, b *bell) { h.Release(); h.Remind(&b.Reminder, b, 0) },
+	for name, end := range map[string]func(h *Ticket, b *bell){
+		"released":             func(h *Ticket, _ *bell) { h.Release() },
+		"lost":                 func(*Ticket, *bell) { time.Sleep(2 * time.Second) },
+		"forgotten":            func(h *Ticket, b *bell) { h.StopTimer(&b.Timer) },
+		"released, forgotten":  func(h *Ticket, b *bell) { h.Release(); h.StopTimer(&b.Timer) },
+		"forgotten, set again": func(h *Ticket, b *bell) { h.StopTimer(&b.Timer); h.SetTimer(&b.Timer, b, 0) },
+		"released, set again":  func(h *Ticket, b *bell) { h.Release(); h.SetTimer(&b.Timer, b, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -106,9 +106,9 @@ func TestNoReminderAfterTheEnd(t *testing.T) {
 				first, next := w.start(ttl(held)), w.start()
 				others := [2]bell{{w: w}, {w: w}}
 				b := &bell{w: w}
-				first.h.Remind(&others[0].Reminder, &others[0], ms)
-				first.h.Remind(&b.Reminder, b, 1500*ms)
-				first.h.Remind(&others[1].Reminder, &others[1], ms)
+				first.h.SetTimer(&others[0].Timer, &others[0], ms)
+				first.h.SetTimer(&b.Timer, b, 1500*ms)
+				first.h.SetTimer(&others[1].Timer, &others[1], ms)
 				time.Sleep(ms)
 				is(t, "others", others[0].times()+others[1].times(), 2)
 				end(&first.h, b)
@@ -126,7 +126,7 @@ func TestAnOverdueHoldIsNotReminded(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start(ttl(time.Second))
 		b := &bell{w: w}
-		c.h.Remind(&b.Reminder, b, 500*ms)
+		c.h.SetTimer(&b.Timer, b, 500*ms)
 		c.h.f.silence() // as in a process that is paused
 		time.Sleep(2 * time.Second)
 		c.h.f.shard().arm(c.h.f, c.h.f.g.at(time.Now()))

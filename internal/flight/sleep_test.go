@@ -13,16 +13,17 @@ import (
 func TestASleepEndsWhatItOutlasted(t *testing.T) {
 	defer clocks.Reset()
 	w := newWorld(t).rich()
-	short, next := w.heldFor(t, "short", 40*time.Second), w.heldFor(t, "short", 10*time.Minute)
+	short := w.heldFor(t, "short", 40*time.Second)
+	next, answered := w.waitsFor(t, "short", 10*time.Minute)
 	long := w.heldFor(t, "long", 10*time.Minute)
-	if short.state != holding || next.state != waiting || long.state != holding {
+	if short.state != holding || long.state != holding {
 		t.Fatal("not held")
 	}
 	ended, longEnded := short.told(), long.told()
 	clocks.Sleep(40 * time.Second)
 	toldSoon(t, "the holder", ended, errExpired)
 	select {
-	case <-next.ready: // whatever it got
+	case <-answered:
 	case <-time.After(soon):
 		t.Fatal("the waiter waits")
 	}
@@ -99,7 +100,7 @@ func (g *Group) ticking() (compares, alarms bool) {
 func TestNoTimerIsSetWhileNothingIsHeld(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for range 3 {
-			a, b := w.start(key("a")), w.start(key("b"), mode(Alone))
+			a, b := w.start(key("a")), w.start(key("b"), mode(Unqueued))
 			for range 10 {
 				time.Sleep(compareEvery)
 				synctest.Wait()

@@ -33,7 +33,7 @@ func (w *world) hears(change ...func(*wish)) *caller {
 	w.t.Helper()
 	c := w.start(change...)
 	w.attempt().taken(time.Hour)
-	w.news(Hears)
+	w.news(Subscribed)
 	return c
 }
 
@@ -121,10 +121,10 @@ func TestSliceEndsWithTheTurnOfTheRival(t *testing.T) {
 		d.waits()
 		w.wantHistory("release to x")
 		is(t, "handoffs", w.g.Counts().Handoffs, 2)
-		w.news(Hears)
+		w.news(Subscribed)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
-		w.news(Ours)
+		w.news(OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		d.holds()
@@ -156,7 +156,7 @@ func TestRivalOfAnEarlierLeaseIsForgotten(t *testing.T) {
 	}, sliced)
 }
 
-// When one Hold lasts longer than the slice, nobody had the occasion to look: the release
+// When one Ticket lasts longer than the slice, nobody had the occasion to look: the release
 // does, while the key waits.
 func TestReleaseOfALongHoldLooksFirst(t *testing.T) {
 	for rival, want := range map[string]string{"": "look", "x": "look,watch owner-1,release to x"} {
@@ -366,7 +366,7 @@ func TestRefreshOfAHolderLooks(t *testing.T) {
 	}, sliced)
 }
 
-// Without handoff there are no slices: each Hold is a lease of its own, and nobody looks.
+// Without handoff there are no slices: each Ticket is a lease of its own, and nobody looks.
 func TestNoHandoffNoLook(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
@@ -415,7 +415,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		_, b := w.looked()
 		c := w.start(pace(p))
 		w.byHand()
-		w.news(Hears)
+		w.news(Subscribed)
 		pass(slice / 2)
 		b.releases()
 		w.history()
@@ -433,7 +433,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 	}, sliced)
 	inBubble(t, func(t *testing.T, w *world) {
 		c := yielded(w, patient)
-		w.news(Theirs) // the rival's turn, told late
+		w.news(OtherTurn) // the rival's turn, told late
 		w.wantHistory()
 		pass(turn + minDelay - 1)
 		w.wantHistory()
@@ -453,13 +453,13 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		w.byHand()
 		b := w.listens()
 		c := w.start()
-		w.news(Ours)
-		w.news(Ours)
+		w.news(OurTurn)
+		w.news(OurTurn)
 		w.rivals("x")
 		w.attempt().grantBlock(10)
 		b.holds()
-		w.news(Theirs)
-		w.news(Ours)
+		w.news(OtherTurn)
+		w.news(OurTurn)
 		pass(time.Second)
 		w.history()
 		b.releases()
@@ -478,7 +478,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		c := w.start()
 		w.byHand()
 		pass(slice / 2)
-		w.release = func(l *fakeLease) { w.news(Ours); l.released(nil) }
+		w.release = func(l *fakeLease) { w.news(OurTurn); l.released(nil) }
 		w.history()
 		b.releases()
 		w.wantHistory("release to x", "acquire as owner-1")
@@ -500,11 +500,11 @@ func TestListensAfterTheFirstLoss(t *testing.T) {
 		w.wantHistory("acquire")
 		w.attempt().taken(time.Hour)
 		w.wantHistory("watch owner-1")
-		w.news(Hears)
+		w.news(Subscribed)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
 		w.wantHistory()
-		w.news(Hears) // again, after a subscription was broken and mended
+		w.news(Subscribed) // again, after a subscription was broken and mended
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		c.holds()
@@ -515,7 +515,7 @@ func TestListensAfterTheFirstLoss(t *testing.T) {
 
 // A caller that does not wait leaves no trace: one attempt.
 func TestWhoDoesNotWaitDoesNotListen(t *testing.T) {
-	for _, m := range []Mode{Queue, Try, Alone} {
+	for _, m := range []Mode{Queue, Try, Unqueued} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.byHand()
 			c := w.start(mode(m), pace(limited{}))
@@ -526,19 +526,19 @@ func TestWhoDoesNotWaitDoesNotListen(t *testing.T) {
 	}
 }
 
-// Alone, a caller is a contender of its own, as any other flight is.
+// Unqueued, a caller is a contender of its own, as any other flight is.
 func TestAloneContends(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
-		a := w.listens(mode(Alone))
-		b := w.start(mode(Alone))
+		a := w.listens(mode(Unqueued))
+		b := w.start(mode(Unqueued))
 		w.attempt().taken(time.Hour)
 		w.wantHistory("acquire", "watch owner-3")
-		w.news(Ours) // of the second
+		w.news(OurTurn) // of the second
 		w.wantHistory("acquire as owner-3")
 		w.attempt().grant()
 		b.holds()
-		w.watches[0].hear(Ours, "")
+		w.watches[0].hear(OurTurn, "")
 		w.wantHistory("acquire as owner-1")
 		b.releases()
 		w.attempt().grant()
@@ -554,12 +554,12 @@ func TestOursIsTriedAtOnce(t *testing.T) {
 		c := w.listens(pace(limited{time.Hour, 1}))
 		for range 5 { // and however often it was in vain
 			pass(time.Millisecond)
-			w.news(Ours)
+			w.news(OurTurn)
 			w.wantHistory("acquire as owner-1")
 			w.attempt().taken(time.Hour)
 		}
 		w.wantHistory()
-		w.news(Ours)
+		w.news(OurTurn)
 		w.attempt().grant()
 		c.holds()
 		c.releases()
@@ -569,11 +569,11 @@ func TestOursIsTriedAtOnce(t *testing.T) {
 // What is told while an attempt is under way may have come after the nodes answered it: it
 // is made again, once, if it fails.
 func TestNewsDuringAnAttempt(t *testing.T) {
-	for _, n := range []News{Hears, Deaf, Ours} {
+	for _, n := range []Event{Subscribed, Unsubscribed, OurTurn} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.byHand()
 			c := w.listens()
-			w.news(Ours)
+			w.news(OurTurn)
 			w.news(n)
 			w.news(n)
 			w.wantHistory("acquire as owner-1")
@@ -595,27 +595,27 @@ func TestOutcomeOfAnAttemptThatIsMadeAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(Ours)
-		w.news(Ours)
+		w.news(OurTurn)
+		w.news(OurTurn)
 		w.attempt().unavailable()
 		c.leaves()
 		c.failed(0, context.Canceled, errDown)
 	})
 }
 
-// News during an attempt that wins is no news.
+// Event during an attempt that wins is no news.
 func TestNewsDuringAnAttemptThatWins(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(Ours)
-		w.news(Ours)
+		w.news(OurTurn)
+		w.news(OurTurn)
 		w.attempt().grantBlock(100)
 		c.holds()
-		w.news(Ours)
-		w.news(Theirs)
-		w.news(Deaf)
-		w.news(Hears)
+		w.news(OurTurn)
+		w.news(OtherTurn)
+		w.news(Unsubscribed)
+		w.news(Subscribed)
 		d := w.start()
 		c.releases()
 		d.holds()
@@ -630,7 +630,7 @@ func TestTheirsIsWaitedFor(t *testing.T) {
 		w.byHand()
 		c := w.listens()
 		pass(30 * time.Millisecond)
-		w.news(Theirs)
+		w.news(OtherTurn)
 		pass(turn + minDelay - 1)
 		w.wantHistory()
 		pass(1)
@@ -647,8 +647,8 @@ func TestTheirsDuringAnAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(Ours)
-		w.news(Theirs)
+		w.news(OurTurn)
+		w.news(OtherTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
 		pass(turn + minDelay - 1)
@@ -668,20 +668,20 @@ func TestDeafPolls(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(Deaf)
+		w.news(Unsubscribed)
 		w.wantHistory("acquire as owner-1")
 		for range 3 {
 			w.attempt().taken(time.Hour)
-			pass(blind - 1)
+			pass(maxPoll - 1)
 			w.wantHistory()
 			pass(1)
 			w.wantHistory("acquire as owner-1")
 		}
 		w.attempt().taken(time.Hour)
-		w.news(Hears)
+		w.news(Subscribed)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
-		pass(safety - 1)
+		pass(safetyPoll - 1)
 		w.wantHistory()
 		c.leaves()
 	})
@@ -697,7 +697,7 @@ func TestWithoutNoticesItPolls(t *testing.T) {
 				w.attempt().taken(time.Hour)
 				w.history()
 				for range 3 {
-					pass(blind - 1)
+					pass(maxPoll - 1)
 					w.wantHistory()
 					pass(1)
 					w.wantHistory("acquire as owner-1")
@@ -721,7 +721,7 @@ func TestWithoutNoticesItPolls(t *testing.T) {
 	}
 }
 
-// Who hears sends nothing by its strategy, but looks once per safety.
+// Who hears sends nothing by its strategy, but looks once per safetyPoll.
 func TestWhoHearsPollsSlowly(t *testing.T) {
 	for _, p := range []Pace{never(5 * time.Millisecond), limited{5 * time.Millisecond, 1 << 20},
 		custom(func(int) (time.Duration, bool) { return 0, true })} {
@@ -729,7 +729,7 @@ func TestWhoHearsPollsSlowly(t *testing.T) {
 			w.byHand()
 			c := w.listens(pace(p))
 			for range 3 {
-				pass(safety - 1)
+				pass(safetyPoll - 1)
 				w.wantHistory()
 				pass(1)
 				w.wantHistory("acquire as owner-1")
@@ -792,7 +792,7 @@ func TestWhoHearsGivesUpInTime(t *testing.T) {
 		b.failed(30*time.Millisecond, errTaken)
 		c.waits()
 		w.history()
-		pass(safety - 1)
+		pass(safetyPoll - 1)
 		w.wantHistory()
 		pass(1)
 		w.wantHistory("acquire as owner-1")
@@ -809,9 +809,9 @@ func TestNextInFrontHearsToo(t *testing.T) {
 		a := w.listens()
 		b := w.start(pace(never(time.Millisecond)))
 		a.leaves()
-		pass(safety / 2)
+		pass(safetyPoll / 2)
 		w.wantHistory()
-		w.news(Ours)
+		w.news(OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		b.holds()
@@ -829,7 +829,7 @@ func TestNotOwnedIsPolled(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.byHand()
 				c := w.listens(pace(never(300 * time.Millisecond)))
-				w.news(Ours)
+				w.news(OurTurn)
 				w.history()
 				for range 3 {
 					fails(w.attempt())
@@ -839,7 +839,7 @@ func TestNotOwnedIsPolled(t *testing.T) {
 					w.wantHistory("acquire as owner-1")
 				}
 				fails(w.attempt())
-				w.news(Theirs)
+				w.news(OtherTurn)
 				pass(turn + minDelay - 1)
 				w.wantHistory()
 				pass(1)
@@ -859,7 +859,7 @@ func TestUnavailableIsPolledByStrategy(t *testing.T) {
 		w.byHand()
 		c := w.start(pace(never(300 * time.Millisecond)))
 		w.attempt().taken(0)
-		pass(blind)
+		pass(maxPoll)
 		w.history()
 		w.attempt().unavailable()
 		pass(250*time.Millisecond - 1)
@@ -878,10 +878,10 @@ func TestSplitVotesContendToo(t *testing.T) {
 		c := w.start()
 		w.attempt().split(0)
 		w.wantHistory("acquire", "watch owner-1")
-		pass(blind)
+		pass(maxPoll)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().split(0)
-		w.news(Ours)
+		w.news(OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		c.holds()
@@ -912,6 +912,7 @@ func TestLastWaiterLeaves(t *testing.T) {
 		w.byHand()
 		c := w.start()
 		w.attempt().taken(time.Hour)
+		c.waits()
 		c.leaves()
 		w.wantHistory("acquire", "watch owner-1", "stop owner-1")
 	})
@@ -973,13 +974,13 @@ func TestComesWhileTheLastLeaves(t *testing.T) {
 	})
 }
 
-// News that comes when the flight has died does nothing.
+// Event that comes when the flight has died does nothing.
 func TestNewsAfterDeath(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		w.listens().leaves()
 		w.history()
-		for _, n := range []News{Hears, Deaf, Ours, Theirs} {
+		for _, n := range []Event{Subscribed, Unsubscribed, OurTurn, OtherTurn} {
 			w.news(n)
 		}
 		pass(time.Minute)
@@ -994,7 +995,7 @@ func TestNextFlightContendsAnew(t *testing.T) {
 		w.listens().leaves()
 		c := w.hears()
 		is(t, "contender", w.attempt().contender, "owner-3")
-		w.watches[0].hear(Ours, "") // lingers
+		w.watches[0].hear(OurTurn, "") // lingers
 		w.attempt().grant()
 		c.holds()
 		c.releases()
@@ -1008,7 +1009,7 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 		w.byHand()
 		begun, goOn := make(chan struct{}), make(chan struct{})
 		watch := w.g.cfg.Watch
-		w.g.cfg.Watch = func(key, contender string, hear func(News, string)) func() {
+		w.g.cfg.Watch = func(key, contender string, hear func(Event, string)) func() {
 			stop := watch(key, contender, hear)
 			close(begun)
 			<-goOn
@@ -1025,9 +1026,9 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) { // it hears at once
 		w.byHand()
 		watch := w.g.cfg.Watch
-		w.g.cfg.Watch = func(key, contender string, hear func(News, string)) func() {
+		w.g.cfg.Watch = func(key, contender string, hear func(Event, string)) func() {
 			stop := watch(key, contender, hear)
-			hear(Hears, "")
+			hear(Subscribed, "")
 			return stop
 		}
 		c := w.start()
@@ -1051,7 +1052,7 @@ func TestCloseWaitsForTheLastToLeave(t *testing.T) {
 					}
 				}
 				watch, leave := w.g.cfg.Watch, w.g.cfg.Leave
-				w.g.cfg.Watch = func(key, contender string, hear func(News, string)) func() {
+				w.g.cfg.Watch = func(key, contender string, hear func(Event, string)) func() {
 					stop := watch(key, contender, hear)
 					block("watch")
 					return func() { block("stop"); stop() }
@@ -1059,7 +1060,7 @@ func TestCloseWaitsForTheLastToLeave(t *testing.T) {
 				w.g.cfg.Leave = func(key, contender string) { block("leave"); leave(key, contender) }
 				c := w.start()
 				go w.attempt().taken(0)
-				pass(blind)
+				pass(maxPoll)
 				if what != "watch" {
 					w.attempt().taken(time.Hour)
 				}
@@ -1107,9 +1108,9 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 			b := w.start()
 			if first {
 				a.cancel()
-				w.watches[0].hear(Ours, "")
+				w.watches[0].hear(OurTurn, "")
 			} else {
-				w.watches[0].hear(Ours, "")
+				w.watches[0].hear(OurTurn, "")
 				a.cancel()
 			}
 			synctest.Wait()
@@ -1120,31 +1121,26 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 	}
 }
 
-func alone(c *Config) { c.Alone = true }
-
-// With one node, the front waiter whose turn has come makes the attempt on its own goroutine; with
-// several, whoever brings the news does.
-func TestTheFrontWaiterTakesItsTurnItself(t *testing.T) {
-	for _, one := range []bool{true, false} {
-		t.Run(fmt.Sprintf("alone=%v", one), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, w *world) {
-				w.byHand()
-				a, b := w.start(), w.start()
-				w.attempt().taken(time.Hour)
-				w.news(Hears)
-				w.attempt().taken(time.Hour)
-				n := w.asked()
-				w.news(Ours)
-				is(t, "attempts", w.asked(), n+1)
-				is(t, "inline", w.attempt().inline, one)
-				w.attempt().grant()
-				a.holds()
-				a.releases()
-				b.holds()
-				b.releases()
-			}, func(c *Config) { c.Alone = one })
-		})
-	}
+// The front waiter makes its attempts on its own goroutine, the first and all others, so each may block it.
+func TestTheFrontWaiterMakesTheAttempts(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a, b := w.start(), w.start()
+		w.attempt().taken(time.Hour)
+		w.news(Subscribed)
+		w.attempt().taken(time.Hour)
+		w.news(OurTurn)
+		is(t, "attempts", w.asked(), 3)
+		w.attempt().grantBlock(1)
+		a.holds()
+		a.releases()
+		w.attempt().grant()
+		b.holds()
+		b.releases()
+		for i, at := range w.attempts {
+			is(t, fmt.Sprint("inline ", i), at.inline, true)
+		}
+	}, func(c *Config) { c.Slice = -1 })
 }
 
 // A front waiter that is told to go and leaves in the same instant loses the turn for nobody: the
@@ -1155,15 +1151,15 @@ func TestAWaiterThatLeavesWhenItIsToldToGo(t *testing.T) {
 			w.byHand()
 			a, b := w.start(), w.start()
 			w.attempt().taken(time.Hour)
-			w.news(Hears)
+			w.news(Subscribed)
 			w.attempt().taken(time.Hour)
 			n := w.asked()
 			if i%2 == 0 {
-				w.newsNow(Ours)
+				w.newsNow(OurTurn)
 				a.cancel()
 			} else {
 				a.cancel()
-				w.newsNow(Ours)
+				w.newsNow(OurTurn)
 			}
 			synctest.Wait()
 			a.failed(0, context.Canceled)
@@ -1175,6 +1171,6 @@ func TestAWaiterThatLeavesWhenItIsToldToGo(t *testing.T) {
 			b.releases()
 			c.holds()
 			c.releases()
-		}, alone)
+		})
 	}
 }

@@ -1,7 +1,9 @@
 package flight
 
 import (
+	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -20,28 +22,27 @@ func slept(t *testing.T, at time.Time, d time.Duration) time.Time {
 }
 
 // sleepy is a lease of 50s whose machine has slept for d since, and who waits for it.
-func sleepy(t *testing.T, d time.Duration) (w *world, next *Hold) {
+func sleepy(t *testing.T, d time.Duration) (w *world, next *Ticket, answered <-chan struct{}) {
 	w = newWorld(t).rich()
 	w.refresh = nil
-	first, next := &Hold{ttl: 50 * time.Second, wait: w.g.waiting(patient)}, &Hold{ttl: 20 * time.Second, wait: w.g.waiting(patient)}
-	for _, h := range []*Hold{first, next} {
-		if _, err := w.g.join("k", h, Queue, false); err != nil {
-			t.Fatal(err)
-		}
-	}
+	first := w.heldFor(t, "k", 50*time.Second)
+	next, answered = w.waitsFor(t, "k", 20*time.Second)
 	f := first.f
+	f.mu.Lock()
 	f.until = slept(t, f.until, d)
+	f.mu.Unlock()
 	if err := first.Release(); err != nil {
 		t.Fatal(err)
 	}
-	return w, next
+	return w, next, answered
 }
 
 // A lease whose machine has slept since it was granted has less left than the monotonic
 // clock says. Who is handed the rest must not believe in more, by either clock.
 func TestAHandoffAfterSleepEndsWithTheLease(t *testing.T) {
-	w, next := sleepy(t, 35*time.Second) // about 14s are left, of 49
-	if next.state != holding {
+	w, next, answered := sleepy(t, 35*time.Second) // about 14s are left, of 49
+	<-answered
+	if w.renewals() != 0 || next.kind != Handed {
 		t.Fatal("not handed over")
 	}
 	if over := next.Until().Round(0).Sub(next.f.until.Round(0)); over > 0 {
@@ -56,13 +57,14 @@ func TestAHandoffAfterSleepEndsWithTheLease(t *testing.T) {
 // A lease that has too little left by the wall clock alone is renewed before it is handed
 // on.
 func TestAShortLeaseByTheWallClockIsRenewed(t *testing.T) {
-	w, next := sleepy(t, 45*time.Second) // about 4s are left
-	if next.state != waiting {
+	w, next, answered := sleepy(t, 45*time.Second) // about 4s are left
+	select {
+	case <-answered:
 		t.Error("not renewed")
+	default:
 	}
-	if w.renewals() == 1 {
-		w.renewal(1).confirm()
-	}
+	w.renewal(1).confirm()
+	<-answered
 	if err := next.Release(); err != nil {
 		t.Error(err)
 	}
@@ -74,17 +76,34 @@ func TestAShortLeaseByTheWallClockIsRenewed(t *testing.T) {
 const soon = 20 * time.Second
 
 // heldFor joins a caller that is given the lock, or waits for it.
-func (w *world) heldFor(t *testing.T, key string, ttl time.Duration) *Hold {
+func (w *world) heldFor(t *testing.T, key string, ttl time.Duration) *Ticket {
 	t.Helper()
-	h := &Hold{ttl: ttl, wait: w.g.waiting(patient)}
-	if _, err := w.g.join(key, h, Queue, false); err != nil {
+	h := &Ticket{}
+	if _, err := w.enter(key, h, ttl); err != nil {
 		t.Fatal(err)
 	}
 	return h
 }
 
+// waitsFor is heldFor, of a caller that has to wait, on a goroutine of its own; answered is closed when it
+// has its answer.
+func (w *world) waitsFor(t *testing.T, key string, ttl time.Duration) (h *Ticket, answered <-chan struct{}) {
+	t.Helper()
+	h, done := &Ticket{}, make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := w.g.Acquire(context.Background(), key, h, ttl, patient, Queue); err != nil {
+			t.Error(err)
+		}
+	}()
+	for w.g.Counts().Waiters == 0 {
+		runtime.Gosched()
+	}
+	return h, done
+}
+
 // told gets why h is over, once it is.
-func (h *Hold) told() <-chan error {
+func (h *Ticket) told() <-chan error {
 	told := make(chan error, 1)
 	if _, why, over := h.OnEnd(func(why error) { told <- why }); over {
 		told <- why

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m)
 	case "sleeper": // ignores the end of its stdin
 		fmt.Println(`"up"`)
-		select {}
+		forever()
 	case "server":
 		if procs.Serve(os.Stdin, os.Stdout, grace, answer) != nil {
 			os.Exit(2)
@@ -38,6 +38,13 @@ func TestMain(m *testing.M) {
 		write(10_000)
 	case "parent":
 		os.Exit(parent())
+	}
+}
+
+// forever is not select {}, which the runtime takes for a deadlock.
+func forever() {
+	for {
+		time.Sleep(time.Hour)
 	}
 }
 
@@ -53,7 +60,7 @@ func answer(ctx context.Context, request string) string {
 	case "wait":
 		<-ctx.Done()
 	case "hang":
-		select {}
+		forever()
 	}
 	return request + "!"
 }
@@ -70,7 +77,8 @@ func parent() int {
 	}
 	fmt.Println(c.PID())
 	_, _ = io.Copy(io.Discard, bufio.NewReader(os.Stdin))
-	select {}
+	forever()
+	return 0
 }
 
 func start(t *testing.T, role string) *procs.Child {

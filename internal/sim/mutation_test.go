@@ -52,7 +52,7 @@ var mutations = []mutation{
 		name:  "the deadline moves when a refresh is sent",
 		file:  "internal/flight/lease.go",
 		old:   "	f.refreshing = true\n",
-		new:   "	f.refreshing = true\n	f.until = later(f.until, now.Add(f.g.cfg.Validity(h.ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
+		new:   "	f.refreshing = true\n	f.until = later(f.until, now.Add(f.g.cfg.Validity(t.ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
 		quick: true,
 	},
 	{
@@ -193,14 +193,14 @@ var mutations = []mutation{
 	},
 	{
 		name: "a lock is valid until its timer goes off",
-		file: "internal/flight/hold.go",
-		old:  "	case clock.Passed(now, h.until):\n		return h.expiredLocked()",
-		new:  "	case false && clock.Passed(now, h.until):\n		return h.expiredLocked()",
+		file: "internal/flight/ticket.go",
+		old:  "	case clock.Passed(now, t.until):\n		return t.expiredLocked()",
+		new:  "	case false && clock.Passed(now, t.until):\n		return t.expiredLocked()",
 	},
 	{
 		name: "a waiter that leaves with the lease keeps it",
 		file: "internal/flight/flight.go",
-		old:  "		f.endLocked(h, released, nil)\n		f.passLocked(clock.Now())\n	}\n	return err\n",
+		old:  "		f.endLocked(t, released, nil)\n		f.handOverOrReleaseLocked(clock.Now())\n	}\n	return err\n",
 		new:  "	}\n	return err\n",
 		pkg:  "./internal/flight", by: "TestLeaveAfterGrantPassesOn",
 	},

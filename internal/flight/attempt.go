@@ -1,0 +1,203 @@
+package flight
+
+import (
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// Remote attempts: how the driver makes one, and what follows from its outcome.
+
+// startAttemptLocked decides that t, the driver, makes an attempt now, with its ttl. Its caller does
+// that by runAttempt.
+func (f *flight) startAttemptLocked(t *Ticket) {
+	f.phase, f.retry, f.attempt = acquiring, false, nil
+	if f.backoff != nil {
+		f.freeAt = time.Time{}
+	}
+	f.attemptTTL = t.ttl
+	f.shard().counts.attempts.Add(1)
+	if t.budgeted && t == f.head {
+		t.becomeFront(clock.Now())
+	}
+	t.tokens, t.contender = f.blockLocked(), ""
+	if c := f.contention; c != nil {
+		t.contender, c.registered = c.contender, true
+	}
+}
+
+// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout if
+// inline is true.
+func (f *flight) runAttempt(t *Ticket, inline bool) {
+	a := f.g.cfg.Prepare(f.key, t.ttl, t.tokens, t.contender, f.attemptDone)
+	f.mu.Lock()
+	f.attempt = a // known before it may block, so that others can ask about it and cancel it
+	unwanted := f.phase == canceled
+	f.mu.Unlock()
+	if unwanted {
+		a.Cancel()
+	}
+	a.Start(inline)
+}
+
+// attemptDone takes the outcome of the attempt under way. A failure is judged by the strategy of the
+// front waiter, who is woken for that.
+func (f *flight) attemptDone(l Lease, g Grant, o *Outcome) {
+	f.mu.Lock()
+	defer f.unlock()
+	owner := ""
+	if f.attempt != nil {
+		owner = f.attempt.Owner()
+	}
+	unwanted := f.phase == canceled
+	f.phase, f.attempt = idle, nil
+	switch {
+	case o == nil:
+		f.wonLocked(l, g)
+	case f.n == 0:
+		f.dieLocked()
+	case unwanted: // somebody has come since
+		f.attemptNowLocked()
+	case o.Final:
+		f.turnAwayAllLocked(o.Err, func(*Ticket) bool { return true })
+	case f.retry && !o.Away:
+		b := f.backoffLocked()
+		b.last, b.owner = o.Err, owner
+		f.tryLocked()
+	default:
+		b := f.backoffLocked()
+		b.last, b.owner = o.Err, owner
+		f.backOffLocked(o)
+		f.turnAwayFastLocked(o, o.Err)
+	}
+}
+
+// wonLocked takes a lease that was granted.
+func (f *flight) wonLocked(l Lease, g Grant) {
+	now := clock.Now()
+	f.phase, f.lease, f.backoff = leased, l, nil
+	f.until, f.renewAfter = g.Until, f.g.at(g.Until) // a handoff sets renewAfter, from its own ttl
+	f.tokens = [2]block{g.block()}
+	f.holds, f.used, f.reserved = 0, 0, f.g.at(now)
+	f.sliceLocked(now)
+	if f.contention != nil {
+		f.contention.rival = ""
+	}
+	if f.n > 0 {
+		f.renewAfter = f.renewAfterLocked(now, f.head.ttl)
+	}
+	f.handOverOrReleaseLocked(now)
+}
+
+// backOffLocked waits after a failed attempt, for as long as the front waiter's strategy says. If
+// its caller is away, the next one makes another attempt after maxPoll.
+func (f *flight) backOffLocked(o *Outcome) {
+	now := clock.Now()
+	b := f.backoffLocked()
+	b.failedAt, b.taken, b.away, b.oneHolder, b.holder = now, o.Taken, o.Away, o.Owned, o.Holder
+	b.unjudged = true
+	if o.Free > 0 {
+		if free := now.Add(max(o.Free, minDelay)); b.freeAt.IsZero() || free.Before(b.freeAt) {
+			b.freeAt = free // else an event has told of somebody's turn meanwhile, which ends before
+		}
+	}
+	f.nextAttempt = now.Add(maxPoll)
+	f.wakeDriverLocked()
+}
+
+// attemptNowLocked has the driver make an attempt at once.
+func (f *flight) attemptNowLocked() {
+	f.nextAttempt = time.Time{}
+	f.wakeDriverLocked()
+}
+
+// tryLocked is attemptNowLocked, but those who may need the key no more look first.
+func (f *flight) tryLocked() {
+	f.tellLookersLocked()
+	f.attemptNowLocked()
+}
+
+// tellLookersLocked has all callers of AcquireUnless look.
+func (f *flight) tellLookersLocked() {
+	t := f.head
+	for left := f.lookers; left > 0; t = t.next {
+		if t.needless != nil {
+			left--
+			t.mustLook = true
+			t.wakeLocked()
+		}
+	}
+}
+
+// turnAwayFastLocked ends the wait of all who fail fast, with err, if o says that too few nodes can be
+// reached.
+func (f *flight) turnAwayFastLocked(o *Outcome, err error) {
+	if o.Away && f.fast > 0 {
+		f.turnAwayAllLocked(err, (*Ticket).failsFast)
+	}
+}
+
+// recheck finds out at once whether too few nodes can be reached, if somebody waits who gives up then:
+// by an attempt, or by a refresh where the key is held.
+func (f *flight) recheck() {
+	f.mu.Lock()
+	defer f.unlock()
+	switch {
+	case f.fast == 0:
+	case f.phase == acquiring || f.phase == canceled: // since when?
+		f.retry = true
+	case f.phase == idle:
+		f.attemptNowLocked()
+	case f.cur != nil && !f.refreshing:
+		f.renewLocked(clock.Now())
+	}
+}
+
+// lookEvery is which of the polls that follow on each other without an event is a look as well.
+const lookEvery = 4
+
+// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight is notified of what happens to the
+// key, and nothing has. Tens of thousands of keys may be waited for, with a poll each second, and a look costs a caller's
+// cache more than a poll costs a node.
+func (f *flight) pollsOnlyLocked() bool {
+	c := f.contention
+	if c == nil || !c.subscribed {
+		return false
+	}
+	c.polls++
+	return c.polls%lookEvery != 0
+}
+
+// restLocked sets the alarm for the next attempt, or for the next moment in which the front
+// waiter's strategy could give up.
+func (f *flight) restLocked() {
+	f.nextAttempt = f.nextAttemptLocked()
+	next := f.nextAttempt
+	if !f.unjudged && !f.head.isEndless() {
+		next = earlier(next, f.strategyNext)
+	}
+	f.armLocked(next)
+}
+
+// nextAttemptLocked is when the next attempt is due, after one that failed: as the front waiter's
+// strategy says, but no later than when the key could be free. When the key is known to be
+// another's and the flight is notified of its release, the strategy's delays send nothing. With
+// an even number of nodes that is hardly ever known, because half of them decide.
+func (f *flight) nextAttemptLocked() time.Time {
+	next := f.strategyNext
+	if f.unjudged {
+		next = f.failedAt.Add(maxPoll)
+	}
+	if c := f.contention; c != nil && f.taken {
+		switch {
+		case !c.subscribed:
+			next = earlier(next, f.failedAt.Add(maxPoll))
+		case f.oneHolder:
+			next = f.failedAt.Add(safetyPoll)
+		}
+	}
+	if !f.freeAt.IsZero() {
+		next = earlier(next, f.freeAt)
+	}
+	return next
+}

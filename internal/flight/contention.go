@@ -1,0 +1,242 @@
+package flight
+
+import (
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// How a flight waits for other processes, and lets them have their turn.
+
+// contention is what a flight knows of its rivals: the flights of other processes, and the Lock
+// calls, that want the same key. A flight has none until it meets the first.
+//
+// While nobody else wants the key, its lease goes from waiter to waiter for nothing. Once
+// per slice the flight checks, with the refresh that it makes anyway, whether anybody waits
+// elsewhere. If so, the release that ends the slice makes the next turn the rival's that
+// waits longest, and this flight goes to the end of those who wait. A turn is the key
+// itself, kept on the nodes for a moment in the rival's name: nobody else can take it, the
+// rival is notified, and it finds its turn too if the notice is lost. So P flights
+// share the key in turns, each slice long, in the order in which they came, and each has
+// the time to serve its queue. A rival that has died costs the others one turn.
+//
+// What failed, by model or on real processes:
+//
+//   - Release and let all contend: the process that released is the nearest to the key and
+//     wins again; one of four got all of it for a second.
+//   - The same, and stay out for a while: whoever wins does so by chance. Over ten seconds
+//     and sixteen processes, chance alone moves a share by 17%.
+//   - One flag per key, "somebody waits": two that yield clear each other's flag and wait
+//     for one another; a flag of a dead process idles the key.
+//   - Each node names its own next: they disagree, nobody has a majority, and the turns run
+//     out. So the one who yields names one rival for all nodes; only a release without a
+//     check leaves it to the nodes, whose orders are nearly always the same.
+//
+// Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
+// it dies. It tries again when its turn has come, when the nodes have confirmed the subscription
+// (what was published before that was missed), when the holder's ttl or somebody else's turn
+// runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
+// polls. A lost notice costs time, never liveness.
+//
+// Guarded by the flight's mu.
+type contention struct {
+	contender  string // what others know this flight by: the owner of its first attempt or lease
+	stop       func() // ends the subscription; nil before it has begun
+	subscribed bool   // a majority of nodes has confirmed it
+	registered bool   // the nodes may know of a want
+	polls      uint8  // without an event, so far
+	rival      string // waits longest, by the last check; "": nobody does
+}
+
+// Event is something that has happened to a key.
+type Event uint8
+
+// The events.
+const (
+	Subscribed   Event = iota + 1 // notices are received from now on; those before may have been missed
+	Unsubscribed                  // notices may be missed from now on
+	OurTurn                       // the turn is this contender's
+	OtherTurn                     // the turn is another's
+	Failed                        // what the owner that is named had the key for has failed; it has released the key
+)
+
+const (
+	// safetyPoll is how long a flight that is subscribed waits for an event before it polls.
+	safetyPoll = time.Second
+
+	// maxPoll is how long one that is not subscribed waits at most, whatever its strategy
+	// says: else its turn would have run out before it came. It is also how long a flight waits for
+	// a strategy to answer.
+	maxPoll = 50 * time.Millisecond
+)
+
+// contendLocked has the flight wait among its rivals, if its last attempt has failed because of one.
+func (f *flight) contendLocked() {
+	if f.contention == nil && f.backoff != nil && f.taken {
+		f.subscribeLocked(f.owner)
+	}
+}
+
+// subscribeLocked has the flight wait among its rivals, as contender.
+func (f *flight) subscribeLocked(contender string) {
+	c := &contention{contender: contender}
+	f.contention = c
+	watch := f.g.cfg.Watch
+	if watch == nil {
+		return
+	}
+	f.g.unsubscribing.Add(1)
+	f.deferLocked(func() {
+		defer f.g.unsubscribing.Done()
+		stop := watch(f.key, c.contender, f.onEvent)
+		f.mu.Lock()
+		died := f.phase == dead
+		if !died {
+			c.stop = stop
+		}
+		f.mu.Unlock()
+		if died {
+			stop()
+		}
+	})
+}
+
+// onEvent takes an event. owner is who had the key, if that is what it is about.
+func (f *flight) onEvent(e Event, owner string) {
+	f.mu.Lock()
+	defer f.unlock()
+	if f.phase == dead {
+		return
+	}
+	if e == OurTurn || e == OtherTurn { // somebody has released the key, and may have done the work
+		if e == OtherTurn || f.phase != idle { // else with the attempt that follows
+			f.tellLookersLocked()
+		}
+		if f.backoff != nil {
+			f.holder = ""
+		}
+	}
+	switch e {
+	case Failed:
+		f.failedElsewhereLocked(owner)
+		return
+	case OtherTurn:
+		f.otherTurnLocked()
+		return
+	case Subscribed:
+		f.contention.subscribed = true
+	case Unsubscribed:
+		f.contention.subscribed = false
+	}
+	switch f.phase {
+	case acquiring, canceled, releasing:
+		f.retry = true // the attempt may have come before this
+	case idle:
+		f.tryLocked()
+	}
+}
+
+// otherTurnLocked waits for as long as another's turn is kept: it has its turn, or has not come for it.
+func (f *flight) otherTurnLocked() {
+	if f.lease != nil {
+		return
+	}
+	now := clock.Now()
+	f.backoffLocked().freeAt = now.Add(f.g.cfg.Turn + minDelay)
+	if f.phase == idle && now.Before(f.nextAttempt) {
+		f.restLocked()
+	}
+}
+
+// failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for has failed, in
+// owner's hands. They are to do it themselves, at once and all together, not one after the other.
+//
+// A message may be late, from a node that was slow: then somebody else has the key by now, and who came
+// since has not waited for that failure. So it is for those alone who have not seen another
+// holder since. To be wrong about it costs work that is done twice, and never a lock.
+func (f *flight) failedElsewhereLocked(owner string) {
+	if f.lease != nil || f.backoff == nil || f.holder != "" && f.holder != owner {
+		return
+	}
+	f.turnAwayAllLocked(f.g.cfg.Failed, func(t *Ticket) bool { return t.needless != nil })
+}
+
+// endContentionLocked ends what the flight has begun to wait for other processes, as it dies.
+func (f *flight) endContentionLocked() {
+	c := f.contention
+	if c == nil {
+		return
+	}
+	f.g.unsubscribing.Add(1)
+	f.deferLocked(func() {
+		defer f.g.unsubscribing.Done()
+		if c.stop != nil { // written before the flight died, or never
+			c.stop()
+		}
+		if c.registered {
+			f.g.cfg.Leave(f.key, c.contender)
+		}
+	})
+}
+
+// Slices.
+
+// sliceLocked begins a slice.
+func (f *flight) sliceLocked(now time.Time) {
+	f.slice, f.checked = f.g.at(now.Add(f.g.cfg.Slice)), false
+}
+
+// mayCheckLocked reports whether it is time to check for rivals while handoffs go on: late
+// enough in the slice to be true still when it ends, early enough for the answer to be there.
+func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.checksLocked(now) }
+
+// checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well. A
+// holder that nobody waits behind is not to yield: its release will.
+func (f *flight) checksLocked(now time.Time) bool {
+	return f.g.cfg.Slice > 0 && (f.n > 0 || f.holds > 1) && f.g.at(now) >= f.slice-instant(f.g.cfg.Slice/2)
+}
+
+// handoffDecision is what a release does about rivals.
+type handoffDecision uint8
+
+const (
+	handOff handoffDecision = iota // hand over
+	check                          // ask the nodes first who waits
+	yield                          // let the rival have its turn
+)
+
+// decideLocked decides about a lease that could be handed over.
+func (f *flight) decideLocked(now time.Time) handoffDecision {
+	switch {
+	case f.g.cfg.Slice <= 0 || f.g.at(now) < f.slice:
+		return handOff
+	case f.contention != nil && f.contention.rival != "":
+		return yield
+	case f.checked && f.refreshing: // the check may still be under way
+		return handOff
+	case !f.checked || f.g.at(now) > clock.Add(f.slice, instant(f.g.cfg.Slice)): // callers hold the lease for so long that it is old
+		return check
+	}
+	f.sliceLocked(now) // nobody waits
+	return handOff
+}
+
+// waitersSeenLocked takes the outcome of a check, which says nothing if it failed.
+func (f *flight) waitersSeenLocked(rival string, failed bool) {
+	if rival != "" && f.contention == nil {
+		f.subscribeLocked(f.lease.Owner()) // to hear of the next turn before it comes
+	}
+	if f.contention != nil && !failed {
+		f.contention.rival = rival
+	}
+	if now := clock.Now(); f.g.at(now) >= f.slice && (f.contention == nil || f.contention.rival == "") {
+		f.sliceLocked(now)
+	}
+}
+
+// yieldLocked gives the lease to the rival that was seen, and has the flight wait.
+func (f *flight) yieldLocked() {
+	rival := f.contention.rival
+	f.contention.rival, f.contention.registered = "", true
+	f.releaseToLocked(rival)
+}

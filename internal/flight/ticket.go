@@ -1,0 +1,221 @@
+package flight
+
+import (
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// Ticket is one caller's place in a flight: first in the queue, then holding the lease.
+//
+//	waiting -> holding -> released
+//	   |          +-----> lost (Until passed, or the lease was lost)
+//	   +-> left (ctx ended, strategy gave up, refused)
+//
+// Every transition happens under the flight's mu, so a Ticket that is over can do nothing
+// to its successor: whatever it asks for, the flight looks first whether it is current.
+type Ticket struct {
+	f   *flight // set before the Ticket is shared
+	ttl time.Duration
+
+	*waiter // while its caller waits; nil after that
+
+	// guarded by f.mu
+	state     state
+	kind      WaitKind // what its caller has waited for; does not change once the wait is over
+	looks     bool     // it is of AcquireUnless
+	relied    bool     // it was to be refreshed, or somebody listens for its end
+	fence     int64
+	lease     Lease
+	until     time.Time     // when this Ticket is over if nothing renews it
+	extension time.Duration // how far renewals for the flight's own sake may move until
+	end       *end          // nil for a Ticket whose end nobody wants to hear of, and that was not lost
+
+	timers *Timer // first of those that are set; nil once it is over
+}
+
+// end is what there is to say about the end of a Ticket.
+type end struct {
+	why     error // lost: why
+	stopped error // why whoever refreshed it has stopped, if it has
+	failed  error // the outcome of the last refresh, if it failed
+	hear    map[*func(error)]struct{}
+}
+
+type state uint8
+
+const (
+	waiting state = iota
+	holding
+	released
+	lost
+	left
+)
+
+// Fence is the fencing token.
+func (t *Ticket) Fence() int64 { return t.fence } // does not change once held
+
+// Owner is the whole stored value of the lease that t was given.
+func (t *Ticket) Owner() string { return t.lease.Owner() }
+
+// Until is when t is over if nothing renews it.
+func (t *Ticket) Until() time.Time {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	return t.until
+}
+
+// Err is nil while t holds, by the clock. It does not wait for a timer. Once it is not nil it
+// stays so.
+func (t *Ticket) Err() error {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	now := clock.Now()
+	if t.state == holding && clock.Passed(now, t.until) {
+		t.pastLocked(now)
+	}
+	return t.errLocked(now)
+}
+
+// pastLocked makes Until, which has passed at now, have passed for good, and has the flight end t
+// at once. If the wall clock alone says that it has passed, it may be set back, and a
+// refresh that is under way would then move Until: what Err has said would not be true any more.
+// It does not end t by itself, because that calls those who listen, and Err may be called under
+// their locks.
+func (t *Ticket) pastLocked(now time.Time) {
+	t.until = now.Add(clock.Left(now, t.until))
+	t.f.armLocked(now)
+}
+
+func (t *Ticket) errLocked(now time.Time) error {
+	switch {
+	case t.state == lost:
+		return t.end.why
+	case t.state != holding:
+		return t.f.g.cfg.NotHeld
+	case clock.Passed(now, t.until):
+		return t.expiredLocked()
+	}
+	return nil
+}
+
+// Unrefreshed says why no refresh follows: if t runs out, that is the reason. A refresh that the holder
+// makes all the same takes it back.
+func (t *Ticket) Unrefreshed(why error) {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	if t.relied = true; t.state == holding {
+		t.endOfLocked().stopped = why
+	}
+}
+
+// expiredLocked is why t is over when its Until has passed.
+func (t *Ticket) expiredLocked() error {
+	cfg := &t.f.g.cfg
+	if e := t.end; e != nil && t.relied && cfg.ExpiredBy != nil && (e.stopped != nil || e.failed != nil) {
+		return cfg.ExpiredBy(e.stopped, e.failed)
+	}
+	return cfg.Expired
+}
+
+// OnEnd has fn called when t is released (with nil) or lost (with the reason). If that
+// has happened already, fn is not registered and over is true. fn must not block.
+func (t *Ticket) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
+	f := t.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t.state == lost {
+		return nil, t.end.why, true
+	}
+	if t.state != holding {
+		return nil, nil, true
+	}
+	t.relied = true
+	e := t.endOfLocked()
+	if e.hear == nil {
+		e.hear = map[*func(error)]struct{}{}
+	}
+	at := &fn
+	e.hear[at] = struct{}{}
+	return func() {
+		f.mu.Lock()
+		delete(e.hear, at)
+		f.mu.Unlock()
+	}, nil, false
+}
+
+// endOfLocked is t.end, made if there was none.
+func (t *Ticket) endOfLocked() *end {
+	if t.end == nil {
+		t.end = &end{}
+	}
+	return t.end
+}
+
+// Release ends t: the lease goes to the next waiter, or back to the nodes. It returns nil
+// when either happened, and is bounded by NodeTimeout.
+func (t *Ticket) Release() error { return t.release(false) }
+
+// ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes, the other
+// processes that wait in AcquireUnless are told so, and end with Config.Failed. To a waiter of this process
+// the lease is handed as ever.
+func (t *Ticket) ReleaseFailed() error { return t.release(true) }
+
+func (t *Ticket) release(failed bool) error {
+	f := t.f
+	f.mu.Lock()
+	now := clock.Now()
+	if t.state != holding || clock.Passed(now, t.until) {
+		f.overdueLocked(now)
+		err := f.g.cfg.Ended(f.key, t.errLocked(now))
+		f.unlock()
+		return err
+	}
+	f.endLocked(t, released, nil)
+	if !f.handOverOrReleaseLocked(now) {
+		f.unlockInline(true)
+		return nil
+	}
+	r := f.g.releases.Get().(*releaseOutcome)
+	f.deferred.done, f.deferred.failed = r.set, failed
+	f.unlockInline(true)
+	err := <-r.outcome
+	f.g.releases.Put(r)
+	return err
+}
+
+// moveLocked sets when t is over, and how far renewals for the flight's own sake may move
+// that.
+func (t *Ticket) moveLocked(until, limit time.Time) { t.until, t.extension = until, limit.Sub(until) }
+
+// limitLocked is how far they may.
+func (t *Ticket) limitLocked() time.Time { return t.until.Add(t.extension) }
+
+// TTL is what t was asked for with.
+func (t *Ticket) TTL() time.Duration { return t.ttl }
+
+// Refresh gives t its full ttl again and calls done once, with nil or the reason why not;
+// the error says too whether t is over.
+func (t *Ticket) Refresh(timeout time.Duration, done func(error)) {
+	f := t.f
+	f.mu.Lock()
+	now := clock.Now()
+	if t.state != holding || clock.Passed(now, t.until) {
+		f.overdueLocked(now)
+		err := f.g.cfg.Ended(f.key, t.errLocked(now))
+		f.unlock()
+		done(err)
+		return
+	}
+	t.relied = true
+	last := &f.refreshRequests
+	for *last != nil {
+		last = &(*last).next
+	}
+	*last = &refreshRequest{t: t, timeout: timeout, done: done}
+	f.refreshLocked()
+	f.unlock()
+}
+
+// Key is the lock key.
+func (t *Ticket) Key() string { return t.f.key }

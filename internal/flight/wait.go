@@ -1,0 +1,599 @@
+package flight
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+)
+
+// Pace is a retry strategy: how long to wait after the attempt-th failure, and whether
+// to try again. Its code may be anybody's, so it runs on its caller's goroutine, with no mutex
+// held.
+type Pace interface {
+	Next(attempt int) (delay time.Duration, ok bool)
+}
+
+// Traits are what a Pace says of itself, if it has a method of that name.
+type Traits uint8
+
+// The traits.
+const (
+	Endless  Traits = 1 << iota // it never gives up
+	FailFast                    // but its caller does when too few nodes can be reached
+	Quick                       // Next returns at once and does not panic
+)
+
+// TraitsOf gives those of p.
+func TraitsOf(p Pace) Traits {
+	if p, says := p.(interface{ Traits() Traits }); says {
+		return p.Traits()
+	}
+	return 0
+}
+
+// Mode is how a caller queues.
+type Mode uint8
+
+// The modes.
+const (
+	Queue    Mode = iota // behind whoever is there
+	Try                  // only if nobody is there
+	Unqueued             // in a flight of its own
+)
+
+// WaitKind is what a caller waited for.
+type WaitKind uint8
+
+// The kinds of waiting.
+const (
+	Remote WaitKind = iota // nobody was there before it
+	Queued                 // others of this process, and then remote
+	Handed                 // others of this process; the last of them handed the lease over
+)
+
+// waiter is what a Ticket needs as long as its caller waits. There are as many in use as there
+// are callers that wait, however many locks are held, so a Group keeps them for the next: each
+// goes back when its caller has the answer. From then on the Ticket is not in the queue any more,
+// so nobody else has a way to it; what may come later, the giveUpTimer, looks at the Ticket's
+// state first.
+type waiter struct {
+	pace     Pace
+	traits   Traits                     // of pace; FailFast besides for every caller of AcquireUnless
+	needless func(context.Context) bool // of AcquireUnless; else nil
+
+	// Only the caller's goroutine uses these.
+	failures    int         // how many failures its strategy has been asked about
+	nextTry     time.Time   // when, by its strategy, its next attempt is; zero before the first failure
+	budgeted    bool        // it came to a queue: it meets a failure at each nextTry, though nothing is sent
+	bounded     bool        // its strategy gives up at giveUpAt; else it is asked further then
+	giveUpAt    time.Time   // if budgeted
+	giveUpTimer *time.Timer // wakes it then; nil if it is not budgeted
+	frontSince  time.Time   // when its strategy began to pace the flight; zero: it does not
+	last        bool        // its strategy gives up if the attempt under way fails
+	tokens      int64       // for the attempt that it is about to make
+	contender   string      // in whose name it makes it; "": none
+
+	// guarded by the flight's mu
+	next, prev *Ticket // in the queue
+	away       bool    // its caller runs code of the user's
+	mustLook   bool    // its caller is to ask needless
+
+	// ready gets one value when the wait is over; refusal is written before that, and may be
+	// read after it. If woken is set, the value says something else: the caller is to look at
+	// the flight, where it also finds out if its wait has ended since. So there is never more
+	// than one value in it, and sending never blocks. woken is set under mu, before the value
+	// is sent, and cleared under mu by the caller that has received it.
+	ready   chan struct{}
+	woken   bool
+	refusal error
+}
+
+// step is what a caller that waits has to do next.
+type step uint8
+
+const (
+	stay    step = iota // until it is woken, is answered, or its ctx ends
+	attempt             // make the attempt that was decided on
+	ask                 // its strategy, whether to go on, and when
+	look                // whether it needs the key still
+	plan                // ask its strategy ahead: when will it have given up?
+	over                // its wait has ended
+	again               // the flight has died before it could join
+)
+
+// Acquire makes t hold key, or says why not. t is new; ttl and pace are its own.
+func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) error {
+	_, err := g.acquire(ctx, key, t, ttl, pace, mode, nil)
+	return err
+}
+
+// AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
+// another process has done the work meanwhile: whenever there is an event about the key, or an
+// attempt after the first is due, needless is called on the caller's goroutine. True ends
+// the wait, with stopped and without the key; the event that the work has failed elsewhere ends
+// it with Config.Failed. So does that too few nodes can be reached: such a caller has other
+// ways. As long as needless takes its time, others that wait go first.
+func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
+	t.looks = true
+	return g.acquire(ctx, key, t, ttl, pace, Queue, needless)
+}
+
+// acquire is a caller's wait, from its arrival to its answer.
+//
+// Of all who wait for a key, the driver makes the attempts: the first in the queue whose caller
+// does not run code of the user's just now. It does so on its own goroutine, here:
+//
+//	make an attempt -> wait for its outcome -> ask the strategy -> wait for the time that it
+//	names, for an event or for the alarm -> make an attempt -> ...
+//
+// and everybody else waits, to be handed the lease or to become the driver. Whoever brings
+// something, an attempt's outcome, an event, the alarm, a release, changes the flight's state
+// under mu and wakes the driver if there is something to do; what that is, the driver finds out
+// by stepLocked, under mu. No wake-up is lost, because a driver that leaves, or that goes to run
+// code of the user's, wakes the next one if anything is due, in the same critical section
+// (otherwise the alarm does when it is), and one that comes back looks for itself. An attempt
+// whose caller leaves goes on for whoever is the driver then.
+//
+// A lease that is handed over comes as the last value in ready, from whoever hands it over. The
+// one that gets it need not take mu.
+//
+// It waits here and not in a function of its own: each frame of a goroutine that waits is read
+// at every cycle of the garbage collector, and again when it goes on.
+func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode, needless func(context.Context) bool) (stopped bool, err error) {
+	began := g.begins()
+	if err := ctx.Err(); err != nil {
+		return false, g.report(began, t, g.cfg.GaveUp(key, err, nil))
+	}
+	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
+	f, next, err := g.join(ctx, key, t, mode)
+	if err != nil {
+		t.refusal = err
+		return false, g.report(began, t, g.answered(t))
+	}
+	for {
+		switch next {
+		case attempt:
+			f.runAttempt(t, g.mayBlock(ctx))
+		case ask:
+			next = f.askStrategy(t)
+			continue
+		case plan:
+			next = f.askAhead(t)
+			continue
+		case look:
+			if f.lookWhether(ctx, t) {
+				_ = f.quit(t, context.Canceled) // a lease that came in this instant goes on
+				return true, nil
+			}
+			next = f.back(t, ctx.Err() != nil)
+			continue
+		case over:
+			return false, g.report(began, t, g.answered(t))
+		}
+		select { // an answer that is there already counts, even if ctx has ended too
+		case <-t.ready:
+		default:
+			select {
+			case <-t.ready:
+			case <-ctx.Done():
+				return false, g.report(began, t, f.quit(t, ctx.Err()))
+			}
+		}
+		if !t.woken {
+			return false, g.report(began, t, g.answered(t))
+		}
+		next = f.wokenUp(t, ctx.Err() != nil)
+	}
+}
+
+// begins is when a caller came, if anybody wants to know.
+func (g *Group) begins() (now time.Time) {
+	if g.cfg.Acquired != nil {
+		now = time.Now()
+	}
+	return now
+}
+
+// report reports t's answer to whoever wants to know, and gives it back.
+func (g *Group) report(began time.Time, t *Ticket, err error) error {
+	if g.cfg.Acquired != nil {
+		g.cfg.Acquired(time.Since(began), t.kind, err)
+	}
+	return err
+}
+
+// newWaiter gives a waiter with that pace.
+func (g *Group) newWaiter(pace Pace, needless func(context.Context) bool) *waiter {
+	w := g.waiters.Get().(*waiter)
+	w.pace, w.traits, w.needless = pace, TraitsOf(pace), needless
+	if needless != nil {
+		w.traits |= FailFast
+	}
+	return w
+}
+
+// answered gives the outcome of t's wait, which has ended.
+func (g *Group) answered(t *Ticket) error {
+	w, refusal := t.waiter, t.refusal
+	if w.giveUpTimer != nil {
+		w.giveUpTimer.Stop()
+	}
+	t.waiter = nil
+	*w = waiter{ready: w.ready}
+	g.waiters.Put(w)
+	return refusal
+}
+
+// quit has t leave, and gives the outcome of its wait. A lease that it is given in this
+// instant goes on to the next.
+func (f *flight) quit(t *Ticket, why error) error {
+	err := f.leave(t, why)
+	refusal := f.g.answered(t)
+	if err == nil { // it was refused before
+		return refusal
+	}
+	return err
+}
+
+// mayBlock reports whether a caller with that ctx may block for NodeTimeout: not if its
+// time is up before. A ctx that is cancelled meanwhile is noticed after that.
+func (g *Group) mayBlock(ctx context.Context) bool {
+	deadline, ends := ctx.Deadline()
+	return !ends || time.Until(deadline) >= g.cfg.NodeTimeout
+}
+
+// join puts t into the queue of key's flight, and gives what its caller has to do first. A
+// caller that comes to others asks its strategy ahead before it queues, where nobody waits for
+// the answer.
+func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*flight, step, error) {
+	for {
+		var f *flight
+		if mode == Unqueued {
+			f = g.private(key)
+		} else {
+			f = g.find(key)
+		}
+		if f == nil {
+			return nil, over, g.cfg.Closed
+		}
+		switch next, err := f.join(t, mode); {
+		case err != nil:
+			return nil, over, err
+		case next == plan:
+			t.waiter.plan(clock.Now())
+			if err := ctx.Err(); err != nil {
+				return nil, over, g.cfg.GaveUp(key, err, g.cfg.Busy(key, ""))
+			}
+		case next != again:
+			if w := t.waiter; w.budgeted {
+				w.setGiveUpTimer(f, t)
+			}
+			return f, next, nil
+		}
+	}
+}
+
+// stepLocked is what t's caller has to do, whose wait has not ended.
+func (f *flight) stepLocked(t *Ticket) step {
+	w := t.waiter
+	switch {
+	case w.mustLook:
+		return f.goAwayLocked(t, look)
+	case f.phase != idle || f.driverLocked() != t: // it waits for the driver, or for what is under way
+		return f.boundedLocked(t)
+	}
+	now, front := clock.Now(), t == f.head
+	if !front {
+		f.contendLocked()
+	}
+	switch {
+	case front && !f.judged():
+		w.becomeFront(now)
+		return f.goAwayLocked(t, ask)
+	case !now.Before(f.nextAttempt):
+		f.startAttemptLocked(t)
+		return attempt
+	case !front: // it stands in for one that is away
+		f.armLocked(f.nextAttempt)
+		return f.boundedLocked(t)
+	case !w.isEndless() && !now.Before(f.strategyNext):
+		w.becomeFront(now)
+		return f.goAwayLocked(t, ask)
+	}
+	return stay
+}
+
+// boundedLocked ends t's wait if its strategy has given up by now. That of the one that paces the
+// flight counts its own attempts: each is real.
+func (f *flight) boundedLocked(t *Ticket) step {
+	switch w := t.waiter; {
+	case !w.frontSince.IsZero():
+		if !w.isEndless() && f.cur != nil { // it was away when the lease came, and another has got it
+			w.frontSince, w.budgeted = time.Time{}, true
+			return f.goAwayLocked(t, plan)
+		}
+	case !w.budgeted || clock.Now().Before(w.giveUpAt):
+	case w.bounded:
+		f.turnAwayLocked(t, f.outcomeLocked())
+	default:
+		return f.goAwayLocked(t, plan)
+	}
+	return stay
+}
+
+// goAwayLocked follows that t's caller is about to run code of the user's. What is due meanwhile
+// is for the next driver.
+func (f *flight) goAwayLocked(t *Ticket, todo step) step {
+	w := t.waiter
+	w.mustLook = false
+	if w.away = todo == look || w.traits&Quick == 0; w.away && f.phase == idle && f.n > 1 {
+		if clock.Now().Before(f.nextAttempt) {
+			f.armLocked(f.nextAttempt)
+		} else {
+			f.wakeDriverLocked()
+		}
+	}
+	return todo
+}
+
+// back follows that it has run. If its ctx has ended, it is about to leave.
+func (f *flight) back(t *Ticket, ended bool) step {
+	f.mu.Lock()
+	defer f.unlock()
+	t.away = false
+	if t.state != waiting || ended {
+		return stay
+	}
+	return f.stepLocked(t)
+}
+
+// wokenUp follows that t's caller has received that it is to look at the flight. If its ctx has
+// ended, it is about to leave.
+func (f *flight) wokenUp(t *Ticket, ended bool) step {
+	f.mu.Lock()
+	defer f.unlock()
+	t.woken = false
+	switch {
+	case t.state != waiting:
+		return over
+	case ended:
+		return stay
+	}
+	return f.stepLocked(t)
+}
+
+// wakeLocked has t's caller look at the flight.
+func (t *Ticket) wakeLocked() {
+	if !t.woken {
+		t.woken = true
+		t.ready <- struct{}{}
+	}
+}
+
+// answerLocked tells t's caller that its wait has ended. One that was woken is about to see.
+func (t *Ticket) answerLocked() {
+	if !t.woken {
+		t.ready <- struct{}{}
+	}
+}
+
+// wake is wakeLocked, for the giveUpTimer.
+func (f *flight) wake(t *Ticket) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t.state == waiting {
+		t.wakeLocked()
+	}
+}
+
+// driverLocked is who makes the attempts: the first in the queue whose caller does not run code
+// of the user's, and is not about to. nil: nobody can for now.
+func (f *flight) driverLocked() *Ticket {
+	t := f.head
+	for t != nil && (t.away || t.mustLook) {
+		t = t.next
+	}
+	return t
+}
+
+// wakeDriverLocked has the driver look at the flight.
+func (f *flight) wakeDriverLocked() {
+	if t := f.driverLocked(); t != nil {
+		t.wakeLocked()
+	}
+}
+
+// frontLocked is who gets the lease: the first in the queue, but if its caller runs code of the
+// user's, whoever is there to take it. nil: nobody waits.
+func (f *flight) frontLocked() *Ticket {
+	t := f.head
+	for t != nil && t.away {
+		t = t.next
+	}
+	if t == nil {
+		return f.head
+	}
+	return t
+}
+
+// Code of the user's.
+
+// userCode runs do, which may panic, or end the goroutine: then t leaves the queue, and a lease
+// that came meanwhile goes on to the next.
+func (f *flight) userCode(t *Ticket, do func()) {
+	returned := false
+	defer func() {
+		if !returned {
+			_ = f.quit(t, context.Canceled)
+		}
+	}()
+	do()
+	returned = true
+}
+
+// lookWhether reports whether t's caller needs the key no more.
+func (f *flight) lookWhether(ctx context.Context, t *Ticket) (needless bool) {
+	f.userCode(t, func() { needless = t.needless(ctx) })
+	return needless
+}
+
+// askStrategy asks t's strategy about a failure: that of the last attempt, or, if an attempt is
+// not due yet, one that t would have met by now. Where it gives up, it is turned away; whoever is
+// next then asks its own strategy about the same failure, which was the whole queue's. But one
+// that gives up without an attempt makes a last one first: whoever had the key may be a client
+// that does not notify.
+func (f *flight) askStrategy(t *Ticket) step {
+	w, now, goesOn := t.waiter, clock.Now(), false
+	f.userCode(t, func() { goesOn = w.goOn(now) })
+
+	f.mu.Lock()
+	defer f.unlock()
+	w.away = false
+	if t.state != waiting {
+		return stay
+	}
+	switch {
+	case goesOn:
+		if t == f.head && f.backoff != nil {
+			f.unjudged, f.strategyNext = false, w.nextTry
+			f.contendLocked()
+			if f.phase == idle && now.Before(f.nextAttempt) {
+				f.restLocked()
+			}
+		}
+	case f.phase != idle: // others have begun an attempt meanwhile: by that
+		w.last = true
+	case f.judged():
+		w.last = true
+		f.nextAttempt = now
+	default:
+		f.turnAwayLocked(t, f.outcomeLocked())
+		return stay
+	}
+	return f.stepLocked(t)
+}
+
+// askAhead asks the strategy of t, which is behind others, further ahead than it has been asked.
+func (f *flight) askAhead(t *Ticket) step {
+	w, now := t.waiter, clock.Now()
+	f.userCode(t, func() {
+		w.catchUp(now)
+		w.budget(now)
+	})
+	w.setGiveUpTimer(f, t)
+	return f.back(t, false)
+}
+
+// Strategies. All of this is on the caller's goroutine.
+
+// goOn asks w's strategy about a failure that is met now, and says whether w goes on. One that is
+// met ahead of its time does not count.
+func (w *waiter) goOn(now time.Time) bool {
+	if w.last {
+		return false
+	}
+	if w.budgeted {
+		w.catchUp(w.frontSince)
+	}
+	if now.Before(w.nextTry) {
+		return true
+	}
+	n := more(w.failures, 1)
+	d, ok := w.pace.Next(n)
+	if ok {
+		w.failures, w.nextTry = n, now.Add(max(d, minDelay))
+	}
+	return ok
+}
+
+// plan finds out how long w, which comes to others, would go on against Redis.
+func (w *waiter) plan(now time.Time) {
+	w.budgeted, w.nextTry = true, now // as if it asked Redis now, and found the key taken
+	w.budget(now)
+}
+
+// setGiveUpTimer has t, whose waiter w is, woken when w.giveUpAt has come.
+func (w *waiter) setGiveUpTimer(f *flight, t *Ticket) {
+	wait := w.giveUpAt.Sub(clock.Now())
+	if w.giveUpTimer == nil {
+		w.giveUpTimer = clock.AfterFunc(wait, func() { f.wake(t) })
+	} else {
+		w.giveUpTimer.Reset(wait)
+	}
+}
+
+// becomeFront has w's strategy pace the flight from now on.
+func (w *waiter) becomeFront(now time.Time) {
+	if w.frontSince.IsZero() {
+		w.frontSince = now
+		if w.giveUpTimer != nil {
+			w.giveUpTimer.Stop()
+		}
+	}
+}
+
+// catchUp counts the failures that w would have met by now, had it asked Redis itself
+// since it came.
+func (w *waiter) catchUp(now time.Time) {
+	for !w.nextTry.After(now) {
+		n := more(w.failures, 1)
+		d, ok := w.pace.Next(n)
+		if !ok {
+			return
+		}
+		w.failures = n
+		w.nextTry = w.nextTry.Add(max(d, minDelay))
+	}
+}
+
+// budget sets when w's strategy gives up if each attempt against Redis fails, or when to look
+// further.
+func (w *waiter) budget(now time.Time) {
+	wait := w.nextTry.Sub(now)
+	w.bounded = false
+	for step := 1; step <= maxSteps && wait < maxWait; step++ {
+		d, ok, panicked := w.peek(step)
+		if panicked {
+			break
+		}
+		if !ok {
+			w.bounded = true
+			break
+		}
+		wait += min(max(d, minDelay), maxWait)
+	}
+	w.giveUpAt = now.Add(min(wait, maxWait))
+}
+
+// peek asks w's strategy about the step-th failure from now on. If it panics about one that has not
+// come to pass yet, it is asked again when it has.
+func (w *waiter) peek(step int) (d time.Duration, ok, panicked bool) {
+	if step > 1 && w.traits&Quick == 0 {
+		panicked = true
+		defer func() {
+			if panicked {
+				_ = recover()
+			}
+		}()
+	}
+	d, ok = w.pace.Next(more(w.failures, step))
+	return d, ok, false
+}
+
+// more is n and k more of them. An int of 32 bits has room for 24 days of failures.
+func more(n, k int) int { return min(n, math.MaxInt-k) + k }
+
+func (w *waiter) isEndless() bool { return w.traits&Endless != 0 }
+
+// failsFast reports whether t, which waits, gives up when too few nodes can be reached.
+func (t *Ticket) failsFast() bool { return t.traits&FailFast != 0 }
+
+const (
+	minDelay = time.Millisecond // keeps a strategy that returns nothing from spinning
+
+	// How far budget looks.
+	maxSteps = 1000
+	maxWait  = 24 * time.Hour
+)
