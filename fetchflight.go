@@ -46,35 +46,33 @@ type fetchFlight[V any] struct {
 
 // run is the flight: lock, look up, load, store.
 func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
-	var none V
-	defer func() {
-		f.giveBack(fl.loan.close())
-		if fl.Err() != nil { // canceled, by Close if anybody waits
-			fl.Finish(none, f.errClosed(fl.Key()))
-		}
-	}()
+	defer f.end(fl)
 	l, p, ok := f.lock(fl)
 	if !ok {
 		return
 	}
+	values := fl.values
 	if l != nil {
 		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; its error is l.Err's, too
-		found, err := f.lookUpLocked(fl)
-		if err != nil && f.opts.OnUnavailable == FailClosed {
-			fl.Finish(none, err)
-		}
-		if found || err != nil && f.opts.OnUnavailable == FailClosed {
+		if f.lookUpLocked(fl) {
 			f.gate.leave(p)
 			f.giveBack(l)
 			return
 		}
-	}
-	values := fl.values
-	if l != nil {
 		values = carrying(values, l)
 	}
 	if v, ok := f.load(fl, values, l, p); ok {
 		f.store(fl, values, l, v)
+	}
+}
+
+// end gives callers that have no result the error of a Fetcher that is closed: nothing else cancels a
+// flight that has callers.
+func (f *Fetcher[V]) end(fl *fetchFlight[V]) {
+	f.giveBack(fl.loan.close())
+	if fl.Err() != nil {
+		var none V
+		fl.Finish(none, f.errClosed(fl.Key()))
 	}
 }
 
@@ -372,12 +370,19 @@ func (f *Fetcher[V]) awaitPermit(ctx context.Context) bool {
 	return false
 }
 
-// lookUpLocked makes the Lookup of a flight that holds the lock. It waits for no permit, because
-// others wait for the lock meanwhile, and a stale value will not do.
-func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (found bool, err error) {
+// lookUpLocked makes the Lookup of a flight that holds the lock, and reports whether the flight is over
+// by it. It waits for no permit, because others wait for the lock meanwhile, and a stale value will
+// not do.
+func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (over bool) {
 	step := fl.Begin(fl.values, f.opts.LookupTimeout)
 	defer step.End(nil)
-	return f.lookUp(fl, fl.values, step, Fresh, func() {})
+	found, err := f.lookUp(fl, fl.values, step, Fresh, func() {})
+	if err != nil && f.opts.OnUnavailable == FailClosed {
+		var none V
+		fl.Finish(none, err)
+		return true
+	}
+	return found
 }
 
 // lookUp makes a Lookup with limited, which is made of ctx and LookupTimeout. If the cache has a value
