@@ -37,7 +37,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 		}
 	}
 	l := c.newLock()
-	if err := c.flights.Acquire(ctx, key, &l.hold, ttl.Truncate(time.Millisecond), retry, mode); err != nil {
+	if err := c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry, mode); err != nil {
 		return nil, err
 	}
 	return l, nil
@@ -65,7 +65,7 @@ func (c *Client) flightConfig() flight.Config {
 			return l
 		},
 		Watch: c.watch(), Leave: func(key, contender string) { c.quorum.Leave(c.full(key), contender) },
-		Turn: node.TurnTime(c.opts.NodeTimeout), 
+		Turn:     node.TurnTime(c.opts.NodeTimeout),
 		Validity: c.quorum.Validity, NodeTimeout: c.opts.NodeTimeout,
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 		Busy: c.busy, GaveUp: c.gaveUp, Crowded: c.crowded, Ended: c.ended, Away: awayFor,

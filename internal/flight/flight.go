@@ -211,7 +211,7 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	}
 	if !first {
 		if w := t.waiter; mode != Try && !w.isEndless() && !w.budgeted {
-			return plan, nil
+			return planFirst, nil
 		}
 		t.kind = Queued
 		if err := f.refuseLocked(t, mode); err != nil {

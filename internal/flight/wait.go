@@ -100,7 +100,10 @@ const (
 	look                // whether it needs the key still
 	plan                // ask its strategy ahead: when will it have given up?
 	over                // its wait has ended
-	again               // the flight has died before it could join
+
+	// It is not in the queue yet:
+	planFirst // ask its strategy ahead, and join then
+	again     // join another flight: that one has died
 )
 
 // Acquire makes t hold key, or says why not. t is new; ttl and pace are its own.
@@ -261,7 +264,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 		switch next, err := f.join(t, mode); {
 		case err != nil:
 			return nil, over, err
-		case next == plan:
+		case next == planFirst:
 			t.waiter.plan(clock.Now())
 			if err := ctx.Err(); err != nil {
 				return nil, over, g.cfg.GaveUp(key, err, g.cfg.Busy(key, ""))
@@ -535,9 +538,9 @@ func (w *waiter) becomeFront(now time.Time) {
 }
 
 // catchUp counts the failures that w would have met by now, had it asked Redis itself
-// since it came.
+// since it came. It would have met fewer if its strategy takes its time.
 func (w *waiter) catchUp(now time.Time) {
-	for !w.nextTry.After(now) {
+	for began := clock.Now(); !w.nextTry.After(now); {
 		n := more(w.failures, 1)
 		d, ok := w.pace.Next(n)
 		if !ok {
@@ -545,15 +548,22 @@ func (w *waiter) catchUp(now time.Time) {
 		}
 		w.failures = n
 		w.nextTry = w.nextTry.Add(max(d, minDelay))
+		if w.isSlow(began) {
+			w.nextTry = later(w.nextTry, clock.Now().Add(minDelay))
+			return
+		}
 	}
 }
 
 // budget sets when w's strategy gives up if each attempt against Redis fails, or when to look
-// further.
+// further. A strategy that takes its time is not asked far ahead.
 func (w *waiter) budget(now time.Time) {
 	wait := w.nextTry.Sub(now)
 	w.bounded = false
 	for step := 1; step <= maxSteps && wait < maxWait; step++ {
+		if w.isSlow(now) {
+			break
+		}
 		d, ok, panicked := w.peek(step)
 		if panicked {
 			break
@@ -565,6 +575,11 @@ func (w *waiter) budget(now time.Time) {
 		wait += min(max(d, minDelay), maxWait)
 	}
 	w.giveUpAt = now.Add(min(wait, maxWait))
+}
+
+// isSlow reports whether the strategy has taken its time, since began.
+func (w *waiter) isSlow(began time.Time) bool {
+	return w.traits&Quick == 0 && clock.Since(began) > slowStrategy
 }
 
 // peek asks w's strategy about the step-th failure from now on. If it panics about one that has not
@@ -594,6 +609,7 @@ const (
 	minDelay = time.Millisecond // keeps a strategy that returns nothing from spinning
 
 	// How far budget looks.
-	maxSteps = 1000
-	maxWait  = 24 * time.Hour
+	maxSteps     = 1000
+	maxWait      = 24 * time.Hour
+	slowStrategy = time.Millisecond
 )
