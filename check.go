@@ -86,7 +86,7 @@ func (r *Report) add(f Finding) {
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	inner, cancel := c.tasks.context(ctx)
 	defer cancel()
-	inner, stop := context.WithTimeout(inner, check.Time)
+	inner, stop := context.WithTimeout(inner, check.Timeout)
 	defer stop()
 	r := Report{Status: StatusOK}
 	for _, f := range c.check.Check(inner, uuid.NewString()) {

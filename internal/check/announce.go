@@ -60,7 +60,7 @@ func (a *Announcer) Stop() {
 // announce announces the set on all nodes that answer, checks what others have announced there, and has
 // itself called again.
 func (a *Announcer) announce(ctx context.Context, c *Config, warn func(Danger)) {
-	ctx, stop := context.WithTimeout(ctx, Time)
+	ctx, stop := context.WithTimeout(ctx, Timeout)
 	defer stop()
 	name, text := c.ownSet()
 	others, _ := c.otherSets(c.eachNode(func(i int) (string, error) {

@@ -109,15 +109,15 @@ func serverOf(ctx context.Context, client redis.UniversalClient, key string) (*r
 	return conn.WithTimeout(client.(*redis.Client), stepTime), nil
 }
 
-// announced is what one node knows.
+// announced is what one node knows: all sets that were announced there, as lua/sets.lua has them.
 type announced struct {
 	text string
 	err  error
 }
 
-// read reads the sets that are announced on all nodes. It reads twice when it finds a danger: a client that
+// readSets reads the sets that are announced on all nodes. It reads twice when it finds a danger: a client that
 // announces its set for the first time is known on some of its nodes only, and seems more foreign than it is.
-func (c *Config) read(ctx context.Context) []announced {
+func (c *Config) readSets(ctx context.Context) []announced {
 	for again := true; ; again = false {
 		all := c.eachNode(func(i int) (string, error) {
 			return await(ctx, c.Run, func() (string, error) { return setsOn(ctx, c.Clients[i]) })
@@ -148,8 +148,8 @@ func (o otherSet) String() string {
 	return s + fmt.Sprintf(", and %d of ours know of it", len(o.on))
 }
 
-// otherSets finds the sets that are not ours. sure is false if a node that did not answer might turn a danger
-// into none.
+// otherSets finds the sets that are not ours. sure is false if there is a danger
+// that the answer of a node that did not answer might dispel.
 func (c *Config) otherSets(all []announced) (others []otherSet, sure bool) {
 	own, _ := c.ownSet()
 	keys := keysOf(c.KeyPrefix)

@@ -126,7 +126,7 @@ func (g *runs[V]) beginLocked(key string, fl Flight[V]) *Run[V] {
 func (g *Group[V, F]) Start(fl F) { go g.work(fl) }
 
 func (g *Group[V, F]) work(fl F) {
-	defer fl.run().over()
+	defer fl.run().returned()
 	g.do(fl)
 }
 
@@ -135,11 +135,11 @@ func (g *Group[V, F]) Refuse(fl F, err error) {
 	var none V
 	r := fl.run()
 	r.Finish(none, err)
-	r.over()
+	r.returned()
 }
 
-// over follows the function's end.
-func (r *Run[V]) over() {
+// returned follows when the function has returned, or was never called.
+func (r *Run[V]) returned() {
 	g := r.g
 	g.mu.Lock()
 	r.forgetLocked()
@@ -251,9 +251,9 @@ func (r *Run[V]) Commit() bool {
 	return r.committed
 }
 
-// Wanted is called by the function before it waits for something. It reports whether the run should:
-// false for one in the background that has no callers, which cannot be joined from now on. A run
-// in the background that has callers now is theirs, and ends with them.
+// Wanted is called by the function before it waits for something. It reports whether the run should
+// go on, and settles whose it is: a run in the background that has callers now is theirs, and ends
+// with them; one that has none is not wanted, and cannot be joined from now on.
 func (r *Run[V]) Wanted() bool {
 	if !r.background { // nearly always: the callers of a stampede are at mu now
 		return true

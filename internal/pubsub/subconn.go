@@ -75,8 +75,8 @@ func (c *command) add(key string) {
 	c.size += len(key)
 }
 
-// spent is the context of everything that must not dial. go-redis looks at its deadline
-// only, of which it has none.
+// spent is the context of everything that must not dial. go-redis reads its deadline only, and it
+// has none.
 var spent = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -355,7 +355,7 @@ func (sc *subConn) errorLocked(due []*Watch, err error) ([]*Watch, error) {
 	c := sc.popLocked()
 	switch {
 	case c.verb == ping: // any answer will do
-	case passing(err):
+	case isTransient(err):
 		return due, err
 	case c.verb == unsubscribe: // the slot has moved, or it is forbidden
 		for _, key := range c.keys {
@@ -374,12 +374,13 @@ func (sc *subConn) errorLocked(due []*Watch, err error) ([]*Watch, error) {
 	return due, nil
 }
 
-// passing reports whether a server refuses everything, but not for long.
-func passing(err error) bool {
+// isTransient reports whether a server refuses everything, but not for long.
+func isTransient(err error) bool {
 	return conn.HasCode(err, "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOAUTH")
 }
 
-// refusedLocked notes that the server does not subscribe to one of these channels, or to any. In Redis one channel that the user may not read fails the whole command.
+// refusedLocked notes that the server does not subscribe to one of these channels, or to any. In Redis
+// one channel that the user may not read fails the whole command.
 func (sc *subConn) refusedLocked(due []*Watch, keys []string, err error) []*Watch {
 	text := err.Error()
 	switch whole := strings.Contains(text, "unknown command") || strings.Contains(text, "' command"); {
