@@ -64,7 +64,7 @@ func (l *Lock) Refresh(ctx context.Context) error {
 		return l.c.gaveUpRefresh(l, err)
 	}
 	if l.wasReleased() {
-		return l.c.ended(l.place().Key(), l.Err())
+		return lockEnded(l.place().Key(), l.Err())
 	}
 	done := make(chan error, 1)
 	l.place().Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })

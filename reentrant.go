@@ -87,9 +87,9 @@ func (n *nest) release(l *Lock, end func(*flight.Ticket) error) error {
 	err := hold.Err() // before the handle goes: from then on others may release the Hold
 	switch {
 	case again && err == nil:
-		return l.c.ended(hold.Key(), errReleased)
+		return lockEnded(hold.Key(), errReleased)
 	case again:
-		return l.c.ended(hold.Key(), err)
+		return lockEnded(hold.Key(), err)
 	case n.outermost.nest.Load().handles.Add(-1) == 0:
 		return end(hold)
 	}
@@ -98,7 +98,7 @@ func (n *nest) release(l *Lock, end func(*flight.Ticket) error) error {
 		d.cancel(nil)
 	}
 	if err != nil {
-		return l.c.ended(hold.Key(), err)
+		return lockEnded(hold.Key(), err)
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // closes begins a Close whose ctx ends after d; forced says how it ended.
@@ -223,7 +225,7 @@ func TestStressCancelAroundTheGrant(t *testing.T) {
 	w.acquire = func(a *fakeAttempt) { go a.grant() }
 	w.refresh = func(r *fakeRefresh) { go r.confirm() }
 	w.release = func(l *fakeLease) { go l.released(nil) }
-	w.cancel = func(a *fakeAttempt) { go a.fail(Outcome{Err: errTaken}) }
+	w.cancel = func(a *fakeAttempt) { go a.fail(quorum.Failure{Err: errTaken}) }
 	var (
 		all     sync.WaitGroup
 		mu      sync.Mutex // guards what follows

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // flight is everything in this process that wants one key: the queue, the current Ticket,
@@ -57,7 +58,8 @@ type flight struct {
 	renewAfter instant  // from then on a handoff has the lease renewed
 	tokens     [2]block // the one in use, and one in store
 
-	attempt     Attempt       // under way; nil until runAttempt has prepared it
+	attempt     Lease         // of the attempt under way; nil until runAttempt has prepared it
+	attempted   time.Time     // when it began, if anybody wants to know
 	attemptTTL  time.Duration // the ttl that it is for
 	nextAttempt time.Time     // while idle: when it is due; zero: now
 
@@ -97,16 +99,16 @@ const (
 
 // backoff is what a flight knows of attempts that failed.
 type backoff struct {
-	last         error     // outcome of the last one
-	failedAt     time.Time // when it failed, or the lease was given away
-	freeAt       time.Time // when the key could be free, by the last outcome; zero: unknown
-	owner        string    // of the last one
-	taken        bool      // others' votes are why it failed
-	away         bool      // too few nodes could be reached
-	oneHolder    bool      // one other has the key, whose client notifies when it releases
-	holder       string    // who had it then, unless there was an event about it since; "": unknown
-	unjudged     bool      // the front waiter's strategy has not said yet whether to go on
-	strategyNext time.Time // when the next attempt is due by the front waiter's strategy
+	last         *quorum.Failure // outcome of the last one; nil: there was none, but a release
+	failedAt     time.Time       // when it failed, or the lease was given away
+	freeAt       time.Time       // when the key could be free, by the last outcome; zero: unknown
+	owner        string          // of the last one
+	taken        bool            // others' votes are why it failed
+	away         bool            // too few nodes could be reached
+	oneHolder    bool            // one other has the key, whose client notifies when it releases
+	holder       string          // who had it then, unless there was an event about it since; "": unknown
+	unjudged     bool            // the front waiter's strategy has not said yet whether to go on
+	strategyNext time.Time       // when the next attempt is due by the front waiter's strategy
 }
 
 // judged reports whether the front waiter's strategy has answered.
@@ -128,8 +130,8 @@ type block struct{ next, end int64 }
 
 func (b block) left() int64 { return b.end - b.next }
 
-// block is what a grant brought; it may be empty.
-func (g Grant) block() block { return block{g.First, max(g.First, g.Last+1)} }
+// blockOf is what a grant brought; it may be empty.
+func blockOf(g quorum.Grant) block { return block{g.First, max(g.First, g.Last+1)} }
 
 // refreshRequest is what a holder asks for.
 type refreshRequest struct {
@@ -143,10 +145,10 @@ type refreshRequest struct {
 // only between two lines of a critical section, so few are in use, and the Group keeps them.
 type deferred struct {
 	calls   []func()
-	release Lease       // not nil: release it
-	rival   string      // who is to have the next turn then, if not ""
-	failed  bool        // what the lease was for has failed
-	done    func(error) // gets the outcome of the release, if it is not nil
+	release Lease           // not nil: release it
+	rival   string          // who is to have the next turn then, if not ""
+	failed  bool            // what the lease was for has failed
+	done    quorum.Releaser // gets the outcome of the release, if it is not nil
 }
 
 // deferredLocked is what there is to do, to be added to.
@@ -207,7 +209,7 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	first := f.n == 0 && f.lease == nil // an attempt under way is being canceled
 	if first && f.g.closed.Load() {
 		f.dieLocked()
-		return stay, f.g.cfg.Closed
+		return stay, f.g.cfg.Errors.Closed()
 	}
 	if !first {
 		if w := t.waiter; mode != Try && !w.isEndless() && !w.budgeted {
@@ -245,13 +247,13 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 // refuseLocked says why t cannot wait behind others.
 func (f *flight) refuseLocked(t *Ticket, mode Mode) error {
 	if f.g.closed.Load() {
-		return f.g.cfg.Closed
+		return f.g.cfg.Errors.Closed()
 	}
 	if mode == Try || t.budgeted && t.bounded && !t.giveUpAt.After(t.nextTry) {
 		return f.busyLocked()
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
-		return f.g.cfg.Crowded(f.key)
+		return f.g.cfg.Errors.Crowded(f.key)
 	}
 	return nil
 }
@@ -261,7 +263,7 @@ func (f *flight) busyLocked() error {
 	if f.lease != nil {
 		owner = f.lease.Owner()
 	}
-	return f.g.cfg.Busy(f.key, owner)
+	return f.g.cfg.Errors.Busy(f.key, owner)
 }
 
 // seenLocked is what t, whose ctx has ended, has met: nil if it was the first to ask, and nothing is
@@ -283,13 +285,17 @@ func (f *flight) outcomeLocked() error {
 
 // knownLocked is the last outcome, or how the attempt under way stands; nil when nothing is known.
 func (f *flight) knownLocked() error {
-	if f.backoff != nil && f.last != nil {
-		return f.last
+	var known *quorum.Failure
+	switch {
+	case f.backoff != nil && f.last != nil:
+		known = f.last
+	case f.attempt != nil:
+		known = f.attempt.Peek()
 	}
-	if f.attempt != nil {
-		return f.attempt.Peek()
+	if known == nil {
+		return nil
 	}
-	return nil
+	return f.g.cfg.Errors.Failed(f.key, known)
 }
 
 // leave ends t's wait because its caller's ctx has ended. It returns nil when t was
@@ -299,7 +305,7 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	defer f.unlock()
 	switch t.state {
 	case waiting:
-		err := f.g.cfg.GaveUp(f.key, ctxErr, f.seenLocked(t))
+		err := f.g.cfg.Errors.GaveUp(f.key, ctxErr, f.seenLocked(t))
 		driver := f.driverLocked()
 		f.dropLocked(t)
 		t.state = left
@@ -319,7 +325,7 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	if t.kind != Remote {
 		last = f.busyLocked()
 	}
-	err := f.g.cfg.GaveUp(f.key, ctxErr, last)
+	err := f.g.cfg.Errors.GaveUp(f.key, ctxErr, last)
 	if t.state == holding {
 		f.endLocked(t, released, nil)
 		f.handOverOrReleaseLocked(clock.Now())

@@ -92,7 +92,7 @@ func (t *Ticket) errLocked(now time.Time) error {
 	case t.state == lost:
 		return t.end.why
 	case t.state != holding:
-		return t.f.g.cfg.NotHeld
+		return t.f.g.cfg.Errors.Released()
 	case clock.Passed(now, t.until):
 		return t.expiredLocked()
 	}
@@ -111,11 +111,11 @@ func (t *Ticket) Unrefreshed(why error) {
 
 // expiredLocked is why t is over when its Until has passed.
 func (t *Ticket) expiredLocked() error {
-	cfg := &t.f.g.cfg
-	if e := t.end; e != nil && t.relied && cfg.ExpiredBy != nil && (e.stopped != nil || e.failed != nil) {
-		return cfg.ExpiredBy(e.stopped, e.failed)
+	g := t.f.g
+	if e := t.end; e != nil && t.relied && (e.stopped != nil || e.failed != nil) {
+		return g.cfg.Errors.Expired(e.stopped, e.failed)
 	}
-	return cfg.Expired
+	return g.expired
 }
 
 // OnEnd has fn called when t is released (with nil) or lost (with the reason). If that
@@ -157,7 +157,7 @@ func (t *Ticket) endOfLocked() *end {
 func (t *Ticket) Release() error { return t.release(false) }
 
 // ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes, the other
-// processes that wait in AcquireUnless are told so, and end with Config.Failed. To a waiter of this process
+// processes that wait in AcquireUnless are told so, and end with Errors.FailedElsewhere. To a waiter of this process
 // the lease is handed as ever.
 func (t *Ticket) ReleaseFailed() error { return t.release(true) }
 
@@ -167,7 +167,7 @@ func (t *Ticket) release(failed bool) error {
 	now := clock.Now()
 	if t.state != holding || clock.Passed(now, t.until) {
 		f.overdueLocked(now)
-		err := f.g.cfg.Ended(f.key, t.errLocked(now))
+		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(now))
 		f.unlock()
 		return err
 	}
@@ -176,12 +176,15 @@ func (t *Ticket) release(failed bool) error {
 		f.unlockInline(true)
 		return nil
 	}
-	r := f.g.releases.Get().(*releaseOutcome)
-	f.deferred.done, f.deferred.failed = r.set, failed
+	r := f.g.releases.Get().(releaseOutcome)
+	f.deferred.done, f.deferred.failed = r, failed
 	f.unlockInline(true)
-	err := <-r.outcome
+	why := <-r
 	f.g.releases.Put(r)
-	return err
+	if why != nil {
+		return f.g.cfg.Errors.Failed(f.key, why)
+	}
+	return nil
 }
 
 // moveLocked sets when t is over, and how far renewals for the flight's own sake may move
@@ -202,7 +205,7 @@ func (t *Ticket) Refresh(timeout time.Duration, done func(error)) {
 	now := clock.Now()
 	if t.state != holding || clock.Passed(now, t.until) {
 		f.overdueLocked(now)
-		err := f.g.cfg.Ended(f.key, t.errLocked(now))
+		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(now))
 		f.unlock()
 		done(err)
 		return

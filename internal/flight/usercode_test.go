@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // blocking is a strategy that answers when a test says so.
@@ -72,7 +74,7 @@ func TestTheTurnOfOneThatIsAwayIsTaken(t *testing.T) {
 		next := w.start()
 		pass(maxPoll)
 		w.attempt().taken(time.Hour)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		is(t, "attempts", w.asked(), 3)
 		w.attempt().grant()
 		next.holds()
@@ -162,7 +164,7 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 						w.attempt().taken(time.Hour)
 						synctest.Wait()
 						if looks {
-							w.news(OurTurn)
+							w.news(quorum.OurTurn)
 						}
 						next := w.start()
 						if granted {

@@ -116,7 +116,7 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 // another process has done the work meanwhile: whenever there is an event about the key, or an
 // attempt after the first is due, needless is called on the caller's goroutine. True ends
 // the wait, with stopped and without the key; the event that the work has failed elsewhere ends
-// it with Config.Failed. So does that too few nodes can be reached: such a caller has other
+// it with Errors.FailedElsewhere. So does that too few nodes can be reached: such a caller has other
 // ways. As long as needless takes its time, others that wait go first.
 func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
@@ -147,7 +147,7 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode, needless func(context.Context) bool) (stopped bool, err error) {
 	began := g.begins()
 	if err := ctx.Err(); err != nil {
-		return false, g.report(began, t, g.cfg.GaveUp(key, err, nil))
+		return false, g.report(began, t, g.cfg.Errors.GaveUp(key, err, nil))
 	}
 	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
 	f, next, err := g.join(ctx, key, t, mode)
@@ -193,7 +193,7 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 
 // begins is when a caller came, if anybody wants to know.
 func (g *Group) begins() (now time.Time) {
-	if g.cfg.Acquired != nil {
+	if g.cfg.Observer.Acquired != nil {
 		now = time.Now()
 	}
 	return now
@@ -201,8 +201,8 @@ func (g *Group) begins() (now time.Time) {
 
 // report reports t's answer to whoever wants to know, and gives it back.
 func (g *Group) report(began time.Time, t *Ticket, err error) error {
-	if g.cfg.Acquired != nil {
-		g.cfg.Acquired(time.Since(began), t.kind, err)
+	if g.cfg.Observer.Acquired != nil {
+		g.cfg.Observer.Acquired(time.Since(began), t.kind, err)
 	}
 	return err
 }
@@ -259,7 +259,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 			f = g.find(key)
 		}
 		if f == nil {
-			return nil, over, g.cfg.Closed
+			return nil, over, g.cfg.Errors.Closed()
 		}
 		switch next, err := f.join(t, mode); {
 		case err != nil:
@@ -267,7 +267,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 		case next == planFirst:
 			t.waiter.plan(clock.Now())
 			if err := ctx.Err(); err != nil {
-				return nil, over, g.cfg.GaveUp(key, err, g.cfg.Busy(key, ""))
+				return nil, over, g.cfg.Errors.GaveUp(key, err, g.cfg.Errors.Busy(key, ""))
 			}
 		case next != again:
 			if w := t.waiter; w.budgeted {
