@@ -109,7 +109,6 @@ func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
 // A deployment that begins works, though the nodes are so far away that their answers to a roll call
 // come after many times NodeTimeout: it is made again.
 func TestANewDeploymentFarAway(t *testing.T) {
-	t.Parallel()
 	var nodes []redis.UniversalClient
 	for range 3 {
 		s := redistest.StartServer(t)

@@ -30,11 +30,11 @@ type Client struct {
 	quorum  *quorum.Quorum
 	flights *flight.Group
 
-	began    time.Time
-	id       string // "#" + UUID + "-", which makes owners unique
-	seq      atomic.Uint64
-	carried  atomic.Bool   // some ctx carries a Lock of this Client
-	memories atomic.Uint64 // for memoryName
+	began   time.Time
+	id      string // "#" + UUID + "-", which makes owners unique
+	seq     atomic.Uint64
+	carried atomic.Bool   // some ctx carries a Lock of this Client
+	epochs  atomic.Uint64 // for epochName
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
@@ -99,7 +99,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.noInfo,
 	}
 	if !opts.DisableQuarantine {
-		q.MemoryName = c.memoryName
+		q.EpochName = c.epochName
 	}
 	c.quorum = quorum.New(q)
 	c.check = c.checkConfig()

@@ -25,7 +25,7 @@ func (c *Client) contend(ctx context.Context, key string, ttl time.Duration, loo
 		return nil, false, err
 	}
 	l = c.newLock()
-	stopped, err = c.flights.AcquireUnless(ctx, key, &l.hold, ttl.Truncate(time.Millisecond), retry, look)
+	stopped, err = c.flights.AcquireUnless(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry, look)
 	if stopped || err != nil {
 		return nil, stopped, err
 	}

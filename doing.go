@@ -102,8 +102,8 @@ func (d *doing) refreshing(l *Lock) {
 
 // insideDo reports whether l is nested in a lock held by Do, which logs its own warning.
 func (l *Lock) insideDo() bool {
-	n := l.nest.Load()
-	if n == nil || n == gone || n.outermost == l {
+	n := l.reentry.Load()
+	if n == nil || n == notShared || n.outermost == l {
 		return false
 	}
 	a := n.outermost.auto.Load()

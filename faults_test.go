@@ -167,7 +167,6 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 // Keys of any bytes, up to 4 KiB, lock and unlock, on a Cluster too: fence bucket and lock
 // key share a slot.
 func TestKeysOfAnyBytes(t *testing.T) {
-	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	for name, node := range map[string]redis.UniversalClient{
 		"standalone": redistest.StartServer(t).Client(t), "cluster": cluster.Client(t),
@@ -199,7 +198,6 @@ func TestKeysOfAnyBytes(t *testing.T) {
 
 // A whole Cluster is one of three nodes.
 func TestAClusterAmongTheNodes(t *testing.T) {
-	t.Parallel()
 	_, nodes := realNodes(t, 2)
 	nodes = append(nodes, redistest.StartCluster(t, 3).Client(t))
 	a, b := newClient(t, flightlock.Options{}, nodes...), newClient(t, flightlock.Options{}, nodes...)

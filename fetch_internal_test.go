@@ -60,7 +60,7 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	fl := flightWith(t, f, "k")
 	defer f.flights.Refuse(fl, nil)
 	f.src.Lookup = func(context.Context, string) (int, Freshness, error) {
-		if !fl.loan.offer(l.another()) {
+		if !fl.loan.offer(l.nested()) {
 			t.Error("the loan was refused")
 		}
 		return 7, Fresh, nil
@@ -71,7 +71,7 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	if v, err, left := fl.Wait(t.Context()); v != 7 || err != nil || left {
 		t.Errorf("%d, %v, left %v", v, err, left)
 	}
-	if n := l.nest.Load().handles.Load(); n != 1 {
+	if n := l.reentry.Load().handles.Load(); n != 1 {
 		t.Errorf("%d handles", n)
 	}
 	if err := l.Release(t.Context()); err != nil {
@@ -81,14 +81,14 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 
 // After the last handle nobody gets another.
 func TestNoHandleAfterTheLast(t *testing.T) {
-	var n nest
+	var n reentry
 	n.handles.Store(1)
 	if !n.addHandle() || n.handles.Load() != 2 {
-		t.Error("no handle on a living Hold")
+		t.Error("no handle on a live Ticket")
 	}
 	n.handles.Store(0)
 	if n.addHandle() || n.handles.Load() != 0 {
-		t.Error("a handle on a Hold that is being released")
+		t.Error("a handle on a Ticket that is being released")
 	}
 }
 

@@ -11,20 +11,20 @@ import (
 // Lock is a lock that the caller holds until it is released or lost. A Lock that is over cannot
 // affect the next holder of its key. Its methods are safe for concurrent use.
 type Lock struct {
-	c    *Client
-	hold flight.Ticket               // not of a nested Lock: see place
-	auto atomic.Pointer[autoRefresh] // nil until AutoRefresh
-	nest atomic.Pointer[nest]        // nil until the Lock needs one: see there
+	c       *Client
+	own     flight.Ticket               // not used by a nested Lock: see ticket
+	auto    atomic.Pointer[autoRefresh] // nil until AutoRefresh
+	reentry atomic.Pointer[reentry]     // nil until needed: see there
 }
 
 // Key returns the key as the caller passed it.
-func (l *Lock) Key() string { return l.place().Key() }
+func (l *Lock) Key() string { return l.ticket().Key() }
 
-func (l *Lock) ttl() time.Duration { return l.place().TTL() }
+func (l *Lock) ttl() time.Duration { return l.ticket().TTL() }
 
 // Owner returns the whole value stored in Redis: label, "#", client UUID, "-", sequence. Locks that
 // were handed over in this process have the same owner.
-func (l *Lock) Owner() string { return l.place().Owner() }
+func (l *Lock) Owner() string { return l.ticket().Owner() }
 
 // Fence returns the lock's fencing token, which is strictly larger for every later Lock on the same
 // key, handoffs included. A resource that remembers the largest token it has seen, and refuses
@@ -34,18 +34,18 @@ func (l *Lock) Fence() int64 {
 	if l == nil {
 		return 0
 	}
-	return l.place().Fence()
+	return l.ticket().Fence()
 }
 
 // Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A
 // refresh moves it.
-func (l *Lock) Until() time.Time { return l.place().Until() }
+func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
 // Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
 // is right even if the process was just stopped for a while. After a release it returns ErrNotHeld,
 // after a loss ErrLockLost with the reason.
 func (l *Lock) Err() error {
-	err := l.place().Err()
+	err := l.ticket().Err()
 	if err == nil && l.wasReleased() {
 		return errReleased
 	}
@@ -64,10 +64,10 @@ func (l *Lock) Refresh(ctx context.Context) error {
 		return l.c.gaveUpRefresh(l, err)
 	}
 	if l.wasReleased() {
-		return lockEnded(l.place().Key(), l.Err())
+		return lockEnded(l.ticket().Key(), l.Err())
 	}
 	done := make(chan error, 1)
-	l.place().Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })
+	l.ticket().Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })
 	select {
 	case err := <-done:
 		return err
@@ -99,12 +99,12 @@ func (l *Lock) Release(ctx context.Context) error {
 func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }
 
 func (l *Lock) release(end func(*flight.Ticket) error) error {
-	if l.nest.CompareAndSwap(nil, gone) {
-		return end(&l.hold)
+	if l.reentry.CompareAndSwap(nil, notShared) {
+		return end(&l.own)
 	}
-	n := l.nest.Load()
-	if n == gone {
-		return end(&l.hold) // reports what became of it
+	n := l.reentry.Load()
+	if n == notShared {
+		return end(&l.own) // reports what became of it
 	}
 	err := n.release(l, end)
 	if a := l.auto.Load(); a != nil { // other nested locks may be held on

@@ -36,7 +36,7 @@ type derived struct {
 //
 // Context may be called any number of times: a ctx ends with parent, and leaves nothing behind.
 func (l *Lock) Context(parent context.Context) context.Context {
-	n, done := l.nesting(), parent.Done()
+	n, done := l.ensureReentry(), parent.Done()
 	n.mu.Lock()
 	d := n.contexts[done]
 	n.mu.Unlock()
@@ -50,7 +50,7 @@ func (l *Lock) Context(parent context.Context) context.Context {
 }
 
 // derive makes the ctx for parents that have that Done channel, unless another call just did.
-func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *derived {
+func (l *Lock) derive(n *reentry, parent context.Context, done <-chan struct{}) *derived {
 	ctx, cancel := context.WithCancelCause(carrying(parent, l))
 	d := &derived{parent: parent, ctx: ctx, cancel: cancel}
 	if other, why, over := n.register(l, d, done); over {
@@ -66,9 +66,9 @@ func (l *Lock) derive(n *nest, parent context.Context, done <-chan struct{}) *de
 
 // register makes d end with l. If another one is registered for that Done channel, that one is
 // returned; if l is over, why is the reason.
-func (n *nest) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
-	if n == gone { // shared by all released Locks; the flight's handle may still be held for an instant
-		d.forget, why, over = l.hold.OnEnd(d.cancel)
+func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
+	if n == notShared { // shared by all released Locks; the flight's handle may still be held for an instant
+		d.forget, why, over = l.own.OnEnd(d.cancel)
 		return nil, why, over
 	}
 	n.mu.Lock()
@@ -79,7 +79,7 @@ func (n *nest) register(l *Lock, d *derived, done <-chan struct{}) (other *deriv
 	if other := n.contexts[done]; other != nil {
 		return other, nil, false
 	}
-	forget, why, over := n.outermost.hold.OnEnd(d.cancel)
+	forget, why, over := n.outermost.own.OnEnd(d.cancel)
 	if over {
 		return nil, why, true
 	}
@@ -91,9 +91,9 @@ func (n *nest) register(l *Lock, d *derived, done <-chan struct{}) (other *deriv
 	return nil, nil, false
 }
 
-func (n *nest) unregister(d *derived, done <-chan struct{}) {
+func (n *reentry) unregister(d *derived, done <-chan struct{}) {
 	d.forget()
-	if n == gone {
+	if n == notShared {
 		return
 	}
 	n.mu.Lock()

@@ -83,7 +83,7 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 
 // contexts is how many contexts of l have not ended.
 func (l *Lock) contexts() int {
-	n := l.nest.Load()
+	n := l.reentry.Load()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.contexts)

@@ -27,11 +27,11 @@ func (c *Client) quarantine() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 
-// memoryName names a memory that begins. It is never the same twice, and not longer than
+// epochName names an epoch that begins. It is never the same twice, and not longer than
 // lua.MaxName: 16 digits of the client's UUID, 60 bits of them at random, and less than 8 of any
 // number that is reached.
-func (c *Client) memoryName() string {
-	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.memories.Add(1), 36)
+func (c *Client) epochName() string {
+	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.epochs.Add(1), 36)
 }
 
 // noInfo is called when a node refuses INFO.

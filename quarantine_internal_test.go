@@ -14,8 +14,8 @@ import (
 // thousand years of two names a second.
 func TestNamesOfMemoriesAreShort(t *testing.T) {
 	c := &Client{id: "#01234567-89ab-cdef-0123-456789abcdef-"}
-	c.memories.Store(7e10)
-	first, second := c.memoryName(), c.memoryName()
+	c.epochs.Store(7e10)
+	first, second := c.epochName(), c.epochName()
 	if len(first) > lua.MaxName || first == second || first[:17] != "0123456789abcdefm" {
 		t.Errorf("%s, then %s", first, second)
 	}

@@ -9,102 +9,103 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// nest is what a Lock needs once others may be nested in it, or it is nested itself.
+// reentry is the part of a Lock that is needed once others are nested in it, or it is nested
+// itself.
 //
-// A ctx made by Lock.Context carries its Lock. Whoever locks the same key of the same
-// Client with it gets a nested Lock: a handle of its own on the Hold of the outermost
-// Lock. The outermost Lock counts the handles, and whoever releases the last one releases
-// the Hold.
+// A ctx made by Lock.Context carries its Lock. Locking the same key of the same Client with that
+// ctx returns a nested Lock: another handle on the Ticket of the outermost Lock. The outermost Lock
+// counts the handles, and the release of the last one releases the Ticket.
 //
-//	Lock:  held -> released       its own Release; its Contexts end, the others go on
-//	Hold:  held -> released       the last Release
-//	            -> lost           ends all Locks at once
+//	Lock:    held -> released       its own Release; its Contexts end, the others continue
+//	Ticket:  held -> released       the last Release
+//	              -> lost           ends all Locks at once
 //
-// Two steps decide everything, and both are a compare-and-swap, so that the path of a
-// Lock that never nests takes no mutex for it:
+// Two steps decide everything, and both are a compare-and-swap, so that a Lock that is never nested
+// takes no mutex for it:
 //
-//   - Release of a Lock without a nest puts gone in its place. Whoever wants to nest finds
-//     either nil (and puts a nest there first, which Release then sees) or gone.
-//   - handles goes from n to n+1 for a nested Lock unless it is 0, and from 1 to 0 exactly
-//     once. So nobody gets a handle on a Hold that is being released.
+//   - Release of a Lock without a reentry stores notShared in it. A caller that wants to nest finds
+//     either nil (and stores a reentry first, which Release then finds) or notShared.
+//   - handles goes from n to n+1 for a nested Lock unless it is 0, and from 1 to 0 exactly once. So
+//     no caller gets a handle on a Ticket that is being released.
 //
-// A nested flight.Ticket would have to be known to the queue, and every step of the flight to
-// look for it; here the local tier does not know that nesting exists.
-type nest struct {
-	outermost *Lock        // whose Hold it is; the Lock itself if it is not nested
-	handles   atomic.Int64 // of the outermost: Locks of this Hold that were not released
+// The alternative, a nested flight.Ticket, was rejected: the queue would have to know it, and every
+// step of the flight to check for it. Here the local tier does not know that nesting exists.
+type reentry struct {
+	outermost *Lock        // the owner of the Ticket; the Lock itself if it is not nested
+	handles   atomic.Int64 // of the outermost: Locks of this Ticket that were not released
 
 	mu       sync.Mutex                   // guards what follows; taken before the flight's
 	released bool                         // this Lock, by its own Release
 	contexts map[<-chan struct{}]*derived // by the Done channel of their parents
 }
 
-// gone stands in a Lock that was released before it had a nest.
-var gone = &nest{released: true}
+// notShared is the reentry of a Lock that was released before it had one.
+var notShared = &reentry{released: true}
 
-// errReleased is why of a Lock that was released while others of its Hold were not.
+// errReleased is the error of a Lock that was released while others of its Ticket were not.
 var errReleased = fmt.Errorf("flightlock: %w: it was released", ErrNotHeld)
 
-// place is the Hold that l is a handle on.
-func (l *Lock) place() *flight.Ticket {
-	if n := l.nest.Load(); n != nil && n != gone {
-		return &n.outermost.hold
+// ticket is the Ticket that l is a handle on.
+func (l *Lock) ticket() *flight.Ticket {
+	if n := l.reentry.Load(); n != nil && n != notShared {
+		return &n.outermost.own
 	}
-	return &l.hold
+	return &l.own
 }
 
-// nesting gives l a nest if it has none. It is gone if l was released before.
-func (l *Lock) nesting() *nest {
-	if n := l.nest.Load(); n != nil {
+// ensureReentry makes a reentry for l if it has none. It returns notShared if l was released
+// before.
+func (l *Lock) ensureReentry() *reentry {
+	if n := l.reentry.Load(); n != nil {
 		return n
 	}
-	n := &nest{outermost: l}
+	n := &reentry{outermost: l}
 	n.handles.Store(1) // before others can see it
-	if l.nest.CompareAndSwap(nil, n) {
+	if l.reentry.CompareAndSwap(nil, n) {
 		return n
 	}
-	return l.nest.Load()
+	return l.reentry.Load()
 }
 
-// wasReleased says whether l's own Release has been called.
+// wasReleased reports whether l's own Release was called.
 func (l *Lock) wasReleased() bool {
-	n := l.nest.Load()
-	if n == nil || n == gone {
-		return n == gone
+	n := l.reentry.Load()
+	if n == nil || n == notShared {
+		return n == notShared
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.released
 }
 
-// release ends l, which has a nest, and the Hold with the last of its handles, by end.
-func (n *nest) release(l *Lock, end func(*flight.Ticket) error) error {
+// release ends l, which has a reentry, and calls end for the Ticket with the last of its handles.
+func (n *reentry) release(l *Lock, end func(*flight.Ticket) error) error {
 	n.mu.Lock()
 	again, contexts := n.released, n.contexts
 	n.released, n.contexts = true, nil
 	n.mu.Unlock()
-	hold := &n.outermost.hold
-	err := hold.Err() // before the handle goes: from then on others may release the Hold
+	t := &n.outermost.own
+	err := t.Err() // before the handle is given up: from then on others may release the Ticket
 	switch {
 	case again && err == nil:
-		return lockEnded(hold.Key(), errReleased)
+		return lockEnded(t.Key(), errReleased)
 	case again:
-		return lockEnded(hold.Key(), err)
-	case n.outermost.nest.Load().handles.Add(-1) == 0:
-		return end(hold)
+		return lockEnded(t.Key(), err)
+	case n.outermost.reentry.Load().handles.Add(-1) == 0:
+		return end(t)
 	}
 	for _, d := range contexts {
 		d.forget()
 		d.cancel(nil)
 	}
 	if err != nil {
-		return lockEnded(hold.Key(), err)
+		return lockEnded(t.Key(), err)
 	}
 	return nil
 }
 
-// addHandle counts one more Lock, unless the last was released.
-func (n *nest) addHandle() bool {
+// addHandle counts one more Lock, unless the last one was released.
+func (n *reentry) addHandle() bool {
 	for {
 		k := n.handles.Load()
 		if k == 0 {
@@ -116,25 +117,25 @@ func (n *nest) addHandle() bool {
 	}
 }
 
-// another gives one more Lock on l's Hold, or nil if l is over.
-func (l *Lock) another() *Lock {
+// nested returns one more Lock on l's Ticket, or nil if l is over.
+func (l *Lock) nested() *Lock {
 	if l.Err() != nil {
 		return nil
 	}
-	n := l.nesting()
-	if n == gone { // in this instant
+	n := l.ensureReentry()
+	if n == notShared { // l was released just now
 		return nil
 	}
 	outermost := n.outermost
-	if !outermost.nest.Load().addHandle() {
+	if !outermost.reentry.Load().addHandle() {
 		return nil
 	}
 	inner := &Lock{c: l.c}
-	inner.nest.Store(&nest{outermost: outermost})
+	inner.reentry.Store(&reentry{outermost: outermost})
 	return inner
 }
 
-// carried is a Lock in a ctx, and what else the ctx carried before.
+// carried is a Lock in a ctx, and the one that the ctx carried before.
 type carried struct {
 	l    *Lock
 	next *carried
@@ -155,8 +156,7 @@ func carrying(ctx context.Context, l *Lock) context.Context {
 	return context.WithValue(ctx, carriedKey{}, &carried{l, carriedBy(ctx)})
 }
 
-// reenter gives a Lock nested in one that ctx carries, or nil if there is none to nest in
-// or ctx has ended.
+// reenter returns a Lock nested in one that ctx carries, or nil if there is none or ctx has ended.
 func (c *Client) reenter(ctx context.Context, key string) *Lock {
 	if !c.carried.Load() { // spares most callers a walk through their ctx
 		return nil
@@ -166,8 +166,8 @@ func (c *Client) reenter(ctx context.Context, key string) *Lock {
 		return nil
 	}
 	for ; h != nil; h = h.next {
-		if h.l.c == c && h.l.place().Key() == key {
-			if l := h.l.another(); l != nil {
+		if h.l.c == c && h.l.ticket().Key() == key {
+			if l := h.l.nested(); l != nil {
 				return l
 			}
 		}

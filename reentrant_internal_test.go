@@ -32,9 +32,9 @@ func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 100 {
-			l := outer.another()
+			l := outer.nested()
 			began, released := make(chan error, 1), make(chan error, 1)
-			n := l.nest.Load()
+			n := l.reentry.Load()
 			n.mu.Lock()
 			go func() { began <- l.AutoRefresh(RefreshPolicy{Interval: time.Second}) }()
 			yield()

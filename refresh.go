@@ -61,27 +61,27 @@ func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, e
 
 // autoRefresh keeps one lock alive.
 //
-// It has neither a timer nor a goroutine of its own: the lock's flight reminds it. That begins a
-// refresh; the refresh's outcome, or the retry strategy, has it reminded again. That stops, and
-// the lock runs out by itself, when the policy says so, the ctx of Do has ended, or the deadline
-// leaves no time; then it says why, before the lock can have run out, so that the loss tells it. A
-// lock that is over reminds nobody; Release of a nested one takes the reminder back. Before it reminds,
-// the flight checks the deadline, so that after a pause of the process nothing is sent for
-// a lock that is over.
+// It has neither a timer nor a goroutine of its own: the lock's flight calls Due when a refresh is
+// due, and Due starts the refresh. The outcome of the refresh, or the retry strategy, sets the
+// timer again. Refreshing stops, and the lock runs out, when the policy says so, the ctx of Do has
+// ended, or the deadline leaves no time. Then the reason is recorded, before the lock can have run
+// out, so that the loss reports it. The timer of a lock that is over does not fire; Release of a
+// nested lock stops it. The flight checks the deadline before it calls Due, so that after a pause
+// of the process nothing is sent for a lock that is over.
 //
-// One step follows the other, AutoRefresh, Due, refreshed, Due and so on, and each begins the
-// next under the flight's mutex: so the fields need no other.
+// The steps follow each other: AutoRefresh, Due, refreshed, Due and so on. Each starts the next
+// under the flight's mutex, so the fields need no other.
 type autoRefresh struct {
 	reminder flight.Timer
 	l        *Lock
 	interval time.Duration
 	timeout  time.Duration
 	retry    RetryStrategy
-	began    time.Duration // when MaxHold did, on the Client's clock
+	began    time.Duration // of MaxHold, on the Client's clock
 	maxHold  time.Duration // 0: no limit
 	left     int32         // of MaxRefreshes; below 0: no limit
 	failures int32         // consecutive
-	do       *doing        // for Do; else nil
+	do       *doing        // nil if not for Do
 }
 
 // AutoRefresh refreshes the lock as p says until it is released or lost, or p ends it. It starts
@@ -92,17 +92,17 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	return l.autoRefresh(p, new(autoRefresh))
 }
 
-// autoRefresh does it with a, which is new and may be part of a doing.
+// autoRefresh is AutoRefresh with a, which is new and may be part of a doing.
 func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 	p, err := p.validated(l.c, l.ttl())
 	if err != nil {
 		return err
 	}
 	if err := l.Err(); err != nil {
-		return lockEnded(l.place().Key(), err)
+		return lockEnded(l.ticket().Key(), err)
 	}
 	a.l, a.interval, a.timeout, a.retry, a.left = l, p.Interval, p.Timeout, p.Retry, -1
-	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // which are three weeks, one per minInterval
+	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // that many take three weeks, one per minInterval
 		a.left = int32(p.MaxRefreshes)
 	}
 	if p.MaxHold > 0 {
@@ -114,31 +114,31 @@ func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 	}
 	// A lock that was handed over may have less than its ttl left.
 	a.again(min(p.Interval, clock.Left(clock.Now(), l.Until())/2))
-	if err := l.Err(); err != nil { // Release may have come before it could see a
+	if err := l.Err(); err != nil { // Release may have been called before it could find a
 		a.stop()
-		return lockEnded(l.place().Key(), err)
+		return lockEnded(l.ticket().Key(), err)
 	}
 	return nil
 }
 
-// again has it reminded after wait, unless it is over, or MaxHold will be by then.
+// again sets the timer, unless the lock is over, or MaxHold will be by then.
 func (a *autoRefresh) again(wait time.Duration) {
 	if a.maxHold > 0 && a.held()+wait > a.maxHold {
 		a.endsBy(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.maxHold))
 		return
 	}
-	a.l.place().SetTimer(&a.reminder, a, wait)
+	a.l.ticket().SetTimer(&a.reminder, a, wait)
 }
 
 // held is how long a has kept the lock.
 func (a *autoRefresh) held() time.Duration { return time.Since(a.l.c.began) - a.began }
 
-// endsBy says why the lock is not refreshed any more.
-func (a *autoRefresh) endsBy(why error) { a.l.place().Unrefreshed(why) }
+// endsBy records why the lock is not refreshed any more.
+func (a *autoRefresh) endsBy(why error) { a.l.ticket().Unrefreshed(why) }
 
-func (a *autoRefresh) stop() { a.l.place().StopTimer(&a.reminder) }
+func (a *autoRefresh) stop() { a.l.ticket().StopTimer(&a.reminder) }
 
-// Due begins a refresh, unless it comes so late that MaxHold is over.
+// Due starts a refresh, unless it comes so late that MaxHold is over.
 func (a *autoRefresh) Due() {
 	if a.do != nil {
 		a.do.refreshing(a.l)
@@ -147,14 +147,14 @@ func (a *autoRefresh) Due() {
 		a.again(max(wait, 0))
 		return
 	}
-	a.l.place().Refresh(a.timeout, a.refreshed)
+	a.l.ticket().Refresh(a.timeout, a.refreshed)
 }
 
-// notYet is how long a nested lock can leave its refresh to those around it: their
-// refreshes are its own. It gives them more time than its Interval, at random, so that not
-// all are due in the same instant.
+// notYet is how long a nested lock can leave its refresh to the locks around it, whose refreshes
+// renew it too. It gives them more time than its Interval, at random, so that not all are due at
+// the same time.
 func (a *autoRefresh) notYet() time.Duration {
-	if n := a.l.nest.Load(); n == nil || n.outermost == a.l {
+	if n := a.l.reentry.Load(); n == nil || n.outermost == a.l {
 		return 0
 	}
 	interval, valid := a.interval, a.l.c.quorum.Validity(a.l.ttl())
@@ -162,7 +162,7 @@ func (a *autoRefresh) notYet() time.Duration {
 	return interval + min(interval, valid-interval)*(20+jitter.N(30))/100 - age
 }
 
-// refreshed has it reminded again by the outcome of a refresh.
+// refreshed sets the timer again after a refresh, by its outcome.
 func (a *autoRefresh) refreshed(err error) {
 	switch {
 	case errors.Is(err, ErrNotHeld):
@@ -191,26 +191,26 @@ func (a *autoRefresh) renewed() {
 func (a *autoRefresh) failed() {
 	a.failures++
 	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
-		go a.ask(int(a.failures)) // a goroutine of a node's is here, or of a timer
+		go a.askStrategy(int(a.failures)) // this goroutine belongs to a node or a timer
 		return
 	}
-	a.goOn(a.retry.Next(int(a.failures)))
+	a.retryAfter(a.retry.Next(int(a.failures)))
 }
 
-// ask asks a strategy that is code that we do not know, on a goroutine that ends with it. No refresh is due meanwhile; a
-// strategy that does not come back, or panics, is one that gives up.
-func (a *autoRefresh) ask(failure int) {
+// askStrategy calls a strategy that is user code, on a goroutine that ends with it. No refresh is
+// due meanwhile. A strategy that does not return, or panics, gives up.
+func (a *autoRefresh) askStrategy(failure int) {
 	defer func() {
 		if v := recover(); v != nil {
 			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key", a.l.Key(), "panic", fmt.Sprint(v))
 			a.endsBy(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		}
 	}()
-	a.goOn(a.retry.Next(failure))
+	a.retryAfter(a.retry.Next(failure))
 }
 
-// goOn has it reminded again after delay, unless it ends here.
-func (a *autoRefresh) goOn(delay time.Duration, again bool) {
+// retryAfter sets the timer again after delay, unless refreshing ends here.
+func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	delay = max(delay, time.Millisecond)
 	switch {
 	case !again:

@@ -57,7 +57,6 @@ func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
 // A node is stopped for 5 s while locks come and go, and goes on: what it then executes late,
 // and what it missed, is gone within 2 s of the end of each lock, long before its ttl.
 func TestNoKeyOutlivesItsLockOnANodeThatWasStopped(t *testing.T) {
-	t.Parallel()
 	servers, nodes := realNodes(t, 3)
 	c := newClient(t, flightlock.Options{}, nodes...)
 	var stop atomic.Bool

@@ -14,12 +14,12 @@ import (
 // millisecond count as one millisecond. Delays and counts have no upper limit; a delay of
 // math.MaxInt64 means never.
 type RetryStrategy interface {
-	// Next says how long to wait after the attempt-th failure (1, 2, ...), and whether to
-	// try again. It runs on the goroutine of the call that uses it, with no lock of this library held, and may be
-	// asked ahead about failures that have not happened. Nobody but that call waits for it: as long as it has not
-	// returned, others of the process that wait for the key go first, and an end of ctx is noticed when it has. If it
-	// panics, the call panics. A RefreshPolicy's Retry has no such call: it runs on a goroutine of its own, and a panic
-	// is logged, and ends refreshing.
+	// Next returns how long to wait after the attempt-th failure (1, 2, ...), and whether to retry.
+	// It runs on the goroutine of the call that uses it, with no lock of this library held, and may
+	// be called in advance for failures that have not happened. Only that call waits for it: until
+	// it returns, other callers of the process that wait for the key go first, and an end of ctx
+	// takes effect when it has returned. If it panics, the call panics. A RefreshPolicy's Retry has
+	// no such call: it runs on a goroutine of its own, and a panic is logged and ends refreshing.
 	Next(attempt int) (delay time.Duration, ok bool)
 }
 

@@ -36,7 +36,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 		}
 	}
 	l := c.newLock()
-	if err := c.flights.Acquire(ctx, key, &l.hold, ttl.Truncate(time.Millisecond), retry, mode); err != nil {
+	if err := c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry, mode); err != nil {
 		return nil, err
 	}
 	return l, nil

@@ -70,7 +70,7 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
 	c := newClient(t, flightlock.Options{}, s.Client(t))
 	_, err := c.TryLock(t.Context(), "k", time.Second)
-	if text := fmt.Sprint(err); !strings.Contains(text, "it has not said whether it lost data") || !strings.Contains(text, "NOPERM") {
+	if text := fmt.Sprint(err); !strings.Contains(text, "did not report whether it lost data") || !strings.Contains(text, "NOPERM") {
 		t.Error(text)
 	}
 	wantFinding(t, check(t, c), s.Addr(), "quarantine", flightlock.StatusFail, "NOPERM")

@@ -65,7 +65,7 @@ type localCrew struct {
 
 	urls    []string // what clients are connected to
 	clients []locker
-	hand    *byHand // nil until a job needs it
+	hand    *setNXLoads // nil until a job needs it
 	job     job
 	tallies []*tally // one per client, of job
 }
@@ -89,7 +89,7 @@ func (c *localCrew) prepare(ctx context.Context, j job) error {
 		return err
 	}
 	if j.Kind == kindByHand && c.hand == nil {
-		hand, err := newByHand(ctx, j.URLs[0], c.Prefix)
+		hand, err := newSetNXLoads(ctx, j.URLs[0], c.Prefix)
 		if err != nil {
 			return err
 		}

@@ -70,8 +70,8 @@ type caller struct {
 	id      holder
 	client  locker
 	group   *singleflight.Group
-	fetcher fetcher // of kindFetch
-	hand    *byHand // of kindByHand
+	fetcher fetcher     // of kindFetch
+	hand    *setNXLoads // of kindByHand
 	reg     *register
 	cache   cache
 	prefix  string // of all keys

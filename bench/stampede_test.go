@@ -20,7 +20,7 @@ import (
 //
 // Between the misses the same callers share loads in two ways that are no lock, which say what so many goroutines on so
 // few processors cost by themselves: by a singleflight per process, where nothing goes to Redis and each process loads;
-// and by hand (see byHand), with one load for all and two trips to Redis.
+// and by hand (see setNXLoads), with one load for all and two trips to Redis.
 
 // BenchmarkStampede reports how long callers wait beyond what the load took (p50-us, p99-us); the goal for the p99
 // (goal-us), and the ratio of the two with the load added to both (x-goal); the p99 beyond the load of the other two ways

@@ -19,7 +19,7 @@
 --                    granted a later token of this key meanwhile)
 --   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
 --                    below 0 when unknown
---   FORGOT           an error: see below; nothing was written
+--   EPOCH            an error: see below; nothing was written
 --   TRYAGAIN         an error, without KEYS[2]: the bucket is not here; nothing was written
 --   error            WRONGTYPE when the key holds something that is not a string, what
 --                    INCRBY says of a bucket that is not a counter, or what the server
@@ -27,28 +27,27 @@
 --
 -- A bucket that is missing (first use, flush, empty restart) starts at the node's own
 -- clock in microseconds, so that tokens go on rising although the count was lost. One that
--- is there, but of a time before the node's memory began (a restart with old data), goes on
+-- is there, but of a time before the node's epoch began (a restart with old data), goes on
 -- above the microsecond in which that was.
 --
--- Six locals stand before this text (see lua.go). memory is the name of the node's memory
--- (see boot.lua), or false where that does not matter. A node that was flushed since, or
--- restarted, has another name in its marker: boot.lua must run before it is asked for a
--- vote. The next four make the closer look that a client takes now and then; those that
--- nobody needs to look for are false, or nil if the client was not told them. raw: the marker
--- is raw as long as this process has not read it from a dump, by which it would forget what
--- was not in there. run: the process; '' asks whether the client may be told it by now, for then
--- boot.lua compares more. promoted and offset: what INFO says of when the process was last made
--- a master, to find one that gave way to another meanwhile, and lost what that one was told.
--- (Zeros: never, or it has had no replica for so long that it does not know any more.) Who is not
--- told the process looks for raw each time; before Redis 7, where servers hand scripts on to replicas
--- and to the process after a restart, everybody looks for run each time. floor is when the
--- memory began, in microseconds of the node's clock, or 0.
+-- Six locals stand before this text (see lua.go). epoch is the name of the node's epoch (see boot.lua),
+-- or false where that does not matter. A node that was flushed since, or restarted, has another name in
+-- its marker: boot.lua must run before it is asked for a vote. The next four make the strict check that a
+-- client makes now and then; those that need no check are false, or nil if the client does not know them.
+-- raw: the marker is raw as long as this process has not read it from a dump, by which it would lose what
+-- was not in there. run: the process; '' checks whether the client may see it by now, for then boot.lua
+-- compares more. promoted and offset: what INFO reports of when the process was last promoted, to find
+-- one that stepped down for another meanwhile, and lost what that one was sent. (Zeros: never, or it has
+-- had no replica for so long that it does not know any more.) A client that may not see the process checks
+-- raw each time; before Redis 7, where servers hand scripts on to replicas and to the process after a
+-- restart, all clients check run each time. floor is when the epoch began, in microseconds of the node's
+-- clock, or 0.
 --
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
-local forgot = memory and redis.call('GET', 'flightlock:{boot}') ~= memory
-  or raw and redis.pcall('OBJECT', 'ENCODING', 'flightlock:{boot}') ~= 'raw' -- or no more allowed to ask
-if run and not forgot then
+local changed = epoch and redis.call('GET', 'flightlock:{boot}') ~= epoch
+  or raw and redis.pcall('OBJECT', 'ENCODING', 'flightlock:{boot}') ~= 'raw' -- or not allowed any more
+if run and not changed then
   local text
   if promoted then
     text = redis.pcall('INFO', 'server', 'replication')
@@ -61,17 +60,17 @@ if run and not forgot then
   end
   local function says(line) return string.find(text, line, 1, true) end
   if run == '' then
-    forgot = type(text) == 'string' and string.find(text, 'run_id:%w')
+    changed = type(text) == 'string' and string.find(text, 'run_id:%w')
   else
-    forgot = type(text) ~= 'string' or not says(run) -- or no more allowed to ask
+    changed = type(text) ~= 'string' or not says(run) -- or not allowed any more
       or promoted and (says('role:slave')
         or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000')))
   end
 end
-if forgot then
-  return {err = 'FORGOT the memory of this node is not ' .. (memory or 'what it was') .. ', or this user may now see more of it'}
+if changed then
+  return {err = 'EPOCH the epoch of this node is not ' .. (epoch or 'what it was') .. ', or this user may now see more of it'}
 end
-memory, raw, run, promoted = false, false, false, false -- for the rest of a batch: nothing can happen in between
+epoch, raw, run, promoted = false, false, false, false -- for the rest of a batch: a script is atomic
 
 local bucket = KEYS[2]
 if not bucket then

@@ -1,53 +1,50 @@
--- boot: what a node says of its own memory, so that a vote of one that may have forgotten
--- locks is not counted. It runs when a client meets the node for the first time, when the
--- node does not know the acquire script (which has the memory's name in its text), when
--- that script found another memory, and when a quarantine may be over. Not on a Cluster.
+-- boot: reports a node's epoch, the period in which it has lost no data, so that a vote of a node that may
+-- have lost locks is not counted. It runs when a client meets the node for the first time, when the node
+-- does not know the acquire script (which has the epoch's name in its text), when that script found
+-- another epoch, and when a quarantine may be over. Not on a Cluster.
 --
--- KEYS[1]  flightlock:{boot}, the marker: the name of the memory
--- KEYS[2]  flightlock:{boot}:past: "name state since run promoted how" of that memory
--- ARGV[1]  a name for a memory that begins now: letters, digits and -, lua.MaxName of
---          them at most, never used before
--- ARGV[2]  how long a node that forgot has no vote, in microseconds
--- ARGV[3]  the name of a memory that is to be established because no node of the quorum
---          ever was; '' for none
+-- KEYS[1]  flightlock:{boot}, the marker: the name of the epoch
+-- KEYS[2]  flightlock:{boot}:past: "name state since run promoted how" of that epoch
+-- ARGV[1]  a name for an epoch that begins now: letters, digits and -, lua.MaxName of them at most, never
+--          used before
+-- ARGV[2]  how long a node that lost data has no vote, in microseconds
+-- ARGV[3]  the name of an epoch that is to be established because no node of the quorum ever was; '' for
+--          none
 --
 -- Reply: {name, state, age, run, version, why, since, raw, promoted}
---   name     of the memory. It changes when something was lost
---   state    new: the marker was missing, so the node is new, or lost all it had
---            lost: the marker is of another process, or of a time before the node was last
---            made a master, or it was read from a dump: what happened since may have been
---            lost
+--   name     of the epoch. It changes when data was lost
+--   state    new: the marker was missing, so the node is new, or lost all data
+--            lost: the marker is of another process, or of a time before the node was last promoted, or
+--            it was read from a dump: what happened since may have been lost
 --            kept: established. Only such a node votes
---   age      since the memory began, in microseconds of the node's clock
---   run      the process, '' if it is not told
---   version  of the server, '' if it is not told
---   why      it is not told
---   since    when the memory began, in microseconds of the node's clock: no counter that is
---            lower is of that memory
---   raw      1: the acquire script may count on it that the marker is raw; else 0
---   promoted when the node was last made a master, '-' if never, '' if that is not told
+--   age      since the epoch began, in microseconds of the node's clock
+--   run      the process, '' if it cannot be seen
+--   version  of the server, '' if it cannot be seen
+--   why      the error of INFO, if it is refused
+--   since    when the epoch began, in microseconds of the node's clock: no counter that is lower is of
+--            that epoch
+--   raw      1: the acquire script may rely on the marker being raw; else 0
+--   promoted when the node was last promoted, '-' if never, '' if that cannot be seen
 --
--- A replica has nothing to tell: that is an error, READONLY.
+-- A replica has no epoch to report: that is an error, READONLY.
 --
--- INFO tells the process (run_id), and when it was last made a master: it keeps the
--- replication id that it had as a replica, with an offset. The ids of a node that never
--- was a replica change with its own replicas and mean nothing. One that was a master
--- before, and lagged as a replica since, would find its own run_id in its marker. INFO also tells,
--- in seconds, when the process began. That is for the first client that is allowed INFO, of a memory
--- that only others have seen: it is this process's own if the process began in an earlier second
--- than the memory, and never was a replica.
+-- INFO reports the process (run_id), and when it was last promoted: it keeps the replication id that it
+-- had as a replica, with an offset. The ids of a node that never was a replica change with its own
+-- replicas and mean nothing. One that was a master before, and lagged as a replica since, would find its
+-- own run_id in its marker. INFO also reports, in seconds, when the process began. That is for the first
+-- client that is allowed INFO, in an epoch that only others have seen: it is this process's own if the
+-- process began in an earlier second than the epoch, and never was a replica.
 --
--- The marker itself tells whether this process has it by commands, its own or its master's,
--- or from a dump: of a disk, or of a master, who gives one to a replica that cannot just go
--- on. A string that SET began and APPEND ended is raw; a short one that was read from a dump,
--- or set as a whole, is not. Where that line is depends on the server, so both are tried. how
--- is raw if it was seen to be so. It is plain if the server never says raw, or always, or if
--- who wrote it may not APPEND, or not ask: then its encoding means nothing, until somebody
--- with these rights has written it again. Who may not ask must not do that to one that is
--- said to be raw: it may not be so any more.
+-- The marker itself shows whether this process has it by commands, its own or its master's, or from a
+-- dump: of a disk, or of a master, which sends one to a replica that cannot just go on. A string that SET
+-- began and APPEND ended is raw; a short one that was read from a dump, or set as a whole, is not. Where
+-- the limit of "short" is depends on the server, so both are tried. how is raw if it was seen to be so. It
+-- is plain if the server always says raw, or never, or if the client that wrote it may not APPEND, or may
+-- not ask: then its encoding means nothing, until a client with these rights has written it again. A
+-- client that may not ask must not do that to one that is said to be raw: it may not be so any more.
 
 local why = ''
-local function told(section)
+local function info(section)
   local text = redis.pcall('INFO', section)
   if type(text) == 'string' then
     return text
@@ -59,14 +56,14 @@ local function word(text, name)
   return string.match(text, name .. ':([^\r\n]+)')
 end
 
-local server, replication = told('server'), told('replication')
+local server, replication = info('server'), info('replication')
 if word(replication, 'role') == 'slave' then
-  return {err = 'READONLY the node is a replica: its memory is its master\'s'}
+  return {err = 'READONLY the node is a replica: its data is its master\'s'}
 end
 local self, version = word(server, 'run_id') or '', word(server, 'redis_version') or ''
 local run = self ~= '' and self or '-'
 local from, offset = word(replication, 'master_replid2'), word(replication, 'second_repl_offset')
-if run == '-' then -- who does not see both can not compare
+if run == '-' then -- a client that does not see both cannot compare
   from = nil
 end
 local promoted = '-'
@@ -84,7 +81,7 @@ local marker, past = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or '
 local of, state, since, ran, rose, how = string.match(past, '^([%w-]+) (%l+) (%d+) (%S+) (%S+) (%l+)$')
 since = tonumber(since)
 
-local function encoding() -- a table if it is not told
+local function encoding() -- a table if it is refused
   return redis.pcall('OBJECT', 'ENCODING', KEYS[1])
 end
 local name, dumped = marker, false
@@ -102,7 +99,7 @@ elseif dumped or run ~= '-' and (ran ~= '-' and run ~= ran or promoted ~= '-' an
     state = 'lost'
   end
 else
-  if run == '-' then -- whoever is told compares again
+  if run == '-' then -- a client that sees it compares again
     run = ran
   end
   if promoted == '-' then

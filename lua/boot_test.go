@@ -50,7 +50,7 @@ func (s *store) now() int64 { return s.Time(s.t.Context()).Val().UnixMicro() }
 
 // A memory without marker is new, and keeps its name until it is lost; it is established
 // by name, or when the quarantine is over.
-func TestBootOfANewMemory(t *testing.T) {
+func TestBootOfANewEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.wantBoot("m1", "", "m1", "new")
 		s.wantBoot("m2", "", "m1", "new")
@@ -76,7 +76,7 @@ func TestBootOfANewMemory(t *testing.T) {
 
 // A marker of another process, or of a time before the server was made a master, is that of
 // a memory that lost something. If it never had a vote, there is nothing to be missed.
-func TestBootOfALostMemory(t *testing.T) {
+func TestBootOfALostEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
 			t.Skip("miniredis has no INFO server")
@@ -150,7 +150,7 @@ func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
 		s.allow("-info")
 		s.wantBoot("m1", "", "m1", "new")
 		for _, closer := range []bool{false, true} {
-			m := lua.Memory{Name: "m1", Closer: closer}
+			m := lua.Epoch{Name: "m1", Strict: closer}
 			s.Del(t.Context(), key)
 			s.allow("-info")
 			if err := s.acquireIn(m); err != nil {
@@ -201,11 +201,11 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, name).([]any)
 			return v[8].(string)
 		}
-		want := func(how string, m lua.Memory, forgot bool) {
+		want := func(how string, m lua.Epoch, forgot bool) {
 			t.Helper()
 			s.Del(t.Context(), key)
 			err := s.acquireIn(m)
-			if (err != nil) != forgot || forgot && !strings.HasPrefix(err.Error(), "FORGOT ") {
+			if (err != nil) != forgot || forgot && !strings.HasPrefix(err.Error(), "EPOCH ") {
 				t.Errorf("%s: %v", how, err)
 			}
 			if there := s.value(key) == "o"; there == forgot {
@@ -213,8 +213,8 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 			}
 		}
 		run := s.process()
-		in := func(name, promoted string, closer bool) lua.Memory {
-			return lua.Memory{Name: name, Run: run, Promoted: promoted, Closer: closer}
+		in := func(name, promoted string, closer bool) lua.Epoch {
+			return lua.Epoch{Name: name, Run: run, Promoted: promoted, Strict: closer}
 		}
 		first := promoted("m1")
 		if first != "-" {
@@ -226,7 +226,7 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 		if _, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, ""); err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
 			t.Errorf("boot of a replica: %v", err)
 		}
-		if err := s.acquireIn(in("m1", first, true)); err == nil || !strings.HasPrefix(err.Error(), "FORGOT ") {
+		if err := s.acquireIn(in("m1", first, true)); err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
 			t.Errorf("a replica: %v", err)
 		}
 		replicaOf("NO", "ONE")
@@ -350,7 +350,7 @@ func (s *store) bootRaw(memory string) bool {
 }
 
 // acquireIn asks for a vote in that memory.
-func (s *store) acquireIn(m lua.Memory) error {
+func (s *store) acquireIn(m lua.Epoch) error {
 	if s.batched {
 		err, _ := s.answers(lua.BatchIn(m), []string{key, bucket}, "a23", "o", minute, 1)[0].(error)
 		return err
@@ -384,13 +384,13 @@ func TestBootOfAMarkerFromADump(t *testing.T) {
 
 			acquire := func(raw bool) error {
 				s.Del(t.Context(), key)
-				return s.acquireIn(lua.Memory{Name: "m3", Raw: raw})
+				return s.acquireIn(lua.Epoch{Name: "m3", Raw: raw})
 			}
 			if err := acquire(true); err != nil {
 				t.Error(err)
 			}
 			s.reload()
-			if err := acquire(true); err == nil || !strings.HasPrefix(err.Error(), "FORGOT ") || s.value(key) == "o" {
+			if err := acquire(true); err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") || s.value(key) == "o" {
 				t.Errorf("granted with a marker from a dump: %v", err)
 			}
 			if err := acquire(false); err != nil {
@@ -480,34 +480,34 @@ func TestBootOfALongName(t *testing.T) {
 }
 
 // The acquire script of a memory grants in that memory only, and writes nothing in another.
-func TestAcquireInAMemory(t *testing.T) {
+func TestAcquireInAnEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.boot("m1", "")
 		run := s.process()
 		for _, tc := range []struct {
-			lua.Memory
+			lua.Epoch
 			forgot bool
 		}{
-			{lua.Memory{Name: "m1", Run: run}, false},
-			{lua.Memory{Name: "m1"}, false},
-			{lua.Memory{Name: "m0", Run: run}, true},
-			{lua.Memory{Name: "m0"}, true},
-			{lua.Memory{Name: "m1", Run: "another"}, false}, // nobody looks
-			{lua.Memory{Name: "m1", Run: run, Strict: true}, !s.real},
-			{lua.Memory{Name: "m1", Run: run, Closer: true}, !s.real},
-			{lua.Memory{Name: "m1", Run: run, Promoted: "-", Closer: true}, !s.real},
-			{lua.Memory{Name: "m1", Run: "another", Strict: true}, true},
-			{lua.Memory{Name: "m1", Run: "another", Closer: true}, true},
-			{lua.Memory{Name: "m1", Run: "another", Promoted: "-", Closer: true}, true},
+			{lua.Epoch{Name: "m1", Run: run}, false},
+			{lua.Epoch{Name: "m1"}, false},
+			{lua.Epoch{Name: "m0", Run: run}, true},
+			{lua.Epoch{Name: "m0"}, true},
+			{lua.Epoch{Name: "m1", Run: "another"}, false}, // nobody looks
+			{lua.Epoch{Name: "m1", Run: run, AlwaysRun: true}, !s.real},
+			{lua.Epoch{Name: "m1", Run: run, Strict: true}, !s.real},
+			{lua.Epoch{Name: "m1", Run: run, Promoted: "-", Strict: true}, !s.real},
+			{lua.Epoch{Name: "m1", Run: "another", AlwaysRun: true}, true},
+			{lua.Epoch{Name: "m1", Run: "another", Strict: true}, true},
+			{lua.Epoch{Name: "m1", Run: "another", Promoted: "-", Strict: true}, true},
 		} {
 			s.Del(t.Context(), key)
-			in := lua.AcquireIn(tc.Memory)
+			in := lua.AcquireIn(tc.Epoch)
 			call := func() error {
 				_, err := s.run(in, []string{key, bucket}, "o", minute, 1)
 				return err
 			}
 			if s.batched { // after another acquire, which looks at the memory for both
-				in = lua.BatchIn(tc.Memory)
+				in = lua.BatchIn(tc.Epoch)
 				call = func() error {
 					keys := []string{"lock:first", bucket, key, bucket}
 					both := s.answers(in, keys, "a23a20", "o", minute, 1, "o")
@@ -519,7 +519,7 @@ func TestAcquireInAMemory(t *testing.T) {
 				}
 			}
 			err := call()
-			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "FORGOT ") {
+			if forgot := err != nil; forgot != tc.forgot || forgot && s.real && !strings.HasPrefix(err.Error(), "EPOCH ") {
 				t.Errorf("%v, %s", err, in.Source[:120])
 			}
 			if there := s.value(key) == "o"; there == tc.forgot {
@@ -531,11 +531,11 @@ func TestAcquireInAMemory(t *testing.T) {
 			texts := map[string]bool{}
 			for _, run := range []string{run, ""} {
 				for _, raw := range sighted {
-					m := lua.Memory{Name: "m1", Run: run, Raw: raw, Promoted: "-", Closer: closer}
+					m := lua.Epoch{Name: "m1", Run: run, Raw: raw, Promoted: "-", Strict: closer}
 					texts[lua.AcquireIn(m).SHA], texts[lua.BatchIn(m).SHA] = true, true
 				}
 			}
-			again := lua.Memory{Name: "m1", Run: run, Raw: true, Promoted: "-", Since: 1, Closer: closer} // began at another time
+			again := lua.Epoch{Name: "m1", Run: run, Raw: true, Promoted: "-", Since: 1, Strict: closer} // began at another time
 			texts[lua.AcquireIn(again).SHA], texts[lua.BatchIn(again).SHA] = true, true
 			if len(texts) != 10 {
 				t.Errorf("%d scripts: a client that sees less proves the memory for one that sees more", len(texts))
@@ -564,10 +564,10 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 			s.Del(t.Context(), key, "lock:first")
 			if s.batched { // after another acquire, which must leave it the floor
 				s.set("first", c.was, 0)
-				answers := s.answers(lua.BatchIn(lua.Memory{Name: "m1", Run: "r", Since: since}), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
+				answers := s.answers(lua.BatchIn(lua.Epoch{Name: "m1", Run: "r", Since: since}), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
 				s.want(answers, []any{c.want, c.want})
 			} else {
-				got, err := s.run(lua.AcquireIn(lua.Memory{Name: "m1", Run: "r", Since: since}), []string{key, bucket}, "o", minute, c.block)
+				got, err := s.run(lua.AcquireIn(lua.Epoch{Name: "m1", Run: "r", Since: since}), []string{key, bucket}, "o", minute, c.block)
 				if err != nil {
 					t.Fatal(err)
 				}

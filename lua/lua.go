@@ -39,12 +39,12 @@ type Script struct {
 	SHA    string // hex SHA-1 of Source, as EVALSHA wants it
 }
 
-// The scripts of the lock protocol. Acquire is for nodes that are always trusted.
+// The scripts of the lock protocol. Acquire is for nodes without epochs.
 var (
-	Acquire = newScript(anyMemory + acquire)
+	Acquire = newScript(anyEpoch + acquire)
 	Refresh = newScript(refresh)
 	Release = newScript(release)
-	Batch   = newBatch(anyMemory)
+	Batch   = newBatch(anyEpoch)
 )
 
 // The letters by which a batch tells its operations apart.
@@ -55,56 +55,57 @@ const (
 	LetterGroup   = 'g' // of releases
 )
 
-// anyMemory stands before acquire where the memory does not matter.
-const anyMemory = "local memory, raw, run, promoted, offset, floor = false, false, false, false, false, 0\n"
+// anyEpoch stands before acquire where the epoch does not matter.
+const anyEpoch = "local epoch, raw, run, promoted, offset, floor = false, false, false, false, false, 0\n"
 
-// A Memory is what acquire has to know of a node's memory, as boot.lua has told it.
-type Memory struct {
-	Name     string
-	Run      string // the process; "" if boot.lua was not told it
-	Strict   bool   // the script always looks for the process, not only by the closer look
-	Raw      bool   // the marker is raw, unless it was read from a dump
-	Promoted string // when the process was last made a master, id:offset; "" if that is not told
-	Since    int64  // when the memory began: tokens that are granted in it are larger
-	Closer   bool   // the script looks for a dump, for the process, and when it was last made a master
-	Always   bool   // it grants whatever the marker is; its tokens are above the beginning of this memory, if the process is that of boot.lua's answer
+// An Epoch is what acquire has to know of a node's epoch, as boot.lua has reported it.
+type Epoch struct {
+	Name      string
+	Run       string // the process; "" if boot.lua could not see it
+	AlwaysRun bool   // the script always compares the process, not only in a strict check
+	Raw       bool   // the marker is raw, unless it was read from a dump
+	Promoted  string // when the process was last promoted, id:offset; "" if that is not known
+	Since     int64  // when the epoch began: tokens that are granted in it are larger
+	Strict    bool   // the script checks for a dump, for the process, and when it was last promoted
+	AnyMarker bool   // it grants whatever the marker is; its tokens are above the beginning of this epoch, if the process is that of boot.lua's reply
 }
 
-// AcquireIn is Acquire for a node with that memory: it grants nothing in another. A server may
-// come to know it only behind an answer of boot.lua that named this memory, on the same
-// connection: then a server that restarted does not know it, or has another marker. One that goes
-// on, but was another's replica meanwhile, knows it: a closer look finds out.
+// AcquireIn is Acquire for a node in that epoch: it grants nothing in another. It may be loaded only
+// after a reply of boot.lua that named this epoch, on the same connection: then a server that restarted
+// does not know it, or has another marker. One that goes on, but was another's replica meanwhile, knows
+// it: a strict check finds that.
 //
-// Who is not told the process, or may not ask whether the marker is raw, does not see all that is
-// lost. So it has a script of its own, which nobody who sees more takes for a proof. Who is not told
-// the process looks for a dump each time, and by a closer look whether it is told by now.
-func AcquireIn(m Memory) Script { return newScript(m.head() + acquire) }
+// A client that may not see the process, or may not ask whether the marker is raw, does not notice all
+// losses. So it has a script of its own, which no client that sees more takes for a proof. A client that
+// may not see the process checks for a dump each time, and in a strict check whether it may see the
+// process by now.
+func AcquireIn(e Epoch) Script { return newScript(e.head() + acquire) }
 
-// BatchIn is Batch with that Acquire. What is said of one goes for the other.
-func BatchIn(m Memory) Script { return newBatch(m.head()) }
+// BatchIn is Batch with that Acquire. The same holds for it.
+func BatchIn(e Epoch) Script { return newBatch(e.head()) }
 
 // head is what stands before acquire.
-func (m Memory) head() string {
-	name, raw, run, promoted, offset := strconv.Quote(m.Name), "nil", "nil", "false", "false"
+func (e Epoch) head() string {
+	name, raw, run, promoted, offset := strconv.Quote(e.Name), "nil", "nil", "false", "false"
 	switch {
-	case m.Always:
+	case e.AnyMarker:
 		name, raw = "false", "false"
-	case m.Raw && (m.Closer || m.Run == ""):
+	case e.Raw && (e.Strict || e.Run == ""):
 		raw = "true"
-	case m.Raw:
+	case e.Raw:
 		raw = "false"
 	}
 	switch {
-	case m.Closer || m.Run != "" && m.Strict && !m.Always:
-		run = strconv.Quote(m.Run)
-	case m.Run != "":
+	case e.Strict || e.Run != "" && e.AlwaysRun && !e.AnyMarker:
+		run = strconv.Quote(e.Run)
+	case e.Run != "":
 		run = "false"
 	}
-	if m.Promoted != "" && m.Closer {
-		id, at, _ := strings.Cut(m.Promoted, ":")
+	if e.Promoted != "" && e.Strict {
+		id, at, _ := strings.Cut(e.Promoted, ":")
 		promoted, offset = strconv.Quote("master_replid2:"+id+"\r\n"), strconv.Quote("second_repl_offset:"+at+"\r\n")
 	}
-	return fmt.Sprintf("local memory, raw, run, promoted, offset, floor = %s, %s, %s, %s, %s, %d\n", name, raw, run, promoted, offset, m.Since)
+	return fmt.Sprintf("local epoch, raw, run, promoted, offset, floor = %s, %s, %s, %s, %s, %d\n", name, raw, run, promoted, offset, e.Since)
 }
 
 // The keys of boot.lua.
@@ -113,7 +114,7 @@ const (
 	Past   = "flightlock:{boot}:past"
 )
 
-// MaxName is how long a memory's name may be: a longer string is raw from a dump, too. Redis up
+// MaxName is how long an epoch's name may be: a longer string is raw from a dump, too. Redis up
 // to 8.0 draws that line at 44; later ones, and some of Valkey, count the key and more, and
 // leave so much for the value.
 const MaxName = 24

@@ -38,9 +38,9 @@ func (b *baton) pass() (time.Time, error) {
 
 // passTheBaton is the parent's half: two workers hand the lock to and fro for a window. The first hand-overs, of connections
 // and scripts, do not count.
-func passTheBaton(ctx context.Context, crew []*worker, window time.Duration) (*result, error) {
+func passTheBaton(ctx context.Context, workers []*worker, window time.Duration) (*result, error) {
 	const warm = 2
-	holder, other := crew[0], crew[1]
+	holder, other := workers[0], workers[1]
 	waits := newHistogram()
 	res := &result{Extra: map[string]float64{}}
 	if _, err := holder.call(ctx, request{Op: opTake}); err != nil {

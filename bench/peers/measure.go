@@ -47,16 +47,16 @@ func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec recor
 	if t.Settings.Delay == 0 {
 		t.Settings.Delay = bestDelay(r.name, b.Load.Kind)
 	}
-	crew, err := startCrew(ctx, b.Procs, t)
+	workers, err := startWorkers(ctx, b.Procs, t)
 	if err != nil {
 		return rec, err
 	}
-	defer stopCrew(crew)
-	return s.runBout(ctx, b, r, crew)
+	defer stopWorkers(workers)
+	return s.runBout(ctx, b, r, workers)
 }
 
-// runBout has a warm crew do its load, between two looks at the servers.
-func (s *site) runBout(ctx context.Context, b bout, r rival, crew []*worker) (rec record, err error) {
+// runBout has warm workers do its load, between two looks at the servers.
+func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) (rec record, err error) {
 	before, err := s.usage(ctx)
 	if err != nil {
 		return rec, err
@@ -69,7 +69,7 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, crew []*worker) (re
 		defer func() { _ = last.Cont() }() // a second time does nothing
 	}
 	at := time.Now()
-	all, err := doLoad(ctx, b, crew)
+	all, err := doLoad(ctx, b, workers)
 	if err != nil {
 		return rec, err
 	}
@@ -103,14 +103,14 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, crew []*worker) (re
 // startDelay is how far ahead the start is set, so that all processes hear of it in time.
 const startDelay = 30 * time.Millisecond
 
-// doLoad has the crew do the load once, or a stampede several times. There is one result per process, or per process and episode.
-func doLoad(ctx context.Context, b bout, crew []*worker) (all []*result, err error) {
+// doLoad has the workers do the load once, or a stampede several times. There is one result per process, or per process and episode.
+func doLoad(ctx context.Context, b bout, workers []*worker) (all []*result, err error) {
 	if b.Load.Kind == handover {
-		res, err := passTheBaton(ctx, crew, b.Load.Window)
+		res, err := passTheBaton(ctx, workers, b.Load.Window)
 		return []*result{res}, err
 	}
 	for episode := range max(b.Episodes, 1) {
-		replies, err := callAll(ctx, crew, request{Op: opRun, At: time.Now().Add(startDelay), Episode: episode})
+		replies, err := callAll(ctx, workers, request{Op: opRun, At: time.Now().Add(startDelay), Episode: episode})
 		if err != nil {
 			return nil, err
 		}

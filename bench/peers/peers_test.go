@@ -23,7 +23,6 @@ func TestMain(m *testing.M) {
 	if os.Getenv(workerEnv) != "" {
 		os.Exit(workerMain(os.Stdin, os.Stdout))
 	}
-	os.Setenv("GORACE", "atexit_sleep_ms=0") // of the workers, each of which would end a second late
 	goleak.VerifyTestMain(m)
 }
 

@@ -235,8 +235,8 @@ func judgeQuarantine(t target) Finding {
 
 // hidden is why the node does not report its process to this client, as far as it has asked.
 func hidden(n *node.Node) error {
-	if m := n.Memory(); m != nil {
-		return m.Blind
+	if m := n.Epoch(); m != nil {
+		return m.NoInfo
 	}
 	return nil
 }

@@ -129,7 +129,7 @@ type lab struct {
 }
 
 func newLab() *lab {
-	b := &lab{n: &Node{epoch: time.Now().Add(-1)}}
+	b := &lab{n: &Node{began: time.Now().Add(-1)}}
 	b.n.debts.open = map[*Entry]*time.Timer{}
 	b.n.route = func(r *request) {
 		b.mu.Lock()

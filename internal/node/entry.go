@@ -265,9 +265,9 @@ type instant int64
 
 func (i instant) add(d time.Duration) instant { return clock.Add(i, instant(d)) }
 
-func (n *Node) now() instant { return instant(clock.Since(n.epoch)) }
+func (n *Node) now() instant { return instant(clock.Since(n.began)) }
 
-func (n *Node) at(t time.Time) instant { return instant(t.Sub(n.epoch)) }
+func (n *Node) at(t time.Time) instant { return instant(t.Sub(n.began)) }
 
 type op uint8
 

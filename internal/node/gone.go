@@ -27,7 +27,7 @@ import (
 // the lanes is written or fails; what had no answer is a doubt, and the debt for it goes to whoever has the
 // slot then. If a request in the old lanes is overtaken by one in the new, that is as when a slot moves: an
 // acquire that is granted after its release was answered is released once more. Nothing that is known of
-// the server is kept, so if it comes back, it is met as new. (A Cluster has no memory that would have to be
+// the server is kept, so if it comes back, it is met as new. (A Cluster has no epoch that would have to be
 // asked for: see SetGuard.)
 
 // sweepTime is the time between two reads of the slots of a Cluster whose masters all answer.

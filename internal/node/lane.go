@@ -239,10 +239,10 @@ type lane struct {
 
 	// For whoever made the queue busy.
 	calls       calls
-	memory      *memory       // in which the batch under way asks for votes
-	by          *scripts      // of that memory
-	looks       bool          // by them it takes a closer look
-	before      *look         // the last one when it was written
+	epoch       *Epoch        // in which the batch under way asks for votes
+	by          *scripts      // of that epoch
+	strict      bool          // they make the strict check
+	verified    *verification // the last one when it was written
 	asked       time.Time     // when it was about to be written
 	written     time.Time     // when it was
 	lasted      time.Duration // from then to its answer, by the clock that says more

@@ -26,31 +26,31 @@ const closeTimeout = 2 * conn.TransportTimeout
 
 // Node is one voter. It is safe for concurrent use.
 type Node struct {
-	name     string
-	client   redis.UniversalClient
-	timeout  time.Duration   // how long a caller may block, when it says so
-	alone    bool            // the only node of its quorum
-	epoch    time.Time       // of instants
-	commands atomic.Uint64   // requests written, of all kinds
-	closing  atomic.Bool     // set by Close: only releases are written from then on
-	closeBy  atomic.Int64    // the instant by which they must be answered. Written before closing
-	late     atomic.Bool     // see Late
-	unsure   atomic.Bool     // unverified is not nil. Written under mu
-	publish  any             // the command that tells of a turn
-	turn     any             // how long one is kept, in milliseconds
-	life     context.Context // ends with Close
-	end      context.CancelFunc
-	debts    debts
-	guard    *Guard         // nil: all votes count
-	route    func(*request) // hands a request to the lane of the server that must answer it
-	server   *Server        // the only server; nil on a Cluster
-	router   *router        // finds masters; nil if not a Cluster
+	name         string
+	client       redis.UniversalClient
+	timeout      time.Duration   // how long a caller may block, when it says so
+	alone        bool            // the only node of its quorum
+	began        time.Time       // of instants
+	commands     atomic.Uint64   // requests written, of all kinds
+	closing      atomic.Bool     // set by Close: only releases are written from then on
+	closeBy      atomic.Int64    // the instant by which they must be answered. Written before closing
+	late         atomic.Bool     // see Late
+	isUnverified atomic.Bool     // unverified is not nil. Written under mu
+	publish      any             // the command that tells of a turn
+	turn         any             // how long one is kept, in milliseconds
+	life         context.Context // ends with Close
+	end          context.CancelFunc
+	debts        debts
+	guard        *Guard         // nil: all votes count
+	route        func(*request) // hands a request to the lane of the server that must answer it
+	server       *Server        // the only server; nil on a Cluster
+	router       *router        // finds masters; nil if not a Cluster
 
 	// Changed hears that the node was suspended, and why, or with nil that it is back. It
 	// is set before the first request, and called by a goroutine of its own.
 	Changed func(name string, err error)
 
-	// Verified hears that the node's memory cannot be verified, and why, or with nil that it was. It is
+	// Verified hears that the node's epoch cannot be verified, and why, or with nil that it was. It is
 	// set before the first request, and called by a goroutine of its own, one call after the other.
 	Verified func(name string, err error)
 
@@ -68,8 +68,8 @@ type Node struct {
 	lastErr error // the last transport error, until the node answers again
 
 	unverified error // see Unverified
-	told       error // what Verified was told last
-	telling    bool  // it is being told
+	reported   error // what Verified was told last
+	reporting  bool  // it is being told
 }
 
 // TransportTime is conn.TransportTimeout, or more where NodeTimeout is so long.
@@ -92,7 +92,7 @@ func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 // timeout is NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
-		client: client, timeout: timeout, alone: alone, epoch: time.Now().Add(-1),
+		client: client, timeout: timeout, alone: alone, began: time.Now().Add(-1),
 		publish: "PUBLISH", turn: TurnTime(timeout).Milliseconds(),
 	}
 	n.life, n.end = context.WithCancel(context.Background())

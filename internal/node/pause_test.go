@@ -106,8 +106,8 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 		a := newAttempt(t, n, "k")
 		e, l := newEar(), &n.servers[0].lanes[0]
 		redistest.Eventually(t, patience, "the lane rests", l.claim)
-		l.memory = n.servers[0].memory.Load()
-		l.by, l.looks, l.lasted = l.memory.usual, tc.looks, tc.took
+		l.epoch = n.servers[0].epoch.Load()
+		l.by, l.strict, l.lasted = l.epoch.usual, tc.looks, tc.took
 		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
 		l.settle(a.create, response{val: int64(7)}, true, true)
 		l.rest()
@@ -120,9 +120,9 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	}
 }
 
-// After a pause of the process a grant counts if the server proves that its memory is still the one in which it granted.
-func TestAGrantAfterALongPauseIsProvenByTheMemoryThatIsStillThere(t *testing.T) {
-	for memory, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
+// After a pause of the process a grant counts if the server proves that its epoch is still the one in which it granted.
+func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
+	for epoch, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 		f.forgets("m1")
 		n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
@@ -131,9 +131,9 @@ func TestAGrantAfterALongPauseIsProvenByTheMemoryThatIsStillThere(t *testing.T) 
 		a.acquire().want(t, Granted)
 		e, l := newEar(), &n.servers[0].lanes[0]
 		redistest.Eventually(t, patience, "the lane rests", l.claim)
-		f.forgets(memory)
-		l.memory = n.servers[0].memory.Load()
-		l.by, l.looks, l.lasted = l.memory.usual, false, time.Second
+		f.forgets(epoch)
+		l.epoch = n.servers[0].epoch.Load()
+		l.by, l.strict, l.lasted = l.epoch.usual, false, time.Second
 		if !l.tooOld() {
 			t.Error("a pause of a second is nothing")
 		}
@@ -156,17 +156,17 @@ func TestALateLaneTakesTheCloserLook(t *testing.T) {
 		newAttempt(t, n, "k").acquire().want(t, Granted)
 		l := &n.servers[0].lanes[0]
 		redistest.Eventually(t, patience, "the lane rests", l.claim)
-		m := *l.s.memory.Load()
-		m.Blind = blind
-		l.s.memory.Store(&m)
+		m := *l.s.epoch.Load()
+		m.NoInfo = blind
+		l.s.epoch.Store(&m)
 		for _, tc := range []struct {
 			lasted time.Duration
 			looks  bool
 		}{{n.timeout / 2, false}, {n.timeout * 2, blind == nil}, {n.timeout, false}} {
-			l.s.looked.Store(&look{at: &m, until: time.Now().Add(time.Minute)})
+			l.s.verified.Store(&verification{of: &m, until: time.Now().Add(time.Minute)})
 			l.lasted = tc.lasted
-			if l.begin(time.Now()); l.looks != tc.looks {
-				t.Errorf("after a batch that took %v, refused by %v: closer look %v", tc.lasted, blind, l.looks)
+			if l.begin(time.Now()); l.strict != tc.looks {
+				t.Errorf("after a batch that took %v, refused by %v: closer look %v", tc.lasted, blind, l.strict)
 			}
 		}
 		l.rest()
@@ -204,8 +204,8 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 		return a.create
 	}
 	settle := func(batch ...*request) {
-		l.memory = n.servers[0].memory.Load()
-		l.by, l.looks, l.lasted = l.memory.usual, false, time.Second
+		l.epoch = n.servers[0].epoch.Load()
+		l.by, l.strict, l.lasted = l.epoch.usual, false, time.Second
 		l.settleEach(t.Context(), batch, true, true)
 		l.answers = l.answers[:0]
 	}

@@ -33,7 +33,7 @@ type Reply struct {
 	Rival   string        // Renewed: the contender that waits longest, "" for none or if nobody looked
 	TTL     time.Duration // Held: the holder's, below 0 when unknown
 	Err     error         // Failed
-	Memory  *Memory       // Granted: in which memory, of a guarded node
+	Epoch   *Epoch        // Granted: in which epoch, of a guarded node
 }
 
 // Errors of requests that the node never saw.
@@ -109,7 +109,7 @@ func Final(err error) bool {
 // the server says of its own state is found out before the first write; rights and types
 // are proof only when no command of the script met them.
 func neverRan(err error) bool {
-	return conn.HasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "FORGOT", "MOVED", "ASK",
+	return conn.HasCode(err, "NOAUTH", "WRONGPASS", "READONLY", "LOADING", "OOM", "NOSCRIPT", "EPOCH", "MOVED", "ASK",
 		"CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "CROSSSLOT") ||
 		conn.HasCode(err, "WRONGTYPE", "NOPERM") && !strings.Contains(err.Error(), "@user_script")
 }
@@ -128,7 +128,7 @@ func inBatch(val any) response {
 // or where to ask again.
 func refusal(answers []response) error {
 	for _, got := range answers {
-		if err := got.err; conn.IsReply(err) && !conn.HasCode(err, "NOSCRIPT", "FORGOT", "MOVED", "ASK") {
+		if err := got.err; conn.IsReply(err) && !conn.HasCode(err, "NOSCRIPT", "EPOCH", "MOVED", "ASK") {
 			return err
 		}
 	}

@@ -32,10 +32,10 @@ type Server struct {
 	subscriptionDials conn.Limit // dials of subscription connections
 	dials             conn.Limit // what its lanes dial
 
-	loading chan struct{}          // has a token while scripts are loaded: a mutex is not held that long
-	loads   atomic.Uint64          // how often they were. Written by who has the token
-	memory  atomic.Pointer[memory] // in which votes are asked for. Written by who has the token, and before the first request
-	looked  atomic.Pointer[look]   // the last one
+	loading  chan struct{}                // has a token while scripts are loaded: a mutex is not held that long
+	loads    atomic.Uint64                // how often they were. Written by who has the token
+	epoch    atomic.Pointer[Epoch]        // in which votes are asked for. Written by who has the token, and before the first request
+	verified atomic.Pointer[verification] // the last one
 
 	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from
 	// is the node's own; redirect sends a request on that belongs elsewhere, and says
@@ -68,7 +68,7 @@ func newServer(n *Node, c *redis.Client) *Server {
 		s.lanes = make([]lane, lanesAlone)
 	}
 	s.dials = conn.NewLimit(2 * len(s.lanes))
-	s.memory.Store(always)
+	s.epoch.Store(anyEpoch)
 	for i := range s.lanes {
 		l := &s.lanes[i]
 		l.init()
@@ -87,7 +87,7 @@ func (l *lane) connect() {
 	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
 		c.OnWrite = l.watchdog.wrote
 		l.conn.Store(c)
-	}, func() { l.strict(false) })
+	}, func() { l.boundReads(false) })
 	o.ReadTimeout, o.WriteTimeout = n.TransportTime(), n.TransportTime()
 	l.client = redis.NewClient(o)
 	l.quick = conn.WithTimeout(l.client, n.timeout)
@@ -107,7 +107,7 @@ func (l *lane) exact(yes bool) {
 }
 
 // strict has each answer on l's connection come within NodeTimeout, or not any more.
-func (l *lane) strict(yes bool) {
+func (l *lane) boundReads(yes bool) {
 	if c := l.conn.Load(); c != nil {
 		c.SetStrict(yes)
 	}
@@ -274,23 +274,23 @@ func (l *lane) settle(r *request, got response, sent, heal bool) bool {
 	if rep.Kind == Granted && l.tooOld() {
 		rep = failed(errOld)
 	}
-	if rep.Kind == Granted && l.memory != always {
+	if rep.Kind == Granted && l.epoch != anyEpoch {
 		if l.s.n.guard.Changed != nil {
-			rep.Memory = &l.memory.Memory
+			rep.Epoch = l.epoch
 		}
-		if l.s.n.unsure.Load() { // somebody else has verified it
+		if l.s.n.isUnverified.Load() { // somebody else has verified it
 			l.s.n.setUnverified(nil)
 		}
 	}
 	switch {
-	case doubtful(err):
-		l.s.doubt()
-	case l.by != l.memory.usual && r.op.votes() && rep.Kind != Failed:
-		l.s.saw(l.before, l.memory, l.asked)
-		l.by = l.memory.usual // once is enough
+	case invalidates(err):
+		l.s.invalidate()
+	case l.by != l.epoch.usual && r.op.votes() && rep.Kind != Failed:
+		l.s.recordVerified(l.verified, l.epoch, l.asked)
+		l.by = l.epoch.usual // once is enough
 	}
 	switch {
-	case heal && conn.HasCode(err, "NOSCRIPT", "FORGOT"):
+	case heal && conn.HasCode(err, "NOSCRIPT", "EPOCH"):
 		return false
 	case l.s.redirect != nil && conn.IsReply(err) && l.s.redirect(l.s, r, err):
 	case l.s.redirect != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():
@@ -335,11 +335,11 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 // the next batch takes long as well, its grants need no proof afterwards (see tooOld). A server that
 // refuses the look (Blind) is not asked for it more often than usual.
 func (l *lane) begin(now time.Time) {
-	l.memory, l.before, l.asked = l.s.memory.Load(), l.s.looked.Load(), now
-	l.by, l.looks = l.memory.closer, true
-	slow := l.lasted > l.s.n.timeout && l.memory.Blind == nil
-	if !slow && l.before.counts(l.memory, now) {
-		l.by, l.looks = l.memory.usual, false
+	l.epoch, l.verified, l.asked = l.s.epoch.Load(), l.s.verified.Load(), now
+	l.by, l.strict = l.epoch.strict, true
+	slow := l.lasted > l.s.n.timeout && l.epoch.NoInfo == nil
+	if !slow && l.verified.counts(l.epoch, now) {
+		l.by, l.strict = l.epoch.usual, false
 	}
 }
 
@@ -385,7 +385,7 @@ func (l *lane) took(began time.Time) time.Duration {
 }
 
 // errOld is the error of a grant that is not counted as a vote, because its answer was handled too late:
-// since the last look another server may have replaced this one for a while, see memory.go. It takes a
+// since the last look another server may have replaced this one for a while, see epoch.go. It takes a
 // process that was stopped or had no processor. The key is set on the server, and is released as after
 // any failure.
 var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
@@ -394,7 +394,7 @@ var errOld = errors.New("granted so long after it was asked for that the server 
 // votes: its scripts took no closer look, and the answer took more than nine times NodeTimeout (one,
 // and the maxGrace by which the watchdog may put it off). See errOld.
 func (l *lane) tooOld() bool {
-	return l.memory != always && !l.looks && l.lasted > (1+conn.MaxGrace)*l.s.n.timeout
+	return l.epoch != anyEpoch && !l.strict && l.lasted > (1+conn.MaxGrace)*l.s.n.timeout
 }
 
 // settleEach settles the requests of a batch by their answers, and returns those whose script the
@@ -445,15 +445,15 @@ func (r *request) grantedBy(got response) bool {
 	return rep.Kind == Granted && !moot
 }
 
-// prove asks the server for its memory once more, and sets l.looks if it is still the one in which the
-// batch asked for votes. Then the server had that memory when it granted them, because this answer is
+// prove asks the server for its epoch once more, and sets l.strict if it is still the one in which the
+// batch asked for votes. Then the server had that epoch when it granted them, because this answer is
 // newer than the grants. A boot that another caller began would prove nothing: it may be older.
 func (l *lane) prove(ctx context.Context) {
 	if err := l.s.takeLoading(ctx); err != nil {
 		return
 	}
 	defer l.s.putLoading()
-	_ = l.s.boot(ctx, "", func(m Memory, err error) { l.looks = err == nil && m.Name == l.memory.Name })
+	_ = l.s.boot(ctx, "", func(m Epoch, err error) { l.strict = err == nil && m.Name == l.epoch.Name })
 }
 
 // execute has commands executed in order. One alone costs a third less if it is no pipeline.
@@ -544,7 +544,7 @@ func unsent(cmds []*redis.Cmd, err error) {
 	}
 }
 
-// A scriptName is the name of a script as the argument of a command. Which one it is, in which memory and whether with
+// A scriptName is the name of a script as the argument of a command. Which one it is, in which epoch and whether with
 // a closer look, is decided when the command is written, and not when it is made: there may be a dial between.
 //
 // That of a batch's first command tells besides that go-redis came as far as writing it. Errors do not tell: a timeout
@@ -599,7 +599,7 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 		return nil
 	}
 	if s.n.guard != nil {
-		err := s.boot(ctx, "", func(Memory, error) {})
+		err := s.boot(ctx, "", func(Epoch, error) {})
 		if errors.Is(err, conn.ErrLogin) || err != nil && !conn.IsReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
 			_ = l.loadScripts(ctx, []lua.Script{lua.Refresh, lua.Release})
 		}
@@ -616,8 +616,8 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 
 // loadScripts loads scripts on l's connection.
 func (l *lane) loadScripts(ctx context.Context, scripts []lua.Script) error {
-	l.strict(true)
-	defer l.strict(false)
+	l.boundReads(true)
+	defer l.boundReads(false)
 	return loadScripts(ctx, l.client, scripts)
 }
 

@@ -288,7 +288,7 @@ func TestABatchIsHealed(t *testing.T) {
 	}
 }
 
-// Votes that come in a batch are asked for in the memory of the node too: a batch in one that
+// Votes that come in a batch are asked for in the epoch of the node too: a batch in one that
 // is over grants nothing, and what else is in it is done.
 func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
 	s := redistest.StartServer(t)
@@ -305,8 +305,8 @@ func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
 			}
 		})
 		for _, e := range asked {
-			if rep := e.want(t, Granted); rep.Memory == nil || rep.Memory.Name != changes()[len(changes())-1] {
-				t.Errorf("granted in %v, not in the last of %v", rep.Memory, changes())
+			if rep := e.want(t, Granted); rep.Epoch == nil || rep.Epoch.Name != changes()[len(changes())-1] {
+				t.Errorf("granted in %v, not in the last of %v", rep.Epoch, changes())
 			}
 		}
 		return as
@@ -320,8 +320,8 @@ func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
 			ears = append(ears, a.release())
 		}
 	})
-	if rep := ears[0].want(t, Granted); rep.Memory.Name != changes()[1] || rep.Memory.State != MemoryNew {
-		t.Errorf("granted in %v", rep.Memory)
+	if rep := ears[0].want(t, Granted); rep.Epoch.Name != changes()[1] || rep.Epoch.State != EpochNew {
+		t.Errorf("granted in %v", rep.Epoch)
 	}
 	for _, e := range ears[1:] {
 		e.want(t, Missing)
@@ -329,7 +329,7 @@ func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
 	again.release().want(t, Deleted)
 	ask()
 	if got := changes(); len(got) != 2 {
-		t.Errorf("memories: %v", got)
+		t.Errorf("epochs: %v", got)
 	}
 }
 

@@ -29,7 +29,7 @@ func TestCallsAreAnsweredUntilTheInputEnds(t *testing.T) {
 	if code := exitCode(err); code != 3 {
 		t.Errorf("%v; want exit code 3", err)
 	}
-	if c.Alive() || c.Wait() != err { //nolint:errorlint // it is the same one
+	if c.Alive() || c.Wait() != err {
 		t.Errorf("Wait: %v", c.Wait())
 	}
 }

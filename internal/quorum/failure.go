@@ -158,7 +158,7 @@ func (r *round) failureLocked() *Failure {
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: r.noAnswerLocked(r.l.q.Nodes[i])}
 		}
 		if rep.Kind == node.Granted && !r.countsLocked(i) {
-			m := *rep.Memory
+			m := *rep.Epoch
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{m, m.Began.Add(r.l.q.Quarantine)}}
 		}
 	}

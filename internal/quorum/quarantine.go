@@ -17,17 +17,17 @@ import (
 //
 //	new or lost --Limit after the loss--> kept        by boot.lua, at the next read
 //	all nodes new --a bootstrap, two reads--> kept    a new deployment
-//	any --memory lost--> new or lost                  see internal/node/memory.go
+//	any --data lost--> new or lost                  see internal/node/epoch.go
 //
-// Why waiting suffices: a lease that was granted by a memory that is lost ends within its ttl, at
+// Why waiting suffices: a lease that was granted by an epoch that is lost ends within its ttl, at
 // most MaxTTL later, unless a majority has confirmed a refresh; and a node that has confirmed one
 // had the key at that time, so after the loss.
 //
 // Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all
-// are new in both reads, and each has the same memory, then there is an instant in between at
+// are new in both reads, and each has the same epoch, then there is an instant in between at
 // which none of them was established. So none had ever had a vote, and no lock depends on them: a
-// majority would have to have lost its memory since the grant. The bootstrap then establishes each
-// node by the name of that memory. All grants after that instant are in it; and a node that has
+// majority would have to have lost its data since the grant. The bootstrap then establishes each
+// node by the name of that epoch. All grants after that instant are in it; and a node that has
 // lost it has another name, by which the request is refused. One read would not suffice: in it, a
 // node may be new because it restarted after another client had established all, and the others
 // because they were read before that. A node that the request has not reached is established by
@@ -41,35 +41,35 @@ type quarantine struct {
 
 	bootstrapping atomic.Bool // a bootstrap is under way or about to begin. Written under mu
 
-	established []*node.Memory // what the last bootstrap that found all nodes new has read; nil if there was none. For run's goroutine only
+	established []*node.Epoch // what the last bootstrap that found all nodes new has read; nil if there was none. For run's goroutine only
 
 	mu           sync.Mutex     // guards what follows; nothing that blocks is called under it
 	running      bool           // run has not ended
 	blind        bool           // OnNoInfo was called
-	changedSince bool           // a memory has changed since the bootstrap began, and may not be in it
+	changedSince bool           // an epoch has changed since the bootstrap began, and may not be in it
 	rounds       map[*round]int // that wait for the end of the bootstrap, numbered in order of arrival
 	quarantined  uint64         // bit i: OnQuarantine was called for node i, which is in quarantine
 }
 
 // Quarantined is the error of a node that may have lost locks.
 type Quarantined struct {
-	Memory node.Memory
-	Until  time.Time
+	Epoch node.Epoch
+	Until time.Time
 }
 
 func (e *Quarantined) Error() string {
 	why := "it was restarted, or failed over, and may have lost locks"
-	if e.Memory.State == node.MemoryNew {
-		why = "it has no memory of any lock, and not all nodes are new: it was restarted, or flushed, or added"
+	if e.Epoch.State == node.EpochNew {
+		why = "it has no data of any lock, and not all nodes are new: it was restarted, or flushed, or added"
 	}
 	return fmt.Sprintf("quarantined until %s (for %v): %s",
 		e.Until.Format("15:04:05.000"), time.Until(e.Until).Round(time.Millisecond), why)
 }
 
-// counts reports whether a new grant is a vote: it was made in memory m, and the node's memory as
+// counts reports whether a new grant is a vote: it was made in epoch m, and the node's epoch as
 // last known is now.
-func counts(m, now *node.Memory) bool {
-	return m.State == node.MemoryKept || now != nil && now.Name == m.Name && now.State == node.MemoryKept
+func counts(m, now *node.Epoch) bool {
+	return m.State == node.EpochKept || now != nil && now.Name == m.Name && now.State == node.EpochKept
 }
 
 // verdict is the outcome of the reads of a bootstrap.
@@ -81,17 +81,17 @@ const (
 	establish                // all are new, and were so in the read before
 )
 
-// judge compares the memories of all nodes, nil for those that have not answered, with those of the
+// judge compares the epochs of all nodes, nil for those that have not answered, with those of the
 // read before.
-func judge(before, now []*node.Memory, need int) verdict {
+func judge(before, now []*node.Epoch, need int) verdict {
 	fresh, kept, same := 0, 0, len(before) == len(now)
 	for i, m := range now {
 		switch {
 		case m == nil:
 			return keep
-		case m.State == node.MemoryNew:
+		case m.State == node.EpochNew:
 			fresh++
-		case m.State == node.MemoryKept:
+		case m.State == node.EpochKept:
 			kept++
 		}
 		same = same && before[i] != nil && before[i].Name == m.Name && before[i].State == m.State
@@ -112,7 +112,7 @@ func newQuarantine(q *Quorum) *quarantine {
 	}
 	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]int{}}
 	for _, n := range q.Nodes {
-		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.MemoryName, Changed: k.changed})
+		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.EpochName, Changed: k.changed})
 	}
 	return k
 }
@@ -128,18 +128,18 @@ func (q *Quorum) Quarantined(i int) bool {
 	return k.quarantined&(1<<i) != 0
 }
 
-// changed is called with a node's new memory before any vote in it. take, which stores it in the
+// changed is called with a node's new epoch before any vote in it. store, which stores it in the
 // node, runs under mu: so the bootstrap that is under way ends after that or is followed by
-// another. One that ended in between would have read the old memory, and the node would not be
+// another. One that ended in between would have read the old epoch, and the node would not be
 // read again.
-func (k *quarantine) changed(m node.Memory, take func()) {
+func (k *quarantine) changed(m node.Epoch, store func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	defer take()
-	if m.Blind != nil && !k.blind && k.q.OnNoInfo != nil {
-		k.blind = k.q.tasks.Go(func() { k.q.OnNoInfo(m.Blind) })
+	defer store()
+	if m.NoInfo != nil && !k.blind && k.q.OnNoInfo != nil {
+		k.blind = k.q.tasks.Go(func() { k.q.OnNoInfo(m.NoInfo) })
 	}
-	if m.State == node.MemoryKept && !k.running {
+	if m.State == node.EpochKept && !k.running {
 		return
 	}
 	k.changedSince = true
@@ -220,19 +220,19 @@ func (k *quarantine) pause(d time.Duration) bool {
 	}
 }
 
-// read returns the memories of all nodes, nil for those that do not answer. Nodes whose memory is
-// known to be kept are not asked. With establish, it establishes the nodes by these memories.
-func (k *quarantine) read(establish []*node.Memory) []*node.Memory {
+// read returns the epochs of all nodes, nil for those that do not answer. Nodes whose epoch is
+// known to be kept are not asked. With establish, it establishes the nodes by these epochs.
+func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	type answer struct {
 		i   int
-		m   node.Memory
+		m   node.Epoch
 		err error
 	}
-	all := make([]*node.Memory, len(k.q.Nodes))
+	all := make([]*node.Epoch, len(k.q.Nodes))
 	answers := make(chan answer, len(all))
 	asked := 0
 	for i, n := range k.q.Nodes {
-		if m := n.Memory(); m != nil && m.State == node.MemoryKept {
+		if m := n.Epoch(); m != nil && m.State == node.EpochKept {
 			all[i] = m
 			continue
 		}
@@ -241,7 +241,7 @@ func (k *quarantine) read(establish []*node.Memory) []*node.Memory {
 			name = establish[i].Name
 		}
 		asked++
-		n.Ask(name, func(m node.Memory, err error) { answers <- answer{i, m, err} })
+		n.Boot(name, func(m node.Epoch, err error) { answers <- answer{i, m, err} })
 	}
 	timer := time.NewTimer(node.CloseTime(k.q.NodeTimeout)) // each step has its own deadline, except what the owner of a client does
 	defer timer.Stop()
@@ -281,16 +281,16 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 	k.bootstrapping.Store(false)
 	wait = -1
 	for i, n := range k.q.Nodes {
-		m := n.Memory()
+		m := n.Epoch()
 		if m == nil {
 			continue
 		}
-		e := Quarantined{Memory: *m}
-		out := m.State != node.MemoryKept
+		e := Quarantined{Epoch: *m}
+		out := m.State != node.EpochKept
 		if out {
 			e.Until = m.Began.Add(k.q.Quarantine)
 			left := time.Until(e.Until) + time.Millisecond
-			if left <= 0 || m.State == node.MemoryNew && left > retryRead {
+			if left <= 0 || m.State == node.EpochNew && left > retryRead {
 				left = retryRead
 			}
 			if wait < 0 || left < wait {

@@ -13,37 +13,37 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-func memories(text ...string) (all []*node.Memory) {
+func epochs(text ...string) (all []*node.Epoch) {
 	for _, t := range text {
 		if t == "" {
 			all = append(all, nil)
 			continue
 		}
-		states := map[byte]node.MemoryState{'n': node.MemoryNew, 'l': node.MemoryLost, 'k': node.MemoryKept}
-		all = append(all, &node.Memory{Name: t[1:], State: states[t[0]]})
+		states := map[byte]node.EpochState{'n': node.EpochNew, 'l': node.EpochLost, 'k': node.EpochKept}
+		all = append(all, &node.Epoch{Name: t[1:], State: states[t[0]]})
 	}
 	return all
 }
 
-// Nodes are established together only if all are new, and each in the memory in which it
+// Nodes are established together only if all are new, and each in the epoch in which it
 // was before any of them was asked again.
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
-		before, now []*node.Memory
+		before, now []*node.Epoch
 		want        verdict
 	}{
-		{memories("n1", "n2", "n3"), memories("n1", "n2", "n3"), establish},
-		{nil, memories("n1", "n2", "n3"), retry},
-		{memories("n1", "n2", ""), memories("n1", "n2", "n3"), retry},
-		{memories("n1", "n2", "n3"), memories("n4", "n2", "n3"), retry}, // it lost its memory once more
-		{memories("k1", "n2", "n3"), memories("n1", "n2", "n3"), retry},
-		{memories("l1", "n2", "n3"), memories("n4", "n2", "n3"), retry},
-		{memories("n1", "n2", "n3"), memories("n1", "n2", ""), keep},
-		{memories("n1", "n2", "n3"), memories("n1", "n2", "l3"), keep},
-		{memories("n1", "n2", "n3"), memories("k1", "n2", "n3"), retry}, // somebody else is about it
-		{memories("k1", "k2", "n3"), memories("k1", "k2", "n3"), keep},
-		{memories("k1", "k2", "k3"), memories("k1", "k2", "k3"), keep},
-		{memories("l1", "l2", "l3"), memories("l1", "l2", "l3"), keep},
+		{epochs("n1", "n2", "n3"), epochs("n1", "n2", "n3"), establish},
+		{nil, epochs("n1", "n2", "n3"), retry},
+		{epochs("n1", "n2", ""), epochs("n1", "n2", "n3"), retry},
+		{epochs("n1", "n2", "n3"), epochs("n4", "n2", "n3"), retry}, // it lost its data once more
+		{epochs("k1", "n2", "n3"), epochs("n1", "n2", "n3"), retry},
+		{epochs("l1", "n2", "n3"), epochs("n4", "n2", "n3"), retry},
+		{epochs("n1", "n2", "n3"), epochs("n1", "n2", ""), keep},
+		{epochs("n1", "n2", "n3"), epochs("n1", "n2", "l3"), keep},
+		{epochs("n1", "n2", "n3"), epochs("k1", "n2", "n3"), retry}, // somebody else is about it
+		{epochs("k1", "k2", "n3"), epochs("k1", "k2", "n3"), keep},
+		{epochs("k1", "k2", "k3"), epochs("k1", "k2", "k3"), keep},
+		{epochs("l1", "l2", "l3"), epochs("l1", "l2", "l3"), keep},
 	} {
 		if got := judge(c.before, c.now, 2); got != c.want {
 			t.Errorf("judge(%v, %v) = %d, want %d", c.before, c.now, got, c.want)
@@ -51,7 +51,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A grant counts in a memory that is kept, and in one that was established since.
+// A grant counts in an epoch that is kept, and in one that was established since.
 func TestCounts(t *testing.T) {
 	for _, c := range []struct {
 		m, now string
@@ -60,7 +60,7 @@ func TestCounts(t *testing.T) {
 		{"k1", "", true}, {"k1", "l2", true}, {"n1", "", false}, {"n1", "n1", false}, {"n1", "k1", true},
 		{"n1", "k2", false}, {"l1", "l1", false}, {"l1", "k1", true}, {"l1", "k2", false},
 	} {
-		if got := counts(memories(c.m)[0], memories(c.now)[0]); got != c.want {
+		if got := counts(epochs(c.m)[0], epochs(c.now)[0]); got != c.want {
 			t.Errorf("counts(%s, %s) = %v", c.m, c.now, got)
 		}
 	}
@@ -87,7 +87,7 @@ func TestGrantsInLimbo(t *testing.T) {
 }
 
 // Another client establishes the nodes one by one: a bootstrap that finds some of them established
-// reads again, and does not take the rest for nodes that have lost their memory. One that has restarted in
+// reads again, and does not take the rest for nodes that have lost their epoch. One that has restarted in
 // between is not established, whatever was known of it.
 func TestARollCallDuringAnothers(t *testing.T) {
 	var conns []redis.UniversalClient
@@ -99,16 +99,16 @@ func TestARollCallDuringAnothers(t *testing.T) {
 	x, z := newClient(t, "x", conns), newClient(t, "z", conns)
 	x.guard(time.Minute)
 	z.guard(time.Minute)
-	ask := func(i int, establish string) node.Memory { // y's bootstrap, by hand
+	ask := func(i int, establish string) node.Epoch { // y's bootstrap, by hand
 		t.Helper()
 		n, err := node.New(conns[i], nodeTimeout, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer n.Close(t.Context())
-		n.SetGuard(node.Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("y-", i, establish) }, Changed: func(_ node.Memory, take func()) { take() }})
-		got := make(chan node.Memory, 1)
-		n.Ask(establish, func(m node.Memory, err error) {
+		n.SetGuard(node.Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("y-", i, establish) }, Changed: func(_ node.Epoch, store func()) { store() }})
+		got := make(chan node.Epoch, 1)
+		n.Boot(establish, func(m node.Epoch, err error) {
 			if err != nil {
 				t.Error(err)
 			}
@@ -117,7 +117,7 @@ func TestARollCallDuringAnothers(t *testing.T) {
 		return <-got
 	}
 	// y reads, and is slow to go on.
-	var before []node.Memory
+	var before []node.Epoch
 	for i := range servers {
 		before = append(before, ask(i, ""))
 	}
@@ -127,7 +127,7 @@ func TestARollCallDuringAnothers(t *testing.T) {
 	}
 	for i, m := range before { // y goes on
 		after := ask(i, m.Name)
-		if want := i != 0; after.State == node.MemoryKept != want || after.Name == m.Name != want {
+		if want := i != 0; after.State == node.EpochKept != want || after.Name == m.Name != want {
 			t.Errorf("node %d: %+v after %+v", i, after, m)
 		}
 	}
@@ -139,8 +139,8 @@ func TestARollCallDuringAnothers(t *testing.T) {
 	x.release(l)
 }
 
-// A bootstrap begins before the node's memory is known to have changed, and ends after that: or the
-// node would have no vote, and would never be read again. A round with a vote in that memory
+// A bootstrap begins before the node's epoch is known to have changed, and ends after that: or the
+// node would have no vote, and would never be read again. A round with a vote in that epoch
 // finds the bootstrap under way.
 func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -148,30 +148,30 @@ func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 		c.guard(ttl)
 		k := c.q.quarantine
 		for _, n := range c.q.Nodes {
-			n.SetGuard(node.Guard{Limit: ttl, Name: c.q.MemoryName, Changed: func(m node.Memory, take func()) {
+			n.SetGuard(node.Guard{Limit: ttl, Name: c.q.EpochName, Changed: func(m node.Epoch, store func()) {
 				k.changed(m, func() {
 					if k.mu.TryLock() {
 						k.mu.Unlock()
 						t.Error("a bootstrap may end in this instant")
 					}
-					if m.State != node.MemoryKept && !k.open() {
+					if m.State != node.EpochKept && !k.open() {
 						t.Error("a vote would be turned away")
 					}
-					take()
+					store()
 				})
 				time.Sleep(ms(20))
 			}})
 		}
 		l, _ := c.must(key, ttl, 1)
 		c.release(l)
-		before := c.q.Nodes[0].Memory().Name
+		before := c.q.Nodes[0].Epoch().Name
 		r.mem[0].Mini.FlushAll()
 		l, _ = c.must(key, ttl, 1)
 		synctest.Wait() // until node 0 was asked, too
 		c.release(l)
 		r.settle()
-		if m := c.q.Nodes[0].Memory(); m.State != node.MemoryKept || m.Name == before {
-			t.Errorf("%v after it began, its memory is %+v; it was %s", time.Since(m.Began), m, before)
+		if m := c.q.Nodes[0].Epoch(); m.State != node.EpochKept || m.Name == before {
+			t.Errorf("%v after it began, its epoch is %+v; it was %s", time.Since(m.Began), m, before)
 		}
 	})
 }
@@ -183,11 +183,11 @@ func TestNoRollCallAfterClose(t *testing.T) {
 		c.guard(time.Minute)
 		k := c.q.quarantine
 		forget := func() {
-			before := c.q.Nodes[0].Memory().Name
+			before := c.q.Nodes[0].Epoch().Name
 			r.mem[0].Mini.FlushAll()
 			c.begin(key, ttl, 1)
 			time.Sleep(ttl)
-			if c.q.Nodes[0].Memory().Name == before {
+			if c.q.Nodes[0].Epoch().Name == before {
 				t.Error("it was not noticed")
 			}
 		}
@@ -209,7 +209,7 @@ var memoryNames atomic.Int64
 // guard turns quarantine on for a client that has not done anything.
 func (c *client) guard(limit time.Duration) {
 	c.q.Quarantine = limit
-	c.q.MemoryName = func() string { return fmt.Sprint("m-", memoryNames.Add(1)) }
+	c.q.EpochName = func() string { return fmt.Sprint("m-", memoryNames.Add(1)) }
 	c.q.quarantine = newQuarantine(c.q)
 	c.nodeTimeout(5 * time.Second)
 }

@@ -40,9 +40,9 @@ type Config struct {
 	Guarded    bool
 	Quarantine time.Duration
 
-	// MemoryName is for node.Guard. If it is set, guardable nodes report their memory even if not
+	// EpochName is for node.Guard. If it is set, guardable nodes report their epoch even if not
 	// Guarded: so tokens stay above those of a node that lost its data.
-	MemoryName func() string
+	EpochName func() string
 
 	// OnQuarantine is called when node i enters quarantine or leaves it. Calls may arrive out of
 	// order. May be nil.
@@ -86,10 +86,10 @@ func New(cfg Config) *Quorum {
 	switch {
 	case cfg.Guarded:
 		q.quarantine = newQuarantine(q)
-	case cfg.MemoryName != nil:
+	case cfg.EpochName != nil:
 		for _, n := range cfg.Nodes {
 			if n.Guardable() {
-				n.SetGuard(node.Guard{Limit: cfg.Quarantine, Name: cfg.MemoryName})
+				n.SetGuard(node.Guard{Limit: cfg.Quarantine, Name: cfg.EpochName})
 			}
 		}
 	}

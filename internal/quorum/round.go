@@ -187,12 +187,12 @@ func (r *round) reconsider() {
 // countsLocked reports whether node i's grant is a vote. Once it is, it stays one.
 func (r *round) countsLocked(i int) bool {
 	rep := &r.replies[i]
-	if rep.Memory == nil || rep.Memory.State == node.MemoryKept {
+	if rep.Epoch == nil || rep.Epoch.State == node.EpochKept {
 		return true
 	}
-	ok := counts(rep.Memory, r.l.q.Nodes[i].Memory())
+	ok := counts(rep.Epoch, r.l.q.Nodes[i].Epoch())
 	if ok {
-		rep.Memory = nil
+		rep.Epoch = nil
 	}
 	return ok
 }

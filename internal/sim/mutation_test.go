@@ -122,17 +122,17 @@ var mutations = []mutation{
 		new:  "	return false && ",
 	},
 	{
-		name: "a node's memory need not be kept for its votes to count",
+		name: "a node's epoch need not be established for its votes to count",
 		file: "internal/quorum/quarantine.go",
-		old:  "	return m.State == node.MemoryKept || ",
+		old:  "	return m.State == node.EpochKept || ",
 		new:  "	return true || ",
 	},
 	{
-		name: "the scripts of the memory before are loaded before boot.lua has answered",
-		file: "internal/node/memory.go",
-		old:  "	said, err := s.ask(ctx, c, establish)\n",
-		new: "	if m := s.memory.Load(); m.told {\n		_ = loadScripts(ctx, c, m.scripts())\n	}\n" +
-			"	said, err := s.ask(ctx, c, establish)\n",
+		name: "the scripts of the epoch before are loaded before boot.lua has answered",
+		file: "internal/node/epoch.go",
+		old:  "	next, err := s.runBoot(ctx, c, establish)\n",
+		new: "	if e := s.epoch.Load(); e.Name != \"\" {\n		_ = loadScripts(ctx, c, e.scripts())\n	}\n" +
+			"	next, err := s.runBoot(ctx, c, establish)\n",
 		pkg: "./internal/node", by: "TestNothingIsLoadedUnlessBootSucceeds",
 	},
 	{
@@ -145,16 +145,16 @@ var mutations = []mutation{
 	{
 		name: "nobody looks at the marker",
 		file: "lua/acquire.lua",
-		old:  "memory and redis.call('GET', 'flightlock:{boot}') ~= memory\n",
+		old:  "epoch and redis.call('GET', 'flightlock:{boot}') ~= epoch\n",
 		new:  "false\n",
-		pkg:  "./lua", by: "TestAcquireInAMemory",
+		pkg:  "./lua", by: "TestAcquireInAnEpoch",
 	},
 	{
 		name: "the closer look does not look for the process",
 		file: "lua/acquire.lua",
 		old:  "or not says(run) --",
 		new:  "or false --",
-		pkg:  "./lua", by: "TestAcquireInAMemory",
+		pkg:  "./lua", by: "TestAcquireInAnEpoch",
 	},
 	{
 		name: "a marker from a dump is taken for this process'",
@@ -173,8 +173,8 @@ var mutations = []mutation{
 	{
 		name: "a client that was refused INFO does not ask again",
 		file: "lua/acquire.lua",
-		old:  "forgot = type(text) == 'string' and string.find(text, 'run_id:%w')",
-		new:  "forgot = false",
+		old:  "changed = type(text) == 'string' and string.find(text, 'run_id:%w')",
+		new:  "changed = false",
 		pkg:  "./lua", by: "TestACloserLookSeesThatINFOMayBeAsked",
 	},
 	{

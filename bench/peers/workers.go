@@ -16,22 +16,22 @@ import (
 // worker is one process. One goroutine at a time uses it.
 type worker struct{ *procs.Child }
 
-// startCrew starts n workers with one task, and returns when all are warm. They end with stopCrew.
-func startCrew(ctx context.Context, n int, t task) (crew []*worker, err error) {
+// startWorkers starts n workers with one task, and returns when all are warm. They end with stopWorkers.
+func startWorkers(ctx context.Context, n int, t task) (workers []*worker, err error) {
 	defer func() {
 		if err != nil {
-			stopCrew(crew)
+			stopWorkers(workers)
 		}
 	}()
 	for range n {
 		w, err := startWorker()
 		if err != nil {
-			return crew, err
+			return workers, err
 		}
-		crew = append(crew, w)
+		workers = append(workers, w)
 	}
-	_, err = callAll(ctx, crew, request{Op: opSetup, Task: &t})
-	return crew, err
+	_, err = callAll(ctx, workers, request{Op: opSetup, Task: &t})
+	return workers, err
 }
 
 func startWorker() (*worker, error) {
@@ -47,10 +47,10 @@ func startWorker() (*worker, error) {
 }
 
 // callAll sends one request to all workers at once.
-func callAll(ctx context.Context, crew []*worker, r request) ([]reply, error) {
-	replies := make([]reply, len(crew))
+func callAll(ctx context.Context, workers []*worker, r request) ([]reply, error) {
+	replies := make([]reply, len(workers))
 	g, ctx := errgroup.WithContext(ctx)
-	for i, w := range crew {
+	for i, w := range workers {
 		g.Go(func() (err error) {
 			replies[i], err = w.call(ctx, r)
 			return err
@@ -70,11 +70,11 @@ func (w *worker) call(ctx context.Context, r request) (rep reply, err error) {
 	return rep, nil
 }
 
-// stopCrew lets the workers end by themselves, and kills those that take more than 3 seconds: a
+// stopWorkers lets the workers end by themselves, and kills those that take more than 3 seconds: a
 // rival's waiter that nobody will ever wake. What they were to measure has been measured.
-func stopCrew(crew []*worker) {
+func stopWorkers(workers []*worker) {
 	var wg sync.WaitGroup
-	for _, w := range crew {
+	for _, w := range workers {
 		wg.Go(func() { _ = w.End(3 * time.Second) })
 	}
 	wg.Wait()

@@ -8,11 +8,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// byHand is the least that processes can do over Redis to share a load: SET NX, and whoever has set it loads, stores and
+// setNXLoads is the least that processes can do over Redis to share a load: SET NX, and whoever has set it loads, stores and
 // publishes; the others have subscribed long before. It is no lock. Nothing is fenced, refreshed or released, a process
 // that dies or a notice that is lost leaves the others waiting, and nobody can leave before. So what it takes beyond the
 // load is what this machine needs for so many goroutines in so many processes, and for two trips to Redis among them.
-type byHand struct {
+type setNXLoads struct {
 	rdb *redis.Client
 	sub *redis.PubSub
 
@@ -21,15 +21,15 @@ type byHand struct {
 	closed chan struct{} // when nobody listens any more
 }
 
-const byHandChannel = "by hand"
+const loadedChannel = "loaded"
 
-func newByHand(ctx context.Context, url, prefix string) (*byHand, error) {
+func newSetNXLoads(ctx context.Context, url, prefix string) (*setNXLoads, error) {
 	opts, err := redis.ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
-	h := &byHand{rdb: redis.NewClient(opts), told: map[string]chan struct{}{}, closed: make(chan struct{})}
-	h.sub = h.rdb.Subscribe(ctx, prefix+byHandChannel)
+	h := &setNXLoads{rdb: redis.NewClient(opts), told: map[string]chan struct{}{}, closed: make(chan struct{})}
+	h.sub = h.rdb.Subscribe(ctx, prefix+loadedChannel)
 	if _, err := h.sub.Receive(ctx); err != nil { // the confirmation
 		h.sub.Close()
 		h.rdb.Close()
@@ -40,7 +40,7 @@ func newByHand(ctx context.Context, url, prefix string) (*byHand, error) {
 }
 
 // listen ends when the subscription is closed.
-func (h *byHand) listen() {
+func (h *setNXLoads) listen() {
 	defer close(h.closed)
 	for {
 		m, err := h.sub.ReceiveMessage(context.Background())
@@ -52,7 +52,7 @@ func (h *byHand) listen() {
 }
 
 // filled is closed when the load of key is published, which happens once.
-func (h *byHand) filled(key string) chan struct{} {
+func (h *setNXLoads) filled(key string) chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	c := h.told[key]
@@ -64,7 +64,7 @@ func (h *byHand) filled(key string) chan struct{} {
 }
 
 // share has one of all processes load key. It says whether that is this one, which is to publish then.
-func (h *byHand) share(ctx context.Context, key, prefix string, load func(context.Context) error) (first bool, err error) {
+func (h *setNXLoads) share(ctx context.Context, key, prefix string, load func(context.Context) error) (first bool, err error) {
 	filled := h.filled(key)
 	first, err = h.rdb.SetNX(ctx, prefix+key, "me", time.Minute).Result()
 	switch {
@@ -81,11 +81,11 @@ func (h *byHand) share(ctx context.Context, key, prefix string, load func(contex
 	}
 }
 
-func (h *byHand) publish(ctx context.Context, key, prefix string) error {
-	return h.rdb.Publish(ctx, prefix+byHandChannel, key).Err()
+func (h *setNXLoads) publish(ctx context.Context, key, prefix string) error {
+	return h.rdb.Publish(ctx, prefix+loadedChannel, key).Err()
 }
 
-func (h *byHand) close() {
+func (h *setNXLoads) close() {
 	h.sub.Close()
 	h.rdb.Close()
 	<-h.closed

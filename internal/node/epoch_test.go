@@ -16,10 +16,10 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-// since is when the memories of a forgetful server began.
+// since is when the epochs of a forgetful server began.
 const since int64 = 1_700_000_000_000_000
 
-// forgetful is a fake server that has another memory whenever it has forgotten.
+// forgetful is a fake server that has another epoch whenever it has forgotten.
 type forgetful struct {
 	mu           sync.Mutex
 	name         string
@@ -29,10 +29,10 @@ type forgetful struct {
 	restless     bool   // it forgets whenever it is asked for a vote
 	loaded       map[string]bool
 	booted       string   // what boot.lua has answered last
-	unproven     []string // scripts of memories that became known otherwise than after such an answer
+	unproven     []string // scripts of epochs that became known otherwise than after such an answer
 }
 
-// forgets has it know no scripts, and have another memory from now on.
+// forgets has it know no scripts, and have another epoch from now on.
 func (f *forgetful) forgets(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -40,7 +40,7 @@ func (f *forgetful) forgets(name string) {
 	clear(f.loaded)
 }
 
-// refuse has it answer boot.lua with that, or with its memory again after "".
+// refuse has it answer boot.lua with that, or with its epoch again after "".
 func (f *forgetful) refuse(answer string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,9 +55,9 @@ func (f *forgetful) answer(cmd []string) string {
 		sum := sha1.Sum([]byte(cmd[2]))
 		sha := hex.EncodeToString(sum[:])
 		f.loaded[sha] = true
-		if _, memory, ok := strings.Cut(cmd[2], `local memory, raw, run, promoted, offset, floor = "`); ok && !strings.HasPrefix(memory, f.booted+`"`) {
-			memory, _, _ = strings.Cut(memory, `"`)
-			f.unproven = append(f.unproven, memory)
+		if _, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor = "`); ok && !strings.HasPrefix(epoch, f.booted+`"`) {
+			epoch, _, _ = strings.Cut(epoch, `"`)
+			f.unproven = append(f.unproven, epoch)
 		}
 		return bulk(sha)
 	case !f.loaded[cmd[1]]:
@@ -69,7 +69,7 @@ func (f *forgetful) answer(cmd []string) string {
 		return f.tells()
 	case f.restless && cmd[1] != lua.Release.SHA:
 		f.name += "x"
-		return "-FORGOT the memory of this node is another one\r\n"
+		return "-EPOCH the epoch of this node is another one\r\n"
 	}
 	return ":1\r\n"
 }
@@ -81,11 +81,11 @@ func (f *forgetful) tells() string {
 
 func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
 
-// guard has n tell of its memory; each change is in the list.
+// guard has n tell of its epoch; each change is in the list.
 func guard(n *Node) (changes func() []string) {
 	var mu sync.Mutex
 	var all []string
-	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }, Changed: func(m Memory, take func()) {
+	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }, Changed: func(m Epoch, take func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		defer take()
@@ -98,12 +98,12 @@ func guard(n *Node) (changes func() []string) {
 	}
 }
 
-// A vote is asked for in the memory that the server named last, by a script that became known to it
+// A vote is asked for in the epoch that the server named last, by a script that became known to it
 // after it had. Before Redis 7 the script looks at the process too.
-func TestTheScriptOfAMemory(t *testing.T) {
+func TestTheScriptOfAnEpoch(t *testing.T) {
 	for _, tc := range []struct {
 		run, version string
-		strict       bool
+		always       bool // it compares the process
 	}{
 		{"r", "7.0.15", false}, {"r", "6.2.1", true}, {"", "", true},
 	} {
@@ -112,16 +112,16 @@ func TestTheScriptOfAMemory(t *testing.T) {
 			fake := redistest.StartFake(t, f.answer)
 			n := newNode(t, fakeClient(t, fake))
 			changes := guard(n)
-			if n.Memory() != nil {
-				t.Error("it knows the memory of a node that it never asked")
+			if n.Epoch() != nil {
+				t.Error("it knows the epoch of a node that it never asked")
 			}
 			names := []string{"m1", "m2", "m3"}
 			for i, name := range names {
 				f.forgets(name)
 				for range 2 {
 					rep := newAttempt(t, n, "k").acquire().want(t, Granted)
-					if rep.Memory == nil || rep.Memory.Name != name || rep.Memory.State != MemoryKept || (rep.Memory.Blind == nil) != (tc.run != "") {
-						t.Errorf("granted in %+v, want %s", rep.Memory, name)
+					if rep.Epoch == nil || rep.Epoch.Name != name || rep.Epoch.State != EpochKept || (rep.Epoch.NoInfo == nil) != (tc.run != "") {
+						t.Errorf("granted in %+v, want %s", rep.Epoch, name)
 					}
 				}
 				if got := changes(); !slices.Equal(got, names[:i+1]) {
@@ -134,21 +134,21 @@ func TestTheScriptOfAMemory(t *testing.T) {
 			voted := 0
 			for _, cmd := range fake.Commands() {
 				if slices.ContainsFunc(names, func(name string) bool {
-					return cmd[1] == lua.AcquireIn(lua.Memory{Name: name, Run: tc.run, Strict: tc.strict, Raw: true, Since: since}).SHA
+					return cmd[1] == lua.AcquireIn(lua.Epoch{Name: name, Run: tc.run, AlwaysRun: tc.always, Raw: true, Since: since}).SHA
 				}) {
 					voted++
 				}
 			}
 			if voted < 2*len(names) {
-				t.Errorf("%d votes were asked for by the script of a memory, want %d", voted, 2*len(names))
+				t.Errorf("%d votes were asked for by the script of an epoch, want %d", voted, 2*len(names))
 			}
 		})
 	}
 }
 
 // A server whose boot.lua did not answer, or whose connection died behind the answer, has been given no
-// script of any memory: not of one that the client knew before, nor of the one that it named. Else it
-// might vote, as soon as it accepts writes, with a memory that nobody has compared with its process.
+// script of any epoch: not of one that the client knew before, nor of the one that it named. Else it
+// might vote, as soon as it accepts writes, with an epoch that nobody has compared with its process.
 func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 	for _, answer := range []string{
 		"-NOREPLICAS Not enough good replicas to write.\r\n",
@@ -180,7 +180,7 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 			f.refuse("")
 			redistest.Eventually(t, patience, "it votes again", func() bool {
 				rep := <-newAttempt(t, n, "k").acquire().heard
-				return rep.Kind == Granted && rep.Memory.Name == "m2"
+				return rep.Kind == Granted && rep.Epoch.Name == "m2"
 			})
 		})
 	}
@@ -191,17 +191,17 @@ type lookout struct {
 	t             *testing.T
 	n             *Node
 	fake          *redistest.Fake
-	usual, closer string                                  // the scripts of acquire
+	usual, strict string                                  // the scripts of acquire
 	instead       atomic.Pointer[func(key string) string] // answers an acquire, unless it says ""
 }
 
 func newLookout(t *testing.T) *lookout {
 	k := &lookout{t: t}
 	f := &forgetful{name: "m", run: "r", version: "7.0", promoted: "abc:7", loaded: map[string]bool{}}
-	m := lua.Memory{Name: "m", Run: f.run, Raw: true, Promoted: f.promoted, Since: since}
+	m := lua.Epoch{Name: "m", Run: f.run, Raw: true, Promoted: f.promoted, Since: since}
 	k.usual = lua.AcquireIn(m).SHA
-	m.Closer = true
-	k.closer = lua.AcquireIn(m).SHA
+	m.Strict = true
+	k.strict = lua.AcquireIn(m).SHA
 	k.fake = redistest.StartFake(t, func(cmd []string) string {
 		if instead := k.instead.Load(); instead != nil && k.asks(cmd) {
 			if answer := (*instead)(cmd[3]); answer != "" {
@@ -217,7 +217,7 @@ func newLookout(t *testing.T) *lookout {
 }
 
 func (k *lookout) asks(cmd []string) bool {
-	return len(cmd) > 3 && (cmd[1] == k.usual || cmd[1] == k.closer)
+	return len(cmd) > 3 && (cmd[1] == k.usual || cmd[1] == k.strict)
 }
 
 // vote says by which script it was asked for.
@@ -247,22 +247,22 @@ func TestWhenALookIsDue(t *testing.T) {
 		redistest.Eventually(t, patience, "the last look counts", func() bool { return k.vote("k") == k.usual })
 	}
 	looked()
-	time.Sleep(lookEvery)
-	if k.vote("k") != k.closer {
+	time.Sleep(verifyEvery)
+	if k.vote("k") != k.strict {
 		t.Error("no look when the last one had run out")
 	}
 	for answer, want := range map[string]string{
-		readOnly: k.closer,
-		"-LOADING Redis is loading the dataset in memory\r\n": k.closer,
-		"-MASTERDOWN Link with MASTER is down\r\n":            k.closer,
-		redistest.Hangup: k.closer,
+		readOnly: k.strict,
+		"-LOADING Redis is loading the dataset in memory\r\n": k.strict,
+		"-MASTERDOWN Link with MASTER is down\r\n":            k.strict,
+		redistest.Hangup: k.strict,
 		"-OOM command not allowed when used memory > 'maxmemory'.\r\n": k.usual,
 		"-WRONGTYPE Operation against a key\r\n":                       k.usual,
 	} {
 		instead := func(string) string { return answer }
 		redistest.Eventually(t, patience, fmt.Sprintf("a vote after %q", answer), func() bool {
 			looked()
-			until := k.n.server.looked.Load().until
+			until := k.n.server.verified.Load().until
 			k.instead.Store(&instead)
 			newAttempt(t, k.n, "k").acquire().want(t, Failed)
 			k.instead.Store(nil)
@@ -271,7 +271,7 @@ func TestWhenALookIsDue(t *testing.T) {
 				return false
 			}
 			if got != want {
-				t.Errorf("after %q a look is taken: %v", answer, got == k.closer)
+				t.Errorf("after %q a look is taken: %v", answer, got == k.strict)
 			}
 			return true
 		})
@@ -279,15 +279,15 @@ func TestWhenALookIsDue(t *testing.T) {
 }
 
 // A client that is not told the process asks now and then whether it is told by now, and then has the
-// memory told anew.
+// epoch told anew.
 func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	f := &forgetful{name: "m", version: "7.0", loaded: map[string]bool{}}
-	m := lua.Memory{Name: "m", Raw: true, Since: since, Closer: true}
-	closer := lua.AcquireIn(m).SHA
+	m := lua.Epoch{Name: "m", Raw: true, Since: since, Strict: true}
+	strict := lua.AcquireIn(m).SHA
 	var told atomic.Bool
 	fake := redistest.StartFake(t, func(cmd []string) string {
-		if told.Load() && len(cmd) > 1 && cmd[1] == closer {
-			return "-FORGOT the memory of this node is not m, or this user may now see more of it\r\n"
+		if told.Load() && len(cmd) > 1 && cmd[1] == strict {
+			return "-EPOCH the epoch of this node is not m, or this user may now see more of it\r\n"
 		}
 		return f.answer(cmd)
 	})
@@ -298,21 +298,21 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 		newAttempt(t, n, "k").acquire().want(t, Granted)
 	}
 	vote()
-	k := n.server.looked.Load()
-	if left := time.Until(k.until); left > blindLookEvery || left < blindLookEvery/2 || n.Memory().Blind == nil {
-		t.Fatalf("it looks again in %v; blind: %v", left, n.Memory().Blind)
+	k := n.server.verified.Load()
+	if left := time.Until(k.until); left > noInfoVerifyEvery || left < noInfoVerifyEvery/2 || n.Epoch().NoInfo == nil {
+		t.Fatalf("it looks again in %v; blind: %v", left, n.Epoch().NoInfo)
 	}
 	f.mu.Lock()
 	f.run = "r"
 	f.mu.Unlock()
 	told.Store(true)
 	vote()
-	if n.Memory().Blind == nil {
+	if n.Epoch().NoInfo == nil {
 		t.Error("it has looked before it was time")
 	}
-	n.server.looked.Store(&look{k.at, time.Now()})
+	n.server.verified.Store(&verification{k.of, time.Now()})
 	vote()
-	if err := n.Memory().Blind; err != nil {
+	if err := n.Epoch().NoInfo; err != nil {
 		t.Error(err)
 	}
 }
@@ -321,7 +321,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	k := newLookout(t)
 	slow, quick := sameLane(1)[0], onOtherLanes(1)[0]
-	k.n.server.doubt()
+	k.n.server.invalidate()
 	arrived, release := make(chan struct{}), make(chan struct{})
 	instead := func(key string) string {
 		if !strings.HasSuffix(key, slow) {
@@ -334,29 +334,29 @@ func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	k.instead.Store(&instead)
 	asked := newAttempt(t, k.n, slow).acquire()
 	<-arrived
-	if k.last() != k.closer {
+	if k.last() != k.strict {
 		t.Error("no look in doubt")
 	}
 	newAttempt(t, k.n, quick).acquire().want(t, Failed)
 	k.instead.Store(nil)
 	close(release)
 	asked.want(t, Granted)
-	if k.vote(slow) != k.closer {
+	if k.vote(slow) != k.strict {
 		t.Error("no look after the doubt, because of one that was sent before it")
 	}
 }
 
-// A server whose memory has another name each time it is asked grants nothing.
+// A server whose epoch has another name each time it is asked grants nothing.
 func TestAServerThatForgetsAllTheTime(t *testing.T) {
 	f := &forgetful{name: "m", run: "r", version: "7.0", restless: true, loaded: map[string]bool{}}
 	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
 	guard(n)
-	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !conn.HasCode(rep.Err, "FORGOT") {
+	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !conn.HasCode(rep.Err, "EPOCH") {
 		t.Error(rep.Err)
 	}
 }
 
-// A node that was flushed grants in another memory than before, also to a client that does
+// A node that was flushed grants in another epoch than before, also to a client that does
 // not meet the flush first; and a release or a refresh in between does not hide it.
 func TestEveryClientNoticesAFlush(t *testing.T) {
 	s := redistest.StartServer(t)
@@ -368,46 +368,46 @@ func TestEveryClientNoticesAFlush(t *testing.T) {
 		a.acquire().want(t, Granted)
 		a.release().want(t, Deleted)
 	}
-	before := x.Memory().Name
+	before := x.Epoch().Name
 	s.Do(t, "FLUSHALL")
 	first := newAttempt(t, x, "k")
-	m := first.acquire().want(t, Granted).Memory
+	m := first.acquire().want(t, Granted).Epoch
 	first.release().want(t, Deleted) // the fence bucket stays
 	newAttempt(t, y, "k").refresh().want(t, Missing)
-	if rep := newAttempt(t, y, "k").acquire().want(t, Granted); rep.Memory.Name != m.Name || m.Name == before {
-		t.Errorf("granted in %+v, the other in %+v, before in %s", rep.Memory, m, before)
+	if rep := newAttempt(t, y, "k").acquire().want(t, Granted); rep.Epoch.Name != m.Name || m.Name == before {
+		t.Errorf("granted in %+v, the other in %+v, before in %s", rep.Epoch, m, before)
 	}
 }
 
-// A node that is asked for the sake of tokens votes whatever its memory is, and says nothing of it. A
+// A node that is asked for the sake of tokens votes whatever its epoch is, and says nothing of it. A
 // process that is another one is not known to have begun when the last one did.
 func TestAGuardForTokens(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
 	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }})
 	for _, name := range []string{"m1", "m2"} {
-		if f.forgets(name); n.Memory() != nil && n.Memory().Name == name {
+		if f.forgets(name); n.Epoch() != nil && n.Epoch().Name == name {
 			t.Error("it knows the future")
 		}
 		for range 2 {
-			if rep := newAttempt(t, n, "k").acquire().want(t, Granted); rep.Memory != nil {
+			if rep := newAttempt(t, n, "k").acquire().want(t, Granted); rep.Epoch != nil {
 				t.Errorf("%+v", rep)
 			}
 		}
-		script := lua.AcquireIn(lua.Memory{Name: name, Run: f.run, Since: since, Always: true}).SHA
+		script := lua.AcquireIn(lua.Epoch{Name: name, Run: f.run, Since: since, AnyMarker: true}).SHA
 		f.mu.Lock()
-		if !f.loaded[script] || n.Memory().Name != name {
-			t.Errorf("memory %s, its script is loaded: %v", n.Memory().Name, f.loaded[script])
+		if !f.loaded[script] || n.Epoch().Name != name {
+			t.Errorf("epoch %s, its script is loaded: %v", n.Epoch().Name, f.loaded[script])
 		}
 		f.mu.Unlock()
 	}
 }
 
-// A node that is not guarded has no memory, and its votes tell of none.
-func TestNoGuardNoMemory(t *testing.T) {
+// A node that is not guarded has no epoch, and its votes tell of none.
+func TestNoGuardNoEpoch(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
-	if rep := newAttempt(t, n, "k").acquire().want(t, Granted); rep.Memory != nil || n.Memory() != nil {
+	if rep := newAttempt(t, n, "k").acquire().want(t, Granted); rep.Epoch != nil || n.Epoch() != nil {
 		t.Errorf("%+v", rep)
 	}
 	if s.Do(t, "EXISTS", lua.Marker) != int64(0) {

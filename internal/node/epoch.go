@@ -1,0 +1,421 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+)
+
+// An epoch is a period during which a node has lost no data. A node that lost data may grant what it
+// had granted before. So a new grant is a vote only with a proof that the node has all that it was sent
+// since its epoch began. One call of the acquire script is that proof. It grants only where all of
+// these hold, for the price of one read, and of a strict check now and then:
+//
+//  1. The process is one in which boot.lua has succeeded and named this epoch. The script has the
+//     epoch in its text, and that text is sent to a server only after boot.lua's reply, on the same
+//     connection, which is dialed once and leads to one process (bootAndLoad). Any other process,
+//     after a restart or a failover, answers NOSCRIPT. Before Redis 7 scripts outlive their process:
+//     it passes them to its replicas and writes them to its files. There the script compares the
+//     process, too.
+//  2. The data is of this epoch: the marker has its name. After a flush there is no marker, and
+//     another one as soon as some client's boot.lua has found the loss. The reply is EPOCH.
+//  3. The data is this process's own, not that of another master which it followed for a while. A
+//     strict check finds that (see verification): a full copy changes the encoding of the marker
+//     (boot.lua explains it), and INFO reports a change of masters without one.
+//  4. The epoch is established. This client was told so by boot.lua, or the quorum found out (counts,
+//     in internal/quorum). Otherwise the grant is written, and is no vote.
+//  5. The server is a master and accepts writes: the grant is one.
+//
+// The proof rests on these facts of Redis:
+//
+//   - A script runs atomically, and SCRIPT LOAD on a connection reaches the process that answered the
+//     command before it on that connection.
+//   - run_id is another one in each process, and the script cache of Redis 7 and later ends with it.
+//   - A replica refuses writes with READONLY, and a process that is promoted keeps the replication id
+//     that it had as a replica, with an offset (master_replid2, second_repl_offset).
+//   - A string that SET began and APPEND ended has the encoding raw; a short one that was read from a
+//     dump has another.
+//   - The text of a script is its name: no server takes one epoch's script for another's.
+//
+// Each of the five conditions can fail for a moment only, and what was true before must not stand in
+// for it. These are the ways; TestNoSecondGrantWhenBootIsRefusedFirst and those beside it try them:
+//
+//   - boot.lua is refused (OOM, NOREPLICAS, READONLY, NOPERM, LOADING, MISCONF, BUSY), or its reply is
+//     lost: no script that votes is loaded, so 1 does not hold. If it was executed, that is as if
+//     another client had run it. A node that refuses is Unverified, which the log, a metric and Check
+//     report. Refresh and release need no epoch, and go on.
+//   - The connection ends, or the process does, between boot.lua's reply and SCRIPT LOAD: the rest
+//     fails. What was loaded was sent to the process that had answered.
+//   - boot.lua or SCRIPT LOAD is executed twice, or late: in the same process, and boot.lua reports
+//     what it reported before. The name of an epoch that a late boot.lua might begin a second time does
+//     not suffice: the script contains the microsecond in which the epoch began as well.
+//   - Two clients run boot.lua at once: a server runs one after the other, and the second finds the
+//     name that the first wrote.
+//   - A replica is promoted in between: boot.lua answers READONLY before, and another epoch after.
+//   - Clients of versions before this one load scripts in advance. Theirs have another text.
+//
+// All of that is for clients that may see the process (INFO). One that may not takes the marker as it
+// is, unless it came from a dump, and tries INFO again now and then. The first client that may see the
+// process, in an epoch that others began, believes the marker if the process is older than the epoch.
+//
+// The strict check is for a dump, for the process, and for when it was last promoted, which INFO
+// reports. That takes some microseconds, so it has scripts of its own, which are used when the last
+// one is older than verifyEvery, or when a connection died since, or the server reported that it is no
+// master. To escape it a server must answer a request, step down, have its successor make promises,
+// and get its place back, all within verifyEvery and NodeTimeout (nine times NodeTimeout if this
+// process is late: an older grant needs another proof, see lane.prove), and without refusing a request
+// in between; or have read no dump, and had no replica for so long that it does not know any more when
+// it was promoted. To check for a dump in each acquire as well would prevent the first of these for a
+// twentieth to a ninth of the script's time; but masters are not replaced that fast.
+//
+// With one node or two, no vote is refused because a node lost data: no other node could vote instead.
+// But lost data includes tokens. So such nodes are asked as others are, and the acquire script contains
+// when the epoch began, above which tokens go on: a new process does not know the script, and one that
+// stepped down and came back is found by the strict check.
+//
+// Where a marker's encoding cannot be read, because the rights are missing or the server is not Redis,
+// the script does not check it, and has another text, as that of a client that may not see the process.
+// What leaves no trace at all is listed in docs/guarantees.md.
+//
+// Simpler ways that were rejected: to run boot.lua when a fence bucket is missing does not notice a
+// FLUSHALL after which another client has used the bucket first. To load the scripts in the same
+// pipeline as boot.lua, one round trip less, loads them also when boot.lua is refused: then a process
+// with old data, and the old marker in it, votes as soon as it accepts writes. To boot each connection
+// before it is used for votes needs lanes with connections of their own.
+//
+// An Epoch is what a server has reported of its epoch, and the scripts with which it votes in that. It
+// is immutable.
+type Epoch struct {
+	Name   string     // changes when data was lost
+	State  EpochState // as of that report
+	Began  time.Time  // by the client's clock, a round trip late at most
+	NoInfo error      // why the server does not report its process: then not all losses are noticed
+
+	usual, strict *scripts
+}
+
+// EpochState says whether a node's data can be relied upon.
+type EpochState uint8
+
+// The states of epochs.
+const (
+	EpochNew  EpochState = iota // the node never had a vote, as far as it knows
+	EpochLost                   // it had, and may have lost locks
+	EpochKept                   // it has all locks that count
+)
+
+// Guard has a node report its epoch, before its first vote.
+type Guard struct {
+	Limit time.Duration // how long a node that lost data has no vote
+	Name  func() string // a name for an epoch that begins: letters, digits and -, lua.MaxName at most, never the same twice
+
+	// Changed is called when the node's epoch, or the state of its epoch, has changed. It must call
+	// store, which makes e what Epoch returns, and from then on there may be votes in it. It must not
+	// block. nil: the node's votes count in any epoch, and do not report it. It is asked for the sake of
+	// tokens, which go on above the beginning of an epoch.
+	Changed func(e Epoch, store func())
+}
+
+// anyEpoch is that of servers without a guard. unknownEpoch is that of a server that has not reported:
+// no server knows its scripts. Neither has a name.
+var (
+	anyEpoch     = &Epoch{State: EpochKept, usual: anyScripts, strict: anyScripts}
+	anyScripts   = newScripts(lua.Acquire, lua.Batch)
+	unknownEpoch = &Epoch{usual: newScripts(noScript, noScript), strict: newScripts(noScript, noScript)}
+	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
+)
+
+// scripts are those for each kind of request, and for a batch.
+type scripts struct {
+	acquire, batch lua.Script
+	names          [opBatch + 1][]byte
+}
+
+func newScripts(acquire, batch lua.Script) *scripts {
+	return &scripts{acquire, batch, [...][]byte{
+		opAcquire: []byte(acquire.SHA), opRepair: []byte(acquire.SHA), opRefresh: []byte(lua.Refresh.SHA),
+		opRelease: []byte(lua.Release.SHA), opBatch: []byte(batch.SHA),
+	}}
+}
+
+// scripts are those by which a server votes in this epoch.
+func (e *Epoch) scripts() []lua.Script {
+	return []lua.Script{e.usual.acquire, e.usual.batch, e.strict.acquire, e.strict.batch}
+}
+
+// A verification is a request whose reply proved that the server is the one that reported its epoch.
+//
+// What a lane learns by its verification counts only if nobody has called invalidate since it was sent:
+// it replaces the verification that was there when it was sent, or is not recorded at all, and
+// invalidate stores one that counts for nothing.
+type verification struct {
+	of    *Epoch
+	until time.Time // it counts no longer than that, by either clock
+}
+
+const (
+	// verifyEvery is how long a verification counts. An operator that promotes a replica, and then the
+	// old master again, has waited much longer to find that a server is gone.
+	verifyEvery = 100 * time.Millisecond
+
+	// noInfoVerifyEvery is verifyEvery for a client that may not see the process: it tries INFO again,
+	// and each refusal is an entry in the server's ACL LOG.
+	noInfoVerifyEvery = 10 * time.Second
+)
+
+func (v *verification) counts(e *Epoch, now time.Time) bool {
+	return v != nil && v.of == e && !clock.Passed(now, v.until)
+}
+
+// recordVerified records a verification that was sent at a time when before was the last one.
+func (s *Server) recordVerified(before *verification, e *Epoch, sent time.Time) {
+	every := verifyEvery
+	if e.NoInfo != nil {
+		every = noInfoVerifyEvery
+	}
+	s.verified.CompareAndSwap(before, &verification{e, sent.Add(every)})
+}
+
+// invalidate has the next vote make a strict check.
+func (s *Server) invalidate() { s.verified.Store(&verification{}) }
+
+// invalidates reports whether err may mean that the server was replaced, or is another one.
+func invalidates(err error) bool {
+	return err != nil && (!conn.IsReply(err) || conn.HasCode(err, "NOSCRIPT", "EPOCH", "READONLY", "MASTERDOWN", "LOADING"))
+}
+
+// SetGuard is called before the first request. A Cluster cannot be guarded.
+func (n *Node) SetGuard(g Guard) {
+	n.guard = &g
+	n.server.epoch.Store(unknownEpoch)
+}
+
+// Guardable reports whether the node can report its epoch.
+func (n *Node) Guardable() bool { return !n.IsCluster() }
+
+// Epoch is what the node reported last, nil if it was never asked.
+func (n *Node) Epoch() *Epoch {
+	if e := n.server.epoch.Load(); e.Name != "" {
+		return e
+	}
+	return nil
+}
+
+// Unverified is why the node's epoch cannot be verified, so that it has no vote: it refuses boot.lua,
+// or the scripts by which it would vote. nil: it does not, or was not asked.
+func (n *Node) Unverified() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.unverified
+}
+
+// setUnverified records why the node's epoch cannot be verified, or with nil that it was. If that is a
+// change, a goroutine reports it, which ends when it has reported the latest.
+func (n *Node) setUnverified(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unverified = err
+	n.isUnverified.Store(err != nil)
+	if n.Verified != nil && !n.reporting && !n.closed && (err == nil) != (n.reported == nil) {
+		n.reporting = true
+		n.wg.Go(n.reportVerified)
+	}
+}
+
+func (n *Node) reportVerified() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for (n.unverified == nil) != (n.reported == nil) {
+		n.reported = n.unverified
+		err := n.reported
+		n.mu.Unlock()
+		n.Verified(n.name, err)
+		n.mu.Lock()
+	}
+	n.reporting = false
+}
+
+// Boot has a guarded node report its epoch, and calls done, once. establish is the name of an epoch
+// that is to be established; "" for none.
+func (n *Node) Boot(establish string, done func(Epoch, error)) {
+	s := n.server
+	if !n.begin() {
+		done(Epoch{}, ErrClosed)
+		return
+	}
+	go func() { // ends with the exchange
+		defer n.wg.Done()
+		if state := s.suspended.Load(); state != nil {
+			done(Epoch{}, state.err)
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), n.ExchangeTime())
+		defer cancel()
+		if err := s.takeLoading(ctx); err != nil {
+			done(Epoch{}, err)
+			return
+		}
+		defer s.putLoading()
+		_ = s.boot(ctx, establish, done)
+	}()
+}
+
+// boot has the server report its epoch, calls done, once, and then loads the scripts of that epoch. The
+// caller has the token of loading.
+func (s *Server) boot(ctx context.Context, establish string, done func(Epoch, error)) error {
+	began := time.Now()
+	err := s.bootAndLoad(ctx, establish, done)
+	switch {
+	case err == nil:
+		s.hasAnswered()
+		s.loads.Add(1)
+		s.n.setUnverified(nil)
+	case errors.Is(err, conn.ErrLogin):
+		s.suspend(err)
+	case conn.IsReply(err), errors.Is(err, errUnexpected):
+		s.n.setUnverified(err)
+	default: // nothing is known
+		s.judge(err, nil, began)
+	}
+	if invalidates(err) {
+		s.invalidate()
+	}
+	return err
+}
+
+// bootAndLoad uses a connection of its own, which is dialed once: what the scripts prove is that the
+// process that knows them is the one that answered. A connection of the client's pool would do as well,
+// but the owner of the client may have all of them in use.
+func (s *Server) bootAndLoad(ctx context.Context, establish string, done func(Epoch, error)) error {
+	c := conn.DialOnce(s.from, s.n.timeout, func(*redis.Options) {})
+	defer c.Close()
+	before, sent := s.verified.Load(), time.Now()
+	next, err := s.runBoot(ctx, c, establish)
+	if err != nil {
+		done(Epoch{}, err)
+		return err
+	}
+	s.enter(next)
+	s.recordVerified(before, next, sent)
+	done(*next, nil)
+	return loadScripts(ctx, c, next.scripts())
+}
+
+// enter makes next the server's epoch, as far as this client knows.
+func (s *Server) enter(next *Epoch) {
+	e := s.epoch.Load()
+	store := func() { s.epoch.Store(next) }
+	if changed := s.n.guard.Changed; changed != nil && (next.Name != e.Name || next.State != e.State) {
+		changed(*next, store)
+	} else {
+		store()
+	}
+}
+
+// runBoot runs boot.lua. In the same pipeline it loads the scripts that need no epoch, for they may be of
+// use even if boot.lua is refused: they refresh and release what is held.
+func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string) (*Epoch, error) {
+	g := s.n.guard
+	boot := func(c redis.Cmdable) *redis.Cmd {
+		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
+	}
+	pipe := c.Pipeline()
+	cmd := boot(pipe)
+	loaded := pipe.ScriptLoad(ctx, lua.Boot.Source)
+	for _, script := range []lua.Script{lua.Refresh, lua.Release} {
+		pipe.ScriptLoad(ctx, script.Source)
+	}
+	_, err := pipe.Exec(ctx)
+	if conn.HasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() == nil {
+		cmd = boot(c)
+	}
+	switch {
+	case conn.NotLoggedIn(cmd.Err()):
+		return nil, conn.LoginRefused(cmd.Err())
+	case conn.HasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() != nil:
+		return nil, withoutVote(loaded.Err())
+	case cmd.Err() != nil:
+		return nil, withoutVote(cmd.Err())
+	case cmd.Val() == nil && conn.IsReply(err): // to the handshake: nothing was written
+		return nil, conn.LoginRefused(err)
+	case cmd.Val() == nil && err != nil:
+		return nil, withoutVote(err)
+	}
+	next, err := parseBootReply(cmd.Val(), g.Changed == nil)
+	if err != nil {
+		return nil, withoutVote(err)
+	}
+	return next, nil
+}
+
+// withoutVote wraps the error of boot.lua, or of a part of it.
+func withoutVote(err error) error {
+	return fmt.Errorf("no vote: the node did not report whether it lost data: %w", err)
+}
+
+// loadScripts loads scripts in the process at the other end of c.
+func loadScripts(ctx context.Context, c *redis.Client, scripts []lua.Script) error {
+	pipe := c.Pipeline()
+	for _, script := range scripts {
+		pipe.ScriptLoad(ctx, script.Source)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return fmt.Errorf("the lock scripts could not be loaded: %w", err)
+	}
+	return nil
+}
+
+var (
+	errUnexpected = errors.New("unexpected reply to boot.lua")
+	errNoInfo     = errors.New("INFO does not report run_id, or master_replid2")
+)
+
+var epochStates = map[string]EpochState{"new": EpochNew, "lost": EpochLost, "kept": EpochKept}
+
+// parseBootReply reads the reply of boot.lua, which documents it. anyMarker says that the server votes in
+// any epoch.
+func parseBootReply(val any, anyMarker bool) (*Epoch, error) {
+	v, _ := val.([]any)
+	if len(v) != 9 {
+		return nil, fmt.Errorf("%w: %T", errUnexpected, val)
+	}
+	var texts [9]string
+	for i, x := range v {
+		texts[i] = fmt.Sprint(x)
+	}
+	name, run, version, why, promoted := texts[0], texts[3], texts[4], texts[5], texts[8]
+	state, known := epochStates[texts[1]]
+	age, err := strconv.ParseInt(texts[2], 10, 64)
+	since, err2 := strconv.ParseInt(texts[6], 10, 64)
+	if !known || err != nil || err2 != nil || name == "" {
+		return nil, fmt.Errorf("%w: %v", errUnexpected, v)
+	}
+	e := &Epoch{Name: name, State: state, Began: time.Now().Add(-clock.Mul(age, time.Microsecond))}
+	if why != "" {
+		e.NoInfo = fmt.Errorf("%w: %s", errNoInfo, why)
+	} else if run == "" {
+		e.NoInfo = errNoInfo
+	}
+	in := lua.Epoch{
+		Name: name, Run: run, AlwaysRun: major(version) < 7, Raw: texts[7] == "1", Promoted: promoted, Since: since, AnyMarker: anyMarker,
+	}
+	e.usual = newScripts(lua.AcquireIn(in), lua.BatchIn(in))
+	in.Strict = true
+	e.strict = newScripts(lua.AcquireIn(in), lua.BatchIn(in))
+	return e, nil
+}
+
+// major is the first number of a version.
+func major(version string) int {
+	first, _, _ := strings.Cut(version, ".")
+	n, _ := strconv.Atoi(first)
+	return n
+}
