@@ -18,7 +18,7 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	}
 	f.attemptTTL = t.ttl
 	f.shard().counts.attempts.Add(1)
-	if t.budgeted && t == f.head {
+	if t.budgeted && t == f.head() {
 		t.becomeFront(clock.Now())
 	}
 	t.tokens, t.contender = f.blockLocked(), ""
@@ -96,7 +96,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 		f.contention.rival = ""
 	}
 	if f.n > 0 {
-		f.renewAfter = f.renewAfterLocked(now, f.head.ttl)
+		f.renewAfter = f.renewAfterLocked(now, f.head().ttl)
 	}
 	f.handOverOrReleaseLocked(now)
 }
@@ -132,8 +132,8 @@ func (f *flight) tryLocked() {
 
 // tellLookersLocked has all callers of AcquireUnless look.
 func (f *flight) tellLookersLocked() {
-	t := f.head
-	for left := f.lookers; left > 0; t = t.next {
+	t := f.head()
+	for left := f.lookers; left > 0; t = f.queue.Next(t) {
 		if t.needless != nil {
 			left--
 			t.mustLook = true
@@ -188,7 +188,7 @@ func (f *flight) pollsOnlyLocked() bool {
 func (f *flight) restLocked() {
 	f.nextAttempt = f.nextAttemptLocked()
 	next := f.nextAttempt
-	if !f.unjudged && !f.head.isEndless() {
+	if !f.unjudged && !f.head().isEndless() {
 		next = earlier(next, f.strategyNext)
 	}
 	f.armLocked(next)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
@@ -49,9 +50,9 @@ type flight struct {
 	checked    bool // a check for waiters elsewhere has begun in this slice
 	retry      bool // an event has come since the attempt began: try again if it fails
 
-	n, lookers, fast int32   // who waits; of these, callers of AcquireUnless, and those that fail fast
-	head, tail       *Ticket // waiting
-	cur              *Ticket // holding; nil when nobody does
+	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
+	queue            list.List[Ticket, *Ticket] // who waits
+	cur              *Ticket                    // holding; nil when nobody does
 
 	lease      Lease // nil when there is none
 	until      time.Time
@@ -345,8 +346,8 @@ func (f *flight) turnAwayLocked(t *Ticket, err error) {
 // turnAwayAllLocked ends the wait of all whom that is about, with err.
 func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 	driver, before := f.driverLocked(), f.n
-	for t := f.head; t != nil; {
-		next := t.next
+	for t := f.head(); t != nil; {
+		next := f.queue.Next(t)
 		if who(t) {
 			f.dropLocked(t)
 			t.state, t.refusal = left, err
@@ -386,14 +387,11 @@ func (f *flight) dieLocked() {
 
 // The queue.
 
+// head is who waits for longest, nil if nobody waits.
+func (f *flight) head() *Ticket { return f.queue.Front() }
+
 func (f *flight) pushLocked(t *Ticket) {
-	t.prev = f.tail
-	if f.tail == nil {
-		f.head = t
-	} else {
-		f.tail.next = t
-	}
-	f.tail = t
+	f.queue.PushBack(t)
 	f.n++
 	if t.needless != nil {
 		f.lookers++
@@ -406,20 +404,10 @@ func (f *flight) pushLocked(t *Ticket) {
 // dropLocked takes t out of the queue. If its strategy paced the flight, that of the next one has
 // to judge the last failure too.
 func (f *flight) dropLocked(t *Ticket) {
-	if t.prev == nil {
-		f.head = t.next
-		if f.phase == idle && f.backoff != nil && clock.Now().Before(f.nextAttempt) {
-			f.unjudged = true
-		}
-	} else {
-		t.prev.next = t.next
+	if t == f.head() && f.phase == idle && f.backoff != nil && clock.Now().Before(f.nextAttempt) {
+		f.unjudged = true
 	}
-	if t.next == nil {
-		f.tail = t.prev
-	} else {
-		t.next.prev = t.prev
-	}
-	t.next, t.prev = nil, nil
+	f.queue.Remove(t)
 	f.n--
 	if t.needless != nil {
 		f.lookers--
@@ -462,7 +450,7 @@ func (f *flight) tick() {
 			f.tellLookersLocked()
 		}
 		f.wakeDriverLocked()
-	case !f.head.isEndless() && !now.Before(f.strategyNext):
+	case !f.head().isEndless() && !now.Before(f.strategyNext):
 		f.wakeDriverLocked()
 	default:
 		f.restLocked()

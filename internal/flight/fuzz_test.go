@@ -483,7 +483,7 @@ func (s *sim) checkHold(a *actor) bool {
 func (s *sim) checkFlight(f *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for h := f.head; h != nil; h = h.next {
+	for h := f.head(); h != nil; h = f.queue.Next(h) {
 		if h.giveUpTimer != nil {
 			s.timers[h.giveUpTimer] = true
 		}
@@ -506,7 +506,7 @@ func (s *sim) checkFlight(f *flight) {
 		switch {
 		case f.driverLocked() == nil: // whoever comes back first
 			ok = f.n > 0
-		case f.unjudged || f.driverLocked() != f.head:
+		case f.unjudged || f.driverLocked() != f.head():
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt)
 		default:
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt) && s.checkPause(f)

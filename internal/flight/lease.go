@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
@@ -12,7 +13,7 @@ import (
 
 // handOverOrReleaseLocked decides what becomes of a lease that nobody holds: it goes to the front
 // waiter, now or when it has been renewed, or back to the nodes. In the last case it
-// reports true; todo.gone may be set then, to hear the outcome of the release.
+// reports true; deferred.done may be set then, to get the outcome of the release.
 func (f *flight) handOverOrReleaseLocked(now time.Time) (released bool) {
 	t := f.frontLocked()
 	if t == nil {
@@ -87,7 +88,7 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 
 // endLocked ends the current Ticket.
 func (f *flight) endLocked(t *Ticket, as state, why error) {
-	t.state, t.timers = as, nil
+	t.state, t.timers = as, list.List[Timer, *Timer]{}
 	f.cur = nil
 	if t.looks && as == released {
 		f.tellLookersLocked() // its work may be what others of this process wait for
@@ -182,7 +183,7 @@ const (
 	ahead       = time.Second
 )
 
-// blockLocked is how many tokens an attempt refreshRequests for: a few when nobody else waits, for those who come
+// blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who come
 // while the lock is held; else what the lease before this one has used, and what the queue can use.
 func (f *flight) blockLocked() int64 {
 	switch {
@@ -233,14 +234,14 @@ func (f *flight) topUpLocked(now time.Time) {
 	}
 }
 
-// refreshLocked serves the holder's own wishes.
+// refreshLocked serves the holder's own requests.
 func (f *flight) refreshLocked() {
 	if !f.refreshing && f.refreshRequests != nil {
 		f.renewLocked(clock.Now())
 	}
 }
 
-// renewLocked begins a refresh: for the holder's own wishes, all in one, or if there are none for
+// renewLocked begins a refresh: for the holder's own requests, all in one, or if there are none for
 // the flight's own sake, which is that of the one that was just handed the lease, or else of the
 // front waiter.
 func (f *flight) renewLocked(now time.Time) {
@@ -306,7 +307,7 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 	case f.cur != nil:
 		f.refreshLocked()
 	case f.tokensLeftLocked() > 0:
-		f.grantOrLetGoLocked(clock.Now())
+		f.giveOrReleaseLocked(clock.Now())
 	case !g.Reserved || f.n == 0: // could not be renewed: contend anew
 		f.releaseLocked()
 	}
@@ -315,9 +316,9 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 	}
 }
 
-// grantOrLetGoLocked follows a renewal that a waiter was kept waiting for. It does not
+// giveOrReleaseLocked follows a renewal that a waiter was kept waiting for. It does not
 // renew again: if the refresh took so long that there is not enough left, the next would too.
-func (f *flight) grantOrLetGoLocked(now time.Time) {
+func (f *flight) giveOrReleaseLocked(now time.Time) {
 	left := clock.Left(now, f.until)
 	switch t := f.frontLocked(); {
 	case t == nil, left < f.enough(t):
@@ -357,7 +358,7 @@ func (f *flight) renewedLocked(g quorum.Grant) {
 	}
 }
 
-// answerLocked tells a holder how the refresh that it asked for went.
+// answerRequestLocked tells a holder how the refresh that it asked for went.
 func (f *flight) answerRequestLocked(a *refreshRequest, g quorum.Grant, why *quorum.Failure) {
 	err := f.answerOfLocked(a.t, g, why)
 	f.deferLocked(func() { a.done(err) })
@@ -393,7 +394,7 @@ func (f *flight) shut() {
 	f.mu.Lock()
 	defer f.unlock()
 	for f.n > 0 {
-		f.turnAwayLocked(f.head, f.g.cfg.Errors.Closed())
+		f.turnAwayLocked(f.head(), f.g.cfg.Errors.Closed())
 	}
 }
 

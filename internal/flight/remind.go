@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // Timer is a call that is due while a Ticket is held: of whoever refreshes it. It comes from the
@@ -17,25 +18,28 @@ type Timer struct {
 	who TimerHandler // not nil once it was set
 
 	// guarded by the flight's mu
-	at         instant // when it is due; 0: it is idle; below 0: it is over
-	next, prev *Timer  // of the same Ticket
+	at    instant           // when it is due; 0: it is idle; below 0: it is over
+	links list.Links[Timer] // with others of the same Ticket
 }
+
+// ListLinks are the links of r with other Timers of its Ticket.
+func (r *Timer) ListLinks() *list.Links[Timer] { return &r.links }
 
 // TimerHandler is called when a Timer is due. It is not called while the flight is locked, and
 // must not block.
 type TimerHandler interface{ Due() }
 
-// A wait of longWait or more ends on a beat of the coalesceWindow, the last one before its end: what comes due
-// in a shard between two beats takes one timer and one goroutine together, and goes to the nodes
+// A wait of longWait or more ends at a multiple of coalesceWindow, the last one before its end: what comes due
+// in a shard within one window takes one timer and one goroutine together, and goes to the nodes
 // in larger batches.
 const (
 	longWait       = time.Second
 	coalesceWindow = 5 * time.Millisecond
 )
 
-// SetTimer has who.Due called after wait, once, unless t is over by then or r is forgotten.
-// Setting r again moves it. A long wait may end a coalesceWindow earlier. A Ticket of which somebody is
-// reminded will be held for long.
+// SetTimer has who.Due called after wait, once, unless t is over by then or r was stopped.
+// Setting r again moves it. A long wait may end up to a coalesceWindow early. A Ticket that has a
+// timer will be held for long.
 func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	f := t.f
 	f.mu.Lock()
@@ -45,10 +49,7 @@ func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	}
 	t.relied = true
 	if r.at == 0 {
-		if r.next = t.timers; r.next != nil {
-			r.next.prev = r
-		}
-		t.timers = r
+		t.timers.PushBack(r)
 	}
 	at := f.g.at(clock.Now().Add(wait))
 	if wait >= longWait {
@@ -59,7 +60,7 @@ func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	t.lease.Settle()
 }
 
-// StopTimer takes r back, for good. It may be called at any time.
+// StopTimer stops r, for good. It may be called at any time.
 func (t *Ticket) StopTimer(r *Timer) {
 	f := t.f
 	f.mu.Lock()
@@ -72,23 +73,16 @@ func (t *Ticket) StopTimer(r *Timer) {
 
 // takeLocked takes r, which is set, out of t's.
 func (t *Ticket) takeLocked(r *Timer) {
-	if r.prev == nil {
-		t.timers = r.next
-	} else {
-		r.prev.next = r.next
-	}
-	if r.next != nil {
-		r.next.prev = r.prev
-	}
-	r.at, r.next, r.prev = 0, nil, nil
+	t.timers.Remove(r)
+	r.at = 0
 }
 
 // dueTimersLocked sees to what is due for t, and says when to look again: when the next is due, or
 // when t is over by either clock.
 func (f *flight) dueTimersLocked(t *Ticket, now time.Time) time.Time {
 	again := now.Add(clock.Left(now, t.until))
-	for r := t.timers; r != nil; {
-		next := r.next
+	for r := t.timers.Front(); r != nil; {
+		next := t.timers.Next(r)
 		if wait := time.Duration(r.at - f.g.at(now)); wait <= 0 {
 			t.takeLocked(r)
 			f.deferLocked(r.who.Due)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // Ticket is one caller's place in a flight: first in the queue, then holding the lease.
@@ -31,8 +32,11 @@ type Ticket struct {
 	extension time.Duration // how far renewals for the flight's own sake may move until
 	end       *end          // nil for a Ticket whose end nobody wants to hear of, and that was not lost
 
-	timers *Timer // first of those that are set; nil once it is over
+	timers list.List[Timer, *Timer] // those that are set; none once it is over
 }
+
+// ListLinks are the links of t in the queue, while its caller waits.
+func (t *Ticket) ListLinks() *list.Links[Ticket] { return &t.waiter.links }
 
 // end is what there is to say about the end of a Ticket.
 type end struct {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // Pace is a retry strategy: how long to wait after the attempt-th failure, and whether
@@ -76,9 +77,9 @@ type waiter struct {
 	contender   string      // in whose name it makes it; "": none
 
 	// guarded by the flight's mu
-	next, prev *Ticket // in the queue
-	away       bool    // its caller runs code of the user's
-	mustLook   bool    // its caller is to ask needless
+	links    list.Links[Ticket] // in the queue
+	away     bool               // its caller runs code of the user's
+	mustLook bool               // its caller is to ask needless
 
 	// ready gets one value when the wait is over; refusal is written before that, and may be
 	// read after it. If woken is set, the value says something else: the caller is to look at
@@ -287,7 +288,7 @@ func (f *flight) stepLocked(t *Ticket) step {
 	case f.phase != idle || f.driverLocked() != t: // it waits for the driver, or for what is under way
 		return f.boundedLocked(t)
 	}
-	now, front := clock.Now(), t == f.head
+	now, front := clock.Now(), t == f.head()
 	if !front {
 		f.contendLocked()
 	}
@@ -394,9 +395,9 @@ func (f *flight) wake(t *Ticket) {
 // driverLocked is who makes the attempts: the first in the queue whose caller does not run code
 // of the user's, and is not about to. nil: nobody can for now.
 func (f *flight) driverLocked() *Ticket {
-	t := f.head
+	t := f.head()
 	for t != nil && (t.away || t.mustLook) {
-		t = t.next
+		t = f.queue.Next(t)
 	}
 	return t
 }
@@ -411,12 +412,12 @@ func (f *flight) wakeDriverLocked() {
 // frontLocked is who gets the lease: the first in the queue, but if its caller runs code of the
 // user's, whoever is there to take it. nil: nobody waits.
 func (f *flight) frontLocked() *Ticket {
-	t := f.head
+	t := f.head()
 	for t != nil && t.away {
-		t = t.next
+		t = f.queue.Next(t)
 	}
 	if t == nil {
-		return f.head
+		return f.head()
 	}
 	return t
 }
@@ -459,7 +460,7 @@ func (f *flight) askStrategy(t *Ticket) step {
 	}
 	switch {
 	case goesOn:
-		if t == f.head && f.backoff != nil {
+		if t == f.head() && f.backoff != nil {
 			f.unjudged, f.strategyNext = false, w.nextTry
 			f.contendLocked()
 			if f.phase == idle && now.Before(f.nextAttempt) {
