@@ -9,7 +9,7 @@ OTHERS := $(filter-out ./,$(MODULES))
 DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|redistest))$$
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long format vet lint race sim long valkey soak mutations fuzz forget
+.PHONY: help test test-long format vet lint race sim seeds long valkey soak mutations fuzz forget
 .PHONY: bench compare demo service faults paused picture
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
@@ -26,7 +26,7 @@ test: format vet lint race sim ## 5 min: format, vet, lint, every package with t
 	  echo "****************************************************************"; \
 	fi
 
-test-long: valkey long soak ## 13 min: what test leaves out: on Valkey, a service's size, network faults, more seeds
+test-long: valkey long soak ## 18 min: what test leaves out: on Valkey, a service's size, network faults, more seeds
 
 format:
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
@@ -54,18 +54,21 @@ race:
 	@$(CURDIR)/.ci/race -parallel 4 -timeout 5m -- ./internal/e2e
 
 # Without the race detector, which makes it ten times slower; the race target has a few seeds with it.
-# A world needs one core, and has half of the seeds.
 sim: ## 40 s: the simulation: SEEDS worlds (default 300) from the FIRST (default 1), and some mutations
 	@$(GO) test ./internal/sim -count=1 -run '^Test(SameSeedSameTrace|MutationsAreNoticed)$$'
+	@$(MAKE) --no-print-directory seeds
+
+# A world needs one core, and has half of the seeds.
+seeds:
 	@first=$${FIRST:-1}; seeds=$${SEEDS:-300}; half=$$((seeds / 2)); \
 	run() { $(GO) test ./internal/sim -count=1 -run '^TestSim$$' -v -timeout 24h -first $$1 -seeds $$2; }; \
 	if [ $$half = 0 ]; then run $$first $$seeds; exit; fi; \
 	run $$first $$half & run $$((first + half)) $$((seeds - half)); second=$$?; wait $$! && exit $$second
 
 # Services in full: thousands of keys, busy processors, outages, deploys. Without the race detector, and
-# one test at a time: what is measured is a service, its servers and nothing else. 10 min
+# nearly all of it one test at a time: what is measured is a service, its servers and nothing else. 10 min
 long:
-	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -parallel 1 -timeout 60m -v ./internal/e2e
+	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -parallel 4 -timeout 60m -v ./internal/e2e
 
 # What talks to real servers once more, on Valkey instead of Redis, without the race detector. 3 min
 valkey:
@@ -73,10 +76,12 @@ valkey:
 	  $$($(GO) list ./... | grep -E '$(DEADLINES)')
 	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
 
-# More of what is random. 3 min
+# More of what is random, all faults, and what the race detector makes too slow. 4 min
 soak:
-	SEEDS=1000 FIRST=301 $(MAKE) sim
-	cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...
+	$(GO) test -count=1 ./internal/flight
+	SEEDS=1000 FIRST=301 $(MAKE) --no-print-directory seeds
+	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
+	(cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...); faults=$$?; wait $$! && exit $$faults
 
 mutations: ## 3 min: break each safety rule, one at a time, and see that it is noticed: a table
 	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '

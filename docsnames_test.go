@@ -148,3 +148,39 @@ func TestErrorTextsInTheDocsExist(t *testing.T) {
 		t.Errorf("only %d texts are quoted: is this the right pattern?", quoted)
 	}
 }
+
+// The map names what is there: every word in backticks in docs/design.md is one of the code, and
+// every file that it names exists.
+func TestNamesInTheMapExist(t *testing.T) {
+	words := map[string]bool{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".lua") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, word := range regexp.MustCompile(`\w+`).FindAllString(string(text), -1) {
+			words[word] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := pages(t)["docs/design.md"]
+	named := regexp.MustCompile("`([A-Za-z_.]+)`").FindAllStringSubmatch(text, -1)
+	for _, m := range named {
+		for _, word := range strings.Split(m[1], ".") {
+			if !words[word] {
+				t.Errorf("docs/design.md names %s, which is not in the code", m[1])
+			}
+		}
+	}
+	if len(named) < 50 {
+		t.Errorf("only %d names: is this the right pattern?", len(named))
+	}
+	for _, file := range regexp.MustCompile(`[\w/]+\.(?:go|lua)\b`).FindAllString(text, -1) {
+		if _, err := os.Stat(file); err != nil {
+			t.Errorf("docs/design.md: %v", err)
+		}
+	}
+}

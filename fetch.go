@@ -65,8 +65,9 @@ type Source[V any] struct {
 // the lock has been lost; a write that was already in progress at that moment can be stopped only
 // by the fence.
 //
-// A Fetcher has one goroutine for each key that is being loaded or refreshed, one for each call of
-// the Source that it makes itself, and one for OnError while there are failures to report.
+// A Fetcher has two goroutines for each key that is being loaded or refreshed, one of which calls the
+// Source; one more for each call that does not end with its ctx; and one for OnError while there are
+// failures to report.
 type Fetcher[V any] struct {
 	c    *Client
 	src  Source[V]
@@ -77,8 +78,8 @@ type Fetcher[V any] struct {
 	ended    sync.Once // what is seen of it
 	counts   fetchCounts
 	seen     fetchSeen
-	turns    turns         // of callers' Lookups
-	lookups  chan struct{} // has an entry for each Lookup of a flight that waits
+	permits  lookupPermits // of callers' Lookups
+	waiters  chan struct{} // has an entry for each Lookup of a flight that waits
 	failures failures
 	flights  *coalesce.Group[V, *fetchFlight[V]]
 }
@@ -122,10 +123,10 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 		c: c, src: src, opts: opts,
 		gate:     newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
 		failures: failures{hold: opts.ErrorHold},
-		lookups:  make(chan struct{}, maxLookups),
+		waiters:  make(chan struct{}, maxWaitingLookups),
 	}
 	f.flights = coalesce.NewGroup[V](func() *fetchFlight[V] { return new(fetchFlight[V]) }, f.run)
-	f.turns.begin(opts.LookupTimeout)
+	f.permits.begin(opts.LookupTimeout)
 	f.seen.begin(c, opts, f.Stats)
 	return f, nil
 }
@@ -165,13 +166,13 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 	return v, err
 }
 
-// lookup makes a caller's own Lookup, on its goroutine: free or in turn, see turns.
+// lookup makes a caller's own Lookup, on its goroutine: free, or with a permit: see lookupPermits.
 func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
-	c, how := f.turns.enter()
-	if how == taken {
-		return f.lookupInTurn(ctx, key, c)
+	c, how := f.permits.enter()
+	if how == needsPermit {
+		return f.lookupWithPermit(ctx, key, c)
 	}
-	defer func() { f.turns.leave(c, err == nil && fresh == Fresh) }() // if it panics, too
+	defer func() { f.permits.leave(c, err == nil && fresh == Fresh) }() // if it panics, too
 	if how == timed {
 		return f.lookupTimed(ctx, key)
 	}
@@ -183,30 +184,30 @@ func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness,
 	began := time.Now()
 	v, fresh, err := f.src.Lookup(ctx, key)
 	if err == nil {
-		f.turns.learn(time.Since(began))
+		f.permits.observe(time.Since(began))
 	}
 	return v, fresh, err
 }
 
-// lookupInTurn is lookup where the Lookup is not free.
-func (f *Fetcher[V]) lookupInTurn(ctx context.Context, key string, c *turnCell) (v V, fresh Freshness, err error) {
-	t := &f.turns
+// lookupWithPermit is lookup where the Lookup is not free.
+func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookupCounter) (v V, fresh Freshness, err error) {
+	p := &f.permits
 	defer func() {
 		if err == nil && fresh == Fresh {
 			c.Add(oneHit)
 		}
 	}()
-	if ctx.Value(inTurnOf{t}) != nil { // a Lookup in turn waits for this one, so it needs no turn
+	if ctx.Value(permitOf{p}) != nil { // a Lookup with a permit waits for this one
 		return f.src.Lookup(ctx, key)
 	}
-	if err := t.wait(ctx); err != nil {
+	if err := p.wait(ctx); err != nil {
 		return v, Miss, err
 	}
-	defer func(began time.Time) { t.leaveTurn(time.Since(began), err) }(time.Now()) // if it panics, too
-	return f.src.Lookup(context.WithValue(ctx, inTurnOf{t}, true), key)
+	defer func(began time.Time) { p.giveBack(time.Since(began), err) }(time.Now()) // if it panics, too
+	return f.src.Lookup(context.WithValue(ctx, permitOf{p}, true), key)
 }
 
-// miss is what Fetch does without a fresh value: it gives what is to be returned, or else
+// miss is what Fetch does without a fresh value: it returns the result, or else
 // the flight to wait for, which has counted this caller.
 func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (*fetchFlight[V], V, error) {
 	var none V
@@ -291,7 +292,7 @@ func (fl *fetchFlight[V]) setUp(values context.Context) {
 }
 
 // values is the ctx that a flight begins with. A lock that the caller has is not the flight's: what it
-// guards is not known to those who share the load.
+// guards is not known to those that share the load.
 func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 	if f.opts.Values == nil {
 		return context.Background()
@@ -354,7 +355,7 @@ func (f *Fetcher[V]) errClosed(key string) error {
 
 // Stats reads the counters.
 func (f *Fetcher[V]) Stats() FetchStats {
-	s := f.counts.read(f.turns.hits())
+	s := f.counts.read(f.permits.hits())
 	s.Running = int64(f.flights.Running())
 	return s
 }
@@ -368,7 +369,7 @@ func (f *Fetcher[V]) Stats() FetchStats {
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.flights.Close(ErrClosed, f.errClosed)
-	defer f.ended.Do(func() { f.seen.end(f.counts.read(f.turns.hits())) })
+	defer f.ended.Do(func() { f.seen.end(f.counts.read(f.permits.hits())) })
 	select {
 	case <-f.flights.Idle():
 		return nil

@@ -122,16 +122,16 @@ func TestFailuresAreBounded(t *testing.T) {
 
 var errTest = errors.New("failed")
 
-// Places are given in the order in which they were asked for; one that waits for a place without a lock
+// Slots are given in the order in which they were asked for; one that waits for a slot without a lock
 // holds up none that needs no such; and nothing is left.
 func TestTheGateIsFair(t *testing.T) {
 	g := newGate(2, 1)
 	a, b, c, d := g.join(unlocked), g.join(unlocked), g.join(locked), g.join(locked)
-	want := func(admitted ...*place) {
+	want := func(admitted ...*slot) {
 		t.Helper()
-		for i, p := range []*place{a, b, c, d} {
+		for i, p := range []*slot{a, b, c, d} {
 			if p.isAdmitted() != slices.Contains(admitted, p) {
-				t.Errorf("place %d: %v", i, p.isAdmitted())
+				t.Errorf("slot %d: %v", i, p.isAdmitted())
 			}
 		}
 	}
@@ -144,18 +144,18 @@ func TestTheGateIsFair(t *testing.T) {
 	want(a, b, c, d)
 	g.leave(b)
 	g.leave(d)
-	g.leave(beside)
+	g.leave(uncounted)
 	g.leave(nil)
 	if g.counts[locked].used != 0 || g.counts[unlocked].used != 0 || g.waiting[locked].Len()+g.waiting[unlocked].Len() != 0 {
 		t.Errorf("%+v", g.counts)
 	}
 }
 
-// A refresh that finds no place either ends, and cannot be joined from then on, or waits for those who
+// A refresh that finds no slot either ends, and cannot be joined from then on, or waits for those who
 // have joined it.
-func TestARefreshWithoutAPlaceEndsOrWaits(t *testing.T) {
+func TestARefreshWithoutASlotEndsOrWaits(t *testing.T) {
 	f := plainFetcher(t)
-	var taken []*place
+	var taken []*slot
 	for range f.opts.MaxUnlockedLoads {
 		taken = append(taken, f.gate.join(unlocked))
 	}
@@ -175,7 +175,7 @@ func TestARefreshWithoutAPlaceEndsOrWaits(t *testing.T) {
 	if joined, first, ok := f.flights.Join("k"); joined != fl || first || !ok {
 		t.Error("it cannot be joined")
 	}
-	entered := make(chan *place)
+	entered := make(chan *slot)
 	go func() {
 		p, _ := f.enter(fl, unlocked, ErrUnavailable, nil)
 		entered <- p
@@ -187,7 +187,7 @@ func TestARefreshWithoutAPlaceEndsOrWaits(t *testing.T) {
 	})
 	f.gate.leave(taken[0])
 	if p := <-entered; p == nil || !p.isAdmitted() {
-		t.Error("it has no place")
+		t.Error("it has no slot")
 	}
 	f.flights.Refuse(fl, nil)
 }

@@ -63,7 +63,7 @@ func (fs *failures) noteLocked(key string, now time.Time) *failure {
 		}
 		fs.keys[key], x.at = x, fs.order.PushBack(x)
 		fs.trimLocked(now)
-	case now.After(x.refresh.Add(maxErrorHold)): // nobody has tried for so long
+	case now.After(x.refresh.Add(maxErrorHold)): // no load was tried for so long
 		x.count = 0
 		fallthrough
 	default:

@@ -17,7 +17,7 @@ import (
 //	    +--------------+--> over (found in the cache; canceled; an error)
 //
 // A flight contends for the lock until a majority of nodes cannot be reached. Then it waits at the
-// gate for a place to load without one, and contends again as soon as a node is back. With MaxLoads
+// gate for a slot to load without one, and contends again as soon as a node is back. With MaxLoads
 // it waits there before it contends, too.
 //
 // What it shares with its callers is coalesce.Run's: they join and leave, the last one's leaving
@@ -27,7 +27,7 @@ import (
 //
 //   - Lookup, Load and Store run on the Run's Worker. The flight waits for them as long as their ctx
 //     allows, and then goes on without their answer. But a Load that has not returned keeps the
-//     flight in its place, so that there is never a second one for the key.
+//     flight of its key in place, so that there is never a second Load for it.
 //   - Nothing is stored once the lock has been lost. What was on its way at that moment only the
 //     fence can stop.
 type fetchFlight[V any] struct {
@@ -41,36 +41,24 @@ type fetchFlight[V any] struct {
 
 	node  waitNode
 	loan  loan
-	until time.Time // when it stops waiting for the lock, or for a place; only run's goroutine has it
+	until time.Time // when it stops waiting for the lock, or for a slot; only run's goroutine has it
 }
 
 // run is the flight: lock, look up, load, store.
 func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
-	var none V
-	defer func() {
-		f.giveBack(fl.loan.close())
-		if fl.Err() != nil { // canceled, by Close if anybody waits
-			fl.Finish(none, f.errClosed(fl.Key()))
-		}
-	}()
+	defer f.end(fl)
 	l, p, ok := f.lock(fl)
 	if !ok {
 		return
 	}
+	values := fl.values
 	if l != nil {
-		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; what it could say is in l.Err
-		found, err := f.lookUpLocked(fl)
-		if err != nil && f.opts.OnUnavailable == FailClosed {
-			fl.Finish(none, err)
-		}
-		if found || err != nil && f.opts.OnUnavailable == FailClosed {
+		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; its error is l.Err's, too
+		if f.lookUpLocked(fl) {
 			f.gate.leave(p)
 			f.giveBack(l)
 			return
 		}
-	}
-	values := fl.values
-	if l != nil {
 		values = carrying(values, l)
 	}
 	if v, ok := f.load(fl, values, l, p); ok {
@@ -78,15 +66,25 @@ func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
 	}
 }
 
-// lock gets what a load needs, the lock or the reason to do without, and a place at the gate, and
+// end gives callers that have no result the error of a Fetcher that is closed: nothing else cancels a
+// flight that has callers.
+func (f *Fetcher[V]) end(fl *fetchFlight[V]) {
+	f.giveBack(fl.loan.close())
+	if fl.Err() != nil {
+		var none V
+		fl.Finish(none, f.errClosed(fl.Key()))
+	}
+}
+
+// lock gets what a load needs, the lock or the reason to do without, and a slot at the gate, and
 // commits the flight to it. ok is false if there is nothing left to do.
 //
 // A load without a lock begins only when a majority of nodes cannot be reached, after WaitTimeout, and
-// when Lookup fails. A flight that waits for a place to do so locks as soon as there is something to
+// when Lookup fails. A flight that waits for a slot to do so locks as soon as there is something to
 // lock on.
-func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
+func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *slot, ok bool) {
 	fl.until = time.Now().Add(f.opts.WaitTimeout)
-	extended := false // WaitTimeout begins once more with the first wait for a place without a lock
+	extended := false // WaitTimeout begins once more with the first wait for a slot without a lock
 	for why := fl.why; ; {
 		var over bool
 		back := f.c.back.next() // from before the attempt that may fail
@@ -127,21 +125,21 @@ func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *place, ok bool) {
 	}
 }
 
-// mayLoadLocally says whether the policy has an answer to why there is no lock. A load that failed in
-// another process is none of its questions: nobody waits for the next one there, and errors do not cross
-// processes, so each finds out by a load of its own, at the same time.
+// mayLoadLocally reports whether the flight may load without a lock, for the reason why. After a load
+// that failed in another process it may, whatever the policy: errors do not cross processes, so each
+// finds out by a load of its own, all at the same time.
 func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
 	return fl.Err() == nil && (f.opts.OnUnavailable == LoadLocally || errors.Is(why, errFailedElsewhere)) &&
 		!errors.Is(why, ErrClosed) && !errors.Is(why, ErrInvalid) && !errors.Is(why, ErrTooManyWaiters)
 }
 
-// obtain gets the lock and a place among MaxLoads, unless another process fills the cache meanwhile.
+// obtain gets the lock and a slot among MaxLoads, unless another process fills the cache meanwhile.
 //
-// Where loads are limited, the place comes first, with one attempt. If the key is held elsewhere, the
-// place goes back for as long as that lasts, for a hot key of another process must not stop the loads
-// of this one. If no place is free when the lock is won, the lock goes back: another process may have
-// a place for it.
-func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *place, over bool, err error) {
+// Where loads are limited, the slot comes first, with one attempt. If the key is held elsewhere, the
+// slot goes back for as long as that lasts, for a hot key of another process must not stop the loads
+// of this one. If no slot is free when the lock is won, the lock goes back: another process may have
+// a slot for it.
+func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *slot, over bool, err error) {
 	defer func() { f.giveBack(fl.loan.close()) }()
 	for once := fl.InBackground() || f.opts.MaxLoads > 0; ; once = true {
 		if once {
@@ -172,8 +170,8 @@ func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *place, over bool, e
 	}
 }
 
-// tryOnce makes one attempt, once it has a place.
-func (f *Fetcher[V]) tryOnce(fl *fetchFlight[V]) (l *Lock, p *place, over bool, err error) {
+// tryOnce makes one attempt, once it has a slot.
+func (f *Fetcher[V]) tryOnce(fl *fetchFlight[V]) (l *Lock, p *slot, over bool, err error) {
 	if p, over = f.enter(fl, locked, nil, nil); p == nil {
 		return nil, nil, over, nil
 	}
@@ -224,7 +222,7 @@ func (f *Fetcher[V]) contendUntil(fl *fetchFlight[V], step *coalesce.Step) (l *L
 		var found bool
 		found, failed = f.lookUpWaiting(fl, ctx)
 		switch {
-		case errors.Is(failed, errNoSlot):
+		case errors.Is(failed, errNoPermit):
 			failed = nil
 		case !errors.Is(failed, errSlowLookup):
 			timeouts = 0
@@ -259,13 +257,13 @@ func (f *Fetcher[V]) waitTimedOut(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout, err)
 }
 
-// recheck is how often a flight that waits for a place checks whether it still needs one.
+// recheck is how often a flight that waits for a slot checks whether it still needs one.
 const recheck = time.Second
 
-// enter waits at the gate. Without a place, the flight is over, or it is to lock after all: for an
-// unlocked place only, whose reason was why. back is closed when a node is back. A refresh for nobody
-// does not wait.
-func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan struct{}) (_ *place, over bool) {
+// enter waits at the gate. Without a slot, the flight is over, or it is to lock after all: for an
+// unlocked slot only, whose reason was why. back is closed when a node is back. A refresh without
+// callers does not wait.
+func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan struct{}) (_ *slot, over bool) {
 	p := f.gate.join(k)
 	if p.isAdmitted() {
 		return p, false
@@ -290,7 +288,7 @@ func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan st
 		step.End(nil)
 		if urgent {
 			f.gate.leave(p)
-			return beside, false
+			return uncounted, false
 		}
 		if over, again := f.stillWaits(fl, k, why, returned); !again {
 			f.gate.leave(p)
@@ -319,12 +317,12 @@ func (f *Fetcher[V]) stillWaits(fl *fetchFlight[V], k kind, why error, returned 
 	return found, !found && (k == locked || err != nil || !errors.As(why, &unknown))
 }
 
-// full is the error for callers whose flight waited for a place in vain.
+// full is the error for callers whose flight waited for a slot in vain.
 func (f *Fetcher[V]) full(key string, k kind, why error) error {
 	if k == unlocked {
 		return fmt.Errorf("%w; and FetchOptions.MaxUnlockedLoads, %d, are running", why, f.opts.MaxUnlockedLoads)
 	}
-	return fmt.Errorf("flightlock: fetch %q: no turn within FetchOptions.WaitTimeout, %v: FetchOptions.MaxLoads, %d, are running: %w",
+	return fmt.Errorf("flightlock: fetch %q: no slot within FetchOptions.WaitTimeout, %v: FetchOptions.MaxLoads, %d, are running: %w",
 		key, f.opts.WaitTimeout, f.opts.MaxLoads, ErrNotAcquired)
 }
 
@@ -334,37 +332,37 @@ var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
 
 const maxSlowLookups = 3
 
-// maxLookups is how many Lookups a Fetcher makes at once for flights that wait. Thousands at once would
+// maxWaitingLookups is how many Lookups a Fetcher makes at once for flights that wait. Thousands at once would
 // wait for connections of the cache's client until LookupTimeout, and the cache would seem to be down.
-const maxLookups = 64
+const maxWaitingLookups = 64
 
-// errNoSlot reports that no Lookup was made, because too many are under way. The flight goes on waiting.
-var errNoSlot = errors.New("too many Lookups are under way")
+// errNoPermit reports that no Lookup was made, because too many are under way. The flight goes on waiting.
+var errNoPermit = errors.New("too many Lookups are under way")
 
 var errNoAnswer = errors.New("no answer in time")
 
-// lookUpWaiting makes a Lookup for a flight that waits until ctx ends. At most maxLookups of them run
+// lookUpWaiting makes a Lookup for a flight that waits until ctx ends. At most maxWaitingLookups of them run
 // at a time. A stale value will do.
 func (f *Fetcher[V]) lookUpWaiting(fl *fetchFlight[V], ctx context.Context) (found bool, err error) {
-	if !f.awaitSlot(ctx) {
-		return false, errNoSlot
+	if !f.awaitPermit(ctx) {
+		return false, errNoPermit
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
 	defer cancel()
-	return f.lookUp(fl, ctx, limited, Stale, func() { <-f.lookups })
+	return f.lookUp(fl, ctx, limited, Stale, func() { <-f.waiters })
 }
 
-// awaitSlot waits for one of the maxLookups, as long as a Lookup may take.
-func (f *Fetcher[V]) awaitSlot(ctx context.Context) bool {
+// awaitPermit waits until it may be one of the maxWaitingLookups, as long as a Lookup may take.
+func (f *Fetcher[V]) awaitPermit(ctx context.Context) bool {
 	select {
-	case f.lookups <- struct{}{}:
+	case f.waiters <- struct{}{}:
 		return true
 	default:
 	}
 	timeout := time.NewTimer(f.opts.LookupTimeout)
 	defer timeout.Stop()
 	select {
-	case f.lookups <- struct{}{}:
+	case f.waiters <- struct{}{}:
 		return true
 	case <-ctx.Done():
 	case <-timeout.C:
@@ -372,12 +370,19 @@ func (f *Fetcher[V]) awaitSlot(ctx context.Context) bool {
 	return false
 }
 
-// lookUpLocked makes the Lookup of a flight that holds the lock. It waits for no slot, because others
-// wait for the lock meanwhile, and a stale value will not do.
-func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (found bool, err error) {
+// lookUpLocked makes the Lookup of a flight that holds the lock, and reports whether the flight is over
+// by it. It waits for no permit, because others wait for the lock meanwhile, and a stale value will
+// not do.
+func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (over bool) {
 	step := fl.Begin(fl.values, f.opts.LookupTimeout)
 	defer step.End(nil)
-	return f.lookUp(fl, fl.values, step, Fresh, func() {})
+	found, err := f.lookUp(fl, fl.values, step, Fresh, func() {})
+	if err != nil && f.opts.OnUnavailable == FailClosed {
+		var none V
+		fl.Finish(none, err)
+		return true
+	}
+	return found
 }
 
 // lookUp makes a Lookup with limited, which is made of ctx and LookupTimeout. If the cache has a value
@@ -416,7 +421,8 @@ type answer[V any] struct {
 	err   error
 }
 
-// await waits until the call that writes a has returned, or ctx has ended. Then nobody reads a.
+// await waits until the call that writes a has returned, or ctx has ended. In the latter case a is not
+// read any more.
 func (f *Fetcher[V]) await(fl *fetchFlight[V], ctx context.Context, op string, a *answer[V]) (_ answer[V], returned bool) {
 	p, returned := fl.Worker.Wait(ctx)
 	switch {
@@ -431,9 +437,9 @@ func (f *Fetcher[V]) await(fl *fetchFlight[V], ctx context.Context, op string, a
 // grace is how much longer than its LoadTimeout a Load may take to say so itself.
 const grace = 100 * time.Millisecond
 
-// load runs Load, with the lock or without, and gives the place back. ok is false if there is no
+// load runs Load, with the lock or without, and gives the slot back. ok is false if there is no
 // value: the callers have an error, and the lock is released.
-func (f *Fetcher[V]) load(fl *fetchFlight[V], values context.Context, l *Lock, p *place) (v V, ok bool) {
+func (f *Fetcher[V]) load(fl *fetchFlight[V], values context.Context, l *Lock, p *slot) (v V, ok bool) {
 	f.counts.loads.Add(1)
 	if l == nil {
 		f.counts.unlocked.Add(1)
@@ -474,7 +480,7 @@ func (f *Fetcher[V]) loadGoesOn(fl *fetchFlight[V], l *Lock) {
 		f.failures.failed(fl.Key(), err, time.Now())
 		fl.Deliver(none, err)
 	}
-	// The lock is for those who can load; the key stays ours in this process.
+	// Other processes may load. In this one the key stays taken.
 	f.giveUp(fl, l)
 	fl.Worker.Wait(context.Background())
 }
@@ -487,7 +493,7 @@ func (f *Fetcher[V]) fail(fl *fetchFlight[V], err error) {
 }
 
 // store puts the value into the cache, if the lock is still held or there was none, and gives it to the
-// callers: then, or when that takes long.
+// callers: when it is stored, or after NodeTimeout.
 func (f *Fetcher[V]) store(fl *fetchFlight[V], values context.Context, l *Lock, v V) {
 	defer f.giveBack(l)
 	defer fl.Finish(v, nil)
@@ -531,13 +537,13 @@ func (f *Fetcher[V]) stored(key string, l *Lock, err error) {
 	}
 }
 
-// loadFailed counts and tells of a load that failed.
+// loadFailed counts and reports a load that failed.
 func (f *Fetcher[V]) loadFailed(key string, err error) {
 	f.counts.loadFailures.Add(1)
 	f.seen.failed(key, "load", err)
 }
 
-// lookupFailed counts and tells of a Lookup that failed, and gives the error for its callers.
+// lookupFailed counts and reports a Lookup that failed, and returns the error for its callers.
 func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 	f.counts.lookupErrors.Add(1)
 	f.seen.failed(key, "lookup", err)
@@ -556,11 +562,10 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 	}
 }
 
-// giveUp releases the lock after a load or Store that failed, and tells the other processes that wait
-// for it that it failed, so that they need not wait for one another. It does not tell them if Close
-// ended the load: theirs may succeed. It is not called for a Store that timed out: the value was
-// loaded, and the cache is busy. If all others then loaded without a lock, their Stores would keep it
-// busy.
+// giveUp releases the lock after a load or Store that failed, and notifies the other processes that
+// wait for it of the failure, so that they need not wait for one another. It does not if Close ended
+// the load: theirs may succeed. It is not called for a Store that timed out: the value was loaded, and
+// the cache is busy. If all others then loaded without a lock, their Stores would keep it busy.
 func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
 	if l != nil && fl.Err() == nil {
 		_ = l.releaseFailed()

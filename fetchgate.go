@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// gate is where the loads of a Fetcher wait for a place: MaxLoads of them run at once, and of these
+// gate is where the loads of a Fetcher wait for a slot: MaxLoads of them run at once, and of these
 // MaxUnlockedLoads without a lock. It admits them in the order in which they came, but one that
 // waits for MaxUnlockedLoads holds up none that has a lock.
 //
-// A flight that another one waits for needs no place: the place that it would wait for may be held by
-// the very load that waits for it. It runs beside those that count; see flying.urgent.
+// A flight that another one waits for needs no slot: the one that it would wait for may be held by
+// the very load that waits for it. It runs beside those that count: see waitNode.urgent.
 //
-// Whoever waits here has no lock. Otherwise the limits of this process would hold up the others,
-// which may have places.
+// A flight that waits here has no lock. Otherwise the limits of this process would hold up the others,
+// which may have free slots.
 type gate struct {
 	maxLoads int // without a limit, a load that has a lock has nothing to do here
 
@@ -28,7 +28,7 @@ type limit struct{ max, used int }
 
 func (l limit) full() bool { return l.max > 0 && l.used >= l.max }
 
-// kind is what a place is for.
+// kind is what a slot is for.
 type kind uint8
 
 const (
@@ -36,19 +36,19 @@ const (
 	unlocked
 )
 
-// place is one at the gate, or a ticket for one. There is nothing to give back until it is admitted,
-// or if it does not count.
-type place struct {
+// slot is a load's, or the wait for one. There is nothing to give back until it is admitted, or if it
+// does not count.
+type slot struct {
 	kind     kind
 	admitted chan struct{} // closed when it is; nil if it does not count
 	number   uint64
 	at       *list.Element // while it waits
 }
 
-// beside is the place of a load that does not count.
-var beside = &place{}
+// uncounted is the slot of a load that does not count.
+var uncounted = &slot{}
 
-// atOnce is closed: the places that need not wait share it.
+// atOnce is closed: the slots that need not wait share it.
 var atOnce = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
@@ -70,25 +70,25 @@ func (g *gate) addLocked(k kind, n int) {
 	}
 }
 
-// join gives a place, admitted at once if there is room: then nobody waits who could take it.
-func (g *gate) join(k kind) *place {
+// join gives a slot, admitted at once if there is room: then no other waits that could take it.
+func (g *gate) join(k kind) *slot {
 	if k == locked && g.maxLoads == 0 {
-		return beside
+		return uncounted
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.fitsLocked(k) {
 		g.addLocked(k, 1)
-		return &place{kind: k, admitted: atOnce}
+		return &slot{kind: k, admitted: atOnce}
 	}
 	g.came++
-	p := &place{kind: k, admitted: make(chan struct{}), number: g.came}
+	p := &slot{kind: k, admitted: make(chan struct{}), number: g.came}
 	p.at = g.waiting[k].PushBack(p)
 	return p
 }
 
 // isAdmitted reports whether p may load.
-func (p *place) isAdmitted() bool {
+func (p *slot) isAdmitted() bool {
 	if p.admitted == nil {
 		return true
 	}
@@ -100,8 +100,8 @@ func (p *place) isAdmitted() bool {
 	}
 }
 
-// leave gives p back, or takes it out of the queue. It may be called for no place.
-func (g *gate) leave(p *place) {
+// leave gives p back, or takes it out of the queue. It may be called for no slot.
+func (g *gate) leave(p *slot) {
 	if p == nil || p.admitted == nil {
 		return
 	}
@@ -122,10 +122,10 @@ func (g *gate) leave(p *place) {
 }
 
 // nextLocked is the one that came first of those for whom there is room.
-func (g *gate) nextLocked() (next *place) {
+func (g *gate) nextLocked() (next *slot) {
 	for _, k := range [...]kind{locked, unlocked} {
 		if e := g.waiting[k].Front(); e != nil && g.fitsLocked(k) {
-			if p := e.Value.(*place); next == nil || p.number < next.number {
+			if p := e.Value.(*slot); next == nil || p.number < next.number {
 				next = p
 			}
 		}

@@ -14,14 +14,14 @@ import (
 // that a Fetch in there would wait for itself: directly, or through other flights, of any Fetcher.
 // Waiting is an edge from flight to flight; a Fetch that would close a circle gets an error instead.
 // Circles through other processes end by WaitTimeout. A flight that another one waits for is urgent:
-// it needs no place at the gate.
+// it needs no slot at the gate.
 //
 // That a ctx carries the keys around it would not do: in a circle of loads that were begun by callers
 // of their own, none has another's key in its ctx.
 type waitNode struct { // guarded by waitGraphMu
 	waits   map[*waitNode]int // for which ones, and how many times
 	awaited bool              // some flight has waited for it
-	wanted  chan struct{}     // closed when awaited is set; nil until somebody asks
+	wanted  chan struct{}     // closed when awaited is set; nil until urgent is called
 }
 
 var waitGraphMu sync.Mutex // guards the edges; taken last, and only by a Fetch inside a flight

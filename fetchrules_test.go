@@ -615,7 +615,7 @@ func TestFetchErrorsDoNotCrossProcesses(t *testing.T) {
 	})
 }
 
-// A caller that misses while a refresh finds no place joins it and waits, or begins anew; it never gets the
+// A caller that misses while a refresh finds no slot joins it and waits, or begins anew; it never gets the
 // error of a refresh for nobody.
 func TestFetchJoinsARefreshThatFindsNoPlace(t *testing.T) {
 	m := redistest.StartMini(t)

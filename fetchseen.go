@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// fetchSeen is how a Fetcher shows what it does: OnError, log lines, metrics. Whatever it calls of the
-// user's runs on goroutines that nothing waits for.
+// fetchSeen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it calls
+// runs on goroutines that nothing waits for.
 type fetchSeen struct {
 	c        *Client
 	name     string
-	onError  func(key, op string, err error) // nil: nobody wants to know
+	onError  func(key, op string, err error) // may be nil
 	failures queue[fetchFailure]
 	meter    *fetchMeter // nil without Options.Registerer
 	refusals atomic.Int64
@@ -40,14 +40,14 @@ func (s *fetchSeen) end(last FetchStats) {
 	}
 }
 
-// failed tells OnError.
+// failed reports a failure to OnError.
 func (s *fetchSeen) failed(key, op string, err error) {
 	if s.onError != nil {
-		s.failures.put(fetchFailure{key, op, err}, s.c.tasks.Go, s.tell, s.missed)
+		s.failures.put(fetchFailure{key, op, err}, s.c.tasks.Go, s.report, s.dropped)
 	}
 }
 
-func (s *fetchSeen) tell(x fetchFailure) {
+func (s *fetchSeen) report(x fetchFailure) {
 	returned := false
 	defer func() {
 		if v := recover(); !returned {
@@ -58,18 +58,18 @@ func (s *fetchSeen) tell(x fetchFailure) {
 	returned = true
 }
 
-func (s *fetchSeen) missed(n int) {
+func (s *fetchSeen) dropped(n int) {
 	s.c.log(slog.LevelWarn, "flightlock: FetchOptions.OnError is too slow, and was not told of all failures", "fetcher", s.name, "count", n)
 }
 
-// refused says whether to tell of a key that cannot be locked: of one each second, for a stale value
+// refused reports whether to report a key that cannot be locked: one each second, for a stale value
 // is found often.
 func (s *fetchSeen) refused() bool {
 	now, last := time.Now().UnixNano(), s.refusals.Load()
 	return now-last >= int64(time.Second) && s.refusals.CompareAndSwap(last, now)
 }
 
-// withoutLocks tells the log when loads without locks begin, and when there were none for a while.
+// withoutLocks logs when loads without locks begin, and when there were none for a while.
 type withoutLocks struct {
 	s *fetchSeen
 
@@ -91,7 +91,7 @@ func (w *withoutLocks) began(why error) {
 	w.last, w.loads = time.Now(), w.loads+1
 	first := w.timer == nil
 	if first {
-		w.timer = time.AfterFunc(quiet, w.look)
+		w.timer = time.AfterFunc(quiet, w.check)
 	}
 	w.mu.Unlock()
 	if first {
@@ -99,7 +99,7 @@ func (w *withoutLocks) began(why error) {
 	}
 }
 
-func (w *withoutLocks) look() {
+func (w *withoutLocks) check() {
 	w.mu.Lock()
 	if left := quiet - time.Since(w.last); w.timer != nil && left > 0 {
 		w.timer.Reset(left)

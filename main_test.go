@@ -15,7 +15,9 @@ import (
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it reports every refused dial
-	redistest.SayWhatIsLeftOut("most rounds of the tests of nodes that forget, of random faults and of fuzz seeds")
+	redistest.SayWhatIsLeftOut(
+		"most moments at which nodes can forget; services at full size",
+		"make forget; make test-long")
 	clocks.Install()
 	goleak.VerifyTestMain(m)
 }

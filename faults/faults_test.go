@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain(os.Stdin, os.Stdout))
 	}
+	redistest.SayWhatIsLeftOut(
+		"most scenarios",
+		"FLIGHTLOCK_LONG=1, or make test-long")
 	// A pool of go-redis that could not dial tries again every second, and looks only then whether it was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
@@ -36,7 +39,7 @@ var quick = setup{TTL: 300 * time.Millisecond}
 func TestScenarios(t *testing.T) {
 	redistest.Require(t)
 	for _, s := range scenarios {
-		if !s.sample && os.Getenv("FLIGHTLOCK_LONG") != "1" {
+		if !s.sample && !redistest.Long() {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
@@ -105,9 +108,7 @@ func TestTheHarnessSeesTwoHolders(t *testing.T) {
 // what the scenario of the sleep is for is seen. It takes two seconds: FLIGHTLOCK_LONG=1 runs it.
 func TestTheHarnessSeesAnUntoldSleep(t *testing.T) {
 	redistest.Require(t)
-	if os.Getenv("FLIGHTLOCK_LONG") != "1" {
-		t.Skip("FLIGHTLOCK_LONG=1 runs it")
-	}
+	redistest.OnlyLong(t)
 	v, err := runScenario(t.Context(), scenario{name: "untold sleep", fault: asleep(true), sleeps: true}, quick, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,5 @@
 // Package coalesce makes one run of a function for all callers that want its result at the same
-// time. It uses the standard library only.
+// time.
 //
 // golang.org/x/sync/singleflight does not do: its callers share the first one's ctx, cannot leave,
 // and hang or crash when the function panics or calls Goexit.
@@ -10,6 +10,8 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // Group has the runs of one function, at most one that can be joined for each key.
@@ -61,8 +63,11 @@ type Run[V any] struct {
 	background  bool // goes on without callers. Only the function's goroutine writes it after the beginning
 	committed   bool
 	isDelivered bool
-	next, prev  *Run[V] // in g.all
+	links       list.Links[Run[V]] // in g.all
 }
+
+// ListLinks is for package list.
+func (r *Run[V]) ListLinks() *list.Links[Run[V]] { return &r.links }
 
 func (r *Run[V]) run() *Run[V] { return r }
 
@@ -72,9 +77,9 @@ type runs[V any] struct {
 
 	mu      sync.Mutex // guards what follows
 	closed  bool
-	open    map[string]*Run[V] // that can be joined
-	all     *Run[V]            // whose function has not returned: the first of a list
-	running int                // its length
+	open    map[string]*Run[V]         // that can be joined
+	all     list.List[Run[V], *Run[V]] // whose function has not returned
+	running int                        // how many there are
 }
 
 // Join adds a caller to the run of key. first says that the run is new: then the caller sets it up,
@@ -111,10 +116,7 @@ func (g *runs[V]) beginLocked(key string, fl Flight[V]) *Run[V] {
 	r.g, r.self, r.key, r.delivered = g, fl, key, make(chan struct{})
 	r.Worker.group = &g.goroutines
 	g.open[key] = r
-	if r.next = g.all; r.next != nil {
-		r.next.prev = r
-	}
-	g.all = r
+	g.all.PushBack(r)
 	g.running++
 	g.goroutines.add()
 	return r
@@ -141,15 +143,7 @@ func (r *Run[V]) over() {
 	g := r.g
 	g.mu.Lock()
 	r.forgetLocked()
-	if r.prev != nil {
-		r.prev.next = r.next
-	} else {
-		g.all = r.next
-	}
-	if r.next != nil {
-		r.next.prev = r.prev
-	}
-	r.next, r.prev = nil, nil
+	g.all.Remove(r)
 	g.running--
 	g.mu.Unlock()
 	r.cancel(nil)
@@ -201,7 +195,7 @@ func (g *runs[V]) Close(cause error, closed func(key string) error) {
 func (g *runs[V]) Abort(cause error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for r := g.all; r != nil; r = r.next {
+	for r := g.all.Front(); r != nil; r = g.all.Next(r) {
 		r.cancel(cause)
 	}
 }

@@ -55,17 +55,22 @@ func (r *steps) Begin(values context.Context, timeout time.Duration) *Step {
 	return s
 }
 
+// soon is when a run's timer fires at first, even if its first step has more time. Most runs are over
+// by then, and have set their timer once.
+const soon = time.Second
+
 // armLocked has expire called after that time or before. A timer that was set for an earlier step, and
-// fires sooner, stays: most steps are over by then.
+// fires sooner, stays.
 func (r *steps) armLocked(after time.Duration) {
 	deadline := r.step.deadline
-	if deadline.IsZero() || !r.due.IsZero() && r.due.Before(deadline) {
-		return
-	}
-	r.due = deadline
-	if r.timer == nil {
+	switch {
+	case deadline.IsZero(), !r.due.IsZero() && r.due.Before(deadline):
+	case r.timer == nil:
+		after = min(after, soon)
+		r.due = time.Now().Add(after)
 		r.timer = time.AfterFunc(after, r.expire)
-	} else {
+	default:
+		r.due = deadline
 		r.timer.Reset(after)
 	}
 }

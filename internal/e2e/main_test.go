@@ -25,7 +25,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(serviceEnv) != "" {
 		os.Exit(serviceMain(os.Stdin, os.Stdout))
 	}
-	redistest.SayWhatIsLeftOut("deploys, busy processors, most keys, and most combinations of nodes and clients")
+	redistest.SayWhatIsLeftOut(
+		"deploys, busy processors, most keys, and most combinations of nodes and clients",
+		"FLIGHTLOCK_LONG=1, or make test-long")
 	goleak.VerifyTestMain(m)
 }
 

@@ -21,10 +21,10 @@ func OnlyLong(tb testing.TB) {
 	}
 }
 
-// SayWhatIsLeftOut prints one line unless [Long]: that what was left out, and how to run it. It is
-// for TestMain. The go command shows it with -v, or for the package in the current directory.
-func SayWhatIsLeftOut(what string) {
+// SayWhatIsLeftOut prints one line unless [Long]: what was left out, and how to run it. It is for
+// TestMain. The go command shows it with -v, or for the package in the current directory.
+func SayWhatIsLeftOut(what, how string) {
 	if !Long() {
-		fmt.Printf("left out: %s; %s=1 or make test-long runs it\n", what, EnvLong)
+		fmt.Printf("left out: %s: %s\n", what, how)
 	}
 }
