@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/flightlock/flightlock/internal/list"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
@@ -88,7 +87,7 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 
 // endLocked ends the current Ticket.
 func (f *flight) endLocked(t *Ticket, as state, why error) {
-	t.state, t.timers = as, list.List[Timer, *Timer]{}
+	t.state, t.timers = as, nil
 	f.cur = nil
 	if t.looks && as == released {
 		f.tellLookersLocked() // its work may be what others of this process wait for

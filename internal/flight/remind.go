@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/flightlock/flightlock/internal/list"
 )
 
 // Timer is a call that is due while a Ticket is held: of whoever refreshes it. It comes from the
@@ -18,12 +17,9 @@ type Timer struct {
 	who TimerHandler // not nil once it was set
 
 	// guarded by the flight's mu
-	at    instant           // when it is due; 0: it is idle; below 0: it is over
-	links list.Links[Timer] // with others of the same Ticket
+	at   instant // when it is due; 0: it is idle; below 0: it is over
+	next *Timer  // of the same Ticket, which hardly ever has two
 }
-
-// ListLinks are the links of r with other Timers of its Ticket.
-func (r *Timer) ListLinks() *list.Links[Timer] { return &r.links }
 
 // TimerHandler is called when a Timer is due. It is not called while the flight is locked, and
 // must not block.
@@ -49,7 +45,7 @@ func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	}
 	t.relied = true
 	if r.at == 0 {
-		t.timers.PushBack(r)
+		r.next, t.timers = t.timers, r
 	}
 	at := f.g.at(clock.Now().Add(wait))
 	if wait >= longWait {
@@ -73,16 +69,20 @@ func (t *Ticket) StopTimer(r *Timer) {
 
 // takeLocked takes r, which is set, out of t's.
 func (t *Ticket) takeLocked(r *Timer) {
-	t.timers.Remove(r)
-	r.at = 0
+	at := &t.timers
+	for *at != r {
+		at = &(*at).next
+	}
+	*at = r.next
+	r.at, r.next = 0, nil
 }
 
 // dueTimersLocked sees to what is due for t, and says when to look again: when the next is due, or
 // when t is over by either clock.
 func (f *flight) dueTimersLocked(t *Ticket, now time.Time) time.Time {
 	again := now.Add(clock.Left(now, t.until))
-	for r := t.timers.Front(); r != nil; {
-		next := t.timers.Next(r)
+	for r := t.timers; r != nil; {
+		next := r.next
 		if wait := time.Duration(r.at - f.g.at(now)); wait <= 0 {
 			t.takeLocked(r)
 			f.deferLocked(r.who.Due)

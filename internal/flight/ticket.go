@@ -32,7 +32,7 @@ type Ticket struct {
 	extension time.Duration // how far renewals for the flight's own sake may move until
 	end       *end          // nil for a Ticket whose end nobody wants to hear of, and that was not lost
 
-	timers list.List[Timer, *Timer] // those that are set; none once it is over
+	timers *Timer // first of those that are set; nil once it is over
 }
 
 // ListLinks are the links of t in the queue, while its caller waits.
