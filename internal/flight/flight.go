@@ -22,7 +22,7 @@ import (
 //     before it, from a block that the quorum has made safe.
 //   - Until of a Ticket is never later than the lease's deadline, and a renewal that the
 //     flight makes for its own sake does not move it past the Ticket's own ttl. So a holder
-//     that hangs loses the lock, however many wait and renew.
+//     that slowCallback loses the lock, however many wait and renew.
 //   - A waiter leaves the queue under mu, either given the lease or not. One whose ctx
 //     ends in the instant in which it is given the lease finds out under mu, and passes
 //     the lease on as a release would. No wake-up and no lease is lost.

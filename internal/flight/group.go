@@ -110,15 +110,14 @@ type Group struct {
 	closed  atomic.Bool
 	died    chan struct{} // has an entry when a flight died after close began
 
-	// unsubscribing counts what flights have still to do about their contests: to have begun to
-	// listen, and when they have died, to stop that and to leave.
+	// unsubscribing counts what flights have still to do about their contention: to have subscribed,
+	// and when they have died, to unsubscribe and to leave.
 	unsubscribing sync.WaitGroup
 
 	watch sleepWatch
 
 	// waiters are for Tickets whose callers wait, each with its channel, which is empty. The pool
-	// is the Group's own because a channel made in a test's synctest bubble must not get out of
-	// it.
+	// is the Group's own because a channel made in a test's synctest bubble must not leave it.
 	waiters sync.Pool
 
 	// deferreds are for flights, and empty.
@@ -151,11 +150,11 @@ type shard struct {
 	flights map[string]*flight
 	private map[*flight]struct{} // flights that nobody can join
 	seq     uint64               // how many flights there have been
-	alarms  alarms
+	alarms  timerHeap
 
-	// lastHit is the flight that a caller queued in last, nil once it has died: who wants a key that
-	// many want need not take mu to find it. Written under the flight's mu, while it lives; so
-	// who finds it dead finds it gone from here too.
+	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
+	// a hot key finds its flight without mu. Written under the flight's mu, while it lives; so
+	// a caller that finds it dead finds it gone from here too.
 	lastHit atomic.Pointer[flight]
 
 	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
@@ -282,8 +281,8 @@ func (g *Group) Counts() Counts {
 	return sum
 }
 
-// Recheck has all flights find out whether too few nodes can be reached, in which somebody waiters who
-// gives up then: when that has begun to be so, and not when the next attempt is due.
+// Recheck has each flight with a waiter that fails fast find out now, and not when its next attempt is
+// due, whether too few nodes can be reached.
 func (g *Group) Recheck() {
 	for i := range g.shards {
 		for _, f := range g.shards[i].list() {
@@ -292,32 +291,32 @@ func (g *Group) Recheck() {
 	}
 }
 
-// Close refuses newcomers, fails whoever waiters, lets holders go on until ctx ends, and
-// then ends them too and gives their leases back. It returns when no flight is left, so
-// every release has been sent, and says whether the holders had to be ended. It is called
+// Close refuses new callers, fails those that wait, waits for holders until ctx ends, and
+// then ends them too and releases their leases. It returns when no flight is left, so
+// every release has been sent, and reports whether holders had to be ended. It is called
 // once.
 func (g *Group) Close(ctx context.Context) (forced bool) {
 	g.closed.Store(true)
 	for _, f := range g.all() {
 		f.shut()
 	}
-	for patience := ctx.Done(); g.any(); {
+	for ended := ctx.Done(); g.any(); {
 		select {
 		case <-g.died:
-		case <-patience:
-			patience = nil // what is left then is bounded by NodeTimeout
+		case <-ended:
+			ended = nil // what is left then is bounded by NodeTimeout
 			forced = g.evict()
 		}
 	}
 	g.unsubscribing.Wait() // flights that are gone add nothing
 	g.watch.stop()
 	for i := range g.shards {
-		g.shards[i].rest()
+		g.shards[i].stop()
 	}
 	return forced
 }
 
-// evict ends all holders, and waiters until their leases have been given back.
+// evict ends all holders, and waits until the releases of their leases have been sent.
 func (g *Group) evict() (some bool) {
 	var given sync.WaitGroup
 	for _, f := range g.all() {

@@ -85,7 +85,7 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	}
 }
 
-// endLocked ends the current Ticket.
+// endLocked ends the current Ticket: it was released or lost.
 func (f *flight) endLocked(t *Ticket, as state, why error) {
 	t.state, t.timers = as, nil
 	f.cur = nil
@@ -97,10 +97,10 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 		f.countLossLocked(t, why)
 	}
 	if t.end != nil {
-		for fn := range t.end.hear {
+		for fn := range t.end.onEnd {
 			f.deferLocked(func() { (*fn)(why) })
 		}
-		t.end.hear = nil
+		t.end.onEnd = nil
 	}
 	for a := f.refreshRequests; a != nil; a = a.next {
 		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(time.Time{}))
@@ -109,8 +109,8 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 	f.refreshRequests = nil
 }
 
-// countLossLocked tells of a loss whoever wants to know. A Ticket that nobody has refreshed, or listened
-// for, was meant to end by its ttl: that it does is no loss.
+// countLossLocked counts and reports a loss. A Ticket that nobody has refreshed, and whose end nobody
+// waits for, was meant to end by its ttl: that it does is no loss.
 func (f *flight) countLossLocked(t *Ticket, why error) {
 	counts := &f.shard().counts
 	if !t.relied && why == f.g.expired { //nolint:errorlint // it, and nothing that says more
@@ -118,17 +118,17 @@ func (f *flight) countLossLocked(t *Ticket, why error) {
 		return
 	}
 	counts.lost.Add(1)
-	if tell := f.g.cfg.Observer.Lost; tell != nil {
-		f.deferLocked(func() { tell(f.key, why) })
+	if observe := f.g.cfg.Observer.Lost; observe != nil {
+		f.deferLocked(func() { observe(f.key, why) })
 	}
 }
 
-// releaseLocked gives the lease back to the nodes. Whoever waits contends anew after that,
-// whoever comes meanwhile included.
+// releaseLocked releases the lease. Those who wait contend anew after that, with those who come
+// meanwhile.
 func (f *flight) releaseLocked() { f.releaseToLocked("") }
 
-// releaseToLocked is releaseLocked, but if there is a rival, it has the next turn, and whoever
-// waits here waits for the one after that.
+// releaseToLocked is releaseLocked, but if there is a rival, it has the next turn, and those who
+// wait here wait for the one after that.
 func (f *flight) releaseToLocked(rival string) {
 	d := f.deferredLocked()
 	d.release, d.rival = f.lease, rival
@@ -259,11 +259,11 @@ func (f *flight) renewLocked(now time.Time) {
 	f.refreshing = true
 	f.renewAfter = f.renewAfterLocked(now, t.ttl) // even if it fails: the next handoff is not to try again
 	f.shard().counts.refreshes.Add(1)
-	looks := f.checksLocked(now)
-	f.checked = f.checked || looks
+	checks := f.checksLocked(now)
+	f.checked = f.checked || checks
 	l, ttl := f.lease, t.ttl
 	f.deferLocked(func() {
-		l.Refresh(ttl, more, timeout, looks, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, served, looks, g, why) })
+		l.Refresh(ttl, more, timeout, checks, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, served, checks, g, why) })
 	})
 }
 
@@ -388,7 +388,7 @@ func (f *flight) loseLocked(why *quorum.Failure) {
 
 // Closing.
 
-// shut refuses whoever waits.
+// shut ends the wait of all who wait.
 func (f *flight) shut() {
 	f.mu.Lock()
 	defer f.unlock()
@@ -397,8 +397,8 @@ func (f *flight) shut() {
 	}
 }
 
-// evict ends the current Ticket and gives the lease back; given waits for that.
-func (f *flight) evict(given *sync.WaitGroup) bool {
+// evict ends the current Ticket and releases the lease; sent waits for that.
+func (f *flight) evict(sent *sync.WaitGroup) bool {
 	f.mu.Lock()
 	defer f.unlock()
 	t := f.cur
@@ -409,7 +409,7 @@ func (f *flight) evict(given *sync.WaitGroup) bool {
 	r := make(releaseOutcome, 1)
 	f.releaseLocked()
 	f.deferred.done = r
-	given.Go(func() { <-r })
+	sent.Go(func() { <-r })
 	return true
 }
 

@@ -40,10 +40,10 @@ func (t *Ticket) ListLinks() *list.Links[Ticket] { return &t.waiter.links }
 
 // end is what there is to say about the end of a Ticket.
 type end struct {
-	why     error // lost: why
-	stopped error // why whoever refreshed it has stopped, if it has
-	failed  error // the outcome of the last refresh, if it failed
-	hear    map[*func(error)]struct{}
+	why     error                     // lost: why
+	stopped error                     // why whoever refreshed it has stopped, if it has
+	failed  error                     // the outcome of the last refresh, if it failed
+	onEnd   map[*func(error)]struct{} // what OnEnd was given
 }
 
 type state uint8
@@ -136,14 +136,14 @@ func (t *Ticket) OnEnd(fn func(why error)) (cancel func(), why error, over bool)
 	}
 	t.relied = true
 	e := t.endOfLocked()
-	if e.hear == nil {
-		e.hear = map[*func(error)]struct{}{}
+	if e.onEnd == nil {
+		e.onEnd = map[*func(error)]struct{}{}
 	}
 	at := &fn
-	e.hear[at] = struct{}{}
+	e.onEnd[at] = struct{}{}
 	return func() {
 		f.mu.Lock()
-		delete(e.hear, at)
+		delete(e.onEnd, at)
 		f.mu.Unlock()
 	}, nil, false
 }
@@ -161,7 +161,7 @@ func (t *Ticket) endOfLocked() *end {
 func (t *Ticket) Release() error { return t.release(false) }
 
 // ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes, the other
-// processes that wait in AcquireUnless are told so, and end with Errors.FailedElsewhere. To a waiter of this process
+// processes that wait in AcquireUnless are notified, and end with Errors.FailedElsewhere. To a waiter of this process
 // the lease is handed as ever.
 func (t *Ticket) ReleaseFailed() error { return t.release(true) }
 
