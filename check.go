@@ -32,7 +32,7 @@ type Finding struct {
 	Status Status `json:"status"`
 	Found  string `json:"found"`
 	Why    string `json:"why"`           // why it matters for locks
-	Fix    string `json:"fix,omitempty"` // the command that fixes it, or what to do; empty if there is nothing to fix
+	Fix    string `json:"fix,omitempty"` // the command that fixes it, or what to do; may be empty
 }
 
 // Report is the result of Check. It marshals to JSON.

@@ -162,19 +162,24 @@ type Stats struct {
 	Handoffs  uint64 // locks handed over within the process, without Redis
 	Attempts  uint64 // remote attempts started
 	Refreshes uint64 // remote refreshes, for holders and for flights
-	Lost      uint64 // locks that were lost while in use: the nodes report so, or they ran out although they were refreshed or had a Context
-	Expired   uint64 // locks that ended by their ttl: never refreshed, without a Context, and not released before
 	Commands  uint64 // acquires, refreshes and releases written to nodes; a batch counts each of them
+
+	// Lost counts locks that were lost while in use: the nodes report so, or they ran out although
+	// they were refreshed or had a Context. Expired counts locks that ended by their ttl: never
+	// refreshed, without a Context, and not released before.
+	Lost, Expired uint64
 
 	Waiters int64 // callers waiting for a lock now
 	Held    int64 // locks held now
 	Debts   int64 // unacknowledged releases: owed to nodes and not confirmed by them yet
 
-	OldestDo time.Duration // how long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh
+	// OldestDo is how long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held
+	// long enough to need a refresh.
+	OldestDo time.Duration
 
 	Suspended   int64 // nodes that did not answer or refused the login, and are only probed
-	Quarantined int64 // nodes whose votes do not count, because they lost their data less than MaxTTL ago
-	Unverified  int64 // nodes without a vote, because they refuse the script that reports whether they lost their data
+	Quarantined int64 // nodes whose votes do not count, because they lost data less than MaxTTL ago
+	Unverified  int64 // nodes without a vote, because they do not report whether they lost data
 }
 
 // Stats reads the counters. It is cheap: it takes a short lock per shard and per key in use.

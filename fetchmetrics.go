@@ -47,20 +47,20 @@ var fetchCounters = []struct {
 	{desc("fetch_hits_total", "Fetch calls that found a fresh value.", "fetcher"), func(s FetchStats) uint64 { return s.Hits }},
 	{desc("fetch_stale_total", "Fetch calls that were served a stale value.", "fetcher"), func(s FetchStats) uint64 { return s.Stale }},
 	{desc("fetch_misses_total", "Fetch calls that had to wait for a load, here or elsewhere.", "fetcher"), func(s FetchStats) uint64 { return s.Misses }},
-	{desc("fetch_joined_total", "Of the misses, those that found a load of their key under way in this process.", "fetcher"), func(s FetchStats) uint64 { return s.Joined }},
-	{desc("fetch_loads_total", "Loads begun.", "fetcher"), func(s FetchStats) uint64 { return s.Loads }},
-	{desc("fetch_unlocked_loads_total", "Of the loads, those without a lock.", "fetcher"), func(s FetchStats) uint64 { return s.UnlockedLoads }},
-	{desc("fetch_store_failures_total", "Values that were loaded and could not be stored.", "fetcher"), func(s FetchStats) uint64 { return s.StoreFailures }},
+	{desc("fetch_joined_total", "Misses that joined a load of their key in progress in this process.", "fetcher"), func(s FetchStats) uint64 { return s.Joined }},
+	{desc("fetch_loads_total", "Loads started.", "fetcher"), func(s FetchStats) uint64 { return s.Loads }},
+	{desc("fetch_unlocked_loads_total", "Loads without a lock.", "fetcher"), func(s FetchStats) uint64 { return s.UnlockedLoads }},
+	{desc("fetch_store_failures_total", "Loaded values that could not be stored.", "fetcher"), func(s FetchStats) uint64 { return s.StoreFailures }},
 	{desc("fetch_lookup_errors_total", "Lookups that failed.", "fetcher"), func(s FetchStats) uint64 { return s.LookupErrors }},
 	{desc("fetch_lost_locks_total", "Locks lost while a value was loaded or stored.", "fetcher"), func(s FetchStats) uint64 { return s.Lost }},
 }
 
-var descFlights = desc("fetch_in_flight", "Keys that are being contended for, loaded or stored now.", "fetcher")
+var descFlights = desc("fetch_in_flight", "Keys that are being locked, loaded or stored now.", "fetcher")
 
 func newFetchMetrics() *fetchMetrics {
 	return &fetchMetrics{
-		load:   histogram("fetch_load_duration_seconds", "How long loads took, by outcome.", "fetcher", "outcome"),
-		wait:   histogram("fetch_wait_duration_seconds", "How long callers of Fetch waited that found no value, by outcome.", "fetcher", "outcome"),
+		load:   histogram("fetch_load_duration_seconds", "Duration of loads, by outcome.", "fetcher", "outcome"),
+		wait:   histogram("fetch_wait_duration_seconds", "How long misses waited, by outcome.", "fetcher", "outcome"),
 		byName: map[string]*fetchersOfAName{},
 	}
 }

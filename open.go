@@ -34,7 +34,8 @@ import (
 //   - one dial attempt, so that a node that refuses connections is reported at once;
 //   - 2s for a dial, including TLS and one lost packet, unless the URL has dial_timeout;
 //   - idle connections are kept, none are reserved for pipelines, and buffers fit what is sent;
-//   - the name "flightlock" for CLIENT LIST, unless the URL has client_name. Connections for locks have it, too.
+//   - the name "flightlock" for CLIENT LIST, unless the URL has client_name. Connections for locks
+//     have it, too.
 //
 // Options.Nodes must be empty. Open sends nothing yet. A bad URL is an ErrInvalid that shows the
 // URL without its password.
@@ -124,7 +125,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		c := redis.NewFailoverClient(o)
-		c.Options().Addr = "Sentinel master " + o.MasterName // its dialer asks the Sentinels, and nothing else reads it
+		// The dialer asks the Sentinels, and nothing else reads the address.
+		c.Options().Addr = "Sentinel master " + o.MasterName
 		return c, nil
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(rawURL)

@@ -163,6 +163,39 @@ func TestCloseWaitsForReleasesToBeSent(t *testing.T) {
 	})
 }
 
+// One that comes while Close waits for a canceled attempt is refused, and Close goes on waiting.
+func TestOneThatComesDuringCloseDoesNotEndAnAttempt(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand().cancel = nil
+		a := w.start()
+		forced, cancel := w.closes(time.Hour)
+		defer cancel()
+		a.failed(0, errClosed)
+		w.start().failed(0, errClosed)
+		synctest.Wait()
+		is(t, "closed before the attempt has ended", len(forced), 0)
+		w.attempt().held(0)
+		w.closed(forced, false)
+	})
+}
+
+// ... or for a release.
+func TestOneThatComesDuringCloseDoesNotEndARelease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		sent := make(chan struct{})
+		w.release = func(l *fakeLease) { <-sent; l.released(nil) }
+		a := w.start()
+		go func() { _ = a.h.Release() }()
+		forced, cancel := w.closes(time.Hour)
+		defer cancel()
+		w.start().failed(0, errClosed)
+		synctest.Wait()
+		is(t, "closed before the release was sent", len(forced), 0)
+		close(sent)
+		w.closed(forced, false)
+	})
+}
+
 // A flight that was found before Close and is joined after it takes nobody.
 func TestJoinAfterClose(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -206,7 +206,9 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	}
 	first := f.n == 0 && f.lease == nil // an attempt under way is being canceled
 	if first && f.g.closed.Load() {
-		f.dieLocked()
+		if f.phase == idle { // else it dies when what is under way has ended: Close waits for that
+			f.dieLocked()
+		}
 		return stay, f.g.cfg.Closed
 	}
 	if !first {
@@ -300,13 +302,13 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	switch t.state {
 	case waiting:
 		err := f.g.cfg.GaveUp(f.key, ctxErr, f.seenLocked(t))
-		driver := f.driverLocked()
+		front := f.frontLocked()
 		f.dropLocked(t)
 		t.state = left
 		if t.woken {
 			<-t.ready
 		}
-		f.leftLocked(driver)
+		f.leftLocked(front)
 		return err
 	case left:
 		<-t.ready
@@ -329,16 +331,16 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 
 // turnAwayLocked ends t's wait with err.
 func (f *flight) turnAwayLocked(t *Ticket, err error) {
-	driver := f.driverLocked()
+	front := f.frontLocked()
 	f.dropLocked(t)
 	t.state, t.refusal = left, err
 	t.answerLocked()
-	f.leftLocked(driver)
+	f.leftLocked(front)
 }
 
 // turnAwayAllLocked ends the wait of all whom that is about, with err.
 func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
-	driver, before := f.driverLocked(), f.n
+	front, before := f.frontLocked(), f.n
 	for t := f.head; t != nil; {
 		next := t.next
 		if who(t) {
@@ -349,16 +351,18 @@ func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 		t = next
 	}
 	if f.n < before {
-		f.leftLocked(driver)
+		f.leftLocked(front)
 	}
 }
 
-// leftLocked follows that waiters have left. An attempt that nobody wants is canceled. driver is
-// who was the driver before, and may have been about to do something: the next one sees to that.
-func (f *flight) leftLocked(driver *Ticket) {
+// leftLocked follows that waiters have left. An attempt that nobody wants is canceled. front is
+// who was the first to be there before, and may have been about to do something, or to look: the
+// driver sees to that. So it does if it stands where one was that was away: its strategy paces the
+// flight now.
+func (f *flight) leftLocked(front *Ticket) {
 	switch {
 	case f.n > 0:
-		if f.phase == idle && f.driverLocked() != driver {
+		if f.phase == idle && (f.frontLocked() != front || !f.judged()) {
 			f.wakeDriverLocked()
 		}
 	case f.phase == acquiring:

@@ -222,3 +222,54 @@ func TestASlowStrategyBehindOthers(t *testing.T) {
 		next.holds().Release()
 	})
 }
+
+// The driver was woken for an attempt that is due, then it was told to look, and before it could do
+// either its ctx ended: the next one makes the attempt.
+func TestADriverThatIsToLookAndLeavesPassesOnWhatIsDue(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front := w.looks()
+		w.heldBy("x")
+		next := w.start()
+		w.news(Subscribed)
+		w.heldBy("x")
+		w.history()
+		f := w.g.find("k")
+		f.mu.Lock()
+		front.cancel()
+		f.attemptNowLocked()
+		f.tellLookersLocked()
+		f.mu.Unlock()
+		synctest.Wait()
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		next.holds().Release()
+	})
+}
+
+// One that leaves from its look, or that is about to look, leaves the pace to the strategy of the next.
+func TestTheNextStrategyPacesAfterALook(t *testing.T) {
+	for _, found := range []bool{false, true} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			front := w.looks(pace(never(time.Hour)))
+			w.attempt().split(time.Hour)
+			synctest.Wait()
+			w.news(Subscribed)
+			w.attempt().split(time.Hour)
+			next := w.start(pace(never(10 * ms)))
+			synctest.Wait()
+			w.history()
+			if found {
+				front.found.Store(true)
+				w.news(OtherTurn)
+			} else {
+				front.leaves()
+			}
+			pass(10 * ms)
+			w.wantHistory("acquire as owner-1")
+			w.attempt().grant()
+			next.holds().Release()
+		})
+	}
+}
