@@ -64,7 +64,7 @@ func (l *Lock) Refresh(ctx context.Context) error {
 		return l.c.gaveUpRefresh(l, err)
 	}
 	if l.wasReleased() {
-		return l.c.ended(l.ticket().Key(), l.Err())
+		return lockEnded(l.ticket().Key(), l.Err())
 	}
 	done := make(chan error, 1)
 	l.ticket().Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })

@@ -58,7 +58,7 @@ func TestDelaysOfAnyLength(t *testing.T) {
 // A slice of any length ends in time, or never.
 func TestSlicesOfAnyLength(t *testing.T) {
 	for _, slice := range []time.Duration{1, math.MaxInt64 / 2, math.MaxInt64 - 1, math.MaxInt64} {
-		g := NewGroup(Config{Slice: slice})
+		g := NewGroup(Config{Slice: slice, Errors: fakeErrors{}})
 		f := &flight{g: g, contention: &contention{rival: "r"}}
 		now := time.Now()
 		f.sliceLocked(now)

@@ -7,6 +7,37 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// A scriptName is the name of a script as the argument of a command. Which one it is, in which epoch and whether with
+// a closer look, is decided when the command is written, and not when it is made: there may be a dial between.
+//
+// That of a batch's first command also records that go-redis came as far as writing it. Errors do not show that: a timeout
+// may mean that the batch went out and was not answered, or that the server did not even take part in the
+// handshake of a new connection, and only the first leaves the request indeterminate.
+type scriptName struct {
+	l       *lane
+	op      op
+	begins  bool // it is that of a batch's first command
+	written bool // by the goroutine that executes the batch
+}
+
+// of begins anew, for a command of that kind.
+func (n *scriptName) of(o op) *scriptName {
+	n.op, n.written = o, false
+	return n
+}
+
+// MarshalBinary is called when the command is written.
+func (n *scriptName) MarshalBinary() ([]byte, error) {
+	if n.begins && !n.written {
+		n.written = true
+		n.l.flushed()
+	}
+	return n.l.by.names[n.op], nil
+}
+
+// String is for who logs commands.
+func (n *scriptName) String() string { return n.op.String() }
+
 // maxArgs is the length of the longest command for one request.
 const maxArgs = 11
 
@@ -62,9 +93,9 @@ func (cs *calls) forget(n int) {
 	}
 }
 
-// together is the one command for all requests of a batch, see lua/batch.lua. Its memory is
+// batchCmd is the one command for all requests of a batch, see lua/batch.lua. Its memory is
 // used again by the lane's next batch.
-type together struct {
+type batchCmd struct {
 	args   []any
 	shapes []byte
 	others []*request
@@ -74,11 +105,11 @@ type together struct {
 // order in which it will be answered: the releases that go as a group come first.
 //
 // They may overtake what stands before them. An acquire or a refresh of the same entry is
-// hardly among that, for it is moot once the release has begun; the exception, an acquire that
+// hardly among that, for it is obsolete once the release has begun; the exception, an acquire that
 // registers its contender while the entry's debt is paid, is released once more when it is
 // granted. Of everybody else's, none was answered before the release was asked for, so the
 // order was nobody's.
-func (t *together) of(ctx context.Context, batch []*request, name *scriptName) *redis.Cmd {
+func (t *batchCmd) of(ctx context.Context, batch []*request, name *scriptName) *redis.Cmd {
 	args, shapes := t.args[:0], t.shapes[:0]
 	args = append(args, evalsha, name, nil)
 	group := batch[:t.groupFirst(batch)]
@@ -110,7 +141,7 @@ func (t *together) of(ctx context.Context, batch []*request, name *scriptName) *
 	of := shapes[len(shapes)-3*len(singles):]
 	for i, r := range singles {
 		letter := letterOf[r.op]
-		if r.alike(last[letter]) {
+		if r.sameArgs(last[letter]) {
 			args = append(args, &r.e.t.owner)
 			continue
 		}
@@ -126,7 +157,7 @@ func (t *together) of(ctx context.Context, batch []*request, name *scriptName) *
 
 // groupFirst moves the plain releases of batch to its front, if there is more than one, and
 // says how many they are. Each part keeps its order.
-func (t *together) groupFirst(batch []*request) (n int) {
+func (t *batchCmd) groupFirst(batch []*request) (n int) {
 	others := t.others[:0]
 	for _, r := range batch {
 		if r.plain() {
@@ -146,7 +177,7 @@ func (t *together) groupFirst(batch []*request) (n int) {
 }
 
 // forget lets go of what the last command was about.
-func (t *together) forget() {
+func (t *batchCmd) forget() {
 	clear(t.args)
 	t.args = t.args[:0]
 }

@@ -38,7 +38,7 @@ func TestALaneKeepsNothingOfARequest(t *testing.T) {
 		for range 3 { // the first has the scripts loaded
 			a := newAttempt(t, n, "k")
 			e := newEar()
-			a.Acquire(&a.place, e, longTTL, 1, 0, inline)
+			a.Acquire(&a.buf, e, longTTL, 1, 0, inline)
 			e.want(t, Granted)
 			a.release().want(t, Deleted)
 		}

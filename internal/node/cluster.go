@@ -82,7 +82,7 @@ func (ro *router) lookUp(r *request) {
 		go ro.run()
 	})
 	if err := ro.pending.push(r); err != nil {
-		r.settle(failed(err), notSent)
+		r.complete(failed(err), notSent)
 	}
 }
 
@@ -117,13 +117,13 @@ func (ro *router) run() {
 
 func (ro *router) find(r *request) {
 	if ro.failed != nil && time.Now().Before(ro.again) && r.to == "" && ro.owner[r.e.t.slot].Load() == nil {
-		r.settle(failed(ro.failed), notSent)
+		r.complete(failed(ro.failed), notSent)
 		return
 	}
 	s, err := ro.master(ro.life, r.e.t.Key(), r.e.t.slot, r.to, r.asking || r.hops > 1)
 	if ro.failed = err; err != nil {
 		ro.again = time.Now().Add(probePause)
-		r.settle(failed(err), notSent)
+		r.complete(failed(err), notSent)
 		return
 	}
 	if !r.asking {
@@ -215,7 +215,7 @@ func (ro *router) addLocked(master *redis.Client) *Server {
 	}
 	s := ro.n.addServer(master)
 	s.redirect, s.unreachable = ro.redirect, ro.forget
-	s.apart.Store(math.MaxInt64)
+	s.noBatchUntil.Store(math.MaxInt64)
 	ro.known[s.addr] = s
 	ro.known[master.NodeAddress()] = s // as redirections name it
 	if ro.sweep == nil {

@@ -17,7 +17,7 @@ const maxDebts = 1 << 16
 const debtSpread = 100 * time.Microsecond
 
 // debts are the releases still owed to one node: each entry whose release had no answer,
-// or whose answer leaves a doubt, with the timer that will send the release again.
+// or whose answer leaves it indeterminate, with the timer that will send the release again.
 type debts struct {
 	mu     sync.Mutex // guards what follows
 	open   map[*Entry]*time.Timer

@@ -166,13 +166,13 @@ func (b *lab) attempt(t *testing.T) *attempt { return newAttempt(t, b.n, "k") }
 
 var errReset = &net.OpError{Op: "read", Err: errors.New("connection reset")}
 
-// settleMoot ends r as the lane does with a request that is moot, and says whether it is.
+// settleMoot ends r as the lane does with a request that is obsolete, and says whether it is.
 func settleMoot(r *request) bool {
-	rep, moot := r.moot(r.e.n.now())
-	if moot {
-		r.settle(rep, notSent)
+	rep, obsolete := r.obsolete(r.e.n.now())
+	if obsolete {
+		r.complete(rep, notSent)
 	}
-	return moot
+	return obsolete
 }
 
 // Without a doubt, a debt to a node that stays down ends with the ttl.
@@ -181,17 +181,17 @@ func TestADebtEndsWithTheTTL(t *testing.T) {
 		b := newLab()
 		a := b.attempt(t)
 		a.acquire()
-		b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+		b.next(t, opAcquire).complete(Reply{Kind: Granted, Counter: 1}, answered)
 		begin := time.Now()
 		a.release()
 		tries := 0
-		b.next(t, opRelease).settle(failed(errReset), lost)
+		b.next(t, opRelease).complete(failed(errReset), lost)
 		for b.n.Debts() > 0 {
 			time.Sleep(10 * time.Millisecond)
 			synctest.Wait()
 			for r := b.pop(); r != nil; r = b.pop() {
 				tries++
-				r.settle(failed(errReset), lost)
+				r.complete(failed(errReset), lost)
 			}
 		}
 		if d := time.Since(begin); d < longTTL || d > longTTL+2*debtSecond {
@@ -209,15 +209,15 @@ func TestADoubtOutlivesTheTTLAndEndsInTheEnd(t *testing.T) {
 		b := newLab()
 		a := b.attempt(t)
 		a.acquire()
-		b.next(t, opAcquire).settle(failed(errReset), lost)
+		b.next(t, opAcquire).complete(failed(errReset), lost)
 		begin := time.Now()
 		a.release()
-		b.next(t, opRelease).settle(failed(errReset), lost)
+		b.next(t, opRelease).complete(failed(errReset), lost)
 		for b.n.Debts() > 0 {
 			time.Sleep(10 * time.Millisecond)
 			synctest.Wait()
 			for r := b.pop(); r != nil; r = b.pop() {
-				r.settle(failed(errReset), lost)
+				r.complete(failed(errReset), lost)
 			}
 		}
 		if d := time.Since(begin); d < debtAge || d > debtAge+2*debtSecond {
@@ -233,9 +233,9 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 		b := newLab()
 		a := b.attempt(t)
 		a.acquire()
-		b.next(t, opAcquire).settle(failed(errReset), lost)
+		b.next(t, opAcquire).complete(failed(errReset), lost)
 		a.release()
-		b.next(t, opRelease).settle(Reply{Kind: Missing}, answered)
+		b.next(t, opRelease).complete(Reply{Kind: Missing}, answered)
 		for _, wait := range []time.Duration{debtSoon, debtSecond} {
 			time.Sleep(wait - time.Millisecond)
 			synctest.Wait()
@@ -244,10 +244,10 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond + debtSpread)
 			r := b.next(t, opRelease)
-			if r.parting == nil {
+			if r.handover == nil {
 				t.Error("whoever waits is not told")
 			}
-			r.settle(Reply{Kind: Missing}, answered)
+			r.complete(Reply{Kind: Missing}, answered)
 		}
 		if b.n.Debts() != 0 {
 			t.Error("still owed after three answers")
@@ -255,9 +255,9 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 
 		a = b.attempt(t)
 		a.acquire()
-		b.next(t, opAcquire).settle(failed(errReset), lost)
+		b.next(t, opAcquire).complete(failed(errReset), lost)
 		a.release()
-		b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+		b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
 		if b.n.Debts() != 0 {
 			t.Error("still owed after the deletion")
 		}
@@ -270,16 +270,16 @@ func TestADeletionOfTheGrantSettlesNoDoubtOfARepair(t *testing.T) {
 		b := newLab()
 		a := b.attempt(t)
 		a.acquire()
-		b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+		b.next(t, opAcquire).complete(Reply{Kind: Granted, Counter: 1}, answered)
 		a.Repair(longTTL, 5, soon())
-		b.next(t, opRepair).settle(failed(errReset), lost)
+		b.next(t, opRepair).complete(failed(errReset), lost)
 		a.release()
-		b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+		b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
 		if b.n.Debts() != 1 {
 			t.Fatal("nothing is owed although the repair may still be executed")
 		}
 		time.Sleep(debtSecond)
-		b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+		b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
 		if b.n.Debts() != 0 {
 			t.Error("still owed")
 		}
@@ -290,9 +290,9 @@ func TestADeletionOfTheGrantSettlesNoDoubtOfARepair(t *testing.T) {
 // it is known.
 func TestAGrantThatIsKnownAfterItsReleaseIsReleased(t *testing.T) {
 	for name, end := range map[string]func(r *request){
-		"granted": func(r *request) { r.settle(Reply{Kind: Granted, Counter: 1}, answered) },
-		"lost":    func(r *request) { r.settle(failed(errReset), lost) },
-		"error":   func(r *request) { r.settle(failed(redisError("ERR x")), answered) },
+		"granted": func(r *request) { r.complete(Reply{Kind: Granted, Counter: 1}, answered) },
+		"lost":    func(r *request) { r.complete(failed(errReset), lost) },
+		"error":   func(r *request) { r.complete(failed(redisError("ERR x")), answered) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -301,9 +301,9 @@ func TestAGrantThatIsKnownAfterItsReleaseIsReleased(t *testing.T) {
 				a.acquire()
 				create := b.next(t, opAcquire) // is being written: Release cannot take it back
 				a.release()
-				b.next(t, opRelease).settle(Reply{Kind: Missing}, answered)
+				b.next(t, opRelease).complete(Reply{Kind: Missing}, answered)
 				end(create)
-				b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+				b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
 				if b.n.Debts() != 0 {
 					t.Error("still owed")
 				}
@@ -312,7 +312,7 @@ func TestAGrantThatIsKnownAfterItsReleaseIsReleased(t *testing.T) {
 	}
 }
 
-// A release that has become moot, because the acquire came back empty-handed, is no debt.
+// A release that has become obsolete, because the acquire came back empty-handed, is no debt.
 func TestAMootReleaseIsNoDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -320,7 +320,7 @@ func TestAMootReleaseIsNoDebt(t *testing.T) {
 		a.acquire()
 		create := b.next(t, opAcquire)
 		heard := a.release()
-		create.settle(Reply{Kind: Held, Holder: "other", TTL: longTTL}, answered)
+		create.complete(Reply{Kind: Held, Holder: "other", TTL: longTTL}, answered)
 		if !settleMoot(b.next(t, opRelease)) {
 			t.Error("the release was written for nothing")
 		}
@@ -337,9 +337,9 @@ func TestAKeyOfAnotherTypeIsNoDebt(t *testing.T) {
 		b := newLab()
 		a := b.attempt(t)
 		a.acquire()
-		b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+		b.next(t, opAcquire).complete(Reply{Kind: Granted, Counter: 1}, answered)
 		heard := a.release()
-		b.next(t, opRelease).settle(failed(redisError("WRONGTYPE x")), answered)
+		b.next(t, opRelease).complete(failed(redisError("WRONGTYPE x")), answered)
 		heard.want(t, Failed)
 		if b.n.Debts() != 0 {
 			t.Error("a debt that nobody can pay")
@@ -354,9 +354,9 @@ func TestDebtsAreBounded(t *testing.T) {
 		for range maxDebts + 10 {
 			a := b.attempt(t)
 			a.acquire()
-			b.pop().settle(Reply{Kind: Granted, Counter: 1}, answered)
+			b.pop().complete(Reply{Kind: Granted, Counter: 1}, answered)
 			a.release()
-			b.pop().settle(failed(errReset), lost)
+			b.pop().complete(failed(errReset), lost)
 		}
 		if got := b.n.Debts(); got != maxDebts {
 			t.Errorf("%d debts", got)
@@ -418,7 +418,7 @@ func (m *model) haunt(r *request) {
 	m.server.Lock()
 	defer m.server.Unlock()
 	m.ghosts++
-	r = &request{e: r.e, op: r.op} // as it is on the wire: its place may be another's by then
+	r = &request{e: r.e, op: r.op} // as it is on the wire: its buf may be another's by then
 	time.AfterFunc(time.Duration(m.rnd.IntN(900))*time.Millisecond, func() {
 		m.server.Lock()
 		defer m.server.Unlock()
@@ -454,25 +454,25 @@ func (m *model) happen(r *request, faults bool) {
 	}
 	switch dice {
 	case 0: // the connection could not be made
-		r.settle(failed(errReset), notSent)
+		r.complete(failed(errReset), notSent)
 	case 1: // refused by the server
-		r.settle(failed(redisError("LOADING x")), answered)
+		r.complete(failed(redisError("LOADING x")), answered)
 	case 2: // executed, answer lost
 		m.exec(r)
-		r.settle(failed(errReset), lost)
+		r.complete(failed(errReset), lost)
 	case 3: // lost for good
-		r.settle(failed(errReset), lost)
+		r.complete(failed(errReset), lost)
 	case 4: // lost, and executed later
 		m.haunt(r)
-		r.settle(failed(errReset), lost)
+		r.complete(failed(errReset), lost)
 	case 5: // an error after the script has written
 		m.exec(r)
-		r.settle(failed(redisError("ERR x")), answered)
+		r.complete(failed(redisError("ERR x")), answered)
 	case 6:
 		m.flush()
 		fallthrough
 	default:
-		r.settle(m.exec(r), answered)
+		r.complete(m.exec(r), answered)
 	}
 }
 
@@ -542,7 +542,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 	for time.Now().Before(end) {
 		a := newAttempt(st.t, st.n, string(rune('a'+rnd.IntN(20))))
 		asked, released := newEar(), newEar()
-		a.Acquire(&a.place, asked, longTTL, 1, 0, false)
+		a.Acquire(&a.buf, asked, longTTL, 1, 0, false)
 		select {
 		case <-asked.heard:
 		case <-time.After(time.Duration(rnd.IntN(20)) * time.Millisecond):
@@ -556,7 +556,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 		if rnd.IntN(5) == 0 {
 			a.Repair(longTTL, 1, time.Now().Add(50*time.Millisecond))
 		}
-		a.Release(&a.place, released, false, &Parting{})
+		a.Release(&a.buf, released, false, &Handover{})
 		st.mu.Lock()
 		st.once, st.atMostOnce = append(st.once, once...), append(st.atMostOnce, asked)
 		st.mu.Unlock()
@@ -684,13 +684,13 @@ func TestHurryPaysAllDebts(t *testing.T) {
 		for range 3 {
 			a := b.attempt(t)
 			a.acquire()
-			b.next(t, opAcquire).settle(Reply{Kind: Granted, Counter: 1}, answered)
+			b.next(t, opAcquire).complete(Reply{Kind: Granted, Counter: 1}, answered)
 			a.release()
-			b.next(t, opRelease).settle(failed(errReset), lost)
+			b.next(t, opRelease).complete(failed(errReset), lost)
 		}
 		b.n.debts.hurry()
 		for range 3 {
-			b.next(t, opRelease).settle(Reply{Kind: Deleted}, answered)
+			b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
 		}
 		time.Sleep(2 * debtSecond)
 		synctest.Wait()

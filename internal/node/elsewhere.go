@@ -30,7 +30,7 @@ func (l *lane) disconnect(ctx context.Context) {
 }
 
 // elsewhere reports whether the last answers are those of a server that the address does not lead to
-// any more, as far as they tell: it does not know a script, although they were just loaded, or
+// any more, as far as they show: it does not know a script, although they were just loaded, or
 // another connection has found that it does; or it is a replica, and go-redis does not see that. A
 // connection that just says NOSCRIPT is kept: there may be no other, while logins are refused.
 func (l *lane) elsewhere(loaded bool) bool {

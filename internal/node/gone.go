@@ -19,12 +19,12 @@ import (
 //
 // The slots are read soon after a server did not answer, and every sweepTime: a server that lost its slots
 // may never be asked again. Without a failure it takes two reads, because a member that is cut off from the
-// others tells an old story, and any of them may be the one that is asked. A Cluster that cannot be read
+// others reports old slots, and any of them may be the one that is asked. A Cluster that cannot be read
 // names whom it named before, so nobody is dropped for that. A master that the Cluster did not name when
 // it was met, because it was to have its first slot, is dropped only if it does not answer.
 //
 // To drop a master that lives is safe, too. A lock is in no server's lanes, but in its Entry: what was in
-// the lanes is written or fails; what had no answer is a doubt, and the debt for it goes to whoever has the
+// the lanes is written or fails; what had no answer is indeterminate, and the debt for it goes to whoever has the
 // slot then. If a request in the old lanes is overtaken by one in the new, that is as when a slot moves: an
 // acquire that is granted after its release was answered is released once more. Nothing that is known of
 // the server is kept, so if it comes back, it is met as new. (A Cluster has no epoch that would have to be

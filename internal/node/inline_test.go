@@ -24,13 +24,13 @@ func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Nod
 // acquireHere asks on this goroutine, if that can be.
 func (a *attempt) acquireHere() *ear {
 	e := newEar()
-	a.Acquire(&a.place, e, longTTL, 1, 0, true)
+	a.Acquire(&a.buf, e, longTTL, 1, 0, true)
 	return e
 }
 
 func (a *attempt) releaseHere() *ear {
 	e := newEar()
-	a.Release(&a.place, e, true, &Parting{})
+	a.Release(&a.buf, e, true, &Handover{})
 	return e
 }
 
@@ -58,7 +58,7 @@ func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
 			}
 		})
 		n := newAlone(t, c, timeout)
-		n.servers[0].prompt.Store(true)
+		n.servers[0].fast.Store(true)
 		w := &conn.Conn{} // as if there had been a connection
 		for i := range n.servers[0].lanes {
 			n.servers[0].lanes[i].conn.Store(w)
@@ -158,7 +158,7 @@ func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
 		}()
 		a := newAttempt(t, n, "k")
 		asked = newEar()
-		a.Acquire(&a.place, asked, longTTL, 1, 0, true)
+		a.Acquire(&a.buf, asked, longTTL, 1, 0, true)
 	}()
 	asked.want(t, Failed) // whoever waits for it is not left alone
 	newAttempt(t, n, "k").acquire().want(t, Granted)
@@ -194,7 +194,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 				k := (g + i) % len(holders)
 				a := newAttempt(t, n, fmt.Sprint("k", k))
 				e := newEar()
-				a.Acquire(&a.place, e, longTTL, 1, 0, i%3 != 0)
+				a.Acquire(&a.buf, e, longTTL, 1, 0, i%3 != 0)
 				rep := <-e.heard
 				switch rep.Kind {
 				case Granted:
@@ -207,7 +207,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 				e2 := newEar()
-				a.Release(&a.place, e2, i%5 != 0, &Parting{})
+				a.Release(&a.buf, e2, i%5 != 0, &Handover{})
 				<-e2.heard
 				if e.n.Load() != 1 || e2.n.Load() != 1 {
 					t.Error("a request was answered twice")

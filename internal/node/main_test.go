@@ -33,8 +33,8 @@ var owners atomic.Int64
 // attempt is an Entry of its own owner.
 type attempt struct {
 	Entry
-	place Place
-	t     *testing.T
+	buf RequestBuf
+	t   *testing.T
 }
 
 func newAttempt(t *testing.T, n *Node, key string) *attempt {
@@ -54,7 +54,7 @@ func soon() time.Time { return time.Now().Add(patience) }
 // acquire asks and returns the sink that will hear.
 func (a *attempt) acquire() *ear {
 	e := newEar()
-	a.Acquire(&a.place, e, longTTL, 1, 0, false)
+	a.Acquire(&a.buf, e, longTTL, 1, 0, false)
 	return e
 }
 
@@ -66,7 +66,7 @@ func (a *attempt) refresh() *ear {
 
 func (a *attempt) release() *ear {
 	e := newEar()
-	a.Release(&a.place, e, false, &Parting{})
+	a.Release(&a.buf, e, false, &Handover{})
 	return e
 }
 

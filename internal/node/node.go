@@ -36,7 +36,7 @@ type Node struct {
 	closeBy      atomic.Int64    // the instant by which they must be answered. Written before closing
 	late         atomic.Bool     // see Late
 	isUnverified atomic.Bool     // unverified is not nil. Written under mu
-	publish      any             // the command that tells of a turn
+	publish      any             // the command that publishes a turn
 	turn         any             // how long one is kept, in milliseconds
 	life         context.Context // ends with Close
 	end          context.CancelFunc
@@ -46,15 +46,15 @@ type Node struct {
 	server       *Server        // the only server; nil on a Cluster
 	router       *router        // finds masters; nil if not a Cluster
 
-	// Changed hears that the node was suspended, and why, or with nil that it is back. It
+	// Changed is called when the node was suspended, with the reason, or with nil when it is back. It
 	// is set before the first request, and called by a goroutine of its own.
 	Changed func(name string, err error)
 
-	// Verified hears that the node's epoch cannot be verified, and why, or with nil that it was. It is
+	// Verified is called when the node's epoch cannot be verified, with the reason, or with nil when it was. It is
 	// set before the first request, and called by a goroutine of its own, one call after the other.
 	Verified func(name string, err error)
 
-	// Observe hears of every exchange: how long it took, and why it had no answer, or an
+	// Observe is called for every exchange: how long it took, and why it had no answer, or an
 	// error for one. nil: nobody wants to. It is set before the first request, and must not
 	// block.
 	Observe func(took time.Duration, err error)
@@ -68,8 +68,8 @@ type Node struct {
 	lastErr error // the last transport error, until the node answers again
 
 	unverified error // see Unverified
-	reported   error // what Verified was told last
-	reporting  bool  // it is being told
+	reported   error // what Verified was called with last
+	reporting  bool  // a call is under way
 }
 
 // TransportTime is conn.TransportTimeout, or more where NodeTimeout is so long.

@@ -121,7 +121,7 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 		}
 	})
 	n := newNode(t, fakeClient(t, f))
-	n.servers[0].apart.Store(math.MaxInt64)
+	n.servers[0].noBatchUntil.Store(math.MaxInt64)
 	var as []*attempt
 	var ears []*ear
 	for _, key := range keys {
@@ -140,8 +140,8 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 		e.want(t, want)
 	}
 	for i, a := range as {
-		if want := i >= 6; a.doubts > 0 != want {
-			t.Errorf("request %d: %d doubts", i, a.doubts)
+		if want := i >= 6; a.indeterminate > 0 != want {
+			t.Errorf("request %d: %d indeterminate", i, a.indeterminate)
 		}
 	}
 }
@@ -319,7 +319,7 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	a := newAttempt(t, n, keys[1])
 	late := newEar()
 	a.Entry.t.begin(time.Now().Add(-longTTL))
-	a.Acquire(&a.place, late, longTTL, 1, 0, false)
+	a.Acquire(&a.buf, late, longTTL, 1, 0, false)
 	close(gate)
 	first.want(t, Granted)
 	if rep := late.want(t, Failed); !errors.Is(rep.Err, ErrExpired) {

@@ -58,7 +58,7 @@ func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
 		_ = (<-dialled).Close()
 		newAttempt(t, n, "k").acquire().want(t, Failed) // and go-redis drops the connection
 		synctest.Wait()
-		n.servers[0].prompt.Store(true)
+		n.servers[0].fast.Store(true)
 		newAttempt(t, n, "k").acquireHere().want(t, Held)
 		time.Sleep(time.Second)
 		newAttempt(t, n, "k").acquire().want(t, Held)
@@ -109,7 +109,7 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 		l.epoch = n.servers[0].epoch.Load()
 		l.by, l.strict, l.lasted = l.epoch.usual, tc.looks, tc.took
 		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
-		l.settle(a.create, response{val: int64(7)}, true, true)
+		l.complete(a.create, response{val: int64(7)}, true, true)
 		l.rest()
 		if rep := e.want(t, tc.kind); tc.kind == Failed && !errors.Is(rep.Err, errOld) {
 			t.Error(rep.Err)
@@ -139,7 +139,7 @@ func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
 		}
 		l.prove(t.Context())
 		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
-		l.settle(a.create, response{val: int64(7)}, true, true)
+		l.complete(a.create, response{val: int64(7)}, true, true)
 		l.rest()
 		e.want(t, kind)
 	}
@@ -203,16 +203,16 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 		l.answers = append(l.answers, got)
 		return a.create
 	}
-	settle := func(batch ...*request) {
+	complete := func(batch ...*request) {
 		l.epoch = n.servers[0].epoch.Load()
 		l.by, l.strict, l.lasted = l.epoch.usual, false, time.Second
-		l.settleEach(t.Context(), batch, true, true)
+		l.completeEach(t.Context(), batch, true, true)
 		l.answers = l.answers[:0]
 	}
 
 	l.answers = l.answers[:0]
 	ear := newEar()
-	settle(asked(response{val: []any{"other", int64(1000)}}, ear), asked(response{val: int64(7)}, nil))
+	complete(asked(response{val: []any{"other", int64(1000)}}, ear), asked(response{val: int64(7)}, nil))
 	ear.want(t, Held)
 	if got := boots.Load() - before; got != 0 {
 		t.Errorf("asked %d times for a proof of nothing", got)
@@ -225,7 +225,7 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 	settled := make(chan struct{})
 	go func() {
 		defer close(settled)
-		settle(a, &request{e: &held.Entry, op: opRefresh, sink: renewed, ttl: longTTL, deadline: n.now().add(time.Hour)})
+		complete(a, &request{e: &held.Entry, op: opRefresh, sink: renewed, ttl: longTTL, deadline: n.now().add(time.Hour)})
 	}()
 	renewed.want(t, Renewed) // while the proof has no answer
 	close(goOn)

@@ -12,7 +12,7 @@ import (
 
 // Ready dials what the node's lanes do not have yet, so that the first requests do not wait for it, and says why not if
 // that cannot be. Those of a Cluster have their scripts loaded besides; those of other nodes have with the first
-// request, after the node has told of its epoch. It ends when all lanes have tried once, or with ctx.
+// request, after the node has reported its epoch. It ends when all lanes have tried once, or with ctx.
 func (n *Node) Ready(ctx context.Context) error {
 	all, err := n.allServers(ctx)
 	if err != nil {

@@ -39,8 +39,8 @@ type Reply struct {
 // Errors of requests that the node never saw.
 var (
 	ErrClosed  = errors.New("client closed")
-	ErrBusy    = errors.New("too many requests wait for this node")
-	ErrExpired = errors.New("not sent: the attempt was over before its turn came")
+	ErrBusy    = errors.New("too many requests are queued for this node")
+	ErrExpired = errors.New("not sent: the attempt ended while it was queued")
 )
 
 func failed(err error) Reply { return Reply{Kind: Failed, Err: err} }

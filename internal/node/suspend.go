@@ -30,7 +30,7 @@ import (
 // are sent, which are few.
 
 // ErrStalled is why a request was not sent to a server whose answers are overdue.
-var ErrStalled = errors.New("not sent: the requests before it have had no answer for too long")
+var ErrStalled = errors.New("not sent: connection stalled, the requests before this one have no answer")
 
 // errLate is what all say that have had none in their time.
 var errLate = errors.New("no answer within")
@@ -61,7 +61,7 @@ func (state *suspension) allows(r *request) bool {
 }
 
 // errSuspended is what all say that was not sent to a suspended server.
-var errSuspended = errors.New("suspended until it answers a probe")
+var errSuspended = errors.New("circuit open: suspended, probing every 250ms")
 
 func suspendedFor(why error) *suspension {
 	return &suspension{fmt.Errorf("%w: %w", errSuspended, why)}
@@ -106,7 +106,7 @@ func (n *Node) LoginRefused(addr string) error {
 // heard notes how a lane's exchange went that began then, and how long it took. err is why it had no answer,
 // refused the error that it was answered with. The lane is busy.
 func (s *Server) heard(err, refused error, began time.Time, took time.Duration) {
-	s.felt(err, refused, took)
+	s.recordExchange(err, refused, took)
 	s.judge(err, refused, began)
 }
 
@@ -135,10 +135,10 @@ func (s *Server) failsAgain(began time.Time) bool {
 	return last != 0 && int64(s.n.at(began)) >= last
 }
 
-// felt notes how any exchange went, a caller's own included. A caller waits for so short a
+// recordExchange notes how any exchange went, a caller's own included. A caller waits for so short a
 // time that its timeout alone is no reason to suspend anybody: the next request takes a
 // lane, which finds out.
-func (s *Server) felt(err, refused error, took time.Duration) {
+func (s *Server) recordExchange(err, refused error, took time.Duration) {
 	s.n.heard(err)
 	if err != nil {
 		refused = err
@@ -147,14 +147,14 @@ func (s *Server) felt(err, refused error, took time.Duration) {
 	if err == nil {
 		s.hasAnswered()
 	}
-	s.prompt.Store(err == nil && took < s.n.timeout/2)
+	s.fast.Store(err == nil && took < s.n.timeout/2)
 	s.n.late.Store(took > s.n.timeout)
 	if err != nil {
 		s.Unreachable()
 	}
 }
 
-// observe tells who watches the node how an exchange went.
+// observe reports how an exchange went.
 func (s *Server) observe(took time.Duration, err error) {
 	if s.n.Observe != nil {
 		s.n.Observe(took, err)
@@ -187,14 +187,14 @@ func (s *Server) hasAnswered() {
 }
 
 // probe ends the suspension when the server answers, and itself then, or with the server or the node. Who watches
-// is told why: of a timeout at once, of anything else after the first probe, which may see a refusal where a
-// lane saw only that the connection had ended. A refusal that shows later is told as well, as of a
+// is given the reason: a timeout at once, anything else after the first probe, which may see a refusal where a
+// lane saw only that the connection had ended. A refusal that shows later is reported as well, as of a
 // server that comes back with another password.
 func (s *Server) probe(why error) {
 	defer s.n.wg.Done()
 	told := conn.TimedOut(why)
 	if told {
-		s.n.tell(why)
+		s.n.reportState(why)
 	}
 	for wait := probePause - time.Since(s.letIn); ; wait = probePause { // at once, unless logins are refused now and then
 		select {
@@ -204,7 +204,7 @@ func (s *Server) probe(why error) {
 		}
 		if s.dropped.Load() { // it stays suspended: what still comes to it fails at once
 			if told {
-				s.n.tell(nil)
+				s.n.reportState(nil)
 			}
 			s.n.debts.hurry()
 			return
@@ -215,7 +215,7 @@ func (s *Server) probe(why error) {
 			s.suspended.Store(suspendedFor(why))
 		}
 		if !told {
-			s.n.tell(why)
+			s.n.reportState(why)
 			told = true
 		}
 		if err == nil {
@@ -245,12 +245,12 @@ func (s *Server) resume(why error) {
 	s.hasAnswered()
 	s.suspended.Store(nil)
 	s.n.heard(nil)
-	s.n.tell(nil)
+	s.n.reportState(nil)
 	s.n.debts.hurry()
 }
 
-// tell passes on that the node was suspended for err, or is back.
-func (n *Node) tell(err error) {
+// reportState reports that the node was suspended for err, or is back.
+func (n *Node) reportState(err error) {
 	if n.Changed != nil {
 		n.Changed(n.name, err)
 	}

@@ -58,7 +58,7 @@ func TestABatchIsOneCommand(t *testing.T) {
 	// Both wait already, for what is urgent goes first.
 	for _, e := range []*Entry{late(keys[0], "late-0", "late-0"), late(keys[1], "late-2", "late-2")} {
 		heard := newEar()
-		e.Acquire(new(Place), heard, longTTL, 1, 0, false)
+		e.Acquire(new(RequestBuf), heard, longTTL, 1, 0, false)
 		heard.want(t, Held)
 	}
 	other, rival := late(keys[0], "late-1", "late-0"), late(keys[1], "late-3", "late-2")
@@ -66,10 +66,10 @@ func TestABatchIsOneCommand(t *testing.T) {
 	before = evals(t, s)
 	ears := []*ear{newEar(), newEar(), newEar(), newEar()}
 	oneBatch(n, func() {
-		other.Acquire(new(Place), ears[0], longTTL, 1, 0, false)
+		other.Acquire(new(RequestBuf), ears[0], longTTL, 1, 0, false)
 		as[0].Refresh(ears[1], longTTL, 1, 7, 0, soon(), "asker-1")
-		rival.Acquire(new(Place), ears[2], longTTL, 1, 0, false)
-		as[1].Release(&as[1].place, ears[3], false, &Parting{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
+		rival.Acquire(new(RequestBuf), ears[2], longTTL, 1, 0, false)
+		as[1].Release(&as[1].buf, ears[3], false, &Handover{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
 		ears = append(ears, as[2].release(), as[3].refresh(), as[4].release())
 	})
 	for i, want := range []Kind{Held, Renewed, Granted, Deleted, Missing, Renewed, Deleted} {
@@ -255,7 +255,7 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 			if got := refused.Load(); got != 1 {
 				t.Errorf("%d batches, want one", got)
 			}
-			if apart := n.servers[0].apart.Load(); (apart == math.MaxInt64) != (!c.clean || strings.HasPrefix(c.line, "CROSSSLOT")) {
+			if apart := n.servers[0].noBatchUntil.Load(); (apart == math.MaxInt64) != (!c.clean || strings.HasPrefix(c.line, "CROSSSLOT")) {
 				t.Errorf("apart until %d", apart)
 			}
 			wantDebts(t, n, 0)
@@ -275,7 +275,7 @@ func TestABatchIsHealed(t *testing.T) {
 		var as []*attempt
 		var asked []*ear
 		oneBatch(n, func() {
-			for _, key := range sameLane(minTogether) {
+			for _, key := range sameLane(minBatchCmd) {
 				a := newAttempt(t, n, key)
 				as, asked = append(as, a), append(asked, a.acquire())
 			}
@@ -356,8 +356,8 @@ func TestALostBatchIsInDoubt(t *testing.T) {
 			t.Errorf("error %v", rep.Err)
 		}
 		as[i].mu.Lock()
-		if as[i].doubts != 1 {
-			t.Errorf("request %d: %d doubts", i, as[i].doubts)
+		if as[i].indeterminate != 1 {
+			t.Errorf("request %d: %d indeterminate", i, as[i].indeterminate)
 		}
 		as[i].mu.Unlock()
 	}

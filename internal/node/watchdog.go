@@ -14,8 +14,8 @@ import (
 //
 // A request has its time from when it was written: as long as it waits in the lane's queue, which moves, or
 // for a connection, which has deadlines of its own (see conn.Conn), nobody is late. When the oldest requests under
-// way have had no answer for NodeTimeout, the lane is stalled: whoever asked is told so, and so is who waits
-// behind and who comes, at once; releases wait, and are owed. The first answer ends that. What was asked
+// way have had no answer for NodeTimeout, the lane is stalled: its requests fail, and so do those that wait
+// behind and those that come, at once; releases wait, and are owed. The first answer ends that. What was asked
 // stays asked: the answers that come then are those of requests that nobody waits for any more, and what
 // they have granted is released (see Entry).
 //
@@ -34,7 +34,7 @@ type watchdog struct {
 	l *lane
 
 	mu      sync.Mutex // guards what follows. Nobody is called with it
-	batch   []*request // under way, and not settled; those that were told have no sink any more
+	batch   []*request // under way, and not complete; those that were reported as late have no sink any more
 	since   time.Time  // when it was written, or before that, when it was begun
 	written bool
 	sent    bool          // a Write of the batch has returned
@@ -109,7 +109,7 @@ func (w *watchdog) wrote() {
 	}
 }
 
-// end says that the batch's requests are about to be settled. Whoever is not told by then will be by that.
+// end says that the batch's requests are about to be completed, by which the remaining sinks are answered.
 func (w *watchdog) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,19 +188,19 @@ func (w *watchdog) notWrittenLocked(now time.Time) {
 		w.mu.Unlock()
 		return
 	}
-	w.stall(w.tellLocked(now))
+	w.stall(w.takeLateLocked(now))
 }
 
 // lateLocked follows when a request that was written has had no answer in its time. It lets go of mu.
 func (w *watchdog) lateLocked(now time.Time) {
 	n := w.l.s.n
-	told, since := w.tellLocked(now), w.since
+	told, since := w.takeLateLocked(now), w.since
 	whole := since.Add(n.timeout + w.put)
 	switch end := since.Add(suspendAfter*n.timeout + w.put); {
 	case now.Before(whole): // of some, for whom it is less
 		w.dueLocked(whole)
 		w.mu.Unlock()
-		tellLate(told)
+		failLate(told)
 	case now.Before(end):
 		w.dueLocked(end)
 		w.stall(told)
@@ -211,21 +211,21 @@ func (w *watchdog) lateLocked(now time.Time) {
 	}
 }
 
-// late is somebody who is to be told that an answer is late.
+// late is a request that is to be reported as late.
 type late struct {
 	e       *Entry
 	sink    Sink
 	timeout time.Duration
 }
 
-func tellLate(all []late) {
+func failLate(all []late) {
 	for _, x := range all {
 		x.e.answer(x.sink, failed(fmt.Errorf("%w %v", errLate, x.timeout)))
 	}
 }
 
-// tellLocked gives those who are to be told at now.
-func (w *watchdog) tellLocked(now time.Time) (told []late) {
+// takeLateLocked takes those that are to be reported as late at now.
+func (w *watchdog) takeLateLocked(now time.Time) (told []late) {
 	took := now.Sub(w.since) - w.put
 	for _, r := range w.batch {
 		if timeout := w.timeout(r); r.sink != nil && took >= timeout && r.op != opRelease {
@@ -236,12 +236,12 @@ func (w *watchdog) tellLocked(now time.Time) (told []late) {
 	return told
 }
 
-// stall lets go of mu, and tells those, and all who wait behind. The batch is still under way when the queue
+// stall unlocks mu, and fails those, and all that wait behind. The batch is still under way when the queue
 // is stalled, so the lane has not rested yet, which ends that.
 func (w *watchdog) stall(told []late) {
 	w.l.s.n.late.Store(true)
 	refused := w.l.queue.stall()
 	w.mu.Unlock()
-	tellLate(told)
-	settleAll(refused, failed(ErrStalled))
+	failLate(told)
+	completeAll(refused, failed(ErrStalled))
 }

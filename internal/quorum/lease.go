@@ -70,15 +70,15 @@ type scratch struct {
 	onReleased Releaser
 
 	round  round // see roundLocked
-	places []node.Place
-	one    [1]node.Place // the places of a quorum of one
+	places []node.RequestBuf
+	one    [1]node.RequestBuf // the places of a quorum of one
 }
 
 // newScratch makes one for n nodes.
 func newScratch(n int) *scratch {
 	e := &scratch{}
 	if e.places = e.one[:]; n > len(e.one) {
-		e.places = make([]node.Place, n)
+		e.places = make([]node.RequestBuf, n)
 	}
 	return e
 }
@@ -238,7 +238,7 @@ func (l *Lease) fail(f *Failure) {
 // was no majority, and nobody waits because of us: then there is none, since a turn for one of
 // those whose votes were split would keep them in step, to be split again. An attempt that had a
 // majority and was too late, not confirmed, or cancelled passes the turn on as a release does.
-func (l *Lease) undoLocked() *node.Parting {
+func (l *Lease) undoLocked() *node.Handover {
 	if !l.granted && !l.canceled {
 		return nil
 	}
@@ -247,7 +247,7 @@ func (l *Lease) undoLocked() *node.Parting {
 
 // handover says who is next after this lease: rival, if it is set, or else the contender that
 // waits longest. With failed, all of them receive that the work has failed.
-func (l *Lease) handover(rival string, failed bool) *node.Parting {
+func (l *Lease) handover(rival string, failed bool) *node.Handover {
 	contender := l.target.Contender()
 	switch {
 	case contender == "" && rival == "" && !failed:
@@ -255,10 +255,10 @@ func (l *Lease) handover(rival string, failed bool) *node.Parting {
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
-	return &node.Parting{Contender: contender, Rival: rival, Failed: failed}
+	return &node.Handover{Contender: contender, Rival: rival, Failed: failed}
 }
 
-var plainHandover node.Parting
+var plainHandover node.Handover
 
 // failAfterCheck waits for the search for duplicates before it reports f, for NodeTimeout at most:
 // if the same server is configured twice, the error must say that, and not that the key is held.
