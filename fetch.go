@@ -262,7 +262,7 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool,
 		// A load that has failed just now is not repeated. Its flight has noted that before this
 		// one could begin.
 		if err := f.failures.of(key, time.Now()); err != nil {
-			f.flights.Refuse(fl, err)
+			f.refuse(fl, err)
 			f.giveBack(lent)
 			return nil, err
 		}
@@ -335,10 +335,16 @@ func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
 	}
 	fl.setUp(values)
 	if !f.failures.allowRefresh(key, time.Now()) && !fl.Wanted() { // another refresh has failed meanwhile
-		f.flights.Refuse(fl, nil)
+		f.refuse(fl, nil)
 		return
 	}
 	f.flights.Start(fl)
+}
+
+// refuse ends a flight that does not begin. Callers may have joined it, and lent it their lock.
+func (f *Fetcher[V]) refuse(fl *fetchFlight[V], err error) {
+	f.giveBack(fl.loan.close())
+	f.flights.Refuse(fl, err)
 }
 
 // gaveUp says that the caller's ctx has ended; why, if that is known, says what it met.
