@@ -65,9 +65,9 @@ type Source[V any] struct {
 // the lock has been lost; a write that was already in progress at that moment can be stopped only
 // by the fence.
 //
-// A Fetcher has two goroutines for each key that is being loaded or refreshed, one of which calls the
-// Source; one more for each call that does not end with its ctx; and one for OnError while there are
-// failures to report.
+// A Fetcher has two goroutines for each key that is being loaded or refreshed, one of which calls
+// the Source; one more for each call that does not end with its ctx; and one for OnError while
+// there are failures to report.
 type Fetcher[V any] struct {
 	c    *Client
 	src  Source[V]
@@ -259,8 +259,8 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool,
 	case !first:
 		f.counts.joined.Add(1)
 	default:
-		// A load that has failed just now is not repeated. Its flight has noted that before this one could
-		// begin.
+		// A load that has failed just now is not repeated. Its flight has noted that before this
+		// one could begin.
 		if err := f.failures.of(key, time.Now()); err != nil {
 			f.flights.Refuse(fl, err)
 			f.giveBack(lent)
@@ -291,8 +291,8 @@ func (fl *fetchFlight[V]) setUp(values context.Context) {
 	fl.base, fl.values = values, context.WithValue(values, waitNodeKey{}, &fl.node)
 }
 
-// values is the ctx that a flight begins with. A lock that the caller has is not the flight's: what it
-// guards is not known to those that share the load.
+// values is the ctx that a flight begins with. A lock that the caller has is not the flight's:
+// what it guards is not known to those that share the load.
 func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 	if f.opts.Values == nil {
 		return context.Background()
