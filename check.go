@@ -115,6 +115,9 @@ func (c *Client) checkConfig() check.Config {
 
 // startAnnouncing begins with the first lock to announce the set of nodes that this client locks on.
 func (c *Client) startAnnouncing() {
+	if c.announcer.Started() { // as for all locks but the first
+		return
+	}
 	c.announcer.Start(&c.check, func(announce func(context.Context)) {
 		c.tasks.Go(func() {
 			ctx, cancel := c.tasks.context(context.Background())

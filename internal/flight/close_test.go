@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // closes begins a Close whose ctx ends after d; forced says how it ended.
@@ -80,7 +82,7 @@ func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	})
 }
 
-// A holder that hangs does not keep Close beyond its Until.
+// A holder that slowCallback does not keep Close beyond its Until.
 func TestCloseWaitsForExpiry(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.start(ttl(time.Second)).holds()
@@ -212,7 +214,7 @@ func TestJoinAfterClose(t *testing.T) {
 	})
 }
 
-// Whoever joins while the group closes gets the lock or Closed, and nothing hangs.
+// Whoever joins while the group closes gets the lock or Closed, and nothing slowCallback.
 func TestJoinRacingClose(t *testing.T) {
 	for range 50 {
 		w := newWorld(t)
@@ -256,7 +258,7 @@ func TestStressCancelAroundTheGrant(t *testing.T) {
 	w.acquire = func(a *fakeAttempt) { go a.grant() }
 	w.refresh = func(r *fakeRefresh) { go r.confirm() }
 	w.release = func(l *fakeLease) { go l.released(nil) }
-	w.cancel = func(a *fakeAttempt) { go a.fail(Outcome{Err: errTaken}) }
+	w.cancel = func(a *fakeAttempt) { go a.fail(quorum.Failure{Err: errTaken}) }
 	var (
 		all     sync.WaitGroup
 		mu      sync.Mutex // guards what follows
