@@ -108,7 +108,7 @@ func (c *Client) checkConfig() check.Config {
 		Clients: o.Nodes, Nodes: c.nodes,
 		KeyPrefix: o.KeyPrefix, NodeTimeout: o.NodeTimeout, MaxTTL: o.MaxTTL, DriftFactor: o.DriftFactor,
 		DisableNotify: o.DisableNotify, DisableQuarantine: o.DisableQuarantine,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), Quarantined: c.quorum.Quarantined,
+		Guarded: c.guarded(), Quarantine: c.quarantineTime(), Quarantined: c.quorum.Quarantined,
 		Process: hostLabel(), Run: func(f func()) { c.tasks.Go(f) },
 	}
 }

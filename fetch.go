@@ -74,14 +74,14 @@ type Fetcher[V any] struct {
 	opts FetchOptions
 	gate *gate // for loads
 
-	closed   atomic.Bool
-	ended    sync.Once // what is seen of it
-	counts   fetchCounts
-	seen     fetchSeen
-	permits  lookupPermits // of callers' Lookups
-	waiters  chan struct{} // has an entry for each Lookup of a flight that waits
-	failures failures
-	flights  *coalesce.Group[V, *fetchFlight[V]]
+	closed         atomic.Bool
+	seenEnd        sync.Once // ends seen
+	counts         fetchCounts
+	seen           fetchSeen
+	permits        lookupPermits // of callers' Lookups
+	waitingLookups chan struct{} // has an entry for each Lookup of a flight that waits, maxWaitingLookups at most
+	failures       failures
+	flights        *coalesce.Group[V, *fetchFlight[V]]
 }
 
 // FetchStats are counters since NewFetcher, and a gauge.
@@ -121,9 +121,9 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	}
 	f := &Fetcher[V]{
 		c: c, src: src, opts: opts,
-		gate:     newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
-		failures: failures{hold: opts.ErrorHold},
-		waiters:  make(chan struct{}, maxWaitingLookups),
+		gate:           newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
+		failures:       failures{hold: opts.ErrorHold},
+		waitingLookups: make(chan struct{}, maxWaitingLookups),
 	}
 	f.flights = coalesce.NewGroup[V](func() *fetchFlight[V] { return new(fetchFlight[V]) }, f.run)
 	f.permits.begin(opts.LookupTimeout)
@@ -148,7 +148,7 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 		var none V
 		return none, f.errClosed(key)
 	}
-	v, fresh, err := f.lookup(ctx, key)
+	v, fresh, err := f.callersLookup(ctx, key)
 	if err == nil && fresh == Fresh {
 		return v, nil
 	}
@@ -166,8 +166,8 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 	return v, err
 }
 
-// lookup makes a caller's own Lookup, on its goroutine: free, or with a permit: see lookupPermits.
-func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
+// callersLookup makes a caller's own Lookup, on its goroutine: free, or with a permit: see lookupPermits.
+func (f *Fetcher[V]) callersLookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
 	c, how := f.permits.enter()
 	if how == needsPermit {
 		return f.lookupWithPermit(ctx, key, c)
@@ -179,7 +179,7 @@ func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshne
 	return f.src.Lookup(ctx, key)
 }
 
-// lookupTimed is lookup where the Lookup is free and timed.
+// lookupTimed is callersLookup where the Lookup is free and timed.
 func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness, error) {
 	began := time.Now()
 	v, fresh, err := f.src.Lookup(ctx, key)
@@ -189,7 +189,7 @@ func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness,
 	return v, fresh, err
 }
 
-// lookupWithPermit is lookup where the Lookup is not free.
+// lookupWithPermit is callersLookup where the Lookup is not free.
 func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookupCounter) (v V, fresh Freshness, err error) {
 	p := &f.permits
 	defer func() {
@@ -239,7 +239,7 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	if err != nil || inside == nil {
 		return fl, none, err
 	}
-	defer inside.forgo(&fl.node)
+	defer inside.stopAwaiting(&fl.node)
 	v, err = f.timedWait(ctx, fl)
 	return nil, v, err
 }
@@ -313,7 +313,7 @@ func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
 	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
 		f.counts.loadFailures.Add(1)
-		if f.seen.refused() {
+		if f.seen.mayReportRefusal() {
 			f.seen.failed(key, "load", err)
 		}
 		return
@@ -375,7 +375,7 @@ func (f *Fetcher[V]) Stats() FetchStats {
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
 	f.flights.Close(ErrClosed, f.errClosed)
-	defer f.ended.Do(func() { f.seen.end(f.counts.read(f.permits.hits())) })
+	defer f.seenEnd.Do(func() { f.seen.end(f.counts.read(f.permits.hits())) })
 	select {
 	case <-f.flights.Idle():
 		return nil
@@ -392,7 +392,7 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 	}
 }
 
-// fetchCounts are the counters, except hits, which turnCell counts.
+// fetchCounts are the counters, except hits, which the lookupCounters count.
 type fetchCounts struct {
 	stale, misses, joined, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
 }

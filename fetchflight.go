@@ -54,7 +54,7 @@ func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
 	values := fl.values
 	if l != nil {
 		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; its error is l.Err's, too
-		if f.lookUpLocked(fl) {
+		if f.lookUpWithLock(fl) {
 			f.gate.leave(p)
 			f.giveBack(l)
 			return
@@ -87,7 +87,7 @@ func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *slot, ok bool) {
 	extended := false // WaitTimeout begins once more with the first wait for a slot without a lock
 	for why := fl.why; ; {
 		var over bool
-		back := f.c.back.next() // from before the attempt that may fail
+		back := f.c.recovery.next() // from before the attempt that may fail
 		if why == nil {
 			l, p, over, why = f.obtain(fl)
 			if l != nil && !fl.Commit() {
@@ -196,7 +196,7 @@ func contended(err error) bool {
 func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, lent, over bool, err error) {
 	for {
 		step := fl.Begin(fl.values, max(time.Until(fl.until), 0))
-		if fl.loan.awaited(step) {
+		if fl.loan.beginContending(step) {
 			l, over, err = f.contendUntil(fl, step)
 		}
 		step.End(nil)
@@ -222,7 +222,7 @@ func (f *Fetcher[V]) contendUntil(fl *fetchFlight[V], step *coalesce.Step) (l *L
 		var found bool
 		found, failed = f.lookUpWaiting(fl, ctx)
 		switch {
-		case errors.Is(failed, errNoPermit):
+		case errors.Is(failed, errTooManyLookups):
 			failed = nil
 		case !errors.Is(failed, errSlowLookup):
 			timeouts = 0
@@ -257,8 +257,8 @@ func (f *Fetcher[V]) waitTimedOut(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout, err)
 }
 
-// recheck is how often a flight that waits for a slot checks whether it still needs one.
-const recheck = time.Second
+// recheckEvery is how often a flight that waits for a slot checks whether it still needs one.
+const recheckEvery = time.Second
 
 // enter waits at the gate. Without a slot, the flight is over, or it is to lock after all: for an
 // unlocked slot only, whose reason was why. back is closed when a node is back. A refresh without
@@ -273,7 +273,7 @@ func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan st
 		return nil, true
 	}
 	for {
-		step := fl.Begin(fl.values, max(min(recheck, time.Until(fl.until)), 0))
+		step := fl.Begin(fl.values, max(min(recheckEvery, time.Until(fl.until)), 0))
 		returned, urgent := false, false
 		select {
 		case <-p.admitted:
@@ -337,34 +337,34 @@ const maxSlowLookups = 3
 // would seem to be down.
 const maxWaitingLookups = 64
 
-// errNoPermit reports that no Lookup was made, because too many are under way. The flight goes on
+// errTooManyLookups reports that no Lookup was made, because too many are under way. The flight goes on
 // waiting.
-var errNoPermit = errors.New("too many Lookups are under way")
+var errTooManyLookups = errors.New("too many Lookups are under way")
 
 var errNoAnswer = errors.New("no answer in time")
 
 // lookUpWaiting makes a Lookup for a flight that waits until ctx ends. At most maxWaitingLookups
 // of them run at a time. A stale value will do.
 func (f *Fetcher[V]) lookUpWaiting(fl *fetchFlight[V], ctx context.Context) (found bool, err error) {
-	if !f.awaitPermit(ctx) {
-		return false, errNoPermit
+	if !f.beginWaitingLookup(ctx) {
+		return false, errTooManyLookups
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
 	defer cancel()
-	return f.lookUp(fl, ctx, limited, Stale, func() { <-f.waiters })
+	return f.lookUp(fl, ctx, limited, Stale, func() { <-f.waitingLookups })
 }
 
-// awaitPermit waits until it may be one of the maxWaitingLookups, as long as a Lookup may take.
-func (f *Fetcher[V]) awaitPermit(ctx context.Context) bool {
+// beginWaitingLookup waits for room among the maxWaitingLookups, as long as a Lookup may take.
+func (f *Fetcher[V]) beginWaitingLookup(ctx context.Context) bool {
 	select {
-	case f.waiters <- struct{}{}:
+	case f.waitingLookups <- struct{}{}:
 		return true
 	default:
 	}
 	timeout := time.NewTimer(f.opts.LookupTimeout)
 	defer timeout.Stop()
 	select {
-	case f.waiters <- struct{}{}:
+	case f.waitingLookups <- struct{}{}:
 		return true
 	case <-ctx.Done():
 	case <-timeout.C:
@@ -372,10 +372,10 @@ func (f *Fetcher[V]) awaitPermit(ctx context.Context) bool {
 	return false
 }
 
-// lookUpLocked makes the Lookup of a flight that holds the lock, and reports whether the flight
-// is over by it. It waits for no permit, because others wait for the lock meanwhile, and a stale
+// lookUpWithLock makes the Lookup of a flight that holds the lock, and reports whether the flight
+// is over by it. It does not count among the maxWaitingLookups, because others wait for the lock meanwhile, and a stale
 // value will not do.
-func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (over bool) {
+func (f *Fetcher[V]) lookUpWithLock(fl *fetchFlight[V]) (over bool) {
 	step := fl.Begin(fl.values, f.opts.LookupTimeout)
 	defer step.End(nil)
 	found, err := f.lookUp(fl, fl.values, step, Fresh, func() {})
@@ -467,7 +467,7 @@ func (f *Fetcher[V]) load(fl *fetchFlight[V], values context.Context, l *Lock, p
 	if returned && a.err != nil {
 		f.loadFailed(fl.Key(), a.err)
 		f.fail(fl, loadErr(fl.Key(), a.err))
-		f.giveUp(fl, l)
+		f.giveBackFailed(fl, l)
 	}
 	return a.v, a.err == nil
 }
@@ -486,7 +486,7 @@ func (f *Fetcher[V]) loadGoesOn(fl *fetchFlight[V], l *Lock) {
 		fl.Deliver(none, err)
 	}
 	// Other processes may load. In this one the key stays taken.
-	f.giveUp(fl, l)
+	f.giveBackFailed(fl, l)
 	fl.Worker.Wait(context.Background())
 }
 
@@ -519,7 +519,7 @@ func (f *Fetcher[V]) store(fl *fetchFlight[V], values context.Context, l *Lock, 
 		f.stored(fl.Key(), l, a.err)
 		if a.err != nil && !ranOut(a.err) {
 			fl.Finish(v, nil)
-			f.giveUp(fl, l)
+			f.giveBackFailed(fl, l)
 		}
 		return
 	}
@@ -567,12 +567,12 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 	}
 }
 
-// giveUp releases the lock after a load or Store that failed, and notifies the other processes
+// giveBackFailed releases the lock after a load or Store that failed, and notifies the other processes
 // that wait for it of the failure, so that they need not wait for one another. It does not if
 // Close ended the load: theirs may succeed. It is not called for a Store that timed out: the
 // value was loaded, and the cache is busy. If all others then loaded without a lock, their Stores
 // would keep it busy.
-func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
+func (f *Fetcher[V]) giveBackFailed(fl *fetchFlight[V], l *Lock) {
 	if l != nil && fl.Err() == nil {
 		_ = l.releaseFailed()
 		return
