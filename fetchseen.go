@@ -62,8 +62,8 @@ func (s *fetchSeen) dropped(n int) {
 	s.c.log(slog.LevelWarn, "flightlock: FetchOptions.OnError is too slow, and was not told of all failures", "fetcher", s.name, "count", n)
 }
 
-// mayReportRefusal reports whether to report a key that cannot be locked: one each second, for a stale value
-// is found often.
+// mayReportRefusal reports whether to report a key that cannot be locked: one each second, for a
+// stale value is found often.
 func (s *fetchSeen) mayReportRefusal() bool {
 	now, last := time.Now().UnixNano(), s.refusals.Load()
 	return now-last >= int64(time.Second) && s.refusals.CompareAndSwap(last, now)

@@ -1,5 +1,5 @@
-// Package check finds out whether nodes are fit to lock on, and announces on them the set of nodes that a
-// client locks on.
+// Package check finds out whether nodes are fit to lock on, and announces on them the set of nodes
+// that a client locks on.
 package check
 
 import (
@@ -76,8 +76,8 @@ type inspections struct {
 	uncompared int
 }
 
-// Check inspects all nodes at once, and judges what it finds: node by node, then what concerns all. It
-// ends with ctx, with what was found by then. nonce makes names that nobody else uses.
+// Check inspects all nodes at once, and judges what it finds: node by node, then what concerns all.
+// It ends with ctx, with what was found by then. nonce makes names that nobody else uses.
 func (c *Config) Check(ctx context.Context, nonce string) []Finding {
 	in := &inspections{Config: c, nonce: nonce, nodes: make([]nodeInfo, len(c.Nodes))}
 	var wg sync.WaitGroup

@@ -13,8 +13,8 @@ import (
 // errSilent is why a connection was closed whose server answers nothing.
 var errSilent = errors.New("the subscription connection is silent")
 
-// subscriber serves the topics of one server. One goroutine (run) makes the connection, writes to it
-// and closes it; it lives as long as there are topics, and a while longer. Another one reads
+// subscriber serves the topics of one server. One goroutine (run) makes the connection, writes to
+// it and closes it; it lives as long as there are topics, and a while longer. Another one reads
 // (subConn.listen).
 type subscriber struct {
 	subs   *Subscriptions

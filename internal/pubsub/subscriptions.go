@@ -43,16 +43,16 @@ const (
 // each time.
 //
 // No wake-up is lost, provided that the listener checks the key after each Subscribed, and not only
-// then once it has received Unsubscribed. Subscribed is delivered when the server's confirmation was
-// read, and to a watch that has just joined a confirmed topic. What is published after that check
-// arrives on the connection, and the watch receives it, or the connection breaks, and each way to
-// leave the state confirmed with watches sends them Unsubscribed. A connection that has died in
-// silence is found by a ping, in a few seconds.
+// then once it has received Unsubscribed. Subscribed is delivered when the server's confirmation
+// was read, and to a watch that has just joined a confirmed topic. What is published after that
+// check arrives on the connection, and the watch receives it, or the connection breaks, and each
+// way to leave the state confirmed with watches sends them Unsubscribed. A connection that has died
+// in silence is found by a ping, in a few seconds.
 //
 // Events are appended to a watch's list under mu, which gives them an order, and are delivered by
-// whichever goroutine finds that no other one does so. So the goroutine that writes and the one that
-// reads may both deliver, mu is not held during a callback, and no Subscribed of an old connection
-// comes after the Unsubscribed that ended it.
+// whichever goroutine finds that no other one does so. So the goroutine that writes and the one
+// that reads may both deliver, mu is not held during a callback, and no Subscribed of an old
+// connection comes after the Unsubscribed that ended it.
 //
 // The simpler design, a go-redis PubSub with its channel of messages, was rejected: it reconnects
 // without reporting it, one channel that the user may not read breaks its resubscription for good,

@@ -199,8 +199,8 @@ func (l *Lease) attemptFailureLocked(r *round) *Failure {
 	return nil
 }
 
-// endAttemptAndUnlock ends the attempt, and unlocks mu: the lease is held, unless f says why it is not, or
-// the attempt was cancelled.
+// endAttemptAndUnlock ends the attempt, and unlocks mu: the lease is held, unless f says why it is
+// not, or the attempt was cancelled.
 func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	if f == nil && l.canceled {
 		f = r.failureLocked()
@@ -234,9 +234,9 @@ func (l *Lease) fail(f *Failure) {
 	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
-// undoPartingLocked returns the Parting of a failed attempt at the nodes that granted it. Usually there
-// was no majority, and nobody waits because of us: then there is none, since a turn for one of
-// those whose votes were split would keep them in step, to be split again. An attempt that had a
+// undoPartingLocked returns the Parting of a failed attempt at the nodes that granted it. Usually
+// there was no majority, and nobody waits because of us: then there is none, since a turn for one
+// of those whose votes were split would keep them in step, to be split again. An attempt that had a
 // majority and was too late, not confirmed, or cancelled passes the turn on as a release does.
 func (l *Lease) undoPartingLocked() *node.Handover {
 	if !l.granted && !l.canceled {
@@ -302,9 +302,9 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, na
 		return
 	}
 	ref := refresh{more: more, confirms: confirms, before: until, after: start.Add(l.q.Validity(ttl)), done: done}
-	// A node raises its counter as it renews. A Cluster that has the key and its counter on different
-	// masters while it moves their slot renews without a counter: a floor of 0 counts that as a vote.
-	// This round is about the ttl; tokens depend on the counters alone.
+	// A node raises its counter as it renews. A Cluster that has the key and its counter on
+	// different masters while it moves their slot renews without a counter: a floor of 0 counts
+	// that as a vote. This round is about the ttl; tokens depend on the counters alone.
 	r := l.newRound("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
 	r.endAt(until.Add(fixedDrift)) // not at the same instant at which the holder notices that the lease has expired
 	for i := range l.entries {
@@ -329,8 +329,8 @@ var (
 	errLateAnswer = errors.New("the refresh was not confirmed before the validity was over")
 )
 
-// notHeldLocked returns the failure of a lease that was lost or released, or that is lost now because
-// its deadline has passed; nil if it is held.
+// notHeldLocked returns the failure of a lease that was lost or released, or that is lost now
+// because its deadline has passed; nil if it is held.
 func (l *Lease) notHeldLocked(now, until time.Time, late error) *Failure {
 	why := errNotHeld
 	if l.phase == held {

@@ -221,9 +221,9 @@ func (k *quarantine) pause(d time.Duration) bool {
 	}
 }
 
-// read returns the epochs of all nodes, nil for those that do not answer. Nodes that are known to be
-// established (their epoch is kept) are not asked. With establish, it establishes the others by these
-// epochs.
+// read returns the epochs of all nodes, nil for those that do not answer. Nodes that are known to
+// be established (their epoch is kept) are not asked. With establish, it establishes the others by
+// these epochs.
 func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	type answer struct {
 		i   int
@@ -262,13 +262,13 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	return all
 }
 
-// retryRead is when a node is read again that has not answered at the end of its quarantine, or that
-// is new: another node may have answered too late for all to be established together.
+// retryRead is when a node is read again that has not answered at the end of its quarantine, or
+// that is new: another node may have answered too late for all to be established together.
 const retryRead = time.Second
 
-// endBootstrap ends a bootstrap, unless another must follow at once: it reconsiders the rounds that have
-// waited, and calls OnQuarantine for nodes that have changed. It returns how long to wait for the
-// next bootstrap, or that none is needed: then run has ended.
+// endBootstrap ends a bootstrap, unless another must follow at once: it reconsiders the rounds that
+// have waited, and calls OnQuarantine for nodes that have changed. It returns how long to wait for
+// the next bootstrap, or that none is needed: then run has ended.
 func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 	type change struct {
 		i int
