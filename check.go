@@ -113,8 +113,12 @@ func (c *Client) checkConfig() check.Config {
 	}
 }
 
-// startAnnouncing begins with the first lock to announce the set of nodes that this client locks on.
+// startAnnouncing begins with the first lock to announce the set of nodes that this client locks on. It is
+// on the path of every lock, so all that it does later is to read a flag.
 func (c *Client) startAnnouncing() {
+	if c.announcer.Started() {
+		return
+	}
 	c.announcer.Start(&c.check, func(announce func(context.Context)) {
 		c.tasks.Go(func() {
 			ctx, cancel := c.tasks.context(context.Background())

@@ -33,11 +33,13 @@ type Danger struct {
 	By    string   // the other client
 }
 
-// Start begins with the first lock. It is on the path of every lock, so all that it does later is to read
-// a flag. within starts a goroutine with a context of the client's; warn is called for each danger, once
+// Started reports whether Start was called.
+func (a *Announcer) Started() bool { return a.begun.Load() }
+
+// Start begins the announcements; later calls do nothing. within starts a goroutine with a context of the client's; warn is called for each danger, once
 // while it lasts, with no lock held.
 func (a *Announcer) Start(c *Config, within func(func(context.Context)), warn func(Danger)) {
-	if a.begun.Load() || !a.begun.CompareAndSwap(false, true) {
+	if !a.begun.CompareAndSwap(false, true) {
 		return
 	}
 	a.mu.Lock()
