@@ -9,7 +9,7 @@ OTHERS := $(filter-out ./,$(MODULES))
 DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|redistest))$$
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long format vet lint race sim seeds long valkey soak mutations fuzz forget
+.PHONY: help test test-long format vet lint race sim long valkey soak mutations fuzz forget
 .PHONY: bench compare demo service faults paused picture
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
@@ -47,19 +47,15 @@ lint:
 race: export GORACE = atexit_sleep_ms=50
 race:
 	@for m in $(MODULES); do (cd $$m && $(GO) list -race -test -deps -export ./... >/dev/null) || exit 1; done
-	@$(CURDIR)/.ci/race -timeout 5m -skip '^TestMutationsAreNoticed$$' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)') & \
-	printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 5m -- ./...'; \
+	@$(CURDIR)/.ci/race -timeout 10m -skip '^TestMutationsAreNoticed$$' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)') & \
+	printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 10m -- ./...'; \
 	others=$$?; wait $$! && exit $$others
-	@$(CURDIR)/.ci/race -p 2 -parallel 2 -timeout 5m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /e2e$$)
-	@$(CURDIR)/.ci/race -parallel 4 -timeout 5m -- ./internal/e2e
+	@$(CURDIR)/.ci/race -p 2 -parallel 2 -timeout 10m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /e2e$$)
+	@$(CURDIR)/.ci/race -parallel 4 -timeout 10m -- ./internal/e2e
 
 # Without the race detector, which makes it ten times slower; the race target has a few seeds with it.
-sim: ## 40 s: the simulation: SEEDS worlds (default 300) from the FIRST (default 1), and some mutations
-	@$(GO) test ./internal/sim -count=1 -run '^Test(SameSeedSameTrace|MutationsAreNoticed)$$'
-	@$(MAKE) --no-print-directory seeds
-
 # A world needs one core, and has half of the seeds.
-seeds:
+sim: ## 20 s: the simulation: SEEDS worlds (default 300) from the FIRST (default 1)
 	@first=$${FIRST:-1}; seeds=$${SEEDS:-300}; half=$$((seeds / 2)); \
 	run() { $(GO) test ./internal/sim -count=1 -run '^TestSim$$' -v -timeout 24h -first $$1 -seeds $$2; }; \
 	if [ $$half = 0 ]; then run $$first $$seeds; exit; fi; \
@@ -76,10 +72,10 @@ valkey:
 	  $$($(GO) list ./... | grep -E '$(DEADLINES)')
 	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
 
-# More of what is random, all faults, and what the race detector makes too slow. 4 min
+# More of what is random, all faults, some mutations, and what the race detector makes too slow. 4 min
 soak:
-	$(GO) test -count=1 ./internal/flight
-	SEEDS=1000 FIRST=301 $(MAKE) --no-print-directory seeds
+	$(GO) test -count=1 -timeout 10m ./internal/flight ./internal/sim
+	SEEDS=1000 FIRST=301 $(MAKE) --no-print-directory sim
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
 	(cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...); faults=$$?; wait $$! && exit $$faults
 

@@ -113,10 +113,9 @@ func (c *Client) checkConfig() check.Config {
 	}
 }
 
-// startAnnouncing begins with the first lock to announce the set of nodes that this client locks on. It is
-// on the path of every lock, so all that it does later is to read a flag.
+// startAnnouncing begins with the first lock to announce the set of nodes that this client locks on.
 func (c *Client) startAnnouncing() {
-	if c.announcer.Started() {
+	if c.announcer.Started() { // as for all locks but the first
 		return
 	}
 	c.announcer.Start(&c.check, func(announce func(context.Context)) {

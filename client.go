@@ -108,10 +108,10 @@ func newClient(opts Options, list string) (*Client, error) {
 		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
 			return nil, err
 		}
-		cfg.Acquired = c.metrics.acquired
+		cfg.Observer.Acquired, cfg.Observer.Attempted, cfg.Observer.Refreshed = c.metrics.acquired, c.metrics.attempted, c.metrics.refreshed
 	}
 	if c.loss.c = c; opts.Logger != nil || c.metrics != nil {
-		cfg.Lost = c.lost
+		cfg.Observer.Lost = c.lost
 	}
 	c.flights = flight.NewGroup(cfg)
 	return c, nil

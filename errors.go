@@ -158,3 +158,70 @@ func nodeError(n quorum.NodeAnswer) NodeError {
 func invalid(field string, value any, limit string) error {
 	return fmt.Errorf("flightlock: %w: %s is %v, but %s", ErrInvalid, field, value, limit)
 }
+
+// flightErrors phrases the errors of the local tier.
+type flightErrors struct{ c *Client }
+
+var (
+	errClosed  = fmt.Errorf("flightlock: the Client is %w", ErrClosed)
+	errExpired = fmt.Errorf("flightlock: %w: its validity ended before it was refreshed or released", ErrLockLost)
+)
+
+// Busy is for a key that a caller of this process has or wants.
+func (p flightErrors) Busy(key, owner string) error {
+	e := &QuorumError{Op: "acquire", Key: key, Need: p.c.quorum.Need(), sentinel: ErrNotAcquired,
+		reason: errors.New("others of this process wait for it")}
+	if owner != "" {
+		e.reason = fmt.Errorf("this process holds it, as %q", owner)
+	}
+	return e
+}
+
+// GaveUp adds to the last outcome, if there is one, that the caller's ctx has ended.
+func (p flightErrors) GaveUp(key string, ctxErr, last error) error {
+	e := QuorumError{Op: "acquire", Key: key, Need: p.c.quorum.Need()}
+	var seen *QuorumError
+	if errors.As(last, &seen) {
+		e = *seen
+	}
+	e.ctx = ctxErr
+	return &e
+}
+
+func (p flightErrors) Crowded(key string) error {
+	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters, p.c.opts.MaxWaiters)
+}
+
+func (flightErrors) Failed(key string, f *quorum.Failure) error { return quorumError(key, f) }
+
+func (flightErrors) FailedElsewhere() error { return errFailedElsewhere }
+
+func (flightErrors) Closed() error { return errClosed }
+
+func (flightErrors) Released() error { return errReleased }
+
+func (flightErrors) Ended(key string, why error) error { return lockEnded(key, why) }
+
+// lockEnded is for using a lock that has ended.
+func lockEnded(key string, why error) error {
+	if errors.Is(why, ErrNotHeld) {
+		return fmt.Errorf("lock %q: %w", key, why)
+	}
+	return fmt.Errorf("lock %q: %w: %w", key, ErrNotHeld, why)
+}
+
+func (flightErrors) Lost(key string, f *quorum.Failure) error {
+	return fmt.Errorf("flightlock: %w: %w", ErrLockLost, quorumError(key, f))
+}
+
+func (flightErrors) Expired(stopped, failed error) error {
+	switch {
+	case stopped == nil && failed == nil:
+		return errExpired
+	case failed == nil:
+		return fmt.Errorf("flightlock: %w: its validity ended: %w", ErrLockLost, stopped)
+	case stopped == nil:
+		return fmt.Errorf("flightlock: %w: its validity ended; the last refresh failed: %w", ErrLockLost, failed)
+	}
+	return fmt.Errorf("flightlock: %w: its validity ended: %w; the last refresh failed: %w", ErrLockLost, stopped, failed)
+}

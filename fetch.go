@@ -65,9 +65,9 @@ type Source[V any] struct {
 // the lock has been lost; a write that was already in progress at that moment can be stopped only
 // by the fence.
 //
-// A Fetcher has two goroutines for each key that is being loaded or refreshed, one of which calls the
-// Source; one more for each call that does not end with its ctx; and one for OnError while there are
-// failures to report.
+// A Fetcher has two goroutines for each key that is being loaded or refreshed, one of which calls
+// the Source; one more for each call that does not end with its ctx; and one for OnError while
+// there are failures to report.
 type Fetcher[V any] struct {
 	c    *Client
 	src  Source[V]
@@ -259,10 +259,10 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool,
 	case !first:
 		f.counts.joined.Add(1)
 	default:
-		// A load that has failed just now is not repeated. Its flight has noted that before this one could
-		// begin.
+		// A load that has failed just now is not repeated. Its flight has noted that before this
+		// one could begin.
 		if err := f.failures.of(key, time.Now()); err != nil {
-			f.flights.Refuse(fl, err)
+			f.refuse(fl, err)
 			f.giveBack(lent)
 			return nil, err
 		}
@@ -291,8 +291,8 @@ func (fl *fetchFlight[V]) setUp(values context.Context) {
 	fl.base, fl.values = values, context.WithValue(values, waitNodeKey{}, &fl.node)
 }
 
-// values is the ctx that a flight begins with. A lock that the caller has is not the flight's: what it
-// guards is not known to those that share the load.
+// values is the ctx that a flight begins with. A lock that the caller has is not the flight's:
+// what it guards is not known to those that share the load.
 func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 	if f.opts.Values == nil {
 		return context.Background()
@@ -335,10 +335,16 @@ func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
 	}
 	fl.setUp(values)
 	if !f.failures.allowRefresh(key, time.Now()) && !fl.Wanted() { // another refresh has failed meanwhile
-		f.flights.Refuse(fl, nil)
+		f.refuse(fl, nil)
 		return
 	}
 	f.flights.Start(fl)
+}
+
+// refuse ends a flight that does not begin. Callers may have joined it, and lent it their lock.
+func (f *Fetcher[V]) refuse(fl *fetchFlight[V], err error) {
+	f.giveBack(fl.loan.close())
+	f.flights.Refuse(fl, err)
 }
 
 // gaveUp says that the caller's ctx has ended; why, if that is known, says what it met.

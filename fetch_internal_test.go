@@ -3,6 +3,7 @@ package flightlock
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"strconv"
 	"testing"
@@ -70,6 +71,47 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	}
 	if v, err, left := fl.Wait(t.Context()); v != 7 || err != nil || left {
 		t.Errorf("%d, %v, left %v", v, err, left)
+	}
+	if n := l.reentry.Load().handles.Load(); n != 1 {
+		t.Errorf("%d handles", n)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A loan to a flight that does not begin, because the last load of its key has just failed, is given
+// back.
+func TestALoanToARefusedFlightIsGivenBack(t *testing.T) {
+	f := plainFetcher(t)
+	l, err := f.c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.failures.failed("k", errors.New("no"), time.Now().Add(time.Minute))
+	f.failures.mu.Lock() // the first caller waits between its joining and what it finds here
+	results := make(chan error, 2)
+	fetch := func(ctx context.Context) {
+		_, err := f.Fetch(ctx, "k")
+		results <- err
+	}
+	go fetch(context.Background())
+	for !f.flights.Open("k") {
+		runtime.Gosched()
+	}
+	fl, _, _ := f.flights.Join("k")
+	go fetch(l.Context(t.Context()))
+	for lent := false; !lent; runtime.Gosched() {
+		fl.loan.mu.Lock()
+		lent = fl.loan.lock != nil
+		fl.loan.mu.Unlock()
+	}
+	f.failures.mu.Unlock()
+	for range 2 {
+		var held *HeldError
+		if err := <-results; !errors.As(err, &held) {
+			t.Error(err)
+		}
 	}
 	if n := l.reentry.Load().handles.Load(); n != 1 {
 		t.Errorf("%d handles", n)

@@ -11,9 +11,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// An innerError is an error of a Load or Lookup that matches an error of contexts: its own deadline has
-// passed, or something that it called was cancelled. That ctx is not the caller's, whose errors.Is
-// must not take one for the other. Everything else that it matches, it matches here.
+// An innerError is an error of a Load or Lookup that matches an error of contexts: its own
+// deadline has passed, or something that it called was cancelled. That ctx is not the caller's,
+// whose errors.Is must not take one for the other. Everything else that it matches, it matches
+// here.
 type innerError struct{ err error }
 
 func (e *innerError) Error() string { return e.err.Error() }

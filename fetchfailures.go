@@ -12,9 +12,10 @@ const (
 	maxFailures  = 10_000
 )
 
-// failures are the keys of a Fetcher whose last load failed. A record is a few words, and there are
-// maxFailures at most, so the oldest ones are forgotten when an origin fails for very many keys: their next
-// callers load. Holding the flight itself would cost its contexts for as long, without a bound.
+// failures are the keys of a Fetcher whose last load failed. A record is a few words, and there
+// are maxFailures at most, so the oldest ones are forgotten when an origin fails for very many
+// keys: their next callers load. Holding the flight itself would cost its contexts for as long,
+// without a bound.
 //
 // Newcomers get the error until held, those with a stale value begin no refresh until refresh.
 // Both double with each failure of the key that follows another one. A success removes the record.
@@ -74,7 +75,8 @@ func (fs *failures) noteLocked(key string, now time.Time) *failure {
 	return x
 }
 
-// trimLocked removes the oldest record if there are too many, and one or two that say nothing any more.
+// trimLocked removes the oldest record if there are too many, and one or two that say nothing any
+// more.
 func (fs *failures) trimLocked(now time.Time) {
 	for range 2 {
 		if x := fs.order.Front().Value.(*failure); len(fs.keys) > maxFailures || x.at != fs.order.Back() && now.After(x.refresh.Add(maxErrorHold)) {

@@ -25,8 +25,8 @@ import (
 // it has what a load needs: from there on it runs to its end, and what it has loaded is stored for
 // those that come. Besides:
 //
-//   - Lookup, Load and Store run on the Run's Worker. The flight waits for them as long as their ctx
-//     allows, and then goes on without their answer. But a Load that has not returned keeps the
+//   - Lookup, Load and Store run on the Run's Worker. The flight waits for them as long as their
+//     ctx allows, and then goes on without their answer. But a Load that has not returned keeps the
 //     flight of its key in place, so that there is never a second Load for it.
 //   - Nothing is stored once the lock has been lost. What was on its way at that moment only the
 //     fence can stop.
@@ -66,8 +66,8 @@ func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
 	}
 }
 
-// end gives callers that have no result the error of a Fetcher that is closed: nothing else cancels a
-// flight that has callers.
+// end gives callers that have no result the error of a Fetcher that is closed: nothing else
+// cancels a flight that has callers.
 func (f *Fetcher[V]) end(fl *fetchFlight[V]) {
 	f.giveBack(fl.loan.close())
 	if fl.Err() != nil {
@@ -79,9 +79,9 @@ func (f *Fetcher[V]) end(fl *fetchFlight[V]) {
 // lock gets what a load needs, the lock or the reason to do without, and a slot at the gate, and
 // commits the flight to it. ok is false if there is nothing left to do.
 //
-// A load without a lock begins only when a majority of nodes cannot be reached, after WaitTimeout, and
-// when Lookup fails. A flight that waits for a slot to do so locks as soon as there is something to
-// lock on.
+// A load without a lock begins only when a majority of nodes cannot be reached, after
+// WaitTimeout, and when Lookup fails. A flight that waits for a slot to do so locks as soon as
+// there is something to lock on.
 func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *slot, ok bool) {
 	fl.until = time.Now().Add(f.opts.WaitTimeout)
 	extended := false // WaitTimeout begins once more with the first wait for a slot without a lock
@@ -125,9 +125,9 @@ func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *slot, ok bool) {
 	}
 }
 
-// mayLoadLocally reports whether the flight may load without a lock, for the reason why. After a load
-// that failed in another process it may, whatever the policy: errors do not cross processes, so each
-// finds out by a load of its own, all at the same time.
+// mayLoadLocally reports whether the flight may load without a lock, for the reason why. After a
+// load that failed in another process it may, whatever the policy: errors do not cross processes,
+// so each finds out by a load of its own, all at the same time.
 func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
 	return fl.Err() == nil && (f.opts.OnUnavailable == LoadLocally || errors.Is(why, errFailedElsewhere)) &&
 		!errors.Is(why, ErrClosed) && !errors.Is(why, ErrInvalid) && !errors.Is(why, ErrTooManyWaiters)
@@ -135,10 +135,10 @@ func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
 
 // obtain gets the lock and a slot among MaxLoads, unless another process fills the cache meanwhile.
 //
-// Where loads are limited, the slot comes first, with one attempt. If the key is held elsewhere, the
-// slot goes back for as long as that lasts, for a hot key of another process must not stop the loads
-// of this one. If no slot is free when the lock is won, the lock goes back: another process may have
-// a slot for it.
+// Where loads are limited, the slot comes first, with one attempt. If the key is held elsewhere,
+// the slot goes back for as long as that lasts, for a hot key of another process must not stop
+// the loads of this one. If no slot is free when the lock is won, the lock goes back: another
+// process may have a slot for it.
 func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *slot, over bool, err error) {
 	defer func() { f.giveBack(fl.loan.close()) }()
 	for once := fl.InBackground() || f.opts.MaxLoads > 0; ; once = true {
@@ -191,8 +191,8 @@ func contended(err error) bool {
 	return errors.Is(err, ErrNotAcquired) || errors.Is(err, ErrUnavailable) && !unavailable(err)
 }
 
-// contend tries to get the lock until another process has filled the cache, WaitTimeout at most. over
-// says that the flight is. A lock that a caller lends is as good as one that was won.
+// contend tries to get the lock until another process has filled the cache, WaitTimeout at most.
+// over says that the flight is. A lock that a caller lends is as good as one that was won.
 func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, lent, over bool, err error) {
 	for {
 		step := fl.Begin(fl.values, max(time.Until(fl.until), 0))
@@ -297,8 +297,8 @@ func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan st
 	}
 }
 
-// stillWaits checks whether a flight that waits at the gate still has to. If not, it is over or is to
-// lock after all.
+// stillWaits checks whether a flight that waits at the gate still has to. If not, it is over or
+// is to lock after all.
 func (f *Fetcher[V]) stillWaits(fl *fetchFlight[V], k kind, why error, returned bool) (over, again bool) {
 	var none V
 	var unknown *lookupError
@@ -326,23 +326,25 @@ func (f *Fetcher[V]) full(key string, k kind, why error) error {
 		key, f.opts.WaitTimeout, f.opts.MaxLoads, ErrNotAcquired)
 }
 
-// errSlowLookup says that a Lookup took longer than LookupTimeout. Thousands of them may queue for a cache's
-// connections, so a flight that waits tries maxSlowLookups.
+// errSlowLookup says that a Lookup took longer than LookupTimeout. Thousands of them may queue
+// for a cache's connections, so a flight that waits tries maxSlowLookups.
 var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
 
 const maxSlowLookups = 3
 
-// maxWaitingLookups is how many Lookups a Fetcher makes at once for flights that wait. Thousands at once would
-// wait for connections of the cache's client until LookupTimeout, and the cache would seem to be down.
+// maxWaitingLookups is how many Lookups a Fetcher makes at once for flights that wait. Thousands
+// at once would wait for connections of the cache's client until LookupTimeout, and the cache
+// would seem to be down.
 const maxWaitingLookups = 64
 
-// errNoPermit reports that no Lookup was made, because too many are under way. The flight goes on waiting.
+// errNoPermit reports that no Lookup was made, because too many are under way. The flight goes on
+// waiting.
 var errNoPermit = errors.New("too many Lookups are under way")
 
 var errNoAnswer = errors.New("no answer in time")
 
-// lookUpWaiting makes a Lookup for a flight that waits until ctx ends. At most maxWaitingLookups of them run
-// at a time. A stale value will do.
+// lookUpWaiting makes a Lookup for a flight that waits until ctx ends. At most maxWaitingLookups
+// of them run at a time. A stale value will do.
 func (f *Fetcher[V]) lookUpWaiting(fl *fetchFlight[V], ctx context.Context) (found bool, err error) {
 	if !f.awaitPermit(ctx) {
 		return false, errNoPermit
@@ -370,9 +372,9 @@ func (f *Fetcher[V]) awaitPermit(ctx context.Context) bool {
 	return false
 }
 
-// lookUpLocked makes the Lookup of a flight that holds the lock, and reports whether the flight is over
-// by it. It waits for no permit, because others wait for the lock meanwhile, and a stale value will
-// not do.
+// lookUpLocked makes the Lookup of a flight that holds the lock, and reports whether the flight
+// is over by it. It waits for no permit, because others wait for the lock meanwhile, and a stale
+// value will not do.
 func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (over bool) {
 	step := fl.Begin(fl.values, f.opts.LookupTimeout)
 	defer step.End(nil)
@@ -385,10 +387,11 @@ func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (over bool) {
 	return found
 }
 
-// lookUp makes a Lookup with limited, which is made of ctx and LookupTimeout. If the cache has a value
-// that is at least so fresh, the callers get it, and the flight is over. returned is called when
-// Lookup has returned, however late.
-func (f *Fetcher[V]) lookUp(fl *fetchFlight[V], ctx, limited context.Context, least Freshness, returned func()) (found bool, err error) {
+// lookUp makes a Lookup with limited, which is made of ctx and LookupTimeout. If the cache has a
+// value that is at least so fresh, the callers get it, and the flight is over. returned is called
+// when Lookup has returned, however late.
+func (f *Fetcher[V]) lookUp(fl *fetchFlight[V], ctx, limited context.Context, least Freshness,
+	returned func()) (found bool, err error) {
 	answered := new(answer[V])
 	fl.Worker.Go(func() {
 		defer returned()
@@ -421,9 +424,10 @@ type answer[V any] struct {
 	err   error
 }
 
-// await waits until the call that writes a has returned, or ctx has ended. In the latter case a is not
-// read any more.
-func (f *Fetcher[V]) await(fl *fetchFlight[V], ctx context.Context, op string, a *answer[V]) (_ answer[V], returned bool) {
+// await waits until the call that writes a has returned, or ctx has ended. In the latter case a
+// is not read any more.
+func (f *Fetcher[V]) await(fl *fetchFlight[V], ctx context.Context, op string, a *answer[V]) (
+	_ answer[V], returned bool) {
 	p, returned := fl.Worker.Wait(ctx)
 	switch {
 	case !returned:
@@ -475,7 +479,8 @@ func (f *Fetcher[V]) loadGoesOn(fl *fetchFlight[V], l *Lock) {
 		f.counts.loadFailures.Add(1)
 		fl.Deliver(none, f.errClosed(fl.Key()))
 	} else {
-		err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v", fl.Key(), f.opts.LoadTimeout)
+		err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v",
+			fl.Key(), f.opts.LoadTimeout)
 		f.loadFailed(fl.Key(), err)
 		f.failures.failed(fl.Key(), err, time.Now())
 		fl.Deliver(none, err)
@@ -492,8 +497,8 @@ func (f *Fetcher[V]) fail(fl *fetchFlight[V], err error) {
 	fl.Finish(none, err)
 }
 
-// store puts the value into the cache, if the lock is still held or there was none, and gives it to the
-// callers: when it is stored, or after NodeTimeout.
+// store puts the value into the cache, if the lock is still held or there was none, and gives it
+// to the callers: when it is stored, or after NodeTimeout.
 func (f *Fetcher[V]) store(fl *fetchFlight[V], values context.Context, l *Lock, v V) {
 	defer f.giveBack(l)
 	defer fl.Finish(v, nil)
@@ -562,10 +567,11 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 	}
 }
 
-// giveUp releases the lock after a load or Store that failed, and notifies the other processes that
-// wait for it of the failure, so that they need not wait for one another. It does not if Close ended
-// the load: theirs may succeed. It is not called for a Store that timed out: the value was loaded, and
-// the cache is busy. If all others then loaded without a lock, their Stores would keep it busy.
+// giveUp releases the lock after a load or Store that failed, and notifies the other processes
+// that wait for it of the failure, so that they need not wait for one another. It does not if
+// Close ended the load: theirs may succeed. It is not called for a Store that timed out: the
+// value was loaded, and the cache is busy. If all others then loaded without a lock, their Stores
+// would keep it busy.
 func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
 	if l != nil && fl.Err() == nil {
 		_ = l.releaseFailed()

@@ -12,8 +12,8 @@ import (
 // A flight that another one waits for needs no slot: the one that it would wait for may be held by
 // the very load that waits for it. It runs beside those that count: see waitNode.urgent.
 //
-// A flight that waits here has no lock. Otherwise the limits of this process would hold up the others,
-// which may have free slots.
+// A flight that waits here has no lock. Otherwise the limits of this process would hold up the
+// others, which may have free slots.
 type gate struct {
 	maxLoads int // without a limit, a load that has a lock has nothing to do here
 
@@ -36,8 +36,8 @@ const (
 	unlocked
 )
 
-// slot is a load's, or the wait for one. There is nothing to give back until it is admitted, or if it
-// does not count.
+// slot is a load's, or the wait for one. There is nothing to give back until it is admitted, or
+// if it does not count.
 type slot struct {
 	kind     kind
 	admitted chan struct{} // closed when it is; nil if it does not count

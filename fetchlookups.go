@@ -12,14 +12,15 @@ import (
 	"github.com/flightlock/flightlock/internal/list"
 )
 
-// lookupPermits limits how many callers of Fetch make their own Lookups at the same time. Without it,
-// the Lookups of a burst fill the connection pool of the cache's client, and the Lookups and Stores of
-// lock holders queue behind them: locks are held for as long as the burst lasts, waiters poll them
-// meanwhile, Lookups and Stores time out, and loaded values are not stored.
+// lookupPermits limits how many callers of Fetch make their own Lookups at the same time. Without
+// it, the Lookups of a burst fill the connection pool of the cache's client, and the Lookups and
+// Stores of lock holders queue behind them: locks are held for as long as the burst lasts,
+// waiters poll them meanwhile, Lookups and Stores time out, and loaded values are not stored.
 //
-// A Lookup either is free or needs a permit. Some freeLookups at a time are free: they start at once.
-// When as many are under way, or while callers wait, further Lookups need permits: they get them in
-// order of arrival, and limit of them may be in use. A cache that keeps up is not slowed down:
+// A Lookup either is free or needs a permit. Some freeLookups at a time are free: they start at
+// once. When as many are under way, or while callers wait, further Lookups need permits: they get
+// them in order of arrival, and limit of them may be in use. A cache that keeps up is not slowed
+// down:
 //
 //   - limit adapts, and is never below minPermits. A Lookup with a permit that was not slow raises it
 //     by four if more than half of it is in use or callers wait: limit may grow fivefold with every
@@ -70,9 +71,9 @@ const (
 	timedOf        = 64
 )
 
-// lookupCounter counts free Lookups under way in its low bits, and hits in the bits above them, so that
-// one addition counts the end of a Lookup and its hit. For a hot key all processors count at once, so
-// there are several counters, each in a cache line of its own.
+// lookupCounter counts free Lookups under way in its low bits, and hits in the bits above them,
+// so that one addition counts the end of a Lookup and its hit. For a hot key all processors count
+// at once, so there are several counters, each in a cache line of its own.
 type lookupCounter struct {
 	atomic.Uint64
 	_ [56]byte
@@ -206,8 +207,8 @@ func (x *permitWait) err() error {
 	return nil
 }
 
-// giveBack counts the end of a Lookup with a permit, adapts limit and usual to the time that it took, and
-// gives permits to callers that wait.
+// giveBack counts the end of a Lookup with a permit, adapts limit and usual to the time that it
+// took, and gives permits to callers that wait.
 func (p *lookupPermits) giveBack(took time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,15 +228,15 @@ func (p *lookupPermits) giveBack(took time.Duration, err error) {
 	p.giveLocked(0)
 }
 
-// roomLocked reports whether one more Lookup with a permit may start. Free Lookups do not count: they
-// may wait for those, and may hang. So while callers wait, there is a Lookup with a permit under way,
-// and its end gives the next permit.
+// roomLocked reports whether one more Lookup with a permit may start. Free Lookups do not count:
+// they may wait for those, and may hang. So while callers wait, there is a Lookup with a permit
+// under way, and its end gives the next permit.
 func (p *lookupPermits) roomLocked() bool { return p.used < p.limit }
 
 func (p *lookupPermits) crowdedLocked() { p.crowded.Store(p.waiting.Front() != nil || p.hung) }
 
-// giveLocked gives permits to waiting callers while there is room, and to the first few in any case. It
-// starts the ticks if callers still wait.
+// giveLocked gives permits to waiting callers while there is room, and to the first few in any
+// case. It starts the ticks if callers still wait.
 func (p *lookupPermits) giveLocked(few int) {
 	for x := p.waiting.Front(); x != nil && (few > 0 || p.roomLocked()); x = p.waiting.Front() {
 		p.waiting.Remove(x)

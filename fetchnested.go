@@ -10,14 +10,14 @@ import (
 // A Fetch inside a Load, and one by a caller that holds the lock itself, would wait for themselves
 // without what is here.
 
-// waitNode is a flight in the wait graph. A ctx of its Lookup, Load or Store carries it, to find out
-// that a Fetch in there would wait for itself: directly, or through other flights, of any Fetcher.
-// Waiting is an edge from flight to flight; a Fetch that would close a circle gets an error instead.
-// Circles through other processes end by WaitTimeout. A flight that another one waits for is urgent:
-// it needs no slot at the gate.
+// waitNode is a flight in the wait graph. A ctx of its Lookup, Load or Store carries it, to find
+// out that a Fetch in there would wait for itself: directly, or through other flights, of any
+// Fetcher. Waiting is an edge from flight to flight; a Fetch that would close a circle gets an
+// error instead. Circles through other processes end by WaitTimeout. A flight that another one
+// waits for is urgent: it needs no slot at the gate.
 //
-// That a ctx carries the keys around it would not do: in a circle of loads that were begun by callers
-// of their own, none has another's key in its ctx.
+// That a ctx carries the keys around it would not do: in a circle of loads that were begun by
+// callers of their own, none has another's key in its ctx.
 type waitNode struct { // guarded by waitGraphMu
 	waits   map[*waitNode]int // for which ones, and how many times
 	awaited bool              // some flight has waited for it

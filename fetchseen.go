@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// fetchSeen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it calls
-// runs on goroutines that nothing waits for.
+// fetchSeen is what a Fetcher reports: OnError, log lines, metrics. Code of the user's that it
+// calls runs on goroutines that nothing waits for.
 type fetchSeen struct {
 	c        *Client
 	name     string
@@ -79,7 +79,8 @@ type withoutLocks struct {
 	loads int
 }
 
-// quiet is for how long there must be no load without a lock before the log says that they have ended.
+// quiet is for how long there must be no load without a lock before the log says that they have
+// ended.
 const quiet = 10 * time.Second
 
 // began is called for each load without a lock. why is the reason.

@@ -64,7 +64,7 @@ func (l *Lock) Refresh(ctx context.Context) error {
 		return l.c.gaveUpRefresh(l, err)
 	}
 	if l.wasReleased() {
-		return l.c.ended(l.ticket().Key(), l.Err())
+		return lockEnded(l.ticket().Key(), l.Err())
 	}
 	done := make(chan error, 1)
 	l.ticket().Refresh(l.c.opts.NodeTimeout, func(err error) { done <- err })
@@ -106,7 +106,7 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 	if n == notShared {
 		return end(&l.own) // reports what became of it
 	}
-	err := n.release(l, end)
+	err := n.release(end)
 	if a := l.auto.Load(); a != nil { // other nested locks may be held on
 		a.stop()
 	}

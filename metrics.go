@@ -267,9 +267,6 @@ func (m *metrics) attempted(took time.Duration, f *quorum.Failure) {
 
 // refreshed is called when a remote refresh has ended. m may be nil: no metrics.
 func (m *metrics) refreshed(f *quorum.Failure) {
-	if m == nil {
-		return
-	}
 	outcome := "renewed"
 	if f != nil {
 		outcome = "unavailable"

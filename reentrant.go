@@ -79,7 +79,7 @@ func (l *Lock) wasReleased() bool {
 }
 
 // release ends l, which has a reentry, and calls end for the Ticket with the last of its handles.
-func (n *reentry) release(l *Lock, end func(*flight.Ticket) error) error {
+func (n *reentry) release(end func(*flight.Ticket) error) error {
 	n.mu.Lock()
 	again, contexts := n.released, n.contexts
 	n.released, n.contexts = true, nil
@@ -88,9 +88,9 @@ func (n *reentry) release(l *Lock, end func(*flight.Ticket) error) error {
 	err := t.Err() // before the handle is given up: from then on others may release the Ticket
 	switch {
 	case again && err == nil:
-		return l.c.ended(t.Key(), errReleased)
+		return lockEnded(t.Key(), errReleased)
 	case again:
-		return l.c.ended(t.Key(), err)
+		return lockEnded(t.Key(), err)
 	case n.outermost.reentry.Load().handles.Add(-1) == 0:
 		return end(t)
 	}
@@ -99,7 +99,7 @@ func (n *reentry) release(l *Lock, end func(*flight.Ticket) error) error {
 		d.cancel(nil)
 	}
 	if err != nil {
-		return l.c.ended(t.Key(), err)
+		return lockEnded(t.Key(), err)
 	}
 	return nil
 }

@@ -99,7 +99,7 @@ func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 		return err
 	}
 	if err := l.Err(); err != nil {
-		return l.c.ended(l.ticket().Key(), err)
+		return lockEnded(l.ticket().Key(), err)
 	}
 	a.l, a.interval, a.timeout, a.retry, a.left = l, p.Interval, p.Timeout, p.Retry, -1
 	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // that many take three weeks, one per minInterval
@@ -116,7 +116,7 @@ func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 	a.again(min(p.Interval, clock.Left(clock.Now(), l.Until())/2))
 	if err := l.Err(); err != nil { // Release may have been called before it could find a
 		a.stop()
-		return l.c.ended(l.ticket().Key(), err)
+		return lockEnded(l.ticket().Key(), err)
 	}
 	return nil
 }

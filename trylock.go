@@ -46,7 +46,7 @@ func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*L
 		case <-over:
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, c.gaveUp(key, ctx.Err(), err)
+			return nil, flightErrors{c}.GaveUp(key, ctx.Err(), err)
 		}
 	}
 }

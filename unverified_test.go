@@ -39,7 +39,7 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			c := tr.client(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), Registerer: reg})
 			lockUntilUnverified(t, c, 1)
 			addr := tr.proxy.Addr()
-			wantOneLine(t, &log, "level=WARN", "node unverified", addr, "has no vote", said[0])
+			wantOneLine(t, &log, "level=WARN", "node unverified", addr, "no vote: the node did not report", said[0])
 			wantGauge(t, reg, "flightlock_node_unverified", addr, 1)
 			wantFinding(t, check(t, c), addr, "quarantine", flightlock.StatusFail, said[1])
 			r.accept(tr)

@@ -33,11 +33,11 @@ type Danger struct {
 	By    string   // the other client
 }
 
-// Started reports whether Start was called.
+// Started reports whether Start was called. It is on the path of every lock, which costs no allocation.
 func (a *Announcer) Started() bool { return a.begun.Load() }
 
-// Start begins the announcements; later calls do nothing. within starts a goroutine with a context of the client's; warn is called for each danger, once
-// while it lasts, with no lock held.
+// Start begins with the first lock; later calls do nothing. within starts a goroutine with a context of
+// the client's; warn is called for each danger, once while it lasts, with no lock held.
 func (a *Announcer) Start(c *Config, within func(func(context.Context)), warn func(Danger)) {
 	if !a.begun.CompareAndSwap(false, true) {
 		return

@@ -22,8 +22,8 @@ type Group[V any, F Flight[V]] struct {
 	runs[V]
 }
 
-// NewGroup makes a Group. newRun makes a Flight that has not begun; do is the function, which gives the
-// result by Deliver or Finish.
+// NewGroup makes a Group. newRun makes a Flight that has not begun; do is the function, which
+// gives the result by Deliver or Finish.
 func NewGroup[V any, F Flight[V]](newRun func() F, do func(F)) *Group[V, F] {
 	g := &Group[V, F]{newRun: newRun, do: do}
 	g.open, g.goroutines.idle = map[string]*Run[V]{}, make(chan struct{})
@@ -98,8 +98,8 @@ func (g *Group[V, F]) Join(key string) (fl F, first, ok bool) {
 	return r.self.(F), first, true
 }
 
-// Background begins a run without callers, which goes on until Wanted. ok is false if there is a run
-// for key already, and after Close. The caller sets it up, and calls Start.
+// Background begins a run without callers, which goes on until Wanted. ok is false if there is a
+// run for key already, and after Close. The caller sets it up, and calls Start.
 func (g *Group[V, F]) Background(key string) (fl F, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -171,8 +171,8 @@ func (g *runs[V]) Running() int {
 	return g.running
 }
 
-// Close refuses new runs, and cancels those that are not committed; their callers get the error that
-// closed gives for the key.
+// Close refuses new runs, and cancels those that are not committed; their callers get the error
+// that closed gives for the key.
 func (g *runs[V]) Close(cause error, closed func(key string) error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -207,9 +207,9 @@ func (r *Run[V]) Key() string { return r.key }
 
 // Wait gives a caller the result. left says that ctx has ended before: the caller has left.
 //
-// In a stampede a thousand goroutines come here at once, many of them with a stack of 2 KB, of which
-// select alone takes a quarter. So its frame is small, and it should be called from a shallow stack:
-// one that has to grow costs more time than all the rest that a caller does.
+// In a stampede a thousand goroutines come here at once, many of them with a stack of 2 KB, of
+// which select alone takes a quarter. So its frame is small, and it should be called from a
+// shallow stack: one that has to grow costs more time than all the rest that a caller does.
 func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
 	select {
 	case <-r.delivered:
@@ -251,9 +251,9 @@ func (r *Run[V]) Commit() bool {
 	return r.committed
 }
 
-// Wanted is called by the function before it waits for something. It reports whether the run should:
-// false for one in the background that has no callers, which cannot be joined from now on. A run
-// in the background that has callers now is theirs, and ends with them.
+// Wanted is called by the function before it waits for something. It reports whether the run
+// should: false for one in the background that has no callers, which cannot be joined from now
+// on. A run in the background that has callers now is theirs, and ends with them.
 func (r *Run[V]) Wanted() bool {
 	if !r.background { // nearly always: the callers of a stampede are at mu now
 		return true

@@ -63,8 +63,8 @@ func TestCallersShareOneRun(t *testing.T) {
 	})
 }
 
-// A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run, and the
-// next caller begins a new one.
+// A caller leaves with its own ctx, and no other does. The last one's leaving cancels the run,
+// and the next caller begins a new one.
 func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var causes []error
@@ -122,8 +122,8 @@ func TestACommittedRunGoesOn(t *testing.T) {
 	})
 }
 
-// When the last caller leaves in the instant in which the run commits, the run is either canceled and
-// cannot be joined, or goes on and can be; never anything in between.
+// When the last caller leaves in the instant in which the run commits, the run is either canceled
+// and cannot be joined, or goes on and can be; never anything in between.
 func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {
 	g := group(nil)
 	outcomes := map[bool]int{}
@@ -157,8 +157,8 @@ func TestARunForgetsOnlyItself(t *testing.T) {
 	g.Refuse(next, nil)
 }
 
-// A caller whose ctx ends when there is a result has the result. One whose run was canceled by its own
-// leaving has left.
+// A caller whose ctx ends when there is a result has the result. One whose run was canceled by
+// its own leaving has left.
 func TestAResultIsNotLeftBehind(t *testing.T) {
 	g := group(nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -225,7 +225,8 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// Close ends runs that are not committed; Abort ends all; and Idle is closed when no goroutine is left.
+// Close ends runs that are not committed; Abort ends all; and Idle is closed when no goroutine is
+// left.
 func TestCloseAndAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
@@ -278,8 +279,8 @@ func TestCloseAndAbort(t *testing.T) {
 	<-g.Idle()
 }
 
-// Whatever callers and runs do at the same time, every caller has a result that its run has given, or
-// has left, and nothing is left.
+// Whatever callers and runs do at the same time, every caller has a result that its run has
+// given, or has left, and nothing is left.
 func TestCallersComeAndGo(t *testing.T) {
 	var committed, canceled atomic.Int64
 	g := group(func(fl *flight) {

@@ -8,9 +8,9 @@ import (
 
 // steps are the contexts of a run, one after the other.
 //
-// A chain of context.WithTimeout did the same, at a timer, two closures and an entry in the parent's
-// map for each of them. Here the steps of a run share one timer, and a Step that nobody watches is
-// one allocation.
+// A chain of context.WithTimeout did the same, at a timer, two closures and an entry in the
+// parent's map for each of them. Here the steps of a run share one timer, and a Step that nobody
+// watches is one allocation.
 type steps struct {
 	mu    sync.Mutex // guards what follows; taken after the group's
 	step  *Step      // the one that has not ended, if there is one
@@ -55,12 +55,12 @@ func (r *steps) Begin(values context.Context, timeout time.Duration) *Step {
 	return s
 }
 
-// soon is when a run's timer fires at first, even if its first step has more time. Most runs are over
-// by then, and have set their timer once.
+// soon is when a run's timer fires at first, even if its first step has more time. Most runs are
+// over by then, and have set their timer once.
 const soon = time.Second
 
-// armLocked has expire called after that time or before. A timer that was set for an earlier step, and
-// fires sooner, stays.
+// armLocked has expire called after that time or before. A timer that was set for an earlier
+// step, and fires sooner, stays.
 func (r *steps) armLocked(after time.Duration) {
 	deadline := r.step.deadline
 	switch {
@@ -93,8 +93,8 @@ func (r *steps) expire() {
 	}
 }
 
-// cancel ends the run's step, and all later ones at once. The first cause counts; nil is that of a run
-// that is over.
+// cancel ends the run's step, and all later ones at once. The first cause counts; nil is that of
+// a run that is over.
 func (r *steps) cancel(cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,8 +189,8 @@ func (s *Step) Value(key any) any {
 	return values.Value(key)
 }
 
-// AfterFunc has f called, on a goroutine of its own, when the step has ended. stop takes that back; it
-// reports whether it was in time.
+// AfterFunc has f called, on a goroutine of its own, when the step has ended. stop takes that
+// back; it reports whether it was in time.
 func (s *Step) AfterFunc(f func()) (stop func() bool) {
 	s.run.mu.Lock()
 	defer s.run.mu.Unlock()

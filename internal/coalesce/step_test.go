@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A step ends after its timeout, whether the run's timer was set for an earlier step that was to take
-// longer or less.
+// A step ends after its timeout, whether the run's timer was set for an earlier step that was to
+// take longer or less.
 func TestStepsEndAfterTheirTimeouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r steps
@@ -53,8 +53,8 @@ func TestStepsEndAfterTheirTimeouts(t *testing.T) {
 	})
 }
 
-// The end of a step, its error and its cause are those of all contexts that are derived from it, and
-// deriving one starts no goroutine.
+// The end of a step, its error and its cause are those of all contexts that are derived from it,
+// and deriving one starts no goroutine.
 func TestDerivedContextsEndWithTheStep(t *testing.T) {
 	type key struct{}
 	values := context.WithValue(context.Background(), key{}, 7)

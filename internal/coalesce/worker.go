@@ -10,8 +10,8 @@ import (
 // business. A panic or Goexit ends the call and nothing else.
 //
 // The goroutine is kept from one call to the next, because a stack that has grown once need not
-// grow again. While a call is under way that the owner does not wait for any more, the next one gets
-// another goroutine.
+// grow again. While a call is under way that the owner does not wait for any more, the next one
+// gets another goroutine.
 //
 // All methods are for the owner.
 type Worker struct {

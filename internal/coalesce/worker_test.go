@@ -15,7 +15,8 @@ func goroutine() string {
 	return string(name)
 }
 
-// Calls run one after the other on one goroutine. A panic or Goexit is told, and the next call runs.
+// Calls run one after the other on one goroutine. A panic or Goexit is told, and the next call
+// runs.
 func TestAWorkerCallsWhateverFunctions(t *testing.T) {
 	var count goroutines
 	w := Worker{group: &count}
@@ -41,8 +42,8 @@ func TestAWorkerCallsWhateverFunctions(t *testing.T) {
 	}
 }
 
-// A call that hangs holds nobody up: not its owner, not the next call, and not the owner's end. It may
-// also be waited for again.
+// A call that hangs holds nobody up: not its owner, not the next call, and not the owner's end.
+// It may also be waited for again.
 func TestACallThatHangsHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var count goroutines

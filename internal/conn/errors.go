@@ -60,6 +60,9 @@ var noRightsInScript = []string{"ERR The user executing the script can't", "ERR 
 
 // TimedOut reports whether err is a timeout, of a ctx or of a socket.
 func TimedOut(err error) bool {
+	if err == nil {
+		return false
+	}
 	var ne net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }

@@ -15,7 +15,6 @@ import (
 // The first lock and the first Fetch of a Client succeed although they come before anything is dialled: each step on the way to a
 // node, and there are some, has its own time.
 func TestFirstLockOverALongWay(t *testing.T) {
-	t.Parallel()
 	for _, tc := range []struct {
 		name          string
 		args          []string

@@ -4,12 +4,13 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // Remote attempts: how the driver makes one, and what follows from its outcome.
 
-// startAttemptLocked decides that t, the driver, makes an attempt now, with its ttl. Its caller does
-// that by runAttempt.
+// startAttemptLocked decides that t, the driver, makes an attempt now, with its ttl. Its caller
+// does that by runAttempt.
 func (f *flight) startAttemptLocked(t *Ticket) {
 	f.phase, f.retry, f.attempt = acquiring, false, nil
 	if f.backoff != nil {
@@ -17,7 +18,7 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	}
 	f.attemptTTL = t.ttl
 	f.shard().counts.attempts.Add(1)
-	if t.budgeted && t == f.head {
+	if t.budgeted && t == f.head() {
 		t.becomeFront(clock.Now())
 	}
 	t.tokens, t.contender = f.blockLocked(), ""
@@ -26,78 +27,90 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	}
 }
 
-// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout if
-// inline is true.
+// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
+// if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
-	a := f.g.cfg.Prepare(f.key, t.ttl, t.tokens, t.contender, f.attemptDone)
+	l := f.g.cfg.Nodes.Prepare(f.key, t.ttl, t.tokens, t.contender)
 	f.mu.Lock()
-	f.attempt = a // known before it may block, so that others can ask about it and cancel it
+	f.attempt = l // known before it may block, so that others can ask about it and cancel it
 	unwanted := f.phase == canceled
+	if f.g.cfg.Observer.Attempted != nil {
+		f.attempted = time.Now()
+	}
 	f.mu.Unlock()
 	if unwanted {
-		a.Cancel()
+		l.Cancel()
 	}
-	a.Start(inline)
+	l.Acquire(inline, (*acquirer)(f))
 }
 
-// attemptDone takes the outcome of the attempt under way. A failure is judged by the strategy of the
-// front waiter, who is woken for that.
-func (f *flight) attemptDone(l Lease, g Grant, o *Outcome) {
+// acquirer is a flight that gets the outcome of its attempt.
+type acquirer flight
+
+// Acquired is that outcome.
+func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
+	f := (*flight)(a)
+	if observe := f.g.cfg.Observer.Attempted; observe != nil {
+		observe(time.Since(f.attempted), failure) // written before the attempt was begun
+	}
+	f.attemptDone(g, failure)
+}
+
+// attemptDone takes the outcome of the attempt under way. A failure is judged by the strategy of
+// the front waiter, who is woken for that.
+func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
-	owner := ""
-	if f.attempt != nil {
-		owner = f.attempt.Owner()
-	}
-	unwanted := f.phase == canceled
+	l, unwanted := f.attempt, f.phase == canceled
 	f.phase, f.attempt = idle, nil
 	switch {
-	case o == nil:
+	case failure == nil:
 		f.wonLocked(l, g)
 	case f.n == 0:
 		f.dieLocked()
 	case unwanted: // somebody has come since
 		f.attemptNowLocked()
-	case o.Final:
-		f.turnAwayAllLocked(o.Err, func(*Ticket) bool { return true })
-	case f.retry && !o.Away:
+	case failure.Final:
+		f.turnAwayAllLocked(f.g.cfg.Errors.Failed(f.key, failure), func(*Ticket) bool { return true })
+	case f.retry && !failure.Away:
 		b := f.backoffLocked()
-		b.last, b.owner = o.Err, owner
+		b.last, b.owner = failure, l.Owner()
 		f.tryLocked()
 	default:
 		b := f.backoffLocked()
-		b.last, b.owner = o.Err, owner
-		f.backOffLocked(o)
-		f.turnAwayFastLocked(o, o.Err)
+		b.last, b.owner = failure, l.Owner()
+		f.backOffLocked(failure)
+		f.turnAwayFastLocked(failure)
 	}
 }
 
 // wonLocked takes a lease that was granted.
-func (f *flight) wonLocked(l Lease, g Grant) {
+func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	now := clock.Now()
 	f.phase, f.lease, f.backoff = leased, l, nil
 	f.until, f.renewAfter = g.Until, f.g.at(g.Until) // a handoff sets renewAfter, from its own ttl
-	f.tokens = [2]block{g.block()}
+	f.tokens = [2]block{blockOf(g)}
 	f.holds, f.used, f.reserved = 0, 0, f.g.at(now)
 	f.sliceLocked(now)
 	if f.contention != nil {
 		f.contention.rival = ""
 	}
 	if f.n > 0 {
-		f.renewAfter = f.renewAfterLocked(now, f.head.ttl)
+		f.renewAfter = f.renewAfterLocked(now, f.head().ttl)
 	}
 	f.handOverOrReleaseLocked(now)
 }
 
 // backOffLocked waits after a failed attempt, for as long as the front waiter's strategy says. If
 // its caller is away, the next one makes another attempt after maxPoll.
-func (f *flight) backOffLocked(o *Outcome) {
+func (f *flight) backOffLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.backoffLocked()
-	b.failedAt, b.taken, b.away, b.oneHolder, b.holder = now, o.Taken, o.Away, o.Owned, o.Holder
+	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
+	b.oneHolder, b.holder = why.Owned, why.Holder
 	b.unjudged = true
-	if o.Free > 0 {
-		if free := now.Add(max(o.Free, minDelay)); b.freeAt.IsZero() || free.Before(b.freeAt) {
+	if why.Free > 0 {
+		if free := now.Add(max(why.Free, minDelay)); b.freeAt.IsZero() || free.Before(b.freeAt) {
 			b.freeAt = free // else an event has told of somebody's turn meanwhile, which ends before
 		}
 	}
@@ -119,8 +132,8 @@ func (f *flight) tryLocked() {
 
 // tellLookersLocked has all callers of AcquireUnless look.
 func (f *flight) tellLookersLocked() {
-	t := f.head
-	for left := f.lookers; left > 0; t = t.next {
+	t := f.head()
+	for left := f.lookers; left > 0; t = f.queue.Next(t) {
 		if t.needless != nil {
 			left--
 			t.mustLook = true
@@ -129,16 +142,18 @@ func (f *flight) tellLookersLocked() {
 	}
 }
 
-// turnAwayFastLocked ends the wait of all who fail fast, with err, if o says that too few nodes can be
-// reached.
-func (f *flight) turnAwayFastLocked(o *Outcome, err error) {
-	if o.Away && f.fast > 0 {
-		f.turnAwayAllLocked(err, (*Ticket).failsFast)
+// turnAwayFastLocked ends the wait of all who fail fast, if an attempt or a refresh has failed
+// because too few nodes can be reached.
+func (f *flight) turnAwayFastLocked(why *quorum.Failure) {
+	if why.Away && f.fast > 0 {
+		acquire := *why
+		acquire.Op = "acquire"
+		f.turnAwayAllLocked(f.g.cfg.Errors.Failed(f.key, &acquire), (*Ticket).failsFast)
 	}
 }
 
-// recheck finds out at once whether too few nodes can be reached, if somebody waits who gives up then:
-// by an attempt, or by a refresh where the key is held.
+// recheck finds out at once whether too few nodes can be reached, if somebody waits who gives up
+// then: by an attempt, or by a refresh where the key is held.
 func (f *flight) recheck() {
 	f.mu.Lock()
 	defer f.unlock()
@@ -156,9 +171,9 @@ func (f *flight) recheck() {
 // lookEvery is which of the polls that follow on each other without an event is a look as well.
 const lookEvery = 4
 
-// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight is notified of what happens to the
-// key, and nothing has. Tens of thousands of keys may be waited for, with a poll each second, and a look costs a caller's
-// cache more than a poll costs a node.
+// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight is notified
+// of what happens to the key, and nothing has. Tens of thousands of keys may be waited for, with a
+// poll each second, and a look costs a caller's cache more than a poll costs a node.
 func (f *flight) pollsOnlyLocked() bool {
 	c := f.contention
 	if c == nil || !c.subscribed {
@@ -173,7 +188,7 @@ func (f *flight) pollsOnlyLocked() bool {
 func (f *flight) restLocked() {
 	f.nextAttempt = f.nextAttemptLocked()
 	next := f.nextAttempt
-	if !f.unjudged && !f.head.isEndless() {
+	if !f.unjudged && !f.head().isEndless() {
 		next = earlier(next, f.strategyNext)
 	}
 	f.armLocked(next)

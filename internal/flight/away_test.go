@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // hasty is patient, and gives up when too few nodes can be reached.
@@ -12,10 +14,10 @@ type hasty struct{}
 func (hasty) Next(int) (time.Duration, bool) { return time.Hour, true }
 func (hasty) Traits() Traits                 { return Endless | FailFast | Quick }
 
-func (a *fakeAttempt) away() { a.fail(Outcome{Err: errDown, Away: true}) }
+func (a *fakeAttempt) away() { a.fail(quorum.Failure{Err: errDown, Away: true}) }
 
-// When too few nodes can be reached, all who fail fast are told so, wherever they stand in the queue, and
-// nobody else.
+// When too few nodes can be reached, all who fail fast are told so, wherever they stand in the
+// queue, and nobody else.
 func TestAwayEndsAllWhoFailFast(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -47,7 +49,8 @@ func TestOneAnswerMissingEndsNobodysWait(t *testing.T) {
 	})
 }
 
-// Whoever comes while a flight waits for nodes that were away finds out at once whether they still are.
+// Whoever comes while a flight waits for nodes that were away finds out at once whether they still
+// are.
 func TestWhoComesFindsOutWhetherTheyAreAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.acquire = (*fakeAttempt).away
@@ -68,7 +71,7 @@ func TestARefreshThatFindsTheNodesAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder := w.rich().start()
 		a, b, looks := w.start(), w.start(pace(hasty{})), w.looks()
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown, Away: true}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown, Away: true}) }
 		holder.h.Refresh(time.Second, func(error) {})
 		b.failed(0, errDown)
 		looks.failed(0, errDown)
@@ -103,7 +106,7 @@ func TestRecheck(t *testing.T) {
 
 		holder := w.rich().start()
 		b := w.start(pace(hasty{}))
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown, Away: true}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown, Away: true}) }
 		w.g.Recheck()
 		b.failed(0, errDown)
 		holder.releases()

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // closes begins a Close whose ctx ends after d; forced says how it ended.
@@ -80,7 +82,7 @@ func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	})
 }
 
-// A holder that hangs does not keep Close beyond its Until.
+// A holder that slowCallback does not keep Close beyond its Until.
 func TestCloseWaitsForExpiry(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.start(ttl(time.Second)).holds()
@@ -163,6 +165,39 @@ func TestCloseWaitsForReleasesToBeSent(t *testing.T) {
 	})
 }
 
+// One that comes while Close waits for a canceled attempt is refused, and Close goes on waiting.
+func TestOneThatComesDuringCloseDoesNotEndAnAttempt(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand().cancel = nil
+		a := w.start()
+		forced, cancel := w.closes(time.Hour)
+		defer cancel()
+		a.failed(0, errClosed)
+		w.start().failed(0, errClosed)
+		synctest.Wait()
+		is(t, "closed before the attempt has ended", len(forced), 0)
+		w.attempt().held(0)
+		w.closed(forced, false)
+	})
+}
+
+// ... or for a release.
+func TestOneThatComesDuringCloseDoesNotEndARelease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		sent := make(chan struct{})
+		w.release = func(l *fakeLease) { <-sent; l.released(nil) }
+		a := w.start()
+		go func() { _ = a.h.Release() }()
+		forced, cancel := w.closes(time.Hour)
+		defer cancel()
+		w.start().failed(0, errClosed)
+		synctest.Wait()
+		is(t, "closed before the release was sent", len(forced), 0)
+		close(sent)
+		w.closed(forced, false)
+	})
+}
+
 // A flight that was found before Close and is joined after it takes nobody.
 func TestJoinAfterClose(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -179,7 +214,7 @@ func TestJoinAfterClose(t *testing.T) {
 	})
 }
 
-// Whoever joins while the group closes gets the lock or Closed, and nothing hangs.
+// Whoever joins while the group closes gets the lock or Closed, and nothing slowCallback.
 func TestJoinRacingClose(t *testing.T) {
 	for range 50 {
 		w := newWorld(t)
@@ -223,7 +258,7 @@ func TestStressCancelAroundTheGrant(t *testing.T) {
 	w.acquire = func(a *fakeAttempt) { go a.grant() }
 	w.refresh = func(r *fakeRefresh) { go r.confirm() }
 	w.release = func(l *fakeLease) { go l.released(nil) }
-	w.cancel = func(a *fakeAttempt) { go a.fail(Outcome{Err: errTaken}) }
+	w.cancel = func(a *fakeAttempt) { go a.fail(quorum.Failure{Err: errTaken}) }
 	var (
 		all     sync.WaitGroup
 		mu      sync.Mutex // guards what follows

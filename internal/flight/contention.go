@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // How a flight waits for other processes, and lets them have their turn.
@@ -48,18 +49,6 @@ type contention struct {
 	rival      string // waits longest, by the last check; "": nobody does
 }
 
-// Event is something that has happened to a key.
-type Event uint8
-
-// The events.
-const (
-	Subscribed   Event = iota + 1 // notices are received from now on; those before may have been missed
-	Unsubscribed                  // notices may be missed from now on
-	OurTurn                       // the turn is this contender's
-	OtherTurn                     // the turn is another's
-	Failed                        // what the owner that is named had the key for has failed; it has released the key
-)
-
 const (
 	// safetyPoll is how long a flight that is subscribed waits for an event before it polls.
 	safetyPoll = time.Second
@@ -70,7 +59,8 @@ const (
 	maxPoll = 50 * time.Millisecond
 )
 
-// contendLocked has the flight wait among its rivals, if its last attempt has failed because of one.
+// contendLocked has the flight wait among its rivals, if its last attempt has failed because of
+// one.
 func (f *flight) contendLocked() {
 	if f.contention == nil && f.backoff != nil && f.taken {
 		f.subscribeLocked(f.owner)
@@ -81,35 +71,31 @@ func (f *flight) contendLocked() {
 func (f *flight) subscribeLocked(contender string) {
 	c := &contention{contender: contender}
 	f.contention = c
-	watch := f.g.cfg.Watch
-	if watch == nil {
-		return
-	}
 	f.g.unsubscribing.Add(1)
 	f.deferLocked(func() {
 		defer f.g.unsubscribing.Done()
-		stop := watch(f.key, c.contender, f.onEvent)
+		stop := f.g.cfg.Nodes.Watch(f.key, c.contender, f.onEvent)
 		f.mu.Lock()
 		died := f.phase == dead
 		if !died {
 			c.stop = stop
 		}
 		f.mu.Unlock()
-		if died {
+		if died && stop != nil {
 			stop()
 		}
 	})
 }
 
 // onEvent takes an event. owner is who had the key, if that is what it is about.
-func (f *flight) onEvent(e Event, owner string) {
+func (f *flight) onEvent(e quorum.Event, owner string) {
 	f.mu.Lock()
 	defer f.unlock()
 	if f.phase == dead {
 		return
 	}
-	if e == OurTurn || e == OtherTurn { // somebody has released the key, and may have done the work
-		if e == OtherTurn || f.phase != idle { // else with the attempt that follows
+	if e == quorum.OurTurn || e == quorum.OtherTurn { // somebody has released the key, and may have done the work
+		if e == quorum.OtherTurn || f.phase != idle { // else with the attempt that follows
 			f.tellLookersLocked()
 		}
 		if f.backoff != nil {
@@ -117,15 +103,15 @@ func (f *flight) onEvent(e Event, owner string) {
 		}
 	}
 	switch e {
-	case Failed:
+	case quorum.Failed:
 		f.failedElsewhereLocked(owner)
 		return
-	case OtherTurn:
+	case quorum.OtherTurn:
 		f.otherTurnLocked()
 		return
-	case Subscribed:
+	case quorum.Subscribed:
 		f.contention.subscribed = true
-	case Unsubscribed:
+	case quorum.Unsubscribed:
 		f.contention.subscribed = false
 	}
 	switch f.phase {
@@ -136,7 +122,8 @@ func (f *flight) onEvent(e Event, owner string) {
 	}
 }
 
-// otherTurnLocked waits for as long as another's turn is kept: it has its turn, or has not come for it.
+// otherTurnLocked waits for as long as another's turn is kept: it has its turn, or has not come for
+// it.
 func (f *flight) otherTurnLocked() {
 	if f.lease != nil {
 		return
@@ -148,17 +135,18 @@ func (f *flight) otherTurnLocked() {
 	}
 }
 
-// failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for has failed, in
-// owner's hands. They are to do it themselves, at once and all together, not one after the other.
+// failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for
+// has failed, in owner's hands. They are to do it themselves, at once and all together, not one
+// after the other.
 //
-// A message may be late, from a node that was slow: then somebody else has the key by now, and who came
-// since has not waited for that failure. So it is for those alone who have not seen another
+// A message may be late, from a node that was slow: then somebody else has the key by now, and who
+// came since has not waited for that failure. So it is for those alone who have not seen another
 // holder since. To be wrong about it costs work that is done twice, and never a lock.
 func (f *flight) failedElsewhereLocked(owner string) {
 	if f.lease != nil || f.backoff == nil || f.holder != "" && f.holder != owner {
 		return
 	}
-	f.turnAwayAllLocked(f.g.cfg.Failed, func(t *Ticket) bool { return t.needless != nil })
+	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(), func(t *Ticket) bool { return t.needless != nil })
 }
 
 // endContentionLocked ends what the flight has begun to wait for other processes, as it dies.
@@ -174,7 +162,7 @@ func (f *flight) endContentionLocked() {
 			c.stop()
 		}
 		if c.registered {
-			f.g.cfg.Leave(f.key, c.contender)
+			f.g.cfg.Nodes.Leave(f.key, c.contender)
 		}
 	})
 }
@@ -190,8 +178,8 @@ func (f *flight) sliceLocked(now time.Time) {
 // enough in the slice to be true still when it ends, early enough for the answer to be there.
 func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.checksLocked(now) }
 
-// checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well. A
-// holder that nobody waits behind is not to yield: its release will.
+// checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well.
+// A holder that nobody waits behind is not to yield: its release will.
 func (f *flight) checksLocked(now time.Time) bool {
 	return f.g.cfg.Slice > 0 && (f.n > 0 || f.holds > 1) && f.g.at(now) >= f.slice-instant(f.g.cfg.Slice/2)
 }

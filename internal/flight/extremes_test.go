@@ -14,8 +14,8 @@ func (c counting) Next(attempt int) (time.Duration, bool) {
 	return -1, true
 }
 
-// A strategy is asked about failures that go on rising, however many there are: one that counts from
-// below zero again would begin its backoff anew, and never give up.
+// A strategy is asked about failures that go on rising, however many there are: one that counts
+// from below zero again would begin its backoff anew, and never give up.
 func TestFailuresDoNotWrap(t *testing.T) {
 	var asked []int
 	w := &waiter{pace: counting{&asked}, failures: math.MaxInt32 - 1}
@@ -58,7 +58,7 @@ func TestDelaysOfAnyLength(t *testing.T) {
 // A slice of any length ends in time, or never.
 func TestSlicesOfAnyLength(t *testing.T) {
 	for _, slice := range []time.Duration{1, math.MaxInt64 / 2, math.MaxInt64 - 1, math.MaxInt64} {
-		g := NewGroup(Config{Slice: slice})
+		g := NewGroup(Config{Slice: slice, Errors: fakeErrors{}})
 		f := &flight{g: g, contention: &contention{rival: "r"}}
 		now := time.Now()
 		f.sliceLocked(now)

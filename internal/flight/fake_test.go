@@ -12,6 +12,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/clocktest"
+	"github.com/flightlock/flightlock/internal/quorum"
 	"go.uber.org/goleak"
 )
 
@@ -41,8 +42,9 @@ var (
 // in the world until a test decides it, unless the field of that name decides it at once,
 // from inside the call.
 type world struct {
-	t *testing.T
-	g *Group
+	t     *testing.T
+	g     *Group
+	nodes *fakeNodes
 
 	acquire   func(*fakeAttempt)
 	refresh   func(*fakeRefresh)
@@ -69,24 +71,12 @@ type world struct {
 func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w := &world{t: t, acquire: (*fakeAttempt).grant, refresh: (*fakeRefresh).confirm, wants: map[string]bool{}}
 	w.release = func(l *fakeLease) { l.released(nil) }
-	w.cancel = func(a *fakeAttempt) { a.fail(Outcome{Err: errTaken}) }
+	w.cancel = func(a *fakeAttempt) { a.fail(quorum.Failure{Err: errTaken}) }
+	w.nodes = &fakeNodes{w.prepare, w.watch, w.leave, validity}
 	cfg := Config{
-		Prepare: w.prepare, Validity: validity, NodeTimeout: 50 * time.Millisecond,
+		Nodes: w.nodes, Errors: fakeErrors{}, Turn: turn, NodeTimeout: 50 * time.Millisecond,
 
 		Slice: time.Hour, // looks for rivals are tests of their own
-		Turn:  turn, Watch: w.watch, Leave: w.leave,
-		Busy:    func(string, string) error { return errBusy },
-		Crowded: func(string) error { return errCrowded },
-		GaveUp: func(_ string, ctxErr, last error) error {
-			if last == nil {
-				return ctxErr
-			}
-			return fmt.Errorf("%w: %w", ctxErr, last)
-		},
-		Ended:  func(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) },
-		Away:   func(_ string, err error) error { return err },
-		Closed: errClosed, NotHeld: errNotHeld, Expired: errExpired, Failed: errElsewhere,
-		LostWith: func(err error) error { return fmt.Errorf("%w: %w", errLost, err) },
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -94,6 +84,50 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w.g = NewGroup(cfg)
 	return w
 }
+
+// fakeNodes are Nodes of which a test may replace each function; a nil watch is none.
+type fakeNodes struct {
+	prepare  func(key string, ttl time.Duration, tokens int64, contender string) Lease
+	watch    func(key, contender string, hear func(quorum.Event, string)) (stop func())
+	leave    func(key, contender string)
+	validity func(ttl time.Duration) time.Duration
+}
+
+func (n *fakeNodes) Prepare(key string, ttl time.Duration, tokens int64, contender string) Lease {
+	return n.prepare(key, ttl, tokens, contender)
+}
+
+func (n *fakeNodes) Watch(key, contender string, onEvent func(quorum.Event, string)) (stop func()) {
+	if n.watch == nil {
+		return nil
+	}
+	return n.watch(key, contender, onEvent)
+}
+
+func (n *fakeNodes) Leave(key, contender string) { n.leave(key, contender) }
+
+func (n *fakeNodes) Validity(ttl time.Duration) time.Duration { return n.validity(ttl) }
+
+// fakeErrors has a sentinel for each error.
+type fakeErrors struct{}
+
+func (fakeErrors) Busy(string, string) error { return errBusy }
+func (fakeErrors) Crowded(string) error      { return errCrowded }
+func (fakeErrors) GaveUp(_ string, ctxErr, last error) error {
+	if last == nil {
+		return ctxErr
+	}
+	return fmt.Errorf("%w: %w", ctxErr, last)
+}
+func (fakeErrors) Failed(_ string, f *quorum.Failure) error { return f.Err }
+func (fakeErrors) FailedElsewhere() error                   { return errElsewhere }
+func (fakeErrors) Closed() error                            { return errClosed }
+func (fakeErrors) Ended(_ string, why error) error          { return fmt.Errorf("%w: %w", errEnded, why) }
+func (fakeErrors) Released() error                          { return errNotHeld }
+func (fakeErrors) Lost(_ string, f *quorum.Failure) error {
+	return fmt.Errorf("%w: %w", errLost, f.Err)
+}
+func (fakeErrors) Expired(error, error) error { return errExpired }
 
 func validity(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.Millisecond }
 
@@ -127,11 +161,11 @@ const turn = 100 * time.Millisecond
 type fakeWatch struct {
 	w         *world
 	contender string
-	hear      func(Event, string)
+	hear      func(quorum.Event, string)
 	stops     int // guarded by w.mu
 }
 
-func (w *world) watch(_, contender string, hear func(Event, string)) (stop func()) {
+func (w *world) watch(_, contender string, hear func(quorum.Event, string)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.note("watch %s", contender)
@@ -148,14 +182,14 @@ func (w *world) watch(_, contender string, hear func(Event, string)) (stop func(
 }
 
 // news is told to the latest watch.
-func (w *world) news(n Event) {
+func (w *world) news(n quorum.Event) {
 	w.t.Helper()
 	w.newsNow(n)
 	synctest.Wait()
 }
 
 // newsNow is news whose consequences are yet to come.
-func (w *world) newsNow(n Event) {
+func (w *world) newsNow(n quorum.Event) {
 	w.t.Helper()
 	synctest.Wait() // for whoever is about to subscribe
 	w.mu.Lock()
@@ -193,11 +227,11 @@ func (w *world) history() (log []string) {
 	return log
 }
 
-func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt {
+func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender string) Lease {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.prepared++
-	return &fakeAttempt{w: w, owner: fmt.Sprint("owner-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens, done: done}
+	return &fakeAttempt{w: w, owner: fmt.Sprint("owner-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens}
 }
 
 // asked is how many attempts there have been.
@@ -243,7 +277,8 @@ type fakeAttempt struct {
 	ttl    time.Duration
 	tokens int64
 	began  time.Time
-	done   func(Lease, Grant, *Outcome)
+	by     quorum.Acquirer
+	lease  *fakeLease // when it was granted
 
 	contender string // who asks, if it has lost before
 
@@ -252,8 +287,9 @@ type fakeAttempt struct {
 	peek                        error
 }
 
-func (a *fakeAttempt) Start(inline bool) {
+func (a *fakeAttempt) Acquire(inline bool, by quorum.Acquirer) {
 	w := a.w
+	a.by = by
 	w.mu.Lock()
 	a.began, a.started, a.inline = clock.Now(), true, inline
 	w.attempts = append(w.attempts, a)
@@ -287,10 +323,28 @@ func (a *fakeAttempt) Cancel() {
 	}
 }
 
-func (a *fakeAttempt) Peek() error {
+func (a *fakeAttempt) Peek() *quorum.Failure {
 	a.w.mu.Lock()
 	defer a.w.mu.Unlock()
-	return a.peek
+	return failure(a.peek)
+}
+
+func (a *fakeAttempt) Settle() {}
+
+func (a *fakeAttempt) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(quorum.Grant, *quorum.Failure)) {
+	a.lease.Refresh(ttl, more, timeout, look, done)
+}
+
+func (a *fakeAttempt) Release(_ bool, rival string, failed bool, by quorum.Releaser) {
+	a.lease.Release(rival, failed, func(err error) { by.Released(failure(err)) })
+}
+
+// failure is a failure with that error, nil for nil.
+func failure(err error) *quorum.Failure {
+	if err == nil {
+		return nil
+	}
+	return &quorum.Failure{Err: err}
 }
 
 // decide says no when the attempt was decided before.
@@ -305,25 +359,25 @@ func (a *fakeAttempt) decide() bool {
 	return true
 }
 
-func (a *fakeAttempt) fail(o Outcome) {
+func (a *fakeAttempt) fail(o quorum.Failure) {
 	if a.decide() {
-		a.done(nil, Grant{}, &o)
+		a.by.Acquired(quorum.Grant{}, &o)
 	}
 }
 
-func (a *fakeAttempt) held(free time.Duration) { a.fail(Outcome{Err: errTaken, Free: free}) }
+func (a *fakeAttempt) held(free time.Duration) { a.fail(quorum.Failure{Err: errTaken, Free: free}) }
 
 // taken is a failure because one other has the key, and split one because several have
 // votes.
 func (a *fakeAttempt) taken(free time.Duration) {
-	a.fail(Outcome{Err: errTaken, Free: free, Taken: true, Owned: true})
+	a.fail(quorum.Failure{Err: errTaken, Free: free, Reason: quorum.Taken, Owned: true})
 }
 
 func (a *fakeAttempt) split(free time.Duration) {
-	a.fail(Outcome{Err: errTaken, Free: free, Taken: true})
+	a.fail(quorum.Failure{Err: errTaken, Free: free, Reason: quorum.Taken})
 }
-func (a *fakeAttempt) unavailable() { a.fail(Outcome{Err: errDown}) }
-func (a *fakeAttempt) final()       { a.fail(Outcome{Err: errFinal, Final: true}) }
+func (a *fakeAttempt) unavailable() { a.fail(quorum.Failure{Err: errDown}) }
+func (a *fakeAttempt) final()       { a.fail(quorum.Failure{Err: errFinal, Final: true}) }
 
 // grant lets the attempt win. Its validity counts from its begin.
 func (a *fakeAttempt) grant() { a.grantBlock(a.tokens) }
@@ -336,16 +390,17 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 	w.mu.Lock()
 	if w.exclusive && w.takenLocked(a.key) {
 		w.mu.Unlock()
-		a.done(nil, Grant{}, &Outcome{Err: errTaken, Free: 3 * time.Millisecond, Taken: true, Owned: tokens%2 == 0})
+		a.by.Acquired(quorum.Grant{}, &quorum.Failure{Err: errTaken, Free: 3 * time.Millisecond, Reason: quorum.Taken, Owned: tokens%2 == 0})
 		return
 	}
 	l := &fakeLease{w: w, key: a.key, until: a.began.Add(validity(a.ttl))}
 	w.leases = append(w.leases, l)
+	a.lease = l
 	l.owner, l.contender = a.owner, a.contender
-	g := Grant{Until: l.until, First: w.counter + 1, Last: w.counter + tokens}
+	g := quorum.Grant{Until: l.until, First: w.counter + 1, Last: w.counter + tokens}
 	w.counter += tokens
 	w.mu.Unlock()
-	a.done(l, g, nil)
+	a.by.Acquired(g, nil)
 }
 
 // takenLocked says that a lease of key is neither given back nor expired.
@@ -369,11 +424,7 @@ type fakeLease struct {
 	gave     func(error) // done of the release
 }
 
-func (l *fakeLease) Owner() string { return l.owner }
-
-func (l *fakeLease) Settle() {}
-
-func (l *fakeLease) Release(_ bool, rival string, failed bool, done func(error)) {
+func (l *fakeLease) Release(rival string, failed bool, done func(error)) {
 	l.w.mu.Lock()
 	if failed {
 		l.w.note("failed")
@@ -401,7 +452,7 @@ func (l *fakeLease) Release(_ bool, rival string, failed bool, done func(error))
 
 func (l *fakeLease) released(err error) { l.gave(err) }
 
-func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Outcome)) {
+func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(quorum.Grant, *quorum.Failure)) {
 	r := &fakeRefresh{l: l, ttl: ttl, more: more, look: look, timeout: timeout, began: clock.Now(), done: done}
 	l.w.mu.Lock()
 	for _, earlier := range l.w.refreshes {
@@ -428,7 +479,7 @@ type fakeRefresh struct {
 	look    bool
 	timeout time.Duration
 	began   time.Time
-	done    func(Grant, *Outcome)
+	done    func(quorum.Grant, *quorum.Failure)
 	decided bool // guarded by w.mu
 }
 
@@ -442,8 +493,8 @@ func (r *fakeRefresh) decide() bool {
 
 func (r *fakeRefresh) confirm() { r.confirmBlock(r.more) }
 
-// reserve is the outcome when the nodes do not agree on the block. A refresh that follows one with that
-// outcome has another: it asks for what was reserved.
+// reserve is the outcome when the nodes do not agree on the block. A refresh that follows one with
+// that outcome has another: it asks for what was reserved.
 func (r *fakeRefresh) reserve() {
 	r.l.w.mu.Lock()
 	again := r.l.reserved
@@ -463,7 +514,7 @@ func (r *fakeRefresh) end(tokens int64, reserved bool) {
 	}
 	w := r.l.w
 	w.mu.Lock()
-	g := Grant{Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens, Reserved: reserved}
+	g := quorum.Grant{Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens, Reserved: reserved}
 	w.counter += tokens
 	if r.look {
 		g.Rival = w.rival
@@ -473,9 +524,9 @@ func (r *fakeRefresh) end(tokens int64, reserved bool) {
 	r.done(g, nil)
 }
 
-func (r *fakeRefresh) fail(o Outcome) {
+func (r *fakeRefresh) fail(o quorum.Failure) {
 	if r.decide() {
-		r.done(Grant{}, &o)
+		r.done(quorum.Grant{}, &o)
 	}
 }
 
@@ -517,7 +568,8 @@ type caller struct {
 	ends   int           // how often it was called; guarded by w.mu
 }
 
-// enter has h, new and patient, join the flight of key and do what it has to do first, as Acquire would.
+// enter has h, new and patient, join the flight of key and do what it has to do first, as Acquire
+// would.
 func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error) {
 	h.ttl, h.waiter = ttl, w.g.newWaiter(patient, nil)
 	f, next, err := w.g.join(context.Background(), key, h, Queue)

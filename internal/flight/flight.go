@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // flight is everything in this process that wants one key: the queue, the current Ticket,
@@ -20,7 +22,7 @@ import (
 //     before it, from a block that the quorum has made safe.
 //   - Until of a Ticket is never later than the lease's deadline, and a renewal that the
 //     flight makes for its own sake does not move it past the Ticket's own ttl. So a holder
-//     that hangs loses the lock, however many wait and renew.
+//     that slowCallback loses the lock, however many wait and renew.
 //   - A waiter leaves the queue under mu, either given the lease or not. One whose ctx
 //     ends in the instant in which it is given the lease finds out under mu, and passes
 //     the lease on as a release would. No wake-up and no lease is lost.
@@ -48,16 +50,17 @@ type flight struct {
 	checked    bool // a check for waiters elsewhere has begun in this slice
 	retry      bool // an event has come since the attempt began: try again if it fails
 
-	n, lookers, fast int32   // who waits; of these, callers of AcquireUnless, and those that fail fast
-	head, tail       *Ticket // waiting
-	cur              *Ticket // holding; nil when nobody does
+	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
+	queue            list.List[Ticket, *Ticket] // who waits
+	cur              *Ticket                    // holding; nil when nobody does
 
 	lease      Lease // nil when there is none
 	until      time.Time
 	renewAfter instant  // from then on a handoff has the lease renewed
 	tokens     [2]block // the one in use, and one in store
 
-	attempt     Attempt       // under way; nil until runAttempt has prepared it
+	attempt     Lease         // of the attempt under way; nil until runAttempt has prepared it
+	attempted   time.Time     // when it began, if anybody wants to know
 	attemptTTL  time.Duration // the ttl that it is for
 	nextAttempt time.Time     // while idle: when it is due; zero: now
 
@@ -97,16 +100,16 @@ const (
 
 // backoff is what a flight knows of attempts that failed.
 type backoff struct {
-	last         error     // outcome of the last one
-	failedAt     time.Time // when it failed, or the lease was given away
-	freeAt       time.Time // when the key could be free, by the last outcome; zero: unknown
-	owner        string    // of the last one
-	taken        bool      // others' votes are why it failed
-	away         bool      // too few nodes could be reached
-	oneHolder    bool      // one other has the key, whose client notifies when it releases
-	holder       string    // who had it then, unless there was an event about it since; "": unknown
-	unjudged     bool      // the front waiter's strategy has not said yet whether to go on
-	strategyNext time.Time // when the next attempt is due by the front waiter's strategy
+	last         *quorum.Failure // outcome of the last one; nil: there was none, but a release
+	failedAt     time.Time       // when it failed, or the lease was given away
+	freeAt       time.Time       // when the key could be free, by the last outcome; zero: unknown
+	owner        string          // of the last one
+	taken        bool            // others' votes are why it failed
+	away         bool            // too few nodes could be reached
+	oneHolder    bool            // one other has the key, whose client notifies when it releases
+	holder       string          // who had it then, unless there was an event about it since; "": unknown
+	unjudged     bool            // the front waiter's strategy has not said yet whether to go on
+	strategyNext time.Time       // when the next attempt is due by the front waiter's strategy
 }
 
 // judged reports whether the front waiter's strategy has answered.
@@ -128,8 +131,8 @@ type block struct{ next, end int64 }
 
 func (b block) left() int64 { return b.end - b.next }
 
-// block is what a grant brought; it may be empty.
-func (g Grant) block() block { return block{g.First, max(g.First, g.Last+1)} }
+// blockOf is what a grant brought; it may be empty.
+func blockOf(g quorum.Grant) block { return block{g.First, max(g.First, g.Last+1)} }
 
 // refreshRequest is what a holder asks for.
 type refreshRequest struct {
@@ -143,10 +146,10 @@ type refreshRequest struct {
 // only between two lines of a critical section, so few are in use, and the Group keeps them.
 type deferred struct {
 	calls   []func()
-	release Lease       // not nil: release it
-	rival   string      // who is to have the next turn then, if not ""
-	failed  bool        // what the lease was for has failed
-	done    func(error) // gets the outcome of the release, if it is not nil
+	release Lease           // not nil: release it
+	rival   string          // who is to have the next turn then, if not ""
+	failed  bool            // what the lease was for has failed
+	done    quorum.Releaser // gets the outcome of the release, if it is not nil
 }
 
 // deferredLocked is what there is to do, to be added to.
@@ -206,8 +209,10 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	}
 	first := f.n == 0 && f.lease == nil // an attempt under way is being canceled
 	if first && f.g.closed.Load() {
-		f.dieLocked()
-		return stay, f.g.cfg.Closed
+		if f.phase == idle { // else it dies when what is under way has ended: Close waits for that
+			f.dieLocked()
+		}
+		return stay, f.g.cfg.Errors.Closed()
 	}
 	if !first {
 		if w := t.waiter; mode != Try && !w.isEndless() && !w.budgeted {
@@ -245,13 +250,13 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 // refuseLocked says why t cannot wait behind others.
 func (f *flight) refuseLocked(t *Ticket, mode Mode) error {
 	if f.g.closed.Load() {
-		return f.g.cfg.Closed
+		return f.g.cfg.Errors.Closed()
 	}
 	if mode == Try || t.budgeted && t.bounded && !t.giveUpAt.After(t.nextTry) {
 		return f.busyLocked()
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
-		return f.g.cfg.Crowded(f.key)
+		return f.g.cfg.Errors.Crowded(f.key)
 	}
 	return nil
 }
@@ -261,11 +266,11 @@ func (f *flight) busyLocked() error {
 	if f.lease != nil {
 		owner = f.lease.Owner()
 	}
-	return f.g.cfg.Busy(f.key, owner)
+	return f.g.cfg.Errors.Busy(f.key, owner)
 }
 
-// seenLocked is what t, whose ctx has ended, has met: nil if it was the first to ask, and nothing is
-// known yet.
+// seenLocked is what t, whose ctx has ended, has met: nil if it was the first to ask, and nothing
+// is known yet.
 func (f *flight) seenLocked(t *Ticket) error {
 	if err := f.knownLocked(); err != nil || t.kind == Remote {
 		return err
@@ -283,13 +288,17 @@ func (f *flight) outcomeLocked() error {
 
 // knownLocked is the last outcome, or how the attempt under way stands; nil when nothing is known.
 func (f *flight) knownLocked() error {
-	if f.backoff != nil && f.last != nil {
-		return f.last
+	var known *quorum.Failure
+	switch {
+	case f.backoff != nil && f.last != nil:
+		known = f.last
+	case f.attempt != nil:
+		known = f.attempt.Peek()
 	}
-	if f.attempt != nil {
-		return f.attempt.Peek()
+	if known == nil {
+		return nil
 	}
-	return nil
+	return f.g.cfg.Errors.Failed(f.key, known)
 }
 
 // leave ends t's wait because its caller's ctx has ended. It returns nil when t was
@@ -299,14 +308,14 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	defer f.unlock()
 	switch t.state {
 	case waiting:
-		err := f.g.cfg.GaveUp(f.key, ctxErr, f.seenLocked(t))
-		driver := f.driverLocked()
+		err := f.g.cfg.Errors.GaveUp(f.key, ctxErr, f.seenLocked(t))
+		front := f.frontLocked()
 		f.dropLocked(t)
 		t.state = left
 		if t.woken {
 			<-t.ready
 		}
-		f.leftLocked(driver)
+		f.leftLocked(front)
 		return err
 	case left:
 		<-t.ready
@@ -319,7 +328,7 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	if t.kind != Remote {
 		last = f.busyLocked()
 	}
-	err := f.g.cfg.GaveUp(f.key, ctxErr, last)
+	err := f.g.cfg.Errors.GaveUp(f.key, ctxErr, last)
 	if t.state == holding {
 		f.endLocked(t, released, nil)
 		f.handOverOrReleaseLocked(clock.Now())
@@ -329,18 +338,18 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 
 // turnAwayLocked ends t's wait with err.
 func (f *flight) turnAwayLocked(t *Ticket, err error) {
-	driver := f.driverLocked()
+	front := f.frontLocked()
 	f.dropLocked(t)
 	t.state, t.refusal = left, err
 	t.answerLocked()
-	f.leftLocked(driver)
+	f.leftLocked(front)
 }
 
 // turnAwayAllLocked ends the wait of all whom that is about, with err.
 func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
-	driver, before := f.driverLocked(), f.n
-	for t := f.head; t != nil; {
-		next := t.next
+	front, before := f.frontLocked(), f.n
+	for t := f.head(); t != nil; {
+		next := f.queue.Next(t)
 		if who(t) {
 			f.dropLocked(t)
 			t.state, t.refusal = left, err
@@ -349,16 +358,18 @@ func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 		t = next
 	}
 	if f.n < before {
-		f.leftLocked(driver)
+		f.leftLocked(front)
 	}
 }
 
-// leftLocked follows that waiters have left. An attempt that nobody wants is canceled. driver is
-// who was the driver before, and may have been about to do something: the next one sees to that.
-func (f *flight) leftLocked(driver *Ticket) {
+// leftLocked follows that waiters have left. An attempt that nobody wants is canceled. front is
+// who was the first to be there before, and may have been about to do something, or to look: the
+// driver sees to that. So it does if it stands where one was that was away: its strategy paces the
+// flight now.
+func (f *flight) leftLocked(front *Ticket) {
 	switch {
 	case f.n > 0:
-		if f.phase == idle && f.driverLocked() != driver {
+		if f.phase == idle && (f.frontLocked() != front || !f.judged()) {
 			f.wakeDriverLocked()
 		}
 	case f.phase == acquiring:
@@ -380,14 +391,11 @@ func (f *flight) dieLocked() {
 
 // The queue.
 
+// head is who waits for longest, nil if nobody waits.
+func (f *flight) head() *Ticket { return f.queue.Front() }
+
 func (f *flight) pushLocked(t *Ticket) {
-	t.prev = f.tail
-	if f.tail == nil {
-		f.head = t
-	} else {
-		f.tail.next = t
-	}
-	f.tail = t
+	f.queue.PushBack(t)
 	f.n++
 	if t.needless != nil {
 		f.lookers++
@@ -400,20 +408,10 @@ func (f *flight) pushLocked(t *Ticket) {
 // dropLocked takes t out of the queue. If its strategy paced the flight, that of the next one has
 // to judge the last failure too.
 func (f *flight) dropLocked(t *Ticket) {
-	if t.prev == nil {
-		f.head = t.next
-		if f.phase == idle && f.backoff != nil && clock.Now().Before(f.nextAttempt) {
-			f.unjudged = true
-		}
-	} else {
-		t.prev.next = t.next
+	if t == f.head() && f.phase == idle && f.backoff != nil && clock.Now().Before(f.nextAttempt) {
+		f.unjudged = true
 	}
-	if t.next == nil {
-		f.tail = t.prev
-	} else {
-		t.next.prev = t.prev
-	}
-	t.next, t.prev = nil, nil
+	f.queue.Remove(t)
 	f.n--
 	if t.needless != nil {
 		f.lookers--
@@ -456,7 +454,7 @@ func (f *flight) tick() {
 			f.tellLookersLocked()
 		}
 		f.wakeDriverLocked()
-	case !f.head.isEndless() && !now.Before(f.strategyNext):
+	case !f.head().isEndless() && !now.Before(f.strategyNext):
 		f.wakeDriverLocked()
 	default:
 		f.restLocked()

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // FuzzFlight turns bytes into operations on two keys, and checks after each one what must
@@ -87,7 +89,7 @@ func simulate(t *testing.T, ops []byte) {
 			if len(ops) > 3 {
 				c.Slice = []time.Duration{-1, 1, 5 * ms, 20 * ms, time.Hour}[ops[1]%5]
 				if ops[3]%5 == 0 {
-					c.Watch = nil
+					c.Nodes.(*fakeNodes).watch = nil
 				}
 			}
 			c.MaxWaiters = 20
@@ -95,10 +97,9 @@ func simulate(t *testing.T, ops []byte) {
 		w.exclusive = true
 		s := &sim{world: w, last: map[string]int64{}, timers: map[*time.Timer]bool{}}
 		w.acquire, w.refresh, w.release, w.cancel = nil, nil, nil, nil
-		prepare := w.g.cfg.Prepare
-		w.g.cfg.Prepare = func(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt {
+		w.nodes.prepare = func(key string, ttl time.Duration, tokens int64, contender string) Lease {
 			s.mayAsk(key)
-			return prepare(key, ttl, tokens, contender, done)
+			return w.prepare(key, ttl, tokens, contender)
 		}
 		w.got = s.got
 		for len(ops) >= 2 && !t.Failed() {
@@ -204,7 +205,7 @@ func (s *sim) do(op byte, arg int) {
 		s.rivals([]string{"", "x", "y"}[arg%3])
 	case 17:
 		if fw := pick(s.listening(), arg/4); fw != nil {
-			fw.hear(Subscribed+Event(arg%5), "")
+			fw.hear(quorum.Subscribed+quorum.Event(arg%5), "")
 		}
 	}
 }
@@ -331,7 +332,7 @@ func (s *sim) answer(r *fakeRefresh, how int) {
 	s.mu.Unlock()
 	switch {
 	case over || how == 7:
-		r.fail(Outcome{Err: errTaken, Lost: true})
+		r.fail(quorum.Failure{Err: errTaken, Reason: quorum.NotHeld})
 	case how < 4:
 		r.confirm()
 	case how == 4:
@@ -339,7 +340,7 @@ func (s *sim) answer(r *fakeRefresh, how int) {
 	case how == 5:
 		r.reserve()
 	default:
-		r.fail(Outcome{Err: errDown})
+		r.fail(quorum.Failure{Err: errDown})
 	}
 }
 
@@ -482,7 +483,7 @@ func (s *sim) checkHold(a *actor) bool {
 func (s *sim) checkFlight(f *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for h := f.head; h != nil; h = h.next {
+	for h := f.head(); h != nil; h = f.queue.Next(h) {
 		if h.giveUpTimer != nil {
 			s.timers[h.giveUpTimer] = true
 		}
@@ -505,7 +506,7 @@ func (s *sim) checkFlight(f *flight) {
 		switch {
 		case f.driverLocked() == nil: // whoever comes back first
 			ok = f.n > 0
-		case f.unjudged || f.driverLocked() != f.head:
+		case f.unjudged || f.driverLocked() != f.head():
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt)
 		default:
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt) && s.checkPause(f)
@@ -513,7 +514,7 @@ func (s *sim) checkFlight(f *flight) {
 		state = "idle"
 	}
 	if f.refreshing {
-		ok = ok && slices.ContainsFunc(s.pendingRefreshes(), func(r *fakeRefresh) bool { return r.l == f.lease })
+		ok = ok && slices.ContainsFunc(s.pendingRefreshes(), func(r *fakeRefresh) bool { return r.l == f.lease.(*fakeAttempt).lease })
 	}
 	if !ok {
 		s.t.Errorf("a flight that is %s waits for nothing, with %d waiters", state, f.n)
@@ -547,7 +548,7 @@ func (s *sim) checkWatches() {
 	for _, f := range s.g.all() {
 		f.mu.Lock()
 		if c := f.contention; c != nil {
-			if s.g.cfg.Watch != nil && !listen[c.contender] {
+			if s.nodes.watch != nil && !listen[c.contender] {
 				s.t.Error("a flight does not listen as", c.contender)
 			}
 			delete(listen, c.contender)
@@ -607,7 +608,7 @@ func (s *sim) drain() {
 		}
 	}
 	if s.closing != nil && len(s.closing) != 1 {
-		s.t.Error("Close hangs")
+		s.t.Error("Close slowCallback")
 	}
 }
 

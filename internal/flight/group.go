@@ -1,7 +1,7 @@
 // Package flight is the local tier: everything in this process that wants one key.
 //
 // It knows nothing of Redis. What it needs of the quorum it gets through Config, so its
-// tests run on function fakes and virtual time.
+// tests run on fakes and virtual time.
 package flight
 
 import (
@@ -15,94 +15,90 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// Lease is what the quorum has granted to this process. A lease serves many Tickets in turn.
+// Lease is one owner's entry on the nodes: of an attempt, and if that is won, of many Tickets in
+// turn. It is a *quorum.Lease.
 type Lease interface {
 	// Owner is the whole stored value.
 	Owner() string
+	// Acquire makes the attempt; by gets its outcome exactly once, on any goroutine, and maybe
+	// before Acquire returns.
+	Acquire(inline bool, by quorum.Acquirer)
+	// Cancel has the attempt, once it was begun, end soon, with a failure, unless it has just won.
+	Cancel()
+	// Peek is the failure that the attempt would be if it ended now; nil when there is nothing to
+	// say.
+	Peek() *quorum.Failure
 	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
-	// of a lease under way at a time. If look is true, Grant.Rival is told.
-	Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(Grant, *Outcome))
+	// of a lease under way at a time. If namesRival is true, the grant names who waits.
+	Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(quorum.Grant, *quorum.Failure))
 	// Settle says that the lease will be held for long: what it keeps ready for its release is
-	// not worth the memory. It may be called under a flight's lock.
+	// not worth the memory.
 	Settle()
-	// Release gives the lease back; done hears whether it still was ours. If there is a
-	// rival, the next turn is its, and the flight's contender waiters again. With failed, all who wait
-	// for the key are told that what its last Ticket was for has failed.
-	Release(inline bool, rival string, failed bool, done func(error))
+	// Release releases the lease; by gets the outcome. If there is a rival, the next turn is its,
+	// and the flight's contender waits again. With failed, all who wait for the key are told that
+	// what its last Ticket was for has failed.
+	Release(inline bool, rival string, failed bool, by quorum.Releaser)
 }
 
-// Grant is a lease's deadline and a block of fencing tokens, empty when Last < First.
-type Grant struct {
-	Until       time.Time
-	First, Last int64
-	Rival       string // the contender that waiters longest; "": none, or nobody looked
-	Reserved    bool   // of a refresh: tokens are reserved, and the next refresh brings them
+// Nodes is how the local tier reaches the quorum.
+type Nodes interface {
+	// Prepare makes the lease of an attempt. contender is "" until the flight has lost one.
+	Prepare(key string, ttl time.Duration, tokens int64, contender string) Lease
+	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
+	// are no notices.
+	Watch(key, contender string, onEvent func(e quorum.Event, owner string)) (stop func())
+	// Leave takes back what contender wanted.
+	Leave(key, contender string)
+	Validity(ttl time.Duration) time.Duration
 }
 
-// Outcome is how a remote operation failed.
-type Outcome struct {
-	Err    error         // what a caller gets who gives up now
-	Final  bool          // acquire: trying again cannot help, whoever waiters
-	Lost   bool          // refresh: the lease is gone
-	Free   time.Duration // acquire: how soon the key could be free; 0 when unknown
-	Taken  bool          // acquire: others' votes are why
-	Owned  bool          // acquire: moreover one other has the key for certain, and will tell when it lets go
-	Holder string        // acquire: the owner that has it; "": unknown
-	Away   bool          // a majority cannot be reached for now, and asking again at once will not help
+// Errors phrases what callers get.
+type Errors interface {
+	Busy(key, owner string) error                // held, queued for or being acquired in this process
+	Crowded(key string) error                    // MaxWaiters reached
+	GaveUp(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil if nothing is known
+	Failed(key string, f *quorum.Failure) error
+	FailedElsewhere() error // for AcquireUnless: what the caller has waited for has failed elsewhere
+	Closed() error
+
+	Ended(key string, why error) error // the Ticket is over already, because of one of these:
+	Released() error
+	Lost(key string, f *quorum.Failure) error
+	// Expired is of a Ticket whose Until passed. stopped says why nobody refreshed it any more,
+	// failed how the last refresh did; nil: that is not known.
+	Expired(stopped, failed error) error
 }
 
-// Attempt is a remote attempt.
-type Attempt interface {
-	// Start begins it. Its done is called exactly once, from anywhere, and may be called
-	// before Start returns.
-	Start(inline bool)
-	Owner() string
-	Cancel()     // once started, its done is called soon, with a failure, unless it has just won
-	Peek() error // how it stands; nil when there is nothing to say
+// Observer has functions that are called when something has happened, with no mutex held. Any may
+// be nil.
+type Observer struct {
+	// Acquired is called for each caller that has its answer, on its own goroutine: how long it
+	// waited, and for what.
+	Acquired func(waited time.Duration, kind WaitKind, err error)
+	// Attempted is called after each attempt, Refreshed after each refresh; f is nil if it
+	// succeeded.
+	Attempted func(took time.Duration, f *quorum.Failure)
+	Refreshed func(f *quorum.Failure)
+	// Lost is called for each Ticket that was lost, but for those that ran out and were never to be
+	// refreshed.
+	Lost func(key string, why error)
 }
 
-// Config is how the local tier reaches the world. No function, of a Lease or an Attempt
-// either, may block, but Start and Release for NodeTimeout when inline is true. Prepare,
-// Start, Cancel, Refresh, Release, Watch, its stop, and Leave are called without any lock held; those that only tell
-// something may be called under a flight's, and must not call back.
+// Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, but
+// Acquire and Release for NodeTimeout when inline is true. Owner, Peek, Settle, Validity and all
+// Errors may be called with a flight's mutex held, and must not call back; all others are called
+// without.
 type Config struct {
-	// Prepare makes a remote attempt, to be started once. contender is "" until the flight
-	// has lost one.
-	Prepare func(key string, ttl time.Duration, tokens int64, contender string, done func(Lease, Grant, *Outcome)) Attempt
-	// Watch has hear told of what happens to key, until stop is called; nil: nothing is
-	// told. Leave takes back what contender wanted.
-	Watch func(key, contender string, hear func(n Event, owner string)) (stop func())
-	Leave func(key, contender string)
-	Turn  time.Duration // how long a turn is kept
-
-	Validity    func(ttl time.Duration) time.Duration
+	Nodes       Nodes
+	Errors      Errors
+	Observer    Observer
 	NodeTimeout time.Duration
+	Turn        time.Duration // how long a turn is kept
 	Slice       time.Duration // negative: no handoff
 	MaxWaiters  int           // per key; 0: no limit
-
-	Busy    func(key, owner string) error              // held, queued for or being acquired in this process
-	GaveUp  func(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil if nothing is known
-	Crowded func(key string) error                     // MaxWaiters reached
-	Ended   func(key string, why error) error          // the Ticket is over already
-	Away    func(key string, err error) error          // for a waiter: err, with which a refresh has found out that a majority cannot be reached
-	Closed  error
-	NotHeld error // why of a Ticket that was released
-	Expired error // why of a Ticket whose Until passed, if there is no more to say
-	// ExpiredBy is why of a Ticket whose Until passed, if it is known why: stopped says why nobody refreshed it
-	// any more, failed how the last refresh did. One of them may be nil. A nil ExpiredBy is Expired.
-	ExpiredBy func(stopped, failed error) error
-	Failed    error                 // for AcquireUnless: what the caller has waited for has failed elsewhere
-	LostWith  func(err error) error // why of a Ticket whose lease was lost by err
-
-	// Acquired hears of every caller that has its answer, on its own goroutine: how long it
-	// waited, and for what. nil: nobody wants to.
-	Acquired func(waited time.Duration, kind WaitKind, err error)
-
-	// Lost hears of every Ticket that was lost, but those that ran out and were never to be refreshed, and why; nil: nobody wants to. It is called
-	// without any lock held.
-	Lost func(key string, why error)
 }
 
 // shards spreads the keys over mutexes, so that distinct keys do not meet.
@@ -110,22 +106,22 @@ const shards = 64
 
 // Group is all flights of one client. It is safe for concurrent use.
 type Group struct {
-	cfg    Config
-	epoch  time.Time // of instants
-	seed   maphash.Seed
-	shards [shards]shard
-	closed atomic.Bool
-	died   chan struct{} // has an entry when a flight died after close began
+	cfg     Config
+	expired error     // of a Ticket whose Until passed, if there is no more to say
+	epoch   time.Time // of instants
+	seed    maphash.Seed
+	shards  [shards]shard
+	closed  atomic.Bool
+	died    chan struct{} // has an entry when a flight died after close began
 
-	// unsubscribing counts what flights have still to do about their contests: to have begun to
-	// listen, and when they have died, to stop that and to leave.
+	// unsubscribing counts what flights have still to do about their contention: to have
+	// subscribed, and when they have died, to unsubscribe and to leave.
 	unsubscribing sync.WaitGroup
 
 	watch sleepWatch
 
 	// waiters are for Tickets whose callers wait, each with its channel, which is empty. The pool
-	// is the Group's own because a channel made in a test's synctest bubble must not get out of
-	// it.
+	// is the Group's own because a channel made in a test's synctest bubble must not leave it.
 	waiters sync.Pool
 
 	// deferreds are for flights, and empty.
@@ -136,15 +132,15 @@ type Group struct {
 }
 
 // releaseOutcome is for waiting for the outcome of a release.
-type releaseOutcome struct {
-	outcome chan error
-	set     func(error) // puts it into outcome
-}
+type releaseOutcome chan *quorum.Failure
 
-func newReleaseOutcome() *releaseOutcome {
-	outcome := make(chan error, 1)
-	return &releaseOutcome{outcome, func(err error) { outcome <- err }}
-}
+// Released is that outcome.
+func (r releaseOutcome) Released(f *quorum.Failure) { r <- f }
+
+// ignored is for releases that nobody waits for.
+type ignored struct{}
+
+func (ignored) Released(*quorum.Failure) {}
 
 // instant is a time on the Group's own clock, in nanoseconds since just before it was made,
 // so that 0 is none. It takes a third of the room of a time.Time, and knows nothing of the
@@ -158,11 +154,11 @@ type shard struct {
 	flights map[string]*flight
 	private map[*flight]struct{} // flights that nobody can join
 	seq     uint64               // how many flights there have been
-	alarms  alarms
+	alarms  timerHeap
 
-	// lastHit is the flight that a caller queued in last, nil once it has died: who wants a key that
-	// many want need not take mu to find it. Written under the flight's mu, while it lives; so
-	// who finds it dead finds it gone from here too.
+	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
+	// a hot key finds its flight without mu. Written under the flight's mu, while it lives; so
+	// a caller that finds it dead finds it gone from here too.
 	lastHit atomic.Pointer[flight]
 
 	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
@@ -176,10 +172,10 @@ type Counts struct {
 
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
-	g := &Group{cfg: cfg, epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
+	g := &Group{cfg: cfg, expired: cfg.Errors.Expired(nil, nil), epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
 	g.waiters.New = func() any { return &waiter{ready: make(chan struct{}, 1)} }
 	g.deferreds.New = func() any { return new(deferred) }
-	g.releases.New = func() any { return newReleaseOutcome() }
+	g.releases.New = func() any { return make(releaseOutcome, 1) }
 	g.watch.epoch = g.epoch
 	for i := range g.shards {
 		sh := &g.shards[i]
@@ -289,8 +285,8 @@ func (g *Group) Counts() Counts {
 	return sum
 }
 
-// Recheck has all flights find out whether too few nodes can be reached, in which somebody waiters who
-// gives up then: when that has begun to be so, and not when the next attempt is due.
+// Recheck has each flight with a waiter that fails fast find out now, and not when its next attempt
+// is due, whether too few nodes can be reached.
 func (g *Group) Recheck() {
 	for i := range g.shards {
 		for _, f := range g.shards[i].list() {
@@ -299,32 +295,32 @@ func (g *Group) Recheck() {
 	}
 }
 
-// Close refuses newcomers, fails whoever waiters, lets holders go on until ctx ends, and
-// then ends them too and gives their leases back. It returns when no flight is left, so
-// every release has been sent, and says whether the holders had to be ended. It is called
+// Close refuses new callers, fails those that wait, waits for holders until ctx ends, and
+// then ends them too and releases their leases. It returns when no flight is left, so
+// every release has been sent, and reports whether holders had to be ended. It is called
 // once.
 func (g *Group) Close(ctx context.Context) (forced bool) {
 	g.closed.Store(true)
 	for _, f := range g.all() {
 		f.shut()
 	}
-	for patience := ctx.Done(); g.any(); {
+	for ended := ctx.Done(); g.any(); {
 		select {
 		case <-g.died:
-		case <-patience:
-			patience = nil // what is left then is bounded by NodeTimeout
+		case <-ended:
+			ended = nil // what is left then is bounded by NodeTimeout
 			forced = g.evict()
 		}
 	}
 	g.unsubscribing.Wait() // flights that are gone add nothing
 	g.watch.stop()
 	for i := range g.shards {
-		g.shards[i].rest()
+		g.shards[i].stop()
 	}
 	return forced
 }
 
-// evict ends all holders, and waiters until their leases have been given back.
+// evict ends all holders, and waits until the releases of their leases have been sent.
 func (g *Group) evict() (some bool) {
 	var given sync.WaitGroup
 	for _, f := range g.all() {

@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // How a flight passes a lease on, renews it and releases it.
 
 // handOverOrReleaseLocked decides what becomes of a lease that nobody holds: it goes to the front
 // waiter, now or when it has been renewed, or back to the nodes. In the last case it
-// reports true; todo.gone may be set then, to hear the outcome of the release.
+// reports true; deferred.done may be set then, to get the outcome of the release.
 func (f *flight) handOverOrReleaseLocked(now time.Time) (released bool) {
 	t := f.frontLocked()
 	if t == nil {
@@ -48,8 +49,8 @@ func (f *flight) shareLocked(t *Ticket, now time.Time, left time.Duration) (rele
 	return false
 }
 
-// shortLocked says that the lease, which has that much left, must be renewed before t may have it. What an attempt
-// for t's ttl has just won is not: asking again would take as long.
+// shortLocked says that the lease, which has that much left, must be renewed before t may have it.
+// What an attempt for t's ttl has just won is not: asking again would take as long.
 func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
 	fresh := f.holds == 0 && t.ttl <= f.attemptTTL
 	return !fresh && left < f.enough(t)
@@ -58,7 +59,7 @@ func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
 // enough is how much a lease must have left to be handed to t: half of t's ttl, or, where clocks
 // may run so far apart that it hardly has so much when it is new, three quarters of its validity.
 func (f *flight) enough(t *Ticket) time.Duration {
-	return min(t.ttl/2, f.g.cfg.Validity(t.ttl)/4*3)
+	return min(t.ttl/2, f.g.cfg.Nodes.Validity(t.ttl)/4*3)
 }
 
 // giveLocked makes t, the front waiter, the current Ticket of the lease, which has that much
@@ -66,7 +67,7 @@ func (f *flight) enough(t *Ticket) time.Duration {
 func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	f.dropLocked(t)
 	t.state, t.lease, t.fence = holding, f.lease, f.tokenLocked()
-	valid := f.g.cfg.Validity(t.ttl)
+	valid := f.g.cfg.Nodes.Validity(t.ttl)
 	left = min(valid, left) // by both clocks: the lease may be older than a sleep of the machine, and now is not
 	t.until, t.extension = now.Add(left), valid-left
 	f.cur = t
@@ -84,7 +85,7 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	}
 }
 
-// endLocked ends the current Ticket.
+// endLocked ends the current Ticket: it was released or lost.
 func (f *flight) endLocked(t *Ticket, as state, why error) {
 	t.state, t.timers = as, nil
 	f.cur = nil
@@ -96,38 +97,38 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 		f.countLossLocked(t, why)
 	}
 	if t.end != nil {
-		for fn := range t.end.hear {
+		for fn := range t.end.onEnd {
 			f.deferLocked(func() { (*fn)(why) })
 		}
-		t.end.hear = nil
+		t.end.onEnd = nil
 	}
 	for a := f.refreshRequests; a != nil; a = a.next {
-		err := f.g.cfg.Ended(f.key, t.errLocked(time.Time{}))
+		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(time.Time{}))
 		f.deferLocked(func() { a.done(err) })
 	}
 	f.refreshRequests = nil
 }
 
-// countLossLocked tells of a loss whoever wants to know. A Ticket that nobody has refreshed, or listened
-// for, was meant to end by its ttl: that it does is no loss.
+// countLossLocked counts and reports a loss. A Ticket that nobody has refreshed, and whose end
+// nobody waits for, was meant to end by its ttl: that it does is no loss.
 func (f *flight) countLossLocked(t *Ticket, why error) {
 	counts := &f.shard().counts
-	if !t.relied && why == f.g.cfg.Expired { //nolint:errorlint // it, and nothing that says more
+	if !t.relied && why == f.g.expired { //nolint:errorlint // it, and nothing that says more
 		counts.expired.Add(1)
 		return
 	}
 	counts.lost.Add(1)
-	if tell := f.g.cfg.Lost; tell != nil {
-		f.deferLocked(func() { tell(f.key, why) })
+	if observe := f.g.cfg.Observer.Lost; observe != nil {
+		f.deferLocked(func() { observe(f.key, why) })
 	}
 }
 
-// releaseLocked gives the lease back to the nodes. Whoever waits contends anew after that,
-// whoever comes meanwhile included.
+// releaseLocked releases the lease. Those who wait contend anew after that, with those who come
+// meanwhile.
 func (f *flight) releaseLocked() { f.releaseToLocked("") }
 
-// releaseToLocked is releaseLocked, but if there is a rival, it has the next turn, and whoever
-// waits here waits for the one after that.
+// releaseToLocked is releaseLocked, but if there is a rival, it has the next turn, and those who
+// wait here wait for the one after that.
 func (f *flight) releaseToLocked(rival string) {
 	d := f.deferredLocked()
 	d.release, d.rival = f.lease, rival
@@ -139,11 +140,12 @@ func (f *flight) releaseToLocked(rival string) {
 	}
 }
 
-// sendRelease sends the release that releaseToLocked has decided on. After that, attempts may be made.
+// sendRelease sends the release that releaseToLocked has decided on. After that, attempts may be
+// made.
 func (f *flight) sendRelease(d *deferred, inline bool) {
 	rival, done := d.rival, d.done
 	if done == nil {
-		done = func(error) {}
+		done = ignored{}
 	}
 	d.release.Release(inline, rival, d.failed, done)
 	f.mu.Lock()
@@ -153,7 +155,7 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	case f.n == 0:
 		f.dieLocked()
 	case rival != "" && !f.retry:
-		f.backOffLocked(&Outcome{Free: f.g.cfg.Turn, Taken: true, Owned: true})
+		f.backOffLocked(&quorum.Failure{Reason: quorum.Taken, Free: f.g.cfg.Turn, Owned: true})
 	default:
 		f.attemptNowLocked()
 	}
@@ -181,8 +183,9 @@ const (
 	ahead       = time.Second
 )
 
-// blockLocked is how many tokens an attempt refreshRequests for: a few when nobody else waits, for those who come
-// while the lock is held; else what the lease before this one has used, and what the queue can use.
+// blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who
+// come while the lock is held; else what the lease before this one has used, and what the queue can
+// use.
 func (f *flight) blockLocked() int64 {
 	switch {
 	case f.g.cfg.Slice < 0:
@@ -215,7 +218,7 @@ func (f *flight) moreLocked(now time.Time) int64 {
 // renewAfterLocked is when a lease got now, for ttl, has lost so much that a handoff renews it:
 // a twentieth, but no less than what keeps renewals rare against handoffs.
 func (f *flight) renewAfterLocked(now time.Time, ttl time.Duration) instant {
-	v := f.g.cfg.Validity(ttl)
+	v := f.g.cfg.Nodes.Validity(ttl)
 	return f.g.at(now.Add(max(v/20, min(v/4, 5*time.Millisecond))))
 }
 
@@ -232,14 +235,14 @@ func (f *flight) topUpLocked(now time.Time) {
 	}
 }
 
-// refreshLocked serves the holder's own wishes.
+// refreshLocked serves the holder's own requests.
 func (f *flight) refreshLocked() {
 	if !f.refreshing && f.refreshRequests != nil {
 		f.renewLocked(clock.Now())
 	}
 }
 
-// renewLocked begins a refresh: for the holder's own wishes, all in one, or if there are none for
+// renewLocked begins a refresh: for the holder's own requests, all in one, or if there are none for
 // the flight's own sake, which is that of the one that was just handed the lease, or else of the
 // front waiter.
 func (f *flight) renewLocked(now time.Time) {
@@ -258,42 +261,45 @@ func (f *flight) renewLocked(now time.Time) {
 	f.refreshing = true
 	f.renewAfter = f.renewAfterLocked(now, t.ttl) // even if it fails: the next handoff is not to try again
 	f.shard().counts.refreshes.Add(1)
-	looks := f.checksLocked(now)
-	f.checked = f.checked || looks
+	checks := f.checksLocked(now)
+	f.checked = f.checked || checks
 	l, ttl := f.lease, t.ttl
 	f.deferLocked(func() {
-		l.Refresh(ttl, more, timeout, looks, func(g Grant, o *Outcome) { f.refreshed(l, served, looks, g, o) })
+		l.Refresh(ttl, more, timeout, checks, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, served, checks, g, why) })
 	})
 }
 
 // refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
 // gets the new deadline, or the loss. A Ticket whose Until came before the answer is over.
 //
-// If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to is no
-// reason to keep back what this one has confirmed.
-func (f *flight) refreshed(l Lease, served *refreshRequest, looked bool, g Grant, o *Outcome) {
+// If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to
+// is no reason to keep back what this one has confirmed.
+func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quorum.Grant, why *quorum.Failure) {
+	if observe := f.g.cfg.Observer.Refreshed; observe != nil {
+		observe(why)
+	}
 	f.mu.Lock()
 	defer f.unlock()
 	if t := f.cur; t != nil && f.lease == l { // before it may be over: this is why
-		t.noteRefreshLocked(o)
+		t.noteRefreshLocked(why)
 	}
 	f.overdueLocked(clock.Now())
 	if f.lease == l {
 		f.refreshing = false
 		switch {
-		case o == nil:
+		case why == nil:
 			f.renewedLocked(g)
-		case o.Lost:
-			f.loseLocked(o.Err)
-		case o.Away && f.fast > 0 && f.cur != nil: // else its waiters contend anew, and find out
-			f.turnAwayFastLocked(o, f.g.cfg.Away(f.key, o.Err))
+		case why.Reason == quorum.NotHeld:
+			f.loseLocked(why)
+		case f.cur != nil: // else its waiters contend anew, and find out
+			f.turnAwayFastLocked(why)
 		}
-		if looked && f.lease == l {
-			f.waitersSeenLocked(g.Rival, o != nil)
+		if checked && f.lease == l {
+			f.waitersSeenLocked(g.Rival, why != nil)
 		}
 	}
 	for a := served; a != nil; a = a.next {
-		f.answerLocked(a, g, o)
+		f.answerRequestLocked(a, g, why)
 	}
 	if f.lease != l {
 		return
@@ -302,7 +308,7 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, looked bool, g Grant
 	case f.cur != nil:
 		f.refreshLocked()
 	case f.tokensLeftLocked() > 0:
-		f.grantOrLetGoLocked(clock.Now())
+		f.giveOrReleaseLocked(clock.Now())
 	case !g.Reserved || f.n == 0: // could not be renewed: contend anew
 		f.releaseLocked()
 	}
@@ -311,9 +317,9 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, looked bool, g Grant
 	}
 }
 
-// grantOrLetGoLocked follows a renewal that a waiter was kept waiting for. It does not
+// giveOrReleaseLocked follows a renewal that a waiter was kept waiting for. It does not
 // renew again: if the refresh took so long that there is not enough left, the next would too.
-func (f *flight) grantOrLetGoLocked(now time.Time) {
+func (f *flight) giveOrReleaseLocked(now time.Time) {
 	left := clock.Left(now, f.until)
 	switch t := f.frontLocked(); {
 	case t == nil, left < f.enough(t):
@@ -325,21 +331,21 @@ func (f *flight) grantOrLetGoLocked(now time.Time) {
 	}
 }
 
-// noteRefreshLocked keeps the outcome of the last refresh of t's lease, if it failed: should t run out, that
-// is why.
-func (t *Ticket) noteRefreshLocked(o *Outcome) {
-	if o != nil {
-		t.endOfLocked().failed = o.Err
+// noteRefreshLocked keeps the outcome of the last refresh of t's lease, if it failed: should t run
+// out, that is why.
+func (t *Ticket) noteRefreshLocked(why *quorum.Failure) {
+	if why != nil {
+		t.endOfLocked().failed = t.f.g.cfg.Errors.Failed(t.f.key, why)
 	} else if t.end != nil {
 		t.end.failed = nil
 	}
 }
 
-func (f *flight) renewedLocked(g Grant) {
+func (f *flight) renewedLocked(g quorum.Grant) {
 	if g.Until.After(f.until) {
 		f.until = g.Until
 	}
-	if b := g.block(); b.left() > 0 {
+	if b := blockOf(g); b.left() > 0 {
 		if f.tokens[0].left() == 0 { // what is in store comes first
 			f.tokens[0] = f.tokens[1]
 		}
@@ -353,19 +359,19 @@ func (f *flight) renewedLocked(g Grant) {
 	}
 }
 
-// answerLocked tells a holder how the refresh that it asked for went.
-func (f *flight) answerLocked(a *refreshRequest, g Grant, o *Outcome) {
-	err := f.answerOfLocked(a.t, g, o)
+// answerRequestLocked tells a holder how the refresh that it asked for went.
+func (f *flight) answerRequestLocked(a *refreshRequest, g quorum.Grant, why *quorum.Failure) {
+	err := f.answerOfLocked(a.t, g, why)
 	f.deferLocked(func() { a.done(err) })
 }
 
 // answerOfLocked is what a refresh means for t, which asked for it.
-func (f *flight) answerOfLocked(t *Ticket, g Grant, o *Outcome) error {
+func (f *flight) answerOfLocked(t *Ticket, g quorum.Grant, why *quorum.Failure) error {
 	switch {
 	case t.state != holding:
-		return f.g.cfg.Ended(f.key, t.errLocked(time.Time{}))
-	case o != nil:
-		return o.Err
+		return f.g.cfg.Errors.Ended(f.key, t.errLocked(time.Time{}))
+	case why != nil:
+		return f.g.cfg.Errors.Failed(f.key, why)
 	}
 	t.moveLocked(later(t.until, g.Until), later(t.limitLocked(), g.Until))
 	if t.end != nil {
@@ -375,37 +381,37 @@ func (f *flight) answerOfLocked(t *Ticket, g Grant, o *Outcome) error {
 }
 
 // loseLocked ends the lease that the nodes say is no longer ours, and its Ticket.
-func (f *flight) loseLocked(err error) {
+func (f *flight) loseLocked(why *quorum.Failure) {
 	if f.cur != nil {
-		f.endLocked(f.cur, lost, f.g.cfg.LostWith(err))
+		f.endLocked(f.cur, lost, f.g.cfg.Errors.Lost(f.key, why))
 	}
 	f.releaseLocked() // on some nodes it may still be there
 }
 
 // Closing.
 
-// shut refuses whoever waits.
+// shut ends the wait of all who wait.
 func (f *flight) shut() {
 	f.mu.Lock()
 	defer f.unlock()
 	for f.n > 0 {
-		f.turnAwayLocked(f.head, f.g.cfg.Closed)
+		f.turnAwayLocked(f.head(), f.g.cfg.Errors.Closed())
 	}
 }
 
-// evict ends the current Ticket and gives the lease back; given waits for that.
-func (f *flight) evict(given *sync.WaitGroup) bool {
+// evict ends the current Ticket and releases the lease; sent waits for that.
+func (f *flight) evict(sent *sync.WaitGroup) bool {
 	f.mu.Lock()
 	defer f.unlock()
 	t := f.cur
 	if t == nil {
 		return false
 	}
-	f.endLocked(t, lost, f.g.cfg.Closed)
-	gone := make(chan struct{})
+	f.endLocked(t, lost, f.g.cfg.Errors.Closed())
+	r := make(releaseOutcome, 1)
 	f.releaseLocked()
-	f.deferred.done = func(error) { close(gone) }
-	given.Go(func() { <-gone })
+	f.deferred.done = r
+	sent.Go(func() { _ = <-r })
 	return true
 }
 

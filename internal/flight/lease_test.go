@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // A released lease goes straight to the next waiter; the quorum hears nothing of it.
@@ -52,7 +54,7 @@ func TestFencesOnlyRise(t *testing.T) {
 				c.h.Refresh(time.Second, func(error) {})
 			case 6:
 				next := w.start()
-				time.Sleep(10 * time.Second) // c hangs
+				time.Sleep(10 * time.Second) // c slowCallback
 				c = check(next)
 				continue
 			}
@@ -70,7 +72,7 @@ func TestFencesOnlyRise(t *testing.T) {
 func TestBlocksAreUsedInOrder(t *testing.T) {
 	f := newWorld(t).g.find("k")
 	f.tokens = [2]block{{4, 4}, {10, 12}}
-	f.renewedLocked(Grant{First: 20, Last: 21})
+	f.renewedLocked(quorum.Grant{First: 20, Last: 21})
 	for _, want := range []int64{10, 11, 20, 21} {
 		is(t, "token", f.tokenLocked(), want)
 	}
@@ -132,7 +134,7 @@ func TestHalfIsMeasuredByTheWaitersTTL(t *testing.T) {
 
 // ... and if it cannot be renewed it is given back, and acquired anew.
 func TestLeaseThatCannotBeRenewedIsGivenBack(t *testing.T) {
-	for name, o := range map[string]Outcome{"down": {Err: errDown}, "lost": {Err: errTaken, Lost: true}} {
+	for name, o := range map[string]quorum.Failure{"down": {Err: errDown}, "lost": {Err: errTaken, Reason: quorum.NotHeld}} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				first, next := w.start(), w.start()
@@ -165,8 +167,8 @@ func TestLeaseWithoutTokensIsGivenBack(t *testing.T) {
 	})
 }
 
-// Tokens that are only reserved take another refresh, which follows at once: a waiter for whom there is no
-// token gets the lease then, and the second refresh failing is what it is without any.
+// Tokens that are only reserved take another refresh, which follows at once: a waiter for whom
+// there is no token gets the lease then, and the second refresh failing is what it is without any.
 func TestReservedTokensTakeAnotherRefresh(t *testing.T) {
 	for name, fails := range map[string]bool{"confirmed": false, "down": true} {
 		t.Run(name, func(t *testing.T) {
@@ -180,7 +182,7 @@ func TestReservedTokensTakeAnotherRefresh(t *testing.T) {
 				next.waits()
 				is(t, "attempts", w.asked(), 1)
 				if fails {
-					w.renewal(2).fail(Outcome{Err: errDown})
+					w.renewal(2).fail(quorum.Failure{Err: errDown})
 				} else {
 					w.renewal(2).confirm()
 				}
@@ -208,7 +210,7 @@ func TestAWaiterWithATokenIsNotKeptWaitingForMore(t *testing.T) {
 		time.Sleep(time.Second)
 		w.renewal(1).reserve()
 		is(t, "until", next.holds().Until(), began.Add(validity(10*time.Second)))
-		w.renewal(2).fail(Outcome{Err: errDown})
+		w.renewal(2).fail(quorum.Failure{Err: errDown})
 		is(t, "until", next.holds().Until(), began.Add(validity(10*time.Second)))
 		next.releases()
 		third.releases()
@@ -216,8 +218,8 @@ func TestAWaiterWithATokenIsNotKeptWaitingForMore(t *testing.T) {
 	})
 }
 
-// A holder hears what its refresh has confirmed, and has it, before the tokens are there. What it asks for
-// meanwhile is served by the refresh that gets them.
+// A holder hears what its refresh has confirmed, and has it, before the tokens are there. What it
+// asks for meanwhile is served by the refresh that gets them.
 func TestAHolderIsNotKeptWaitingForTokens(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refresh = nil
@@ -268,7 +270,7 @@ func TestALossFoundWithTheTokens(t *testing.T) {
 		c.holds()
 		c.h.Refresh(time.Second, func(err error) { is(t, "err", err, nil) })
 		w.renewal(1).reserve()
-		w.renewal(2).fail(Outcome{Err: errTaken, Lost: true})
+		w.renewal(2).fail(quorum.Failure{Err: errTaken, Reason: quorum.NotHeld})
 		is(t, "lost", errors.Is(c.h.Err(), errLost), true)
 		behind.holds() // contended anew
 		behind.releases()
@@ -353,7 +355,7 @@ func TestFailedTopUpIsNotRepeatedAtEveryHandoff(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.rich().start()
 		time.Sleep(2 * time.Second)
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 		before := w.renewals()
 		for range 5 {
 			next := w.start()
@@ -433,7 +435,7 @@ func TestSuccessorGetsTheLossOfARefreshUnderWay(t *testing.T) {
 		var why error
 		successor.OnEnd(func(err error) { why = err })
 		w.byHand()
-		r.fail(Outcome{Err: errTaken, Lost: true})
+		r.fail(quorum.Failure{Err: errTaken, Reason: quorum.NotHeld})
 		synctest.Wait()
 		is(t, "lost", errors.Is(successor.Err(), errLost), true)
 		is(t, "why", errors.Is(why, errTaken), true)
@@ -451,7 +453,7 @@ func TestSuccessorGetsTheLossOfARefreshUnderWay(t *testing.T) {
 func TestOutcomeForAnOldLeaseIsIgnored(t *testing.T) {
 	for name, end := range map[string]func(*fakeRefresh){
 		"confirmed": (*fakeRefresh).confirm,
-		"lost":      func(r *fakeRefresh) { r.fail(Outcome{Err: errTaken, Lost: true}) },
+		"lost":      func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errTaken, Reason: quorum.NotHeld}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -508,7 +510,7 @@ func TestFailedRefreshChangesNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
 		until := c.holds().Until()
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 		time.Sleep(time.Second)
 		var got error
 		c.h.Refresh(time.Second, func(err error) { got = err })
@@ -592,7 +594,7 @@ func TestLateRefreshDoesNotBringAHoldBack(t *testing.T) {
 	})
 }
 
-// S12: a holder that hangs loses the lock at its Until, however many wait and renew, and
+// S12: a holder that slowCallback loses the lock at its Until, however many wait and renew, and
 // the next waiter gets it under a new fence.
 func TestHangingHolderLosesTheLock(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -620,7 +622,7 @@ func TestHangingHolderLosesTheLock(t *testing.T) {
 	})
 }
 
-// A lone holder that hangs keeps no flight alive.
+// A lone holder that slowCallback keeps no flight alive.
 func TestLoneHangingHoldersFlightDisappears(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start(ttl(time.Second))
@@ -725,7 +727,8 @@ func BenchmarkHandoff(b *testing.B) {
 	})
 }
 
-// A lock of a caller that was alone is handed to those who came later for nothing: its lease has tokens for a few.
+// A lock of a caller that was alone is handed to those who came later for nothing: its lease has
+// tokens for a few.
 func TestALoneCallersLeaseHasTokensForAFewMore(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for range 2 {

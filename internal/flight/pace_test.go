@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 const ms = time.Millisecond
@@ -123,7 +125,7 @@ func TestPromotedWaiterHasWhatIsLeftOfItsStrategy(t *testing.T) {
 		c := w.start(pace(limited{10 * ms, 5}))
 		time.Sleep(25 * ms)
 		at := w.down(0)
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 		holder.releases() // no token: back to the nodes
 		time.Sleep(time.Second)
 		c.failed(50*ms, errTaken)
@@ -290,7 +292,7 @@ func TestLastAttemptIsWaitedFor(t *testing.T) {
 		c := w.start(pace(limited{10 * ms, 2}))
 		time.Sleep(15 * ms)
 		w.byHand()
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 		holder.releases()
 		time.Sleep(100 * ms)
 		c.waits()

@@ -7,16 +7,16 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// sleepWatch has flights called whose time has come by the wall clock alone. Timers go by the
-// monotonic clock, which stands still while the machine sleeps, and a lease does not: whoever
-// listens for the end of a lock, or waits behind it, would learn of it later than Err says it,
-// by as long as the machine has slept.
+// sleepWatch calls flights whose time has come by the wall clock alone. Timers go by the
+// monotonic clock, which stands still while the machine sleeps, and a lease does not: those who
+// wait for the end of a lock, or behind it, would learn of it later than Err says it, by as long
+// as the machine has slept.
 //
 // While any flight has an alarm, one timer for the whole Group compares the two clocks, twice a
 // second. If the wall clock has got ahead of the monotonic one, all flights that have an alarm are
-// called at once; each does what is due by either clock, and has its next alarm when the first
-// of the two will say so. So nobody learns of an end more than a second after the machine goes
-// on, and a lock costs nothing for that. If each shard's timer came as often by itself, it
+// called at once; each does what is due by either clock, and sets its next alarm for when the first
+// of the two will say so. So an end is noticed at most a second after the machine goes on, and a
+// lock costs nothing for that. If each shard's timer came as often by itself, it
 // would wake the process 64 times for it, and no timer of Go's goes by the wall clock.
 //
 // The wall clock has to have got ahead since an alarm was set, so what counts is the least by
@@ -37,11 +37,12 @@ type sleepWatch struct {
 
 const (
 	compareEvery = 500 * time.Millisecond
-	// A wall clock that is slewed gets ahead without a sleep. Flights are not called for less than that.
+	// A wall clock that is slewed gets ahead without a sleep. Flights are not called for less than
+	// that.
 	minSleep = 50 * time.Millisecond
 )
 
-// add has sh looked after. Its alarms are marked as watched, so nobody else adds it.
+// add adds sh, whose alarms are marked as watched, so nobody else adds it.
 func (w *sleepWatch) add(sh *shard) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,7 +58,7 @@ func (w *sleepWatch) add(sh *shard) {
 	w.on = true
 }
 
-// compare compares the clocks, and has flights called if the machine slept.
+// compare compares the clocks, and calls flights if the machine slept.
 func (w *sleepWatch) compare() {
 	now := clock.Now()
 	ahead := time.Duration(now.UnixNano()-w.epoch.UnixNano()) - now.Sub(w.epoch)
@@ -91,13 +92,13 @@ func (w *sleepWatch) stop() {
 func (sh *shard) awake(slept bool) (watched bool) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	as := &sh.alarms
+	h := &sh.alarms
 	switch {
-	case len(as.heap) == 0:
-		as.timer.Stop() // if it has just fired, nothing is due
-		as.fires, as.watched = 0, false
+	case len(h.heap) == 0:
+		h.timer.Stop() // if it has just fired, nothing is due
+		h.fires, h.watched = 0, false
 	case slept:
-		as.all()
+		h.all()
 	}
-	return as.watched
+	return h.watched
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // Ticket is one caller's place in a flight: first in the queue, then holding the lease.
@@ -34,12 +35,15 @@ type Ticket struct {
 	timers *Timer // first of those that are set; nil once it is over
 }
 
+// ListLinks are the links of t in the queue, while its caller waits.
+func (t *Ticket) ListLinks() *list.Links[Ticket] { return &t.waiter.links }
+
 // end is what there is to say about the end of a Ticket.
 type end struct {
-	why     error // lost: why
-	stopped error // why whoever refreshed it has stopped, if it has
-	failed  error // the outcome of the last refresh, if it failed
-	hear    map[*func(error)]struct{}
+	why     error                     // lost: why
+	stopped error                     // why whoever refreshed it has stopped, if it has
+	failed  error                     // the outcome of the last refresh, if it failed
+	onEnd   map[*func(error)]struct{} // what OnEnd was given
 }
 
 type state uint8
@@ -92,15 +96,15 @@ func (t *Ticket) errLocked(now time.Time) error {
 	case t.state == lost:
 		return t.end.why
 	case t.state != holding:
-		return t.f.g.cfg.NotHeld
+		return t.f.g.cfg.Errors.Released()
 	case clock.Passed(now, t.until):
 		return t.expiredLocked()
 	}
 	return nil
 }
 
-// Unrefreshed says why no refresh follows: if t runs out, that is the reason. A refresh that the holder
-// makes all the same takes it back.
+// Unrefreshed says why no refresh follows: if t runs out, that is the reason. A refresh that the
+// holder makes all the same takes it back.
 func (t *Ticket) Unrefreshed(why error) {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
@@ -111,11 +115,11 @@ func (t *Ticket) Unrefreshed(why error) {
 
 // expiredLocked is why t is over when its Until has passed.
 func (t *Ticket) expiredLocked() error {
-	cfg := &t.f.g.cfg
-	if e := t.end; e != nil && t.relied && cfg.ExpiredBy != nil && (e.stopped != nil || e.failed != nil) {
-		return cfg.ExpiredBy(e.stopped, e.failed)
+	g := t.f.g
+	if e := t.end; e != nil && t.relied && (e.stopped != nil || e.failed != nil) {
+		return g.cfg.Errors.Expired(e.stopped, e.failed)
 	}
-	return cfg.Expired
+	return g.expired
 }
 
 // OnEnd has fn called when t is released (with nil) or lost (with the reason). If that
@@ -132,14 +136,14 @@ func (t *Ticket) OnEnd(fn func(why error)) (cancel func(), why error, over bool)
 	}
 	t.relied = true
 	e := t.endOfLocked()
-	if e.hear == nil {
-		e.hear = map[*func(error)]struct{}{}
+	if e.onEnd == nil {
+		e.onEnd = map[*func(error)]struct{}{}
 	}
 	at := &fn
-	e.hear[at] = struct{}{}
+	e.onEnd[at] = struct{}{}
 	return func() {
 		f.mu.Lock()
-		delete(e.hear, at)
+		delete(e.onEnd, at)
 		f.mu.Unlock()
 	}, nil, false
 }
@@ -156,9 +160,9 @@ func (t *Ticket) endOfLocked() *end {
 // when either happened, and is bounded by NodeTimeout.
 func (t *Ticket) Release() error { return t.release(false) }
 
-// ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes, the other
-// processes that wait in AcquireUnless are told so, and end with Config.Failed. To a waiter of this process
-// the lease is handed as ever.
+// ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes,
+// the other processes that wait in AcquireUnless are notified, and end with Errors.FailedElsewhere.
+// To a waiter of this process the lease is handed as ever.
 func (t *Ticket) ReleaseFailed() error { return t.release(true) }
 
 func (t *Ticket) release(failed bool) error {
@@ -167,7 +171,7 @@ func (t *Ticket) release(failed bool) error {
 	now := clock.Now()
 	if t.state != holding || clock.Passed(now, t.until) {
 		f.overdueLocked(now)
-		err := f.g.cfg.Ended(f.key, t.errLocked(now))
+		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(now))
 		f.unlock()
 		return err
 	}
@@ -176,12 +180,15 @@ func (t *Ticket) release(failed bool) error {
 		f.unlockInline(true)
 		return nil
 	}
-	r := f.g.releases.Get().(*releaseOutcome)
-	f.deferred.done, f.deferred.failed = r.set, failed
+	r := f.g.releases.Get().(releaseOutcome)
+	f.deferred.done, f.deferred.failed = r, failed
 	f.unlockInline(true)
-	err := <-r.outcome
+	why := <-r
 	f.g.releases.Put(r)
-	return err
+	if why != nil {
+		return f.g.cfg.Errors.Failed(f.key, why)
+	}
+	return nil
 }
 
 // moveLocked sets when t is over, and how far renewals for the flight's own sake may move
@@ -202,7 +209,7 @@ func (t *Ticket) Refresh(timeout time.Duration, done func(error)) {
 	now := clock.Now()
 	if t.state != holding || clock.Passed(now, t.until) {
 		f.overdueLocked(now)
-		err := f.g.cfg.Ended(f.key, t.errLocked(now))
+		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(now))
 		f.unlock()
 		done(err)
 		return

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // blocking is a strategy that answers when a test says so.
@@ -72,7 +74,7 @@ func TestTheTurnOfOneThatIsAwayIsTaken(t *testing.T) {
 		next := w.start()
 		pass(maxPoll)
 		w.attempt().taken(time.Hour)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		is(t, "attempts", w.asked(), 3)
 		w.attempt().grant()
 		next.holds()
@@ -139,8 +141,8 @@ func TestARefusalWaitsForOneThatIsAway(t *testing.T) {
 	})
 }
 
-// A strategy or a look that panics, or ends the goroutine, leaves nothing behind: the next one drives, and a
-// lease that came meanwhile goes on.
+// A strategy or a look that panics, or ends the goroutine, leaves nothing behind: the next one
+// drives, and a lease that came meanwhile goes on.
 func TestUserCodeThatDoesNotReturn(t *testing.T) {
 	for name, how := range map[string]func(){"panic": func() { panic(name("no")) }, "Goexit": runtime.Goexit} {
 		for _, looks := range []bool{false, true} {
@@ -162,7 +164,7 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 						w.attempt().taken(time.Hour)
 						synctest.Wait()
 						if looks {
-							w.news(OurTurn)
+							w.news(quorum.OurTurn)
 						}
 						next := w.start()
 						if granted {
@@ -221,4 +223,56 @@ func TestASlowStrategyBehindOthers(t *testing.T) {
 		c.holds().Release()
 		next.holds().Release()
 	})
+}
+
+// The driver was woken for an attempt that is due, then it was told to look, and before it could do
+// either its ctx ended: the next one makes the attempt.
+func TestADriverThatIsToLookAndLeavesPassesOnWhatIsDue(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front := w.looks()
+		w.heldBy("x")
+		next := w.start()
+		w.news(quorum.Subscribed)
+		w.heldBy("x")
+		w.history()
+		f := w.g.find("k")
+		f.mu.Lock()
+		front.cancel()
+		f.attemptNowLocked()
+		f.tellLookersLocked()
+		f.mu.Unlock()
+		synctest.Wait()
+		w.wantHistory("acquire as owner-1")
+		w.attempt().grant()
+		next.holds().Release()
+	})
+}
+
+// One that leaves from its look, or that is about to look, leaves the pace to the strategy of the
+// next.
+func TestTheNextStrategyPacesAfterALook(t *testing.T) {
+	for _, found := range []bool{false, true} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.byHand()
+			front := w.looks(pace(never(time.Hour)))
+			w.attempt().split(time.Hour)
+			synctest.Wait()
+			w.news(quorum.Subscribed)
+			w.attempt().split(time.Hour)
+			next := w.start(pace(never(10 * ms)))
+			synctest.Wait()
+			w.history()
+			if found {
+				front.found.Store(true)
+				w.news(quorum.OtherTurn)
+			} else {
+				front.leaves()
+			}
+			pass(10 * ms)
+			w.wantHistory("acquire as owner-1")
+			w.attempt().grant()
+			next.holds().Release()
+		})
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // Pace is a retry strategy: how long to wait after the attempt-th failure, and whether
@@ -76,9 +77,9 @@ type waiter struct {
 	contender   string      // in whose name it makes it; "": none
 
 	// guarded by the flight's mu
-	next, prev *Ticket // in the queue
-	away       bool    // its caller runs code of the user's
-	mustLook   bool    // its caller is to ask needless
+	links    list.Links[Ticket] // in the queue
+	away     bool               // its caller runs code of the user's
+	mustLook bool               // its caller is to ask needless
 
 	// ready gets one value when the wait is over; refusal is written before that, and may be
 	// read after it. If woken is set, the value says something else: the caller is to look at
@@ -114,11 +115,12 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 
 // AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
 // another process has done the work meanwhile: whenever there is an event about the key, or an
-// attempt after the first is due, needless is called on the caller's goroutine. True ends
-// the wait, with stopped and without the key; the event that the work has failed elsewhere ends
-// it with Config.Failed. So does that too few nodes can be reached: such a caller has other
-// ways. As long as needless takes its time, others that wait go first.
-func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
+// attempt after the first is due, needless is called on the caller's goroutine. True ends the wait,
+// with stopped and without the key; the event that the work has failed elsewhere ends it with
+// Errors.FailedElsewhere. So does that too few nodes can be reached: such a caller has other ways.
+// As long as needless takes its time, others that wait go first.
+func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
+	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
 	return g.acquire(ctx, key, t, ttl, pace, Queue, needless)
 }
@@ -144,10 +146,11 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 //
 // It waits here and not in a function of its own: each frame of a goroutine that waits is read
 // at every cycle of the garbage collector, and again when it goes on.
-func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode, needless func(context.Context) bool) (stopped bool, err error) {
+func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
+	needless func(context.Context) bool) (stopped bool, err error) {
 	began := g.begins()
 	if err := ctx.Err(); err != nil {
-		return false, g.report(began, t, g.cfg.GaveUp(key, err, nil))
+		return false, g.report(began, t, g.cfg.Errors.GaveUp(key, err, nil))
 	}
 	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
 	f, next, err := g.join(ctx, key, t, mode)
@@ -193,7 +196,7 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 
 // begins is when a caller came, if anybody wants to know.
 func (g *Group) begins() (now time.Time) {
-	if g.cfg.Acquired != nil {
+	if g.cfg.Observer.Acquired != nil {
 		now = time.Now()
 	}
 	return now
@@ -201,8 +204,8 @@ func (g *Group) begins() (now time.Time) {
 
 // report reports t's answer to whoever wants to know, and gives it back.
 func (g *Group) report(began time.Time, t *Ticket, err error) error {
-	if g.cfg.Acquired != nil {
-		g.cfg.Acquired(time.Since(began), t.kind, err)
+	if g.cfg.Observer.Acquired != nil {
+		g.cfg.Observer.Acquired(time.Since(began), t.kind, err)
 	}
 	return err
 }
@@ -259,7 +262,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 			f = g.find(key)
 		}
 		if f == nil {
-			return nil, over, g.cfg.Closed
+			return nil, over, g.cfg.Errors.Closed()
 		}
 		switch next, err := f.join(t, mode); {
 		case err != nil:
@@ -267,7 +270,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 		case next == planFirst:
 			t.waiter.plan(clock.Now())
 			if err := ctx.Err(); err != nil {
-				return nil, over, g.cfg.GaveUp(key, err, g.cfg.Busy(key, ""))
+				return nil, over, g.cfg.Errors.GaveUp(key, err, g.cfg.Errors.Busy(key, ""))
 			}
 		case next != again:
 			if w := t.waiter; w.budgeted {
@@ -287,7 +290,7 @@ func (f *flight) stepLocked(t *Ticket) step {
 	case f.phase != idle || f.driverLocked() != t: // it waits for the driver, or for what is under way
 		return f.boundedLocked(t)
 	}
-	now, front := clock.Now(), t == f.head
+	now, front := clock.Now(), t == f.head()
 	if !front {
 		f.contendLocked()
 	}
@@ -394,9 +397,9 @@ func (f *flight) wake(t *Ticket) {
 // driverLocked is who makes the attempts: the first in the queue whose caller does not run code
 // of the user's, and is not about to. nil: nobody can for now.
 func (f *flight) driverLocked() *Ticket {
-	t := f.head
+	t := f.head()
 	for t != nil && (t.away || t.mustLook) {
-		t = t.next
+		t = f.queue.Next(t)
 	}
 	return t
 }
@@ -411,12 +414,12 @@ func (f *flight) wakeDriverLocked() {
 // frontLocked is who gets the lease: the first in the queue, but if its caller runs code of the
 // user's, whoever is there to take it. nil: nobody waits.
 func (f *flight) frontLocked() *Ticket {
-	t := f.head
+	t := f.head()
 	for t != nil && t.away {
-		t = t.next
+		t = f.queue.Next(t)
 	}
 	if t == nil {
-		return f.head
+		return f.head()
 	}
 	return t
 }
@@ -459,7 +462,7 @@ func (f *flight) askStrategy(t *Ticket) step {
 	}
 	switch {
 	case goesOn:
-		if t == f.head && f.backoff != nil {
+		if t == f.head() && f.backoff != nil {
 			f.unjudged, f.strategyNext = false, w.nextTry
 			f.contendLocked()
 			if f.phase == idle && now.Before(f.nextAttempt) {

@@ -28,14 +28,14 @@ func TestAlarmsComeInTime(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
-			as := &alarms{epoch: time.Now().Add(-1), watch: func() {}}
+			h := &timerHeap{epoch: time.Now().Add(-1), watch: func() {}}
 			want := map[*flight]time.Time{}
 			var mu sync.Mutex // as a shard's
-			as.wake = func() {
+			h.wake = func() {
 				mu.Lock()
 				defer mu.Unlock()
-				as.fires = 0
-				for f := as.due(); f != nil; f = as.due() {
+				h.fires = 0
+				for f := h.due(); f != nil; f = h.due() {
 					if at, set := want[f]; !set || !at.Equal(time.Now()) {
 						t.Errorf("seed %d: called at %v, want %v (%t)", seed, time.Now(), at, set)
 					}
@@ -51,18 +51,18 @@ func TestAlarmsComeInTime(t *testing.T) {
 				f := &flights[rnd.IntN(len(flights))]
 				mu.Lock()
 				if rnd.IntN(3) == 0 {
-					as.drop(f)
+					h.drop(f)
 					delete(want, f)
 				} else {
 					want[f] = time.Now().Add(time.Duration(1+rnd.IntN(50)) * ms)
-					as.set(f, instant(want[f].Sub(as.epoch)))
+					h.set(f, instant(want[f].Sub(h.epoch)))
 				}
 				mu.Unlock()
 			}
 			time.Sleep(time.Second)
 			synctest.Wait()
-			if len(want) != 0 || len(as.heap) != 0 {
-				t.Errorf("seed %d: %d alarms did not come, %d are left", seed, len(want), len(as.heap))
+			if len(want) != 0 || len(h.heap) != 0 {
+				t.Errorf("seed %d: %d alarms did not come, %d are left", seed, len(want), len(h.heap))
 			}
 		})
 	}

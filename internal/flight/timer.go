@@ -17,25 +17,25 @@ type Timer struct {
 	who TimerHandler // not nil once it was set
 
 	// guarded by the flight's mu
-	at         instant // when it is due; 0: it is idle; below 0: it is over
-	next, prev *Timer  // of the same Ticket
+	at   instant // when it is due; 0: it is idle; below 0: it is over
+	next *Timer  // of the same Ticket, which hardly ever has two
 }
 
 // TimerHandler is called when a Timer is due. It is not called while the flight is locked, and
 // must not block.
 type TimerHandler interface{ Due() }
 
-// A wait of longWait or more ends on a beat of the coalesceWindow, the last one before its end: what comes due
-// in a shard between two beats takes one timer and one goroutine together, and goes to the nodes
-// in larger batches.
+// A wait of longWait or more ends at a multiple of coalesceWindow, the last one before its end:
+// what comes due in a shard within one window takes one timer and one goroutine together, and goes
+// to the nodes in larger batches.
 const (
 	longWait       = time.Second
 	coalesceWindow = 5 * time.Millisecond
 )
 
-// SetTimer has who.Due called after wait, once, unless t is over by then or r is forgotten.
-// Setting r again moves it. A long wait may end a coalesceWindow earlier. A Ticket of which somebody is
-// reminded will be held for long.
+// SetTimer has who.Due called after wait, once, unless t is over by then or r was stopped.
+// Setting r again moves it. A long wait may end up to a coalesceWindow early. A Ticket that has a
+// timer will be held for long.
 func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	f := t.f
 	f.mu.Lock()
@@ -45,10 +45,7 @@ func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	}
 	t.relied = true
 	if r.at == 0 {
-		if r.next = t.timers; r.next != nil {
-			r.next.prev = r
-		}
-		t.timers = r
+		r.next, t.timers = t.timers, r
 	}
 	at := f.g.at(clock.Now().Add(wait))
 	if wait >= longWait {
@@ -59,7 +56,7 @@ func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	t.lease.Settle()
 }
 
-// StopTimer takes r back, for good. It may be called at any time.
+// StopTimer stops r, for good. It may be called at any time.
 func (t *Ticket) StopTimer(r *Timer) {
 	f := t.f
 	f.mu.Lock()
@@ -72,15 +69,12 @@ func (t *Ticket) StopTimer(r *Timer) {
 
 // takeLocked takes r, which is set, out of t's.
 func (t *Ticket) takeLocked(r *Timer) {
-	if r.prev == nil {
-		t.timers = r.next
-	} else {
-		r.prev.next = r.next
+	at := &t.timers
+	for *at != r {
+		at = &(*at).next
 	}
-	if r.next != nil {
-		r.next.prev = r.prev
-	}
-	r.at, r.next, r.prev = 0, nil, nil
+	*at = r.next
+	r.at, r.next = 0, nil
 }
 
 // dueTimersLocked sees to what is due for t, and says when to look again: when the next is due, or

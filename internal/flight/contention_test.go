@@ -6,12 +6,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 const slice = 20 * time.Millisecond
 
 func sliced(c *Config) { c.Slice = slice }
-func deaf(c *Config)   { c.Watch = nil }
+func deaf(c *Config)   { c.Nodes.(*fakeNodes).watch = nil }
 
 // wantHistory checks what the world was asked since the last check.
 func (w *world) wantHistory(want ...string) {
@@ -33,7 +35,7 @@ func (w *world) hears(change ...func(*wish)) *caller {
 	w.t.Helper()
 	c := w.start(change...)
 	w.attempt().taken(time.Hour)
-	w.news(Subscribed)
+	w.news(quorum.Subscribed)
 	return c
 }
 
@@ -74,7 +76,7 @@ func TestHandoffIsFreeWhileNobodyWants(t *testing.T) {
 		is(t, "looks", fmt.Sprint(looks), "[10ms 30ms 50ms 70ms 90ms 110ms]")
 		is(t, "releases", w.leases[0].releases, 1)
 		is(t, "listening", len(w.watches), 0)
-	}, sliced, func(c *Config) { c.Validity = func(ttl time.Duration) time.Duration { return ttl } })
+	}, sliced, func(c *Config) { c.Nodes.(*fakeNodes).validity = func(ttl time.Duration) time.Duration { return ttl } })
 }
 
 // So it is when there is only one waiter at a time, who leaves the queue empty.
@@ -121,10 +123,10 @@ func TestSliceEndsWithTheTurnOfTheRival(t *testing.T) {
 		d.waits()
 		w.wantHistory("release to x")
 		is(t, "handoffs", w.g.Counts().Handoffs, 2)
-		w.news(Subscribed)
+		w.news(quorum.Subscribed)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		d.holds()
@@ -143,7 +145,7 @@ func TestRivalOfAnEarlierLeaseIsForgotten(t *testing.T) {
 		c, d := w.start(), w.start()
 		w.refresh = nil
 		b.h.Refresh(time.Second, func(error) {})
-		w.renewal(2).fail(Outcome{Err: errTaken, Lost: true})
+		w.renewal(2).fail(quorum.Failure{Err: errTaken, Reason: quorum.NotHeld})
 		c.holds() // by a new lease
 		w.refresh = (*fakeRefresh).confirm
 		w.rivals("")
@@ -203,7 +205,7 @@ func TestOldLookIsMadeAgain(t *testing.T) {
 		for _, fails := range []bool{false, true} {
 			inBubble(t, func(t *testing.T, w *world) {
 				if fails {
-					w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+					w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 				}
 				a, b, c, d := w.rich().start(), w.start(), w.start(), w.start()
 				pass(seen)
@@ -233,7 +235,7 @@ func TestOldLookIsMadeAgain(t *testing.T) {
 func TestFailedLookDoesNotCostTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 		_, b := w.looked()
 		c, d, e := w.start(), w.start(), w.start()
 		pass(slice / 2)
@@ -259,7 +261,7 @@ func TestFailedLookForgetsNobody(t *testing.T) {
 		w.rivals("x")
 		_, b := w.looked()
 		c := w.start()
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 		for range 2 {
 			pass(slice / 2)
 			b.h.Refresh(time.Second, func(error) {})
@@ -310,7 +312,7 @@ func TestLastLookCounts(t *testing.T) {
 // Nor does the look that a waiter is kept waiting for, if the lease is good.
 func TestFailedLookOfALongHoldHandsOver(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.refresh = func(r *fakeRefresh) { r.fail(Outcome{Err: errDown}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown}) }
 		w.rich()
 		a, b := w.start(), w.start()
 		pass(time.Second)
@@ -415,7 +417,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		_, b := w.looked()
 		c := w.start(pace(p))
 		w.byHand()
-		w.news(Subscribed)
+		w.news(quorum.Subscribed)
 		pass(slice / 2)
 		b.releases()
 		w.history()
@@ -433,7 +435,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 	}, sliced)
 	inBubble(t, func(t *testing.T, w *world) {
 		c := yielded(w, patient)
-		w.news(OtherTurn) // the rival's turn, told late
+		w.news(quorum.OtherTurn) // the rival's turn, told late
 		w.wantHistory()
 		pass(turn + minDelay - 1)
 		w.wantHistory()
@@ -453,13 +455,13 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		w.byHand()
 		b := w.listens()
 		c := w.start()
-		w.news(OurTurn)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
+		w.news(quorum.OurTurn)
 		w.rivals("x")
 		w.attempt().grantBlock(10)
 		b.holds()
-		w.news(OtherTurn)
-		w.news(OurTurn)
+		w.news(quorum.OtherTurn)
+		w.news(quorum.OurTurn)
 		pass(time.Second)
 		w.history()
 		b.releases()
@@ -478,7 +480,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		c := w.start()
 		w.byHand()
 		pass(slice / 2)
-		w.release = func(l *fakeLease) { w.news(OurTurn); l.released(nil) }
+		w.release = func(l *fakeLease) { w.news(quorum.OurTurn); l.released(nil) }
 		w.history()
 		b.releases()
 		w.wantHistory("release to x", "acquire as owner-1")
@@ -500,11 +502,11 @@ func TestListensAfterTheFirstLoss(t *testing.T) {
 		w.wantHistory("acquire")
 		w.attempt().taken(time.Hour)
 		w.wantHistory("watch owner-1")
-		w.news(Subscribed)
+		w.news(quorum.Subscribed)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
 		w.wantHistory()
-		w.news(Subscribed) // again, after a subscription was broken and mended
+		w.news(quorum.Subscribed) // again, after a subscription was broken and mended
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		c.holds()
@@ -534,11 +536,11 @@ func TestAloneContends(t *testing.T) {
 		b := w.start(mode(Unqueued))
 		w.attempt().taken(time.Hour)
 		w.wantHistory("acquire", "watch owner-3")
-		w.news(OurTurn) // of the second
+		w.news(quorum.OurTurn) // of the second
 		w.wantHistory("acquire as owner-3")
 		w.attempt().grant()
 		b.holds()
-		w.watches[0].hear(OurTurn, "")
+		w.watches[0].hear(quorum.OurTurn, "")
 		w.wantHistory("acquire as owner-1")
 		b.releases()
 		w.attempt().grant()
@@ -554,12 +556,12 @@ func TestOursIsTriedAtOnce(t *testing.T) {
 		c := w.listens(pace(limited{time.Hour, 1}))
 		for range 5 { // and however often it was in vain
 			pass(time.Millisecond)
-			w.news(OurTurn)
+			w.news(quorum.OurTurn)
 			w.wantHistory("acquire as owner-1")
 			w.attempt().taken(time.Hour)
 		}
 		w.wantHistory()
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		w.attempt().grant()
 		c.holds()
 		c.releases()
@@ -569,11 +571,11 @@ func TestOursIsTriedAtOnce(t *testing.T) {
 // What is told while an attempt is under way may have come after the nodes answered it: it
 // is made again, once, if it fails.
 func TestNewsDuringAnAttempt(t *testing.T) {
-	for _, n := range []Event{Subscribed, Unsubscribed, OurTurn} {
+	for _, n := range []quorum.Event{quorum.Subscribed, quorum.Unsubscribed, quorum.OurTurn} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.byHand()
 			c := w.listens()
-			w.news(OurTurn)
+			w.news(quorum.OurTurn)
 			w.news(n)
 			w.news(n)
 			w.wantHistory("acquire as owner-1")
@@ -595,8 +597,8 @@ func TestOutcomeOfAnAttemptThatIsMadeAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(OurTurn)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
+		w.news(quorum.OurTurn)
 		w.attempt().unavailable()
 		c.leaves()
 		c.failed(0, context.Canceled, errDown)
@@ -608,14 +610,14 @@ func TestNewsDuringAnAttemptThatWins(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(OurTurn)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
+		w.news(quorum.OurTurn)
 		w.attempt().grantBlock(100)
 		c.holds()
-		w.news(OurTurn)
-		w.news(OtherTurn)
-		w.news(Unsubscribed)
-		w.news(Subscribed)
+		w.news(quorum.OurTurn)
+		w.news(quorum.OtherTurn)
+		w.news(quorum.Unsubscribed)
+		w.news(quorum.Subscribed)
 		d := w.start()
 		c.releases()
 		d.holds()
@@ -630,7 +632,7 @@ func TestTheirsIsWaitedFor(t *testing.T) {
 		w.byHand()
 		c := w.listens()
 		pass(30 * time.Millisecond)
-		w.news(OtherTurn)
+		w.news(quorum.OtherTurn)
 		pass(turn + minDelay - 1)
 		w.wantHistory()
 		pass(1)
@@ -647,8 +649,8 @@ func TestTheirsDuringAnAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(OurTurn)
-		w.news(OtherTurn)
+		w.news(quorum.OurTurn)
+		w.news(quorum.OtherTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
 		pass(turn + minDelay - 1)
@@ -668,7 +670,7 @@ func TestDeafPolls(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		c := w.listens()
-		w.news(Unsubscribed)
+		w.news(quorum.Unsubscribed)
 		w.wantHistory("acquire as owner-1")
 		for range 3 {
 			w.attempt().taken(time.Hour)
@@ -678,7 +680,7 @@ func TestDeafPolls(t *testing.T) {
 			w.wantHistory("acquire as owner-1")
 		}
 		w.attempt().taken(time.Hour)
-		w.news(Subscribed)
+		w.news(quorum.Subscribed)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
 		pass(safetyPoll - 1)
@@ -811,7 +813,7 @@ func TestNextInFrontHearsToo(t *testing.T) {
 		a.leaves()
 		pass(safetyPoll / 2)
 		w.wantHistory()
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		b.holds()
@@ -829,7 +831,7 @@ func TestNotOwnedIsPolled(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				w.byHand()
 				c := w.listens(pace(never(300 * time.Millisecond)))
-				w.news(OurTurn)
+				w.news(quorum.OurTurn)
 				w.history()
 				for range 3 {
 					fails(w.attempt())
@@ -839,7 +841,7 @@ func TestNotOwnedIsPolled(t *testing.T) {
 					w.wantHistory("acquire as owner-1")
 				}
 				fails(w.attempt())
-				w.news(OtherTurn)
+				w.news(quorum.OtherTurn)
 				pass(turn + minDelay - 1)
 				w.wantHistory()
 				pass(1)
@@ -881,7 +883,7 @@ func TestSplitVotesContendToo(t *testing.T) {
 		pass(maxPoll)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().split(0)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		c.holds()
@@ -965,7 +967,7 @@ func TestComesWhileTheLastLeaves(t *testing.T) {
 		a.leaves()
 		b := w.start()
 		w.history()
-		w.attempt().fail(Outcome{Err: errTaken})
+		w.attempt().fail(quorum.Failure{Err: errTaken})
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		b.holds()
@@ -980,7 +982,7 @@ func TestNewsAfterDeath(t *testing.T) {
 		w.byHand()
 		w.listens().leaves()
 		w.history()
-		for _, n := range []Event{Subscribed, Unsubscribed, OurTurn, OtherTurn} {
+		for _, n := range []quorum.Event{quorum.Subscribed, quorum.Unsubscribed, quorum.OurTurn, quorum.OtherTurn} {
 			w.news(n)
 		}
 		pass(time.Minute)
@@ -995,7 +997,7 @@ func TestNextFlightContendsAnew(t *testing.T) {
 		w.listens().leaves()
 		c := w.hears()
 		is(t, "contender", w.attempt().contender, "owner-3")
-		w.watches[0].hear(OurTurn, "") // lingers
+		w.watches[0].hear(quorum.OurTurn, "") // lingers
 		w.attempt().grant()
 		c.holds()
 		c.releases()
@@ -1008,8 +1010,8 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		begun, goOn := make(chan struct{}), make(chan struct{})
-		watch := w.g.cfg.Watch
-		w.g.cfg.Watch = func(key, contender string, hear func(Event, string)) func() {
+		watch := w.nodes.watch
+		w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
 			stop := watch(key, contender, hear)
 			close(begun)
 			<-goOn
@@ -1025,10 +1027,10 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 	})
 	inBubble(t, func(t *testing.T, w *world) { // it hears at once
 		w.byHand()
-		watch := w.g.cfg.Watch
-		w.g.cfg.Watch = func(key, contender string, hear func(Event, string)) func() {
+		watch := w.nodes.watch
+		w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
 			stop := watch(key, contender, hear)
-			hear(Subscribed, "")
+			hear(quorum.Subscribed, "")
 			return stop
 		}
 		c := w.start()
@@ -1051,13 +1053,13 @@ func TestCloseWaitsForTheLastToLeave(t *testing.T) {
 						<-goOn
 					}
 				}
-				watch, leave := w.g.cfg.Watch, w.g.cfg.Leave
-				w.g.cfg.Watch = func(key, contender string, hear func(Event, string)) func() {
+				watch, leave := w.nodes.watch, w.nodes.leave
+				w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
 					stop := watch(key, contender, hear)
 					block("watch")
 					return func() { block("stop"); stop() }
 				}
-				w.g.cfg.Leave = func(key, contender string) { block("leave"); leave(key, contender) }
+				w.nodes.leave = func(key, contender string) { block("leave"); leave(key, contender) }
 				c := w.start()
 				go w.attempt().taken(0)
 				pass(maxPoll)
@@ -1108,9 +1110,9 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 			b := w.start()
 			if first {
 				a.cancel()
-				w.watches[0].hear(OurTurn, "")
+				w.watches[0].hear(quorum.OurTurn, "")
 			} else {
-				w.watches[0].hear(OurTurn, "")
+				w.watches[0].hear(quorum.OurTurn, "")
 				a.cancel()
 			}
 			synctest.Wait()
@@ -1121,15 +1123,16 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 	}
 }
 
-// The front waiter makes its attempts on its own goroutine, the first and all others, so each may block it.
+// The front waiter makes its attempts on its own goroutine, the first and all others, so each may
+// block it.
 func TestTheFrontWaiterMakesTheAttempts(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		a, b := w.start(), w.start()
 		w.attempt().taken(time.Hour)
-		w.news(Subscribed)
+		w.news(quorum.Subscribed)
 		w.attempt().taken(time.Hour)
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		is(t, "attempts", w.asked(), 3)
 		w.attempt().grantBlock(1)
 		a.holds()
@@ -1151,15 +1154,15 @@ func TestAWaiterThatLeavesWhenItIsToldToGo(t *testing.T) {
 			w.byHand()
 			a, b := w.start(), w.start()
 			w.attempt().taken(time.Hour)
-			w.news(Subscribed)
+			w.news(quorum.Subscribed)
 			w.attempt().taken(time.Hour)
 			n := w.asked()
 			if i%2 == 0 {
-				w.newsNow(OurTurn)
+				w.newsNow(quorum.OurTurn)
 				a.cancel()
 			} else {
 				a.cancel()
-				w.newsNow(OurTurn)
+				w.newsNow(quorum.OurTurn)
 			}
 			synctest.Wait()
 			a.failed(0, context.Canceled)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // looker is a caller of AcquireUnless.
@@ -46,7 +48,7 @@ func (l *looker) looked(want int32) {
 // held has the attempt that is under way fail because owner has the key.
 func (w *world) heldBy(owner string) {
 	w.t.Helper()
-	w.attempt().fail(Outcome{Err: errTaken, Free: time.Hour, Taken: true, Owned: true, Holder: owner})
+	w.attempt().fail(quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Owned: true, Holder: owner})
 	synctest.Wait()
 }
 
@@ -56,14 +58,14 @@ func (w *world) fails(owner string) {
 	w.mu.Lock()
 	fw := w.watches[len(w.watches)-1]
 	w.mu.Unlock()
-	fw.hear(Failed, owner)
+	fw.hear(quorum.Failed, owner)
 	synctest.Wait()
 }
 
-// Whoever may find the work done looks when somebody lets go of the key, wherever it stands in the queue: it
-// need not be granted the key for that.
+// Whoever may find the work done looks when somebody lets go of the key, wherever it stands in the
+// queue: it need not be granted the key for that.
 func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
-	for _, n := range []Event{OurTurn, OtherTurn} {
+	for _, n := range []quorum.Event{quorum.OurTurn, quorum.OtherTurn} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.byHand()
 			front := w.start()
@@ -81,7 +83,7 @@ func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
 			for _, l := range []*caller{&a.caller, &c.caller, front} {
 				l.leaves()
 			}
-			if n == OurTurn {
+			if n == quorum.OurTurn {
 				w.attempt().held(0) // cancelled
 			}
 		})
@@ -95,9 +97,9 @@ func TestAllLookDuringAnAttempt(t *testing.T) {
 		front := w.start()
 		a := w.looks()
 		w.heldBy("x")
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		a.looked(1)
-		w.news(OtherTurn)
+		w.news(quorum.OtherTurn)
 		a.looked(1)
 		a.leaves()
 		front.leaves()
@@ -152,7 +154,7 @@ func TestFailureElsewhereEndsAllWhoLook(t *testing.T) {
 		a.looked(0)
 		patient.waits()
 		w.history()
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		patient.releases()
@@ -166,7 +168,7 @@ func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 		front := w.start()
 		a := w.looks()
 		w.heldBy("x")
-		w.news(Subscribed)
+		w.news(quorum.Subscribed)
 		front.leaves()
 		a.waits()
 		w.fails("x")
@@ -175,8 +177,8 @@ func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// A failure that is told late is not that of the one for whom they wait now; if nobody knows for whom, it
-// may be.
+// A failure that is told late is not that of the one for whom they wait now; if nobody knows for
+// whom, it may be.
 func TestLateFailureIsNobodys(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -184,7 +186,7 @@ func TestLateFailureIsNobodys(t *testing.T) {
 		w.heldBy("x")
 		w.fails("earlier")
 		a.waits()
-		w.news(OtherTurn) // x has let go
+		w.news(quorum.OtherTurn) // x has let go
 		w.fails("y")
 		a.failed(0, errElsewhere)
 	})
@@ -196,7 +198,7 @@ func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 		w.byHand()
 		front := w.start()
 		w.heldBy("x")
-		w.news(OurTurn)
+		w.news(quorum.OurTurn)
 		w.attempt().grantBlock(10)
 		front.holds()
 		a := w.looks()
@@ -207,7 +209,8 @@ func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 	})
 }
 
-// A Ticket whose work has failed says so to the nodes, unless the lease goes on to a waiter of its process.
+// A Ticket whose work has failed says so to the nodes, unless the lease goes on to a waiter of its
+// process.
 func TestReleaseFailedSaysSo(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, next := w.rich().start(), w.start()
