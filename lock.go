@@ -106,7 +106,7 @@ func (l *Lock) release(end func(*flight.Ticket) error) error {
 	if n == notShared {
 		return end(&l.own) // reports what became of it
 	}
-	err := n.release(l, end)
+	err := n.release(end)
 	if a := l.auto.Load(); a != nil { // other nested locks may be held on
 		a.stop()
 	}

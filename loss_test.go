@@ -43,7 +43,7 @@ func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 						t.Errorf("%s names no nodes: %v", what, err)
 					}
 				}
-				if !strings.Contains(log.String(), "10.0.0.1:6379: suspended") && !strings.Contains(log.String(), "10.0.0.1:6379: no answer") {
+				if !strings.Contains(log.String(), "10.0.0.1:6379: circuit open") && !strings.Contains(log.String(), "10.0.0.1:6379: no answer") {
 					t.Errorf("the log does not say what the nodes answered: %s", log.String())
 				}
 				nodes[0].Stall(false)

@@ -79,7 +79,7 @@ func (l *Lock) wasReleased() bool {
 }
 
 // release ends l, which has a reentry, and calls end for the Ticket with the last of its handles.
-func (n *reentry) release(l *Lock, end func(*flight.Ticket) error) error {
+func (n *reentry) release(end func(*flight.Ticket) error) error {
 	n.mu.Lock()
 	again, contexts := n.released, n.contexts
 	n.released, n.contexts = true, nil

@@ -61,8 +61,8 @@ func (c *Client) flightConfig() flight.Config {
 	}
 }
 
-// flightNodes is the quorum as the local tier sees it. That knows keys as callers do, so that a lock
-// that is handed over costs no string; the prefix comes before them here.
+// flightNodes is the quorum as the local tier sees it. That knows keys as callers do, so that a
+// lock that is handed over costs no string; the prefix comes before them here.
 type flightNodes struct{ c *Client }
 
 func (n flightNodes) Prepare(key string, ttl time.Duration, tokens int64, contender string) flight.Lease {

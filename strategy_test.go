@@ -28,8 +28,9 @@ func (b blocks) Next(int) (time.Duration, bool) {
 	return 0, false
 }
 
-// A strategy that blocks delays nobody but its caller, in front of the queue and behind others: whoever else waits gets
-// the lock. Its caller has its answer when the strategy has returned: the lock, or that its ctx has ended.
+// A strategy that blocks delays nobody but its caller, in front of the queue and behind others:
+// whoever else waits gets the lock. Its caller has its answer when the strategy has returned: the
+// lock, or that its ctx has ended.
 func TestAStrategyThatBlocks(t *testing.T) {
 	for _, wrap := range map[string]func(flightlock.RetryStrategy) flightlock.RetryStrategy{
 		"plain":    func(s flightlock.RetryStrategy) flightlock.RetryStrategy { return s },
@@ -144,8 +145,8 @@ type strategy func(attempt int) (time.Duration, bool)
 
 func (s strategy) Next(attempt int) (time.Duration, bool) { return s(attempt) }
 
-// A strategy of the caller's own paces its caller's attempts as one of this package does: alone, in front of the
-// queue, and behind others.
+// A strategy of the caller's own paces its caller's attempts as one of this package does: alone, in
+// front of the queue, and behind others.
 func TestAStrategyOfTheCallersOwn(t *testing.T) {
 	for _, limit := range []int{0, 3} {
 		mine := strategy(func(attempt int) (time.Duration, bool) { return 100 * time.Millisecond, attempt <= limit })

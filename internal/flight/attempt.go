@@ -27,8 +27,8 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	}
 }
 
-// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout if
-// inline is true.
+// runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
+// if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l := f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, t.tokens, t.contender)
 	f.mu.Lock()
@@ -56,8 +56,8 @@ func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	f.attemptDone(g, failure)
 }
 
-// attemptDone takes the outcome of the attempt under way. A failure is judged by the strategy of the
-// front waiter, who is woken for that.
+// attemptDone takes the outcome of the attempt under way. A failure is judged by the strategy of
+// the front waiter, who is woken for that.
 func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
@@ -142,8 +142,8 @@ func (f *flight) tellLookersLocked() {
 	}
 }
 
-// turnAwayFastLocked ends the wait of all who fail fast, if an attempt or a refresh has failed because too
-// few nodes can be reached.
+// turnAwayFastLocked ends the wait of all who fail fast, if an attempt or a refresh has failed
+// because too few nodes can be reached.
 func (f *flight) turnAwayFastLocked(why *quorum.Failure) {
 	if why.Away && f.fast > 0 {
 		acquire := *why
@@ -152,8 +152,8 @@ func (f *flight) turnAwayFastLocked(why *quorum.Failure) {
 	}
 }
 
-// recheck finds out at once whether too few nodes can be reached, if somebody waits who gives up then:
-// by an attempt, or by a refresh where the key is held.
+// recheck finds out at once whether too few nodes can be reached, if somebody waits who gives up
+// then: by an attempt, or by a refresh where the key is held.
 func (f *flight) recheck() {
 	f.mu.Lock()
 	defer f.unlock()
@@ -171,9 +171,9 @@ func (f *flight) recheck() {
 // lookEvery is which of the polls that follow on each other without an event is a look as well.
 const lookEvery = 4
 
-// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight is notified of what happens to the
-// key, and nothing has. Tens of thousands of keys may be waited for, with a poll each second, and a look costs a caller's
-// cache more than a poll costs a node.
+// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight is notified
+// of what happens to the key, and nothing has. Tens of thousands of keys may be waited for, with a
+// poll each second, and a look costs a caller's cache more than a poll costs a node.
 func (f *flight) pollsOnlyLocked() bool {
 	c := f.contention
 	if c == nil || !c.subscribed {

@@ -16,8 +16,8 @@ func (hasty) Traits() Traits                 { return Endless | FailFast | Quick
 
 func (a *fakeAttempt) away() { a.fail(quorum.Failure{Err: errDown, Away: true}) }
 
-// When too few nodes can be reached, all who fail fast are told so, wherever they stand in the queue, and
-// nobody else.
+// When too few nodes can be reached, all who fail fast are told so, wherever they stand in the
+// queue, and nobody else.
 func TestAwayEndsAllWhoFailFast(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -49,7 +49,8 @@ func TestOneAnswerMissingEndsNobodysWait(t *testing.T) {
 	})
 }
 
-// Whoever comes while a flight waits for nodes that were away finds out at once whether they still are.
+// Whoever comes while a flight waits for nodes that were away finds out at once whether they still
+// are.
 func TestWhoComesFindsOutWhetherTheyAreAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.acquire = (*fakeAttempt).away

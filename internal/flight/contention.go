@@ -59,7 +59,8 @@ const (
 	maxPoll = 50 * time.Millisecond
 )
 
-// contendLocked has the flight wait among its rivals, if its last attempt has failed because of one.
+// contendLocked has the flight wait among its rivals, if its last attempt has failed because of
+// one.
 func (f *flight) contendLocked() {
 	if f.contention == nil && f.backoff != nil && f.taken {
 		f.subscribeLocked(f.owner)
@@ -121,7 +122,8 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 	}
 }
 
-// otherTurnLocked waits for as long as another's turn is kept: it has its turn, or has not come for it.
+// otherTurnLocked waits for as long as another's turn is kept: it has its turn, or has not come for
+// it.
 func (f *flight) otherTurnLocked() {
 	if f.lease != nil {
 		return
@@ -133,11 +135,12 @@ func (f *flight) otherTurnLocked() {
 	}
 }
 
-// failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for has failed, in
-// owner's hands. They are to do it themselves, at once and all together, not one after the other.
+// failedElsewhereLocked ends the wait of all callers of AcquireUnless: what they have waited for
+// has failed, in owner's hands. They are to do it themselves, at once and all together, not one
+// after the other.
 //
-// A message may be late, from a node that was slow: then somebody else has the key by now, and who came
-// since has not waited for that failure. So it is for those alone who have not seen another
+// A message may be late, from a node that was slow: then somebody else has the key by now, and who
+// came since has not waited for that failure. So it is for those alone who have not seen another
 // holder since. To be wrong about it costs work that is done twice, and never a lock.
 func (f *flight) failedElsewhereLocked(owner string) {
 	if f.lease != nil || f.backoff == nil || f.holder != "" && f.holder != owner {
@@ -175,8 +178,8 @@ func (f *flight) sliceLocked(now time.Time) {
 // enough in the slice to be true still when it ends, early enough for the answer to be there.
 func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.checksLocked(now) }
 
-// checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well. A
-// holder that nobody waits behind is not to yield: its release will.
+// checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well.
+// A holder that nobody waits behind is not to yield: its release will.
 func (f *flight) checksLocked(now time.Time) bool {
 	return f.g.cfg.Slice > 0 && (f.n > 0 || f.holds > 1) && f.g.at(now) >= f.slice-instant(f.g.cfg.Slice/2)
 }

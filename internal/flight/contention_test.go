@@ -1123,7 +1123,8 @@ func TestLeavesInTheInstantOfNews(t *testing.T) {
 	}
 }
 
-// The front waiter makes its attempts on its own goroutine, the first and all others, so each may block it.
+// The front waiter makes its attempts on its own goroutine, the first and all others, so each may
+// block it.
 func TestTheFrontWaiterMakesTheAttempts(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()

@@ -14,8 +14,8 @@ func (c counting) Next(attempt int) (time.Duration, bool) {
 	return -1, true
 }
 
-// A strategy is asked about failures that go on rising, however many there are: one that counts from
-// below zero again would begin its backoff anew, and never give up.
+// A strategy is asked about failures that go on rising, however many there are: one that counts
+// from below zero again would begin its backoff anew, and never give up.
 func TestFailuresDoNotWrap(t *testing.T) {
 	var asked []int
 	w := &waiter{pace: counting{&asked}, failures: math.MaxInt32 - 1}

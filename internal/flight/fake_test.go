@@ -493,8 +493,8 @@ func (r *fakeRefresh) decide() bool {
 
 func (r *fakeRefresh) confirm() { r.confirmBlock(r.more) }
 
-// reserve is the outcome when the nodes do not agree on the block. A refresh that follows one with that
-// outcome has another: it asks for what was reserved.
+// reserve is the outcome when the nodes do not agree on the block. A refresh that follows one with
+// that outcome has another: it asks for what was reserved.
 func (r *fakeRefresh) reserve() {
 	r.l.w.mu.Lock()
 	again := r.l.reserved
@@ -568,7 +568,8 @@ type caller struct {
 	ends   int           // how often it was called; guarded by w.mu
 }
 
-// enter has h, new and patient, join the flight of key and do what it has to do first, as Acquire would.
+// enter has h, new and patient, join the flight of key and do what it has to do first, as Acquire
+// would.
 func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error) {
 	h.ttl, h.waiter = ttl, w.g.newWaiter(patient, nil)
 	f, next, err := w.g.join(context.Background(), key, h, Queue)

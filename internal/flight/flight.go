@@ -269,8 +269,8 @@ func (f *flight) busyLocked() error {
 	return f.g.cfg.Errors.Busy(f.key, owner)
 }
 
-// seenLocked is what t, whose ctx has ended, has met: nil if it was the first to ask, and nothing is
-// known yet.
+// seenLocked is what t, whose ctx has ended, has met: nil if it was the first to ask, and nothing
+// is known yet.
 func (f *flight) seenLocked(t *Ticket) error {
 	if err := f.knownLocked(); err != nil || t.kind == Remote {
 		return err

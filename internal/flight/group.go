@@ -28,7 +28,8 @@ type Lease interface {
 	Acquire(inline bool, by quorum.Acquirer)
 	// Cancel has the attempt, once it was begun, end soon, with a failure, unless it has just won.
 	Cancel()
-	// Peek is the failure that the attempt would be if it ended now; nil when there is nothing to say.
+	// Peek is the failure that the attempt would be if it ended now; nil when there is nothing to
+	// say.
 	Peek() *quorum.Failure
 	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
 	// of a lease under way at a time. If namesRival is true, the grant names who waits.
@@ -71,12 +72,14 @@ type Errors interface {
 	Expired(stopped, failed error) error
 }
 
-// Observer has functions that are called when something has happened, with no mutex held. Any may be nil.
+// Observer has functions that are called when something has happened, with no mutex held. Any may
+// be nil.
 type Observer struct {
 	// Acquired is called for each caller that has its answer, on its own goroutine: how long it
 	// waited, and for what.
 	Acquired func(waited time.Duration, kind WaitKind, err error)
-	// Attempted is called after each attempt, Refreshed after each refresh; f is nil if it succeeded.
+	// Attempted is called after each attempt, Refreshed after each refresh; f is nil if it
+	// succeeded.
 	Attempted func(took time.Duration, f *quorum.Failure)
 	Refreshed func(f *quorum.Failure)
 	// Lost is called for each Ticket that was lost, but for those that ran out and were never to be
@@ -85,8 +88,9 @@ type Observer struct {
 }
 
 // Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, but
-// Acquire and Release for NodeTimeout when inline is true. Owner, Peek, Settle, Validity and all Errors may be
-// called with a flight's mutex held, and must not call back; all others are called without.
+// Acquire and Release for NodeTimeout when inline is true. Owner, Peek, Settle, Validity and all
+// Errors may be called with a flight's mutex held, and must not call back; all others are called
+// without.
 type Config struct {
 	Nodes       Nodes
 	Errors      Errors
@@ -110,8 +114,8 @@ type Group struct {
 	closed  atomic.Bool
 	died    chan struct{} // has an entry when a flight died after close began
 
-	// unsubscribing counts what flights have still to do about their contention: to have subscribed,
-	// and when they have died, to unsubscribe and to leave.
+	// unsubscribing counts what flights have still to do about their contention: to have
+	// subscribed, and when they have died, to unsubscribe and to leave.
 	unsubscribing sync.WaitGroup
 
 	watch sleepWatch
@@ -281,8 +285,8 @@ func (g *Group) Counts() Counts {
 	return sum
 }
 
-// Recheck has each flight with a waiter that fails fast find out now, and not when its next attempt is
-// due, whether too few nodes can be reached.
+// Recheck has each flight with a waiter that fails fast find out now, and not when its next attempt
+// is due, whether too few nodes can be reached.
 func (g *Group) Recheck() {
 	for i := range g.shards {
 		for _, f := range g.shards[i].list() {

@@ -49,8 +49,8 @@ func (f *flight) shareLocked(t *Ticket, now time.Time, left time.Duration) (rele
 	return false
 }
 
-// shortLocked says that the lease, which has that much left, must be renewed before t may have it. What an attempt
-// for t's ttl has just won is not: asking again would take as long.
+// shortLocked says that the lease, which has that much left, must be renewed before t may have it.
+// What an attempt for t's ttl has just won is not: asking again would take as long.
 func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
 	fresh := f.holds == 0 && t.ttl <= f.attemptTTL
 	return !fresh && left < f.enough(t)
@@ -109,8 +109,8 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 	f.refreshRequests = nil
 }
 
-// countLossLocked counts and reports a loss. A Ticket that nobody has refreshed, and whose end nobody
-// waits for, was meant to end by its ttl: that it does is no loss.
+// countLossLocked counts and reports a loss. A Ticket that nobody has refreshed, and whose end
+// nobody waits for, was meant to end by its ttl: that it does is no loss.
 func (f *flight) countLossLocked(t *Ticket, why error) {
 	counts := &f.shard().counts
 	if !t.relied && why == f.g.expired { //nolint:errorlint // it, and nothing that says more
@@ -140,7 +140,8 @@ func (f *flight) releaseToLocked(rival string) {
 	}
 }
 
-// sendRelease sends the release that releaseToLocked has decided on. After that, attempts may be made.
+// sendRelease sends the release that releaseToLocked has decided on. After that, attempts may be
+// made.
 func (f *flight) sendRelease(d *deferred, inline bool) {
 	rival, done := d.rival, d.done
 	if done == nil {
@@ -182,8 +183,9 @@ const (
 	ahead       = time.Second
 )
 
-// blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who come
-// while the lock is held; else what the lease before this one has used, and what the queue can use.
+// blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who
+// come while the lock is held; else what the lease before this one has used, and what the queue can
+// use.
 func (f *flight) blockLocked() int64 {
 	switch {
 	case f.g.cfg.Slice < 0:
@@ -270,8 +272,8 @@ func (f *flight) renewLocked(now time.Time) {
 // refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
 // gets the new deadline, or the loss. A Ticket whose Until came before the answer is over.
 //
-// If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to is no
-// reason to keep back what this one has confirmed.
+// If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to
+// is no reason to keep back what this one has confirmed.
 func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quorum.Grant, why *quorum.Failure) {
 	if observe := f.g.cfg.Observer.Refreshed; observe != nil {
 		observe(why)
@@ -329,8 +331,8 @@ func (f *flight) giveOrReleaseLocked(now time.Time) {
 	}
 }
 
-// noteRefreshLocked keeps the outcome of the last refresh of t's lease, if it failed: should t run out, that
-// is why.
+// noteRefreshLocked keeps the outcome of the last refresh of t's lease, if it failed: should t run
+// out, that is why.
 func (t *Ticket) noteRefreshLocked(why *quorum.Failure) {
 	if why != nil {
 		t.endOfLocked().failed = t.f.g.cfg.Errors.Failed(t.f.key, why)
@@ -409,7 +411,7 @@ func (f *flight) evict(sent *sync.WaitGroup) bool {
 	r := make(releaseOutcome, 1)
 	f.releaseLocked()
 	f.deferred.done = r
-	sent.Go(func() { <-r })
+	sent.Go(func() { _ = <-r })
 	return true
 }
 

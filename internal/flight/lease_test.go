@@ -167,8 +167,8 @@ func TestLeaseWithoutTokensIsGivenBack(t *testing.T) {
 	})
 }
 
-// Tokens that are only reserved take another refresh, which follows at once: a waiter for whom there is no
-// token gets the lease then, and the second refresh failing is what it is without any.
+// Tokens that are only reserved take another refresh, which follows at once: a waiter for whom
+// there is no token gets the lease then, and the second refresh failing is what it is without any.
 func TestReservedTokensTakeAnotherRefresh(t *testing.T) {
 	for name, fails := range map[string]bool{"confirmed": false, "down": true} {
 		t.Run(name, func(t *testing.T) {
@@ -218,8 +218,8 @@ func TestAWaiterWithATokenIsNotKeptWaitingForMore(t *testing.T) {
 	})
 }
 
-// A holder hears what its refresh has confirmed, and has it, before the tokens are there. What it asks for
-// meanwhile is served by the refresh that gets them.
+// A holder hears what its refresh has confirmed, and has it, before the tokens are there. What it
+// asks for meanwhile is served by the refresh that gets them.
 func TestAHolderIsNotKeptWaitingForTokens(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refresh = nil
@@ -727,7 +727,8 @@ func BenchmarkHandoff(b *testing.B) {
 	})
 }
 
-// A lock of a caller that was alone is handed to those who came later for nothing: its lease has tokens for a few.
+// A lock of a caller that was alone is handed to those who came later for nothing: its lease has
+// tokens for a few.
 func TestALoneCallersLeaseHasTokensForAFewMore(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		for range 2 {

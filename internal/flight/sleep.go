@@ -37,7 +37,8 @@ type sleepWatch struct {
 
 const (
 	compareEvery = 500 * time.Millisecond
-	// A wall clock that is slewed gets ahead without a sleep. Flights are not called for less than that.
+	// A wall clock that is slewed gets ahead without a sleep. Flights are not called for less than
+	// that.
 	minSleep = 50 * time.Millisecond
 )
 

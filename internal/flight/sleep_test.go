@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// When the machine goes on after a sleep that outlasted a lock, its holder and whoever waits behind it
-// hear of that, although no timer is due. A lock that the sleep did not outlast goes on, and ends by the wall
-// clock.
+// When the machine goes on after a sleep that outlasted a lock, its holder and whoever waits behind
+// it hear of that, although no timer is due. A lock that the sleep did not outlast goes on, and
+// ends by the wall clock.
 func TestASleepEndsWhatItOutlasted(t *testing.T) {
 	defer clocks.Reset()
 	w := newWorld(t).rich()
@@ -61,7 +61,8 @@ func TestASleepBeforeARefreshIsPast(t *testing.T) {
 	w.emptySoon()
 }
 
-// The wall clock that is set back takes nothing away, and when it is set forward again, what was locked meanwhile ends.
+// The wall clock that is set back takes nothing away, and when it is set forward again, what was
+// locked meanwhile ends.
 func TestTheWallClockIsSetBackAndForward(t *testing.T) {
 	defer clocks.Reset()
 	w := newWorld(t)
@@ -132,7 +133,8 @@ func TestCloseEndsTheComparing(t *testing.T) {
 	})
 }
 
-// A flight that is to be called because of a sleep is, although it is given a new alarm before that.
+// A flight that is to be called because of a sleep is, although it is given a new alarm before
+// that.
 func TestANewAlarmDoesNotPutOffTheCallAfterASleep(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()

@@ -103,8 +103,8 @@ func (t *Ticket) errLocked(now time.Time) error {
 	return nil
 }
 
-// Unrefreshed says why no refresh follows: if t runs out, that is the reason. A refresh that the holder
-// makes all the same takes it back.
+// Unrefreshed says why no refresh follows: if t runs out, that is the reason. A refresh that the
+// holder makes all the same takes it back.
 func (t *Ticket) Unrefreshed(why error) {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
@@ -160,9 +160,9 @@ func (t *Ticket) endOfLocked() *end {
 // when either happened, and is bounded by NodeTimeout.
 func (t *Ticket) Release() error { return t.release(false) }
 
-// ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes, the other
-// processes that wait in AcquireUnless are notified, and end with Errors.FailedElsewhere. To a waiter of this process
-// the lease is handed as ever.
+// ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes,
+// the other processes that wait in AcquireUnless are notified, and end with Errors.FailedElsewhere.
+// To a waiter of this process the lease is handed as ever.
 func (t *Ticket) ReleaseFailed() error { return t.release(true) }
 
 func (t *Ticket) release(failed bool) error {

@@ -25,9 +25,9 @@ type Timer struct {
 // must not block.
 type TimerHandler interface{ Due() }
 
-// A wait of longWait or more ends at a multiple of coalesceWindow, the last one before its end: what comes due
-// in a shard within one window takes one timer and one goroutine together, and goes to the nodes
-// in larger batches.
+// A wait of longWait or more ends at a multiple of coalesceWindow, the last one before its end:
+// what comes due in a shard within one window takes one timer and one goroutine together, and goes
+// to the nodes in larger batches.
 const (
 	longWait       = time.Second
 	coalesceWindow = 5 * time.Millisecond

@@ -54,8 +54,8 @@ func TestRemindersComeInTime(t *testing.T) {
 	})
 }
 
-// Long waits that would end within one beat of the coalesceWindow end together, and none late. Short ones
-// end when they would.
+// Long waits that would end within one beat of the coalesceWindow end together, and none late.
+// Short ones end when they would.
 func TestLongWaitsEndTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		const each = 7

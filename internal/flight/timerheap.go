@@ -144,7 +144,8 @@ func (h *timerHeap) move(from, to int) int {
 	return from
 }
 
-// arm has f called at that time, or earlier if its alarm is: all may have moved it. The caller holds f.mu.
+// arm has f called at that time, or earlier if its alarm is: all may have moved it. The caller
+// holds f.mu.
 func (sh *shard) arm(f *flight, at instant) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()

@@ -62,8 +62,8 @@ func (w *world) fails(owner string) {
 	synctest.Wait()
 }
 
-// Whoever may find the work done looks when somebody lets go of the key, wherever it stands in the queue: it
-// need not be granted the key for that.
+// Whoever may find the work done looks when somebody lets go of the key, wherever it stands in the
+// queue: it need not be granted the key for that.
 func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
 	for _, n := range []quorum.Event{quorum.OurTurn, quorum.OtherTurn} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -177,8 +177,8 @@ func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// A failure that is told late is not that of the one for whom they wait now; if nobody knows for whom, it
-// may be.
+// A failure that is told late is not that of the one for whom they wait now; if nobody knows for
+// whom, it may be.
 func TestLateFailureIsNobodys(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -209,7 +209,8 @@ func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 	})
 }
 
-// A Ticket whose work has failed says so to the nodes, unless the lease goes on to a waiter of its process.
+// A Ticket whose work has failed says so to the nodes, unless the lease goes on to a waiter of its
+// process.
 func TestReleaseFailedSaysSo(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, next := w.rich().start(), w.start()

@@ -141,8 +141,8 @@ func TestARefusalWaitsForOneThatIsAway(t *testing.T) {
 	})
 }
 
-// A strategy or a look that panics, or ends the goroutine, leaves nothing behind: the next one drives, and a
-// lease that came meanwhile goes on.
+// A strategy or a look that panics, or ends the goroutine, leaves nothing behind: the next one
+// drives, and a lease that came meanwhile goes on.
 func TestUserCodeThatDoesNotReturn(t *testing.T) {
 	for name, how := range map[string]func(){"panic": func() { panic(name("no")) }, "Goexit": runtime.Goexit} {
 		for _, looks := range []bool{false, true} {
@@ -249,7 +249,8 @@ func TestADriverThatIsToLookAndLeavesPassesOnWhatIsDue(t *testing.T) {
 	})
 }
 
-// One that leaves from its look, or that is about to look, leaves the pace to the strategy of the next.
+// One that leaves from its look, or that is about to look, leaves the pace to the strategy of the
+// next.
 func TestTheNextStrategyPacesAfterALook(t *testing.T) {
 	for _, found := range []bool{false, true} {
 		inBubble(t, func(t *testing.T, w *world) {

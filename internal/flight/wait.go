@@ -115,11 +115,12 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 
 // AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
 // another process has done the work meanwhile: whenever there is an event about the key, or an
-// attempt after the first is due, needless is called on the caller's goroutine. True ends
-// the wait, with stopped and without the key; the event that the work has failed elsewhere ends
-// it with Errors.FailedElsewhere. So does that too few nodes can be reached: such a caller has other
-// ways. As long as needless takes its time, others that wait go first.
-func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, needless func(context.Context) bool) (stopped bool, err error) {
+// attempt after the first is due, needless is called on the caller's goroutine. True ends the wait,
+// with stopped and without the key; the event that the work has failed elsewhere ends it with
+// Errors.FailedElsewhere. So does that too few nodes can be reached: such a caller has other ways.
+// As long as needless takes its time, others that wait go first.
+func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
+	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
 	return g.acquire(ctx, key, t, ttl, pace, Queue, needless)
 }
@@ -145,7 +146,8 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 //
 // It waits here and not in a function of its own: each frame of a goroutine that waits is read
 // at every cycle of the garbage collector, and again when it goes on.
-func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode, needless func(context.Context) bool) (stopped bool, err error) {
+func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
+	needless func(context.Context) bool) (stopped bool, err error) {
 	began := g.begins()
 	if err := ctx.Err(); err != nil {
 		return false, g.report(began, t, g.cfg.Errors.GaveUp(key, err, nil))

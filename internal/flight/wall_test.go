@@ -71,8 +71,8 @@ func TestAShortLeaseByTheWallClockIsRenewed(t *testing.T) {
 	w.emptyNow()
 }
 
-// soon is for what the docs promise within a second. A busy machine gets more; what does not look at
-// the wall clock takes twice as long.
+// soon is for what the docs promise within a second. A busy machine gets more; what does not look
+// at the wall clock takes twice as long.
 const soon = 20 * time.Second
 
 // heldFor joins a caller that is given the lock, or waits for it.
@@ -85,8 +85,8 @@ func (w *world) heldFor(t *testing.T, key string, ttl time.Duration) *Ticket {
 	return h
 }
 
-// waitsFor is heldFor, of a caller that has to wait, on a goroutine of its own; answered is closed when it
-// has its answer.
+// waitsFor is heldFor, of a caller that has to wait, on a goroutine of its own; answered is closed
+// when it has its answer.
 func (w *world) waitsFor(t *testing.T, key string, ttl time.Duration) (h *Ticket, answered <-chan struct{}) {
 	t.Helper()
 	h, done := &Ticket{}, make(chan struct{})
@@ -123,8 +123,8 @@ func toldSoon(t *testing.T, who string, told <-chan error, want error) {
 	}
 }
 
-// A lock of which Err has said that it is lost stays lost, when the wall clock was set ahead and is set
-// back, and when a refresh is confirmed after that.
+// A lock of which Err has said that it is lost stays lost, when the wall clock was set ahead and is
+// set back, and when a refresh is confirmed after that.
 func TestALostLockStaysLost(t *testing.T) {
 	for name, refreshing := range map[string]bool{"held": false, "a refresh is under way": true} {
 		t.Run(name, func(t *testing.T) {
