@@ -12,8 +12,11 @@ import (
 
 // IsReply reports whether err is an answer of the server, and not a failure to get one.
 func IsReply(err error) bool {
+	if err == nil { // the usual case, in which reply must not be allocated
+		return false
+	}
 	var reply redis.Error
-	if err == nil || !errors.As(err, &reply) {
+	if !errors.As(err, &reply) {
 		return false
 	}
 	_, dialing := NoMaster(err)
@@ -23,8 +26,11 @@ func IsReply(err error) bool {
 // HasCode reports whether a server answered with one of these error codes. Before Redis 7, an error
 // inside a script is wrapped in a text of its own, with the code further back.
 func HasCode(err error, codes ...string) bool {
+	if err == nil { // the usual case, in which reply must not be allocated
+		return false
+	}
 	var reply redis.Error
-	if err == nil || !errors.As(err, &reply) {
+	if !errors.As(err, &reply) {
 		return false
 	}
 	text := reply.Error()
@@ -54,6 +60,9 @@ var noRightsInScript = []string{"ERR The user executing the script can't", "ERR 
 
 // TimedOut reports whether err is a timeout, of a ctx or of a socket.
 func TimedOut(err error) bool {
+	if err == nil {
+		return false
+	}
 	var ne net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }

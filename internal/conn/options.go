@@ -25,9 +25,12 @@ const (
 	// order.
 	TransportTimeout = 2 * time.Second
 
-	// ReadBuffer and WriteBuffer are the sizes of the buffers of each connection. A batch of 128
-	// locks is some 22 KiB of requests and 3 KiB of replies; one of long keys takes several writes.
-	ReadBuffer  = 8 << 10
+	// ReadBuffer is the size of a connection's read buffer: replies to a batch of 128 locks are some
+	// 3 KiB.
+	ReadBuffer = 8 << 10
+
+	// WriteBuffer is the size of a connection's write buffer: a batch of 128 locks is some 22 KiB; one
+	// of long keys takes several writes.
 	WriteBuffer = 32 << 10
 )
 

@@ -9,14 +9,14 @@ import (
 
 // Remote attempts: how the driver makes one, and what follows from its outcome.
 
-// startAttemptLocked decides that t, the driver, makes an attempt now, with its ttl. Its caller
-// does that by runAttempt.
+// startAttemptLocked decides that t, the driver, makes an attempt now, with the front waiter's
+// ttl. Its caller does that by runAttempt.
 func (f *flight) startAttemptLocked(t *Ticket) {
 	f.phase, f.retry, f.attempt = acquiring, false, nil
 	if f.backoff != nil {
 		f.freeAt = time.Time{}
 	}
-	f.attemptTTL = t.ttl
+	f.attemptTTL = f.head().ttl // who gets the lease, unless its caller is away
 	f.shard().counts.attempts.Add(1)
 	if t.budgeted && t == f.head() {
 		t.becomeFront(clock.Now())
@@ -30,7 +30,7 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 // runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
 // if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
-	l := f.g.cfg.Nodes.Prepare(f.key, t.ttl, t.tokens, t.contender)
+	l := f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, t.tokens, t.contender)
 	f.mu.Lock()
 	f.attempt = l // known before it may block, so that others can ask about it and cancel it
 	unwanted := f.phase == canceled

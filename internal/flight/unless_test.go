@@ -229,3 +229,21 @@ func TestReleaseFailedSaysSo(t *testing.T) {
 		w.wantHistory("acquire", "failed", "release")
 	})
 }
+
+// While the front waiter looks, the next one makes the attempt, with the front waiter's ttl: so the
+// lease needs no renewal before it is given.
+func TestTheAttemptIsForTheFrontWaiter(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front := w.looks(ttl(10 * time.Second))
+		w.heldBy("x")
+		next := w.start(ttl(time.Second))
+		w.news(quorum.OurTurn)
+		is(t, "ttl", w.attempt().ttl, 10*time.Second)
+		w.attempt().grantBlock(10)
+		front.holds()
+		is(t, "renewals", w.renewals(), 0)
+		front.releases()
+		next.holds().Release()
+	})
+}

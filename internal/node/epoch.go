@@ -14,6 +14,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// Epoch is what a server has reported of its epoch, and the scripts with which it votes in that. It
+// is immutable.
+//
 // An epoch is a period during which a node has lost no data. A node that lost data may grant what it
 // had granted before. So a new grant is a vote only with a proof that the node has all that it was sent
 // since its epoch began. One call of the acquire script is that proof. It grants only where all of
@@ -90,9 +93,6 @@ import (
 // pipeline as boot.lua, one round trip less, loads them also when boot.lua is refused: then a process
 // with old data, and the old marker in it, votes as soon as it accepts writes. To boot each connection
 // before it is used for votes needs lanes with connections of their own.
-//
-// An Epoch is what a server has reported of its epoch, and the scripts with which it votes in that. It
-// is immutable.
 type Epoch struct {
 	Name   string     // changes when data was lost
 	State  EpochState // as of that report

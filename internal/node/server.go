@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// server is one Redis process that answers requests: a standalone server, or one master
+// Server is one Redis process that answers requests: a standalone server, or one master
 // of a Cluster.
 type Server struct {
 	n    *Node

@@ -52,7 +52,7 @@ var mutations = []mutation{
 		name:  "the deadline moves when a refresh is sent",
 		file:  "internal/flight/lease.go",
 		old:   "	f.refreshing = true\n",
-		new:   "	f.refreshing = true\n	f.until = later(f.until, now.Add(f.g.cfg.Validity(t.ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
+		new:   "	f.refreshing = true\n	f.until = later(f.until, now.Add(f.g.cfg.Nodes.Validity(t.ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
 		quick: true,
 	},
 	{
