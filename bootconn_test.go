@@ -106,7 +106,7 @@ func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
 	}
 }
 
-// A deployment that begins works, though the nodes are so far away that their answers to a roll call
+// A deployment that begins works, though the nodes are so far away that their answers to a bootstrap
 // come after many times NodeTimeout: it is made again.
 func TestANewDeploymentFarAway(t *testing.T) {
 	var nodes []redis.UniversalClient

@@ -86,7 +86,7 @@ func (r *Report) add(f Finding) {
 func (c *Client) Check(ctx context.Context) (Report, error) {
 	inner, cancel := c.tasks.context(ctx)
 	defer cancel()
-	inner, stop := context.WithTimeout(inner, check.Time)
+	inner, stop := context.WithTimeout(inner, check.Timeout)
 	defer stop()
 	r := Report{Status: StatusOK}
 	for _, f := range c.check.Check(inner, uuid.NewString()) {
@@ -108,7 +108,7 @@ func (c *Client) checkConfig() check.Config {
 		Clients: o.Nodes, Nodes: c.nodes,
 		KeyPrefix: o.KeyPrefix, NodeTimeout: o.NodeTimeout, MaxTTL: o.MaxTTL, DriftFactor: o.DriftFactor,
 		DisableNotify: o.DisableNotify, DisableQuarantine: o.DisableQuarantine,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), Quarantined: c.quorum.Quarantined,
+		Guarded: c.guarded(), Quarantine: c.quarantineTime(), Quarantined: c.quorum.Quarantined,
 		Process: hostLabel(), Run: func(f func()) { c.tasks.Go(f) },
 	}
 }

@@ -43,7 +43,7 @@ type Client struct {
 	announcer check.Announcer // announces the set of nodes
 	loss      lossLog
 	logs      queue[slog.Record]
-	back      recovery
+	recovery  recovery
 	doings    doings
 
 	metrics *metrics // nil without Options.Registerer
@@ -96,7 +96,7 @@ func newClient(opts Options, list string) (*Client, error) {
 	q := quorum.Config{
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, NotifiesRelease: c.notifiesRelease, Same: c.sameServer,
-		Guarded: c.guarded(), Quarantine: c.quarantine(), OnQuarantine: c.quarantined, OnNoInfo: c.noInfo,
+		Guarded: c.guarded(), Quarantine: c.quarantineTime(), OnQuarantine: c.onQuarantine, OnNoInfo: c.onNoInfo,
 	}
 	if !opts.DisableQuarantine {
 		q.EpochName = c.epochName
@@ -319,7 +319,7 @@ var hostLabel = sync.OnceValue(func() string {
 // nodeChanged logs that a node was suspended, with the fix if there is one, or that it is back.
 func (c *Client) nodeChanged(name string, err error) {
 	if err != nil {
-		c.nodesLeft()
+		c.recheckAway()
 	}
 	switch {
 	case errors.Is(err, conn.ErrLogin):
@@ -327,13 +327,14 @@ func (c *Client) nodeChanged(name string, err error) {
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:
-		c.back.announce()
+		c.recovery.announce()
 		c.log(slog.LevelInfo, "flightlock: node is back", "node", name)
 	}
 }
 
-// nodesLeft wakes callers that fail fast when too few nodes are left.
-func (c *Client) nodesLeft() {
+// recheckAway has the flights find out that no majority can be reached, if that is so: callers that
+// fail fast end their wait then.
+func (c *Client) recheckAway() {
 	c.tasks.Go(func() {
 		if c.away() {
 			c.flights.Recheck()
@@ -344,10 +345,10 @@ func (c *Client) nodesLeft() {
 // nodeVerified logs that a node refuses to report whether it lost data, or has done so.
 func (c *Client) nodeVerified(name string, err error) {
 	if err != nil {
-		c.nodesLeft()
+		c.recheckAway()
 		c.log(slog.LevelWarn, "flightlock: node unverified", "node", name, "err", err)
 	} else {
-		c.back.announce()
+		c.recovery.announce()
 		c.log(slog.LevelInfo, "flightlock: node is verified again", "node", name)
 	}
 }

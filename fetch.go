@@ -74,14 +74,14 @@ type Fetcher[V any] struct {
 	opts FetchOptions
 	gate *gate // for loads
 
-	closed   atomic.Bool
-	ended    sync.Once // what is seen of it
-	counts   fetchCounts
-	seen     fetchSeen
-	permits  lookupPermits // of callers' Lookups
-	waiters  chan struct{} // has an entry for each Lookup of a flight that waits
-	failures failures
-	flights  *coalesce.Group[V, *fetchFlight[V]]
+	closed         atomic.Bool
+	seenEnd        sync.Once // ends seen
+	counts         fetchCounts
+	seen           fetchSeen
+	permits        lookupPermits // of callers' Lookups
+	waitingLookups chan struct{} // has an entry for each Lookup of a run that waits, maxWaitingLookups at most
+	failures       failures
+	runs           *coalesce.Group[V, *fetchRun[V]]
 }
 
 // FetchStats are counters since NewFetcher, and a gauge.
@@ -121,11 +121,11 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	}
 	f := &Fetcher[V]{
 		c: c, src: src, opts: opts,
-		gate:     newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
-		failures: failures{hold: opts.ErrorHold},
-		waiters:  make(chan struct{}, maxWaitingLookups),
+		gate:           newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
+		failures:       failures{hold: opts.ErrorHold},
+		waitingLookups: make(chan struct{}, maxWaitingLookups),
 	}
-	f.flights = coalesce.NewGroup[V](func() *fetchFlight[V] { return new(fetchFlight[V]) }, f.run)
+	f.runs = coalesce.NewGroup[V](func() *fetchRun[V] { return new(fetchRun[V]) }, f.run)
 	f.permits.begin(opts.LookupTimeout)
 	f.seen.begin(c, opts, f.Stats)
 	return f, nil
@@ -148,26 +148,27 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 		var none V
 		return none, f.errClosed(key)
 	}
-	v, fresh, err := f.lookup(ctx, key)
+	v, fresh, err := f.callersLookup(ctx, key)
 	if err == nil && fresh == Fresh {
 		return v, nil
 	}
-	fl, v, err := f.miss(ctx, key, v, fresh, err)
-	if fl == nil {
+	r, v, err := f.miss(ctx, key, v, fresh, err)
+	if r == nil {
 		return v, err
 	}
 	if f.seen.meter != nil {
-		return f.timedWait(ctx, fl)
+		return f.timedWait(ctx, r)
 	}
-	v, err, left := fl.Wait(ctx) // from here, and not from where the flight was found: see there
+	v, err, left := r.Wait(ctx) // from here, and not from where the run was found: see there
 	if left {
 		return v, f.gaveUp(key, ctx.Err(), nil)
 	}
 	return v, err
 }
 
-// lookup makes a caller's own Lookup, on its goroutine: free, or with a permit: see lookupPermits.
-func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
+// callersLookup makes a caller's own Lookup, on its goroutine: free, or with a permit: see
+// lookupPermits.
+func (f *Fetcher[V]) callersLookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
 	c, how := f.permits.enter()
 	if how == needsPermit {
 		return f.lookupWithPermit(ctx, key, c)
@@ -179,7 +180,7 @@ func (f *Fetcher[V]) lookup(ctx context.Context, key string) (v V, fresh Freshne
 	return f.src.Lookup(ctx, key)
 }
 
-// lookupTimed is lookup where the Lookup is free and timed.
+// lookupTimed is callersLookup where the Lookup is free and timed.
 func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness, error) {
 	began := time.Now()
 	v, fresh, err := f.src.Lookup(ctx, key)
@@ -189,7 +190,7 @@ func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness,
 	return v, fresh, err
 }
 
-// lookupWithPermit is lookup where the Lookup is not free.
+// lookupWithPermit is callersLookup where the Lookup is not free.
 func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookupCounter) (v V, fresh Freshness, err error) {
 	p := &f.permits
 	defer func() {
@@ -208,8 +209,8 @@ func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookup
 }
 
 // miss is what Fetch does without a fresh value: it returns the result, or else
-// the flight to wait for, which has counted this caller.
-func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (*fetchFlight[V], V, error) {
+// the run to wait for, which has counted this caller.
+func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (*fetchRun[V], V, error) {
 	var none V
 	switch {
 	case err == nil && fresh == Stale:
@@ -235,23 +236,23 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	}
 	f.counts.misses.Add(1)
 	inside := waitNodeOf(ctx)
-	fl, err := f.join(ctx, key, err, slow, inside)
+	r, err := f.join(ctx, key, err, slow, inside)
 	if err != nil || inside == nil {
-		return fl, none, err
+		return r, none, err
 	}
-	defer inside.forgo(&fl.node)
-	v, err = f.timedWait(ctx, fl)
+	defer inside.stopAwaiting(&r.node)
+	v, err = f.timedWait(ctx, r)
 	return nil, v, err
 }
 
-// join adds a caller to the flight of key, and begins one if there is none. why is the error of the
-// caller's Lookup, if it had one; slow says that this error is a timeout. inside is the flight that
+// join adds a caller to the run of key, and begins one if there is none. why is the error of the
+// caller's Lookup, if it had one; slow says that this error is a timeout. inside is the run that
 // the caller itself belongs to.
-func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *waitNode) (*fetchFlight[V], error) {
+func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *waitNode) (*fetchRun[V], error) {
 	values := f.values(ctx)
 	// A caller that holds the lock on key itself would wait for itself.
 	lent := f.c.reenter(ctx, key)
-	fl, first, ok := f.flights.Join(key)
+	r, first, ok := f.runs.Join(key)
 	switch {
 	case !ok:
 		f.giveBack(lent)
@@ -259,39 +260,39 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool,
 	case !first:
 		f.counts.joined.Add(1)
 	default:
-		// A load that has failed just now is not repeated. Its flight has noted that before this
+		// A load that has failed just now is not repeated. Its run has noted that before this
 		// one could begin.
 		if err := f.failures.of(key, time.Now()); err != nil {
-			f.refuse(fl, err)
+			f.refuse(r, err)
 			f.giveBack(lent)
 			return nil, err
 		}
-		fl.setUp(values)
+		r.setUp(values)
 		if slow {
-			fl.timeouts = 1
-		} else if fl.why = why; why != nil {
-			f.giveBack(fl.loan.close())
+			r.timeouts = 1
+		} else if r.why = why; why != nil {
+			f.giveBack(r.loan.close())
 		}
 	}
-	if lent != nil && !fl.loan.offer(lent) {
+	if lent != nil && !r.loan.offer(lent) {
 		f.giveBack(lent)
 	}
-	refused := inside != nil && !inside.await(&fl.node)
+	refused := inside != nil && !inside.await(&r.node)
 	if first {
-		f.flights.Start(fl)
+		f.runs.Start(r)
 	}
 	if refused {
-		fl.Leave()
+		r.Leave()
 		return nil, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
 	}
-	return fl, nil
+	return r, nil
 }
 
-func (fl *fetchFlight[V]) setUp(values context.Context) {
-	fl.base, fl.values = values, context.WithValue(values, waitNodeKey{}, &fl.node)
+func (r *fetchRun[V]) setUp(values context.Context) {
+	r.base, r.values = values, context.WithValue(values, waitNodeKey{}, &r.node)
 }
 
-// values is the ctx that a flight begins with. A lock that the caller has is not the flight's:
+// values is the ctx that a run begins with. A lock that the caller has is not the run's:
 // what it guards is not known to those that share the load.
 func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 	if f.opts.Values == nil {
@@ -313,7 +314,7 @@ func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
 	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
 		f.counts.loadFailures.Add(1)
-		if f.seen.refused() {
+		if f.seen.mayReportRefusal() {
 			f.seen.failed(key, "load", err)
 		}
 		return
@@ -324,27 +325,27 @@ func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
 }
 
 func (f *Fetcher[V]) mayRefresh(key string) bool {
-	return !f.flights.Open(key) && f.failures.allowRefresh(key, time.Now())
+	return !f.runs.Open(key) && f.failures.allowRefresh(key, time.Now())
 }
 
 // refreshWith is refresh with the ctx that values has made.
 func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
-	fl, ok := f.flights.Background(key)
+	r, ok := f.runs.Background(key)
 	if !ok {
 		return
 	}
-	fl.setUp(values)
-	if !f.failures.allowRefresh(key, time.Now()) && !fl.Wanted() { // another refresh has failed meanwhile
-		f.refuse(fl, nil)
+	r.setUp(values)
+	if !f.failures.allowRefresh(key, time.Now()) && !r.Wanted() { // another refresh has failed meanwhile
+		f.refuse(r, nil)
 		return
 	}
-	f.flights.Start(fl)
+	f.runs.Start(r)
 }
 
-// refuse ends a flight that does not begin. Callers may have joined it, and lent it their lock.
-func (f *Fetcher[V]) refuse(fl *fetchFlight[V], err error) {
-	f.giveBack(fl.loan.close())
-	f.flights.Refuse(fl, err)
+// refuse ends a run that does not begin. Callers may have joined it, and lent it their lock.
+func (f *Fetcher[V]) refuse(r *fetchRun[V], err error) {
+	f.giveBack(r.loan.close())
+	f.runs.Refuse(r, err)
 }
 
 // gaveUp says that the caller's ctx has ended; why, if that is known, says what it met.
@@ -362,7 +363,7 @@ func (f *Fetcher[V]) errClosed(key string) error {
 // Stats reads the counters.
 func (f *Fetcher[V]) Stats() FetchStats {
 	s := f.counts.read(f.permits.hits())
-	s.Running = int64(f.flights.Running())
+	s.Running = int64(f.runs.Running())
 	return s
 }
 
@@ -374,25 +375,25 @@ func (f *Fetcher[V]) Stats() FetchStats {
 // Close waits for that. The Fetcher's metrics are unregistered when Close returns.
 func (f *Fetcher[V]) Close(ctx context.Context) error {
 	f.closed.Store(true)
-	f.flights.Close(ErrClosed, f.errClosed)
-	defer f.ended.Do(func() { f.seen.end(f.counts.read(f.permits.hits())) })
+	f.runs.Close(ErrClosed, f.errClosed)
+	defer f.seenEnd.Do(func() { f.seen.end(f.counts.read(f.permits.hits())) })
 	select {
-	case <-f.flights.Idle():
+	case <-f.runs.Idle():
 		return nil
 	case <-ctx.Done():
 	}
-	f.flights.Abort(ErrClosed)
+	f.runs.Abort(ErrClosed)
 	grace := time.NewTimer(2 * f.c.opts.NodeTimeout) // for the releases
 	defer grace.Stop()
 	select {
-	case <-f.flights.Idle():
+	case <-f.runs.Idle():
 		return nil
 	case <-grace.C:
-		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher go on: %w", f.flights.Goroutines(), ctx.Err())
+		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher go on: %w", f.runs.Goroutines(), ctx.Err())
 	}
 }
 
-// fetchCounts are the counters, except hits, which turnCell counts.
+// fetchCounts are the counters, except hits, which the lookupCounters count.
 type fetchCounts struct {
 	stale, misses, joined, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
 }

@@ -35,15 +35,15 @@ func plainFetcher(t *testing.T) *Fetcher[int] {
 	return f
 }
 
-// flightWith is a flight with one caller, of which no goroutine runs.
-func flightWith(t *testing.T, f *Fetcher[int], key string) *fetchFlight[int] {
-	fl, first, ok := f.flights.Join(key)
+// runWith is a run with one caller, of which no goroutine runs.
+func runWith(t *testing.T, f *Fetcher[int], key string) *fetchRun[int] {
+	r, first, ok := f.runs.Join(key)
 	if !first || !ok {
 		t.Fatalf("first %v, ok %v", first, ok)
 	}
-	fl.setUp(context.Background())
-	fl.until = time.Now().Add(time.Minute)
-	return fl
+	r.setUp(context.Background())
+	r.until = time.Now().Add(time.Minute)
+	return r
 }
 
 // A loan that comes in the instant in which the value is found is given back.
@@ -58,18 +58,18 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fl := flightWith(t, f, "k")
-	defer f.flights.Refuse(fl, nil)
+	r := runWith(t, f, "k")
+	defer f.runs.Refuse(r, nil)
 	f.src.Lookup = func(context.Context, string) (int, Freshness, error) {
-		if !fl.loan.offer(l.nested()) {
+		if !r.loan.offer(l.nested()) {
 			t.Error("the loan was refused")
 		}
 		return 7, Fresh, nil
 	}
-	if _, _, found, err := f.contend(fl); !found || err != nil {
+	if _, _, found, err := f.contend(r); !found || err != nil {
 		t.Errorf("found %v, %v", found, err)
 	}
-	if v, err, left := fl.Wait(t.Context()); v != 7 || err != nil || left {
+	if v, err, left := r.Wait(t.Context()); v != 7 || err != nil || left {
 		t.Errorf("%d, %v, left %v", v, err, left)
 	}
 	if n := l.reentry.Load().handles.Load(); n != 1 {
@@ -80,7 +80,7 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	}
 }
 
-// A loan to a flight that does not begin, because the last load of its key has just failed, is given
+// A loan to a run that does not begin, because the last load of its key has just failed, is given
 // back.
 func TestALoanToARefusedFlightIsGivenBack(t *testing.T) {
 	f := plainFetcher(t)
@@ -96,15 +96,15 @@ func TestALoanToARefusedFlightIsGivenBack(t *testing.T) {
 		results <- err
 	}
 	go fetch(context.Background())
-	for !f.flights.Open("k") {
+	for !f.runs.Open("k") {
 		runtime.Gosched()
 	}
-	fl, _, _ := f.flights.Join("k")
+	r, _, _ := f.runs.Join("k")
 	go fetch(l.Context(t.Context()))
 	for lent := false; !lent; runtime.Gosched() {
-		fl.loan.mu.Lock()
-		lent = fl.loan.lock != nil
-		fl.loan.mu.Unlock()
+		r.loan.mu.Lock()
+		lent = r.loan.lock != nil
+		r.loan.mu.Unlock()
 	}
 	f.failures.mu.Unlock()
 	for range 2 {
@@ -201,25 +201,25 @@ func TestARefreshWithoutASlotEndsOrWaits(t *testing.T) {
 	for range f.opts.MaxUnlockedLoads {
 		taken = append(taken, f.gate.join(unlocked))
 	}
-	fl, ok := f.flights.Background("k")
+	r, ok := f.runs.Background("k")
 	if !ok {
 		t.Fatal("no flight")
 	}
-	fl.setUp(context.Background())
-	fl.until = time.Now().Add(time.Minute)
-	if p, over := f.enter(fl, unlocked, ErrUnavailable, nil); p != nil || !over || f.flights.Open("k") {
-		t.Errorf("for nobody: over %v, joinable %v", over, f.flights.Open("k"))
+	r.setUp(context.Background())
+	r.until = time.Now().Add(time.Minute)
+	if p, over := f.enter(r, unlocked, ErrUnavailable, nil); p != nil || !over || f.runs.Open("k") {
+		t.Errorf("for nobody: over %v, joinable %v", over, f.runs.Open("k"))
 	}
-	f.flights.Refuse(fl, nil)
-	fl, _ = f.flights.Background("k")
-	fl.setUp(context.Background())
-	fl.until = time.Now().Add(time.Minute)
-	if joined, first, ok := f.flights.Join("k"); joined != fl || first || !ok {
+	f.runs.Refuse(r, nil)
+	r, _ = f.runs.Background("k")
+	r.setUp(context.Background())
+	r.until = time.Now().Add(time.Minute)
+	if joined, first, ok := f.runs.Join("k"); joined != r || first || !ok {
 		t.Error("it cannot be joined")
 	}
 	entered := make(chan *slot)
 	go func() {
-		p, _ := f.enter(fl, unlocked, ErrUnavailable, nil)
+		p, _ := f.enter(r, unlocked, ErrUnavailable, nil)
 		entered <- p
 	}()
 	redistest.Eventually(t, 10*time.Second, "it waits", func() bool {
@@ -231,5 +231,5 @@ func TestARefreshWithoutASlotEndsOrWaits(t *testing.T) {
 	if p := <-entered; p == nil || !p.isAdmitted() {
 		t.Error("it has no slot")
 	}
-	f.flights.Refuse(fl, nil)
+	f.runs.Refuse(r, nil)
 }

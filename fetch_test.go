@@ -252,8 +252,8 @@ func TestFetchFirstCallerLeaves(t *testing.T) {
 	}
 }
 
-// All callers leave before the lock is won: the flight is cancelled, nothing is loaded, no
-// key stays; whoever comes in that instant gets a flight of its own.
+// All callers leave before the lock is won: the run is cancelled, nothing is loaded, no
+// key stays; whoever comes in that instant gets a run of its own.
 func TestFetchAllLeaveBeforeTheLockIsWon(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Second}
@@ -311,7 +311,7 @@ func TestFetchCallersWithShortDeadlines(t *testing.T) {
 
 var errMine = errors.New("mine")
 
-// Load's error reaches all callers of the flight as it is, and without ErrorHold no other ones; the
+// Load's error reaches all callers of the run as it is, and without ErrorHold no other ones; the
 // next one loads again.
 func TestFetchLoadFails(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -385,7 +385,7 @@ func TestFetchErrorHold(t *testing.T) {
 			hold := max(time.Second, opts.ErrorHold)
 			for n := int64(1); n <= 8; n++ {
 				results := fetching(t.Context(), f, "k", 3)
-				for range 3 { // in one flight, or just after it
+				for range 3 { // in one run, or just after it
 					if r := <-results; !errors.Is(r.err, errMine) {
 						t.Errorf("got %v", r.err)
 					}
@@ -609,7 +609,7 @@ func TestFetchLookupMisbehaves(t *testing.T) {
 	})
 }
 
-// A Lookup that misbehaves on the flight's own goroutine, before the lock is won or after,
+// A Lookup that misbehaves on the run's own goroutine, before the lock is won or after,
 // never ends the process: it counts as a Lookup that fails.
 func TestFetchLookupMisbehavesInTheFlight(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
@@ -979,7 +979,7 @@ func TestFetchAndLocksOnTheSameKey(t *testing.T) {
 	})
 }
 
-// No value of a caller's ctx reaches the flight, unless Values says so; no deadline ever.
+// No value of a caller's ctx reaches the run, unless Values says so; no deadline ever.
 func TestFetchValues(t *testing.T) {
 	type key struct{}
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -1076,13 +1076,13 @@ func TestFetcherCloseWithoutPatience(t *testing.T) {
 	}
 }
 
-// Close without patience while the flight looks again, with the lock: its callers get
+// Close without patience while the run looks again, with the lock: its callers get
 // ErrClosed, whether Lookup honours its ctx or not.
 func TestFetcherCloseDuringLookup(t *testing.T) {
 	for _, ignores := range []bool{false, true} {
 		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			unblock := make(chan struct{})
-			type callers struct{} // no value of theirs reaches the flight
+			type callers struct{} // no value of theirs reaches the run
 			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 				if ctx.Value(callers{}) != nil {
 					return "", flightlock.Miss, nil

@@ -53,7 +53,7 @@ func loadErr(key string, err error) error {
 	return err
 }
 
-// lookupErr is Lookup's error, for its own caller or all of a flight.
+// lookupErr is Lookup's error, for its own caller or all of a run.
 func lookupErr(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, notCtx(err))
 }

@@ -14,7 +14,7 @@ const (
 
 // failures are the keys of a Fetcher whose last load failed. A record is a few words, and there
 // are maxFailures at most, so the oldest ones are forgotten when an origin fails for very many
-// keys: their next callers load. Holding the flight itself would cost its contexts for as long,
+// keys: their next callers load. Holding the run itself would cost its contexts for as long,
 // without a bound.
 //
 // Newcomers get the error until held, those with a stale value begin no refresh until refresh.

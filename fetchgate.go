@@ -9,10 +9,10 @@ import (
 // MaxUnlockedLoads without a lock. It admits them in the order in which they came, but one that
 // waits for MaxUnlockedLoads holds up none that has a lock.
 //
-// A flight that another one waits for needs no slot: the one that it would wait for may be held by
+// A run that another one waits for needs no slot: the one that it would wait for may be held by
 // the very load that waits for it. It runs beside those that count: see waitNode.urgent.
 //
-// A flight that waits here has no lock. Otherwise the limits of this process would hold up the
+// A run that waits here has no lock. Otherwise the limits of this process would hold up the
 // others, which may have free slots.
 type gate struct {
 	maxLoads int // without a limit, a load that has a lock has nothing to do here

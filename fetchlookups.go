@@ -27,7 +27,7 @@ import (
 //     round trip. A slow one lowers it by one.
 //   - A Lookup is slow if it took more than twice as long as a free Lookup usually does: then Lookups
 //     queue in front of the cache, and it is not only far away. The threshold is a twentieth of
-//     LookupTimeout at least, and a fifth at most, which leaves the flights' own Lookups far from
+//     LookupTimeout at least, and a fifth at most, which leaves the runs' own Lookups far from
 //     their timeout. A cache may have become slower since free Lookups were last timed. So after each
 //     LookupTimeout that ends with limit at minPermits, the usual time is raised by a quarter.
 //   - If a part of the cache hangs, the answers of the rest raise limit faster than the Lookups that
@@ -36,13 +36,13 @@ import (
 //   - If all of the cache hangs, a caller does not wait for a permit only to wait for its Lookup. The
 //     cache counts as hung after a LookupTimeout in which callers waited and no Lookup with a permit
 //     succeeded, and until one does. Meanwhile a caller that finds no room makes no Lookup. It goes on
-//     at once, as after a Lookup that timed out: to the flight of its key. Those that find room make
+//     at once, as after a Lookup that timed out: to the run of its key. Those that find room make
 //     their Lookups, and so find out when the cache answers again.
 //   - A Fetch inside a Lookup with a permit needs none of its own: otherwise all permits might be in
 //     use by Lookups that wait for it. Inside a free Lookup it may wait for one, for free Lookups use
 //     no permits.
 //
-// The Lookups of flights are not limited here, so that they do not wait for callers' Lookups.
+// The Lookups of runs are not limited here, so that they do not wait for callers' Lookups.
 //
 // When no caller waits, a Lookup costs two atomic additions to one of several counters. The first
 // Lookup is timed, and of the free ones after it one in timedOf.

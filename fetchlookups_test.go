@@ -81,7 +81,7 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 	})
 }
 
-// The flight that has won the lock makes its Lookup at once, even if very many Lookups of its process hang.
+// The run that has won the lock makes its Lookup at once, even if very many Lookups of its process hang.
 func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -275,7 +275,7 @@ func TestFetchWhileAPartOfTheCacheHangs(t *testing.T) {
 }
 
 // While a cache answers nothing, no caller waits for a turn longer than LookupTimeout. Beside that it waits only for the
-// error of the cache's client, and then for that of the flight's Lookup, which takes LookupTimeout.
+// error of the cache's client, and then for that of the run's Lookup, which takes LookupTimeout.
 func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hits(t, func(context.Context, string) error { time.Sleep(3 * time.Second); return errTimeout{} })

@@ -10,9 +10,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// fetchMetrics are those of the Fetchers of a Client, which its metrics include. Fetchers with the same
-// name are one there. What Stats counts is read at each scrape; a load makes one observation, and a
-// caller that waits for it another. A hit makes none.
+// fetchMetrics are those of the Fetchers of a Client, which its metrics include. Fetchers with the
+// same name are one there. What Stats counts is read at each scrape; a load makes one observation,
+// and a caller that waits for it another. A hit makes none.
 type fetchMetrics struct {
 	load *prometheus.HistogramVec
 	wait *prometheus.HistogramVec
@@ -171,12 +171,12 @@ func (m *fetchMeter) loaded(began time.Time, err error, returned bool) {
 }
 
 // timedWait is wait, observed if there are metrics.
-func (f *Fetcher[V]) timedWait(ctx context.Context, fl *fetchFlight[V]) (V, error) {
+func (f *Fetcher[V]) timedWait(ctx context.Context, r *fetchRun[V]) (V, error) {
 	m := f.seen.meter
 	began := m.begins()
-	v, err, left := fl.Wait(ctx)
+	v, err, left := r.Wait(ctx)
 	if left {
-		err = f.gaveUp(fl.Key(), ctx.Err(), nil)
+		err = f.gaveUp(r.Key(), ctx.Err(), nil)
 	}
 	if m == nil {
 		return v, err

@@ -10,21 +10,21 @@ import (
 // A Fetch inside a Load, and one by a caller that holds the lock itself, would wait for themselves
 // without what is here.
 
-// waitNode is a flight in the wait graph. A ctx of its Lookup, Load or Store carries it, to find
-// out that a Fetch in there would wait for itself: directly, or through other flights, of any
-// Fetcher. Waiting is an edge from flight to flight; a Fetch that would close a circle gets an
-// error instead. Circles through other processes end by WaitTimeout. A flight that another one
+// waitNode is a run in the wait graph. A ctx of its Lookup, Load or Store carries it, to find
+// out that a Fetch in there would wait for itself: directly, or through other runs, of any
+// Fetcher. Waiting is an edge from run to run; a Fetch that would close a circle gets an
+// error instead. Circles through other processes end by WaitTimeout. A run that another one
 // waits for is urgent: it needs no slot at the gate.
 //
 // That a ctx carries the keys around it would not do: in a circle of loads that were begun by
 // callers of their own, none has another's key in its ctx.
 type waitNode struct { // guarded by waitGraphMu
-	waits   map[*waitNode]int // for which ones, and how many times
-	awaited bool              // some flight has waited for it
-	wanted  chan struct{}     // closed when awaited is set; nil until urgent is called
+	waits    map[*waitNode]int // for which ones, and how many times
+	isUrgent bool              // some run has waited for it
+	became   chan struct{}     // closed when isUrgent is set; nil until urgent is called
 }
 
-var waitGraphMu sync.Mutex // guards the edges; taken last, and only by a Fetch inside a flight
+var waitGraphMu sync.Mutex // guards the edges; taken last, and only by a Fetch inside a run
 
 type waitNodeKey struct{}
 
@@ -44,29 +44,30 @@ func (x *waitNode) await(y *waitNode) bool {
 		x.waits = map[*waitNode]int{}
 	}
 	x.waits[y]++
-	if !y.awaited {
-		y.awaited = true
-		if y.wanted != nil {
-			close(y.wanted)
+	if !y.isUrgent {
+		y.isUrgent = true
+		if y.became != nil {
+			close(y.became)
 		}
 	}
 	return true
 }
 
-// urgent is closed once another flight waits for x, or has waited.
+// urgent is closed once another run waits for x, or has waited.
 func (x *waitNode) urgent() <-chan struct{} {
 	waitGraphMu.Lock()
 	defer waitGraphMu.Unlock()
-	if x.wanted == nil {
-		x.wanted = make(chan struct{})
-		if x.awaited {
-			close(x.wanted)
+	if x.became == nil {
+		x.became = make(chan struct{})
+		if x.isUrgent {
+			close(x.became)
 		}
 	}
-	return x.wanted
+	return x.became
 }
 
-func (x *waitNode) forgo(y *waitNode) {
+// stopAwaiting notes that x waits for y no more.
+func (x *waitNode) stopAwaiting(y *waitNode) {
 	waitGraphMu.Lock()
 	defer waitGraphMu.Unlock()
 	if x.waits[y]--; x.waits[y] == 0 {
@@ -88,16 +89,16 @@ func (x *waitNode) reaches(to *waitNode, seen map[*waitNode]bool) bool {
 	return false
 }
 
-// loan is a lock on a flight's key that a caller holds itself. The caller waits for the flight, and
-// the flight would wait for the lock. The flight gets a Lock that is nested in it.
+// loan is a lock on a run's key that a caller holds itself. The caller waits for the run, and
+// the run would wait for the lock. The run gets a Lock that is nested in it.
 type loan struct {
-	mu         sync.Mutex // guards what follows
-	lock       *Lock
-	contention *coalesce.Step // to end when there is a lock; nil while the flight does not contend
-	closed     bool
+	mu     sync.Mutex // guards what follows
+	lock   *Lock
+	step   *coalesce.Step // ended by an offer; nil while the run does not contend
+	closed bool
 }
 
-// offer gives l to the flight, and reports whether that has a use for it.
+// offer gives l to the run, and reports whether that has a use for it.
 func (x *loan) offer(l *Lock) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -105,26 +106,27 @@ func (x *loan) offer(l *Lock) bool {
 		return false
 	}
 	x.lock = l
-	if x.contention != nil {
-		x.contention.End(nil)
+	if x.step != nil {
+		x.step.End(nil)
 	}
 	return true
 }
 
-// awaited has contention ended by an offer. It reports false if there is a lock.
-func (x *loan) awaited(contention *coalesce.Step) bool {
+// beginContending has an offer end step, in which the run contends. It reports false if there is a
+// lock already.
+func (x *loan) beginContending(step *coalesce.Step) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.contention = contention
+	x.step = step
 	return x.lock == nil
 }
 
-// take gives the lock that was offered, or nil. Contention is over.
+// take gives the lock that was offered, or nil. The run does not contend any more.
 func (x *loan) take() *Lock {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	l := x.lock
-	x.lock, x.contention = nil, nil
+	x.lock, x.step = nil, nil
 	return l
 }
 

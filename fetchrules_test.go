@@ -297,7 +297,7 @@ func TestFetchFailingOriginBehindAStaleValue(t *testing.T) {
 	}
 }
 
-// Errors that are held are records, and no goroutines or flights.
+// Errors that are held are records, and no goroutines or runs.
 func TestFetchHeldErrorsAreRecords(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{load: func(context.Context, string) (string, error) { return "", errMine }}
@@ -315,7 +315,7 @@ func TestFetchHeldErrorsAreRecords(t *testing.T) {
 	})
 }
 
-// A Lookup of the flight that hangs costs LookupTimeout, not LoadTimeout; with the lock and without.
+// A Lookup of the run that hangs costs LookupTimeout, not LoadTimeout; with the lock and without.
 func TestFetchLookupTimeout(t *testing.T) {
 	for _, opts := range []flightlock.FetchOptions{{}, {LookupTimeout: 3 * time.Second}, {LookupTimeout: time.Hour, LoadTimeout: 2 * time.Second}} {
 		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -377,7 +377,7 @@ func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
 	}
 }
 
-// A Lookup that takes too long, of a flight that waits for another process, is no reason to load without a lock: the cache
+// A Lookup that takes too long, of a run that waits for another process, is no reason to load without a lock: the cache
 // is busy, and the lock can be had.
 func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -420,7 +420,7 @@ func TestFetchSaysOnceThatItsCtxHasEnded(t *testing.T) {
 	})
 }
 
-// Values is called on its callers' goroutines, once for each, and never with a ctx of a flight.
+// Values is called on its callers' goroutines, once for each, and never with a ctx of a run.
 func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 	type callers struct{}
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -436,7 +436,7 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 		ctx := context.WithValue(t.Context(), callers{}, 1)
 		results := fetching(ctx, f, "k", 3)
 		time.Sleep(100 * time.Millisecond)
-		o.set("k", "stale", true) // found by the flight, which has it loaded anew
+		o.set("k", "stale", true) // found by the run, which has it loaded anew
 		mustRelease(t, l)
 		wantAll(t, results, 3, "stale")
 		time.Sleep(5 * time.Second)
@@ -456,7 +456,7 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 	})
 }
 
-// The ctx of Lookup, Load and Store carries the lock of the flight or none, whatever lock the caller has.
+// The ctx of Lookup, Load and Store carries the lock of the run or none, whatever lock the caller has.
 func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -468,7 +468,7 @@ func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
 			}
 		}
 		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
-			if looks.Add(1)%2 == 0 { // the flight's
+			if looks.Add(1)%2 == 0 { // the run's
 				want(ctx, key)
 			}
 			return "", flightlock.Miss, nil
@@ -494,7 +494,7 @@ func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
 	})
 }
 
-// A Load's own deadline is told from its callers', and so is a Lookup's of the flight.
+// A Load's own deadline is told from its callers', and so is a Lookup's of the run.
 func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		mine := fmt.Errorf("%w: %w", errMine, context.DeadlineExceeded)

@@ -13,7 +13,7 @@ type fetchSeen struct {
 	c        *Client
 	name     string
 	onError  func(key, op string, err error) // may be nil
-	failures queue[fetchFailure]
+	reports  queue[fetchFailure]
 	meter    *fetchMeter // nil without Options.Registerer
 	refusals atomic.Int64
 	without  withoutLocks
@@ -43,7 +43,7 @@ func (s *fetchSeen) end(last FetchStats) {
 // failed reports a failure to OnError.
 func (s *fetchSeen) failed(key, op string, err error) {
 	if s.onError != nil {
-		s.failures.put(fetchFailure{key, op, err}, s.c.tasks.Go, s.report, s.dropped)
+		s.reports.put(fetchFailure{key, op, err}, s.c.tasks.Go, s.report, s.dropped)
 	}
 }
 
@@ -62,9 +62,9 @@ func (s *fetchSeen) dropped(n int) {
 	s.c.log(slog.LevelWarn, "flightlock: FetchOptions.OnError is too slow, and was not told of all failures", "fetcher", s.name, "count", n)
 }
 
-// refused reports whether to report a key that cannot be locked: one each second, for a stale value
-// is found often.
-func (s *fetchSeen) refused() bool {
+// mayReportRefusal reports whether to report a key that cannot be locked: one each second, for a
+// stale value is found often.
+func (s *fetchSeen) mayReportRefusal() bool {
 	now, last := time.Now().UnixNano(), s.refusals.Load()
 	return now-last >= int64(time.Second) && s.refusals.CompareAndSwap(last, now)
 }

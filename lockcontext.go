@@ -19,7 +19,7 @@ type derived struct {
 	parent context.Context // the first
 	ctx    context.Context // ended with parent, and with the lock
 	cancel context.CancelCauseFunc
-	forget func() // takes it back from the Hold
+	forget func() // takes it off the Ticket, which calls cancel at its end
 }
 
 // Context returns a ctx derived from parent that also ends when the lock ends: with cause
@@ -67,7 +67,7 @@ func (l *Lock) derive(n *reentry, parent context.Context, done <-chan struct{}) 
 // register makes d end with l. If another one is registered for that Done channel, that one is
 // returned; if l is over, why is the reason.
 func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
-	if n == notShared { // shared by all released Locks; the flight's handle may still be held for an instant
+	if n == notShared { // shared by all released Locks; its Ticket may still be held for an instant
 		d.forget, why, over = l.own.OnEnd(d.cancel)
 		return nil, why, over
 	}

@@ -21,9 +21,9 @@ func (c *Client) guarded() bool {
 		!slices.ContainsFunc(c.nodes, func(n *node.Node) bool { return !n.Guardable() })
 }
 
-// quarantine is how long a node that lost data has no vote: no earlier lock lives longer. By the
+// quarantineTime is how long a node that lost data has no vote: no earlier lock lives longer. By the
 // limits of MaxTTL and DriftFactor that is about 36h at most.
-func (c *Client) quarantine() time.Duration {
+func (c *Client) quarantineTime() time.Duration {
 	return c.opts.MaxTTL + time.Duration(float64(c.opts.MaxTTL)*c.opts.DriftFactor) + 2*time.Millisecond
 }
 
@@ -34,20 +34,20 @@ func (c *Client) epochName() string {
 	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.epochs.Add(1), 36)
 }
 
-// noInfo is called when a node refuses INFO.
-func (c *Client) noInfo(why error) {
+// onNoInfo is called when a node refuses INFO.
+func (c *Client) onNoInfo(why error) {
 	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may go undetected: "+
 		"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
 }
 
-// quarantined is called when a node has entered quarantine, or has left it.
-func (c *Client) quarantined(i int, s quorum.Quarantined) {
+// onQuarantine is called when a node has entered quarantine, or has left it.
+func (c *Client) onQuarantine(i int, s quorum.Quarantined) {
 	name := c.nodes[i].Name()
 	if !s.Until.IsZero() {
-		c.nodesLeft()
+		c.recheckAway()
 		c.log(slog.LevelWarn, "flightlock: node quarantined: its votes do not count", "node", name, "until", s.Until.Round(0), "err", &s)
 	} else {
-		c.back.announce()
+		c.recovery.announce()
 		c.log(slog.LevelInfo, "flightlock: node is out of quarantine", "node", name)
 	}
 }

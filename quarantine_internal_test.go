@@ -30,7 +30,7 @@ func TestAQuarantineIsLongerThanAnyLock(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if limit := c.quarantine(); !c.guarded() || limit < maxTTL || limit > 36*time.Hour+2*time.Millisecond {
+			if limit := c.quarantineTime(); !c.guarded() || limit < maxTTL || limit > 36*time.Hour+2*time.Millisecond {
 				t.Errorf("MaxTTL %v, DriftFactor %v: guarded is %v, for %v", maxTTL, drift, c.guarded(), limit)
 			}
 			if v := c.quorum.Validity(minTTL); v < 3*time.Millisecond || v >= minTTL {

@@ -72,7 +72,7 @@ func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, e
 // The steps follow each other: AutoRefresh, Due, refreshed, Due and so on. Each starts the next
 // under the flight's mutex, so the fields need no other.
 type autoRefresh struct {
-	reminder flight.Timer
+	timer    flight.Timer
 	l        *Lock
 	interval time.Duration
 	timeout  time.Duration
@@ -121,39 +121,39 @@ func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 	return nil
 }
 
-// again sets the timer, unless the lock is over, or MaxHold will be by then.
+// again sets the timer, unless the lock has ended, or MaxHold will have passed by then.
 func (a *autoRefresh) again(wait time.Duration) {
 	if a.maxHold > 0 && a.held()+wait > a.maxHold {
-		a.endsBy(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.maxHold))
+		a.unrefreshed(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.maxHold))
 		return
 	}
-	a.l.ticket().SetTimer(&a.reminder, a, wait)
+	a.l.ticket().SetTimer(&a.timer, a, wait)
 }
 
 // held is how long a has kept the lock.
 func (a *autoRefresh) held() time.Duration { return time.Since(a.l.c.began) - a.began }
 
-// endsBy records why the lock is not refreshed any more.
-func (a *autoRefresh) endsBy(why error) { a.l.ticket().Unrefreshed(why) }
+// unrefreshed records why the lock is not refreshed any more.
+func (a *autoRefresh) unrefreshed(why error) { a.l.ticket().Unrefreshed(why) }
 
-func (a *autoRefresh) stop() { a.l.ticket().StopTimer(&a.reminder) }
+func (a *autoRefresh) stop() { a.l.ticket().StopTimer(&a.timer) }
 
 // Due starts a refresh, unless it comes so late that MaxHold is over.
 func (a *autoRefresh) Due() {
 	if a.do != nil {
 		a.do.refreshing(a.l)
 	}
-	if wait := a.notYet(); wait > 0 || a.maxHold > 0 && a.held() > a.maxHold {
+	if wait := a.leaveToOthers(); wait > 0 || a.maxHold > 0 && a.held() > a.maxHold {
 		a.again(max(wait, 0))
 		return
 	}
 	a.l.ticket().Refresh(a.timeout, a.refreshed)
 }
 
-// notYet is how long a nested lock can leave its refresh to the locks around it, whose refreshes
+// leaveToOthers is how long a nested lock can leave its refresh to the locks around it, whose refreshes
 // renew it too. It gives them more time than its Interval, at random, so that not all are due at
 // the same time.
-func (a *autoRefresh) notYet() time.Duration {
+func (a *autoRefresh) leaveToOthers() time.Duration {
 	if n := a.l.reentry.Load(); n == nil || n.outermost == a.l {
 		return 0
 	}
@@ -180,9 +180,9 @@ func (a *autoRefresh) renewed() {
 	a.failures = 0
 	switch {
 	case a.do != nil && a.do.last:
-		a.endsBy(a.do.stopped())
+		a.unrefreshed(a.do.stopped())
 	case a.left == 0:
-		a.endsBy(errMaxRefreshes)
+		a.unrefreshed(errMaxRefreshes)
 	default:
 		a.again(a.interval)
 	}
@@ -203,7 +203,7 @@ func (a *autoRefresh) askStrategy(failure int) {
 	defer func() {
 		if v := recover(); v != nil {
 			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key", a.l.Key(), "panic", fmt.Sprint(v))
-			a.endsBy(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
+			a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		}
 	}()
 	a.retryAfter(a.retry.Next(failure))
@@ -214,10 +214,10 @@ func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	delay = max(delay, time.Millisecond)
 	switch {
 	case !again:
-		a.endsBy(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))
+		a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))
 	case clock.Left(clock.Now(), a.l.Until()) > delay:
 		a.again(delay)
 	default:
-		a.endsBy(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late", a.failures, delay))
+		a.unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late", a.failures, delay))
 	}
 }

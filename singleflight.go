@@ -27,7 +27,7 @@ func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Dura
 
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode) (*Lock, error) {
 	retry = orDefault(retry)
-	if err := c.checked(key, ttl, retry); err != nil {
+	if err := c.checkArguments(key, ttl, retry); err != nil {
 		return nil, err
 	}
 	if mode != flight.Unqueued {
@@ -42,12 +42,12 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	return l, nil
 }
 
-// checked says what of that which a caller asks for cannot be.
-func (c *Client) checked(key string, ttl time.Duration, retry RetryStrategy) error {
+// checkArguments returns an ErrInvalid for each argument that is none.
+func (c *Client) checkArguments(key string, ttl time.Duration, retry RetryStrategy) error {
 	return errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry))
 }
 
-// newLock is the Lock of a caller that is about to ask for it.
+// newLock is a Lock that is about to be acquired.
 func (c *Client) newLock() *Lock {
 	c.startAnnouncing()
 	return &Lock{c: c}
@@ -61,8 +61,8 @@ func (c *Client) flightConfig() flight.Config {
 	}
 }
 
-// flightNodes is the quorum as the local tier sees it. That knows keys as callers do, so that a
-// lock that is handed over costs no string; the prefix comes before them here.
+// flightNodes is the quorum as the local tier sees it. The local tier has keys without the prefix, so
+// that a lock that is handed over allocates no string; the prefix is added here.
 type flightNodes struct{ c *Client }
 
 func (n flightNodes) Prepare(key string, ttl time.Duration, tokens int64, contender string) flight.Lease {
@@ -82,5 +82,5 @@ func (n flightNodes) Leave(key, contender string) { n.c.quorum.Leave(n.c.full(ke
 
 func (n flightNodes) Validity(ttl time.Duration) time.Duration { return n.c.quorum.Validity(ttl) }
 
-// full is a lock key as the nodes know it.
+// full is key with the prefix, as the nodes have it.
 func (c *Client) full(key string) string { return c.opts.KeyPrefix + key }

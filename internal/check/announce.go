@@ -15,9 +15,9 @@ const (
 	setLife          = 5 * time.Minute
 )
 
-// Announcer announces the set of nodes that a client locks on, for as long as the client lives: some
-// seconds after its first lock, and each minute from then on, beside the lock traffic. The zero value is
-// ready for use.
+// Announcer announces the set of nodes that a client locks on, for as long as the client lives:
+// some seconds after its first lock, and each minute from then on, beside the lock traffic. The
+// zero value is ready for use.
 type Announcer struct {
 	begun atomic.Bool
 
@@ -33,11 +33,12 @@ type Danger struct {
 	By    string   // the other client
 }
 
-// Started reports whether Start was called. It is on the path of every lock, which costs no allocation.
+// Started reports whether Start was called. It is on the path of every lock, which costs no
+// allocation.
 func (a *Announcer) Started() bool { return a.begun.Load() }
 
-// Start begins with the first lock; later calls do nothing. within starts a goroutine with a context of
-// the client's; warn is called for each danger, once while it lasts, with no lock held.
+// Start begins with the first lock; later calls do nothing. within starts a goroutine with a
+// context of the client's; warn is called for each danger, once while it lasts, with no lock held.
 func (a *Announcer) Start(c *Config, within func(func(context.Context)), warn func(Danger)) {
 	if !a.begun.CompareAndSwap(false, true) {
 		return
@@ -59,10 +60,10 @@ func (a *Announcer) Stop() {
 	}
 }
 
-// announce announces the set on all nodes that answer, checks what others have announced there, and has
-// itself called again.
+// announce announces the set on all nodes that answer, checks what others have announced there, and
+// has itself called again.
 func (a *Announcer) announce(ctx context.Context, c *Config, warn func(Danger)) {
-	ctx, stop := context.WithTimeout(ctx, Time)
+	ctx, stop := context.WithTimeout(ctx, Timeout)
 	defer stop()
 	name, text := c.ownSet()
 	others, _ := c.otherSets(c.eachNode(func(i int) (string, error) {
@@ -83,8 +84,8 @@ func (a *Announcer) announce(ctx context.Context, c *Config, warn func(Danger)) 
 
 var errSuspended = errors.New("suspended")
 
-// news returns the dangerous sets that are to be reported now: each once while it is in use, when it is
-// found for the second time (see Config.read).
+// news returns the dangerous sets that are to be reported now: each once while it is in use, when
+// it is found for the second time (see Config.read).
 func (a *Announcer) news(others []otherSet) (dangers []Danger) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package check finds out whether nodes are fit to lock on, and announces on them the set of nodes that a
-// client locks on.
+// Package check finds out whether nodes are fit to lock on, and announces on them the set of nodes
+// that a client locks on.
 package check
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Time bounds a check, and an announcement, whatever the sockets do.
-const Time = 5 * time.Second
+// Timeout bounds a check, and an announcement, whatever the sockets do.
+const Timeout = 5 * time.Second
 
 // Config is what a client locks on and how. It does not change.
 type Config struct {
@@ -69,19 +69,19 @@ type inspections struct {
 	*Config
 	nonce string
 	nodes []nodeInfo
-	sets  []announced // on each node
+	sets  []announced // by node
 
 	mu         sync.Mutex // guards what follows
-	twins      [][2]int
+	duplicates [][2]int
 	uncompared int
 }
 
-// Check inspects all nodes at once, and judges what it finds: node by node, then what concerns all. It
-// ends with ctx, with what was found by then. nonce makes names that nobody else uses.
+// Check inspects all nodes at once, and judges what it finds: node by node, then what concerns all.
+// It ends with ctx, with what was found by then. nonce makes names that nobody else uses.
 func (c *Config) Check(ctx context.Context, nonce string) []Finding {
 	in := &inspections{Config: c, nonce: nonce, nodes: make([]nodeInfo, len(c.Nodes))}
 	var wg sync.WaitGroup
-	wg.Go(func() { in.sets = c.read(ctx) })
+	wg.Go(func() { in.sets = c.readSets(ctx) })
 	for i, client := range c.Clients {
 		wg.Go(func() {
 			in.nodes[i].servers, in.nodes[i].err = inspect(ctx, client, c.KeyPrefix, nonce, c.Run)
@@ -106,7 +106,7 @@ func (in *inspections) compare(ctx context.Context, i, j int) {
 	case err != nil:
 		in.uncompared++
 	case same:
-		in.twins = append(in.twins, [2]int{i, j})
+		in.duplicates = append(in.duplicates, [2]int{i, j})
 	}
 }
 
@@ -140,15 +140,15 @@ func (in *inspections) judge() (all []Finding) {
 			}
 		}
 	}
-	return append(all, in.judgeTwins(), in.judgeSets())
+	return append(all, in.judgeDuplicates(), in.judgeSets())
 }
 
-func (in *inspections) judgeTwins() Finding {
+func (in *inspections) judgeDuplicates() Finding {
 	f := Finding{Check: "same server", Why: "a server that is in the list twice has two votes, so a majority may be one machine"}
 	switch {
-	case len(in.twins) > 0:
+	case len(in.duplicates) > 0:
 		var pairs []string
-		for _, t := range in.twins {
+		for _, t := range in.duplicates {
 			pairs = append(pairs, fmt.Sprintf("Nodes[%d] (%s) and Nodes[%d] (%s)",
 				t[0], in.Nodes[t[0]].Name(), t[1], in.Nodes[t[1]].Name()))
 		}

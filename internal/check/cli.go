@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// command is redis-cli for a server, with the options of the client but its password: redis-cli prompts
-// for that.
+// command is redis-cli for a server, with the options of the client but its password: redis-cli
+// prompts for that.
 type command struct {
 	addr     string
 	tls      *tls.Config // nil: without TLS

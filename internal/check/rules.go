@@ -20,7 +20,8 @@ type target struct {
 	middle time.Duration // the median of the nodes' clock offsets
 }
 
-// rule is one thing to check on every server. judge returns the status, what was found, and the fix.
+// rule is one thing to check on every server. judge returns the status, what was found, and the
+// fix.
 type rule struct {
 	name, why string
 	judge     func(target) Finding
@@ -39,8 +40,8 @@ var rules = []rule{
 	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
 }
 
-// The commands that a user needs for locking, as in docs/operations.md, which gives the reasons; and those
-// for a Cluster besides.
+// The commands that a user needs for locking, as in docs/operations.md, which gives the reasons;
+// and those for a Cluster besides.
 const (
 	lockCommands    = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +time +ping +publish +subscribe +unsubscribe +client|setname"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe +cluster|slots +asking"

@@ -13,8 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// serverInfo is what one Redis process reports to a user with no more rights than locking needs. What
-// could not be found out has its reason beside it.
+// serverInfo is what one Redis process reports to a user with no more rights than locking needs.
+// What could not be found out has its reason beside it.
 type serverInfo struct {
 	Addr    string
 	User    string // whose rights were used
@@ -53,10 +53,10 @@ const (
 	samples   = 5                      // of the clock; the one with the shortest round trip counts
 )
 
-// inspect queries every server of a node, all at once. It needs no right that locking does not need,
-// and returns when ctx ends at the latest, with what is known then; what hangs in a socket ends by
-// itself, on the goroutine that run started for it. prefix is that of lock keys; nonce makes names that
-// nobody else uses. An error reports that the servers of a Cluster are not known.
+// inspect queries every server of a node, all at once. It needs no right that locking does not
+// need, and returns when ctx ends at the latest, with what is known then; what hangs in a socket
+// ends by itself, on the goroutine that run started for it. prefix is that of lock keys; nonce
+// makes names that nobody else uses. An error reports that the servers of a Cluster are not known.
 func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce string, run func(func())) ([]serverInfo, error) {
 	servers, err := await(ctx, run, func() ([]*redis.Client, error) { return node.Masters(ctx, client) })
 	if err != nil {
@@ -97,8 +97,8 @@ func await[T any](ctx context.Context, run func(func()), f func() (T, error)) (T
 	return conn.AwaitOn(ctx, run, f, nil, func() error { return errNoAnswer })
 }
 
-// keyOn makes up a lock key whose slot server has; "" if there is none, as when the prefix has a hash
-// tag that belongs elsewhere.
+// keyOn makes up a lock key whose slot server has; "" if there is none, as when the prefix has a
+// hash tag that belongs elsewhere.
 func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Client, prefix, nonce string) string {
 	const tries = 4096 // a master with few slots may need many
 	for i := range tries {
@@ -113,8 +113,8 @@ func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Clie
 	return ""
 }
 
-// inspection queries one server. A command that gets no answer ends it: the others would not get one
-// either, and each would take its time.
+// inspection queries one server. A command that gets no answer ends it: the others would not get
+// one either, and each would take its time.
 type inspection struct {
 	ctx  context.Context
 	c    *redis.Client

@@ -17,17 +17,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Two clients that lock the same keys on different sets of nodes exclude each other only if every majority
-// of the one meets every majority of the other. A service that is moved from 3 nodes to 5 has clients of
-// both kinds for a while, and 2 of the old 3 together with 3 others of the new 5 are all the nodes there
-// are: two holders.
+// Two clients that lock the same keys on different sets of nodes exclude each other only if every
+// majority of the one meets every majority of the other. A service that is moved from 3 nodes to 5
+// has clients of both kinds for a while, and 2 of the old 3 together with 3 others of the new 5 are
+// all the nodes there are: two holders.
 //
-// So each client announces on its nodes the set that it locks on (see Announcer). The answer lists all other
-// sets that were announced within setLife. Sets are compared by how many nodes they have and on how many of
-// ours they are known, not by addresses: the same servers have other names elsewhere. Clients with another
-// KeyPrefix lock other keys and do not matter.
+// So each client announces on its nodes the set that it locks on (see Announcer). The answer lists
+// all other sets that were announced within setLife. Sets are compared by how many nodes they have
+// and on how many of ours they are known, not by addresses: the same servers have other names
+// elsewhere. Clients with another KeyPrefix lock other keys and do not matter.
 
-// setsKey is where clients announce the set of nodes that they lock on. A Cluster is one node, so it has one.
+// setsKey is where clients announce the set of nodes that they lock on. A Cluster is one node, so
+// it has one.
 const setsKey = node.Reserved + "sets}"
 
 // nodeSet is what a client announces.
@@ -64,8 +65,8 @@ func (c *Config) ownSet() (name, text string) {
 	return fmt.Sprintf("%x", sum[:8]), string(data)
 }
 
-// announce announces a set on a node, for life, and returns all sets that the node knows, as lua/sets.lua
-// has them.
+// announce announces a set on a node, for life, and returns all sets that the node knows, as
+// lua/sets.lua has them.
 func announce(ctx context.Context, client redis.UniversalClient, name, text string, life time.Duration) (string, error) {
 	c, err := serverOf(ctx, client, setsKey)
 	if err != nil {
@@ -109,15 +110,16 @@ func serverOf(ctx context.Context, client redis.UniversalClient, key string) (*r
 	return conn.WithTimeout(client.(*redis.Client), stepTime), nil
 }
 
-// announced is what one node knows.
+// announced is what one node knows: all sets that were announced there, as lua/sets.lua has them.
 type announced struct {
 	text string
 	err  error
 }
 
-// read reads the sets that are announced on all nodes. It reads twice when it finds a danger: a client that
-// announces its set for the first time is known on some of its nodes only, and seems more foreign than it is.
-func (c *Config) read(ctx context.Context) []announced {
+// readSets reads the sets that are announced on all nodes. It reads twice when it finds a danger: a
+// client that announces its set for the first time is known on some of its nodes only, and seems
+// more foreign than it is.
+func (c *Config) readSets(ctx context.Context) []announced {
 	for again := true; ; again = false {
 		all := c.eachNode(func(i int) (string, error) {
 			return await(ctx, c.Run, func() (string, error) { return setsOn(ctx, c.Clients[i]) })
@@ -148,8 +150,8 @@ func (o otherSet) String() string {
 	return s + fmt.Sprintf(", and %d of ours know of it", len(o.on))
 }
 
-// otherSets finds the sets that are not ours. sure is false if a node that did not answer might turn a danger
-// into none.
+// otherSets finds the sets that are not ours. sure is false if there is a danger
+// that the answer of a node that did not answer might dispel.
 func (c *Config) otherSets(all []announced) (others []otherSet, sure bool) {
 	own, _ := c.ownSet()
 	keys := keysOf(c.KeyPrefix)

@@ -15,23 +15,23 @@ import (
 )
 
 // Group has the runs of one function, at most one that can be joined for each key.
-type Group[V any, F Flight[V]] struct {
-	newRun func() F
-	do     func(F)
+type Group[V any, E Embedder[V]] struct {
+	newRun func() E
+	do     func(E)
 
 	runs[V]
 }
 
-// NewGroup makes a Group. newRun makes a Flight that has not begun; do is the function, which
-// gives the result by Deliver or Finish.
-func NewGroup[V any, F Flight[V]](newRun func() F, do func(F)) *Group[V, F] {
-	g := &Group[V, F]{newRun: newRun, do: do}
+// NewGroup makes a Group. newRun makes an Embedder whose run has not begun; do is the function,
+// which gives the result by Deliver or Finish.
+func NewGroup[V any, E Embedder[V]](newRun func() E, do func(E)) *Group[V, E] {
+	g := &Group[V, E]{newRun: newRun, do: do}
 	g.open, g.goroutines.idle = map[string]*Run[V]{}, make(chan struct{})
 	return g
 }
 
-// Flight is a pointer to a struct that embeds a Run, beside what the function keeps with it.
-type Flight[V any] interface{ run() *Run[V] }
+// Embedder is a pointer to a struct that embeds a Run, beside what the function keeps with it.
+type Embedder[V any] interface{ run() *Run[V] }
 
 // Run is one run of the function, for the callers of one key.
 //
@@ -50,7 +50,7 @@ type Run[V any] struct {
 	Worker Worker // for code that may block, panic or call Goexit; its goroutine ends with the run's
 
 	g    *runs[V]
-	self any // the Flight
+	self any // the Embedder
 	key  string
 
 	// delivered is closed when v and err are set. They do not change after that.
@@ -71,7 +71,7 @@ func (r *Run[V]) ListLinks() *list.Links[Run[V]] { return &r.links }
 
 func (r *Run[V]) run() *Run[V] { return r }
 
-// runs is what a Group has besides the type of its flights.
+// runs is what a Group has besides its type of Embedder.
 type runs[V any] struct {
 	goroutines goroutines
 
@@ -84,36 +84,36 @@ type runs[V any] struct {
 
 // Join adds a caller to the run of key. first says that the run is new: then the caller sets it up,
 // and calls Start or Refuse. ok is false after Close.
-func (g *Group[V, F]) Join(key string) (fl F, first, ok bool) {
+func (g *Group[V, E]) Join(key string) (e E, first, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return fl, false, false
+		return e, false, false
 	}
 	r := g.open[key]
 	if first = r == nil; first {
 		r = g.beginLocked(key, g.newRun())
 	}
 	r.callers++
-	return r.self.(F), first, true
+	return r.self.(E), first, true
 }
 
 // Background begins a run without callers, which goes on until Wanted. ok is false if there is a
 // run for key already, and after Close. The caller sets it up, and calls Start.
-func (g *Group[V, F]) Background(key string) (fl F, ok bool) {
+func (g *Group[V, E]) Background(key string) (e E, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed || g.open[key] != nil {
-		return fl, false
+		return e, false
 	}
-	fl = g.newRun()
-	g.beginLocked(key, fl).background = true
-	return fl, true
+	e = g.newRun()
+	g.beginLocked(key, e).background = true
+	return e, true
 }
 
-func (g *runs[V]) beginLocked(key string, fl Flight[V]) *Run[V] {
-	r := fl.run()
-	r.g, r.self, r.key, r.delivered = g, fl, key, make(chan struct{})
+func (g *runs[V]) beginLocked(key string, e Embedder[V]) *Run[V] {
+	r := e.run()
+	r.g, r.self, r.key, r.delivered = g, e, key, make(chan struct{})
 	r.Worker.group = &g.goroutines
 	g.open[key] = r
 	g.all.PushBack(r)
@@ -123,23 +123,23 @@ func (g *runs[V]) beginLocked(key string, fl Flight[V]) *Run[V] {
 }
 
 // Start begins the function, on a goroutine of its own.
-func (g *Group[V, F]) Start(fl F) { go g.work(fl) }
+func (g *Group[V, E]) Start(e E) { go g.work(e) }
 
-func (g *Group[V, F]) work(fl F) {
-	defer fl.run().over()
-	g.do(fl)
+func (g *Group[V, E]) work(e E) {
+	defer e.run().returned()
+	g.do(e)
 }
 
 // Refuse ends a run that was not started, with err for all who have joined it.
-func (g *Group[V, F]) Refuse(fl F, err error) {
+func (g *Group[V, E]) Refuse(e E, err error) {
 	var none V
-	r := fl.run()
+	r := e.run()
 	r.Finish(none, err)
-	r.over()
+	r.returned()
 }
 
-// over follows the function's end.
-func (r *Run[V]) over() {
+// returned follows when the function has returned, or was never called.
+func (r *Run[V]) returned() {
 	g := r.g
 	g.mu.Lock()
 	r.forgetLocked()
@@ -251,9 +251,9 @@ func (r *Run[V]) Commit() bool {
 	return r.committed
 }
 
-// Wanted is called by the function before it waits for something. It reports whether the run
-// should: false for one in the background that has no callers, which cannot be joined from now
-// on. A run in the background that has callers now is theirs, and ends with them.
+// Wanted is called by the function before it waits for something. It reports whether the run should
+// go on, and settles whose it is: a run in the background that has callers now is theirs, and ends
+// with them; one that has none is not wanted, and cannot be joined from now on.
 func (r *Run[V]) Wanted() bool {
 	if !r.background { // nearly always: the callers of a stampede are at mu now
 		return true

@@ -28,9 +28,9 @@ type Step struct {
 	deadline time.Time // zero: none
 
 	// guarded by run.mu
-	done  chan struct{} // closed when the Step ends; nil until somebody asks
-	err   error         // set when it has ended
-	cause context.Context
+	done  chan struct{}        // closed when the Step ends; nil until somebody asks
+	err   error                // set when it has ended
+	ended context.Context      // has ended with the cause; nil if there is none
 	funcs map[*func()]struct{} // to be called then
 }
 
@@ -136,7 +136,7 @@ func (s *Step) endLocked(err, cause error) {
 	}
 	s.err = err
 	if cause != nil {
-		s.cause = canceledBy(s.values, cause)
+		s.ended = canceledBy(s.values, cause)
 	}
 	if s.done != nil {
 		close(s.done)
@@ -181,7 +181,7 @@ func (s *Step) Err() error {
 // that, too: it asks for a value of a ctx that it has made itself.
 func (s *Step) Value(key any) any {
 	s.run.mu.Lock()
-	values := s.cause
+	values := s.ended
 	s.run.mu.Unlock()
 	if values == nil {
 		values = s.values

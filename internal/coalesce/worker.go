@@ -16,12 +16,12 @@ import (
 // All methods are for the owner.
 type Worker struct {
 	group *goroutines
-	h     *hand // nil before the first call
-	busy  bool  // h's call was not waited for to its end
+	r     *routine // nil before the first call
+	busy  bool     // r's call was not waited for to its end
 }
 
-// hand is one goroutine of a Worker.
-type hand struct {
+// routine is one goroutine of a Worker.
+type routine struct {
 	group    *goroutines
 	f        func()        // the call; set by the owner before it sends to calls
 	panicked *Panic        // what came of it; set before returned
@@ -42,22 +42,22 @@ func (w *Worker) Go(f func()) {
 		w.dismiss()
 	}
 	w.busy = true
-	if w.h == nil {
-		w.h = &hand{group: w.group, f: f, calls: make(chan struct{}), returned: make(chan struct{}, 1)}
+	if w.r == nil {
+		w.r = &routine{group: w.group, f: f, calls: make(chan struct{}), returned: make(chan struct{}, 1)}
 		w.group.add()
-		go w.h.work()
+		go w.r.work()
 		return
 	}
-	w.h.f = f
-	w.h.calls <- struct{}{}
+	w.r.f = f
+	w.r.calls <- struct{}{}
 }
 
 // Wait waits until the call that was begun last is over, or ctx has ended.
 func (w *Worker) Wait(ctx context.Context) (p *Panic, over bool) {
 	select {
-	case <-w.h.returned:
+	case <-w.r.returned:
 		w.busy = false
-		p := w.h.panicked
+		p := w.r.panicked
 		if p != nil {
 			w.dismiss() // Goexit has ended its goroutine
 		}
@@ -69,32 +69,32 @@ func (w *Worker) Wait(ctx context.Context) (p *Panic, over bool) {
 
 // Close lets the goroutine go, when it has finished its call.
 func (w *Worker) Close() {
-	if w.h != nil {
+	if w.r != nil {
 		w.dismiss()
 	}
 }
 
 func (w *Worker) dismiss() {
-	close(w.h.calls)
-	w.h, w.busy = nil, false
+	close(w.r.calls)
+	w.r, w.busy = nil, false
 }
 
-func (h *hand) work() {
-	defer h.group.done()
-	for more := true; more; _, more = <-h.calls {
-		h.call()
+func (r *routine) work() {
+	defer r.group.done()
+	for more := true; more; _, more = <-r.calls {
+		r.call()
 	}
 }
 
-func (h *hand) call() {
+func (r *routine) call() {
 	returned := false
 	defer func() {
 		if !returned {
-			h.panicked = &Panic{Value: recover(), Stack: debug.Stack()}
-			h.panicked.Goexit = h.panicked.Value == nil
+			r.panicked = &Panic{Value: recover(), Stack: debug.Stack()}
+			r.panicked.Goexit = r.panicked.Value == nil
 		}
-		h.returned <- struct{}{}
+		r.returned <- struct{}{}
 	}()
-	h.f()
+	r.f()
 	returned = true
 }

@@ -75,8 +75,8 @@ func (c *command) add(key string) {
 	c.size += len(key)
 }
 
-// spent is the context of everything that must not dial. go-redis looks at its deadline
-// only, of which it has none.
+// spent is the context of everything that must not dial. go-redis reads its deadline only, and it
+// has none.
 var spent = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -137,8 +137,8 @@ func (sc *subConn) send(c *command) error {
 	return sc.ps.Unsubscribe(spent, c.text...)
 }
 
-// composeLocked is the command to be written next, nil if there is none. Channels to be dropped come
-// first: one of them may be queued again.
+// composeLocked is the command to be written next, nil if there is none. Channels to be dropped
+// come first: one of them may be queued again.
 func (sc *subConn) composeLocked(now time.Time) *command {
 	c := &command{sent: now}
 	switch {
@@ -275,7 +275,8 @@ func (sc *subConn) popLocked() *command {
 	return c
 }
 
-// subscriptionLocked handles a confirmation, or the notice that the server has ended a subscription.
+// subscriptionLocked handles a confirmation, or the notice that the server has ended a
+// subscription.
 func (sc *subConn) subscriptionLocked(due []*Watch, m *redis.Subscription) ([]*Watch, error) {
 	if strings.HasSuffix(m.Kind, "unsubscribe") {
 		if sc.expectsLocked(unsubscribe, m.Channel) {
@@ -315,8 +316,8 @@ func (sc *subConn) endedLocked(key string) {
 
 // revokedLocked notes that the server has ended a subscription by itself: the slot has gone to
 // another master. If the topic is not confirmed, something else was requested meanwhile, and the
-// answer to that counts. (If we were about to unsubscribe from it, this was taken for the answer, and
-// the answer itself counts for nothing.)
+// answer to that counts. (If we were about to unsubscribe from it, this was taken for the answer,
+// and the answer itself counts for nothing.)
 func (sc *subConn) revokedLocked(due []*Watch, key string) []*Watch {
 	t := sc.topicLocked(key, confirmed)
 	if t == nil {
@@ -355,7 +356,7 @@ func (sc *subConn) errorLocked(due []*Watch, err error) ([]*Watch, error) {
 	c := sc.popLocked()
 	switch {
 	case c.verb == ping: // any answer will do
-	case passing(err):
+	case isTransient(err):
 		return due, err
 	case c.verb == unsubscribe: // the slot has moved, or it is forbidden
 		for _, key := range c.keys {
@@ -374,12 +375,13 @@ func (sc *subConn) errorLocked(due []*Watch, err error) ([]*Watch, error) {
 	return due, nil
 }
 
-// passing reports whether a server refuses everything, but not for long.
-func passing(err error) bool {
+// isTransient reports whether a server refuses everything, but not for long.
+func isTransient(err error) bool {
 	return conn.HasCode(err, "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOAUTH")
 }
 
-// refusedLocked notes that the server does not subscribe to one of these channels, or to any. In Redis one channel that the user may not read fails the whole command.
+// refusedLocked notes that the server does not subscribe to one of these channels, or to any. In
+// Redis one channel that the user may not read fails the whole command.
 func (sc *subConn) refusedLocked(due []*Watch, keys []string, err error) []*Watch {
 	text := err.Error()
 	switch whole := strings.Contains(text, "unknown command") || strings.Contains(text, "' command"); {

@@ -13,8 +13,8 @@ import (
 // errSilent is why a connection was closed whose server answers nothing.
 var errSilent = errors.New("the subscription connection is silent")
 
-// subscriber serves the topics of one server. One goroutine (run) makes the connection, writes to it
-// and closes it; it lives as long as there are topics, and a while longer. Another one reads
+// subscriber serves the topics of one server. One goroutine (run) makes the connection, writes to
+// it and closes it; it lives as long as there are topics, and a while longer. Another one reads
 // (subConn.listen).
 type subscriber struct {
 	subs   *Subscriptions
@@ -103,8 +103,8 @@ func (sub *subscriber) barLocked(due []*Watch) []*Watch {
 	return due
 }
 
-// idleLocked keeps t for its idle time.
-func (sub *subscriber) idleLocked(t *topic) {
+// beginIdleLocked keeps t for its idle time.
+func (sub *subscriber) beginIdleLocked(t *topic) {
 	t.ends = time.Now().Add(sub.subs.topicIdle)
 	t.idle = sub.idle.PushBack(t)
 	if sub.idle.Len() == 1 {
@@ -228,7 +228,7 @@ func (sub *subscriber) serve(sc *subConn) error {
 	for {
 		do := sub.next(sc)
 		deliver(do.joined)
-		if do.over {
+		if do.end {
 			return do.err
 		}
 		if do.write != nil {
@@ -249,23 +249,23 @@ func (sub *subscriber) serve(sc *subConn) error {
 	}
 }
 
-// step is what run has to do next.
-type step struct {
+// action is what run has to do next.
+type action struct {
 	joined []*Watch      // deliver to them
-	over   bool          // then: close the connection
-	err    error         // over: why
+	end    bool          // then: close the connection
+	err    error         // end: why
 	write  *command      // then: write this
 	wait   time.Duration // nothing: wait so long
 }
 
 // next decides what to do.
-func (sub *subscriber) next(sc *subConn) (do step) {
+func (sub *subscriber) next(sc *subConn) (do action) {
 	now := time.Now()
 	sub.subs.mu.Lock()
 	defer sub.subs.mu.Unlock()
 	do.joined, sub.joined = sub.joined, nil
 	if sub.subs.closed {
-		do.over, do.err = true, node.ErrClosed
+		do.end, do.err = true, node.ErrClosed
 		return do
 	}
 	sub.expireLocked(sc, now)
@@ -274,7 +274,7 @@ func (sub *subscriber) next(sc *subConn) (do step) {
 	}
 	wait := sc.overdueLocked()
 	if !wait.After(now) {
-		do.over, do.err = true, errSilent
+		do.end, do.err = true, errSilent
 		return do
 	}
 	wait = earlier(wait, now.Add(sub.subs.pulse)) // nothing reports when the answer has come
@@ -285,7 +285,7 @@ func (sub *subscriber) next(sc *subConn) (do step) {
 			sub.empty = now
 		}
 		end := sub.empty.Add(sub.subs.connIdle)
-		do.over = !end.After(now)
+		do.end = !end.After(now)
 		wait = earlier(wait, end)
 	}
 	if first := sub.idle.Front(); first != nil {
@@ -305,13 +305,13 @@ func (sub *subscriber) expireLocked(sc *subConn, now time.Time) {
 		if t.ends.After(now) {
 			break
 		}
-		t.wakeLocked()
+		t.endIdleLocked()
 		switch t.state {
 		case confirmed:
 			t.state = unsubscribing
 			sc.drop = append(sc.drop, t.key)
 		case requested: // what it will become is not known yet
-			sub.idleLocked(t)
+			sub.beginIdleLocked(t)
 		default:
 			sub.subs.removeLocked(t)
 		}

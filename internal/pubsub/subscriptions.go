@@ -43,16 +43,16 @@ const (
 // each time.
 //
 // No wake-up is lost, provided that the listener checks the key after each Subscribed, and not only
-// then once it has received Unsubscribed. Subscribed is delivered when the server's confirmation was
-// read, and to a watch that has just joined a confirmed topic. What is published after that check
-// arrives on the connection, and the watch receives it, or the connection breaks, and each way to
-// leave the state confirmed with watches sends them Unsubscribed. A connection that has died in
-// silence is found by a ping, in a few seconds.
+// then once it has received Unsubscribed. Subscribed is delivered when the server's confirmation
+// was read, and to a watch that has just joined a confirmed topic. What is published after that
+// check arrives on the connection, and the watch receives it, or the connection breaks, and each
+// way to leave the state confirmed with watches sends them Unsubscribed. A connection that has died
+// in silence is found by a ping, in a few seconds.
 //
 // Events are appended to a watch's list under mu, which gives them an order, and are delivered by
-// whichever goroutine finds that no other one does so. So the goroutine that writes and the one that
-// reads may both deliver, mu is not held during a callback, and no Subscribed of an old connection
-// comes after the Unsubscribed that ended it.
+// whichever goroutine finds that no other one does so. So the goroutine that writes and the one
+// that reads may both deliver, mu is not held during a callback, and no Subscribed of an old
+// connection comes after the Unsubscribed that ended it.
 //
 // The simpler design, a go-redis PubSub with its channel of messages, was rejected: it reconnects
 // without reporting it, one channel that the user may not read breaks its resubscription for good,
@@ -124,8 +124,8 @@ type topic struct {
 	watches []*Watch      // in no order
 	place   *list.Element // in Subscriptions.unresolved, subscriber.queued or subscriber.refused, as its state says
 	idle    *list.Element // in subscriber.idle while it has no watch
-	ends    time.Time     // idle: until when
-	again   time.Time     // refused: until when
+	ends    time.Time     // idle: removed then
+	again   time.Time     // refused: not requested until then
 	to      string        // resolving: the address that a redirection named
 	hops    int           // redirections since it was last confirmed
 }
@@ -144,8 +144,8 @@ func (subs *Subscriptions) addTopicLocked(key string) *topic {
 	return t
 }
 
-// wakeLocked ends t's idle time: it has a watch.
-func (t *topic) wakeLocked() {
+// endIdleLocked ends t's idle time: it has a watch.
+func (t *topic) endIdleLocked() {
 	if t.idle != nil {
 		t.home.idle.Remove(t.idle)
 		t.idle = nil
@@ -159,7 +159,7 @@ func (subs *Subscriptions) unwatchedLocked(t *topic) {
 	case t.home == nil, t.home.conn == nil, t.state == queued:
 		subs.removeLocked(t)
 	default:
-		t.home.idleLocked(t)
+		t.home.beginIdleLocked(t)
 	}
 }
 
@@ -175,7 +175,7 @@ func (subs *Subscriptions) removeLocked(t *topic) {
 
 // leaveLocked takes t from its subscriber and from all lists.
 func (subs *Subscriptions) leaveLocked(t *topic) {
-	t.wakeLocked()
+	t.endIdleLocked()
 	subs.unlistLocked(t)
 	if t.home != nil {
 		t.home.size--

@@ -63,7 +63,7 @@ func (subs *Subscriptions) Watch(key string, i int, l Listener) *Watch {
 	}
 	w.topic, w.at = t, len(t.watches)
 	t.watches = append(t.watches, w)
-	t.wakeLocked()
+	t.endIdleLocked()
 	if t.state == confirmed && w.notifyLocked(Event{Kind: Subscribed}) {
 		t.home.joined = append(t.home.joined, w)
 		t.home.wake()

@@ -22,7 +22,8 @@ type deadlines struct {
 	armed  bool        // the timer will fire
 }
 
-// add calls r.expire after the timeout, unless remove is called before. The caller has not sent r yet.
+// add calls r.expire after the timeout, unless remove is called before. The caller has not sent r
+// yet.
 func (d *deadlines) add(r *round) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -70,7 +70,7 @@ func (r *round) tallyLocked() tally {
 				t.late++
 			}
 		case rep.Kind == node.Granted && !r.countsLocked(i):
-			if r.l.q.quarantine.open() {
+			if r.l.q.quarantine.underWay() {
 				t.undecided++
 			} else {
 				t.bad++
@@ -110,21 +110,21 @@ func (t tally) refused(acquire bool) bool {
 	return t.no > 0 && t.no+t.neverHeld >= t.outOfReach()
 }
 
-// released reports whether a majority of nodes no longer has our key. Nodes that never had it count,
-// unless another node has lost it.
+// released reports whether a majority of nodes no longer has our key. Nodes that never had it
+// count, unless another node has lost it.
 func (t tally) released() bool { return t.yes > 0 && t.no == 0 && t.yes+t.neverHeld >= t.need }
 
 // unrecoverable reports whether a majority is out of reach for reasons that a retry cannot change.
 func (t tally) unrecoverable() bool { return t.final >= t.outOfReach() }
 
-// decided reports whether the round has failed, and answers still to come can change neither that
-// nor the reason. With an even number of nodes, when errors have put a majority out of reach, the
-// other nodes are still enough to say that the key is held: a held key must not be called
+// failedForGood reports whether the round has failed, and answers still to come can change neither
+// that nor the reason. With an even number of nodes, when errors have put a majority out of reach,
+// the other nodes are still enough to say that the key is held: a held key must not be called
 // unreachable because the errors came first.
 //
-// An attempt that a majority has answered is decided, too, if only nodes whose answers come too
-// late to be votes could still win it: nobody else gets the nodes that it has meanwhile.
-func (t tally) decided(acquire bool) bool {
+// An attempt that a majority has answered has failed for good, too, if only nodes whose answers
+// come too late to be votes could still win it: nobody else gets the nodes that it has meanwhile.
+func (t tally) failedForGood(acquire bool) bool {
 	if acquire && t.late > 0 && t.yes+t.undecided+t.pending-t.late < t.need && t.refused(true) {
 		return true
 	}
@@ -158,8 +158,8 @@ func (r *round) failureLocked() *Failure {
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: r.noAnswerLocked(r.l.q.Nodes[i])}
 		}
 		if rep.Kind == node.Granted && !r.countsLocked(i) {
-			m := *rep.Epoch
-			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{m, m.Began.Add(r.l.q.Quarantine)}}
+			e := *rep.Epoch
+			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{e, e.Began.Add(r.l.q.Quarantine)}}
 		}
 	}
 	return f

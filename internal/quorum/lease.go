@@ -76,11 +76,11 @@ type scratch struct {
 
 // newScratch makes one for n nodes.
 func newScratch(n int) *scratch {
-	e := &scratch{}
-	if e.places = e.one[:]; n > len(e.one) {
-		e.places = make([]node.RequestBuf, n)
+	s := &scratch{}
+	if s.places = s.one[:]; n > len(s.one) {
+		s.places = make([]node.RequestBuf, n)
 	}
-	return e
+	return s
 }
 
 // Acquirer receives the outcome of an attempt. It is an interface, and not a func as elsewhere,
@@ -103,15 +103,15 @@ const (
 // timer, or of the caller: with a grant, or with the reason why there is none. A failed attempt
 // is undone on every node that may have granted it: these requests are made before the call.
 func (l *Lease) Acquire(inline bool, by Acquirer) {
-	e := l.scratch
-	e.onAcquired = by
+	s := l.scratch
+	s.onAcquired = by
 	if f := l.q.duplicate.Load(); f != nil {
 		l.fail(f)
 		return
 	}
 	r := l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	for i := range l.entries {
-		l.entries[i].Acquire(&e.places[i], r, e.ttl, e.tokens, min(l.q.NodeTimeout, e.ttl), l.mayBlock(inline))
+		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), l.mayBlock(inline))
 	}
 }
 
@@ -156,7 +156,7 @@ func (l *Lease) acquired(r *round) {
 	l.mu.Lock()
 	l.granted, l.until = r.won, until
 	top, agree := r.topCounterLocked()
-	f := l.checkLocked(r)
+	f := l.attemptFailureLocked(r)
 	if len(l.entries) > 1 && !begun.IsZero() {
 		l.q.rtt.Store(int64(clock.Since(begun)))
 	}
@@ -166,7 +166,7 @@ func (l *Lease) acquired(r *round) {
 		l.raise(known, top)
 		return
 	}
-	l.endLocked(r, top, f)
+	l.endAttemptAndUnlock(r, top, f)
 }
 
 // raise makes top the end of the block on a majority of nodes, whose counters differ. known are
@@ -175,7 +175,7 @@ func (l *Lease) raise(known []node.Reply, top int64) {
 	until, ttl := l.until, l.scratch.ttl // do not change before the lease is held
 	r := l.newRound("acquire", node.Renewed, top, func(r *round) {
 		l.mu.Lock()
-		l.endLocked(r, top, l.checkLocked(r))
+		l.endAttemptAndUnlock(r, top, l.attemptFailureLocked(r))
 	})
 	for i := range l.entries {
 		if known[i].Kind == node.Held {
@@ -186,8 +186,8 @@ func (l *Lease) raise(known []node.Reply, top int64) {
 	}
 }
 
-// checkLocked returns why the attempt fails, nil if it has not failed so far.
-func (l *Lease) checkLocked(r *round) *Failure {
+// attemptFailureLocked returns why the attempt fails, nil if it has not failed so far.
+func (l *Lease) attemptFailureLocked(r *round) *Failure {
 	switch {
 	case !r.won:
 		return r.failureLocked()
@@ -199,9 +199,9 @@ func (l *Lease) checkLocked(r *round) *Failure {
 	return nil
 }
 
-// endLocked ends the attempt, and unlocks mu: the lease is held, unless f says why it is not, or
-// the attempt was cancelled.
-func (l *Lease) endLocked(r *round, top int64, f *Failure) {
+// endAttemptAndUnlock ends the attempt, and unlocks mu: the lease is held, unless f says why it is
+// not, or the attempt was cancelled.
+func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	if f == nil && l.canceled {
 		f = r.failureLocked()
 	}
@@ -222,47 +222,47 @@ func (l *Lease) endLocked(r *round, top int64, f *Failure) {
 func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
 	l.phase, l.attempt = over, nil
-	duplicates, e := l.duplicateMask != 0, l.scratch
-	p := l.undoLocked()
+	duplicates, s := l.duplicateMask != 0, l.scratch
+	p := l.undoPartingLocked()
 	l.mu.Unlock()
 	for i := range l.entries {
-		l.entries[i].Release(&e.places[i], nil, false, p)
+		l.entries[i].Release(&s.places[i], nil, false, p)
 	}
-	if duplicates && l.q.tasks.Go(func() { l.failAfterCheck(f) }) {
+	if duplicates && l.q.tasks.Go(func() { l.failAfterSearch(f) }) {
 		return
 	}
 	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
-// undoLocked returns the handover of a failed attempt at the nodes that granted it. Usually there
-// was no majority, and nobody waits because of us: then there is none, since a turn for one of
-// those whose votes were split would keep them in step, to be split again. An attempt that had a
+// undoPartingLocked returns the Parting of a failed attempt at the nodes that granted it. Usually
+// there was no majority, and nobody waits because of us: then there is none, since a turn for one
+// of those whose votes were split would keep them in step, to be split again. An attempt that had a
 // majority and was too late, not confirmed, or cancelled passes the turn on as a release does.
-func (l *Lease) undoLocked() *node.Handover {
+func (l *Lease) undoPartingLocked() *node.Handover {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.handover("", false)
+	return l.parting("", false)
 }
 
-// handover says who is next after this lease: rival, if it is set, or else the contender that
+// parting says who is next after this lease: rival, if it is set, or else the contender that
 // waits longest. With failed, all of them receive that the work has failed.
-func (l *Lease) handover(rival string, failed bool) *node.Handover {
+func (l *Lease) parting(rival string, failed bool) *node.Handover {
 	contender := l.target.Contender()
 	switch {
 	case contender == "" && rival == "" && !failed:
-		return &plainHandover
+		return &plainParting
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
 	return &node.Handover{Contender: contender, Rival: rival, Failed: failed}
 }
 
-var plainHandover node.Handover
+var plainParting node.Handover
 
-// failAfterCheck waits for the search for duplicates before it reports f, for NodeTimeout at most:
+// failAfterSearch waits for the search for duplicates before it reports f, for NodeTimeout at most:
 // if the same server is configured twice, the error must say that, and not that the key is held.
-func (l *Lease) failAfterCheck(f *Failure) {
+func (l *Lease) failAfterSearch(f *Failure) {
 	select {
 	case <-l.q.searchEnded():
 	case <-time.After(l.q.NodeTimeout):
@@ -288,7 +288,7 @@ func (l *Lease) failAfterCheck(f *Failure) {
 func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(Grant, *Failure)) {
 	start := clock.Now()
 	l.mu.Lock()
-	f := l.overLocked(start, l.until, errOver)
+	f := l.notHeldLocked(start, l.until, errExpired)
 	until, top, confirms := l.until, l.top, l.reserved > 0
 	if more = min(more, math.MaxInt32); confirms { // reserved has no room for more
 		more = 0
@@ -301,21 +301,21 @@ func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, na
 		done(Grant{}, f)
 		return
 	}
-	ref := refresh{more: more, confirms: confirms, until: until, given: start.Add(l.q.Validity(ttl)), done: done}
-	// A node raises its counter as it renews. A Cluster that has the key and its counter on different
-	// masters while it moves their slot renews without a counter: a floor of 0 counts that as a vote.
-	// This round is about the ttl; tokens depend on the counters alone.
+	ref := refresh{more: more, confirms: confirms, before: until, after: start.Add(l.q.Validity(ttl)), done: done}
+	// A node raises its counter as it renews. A Cluster that has the key and its counter on
+	// different masters while it moves their slot renews without a counter: a floor of 0 counts
+	// that as a vote. This round is about the ttl; tokens depend on the counters alone.
 	r := l.newRound("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
 	r.endAt(until.Add(fixedDrift)) // not at the same instant at which the holder notices that the lease has expired
 	for i := range l.entries {
-		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.waitersOtherThan(namesRival))
+		l.entries[i].Refresh(r, ttl, top, more, min(timeout, ttl), until, l.rivalsOf(namesRival))
 	}
 }
 
-// waitersOtherThan is the contender whose rivals a refresh reads, "" if it reads none.
-func (l *Lease) waitersOtherThan(look bool) string {
+// rivalsOf is the contender whose rivals a refresh reads, "" if it reads none.
+func (l *Lease) rivalsOf(namesRival bool) string {
 	switch {
-	case !look:
+	case !namesRival:
 		return ""
 	case l.target.Contender() == "":
 		return l.target.Owner()
@@ -325,13 +325,13 @@ func (l *Lease) waitersOtherThan(look bool) string {
 
 var (
 	errNotHeld    = errors.New("it was lost or released before")
-	errOver       = errors.New("its validity was over")
+	errExpired    = errors.New("its validity was over")
 	errLateAnswer = errors.New("the refresh was not confirmed before the validity was over")
 )
 
-// overLocked returns the failure of a lease that was lost or released, or that is lost now because
-// its deadline has passed; nil if it is held.
-func (l *Lease) overLocked(now, until time.Time, late error) *Failure {
+// notHeldLocked returns the failure of a lease that was lost or released, or that is lost now
+// because its deadline has passed; nil if it is held.
+func (l *Lease) notHeldLocked(now, until time.Time, late error) *Failure {
 	why := errNotHeld
 	if l.phase == held {
 		if !clock.Passed(now, until) {
@@ -344,16 +344,16 @@ func (l *Lease) overLocked(now, until time.Time, late error) *Failure {
 
 // refresh is one call of Refresh.
 type refresh struct {
-	more         int64     // how many tokens it reserves
-	confirms     bool      // instead, it makes those ours that an earlier refresh reserved
-	until, given time.Time // the deadline before, and after a majority has confirmed
-	done         func(Grant, *Failure)
+	more          int64     // how many tokens it reserves
+	confirms      bool      // instead, it makes those ours that an earlier refresh reserved
+	before, after time.Time // the deadline: as it was, and as it is once a majority has confirmed
+	done          func(Grant, *Failure)
 }
 
 // notRenewedLocked returns why a decided round of a refresh failed, nil if it did not. If others'
 // votes are the reason, or answers after the old deadline, the lease is lost.
 func (l *Lease) notRenewedLocked(r *round, until time.Time) *Failure {
-	if f := l.overLocked(clock.Now(), until, errLateAnswer); f != nil {
+	if f := l.notHeldLocked(clock.Now(), until, errLateAnswer); f != nil {
 		said := r.failureLocked()
 		f.Got, f.Nodes = said.Got, said.Nodes
 		return f
@@ -371,15 +371,15 @@ func (l *Lease) notRenewedLocked(r *round, until time.Time) *Failure {
 // refreshed continues after the decided round of a refresh.
 func (l *Lease) refreshed(r *round, ref refresh) {
 	l.mu.Lock()
-	if f := l.notRenewedLocked(r, ref.until); f != nil {
+	if f := l.notRenewedLocked(r, ref.before); f != nil {
 		l.mu.Unlock()
 		ref.done(Grant{}, f)
 		return
 	}
-	if ref.given.After(l.until) {
-		l.until = ref.given
+	if ref.after.After(l.until) {
+		l.until = ref.after
 	}
-	g := Grant{Until: ref.given, First: 1, Rival: r.rivalLocked()}
+	g := Grant{Until: ref.after, First: 1, Rival: r.rivalLocked()}
 	switch top, agree := r.topCounterLocked(); {
 	case ref.confirms && r.confirmedLocked(l.top):
 		g.First, g.Last = l.top-int64(l.reserved)+1, l.top
@@ -440,13 +440,13 @@ func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 		by.Released(&Failure{Op: "release", Reason: NotHeld, Need: l.q.need})
 		return
 	}
-	e := l.scratch // nobody else uses it any more: there is one release
-	e.onReleased = by
+	s := l.scratch // nobody else uses it any more: there is one release
+	s.onReleased = by
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.handover(rival, failed)
+	p := l.parting(rival, failed)
 	for i := range l.entries {
-		l.entries[i].Release(&e.places[i], r, l.mayBlock(inline), p)
+		l.entries[i].Release(&s.places[i], r, l.mayBlock(inline), p)
 	}
 }
 

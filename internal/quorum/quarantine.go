@@ -45,7 +45,7 @@ type quarantine struct {
 
 	mu           sync.Mutex     // guards what follows; nothing that blocks is called under it
 	running      bool           // run has not ended
-	blind        bool           // OnNoInfo was called
+	noInfo       bool           // OnNoInfo was called
 	changedSince bool           // an epoch has changed since the bootstrap began, and may not be in it
 	rounds       map[*round]int // that wait for the end of the bootstrap, numbered in order of arrival
 	quarantined  uint64         // bit i: OnQuarantine was called for node i, which is in quarantine
@@ -66,17 +66,17 @@ func (e *Quarantined) Error() string {
 		e.Until.Format("15:04:05.000"), time.Until(e.Until).Round(time.Millisecond), why)
 }
 
-// counts reports whether a new grant is a vote: it was made in epoch m, and the node's epoch as
+// counts reports whether a new grant is a vote: it was made in epoch e, and the node's epoch as
 // last known is now.
-func counts(m, now *node.Epoch) bool {
-	return m.State == node.EpochKept || now != nil && now.Name == m.Name && now.State == node.EpochKept
+func counts(e, now *node.Epoch) bool {
+	return e.State == node.EpochKept || now != nil && now.Name == e.Name && now.State == node.EpochKept
 }
 
 // verdict is the outcome of the reads of a bootstrap.
 type verdict uint8
 
 const (
-	keep      verdict = iota // some nodes have a vote; the others wait for the end of their quarantine
+	leave     verdict = iota // as they are: some have a vote; the others wait for the end of their quarantine
 	retry                    // another client may be establishing the nodes
 	establish                // all are new, and were so in the read before
 )
@@ -85,16 +85,16 @@ const (
 // read before.
 func judge(before, now []*node.Epoch, need int) verdict {
 	fresh, kept, same := 0, 0, len(before) == len(now)
-	for i, m := range now {
+	for i, e := range now {
 		switch {
-		case m == nil:
-			return keep
-		case m.State == node.EpochNew:
+		case e == nil:
+			return leave
+		case e.State == node.EpochNew:
 			fresh++
-		case m.State == node.EpochKept:
+		case e.State == node.EpochKept:
 			kept++
 		}
-		same = same && before[i] != nil && before[i].Name == m.Name && before[i].State == m.State
+		same = same && before[i] != nil && before[i].Name == e.Name && before[i].State == e.State
 	}
 	switch {
 	case fresh == len(now) && same:
@@ -102,7 +102,7 @@ func judge(before, now []*node.Epoch, need int) verdict {
 	case fresh == len(now), fresh > 0 && kept > 0 && kept < need:
 		return retry
 	}
-	return keep
+	return leave
 }
 
 // newQuarantine makes the quarantine of q and guards all its nodes.
@@ -132,14 +132,14 @@ func (q *Quorum) Quarantined(i int) bool {
 // node, runs under mu: so the bootstrap that is under way ends after that or is followed by
 // another. One that ended in between would have read the old epoch, and the node would not be
 // read again.
-func (k *quarantine) changed(m node.Epoch, store func()) {
+func (k *quarantine) changed(e node.Epoch, store func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer store()
-	if m.NoInfo != nil && !k.blind && k.q.OnNoInfo != nil {
-		k.blind = k.q.tasks.Go(func() { k.q.OnNoInfo(m.NoInfo) })
+	if e.NoInfo != nil && !k.noInfo && k.q.OnNoInfo != nil {
+		k.noInfo = k.q.tasks.Go(func() { k.q.OnNoInfo(e.NoInfo) })
 	}
-	if m.State == node.EpochKept && !k.running {
+	if e.State == node.EpochKept && !k.running {
 		return
 	}
 	k.changedSince = true
@@ -169,7 +169,7 @@ func (k *quarantine) run() {
 		}
 		k.mu.Unlock()
 		k.bootstrap()
-		wait, ended := k.close()
+		wait, ended := k.endBootstrap()
 		if ended {
 			return
 		}
@@ -180,12 +180,13 @@ func (k *quarantine) run() {
 		case <-k.q.ctx.Done():
 		}
 		timer.Stop()
-		k.begin()
+		k.beginBootstrap()
 	}
-	k.close()
+	k.endBootstrap()
 }
 
-func (k *quarantine) begin() {
+// beginBootstrap has rounds that need an undecided vote wait again.
+func (k *quarantine) beginBootstrap() {
 	k.mu.Lock()
 	k.bootstrapping.Store(true)
 	k.mu.Unlock()
@@ -194,10 +195,10 @@ func (k *quarantine) begin() {
 // bootstrap reads all nodes, and establishes them if all are new: see quarantine.
 func (k *quarantine) bootstrap() {
 	before := k.read(k.established)
-	for look := range maxReads {
+	for reads := range maxReads {
 		now := k.read(nil)
 		switch judge(before, now, k.q.need) {
-		case keep:
+		case leave:
 			return
 		case establish:
 			k.established = now
@@ -205,7 +206,7 @@ func (k *quarantine) bootstrap() {
 			return
 		}
 		before = now
-		if look > 0 && !k.pause(time.Millisecond<<look) {
+		if reads > 0 && !k.pause(time.Millisecond<<reads) {
 			return
 		}
 	}
@@ -220,20 +221,21 @@ func (k *quarantine) pause(d time.Duration) bool {
 	}
 }
 
-// read returns the epochs of all nodes, nil for those that do not answer. Nodes whose epoch is
-// known to be kept are not asked. With establish, it establishes the nodes by these epochs.
+// read returns the epochs of all nodes, nil for those that do not answer. Nodes that are known to
+// be established (their epoch is kept) are not asked. With establish, it establishes the others by
+// these epochs.
 func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	type answer struct {
 		i   int
-		m   node.Epoch
+		e   node.Epoch
 		err error
 	}
 	all := make([]*node.Epoch, len(k.q.Nodes))
 	answers := make(chan answer, len(all))
 	asked := 0
 	for i, n := range k.q.Nodes {
-		if m := n.Epoch(); m != nil && m.State == node.EpochKept {
-			all[i] = m
+		if e := n.Epoch(); e != nil && e.State == node.EpochKept {
+			all[i] = e
 			continue
 		}
 		name := ""
@@ -241,7 +243,7 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 			name = establish[i].Name
 		}
 		asked++
-		n.Boot(name, func(m node.Epoch, err error) { answers <- answer{i, m, err} })
+		n.Boot(name, func(e node.Epoch, err error) { answers <- answer{i, e, err} })
 	}
 	timer := time.NewTimer(node.CloseTime(k.q.NodeTimeout)) // each step has its own deadline, except what the owner of a client does
 	defer timer.Stop()
@@ -249,7 +251,7 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 		select {
 		case a := <-answers:
 			if a.err == nil {
-				all[a.i] = &a.m
+				all[a.i] = &a.e
 			}
 		case <-timer.C:
 			return all
@@ -260,17 +262,17 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	return all
 }
 
-// retryRead is when a node is read again that has not answered at the end of its quarantine, or that
-// is new: another node may have answered too late for all to be established together.
+// retryRead is when a node is read again that has not answered at the end of its quarantine, or
+// that is new: another node may have answered too late for all to be established together.
 const retryRead = time.Second
 
-// close ends a bootstrap, unless another must follow at once: it reconsiders the rounds that have
-// waited, and calls OnQuarantine for nodes that have changed. It returns how long to wait for the
-// next bootstrap, or that none is needed: then run has ended.
-func (k *quarantine) close() (wait time.Duration, ended bool) {
+// endBootstrap ends a bootstrap, unless another must follow at once: it reconsiders the rounds that
+// have waited, and calls OnQuarantine for nodes that have changed. It returns how long to wait for
+// the next bootstrap, or that none is needed: then run has ended.
+func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 	type change struct {
 		i int
-		e Quarantined
+		s Quarantined
 	}
 	var changes []change
 	k.mu.Lock()
@@ -281,16 +283,16 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 	k.bootstrapping.Store(false)
 	wait = -1
 	for i, n := range k.q.Nodes {
-		m := n.Epoch()
-		if m == nil {
+		e := n.Epoch()
+		if e == nil {
 			continue
 		}
-		e := Quarantined{Epoch: *m}
-		out := m.State != node.EpochKept
+		s := Quarantined{Epoch: *e}
+		out := e.State != node.EpochKept
 		if out {
-			e.Until = m.Began.Add(k.q.Quarantine)
-			left := time.Until(e.Until) + time.Millisecond
-			if left <= 0 || m.State == node.EpochNew && left > retryRead {
+			s.Until = e.Began.Add(k.q.Quarantine)
+			left := time.Until(s.Until) + time.Millisecond
+			if left <= 0 || e.State == node.EpochNew && left > retryRead {
 				left = retryRead
 			}
 			if wait < 0 || left < wait {
@@ -299,7 +301,7 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 		}
 		if out != (k.quarantined&(1<<i) != 0) {
 			k.quarantined ^= 1 << i
-			changes = append(changes, change{i, e})
+			changes = append(changes, change{i, s})
 		}
 	}
 	k.running = wait >= 0 && k.q.ctx.Err() == nil
@@ -311,14 +313,15 @@ func (k *quarantine) close() (wait time.Duration, ended bool) {
 	}
 	for _, c := range changes {
 		if k.q.OnQuarantine != nil {
-			k.q.OnQuarantine(c.i, c.e)
+			k.q.OnQuarantine(c.i, c.s)
 		}
 	}
 	return wait, wait < 0
 }
 
-// join has r reconsidered at the end of the bootstrap. It reports false if none is under way.
-func (k *quarantine) join(r *round) bool {
+// awaitBootstrap has r reconsidered at the end of the bootstrap. It reports false if none is under
+// way.
+func (k *quarantine) awaitBootstrap(r *round) bool {
 	if k == nil {
 		return false
 	}
@@ -333,5 +336,5 @@ func (k *quarantine) join(r *round) bool {
 	return true
 }
 
-// open reports whether a bootstrap is under way.
-func (k *quarantine) open() bool { return k != nil && k.bootstrapping.Load() }
+// underWay reports whether a bootstrap is under way.
+func (k *quarantine) underWay() bool { return k != nil && k.bootstrapping.Load() }

@@ -38,12 +38,12 @@ func TestJudge(t *testing.T) {
 		{epochs("n1", "n2", "n3"), epochs("n4", "n2", "n3"), retry}, // it lost its data once more
 		{epochs("k1", "n2", "n3"), epochs("n1", "n2", "n3"), retry},
 		{epochs("l1", "n2", "n3"), epochs("n4", "n2", "n3"), retry},
-		{epochs("n1", "n2", "n3"), epochs("n1", "n2", ""), keep},
-		{epochs("n1", "n2", "n3"), epochs("n1", "n2", "l3"), keep},
+		{epochs("n1", "n2", "n3"), epochs("n1", "n2", ""), leave},
+		{epochs("n1", "n2", "n3"), epochs("n1", "n2", "l3"), leave},
 		{epochs("n1", "n2", "n3"), epochs("k1", "n2", "n3"), retry}, // somebody else is about it
-		{epochs("k1", "k2", "n3"), epochs("k1", "k2", "n3"), keep},
-		{epochs("k1", "k2", "k3"), epochs("k1", "k2", "k3"), keep},
-		{epochs("l1", "l2", "l3"), epochs("l1", "l2", "l3"), keep},
+		{epochs("k1", "k2", "n3"), epochs("k1", "k2", "n3"), leave},
+		{epochs("k1", "k2", "k3"), epochs("k1", "k2", "k3"), leave},
+		{epochs("l1", "l2", "l3"), epochs("l1", "l2", "l3"), leave},
 	} {
 		if got := judge(c.before, c.now, 2); got != c.want {
 			t.Errorf("judge(%v, %v) = %d, want %d", c.before, c.now, got, c.want)
@@ -80,7 +80,7 @@ func TestGrantsInLimbo(t *testing.T) {
 		{tally{nodes: 3, need: 2, bad: 2, pending: 1}, true},
 		{tally{nodes: 3, need: 2, undecided: 1, no: 2, held: 2}, true},
 	} {
-		if got := c.t.decided(true); got != c.lost {
+		if got := c.t.failedForGood(true); got != c.lost {
 			t.Errorf("%+v: lost is %v", c.t, got)
 		}
 	}
@@ -89,7 +89,7 @@ func TestGrantsInLimbo(t *testing.T) {
 // Another client establishes the nodes one by one: a bootstrap that finds some of them established
 // reads again, and does not take the rest for nodes that have lost their epoch. One that has restarted in
 // between is not established, whatever was known of it.
-func TestARollCallDuringAnothers(t *testing.T) {
+func TestABootstrapDuringAnothers(t *testing.T) {
 	var conns []redis.UniversalClient
 	var servers []*redistest.Server
 	for range 3 {
@@ -142,7 +142,7 @@ func TestARollCallDuringAnothers(t *testing.T) {
 // A bootstrap begins before the node's epoch is known to have changed, and ends after that: or the
 // node would have no vote, and would never be read again. A round with a vote in that epoch
 // finds the bootstrap under way.
-func TestARollCallSeesWhatItIsAbout(t *testing.T) {
+func TestABootstrapSeesWhatItIsAbout(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
 		c.guard(ttl)
@@ -154,7 +154,7 @@ func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 						k.mu.Unlock()
 						t.Error("a bootstrap may end in this instant")
 					}
-					if m.State != node.EpochKept && !k.open() {
+					if m.State != node.EpochKept && !k.underWay() {
 						t.Error("a vote would be turned away")
 					}
 					store()
@@ -177,7 +177,7 @@ func TestARollCallSeesWhatItIsAbout(t *testing.T) {
 }
 
 // A change that a node reports after Close begins no bootstrap.
-func TestNoRollCallAfterClose(t *testing.T) {
+func TestNoBootstrapAfterClose(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
 		c.guard(time.Minute)
@@ -198,8 +198,8 @@ func TestNoRollCallAfterClose(t *testing.T) {
 		forget()
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		if k.open() || k.running {
-			t.Errorf("a bootstrap is under way: %v; run is: %v", k.open(), k.running)
+		if k.underWay() || k.running {
+			t.Errorf("a bootstrap is under way: %v; run is: %v", k.underWay(), k.running)
 		}
 	})
 }

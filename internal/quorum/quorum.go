@@ -129,8 +129,8 @@ func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, 
 	}
 }
 
-// Leave removes contender from the nodes: its want is withdrawn, or its turn passes to the
-// next. It is tried once.
+// Leave removes contender from the nodes: its want is withdrawn, or its turn passes to the next. A
+// node that does not answer is not asked again: the want, and the turn, expire there.
 func (q *Quorum) Leave(key, contender string) {
 	t := new(node.Target)
 	t.Init(key, contender, contender) // contender was the owner of an attempt, which is over

@@ -158,18 +158,18 @@ func (r *round) expire() {
 	}
 }
 
-// decideLocked decides the round if that is possible, or in any case if now is set. It reports
+// decideLocked decides the round if that is possible, or in any case if force is set. It reports
 // whether this call has decided; then the caller unlocks and calls end.
-func (r *round) decideLocked(now bool) bool {
+func (r *round) decideLocked(force bool) bool {
 	if r.decided {
 		return false
 	}
 	t := r.tallyLocked()
-	if t.undecided > 0 && !now && !r.l.q.quarantine.join(r) { // the bootstrap has just ended
+	if t.undecided > 0 && !force && !r.l.q.quarantine.awaitBootstrap(r) { // the bootstrap has just ended
 		t = r.tallyLocked()
 	}
 	r.won = t.yes >= t.need
-	r.decided = r.won || now || t.decided(r.acquires())
+	r.decided = r.won || force || t.failedForGood(r.acquires())
 	r.won = r.won || r.decided && t.released()
 	return r.decided
 }

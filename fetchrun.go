@@ -9,31 +9,31 @@ import (
 	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
-// fetchFlight is all callers of this process that miss one key, and the work for them: run, on a
-// goroutine of its own.
+// fetchRun is all callers of this process that miss one key, and the work for them: Fetcher.run, on
+// a goroutine of its own.
 //
 //	contending <-> at the gate -> loading -> storing -> over
 //	    |              |             +--> over; the error is held for newcomers (failures)
 //	    +--------------+--> over (found in the cache; canceled; an error)
 //
-// A flight contends for the lock until a majority of nodes cannot be reached. Then it waits at the
+// A run contends for the lock until a majority of nodes cannot be reached. Then it waits at the
 // gate for a slot to load without one, and contends again as soon as a node is back. With MaxLoads
 // it waits there before it contends, too.
 //
 // What it shares with its callers is coalesce.Run's: they join and leave, the last one's leaving
-// cancels a flight that is not committed, and a canceled one cannot be joined. It is committed when
+// cancels a run that is not committed, and a canceled one cannot be joined. It is committed when
 // it has what a load needs: from there on it runs to its end, and what it has loaded is stored for
 // those that come. Besides:
 //
-//   - Lookup, Load and Store run on the Run's Worker. The flight waits for them as long as their
+//   - Lookup, Load and Store run on the Run's Worker. The run waits for them as long as their
 //     ctx allows, and then goes on without their answer. But a Load that has not returned keeps the
-//     flight of its key in place, so that there is never a second Load for it.
+//     run of its key in place, so that there is never a second Load for it.
 //   - Nothing is stored once the lock has been lost. What was on its way at that moment only the
 //     fence can stop.
-type fetchFlight[V any] struct {
+type fetchRun[V any] struct {
 	coalesce.Run[V]
 
-	// Set before the flight starts.
+	// Set before the run starts.
 	why      error           // the Lookup error that it began with: no use in contending
 	timeouts int             // Lookups that timed out before it began: 1 if its first caller's did
 	base     context.Context // the result of Values
@@ -44,53 +44,53 @@ type fetchFlight[V any] struct {
 	until time.Time // when it stops waiting for the lock, or for a slot; only run's goroutine has it
 }
 
-// run is the flight: lock, look up, load, store.
-func (f *Fetcher[V]) run(fl *fetchFlight[V]) {
-	defer f.end(fl)
-	l, p, ok := f.lock(fl)
+// run is the whole work: lock, look up, load, store.
+func (f *Fetcher[V]) run(r *fetchRun[V]) {
+	defer f.end(r)
+	l, p, ok := f.lock(r)
 	if !ok {
 		return
 	}
-	values := fl.values
+	values := r.values
 	if l != nil {
 		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; its error is l.Err's, too
-		if f.lookUpLocked(fl) {
+		if f.lookUpWithLock(r) {
 			f.gate.leave(p)
 			f.giveBack(l)
 			return
 		}
 		values = carrying(values, l)
 	}
-	if v, ok := f.load(fl, values, l, p); ok {
-		f.store(fl, values, l, v)
+	if v, ok := f.load(r, values, l, p); ok {
+		f.store(r, values, l, v)
 	}
 }
 
 // end gives callers that have no result the error of a Fetcher that is closed: nothing else
-// cancels a flight that has callers.
-func (f *Fetcher[V]) end(fl *fetchFlight[V]) {
-	f.giveBack(fl.loan.close())
-	if fl.Err() != nil {
+// cancels a run that has callers.
+func (f *Fetcher[V]) end(r *fetchRun[V]) {
+	f.giveBack(r.loan.close())
+	if r.Err() != nil {
 		var none V
-		fl.Finish(none, f.errClosed(fl.Key()))
+		r.Finish(none, f.errClosed(r.Key()))
 	}
 }
 
 // lock gets what a load needs, the lock or the reason to do without, and a slot at the gate, and
-// commits the flight to it. ok is false if there is nothing left to do.
+// commits the run to it. ok is false if there is nothing left to do.
 //
 // A load without a lock begins only when a majority of nodes cannot be reached, after
-// WaitTimeout, and when Lookup fails. A flight that waits for a slot to do so locks as soon as
+// WaitTimeout, and when Lookup fails. A run that waits for a slot to do so locks as soon as
 // there is something to lock on.
-func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *slot, ok bool) {
-	fl.until = time.Now().Add(f.opts.WaitTimeout)
+func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
+	r.until = time.Now().Add(f.opts.WaitTimeout)
 	extended := false // WaitTimeout begins once more with the first wait for a slot without a lock
-	for why := fl.why; ; {
+	for why := r.why; ; {
 		var over bool
-		back := f.c.back.next() // from before the attempt that may fail
+		back := f.c.recovery.next() // from before the attempt that may fail
 		if why == nil {
-			l, p, over, why = f.obtain(fl)
-			if l != nil && !fl.Commit() {
+			l, p, over, why = f.obtain(r)
+			if l != nil && !r.Commit() {
 				f.gate.leave(p)
 				f.giveBack(l)
 				return nil, nil, false
@@ -99,21 +99,21 @@ func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *slot, ok bool) {
 				return l, p, !over
 			}
 		}
-		if !f.mayLoadLocally(fl, why) {
+		if !f.mayLoadLocally(r, why) {
 			var none V
-			fl.Finish(none, why)
+			r.Finish(none, why)
 			return nil, nil, false
 		}
 		if !extended {
-			extended, fl.until = true, time.Now().Add(f.opts.WaitTimeout)
+			extended, r.until = true, time.Now().Add(f.opts.WaitTimeout)
 		}
-		p, over = f.enter(fl, unlocked, why, back)
+		p, over = f.enter(r, unlocked, why, back)
 		switch {
 		case over:
 			return nil, nil, false
 		case p == nil: // lock after all
 			why = nil
-		case !fl.Commit():
+		case !r.Commit():
 			f.gate.leave(p)
 			return nil, nil, false
 		default:
@@ -125,11 +125,11 @@ func (f *Fetcher[V]) lock(fl *fetchFlight[V]) (l *Lock, p *slot, ok bool) {
 	}
 }
 
-// mayLoadLocally reports whether the flight may load without a lock, for the reason why. After a
+// mayLoadLocally reports whether the run may load without a lock, for the reason why. After a
 // load that failed in another process it may, whatever the policy: errors do not cross processes,
 // so each finds out by a load of its own, all at the same time.
-func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
-	return fl.Err() == nil && (f.opts.OnUnavailable == LoadLocally || errors.Is(why, errFailedElsewhere)) &&
+func (f *Fetcher[V]) mayLoadLocally(r *fetchRun[V], why error) bool {
+	return r.Err() == nil && (f.opts.OnUnavailable == LoadLocally || errors.Is(why, errFailedElsewhere)) &&
 		!errors.Is(why, ErrClosed) && !errors.Is(why, ErrInvalid) && !errors.Is(why, ErrTooManyWaiters)
 }
 
@@ -139,24 +139,24 @@ func (f *Fetcher[V]) mayLoadLocally(fl *fetchFlight[V], why error) bool {
 // the slot goes back for as long as that lasts, for a hot key of another process must not stop
 // the loads of this one. If no slot is free when the lock is won, the lock goes back: another
 // process may have a slot for it.
-func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *slot, over bool, err error) {
-	defer func() { f.giveBack(fl.loan.close()) }()
-	for once := fl.InBackground() || f.opts.MaxLoads > 0; ; once = true {
+func (f *Fetcher[V]) obtain(r *fetchRun[V]) (l *Lock, p *slot, over bool, err error) {
+	defer func() { f.giveBack(r.loan.close()) }()
+	for once := r.InBackground() || f.opts.MaxLoads > 0; ; once = true {
 		if once {
-			l, p, over, err = f.tryOnce(fl)
+			l, p, over, err = f.tryOnce(r)
 			if over || !contended(err) {
 				return l, p, over, err
 			}
 		}
-		if !fl.Wanted() {
+		if !r.Wanted() {
 			return nil, nil, true, nil
 		}
-		l, lent, over, err := f.contend(fl)
+		l, lent, over, err := f.contend(r)
 		switch {
 		case l == nil:
 			return nil, nil, over, err
 		case lent: // its caller keeps the lock anyway
-			if p, over = f.enter(fl, locked, nil, nil); p == nil {
+			if p, over = f.enter(r, locked, nil, nil); p == nil {
 				f.giveBack(l)
 				l = nil
 			}
@@ -171,13 +171,13 @@ func (f *Fetcher[V]) obtain(fl *fetchFlight[V]) (l *Lock, p *slot, over bool, er
 }
 
 // tryOnce makes one attempt, once it has a slot.
-func (f *Fetcher[V]) tryOnce(fl *fetchFlight[V]) (l *Lock, p *slot, over bool, err error) {
-	if p, over = f.enter(fl, locked, nil, nil); p == nil {
+func (f *Fetcher[V]) tryOnce(r *fetchRun[V]) (l *Lock, p *slot, over bool, err error) {
+	if p, over = f.enter(r, locked, nil, nil); p == nil {
 		return nil, nil, over, nil
 	}
-	step := fl.Begin(fl.values, noTimeout)
+	step := r.Begin(r.values, noTimeout)
 	defer step.End(nil)
-	if l, err = f.c.TryLock(step, fl.Key(), f.opts.TTL); err != nil {
+	if l, err = f.c.TryLock(step, r.Key(), f.opts.TTL); err != nil {
 		f.gate.leave(p)
 		return nil, nil, false, err
 	}
@@ -192,18 +192,18 @@ func contended(err error) bool {
 }
 
 // contend tries to get the lock until another process has filled the cache, WaitTimeout at most.
-// over says that the flight is. A lock that a caller lends is as good as one that was won.
-func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, lent, over bool, err error) {
+// over says that the run is. A lock that a caller lends is as good as one that was won.
+func (f *Fetcher[V]) contend(r *fetchRun[V]) (l *Lock, lent, over bool, err error) {
 	for {
-		step := fl.Begin(fl.values, max(time.Until(fl.until), 0))
-		if fl.loan.awaited(step) {
-			l, over, err = f.contendUntil(fl, step)
+		step := r.Begin(r.values, max(time.Until(r.until), 0))
+		if r.loan.beginContending(step) {
+			l, over, err = f.contendUntil(r, step)
 		}
 		step.End(nil)
-		switch borrowed := fl.loan.take(); {
+		switch borrowed := r.loan.take(); {
 		case borrowed == nil:
 			return l, false, over, err
-		case l != nil || over || fl.Err() != nil:
+		case l != nil || over || r.Err() != nil:
 			f.giveBack(borrowed)
 			return l, false, over, err
 		case borrowed.Err() == nil:
@@ -215,14 +215,14 @@ func (f *Fetcher[V]) contend(fl *fetchFlight[V]) (l *Lock, lent, over bool, err 
 }
 
 // contendUntil contends until step ends.
-func (f *Fetcher[V]) contendUntil(fl *fetchFlight[V], step *coalesce.Step) (l *Lock, over bool, err error) {
+func (f *Fetcher[V]) contendUntil(r *fetchRun[V], step *coalesce.Step) (l *Lock, over bool, err error) {
 	var failed error
-	timeouts := fl.timeouts
-	l, over, err = f.c.contend(step, fl.Key(), f.opts.TTL, func(ctx context.Context) bool {
+	timeouts := r.timeouts
+	l, over, err = f.c.contend(step, r.Key(), f.opts.TTL, func(ctx context.Context) bool {
 		var found bool
-		found, failed = f.lookUpWaiting(fl, ctx)
+		found, failed = f.lookUpWaiting(r, ctx)
 		switch {
-		case errors.Is(failed, errNoPermit):
+		case errors.Is(failed, errTooManyLookups):
 			failed = nil
 		case !errors.Is(failed, errSlowLookup):
 			timeouts = 0
@@ -236,8 +236,8 @@ func (f *Fetcher[V]) contendUntil(fl *fetchFlight[V], step *coalesce.Step) (l *L
 	if failed != nil {
 		over, err = false, failed
 	}
-	if err != nil && fl.Err() == nil && errors.Is(step.Err(), context.DeadlineExceeded) {
-		err = f.waitTimedOut(fl.Key(), err)
+	if err != nil && r.Err() == nil && errors.Is(step.Err(), context.DeadlineExceeded) {
+		err = f.waitTimedOut(r.Key(), err)
 	}
 	return l, over, err
 }
@@ -257,29 +257,29 @@ func (f *Fetcher[V]) waitTimedOut(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout, err)
 }
 
-// recheck is how often a flight that waits for a slot checks whether it still needs one.
-const recheck = time.Second
+// recheckEvery is how often a run that waits for a slot checks whether it still needs one.
+const recheckEvery = time.Second
 
-// enter waits at the gate. Without a slot, the flight is over, or it is to lock after all: for an
+// enter waits at the gate. Without a slot, the run is over, or it is to lock after all: for an
 // unlocked slot only, whose reason was why. back is closed when a node is back. A refresh without
 // callers does not wait.
-func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan struct{}) (_ *slot, over bool) {
+func (f *Fetcher[V]) enter(r *fetchRun[V], k kind, why error, back <-chan struct{}) (_ *slot, over bool) {
 	p := f.gate.join(k)
 	if p.isAdmitted() {
 		return p, false
 	}
-	if !fl.Wanted() {
+	if !r.Wanted() {
 		f.gate.leave(p)
 		return nil, true
 	}
 	for {
-		step := fl.Begin(fl.values, max(min(recheck, time.Until(fl.until)), 0))
+		step := r.Begin(r.values, max(min(recheckEvery, time.Until(r.until)), 0))
 		returned, urgent := false, false
 		select {
 		case <-p.admitted:
 			step.End(nil)
 			return p, false
-		case <-fl.node.urgent():
+		case <-r.node.urgent():
 			urgent = true
 		case <-back:
 			back, returned = nil, true
@@ -290,34 +290,34 @@ func (f *Fetcher[V]) enter(fl *fetchFlight[V], k kind, why error, back <-chan st
 			f.gate.leave(p)
 			return uncounted, false
 		}
-		if over, again := f.stillWaits(fl, k, why, returned); !again {
+		if over, again := f.stillWaits(r, k, why, returned); !again {
 			f.gate.leave(p)
 			return nil, over
 		}
 	}
 }
 
-// stillWaits checks whether a flight that waits at the gate still has to. If not, it is over or
+// stillWaits checks whether a run that waits at the gate still has to. If not, it is over or
 // is to lock after all.
-func (f *Fetcher[V]) stillWaits(fl *fetchFlight[V], k kind, why error, returned bool) (over, again bool) {
+func (f *Fetcher[V]) stillWaits(r *fetchRun[V], k kind, why error, returned bool) (over, again bool) {
 	var none V
 	var unknown *lookupError
 	switch {
-	case fl.Err() != nil:
+	case r.Err() != nil:
 		return true, false
-	case !time.Now().Before(fl.until):
-		fl.Finish(none, f.full(fl.Key(), k, why))
+	case !time.Now().Before(r.until):
+		r.Finish(none, f.full(r.Key(), k, why))
 		return true, false
 	case k == unlocked && unavailable(why):
 		return false, !returned && f.c.away()
 	}
-	step := fl.Begin(fl.values, noTimeout)
+	step := r.Begin(r.values, noTimeout)
 	defer step.End(nil)
-	found, err := f.lookUpWaiting(fl, step)
+	found, err := f.lookUpWaiting(r, step)
 	return found, !found && (k == locked || err != nil || !errors.As(why, &unknown))
 }
 
-// full is the error for callers whose flight waited for a slot in vain.
+// full is the error for callers whose run waited for a slot in vain.
 func (f *Fetcher[V]) full(key string, k kind, why error) error {
 	if k == unlocked {
 		return fmt.Errorf("%w; and FetchOptions.MaxUnlockedLoads, %d, are running", why, f.opts.MaxUnlockedLoads)
@@ -327,44 +327,44 @@ func (f *Fetcher[V]) full(key string, k kind, why error) error {
 }
 
 // errSlowLookup says that a Lookup took longer than LookupTimeout. Thousands of them may queue
-// for a cache's connections, so a flight that waits tries maxSlowLookups.
+// for a cache's connections, so a run that waits tries maxSlowLookups.
 var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
 
 const maxSlowLookups = 3
 
-// maxWaitingLookups is how many Lookups a Fetcher makes at once for flights that wait. Thousands
-// at once would wait for connections of the cache's client until LookupTimeout, and the cache
-// would seem to be down.
+// maxWaitingLookups is how many Lookups a Fetcher makes at once for runs that wait (callers' own
+// Lookups have lookupPermits). Thousands at once would wait for connections of the cache's client
+// until LookupTimeout, and the cache would seem to be down.
 const maxWaitingLookups = 64
 
-// errNoPermit reports that no Lookup was made, because too many are under way. The flight goes on
-// waiting.
-var errNoPermit = errors.New("too many Lookups are under way")
+// errTooManyLookups reports that no Lookup was made, because maxWaitingLookups are under way. The
+// run goes on waiting.
+var errTooManyLookups = errors.New("too many Lookups are under way")
 
 var errNoAnswer = errors.New("no answer in time")
 
-// lookUpWaiting makes a Lookup for a flight that waits until ctx ends. At most maxWaitingLookups
+// lookUpWaiting makes a Lookup for a run that waits until ctx ends. At most maxWaitingLookups
 // of them run at a time. A stale value will do.
-func (f *Fetcher[V]) lookUpWaiting(fl *fetchFlight[V], ctx context.Context) (found bool, err error) {
-	if !f.awaitPermit(ctx) {
-		return false, errNoPermit
+func (f *Fetcher[V]) lookUpWaiting(r *fetchRun[V], ctx context.Context) (found bool, err error) {
+	if !f.beginWaitingLookup(ctx) {
+		return false, errTooManyLookups
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
 	defer cancel()
-	return f.lookUp(fl, ctx, limited, Stale, func() { <-f.waiters })
+	return f.lookUp(r, ctx, limited, Stale, func() { <-f.waitingLookups })
 }
 
-// awaitPermit waits until it may be one of the maxWaitingLookups, as long as a Lookup may take.
-func (f *Fetcher[V]) awaitPermit(ctx context.Context) bool {
+// beginWaitingLookup waits for room among the maxWaitingLookups, as long as a Lookup may take.
+func (f *Fetcher[V]) beginWaitingLookup(ctx context.Context) bool {
 	select {
-	case f.waiters <- struct{}{}:
+	case f.waitingLookups <- struct{}{}:
 		return true
 	default:
 	}
 	timeout := time.NewTimer(f.opts.LookupTimeout)
 	defer timeout.Stop()
 	select {
-	case f.waiters <- struct{}{}:
+	case f.waitingLookups <- struct{}{}:
 		return true
 	case <-ctx.Done():
 	case <-timeout.C:
@@ -372,45 +372,45 @@ func (f *Fetcher[V]) awaitPermit(ctx context.Context) bool {
 	return false
 }
 
-// lookUpLocked makes the Lookup of a flight that holds the lock, and reports whether the flight
-// is over by it. It waits for no permit, because others wait for the lock meanwhile, and a stale
-// value will not do.
-func (f *Fetcher[V]) lookUpLocked(fl *fetchFlight[V]) (over bool) {
-	step := fl.Begin(fl.values, f.opts.LookupTimeout)
+// lookUpWithLock makes the Lookup of a run that holds the lock, and reports whether the run is over
+// by it. It does not count among the maxWaitingLookups, because others wait for the lock meanwhile,
+// and a stale value will not do.
+func (f *Fetcher[V]) lookUpWithLock(r *fetchRun[V]) (over bool) {
+	step := r.Begin(r.values, f.opts.LookupTimeout)
 	defer step.End(nil)
-	found, err := f.lookUp(fl, fl.values, step, Fresh, func() {})
+	found, err := f.lookUp(r, r.values, step, Fresh, func() {})
 	if err != nil && f.opts.OnUnavailable == FailClosed {
 		var none V
-		fl.Finish(none, err)
+		r.Finish(none, err)
 		return true
 	}
 	return found
 }
 
 // lookUp makes a Lookup with limited, which is made of ctx and LookupTimeout. If the cache has a
-// value that is at least so fresh, the callers get it, and the flight is over. returned is called
+// value that is at least so fresh, the callers get it, and the run is over. returned is called
 // when Lookup has returned, however late.
-func (f *Fetcher[V]) lookUp(fl *fetchFlight[V], ctx, limited context.Context, least Freshness,
+func (f *Fetcher[V]) lookUp(r *fetchRun[V], ctx, limited context.Context, least Freshness,
 	returned func()) (found bool, err error) {
 	answered := new(answer[V])
-	fl.Worker.Go(func() {
+	r.Worker.Go(func() {
 		defer returned()
-		answered.v, answered.fresh, answered.err = f.src.Lookup(limited, fl.Key())
+		answered.v, answered.fresh, answered.err = f.src.Lookup(limited, r.Key())
 	})
-	a, _ := f.await(fl, limited, "Lookup", answered)
+	a, _ := f.await(r, limited, "Lookup", answered)
 	switch {
-	case a.err != nil && fl.Err() != nil: // canceled
+	case a.err != nil && r.Err() != nil: // canceled
 		return true, nil
 	case a.err != nil && ctx.Err() != nil: // by a loan or WaitTimeout, which say nothing of the cache
 		return false, nil
 	case a.err != nil && limited.Err() != nil:
-		return false, fmt.Errorf("%w: %w", f.lookupFailed(fl.Key(), a.err), errSlowLookup)
+		return false, fmt.Errorf("%w: %w", f.lookupFailed(r.Key(), a.err), errSlowLookup)
 	case a.err != nil:
-		return false, f.lookupFailed(fl.Key(), a.err)
+		return false, f.lookupFailed(r.Key(), a.err)
 	case a.fresh == Fresh, a.fresh == Stale && least == Stale:
-		fl.Finish(a.v, nil)
+		r.Finish(a.v, nil)
 		if a.fresh == Stale {
-			f.refreshWith(fl.base, fl.Key())
+			f.refreshWith(r.base, r.Key())
 		}
 		return true, nil
 	}
@@ -426,9 +426,9 @@ type answer[V any] struct {
 
 // await waits until the call that writes a has returned, or ctx has ended. In the latter case a
 // is not read any more.
-func (f *Fetcher[V]) await(fl *fetchFlight[V], ctx context.Context, op string, a *answer[V]) (
+func (f *Fetcher[V]) await(r *fetchRun[V], ctx context.Context, op string, a *answer[V]) (
 	_ answer[V], returned bool) {
-	p, returned := fl.Worker.Wait(ctx)
+	p, returned := r.Worker.Wait(ctx)
 	switch {
 	case !returned:
 		return answer[V]{err: errNoAnswer}, false
@@ -443,90 +443,90 @@ const grace = 100 * time.Millisecond
 
 // load runs Load, with the lock or without, and gives the slot back. ok is false if there is no
 // value: the callers have an error, and the lock is released.
-func (f *Fetcher[V]) load(fl *fetchFlight[V], values context.Context, l *Lock, p *slot) (v V, ok bool) {
+func (f *Fetcher[V]) load(r *fetchRun[V], values context.Context, l *Lock, p *slot) (v V, ok bool) {
 	f.counts.loads.Add(1)
 	if l == nil {
 		f.counts.unlocked.Add(1)
 	}
-	step := fl.Begin(values, f.opts.LoadTimeout)
+	step := r.Begin(values, f.opts.LoadTimeout)
 	defer step.End(nil)
 	began := f.seen.meter.begins()
 	loaded := new(answer[V])
-	fl.Worker.Go(func() { loaded.v, loaded.err = f.src.Load(step, fl.Key()) })
-	a, returned := f.await(fl, step, "Load", loaded)
-	if !returned && fl.Err() == nil {
+	r.Worker.Go(func() { loaded.v, loaded.err = f.src.Load(step, r.Key()) })
+	a, returned := f.await(r, step, "Load", loaded)
+	if !returned && r.Err() == nil {
 		late, cancel := context.WithTimeout(context.Background(), grace)
-		a, returned = f.await(fl, late, "Load", loaded)
+		a, returned = f.await(r, late, "Load", loaded)
 		cancel()
 	}
 	f.seen.meter.loaded(began, a.err, returned)
 	if !returned {
-		f.loadGoesOn(fl, l)
+		f.loadGoesOn(r, l)
 	}
 	f.gate.leave(p)
 	if returned && a.err != nil {
-		f.loadFailed(fl.Key(), a.err)
-		f.fail(fl, loadErr(fl.Key(), a.err))
-		f.giveUp(fl, l)
+		f.loadFailed(r.Key(), a.err)
+		f.fail(r, loadErr(r.Key(), a.err))
+		f.giveBackFailed(r, l)
 	}
 	return a.v, a.err == nil
 }
 
 // loadGoesOn gives the callers an error, because Load ignores its ctx, and waits for it.
-func (f *Fetcher[V]) loadGoesOn(fl *fetchFlight[V], l *Lock) {
+func (f *Fetcher[V]) loadGoesOn(r *fetchRun[V], l *Lock) {
 	var none V
-	if fl.Err() != nil { // the ctx of Close has ended
+	if r.Err() != nil { // the ctx of Close has ended
 		f.counts.loadFailures.Add(1)
-		fl.Deliver(none, f.errClosed(fl.Key()))
+		r.Deliver(none, f.errClosed(r.Key()))
 	} else {
 		err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v",
-			fl.Key(), f.opts.LoadTimeout)
-		f.loadFailed(fl.Key(), err)
-		f.failures.failed(fl.Key(), err, time.Now())
-		fl.Deliver(none, err)
+			r.Key(), f.opts.LoadTimeout)
+		f.loadFailed(r.Key(), err)
+		f.failures.failed(r.Key(), err, time.Now())
+		r.Deliver(none, err)
 	}
 	// Other processes may load. In this one the key stays taken.
-	f.giveUp(fl, l)
-	fl.Worker.Wait(context.Background())
+	f.giveBackFailed(r, l)
+	r.Worker.Wait(context.Background())
 }
 
 // fail gives the callers the error of a load. Those that come within ErrorHold get it, too.
-func (f *Fetcher[V]) fail(fl *fetchFlight[V], err error) {
+func (f *Fetcher[V]) fail(r *fetchRun[V], err error) {
 	var none V
-	f.failures.failed(fl.Key(), err, time.Now()) // before the next flight can begin
-	fl.Finish(none, err)
+	f.failures.failed(r.Key(), err, time.Now()) // before the next run can begin
+	r.Finish(none, err)
 }
 
 // store puts the value into the cache, if the lock is still held or there was none, and gives it
 // to the callers: when it is stored, or after NodeTimeout.
-func (f *Fetcher[V]) store(fl *fetchFlight[V], values context.Context, l *Lock, v V) {
+func (f *Fetcher[V]) store(r *fetchRun[V], values context.Context, l *Lock, v V) {
 	defer f.giveBack(l)
-	defer fl.Finish(v, nil)
+	defer r.Finish(v, nil)
 	if l != nil && l.Err() != nil {
 		f.counts.lost.Add(1)
-		f.failures.notStored(fl.Key(), time.Now())
+		f.failures.notStored(r.Key(), time.Now())
 		return
 	}
-	step := fl.Begin(values, f.opts.TTL)
+	step := r.Begin(values, f.opts.TTL)
 	defer step.End(nil)
 	defer l.whenOver(step.End)()
-	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() { fl.Deliver(v, nil) })
+	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() { r.Deliver(v, nil) })
 	defer delivery.Stop()
 	stored := new(answer[V])
-	fl.Worker.Go(func() { stored.err = f.src.Store(step, fl.Key(), v, l) })
-	a, returned := f.await(fl, step, "Store", stored)
+	r.Worker.Go(func() { stored.err = f.src.Store(step, r.Key(), v, l) })
+	a, returned := f.await(r, step, "Store", stored)
 	if returned {
-		f.stored(fl.Key(), l, a.err)
+		f.stored(r.Key(), l, a.err)
 		if a.err != nil && !ranOut(a.err) {
-			fl.Finish(v, nil)
-			f.giveUp(fl, l)
+			r.Finish(v, nil)
+			f.giveBackFailed(r, l)
 		}
 		return
 	}
-	fl.Finish(v, nil)
+	r.Finish(v, nil)
 	f.giveBack(l)
-	a, _ = f.await(fl, context.Background(), "Store", stored)
-	f.stored(fl.Key(), l, a.err)
+	a, _ = f.await(r, context.Background(), "Store", stored)
+	f.stored(r.Key(), l, a.err)
 }
 
 func (f *Fetcher[V]) stored(key string, l *Lock, err error) {
@@ -555,7 +555,7 @@ func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 	return &lookupError{lookupErr(key, err)}
 }
 
-// A lookupError is why a flight cannot tell whether there is a value.
+// A lookupError is why a run cannot tell whether there is a value.
 type lookupError struct{ error }
 
 func (e *lookupError) Unwrap() error { return e.error }
@@ -567,13 +567,13 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 	}
 }
 
-// giveUp releases the lock after a load or Store that failed, and notifies the other processes
-// that wait for it of the failure, so that they need not wait for one another. It does not if
-// Close ended the load: theirs may succeed. It is not called for a Store that timed out: the
+// giveBackFailed releases the lock after a load or Store that failed, and notifies the other
+// processes that wait for it of the failure, so that they need not wait for one another. It does
+// not if Close ended the load: theirs may succeed. It is not called for a Store that timed out: the
 // value was loaded, and the cache is busy. If all others then loaded without a lock, their Stores
 // would keep it busy.
-func (f *Fetcher[V]) giveUp(fl *fetchFlight[V], l *Lock) {
-	if l != nil && fl.Err() == nil {
+func (f *Fetcher[V]) giveBackFailed(r *fetchRun[V], l *Lock) {
+	if l != nil && r.Err() == nil {
 		_ = l.releaseFailed()
 		return
 	}
