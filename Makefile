@@ -26,7 +26,7 @@ test: format vet lint race sim ## 5 min: format, vet, lint, every package with t
 	  echo "****************************************************************"; \
 	fi
 
-test-long: valkey long soak ## 18 min: what test leaves out: on Valkey, a service's size, network faults, more seeds
+test-long: valkey soak ## 8 min: what test leaves out: on Valkey, network faults, more seeds, some mutations
 
 format:
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
@@ -62,8 +62,9 @@ sim: ## 20 s: the simulation: SEEDS worlds (default 300) from the FIRST (default
 	run $$first $$half & run $$((first + half)) $$((seeds - half)); second=$$?; wait $$! && exit $$second
 
 # Services in full: thousands of keys, busy processors, outages, deploys. Without the race detector, and
-# nearly all of it one test at a time: what is measured is a service, its servers and nothing else. 10 min
-long:
+# nearly all of it one test at a time: what is measured is a service, its servers and nothing else. Not part of
+# test-long, because some of it has limits that only a machine with nothing else to do keeps.
+long: ## 10 min: services under load in full: thousands of keys, busy processors, outages, deploys
 	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -parallel 4 -timeout 60m -v ./internal/e2e
 
 # What talks to real servers once more, on Valkey instead of Redis, without the race detector. 3 min

@@ -198,10 +198,10 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		takes, ttl   time.Duration
 		misses, long int
 	}{
-		{5 * time.Millisecond, 10 * time.Second, 40, 300},
-		{50 * time.Millisecond, 10 * time.Second, 10, 60},
-		{500 * time.Millisecond, 10 * time.Second, 2, 8},
-		{3 * time.Second, time.Second, 1, 2},
+		{5 * time.Millisecond, 10 * time.Second, 40, 1000},
+		{50 * time.Millisecond, 10 * time.Second, 10, 200},
+		{500 * time.Millisecond, 10 * time.Second, 2, 20},
+		{3 * time.Second, time.Second, 1, 5},
 	} {
 		misses := tc.misses
 		if redistest.Long() {
