@@ -71,8 +71,8 @@ var mutations = []mutation{
 	{
 		name:  "a failed attempt is not undone",
 		file:  "internal/quorum/lease.go",
-		old:   "	for i := range l.entries {\n		l.entries[i].Release(&e.places[i], nil, false, p)\n	}\n",
-		new:   "	_, _ = p, e\n",
+		old:   "	for i := range l.entries {\n		l.entries[i].Release(&s.places[i], nil, false, p)\n	}\n",
+		new:   "	_, _ = p, s\n",
 		quick: true,
 	},
 	{
@@ -124,7 +124,7 @@ var mutations = []mutation{
 	{
 		name: "a node's epoch need not be established for its votes to count",
 		file: "internal/quorum/quarantine.go",
-		old:  "	return m.State == node.EpochKept || ",
+		old:  "	return e.State == node.EpochKept || ",
 		new:  "	return true || ",
 	},
 	{
