@@ -137,6 +137,8 @@ type releaseOutcome chan *quorum.Failure
 // Released is that outcome.
 func (r releaseOutcome) Released(f *quorum.Failure) { r <- f }
 
+func (r releaseOutcome) wait() *quorum.Failure { return <-r }
+
 // ignored is for releases that nobody waits for.
 type ignored struct{}
 

@@ -411,7 +411,7 @@ func (f *flight) evict(sent *sync.WaitGroup) bool {
 	r := make(releaseOutcome, 1)
 	f.releaseLocked()
 	f.deferred.done = r
-	sent.Go(func() { <-r })
+	sent.Go(func() { _ = r.wait() }) // the lease is over, whatever the nodes have answered
 	return true
 }
 

@@ -183,7 +183,7 @@ func (t *Ticket) release(failed bool) error {
 	r := f.g.releases.Get().(releaseOutcome)
 	f.deferred.done, f.deferred.failed = r, failed
 	f.unlockInline(true)
-	why := <-r
+	why := r.wait()
 	f.g.releases.Put(r)
 	if why != nil {
 		return f.g.cfg.Errors.Failed(f.key, why)
