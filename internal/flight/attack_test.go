@@ -6,7 +6,7 @@ import (
 )
 
 // A renewal that the flight makes while a Ticket is held, for those who wait, does not move its
-// Until beyond its own ttl: the lease is longer, and who slowCallback goes all the same.
+// Until beyond its own ttl: the lease is longer, and who hangs goes all the same.
 func TestARenewalForWaitersKeepsNoHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, hung, next := w.rich().start(), w.start(ttl(time.Second)), w.start()
@@ -19,7 +19,7 @@ func TestARenewalForWaitersKeepsNoHolder(t *testing.T) {
 		time.Sleep(validity(time.Second) + time.Millisecond)
 		next.holds()
 		if hung.h.Err() == nil {
-			t.Error("the one that slowCallback holds still")
+			t.Error("the one that hangs holds still")
 		}
 		next.releases()
 	})

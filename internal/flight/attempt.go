@@ -90,7 +90,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.phase, f.lease, f.backoff = leased, l, nil
 	f.until, f.renewAfter = g.Until, f.g.at(g.Until) // a handoff sets renewAfter, from its own ttl
 	f.tokens = [2]block{blockOf(g)}
-	f.holds, f.used, f.reserved = 0, 0, f.g.at(now)
+	f.served, f.used, f.blockAt = 0, 0, f.g.at(now)
 	f.sliceLocked(now)
 	if f.contention != nil {
 		f.contention.rival = ""

@@ -82,7 +82,7 @@ func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	})
 }
 
-// A holder that slowCallback does not keep Close beyond its Until.
+// A holder that hangs does not keep Close beyond its Until.
 func TestCloseWaitsForExpiry(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.start(ttl(time.Second)).holds()
@@ -214,7 +214,7 @@ func TestJoinAfterClose(t *testing.T) {
 	})
 }
 
-// Whoever joins while the group closes gets the lock or Closed, and nothing slowCallback.
+// Whoever joins while the group closes gets the lock or Closed, and nothing hangs.
 func TestJoinRacingClose(t *testing.T) {
 	for range 50 {
 		w := newWorld(t)

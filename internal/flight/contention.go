@@ -171,7 +171,7 @@ func (f *flight) endContentionLocked() {
 
 // sliceLocked begins a slice.
 func (f *flight) sliceLocked(now time.Time) {
-	f.slice, f.checked = f.g.at(now.Add(f.g.cfg.Slice)), false
+	f.sliceEnds, f.checked = f.g.at(now.Add(f.g.cfg.Slice)), false
 }
 
 // mayCheckLocked reports whether it is time to check for rivals while handoffs go on: late
@@ -181,7 +181,7 @@ func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.che
 // checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well.
 // A holder that nobody waits behind is not to yield: its release will.
 func (f *flight) checksLocked(now time.Time) bool {
-	return f.g.cfg.Slice > 0 && (f.n > 0 || f.holds > 1) && f.g.at(now) >= f.slice-instant(f.g.cfg.Slice/2)
+	return f.g.cfg.Slice > 0 && (f.n > 0 || f.served > 1) && f.g.at(now) >= f.sliceEnds-instant(f.g.cfg.Slice/2)
 }
 
 // handoffDecision is what a release does about rivals.
@@ -196,13 +196,13 @@ const (
 // decideLocked decides about a lease that could be handed over.
 func (f *flight) decideLocked(now time.Time) handoffDecision {
 	switch {
-	case f.g.cfg.Slice <= 0 || f.g.at(now) < f.slice:
+	case f.g.cfg.Slice <= 0 || f.g.at(now) < f.sliceEnds:
 		return handOff
 	case f.contention != nil && f.contention.rival != "":
 		return yield
 	case f.checked && f.refreshing: // the check may still be under way
 		return handOff
-	case !f.checked || f.g.at(now) > clock.Add(f.slice, instant(f.g.cfg.Slice)): // callers hold the lease for so long that it is old
+	case !f.checked || f.g.at(now) > clock.Add(f.sliceEnds, instant(f.g.cfg.Slice)): // callers hold the lease for so long that it is old
 		return check
 	}
 	f.sliceLocked(now) // nobody waits
@@ -217,7 +217,7 @@ func (f *flight) waitersSeenLocked(rival string, failed bool) {
 	if f.contention != nil && !failed {
 		f.contention.rival = rival
 	}
-	if now := clock.Now(); f.g.at(now) >= f.slice && (f.contention == nil || f.contention.rival == "") {
+	if now := clock.Now(); f.g.at(now) >= f.sliceEnds && (f.contention == nil || f.contention.rival == "") {
 		f.sliceLocked(now)
 	}
 }

@@ -68,8 +68,8 @@ func TestSlicesOfAnyLength(t *testing.T) {
 		} else if slice == 1 && got != yield {
 			t.Errorf("after an hour of a slice of %v: %d", slice, got)
 		}
-		if f.slice <= 0 {
-			t.Errorf("a slice of %v ends at %d", slice, f.slice)
+		if f.sliceEnds <= 0 {
+			t.Errorf("a slice of %v ends at %d", slice, f.sliceEnds)
 		}
 	}
 }

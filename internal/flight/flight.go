@@ -22,7 +22,7 @@ import (
 //     before it, from a block that the quorum has made safe.
 //   - Until of a Ticket is never later than the lease's deadline, and a renewal that the
 //     flight makes for its own sake does not move it past the Ticket's own ttl. So a holder
-//     that slowCallback loses the lock, however many wait and renew.
+//     that hangs loses the lock, however many wait and renew.
 //   - A waiter leaves the queue under mu, either given the lease or not. One whose ctx
 //     ends in the instant in which it is given the lease finds out under mu, and passes
 //     the lease on as a release would. No wake-up and no lease is lost.
@@ -67,16 +67,16 @@ type flight struct {
 	*backoff // nil: no attempt has failed since the last lease
 
 	contention *contention // nil: no rival was met
-	slice      instant     // when the lease is to go to a rival, if there is one
+	sliceEnds  instant     // when the lease is to go to a rival, if there is one
 
 	refreshRequests *refreshRequest // for the current Ticket, in order
 
 	armed instant // when tick is called; 0: it is not
 
-	holds, holdsBefore int32   // how many Tickets this lease has served, maxBlock at most, and the one before
-	used               int32   // tokens handed out since reserved
-	alarmAt            int32   // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
-	reserved           instant // when the last block came
+	served, servedBefore int32   // how many Tickets this lease has served, maxBlock at most, and the one before it
+	used                 int32   // tokens handed out since blockAt
+	alarmAt              int32   // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
+	blockAt              instant // when the last block came
 }
 
 // phase is what a flight is at.
@@ -165,7 +165,7 @@ func (f *flight) deferLocked(do func()) {
 	d.calls = append(d.calls, do)
 }
 
-// unlock unlocks mu and does what was deferred.
+// unlock unlocks mu and does what was deferred: this is where requests are sent and callbacks called.
 func (f *flight) unlock() { f.unlockInline(false) }
 
 // unlockInline is unlock for a goroutine that may block for NodeTimeout, if inline is true:
@@ -216,7 +216,7 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	}
 	if !first {
 		if w := t.waiter; mode != Try && !w.isEndless() && !w.budgeted {
-			return planFirst, nil
+			return askFirst, nil
 		}
 		t.kind = Queued
 		if err := f.refuseLocked(t, mode); err != nil {

@@ -608,7 +608,7 @@ func (s *sim) drain() {
 		}
 	}
 	if s.closing != nil && len(s.closing) != 1 {
-		s.t.Error("Close slowCallback")
+		s.t.Error("Close hangs")
 	}
 }
 

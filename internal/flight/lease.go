@@ -20,7 +20,7 @@ func (f *flight) handOverOrReleaseLocked(now time.Time) (released bool) {
 		return true
 	}
 	switch left := clock.Left(now, f.until); {
-	case left <= 0, f.g.cfg.Slice < 0 && f.holds > 0:
+	case left <= 0, f.g.cfg.Slice < 0 && f.served > 0:
 		f.releaseLocked()
 		return true
 	case f.shortLocked(t, left), f.tokensLeftLocked() == 0:
@@ -52,7 +52,7 @@ func (f *flight) shareLocked(t *Ticket, now time.Time, left time.Duration) (rele
 // shortLocked says that the lease, which has that much left, must be renewed before t may have it.
 // What an attempt for t's ttl has just won is not: asking again would take as long.
 func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
-	fresh := f.holds == 0 && t.ttl <= f.attemptTTL
+	fresh := f.served == 0 && t.ttl <= f.attemptTTL
 	return !fresh && left < f.enough(t)
 }
 
@@ -72,7 +72,7 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	t.until, t.extension = now.Add(left), valid-left
 	f.cur = t
 	counts := &f.shard().counts
-	if f.holds = min(f.holds+1, maxBlock); f.holds > 1 {
+	if f.served = min(f.served+1, maxBlock); f.served > 1 {
 		t.kind = Handed
 		counts.handoffs.Add(1)
 	} else {
@@ -80,7 +80,7 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	}
 	f.armLocked(t.until)
 	t.answerLocked()
-	if f.holds > 1 || f.n > 0 {
+	if f.served > 1 || f.n > 0 {
 		f.topUpLocked(now)
 	}
 }
@@ -133,7 +133,7 @@ func (f *flight) releaseToLocked(rival string) {
 	d := f.deferredLocked()
 	d.release, d.rival = f.lease, rival
 	f.lease, f.refreshing = nil, false
-	f.holdsBefore = f.holds
+	f.servedBefore = f.served
 	f.phase, f.retry = releasing, false
 	if f.contention != nil && rival == "" {
 		f.contention.registered = false // the release takes it back
@@ -193,7 +193,7 @@ func (f *flight) blockLocked() int64 {
 	case f.n <= 1:
 		return loneBlock
 	}
-	return int64(min(max(f.n, f.holdsBefore, loneBlock), maxBlock))
+	return int64(min(max(f.n, f.servedBefore, loneBlock), maxBlock))
 }
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs
@@ -203,7 +203,7 @@ func (f *flight) blockLocked() int64 {
 // lost with it, which may be soon.
 func (f *flight) moreLocked(now time.Time) int64 {
 	more := int64(f.n) + spareTokens
-	if since := time.Duration(f.g.at(now) - f.reserved); since > 0 {
+	if since := time.Duration(f.g.at(now) - f.blockAt); since > 0 {
 		rate := int64(float64(f.used) * float64(ahead) / float64(since))
 		more = max(more, min(rate, more+2*since.Microseconds()))
 	}
@@ -350,7 +350,7 @@ func (f *flight) renewedLocked(g quorum.Grant) {
 			f.tokens[0] = f.tokens[1]
 		}
 		f.tokens[1] = b
-		f.used, f.reserved = 0, f.g.at(clock.Now())
+		f.used, f.blockAt = 0, f.g.at(clock.Now())
 	}
 	if t := f.cur; t != nil {
 		// The flight's own renewal: within what the handoff promised.

@@ -54,7 +54,7 @@ func TestFencesOnlyRise(t *testing.T) {
 				c.h.Refresh(time.Second, func(error) {})
 			case 6:
 				next := w.start()
-				time.Sleep(10 * time.Second) // c slowCallback
+				time.Sleep(10 * time.Second) // c hangs
 				c = check(next)
 				continue
 			}
@@ -594,7 +594,7 @@ func TestLateRefreshDoesNotBringAHoldBack(t *testing.T) {
 	})
 }
 
-// S12: a holder that slowCallback loses the lock at its Until, however many wait and renew, and
+// S12: a holder that hangs loses the lock at its Until, however many wait and renew, and
 // the next waiter gets it under a new fence.
 func TestHangingHolderLosesTheLock(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -622,7 +622,7 @@ func TestHangingHolderLosesTheLock(t *testing.T) {
 	})
 }
 
-// A lone holder that slowCallback keeps no flight alive.
+// A lone holder that hangs keeps no flight alive.
 func TestLoneHangingHoldersFlightDisappears(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start(ttl(time.Second))

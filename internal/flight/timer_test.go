@@ -54,7 +54,7 @@ func TestRemindersComeInTime(t *testing.T) {
 	})
 }
 
-// Long waits that would end within one beat of the coalesceWindow end together, and none late.
+// Long waits that would end within one coalesceWindow end together, and none late.
 // Short ones end when they would.
 func TestLongWaitsEndTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -77,9 +77,9 @@ type waiter struct {
 	contender   string      // in whose name it makes it; "": none
 
 	// guarded by the flight's mu
-	links    list.Links[Ticket] // in the queue
-	away     bool               // its caller runs code of the user's
-	mustLook bool               // its caller is to ask needless
+	links      list.Links[Ticket] // in the queue
+	inUserCode bool               // its caller runs code of the user's: it is away
+	mustLook   bool               // its caller is to ask needless
 
 	// ready gets one value when the wait is over; refusal is written before that, and may be
 	// read after it. If woken is set, the value says something else: the caller is to look at
@@ -95,16 +95,16 @@ type waiter struct {
 type step uint8
 
 const (
-	stay    step = iota // until it is woken, is answered, or its ctx ends
-	attempt             // make the attempt that was decided on
-	ask                 // its strategy, whether to go on, and when
-	look                // whether it needs the key still
-	plan                // ask its strategy ahead: when will it have given up?
-	over                // its wait has ended
+	stay       step = iota // until it is woken, is answered, or its ctx ends
+	attempt                // make the attempt that was decided on
+	ask                    // its strategy, whether to go on, and when
+	look                   // whether it needs the key still
+	askFurther             // ask its strategy ahead: when will it have given up?
+	over                   // its wait has ended
 
 	// It is not in the queue yet:
-	planFirst // ask its strategy ahead, and join then
-	again     // join another flight: that one has died
+	askFirst // ask its strategy ahead, and join then
+	again    // join another flight: that one has died
 )
 
 // Acquire makes t hold key, or says why not. t is new; ttl and pace are its own.
@@ -165,7 +165,7 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 		case ask:
 			next = f.askStrategy(t)
 			continue
-		case plan:
+		case askFurther:
 			next = f.askAhead(t)
 			continue
 		case look:
@@ -173,7 +173,7 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 				_ = f.quit(t, context.Canceled) // a lease that came in this instant goes on
 				return true, nil
 			}
-			next = f.back(t, ctx.Err() != nil)
+			next = f.leaveUserCode(t, ctx.Err() != nil)
 			continue
 		case over:
 			return false, g.report(began, t, g.answered(t))
@@ -267,7 +267,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 		switch next, err := f.join(t, mode); {
 		case err != nil:
 			return nil, over, err
-		case next == planFirst:
+		case next == askFirst:
 			t.waiter.plan(clock.Now())
 			if err := ctx.Err(); err != nil {
 				return nil, over, g.cfg.Errors.GaveUp(key, err, g.cfg.Errors.Busy(key, ""))
@@ -286,7 +286,7 @@ func (f *flight) stepLocked(t *Ticket) step {
 	w := t.waiter
 	switch {
 	case w.mustLook:
-		return f.goAwayLocked(t, look)
+		return f.enterUserCodeLocked(t, look)
 	case f.phase != idle || f.driverLocked() != t: // it waits for the driver, or for what is under way
 		return f.boundedLocked(t)
 	}
@@ -297,7 +297,7 @@ func (f *flight) stepLocked(t *Ticket) step {
 	switch {
 	case front && !f.judged():
 		w.becomeFront(now)
-		return f.goAwayLocked(t, ask)
+		return f.enterUserCodeLocked(t, ask)
 	case !now.Before(f.nextAttempt):
 		f.startAttemptLocked(t)
 		return attempt
@@ -306,7 +306,7 @@ func (f *flight) stepLocked(t *Ticket) step {
 		return f.boundedLocked(t)
 	case !w.isEndless() && !now.Before(f.strategyNext):
 		w.becomeFront(now)
-		return f.goAwayLocked(t, ask)
+		return f.enterUserCodeLocked(t, ask)
 	}
 	return stay
 }
@@ -318,23 +318,23 @@ func (f *flight) boundedLocked(t *Ticket) step {
 	case !w.frontSince.IsZero():
 		if !w.isEndless() && f.cur != nil { // it was away when the lease came, and another has got it
 			w.frontSince, w.budgeted = time.Time{}, true
-			return f.goAwayLocked(t, plan)
+			return f.enterUserCodeLocked(t, askFurther)
 		}
 	case !w.budgeted || clock.Now().Before(w.giveUpAt):
 	case w.bounded:
 		f.turnAwayLocked(t, f.outcomeLocked())
 	default:
-		return f.goAwayLocked(t, plan)
+		return f.enterUserCodeLocked(t, askFurther)
 	}
 	return stay
 }
 
-// goAwayLocked follows that t's caller is about to run code of the user's. What is due meanwhile
+// enterUserCodeLocked follows when t's caller is about to run code of the user's. What is due meanwhile
 // is for the next driver.
-func (f *flight) goAwayLocked(t *Ticket, todo step) step {
+func (f *flight) enterUserCodeLocked(t *Ticket, todo step) step {
 	w := t.waiter
 	w.mustLook = false
-	if w.away = todo == look || w.traits&Quick == 0; w.away && f.phase == idle && f.n > 1 {
+	if w.inUserCode = todo == look || w.traits&Quick == 0; w.inUserCode && f.phase == idle && f.n > 1 {
 		if clock.Now().Before(f.nextAttempt) {
 			f.armLocked(f.nextAttempt)
 		} else {
@@ -344,11 +344,11 @@ func (f *flight) goAwayLocked(t *Ticket, todo step) step {
 	return todo
 }
 
-// back follows that it has run. If its ctx has ended, it is about to leave.
-func (f *flight) back(t *Ticket, ended bool) step {
+// leaveUserCode follows when it has run. If its ctx has ended, it is about to leave.
+func (f *flight) leaveUserCode(t *Ticket, ended bool) step {
 	f.mu.Lock()
 	defer f.unlock()
-	t.away = false
+	t.inUserCode = false
 	if t.state != waiting || ended {
 		return stay
 	}
@@ -398,7 +398,7 @@ func (f *flight) wake(t *Ticket) {
 // of the user's, and is not about to. nil: nobody can for now.
 func (f *flight) driverLocked() *Ticket {
 	t := f.head()
-	for t != nil && (t.away || t.mustLook) {
+	for t != nil && (t.inUserCode || t.mustLook) {
 		t = f.queue.Next(t)
 	}
 	return t
@@ -415,7 +415,7 @@ func (f *flight) wakeDriverLocked() {
 // user's, whoever is there to take it. nil: nobody waits.
 func (f *flight) frontLocked() *Ticket {
 	t := f.head()
-	for t != nil && t.away {
+	for t != nil && t.inUserCode {
 		t = f.queue.Next(t)
 	}
 	if t == nil {
@@ -456,7 +456,7 @@ func (f *flight) askStrategy(t *Ticket) step {
 
 	f.mu.Lock()
 	defer f.unlock()
-	w.away = false
+	w.inUserCode = false
 	if t.state != waiting {
 		return stay
 	}
@@ -489,7 +489,7 @@ func (f *flight) askAhead(t *Ticket) step {
 		w.budget(now)
 	})
 	w.setGiveUpTimer(f, t)
-	return f.back(t, false)
+	return f.leaveUserCode(t, false)
 }
 
 // Strategies. All of this is on the caller's goroutine.

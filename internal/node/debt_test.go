@@ -70,7 +70,7 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	a := newAttempt(t, n, sameLane(2)[1])
 	asked := a.acquire()
 	way.bypass.Store(true)
-	asked.want(t, Failed) // after transportTimeout
+	asked.want(t, Failed) // after conn.TransportTimeout
 	redistest.Eventually(t, 5*time.Second, "a probe was answered on a new connection", func() bool { return !n.Suspended() })
 	a.release().want(t, Missing)
 	wantDebts(t, n, 1)
