@@ -42,7 +42,7 @@ type reentry struct {
 // notShared is the reentry of a Lock that was released before it had one.
 var notShared = &reentry{released: true}
 
-// errReleased is the error of a Lock that was released while others of its Ticket were not.
+// errReleased is the error of a Lock that was released: by its own Release, or with its Ticket.
 var errReleased = fmt.Errorf("flightlock: %w: it was released", ErrNotHeld)
 
 // ticket is the Ticket that l is a handle on.
@@ -144,8 +144,8 @@ type carried struct {
 type carriedKey struct{} // of the ctx value; empty, so that looking it up allocates nothing
 
 func carriedBy(ctx context.Context) *carried {
-	h, _ := ctx.Value(carriedKey{}).(*carried)
-	return h
+	c, _ := ctx.Value(carriedKey{}).(*carried)
+	return c
 }
 
 // carrying is ctx with l in it.
@@ -161,13 +161,13 @@ func (c *Client) reenter(ctx context.Context, key string) *Lock {
 	if !c.carried.Load() { // spares most callers a walk through their ctx
 		return nil
 	}
-	h := carriedBy(ctx)
-	if h == nil || ctx.Err() != nil {
+	held := carriedBy(ctx)
+	if held == nil || ctx.Err() != nil {
 		return nil
 	}
-	for ; h != nil; h = h.next {
-		if h.l.c == c && h.l.ticket().Key() == key {
-			if l := h.l.nested(); l != nil {
+	for ; held != nil; held = held.next {
+		if held.l.c == c && held.l.ticket().Key() == key {
+			if l := held.l.nested(); l != nil {
 				return l
 			}
 		}
@@ -179,8 +179,8 @@ func (c *Client) reenter(ctx context.Context, key string) *Lock {
 // nil if there is none. With it, functions called from Do or Wrap get the fencing token:
 // FromContext(ctx).Fence() is 0 without a lock. The Lock may be over: see Lock.Err.
 func FromContext(ctx context.Context) *Lock {
-	if h := carriedBy(ctx); h != nil {
-		return h.l
+	if held := carriedBy(ctx); held != nil {
+		return held.l
 	}
 	return nil
 }
