@@ -212,8 +212,18 @@ func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time)
 	if l.first.written && conn.IsReply(err) {
 		err, said = nil, refusal(l.answers)
 	}
-	l.s.heard(err, said, began, l.took(began))
+	l.heard(err, said, began)
 	return l.first.written, err
+}
+
+// heard notes how an exchange of the lane went. One that has timed out and for which the server was suspended
+// before is no reason to do so again: the server may have answered a probe since.
+func (l *lane) heard(err, refused error, began time.Time) {
+	if conn.TimedOut(err) && l.watchdog.hasBlamed() {
+		l.s.recordExchange(err, refused, l.took(began))
+		return
+	}
+	l.s.heard(err, refused, began, l.took(began))
 }
 
 // took is how long the batch under way, which began then, has taken: as soon as it was written, since that.
@@ -333,7 +343,7 @@ func (l *lane) writeBatch(ctx context.Context, batch []*request, began time.Time
 	if refused { // each request will be asked for by itself
 		s.recordExchange(nil, refusal(l.answers), l.took(began))
 	} else {
-		s.heard(err, refusal(l.answers), began, l.took(began))
+		l.heard(err, refusal(l.answers), began)
 	}
 	return l.first.written, err, refused
 }

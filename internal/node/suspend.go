@@ -122,7 +122,9 @@ func (s *Server) judge(err, refused error, began time.Time) {
 		s.failed.Store(0)
 	case conn.TimedOut(err):
 		s.silent.CompareAndSwap(0, int64(s.n.at(began)))
-		s.silentSince(instant(s.silent.Load()), err)
+		if s.silentFor(instant(s.silent.Load())) {
+			s.suspend(err)
+		}
 	case s.failsAgain(began):
 		s.suspend(err)
 	}
@@ -172,12 +174,11 @@ func (s *Server) suspend(why error) {
 	go s.probe(why)
 }
 
-// silentSince suspends the server if it has not answered since then, and for long.
-func (s *Server) silentSince(t instant, why error) {
+// silentFor reports whether the server, which has not answered a request of that time, has answered nothing else
+// for suspendAfter of NodeTimeout.
+func (s *Server) silentFor(t instant) bool {
 	t = max(t, instant(s.answered.Load())) // another lane may have had an answer since
-	if time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout {
-		s.suspend(why)
-	}
+	return time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout
 }
 
 // hasAnswered notes that the server answers.

@@ -54,6 +54,7 @@ func TestAStoppedServerIsLeftAlone(t *testing.T) {
 	}
 	s.Cont()
 	late.release().want(t, Deleted) // what was granted late, on the same connection
+	eventuallySuspended(t, n, false)
 	newAttempt(t, n, "again").acquire().want(t, Granted)
 }
 

@@ -19,7 +19,9 @@ import (
 // stays asked: the answers that come then are those of requests that nobody waits for any more, and what
 // they have granted is released (see Entry).
 //
-// A server that has not answered anything for suspendAfter of NodeTimeout is suspended.
+// A server that has not answered anything for suspendAfter of NodeTimeout is suspended: once for each
+// batch, for if it answers a probe after that, it is the connection that is at fault, and the lane is
+// stalled until that one is given up.
 //
 // If all processors are busy, this process may be late, and not the server: an answer waits in the
 // socket because no goroutine has a processor to read it, or it was read by a goroutine that lost its
@@ -41,6 +43,7 @@ type watchdog struct {
 	mark    uint64        // Conn.Mark, just before it was written
 	due     time.Time     // when there is something to do for the batch
 	put     time.Duration // by how much its deadlines were put off so far
+	blamed  bool          // the server was suspended for it
 	timer   *time.Timer
 	armed   bool
 	at      time.Time // armed: for when
@@ -57,7 +60,7 @@ func (w *watchdog) begin(batch []*request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.batch = append(w.batch[:0], batch...)
-	w.since, w.written, w.put = time.Now(), false, 0
+	w.since, w.written, w.put, w.blamed = time.Now(), false, 0, false
 	w.dueLocked(w.since.Add(w.l.s.n.timeout))
 }
 
@@ -205,10 +208,24 @@ func (w *watchdog) lateLocked(now time.Time) {
 		w.dueLocked(end)
 		w.stall(told)
 	default:
-		w.dueLocked(now.Add(n.timeout)) // another lane may have had an answer not long ago
+		blamed := w.blamed
+		if !blamed {
+			w.blamed = w.l.s.silentFor(w.l.s.n.at(since))
+			w.dueLocked(now.Add(n.timeout)) // another lane may have had an answer not long ago
+		}
+		suspends := w.blamed && !blamed
 		w.stall(told)
-		w.l.s.silentSince(w.l.s.n.at(since), errMute)
+		if suspends {
+			w.l.s.suspend(errMute)
+		}
 	}
+}
+
+// hasBlamed reports whether the server was suspended for the batch.
+func (w *watchdog) hasBlamed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.blamed
 }
 
 // late is a request that is to be reported as late.
