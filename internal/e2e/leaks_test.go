@@ -172,7 +172,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	locks := sized(25_000)
+	const locks = 25_000 // in every run: fewer do not outweigh what is made once
 	all := make([]*flightlock.Lock, locks)
 	take := func(i int) {
 		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
