@@ -133,8 +133,7 @@ func (x *loan) take() *Lock {
 // close is take, and refuses further offers.
 func (x *loan) close() *Lock {
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	l := x.lock
-	x.lock, x.closed = nil, true
-	return l
+	x.closed = true
+	x.mu.Unlock()
+	return x.take()
 }

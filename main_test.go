@@ -2,8 +2,6 @@ package flightlock_test
 
 import (
 	"context"
-	"io"
-	"log"
 	"testing"
 	"time"
 
@@ -14,17 +12,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it reports every refused dial
+	redistest.SilenceRedis()
 	redistest.SayWhatIsLeftOut(
-		"most moments at which nodes can forget; services at full size",
-		"make forget; make test-long")
+		"most moments at which nodes can forget; services at full size (internal/e2e)",
+		"make forget; make long")
 	clocks.Install()
 	goleak.VerifyTestMain(m)
 }
-
-type quiet struct{ *log.Logger }
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // newClient is a Client over nodes that is closed when the test ends.
 func newClient(tb testing.TB, opts flightlock.Options, nodes ...redis.UniversalClient) *flightlock.Client {

@@ -33,6 +33,22 @@ func Add[T ~int64](a, b T) T {
 	}
 }
 
+// Earlier is the earlier of a and b.
+func Earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// Later is the later of a and b.
+func Later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // Mul is n units, which are above 0, and stops at the ends as Add does.
 func Mul(n int64, unit time.Duration) time.Duration {
 	switch {

@@ -5,8 +5,6 @@ package e2e
 
 import (
 	"context"
-	"io"
-	"log"
 	"os"
 	"testing"
 	"time"
@@ -18,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it reports every refused dial
+	redistest.SilenceRedis()
 	if os.Getenv(processEnv) != "" {
 		os.Exit(processMain(os.Stdin, os.Stdout))
 	}
@@ -27,13 +25,9 @@ func TestMain(m *testing.M) {
 	}
 	redistest.SayWhatIsLeftOut(
 		"deploys, busy processors, most keys, and most combinations of nodes and clients",
-		"FLIGHTLOCK_LONG=1, or make test-long")
+		"FLIGHTLOCK_LONG=1, or make long")
 	goleak.VerifyTestMain(m)
 }
-
-type quiet struct{ *log.Logger }
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 // newClient is a Client over nodes that is closed when the test ends.
 func newClient(tb testing.TB, opts flightlock.Options, nodes ...redis.UniversalClient) *flightlock.Client {

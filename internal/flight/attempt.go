@@ -189,7 +189,7 @@ func (f *flight) restLocked() {
 	f.nextAttempt = f.nextAttemptLocked()
 	next := f.nextAttempt
 	if !f.unjudged && !f.head().isEndless() {
-		next = earlier(next, f.strategyNext)
+		next = clock.Earlier(next, f.strategyNext)
 	}
 	f.armLocked(next)
 }
@@ -206,13 +206,13 @@ func (f *flight) nextAttemptLocked() time.Time {
 	if c := f.contention; c != nil && f.taken {
 		switch {
 		case !c.subscribed:
-			next = earlier(next, f.failedAt.Add(maxPoll))
+			next = clock.Earlier(next, f.failedAt.Add(maxPoll))
 		case f.oneHolder:
 			next = f.failedAt.Add(safetyPoll)
 		}
 	}
 	if !f.freeAt.IsZero() {
-		next = earlier(next, f.freeAt)
+		next = clock.Earlier(next, f.freeAt)
 	}
 	return next
 }

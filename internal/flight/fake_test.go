@@ -519,7 +519,7 @@ func (r *fakeRefresh) end(tokens int64, reserved bool) {
 	if r.look {
 		g.Rival = w.rival
 	}
-	r.l.until, r.l.reserved = later(r.l.until, g.Until), reserved
+	r.l.until, r.l.reserved = clock.Later(r.l.until, g.Until), reserved
 	w.mu.Unlock()
 	r.done(g, nil)
 }

@@ -355,7 +355,7 @@ func (f *flight) renewedLocked(g quorum.Grant) {
 	if t := f.cur; t != nil {
 		// The flight's own renewal: within what the handoff promised.
 		limit := t.limitLocked()
-		t.moveLocked(later(t.until, earlier(f.until, limit)), limit)
+		t.moveLocked(clock.Later(t.until, clock.Earlier(f.until, limit)), limit)
 	}
 }
 
@@ -373,7 +373,7 @@ func (f *flight) answerOfLocked(t *Ticket, g quorum.Grant, why *quorum.Failure) 
 	case why != nil:
 		return f.g.cfg.Errors.Failed(f.key, why)
 	}
-	t.moveLocked(later(t.until, g.Until), later(t.limitLocked(), g.Until))
+	t.moveLocked(clock.Later(t.until, g.Until), clock.Later(t.limitLocked(), g.Until))
 	if t.end != nil {
 		t.end.stopped = nil
 	}
@@ -413,18 +413,4 @@ func (f *flight) evict(sent *sync.WaitGroup) bool {
 	f.deferred.done = r
 	sent.Go(func() { _ = r.wait() }) // the lease is over, whatever the nodes have answered
 	return true
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }

@@ -169,9 +169,7 @@ func (t *Ticket) release(failed bool) error {
 	f := t.f
 	f.mu.Lock()
 	now := clock.Now()
-	if t.state != holding || clock.Passed(now, t.until) {
-		f.overdueLocked(now)
-		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(now))
+	if err := t.endedLocked(now); err != nil {
 		f.unlock()
 		return err
 	}
@@ -191,6 +189,15 @@ func (t *Ticket) release(failed bool) error {
 	return nil
 }
 
+// endedLocked is the error for using t, which is over, or nil. If its Until has passed, the flight ends it.
+func (t *Ticket) endedLocked(now time.Time) error {
+	if t.state == holding && !clock.Passed(now, t.until) {
+		return nil
+	}
+	t.f.overdueLocked(now)
+	return t.f.g.cfg.Errors.Ended(t.f.key, t.errLocked(now))
+}
+
 // moveLocked sets when t is over, and how far renewals for the flight's own sake may move
 // that.
 func (t *Ticket) moveLocked(until, limit time.Time) { t.until, t.extension = until, limit.Sub(until) }
@@ -207,9 +214,7 @@ func (t *Ticket) Refresh(timeout time.Duration, done func(error)) {
 	f := t.f
 	f.mu.Lock()
 	now := clock.Now()
-	if t.state != holding || clock.Passed(now, t.until) {
-		f.overdueLocked(now)
-		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(now))
+	if err := t.endedLocked(now); err != nil {
 		f.unlock()
 		done(err)
 		return

@@ -87,7 +87,7 @@ func (f *flight) dueTimersLocked(t *Ticket, now time.Time) time.Time {
 			t.takeLocked(r)
 			f.deferLocked(r.who.Due)
 		} else {
-			again = earlier(again, now.Add(wait))
+			again = clock.Earlier(again, now.Add(wait))
 		}
 		r = next
 	}

@@ -552,7 +552,7 @@ func (w *waiter) catchUp(now time.Time) {
 		w.failures = n
 		w.nextTry = w.nextTry.Add(max(d, minDelay))
 		if w.isSlow(began) {
-			w.nextTry = later(w.nextTry, clock.Now().Add(minDelay))
+			w.nextTry = clock.Later(w.nextTry, clock.Now().Add(minDelay))
 			return
 		}
 	}

@@ -14,7 +14,7 @@ import (
 func blocked(t *testing.T) (n *Node, f *redistest.Fake, gate chan struct{}, first *attempt, heard *ear) {
 	gate = make(chan struct{})
 	f = redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
-	n = newNode(t, fakeClient(t, f))
+	n = newNode(t, f.Client(t))
 	first = newAttempt(t, n, sameLane(1)[0])
 	heard = first.acquire()
 	redistest.Eventually(t, patience, "the first command is written", func() bool { return len(f.Commands()) == 1 })

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -14,7 +13,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // A whole Cluster casts one vote. The subtests share one, in this order.
@@ -40,7 +38,7 @@ func TestCluster(t *testing.T) {
 }
 
 func clusterNode(t *testing.T, c *redistest.Cluster) *Node {
-	return newNode(t, c.Client(t, withoutMaintenance))
+	return newNode(t, c.Client(t, redistest.WithoutMaintenance))
 }
 
 // routed gives n a router that the test can look into.
@@ -313,7 +311,7 @@ func clusterReplaced(t *testing.T, c *redistest.Cluster) {
 	held.acquire().want(t, Granted)
 	before := runtime.NumGoroutine()
 	times := 1
-	if os.Getenv("FLIGHTLOCK_LONG") == "1" {
+	if redistest.Long() {
 		times = 5
 	}
 	for range times {
@@ -326,10 +324,4 @@ func clusterReplaced(t *testing.T, c *redistest.Cluster) {
 	wantDebts(t, n, 0)
 	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
 	wantEmpty(t, c)
-}
-
-// withoutMaintenance: go-redis has two goroutines for each master that it knows and has not dialled, else.
-func withoutMaintenance(o *redis.ClusterOptions) {
-	o.DialerRetries = 1
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }

@@ -110,7 +110,7 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 		t.Run("version="+tc.version, func(t *testing.T) {
 			f := &forgetful{run: tc.run, version: tc.version, loaded: map[string]bool{}}
 			fake := redistest.StartFake(t, f.answer)
-			n := newNode(t, fakeClient(t, fake))
+			n := newNode(t, fake.Client(t))
 			changes := guard(n)
 			if n.Epoch() != nil {
 				t.Error("it knows the epoch of a node that it never asked")
@@ -166,7 +166,7 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 		t.Run(fmt.Sprintf("%.12q", answer), func(t *testing.T) {
 			f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 			fake := redistest.StartFake(t, f.answer)
-			n := newNode(t, fakeClient(t, fake))
+			n := newNode(t, fake.Client(t))
 			guard(n)
 			newAttempt(t, n, "k").acquire().want(t, Granted)
 			f.forgets("m2")
@@ -210,7 +210,7 @@ func newLookout(t *testing.T) *lookout {
 		}
 		return f.answer(cmd)
 	})
-	k.n = newNode(t, fakeClient(t, k.fake))
+	k.n = newNode(t, k.fake.Client(t))
 	guard(k.n)
 	k.vote("k") // after boot.lua, which looks as well
 	return k
@@ -291,7 +291,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 		}
 		return f.answer(cmd)
 	})
-	n := newNode(t, fakeClient(t, fake))
+	n := newNode(t, fake.Client(t))
 	guard(n)
 	vote := func() {
 		t.Helper()
@@ -349,7 +349,7 @@ func TestALookThatIsOlderThanADoubt(t *testing.T) {
 // A server whose epoch has another name each time it is asked grants nothing.
 func TestAServerThatForgetsAllTheTime(t *testing.T) {
 	f := &forgetful{name: "m", run: "r", version: "7.0", restless: true, loaded: map[string]bool{}}
-	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	guard(n)
 	if rep := newAttempt(t, n, "k").acquire().want(t, Failed); !conn.HasCode(rep.Err, "EPOCH") {
 		t.Error(rep.Err)
@@ -383,7 +383,7 @@ func TestEveryClientNoticesAFlush(t *testing.T) {
 // process that is another one is not known to have begun when the last one did.
 func TestAGuardForTokens(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
-	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }})
 	for _, name := range []string{"m1", "m2"} {
 		if f.forgets(name); n.Epoch() != nil && n.Epoch().Name == name {

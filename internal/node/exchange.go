@@ -244,7 +244,7 @@ var errOld = errors.New("granted so long after it was asked for that the server 
 
 // tooOld reports whether the grants of the batch that was answered need a proof before they count as
 // votes: its scripts took no closer look, and the answer took more than nine times NodeTimeout (one,
-// and the maxGrace by which the watchdog may put it off). See errOld.
+// and the conn.MaxGrace by which the watchdog may put it off). See errOld.
 func (l *lane) tooOld() bool {
 	return l.epoch != anyEpoch && !l.strict && l.lasted > (1+conn.MaxGrace)*l.s.n.timeout
 }

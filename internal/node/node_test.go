@@ -120,7 +120,7 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 			return "*2\r\n$5\r\not" + redistest.Hangup
 		}
 	})
-	n := newNode(t, fakeClient(t, f))
+	n := newNode(t, f.Client(t))
 	n.servers[0].noBatchUntil.Store(math.MaxInt64)
 	var as []*attempt
 	var ears []*ear
@@ -207,7 +207,7 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 		held = true
 		return ":1\r\n"
 	})
-	n := newNode(t, fakeClient(t, f))
+	n := newNode(t, f.Client(t))
 	mu.Lock()
 	a = newAttempt(t, n, "k")
 	asked := a.acquire()
@@ -312,7 +312,7 @@ func TestARepairIsUndoneByRelease(t *testing.T) {
 func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
-	n := newNode(t, fakeClient(t, f))
+	n := newNode(t, f.Client(t))
 	keys := sameLane(2)
 	first := newAttempt(t, n, keys[0]).acquire()
 	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
@@ -335,7 +335,7 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 func TestTheQueueIsBounded(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
-	n := startNode(t, fakeClient(t, f), patience, false)
+	n := startNode(t, f.Client(t), patience, false)
 	keys := sameLane(3)
 	held := newAttempt(t, n, keys[0])
 	blocker := held.acquire()

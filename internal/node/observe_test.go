@@ -45,7 +45,7 @@ func TestErrorRepliesAreObserved(t *testing.T) {
 		for _, alone := range []bool{true, false} {
 			code, _, _ := strings.Cut(line, " ")
 			t.Run(fmt.Sprintf("%s/alone=%v", code, alone), func(t *testing.T) {
-				n := startNode(t, fakeClient(t, redistest.StartFake(t, redistest.ErrorFor("EVALSHA", line))), time.Second, alone)
+				n := startNode(t, redistest.StartFake(t, redistest.ErrorFor("EVALSHA", line)).Client(t), time.Second, alone)
 				var o observed
 				o.of(n)
 				for range 2 { // by a lane, and by the caller itself if it is alone
@@ -65,12 +65,12 @@ func TestErrorRepliesAreObserved(t *testing.T) {
 // That a server does not know the scripts yet is no error, but that it does not take them is.
 func TestRefusedScriptsAreObserved(t *testing.T) {
 	refused := redistest.ErrorFor("SCRIPT", "NOPERM this user has no permissions to run the 'script|load' command")
-	n := newNode(t, fakeClient(t, redistest.StartFake(t, func(cmd []string) string {
+	n := newNode(t, redistest.StartFake(t, func(cmd []string) string {
 		if strings.EqualFold(cmd[0], "EVALSHA") {
 			return "-NOSCRIPT No matching script.\r\n"
 		}
 		return refused(cmd)
-	})))
+	}).Client(t))
 	var o observed
 	o.of(n)
 	newAttempt(t, n, "k").acquire().want(t, Failed)

@@ -78,7 +78,7 @@ func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 		}
 		return ":1\r\n"
 	})
-	n := startNode(t, fakeClient(t, f), timeout, false)
+	n := startNode(t, f.Client(t), timeout, false)
 	defer close(gate)
 	ready := make(chan error, 1)
 	start := time.Now()
@@ -93,7 +93,7 @@ func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")
-	n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 	guard(n)
 	newAttempt(t, n, "k").acquire().want(t, Granted)
 	for _, tc := range []struct {
@@ -125,7 +125,7 @@ func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
 	for epoch, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 		f.forgets("m1")
-		n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+		n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 		guard(n)
 		a := newAttempt(t, n, "k")
 		a.acquire().want(t, Granted)
@@ -151,7 +151,7 @@ func TestALateLaneTakesTheCloserLook(t *testing.T) {
 	for _, blind := range []error{nil, errors.New("NOPERM")} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 		f.forgets("m1")
-		n := newNode(t, fakeClient(t, redistest.StartFake(t, f.answer)))
+		n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
 		guard(n)
 		newAttempt(t, n, "k").acquire().want(t, Granted)
 		l := &n.servers[0].lanes[0]
@@ -180,7 +180,7 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 	f.forgets("m1")
 	var boots atomic.Int64
 	hang, goOn := make(chan struct{}, 1), make(chan struct{})
-	n := newNode(t, fakeClient(t, redistest.StartFake(t, func(cmd []string) string {
+	n := newNode(t, redistest.StartFake(t, func(cmd []string) string {
 		if len(cmd) > 1 && cmd[1] == lua.Boot.SHA {
 			boots.Add(1)
 			select {
@@ -190,7 +190,7 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 			}
 		}
 		return f.answer(cmd)
-	})))
+	}).Client(t))
 	guard(n)
 	held := newAttempt(t, n, "held")
 	held.acquire().want(t, Granted)

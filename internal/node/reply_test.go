@@ -179,7 +179,7 @@ func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
 				}
 				return redistest.ErrorFor("EVALSHA", c.line)(cmd)
 			})
-			n := newNode(t, fakeClient(t, f))
+			n := newNode(t, f.Client(t))
 			a := newAttempt(t, n, "k")
 			rep := a.acquire().want(t, Failed)
 			if Final(rep.Err) != c.final {

@@ -229,7 +229,7 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 				}
 				return fmt.Sprintf(":%d\r\n", alone.Add(1))
 			})
-			n := newNode(t, fakeClient(t, f))
+			n := newNode(t, f.Client(t))
 			var as []*attempt
 			for range 2 {
 				var asked []*ear
@@ -383,7 +383,7 @@ func TestAnswersThatDoNotFitABatchAreFailures(t *testing.T) {
 			}
 			return ":1\r\n"
 		})
-		n := newNode(t, fakeClient(t, f))
+		n := newNode(t, f.Client(t))
 		var as []*attempt
 		var asked []*ear
 		oneBatch(n, func() {

@@ -27,8 +27,8 @@ import (
 // socket because no goroutine has a processor to read it, or it was read by a goroutine that lost its
 // processor on the way, maybe in the system call itself. So before the watchdog blames the server, it
 // asks the kernel what has arrived on the connection since the batch was written. Its own timer may
-// come late for the same reason: then the deadline is put off by as much, by minGrace at least, and by
-// maxGrace times NodeTimeout in all. That also covers connections of which the kernel cannot be asked.
+// come late for the same reason: then the deadline is put off by as much, by conn.MinGrace at least, and by
+// conn.MaxGrace times NodeTimeout in all. That also covers connections of which the kernel cannot be asked.
 //
 // Safety rests on none of this. To be told that an answer is late is to be told that there is no vote, and the
 // entry is released by whoever asked, behind what is under way.
@@ -49,11 +49,8 @@ type watchdog struct {
 	at      time.Time // armed: for when
 }
 
-const (
-	suspendAfter = 3
-	minGrace     = 10 * time.Millisecond
-	maxGrace     = 8
-)
+// suspendAfter times NodeTimeout without any answer has a server suspended.
+const suspendAfter = 3
 
 // begin has the batch watched from now on. It is about to be written.
 func (w *watchdog) begin(batch []*request) {
@@ -156,7 +153,7 @@ func (w *watchdog) fire() {
 }
 
 // putOffLocked puts the deadline off if this process is late, and reports whether it did: by how late
-// the timer came, or by minGrace if the batch waits for this process.
+// the timer came, or by conn.MinGrace if the batch waits for this process.
 func (w *watchdog) putOffLocked(now, at time.Time) bool {
 	more, ok := conn.Grace(now.Sub(at), w.put, w.l.s.n.timeout)
 	if !ok && w.written && w.oursLocked() {
@@ -171,7 +168,7 @@ func (w *watchdog) putOffLocked(now, at time.Time) bool {
 
 // oursLocked reports whether the batch waits for this process and not for the server: no Write of it
 // has returned, or part of the answer has arrived since. The server may begin an answer and not go on
-// with it, so this holds only until the deadline was put off by maxGrace times NodeTimeout. Bytes that
+// with it, so this holds only until the deadline was put off by conn.MaxGrace times NodeTimeout. Bytes that
 // wait in the socket hold for longer: only this process can read them.
 func (w *watchdog) oursLocked() bool {
 	c := w.l.conn.Load()

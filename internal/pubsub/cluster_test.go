@@ -1,8 +1,6 @@
 package pubsub
 
 import (
-	"github.com/redis/go-redis/v9/maintnotifications"
-	"os"
 	"runtime"
 	"sync/atomic"
 
@@ -323,14 +321,14 @@ func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 // When masters are replaced for good, one after the other, the watches go with their slots, and nothing
 // is left behind in the client.
 func noticesReplaced(t *testing.T, c *redistest.Cluster) {
-	n := newSubs(t, c.Client(t, withoutMaintenance))
+	n := newSubs(t, c.Client(t, redistest.WithoutMaintenance))
 	for _, s := range c.Servers() {
 		subscribed(t, n, c.KeyOn(t, s, "replaced"))
 	}
 	r := subscribed(t, n, c.KeyOn(t, c.Servers()[0], "replaced"))
 	before := runtime.NumGoroutine()
 	times := 1
-	if os.Getenv("FLIGHTLOCK_LONG") == "1" {
+	if redistest.Long() {
 		times = 5
 	}
 	for range times {
@@ -344,13 +342,6 @@ func noticesReplaced(t *testing.T, c *redistest.Cluster) {
 		})
 	}
 	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
-}
-
-// withoutMaintenance: otherwise go-redis has two goroutines for each master that it knows and has not
-// dialed.
-func withoutMaintenance(o *redis.ClusterOptions) {
-	o.DialerRetries = 1
-	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }
 
 // A watch on a master that has died, and that the Cluster names no longer, goes to the new one. It costs
@@ -368,7 +359,7 @@ func TestAWatchLeavesAMasterThatIsGone(t *testing.T) {
 		reads.Add(1)
 		return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: *master.Load()}}}}, nil
 	}}
-	withoutMaintenance(&o)
+	redistest.WithoutMaintenance(&o)
 	client := redis.NewClusterClient(&o)
 	t.Cleanup(func() { _ = client.Close() })
 	n := newSubs(t, client)

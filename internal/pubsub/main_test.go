@@ -12,13 +12,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(silent{}) // a line per refused dial
+	redistest.SilenceRedis()
 	goleak.VerifyTestMain(m)
 }
-
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
 
 // patience is for what must happen; a loaded machine may need some of it.
 const patience = 20 * time.Second
@@ -56,9 +52,3 @@ func at(addr string) func(*redis.Options) {
 
 // quick makes failed dials fail at once.
 func quick(o *redis.Options) { o.DialerRetries = 1 }
-
-func fakeClient(t *testing.T, f *redistest.Fake) *redis.Client {
-	c := redis.NewClient(&redis.Options{Addr: f.Addr(), DialerRetries: 1})
-	t.Cleanup(func() { _ = c.Close() })
-	return c
-}

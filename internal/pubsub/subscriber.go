@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/node"
 )
 
@@ -277,7 +278,7 @@ func (sub *subscriber) next(sc *subConn) (do action) {
 		do.end, do.err = true, errSilent
 		return do
 	}
-	wait = earlier(wait, now.Add(sub.subs.pulse)) // nothing reports when the answer has come
+	wait = clock.Earlier(wait, now.Add(sub.subs.pulse)) // nothing reports when the answer has come
 	if sub.size > 0 {
 		sub.empty = time.Time{}
 	} else {
@@ -286,13 +287,13 @@ func (sub *subscriber) next(sc *subConn) (do action) {
 		}
 		end := sub.empty.Add(sub.subs.connIdle)
 		do.end = !end.After(now)
-		wait = earlier(wait, end)
+		wait = clock.Earlier(wait, end)
 	}
 	if first := sub.idle.Front(); first != nil {
-		wait = earlier(wait, first.Value.(*topic).ends)
+		wait = clock.Earlier(wait, first.Value.(*topic).ends)
 	}
 	if first := sub.refused.Front(); first != nil {
-		wait = earlier(wait, first.Value.(*topic).again)
+		wait = clock.Earlier(wait, first.Value.(*topic).again)
 	}
 	do.wait = wait.Sub(now)
 	return do
@@ -327,11 +328,4 @@ func (sub *subscriber) expireLocked(sc *subConn, now time.Time) {
 			sub.subs.removeLocked(t)
 		}
 	}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }

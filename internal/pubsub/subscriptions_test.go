@@ -881,7 +881,7 @@ func TestAnswersThatDoNotFit(t *testing.T) {
 				}
 				return confirm("subscribe", cmd[1])
 			})
-			n := newSubs(t, fakeClient(t, f))
+			n := newSubs(t, f.Client(t))
 			n.bar = 50 * time.Millisecond
 			r := watch(t, n, "k")
 			r.until(Unsubscribed, "")

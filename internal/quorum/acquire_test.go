@@ -575,7 +575,7 @@ func TestNextAttemptComesAfterTheUndo(t *testing.T) {
 
 // Uncontended, a lease costs one command per node to acquire when the counters agree, two
 // when they do not, as on a bucket's first use, and one to release; a losing attempt costs
-// one.
+// at most one, and none on a node that it had not reached when a majority had refused it.
 func TestCommandsPerNode(t *testing.T) {
 	for _, n := range []int{1, 3, 5} {
 		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
@@ -593,13 +593,15 @@ func TestCommandsPerNode(t *testing.T) {
 			if n == 1 { // agrees with itself
 				first = 1
 			}
+			ran := func(s *redistest.Server) int64 {
+				return s.CommandCalls(t)["evalsha"] - noScript(s.Do(t, "INFO", "errorstats").(string))
+			}
 			scripts := func(what string, want int64) {
 				t.Helper()
 				for i, s := range servers {
 					var got int64
 					redistest.Eventually(t, 5*time.Second, fmt.Sprintf("node %d has run %d scripts for %s", i, want, what), func() bool {
-						calls := s.CommandCalls(t)
-						got = calls["evalsha"] - noScript(s.Do(t, "INFO", "errorstats").(string))
+						got = ran(s)
 						return got >= want
 					})
 					if got != want {
@@ -612,7 +614,19 @@ func TestCommandsPerNode(t *testing.T) {
 			scripts("the first acquire", first)
 			_, _, f := y.try(key, 10*time.Second, 1)
 			wantReason(t, f, Taken)
-			scripts("a losing attempt", 1)
+			y.quiet() // what was sent has been executed
+			refused := 0
+			for i, s := range servers {
+				got := ran(s) - 1 // quiet's own
+				refused += int(got)
+				if got > 1 {
+					t.Errorf("node %d ran %d scripts for a losing attempt, want one at most", i, got)
+				}
+				s.Do(t, "CONFIG", "RESETSTAT")
+			}
+			if refused < n/2+1 {
+				t.Errorf("a losing attempt met %d nodes, want a majority of %d", refused, n)
+			}
 			x.release(l)
 			scripts("a release", 1)
 			x.quiet()

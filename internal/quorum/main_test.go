@@ -25,14 +25,9 @@ var clocks clocktest.Clocks
 func TestMain(m *testing.M) {
 	clocks.Install()
 	new(node.Target).Init("warm", "up", "") // what is built once must not be built in a bubble
-	redis.SetLogger(silent{})
+	redistest.SilenceRedis()
 	goleak.VerifyTestMain(m)
 }
-
-// silent keeps the refused dials that tests ask for out of their output.
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
 
 const (
 	nodeTimeout = 50 * time.Millisecond

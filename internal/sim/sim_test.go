@@ -2,7 +2,6 @@ package sim
 
 import (
 	"cmp"
-	"context"
 	"flag"
 	"io"
 	"os"
@@ -13,7 +12,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/redis/go-redis/v9"
+	"github.com/flightlock/flightlock/internal/redistest"
 	"go.uber.org/goleak"
 )
 
@@ -26,16 +25,12 @@ var (
 	shrinkFlag = flag.Bool("shrink", false, "with -seed: leave out faults as long as an invariant is still broken")
 )
 
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
-
 func TestMain(m *testing.M) {
 	runtime.GOMAXPROCS(1) // goroutines take turns in a fixed order, nearly always
 	_ = os.Setenv("GODEBUG", "tracebacklabels=1,"+os.Getenv("GODEBUG"))
 	debug.SetGCPercent(-1)
 	new(node.Target).Init("warm", "up", "") // what is built once must not be built in a bubble
-	redis.SetLogger(silent{})
+	redistest.SilenceRedis()
 	goleak.VerifyTestMain(m)
 }
 
