@@ -1,6 +1,9 @@
 # The commands of this repository. `make` or `make help` lists them.
 
 GO ?= go
+# A pipe fails if any part of it does.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 # Every module: the root and those nested below it.
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path './.git/*')))
 # The other modules. Most of the time their tests wait for servers, which they start themselves.

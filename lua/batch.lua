@@ -8,8 +8,8 @@
 -- ARGV[1]  three characters for each operation: its letter, how many keys it has, and how
 --          many values. No values (0) means that only the first follows, and the others
 --          are those of the last operation with that letter.
---          The letter g stands for a group of n releases that give a rival nothing and undo
---          nothing, n being the second character. Their keys are n lock keys and then the n
+--          The letter g stands for a group of n releases that give a rival nothing, n being the
+--          second character. Their keys are n lock keys and then the n
 --          names of their wants; their values, n owners and then ARGV[2] and ARGV[3] of
 --          release, which no later operation can leave out
 -- ARGV[2]  and so on: the values of all operations, in order

@@ -14,7 +14,7 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-var letters = map[lua.Script]byte{lua.Acquire: lua.LetterAcquire, lua.Refresh: lua.LetterRefresh, lua.Release: lua.LetterRelease}
+var letters = map[lua.Script]byte{lua.Acquire: lua.LetterAcquire, lua.Refresh: lua.LetterRefresh, lua.Release: lua.LetterRelease, lua.Undo: lua.LetterUndo}
 
 // operation is a call of one of the scripts that a batch may have.
 type operation struct {
@@ -27,7 +27,7 @@ type operation struct {
 func group(all []operation) int {
 	seen := map[string]bool{}
 	for i, op := range all {
-		if op.script != lua.Release || len(op.keys) != 2 || len(op.args) != 3 || seen[op.keys[0]] {
+		if op.script != lua.Release || len(op.args) != 3 || seen[op.keys[0]] {
 			if i < 2 {
 				return 0
 			}
@@ -96,6 +96,7 @@ func (s *store) amongOthers(op operation) (any, error) {
 		{lua.Acquire, keys, []any{"x", 1, 0, int64(1 << 40), "noise-1"}},
 		{lua.Refresh, keys, []any{"x", 2, 3, 4, "noise-1"}},
 		{lua.Release, keys[1:], []any{"y", "PUBLISH", 7, "noise-1", "noise-2"}},
+		{lua.Undo, keys[1:], []any{"y", "noise-1"}},
 	}
 	if err := s.Set(context.Background(), keys[0], "noise", time.Minute).Err(); err != nil { // no operation gets it
 		s.t.Fatal(err)
@@ -195,7 +196,10 @@ func randomOperation(rnd *rand.Rand) operation {
 	case 5:
 		return operation{lua.Refresh, three, []any{owner, ttl, rnd.IntN(7000), rnd.IntN(3), contender}}
 	case 6:
-		return operation{lua.Release, three[:1], []any{owner}}
+		if rnd.IntN(2) == 0 {
+			return operation{lua.Undo, []string{lock, wants}, []any{owner, contender}}
+		}
+		return operation{lua.Undo, three[:1], []any{owner}}
 	case 7:
 		return operation{lua.Release, []string{lock, wants}, []any{owner, "PUBLISH", 20_000, contender}}
 	case 8:

@@ -21,6 +21,9 @@ var refresh string
 //go:embed release.lua
 var release string
 
+//go:embed undo.lua
+var undo string
+
 //go:embed batch.lua
 var batch string
 
@@ -44,6 +47,7 @@ var (
 	Acquire = newScript(anyEpoch + acquire)
 	Refresh = newScript(refresh)
 	Release = newScript(release)
+	Undo    = newScript(undo)
 	Batch   = newBatch(anyEpoch)
 )
 
@@ -52,6 +56,7 @@ const (
 	LetterAcquire = 'a'
 	LetterRefresh = 'f'
 	LetterRelease = 'r'
+	LetterUndo    = 'u'
 	LetterGroup   = 'g' // of releases
 )
 
@@ -126,8 +131,12 @@ var (
 	Sets  = newScript(sets)
 )
 
+// Voteless are the scripts that ask for no vote, so that the epoch does not matter: they keep and end what
+// is held.
+var Voteless = []Script{Refresh, Release, Undo}
+
 // All lists the scripts of the lock protocol, for loading a server's cache in one go.
-var All = []Script{Acquire, Refresh, Release, Batch}
+var All = append([]Script{Acquire, Batch}, Voteless...)
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))
@@ -142,7 +151,7 @@ func newBatch(head string) Script {
 	for _, op := range []struct {
 		letter byte
 		source string
-	}{{LetterAcquire, acquire}, {LetterRefresh, refresh}, {LetterRelease, release}} {
+	}{{LetterAcquire, acquire}, {LetterRefresh, refresh}, {LetterRelease, release}, {LetterUndo, undo}} {
 		fmt.Fprintf(&b, "do\nlocal KEYS, ARGV = {}, {}\nkeysOf[%[1]d], valuesOf[%[1]d] = KEYS, ARGV\noperations[%[1]d] = function()\n%[2]s\nend\nend\n", op.letter, op.source)
 	}
 	b.WriteString(batch)

@@ -59,7 +59,7 @@ func (s *store) run(script lua.Script, keys []string, args ...any) (any, error) 
 
 func (s *store) acquire(args ...any) any { return s.must(lua.Acquire, []string{key, bucket}, args...) }
 func (s *store) refresh(args ...any) any { return s.must(lua.Refresh, []string{key, bucket}, args...) }
-func (s *store) release(args ...any) any { return s.must(lua.Release, []string{key}, args...) }
+func (s *store) undo(args ...any) any    { return s.must(lua.Undo, []string{key}, args...) }
 
 func (s *store) must(script lua.Script, keys []string, args ...any) any {
 	s.t.Helper()
@@ -155,7 +155,7 @@ func TestAcquireGrantsABlock(t *testing.T) {
 			s.wantCounter(c.want)
 			s.wantTTL(minute)
 			s.want(s.value(key), "o")
-			s.want(s.release("o"), 1)
+			s.want(s.undo("o"), 1)
 		}
 	})
 }
@@ -211,7 +211,7 @@ func TestLargeCountersStayExact(t *testing.T) {
 			s.want(s.acquire("o", minute, 3), -(start + 3))
 			s.want(s.refresh("o", minute, start+10, 2), start+12)
 			s.wantCounter(start + 12)
-			s.want(s.release("o"), 1)
+			s.want(s.undo("o"), 1)
 			s.want(s.acquire("p", minute, 0, start+20), start+20)
 			s.wantCounter(start + 20)
 			s.want(s.acquire("p", minute, 0, start+30), -(start + 30))
@@ -263,11 +263,15 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 			s.want(s.acquire(holder, minute, 1), 101)
 			s.wantHeld(s.acquire(other, minute, 1), holder, minute)
 			s.wantHeld(s.refresh(other, 2*minute, 500, 5), holder, minute)
-			s.wantHeld(s.release(other), holder, minute)
+			s.wantHeld(s.undo(other), holder, minute)
+			s.wantHeld(s.leave(other), holder, minute)
 			s.want(s.value(key), holder)
 			s.wantCounter(101)
 			s.want(s.acquire(holder, minute, 1), -101)
-			s.want(s.release(holder), 1)
+			s.want(s.undo(holder), 1)
+			s.want(s.value(key), "<none>")
+			s.want(s.acquire(holder, minute, 1), 102)
+			s.want(s.leave(holder), 1)
 			s.want(s.value(key), "<none>")
 		}
 	})
@@ -277,7 +281,7 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 func TestAHolderWithoutATTLIsUnknown(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(key, "other", 0)
-		for _, got := range []any{s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.release("o")} {
+		for _, got := range []any{s.acquire("o", minute, 1), s.refresh("o", minute, 5, 0), s.undo("o"), s.leave("o")} {
 			s.want(got, "[other -1]")
 		}
 	})
@@ -333,16 +337,22 @@ func TestRepairKeepsTheFenceAtTheFloor(t *testing.T) {
 	})
 }
 
-// Release deletes our key, and says of other cases which one it was.
+// Release and undo delete our key, and say of other cases which one it was.
 func TestReleaseTellsWhatItFound(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
-		s.want(s.release("o"), 0)
-		s.set(key, "other", time.Minute)
-		s.wantHeld(s.release("o"), "other", minute)
-		s.want(s.value(key), "other")
-		s.set(key, "o", time.Minute)
-		s.want(s.release("o"), 1)
-		s.want(s.release("o"), 0)
+		for _, end := range []func() any{
+			func() any { return s.leave("o") },
+			func() any { return s.undo("o") },
+		} {
+			s.reset()
+			s.want(end(), 0)
+			s.set(key, "other", time.Minute)
+			s.wantHeld(end(), "other", minute)
+			s.want(s.value(key), "other")
+			s.set(key, "o", time.Minute)
+			s.want(end(), 1)
+			s.want(end(), 0)
+		}
 	})
 }
 
@@ -356,7 +366,8 @@ func TestAKeyOfAnotherTypeIsAnError(t *testing.T) {
 			"acquire": func() (any, error) { return s.run(lua.Acquire, []string{key, bucket}, "o", minute, 1) },
 			"repair":  func() (any, error) { return s.run(lua.Acquire, []string{key, bucket}, "o", minute, 0, 5) },
 			"refresh": func() (any, error) { return s.run(lua.Refresh, []string{key, bucket}, "o", minute, 5, 0) },
-			"release": func() (any, error) { return s.run(lua.Release, []string{key}, "o") },
+			"release": func() (any, error) { return s.run(lua.Release, []string{key, wants}, "o", "PUBLISH", turn) },
+			"undo":    func() (any, error) { return s.run(lua.Undo, []string{key}, "o") },
 		} {
 			if v, err := run(); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {
 				t.Errorf("%s: %v, %v", name, v, err)
@@ -410,7 +421,7 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 	third := []string{"lock:third", bucket}
 	answers := s.batch(
 		operation{lua.Acquire, other, []any{"o", minute, 1}},
-		operation{lua.Release, []string{key}, []any{"o"}},
+		operation{lua.Undo, []string{key}, []any{"o"}},
 		operation{lua.Acquire, third, []any{"o", minute, 1}},
 	)
 	if err, is := answers[0].(error); !is || !strings.HasPrefix(err.Error(), "OOM ") {

@@ -2,14 +2,10 @@
 --
 -- KEYS[1]  the lock key
 -- KEYS[2]  the wants of that key: a sorted set of the contenders in other processes that
---          wait for it, by the time since when they do. Left out with ARGV[2], for an undo
+--          wait for it, by the time since when they do
 -- ARGV[1]  owner, never '': a key with an empty value is another client's. If there is only a
 --          want to be taken back, the contender, which owns no key
--- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster. The undo of an attempt that was lost, which makes no
---          turn, has no more arguments than this: here, the contender that it was made for,
---          if there is one. It goes on waiting, and the grant took away its want: that it gets
---          back. A node that did not know it would not name it when the others do; whom it
---          names instead would be granted its vote alone, lose, and not be known next
+-- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster
 -- ARGV[3]  how long a turn is kept, in milliseconds
 -- ARGV[4]  contender: the one that the owner asked as, '' if it never had to wait. It does
 --          not want the key any more
@@ -39,7 +35,6 @@ local turn = 'flightlock:turn:'
 local holder = redis.pcall('GET', KEYS[1])
 local ours, kept = holder == ARGV[1], false
 
-local undo = not ARGV[3]
 local contender = ARGV[4]
 if contender == '' then
   contender = nil
@@ -50,12 +45,11 @@ if rival == '' then
 end
 kept = contender and holder == turn .. contender
 
--- Whoever yields or is undone goes on waiting, at the end: also where the key is not its own
--- any more, or never was, for each node must know all that wait.
-local again = rival and contender or undo and ours and ARGV[2]
-if again then
+-- One that yields goes on waiting, at the end: also where the key is not its own any more, or never
+-- was, for each node must know all that wait.
+if rival and contender then
   local t = redis.call('TIME')
-  redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), again)
+  redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
   redis.pcall('PEXPIRE', KEYS[2], 10000)
 elseif contender then
   redis.pcall('ZREM', KEYS[2], contender)
@@ -77,7 +71,7 @@ if ours and ARGV[6] then
   redis.pcall(ARGV[2], KEYS[1], ARGV[1] .. ' failed')
 end
 
-if undo or not rival and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- or nobody waits
+if not rival and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
   redis.call('DEL', KEYS[1])
   return ours and 1 or 0
 end
@@ -93,7 +87,7 @@ for _ = 1, 100 do
   redis.pcall('ZREM', KEYS[2], name)
   local client = string.match(name, '^(.*%-)')
   for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], 0, 99) or {}) do
-    if string.sub(other, 1, #client) == client and other ~= again then
+    if string.sub(other, 1, #client) == client and not (rival and other == contender) then
       redis.pcall('ZREM', KEYS[2], other)
     end
   end

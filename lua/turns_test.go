@@ -208,7 +208,7 @@ func TestRepairTakesTheTurn(t *testing.T) {
 func TestUndoMakesNoTurn(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1")
-		s.want(s.release("a"), int64(1))
+		s.want(s.undo("a"), int64(1))
 		s.want(s.value(key), "<none>")
 		s.wantWaiting("x-1")
 	})
@@ -220,12 +220,12 @@ func TestUndoGivesTheWantBack(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		s.ask("a", "me-1")
-		s.want(s.must(lua.Release, []string{key, wants}, "a", "me-1"), int64(1))
+		s.want(s.must(lua.Undo, []string{key, wants}, "a", "me-1"), int64(1))
 		s.want(s.value(key), "<none>")
 		s.wantWaiting("me-1")
 
 		s.reset()
-		s.want(s.must(lua.Release, []string{key, wants}, "a", "me-1"), int64(0))
+		s.want(s.must(lua.Undo, []string{key, wants}, "a", "me-1"), int64(0))
 		s.wantWaiting()
 	})
 }

@@ -50,6 +50,7 @@ var (
 // The letters that a batch has for the scripts.
 var letterOf = [...]byte{
 	opAcquire: lua.LetterAcquire, opRepair: lua.LetterAcquire, opRefresh: lua.LetterRefresh, opRelease: lua.LetterRelease,
+	opUndo: lua.LetterUndo,
 }
 
 // call is the command for one place in the batches of a lane. It is used again from batch
@@ -126,7 +127,7 @@ func (t *batchCmd) of(ctx context.Context, batch []*request, name *scriptName) *
 	for _, r := range singles {
 		before := len(args)
 		args = r.keys(args)
-		shapes = append(shapes, letterOf[r.op], '0'+byte(len(args)-before), '0')
+		shapes = append(shapes, letterOf[r.script()], '0'+byte(len(args)-before), '0')
 	}
 	args[2] = len(args) - 3
 	shape := len(args)
@@ -140,7 +141,7 @@ func (t *batchCmd) of(ctx context.Context, batch []*request, name *scriptName) *
 	var last [1 << 8]*request // by letter
 	of := shapes[len(shapes)-3*len(singles):]
 	for i, r := range singles {
-		letter := letterOf[r.op]
+		letter := letterOf[r.script()]
 		if r.sameArgs(last[letter]) {
 			args = append(args, &r.e.t.owner)
 			continue

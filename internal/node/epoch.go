@@ -142,7 +142,7 @@ type scripts struct {
 func newScripts(acquire, batch lua.Script) *scripts {
 	return &scripts{acquire, batch, [...][]byte{
 		opAcquire: []byte(acquire.SHA), opRepair: []byte(acquire.SHA), opRefresh: []byte(lua.Refresh.SHA),
-		opRelease: []byte(lua.Release.SHA), opBatch: []byte(batch.SHA),
+		opRelease: []byte(lua.Release.SHA), opUndo: []byte(lua.Undo.SHA), opBatch: []byte(batch.SHA),
 	}}
 }
 
@@ -330,7 +330,7 @@ func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string)
 	pipe := c.Pipeline()
 	cmd := boot(pipe)
 	loaded := pipe.ScriptLoad(ctx, lua.Boot.Source)
-	for _, script := range []lua.Script{lua.Refresh, lua.Release} {
+	for _, script := range lua.Voteless {
 		pipe.ScriptLoad(ctx, script.Source)
 	}
 	_, err := pipe.Exec(ctx)

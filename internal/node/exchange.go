@@ -193,9 +193,9 @@ func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time)
 			l.all = append(l.all, redis.NewCmd(ctx, "ASKING"))
 		}
 		c := l.calls.at(i)
-		name := &l.names[r.op]
+		name := &l.names[r.script()]
 		if i == 0 {
-			name = l.first.of(r.op)
+			name = l.first.of(r.script())
 		}
 		cmd := c.of(r, name)
 		l.cmds, l.all = append(l.cmds, cmd), append(l.all, cmd)
@@ -352,7 +352,7 @@ func (l *lane) writeBatch(ctx context.Context, batch []*request, began time.Time
 func (l *lane) writeOne(ctx context.Context, r *request, now time.Time) (got response, sent bool) {
 	c := l.calls.at(0)
 	l.begin(now)
-	cmd := c.of(r, l.first.of(r.op))
+	cmd := c.of(r, l.first.of(r.script()))
 	l.s.n.commands.Add(1)
 	err := l.quick.Process(ctx, cmd)
 	got = responseOf(cmd)
@@ -397,7 +397,7 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 	if s.n.guard != nil {
 		err := s.boot(ctx, "", func(Epoch, error) {})
 		if errors.Is(err, conn.ErrLogin) || err != nil && !conn.IsReply(err) { // ask has not loaded them. Connections of before may go on: for what is held they will do
-			_ = l.loadScripts(ctx, []lua.Script{lua.Refresh, lua.Release})
+			_ = l.loadScripts(ctx, lua.Voteless)
 		}
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 )
 
 func TestMain(m *testing.M) {
@@ -173,4 +174,9 @@ func onOtherLanes(n int) (keys []string) {
 func wantDebts(t *testing.T, n *Node, want int) {
 	t.Helper()
 	redistest.Eventually(t, patience, fmt.Sprintf("the node has %d debts", want), func() bool { return n.Debts() == want })
+}
+
+// ends reports whether cmd releases a key or takes a grant back.
+func ends(cmd []string) bool {
+	return len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Undo.SHA)
 }

@@ -107,7 +107,7 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 	gate := make(chan struct{})
 	var evals atomic.Int32
 	f := redistest.StartFake(t, func(cmd []string) string {
-		if cmd[1] == lua.Release.SHA {
+		if ends(cmd) {
 			return ":1\r\n"
 		}
 		switch n := evals.Add(1); {
@@ -198,7 +198,7 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 				released = a.release()
 			}
 			return "$1\r\nx\r\n"
-		case cmd[1] == lua.Release.SHA:
+		case ends(cmd):
 			held = false
 			return ":0\r\n"
 		case !loaded:

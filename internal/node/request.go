@@ -18,6 +18,7 @@ const (
 	opRepair
 	opRefresh
 	opRelease
+	opUndo  // the script of some releases
 	opBatch // of any of these
 )
 
@@ -25,7 +26,7 @@ const (
 func (o op) votes() bool { return o == opAcquire || o == opRepair }
 
 func (o op) String() string {
-	return [...]string{"acquire", "repair", "refresh", "release", "batch"}[o]
+	return [...]string{"acquire", "repair", "refresh", "release", "undo", "batch"}[o]
 }
 
 // request is one script call on its way to the node and back.
@@ -48,6 +49,15 @@ type request struct {
 
 	handover *Handover // of a release; nil: an undo
 	look     string    // of a refresh: who asks for rivals; "": nobody does
+}
+
+// script is the script that r runs: a release that passes no turn on, or that cannot because the wants
+// are out of reach, is an undo.
+func (r *request) script() op {
+	if r.op == opRelease && (r.handover == nil || r.reach != allKeys) {
+		return opUndo
+	}
+	return r.op
 }
 
 // keys appends the keys of r's script.

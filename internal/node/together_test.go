@@ -224,7 +224,7 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 				case lua.Batch.SHA:
 					refused.Add(1)
 					return "-" + c.line + "\r\n"
-				case lua.Release.SHA:
+				case lua.Release.SHA, lua.Undo.SHA:
 					return ":1\r\n"
 				}
 				return fmt.Sprintf(":%d\r\n", alone.Add(1))
@@ -268,7 +268,7 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 func TestABatchIsHealed(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
-	for _, script := range []lua.Script{lua.Acquire, lua.Refresh, lua.Release} {
+	for _, script := range append(lua.Voteless, lua.Acquire) {
 		s.Do(t, "SCRIPT", "LOAD", script.Source)
 	}
 	for range 2 {

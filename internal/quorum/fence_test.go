@@ -447,7 +447,7 @@ func clusterOf(c int64, apart *atomic.Bool) func([]string) string {
 			return "+OK\r\n"
 		}
 		switch args := cmd[3:]; {
-		case cmd[1] == lua.Release.SHA:
+		case cmd[1] == lua.Release.SHA, cmd[1] == lua.Undo.SHA:
 			return ":1\r\n"
 		case cmd[1] == lua.Refresh.SHA && apart.Load():
 			return "*2\r\n:0\r\n$0\r\n\r\n"

@@ -93,7 +93,7 @@ func randomCall(r *rand.Rand) call {
 	case 7:
 		return call{lua.Refresh, []string{keyOf, bucketOf, wantsOf}, []any{owner, ttl, 7, 1, contender}}
 	case 8:
-		return call{lua.Release, []string{keyOf}, []any{owner}}
+		return pick(r, call{lua.Undo, []string{keyOf}, []any{owner}}, call{lua.Undo, []string{keyOf, wantsOf}, []any{owner, contender}})
 	case 9:
 		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000}}
 	case 10:

@@ -52,7 +52,7 @@ var mutations = []mutation{
 		name:  "the deadline moves when a refresh is sent",
 		file:  "internal/flight/lease.go",
 		old:   "	f.refreshing = true\n",
-		new:   "	f.refreshing = true\n	f.until = later(f.until, now.Add(f.g.cfg.Nodes.Validity(t.ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
+		new:   "	f.refreshing = true\n	f.until = clock.Later(f.until, now.Add(f.g.cfg.Nodes.Validity(t.ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
 		quick: true,
 	},
 	{
@@ -60,6 +60,13 @@ var mutations = []mutation{
 		file: "lua/release.lua",
 		old:  "local ours, kept = holder == ARGV[1], false",
 		new:  "local ours, kept = type(holder) == 'string' and string.sub(holder, 1, #ARGV[1]) == ARGV[1], false",
+		pkg:  "./lua", by: "TestOwnersAreComparedWhole",
+	},
+	{
+		name: "an undo compares owners by prefix",
+		file: "lua/undo.lua",
+		old:  "if holder ~= ARGV[1] then",
+		new:  "if type(holder) ~= 'string' or string.sub(holder, 1, #ARGV[1]) ~= ARGV[1] then",
 		pkg:  "./lua", by: "TestOwnersAreComparedWhole",
 	},
 	{
