@@ -16,6 +16,8 @@ import (
 	"github.com/flightlock/flightlock/internal/check"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/flight"
+	"github.com/flightlock/flightlock/internal/group"
+	"github.com/flightlock/flightlock/internal/hook"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
 	"github.com/google/uuid"
@@ -363,4 +365,38 @@ func (c *Client) lost(key string, why error) {
 
 func (c *Client) sameServer(ctx context.Context, i, j int) (bool, error) {
 	return node.SameServer(ctx, c.opts.Nodes[i], c.opts.Nodes[j], uuid.NewString())
+}
+
+// tasks are a Client's goroutines beside the lock traffic. Close waits for them, and ends the
+// contexts that they use.
+type tasks struct {
+	group.Group
+	closed context.Context // ended by end
+	cancel context.CancelFunc
+}
+
+func (t *tasks) init() { t.closed, t.cancel = context.WithCancel(context.Background()) }
+
+// context is parent, which end also ends, with ErrClosed as its cause. cancel frees it.
+func (t *tasks) context(parent context.Context) (_ context.Context, cancel context.CancelFunc) {
+	ctx, stopped := context.WithCancelCause(parent)
+	stop := context.AfterFunc(t.closed, func() { stopped(ErrClosed) })
+	if t.closed.Err() != nil { // not only soon
+		stopped(ErrClosed)
+	}
+	return ctx, func() { stop(); stopped(nil) }
+}
+
+// end refuses further tasks, ends their contexts, and waits for them until ctx ends.
+func (t *tasks) end(ctx context.Context) error {
+	t.Close()
+	t.cancel()
+	return t.Wait(ctx)
+}
+
+func init() {
+	hook.Holders = func(client any, key string) []func() error {
+		c := client.(*Client)
+		return c.flights.Holders(key, c.opts.NodeTimeout)
+	}
 }

@@ -37,7 +37,9 @@ var cache interface {
 	Get(context.Context, string) ([]byte, bool)
 	Set(context.Context, string, []byte)
 }
+var lookup func(context.Context, string) ([]byte, flightlock.Freshness, error)
 var load func(context.Context, string) ([]byte, error)
+var store func(context.Context, string, []byte, *flightlock.Lock) error
 var publish func(context.Context, *flightlock.Client) error
 `
 

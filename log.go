@@ -2,7 +2,9 @@ package flightlock
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -30,4 +32,123 @@ func (c *Client) linesMissing(n int) {
 	line := slog.NewRecord(time.Now(), slog.LevelWarn, "flightlock: lines are missing here: the log is too slow", 0)
 	line.Add("count", n)
 	c.writeLine(line)
+}
+
+// lossLog logs lost locks. When the nodes fail, a process may lose a hundred thousand locks in a
+// second. So one line reports the first loss with its key and reason, and a second later one line
+// reports the number of the others.
+type lossLog struct {
+	c *Client
+
+	mu    sync.Mutex  // guards what follows
+	timer *time.Timer // set from the first loss on for a second
+	more  int         // losses since that one
+	last  string      // key of the latest
+}
+
+const lossPause = time.Second
+
+// lost is called by the flights, without their locks.
+func (l *lossLog) lost(key string, why error) {
+	if errors.Is(why, ErrClosed) {
+		return // Close was called to end them
+	}
+	l.mu.Lock()
+	first := l.timer == nil
+	if first {
+		l.timer = time.AfterFunc(lossPause, l.flush)
+	} else {
+		l.more, l.last = l.more+1, key
+	}
+	l.mu.Unlock()
+	if first {
+		l.c.log(slog.LevelWarn, "flightlock: lock lost", "key", key, "err", why)
+	}
+}
+
+// flush logs the number of the losses that were not logged one by one.
+func (l *lossLog) flush() {
+	l.mu.Lock()
+	more, last := l.more, l.last
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.timer, l.more = nil, 0
+	l.mu.Unlock()
+	if more > 0 {
+		l.c.log(slog.LevelWarn, "flightlock: more locks lost", "count", more, "last_key", last)
+	}
+}
+
+// queue passes items to user code that nothing may wait for: a Logger, OnError. Items are handled
+// in order, on one goroutine, which lives while the queue is not empty. Items that find the queue
+// full are dropped and counted. The zero value is ready for use.
+type queue[T any] struct {
+	mu      sync.Mutex // guards what follows
+	items   []T
+	working bool // the goroutine lives
+	dropped int  // items that found the queue full
+}
+
+const maxQueued = 128
+
+// put queues an item for handle, on a goroutine started by start unless it refuses. missed is
+// called with the number of dropped items. A panic or Goexit of handle costs only that item.
+func (q *queue[T]) put(item T, start func(func()) bool, handle func(T), missed func(n int)) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.items) >= maxQueued {
+		q.dropped++
+		return
+	}
+	q.items = append(q.items, item)
+	if !q.working { // after Close nobody works
+		q.working = start(func() { q.work(start, handle, missed) })
+	}
+}
+
+// work handles items until the queue is empty.
+func (q *queue[T]) work(start func(func()) bool, handle func(T), missed func(n int)) {
+	finished := false
+	defer func() {
+		if !finished { // Goexit: another goroutine goes on
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			q.working = start(func() { q.work(start, handle, missed) })
+		}
+	}()
+	for {
+		item, dropped, ok := q.take()
+		if !ok {
+			finished = true
+			return
+		}
+		survive(func() { handle(item) })
+		if dropped > 0 {
+			survive(func() { missed(dropped) })
+		}
+	}
+}
+
+// take returns the oldest item and, with the last one, how many were dropped behind it. Without an
+// item the goroutine ends.
+func (q *queue[T]) take() (item T, dropped int, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.items) == 0 {
+		q.working = false
+		return item, 0, false
+	}
+	item, q.items = q.items[0], q.items[1:]
+	if len(q.items) == 0 {
+		q.items = nil
+		dropped, q.dropped = q.dropped, 0
+	}
+	return item, dropped, true
+}
+
+// survive runs fn, and recovers a panic.
+func survive(fn func()) {
+	defer func() { _ = recover() }()
+	fn()
 }

@@ -49,6 +49,20 @@ func Later(a, b time.Time) time.Time {
 	return b
 }
 
+// Instant is a time by the monotonic clock, in nanoseconds since an epoch of its user's. Where the epoch is
+// just before anything else, 0 is none. It takes a third of the room of a time.Time, and knows nothing of the
+// wall clock: it is not for the deadline of a lease.
+type Instant int64
+
+// InstantOf is t, counted from epoch.
+func InstantOf(epoch, t time.Time) Instant { return Instant(t.Sub(epoch)) }
+
+// InstantNow is now, counted from epoch.
+func InstantNow(epoch time.Time) Instant { return Instant(Since(epoch)) }
+
+// Add is i + d, and stops at the ends as the function Add does.
+func (i Instant) Add(d time.Duration) Instant { return Add(i, Instant(d)) }
+
 // Mul is n units, which are above 0, and stops at the ends as Add does.
 func Mul(n int64, unit time.Duration) time.Duration {
 	switch {

@@ -181,7 +181,7 @@ func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.che
 // checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well.
 // A holder that nobody waits behind is not to yield: its release will.
 func (f *flight) checksLocked(now time.Time) bool {
-	return f.g.cfg.Slice > 0 && (f.n > 0 || f.served > 1) && f.g.at(now) >= f.sliceEnds-instant(f.g.cfg.Slice/2)
+	return f.g.cfg.Slice > 0 && (f.n > 0 || f.served > 1) && f.g.at(now) >= f.sliceEnds-clock.Instant(f.g.cfg.Slice/2)
 }
 
 // handoffDecision is what a release does about rivals.
@@ -202,7 +202,7 @@ func (f *flight) decideLocked(now time.Time) handoffDecision {
 		return yield
 	case f.checked && f.refreshing: // the check may still be under way
 		return handOff
-	case !f.checked || f.g.at(now) > clock.Add(f.sliceEnds, instant(f.g.cfg.Slice)): // callers hold the lease for so long that it is old
+	case !f.checked || f.g.at(now) > clock.Add(f.sliceEnds, clock.Instant(f.g.cfg.Slice)): // callers hold the lease for so long that it is old
 		return check
 	}
 	f.sliceLocked(now) // nobody waits

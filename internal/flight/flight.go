@@ -56,8 +56,8 @@ type flight struct {
 
 	lease      Lease // nil when there is none
 	until      time.Time
-	renewAfter instant  // from then on a handoff has the lease renewed
-	tokens     [2]block // the one in use, and one in store
+	renewAfter clock.Instant // from then on a handoff has the lease renewed
+	tokens     [2]block      // the one in use, and one in store
 
 	attempt     Lease         // of the attempt under way; nil until runAttempt has prepared it
 	attempted   time.Time     // when it began, if anybody wants to know
@@ -66,17 +66,17 @@ type flight struct {
 
 	*backoff // nil: no attempt has failed since the last lease
 
-	contention *contention // nil: no rival was met
-	sliceEnds  instant     // when the lease is to go to a rival, if there is one
+	contention *contention   // nil: no rival was met
+	sliceEnds  clock.Instant // when the lease is to go to a rival, if there is one
 
 	refreshRequests *refreshRequest // for the current Ticket, in order
 
-	armed instant // when tick is called; 0: it is not
+	armed clock.Instant // when tick is called; 0: it is not
 
-	served, servedBefore int32   // how many Tickets this lease has served, maxBlock at most, and the one before it
-	used                 int32   // tokens handed out since blockAt
-	alarmAt              int32   // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
-	blockAt              instant // when the last block came
+	served, servedBefore int32         // how many Tickets this lease has served, maxBlock at most, and the one before it
+	used                 int32         // tokens handed out since blockAt
+	alarmAt              int32         // guarded by the shard's mu: the place of the flight's alarm, 0 if it has none
+	blockAt              clock.Instant // when the last block came
 }
 
 // phase is what a flight is at.
@@ -426,7 +426,7 @@ func (f *flight) dropLocked(t *Ticket) {
 // armLocked has tick called at that time, or earlier.
 func (f *flight) armLocked(t time.Time) { f.armAtLocked(f.g.at(t)) }
 
-func (f *flight) armAtLocked(at instant) {
+func (f *flight) armAtLocked(at clock.Instant) {
 	if f.armed != 0 && at >= f.armed {
 		return
 	}

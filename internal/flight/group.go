@@ -144,12 +144,7 @@ type ignored struct{}
 
 func (ignored) Released(*quorum.Failure) {}
 
-// instant is a time on the Group's own clock, in nanoseconds since just before it was made,
-// so that 0 is none. It takes a third of the room of a time.Time, and knows nothing of the
-// wall clock: it is not for the deadline of a lease.
-type instant int64
-
-func (g *Group) at(t time.Time) instant { return instant(t.Sub(g.epoch)) }
+func (g *Group) at(t time.Time) clock.Instant { return clock.InstantOf(g.epoch, t) }
 
 type shard struct {
 	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before

@@ -217,7 +217,7 @@ func (f *flight) moreLocked(now time.Time) int64 {
 
 // renewAfterLocked is when a lease got now, for ttl, has lost so much that a handoff renews it:
 // a twentieth, but no less than what keeps renewals rare against handoffs.
-func (f *flight) renewAfterLocked(now time.Time, ttl time.Duration) instant {
+func (f *flight) renewAfterLocked(now time.Time, ttl time.Duration) clock.Instant {
 	v := f.g.cfg.Nodes.Validity(ttl)
 	return f.g.at(now.Add(max(v/20, min(v/4, 5*time.Millisecond))))
 }

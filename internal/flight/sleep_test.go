@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // When the machine goes on after a sleep that outlasted a lock, its holder and whoever waits behind
@@ -144,7 +146,7 @@ func TestANewAlarmDoesNotPutOffTheCallAfterASleep(t *testing.T) {
 		sh.alarms.all()
 		now := sh.alarms.now()
 		sh.mu.Unlock()
-		sh.arm(f, now+instant(time.Second))
+		sh.arm(f, now+clock.Instant(time.Second))
 		sh.mu.Lock()
 		is(t, "to be called", sh.alarms.heap[0].at, now)
 		sh.mu.Unlock()

@@ -17,8 +17,8 @@ type Timer struct {
 	who TimerHandler // not nil once it was set
 
 	// guarded by the flight's mu
-	at   instant // when it is due; 0: it is idle; below 0: it is over
-	next *Timer  // of the same Ticket, which hardly ever has two
+	at   clock.Instant // when it is due; 0: it is idle; below 0: it is over
+	next *Timer        // of the same Ticket, which hardly ever has two
 }
 
 // TimerHandler is called when a Timer is due. It is not called while the flight is locked, and
@@ -49,7 +49,7 @@ func (t *Ticket) SetTimer(r *Timer, who TimerHandler, wait time.Duration) {
 	}
 	at := f.g.at(clock.Now().Add(wait))
 	if wait >= longWait {
-		at -= (at - 1) % instant(coalesceWindow) // the Group's clock began at 1
+		at -= (at - 1) % clock.Instant(coalesceWindow) // the Group's clock began at 1
 	}
 	r.who, r.at = who, at
 	f.armAtLocked(at)

@@ -23,20 +23,20 @@ type timerHeap struct {
 	epoch time.Time // of instants
 	heap  []alarm   // each not before its parent, which stands at half its place
 	timer *time.Timer
-	fires instant // when timer will; 0: it does not
-	wake  func()  // what it does
+	fires clock.Instant // when timer will; 0: it does not
+	wake  func()        // what it does
 
 	watch   func() // has the shard looked after by the sleepWatch
 	watched bool   // it is
 }
 
 type alarm struct {
-	at instant
+	at clock.Instant
 	f  *flight // whose place is this alarm's place in the heap, counted from 1
 }
 
 // set has f called at that time, and not at the time that was set before.
-func (h *timerHeap) set(f *flight, at instant) {
+func (h *timerHeap) set(f *flight, at clock.Instant) {
 	if f.alarmAt == 0 {
 		h.heap = append(h.heap, alarm{})
 		f.alarmAt = int32(len(h.heap))
@@ -77,7 +77,7 @@ func (h *timerHeap) due() *flight {
 	}
 	h.drop(first.f)
 	if len(h.heap) > 0 && h.fires == 0 {
-		h.fire(now + instant(slowCallback))
+		h.fire(now + clock.Instant(slowCallback))
 	}
 	return first.f
 }
@@ -102,7 +102,7 @@ func (h *timerHeap) all() {
 
 // fire has the timer fire at that time, and the shard looked after as long as any flight has an
 // alarm.
-func (h *timerHeap) fire(at instant) {
+func (h *timerHeap) fire(at clock.Instant) {
 	h.fires = at
 	if !h.watched {
 		h.watched = true
@@ -115,7 +115,7 @@ func (h *timerHeap) fire(at instant) {
 	}
 }
 
-func (h *timerHeap) now() instant { return instant(clock.Since(h.epoch)) }
+func (h *timerHeap) now() clock.Instant { return clock.InstantNow(h.epoch) }
 
 // sift puts a in that place, which is free, or as far up or down from it as its time
 // wants.
@@ -146,7 +146,7 @@ func (h *timerHeap) move(from, to int) int {
 
 // arm has f called at that time, or earlier if its alarm is: all may have moved it. The caller
 // holds f.mu.
-func (sh *shard) arm(f *flight, at instant) {
+func (sh *shard) arm(f *flight, at clock.Instant) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if h := &sh.alarms; f.alarmAt == 0 || at < h.heap[f.alarmAt-1].at {

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 func (f *flight) hasAlarm() bool {
@@ -55,7 +57,7 @@ func TestAlarmsComeInTime(t *testing.T) {
 					delete(want, f)
 				} else {
 					want[f] = time.Now().Add(time.Duration(1+rnd.IntN(50)) * ms)
-					h.set(f, instant(want[f].Sub(h.epoch)))
+					h.set(f, clock.Instant(want[f].Sub(h.epoch)))
 				}
 				mu.Unlock()
 			}

@@ -18,8 +18,14 @@ type List[E any, P Element[E]] struct{ front, back *E }
 // Front is the first element, nil if there is none.
 func (l *List[E, P]) Front() *E { return l.front }
 
+// Back is the last element, nil if there is none.
+func (l *List[E, P]) Back() *E { return l.back }
+
 // Next is the element after e, nil if there is none.
 func (l *List[E, P]) Next(e *E) *E { return P(e).ListLinks().next }
+
+// Prev is the element before e, nil if there is none.
+func (l *List[E, P]) Prev(e *E) *E { return P(e).ListLinks().prev }
 
 // PushBack appends e, which must be in no list.
 func (l *List[E, P]) PushBack(e *E) { l.InsertAfter(e, l.back) }

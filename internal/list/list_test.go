@@ -44,7 +44,7 @@ func TestAgainstASlice(t *testing.T) {
 		for e := l.Front(); e != nil; e = l.Next(e) {
 			got = append(got, e)
 		}
-		for e := l.back; e != nil; e = e.links.prev {
+		for e := l.Back(); e != nil; e = l.Prev(e) {
 			back = append(back, e)
 		}
 		slices.Reverse(back)

@@ -38,17 +38,17 @@ type Entry struct {
 	n *Node
 	t *Target
 
-	mu            sync.Mutex // guards what follows, but i
-	create        *request   // acquire or repair without an answer yet
-	gone          instant    // when the key will have expired if nothing renews it
-	owed          instant    // since when a release is owed; 0: none is
-	indeterminate int32      // creates that died with their connection
-	answers       uint8      // of releases while indeterminate > 0
-	i             uint8      // which of several nodes n is
-	present       bool       // the node may hold our key
-	releasing     bool       // set by Release, for good: nothing may create the key again
-	registers     bool       // set by Release: an acquire is written all the same
-	undoing       bool       // a release is under way or owed
+	mu            sync.Mutex    // guards what follows, but i
+	create        *request      // acquire or repair without an answer yet
+	gone          clock.Instant // when the key will have expired if nothing renews it
+	owed          clock.Instant // since when a release is owed; 0: none is
+	indeterminate int32         // creates that died with their connection
+	answers       uint8         // of releases while indeterminate > 0
+	i             uint8         // which of several nodes n is
+	present       bool          // the node may hold our key
+	releasing     bool          // set by Release, for good: nothing may create the key again
+	registers     bool          // set by Release: an acquire is written all the same
+	undoing       bool          // a release is under way or owed
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -179,7 +179,7 @@ func (e *Entry) completed(r *request, rep Reply, how delivery) (due time.Duratio
 		e.undoing = e.undoing || owed
 	case opRefresh:
 		if how != notSent {
-			e.gone = max(e.gone, e.n.now().add(r.ttl))
+			e.gone = max(e.gone, e.n.now().Add(r.ttl))
 		}
 	case opRelease:
 		due, owed = e.releasedLocked(rep, how)
@@ -195,7 +195,7 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	if how == notSent {
 		return
 	}
-	e.gone = max(e.gone, e.n.now().add(r.ttl))
+	e.gone = max(e.gone, e.n.now().Add(r.ttl))
 	switch {
 	case how == lost:
 		e.indeterminate++
@@ -254,15 +254,9 @@ func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
 	return debtSecond, true
 }
 
-// instant is a time on the node's own clock, in nanoseconds since just before it was made,
-// so that 0 is none. An entry has many, and a time.Time is three times as large.
-type instant int64
+func (n *Node) now() clock.Instant { return clock.InstantNow(n.began) }
 
-func (i instant) add(d time.Duration) instant { return clock.Add(i, instant(d)) }
-
-func (n *Node) now() instant { return instant(clock.Since(n.began)) }
-
-func (n *Node) at(t time.Time) instant { return instant(t.Sub(n.began)) }
+func (n *Node) at(t time.Time) clock.Instant { return clock.InstantOf(n.began, t) }
 
 func (e *Entry) answer(sink Sink, rep Reply) {
 	if sink != nil {

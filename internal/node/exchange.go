@@ -163,7 +163,7 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 	l.answers = l.answers[:0]
 	began := time.Now()
 	l.begin(began)
-	if !apart && len(batch) >= minBatchCmd && l.s.n.at(began) >= instant(l.s.noBatchUntil.Load()) {
+	if !apart && len(batch) >= minBatchCmd && l.s.n.at(began) >= clock.Instant(l.s.noBatchUntil.Load()) {
 		return l.writeBatch(ctx, batch, began)
 	}
 	sent, err = l.writeEach(ctx, batch, began)

@@ -155,7 +155,7 @@ func (n *Node) heard(err error) {
 // with ctx's error; a goroutine that waits on a stalled server ends within CloseTime, when its
 // exchange is given up.
 func (n *Node) Close(ctx context.Context) error {
-	n.closeBy.CompareAndSwap(0, int64(n.now().add(n.ExchangeTime())))
+	n.closeBy.CompareAndSwap(0, int64(n.now().Add(n.ExchangeTime())))
 	n.closing.Store(true)
 	n.end()
 	n.debts.close()

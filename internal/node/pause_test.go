@@ -225,7 +225,7 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 	settled := make(chan struct{})
 	go func() {
 		defer close(settled)
-		complete(a, &request{e: &held.Entry, op: opRefresh, sink: renewed, ttl: longTTL, deadline: n.now().add(time.Hour)})
+		complete(a, &request{e: &held.Entry, op: opRefresh, sink: renewed, ttl: longTTL, deadline: n.now().Add(time.Hour)})
 	}()
 	renewed.want(t, Renewed) // while the proof has no answer
 	close(goOn)

@@ -2,19 +2,21 @@ package node
 
 import (
 	"sync"
+
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // queue is a FIFO of requests that were not written yet, the urgent ones before all others. Any of them may be
 // taken out again while it waits.
 type queue struct {
-	mu         sync.Mutex // guards what follows, and next, prev, q of the requests inside
-	cond       sync.Cond  // signalled when a request arrives or the queue is closed
-	head, tail *request
-	urgent     *request // the last urgent one; nil if there is none
-	n          int
-	busy       bool // a batch is under way: what comes now waits for it
-	stalled    bool // it had no answer in its time: what comes now, and is no release, is refused
-	closed     bool
+	mu      sync.Mutex // guards what follows, and links and q of the requests inside
+	cond    sync.Cond  // signalled when a request arrives or the queue is closed
+	waiting list.List[request, *request]
+	urgent  *request // the last urgent one; nil if there is none
+	n       int
+	busy    bool // a batch is under way: what comes now waits for it
+	stalled bool // it had no answer in its time: what comes now, and is no release, is refused
+	closed  bool
 }
 
 func (q *queue) init() { q.cond.L = &q.mu }
@@ -36,7 +38,7 @@ func (q *queue) push(r *request) error {
 	if q.closed && q.n == 0 { // the goroutine that serves the queue may have ended
 		return ErrClosed
 	}
-	after := q.tail
+	after := q.waiting.Back()
 	if urgent {
 		after, q.urgent = q.urgent, r
 	}
@@ -60,17 +62,7 @@ func (q *queue) putBack(r *request) {
 // linkLocked puts r behind after, or before all others if that is nil.
 func (q *queue) linkLocked(r, after *request) {
 	r.q.Store(q)
-	r.prev, r.next = after, q.head
-	if after == nil {
-		q.head = r
-	} else {
-		r.next, after.next = after.next, r
-	}
-	if r.next == nil {
-		q.tail = r
-	} else {
-		r.next.prev = r
-	}
+	q.waiting.InsertAfter(r, after)
 	q.n++
 }
 
@@ -84,9 +76,10 @@ func (q *queue) take(batch []*request, limit int) []*request {
 		q.cond.Wait()
 	}
 	q.busy = true
-	for len(batch) < limit && q.head != nil {
-		batch = append(batch, q.head)
-		q.unlinkLocked(q.head)
+	for len(batch) < limit && q.n > 0 {
+		r := q.waiting.Front()
+		q.unlinkLocked(r)
+		batch = append(batch, r)
 	}
 	return batch
 }
@@ -119,8 +112,8 @@ func (q *queue) refuse() (refused []*request) {
 }
 
 func (q *queue) refuseLocked() (refused []*request) {
-	for r := q.head; r != nil; {
-		next := r.next
+	for r := q.waiting.Front(); r != nil; {
+		next := q.waiting.Next(r)
 		if r.op != opRelease {
 			q.unlinkLocked(r)
 			refused = append(refused, r)
@@ -155,19 +148,9 @@ func (q *queue) drop(r *request) bool {
 
 func (q *queue) unlinkLocked(r *request) {
 	if q.urgent == r {
-		q.urgent = r.prev
+		q.urgent = q.waiting.Prev(r)
 	}
-	if r.prev == nil {
-		q.head = r.next
-	} else {
-		r.prev.next = r.next
-	}
-	if r.next == nil {
-		q.tail = r.prev
-	} else {
-		r.next.prev = r.prev
-	}
-	r.prev, r.next = nil, nil
+	q.waiting.Remove(r)
 	r.q.Store(nil)
 	q.n--
 }

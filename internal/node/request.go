@@ -4,7 +4,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/list"
 )
 
 // A RequestBuf is memory for a request, which is there from when it is asked until it is complete
@@ -42,14 +44,17 @@ type request struct {
 	ttl          time.Duration
 	tokens, more int64         // tokens, or top and more
 	timeout      time.Duration // how long the node has for its answer, from when it was written; 0: NodeTimeout
-	deadline     instant       // of a repair or a refresh: not written after this
+	deadline     clock.Instant // of a repair or a refresh: not written after this
 
-	q          atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
-	next, prev *request              // guarded by the queue's mu
+	q     atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
+	links list.Links[request]   // in the queue: guarded by its mu
 
 	handover *Handover // of a release; nil: an undo
 	look     string    // of a refresh: who asks for rivals; "": nobody does
 }
+
+// ListLinks are the links of r in the queue in which it waits.
+func (r *request) ListLinks() *list.Links[request] { return &r.links }
 
 // script is the script that r runs: a release that passes no turn on, or that cannot because the wants
 // are out of reach, is an undo.
@@ -141,7 +146,7 @@ func (r *request) sameArgs(p *request) bool {
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.
-func (r *request) obsolete(now instant) (Reply, bool) {
+func (r *request) obsolete(now clock.Instant) (Reply, bool) {
 	r.e.mu.Lock()
 	defer r.e.mu.Unlock()
 	switch {

@@ -143,7 +143,7 @@ func (s *Server) noBatches(err error) {
 	case conn.HasCode(err, "CROSSSLOT") || !neverRan(err):
 		s.noBatchUntil.Store(math.MaxInt64)
 	default:
-		s.noBatchUntil.Store(int64(s.n.now().add(time.Second)))
+		s.noBatchUntil.Store(int64(s.n.now().Add(time.Second)))
 	}
 }
 

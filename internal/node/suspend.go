@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
@@ -122,7 +123,7 @@ func (s *Server) judge(err, refused error, began time.Time) {
 		s.failed.Store(0)
 	case conn.TimedOut(err):
 		s.silent.CompareAndSwap(0, int64(s.n.at(began)))
-		if s.silentFor(instant(s.silent.Load())) {
+		if s.silentFor(clock.Instant(s.silent.Load())) {
 			s.suspend(err)
 		}
 	case s.failsAgain(began):
@@ -176,8 +177,8 @@ func (s *Server) suspend(why error) {
 
 // silentFor reports whether the server, which has not answered a request of that time, has answered nothing else
 // for suspendAfter of NodeTimeout.
-func (s *Server) silentFor(t instant) bool {
-	t = max(t, instant(s.answered.Load())) // another lane may have had an answer since
+func (s *Server) silentFor(t clock.Instant) bool {
+	t = max(t, clock.Instant(s.answered.Load())) // another lane may have had an answer since
 	return time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout
 }
 

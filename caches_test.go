@@ -17,13 +17,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What README shows is run here with Redis up, down, and going down in the middle. Its code is the code below: see
-// TestReadmeShowsWhatIsTested.
+// What docs/caches.md shows is run here with Redis up, down, and going down in the middle. Its code is the code below:
+// see TestCachesShowsWhatIsTested.
 
-// readmeCache is a cache that does not live where the locks do.
-type readmeCache struct{ values sync.Map }
+// shownCache is a cache that does not live where the locks do.
+type shownCache struct{ values sync.Map }
 
-func (r *readmeCache) Get(_ context.Context, key string) ([]byte, bool) {
+func (r *shownCache) Get(_ context.Context, key string) ([]byte, bool) {
 	v, ok := r.values.Load(key)
 	if !ok {
 		return nil, false
@@ -31,10 +31,10 @@ func (r *readmeCache) Get(_ context.Context, key string) ([]byte, bool) {
 	return v.([]byte), true
 }
 
-func (r *readmeCache) Set(_ context.Context, key string, v []byte) { r.values.Store(key, v) }
+func (r *shownCache) Set(_ context.Context, key string, v []byte) { r.values.Store(key, v) }
 
-// readme: plain
-func readmePlain(ctx context.Context, c *flightlock.Client, cache *readmeCache, load func(context.Context, string) ([]byte, error), key string) ([]byte, error) {
+// shown: plain
+func shownPlain(ctx context.Context, c *flightlock.Client, cache *shownCache, load func(context.Context, string) ([]byte, error), key string) ([]byte, error) {
 	v, ok := cache.Get(ctx, key)
 	if ok {
 		return v, nil
@@ -58,43 +58,43 @@ func readmePlain(ctx context.Context, c *flightlock.Client, cache *readmeCache, 
 	return v, err
 }
 
-// readme: fenced
-func readmeStore(rdb *redis.Client) func(context.Context, string, []byte, *flightlock.Lock) error {
-	var store = func(ctx context.Context, key string, v []byte, l *flightlock.Lock) error {
+// shown: fenced
+func shownStore(rdb *redis.Client) func(context.Context, string, []byte, *flightlock.Lock) error {
+	var storeFenced = func(ctx context.Context, key string, v []byte, l *flightlock.Lock) error {
 		if l == nil { // loaded without a lock, since Redis was down: there is no token
 			return rdb.SetNX(ctx, key, v, 5*time.Second).Err()
 		}
 		return fenced.Set(ctx, rdb, key, v, l.Fence(), time.Hour)
 	}
-	return store
+	return storeFenced
 }
 
-// README and this file have the same code.
-func TestReadmeShowsWhatIsTested(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
+// docs/caches.md and this file have the same code.
+func TestCachesShowsWhatIsTested(t *testing.T) {
+	page, err := os.ReadFile("docs/caches.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	here, err := os.ReadFile("readme_test.go")
+	here, err := os.ReadFile("caches_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	flat := func(code string) string { return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(code, "") }
-	for _, at := range regexp.MustCompile(`(?ms)^// readme: (\w+)\n[^\n]*\n(.*?)^}\n`).FindAllStringSubmatch(string(here), -1) {
-		code := strings.TrimSuffix(flat(at[2]), "return store\n")
-		if !strings.Contains(flat(string(readme)), code) {
-			t.Errorf("README shows another %q than is tested:\n%s", at[1], code)
+	for _, at := range regexp.MustCompile(`(?ms)^// shown: (\w+)\n[^\n]*\n(.*?)^}\n`).FindAllStringSubmatch(string(here), -1) {
+		code := strings.TrimSuffix(flat(at[2]), "return storeFenced\n")
+		if !strings.Contains(flat(string(page)), code) {
+			t.Errorf("docs/caches.md shows another %q than is tested:\n%s", at[1], code)
 		}
 	}
 }
 
-// readmeOrigin is what is loaded from. A load whose ctx has ended fails, as a query would.
-type readmeOrigin struct {
+// shownOrigin is what is loaded from. A load whose ctx has ended fails, as a query would.
+type shownOrigin struct {
 	loads atomic.Int64
 	takes time.Duration
 }
 
-func (o *readmeOrigin) load(ctx context.Context, key string) ([]byte, error) {
+func (o *shownOrigin) load(ctx context.Context, key string) ([]byte, error) {
 	o.loads.Add(1)
 	select {
 	case <-time.After(o.takes):
@@ -120,14 +120,14 @@ func allGet(t *testing.T, n int, key string, get func(context.Context, string) (
 	wg.Wait()
 }
 
-// README's plain form: one load while Redis is up; all get their value when it is down, before or meanwhile.
-func TestReadmesPlainFormInAnOutage(t *testing.T) {
+// The plain form: one load while Redis is up; all get their value when it is down, before or meanwhile.
+func TestPlainFormInAnOutage(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	c := mustOpen(t, flightlock.Options{}, "redis://"+s.Addr())
 	other := mustOpen(t, flightlock.Options{}, "redis://"+s.Addr())
-	cache, o := &readmeCache{}, &readmeOrigin{takes: 10 * time.Millisecond}
-	get := func(ctx context.Context, key string) ([]byte, error) { return readmePlain(ctx, c, cache, o.load, key) }
+	cache, o := &shownCache{}, &shownOrigin{takes: 10 * time.Millisecond}
+	get := func(ctx context.Context, key string) ([]byte, error) { return shownPlain(ctx, c, cache, o.load, key) }
 	lockAndRelease(t, c)
 
 	allGet(t, 20, "up", get)
@@ -148,14 +148,14 @@ func TestReadmesPlainFormInAnOutage(t *testing.T) {
 	allGet(t, 20, "down", get)
 }
 
-// README's fenced Store: while the nodes of the locks are down, a value that was loaded without a lock is kept for a moment,
+// The fenced Store: while the nodes of the locks are down, a value that was loaded without a lock is kept for a moment,
 // though a holder has written it before; it overwrites nothing, and gives way to the next holder.
-func TestReadmesFencedStoreInAnOutage(t *testing.T) {
+func TestFencedStoreInAnOutage(t *testing.T) {
 	t.Parallel()
 	locks, values := redistest.StartServer(t), redistest.StartServer(t)
 	c := mustOpen(t, flightlock.Options{}, "redis://"+locks.Addr())
 	rdb := values.Client(t)
-	o := &readmeOrigin{takes: 10 * time.Millisecond}
+	o := &shownOrigin{takes: 10 * time.Millisecond}
 	users, err := flightlock.NewFetcher(c, flightlock.Source[[]byte]{
 		Lookup: func(ctx context.Context, key string) ([]byte, flightlock.Freshness, error) {
 			v, err := rdb.Get(ctx, key).Bytes()
@@ -165,7 +165,7 @@ func TestReadmesFencedStoreInAnOutage(t *testing.T) {
 			return v, flightlock.Fresh, err
 		},
 		Load:  o.load,
-		Store: readmeStore(rdb),
+		Store: shownStore(rdb),
 	}, flightlock.FetchOptions{TTL: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
