@@ -162,7 +162,7 @@ func randomOperations(rnd *rand.Rand, n int) []operation {
 	for len(ops) < n {
 		op := randomOperation(rnd)
 		wants := op.keys[len(op.keys)-1]
-		makes := len(op.args) == 5 && op.script != lua.Refresh
+		makes := len(op.args) == 5 && op.script != lua.Refresh || len(op.args) == 2 && op.script == lua.Undo
 		if makes && wanted[wants] {
 			continue
 		}
