@@ -335,8 +335,8 @@ func (a *fakeAttempt) Refresh(ttl time.Duration, more int64, timeout time.Durati
 	a.lease.Refresh(ttl, more, timeout, look, done)
 }
 
-func (a *fakeAttempt) Release(_ bool, rival string, failed bool, by quorum.Releaser) {
-	a.lease.Release(rival, failed, func(err error) { by.Released(failure(err)) })
+func (a *fakeAttempt) Release(_ bool, rival string, news quorum.News, by quorum.Releaser) {
+	a.lease.Release(rival, news == quorum.NewsFailed, func(err error) { by.Released(failure(err)) })
 }
 
 // failure is a failure with that error, nil for nil.

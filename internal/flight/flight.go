@@ -148,7 +148,7 @@ type deferred struct {
 	calls   []func()
 	release Lease           // not nil: release it
 	rival   string          // who is to have the next turn then, if not ""
-	failed  bool            // what the lease was for has failed
+	news    quorum.News     // what the release tells others
 	done    quorum.Releaser // gets the outcome of the release, if it is not nil
 }
 

@@ -38,9 +38,8 @@ type Lease interface {
 	// not worth the memory.
 	Settle()
 	// Release releases the lease; by gets the outcome. If there is a rival, the next turn is its,
-	// and the flight's contender waits again. With failed, all who wait for the key are told that
-	// what its last Ticket was for has failed.
-	Release(inline bool, rival string, failed bool, by quorum.Releaser)
+	// and the flight's contender waits again. All who wait for the key elsewhere get the news.
+	Release(inline bool, rival string, news quorum.News, by quorum.Releaser)
 }
 
 // Nodes is how the local tier reaches the quorum.

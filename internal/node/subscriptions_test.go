@@ -53,7 +53,7 @@ func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node
 	})
 	prepare(n)
 	heard := make(events, 100)
-	t.Cleanup(subs.Watch(key, 7, heard).Stop)
+	t.Cleanup(subs.Watch(key, "", 7, heard).Stop)
 	return n, heard
 }
 

@@ -106,7 +106,7 @@ func (r *recorder) state() Kind {
 // watch begins a watch that ends with the test.
 func watch(t *testing.T, n *Subscriptions, key string) *recorder {
 	r := newRecorder(t)
-	t.Cleanup(n.Watch(key, 7, r).Stop)
+	t.Cleanup(n.Watch(key, "", 7, r).Stop)
 	return r
 }
 
@@ -313,7 +313,7 @@ func TestATopicLingers(t *testing.T) {
 	n.topicIdle = time.Hour
 	for range 50 {
 		r := newRecorder(t)
-		w := n.Watch("k", 7, r)
+		w := n.Watch("k", "", 7, r)
 		r.want(Subscribed, "")
 		publish(t, s, "k", "x")
 		r.want(Message, "x")
@@ -325,7 +325,7 @@ func TestATopicLingers(t *testing.T) {
 	n.mu.Lock()
 	n.topicIdle = time.Millisecond
 	n.mu.Unlock()
-	w := n.Watch("k", 7, newRecorder(t))
+	w := n.Watch("k", "", 7, newRecorder(t))
 	w.Stop()
 	w.Stop() // again changes nothing
 	wantNothing(t, n, s)
@@ -419,7 +419,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		key := fmt.Sprint("k", k)
 		wg.Go(func() { // watches that come and go, so that the topic does too
 			for ctx.Err() == nil {
-				w := n.Watch(key, 7, newRecorder(t))
+				w := n.Watch(key, "", 7, newRecorder(t))
 				time.Sleep(rand.N(10 * time.Millisecond))
 				w.Stop()
 				time.Sleep(rand.N(10 * time.Millisecond))
@@ -439,7 +439,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 				}
 			}
 		}
-		w := n.Watch(key, 7, r)
+		w := n.Watch(key, "", 7, r)
 		defer w.Stop()
 		wg.Go(func() {
 			time.Sleep(rand.N(20 * time.Millisecond))
@@ -543,7 +543,7 @@ func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 			var ears []*recorder
 			for i := range keys {
 				r := newRecorder(t)
-				ears, all = append(ears, r), append(all, n.Watch(fmt.Sprint("k", i), 7, r))
+				ears, all = append(ears, r), append(all, n.Watch(fmt.Sprint("k", i), "", 7, r))
 			}
 			pings := func() int { return timesCalled(t, s, "ping") }
 			redistest.Eventually(t, patience, "all are refused", func() bool {
@@ -627,7 +627,7 @@ func TestTenThousandKeys(t *testing.T) {
 	var watches [keys]*Watch
 	for i := range all {
 		all[i] = &recorder{t: t, heard: make(chan Event, 4)}
-		watches[i] = n.Watch(fmt.Sprint("k", i), 7, all[i])
+		watches[i] = n.Watch(fmt.Sprint("k", i), "", 7, all[i])
 	}
 	for _, r := range all {
 		r.want(Subscribed, "")
@@ -667,7 +667,7 @@ func TestWatchesThatComeAndGo(t *testing.T) {
 					key = fmt.Sprint("cold", g, i)
 				}
 				r := newRecorder(t)
-				w := n.Watch(key, 7, r)
+				w := n.Watch(key, "", 7, r)
 				switch rnd.IntN(3) {
 				case 0:
 					r.hears(Subscribed, "")
@@ -689,7 +689,7 @@ func TestWatchesOfADeadServerComeAndGo(t *testing.T) {
 	n := newSubs(t, s.Client(t, at(redistest.RefusedAddr(t)), quick))
 	before := runtime.NumGoroutine()
 	for i := range 10000 {
-		n.Watch(fmt.Sprint("k", i), 7, newRecorder(t)).Stop()
+		n.Watch(fmt.Sprint("k", i), "", 7, newRecorder(t)).Stop()
 	}
 	if got := topics(n); got != 0 {
 		t.Errorf("%d topics", got)
@@ -712,10 +712,10 @@ func TestStopInsideOnEvent(t *testing.T) {
 		<-begun
 		if s == Message {
 			w.Load().Stop()
-			t.Cleanup(n.Watch("k", 7, next).Stop)
+			t.Cleanup(n.Watch("k", "", 7, next).Stop)
 		}
 	}
-	w.Store(n.Watch("k", 7, r))
+	w.Store(n.Watch("k", "", 7, r))
 	close(begun)
 	r.want(Subscribed, "")
 	s.Do(t, "EVAL", "for i = 1, 100 do redis.call('PUBLISH', KEYS[1], i) end", 1, "k")
@@ -778,9 +778,9 @@ func TestCloseEndsWatches(t *testing.T) {
 			r := newRecorder(t)
 			var all []*Watch
 			for i := range 100 {
-				all = append(all, n.Watch(fmt.Sprint("k", i), 7, r0(t)))
+				all = append(all, n.Watch(fmt.Sprint("k", i), "", 7, r0(t)))
 			}
-			all = append(all, n.Watch("k", 7, r))
+			all = append(all, n.Watch("k", "", 7, r))
 			switch name {
 			case "confirmed":
 				r.want(Subscribed, "")
@@ -796,7 +796,7 @@ func TestCloseEndsWatches(t *testing.T) {
 			if err := n.Close(ctx); err != nil {
 				t.Error(err)
 			}
-			all = append(all, n.Watch("late", 7, r))
+			all = append(all, n.Watch("late", "", 7, r))
 			for _, w := range all {
 				w.Stop()
 			}
@@ -832,7 +832,7 @@ func TestWatchAgainstClose(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for i := range 5 {
-					w := n.Watch(fmt.Sprint("k", i), 7, r0(t))
+					w := n.Watch(fmt.Sprint("k", i), "", 7, r0(t))
 					if i%2 == 0 {
 						w.Stop()
 					}
@@ -900,7 +900,7 @@ func TestWatchInABubble(t *testing.T) {
 		c := m.Client(t)
 		n := newSubs(t, c)
 		r := newRecorder(t)
-		w := n.Watch("k", 7, r)
+		w := n.Watch("k", "", 7, r)
 		r.want(Subscribed, "")
 		if err := c.Publish(t.Context(), "k", "x").Err(); err != nil {
 			t.Fatal(err)

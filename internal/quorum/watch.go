@@ -22,7 +22,18 @@ const (
 	Failed                        // the owner that is named has released the key because its work has failed
 )
 
-// watch subscribes to the events of a key on all nodes.
+// News is what the end of a lease is to those who wait for the key elsewhere.
+type News = node.News
+
+// The kinds of news.
+const (
+	NoNews     = node.NoNews
+	NewsLook   = node.NewsLook   // what the lease was for may be done
+	NewsFailed = node.NewsFailed // what the lease was for has failed
+)
+
+// watch receives what concerns one contender for a key, from all nodes: by the inbox of this client, or
+// on a Cluster by the channel of the key.
 //
 // OurTurn is delivered when a majority of nodes has published it, or half a round trip after the
 // first has: with the first alone, the attempt would meet nodes where the key is still held; and
@@ -31,6 +42,7 @@ type watch struct {
 	q         *Quorum
 	contender string
 	onEvent   func(n Event, owner string)
+	names     []string // what the messages of each node begin with
 	nodes     []*pubsub.Watch
 
 	mu         sync.Mutex  // guards what follows
@@ -47,7 +59,9 @@ type watch struct {
 func (q *Quorum) Watch(key, contender string, hear func(n Event, owner string)) (stop func()) {
 	w := &watch{q: q, contender: contender, onEvent: hear}
 	for i, subs := range q.subs {
-		w.nodes = append(w.nodes, subs.Watch(key, i, w))
+		channel, name := q.Nodes[i].Channel(key, contender)
+		w.names = append(w.names, name)
+		w.nodes = append(w.nodes, subs.Watch(channel, name, i, w))
 	}
 	return w.stop
 }
@@ -66,13 +80,15 @@ func (w *watch) stop() {
 
 // OnEvent receives an event of node i.
 func (w *watch) OnEvent(i int, e pubsub.Event) {
-	owner, failed := node.FailedOwner(e.Text)
-	if failed {
-		w.onFailed(owner)
-		return
+	var notice node.Notice
+	if e.Kind == pubsub.Message {
+		if notice = node.ParseNotice(w.names[i], w.contender, e.Text); notice.Failed != "" {
+			w.onFailed(notice.Failed)
+			return
+		}
 	}
 	w.mu.Lock()
-	event := w.eventLocked(i, e)
+	event := w.eventLocked(i, e.Kind, notice)
 	w.mu.Unlock()
 	for event != 0 {
 		w.onEvent(event, "")
@@ -106,22 +122,22 @@ func (w *watch) correct(delivered Event) Event {
 	return 0
 }
 
-func (w *watch) eventLocked(i int, e pubsub.Event) Event {
+func (w *watch) eventLocked(i int, kind pubsub.Kind, notice node.Notice) Event {
 	bit := uint64(1) << i
 	before := w.majority(w.subscribed)
 	switch {
 	case w.closed:
-	case e.Kind == pubsub.Subscribed:
+	case kind == pubsub.Subscribed:
 		w.subscribed |= bit
 		if w.majority(w.subscribed) {
 			return Subscribed
 		}
-	case e.Kind == pubsub.Unsubscribed:
+	case kind == pubsub.Unsubscribed:
 		w.subscribed &^= bit
 		if before && !w.majority(w.subscribed) {
 			return Unsubscribed
 		}
-	case e.Text != w.contender:
+	case notice.Contender != w.contender:
 		return OtherTurn
 	default:
 		return w.turnLocked(bit)
