@@ -45,7 +45,7 @@ const (
 //
 // No wake-up is lost, provided that the listener checks the key after each Subscribed, and not only
 // then once it has received Unsubscribed. Subscribed is delivered when the server's confirmation
-// was read, and to a watch that has just joined a confirmed topic. What is published after that
+// was read, and Watch says it of a topic that is confirmed. What is published after that
 // check arrives on the connection, and the watch receives it, or the connection breaks, and each
 // way to leave the state confirmed with watches sends them Unsubscribed. A connection that has died
 // in silence is found by a ping, in a few seconds.

@@ -46,18 +46,19 @@ type Watch struct {
 
 // Watch has l receive what is published on a channel, until Stop: messages that begin with name and a
 // space, of which no other watch of the channel has the same; or all, if name is "". It never blocks and
-// does no I/O. A new watch counts as Unsubscribed until it receives Subscribed, which comes soon if
-// the channel is watched already, and not at all while the server cannot or will not subscribe: then l
-// must poll. OnEvent is never called by the caller of Watch itself, but may be called before Watch
-// returns. Unsubscribed comes once, not again before the next Subscribed.
+// does no I/O. If the channel is confirmed already, so says it, and a Subscribed counts as received.
+// Otherwise the watch counts as Unsubscribed until it receives Subscribed, which does not come while the
+// server cannot or will not subscribe: then l must poll. OnEvent is never called by the caller of Watch
+// itself, but may be called before Watch returns. Unsubscribed comes once, not again before the next
+// Subscribed.
 //
 // After Close nothing is received, and Watch is harmless.
-func (subs *Subscriptions) Watch(channel, name string, i int, l Listener) *Watch {
-	w := &Watch{subs: subs, name: name, i: i, l: l}
+func (subs *Subscriptions) Watch(channel, name string, i int, l Listener) (w *Watch, subscribed bool) {
+	w = &Watch{subs: subs, name: name, i: i, l: l}
 	subs.mu.Lock()
 	defer subs.mu.Unlock()
 	if subs.closed {
-		return w
+		return w, false
 	}
 	t := subs.topics[channel]
 	if t == nil {
@@ -72,11 +73,11 @@ func (subs *Subscriptions) Watch(channel, name string, i int, l Listener) *Watch
 		t.named[name] = w
 	}
 	t.endIdleLocked()
-	if t.state == confirmed && w.notifyLocked(Event{Kind: Subscribed}) {
-		t.home.joined = append(t.home.joined, w)
-		t.home.wake()
+	if t.state != confirmed {
+		return w, false
 	}
-	return w
+	w.last = Subscribed
+	return w, true
 }
 
 // Stop ends the watch. It never blocks. An OnEvent that is under way on another goroutine, or was

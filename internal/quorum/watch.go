@@ -53,15 +53,25 @@ type watch struct {
 	closed     bool
 }
 
-// Watch calls onEvent for each event of key, on goroutines of the nodes or of a timer, with no
-// mutex held, until stop is called; one call may still be under way then. owner is set for Failed
-// only. One node's message suffices for Failed: nothing is granted because of it.
-func (q *Quorum) Watch(key, contender string, hear func(n Event, owner string)) (stop func()) {
-	w := &watch{q: q, contender: contender, onEvent: hear}
+// Watch calls onEvent for each event of key, on goroutines of the nodes or of a timer, and, if this
+// client is subscribed already, on its own, with no mutex held, until stop is called; one call may still
+// be under way then. owner is set for Failed only. One node's message suffices for Failed: nothing is
+// granted because of it.
+func (q *Quorum) Watch(key, contender string, onEvent func(n Event, owner string)) (stop func()) {
+	w := &watch{q: q, contender: contender, onEvent: onEvent}
+	w.mu.Lock() // events come after this
 	for i, subs := range q.subs {
 		channel, name := q.Nodes[i].Channel(key, contender)
-		w.names = append(w.names, name)
-		w.nodes = append(w.nodes, subs.Watch(channel, name, i, w))
+		n, subscribed := subs.Watch(channel, name, i, w)
+		if subscribed {
+			w.subscribed |= 1 << i
+		}
+		w.names, w.nodes = append(w.names, name), append(w.nodes, n)
+	}
+	subscribed := w.majority(w.subscribed)
+	w.mu.Unlock()
+	if subscribed {
+		w.deliver(Subscribed)
 	}
 	return w.stop
 }
@@ -80,30 +90,21 @@ func (w *watch) stop() {
 
 // OnEvent receives an event of node i.
 func (w *watch) OnEvent(i int, e pubsub.Event) {
-	var notice node.Notice
-	if e.Kind == pubsub.Message {
-		if notice = node.ParseNotice(w.names[i], w.contender, e.Text); notice.Failed != "" {
-			w.onFailed(notice.Failed)
-			return
-		}
-	}
 	w.mu.Lock()
-	event := w.eventLocked(i, e.Kind, notice)
+	event, owner := w.eventLocked(i, e)
 	w.mu.Unlock()
+	if event == Failed {
+		w.onEvent(Failed, owner)
+		return
+	}
+	w.deliver(event)
+}
+
+// deliver delivers event, unless it is 0.
+func (w *watch) deliver(event Event) {
 	for event != 0 {
 		w.onEvent(event, "")
 		event = w.correct(event)
-	}
-}
-
-// onFailed delivers a failure once, though several nodes publish it.
-func (w *watch) onFailed(owner string) {
-	w.mu.Lock()
-	known := w.closed || owner == w.failed
-	w.failed = owner
-	w.mu.Unlock()
-	if !known {
-		w.onEvent(Failed, owner)
 	}
 }
 
@@ -122,27 +123,40 @@ func (w *watch) correct(delivered Event) Event {
 	return 0
 }
 
-func (w *watch) eventLocked(i int, kind pubsub.Kind, notice node.Notice) Event {
+func (w *watch) eventLocked(i int, e pubsub.Event) (event Event, owner string) {
 	bit := uint64(1) << i
 	before := w.majority(w.subscribed)
 	switch {
 	case w.closed:
-	case kind == pubsub.Subscribed:
+	case e.Kind == pubsub.Subscribed:
 		w.subscribed |= bit
 		if w.majority(w.subscribed) {
-			return Subscribed
+			return Subscribed, ""
 		}
-	case kind == pubsub.Unsubscribed:
+	case e.Kind == pubsub.Unsubscribed:
 		w.subscribed &^= bit
 		if before && !w.majority(w.subscribed) {
-			return Unsubscribed
+			return Unsubscribed, ""
 		}
-	case notice.Contender != w.contender:
-		return OtherTurn
 	default:
-		return w.turnLocked(bit)
+		return w.noticeLocked(bit, node.ParseNotice(w.names[i], w.contender, e.Text))
 	}
-	return 0
+	return 0, ""
+}
+
+// noticeLocked takes a notice. A failure is delivered once, though several nodes publish it.
+func (w *watch) noticeLocked(bit uint64, notice node.Notice) (event Event, owner string) {
+	switch {
+	case notice.Failed != "":
+		if notice.Failed == w.failed {
+			return 0, ""
+		}
+		w.failed = notice.Failed
+		return Failed, notice.Failed
+	case notice.Contender != w.contender:
+		return OtherTurn, ""
+	}
+	return w.turnLocked(bit), ""
 }
 
 func (w *watch) turnLocked(bit uint64) Event {
