@@ -83,6 +83,7 @@ if not rival and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
   redis.call('DEL', KEYS[1])
   return ours and 1 or 0
 end
+local first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES') -- and the second
 
 -- tell sends a contender that message, and says whether anybody got it.
 local function tell(name, message)
@@ -104,7 +105,6 @@ end
 if failed and not sharded then
   tell_all('failed ' .. ARGV[1])
 end
-local first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 
 -- Those that did not take their turn are removed, not more than a few hundred at a time:
 -- the server does nothing else meanwhile.
@@ -120,7 +120,7 @@ for _ = 1, 100 do
       redis.pcall('ZREM', KEYS[2], other)
     end
   end
-  first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+  first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES')
 end
 local chosen = first[1]
 
@@ -142,7 +142,7 @@ if chosen then
   tell(chosen, 'turn')
   if ours and ARGV[6] == 'look' or not contender then
     tell_all('other', chosen)
-  else
+  elseif first[3] and not tell(first[chosen == first[1] and 3 or 1], 'other') then
     for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 9)) do
       if name ~= chosen and tell(name, 'other') then
         break
