@@ -231,7 +231,11 @@ func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender s
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.prepared++
-	return &fakeAttempt{w: w, owner: fmt.Sprint("owner-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens}
+	owner := fmt.Sprint("owner-", w.prepared)
+	if contender == quorum.Self {
+		contender = owner
+	}
+	return &fakeAttempt{w: w, owner: owner, contender: contender, key: key, ttl: ttl, tokens: tokens}
 }
 
 // asked is how many attempts there have been.
