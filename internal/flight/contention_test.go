@@ -1047,9 +1047,11 @@ func TestRivalsAreExpected(t *testing.T) {
 		c.releases()
 		w.history()
 		pass(time.Duration(rivaledTime))
-		w.start()
+		c = w.start()
 		w.wantHistory("acquire")
 		w.attempt().grant()
+		c.holds()
+		c.releases()
 	})
 }
 
