@@ -39,7 +39,9 @@ import (
 // always wanted elsewhere. It tries again when its turn has come, when the nodes have confirmed the subscription
 // (what was published before that was missed), when the holder's ttl or somebody else's turn
 // runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
-// polls. A lost notice costs time, never liveness.
+// polls. A lost notice costs time, never liveness. A release notifies two: the one whose turn it is,
+// and the one after it, which tries when that turn has passed. So a hand-over wakes two processes,
+// however many wait.
 //
 // Guarded by the flight's mu.
 type contention struct {
