@@ -219,7 +219,7 @@ func TestCheckAdvisesTheDocumentedACL(t *testing.T) {
 	s := redistest.StartServer(t)
 	rule.without("+incrby").apply(t, s)
 	host, port, _ := net.SplitHostPort(s.Addr())
-	want := fmt.Sprintf("redis-cli -h %s -p %s --user ADMIN --askpass ACL SETUSER app '~lock:*' '~flightlock:*' '&lock:*' %s", host, port, strings.Join(rule.commands, " "))
+	want := fmt.Sprintf("redis-cli -h %s -p %s --user ADMIN --askpass ACL SETUSER app '~lock:*' '~flightlock:*' '&flightlock:inbox:*' %s", host, port, strings.Join(rule.commands, " "))
 	rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
 	wantFinding(t, check(t, newClient(t, patient, rdb)), s.Addr(), "script rights", flightlock.StatusFail, want)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -30,11 +31,11 @@ func contending(t *testing.T, c *Client) *contender {
 type deployment struct {
 	nodes     func() []redis.UniversalClient
 	servers   []*redistest.Server
-	subscribe string // the subcommand that counts who listens
+	listening func(t *testing.T, s *redistest.Server) int // who hears of it there
 }
 
 func servers(t *testing.T, n int) deployment {
-	d := deployment{subscribe: "NUMSUB"}
+	d := deployment{listening: inboxes}
 	for range n {
 		d.servers = append(d.servers, redistest.StartServer(t))
 	}
@@ -51,8 +52,16 @@ func cluster(t *testing.T) deployment {
 	c := redistest.StartCluster(t, 3)
 	return deployment{
 		nodes:   func() []redis.UniversalClient { return []redis.UniversalClient{c.Client(t)} },
-		servers: []*redistest.Server{c.MasterOf(t, "lock:k")}, subscribe: "SHARDNUMSUB",
+		servers: []*redistest.Server{c.MasterOf(t, "lock:k")},
+		listening: func(t *testing.T, s *redistest.Server) int {
+			return int(s.Do(t, "PUBSUB", "SHARDNUMSUB", "lock:k").([]any)[1].(int64))
+		},
 	}
+}
+
+// inboxes is how many clients are subscribed to their inboxes on s.
+func inboxes(t *testing.T, s *redistest.Server) int {
+	return len(s.Do(t, "PUBSUB", "CHANNELS", node.Inbox+"*").([]any))
 }
 
 func (d deployment) client(t *testing.T, opts Options) *Client {
@@ -76,8 +85,7 @@ func (d deployment) awaitWaiting(t *testing.T, n int) {
 	t.Helper()
 	redistest.Eventually(t, 20*time.Second, "all listen and are known to wait", func() bool {
 		for _, s := range d.servers {
-			list := s.Do(t, "PUBSUB", d.subscribe, "lock:k").([]any)
-			if list[1].(int64) != int64(n) || wanting(t, s) != int64(n) {
+			if d.listening(t, s) != n || wanting(t, s) != int64(n) {
 				return false
 			}
 		}
@@ -159,7 +167,7 @@ func TestAFailureThatNotAllNodesTell(t *testing.T) {
 	a, b := contending(t, d.client(t, Options{})), contending(t, deaf)
 	redistest.Eventually(t, 20*time.Second, "all wait", func() bool {
 		for _, s := range d.servers {
-			if wanting(t, s) != 2 || s.Do(t, "PUBSUB", "NUMSUB", "lock:k").([]any)[1].(int64) != 1 {
+			if wanting(t, s) != 2 || inboxes(t, s) != 1 {
 				return false
 			}
 		}

@@ -3,6 +3,7 @@ package lua_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,27 +12,32 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// heard gives what was told on the key's channel until now.
+// heard gives what was told in inboxes until now, each with the inbox's client.
 func (s *store) heard(told *redis.PubSub) (all []string) {
 	s.t.Helper()
-	if err := s.Publish(context.Background(), key, "the end").Err(); err != nil {
+	if err := s.Publish(context.Background(), inbox+"test", "the end").Err(); err != nil {
 		s.t.Fatal(err)
 	}
 	for {
-		m, err := told.ReceiveMessage(context.Background())
+		m, err := told.ReceiveTimeout(context.Background(), 10*time.Second)
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		if m.Payload == "the end" {
-			return all
+		if m, is := m.(*redis.Message); is {
+			if m.Payload == "the end" {
+				return all
+			}
+			all = append(all, strings.TrimPrefix(m.Channel, inbox)+": "+m.Payload)
 		}
-		all = append(all, m.Payload)
 	}
 }
 
+const inbox = "flightlock:inbox:"
+
+// listen listens to all inboxes.
 func (s *store) listen() *redis.PubSub {
 	s.t.Helper()
-	told := s.Subscribe(context.Background(), key)
+	told := s.PSubscribe(context.Background(), inbox+"*")
 	s.t.Cleanup(func() { told.Close() })
 	if _, err := told.Receive(context.Background()); err != nil {
 		s.t.Fatal(err)
@@ -39,8 +45,7 @@ func (s *store) listen() *redis.PubSub {
 	return told
 }
 
-// A release that says "failed" tells so, by a message that is no contender's name, and then does what
-// a release does: also when nobody is known to wait, for somebody may listen all the same.
+// A release that says "failed" tells all who wait so, and then does what a release does.
 func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct {
@@ -48,10 +53,10 @@ func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 			queue, want      []string
 			turn             string
 		}{
-			{"", "", nil, []string{"a failed"}, ""},
-			{"", "", []string{"x-1", "y-1"}, []string{"a failed", "x-1"}, "x-1"},
-			{"me-1", "", []string{"x-1"}, []string{"a failed", "x-1"}, "x-1"},
-			{"me-1", "y-1", []string{"x-1", "y-1"}, []string{"a failed", "y-1"}, "y-1"},
+			{"", "", nil, nil, ""},
+			{"", "", []string{"x-1", "y-1"}, []string{"x: 1 failed a", "y: 1 failed a", "x: 1 turn", "y: 1 other"}, "x-1"},
+			{"me-1", "", []string{"x-1"}, []string{"x: 1 failed a", "x: 1 turn"}, "x-1"},
+			{"me-1", "y-1", []string{"x-1", "y-1"}, []string{"x: 1 failed a", "y: 1 failed a", "me: 1 failed a", "y: 1 turn", "x: 1 other"}, "y-1"},
 		} {
 			s.queue("a", c.queue...)
 			told := s.listen()
@@ -80,7 +85,7 @@ func TestOnlyAFailureIsTold(t *testing.T) {
 		s.wantHeld(s.leave("a", "", "", "failed"), "b", minute)
 		s.reset()
 		s.want(s.leave("a", "", "", "failed"), int64(0))
-		if got := s.heard(told); !slices.Equal(got, []string{"x-1"}) {
+		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 turn"}) {
 			t.Errorf("told %q", got)
 		}
 	})
@@ -93,19 +98,16 @@ func TestAFailureInABatch(t *testing.T) {
 		for _, k := range []string{"k1", "k2", "k3", "k4"} {
 			s.set(k, "o-"+k, time.Minute)
 		}
-		told := s.PSubscribe(context.Background(), "*")
-		defer told.Close()
-		if _, err := told.Receive(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		s.must(lua.Acquire, []string{"k3", bucket, "wants-k3"}, "other", minute, 1, 0, "x-1")
+		told := s.listen()
 		release := func(k string, more ...any) operation {
 			return operation{lua.Release, []string{k, "wants-" + k}, append([]any{"o-" + k, "PUBLISH", turn}, more...)}
 		}
 		s.batch(release("k1"), release("k2"), release("k3", "", "", "failed"), release("k4", "", ""))
-		if got := s.heard(told); !slices.Equal(got, []string{"o-k3 failed"}) {
+		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 failed o-k3", "x: 1 turn"}) {
 			t.Errorf("told %q", got)
 		}
-		for _, k := range []string{"k1", "k2", "k3", "k4"} {
+		for _, k := range []string{"k1", "k2", "k4"} {
 			s.want(s.value(k), "<none>")
 		}
 	})
@@ -119,4 +121,71 @@ func TestAFailureThatMayNotBeTold(t *testing.T) {
 	server.Do(t, "ACL", "SETUSER", "default", "-publish")
 	s.want(s.leave("a", "", "", "failed"), int64(1))
 	s.wantTurn("x-1")
+}
+
+// Whose turn it is, and who comes after it, are told; the others are let sleep. One that does not listen
+// is passed over by the second message, not by the turn: it may be about to listen.
+func TestOnlyTheNextTwoAreTold(t *testing.T) {
+	ctx := context.Background()
+	listens := func(s *store, clients ...string) {
+		for _, c := range clients {
+			p := s.Subscribe(ctx, inbox+c)
+			s.t.Cleanup(func() { p.Close() })
+			if _, err := p.Receive(ctx); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+	}
+	t.Run("all listen", func(t *testing.T) {
+		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s.queue("a", "v-1", "w-1", "x-1", "y-1")
+		listens(s, "v", "w", "x", "y")
+		told := s.listen()
+		s.leave("a", "me-1")
+		if got := s.heard(told); !slices.Equal(got, []string{"v: 1 turn", "w: 1 other"}) {
+			t.Errorf("told %q", got)
+		}
+	})
+	for _, c := range []struct {
+		what    string
+		release []any
+		want    []string
+	}{
+		{"a look", []any{"me-1", "", "look"}, []string{"v: 1 turn", "w: 1 other", "x: 1 other"}},
+		{"a lock that never had to wait", nil, []string{"v: 1 turn", "w: 1 other", "x: 1 other"}},
+		{"the others yield", []any{"me-1", "w-1"}, []string{"w: 1 turn", "v: 1 other"}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+			s.queue("a", "v-1", "w-1", "x-1")
+			told := s.listen()
+			s.leave("a", c.release...)
+			if got := s.heard(told); !slices.Equal(got, c.want) {
+				t.Errorf("told %q, want %q", got, c.want)
+			}
+		})
+	}
+	t.Run("some are gone", func(t *testing.T) {
+		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s.queue("a", "v-1", "w-1", "x-1", "y-1")
+		x := s.Subscribe(ctx, inbox+"x")
+		y := s.Subscribe(ctx, inbox+"y")
+		for _, p := range []*redis.PubSub{x, y} {
+			defer p.Close()
+			if _, err := p.Receive(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.leave("a", "me-1")
+		s.wantTurn("v-1")
+		if m, err := x.ReceiveTimeout(ctx, 10*time.Second); err != nil || m.(*redis.Message).Payload != "1 other" {
+			t.Errorf("x is told %v, %v", m, err)
+		}
+		if err := s.Publish(ctx, inbox+"y", "the end").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := y.ReceiveTimeout(ctx, 10*time.Second); err != nil || m.(*redis.Message).Payload != "the end" {
+			t.Errorf("y is told %v, %v", m, err)
+		}
+	})
 }

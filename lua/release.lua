@@ -5,7 +5,8 @@
 --          wait for it, by the time since when they do
 -- ARGV[1]  owner, never '': a key with an empty value is another client's. If there is only a
 --          want to be taken back, the contender, which owns no key
--- ARGV[2]  PUBLISH, or SPUBLISH on a Cluster
+-- ARGV[2]  PUBLISH, to the inboxes of those whom it concerns; or SPUBLISH on a Cluster, to all who
+--          listen on the channel named as the key
 -- ARGV[3]  how long a turn is kept, in milliseconds
 -- ARGV[4]  contender: the one that the owner asked as, '' if it never had to wait. It does
 --          not want the key any more
@@ -13,9 +14,9 @@
 --          one. The contender of ARGV[4] goes to the end of the wants, even where the key is
 --          not the owner's. May be left out, or '':
 --          then the one that waits longest comes next
--- ARGV[6]  failed: what the lock was held for has failed. All who listen are told so, whoever is next,
---          by a message of its own: the owner and ' failed', which is the name of no contender.
---          Left out by all other releases
+-- ARGV[6]  what all who wait are told besides. failed: what the lock was held for has failed. look: it
+--          may be done. Left out, or '', they are told nothing, unless ARGV[4] is '' too: a lock that
+--          never had to wait knows of nobody, and tells all
 --
 -- Reply
 --   1                deleted
@@ -25,11 +26,18 @@
 --
 -- A turn is the key, held for ARGV[3] in the name of a contender: "flightlock:turn:" and
 -- the contender. Nobody but that contender's acquire can take it; if it does not come, the
--- turn ends by itself. The contender is told by a message on the channel named as the key,
--- to all who listen: its name. A score of 0 among the wants is a contender whose turn has
+-- turn ends by itself. A score of 0 among the wants is a contender whose turn has
 -- come. One that is found there when the next turn is made did not come: it is gone, and
--- so is whatever else its client wanted ("client-sequence" is how contenders are named).
+-- so is whatever else its client wanted.
 -- Nothing about wants may make a release fail.
+--
+-- Contenders are named label#client-number. A client has one inbox, the channel "flightlock:inbox:" and
+-- its name. A message there is the contender's number and one word: turn, it is its turn; other, the
+-- turn is another's; failed, and then the owner. The one after the one whose turn it is is told too: it
+-- watches that one. Everybody else is let sleep, however many they are.
+--
+-- On a Cluster, where PUBLISH knows the subscribers of one server only, the messages are the name of the
+-- contender whose turn it is, and the owner and ' failed', which is the name of no contender.
 
 local turn = 'flightlock:turn:'
 local holder = redis.pcall('GET', KEYS[1])
@@ -65,17 +73,38 @@ if not ours and not kept then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
--- It comes before the message of whose turn it is: to a client that knows nothing of failures it is
--- the turn of one that it does not know, and what it hears last counts.
-if ours and ARGV[6] then
-  redis.pcall(ARGV[2], KEYS[1], ARGV[1] .. ' failed')
+-- A failure is told before whose turn it is: what a client hears last counts.
+local sharded, failed = ARGV[2] == 'SPUBLISH', ours and ARGV[6] == 'failed'
+if failed and sharded then
+  redis.pcall('SPUBLISH', KEYS[1], ARGV[1] .. ' failed')
 end
 
 if not rival and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
   redis.call('DEL', KEYS[1])
   return ours and 1 or 0
 end
-local first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+local first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES') -- and the second
+
+-- tell sends a contender that message, and says whether anybody got it.
+local function tell(name, message)
+  local client, number = string.match(name, '([^#]*)%-(%w+)$')
+  local n = client and redis.pcall('PUBLISH', 'flightlock:inbox:' .. client, number .. ' ' .. message)
+  return type(n) == 'number' and n > 0
+end
+
+-- tell_all sends it to all who wait but one, not to more than a thousand: the server does nothing else
+-- meanwhile.
+local function tell_all(message, but)
+  for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 999)) do
+    if name ~= but then
+      tell(name, message)
+    end
+  end
+end
+
+if failed and not sharded then
+  tell_all('failed ' .. ARGV[1])
+end
 
 -- Those that did not take their turn are removed, not more than a few hundred at a time:
 -- the server does nothing else meanwhile.
@@ -91,7 +120,7 @@ for _ = 1, 100 do
       redis.pcall('ZREM', KEYS[2], other)
     end
   end
-  first = redis.pcall('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+  first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES')
 end
 local chosen = first[1]
 
@@ -106,6 +135,19 @@ if type(made) ~= 'table' or made.err then -- no room for a turn: whoever comes f
 end
 if chosen then
   redis.pcall('ZADD', KEYS[2], 'XX', 0, chosen)
-  redis.pcall(ARGV[2], KEYS[1], chosen)
+  if sharded then
+    redis.pcall('SPUBLISH', KEYS[1], chosen)
+    return ours and 1 or 0
+  end
+  tell(chosen, 'turn')
+  if ours and ARGV[6] == 'look' or not contender then
+    tell_all('other', chosen)
+  elseif first[3] and not tell(first[chosen == first[1] and 3 or 1], 'other') then
+    for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 9)) do
+      if name ~= chosen and tell(name, 'other') then
+        break
+      end
+    end
+  end
 end
 return ours and 1 or 0

@@ -65,17 +65,13 @@ func (s *store) queue(owner string, contenders ...string) {
 func TestTurnsGoRoundInOrder(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "z-1", "y-1", "x-1")
-		told := s.Subscribe(context.Background(), key)
-		defer told.Close()
-		if _, err := told.Receive(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		told := s.listen()
 		s.wantWaiting("z-1", "y-1", "x-1")
 		for i, c := range []string{"z-1", "y-1", "x-1"} {
 			s.want(s.leave([]string{"a", "o0", "o1"}[i], c+"0"), int64(1))
 			s.wantTurn(c)
-			if m, err := told.ReceiveMessage(context.Background()); err != nil || m.Payload != c {
-				t.Errorf("told %v %v, want %s", m, err, c)
+			if all := s.heard(told); len(all) == 0 || all[0] != c[:1]+": 1 turn" {
+				t.Errorf("told %q, want the turn of %s", all, c)
 			}
 			s.wantHeld(s.acquire("thief", minute, 1), "flightlock:turn:"+c, turn)
 			s.wantHeld(s.ask("thief", c+"1"), "flightlock:turn:"+c, turn)

@@ -329,7 +329,7 @@ func judgePubSub(t target) Finding {
 	case t.NoKey:
 		return ok("not tried: no key with this prefix can be on this master")
 	case err == nil:
-		return ok("a notice on a lock's channel arrives")
+		return ok("a notice arrives")
 	case t.DisableNotify:
 		return ok("%v; Options.DisableNotify is set, so it is not used", err)
 	case !errors.As(err, &reply):
@@ -349,11 +349,11 @@ func aboutRights(text string) bool {
 // grant is the command that gives the user all rights that locking needs.
 func (t target) grant() string {
 	prefix := escapeGlob(t.KeyPrefix)
-	commands := lockCommands
+	commands, channels := lockCommands, node.Inbox
 	if t.Cluster {
-		commands += clusterCommands
+		commands, channels = lockCommands+clusterCommands, prefix
 	}
-	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", t.cli(), t.user(), prefix, prefix, commands)
+	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", t.cli(), t.user(), prefix, channels, commands)
 }
 
 // user is whose rights are used.

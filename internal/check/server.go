@@ -237,8 +237,8 @@ func (in *inspection) scripts() {
 	})
 }
 
-// pubsub subscribes to the channel of a lock and sends a notice on it. On a Cluster of
-// Redis 7 that is sharded pub/sub, which stays on the master of the slot.
+// pubsub subscribes to an inbox and sends a notice there. On a Cluster of Redis 7 it takes the
+// channel of a lock and sharded pub/sub, which stays on the master of the slot.
 func (in *inspection) pubsub() {
 	sharded := in.got.Cluster && !older(in.got.Hello["version"], "7.0")
 	if in.got.PubSubErr = in.dead; in.dead != nil {
@@ -248,16 +248,16 @@ func (in *inspection) pubsub() {
 	in.got.PubSubErr = func() error {
 		ctx, cancel := context.WithTimeout(in.ctx, stepTime)
 		defer cancel()
-		subscribe, publish := in.c.Subscribe, in.c.Publish
+		subscribe, publish, channel := in.c.Subscribe, in.c.Publish, node.Inbox+in.key
 		if sharded {
-			subscribe, publish = in.c.SSubscribe, in.c.SPublish
+			subscribe, publish, channel = in.c.SSubscribe, in.c.SPublish, in.key
 		}
-		sub := subscribe(ctx, in.key)
+		sub := subscribe(ctx, channel)
 		defer sub.Close()
 		if _, err := sub.ReceiveTimeout(ctx, stepTime); err != nil {
 			return fmt.Errorf("subscribing: %w", err)
 		}
-		if err := publish(ctx, in.key, "check").Err(); err != nil {
+		if err := publish(ctx, channel, "check").Err(); err != nil {
 			return fmt.Errorf("publishing: %w", err)
 		}
 		if _, err := sub.ReceiveTimeout(ctx, stepTime); err != nil {

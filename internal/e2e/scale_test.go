@@ -337,7 +337,7 @@ func TestThousandsOfKeysAreWaitedFor(t *testing.T) {
 		})
 	}
 	redistest.Eventually(t, time.Minute, "all wait and are subscribed", func() bool {
-		return c.Stats().Waiters == int64(keys) && subscriptions(t, s) == keys
+		return c.Stats().Waiters == int64(keys) && subscriptions(t, s) == 1 // its inbox
 	})
 	fromMany(16, func(g int) {
 		for i := g; i < keys; i += 16 {

@@ -22,8 +22,11 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 		t.becomeFront(clock.Now())
 	}
 	t.tokens, t.contender = f.blockLocked(), ""
-	if c := f.contention; c != nil {
+	switch c := f.contention; {
+	case c != nil:
 		t.contender, c.registered = c.contender, true
+	case f.rivaled && f.backoff == nil && f.head().isEndless():
+		t.contender = quorum.Self
 	}
 }
 
@@ -37,11 +40,27 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	if f.g.cfg.Observer.Attempted != nil {
 		f.attempted = time.Now()
 	}
-	f.mu.Unlock()
+	if t.contender == quorum.Self {
+		f.subscribeFirst(l.Owner())
+	} else {
+		f.mu.Unlock()
+	}
 	if unwanted {
 		l.Cancel()
 	}
 	l.Acquire(inline, (*acquirer)(f))
+}
+
+// subscribeFirst subscribes before the first attempt is sent, which is to register the flight. The
+// caller holds mu, which it unlocks.
+func (f *flight) subscribeFirst(contender string) {
+	f.subscribeLocked(contender)
+	c := f.contention
+	c.registered, c.unsent = true, true
+	f.unlock()
+	f.mu.Lock()
+	c.unsent = false
+	f.mu.Unlock()
 }
 
 // acquirer is a flight that gets the outcome of its attempt.
@@ -63,6 +82,9 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	defer f.unlock()
 	l, unwanted := f.attempt, f.phase == canceled
 	f.phase, f.attempt = idle, nil
+	if c := f.contention; c != nil && failure != nil && failure.Reason == quorum.Taken {
+		c.met = true
+	}
 	switch {
 	case failure == nil:
 		f.wonLocked(l, g)

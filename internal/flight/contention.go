@@ -10,7 +10,7 @@ import (
 // How a flight waits for other processes, and lets them have their turn.
 
 // contention is what a flight knows of its rivals: the flights of other processes, and the Lock
-// calls, that want the same key. A flight has none until it meets the first.
+// calls, that want the same key. A flight has none until it meets the first, or expects to.
 //
 // While nobody else wants the key, its lease goes from waiter to waiter for nothing. Once
 // per slice the flight checks, with the refresh that it makes anyway, whether anybody waits
@@ -34,10 +34,14 @@ import (
 //     check leaves it to the nodes, whose orders are nearly always the same.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
-// it dies. It tries again when its turn has come, when the nodes have confirmed the subscription
+// it dies, and is registered by the second. If the flight that the key had before, a moment ago, had
+// rivals, it does so before its first attempt, which registers it: one attempt less for a key that is
+// always wanted elsewhere. It tries again when its turn has come, when the nodes have confirmed the subscription
 // (what was published before that was missed), when the holder's ttl or somebody else's turn
 // runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
-// polls. A lost notice costs time, never liveness.
+// polls. A lost notice costs time, never liveness. A release notifies two: the one whose turn it is,
+// and the one after it, which tries when that turn has passed. So a hand-over wakes two processes,
+// however many wait.
 //
 // Guarded by the flight's mu.
 type contention struct {
@@ -45,6 +49,8 @@ type contention struct {
 	stop       func() // ends the subscription; nil before it has begun
 	subscribed bool   // a majority of nodes has confirmed it
 	registered bool   // the nodes may know of a want
+	unsent     bool   // it is about to be sent to them for the first time
+	met        bool   // there was a rival
 	polls      uint8  // without an event, so far
 	rival      string // waits longest, by the last check; "": nobody does
 }
@@ -64,6 +70,7 @@ const (
 func (f *flight) contendLocked() {
 	if f.contention == nil && f.backoff != nil && f.taken {
 		f.subscribeLocked(f.owner)
+		f.contention.met = true
 	}
 }
 
@@ -111,6 +118,9 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 		return
 	case quorum.Subscribed:
 		f.contention.subscribed = true
+		if f.contention.unsent {
+			return
+		}
 	case quorum.Unsubscribed:
 		f.contention.subscribed = false
 	}
@@ -216,6 +226,7 @@ func (f *flight) waitersSeenLocked(rival string, failed bool) {
 	}
 	if f.contention != nil && !failed {
 		f.contention.rival = rival
+		f.contention.met = f.contention.met || rival != ""
 	}
 	if now := clock.Now(); f.g.at(now) >= f.sliceEnds && (f.contention == nil || f.contention.rival == "") {
 		f.sliceLocked(now)

@@ -1005,6 +1005,56 @@ func TestNextFlightContendsAnew(t *testing.T) {
 	})
 }
 
+// A key that had rivals a moment ago is expected to have them: the first attempt of its next flight
+// registers it, and is not repeated because the subscription, which began before it, is confirmed. That
+// is forgotten in a while in which nobody was met, and is not for those who may give up at once.
+func TestRivalsAreExpected(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		watch := w.nodes.watch
+		w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
+			stop := watch(key, contender, hear)
+			hear(quorum.Subscribed, "")
+			return stop
+		}
+		c := w.start()
+		w.attempt().taken(time.Hour)
+		w.attempt().taken(time.Hour)
+		c.leaves()
+		w.wantHistory("acquire", "watch owner-1", "acquire as owner-1", "stop owner-1", "leave owner-1")
+
+		c = w.start()
+		w.wantHistory("watch owner-3", "acquire as owner-3")
+		w.attempt().taken(time.Hour)
+		pass(safetyPoll - 1)
+		w.wantHistory()
+		pass(1)
+		w.wantHistory("acquire as owner-3")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+		w.wantHistory("release", "stop owner-3")
+
+		bounded := w.start(pace(limited{time.Second, 1}))
+		w.wantHistory("acquire")
+		w.attempt().taken(time.Hour)
+		bounded.leaves()
+		w.history()
+
+		c = w.start()
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+		w.history()
+		pass(time.Duration(rivaledTime))
+		c = w.start()
+		w.wantHistory("acquire")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	})
+}
+
 // A flight that dies while it is about to listen stops that, once, whoever is first.
 func TestDiesWhileItBeginsToListen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

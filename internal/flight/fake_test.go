@@ -231,7 +231,11 @@ func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender s
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.prepared++
-	return &fakeAttempt{w: w, owner: fmt.Sprint("owner-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens}
+	owner := fmt.Sprint("owner-", w.prepared)
+	if contender == quorum.Self {
+		contender = owner
+	}
+	return &fakeAttempt{w: w, owner: owner, contender: contender, key: key, ttl: ttl, tokens: tokens}
 }
 
 // asked is how many attempts there have been.
@@ -335,8 +339,8 @@ func (a *fakeAttempt) Refresh(ttl time.Duration, more int64, timeout time.Durati
 	a.lease.Refresh(ttl, more, timeout, look, done)
 }
 
-func (a *fakeAttempt) Release(_ bool, rival string, failed bool, by quorum.Releaser) {
-	a.lease.Release(rival, failed, func(err error) { by.Released(failure(err)) })
+func (a *fakeAttempt) Release(_ bool, rival string, news quorum.News, by quorum.Releaser) {
+	a.lease.Release(rival, news == quorum.NewsFailed, func(err error) { by.Released(failure(err)) })
 }
 
 // failure is a failure with that error, nil for nil.

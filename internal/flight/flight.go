@@ -49,6 +49,7 @@ type flight struct {
 	refreshing bool // a refresh of the lease is under way
 	checked    bool // a check for waiters elsewhere has begun in this slice
 	retry      bool // an event has come since the attempt began: try again if it fails
+	rivaled    bool // the key's last flight, a moment ago, had rivals
 
 	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
 	queue            list.List[Ticket, *Ticket] // who waits
@@ -66,7 +67,7 @@ type flight struct {
 
 	*backoff // nil: no attempt has failed since the last lease
 
-	contention *contention   // nil: no rival was met
+	contention *contention   // nil: no rival was met, or expected
 	sliceEnds  clock.Instant // when the lease is to go to a rival, if there is one
 
 	refreshRequests *refreshRequest // for the current Ticket, in order
@@ -148,7 +149,7 @@ type deferred struct {
 	calls   []func()
 	release Lease           // not nil: release it
 	rival   string          // who is to have the next turn then, if not ""
-	failed  bool            // what the lease was for has failed
+	news    quorum.News     // what the release tells others
 	done    quorum.Releaser // gets the outcome of the release, if it is not nil
 }
 

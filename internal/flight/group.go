@@ -38,14 +38,14 @@ type Lease interface {
 	// not worth the memory.
 	Settle()
 	// Release releases the lease; by gets the outcome. If there is a rival, the next turn is its,
-	// and the flight's contender waits again. With failed, all who wait for the key are told that
-	// what its last Ticket was for has failed.
-	Release(inline bool, rival string, failed bool, by quorum.Releaser)
+	// and the flight's contender waits again. All who wait for the key elsewhere get the news.
+	Release(inline bool, rival string, news quorum.News, by quorum.Releaser)
 }
 
 // Nodes is how the local tier reaches the quorum.
 type Nodes interface {
-	// Prepare makes the lease of an attempt. contender is "" until the flight has lost one.
+	// Prepare makes the lease of an attempt. contender is "" until the flight has lost one, or
+	// quorum.Self if it expects to lose this one.
 	Prepare(key string, ttl time.Duration, tokens int64, contender string) Lease
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
@@ -152,6 +152,7 @@ type shard struct {
 	private map[*flight]struct{} // flights that nobody can join
 	seq     uint64               // how many flights there have been
 	alarms  timerHeap
+	rivaled [4]rivaled // the last of them that had rivals, in no order
 
 	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
 	// a hot key finds its flight without mu. Written under the flight's mu, while it lives; so
@@ -160,6 +161,15 @@ type shard struct {
 
 	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
 }
+
+// rivaled is a key whose flight had rivals when it died.
+type rivaled struct {
+	key  string
+	died clock.Instant
+}
+
+// rivaledTime is for how long the next flight of such a key expects them.
+const rivaledTime = clock.Instant(time.Second)
 
 // Counts are what flights have done.
 type Counts struct {
@@ -210,7 +220,13 @@ func (g *Group) shardIndex(key string) uint8 { return uint8(maphash.String(g.see
 func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	sh := &g.shards[shardIndex]
 	sh.seq++
-	return &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
+	f := &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
+	for i := range sh.rivaled {
+		if r := &sh.rivaled[i]; r.key == key && r.died != 0 {
+			f.rivaled = clock.InstantNow(g.epoch)-r.died < rivaledTime
+		}
+	}
+	return f
 }
 
 // single gives a flight that nobody else can join.
@@ -238,6 +254,9 @@ func (g *Group) remove(f *flight) {
 		delete(sh.private, f)
 	}
 	sh.alarms.drop(f)
+	if f.contention != nil && f.contention.met {
+		sh.rivaledLocked(f.key, clock.InstantNow(g.epoch))
+	}
 	sh.mu.Unlock()
 	if g.closed.Load() {
 		select {
@@ -245,6 +264,22 @@ func (g *Group) remove(f *flight) {
 		default:
 		}
 	}
+}
+
+// rivaledLocked keeps a key whose flight has died in place of itself, or of the oldest.
+func (sh *shard) rivaledLocked(key string, now clock.Instant) {
+	oldest := &sh.rivaled[0]
+	for i := range sh.rivaled {
+		r := &sh.rivaled[i]
+		if r.key == key {
+			oldest = r
+			break
+		}
+		if r.died < oldest.died {
+			oldest = r
+		}
+	}
+	*oldest = rivaled{key, now}
 }
 
 // list gives the flights of a shard.

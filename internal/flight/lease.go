@@ -147,7 +147,7 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	if done == nil {
 		done = ignored{}
 	}
-	d.release.Release(inline, rival, d.failed, done)
+	d.release.Release(inline, rival, d.news, done)
 	f.mu.Lock()
 	defer f.unlock()
 	f.phase = idle

@@ -5,6 +5,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/list"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // Ticket is one caller's place in a flight: first in the queue, then holding the lease.
@@ -158,14 +159,22 @@ func (t *Ticket) endOfLocked() *end {
 
 // Release ends t: the lease goes to the next waiter, or back to the nodes. It returns nil
 // when either happened, and is bounded by NodeTimeout.
-func (t *Ticket) Release() error { return t.release(false) }
+//
+// If t is of AcquireUnless, others that wait in it, in other processes too, are notified: its work may
+// be what they wait for.
+func (t *Ticket) Release() error {
+	if t.looks {
+		return t.release(quorum.NewsLook)
+	}
+	return t.release(quorum.NoNews)
+}
 
 // ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes,
 // the other processes that wait in AcquireUnless are notified, and end with Errors.FailedElsewhere.
 // To a waiter of this process the lease is handed as ever.
-func (t *Ticket) ReleaseFailed() error { return t.release(true) }
+func (t *Ticket) ReleaseFailed() error { return t.release(quorum.NewsFailed) }
 
-func (t *Ticket) release(failed bool) error {
+func (t *Ticket) release(news quorum.News) error {
 	f := t.f
 	f.mu.Lock()
 	now := clock.Now()
@@ -179,7 +188,7 @@ func (t *Ticket) release(failed bool) error {
 		return nil
 	}
 	r := f.g.releases.Get().(releaseOutcome)
-	f.deferred.done, f.deferred.failed = r, failed
+	f.deferred.done, f.deferred.news = r, news
 	f.unlockInline(true)
 	why := r.wait()
 	f.g.releases.Put(r)

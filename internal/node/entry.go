@@ -1,7 +1,6 @@
 package node
 
 import (
-	"strings"
 	"sync"
 	"time"
 
@@ -103,13 +102,7 @@ func (e *Entry) releaseAgain() *request {
 type Handover struct {
 	Contender string // whom to take out of the wants, or for whom a turn may be kept
 	Rival     string // whose turn is next, on all nodes; then Contender goes to the end of the wants
-	Failed    bool   // all subscribers are sent that what the lease was for has failed, see FailedOwner
-}
-
-// FailedOwner is the owner of which a notice says that what it had the key for has failed; none for other
-// notices, which name a contender. A contender's name ends with a number.
-func FailedOwner(notice string) (owner string, failed bool) {
-	return strings.CutSuffix(notice, " failed")
+	News      News   // what all who wait are told besides
 }
 
 // wanted reports whether the contender may have a want, or a turn, on the node.

@@ -113,8 +113,8 @@ func (r *request) values(to []any) []any {
 		to = append(to, &t.owner)
 		switch p := r.handover; {
 		case r.reach != allKeys:
-		case p != nil && p.Failed:
-			to = append(to, r.e.n.publish, r.e.n.turn, p.Contender, p.Rival, "failed")
+		case p != nil && (p.News == NewsFailed || p.News == NewsLook && p.Contender != ""): // else all are told anyway
+			to = append(to, r.e.n.publish, r.e.n.turn, p.Contender, p.Rival, [...]string{NewsLook: "look", NewsFailed: "failed"}[p.News])
 		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
 			if p.Contender != "" {

@@ -53,7 +53,8 @@ func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node
 	})
 	prepare(n)
 	heard := make(events, 100)
-	t.Cleanup(subs.Watch(key, 7, heard).Stop)
+	w, _ := subs.Watch(key, "", 7, heard)
+	t.Cleanup(w.Stop)
 	return n, heard
 }
 

@@ -81,7 +81,7 @@ func noticesManySlots(t *testing.T, c *redistest.Cluster) {
 	var watches []*Watch
 	for i := range keys {
 		r := newRecorder(t)
-		all, watches = append(all, r), append(watches, n.Watch(fmt.Sprint("k", i), 7, r))
+		all, watches = append(all, r), append(watches, watchAs(n, fmt.Sprint("k", i), "", r))
 	}
 	for _, r := range all {
 		r.want(Subscribed, "")
@@ -181,7 +181,7 @@ func noticesStress(t *testing.T, c *redistest.Cluster) {
 		wg.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				r := newRecorder(t)
-				w := n.Watch(fmt.Sprint("{", tag, "}", g, i%3), 7, r)
+				w := watchAs(n, fmt.Sprint("{", tag, "}", g, i%3), "", r)
 				if i%2 == 0 {
 					r.hears(Subscribed, "")
 				}
@@ -209,7 +209,7 @@ func noticesComeAndGo(t *testing.T, c *redistest.Cluster) {
 	hasten(n)
 	for i := range 1000 {
 		r := newRecorder(t)
-		w := n.Watch(fmt.Sprint("k", i), 7, r)
+		w := watchAs(n, fmt.Sprint("k", i), "", r)
 		if i%10 == 0 {
 			r.until(Subscribed, "")
 		}
@@ -280,7 +280,7 @@ func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	n := clusterSubs(t, c)
 	hasten(n)
 	r := newRecorder(t)
-	w := n.Watch("k", 7, r)
+	w := watchAs(n, "k", "", r)
 	r.want(Unsubscribed, "")
 	watch(t, n, "k2")
 	errors := func() string { return s.Do(t, "INFO", "errorstats").(string) }
@@ -302,7 +302,7 @@ func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 			defer c.Close()
 			n := newSubs(t, c)
 			for i := range 100 {
-				n.Watch(fmt.Sprint("k", i), 7, newRecorder(t)).Stop()
+				watchAs(n, fmt.Sprint("k", i), "", newRecorder(t)).Stop()
 			}
 			if name == "refused" {
 				r := watch(t, n, "k")

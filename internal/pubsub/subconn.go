@@ -225,7 +225,7 @@ func (sc *subConn) take(msg any, err error) (due []*Watch, ok bool) {
 	switch m := msg.(type) {
 	case *redis.Message:
 		if t := subs.topics[m.Channel]; t != nil && t.home == sc.sub {
-			due = t.notifyLocked(due, Event{Message, m.Payload})
+			due = t.messageLocked(due, m.Payload)
 		}
 	case *redis.Subscription:
 		due, err = sc.subscriptionLocked(due, m)

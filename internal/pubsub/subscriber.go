@@ -28,7 +28,6 @@ type subscriber struct {
 	queued  list.List // topics to be requested, in order
 	refused list.List // topics that are not requested for a while, ordered by until when
 	idle    list.List // topics without watches, ordered by until when they stay
-	joined  []*Watch  // have joined a confirmed topic: run delivers that to them
 	conn    *subConn  // nil: there is no connection
 	barred  time.Time // until then the server subscribes to nothing at all
 	empty   time.Time // since when there is no topic; zero if there are
@@ -165,8 +164,8 @@ func (sub *subscriber) session() error {
 // connLost forgets the connection, if there was one. What is still watched will be requested again.
 func (sub *subscriber) connLost() {
 	sub.subs.mu.Lock()
-	due := sub.joined // nobody else delivers their events
-	sub.conn, sub.joined = nil, nil
+	var due []*Watch
+	sub.conn = nil
 	for _, t := range sub.topicsHereLocked() {
 		switch {
 		case len(t.watches) == 0:
@@ -228,7 +227,6 @@ func (sub *subscriber) serve(sc *subConn) error {
 	defer timer.Stop()
 	for {
 		do := sub.next(sc)
-		deliver(do.joined)
 		if do.end {
 			return do.err
 		}
@@ -252,11 +250,10 @@ func (sub *subscriber) serve(sc *subConn) error {
 
 // action is what run has to do next.
 type action struct {
-	joined []*Watch      // deliver to them
-	end    bool          // then: close the connection
-	err    error         // end: why
-	write  *command      // then: write this
-	wait   time.Duration // nothing: wait so long
+	end   bool          // then: close the connection
+	err   error         // end: why
+	write *command      // then: write this
+	wait  time.Duration // nothing: wait so long
 }
 
 // next decides what to do.
@@ -264,7 +261,6 @@ func (sub *subscriber) next(sc *subConn) (do action) {
 	now := time.Now()
 	sub.subs.mu.Lock()
 	defer sub.subs.mu.Unlock()
-	do.joined, sub.joined = sub.joined, nil
 	if sub.subs.closed {
 		do.end, do.err = true, node.ErrClosed
 		return do

@@ -6,6 +6,7 @@ import (
 	"container/list"
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,10 +22,10 @@ const (
 	pulseTime     = time.Second      // how long a connection may be silent before it is pinged
 )
 
-// Subscriptions are those of one node: the watches of each key, and the connections that they use.
-// The channel of a key has the key's own name, whatever bytes that is.
+// Subscriptions are those of one node: the watches of each channel, and the connections that they use.
 //
-// A topic is the subscription of one key. All watches of the key share it. A subscriber serves the
+// A topic is the subscription of one channel: the inbox of a client, or, on a Cluster, the channel of a
+// key, which has the key's own name, whatever bytes that is. All watches of the channel share it. A subscriber serves the
 // topics of one server (one per master, on a Cluster), and has the one goroutine that writes to it.
 // A subConn is one connection of a subscriber; when it breaks, the subscriber makes another.
 //
@@ -44,7 +45,7 @@ const (
 //
 // No wake-up is lost, provided that the listener checks the key after each Subscribed, and not only
 // then once it has received Unsubscribed. Subscribed is delivered when the server's confirmation
-// was read, and to a watch that has just joined a confirmed topic. What is published after that
+// was read, and Watch says it of a topic that is confirmed. What is published after that
 // check arrives on the connection, and the watch receives it, or the connection breaks, and each
 // way to leave the state confirmed with watches sends them Unsubscribed. A connection that has died
 // in silence is found by a ping, in a few seconds.
@@ -120,14 +121,15 @@ const (
 type topic struct {
 	key     string
 	state   topicState
-	home    *subscriber   // nil while resolving
-	watches []*Watch      // in no order
-	place   *list.Element // in Subscriptions.unresolved, subscriber.queued or subscriber.refused, as its state says
-	idle    *list.Element // in subscriber.idle while it has no watch
-	ends    time.Time     // idle: removed then
-	again   time.Time     // refused: not requested until then
-	to      string        // resolving: the address that a redirection named
-	hops    int           // redirections since it was last confirmed
+	home    *subscriber       // nil while resolving
+	watches []*Watch          // in no order
+	named   map[string]*Watch // those of them that have a name; nil if there never was one
+	place   *list.Element     // in Subscriptions.unresolved, subscriber.queued or subscriber.refused, as its state says
+	idle    *list.Element     // in subscriber.idle while it has no watch
+	ends    time.Time         // idle: removed then
+	again   time.Time         // refused: not requested until then
+	to      string            // resolving: the address that a redirection named
+	hops    int               // redirections since it was last confirmed
 }
 
 func (subs *Subscriptions) addTopicLocked(key string) *topic {
@@ -287,6 +289,19 @@ func (t *topic) notifyLocked(due []*Watch, e Event) []*Watch {
 		if w.notifyLocked(e) {
 			due = append(due, w)
 		}
+	}
+	return due
+}
+
+// messageLocked is notifyLocked for a message, which is for all watches, or for the one that it names.
+func (t *topic) messageLocked(due []*Watch, text string) []*Watch {
+	e := Event{Message, text}
+	if len(t.named) == 0 {
+		return t.notifyLocked(due, e)
+	}
+	name, _, _ := strings.Cut(text, " ")
+	if w := t.named[name]; w != nil && w.notifyLocked(e) {
+		due = append(due, w)
 	}
 	return due
 }

@@ -27,7 +27,8 @@ type recorder struct {
 	heard chan Event
 	hook  func(Kind) // called by OnEvent
 
-	mu   sync.Mutex // guards last; held by OnEvent, so that a second one is noticed
+	busy atomic.Bool // in OnEvent, so that a second one is noticed
+	mu   sync.Mutex  // guards last
 	last Kind
 }
 
@@ -36,10 +37,12 @@ func newRecorder(t *testing.T) *recorder {
 }
 
 func (r *recorder) OnEvent(i int, e Event) {
-	if !r.mu.TryLock() {
+	if r.busy.Swap(true) {
 		r.t.Error("two calls of OnEvent for one watch at once")
 		return
 	}
+	defer r.busy.Store(false)
+	r.mu.Lock()
 	defer r.mu.Unlock()
 	if i != 7 {
 		r.t.Errorf("i is %d", i)
@@ -103,10 +106,25 @@ func (r *recorder) state() Kind {
 	return r.last
 }
 
+// watchAs is n.Watch, but r hears Subscribed too if the channel is confirmed already.
+func watchAs(n *Subscriptions, channel, name string, r *recorder) *Watch {
+	r.mu.Lock() // events come after this
+	defer r.mu.Unlock()
+	w, subscribed := n.Watch(channel, name, 7, r)
+	if subscribed {
+		r.last = Subscribed
+		select {
+		case r.heard <- Event{Kind: Subscribed}:
+		default:
+		}
+	}
+	return w
+}
+
 // watch begins a watch that ends with the test.
 func watch(t *testing.T, n *Subscriptions, key string) *recorder {
 	r := newRecorder(t)
-	t.Cleanup(n.Watch(key, 7, r).Stop)
+	t.Cleanup(watchAs(n, key, "", r).Stop)
 	return r
 }
 
@@ -303,6 +321,37 @@ func TestWatchesShareATopic(t *testing.T) {
 	}
 }
 
+// A message that names a watch is for that one alone; for one that is not there, or not any more, it is
+// for nobody. The subscription is everybody's.
+func TestAMessageIsForTheWatchThatItNames(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newSubs(t, s.Client(t))
+	a, b, gone := newRecorder(t), newRecorder(t), newRecorder(t)
+	defer watchAs(n, "inbox", "1", a).Stop()
+	defer watchAs(n, "inbox", "12", b).Stop()
+	w := watchAs(n, "inbox", "3", gone)
+	for _, r := range []*recorder{a, b, gone} {
+		r.want(Subscribed, "")
+	}
+	w.Stop()
+	for _, text := range []string{"12 turn", "3 turn", "4 turn", "1", "1 turn", " turn", "", "12"} {
+		publish(t, s, "inbox", text)
+	}
+	a.want(Message, "1")
+	a.want(Message, "1 turn")
+	b.want(Message, "12 turn")
+	b.want(Message, "12")
+	publish(t, s, "inbox", "1 the end")
+	a.want(Message, "1 the end")
+	if len(gone.heard) != 0 {
+		t.Errorf("one that has stopped heard %v", <-gone.heard)
+	}
+	if got := timesCalled(t, s, "subscribe"); got != 1 {
+		t.Errorf("%d SUBSCRIBEs", got)
+	}
+}
+
 // A key that is watched again soon is not subscribed to again. One that is not watched any
 // more is unsubscribed from, and the connection is closed when it has been idle for long.
 func TestATopicLingers(t *testing.T) {
@@ -313,7 +362,7 @@ func TestATopicLingers(t *testing.T) {
 	n.topicIdle = time.Hour
 	for range 50 {
 		r := newRecorder(t)
-		w := n.Watch("k", 7, r)
+		w := watchAs(n, "k", "", r)
 		r.want(Subscribed, "")
 		publish(t, s, "k", "x")
 		r.want(Message, "x")
@@ -325,7 +374,7 @@ func TestATopicLingers(t *testing.T) {
 	n.mu.Lock()
 	n.topicIdle = time.Millisecond
 	n.mu.Unlock()
-	w := n.Watch("k", 7, newRecorder(t))
+	w := watchAs(n, "k", "", newRecorder(t))
 	w.Stop()
 	w.Stop() // again changes nothing
 	wantNothing(t, n, s)
@@ -419,7 +468,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		key := fmt.Sprint("k", k)
 		wg.Go(func() { // watches that come and go, so that the topic does too
 			for ctx.Err() == nil {
-				w := n.Watch(key, 7, newRecorder(t))
+				w := watchAs(n, key, "", newRecorder(t))
 				time.Sleep(rand.N(10 * time.Millisecond))
 				w.Stop()
 				time.Sleep(rand.N(10 * time.Millisecond))
@@ -439,7 +488,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 				}
 			}
 		}
-		w := n.Watch(key, 7, r)
+		w := watchAs(n, key, "", r)
 		defer w.Stop()
 		wg.Go(func() {
 			time.Sleep(rand.N(20 * time.Millisecond))
@@ -543,7 +592,7 @@ func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 			var ears []*recorder
 			for i := range keys {
 				r := newRecorder(t)
-				ears, all = append(ears, r), append(all, n.Watch(fmt.Sprint("k", i), 7, r))
+				ears, all = append(ears, r), append(all, watchAs(n, fmt.Sprint("k", i), "", r))
 			}
 			pings := func() int { return timesCalled(t, s, "ping") }
 			redistest.Eventually(t, patience, "all are refused", func() bool {
@@ -627,7 +676,7 @@ func TestTenThousandKeys(t *testing.T) {
 	var watches [keys]*Watch
 	for i := range all {
 		all[i] = &recorder{t: t, heard: make(chan Event, 4)}
-		watches[i] = n.Watch(fmt.Sprint("k", i), 7, all[i])
+		watches[i] = watchAs(n, fmt.Sprint("k", i), "", all[i])
 	}
 	for _, r := range all {
 		r.want(Subscribed, "")
@@ -667,7 +716,7 @@ func TestWatchesThatComeAndGo(t *testing.T) {
 					key = fmt.Sprint("cold", g, i)
 				}
 				r := newRecorder(t)
-				w := n.Watch(key, 7, r)
+				w := watchAs(n, key, "", r)
 				switch rnd.IntN(3) {
 				case 0:
 					r.hears(Subscribed, "")
@@ -689,7 +738,7 @@ func TestWatchesOfADeadServerComeAndGo(t *testing.T) {
 	n := newSubs(t, s.Client(t, at(redistest.RefusedAddr(t)), quick))
 	before := runtime.NumGoroutine()
 	for i := range 10000 {
-		n.Watch(fmt.Sprint("k", i), 7, newRecorder(t)).Stop()
+		watchAs(n, fmt.Sprint("k", i), "", newRecorder(t)).Stop()
 	}
 	if got := topics(n); got != 0 {
 		t.Errorf("%d topics", got)
@@ -712,10 +761,10 @@ func TestStopInsideOnEvent(t *testing.T) {
 		<-begun
 		if s == Message {
 			w.Load().Stop()
-			t.Cleanup(n.Watch("k", 7, next).Stop)
+			t.Cleanup(watchAs(n, "k", "", next).Stop)
 		}
 	}
-	w.Store(n.Watch("k", 7, r))
+	w.Store(watchAs(n, "k", "", r))
 	close(begun)
 	r.want(Subscribed, "")
 	s.Do(t, "EVAL", "for i = 1, 100 do redis.call('PUBLISH', KEYS[1], i) end", 1, "k")
@@ -778,9 +827,9 @@ func TestCloseEndsWatches(t *testing.T) {
 			r := newRecorder(t)
 			var all []*Watch
 			for i := range 100 {
-				all = append(all, n.Watch(fmt.Sprint("k", i), 7, r0(t)))
+				all = append(all, watchAs(n, fmt.Sprint("k", i), "", r0(t)))
 			}
-			all = append(all, n.Watch("k", 7, r))
+			all = append(all, watchAs(n, "k", "", r))
 			switch name {
 			case "confirmed":
 				r.want(Subscribed, "")
@@ -796,7 +845,7 @@ func TestCloseEndsWatches(t *testing.T) {
 			if err := n.Close(ctx); err != nil {
 				t.Error(err)
 			}
-			all = append(all, n.Watch("late", 7, r))
+			all = append(all, watchAs(n, "late", "", r))
 			for _, w := range all {
 				w.Stop()
 			}
@@ -832,7 +881,7 @@ func TestWatchAgainstClose(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for i := range 5 {
-					w := n.Watch(fmt.Sprint("k", i), 7, r0(t))
+					w := watchAs(n, fmt.Sprint("k", i), "", r0(t))
 					if i%2 == 0 {
 						w.Stop()
 					}
@@ -900,7 +949,7 @@ func TestWatchInABubble(t *testing.T) {
 		c := m.Client(t)
 		n := newSubs(t, c)
 		r := newRecorder(t)
-		w := n.Watch("k", 7, r)
+		w := watchAs(n, "k", "", r)
 		r.want(Subscribed, "")
 		if err := c.Publish(t.Context(), "k", "x").Err(); err != nil {
 			t.Fatal(err)

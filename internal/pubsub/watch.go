@@ -29,9 +29,10 @@ type Listener interface {
 // receives its last Subscribed or Unsubscribed again.
 const maxEvents = 32
 
-// Watch is one listener's interest in the channel of one key.
+// Watch is one listener's interest in a channel.
 type Watch struct {
 	subs *Subscriptions
+	name string // of the messages that are for it; "": all
 	i    int
 	l    Listener
 
@@ -43,32 +44,40 @@ type Watch struct {
 	delivering bool    // a goroutine does so, and goes on until events is empty
 }
 
-// Watch has l receive what is published on the channel named key, until Stop. It never blocks and
-// does no I/O. A new watch counts as Unsubscribed until it receives Subscribed, which comes soon if
-// the key is watched already, and not at all while the server cannot or will not subscribe: then l
-// must poll. OnEvent is never called by the caller of Watch itself, but may be called before Watch
-// returns. Unsubscribed comes once, not again before the next Subscribed.
+// Watch has l receive what is published on a channel, until Stop: messages that begin with name and a
+// space, of which no other watch of the channel has the same; or all, if name is "". It never blocks and
+// does no I/O. If the channel is confirmed already, so says it, and a Subscribed counts as received.
+// Otherwise the watch counts as Unsubscribed until it receives Subscribed, which does not come while the
+// server cannot or will not subscribe: then l must poll. OnEvent is never called by the caller of Watch
+// itself, but may be called before Watch returns. Unsubscribed comes once, not again before the next
+// Subscribed.
 //
 // After Close nothing is received, and Watch is harmless.
-func (subs *Subscriptions) Watch(key string, i int, l Listener) *Watch {
-	w := &Watch{subs: subs, i: i, l: l}
+func (subs *Subscriptions) Watch(channel, name string, i int, l Listener) (w *Watch, subscribed bool) {
+	w = &Watch{subs: subs, name: name, i: i, l: l}
 	subs.mu.Lock()
 	defer subs.mu.Unlock()
 	if subs.closed {
-		return w
+		return w, false
 	}
-	t := subs.topics[key]
+	t := subs.topics[channel]
 	if t == nil {
-		t = subs.addTopicLocked(key)
+		t = subs.addTopicLocked(channel)
 	}
 	w.topic, w.at = t, len(t.watches)
 	t.watches = append(t.watches, w)
-	t.endIdleLocked()
-	if t.state == confirmed && w.notifyLocked(Event{Kind: Subscribed}) {
-		t.home.joined = append(t.home.joined, w)
-		t.home.wake()
+	if name != "" {
+		if t.named == nil {
+			t.named = map[string]*Watch{}
+		}
+		t.named[name] = w
 	}
-	return w
+	t.endIdleLocked()
+	if t.state != confirmed {
+		return w, false
+	}
+	w.last = Subscribed
+	return w, true
 }
 
 // Stop ends the watch. It never blocks. An OnEvent that is under way on another goroutine, or was
@@ -83,6 +92,7 @@ func (w *Watch) Stop() {
 		return
 	}
 	w.topic, w.events = nil, nil
+	delete(t.named, w.name)
 	last := len(t.watches) - 1
 	t.watches[w.at] = t.watches[last]
 	t.watches[w.at].at = w.at

@@ -242,20 +242,20 @@ func (l *Lease) undoPartingLocked() *node.Handover {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.parting("", false)
+	return l.parting("", node.NoNews)
 }
 
 // parting says who is next after this lease: rival, if it is set, or else the contender that
-// waits longest. With failed, all of them receive that the work has failed.
-func (l *Lease) parting(rival string, failed bool) *node.Handover {
+// waits longest. All of them receive the news.
+func (l *Lease) parting(rival string, news node.News) *node.Handover {
 	contender := l.target.Contender()
 	switch {
-	case contender == "" && rival == "" && !failed:
+	case contender == "" && rival == "" && news != node.NewsFailed:
 		return &plainParting
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
-	return &node.Handover{Contender: contender, Rival: rival, Failed: failed}
+	return &node.Handover{Contender: contender, Rival: rival, News: news}
 }
 
 var plainParting node.Handover
@@ -424,9 +424,9 @@ func (l *Lease) Settle() {
 // Release ends the lease and calls by.Released exactly once: with nil if a majority of nodes has
 // deleted our key. Nodes that have not answered by then receive the release again until they do.
 // rival gets the next turn, while this lease's contender registers for another; if it is "", the
-// contender that waits longest is next. With failed, all contenders receive that the work under
-// this lease has failed; not those of nodes that get the release only later.
-func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
+// contender that waits longest is next. All contenders receive the news; not those of nodes that
+// get the release only later.
+func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
@@ -444,7 +444,7 @@ func (l *Lease) Release(inline bool, rival string, failed bool, by Releaser) {
 	s.onReleased = by
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.parting(rival, failed)
+	p := l.parting(rival, news)
 	for i := range l.entries {
 		l.entries[i].Release(&s.places[i], r, l.mayBlock(inline), p)
 	}

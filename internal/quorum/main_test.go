@@ -203,7 +203,7 @@ func (c *client) reserve(l *Lease, ttl time.Duration, more int64) (Grant, *Failu
 
 func (c *client) beginRelease(l *Lease) *call {
 	a := c.newCall("release", l)
-	l.Release(false, "", false, a)
+	l.Release(false, "", NoNews, a)
 	return a
 }
 

@@ -113,13 +113,21 @@ type Grant struct {
 	Reserved    bool      // of a refresh: the nodes have reserved a block, which the next refresh may make ours
 }
 
+// Self is a contender for Prepare: the owner of the attempt itself.
+const Self = "self"
+
 // Prepare makes l the lease of one attempt, with an owner of its own. It sends nothing.
 // contender is the name under which this process waits for the key, "" for the first attempt:
-// the attempt takes the turn that is reserved for the contender, or registers it as waiting.
+// the attempt takes the turn that is reserved for the contender, or registers it as waiting. With Self
+// the first attempt registers its own owner.
 func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, contender string) {
 	l.q, l.scratch = q, newScratch(len(q.Nodes))
 	l.scratch.ttl, l.scratch.tokens = ttl, tokens
-	l.target.Init(key, q.Owner(), contender)
+	owner := q.Owner()
+	if contender == Self {
+		contender = owner
+	}
+	l.target.Init(key, owner, contender)
 	l.entries = l.one[:]
 	if len(q.Nodes) > len(l.one) {
 		l.entries = make([]node.Entry, len(q.Nodes))

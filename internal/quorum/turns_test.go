@@ -24,7 +24,7 @@ func listen(n int) *listener {
 	l := &listener{}
 	q := &Quorum{Config: Config{NodeTimeout: nodeTimeout}, need: n/2 + 1}
 	q.rtt.Store(int64(ms(8)))
-	l.watch = &watch{q: q, contender: "me-1", onEvent: func(n Event, _ string) {
+	l.watch = &watch{q: q, contender: "me-1", names: slices.Repeat([]string{"1"}, n), onEvent: func(n Event, _ string) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.all = append(l.all, n)
@@ -87,7 +87,7 @@ func TestOursByMajority(t *testing.T) {
 			l := listen(n)
 			for i := range l.q.need {
 				l.wantNews(t)
-				l.OnEvent(n-1-i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+				l.OnEvent(n-1-i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 			}
 			l.wantNews(t, OurTurn)
 			time.Sleep(time.Second)
@@ -103,9 +103,9 @@ func TestOursAfterHalfATrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
 		for i := range 3 {
-			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 			time.Sleep(ms(2))
-			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+			l.OnEvent(i, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 			time.Sleep(ms(2) - 1)
 			l.wantNews(t)
 			time.Sleep(1)
@@ -113,10 +113,10 @@ func TestOursAfterHalfATrip(t *testing.T) {
 			time.Sleep(time.Second)
 			l.wantNews(t)
 		}
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"}) // two that are one trip apart are two turns
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"}) // two that are one trip apart are two turns
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
@@ -129,16 +129,16 @@ func TestOursAfterHalfATrip(t *testing.T) {
 func TestLateNoticeOfATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 		l.wantNews(t, OurTurn)
-		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 		l.wantNews(t)
 		time.Sleep(ms(4))
 		l.wantNews(t, OurTurn)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 		l.wantNews(t)
-		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 		l.wantNews(t, OurTurn)
 		l.waitedForMore() // was just about to run
 		l.wantNews(t)
@@ -152,7 +152,7 @@ func TestHalfATripIsBounded(t *testing.T) {
 		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
 			l := listen(3)
 			l.q.rtt.Store(int64(trip))
-			l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+			l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 			if want > 0 {
 				time.Sleep(want - 1)
 				l.wantNews(t)
@@ -168,8 +168,8 @@ func TestHalfATripIsBounded(t *testing.T) {
 func TestTheirsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-10"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 other"})
 		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message})
 		l.wantNews(t, OtherTurn, OtherTurn)
 		time.Sleep(ms(4))
@@ -182,15 +182,15 @@ func TestTheirsAtOnce(t *testing.T) {
 func TestStopEndsTheNews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 		l.stop()
 		if l.timer.Stop() {
 			t.Error("the timer runs")
 		}
 		l.waitedForMore() // was just about to run
 		l.wantNews(t)
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "you-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 other"})
 		for i := range 3 {
 			l.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
 			l.OnEvent(i, pubsub.Event{Kind: pubsub.Unsubscribed})
@@ -334,7 +334,7 @@ func (c *client) waits(contender string) *Failure {
 
 func (c *client) yield(l *Lease, rival string) *call {
 	a := c.newCall("release", l)
-	l.Release(false, rival, false, a)
+	l.Release(false, rival, NoNews, a)
 	return a
 }
 
@@ -809,19 +809,19 @@ func TestAFailureIsNewsOnce(t *testing.T) {
 		var owners []string
 		record := l.onEvent
 		l.onEvent = func(n Event, owner string) { owners = append(owners, owner); record(n, owner) }
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "label#x-7 failed"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-7"})
 		l.wantNews(t, Failed)
-		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "label#x-7 failed"})
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "me-1"})
+		l.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-7"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 turn"})
 		l.wantNews(t, OurTurn)
-		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "label#x-8 failed"})
+		l.OnEvent(2, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-8"})
 		l.wantNews(t, Failed)
 		if want := []string{"label#x-7", "", "label#x-8"}; !slices.Equal(owners, want) {
 			t.Errorf("owners %q, want %q", owners, want)
 		}
 		l.stop()
-		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "label#x-9 failed"})
+		l.OnEvent(0, pubsub.Event{Kind: pubsub.Message, Text: "1 failed label#x-9"})
 		l.wantNews(t)
 	})
 }

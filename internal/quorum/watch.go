@@ -22,7 +22,18 @@ const (
 	Failed                        // the owner that is named has released the key because its work has failed
 )
 
-// watch subscribes to the events of a key on all nodes.
+// News is what the end of a lease is to those who wait for the key elsewhere.
+type News = node.News
+
+// The kinds of news.
+const (
+	NoNews     = node.NoNews
+	NewsLook   = node.NewsLook   // what the lease was for may be done
+	NewsFailed = node.NewsFailed // what the lease was for has failed
+)
+
+// watch receives what concerns one contender for a key, from all nodes: by the inbox of this client, or
+// on a Cluster by the channel of the key.
 //
 // OurTurn is delivered when a majority of nodes has published it, or half a round trip after the
 // first has: with the first alone, the attempt would meet nodes where the key is still held; and
@@ -31,6 +42,7 @@ type watch struct {
 	q         *Quorum
 	contender string
 	onEvent   func(n Event, owner string)
+	names     []string // what the messages of each node begin with
 	nodes     []*pubsub.Watch
 
 	mu         sync.Mutex  // guards what follows
@@ -41,13 +53,25 @@ type watch struct {
 	closed     bool
 }
 
-// Watch calls onEvent for each event of key, on goroutines of the nodes or of a timer, with no
-// mutex held, until stop is called; one call may still be under way then. owner is set for Failed
-// only. One node's message suffices for Failed: nothing is granted because of it.
-func (q *Quorum) Watch(key, contender string, hear func(n Event, owner string)) (stop func()) {
-	w := &watch{q: q, contender: contender, onEvent: hear}
+// Watch calls onEvent for each event of key, on goroutines of the nodes or of a timer, and, if this
+// client is subscribed already, on its own, with no mutex held, until stop is called; one call may still
+// be under way then. owner is set for Failed only. One node's message suffices for Failed: nothing is
+// granted because of it.
+func (q *Quorum) Watch(key, contender string, onEvent func(n Event, owner string)) (stop func()) {
+	w := &watch{q: q, contender: contender, onEvent: onEvent}
+	w.mu.Lock() // events come after this
 	for i, subs := range q.subs {
-		w.nodes = append(w.nodes, subs.Watch(key, i, w))
+		channel, name := q.Nodes[i].Channel(key, contender)
+		n, subscribed := subs.Watch(channel, name, i, w)
+		if subscribed {
+			w.subscribed |= 1 << i
+		}
+		w.names, w.nodes = append(w.names, name), append(w.nodes, n)
+	}
+	subscribed := w.majority(w.subscribed)
+	w.mu.Unlock()
+	if subscribed {
+		w.deliver(Subscribed)
 	}
 	return w.stop
 }
@@ -66,28 +90,21 @@ func (w *watch) stop() {
 
 // OnEvent receives an event of node i.
 func (w *watch) OnEvent(i int, e pubsub.Event) {
-	owner, failed := node.FailedOwner(e.Text)
-	if failed {
-		w.onFailed(owner)
+	w.mu.Lock()
+	event, owner := w.eventLocked(i, e)
+	w.mu.Unlock()
+	if event == Failed {
+		w.onEvent(Failed, owner)
 		return
 	}
-	w.mu.Lock()
-	event := w.eventLocked(i, e)
-	w.mu.Unlock()
+	w.deliver(event)
+}
+
+// deliver delivers event, unless it is 0.
+func (w *watch) deliver(event Event) {
 	for event != 0 {
 		w.onEvent(event, "")
 		event = w.correct(event)
-	}
-}
-
-// onFailed delivers a failure once, though several nodes publish it.
-func (w *watch) onFailed(owner string) {
-	w.mu.Lock()
-	known := w.closed || owner == w.failed
-	w.failed = owner
-	w.mu.Unlock()
-	if !known {
-		w.onEvent(Failed, owner)
 	}
 }
 
@@ -106,7 +123,7 @@ func (w *watch) correct(delivered Event) Event {
 	return 0
 }
 
-func (w *watch) eventLocked(i int, e pubsub.Event) Event {
+func (w *watch) eventLocked(i int, e pubsub.Event) (event Event, owner string) {
 	bit := uint64(1) << i
 	before := w.majority(w.subscribed)
 	switch {
@@ -114,19 +131,32 @@ func (w *watch) eventLocked(i int, e pubsub.Event) Event {
 	case e.Kind == pubsub.Subscribed:
 		w.subscribed |= bit
 		if w.majority(w.subscribed) {
-			return Subscribed
+			return Subscribed, ""
 		}
 	case e.Kind == pubsub.Unsubscribed:
 		w.subscribed &^= bit
 		if before && !w.majority(w.subscribed) {
-			return Unsubscribed
+			return Unsubscribed, ""
 		}
-	case e.Text != w.contender:
-		return OtherTurn
 	default:
-		return w.turnLocked(bit)
+		return w.noticeLocked(bit, node.ParseNotice(w.names[i], w.contender, e.Text))
 	}
-	return 0
+	return 0, ""
+}
+
+// noticeLocked takes a notice. A failure is delivered once, though several nodes publish it.
+func (w *watch) noticeLocked(bit uint64, notice node.Notice) (event Event, owner string) {
+	switch {
+	case notice.Failed != "":
+		if notice.Failed == w.failed {
+			return 0, ""
+		}
+		w.failed = notice.Failed
+		return Failed, notice.Failed
+	case notice.Contender != w.contender:
+		return OtherTurn, ""
+	}
+	return w.turnLocked(bit), ""
 }
 
 func (w *watch) turnLocked(bit uint64) Event {

@@ -1,0 +1,59 @@
+package node
+
+import "strings"
+
+// What release.lua publishes, and where.
+
+// News is what the end of a lease is to those who wait for the key.
+type News uint8
+
+// The kinds of news.
+const (
+	NoNews     News = iota
+	NewsLook        // what the lease was for may be done: whoever can tell is to look
+	NewsFailed      // what the lease was for has failed
+)
+
+// A Notice is a message about a key.
+type Notice struct {
+	Contender string // whose turn it is; "": another's than the one that is told
+	Failed    string // the owner that had the key, if what it had it for has failed; then nothing else is said
+}
+
+// Channel is where contender is told about key, and name what the messages that are for it begin with: "", if
+// all there are.
+func (n *Node) Channel(key, contender string) (channel, name string) {
+	if n.IsCluster() {
+		return key, ""
+	}
+	client, number := split(contender)
+	return Inbox + client, number
+}
+
+// ParseNotice reads a message that contender got through its Channel.
+func ParseNotice(name, contender, text string) Notice {
+	if name == "" { // on a Cluster; a contender's name ends with a number
+		if owner, failed := strings.CutSuffix(text, " failed"); failed {
+			return Notice{Failed: owner}
+		}
+		return Notice{Contender: text}
+	}
+	text = strings.TrimPrefix(text, name)
+	if owner, failed := strings.CutPrefix(text, " failed "); failed {
+		return Notice{Failed: owner}
+	}
+	if text == " turn" {
+		return Notice{Contender: contender}
+	}
+	return Notice{}
+}
+
+// Inbox begins the name of a client's inbox: see release.lua.
+const Inbox = "flightlock:inbox:"
+
+// split splits a contender's name, label#client-number.
+func split(contender string) (client, number string) {
+	contender = contender[strings.LastIndexByte(contender, '#')+1:]
+	at := strings.LastIndexByte(contender, '-')
+	return contender[:max(at, 0)], contender[at+1:]
+}
