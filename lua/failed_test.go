@@ -189,3 +189,26 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 		}
 	})
 }
+
+// A client is told whatever its label is made of, and a long one costs the server no more.
+func TestInboxOfAnyLabel(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		for name, want := range map[string]string{
+			"#id-a-7z":                           "id-a: 7z turn",
+			"host#id-7":                          "id: 7 turn",
+			"a-1#b-2 turn\n##id-7":               "id: 7 turn",
+			strings.Repeat("x-y ", 64) + "#id-7": "id: 7 turn",
+			"%a+()#id-7":                         "id: 7 turn",
+			"no number#id":                       "",
+			"neither":                            "",
+		} {
+			s.queue("a", name)
+			told := s.listen()
+			s.leave("a", "me-1")
+			s.wantTurn(name)
+			if got := strings.Join(s.heard(told), ", "); got != want {
+				t.Errorf("%q: told %q, want %q", name, got, want)
+			}
+		}
+	})
+}

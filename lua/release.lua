@@ -87,7 +87,10 @@ local first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES') -- and the seco
 
 -- tell sends a contender that message, and says whether anybody got it.
 local function tell(name, message)
-  local client, number = string.match(name, '([^#]*)%-(%w+)$')
+  local client, number = string.match(name, '^.*#(.*)%-(%w+)$')
+  if not client then -- no label
+    client, number = string.match(name, '^(.*)%-(%w+)$')
+  end
   local n = client and redis.pcall('PUBLISH', 'flightlock:inbox:' .. client, number .. ' ' .. message)
   return type(n) == 'number' and n > 0
 end

@@ -25,7 +25,7 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	switch c := f.contention; {
 	case c != nil:
 		t.contender, c.registered = c.contender, true
-	case f.rivaled && f.backoff == nil && f.head().isEndless():
+	case f.crowded && f.backoff == nil && f.head().isEndless():
 		t.contender = quorum.Self
 	}
 }
@@ -82,9 +82,6 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	defer f.unlock()
 	l, unwanted := f.attempt, f.phase == canceled
 	f.phase, f.attempt = idle, nil
-	if c := f.contention; c != nil && failure != nil && failure.Reason == quorum.Taken {
-		c.met = true
-	}
 	switch {
 	case failure == nil:
 		f.wonLocked(l, g)

@@ -34,9 +34,10 @@ import (
 //     check leaves it to the nodes, whose orders are nearly always the same.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
-// it dies, and is registered by the second. If the flight that the key had before, a moment ago, had
-// rivals, it does so before its first attempt, which registers it: one attempt less for a key that is
-// always wanted elsewhere. It tries again when its turn has come, when the nodes have confirmed the subscription
+// it dies, and is registered by the second. If the flight that the key had before, a moment ago, waited
+// among others, it does so before its first attempt, which registers it: one attempt less for a key that
+// many processes want. (With one rival the second attempt often finds the key free again, which is
+// faster than to be told.) It tries again when its turn has come, when the nodes have confirmed the subscription
 // (what was published before that was missed), when the holder's ttl or somebody else's turn
 // runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
 // polls. A lost notice costs time, never liveness. A release notifies two: the one whose turn it is,
@@ -50,7 +51,7 @@ type contention struct {
 	subscribed bool   // a majority of nodes has confirmed it
 	registered bool   // the nodes may know of a want
 	unsent     bool   // it is about to be sent to them for the first time
-	met        bool   // there was a rival
+	crowded    bool   // others wait too: it was told of another's turn
 	polls      uint8  // without an event, so far
 	rival      string // waits longest, by the last check; "": nobody does
 }
@@ -70,7 +71,6 @@ const (
 func (f *flight) contendLocked() {
 	if f.contention == nil && f.backoff != nil && f.taken {
 		f.subscribeLocked(f.owner)
-		f.contention.met = true
 	}
 }
 
@@ -114,6 +114,7 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 		f.failedElsewhereLocked(owner)
 		return
 	case quorum.OtherTurn:
+		f.contention.crowded = true
 		f.otherTurnLocked()
 		return
 	case quorum.Subscribed:
@@ -226,7 +227,6 @@ func (f *flight) waitersSeenLocked(rival string, failed bool) {
 	}
 	if f.contention != nil && !failed {
 		f.contention.rival = rival
-		f.contention.met = f.contention.met || rival != ""
 	}
 	if now := clock.Now(); f.g.at(now) >= f.sliceEnds && (f.contention == nil || f.contention.rival == "") {
 		f.sliceLocked(now)

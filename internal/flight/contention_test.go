@@ -1005,10 +1005,11 @@ func TestNextFlightContendsAnew(t *testing.T) {
 	})
 }
 
-// A key that had rivals a moment ago is expected to have them: the first attempt of its next flight
-// registers it, and is not repeated because the subscription, which began before it, is confirmed. That
-// is forgotten in a while in which nobody was met, and is not for those who may give up at once.
-func TestRivalsAreExpected(t *testing.T) {
+// A key that many waited for a moment ago is expected to be like that: the first attempt of its next
+// flight registers it, and is not repeated because the subscription, which began before it, is confirmed.
+// That is forgotten in a while in which it was not so, and is not for those who may give up at once, nor
+// after a flight that has met one rival alone.
+func TestCrowdsAreExpected(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		watch := w.nodes.watch
@@ -1024,16 +1025,24 @@ func TestRivalsAreExpected(t *testing.T) {
 		w.wantHistory("acquire", "watch owner-1", "acquire as owner-1", "stop owner-1", "leave owner-1")
 
 		c = w.start()
-		w.wantHistory("watch owner-3", "acquire as owner-3")
 		w.attempt().taken(time.Hour)
-		pass(safetyPoll - 1)
+		w.attempt().taken(time.Hour)
+		w.watches[1].hear(quorum.OtherTurn, "")
+		c.leaves()
+		w.wantHistory("acquire", "watch owner-3", "acquire as owner-3", "stop owner-3", "leave owner-3")
+
+		c = w.start()
+		w.wantHistory("watch owner-5", "acquire as owner-5")
+		w.attempt().taken(time.Hour)
+		pass(safetyPoll / 2)
 		w.wantHistory()
-		pass(1)
-		w.wantHistory("acquire as owner-3")
+		w.watches[2].hear(quorum.OurTurn, "")
+		synctest.Wait()
+		w.wantHistory("acquire as owner-5")
 		w.attempt().grant()
 		c.holds()
 		c.releases()
-		w.wantHistory("release", "stop owner-3")
+		w.wantHistory("release", "stop owner-5")
 
 		bounded := w.start(pace(limited{time.Second, 1}))
 		w.wantHistory("acquire")
@@ -1046,7 +1055,7 @@ func TestRivalsAreExpected(t *testing.T) {
 		c.holds()
 		c.releases()
 		w.history()
-		pass(time.Duration(rivaledTime))
+		pass(time.Duration(crowdedTime))
 		c = w.start()
 		w.wantHistory("acquire")
 		w.attempt().grant()

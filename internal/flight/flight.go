@@ -49,7 +49,7 @@ type flight struct {
 	refreshing bool // a refresh of the lease is under way
 	checked    bool // a check for waiters elsewhere has begun in this slice
 	retry      bool // an event has come since the attempt began: try again if it fails
-	rivaled    bool // the key's last flight, a moment ago, had rivals
+	crowded    bool // the key's last flight, a moment ago, waited among others
 
 	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
 	queue            list.List[Ticket, *Ticket] // who waits

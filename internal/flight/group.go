@@ -152,7 +152,7 @@ type shard struct {
 	private map[*flight]struct{} // flights that nobody can join
 	seq     uint64               // how many flights there have been
 	alarms  timerHeap
-	rivaled [4]rivaled // the last of them that had rivals, in no order
+	crowded [4]crowdedKey // of the last of them, in no order
 
 	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
 	// a hot key finds its flight without mu. Written under the flight's mu, while it lives; so
@@ -162,14 +162,14 @@ type shard struct {
 	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
 }
 
-// rivaled is a key whose flight had rivals when it died.
-type rivaled struct {
+// crowdedKey is a key whose flight waited among others before it died.
+type crowdedKey struct {
 	key  string
 	died clock.Instant
 }
 
-// rivaledTime is for how long the next flight of such a key expects them.
-const rivaledTime = clock.Instant(time.Second)
+// crowdedTime is for how long the next flight of such a key expects that again.
+const crowdedTime = clock.Instant(time.Second)
 
 // Counts are what flights have done.
 type Counts struct {
@@ -221,9 +221,9 @@ func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	sh := &g.shards[shardIndex]
 	sh.seq++
 	f := &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
-	for i := range sh.rivaled {
-		if r := &sh.rivaled[i]; r.key == key && r.died != 0 {
-			f.rivaled = clock.InstantNow(g.epoch)-r.died < rivaledTime
+	for i := range sh.crowded {
+		if r := &sh.crowded[i]; r.key == key && r.died != 0 {
+			f.crowded = clock.InstantNow(g.epoch)-r.died < crowdedTime
 		}
 	}
 	return f
@@ -254,8 +254,8 @@ func (g *Group) remove(f *flight) {
 		delete(sh.private, f)
 	}
 	sh.alarms.drop(f)
-	if f.contention != nil && f.contention.met {
-		sh.rivaledLocked(f.key, clock.InstantNow(g.epoch))
+	if f.contention != nil && f.contention.crowded {
+		sh.crowdedLocked(f.key, clock.InstantNow(g.epoch))
 	}
 	sh.mu.Unlock()
 	if g.closed.Load() {
@@ -266,11 +266,11 @@ func (g *Group) remove(f *flight) {
 	}
 }
 
-// rivaledLocked keeps a key whose flight has died in place of itself, or of the oldest.
-func (sh *shard) rivaledLocked(key string, now clock.Instant) {
-	oldest := &sh.rivaled[0]
-	for i := range sh.rivaled {
-		r := &sh.rivaled[i]
+// crowdedLocked keeps a key whose flight has died in place of itself, or of the oldest.
+func (sh *shard) crowdedLocked(key string, now clock.Instant) {
+	oldest := &sh.crowded[0]
+	for i := range sh.crowded {
+		r := &sh.crowded[i]
 		if r.key == key {
 			oldest = r
 			break
@@ -279,7 +279,7 @@ func (sh *shard) rivaledLocked(key string, now clock.Instant) {
 			oldest = r
 		}
 	}
-	*oldest = rivaled{key, now}
+	*oldest = crowdedKey{key, now}
 }
 
 // list gives the flights of a shard.
