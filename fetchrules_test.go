@@ -439,10 +439,17 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 		o.set("k", "stale", true) // found by the run, which has it loaded anew
 		mustRelease(t, l)
 		wantAll(t, results, 3, "stale")
-		time.Sleep(5 * time.Second)
+		want := int64(3)
+		for v := "stale"; v == "stale" && want < 6; {
+			time.Sleep(5 * time.Second)
+			// A refresh makes one attempt, which the end of the run's own one may be in the way of.
+			if v, _ = f.Fetch(ctx, "k"); v == "stale" {
+				want++
+			}
+		}
 		wantAll(t, fetching(ctx, f, "k", 1), 1, "k=1")
-		if n := calls.Load(); n != 3 {
-			t.Errorf("%d calls for 3 callers", n)
+		if n := calls.Load(); n != want {
+			t.Errorf("%d calls for %d callers that did not find a fresh value", n, want)
 		}
 		defer func() {
 			if recover() == nil {
