@@ -3,7 +3,6 @@ package flightlock_test
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"time"
 
@@ -26,18 +25,19 @@ func TestReadyDoesAllThatIsDoneOnce(t *testing.T) {
 			}
 			return all
 		}
-		var before []once
-		redistest.Eventually(t, 10*time.Second, "the node that the majority did not wait for is as far as the others", func() bool {
-			before = count()
-			return !slices.ContainsFunc(before, func(o once) bool { return o.load != before[0].load })
-		})
+		before := count()
 		for i := range 100 {
 			mustRelease(t, mustLock(t, c, string(rune('a'+i)), time.Minute))
 		}
+		did := 0
 		for i, got := range count() {
 			if got.load != before[i].load || got.hello > before[i].hello+1 { // and CommandCalls itself
-				t.Errorf("%d nodes: node %d: %+v after Ready, %+v after 100 locks", n, i, before[i], got)
+				did++
+				t.Logf("%d nodes: node %d: %+v after Ready, %+v after 100 locks", n, i, before[i], got)
 			}
+		}
+		if did > (n-1)/2 { // Ready waits for a majority
+			t.Errorf("%d of %d nodes had to do something once more", did, n)
 		}
 		if s := c.Stats(); s.Held != 0 || s.Waiters != 0 {
 			t.Errorf("%+v", s)
