@@ -46,7 +46,7 @@ func shownPlain(ctx context.Context, c *flightlock.Client, cache *shownCache, lo
 	case errors.Is(err, flightlock.ErrUnavailable) && ctx.Err() == nil:
 		return load(ctx, key) // Redis is down: load without the lock. Or return the error: which is worse for you?
 	default:
-		return nil, err // others hold the lock, and ctx has ended
+		return nil, err // ctx has ended while others held the lock; or the Client is closed, or an argument invalid
 	}
 	if v, ok = cache.Get(ctx, key); ok { // another caller loaded it while we waited
 		return v, nil

@@ -17,7 +17,7 @@ import (
 
 // known are the packages that the snippets of the docs use without importing them.
 var known = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "slog": "log/slog", "os": "os", "http": "net/http",
+	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "slog": "log/slog", "os": "os", "http": "net/http", "json": "encoding/json",
 	"redis": "github.com/redis/go-redis/v9", "flightlock": "github.com/flightlock/flightlock",
 	"fenced":         "github.com/flightlock/flightlock/fenced",
 	"flightlocktest": "github.com/flightlock/flightlock/flightlocktest",
@@ -41,6 +41,7 @@ var lookup func(context.Context, string) ([]byte, flightlock.Freshness, error)
 var load func(context.Context, string) ([]byte, error)
 var store func(context.Context, string, []byte, *flightlock.Lock) error
 var publish func(context.Context, *flightlock.Client) error
+var send func(ctx context.Context, id string, fence int64) error
 `
 
 // Every Go snippet of README.md and docs compiles.
