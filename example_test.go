@@ -161,7 +161,7 @@ func ExampleLock_AutoRefresh() {
 	c, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	lock, err := c.SingleFlightLock(ctx, "job", 60*time.Millisecond, nil)
+	lock, err := c.SingleFlightLock(ctx, "job", time.Second, nil)
 	if err != nil {
 		panic(err)
 	}
@@ -170,7 +170,7 @@ func ExampleLock_AutoRefresh() {
 	}
 	work := lock.Context(ctx)
 	select {
-	case <-time.After(200 * time.Millisecond): // the job, longer than the ttl
+	case <-time.After(1500 * time.Millisecond): // the job, longer than the ttl
 	case <-work.Done():
 	}
 	fmt.Println(work.Err(), lock.Release(ctx))
