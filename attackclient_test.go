@@ -341,7 +341,8 @@ func TestExclusionWithOddClients(t *testing.T) {
 	t.Logf("%d locks", a.granted.Load())
 }
 
-// The program closes its redis clients before the Client: that has connections of its own, goes on, and ends.
+// The program closes its redis clients before the Client: that has connections of its own, goes on,
+// and ends.
 func TestRedisClientsThatAreClosedFirst(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		servers, _ := realNodes(t, n)
@@ -387,8 +388,9 @@ func TestWhatIsExecutedAfterCloseEndsWithItsTTL(t *testing.T) {
 	t.Logf("the other had the key after %v", time.Since(resumed))
 }
 
-// A node on which somebody's script does not end refuses everything. That is a node without a vote, and never
-// a key that is held; the others go on without it, and when the script is killed all is as before.
+// A node on which somebody's script does not end refuses everything. That is a node without a vote,
+// and never a key that is held; the others go on without it, and when the script is killed all is
+// as before.
 func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
 	servers, nodes := realNodes(t, 3)
 	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)

@@ -17,8 +17,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What docs/caches.md shows is run here with Redis up, down, and going down in the middle. Its code is the code below:
-// see TestCachesShowsWhatIsTested.
+// What docs/caches.md shows is run here with Redis up, down, and going down in the middle. Its code
+// is the code below: see TestCachesShowsWhatIsTested.
 
 // shownCache is a cache that does not live where the locks do.
 type shownCache struct{ values sync.Map }
@@ -148,8 +148,9 @@ func TestPlainFormInAnOutage(t *testing.T) {
 	allGet(t, 20, "down", get)
 }
 
-// The fenced Store: while the nodes of the locks are down, a value that was loaded without a lock is kept for a moment,
-// though a holder has written it before; it overwrites nothing, and gives way to the next holder.
+// The fenced Store: while the nodes of the locks are down, a value that was loaded without a lock
+// is kept for a moment, though a holder has written it before; it overwrites nothing, and gives way
+// to the next holder.
 func TestFencedStoreInAnOutage(t *testing.T) {
 	t.Parallel()
 	locks, values := redistest.StartServer(t), redistest.StartServer(t)

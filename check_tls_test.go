@@ -69,7 +69,8 @@ func TestCheckOfTLS(t *testing.T) {
 	}
 }
 
-// The commands that Check prints reach the server as the client does: with TLS, as its user, and they show no password.
+// The commands that Check prints reach the server as the client does: with TLS, as its user, and
+// they show no password.
 func TestCommandsOfCheck(t *testing.T) {
 	t.Parallel()
 	_, cert, key := redistest.Certificates(t)
@@ -98,8 +99,8 @@ func portOf(addr string) string {
 	return port
 }
 
-// A master that no Sentinel knows by that name is not reachable; the name is wrong, and the Sentinels are up. So it is
-// while a lock asks for it, and the node is suspended.
+// A master that no Sentinel knows by that name is not reachable; the name is wrong, and the
+// Sentinels are up. So it is while a lock asks for it, and the node is suspended.
 func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
 	master := redistest.StartServer(t)
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)

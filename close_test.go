@@ -196,7 +196,8 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 	}
 }
 
-// A release that is under way when Close gives up has its answer, or fails, within NodeTimeout as at any time.
+// A release that is under way when Close gives up has its answer, or fails, within NodeTimeout as
+// at any time.
 func TestAReleaseDuringCloseTakesNodeTimeout(t *testing.T) {
 	const nodeTimeout = 200 * time.Millisecond
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {

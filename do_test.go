@@ -335,7 +335,8 @@ func TestDoForHours(t *testing.T) {
 	}
 }
 
-// The age of the oldest lock that Do holds is that of the oldest: not of a lock that was lost, or released by fn.
+// The age of the oldest lock that Do holds is that of the oldest: not of a lock that was lost, or
+// released by fn.
 func TestTheOldestLockOfDo(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -438,7 +439,8 @@ func TestDoWhoseLastRefreshHasToBeRepeated(t *testing.T) {
 	})
 }
 
-// DoWith refreshes by its policy, and an explicit MaxHold counts. A bad policy is refused before the lock is asked for.
+// DoWith refreshes by its policy, and an explicit MaxHold counts. A bad policy is refused before
+// the lock is asked for.
 func TestDoWith(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -475,7 +477,8 @@ func TestDoWith(t *testing.T) {
 	})
 }
 
-// When the lock is lost and fn returns what its ctx said, Do returns the loss, in one line. fn's own error is never hidden.
+// When the lock is lost and fn returns what its ctx said, Do returns the loss, in one line. fn's
+// own error is never hidden.
 func TestDoReturnsTheLossAndNotAList(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)

@@ -109,7 +109,7 @@ func (fs *failures) of(key string, now time.Time) error {
 	return nil
 }
 
-// allowRefresh reports whether a stale value may be loaded anew.
+// allowRefresh reports whether a stale value may be loaded again.
 func (fs *failures) allowRefresh(key string, now time.Time) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()

@@ -37,8 +37,8 @@ func (p *pooled) request(ctx context.Context) error {
 	}
 }
 
-// In each of two processes 1000 callers, one for each key, miss at once, in a cache that takes four seconds for these
-// requests. Each key is loaded once, under its lock, and stored.
+// In each of two processes 1000 callers, one for each key, miss at once, in a cache that takes four
+// seconds for these requests. Each key is loaded once, under its lock, and stored.
 func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		const keys = 1000
@@ -118,7 +118,8 @@ func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
 	})
 }
 
-// A Store that timed out is no failure of the origin: the other process that waits loads afterwards, under the lock.
+// A Store that timed out is no failure of the origin: the other process that waits loads
+// afterwards, under the lock.
 func TestFetchAfterAStoreThatRanOutOfTime(t *testing.T) {
 	for name, store := range map[string]func(ctx context.Context) error{
 		"ctx":    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
@@ -162,8 +163,8 @@ func hits(t *testing.T, lookup func(ctx context.Context, key string) error) *fli
 	}}, flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed})
 }
 
-// fetchAt makes n calls of Fetch, one in each interval every, or all at once if that is 0, and returns the longest time
-// that one took whose key counts.
+// fetchAt makes n calls of Fetch, one in each interval every, or all at once if that is 0, and
+// returns the longest time that one took whose key counts.
 func fetchAt(t *testing.T, f *flightlock.Fetcher[string], n int, every time.Duration, key func(i int) string, counts func(key string) bool) (slowest time.Duration) {
 	t.Helper()
 	var mu sync.Mutex // guards slowest
@@ -193,8 +194,8 @@ func fetchAt(t *testing.T, f *flightlock.Fetcher[string], n int, every time.Dura
 
 func anyKey(string) bool { return true }
 
-// A cache that is as fast with many requests as with one is not slowed down: ten thousand callers at once do not wait for
-// a cache in memory, and wait some round trips for one that is far away.
+// A cache that is as fast with many requests as with one is not slowed down: ten thousand callers
+// at once do not wait for a cache in memory, and wait some round trips for one that is far away.
 func TestFetchDoesNotHoldUpAFastCache(t *testing.T) {
 	for takes, most := range map[time.Duration]time.Duration{
 		0: 0, 5 * time.Millisecond: 60 * time.Millisecond, 40 * time.Millisecond: 400 * time.Millisecond, 150 * time.Millisecond: 1500 * time.Millisecond,
@@ -274,8 +275,9 @@ func TestFetchWhileAPartOfTheCacheHangs(t *testing.T) {
 	})
 }
 
-// While a cache answers nothing, no caller waits for a turn longer than LookupTimeout. Beside that it waits only for the
-// error of the cache's client, and then for that of the run's Lookup, which takes LookupTimeout.
+// While a cache answers nothing, no caller waits for a turn longer than LookupTimeout. Beside that
+// it waits only for the error of the cache's client, and then for that of the run's Lookup, which
+// takes LookupTimeout.
 func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hits(t, func(context.Context, string) error { time.Sleep(3 * time.Second); return errTimeout{} })
@@ -296,8 +298,8 @@ func TestFetchWhileTheWholeCacheHangs(t *testing.T) {
 	})
 }
 
-// While a cache hangs, from the second LookupTimeout on, no caller waits for a turn and then for its own Lookup. When the
-// cache answers again, callers make their Lookups as before.
+// While a cache hangs, from the second LookupTimeout on, no caller waits for a turn and then for
+// its own Lookup. When the cache answers again, callers make their Lookups as before.
 func TestFetchDoesNotQueueForACacheThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var well atomic.Bool
@@ -338,7 +340,8 @@ func TestFetchDoesNotQueueForACacheThatHangs(t *testing.T) {
 	})
 }
 
-// A caller whose ctx ends while it waits for its turn returns at once. That is no failed Lookup, and others get the turn.
+// A caller whose ctx ends while it waits for its turn returns at once. That is no failed Lookup,
+// and others get the turn.
 func TestFetchLeavesTheQueueWithItsCtx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := hits(t, func(context.Context, string) error { time.Sleep(300 * time.Millisecond); return nil })

@@ -343,8 +343,8 @@ func TestFetchLookupTimeout(t *testing.T) {
 	}
 }
 
-// A caller's Lookup that timed out in the cache's client is no reason to load without a lock: the processors or the cache
-// may be busy. A Lookup that was refused is one.
+// A caller's Lookup that timed out in the cache's client is no reason to load without a lock: the
+// processors or the cache may be busy. A Lookup that was refused is one.
 func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err      error
@@ -377,8 +377,8 @@ func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
 	}
 }
 
-// A Lookup that takes too long, of a run that waits for another process, is no reason to load without a lock: the cache
-// is busy, and the lock can be had.
+// A Lookup that takes too long, of a run that waits for another process, is no reason to load
+// without a lock: the cache is busy, and the lock can be had.
 func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)

@@ -26,7 +26,8 @@ type notComparable struct {
 	_ []int
 }
 
-// Under a long lock, Context may be called again and again: that leaves nothing behind, whatever the parent is.
+// Under a long lock, Context may be called again and again: that leaves nothing behind, whatever
+// the parent is.
 func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 5 * time.Second})
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 )
 
 // A node whose password was changed is suspended, and not dialled for each request: whether its
-// connections have ended, or but one, or whether they go on and it has forgotten the scripts, which it gets on
-// a connection of their own. The log says so once, and what to do; so do Check and Stats. It is back by itself
-// when the password is right again.
+// connections have ended, or but one, or whether they go on and it has forgotten the scripts, which
+// it gets on a connection of their own. The log says so once, and what to do; so do Check and
+// Stats. It is back by itself when the password is right again.
 func TestANodeThatRefusesTheLogin(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(s *redistest.Server){

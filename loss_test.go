@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A lock that is lost because its refreshes failed says what each node answered to the last of them: in the cause of its
-// Context, in Err, in what Release says, and in the log.
+// A lock that is lost because its refreshes failed says what each node answered to the last of
+// them: in the cause of its Context, in Err, in what Release says, and in the log.
 func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 	for _, how := range []string{"AutoRefresh", "Refresh"} {
 		t.Run(how, func(t *testing.T) {
@@ -133,8 +133,9 @@ func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
 	})
 }
 
-// A lock that was meant to run out has: nobody refreshed it or asked for its Context. That is no loss: the log says
-// nothing, Stats and the metrics count it beside the losses. Release says that it is over.
+// A lock that was meant to run out has: nobody refreshed it or asked for its Context. That is no
+// loss: the log says nothing, Stats and the metrics count it beside the losses. Release says that
+// it is over.
 func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log syncBuffer

@@ -61,8 +61,8 @@ func TestOpenHidesPasswords(t *testing.T) {
 	}
 }
 
-// What go-redis takes for something else, or fails to dial for ever, is refused: several hosts in one url, ports that
-// cannot be, a Sentinel's master without a name.
+// What go-redis takes for something else, or fails to dial for ever, is refused: several hosts in
+// one url, ports that cannot be, a Sentinel's master without a name.
 func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 	for bad, says := range map[string]string{
 		"redis://h1:6379,h2:6379":                         "several hosts",
@@ -103,7 +103,8 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 	wantInvalid(t, err, "urls is 65", "64")
 }
 
-// A socket's name may have any bytes; as the label of a metric it is text, and the names of two nodes stay two.
+// A socket's name may have any bytes; as the label of a metric it is text, and the names of two
+// nodes stay two.
 func TestNodesWhoseNamesAreNoText(t *testing.T) {
 	dir := t.TempDir()
 	reg := prometheus.NewRegistry()

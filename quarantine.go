@@ -13,7 +13,7 @@ import (
 )
 
 // This file turns on the quarantine of nodes that lost data, and logs its changes (type quarantine in
-// internal/quorum implements it); and it tells loads without a lock that nodes are back.
+// internal/quorum implements it); and it notifies loads without a lock that nodes are back.
 
 // guarded reports whether nodes that lost data have no vote. Otherwise all votes count: with fewer
 // than three nodes no other node could vote instead, and a Cluster loses data in parts.

@@ -169,8 +169,8 @@ func TestNoSecondGrantAfterANodeForgot(t *testing.T) {
 	}
 }
 
-// Without quarantine it is granted twice: the test above could fail, and so could that of oddAmnesias. On a busy machine a rival
-// may get too few answers in time, so it has some tries.
+// Without quarantine it is granted twice: the test above could fail, and so could that of
+// oddAmnesias. On a busy machine a rival may get too few answers in time, so it has some tries.
 func TestSecondGrantsWithoutQuarantine(t *testing.T) {
 	t.Parallel()
 	off := flightlock.Options{DisableQuarantine: true}

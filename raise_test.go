@@ -68,8 +68,9 @@ func differ(t *testing.T, nodes []*redistest.MemNode) {
 	}
 }
 
-// What a majority confirmed in time counts, from before it was asked, although the nodes did not agree on the
-// tokens that the refresh was to reserve. A second round to settle that would come after the old deadline.
+// What a majority confirmed in time counts, from before it was asked, although the nodes did not
+// agree on the tokens that the refresh was to reserve. A second round to settle that would come
+// after the old deadline.
 func TestARefreshThatIsConfirmedCountsWhateverBecomesOfItsTokens(t *testing.T) {
 	const ttl = 2 * time.Second
 	for n := 2; n <= 3; n++ {

@@ -352,8 +352,8 @@ func TestFromContext(t *testing.T) {
 	})
 }
 
-// Contexts of one lock whose parents end together are ended as one, and each has the values and the deadline of its own
-// parent. What is derived from them ends with them, and knows the cause.
+// Contexts of one lock whose parents end together are ended as one, and each has the values and the
+// deadline of its own parent. What is derived from them ends with them, and knows the cause.
 func TestContextsOfParentsThatEndTogether(t *testing.T) {
 	type keyA struct{}
 	type keyX struct{}

@@ -21,8 +21,8 @@ func (o odd) Register(prometheus.Collector) error  { o.register(); return nil }
 func (o odd) MustRegister(...prometheus.Collector) { o.register() }
 func (o odd) Unregister(prometheus.Collector) bool { o.unregister(); return true }
 
-// A Registerer that panics is an error of New and of Close, and no end of the process; one that hangs holds New up for some
-// seconds, and Close until its ctx ends. A lock never waits for it.
+// A Registerer that panics is an error of New and of Close, and no end of the process; one that
+// hangs holds New up for some seconds, and Close until its ctx ends. A lock never waits for it.
 func TestARegistererThatPanicsOrHangs(t *testing.T) {
 	fine, panics := func() {}, func() { panic("no metrics today") }
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {

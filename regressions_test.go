@@ -781,7 +781,8 @@ func TestAnEvenNumberOfNodesDoesNotTieForEver(t *testing.T) {
 							}
 						}))
 					}
-					// Without notices: a Write that sleeps under go-redis's own mutex would stop virtual time.
+					// Without notices: a Write that sleeps under go-redis's own mutex would stop
+					// virtual time.
 					cs = append(cs, newClient(t, flightlock.Options{DisableNotify: true}, clients...))
 				}
 				start := time.Now()

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// If several clients TryLock a free key at the same moment, as the processes of a service do for a job once per tick, one
-// of them gets the lock, even if the votes are split at first.
+// If several clients TryLock a free key at the same moment, as the processes of a service do for a
+// job once per tick, one of them gets the lock, even if the votes are split at first.
 func TestOfTryLocksAtOnceOneSucceeds(t *testing.T) {
 	const clients, rounds = 4, 400
 	servers, _ := realNodes(t, 3)

@@ -25,8 +25,8 @@ func (c away) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// Processes that try at the same moment, each of them nearest to another node, split the votes. One of them gets the lock
-// nevertheless.
+// Processes that try at the same moment, each of them nearest to another node, split the votes. One
+// of them gets the lock nevertheless.
 func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 	t.Parallel()
 	for range 20 {

@@ -21,8 +21,8 @@ type bench struct {
 	jobs  int // so far: each has a key of its own
 }
 
-// runBench runs all phases and reports. An error means that the run could not be completed; what the checks found is in
-// the report.
+// runBench runs all phases and reports. An error means that the run could not be completed; what
+// the checks found is in the report.
 func runBench(ctx context.Context, cfg config, bar *progress.Bar) (rep *report, err error) {
 	n, err := startNodes(ctx, cfg.redis)
 	if err != nil {
@@ -79,11 +79,12 @@ func (b *bench) closeCrews() error {
 	return g.Wait()
 }
 
-// startDelay is how far ahead a job's start is set, so that the processes hear of it in time and start together.
+// startDelay is how far ahead a job's start is set, so that the processes hear of it in time and
+// start together.
 const startDelay = 50 * time.Millisecond
 
-// do runs one job in all crews at once, and meanwhile beside it, if that is not nil. It returns what they did, and the
-// longest time without a holder in each part.
+// do runs one job in all crews at once, and meanwhile beside it, if that is not nil. It returns
+// what they did, and the longest time without a holder in each part.
 func (b *bench) do(ctx context.Context, j job, meanwhile func(ctx context.Context, start time.Time) error) (*outcome, []time.Duration, error) {
 	b.jobs++
 	j.Key = fmt.Sprintf("key:%d", b.jobs)

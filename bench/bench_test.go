@@ -19,24 +19,26 @@ import (
 
 // The benchmarks to tune by: go test -bench . ./bench
 //
-// Names have the form nodes=N/goroutines=G/store=S/lock=L. The store is mini (miniredis in this process) and, where
-// FLIGHTLOCK_BENCH_REDIS=host:port,host:port,... names servers, redis: for as many nodes as there are servers. The lock
-// is flightlock, or a limit: semaphore and mutex need no Redis and show what a queue in one process can do at best
-// (nodes=0/store=none); raw is SET NX PX and an EVALSHA that compares and deletes, on a plain go-redis client, and
-// shows what two commands to one node cost. One driver runs them all, so the ratios within a run are honest.
+// Names have the form nodes=N/goroutines=G/store=S/lock=L. The store is mini (miniredis in this
+// process) and, where FLIGHTLOCK_BENCH_REDIS=host:port,host:port,... names servers, redis: for as
+// many nodes as there are servers. The lock is flightlock, or a limit: semaphore and mutex need no
+// Redis and show what a queue in one process can do at best (nodes=0/store=none); raw is SET NX PX
+// and an EVALSHA that compares and deletes, on a plain go-redis client, and shows what two commands
+// to one node cost. One driver runs them all, so the ratios within a run are honest.
 //
-// Here each op is one lock and its release; figures_test.go says where it is not. With store=mini, time and allocations
-// contain those of the servers.
+// Here each op is one lock and its release; figures_test.go says where it is not. With store=mini,
+// time and allocations contain those of the servers.
 
 // benchServersEnv names real servers.
 const benchServersEnv = "FLIGHTLOCK_BENCH_REDIS"
 
-// benchTTL is the longest that is allowed by default, so that nothing expires in a long run and renewals are rare.
+// benchTTL is the longest that is allowed by default, so that nothing expires in a long run and
+// renewals are rare.
 const benchTTL = time.Minute
 
-// patientTimeout is the NodeTimeout where all nodes are healthy. It is far above the default: an embedded node needs
-// 0.2 ms for a script, and any server may have to wait for the CPUs that the load needs as well. That should make a
-// benchmark slower, not fail.
+// patientTimeout is the NodeTimeout where all nodes are healthy. It is far above the default: an
+// embedded node needs 0.2 ms for a script, and any server may have to wait for the CPUs that the
+// load needs as well. That should make a benchmark slower, not fail.
 const patientTimeout = 30 * time.Second
 
 func BenchmarkUncontended(b *testing.B) {
@@ -85,7 +87,8 @@ type benchStore struct {
 	prefix string // of all keys
 }
 
-// forNodes returns a function that calls f, in a sub-benchmark per number of nodes, with every store that has so many.
+// forNodes returns a function that calls f, in a sub-benchmark per number of nodes, with every
+// store that has so many.
 func forNodes(b *testing.B, counts ...int) func(f func(*testing.B, benchStore)) {
 	stores := benchStores(b)
 	return func(f func(*testing.B, benchStore)) {
@@ -102,7 +105,8 @@ func forNodes(b *testing.B, counts ...int) func(f func(*testing.B, benchStore)) 
 	}
 }
 
-// benchStores starts the embedded nodes, and reads the environment for real ones. Keys go when the benchmark ends.
+// benchStores starts the embedded nodes, and reads the environment for real ones. Keys go when the
+// benchmark ends.
 func benchStores(b *testing.B) []benchStore {
 	mini := benchStore{name: "mini", prefix: "flightlock-bench:"}
 	for range 5 {
@@ -223,9 +227,9 @@ func localMutex(b *testing.B, goroutines int) {
 	})
 }
 
-// drive runs op b.N times, on goroutines that share one counter, each with a cancelable ctx of its own as a request in
-// a service has one. Every goroutine runs op once before the clock starts, so that connects and first uses of a key are
-// not measured; then begin is called, if it is not nil.
+// drive runs op b.N times, on goroutines that share one counter, each with a cancelable ctx of its
+// own as a request in a service has one. Every goroutine runs op once before the clock starts, so
+// that connects and first uses of a key are not measured; then begin is called, if it is not nil.
 func drive(b *testing.B, goroutines int, begin func(), op func(ctx context.Context, g int) error) {
 	b.Helper()
 	start := make(chan struct{}) // closed when all are warm

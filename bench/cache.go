@@ -11,9 +11,9 @@ import (
 
 // cache is the cache of (a). It knows only whether a value is there.
 //
-// In one process it is a map: then the figures are those of the lock, for 4,000 callers who look twice into a Redis
-// server would mostly measure that. Processes need one that they share: then it is a key on the first node, or, for the
-// same reason, a word of memory that they share.
+// In one process it is a map: then the figures are those of the lock, for 4,000 callers who look
+// twice into a Redis server would mostly measure that. Processes need one that they share: then it
+// is a key on the first node, or, for the same reason, a word of memory that they share.
 type cache interface {
 	lookup(ctx context.Context, key string) (bool, error)
 	store(ctx context.Context, key string) error

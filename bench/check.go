@@ -9,7 +9,8 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// checkNodes writes what flightlock's Check finds on the servers of -redis. The exit code says whether it failed.
+// checkNodes writes what flightlock's Check finds on the servers of -redis. The exit code says
+// whether it failed.
 func checkNodes(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
 	rep, err := runCheck(ctx, cfg, stdout, stderr)
 	if err != nil {
@@ -41,7 +42,8 @@ func runCheck(ctx context.Context, cfg config, stdout, stderr io.Writer) (rep fl
 		fmt.Fprint(table, rep)
 		err = out.write(rep)
 	}
-	// Not ctx: after an interrupt the connections are closed all the same. What hangs in a socket is let go of.
+	// Not ctx: after an interrupt the connections are closed all the same. What hangs in a socket
+	// is let go of.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = c.Close(ctx)

@@ -11,9 +11,9 @@ import (
 	"github.com/flightlock/flightlock/internal/procs"
 )
 
-// This file is the far end of -procs: a process that runs a localCrew for its parent. They talk over the child's stdin
-// and stdout, a line of JSON for each request and one for each reply. The child ends when its stdin does, so it cannot
-// outlive its parent, however that ended.
+// This file is the far end of -procs: a process that runs a localCrew for its parent. They talk
+// over the child's stdin and stdout, a line of JSON for each request and one for each reply. The
+// child ends when its stdin does, so it cannot outlive its parent, however that ended.
 
 // childEnv, set to anything, makes the program a child.
 const childEnv = "FLIGHTLOCK_BENCH_CHILD"

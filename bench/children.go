@@ -11,7 +11,8 @@ import (
 
 // This file is the near end of -procs: it starts the processes and makes each of them look like a crew.
 
-// startChildren starts cfg.procs processes, spreads the clients over them, and shares the register with them.
+// startChildren starts cfg.procs processes, spreads the clients over them, and shares the register
+// with them.
 func (b *bench) startChildren(ctx context.Context) error {
 	reg, path, err := createShared()
 	if err != nil {
@@ -35,7 +36,8 @@ func (b *bench) startChildren(ctx context.Context) error {
 	return nil
 }
 
-// clientsOf says how many of the clients process i runs, and how many of these poll. The last of all clients poll.
+// clientsOf says how many of the clients process i runs, and how many of these poll. The last of
+// all clients poll.
 func (cfg config) clientsOf(i int) (clients, polling int) {
 	first, end := cfg.clients*i/cfg.procs, cfg.clients*(i+1)/cfg.procs
 	return end - first, max(0, end-max(first, cfg.clients-cfg.polling))

@@ -17,17 +17,19 @@ import (
 	"github.com/flightlock/flightlock/internal/procs"
 )
 
-// This file measures a cold cache: thousands of distinct keys are missed at once, in each of several processes, by Fetchers on Clients
-// with default options. The goal for the slowest caller is 1.5 times what the locks alone take, asked for by all processes, at
-// the rate at which this machine locks keys of their own (BenchmarkDistinctKeys, goroutines=1000, measured beside each burst), and 3 loads.
-// That no load is without a lock is a condition.
+// This file measures a cold cache: thousands of distinct keys are missed at once, in each of
+// several processes, by Fetchers on Clients with default options. The goal for the slowest caller
+// is 1.5 times what the locks alone take, asked for by all processes, at the rate at which this
+// machine locks keys of their own (BenchmarkDistinctKeys, goroutines=1000, measured beside each
+// burst), and 3 loads. That no load is without a lock is a condition.
 //
 // The cache is a file with a byte per key that the processes share: the time is the library's and Redis'.
 
 const coldLoad = 20 * time.Millisecond
 
-// BenchmarkColdKeys reports the slowest caller of all processes (slowest-ms), the goal (goal-ms), the ratio (x-goal), the rate of locks
-// that the goal is made of (locks/s), and loads without a lock (unlocked). One op is one burst, of keys that are new.
+// BenchmarkColdKeys reports the slowest caller of all processes (slowest-ms), the goal (goal-ms),
+// the ratio (x-goal), the rate of locks that the goal is made of (locks/s), and loads without a
+// lock (unlocked). One op is one burst, of keys that are new.
 func BenchmarkColdKeys(b *testing.B) {
 	for _, n := range []int{1, 3} {
 		for _, workers := range []int{1, 4} {

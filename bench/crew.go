@@ -11,8 +11,9 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// crew is the clients of one process: this one (localCrew), or a child at the other end of a pipe (childCrew). All
-// crews get the same jobs at the same time: first prepare, everywhere; then run, everywhere.
+// crew is the clients of one process: this one (localCrew), or a child at the other end of a pipe
+// (childCrew). All crews get the same jobs at the same time: first prepare, everywhere; then run,
+// everywhere.
 type crew interface {
 	prepare(ctx context.Context, j job) error                // open clients, warm up
 	run(ctx context.Context, at time.Time) (*outcome, error) // begin at that time, by the wall clock
@@ -78,8 +79,9 @@ func newLocalCrew(s crewSetup, open opener, reg *register) (*localCrew, error) {
 	return &localCrew{crewSetup: s, open: open, reg: reg, cache: cache}, nil
 }
 
-// prepare connects to the job's nodes if that is not done yet, and warms up: by a lock for each client, so that no
-// figure contains a connect or the loading of a script, and then by the load itself, as long as the job says.
+// prepare connects to the job's nodes if that is not done yet, and warms up: by a lock for each
+// client, so that no figure contains a connect or the loading of a script, and then by the load
+// itself, as long as the job says.
 func (c *localCrew) prepare(ctx context.Context, j job) error {
 	c.job, c.tallies = j, nil
 	for range c.Clients {
@@ -168,9 +170,10 @@ func (c *localCrew) connect(ctx context.Context, urls []string) error {
 	return nil
 }
 
-// options are the defaults, but for clients that poll, and for embedded nodes: they have no INFO server, which the quarantine needs, and they
-// compete with the load for the same CPUs and take 0.2 ms for a script, so that the default NodeTimeout would show when
-// this machine is busy and not how the lock behaves.
+// options are the defaults, but for clients that poll, and for embedded nodes: they have no INFO
+// server, which the quarantine needs, and they compete with the load for the same CPUs and take 0.2
+// ms for a script, so that the default NodeTimeout would show when this machine is busy and not how
+// the lock behaves.
 func (c *localCrew) options(client int) flightlock.Options {
 	o := flightlock.Options{KeyPrefix: c.Prefix, DisableNotify: c.polls(client)}
 	if c.Embedded {

@@ -12,15 +12,15 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// This file measures how processes share one key, by the load of (b): 20 us of work under the lock, real processes and
-// redis-servers of our own. One op is one run of FLIGHTLOCK_BENCH_TIME.
+// This file measures how processes share one key, by the load of (b): 20 us of work under the lock,
+// real processes and redis-servers of our own. One op is one run of FLIGHTLOCK_BENCH_TIME.
 
 const fairnessWork = 20 * time.Microsecond
 
-// BenchmarkFairness reports the shares of the holding time, in percent of all of it, Jain's index of them, the longest
-// wait of any goroutine, and throughput. x-alone is throughput by that of one process with as many goroutines.
-// server-commands/lock is what the servers count, subscriptions and connects included and the warm-up too; commands/lock
-// is what the clients count.
+// BenchmarkFairness reports the shares of the holding time, in percent of all of it, Jain's index
+// of them, the longest wait of any goroutine, and throughput. x-alone is throughput by that of one
+// process with as many goroutines. server-commands/lock is what the servers count, subscriptions
+// and connects included and the warm-up too; commands/lock is what the clients count.
 func BenchmarkFairness(b *testing.B) {
 	for _, nodes := range []int{1, 3} {
 		b.Run(fmt.Sprintf("nodes=%d/procs=4/goroutines=100", nodes), func(b *testing.B) { againstAlone(b, nodes) })
@@ -45,7 +45,8 @@ func fairness(b *testing.B, cfg config) {
 	f.report(b)
 }
 
-// againstAlone runs the one process before and after the four, half as long each, for the machine's speed drifts.
+// againstAlone runs the one process before and after the four, half as long each, for the machine's
+// speed drifts.
 func againstAlone(b *testing.B, nodes int) {
 	_, urls := startServers(b, nodes)
 	four, one := config{procs: 4, clients: 4, goroutines: 100}, config{procs: 1, clients: 1, goroutines: 400}
@@ -60,7 +61,8 @@ func againstAlone(b *testing.B, nodes int) {
 	f.report(b)
 }
 
-// callsOf adds up the commands that clients of the library send. Servers also count those that scripts call.
+// callsOf adds up the commands that clients of the library send. Servers also count those that
+// scripts call.
 func callsOf(b *testing.B, servers []*redistest.Server) (n uint64) {
 	for _, s := range servers {
 		for name, calls := range s.CommandCalls(b) {

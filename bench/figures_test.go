@@ -9,8 +9,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// This file is what the long benchmarks have in common: those whose one op is a whole measurement of many seconds, for
-// what they show does not fit in an op. (BenchmarkHandover, BenchmarkFairness, BenchmarkLongStop, BenchmarkAllStopped.)
+// This file is what the long benchmarks have in common: those whose one op is a whole measurement
+// of many seconds, for what they show does not fit in an op. (BenchmarkHandover, BenchmarkFairness,
+// BenchmarkLongStop, BenchmarkAllStopped.)
 
 // benchTimeEnv is how long a long benchmark measures.
 const benchTimeEnv = "FLIGHTLOCK_BENCH_TIME"
@@ -27,7 +28,8 @@ func benchTime(b *testing.B) time.Duration {
 	return d
 }
 
-// startServers starts redis-servers of our own, which end with the benchmark. It skips where there is no redis-server.
+// startServers starts redis-servers of our own, which end with the benchmark. It skips where there
+// is no redis-server.
 func startServers(b *testing.B, n int) (servers []*redistest.Server, urls []string) {
 	for range n {
 		s := redistest.StartServer(b)
@@ -41,8 +43,8 @@ type figures map[string][]float64
 
 func (f figures) add(unit string, v float64) { f[unit] = append(f[unit], v) }
 
-// report gives the median over the ops of each figure, and hides the time per op, which is the length of the
-// measurement.
+// report gives the median over the ops of each figure, and hides the time per op, which is the
+// length of the measurement.
 func (f figures) report(b *testing.B) {
 	for unit, all := range f {
 		b.ReportMetric(median(all), unit)

@@ -87,8 +87,8 @@ type config struct {
 	check      bool
 	prefix     string // with check
 
-	// No flags, but for tests to change: cold keys per way of (a), the time before (b) and (c) that is not measured,
-	// and the library.
+	// No flags, but for tests to change: cold keys per way of (a), the time before (b) and (c) that
+	// is not measured, and the library.
 	misses   int
 	warmup   time.Duration
 	open     opener
@@ -134,7 +134,8 @@ func parseFlags(args []string) (config, error) {
 	return cfg.complete()
 }
 
-// complete fills in defaults that depend on other flags, and checks what only several flags together can break.
+// complete fills in defaults that depend on other flags, and checks what only several flags
+// together can break.
 func (cfg config) complete() (config, error) {
 	if cfg.check && len(cfg.redis) == 0 {
 		return config{}, errors.New("-check: say which servers with -redis")

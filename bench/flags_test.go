@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A wrong flag is exit code 2, before anything is started, with an error that names the flag, the value and the limit.
+// A wrong flag is exit code 2, before anything is started, with an error that names the flag, the
+// value and the limit.
 func TestWrongFlagsNameFlagValueAndLimit(t *testing.T) {
 	tests := []struct {
 		args string

@@ -11,20 +11,22 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// This file is the load of (b) and (c): goroutines that lock and release as fast as they can, until the time is over.
+// This file is the load of (b) and (c): goroutines that lock and release as fast as they can, until
+// the time is over.
 
 // hammerTTL is short enough that a lock lost with a process is free again within the run.
 const hammerTTL = 2 * time.Second
 
-// ttl lasts for the job's work also where a lock was handed over late in its life, with half of its ttl left.
+// ttl lasts for the job's work also where a lock was handed over late in its life, with half of its
+// ttl left.
 func (j job) ttl() time.Duration { return max(hammerTTL, 4*j.Work) }
 
-// lingerEvery is how often a holder lets others run before it leaves, so that a second holder has the time to show. (Two
-// processes that hold for longer are seen without: their fences interleave.)
+// lingerEvery is how often a holder lets others run before it leaves, so that a second holder has
+// the time to show. (Two processes that hold for longer are seen without: their fences interleave.)
 const lingerEvery = 64
 
-// window is the measured time: parts of equal length. What happens outside of it is checked but not counted; the zero
-// window counts nothing.
+// window is the measured time: parts of equal length. What happens outside of it is checked but not
+// counted; the zero window counts nothing.
 type window struct {
 	start time.Time
 	part  time.Duration
@@ -119,15 +121,16 @@ func (w *worker) notGranted(ctx context.Context, part int, wait time.Duration, e
 	w.cutShort(wait)
 }
 
-// cutShort notes a wait that the end of the run ended, or that lasted beyond it: it may raise the maximum, so that
-// somebody who starved until the end is seen.
+// cutShort notes a wait that the end of the run ended, or that lasted beyond it: it may raise the
+// maximum, so that somebody who starved until the end is seen.
 func (w *worker) cutShort(wait time.Duration) {
 	if w.win.parts > 0 && w.reg != nil {
 		w.tally.parts[w.win.parts-1].waits.AtLeast(wait)
 	}
 }
 
-// use does the work, inside the register; for a key of its own, there is none and only the fence needs a check.
+// use does the work, inside the register; for a key of its own, there is none and only the fence
+// needs a check.
 func (w *worker) use(ctx context.Context, l heldLock, now time.Time, part int) {
 	if w.reg != nil {
 		w.tally.checked(w.reg.enter(w.id, l, now, part))

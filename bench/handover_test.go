@@ -17,20 +17,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file measures the hand-over between processes: from the call of Release in one to the return of
-// SingleFlightLock in another that has been waiting. It compares that with what nobody can do without, a round trip to
-// Redis after an equal pause: an EVALSHA that compares and deletes, on a plain go-redis client.
+// This file measures the hand-over between processes: from the call of Release in one to the return
+// of SingleFlightLock in another that has been waiting. It compares that with what nobody can do
+// without, a round trip to Redis after an equal pause: an EVALSHA that compares and deletes, on a
+// plain go-redis client.
 //
-// The other process is this test binary again. The two share a machine and so its wall clock, by which both note the
-// time; a run in which that clock is set is to be repeated.
+// The other process is this test binary again. The two share a machine and so its wall clock, by
+// which both note the time; a run in which that clock is set is to be repeated.
 
 const (
 	handoverKey     = "handover"
 	handoverSamples = 300
 )
 
-// BenchmarkHandover reports medians, 99th percentiles and their ratios; x-p99-of-p50 is the p99 of the hand-over by the
-// median of the EVALSHA. One op is 300 samples of each, in turns.
+// BenchmarkHandover reports medians, 99th percentiles and their ratios; x-p99-of-p50 is the p99 of
+// the hand-over by the median of the EVALSHA. One op is 300 samples of each, in turns.
 func BenchmarkHandover(b *testing.B) {
 	for _, n := range []int{1, 3} {
 		b.Run(fmt.Sprintf("nodes=%d", n), func(b *testing.B) { handovers(b, n) })
@@ -62,8 +63,8 @@ func handovers(b *testing.B, nodes int) {
 	f.report(b)
 }
 
-// handover holds the key until the other process has waited for it for a pause, and returns how long after the release
-// that one had it.
+// handover holds the key until the other process has waited for it for a pause, and returns how
+// long after the release that one had it.
 func handover(b *testing.B, c *flightlock.Client, w *waiter, pause time.Duration) time.Duration {
 	l, err := c.SingleFlightLock(b.Context(), handoverKey, benchTTL, nil)
 	if err != nil {
@@ -184,7 +185,8 @@ func serveWaiter(in *json.Decoder, out *json.Encoder, c *flightlock.Client) erro
 	}
 }
 
-// waitForLock says when the library counts it among its waiters, so that nobody measures a call that has yet to begin.
+// waitForLock says when the library counts it among its waiters, so that nobody measures a call
+// that has yet to begin.
 func waitForLock(ctx context.Context, out *json.Encoder, c *flightlock.Client) (l *flightlock.Lock, at time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

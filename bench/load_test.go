@@ -12,8 +12,9 @@ import (
 	"github.com/flightlock/flightlock/internal/histogram"
 )
 
-// keyLoad is goroutines that lock and release a key of their own each, until stop. What they do is counted in one stretch
-// after the other: measure begins one and returns it when it is over. Between stretches nothing is counted.
+// keyLoad is goroutines that lock and release a key of their own each, until stop. What they do is
+// counted in one stretch after the other: measure begins one and returns it when it is over.
+// Between stretches nothing is counted.
 type keyLoad struct {
 	c       *flightlock.Client
 	current atomic.Pointer[stretch] // nil: nothing is counted

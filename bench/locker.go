@@ -9,7 +9,8 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// This file is the bench's view of the library, and the seam where its tests put a broken lock in the library's place.
+// This file is the bench's view of the library, and the seam where its tests put a broken lock in
+// the library's place.
 
 // locker is one client under test.
 type locker interface {

@@ -1,5 +1,6 @@
-// Command bench shows on one page what flightlock does for a service: a cache stampede that loads once, a hot key that
-// thousands of goroutines want, and a node that dies in the middle of it. It checks what it shows.
+// Command bench shows on one page what flightlock does for a service: a cache stampede that loads
+// once, a hot key that thousands of goroutines want, and a node that dies in the middle of it. It
+// checks what it shows.
 //
 //	go run ./bench      three embedded nodes, about 15 seconds
 //	go run ./bench -check -redis host:port,...   are these servers fit to lock on?
@@ -70,8 +71,8 @@ func execute(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// runAndWrite runs the bench and writes its table and its JSON. The JSON file is opened first, so that a path that
-// cannot be written fails before the run and not after it.
+// runAndWrite runs the bench and writes its table and its JSON. The JSON file is opened first, so
+// that a path that cannot be written fails before the run and not after it.
 func runAndWrite(ctx context.Context, cfg config, stdout, stderr io.Writer) (*report, error) {
 	out, err := openJSON(cfg.jsonPath, stdout)
 	if err != nil {

@@ -12,9 +12,10 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// BenchmarkClientMemory measures what a Client has on the heap when it holds no lock: idle after one lock, after a load that
-// has used all its connections (1000 goroutines with a key each), and with one more for notices, as a key has it that another
-// process holds. It starts servers of its own, for embedded ones would be on the same heap. An op is a Client.
+// BenchmarkClientMemory measures what a Client has on the heap when it holds no lock: idle after
+// one lock, after a load that has used all its connections (1000 goroutines with a key each), and
+// with one more for notices, as a key has it that another process holds. It starts servers of its
+// own, for embedded ones would be on the same heap. An op is a Client.
 //
 //	go test -run '^$' -bench ClientMemory -benchtime 10x ./bench
 func BenchmarkClientMemory(b *testing.B) {
@@ -36,7 +37,8 @@ func BenchmarkClientMemory(b *testing.B) {
 	}
 }
 
-// memoryOfClients opens b.N Clients, has each lock once and then used, and reports the memory that each has.
+// memoryOfClients opens b.N Clients, has each lock once and then used, and reports the memory that
+// each has.
 func memoryOfClients(b *testing.B, urls []string, use func(*flightlock.Client)) {
 	var clients []*flightlock.Client
 	before := heapInUse()

@@ -13,9 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// BenchmarkMetrics compares a client with metrics and one without, in small turns as BenchmarkAgainstRaw does: on a hot
-// key, where nearly every lock is handed over, and on keys of the goroutines' own, where each asks Redis. One op is one
-// turn of each.
+// BenchmarkMetrics compares a client with metrics and one without, in small turns as
+// BenchmarkAgainstRaw does: on a hot key, where nearly every lock is handed over, and on keys of
+// the goroutines' own, where each asks Redis. One op is one turn of each.
 func BenchmarkMetrics(b *testing.B) {
 	for _, load := range []struct {
 		name       string

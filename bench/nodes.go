@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// nodes are the servers that are locked on: embedded ones that live in this process, or those of -redis, which are
-// asked to answer first and cleaned afterwards.
+// nodes are the servers that are locked on: embedded ones that live in this process, or those of
+// -redis, which are asked to answer first and cleaned afterwards.
 type nodes struct {
 	embedded []*miniredis.Miniredis
 	urls     []string
@@ -108,8 +108,9 @@ func (n *nodes) each(ctx context.Context, f func(context.Context, *redis.Client)
 	return errors.Join(errs...)
 }
 
-// cleanUp removes the keys of this run, as far as 3 seconds for each node suffice. What is left expires by itself, but
-// for fence buckets: they belong to the library, which may share them with other locks.
+// cleanUp removes the keys of this run, as far as 3 seconds for each node suffice. What is left
+// expires by itself, but for fence buckets: they belong to the library, which may share them with
+// other locks.
 func (n *nodes) cleanUp(ctx context.Context) error {
 	if len(n.embedded) > 0 {
 		return nil

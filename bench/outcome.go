@@ -9,8 +9,8 @@ import (
 	"github.com/flightlock/flightlock/internal/histogram"
 )
 
-// This file counts what happens during a job: in a tally while it runs, one per client and shared by its goroutines,
-// and in an outcome afterwards, which travels between processes and adds up.
+// This file counts what happens during a job: in a tally while it runs, one per client and shared
+// by its goroutines, and in an outcome afterwards, which travels between processes and adds up.
 
 // maxMessages is how many violations are kept in full; the rest is only counted.
 const maxMessages = 10
@@ -119,7 +119,8 @@ type partOutcome struct {
 	Errors   map[string]errorCount `json:"errors"`
 }
 
-// clientOutcome is one client's part: its grants of the contended key, and what its Stats counted meanwhile.
+// clientOutcome is one client's part: its grants of the contended key, and what its Stats counted
+// meanwhile.
 type clientOutcome struct {
 	Proc        int           `json:"proc"`    // process in which it ran
 	Polling     bool          `json:"polling"` // it heard no notices

@@ -13,10 +13,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file compares an uncontended lock with the raw pair of commands in small turns, raw, ours, raw, ours: on a machine
-// whose speed changes within a second, two benchmarks one after the other compare the machine with itself.
+// This file compares an uncontended lock with the raw pair of commands in small turns, raw, ours,
+// raw, ours: on a machine whose speed changes within a second, two benchmarks one after the other
+// compare the machine with itself.
 
-// BenchmarkAgainstRaw reports the medians of both and of their ratio, on a real server of its own. One op is one turn of each.
+// BenchmarkAgainstRaw reports the medians of both and of their ratio, on a real server of its own.
+// One op is one turn of each.
 func BenchmarkAgainstRaw(b *testing.B) {
 	for _, goroutines := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("nodes=1/goroutines=%d", goroutines), func(b *testing.B) { pairs(b, goroutines) })

@@ -18,9 +18,9 @@ const missTime = 150 * time.Millisecond
 // stampedeLimit is when one way of (a) begins no other miss.
 const stampedeLimit = 10 * time.Second
 
-// hotPerOwn is how many goroutines of (c) want the hot key for each that locks a key of its own. Handoffs need no
-// Redis, so the hot key alone would hardly notice a dead node; every lock of the others needs a quorum. No client has
-// more than maxOwn of them, for embedded nodes are slow.
+// hotPerOwn is how many goroutines of (c) want the hot key for each that locks a key of its own.
+// Handoffs need no Redis, so the hot key alone would hardly notice a dead node; every lock of the
+// others needs a quorum. No client has more than maxOwn of them, for embedded nodes are slow.
 const (
 	hotPerOwn = 25
 	maxOwn    = 10
@@ -62,8 +62,8 @@ func (b *bench) phases(ctx context.Context) (*report, error) {
 	return rep, nil
 }
 
-// stampede lets all callers run into a cold key, again and again, with nobody who is slow making it endless. Under the
-// lock, each miss may be loaded once.
+// stampede lets all callers run into a cold key, again and again, with nobody who is slow making it
+// endless. Under the lock, each miss may be loaded once.
 func (b *bench) stampede(ctx context.Context, kind string, rep *report) error {
 	sum, misses := newOutcome(1), 0
 	for began := time.Now(); misses < b.cfg.misses && time.Since(began) < stampedeLimit; misses++ {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// proxy stands in front of one node and can play its death: down refuses new connections and cuts those that are open,
-// up lets them through again. The server behind it notices only that its clients left, so this works for a server that
-// is not ours to kill.
+// proxy stands in front of one node and can play its death: down refuses new connections and cuts
+// those that are open, up lets them through again. The server behind it notices only that its
+// clients left, so this works for a server that is not ours to kill.
 type proxy struct {
 	addr, target string
 
@@ -96,8 +96,8 @@ func (p *proxy) forward(ln net.Listener, near net.Conn) {
 	<-done
 }
 
-// track registers a connection for down to close. It refuses one that was accepted before a down that has happened
-// since: nothing would ever close it.
+// track registers a connection for down to close. It refuses one that was accepted before a down
+// that has happened since: nothing would ever close it.
 func (p *proxy) track(ln net.Listener, conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

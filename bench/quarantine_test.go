@@ -10,14 +10,16 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// BenchmarkQuarantine compares clients with the quarantine and without (Options.DisableQuarantine), in small turns as
-// BenchmarkAgainstRaw does, on three real servers of its own: every goroutine has a key to itself. What differs is the
-// acquire script, which reads the marker only with the quarantine, and the client, which then looks at what a vote's
-// memory is worth. A second client without is the control: x-control is how far two that are the same come apart. With
-// fewer than three nodes there is no quarantine, so there would be nothing to compare. One op is one turn of each.
+// BenchmarkQuarantine compares clients with the quarantine and without (Options.DisableQuarantine),
+// in small turns as BenchmarkAgainstRaw does, on three real servers of its own: every goroutine has
+// a key to itself. What differs is the acquire script, which reads the marker only with the
+// quarantine, and the client, which then looks at what a vote's memory is worth. A second client
+// without is the control: x-control is how far two that are the same come apart. With fewer than
+// three nodes there is no quarantine, so there would be nothing to compare. One op is one turn of
+// each.
 //
-// In seldom, a turn is one lock after a pause: each client asks so seldom that every acquire of it takes a look at when the
-// server was made a master.
+// In seldom, a turn is one lock after a pause: each client asks so seldom that every acquire of it
+// takes a look at when the server was made a master.
 func BenchmarkQuarantine(b *testing.B) {
 	for _, goroutines := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("nodes=3/goroutines=%d", goroutines), func(b *testing.B) {

@@ -8,17 +8,19 @@ import (
 	"time"
 )
 
-// register is the check: the one place that every holder of the contended key enters after it was granted the lock and
-// leaves before it releases. It finds two holders at once and a fence that does not rise from one holder to the next.
+// register is the check: the one place that every holder of the contended key enters after it was
+// granted the lock and leaves before it releases. It finds two holders at once and a fence that
+// does not rise from one holder to the next.
 //
-// The library promises mutual exclusion within validity: a Lock holds from its grant until its release or its Until,
-// whichever comes first. So somebody inside whose Until has passed is no second holder, and neither is a newcomer whose
-// own Lock is over (Err is not nil).
+// The library promises mutual exclusion within validity: a Lock holds from its grant until its
+// release or its Until, whichever comes first. So somebody inside whose Until has passed is no
+// second holder, and neither is a newcomer whose own Lock is over (Err is not nil).
 //
-// It is a few words of memory, not a Go struct, for with -procs it lies in a file that all processes have mapped. A
-// check through Redis was rejected: it would cost more than the lock, and its round trips would hide short overlaps.
-// Times are wall-clock nanoseconds, the only clock that processes share in the standard library; a Lock's Until ends
-// with the wall clock too. (A wall clock that is set back during the run can accuse a Lock that had expired.)
+// It is a few words of memory, not a Go struct, for with -procs it lies in a file that all
+// processes have mapped. A check through Redis was rejected: it would cost more than the lock, and
+// its round trips would hide short overlaps. Times are wall-clock nanoseconds, the only clock that
+// processes share in the standard library; a Lock's Until ends with the wall clock too. (A wall
+// clock that is set back during the run can accuse a Lock that had expired.)
 //
 // As long as the lock works, nobody ever waits for the latch.
 type register struct{ words []atomic.Uint64 }
@@ -53,16 +55,16 @@ type violation struct{ what string }
 
 func (v *violation) Error() string { return v.what }
 
-// enter notes that who holds l since now, in the given part of the phase (negative: outside of all). After a violation
-// who is inside nevertheless, so that the check goes on.
+// enter notes that who holds l since now, in the given part of the phase (negative: outside of
+// all). After a violation who is inside nevertheless, so that the check goes on.
 func (r *register) enter(who holder, l heldLock, now time.Time, part int) error {
 	if !r.lock() {
 		return errStuck
 	}
 	defer r.unlock()
 	err := r.judge(who, l)
-	// The order matters: the words show the one inside as inside and valid. If our own Lock is valid only now, after
-	// they were read, then both were valid in between.
+	// The order matters: the words show the one inside as inside and valid. If our own Lock is
+	// valid only now, after they were read, then both were valid in between.
 	if err != nil && l.Err() != nil {
 		return errLost
 	}
@@ -118,8 +120,8 @@ func (r *register) startGaps(now time.Time) {
 	}
 }
 
-// endGaps counts the gap that was open when the last part ended, and returns the longest gap of each part. A gap
-// counts in full in every part that it touches.
+// endGaps counts the gap that was open when the last part ended, and returns the longest gap of
+// each part. A gap counts in full in every part that it touches.
 func (r *register) endGaps(now time.Time, parts int) []time.Duration {
 	gaps := make([]time.Duration, parts)
 	if !r.lock() {
@@ -147,7 +149,8 @@ func (r *register) noteGap(now time.Time, part int) {
 	r.words[regPart].Store(uint64(part))
 }
 
-// lock takes the latch. It spins, for a sync.Mutex does not work between processes, and gives up after 10 seconds.
+// lock takes the latch. It spins, for a sync.Mutex does not work between processes, and gives up
+// after 10 seconds.
 func (r *register) lock() bool {
 	if r.words[regLatch].CompareAndSwap(0, 1) {
 		return true

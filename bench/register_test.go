@@ -114,8 +114,8 @@ func TestResetForgetsFencesAndHolders(t *testing.T) {
 	}
 }
 
-// A gap counts in every part that it touches, so that a part in which nobody entered does not look like one without a
-// gap.
+// A gap counts in every part that it touches, so that a part in which nobody entered does not look
+// like one without a gap.
 func TestGapsAreMeasuredByPart(t *testing.T) {
 	r, start := newRegister(), time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }

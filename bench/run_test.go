@@ -36,7 +36,8 @@ func TestMain(m *testing.M) {
 		args := strings.Split(list, ",")
 		os.Exit(coldMain(os.Stdin, os.Stdout, args[0], args[1:]))
 	}
-	// A pool of go-redis that could not dial tries again every second, and looks only then whether it was closed.
+	// A pool of go-redis that could not dial tries again every second, and looks only then whether
+	// it was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
@@ -158,7 +159,8 @@ func TestOnlySomePhasesAreRun(t *testing.T) {
 	}
 }
 
-// The work is done under the lock, so it is in the holding time, whether it is short and busy or long and idle.
+// The work is done under the lock, so it is in the holding time, whether it is short and busy or
+// long and idle.
 func TestWorkIsHoldingTime(t *testing.T) {
 	for _, d := range []time.Duration{50 * time.Microsecond, 5 * time.Millisecond} {
 		cfg := smallConfig()
@@ -178,8 +180,8 @@ func TestWorkIsHoldingTime(t *testing.T) {
 	}
 }
 
-// On servers of somebody else no key of ours stays, but for fence buckets of the library; and with one node (c) cannot
-// be shown, which is said.
+// On servers of somebody else no key of ours stays, but for fence buckets of the library; and with
+// one node (c) cannot be shown, which is said.
 func TestRunOnServersLeavesNoLockAndNoValueBehind(t *testing.T) {
 	m := miniredis.RunT(t)
 	m.ClockTTL(true)
@@ -340,7 +342,8 @@ func TestRunWithACorrectFakeSucceeds(t *testing.T) {
 	wantGoodRun(t, cfg)
 }
 
-// What the bench shows it also checks: a lock that grants two at once, or loads a miss twice, makes the run fail.
+// What the bench shows it also checks: a lock that grants two at once, or loads a miss twice, makes
+// the run fail.
 func TestRunFailsWhenEverybodyIsGranted(t *testing.T) {
 	cfg := smallConfig()
 	cfg.open = (&fakeWorld{everybody: true}).open

@@ -58,7 +58,8 @@ func (s *shareFigures) add(c clientOutcome) {
 	s.Handoffs += c.Handoffs
 }
 
-// jain is Jain's fairness index of the holding times: 1 if all are equal, 1/n if one of n has all, 0 if nobody has any.
+// jain is Jain's fairness index of the holding times: 1 if all are equal, 1/n if one of n has all,
+// 0 if nobody has any.
 func jain(all []shareFigures) float64 {
 	var sum, squares float64
 	for _, s := range all {

@@ -10,19 +10,21 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// This file is the load of (a): every caller of every client wants one value that is not in the cache, at once.
+// This file is the load of (a): every caller of every client wants one value that is not in the
+// cache, at once.
 
 const (
 	originTime  = 50 * time.Millisecond // in the main job
 	stampedeTTL = 10 * time.Second
 	// Nobody waits longer for one miss: then the callers that are left report an error.
 	missLimit = time.Minute
-	// How long a process leaves the others alone when its callers have the value, before it adds up and reports.
+	// How long a process leaves the others alone when its callers have the value, before it adds up
+	// and reports.
 	settleTime = 10 * time.Millisecond
 )
 
-// stampede starts all callers together, at the given time, and waits for the last. What only the bench needs of a
-// caller, its goroutine, its ctx and the counting, happens before and after.
+// stampede starts all callers together, at the given time, and waits for the last. What only the
+// bench needs of a caller, its goroutine, its ctx and the counting, happens before and after.
 func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, missLimit)
 	defer cancel()

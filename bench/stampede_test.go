@@ -7,26 +7,29 @@ import (
 	"time"
 )
 
-// This file measures Fetch in a stampede: the callers of 4 processes miss a key at once, on one redis-server of our own.
-// One op is 40 of them, or 20 where a load takes 500 ms. The goal for the slowest hundredth of 250 callers in each process is what nobody can
-// do without, the load and 4 round trips to Redis, and 2 ms. That a miss is loaded once is a condition.
+// This file measures Fetch in a stampede: the callers of 4 processes miss a key at once, on one
+// redis-server of our own. One op is 40 of them, or 20 where a load takes 500 ms. The goal for the
+// slowest hundredth of 250 callers in each process is what nobody can do without, the load and 4
+// round trips to Redis, and 2 ms. That a miss is loaded once is a condition.
 //
-// A Fetch begins with a Lookup on its caller's goroutine, which is the user's. A thousand GETs at once, through
-// go-redis' pools of 20 connections, take two processors 11 ms, with a Fetcher or without; and the
-// Lookup of whoever has won the lock queues in that pool behind those of the callers. So there are two caches:
-// cache=memory is a word of memory that the processes share, and leaves the time of the library and of Redis. cache=redis
-// is a key, read with GET; there, between the misses, the same callers fetch a key that is cached, and x-hits
-// compares with them.
+// A Fetch begins with a Lookup on its caller's goroutine, which is the user's. A thousand GETs at
+// once, through go-redis' pools of 20 connections, take two processors 11 ms, with a Fetcher or
+// without; and the Lookup of whoever has won the lock queues in that pool behind those of the
+// callers. So there are two caches: cache=memory is a word of memory that the processes share, and
+// leaves the time of the library and of Redis. cache=redis is a key, read with GET; there, between
+// the misses, the same callers fetch a key that is cached, and x-hits compares with them.
 //
-// Between the misses the same callers share loads in two ways that are no lock, which say what so many goroutines on so
-// few processors cost by themselves: by a singleflight per process, where nothing goes to Redis and each process loads;
-// and by hand (see setNXLoads), with one load for all and two trips to Redis.
+// Between the misses the same callers share loads in two ways that are no lock, which say what so
+// many goroutines on so few processors cost by themselves: by a singleflight per process, where
+// nothing goes to Redis and each process loads; and by hand (see setNXLoads), with one load for all
+// and two trips to Redis.
 
-// BenchmarkStampede reports how long callers wait beyond what the load took (p50-us, p99-us); the goal for the p99
-// (goal-us), and the ratio of the two with the load added to both (x-goal); the p99 beyond the load of the other two ways
-// (singleflight-p99-us, byhand-p99-us); the most Redis commands that a process sent for one miss (commands);
-// with cache=redis, the p99 of the same callers when the value is cached (hits-p99-us) and the ratio to that
-// (x-hits); and a round trip, the median of an EVALSHA after a pause as long as the load (evalsha-us). A load is measured,
+// BenchmarkStampede reports how long callers wait beyond what the load took (p50-us, p99-us); the
+// goal for the p99 (goal-us), and the ratio of the two with the load added to both (x-goal); the
+// p99 beyond the load of the other two ways (singleflight-p99-us, byhand-p99-us); the most Redis
+// commands that a process sent for one miss (commands); with cache=redis, the p99 of the same
+// callers when the value is cached (hits-p99-us) and the ratio to that (x-hits); and a round trip,
+// the median of an EVALSHA after a pause as long as the load (evalsha-us). A load is measured,
 // because a timer may come late.
 func BenchmarkStampede(b *testing.B) {
 	for _, load := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 500 * time.Millisecond} {

@@ -20,9 +20,10 @@ import (
 
 // This file shows what nodes cost that are there but do not answer (SIGSTOP), on servers of our own.
 
-// BenchmarkOneNodeStopped compares three or five servers that are all healthy with the same when one of them is stopped before the
-// clock starts, or was never there: it answers no connect. Goroutines lock keys of their own, so every op needs a quorum. To
-// compare two commits, run it on both, in turns: a change may make it cost 1.05 times as much (benchstat).
+// BenchmarkOneNodeStopped compares three or five servers that are all healthy with the same when
+// one of them is stopped before the clock starts, or was never there: it answers no connect.
+// Goroutines lock keys of their own, so every op needs a quorum. To compare two commits, run it on
+// both, in turns: a change may make it cost 1.05 times as much (benchstat).
 func BenchmarkOneNodeStopped(b *testing.B) {
 	for _, n := range []int{3, 5} {
 		servers, urls := startServers(b, n)
@@ -45,8 +46,9 @@ func BenchmarkOneNodeStopped(b *testing.B) {
 	}
 }
 
-// latencies reports quantiles of a lock and its release, one goroutine per key. It calls begin when all are warm. The
-// NodeTimeout is the default, for it matters here; where a busy machine makes a healthy node miss it, that is counted.
+// latencies reports quantiles of a lock and its release, one goroutine per key. It calls begin when
+// all are warm. The NodeTimeout is the default, for it matters here; where a busy machine makes a
+// healthy node miss it, that is counted.
 func (s benchStore) latencies(b *testing.B, goroutines int, begin func()) {
 	c := s.client(b, 0)
 	h := new(histogram.Histogram)
@@ -72,14 +74,15 @@ func (s benchStore) latencies(b *testing.B, goroutines int, begin func()) {
 	b.ReportMetric(float64(h.Quantile(0.99)), "p99-ns")
 }
 
-// longStopTimeout is the NodeTimeout where a thousand goroutines keep five servers busy: on a small machine a healthy
-// node may need more than the default.
+// longStopTimeout is the NodeTimeout where a thousand goroutines keep five servers busy: on a small
+// machine a healthy node may need more than the default.
 const longStopTimeout = 250 * time.Millisecond
 
-// BenchmarkLongStop has 1,000 goroutines lock keys of their own on five nodes, stops one of them for
-// FLIGHTLOCK_BENCH_TIME, and lets it come back. It reports, of the time after the first second that the node was
-// stopped: throughput and p99 by those of the healthy nodes before (x-throughput, x-p99), and by how much goroutines and
-// live heap grew in the last five sixths; and when the node's vote was back after it could answer again (back-ms).
+// BenchmarkLongStop has 1,000 goroutines lock keys of their own on five nodes, stops one of them
+// for FLIGHTLOCK_BENCH_TIME, and lets it come back. It reports, of the time after the first second
+// that the node was stopped: throughput and p99 by those of the healthy nodes before (x-throughput,
+// x-p99), and by how much goroutines and live heap grew in the last five sixths; and when the
+// node's vote was back after it could answer again (back-ms).
 func BenchmarkLongStop(b *testing.B) {
 	servers, urls := startServers(b, 5)
 	last := servers[4]
@@ -111,7 +114,8 @@ func BenchmarkLongStop(b *testing.B) {
 	f.report(b)
 }
 
-// untilVoteIsBack returns when no node is suspended any more and a lock that was taken after that is on the given node.
+// untilVoteIsBack returns when no node is suspended any more and a lock that was taken after that
+// is on the given node.
 func (s benchStore) untilVoteIsBack(b *testing.B, c *flightlock.Client, node *redistest.Server) time.Duration {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
@@ -199,10 +203,11 @@ func (g *growth) addTo(f figures) {
 	f.add("debts-growth", late-early)
 }
 
-// BenchmarkAllStopped has goroutines of two clients want one key, and as many want a key of their own each, on three
-// nodes that are all stopped for FLIGHTLOCK_BENCH_TIME. It reports how long after the return the locks came that were
-// wanted at that moment (shared-key, own-keys), how many calls failed though their ctx allows them to wait (lost), and how many had
-// no answer 10 seconds later (hanging); and for callers whose ctx ended meanwhile, how much later they had their answer.
+// BenchmarkAllStopped has goroutines of two clients want one key, and as many want a key of their
+// own each, on three nodes that are all stopped for FLIGHTLOCK_BENCH_TIME. It reports how long
+// after the return the locks came that were wanted at that moment (shared-key, own-keys), how many
+// calls failed though their ctx allows them to wait (lost), and how many had no answer 10 seconds
+// later (hanging); and for callers whose ctx ended meanwhile, how much later they had their answer.
 func BenchmarkAllStopped(b *testing.B) {
 	const perClient = 100 // and kind
 	servers, urls := startServers(b, 3)
@@ -262,7 +267,8 @@ type outage struct {
 // outageTTL is short enough that nobody holds a lock through the outage.
 const outageTTL = 2 * time.Second
 
-// start has a goroutine lock and release the key again and again, until it got it after the return; h says how soon.
+// start has a goroutine lock and release the key again and again, until it got it after the return;
+// h says how soon.
 func (o *outage) start(c *flightlock.Client, key string, h *histogram.Histogram) {
 	o.running.Add(1)
 	o.done.Go(func() {

@@ -51,7 +51,7 @@ var (
 	Batch   = newBatch(anyEpoch)
 )
 
-// The letters by which a batch tells its operations apart.
+// The letters by which a batch distinguishes its operations.
 const (
 	LetterAcquire = 'a'
 	LetterRefresh = 'f'

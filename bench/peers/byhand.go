@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// byHand is the lock that people write around x/sync singleflight: of all callers in a process that want a key, one asks Redis.
-// When it has the lock the others are woken, find that it is not theirs, and try again.
+// byHand is the lock that people write around x/sync singleflight: of all callers in a process that
+// want a key, one asks Redis. When it has the lock the others are woken, find that it is not
+// theirs, and try again.
 type byHand struct {
 	*redsyncClient
 	group singleflight.Group

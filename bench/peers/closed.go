@@ -14,8 +14,9 @@ import (
 
 // run is one window of one load in one process.
 //
-// Its end comes in this order: stopped is set, so that no lock counts any more; the meter is read; ctx ends, so that who
-// waits gives up. Calls that Drain lets come back count although stopped is set.
+// Its end comes in this order: stopped is set, so that no lock counts any more; the meter is read;
+// ctx ends, so that who waits gives up. Calls that Drain lets come back count although stopped is
+// set.
 type run struct {
 	l       locker
 	t       task
@@ -43,8 +44,8 @@ func newRun(l locker, t task) *run {
 	return r
 }
 
-// runClosed keeps goroutines busy with lock, work, release from at on. Every goroutine has a cancelable ctx of its own, as a
-// request in a service has one.
+// runClosed keeps goroutines busy with lock, work, release from at on. Every goroutine has a
+// cancelable ctx of its own, as a request in a service has one.
 func runClosed(l locker, t task, at time.Time) (*result, error) {
 	r := newRun(l, t)
 	defer r.cancel()
@@ -99,7 +100,8 @@ func (r *run) once(ctx context.Context, g int, key string) bool {
 	return r.lockAt(ctx, g, key, time.Now())
 }
 
-// lockAt is one lock that was wanted at a certain time. It goes on until it has the lock or the window ends.
+// lockAt is one lock that was wanted at a certain time. It goes on until it has the lock or the
+// window ends.
 func (r *run) lockAt(ctx context.Context, g int, key string, wanted time.Time) bool {
 	var h held
 	for err := error(nil); h == nil; {

@@ -60,7 +60,8 @@ func times(bout string, want float64, rivals ...string) func(summary) (string, b
 	}
 }
 
-// fairly adds how we stand to the best of the rivals that do not starve most of those who want the key. The goal is about all of them.
+// fairly adds how we stand to the best of the rivals that do not starve most of those who want the
+// key. The goal is about all of them.
 func fairly(jain, bout string, got func(summary) (string, bool, bool)) func(summary) (string, bool, bool) {
 	return func(s summary) (string, bool, bool) {
 		text, reached, known := got(s)

@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// This file measures the hand-over between processes: from the call of release in one to the return of lock in another that has
-// been waiting. The processes share a machine and so its wall clock, by which both note the time.
+// This file measures the hand-over between processes: from the call of release in one to the return
+// of lock in another that has been waiting. The processes share a machine and so its wall clock, by
+// which both note the time.
 
 // baton is a worker's half: the one lock that it holds.
 type baton struct {
@@ -17,8 +18,8 @@ type baton struct {
 	h   held
 }
 
-// take returns when the lock is held, and says since when. Its ctx has no end, for a lock of rueidislock lives by it; the parent
-// does not wait for ever.
+// take returns when the lock is held, and says since when. Its ctx has no end, for a lock of
+// rueidislock lives by it; the parent does not wait for ever.
 func (b *baton) take() (time.Time, error) {
 	h, err := b.l.lock(context.Background(), b.key)
 	b.h = h
@@ -36,8 +37,8 @@ func (b *baton) pass() (time.Time, error) {
 	return began, h.release()
 }
 
-// passTheBaton is the parent's half: two workers hand the lock to and fro for a window. The first hand-overs, of connections
-// and scripts, do not count.
+// passTheBaton is the parent's half: two workers hand the lock to and fro for a window. The first
+// hand-overs, of connections and scripts, do not count.
 func passTheBaton(ctx context.Context, workers []*worker, window time.Duration) (*result, error) {
 	const warm = 2
 	holder, other := workers[0], workers[1]

@@ -39,8 +39,8 @@ const (
 	ttl = 10 * time.Second
 	// nodeTimeout is how long one node may take. It is what redsync allows at this ttl.
 	nodeTimeout = ttl / 20
-	// poolSize is the number of connections that every client over go-redis may have. Open gives flightlock as many, on two
-	// processors, and it uses four of them.
+	// poolSize is the number of connections that every client over go-redis may have. Open gives
+	// flightlock as many, on two processors, and it uses four of them.
 	poolSize = 20
 )
 
@@ -90,8 +90,8 @@ func rivalNamed(name string) (rival, error) {
 	return rivals[i], nil
 }
 
-// goredis is a client as every rival over go-redis gets it. A thousand goroutines queue for its connections, and are not
-// turned away.
+// goredis is a client as every rival over go-redis gets it. A thousand goroutines queue for its
+// connections, and are not turned away.
 func goredis(addr string, change func(*redis.Options)) *redis.Client {
 	o := &redis.Options{Addr: addr, PoolSize: poolSize, PoolTimeout: 30 * time.Second, ConnMaxIdleTime: -1}
 	if change != nil {

@@ -103,7 +103,8 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 // startDelay is how far ahead the start is set, so that all processes hear of it in time.
 const startDelay = 30 * time.Millisecond
 
-// doLoad has the workers do the load once, or a stampede several times. There is one result per process, or per process and episode.
+// doLoad has the workers do the load once, or a stampede several times. There is one result per
+// process, or per process and episode.
 func doLoad(ctx context.Context, b bout, workers []*worker) (all []*result, err error) {
 	if b.Load.Kind == handover {
 		res, err := passTheBaton(ctx, workers, b.Load.Window)

@@ -54,7 +54,8 @@ func memory() float64 {
 	return float64(m.HeapAlloc + m.StackInuse)
 }
 
-// runHolding takes Keys locks, has them refreshed, and looks at what that costs for a window. None may be lost.
+// runHolding takes Keys locks, has them refreshed, and looks at what that costs for a window. None
+// may be lost.
 func runHolding(l locker, t task) (*result, error) {
 	k, ok := l.(keeper)
 	if !ok {

@@ -11,9 +11,10 @@ import (
 // drainTime is how long an open load waits at its end for those who have come.
 const drainTime = time.Second
 
-// runOpen lets callers come at random times, Rate a second, each on a goroutine of its own, whether the earlier ones have got
-// their lock or not. A wait begins when the caller should have come: a client that falls behind does not make the load
-// lighter (no coordinated omission). Who is still waiting at the end counts with the wait so far.
+// runOpen lets callers come at random times, Rate a second, each on a goroutine of its own, whether
+// the earlier ones have got their lock or not. A wait begins when the caller should have come: a
+// client that falls behind does not make the load lighter (no coordinated omission). Who is still
+// waiting at the end counts with the wait so far.
 func runOpen(l locker, t task, at time.Time) (*result, error) {
 	r := newRun(l, t)
 	defer r.cancel()
@@ -56,8 +57,8 @@ func (r *run) drain(wg *sync.WaitGroup) {
 	stop.Stop()
 }
 
-// arrivals calls come at the times of a Poisson process, from start to end. It sleeps on a thread of its own, for an idle Go
-// scheduler sleeps in whole milliseconds.
+// arrivals calls come at the times of a Poisson process, from start to end. It sleeps on a thread
+// of its own, for an idle Go scheduler sleeps in whole milliseconds.
 func arrivals(start, end time.Time, rate float64, rng *rand.Rand, come func(i int, due time.Time)) {
 	sleepUntil, done := preciseSleep()
 	defer done()

@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// One quick round of single loads leaves raw figures of every rival, a table, and plots; a second run can add to it.
+// One quick round of single loads leaves raw figures of every rival, a table, and plots; a second
+// run can add to it.
 func TestALoadIsMeasuredAndReported(t *testing.T) {
 	redistest.Require(t)
 	dir := t.TempDir()
@@ -84,7 +85,8 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// Loads have names of their own, for the raw figures go by them, and every one of the goals' and plots' exists.
+// Loads have names of their own, for the raw figures go by them, and every one of the goals' and
+// plots' exists.
 func TestLoadsAreNamed(t *testing.T) {
 	names := map[string]bool{}
 	for _, b := range allBouts(fullPace) {

@@ -33,8 +33,9 @@ func preciseSleep() (until func(time.Time), done func()) {
 	}, runtime.UnlockOSThread
 }
 
-// finerTimers makes the timers of this process, which is all but idle, good to a tenth of a millisecond until stop is called: an idle Go
-// scheduler waits in whole milliseconds, so a thread wakes it up more often.
+// finerTimers makes the timers of this process, which is all but idle, good to a tenth of a
+// millisecond until stop is called: an idle Go scheduler waits in whole milliseconds, so a thread
+// wakes it up more often.
 func finerTimers() (stop func()) {
 	var stopped atomic.Bool
 	var wg sync.WaitGroup

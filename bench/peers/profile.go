@@ -9,8 +9,9 @@ import (
 	"runtime/pprof"
 )
 
-// profiles are what -profile makes of one run in one process: CPU, allocations and the heap, mutexes, and blocking. The latter two
-// slow the run down, so figures taken with profiles say nothing.
+// profiles are what -profile makes of one run in one process: CPU, allocations and the heap,
+// mutexes, and blocking. The latter two slow the run down, so figures taken with profiles say
+// nothing.
 type profiles struct {
 	name func(kind string) string
 	cpu  *os.File

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// This file is the raw figures: a line of JSON for each run of the program, that says where and with what, and one for each rival
-// and bout and round.
+// This file is the raw figures: a line of JSON for each run of the program, that says where and
+// with what, and one for each rival and bout and round.
 
 type line struct {
 	Environment *environment `json:",omitempty"`

@@ -21,8 +21,8 @@ func openRedsync(s settings) (locker, error) {
 	return newRedsync(s.Addrs, nil, redsync.WithExpiry(s.TTL)), nil
 }
 
-// openFailFast takes what serves redsync best: the first quorum of answers decides, a deadline of a ctx bounds the socket, and a
-// caller goes on until its ctx ends.
+// openFailFast takes what serves redsync best: the first quorum of answers decides, a deadline of a
+// ctx bounds the socket, and a caller goes on until its ctx ends.
 func openFailFast(s settings) (locker, error) {
 	return newFailFast(s), nil
 }

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// writeReport turns the raw figures into RESULTS.md, the plots and the README's table, and prints the tables.
+// writeReport turns the raw figures into RESULTS.md, the plots and the README's table, and prints
+// the tables.
 func writeReport(cfg config, w io.Writer) error {
 	envs, records, err := readRaw(cfg.rawPath())
 	if err != nil {

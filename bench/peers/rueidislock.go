@@ -9,8 +9,9 @@ import (
 
 type rueidisClient struct{ l rueidislock.Locker }
 
-// openRueidislock takes a majority of as many keys as there are nodes, all on the first server. TryNextAfter, how long one key
-// may take, is what the others get per node: with its default of 20 ms most tries fail under load.
+// openRueidislock takes a majority of as many keys as there are nodes, all on the first server.
+// TryNextAfter, how long one key may take, is what the others get per node: with its default of 20
+// ms most tries fail under load.
 func openRueidislock(s settings) (locker, error) {
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption:   rueidis.ClientOption{InitAddress: s.Addrs[:1]},

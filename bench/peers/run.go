@@ -12,8 +12,8 @@ import (
 	"github.com/flightlock/flightlock/internal/progress"
 )
 
-// measureAll runs the chosen bouts, round after round, and appends what each rival did to the raw file at once: what was measured
-// is there whatever comes after.
+// measureAll runs the chosen bouts, round after round, and appends what each rival did to the raw
+// file at once: what was measured is there whatever comes after.
 func measureAll(ctx context.Context, cfg config, all []bout) error {
 	bouts, err := chosen(all, cfg.only)
 	if err != nil {
@@ -51,8 +51,8 @@ func measureAll(ctx context.Context, cfg config, all []bout) error {
 	return nil
 }
 
-// measureBout has all rivals of a bout do it, one after the other; another one begins in every round. A rival that fails is
-// recorded with its error, and the others go on.
+// measureBout has all rivals of a bout do it, one after the other; another one begins in every
+// round. A rival that fails is recorded with its error, and the others go on.
 func measureBout(ctx context.Context, s *site, out *rawFile, bar *progress.Bar, b bout, round int) error {
 	for i := range b.Rivals {
 		name := b.Rivals[(i+round)%len(b.Rivals)]

@@ -54,7 +54,8 @@ func (s *site) close() (err error) {
 	return err
 }
 
-// addrs are those of the first n servers; with a delay, all of them, or the last one only, through their proxies.
+// addrs are those of the first n servers; with a delay, all of them, or the last one only, through
+// their proxies.
 func (s *site) addrs(b bout) (addrs []string) {
 	for i := range b.Nodes {
 		switch last := i == b.Nodes-1; {

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// This file is the stampede: callers in every process want one value at once, which is not in the cache, a key on the first
-// server. A wait is the time until a caller has the value; loads are counted, of which one is enough.
+// This file is the stampede: callers in every process want one value at once, which is not in the
+// cache, a key on the first server. A wait is the time until a caller has the value; loads are
+// counted, of which one is enough.
 
 // fetcher gets a value, loading it if it must.
 type fetcher interface {
@@ -104,7 +105,8 @@ func (p *plainFetcher) fetch(ctx context.Context, key string) error {
 
 func (p *plainFetcher) close() {}
 
-// recheckFetcher is the loop that people write by hand around singleflight and a lock: look, lock, look again, load.
+// recheckFetcher is the loop that people write by hand around singleflight and a lock: look, lock,
+// look again, load.
 type recheckFetcher struct {
 	plainFetcher
 	l locker

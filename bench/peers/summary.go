@@ -75,7 +75,8 @@ func (s summary) get(bout, rival, figure string) float64 {
 	return math.NaN()
 }
 
-// best is the best median of the given rivals: the largest, or the smallest where less is better. NaN if none was measured.
+// best is the best median of the given rivals: the largest, or the smallest where less is better.
+// NaN if none was measured.
 func (s summary) best(bout, figure string, less bool, among []string) (name string, v float64) {
 	v = math.NaN()
 	for _, n := range among {

@@ -38,8 +38,8 @@ type load struct {
 	Window     time.Duration // how long is measured
 	// Bare leaves out all that is not lock and release: no waits are noted, no work is done.
 	Bare bool
-	// Drain lets calls that are under way at the end come back, however long that takes, and counts them. Without it they are
-	// cut short, and their waits so far count as waits.
+	// Drain lets calls that are under way at the end come back, however long that takes, and counts
+	// them. Without it they are cut short, and their waits so far count as waits.
 	Drain bool
 }
 
@@ -104,7 +104,8 @@ func mergeResults(all []*result) (sum result, waits *hdrhistogram.Histogram, err
 	return sum, waits, err
 }
 
-// jain is Jain's fairness index of n shares: 1 if all are equal, 1/n if one has everything, 0 if nobody has anything.
+// jain is Jain's fairness index of n shares: 1 if all are equal, 1/n if one has everything, 0 if
+// nobody has anything.
 func jain(n, sum, squares float64) float64 {
 	if squares == 0 {
 		return 0

@@ -12,8 +12,9 @@ import (
 	"github.com/flightlock/flightlock/internal/procs"
 )
 
-// This file is the far end of a bout: a process that does one task for its parent. They talk over its stdin and stdout, a line of
-// JSON for each request and one for each reply. It ends when its stdin does, so it cannot outlive its parent.
+// This file is the far end of a bout: a process that does one task for its parent. They talk over
+// its stdin and stdout, a line of JSON for each request and one for each reply. It ends when its
+// stdin does, so it cannot outlive its parent.
 
 // workerEnv, set to anything, makes the program a worker.
 const workerEnv = "FLIGHTLOCK_PEERS_WORKER"

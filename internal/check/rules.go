@@ -118,7 +118,7 @@ func judgeRole(t target) Finding {
 		role = t.Info["role"]
 	}
 	if mode == "" {
-		mode = t.Info["redis_mode"] // Valkey tells it in Hello only
+		mode = t.Info["redis_mode"] // Valkey reports it in Hello only
 	}
 	switch {
 	case mode == "sentinel":
@@ -140,7 +140,7 @@ func judgeRole(t target) Finding {
 	return ok("master")
 }
 
-// setting is a setting as CONFIG GET has it, or else INFO; and why neither tells.
+// setting is a setting as CONFIG GET has it, or else INFO; and why neither reports it.
 func (t target) setting(config, info string) (string, bool) {
 	if v, found := t.Settings[config]; found {
 		return v, true

@@ -23,7 +23,7 @@ type serverInfo struct {
 	Err error         // it does not serve us at all: nothing below was asked
 	RTT time.Duration // of one command
 
-	Hello    map[string]string // what HELLO tells, which no ACL can forbid: version, mode, role
+	Hello    map[string]string // what HELLO reports, which no ACL can forbid: version, mode, role
 	HelloErr error
 	Info     map[string]string // INFO
 	InfoErr  error

@@ -49,9 +49,9 @@ func Later(a, b time.Time) time.Time {
 	return b
 }
 
-// Instant is a time by the monotonic clock, in nanoseconds since an epoch of its user's. Where the epoch is
-// just before anything else, 0 is none. It takes a third of the room of a time.Time, and knows nothing of the
-// wall clock: it is not for the deadline of a lease.
+// Instant is a time by the monotonic clock, in nanoseconds since an epoch of its user's. Where the
+// epoch is just before anything else, 0 is none. It takes a third of the room of a time.Time, and
+// knows nothing of the wall clock: it is not for the deadline of a lease.
 type Instant int64
 
 // InstantOf is t, counted from epoch.
@@ -74,8 +74,8 @@ func Mul(n int64, unit time.Duration) time.Duration {
 	return time.Duration(n) * unit
 }
 
-// What has to do with the validity of leases reads the clocks by Now and Since, which are those of package time. Only tests
-// replace them, before anything runs: see package clocktest.
+// What has to do with the validity of leases reads the clocks by Now and Since, which are those of
+// package time. Only tests replace them, before anything runs: see package clocktest.
 var (
 	Now   = time.Now
 	Since = time.Since

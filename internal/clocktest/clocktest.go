@@ -10,8 +10,9 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Clocks are clocks that read more, or less, than those of the machine, by as many
-// nanoseconds. They may be moved at any time. Those of a synctest bubble, which have no monotonic reading, they leave as they are.
+// Clocks are clocks that read more, or less, than those of the machine, by as many nanoseconds.
+// They may be moved at any time. Those of a synctest bubble, which have no monotonic reading, they
+// leave as they are.
 type Clocks struct{ Monotonic, Wall atomic.Int64 }
 
 // Install has package clock read its clocks with c. That must come before anything that reads them.

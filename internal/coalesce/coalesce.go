@@ -35,7 +35,7 @@ type Embedder[V any] interface{ run() *Run[V] }
 
 // Run is one run of the function, for the callers of one key.
 //
-//	open -> committed -> finished    the function goes on to its end, whoever leaves
+//	open -> committed -> finished    the function goes on to its end, even if all leave
 //	 | +---------------> finished    without having been committed
 //	 +-> canceled                    by the last caller's leaving, or by Close
 //
@@ -240,7 +240,7 @@ func (r *Run[V]) Leave() (delivered bool) {
 	return r.isDelivered
 }
 
-// Commit has the run go on to its end from now on, whoever leaves. It reports false if the run was
+// Commit has the run go on to its end from now on, even if all leave. It reports false if the run was
 // canceled before.
 func (r *Run[V]) Commit() bool {
 	r.g.mu.Lock()

@@ -80,7 +80,7 @@ func (r *steps) expire() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s, now := r.step, time.Now()
-	if now.Before(r.due) { // it was set anew in this instant
+	if now.Before(r.due) { // it was set again in this instant
 		return
 	}
 	r.due = time.Time{}

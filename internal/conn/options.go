@@ -1,5 +1,5 @@
 // Package conn makes connections to one Redis server of which every step has a deadline of our own,
-// and tells apart what the errors of go-redis and of servers mean.
+// and distinguishes what the errors of go-redis and of servers mean.
 //
 // The nodes, their subscriptions and Check share it. It knows nothing of locks.
 package conn

@@ -39,8 +39,8 @@ func tcpPair(t *testing.T) (ours *net.TCPConn, theirs net.Conn) {
 	return conn.(*net.TCPConn), theirs
 }
 
-// answered reports an answer that was read by a goroutine that has waited for a processor since: such an answer no longer
-// waits in the socket, and is not yet counted by read.
+// answered reports an answer that was read by a goroutine that has waited for a processor since:
+// such an answer no longer waits in the socket, and is not yet counted by read.
 func TestAnAnswerInTheReadersHandIsSeen(t *testing.T) {
 	ours, theirs := tcpPair(t)
 	c := inHand{ours, make(chan struct{}), make(chan struct{})}

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The first lock and the first Fetch of a Client succeed although they come before anything is dialled: each step on the way to a
-// node, and there are some, has its own time.
+// The first lock and the first Fetch of a Client succeed although they come before anything is
+// dialled: each step on the way to a node, and there are some, has its own time.
 func TestFirstLockOverALongWay(t *testing.T) {
 	for _, tc := range []struct {
 		name          string

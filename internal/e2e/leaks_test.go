@@ -114,8 +114,8 @@ func TestMemoryOfAWaiter(t *testing.T) {
 	}
 }
 
-// What a Client of Open's costs that has used all its connections, nearly all of it their buffers: and it has no more
-// connections than docs/operations.md says.
+// What a Client of Open's costs that has used all its connections, nearly all of it their buffers:
+// and it has no more connections than docs/operations.md says.
 func TestMemoryOfAClient(t *testing.T) {
 	var servers []*redistest.Server
 	var urls []string

@@ -14,8 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The tests of this file give a Client what is slow, blocks or panics where it calls its user's code: nothing waits for
-// that but what it is for.
+// The tests of this file give a Client what is slow, blocks or panics where it calls its user's
+// code: nothing waits for that but what it is for.
 
 // sink is a log's handler of that kind.
 type sink struct {
@@ -25,7 +25,8 @@ type sink struct {
 
 var sinks = []string{"slow", "blocks", "panics"}
 
-// newSink makes one. It is mended by the function that comes with it, before the Client is closed, which waits for its log.
+// newSink makes one. It is mended by the function that comes with it, before the Client is closed,
+// which waits for its log.
 func newSink(kind string) (s sink, mend func()) {
 	s = sink{kind, make(chan struct{})}
 	return s, sync.OnceFunc(func() { close(s.end) })
@@ -205,8 +206,9 @@ func (s slowStrategy) Next(int) (time.Duration, bool) {
 	return time.Millisecond, true
 }
 
-// A caller's strategy takes its time while it waits for a key that another process has: who waits beside it gets the key, and
-// callers of other keys notice nothing. The panic of a strategy is its caller's.
+// A caller's strategy takes its time while it waits for a key that another process has: who waits
+// beside it gets the key, and callers of other keys notice nothing. The panic of a strategy is its
+// caller's.
 func TestSlowObserverOfRetries(t *testing.T) {
 	for _, kind := range sinks {
 		for _, n := range []int{1, 3} {

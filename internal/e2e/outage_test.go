@@ -14,9 +14,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// The tests of this file are outages that begin while thousands of callers are on their way. What the docs
-// promise has a bound in these tests of several times as much, for a machine that does other things besides; what was
-// measured is logged.
+// The tests of this file are outages that begin while thousands of callers are on their way. What
+// the docs promise has a bound in these tests of several times as much, for a machine that does
+// other things besides; what was measured is logged.
 
 // nodeTimeout is the default.
 const nodeTimeout = 50 * time.Millisecond
@@ -46,8 +46,8 @@ func stopAll(servers []*redistest.Server) time.Time {
 	return time.Now()
 }
 
-// nothingIsLeft has the servers go on and waits until no lock is there, nothing is owed, and as few goroutines
-// run as before.
+// nothingIsLeft has the servers go on and waits until no lock is there, nothing is owed, and as few
+// goroutines run as before.
 func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Client, goroutines int) {
 	t.Helper()
 	for _, s := range servers {
@@ -64,8 +64,8 @@ func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Clie
 	})
 }
 
-// dialsEnd waits at the end of the test until what go-redis still dials has ended, by the timeout of its client. It comes first
-// in a test, so that the Clients are closed by then.
+// dialsEnd waits at the end of the test until what go-redis still dials has ended, by the timeout
+// of its client. It comes first in a test, so that the Clients are closed by then.
 func dialsEnd(t *testing.T) {
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
@@ -73,8 +73,8 @@ func dialsEnd(t *testing.T) {
 	})
 }
 
-// TryLocks by the thousand on a single node that stands still end soon, all of them, whether there are connections
-// to it or not, and leave nothing.
+// TryLocks by the thousand on a single node that stands still end soon, all of them, whether there
+// are connections to it or not, and leave nothing.
 func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		for _, warm := range []bool{false, true} {
@@ -109,8 +109,8 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 	}
 }
 
-// All nodes stop while a cold cache is being loaded: the loads begin without a lock soon, all callers are served, and when
-// the nodes go on, nothing is left there.
+// All nodes stop while a cold cache is being loaded: the loads begin without a lock soon, all
+// callers are served, and when the nodes go on, nothing is left there.
 func TestStoppedNodesInMidBurst(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
@@ -182,8 +182,8 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 	}
 }
 
-// Nodes that do not even answer a connect, from the start: the first callers learn that soon, and who comes then at
-// once.
+// Nodes that do not even answer a connect, from the start: the first callers learn that soon, and
+// who comes then at once.
 func TestLostSYNsFromTheStart(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
@@ -242,8 +242,8 @@ func TestLostSYNsAndAFetcher(t *testing.T) {
 	}
 }
 
-// Loads that fetch other keys complete, with the nodes stopped and without, however many loads the Fetcher may make at
-// once.
+// Loads that fetch other keys complete, with the nodes stopped and without, however many loads the
+// Fetcher may make at once.
 func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
 	for _, stopped := range []bool{true, false} {
 		for _, most := range []int{0, 1} {

@@ -14,10 +14,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The tests of this file are of the size of a user: thousands of keys at once, processors that are busy, a cold start.
-// FLIGHTLOCK_LONG=1 runs them in full; otherwise with a share of the keys, and not each combination.
+// The tests of this file are of the size of a user: thousands of keys at once, processors that are
+// busy, a cold start. FLIGHTLOCK_LONG=1 runs them in full; otherwise with a share of the keys, and
+// not each combination.
 
-// sized is n in full, and otherwise a half, or a quarter where the race detector makes each of them take longer.
+// sized is n in full, and otherwise a half, or a quarter where the race detector makes each of them
+// take longer.
 func sized(n int) int {
 	switch {
 	case redistest.Long():
@@ -31,7 +33,8 @@ func sized(n int) int {
 // oneIn is how many of n may fail where processors are busy.
 func oneIn(each, n int) int { return (n + each - 1) / each }
 
-// clientOn makes a Client with default options, by Open or by New over clients with go-redis' default options.
+// clientOn makes a Client with default options, by Open or by New over clients with go-redis'
+// default options.
 func clientOn(t *testing.T, open bool, addrs ...string) *flightlock.Client {
 	t.Helper()
 	if open {
@@ -76,8 +79,9 @@ func lockOthers(t *testing.T, c *flightlock.Client, n int) {
 	t.Logf("%d others were locked in %v, %d were not: %+v", n, time.Since(began), failed.Load(), c.Stats())
 }
 
-// tryLocks has as many goroutines try to lock a key of their own each, all at once, and release them. It tells how many
-// TryLocks failed, when the last of all was back, and the first one's error.
+// tryLocks has as many goroutines try to lock a key of their own each, all at once, and release
+// them. It tells how many TryLocks failed, when the last of all was back, and the first one's
+// error.
 func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed int, last time.Duration, first error) {
 	t.Helper()
 	var failures atomic.Int64
@@ -105,8 +109,9 @@ func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed 
 	return int(failures.Load()), last, first
 }
 
-// Thousands of free keys that are tried at once, of nodes that answer, are all locked: what waits in this process
-// for its turn to be sent is no node's fault. With processors that are busy, one in a thousand may fail.
+// Thousands of free keys that are tried at once, of nodes that answer, are all locked: what waits
+// in this process for its turn to be sent is no node's fault. With processors that are busy, one in
+// a thousand may fail.
 func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
@@ -142,7 +147,8 @@ func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 	}
 }
 
-// A cold cache: thousands of keys are missed at once, in one process or each of several. All are loaded under a lock.
+// A cold cache: thousands of keys are missed at once, in one process or each of several. All are
+// loaded under a lock.
 func TestAColdCacheIsLoadedUnderLocks(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, procs := range []int{1, 4} {

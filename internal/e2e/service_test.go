@@ -23,10 +23,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is a service as users build it: a Client with default options, a Fetcher over a cache in
-// Redis, and callers by the thousand. It runs in the test's process, or in one of its own, which is this
-// test binary started again: they talk over the child's stdin and stdout, a line of JSON each way, and SIGTERM
-// ends it as a deploy does.
+// This file is a service as users build it: a Client with default options, a Fetcher over a cache
+// in Redis, and callers by the thousand. It runs in the test's process, or in one of its own, which
+// is this test binary started again: they talk over the child's stdin and stdout, a line of JSON
+// each way, and SIGTERM ends it as a deploy does.
 
 // serviceEnv, set to a serviceConfig in JSON, makes the test binary such a process.
 const serviceEnv = "FLIGHTLOCK_TEST_SERVICE"

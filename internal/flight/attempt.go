@@ -130,7 +130,7 @@ func (f *flight) backOffLocked(why *quorum.Failure) {
 	b.unjudged = true
 	if why.Free > 0 {
 		if free := now.Add(max(why.Free, minDelay)); b.freeAt.IsZero() || free.Before(b.freeAt) {
-			b.freeAt = free // else an event has told of somebody's turn meanwhile, which ends before
+			b.freeAt = free // else an event has reported a turn meanwhile, which ends before
 		}
 	}
 	f.nextAttempt = now.Add(maxPoll)

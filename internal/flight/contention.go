@@ -25,7 +25,7 @@ import (
 //
 //   - Release and let all contend: the process that released is the nearest to the key and
 //     wins again; one of four got all of it for a second.
-//   - The same, and stay out for a while: whoever wins does so by chance. Over ten seconds
+//   - The same, and stay out for a while: which contender wins is chance. Over ten seconds
 //     and sixteen processes, chance alone moves a share by 17%.
 //   - One flag per key, "somebody waits": two that yield clear each other's flag and wait
 //     for one another; a flag of a dead process idles the key.
@@ -34,12 +34,12 @@ import (
 //     check leaves it to the nodes, whose orders are nearly always the same.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
-// it dies, and is registered by the second. If the flight that the key had before, a moment ago, waited
-// among others, it does so before its first attempt, which registers it: one attempt less for a key that
-// many processes want. (With one rival the second attempt often finds the key free again, which is
-// faster than to be told.) It tries again when its turn has come, when the nodes have confirmed the subscription
-// (what was published before that was missed), when the holder's ttl or somebody else's turn
-// runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
+// it dies, and is registered by the second. If the key's flight of a moment ago waited among others,
+// this one subscribes before its first attempt, which registers it: one attempt less for a key that
+// many processes want. (With one rival, the second attempt often finds the key free again, which
+// is faster than a notice.) It tries again when its turn has come, when the nodes have confirmed
+// the subscription (what was published before that was missed), when the holder's ttl or the turn
+// of another runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
 // polls. A lost notice costs time, never liveness. A release notifies two: the one whose turn it is,
 // and the one after it, which tries when that turn has passed. So a hand-over wakes two processes,
 // however many wait.
@@ -51,7 +51,7 @@ type contention struct {
 	subscribed bool   // a majority of nodes has confirmed it
 	registered bool   // the nodes may know of a want
 	unsent     bool   // it is about to be sent to them for the first time
-	crowded    bool   // others wait too: it was told of another's turn
+	crowded    bool   // others wait too: it received a notice of another's turn
 	polls      uint8  // without an event, so far
 	rival      string // waits longest, by the last check; "": nobody does
 }
@@ -223,7 +223,7 @@ func (f *flight) decideLocked(now time.Time) handoffDecision {
 // waitersSeenLocked takes the outcome of a check, which says nothing if it failed.
 func (f *flight) waitersSeenLocked(rival string, failed bool) {
 	if rival != "" && f.contention == nil {
-		f.subscribeLocked(f.lease.Owner()) // to hear of the next turn before it comes
+		f.subscribeLocked(f.lease.Owner()) // to receive the notice of the next turn before it comes
 	}
 	if f.contention != nil && !failed {
 		f.contention.rival = rival

@@ -33,8 +33,8 @@ import (
 //
 // Callers that wait make the attempts, on their own goroutines: see Group.acquire. A goroutine
 // per flight would cost two context switches per lock; a channel as the queue is not FIFO under
-// cancellation. What becomes of a lease is decided by whoever brings the news of it: the caller
-// that releases, the reply to a refresh, the alarm. What they must do without mu is deferred
+// cancellation. What becomes of a lease is decided where something happens to it: by the caller
+// that releases, by the reply to a refresh, by the alarm. What they must do without mu is deferred
 // until unlock.
 type flight struct {
 	g          *Group
@@ -149,7 +149,7 @@ type deferred struct {
 	calls   []func()
 	release Lease           // not nil: release it
 	rival   string          // who is to have the next turn then, if not ""
-	news    quorum.News     // what the release tells others
+	news    quorum.News     // what the release publishes besides
 	done    quorum.Releaser // gets the outcome of the release, if it is not nil
 }
 
@@ -322,8 +322,8 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 		<-t.ready
 		return nil
 	}
-	// Granted in the instant in which ctx ended (and maybe lost since). The caller is
-	// told that it ended, so the lease must go on to the next.
+	// Granted in the instant in which ctx ended (and maybe lost since). The caller gets
+	// ctx's error, so the lease must go on to the next.
 	<-t.ready
 	var last error // nobody else had it, unless t has waited for them
 	if t.kind != Remote {

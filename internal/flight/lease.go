@@ -123,7 +123,7 @@ func (f *flight) countLossLocked(t *Ticket, why error) {
 	}
 }
 
-// releaseLocked releases the lease. Those who wait contend anew after that, with those who come
+// releaseLocked releases the lease. Those who wait contend again after that, with those who come
 // meanwhile.
 func (f *flight) releaseLocked() { f.releaseToLocked("") }
 
@@ -198,7 +198,7 @@ func (f *flight) blockLocked() int64 {
 
 // moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs
 // uses up in the time ahead, unless most of that is there already. And not many more than
-// microseconds have passed: a counter that is lost begins anew at the node's clock in
+// microseconds have passed: a counter that is lost begins again at the node's clock in
 // microseconds, and must come out above all tokens there were. What a lease has reserved is
 // lost with it, which may be soon.
 func (f *flight) moreLocked(now time.Time) int64 {
@@ -269,7 +269,7 @@ func (f *flight) renewLocked(now time.Time) {
 	})
 }
 
-// refreshed takes the outcome of a refresh. It belongs to the lease: whoever holds it now
+// refreshed takes the outcome of a refresh. It belongs to the lease: its holder now
 // gets the new deadline, or the loss. A Ticket whose Until came before the answer is over.
 //
 // If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to
@@ -291,7 +291,7 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 			f.renewedLocked(g)
 		case why.Reason == quorum.NotHeld:
 			f.loseLocked(why)
-		case f.cur != nil: // else its waiters contend anew, and find out
+		case f.cur != nil: // else its waiters contend again, and find out
 			f.turnAwayFastLocked(why)
 		}
 		if checked && f.lease == l {
@@ -309,7 +309,7 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 		f.refreshLocked()
 	case f.tokensLeftLocked() > 0:
 		f.giveOrReleaseLocked(clock.Now())
-	case !g.Reserved || f.n == 0: // could not be renewed: contend anew
+	case !g.Reserved || f.n == 0: // could not be renewed: contend again
 		f.releaseLocked()
 	}
 	if g.Reserved && f.n > 0 && f.lease == l && !f.refreshing {
@@ -359,7 +359,7 @@ func (f *flight) renewedLocked(g quorum.Grant) {
 	}
 }
 
-// answerRequestLocked tells a holder how the refresh that it asked for went.
+// answerRequestLocked answers a holder's request for a refresh.
 func (f *flight) answerRequestLocked(a *refreshRequest, g quorum.Grant, why *quorum.Failure) {
 	err := f.answerOfLocked(a.t, g, why)
 	f.deferLocked(func() { a.done(err) })

@@ -31,7 +31,7 @@ type Ticket struct {
 	lease     Lease
 	until     time.Time     // when this Ticket is over if nothing renews it
 	extension time.Duration // how far renewals for the flight's own sake may move until
-	end       *end          // nil for a Ticket whose end nobody wants to hear of, and that was not lost
+	end       *end          // nil for a Ticket whose end nobody observes, and that was not lost
 
 	timers *Timer // first of those that are set; nil once it is over
 }
@@ -42,7 +42,7 @@ func (t *Ticket) ListLinks() *list.Links[Ticket] { return &t.waiter.links }
 // end is what there is to say about the end of a Ticket.
 type end struct {
 	why     error                     // lost: why
-	stopped error                     // why whoever refreshed it has stopped, if it has
+	stopped error                     // why its refreshing has stopped, if it has
 	failed  error                     // the outcome of the last refresh, if it failed
 	onEnd   map[*func(error)]struct{} // what OnEnd was given
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// Timer is a call that is due while a Ticket is held: of whoever refreshes it. It comes from the
+// Timer is a call that is due while a Ticket is held, of the caller that refreshes it. It comes from the
 // flight's own alarm, so a Ticket that is refreshed needs no timer of its own, and it cannot come
 // when the Ticket is over: nobody has to stop it then.
 //

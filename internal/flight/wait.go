@@ -39,7 +39,7 @@ type Mode uint8
 
 // The modes.
 const (
-	Queue    Mode = iota // behind whoever is there
+	Queue    Mode = iota // behind those that are there
 	Try                  // only if nobody is there
 	Unqueued             // in a flight of its own
 )
@@ -133,16 +133,15 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 //	make an attempt -> wait for its outcome -> ask the strategy -> wait for the time that it
 //	names, for an event or for the alarm -> make an attempt -> ...
 //
-// and everybody else waits, to be handed the lease or to become the driver. Whoever brings
-// something, an attempt's outcome, an event, the alarm, a release, changes the flight's state
-// under mu and wakes the driver if there is something to do; what that is, the driver finds out
-// by stepLocked, under mu. No wake-up is lost, because a driver that leaves, or that goes to run
-// code of the user's, wakes the next one if anything is due, in the same critical section
-// (otherwise the alarm does when it is), and one that comes back looks for itself. An attempt
-// whose caller leaves goes on for whoever is the driver then.
+// and everybody else waits, to be handed the lease or to become the driver. An attempt's outcome,
+// an event, the alarm and a release each change the flight's state under mu and wake the driver if
+// there is something to do; what that is, the driver finds out by stepLocked, under mu. No wake-up
+// is lost, because a driver that leaves, or that goes to run code of the user's, wakes the next one
+// if anything is due, in the same critical section (otherwise the alarm does when it is), and one
+// that comes back looks for itself. An attempt whose caller leaves goes on for the next driver.
 //
-// A lease that is handed over comes as the last value in ready, from whoever hands it over. The
-// one that gets it need not take mu.
+// A lease that is handed over comes as the last value in ready. The caller that gets it need not
+// take mu.
 //
 // It waits here and not in a function of its own: each frame of a goroutine that waits is read
 // at every cycle of the garbage collector, and again when it goes on.
@@ -202,7 +201,7 @@ func (g *Group) begins() (now time.Time) {
 	return now
 }
 
-// report reports t's answer to whoever wants to know, and gives it back.
+// report reports t's answer to the Observer, and returns it.
 func (g *Group) report(began time.Time, t *Ticket, err error) error {
 	if g.cfg.Observer.Acquired != nil {
 		g.cfg.Observer.Acquired(time.Since(began), t.kind, err)
@@ -378,7 +377,7 @@ func (t *Ticket) wakeLocked() {
 	}
 }
 
-// answerLocked tells t's caller that its wait has ended. One that was woken is about to see.
+// answerLocked notifies t's caller that its wait has ended. One that was woken is about to see.
 func (t *Ticket) answerLocked() {
 	if !t.woken {
 		t.ready <- struct{}{}
@@ -411,8 +410,8 @@ func (f *flight) wakeDriverLocked() {
 	}
 }
 
-// frontLocked is who gets the lease: the first in the queue, but if its caller runs code of the
-// user's, whoever is there to take it. nil: nobody waits.
+// frontLocked is the Ticket that gets the lease: the first in the queue whose caller does not run
+// code of the user's. nil: there is none.
 func (f *flight) frontLocked() *Ticket {
 	t := f.head()
 	for t != nil && t.inUserCode {
@@ -446,9 +445,9 @@ func (f *flight) lookWhether(ctx context.Context, t *Ticket) (needless bool) {
 }
 
 // askStrategy asks t's strategy about a failure: that of the last attempt, or, if an attempt is
-// not due yet, one that t would have met by now. Where it gives up, it is turned away; whoever is
-// next then asks its own strategy about the same failure, which was the whole queue's. But one
-// that gives up without an attempt makes a last one first: whoever had the key may be a client
+// not due yet, one that t would have met by now. Where it gives up, t is refused; the next
+// caller then asks its own strategy about the same failure, which was the whole queue's. But one
+// that gives up without an attempt makes a last one first: the key may have been held by a client
 // that does not notify.
 func (f *flight) askStrategy(t *Ticket) step {
 	w, now, goesOn := t.waiter, clock.Now(), false

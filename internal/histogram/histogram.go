@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// Histogram counts durations in logarithmic buckets: each power of two is cut into 32, so a quantile is at most 1/32
-// too high and never too low, from a nanosecond to centuries, in a fixed 15 KiB. Recording is one atomic add. Many
-// goroutines may record while others read; the zero value is ready.
+// Histogram counts durations in logarithmic buckets: each power of two is cut into 32, so a
+// quantile is at most 1/32 too high and never too low, from a nanosecond to centuries, in a fixed
+// 15 KiB. Recording is one atomic add. Many goroutines may record while others read; the zero value
+// is ready.
 type Histogram struct {
 	counts [histBuckets]atomic.Uint64
 	top    atomic.Uint64 // longest, exact
@@ -40,7 +41,8 @@ func (h *Histogram) Record(d time.Duration) {
 	h.AtLeast(d)
 }
 
-// AtLeast raises the maximum only: for a wait that was cut short by the end of the run, whose length nobody knows.
+// AtLeast raises the maximum only: for a wait that was cut short by the end of the run, whose
+// length nobody knows.
 func (h *Histogram) AtLeast(d time.Duration) {
 	for v := uint64(max(0, d)); ; {
 		top := h.top.Load()
@@ -71,7 +73,8 @@ func (h *Histogram) Count() (n uint64) {
 // Max is the longest, exact.
 func (h *Histogram) Max() time.Duration { return time.Duration(h.top.Load()) }
 
-// Quantile returns the duration that a share q of all recorded ones do not exceed; 0 if nothing was recorded.
+// Quantile returns the duration that a share q of all recorded ones do not exceed; 0 if nothing was
+// recorded.
 func (h *Histogram) Quantile(q float64) time.Duration {
 	total := h.Count()
 	rank := max(1, uint64(q*float64(total)+0.5))

@@ -7,12 +7,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A scriptName is the name of a script as the argument of a command. Which one it is, in which epoch and whether with
-// a closer look, is decided when the command is written, and not when it is made: there may be a dial between.
+// A scriptName is the name of a script as the argument of a command. Which one it is, in which
+// epoch and whether with a closer look, is decided when the command is written, and not when it is
+// made: there may be a dial between.
 //
-// That of a batch's first command also records that go-redis came as far as writing it. Errors do not show that: a timeout
-// may mean that the batch went out and was not answered, or that the server did not even take part in the
-// handshake of a new connection, and only the first leaves the request indeterminate.
+// That of a batch's first command also records that go-redis came as far as writing it. Errors do
+// not show that: a timeout may mean that the batch went out and was not answered, or that the
+// server did not even take part in the handshake of a new connection, and only the first leaves the
+// request indeterminate.
 type scriptName struct {
 	l       *lane
 	op      op
@@ -20,7 +22,7 @@ type scriptName struct {
 	written bool // by the goroutine that executes the batch
 }
 
-// of begins anew, for a command of that kind.
+// of begins again, for a command of that kind.
 func (n *scriptName) of(o op) *scriptName {
 	n.op, n.written = o, false
 	return n

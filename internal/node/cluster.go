@@ -36,8 +36,9 @@ type router struct {
 	done    chan struct{}                 // closed when run has ended, or when it will never begin
 	owner   [slots]atomic.Pointer[Server] // nil: not known
 
-	// For run's goroutine: why the last lookup failed, and until when there is no other. A Cluster of which no
-	// master is known has none to be suspended, and each lookup may dial all of its members.
+	// For run's goroutine: why the last lookup failed, and until when there is no other. A Cluster
+	// of which no master is known has none to be suspended, and each lookup may dial all of its
+	// members.
 	failed error
 	again  time.Time
 

@@ -56,11 +56,11 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i)
 // Node is the node that e is about.
 func (e *Entry) Node() *Node { return e.n }
 
-// Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer from when
-// the request was written; how long it waits for that is nobody's fault. It is not written any more once the
-// attempt has begun longer than ttl ago. inline says that the calling goroutine may block for
-// NodeTimeout and may receive the answer before Acquire returns. buf is where the
-// request is to live, new, or that of a Release that has come first.
+// Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer
+// from when the request was written; how long it waits for that is nobody's fault. It is not
+// written any more once the attempt has begun longer than ttl ago. inline says that the calling
+// goroutine may block for NodeTimeout and may receive the answer before Acquire returns. buf is
+// where the request is to live, new, or that of a Release that has come first.
 func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration, inline bool) {
 	r := &buf.request
 	e.mu.Lock()
@@ -102,7 +102,7 @@ func (e *Entry) releaseAgain() *request {
 type Handover struct {
 	Contender string // whom to take out of the wants, or for whom a turn may be kept
 	Rival     string // whose turn is next, on all nodes; then Contender goes to the end of the wants
-	News      News   // what all who wait are told besides
+	News      News   // what all who wait are notified of besides
 }
 
 // wanted reports whether the contender may have a want, or a turn, on the node.

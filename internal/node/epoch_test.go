@@ -239,8 +239,8 @@ func (k *lookout) last() (script string) {
 
 const readOnly = "-READONLY You can't write against a read only replica.\r\n"
 
-// A look counts for a while; then the next vote takes another. A connection that dies and a server that is no
-// master call for one at once, and what else it refuses does not.
+// A look counts for a while; then the next vote takes another. A connection that dies and a server
+// that is no master call for one at once, and what else it refuses does not.
 func TestWhenALookIsDue(t *testing.T) {
 	k := newLookout(t)
 	looked := func() {

@@ -62,11 +62,12 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 	}
 }
 
-// exchangeNow writes one request and waits for its answer on the goroutine of a caller
-// that may block for NodeTimeout. If no answer comes by then, the connection is given up
-// and the request is indeterminate. If it has to be dialled again, and is not there by then, the lane goes on with it. That is the price for not waiting on another goroutine, and
-// it is paid once: a server that was not fast is asked by the lane's own goroutine, and
-// late answers are waited for, until it is fast again.
+// exchangeNow writes one request and waits for its answer on the goroutine of a caller that may
+// block for NodeTimeout. If no answer comes by then, the connection is given up and the request is
+// indeterminate. If it has to be dialled again, and is not there by then, the lane goes on with it.
+// That is the price for not waiting on another goroutine, and it is paid once: a server that was
+// not fast is asked by the lane's own goroutine, and late answers are waited for, until it is fast
+// again.
 func (l *lane) exchangeNow(r *request, now time.Time) {
 	if rep, obsolete := r.obsolete(l.s.n.at(now)); obsolete {
 		r.complete(rep, notSent)
@@ -216,8 +217,8 @@ func (l *lane) writeEach(ctx context.Context, batch []*request, began time.Time)
 	return l.first.written, err
 }
 
-// heard notes how an exchange of the lane went. One that has timed out and for which the server was suspended
-// before is no reason to do so again: the server may have answered a probe since.
+// heard notes how an exchange of the lane went. One that has timed out and for which the server was
+// suspended before is no reason to do so again: the server may have answered a probe since.
 func (l *lane) heard(err, refused error, began time.Time) {
 	if conn.TimedOut(err) && l.watchdog.hasBlamed() {
 		l.s.recordExchange(err, refused, l.took(began))

@@ -23,12 +23,12 @@ import (
 // names whom it named before, so nobody is dropped for that. A master that the Cluster did not name when
 // it was met, because it was to have its first slot, is dropped only if it does not answer.
 //
-// To drop a master that lives is safe, too. A lock is in no server's lanes, but in its Entry: what was in
-// the lanes is written or fails; what had no answer is indeterminate, and the debt for it goes to whoever has the
-// slot then. If a request in the old lanes is overtaken by one in the new, that is as when a slot moves: an
-// acquire that is granted after its release was answered is released once more. Nothing that is known of
-// the server is kept, so if it comes back, it is met as new. (A Cluster has no epoch that would have to be
-// asked for: see SetGuard.)
+// To drop a master that lives is safe, too. A lock is in no server's lanes, but in its Entry: what
+// was in the lanes is written or fails; what had no answer is indeterminate, and the debt for it
+// goes to the server that has the slot then. If a request in the old lanes is overtaken by one in
+// the new, that is as when a slot moves: an acquire that is granted after its release was answered
+// is released once more. Nothing that is known of the server is kept, so if it comes back, it is
+// met as new. (A Cluster has no epoch that would have to be asked for: see SetGuard.)
 
 // sweepTime is the time between two reads of the slots of a Cluster whose masters all answer.
 const sweepTime = 30 * time.Second

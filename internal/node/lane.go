@@ -28,8 +28,8 @@ const (
 	minBatchCmd = 4
 
 	// maxQueued bounds what waits for a server. A queue that moves has at most one request for each
-	// caller, who waits as well; one that does not is stalled, and refuses. Refreshes and releases, of which
-	// there are no more than locks, are not refused for that.
+	// caller, who waits as well; one that does not is stalled, and refuses. Refreshes and releases,
+	// of which there are no more than locks, are not refused for that.
 	maxQueued = 1 << 17
 )
 

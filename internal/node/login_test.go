@@ -204,8 +204,8 @@ func connectionsOf(t *testing.T, stats string) (n int) {
 	return n
 }
 
-// A Cluster that has let nobody in yet has no master that could be suspended: it is asked for its masters as
-// seldom as one is probed.
+// A Cluster that has let nobody in yet has no master that could be suspended: it is asked for its
+// masters as seldom as one is probed.
 func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3)
 	rights := func(rights ...any) {

@@ -10,7 +10,7 @@ package node
 //	refresh  without the wants, so that nobody is named; then without the counter, whose
 //	         place in the reply is 0. The ttl is renewed, and tokens are confirmed by no such answer
 //	acquire  without the wants, so that it has no place among them; then without the counter,
-//	         which tells whether the key is held, and grants nothing
+//	         which reports whether the key is held, and grants nothing
 //
 // A key that is free is on neither, so that alone would have every acquire wait for the end of the move:
 // the source creates no keys any more. It sends requests for them to the target (ASK), which creates them

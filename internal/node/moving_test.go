@@ -161,7 +161,8 @@ func contending(t *testing.T, n *Node, key string) *attempt {
 	return a
 }
 
-// A lock that is held stays held, and can be released, whatever of it has moved. Others are told that it is held.
+// A lock that is held stays held, and can be released, whatever of it has moved. Others are told
+// that it is held.
 func movingHeld(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[1]
 	onSource, onTarget := from.Client(t, once), to.Client(t, once)

@@ -50,8 +50,9 @@ type Node struct {
 	// is set before the first request, and called by a goroutine of its own.
 	Changed func(name string, err error)
 
-	// Verified is called when the node's epoch cannot be verified, with the reason, or with nil when it was. It is
-	// set before the first request, and called by a goroutine of its own, one call after the other.
+	// Verified is called when the node's epoch cannot be verified, with the reason, or with nil
+	// when it was. It is set before the first request, and called by a goroutine of its own, one
+	// call after the other.
 	Verified func(name string, err error)
 
 	// Observe is called for every exchange: how long it took, and why it had no answer, or an
@@ -86,10 +87,10 @@ func CloseTime(nodeTimeout time.Duration) time.Duration { return max(closeTimeou
 // for batches that are under way.
 func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
-// New makes a node of a client that somebody else built and will close. What asks for votes has connections
-// of its own, made with that client's options, but for those that locking needs otherwise (see wired). Notices
-// and what compares nodes share the client's.
-// timeout is NodeTimeout; alone says that it is the only node of its quorum.
+// New makes a node of a client that somebody else built and will close. What asks for votes has
+// connections of its own, made with that client's options, but for those that locking needs
+// otherwise (see wired). Notices and what compares nodes share the client's. timeout is
+// NodeTimeout; alone says that it is the only node of its quorum.
 func New(client redis.UniversalClient, timeout time.Duration, alone bool) (*Node, error) {
 	n := &Node{
 		client: client, timeout: timeout, alone: alone, began: time.Now().Add(-1),
@@ -131,7 +132,7 @@ func (n *Node) Commands() uint64 { return n.commands.Load() }
 // Debts is how many releases are owed to the node just now.
 func (n *Node) Debts() int { return n.debts.count() }
 
-// LastErr is the last transport error, nil once the node has answered since. It tells
+// LastErr is the last transport error, nil once the node has answered since. It is
 // why a node that did not answer in time did not.
 func (n *Node) LastErr() error {
 	n.mu.Lock()

@@ -308,7 +308,8 @@ func TestARepairIsUndoneByRelease(t *testing.T) {
 	a.release().want(t, Deleted)
 }
 
-// An acquire of an attempt that has begun elsewhere, and is over before its turn comes here, is never written.
+// An acquire of an attempt that has begun elsewhere, and is over before its turn comes here, is
+// never written.
 func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })

@@ -10,18 +10,18 @@ type News uint8
 // The kinds of news.
 const (
 	NoNews     News = iota
-	NewsLook        // what the lease was for may be done: whoever can tell is to look
+	NewsLook        // the value that the lease was for may be there: a Fetcher is to look
 	NewsFailed      // what the lease was for has failed
 )
 
 // A Notice is a message about a key.
 type Notice struct {
-	Contender string // whose turn it is; "": another's than the one that is told
-	Failed    string // the owner that had the key, if what it had it for has failed; then nothing else is said
+	Contender string // whose turn it is; "": of another contender than the one that receives it
+	Failed    string // the owner that had the key, if its work has failed; then Contender is empty
 }
 
-// Channel is where contender is told about key, and name what the messages that are for it begin with: "", if
-// all there are.
+// Channel returns the channel on which contender receives notices about key, and what the messages
+// for it begin with: "" if all of them are.
 func (n *Node) Channel(key, contender string) (channel, name string) {
 	if n.IsCluster() {
 		return key, ""

@@ -16,7 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A queue that is full of acquires takes the refresh of what is held: of these there are no more than held locks.
+// A queue that is full of acquires takes the refresh of what is held: of these there are no more
+// than held locks.
 func TestAFullQueueTakesRefreshes(t *testing.T) {
 	q := &queue{n: maxQueued}
 	q.init()
@@ -88,8 +89,9 @@ func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 	}
 }
 
-// A process that stood still between the making of a request and its answer does not take the grant for a vote, if the
-// server may have been another's replica meanwhile: without the closer look nobody would see. The key is released.
+// A process that stood still between the making of a request and its answer does not take the grant
+// for a vote, if the server may have been another's replica meanwhile: without the closer look
+// nobody would see. The key is released.
 func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")
@@ -120,7 +122,8 @@ func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	}
 }
 
-// After a pause of the process a grant counts if the server proves that its epoch is still the one in which it granted.
+// After a pause of the process a grant counts if the server proves that its epoch is still the one
+// in which it granted.
 func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
 	for epoch, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -145,8 +148,9 @@ func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
 	}
 }
 
-// After a batch that took long, in a process whose processors are busy, a lane's scripts take the closer look. Otherwise
-// each such batch would need a proof: a call of boot.lua, on a connection of its own.
+// After a batch that took long, in a process whose processors are busy, a lane's scripts take the
+// closer look. Otherwise each such batch would need a proof: a call of boot.lua, on a connection of
+// its own.
 func TestALateLaneTakesTheCloserLook(t *testing.T) {
 	for _, blind := range []error{nil, errors.New("NOPERM")} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -173,8 +177,8 @@ func TestALateLaneTakesTheCloserLook(t *testing.T) {
 	}
 }
 
-// Only grants wait for their proof. The other answers of the batch are settled before the proof is asked for. If nothing
-// was granted, or nobody waits for a grant any more, no proof is asked for.
+// Only grants wait for their proof. The other answers of the batch are settled before the proof is
+// asked for. If nothing was granted, or nobody waits for a grant any more, no proof is asked for.
 func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")
@@ -234,7 +238,8 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 	l.rest()
 }
 
-// A refresh goes before acquires of other keys, and not before that of its own entry, which a slow node may not have got yet.
+// A refresh goes before acquires of other keys, and not before that of its own entry, which a slow
+// node may not have got yet.
 func TestARefreshStaysBehindItsAcquire(t *testing.T) {
 	q := &queue{}
 	q.init()

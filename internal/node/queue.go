@@ -6,8 +6,8 @@ import (
 	"github.com/flightlock/flightlock/internal/list"
 )
 
-// queue is a FIFO of requests that were not written yet, the urgent ones before all others. Any of them may be
-// taken out again while it waits.
+// queue is a FIFO of requests that were not written yet, the urgent ones before all others. Any of
+// them may be taken out again while it waits.
 type queue struct {
 	mu      sync.Mutex // guards what follows, and links and q of the requests inside
 	cond    sync.Cond  // signalled when a request arrives or the queue is closed

@@ -10,9 +10,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Ready dials what the node's lanes do not have yet, so that the first requests do not wait for it, and says why not if
-// that cannot be. Those of a Cluster have their scripts loaded besides; those of other nodes have with the first
-// request, after the node has reported its epoch. It ends when all lanes have tried once, or with ctx.
+// Ready dials what the node's lanes do not have yet, so that the first requests do not wait for it,
+// and says why not if that cannot be. Those of a Cluster have their scripts loaded besides; those
+// of other nodes have with the first request, after the node has reported its epoch. It ends when
+// all lanes have tried once, or with ctx.
 func (n *Node) Ready(ctx context.Context) error {
 	all, err := n.allServers(ctx)
 	if err != nil {
@@ -67,8 +68,8 @@ func (n *Node) allServers(ctx context.Context) ([]*Server, error) {
 	return all, nil
 }
 
-// ready dials l's connection, unless there was one, or somebody is about to. Each of its steps has NodeTimeout, for
-// others may wait behind.
+// ready dials l's connection, unless there was one, or somebody is about to. Each of its steps has
+// NodeTimeout, for others may wait behind.
 func (l *lane) ready() error {
 	s := l.s
 	if state := s.suspended.Load(); state != nil {

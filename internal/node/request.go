@@ -113,7 +113,7 @@ func (r *request) values(to []any) []any {
 		to = append(to, &t.owner)
 		switch p := r.handover; {
 		case r.reach != allKeys:
-		case p != nil && (p.News == NewsFailed || p.News == NewsLook && p.Contender != ""): // else all are told anyway
+		case p != nil && (p.News == NewsFailed || p.News == NewsLook && p.Contender != ""): // else all are notified anyway
 			to = append(to, r.e.n.publish, r.e.n.turn, p.Contender, p.Rival, [...]string{NewsLook: "look", NewsFailed: "failed"}[p.News])
 		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
@@ -182,10 +182,10 @@ func (r *request) complete(rep Reply, how delivery) {
 	}
 }
 
-// urgent reports whether r goes before what waits and is not: it is about a lock that somebody has, or may have.
-// An acquire of the same entry that was not written yet stays before its refreshes and its release: a refresh would
-// not find the key. So does any acquire before the release by which its contender leaves: written after that, it would
-// have a place among those who wait.
+// urgent reports whether r goes before what waits and is not: it is about a lock that somebody has,
+// or may have. An acquire of the same entry that was not written yet stays before its refreshes and
+// its release: a refresh would not find the key. So does any acquire before the release by which
+// its contender leaves: written after that, it would have a place among those who wait.
 func (r *request) urgent() bool {
 	if r.op.votes() {
 		return false

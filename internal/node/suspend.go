@@ -14,7 +14,7 @@ import (
 
 // A server that does not answer, or that lets nobody in, is suspended, so that nothing piles up
 // behind it: no goroutine, no queued command, no memory, and no connection that each request would
-// dial anew to have it refused.
+// dial again to have it refused.
 //
 //	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see conn.Conn)--> suspended
 //	answering --two exchanges had no answer, the second begun after the first had ended--> suspended
@@ -104,8 +104,8 @@ func (n *Node) LoginRefused(addr string) error {
 	return nil
 }
 
-// heard notes how a lane's exchange went that began then, and how long it took. err is why it had no answer,
-// refused the error that it was answered with. The lane is busy.
+// heard notes how a lane's exchange went that began then, and how long it took. err is why it had
+// no answer, refused the error that it was answered with. The lane is busy.
 func (s *Server) heard(err, refused error, began time.Time, took time.Duration) {
 	s.recordExchange(err, refused, took)
 	s.judge(err, refused, began)
@@ -131,8 +131,9 @@ func (s *Server) judge(err, refused error, began time.Time) {
 	}
 }
 
-// failsAgain notes an exchange without an answer that began then, and says whether another one had failed before it
-// began, and none has succeeded since. A server that ends takes what all lanes had under way with it: that is once.
+// failsAgain notes an exchange without an answer that began then, and says whether another one had
+// failed before it began, and none has succeeded since. A server that ends takes what all lanes had
+// under way with it: that is once.
 func (s *Server) failsAgain(began time.Time) bool {
 	last := s.failed.Swap(int64(s.n.now()))
 	return last != 0 && int64(s.n.at(began)) >= last
@@ -175,8 +176,8 @@ func (s *Server) suspend(why error) {
 	go s.probe(why)
 }
 
-// silentFor reports whether the server, which has not answered a request of that time, has answered nothing else
-// for suspendAfter of NodeTimeout.
+// silentFor reports whether the server, which has not answered a request of that time, has answered
+// nothing else for suspendAfter of NodeTimeout.
 func (s *Server) silentFor(t clock.Instant) bool {
 	t = max(t, clock.Instant(s.answered.Load())) // another lane may have had an answer since
 	return time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout
@@ -188,10 +189,10 @@ func (s *Server) hasAnswered() {
 	s.answered.Store(int64(s.n.now()))
 }
 
-// probe ends the suspension when the server answers, and itself then, or with the server or the node. Who watches
-// is given the reason: a timeout at once, anything else after the first probe, which may see a refusal where a
-// lane saw only that the connection had ended. A refusal that shows later is reported as well, as of a
-// server that comes back with another password.
+// probe ends the suspension when the server answers, and itself then, or with the server or the
+// node. Who watches is given the reason: a timeout at once, anything else after the first probe,
+// which may see a refusal where a lane saw only that the connection had ended. A refusal that shows
+// later is reported as well, as of a server that comes back with another password.
 func (s *Server) probe(why error) {
 	defer s.n.wg.Done()
 	told := conn.TimedOut(why)
@@ -230,8 +231,8 @@ func (s *Server) probe(why error) {
 	}
 }
 
-// answers is one probe, on a connection of its own: nil, or why not. Others may have been let in before logins were
-// refused.
+// answers is one probe, on a connection of its own: nil, or why not. Others may have been let in
+// before logins were refused.
 func (s *Server) answers() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
 	defer cancel()

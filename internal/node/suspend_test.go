@@ -164,8 +164,8 @@ func TestAHiccupSuspendsNobody(t *testing.T) {
 	newAttempt(t, n, "k2").acquireHere().want(t, Granted)
 }
 
-// A server that ends takes with it what all lanes had under way: that is one failure, and the next requests find out
-// whether it is back.
+// A server that ends takes with it what all lanes had under way: that is one failure, and the next
+// requests find out whether it is back.
 func TestAServerThatEndsHasFailedOnce(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer c.Close()

@@ -32,8 +32,8 @@ type Target struct {
 	begun time.Time  // when the first acquire was about to be written; zero before that
 }
 
-// begin notes that an acquire is about to be written. What the attempt's lease is valid for counts from the first: as
-// long as all of them wait in this process, no time passes for it.
+// begin notes that an acquire is about to be written. What the attempt's lease is valid for counts
+// from the first: as long as all of them wait in this process, no time passes for it.
 func (t *Target) begin(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,15 +9,16 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 )
 
-// A watchdog sees to it that nobody waits for a lane's server longer than it may take, and that nothing but the
-// server counts for that.
+// A watchdog sees to it that nobody waits for a lane's server longer than it may take, and that
+// nothing but the server counts for that.
 //
-// A request has its time from when it was written: as long as it waits in the lane's queue, which moves, or
-// for a connection, which has deadlines of its own (see conn.Conn), nobody is late. When the oldest requests under
-// way have had no answer for NodeTimeout, the lane is stalled: its requests fail, and so do those that wait
-// behind and those that come, at once; releases wait, and are owed. The first answer ends that. What was asked
-// stays asked: the answers that come then are those of requests that nobody waits for any more, and what
-// they have granted is released (see Entry).
+// A request has its time from when it was written: as long as it waits in the lane's queue, which
+// moves, or for a connection, which has deadlines of its own (see conn.Conn), nobody is late. When
+// the oldest requests under way have had no answer for NodeTimeout, the lane is stalled: its
+// requests fail, and so do those that wait behind and those that come, at once; releases wait, and
+// are owed. The first answer ends that. What was asked stays asked: the answers that come then are
+// those of requests that nobody waits for any more, and what they have granted is released (see
+// Entry).
 //
 // A server that has not answered anything for suspendAfter of NodeTimeout is suspended: once for each
 // batch, for if it answers a probe after that, it is the connection that is at fault, and the lane is
@@ -30,8 +31,8 @@ import (
 // come late for the same reason: then the deadline is put off by as much, by conn.MinGrace at least, and by
 // conn.MaxGrace times NodeTimeout in all. That also covers connections of which the kernel cannot be asked.
 //
-// Safety rests on none of this. To be told that an answer is late is to be told that there is no vote, and the
-// entry is released by whoever asked, behind what is under way.
+// Safety rests on none of this. A late answer is reported as no vote, and the
+// entry is released by the round that sent it, behind what is under way.
 type watchdog struct {
 	l *lane
 
@@ -178,8 +179,9 @@ func (w *watchdog) oursLocked() bool {
 	return c != nil && c.Unread()
 }
 
-// notWrittenLocked follows when the batch waits for a connection, or for scripts to be loaded. That has deadlines of
-// its own, but for what the owner of the client has put into the way. It lets go of mu.
+// notWrittenLocked follows when the batch waits for a connection, or for scripts to be loaded. That
+// has deadlines of its own, but for what the owner of the client has put into the way. It lets go
+// of mu.
 func (w *watchdog) notWrittenLocked(now time.Time) {
 	n := w.l.s.n
 	n.late.Store(true)

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Bar is a bar on a terminal, and nothing anywhere else. It goes by expected times: a step that takes longer than
-// expected makes it wait, not run over.
+// Bar is a bar on a terminal, and nothing anywhere else. It goes by expected times: a step that
+// takes longer than expected makes it wait, not run over.
 type Bar struct {
 	out io.Writer // nil: no terminal
 

@@ -24,10 +24,11 @@ const (
 
 // Subscriptions are those of one node: the watches of each channel, and the connections that they use.
 //
-// A topic is the subscription of one channel: the inbox of a client, or, on a Cluster, the channel of a
-// key, which has the key's own name, whatever bytes that is. All watches of the channel share it. A subscriber serves the
-// topics of one server (one per master, on a Cluster), and has the one goroutine that writes to it.
-// A subConn is one connection of a subscriber; when it breaks, the subscriber makes another.
+// A topic is the subscription of one channel: the inbox of a client, or, on a Cluster, the channel
+// of a key, which has the key's own name, whatever bytes that is. All watches of the channel share
+// it. A subscriber serves the topics of one server (one per master, on a Cluster), and has the one
+// goroutine that writes to it. A subConn is one connection of a subscriber; when it breaks, the
+// subscriber makes another.
 //
 //	            master found         written            confirmed
 //	resolving -------------> queued --------> requested -----------------> confirmed

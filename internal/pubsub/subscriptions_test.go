@@ -997,9 +997,10 @@ func TestAPingPerPulse(t *testing.T) {
 	})
 }
 
-// A master may take a subscription away, because its slot has gone, in the moment in which we are about to end that: its
-// message looks like the answer to a command that is not written yet. The command is
-// written as it was made all the same; without its channel it would end all subscriptions.
+// A master may take a subscription away, because its slot has gone, in the moment in which we are
+// about to end that: its message looks like the answer to a command that is not written yet. The
+// command is written as it was made all the same; without its channel it would end all
+// subscriptions.
 func TestACommandIsWrittenAsItWasMade(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newSubs(t, s.Client(t))

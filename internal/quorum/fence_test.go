@@ -246,8 +246,8 @@ func TestUnconfirmedReservationIsSkipped(t *testing.T) {
 	})
 }
 
-// reservedBlock is a rig on whose nodes c's lease, of token 101, has been refreshed, and 10 tokens were reserved
-// from counters that differ. A round trip takes 8ms.
+// reservedBlock is a rig on whose nodes c's lease, of token 101, has been refreshed, and 10 tokens
+// were reserved from counters that differ. A round trip takes 8ms.
 func reservedBlock(t *testing.T, f func(r *rig, c *client, l *Lease, g Grant)) {
 	t.Helper()
 	inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -269,8 +269,9 @@ func reservedBlock(t *testing.T, f func(r *rig, c *client, l *Lease, g Grant)) {
 	})
 }
 
-// Where the counters differ after a refresh, what it confirmed counts at once; its tokens are the lease's
-// when the next one has raised the counters of a majority to the end of the block, and that asks for no more.
+// Where the counters differ after a refresh, what it confirmed counts at once; its tokens are the
+// lease's when the next one has raised the counters of a majority to the end of the block, and that
+// asks for no more.
 func TestReservedTokensAreHadWhenConfirmed(t *testing.T) {
 	reservedBlock(t, func(r *rig, c *client, l *Lease, _ Grant) {
 		before := c.commands(nil)

@@ -7,16 +7,17 @@ import (
 	"time"
 )
 
-// A LostSYN is an address that answers no connect, as a host behind a firewall that drops packets or one
-// that is switched off: a listening socket whose queue of connections to accept is full. The kernel drops the
-// SYN of every further one, and its client sends that again after a second, after three, and so on.
+// A LostSYN is an address that answers no connect, as a host behind a firewall that drops packets
+// or one that is switched off: a listening socket whose queue of connections to accept is full. The
+// kernel drops the SYN of every further one, and its client sends that again after a second, after
+// three, and so on.
 type LostSYN struct {
 	listener net.Listener
 	full     []net.Conn // what fills the queue
 }
 
-// StartLostSYN makes such an address, until the test's cleanup. It skips the test where a full queue does not drop
-// SYNs, which is Linux' way.
+// StartLostSYN makes such an address, until the test's cleanup. It skips the test where a full
+// queue does not drop SYNs, which is Linux' way.
 func StartLostSYN(tb testing.TB) *LostSYN {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -12,10 +12,10 @@ import (
 // fewSeeds is how many worlds are run when nobody says so.
 const fewSeeds = 50
 
-// A seed gives the same trace each time, to the nanosecond. What a world does depends on its seed and on
-// virtual time alone, but for one thing: the order in which the Go scheduler runs goroutines that become
-// ready in the same instant, which the garbage collector or a busy machine changes now and then. So where two
-// traces differ, three more are made, and four of the five must be the same.
+// A seed gives the same trace each time, to the nanosecond. What a world does depends on its seed
+// and on virtual time alone, but for one thing: the order in which the Go scheduler runs goroutines
+// that become ready in the same instant, which the garbage collector or a busy machine changes now
+// and then. So where two traces differ, three more are made, and four of the five must be the same.
 func TestSameSeedSameTrace(t *testing.T) {
 	in := newInterpreter()
 	for seed := *firstFlag; seed < *firstFlag+cmp.Or(*seedsFlag, 10); seed++ {
