@@ -121,12 +121,49 @@ func (n *Nodes) lose(key string) (lost bool) {
 	return lost
 }
 
-// Down makes all nodes unreachable, so that locking fails with ErrUnavailable, or reachable again.
-// Meanwhile they keep their data, except for keys that expire.
-func (n *Nodes) Down(on bool) {
-	for _, m := range n.mem {
+// Redis returns a client of node i, counted from 0, for what the tested code stores besides its
+// locks: the cache of a flightlock.Source, a package fenced value. It is one client for all callers,
+// and Close closes it. Down and Delay apply to it, too.
+func (n *Nodes) Redis(i int) *redis.Client { return n.redis[n.index(i)].(*redis.Client) }
+
+// Down makes nodes unreachable, or reachable again: those that which names, counted from 0, or all.
+// While fewer than half of them are down, locking goes on; otherwise it fails with ErrUnavailable.
+// Nodes that are down keep their data, except for keys that expire.
+func (n *Nodes) Down(on bool, which ...int) {
+	for _, m := range n.chosen(which) {
 		m.Down(on)
 	}
+}
+
+// Delay makes all that is sent to nodes, and all that they answer, arrive d later, until it is called
+// again: a round trip takes 2*d. which is as in Down. Clients whose NodeTimeout is less than 2*d take
+// the nodes for unreachable.
+func (n *Nodes) Delay(d time.Duration, which ...int) {
+	if d < 0 {
+		panic(fmt.Sprintf("flightlocktest: a delay of %v: it must not be below 0", d))
+	}
+	for _, m := range n.chosen(which) {
+		m.SetDelay(d)
+	}
+}
+
+// chosen are the nodes that which names, or all.
+func (n *Nodes) chosen(which []int) []*redistest.MemNode {
+	if len(which) == 0 {
+		return n.mem
+	}
+	var mem []*redistest.MemNode
+	for _, i := range which {
+		mem = append(mem, n.mem[n.index(i)])
+	}
+	return mem
+}
+
+func (n *Nodes) index(i int) int {
+	if i < 0 || i >= len(n.mem) {
+		panic(fmt.Sprintf("flightlocktest: node %d: there are nodes 0 to %d", i, len(n.mem)-1))
+	}
+	return i
 }
 
 // Close closes the clients and ends the nodes. Locks that are still held are lost after a second.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/fenced"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -106,6 +107,102 @@ func TestLoseWaitsForAHolder(t *testing.T) {
 			}
 		}
 	})
+}
+
+// One of three nodes that is down, or far away, does not stop locking; two do.
+func TestSomeNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := flightlocktest.Start(3)
+		defer nodes.Close()
+		c := mustClient(t, nodes, flightlock.Options{NodeTimeout: 100 * time.Millisecond})
+		try := func() (time.Duration, error) {
+			began := time.Now()
+			l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, flightlock.FailFast(flightlock.NoRetry()))
+			took := time.Since(began)
+			if err == nil {
+				err = l.Release(t.Context())
+			}
+			return took, err
+		}
+		for _, step := range []struct {
+			what        string
+			do          func()
+			least, most time.Duration // of a lock
+			err         error
+		}{
+			{"all are up", func() {}, 0, 0, nil},
+			{"one is down", func() { nodes.Down(true, 2) }, 0, 0, nil},
+			{"two are down", func() { nodes.Down(true, 0) }, 0, time.Second, flightlock.ErrUnavailable},
+			{"all are up again", func() { nodes.Down(false); time.Sleep(10 * time.Second) }, 0, 0, nil},
+			{"one is far away", func() { nodes.Delay(20*time.Millisecond, 1) }, 0, 0, nil},
+			{"all are", func() { nodes.Delay(20 * time.Millisecond) }, 40 * time.Millisecond, 80 * time.Millisecond, nil}, // twice if their counters differ
+			{"none is", func() { time.Sleep(time.Second); nodes.Delay(0) }, 0, 0, nil},
+		} {
+			step.do()
+			if took, err := try(); !errors.Is(err, step.err) || took < step.least || took > step.most {
+				t.Errorf("%s: %v, %v", step.what, took, err)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
+// The values of the tested code live on the nodes, too.
+func TestRedis(t *testing.T) {
+	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
+		c := mustClient(t, nodes, flightlock.Options{})
+		loads := 0
+		f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+			Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+				v, err := nodes.Redis(0).Get(ctx, key).Result()
+				if errors.Is(err, redis.Nil) {
+					return "", flightlock.Miss, nil
+				}
+				return v, flightlock.Fresh, err
+			},
+			Load: func(context.Context, string) (string, error) { loads++; return "v", nil },
+			Store: func(ctx context.Context, key, v string, l *flightlock.Lock) error {
+				return fenced.Set(ctx, nodes.Redis(0), key, v, l.Fence(), time.Hour)
+			},
+		}, flightlock.FetchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close(t.Context())
+		for range 3 {
+			if v, err := f.Fetch(t.Context(), "k"); v != "v" || err != nil {
+				t.Errorf("%q, %v", v, err)
+			}
+		}
+		if loads != 1 {
+			t.Errorf("%d loads", loads)
+		}
+		nodes.Down(true, 0)
+		if err := nodes.Redis(0).Ping(t.Context()).Err(); err == nil {
+			t.Error("a node that is down answers")
+		}
+		nodes.Down(false)
+	})
+}
+
+func TestNoSuchNode(t *testing.T) {
+	nodes := flightlocktest.Start(3)
+	defer nodes.Close()
+	for what, do := range map[string]func(){
+		"Redis":          func() { nodes.Redis(3) },
+		"Down":           func() { nodes.Down(true, 0, -1) },
+		"Delay":          func() { nodes.Delay(0, 3) },
+		"negative Delay": func() { nodes.Delay(-1) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s does not panic", what)
+				}
+			}()
+			do()
+		}()
+	}
 }
 
 // In a bubble a minute of waiting takes no time, and clients are like processes: they
