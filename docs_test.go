@@ -17,7 +17,8 @@ import (
 
 // known are the packages that the snippets of the docs use without importing them.
 var known = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "slog": "log/slog", "os": "os", "http": "net/http", "json": "encoding/json",
+	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "slog": "log/slog", "os": "os", "http": "net/http",
+	"json":  "encoding/json",
 	"redis": "github.com/redis/go-redis/v9", "flightlock": "github.com/flightlock/flightlock",
 	"fenced":         "github.com/flightlock/flightlock/fenced",
 	"flightlocktest": "github.com/flightlock/flightlock/flightlocktest",

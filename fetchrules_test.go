@@ -436,13 +436,13 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 		ctx := context.WithValue(t.Context(), callers{}, 1)
 		results := fetching(ctx, f, "k", 3)
 		time.Sleep(100 * time.Millisecond)
-		o.set("k", "stale", true) // found by the run, which has it loaded anew
+		o.set("k", "stale", true) // found by the run, which has it loaded again
 		mustRelease(t, l)
 		wantAll(t, results, 3, "stale")
 		want := int64(3)
 		for v := "stale"; v == "stale" && want < 6; {
-			time.Sleep(5 * time.Second)
-			// A refresh makes one attempt, which the end of the run's own one may be in the way of.
+			time.Sleep(5 * time.Second) // virtual: until the refresh has ended
+			// It makes one attempt, which the end of the run's own one may be in the way of.
 			if v, _ = f.Fetch(ctx, "k"); v == "stale" {
 				want++
 			}

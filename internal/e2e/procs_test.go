@@ -92,6 +92,9 @@ func together(ps []*process, e errand) ([]told, []error) {
 	return tolds, errs
 }
 
+// processNodeTimeout is long, for a machine that is busy.
+const processNodeTimeout = 10 * time.Second
+
 func processMain(in io.Reader, out io.Writer) int {
 	var nodes []redis.UniversalClient
 	for _, addr := range strings.Split(os.Getenv(processEnv), ",") {
@@ -99,7 +102,7 @@ func processMain(in io.Reader, out io.Writer) int {
 		defer rdb.Close()
 		nodes = append(nodes, rdb)
 	}
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 10 * time.Second})
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: processNodeTimeout})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
