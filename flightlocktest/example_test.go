@@ -75,3 +75,43 @@ func ExampleNodes_Down() {
 	// true
 	// <nil>
 }
+
+// A test of a function that locks on one node and stores on the same.
+func ExampleNodes_Redis() {
+	nodes := flightlocktest.Start(1)
+	defer nodes.Close()
+	c, err := nodes.Client(flightlock.Options{})
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+
+	visit := func(ctx context.Context, _ *flightlock.Lock) error { // what is tested
+		return nodes.Redis(0).Incr(ctx, "visits").Err()
+	}
+	for range 3 {
+		if err := c.Do(ctx, "visits", time.Minute, nil, visit); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(nodes.Redis(0).Get(ctx, "visits").Val())
+	// Output: 3
+}
+
+// Two of three nodes are far away, so a majority takes a round trip to them.
+func ExampleNodes_Delay() {
+	nodes := flightlocktest.Start(3)
+	defer nodes.Close()
+	c, err := nodes.Client(flightlock.Options{})
+	if err != nil {
+		panic(err)
+	}
+	nodes.Delay(10*time.Millisecond, 1, 2)
+	began := time.Now()
+	lock, err := c.TryLock(context.Background(), "report", time.Minute)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(time.Since(began) >= 20*time.Millisecond, lock.Err())
+	// Output: true <nil>
+}
