@@ -165,6 +165,22 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 			}
 		})
 	}
+	// Who did not come for its turn was not there, and nor may those be that were told besides.
+	t.Run("a turn was not taken", func(t *testing.T) {
+		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s.queue("a", "gone-1", "v-1", "w-1", "x-1")
+		s.leave("a", "me-1")
+		s.wantTurn("gone-1")
+		if err := s.Del(ctx, key).Err(); err != nil { // as by its ttl
+			t.Fatal(err)
+		}
+		s.ask("b", "y-1")
+		told := s.listen()
+		s.leave("b", "y-1")
+		if got := s.heard(told); !slices.Equal(got, []string{"v: 1 turn", "w: 1 other", "x: 1 other"}) {
+			t.Errorf("told %q", got)
+		}
+	})
 	t.Run("some are gone", func(t *testing.T) {
 		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
 		s.queue("a", "v-1", "w-1", "x-1", "y-1")

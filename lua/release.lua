@@ -34,7 +34,8 @@
 -- Contenders are named label#client-number. A client has one inbox, the channel "flightlock:inbox:" and
 -- its name. A message there is the contender's number and one word: turn, it is its turn; other, the
 -- turn is another's; failed, and then the owner. The one after the one whose turn it is is told too: it
--- watches that one. Everybody else is let sleep, however many they are.
+-- watches that one. Everybody else is let sleep, however many they are; unless the last turn was not
+-- taken, for whoever is next may be gone with that one.
 --
 -- On a Cluster, where PUBLISH knows the subscribers of one server only, the messages are the name of the
 -- contender whose turn it is, and the owner and ' failed', which is the name of no contender.
@@ -111,6 +112,7 @@ end
 
 -- Those that did not take their turn are removed, not more than a few hundred at a time:
 -- the server does nothing else meanwhile.
+local missed = first[2] == '0'
 for _ = 1, 100 do
   local name = first[1]
   if not name or first[2] ~= '0' then
@@ -143,7 +145,7 @@ if chosen then
     return ours and 1 or 0
   end
   tell(chosen, 'turn')
-  if ours and ARGV[6] == 'look' or not contender then
+  if ours and ARGV[6] == 'look' or not contender or missed then
     tell_all('other', chosen)
   elseif first[3] and not tell(first[chosen == first[1] and 3 or 1], 'other') then
     for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 9)) do

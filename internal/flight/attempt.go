@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"context"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -109,7 +110,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.phase, f.lease, f.backoff = leased, l, nil
 	f.until, f.renewAfter = g.Until, f.g.at(g.Until) // a handoff sets renewAfter, from its own ttl
 	f.tokens = [2]block{blockOf(g)}
-	f.served, f.used, f.blockAt = 0, 0, f.g.at(now)
+	f.served, f.worked, f.used, f.blockAt = 0, false, 0, f.g.at(now)
 	f.sliceLocked(now)
 	if f.contention != nil {
 		f.contention.rival = ""
@@ -126,7 +127,10 @@ func (f *flight) backOffLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.backoffLocked()
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
-	b.oneHolder, b.holder = why.Owned, why.Holder
+	b.oneHolder = why.Owned
+	if why.Holder != "" {
+		b.sawHolder(why.Holder)
+	}
 	b.unjudged = true
 	if why.Free > 0 {
 		if free := now.Add(max(why.Free, minDelay)); b.freeAt.IsZero() || free.Before(b.freeAt) {
@@ -187,19 +191,35 @@ func (f *flight) recheck() {
 	}
 }
 
-// lookEvery is which of the polls that follow on each other without an event is a look as well.
-const lookEvery = 4
-
-// pollsOnlyLocked reports whether the poll that is due need not be a look: the flight is notified
-// of what happens to the key, and nothing has. Tens of thousands of keys may be waited for, with a
-// poll each second, and a look costs a caller's cache more than a poll costs a node.
-func (f *flight) pollsOnlyLocked() bool {
-	c := f.contention
-	if c == nil || !c.subscribed {
-		return false
+// pollIsDueLocked follows when an attempt is due without an event. If the flight is notified of what
+// happens to the key, nothing has, unless a client did not notify it: then one caller of
+// AcquireUnless looks for all. Tens of thousands of keys may be waited for, each by hundreds, with a
+// poll each second: a look of each caller would cost their cache more than the polls cost the nodes.
+func (f *flight) pollIsDueLocked() {
+	if c := f.contention; c == nil || !c.subscribed {
+		f.tellLookersLocked()
+	} else if f.lookers > 0 {
+		t := f.head()
+		for t != nil && (t.needless == nil || t.inUserCode) {
+			t = f.queue.Next(t)
+		}
+		if t != nil {
+			t.looksForAll, t.mustLook = true, true
+			t.wakeLocked()
+		}
 	}
-	c.polls++
-	return c.polls%lookEvery != 0
+	f.wakeDriverLocked()
+}
+
+// foundNeedless follows when t's caller has found that it needs the key no more. If it has looked for
+// all, the others look now.
+func (f *flight) foundNeedless(t *Ticket) {
+	f.mu.Lock()
+	if t.looksForAll {
+		f.tellLookersLocked()
+	}
+	f.unlock()
+	_ = f.quit(t, context.Canceled) // a lease that came in this instant goes on
 }
 
 // restLocked sets the alarm for the next attempt, or for the next moment in which the front

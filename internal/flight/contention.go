@@ -42,7 +42,8 @@ import (
 // of another runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
 // polls. A lost notice costs time, never liveness. A release notifies two: the one whose turn it is,
 // and the one after it, which tries when that turn has passed. So a hand-over wakes two processes,
-// however many wait.
+// however many wait. All are notified when the last turn was not taken, and when what the lease was
+// for may be done, or has failed.
 //
 // Guarded by the flight's mu.
 type contention struct {
@@ -52,7 +53,6 @@ type contention struct {
 	registered bool   // the nodes may know of a want
 	unsent     bool   // it is about to be sent to them for the first time
 	crowded    bool   // others wait too: it received a notice of another's turn
-	polls      uint8  // without an event, so far
 	rival      string // waits longest, by the last check; "": nobody does
 }
 
@@ -106,7 +106,7 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 			f.tellLookersLocked()
 		}
 		if f.backoff != nil {
-			f.holder = ""
+			f.sawHolder("")
 		}
 	}
 	switch e {
@@ -150,13 +150,16 @@ func (f *flight) otherTurnLocked() {
 // has failed, in owner's hands. They are to do it themselves, at once and all together, not one
 // after the other.
 //
-// A message may be late, from a node that was slow: then somebody else has the key by now, and who
-// came since has not waited for that failure. So it is for those alone who have not seen another
-// holder since. To be wrong about it costs work that is done twice, and never a lock.
+// A message comes from each node, and may be late: then somebody else has the key by now, and who
+// came since has not waited for that failure. So it is for nobody if it is about one who is known to
+// have let go of the key before. An owner that was never seen may have come after the one that
+// was, for a release notifies two only. To be wrong about it costs work that is done twice, and
+// never a lock.
 func (f *flight) failedElsewhereLocked(owner string) {
-	if f.lease != nil || f.backoff == nil || f.holder != "" && f.holder != owner {
+	if f.lease != nil || f.backoff == nil || f.former == owner {
 		return
 	}
+	f.holder, f.former = "", owner
 	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(), func(t *Ticket) bool { return t.needless != nil })
 }
 

@@ -340,7 +340,7 @@ func (a *fakeAttempt) Refresh(ttl time.Duration, more int64, timeout time.Durati
 }
 
 func (a *fakeAttempt) Release(_ bool, rival string, news quorum.News, by quorum.Releaser) {
-	a.lease.Release(rival, news == quorum.NewsFailed, func(err error) { by.Released(failure(err)) })
+	a.lease.Release(rival, news, func(err error) { by.Released(failure(err)) })
 }
 
 // failure is a failure with that error, nil for nil.
@@ -428,10 +428,13 @@ type fakeLease struct {
 	gave     func(error) // done of the release
 }
 
-func (l *fakeLease) Release(rival string, failed bool, done func(error)) {
+func (l *fakeLease) Release(rival string, news quorum.News, done func(error)) {
 	l.w.mu.Lock()
-	if failed {
+	switch news {
+	case quorum.NewsFailed:
 		l.w.note("failed")
+	case quorum.NewsLook:
+		l.w.note("notify of work")
 	}
 	switch {
 	case rival == "":

@@ -48,6 +48,7 @@ type flight struct {
 	phase      phase
 	refreshing bool // a refresh of the lease is under way
 	checked    bool // a check for waiters elsewhere has begun in this slice
+	worked     bool // a caller of AcquireUnless has released this lease: its work may be done
 	retry      bool // an event has come since the attempt began: try again if it fails
 	crowded    bool // the key's last flight, a moment ago, waited among others
 
@@ -108,13 +109,23 @@ type backoff struct {
 	taken        bool            // others' votes are why it failed
 	away         bool            // too few nodes could be reached
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
-	holder       string          // who had it then, unless there was an event about it since; "": unknown
+	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
+	former       string          // who had it before that, or has failed; "": unknown
 	unjudged     bool            // the front waiter's strategy has not said yet whether to go on
 	strategyNext time.Time       // when the next attempt is due by the front waiter's strategy
 }
 
 // judged reports whether the front waiter's strategy has answered.
 func (f *flight) judged() bool { return f.backoff == nil || !f.unjudged }
+
+// sawHolder follows when an attempt has met holder; or "", when an event has said that the last one has
+// let go of the key.
+func (b *backoff) sawHolder(holder string) {
+	if b.holder != "" && b.holder != holder {
+		b.former = b.holder
+	}
+	b.holder = holder
+}
 
 // backoffLocked is what f knows of failed attempts, from now on.
 func (f *flight) backoffLocked() *backoff {
@@ -451,10 +462,7 @@ func (f *flight) tick() {
 		}
 	case f.phase != idle || f.n == 0:
 	case !now.Before(f.nextAttempt):
-		if !f.pollsOnlyLocked() {
-			f.tellLookersLocked()
-		}
-		f.wakeDriverLocked()
+		f.pollIsDueLocked()
 	case !f.head().isEndless() && !now.Before(f.strategyNext):
 		f.wakeDriverLocked()
 	default:

@@ -132,6 +132,9 @@ func (f *flight) releaseLocked() { f.releaseToLocked("") }
 func (f *flight) releaseToLocked(rival string) {
 	d := f.deferredLocked()
 	d.release, d.rival = f.lease, rival
+	if f.worked {
+		d.news = quorum.NewsLook
+	}
 	f.lease, f.refreshing = nil, false
 	f.servedBefore = f.served
 	f.phase, f.retry = releasing, false

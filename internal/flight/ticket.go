@@ -25,7 +25,7 @@ type Ticket struct {
 	// guarded by f.mu
 	state     state
 	kind      WaitKind // what its caller has waited for; does not change once the wait is over
-	looks     bool     // it is of AcquireUnless
+	looks     bool     // it is of AcquireUnless: others may wait for the work that it does
 	relied    bool     // it was to be refreshed, or somebody listens for its end
 	fence     int64
 	lease     Lease
@@ -160,21 +160,16 @@ func (t *Ticket) endOfLocked() *end {
 // Release ends t: the lease goes to the next waiter, or back to the nodes. It returns nil
 // when either happened, and is bounded by NodeTimeout.
 //
-// If t is of AcquireUnless, others that wait in it, in other processes too, are notified: its work may
-// be what they wait for.
-func (t *Ticket) Release() error {
-	if t.looks {
-		return t.release(quorum.NewsLook)
-	}
-	return t.release(quorum.NoNews)
-}
+// If t is of AcquireUnless, others that wait in it are notified, for its work may be what they wait
+// for: those of this process at once, those of others when the lease goes back to the nodes.
+func (t *Ticket) Release() error { return t.release(false) }
 
 // ReleaseFailed is Release of a Ticket whose work has failed: if the lease goes back to the nodes,
 // the other processes that wait in AcquireUnless are notified, and end with Errors.FailedElsewhere.
 // To a waiter of this process the lease is handed as ever.
-func (t *Ticket) ReleaseFailed() error { return t.release(quorum.NewsFailed) }
+func (t *Ticket) ReleaseFailed() error { return t.release(true) }
 
-func (t *Ticket) release(news quorum.News) error {
+func (t *Ticket) release(failed bool) error {
 	f := t.f
 	f.mu.Lock()
 	now := clock.Now()
@@ -183,12 +178,16 @@ func (t *Ticket) release(news quorum.News) error {
 		return err
 	}
 	f.endLocked(t, released, nil)
+	f.worked = f.worked || t.looks && !failed
 	if !f.handOverOrReleaseLocked(now) {
 		f.unlockInline(true)
 		return nil
 	}
 	r := f.g.releases.Get().(releaseOutcome)
-	f.deferred.done, f.deferred.news = r, news
+	f.deferred.done = r
+	if failed {
+		f.deferred.news = quorum.NewsFailed
+	}
 	f.unlockInline(true)
 	why := r.wait()
 	f.g.releases.Put(r)

@@ -121,6 +121,41 @@ func TestAllLookWithEachPoll(t *testing.T) {
 	})
 }
 
+// ... but only one at each poll of a flight that hears of what happens to the key, for nothing has;
+// the others look when that one finds the work done: by a client that did not notify them.
+func TestOneLooksForAllWithEachPoll(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		front := w.start()
+		a, b, c := w.looks(), w.looks(), w.looks()
+		w.heldBy("x")
+		w.news(quorum.Subscribed)
+		w.heldBy("x")
+		for _, l := range []*looker{a, b, c} {
+			l.looked(1) // what was published before they were subscribed is missed
+		}
+		looks := func(want int32) { // of all three
+			t.Helper()
+			time.Sleep(safetyPoll)
+			synctest.Wait()
+			is(t, "looks", a.looks.Swap(0)+b.looks.Swap(0)+c.looks.Swap(0), want)
+			w.heldBy("x")
+		}
+		looks(1)
+		looks(1)
+		for _, l := range []*looker{a, b, c} {
+			l.found.Store(true)
+		}
+		looks(3)
+		for _, l := range []*looker{a, b, c} {
+			if !l.returned() || !l.stopped {
+				t.Error("it would have found the work done, and waits")
+			}
+		}
+		front.leaves()
+	})
+}
+
 // ... and when one of their own process has done it.
 func TestAllLookWhenTheWorkWasDoneHere(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -177,18 +212,39 @@ func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// A failure that is told late is not that of the one for whom they wait now; if nobody knows for
-// whom, it may be.
+// A failure that arrives late is not that of the one for whom they wait now: it is of one that is
+// known to have had the key before. Of any other it may be, for not every release is notified to all.
 func TestLateFailureIsNobodys(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		a := w.looks()
 		w.heldBy("x")
-		w.fails("earlier")
+		w.news(quorum.OurTurn)
+		w.heldBy("y")
+		w.fails("x")
 		a.waits()
-		w.news(quorum.OtherTurn) // x has let go
-		w.fails("y")
+		w.fails("z") // it has come after y
 		a.failed(0, errElsewhere)
+	})
+}
+
+// One failure is reported by each node. Who comes in between has not waited for it.
+func TestOneFailureEndsNobodysWaitTwice(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a, patient := w.looks(), w.start()
+		w.heldBy("x")
+		w.fails("x")
+		a.failed(0, errElsewhere)
+		b := w.looks()
+		w.fails("x")
+		b.waits()
+		w.news(quorum.OurTurn)
+		w.heldBy("y")
+		w.fails("x")
+		b.waits()
+		b.leaves()
+		patient.leaves()
 	})
 }
 
@@ -227,6 +283,38 @@ func TestReleaseFailedSaysSo(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.wantHistory("acquire", "failed", "release")
+	})
+}
+
+// When callers of AcquireUnless have held the lease, its release notifies the others of that, whoever
+// has it last; a failure goes before.
+func TestTheLastReleaseNotifiesOfWorkThatWasDone(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.rich()
+		worker, next := w.looks(), w.start()
+		w.history()
+		worker.releases()
+		next.holds()
+		w.wantHistory()
+		next.releases()
+		w.wantHistory("notify of work", "release")
+		next = w.start()
+		next.releases() // another lease
+		w.wantHistory("acquire", "release")
+		worker, next = w.looks(), w.start()
+		worker.releases()
+		next.holds()
+		if err := next.h.ReleaseFailed(); err != nil {
+			t.Fatal(err)
+		}
+		w.wantHistory("acquire", "failed", "release")
+		worker, next = w.looks(), w.start()
+		if err := worker.h.ReleaseFailed(); err != nil { // it has done no work
+			t.Fatal(err)
+		}
+		next.holds()
+		next.releases()
+		w.wantHistory("acquire", "release")
 	})
 }
 

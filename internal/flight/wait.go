@@ -77,9 +77,10 @@ type waiter struct {
 	contender   string      // in whose name it makes it; "": none
 
 	// guarded by the flight's mu
-	links      list.Links[Ticket] // in the queue
-	inUserCode bool               // its caller runs code of the user's: it is away
-	mustLook   bool               // its caller is to ask needless
+	links       list.Links[Ticket] // in the queue
+	inUserCode  bool               // its caller runs code of the user's: it is away
+	mustLook    bool               // its caller is to ask needless
+	looksForAll bool               // ... because of a poll, when no other is to
 
 	// ready gets one value when the wait is over; refusal is written before that, and may be
 	// read after it. If woken is set, the value says something else: the caller is to look at
@@ -169,7 +170,7 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 			continue
 		case look:
 			if f.lookWhether(ctx, t) {
-				_ = f.quit(t, context.Canceled) // a lease that came in this instant goes on
+				f.foundNeedless(t)
 				return true, nil
 			}
 			next = f.leaveUserCode(t, ctx.Err() != nil)
