@@ -188,7 +188,7 @@ func (p flightErrors) GaveUp(key string, ctxErr, last error) error {
 	return &e
 }
 
-func (p flightErrors) Crowded(key string) error {
+func (p flightErrors) TooManyWaiters(key string) error {
 	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters, p.c.opts.MaxWaiters)
 }
 

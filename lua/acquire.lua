@@ -11,6 +11,7 @@
 -- ARGV[4]  repairs: the highest token the lease has reserved; else 0 or left out
 -- ARGV[5]  contender: who waits for the key, for as long as it takes. It takes over a turn
 --          that is kept for it; if the key is another's, it gets its place among the wants
+-- ARGV[6]  without KEYS[2]: the name of the fence bucket, which may be here all the same
 --
 -- Reply
 --   c > 0            granted; the counter is now c and this node offers (c-B, c]

@@ -34,8 +34,8 @@
 -- Contenders are named label#client-number. A client has one inbox, the channel "flightlock:inbox:" and
 -- its name. A message there is the contender's number and one word: turn, it is its turn; other, the
 -- turn is another's; failed, and then the owner. The one after the one whose turn it is is told too: it
--- watches that one. Everybody else is let sleep, however many they are; unless the last turn was not
--- taken, for whoever is next may be gone with that one.
+-- tries when that turn has ended. Nobody else is told, however many they are; unless the last turn was
+-- not taken, for whoever is next may be gone as well.
 --
 -- On a Cluster, where PUBLISH knows the subscribers of one server only, the messages are the name of the
 -- contender whose turn it is, and the owner and ' failed', which is the name of no contender.
@@ -110,7 +110,7 @@ if failed and not sharded then
   tell_all('failed ' .. ARGV[1])
 end
 
--- Those that did not take their turn are removed, not more than a few hundred at a time:
+-- Those that did not take their turn are removed, with all that their clients want. A hundred at most:
 -- the server does nothing else meanwhile.
 local missed = first[2] == '0'
 for _ = 1, 100 do

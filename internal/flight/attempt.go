@@ -10,39 +10,39 @@ import (
 
 // Remote attempts: how the driver makes one, and what follows from its outcome.
 
-// startAttemptLocked decides that t, the driver, makes an attempt now, with the front waiter's
+// startAttemptLocked decides that t, the driver, makes an attempt now, with the head's
 // ttl. Its caller does that by runAttempt.
 func (f *flight) startAttemptLocked(t *Ticket) {
 	f.phase, f.retry, f.attempt = acquiring, false, nil
 	if f.backoff != nil {
-		f.freeAt = time.Time{}
+		f.backoff.freeAt = time.Time{}
 	}
-	f.attemptTTL = f.head().ttl // who gets the lease, unless its caller is away
+	f.attemptTTL = f.head().ttl // who gets the lease, unless it runs code of the user's then
 	f.shard().counts.attempts.Add(1)
-	if t.budgeted && t == f.head() {
-		t.becomeFront(clock.Now())
+	if t.waiter.simulated && t == f.head() {
+		t.waiter.startPacing(clock.Now())
 	}
-	t.tokens, t.contender = f.blockLocked(), ""
+	t.waiter.tokens, t.waiter.contender = f.blockLocked(), ""
 	switch c := f.contention; {
 	case c != nil:
-		t.contender, c.registered = c.contender, true
-	case f.crowded && f.backoff == nil && f.head().isEndless():
-		t.contender = quorum.Self
+		t.waiter.contender, c.registered = c.contender, true
+	case f.expectsOthers && f.backoff == nil && f.head().waiter.isEndless():
+		t.waiter.contender = quorum.Self
 	}
 }
 
 // runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
 // if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
-	l := f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, t.tokens, t.contender)
+	l := f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, t.waiter.tokens, t.waiter.contender)
 	f.mu.Lock()
 	f.attempt = l // known before it may block, so that others can ask about it and cancel it
 	unwanted := f.phase == canceled
 	if f.g.cfg.Observer.Attempted != nil {
 		f.attempted = time.Now()
 	}
-	if t.contender == quorum.Self {
-		f.subscribeFirst(l.Owner())
+	if t.waiter.contender == quorum.Self {
+		f.subscribeFirstAndUnlock(l.Owner())
 	} else {
 		f.mu.Unlock()
 	}
@@ -52,9 +52,9 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l.Acquire(inline, (*acquirer)(f))
 }
 
-// subscribeFirst subscribes before the first attempt is sent, which is to register the flight. The
+// subscribeFirstAndUnlock subscribes before the first attempt is sent, which is to register the flight. The
 // caller holds mu, which it unlocks.
-func (f *flight) subscribeFirst(contender string) {
+func (f *flight) subscribeFirstAndUnlock(contender string) {
 	f.subscribeLocked(contender)
 	c := f.contention
 	c.registered, c.unsent = true, true
@@ -77,7 +77,7 @@ func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
 }
 
 // attemptDone takes the outcome of the attempt under way. A failure is judged by the strategy of
-// the front waiter, who is woken for that.
+// the head, which is woken for that.
 func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
@@ -93,13 +93,13 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	case failure.Final:
 		f.turnAwayAllLocked(f.g.cfg.Errors.Failed(f.key, failure), func(*Ticket) bool { return true })
 	case f.retry && !failure.Away:
-		b := f.backoffLocked()
+		b := f.ensureBackoffLocked()
 		b.last, b.owner = failure, l.Owner()
 		f.tryLocked()
 	default:
-		b := f.backoffLocked()
+		b := f.ensureBackoffLocked()
 		b.last, b.owner = failure, l.Owner()
-		f.backOffLocked(failure)
+		f.scheduleRetryLocked(failure)
 		f.turnAwayFastLocked(failure)
 	}
 }
@@ -121,11 +121,11 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.handOverOrReleaseLocked(now)
 }
 
-// backOffLocked waits after a failed attempt, for as long as the front waiter's strategy says. If
-// its caller is away, the next one makes another attempt after maxPoll.
-func (f *flight) backOffLocked(why *quorum.Failure) {
+// scheduleRetryLocked has the flight wait after a failed attempt, for as long as the head's strategy says. If
+// that takes its time, another caller makes an attempt after maxPoll.
+func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
-	b := f.backoffLocked()
+	b := f.ensureBackoffLocked()
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
 	b.oneHolder = why.Owned
 	if why.Holder != "" {
@@ -157,9 +157,9 @@ func (f *flight) tryLocked() {
 func (f *flight) tellLookersLocked() {
 	t := f.head()
 	for left := f.lookers; left > 0; t = f.queue.Next(t) {
-		if t.needless != nil {
+		if t.waiter.needless != nil {
 			left--
-			t.mustLook = true
+			t.waiter.mustLook = true
 			t.wakeLocked()
 		}
 	}
@@ -200,11 +200,11 @@ func (f *flight) pollIsDueLocked() {
 		f.tellLookersLocked()
 	} else if f.lookers > 0 {
 		t := f.head()
-		for t != nil && (t.needless == nil || t.inUserCode) {
+		for t != nil && (t.waiter.needless == nil || t.waiter.inUserCode) {
 			t = f.queue.Next(t)
 		}
 		if t != nil {
-			t.looksForAll, t.mustLook = true, true
+			t.waiter.looksForAll, t.waiter.mustLook = true, true
 			t.wakeLocked()
 		}
 	}
@@ -215,43 +215,43 @@ func (f *flight) pollIsDueLocked() {
 // all, the others look now.
 func (f *flight) foundNeedless(t *Ticket) {
 	f.mu.Lock()
-	if t.looksForAll {
+	if t.waiter.looksForAll {
 		f.tellLookersLocked()
 	}
 	f.unlock()
 	_ = f.quit(t, context.Canceled) // a lease that came in this instant goes on
 }
 
-// restLocked sets the alarm for the next attempt, or for the next moment in which the front
-// waiter's strategy could give up.
+// restLocked sets the alarm for the next attempt, or for the next moment in which the
+// head's strategy could give up.
 func (f *flight) restLocked() {
 	f.nextAttempt = f.nextAttemptLocked()
 	next := f.nextAttempt
-	if !f.unjudged && !f.head().isEndless() {
-		next = clock.Earlier(next, f.strategyNext)
+	if !f.backoff.unjudged && !f.head().waiter.isEndless() {
+		next = clock.Earlier(next, f.backoff.strategyNext)
 	}
 	f.armLocked(next)
 }
 
-// nextAttemptLocked is when the next attempt is due, after one that failed: as the front waiter's
+// nextAttemptLocked is when the next attempt is due, after one that failed: as the head's
 // strategy says, but no later than when the key could be free. When the key is known to be
 // another's and the flight is notified of its release, the strategy's delays send nothing. With
 // an even number of nodes that is hardly ever known, because half of them decide.
 func (f *flight) nextAttemptLocked() time.Time {
-	next := f.strategyNext
-	if f.unjudged {
-		next = f.failedAt.Add(maxPoll)
+	next := f.backoff.strategyNext
+	if f.backoff.unjudged {
+		next = f.backoff.failedAt.Add(maxPoll)
 	}
-	if c := f.contention; c != nil && f.taken {
+	if c := f.contention; c != nil && f.backoff.taken {
 		switch {
 		case !c.subscribed:
-			next = clock.Earlier(next, f.failedAt.Add(maxPoll))
-		case f.oneHolder:
-			next = f.failedAt.Add(safetyPoll)
+			next = clock.Earlier(next, f.backoff.failedAt.Add(maxPoll))
+		case f.backoff.oneHolder:
+			next = f.backoff.failedAt.Add(safetyPoll)
 		}
 	}
-	if !f.freeAt.IsZero() {
-		next = clock.Earlier(next, f.freeAt)
+	if !f.backoff.freeAt.IsZero() {
+		next = clock.Earlier(next, f.backoff.freeAt)
 	}
 	return next
 }

@@ -52,7 +52,7 @@ type contention struct {
 	subscribed bool   // a majority of nodes has confirmed it
 	registered bool   // the nodes may know of a want
 	unsent     bool   // it is about to be sent to them for the first time
-	crowded    bool   // others wait too: it received a notice of another's turn
+	othersWait bool   // others wait too: it received a notice of another's turn
 	rival      string // waits longest, by the last check; "": nobody does
 }
 
@@ -69,8 +69,8 @@ const (
 // contendLocked has the flight wait among its rivals, if its last attempt has failed because of
 // one.
 func (f *flight) contendLocked() {
-	if f.contention == nil && f.backoff != nil && f.taken {
-		f.subscribeLocked(f.owner)
+	if f.contention == nil && f.backoff != nil && f.backoff.taken {
+		f.subscribeLocked(f.backoff.owner)
 	}
 }
 
@@ -106,7 +106,7 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 			f.tellLookersLocked()
 		}
 		if f.backoff != nil {
-			f.sawHolder("")
+			f.backoff.sawHolder("")
 		}
 	}
 	switch e {
@@ -114,7 +114,7 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 		f.failedElsewhereLocked(owner)
 		return
 	case quorum.OtherTurn:
-		f.contention.crowded = true
+		f.contention.othersWait = true
 		f.otherTurnLocked()
 		return
 	case quorum.Subscribed:
@@ -140,7 +140,7 @@ func (f *flight) otherTurnLocked() {
 		return
 	}
 	now := clock.Now()
-	f.backoffLocked().freeAt = now.Add(f.g.cfg.Turn + minDelay)
+	f.ensureBackoffLocked().freeAt = now.Add(f.g.cfg.Turn + minDelay)
 	if f.phase == idle && now.Before(f.nextAttempt) {
 		f.restLocked()
 	}
@@ -156,11 +156,11 @@ func (f *flight) otherTurnLocked() {
 // was, for a release notifies two only. To be wrong about it costs work that is done twice, and
 // never a lock.
 func (f *flight) failedElsewhereLocked(owner string) {
-	if f.lease != nil || f.backoff == nil || f.former == owner {
+	if f.lease != nil || f.backoff == nil || f.backoff.former == owner {
 		return
 	}
-	f.holder, f.former = "", owner
-	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(), func(t *Ticket) bool { return t.needless != nil })
+	f.backoff.holder, f.backoff.former = "", owner
+	f.turnAwayAllLocked(f.g.cfg.Errors.FailedElsewhere(), func(t *Ticket) bool { return t.waiter.needless != nil })
 }
 
 // endContentionLocked ends what the flight has begun to wait for other processes, as it dies.

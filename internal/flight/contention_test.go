@@ -1055,7 +1055,7 @@ func TestCrowdsAreExpected(t *testing.T) {
 		c.holds()
 		c.releases()
 		w.history()
-		pass(time.Duration(crowdedTime))
+		pass(time.Duration(busyKeyTime))
 		c = w.start()
 		w.wantHistory("acquire")
 		w.attempt().grant()

@@ -26,8 +26,8 @@ func TestFailuresDoNotWrap(t *testing.T) {
 		}
 		now = now.Add(time.Second)
 	}
-	w.catchUp(w.nextTry)
-	if w.budget(now); w.bounded {
+	w.countPastFailures(w.nextTry)
+	if w.planGiveUp(now); w.givesUp {
 		t.Error("it will give up")
 	}
 	for i := 1; i < len(asked); i++ {

@@ -111,8 +111,8 @@ func (n *fakeNodes) Validity(ttl time.Duration) time.Duration { return n.validit
 // fakeErrors has a sentinel for each error.
 type fakeErrors struct{}
 
-func (fakeErrors) Busy(string, string) error { return errBusy }
-func (fakeErrors) Crowded(string) error      { return errCrowded }
+func (fakeErrors) Busy(string, string) error   { return errBusy }
+func (fakeErrors) TooManyWaiters(string) error { return errCrowded }
 func (fakeErrors) GaveUp(_ string, ctxErr, last error) error {
 	if last == nil {
 		return ctxErr

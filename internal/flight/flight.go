@@ -45,12 +45,12 @@ type flight struct {
 	mu       sync.Mutex // guards what follows, but alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
 
-	phase      phase
-	refreshing bool // a refresh of the lease is under way
-	checked    bool // a check for waiters elsewhere has begun in this slice
-	worked     bool // a caller of AcquireUnless has released this lease: its work may be done
-	retry      bool // an event has come since the attempt began: try again if it fails
-	crowded    bool // the key's last flight, a moment ago, waited among others
+	phase         phase
+	refreshing    bool // a refresh of the lease is under way
+	checked       bool // a check for waiters elsewhere has begun in this slice
+	worked        bool // a caller of AcquireUnless has released this lease: its work may be done
+	retry         bool // an event has come since the attempt began: try again if it fails
+	expectsOthers bool // the key's last flight, a moment ago, waited among others
 
 	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
 	queue            list.List[Ticket, *Ticket] // who waits
@@ -66,7 +66,7 @@ type flight struct {
 	attemptTTL  time.Duration // the ttl that it is for
 	nextAttempt time.Time     // while idle: when it is due; zero: now
 
-	*backoff // nil: no attempt has failed since the last lease
+	backoff *backoff // nil: no attempt has failed since the last lease
 
 	contention *contention   // nil: no rival was met, or expected
 	sliceEnds  clock.Instant // when the lease is to go to a rival, if there is one
@@ -87,7 +87,7 @@ type flight struct {
 //	  ^                  |   \                  (or dead, if nobody waits)
 //	  +----- failed -----+    \--last waiter left--> canceled --> idle, leased or dead
 //
-// A lease that nobody holds is being renewed: the front waiter gets it when the refresh under
+// A lease that nobody holds is being renewed: the next holder gets it when the refresh under
 // way has made it long enough, or has brought tokens.
 type phase uint8
 
@@ -111,12 +111,12 @@ type backoff struct {
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
 	former       string          // who had it before that, or has failed; "": unknown
-	unjudged     bool            // the front waiter's strategy has not said yet whether to go on
-	strategyNext time.Time       // when the next attempt is due by the front waiter's strategy
+	unjudged     bool            // the head's strategy has not said yet whether to go on
+	strategyNext time.Time       // when the next attempt is due by the head's strategy
 }
 
-// judged reports whether the front waiter's strategy has answered.
-func (f *flight) judged() bool { return f.backoff == nil || !f.unjudged }
+// judged reports whether the head's strategy has answered.
+func (f *flight) judged() bool { return f.backoff == nil || !f.backoff.unjudged }
 
 // sawHolder follows when an attempt has met holder; or "", when an event has said that the last one has
 // let go of the key.
@@ -127,8 +127,8 @@ func (b *backoff) sawHolder(holder string) {
 	b.holder = holder
 }
 
-// backoffLocked is what f knows of failed attempts, from now on.
-func (f *flight) backoffLocked() *backoff {
+// ensureBackoffLocked is what f knows of failed attempts, from now on.
+func (f *flight) ensureBackoffLocked() *backoff {
 	if f.backoff == nil {
 		f.backoff = &backoff{}
 	}
@@ -227,7 +227,7 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 		return stay, f.g.cfg.Errors.Closed()
 	}
 	if !first {
-		if w := t.waiter; mode != Try && !w.isEndless() && !w.budgeted {
+		if w := t.waiter; mode != Try && !w.isEndless() && !w.simulated {
 			return askFirst, nil
 		}
 		t.kind = Queued
@@ -241,19 +241,19 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	t.f = f
 	f.pushLocked(t)
 	if first {
-		t.budgeted, t.nextTry = false, time.Time{} // if it came to others, they have left since
+		t.waiter.simulated, t.waiter.nextTry = false, time.Time{} // if it came to others, they have left since
 		if f.backoff != nil {
-			f.unjudged = false
+			f.backoff.unjudged = false
 		}
 	}
 	switch {
 	case first && f.phase == idle:
 		f.startAttemptLocked(t)
 		return attempt, nil
-	case t.failsFast() && f.backoff != nil && f.away && f.phase == idle: // is that so still? The next attempt may be far
+	case t.failsFast() && f.backoff != nil && f.backoff.away && f.phase == idle: // is that so still? The next attempt may be far
 		f.attemptNowLocked()
 	}
-	if f.phase == idle && f.driverLocked() == t { // all others are away
+	if f.phase == idle && f.driverLocked() == t { // all others run code of the user's
 		return f.stepLocked(t), nil
 	}
 	return stay, nil
@@ -264,11 +264,11 @@ func (f *flight) refuseLocked(t *Ticket, mode Mode) error {
 	if f.g.closed.Load() {
 		return f.g.cfg.Errors.Closed()
 	}
-	if mode == Try || t.budgeted && t.bounded && !t.giveUpAt.After(t.nextTry) {
+	if mode == Try || t.waiter.simulated && t.waiter.givesUp && !t.waiter.giveUpAt.After(t.waiter.nextTry) {
 		return f.busyLocked()
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {
-		return f.g.cfg.Errors.Crowded(f.key)
+		return f.g.cfg.Errors.TooManyWaiters(f.key)
 	}
 	return nil
 }
@@ -302,8 +302,8 @@ func (f *flight) outcomeLocked() error {
 func (f *flight) knownLocked() error {
 	var known *quorum.Failure
 	switch {
-	case f.backoff != nil && f.last != nil:
-		known = f.last
+	case f.backoff != nil && f.backoff.last != nil:
+		known = f.backoff.last
 	case f.attempt != nil:
 		known = f.attempt.Peek()
 	}
@@ -321,21 +321,21 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 	switch t.state {
 	case waiting:
 		err := f.g.cfg.Errors.GaveUp(f.key, ctxErr, f.seenLocked(t))
-		front := f.frontLocked()
+		next := f.nextHolderLocked()
 		f.dropLocked(t)
 		t.state = left
-		if t.woken {
-			<-t.ready
+		if t.waiter.woken {
+			<-t.waiter.ready
 		}
-		f.leftLocked(front)
+		f.leftLocked(next)
 		return err
 	case left:
-		<-t.ready
+		<-t.waiter.ready
 		return nil
 	}
 	// Granted in the instant in which ctx ended (and maybe lost since). The caller gets
 	// ctx's error, so the lease must go on to the next.
-	<-t.ready
+	<-t.waiter.ready
 	var last error // nobody else had it, unless t has waited for them
 	if t.kind != Remote {
 		last = f.busyLocked()
@@ -350,38 +350,37 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 
 // turnAwayLocked ends t's wait with err.
 func (f *flight) turnAwayLocked(t *Ticket, err error) {
-	front := f.frontLocked()
+	next := f.nextHolderLocked()
 	f.dropLocked(t)
-	t.state, t.refusal = left, err
+	t.state, t.waiter.refusal = left, err
 	t.answerLocked()
-	f.leftLocked(front)
+	f.leftLocked(next)
 }
 
 // turnAwayAllLocked ends the wait of all whom that is about, with err.
 func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
-	front, before := f.frontLocked(), f.n
+	nextHolder, before := f.nextHolderLocked(), f.n
 	for t := f.head(); t != nil; {
 		next := f.queue.Next(t)
 		if who(t) {
 			f.dropLocked(t)
-			t.state, t.refusal = left, err
+			t.state, t.waiter.refusal = left, err
 			t.answerLocked()
 		}
 		t = next
 	}
 	if f.n < before {
-		f.leftLocked(front)
+		f.leftLocked(nextHolder)
 	}
 }
 
-// leftLocked follows that waiters have left. An attempt that nobody wants is canceled. front is
-// who was the first to be there before, and may have been about to do something, or to look: the
-// driver sees to that. So it does if it stands where one was that was away: its strategy paces the
-// flight now.
-func (f *flight) leftLocked(front *Ticket) {
+// leftLocked follows that waiters have left. next is whom the lease would have gone to before. If that
+// was one of them, it may have been about to act, so the driver looks at what is due; so it does if
+// nobody's strategy paces the flight now. An attempt that nobody waits for is canceled.
+func (f *flight) leftLocked(next *Ticket) {
 	switch {
 	case f.n > 0:
-		if f.phase == idle && (f.frontLocked() != front || !f.judged()) {
+		if f.phase == idle && (f.nextHolderLocked() != next || !f.judged()) {
 			f.wakeDriverLocked()
 		}
 	case f.phase == acquiring:
@@ -403,13 +402,13 @@ func (f *flight) dieLocked() {
 
 // The queue.
 
-// head is who waits for longest, nil if nobody waits.
+// head is who waits for longest, nil if nobody waits. Its strategy paces the flight.
 func (f *flight) head() *Ticket { return f.queue.Front() }
 
 func (f *flight) pushLocked(t *Ticket) {
 	f.queue.PushBack(t)
 	f.n++
-	if t.needless != nil {
+	if t.waiter.needless != nil {
 		f.lookers++
 	}
 	if t.failsFast() {
@@ -421,11 +420,11 @@ func (f *flight) pushLocked(t *Ticket) {
 // to judge the last failure too.
 func (f *flight) dropLocked(t *Ticket) {
 	if t == f.head() && f.phase == idle && f.backoff != nil && clock.Now().Before(f.nextAttempt) {
-		f.unjudged = true
+		f.backoff.unjudged = true
 	}
 	f.queue.Remove(t)
 	f.n--
-	if t.needless != nil {
+	if t.waiter.needless != nil {
 		f.lookers--
 	}
 	if t.failsFast() {
@@ -463,7 +462,7 @@ func (f *flight) tick() {
 	case f.phase != idle || f.n == 0:
 	case !now.Before(f.nextAttempt):
 		f.pollIsDueLocked()
-	case !f.head().isEndless() && !now.Before(f.strategyNext):
+	case !f.head().waiter.isEndless() && !now.Before(f.backoff.strategyNext):
 		f.wakeDriverLocked()
 	default:
 		f.restLocked()

@@ -484,8 +484,8 @@ func (s *sim) checkFlight(f *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for h := f.head(); h != nil; h = f.queue.Next(h) {
-		if h.giveUpTimer != nil {
-			s.timers[h.giveUpTimer] = true
+		if h.waiter.giveUpTimer != nil {
+			s.timers[h.waiter.giveUpTimer] = true
 		}
 	}
 	now := time.Now()
@@ -506,7 +506,7 @@ func (s *sim) checkFlight(f *flight) {
 		switch {
 		case f.driverLocked() == nil: // whoever comes back first
 			ok = f.n > 0
-		case f.unjudged || f.driverLocked() != f.head():
+		case f.backoff.unjudged || f.driverLocked() != f.head():
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt)
 		default:
 			ok = armed(f.nextAttempt) && now.Before(f.nextAttempt) && s.checkPause(f)
@@ -525,14 +525,14 @@ func (s *sim) checkFlight(f *flight) {
 func (s *sim) checkPause(f *flight) bool {
 	atMost := func(t time.Time) bool { return t.IsZero() || !f.nextAttempt.After(t) }
 	switch c := f.contention; {
-	case f.taken && c == nil: // that is what a contention is for
+	case f.backoff.taken && c == nil: // that is what a contention is for
 		return false
-	case f.oneHolder && c.subscribed:
-		return atMost(f.failedAt.Add(safetyPoll)) && atMost(f.freeAt)
-	case f.taken && !c.subscribed:
-		return atMost(f.failedAt.Add(maxPoll)) && atMost(f.freeAt) && atMost(f.strategyNext)
+	case f.backoff.oneHolder && c.subscribed:
+		return atMost(f.backoff.failedAt.Add(safetyPoll)) && atMost(f.backoff.freeAt)
+	case f.backoff.taken && !c.subscribed:
+		return atMost(f.backoff.failedAt.Add(maxPoll)) && atMost(f.backoff.freeAt) && atMost(f.backoff.strategyNext)
 	}
-	return atMost(f.freeAt) && atMost(f.strategyNext)
+	return atMost(f.backoff.freeAt) && atMost(f.backoff.strategyNext)
 }
 
 // checkWatches is about listening: every flight in a contention does, and nobody else.

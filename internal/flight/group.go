@@ -58,7 +58,7 @@ type Nodes interface {
 // Errors phrases what callers get.
 type Errors interface {
 	Busy(key, owner string) error                // held, queued for or being acquired in this process
-	Crowded(key string) error                    // MaxWaiters reached
+	TooManyWaiters(key string) error             // MaxWaiters reached
 	GaveUp(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil if nothing is known
 	Failed(key string, f *quorum.Failure) error
 	FailedElsewhere() error // for AcquireUnless: what the caller has waited for has failed elsewhere
@@ -147,12 +147,12 @@ func (ignored) Released(*quorum.Failure) {}
 func (g *Group) at(t time.Time) clock.Instant { return clock.InstantOf(g.epoch, t) }
 
 type shard struct {
-	mu      sync.Mutex // guards what follows; taken after a flight's mu, never before
-	flights map[string]*flight
-	private map[*flight]struct{} // flights that nobody can join
-	seq     uint64               // how many flights there have been
-	alarms  timerHeap
-	crowded [4]crowdedKey // of the last of them, in no order
+	mu       sync.Mutex // guards what follows; taken after a flight's mu, never before
+	flights  map[string]*flight
+	private  map[*flight]struct{} // flights that nobody can join
+	seq      uint64               // how many flights there have been
+	alarms   timerHeap
+	busyKeys [4]busyKey // of the last of them, in no order
 
 	// lastHit is the flight that a caller queued in last, nil once it has died: a caller that wants
 	// a hot key finds its flight without mu. Written under the flight's mu, while it lives; so
@@ -162,14 +162,14 @@ type shard struct {
 	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
 }
 
-// crowdedKey is a key whose flight waited among others before it died.
-type crowdedKey struct {
+// busyKey is a key whose flight waited among others before it died.
+type busyKey struct {
 	key  string
 	died clock.Instant
 }
 
-// crowdedTime is for how long the next flight of such a key expects that again.
-const crowdedTime = clock.Instant(time.Second)
+// busyKeyTime is for how long the next flight of such a key expects that again.
+const busyKeyTime = clock.Instant(time.Second)
 
 // Counts are what flights have done.
 type Counts struct {
@@ -221,15 +221,15 @@ func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	sh := &g.shards[shardIndex]
 	sh.seq++
 	f := &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
-	for i := range sh.crowded {
-		if r := &sh.crowded[i]; r.key == key && r.died != 0 {
-			f.crowded = clock.InstantNow(g.epoch)-r.died < crowdedTime
+	for i := range sh.busyKeys {
+		if r := &sh.busyKeys[i]; r.key == key && r.died != 0 {
+			f.expectsOthers = clock.InstantNow(g.epoch)-r.died < busyKeyTime
 		}
 	}
 	return f
 }
 
-// single gives a flight that nobody else can join.
+// private gives a flight that nobody else can join.
 func (g *Group) private(key string) *flight {
 	shardIndex := g.shardIndex(key)
 	sh := &g.shards[shardIndex]
@@ -254,8 +254,8 @@ func (g *Group) remove(f *flight) {
 		delete(sh.private, f)
 	}
 	sh.alarms.drop(f)
-	if f.contention != nil && f.contention.crowded {
-		sh.crowdedLocked(f.key, clock.InstantNow(g.epoch))
+	if f.contention != nil && f.contention.othersWait {
+		sh.keepBusyKeyLocked(f.key, clock.InstantNow(g.epoch))
 	}
 	sh.mu.Unlock()
 	if g.closed.Load() {
@@ -266,11 +266,11 @@ func (g *Group) remove(f *flight) {
 	}
 }
 
-// crowdedLocked keeps a key whose flight has died in place of itself, or of the oldest.
-func (sh *shard) crowdedLocked(key string, now clock.Instant) {
-	oldest := &sh.crowded[0]
-	for i := range sh.crowded {
-		r := &sh.crowded[i]
+// keepBusyKeyLocked keeps a key whose flight has died in place of itself, or of the oldest.
+func (sh *shard) keepBusyKeyLocked(key string, now clock.Instant) {
+	oldest := &sh.busyKeys[0]
+	for i := range sh.busyKeys {
+		r := &sh.busyKeys[i]
 		if r.key == key {
 			oldest = r
 			break
@@ -279,7 +279,7 @@ func (sh *shard) crowdedLocked(key string, now clock.Instant) {
 			oldest = r
 		}
 	}
-	*oldest = crowdedKey{key, now}
+	*oldest = busyKey{key, now}
 }
 
 // list gives the flights of a shard.

@@ -10,11 +10,11 @@ import (
 
 // How a flight passes a lease on, renews it and releases it.
 
-// handOverOrReleaseLocked decides what becomes of a lease that nobody holds: it goes to the front
-// waiter, now or when it has been renewed, or back to the nodes. In the last case it
+// handOverOrReleaseLocked decides what becomes of a lease that nobody holds: it goes to the
+// next holder, now or when it has been renewed, or back to the nodes. In the last case it
 // reports true; deferred.done may be set then, to get the outcome of the release.
 func (f *flight) handOverOrReleaseLocked(now time.Time) (released bool) {
-	t := f.frontLocked()
+	t := f.nextHolderLocked()
 	if t == nil {
 		f.releaseLocked()
 		return true
@@ -62,7 +62,7 @@ func (f *flight) enough(t *Ticket) time.Duration {
 	return min(t.ttl/2, f.g.cfg.Nodes.Validity(t.ttl)/4*3)
 }
 
-// giveLocked makes t, the front waiter, the current Ticket of the lease, which has that much
+// giveLocked makes t, which waits, the current Ticket of the lease, which has that much
 // left.
 func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	f.dropLocked(t)
@@ -158,7 +158,7 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	case f.n == 0:
 		f.dieLocked()
 	case rival != "" && !f.retry:
-		f.backOffLocked(&quorum.Failure{Reason: quorum.Taken, Free: f.g.cfg.Turn, Owned: true})
+		f.scheduleRetryLocked(&quorum.Failure{Reason: quorum.Taken, Free: f.g.cfg.Turn, Owned: true})
 	default:
 		f.attemptNowLocked()
 	}
@@ -246,12 +246,11 @@ func (f *flight) refreshLocked() {
 }
 
 // renewLocked begins a refresh: for the holder's own requests, all in one, or if there are none for
-// the flight's own sake, which is that of the one that was just handed the lease, or else of the
-// front waiter.
+// the flight's own sake. Its ttl is the holder's, or if there is none, the next holder's.
 func (f *flight) renewLocked(now time.Time) {
 	t := f.cur
 	if t == nil {
-		t = f.frontLocked()
+		t = f.nextHolderLocked()
 	}
 	served, timeout, more := f.refreshRequests, f.g.cfg.NodeTimeout, int64(0)
 	f.refreshRequests = nil
@@ -324,7 +323,7 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 // renew again: if the refresh took so long that there is not enough left, the next would too.
 func (f *flight) giveOrReleaseLocked(now time.Time) {
 	left := clock.Left(now, f.until)
-	switch t := f.frontLocked(); {
+	switch t := f.nextHolderLocked(); {
 	case t == nil, left < f.enough(t):
 		f.releaseLocked()
 	case f.decideLocked(now) == yield:

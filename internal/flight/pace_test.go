@@ -226,7 +226,7 @@ func TestLeavingFromBehindIsNoFailure(t *testing.T) {
 		f.silence() // as late as an alarm may be
 		time.Sleep(10 * ms)
 		behind.leaves()
-		is(t, "failures", front.h.failures, 1)
+		is(t, "failures", front.h.waiter.failures, 1)
 		front.leaves()
 	})
 }
@@ -274,9 +274,9 @@ func TestWaiterHasOneTimerAtMost(t *testing.T) {
 		holder := w.rich().start(pace(limited{ms, 1}))
 		endless, limited := w.start(), w.start(pace(limited{time.Second, 3}))
 		is(t, "holder's", holder.h.waiter == nil, true)
-		is(t, "endless", endless.h.giveUpTimer == nil, true)
-		is(t, "limited", limited.h.giveUpTimer != nil, true)
-		giveUpTimer := limited.h.giveUpTimer
+		is(t, "endless", endless.h.waiter.giveUpTimer == nil, true)
+		is(t, "limited", limited.h.waiter.giveUpTimer != nil, true)
+		giveUpTimer := limited.h.waiter.giveUpTimer
 		holder.releases()
 		endless.releases()
 		limited.holds()

@@ -298,8 +298,8 @@ func TestLeaveAfterRefusalReportsTheRefusal(t *testing.T) {
 		if err := f.leave(&h, context.Canceled); err != nil {
 			t.Error(err)
 		}
-		is(t, "refusal", h.refusal, errFinal)
-		is(t, "channel is empty", len(h.ready), 0)
+		is(t, "refusal", h.waiter.refusal, errFinal)
+		is(t, "channel is empty", len(h.waiter.ready), 0)
 	})
 }
 

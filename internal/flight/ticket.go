@@ -20,7 +20,7 @@ type Ticket struct {
 	f   *flight // set before the Ticket is shared
 	ttl time.Duration
 
-	*waiter // while its caller waits; nil after that
+	waiter *waiter // while its caller waits; nil after that
 
 	// guarded by f.mu
 	state     state

@@ -63,6 +63,21 @@ func TestWhoIsThereGoesFirst(t *testing.T) {
 	})
 }
 
+// One whose ctx ends while its strategy takes its time makes no attempt any more, though one is due.
+func TestOneThatIsLeavingMakesNoAttempt(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		b := newBlocking()
+		front := w.start(pace(b))
+		w.attempt().taken(time.Hour)
+		pass(maxPoll)
+		front.cancel()
+		b.answers <- true
+		front.failed(maxPoll, context.Canceled)
+		is(t, "attempts", w.asked(), 1)
+	})
+}
+
 // ... also when its turn comes meanwhile.
 func TestTheTurnOfOneThatIsAwayIsTaken(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

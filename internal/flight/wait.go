@@ -67,18 +67,18 @@ type waiter struct {
 	// Only the caller's goroutine uses these.
 	failures    int         // how many failures its strategy has been asked about
 	nextTry     time.Time   // when, by its strategy, its next attempt is; zero before the first failure
-	budgeted    bool        // it came to a queue: it meets a failure at each nextTry, though nothing is sent
-	bounded     bool        // its strategy gives up at giveUpAt; else it is asked further then
-	giveUpAt    time.Time   // if budgeted
-	giveUpTimer *time.Timer // wakes it then; nil if it is not budgeted
-	frontSince  time.Time   // when its strategy began to pace the flight; zero: it does not
+	simulated   bool        // it waits behind others: it meets a failure at each nextTry, though nothing is sent
+	givesUp     bool        // its strategy gives up at giveUpAt; else it is asked further then
+	giveUpAt    time.Time   // if simulated
+	giveUpTimer *time.Timer // wakes it then; nil if it is not simulated
+	pacesSince  time.Time   // when its strategy began to pace the flight; zero: it does not
 	last        bool        // its strategy gives up if the attempt under way fails
 	tokens      int64       // for the attempt that it is about to make
 	contender   string      // in whose name it makes it; "": none
 
 	// guarded by the flight's mu
 	links       list.Links[Ticket] // in the queue
-	inUserCode  bool               // its caller runs code of the user's: it is away
+	inUserCode  bool               // its caller runs code of the user's
 	mustLook    bool               // its caller is to ask needless
 	looksForAll bool               // ... because of a poll, when no other is to
 
@@ -155,7 +155,7 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
 	f, next, err := g.join(ctx, key, t, mode)
 	if err != nil {
-		t.refusal = err
+		t.waiter.refusal = err
 		return false, g.report(began, t, g.answered(t))
 	}
 	for {
@@ -163,10 +163,10 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 		case attempt:
 			f.runAttempt(t, g.mayBlock(ctx))
 		case ask:
-			next = f.askStrategy(t)
+			next = f.askStrategy(ctx, t)
 			continue
 		case askFurther:
-			next = f.askAhead(t)
+			next = f.askAhead(ctx, t)
 			continue
 		case look:
 			if f.lookWhether(ctx, t) {
@@ -179,15 +179,15 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 			return false, g.report(began, t, g.answered(t))
 		}
 		select { // an answer that is there already counts, even if ctx has ended too
-		case <-t.ready:
+		case <-t.waiter.ready:
 		default:
 			select {
-			case <-t.ready:
+			case <-t.waiter.ready:
 			case <-ctx.Done():
 				return false, g.report(began, t, f.quit(t, ctx.Err()))
 			}
 		}
-		if !t.woken {
+		if !t.waiter.woken {
 			return false, g.report(began, t, g.answered(t))
 		}
 		next = f.wokenUp(t, ctx.Err() != nil)
@@ -222,7 +222,7 @@ func (g *Group) newWaiter(pace Pace, needless func(context.Context) bool) *waite
 
 // answered gives the outcome of t's wait, which has ended.
 func (g *Group) answered(t *Ticket) error {
-	w, refusal := t.waiter, t.refusal
+	w, refusal := t.waiter, t.waiter.refusal
 	if w.giveUpTimer != nil {
 		w.giveUpTimer.Stop()
 	}
@@ -273,7 +273,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 				return nil, over, g.cfg.Errors.GaveUp(key, err, g.cfg.Errors.Busy(key, ""))
 			}
 		case next != again:
-			if w := t.waiter; w.budgeted {
+			if w := t.waiter; w.simulated {
 				w.setGiveUpTimer(f, t)
 			}
 			return f, next, nil
@@ -281,52 +281,63 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 	}
 }
 
-// stepLocked is what t's caller has to do, whose wait has not ended.
+// stepLocked is what t's caller has to do, whose wait has not ended: look, if it was told to; what is
+// due, if it is the driver and nothing is under way; else wait, for as long as its strategy would.
 func (f *flight) stepLocked(t *Ticket) step {
-	w := t.waiter
 	switch {
-	case w.mustLook:
+	case t.waiter.mustLook:
 		return f.enterUserCodeLocked(t, look)
-	case f.phase != idle || f.driverLocked() != t: // it waits for the driver, or for what is under way
-		return f.boundedLocked(t)
+	case f.phase != idle || f.driverLocked() != t:
+		return f.giveUpIfDueLocked(t)
+	case t == f.head():
+		return f.paceLocked(t)
 	}
-	now, front := clock.Now(), t == f.head()
-	if !front {
-		f.contendLocked()
-	}
+	return f.standInLocked(t)
+}
+
+// paceLocked is what the driver has to do if it is the head, whose strategy paces the flight.
+func (f *flight) paceLocked(t *Ticket) step {
+	now, w := clock.Now(), t.waiter
 	switch {
-	case front && !f.judged():
-		w.becomeFront(now)
-		return f.enterUserCodeLocked(t, ask)
-	case !now.Before(f.nextAttempt):
+	case f.judged() && !now.Before(f.nextAttempt):
 		f.startAttemptLocked(t)
 		return attempt
-	case !front: // it stands in for one that is away
-		f.armLocked(f.nextAttempt)
-		return f.boundedLocked(t)
-	case !w.isEndless() && !now.Before(f.strategyNext):
-		w.becomeFront(now)
+	case !f.judged() || !w.isEndless() && !now.Before(f.backoff.strategyNext):
+		w.startPacing(now)
 		return f.enterUserCodeLocked(t, ask)
 	}
 	return stay
 }
 
-// boundedLocked ends t's wait if its strategy has given up by now. That of the one that paces the
-// flight counts its own attempts: each is real.
-func (f *flight) boundedLocked(t *Ticket) step {
-	switch w := t.waiter; {
-	case !w.frontSince.IsZero():
-		if !w.isEndless() && f.cur != nil { // it was away when the lease came, and another has got it
-			w.frontSince, w.budgeted = time.Time{}, true
-			return f.enterUserCodeLocked(t, askFurther)
-		}
-	case !w.budgeted || clock.Now().Before(w.giveUpAt):
-	case w.bounded:
-		f.turnAwayLocked(t, f.outcomeLocked())
-	default:
-		return f.enterUserCodeLocked(t, askFurther)
+// standInLocked is what the driver has to do if it is not the head, which runs code of the user's: the
+// attempts that are due, but no strategy paces them.
+func (f *flight) standInLocked(t *Ticket) step {
+	f.contendLocked()
+	if !clock.Now().Before(f.nextAttempt) {
+		f.startAttemptLocked(t)
+		return attempt
 	}
-	return stay
+	f.armLocked(f.nextAttempt)
+	return f.giveUpIfDueLocked(t)
+}
+
+// giveUpIfDueLocked ends t's wait if its strategy would have given up by now; if it was not asked so far
+// ahead, it is asked further. A strategy that paces the flight counts real attempts, and is asked after
+// each: until the lease comes while its caller runs code of the user's, so that another gets it.
+func (f *flight) giveUpIfDueLocked(t *Ticket) step {
+	switch w := t.waiter; {
+	case !w.pacesSince.IsZero():
+		if w.isEndless() || f.cur == nil {
+			return stay
+		}
+		w.pacesSince, w.simulated = time.Time{}, true
+	case !w.simulated || clock.Now().Before(w.giveUpAt):
+		return stay
+	case w.givesUp:
+		f.turnAwayLocked(t, f.outcomeLocked())
+		return stay
+	}
+	return f.enterUserCodeLocked(t, askFurther)
 }
 
 // enterUserCodeLocked follows when t's caller is about to run code of the user's. What is due meanwhile
@@ -348,7 +359,7 @@ func (f *flight) enterUserCodeLocked(t *Ticket, todo step) step {
 func (f *flight) leaveUserCode(t *Ticket, ended bool) step {
 	f.mu.Lock()
 	defer f.unlock()
-	t.inUserCode = false
+	t.waiter.inUserCode = false
 	if t.state != waiting || ended {
 		return stay
 	}
@@ -360,7 +371,7 @@ func (f *flight) leaveUserCode(t *Ticket, ended bool) step {
 func (f *flight) wokenUp(t *Ticket, ended bool) step {
 	f.mu.Lock()
 	defer f.unlock()
-	t.woken = false
+	t.waiter.woken = false
 	switch {
 	case t.state != waiting:
 		return over
@@ -372,16 +383,16 @@ func (f *flight) wokenUp(t *Ticket, ended bool) step {
 
 // wakeLocked has t's caller look at the flight.
 func (t *Ticket) wakeLocked() {
-	if !t.woken {
-		t.woken = true
-		t.ready <- struct{}{}
+	if !t.waiter.woken {
+		t.waiter.woken = true
+		t.waiter.ready <- struct{}{}
 	}
 }
 
 // answerLocked notifies t's caller that its wait has ended. One that was woken is about to see.
 func (t *Ticket) answerLocked() {
-	if !t.woken {
-		t.ready <- struct{}{}
+	if !t.waiter.woken {
+		t.waiter.ready <- struct{}{}
 	}
 }
 
@@ -398,7 +409,7 @@ func (f *flight) wake(t *Ticket) {
 // of the user's, and is not about to. nil: nobody can for now.
 func (f *flight) driverLocked() *Ticket {
 	t := f.head()
-	for t != nil && (t.inUserCode || t.mustLook) {
+	for t != nil && (t.waiter.inUserCode || t.waiter.mustLook) {
 		t = f.queue.Next(t)
 	}
 	return t
@@ -411,11 +422,11 @@ func (f *flight) wakeDriverLocked() {
 	}
 }
 
-// frontLocked is the Ticket that gets the lease: the first in the queue whose caller does not run
+// nextHolderLocked is the Ticket that gets the lease next: the first in the queue whose caller does not run
 // code of the user's. nil: there is none.
-func (f *flight) frontLocked() *Ticket {
+func (f *flight) nextHolderLocked() *Ticket {
 	t := f.head()
-	for t != nil && t.inUserCode {
+	for t != nil && t.waiter.inUserCode {
 		t = f.queue.Next(t)
 	}
 	if t == nil {
@@ -441,7 +452,7 @@ func (f *flight) userCode(t *Ticket, do func()) {
 
 // lookWhether reports whether t's caller needs the key no more.
 func (f *flight) lookWhether(ctx context.Context, t *Ticket) (needless bool) {
-	f.userCode(t, func() { needless = t.needless(ctx) })
+	f.userCode(t, func() { needless = t.waiter.needless(ctx) })
 	return needless
 }
 
@@ -450,20 +461,20 @@ func (f *flight) lookWhether(ctx context.Context, t *Ticket) (needless bool) {
 // caller then asks its own strategy about the same failure, which was the whole queue's. But one
 // that gives up without an attempt makes a last one first: the key may have been held by a client
 // that does not notify.
-func (f *flight) askStrategy(t *Ticket) step {
+func (f *flight) askStrategy(ctx context.Context, t *Ticket) step {
 	w, now, goesOn := t.waiter, clock.Now(), false
 	f.userCode(t, func() { goesOn = w.goOn(now) })
 
 	f.mu.Lock()
 	defer f.unlock()
 	w.inUserCode = false
-	if t.state != waiting {
+	if t.state != waiting || ctx.Err() != nil { // it is about to leave
 		return stay
 	}
 	switch {
 	case goesOn:
 		if t == f.head() && f.backoff != nil {
-			f.unjudged, f.strategyNext = false, w.nextTry
+			f.backoff.unjudged, f.backoff.strategyNext = false, w.nextTry
 			f.contendLocked()
 			if f.phase == idle && now.Before(f.nextAttempt) {
 				f.restLocked()
@@ -482,14 +493,14 @@ func (f *flight) askStrategy(t *Ticket) step {
 }
 
 // askAhead asks the strategy of t, which is behind others, further ahead than it has been asked.
-func (f *flight) askAhead(t *Ticket) step {
+func (f *flight) askAhead(ctx context.Context, t *Ticket) step {
 	w, now := t.waiter, clock.Now()
 	f.userCode(t, func() {
-		w.catchUp(now)
-		w.budget(now)
+		w.countPastFailures(now)
+		w.planGiveUp(now)
 	})
 	w.setGiveUpTimer(f, t)
-	return f.leaveUserCode(t, false)
+	return f.leaveUserCode(t, ctx.Err() != nil)
 }
 
 // Strategies. All of this is on the caller's goroutine.
@@ -500,8 +511,8 @@ func (w *waiter) goOn(now time.Time) bool {
 	if w.last {
 		return false
 	}
-	if w.budgeted {
-		w.catchUp(w.frontSince)
+	if w.simulated {
+		w.countPastFailures(w.pacesSince)
 	}
 	if now.Before(w.nextTry) {
 		return true
@@ -516,8 +527,8 @@ func (w *waiter) goOn(now time.Time) bool {
 
 // plan finds out how long w, which comes to others, would go on against Redis.
 func (w *waiter) plan(now time.Time) {
-	w.budgeted, w.nextTry = true, now // as if it asked Redis now, and found the key taken
-	w.budget(now)
+	w.simulated, w.nextTry = true, now // as if it asked Redis now, and found the key taken
+	w.planGiveUp(now)
 }
 
 // setGiveUpTimer has t, whose waiter w is, woken when w.giveUpAt has come.
@@ -530,19 +541,19 @@ func (w *waiter) setGiveUpTimer(f *flight, t *Ticket) {
 	}
 }
 
-// becomeFront has w's strategy pace the flight from now on.
-func (w *waiter) becomeFront(now time.Time) {
-	if w.frontSince.IsZero() {
-		w.frontSince = now
+// startPacing has w's strategy pace the flight from now on.
+func (w *waiter) startPacing(now time.Time) {
+	if w.pacesSince.IsZero() {
+		w.pacesSince = now
 		if w.giveUpTimer != nil {
 			w.giveUpTimer.Stop()
 		}
 	}
 }
 
-// catchUp counts the failures that w would have met by now, had it asked Redis itself
+// countPastFailures counts the failures that w would have met by now, had it asked Redis itself
 // since it came. It would have met fewer if its strategy takes its time.
-func (w *waiter) catchUp(now time.Time) {
+func (w *waiter) countPastFailures(now time.Time) {
 	for began := clock.Now(); !w.nextTry.After(now); {
 		n := more(w.failures, 1)
 		d, ok := w.pace.Next(n)
@@ -558,11 +569,11 @@ func (w *waiter) catchUp(now time.Time) {
 	}
 }
 
-// budget sets when w's strategy gives up if each attempt against Redis fails, or when to look
+// planGiveUp sets when w's strategy gives up if each attempt against Redis fails, or when to look
 // further. A strategy that takes its time is not asked far ahead.
-func (w *waiter) budget(now time.Time) {
+func (w *waiter) planGiveUp(now time.Time) {
 	wait := w.nextTry.Sub(now)
-	w.bounded = false
+	w.givesUp = false
 	for step := 1; step <= maxSteps && wait < maxWait; step++ {
 		if w.isSlow(now) {
 			break
@@ -572,7 +583,7 @@ func (w *waiter) budget(now time.Time) {
 			break
 		}
 		if !ok {
-			w.bounded = true
+			w.givesUp = true
 			break
 		}
 		wait += min(max(d, minDelay), maxWait)
@@ -606,12 +617,12 @@ func more(n, k int) int { return min(n, math.MaxInt-k) + k }
 func (w *waiter) isEndless() bool { return w.traits&Endless != 0 }
 
 // failsFast reports whether t, which waits, gives up when too few nodes can be reached.
-func (t *Ticket) failsFast() bool { return t.traits&FailFast != 0 }
+func (t *Ticket) failsFast() bool { return t.waiter.traits&FailFast != 0 }
 
 const (
 	minDelay = time.Millisecond // keeps a strategy that returns nothing from spinning
 
-	// How far budget looks.
+	// How far planGiveUp looks.
 	maxSteps     = 1000
 	maxWait      = 24 * time.Hour
 	slowStrategy = time.Millisecond

@@ -262,7 +262,7 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond + debtSpread)
 			r := b.next(t, opRelease)
-			if r.handover == nil {
+			if r.turnPass == nil {
 				t.Error("whoever waits is not told")
 			}
 			r.complete(Reply{Kind: Missing}, answered)
@@ -574,7 +574,7 @@ func (st *stress) worker(rnd *rand.Rand, end time.Time) {
 		if rnd.IntN(5) == 0 {
 			a.Repair(longTTL, 1, time.Now().Add(50*time.Millisecond))
 		}
-		a.Release(&a.buf, released, false, &Handover{})
+		a.Release(&a.buf, released, false, &TurnPass{})
 		st.mu.Lock()
 		st.once, st.atMostOnce = append(st.once, once...), append(st.atMostOnce, asked)
 		st.mu.Unlock()

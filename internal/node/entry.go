@@ -37,17 +37,17 @@ type Entry struct {
 	n *Node
 	t *Target
 
-	mu            sync.Mutex    // guards what follows, but i
-	create        *request      // acquire or repair without an answer yet
-	gone          clock.Instant // when the key will have expired if nothing renews it
-	owed          clock.Instant // since when a release is owed; 0: none is
-	indeterminate int32         // creates that died with their connection
-	answers       uint8         // of releases while indeterminate > 0
-	i             uint8         // which of several nodes n is
-	present       bool          // the node may hold our key
-	releasing     bool          // set by Release, for good: nothing may create the key again
-	registers     bool          // set by Release: an acquire is written all the same
-	undoing       bool          // a release is under way or owed
+	mu             sync.Mutex    // guards what follows, but i
+	create         *request      // acquire or repair without an answer yet
+	gone           clock.Instant // when the key will have expired if nothing renews it
+	owed           clock.Instant // since when a release is owed; 0: none is
+	indeterminate  int32         // creates that died with their connection
+	answers        uint8         // of releases while indeterminate > 0
+	i              uint8         // which of several nodes n is
+	present        bool          // the node may hold our key
+	released       bool          // set by Release, for good: nothing may create the key again
+	registers      bool          // set by Release: an acquire is written all the same
+	releasePending bool          // a release is under way or owed
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -64,29 +64,29 @@ func (e *Entry) Node() *Node { return e.n }
 func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration, inline bool) {
 	r := &buf.request
 	e.mu.Lock()
-	if e.releasing { // whose request is in buf by now
+	if e.released { // whose request is in buf by now
 		e.mu.Unlock()
 		e.answer(sink, failed(ErrExpired))
 		return
 	}
 	r.e, r.op, r.inline, r.sink, r.ttl, r.tokens, r.timeout = e, opAcquire, inline, sink, ttl, tokens, timeout
-	e.sendLocked(r, true)
+	e.sendAndUnlock(r, true)
 }
 
 // Repair puts the key back on a node that lost it, while the lease is valid, with its
 // fence counter at top or above. The reply is no vote, so none is given.
 func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 	e.mu.Lock()
-	e.sendLocked(&request{e: e, op: opRepair, ttl: ttl, tokens: top, timeout: e.n.timeout, deadline: e.n.at(deadline)}, true)
+	e.sendAndUnlock(&request{e: e, op: opRepair, ttl: ttl, tokens: top, timeout: e.n.timeout, deadline: e.n.at(deadline)}, true)
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
 // more tokens. The node has timeout for its answer from when the request was written, and it is not
-// written any more once deadline has passed. If look is not "", the
-// reply names the contender, other than look, that waits longest.
-func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, timeout time.Duration, deadline time.Time, look string) {
+// written any more once deadline has passed. If asker is not "", the
+// reply names the contender, other than asker, that waits longest.
+func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, timeout time.Duration, deadline time.Time, asker string) {
 	e.mu.Lock()
-	e.sendLocked(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, tokens: top, more: more, timeout: timeout, deadline: e.n.at(deadline), look: look}, false)
+	e.sendAndUnlock(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, tokens: top, more: more, timeout: timeout, deadline: e.n.at(deadline), asker: asker}, false)
 }
 
 // releaseAgain is the request for a release that is owed. Whoever was to be its rival, and
@@ -94,33 +94,33 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, timeout t
 // attempt: what it finds by now may have been granted long after that was lost, and others
 // wait for its holder's message.
 func (e *Entry) releaseAgain() *request {
-	return &request{op: opRelease, e: e, handover: &Handover{}}
+	return &request{op: opRelease, e: e, turnPass: &TurnPass{}}
 }
 
-// Handover is how a key is left to others. The zero value is for a lease that never had to
+// TurnPass is how a key is left to others. The zero value is for a lease that never had to
 // wait and was not asked to yield.
-type Handover struct {
+type TurnPass struct {
 	Contender string // whom to take out of the wants, or for whom a turn may be kept
 	Rival     string // whose turn is next, on all nodes; then Contender goes to the end of the wants
 	News      News   // what all who wait are notified of besides
 }
 
 // wanted reports whether the contender may have a want, or a turn, on the node.
-func (p *Handover) wanted() bool { return p != nil && p.Contender != "" }
+func (p *TurnPass) wanted() bool { return p != nil && p.Contender != "" }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be
 // nil; it receives the first outcome. The node goes on until the release is confirmed. inline
 // is as for Acquire. p says how the turn passes on; nil is for the undo of an attempt that
 // was lost, which makes no turn and gives its contender, if there is one, its want back. buf is
 // where the request is to live: new, or that of the acquire, which may still be there.
-func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *Handover) {
+func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	e.mu.Lock()
-	if e.releasing {
+	if e.released {
 		e.mu.Unlock()
 		e.answer(sink, Reply{Kind: Missing})
 		return
 	}
-	e.releasing = true
+	e.released = true
 	// An attempt that was lost by the answers of other nodes is written here too, for it gets
 	// its contender a place among those who wait. If it is granted, this release comes next.
 	e.registers = p == nil && e.t.contender != ""
@@ -128,12 +128,12 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *Handover) {
 		e.create = nil
 	}
 	empty := e.emptyLocked()
-	e.undoing = !empty
+	e.releasePending = !empty
 	r := &buf.request
 	if e.create == r {
 		r = &request{}
 	}
-	*r = request{e: e, op: opRelease, inline: inline, sink: sink, handover: p}
+	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p}
 	e.mu.Unlock()
 	if empty && !p.wanted() {
 		e.answer(sink, Reply{Kind: Missing})
@@ -144,10 +144,10 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *Handover) {
 
 func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.indeterminate == 0 }
 
-// sendLocked hands r to the node, and lets go of mu for that. A create is remembered, so
+// sendAndUnlock hands r to the node, and lets go of mu for that. A create is remembered, so
 // that Release can take it out of the queue; a create that comes after Release is dropped.
-func (e *Entry) sendLocked(r *request, create bool) {
-	if e.releasing || create && e.create != nil {
+func (e *Entry) sendAndUnlock(r *request, create bool) {
+	if e.released || create && e.create != nil {
 		sink := r.sink
 		e.mu.Unlock()
 		e.answer(sink, failed(ErrExpired))
@@ -168,15 +168,15 @@ func (e *Entry) completed(r *request, rep Reply, how delivery) (due time.Duratio
 	switch r.op {
 	case opAcquire, opRepair:
 		e.createdLocked(r, rep, how)
-		owed = e.releasing && !e.undoing && !e.emptyLocked()
-		e.undoing = e.undoing || owed
+		owed = e.released && !e.releasePending && !e.emptyLocked()
+		e.releasePending = e.releasePending || owed
 	case opRefresh:
 		if how != notSent {
 			e.gone = max(e.gone, e.n.now().Add(r.ttl))
 		}
 	case opRelease:
 		due, owed = e.releasedLocked(rep, how)
-		e.undoing = owed
+		e.releasePending = owed
 	}
 	return due, owed
 }

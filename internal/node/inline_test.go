@@ -30,7 +30,7 @@ func (a *attempt) acquireHere() *ear {
 
 func (a *attempt) releaseHere() *ear {
 	e := newEar()
-	a.Release(&a.buf, e, true, &Handover{})
+	a.Release(&a.buf, e, true, &TurnPass{})
 	return e
 }
 
@@ -207,7 +207,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 				e2 := newEar()
-				a.Release(&a.buf, e2, i%5 != 0, &Handover{})
+				a.Release(&a.buf, e2, i%5 != 0, &TurnPass{})
 				<-e2.heard
 				if e.n.Load() != 1 || e2.n.Load() != 1 {
 					t.Error("a request was answered twice")

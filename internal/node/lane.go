@@ -151,7 +151,7 @@ func (l *lane) exact(yes bool) {
 	}
 }
 
-// strict has each answer on l's connection come within NodeTimeout, or not any more.
+// boundReads has each answer on l's connection come within NodeTimeout, or not any more.
 func (l *lane) boundReads(yes bool) {
 	if c := l.conn.Load(); c != nil {
 		c.SetStrict(yes)

@@ -63,7 +63,7 @@ func (a *attempt) refresh() *ear {
 
 func (a *attempt) release() *ear {
 	e := newEar()
-	a.Release(&a.buf, e, false, &Handover{})
+	a.Release(&a.buf, e, false, &TurnPass{})
 	return e
 }
 

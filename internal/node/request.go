@@ -49,8 +49,8 @@ type request struct {
 	q     atomic.Pointer[queue] // where it waits; nil once it is out. Written under that queue's mu
 	links list.Links[request]   // in the queue: guarded by its mu
 
-	handover *Handover // of a release; nil: an undo
-	look     string    // of a refresh: who asks for rivals; "": nobody does
+	turnPass *TurnPass // of a release; nil: an undo
+	asker    string    // of a refresh: who asks for rivals; "": nobody does
 }
 
 // ListLinks are the links of r in the queue in which it waits.
@@ -59,7 +59,7 @@ func (r *request) ListLinks() *list.Links[request] { return &r.links }
 // script is the script that r runs: a release that passes no turn on, or that cannot because the wants
 // are out of reach, is an undo.
 func (r *request) script() op {
-	if r.op == opRelease && (r.handover == nil || r.reach != allKeys) {
+	if r.op == opRelease && (r.turnPass == nil || r.reach != allKeys) {
 		return opUndo
 	}
 	return r.op
@@ -82,9 +82,9 @@ func (r *request) keys(to []any) []any {
 func (r *request) withWants() bool {
 	switch r.op {
 	case opRelease:
-		return r.handover != nil || r.e.t.contender != ""
+		return r.turnPass != nil || r.e.t.contender != ""
 	case opRefresh:
-		return r.look != ""
+		return r.asker != ""
 	}
 	return r.e.t.contender != ""
 }
@@ -106,12 +106,12 @@ func (r *request) values(to []any) []any {
 		}
 	case opRefresh:
 		to = append(to, &t.owner, ttl, &r.tokens, r.more)
-		if r.look != "" && r.reach == allKeys {
-			to = append(to, r.look)
+		if r.asker != "" && r.reach == allKeys {
+			to = append(to, r.asker)
 		}
 	case opRelease:
 		to = append(to, &t.owner)
-		switch p := r.handover; {
+		switch p := r.turnPass; {
 		case r.reach != allKeys:
 		case p != nil && (p.News == NewsFailed || p.News == NewsLook && p.Contender != ""): // else all are notified anyway
 			to = append(to, r.e.n.publish, r.e.n.turn, p.Contender, p.Rival, [...]string{NewsLook: "look", NewsFailed: "failed"}[p.News])
@@ -136,13 +136,13 @@ func (r *request) values(to []any) []any {
 // plain reports whether r is a release that undoes nothing, of a lease that neither had to
 // wait nor yields.
 func (r *request) plain() bool {
-	return r.op == opRelease && r.reach == allKeys && r.handover != nil && *r.handover == Handover{}
+	return r.op == opRelease && r.reach == allKeys && r.turnPass != nil && *r.turnPass == TurnPass{}
 }
 
 // sameArgs reports whether r's values are those of p, but for the owner.
 func (r *request) sameArgs(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.tokens == p.tokens && r.more == p.more &&
-		r.handover == p.handover && r.reach == p.reach && r.look == p.look && r.e.t.contender == p.e.t.contender
+		r.turnPass == p.turnPass && r.reach == p.reach && r.asker == p.asker && r.e.t.contender == p.e.t.contender
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.
@@ -151,14 +151,14 @@ func (r *request) obsolete(now clock.Instant) (Reply, bool) {
 	defer r.e.mu.Unlock()
 	switch {
 	case r.op == opRelease:
-		return Reply{Kind: Missing}, r.e.emptyLocked() && !r.handover.wanted()
+		return Reply{Kind: Missing}, r.e.emptyLocked() && !r.turnPass.wanted()
 	case r.e.n.closing.Load():
 		return failed(ErrClosed), true
 	}
 	if r.op == opAcquire {
-		return failed(ErrExpired), r.e.releasing && !r.e.registers || r.e.t.over(r.ttl)
+		return failed(ErrExpired), r.e.released && !r.e.registers || r.e.t.over(r.ttl)
 	}
-	return failed(ErrExpired), now > r.deadline || r.e.releasing
+	return failed(ErrExpired), now > r.deadline || r.e.released
 }
 
 // drop takes r back if it was not written yet, and says whether that was so.

@@ -112,7 +112,7 @@ func TestTheEndOfASuspensionPaysDebts(t *testing.T) {
 	}
 	eventuallySuspended(t, n, true)
 	held.mu.Lock()
-	held.releasing, held.undoing = true, true // as after a release that failed
+	held.released, held.releasePending = true, true // as after a release that failed
 	held.mu.Unlock()
 	n.debts.owe(&held.Entry, time.Hour)
 

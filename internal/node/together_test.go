@@ -69,7 +69,7 @@ func TestABatchIsOneCommand(t *testing.T) {
 		other.Acquire(new(RequestBuf), ears[0], longTTL, 1, 0, false)
 		as[0].Refresh(ears[1], longTTL, 1, 7, 0, soon(), "asker-1")
 		rival.Acquire(new(RequestBuf), ears[2], longTTL, 1, 0, false)
-		as[1].Release(&as[1].buf, ears[3], false, &Handover{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
+		as[1].Release(&as[1].buf, ears[3], false, &TurnPass{Contender: as[1].Entry.t.Owner(), Rival: "late-2"})
 		ears = append(ears, as[2].release(), as[3].refresh(), as[4].release())
 	})
 	for i, want := range []Kind{Held, Renewed, Granted, Deleted, Missing, Renewed, Deleted} {

@@ -36,7 +36,7 @@ import (
 type watchdog struct {
 	l *lane
 
-	mu      sync.Mutex // guards what follows. Nobody is called with it
+	mu      sync.Mutex // guards what follows. With it only the lane's queue and connection are asked
 	batch   []*request // under way, and not complete; those that were reported as late have no sink any more
 	since   time.Time  // when it was written, or before that, when it was begun
 	written bool
@@ -144,10 +144,10 @@ func (w *watchdog) fire() {
 		w.dueLocked(w.due)
 	case w.putOffLocked(now, at):
 	case !w.written:
-		w.notWrittenLocked(now)
+		w.notWrittenAndUnlock(now)
 		return
 	default:
-		w.lateLocked(now)
+		w.lateAndUnlock(now)
 		return
 	}
 	w.mu.Unlock()
@@ -179,10 +179,9 @@ func (w *watchdog) oursLocked() bool {
 	return c != nil && c.Unread()
 }
 
-// notWrittenLocked follows when the batch waits for a connection, or for scripts to be loaded. That
-// has deadlines of its own, but for what the owner of the client has put into the way. It lets go
-// of mu.
-func (w *watchdog) notWrittenLocked(now time.Time) {
+// notWrittenAndUnlock follows when the batch waits for a connection, or for scripts to be loaded. That
+// has deadlines of its own, but for what the owner of the client has put into the way.
+func (w *watchdog) notWrittenAndUnlock(now time.Time) {
 	n := w.l.s.n
 	n.late.Store(true)
 	if limit := w.since.Add(conn.DialTimeout + 8*n.timeout + w.put); now.Before(limit) {
@@ -190,11 +189,11 @@ func (w *watchdog) notWrittenLocked(now time.Time) {
 		w.mu.Unlock()
 		return
 	}
-	w.stall(w.takeLateLocked(now))
+	w.stallAndUnlock(w.takeLateLocked(now))
 }
 
-// lateLocked follows when a request that was written has had no answer in its time. It lets go of mu.
-func (w *watchdog) lateLocked(now time.Time) {
+// lateAndUnlock follows when a request that was written has had no answer in its time.
+func (w *watchdog) lateAndUnlock(now time.Time) {
 	n := w.l.s.n
 	told, since := w.takeLateLocked(now), w.since
 	whole := since.Add(n.timeout + w.put)
@@ -205,7 +204,7 @@ func (w *watchdog) lateLocked(now time.Time) {
 		failLate(told)
 	case now.Before(end):
 		w.dueLocked(end)
-		w.stall(told)
+		w.stallAndUnlock(told)
 	default:
 		blamed := w.blamed
 		if !blamed {
@@ -213,7 +212,7 @@ func (w *watchdog) lateLocked(now time.Time) {
 			w.dueLocked(now.Add(n.timeout)) // another lane may have had an answer not long ago
 		}
 		suspends := w.blamed && !blamed
-		w.stall(told)
+		w.stallAndUnlock(told)
 		if suspends {
 			w.l.s.suspend(errMute)
 		}
@@ -252,9 +251,9 @@ func (w *watchdog) takeLateLocked(now time.Time) (told []late) {
 	return told
 }
 
-// stall unlocks mu, and fails those, and all that wait behind. The batch is still under way when the queue
+// stallAndUnlock fails those, and all that wait behind. The batch is still under way when the queue
 // is stalled, so the lane has not rested yet, which ends that.
-func (w *watchdog) stall(told []late) {
+func (w *watchdog) stallAndUnlock(told []late) {
 	w.l.s.n.late.Store(true)
 	refused := w.l.queue.stall()
 	w.mu.Unlock()

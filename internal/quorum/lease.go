@@ -223,7 +223,7 @@ func (l *Lease) fail(f *Failure) {
 	l.mu.Lock()
 	l.phase, l.attempt = over, nil
 	duplicates, s := l.duplicateMask != 0, l.scratch
-	p := l.undoPartingLocked()
+	p := l.undoTurnPassLocked()
 	l.mu.Unlock()
 	for i := range l.entries {
 		l.entries[i].Release(&s.places[i], nil, false, p)
@@ -234,31 +234,31 @@ func (l *Lease) fail(f *Failure) {
 	l.scratch.onAcquired.Acquired(Grant{}, f)
 }
 
-// undoPartingLocked returns the Parting of a failed attempt at the nodes that granted it. Usually
+// undoTurnPassLocked is the TurnPass of a failed attempt at the nodes that granted it. Usually
 // there was no majority, and nobody waits because of us: then there is none, since a turn for one
 // of those whose votes were split would keep them in step, to be split again. An attempt that had a
 // majority and was too late, not confirmed, or cancelled passes the turn on as a release does.
-func (l *Lease) undoPartingLocked() *node.Handover {
+func (l *Lease) undoTurnPassLocked() *node.TurnPass {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.parting("", node.NoNews)
+	return l.turnPass("", node.NoNews)
 }
 
-// parting says who is next after this lease: rival, if it is set, or else the contender that
+// turnPass says who is next after this lease: rival, if it is set, or else the contender that
 // waits longest. All of them receive the news.
-func (l *Lease) parting(rival string, news node.News) *node.Handover {
+func (l *Lease) turnPass(rival string, news node.News) *node.TurnPass {
 	contender := l.target.Contender()
 	switch {
 	case contender == "" && rival == "" && news != node.NewsFailed:
-		return &plainParting
+		return &plainTurnPass
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
-	return &node.Handover{Contender: contender, Rival: rival, News: news}
+	return &node.TurnPass{Contender: contender, Rival: rival, News: news}
 }
 
-var plainParting node.Handover
+var plainTurnPass node.TurnPass
 
 // failAfterSearch waits for the search for duplicates before it reports f, for NodeTimeout at most:
 // if the same server is configured twice, the error must say that, and not that the key is held.
@@ -444,7 +444,7 @@ func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) 
 	s.onReleased = by
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.parting(rival, news)
+	p := l.turnPass(rival, news)
 	for i := range l.entries {
 		l.entries[i].Release(&s.places[i], r, l.mayBlock(inline), p)
 	}

@@ -142,7 +142,7 @@ func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, 
 func (q *Quorum) Leave(key, contender string) {
 	t := new(node.Target)
 	t.Init(key, contender, contender) // contender was the owner of an attempt, which is over
-	p := &node.Handover{Contender: contender}
+	p := &node.TurnPass{Contender: contender}
 	for i, n := range q.Nodes {
 		e := new(node.Entry)
 		e.Init(n, t, i)
