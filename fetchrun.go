@@ -507,14 +507,8 @@ func (f *Fetcher[V]) store(r *fetchRun[V], values context.Context, l *Lock, v V)
 		f.failures.notStored(r.Key(), time.Now())
 		return
 	}
-	step := r.Begin(values, f.opts.TTL)
-	defer step.End(nil)
-	defer l.whenOver(step.End)()
-	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() { r.Deliver(v, nil) })
-	defer delivery.Stop()
 	stored := new(answer[V])
-	r.Worker.Go(func() { stored.err = f.src.Store(step, r.Key(), v, l) })
-	a, returned := f.await(r, step, "Store", stored)
+	a, returned := f.runStore(r, values, l, v, stored)
 	if returned {
 		f.stored(r.Key(), l, a.err)
 		if a.err != nil && !ranOut(a.err) {
@@ -527,6 +521,19 @@ func (f *Fetcher[V]) store(r *fetchRun[V], values context.Context, l *Lock, v V)
 	f.giveBack(l)
 	a, _ = f.await(r, context.Background(), "Store", stored)
 	f.stored(r.Key(), l, a.err)
+}
+
+// runStore calls Store, with a ctx that ends with the lock. The callers have the value after
+// NodeTimeout. If its ctx ends before it returns, its answer comes later, in stored.
+func (f *Fetcher[V]) runStore(r *fetchRun[V], values context.Context, l *Lock, v V, stored *answer[V]) (
+	_ answer[V], returned bool) {
+	step := r.Begin(values, f.opts.TTL)
+	defer step.End(nil)
+	defer l.whenOver(step.End)()
+	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() { r.Deliver(v, nil) })
+	defer delivery.Stop()
+	r.Worker.Go(func() { stored.err = f.src.Store(step, r.Key(), v, l) })
+	return f.await(r, step, "Store", stored)
 }
 
 func (f *Fetcher[V]) stored(key string, l *Lock, err error) {

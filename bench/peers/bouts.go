@@ -115,6 +115,7 @@ func allBouts(p pace) (all []bout) {
 		b.Group, b.Procs = "hot key over processes", procs
 		add(b)
 	}
+	addOneEach(add, p)
 	addLatencies(add, p)
 	add(bout{Group: "zipf", Detail: "10000 keys, 1000 goroutines", Nodes: 1, Rivals: withByHand,
 		Load: load{Kind: closed, Goroutines: 1000, Keys: 10_000}})
@@ -126,6 +127,35 @@ func allBouts(p pace) (all []bout) {
 		Load: load{Kind: holding, Keys: p.held, Window: p.refresh}})
 	addDelays(add, p)
 	return all
+}
+
+// oneEach is the load of one caller in each of that many processes.
+func oneEach(procs, nodes int, work time.Duration) bout {
+	b := bout{Group: "one caller per process", Detail: fmt.Sprintf("%d processes", procs), Nodes: nodes, Procs: procs,
+		Rivals: []string{nameOurs, nameFailFast, nameRueidis}, Load: load{Kind: closed, Goroutines: 1, Keys: 1, Work: work}}
+	if work > 0 {
+		b.Detail += fmt.Sprintf(", %v of work", work)
+	}
+	return b
+}
+
+// works and crowds are the loads of addOneEach.
+var (
+	works  = []time.Duration{0, 100 * time.Microsecond}
+	crowds = []int{2, 4, 16, 64}
+)
+
+// addOneEach is the everyday case of some dozens of pods: all want one key, each with one caller.
+func addOneEach(add func(bout), p pace) {
+	for _, work := range works {
+		for _, n := range []int{1, 3} {
+			for _, procs := range crowds {
+				b := oneEach(procs, n, work)
+				b.Load.Window = p.long
+				add(b)
+			}
+		}
+	}
 }
 
 func addLatencies(add func(bout), p pace) {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"time"
 )
 
 // goal is one line of what this library wants to reach. Whether it did is computed from the medians.
@@ -44,6 +45,32 @@ var goals = []goal{
 	{heldLocks, "below 10% of one core", below("cpu_percent", heldLocks, 10)},
 	{heldLocks, "below 1 KiB each", below("bytes_lock", heldLocks, 1024)},
 	{heldLocks, "no goroutine each", below("goroutines_lock", heldLocks, 0.001)},
+}
+
+func init() {
+	for _, g := range []struct {
+		nodes int
+		work  time.Duration
+		want  []float64
+	}{
+		{1, works[0], []float64{1.3, 1.3, 1.8, 5}},
+		{1, works[1], []float64{1.2, 1.2, 1.5, 3.5}},
+		{3, works[0], []float64{0.8, 1, 1.5, 4}},
+		{3, works[1], []float64{0.8, 0.8, 1.3, 2.8}},
+	} {
+		for i, procs := range crowds {
+			us, them := oneEach(procs, g.nodes, g.work).id(), oneEach(procs, 1, g.work).id()
+			goals = append(goals, goal{us, fmt.Sprintf("%vx rueidislock on one server", g.want[i]), timesThat(us, g.want[i], them, nameRueidis)})
+		}
+	}
+}
+
+// timesThat wants at least want times the locks per second of a rival in another load.
+func timesThat(us string, want float64, them, rival string) func(summary) (string, bool, bool) {
+	return func(s summary) (string, bool, bool) {
+		we, they := s.get(us, nameOurs, "locks_s"), s.get(them, rival, "locks_s")
+		return fmt.Sprintf("%s: %s against %s", ratioText(we/they), short(we), short(they)), we/they >= want, !math.IsNaN(we / they)
+	}
 }
 
 // times wants at least want times the locks per second of the best of the rivals.
