@@ -13,7 +13,7 @@ DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|re
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-long format vet lint race sim long valkey soak mutations fuzz forget
-.PHONY: bench compare demo service faults paused picture
+.PHONY: model bench compare demo service faults paused picture
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ soak:
 
 mutations: ## 3 min: break each safety rule, one at a time, and see that it is noticed: a table
 	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
+
+model: ## 1 min: a model of turns, and of grants, which are not built: each rule taken out in turn
+	$(GO) run ./docs/model -worlds $${WORLDS:-1000}
 
 bench: ## 20 min: go test -bench, as for tuning
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+)
+
+func main() {
+	worlds := flag.Int("worlds", 1000, "how many worlds each variant is played in")
+	only := flag.String("only", "", "the one variant to play")
+	trace := flag.Int64("trace", -1, "the seed of one world, of which everything is written that happens")
+	flag.Parse()
+	if err := play(os.Stdout, *worlds, *only, *trace); err != nil {
+		fmt.Fprintln(os.Stderr, "model:", err)
+		os.Exit(1)
+	}
+}
+
+// play plays the variants, and returns an error if one does not find what it should.
+func play(out io.Writer, worlds int, only string, trace int64) error {
+	var failed error
+	played := 0
+	for _, v := range variants {
+		if only != "" && only != v.name {
+			continue
+		}
+		played++
+		if trace >= 0 {
+			v.world(uint64(trace), out).run()
+			continue
+		}
+		o := v.play(worlds)
+		fmt.Fprintf(out, "%-45s %s\n", v.name, o)
+		if err := o.asExpected(v); err != nil && failed == nil {
+			failed = fmt.Errorf("%s: %w", v.name, err)
+		}
+	}
+	if played == 0 {
+		return fmt.Errorf("there is no variant %q", only)
+	}
+	return failed
+}
+
+func (v variant) world(seed uint64, log io.Writer) *world {
+	r, f := all(), every()
+	v.change(&r, &f)
+	return newWorld(r, f, seed, log)
+}
+
+// outcome is what worlds of one variant have come to.
+type outcome struct {
+	worlds  int
+	found   map[string]int    // in how many
+	seed    map[string]uint64 // in which first
+	counts  counts
+	longest float64
+}
+
+// play plays worlds from seed 0 on, one at a time on each processor.
+func (v variant) play(worlds int) outcome {
+	o := outcome{worlds: worlds, found: map[string]int{}, seed: map[string]uint64{}}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	procs := runtime.GOMAXPROCS(0)
+	for p := range procs {
+		wg.Go(func() {
+			for seed := p; seed < worlds; seed += procs {
+				w := v.world(uint64(seed), nil).run()
+				mu.Lock()
+				o.add(uint64(seed), w)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return o
+}
+
+func (o *outcome) add(seed uint64, w *world) {
+	o.counts.leases += w.count.leases
+	o.counts.byGrant += w.count.byGrant
+	o.counts.grants += w.count.grants
+	o.counts.strays += w.count.strays
+	o.counts.undone += w.count.undone
+	o.counts.commands += w.count.commands
+	o.longest = max(o.longest, w.longest)
+	if w.found != "" {
+		if first, is := o.seed[w.found]; !is || seed < first {
+			o.seed[w.found] = seed
+		}
+		o.found[w.found]++
+	}
+}
+
+func (o outcome) String() string {
+	n := float64(max(o.counts.leases, 1))
+	s := fmt.Sprintf("%d leases, %2.0f%% by grant, %.1f commands each, longest wait %4.0f ms", o.counts.leases,
+		100*float64(o.counts.byGrant)/n, float64(o.counts.commands)/n, o.longest)
+	for _, what := range []string{twoHolders, lowToken, starved} {
+		if n := o.found[what]; n > 0 {
+			s += fmt.Sprintf("; %s: %d of %d worlds, first with seed %d", what, n, o.worlds, o.seed[what])
+		}
+	}
+	return s
+}
+
+// asExpected is an error if the worlds have found what they should not, or not what they should.
+func (o outcome) asExpected(v variant) error {
+	for what := range o.found {
+		if v.breaks == "" {
+			return fmt.Errorf("%s, with seed %d", what, o.seed[what])
+		}
+	}
+	if v.breaks != "" && o.found[v.breaks] == 0 {
+		return fmt.Errorf("%d worlds have not found %s", o.worlds, v.breaks)
+	}
+	return nil
+}

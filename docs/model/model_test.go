@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// With all rules nothing is wrong, and each rule is needed: without it, some world finds what the rule is
+// against. (`make model` plays more worlds.)
+func TestEachRuleIsNeeded(t *testing.T) {
+	const sound, broken = 40, 2000 // worlds
+	for _, v := range variants {
+		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
+			if v.breaks == "" {
+				if err := v.play(sound).asExpected(v); err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			for seed := range uint64(broken) {
+				if v.world(seed, nil).run().found == v.breaks {
+					return
+				}
+			}
+			t.Errorf("%d worlds have not found %s", broken, v.breaks)
+		})
+	}
+}
+
+// A seed is the whole of a world, so what it finds can be looked at.
+func TestASeedIsAWorld(t *testing.T) {
+	var a, b bytes.Buffer
+	for _, out := range []*bytes.Buffer{&a, &b} {
+		if err := play(out, 0, "grants", 7); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.String() != b.String() || !strings.Contains(a.String(), "holds the key as") {
+		t.Error("two worlds of one seed are not the same, or nothing happens in them")
+	}
+	if err := play(&a, 1, "no such", -1); err == nil {
+		t.Error("a variant that does not exist was played")
+	}
+}
+
+// An outcome that is not the expected one is an error.
+func TestWhatIsNotExpectedIsAnError(t *testing.T) {
+	sound, broken := variants[1], variants[4]
+	if sound.breaks != "" || broken.breaks == "" {
+		t.Fatal("other variants")
+	}
+	quiet := outcome{worlds: 1}
+	loud := outcome{worlds: 1, found: map[string]int{broken.breaks: 1}}
+	if quiet.asExpected(sound) != nil || loud.asExpected(broken) != nil {
+		t.Error("what is expected is an error")
+	}
+	if quiet.asExpected(broken) == nil || loud.asExpected(sound) == nil {
+		t.Error("what is not expected is none")
+	}
+}

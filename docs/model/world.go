@@ -1,0 +1,224 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+)
+
+// All times are in milliseconds of virtual time.
+const (
+	nodes, majority, clients = 3, 2, 3
+
+	ttl      = 200.0
+	drift    = 0.01 // that a validity allows for; clocks are within half of it
+	slack    = 2.0
+	pollTime = 70.0 // between polls of one that waits: a turn is twice as long
+	trouble  = 2500 // until then there are faults
+	end      = 6500
+	patience = 3500 // that one who waits has, when there are none
+)
+
+// valid is how much of a span a client may rely on.
+func valid(span float64) float64 { return span - span*drift - slack }
+
+// clock is somebody's, in terms of the world's time.
+type clock struct{ rate, offset float64 }
+
+func (c clock) at(now float64) float64 { return now*c.rate + c.offset }
+
+// A world is what there is, and the one place where time passes.
+type world struct {
+	rules
+	faults
+	now     float64
+	rand    *rand.Rand
+	nodes   [nodes]*node
+	clients [clients]*client
+	flying  []message
+	lastAt  map[[3]int]float64 // of what was sent on a connection: order holds within it
+	deafTo  [clients][nodes]bool
+	owners  int // so far
+	lost    float64
+	maxTop  int64 // the largest token that anybody has held
+
+	found   string // what is wrong; "": nothing so far
+	count   counts
+	longest float64 // that one has waited without faults
+	log     io.Writer
+}
+
+// counts are what has happened.
+type counts struct{ leases, byGrant, grants, strays, undone, commands int }
+
+// kind of a message.
+type kind uint8
+
+const (
+	acquire kind = iota
+	refresh
+	release
+	undo
+	answer // to any of these
+	grant  // the key is yours
+	turn   // the key is kept for you
+)
+
+// message is one request, answer or notice.
+type message struct {
+	at           float64
+	kind, of     kind // of: what an answer is to
+	client, node int
+	owner        int
+	ttl          float64
+	block        int
+	want         *want // acquire, undo: what is to be registered
+	contender    int   // release, undo: whose want is to be dropped
+	next         int   // release: the contender that is to be next; 0: each node's first
+	turn         float64
+	top          int64 // refresh: the counter is to have reached it
+	round        int   // of a refresh
+
+	token    int64
+	granted  bool
+	holder   int  // answer: who has the key
+	first    int  // answer: the contender that waits longest, but the asker
+	counts   bool // the node has kept its memory for long enough
+	k        int  // grant: the poll that the node had
+	deadLine bool // the connection has died: executed on its own, and not answered
+}
+
+func newWorld(r rules, f faults, seed uint64, log io.Writer) *world {
+	w := &world{
+		rules: r, faults: f, rand: rand.New(rand.NewPCG(seed, 1)),
+		lastAt: map[[3]int]float64{}, lost: math.Inf(-1), log: log,
+	}
+	skewed := func() clock { return clock{1 + (w.rand.Float64()-.5)*drift*.8, float64(1000 + w.rand.IntN(5000))} }
+	for i := range w.nodes {
+		w.nodes[i] = &node{w: w, id: i, clock: skewed(), since: math.Inf(-1)}
+	}
+	for i := range w.clients {
+		c := &client{w: w, id: i, clock: skewed(), turn: r.turns}
+		if !r.turn {
+			c.turn *= float64(1 + i)
+		}
+		c.rest()
+		w.clients[i] = c
+	}
+	return w
+}
+
+func (w *world) logf(format string, args ...any) {
+	if w.log != nil {
+		fmt.Fprintf(w.log, "%6.0f  %s\n", w.now, fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) wrong(what, format string, args ...any) {
+	if w.found == "" {
+		w.found = what
+		w.logf("%s: %s", what, fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) troubled() bool { return w.now < trouble }
+
+// oneIn is true once in n, if such faults happen now.
+func (w *world) oneIn(n int, fault bool) bool { return fault && w.troubled() && w.rand.IntN(n) == 0 }
+
+// The connections of a client to a node.
+const (
+	requests = iota
+	answers
+	notices
+)
+
+// send has m come, after what was sent before it on that connection.
+func (w *world) send(conn int, m message) {
+	if w.oneIn(60, w.loss) {
+		return
+	}
+	if conn == requests && w.oneIn(60, w.faults.late) {
+		m.at, m.deadLine = w.now+20+float64(w.rand.IntN(600)), true
+		w.flying = append(w.flying, m)
+		return
+	}
+	d := 1 + float64(w.rand.IntN(4))
+	if w.rand.IntN(12) == 0 {
+		d += float64(w.rand.IntN(60))
+	}
+	if conn == notices && w.oneIn(10, w.loss) {
+		d += float64(w.rand.IntN(200))
+	}
+	line := [3]int{conn, m.client, m.node}
+	m.at = max(w.lastAt[line], w.now+d)
+	w.lastAt[line] = m.at
+	w.flying = append(w.flying, m)
+	if conn == notices && w.oneIn(10, w.twice) {
+		m.at += float64(w.rand.IntN(20))
+		w.flying = append(w.flying, m)
+	}
+}
+
+// run lets time pass until the end, or until something is wrong.
+func (w *world) run() *world {
+	for ; w.now < end && w.found == ""; w.now++ {
+		w.disturb()
+		arrived := w.flying
+		w.flying = nil
+		for _, m := range arrived {
+			switch {
+			case m.at > w.now:
+				w.flying = append(w.flying, m)
+			case m.kind >= answer:
+				w.clients[m.client].unread = append(w.clients[m.client].unread, m)
+			default:
+				w.nodes[m.node].execute(m)
+			}
+		}
+		for _, i := range w.rand.Perm(clients) {
+			w.clients[i].live()
+		}
+		w.checkHolders()
+	}
+	return w
+}
+
+// disturb has faults happen that are nobody's message.
+func (w *world) disturb() {
+	n := w.nodes[w.rand.IntN(nodes)]
+	if w.oneIn(150, w.steps) { // also what a slot sees that moves to another server
+		d := float64(w.rand.IntN(3000) - 1500)
+		n.clock.offset += d
+		n.expires += d // what a step does to a ttl is as old as Redlock, and not for a protocol to mend
+		n.since += d
+		w.logf("node %d: its clock steps by %.0f", n.id, d)
+	}
+	if w.now-w.lost > 1.1*ttl+60 && w.oneIn(200, w.restarts) {
+		w.lost = w.now
+		n.owner, n.wants, n.counter, n.since = 0, nil, 0, n.time()
+		w.logf("node %d: restarts empty", n.id)
+	}
+	if w.oneIn(200, w.deaf) {
+		d := &w.deafTo[w.rand.IntN(clients)][n.id]
+		*d = !*d
+	}
+	if !w.troubled() {
+		w.deafTo = [clients][nodes]bool{}
+	}
+}
+
+// checkHolders sees whether two hold a lease that they may rely on.
+func (w *world) checkHolders() {
+	var holder *client
+	for _, c := range w.clients {
+		if c.state != holding || c.time() >= c.until {
+			continue
+		}
+		if holder != nil {
+			w.wrong(twoHolders, "client %d as %d, client %d as %d", holder.id, holder.lease.owner, c.id, c.lease.owner)
+		}
+		holder = c
+	}
+}
