@@ -13,6 +13,7 @@ type phase struct {
 	name   string
 	own    bool   // it stops or flushes servers, so they must be the demo's
 	broken string // the process whose errors are told apart
+	fails  bool   // loads fail in it
 	weather
 
 	// happen makes things happen and mends them again. Callers come until it has returned, and for the length of a
@@ -32,8 +33,8 @@ func phases() []phase {
 		{name: "steady", weather: fine | prompt, happen: nothing},
 		{name: "rolling deploy", weather: fine | prompt, happen: deploy},
 		{name: "origin slow", weather: fine, happen: originSlow},
-		{name: "origin failing", happen: originFailing},
-		{name: "one process broken", weather: answered, happen: brokenProcess, broken: "p1"},
+		{name: "origin failing", happen: originFailing, fails: true},
+		{name: "one process broken", weather: answered, happen: brokenProcess, broken: "p1", fails: true},
 		{name: "processors busy", weather: fine | prompt, happen: busy},
 		{name: "one node stopped", weather: fine | prompt, own: true, happen: stopped(func(s *servers) []server { return s.nodes[:1] })},
 		{name: "all nodes stopped", own: true, happen: stopped((*servers).all)},

@@ -230,6 +230,11 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 		return row, err
 	}
 	row.Recovery = s.rest(ctx)
+	if p.fails && s.variant == "flightlock" {
+		// A Fetcher keeps the error of a key for a second at first (FetchOptions.ErrorHold), and for about as
+		// long again as the key's loads have failed: the next phase is not to see it.
+		pause(ctx, s.seconds(broken)+time.Second)
+	}
 	if p.weather&kept == 0 { // what was loaded in it may be in the cache or not
 		s.origin.cacheFlushed()
 	}
