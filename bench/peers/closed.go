@@ -133,7 +133,7 @@ func (r *run) lockAt(ctx context.Context, g int, key string, wanted time.Time) b
 
 // work spends d as the holder of a lock would: busy if it is short, waiting for something if it is long.
 func work(d time.Duration) {
-	if d >= 100*time.Microsecond {
+	if d >= time.Millisecond { // a shorter sleep takes as long
 		time.Sleep(d)
 		return
 	}
