@@ -203,7 +203,7 @@ func (s *Server) probe(why error) {
 		select {
 		case <-s.n.life.Done():
 			return
-		case <-time.After(wait):
+		case <-time.After(max(1, wait)): // one that is due already would run in here, in a synctest bubble
 		}
 		if s.dropped.Load() { // it stays suspended: what still comes to it fails at once
 			if told {
