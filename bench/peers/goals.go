@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -24,7 +25,9 @@ const (
 	heldLocks        = "held, 100000 locks, 1 node"
 )
 
-var goals = []goal{
+var goals = slices.Concat(goalsOfMany, goalsOfOneEach())
+
+var goalsOfMany = []goal{
 	{hot1, "150x the best rival's locks/s", fairly("jain", hot1, times(hot1, 150, everybody...))},
 	{hot3, "150x the best rival's locks/s", fairly("jain", hot3, times(hot3, 150, everybody...))},
 	{hot1, "p99 of the wait 1/300 of the best rival's", part("p99_us", hot1, 1./300, everybody...)},
@@ -47,7 +50,8 @@ var goals = []goal{
 	{heldLocks, "no goroutine each", below("goroutines_lock", heldLocks, 0.001)},
 }
 
-func init() {
+// goalsOfOneEach are those of one caller per process.
+func goalsOfOneEach() (all []goal) {
 	for _, g := range []struct {
 		nodes int
 		work  time.Duration
@@ -60,16 +64,21 @@ func init() {
 	} {
 		for i, procs := range crowds {
 			us, them := oneEach(procs, g.nodes, g.work).id(), oneEach(procs, 1, g.work).id()
-			goals = append(goals, goal{us, fmt.Sprintf("%vx rueidislock on one server", g.want[i]), timesThat(us, g.want[i], them, nameRueidis)})
+			all = append(all, goal{
+				us, fmt.Sprintf("%vx rueidislock on one server", g.want[i]),
+				timesThat(us, g.want[i], them, nameRueidis),
+			})
 		}
 	}
+	return all
 }
 
 // timesThat wants at least want times the locks per second of a rival in another load.
 func timesThat(us string, want float64, them, rival string) func(summary) (string, bool, bool) {
 	return func(s summary) (string, bool, bool) {
 		we, they := s.get(us, nameOurs, "locks_s"), s.get(them, rival, "locks_s")
-		return fmt.Sprintf("%s: %s against %s", ratioText(we/they), short(we), short(they)), we/they >= want, !math.IsNaN(we / they)
+		text := fmt.Sprintf("%s: %s against %s", ratioText(we/they), short(we), short(they))
+		return text, we/they >= want, !math.IsNaN(we / they)
 	}
 }
 

@@ -222,7 +222,8 @@ func ratioTo(bt bout, s summary, rival string) string {
 var notes = map[string]string{
 	"hot key": "Rivals that poll at long intervals are fast here by starving: one goroutine takes the lock again before anybody else looks (Jain near 1/1000), the others " +
 		"wait until the end. Waits that the end cut short count with what they were, so the rivals' p99 is at most the length of the load.",
-	"one caller per process": "Each lock goes from one process to another. On 3 nodes rueidislock takes 3 keys of one server.",
+	"one caller per process": "Each lock goes from one process to another. " +
+		"On 3 nodes rueidislock takes 3 keys of one server.",
 	"limits": "No waits are noted and no work is done, so that nothing but lock and release is measured. The semaphore and the mutex lock in " +
 		"the memory of one process.",
 	"open":     "Callers come at random times whether the earlier ones have got their lock or not, and wait from the time they should have come.",

@@ -55,7 +55,6 @@ type attempt struct {
 	first        float64        // when the first of them came
 	began        float64        // when it was made
 	sentAt       [nodes]float64 // of the acquires, if there are any
-	answered     [nodes]bool
 	refused      [nodes]bool
 	asked        bool // all nodes that have not voted
 }
@@ -210,7 +209,7 @@ func (c *client) acquire(node int, a *attempt, w *want) {
 	a.sentAt[node] = c.time()
 	c.send(message{
 		kind: acquire, node: node, owner: a.owner, block: a.block, ttl: ttl,
-		want: w, contender: c.contender, k: c.polls,
+		want: w, contender: c.contender,
 	})
 }
 
@@ -239,7 +238,6 @@ func (c *client) giveUp(a *attempt) {
 
 // undo takes back on all nodes whatever a may have got, and may yet get.
 func (c *client) undo(a *attempt, w *want) {
-	c.w.count.undone++
 	for i := range nodes {
 		c.owe(message{kind: undo, node: i, owner: a.owner, want: w})
 	}
@@ -323,7 +321,7 @@ func (c *client) hearAcquire(m message) {
 			return // it is over: it was undone
 		}
 	}
-	a.answered[m.node], a.refused[m.node] = true, !m.granted
+	a.refused[m.node] = !m.granted
 	if m.granted {
 		if m.counts || !c.w.memory {
 			c.take(a, vote{m.node, m.token, a.sentAt[m.node], ttl})
@@ -347,7 +345,6 @@ func (c *client) hearGrant(m message) {
 	case c.next != nil && m.owner == c.next.owner, c.lease != nil && m.owner == c.lease.owner:
 		// No vote any more; what ends the attempt, or the lease, ends this.
 	case c.w.withdraw:
-		c.w.count.strays++
 		c.owe(message{kind: release, node: m.node, owner: m.owner, next: m.first})
 	}
 }

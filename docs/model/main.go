@@ -83,9 +83,6 @@ func (v variant) play(worlds int) outcome {
 func (o *outcome) add(seed uint64, w *world) {
 	o.counts.leases += w.count.leases
 	o.counts.byGrant += w.count.byGrant
-	o.counts.grants += w.count.grants
-	o.counts.strays += w.count.strays
-	o.counts.undone += w.count.undone
 	o.counts.commands += w.count.commands
 	o.longest = max(o.longest, w.longest)
 	if w.found != "" {

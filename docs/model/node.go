@@ -42,7 +42,7 @@ func (n *node) execute(m message) {
 		n.owner = 0
 	}
 	a := message{
-		kind: answer, of: m.kind, client: m.client, node: n.id, owner: m.owner, k: m.k, round: m.round,
+		kind: answer, of: m.kind, client: m.client, node: n.id, owner: m.owner, round: m.round,
 		holder: n.owner, counts: n.kept(),
 	}
 	switch m.kind {
@@ -54,7 +54,6 @@ func (n *node) execute(m message) {
 			if n.w.reraise {
 				n.counter = max(n.counter, m.top)
 			}
-			a.token = n.counter
 		}
 	case release, undo:
 		n.drop(m.contender)
@@ -138,9 +137,6 @@ func (n *node) pass(m message) {
 			return
 		}
 		to := *next
-		if n.w.grants {
-			n.drop(to.contender)
-		}
 		if n.w.deafTo[to.client][n.id] { // nobody has received it
 			n.drop(to.contender)
 			continue
@@ -151,11 +147,11 @@ func (n *node) pass(m message) {
 		}
 		notice := message{kind: turn, client: to.client, node: n.id, contender: to.contender}
 		if n.w.grants {
-			n.w.count.grants++
+			n.drop(to.contender)
 			n.set(to.owner, span)
 			notice.kind, notice.owner, notice.k, notice.turn = grant, to.owner, to.k, to.turn
 			notice.token, notice.counts = n.bump(to.block), n.kept()
-			notice.first, notice.block = n.firstBut(to.contender), to.block
+			notice.first = n.firstBut(to.contender)
 		} else {
 			n.set(-to.contender, span)
 		}

@@ -50,7 +50,7 @@ type world struct {
 }
 
 // counts are what has happened.
-type counts struct{ leases, byGrant, grants, strays, undone, commands int }
+type counts struct{ leases, byGrant, commands int }
 
 // kind of a message.
 type kind uint8

@@ -10,8 +10,8 @@ import (
 
 // Remote attempts: how the driver makes one, and what follows from its outcome.
 
-// startAttemptLocked decides that t, the driver, makes an attempt now, with the head's
-// ttl. Its caller does that by runAttempt.
+// startAttemptLocked decides that t, the driver, makes an attempt now, with the head's ttl. Its caller
+// does that by runAttempt.
 func (f *flight) startAttemptLocked(t *Ticket) {
 	f.phase, f.retry, f.attempt = acquiring, false, nil
 	if f.backoff != nil {
@@ -52,8 +52,8 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l.Acquire(inline, (*acquirer)(f))
 }
 
-// subscribeFirstAndUnlock subscribes before the first attempt is sent, which is to register the flight. The
-// caller holds mu, which it unlocks.
+// subscribeFirstAndUnlock subscribes before the first attempt is sent, which is to register the
+// flight.
 func (f *flight) subscribeFirstAndUnlock(contender string) {
 	f.subscribeLocked(contender)
 	c := f.contention
@@ -121,8 +121,8 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.handOverOrReleaseLocked(now)
 }
 
-// scheduleRetryLocked has the flight wait after a failed attempt, for as long as the head's strategy says. If
-// that takes its time, another caller makes an attempt after maxPoll.
+// scheduleRetryLocked has the flight wait after a failed attempt, for as long as the head's strategy
+// says. If that takes its time, another caller makes an attempt after maxPoll.
 func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
@@ -159,10 +159,15 @@ func (f *flight) tellLookersLocked() {
 	for left := f.lookers; left > 0; t = f.queue.Next(t) {
 		if t.waiter.needless != nil {
 			left--
-			t.waiter.mustLook = true
-			t.wakeLocked()
+			t.tellToLookLocked()
 		}
 	}
+}
+
+// tellToLookLocked has t's caller, one of AcquireUnless, look.
+func (t *Ticket) tellToLookLocked() {
+	t.waiter.mustLook = true
+	t.wakeLocked()
 }
 
 // turnAwayFastLocked ends the wait of all who fail fast, if an attempt or a refresh has failed
@@ -204,8 +209,8 @@ func (f *flight) pollIsDueLocked() {
 			t = f.queue.Next(t)
 		}
 		if t != nil {
-			t.waiter.looksForAll, t.waiter.mustLook = true, true
-			t.wakeLocked()
+			t.waiter.looksForAll = true
+			t.tellToLookLocked()
 		}
 	}
 	f.wakeDriverLocked()

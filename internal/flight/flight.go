@@ -250,7 +250,8 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	case first && f.phase == idle:
 		f.startAttemptLocked(t)
 		return attempt, nil
-	case t.failsFast() && f.backoff != nil && f.backoff.away && f.phase == idle: // is that so still? The next attempt may be far
+	case t.failsFast() && f.backoff != nil && f.backoff.away && f.phase == idle:
+		// Is that so still? The next attempt may be far.
 		f.attemptNowLocked()
 	}
 	if f.phase == idle && f.driverLocked() == t { // all others run code of the user's

@@ -77,16 +77,22 @@ func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens in
 // fence counter at top or above. The reply is no vote, so none is given.
 func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 	e.mu.Lock()
-	e.sendAndUnlock(&request{e: e, op: opRepair, ttl: ttl, tokens: top, timeout: e.n.timeout, deadline: e.n.at(deadline)}, true)
+	e.sendAndUnlock(&request{
+		e: e, op: opRepair, ttl: ttl, tokens: top, timeout: e.n.timeout, deadline: e.n.at(deadline),
+	}, true)
 }
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
 // more tokens. The node has timeout for its answer from when the request was written, and it is not
 // written any more once deadline has passed. If asker is not "", the
 // reply names the contender, other than asker, that waits longest.
-func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64, timeout time.Duration, deadline time.Time, asker string) {
+func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
+	timeout time.Duration, deadline time.Time, asker string) {
 	e.mu.Lock()
-	e.sendAndUnlock(&request{e: e, op: opRefresh, sink: sink, ttl: ttl, tokens: top, more: more, timeout: timeout, deadline: e.n.at(deadline), asker: asker}, false)
+	e.sendAndUnlock(&request{
+		e: e, op: opRefresh, sink: sink, ttl: ttl, tokens: top, more: more,
+		timeout: timeout, deadline: e.n.at(deadline), asker: asker,
+	}, false)
 }
 
 // releaseAgain is the request for a release that is owed. Whoever was to be its rival, and

@@ -397,7 +397,8 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 	}
 	if s.n.guard != nil {
 		err := s.boot(ctx, "", func(Epoch, error) {})
-		if errors.Is(err, conn.ErrLogin) || err != nil && !conn.IsReply(err) { // boot has not loaded them. Connections of before may go on: for what is held they will do
+		if errors.Is(err, conn.ErrLogin) || err != nil && !conn.IsReply(err) {
+			// boot has not loaded them. Connections of before may go on: for what is held they will do.
 			_ = l.loadScripts(ctx, lua.Voteless)
 		}
 		return err
