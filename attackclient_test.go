@@ -123,7 +123,7 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 	}
 	commands := []string{
 		"evalsha", "script", "set", "get", "mget", "del", "pttl", "pexpire", "incrby", "exists", "zadd", "zrem",
-		"zrange", "zscore", "time", "ping", "publish", "subscribe", "info", "append", "object",
+		"zrange", "zscore", "getdel", "time", "ping", "publish", "subscribe", "info", "append", "object",
 	}
 	for refused := 0; ctx.Err() == nil; refused++ {
 		s := servers[rand.IntN(len(servers))]

@@ -162,6 +162,7 @@ func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry 
 type Stats struct {
 	Acquired  uint64 // locks given to callers, handoffs included
 	Handoffs  uint64 // locks handed over within the process, without Redis
+	Grants    uint64 // leases that the release of another process has granted, without an attempt that won
 	Attempts  uint64 // remote attempts started
 	Refreshes uint64 // remote refreshes, for holders and for flights
 	Commands  uint64 // acquires, refreshes and releases written to nodes; a batch counts each of them
@@ -188,7 +189,7 @@ type Stats struct {
 func (c *Client) Stats() Stats {
 	n := c.flights.Counts()
 	s := Stats{
-		Acquired: n.Acquired, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
+		Acquired: n.Acquired, Grants: n.Grants, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
 		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
 	}
 	if since, some := c.doings.oldest(); some {

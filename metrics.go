@@ -86,6 +86,7 @@ var (
 	descHeld      = desc("held_locks", "Locks held now.")
 	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh.")
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
+	descGrants    = desc("grants_total", "Leases that the release of another process has granted, without an attempt that won.")
 	descHandoffs  = desc("handoffs_total", "Locks handed over within the process, without Redis.")
 	descAttempts  = desc("attempts_total", "Remote attempts started.")
 	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl, never refreshed and without a Context.")
@@ -201,7 +202,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		v.Describe(ch)
 	}
 	m.fetchers.describe(ch)
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descHandoffs, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descGrants, descHandoffs, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -223,6 +224,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(descHeld, float64(s.Held))
 	gauge(descOldestDo, s.OldestDo.Seconds())
 	count(descAcquired, s.Acquired)
+	count(descGrants, s.Grants)
 	count(descHandoffs, s.Handoffs)
 	count(descAttempts, s.Attempts)
 	count(descExpired, s.Expired)

@@ -75,6 +75,19 @@ func (n flightNodes) Prepare(key string, ttl time.Duration, tokens int64, conten
 	return l
 }
 
+func (n flightNodes) Offer(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) flight.Lease {
+	if n.c.quorum.GrantsNothing() {
+		return nil
+	}
+	l := new(quorum.Lease)
+	n.c.quorum.Offer(l, n.c.full(key), ttl, tokens, contender, by)
+	return l
+}
+
+func (n flightNodes) Carry(attempt, offer flight.Lease, span time.Duration, waits bool) {
+	attempt.(*quorum.Lease).Carry(offer.(*quorum.Lease), span, waits)
+}
+
 func (n flightNodes) Watch(key, contender string, onEvent func(quorum.Event, string)) (stop func()) {
 	if n.c.opts.DisableNotify {
 		return nil

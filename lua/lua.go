@@ -12,14 +12,20 @@ import (
 	"strings"
 )
 
+//go:embed epoch.lua
+var epoch string
+
+//go:embed reserve.lua
+var reserve string
+
 //go:embed acquire.lua
-var acquire string
+var acquireText string
 
 //go:embed refresh.lua
 var refresh string
 
 //go:embed release.lua
-var release string
+var releaseText string
 
 //go:embed undo.lua
 var undo string
@@ -42,13 +48,24 @@ type Script struct {
 	SHA    string // hex SHA-1 of Source, as EVALSHA wants it
 }
 
-// The scripts of the lock protocol. Acquire is for nodes without epochs.
+// The texts of acquire and release, with what they include.
+var acquire, release = including(acquireText), including(releaseText)
+
+// including returns text with the parts that it includes.
+func including(text string) string {
+	return strings.NewReplacer("-- include epoch.lua", epoch, "-- include reserve.lua", reserve).Replace(text)
+}
+
+// The scripts of the lock protocol. Acquire, Release and Batch are for nodes without epochs.
+// GrantNothing is a release that makes a turn of the key instead of granting it to the next
+// contender: it needs no proof of the node's epoch.
 var (
-	Acquire = newScript(anyEpoch + acquire)
-	Refresh = newScript(refresh)
-	Release = newScript(release)
-	Undo    = newScript(undo)
-	Batch   = newBatch(anyEpoch)
+	Acquire      = newScript(anyEpoch + acquire)
+	Refresh      = newScript(refresh)
+	Release      = newScript(anyEpoch + release)
+	GrantNothing = newScript(noEpoch + release)
+	Undo         = newScript(undo)
+	Batch        = newBatch(anyEpoch)
 )
 
 // The letters by which a batch distinguishes its operations.
@@ -60,8 +77,12 @@ const (
 	LetterGroup   = 'g' // of releases
 )
 
-// anyEpoch stands before acquire where the epoch does not matter.
-const anyEpoch = "local epoch, raw, run, promoted, offset, floor = false, false, false, false, false, 0\n"
+// anyEpoch stands before acquire and release where the epoch does not matter, noEpoch where it is not
+// known.
+const (
+	anyEpoch = "local epoch, raw, run, promoted, offset, floor, name = false, false, false, false, false, 0, '-'\n"
+	noEpoch  = "local epoch, raw, run, promoted, offset, floor, name = false, false, false, false, false, 0, false\n"
+)
 
 // An Epoch is what acquire has to know of a node's epoch, as boot.lua has reported it.
 type Epoch struct {
@@ -86,15 +107,20 @@ type Epoch struct {
 // process by now.
 func AcquireIn(e Epoch) Script { return newScript(e.head() + acquire) }
 
-// BatchIn is Batch with that Acquire. The same holds for it.
+// ReleaseIn is Release for a node in that epoch: it grants nothing in another. BatchIn is Batch with both.
+// The same holds for them.
+func ReleaseIn(e Epoch) Script { return newScript(e.head() + release) }
+
+// BatchIn is described at ReleaseIn.
 func BatchIn(e Epoch) Script { return newBatch(e.head()) }
 
-// head is what stands before acquire.
+// head is what stands before acquire and release.
 func (e Epoch) head() string {
-	name, raw, run, promoted, offset := strconv.Quote(e.Name), "nil", "nil", "false", "false"
+	epoch, raw, run, promoted, offset := strconv.Quote(e.Name), "nil", "nil", "false", "false"
+	name := epoch
 	switch {
 	case e.AnyMarker:
-		name, raw = "false", "false"
+		epoch, raw, name = "false", "false", "'-'"
 	case e.Raw && (e.Strict || e.Run == ""):
 		raw = "true"
 	case e.Raw:
@@ -110,7 +136,8 @@ func (e Epoch) head() string {
 		id, at, _ := strings.Cut(e.Promoted, ":")
 		promoted, offset = strconv.Quote("master_replid2:"+id+"\r\n"), strconv.Quote("second_repl_offset:"+at+"\r\n")
 	}
-	return fmt.Sprintf("local epoch, raw, run, promoted, offset, floor = %s, %s, %s, %s, %s, %d\n", name, raw, run, promoted, offset, e.Since)
+	return fmt.Sprintf("local epoch, raw, run, promoted, offset, floor, name = %s, %s, %s, %s, %s, %d, %s\n",
+		epoch, raw, run, promoted, offset, e.Since, name)
 }
 
 // The keys of boot.lua.
@@ -131,12 +158,12 @@ var (
 	Sets  = newScript(sets)
 )
 
-// Voteless are the scripts that ask for no vote, so that the epoch does not matter: they keep and end what
+// Voteless are the scripts that cast no vote, so that the epoch does not matter: they keep and end what
 // is held.
-var Voteless = []Script{Refresh, Release, Undo}
+var Voteless = []Script{Refresh, GrantNothing, Undo}
 
 // All lists the scripts of the lock protocol, for loading a server's cache in one go.
-var All = append([]Script{Acquire, Batch}, Voteless...)
+var All = append([]Script{Acquire, Release, Batch}, Voteless...)
 
 func newScript(source string) Script {
 	sum := sha1.Sum([]byte(source))
@@ -144,7 +171,7 @@ func newScript(source string) Script {
 }
 
 // newBatch puts the scripts, as they are, into the batch: what an operation does is
-// written in one place. head is what stands before acquire.
+// written in one place. head stands before them.
 func newBatch(head string) Script {
 	var b strings.Builder
 	b.WriteString("local redis = redis\nlocal operations, keysOf, valuesOf = {}, {}, {}\n" + head)

@@ -1,8 +1,9 @@
--- release: takes our key away, and passes the turn on to whoever waits for it.
+-- release: takes our key away, and passes it on to the next that waits for it.
 --
 -- KEYS[1]  the lock key
 -- KEYS[2]  the wants of that key: a sorted set of the contenders in other processes that
 --          wait for it, by the time since when they do
+-- KEYS[3]  the fence bucket of that key. Left out: nobody is granted the key, see below
 -- ARGV[1]  owner, never '': a key with an empty value is another client's. If there is only a
 --          want to be taken back, the contender, which owns no key
 -- ARGV[2]  PUBLISH, to the inboxes of those whom it concerns; or SPUBLISH on a Cluster, to all who
@@ -10,13 +11,15 @@
 -- ARGV[3]  how long a turn is kept, in milliseconds
 -- ARGV[4]  contender: the one that the owner asked as, '' if it never had to wait. It does
 --          not want the key any more
--- ARGV[5]  rival: the contender whose turn it is to be, because the nodes must agree on
---          one. The contender of ARGV[4] goes to the end of the wants, even where the key is
---          not the owner's. May be left out, or '':
---          then the one that waits longest comes next
+-- ARGV[5]  rival: the contender that is to be next, because the nodes must agree on one. The contender of
+--          ARGV[4] goes to the end of the wants then, even where the key is not the owner's. May be left
+--          out, or '': then the one that waits longest is next
 -- ARGV[6]  what all who wait are told besides. failed: what the lock was held for has failed. look: it
 --          may be done. Left out, or '', they are told nothing, unless ARGV[4] is '' too: a lock that
 --          never had to wait knows of nobody, and tells all
+-- ARGV[7]  leaves, with a rival: the contender of ARGV[4] does not want the key any more all the same.
+--          May be left out
+-- ARGV[8]  unwanted: that contender is not among the wants, as its client knows. May be left out
 --
 -- Reply
 --   1                deleted
@@ -24,18 +27,31 @@
 --   {holder, pttl}   another's; it was left alone
 --   error            as for acquire
 --
--- A turn is the key, held for ARGV[3] in the name of a contender: "flightlock:turn:" and
--- the contender. Nobody but that contender's acquire can take it; if it does not come, the
--- turn ends by itself. A score of 0 among the wants is a contender whose turn has
--- come. One that is found there when the next turn is made did not come: it is gone, and
--- so is whatever else its client wanted.
+-- The next contender is granted the key if it has made an offer, which is kept beside its want, under
+-- "flightlock:{offer}:" and its name: "k node span block owner". Then the key is that owner's, for span
+-- milliseconds and with block tokens, as if it had been acquired; the contender wants the key no more; and
+-- its inbox gets the vote. That is not done if the node may not vote (see epoch.lua), nor at a release with
+-- news: then most of those who wait may need the key no more. If nobody has received the message, the
+-- contender's process is gone, and the one after it is next. (Or only its subscription is, so that other
+-- wants of its client stay.)
+--
+-- A contender without an offer is given a turn, which it takes by an acquire. A turn is the key, held for
+-- ARGV[3] in the name of the contender: "flightlock:turn:" and its name. Nobody but that contender's
+-- acquire can take it; if it does not come, the turn ends by itself. A score of 0 among the wants is a
+-- contender whose turn has come. One that is found there when the next turn is made did not come: it is
+-- gone, and so is whatever else its client wanted.
 -- Nothing about wants may make a release fail.
 --
 -- Contenders are named label#client-number. A client has one inbox, the channel "flightlock:inbox:" and
--- its name. A message there is the contender's number and one word: turn, it is its turn; other, the
--- turn is another's; failed, and then the owner. The one after the one whose turn it is is told too: it
--- tries when that turn has ended. Nobody else is told, however many they are; unless the last turn was
--- not taken, for whoever is next may be gone as well.
+-- its name. A message there is the contender's number and one word:
+--   grant   and: token, the name of the node's epoch, the lengths of the next two names, the offer
+--           up to its owner, the name of the contender that is next after it, the owner, the key
+--   turn    it is its turn
+--   other   the turn is another's
+--   failed  and the owner
+-- The one after the one whose turn it is is told too: it tries when that turn has ended. Nobody else is
+-- told, however many they are; unless the last turn was not taken, for whoever is next may be gone as
+-- well.
 --
 -- On a Cluster, where PUBLISH knows the subscribers of one server only, the messages are the name of the
 -- contender whose turn it is, and the owner and ' failed', which is the name of no contender.
@@ -56,15 +72,20 @@ kept = contender and holder == turn .. contender
 
 -- One that yields goes on waiting, at the end: also where the key is not its own any more, or never
 -- was, for each node must know all that wait.
-if rival and contender then
+local stays = rival and contender and ARGV[7] ~= 'leaves'
+if stays then
   local t = redis.call('TIME')
   redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
   redis.pcall('PEXPIRE', KEYS[2], 10000)
-elseif contender then
-  redis.pcall('ZREM', KEYS[2], contender)
+  redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
+elseif contender and ARGV[8] ~= 'unwanted' and redis.pcall('ZREM', KEYS[2], contender) == 1 then
+  redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
 end
 
-if not ours and not kept then
+-- A node where the owner has no key gives it to the rival all the same, if it is free: as an acquire of the
+-- rival would. Else it would be left out by all that follow.
+local free = not holder and rival and not stays
+if not ours and not kept and not free then
   if not holder then
     return 0
   end
@@ -80,19 +101,65 @@ if failed and sharded then
   redis.pcall('SPUBLISH', KEYS[1], ARGV[1] .. ' failed')
 end
 
-if not rival and redis.pcall('EXISTS', KEYS[2]) ~= 1 then -- nobody waits
-  redis.call('DEL', KEYS[1])
+local first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES') -- and the second
+if not first[1] then -- nobody waits
+  if holder then
+    redis.call('DEL', KEYS[1])
+  end
   return ours and 1 or 0
 end
-local first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES') -- and the second
 
--- tell sends a contender that message, and says whether anybody got it.
-local function tell(name, message)
+-- inbox_of is a contender's inbox and its number; nil if its name is of another form.
+local function inbox_of(name)
   local client, number = string.match(name, '^.*#(.*)%-(%w+)$')
   if not client then -- no label
     client, number = string.match(name, '^(.*)%-(%w+)$')
   end
-  local n = client and redis.pcall('PUBLISH', 'flightlock:inbox:' .. client, number .. ' ' .. message)
+  return client and 'flightlock:inbox:' .. client, number
+end
+
+-- grant makes the key the contender's that has made the offer, and says how many have received that; or
+-- why the key was not granted, an error.
+local function grant(to, offer, follower)
+  local vote, span, size, owner = string.match(offer, '^(%w+ %w+ (%d+) (%d+)) (.*)$')
+  local inbox, number = inbox_of(to)
+  if not vote or not inbox then
+    return 0
+  end
+  local bucket, block = KEYS[3], tonumber(size)
+  -- include reserve.lua
+  if type(c) == 'table' then
+    return c
+  end
+  local made = redis.pcall('SET', KEYS[1], owner, 'PX', span)
+  if made.err then
+    return made
+  end
+  return redis.pcall('PUBLISH', inbox, string.format('%s grant %.0f %s %d %d %s ', number, c, name, #follower, #owner, vote)
+    .. follower .. owner .. KEYS[1])
+end
+
+local votes = name and KEYS[3] and not sharded and (ARGV[6] or '') == ''
+if free then
+  local score = votes and redis.pcall('ZSCORE', KEYS[2], rival)
+  if type(score) == 'string' then
+    -- include epoch.lua
+    local offer = not changed and redis.pcall('GETDEL', 'flightlock:{offer}:' .. rival)
+    if type(offer) == 'string' then
+      redis.pcall('ZREM', KEYS[2], rival)
+      local received = grant(rival, offer, first[rival == first[1] and 3 or 1] or '')
+      if received == 0 or type(received) == 'table' then
+        redis.call('DEL', KEYS[1])
+      end
+    end
+  end
+  return 0
+end
+
+-- tell sends a contender that message, and says whether anybody got it.
+local function tell(name, message)
+  local inbox, number = inbox_of(name)
+  local n = inbox and redis.pcall('PUBLISH', inbox, number .. ' ' .. message)
   return type(n) == 'number' and n > 0
 end
 
@@ -121,7 +188,7 @@ for _ = 1, 100 do
   redis.pcall('ZREM', KEYS[2], name)
   local client = string.match(name, '^(.*%-)')
   for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], 0, 99) or {}) do
-    if string.sub(other, 1, #client) == client and not (rival and other == contender) then
+    if string.sub(other, 1, #client) == client and not (stays and other == contender) then
       redis.pcall('ZREM', KEYS[2], other)
     end
   end
@@ -132,6 +199,29 @@ local chosen = first[1]
 if rival and rival ~= chosen then
   local score = redis.pcall('ZSCORE', KEYS[2], rival)
   chosen = type(score) == 'string' and score ~= '0' and rival or chosen
+end
+
+if chosen and votes then
+  -- include epoch.lua
+  for _ = 1, changed and 0 or 100 do
+    local offer = redis.pcall('GETDEL', 'flightlock:{offer}:' .. chosen)
+    if type(offer) ~= 'string' then
+      break -- it is given a turn
+    end
+    redis.pcall('ZREM', KEYS[2], chosen)
+    local received = grant(chosen, offer, first[chosen == first[1] and 3 or 1] or '')
+    if type(received) == 'table' then -- refused
+      redis.call('DEL', KEYS[1])
+      return ours and 1 or 0
+    elseif received > 0 then
+      return ours and 1 or 0
+    end
+    first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES')
+    chosen = first[1]
+    if not chosen then
+      break
+    end
+  end
 end
 
 local made = chosen and redis.pcall('SET', KEYS[1], turn .. chosen, 'PX', ARGV[3])
@@ -148,8 +238,8 @@ if chosen then
   if ours and ARGV[6] == 'look' or not contender or missed then
     tell_all('other', chosen)
   elseif first[3] and not tell(first[chosen == first[1] and 3 or 1], 'other') then
-    for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 9)) do
-      if name ~= chosen and tell(name, 'other') then
+    for _, other in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 9)) do
+      if other ~= chosen and tell(other, 'other') then
         break
       end
     end

@@ -14,6 +14,10 @@
 --   {holder, pttl}   another's; it was left alone
 --   error            as for acquire
 
+local offer = ARGV[3] and 'flightlock:{offer}:' .. ARGV[2]
+if ARGV[3] == '' then
+  redis.pcall('DEL', offer)
+end
 local holder = redis.pcall('GET', KEYS[1])
 if holder ~= ARGV[1] then
   if not holder then
@@ -28,6 +32,9 @@ if ARGV[2] then -- nothing about wants may make an undo fail
   local t = redis.call('TIME')
   redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), ARGV[2])
   redis.pcall('PEXPIRE', KEYS[2], 10000)
+  if offer and ARGV[3] ~= '' then
+    redis.pcall('SET', offer, ARGV[3], 'PX', 10000)
+  end
 end
 redis.call('DEL', KEYS[1])
 return 1

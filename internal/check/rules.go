@@ -43,7 +43,7 @@ var rules = []rule{
 // The commands that a user needs for locking, as in docs/operations.md, which gives the reasons;
 // and those for a Cluster besides.
 const (
-	lockCommands    = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +time +ping +publish +subscribe +unsubscribe +client|setname"
+	lockCommands    = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +getdel +time +ping +publish +subscribe +unsubscribe +client|setname"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe +cluster|slots +asking"
 )
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/jitter"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
@@ -37,14 +38,19 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l := f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, t.waiter.tokens, t.waiter.contender)
 	f.mu.Lock()
 	f.attempt = l // known before it may block, so that others can ask about it and cancel it
-	unwanted := f.phase == canceled
+	unwanted := f.phase == canceled || f.granted != nil
 	if f.g.cfg.Observer.Attempted != nil {
 		f.attempted = time.Now()
 	}
-	if t.waiter.contender == quorum.Self {
-		f.subscribeFirstAndUnlock(l.Owner())
+	contender := t.waiter.contender
+	if contender == quorum.Self {
+		contender = l.Owner()
+		f.subscribeFirstAndUnlock(contender)
 	} else {
 		f.mu.Unlock()
+	}
+	if contender != "" && f.makeOffer(l, contender) {
+		inline = false // the key may be granted meanwhile
 	}
 	if unwanted {
 		l.Cancel()
@@ -82,9 +88,13 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
 	l, unwanted := f.attempt, f.phase == canceled
-	f.phase, f.attempt = idle, nil
+	o := f.granted
+	f.phase, f.attempt, f.granted = idle, nil, nil
 	switch {
+	case o != nil:
+		f.grantedLocked(o, l, failure)
 	case failure == nil:
+		f.withdrawLocked()
 		f.wonLocked(l, g)
 	case f.n == 0:
 		f.dieLocked()
@@ -118,6 +128,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	if f.n > 0 {
 		f.renewAfter = f.renewAfterLocked(now, f.head().ttl)
 	}
+	f.shortLeaseLocked(now, g.Span)
 	f.handOverOrReleaseLocked(now)
 }
 
@@ -127,7 +138,7 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
-	b.oneHolder = why.Owned
+	b.oneHolder, b.queued, b.declined = why.Owned, why.Queued, why.Declined
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
 	}
@@ -251,6 +262,10 @@ func (f *flight) nextAttemptLocked() time.Time {
 		switch {
 		case !c.subscribed:
 			next = clock.Earlier(next, f.backoff.failedAt.Add(maxPoll))
+		case c.offer != nil && f.backoff.oneHolder:
+			next = f.backoff.failedAt.Add(c.poll)
+		case c.offer != nil && f.backoff.queued:
+			next = f.backoff.failedAt.Add(splitPause + jitter.N(splitPause))
 		case f.backoff.oneHolder:
 			next = f.backoff.failedAt.Add(safetyPoll)
 		}

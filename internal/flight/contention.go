@@ -47,13 +47,16 @@ import (
 //
 // Guarded by the flight's mu.
 type contention struct {
-	contender  string // what others know this flight by: the owner of its first attempt or lease
-	stop       func() // ends the subscription; nil before it has begun
-	subscribed bool   // a majority of nodes has confirmed it
-	registered bool   // the nodes may know of a want
-	unsent     bool   // it is about to be sent to them for the first time
-	othersWait bool   // others wait too: it received a notice of another's turn
-	rival      string // waits longest, by the last check; "": nobody does
+	contender  string        // what others know this flight by: the owner of its first attempt or lease
+	since      clock.Instant // when it began
+	stop       func()        // ends the subscription; nil before it has begun
+	subscribed bool          // a majority of nodes has confirmed it
+	registered bool          // the nodes may know of a want
+	unsent     bool          // it is about to be sent to them for the first time
+	othersWait bool          // others wait too: it received a notice of another's turn
+	offer      *offered      // what others may grant; nil: nothing
+	poll       time.Duration // how often the flight polls while there is an offer
+	rival      string        // waits longest, by the last check; "": nobody does
 }
 
 const (
@@ -76,7 +79,7 @@ func (f *flight) contendLocked() {
 
 // subscribeLocked has the flight wait among its rivals, as contender.
 func (f *flight) subscribeLocked(contender string) {
-	c := &contention{contender: contender}
+	c := &contention{contender: contender, since: clock.InstantNow(f.g.epoch)}
 	f.contention = c
 	f.g.unsubscribing.Add(1)
 	f.deferLocked(func() {
@@ -170,12 +173,16 @@ func (f *flight) endContentionLocked() {
 		return
 	}
 	f.g.unsubscribing.Add(1)
+	o := c.offer
+	c.offer = nil
 	f.deferLocked(func() {
 		defer f.g.unsubscribing.Done()
 		if c.stop != nil { // written before the flight died, or never
 			c.stop()
 		}
-		if c.registered {
+		if o != nil {
+			o.lease.Cancel()
+		} else if c.registered {
 			f.g.cfg.Nodes.Leave(f.key, c.contender)
 		}
 	})

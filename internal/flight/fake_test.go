@@ -72,7 +72,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w := &world{t: t, acquire: (*fakeAttempt).grant, refresh: (*fakeRefresh).confirm, wants: map[string]bool{}}
 	w.release = func(l *fakeLease) { l.released(nil) }
 	w.cancel = func(a *fakeAttempt) { a.fail(quorum.Failure{Err: errTaken}) }
-	w.nodes = &fakeNodes{w.prepare, w.watch, w.leave, validity}
+	w.nodes = &fakeNodes{prepare: w.prepare, watch: w.watch, leave: w.leave, validity: validity}
 	cfg := Config{
 		Nodes: w.nodes, Errors: fakeErrors{}, Turn: turn, NodeTimeout: 50 * time.Millisecond,
 
@@ -90,6 +90,8 @@ type fakeNodes struct {
 	prepare  func(key string, ttl time.Duration, tokens int64, contender string) Lease
 	watch    func(key, contender string, hear func(quorum.Event, string)) (stop func())
 	leave    func(key, contender string)
+	offer    func(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease
+	carry    func(attempt, offer Lease, span time.Duration, waits bool)
 	validity func(ttl time.Duration) time.Duration
 }
 
@@ -102,6 +104,17 @@ func (n *fakeNodes) Watch(key, contender string, onEvent func(quorum.Event, stri
 		return nil
 	}
 	return n.watch(key, contender, onEvent)
+}
+
+func (n *fakeNodes) Offer(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease {
+	if n.offer == nil {
+		return nil
+	}
+	return n.offer(key, ttl, tokens, contender, by)
+}
+
+func (n *fakeNodes) Carry(attempt, offer Lease, span time.Duration, waits bool) {
+	n.carry(attempt, offer, span, waits)
 }
 
 func (n *fakeNodes) Leave(key, contender string) { n.leave(key, contender) }
@@ -376,6 +389,9 @@ func (a *fakeAttempt) held(free time.Duration) { a.fail(quorum.Failure{Err: errT
 func (a *fakeAttempt) taken(free time.Duration) {
 	a.fail(quorum.Failure{Err: errTaken, Free: free, Reason: quorum.Taken, Owned: true})
 }
+
+// Forget is for offers.
+func (a *fakeAttempt) Forget() { a.w.t.Error("an attempt was forgotten") }
 
 func (a *fakeAttempt) split(free time.Duration) {
 	a.fail(quorum.Failure{Err: errTaken, Free: free, Reason: quorum.Taken})

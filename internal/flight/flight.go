@@ -58,9 +58,12 @@ type flight struct {
 
 	lease      Lease // nil when there is none
 	until      time.Time
+	span       time.Duration // how long the nodes keep the key of a lease that another's release has granted; 0: as long as they were asked to
+	completes  clock.Instant // when such a lease is refreshed; 0: it need not be
 	renewAfter clock.Instant // from then on a handoff has the lease renewed
 	tokens     [2]block      // the one in use, and one in store
 
+	granted     *offered      // was granted while an attempt was under way, which is canceled; else nil
 	attempt     Lease         // of the attempt under way; nil until runAttempt has prepared it
 	attempted   time.Time     // when it began, if anybody wants to know
 	attemptTTL  time.Duration // the ttl that it is for
@@ -108,6 +111,8 @@ type backoff struct {
 	owner        string          // of the last one
 	taken        bool            // others' votes are why it failed
 	away         bool            // too few nodes could be reached
+	queued       bool            // others have the key on a majority of nodes, whose clients notify when they release
+	declined     bool            // the key was free on a majority of nodes, and left to others who wait longer: the next attempt takes it
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
 	former       string          // who had it before that, or has failed; "": unknown
@@ -458,6 +463,7 @@ func (f *flight) tick() {
 	case f.cur != nil:
 		f.overdueLocked(now)
 		if t := f.cur; t != nil {
+			f.completeLocked(now)
 			f.armLocked(f.dueTimersLocked(t, now))
 		}
 	case f.phase != idle || f.n == 0:

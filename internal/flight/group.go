@@ -34,6 +34,9 @@ type Lease interface {
 	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
 	// of a lease under way at a time. If namesRival is true, the grant names who waits.
 	Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(quorum.Grant, *quorum.Failure))
+	// Forget ends an offer whose contender has the key by an attempt. Its outcome may be delivered
+	// still, or not.
+	Forget()
 	// Settle says that the lease will be held for long: what it keeps ready for its release is
 	// not worth the memory.
 	Settle()
@@ -47,6 +50,13 @@ type Nodes interface {
 	// Prepare makes the lease of an attempt. contender is "" until the flight has lost one, or
 	// quorum.Self if it expects to lose this one.
 	Prepare(key string, ttl time.Duration, tokens int64, contender string) Lease
+	// Offer makes a lease that releases elsewhere may grant to contender; by gets its outcome as that
+	// of an attempt, once there is one. Cancel withdraws the offer, and what else contender wanted. nil:
+	// the nodes grant nothing.
+	Offer(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease
+	// Carry has an attempt, which is not made yet, bring an offer to the nodes: they keep the key for span
+	// when they grant it. With waits, the attempt leaves a free key to those who wait longer.
+	Carry(attempt, offer Lease, span time.Duration, waits bool)
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
 	Watch(key, contender string, onEvent func(e quorum.Event, owner string)) (stop func())
@@ -159,7 +169,7 @@ type shard struct {
 	// a caller that finds it dead finds it gone from here too.
 	lastHit atomic.Pointer[flight]
 
-	counts struct{ granted, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
+	counts struct{ granted, grants, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
 }
 
 // busyKey is a key whose flight waited among others before it died.
@@ -173,8 +183,8 @@ const busyKeyTime = clock.Instant(time.Second)
 
 // Counts are what flights have done.
 type Counts struct {
-	Acquired, Handoffs, Attempts, Refreshes, Lost, Expired uint64
-	Waiters, Held                                          int64
+	Acquired, Grants, Handoffs, Attempts, Refreshes, Lost, Expired uint64
+	Waiters, Held                                                  int64
 }
 
 // NewGroup makes an empty Group.
@@ -309,6 +319,7 @@ func (g *Group) Counts() Counts {
 		handoffs := sh.counts.handoffs.Load()
 		sum.Acquired += sh.counts.granted.Load() + handoffs
 		sum.Handoffs += handoffs
+		sum.Grants += sh.counts.grants.Load()
 		sum.Attempts += sh.counts.attempts.Load()
 		sum.Refreshes += sh.counts.refreshes.Load()
 		sum.Lost += sh.counts.lost.Load()

@@ -34,6 +34,9 @@ func (n *scriptName) MarshalBinary() ([]byte, error) {
 		n.written = true
 		n.l.flushed()
 	}
+	if n.op == opRelease && n.l.grantsNothing {
+		return grantNothing, nil
+	}
 	return n.l.by.names[n.op], nil
 }
 
@@ -41,7 +44,7 @@ func (n *scriptName) MarshalBinary() ([]byte, error) {
 func (n *scriptName) String() string { return n.op.String() }
 
 // maxArgs is the length of the longest command for one request.
-const maxArgs = 11
+const maxArgs = 14
 
 // What every command has, made into interface values once.
 var (

@@ -33,6 +33,9 @@ type Sink interface {
 // stopped server reads the old socket when it goes on. Such requests are counted in
 // indeterminate, and a release is believed only when it deleted a key that no answered request
 // explains, or when it was answered three times, at once, soon and a second later.
+//
+// The entry of an offer's lease becomes present without a request of its own, when the node's message
+// about the grant has come (see Offer).
 type Entry struct {
 	n *Node
 	t *Target
@@ -43,11 +46,13 @@ type Entry struct {
 	owed           clock.Instant // since when a release is owed; 0: none is
 	indeterminate  int32         // creates that died with their connection
 	answers        uint8         // of releases while indeterminate > 0
+	granted        int8          // how many grants by others were reported, more than were deleted again
 	i              uint8         // which of several nodes n is
 	present        bool          // the node may hold our key
 	released       bool          // set by Release, for good: nothing may create the key again
 	registers      bool          // set by Release: an acquire is written all the same
 	releasePending bool          // a release is under way or owed
+	unwanted       bool          // the node has no want of the contender: it has granted what that wanted
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -100,7 +105,11 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
 // attempt: what it finds by now may have been granted long after that was lost, and others
 // wait for its holder's message.
 func (e *Entry) releaseAgain() *request {
-	return &request{op: opRelease, e: e, turnPass: &TurnPass{}}
+	p := &TurnPass{}
+	if e.t.prepared() {
+		p.Contender = Nobody // the next one may be granted it
+	}
+	return &request{op: opRelease, e: e, turnPass: p}
 }
 
 // TurnPass is how a key is left to others. The zero value is for a lease that never had to
@@ -108,7 +117,30 @@ func (e *Entry) releaseAgain() *request {
 type TurnPass struct {
 	Contender string // whom to take out of the wants, or for whom a turn may be kept
 	Rival     string // whose turn is next, on all nodes; then Contender goes to the end of the wants
+	Leaves    bool   // but it does not, with a Rival
 	News      News   // what all who wait are notified of besides
+}
+
+// Nobody is the Contender of a release that nobody has waited for, and that knows nevertheless that others
+// wait.
+const Nobody = "-"
+
+// values are ARGV[4] to [8] of lua/release.lua: those at the end that are "" may be left out.
+func (p *TurnPass) values(unwanted bool) (v [5]string) {
+	v[0], v[1] = p.Contender, p.Rival
+	switch {
+	case p.News == NewsFailed:
+		v[2] = "failed"
+	case p.News == NewsLook && p.Contender != "": // else all are notified anyway
+		v[2] = "look"
+	}
+	if p.Leaves {
+		v[3] = "leaves"
+	}
+	if unwanted && (p.Rival == "" || p.Leaves) {
+		v[4] = "unwanted"
+	}
+	return v
 }
 
 // wanted reports whether the contender may have a want, or a turn, on the node.
@@ -129,7 +161,7 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	e.released = true
 	// An attempt that was lost by the answers of other nodes is written here too, for it gets
 	// its contender a place among those who wait. If it is granted, this release comes next.
-	e.registers = p == nil && e.t.contender != ""
+	e.registers = p == nil && e.t.contender != "" && !e.t.prepared()
 	if c := e.create; c != nil && !e.registers && c.drop() {
 		e.create = nil
 	}
@@ -139,7 +171,7 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	if e.create == r {
 		r = &request{}
 	}
-	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p}
+	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p, unwanted: e.unwanted && p.wanted() && p.Contender == e.t.contender}
 	e.mu.Unlock()
 	if empty && !p.wanted() {
 		e.answer(sink, Reply{Kind: Missing})
@@ -201,6 +233,7 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	case rep.Kind == Held, rep.Kind == Failed && neverRan(rep.Err):
 	default: // granted, or an error that does not prove that nothing was written
 		e.present = true
+		e.unwanted = rep.Kind == Granted
 	}
 }
 
@@ -212,6 +245,12 @@ const (
 )
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {
+	if how == answered && rep.Kind == Deleted {
+		e.granted--
+	} else if how == answered && rep.Kind != Failed && e.granted > 0 { // it was granted after that
+		e.granted = 0
+		return 0, true
+	}
 	if e.emptyLocked() { // a create that was under way has left nothing
 		return 0, false
 	}

@@ -128,27 +128,33 @@ type Guard struct {
 // no server knows its scripts. Neither has a name.
 var (
 	anyEpoch     = &Epoch{State: EpochKept, usual: anyScripts, strict: anyScripts}
-	anyScripts   = newScripts(lua.Acquire, lua.Batch)
-	unknownEpoch = &Epoch{usual: newScripts(noScript, noScript), strict: newScripts(noScript, noScript)}
+	anyScripts   = newScripts(lua.Acquire, lua.Release, lua.Batch)
+	noScripts    = newScripts(noScript, lua.GrantNothing, noScript)
+	unknownEpoch = &Epoch{usual: noScripts, strict: noScripts}
 	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
 )
 
 // scripts are those for each kind of request, and for a batch.
 type scripts struct {
-	acquire, batch lua.Script
-	names          [opBatch + 1][]byte
+	acquire, release, batch lua.Script
+	names                   [opBatch + 1][]byte
 }
 
-func newScripts(acquire, batch lua.Script) *scripts {
-	return &scripts{acquire, batch, [...][]byte{
+func newScripts(acquire, release, batch lua.Script) *scripts {
+	return &scripts{acquire, release, batch, [...][]byte{
 		opAcquire: []byte(acquire.SHA), opRepair: []byte(acquire.SHA), opRefresh: []byte(lua.Refresh.SHA),
-		opRelease: []byte(lua.Release.SHA), opUndo: []byte(lua.Undo.SHA), opBatch: []byte(batch.SHA),
+		opRelease: []byte(release.SHA), opUndo: []byte(lua.Undo.SHA), opBatch: []byte(batch.SHA),
 	}}
 }
 
+// grantNothing is the name of the release that needs no epoch.
+var grantNothing = []byte(lua.GrantNothing.SHA)
+
 // scripts are those by which a server votes in this epoch.
 func (e *Epoch) scripts() []lua.Script {
-	return []lua.Script{e.usual.acquire, e.usual.batch, e.strict.acquire, e.strict.batch}
+	return []lua.Script{
+		e.usual.acquire, e.usual.release, e.usual.batch, e.strict.acquire, e.strict.release, e.strict.batch,
+	}
 }
 
 // A verification is a request whose reply proved that the server is the one that reported its epoch.
@@ -407,9 +413,9 @@ func parseBootReply(val any, anyMarker bool) (*Epoch, error) {
 	in := lua.Epoch{
 		Name: name, Run: run, AlwaysRun: major(version) < 7, Raw: texts[7] == "1", Promoted: promoted, Since: since, AnyMarker: anyMarker,
 	}
-	e.usual = newScripts(lua.AcquireIn(in), lua.BatchIn(in))
+	e.usual = newScripts(lua.AcquireIn(in), lua.ReleaseIn(in), lua.BatchIn(in))
 	in.Strict = true
-	e.strict = newScripts(lua.AcquireIn(in), lua.BatchIn(in))
+	e.strict = newScripts(lua.AcquireIn(in), lua.ReleaseIn(in), lua.BatchIn(in))
 	return e, nil
 }
 

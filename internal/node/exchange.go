@@ -26,6 +26,7 @@ import (
 func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 	s := l.s
 	apart := false
+	l.grantsNothing = false
 	for try := 0; ; try++ {
 		if batch = unwritten(batch); len(batch) == 0 {
 			return true
@@ -50,7 +51,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		err := l.load(ctx, loads)
 		l.watchdog.end()
 		if conn.IsReply(err) {
-			apart = true // the script of a batch is one that votes, too
+			apart, l.grantsNothing = true, true // the script of a batch is one that votes, too
 			batch = completeBut(func(r *request) bool { return !r.op.votes() }, batch, failed(err))
 			if len(batch) == 0 {
 				return true
@@ -114,6 +115,9 @@ func responseOf(cmd *redis.Cmd) response { return response{cmd.Val(), cmd.Err()}
 // server did not know the script and heal allows for another try.
 func (l *lane) complete(r *request, got response, sent, heal bool) bool {
 	rep, err := outcome(r.op, got)
+	if rep.Kind == Replayed && r.e.t.prepared() { // it was granted by somebody's release
+		rep.Kind = Granted
+	}
 	if rep.Kind == Granted && l.tooOld() {
 		rep = failed(errOld)
 	}

@@ -61,22 +61,23 @@ type lane struct {
 	conn   atomic.Pointer[conn.Conn] // that connection; nil before the first
 
 	// For the goroutine that made the queue busy.
-	calls       calls
-	epoch       *Epoch        // in which the batch under way asks for votes
-	by          *scripts      // of that epoch
-	strict      bool          // they make the strict check
-	verified    *verification // the last one when it was written
-	asked       time.Time     // when it was about to be written
-	written     time.Time     // when it was
-	lasted      time.Duration // from then to its answer, by the clock that says more
-	cmds        []*redis.Cmd  // of the batch under way, from calls
-	all         []redis.Cmder // cmds, and what goes before some of them
-	batchCmd    batchCmd      // instead, if the batch is one command
-	answers     []response    // of the batch under way
-	first       scriptName    // of the first command of the batch under way
-	names       [opBatch + 1]scriptName
-	missed      bool // the script that exchangeNow has just sent was not known
-	long, brief ctxCache
+	calls         calls
+	epoch         *Epoch        // in which the batch under way asks for votes
+	by            *scripts      // of that epoch
+	strict        bool          // they make the strict check
+	verified      *verification // the last one when it was written
+	asked         time.Time     // when it was about to be written
+	written       time.Time     // when it was
+	lasted        time.Duration // from then to its answer, by the clock that says more
+	cmds          []*redis.Cmd  // of the batch under way, from calls
+	all           []redis.Cmder // cmds, and what goes before some of them
+	batchCmd      batchCmd      // instead, if the batch is one command
+	answers       []response    // of the batch under way
+	first         scriptName    // of the first command of the batch under way
+	names         [opBatch + 1]scriptName
+	grantsNothing bool // the node refuses to report its epoch: releases are to grant nothing
+	missed        bool // the script that exchangeNow has just sent was not known
+	long, brief   ctxCache
 }
 
 // flushed is called just before the first byte of the batch under way is written.

@@ -50,6 +50,7 @@ type request struct {
 	links list.Links[request]   // in the queue: guarded by its mu
 
 	turnPass *TurnPass // of a release; nil: an undo
+	unwanted bool      // of a release: its contender has no want on the node
 	asker    string    // of a refresh: who asks for rivals; "": nobody does
 }
 
@@ -75,7 +76,23 @@ func (r *request) keys(to []any) []any {
 	if r.reach == allKeys && r.withWants() {
 		to = append(to, t.wants())
 	}
+	if r.grants() {
+		to = append(to, &t.bucket)
+	}
 	return to
+}
+
+// grants reports whether r is a release that grants the key to the next contender, if that has made an offer.
+func (r *request) grants() bool {
+	return r.op == opRelease && r.reach == allKeys && r.turnPass.wanted() && r.turnPass.News == NoNews && !r.e.n.IsCluster()
+}
+
+// offer is the offer that r makes; nil: none.
+func (r *request) offer() *carried {
+	if r.reach != allKeys || r.e.n.IsCluster() || r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
+		return nil
+	}
+	return r.e.t.carried
 }
 
 // withWants reports whether r's script uses the wants, if it can have them.
@@ -99,6 +116,12 @@ func (r *request) values(to []any) []any {
 		if t.contender != "" || r.reach == keyBeside {
 			to = append(to, 0, t.contender)
 		}
+		if c := r.offer(); c != nil {
+			to = append(to, c.text(r.e.i))
+			if c.waits {
+				to = append(to, "waits")
+			}
+		}
 	case opRepair:
 		to = append(to, &t.owner, ttl, 0, r.tokens)
 		if t.contender != "" || r.reach == keyBeside {
@@ -113,18 +136,23 @@ func (r *request) values(to []any) []any {
 		to = append(to, &t.owner)
 		switch p := r.turnPass; {
 		case r.reach != allKeys:
-		case p != nil && (p.News == NewsFailed || p.News == NewsLook && p.Contender != ""): // else all are notified anyway
-			to = append(to, r.e.n.publish, r.e.n.turn, p.Contender, p.Rival, [...]string{NewsLook: "look", NewsFailed: "failed"}[p.News])
 		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
-			if p.Contender != "" {
-				to = append(to, p.Contender)
+			rest := p.values(r.unwanted)
+			last := len(rest)
+			for last > 0 && rest[last-1] == "" {
+				last--
 			}
-			if p.Rival != "" {
-				to = append(to, p.Rival)
+			for _, v := range rest[:last] {
+				to = append(to, v)
 			}
+		case t.prepared() && !r.e.n.IsCluster():
+			to = append(to, t.contender, "")
 		case t.contender != "":
 			to = append(to, t.contender)
+			if c := r.offer(); c != nil {
+				to = append(to, c.text(r.e.i))
+			}
 		}
 	}
 	if r.reach == keyBeside {
@@ -142,7 +170,8 @@ func (r *request) plain() bool {
 // sameArgs reports whether r's values are those of p, but for the owner.
 func (r *request) sameArgs(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.tokens == p.tokens && r.more == p.more &&
-		r.turnPass == p.turnPass && r.reach == p.reach && r.asker == p.asker && r.e.t.contender == p.e.t.contender
+		r.turnPass == p.turnPass && r.reach == p.reach && r.asker == p.asker && r.e.t.contender == p.e.t.contender &&
+		r.unwanted == p.unwanted && r.offer() == nil && p.offer() == nil
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.

@@ -40,7 +40,7 @@ func watch(t *testing.T, c redis.UniversalClient, key string, prepare func(*node
 	if err != nil {
 		t.Fatal(err)
 	}
-	subs := pubsub.New(n)
+	subs := pubsub.New(n, func(string) {})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()

@@ -24,7 +24,8 @@ const bucketsPerSlot = 16
 type Target struct {
 	key, owner text
 	bucket     bucket
-	contender  string // who asks, over any number of attempts; "" if it has not had to wait
+	contender  string   // who asks, over any number of attempts; "" if it has not had to wait
+	carried    *carried // the offer that the attempt makes; nil: none
 	slot       uint16
 	lane       uint8
 

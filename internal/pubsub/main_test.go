@@ -26,7 +26,7 @@ func newSubs(t *testing.T, c redis.UniversalClient) *Subscriptions {
 	if err != nil {
 		t.Fatal(err)
 	}
-	subs := New(n)
+	subs := New(n, func(string) {})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()

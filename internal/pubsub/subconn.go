@@ -209,6 +209,9 @@ func (sc *subConn) listen() {
 		if !ok {
 			return
 		}
+		if m, ok := msg.(*redis.Message); ok && sc.sub.subs.isVote(m) {
+			sc.sub.subs.onVote(m.Payload)
+		}
 	}
 }
 
@@ -224,7 +227,7 @@ func (sc *subConn) take(msg any, err error) (due []*Watch, ok bool) {
 	due = sc.due[:0]
 	switch m := msg.(type) {
 	case *redis.Message:
-		if t := subs.topics[m.Channel]; t != nil && t.home == sc.sub {
+		if t := subs.topics[m.Channel]; t != nil && t.home == sc.sub && !subs.isVote(m) {
 			due = t.messageLocked(due, m.Payload)
 		}
 	case *redis.Subscription:

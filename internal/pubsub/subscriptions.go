@@ -13,6 +13,7 @@ import (
 	"github.com/flightlock/flightlock/internal/jitter"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/wait"
+	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -60,10 +61,11 @@ const (
 // without reporting it, one channel that the user may not read breaks its resubscription for good,
 // and on a Cluster it stays with one master.
 type Subscriptions struct {
-	node *node.Node
-	life context.Context // ends with Close
-	end  context.CancelFunc
-	wg   sync.WaitGroup // every goroutine of the subscriptions. Added to under mu, unless closed, or by one of them
+	node   *node.Node
+	onVote func(text string) // receives the messages to an inbox that are votes; see New
+	life   context.Context   // ends with Close
+	end    context.CancelFunc
+	wg     sync.WaitGroup // every goroutine of the subscriptions. Added to under mu, unless closed, or by one of them
 
 	// Set before the first watch, or under mu.
 	topicIdle, connIdle, bar, pulse time.Duration
@@ -79,9 +81,11 @@ type Subscriptions struct {
 	resolving   bool                         // the goroutine that does so is running
 }
 
-// New makes the subscriptions of n. It starts nothing.
-func New(n *node.Node) *Subscriptions {
-	subs := &Subscriptions{node: n, topicIdle: topicIdleTime, connIdle: connIdleTime, bar: barTime, pulse: pulseTime}
+// New makes the subscriptions of n. It starts nothing. onVote gets the votes that n publishes to the
+// client's inbox (node.IsVote), on the goroutine that reads, with no lock held, one call at a time. It must
+// not block. Votes come whether there is a watch for them or not, as long as the inbox is subscribed.
+func New(n *node.Node, onVote func(text string)) *Subscriptions {
+	subs := &Subscriptions{node: n, onVote: onVote, topicIdle: topicIdleTime, connIdle: connIdleTime, bar: barTime, pulse: pulseTime}
 	subs.life, subs.end = context.WithCancel(context.Background())
 	return subs
 }
@@ -292,6 +296,11 @@ func (t *topic) notifyLocked(due []*Watch, e Event) []*Watch {
 		}
 	}
 	return due
+}
+
+// isVote reports whether m is a vote, which no watch gets. On a Cluster there are none.
+func (subs *Subscriptions) isVote(m *redis.Message) bool {
+	return !subs.node.IsCluster() && node.IsVote(m.Payload)
 }
 
 // messageLocked is notifyLocked for a message, which is for all watches, or for the one that it names.

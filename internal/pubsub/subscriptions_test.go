@@ -876,7 +876,7 @@ func TestWatchAgainstClose(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := New(of)
+		n := New(of, func(string) {})
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {

@@ -28,9 +28,14 @@ type Failure struct {
 	Reason Reason
 	Final  bool          // retrying cannot help
 	Free   time.Duration // how soon a majority could be free; 0 when unknown
-	Owned  bool          // acquire: one owner has the key on a majority of nodes, and publishes its release
-	Holder string        // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
-	Away   bool          // a majority cannot be reached, and more than one answer is missing for that: see node.Away
+	// Declined is set if the attempt could have won, had it not left the key to others who wait longer. On
+	// some nodes these may be gone.
+	Declined bool
+
+	Queued bool   // acquire: others have the key on a majority of nodes, and publish their release
+	Owned  bool   // acquire: one owner has the key on a majority of nodes, and publishes its release
+	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
+	Away   bool   // a majority cannot be reached, and more than one answer is missing for that: see node.Away
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
@@ -56,6 +61,9 @@ func (r *round) failureLocked() *Failure {
 	case r.acquires() && t.refused(true):
 		f.Reason, f.Free = Taken, r.freeInLocked(t)
 		f.Holder, f.Owned = r.holderLocked(t)
+		f.Queued = r.notifyingLocked() >= t.need
+		n := r.declinedLocked()
+		f.Declined = n > 0 && t.yes+n+t.pending >= t.need
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
@@ -118,6 +126,27 @@ func (r *round) holderLocked(t tally) (holder string, notifies bool) {
 		}
 	}
 	return "", false
+}
+
+// declinedLocked is how many nodes have the key free, and leave it to others.
+func (r *round) declinedLocked() (n int) {
+	for _, rep := range r.replies {
+		if rep.Kind == node.Held && rep.Holder == node.TurnOf {
+			n++
+		}
+	}
+	return n
+}
+
+// notifyingLocked is how many nodes have the key of others whose clients publish its release.
+func (r *round) notifyingLocked() (n int) {
+	for _, rep := range r.replies {
+		if rep.Kind == node.Held &&
+			(r.l.q.NotifiesRelease == nil || strings.HasPrefix(rep.Holder, node.TurnOf) || r.l.q.NotifiesRelease(rep.Holder)) {
+			n++
+		}
+	}
+	return n
 }
 
 // noAnswerLocked is the error of a node that has not answered in time, or not before the others

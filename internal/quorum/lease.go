@@ -45,15 +45,18 @@ type Lease struct {
 	mu            sync.Mutex // guards what follows except the entries, which have their own; not held while a request is sent or a callback runs
 	phase         phase
 	canceled      bool
-	granted       bool      // a majority has granted the attempt
-	reserved      int32     // how many of the tokens up to top are not ours until a refresh is confirmed
-	until         time.Time // validity deadline
-	top           int64     // the highest token reserved
-	attempt       *round    // the round of the attempt, until it is decided
-	everHeld      uint64    // bit i: node i has held the key for us
-	duplicateMask uint64    // bit i: node i is a second name of another node
+	granted       bool          // a majority has granted the attempt
+	reserved      int32         // how many of the tokens up to top are not ours until a refresh is confirmed
+	until         time.Time     // validity deadline
+	span          time.Duration // how long the nodes keep the key, until it is refreshed; 0: for the full ttl
+	top           int64         // the highest token reserved
+	attempt       *round        // the round of the attempt, until it is decided
+	everHeld      uint64        // bit i: node i has held the key for us
+	duplicateMask uint64        // bit i: node i is a second name of another node
 	entries       []node.Entry
 	one           [1]node.Entry // the entries of a quorum of one
+	offer         *offer        // what is only of a lease that others may acquire; nil: it is none
+	carries       *Lease        // the offer that the attempt brings to the nodes; nil: none. Written before the attempt is made
 
 	// scratch belongs to the attempt, and later to the release. It is nil in between once the
 	// lease has turned out to be held for long.
@@ -152,12 +155,16 @@ var errTooLate = errors.New("a majority was reached, but only after the validity
 // acquired continues after the decided first round.
 func (l *Lease) acquired(r *round) {
 	begun := l.target.Begun() // before the first byte was sent
-	until := begun.Add(l.q.Validity(l.scratch.ttl))
+	until, span := begun.Add(l.q.Validity(l.scratch.ttl)), time.Duration(0)
 	l.mu.Lock()
-	l.granted, l.until = r.won, until
+	if l.offer != nil {
+		l.offer.endLocked()
+		until, span = l.offer.decidedLocked(r, until)
+	}
+	l.granted, l.until, l.span = r.won, until, span
 	top, agree := r.topCounterLocked()
 	f := l.attemptFailureLocked(r)
-	if len(l.entries) > 1 && !begun.IsZero() {
+	if len(l.entries) > 1 && !begun.IsZero() && l.offer == nil {
 		l.q.rtt.Store(int64(clock.Since(begun)))
 	}
 	if f == nil && !agree {
@@ -212,7 +219,7 @@ func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	}
 	l.phase, l.top, l.attempt = held, top, nil
 	by := l.scratch.onAcquired
-	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top}
+	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top, Span: l.span}
 	l.mu.Unlock()
 	by.Acquired(g, nil)
 }
@@ -224,7 +231,11 @@ func (l *Lease) fail(f *Failure) {
 	l.phase, l.attempt = over, nil
 	duplicates, s := l.duplicateMask != 0, l.scratch
 	p := l.undoTurnPassLocked()
+	l.offer.endLocked()
 	l.mu.Unlock()
+	if l.offer != nil {
+		l.q.offers.ended(l)
+	}
 	for i := range l.entries {
 		l.entries[i].Release(&s.places[i], nil, false, p)
 	}
@@ -242,12 +253,13 @@ func (l *Lease) undoTurnPassLocked() *node.TurnPass {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.turnPass("", node.NoNews)
+	return l.turnPass("", false, node.NoNews)
 }
 
 // turnPass says who is next after this lease: rival, if it is set, or else the contender that
-// waits longest. All of them receive the news.
-func (l *Lease) turnPass(rival string, news node.News) *node.TurnPass {
+// waits longest. With a rival this lease's own contender waits on, unless it leaves. All of them
+// receive the news.
+func (l *Lease) turnPass(rival string, leaves bool, news node.News) *node.TurnPass {
 	contender := l.target.Contender()
 	switch {
 	case contender == "" && rival == "" && news != node.NewsFailed:
@@ -255,7 +267,7 @@ func (l *Lease) turnPass(rival string, news node.News) *node.TurnPass {
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
-	return &node.TurnPass{Contender: contender, Rival: rival, News: news}
+	return &node.TurnPass{Contender: contender, Rival: rival, Leaves: leaves, News: news}
 }
 
 var plainTurnPass node.TurnPass
@@ -444,7 +456,13 @@ func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) 
 	s.onReleased = by
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.turnPass(rival, news)
+	p := l.turnPass(rival, false, news)
+	if o := l.offer; o != nil {
+		l.q.offers.ended(l)
+		if rival == "" && o.follower != "" && len(l.entries) > 1 { // the nodes are to agree on who is next
+			p = l.turnPass(o.follower, true, news)
+		}
+	}
 	for i := range l.entries {
 		l.entries[i].Release(&s.places[i], r, l.mayBlock(inline), p)
 	}

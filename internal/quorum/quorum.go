@@ -64,6 +64,7 @@ type Quorum struct {
 	subs       []*pubsub.Subscriptions // of each node
 	deadlines  deadlines
 	quarantine *quarantine // nil: there is none
+	offers     offers
 
 	rtt       atomic.Int64            // duration of the last attempt that the nodes decided, in ns
 	duplicate atomic.Pointer[Failure] // set once two nodes have proved to be one server, and never cleared
@@ -80,8 +81,8 @@ type Quorum struct {
 func New(cfg Config) *Quorum {
 	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()}}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
-	for _, n := range cfg.Nodes {
-		q.subs = append(q.subs, pubsub.New(n))
+	for i, n := range cfg.Nodes {
+		q.subs = append(q.subs, pubsub.New(n, func(text string) { q.vote(i, text) }))
 	}
 	switch {
 	case cfg.Guarded:
@@ -111,6 +112,10 @@ type Grant struct {
 	First, Last int64     // the block of fencing tokens, empty when Last < First
 	Rival       string    // of a refresh with namesRival: the contender that waits longest; "": none
 	Reserved    bool      // of a refresh: the nodes have reserved a block, which the next refresh may make ours
+
+	// Span is set for a lease that another's release has granted: the nodes keep the key for so long
+	// only, until a refresh makes its ttl full.
+	Span time.Duration
 }
 
 // Self is a contender for Prepare: the owner of the attempt itself.

@@ -85,7 +85,8 @@ func (l *Lease) reservedForUs(holder string) bool {
 
 // roundLocked returns memory for the next round: that of the lease's scratch for the first round of
 // an attempt, and for the release if nobody uses the attempt's round any more: all nodes have
-// answered, and there was no timer. (The deadlines and the quarantine check that the round is
+// answered, and there was no timer. (Not of an offer: a node may have been asked and have voted by
+// message. The deadlines and the quarantine check that the round is
 // still the one that they waited for.)
 func (l *Lease) roundLocked(op string) *round {
 	var r *round
@@ -94,7 +95,7 @@ func (l *Lease) roundLocked(op string) *round {
 	}
 	switch {
 	case op != "refresh" && r.l == nil: // new
-	case op == "release" && r.decided && r.pending == 0 && r.timer == nil:
+	case op == "release" && l.offer == nil && r.decided && r.pending == 0 && r.timer == nil:
 		clear(r.replies)
 		r.decided, r.won, r.expired = false, false, false
 		return r
@@ -116,12 +117,19 @@ func (r *round) Answer(i int, rep node.Reply) {
 	if rep.Kind == node.Held && l.reservedForUs(rep.Holder) {
 		rep = node.Reply{Kind: node.Missing}
 	}
+	if o := l.carries; o != nil && rep.Kind == node.Held && rep.Holder == o.Owner() {
+		o.metOwn()
+	}
 	duplicate := rep.Kind == node.Replayed // the owner is new to this node
 	if duplicate {
 		rep = node.Reply{Kind: node.Failed, Err: errDuplicate}
 		l.q.reportDuplicate(i) // before the decision, which may wait for its result
 	}
 	l.mu.Lock()
+	if l.offer != nil && r.want == node.Granted && r.replies[i].Kind != node.Pending {
+		l.mu.Unlock() // a vote has come by message meanwhile: it is of the same owner
+		return
+	}
 	r.pending--
 	if duplicate {
 		l.duplicateMask |= 1 << i
@@ -248,12 +256,12 @@ func (r *round) missingLocked() (missing []int) {
 func (r *round) rivalLocked() (rival string) {
 	best := 0
 	for _, rep := range r.replies {
-		if rep.Kind != node.Renewed || rep.Rival == "" {
+		if rep.Kind != r.want || rep.Rival == "" {
 			continue
 		}
 		n := 0
 		for _, other := range r.replies {
-			if other.Kind == node.Renewed && other.Rival == rep.Rival {
+			if other.Kind == r.want && other.Rival == rep.Rival {
 				n++
 			}
 		}

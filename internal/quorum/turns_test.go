@@ -243,7 +243,7 @@ func TestRivalIsWhomMostNodesName(t *testing.T) {
 		{"xyyzz", "y"}, {"zzyyx", "y"}, {"XXy", "y"}, {"XX-", ""}, {"Zyz", "y"}, {"..x", "x"}, {"...", ""},
 	} {
 		l := muteLease(t, len(c.named))
-		r := &round{l: l, replies: make([]node.Reply, len(c.named))}
+		r := &round{l: l, want: node.Renewed, replies: make([]node.Reply, len(c.named))}
 		for i, name := range c.named {
 			switch rival := string(name); {
 			case name == '.':

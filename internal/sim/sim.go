@@ -24,6 +24,7 @@ func (p *plan) dialTimeout() time.Duration { return max(4*p.nodeTimeout, 100*tim
 type result struct {
 	violations []string
 	grants     int
+	direct     uint64 // of these, by the release of another client
 	steps      int
 }
 
@@ -41,6 +42,9 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 		w := newWorld(p, out)
 		w.play()
 		res = result{violations: w.checker.violations, grants: w.checker.grants, steps: w.steps}
+		for _, c := range w.clients {
+			res.direct += c.lib.Stats().Grants
+		}
 	})
 	return res
 }

@@ -46,6 +46,7 @@ func TestSim(t *testing.T) {
 	}
 	n := cmp.Or(*seedsFlag, fewSeeds)
 	var grants, steps, failed int
+	var direct uint64
 	for seed := *firstFlag; seed < *firstFlag+n; seed++ {
 		res := simulate(t, newPlan(seed, in), nil)
 		if len(res.violations) > 0 {
@@ -55,10 +56,11 @@ func TestSim(t *testing.T) {
 			}
 		}
 		grants += res.grants
+		direct += res.direct
 		steps += res.steps
 		collect(seed)
 	}
-	t.Logf("%d seeds from %d: %d locks were had in %d steps", n, *firstFlag, grants, steps)
+	t.Logf("%d seeds from %d: %d locks were had, %d leases granted by the release before them, in %d steps", n, *firstFlag, grants, direct, steps)
 }
 
 // collect collects garbage, now and then, between worlds: in one, it would put goroutines

@@ -98,6 +98,7 @@ var commands = map[string]struct {
 }{
 	"GET":     {1, (*store).get},
 	"SET":     {2, (*store).set},
+	"GETDEL":  {1, (*store).getDel},
 	"APPEND":  {2, (*store).append},
 	"OBJECT":  {2, (*store).object},
 	"DEL":     {1, (*store).del},
@@ -121,6 +122,14 @@ func (s *store) get(a []string) any {
 	default:
 		return v.text
 	}
+}
+
+func (s *store) getDel(a []string) any {
+	was := s.get(a)
+	if _, is := was.(string); is {
+		delete(s.keys, a[0])
+	}
+	return was
 }
 
 func (s *store) set(a []string) any {

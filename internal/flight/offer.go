@@ -1,0 +1,169 @@
+package flight
+
+import (
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
+)
+
+// How a flight is granted the key by a release elsewhere, without an attempt of its own.
+
+// offered is the offer of a flight that waits among its rivals: a lease that the release of one of them may
+// grant to it. The flight makes it with the first attempt after the nodes have confirmed its subscription;
+// each attempt brings it to the nodes again. While it is made, the flight polls more often, since what a
+// release grants is valid from the last poll only, and for a short time.
+//
+//	made --q nodes have granted it--> the flight's lease
+//	  | \--votes were split----------> over; the next attempt makes another
+//	  \--an attempt won, or nobody waits any more--> withdrawn: its outcome means nothing
+//
+// An attempt may be under way when the offer is granted. Then the attempt is canceled, and the lease is
+// taken when that has ended: so there is never a lease and an attempt at a time.
+type offered struct {
+	f     *flight
+	ttl   time.Duration
+	lease Lease
+	grant quorum.Grant // if it was granted while an attempt was under way. Guarded by f.mu
+}
+
+const (
+	// minSpan is for how long a release grants the key at first. A contender whose process stands still costs
+	// the others that much. For one that has waited long it is longer, so that many who wait need not poll
+	// so often, up to maxSpan: it is also how long a server may take to be replaced by another and back
+	// without that being noticed (see node.Epoch).
+	minSpan, maxSpan = 500 * time.Millisecond, time.Second
+
+	// splitPause is how long a flight waits at least, and half of how long at most, after an attempt that has
+	// met several holders: the key is passed on just now, which ends by a message, or votes are split, which
+	// ends by this.
+	splitPause = 10 * time.Millisecond
+
+	// pollsPerSpan, in tenths: a grant has more than half of its span left.
+	pollsPerSpan = 25
+)
+
+// spanLocked is how long a release is to grant the key, and how often the flight polls for that.
+func (c *contention) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
+	span = min(max(time.Duration(now-c.since)/2, minSpan), maxSpan, ttl)
+	return span, span * 10 / pollsPerSpan
+}
+
+// makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer, and
+// reports whether it does.
+func (f *flight) makeOffer(l Lease, contender string) bool {
+	f.mu.Lock()
+	c, ttl := f.contention, f.attemptTTL
+	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || f.granted != nil {
+		f.mu.Unlock()
+		return false
+	}
+	o, tokens := c.offer, f.blockLocked()
+	waits := f.backoff == nil || !f.backoff.declined
+	var span time.Duration
+	span, c.poll = c.spanLocked(clock.InstantNow(f.g.epoch), ttl)
+	f.mu.Unlock()
+	if o == nil {
+		o = &offered{f: f, ttl: ttl}
+		if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, tokens, contender, o); o.lease == nil {
+			return false
+		}
+		f.mu.Lock()
+		c.offer = o // the flight does not die while an attempt is under way
+		f.mu.Unlock()
+	}
+	f.g.cfg.Nodes.Carry(l, o.lease, span, waits)
+	return true
+}
+
+// Acquired takes the outcome of an offer.
+func (o *offered) Acquired(g quorum.Grant, failure *quorum.Failure) {
+	f := o.f
+	f.mu.Lock()
+	defer f.unlock()
+	c := f.contention
+	if c == nil || c.offer != o { // withdrawn
+		if failure == nil {
+			f.returnLocked(o.lease)
+		}
+		return
+	}
+	c.offer = nil
+	switch {
+	case failure == nil && f.phase == idle: // somebody waits, or it were dead
+		f.takeLocked(o, g)
+	case failure == nil && (f.phase == acquiring || f.phase == canceled):
+		f.granted, o.grant = o, g
+		if a := f.attempt; a != nil {
+			f.deferLocked(a.Cancel)
+		}
+	case failure == nil:
+		f.returnLocked(o.lease)
+	case f.phase == idle:
+		f.attemptNowLocked()
+	default:
+		f.retry = true
+	}
+}
+
+// takeLocked takes the lease that was granted to o.
+func (f *flight) takeLocked(o *offered, g quorum.Grant) {
+	f.shard().counts.grants.Add(1)
+	f.contention.othersWait = true
+	f.attemptTTL = o.ttl
+	f.wonLocked(o.lease, g)
+}
+
+// grantedLocked follows when the attempt has ended that was under way when o was granted.
+func (f *flight) grantedLocked(o *offered, attempt Lease, failure *quorum.Failure) {
+	if failure == nil {
+		f.returnLocked(attempt)
+	}
+	if f.n > 0 {
+		f.takeLocked(o, o.grant)
+		return
+	}
+	f.returnLocked(o.lease)
+	f.dieLocked()
+}
+
+// returnLocked releases a lease that the flight does not need.
+func (f *flight) returnLocked(l Lease) {
+	f.deferLocked(func() { l.Release(false, "", quorum.NoNews, ignored{}) })
+}
+
+// withdrawLocked ends the offer, if there is one: an attempt has won.
+func (f *flight) withdrawLocked() {
+	if c := f.contention; c != nil && c.offer != nil {
+		o := c.offer
+		c.offer = nil
+		f.deferLocked(o.lease.Forget)
+	}
+}
+
+// Completing a lease.
+
+// shortLeaseLocked follows when a lease was granted for span, 0 for the full ttl. It is refreshed in time, if it
+// is not released before that.
+func (f *flight) shortLeaseLocked(now time.Time, span time.Duration) {
+	f.span, f.completes = span, 0
+	if span > 0 {
+		f.completes = f.g.at(now.Add(clock.Left(now, f.until) / 4))
+		f.renewAfter = f.completes
+	}
+}
+
+// completeLocked refreshes a lease that was granted for a span, when it is time; again and again, if the nodes do
+// not answer.
+func (f *flight) completeLocked(now time.Time) {
+	if f.completes == 0 {
+		return
+	}
+	if f.g.at(now) >= f.completes {
+		if !f.refreshing {
+			f.renewLocked(now)
+		}
+		f.completes = f.g.at(now.Add(f.g.cfg.NodeTimeout))
+	}
+	f.armAtLocked(f.completes)
+}

@@ -1,0 +1,131 @@
+package node
+
+import (
+	"strconv"
+	"strings"
+	"time"
+)
+
+// An Offer is what a contender lets others do for it: whoever releases the key may make it the offer's,
+// with that block of tokens, in the same atomic step, so that the contender has a node's vote without
+// having asked for it at that time. It goes to the nodes with the contender's acquires, each time with
+// the number of the poll, and comes back with the vote (see lua/release.lua).
+//
+// The owner of an offer is that of a lease of its own, which is released as any other. A node may grant an
+// offer at any time after the request with it was sent, even when the lease has been released: the message
+// about that grant then gets another release. So a grant to nobody costs others a moment, or the span of the
+// offer if the message is lost.
+type Offer struct {
+	Target *Target // of the lease: its owner is the offer's
+	Tokens int64   // the block that each vote reserves
+}
+
+// carried is the offer that a request carries.
+type carried struct {
+	*Offer
+	poll uint32        // its number
+	span time.Duration // how long the key is kept for the offer's owner
+
+	waits bool // a free key is left to those who wait longer
+}
+
+// text is the offer as node i has it.
+func (c *carried) text(i uint8) string {
+	b := make([]byte, 0, 32+len(c.Target.owner))
+	b = strconv.AppendUint(b, uint64(c.poll), 10)
+	b = strconv.AppendUint(append(b, ' '), uint64(i), 10)
+	b = strconv.AppendInt(append(b, ' '), max(1, c.span.Milliseconds()), 10)
+	b = strconv.AppendInt(append(b, ' '), c.Tokens, 10)
+	return string(append(append(b, ' '), c.Target.owner...))
+}
+
+// Carry has the acquires of t's attempt make o, as its poll of that number, and with it the undo of those
+// that are granted. It is called before the first of them. An offer's own target carries it too: what is
+// undone for that is the offer. With waits, the acquires leave a free key to those who wait longer.
+func (t *Target) Carry(o *Offer, poll uint32, span time.Duration, waits bool) {
+	t.carried = &carried{o, poll, span, waits}
+}
+
+// prepared reports whether t is the target of an offer's own lease, which the nodes may have granted without
+// a request of its own.
+func (t *Target) prepared() bool { return t.carried != nil && t.carried.Target == t }
+
+// Granted follows when the node has made the key e's, by a release of somebody else. If e has been released
+// before, the node is to release the key again, unless it has deleted it since the grant.
+func (e *Entry) Granted() {
+	e.mu.Lock()
+	e.granted++
+	again := e.released && !e.releasePending && e.granted > 0
+	if again {
+		e.granted, e.releasePending = 0, true
+	}
+	e.present, e.unwanted = e.present || !e.released || again, true
+	e.mu.Unlock()
+	if again {
+		e.n.route(e.releaseAgain())
+	}
+}
+
+// A Vote is what a release has granted to an offer, as the node's message says.
+type Vote struct {
+	Owner, Key string
+	Follower   string // the contender that was next after this one; "": none
+	Epoch      string // of the node, "" if that does not matter
+	Token      int64  // the counter: the block ends there
+	Poll       uint32
+	Node       int           // as the offer had it
+	Span       time.Duration // how long the key is kept
+}
+
+// IsVote reports whether a message to an inbox is about a grant.
+func IsVote(text string) bool {
+	_, rest, _ := strings.Cut(text, " ")
+	return strings.HasPrefix(rest, voteWord)
+}
+
+const voteWord = "grant "
+
+// ParseVote reads a message that IsVote has recognized; lua/release.lua documents it. ok is false if it is
+// malformed.
+func ParseVote(text string) (v Vote, ok bool) {
+	_, rest, _ := strings.Cut(text, " ")
+	rest = strings.TrimPrefix(rest, voteWord)
+	var fields [8]string
+	for i := range fields {
+		if fields[i], rest, ok = strings.Cut(rest, " "); !ok {
+			return Vote{}, false
+		}
+	}
+	var numbers [8]int64
+	for i, field := range fields {
+		if i == 1 {
+			continue
+		}
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil || n < 0 {
+			return Vote{}, false
+		}
+		numbers[i] = n
+	}
+	follower, owner := numbers[2], numbers[3]
+	if follower > int64(len(rest)) || owner > int64(len(rest))-follower || numbers[4] > 1<<32-1 || numbers[5] > 1<<8 {
+		return Vote{}, false
+	}
+	v = Vote{
+		Token: numbers[0], Follower: rest[:follower], Owner: rest[follower : follower+owner], Key: rest[follower+owner:],
+		Poll: uint32(numbers[4]), Node: int(numbers[5]), Span: time.Duration(numbers[6]) * time.Millisecond,
+	}
+	if fields[1] != "-" {
+		v.Epoch = fields[1]
+	}
+	return v, v.Owner != "" && v.Key != "" && numbers[6] < 1<<32
+}
+
+// EpochOf is the epoch of that name, for a vote of a node: nil if the node's votes count in any. It counts if
+// the node's own last report has the same name, and says that it is kept.
+func (n *Node) EpochOf(name string) *Epoch {
+	if n.guard == nil || n.guard.Changed == nil {
+		return nil
+	}
+	return &Epoch{Name: name, State: EpochLost}
+}

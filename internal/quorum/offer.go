@@ -1,0 +1,299 @@
+package quorum
+
+import (
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/node"
+)
+
+// An offer is what makes a Lease one that others may acquire: whoever releases the key may grant it to the
+// next contender's offer, in the same atomic step, so that a hand-over between processes is one message. The
+// offer goes to the nodes with the polls of its contender, attempts with owners of their own, which are
+// undone as ever if they fail; its own owner is in no acquire until a node has granted it.
+//
+//	offered --first vote--> gathering --q votes--> (raising -->) held
+//	   |                        | \--half a round trip--> the other nodes are asked: acquires
+//	   +-- Cancel --------------+-- unwinnable, too late ---> over, undone
+//
+// A release that grants is a delete followed by an acquire of the offer's owner, made by somebody else. So
+// the argument of Lease holds for it, and these are its own parts:
+//
+//   - A vote is of one owner and one node: by the number that the offer had for it. A message that comes from
+//     another node is none: pub/sub crosses databases and replicas, and a server may be configured twice.
+//   - It counts if the node's epoch, which the releasing script has verified and named, is the one that this
+//     client knows as kept.
+//   - Its validity begins when the poll was about to be sent that brought the offer which the node has
+//     granted: the grant came causally after that. No clock of a node takes part. It is as long as that offer
+//     said, and not as the releaser thinks. A vote whose validity is over is none.
+//   - A lease has the least validity of its q votes, as of the decision, and no vote is added to another of
+//     the same node.
+//   - The block is as large on all nodes, for it is the owner's. Unequal counters are raised as ever.
+//   - A lease that is over counts no vote any more, whatever comes later. A grant to nobody is released when
+//     its message comes, and passes the key on.
+//
+// A vote that cannot be counted is not lost: the node is asked, by an acquire of the same owner, and answers
+// that it has granted that already. So lost messages cost a poll, which finds the owner at the node.
+type offer struct {
+	node.Offer
+
+	// guarded by the Lease's mu
+	polls    []poll      // the last ones, in order
+	votes    []voteTime  // of each node
+	timer    *time.Timer // since a node has granted it; see awaitOthersLocked
+	asked    bool        // the nodes of which no vote had come
+	follower string      // the contender that was next after this one, when it was decided; "": none, or unknown
+}
+
+// voteTime is how long a vote that came by message counts. It is zero for a node that was asked.
+type voteTime struct {
+	until time.Time
+	span  time.Duration // how long the node keeps the key
+}
+
+// poll is an attempt that carries an offer.
+type poll struct {
+	number uint32
+	target *node.Target
+	span   time.Duration
+}
+
+// maxPolls is how many polls are remembered: a vote for an older one would hardly be valid.
+const maxPolls = 8
+
+// offers are the leases that others may acquire, by owner, and the last of those that are over: messages about
+// grants of these may still come.
+type offers struct {
+	mu     sync.Mutex // guards what follows
+	open   map[string]*Lease
+	over   [128]*Lease
+	oldest int // of over
+}
+
+func (o *offers) add(l *Lease) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.open == nil {
+		o.open = map[string]*Lease{}
+	}
+	o.open[l.Owner()] = l
+}
+
+func (o *offers) remove(l *Lease) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.open, l.Owner())
+}
+
+// ended follows when l was released.
+func (o *offers) ended(l *Lease) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if old := o.over[o.oldest]; old != nil {
+		delete(o.open, old.Owner())
+	}
+	o.over[o.oldest] = l
+	o.oldest = (o.oldest + 1) % len(o.over)
+}
+
+func (o *offers) find(owner string) *Lease {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.open[owner]
+}
+
+// GrantsNothing reports whether there are offers of no use, because so many nodes are Clusters, where there are no
+// inboxes.
+func (q *Quorum) GrantsNothing() bool {
+	n := 0
+	for _, node := range q.Nodes {
+		if !node.IsCluster() {
+			n++
+		}
+	}
+	return n < q.need
+}
+
+// Offer makes l a lease that releases elsewhere may grant to contender, and calls by.Acquired once, as Acquire
+// does: when q nodes have granted it, or when it was canceled, or could not be won although a node has
+// granted it. It sends nothing: see Carry.
+func (q *Quorum) Offer(l *Lease, key string, ttl time.Duration, tokens int64, contender string, by Acquirer) {
+	q.Prepare(l, key, ttl, tokens, contender)
+	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens}, votes: make([]voteTime, len(q.Nodes))}
+	l.target.Carry(&l.offer.Offer, 0, ttl, false)
+	l.scratch.onAcquired = by
+	l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
+	q.offers.add(l)
+}
+
+// Carry has the attempt l bring o to the nodes, with its contender: a node that grants o keeps the key for
+// span. It is called before l.Acquire. With waits, l does not take what is free on a node where others wait
+// longer: see Failure.Declined.
+func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
+	span = min(span, o.scratch.ttl).Truncate(time.Millisecond)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	number := uint32(1)
+	if n := len(o.offer.polls); n > 0 {
+		number = o.offer.polls[n-1].number + 1
+	}
+	if len(o.offer.polls) == maxPolls {
+		o.offer.polls = append(o.offer.polls[:0], o.offer.polls[1:]...)
+	}
+	o.offer.polls = append(o.offer.polls, poll{number, &l.target, span})
+	l.target.Carry(&o.offer.Offer, number, span, waits)
+	l.carries = o
+}
+
+// vote takes the message text of node i about a grant.
+func (q *Quorum) vote(i int, text string) {
+	v, ok := node.ParseVote(text)
+	if !ok {
+		return
+	}
+	if v.Node != i {
+		q.reportDuplicate(i)
+		return
+	}
+	if l := q.offers.find(v.Owner); l != nil {
+		l.vote(i, v)
+	} else {
+		q.returnGrant(i, v)
+	}
+}
+
+// returnGrant releases what node i has granted to nobody: it is for the next one.
+func (q *Quorum) returnGrant(i int, v node.Vote) {
+	t, e := new(node.Target), new(node.Entry)
+	t.Init(v.Key, v.Owner, "")
+	e.Init(q.Nodes[i], t, i)
+	e.Granted()
+	e.Release(new(node.RequestBuf), nil, false, &node.TurnPass{Contender: node.Nobody})
+}
+
+// vote takes a vote of node i. If it does not count any more, the release of the lease, which may have been
+// sent before, includes it.
+func (l *Lease) vote(i int, v node.Vote) {
+	rep := node.Reply{Kind: node.Granted, Counter: v.Token, Rival: v.Follower, Epoch: l.q.Nodes[i].EpochOf(v.Epoch)}
+	now := clock.Now()
+	l.entries[i].Granted()
+	l.mu.Lock()
+	r := l.attempt
+	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || r.replies[i].Kind != node.Pending {
+		l.mu.Unlock()
+		return
+	}
+	l.awaitOthersLocked()
+	until := l.validUntilLocked(v)
+	ends := false
+	if !clock.Passed(now, until) && (rep.Epoch == nil || counts(rep.Epoch, l.q.Nodes[i].Epoch())) {
+		l.everHeld |= 1 << i
+		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
+		r.pending--
+		ends = r.decideLocked(false)
+	}
+	l.mu.Unlock()
+	if ends {
+		r.end()
+	}
+}
+
+// validUntilLocked is until when v is valid; the zero time, which is over, if that is not known.
+func (l *Lease) validUntilLocked(v node.Vote) time.Time {
+	for _, p := range l.offer.polls {
+		if begun := p.target.Begun(); p.number == v.Poll && !begun.IsZero() {
+			return begun.Add(l.q.Validity(min(v.Span, p.span)))
+		}
+	}
+	return time.Time{}
+}
+
+// awaitOthersLocked follows when a node has granted the offer: others will have done so too. Those whose
+// message does not come are asked.
+func (l *Lease) awaitOthersLocked() {
+	if o := l.offer; o.timer == nil {
+		o.timer = clock.AfterFunc(max(2*l.q.halfRTT(), minAwait), l.askOthers)
+	}
+}
+
+// minAwait is how long messages of different servers may be apart without any being lost.
+const minAwait = 2 * time.Millisecond
+
+// metOwn follows when a poll of o's contender has met o's own owner at a node: the message about that grant is
+// late, or lost.
+func (o *Lease) metOwn() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.phase == acquiring {
+		o.awaitOthersLocked()
+	}
+}
+
+// askOthers asks the nodes of which no vote has come.
+func (l *Lease) askOthers() {
+	l.mu.Lock()
+	r := l.attempt
+	if l.phase != acquiring || r == nil || r.decided || l.offer.asked {
+		l.mu.Unlock()
+		return
+	}
+	l.offer.asked = true
+	s := l.scratch
+	var ask []int
+	for i := range r.replies {
+		if r.replies[i].Kind == node.Pending {
+			ask = append(ask, i)
+		}
+	}
+	l.mu.Unlock()
+	for _, i := range ask {
+		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), false)
+	}
+}
+
+// decidedLocked follows when r, the round of an offer, is decided: the lease is valid for as long as each of
+// its votes, of which those of nodes that were asked are valid until then. It returns how long the nodes keep
+// the key, 0 for the full ttl.
+func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time, span time.Duration) {
+	until = time.Time{}
+	for i := range r.replies {
+		if r.replies[i].Kind != r.want || !r.countsLocked(i) {
+			continue
+		}
+		v := o.votes[i]
+		if v.until.IsZero() {
+			v.until = asked
+		} else if span == 0 || v.span < span {
+			span = v.span
+		}
+		if until.IsZero() || v.until.Before(until) {
+			until = v.until
+		}
+	}
+	o.follower = r.rivalLocked()
+	return until, span
+}
+
+// endLocked ends what the offer has begun.
+func (o *offer) endLocked() {
+	if o != nil && o.timer != nil {
+		o.timer.Stop()
+	}
+}
+
+// Forget ends an offer that its contender needs no more, because it has the key by an attempt. What the nodes
+// know of it, the release of that attempt's lease takes back; and if a node grants it before, that is returned.
+func (l *Lease) Forget() {
+	l.mu.Lock()
+	if l.phase == acquiring && l.offer.timer != nil { // some node has granted it
+		l.mu.Unlock()
+		l.Cancel()
+		return
+	}
+	if l.phase == acquiring {
+		l.phase, l.attempt.decided, l.attempt = over, true, nil
+	}
+	l.mu.Unlock()
+	l.q.offers.remove(l)
+}

@@ -1,0 +1,44 @@
+-- epoch: a part of acquire and of release, in the place of "-- include epoch.lua". It sets changed if the
+-- node must not grant anything, because its data may not be that of the epoch in the script's text; to an
+-- error, if the marker cannot be read.
+--
+-- Seven locals stand before the script (see lua.go). epoch is the name of the node's epoch (see boot.lua),
+-- or false where that does not matter. A node that was flushed since, or restarted, has another name in
+-- its marker: boot.lua must run before it is asked for a vote. The next four make the strict check that a
+-- client makes now and then; those that need no check are false, or nil if the client does not know them.
+-- raw: the marker is raw as long as this process has not read it from a dump, by which it would lose what
+-- was not in there. run: the process; '' checks whether the client may see it by now, for then boot.lua
+-- compares more. promoted and offset: what INFO reports of when the process was last promoted, to find
+-- one that stepped down for another meanwhile, and lost what that one was sent. (Zeros: never, or it has
+-- had no replica for so long that it does not know any more.) A client that may not see the process checks
+-- raw each time; before Redis 7, where servers hand scripts on to replicas and to the process after a
+-- restart, all clients check run each time. floor is when the epoch began, in microseconds of the node's
+-- clock, or 0. name is the epoch's, for the message about a grant: '-' if the epoch does not matter, and
+-- false if a release must not grant.
+
+local marker = epoch and redis.pcall('GET', 'flightlock:{boot}')
+local changed = type(marker) == 'table' and marker or marker ~= epoch
+  or raw and redis.pcall('OBJECT', 'ENCODING', 'flightlock:{boot}') ~= 'raw' -- or not allowed any more
+if run and not changed then
+  local text
+  if promoted then
+    text = redis.pcall('INFO', 'server', 'replication')
+    if type(text) ~= 'string' then -- before Redis 7 one section at a time
+      local server, replication = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
+      text = type(server) == 'string' and type(replication) == 'string' and server .. replication
+    end
+  else
+    text = redis.pcall('INFO', 'server')
+  end
+  local function says(line) return string.find(text, line, 1, true) end
+  if run == '' then
+    changed = type(text) == 'string' and string.find(text, 'run_id:%w')
+  else
+    changed = type(text) ~= 'string' or not says(run) -- or not allowed any more
+      or promoted and (says('role:slave')
+        or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000')))
+  end
+end
+if not changed then
+  epoch, raw, run, promoted = false, false, false, false -- for the rest of a batch: a script is atomic
+end

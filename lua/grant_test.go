@@ -1,0 +1,311 @@
+package lua_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+)
+
+// offer is the offer of a contender whose name begins with that letter: the first poll, of node 0, a span
+// of 500 ms, three tokens, and the owner "o" and the letter.
+func offer(contender string) string { return "1 0 500 3 o" + contender[:1] }
+
+func offerKey(contender string) string { return "flightlock:{offer}:" + contender }
+
+// offers has contenders wait with an offer, in that order, for a key that "a" holds.
+func (s *store) offers(contenders ...string) {
+	s.t.Helper()
+	s.queue("a", contenders...)
+	for _, c := range contenders {
+		s.wantHeld(s.must(lua.Acquire, []string{key, bucket, wants}, "again-"+c, minute, 1, 0, c, offer(c), "waits"), "a", minute)
+	}
+}
+
+// grant is a release that may grant the key; more is what comes after the turn's length.
+func (s *store) grant(owner string, more ...any) any {
+	s.t.Helper()
+	return s.must(lua.Release, []string{key, wants, bucket}, append([]any{owner, "PUBLISH", turn}, more...)...)
+}
+
+// granted is the message about a grant.
+func (s *store) granted(contender, follower string) string {
+	s.t.Helper()
+	return fmt.Sprintf("%s: 1 grant %s - %d 2 1 0 500 3 %so%slock:k", contender[:1], s.value(bucket), len(follower), follower, contender[:1])
+}
+
+// A release makes the key the next contender's offer's: with its span, its tokens and a message with all that
+// makes a vote. The contender wants the key no more.
+func TestReleaseGrantsTheKey(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1", "y-1", "x-1")
+		told := s.listen()
+		before := s.must(lua.Refresh, []string{key, bucket}, "a", minute, 0, 0).(int64)
+		s.want(s.grant("a", "a-1"), int64(1))
+		s.want(s.value(key), "oz")
+		s.wantTTL(500)
+		s.wantCounter(before + 3)
+		s.wantWaiting("y-1", "x-1")
+		s.want(s.value(offerKey("z-1")), "<none>")
+		if all := s.heard(told); !slices.Equal(all, []string{s.granted("z-1", "y-1")}) {
+			t.Errorf("heard %q, want %q", all, s.granted("z-1", "y-1"))
+		}
+
+		s.want(s.grant("oz", "z-1", "x-1", "", "leaves", "unwanted"), int64(1)) // whom it names
+		s.want(s.value(key), "ox")
+		if all := s.heard(told); !slices.Equal(all, []string{s.granted("x-1", "y-1")}) {
+			t.Errorf("heard %q", all)
+		}
+		s.want(s.grant("ox", "x-1", "z-1", "", "leaves"), int64(1)) // who is gone: then the first
+		s.want(s.value(key), "oy")
+		s.want(s.grant("oy", "y-1"), int64(1))
+		s.want(s.value(key), "<none>")
+		s.wantWaiting()
+	})
+}
+
+// A release that is executed again, or late, grants nothing.
+func TestALateReleaseGrantsNothing(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1", "y-1")
+		s.listen()
+		s.grant("a", "a-1")
+		s.wantHeld(s.grant("a", "a-1"), "oz", 500)
+		s.wantHeld(s.grant("a", "a-1", "y-1", "", "leaves"), "oz", 500)
+		s.wantWaiting("y-1")
+	})
+}
+
+// If nobody receives the message, the contender's process is gone: the next one is granted the key, at no
+// cost. If none is left, the key is free.
+func TestAGrantThatNobodyReceivesGoesToTheNext(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1", "y-1", "x-1")
+		told := s.Subscribe(context.Background(), inbox+"x")
+		defer told.Close()
+		if _, err := told.Receive(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		s.want(s.grant("a", "a-1"), int64(1))
+		s.want(s.value(key), "ox")
+		s.wantWaiting()
+		s.offers("z-1", "y-1")
+		s.want(s.grant("a", "a-1"), int64(1))
+		s.want(s.value(key), "<none>")
+		s.wantWaiting()
+	})
+}
+
+// Contenders without an offer, releases with news, and nodes that do not vote leave it at a turn.
+func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.listen()
+		s.queue("a", "z-1")
+		s.grant("a", "a-1")
+		s.wantTurn("z-1")
+		for _, news := range []string{"look", "failed"} {
+			s.offers("z-1")
+			s.grant("a", "a-1", "", news)
+			s.wantTurn("z-1")
+		}
+		s.offers("z-1") // no bucket
+		s.must(lua.Release, []string{key, wants}, "a", "PUBLISH", turn, "a-1")
+		s.wantTurn("z-1")
+		if !s.batched { // it is in no batch
+			s.offers("z-1")
+			s.must(lua.GrantNothing, []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+			s.wantTurn("z-1")
+		}
+		s.offers("z-1")
+		s.set(offerKey("z-1"), "no offer", 0)
+		s.grant("a", "a-1")
+		s.want(s.value(key), "<none>")
+	})
+}
+
+// A release grants only in the epoch of its script, and names it to the contender.
+func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if s.batched {
+			return // see TestEpochOfABatchThatGrants
+		}
+		told := s.listen()
+		for _, tc := range []struct {
+			marker string
+			grants bool
+		}{{"m1", true}, {"m2", false}, {"", false}} {
+			s.offers("z-1")
+			if tc.marker != "" {
+				s.set(lua.Marker, tc.marker, 0)
+			}
+			s.must(lua.ReleaseIn(lua.Epoch{Name: "m1"}), []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+			all := strings.Join(s.heard(told), "\n")
+			if !tc.grants {
+				s.wantTurn("z-1")
+			} else if s.want(s.value(key), "oz"); !strings.Contains(all, " m1 ") {
+				t.Errorf("heard %q", all)
+			}
+		}
+		s.offers("z-1")
+		s.must(lua.ReleaseIn(lua.Epoch{Name: "m1", AnyMarker: true, Since: 1 << 52}), []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+		s.want(s.value(key), "oz")
+		s.wantCounter(1<<52 + 3) // above the beginning of the epoch
+	})
+}
+
+// In a batch, the epoch is checked once, and holds for the acquires and the releases in it.
+func TestEpochOfABatchThatGrants(t *testing.T) {
+	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+	s.listen()
+	for marker, want := range map[string]string{"m1": "oz", "m2": "flightlock:turn:z-1"} {
+		s.offers("z-1")
+		s.set(lua.Marker, marker, 0)
+		s.answers(lua.BatchIn(lua.Epoch{Name: "m1"}), []string{key, wants, bucket, "lock:2", bucket}, "r34a23", "a", "PUBLISH", turn, "a-1", "b", minute, 1)
+		s.want(s.value(key), want)
+		s.want(s.value("lock:2"), map[string]string{"m1": "b", "m2": "<none>"}[marker])
+	}
+}
+
+// Whatever is refused while the key is granted, the release succeeds, and nobody has the key.
+func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.listen()
+		s.offers("z-1")
+		s.set(bucket, "no counter", 0)
+		s.want(s.grant("a", "a-1"), int64(1))
+		s.want(s.value(key), "<none>")
+		s.want(s.value(bucket), "no counter")
+	})
+	t.Run("rights", func(t *testing.T) {
+		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		ctx := context.Background()
+		for rule, want := range map[string]string{
+			"-getdel": "flightlock:turn:z-1", "-zrem": "oz", "-incrby": "<none>", "-set": "<none>", "-publish": "<none>", "resetchannels": "<none>",
+		} {
+			s.offers("z-1")
+			s.listen()
+			name := "u" + strings.TrimPrefix(rule, "-")
+			if err := s.Do(ctx, "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
+				t.Fatal(err)
+			}
+			o := *s.Options()
+			o.Username, o.Password = name, "x"
+			c := redis.NewClient(&o)
+			defer c.Close()
+			got, err := c.Eval(ctx, lua.Release.Source, []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1").Result()
+			if err != nil || got != int64(1) {
+				t.Errorf("%s: %v %v", rule, got, err)
+			}
+			if v := s.value(key); v != want {
+				t.Errorf("%s: the key holds %q, want %q", rule, v, want)
+			}
+		}
+	})
+}
+
+// A node on which the owner never had the key gives it to the one that is named, if it is free.
+func TestAFreeNodeTakesPartAgain(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		told := s.listen()
+		s.offers("z-1", "y-1")
+		s.Del(t.Context(), key)
+		s.want(s.grant("b", "b-1"), int64(0)) // names nobody
+		s.want(s.value(key), "<none>")
+		s.want(s.grant("b", "b-1", "y-1"), int64(0)) // goes on waiting itself
+		s.want(s.value(key), "<none>")
+		s.want(s.grant("b", "b-1", "x-1", "", "leaves"), int64(0)) // does not wait here
+		s.want(s.value(key), "<none>")
+		s.want(s.grant("b", "b-1", "y-1", "", "leaves"), int64(0))
+		s.want(s.value(key), "oy")
+		if all := s.heard(told); !slices.Equal(all, []string{s.granted("y-1", "z-1")}) {
+			t.Errorf("heard %q", all)
+		}
+	})
+}
+
+// An attempt with an offer leaves a free key to the one that waits longest, and takes it as soon as it does not
+// wait any more itself.
+func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1")
+		s.Del(t.Context(), key)
+		ask := func(more ...any) any {
+			return s.must(lua.Acquire, []string{key, bucket, wants}, append([]any{"n", minute, 1, 0, "y-1", offer("y-1")}, more...)...)
+		}
+		s.wantHeld(ask("waits"), "flightlock:turn:", 1)
+		s.want(s.value(key), "<none>")
+		s.wantWaiting("z-1", "y-1")
+		s.want(s.value(offerKey("y-1")), offer("y-1"))
+		if got, ok := s.must(lua.Acquire, []string{key, bucket, wants}, "m", minute, 1, 0, "z-1", offer("z-1"), "waits").(int64); !ok || got <= 0 {
+			t.Errorf("the one that waits longest: %v", got)
+		}
+		s.want(s.value(offerKey("z-1")), "<none>")
+		s.Del(t.Context(), key)
+		s.offers("z-1")
+		s.Del(t.Context(), key)
+		if got, ok := ask().(int64); !ok || got <= 0 {
+			t.Errorf("without waiting: %v", got)
+		}
+	})
+}
+
+// A contender whose offer was granted already, and that does not know yet, does not wait again.
+func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.listen()
+		s.offers("z-1")
+		s.grant("a", "a-1")
+		ask := func(o string) any {
+			return s.must(lua.Acquire, []string{key, bucket, wants}, "n", minute, 1, 0, "z-1", o, "waits")
+		}
+		s.wantHeld(ask(offer("z-1")), "oz", 500)
+		s.wantWaiting()
+		s.want(s.value(offerKey("z-1")), "<none>")
+		s.wantHeld(ask("2 0 500 3 other"), "oz", 500) // another offer of its own
+		s.wantWaiting("z-1")
+	})
+}
+
+// The undo of an attempt gives back the want with its offer; the undo of an offer takes it back, whoever has
+// the key, and leaves the want.
+func TestUndoAndOffers(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		undo := func(owner, o string) any {
+			return s.must(lua.Undo, []string{key, wants}, owner, "z-1", o)
+		}
+		s.listen()
+		s.reset()
+		s.must(lua.Acquire, []string{key, bucket, wants}, "n", minute, 1, 0, "z-1", offer("z-1"))
+		s.wantWaiting()
+		s.want(undo("n", offer("z-1")), int64(1))
+		s.wantWaiting("z-1")
+		s.want(s.value(offerKey("z-1")), offer("z-1"))
+		s.acquire("a", minute, 1)
+		s.wantHeld(undo("oz", ""), "a", minute)
+		s.wantWaiting("z-1")
+		s.want(s.value(offerKey("z-1")), "<none>")
+		s.offers("z-1")
+		s.grant("a", "a-1")
+		s.want(undo("oz", ""), int64(1))
+		s.wantWaiting("z-1")
+		s.want(s.value(offerKey("z-1")), "<none>")
+	})
+}
+
+// One that leaves takes its offer with it, and one that yields, its old one.
+func TestAnOfferGoesWithItsContender(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1", "y-1")
+		s.wantHeld(s.grant("z-1", "z-1"), "a", minute)
+		s.want(s.value(offerKey("z-1")), "<none>")
+		s.wantWaiting("y-1")
+		s.wantHeld(s.grant("b", "y-1", "x-1"), "a", minute)
+		s.want(s.value(offerKey("y-1")), "<none>")
+		s.wantWaiting("y-1")
+	})
+}
