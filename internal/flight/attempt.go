@@ -265,7 +265,8 @@ func (f *flight) nextAttemptLocked() time.Time {
 		case c.offer != nil && f.backoff.oneHolder:
 			next = f.backoff.failedAt.Add(c.poll)
 		case c.offer != nil && f.backoff.queued:
-			next = f.backoff.failedAt.Add(splitPause + jitter.N(splitPause))
+			next = clock.Later(next, f.backoff.failedAt.Add(splitPause+jitter.N(splitPause)))
+			next = clock.Earlier(next, f.backoff.failedAt.Add(c.poll))
 		case f.backoff.oneHolder:
 			next = f.backoff.failedAt.Add(safetyPoll)
 		}

@@ -64,6 +64,7 @@ type world struct {
 	most      int    // of them at once
 	rival     string // whom a look finds
 	watches   []*fakeWatch
+	offers    []*fakeAttempt
 	wants     map[string]bool // contenders that the nodes may know of
 }
 
@@ -72,7 +73,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w := &world{t: t, acquire: (*fakeAttempt).grant, refresh: (*fakeRefresh).confirm, wants: map[string]bool{}}
 	w.release = func(l *fakeLease) { l.released(nil) }
 	w.cancel = func(a *fakeAttempt) { a.fail(quorum.Failure{Err: errTaken}) }
-	w.nodes = &fakeNodes{prepare: w.prepare, watch: w.watch, leave: w.leave, validity: validity}
+	w.nodes = &fakeNodes{w: w, prepare: w.prepare, watch: w.watch, leave: w.leave, validity: validity}
 	cfg := Config{
 		Nodes: w.nodes, Errors: fakeErrors{}, Turn: turn, NodeTimeout: 50 * time.Millisecond,
 
@@ -87,6 +88,7 @@ func newWorld(t *testing.T, change ...func(*Config)) *world {
 
 // fakeNodes are Nodes of which a test may replace each function; a nil watch is none.
 type fakeNodes struct {
+	w        *world
 	prepare  func(key string, ttl time.Duration, tokens int64, contender string) Lease
 	watch    func(key, contender string, hear func(quorum.Event, string)) (stop func())
 	leave    func(key, contender string)
@@ -302,6 +304,7 @@ type fakeAttempt struct {
 	inline                      bool // how it was started
 	started, decided, cancelled bool // guarded by w.mu
 	peek                        error
+	isOffer                     bool
 }
 
 func (a *fakeAttempt) Acquire(inline bool, by quorum.Acquirer) {
@@ -332,6 +335,13 @@ func (a *fakeAttempt) Owner() string { return a.owner }
 
 func (a *fakeAttempt) Cancel() {
 	a.w.mu.Lock()
+	if a.isOffer {
+		a.w.note("withdraw")
+		delete(a.w.wants, a.contender)
+		a.w.mu.Unlock()
+		a.fail(quorum.Failure{Err: errTaken})
+		return
+	}
 	a.cancelled = true
 	started := a.started
 	a.w.mu.Unlock()
@@ -372,7 +382,9 @@ func (a *fakeAttempt) decide() bool {
 		return false
 	}
 	a.decided = true
-	a.w.underWay--
+	if !a.isOffer {
+		a.w.underWay--
+	}
 	return true
 }
 
@@ -391,7 +403,15 @@ func (a *fakeAttempt) taken(free time.Duration) {
 }
 
 // Forget is for offers.
-func (a *fakeAttempt) Forget() { a.w.t.Error("an attempt was forgotten") }
+func (a *fakeAttempt) Forget() {
+	if !a.isOffer {
+		a.w.t.Error("an attempt was forgotten")
+	}
+	a.w.mu.Lock()
+	a.w.note("forget")
+	a.w.mu.Unlock()
+	a.decide()
+}
 
 func (a *fakeAttempt) split(free time.Duration) {
 	a.fail(quorum.Failure{Err: errTaken, Free: free, Reason: quorum.Taken})

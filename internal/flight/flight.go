@@ -111,7 +111,7 @@ type backoff struct {
 	owner        string          // of the last one
 	taken        bool            // others' votes are why it failed
 	away         bool            // too few nodes could be reached
-	queued       bool            // others have the key on a majority of nodes, whose clients notify when they release
+	queued       bool            // others put a majority out of reach, whose clients notify when they release
 	declined     bool            // the key was free on a majority of nodes, and left to others who wait longer: the next attempt takes it
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown

@@ -34,9 +34,8 @@ const (
 	// without that being noticed (see node.Epoch).
 	minSpan, maxSpan = 500 * time.Millisecond, time.Second
 
-	// splitPause is how long a flight waits at least, and half of how long at most, after an attempt that has
-	// met several holders: the key is passed on just now, which ends by a message, or votes are split, which
-	// ends by this.
+	// splitPause is how long a flight waits at least after an attempt that has met several holders: the key is
+	// passed on just now, which ends by a message, or votes are split, which ends by other attempts.
 	splitPause = 10 * time.Millisecond
 
 	// pollsPerSpan, in tenths: a grant has more than half of its span left.
@@ -124,6 +123,7 @@ func (f *flight) grantedLocked(o *offered, attempt Lease, failure *quorum.Failur
 		return
 	}
 	f.returnLocked(o.lease)
+	f.contention.registered = false // the release takes it back
 	f.dieLocked()
 }
 

@@ -32,7 +32,7 @@ type Failure struct {
 	// some nodes these may be gone.
 	Declined bool
 
-	Queued bool   // acquire: others have the key on a majority of nodes, and publish their release
+	Queued bool   // acquire: others put a majority out of reach, and publish their release
 	Owned  bool   // acquire: one owner has the key on a majority of nodes, and publishes its release
 	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
 	Away   bool   // a majority cannot be reached, and more than one answer is missing for that: see node.Away
@@ -61,7 +61,7 @@ func (r *round) failureLocked() *Failure {
 	case r.acquires() && t.refused(true):
 		f.Reason, f.Free = Taken, r.freeInLocked(t)
 		f.Holder, f.Owned = r.holderLocked(t)
-		f.Queued = r.notifyingLocked() >= t.need
+		f.Queued = r.notifyingLocked() >= t.outOfReach()
 		n := r.declinedLocked()
 		f.Declined = n > 0 && t.yes+n+t.pending >= t.need
 	case !r.acquires() && t.refused(false):

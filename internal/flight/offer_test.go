@@ -1,0 +1,253 @@
+package flight
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
+)
+
+// offering has the world's nodes take offers.
+func offering(c *Config) {
+	n := c.Nodes.(*fakeNodes)
+	w := n.w
+	n.offer = func(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.prepared++
+		w.note("offer as %s", contender)
+		o := &fakeAttempt{w: w, owner: "offer", contender: contender, key: key, ttl: ttl, tokens: tokens, by: by, began: clock.Now(), isOffer: true}
+		w.offers = append(w.offers, o)
+		return o
+	}
+	n.carry = func(_, _ Lease, span time.Duration, waits bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.note("carry for %v %v", span, waits)
+	}
+}
+
+// offer is the latest offer.
+func (w *world) offer() *fakeAttempt {
+	w.t.Helper()
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.offers) == 0 {
+		w.t.Fatal("there is no offer")
+	}
+	return w.offers[len(w.offers)-1]
+}
+
+// grantFor has releases elsewhere grant the offer for span: what is left of it is valid.
+func (a *fakeAttempt) grantFor(span, left time.Duration) {
+	if !a.decide() {
+		return
+	}
+	w := a.w
+	w.mu.Lock()
+	l := &fakeLease{w: w, key: a.key, owner: a.owner, contender: a.contender, until: clock.Now().Add(left)}
+	w.leases = append(w.leases, l)
+	a.lease = l
+	g := quorum.Grant{Until: l.until, First: w.counter + 1, Last: w.counter + a.tokens, Span: span}
+	w.counter += a.tokens
+	w.mu.Unlock()
+	a.by.Acquired(g, nil)
+}
+
+// elsewhere is how a held key fails an attempt.
+func (a *fakeAttempt) elsewhere() {
+	a.fail(quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Owned: true, Queued: true})
+}
+
+// waitsWithOffer makes a caller whose flight waits, with nothing under way but its offer.
+func (w *world) waitsWithOffer(change ...func(*wish)) *caller {
+	w.t.Helper()
+	c := w.byHand().start(change...)
+	w.attempt().elsewhere()
+	w.news(quorum.Subscribed)
+	w.attempt().elsewhere()
+	synctest.Wait()
+	w.wantHistory("acquire", "watch owner-1", "offer as owner-1", "carry for 500ms true", "acquire as owner-1")
+	return c
+}
+
+// A grant ends the wait without another attempt, and the caller's release passes the key on.
+func TestAGrantEndsTheWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+		c.holds()
+		is(t, "grants", w.g.Counts().Grants, 1)
+		c.releases()
+		w.wantHistory("release", "stop owner-1")
+		is(t, "attempts", w.asked(), 2)
+	}, offering)
+}
+
+// While an offer is made, the flight polls often enough for a grant to be valid when it comes, and each poll
+// brings the offer. One that has left a free key to others takes it the next time.
+func TestAnOfferIsBroughtByEachPoll(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		pass(200 * time.Millisecond)
+		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		w.attempt().fail(quorum.Failure{Err: errTaken, Free: 2 * time.Millisecond, Reason: quorum.Taken, Declined: true})
+		pass(2 * time.Millisecond)
+		w.wantHistory("carry for 500ms false", "acquire as owner-1")
+		w.attempt().elsewhere()
+		pass(5 * time.Second)
+		w.history()
+		w.attempt().elsewhere()
+		pass(200 * time.Millisecond)
+		w.wantHistory("carry for 1s true", "acquire as owner-1") // it has waited for long
+		w.attempt().elsewhere()
+		pass(399 * time.Millisecond)
+		w.wantHistory()
+		pass(time.Millisecond)
+		w.wantHistory("carry for 1s true", "acquire as owner-1")
+		c.leaves()
+		w.attempt().elsewhere()
+		pass(time.Millisecond)
+		w.wantHistory("stop owner-1", "withdraw")
+	}, offering)
+}
+
+// A grant that comes during an attempt cancels that, and counts when it has ended; if both have won, the
+// attempt's lease is returned.
+func TestAGrantDuringAnAttempt(t *testing.T) {
+	for name, won := range map[string]bool{"canceled": false, "won": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				c := w.waitsWithOffer()
+				pass(200 * time.Millisecond)
+				a := w.attempt()
+				w.cancel = func(a *fakeAttempt) {
+					if won {
+						a.grant()
+					} else {
+						a.elsewhere()
+					}
+				}
+				w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+				c.holds()
+				is(t, "canceled", a.cancelled, true)
+				want := []string{"carry for 500ms true", "acquire as owner-1"}
+				if won {
+					want = append(want, "release")
+				}
+				w.wantHistory(want...)
+				c.releases()
+				w.wantHistory("release", "stop owner-1")
+			}, offering)
+		})
+	}
+}
+
+// A grant that comes when nobody waits any more is returned: at the instant in which the last one leaves, and
+// later.
+func TestAGrantThatNobodyNeedsIsReturned(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		o := w.offer()
+		pass(200 * time.Millisecond)
+		w.cancel = nil // it takes a while
+		c.leaves()
+		w.history()
+		o.grantFor(500*time.Millisecond, 400*time.Millisecond)
+		w.attempt().elsewhere()
+		w.wantHistory("release", "stop owner-1")
+		is(t, "flights", len(w.g.all()), 0)
+	}, offering)
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		o := w.offer()
+		c.leaves()
+		w.wantHistory("stop owner-1", "withdraw")
+		o.decided = false // it was won at that moment
+		o.grantFor(500*time.Millisecond, 400*time.Millisecond)
+		w.wantHistory("release")
+	}, offering)
+}
+
+// An offer whose votes were split is followed by an attempt, which brings another one.
+func TestAnOfferThatFailsIsMadeAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		w.offer().elsewhere()
+		synctest.Wait()
+		w.wantHistory("offer as owner-1", "carry for 500ms true", "acquire as owner-1")
+		w.offer().elsewhere() // during the attempt
+		w.attempt().elsewhere()
+		w.wantHistory("offer as owner-1", "carry for 500ms true", "acquire as owner-1")
+		w.attempt().grant() // the attempt needs no offer
+		c.holds()
+		w.wantHistory("forget")
+		c.releases()
+		w.wantHistory("release", "stop owner-1")
+	}, offering)
+}
+
+// A lease that was granted for a span is refreshed in time, until that is confirmed; its caller keeps the lock
+// for its ttl then. If no refresh succeeds, the lock is lost when the span is over.
+func TestAGrantIsCompleted(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		w.refresh = nil
+		began := time.Now()
+		w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+		c.holds()
+		pass(99 * time.Millisecond)
+		is(t, "refreshes", w.renewals(), 0)
+		pass(time.Millisecond)
+		w.renewal(1).fail(quorum.Failure{Err: errDown, Reason: quorum.Unreachable})
+		pass(50 * time.Millisecond)
+		w.renewal(2).confirm()
+		synctest.Wait()
+		is(t, "until", c.holds().Until().Sub(began) > 5*time.Second, true)
+		pass(time.Second)
+		is(t, "refreshes", w.renewals(), 2)
+		is(t, "err", c.holds().Err(), nil)
+		c.releases()
+	}, offering)
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown, Reason: quorum.Unreachable}) }
+		w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+		c.holds()
+		pass(399 * time.Millisecond)
+		is(t, "err", c.holds().Err(), nil)
+		is(t, "refreshes", w.renewals() > 3, true)
+		pass(time.Millisecond)
+		is(t, "lost", c.h.Err() != nil, true)
+	}, offering)
+}
+
+// A lease of which less than half of the span is left is refreshed before a caller gets it.
+func TestAnOldGrantIsRefreshedFirst(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		w.refresh = nil
+		w.offer().grantFor(500*time.Millisecond, 200*time.Millisecond)
+		c.waits()
+		w.renewal(1).confirm()
+		c.holds()
+		is(t, "until", time.Until(c.holds().Until()) > 5*time.Second, true)
+		c.releases()
+	}, offering)
+}
+
+// Callers of the same process get a lease that was granted, one after the other, before it is refreshed.
+func TestAGrantIsHandedOver(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		a := w.waitsWithOffer()
+		b := w.start()
+		w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+		a.holds()
+		a.releases()
+		b.holds()
+		b.releases()
+	}, offering)
+}

@@ -1,0 +1,402 @@
+package quorum
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/node"
+)
+
+// span is how long the offers of these tests are granted for.
+const span = 500 * time.Millisecond
+
+// offer makes an offer of contender, for a block of tokens.
+func (c *client) offer(contender string, tokens int64) *call {
+	l := new(Lease)
+	a := c.newCall("offer", l)
+	c.q.Offer(l, key, ttl, tokens, contender, a)
+	return a
+}
+
+// poll makes an attempt that brings the offer, and waits for its failure.
+func (c *client) poll(contender string, offer *call) (at time.Time, f *Failure) {
+	c.t.Helper()
+	l := new(Lease)
+	c.q.Prepare(l, key, ttl, 1, contender)
+	l.Carry(offer.l, span, true)
+	a := c.newCall("acquire", l)
+	at = time.Now()
+	l.Acquire(false, a)
+	_, f = a.wait()
+	synctest.Wait()
+	return at, f
+}
+
+// offers is a client that waits as contender w-1, subscribed on all nodes, with an offer that it has
+// brought to them, for a key that is held by the lease of another client.
+func (r *rig) offers(tokens int64) (holder *client, held *Lease, c *client, offer *call) {
+	r.t.Helper()
+	holder, c = r.client("h"), r.client("w")
+	r.warm(holder, key)
+	r.everywhere()
+	held = holder.mustAs("h-100")
+	r.t.Cleanup(c.q.Watch(key, "w-1", func(Event, string) {}))
+	time.Sleep(ms(50))
+	synctest.Wait()
+	offer = c.offer("w-1", tokens)
+	if _, f := c.poll("w-1", offer); f == nil || !f.Queued {
+		r.t.Fatal(describe(f))
+	}
+	return holder, held, c, offer
+}
+
+// unwanted removes what is wanted, as a grant would.
+func (r *rig) unwanted() {
+	for _, m := range r.mem {
+		for _, k := range m.Mini.Keys() {
+			if strings.Contains(k, ":wants:") {
+				m.Mini.Del(k)
+			}
+		}
+	}
+}
+
+// vote delivers the message of node i about a grant of the offer by its poll of that number.
+func (c *client) vote(i int, offer *call, poll int, token int64) {
+	c.q.vote(i, fmt.Sprintf("1 grant %d - 0 %d %d %d %d %d %s%s",
+		token, len(offer.l.Owner()), poll, i, span.Milliseconds(), offer.l.offer.Tokens, offer.l.Owner(), key))
+}
+
+// A release makes the lease the next one's, without a request of that: on all nodes, with tokens above those
+// of the lease before, for the span from the poll on.
+func TestAGrantNeedsNoRequest(t *testing.T) {
+	overSizes(t, func(t *testing.T, r *rig) {
+		holder, held, c, offer := r.offers(4)
+		before := c.commands(nil)
+		top := held.top
+		polled := offer.l.offer.polls[0].target.Begun()
+		time.Sleep(ms(20))
+		holder.release(held)
+		g, f := offer.wait()
+		if f != nil {
+			t.Fatal(describe(f))
+		}
+		if want := polled.Add(c.q.Validity(span)); !g.Until.Equal(want) {
+			t.Errorf("valid until %v after the poll, want %v", g.Until.Sub(polled), want.Sub(polled))
+		}
+		if g.Span != span || g.First <= top || g.Last != g.First+3 {
+			t.Errorf("%+v, after %d", g, top)
+		}
+		synctest.Wait()
+		r.wantHolders(key, all(len(r.mem), offer.l.Owner())...)
+		if sent := c.commands(before); slices.Max(sent) != 0 {
+			t.Errorf("%d requests", sent)
+		}
+		g, f = c.refresh(offer.l, ttl, 0) // the full ttl
+		if f != nil || !g.Until.Equal(time.Now().Add(-ms(2)).Add(c.q.Validity(ttl))) {
+			t.Errorf("refreshed until %v, %s", time.Until(g.Until), describe(f))
+		}
+		if f := c.release(offer.l); f != nil {
+			t.Error(describe(f))
+		}
+		time.Sleep(ms(20))
+		r.wantNoKey(key)
+	})
+}
+
+// The lease is valid for the least of its votes: here one of the first poll, and one of the second.
+func TestAGrantIsValidForTheLeastOfItsVotes(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		first := offer.l.offer.polls[0].target.Begun()
+		time.Sleep(ms(200))
+		c.poll("w-1", offer)
+		c.vote(0, offer, 2, 1<<40)
+		c.vote(1, offer, 1, 1<<40)
+		g, f := offer.wait()
+		if f != nil || !g.Until.Equal(first.Add(c.q.Validity(span))) {
+			t.Errorf("valid until %v after the first poll, %s", g.Until.Sub(first), describe(f))
+		}
+		c.release(offer.l)
+		time.Sleep(ms(20))
+	})
+}
+
+// Votes that differ are raised to the largest, by a majority that has the key.
+func TestUnequalGrantsAreRaised(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		holder, held, c, offer := r.offers(4)
+		top := held.top
+		r.setCounter(1, top+100)
+		holder.release(held)
+		g, f := offer.wait()
+		if f != nil || g.Last != top+104 && g.Last != top+4 || g.Span != span {
+			t.Errorf("%+v after %d, %s", g, top, describe(f))
+		}
+		n := 0
+		for i := range 3 {
+			if r.counter(i) >= g.Last {
+				n++
+			}
+		}
+		if n < 2 {
+			t.Errorf("%d nodes have a counter of %d", n, g.Last)
+		}
+		c.release(offer.l)
+		time.Sleep(ms(20))
+	})
+}
+
+// Where the message does not come, the node is asked, by the same owner: a lost message costs a moment.
+func TestANodeWhoseMessageDoesNotComeIsAsked(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		r.setCounter(0, 1<<40)
+		r.setCounter(1, 1<<40)
+		r.unwanted()
+		r.give(key, offer.l.Owner(), span, 0, 1)
+		polled := offer.l.offer.polls[0].target.Begun()
+		began := time.Now()
+		c.vote(0, offer, 1, 1<<40)
+		g, f := offer.wait()
+		if f != nil || !g.Until.Equal(polled.Add(c.q.Validity(span))) || time.Since(began) > ms(20) {
+			t.Errorf("after %v: valid until %v after the poll, %s", time.Since(began), g.Until.Sub(polled), describe(f))
+		}
+		c.release(offer.l)
+		time.Sleep(ms(20))
+		if h := r.holders(key); h[0] != "" || h[1] != "" {
+			t.Errorf("%q", h)
+		}
+	})
+}
+
+// A vote whose validity is over, or whose poll nobody knows any more, is none; the node is asked, and its
+// answer is a vote from then on.
+func TestAVoteThatIsOverIsAskedForAgain(t *testing.T) {
+	for name, poll := range map[string]int{"over": 1, "unknown": 7} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 3, func(t *testing.T, r *rig) {
+				_, _, c, offer := r.offers(1)
+				if name == "over" {
+					time.Sleep(span)
+				}
+				for i := range 2 {
+					r.setCounter(i, 1<<40)
+				}
+				r.give(key, offer.l.Owner(), ms(800), 0, 1)
+				c.vote(0, offer, poll, 1<<40)
+				c.vote(1, offer, poll, 1<<40)
+				if offer.answered() {
+					t.Fatal("won by votes that are over")
+				}
+				g, f := offer.wait()
+				begun := offer.l.target.Begun()
+				if f != nil || g.Span != 0 || !g.Until.Equal(begun.Add(c.q.Validity(ttl))) {
+					t.Errorf("%+v, %s", g, describe(f))
+				}
+				c.release(offer.l)
+				time.Sleep(ms(20))
+			})
+		})
+	}
+}
+
+// A message counts for the node that it says, and only when it comes from there: else there may be one server
+// under two names, or one that is another's replica.
+func TestAGrantCountsForItsOwnNodeOnly(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		text := fmt.Sprintf("1 grant 5 - 0 %d 1 2 500 1 %s%s", len(offer.l.Owner()), offer.l.Owner(), key)
+		c.q.vote(0, text)
+		c.q.vote(1, text)
+		synctest.Wait()
+		if offer.answered() || offer.l.offer.timer != nil {
+			t.Error("a message of another node counts")
+		}
+		c.vote(1, offer, 1, 1<<40)
+		c.vote(1, offer, 1, 1<<40) // it came twice
+		synctest.Wait()
+		if offer.answered() {
+			t.Error("a message that comes twice counts twice")
+		}
+		offer.l.Cancel()
+		time.Sleep(ms(50))
+	})
+}
+
+// A grant of a node counts if its release knew the node in the epoch that this client knows as kept.
+func TestAGrantOfAnotherEpochIsNoVote(t *testing.T) {
+	for epoch, counts := range map[string]bool{"of the node": true, "another": false, "-": false} {
+		t.Run(epoch, func(t *testing.T) {
+			inBubble(t, 3, func(t *testing.T, r *rig) {
+				c := r.client("w")
+				c.guard(time.Minute)
+				r.warm(c, key)
+				for i := range 3 { // others have it: nobody who is asked grants it
+					r.give(key, "other-1", time.Minute, i)
+				}
+				offer := c.offer("w-1", 1)
+				c.poll("w-1", offer)
+				for i := range 3 {
+					name := epoch
+					if name == "of the node" {
+						name = c.nodes[i].Epoch().Name
+					}
+					c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", name, len(offer.l.Owner()), i, offer.l.Owner(), key))
+				}
+				if _, f := offer.wait(); (f == nil) != counts {
+					t.Errorf("%s", describe(f))
+				}
+				if counts {
+					c.release(offer.l)
+				}
+				time.Sleep(ms(50))
+			})
+		})
+	}
+}
+
+// An offer whose votes are split is over on all nodes: it is undone, and its contender waits on without it.
+func TestSplitGrantsAreUndone(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		r.loses(key)
+		r.give(key, offer.l.Owner(), span, 0)
+		r.give(key, "rival-1", time.Minute, 1, 2)
+		c.vote(0, offer, 1, 5)
+		_, f := offer.wait()
+		wantReason(t, f, Taken)
+		time.Sleep(ms(20))
+		r.wantHolders(key, "", "rival-1", "rival-1")
+		for i := range 3 {
+			if got := r.waiting(i); got != "w-1" {
+				t.Errorf("%q wait on node %d", got, i)
+			}
+		}
+		c.vote(1, offer, 1, 5) // late: it is nobody's
+		c.vote(2, offer, 1, 5)
+		time.Sleep(ms(20))
+		r.wantHolders(key, "", "rival-1", "rival-1")
+	})
+}
+
+// A grant whose message comes when the lease is over is released, and passed on; not one whose release has
+// deleted it already.
+func TestALateGrantIsReleased(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		r.loses(key)
+		r.give(key, offer.l.Owner(), span, 0, 1)
+		c.vote(0, offer, 1, 1<<40)
+		c.vote(1, offer, 1, 1<<40)
+		if _, f := offer.wait(); f != nil {
+			t.Fatal(describe(f))
+		}
+		if f := c.release(offer.l); f != nil {
+			t.Error(describe(f))
+		}
+		time.Sleep(ms(20))
+		r.wantNoKey(key)
+		before := c.commands(nil)
+		r.give(key, offer.l.Owner(), span, 2) // a release of somebody was late there
+		c.vote(2, offer, 1, 1<<40)
+		time.Sleep(ms(20))
+		r.wantNoKey(key)
+		if sent := c.commands(before); !slices.Equal(sent, []uint64{0, 0, 1}) {
+			t.Errorf("%d requests", sent)
+		}
+	})
+}
+
+// A grant to an owner that nobody here knows is released at once, and the key goes to the next.
+func TestAGrantToNobodyIsPassedOn(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		r.loses(key)
+		r.give(key, "w-99", span, 0, 1, 2)
+		for i := range 3 {
+			c.q.vote(i, fmt.Sprintf("9 grant 5 - 0 4 1 %d 500 1 w-99%s", i, key))
+		}
+		if _, f := offer.wait(); f != nil {
+			t.Fatal(describe(f))
+		}
+		synctest.Wait()
+		r.wantHolders(key, all(3, offer.l.Owner())...)
+		c.release(offer.l)
+		time.Sleep(ms(20))
+	})
+}
+
+// An offer that is withdrawn takes its contender's wants with it, and passes on what was granted already.
+func TestAnOfferThatIsWithdrawn(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		holder, held, c, offer := r.offers(1)
+		offer.l.Cancel()
+		if _, f := offer.wait(); f == nil {
+			t.Fatal("won")
+		}
+		time.Sleep(ms(20))
+		for i := range 3 {
+			if got := r.waiting(i); got != "" {
+				t.Errorf("%q wait on node %d", got, i)
+			}
+		}
+		holder.release(held)
+		time.Sleep(ms(20))
+		r.wantNoKey(key)
+		_ = c
+	})
+}
+
+// An offer that is forgotten, because an attempt has won, sends nothing, and what is granted to it later goes on.
+func TestAnOfferThatIsForgotten(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("w")
+		r.warm(c, key)
+		l := new(Lease)
+		c.q.Offer(l, key, ttl, 1, "w-1", unanswered{t})
+		before := c.commands(nil)
+		l.Forget()
+		l.Forget()
+		r.give(key, l.Owner(), span, 1)
+		c.q.vote(1, fmt.Sprintf("1 grant 5 - 0 %d 1 1 500 1 %s%s", len(l.Owner()), l.Owner(), key))
+		time.Sleep(ms(20))
+		r.wantNoKey(key)
+		if sent := c.commands(before); !slices.Equal(sent, []uint64{0, 1, 0}) {
+			t.Errorf("%d requests", sent)
+		}
+	})
+}
+
+// unanswered is an Acquirer that gets nothing.
+type unanswered struct{ t *testing.T }
+
+func (u unanswered) Acquired(Grant, *Failure) {
+	u.t.Error("an offer that was forgotten has an outcome")
+}
+
+// Messages that are no votes change nothing.
+func TestMessagesThatAreNoVotes(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, r *rig) {
+		c := r.client("w")
+		for _, text := range []string{
+			"", "1", "1 grant", "1 grant ", "1 grant 5 - 0 4 1 0 500 1", "1 grant x - 0 4 1 0 500 1 w-99" + key,
+			"1 grant 5 - 99 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 99 1 0 500 1 w-99" + key, "1 grant -5 - 0 4 1 0 500 1 w-99" + key,
+			"1 grant 5 - 9223372036854775807 9223372036854775807 1 0 500 1 w-99" + key, "1 grant 5 - 0 0 1 0 500 1 w-99" + key,
+			"1 grant 5 - 0 4 1 0 9223372036854775807 1 w-99" + key, "1 grant 5 - 0 4 1 0 500 1 w-99",
+		} {
+			if v, ok := node.ParseVote(text); ok {
+				t.Errorf("%q is a vote: %+v", text, v)
+			}
+			c.q.vote(0, text)
+		}
+		synctest.Wait()
+		if sent := c.commands(nil); sent[0] != 0 {
+			t.Errorf("%d requests", sent)
+		}
+	})
+}
