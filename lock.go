@@ -38,7 +38,9 @@ func (l *Lock) Fence() int64 {
 	return l.ticket().Fence()
 }
 
-// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A
+// Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A lock that
+// the release of another process has granted is valid for up to a second at first; if it is not
+// released within a quarter of that, it is refreshed to its full ttl in the background, once. A
 // refresh moves it.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 

@@ -35,7 +35,8 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 // runAttempt makes the attempt that startAttemptLocked has decided on. It may block for NodeTimeout
 // if inline is true.
 func (f *flight) runAttempt(t *Ticket, inline bool) {
-	l := f.g.cfg.Nodes.Prepare(f.key, f.attemptTTL, t.waiter.tokens, t.waiter.contender)
+	ttl := f.attemptTTL
+	l := f.g.cfg.Nodes.Prepare(f.key, ttl, t.waiter.tokens, t.waiter.contender)
 	f.mu.Lock()
 	f.attempt = l // known before it may block, so that others can ask about it and cancel it
 	unwanted := f.phase == canceled || f.granted != nil
@@ -50,7 +51,8 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 		f.mu.Unlock()
 	}
 	if contender != "" && f.makeOffer(l, contender) {
-		inline = false // the key may be granted meanwhile
+		// The key may be granted while the caller blocks: enough of the lease must be left after that.
+		inline = inline && min(ttl, minSpan) >= 4*f.g.cfg.NodeTimeout
 	}
 	if unwanted {
 		l.Cancel()

@@ -15,11 +15,13 @@ import (
 // While nobody else wants the key, its lease goes from waiter to waiter for nothing. Once
 // per slice the flight checks, with the refresh that it makes anyway, whether anybody waits
 // elsewhere. If so, the release that ends the slice makes the next turn the rival's that
-// waits longest, and this flight goes to the end of those who wait. A turn is the key
-// itself, kept on the nodes for a moment in the rival's name: nobody else can take it, the
-// rival is notified, and it finds its turn too if the notice is lost. So P flights
+// waits longest, and this flight goes to the end of those who wait. If the rival has made an
+// offer (see offered), the release makes the key the rival's lease in the same step. Otherwise a
+// turn is the key itself, kept on the nodes for a moment in the rival's name: nobody else can
+// take it, the rival is notified, and it finds its turn too if the notice is lost. So P flights
 // share the key in turns, each slice long, in the order in which they came, and each has
-// the time to serve its queue. A rival that has died costs the others one turn.
+// the time to serve its queue. A rival that has died costs the others nothing, once the nodes have
+// closed its connections; one that stands still costs them one turn, or the span of its offer.
 //
 // What failed, by model or on real processes:
 //
@@ -34,13 +36,12 @@ import (
 //     check leaves it to the nodes, whose orders are nearly always the same.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
-// it dies, and is registered by the second. If the key's flight of a moment ago waited among others,
-// this one subscribes before its first attempt, which registers it: one attempt less for a key that
-// many processes want. (With one rival, the second attempt often finds the key free again, which
-// is faster than a notice.) It tries again when its turn has come, when the nodes have confirmed
+// it dies, and is registered by the second, which brings an offer. If the key's flight of a moment ago waited among others,
+// or was granted the key, this one subscribes before its first attempt, which registers it: one
+// attempt less for a key that many processes want. It tries again when its turn has come, when the nodes have confirmed
 // the subscription (what was published before that was missed), when the holder's ttl or the turn
-// of another runs out, and once per safetyPoll. As long as it is not subscribed, for whatever reason, it
-// polls. A lost notice costs time, never liveness. A release notifies two: the one whose turn it is,
+// of another runs out, and once per safetyPoll, or more often while it has an offer. As long as it is not subscribed, for whatever reason, it
+// polls. A lost notice costs time, never liveness. A release that makes a turn notifies two: the one whose turn it is,
 // and the one after it, which tries when that turn has passed. So a hand-over wakes two processes,
 // however many wait. All are notified when the last turn was not taken, and when what the lease was
 // for may be done, or has failed.
