@@ -39,7 +39,7 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l := f.g.cfg.Nodes.Prepare(f.key, ttl, t.waiter.tokens, t.waiter.contender)
 	f.mu.Lock()
 	f.attempt = l // known before it may block, so that others can ask about it and cancel it
-	unwanted := f.phase == canceled || f.granted != nil
+	unwanted := f.phase == canceled || f.grantedLocked() != nil
 	if f.g.cfg.Observer.Attempted != nil {
 		f.attempted = time.Now()
 	}
@@ -90,11 +90,11 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
 	l, unwanted := f.attempt, f.phase == canceled
-	o := f.granted
-	f.phase, f.attempt, f.granted = idle, nil, nil
+	o := f.grantedLocked()
+	f.phase, f.attempt = idle, nil
 	switch {
 	case o != nil:
-		f.grantedLocked(o, l, failure)
+		f.attemptGaveWayLocked(o, l, failure)
 	case failure == nil:
 		f.withdrawLocked()
 		f.wonLocked(l, g)

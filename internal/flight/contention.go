@@ -56,6 +56,9 @@ type contention struct {
 	unsent     bool          // it is about to be sent to them for the first time
 	othersWait bool          // others wait too: it received a notice of another's turn
 	offer      *offered      // what others may grant; nil: nothing
+	granted    *offered      // was granted while an attempt was under way, which is canceled; else nil
+	span       time.Duration // how long the nodes keep the key of a lease that another's release has granted; 0: as long as they were asked to
+	completes  clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll       time.Duration // how often the flight polls while there is an offer
 	rival      string        // waits longest, by the last check; "": nobody does
 }

@@ -58,12 +58,9 @@ type flight struct {
 
 	lease      Lease // nil when there is none
 	until      time.Time
-	span       time.Duration // how long the nodes keep the key of a lease that another's release has granted; 0: as long as they were asked to
-	completes  clock.Instant // when such a lease is refreshed; 0: it need not be
 	renewAfter clock.Instant // from then on a handoff has the lease renewed
 	tokens     [2]block      // the one in use, and one in store
 
-	granted     *offered      // was granted while an attempt was under way, which is canceled; else nil
 	attempt     Lease         // of the attempt under way; nil until runAttempt has prepared it
 	attempted   time.Time     // when it began, if anybody wants to know
 	attemptTTL  time.Duration // the ttl that it is for

@@ -52,7 +52,7 @@ func (f *flight) shareLocked(t *Ticket, now time.Time, left time.Duration) (rele
 // shortLocked says that the lease, which has that much left, must be renewed before t may have it.
 // What an attempt for t's ttl has just won is not: asking again would take as long.
 func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
-	fresh := f.served == 0 && t.ttl <= f.attemptTTL && f.span == 0
+	fresh := f.served == 0 && t.ttl <= f.attemptTTL && f.spanOfLeaseLocked() == 0
 	return !fresh && left < f.enough(t)
 }
 
@@ -60,8 +60,8 @@ func (f *flight) shortLocked(t *Ticket, left time.Duration) bool {
 // may run so far apart that it hardly has so much when it is new, three quarters of its validity; of a
 // lease that was granted for a span, half of that.
 func (f *flight) enough(t *Ticket) time.Duration {
-	if f.span > 0 {
-		return min(f.span, t.ttl) / 2
+	if span := f.spanOfLeaseLocked(); span > 0 {
+		return min(span, t.ttl) / 2
 	}
 	return min(t.ttl/2, f.g.cfg.Nodes.Validity(t.ttl)/4*3)
 }
@@ -83,8 +83,8 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 		counts.granted.Add(1)
 	}
 	f.armLocked(t.until)
-	if f.completes != 0 {
-		f.armAtLocked(f.completes)
+	if c := f.contention; c != nil && c.completes != 0 {
+		f.armAtLocked(c.completes)
 	}
 	t.answerLocked()
 	if f.served > 1 || f.n > 0 {
@@ -351,7 +351,7 @@ func (t *Ticket) noteRefreshLocked(why *quorum.Failure) {
 }
 
 func (f *flight) renewedLocked(g quorum.Grant) {
-	f.span, f.completes = 0, 0
+	f.completedLocked()
 	if g.Until.After(f.until) {
 		f.until = g.Until
 	}

@@ -49,11 +49,11 @@ func (c *contention) spanLocked(now clock.Instant, ttl time.Duration) (span, pol
 }
 
 // makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer, and
-// reports whether it does.
+// reports whether it does: not for callers of AcquireUnless alone, who hope that they need no lock.
 func (f *flight) makeOffer(l Lease, contender string) bool {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
-	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || f.granted != nil {
+	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil || f.n == f.lookers {
 		f.mu.Unlock()
 		return false
 	}
@@ -92,7 +92,7 @@ func (o *offered) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	case failure == nil && f.phase == idle: // somebody waits, or it were dead
 		f.takeLocked(o, g)
 	case failure == nil && (f.phase == acquiring || f.phase == canceled):
-		f.granted, o.grant = o, g
+		c.granted, o.grant = o, g
 		if a := f.attempt; a != nil {
 			f.deferLocked(a.Cancel)
 		}
@@ -113,8 +113,17 @@ func (f *flight) takeLocked(o *offered, g quorum.Grant) {
 	f.wonLocked(o.lease, g)
 }
 
-// grantedLocked follows when the attempt has ended that was under way when o was granted.
-func (f *flight) grantedLocked(o *offered, attempt Lease, failure *quorum.Failure) {
+// grantedLocked is the offer that was granted during the attempt that is under way; nil: none was.
+func (f *flight) grantedLocked() *offered {
+	if f.contention == nil {
+		return nil
+	}
+	return f.contention.granted
+}
+
+// attemptGaveWayLocked follows when the attempt has ended during which o was granted.
+func (f *flight) attemptGaveWayLocked(o *offered, attempt Lease, failure *quorum.Failure) {
+	f.contention.granted = nil
 	if failure == nil {
 		f.returnLocked(attempt)
 	}
@@ -146,24 +155,45 @@ func (f *flight) withdrawLocked() {
 // shortLeaseLocked follows when a lease was granted for span, 0 for the full ttl. It is refreshed in time, if it
 // is not released before that.
 func (f *flight) shortLeaseLocked(now time.Time, span time.Duration) {
-	f.span, f.completes = span, 0
+	c := f.contention
+	if c == nil {
+		return
+	}
+	c.span, c.completes = span, 0
 	if span > 0 {
-		f.completes = f.g.at(now.Add(clock.Left(now, f.until) / 4))
-		f.renewAfter = f.completes
+		c.completes = f.g.at(now.Add(clock.Left(now, f.until) / 4))
+		f.renewAfter = c.completes
 	}
 }
 
 // completeLocked refreshes a lease that was granted for a span, when it is time; again and again, if the nodes do
 // not answer.
 func (f *flight) completeLocked(now time.Time) {
-	if f.completes == 0 {
+	c := f.contention
+	if c == nil || c.completes == 0 {
 		return
 	}
-	if f.g.at(now) >= f.completes {
+	if f.g.at(now) >= c.completes {
 		if !f.refreshing {
 			f.renewLocked(now)
 		}
-		f.completes = f.g.at(now.Add(f.g.cfg.NodeTimeout))
+		c.completes = f.g.at(now.Add(f.g.cfg.NodeTimeout))
 	}
-	f.armAtLocked(f.completes)
+	f.armAtLocked(c.completes)
+}
+
+// completedLocked follows when a refresh has made the ttl full.
+func (f *flight) completedLocked() {
+	if c := f.contention; c != nil {
+		c.span, c.completes = 0, 0
+	}
+}
+
+// spanOfLeaseLocked is how long the nodes keep the key of a lease that another's release has granted; 0: as long as
+// they were asked to.
+func (f *flight) spanOfLeaseLocked() time.Duration {
+	if f.contention == nil {
+		return 0
+	}
+	return f.contention.span
 }

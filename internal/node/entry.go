@@ -161,7 +161,7 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	e.released = true
 	// An attempt that was lost by the answers of other nodes is written here too, for it gets
 	// its contender a place among those who wait. If it is granted, this release comes next.
-	e.registers = p == nil && e.t.contender != "" && !e.t.prepared()
+	e.registers = p == nil && e.t.Contender() != "" && !e.t.prepared()
 	if c := e.create; c != nil && !e.registers && c.drop() {
 		e.create = nil
 	}
@@ -171,7 +171,7 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	if e.create == r {
 		r = &request{}
 	}
-	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p, unwanted: e.unwanted && p.wanted() && p.Contender == e.t.contender}
+	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p, unwanted: e.unwanted && p.wanted() && p.Contender == e.t.Contender()}
 	e.mu.Unlock()
 	if empty && !p.wanted() {
 		e.answer(sink, Reply{Kind: Missing})

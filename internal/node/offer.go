@@ -41,14 +41,16 @@ func (c *carried) text(i uint8) string {
 
 // Carry has the acquires of t's attempt make o, as its poll of that number, and with it the undo of those
 // that are granted. It is called before the first of them. An offer's own target carries it too: what is
-// undone for that is the offer. With waits, the acquires leave a free key to those who wait longer.
+// undone for that is the offer. t has a contender. With waits, the acquires leave a free key to those who wait longer.
 func (t *Target) Carry(o *Offer, poll uint32, span time.Duration, waits bool) {
-	t.carried = &carried{o, poll, span, waits}
+	t.asker.carried = &carried{o, poll, span, waits}
 }
 
 // prepared reports whether t is the target of an offer's own lease, which the nodes may have granted without
 // a request of its own.
-func (t *Target) prepared() bool { return t.carried != nil && t.carried.Target == t }
+func (t *Target) prepared() bool {
+	return t.asker != nil && t.asker.carried != nil && t.asker.carried.Target == t
+}
 
 // Granted follows when the node has made the key e's, by a release of somebody else. If e has been released
 // before, the node is to release the key again, unless it has deleted it since the grant.

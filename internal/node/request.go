@@ -92,18 +92,21 @@ func (r *request) offer() *carried {
 	if r.reach != allKeys || r.e.n.IsCluster() || r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
 		return nil
 	}
-	return r.e.t.carried
+	if a := r.e.t.asker; a != nil {
+		return a.carried
+	}
+	return nil
 }
 
 // withWants reports whether r's script uses the wants, if it can have them.
 func (r *request) withWants() bool {
 	switch r.op {
 	case opRelease:
-		return r.turnPass != nil || r.e.t.contender != ""
+		return r.turnPass != nil || r.e.t.Contender() != ""
 	case opRefresh:
 		return r.asker != ""
 	}
-	return r.e.t.contender != ""
+	return r.e.t.Contender() != ""
 }
 
 // values appends the other arguments of r's script.
@@ -113,8 +116,8 @@ func (r *request) values(to []any) []any {
 	switch r.op {
 	case opAcquire:
 		to = append(to, &t.owner, ttl, r.tokens)
-		if t.contender != "" || r.reach == keyBeside {
-			to = append(to, 0, t.contender)
+		if t.Contender() != "" || r.reach == keyBeside {
+			to = append(to, 0, t.Contender())
 		}
 		if c := r.offer(); c != nil {
 			to = append(to, c.text(r.e.i))
@@ -124,8 +127,8 @@ func (r *request) values(to []any) []any {
 		}
 	case opRepair:
 		to = append(to, &t.owner, ttl, 0, r.tokens)
-		if t.contender != "" || r.reach == keyBeside {
-			to = append(to, t.contender)
+		if t.Contender() != "" || r.reach == keyBeside {
+			to = append(to, t.Contender())
 		}
 	case opRefresh:
 		to = append(to, &t.owner, ttl, &r.tokens, r.more)
@@ -147,9 +150,9 @@ func (r *request) values(to []any) []any {
 				to = append(to, v)
 			}
 		case t.prepared() && !r.e.n.IsCluster():
-			to = append(to, t.contender, "")
-		case t.contender != "":
-			to = append(to, t.contender)
+			to = append(to, t.Contender(), "")
+		case t.Contender() != "":
+			to = append(to, t.Contender())
 			if c := r.offer(); c != nil {
 				to = append(to, c.text(r.e.i))
 			}
@@ -170,7 +173,7 @@ func (r *request) plain() bool {
 // sameArgs reports whether r's values are those of p, but for the owner.
 func (r *request) sameArgs(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.tokens == p.tokens && r.more == p.more &&
-		r.turnPass == p.turnPass && r.reach == p.reach && r.asker == p.asker && r.e.t.contender == p.e.t.contender &&
+		r.turnPass == p.turnPass && r.reach == p.reach && r.asker == p.asker && r.e.t.Contender() == p.e.t.Contender() &&
 		r.unwanted == p.unwanted && r.offer() == nil && p.offer() == nil
 }
 

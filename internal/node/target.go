@@ -24,8 +24,7 @@ const bucketsPerSlot = 16
 type Target struct {
 	key, owner text
 	bucket     bucket
-	contender  string   // who asks, over any number of attempts; "" if it has not had to wait
-	carried    *carried // the offer that the attempt makes; nil: none
+	asker      *asker // who asks, over any number of attempts; nil if it has not had to wait
 	slot       uint16
 	lane       uint8
 
@@ -61,7 +60,10 @@ func (t *Target) over(ttl time.Duration) bool {
 // of them, "" in the first.
 func (t *Target) Init(key, owner, contender string) {
 	slot, hash := SlotOf(key), hashOf(key)
-	t.key, t.owner, t.contender = text(key), text(owner), contender
+	t.key, t.owner = text(key), text(owner)
+	if contender != "" {
+		t.asker = &asker{contender: contender}
+	}
 	t.bucket = bucketName(slot, hash)
 	t.slot, t.lane = slot, uint8(hash>>16)
 }
@@ -73,7 +75,18 @@ func (t *Target) Key() string { return string(t.key) }
 func (t *Target) Owner() string { return string(t.owner) }
 
 // Contender is who asks, over any number of attempts; "" if it has not had to wait.
-func (t *Target) Contender() string { return t.contender }
+func (t *Target) Contender() string {
+	if t.asker == nil {
+		return ""
+	}
+	return t.asker.contender
+}
+
+// asker is the contender that an attempt is made for. Most attempts have none, so it is not in the Target.
+type asker struct {
+	contender string
+	carried   *carried // the offer that the attempt makes; nil: none
+}
 
 // text is a string that is the argument of commands: a pointer to it is, and costs no
 // allocation, as the string itself would.

@@ -45,18 +45,16 @@ type Lease struct {
 	mu            sync.Mutex // guards what follows except the entries, which have their own; not held while a request is sent or a callback runs
 	phase         phase
 	canceled      bool
-	granted       bool          // a majority has granted the attempt
-	reserved      int32         // how many of the tokens up to top are not ours until a refresh is confirmed
-	until         time.Time     // validity deadline
-	span          time.Duration // how long the nodes keep the key, until it is refreshed; 0: for the full ttl
-	top           int64         // the highest token reserved
-	attempt       *round        // the round of the attempt, until it is decided
-	everHeld      uint64        // bit i: node i has held the key for us
-	duplicateMask uint64        // bit i: node i is a second name of another node
+	granted       bool      // a majority has granted the attempt
+	reserved      int32     // how many of the tokens up to top are not ours until a refresh is confirmed
+	until         time.Time // validity deadline
+	top           int64     // the highest token reserved
+	attempt       *round    // the round of the attempt, until it is decided
+	everHeld      uint64    // bit i: node i has held the key for us
+	duplicateMask uint64    // bit i: node i is a second name of another node
 	entries       []node.Entry
 	one           [1]node.Entry // the entries of a quorum of one
 	offer         *offer        // what is only of a lease that others may acquire; nil: it is none
-	carries       *Lease        // the offer that the attempt brings to the nodes; nil: none. Written before the attempt is made
 
 	// scratch belongs to the attempt, and later to the release. It is nil in between once the
 	// lease has turned out to be held for long.
@@ -69,6 +67,7 @@ type scratch struct {
 	onAcquired Acquirer
 	ttl        time.Duration
 	tokens     int64
+	carries    *Lease // the offer that the attempt brings to the nodes; nil: none
 
 	onReleased Releaser
 
@@ -113,6 +112,7 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 		return
 	}
 	r := l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
+	r.carries = s.carries
 	for i := range l.entries {
 		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), l.mayBlock(inline))
 	}
@@ -155,13 +155,13 @@ var errTooLate = errors.New("a majority was reached, but only after the validity
 // acquired continues after the decided first round.
 func (l *Lease) acquired(r *round) {
 	begun := l.target.Begun() // before the first byte was sent
-	until, span := begun.Add(l.q.Validity(l.scratch.ttl)), time.Duration(0)
+	until := begun.Add(l.q.Validity(l.scratch.ttl))
 	l.mu.Lock()
 	if l.offer != nil {
 		l.offer.endLocked()
-		until, span = l.offer.decidedLocked(r, until)
+		until = l.offer.decidedLocked(r, until)
 	}
-	l.granted, l.until, l.span = r.won, until, span
+	l.granted, l.until = r.won, until
 	top, agree := r.topCounterLocked()
 	f := l.attemptFailureLocked(r)
 	if len(l.entries) > 1 && !begun.IsZero() && l.offer == nil {
@@ -219,7 +219,10 @@ func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	}
 	l.phase, l.top, l.attempt = held, top, nil
 	by := l.scratch.onAcquired
-	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top, Span: l.span}
+	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top}
+	if l.offer != nil {
+		g.Span = l.offer.span
+	}
 	l.mu.Unlock()
 	by.Acquired(g, nil)
 }

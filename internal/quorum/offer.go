@@ -39,11 +39,12 @@ type offer struct {
 	node.Offer
 
 	// guarded by the Lease's mu
-	polls    []poll      // the last ones, in order
-	votes    []voteTime  // of each node
-	timer    *time.Timer // since a node has granted it; see awaitOthersLocked
-	asked    bool        // the nodes of which no vote had come
-	follower string      // the contender that was next after this one, when it was decided; "": none, or unknown
+	polls    []poll        // the last ones, in order
+	votes    []voteTime    // of each node
+	timer    *time.Timer   // since a node has granted it; see awaitOthersLocked
+	asked    bool          // the nodes of which no vote had come
+	span     time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
+	follower string        // the contender that was next after this one, when it was decided; "": none, or unknown
 }
 
 // voteTime is how long a vote that came by message counts. It is zero for a node that was asked.
@@ -143,7 +144,7 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 	}
 	o.offer.polls = append(o.offer.polls, poll{number, &l.target, span})
 	l.target.Carry(&o.offer.Offer, number, span, waits)
-	l.carries = o
+	l.scratch.carries = o
 }
 
 // vote takes the message text of node i about a grant.
@@ -253,10 +254,8 @@ func (l *Lease) askOthers() {
 }
 
 // decidedLocked follows when r, the round of an offer, is decided: the lease is valid for as long as each of
-// its votes, of which those of nodes that were asked are valid until then. It returns how long the nodes keep
-// the key, 0 for the full ttl.
-func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time, span time.Duration) {
-	until = time.Time{}
+// its votes, of which those of nodes that were asked are valid until then.
+func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time) {
 	for i := range r.replies {
 		if r.replies[i].Kind != r.want || !r.countsLocked(i) {
 			continue
@@ -264,15 +263,15 @@ func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time, span 
 		v := o.votes[i]
 		if v.until.IsZero() {
 			v.until = asked
-		} else if span == 0 || v.span < span {
-			span = v.span
+		} else if o.span == 0 || v.span < o.span {
+			o.span = v.span
 		}
 		if until.IsZero() || v.until.Before(until) {
 			until = v.until
 		}
 	}
 	o.follower = r.rivalLocked()
-	return until, span
+	return until
 }
 
 // endLocked ends what the offer has begun.

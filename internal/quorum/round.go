@@ -22,6 +22,7 @@ type round struct {
 	floor     int64        // a vote must have at least this counter
 	onDecided func(*round) // called once, after the decision, without l.mu
 	timer     *time.Timer  // of a refresh
+	carries   *Lease       // of an attempt: the offer that it brings to the nodes; nil: none
 
 	// guarded by the quorum's deadlines
 	links  list.Links[round]
@@ -117,7 +118,7 @@ func (r *round) Answer(i int, rep node.Reply) {
 	if rep.Kind == node.Held && l.reservedForUs(rep.Holder) {
 		rep = node.Reply{Kind: node.Missing}
 	}
-	if o := l.carries; o != nil && rep.Kind == node.Held && rep.Holder == o.Owner() {
+	if o := r.carries; o != nil && rep.Kind == node.Held && rep.Holder == o.Owner() {
 		o.metOwn()
 	}
 	duplicate := rep.Kind == node.Replayed // the owner is new to this node
