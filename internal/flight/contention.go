@@ -184,9 +184,7 @@ func (f *flight) endContentionLocked() {
 		if c.stop != nil { // written before the flight died, or never
 			c.stop()
 		}
-		if o != nil {
-			o.lease.Cancel()
-		} else if c.registered {
+		if (o == nil || !o.lease.Withdraw()) && c.registered {
 			f.g.cfg.Nodes.Leave(f.key, c.contender)
 		}
 	})

@@ -335,13 +335,6 @@ func (a *fakeAttempt) Owner() string { return a.owner }
 
 func (a *fakeAttempt) Cancel() {
 	a.w.mu.Lock()
-	if a.isOffer {
-		a.w.note("withdraw")
-		delete(a.w.wants, a.contender)
-		a.w.mu.Unlock()
-		a.fail(quorum.Failure{Err: errTaken})
-		return
-	}
 	a.cancelled = true
 	started := a.started
 	a.w.mu.Unlock()
@@ -400,6 +393,19 @@ func (a *fakeAttempt) held(free time.Duration) { a.fail(quorum.Failure{Err: errT
 // votes.
 func (a *fakeAttempt) taken(free time.Duration) {
 	a.fail(quorum.Failure{Err: errTaken, Free: free, Reason: quorum.Taken, Owned: true})
+}
+
+// Withdraw is for offers.
+func (a *fakeAttempt) Withdraw() bool {
+	a.w.mu.Lock()
+	a.w.note("withdraw")
+	ended := a.decided
+	if !ended {
+		delete(a.w.wants, a.contender)
+	}
+	a.w.mu.Unlock()
+	a.fail(quorum.Failure{Err: errTaken})
+	return !ended
 }
 
 // Forget is for offers.

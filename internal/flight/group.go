@@ -34,6 +34,9 @@ type Lease interface {
 	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
 	// of a lease under way at a time. If namesRival is true, the grant names who waits.
 	Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(quorum.Grant, *quorum.Failure))
+	// Withdraw takes an offer back, with what its contender wanted. It reports false if the offer has
+	// ended by itself.
+	Withdraw() bool
 	// Forget ends an offer whose contender has the key by an attempt. Its outcome may be delivered
 	// still, or not.
 	Forget()
@@ -51,8 +54,7 @@ type Nodes interface {
 	// quorum.Self if it expects to lose this one.
 	Prepare(key string, ttl time.Duration, tokens int64, contender string) Lease
 	// Offer makes a lease that releases elsewhere may grant to contender; by gets its outcome as that
-	// of an attempt, once there is one. Cancel withdraws the offer, and what else contender wanted. nil:
-	// the nodes grant nothing.
+	// of an attempt, once there is one. nil: the nodes grant nothing.
 	Offer(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease
 	// Carry has an attempt, which is not made yet, bring an offer to the nodes: they keep the key for span
 	// when they grant it. With waits, the attempt leaves a free key to those who wait longer.

@@ -34,6 +34,9 @@ const (
 	// without that being noticed (see node.Epoch).
 	minSpan, maxSpan = 500 * time.Millisecond, time.Second
 
+	// leastSpan is for how long a grant is worth its polls.
+	leastSpan = 100 * time.Millisecond
+
 	// splitPause is how long a flight waits at least after an attempt that has met several holders: the key is
 	// passed on just now, which ends by a message, or votes are split, which ends by other attempts.
 	splitPause = 10 * time.Millisecond
@@ -49,11 +52,12 @@ func (c *contention) spanLocked(now clock.Instant, ttl time.Duration) (span, pol
 }
 
 // makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer, and
-// reports whether it does: not for callers of AcquireUnless alone, who hope that they need no lock.
+// reports whether it does: not for callers of AcquireUnless alone, who hope that they need no lock, and not
+// for a ttl so short that it had to poll all the time.
 func (f *flight) makeOffer(l Lease, contender string) bool {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
-	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil || f.n == f.lookers {
+	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil || f.n == f.lookers || ttl < leastSpan {
 		f.mu.Unlock()
 		return false
 	}

@@ -46,12 +46,14 @@ type Entry struct {
 	owed           clock.Instant // since when a release is owed; 0: none is
 	indeterminate  int32         // creates that died with their connection
 	answers        uint8         // of releases while indeterminate > 0
-	granted        int8          // how many grants by others were reported, more than were deleted again
+	granted        int8          // how many messages about grants by others have come that no deletion explains; -1: a deletion that awaits its message
 	i              uint8         // which of several nodes n is
 	present        bool          // the node may hold our key
 	released       bool          // set by Release, for good: nothing may create the key again
 	registers      bool          // set by Release: an acquire is written all the same
 	releasePending bool          // a release is under way or owed
+	promised       bool          // a message about a grant has come
+	acquired       bool          // by a request of its own, and not by a grant
 	unwanted       bool          // the node has no want of the contender: it has granted what that wanted
 }
 
@@ -234,6 +236,7 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	default: // granted, or an error that does not prove that nothing was written
 		e.present = true
 		e.unwanted = rep.Kind == Granted
+		e.acquired = e.acquired || rep.Kind == Granted && !e.promised
 	}
 }
 
@@ -246,7 +249,9 @@ const (
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {
 	if how == answered && rep.Kind == Deleted {
-		e.granted--
+		if e.granted > 0 || e.granted == 0 && !e.acquired {
+			e.granted--
+		}
 	} else if how == answered && rep.Kind != Failed && e.granted > 0 { // it was granted after that
 		e.granted = 0
 		return 0, true

@@ -283,6 +283,7 @@ func (s *Server) boot(ctx context.Context, establish string, done func(Epoch, er
 	case err == nil:
 		s.hasAnswered()
 		s.loads.Add(1)
+		s.noGrantsUntil.Store(0)
 		s.n.setUnverified(nil)
 	case errors.Is(err, conn.ErrLogin):
 		s.suspend(err)

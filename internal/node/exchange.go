@@ -26,7 +26,6 @@ import (
 func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 	s := l.s
 	apart := false
-	l.grantsNothing = false
 	for try := 0; ; try++ {
 		if batch = unwritten(batch); len(batch) == 0 {
 			return true
@@ -51,12 +50,14 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		err := l.load(ctx, loads)
 		l.watchdog.end()
 		if conn.IsReply(err) {
-			apart, l.grantsNothing = true, true // the script of a batch is one that votes, too
+			apart = true // the script of a batch is one that votes, too
+			s.grantsNothingFor(time.Second)
 			batch = completeBut(func(r *request) bool { return !r.op.votes() }, batch, failed(err))
 			if len(batch) == 0 {
 				return true
 			}
 		} else if err != nil {
+			s.grantsNothingFor(time.Second)
 			completeAll(batch, failed(err))
 			return false
 		}
@@ -115,7 +116,7 @@ func responseOf(cmd *redis.Cmd) response { return response{cmd.Val(), cmd.Err()}
 // server did not know the script and heal allows for another try.
 func (l *lane) complete(r *request, got response, sent, heal bool) bool {
 	rep, err := outcome(r.op, got)
-	if rep.Kind == Replayed && r.e.t.prepared() { // it was granted by somebody's release
+	if rep.Kind == Replayed && r.e.wasGranted() { // by somebody's release: the node has said so
 		rep.Kind = Granted
 	}
 	if rep.Kind == Granted && l.tooOld() {
@@ -184,6 +185,7 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 func (l *lane) begin(now time.Time) {
 	l.epoch, l.verified, l.asked = l.s.epoch.Load(), l.s.verified.Load(), now
 	l.by, l.strict = l.epoch.strict, true
+	l.grantsNothing = int64(l.s.n.at(now)) < l.s.noGrantsUntil.Load()
 	slow := l.lasted > l.s.n.timeout && l.epoch.NoInfo == nil
 	if !slow && l.verified.counts(l.epoch, now) {
 		l.by, l.strict = l.epoch.usual, false

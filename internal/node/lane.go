@@ -75,7 +75,7 @@ type lane struct {
 	answers       []response    // of the batch under way
 	first         scriptName    // of the first command of the batch under way
 	names         [opBatch + 1]scriptName
-	grantsNothing bool // the node refuses to report its epoch: releases are to grant nothing
+	grantsNothing bool // the node's epoch cannot be had: releases are to grant nothing
 	missed        bool // the script that exchangeNow has just sent was not known
 	long, brief   ctxCache
 }

@@ -56,7 +56,7 @@ func (t *Target) prepared() bool {
 // before, the node is to release the key again, unless it has deleted it since the grant.
 func (e *Entry) Granted() {
 	e.mu.Lock()
-	e.granted++
+	e.granted, e.promised = min(e.granted+1, 2), true // one message may come twice
 	again := e.released && !e.releasePending && e.granted > 0
 	if again {
 		e.granted, e.releasePending = 0, true
@@ -66,6 +66,13 @@ func (e *Entry) Granted() {
 	if again {
 		e.n.route(e.releaseAgain())
 	}
+}
+
+// wasGranted reports whether a message about a grant of the key to e has come from the node.
+func (e *Entry) wasGranted() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.promised
 }
 
 // A Vote is what a release has granted to an offer, as the node's message says.

@@ -92,7 +92,7 @@ func (r *request) offer() *carried {
 	if r.reach != allKeys || r.e.n.IsCluster() || r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
 		return nil
 	}
-	if a := r.e.t.asker; a != nil {
+	if a := r.e.t.asker; a != nil && !r.e.t.prepared() {
 		return a.carried
 	}
 	return nil

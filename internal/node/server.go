@@ -47,6 +47,10 @@ type Server struct {
 	// refused to take a batch as one. Always, on a Cluster: a script has keys of one slot.
 	noBatchUntil atomic.Int64
 
+	// noGrantsUntil is until when releases grant nothing, because the node did not report its epoch, so that
+	// it does not know the script that grants.
+	noGrantsUntil atomic.Int64
+
 	start sync.Once // starts the lanes' goroutines, with the first request
 	lanes []lane
 }
@@ -146,6 +150,9 @@ func (s *Server) noBatches(err error) {
 		s.noBatchUntil.Store(int64(s.n.now().Add(time.Second)))
 	}
 }
+
+// grantsNothingFor has releases grant nothing for that long.
+func (s *Server) grantsNothingFor(d time.Duration) { s.noGrantsUntil.Store(int64(s.n.now().Add(d))) }
 
 // takeLoading waits for the token of loading, until ctx ends; putLoading gives it back.
 func (s *Server) takeLoading(ctx context.Context) error {

@@ -198,6 +198,8 @@ func (l *Lease) attemptFailureLocked(r *round) *Failure {
 	switch {
 	case !r.won:
 		return r.failureLocked()
+	case l.offer != nil && l.q.duplicate.Load() != nil:
+		return l.q.duplicate.Load()
 	case clock.Passed(clock.Now(), l.until):
 		f := r.failureLocked()
 		f.Reason, f.Err = Unreachable, errTooLate

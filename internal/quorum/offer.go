@@ -33,18 +33,21 @@ import (
 //   - A lease that is over counts no vote any more, whatever comes later. A grant to nobody is released when
 //     its message comes, and passes the key on.
 //
-// A vote that cannot be counted is not lost: the node is asked, by an acquire of the same owner, and answers
-// that it has granted that already. So lost messages cost a poll, which finds the owner at the node.
+// A vote that cannot be counted, because it is too old, is not lost: the node is asked, by an acquire of the same
+// owner, and answers that it has granted that already. That is a vote if a message of the node has said so
+// before; otherwise the node may be a second name of another one. So an offer whose message was lost fails where
+// its votes do not suffice, and is undone: that costs a moment.
 type offer struct {
 	node.Offer
 
 	// guarded by the Lease's mu
-	polls    []poll        // the last ones, in order
-	votes    []voteTime    // of each node
-	timer    *time.Timer   // since a node has granted it; see awaitOthersLocked
-	asked    bool          // the nodes of which no vote had come
-	span     time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
-	follower string        // the contender that was next after this one, when it was decided; "": none, or unknown
+	polls     []poll        // the last ones, in order
+	votes     []voteTime    // of each node
+	timer     *time.Timer   // since a node has granted it; see awaitOthersLocked
+	forgotten bool          // see Forget
+	asked     bool          // the nodes of which no vote had come
+	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
+	follower  string        // the contender that was next after this one, when it was decided; "": none, or unknown
 }
 
 // voteTime is how long a vote that came by message counts. It is zero for a node that was asked.
@@ -68,7 +71,7 @@ const maxPolls = 8
 type offers struct {
 	mu     sync.Mutex // guards what follows
 	open   map[string]*Lease
-	over   [128]*Lease
+	over   [32]*Lease
 	oldest int // of over
 }
 
@@ -87,8 +90,11 @@ func (o *offers) remove(l *Lease) {
 	delete(o.open, l.Owner())
 }
 
-// ended follows when l was released.
+// ended follows when l was released, or undone.
 func (o *offers) ended(l *Lease) {
+	l.mu.Lock()
+	l.offer.polls = nil
+	l.mu.Unlock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if old := o.over[o.oldest]; old != nil {
@@ -174,15 +180,19 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 }
 
 // vote takes a vote of node i. If it does not count any more, the release of the lease, which may have been
-// sent before, includes it.
+// sent before, includes it; an offer that was forgotten has none.
 func (l *Lease) vote(i int, v node.Vote) {
 	rep := node.Reply{Kind: node.Granted, Counter: v.Token, Rival: v.Follower, Epoch: l.q.Nodes[i].EpochOf(v.Epoch)}
 	now := clock.Now()
 	l.entries[i].Granted()
 	l.mu.Lock()
 	r := l.attempt
-	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || r.replies[i].Kind != node.Pending {
+	forgotten := l.offer.forgotten
+	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || r.replies[i].Kind == node.Granted {
 		l.mu.Unlock()
+		if forgotten {
+			l.q.returnGrant(i, v)
+		}
 		return
 	}
 	l.awaitOthersLocked()
@@ -190,8 +200,11 @@ func (l *Lease) vote(i int, v node.Vote) {
 	ends := false
 	if !clock.Passed(now, until) && (rep.Epoch == nil || counts(rep.Epoch, l.q.Nodes[i].Epoch())) {
 		l.everHeld |= 1 << i
+		if r.replies[i].Kind == node.Pending { // else it was asked before the grant
+			r.pending--
+		}
 		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
-		r.pending--
+		l.duplicateMask &^= 1 << i
 		ends = r.decideLocked(false)
 	}
 	l.mu.Unlock()
@@ -235,7 +248,7 @@ func (o *Lease) metOwn() {
 func (l *Lease) askOthers() {
 	l.mu.Lock()
 	r := l.attempt
-	if l.phase != acquiring || r == nil || r.decided || l.offer.asked {
+	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || l.offer.asked {
 		l.mu.Unlock()
 		return
 	}
@@ -281,6 +294,16 @@ func (o *offer) endLocked() {
 	}
 }
 
+// Withdraw ends an offer, and takes it back from the nodes, with what its contender wanted; a grant passes on. It
+// reports false if the offer has ended by itself: then what the contender wanted may be there still.
+func (l *Lease) Withdraw() bool {
+	l.mu.Lock()
+	withdrawn := l.phase == acquiring && l.attempt != nil && !l.attempt.decided
+	l.mu.Unlock()
+	l.Cancel()
+	return withdrawn
+}
+
 // Forget ends an offer that its contender needs no more, because it has the key by an attempt. What the nodes
 // know of it, the release of that attempt's lease takes back; and if a node grants it before, that is returned.
 func (l *Lease) Forget() {
@@ -291,7 +314,7 @@ func (l *Lease) Forget() {
 		return
 	}
 	if l.phase == acquiring {
-		l.phase, l.attempt.decided, l.attempt = over, true, nil
+		l.phase, l.attempt.decided, l.attempt, l.offer.forgotten = over, true, nil, true
 	}
 	l.mu.Unlock()
 	l.q.offers.remove(l)
