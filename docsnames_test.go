@@ -235,3 +235,80 @@ func addMembers(owns map[string]map[string]bool, path string, text []byte) error
 	}
 	return nil
 }
+
+// Each row of the map's table of packages names what its packages import of this module.
+func TestImportsInTheMap(t *testing.T) {
+	_, table, _ := strings.Cut(pages(t)["docs/design.md"], "## Packages")
+	table, _, _ = strings.Cut(table, "\n## ")
+	rows := 0
+	for _, row := range regexp.MustCompile(`(?m)^\| ([\w/, ]+) \| .* \| ([^|]+) \|$`).FindAllStringSubmatch(table, -1) {
+		packages, named := packagesIn(row[1]), packagesIn(row[2])
+		if strings.Contains(row[2], "some of") || len(packages) == 0 {
+			continue
+		}
+		rows++
+		imported := map[string]bool{}
+		for dir := range packages {
+			for path := range importsOf(t, dir) {
+				imported[path] = true
+			}
+		}
+		for path := range imported {
+			if !named[path] {
+				t.Errorf("docs/design.md: %s imports %s", row[1], path)
+			}
+		}
+		for path := range named {
+			if !imported[path] {
+				t.Errorf("docs/design.md: %s does not import %s", row[1], path)
+			}
+		}
+	}
+	if rows < 12 {
+		t.Errorf("only %d rows: is this the right pattern?", rows)
+	}
+}
+
+// packagesIn are the directories of the packages that a cell of the table names; without what is in
+// parentheses, and internal ones also without their prefix.
+func packagesIn(cell string) map[string]bool {
+	dirs := map[string]bool{}
+	for _, name := range strings.FieldsFunc(regexp.MustCompile(`\(.*?\)`).ReplaceAllString(cell, ""), func(r rune) bool { return r == ',' || r == ' ' }) {
+		for _, dir := range []string{name, "internal/" + name} {
+			if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err == nil && len(files) > 0 {
+				dirs[dir] = true
+			}
+		}
+		if name == "root" {
+			dirs["."] = true
+		}
+	}
+	return dirs
+}
+
+// importsOf are the packages of this module that the package in dir imports, but for those of its own
+// row, without its tests.
+func importsOf(t *testing.T, dir string) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := map[string]bool{}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range file.Imports {
+			path, ours := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), "github.com/flightlock/flightlock")
+			if ours {
+				paths[filepath.ToSlash(filepath.Clean("./"+path))] = true
+			}
+		}
+	}
+	return paths
+}
