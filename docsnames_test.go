@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // pages are the texts of README.md and docs by their file names.
@@ -311,4 +312,30 @@ func importsOf(t *testing.T, dir string) map[string]bool {
 		}
 	}
 	return paths
+}
+
+// README is read in ten minutes, and prose is no wider than a page.
+func TestSizeOfTheDocs(t *testing.T) {
+	for file, text := range pages(t) {
+		lines := strings.Split(text, "\n")
+		if file == "README.md" && len(lines) > 201 {
+			t.Errorf("%s has %d lines, more than 200", file, len(lines)-1)
+		}
+		block, generated := "", false // blocks of commands, and what a program has written, may be wider
+		for i, line := range lines {
+			switch {
+			case strings.HasPrefix(line, "```") && block == "":
+				block = line
+			case strings.HasPrefix(line, "```"):
+				block = ""
+			case strings.Contains(line, "begin -->"), strings.HasPrefix(line, "<!-- the output"):
+				generated = true
+			case strings.Contains(line, "end -->"), strings.HasPrefix(line, "<!-- end"):
+				generated = false
+			case block != "" && !strings.HasPrefix(block, "```go"), generated, strings.HasPrefix(line, "|"), strings.HasPrefix(line, "!["), strings.HasPrefix(line, "`"):
+			case utf8.RuneCountInString(line) > 100:
+				t.Errorf("%s:%d has more than 100 columns", file, i+1)
+			}
+		}
+	}
 }
