@@ -12,7 +12,7 @@ OTHERS := $(filter-out ./,$(MODULES))
 DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|redistest))$$
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long format vet lint race sim long valkey soak mutations fuzz forget
+.PHONY: help test test-long format vet lint race sim long valkey soak platforms mutations fuzz forget
 .PHONY: model bench compare demo service faults paused picture
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
@@ -29,7 +29,7 @@ test: format vet lint race sim ## 5 min: format, vet, lint, every package with t
 	  echo "****************************************************************"; \
 	fi
 
-test-long: valkey soak ## 8 min: what test leaves out: on Valkey, network faults, more seeds, some mutations
+test-long: valkey soak platforms ## 9 min: what test leaves out: on Valkey, network faults, more seeds, some mutations, other systems
 
 format:
 	@out=$$(gofmt -l .); if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
@@ -75,6 +75,12 @@ valkey:
 	FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -p 1 -parallel 4 -timeout 10m \
 	  $$($(GO) list ./... | grep -E '$(DEADLINES)')
 	cd faults && FLIGHTLOCK_REDIS_SERVER=valkey-server FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test -count=1 -timeout 5m ./...
+
+# The root module, and what else compiles there without modules that only other systems need. 1 min
+platforms:
+	@for os in darwin windows; do for m in . faults docs/check; do \
+	  (cd $$m && GOOS=$$os CGO_ENABLED=0 $(GO) vet ./...) || exit 1; done; done
+	@cd bench/peers && GOOS=darwin CGO_ENABLED=0 $(GO) vet ./...
 
 # More of what is random, all faults, some mutations, and what the race detector makes too slow. 4 min
 soak:

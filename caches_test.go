@@ -2,6 +2,7 @@ package flightlock_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"regexp"
@@ -39,14 +40,15 @@ func shownPlain(ctx context.Context, c *flightlock.Client, cache *shownCache, lo
 	if ok {
 		return v, nil
 	}
-	lock, err := c.SingleFlightLock(ctx, key, 5*time.Second, flightlock.FailFast(nil)) // nil alone would wait for Redis to come back
+	retry := flightlock.FailFast(nil) // nil alone would wait for Redis to come back
+	lock, err := c.SingleFlightLock(ctx, key, 5*time.Second, retry)
 	switch {
 	case err == nil:
 		defer lock.Release(ctx)
 	case errors.Is(err, flightlock.ErrUnavailable) && ctx.Err() == nil:
-		return load(ctx, key) // Redis is down: load without the lock. Or return the error: which is worse for you?
-	default:
-		return nil, err // ctx has ended while others held the lock; or the Client is closed, or an argument invalid
+		return load(ctx, key) // Redis is down: load without the lock, or return the error
+	default: // ctx ended while others held the lock, c is closed, or an argument is invalid
+		return nil, err
 	}
 	if v, ok = cache.Get(ctx, key); ok { // another caller loaded it while we waited
 		return v, nil
@@ -67,6 +69,32 @@ func shownStore(rdb *redis.Client) func(context.Context, string, []byte, *flight
 		return fenced.Set(ctx, rdb, key, v, l.Fence(), time.Hour)
 	}
 	return storeFenced
+}
+
+type entry struct {
+	Value      []byte
+	FreshUntil time.Time
+}
+
+// shown: soft
+func lookUpEntry(
+	ctx context.Context, rdb *redis.Client, key string,
+) (entry, flightlock.Freshness, error) {
+	var e entry
+	stored, err := rdb.Get(ctx, key).Bytes()
+	if errors.Is(err, redis.Nil) {
+		return e, flightlock.Miss, nil
+	}
+	if err != nil {
+		return e, flightlock.Miss, err
+	}
+	if err := json.Unmarshal(stored, &e); err != nil {
+		return e, flightlock.Miss, err
+	}
+	if time.Now().After(e.FreshUntil) {
+		return e, flightlock.Stale, nil
+	}
+	return e, flightlock.Fresh, nil
 }
 
 // docs/caches.md and this file have the same code.
@@ -213,4 +241,60 @@ func TestFencedStoreInAnOutage(t *testing.T) {
 		allGet(t, 1, "user:2", users.Fetch)
 		return rdb.PTTL(t.Context(), "user:2").Val() > time.Minute
 	})
+}
+
+// A soft ttl: a stale value is served at once and refreshed; while the locks' server is down, it is
+// served all the same.
+func TestSoftTTLInAnOutage(t *testing.T) {
+	t.Parallel()
+	locks, values := redistest.StartServer(t), redistest.StartServer(t)
+	c := mustOpen(t, flightlock.Options{}, "redis://"+locks.Addr())
+	rdb := values.Client(t)
+	set := func(key, v string, fresh time.Duration) {
+		t.Helper()
+		stored, err := json.Marshal(entry{[]byte(v), time.Now().Add(fresh)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := rdb.Set(t.Context(), key, stored, time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	users, err := flightlock.NewFetcher(c, flightlock.Source[entry]{
+		Lookup: func(ctx context.Context, key string) (entry, flightlock.Freshness, error) {
+			return lookUpEntry(ctx, rdb, key)
+		},
+		Load: func(ctx context.Context, key string) (entry, error) {
+			return entry{[]byte("new"), time.Now().Add(time.Hour)}, nil
+		},
+		Store: func(ctx context.Context, key string, e entry, _ *flightlock.Lock) error {
+			set(key, string(e.Value), time.Hour)
+			return nil
+		},
+	}, flightlock.FetchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer users.Close(context.Background())
+	get := func(key, want string) {
+		t.Helper()
+		if e, err := users.Fetch(t.Context(), key); err != nil || string(e.Value) != want {
+			t.Errorf("%s is %q, %v, want %q", key, e.Value, err, want)
+		}
+	}
+	get("missing", "new")
+	set("fresh", "old", time.Hour)
+	get("fresh", "old")
+	set("stale", "old", -time.Second)
+	get("stale", "old")
+	redistest.Eventually(t, 10*time.Second, "it is refreshed", func() bool {
+		e, fresh, err := lookUpEntry(t.Context(), rdb, "stale")
+		return err == nil && fresh == flightlock.Fresh && string(e.Value) == "new"
+	})
+	get("stale", "new")
+	if err := locks.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	set("stale", "old", -time.Second)
+	get("stale", "old")
 }

@@ -174,7 +174,7 @@ type Stats struct {
 
 	Waiters int64 // callers waiting for a lock now
 	Held    int64 // locks held now
-	Debts   int64 // unacknowledged releases: owed to nodes and not confirmed by them yet
+	Debts   int64 // unacknowledged releases: sent or to be sent to nodes, and not confirmed by them yet
 
 	// OldestDo is how long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held
 	// long enough to need a refresh.
@@ -297,8 +297,8 @@ func (c *Client) label() (label string) {
 }
 
 // notifiesRelease reports whether owner's client publishes a notice when it releases. Other
-// libraries do not. This very client may not either: an owner of its own that a flight finds on the
-// nodes is mostly the late grant of an attempt that it has given up.
+// libraries do not. For an owner of this client it returns false too: if a flight finds its own
+// owner on the nodes, that is usually the late grant of an attempt that it has abandoned.
 func (c *Client) notifiesRelease(owner string) bool {
 	return ours(owner) && !strings.Contains(owner, c.id)
 }
@@ -335,8 +335,8 @@ func (c *Client) nodeChanged(name string, err error) {
 	}
 }
 
-// recheckAway has the flights find out that no majority can be reached, if that is so: callers that
-// fail fast end their wait then.
+// recheckAway notifies the flights if no majority can be reached, so that callers that fail fast end
+// their wait.
 func (c *Client) recheckAway() {
 	c.tasks.Go(func() {
 		if c.away() {

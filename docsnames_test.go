@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // pages are the texts of README.md and docs by their file names.
@@ -234,4 +235,107 @@ func addMembers(owns map[string]map[string]bool, path string, text []byte) error
 		}
 	}
 	return nil
+}
+
+// Each row of the map's table of packages names what its packages import of this module.
+func TestImportsInTheMap(t *testing.T) {
+	_, table, _ := strings.Cut(pages(t)["docs/design.md"], "## Packages")
+	table, _, _ = strings.Cut(table, "\n## ")
+	rows := 0
+	for _, row := range regexp.MustCompile(`(?m)^\| ([\w/, ]+) \| .* \| ([^|]+) \|$`).FindAllStringSubmatch(table, -1) {
+		packages, named := packagesIn(row[1]), packagesIn(row[2])
+		if strings.Contains(row[2], "some of") || len(packages) == 0 {
+			continue
+		}
+		rows++
+		imported := map[string]bool{}
+		for dir := range packages {
+			for path := range importsOf(t, dir) {
+				imported[path] = true
+			}
+		}
+		for path := range imported {
+			if !named[path] {
+				t.Errorf("docs/design.md: %s imports %s", row[1], path)
+			}
+		}
+		for path := range named {
+			if !imported[path] {
+				t.Errorf("docs/design.md: %s does not import %s", row[1], path)
+			}
+		}
+	}
+	if rows < 12 {
+		t.Errorf("only %d rows: is this the right pattern?", rows)
+	}
+}
+
+// packagesIn are the directories of the packages that a cell of the table names; without what is in
+// parentheses, and internal ones also without their prefix.
+func packagesIn(cell string) map[string]bool {
+	dirs := map[string]bool{}
+	for _, name := range strings.FieldsFunc(regexp.MustCompile(`\(.*?\)`).ReplaceAllString(cell, ""), func(r rune) bool { return r == ',' || r == ' ' }) {
+		for _, dir := range []string{name, "internal/" + name} {
+			if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err == nil && len(files) > 0 {
+				dirs[dir] = true
+			}
+		}
+		if name == "root" {
+			dirs["."] = true
+		}
+	}
+	return dirs
+}
+
+// importsOf are the packages of this module that the package in dir imports, but for those of its own
+// row, without its tests.
+func importsOf(t *testing.T, dir string) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := map[string]bool{}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range file.Imports {
+			path, ours := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), "github.com/flightlock/flightlock")
+			if ours {
+				paths[filepath.ToSlash(filepath.Clean("./"+path))] = true
+			}
+		}
+	}
+	return paths
+}
+
+// README is read in ten minutes, and prose is no wider than a page.
+func TestSizeOfTheDocs(t *testing.T) {
+	for file, text := range pages(t) {
+		lines := strings.Split(text, "\n")
+		if file == "README.md" && len(lines) > 201 {
+			t.Errorf("%s has %d lines, more than 200", file, len(lines)-1)
+		}
+		block, generated := "", false // blocks of commands, and what a program has written, may be wider
+		for i, line := range lines {
+			switch {
+			case strings.HasPrefix(line, "```") && block == "":
+				block = line
+			case strings.HasPrefix(line, "```"):
+				block = ""
+			case strings.Contains(line, "begin -->"), strings.HasPrefix(line, "<!-- the output"):
+				generated = true
+			case strings.Contains(line, "end -->"), strings.HasPrefix(line, "<!-- end"):
+				generated = false
+			case block != "" && !strings.HasPrefix(block, "```go"), generated, strings.HasPrefix(line, "|"), strings.HasPrefix(line, "!["), strings.HasPrefix(line, "`"):
+			case utf8.RuneCountInString(line) > 100:
+				t.Errorf("%s:%d has more than 100 columns", file, i+1)
+			}
+		}
+	}
 }

@@ -130,8 +130,8 @@ func (q *queue[T]) work(start func(func()) bool, handle func(T), missed func(n i
 	}
 }
 
-// take returns the oldest item and, with the last one, how many were dropped behind it. Without an
-// item the goroutine ends.
+// take returns the oldest item and, with the last one, the number of items that were dropped after
+// it. If there is no item, the goroutine ends.
 func (q *queue[T]) take() (item T, dropped int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

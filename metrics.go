@@ -249,7 +249,7 @@ func (m *metrics) acquired(waited time.Duration, way flight.WaitKind, err error)
 		m.won[way].Observe(waited.Seconds())
 		return
 	}
-	if way == flight.Handed { // in the instant in which its ctx ended
+	if way == flight.Handed { // just as its ctx ended
 		way = flight.Queued
 	}
 	m.acquire.WithLabelValues(outcomeOf(err), waits[way]).Observe(waited.Seconds())

@@ -57,7 +57,7 @@ func (c *Client) newLock() *Lock {
 	return &Lock{c: c}
 }
 
-// flightConfig connects the local tier to the quorum, and gives it the words for errors.
+// flightConfig connects the local tier to the quorum, and provides the texts of errors.
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
 		Nodes: flightNodes{c}, Errors: flightErrors{c}, NodeTimeout: c.opts.NodeTimeout, Turn: node.TurnTime(c.opts.NodeTimeout),
@@ -165,8 +165,8 @@ func split(err error) bool {
 	return len(votes) > 1
 }
 
-// errFailedElsewhere is how contend ends when another process, for which it has waited, has let go
-// of the key because its work has failed there: see Lock.releaseFailed.
+// errFailedElsewhere is the error of contend when another process, for which it has waited, released
+// the key because its work failed: see Lock.releaseFailed.
 var errFailedElsewhere = fmt.Errorf("flightlock: %w: the load that this process has waited for has failed in another one", ErrNotAcquired)
 
 // contend acquires key for ttl, unless that becomes needless meanwhile. It tries at once, through the

@@ -42,11 +42,11 @@ flags:
   -duration D      length of (b) and of (c): 300ms to 10m, default 5s
   -work D          work under the lock of the hot key in (b) and (c): 0s to 1s, default 0s. Below 1ms it
                    keeps a CPU busy, from then on it sleeps.
-  -polling N       N of the clients hear no notices and ask every 10 ms instead: 0 to 64 and at most
+  -polling N       N of the clients receive no notices and poll every 10 ms instead: 0 to 64 and at most
                    -clients, default 0
   -only LIST       the phases to run: some of a, b, c, separated by commas, default all
-  -check           do not bench: find out whether the servers of -redis are fit to lock on, and how to mend what is not.
-                   Exit code 1 if anything failed. It writes nothing that lasts and needs no right that locking does not.
+  -check           no benchmark: report whether the servers of -redis are fit for locking, and how to fix what is not.
+                   Exit code 1 if a finding failed. It leaves nothing on the servers and needs only the rights for locking.
   -prefix P        with -check, the KeyPrefix of your clients: default "lock:", '' for none
   -json FILE       write all figures as JSON to FILE; "-" for stdout, the table then goes to stderr
   -h               this text

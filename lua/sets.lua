@@ -1,11 +1,11 @@
--- sets: leaves word on a node of which set of nodes a client locks on, and tells which
--- other clients do, as far as they have said so lately. Two sets whose majorities need not
--- meet are two locks on one key.
+-- sets: publishes on a node the set of nodes that a client locks on, and returns the sets that
+-- were published there lately. Two sets with majorities that share no node are two locks on one
+-- key.
 --
 -- KEYS[1]  flightlock:{sets}
 -- ARGV[1]  the set's name: letters and digits
--- ARGV[2]  what there is to say of it, without a newline
--- ARGV[3]  how long that is good for, in milliseconds
+-- ARGV[2]  its description, without a newline
+-- ARGV[3]  how long the description is kept, in milliseconds
 --
 -- Reply: the new value of the key: for each set a line "due name text", the due time by
 -- the node's clock in milliseconds. At most 16 sets are kept; the caller's is the first.

@@ -21,7 +21,7 @@ func openByHand(s settings) (locker, error) {
 func (b *byHand) lock(ctx context.Context, key string) (held, error) {
 	for ctx.Err() == nil {
 		var mine held
-		_, _, _ = b.group.Do(key, func() (any, error) { // an error is that of who asked: the next one asks anew
+		_, _, _ = b.group.Do(key, func() (any, error) { // a failed caller gets the error; the next one tries again
 			h, err := b.redsyncClient.lock(ctx, key)
 			mine = h
 			return nil, err

@@ -27,8 +27,7 @@ func preciseSleep() (until func(time.Time), done func()) {
 	runtime.LockOSThread()
 	return func(t time.Time) {
 		for d := time.Until(t); d > 0; d = time.Until(t) {
-			ts := syscall.NsecToTimespec(int64(d))
-			_ = syscall.Nanosleep(&ts, nil) // interrupted: the loop sleeps the rest
+			nanosleep(d)
 		}
 	}, runtime.UnlockOSThread
 }

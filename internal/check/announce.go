@@ -16,8 +16,8 @@ const (
 )
 
 // Announcer announces the set of nodes that a client locks on, for as long as the client lives:
-// some seconds after its first lock, and each minute from then on, beside the lock traffic. The
-// zero value is ready for use.
+// some seconds after its first lock, and every minute from then on, on connections that carry no
+// lock traffic. The zero value is ready for use.
 type Announcer struct {
 	begun atomic.Bool
 
@@ -27,18 +27,18 @@ type Announcer struct {
 	found  map[string]int // how many times in a row a dangerous other set was found
 }
 
-// Danger is another set of nodes that may give a key two holders.
+// Danger is a set of nodes of other clients with which a key may have two holders.
 type Danger struct {
 	Nodes []string // as the other client calls them
 	By    string   // the other client
 }
 
-// Started reports whether Start was called. It is on the path of every lock, which costs no
-// allocation.
+// Started reports whether Start was called. Every lock calls it; it does not allocate.
 func (a *Announcer) Started() bool { return a.begun.Load() }
 
-// Start begins with the first lock; later calls do nothing. within starts a goroutine with a
-// context of the client's; warn is called for each danger, once while it lasts, with no lock held.
+// Start starts the announcements; it is called by the first lock, and later calls do nothing.
+// within starts a goroutine with a ctx that ends with the client; warn is called once for each
+// danger while it lasts, with no mutex held.
 func (a *Announcer) Start(c *Config, within func(func(context.Context)), warn func(Danger)) {
 	if !a.begun.CompareAndSwap(false, true) {
 		return
@@ -61,7 +61,7 @@ func (a *Announcer) Stop() {
 }
 
 // announce announces the set on all nodes that answer, checks what others have announced there, and
-// has itself called again.
+// schedules the next announcement.
 func (a *Announcer) announce(ctx context.Context, c *Config, warn func(Danger)) {
 	ctx, stop := context.WithTimeout(ctx, Timeout)
 	defer stop()
@@ -84,8 +84,8 @@ func (a *Announcer) announce(ctx context.Context, c *Config, warn func(Danger)) 
 
 var errSuspended = errors.New("suspended")
 
-// news returns the dangerous sets that are to be reported now: each once while it is in use, when
-// it is found for the second time (see Config.read).
+// news returns the dangerous sets to report now: each set once while it is in use, when it is found
+// for the second time (see Config.read).
 func (a *Announcer) news(others []otherSet) (dangers []Danger) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

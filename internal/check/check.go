@@ -1,4 +1,4 @@
-// Package check finds out whether nodes are fit to lock on, and announces on them the set of nodes
+// Package check determines whether nodes are fit for locking, and announces on them the set of nodes
 // that a client locks on.
 package check
 
@@ -15,10 +15,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Timeout bounds a check, and an announcement, whatever the sockets do.
+// Timeout limits a check, and an announcement, even if sockets hang.
 const Timeout = 5 * time.Second
 
-// Config is what a client locks on and how. It does not change.
+// Config describes a client's nodes and settings. It is immutable.
 type Config struct {
 	Clients []redis.UniversalClient
 	Nodes   []*node.Node // of these clients, in the same order
@@ -30,14 +30,14 @@ type Config struct {
 	DisableQuarantine   bool
 
 	Guarded     bool             // nodes that lost their data have no vote
-	Quarantine  time.Duration    // for how long
+	Quarantine  time.Duration    // how long they have none
 	Quarantined func(i int) bool // whether node i is quarantined
 
 	Process string       // a name for this process, for people
 	Run     func(func()) // starts a goroutine that the client waits for when it is closed
 }
 
-// Status is what a Finding comes to.
+// Status is the verdict of a Finding.
 type Status string
 
 // The statuses. The client's Check documents them.
@@ -48,7 +48,7 @@ const (
 	Fail    Status = "fail"
 )
 
-// Finding is one thing that a check looked at, on one server.
+// Finding is the result of one rule, for one server.
 type Finding struct {
 	Node   string // the server's address; empty if it concerns all nodes
 	Check  string
@@ -58,13 +58,13 @@ type Finding struct {
 	Fix    string
 }
 
-// nodeInfo is what is known of a node's servers, or why that is nothing.
+// nodeInfo is what was found out about a node's servers, or the reason why nothing was.
 type nodeInfo struct {
 	servers []serverInfo
 	err     error
 }
 
-// inspections are one check under way.
+// inspections are the state of one check.
 type inspections struct {
 	*Config
 	nonce string
@@ -76,8 +76,9 @@ type inspections struct {
 	uncompared int
 }
 
-// Check inspects all nodes at once, and judges what it finds: node by node, then what concerns all.
-// It ends with ctx, with what was found by then. nonce makes names that nobody else uses.
+// Check inspects all nodes concurrently and judges the results: first each node, then what concerns
+// all of them. When ctx ends, it returns what was found by then. nonce makes names that no other
+// check uses.
 func (c *Config) Check(ctx context.Context, nonce string) []Finding {
 	in := &inspections{Config: c, nonce: nonce, nodes: make([]nodeInfo, len(c.Nodes))}
 	var wg sync.WaitGroup
@@ -94,7 +95,7 @@ func (c *Config) Check(ctx context.Context, nonce string) []Finding {
 	return in.judge()
 }
 
-// compare finds out whether two nodes are one server.
+// compare determines whether two nodes are one server.
 func (in *inspections) compare(ctx context.Context, i, j int) {
 	a, b := withTimeout(in.Clients[i]), withTimeout(in.Clients[j])
 	same, err := await(ctx, in.Run, func() (bool, error) {
@@ -110,7 +111,7 @@ func (in *inspections) compare(ctx context.Context, i, j int) {
 	}
 }
 
-// withTimeout is client with timeouts of our own, as far as go-redis has that.
+// withTimeout returns client with timeouts of our own, where go-redis supports that.
 func withTimeout(client redis.UniversalClient) redis.UniversalClient {
 	if c, ok := client.(*redis.Client); ok {
 		return conn.WithTimeout(c, stepTime)
@@ -164,7 +165,7 @@ func (in *inspections) judgeDuplicates() Finding {
 	return f
 }
 
-// middleClock is the median of the clocks' offsets, the lower one of two; 0 if none is known.
+// middleClock returns the median of the clocks' offsets, the lower one of two; 0 if none is known.
 func (in *inspections) middleClock() time.Duration {
 	var all []time.Duration
 	for _, n := range in.nodes {

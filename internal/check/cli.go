@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// command is redis-cli for a server, with the options of the client but its password: redis-cli
-// prompts for that.
+// command builds redis-cli commands for a server, with the options of the client except its
+// password, for which redis-cli prompts.
 type command struct {
 	addr     string
 	tls      *tls.Config // nil: without TLS
@@ -24,7 +24,7 @@ type command struct {
 	password bool
 }
 
-// command is redis-cli for a server of the i-th node.
+// command returns redis-cli for a server of the i-th node.
 func (c *Config) command(i int, addr string) command {
 	switch n := c.Clients[i].(type) {
 	case *redis.Client:
@@ -39,7 +39,7 @@ func (c *Config) command(i int, addr string) command {
 	return command{addr: addr}
 }
 
-// FixLogin says how to fix that the node of that name refuses the login with err.
+// FixLogin returns what to do if the node of that name refuses the login with err.
 func (c *Config) FixLogin(name string, err error) string {
 	for i, n := range c.Nodes {
 		if n.Name() == name {
@@ -49,7 +49,7 @@ func (c *Config) FixLogin(name string, err error) string {
 	return doesNotServe(command{addr: name}, err).Fix
 }
 
-// admin is c for a privileged user, whose name is not known if clients have user names.
+// admin returns c for a privileged user, whose name is unknown if clients have user names.
 func (c command) admin() command {
 	if c.user != "" {
 		c.user = "ADMIN"
@@ -83,7 +83,7 @@ func (c command) String() string {
 	return b.String()
 }
 
-// quoted is a word as an argument in a shell.
+// quoted returns a word quoted for a shell.
 func quoted(word string) string {
 	if plainWord.MatchString(word) {
 		return word
@@ -93,14 +93,14 @@ func quoted(word string) string {
 
 var plainWord = regexp.MustCompile(`^[\w.@%+:/-]+$`)
 
-// unreachable is the only finding on a server that does not serve us.
+// unreachable returns the only finding for a server that cannot be reached or refuses logins.
 func unreachable(cli command, err error) Finding {
 	f := doesNotServe(cli, err)
 	f.Node, f.Check, f.Why = cli.addr, rules[0].name, rules[0].why
 	return f
 }
 
-// doesNotServe is the finding on a server that cannot be reached, or refuses logins.
+// doesNotServe returns the finding for a server that cannot be reached, or refuses logins.
 func doesNotServe(cli command, err error) Finding {
 	f := Finding{Status: Fail, Found: err.Error()}
 	unknown, noMaster := conn.NoMaster(err)
@@ -132,7 +132,7 @@ func doesNotServe(cli command, err error) Finding {
 	return f
 }
 
-// fixTLS is the fix for a handshake that failed with err.
+// fixTLS returns the fix for a handshake that failed with err.
 func fixTLS(cli command, err error) string {
 	var (
 		authority x509.UnknownAuthorityError

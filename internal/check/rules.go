@@ -20,7 +20,7 @@ type target struct {
 	middle time.Duration // the median of the nodes' clock offsets
 }
 
-// rule is one thing to check on every server. judge returns the status, what was found, and the
+// rule is a check that is made on every server. judge returns the status, what was found, and the
 // fix.
 type rule struct {
 	name, why string
@@ -40,8 +40,8 @@ var rules = []rule{
 	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
 }
 
-// The commands that a user needs for locking, as in docs/operations.md, which gives the reasons;
-// and those for a Cluster besides.
+// The commands that a user needs for locking, and those that a Cluster needs in addition.
+// docs/operations.md gives the reasons.
 const (
 	lockCommands    = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +getdel +time +ping +publish +subscribe +unsubscribe +client|setname"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe +cluster|slots +asking"
@@ -140,7 +140,7 @@ func judgeRole(t target) Finding {
 	return ok("master")
 }
 
-// setting is a setting as CONFIG GET has it, or else INFO; and why neither reports it.
+// setting returns a setting as reported by CONFIG GET, or else by INFO; or why neither reports it.
 func (t target) setting(config, info string) (string, bool) {
 	if v, found := t.Settings[config]; found {
 		return v, true
@@ -149,7 +149,7 @@ func (t target) setting(config, info string) (string, bool) {
 	return v, found
 }
 
-// unreadable is the finding on settings that the server does not report to this user.
+// unreadable returns the finding for settings that the server does not report to this user.
 func (t target) unreadable() Finding {
 	said := "INFO does not have it"
 	if t.InfoErr != nil {
@@ -202,7 +202,7 @@ func judgePersistence(t target) Finding {
 
 func judgeQuarantine(t target) Finding {
 	life, n := t.Quarantine, t.Nodes[t.i]
-	unverified := n.Unverified() // asked once: a lock may change it meanwhile
+	unverified := n.Unverified() // read once, because a lock may change it meanwhile
 	allow := fmt.Sprintf("%s ACL SETUSER %s +info", t.cli(), t.user())
 	switch {
 	case t.DisableQuarantine:
@@ -234,7 +234,7 @@ func judgeQuarantine(t target) Finding {
 	return ok("on, for %v", life)
 }
 
-// hidden is why the node does not report its process to this client, as far as it has asked.
+// hidden returns why the node does not report its process to this client, if the client has tried.
 func hidden(n *node.Node) error {
 	if m := n.Epoch(); m != nil {
 		return m.NoInfo
@@ -242,7 +242,7 @@ func hidden(n *node.Node) error {
 	return nil
 }
 
-// acceptWrites is what has a server accept the script that it refused with err.
+// acceptWrites returns the fix for a server that refused the script with err.
 func acceptWrites(t target, err error) string {
 	fix := "INFO (fix what it reports; the next lock tries again)"
 	switch text := err.Error(); {
@@ -260,7 +260,7 @@ func acceptWrites(t target, err error) string {
 	return t.cli() + " " + fix
 }
 
-// maxOffset is how far two clocks may be apart before it is a warning.
+// maxOffset is the difference of two clocks from which Check warns.
 const maxOffset = time.Second
 
 func judgeOffset(t target) Finding {
@@ -339,14 +339,13 @@ func judgePubSub(t target) Finding {
 	}
 }
 
-// aboutRights reports whether a server's error is about rights, in the words of any
-// version.
+// aboutRights reports whether a server's error is about rights, in the wording of any version.
 func aboutRights(text string) bool {
 	return strings.Contains(text, "NOPERM") || strings.Contains(text, "The user executing the script can't") ||
 		strings.Contains(text, "ACL failure in script") // Valkey
 }
 
-// grant is the command that gives the user all rights that locking needs.
+// grant returns the command that gives the user all rights that locking needs.
 func (t target) grant() string {
 	prefix := escapeGlob(t.KeyPrefix)
 	commands, channels := lockCommands, node.Inbox
@@ -364,7 +363,7 @@ func (t target) user() string {
 	return quoted(t.User)
 }
 
-// escapeGlob has a pattern match the prefix itself.
+// escapeGlob escapes a prefix so that a pattern matches it literally.
 func escapeGlob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }

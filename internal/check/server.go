@@ -13,14 +13,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// serverInfo is what one Redis process reports to a user with no more rights than locking needs.
-// What could not be found out has its reason beside it.
+// serverInfo is what one Redis process reports to a user that has only the rights that locking
+// needs. Next to each value is the error if it could not be determined.
 type serverInfo struct {
 	Addr    string
 	User    string // whose rights were used
 	Cluster bool   // a master of a Cluster that the client knows to be one
 
-	Err error         // it does not serve us at all: nothing below was asked
+	Err error         // the server cannot be used at all: nothing below was determined
 	RTT time.Duration // of one command
 
 	Hello    map[string]string // what HELLO reports, which no ACL can forbid: version, mode, role
@@ -40,7 +40,7 @@ type serverInfo struct {
 	PubSubErr error
 }
 
-// clockInfo is how a server's clock runs against this process's, which counts validity.
+// clockInfo compares a server's clock with that of this process, which counts validity.
 type clockInfo struct {
 	Offset, OffsetMargin time.Duration // how far it is ahead
 	Drift, DriftMargin   float64       // how much it gains, per unit of time
@@ -53,10 +53,10 @@ const (
 	samples   = 5                      // of the clock; the one with the shortest round trip counts
 )
 
-// inspect queries every server of a node, all at once. It needs no right that locking does not
-// need, and returns when ctx ends at the latest, with what is known then; what hangs in a socket
-// ends by itself, on the goroutine that run started for it. prefix is that of lock keys; nonce
-// makes names that nobody else uses. An error reports that the servers of a Cluster are not known.
+// inspect queries all servers of a node concurrently. It needs only the rights that locking needs,
+// and returns what is known when ctx ends, if not earlier. A call that hangs in a socket ends later,
+// on the goroutine that run started for it. prefix is that of lock keys; nonce makes names that no
+// other check uses. An error reports that the servers of a Cluster are not known.
 func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce string, run func(func())) ([]serverInfo, error) {
 	servers, err := await(ctx, run, func() ([]*redis.Client, error) { return node.Masters(ctx, client) })
 	if err != nil {
@@ -97,8 +97,8 @@ func await[T any](ctx context.Context, run func(func()), f func() (T, error)) (T
 	return conn.AwaitOn(ctx, run, f, nil, func() error { return errNoAnswer })
 }
 
-// keyOn makes up a lock key whose slot server has; "" if there is none, as when the prefix has a
-// hash tag that belongs elsewhere.
+// keyOn returns an unused lock key whose slot server has; "" if there is none, for example because
+// the prefix has a hash tag whose slot is elsewhere.
 func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Client, prefix, nonce string) string {
 	const tries = 4096 // a master with few slots may need many
 	for i := range tries {
@@ -113,12 +113,12 @@ func keyOn(ctx context.Context, cluster *redis.ClusterClient, server *redis.Clie
 	return ""
 }
 
-// inspection queries one server. A command that gets no answer ends it: the others would not get
-// one either, and each would take its time.
+// inspection queries one server. A command without a reply ends it: further commands would get none
+// either, and each would take its full timeout.
 type inspection struct {
 	ctx  context.Context
 	c    *redis.Client
-	key  string // a lock key that nobody uses; "" if none can be here
+	key  string // an unused lock key; "" if this server can have none
 	got  serverInfo
 	dead error
 }
@@ -147,7 +147,7 @@ func (in *inspection) inspect() {
 	}
 }
 
-// do makes one call, unless the server has stopped answering before.
+// do makes one call, unless an earlier call got no reply.
 func (in *inspection) do(call func(ctx context.Context) error) error {
 	if in.dead != nil {
 		return in.dead
@@ -164,7 +164,7 @@ func (in *inspection) do(call func(ctx context.Context) error) error {
 
 // hello reads version, mode and role, and measures a round trip.
 func (in *inspection) hello() {
-	_ = in.do(func(ctx context.Context) error { return in.c.Do(ctx, "HELLO").Err() }) // so that the connection is up
+	_ = in.do(func(ctx context.Context) error { return in.c.Do(ctx, "HELLO").Err() }) // establishes the connection
 	began := time.Now()
 	in.got.HelloErr = in.do(func(ctx context.Context) error {
 		v, err := in.c.Do(ctx, "HELLO").Result()
@@ -174,7 +174,7 @@ func (in *inspection) hello() {
 	in.got.RTT = time.Since(began)
 }
 
-// pairs reads a map as either protocol has it.
+// pairs reads a map from the reply of either protocol version.
 func pairs(v any) map[string]string {
 	m := map[string]string{}
 	switch v := v.(type) {
@@ -219,7 +219,7 @@ func (in *inspection) config() {
 	}
 }
 
-// scripts tries the commands of the lock scripts, as a script.
+// scripts tries the commands of the lock scripts within a script.
 func (in *inspection) scripts() {
 	own := node.Reserved + node.SlotTag(in.key) + "}:check:" + in.key[max(0, len(in.key)-40):]
 	in.got.ScriptErr = in.do(func(ctx context.Context) error {
@@ -244,7 +244,7 @@ func (in *inspection) pubsub() {
 	if in.got.PubSubErr = in.dead; in.dead != nil {
 		return
 	}
-	// Not by do: a notice that does not come says nothing of other commands.
+	// Not by do: a missing notice does not mean that other commands get no reply.
 	in.got.PubSubErr = func() error {
 		ctx, cancel := context.WithTimeout(in.ctx, stepTime)
 		defer cancel()
@@ -273,8 +273,8 @@ type reading struct {
 	offset, margin time.Duration // how far the server is ahead
 }
 
-// readClock takes the best of some readings. Local time is base and the monotonic time since:
-// this process's wall clock may be set at any moment.
+// readClock returns the best of several readings. Local time is base plus the monotonic time since
+// then, because this process's wall clock may be set at any moment.
 func (in *inspection) readClock(base time.Time) (best reading, err error) {
 	for range samples {
 		began := time.Since(base)

@@ -18,38 +18,37 @@ import (
 )
 
 // Two clients that lock the same keys on different sets of nodes exclude each other only if every
-// majority of the one meets every majority of the other. A service that is moved from 3 nodes to 5
-// has clients of both kinds for a while, and 2 of the old 3 together with 3 others of the new 5 are
-// all the nodes there are: two holders.
+// majority of one set shares a node with every majority of the other. A service that moves from 3
+// nodes to 5 has clients of both kinds for a while. 2 of the old 3 nodes are a majority of the old
+// set, and the 3 others are one of the new set: a key can have two holders.
 //
-// So each client announces on its nodes the set that it locks on (see Announcer). The answer lists
-// all other sets that were announced within setLife. Sets are compared by how many nodes they have
-// and on how many of ours they are known, not by addresses: the same servers have other names
-// elsewhere. Clients with another KeyPrefix lock other keys and do not matter.
+// So each client announces on its nodes the set that it locks on (see Announcer). The reply lists
+// all other sets that were announced within setLife. Sets are compared by the number of their nodes
+// and by how many of our nodes know them, not by addresses, because the same server may have other
+// names elsewhere. Clients with another KeyPrefix lock other keys, and are ignored.
 
-// setsKey is where clients announce the set of nodes that they lock on. A Cluster is one node, so
-// it has one.
+// setsKey is the key with the announced sets. A Cluster is one node, so it has one such key.
 const setsKey = node.Reserved + "sets}"
 
 // nodeSet is what a client announces.
 type nodeSet struct {
 	N      int      `json:"n"`
 	Keys   string   `json:"keys"`             // a hash of the prefix, which may be long, and no text in JSON
-	Prefix string   `json:"prefix,omitempty"` // itself; for people
+	Prefix string   `json:"prefix,omitempty"` // the prefix itself, for people
 	Nodes  []string `json:"nodes,omitempty"`  // as that client calls them; for people
 	By     string   `json:"by"`               // the last client that announced it
 }
 
-// maxSetText bounds what a client writes; what is for people is left out first.
+// maxSetText limits the length of an announcement. Fields for people are left out first.
 const maxSetText = 4 << 10
 
-// keysOf is a name for the keys of one prefix.
+// keysOf returns a name for the keys of one prefix.
 func keysOf(prefix string) string {
 	sum := sha256.Sum256([]byte(prefix))
 	return fmt.Sprintf("%x", sum[:8])
 }
 
-// ownSet is this client's set, and a name for it that all clients with equal lists share.
+// ownSet returns this client's set, and a name for it that all clients with equal lists share.
 func (c *Config) ownSet() (name, text string) {
 	set := nodeSet{N: len(c.Nodes), Keys: keysOf(c.KeyPrefix), Prefix: c.KeyPrefix, By: c.Process}
 	for _, n := range c.Nodes {
@@ -65,8 +64,8 @@ func (c *Config) ownSet() (name, text string) {
 	return fmt.Sprintf("%x", sum[:8]), string(data)
 }
 
-// announce announces a set on a node, for life, and returns all sets that the node knows, as
-// lua/sets.lua has them.
+// announce announces a set on a node, for life, and returns all sets that the node knows, in the
+// format of lua/sets.lua.
 func announce(ctx context.Context, client redis.UniversalClient, name, text string, life time.Duration) (string, error) {
 	c, err := serverOf(ctx, client, setsKey)
 	if err != nil {
@@ -98,7 +97,7 @@ func setsOn(ctx context.Context, client redis.UniversalClient) (string, error) {
 	return all, err
 }
 
-// serverOf is the server that has key, with timeouts of our own.
+// serverOf returns a client of the server that has key, with timeouts of our own.
 func serverOf(ctx context.Context, client redis.UniversalClient, key string) (*redis.Client, error) {
 	if cluster, ok := client.(*redis.ClusterClient); ok {
 		c, err := cluster.MasterForKey(ctx, key)
@@ -110,15 +109,15 @@ func serverOf(ctx context.Context, client redis.UniversalClient, key string) (*r
 	return conn.WithTimeout(client.(*redis.Client), stepTime), nil
 }
 
-// announced is what one node knows: all sets that were announced there, as lua/sets.lua has them.
+// announced are the sets that were announced on one node, in the format of lua/sets.lua.
 type announced struct {
 	text string
 	err  error
 }
 
-// readSets reads the sets that are announced on all nodes. It reads twice when it finds a danger: a
-// client that announces its set for the first time is known on some of its nodes only, and seems
-// more foreign than it is.
+// readSets reads the sets that are announced on all nodes. If it finds a danger, it reads them a
+// second time: while a client announces its set for the first time, only some of its nodes have it,
+// so the set seems to share fewer nodes with ours than it does.
 func (c *Config) readSets(ctx context.Context) []announced {
 	for again := true; ; again = false {
 		all := c.eachNode(func(i int) (string, error) {
@@ -135,7 +134,7 @@ func (c *Config) readSets(ctx context.Context) []announced {
 	}
 }
 
-// otherSet is another set of nodes that is in use for our keys.
+// otherSet is a set of nodes other than ours that clients use for our keys.
 type otherSet struct {
 	nodeSet
 	on     []int // our nodes that know it
@@ -150,8 +149,8 @@ func (o otherSet) String() string {
 	return s + fmt.Sprintf(", and %d of ours know of it", len(o.on))
 }
 
-// otherSets finds the sets that are not ours. sure is false if there is a danger
-// that the answer of a node that did not answer might dispel.
+// otherSets returns the sets that are not ours. sure is false if a danger was found that the reply
+// of a node that did not answer could rule out.
 func (c *Config) otherSets(all []announced) (others []otherSet, sure bool) {
 	own, _ := c.ownSet()
 	keys := keysOf(c.KeyPrefix)

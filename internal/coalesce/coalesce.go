@@ -1,8 +1,7 @@
-// Package coalesce makes one run of a function for all callers that want its result at the same
-// time.
+// Package coalesce runs a function once for all callers that request its result at the same time.
 //
-// golang.org/x/sync/singleflight does not do: its callers share the first one's ctx, cannot leave,
-// and hang or crash when the function panics or calls Goexit.
+// golang.org/x/sync/singleflight is not sufficient: its callers share the ctx of the first one,
+// cannot leave, and hang or crash when the function panics or calls Goexit.
 package coalesce
 
 import (
@@ -14,7 +13,7 @@ import (
 	"github.com/flightlock/flightlock/internal/list"
 )
 
-// Group has the runs of one function, at most one that can be joined for each key.
+// Group holds the runs of one function. At most one run per key can be joined.
 type Group[V any, E Embedder[V]] struct {
 	newRun func() E
 	do     func(E)
@@ -22,29 +21,28 @@ type Group[V any, E Embedder[V]] struct {
 	runs[V]
 }
 
-// NewGroup makes a Group. newRun makes an Embedder whose run has not begun; do is the function,
-// which gives the result by Deliver or Finish.
+// NewGroup makes a Group. newRun returns an Embedder whose run has not begun; do is the function,
+// which delivers its result by Deliver or Finish.
 func NewGroup[V any, E Embedder[V]](newRun func() E, do func(E)) *Group[V, E] {
 	g := &Group[V, E]{newRun: newRun, do: do}
 	g.open, g.goroutines.idle = map[string]*Run[V]{}, make(chan struct{})
 	return g
 }
 
-// Embedder is a pointer to a struct that embeds a Run, beside what the function keeps with it.
+// Embedder is a pointer to a struct that embeds a Run and has the function's own data.
 type Embedder[V any] interface{ run() *Run[V] }
 
 // Run is one run of the function, for the callers of one key.
 //
-//	open -> committed -> finished    the function goes on to its end, even if all leave
+//	open -> committed -> finished    the function runs to its end, even if all callers leave
 //	 | +---------------> finished    without having been committed
-//	 +-> canceled                    by the last caller's leaving, or by Close
+//	 +-> canceled                    when the last caller leaves, or by Close
 //
-// Two rules keep it right. Both are decided under the group's mutex:
+// Invariants, both decided under the group's mutex:
 //
-//   - A run can be joined until it is finished or canceled, and removes no other run of its key. So
-//     no caller waits for a run that is over.
-//   - Commit and the cancellation exclude each other: a run that is committed is canceled by Abort
-//     only.
+//   - A run can be joined until it is finished or canceled, and removes only itself from its key.
+//     So no caller waits for a run that is over.
+//   - Commit and cancellation exclude each other: only Abort cancels a committed run.
 type Run[V any] struct {
 	steps
 	Worker Worker // for code that may block, panic or call Goexit; its goroutine ends with the run's
@@ -60,7 +58,7 @@ type Run[V any] struct {
 
 	// guarded by g.mu
 	callers     int
-	background  bool // goes on without callers. Only the function's goroutine writes it after the beginning
+	background  bool // runs without callers. After Background, only the function's goroutine writes it
 	committed   bool
 	isDelivered bool
 	links       list.Links[Run[V]] // in g.all
@@ -71,18 +69,18 @@ func (r *Run[V]) ListLinks() *list.Links[Run[V]] { return &r.links }
 
 func (r *Run[V]) run() *Run[V] { return r }
 
-// runs is what a Group has besides its type of Embedder.
+// runs is the part of a Group that does not depend on the type of Embedder.
 type runs[V any] struct {
 	goroutines goroutines
 
 	mu      sync.Mutex // guards what follows
 	closed  bool
-	open    map[string]*Run[V]         // that can be joined
-	all     list.List[Run[V], *Run[V]] // whose function has not returned
-	running int                        // how many there are
+	open    map[string]*Run[V]         // the runs that can be joined
+	all     list.List[Run[V], *Run[V]] // the runs whose function has not returned
+	running int                        // the length of all
 }
 
-// Join adds a caller to the run of key. first says that the run is new: then the caller sets it up,
+// Join adds a caller to the run of key. If first is true, the run is new, and the caller sets it up
 // and calls Start or Refuse. ok is false after Close.
 func (g *Group[V, E]) Join(key string) (e E, first, ok bool) {
 	g.mu.Lock()
@@ -98,8 +96,8 @@ func (g *Group[V, E]) Join(key string) (e E, first, ok bool) {
 	return r.self.(E), first, true
 }
 
-// Background begins a run without callers, which goes on until Wanted. ok is false if there is a
-// run for key already, and after Close. The caller sets it up, and calls Start.
+// Background begins a run without callers; it continues at least until it calls Wanted. ok is false
+// if there is a run for key already, and after Close. The caller sets it up and calls Start.
 func (g *Group[V, E]) Background(key string) (e E, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -122,7 +120,7 @@ func (g *runs[V]) beginLocked(key string, e Embedder[V]) *Run[V] {
 	return r
 }
 
-// Start begins the function, on a goroutine of its own.
+// Start runs the function on a new goroutine.
 func (g *Group[V, E]) Start(e E) { go g.work(e) }
 
 func (g *Group[V, E]) work(e E) {
@@ -130,7 +128,7 @@ func (g *Group[V, E]) work(e E) {
 	g.do(e)
 }
 
-// Refuse ends a run that was not started, with err for all who have joined it.
+// Refuse ends a run that was not started. All callers that have joined it get err.
 func (g *Group[V, E]) Refuse(e E, err error) {
 	var none V
 	r := e.run()
@@ -138,7 +136,7 @@ func (g *Group[V, E]) Refuse(e E, err error) {
 	r.returned()
 }
 
-// returned follows when the function has returned, or was never called.
+// returned cleans up after the function has returned, or if it was never called.
 func (r *Run[V]) returned() {
 	g := r.g
 	g.mu.Lock()
@@ -161,10 +159,10 @@ func (g *runs[V]) Open(key string) bool {
 // Idle is closed when the group is closed and has no goroutine left.
 func (g *runs[V]) Idle() <-chan struct{} { return g.goroutines.idle }
 
-// Goroutines is how many there are.
+// Goroutines returns the number of the group's goroutines.
 func (g *runs[V]) Goroutines() int { return int(g.goroutines.n.Load()) }
 
-// Running is how many functions have not returned.
+// Running returns the number of runs whose function has not returned.
 func (g *runs[V]) Running() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -172,7 +170,7 @@ func (g *runs[V]) Running() int {
 }
 
 // Close refuses new runs, and cancels those that are not committed; their callers get the error
-// that closed gives for the key.
+// that closed returns for the key.
 func (g *runs[V]) Close(cause error, closed func(key string) error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -202,14 +200,15 @@ func (g *runs[V]) Abort(cause error) {
 
 var errNoCallers = errors.New("coalesce: all callers left")
 
-// Key is what the run was begun for.
+// Key returns the key of the run.
 func (r *Run[V]) Key() string { return r.key }
 
-// Wait gives a caller the result. left says that ctx has ended before: the caller has left.
+// Wait returns the result to a caller. left reports that ctx ended first, and that the caller has
+// left the run.
 //
-// In a stampede a thousand goroutines come here at once, many of them with a stack of 2 KB, of
-// which select alone takes a quarter. So its frame is small, and it should be called from a
-// shallow stack: one that has to grow costs more time than all the rest that a caller does.
+// In a stampede a thousand goroutines call Wait at once, many of them with a stack of 2 KB, a
+// quarter of which select needs. So Wait's frame is small, and it should be called from a shallow
+// stack: growing a stack costs more time than everything else that a caller does.
 func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
 	select {
 	case <-r.delivered:
@@ -219,7 +218,7 @@ func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
 	}
 }
 
-// quit is the outcome for a caller whose ctx has ended.
+// quit returns the outcome of Wait for a caller whose ctx has ended.
 func (r *Run[V]) quit() (v V, err error, left bool) {
 	if r.Leave() {
 		return r.v, r.err, false
@@ -227,9 +226,9 @@ func (r *Run[V]) quit() (v V, err error, left bool) {
 	return v, nil, true
 }
 
-// Leave ends the wait of a caller. With the last one, a run that is not committed is canceled and
-// cannot be joined any more. delivered says that there was a result before: one that comes after it
-// is that of the cancellation, and not this caller's.
+// Leave removes a caller from the run. When the last one leaves, a run that is not committed is
+// canceled and can no longer be joined. delivered reports whether there was a result before: a
+// result that follows is that of the cancellation, which is not for this caller.
 func (r *Run[V]) Leave() (delivered bool) {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
@@ -240,8 +239,8 @@ func (r *Run[V]) Leave() (delivered bool) {
 	return r.isDelivered
 }
 
-// Commit has the run go on to its end from now on, even if all leave. It reports false if the run was
-// canceled before.
+// Commit makes the run continue to its end, even if all callers leave. It returns false if the run
+// was canceled before.
 func (r *Run[V]) Commit() bool {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
@@ -251,9 +250,9 @@ func (r *Run[V]) Commit() bool {
 	return r.committed
 }
 
-// Wanted is called by the function before it waits for something. It reports whether the run should
-// go on, and settles whose it is: a run in the background that has callers now is theirs, and ends
-// with them; one that has none is not wanted, and cannot be joined from now on.
+// Wanted is called by the function before it waits for something, and reports whether the run
+// should continue. A background run that has callers by now becomes an ordinary run, which ends when
+// they leave. A background run without callers should end, and can no longer be joined.
 func (r *Run[V]) Wanted() bool {
 	if !r.background { // nearly always: the callers of a stampede are at mu now
 		return true
@@ -268,17 +267,18 @@ func (r *Run[V]) Wanted() bool {
 	return true
 }
 
-// InBackground reports whether the run goes on without callers. It is for the function.
+// InBackground reports whether the run continues without callers. Only the function may call it.
 func (r *Run[V]) InBackground() bool { return r.background }
 
-// Deliver gives the callers their result; those that join get it too. Only the first result counts.
+// Deliver returns the result to the callers, including those that join later. Only the first result
+// counts.
 func (r *Run[V]) Deliver(v V, err error) {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
 	r.deliverLocked(v, err)
 }
 
-// Finish gives the callers their result, unless they have one; who comes after it begins a new run.
+// Finish returns the result to the callers, unless they have one. Later callers begin a new run.
 func (r *Run[V]) Finish(v V, err error) {
 	r.g.mu.Lock()
 	defer r.g.mu.Unlock()
@@ -300,10 +300,10 @@ func (r *Run[V]) forgetLocked() {
 	}
 }
 
-// goroutines counts those of a group: one for each run, and those of the runs' Workers.
+// goroutines counts the goroutines of a group: one for each run, and those of the runs' Workers.
 type goroutines struct {
 	n      atomic.Int64
-	closed atomic.Bool // no run begins any more; its Workers may
+	closed atomic.Bool // no further run begins; Workers of present runs may start goroutines
 	idle   chan struct{}
 	once   sync.Once // closes idle
 }

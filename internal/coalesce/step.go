@@ -6,36 +6,36 @@ import (
 	"time"
 )
 
-// steps are the contexts of a run, one after the other.
+// steps are the successive contexts of a run.
 //
-// A chain of context.WithTimeout did the same, at a timer, two closures and an entry in the
-// parent's map for each of them. Here the steps of a run share one timer, and a Step that nobody
-// watches is one allocation.
+// A chain of context.WithTimeout would do the same, but needs a timer, two closures and an entry in
+// the parent's map for each step. Here the steps of a run share one timer, and a Step whose Done is
+// not called is one allocation.
 type steps struct {
 	mu    sync.Mutex // guards what follows; taken after the group's
-	step  *Step      // the one that has not ended, if there is one
+	step  *Step      // the one that has not ended; nil if there is none
 	timer *time.Timer
 	due   time.Time // when timer fires; zero: it is not set
-	cause error     // of the run's cancellation
+	cause error     // of the run's cancellation; nil: not canceled
 }
 
-// Step is the ctx of one step of a run. It ends after its timeout, with the run's cancellation, or
-// by End. Its values are those of another ctx. Contexts that are derived from it need no goroutine,
-// because it has a method AfterFunc: see context.AfterFunc.
+// Step is the ctx of one step of a run. It ends after its timeout, when the run is canceled, or by
+// End. Its values are those of another ctx. Contexts derived from it need no goroutine, because it
+// has a method AfterFunc: see context.AfterFunc.
 type Step struct {
 	values   context.Context
 	run      *steps
 	deadline time.Time // zero: none
 
 	// guarded by run.mu
-	done  chan struct{}        // closed when the Step ends; nil until somebody asks
-	err   error                // set when it has ended
-	ended context.Context      // has ended with the cause; nil if there is none
-	funcs map[*func()]struct{} // to be called then
+	done  chan struct{}        // closed when the Step ends; nil until Done is called
+	err   error                // nil until the Step ends
+	ended context.Context      // canceled with the cause; nil if the Step has no cause of its own
+	funcs map[*func()]struct{} // called when the Step ends
 }
 
-// Begin makes the next step, with values' values. There is no other that has not ended. It has no
-// timeout if that is below 0.
+// Begin begins the next step, with the values of that ctx. The previous step must have ended. A
+// negative timeout means none.
 func (r *steps) Begin(values context.Context, timeout time.Duration) *Step {
 	s := &Step{values: values, run: r}
 	if timeout >= 0 {
@@ -55,12 +55,12 @@ func (r *steps) Begin(values context.Context, timeout time.Duration) *Step {
 	return s
 }
 
-// soon is when a run's timer fires at first, even if its first step has more time. Most runs are
-// over by then, and have set their timer once.
+// soon is the longest time for which a run's timer is first set, even if its first step has more
+// time. Most runs are over by then, and have set their timer once.
 const soon = time.Second
 
-// armLocked has expire called after that time or before. A timer that was set for an earlier
-// step, and fires sooner, stays.
+// armLocked sets the timer to call expire after that time or earlier. A timer that was set for an
+// earlier step and fires sooner is left as it is.
 func (r *steps) armLocked(after time.Duration) {
 	deadline := r.step.deadline
 	switch {
@@ -75,12 +75,12 @@ func (r *steps) armLocked(after time.Duration) {
 	}
 }
 
-// expire ends the step that is under way, if its time is over.
+// expire ends the current step if its timeout has passed.
 func (r *steps) expire() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s, now := r.step, time.Now()
-	if now.Before(r.due) { // it was set again in this instant
+	if now.Before(r.due) { // the timer was set again while this call was starting
 		return
 	}
 	r.due = time.Time{}
@@ -93,8 +93,8 @@ func (r *steps) expire() {
 	}
 }
 
-// cancel ends the run's step, and all later ones at once. The first cause counts; nil is that of
-// a run that is over.
+// cancel ends the run's current step, and every later one as it begins. Only the first cause
+// counts. A run that is over is canceled with nil.
 func (r *steps) cancel(cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,15 +112,15 @@ func (r *steps) cancel(cause error) {
 	}
 }
 
-// Err is the cause of the run's cancellation, nil as long as there is none.
+// Err returns the cause of the run's cancellation, or nil.
 func (r *steps) Err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.cause
 }
 
-// End ends the step, unless it has ended. cause is what context.Cause gives; nil stands for
-// context.Canceled.
+// End ends the step, unless it has ended. context.Cause returns cause, or context.Canceled if that
+// is nil.
 func (s *Step) End(cause error) {
 	s.run.mu.Lock()
 	defer s.run.mu.Unlock()
@@ -147,17 +147,17 @@ func (s *Step) endLocked(err, cause error) {
 	s.funcs = nil
 }
 
-// canceledBy is a ctx that has ended with cause.
+// canceledBy returns a ctx that was canceled with cause.
 func canceledBy(values context.Context, cause error) context.Context {
 	ctx, cancel := context.WithCancelCause(values)
 	cancel(cause)
 	return ctx
 }
 
-// Deadline is when the timeout is over.
+// Deadline returns when the timeout ends.
 func (s *Step) Deadline() (time.Time, bool) { return s.deadline, !s.deadline.IsZero() }
 
-// Done is closed when the step ends.
+// Done returns a channel that is closed when the step ends.
 func (s *Step) Done() <-chan struct{} {
 	s.run.mu.Lock()
 	defer s.run.mu.Unlock()
@@ -170,15 +170,15 @@ func (s *Step) Done() <-chan struct{} {
 	return s.done
 }
 
-// Err is context.DeadlineExceeded after the timeout, context.Canceled after any other end.
+// Err returns context.DeadlineExceeded after the timeout, context.Canceled after any other end.
 func (s *Step) Err() error {
 	s.run.mu.Lock()
 	defer s.run.mu.Unlock()
 	return s.err
 }
 
-// Value gives the values. When the step has ended with a cause of its own, package context finds
-// that, too: it asks for a value of a ctx that it has made itself.
+// Value returns the value for key. If the step ended with a cause of its own, context.Cause finds it
+// here too: it reads the cause by a key of package context, which only a ctx of that package has.
 func (s *Step) Value(key any) any {
 	s.run.mu.Lock()
 	values := s.ended
@@ -189,8 +189,8 @@ func (s *Step) Value(key any) any {
 	return values.Value(key)
 }
 
-// AfterFunc has f called, on a goroutine of its own, when the step has ended. stop takes that
-// back; it reports whether it was in time.
+// AfterFunc calls f on a new goroutine when the step has ended. stop prevents the call, and reports
+// whether it did.
 func (s *Step) AfterFunc(f func()) (stop func() bool) {
 	s.run.mu.Lock()
 	defer s.run.mu.Unlock()

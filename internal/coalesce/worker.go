@@ -5,15 +5,14 @@ import (
 	"runtime/debug"
 )
 
-// Worker calls functions on a goroutine beside its owner's, one at a time. The owner waits for
-// each as long as it likes, and then goes on without it: what the function does later is nobody's
-// business. A panic or Goexit ends the call and nothing else.
+// Worker calls functions, one at a time, on a goroutine other than its owner's. The owner may stop
+// waiting for a call at any time; the effects of an abandoned call are ignored. A panic or Goexit
+// ends only the call.
 //
-// The goroutine is kept from one call to the next, because a stack that has grown once need not
-// grow again. While a call is under way that the owner does not wait for any more, the next one
-// gets another goroutine.
+// The goroutine is reused for the next call, because a stack that has grown need not grow again. If
+// an abandoned call is still running, the next call gets another goroutine.
 //
-// All methods are for the owner.
+// Only the owner may call the methods.
 type Worker struct {
 	group *goroutines
 	r     *routine // nil before the first call
@@ -24,19 +23,19 @@ type Worker struct {
 type routine struct {
 	group    *goroutines
 	f        func()        // the call; set by the owner before it sends to calls
-	panicked *Panic        // what came of it; set before returned
-	calls    chan struct{} // closed when the owner needs the goroutine no more
-	returned chan struct{} // of each call; has room for one
+	panicked *Panic        // nil if the call returned; set before the send to returned
+	calls    chan struct{} // closed when the owner no longer needs the goroutine
+	returned chan struct{} // receives one value per call; buffered, so that an abandoned call ends
 }
 
-// Panic says that a function has not come back.
+// Panic reports that a function panicked or called Goexit.
 type Panic struct {
-	Value  any // what it panicked with; nil for Goexit
+	Value  any // the value of the panic; nil for Goexit
 	Goexit bool
 	Stack  []byte
 }
 
-// Go begins a call.
+// Go starts a call.
 func (w *Worker) Go(f func()) {
 	if w.busy {
 		w.dismiss()
@@ -52,7 +51,7 @@ func (w *Worker) Go(f func()) {
 	w.r.calls <- struct{}{}
 }
 
-// Wait waits until the call that was begun last is over, or ctx has ended.
+// Wait waits until the last call that was started is over, or ctx has ended.
 func (w *Worker) Wait(ctx context.Context) (p *Panic, over bool) {
 	select {
 	case <-w.r.returned:
@@ -67,7 +66,7 @@ func (w *Worker) Wait(ctx context.Context) (p *Panic, over bool) {
 	}
 }
 
-// Close lets the goroutine go, when it has finished its call.
+// Close ends the goroutine after its current call.
 func (w *Worker) Close() {
 	if w.r != nil {
 		w.dismiss()

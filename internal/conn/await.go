@@ -2,20 +2,20 @@ package conn
 
 import "context"
 
-// A Limit bounds how many calls of one kind may hang at once: it has a token for each.
+// A Limit limits how many calls of one kind may hang at once: it has a token for each.
 type Limit chan struct{}
 
 // NewLimit makes a Limit of n calls.
 func NewLimit(n int) Limit { return make(Limit, n) }
 
-// Await returns what call returns, or ctx's error as soon as ctx has ended. In that case call may
-// go on, and its late result, if it has no error, is passed to discard (unless that is nil).
+// Await returns the result of call, or ctx's error as soon as ctx has ended. In that case call may
+// continue, and its late result, if it has no error, is passed to discard (unless that is nil).
 //
 // go-redis does not always return when a ctx ends: a socket is read for as long as the timeouts of
-// the client allow, which may be the user's; a TLS dial ignores its ctx, and so may a dialer of the
-// user's; a Sentinel-managed client queries its Sentinels under a mutex. Where that could block a
-// goroutine that others wait for, the call gets a goroutine of its own. Nothing waits for that
-// goroutine: it ends with the timeouts of the client, or with the dialer that hangs.
+// the client allow, which the user may have set; a TLS dial ignores its ctx, and so may the user's
+// dialer; a Sentinel-managed client queries its Sentinels under a mutex. Where that could block a
+// goroutine that others wait for, the call is made on a separate goroutine. Nothing waits for that
+// goroutine: it ends by the timeouts of the client, or when the dialer returns.
 func Await[T any](ctx context.Context, l Limit, call func() (T, error), discard func(T)) (T, error) {
 	select {
 	case l <- struct{}{}:

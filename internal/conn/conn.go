@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// Conn is a connection to a server whose reads keep to deadlines of our own.
+// Conn is a connection to a server with read deadlines of our own.
 //
 // While it is strict, each answer must arrive within step: during the handshake (HELLO, AUTH, SELECT
-// and whatever else the client does on a new connection), and while scripts are loaded. After that
-// the node's watchdog measures how long the server takes, and the connection itself waits long, so
-// that late answers arrive on it.
+// and everything else that the client sends on a new connection), and while scripts are loaded.
+// After that the node's watchdog measures how long the server takes, and the connection has a long
+// timeout, so that late answers arrive on it.
 //
 // A read whose deadline has passed is tried once more: in a process whose processors are all busy,
-// the bytes may have been there for long.
+// the bytes may have arrived long before.
 type Conn struct {
 	net.Conn
 	step    time.Duration
@@ -32,7 +32,7 @@ type Conn struct {
 func newConn(c net.Conn, step time.Duration) (*Conn, net.Conn) {
 	own := &Conn{Conn: c, step: step}
 	own.strict.Store(true)
-	if sys, ok := c.(syscall.Conn); ok { // by which go-redis finds out whether it was closed
+	if sys, ok := c.(syscall.Conn); ok { // go-redis uses it to check whether the server closed it
 		return own, sysConn{own, sys}
 	}
 	return own, own
@@ -43,17 +43,17 @@ type sysConn struct {
 	sys syscall.Conn
 }
 
-// SyscallConn is that of the connection.
+// SyscallConn returns that of the connection.
 func (c sysConn) SyscallConn() (syscall.RawConn, error) { return c.sys.SyscallConn() }
 
 // Strict reports whether each answer must arrive within step: the handshake is not over, or scripts
 // are being loaded.
 func (c *Conn) Strict() bool { return c.strict.Load() }
 
-// SetStrict turns that on or off.
+// SetStrict sets whether the connection is strict.
 func (c *Conn) SetStrict(on bool) { c.strict.Store(on) }
 
-// SetExact has deadlines of reads hold exactly, or be extended while this process is late.
+// SetExact sets whether read deadlines are exact, or are extended while this process is late.
 func (c *Conn) SetExact(on bool) { c.exact.Store(on) }
 
 // Mark returns how many bytes have arrived on the connection, for ArrivedSince. It must be called
@@ -69,9 +69,9 @@ func (c *Conn) Mark() uint64 {
 	return c.read.Load()
 }
 
-// ArrivedSince reports whether anything has arrived since mark, as far as can be found out. A
+// ArrivedSince reports whether anything has arrived since mark, as far as can be determined. A
 // goroutine may have read bytes and not counted them yet: after the system call it may have to wait
-// for a processor. So the kernel is asked how much has arrived, if it can tell.
+// for a processor. So the kernel's count of received bytes is used where there is one.
 func (c *Conn) ArrivedSince(mark uint64) bool {
 	if n, ok := c.received(); ok {
 		return n > mark
@@ -79,14 +79,14 @@ func (c *Conn) ArrivedSince(mark uint64) bool {
 	return c.Unread() || c.read.Load() != mark // in this order: unread bytes may be read, and counted, in between
 }
 
-// Unread reports whether bytes wait in the socket to be read, as far as can be found out.
+// Unread reports whether the socket has unread bytes, as far as can be determined.
 func (c *Conn) Unread() bool {
 	sys, ok := c.under().(syscall.Conn)
 	return ok && unread(sys)
 }
 
 // received returns how many bytes have arrived on the TCP connection, read or not. ok is false if
-// that cannot be found out.
+// that cannot be determined.
 func (c *Conn) received() (n uint64, ok bool) {
 	if tcp, isTCP := c.under().(*net.TCPConn); isTCP {
 		return received(tcp)
@@ -101,7 +101,7 @@ func (c *Conn) counts() bool {
 	return is
 }
 
-// under returns the connection below TLS, or the connection itself if there is no TLS.
+// under returns the connection below TLS, or the connection itself without TLS.
 func (c *Conn) under() net.Conn {
 	if t, ok := c.Conn.(interface{ NetConn() net.Conn }); ok {
 		return t.NetConn()
@@ -143,7 +143,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// extend extends the deadline by how late its end was noticed, and reports whether it did.
+// extend extends the deadline by the delay with which its end was noticed, and reports whether it
+// did.
 func (c *Conn) extend() bool {
 	if c.until.IsZero() || c.exact.Load() {
 		return false
@@ -157,15 +158,15 @@ func (c *Conn) extend() bool {
 	return c.Conn.SetReadDeadline(c.until) == nil
 }
 
-// Limits of what Grace adds to a deadline: MinGrace at least, MaxGrace times the timeout in all.
+// Limits of Grace: it adds at least MinGrace to a deadline, and MaxGrace times the timeout in all.
 const (
 	MinGrace = 10 * time.Millisecond
 	MaxGrace = 8
 )
 
-// Grace is by how much to extend a deadline whose end was noticed so late, after it was extended by
-// that much before. ok is false when the deadline stands. A process that stood still for an hour does
-// not give the server another.
+// Grace returns by how much to extend a deadline whose end was noticed that late, and that was
+// extended by before already. ok is false if the deadline must not be extended further: a process
+// that was stopped for an hour does not give the server another hour.
 func Grace(late, before, timeout time.Duration) (more time.Duration, ok bool) {
 	left := max(MaxGrace*timeout, MinGrace) - before
 	if before > 0 && late < MinGrace || left <= 0 {

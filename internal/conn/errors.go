@@ -78,7 +78,7 @@ func NoMaster(err error) (unknown, is bool) {
 }
 
 // ServerError is an error reply that go-redis does not return as a redis.Error: the reply to one
-// request of a batch, or what the server said before it closed the connection.
+// request of a batch, or the last reply before the server closed the connection.
 type ServerError string
 
 func (e ServerError) Error() string { return string(e) }

@@ -26,8 +26,8 @@ func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 // Probe reports whether a server accepts a login with c's options and answers: nil, ErrLogin, or the
 // reason why it could not be reached. It ends with ctx, or when a read has taken timeout.
 //
-// It uses a connection of its own. A pooled one may have logged in before and go on working while
-// every new login is refused.
+// It uses a new connection. A pooled one may have logged in before, and continue to work while every
+// new login is refused.
 func Probe(ctx context.Context, c *redis.Client, timeout time.Duration) error {
 	var in atomic.Bool
 	var last lastError
@@ -63,9 +63,9 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration) error {
 	return err
 }
 
-// lastError is the last thing that a server sent on a connection, if that was an error; else empty. A
-// server whose connections are all in use (maxclients) sends an error and closes; go-redis goes on
-// with the handshake, and reports only that the connection was closed.
+// lastError is the last reply that a server sent on a connection, if that was an error; else empty.
+// A server whose connections are all in use (maxclients) sends an error and closes the connection;
+// go-redis continues with the handshake, and reports only that the connection was closed.
 type lastError struct{ text atomic.Pointer[string] }
 
 func (l *lastError) error() error {

@@ -1,7 +1,7 @@
-// Package conn makes connections to one Redis server of which every step has a deadline of our own,
-// and distinguishes what the errors of go-redis and of servers mean.
+// Package conn makes connections to one Redis server, with a deadline of our own for every step, and
+// classifies the errors of go-redis and of servers.
 //
-// The nodes, their subscriptions and Check share it. It knows nothing of locks.
+// The nodes, their subscriptions and Check share it. It does not depend on locks.
 package conn
 
 import (
@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// DialTimeout bounds a dial: a SYN that was lost is sent again after a second.
+	// DialTimeout limits a dial: a SYN that was lost is sent again after a second.
 	DialTimeout = 1500 * time.Millisecond
 
-	// TransportTimeout is how long a connection may wait for an answer before it is given up. It is
+	// TransportTimeout is how long a connection may wait for an answer before it is closed. It is
 	// far above any NodeTimeout, so that late answers arrive on the connection of their requests, in
 	// order.
 	TransportTimeout = 2 * time.Second
@@ -34,9 +34,9 @@ const (
 	WriteBuffer = 32 << 10
 )
 
-// Options are those of c for connections of our own. Each of them is a Conn, is dialed in one
-// try, and is passed to dialed; greeted is called when one is ready for use. Steps until then have
-// step each, the dial apart. Hooks of c are not called.
+// Options returns the options of c for connections of our own. Each connection is a Conn, is dialed
+// once without retries, and is passed to dialed; greeted is called when it is ready for use. Until
+// then, each step except the dial is limited by step. Hooks of c are not called.
 func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn), greeted func()) *redis.Options {
 	o := BareOptions(c)
 	limit := DialTimeout
@@ -79,8 +79,8 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 	return o
 }
 
-// BareOptions are a copy of those of c, without what go-redis would do besides: client-side caching
-// and maintenance notifications.
+// BareOptions returns a copy of c's options without client-side caching and maintenance
+// notifications.
 func BareOptions(c *redis.Client) *redis.Options {
 	o := *c.Options()
 	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
@@ -90,9 +90,9 @@ func BareOptions(c *redis.Client) *redis.Options {
 
 var errDialed = errors.New("the connection on which it was asked is gone")
 
-// DialOnce is a client like c with a single connection that is dialed once: all its commands reach
-// one process, or fail. Each answer must arrive within step. The caller closes it. Hooks of c are not
-// called. change may adapt its options.
+// DialOnce returns a client like c with a single connection that is dialed once: all its commands
+// reach one process, or fail. Each answer must arrive within step. The caller closes it. Hooks of c
+// are not called. change may adapt its options.
 func DialOnce(c *redis.Client, step time.Duration, change func(*redis.Options)) *redis.Client {
 	o := Options(c, step, NewLimit(1), func(*Conn) {}, func() {})
 	var dialed atomic.Bool
@@ -110,7 +110,7 @@ func DialOnce(c *redis.Client, step time.Duration, change func(*redis.Options)) 
 	return redis.NewClient(o)
 }
 
-// WithTimeout is a client over the connection pool of c, with that socket timeout and without
+// WithTimeout returns a client over the connection pool of c, with that socket timeout and without
 // retries: a request that is replayed on a new connection can overtake the release that undoes it.
 // go-redis's WithTimeout gives the new client options of its own, and reads the number of retries
 // from them at each call.

@@ -4,5 +4,5 @@ package conn
 
 import "syscall"
 
-// waits reports whether bytes that were received wait to be read. Here that cannot be found out.
+// unread reports whether the socket has unread bytes. On this system that cannot be determined.
 func unread(syscall.Conn) bool { return false }

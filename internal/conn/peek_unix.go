@@ -4,8 +4,7 @@ package conn
 
 import "syscall"
 
-// unread reports whether bytes that were received wait to be read. A Read that is blocked does not
-// block it.
+// unread reports whether the socket has unread bytes. A Read that is blocked does not block it.
 func unread(c syscall.Conn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
