@@ -26,6 +26,12 @@
 --                    INCRBY says of a bucket that is not a counter, or what the server
 --                    says of its own state (OOM, READONLY, ...); nothing was written
 --
+-- A holder that ends with R is of a client that may retain the key: keep it when nobody in its process
+-- holds it. Each acquire that meets it publishes a recall to that client's inbox (see release.lua):
+-- "recall: ", the lengths of the holder and of the contender, or 0 if none is registered, and then, each
+-- after a space or directly after the other, holder, contender and key. Not a repair, which wants nothing;
+-- and not without KEYS[2], on a Cluster, where no client retains.
+--
 -- A bucket that is missing (first use, flush, empty restart) starts at the node's own
 -- clock in microseconds, so that tokens go on rising although the count was lost. One that
 -- is there, but of a time before the node's epoch began (a restart with old data), goes on
@@ -144,6 +150,15 @@ if holder ~= ARGV[1] then
       redis.pcall('ZADD', KEYS[3], now, ARGV[5])
     end
     redis.pcall('PEXPIRE', KEYS[3], 10000)
+  end
+  -- A recall. Its holder may be on the way to use the key, or be gone: nothing depends on it.
+  if ARGV[3] ~= '0' and string.byte(holder, -1) == 82 and string.sub(holder, 1, 16) ~= 'flightlock:turn:' then
+    local client = string.match(holder, '#([^#]*)%-%w*R$')
+    if client then
+      local contender = KEYS[3] and ARGV[5] or ''
+      redis.pcall('PUBLISH', 'flightlock:inbox:' .. client,
+        'recall: ' .. #holder .. ' ' .. #contender .. ' ' .. holder .. contender .. KEYS[1])
+    end
   end
   return {holder, redis.call('PTTL', KEYS[1])}
 end

@@ -23,11 +23,14 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 		t.waiter.startPacing(clock.Now())
 	}
 	t.waiter.tokens, t.waiter.contender = f.blockLocked(), ""
+	f.marked = f.marksLocked(f.head())
 	switch c := f.contention; {
 	case c != nil:
 		t.waiter.contender, c.registered = c.contender, true
 	case f.expectsOthers && f.backoff == nil && f.head().waiter.isEndless():
-		t.waiter.contender = quorum.Self
+		t.waiter.contender, f.marked = quorum.Self, false
+	case f.marked:
+		t.waiter.contender = quorum.Marked
 	}
 }
 
