@@ -61,10 +61,10 @@ func (r recalled) Recall(recall node.Recall) {
 	}
 }
 
-// TryLock waits for a key that may only be retained: its attempt has recalled the lease. A round trip
-// later the key is free, or in use. recallTries attempts follow, each after about half a round trip, since
-// the attempt itself takes the other half to the nodes; but no less than recallPause, because the holder
-// needs a moment for it too.
+// TryLock waits for a key that may only be retained: its attempt has recalled the lease. When the next
+// attempt arrives, half a round trip later, the release may have come first, if its client needs no time
+// for it. So recallTries attempts follow: the first after a quarter of a round trip and a fifth of
+// recallPause, the second after half a round trip and recallPause.
 const (
 	recallTries = 2
 	recallPause = 500 * time.Microsecond

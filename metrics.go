@@ -87,6 +87,9 @@ var (
 	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh.")
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
 	descHandoffs  = desc("handoffs_total", "Locks handed over within the process, without Redis.")
+	descRetained  = desc("retained_leases", "Leases that nobody holds, kept for the next caller of the process.")
+	descReused    = desc("reused_total", "Handoffs of retained leases.")
+	descRecalled  = desc("recalled_total", "Retained leases that were released because the key was wanted elsewhere.")
 	descAttempts  = desc("attempts_total", "Remote attempts started.")
 	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl, never refreshed and without a Context.")
 	descSuspended = desc("node_suspended", "1 while the node is suspended: it did not answer, or refused the login, and is only probed.", "node")
@@ -201,7 +204,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		v.Describe(ch)
 	}
 	m.fetchers.describe(ch)
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descHandoffs, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descHandoffs, descRetained, descReused, descRecalled, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -224,6 +227,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(descOldestDo, s.OldestDo.Seconds())
 	count(descAcquired, s.Acquired)
 	count(descHandoffs, s.Handoffs)
+	gauge(descRetained, float64(s.Retained))
+	count(descReused, s.Reused)
+	count(descRecalled, s.Recalled)
 	count(descAttempts, s.Attempts)
 	count(descExpired, s.Expired)
 	flag := func(on bool) float64 {

@@ -130,7 +130,10 @@ func (c *Client) tryLock(ctx context.Context, key string, ttl time.Duration, lin
 			return l, nil
 		case recalls < recallTries && c.mayBeRetained(err):
 			recalls++
-			wait = min(max(recallPause, took/2), c.opts.NodeTimeout)
+			wait = min(recallPause/5+took/4, c.opts.NodeTimeout)
+			if recalls == recallTries {
+				wait = min(recallPause+took/2, c.opts.NodeTimeout)
+			}
 		case try <= splitTries && split(err):
 			wait = jitter.N(min(max(splitPause, 2*took)<<(try-1), maxSplitPause))
 			try++

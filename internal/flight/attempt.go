@@ -130,7 +130,10 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
-	b.oneHolder = why.Owned
+	b.oneHolder, b.recallDone = why.Owned, time.Time{}
+	if why.Recall > 0 && f.contention == nil {
+		b.recallDone = now.Add(why.Recall)
+	}
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
 	}

@@ -117,6 +117,7 @@ type backoff struct {
 	owner        string          // of the last one
 	taken        bool            // others' votes are why it failed
 	away         bool            // too few nodes could be reached
+	recallDone   time.Time       // when the key could be free because its holder, which may only have retained it, was sent a recall; zero: not so
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
 	former       string          // who had it before that, or has failed; "": unknown
