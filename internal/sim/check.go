@@ -17,7 +17,7 @@ import (
 //   - tokens strictly rise, in the order in which locks are had;
 //   - a Lock that is over stays over, and its Context has ended by then, unless the process
 //     pauses;
-//   - a Release that succeeded has freed the key, or handed it over.
+//   - a Release that succeeded has freed the key, or handed it over, or its process retains a lease.
 //
 // And at the end, without faults: every waiter is served, and no key is left.
 type checker struct {
@@ -82,7 +82,7 @@ func (ch *checker) released(h *hold, err error) {
 	if err == nil && h.lost {
 		ch.violation("%v: Release of %q says nil, but it was lost", h.k, h.key)
 	}
-	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) {
+	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) || ch.w.plan.linger > 0 && h.k.c.lib.Stats().Retained > 0 {
 		return
 	}
 	with := 0

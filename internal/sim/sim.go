@@ -25,6 +25,8 @@ type result struct {
 	violations []string
 	grants     int
 	steps      int
+	reused     uint64 // locks from retained leases
+	recalled   uint64 // of these
 }
 
 // simulate runs the plan, and writes the trace to out unless that is nil.
@@ -41,6 +43,10 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 		w := newWorld(p, out)
 		w.play()
 		res = result{violations: w.checker.violations, grants: w.checker.grants, steps: w.steps}
+		for _, c := range w.clients {
+			s := c.lib.Stats()
+			res.reused, res.recalled = res.reused+s.Reused, res.recalled+s.Recalled
+		}
 	})
 	return res
 }
