@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/flightlock/flightlock/internal/quorum"
 )
@@ -609,4 +610,51 @@ func TestRetainedAtRandom(t *testing.T) {
 			pass(minute)
 		})
 	}
+}
+
+// What every lock and every waiter has does not grow for leases that are not retained.
+func TestSizesAreAsWithoutRetention(t *testing.T) {
+	if unsafe.Sizeof(uintptr(0)) != 8 {
+		t.Skip("sizes are those of 64 bits")
+	}
+	is(t, "flight", unsafe.Sizeof(flight{}), 320)
+	is(t, "Ticket", unsafe.Sizeof(Ticket{}), 104)
+	is(t, "waiter", unsafe.Sizeof(waiter{}), 216)
+}
+
+// Nor does a lock make more allocations: these are counted with and without what retains.
+func TestAllocationsAreAsWithoutRetention(t *testing.T) {
+	allocs := func(maxRetained int, confirmed bool) float64 {
+		w := newWorld(t, func(c *Config) { c.MaxRetained = maxRetained })
+		w.g.InboxConfirmed(confirmed)
+		quiet := &freeLease{}
+		w.nodes.prepare = func(string, time.Duration, int64, string) Lease { return quiet }
+		return testing.AllocsPerRun(200, func() {
+			h := &Ticket{}
+			if err := w.g.Acquire(context.Background(), "k", h, time.Second, patient, Queue); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.Release(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	is(t, "allocations", allocs(10, true), allocs(0, false))
+}
+
+// freeLease is a Lease that allocates nothing, and whatever is asked succeeds at once.
+type freeLease struct{ n int64 }
+
+func (l *freeLease) Owner() string { return "o" }
+func (l *freeLease) Acquire(_ bool, by quorum.Acquirer) {
+	l.n += 4
+	by.Acquired(quorum.Grant{Until: time.Now().Add(time.Minute), First: l.n - 3, Last: l.n}, nil)
+}
+func (l *freeLease) Cancel()               {}
+func (l *freeLease) Peek() *quorum.Failure { return nil }
+func (l *freeLease) Settle()               {}
+func (l *freeLease) Refresh(time.Duration, int64, time.Duration, bool, func(quorum.Grant, *quorum.Failure)) {
+}
+func (l *freeLease) Release(_ bool, _ string, _ quorum.News, by quorum.Releaser) {
+	by.Released(nil)
 }

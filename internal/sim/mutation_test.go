@@ -212,11 +212,10 @@ var mutations = []mutation{
 		pkg:  "./internal/flight", by: "TestLeaveAfterGrantPassesOn",
 	},
 	{
-		name:  "a recall is ignored",
-		file:  "internal/flight/retained.go",
-		old:   "		f.shard().counts.recalled.Add(1)\n		f.noteRecallLocked()\n		f.releaseLocked()\n",
-		new:   "		f.shard().counts.recalled.Add(1)\n",
-		quick: true,
+		name: "a recall is ignored",
+		file: "internal/flight/retained.go",
+		old:  "		f.shard().counts.recalled.Add(1)\n		f.noteRecallLocked()\n		f.releaseLocked()\n",
+		new:  "		f.shard().counts.recalled.Add(1)\n",
 	},
 	{
 		name: "a retained lease is used after its validity",
@@ -227,10 +226,10 @@ var mutations = []mutation{
 	},
 	{
 		name: "a retained lease is refreshed while idle",
-		file: "internal/flight/retained.go",
-		old:  "		f.releaseLocked()\n		return\n	}\n	f.armAtLocked(f.retention.ends)\n",
-		new: "		l := f.lease\n		f.deferLocked(func() {\n			l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, nil, false, g, why) })\n		})\n" +
-			"		f.retention.ends = f.g.at(now.Add(time.Minute))\n	}\n	f.armAtLocked(f.retention.ends)\n",
+		file: "internal/flight/lease.go",
+		old:  "		if f.retainLocked(now) {\n",
+		new: "		if f.retainLocked(now) {\n			l := f.lease\n			f.deferLocked(func() {\n" +
+			"				l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, nil, false, g, why) })\n			})\n",
 		pkg: "./internal/flight", by: "TestARetainedLeaseIsNotRefreshed",
 	},
 	{
