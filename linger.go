@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Retained leases (Options.Linger): the local tier keeps them (internal/flight/retained.go); here is
-// what it is told about recalls, and how long leases are kept.
+// Retained leases (Options.Linger): the local tier keeps them (internal/flight/retained.go); here
+// is what it is told about recalls, and how long leases are kept.
 
 // recalls are what a Client receives of other clients that want a key whose lease it may retain.
 type recalls struct {
@@ -19,8 +19,8 @@ type recalls struct {
 	start sync.Once // by the first lock that lingers
 }
 
-// mayRetain reports whether this client may retain leases: others must be able to recall them, and it to
-// hand them over.
+// mayRetain reports whether this client may retain leases: others must be able to recall them, and
+// it to hand them over.
 func (c *Client) mayRetain() bool {
 	o := &c.opts
 	if o.Linger == 0 && o.LingerFor == nil || o.KeyPrefix == "" || o.DisableNotify || o.HandoffSlice < 0 {
@@ -34,8 +34,8 @@ func (c *Client) mayRetain() bool {
 	return true
 }
 
-// linger is how long the lease of key may be retained. With the first key for which it may, the client
-// subscribes to its recalls, until Close.
+// linger is how long the lease of key may be retained. With the first key for which it may, the
+// client subscribes to its recalls, until Close.
 func (c *Client) linger(key string) time.Duration {
 	d := c.opts.Linger
 	if c.opts.LingerFor != nil {
@@ -61,17 +61,17 @@ func (r recalled) Recall(recall node.Recall) {
 	}
 }
 
-// TryLock waits for a key that may only be retained: its attempt has recalled the lease. When the next
-// attempt arrives, half a round trip later, the release may have come first, if its client needs no time
-// for it. So recallTries attempts follow: the first after a quarter of a round trip and a fifth of
-// recallPause, the second after half a round trip and recallPause.
+// TryLock waits for a key that may only be retained: its attempt has recalled the lease. When the
+// next attempt arrives, half a round trip later, the release may have come first, if its client
+// needs no time for it. So recallTries attempts follow: the first after a quarter of a round trip
+// and a fifth of recallPause, the second after half a round trip and recallPause.
 const (
 	recallTries = 2
 	recallPause = 500 * time.Microsecond
 )
 
-// mayBeRetained reports whether err says that one owner of another process has the key on as many nodes
-// as put a majority out of reach, and that its lease may be retained.
+// mayBeRetained reports whether err says that one owner of another process has the key on as many
+// nodes as put a majority out of reach, and that its lease may be retained.
 func (c *Client) mayBeRetained(err error) bool {
 	var e *QuorumError
 	if !errors.Is(err, ErrNotAcquired) || !errors.As(err, &e) {

@@ -16,7 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// lingering is a Client that retains leases for a minute, and has received the confirmation of its inbox.
+// lingering is a Client that retains leases for a minute, and has received the confirmation of its
+// inbox.
 func lingering(t *testing.T, opts flightlock.Options, nodes ...redis.UniversalClient) *flightlock.Client {
 	t.Helper()
 	if opts.Linger == 0 && opts.LingerFor == nil {
@@ -42,8 +43,8 @@ func locksOf(t *testing.T, s *redistest.Server) (n int) {
 	return n
 }
 
-// A lock that is used again sends nothing, whoever asks for it in the process; its tokens rise. Another
-// process has it in a few round trips, whichever way it asks.
+// A lock that is used again sends nothing, whoever asks for it in the process; its tokens rise.
+// Another process has it in a few round trips, whichever way it asks.
 func TestLingerOnRealNodes(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
@@ -97,7 +98,8 @@ func TestLingerOnRealNodes(t *testing.T) {
 	}
 }
 
-// A lease that is in use when it is recalled goes on: the rival waits for its release, and has it then.
+// A lease that is in use when it is recalled goes on: the rival waits for its release, and has it
+// then.
 func TestARecallWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
 	_, nodes := realNodes(t, 3)
@@ -124,8 +126,8 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 	mustRelease(t, l)
 }
 
-// Without an inbox on a majority of nodes nothing is retained, and what is retained is released when the
-// majority is lost. (S21)
+// Without an inbox on a majority of nodes nothing is retained, and what is retained is released
+// when the majority is lost. (S21)
 func TestNothingIsRetainedWithoutInboxes(t *testing.T) {
 	t.Parallel()
 	servers, nodes := realNodes(t, 3)
@@ -163,7 +165,8 @@ func TestNothingIsRetainedWithoutInboxes(t *testing.T) {
 	servers[1].Do(t, "ACL", "SETUSER", "default", "+subscribe")
 }
 
-// Where recalls may not be published, a rival waits for as long as the lease lingers, and no longer.
+// Where recalls may not be published, a rival waits for as long as the lease lingers, and no
+// longer.
 func TestARecallThatIsRefused(t *testing.T) {
 	t.Parallel()
 	servers, nodes := realNodes(t, 1)
@@ -221,8 +224,8 @@ func TestCloseReturnsRetainedLeases(t *testing.T) {
 	t.Logf("closed in %v", took)
 }
 
-// What is not retained, and whose owners do not say that it may be: without Linger; with NoPrefix, without
-// notices, without handoff; keys for which LingerFor says so; those of Client.Lock.
+// What is not retained, and whose owners do not say that it may be: without Linger; with NoPrefix,
+// without notices, without handoff; keys for which LingerFor says so; those of Client.Lock.
 func TestWhereNothingLingers(t *testing.T) {
 	t.Parallel()
 	servers, nodes := realNodes(t, 1)
@@ -296,8 +299,8 @@ func TestFetchRetainsNothing(t *testing.T) {
 	}
 }
 
-// LingerFor says it for each key, in place of Linger, and runs on its caller's goroutine: if it panics,
-// nothing is left of the call.
+// LingerFor says it for each key, in place of Linger, and runs on its caller's goroutine: if it
+// panics, nothing is left of the call.
 func TestLingerFor(t *testing.T) {
 	t.Parallel()
 	servers, nodes := realNodes(t, 1)
@@ -335,7 +338,8 @@ func TestLingerOptions(t *testing.T) {
 	}
 }
 
-// Processes that take turns at one key do not retain it, and each that uses it again and again alone does.
+// Processes that take turns at one key do not retain it, and each that uses it again and again
+// alone does.
 func TestTurnsAndAffinity(t *testing.T) {
 	t.Parallel()
 	_, nodes := realNodes(t, 1)

@@ -12,9 +12,9 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// This file measures Options.Linger: what a lock costs that is used again, what a rival waits for a key
-// whose lease is retained, and what keys cost that each are used by one process mostly. The servers are
-// its own.
+// This file measures Options.Linger: what a lock costs that is used again, what a rival waits for a
+// key whose lease is retained, and what keys cost that each are used by one process mostly. The
+// servers are its own.
 
 const benchLinger = 100 * time.Millisecond
 
@@ -67,8 +67,8 @@ func BenchmarkLinger(b *testing.B) {
 	}
 }
 
-// BenchmarkRecall reports how long a rival waits for a key that another Client retains, and beside it for
-// one that is free, and how long a TryLock takes. An op is one of each.
+// BenchmarkRecall reports how long a rival waits for a key that another Client retains, and beside
+// it for one that is free, and how long a TryLock takes. An op is one of each.
 func BenchmarkRecall(b *testing.B) {
 	for _, n := range []int{1, 3, 5} {
 		b.Run(fmt.Sprintf("nodes=%d", n), func(b *testing.B) {
@@ -111,8 +111,8 @@ func BenchmarkRecall(b *testing.B) {
 	}
 }
 
-// BenchmarkAffinity has 1,000 goroutines of 4 Clients lock 10,000 keys by Zipf's law; nine times of ten a
-// key of their own Client.
+// BenchmarkAffinity has 1,000 goroutines of 4 Clients lock 10,000 keys by Zipf's law; nine times of
+// ten a key of their own Client.
 func BenchmarkAffinity(b *testing.B) {
 	for _, n := range []int{1, 3} {
 		_, urls := startServers(b, n)

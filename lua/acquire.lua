@@ -26,11 +26,12 @@
 --                    INCRBY says of a bucket that is not a counter, or what the server
 --                    says of its own state (OOM, READONLY, ...); nothing was written
 --
--- A holder that ends with R is of a client that may retain the key: keep it when nobody in its process
--- holds it. Each acquire that meets it publishes a recall to that client's inbox (see release.lua):
--- "recall: ", the lengths of the holder and of the contender, or 0 if none is registered, and then, each
--- after a space or directly after the other, holder, contender and key. Not a repair, which wants nothing;
--- and not without KEYS[2], on a Cluster, where no client retains.
+-- A holder that ends with R is of a client that may retain the key: keep it although nobody in its
+-- process holds it. Each acquire that meets it publishes a recall to that client's inbox (see
+-- release.lua): "recall: LENGTH LENGTH " and then holder, contender and key, without anything in
+-- between. The lengths are those of the holder and of the contender, 0 if none is registered. A repair
+-- wants nothing, and recalls nothing; nor does an acquire without KEYS[2], on a Cluster, where no client
+-- retains.
 --
 -- A bucket that is missing (first use, flush, empty restart) starts at the node's own
 -- clock in microseconds, so that tokens go on rising although the count was lost. One that

@@ -9,10 +9,11 @@ import (
 	"github.com/flightlock/flightlock/internal/list"
 )
 
-// Retained leases: a lease that nobody in this process holds, kept for its next caller.
+// retention is what a flight needs to retain its lease: to keep it, although nobody in this process
+// holds it, for the next caller. A flight has none before the first time.
 //
-// After the last Release a flight may keep its lease instead of releasing it. The next caller gets it
-// by handoff: the next token of the block, and no command. It is kept until one of these:
+// After the last Release a flight may keep its lease instead of releasing it. The next caller gets
+// it by handoff: the next token of the block, and no command. It is kept until one of these:
 //
 //   - another process wants the key. The acquire script of every client publishes a recall to the inbox
 //     of the client whose key it meets, if the owner says that it may be retained (quorum.Marked);
@@ -21,24 +22,23 @@ import (
 //   - there are more than Config.MaxRetained, and this one was not used for the longest time;
 //   - the inbox is not confirmed by a majority of nodes any more, or the Group is closed.
 //
-// A retained lease is a lease: its validity, its tokens and its release are those of any other. What is
-// added is one rule: no recall may be missed, or have come too late, without being noticed. A recall
-// that finds the lease in use is kept (recalled), and one that comes while the attempt is still under
-// way too: then the next release is a plain one. One that finds it retained releases it under the same
-// mu under which a caller would take it, so after a recall's arrival no caller gets the lease. An
-// attempt carries the mark only if the inbox was confirmed before it began, and that mark is void as
-// soon as the inbox is not confirmed any more (marked): a rival whose recall was published before that,
-// or meanwhile, cannot have been missed. What a lost message costs is bounded by the rival's next poll.
+// A retained lease is a lease: its validity, its tokens and its release are those of any other.
+// What is added is one rule: no recall may be missed, or have come too late, without being noticed.
+// A recall that finds the lease in use is kept (recalled), and one that comes while the attempt is
+// still under way too: then the next release is a plain one. One that finds it retained releases it
+// under the same mu under which a caller would take it, so after a recall's arrival no caller gets
+// the lease. An attempt carries the mark only if the inbox was confirmed before it began, and that
+// mark is void as soon as the inbox is not confirmed any more (marked): a rival whose recall was
+// published before that, or meanwhile, cannot have been missed. What a lost message costs is
+// bounded by the rival's next poll.
 //
-// A flight that has met rivals (contention), or was recalled, retains nothing: for it, the turns are
-// right. A key that is recalled again and again without a local use in between is left alone for a
-// while: see fruitless.
+// A flight that has met rivals (contention), or was recalled, retains nothing: for it, the turns
+// are right. A key that is recalled again and again without a local use in between is left alone
+// for a while: see fruitless.
 //
-// Simpler designs that were rejected: to ask the nodes at each reuse whether somebody waits is a round
-// trip, which is what is to be saved; a lease that is refreshed while it is idle never ends if its
-// process hangs in a way that leaves timers running.
-
-// retention is what a flight needs to retain its lease. It has none before the first time.
+// Simpler designs that were rejected: to ask the nodes at each reuse whether somebody waits is a
+// round trip, which is what is to be saved; a lease that is refreshed while it is idle never ends
+// if its process hangs in a way that leaves timers running.
 type retention struct {
 	// guarded by the flight's mu
 	ends    clock.Instant // when the lease is released, while it is retained
@@ -57,8 +57,8 @@ func (f *flight) ListLinks() *list.Links[flight] { return &f.retention.links }
 
 // retainedList bounds how many leases are retained. A flight is in it from the first time that it
 // retains its lease until that is released, so that a lease that is used again and again does not
-// contend for mu: as in the clock algorithm, a use leaves a mark (recent), and the flight in front that
-// was used since the last look goes to the back instead of being dropped.
+// contend for mu: as in the clock algorithm, a use leaves a mark (recent), and the flight in front
+// that was used since the last look goes to the back instead of being dropped.
 type retainedList struct {
 	mu  sync.Mutex // guards what follows; a leaf
 	n   int
@@ -100,8 +100,8 @@ func (l *retainedList) drop(f *flight) {
 	}
 }
 
-// SetLinger has the lease that t is given retained for so long after t's release, if nobody waits for
-// it by then: up to 49 days, in whole milliseconds. It is called before Acquire.
+// SetLinger has the lease that t is given retained for so long after t's release, if nobody waits
+// for it by then: up to 49 days, in whole milliseconds. It is called before Acquire.
 func (t *Ticket) SetLinger(d time.Duration) {
 	const most = 1<<32 - 1
 	t.linger = uint32(min(max(d, 0)/time.Millisecond, most))
@@ -115,7 +115,8 @@ func (f *flight) marksLocked(t *Ticket) bool {
 		f.contention == nil && !f.recalled && !f.shard().isFruitless(f.key, clock.InstantNow(g.epoch))
 }
 
-// retainLocked keeps the lease, which nobody holds and nobody waits for, and reports whether it did.
+// retainLocked keeps the lease, which nobody holds and nobody waits for, and reports whether it
+// did.
 func (f *flight) retainLocked(now time.Time) bool {
 	if !f.marked || f.linger == 0 || f.recalled || f.contention != nil || f.g.closed.Load() {
 		return false
@@ -139,22 +140,22 @@ func (f *flight) retainLocked(now time.Time) bool {
 	}
 	f.phase = retained
 	r.ends = f.g.at(now.Add(stay))
-	// A lease that is used again and again is renewed when a quarter of it is gone, not a twentieth: a
-	// renewal per twentieth would be most of its traffic.
+	// A lease that is used again and again is renewed when a quarter of it is gone, not a
+	// twentieth: a renewal per twentieth would be most of its traffic.
 	f.renewAfter = f.g.at(f.until.Add(-f.g.cfg.Nodes.Validity(f.attemptTTL) / 4 * 3))
 	f.armAtLocked(r.ends)
 	return true
 }
 
-// spareLocked is how much a retained lease must have left: what a caller with the ttl of the last one
-// must be given.
+// spareLocked is how much a retained lease must have left: what a caller with the ttl of the last
+// one must be given.
 func (f *flight) spareLocked() time.Duration {
 	return min(f.attemptTTL/2, f.g.cfg.Nodes.Validity(f.attemptTTL)/4*3)
 }
 
-// reuseLocked gives the retained lease to t, which is new: at once, or, if t asks for a longer ttl or the
-// tokens are used up, as soon as it is renewed. A lease that is over, which the alarm is about to notice,
-// is released, and t contends.
+// reuseLocked gives the retained lease to t, which is new: at once, or, if t asks for a longer ttl
+// or the tokens are used up, as soon as it is renewed. A lease that is over, which the alarm is
+// about to notice, is released, and t contends.
 func (f *flight) reuseLocked(t *Ticket) {
 	now := clock.Now()
 	t.f, t.kind = f, Queued
@@ -196,8 +197,8 @@ func (f *flight) crowdOut() {
 
 // Recall has the lease of key released that has this owner, because contender wants it in another
 // process; contender is "" if it has registered nothing. If the lease is in use, it is not retained
-// later, and goes to that contender at the end of the slice. For another owner it means nothing: that
-// one is gone.
+// later, and goes to that contender at the end of the slice. For another owner it means nothing:
+// that one is gone.
 func (g *Group) Recall(key, owner, contender string) {
 	if f := g.known(key); f != nil {
 		f.recall(owner, contender)
@@ -259,8 +260,8 @@ func (g *Group) yieldHere(key string) {
 	}
 }
 
-// InboxConfirmed says whether a majority of nodes has confirmed that recalls are received. The calls are
-// made one at a time. While it is not so, nothing is retained.
+// InboxConfirmed says whether a majority of nodes has confirmed that recalls are received. The
+// calls are made one at a time. While it is not so, nothing is retained.
 func (g *Group) InboxConfirmed(yes bool) {
 	g.inbox.Store(yes)
 	if yes {
@@ -284,10 +285,10 @@ func (f *flight) unmark() {
 	}
 }
 
-// fruitless is what is known of a key whose lease was retained for nothing: it was recalled before a
-// local caller used it. The first time may be chance. From the second on, in a row, the key is not
-// retained for a second, then two, and so on up to fruitlessMost: that many times less often does a
-// rival wait for a recall, and each trial shows whether that has changed.
+// fruitless is what is known of a key whose lease was retained for nothing: it was recalled before
+// a local caller used it. The first time may be chance. From the second on, in a row, the key is
+// not retained for a second, then two, and so on up to fruitlessMost: that many times less often
+// does a rival wait for a recall, and each trial shows whether that has changed.
 type fruitless struct {
 	times int32
 	until clock.Instant
@@ -323,8 +324,8 @@ func (f *flight) noteRecallLocked() {
 	sh.fruitless[f.key] = was
 }
 
-// forgetFruitlessLocked makes room for a key: it drops those whose time is over, and if there are none,
-// one of the others.
+// forgetFruitlessLocked makes room for a key: it drops those whose time is over, and if there are
+// none, one of the others.
 func (sh *shard) forgetFruitlessLocked(now clock.Instant) {
 	some := ""
 	for key, k := range sh.fruitless {

@@ -168,8 +168,8 @@ func TestReuseDuringARefresh(t *testing.T) {
 	})
 }
 
-// A lease that is over, while the process did not notice, is nobody's: the next caller contends, in every
-// mode, and gets a later token.
+// A lease that is over, while the process did not notice, is nobody's: the next caller contends, in
+// every mode, and gets a later token.
 func TestARetainedLeaseIsNotUsedAfterItsValidity(t *testing.T) {
 	for _, m := range []Mode{Queue, Try} {
 		retaining(t, func(t *testing.T, w *world) {
@@ -251,7 +251,8 @@ func TestReuseWhoseRenewalFails(t *testing.T) {
 
 // Recalls.
 
-// A recall releases a retained lease at once; who comes after it contends, and is not given that lease.
+// A recall releases a retained lease at once; who comes after it contends, and is not given that
+// lease.
 func TestARecallReleasesARetainedLease(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.release = nil
@@ -276,9 +277,9 @@ func TestARecallReleasesARetainedLease(t *testing.T) {
 	})
 }
 
-// A recall that comes while the lease is used has its next release be a plain one; and while the attempt
-// is under way, too: a node may have granted it long before all have answered. Of another owner, or of
-// a key that nobody wants here, it means nothing.
+// A recall that comes while the lease is used has its next release be a plain one; and while the
+// attempt is under way, too: a node may have granted it long before all have answered. Of another
+// owner, or of a key that nobody wants here, it means nothing.
 func TestARecallOfALeaseInUse(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		a := w.lingers()
@@ -303,8 +304,8 @@ func TestARecallOfALeaseInUse(t *testing.T) {
 	})
 }
 
-// If others wait here for a lease that is recalled, its slice ends for the one that has recalled it, as
-// if a check had found it.
+// If others wait here for a lease that is recalled, its slice ends for the one that has recalled
+// it, as if a check had found it.
 func TestARecallEndsTheSlice(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		a, b := w.rich().lingers(), w.lingers()
@@ -325,8 +326,8 @@ func TestARecallEndsTheSlice(t *testing.T) {
 	}, sliced)
 }
 
-// A recall wins over a caller that waits for the lease to be renewed: one that is registered has the next
-// turn, one that is not finds the key released.
+// A recall wins over a caller that waits for the lease to be renewed: one that is registered has
+// the next turn, one that is not finds the key released.
 func TestARecallWinsOverAWaiterForARenewal(t *testing.T) {
 	for _, rival := range []string{"x", ""} {
 		retaining(t, func(t *testing.T, w *world) {
@@ -368,8 +369,9 @@ func TestAnUnqueuedCallerRecallsLocally(t *testing.T) {
 	})
 }
 
-// What is not retained: without a confirmed inbox, as long as it is not, and what was acquired before it
-// was; with MaxRetained or handoff off; of callers that do not want it; after a loss; after rivals were met.
+// What is not retained: without a confirmed inbox, as long as it is not, and what was acquired
+// before it was; with MaxRetained or handoff off; of callers that do not want it; after a loss;
+// after rivals were met.
 func TestWhatIsNotRetained(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.g.InboxConfirmed(false)
@@ -417,7 +419,8 @@ func TestWhatIsNotRetained(t *testing.T) {
 	}
 }
 
-// A caller whose ctx ends in the instant in which it gets a retained lease leaves it as a release would.
+// A caller whose ctx ends in the instant in which it gets a retained lease leaves it as a release
+// would.
 func TestLeaveWithARetainedLease(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.lingers().releases()
@@ -466,8 +469,8 @@ func TestTooManyRetained(t *testing.T) {
 	}, func(c *Config) { c.MaxRetained = 3 })
 }
 
-// Close releases what is retained, at once and not when holders have let go, and nothing is retained
-// after it began.
+// Close releases what is retained, at once and not when holders have let go, and nothing is
+// retained after it began.
 func TestCloseReleasesRetained(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		for i := range 9 {
@@ -485,8 +488,8 @@ func TestCloseReleasesRetained(t *testing.T) {
 	})
 }
 
-// A key that is recalled twice in a row without a local use is not retained for a second, then two, and so
-// on; a use makes it worth it again.
+// A key that is recalled twice in a row without a local use is not retained for a second, then two,
+// and so on; a use makes it worth it again.
 func TestAKeyThatIsRetainedForNothing(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		wasted := func() {
@@ -534,8 +537,9 @@ func TestFewFruitlessKeysAreRemembered(t *testing.T) {
 	})
 }
 
-// Whatever happens in whatever order: no two hold, tokens rise, no recall is followed by a caller that gets
-// the recalled lease, nothing is refreshed while nobody holds or waits, and nothing is left.
+// Whatever happens in whatever order: no two hold, tokens rise, no recall is followed by a caller
+// that gets the recalled lease, nothing is refreshed while nobody holds or waits, and nothing is
+// left.
 func TestRetainedAtRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 18))

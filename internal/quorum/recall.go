@@ -8,10 +8,10 @@ import (
 	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
-// Recalls receives the recalls of a client. Confirmed is called one call at a time and in order: yes
-// says that a majority of the nodes has confirmed the client's inbox. Any majority that grants a lease
-// shares a node with it, so that the recall of a rival that meets that lease on a majority is received
-// by one of its nodes at least. Recall may be called for one recall by each node.
+// Recalls receives the recalls of a client. Confirmed is called one call at a time and in order:
+// yes says that a majority of the nodes has confirmed the client's inbox. Any majority that grants
+// a lease shares a node with it, so that the recall of a rival that meets that lease on a majority
+// is received by one of its nodes at least. Recall may be called for one recall by each node.
 type Recalls interface {
 	Confirmed(yes bool)
 	Recall(r node.Recall)
@@ -29,8 +29,8 @@ type recallWatch struct {
 	reporting  bool       // a goroutine calls Confirmed, and goes on until there is nothing new
 }
 
-// WatchRecalls has by receive the recalls of client, until the watches of q are closed. There must be no
-// Cluster among the nodes: there, the inbox is not on the server that publishes.
+// WatchRecalls has by receive the recalls of client, until the watches of q are closed. There must
+// be no Cluster among the nodes: there, the inbox is not on the server that publishes.
 func (q *Quorum) WatchRecalls(client string, by Recalls) {
 	w := &recallWatch{q: q, by: by}
 	w.mu.Lock() // events come after this

@@ -44,8 +44,8 @@ func (l *recallLog) want(t *testing.T, want ...string) {
 	l.log = nil
 }
 
-// The inbox is confirmed as soon as a majority says so, and as long; a gap in the messages of a node that has
-// confirmed is a loss of that majority, however short. What is no recall is ignored.
+// The inbox is confirmed as soon as a majority says so, and as long; a gap in the messages of a
+// node that has confirmed is a loss of that majority, however short. What is no recall is ignored.
 func TestRecallsAreConfirmedByAMajority(t *testing.T) {
 	l := &recallLog{}
 	w := &recallWatch{q: &Quorum{need: 2}, by: l}
