@@ -40,6 +40,8 @@ type Client struct {
 
 	own []redis.UniversalClient // made by Open, closed by Close
 
+	recalls recalls
+
 	tasks     tasks           // goroutines beside locking
 	check     check.Config    // for Check and announcer
 	announcer check.Announcer // announces the set of nodes
@@ -106,6 +108,10 @@ func newClient(opts Options, list string) (*Client, error) {
 	c.quorum = quorum.New(q)
 	c.check = c.checkConfig()
 	cfg := c.flightConfig()
+	if c.mayRetain() {
+		cfg.MaxRetained = opts.MaxRetained
+	}
+	c.recalls.on = cfg.MaxRetained > 0
 	if opts.Registerer != nil {
 		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
 			return nil, err
@@ -155,7 +161,7 @@ func (c *Client) Ready(ctx context.Context) error {
 // ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if nothing was known
 // of the key by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Unqueued)
+	return c.acquire(ctx, key, ttl, retry, flight.Unqueued, false)
 }
 
 // Stats are counters since New, and gauges.
@@ -163,6 +169,8 @@ type Stats struct {
 	Acquired  uint64 // locks given to callers, handoffs included
 	Handoffs  uint64 // locks handed over within the process, without Redis
 	Grants    uint64 // leases that the release of another process has granted, without an attempt that won
+	Reused    uint64 // handoffs of retained leases: see Options.Linger
+	Recalled  uint64 // retained leases that were released because the key was wanted elsewhere
 	Attempts  uint64 // remote attempts started
 	Refreshes uint64 // remote refreshes, for holders and for flights
 	Commands  uint64 // acquires, refreshes and releases written to nodes; a batch counts each of them
@@ -172,9 +180,10 @@ type Stats struct {
 	// refreshed, without a Context, and not released before.
 	Lost, Expired uint64
 
-	Waiters int64 // callers waiting for a lock now
-	Held    int64 // locks held now
-	Debts   int64 // unacknowledged releases: sent or to be sent to nodes, and not confirmed by them yet
+	Waiters  int64 // callers waiting for a lock now
+	Held     int64 // locks held now
+	Retained int64 // leases that nobody holds, kept for the next caller: see Options.Linger
+	Debts    int64 // unacknowledged releases: sent or to be sent to nodes, and not confirmed by them yet
 
 	// OldestDo is how long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held
 	// long enough to need a refresh.
@@ -191,6 +200,7 @@ func (c *Client) Stats() Stats {
 	s := Stats{
 		Acquired: n.Acquired, Grants: n.Grants, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
 		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
+		Reused: n.Reused, Recalled: n.Recalled, Retained: n.Retained,
 	}
 	if since, some := c.doings.oldest(); some {
 		s.OldestDo = time.Since(c.began) - since

@@ -344,3 +344,52 @@ func ExampleOptions() {
 	fmt.Println(stored == lock.Owner(), strings.HasPrefix(stored, "billing#"))
 	// Output: true true
 }
+
+// With Linger the process keeps the lock's lease for the next caller, until another process wants the
+// key: a lock that is used again costs no command.
+func ExampleOptions_linger() {
+	nodes, stop := exampleNodes(1)
+	defer stop()
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: 10 * time.Second})
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close(context.Background()) // releases what is retained
+
+	ctx := context.Background()
+	use := func() {
+		lock, err := c.SingleFlightLock(ctx, "session:7", time.Minute, nil)
+		if err != nil {
+			panic(err)
+		}
+		lock.Release(ctx)
+	}
+	for c.Stats().Reused == 0 { // the nodes have to confirm the Client's inbox first
+		use()
+	}
+	before := c.Stats()
+	for range 3 {
+		use()
+	}
+	after := c.Stats()
+	fmt.Println("locks:", after.Acquired-before.Acquired, "asked Redis:", after.Attempts-before.Attempts)
+	fmt.Println("held:", after.Held, "retained:", after.Retained)
+	// Output:
+	// locks: 3 asked Redis: 0
+	// held: 0 retained: 1
+}
+
+// LingerFor chooses for each key: here sessions are sticky, and jobs are not.
+func ExampleOptions_lingerFor() {
+	opts := flightlock.Options{
+		LingerFor: func(key string) time.Duration {
+			if strings.HasPrefix(key, "session:") {
+				return 100 * time.Millisecond
+			}
+			return 0
+		},
+		MaxRetained: 1000,
+	}
+	fmt.Println(opts.LingerFor("session:7"), opts.LingerFor("job:nightly"))
+	// Output: 100ms 0s
+}

@@ -177,7 +177,7 @@ func (f *Fetcher[V]) tryOnce(r *fetchRun[V]) (l *Lock, p *slot, over bool, err e
 	}
 	step := r.Begin(r.values, noTimeout)
 	defer step.End(nil)
-	if l, err = f.c.TryLock(step, r.Key(), f.opts.TTL); err != nil {
+	if l, err = f.c.tryLock(step, r.Key(), f.opts.TTL, false); err != nil {
 		f.gate.leave(p)
 		return nil, nil, false, err
 	}

@@ -88,6 +88,9 @@ var (
 	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
 	descGrants    = desc("grants_total", "Leases that the release of another process has granted, without an attempt that won.")
 	descHandoffs  = desc("handoffs_total", "Locks handed over within the process, without Redis.")
+	descRetained  = desc("retained_leases", "Leases that nobody holds, kept for the next caller of the process.")
+	descReused    = desc("reused_total", "Handoffs of retained leases.")
+	descRecalled  = desc("recalled_total", "Retained leases that were released because the key was wanted elsewhere.")
 	descAttempts  = desc("attempts_total", "Remote attempts started.")
 	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl, never refreshed and without a Context.")
 	descSuspended = desc("node_suspended", "1 while the node is suspended: it did not answer, or refused the login, and is only probed.", "node")
@@ -202,7 +205,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		v.Describe(ch)
 	}
 	m.fetchers.describe(ch)
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descGrants, descHandoffs, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descGrants, descHandoffs, descRetained, descReused, descRecalled, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -226,6 +229,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	count(descAcquired, s.Acquired)
 	count(descGrants, s.Grants)
 	count(descHandoffs, s.Handoffs)
+	gauge(descRetained, float64(s.Retained))
+	count(descReused, s.Reused)
+	count(descRecalled, s.Recalled)
 	count(descAttempts, s.Attempts)
 	count(descExpired, s.Expired)
 	flag := func(on bool) float64 {

@@ -105,6 +105,9 @@ func TestMetrics(t *testing.T) {
 			`flightlock_acquire_duration_seconds{outcome="not_acquired",wait="queue"}`:     1,
 			"flightlock_acquired_total":                               4,
 			"flightlock_handoffs_total":                               2,
+			"flightlock_retained_leases":                              0,
+			"flightlock_reused_total":                                 0,
+			"flightlock_recalled_total":                               0,
 			"flightlock_waiters":                                      0,
 			`flightlock_attempt_duration_seconds{outcome="acquired"}`: 2,
 			`flightlock_lost_locks_total{reason="expired"}`:           0,
@@ -197,7 +200,7 @@ func TestMetricsAreConventional(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
 		families, err := reg.Gather()
-		if err != nil || len(families) != 31 {
+		if err != nil || len(families) != 34 {
 			t.Fatalf("%d families, %v", len(families), err)
 		}
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()

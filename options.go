@@ -55,6 +55,31 @@ type Options struct {
 	// needed.
 	HandoffSlice time.Duration
 
+	// Linger is how long the process keeps the lease of a key after the last of its callers has
+	// released it, so that the next one gets the lock without a command: by handoff, with the next
+	// token. Another process that wants the key recalls the lease, and waits two round trips more
+	// for that. A retained lease is not refreshed, and is released when half of the ttl is gone, so
+	// a Linger above that is half the ttl. A process that dies with a retained lease costs the
+	// others what is left of its ttl. 0, the default, turns it off; it must not be negative. Linger
+	// is for keys that one process uses again and again: see docs/usage.md.
+	//
+	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify,
+	// with a negative HandoffSlice, with a Cluster among the nodes, for keys of Client.Lock and of
+	// Fetchers, for keys that other processes wait for, and for the next second (up to 64 s)
+	// where a key was recalled twice in a row before it was used again. All clients of the nodes
+	// must know of recalls before one sets Linger: older versions wait until the lease ends.
+	Linger time.Duration
+
+	// LingerFor, if it is not nil, returns the Linger of a key, in place of Linger: 0 or less is
+	// none. It is called for each SingleFlightLock, TryLock and Do that does not nest, concurrently,
+	// on the caller's goroutine, with the key as the caller passed it; the last holder's result
+	// counts. It should return at once. If it panics, its caller does.
+	LingerFor func(key string) time.Duration
+
+	// MaxRetained is how many leases the Client retains at most. The one that was used least
+	// recently is released for one more. Default 10,000; it must not be negative.
+	MaxRetained int
+
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0 means no limit.
 	MaxWaiters int
@@ -127,6 +152,7 @@ func (o Options) validated(list string) (Options, error) {
 	setDefault(&o.MaxTTL, time.Minute)
 	setDefault(&o.DriftFactor, 0.01)
 	setDefault(&o.HandoffSlice, 20*time.Millisecond)
+	setDefault(&o.MaxRetained, 10_000)
 	if o.NewOwner == nil {
 		o.NewOwner = hostLabel
 	}
@@ -139,6 +165,10 @@ func (o Options) validated(list string) (Options, error) {
 		return o, invalid("Options.DriftFactor", o.DriftFactor, "it must be from 0 to below 0.5")
 	case o.MaxWaiters < 0:
 		return o, invalid("Options.MaxWaiters", o.MaxWaiters, "it must not be below 0")
+	case o.Linger < 0:
+		return o, invalid("Options.Linger", o.Linger, "it must not be below 0")
+	case o.MaxRetained < 0:
+		return o, invalid("Options.MaxRetained", o.MaxRetained, "it must not be below 0")
 	case len(o.KeyPrefix) > maxKey:
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)), fmt.Sprintf("%d is the limit", maxKey))
 	}

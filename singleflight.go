@@ -26,10 +26,10 @@ import (
 //
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
-	return c.acquire(ctx, key, ttl, retry, flight.Queue)
+	return c.acquire(ctx, key, ttl, retry, flight.Queue, c.recalls.on)
 }
 
-func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode) (*Lock, error) {
+func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode, lingers bool) (*Lock, error) {
 	retry = orDefault(retry)
 	if err := c.checkArguments(key, ttl, retry); err != nil {
 		return nil, err
@@ -40,6 +40,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 		}
 	}
 	l := c.newLock()
+	if lingers {
+		l.own.SetLinger(c.linger(key))
+	}
 	if err := c.flights.Acquire(ctx, key, &l.own, ttl.Truncate(time.Millisecond), retry, mode); err != nil {
 		return nil, err
 	}
@@ -122,16 +125,36 @@ const (
 // second: of the processes that try to start a job at the same moment, one succeeds (G49 in
 // docs/guarantees.md). If ctx ends during a pause, the error matches ctx's error and
 // ErrNotAcquired.
+//
+// If another process retains the lease of the key (Options.Linger), the attempt recalls it, and TryLock
+// tries twice more, after a round trip each. If that process does not react in time, or the recall is
+// lost, the result is ErrNotAcquired although nobody holds the lock.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
-	for try := 1; ; try++ {
+	return c.tryLock(ctx, key, ttl, c.recalls.on)
+}
+
+func (c *Client) tryLock(ctx context.Context, key string, ttl time.Duration, lingers bool) (*Lock, error) {
+	for try, recalls := 1, 0; ; {
 		began := clock.Now()
-		l, err := c.acquire(ctx, key, ttl, noRetry{}, flight.Try)
-		if err == nil || try > splitTries || !split(err) {
-			return l, err
+		l, err := c.acquire(ctx, key, ttl, noRetry{}, flight.Try, lingers)
+		var wait time.Duration
+		switch took := clock.Since(began); {
+		case err == nil:
+			return l, nil
+		case recalls < recallTries && c.mayBeRetained(err):
+			recalls++
+			wait = min(recallPause/5+took/4, c.opts.NodeTimeout)
+			if recalls == recallTries {
+				wait = min(recallPause+took/2, c.opts.NodeTimeout)
+			}
+		case try <= splitTries && split(err):
+			wait = jitter.N(min(max(splitPause, 2*took)<<(try-1), maxSplitPause))
+			try++
+		default:
+			return nil, err
 		}
 		over := make(chan struct{})
-		most := min(max(splitPause, 2*clock.Since(began))<<(try-1), maxSplitPause)
-		pause := clock.AfterFunc(jitter.N(most), func() { close(over) })
+		pause := clock.AfterFunc(wait, func() { close(over) })
 		select {
 		case <-over:
 		case <-ctx.Done():

@@ -32,6 +32,13 @@
 --
 -- What is included says when a node must not vote (epoch.lua), and how tokens are counted (reserve.lua).
 --
+-- A holder that ends with R is of a client that may retain the key: keep it although nobody in its
+-- process holds it. Each acquire that meets it publishes a recall to that client's inbox (see
+-- release.lua): "recall: LENGTH LENGTH " and then holder, contender and key, without anything in
+-- between. The lengths are those of the holder and of the contender, 0 if none is registered. A repair
+-- wants nothing, and recalls nothing; nor does an acquire without KEYS[2], on a Cluster, where no client
+-- retains.
+--
 -- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
 
 -- include epoch.lua
@@ -112,6 +119,15 @@ if holder ~= ARGV[1] then
     redis.pcall('PEXPIRE', KEYS[3], 10000)
     if ARGV[6] then
       redis.pcall('SET', 'flightlock:{offer}:' .. ARGV[5], ARGV[6], 'PX', 10000)
+    end
+  end
+  -- A recall. Its holder may be on the way to use the key, or be gone: nothing depends on it.
+  if ARGV[3] ~= '0' and string.byte(holder, -1) == 82 and string.sub(holder, 1, 16) ~= 'flightlock:turn:' then
+    local client = string.match(holder, '#([^#]*)%-%w*R$')
+    if client then
+      local contender = KEYS[3] and ARGV[5] or ''
+      redis.pcall('PUBLISH', 'flightlock:inbox:' .. client,
+        'recall: ' .. #holder .. ' ' .. #contender .. ' ' .. holder .. contender .. KEYS[1])
     end
   end
   return {holder, holder == 'flightlock:turn:' and 1 or redis.call('PTTL', KEYS[1])}

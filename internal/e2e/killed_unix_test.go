@@ -240,3 +240,67 @@ func TestAProcessStoppedWhileItHolds(t *testing.T) {
 		}
 	}
 }
+
+// A process that dies with a retained lease costs the others what is left of its ttl.
+func TestAProcessKilledWhileItRetains(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{1, 3} {
+		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
+			_, ps := lockers(t, nodes, 2)
+			fence := ps[0].must(t, errand{Do: doRetain, TTL: 4 * time.Second, Linger: time.Minute}).Fence
+			ps[0].Kill()
+			if next := ps[1].startLock(time.Minute).mustGet(t, passesOn); next.Fence <= fence {
+				t.Errorf("fence %d after %d", next.Fence, fence)
+			}
+		})
+	}
+}
+
+// A process that stands still for longer than the ttl of a lease that it retains does not use it any more
+// when it goes on, whichever comes first there, a caller, the alarm or the recall; and it leaves its
+// successor alone.
+func TestAProcessStoppedWhileItRetains(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{1, 3} {
+		t.Run(fmt.Sprintf("nodes=%d", nodes), func(t *testing.T) {
+			servers, ps := lockers(t, nodes, 2)
+			fence := ps[0].must(t, errand{Do: doRetain, TTL: 4 * time.Second, Linger: time.Minute}).Fence
+			ps[0].signal(t, syscall.SIGSTOP)
+			after := ps[1].startLock(time.Minute).mustGet(t, passesOn)
+			if after.Fence <= fence {
+				t.Errorf("fence %d after %d", after.Fence, fence)
+			}
+			again := ps[0].startLock(time.Minute)
+			ps[0].signal(t, syscall.SIGCONT)
+			eventuallyWanted(t, servers, 1)
+			select {
+			case r := <-again.got:
+				t.Fatalf("two hold it: %+v, %+v", after, r)
+			default:
+			}
+			ps[1].must(t, errand{Do: doRefresh})
+			ps[1].must(t, errand{Do: doRelease})
+			if r := again.mustGet(t, passesOn); r.Fence <= after.Fence {
+				t.Errorf("fence %d after %d", r.Fence, after.Fence)
+			}
+		})
+	}
+}
+
+// A process that goes on in time gives a retained lease to the one that has recalled it meanwhile.
+func TestAProcessStoppedForAMomentWhileItRetains(t *testing.T) {
+	t.Parallel()
+	_, ps := lockers(t, 3, 2)
+	fence := ps[0].must(t, errand{Do: doRetain, TTL: time.Minute, Linger: time.Minute}).Fence
+	ps[0].signal(t, syscall.SIGSTOP)
+	next := ps[1].startLock(time.Minute)
+	select {
+	case r := <-next.got:
+		t.Fatalf("a lease that is retained was given to another: %+v", r)
+	case <-time.After(100 * time.Millisecond):
+	}
+	ps[0].signal(t, syscall.SIGCONT)
+	if r := next.mustGet(t, passesOn); r.Fence <= fence {
+		t.Errorf("fence %d after %d", r.Fence, fence)
+	}
+}

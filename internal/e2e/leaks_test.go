@@ -207,6 +207,64 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	_ = c.Close(over) // which releases them, as fast as can be
 }
 
+// What a lease costs that is retained: memory, and no goroutine. Close returns all of them, in batches.
+// FLIGHTLOCK_LONG=1 has 100,000 of them.
+func TestMemoryOfARetainedLease(t *testing.T) {
+	leases := 25_000
+	if redistest.Long() {
+		leases = 100_000
+	}
+	s := redistest.StartServer(t)
+	c, err := flightlock.New(flightlock.Options{
+		Nodes: []redis.UniversalClient{s.Client(t)}, NodeTimeout: 10 * time.Second,
+		Linger: time.Minute, MaxRetained: leases,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(i int) {
+		l, err := c.SingleFlightLock(t.Context(), "k"+strconv.Itoa(i), time.Minute, nil)
+		if err == nil {
+			err = l.Release(t.Context())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	redistest.Eventually(t, 10*time.Second, "one is retained", func() bool {
+		use(0)
+		return c.Stats().Retained == 1
+	})
+	before, goroutines := heap(), runtime.NumGoroutine()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			for i := next.Add(1); i < int64(leases); i = next.Add(1) {
+				use(int(i))
+			}
+		})
+	}
+	wg.Wait()
+	if n := c.Stats().Retained; n != int64(leases) {
+		t.Errorf("%d are retained, want %d", n, leases)
+	}
+	each := (heap() - before) / int64(leases)
+	t.Logf("%d bytes of heap per lease", each)
+	if each > 1<<10 {
+		t.Errorf("%d bytes of heap per lease", each)
+	}
+	if n := runtime.NumGoroutine() - goroutines; n > 10 {
+		t.Errorf("%d goroutines more", n)
+	}
+	began := time.Now()
+	if err := c.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	t.Logf("%d leases were returned in %v", leases, time.Since(began))
+	redistest.EventuallyNoLocks(t, time.Second, s)
+}
+
 // Waiters that come every millisecond and give up soon let nothing grow: no memory, no
 // goroutines, no subscriptions. FLIGHTLOCK_LONG=1 has them come for 30 seconds.
 func TestWaitersThatComeAndGo(t *testing.T) {

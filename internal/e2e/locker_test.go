@@ -14,6 +14,7 @@ const (
 	doInspect = "inspect" // look what has become of the lock, by all means
 	doRefresh = "refresh"
 	doRelease = "release"
+	doRetain  = "retain" // take and release the key until its lease is retained
 )
 
 // locker is a process that takes one lock at a time.
@@ -38,6 +39,13 @@ func (m *locker) run(e errand) (r told) {
 		}
 	case doInspect:
 		return m.inspect(ctx)
+	case doRetain:
+		for m.c.Stats().Retained == 0 && err == nil {
+			if m.l, err = m.c.SingleFlightLock(ctx, e.Key, e.TTL, nil); err == nil {
+				r.Fence, r.Owner = m.l.Fence(), m.l.Owner()
+				err = m.l.Release(ctx)
+			}
+		}
 	case doRefresh:
 		err = errors.Join(m.l.Err(), m.l.Refresh(ctx))
 	case doRelease:

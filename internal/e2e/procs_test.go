@@ -37,6 +37,8 @@ type errand struct {
 	TTL     time.Duration
 
 	Refreshed bool // lock: by AutoRefresh
+
+	Linger time.Duration // of keys, from now on
 }
 
 // told is how that went.
@@ -102,7 +104,11 @@ func processMain(in io.Reader, out io.Writer) int {
 		defer rdb.Close()
 		nodes = append(nodes, rdb)
 	}
-	c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: processNodeTimeout})
+	var linger atomic.Int64
+	c, err := flightlock.New(flightlock.Options{
+		Nodes: nodes, NodeTimeout: processNodeTimeout,
+		LingerFor: func(string) time.Duration { return time.Duration(linger.Load()) },
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -114,6 +120,7 @@ func processMain(in io.Reader, out io.Writer) int {
 	}()
 	m := &locker{c: c}
 	err = procs.Serve(in, out, 10*time.Second, func(_ context.Context, e errand) told {
+		linger.Store(int64(e.Linger))
 		if e.Do == "" {
 			return e.run(c, nodes[0])
 		}

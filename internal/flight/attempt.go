@@ -24,11 +24,14 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 		t.waiter.startPacing(clock.Now())
 	}
 	t.waiter.tokens, t.waiter.contender = f.blockLocked(), ""
+	f.marked = f.marksLocked(f.head())
 	switch c := f.contention; {
 	case c != nil:
 		t.waiter.contender, c.registered = c.contender, true
 	case f.expectsOthers && f.backoff == nil && f.head().waiter.isEndless():
-		t.waiter.contender = quorum.Self
+		t.waiter.contender, f.marked = quorum.Self, false
+	case f.marked:
+		t.waiter.contender = quorum.Marked
 	}
 }
 
@@ -140,7 +143,10 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
-	b.oneHolder, b.queued, b.declined = why.Owned, why.Queued, why.Declined
+	b.oneHolder, b.queued, b.declined, b.recallDone = why.Owned, why.Queued, why.Declined, time.Time{}
+	if why.Recall > 0 && f.contention == nil {
+		b.recallDone = now.Add(why.Recall)
+	}
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
 	}

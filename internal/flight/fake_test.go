@@ -247,8 +247,11 @@ func (w *world) prepare(key string, ttl time.Duration, tokens int64, contender s
 	defer w.mu.Unlock()
 	w.prepared++
 	owner := fmt.Sprint("owner-", w.prepared)
-	if contender == quorum.Self {
+	switch contender {
+	case quorum.Self:
 		contender = owner
+	case quorum.Marked:
+		owner, contender = owner+"R", ""
 	}
 	return &fakeAttempt{w: w, owner: owner, contender: contender, key: key, ttl: ttl, tokens: tokens}
 }
@@ -629,10 +632,11 @@ func (w *world) enter(key string, h *Ticket, ttl time.Duration) (*flight, error)
 }
 
 type wish struct {
-	key  string
-	ttl  time.Duration
-	pace Pace
-	mode Mode
+	key    string
+	ttl    time.Duration
+	pace   Pace
+	mode   Mode
+	linger time.Duration
 }
 
 // start makes a caller, "k" for 10s, patient unless changed, and lets it get as far as it can.
@@ -649,6 +653,7 @@ func (w *world) launch(change ...func(*wish)) *caller {
 	}
 	ctx, cancel := context.WithCancel(w.t.Context())
 	c := &caller{w: w, cancel: cancel, began: time.Now(), done: make(chan struct{})}
+	c.h.SetLinger(wish.linger)
 	go func() {
 		defer close(c.done)
 		defer cancel()

@@ -39,7 +39,7 @@ import (
 type flight struct {
 	g          *Group
 	key        string
-	number     uint64 // of its shard's flights, in order of age
+	number     uint32 // of its shard's flights, in order of age; it may wrap, which only changes the order in which Close goes about them
 	shardIndex uint8
 
 	mu       sync.Mutex // guards what follows, but alarmAt
@@ -51,8 +51,11 @@ type flight struct {
 	worked        bool // a caller of AcquireUnless has released this lease: its work may be done
 	retry         bool // an event has come since the attempt began: try again if it fails
 	expectsOthers bool // the key's last flight, a moment ago, waited among others
+	marked        bool // the lease, or the attempt under way, may be retained: its owner says so, and no recall can have been missed
+	recalled      bool // another process has recalled a lease of this flight: it retains nothing any more
 
 	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
+	linger           uint32                     // how long the lease may be retained, in milliseconds, as its last holder has said
 	queue            list.List[Ticket, *Ticket] // who waits
 	cur              *Ticket                    // holding; nil when nobody does
 
@@ -63,7 +66,7 @@ type flight struct {
 
 	attempt     Lease         // of the attempt under way; nil until runAttempt has prepared it
 	attempted   time.Time     // when it began, if anybody wants to know
-	attemptTTL  time.Duration // the ttl that it is for
+	attemptTTL  time.Duration // the ttl that it is for; after that, of the last holder whose lease may be retained
 	nextAttempt time.Time     // while idle: when it is due; zero: now
 
 	backoff *backoff // nil: no attempt has failed since the last lease
@@ -72,6 +75,8 @@ type flight struct {
 	sliceEnds  clock.Instant // when the lease is to go to a rival, if there is one
 
 	refreshRequests *refreshRequest // for the current Ticket, in order
+
+	retention *retention // nil: the lease was never retained
 
 	armed clock.Instant // when tick is called; 0: it is not
 
@@ -88,7 +93,10 @@ type flight struct {
 //	  +----- failed -----+    \--last waiter left--> canceled --> idle, leased or dead
 //
 // A lease that nobody holds is being renewed: the next holder gets it when the refresh under
-// way has made it long enough, or has brought tokens.
+// way has made it long enough, or has brought tokens. Or nobody wants it, and it is retained:
+//
+//	leased --last release--> retained --next caller--> leased
+//	                             \--recall, or its time is over--> releasing
 type phase uint8
 
 const (
@@ -96,6 +104,7 @@ const (
 	acquiring              // an attempt is under way
 	canceled               // one is that nobody wants any more: its failure means nothing
 	leased                 // there is a lease; cur holds it
+	retained               // there is a lease, which nobody holds and nobody waits for: see retention
 	releasing              // the lease is gone, and its release has not been sent yet
 	dead                   // nothing of all this; the next caller makes a new flight
 )
@@ -110,6 +119,7 @@ type backoff struct {
 	away         bool            // too few nodes could be reached
 	queued       bool            // others put a majority out of reach, whose clients notify when they release
 	declined     bool            // the key was free on a majority of nodes, and left to others who wait longer: the next attempt takes it
+	recallDone   time.Time       // when the key could be free because its holder, which may only have retained it, was sent a recall; zero: not so
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
 	former       string          // who had it before that, or has failed; "": unknown
@@ -202,14 +212,17 @@ func (f *flight) unlockInline(inline bool) {
 	f.g.deferreds.Put(d)
 }
 
-// counts reports who waits and who holds.
-func (f *flight) counts() (waiters, held int64) {
+// counts reports who waits, who holds, and whether the lease is retained.
+func (f *flight) counts() (waiters, held, kept int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.cur != nil {
 		held = 1
 	}
-	return int64(f.n), held
+	if f.phase == retained {
+		kept = 1
+	}
+	return int64(f.n), held, kept
 }
 
 // join puts t into the queue, and says what its caller has to do: to make the first attempt, if
@@ -220,6 +233,10 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	defer f.unlock()
 	if f.phase == dead { // find makes a new one
 		return again, nil
+	}
+	if f.phase == retained && !f.g.closed.Load() {
+		f.reuseLocked(t)
+		return stay, nil
 	}
 	first := f.n == 0 && f.lease == nil // an attempt under way is being canceled
 	if first && f.g.closed.Load() {
@@ -463,6 +480,8 @@ func (f *flight) tick() {
 			f.completeLocked(now)
 			f.armLocked(f.dueTimersLocked(t, now))
 		}
+	case f.phase == retained:
+		f.lapseLocked(now)
 	case f.phase != idle || f.n == 0:
 	case !now.Before(f.nextAttempt):
 		f.pollIsDueLocked()

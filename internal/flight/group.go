@@ -51,7 +51,7 @@ type Lease interface {
 // Nodes is how the local tier reaches the quorum.
 type Nodes interface {
 	// Prepare makes the lease of an attempt. contender is "" until the flight has lost one, or
-	// quorum.Self if it expects to lose this one.
+	// quorum.Self if it expects to lose this one, or quorum.Marked if the lease may be retained.
 	Prepare(key string, ttl time.Duration, tokens int64, contender string) Lease
 	// Offer makes a lease that releases elsewhere may grant to contender; by gets its outcome as that
 	// of an attempt, once there is one. nil: the nodes grant nothing.
@@ -111,6 +111,7 @@ type Config struct {
 	Turn        time.Duration // how long a turn is kept
 	Slice       time.Duration // negative: no handoff
 	MaxWaiters  int           // per key; 0: no limit
+	MaxRetained int           // leases at once; 0: none is retained
 }
 
 // shards spreads the keys over mutexes, so that distinct keys do not meet.
@@ -131,6 +132,9 @@ type Group struct {
 	unsubscribing sync.WaitGroup
 
 	watch sleepWatch
+
+	inbox    atomic.Bool // recalls are received from a majority of nodes
+	retained retainedList
 
 	// waiters are for Tickets whose callers wait, each with its channel, which is empty. The pool
 	// is the Group's own because a channel made in a test's synctest bubble must not leave it.
@@ -162,7 +166,7 @@ type shard struct {
 	mu       sync.Mutex // guards what follows; taken after a flight's mu, never before
 	flights  map[string]*flight
 	private  map[*flight]struct{} // flights that nobody can join
-	seq      uint64               // how many flights there have been
+	seq      uint32               // how many flights there have been
 	alarms   timerHeap
 	busyKeys [4]busyKey // of the last of them, in no order
 
@@ -171,7 +175,9 @@ type shard struct {
 	// a caller that finds it dead finds it gone from here too.
 	lastHit atomic.Pointer[flight]
 
-	counts struct{ granted, grants, handoffs, attempts, refreshes, lost, expired atomic.Uint64 } // of its flights
+	fruitless map[string]fruitless // keys that were retained for nothing
+
+	counts struct{ granted, grants, handoffs, attempts, refreshes, lost, expired, reused, recalled atomic.Uint64 } // of its flights
 }
 
 // busyKey is a key whose flight waited among others before it died.
@@ -186,7 +192,8 @@ const busyKeyTime = clock.Instant(time.Second)
 // Counts are what flights have done.
 type Counts struct {
 	Acquired, Grants, Handoffs, Attempts, Refreshes, Lost, Expired uint64
-	Waiters, Held                                                  int64
+	Reused, Recalled                                               uint64
+	Waiters, Held, Retained                                        int64
 }
 
 // NewGroup makes an empty Group.
@@ -314,9 +321,10 @@ func (g *Group) Counts() Counts {
 	for i := range g.shards {
 		sh := &g.shards[i]
 		for _, f := range sh.list() {
-			waiters, held := f.counts()
+			waiters, held, kept := f.counts()
 			sum.Waiters += waiters
 			sum.Held += held
+			sum.Retained += kept
 		}
 		handoffs := sh.counts.handoffs.Load()
 		sum.Acquired += sh.counts.granted.Load() + handoffs
@@ -326,6 +334,8 @@ func (g *Group) Counts() Counts {
 		sum.Refreshes += sh.counts.refreshes.Load()
 		sum.Lost += sh.counts.lost.Load()
 		sum.Expired += sh.counts.expired.Load()
+		sum.Reused += sh.counts.reused.Load()
+		sum.Recalled += sh.counts.recalled.Load()
 	}
 	return sum
 }

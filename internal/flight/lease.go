@@ -16,6 +16,9 @@ import (
 func (f *flight) handOverOrReleaseLocked(now time.Time) (released bool) {
 	t := f.nextHolderLocked()
 	if t == nil {
+		if f.retainLocked(now) {
+			return false
+		}
 		f.releaseLocked()
 		return true
 	}
@@ -75,6 +78,9 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	left = min(valid, left) // by both clocks: the lease may be older than a sleep of the machine, and now is not
 	t.until, t.extension = now.Add(left), valid-left
 	f.cur = t
+	if f.linger = t.linger; f.linger > 0 {
+		f.attemptTTL = t.ttl
+	}
 	counts := &f.shard().counts
 	if f.served = min(f.served+1, maxBlock); f.served > 1 {
 		t.kind = Handed
@@ -100,6 +106,7 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 		f.tellLookersLocked() // its work may be what others of this process wait for
 	}
 	if as == lost {
+		f.linger = 0 // its holder may hang: the lease is for those who wait, or for nobody
 		t.endOfLocked().why = why
 		f.countLossLocked(t, why)
 	}
@@ -143,6 +150,7 @@ func (f *flight) releaseToLocked(rival string) {
 		d.news = quorum.NewsLook
 	}
 	f.lease, f.refreshing = nil, false
+	f.unretainLocked()
 	f.servedBefore = f.served
 	f.phase, f.retry = releasing, false
 	if f.contention != nil && rival == "" {
@@ -189,6 +197,7 @@ func (f *flight) tokensLeftLocked() int64 { return f.tokens[0].left() + f.tokens
 const (
 	spareTokens = 16      // beyond what the queue needs
 	loneBlock   = 4       // for a lone caller: no server grants so many locks of one counter that they outrun microseconds, see moreLocked
+	loneSpare   = 2       // of a lease that may be retained: with fewer left it gets more before its next caller needs them
 	maxBlock    = 1 << 20 // one second of handoffs, at the highest rate there is
 	ahead       = time.Second
 )
@@ -239,7 +248,7 @@ func (f *flight) topUpLocked(now time.Time) {
 		return
 	}
 	left, used := f.tokensLeftLocked(), int64(f.used)
-	low := left < used && left < max(int64(f.n), used/8)
+	low := left < used && left < max(int64(f.n), used/8) || f.marked && left < loneSpare
 	if low || f.g.at(now) > f.renewAfter || f.mayCheckLocked(now) {
 		f.renewLocked(now)
 	}
@@ -314,6 +323,11 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 		return
 	}
 	switch {
+	case f.phase == retained: // it was made for the last holder; nobody waits for it here
+		if f.contention != nil { // but elsewhere
+			f.releaseLocked()
+		}
+		return
 	case f.cur != nil:
 		f.refreshLocked()
 	case f.tokensLeftLocked() > 0:
@@ -406,6 +420,9 @@ func (f *flight) shut() {
 	defer f.unlock()
 	for f.n > 0 {
 		f.turnAwayLocked(f.head(), f.g.cfg.Errors.Closed())
+	}
+	if f.phase == retained {
+		f.releaseLocked()
 	}
 }
 

@@ -27,6 +27,7 @@ type Ticket struct {
 	kind      WaitKind // what its caller has waited for; does not change once the wait is over
 	looks     bool     // it is of AcquireUnless: others may wait for the work that it does
 	relied    bool     // it was to be refreshed, or somebody listens for its end
+	linger    uint32   // how long its lease may be retained, in milliseconds; does not change
 	fence     int64
 	lease     Lease
 	until     time.Time     // when this Ticket is over if nothing renews it

@@ -257,6 +257,10 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 	for {
 		var f *flight
 		if mode == Unqueued {
+			t.linger = 0 // nobody could come for it
+			if g.cfg.MaxRetained > 0 {
+				g.yieldHere(key)
+			}
 			f = g.private(key)
 		} else {
 			f = g.find(key)

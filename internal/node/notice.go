@@ -1,6 +1,9 @@
 package node
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
 // What release.lua publishes, and where.
 
@@ -46,6 +49,47 @@ func ParseNotice(name, contender, text string) Notice {
 		return Notice{Contender: contender}
 	}
 	return Notice{}
+}
+
+// RetainMark ends an owner whose client may keep the lease when nobody holds it, until another client
+// wants the key: see acquire.lua. Sequence numbers have no capitals.
+const RetainMark = "R"
+
+// Retains reports whether owner has that mark, and is an owner of this library's: label#client-number.
+func Retains(owner string) bool {
+	client, _ := split(owner)
+	return strings.HasSuffix(owner, RetainMark) && client != "" && strings.Contains(owner, "#") && !strings.HasPrefix(owner, TurnOf)
+}
+
+// RecallName begins the recalls among the messages of an inbox. Numbers of contenders have no colon.
+const RecallName = "recall:"
+
+// A Recall says that somebody wants a key whose lease its client may have retained.
+type Recall struct {
+	Key       string // with its prefix
+	Owner     string // of the lease
+	Contender string // who is registered as waiting; "": nobody is
+}
+
+// ParseRecall reads a recall as acquire.lua publishes it: two lengths, and the three texts, which may
+// have any bytes.
+func ParseRecall(text string) (r Recall, ok bool) {
+	var lengths [2]int
+	name, rest, _ := strings.Cut(text, " ")
+	for i := range lengths {
+		var length string
+		length, rest, _ = strings.Cut(rest, " ")
+		n, err := strconv.Atoi(length)
+		if err != nil || n < 0 || n > len(rest) {
+			return Recall{}, false
+		}
+		lengths[i] = n
+	}
+	owner, contender := lengths[0], lengths[1]
+	if name != RecallName || owner+contender >= len(rest) {
+		return Recall{}, false
+	}
+	return Recall{Owner: rest[:owner], Contender: rest[owner : owner+contender], Key: rest[owner+contender:]}, true
 }
 
 // Inbox begins the name of a client's inbox: see release.lua.

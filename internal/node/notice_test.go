@@ -30,3 +30,37 @@ func TestNotices(t *testing.T) {
 		}
 	}
 }
+
+// A recall has three texts of any bytes, and one that is cut off, or of another form, is none.
+func TestParseRecall(t *testing.T) {
+	want := Recall{Key: "lock: 3 x", Owner: "a b#c-1R", Contender: "d #e-2"}
+	text := "recall: 8 6 a b#c-1Rd #e-2lock: 3 x"
+	if got, ok := ParseRecall(text); !ok || got != want {
+		t.Errorf("got %+v, %t", got, ok)
+	}
+	if got, ok := ParseRecall("recall: 8 0 a b#c-1Rk"); !ok || got != (Recall{Key: "k", Owner: "a b#c-1R"}) {
+		t.Errorf("without a contender: %+v, %t", got, ok)
+	}
+	for i := range len(text) - len(want.Key) + 1 {
+		if got, ok := ParseRecall(text[:i]); ok {
+			t.Errorf("%q is none: %+v", text[:i], got)
+		}
+	}
+	for _, text := range []string{"recall: -1 3 abc", "recall: x 3 abc", "recall: 99999999999999999999 0 a", "turn 1 1 abc", "recall: 9223372036854775807 1 abc"} {
+		if got, ok := ParseRecall(text); ok {
+			t.Errorf("%q is none: %+v", text, got)
+		}
+	}
+}
+
+// Only owners of this library's form have the mark, whatever a label or another library's value is.
+func TestRetains(t *testing.T) {
+	for owner, want := range map[string]bool{
+		"host#uuid-1zR": true, "a#bR#uuid-R": true, "host#uuid-1z": false, "R": false, "labelR": false,
+		"": false, "host#R": false, "#-R": false, TurnOf + "host#uuid-1zR": false, "uuid-1R": false,
+	} {
+		if got := Retains(owner); got != want {
+			t.Errorf("%q: %t", owner, got)
+		}
+	}
+}

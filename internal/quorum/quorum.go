@@ -121,6 +121,9 @@ type Grant struct {
 // Self is a contender for Prepare: the owner of the attempt itself.
 const Self = "self"
 
+// Marked is no contender for Prepare, and an owner with the mark of a lease that may be retained.
+const Marked = "marked"
+
 // Prepare makes l the lease of one attempt, with an owner of its own. It sends nothing.
 // contender is the name under which this process waits for the key, "" for the first attempt:
 // the attempt takes the turn that is reserved for the contender, or registers it as waiting. With Self
@@ -129,8 +132,11 @@ func (q *Quorum) Prepare(l *Lease, key string, ttl time.Duration, tokens int64, 
 	l.q, l.scratch = q, newScratch(len(q.Nodes))
 	l.scratch.ttl, l.scratch.tokens = ttl, tokens
 	owner := q.Owner()
-	if contender == Self {
+	switch contender {
+	case Self:
 		contender = owner
+	case Marked:
+		owner, contender = owner+node.RetainMark, ""
 	}
 	l.target.Init(key, owner, contender)
 	l.entries = l.one[:]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/node"
 )
 
 // A checker checks the invariants after every step:
@@ -15,15 +16,17 @@ import (
 //   - a Lock is valid when it is given;
 //   - at most one Lock of a key is valid, by its own Err, over all clients;
 //   - tokens strictly rise, in the order in which locks are had;
+//   - a lease that was recalled while its process neither held nor wanted the key is not used any more;
 //   - a Lock that is over stays over, and its Context has ended by then, unless the process
 //     pauses;
-//   - a Release that succeeded has freed the key, or handed it over.
+//   - a Release that succeeded has freed the key, or handed it over, or its process retains a lease.
 //
 // And at the end, without faults: every waiter is served, and no key is left.
 type checker struct {
 	w          *world
 	holds      []*hold          // acquired, and not released yet
 	fences     map[string]int64 // the last token of each key
+	recalled   map[string]bool  // owners of leases that were recalled while nobody of their process held or wanted the key
 	grants     int
 	violations []string
 }
@@ -59,11 +62,32 @@ func (ch *checker) granted(k *worker, l *flightlock.Lock) *hold {
 		ch.violation("%v: the token of %q does not rise: %d after %d", k, h.key, l.Fence(), last)
 	}
 	ch.fences[h.key] = l.Fence()
+	if ch.recalled[h.owner] {
+		ch.violation("%v: the lease of %q was given after its recall: %s", k, h.key, short(h.owner))
+	}
 	if err := l.Err(); err != nil {
 		ch.violation("%v: the lock of %q was over when it was given: %v", k, h.key, err)
 	}
 	ch.holds = append(ch.holds, h)
 	return h
+}
+
+// arrives notes a message that is about to arrive at a client. If it is a recall, and none of the client's
+// workers is about the key, the lease that it names is given to none of them from now on.
+func (ch *checker) arrives(k *conn, message string) {
+	r, is := node.ParseRecall(message)
+	if !is || k.broken() {
+		return
+	}
+	for _, other := range k.client.workers {
+		if other.busy && "lock:"+other.op.key == r.Key {
+			return
+		}
+	}
+	if ch.recalled == nil {
+		ch.recalled = map[string]bool{}
+	}
+	ch.recalled[r.Owner] = true
 }
 
 // letsGo notes that a worker is about to release.
@@ -82,7 +106,7 @@ func (ch *checker) released(h *hold, err error) {
 	if err == nil && h.lost {
 		ch.violation("%v: Release of %q says nil, but it was lost", h.k, h.key)
 	}
-	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) {
+	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) || ch.w.plan.linger > 0 && h.k.c.lib.Stats().Retained > 0 {
 		return
 	}
 	with := 0
@@ -187,8 +211,8 @@ func (ch *checker) clean() {
 		if c.closing {
 			continue
 		}
-		if st.Waiters != 0 || st.Held != 0 {
-			ch.violation("%v: %d waiters and %d holders are left", c, st.Waiters, st.Held)
+		if st.Waiters != 0 || st.Held != 0 || st.Retained != 0 {
+			ch.violation("%v: %d waiters, %d holders and %d retained leases are left", c, st.Waiters, st.Held, st.Retained)
 		}
 		if st.Debts != 0 && len(ch.w.plan.down) == 0 {
 			ch.violation("%v: %d debts are left", c, st.Debts)

@@ -47,7 +47,7 @@ func (w *world) addClient() *client {
 	opts := flightlock.Options{
 		NodeTimeout: w.plan.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: w.plan.slice,
 		DisableNotify: !w.plan.notify, DisableQuarantine: !w.plan.quarantine && w.plan.nodes >= 3,
-		NewOwner: c.String,
+		NewOwner: c.String, Linger: w.plan.linger, MaxRetained: w.plan.maxRetained,
 	}
 	for _, s := range w.servers {
 		r := redis.NewClient(&redis.Options{

@@ -266,6 +266,47 @@ var mutations = []mutation{
 		new:  "	}\n	return err\n",
 		pkg:  "./internal/flight", by: "TestLeaveAfterGrantPassesOn",
 	},
+	{
+		name: "a recall is ignored",
+		file: "internal/flight/retained.go",
+		old:  "		f.shard().counts.recalled.Add(1)\n		f.noteRecallLocked()\n		f.releaseLocked()\n",
+		new:  "		f.shard().counts.recalled.Add(1)\n",
+	},
+	{
+		name: "a retained lease is used after its validity",
+		file: "internal/flight/retained.go",
+		old:  "	case left <= 0:\n		f.releaseLocked()\n	case left < f.enough(t), f.tokensLeftLocked() == 0:",
+		new:  "	case f.tokensLeftLocked() == 0:",
+		pkg:  "./internal/flight", by: "TestARetainedLeaseIsNotUsedAfterItsValidity",
+	},
+	{
+		name: "a retained lease is refreshed while idle",
+		file: "internal/flight/lease.go",
+		old:  "		if f.retainLocked(now) {\n",
+		new: "		if f.retainLocked(now) {\n			l := f.lease\n			f.deferLocked(func() {\n" +
+			"				l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, nil, false, g, why) })\n			})\n",
+		pkg: "./internal/flight", by: "TestARetainedLeaseIsNotRefreshed",
+	},
+	{
+		name: "a retained lease is given to a local caller after the recall",
+		file: "internal/flight/retained.go",
+		old:  "		f.noteRecallLocked()\n		f.releaseLocked()\n",
+		new:  "		f.noteRecallLocked()\n		f.armLocked(clock.Now().Add(10 * time.Millisecond)) // soon\n		f.retention.ends = f.g.at(clock.Now().Add(10 * time.Millisecond))\n",
+	},
+	{
+		name: "a lease whose recall came before the grant is retained",
+		file: "internal/flight/retained.go",
+		old:  "		f.recalled = true\n		return\n",
+		new:  "		return\n",
+		pkg:  "./internal/flight", by: "TestARecallOfALeaseInUse",
+	},
+	{
+		name: "leases are retained although the inbox is not confirmed any more",
+		file: "internal/flight/retained.go",
+		old:  "	f.marked = false\n	if f.phase == retained {\n",
+		new:  "	if false {\n",
+		pkg:  "./internal/flight", by: "TestWhatIsNotRetained",
+	},
 }
 
 // root is the module's directory, from here.

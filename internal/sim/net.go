@@ -232,6 +232,13 @@ func (k *conn) fail(err error) {
 	k.changed()
 }
 
+// broken reports whether the client's end is closed.
+func (k *conn) broken() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.err != nil
+}
+
 func (k *conn) changed() {
 	select {
 	case k.wake <- struct{}{}:

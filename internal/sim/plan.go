@@ -30,6 +30,8 @@ type plan struct {
 	slice       time.Duration
 	drift       float64
 	notify      bool
+	linger      time.Duration // 0: leases are not retained
+	maxRetained int
 
 	quarantine bool // nodes that lost their data have no vote for MaxTTL
 	forgets    bool // servers lose data: all but faithful if there is a quarantine, else only those that were away for MaxTTL
@@ -130,6 +132,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 	p.addRefusals(rand.New(rand.NewPCG(seed, 11)))
 	p.addRights(rand.New(rand.NewPCG(seed, 12)))
 	p.addOldData(rand.New(rand.NewPCG(seed, 13)))
+	p.addLinger(rand.New(rand.NewPCG(seed, 14)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -284,6 +287,13 @@ func (p *plan) addOldData(r *rand.Rand) {
 		if f := &p.faults[i]; f.what == crashServer && f.memory == nothing {
 			f.memory = something
 		}
+	}
+}
+
+// addLinger has the processes retain leases, in half of the worlds.
+func (p *plan) addLinger(r *rand.Rand) {
+	if r.IntN(2) == 0 {
+		p.linger, p.maxRetained = between(r, time.Millisecond, time.Second), pick(r, 0, 0, 1)
 	}
 }
 

@@ -237,7 +237,11 @@ func (s *server) publish(channel, message string) any {
 	for _, k := range s.conns {
 		if k.channels[channel] {
 			n++
-			s.answer(k, encode([]any{"message", channel, message}))
+			text := encode([]any{"message", channel, message})
+			s.w.passDown(k, k.delay(), func() {
+				s.w.checker.arrives(k, message)
+				k.deliver(text)
+			})
 		}
 	}
 	return n

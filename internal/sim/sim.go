@@ -26,6 +26,8 @@ type result struct {
 	grants     int
 	direct     uint64 // of these, by the release of another client
 	steps      int
+	reused     uint64 // locks from retained leases
+	recalled   uint64 // of these
 }
 
 // simulate runs the plan, and writes the trace to out unless that is nil.
@@ -43,7 +45,9 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 		w.play()
 		res = result{violations: w.checker.violations, grants: w.checker.grants, steps: w.steps}
 		for _, c := range w.clients {
-			res.direct += c.lib.Stats().Grants
+			s := c.lib.Stats()
+			res.direct += s.Grants
+			res.reused, res.recalled = res.reused+s.Reused, res.recalled+s.Recalled
 		}
 	})
 	return res

@@ -47,6 +47,7 @@ func TestSim(t *testing.T) {
 	n := cmp.Or(*seedsFlag, fewSeeds)
 	var grants, steps, failed int
 	var direct uint64
+	var reused, recalled uint64
 	for seed := *firstFlag; seed < *firstFlag+n; seed++ {
 		res := simulate(t, newPlan(seed, in), nil)
 		if len(res.violations) > 0 {
@@ -57,10 +58,14 @@ func TestSim(t *testing.T) {
 		}
 		grants += res.grants
 		direct += res.direct
+		reused, recalled = reused+res.reused, recalled+res.recalled
 		steps += res.steps
 		collect(seed)
 	}
-	t.Logf("%d seeds from %d: %d locks were had, %d leases granted by the release before them, in %d steps", n, *firstFlag, grants, direct, steps)
+	t.Logf("%d seeds from %d: %d locks were had in %d steps; %d leases were granted by the release before them, %d locks were from retained leases, of which %d were recalled", n, *firstFlag, grants, steps, direct, reused, recalled)
+	if n >= fewSeeds && (reused == 0 || recalled == 0) {
+		t.Error("the seeds retain nothing")
+	}
 }
 
 // collect collects garbage, now and then, between worlds: in one, it would put goroutines

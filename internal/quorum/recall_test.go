@@ -1,0 +1,111 @@
+package quorum
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/pubsub"
+)
+
+// recallLog is Recalls that notes what it receives.
+type recallLog struct {
+	mu  sync.Mutex
+	log []string
+	at  func(yes bool) // called by Confirmed
+}
+
+func (l *recallLog) Confirmed(yes bool) {
+	l.mu.Lock()
+	l.log = append(l.log, fmt.Sprint(yes))
+	at := l.at
+	l.mu.Unlock()
+	if at != nil {
+		at(yes)
+	}
+}
+
+func (l *recallLog) Recall(r node.Recall) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.log = append(l.log, r.Owner+" of "+r.Key+" for "+r.Contender)
+}
+
+func (l *recallLog) want(t *testing.T, want ...string) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Equal(l.log, want) {
+		t.Errorf("%q, want %q", l.log, want)
+	}
+	l.log = nil
+}
+
+// The inbox is confirmed as soon as a majority says so, and as long; a gap in the messages of a
+// node that has confirmed is a loss of that majority, however short. What is no recall is ignored.
+func TestRecallsAreConfirmedByAMajority(t *testing.T) {
+	l := &recallLog{}
+	w := &recallWatch{q: &Quorum{need: 2}, by: l}
+	on, off := pubsub.Event{Kind: pubsub.Subscribed}, pubsub.Event{Kind: pubsub.Unsubscribed}
+	w.OnEvent(0, on)
+	l.want(t)
+	w.OnEvent(2, on)
+	l.want(t, "true")
+	w.OnEvent(1, on)
+	w.OnEvent(0, off)
+	l.want(t)
+	w.OnEvent(1, off)
+	l.want(t, "false")
+	w.OnEvent(2, on) // a gap that costs nothing: nothing is retained
+	l.want(t)
+	w.OnEvent(0, on)
+	l.want(t, "true")
+	w.OnEvent(0, on)
+	l.want(t, "false", "true")
+	for _, text := range []string{"recall: 2 1 oRclock:k", "recall: 2 1 oRc", "1 turn", "", "recall: 2 1"} {
+		w.OnEvent(1, pubsub.Event{Kind: pubsub.Message, Text: text})
+	}
+	l.want(t, "oR of lock:k for c")
+}
+
+// What changes while Confirmed is called is reported after that, in order, by whoever is at it.
+func TestConfirmationsComeInOrder(t *testing.T) {
+	l := &recallLog{}
+	w := &recallWatch{q: &Quorum{need: 1}, by: l}
+	l.at = func(yes bool) {
+		if yes && len(l.log) < 3 {
+			w.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed})
+			w.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
+			w.OnEvent(0, pubsub.Event{Kind: pubsub.Unsubscribed})
+		}
+	}
+	w.OnEvent(0, pubsub.Event{Kind: pubsub.Subscribed})
+	l.want(t, "true", "false")
+}
+
+// From any number of goroutines, the last report is how it is.
+func TestConfirmationsAtOnce(t *testing.T) {
+	l := &recallLog{}
+	w := &recallWatch{q: &Quorum{need: 2}, by: l}
+	var wg sync.WaitGroup
+	for i := range 3 {
+		wg.Go(func() {
+			for range 200 {
+				w.OnEvent(i, pubsub.Event{Kind: pubsub.Unsubscribed})
+				w.OnEvent(i, pubsub.Event{Kind: pubsub.Subscribed})
+			}
+		})
+	}
+	wg.Wait()
+	if last := l.log[len(l.log)-1]; last != "true" {
+		t.Errorf("last: %s", last)
+	}
+	for i, e := range l.log {
+		if e != fmt.Sprint(i%2 == 0) {
+			t.Fatalf("not in turns: %s", strings.Join(l.log[:i+1], " "))
+		}
+	}
+}

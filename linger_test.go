@@ -1,0 +1,371 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// lingering is a Client that retains leases for a minute, and has received the confirmation of its
+// inbox.
+func lingering(t *testing.T, opts flightlock.Options, nodes ...redis.UniversalClient) *flightlock.Client {
+	t.Helper()
+	if opts.Linger == 0 && opts.LingerFor == nil {
+		opts.Linger = time.Minute
+	}
+	c := newClient(t, opts, nodes...)
+	redistest.Eventually(t, 10*time.Second, "a lease is retained", func() bool {
+		mustRelease(t, mustLock(t, c, "first", lingerTTL))
+		return c.Stats().Retained > 0
+	})
+	return c
+}
+
+const lingerTTL = 10 * time.Second
+
+// locksOf is how many lock keys the server has.
+func locksOf(t *testing.T, s *redistest.Server) (n int) {
+	for _, key := range s.Keys(t) {
+		if strings.HasPrefix(key, "lock:") {
+			n++
+		}
+	}
+	return n
+}
+
+// A lock that is used again sends nothing, whoever asks for it in the process; its tokens rise.
+// Another process has it in a few round trips, whichever way it asks.
+func TestLingerOnRealNodes(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 3} {
+		_, nodes := realNodes(t, n)
+		opts := flightlock.Options{NodeTimeout: time.Second}
+		a, b := lingering(t, opts, nodes...), newClient(t, opts, nodes...)
+		first := mustLock(t, a, "k", lingerTTL)
+		mustRelease(t, first)
+		before, last := a.Stats(), first.Fence()
+		for range 3 { // as many as the block has tokens left
+			l, err := a.TryLock(t.Context(), "k", lingerTTL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Fence() <= last || l.Owner() != first.Owner() {
+				t.Errorf("token %d after %d, owner %s after %s", l.Fence(), last, l.Owner(), first.Owner())
+			}
+			if left := time.Until(l.Until()); left < lingerTTL/2 {
+				t.Errorf("valid for %v", left)
+			}
+			last = l.Fence()
+			mustRelease(t, l)
+		}
+		after := a.Stats()
+		if after.Attempts != before.Attempts || after.Reused != before.Reused+3 || after.Held != 0 || after.Retained != before.Retained {
+			t.Errorf("%d nodes: before %+v, after %+v", n, before, after)
+		}
+		for i, lock := range []func() (*flightlock.Lock, error){
+			func() (*flightlock.Lock, error) { return b.SingleFlightLock(t.Context(), "k", lingerTTL, nil) },
+			func() (*flightlock.Lock, error) { return b.Lock(t.Context(), "k", lingerTTL, nil) },
+			func() (*flightlock.Lock, error) { return b.TryLock(t.Context(), "k", lingerTTL) },
+			func() (*flightlock.Lock, error) { return a.Lock(t.Context(), "k", lingerTTL, nil) },
+		} {
+			began := time.Now()
+			l, err := lock()
+			if err != nil {
+				t.Fatalf("%d nodes, %d: %v", n, i, err)
+			}
+			if took := time.Since(began); took > lingerTTL/2 || l.Fence() <= last {
+				t.Errorf("%d nodes, %d: it took %v, token %d after %d", n, i, took, l.Fence(), last)
+			}
+			mustRelease(t, l)
+			mustRelease(t, mustLock(t, a, "k", lingerTTL)) // it is retained, and used once
+			l = mustLock(t, a, "k", lingerTTL)
+			last = l.Fence()
+			mustRelease(t, l)
+		}
+		if s := a.Stats(); s.Recalled < 2 {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// A lease that is in use when it is recalled goes on: the rival waits for its release, and has it
+// then.
+func TestARecallWaitsForTheHolder(t *testing.T) {
+	t.Parallel()
+	_, nodes := realNodes(t, 3)
+	opts := flightlock.Options{NodeTimeout: time.Second}
+	a, b := lingering(t, opts, nodes...), newClient(t, opts, nodes...)
+	held := mustLock(t, a, "k", lingerTTL)
+	got := make(chan *flightlock.Lock, 1)
+	go func() {
+		l, _ := b.SingleFlightLock(t.Context(), "k", lingerTTL, nil)
+		got <- l
+	}()
+	redistest.Eventually(t, 10*time.Second, "it has asked", func() bool { return b.Stats().Attempts > 1 })
+	if held.Err() != nil || len(got) > 0 {
+		t.Error("it is held by both")
+	}
+	if _, err := b.TryLock(t.Context(), "k", lingerTTL); !errors.Is(err, flightlock.ErrNotAcquired) {
+		t.Errorf("TryLock: %v", err)
+	}
+	mustRelease(t, held)
+	l := <-got
+	if l == nil || l.Fence() <= held.Fence() {
+		t.Fatalf("%v", l)
+	}
+	mustRelease(t, l)
+}
+
+// Without an inbox on a majority of nodes nothing is retained, and what is retained is released
+// when the majority is lost. (S21)
+func TestNothingIsRetainedWithoutInboxes(t *testing.T) {
+	t.Parallel()
+	servers, nodes := realNodes(t, 3)
+	a := lingering(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	for i := range 20 {
+		mustRelease(t, mustLock(t, a, fmt.Sprint(i), lingerTTL))
+	}
+	if n := a.Stats().Retained; n != 21 {
+		t.Errorf("%d are retained", n)
+	}
+	forbid := func(s *redistest.Server) {
+		s.Do(t, "ACL", "SETUSER", "default", "-subscribe")
+		s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub")
+	}
+	forbid(servers[0]) // a majority is left
+	redistest.Eventually(t, 10*time.Second, "the connection was closed", func() bool {
+		return len(servers[0].Do(t, "PUBSUB", "CHANNELS", node.Inbox+"*").([]any)) == 0
+	})
+	mustRelease(t, mustLock(t, a, "0", lingerTTL))
+	if n := a.Stats().Retained; n != 21 {
+		t.Errorf("%d are retained", n)
+	}
+	forbid(servers[1])
+	redistest.Eventually(t, 10*time.Second, "all are released", func() bool {
+		return a.Stats().Retained == 0 && locksOf(t, servers[0])+locksOf(t, servers[1])+locksOf(t, servers[2]) == 0
+	})
+	l := mustLock(t, a, "0", lingerTTL)
+	if node.Retains(l.Owner()) {
+		t.Errorf("%s is marked", l.Owner())
+	}
+	mustRelease(t, l)
+	if n := a.Stats().Retained; n != 0 {
+		t.Errorf("%d are retained", n)
+	}
+	servers[1].Do(t, "ACL", "SETUSER", "default", "+subscribe")
+}
+
+// Where recalls may not be published, a rival waits for as long as the lease lingers, and no
+// longer.
+func TestARecallThatIsRefused(t *testing.T) {
+	t.Parallel()
+	servers, nodes := realNodes(t, 1)
+	servers[0].Do(t, "ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-publish")
+	mute := servers[0].Client(t, func(o *redis.Options) { o.Username, o.Password = "mute", "x" })
+	a := lingering(t, flightlock.Options{NodeTimeout: time.Second, Linger: 300 * time.Millisecond}, nodes...)
+	b := newClient(t, flightlock.Options{NodeTimeout: time.Second}, mute)
+	mustRelease(t, mustLock(t, a, "k", lingerTTL))
+	began := time.Now()
+	mustRelease(t, mustLock(t, b, "k", lingerTTL))
+	if took := time.Since(began); took > lingerTTL/2 {
+		t.Errorf("it took %v", took)
+	}
+	if s := a.Stats(); s.Recalled != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Close returns what is retained, in batches.
+func TestCloseReturnsRetainedLeases(t *testing.T) {
+	t.Parallel()
+	servers, nodes := realNodes(t, 1)
+	c, err := flightlock.New(flightlock.Options{Nodes: nodes, Linger: time.Minute, NodeTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, 10*time.Second, "a lease is retained", func() bool {
+		mustRelease(t, mustLock(t, c, "first", lingerTTL))
+		return c.Stats().Retained > 0
+	})
+	const keys = 5000
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range 100 {
+		wg.Go(func() {
+			for i := next.Add(1); i < keys; i = next.Add(1) {
+				mustRelease(t, mustLock(t, c, fmt.Sprint(i), 40*time.Second))
+			}
+		})
+	}
+	wg.Wait()
+	if n := c.Stats().Retained; n != keys {
+		t.Errorf("%d are retained, want %d", n, keys)
+	}
+	before := servers[0].CommandCalls(t)
+	began := time.Now()
+	closeClient(t, c)
+	took, after := time.Since(began), servers[0].CommandCalls(t)
+	if n := locksOf(t, servers[0]); n != 0 {
+		t.Errorf("%d locks are left", n)
+	}
+	if n := after["evalsha"] - before["evalsha"]; n > keys/10 {
+		t.Errorf("%d calls for %d leases", n, keys)
+	}
+	t.Logf("closed in %v", took)
+}
+
+// What is not retained, and whose owners do not say that it may be: without Linger; with NoPrefix,
+// without notices, without handoff; keys for which LingerFor says so; those of Client.Lock.
+func TestWhereNothingLingers(t *testing.T) {
+	t.Parallel()
+	servers, nodes := realNodes(t, 1)
+	for name, opts := range map[string]flightlock.Options{
+		"off":           {},
+		"NoPrefix":      {Linger: time.Minute, KeyPrefix: flightlock.NoPrefix},
+		"DisableNotify": {Linger: time.Minute, DisableNotify: true},
+		"no handoff":    {Linger: time.Minute, HandoffSlice: -1},
+		"LingerFor":     {Linger: time.Minute, LingerFor: func(string) time.Duration { return 0 }},
+	} {
+		c := newClient(t, opts, nodes...)
+		mustRelease(t, mustLock(t, c, "k", lingerTTL)) // loads the scripts
+		before := c.Stats().Commands
+		for range 5 {
+			for _, how := range []func() (*flightlock.Lock, error){
+				func() (*flightlock.Lock, error) { return c.SingleFlightLock(t.Context(), "k", lingerTTL, nil) },
+				func() (*flightlock.Lock, error) { return c.TryLock(t.Context(), "k", lingerTTL) },
+				func() (*flightlock.Lock, error) { return c.Lock(t.Context(), "k", lingerTTL, nil) },
+			} {
+				l, err := how()
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				if node.Retains(l.Owner()) {
+					t.Errorf("%s: %s is marked", name, l.Owner())
+				}
+				mustRelease(t, l)
+			}
+		}
+		if s := c.Stats(); s.Retained != 0 || s.Reused != 0 || s.Commands-before != 30 {
+			t.Errorf("%s: %+v", name, s)
+		}
+		if n := len(servers[0].Do(t, "PUBSUB", "CHANNELS", "*").([]any)); n != 0 {
+			t.Errorf("%s: %d channels", name, n)
+		}
+	}
+}
+
+// With a Cluster among the nodes nothing is retained.
+func TestNothingLingersOnACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3)
+	c := newClient(t, flightlock.Options{Linger: time.Minute, NodeTimeout: time.Second}, cluster.Client(t))
+	for range 5 {
+		l := mustLock(t, c, "k", lingerTTL)
+		if node.Retains(l.Owner()) {
+			t.Errorf("%s is marked", l.Owner())
+		}
+		mustRelease(t, l)
+	}
+	if s := c.Stats(); s.Retained != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A key that a Fetcher has locked is not retained.
+func TestFetchRetainsNothing(t *testing.T) {
+	t.Parallel()
+	_, nodes := realNodes(t, 1)
+	c := lingering(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	o := &origin{}
+	f := newFetcher(t, c, o, flightlock.FetchOptions{})
+	before := c.Stats()
+	for i := range 3 {
+		if _, err := f.Fetch(t.Context(), fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := c.Stats(); s.Retained != before.Retained || s.Acquired == before.Acquired {
+		t.Errorf("%+v", s)
+	}
+}
+
+// LingerFor says it for each key, in place of Linger, and runs on its caller's goroutine: if it
+// panics, nothing is left of the call.
+func TestLingerFor(t *testing.T) {
+	t.Parallel()
+	servers, nodes := realNodes(t, 1)
+	c := lingering(t, flightlock.Options{NodeTimeout: time.Second, LingerFor: func(key string) time.Duration {
+		switch key {
+		case "first", "sticky":
+			return time.Minute
+		case "bad":
+			panic("LingerFor of the user's")
+		}
+		return -1
+	}}, nodes...)
+	for _, key := range []string{"sticky", "cron"} {
+		mustRelease(t, mustLock(t, c, key, lingerTTL))
+	}
+	if v := recovered(func() { _, _ = c.TryLock(context.Background(), "bad", lingerTTL) }); fmt.Sprint(v) != "LingerFor of the user's" {
+		t.Errorf("recovered %v", v)
+	}
+	if n, s := locksOf(t, servers[0]), c.Stats(); n != 2 || s.Retained != 2 || s.Waiters != 0 {
+		t.Errorf("%d locks, %+v", n, s)
+	}
+}
+
+// Options out of range are refused by name.
+func TestLingerOptions(t *testing.T) {
+	_, nodes := realNodes(t, 1)
+	for field, opts := range map[string]flightlock.Options{
+		"Options.Linger is -1ns, but it must not be below 0":    {Linger: -1},
+		"Options.MaxRetained is -1, but it must not be below 0": {MaxRetained: -1},
+	} {
+		opts.Nodes = nodes
+		if _, err := flightlock.New(opts); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+// Processes that take turns at one key do not retain it, and each that uses it again and again
+// alone does.
+func TestTurnsAndAffinity(t *testing.T) {
+	t.Parallel()
+	_, nodes := realNodes(t, 1)
+	opts := flightlock.Options{NodeTimeout: 5 * time.Second}
+	clients := []*flightlock.Client{lingering(t, opts, nodes...), lingering(t, opts, nodes...), lingering(t, opts, nodes...)}
+	var held, most atomic.Int64
+	var last atomic.Int64
+	var wg sync.WaitGroup
+	for _, c := range clients {
+		wg.Go(func() {
+			for i := range 300 {
+				l := mustLock(t, c, "k", lingerTTL)
+				most.Store(max(most.Load(), held.Add(1)))
+				if f := l.Fence(); last.Swap(f) >= f {
+					t.Errorf("token %d is not above the last", f)
+				}
+				held.Add(-1)
+				mustRelease(t, l)
+				if i%10 == 0 {
+					mustRelease(t, mustLock(t, c, "mine"+fmt.Sprintf("%p", c), lingerTTL))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() != 1 {
+		t.Errorf("%d hold at once", most.Load())
+	}
+}
