@@ -1,0 +1,140 @@
+package rediscache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/group"
+	"github.com/redis/go-redis/v9"
+)
+
+// breaker leaves a server alone that does not answer lookups: after maxFailed failures in a row they
+// fail at once, so that callers wait for their load only, until a probe is answered. On a Cluster each
+// master counts for itself.
+//
+// A hit reads troubled, and nothing else.
+type breaker struct {
+	s        *server
+	tasks    *group.Group
+	closed   <-chan struct{}
+	troubled atomic.Bool // some server has failed last
+
+	mu      sync.Mutex // guards servers and what they contain; no request is made under it
+	servers map[string]*health
+}
+
+// health is one server's. It is removed with its first success.
+type health struct {
+	failed int  // lookups in a row
+	down   bool // a probe is under way or due
+}
+
+const (
+	maxFailed  = 2
+	probeEvery = 250 * time.Millisecond
+)
+
+// errLeftAlone is no timeout: the caller goes on to its load at once, without a lock.
+var errLeftAlone = fmt.Errorf("rediscache: the server does not answer; it is probed every %v", probeEvery)
+
+// serverOf is the server that has key.
+func (b *breaker) serverOf(ctx context.Context, key string) string {
+	if cluster, ok := b.s.rdb.(*redis.ClusterClient); ok {
+		if master, err := cluster.MasterForKey(ctx, key); err == nil {
+			return master.Options().Addr
+		}
+	}
+	return ""
+}
+
+// lookup makes a lookup of key, unless its server is down.
+func lookup[T any](ctx context.Context, b *breaker, key string, request func(ctx context.Context, key string) (T, error)) (v T, err error) {
+	troubled := b.troubled.Load()
+	if troubled && b.isDown(b.serverOf(ctx, key)) {
+		return v, errLeftAlone
+	}
+	v, err = request(ctx, key)
+	switch {
+	case err != nil && b.isOutage(ctx, err):
+		b.failed(ctx, key)
+	case err == nil && troubled:
+		b.succeeded(b.serverOf(ctx, key))
+	}
+	return v, err
+}
+
+// isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
+// a pool without a free connection, nor a refusal of this command.
+func (b *breaker) isOutage(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	var refused redis.Error
+	if !errors.As(err, &refused) {
+		return !errors.Is(err, redis.ErrClosed) && !errors.Is(err, redis.ErrPoolTimeout)
+	}
+	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err)
+}
+
+func (b *breaker) isDown(server string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	h := b.servers[server]
+	return h != nil && h.down
+}
+
+func (b *breaker) down() (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, h := range b.servers {
+		if h.down {
+			n++
+		}
+	}
+	return n
+}
+
+func (b *breaker) failed(ctx context.Context, key string) {
+	server := b.serverOf(ctx, key)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	h := b.servers[server]
+	if h == nil {
+		h = &health{}
+		b.servers[server] = h
+		b.troubled.Store(true)
+	}
+	if h.failed++; h.failed >= maxFailed && !h.down {
+		h.down = b.tasks.Go(func() { b.probe(server, key) })
+	}
+}
+
+func (b *breaker) succeeded(server string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.servers, server)
+	b.troubled.Store(len(b.servers) > 0)
+}
+
+// probe asks for the key until it is answered, or the Cache is closed. By then the key may have moved
+// to another server: what matters is that lookups are answered again.
+func (b *breaker) probe(server, key string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for {
+		select {
+		case <-time.After(probeEvery):
+		case <-b.closed:
+			return
+		}
+		_, err := do(ctx, b.s, b.s.lookups, func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() })
+		if err == nil || !b.isOutage(ctx, err) {
+			b.succeeded(server)
+			return
+		}
+	}
+}
