@@ -76,6 +76,30 @@ type Source[V any] struct {
 	// The one that changes the origin afterwards replaces the entry by a tombstone with a new stamp,
 	// or by the new value and a new stamp, whatever is there.
 	StoreStamped func(ctx context.Context, key string, v V, stamp string, l *Lock) error
+
+	// The others are for FetchMany, and for refreshes behind it. None is required. What they say of a
+	// key is what the function for one key says. keys are distinct, and at most MaxBatch.
+	//
+	// LookupMany looks up many keys, with stamps if there are any: see LookupStamped. A key that is
+	// not in the result is a Miss without a stamp. An error is that of all keys, a KeyErrors that of
+	// its keys. Without LookupMany, each key is looked up by itself, 16 at a time.
+	LookupMany func(ctx context.Context, keys []string) (map[string]Found[V], error)
+
+	// LoadMany loads many values. A key that is not in the result is ErrNotFound. A KeyErrors is the
+	// error of its keys. Any other error is that of all keys, and so is a panic: then they are loaded
+	// in two halves, once, so that one bad key does not fail all; what fails then is not held
+	// (ErrorHold). One call is one load for MaxLoads and for MaxUnlockedLoads. ctx carries the locks of
+	// all keys. Without LoadMany, each key is loaded by itself.
+	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
+
+	// StoreMany stores many values, for a Source without stamps. locks has those keys that are locked,
+	// all of them or none. A KeyErrors is the error of its keys, any other error that of all. ctx does
+	// not end when one of the locks is lost.
+	StoreMany func(ctx context.Context, values map[string]V, locks map[string]*Lock) error
+
+	// StoreManyStamped is StoreMany for a Source with stamps. It compares each key's stamp by itself;
+	// a KeyErrors has ErrOutdated for those that have changed.
+	StoreManyStamped func(ctx context.Context, values map[string]V, stamps map[string]string, locks map[string]*Lock) error
 }
 
 // Fetcher protects a cache from stampedes: normally there is one Load per miss across all
@@ -310,14 +334,22 @@ type missed struct {
 // join adds a caller to the run of key, and begins one if there is none. inside is the run that the
 // caller itself belongs to.
 func (f *Fetcher[V]) join(ctx context.Context, key string, m missed, inside *waitNode) (*fetchRun[V], error) {
-	values := f.values(ctx)
+	r, first, err := f.enlist(ctx, key, m, inside, f.values(ctx))
+	if first {
+		f.runs.Start(r)
+	}
+	return r, err
+}
+
+// enlist is join without the beginning of a run that is new: first says that it is.
+func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *waitNode, values context.Context) (_ *fetchRun[V], first bool, _ error) {
 	// A caller that holds the lock on key itself would wait for itself.
 	lent := f.c.reenter(ctx, key)
 	r, first, ok := f.runs.Join(key)
 	switch {
 	case !ok:
 		f.giveBack(lent)
-		return nil, f.errClosed(key)
+		return nil, false, f.errClosed(key)
 	case !first:
 		f.counts.joined.Add(1)
 	default:
@@ -327,7 +359,7 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, m missed, inside *wai
 			r.Limit(scope)
 			f.refuse(r, err)
 			f.giveBack(lent)
-			return nil, err
+			return nil, false, err
 		}
 		r.setUp(values)
 		if m.slow {
@@ -339,15 +371,11 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, m missed, inside *wai
 	if lent != nil && !r.loan.offer(lent) {
 		f.giveBack(lent)
 	}
-	refused := inside != nil && !inside.await(&r.node)
-	if first {
-		f.runs.Start(r)
-	}
-	if refused {
+	if inside != nil && !inside.await(&r.node) { // so it is not new
 		r.Leave()
-		return nil, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
+		return nil, false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
 	}
-	return r, nil
+	return r, first, nil
 }
 
 func (r *fetchRun[V]) setUp(values context.Context) {
@@ -392,17 +420,24 @@ func (f *Fetcher[V]) mayRefresh(key string) bool {
 
 // refreshWith is refresh with the ctx that values has made.
 func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
+	if r := f.beginRefresh(values, key); r != nil {
+		f.runs.Start(r)
+	}
+}
+
+// beginRefresh makes a run that reloads a stale value, and is to be started; nil if that is not needed.
+func (f *Fetcher[V]) beginRefresh(values context.Context, key string) *fetchRun[V] {
 	r, ok := f.runs.Background(key)
 	if !ok {
-		return
+		return nil
 	}
 	r.setUp(values)
 	r.refreshes = true
 	if !f.failures.allowRefresh(key, time.Now()) && !r.Wanted() { // another refresh has failed meanwhile
 		f.refuse(r, nil)
-		return
+		return nil
 	}
-	f.runs.Start(r)
+	return r
 }
 
 // refuse ends a run that does not begin. Callers may have joined it, and lent it their lock.

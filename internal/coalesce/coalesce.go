@@ -161,6 +161,10 @@ func (g *Group[V, E]) work(e E) {
 	g.do(e)
 }
 
+// Done ends a run that was not started, because its function was executed elsewhere, together with
+// those of other runs. Its result was given.
+func (g *Group[V, E]) Done(e E) { e.run().returned() }
+
 // Refuse ends a run that was not started, with err for all who have joined it.
 func (g *Group[V, E]) Refuse(e E, err error) {
 	var none V
