@@ -67,6 +67,55 @@ func lookup[T any](ctx context.Context, b *breaker, key string, request func(ctx
 	return v, err
 }
 
+// lookupMany makes a lookup of many keys, except those whose servers are down. request returns what
+// has failed for single keys. failed has these errors, and those of keys whose servers are down.
+func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
+	request func(ctx context.Context, keys []string) ([]T, map[string]error, error)) (asked []string, values []T, failed map[string]error) {
+	failed = map[string]error{}
+	asked = keys
+	troubled := b.troubled.Load()
+	if troubled {
+		asked = nil
+		for _, key := range keys {
+			if b.isDown(b.serverOf(ctx, key)) {
+				failed[key] = errLeftAlone
+			} else {
+				asked = append(asked, key)
+			}
+		}
+	}
+	if len(asked) == 0 {
+		return nil, nil, failed
+	}
+	values, some, err := request(ctx, asked)
+	counted := map[string]bool{} // servers
+	for _, key := range asked {
+		why := err
+		if why == nil {
+			why = some[key]
+		}
+		if why != nil {
+			failed[key] = why
+		}
+		if why == nil && !troubled {
+			continue
+		}
+		server := b.serverOf(ctx, key)
+		switch {
+		case counted[server]:
+		case why == nil:
+			b.succeeded(server)
+		case b.isOutage(ctx, why):
+			b.failed(ctx, key)
+		}
+		counted[server] = true
+	}
+	if err != nil {
+		return nil, nil, failed
+	}
+	return asked, values, failed
+}
+
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
 // a pool without a free connection, nor a refusal of this command.
 func (b *breaker) isOutage(ctx context.Context, err error) bool {

@@ -94,6 +94,7 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load func(ctx c
 	fetch.Values = x.values
 	x.fetcher, err = flightlock.NewFetcher(c, flightlock.Source[item[V]]{
 		LookupStamped: x.lookup, Load: x.load, StoreStamped: x.store,
+		LookupMany: x.lookupMany, LoadMany: x.manyLoader(), StoreManyStamped: x.storeMany,
 	}, fetch)
 	if err != nil {
 		return nil, err
@@ -138,6 +139,72 @@ func (c *Cache[V]) GetWith(ctx context.Context, key string, load func(ctx contex
 		return none, invalid("load", "nil", "GetWith needs it")
 	}
 	return c.get(context.WithValue(ctx, loadKey{c}, &givenLoad[V]{c.prefix + key, load}), key)
+}
+
+// GetMany returns the values of many keys: what Get would return for each, with few requests. Hits are
+// one MGET, or one pipeline on a Cluster. What is missing is loaded by LoadMany, or by load for each key
+// at the same time without it, once for all callers in all processes, in whatever sets they request it.
+//
+// Duplicates count once. If some keys have no value, the error is a *flightlock.ManyError with the
+// reason for each of them, ErrNotFound for one, and the other keys have their values. See
+// flightlock.Fetcher.FetchMany.
+func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
+	values, failed := make(map[string]V, len(keys)), map[string]error{}
+	if c.loadOne == nil && c.opts.LoadMany == nil {
+		return values, invalid("load", "nil", "GetMany needs it, or Options.LoadMany")
+	}
+	if c.finished.Load() {
+		return values, c.errClosed("")
+	}
+	put := func(key string, x item[V], err error) {
+		if v, err := c.result(x, err); err != nil {
+			failed[key] = err
+		} else {
+			values[key] = v
+		}
+	}
+	var full []string
+	readings := map[string]hot.Reading{}
+	for _, key := range keys {
+		if err := c.checkKey(key); err != nil {
+			failed[key] = err
+			continue
+		}
+		name := c.prefix + key
+		if c.tier == nil {
+			full = append(full, name)
+			continue
+		}
+		if _, there := readings[name]; there { // a duplicate
+			continue
+		}
+		if x, reading, ok := c.tier.Get(name); ok {
+			c.counts.local.Add(1)
+			put(key, x, nil)
+		} else {
+			full, readings[name] = append(full, name), reading
+		}
+	}
+	found, err := c.fetcher.FetchMany(ctx, full)
+	for name, x := range found {
+		if c.tier != nil {
+			c.tier.Put(name, x, readings[name])
+		}
+		put(name[len(c.prefix):], x, nil)
+	}
+	var many *flightlock.ManyError
+	switch {
+	case errors.As(err, &many):
+		for name, err := range many.Errors {
+			failed[name[len(c.prefix):]] = err
+		}
+	case err != nil:
+		return values, err
+	}
+	if len(failed) > 0 {
+		return values, &flightlock.ManyError{Errors: failed}
+	}
+	return values, nil
 }
 
 func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {

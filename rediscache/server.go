@@ -115,6 +115,73 @@ func (s *server) compareClocks(sent time.Time, serverTime int64) {
 	s.ahead.Store(serverTime - sent.Add(time.Since(sent)/2).UnixMicro())
 }
 
+// getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several
+// servers. failed has the errors of single keys.
+func (s *server) getMany(ctx context.Context, keys []string) (entries [][]byte, failed map[string]error, err error) {
+	if _, is := s.rdb.(*redis.ClusterClient); !is {
+		replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) { return s.rdb.MGet(ctx, keys...).Result() })
+		if err != nil {
+			return nil, nil, err
+		}
+		entries = make([][]byte, len(keys))
+		for i, reply := range replies {
+			if text, ok := reply.(string); ok { // else there is nothing, or no string
+				entries[i] = []byte(text)
+			}
+		}
+		return entries, nil, nil
+	}
+	cmds, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]*redis.StringCmd, error) {
+		p := s.rdb.Pipeline()
+		cmds := make([]*redis.StringCmd, len(keys))
+		for i, key := range keys {
+			cmds[i] = p.Get(ctx, key)
+		}
+		_, _ = p.Exec(ctx) // each command has its error
+		return cmds, nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	entries, failed = make([][]byte, len(keys)), map[string]error{}
+	for i, cmd := range cmds {
+		if entries[i], err = noneIsNil(cmd.Bytes()); err != nil {
+			failed[keys[i]] = err
+		}
+	}
+	return entries, failed, nil
+}
+
+// getManyToLoad is getToLoad for many keys, in one pipeline.
+func (s *server) getManyToLoad(ctx context.Context, keys []string) (list []found, failed map[string]error) {
+	sent := time.Now()
+	list, failed = make([]found, len(keys)), map[string]error{}
+	replies := s.runAll(ctx, lookupScript, keys, s.lookups, func(int) []any { return []any{random(), millis(s.tombstone)} })
+	for i, cmd := range replies {
+		reply, err := cmd.Result()
+		if err == nil {
+			list[i], err = s.found(sent, reply)
+		}
+		if err != nil {
+			failed[keys[i]] = err
+		}
+	}
+	return list, failed
+}
+
+// putMany is put for many keys, in one pipeline. stored has those that were.
+func (s *server) putMany(ctx context.Context, keys []string, ws []*writing) (stored map[string]bool, failed map[string]error) {
+	stored, failed = map[string]bool{}, map[string]error{}
+	for i, cmd := range s.runAll(ctx, storeScript, keys, s.writes, func(i int) []any { return ws[i].args() }) {
+		n, err := cmd.Int64()
+		if err != nil {
+			failed[keys[i]] = err
+		}
+		stored[keys[i]] = n == 1
+	}
+	return stored, failed
+}
+
 // found is what a lookup before a load returns.
 type found struct {
 	entry []byte
@@ -174,7 +241,7 @@ const maxPipeline = 500
 func (s *server) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
 	for len(keys) > 0 {
 		n := min(len(keys), maxPipeline)
-		replies := s.runAll(ctx, invalidateScript, keys[:n], func(int) []any { return []any{random(), millis(s.tombstone)} })
+		replies := s.runAll(ctx, invalidateScript, keys[:n], s.writes, func(int) []any { return []any{random(), millis(s.tombstone)} })
 		for i, cmd := range replies {
 			if err := cmd.Err(); err != nil {
 				if failed == nil {
@@ -190,10 +257,10 @@ func (s *server) invalidate(ctx context.Context, keys []string) (failed map[stri
 
 // runAll runs a script for each key, in one pipeline. A server that does not know the script is sent
 // it with the keys that were refused.
-func (s *server) runAll(ctx context.Context, script *redis.Script, keys []string, args func(i int) []any) []*redis.Cmd {
+func (s *server) runAll(ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(i int) []any) []*redis.Cmd {
 	replies := make([]*redis.Cmd, len(keys))
 	send := func(which []int, add func(p redis.Pipeliner, i int) *redis.Cmd) {
-		sent, err := do(ctx, s, s.writes, func(ctx context.Context) ([]*redis.Cmd, error) {
+		sent, err := do(ctx, s, timeout, func(ctx context.Context) ([]*redis.Cmd, error) {
 			p := s.rdb.Pipeline()
 			cmds := make([]*redis.Cmd, len(which))
 			for n, i := range which {

@@ -175,3 +175,105 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 	fresh = c.jittered(fresh)
 	return &writing{kind: string(rune(present)), fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload}, nil
 }
+
+// lookupMany is lookup for many keys.
+func (c *Cache[V]) lookupMany(ctx context.Context, keys []string) (map[string]flightlock.Found[item[V]], error) {
+	toLoad := flightlock.LoadFollows(ctx)
+	request := func(ctx context.Context, keys []string) ([]found, map[string]error, error) {
+		if toLoad {
+			list, failed := c.server.getManyToLoad(ctx, keys)
+			return list, failed, nil
+		}
+		entries, failed, err := c.server.getMany(ctx, keys)
+		list, now := make([]found, len(entries)), c.server.now()
+		for i, entry := range entries {
+			list[i] = found{entry, now}
+		}
+		return list, failed, err
+	}
+	asked, list, failed := lookupMany(ctx, &c.breaker, keys, request)
+	values := make(map[string]flightlock.Found[item[V]], len(asked))
+	for i, key := range asked {
+		if failed[key] == nil {
+			values[key] = c.decode(list[i].entry, list[i].now, toLoad)
+		}
+	}
+	if len(failed) > 0 {
+		return values, flightlock.KeyErrors(failed)
+	}
+	return values, nil
+}
+
+// manyLoader is loadMany, or nil without a LoadMany.
+func (c *Cache[V]) manyLoader() func(ctx context.Context, full []string) (map[string]item[V], error) {
+	if c.opts.LoadMany == nil {
+		return nil
+	}
+	return c.loadMany
+}
+
+// loadMany calls the user's LoadMany.
+func (c *Cache[V]) loadMany(ctx context.Context, full []string) (map[string]item[V], error) {
+	keys := make([]string, len(full))
+	for i, key := range full {
+		keys[i] = key[len(c.prefix):]
+	}
+	began := time.Now()
+	values, err := c.opts.LoadMany(ctx, keys)
+	took := time.Since(began)
+	var some flightlock.KeyErrors
+	if err != nil && !errors.As(err, &some) {
+		return nil, err
+	}
+	items, failed := make(map[string]item[V], len(keys)), flightlock.KeyErrors{}
+	for i, key := range keys {
+		v, there := values[key]
+		why := some[key]
+		if why == nil && !there {
+			why = ErrNotFound
+		}
+		switch {
+		case why == nil:
+			items[full[i]] = item[V]{v: v, took: took}
+		case c.opts.NotFoundFor > 0 && errors.Is(why, ErrNotFound):
+			items[full[i]] = item[V]{absent: true, took: took}
+		default:
+			failed[full[i]] = why
+		}
+	}
+	if len(failed) > 0 {
+		return items, failed
+	}
+	return items, nil
+}
+
+// storeMany is store for many keys.
+func (c *Cache[V]) storeMany(ctx context.Context, items map[string]item[V], stamps map[string]string, _ map[string]*flightlock.Lock) error {
+	var keys []string
+	var ws []*writing
+	failed := flightlock.KeyErrors{}
+	for key, x := range items {
+		w, err := c.encode(x)
+		if w == nil {
+			if err != nil {
+				failed[key] = err
+			}
+			continue
+		}
+		w.stamp = stamps[key]
+		keys, ws = append(keys, key), append(ws, w)
+	}
+	stored, notStored := c.server.putMany(ctx, keys, ws)
+	for _, key := range keys {
+		switch err := notStored[key]; {
+		case err != nil:
+			failed[key] = err
+		case !stored[key]:
+			failed[key] = flightlock.ErrOutdated
+		}
+	}
+	if len(failed) > 0 {
+		return failed
+	}
+	return nil
+}
