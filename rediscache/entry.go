@@ -47,12 +47,22 @@ const (
 	longestRun = 9_999_999_999 * time.Microsecond // what tookLen digits can say
 )
 
-// parseEntry reads a header. ok is false if b is no entry of this package.
-func parseEntry(b []byte) (e entry, ok bool) {
-	if len(b) < freshAt || string(b[:len(magic)]) != magic {
+// stored is what Redis has, as a string and as bytes: of a hit both are the same memory, so that
+// neither the stamp nor the value is copied.
+type stored struct {
+	text  string
+	bytes []byte
+}
+
+func storedText(text string) stored { return stored{text, []byte(text)} }
+
+// parseEntry reads a header. ok is false if x is no entry of this package.
+func parseEntry(x stored) (e entry, ok bool) {
+	b := x.bytes
+	if len(b) < freshAt || x.text[:len(magic)] != magic {
 		return e, false
 	}
-	e.kind, e.stamp = b[kindAt], string(b[stampAt:freshAt])
+	e.kind, e.stamp = b[kindAt], x.text[stampAt:freshAt]
 	switch {
 	case e.kind == tombstone:
 		return e, true

@@ -42,6 +42,7 @@ type server struct {
 	lookups   time.Duration // their timeout
 	writes    time.Duration
 	tombstone time.Duration
+	short     bool         // rdb's own timeout for a reply is no longer than lookups
 	honours   bool         // rdb ends a request with its ctx
 	hanging   conn.Limit   // of requests on goroutines of their own, where rdb does not
 	ahead     atomic.Int64 // by how many microseconds the server's clock is ahead of ours
@@ -54,12 +55,14 @@ func newServer(rdb redis.UniversalClient, timeout, tombstone time.Duration) *ser
 	s := &server{rdb: rdb, lookups: timeout / 2, writes: timeout, tombstone: tombstone, hanging: conn.NewLimit(maxHanging)}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		s.honours = rdb.Options().ContextTimeoutEnabled
+		s.honours, s.short = rdb.Options().ContextTimeoutEnabled, s.fits(rdb.Options().ReadTimeout)
 	case *redis.ClusterClient:
-		s.honours = rdb.Options().ContextTimeoutEnabled
+		s.honours, s.short = rdb.Options().ContextTimeoutEnabled, s.fits(rdb.Options().ReadTimeout)
 	}
 	return s
 }
+
+func (s *server) fits(timeout time.Duration) bool { return timeout > 0 && timeout <= s.lookups }
 
 // deadlined is a ctx with a deadline that no timer watches. go-redis makes it the deadline of the
 // socket, also of a dial; a wait for a connection ends with the client's PoolTimeout. It is for hits:
@@ -88,23 +91,30 @@ func do[T any](ctx context.Context, s *server, timeout time.Duration, request fu
 	return v, err
 }
 
-// get is the lookup of a hit: nil if there is nothing.
-func (s *server) get(ctx context.Context, key string) ([]byte, error) {
+// get is the lookup of a hit: nothing if there is nothing.
+func (s *server) get(ctx context.Context, key string) (stored, error) {
 	if !s.honours {
-		return noneIsNil(do(ctx, s, s.lookups, func(ctx context.Context) ([]byte, error) { return s.rdb.Get(ctx, key).Bytes() }))
+		return do(ctx, s, s.lookups, func(ctx context.Context) (stored, error) { return storedIn(s.rdb.Get(ctx, key)) })
 	}
-	deadline := time.Now().Add(s.lookups)
-	if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
-		ctx = &deadlined{ctx, deadline}
+	if !s.short {
+		deadline := time.Now().Add(s.lookups)
+		if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
+			ctx = &deadlined{ctx, deadline}
+		}
 	}
-	return noneIsNil(s.rdb.Get(ctx, key).Bytes())
+	return storedIn(s.rdb.Get(ctx, key))
 }
 
-func noneIsNil(b []byte, err error) ([]byte, error) {
-	if errors.Is(err, redis.Nil) {
-		return nil, nil
+func storedIn(cmd *redis.StringCmd) (x stored, err error) {
+	x.bytes, err = cmd.Bytes()
+	if err != nil {
+		if errors.Is(err, redis.Nil) {
+			err = nil
+		}
+		return stored{}, err
 	}
-	return b, err
+	x.text = cmd.Val()
+	return x, nil
 }
 
 // now is the time by the server's clock, in microseconds.
@@ -117,16 +127,16 @@ func (s *server) compareClocks(sent time.Time, serverTime int64) {
 
 // getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several
 // servers. failed has the errors of single keys.
-func (s *server) getMany(ctx context.Context, keys []string) (entries [][]byte, failed map[string]error, err error) {
+func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, failed map[string]error, err error) {
 	if _, is := s.rdb.(*redis.ClusterClient); !is {
 		replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) { return s.rdb.MGet(ctx, keys...).Result() })
 		if err != nil {
 			return nil, nil, err
 		}
-		entries = make([][]byte, len(keys))
+		entries = make([]stored, len(keys))
 		for i, reply := range replies {
 			if text, ok := reply.(string); ok { // else there is nothing, or no string
-				entries[i] = []byte(text)
+				entries[i] = storedText(text)
 			}
 		}
 		return entries, nil, nil
@@ -143,9 +153,9 @@ func (s *server) getMany(ctx context.Context, keys []string) (entries [][]byte, 
 	if err != nil {
 		return nil, nil, err
 	}
-	entries, failed = make([][]byte, len(keys)), map[string]error{}
+	entries, failed = make([]stored, len(keys)), map[string]error{}
 	for i, cmd := range cmds {
-		if entries[i], err = noneIsNil(cmd.Bytes()); err != nil {
+		if entries[i], err = storedIn(cmd); err != nil {
 			failed[keys[i]] = err
 		}
 	}
@@ -184,7 +194,7 @@ func (s *server) putMany(ctx context.Context, keys []string, ws []*writing) (sto
 
 // found is what a lookup before a load returns.
 type found struct {
-	entry []byte
+	entry stored
 	now   int64 // the server's
 }
 
@@ -206,7 +216,7 @@ func (s *server) found(sent time.Time, reply any) (f found, err error) {
 		now, _ := list[1].(string)
 		if f.now, ok = digits([]byte(now)); ok && now != "" {
 			s.compareClocks(sent, f.now)
-			f.entry = []byte(value)
+			f.entry = storedText(value)
 			return f, nil
 		}
 	}

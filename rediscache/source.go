@@ -47,19 +47,19 @@ func (c *Cache[V]) lookup(ctx context.Context, key string) (none flightlock.Foun
 		}
 		return c.decode(f.entry, f.now, true), nil
 	}
-	b, err := lookup(ctx, &c.breaker, key, c.server.get)
+	x, err := lookup(ctx, &c.breaker, key, c.server.get)
 	if err != nil {
 		return none, err
 	}
-	return c.decode(b, c.server.now(), false), nil
+	return c.decode(x, c.server.now(), false), nil
 }
 
 // decode is what an entry says at the server's time now. toLoad says that a load follows.
-func (c *Cache[V]) decode(b []byte, now int64, toLoad bool) (f flightlock.Found[item[V]]) {
-	if b == nil {
+func (c *Cache[V]) decode(x stored, now int64, toLoad bool) (f flightlock.Found[item[V]]) {
+	if x.bytes == nil {
 		return f
 	}
-	e, ok := parseEntry(b)
+	e, ok := parseEntry(x)
 	f.Stamp = e.stamp
 	if !ok {
 		c.counts.undecodable.Add(1)
