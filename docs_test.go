@@ -21,6 +21,7 @@ var known = map[string]string{
 	"json":  "encoding/json",
 	"redis": "github.com/redis/go-redis/v9", "flightlock": "github.com/flightlock/flightlock",
 	"fenced":         "github.com/flightlock/flightlock/fenced",
+	"rediscache":     "github.com/flightlock/flightlock/rediscache",
 	"flightlocktest": "github.com/flightlock/flightlock/flightlocktest",
 	"prometheus":     "github.com/prometheus/client_golang/prometheus",
 	"promhttp":       "github.com/prometheus/client_golang/prometheus/promhttp",
