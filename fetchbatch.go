@@ -429,14 +429,17 @@ func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []str
 		p, returned = leader.Worker.Wait(late)
 		cancel()
 	}
+	var got result // and not x, which a LoadMany that goes on may still write
 	switch {
 	case !returned:
-		x = &result{err: fmt.Errorf("%w, %v", errLoadManyGoesOn, f.opts.LoadTimeout)}
+		got.err = fmt.Errorf("%w, %v", errLoadManyGoesOn, f.opts.LoadTimeout)
 	case p != nil:
-		x.err = &PanicError{Op: "LoadMany", Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
+		got.err = &PanicError{Op: "LoadMany", Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
+	default:
+		got = *x
 	}
-	f.seen.meter.loaded(began, x.err, returned)
-	return x.v, x.err
+	f.seen.meter.loaded(began, got.err, returned)
+	return got.v, got.err
 }
 
 // settle gives runs whose load has failed their errors. hold says that these are held.
