@@ -16,6 +16,10 @@ import (
 // fail at once, so that callers wait for their load only, until a probe is answered. On a Cluster each
 // master counts for itself.
 //
+// Lookups of a burst may also fail because this process is busy, or its connections are. Then the
+// server is well, and loads without locks would make it worse. So the first failure begins probes, one
+// request at a time, and a server is left alone only when one of them has failed, too.
+//
 // A hit reads troubled, and nothing else.
 type breaker struct {
 	s        *server
@@ -29,9 +33,11 @@ type breaker struct {
 
 // health is one server's. It is removed with its first success.
 type health struct {
-	failed int  // lookups in a row
-	down   bool // a probe is under way or due
+	failed    int  // lookups in a row
+	confirmed bool // by a probe
 }
+
+func (h *health) down() bool { return h != nil && h.confirmed && h.failed >= maxFailed }
 
 const (
 	maxFailed  = 2
@@ -132,15 +138,14 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 func (b *breaker) isDown(server string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	h := b.servers[server]
-	return h != nil && h.down
+	return b.servers[server].down()
 }
 
 func (b *breaker) down() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, h := range b.servers {
-		if h.down {
+		if h.down() {
 			n++
 		}
 	}
@@ -154,12 +159,13 @@ func (b *breaker) failed(ctx context.Context, key string) {
 	h := b.servers[server]
 	if h == nil {
 		h = &health{}
+		if !b.tasks.Go(func() { b.probe(h, server, key) }) {
+			return // the Cache is closed
+		}
 		b.servers[server] = h
 		b.troubled.Store(true)
 	}
-	if h.failed++; h.failed >= maxFailed && !h.down {
-		h.down = b.tasks.Go(func() { b.probe(server, key) })
-	}
+	h.failed++
 }
 
 func (b *breaker) succeeded(server string) {
@@ -169,21 +175,34 @@ func (b *breaker) succeeded(server string) {
 	b.troubled.Store(len(b.servers) > 0)
 }
 
-// probe asks for the key until it is answered, or the Cache is closed. By then the key may have moved
-// to another server: what matters is that lookups are answered again.
-func (b *breaker) probe(server, key string) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
+// probe asks for the key until it is answered, a lookup is, or the Cache is closed. By then the key may
+// have moved to another server: what matters is that lookups are answered again.
+func (b *breaker) probe(h *health, server, key string) {
 	for {
+		_, err := do(context.Background(), b.s, b.s.lookups, func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() })
+		if !b.stillFails(h, server, err) {
+			return
+		}
 		select {
 		case <-time.After(probeEvery):
 		case <-b.closed:
 			return
 		}
-		_, err := do(ctx, b.s, b.s.lookups, func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() })
-		if err == nil || !b.isOutage(ctx, err) {
-			b.succeeded(server)
-			return
-		}
 	}
+}
+
+// stillFails notes the outcome of a probe, and reports whether another one is needed.
+func (b *breaker) stillFails(h *health, server string, err error) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.servers[server] != h { // a lookup has succeeded
+		return false
+	}
+	if err != nil && b.isOutage(context.Background(), err) {
+		h.confirmed = true
+		return true
+	}
+	delete(b.servers, server)
+	b.troubled.Store(len(b.servers) > 0)
+	return false
 }
