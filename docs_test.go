@@ -27,6 +27,7 @@ var known = map[string]string{
 	"json":  "encoding/json",
 	"redis": "github.com/redis/go-redis/v9", "flightlock": "github.com/flightlock/flightlock",
 	"fenced":         "github.com/flightlock/flightlock/fenced",
+	"rediscache":     "github.com/flightlock/flightlock/rediscache",
 	"flightlocktest": "github.com/flightlock/flightlock/flightlocktest",
 	"prometheus":     "github.com/prometheus/client_golang/prometheus",
 	"promhttp":       "github.com/prometheus/client_golang/prometheus/promhttp",
@@ -247,7 +248,7 @@ func main() {
 	var cancel context.CancelFunc
 	ctx, cancel = context.WithTimeout(context.Background(), 10*time.Second)
 	if len(os.Args) > 3 { // there is no server: nothing to wait for
-		ctx, cancel = context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel = context.WithTimeout(context.Background(), 3*time.Second)
 	}
 	defer cancel()
 	rdb = redis.NewClient(&redis.Options{Addr: os.Args[2]})
@@ -327,6 +328,7 @@ const (
 var withoutRedis = map[string]string{
 	"README.md: A first lock":                             fails,
 	"README.md: A cache":                                  value,
+	"docs/caches.md: Values in Redis: rediscache":         value,
 	"docs/caches.md: Two forms":                           value,
 	"docs/caches.md: Two forms #2":                        value,
 	"docs/metrics.md: Metrics":                            fails,
@@ -336,6 +338,7 @@ var withoutRedis = map[string]string{
 	"docs/migration.md: rueidislock":                      fails,
 	"docs/migration.md: singleflight":                     value,
 	"docs/operations.md: Deploys":                         works,
+	"docs/usage.md: A lock that is used again and again":  works,
 	"docs/usage.md: Running a function under the lock":    fails,
 	"docs/usage.md: Running a function under the lock #2": fails,
 	"docs/usage.md: Testing":                              works,

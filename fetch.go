@@ -21,10 +21,10 @@ const (
 	Fresh                  // good
 )
 
-// Source is the cache and the origin of a Fetcher. All three functions are required, are called
-// concurrently from many goroutines, and should honour their ctx. A panic or runtime.Goexit in them
-// becomes an error; in the Lookup that a caller of Fetch makes on its own goroutine, it is that
-// goroutine's.
+// Source is the cache and the origin of a Fetcher. Load is required, and so are Lookup and Store, or
+// LookupStamped and StoreStamped instead. All of them are called concurrently from many goroutines,
+// and should honour their ctx. A panic or runtime.Goexit in them becomes an error; in the lookup that
+// a caller of Fetch makes on its own goroutine, it is that goroutine's.
 type Source[V any] struct {
 	// Lookup returns the value that the cache has for key. An error is not a miss:
 	// FetchOptions.OnUnavailable applies. But a timeout (of a ctx, of a socket, or of go-redis'
@@ -54,6 +54,52 @@ type Source[V any] struct {
 	// Store has returned, or when it takes longer than Options.NodeTimeout; a failure of Store is
 	// counted, and not returned to them.
 	Store func(ctx context.Context, key string, v V, l *Lock) error
+
+	// LookupStamped and StoreStamped take the places of Lookup and Store where values can be
+	// invalidated: with them, no load that began before an invalidation is stored after it, and no
+	// Fetch that begins after it returns what was loaded before, in any process. Package rediscache
+	// has them for values in Redis.
+	//
+	// LookupStamped returns the entry and its stamp. If LoadFollows(ctx) and there is no entry, it
+	// makes one in the same atomic step: a tombstone, which has a stamp and no value (Fresh is Miss),
+	// and stays at least for LoadTimeout and TTL. It may do so at other times, too.
+	//
+	// If Lookup is set besides, callers and waiting flights use that, and LookupStamped is called
+	// only before loads.
+	LookupStamped func(ctx context.Context, key string) (Found[V], error)
+
+	// StoreStamped writes v and a new stamp in one atomic step, if the entry's stamp is stamp; an
+	// entry that is missing now has none. Otherwise it writes nothing and returns ErrOutdated. It is
+	// called as Store is, and with l nil for a load without a lock, which needs no other rule. It is
+	// not called if the lookup before the load failed or had no stamp.
+	//
+	// The one that changes the origin afterwards replaces the entry by a tombstone with a new stamp,
+	// or by the new value and a new stamp, whatever is there.
+	StoreStamped func(ctx context.Context, key string, v V, stamp string, l *Lock) error
+
+	// The others are for FetchMany, and for refreshes behind it. None is required. What they say of a
+	// key is what the function for one key says. keys are distinct, and at most MaxBatch.
+	//
+	// LookupMany looks up many keys, with stamps if there are any: see LookupStamped. A key that is
+	// not in the result is a Miss without a stamp. An error is that of all keys, a KeyErrors that of
+	// its keys. Without LookupMany, each key is looked up by itself, 16 at a time.
+	LookupMany func(ctx context.Context, keys []string) (map[string]Found[V], error)
+
+	// LoadMany loads many values. A key that is not in the result is ErrNotFound. A KeyErrors is the
+	// error of its keys. Any other error is that of all keys, and so is a panic: then they are loaded
+	// in two halves, once, so that one bad key does not fail all; what fails then is not held
+	// (ErrorHold). One call is one load for MaxLoads and for MaxUnlockedLoads. ctx carries the locks of
+	// all keys. Without LoadMany, each key is loaded by itself.
+	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
+
+	// StoreMany stores many values, for a Source without stamps. locks has those keys that are locked,
+	// all of them or none. A KeyErrors is the error of its keys, any other error that of all. ctx does
+	// not end when one of the locks is lost.
+	StoreMany func(ctx context.Context, values map[string]V, locks map[string]*Lock) error
+
+	// StoreManyStamped is StoreMany for a Source with stamps. It compares each key's stamp by itself;
+	// a KeyErrors has ErrOutdated for those that have changed.
+	StoreManyStamped func(ctx context.Context, values map[string]V, stamps map[string]string, locks map[string]*Lock) error
 }
 
 // Fetcher protects a cache from stampedes: normally there is one Load per miss across all
@@ -75,7 +121,8 @@ type Fetcher[V any] struct {
 	gate *gate // for loads
 
 	closed         atomic.Bool
-	seenEnd        sync.Once // ends seen
+	sent           atomic.Uint64 // numbers the lookups of runs, and loads without one: see Scope
+	seenEnd        sync.Once     // ends seen
 	counts         fetchCounts
 	seen           fetchSeen
 	permits        lookupPermits // of callers' Lookups
@@ -97,6 +144,7 @@ type FetchStats struct {
 	StoreFailures uint64
 	LookupErrors  uint64
 	Lost          uint64 // locks lost while they were needed: the value was served and maybe not stored
+	Outdated      uint64 // values that were loaded and served, and not stored because their entry had changed
 
 	Running int64 // keys that are being locked, loaded or stored now
 }
@@ -105,15 +153,11 @@ type FetchStats struct {
 // Options.KeyPrefix; the keys of two Fetchers with different values must differ. A bad argument is
 // an ErrInvalid that names the field. Close the Fetcher before c.
 func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V], error) {
-	switch {
-	case c == nil:
+	if c == nil {
 		return nil, invalid("c", "nil", "a Fetcher locks by a Client")
-	case src.Lookup == nil:
-		return nil, invalid("Source.Lookup", "nil", "it is required")
-	case src.Load == nil:
-		return nil, invalid("Source.Load", "nil", "it is required")
-	case src.Store == nil:
-		return nil, invalid("Source.Store", "nil", "it is required: other processes find the value where it puts it")
+	}
+	if err := checkSource(src); err != nil {
+		return nil, err
 	}
 	opts, err := opts.validated(c)
 	if err != nil {
@@ -122,7 +166,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	f := &Fetcher[V]{
 		c: c, src: src, opts: opts,
 		gate:           newGate(opts.MaxLoads, opts.MaxUnlockedLoads),
-		failures:       failures{hold: opts.ErrorHold},
+		failures:       failures{hold: opts.ErrorHold, stamped: src.LookupStamped != nil},
 		waitingLookups: make(chan struct{}, maxWaitingLookups),
 	}
 	f.runs = coalesce.NewGroup[V](func() *fetchRun[V] { return new(fetchRun[V]) }, f.run)
@@ -144,79 +188,89 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of Load itself, LoadTimeout or another.
 func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
-	if f.closed.Load() {
-		var none V
-		return none, f.errClosed(key)
+	for came, first := f.sent.Load(), true; ; first = false {
+		if f.closed.Load() {
+			var none V
+			return none, f.errClosed(key)
+		}
+		found, err := f.callersLookup(ctx, key, first)
+		if err == nil && found.Fresh == Fresh {
+			return found.Value, nil
+		}
+		r, v, err := f.miss(ctx, key, came, found, err, first)
+		if errors.Is(err, errAgain) {
+			continue
+		}
+		if r == nil {
+			return v, err
+		}
+		var left bool
+		if f.seen.meter != nil {
+			v, err, left = f.timedWait(ctx, r)
+		} else if v, err, left = r.Wait(ctx); left { // from here, and not from where the run was found: see there
+			err = f.gaveUp(key, ctx.Err(), nil)
+		}
+		if left || r.For(came, found.Stamp) {
+			return v, err
+		}
 	}
-	v, fresh, err := f.callersLookup(ctx, key)
-	if err == nil && fresh == Fresh {
-		return v, nil
-	}
-	r, v, err := f.miss(ctx, key, v, fresh, err)
-	if r == nil {
-		return v, err
-	}
-	if f.seen.meter != nil {
-		return f.timedWait(ctx, r)
-	}
-	v, err, left := r.Wait(ctx) // from here, and not from where the run was found: see there
-	if left {
-		return v, f.gaveUp(key, ctx.Err(), nil)
-	}
-	return v, err
 }
 
+// errAgain says that the result of a run is not good for this caller, who has to look up once more.
+var errAgain = errors.New("again")
+
 // callersLookup makes a caller's own Lookup, on its goroutine: free, or with a permit: see
-// lookupPermits.
-func (f *Fetcher[V]) callersLookup(ctx context.Context, key string) (v V, fresh Freshness, err error) {
+// lookupPermits. count says that a hit counts.
+func (f *Fetcher[V]) callersLookup(ctx context.Context, key string, count bool) (found Found[V], err error) {
 	c, how := f.permits.enter()
 	if how == needsPermit {
-		return f.lookupWithPermit(ctx, key, c)
+		return f.lookupWithPermit(ctx, key, c, count)
 	}
-	defer func() { f.permits.leave(c, err == nil && fresh == Fresh) }() // if it panics, too
+	defer func() { f.permits.leave(c, count && err == nil && found.Fresh == Fresh) }() // if it panics, too
 	if how == timed {
 		return f.lookupTimed(ctx, key)
 	}
-	return f.src.Lookup(ctx, key)
+	return f.lookup(ctx, key)
 }
 
 // lookupTimed is callersLookup where the Lookup is free and timed.
-func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (V, Freshness, error) {
+func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (Found[V], error) {
 	began := time.Now()
-	v, fresh, err := f.src.Lookup(ctx, key)
+	found, err := f.lookup(ctx, key)
 	if err == nil {
 		f.permits.observe(time.Since(began))
 	}
-	return v, fresh, err
+	return found, err
 }
 
 // lookupWithPermit is callersLookup where the Lookup is not free.
-func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookupCounter) (v V, fresh Freshness, err error) {
+func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookupCounter, count bool) (found Found[V], err error) {
 	p := &f.permits
 	defer func() {
-		if err == nil && fresh == Fresh {
+		if count && err == nil && found.Fresh == Fresh {
 			c.Add(oneHit)
 		}
 	}()
 	if ctx.Value(permitOf{p}) != nil { // a Lookup with a permit waits for this one
-		return f.src.Lookup(ctx, key)
+		return f.lookup(ctx, key)
 	}
 	if err := p.wait(ctx); err != nil {
-		return v, Miss, err
+		return found, err
 	}
 	defer func(began time.Time) { p.giveBack(time.Since(began), err) }(time.Now()) // if it panics, too
-	return f.src.Lookup(context.WithValue(ctx, permitOf{p}, true), key)
+	return f.lookup(context.WithValue(ctx, permitOf{p}, true), key)
 }
 
-// miss is what Fetch does without a fresh value: it returns the result, or else
-// the run to wait for, which has counted this caller.
-func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness, err error) (*fetchRun[V], V, error) {
+// miss is what Fetch does without a fresh value: it returns the result, or else the run to wait for,
+// which has counted this caller. count says that the caller was not here before.
+func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Found[V], err error, count bool) (*fetchRun[V], V, error) {
 	var none V
 	switch {
-	case err == nil && fresh == Stale:
-		f.counts.stale.Add(1)
-		f.refresh(ctx, key)
-		return nil, v, nil
+	case err == nil && found.Fresh == Stale:
+		if count {
+			f.counts.stale.Add(1)
+		}
+		return nil, f.stale(ctx, key, came, found), nil
 	case ctx.Err() != nil: // whatever Lookup says of that
 		switch {
 		case errors.Is(err, ctx.Err()): // it says so itself
@@ -228,64 +282,100 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, v V, fresh Freshness,
 	}
 	slow := false
 	if err != nil {
+		found.Stamp = ""
 		slow = ranOut(err) // no outage: the cache may only be busy
 		err = f.lookupFailed(key, err)
 	}
 	if err := f.c.checkKey(key); err != nil {
 		return nil, none, err
 	}
-	f.counts.misses.Add(1)
+	if count {
+		f.counts.misses.Add(1)
+	}
 	inside := waitNodeOf(ctx)
-	r, err := f.join(ctx, key, err, slow, inside)
+	r, err := f.join(ctx, key, missed{err, slow, found.Stamp}, inside)
 	if err != nil || inside == nil {
 		return r, none, err
 	}
 	defer inside.stopAwaiting(&r.node)
-	v, err = f.timedWait(ctx, r)
+	v, err, left := f.timedWait(ctx, r)
+	if !left && !r.For(came, found.Stamp) {
+		return nil, none, errAgain
+	}
 	return nil, v, err
 }
 
-// join adds a caller to the run of key, and begins one if there is none. why is the error of the
-// caller's Lookup, if it had one; slow says that this error is a timeout. inside is the run that
-// the caller itself belongs to.
-func (f *Fetcher[V]) join(ctx context.Context, key string, why error, slow bool, inside *waitNode) (*fetchRun[V], error) {
-	values := f.values(ctx)
+// stale is the value for a caller that has found a stale one: that, or the new one if it comes
+// within StaleWait.
+func (f *Fetcher[V]) stale(ctx context.Context, key string, came uint64, found Found[V]) V {
+	f.refresh(ctx, key)
+	if f.opts.StaleWait <= 0 || waitNodeOf(ctx) != nil { // inside a load it might wait for itself
+		return found.Value
+	}
+	r, ok := f.runs.JoinOpen(key)
+	if !ok {
+		return found.Value
+	}
+	limited, cancel := context.WithTimeout(ctx, f.opts.StaleWait)
+	defer cancel()
+	if v, err, left := r.Wait(limited); !left && err == nil && r.For(came, found.Stamp) {
+		return v
+	}
+	return found.Value
+}
+
+// missed is what a caller's lookup says of a key without a value.
+type missed struct {
+	why   error  // of the lookup
+	slow  bool   // it is a timeout
+	stamp string // of the entry
+}
+
+// join adds a caller to the run of key, and begins one if there is none. inside is the run that the
+// caller itself belongs to.
+func (f *Fetcher[V]) join(ctx context.Context, key string, m missed, inside *waitNode) (*fetchRun[V], error) {
+	r, first, err := f.enlist(ctx, key, m, inside, f.values(ctx))
+	if first {
+		f.runs.Start(r)
+	}
+	return r, err
+}
+
+// enlist is join without the beginning of a run that is new: first says that it is.
+func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *waitNode, values context.Context) (_ *fetchRun[V], first bool, _ error) {
 	// A caller that holds the lock on key itself would wait for itself.
 	lent := f.c.reenter(ctx, key)
 	r, first, ok := f.runs.Join(key)
 	switch {
 	case !ok:
 		f.giveBack(lent)
-		return nil, f.errClosed(key)
+		return nil, false, f.errClosed(key)
 	case !first:
 		f.counts.joined.Add(1)
 	default:
 		// A load that has failed just now is not repeated. Its run has noted that before this
 		// one could begin.
-		if err := f.failures.of(key, time.Now()); err != nil {
+		if err, scope := f.failures.of(key, m.stamp, time.Now()); err != nil {
+			r.Limit(scope)
 			f.refuse(r, err)
 			f.giveBack(lent)
-			return nil, err
+			return nil, false, err
 		}
 		r.setUp(values)
-		if slow {
+		if m.slow {
 			r.timeouts = 1
-		} else if r.why = why; why != nil {
+		} else if r.why = m.why; m.why != nil {
 			f.giveBack(r.loan.close())
 		}
 	}
 	if lent != nil && !r.loan.offer(lent) {
 		f.giveBack(lent)
 	}
-	refused := inside != nil && !inside.await(&r.node)
-	if first {
-		f.runs.Start(r)
-	}
-	if refused {
+	if inside != nil && !inside.await(&r.node) { // so it is not new
 		r.Leave()
-		return nil, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
+		return nil, false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
 	}
-	return r, nil
+	return r, first, nil
 }
 
 func (r *fetchRun[V]) setUp(values context.Context) {
@@ -330,16 +420,24 @@ func (f *Fetcher[V]) mayRefresh(key string) bool {
 
 // refreshWith is refresh with the ctx that values has made.
 func (f *Fetcher[V]) refreshWith(values context.Context, key string) {
+	if r := f.beginRefresh(values, key); r != nil {
+		f.runs.Start(r)
+	}
+}
+
+// beginRefresh makes a run that reloads a stale value, and is to be started; nil if that is not needed.
+func (f *Fetcher[V]) beginRefresh(values context.Context, key string) *fetchRun[V] {
 	r, ok := f.runs.Background(key)
 	if !ok {
-		return
+		return nil
 	}
 	r.setUp(values)
+	r.refreshes = true
 	if !f.failures.allowRefresh(key, time.Now()) && !r.Wanted() { // another refresh has failed meanwhile
 		f.refuse(r, nil)
-		return
+		return nil
 	}
-	f.runs.Start(r)
+	return r
 }
 
 // refuse ends a run that does not begin. Callers may have joined it, and lent it their lock.
@@ -395,13 +493,13 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 
 // fetchCounts are the counters, except hits, which the lookupCounters count.
 type fetchCounts struct {
-	stale, misses, joined, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost atomic.Uint64
+	stale, misses, joined, loads, unlocked, loadFailures, storeFailures, lookupErrors, lost, outdated atomic.Uint64
 }
 
 func (c *fetchCounts) read(hits uint64) FetchStats {
 	return FetchStats{
 		Hits: hits, Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
 		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(),
-		LookupErrors: c.lookupErrors.Load(), Lost: c.lost.Load(),
+		LookupErrors: c.lookupErrors.Load(), Lost: c.lost.Load(), Outdated: c.outdated.Load(),
 	}
 }

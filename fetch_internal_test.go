@@ -100,7 +100,7 @@ func TestALoanToARefusedFlightIsGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.failures.failed("k", errors.New("no"), time.Now().Add(time.Minute))
+	f.failures.failed("k", "", errors.New("no"), time.Now().Add(time.Minute))
 	f.failures.mu.Lock() // the first caller waits between its joining and what it finds here
 	results := make(chan error, 2)
 	fetch := func(ctx context.Context) {
@@ -152,21 +152,21 @@ func TestFailuresAreBounded(t *testing.T) {
 	fs, now := failures{hold: time.Hour}, time.Now()
 	key := strconv.Itoa
 	for i := range maxFailures + 100 {
-		fs.failed(key(i), errTest, now)
+		fs.failed(key(i), "", errTest, now)
 	}
-	fs.failed(key(100), errTest, now) // the oldest, again
-	fs.failed("last", errTest, now)
+	fs.failed(key(100), "", errTest, now) // the oldest, again
+	fs.failed("last", "", errTest, now)
 	if n := len(fs.keys); n != maxFailures || fs.order.Len() != n {
 		t.Errorf("%d records, %d in order", n, fs.order.Len())
 	}
 	for k, held := range map[string]bool{key(99): false, key(100): true, key(101): false, key(102): true, "last": true} {
-		if err := fs.of(k, now.Add(time.Minute)); (err != nil) != held {
+		if err, _ := fs.of(k, "", now.Add(time.Minute)); (err != nil) != held {
 			t.Errorf("%s: %v", k, err)
 		}
 	}
 	later := now.Add(3 * time.Hour)
 	for i := range maxFailures {
-		fs.failed("later"+key(i), errTest, later)
+		fs.failed("later"+key(i), "", errTest, later)
 		fs.succeeded("later" + key(i))
 	}
 	if n := len(fs.keys); n > 10 {

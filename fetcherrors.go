@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,6 +58,54 @@ func loadErr(key string, err error) error {
 // lookupErr is Lookup's error, for its own caller or all of a run.
 func lookupErr(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, notCtx(err))
+}
+
+// KeyErrors is what LookupMany, LoadMany and StoreMany return if they fail for some of their keys: the
+// error of each of these. It may be wrapped.
+type KeyErrors map[string]error
+
+// Error is one line, with one of the errors.
+func (e KeyErrors) Error() string { return "flightlock: " + someOf(e) }
+
+// Unwrap returns all errors, in the order of their keys.
+func (e KeyErrors) Unwrap() []error { return inOrder(e) }
+
+// ManyError is the error of FetchMany if it has no value for some of the keys, beside the values of
+// the others. It matches whatever one of the errors matches.
+type ManyError struct {
+	Errors map[string]error // by key; each is what Fetch would have returned
+}
+
+// Error is one line, with one of the errors.
+func (e *ManyError) Error() string { return "flightlock: fetch: " + someOf(e.Errors) }
+
+// Unwrap returns all errors, in the order of their keys.
+func (e *ManyError) Unwrap() []error { return inOrder(e.Errors) }
+
+func inOrder(errs map[string]error) []error {
+	list := make([]error, 0, len(errs))
+	for _, key := range slices.Sorted(maps.Keys(errs)) {
+		list = append(list, errs[key])
+	}
+	return list
+}
+
+// someOf says how many keys have failed, and why the first.
+func someOf(errs map[string]error) string {
+	if len(errs) == 0 {
+		return "no key has failed"
+	}
+	first := slices.Min(slices.Collect(maps.Keys(errs)))
+	return fmt.Sprintf("%d keys have failed; %.100q: %s", len(errs), first, oneLine(errs[first]))
+}
+
+// errorOf is the error of key in err, which may be that of all keys or a KeyErrors.
+func errorOf(err error, key string) error {
+	var some KeyErrors
+	if errors.As(err, &some) {
+		return some[key]
+	}
+	return err
 }
 
 // PanicError is the error of callers of Fetch if a function of the Source panicked, or called

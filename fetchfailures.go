@@ -2,8 +2,11 @@ package flightlock
 
 import (
 	"container/list"
+	"errors"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
 const (
@@ -20,7 +23,8 @@ const (
 // Newcomers get the error until held, those with a stale value begin no refresh until refresh.
 // Both double with each failure of the key that follows another one. A success removes the record.
 type failures struct {
-	hold time.Duration // FetchOptions.ErrorHold
+	hold    time.Duration // FetchOptions.ErrorHold
+	stamped bool          // the Source has stamps
 
 	mu    sync.Mutex // guards what follows
 	keys  map[string]*failure
@@ -29,18 +33,19 @@ type failures struct {
 
 type failure struct {
 	key           string
+	stamp         string // of the entry when the load began; "" if that is not known
 	err           error
 	count         int // in a row
 	held, refresh time.Time
 	at            *list.Element
 }
 
-// failed notes that a load of key failed.
-func (fs *failures) failed(key string, err error, now time.Time) {
+// failed notes that a load of key failed, which began when the entry had the stamp.
+func (fs *failures) failed(key, stamp string, err error, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	x := fs.noteLocked(key, now)
-	x.err = err
+	x.err, x.stamp = err, stamp
 	if fs.hold > 0 {
 		x.held = now.Add(doubled(fs.hold, x.count))
 	}
@@ -99,14 +104,30 @@ func (fs *failures) removeLocked(x *failure) {
 	fs.order.Remove(x.at)
 }
 
-// of is the error for a newcomer, if the last one still counts.
-func (fs *failures) of(key string, now time.Time) error {
+// of is the error for a newcomer that found the stamp, if the last one still counts, and for whom
+// else that error is.
+//
+// With another stamp the origin has changed since, so that the error may be out of date. Without one,
+// as in an outage of the cache, nothing is known: then an error counts, so that an origin that fails
+// is left alone, but not ErrNotFound, which is as good as a value.
+func (fs *failures) of(key, stamp string, now time.Time) (error, coalesce.Scope) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
-	if x := fs.keys[key]; x != nil && now.Before(x.held) {
-		return &HeldError{Err: x.err, Until: x.held}
+	x := fs.keys[key]
+	if x == nil || !now.Before(x.held) {
+		return nil, coalesce.Scope{}
 	}
-	return nil
+	held := &HeldError{Err: x.err, Until: x.held}
+	same := stamp != "" && x.stamp == stamp
+	switch {
+	case !fs.stamped:
+		return held, coalesce.Scope{}
+	case same:
+		return held, coalesce.Scope{Limited: true, Stamp: stamp}
+	case stamp != "" && x.stamp != "", errors.Is(x.err, ErrNotFound):
+		return nil, coalesce.Scope{}
+	}
+	return held, coalesce.Scope{}
 }
 
 // allowRefresh reports whether a stale value may be loaded again.

@@ -53,6 +53,7 @@ var fetchCounters = []struct {
 	{desc("fetch_store_failures_total", "Loaded values that could not be stored.", "fetcher"), func(s FetchStats) uint64 { return s.StoreFailures }},
 	{desc("fetch_lookup_errors_total", "Lookups that failed.", "fetcher"), func(s FetchStats) uint64 { return s.LookupErrors }},
 	{desc("fetch_lost_locks_total", "Locks lost while a value was loaded or stored.", "fetcher"), func(s FetchStats) uint64 { return s.Lost }},
+	{desc("fetch_outdated_total", "Loaded values that were not stored because their entry had changed meanwhile.", "fetcher"), func(s FetchStats) uint64 { return s.Outdated }},
 }
 
 var descFlights = desc("fetch_in_flight", "Keys that are being locked, loaded or stored now.", "fetcher")
@@ -120,7 +121,7 @@ func (s FetchStats) plus(o FetchStats) FetchStats {
 	return FetchStats{
 		Hits: s.Hits + o.Hits, Stale: s.Stale + o.Stale, Misses: s.Misses + o.Misses, Joined: s.Joined + o.Joined,
 		Loads: s.Loads + o.Loads, UnlockedLoads: s.UnlockedLoads + o.UnlockedLoads, LoadFailures: s.LoadFailures + o.LoadFailures,
-		StoreFailures: s.StoreFailures + o.StoreFailures, LookupErrors: s.LookupErrors + o.LookupErrors, Lost: s.Lost + o.Lost,
+		StoreFailures: s.StoreFailures + o.StoreFailures, LookupErrors: s.LookupErrors + o.LookupErrors, Lost: s.Lost + o.Lost, Outdated: s.Outdated + o.Outdated,
 		Running: s.Running + o.Running,
 	}
 }
@@ -171,15 +172,15 @@ func (m *fetchMeter) loaded(began time.Time, err error, returned bool) {
 }
 
 // timedWait is wait, observed if there are metrics.
-func (f *Fetcher[V]) timedWait(ctx context.Context, r *fetchRun[V]) (V, error) {
+func (f *Fetcher[V]) timedWait(ctx context.Context, r *fetchRun[V]) (v V, err error, left bool) {
 	m := f.seen.meter
 	began := m.begins()
-	v, err, left := r.Wait(ctx)
+	v, err, left = r.Wait(ctx)
 	if left {
 		err = f.gaveUp(r.Key(), ctx.Err(), nil)
 	}
 	if m == nil {
-		return v, err
+		return v, err, left
 	}
 	outcome := fetchOutcomes[0]
 	switch {
@@ -189,5 +190,5 @@ func (f *Fetcher[V]) timedWait(ctx context.Context, r *fetchRun[V]) (V, error) {
 		outcome = fetchOutcomes[1]
 	}
 	m.wait[outcome].Observe(time.Since(began).Seconds())
-	return v, err
+	return v, err, left
 }

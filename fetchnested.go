@@ -66,6 +66,13 @@ func (x *waitNode) urgent() <-chan struct{} {
 	return x.became
 }
 
+// hasBeenAwaited reports whether urgent is closed.
+func (x *waitNode) hasBeenAwaited() bool {
+	waitGraphMu.Lock()
+	defer waitGraphMu.Unlock()
+	return x.isUrgent
+}
+
 // stopAwaiting notes that x waits for y no more.
 func (x *waitNode) stopAwaiting(y *waitNode) {
 	waitGraphMu.Lock()
@@ -128,6 +135,13 @@ func (x *loan) take() *Lock {
 	l := x.lock
 	x.lock, x.step = nil, nil
 	return l
+}
+
+// isOffered reports whether there is a lock to take.
+func (x *loan) isOffered() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.lock != nil
 }
 
 // close is take, and refuses further offers.

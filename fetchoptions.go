@@ -77,6 +77,14 @@ type FetchOptions struct {
 	// ErrorHold allows, and not within a second.
 	ErrorHold time.Duration
 
+	// MaxBatch is how many keys FetchMany passes to one call of LookupMany, LoadMany and StoreMany.
+	// Default 500.
+	MaxBatch int
+
+	// StaleWait is how long a caller that has found a stale value waits for the new one, before it is
+	// served the stale one. Default 0: it does not wait.
+	StaleWait time.Duration
+
 	// Name identifies this Fetcher in metrics, where it is a label, and in the log. Fetchers of one
 	// Client with the same name are counted together. Default "fetch".
 	Name string
@@ -102,6 +110,7 @@ func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
 	setDefault(&o.LookupTimeout, time.Second)
 	setDefault(&o.WaitTimeout, clock.Add(o.LoadTimeout, o.TTL))
 	setDefault(&o.MaxUnlockedLoads, 16)
+	setDefault(&o.MaxBatch, 500)
 	setDefault(&o.ErrorHold, time.Second)
 	setDefault(&o.Name, "fetch")
 	const positive = "it must be above 0, or 0 for the default"
@@ -122,6 +131,10 @@ func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
 		return o, invalid("FetchOptions.MaxUnlockedLoads", o.MaxUnlockedLoads, positive)
 	case o.MaxLoads < 0:
 		return o, invalid("FetchOptions.MaxLoads", o.MaxLoads, "it must be above 0, or 0 for no limit")
+	case o.MaxBatch < 0:
+		return o, invalid("FetchOptions.MaxBatch", o.MaxBatch, positive)
+	case o.StaleWait < 0:
+		return o, invalid("FetchOptions.StaleWait", o.StaleWait, "it must be above 0, or 0 to serve stale values at once")
 	case !utf8.ValidString(o.Name) || len(o.Name) > maxName:
 		return o, invalid("FetchOptions.Name", fmt.Sprintf("%.*q", 2*maxName, o.Name), fmt.Sprintf("it must be UTF-8, of %d bytes at most", maxName))
 	}

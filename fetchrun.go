@@ -34,14 +34,19 @@ type fetchRun[V any] struct {
 	coalesce.Run[V]
 
 	// Set before the run starts.
-	why      error           // the Lookup error that it began with: no use in contending
-	timeouts int             // Lookups that timed out before it began: 1 if its first caller's did
-	base     context.Context // the result of Values
-	values   context.Context // base, and node: for Lookup, Load and Store
+	why       error           // the Lookup error that it began with: no use in contending
+	timeouts  int             // Lookups that timed out before it began: 1 if its first caller's did
+	refreshes bool            // it began behind a stale value
+	base      context.Context // the result of Values
+	values    context.Context // base, and node: for Lookup, Load and Store
 
-	node  waitNode
-	loan  loan
-	until time.Time // when it stops waiting for the lock, or for a slot; only run's goroutine has it
+	node waitNode
+	loan loan
+
+	// only run's goroutine has these
+	until  time.Time      // when it stops waiting for the lock, or for a slot
+	scope  coalesce.Scope // of what is loaded
+	unseen bool           // the lookup before the load is left out, because the cache does not answer
 }
 
 // run is the whole work: lock, look up, load, store.
@@ -54,12 +59,12 @@ func (f *Fetcher[V]) run(r *fetchRun[V]) {
 	values := r.values
 	if l != nil {
 		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; its error is l.Err's, too
-		if f.lookUpWithLock(r) {
-			f.gate.leave(p)
-			f.giveBack(l)
-			return
-		}
 		values = carrying(values, l)
+	}
+	if f.lookUpToLoad(r, l) {
+		f.gate.leave(p)
+		f.giveBack(l)
+		return
 	}
 	if v, ok := f.load(r, values, l, p); ok {
 		f.store(r, values, l, v)
@@ -120,6 +125,8 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			if !errors.Is(why, errFailedElsewhere) {
 				f.seen.without.began(why)
 			}
+			var unknown *lookupError
+			r.unseen = errors.As(why, &unknown)
 			return nil, p, true
 		}
 	}
@@ -344,14 +351,18 @@ var errTooManyLookups = errors.New("too many Lookups are under way")
 var errNoAnswer = errors.New("no answer in time")
 
 // lookUpWaiting makes a Lookup for a run that waits until ctx ends. At most maxWaitingLookups
-// of them run at a time. A stale value will do.
+// of them run at a time. A stale value will do for callers that have none.
 func (f *Fetcher[V]) lookUpWaiting(r *fetchRun[V], ctx context.Context) (found bool, err error) {
 	if !f.beginWaitingLookup(ctx) {
 		return false, errTooManyLookups
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
 	defer cancel()
-	return f.lookUp(r, ctx, limited, Stale, func() { <-f.waitingLookups })
+	least := Stale
+	if r.refreshes && f.opts.StaleWait > 0 { // its callers have that value
+		least = Fresh
+	}
+	return f.lookUp(r, ctx, limited, least, f.lookup, func() { <-f.waitingLookups })
 }
 
 // beginWaitingLookup waits for room among the maxWaitingLookups, as long as a Lookup may take.
@@ -372,13 +383,17 @@ func (f *Fetcher[V]) beginWaitingLookup(ctx context.Context) bool {
 	return false
 }
 
-// lookUpWithLock makes the Lookup of a run that holds the lock, and reports whether the run is over
-// by it. It does not count among the maxWaitingLookups, because others wait for the lock meanwhile,
-// and a stale value will not do.
-func (f *Fetcher[V]) lookUpWithLock(r *fetchRun[V]) (over bool) {
+// lookUpToLoad makes the Lookup of a run that has what a load needs, and reports whether the run is
+// over by it. It does not count among the maxWaitingLookups, because others wait for the lock
+// meanwhile, and a stale value will not do. A load without a lock needs it only for the stamp.
+func (f *Fetcher[V]) lookUpToLoad(r *fetchRun[V], l *Lock) (over bool) {
+	if l == nil && (r.unseen || !f.stamped()) {
+		r.scope = f.sending()
+		return false
+	}
 	step := r.Begin(r.values, f.opts.LookupTimeout)
 	defer step.End(nil)
-	found, err := f.lookUp(r, r.values, step, Fresh, func() {})
+	found, err := f.lookUp(r, r.values, step, Fresh, f.lookupToLoad, func() {})
 	if err != nil && f.opts.OnUnavailable == FailClosed {
 		var none V
 		r.Finish(none, err)
@@ -391,11 +406,12 @@ func (f *Fetcher[V]) lookUpWithLock(r *fetchRun[V]) (over bool) {
 // value that is at least so fresh, the callers get it, and the run is over. returned is called
 // when Lookup has returned, however late.
 func (f *Fetcher[V]) lookUp(r *fetchRun[V], ctx, limited context.Context, least Freshness,
-	returned func()) (found bool, err error) {
+	lookup func(context.Context, string) (Found[V], error), returned func()) (found bool, err error) {
 	answered := new(answer[V])
+	r.scope = f.sending()
 	r.Worker.Go(func() {
 		defer returned()
-		answered.v, answered.fresh, answered.err = f.src.Lookup(limited, r.Key())
+		answered.Found, answered.err = lookup(limited, r.Key())
 	})
 	a, _ := f.await(r, limited, "Lookup", answered)
 	switch {
@@ -407,9 +423,12 @@ func (f *Fetcher[V]) lookUp(r *fetchRun[V], ctx, limited context.Context, least 
 		return false, fmt.Errorf("%w: %w", f.lookupFailed(r.Key(), a.err), errSlowLookup)
 	case a.err != nil:
 		return false, f.lookupFailed(r.Key(), a.err)
-	case a.fresh == Fresh, a.fresh == Stale && least == Stale:
-		r.Finish(a.v, nil)
-		if a.fresh == Stale {
+	}
+	r.scope.Stamp = a.Stamp
+	if a.Fresh == Fresh || a.Fresh == Stale && least == Stale {
+		r.Limit(r.scope)
+		r.Finish(a.Value, nil)
+		if a.Fresh == Stale {
 			f.refreshWith(r.base, r.Key())
 		}
 		return true, nil
@@ -419,9 +438,8 @@ func (f *Fetcher[V]) lookUp(r *fetchRun[V], ctx, limited context.Context, least 
 
 // answer is what a function of the Source has returned.
 type answer[V any] struct {
-	v     V
-	fresh Freshness
-	err   error
+	Found[V]
+	err error
 }
 
 // await waits until the call that writes a has returned, or ctx has ended. In the latter case a
@@ -448,11 +466,12 @@ func (f *Fetcher[V]) load(r *fetchRun[V], values context.Context, l *Lock, p *sl
 	if l == nil {
 		f.counts.unlocked.Add(1)
 	}
+	r.Limit(r.scope)
 	step := r.Begin(values, f.opts.LoadTimeout)
 	defer step.End(nil)
 	began := f.seen.meter.begins()
 	loaded := new(answer[V])
-	r.Worker.Go(func() { loaded.v, loaded.err = f.src.Load(step, r.Key()) })
+	r.Worker.Go(func() { loaded.Value, loaded.err = f.src.Load(step, r.Key()) })
 	a, returned := f.await(r, step, "Load", loaded)
 	if !returned && r.Err() == nil {
 		late, cancel := context.WithTimeout(context.Background(), grace)
@@ -469,20 +488,21 @@ func (f *Fetcher[V]) load(r *fetchRun[V], values context.Context, l *Lock, p *sl
 		f.fail(r, loadErr(r.Key(), a.err))
 		f.giveBackFailed(r, l)
 	}
-	return a.v, a.err == nil
+	return a.Value, a.err == nil
 }
 
 // loadGoesOn gives the callers an error, because Load ignores its ctx, and waits for it.
 func (f *Fetcher[V]) loadGoesOn(r *fetchRun[V], l *Lock) {
 	var none V
-	if r.Err() != nil { // the ctx of Close has ended
+	r.Limit(coalesce.Scope{}) // as long as Load has not returned, there is nothing else for any caller
+	if r.Err() != nil {       // the ctx of Close has ended
 		f.counts.loadFailures.Add(1)
 		r.Deliver(none, f.errClosed(r.Key()))
 	} else {
 		err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v",
 			r.Key(), f.opts.LoadTimeout)
 		f.loadFailed(r.Key(), err)
-		f.failures.failed(r.Key(), err, time.Now())
+		f.failures.failed(r.Key(), r.scope.Stamp, err, time.Now())
 		r.Deliver(none, err)
 	}
 	// Other processes may load. In this one the key stays taken.
@@ -493,7 +513,7 @@ func (f *Fetcher[V]) loadGoesOn(r *fetchRun[V], l *Lock) {
 // fail gives the callers the error of a load. Those that come within ErrorHold get it, too.
 func (f *Fetcher[V]) fail(r *fetchRun[V], err error) {
 	var none V
-	f.failures.failed(r.Key(), err, time.Now()) // before the next run can begin
+	f.failures.failed(r.Key(), r.scope.Stamp, err, time.Now()) // before the next run can begin
 	r.Finish(none, err)
 }
 
@@ -507,11 +527,15 @@ func (f *Fetcher[V]) store(r *fetchRun[V], values context.Context, l *Lock, v V)
 		f.failures.notStored(r.Key(), time.Now())
 		return
 	}
+	if f.stamped() && r.scope.Stamp == "" { // there is nothing to compare with
+		f.failures.notStored(r.Key(), time.Now())
+		return
+	}
 	stored := new(answer[V])
 	a, returned := f.runStore(r, values, l, v, stored)
 	if returned {
 		f.stored(r.Key(), l, a.err)
-		if a.err != nil && !ranOut(a.err) {
+		if a.err != nil && !ranOut(a.err) && !errors.Is(a.err, ErrOutdated) {
 			r.Finish(v, nil)
 			f.giveBackFailed(r, l)
 		}
@@ -532,14 +556,18 @@ func (f *Fetcher[V]) runStore(r *fetchRun[V], values context.Context, l *Lock, v
 	defer l.whenOver(step.End)()
 	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() { r.Deliver(v, nil) })
 	defer delivery.Stop()
-	r.Worker.Go(func() { stored.err = f.src.Store(step, r.Key(), v, l) })
+	r.Worker.Go(func() { stored.err = f.storeOne(step, r, v, l) })
 	return f.await(r, step, "Store", stored)
 }
 
 func (f *Fetcher[V]) stored(key string, l *Lock, err error) {
-	if err == nil {
+	switch {
+	case err == nil:
 		f.failures.succeeded(key)
-	} else {
+	case errors.Is(err, ErrOutdated):
+		f.counts.outdated.Add(1)
+		f.failures.succeeded(key)
+	default:
 		f.failures.notStored(key, time.Now())
 		f.counts.storeFailures.Add(1)
 		f.seen.failed(key, "store", err)

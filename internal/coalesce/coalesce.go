@@ -56,12 +56,31 @@ type Run[V any] struct {
 	v         V
 	err       error
 
+	scope Scope // of v and err; as them
+
 	// guarded by g.mu
 	callers     int
 	background  bool // runs without callers. After Background, only the function's goroutine writes it
 	committed   bool
 	isDelivered bool
 	links       list.Links[Run[V]] // in g.all
+}
+
+// A Scope says for which callers a result is good. The zero Scope is all.
+//
+// A result is that of a request to somewhere else, so it says nothing about what has happened since
+// that request was sent. A caller that came later, after a change of which it may know, must not get
+// what was there before. It may if it has a Stamp of its own: then nothing has changed since.
+type Scope struct {
+	Limited bool
+	Before  uint64 // callers that came before this request
+	Stamp   string // and callers that have this stamp; "" is none
+}
+
+// Includes reports whether a result with this scope is good for a caller. came is the number of the
+// last request that was sent when it came.
+func (s *Scope) Includes(came uint64, stamp string) bool {
+	return !s.Limited || came < s.Before || stamp != "" && stamp == s.Stamp
 }
 
 // ListLinks is for package list.
@@ -96,6 +115,18 @@ func (g *Group[V, E]) Join(key string) (e E, first, ok bool) {
 	return r.self.(E), first, true
 }
 
+// JoinOpen is Join, unless there is no run of key that can be joined: then ok is false.
+func (g *Group[V, E]) JoinOpen(key string) (e E, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r := g.open[key]
+	if g.closed || r == nil {
+		return e, false
+	}
+	r.callers++
+	return r.self.(E), true
+}
+
 // Background begins a run without callers; it continues at least until it calls Wanted. ok is false
 // if there is a run for key already, and after Close. The caller sets it up and calls Start.
 func (g *Group[V, E]) Background(key string) (e E, ok bool) {
@@ -127,6 +158,10 @@ func (g *Group[V, E]) work(e E) {
 	defer e.run().returned()
 	g.do(e)
 }
+
+// Done ends a run that was not started, because its function was executed elsewhere, together with
+// those of other runs. Its result was given.
+func (g *Group[V, E]) Done(e E) { e.run().returned() }
 
 // Refuse ends a run that was not started. All callers that have joined it get err.
 func (g *Group[V, E]) Refuse(e E, err error) {
@@ -269,6 +304,30 @@ func (r *Run[V]) Wanted() bool {
 
 // InBackground reports whether the run continues without callers. Only the function may call it.
 func (r *Run[V]) InBackground() bool { return r.background }
+
+// Limit sets the scope of the result that is delivered next. It is for the function. A result that
+// the Group itself delivers, when it is closed, is an error, which a caller out of scope gets from
+// its next Join.
+func (r *Run[V]) Limit(s Scope) {
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	if !r.isDelivered {
+		r.scope = s
+	}
+}
+
+// For reports whether the result is good for a caller: see Scope. It is for callers that have the
+// result. If it is not, the run cannot be joined from now on: the caller joins another one, and what
+// the function has still to do goes on.
+func (r *Run[V]) For(came uint64, stamp string) bool {
+	if r.scope.Includes(came, stamp) {
+		return true
+	}
+	r.g.mu.Lock()
+	defer r.g.mu.Unlock()
+	r.forgetLocked()
+	return false
+}
 
 // Deliver returns the result to the callers, including those that join later. Only the first result
 // counts.

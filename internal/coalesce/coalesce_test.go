@@ -322,3 +322,47 @@ func TestCallersComeAndGo(t *testing.T) {
 	<-g.Idle()
 	t.Logf("%d results, %d left, %d runs canceled", got.Load(), gone.Load(), canceled.Load())
 }
+
+// A result is for callers in its scope. One that is not makes the run unjoinable, and it goes on.
+func TestScope(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		finished := make(chan struct{})
+		g := group(func(fl *flight) {
+			fl.Limit(Scope{Limited: true, Before: 5, Stamp: "s"})
+			fl.Deliver(1, nil)
+			fl.Limit(Scope{}) // too late
+			<-finished
+			fl.Finish(2, nil)
+		})
+		fl := join(g, "k")
+		if v, err, left := fl.Wait(t.Context()); v != 1 || err != nil || left {
+			t.Error(v, err, left)
+		}
+		for _, c := range []struct {
+			came  uint64
+			stamp string
+			want  bool
+		}{{4, "", true}, {4, "x", true}, {5, "s", true}, {9, "s", true}} {
+			if fl.For(c.came, c.stamp) != c.want {
+				t.Errorf("%+v", c)
+			}
+		}
+		if again, ok := g.JoinOpen("k"); !ok || again != fl {
+			t.Error("it cannot be joined")
+		}
+		fl.Leave()
+		for _, stamp := range []string{"", "x"} {
+			if fl.For(5, stamp) {
+				t.Errorf("%q is not in scope", stamp)
+			}
+		}
+		if _, ok := g.JoinOpen("k"); ok || g.Running() != 1 {
+			t.Error("it can be joined, or does not go on")
+		}
+		close(finished)
+		synctest.Wait()
+		if g.Running() != 0 {
+			t.Error("it goes on")
+		}
+	})
+}

@@ -657,6 +657,8 @@ func (l *freeLease) Acquire(_ bool, by quorum.Acquirer) {
 func (l *freeLease) Cancel()               {}
 func (l *freeLease) Peek() *quorum.Failure { return nil }
 func (l *freeLease) Settle()               {}
+func (l *freeLease) Forget()               {}
+func (l *freeLease) Withdraw() bool        { return true }
 func (l *freeLease) Refresh(time.Duration, int64, time.Duration, bool, func(quorum.Grant, *quorum.Failure)) {
 }
 func (l *freeLease) Release(_ bool, _ string, _ quorum.News, by quorum.Releaser) {

@@ -1,0 +1,579 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/coalesce"
+	"github.com/flightlock/flightlock/internal/flight"
+)
+
+// batch is the runs that one FetchMany begins, and the work for them: on one goroutine, with one
+// LoadMany, instead of a goroutine and a Load for each.
+//
+//	a slot at the gate -> one attempt for each lock, all at once
+//	    those won:         look up -> load -> store -> release, together
+//	    those of others:   after that, or soon: look up together, then each run for itself
+//	    nodes unreachable: the same as those won, without locks
+//
+// It never waits for a lock. So two batches with common keys, in whatever order, do not wait for each
+// other: each has what it won, and gives it back before its callers have waited for the rest. An
+// attempt that is not won is not repeated here; its run goes on as any other (Fetcher.run).
+//
+// What is decided together belongs to all its runs: they are committed before the lookup, and their
+// Worker is that of the first one. Each of them waits for the first in the wait graph, so that a Fetch
+// of any key of the batch inside its own LoadMany is refused.
+type batch[V any] struct {
+	f     *Fetcher[V]
+	runs  []*fetchRun[V]
+	locks map[string]*Lock // of runs; empty for a load without locks
+	slot  *slot
+}
+
+// startBatches starts runs, MaxBatch of them together. There may be no LoadMany if there are none.
+func (f *Fetcher[V]) startBatches(runs []*fetchRun[V]) {
+	for some := range slices.Chunk(runs, f.opts.MaxBatch) {
+		if len(some) == 1 {
+			f.runs.Start(some[0])
+			continue
+		}
+		go f.runBatch(slices.Clone(some)) // each run counts as a goroutine until it is Done
+	}
+}
+
+// startEach starts runs one by one.
+func (f *Fetcher[V]) startEach(runs []*fetchRun[V]) {
+	for _, r := range runs {
+		f.runs.Start(r)
+	}
+}
+
+// runBatch is what Fetcher.run is for one run.
+func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
+	var toLock, unseen []*fetchRun[V]
+	for _, r := range runs {
+		if r.why == nil {
+			toLock = append(toLock, r)
+		} else {
+			r.unseen = true // why is the error of a lookup
+			unseen = append(unseen, r)
+		}
+	}
+	f.loadUnlocked(unseen)
+	if len(toLock) == 0 {
+		return
+	}
+	slot, toLock := f.enterBatch(toLock)
+	if slot == nil {
+		return
+	}
+	won, rest, away := f.tryAll(toLock)
+	won.slot = slot
+	f.loadUnlocked(away)
+	if len(won.runs) == 0 {
+		f.gate.leave(slot)
+		f.startEach(rest)
+		return
+	}
+	// What others load is mostly there when this load is. If it takes longer, the rest does not wait.
+	var once sync.Once
+	soon := time.AfterFunc(f.c.opts.NodeTimeout, func() { once.Do(func() { f.startEach(rest) }) })
+	won.work()
+	soon.Stop()
+	once.Do(func() { f.startEach(f.foundMeanwhile(rest)) })
+}
+
+// enterBatch waits for a slot among MaxLoads, for the runs that it returns. Without one, all runs are
+// over. No lock is held meanwhile. Refreshes without callers do not wait.
+func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V]) (*slot, []*fetchRun[V]) {
+	p := f.gate.join(locked)
+	if p.isAdmitted() {
+		return p, runs
+	}
+	runs = slices.DeleteFunc(runs, f.unwanted)
+	until := time.Now().Add(f.opts.WaitTimeout)
+	tick := time.NewTicker(f.c.opts.NodeTimeout)
+	defer tick.Stop()
+	for {
+		wanted, urgent := false, false
+		for _, r := range runs {
+			wanted = wanted || r.Err() == nil
+			urgent = urgent || r.node.hasBeenAwaited()
+		}
+		switch {
+		case urgent: // a load waits for one of them, and may have the slot that it would get
+			f.gate.leave(p)
+			return uncounted, runs
+		case !wanted || !time.Now().Before(until):
+			f.gate.leave(p)
+			for _, r := range runs {
+				if r.Err() == nil {
+					var none V
+					r.Finish(none, f.full(r.Key(), locked, nil))
+				}
+				f.finished(r)
+			}
+			return nil, nil
+		}
+		select {
+		case <-p.admitted:
+			return p, runs
+		case <-tick.C:
+		}
+	}
+}
+
+// unwanted ends a refresh that has no callers.
+func (f *Fetcher[V]) unwanted(r *fetchRun[V]) bool {
+	if r.InBackground() && !r.Wanted() {
+		f.finished(r)
+		return true
+	}
+	return false
+}
+
+// tryAll makes one attempt for the lock of each run, all at the same time. away are those for which
+// no majority of nodes can be reached, if they may load without a lock.
+func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*fetchRun[V]) {
+	won = &batch[V]{f: f, locks: map[string]*Lock{}}
+	locks, errs := make([]*Lock, len(runs)), make([]error, len(runs))
+	var wg sync.WaitGroup
+	for i, r := range runs {
+		wg.Go(func() {
+			step := r.Begin(r.values, noTimeout)
+			defer step.End(nil)
+			locks[i], errs[i] = f.c.acquire(step, r.Key(), f.opts.TTL, noRetry{}, flight.Try, false)
+		})
+	}
+	wg.Wait()
+	for i, r := range runs {
+		f.giveBack(r.loan.close())
+		switch {
+		case errs[i] == nil && r.Commit():
+			won.add(r, locks[i])
+		case errs[i] == nil: // all its callers have left
+			f.giveBack(locks[i])
+			f.finished(r)
+		case unavailable(errs[i]) && f.mayLoadLocally(r, errs[i]):
+			f.seen.without.began(errs[i])
+			away = append(away, r)
+		case !f.unwanted(r):
+			rest = append(rest, r)
+		}
+	}
+	return won, rest, away
+}
+
+// add adds a run that is committed.
+func (b *batch[V]) add(r *fetchRun[V], l *Lock) {
+	if l != nil {
+		b.locks[r.Key()] = l
+		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // as in Fetcher.run
+	}
+	if len(b.runs) > 0 {
+		r.node.await(&b.runs[0].node)
+	}
+	b.runs = append(b.runs, r)
+}
+
+// loadUnlocked loads runs without locks, on a goroutine of their own: because the nodes of the locks
+// cannot be reached, or a lookup has failed. If no slot is free, each run waits for one by itself.
+func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
+	runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
+		alone := r.why != nil && !f.mayLoadLocally(r, r.why)
+		if alone {
+			f.runs.Start(r)
+		}
+		return alone
+	})
+	if len(runs) == 0 {
+		return
+	}
+	p := f.gate.join(unlocked)
+	if !p.isAdmitted() {
+		f.gate.leave(p)
+		f.startEach(runs)
+		return
+	}
+	b := &batch[V]{f: f, slot: p}
+	for _, r := range runs {
+		if r.why != nil {
+			f.seen.without.began(r.why)
+			f.giveBack(r.loan.close())
+		}
+		if r.Commit() {
+			b.add(r, nil)
+		} else {
+			f.finished(r)
+		}
+	}
+	go b.work() // each run counts as a goroutine until it is Done
+}
+
+// foundMeanwhile looks up runs whose keys are loaded elsewhere, all at once, and returns those whose
+// value is not there yet.
+func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V]) {
+	if len(runs) == 0 || f.src.LookupMany == nil {
+		return runs
+	}
+	leader, scope := runs[0], f.sending()
+	step := leader.Begin(leader.values, f.opts.LookupTimeout)
+	found, err := lookupMany(f, leader, step, keysOf(runs))
+	step.End(nil)
+	for _, r := range runs {
+		x := found[r.Key()]
+		if errorOf(err, r.Key()) != nil || x.Fresh != Fresh {
+			rest = append(rest, r)
+			continue
+		}
+		f.deliverFound(r, scope, x)
+		f.finished(r)
+	}
+	return rest
+}
+
+func keysOf[V any](runs []*fetchRun[V]) []string {
+	keys := make([]string, len(runs))
+	for i, r := range runs {
+		keys[i] = r.Key()
+	}
+	return keys
+}
+
+// lookupMany calls LookupMany on leader's Worker.
+func lookupMany[V any](f *Fetcher[V], leader *fetchRun[V], step *coalesce.Step, keys []string) (map[string]Found[V], error) {
+	return onWorker(leader, step, "Lookup", func(ctx context.Context) (map[string]Found[V], error) { return f.src.LookupMany(ctx, keys) })
+}
+
+// onWorker calls a function of the Source on r's Worker, and waits until it has returned or ctx has
+// ended: then the error is errNoAnswer.
+func onWorker[V, T any](r *fetchRun[V], ctx context.Context, op string, call func(ctx context.Context) (T, error)) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	x := new(result)
+	r.Worker.Go(func() { x.v, x.err = call(ctx) })
+	p, returned := r.Worker.Wait(ctx)
+	var none T
+	switch {
+	case !returned:
+		return none, errNoAnswer
+	case p != nil:
+		return none, &PanicError{Op: op, Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
+	}
+	return x.v, x.err
+}
+
+func (f *Fetcher[V]) deliverFound(r *fetchRun[V], scope coalesce.Scope, x Found[V]) {
+	scope.Stamp = x.Stamp
+	r.Limit(scope)
+	r.Finish(x.Value, nil)
+}
+
+// finished ends a run that was not started.
+func (f *Fetcher[V]) finished(r *fetchRun[V]) {
+	f.end(r)
+	f.runs.Done(r)
+}
+
+// work looks up, loads, stores and releases.
+func (b *batch[V]) work() {
+	f, all := b.f, b.runs
+	if len(all) == 0 {
+		f.gate.leave(b.slot)
+		return
+	}
+	defer func() {
+		for _, r := range slices.Backward(all) { // the first one has the Worker
+			f.finished(r)
+		}
+	}()
+	b.lookUp()
+	if len(b.runs) == 0 {
+		f.gate.leave(b.slot)
+		return
+	}
+	leader := all[0]
+	values, errs := b.load(leader)
+	f.gate.leave(b.slot)
+	b.each(func(r *fetchRun[V], l *Lock) bool {
+		if errs[r.Key()] == nil {
+			return true
+		}
+		f.giveBackFailed(r, l)
+		return false
+	})
+	b.store(leader, values)
+}
+
+// each calls do for all runs at once, and keeps those for which it reports true.
+func (b *batch[V]) each(do func(r *fetchRun[V], l *Lock) bool) {
+	kept := make([]bool, len(b.runs))
+	var wg sync.WaitGroup
+	for i, r := range b.runs {
+		wg.Go(func() { kept[i] = do(r, b.locks[r.Key()]) })
+	}
+	wg.Wait()
+	runs := b.runs
+	b.runs = nil
+	for i, r := range runs {
+		if kept[i] {
+			b.runs = append(b.runs, r)
+		}
+	}
+}
+
+// lookUp is lookUpToLoad for all runs. Those that are left have to be loaded.
+func (b *batch[V]) lookUp() {
+	f := b.f
+	if f.src.LookupMany == nil || len(b.locks) == 0 && (!f.stamped() || b.runs[0].unseen) {
+		b.each(func(r *fetchRun[V], l *Lock) bool {
+			over := f.lookUpToLoad(r, l)
+			if over {
+				f.giveBack(l)
+			}
+			return !over
+		})
+		return
+	}
+	leader, scope := b.runs[0], f.sending()
+	values := leader.values
+	if f.stamped() {
+		values = context.WithValue(values, loadFollowsKey{}, true)
+	}
+	step := leader.Begin(values, f.opts.LookupTimeout)
+	found, err := lookupMany(f, leader, step, keysOf(b.runs))
+	step.End(nil)
+	b.each(func(r *fetchRun[V], l *Lock) bool {
+		x, why := found[r.Key()], errorOf(err, r.Key())
+		if r.scope = scope; why == nil {
+			r.scope.Stamp = x.Stamp
+		} else {
+			why = f.lookupFailed(r.Key(), why)
+		}
+		switch {
+		case why != nil && f.opts.OnUnavailable == FailClosed:
+			var none V
+			r.Finish(none, why)
+		case why == nil && x.Fresh == Fresh:
+			f.deliverFound(r, scope, x)
+		default:
+			return true
+		}
+		f.giveBack(l)
+		return false
+	})
+}
+
+// load loads all runs. Those that fail have their error, and are not in values.
+func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[string]error) {
+	f := b.f
+	keys := keysOf(b.runs)
+	base := leader.values
+	for _, l := range b.locks {
+		base = carrying(base, l)
+	}
+	for _, r := range b.runs {
+		r.Limit(r.scope)
+	}
+	step := leader.Begin(base, f.opts.LoadTimeout)
+	defer step.End(nil)
+	values, err := b.loadKeys(leader, step, keys)
+	var some KeyErrors
+	if whole := err != nil && !errors.As(err, &some); whole && len(keys) > 1 && step.Err() == nil {
+		return b.loadHalves(leader, step, keys)
+	}
+	return b.settle(leader, keys, values, err, true)
+}
+
+// loadHalves loads keys again, in two halves.
+func (b *batch[V]) loadHalves(leader *fetchRun[V], step *coalesce.Step, keys []string) (values map[string]V, errs map[string]error) {
+	values, errs = map[string]V{}, map[string]error{}
+	middle := len(keys) / 2
+	for _, half := range [][]string{keys[:middle], keys[middle:]} {
+		v, err := b.loadKeys(leader, step, half)
+		some, failed := b.settle(leader, half, v, err, false)
+		for key, x := range some {
+			values[key] = x
+		}
+		for key, err := range failed {
+			errs[key] = err
+		}
+	}
+	return values, errs
+}
+
+// loadKeys calls LoadMany. If that ignores the end of its ctx, it has failed, and the batch waits
+// for it later.
+func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []string) (map[string]V, error) {
+	f := b.f
+	f.counts.loads.Add(1)
+	if len(b.locks) == 0 {
+		f.counts.unlocked.Add(1)
+	}
+	began := f.seen.meter.begins()
+	type result struct {
+		v   map[string]V
+		err error
+	}
+	x := new(result)
+	leader.Worker.Go(func() { x.v, x.err = f.src.LoadMany(step, slices.Clone(keys)) })
+	p, returned := leader.Worker.Wait(step)
+	if !returned {
+		late, cancel := context.WithTimeout(context.Background(), grace)
+		p, returned = leader.Worker.Wait(late)
+		cancel()
+	}
+	var got result // and not x, which a LoadMany that goes on may still write
+	switch {
+	case !returned:
+		got.err = fmt.Errorf("%w, %v", errLoadManyGoesOn, f.opts.LoadTimeout)
+	case p != nil:
+		got.err = &PanicError{Op: "LoadMany", Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
+	default:
+		got = *x
+	}
+	f.seen.meter.loaded(began, got.err, returned)
+	return got.v, got.err
+}
+
+// settle gives runs whose load has failed their errors. hold says that these are held.
+func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]V, err error, hold bool) (map[string]V, map[string]error) {
+	f := b.f
+	goesOn := errors.Is(err, errLoadManyGoesOn)
+	loaded, errs := map[string]V{}, map[string]error{}
+	for _, r := range b.runs {
+		if !slices.Contains(keys, r.Key()) {
+			continue
+		}
+		why := errorOf(err, r.Key())
+		v, there := values[r.Key()]
+		if why == nil && !there {
+			why = ErrNotFound
+		}
+		if why == nil {
+			loaded[r.Key()] = v
+			continue
+		}
+		errs[r.Key()] = why
+		f.loadFailed(r.Key(), why)
+		why = manyErr(r.Key(), why)
+		if goesOn {
+			r.Limit(coalesce.Scope{}) // see loadGoesOn
+		}
+		if hold {
+			f.failures.failed(r.Key(), r.scope.Stamp, why, time.Now())
+		} else {
+			f.failures.notStored(r.Key(), time.Now())
+		}
+		var none V
+		switch {
+		case r.Err() != nil:
+			r.Deliver(none, f.errClosed(r.Key()))
+		case goesOn:
+			r.Deliver(none, why)
+		default:
+			r.Finish(none, why)
+		}
+	}
+	if goesOn { // other processes may load; in this one the keys stay taken
+		for _, r := range b.runs {
+			if errs[r.Key()] != nil {
+				f.giveBackFailed(r, b.locks[r.Key()])
+				delete(b.locks, r.Key())
+			}
+		}
+		leader.Worker.Wait(context.Background())
+	}
+	return loaded, errs
+}
+
+// store stores what was loaded, gives it to the callers, and releases the locks.
+func (b *batch[V]) store(leader *fetchRun[V], values map[string]V) {
+	f := b.f
+	together := f.src.StoreMany != nil && !f.stamped() || f.src.StoreManyStamped != nil && f.stamped()
+	if !together || len(b.runs) < 2 {
+		b.each(func(r *fetchRun[V], l *Lock) bool {
+			f.store(r, r.values, l, values[r.Key()])
+			return true
+		})
+		return
+	}
+	b.each(func(r *fetchRun[V], l *Lock) bool { // what is lost, or cannot be compared, is served
+		switch {
+		case l != nil && l.Err() != nil:
+			f.counts.lost.Add(1)
+		case !f.stamped() || r.scope.Stamp != "":
+			return true
+		}
+		f.failures.notStored(r.Key(), time.Now())
+		r.Finish(values[r.Key()], nil)
+		f.giveBack(l)
+		return false
+	})
+	if len(b.runs) > 0 {
+		b.storeTogether(leader, values)
+	}
+}
+
+// storeTogether calls StoreMany. The callers have their values when it returns, or after NodeTimeout;
+// the locks are given back when it returns, or its time is over.
+func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
+	f := b.f
+	values, stamps := make(map[string]V, len(b.runs)), make(map[string]string, len(b.runs))
+	for _, r := range b.runs {
+		values[r.Key()], stamps[r.Key()] = loaded[r.Key()], r.scope.Stamp
+	}
+	locks := make(map[string]*Lock, len(b.runs))
+	for key, l := range b.locks {
+		if _, there := values[key]; there {
+			locks[key] = l
+		}
+	}
+	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() {
+		for _, r := range b.runs {
+			r.Deliver(loaded[r.Key()], nil)
+		}
+	})
+	step := leader.Begin(leader.values, f.opts.TTL)
+	x := new(error)
+	leader.Worker.Go(func() {
+		if f.stamped() {
+			*x = f.src.StoreManyStamped(step, values, stamps, locks)
+		} else {
+			*x = f.src.StoreMany(step, values, locks)
+		}
+	})
+	p, returned := leader.Worker.Wait(step)
+	step.End(nil)
+	delivery.Stop()
+	finish := func(r *fetchRun[V], l *Lock, err error) {
+		r.Finish(loaded[r.Key()], nil)
+		if err != nil && !ranOut(err) && !errors.Is(err, ErrOutdated) {
+			f.giveBackFailed(r, l)
+		} else {
+			f.giveBack(l)
+		}
+	}
+	if !returned {
+		b.each(func(r *fetchRun[V], l *Lock) bool { finish(r, l, nil); return true })
+		p, _ = leader.Worker.Wait(context.Background())
+	}
+	err := *x
+	if p != nil {
+		err = &PanicError{Op: "StoreMany", Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
+	}
+	b.each(func(r *fetchRun[V], l *Lock) bool {
+		why := errorOf(err, r.Key())
+		f.stored(r.Key(), l, why)
+		if returned {
+			finish(r, l, why)
+		}
+		return true
+	})
+}

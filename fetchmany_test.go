@@ -1,0 +1,539 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// manyOrigin is a stampedCache with functions for many keys.
+type manyOrigin struct {
+	stampedCache
+	bulk    atomic.Int64 // calls of LoadMany
+	lookups atomic.Int64 // calls of LookupMany
+	stored  atomic.Int64 // calls of StoreManyStamped
+
+	load2 func(ctx context.Context, keys []string) (map[string]string, error) // replaces loadMany, if set
+
+	mu2    sync.Mutex // guards what follows
+	loaded map[string]int
+}
+
+func (s *manyOrigin) source() flightlock.Source[string] {
+	src := s.stampedCache.source()
+	src.LookupMany, src.LoadMany, src.StoreManyStamped = s.lookupMany, s.loadMany, s.storeMany
+	load := src.Load
+	src.Load = func(ctx context.Context, key string) (string, error) {
+		s.count(key)
+		return load(ctx, key)
+	}
+	return src
+}
+
+func (s *manyOrigin) count(keys ...string) {
+	s.mu2.Lock()
+	defer s.mu2.Unlock()
+	if s.loaded == nil {
+		s.loaded = map[string]int{}
+	}
+	for _, key := range keys {
+		s.loaded[key]++
+	}
+}
+
+// most is how many times the key that was loaded most often was.
+func (s *manyOrigin) most() (most int) {
+	s.mu2.Lock()
+	defer s.mu2.Unlock()
+	for _, n := range s.loaded {
+		most = max(most, n)
+	}
+	return most
+}
+
+func (s *manyOrigin) lookupMany(ctx context.Context, keys []string) (map[string]flightlock.Found[string], error) {
+	s.lookups.Add(1)
+	if s.fails.Load() {
+		return nil, errMine
+	}
+	found := map[string]flightlock.Found[string]{}
+	for _, key := range keys {
+		found[key], _ = s.lookup(ctx, key)
+	}
+	return found, nil
+}
+
+func (s *manyOrigin) loadMany(ctx context.Context, keys []string) (map[string]string, error) {
+	s.bulk.Add(1)
+	s.count(keys...)
+	if s.load2 != nil {
+		return s.load2(ctx, keys)
+	}
+	values := map[string]string{}
+	for _, key := range keys {
+		values[key] = fmt.Sprintf("%s=v%d", key, s.version.Load())
+	}
+	select {
+	case <-time.After(s.takes):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return values, nil
+}
+
+func (s *manyOrigin) storeMany(ctx context.Context, values, stamps map[string]string, locks map[string]*flightlock.Lock) error {
+	s.stored.Add(1)
+	failed := flightlock.KeyErrors{}
+	for key, v := range values {
+		if err := s.store(ctx, key, v, stamps[key], locks[key]); err != nil {
+			failed[key] = err
+		}
+	}
+	if len(failed) > 0 {
+		return failed
+	}
+	return nil
+}
+
+// manyTest is some Fetchers over one manyOrigin, each of a process of its own, in a bubble.
+func manyTest(t *testing.T, processes int, opts flightlock.FetchOptions, change func(*flightlock.Source[string]),
+	test func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode)) {
+	t.Helper()
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		s := &manyOrigin{}
+		s.takes = time.Second
+		src := s.source()
+		if change != nil {
+			change(&src)
+		}
+		var fs []*flightlock.Fetcher[string]
+		for range processes {
+			f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), src, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := f.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+			fs = append(fs, f)
+		}
+		test(t, s, fs, nodes[0])
+	})
+}
+
+func keysFrom(first, n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprint("k", first+i))
+	}
+	return keys
+}
+
+// wantMany fetches keys, and wants a value of this version for each.
+func wantMany(t *testing.T, f *flightlock.Fetcher[string], keys []string, version string) {
+	t.Helper()
+	values, err := f.FetchMany(t.Context(), keys)
+	if err != nil || len(values) != len(keys) {
+		t.Errorf("%d values of %d keys, %v", len(values), len(keys), err)
+	}
+	for key, v := range values {
+		if v != key+"="+version && v != version {
+			t.Errorf("%s: %q, want %s", key, v, version)
+		}
+	}
+}
+
+// Missing keys are looked up, loaded and stored together, and found together afterwards.
+func TestFetchManyLoadsTogether(t *testing.T) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		keys := keysFrom(0, 100)
+		began := time.Now()
+		wantMany(t, fs[0], append(keys, keys[:10]...)[:100], "v0")
+		if took := time.Since(began); took > s.takes+20*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		if s.bulk.Load() != 1 || s.lookups.Load() != 2 || s.stored.Load() != 1 || s.stores.Load() != 100 || s.loads.Load() != 0 {
+			t.Errorf("%d loads, %d lookups, %d stores", s.bulk.Load(), s.lookups.Load(), s.stored.Load())
+		}
+		wantMany(t, fs[0], keys, "v0")
+		if got := fs[0].Stats(); got.Hits != 100 || got.Misses != 100 || got.Loads != 1 || s.lookups.Load() != 3 {
+			t.Errorf("%+v, %d lookups", got, s.lookups.Load())
+		}
+	})
+}
+
+// Processes that fetch overlapping sets of keys at the same time load each key once, and wait for
+// hardly more than a load.
+func TestFetchManyLoadsEachKeyOnceInTheFleet(t *testing.T) {
+	manyTest(t, 4, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		var wg sync.WaitGroup
+		var worst atomic.Int64
+		for i, f := range fs {
+			for j := range 25 {
+				wg.Go(func() {
+					began := time.Now()
+					keys := keysFrom((i*25+j)*3%300, 100)
+					if j%2 == 1 {
+						slices.Reverse(keys)
+					}
+					wantMany(t, f, keys, "v0")
+					worst.Store(max(worst.Load(), int64(time.Since(began))))
+				})
+			}
+		}
+		wg.Wait()
+		if s.most() != 1 {
+			t.Errorf("a key was loaded %d times", s.most())
+		}
+		if took := time.Duration(worst.Load()); took > s.takes*11/10 {
+			t.Errorf("somebody waited %v", took)
+		}
+	})
+}
+
+// Single Fetches and FetchMany share loads, whichever comes first.
+func TestFetchManySharesLoadsWithFetch(t *testing.T) {
+	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		single := fetching(t.Context(), fs[0], "k3", 3)
+		elsewhere := fetching(t.Context(), fs[1], "k4", 3)
+		synctest.Wait()
+		var wg sync.WaitGroup
+		wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 10), "v0") })
+		synctest.Wait()
+		joined := fetching(t.Context(), fs[0], "k5", 3)
+		other := fetching(t.Context(), fs[1], "k6", 3)
+		wantAll(t, single, 3, "v0")
+		wantAll(t, elsewhere, 3, "v0")
+		wantAll(t, joined, 3, "k5=v0")
+		wantAll(t, other, 3, "k6=v0")
+		wg.Wait()
+		if s.most() != 1 {
+			t.Errorf("a key was loaded %d times", s.most())
+		}
+	})
+}
+
+// Each key has its own error: a KeyErrors, not found, a bad key.
+func TestFetchManyErrors(t *testing.T) {
+	manyTest(t, 1, flightlock.FetchOptions{ErrorHold: time.Minute}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+			values := map[string]string{}
+			for _, key := range keys {
+				if key != "none" && key != "bad" {
+					values[key] = key + "=v0"
+				}
+			}
+			return values, fmt.Errorf("some failed: %w", flightlock.KeyErrors{"bad": errMine})
+		}
+		keys := append(keysFrom(0, 5), "none", "bad", "", strings.Repeat("x", 5000))
+		for round := range 2 {
+			values, err := fs[0].FetchMany(t.Context(), keys)
+			var many *flightlock.ManyError
+			if !errors.As(err, &many) || len(many.Errors) != 4 || len(values) != 5 {
+				t.Fatalf("%v, %v", values, err)
+			}
+			for key, want := range map[string]error{"none": flightlock.ErrNotFound, "bad": errMine, "": flightlock.ErrInvalid} {
+				if !errors.Is(many.Errors[key], want) || !errors.Is(err, want) {
+					t.Errorf("%q: %v", key, many.Errors[key])
+				}
+			}
+			var held *flightlock.HeldError
+			if errors.As(many.Errors["bad"], &held) != (round == 1) {
+				t.Errorf("round %d: %v", round, many.Errors["bad"])
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("%q", err)
+			}
+		}
+		if n := s.bulk.Load(); n != 1 {
+			t.Errorf("%d loads", n)
+		}
+	})
+}
+
+// A LoadMany that fails as a whole, or panics, is repeated in halves, once; what fails then is not held.
+func TestFetchManyInHalves(t *testing.T) {
+	for name, fail := range map[string]func() (map[string]string, error){
+		"error": func() (map[string]string, error) { return nil, errMine },
+		"panic": func() (map[string]string, error) { panic(errMine) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			opts := flightlock.FetchOptions{ErrorHold: time.Minute}
+			manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+				broken := true
+				s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+					if broken && slices.Contains(keys, "k9") {
+						return fail()
+					}
+					values := map[string]string{}
+					for _, key := range keys {
+						values[key] = key + "=v0"
+					}
+					return values, nil
+				}
+				values, err := fs[0].FetchMany(t.Context(), keysFrom(0, 10))
+				var many *flightlock.ManyError
+				if !errors.As(err, &many) || !errors.Is(err, errMine) || len(many.Errors) != 5 || len(values) != 5 || s.bulk.Load() != 3 {
+					t.Errorf("%d values, %v, %d loads", len(values), err, s.bulk.Load())
+				}
+				broken = false
+				wantMany(t, fs[0], keysFrom(0, 10), "v0")
+			})
+		})
+	}
+}
+
+// An invalidation during a bulk load: nothing is stored for that key, and later callers do not get it.
+func TestFetchManyThroughAnInvalidation(t *testing.T) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		var wg sync.WaitGroup
+		wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 10), "v0") })
+		time.Sleep(s.takes / 2)
+		s.change("k5")
+		values, err := fs[0].FetchMany(t.Context(), keysFrom(0, 10))
+		for key, v := range values {
+			if want := "v0"; key != "k5" && v != key+"="+want || key == "k5" && !strings.HasSuffix(v, "v1") {
+				t.Errorf("%s: %q", key, v)
+			}
+		}
+		if err != nil || len(values) != 10 {
+			t.Errorf("%d values, %v", len(values), err)
+		}
+		wg.Wait()
+		if got := fs[0].Stats(); got.Outdated != 1 || s.stores.Load() != 10 {
+			t.Errorf("%+v, %d stores", got, s.stores.Load())
+		}
+	})
+}
+
+// Without the nodes of the lock, and without the cache, many keys are one load.
+func TestFetchManyInOutages(t *testing.T) {
+	for _, cacheToo := range []bool{false, true} {
+		manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode) {
+			node.Down(true)
+			s.fails.Store(cacheToo)
+			wantMany(t, fs[0], keysFrom(0, 50), "v0")
+			wantStores := int64(50)
+			if cacheToo {
+				wantStores = 0
+			}
+			if got := fs[0].Stats(); s.bulk.Load() != 1 || got.UnlockedLoads != 1 || s.stores.Load() != wantStores {
+				t.Errorf("%+v, %d bulk loads, %d stores", got, s.bulk.Load(), s.stores.Load())
+			}
+		})
+	}
+}
+
+// With MaxLoads one call of LoadMany is one load. Those that wait for a slot have one load, too.
+func TestFetchManyWithMaxLoads(t *testing.T) {
+	manyTest(t, 1, flightlock.FetchOptions{MaxLoads: 1}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range 3 {
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(100*i, 50), "v0") })
+		}
+		wg.Wait()
+		if took := time.Since(began); s.bulk.Load() != 3 || took < 3*s.takes || took > 3*s.takes+300*time.Millisecond {
+			t.Errorf("%d loads in %v", s.bulk.Load(), took)
+		}
+	})
+}
+
+// With MaxLoads a FetchMany that gets no slot has an error after WaitTimeout.
+func TestFetchManyWithoutASlot(t *testing.T) {
+	opts := flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 3 * time.Second}
+	manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		s.takes = 10 * time.Second
+		var wg sync.WaitGroup
+		wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") })
+		synctest.Wait()
+		began := time.Now()
+		_, err := fs[0].FetchMany(t.Context(), keysFrom(10, 2))
+		if took := time.Since(began); !errors.Is(err, flightlock.ErrNotAcquired) || took < opts.WaitTimeout || took > opts.WaitTimeout+time.Second {
+			t.Errorf("%v after %v", err, took)
+		}
+		wg.Wait()
+	})
+}
+
+// A FetchMany inside a load needs no slot, and one that would wait for its own load is refused.
+func TestFetchManyInsideALoad(t *testing.T) {
+	opts := flightlock.FetchOptions{MaxLoads: 1}
+	manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		s.load2 = func(ctx context.Context, keys []string) (map[string]string, error) {
+			values := map[string]string{}
+			for _, key := range keys {
+				values[key] = key + "=v0"
+			}
+			if slices.Contains(keys, "k1") {
+				inner, err := fs[0].FetchMany(ctx, []string{"i1", "i2", "k2"})
+				var many *flightlock.ManyError
+				if !errors.As(err, &many) || len(many.Errors) != 1 || !errors.Is(many.Errors["k2"], flightlock.ErrInvalid) || len(inner) != 2 {
+					t.Errorf("%v, %v", inner, err)
+				}
+			}
+			return values, nil
+		}
+		wantMany(t, fs[0], keysFrom(0, 5), "v0")
+	})
+}
+
+// A LoadMany that ignores its ctx fails after LoadTimeout, and its keys are not loaded again before it
+// returns.
+func TestFetchManyThatGoesOn(t *testing.T) {
+	opts := flightlock.FetchOptions{LoadTimeout: time.Second, ErrorHold: -1}
+	manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		var quick atomic.Bool
+		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+			if !quick.Load() {
+				time.Sleep(10 * time.Second)
+				return nil, nil
+			}
+			values := map[string]string{}
+			for _, key := range keys {
+				values[key] = "v0"
+			}
+			return values, nil
+		}
+		for range 2 {
+			_, err := fs[0].FetchMany(t.Context(), keysFrom(0, 3))
+			if err == nil || !strings.Contains(err.Error(), "LoadMany goes on") || errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		}
+		if n := s.bulk.Load(); n != 1 {
+			t.Errorf("%d loads", n)
+		}
+		time.Sleep(10 * time.Second)
+		quick.Store(true)
+		wantMany(t, fs[0], keysFrom(0, 3), "v0")
+	})
+}
+
+// The caller may leave; a load that has begun is stored.
+func TestFetchManyWhoseCallerLeaves(t *testing.T) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		ctx, cancel := context.WithTimeout(t.Context(), s.takes/2)
+		defer cancel()
+		values, err := fs[0].FetchMany(ctx, keysFrom(0, 10))
+		if len(values) != 0 || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, %v", values, err)
+		}
+		time.Sleep(s.takes)
+		if n := s.stores.Load(); n != 10 {
+			t.Errorf("%d stores", n)
+		}
+	})
+}
+
+// Stale keys are served at once, and loaded anew together.
+func TestFetchManyOfStaleKeys(t *testing.T) {
+	for _, wait := range []time.Duration{0, 2 * time.Second} {
+		opts := flightlock.FetchOptions{StaleWait: wait}
+		manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+			keys := keysFrom(0, 20)
+			for _, key := range keys {
+				s.set(key, stampedEntry{value: "old", stale: true})
+			}
+			want := "old"
+			if wait > 0 {
+				want = "v0"
+			}
+			began := time.Now()
+			wantMany(t, fs[0], keys, want)
+			if took := time.Since(began); took > min(wait, s.takes)+20*time.Millisecond {
+				t.Errorf("it took %v", took)
+			}
+			time.Sleep(2 * s.takes)
+			wantMany(t, fs[0], keys, "v0")
+			if n := s.bulk.Load(); n != 1 || s.most() != 1 {
+				t.Errorf("%d loads", n)
+			}
+		})
+	}
+}
+
+// More keys than MaxBatch are several calls.
+func TestFetchManyInBatches(t *testing.T) {
+	opts := flightlock.FetchOptions{MaxBatch: 30}
+	manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		began := time.Now()
+		wantMany(t, fs[0], keysFrom(0, 100), "v0")
+		if took := time.Since(began); s.bulk.Load() != 4 || took > s.takes+20*time.Millisecond {
+			t.Errorf("%d loads in %v", s.bulk.Load(), took)
+		}
+	})
+}
+
+// A Source without functions for many keys is used key by key, all at the same time.
+func TestFetchManyOfASourceForSingleKeys(t *testing.T) {
+	without := func(src *flightlock.Source[string]) {
+		src.LookupMany, src.LoadMany, src.StoreManyStamped = nil, nil, nil
+	}
+	manyTest(t, 2, flightlock.FetchOptions{}, without, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		began := time.Now()
+		var wg sync.WaitGroup
+		for _, f := range fs {
+			wg.Go(func() { wantMany(t, f, keysFrom(0, 50), "v0") })
+		}
+		wg.Wait()
+		if took := time.Since(began); s.loads.Load() != 50 || took > s.takes+100*time.Millisecond {
+			t.Errorf("%d loads in %v", s.loads.Load(), took)
+		}
+		wantMany(t, fs[0], keysFrom(0, 50), "v0")
+	})
+}
+
+// A Source without stamps stores with its locks.
+func TestFetchManyWithoutStamps(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		src := o.source()
+		var locked, calls atomic.Int64
+		src.LoadMany = func(ctx context.Context, keys []string) (map[string]string, error) {
+			calls.Add(1)
+			values := map[string]string{}
+			for _, key := range keys {
+				values[key] = key + "=v0"
+			}
+			return values, nil
+		}
+		src.StoreMany = func(_ context.Context, values map[string]string, locks map[string]*flightlock.Lock) error {
+			for key, v := range values {
+				if locks[key].Err() == nil && locks[key].Key() == key {
+					locked.Add(1)
+				}
+				o.set(key, v, false)
+			}
+			return nil
+		}
+		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantMany(t, f, keysFrom(0, 20), "v0")
+		wantMany(t, f, keysFrom(0, 20), "v0")
+		if locked.Load() != 20 || calls.Load() != 1 {
+			t.Errorf("%d with locks, %d loads", locked.Load(), calls.Load())
+		}
+		if err := f.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if values, err := f.FetchMany(t.Context(), keysFrom(0, 2)); !errors.Is(err, flightlock.ErrClosed) || len(values) != 0 {
+			t.Errorf("%v, %v", slices.Collect(maps.Keys(values)), err)
+		}
+	})
+}

@@ -1,0 +1,144 @@
+// Package hot keeps values in memory for moments.
+package hot
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Tier has the values of keys for a short time each. It is safe for concurrent use.
+//
+// The age of a value begins when its reader began to read it from elsewhere, and not when it comes
+// here: what has changed in between is not known. For the same reason a value does not enter if a
+// key was removed since its reader began; that is counted per shard, so that removing a key may keep
+// a few others out, which then come with their next reader.
+//
+// Many readers share a value. Shortly before it is over, one of them is sent to renew it, and the
+// others go on with it: else all of them would be sent at once when it is over.
+//
+// Values live for so short a time that it does not matter much which ones make room for others: of a
+// few that a map's iteration happens to begin with, the oldest one.
+type Tier[V any] struct {
+	ttl   time.Duration
+	most  int // in a shard
+	began time.Time
+	seed  maphash.Seed
+	shard [shards]shard[V]
+}
+
+type shard[V any] struct {
+	removed atomic.Uint64 // how many times a key was; written under mu
+
+	mu     sync.RWMutex
+	values map[string]*value[V]
+
+	_ [64]byte // a shard per cache line
+}
+
+type value[V any] struct {
+	v       V
+	from    time.Duration // when its reader began, since the Tier's beginning
+	renewed atomic.Bool   // somebody was sent
+}
+
+const (
+	shards  = 16
+	sampled = 5 // values that are considered to make room
+)
+
+// New makes a Tier of at most so many keys, with a ttl for each value.
+func New[V any](ttl time.Duration, keys int) *Tier[V] {
+	t := &Tier[V]{ttl: ttl, most: max(1, keys/shards), began: time.Now(), seed: maphash.MakeSeed()}
+	for i := range t.shard {
+		t.shard[i].values = map[string]*value[V]{}
+	}
+	return t
+}
+
+// Reading is the beginning of a read from elsewhere: see Put.
+type Reading struct {
+	from    time.Duration
+	removed uint64
+}
+
+func (t *Tier[V]) of(key string) *shard[V] {
+	return &t.shard[maphash.String(t.seed, key)%shards]
+}
+
+// Get returns the value of key. Without one, and if this reader is the one to renew it, ok is false:
+// then it reads the value from elsewhere, and calls Put with r.
+func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
+	s := t.of(key)
+	now := time.Since(t.began)
+	s.mu.RLock()
+	x := s.values[key]
+	s.mu.RUnlock()
+	if x != nil {
+		age := now - x.from
+		if age < t.ttl && (age < t.ttl-t.ttl/8 || x.renewed.Load() || x.renewed.Swap(true)) {
+			return x.v, r, true
+		}
+	}
+	return v, Reading{now, s.removed.Load()}, false
+}
+
+// Put enters a value that was read from elsewhere since r.
+func (t *Tier[V]) Put(key string, v V, r Reading) {
+	s := t.of(key)
+	now := time.Since(t.began)
+	if now-r.from >= t.ttl {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.values[key]
+	if s.removed.Load() != r.removed || old != nil && old.from > r.from {
+		return
+	}
+	if old == nil && len(s.values) >= t.most {
+		s.makeRoomLocked(now - t.ttl)
+	}
+	s.values[key] = &value[V]{v: v, from: r.from}
+}
+
+// makeRoomLocked removes what is over among a few values, or the oldest of them.
+func (s *shard[V]) makeRoomLocked(over time.Duration) {
+	n, removed := 0, false
+	oldest, from := "", time.Duration(0)
+	for key, x := range s.values {
+		if x.from <= over {
+			delete(s.values, key)
+			removed = true
+		} else if oldest == "" || x.from < from {
+			oldest, from = key, x.from
+		}
+		if n++; n == sampled {
+			break
+		}
+	}
+	if !removed {
+		delete(s.values, oldest)
+	}
+}
+
+// Remove removes key. What was read before does not enter any more.
+func (t *Tier[V]) Remove(key string) {
+	s := t.of(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removed.Add(1)
+	delete(s.values, key)
+}
+
+// Len is how many values there are, those that are over and have not made room yet included.
+func (t *Tier[V]) Len() (n int) {
+	for i := range t.shard {
+		s := &t.shard[i]
+		s.mu.RLock()
+		n += len(s.values)
+		s.mu.RUnlock()
+	}
+	return n
+}

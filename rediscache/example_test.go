@@ -1,0 +1,128 @@
+package rediscache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
+	"github.com/flightlock/flightlock/rediscache"
+)
+
+type account struct{ Name string }
+
+// exampleAccounts is a Cache of accounts over in-memory servers.
+func exampleAccounts(load func(context.Context, string) (account, error), opts rediscache.Options[account]) (*rediscache.Cache[account], func()) {
+	nodes := flightlocktest.Start(1)
+	locks, err := nodes.Client(flightlock.Options{})
+	if err != nil {
+		panic(err)
+	}
+	accounts, err := rediscache.New(locks, nodes.Redis(0), load, opts)
+	if err != nil {
+		panic(err)
+	}
+	return accounts, func() {
+		accounts.Close(context.Background())
+		nodes.Close()
+	}
+}
+
+// A value is loaded once, found afterwards, and loaded again after the change that Invalidate follows.
+func Example() {
+	name := "Ada"
+	load := func(context.Context, string) (account, error) {
+		fmt.Println("SELECT name FROM accounts")
+		return account{name}, nil
+	}
+	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Name: "account", Fresh: time.Minute})
+	defer stop()
+
+	ctx := context.Background()
+	for range 2 {
+		a, err := accounts.Get(ctx, "42")
+		fmt.Println(a.Name, err)
+	}
+	name = "Ada Lovelace" // UPDATE, COMMIT
+	fmt.Println(accounts.Invalidate(ctx, "42"))
+	a, err := accounts.Get(ctx, "42")
+	fmt.Println(a.Name, err)
+	// Output:
+	// SELECT name FROM accounts
+	// Ada <nil>
+	// Ada <nil>
+	// <nil>
+	// SELECT name FROM accounts
+	// Ada Lovelace <nil>
+}
+
+func ExampleNew() {
+	_, err := rediscache.New[account](nil, nil, nil, rediscache.Options[account]{})
+	fmt.Println(err)
+	// Output: rediscache: invalid: c is nil, but a Cache locks by a Client
+}
+
+// Set stores the value that the caller has just written to the origin: the next Get needs no load.
+func ExampleCache_Set() {
+	load := func(context.Context, string) (account, error) { panic("not needed") }
+	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute})
+	defer stop()
+	ctx := context.Background()
+	fmt.Println(accounts.Set(ctx, "42", account{"Ada"}))
+	fmt.Println(accounts.Get(ctx, "42"))
+	// Output:
+	// <nil>
+	// {Ada} <nil>
+}
+
+// With NotFoundFor it is remembered that there is no such value.
+func ExampleErrNotFound() {
+	load := func(context.Context, string) (account, error) {
+		fmt.Println("SELECT name FROM accounts")
+		return account{}, fmt.Errorf("no such account: %w", rediscache.ErrNotFound)
+	}
+	accounts, stop := exampleAccounts(load, rediscache.Options[account]{Fresh: time.Minute, NotFoundFor: 10 * time.Second})
+	defer stop()
+	for range 2 {
+		_, err := accounts.Get(context.Background(), "42")
+		fmt.Println(errors.Is(err, rediscache.ErrNotFound))
+	}
+	// Output:
+	// SELECT name FROM accounts
+	// true
+	// true
+}
+
+// GetWith brings a load that needs more than the key.
+func ExampleCache_GetWith() {
+	accounts, stop := exampleAccounts(nil, rediscache.Options[account]{Fresh: time.Minute})
+	defer stop()
+	tenant := "acme"
+	a, err := accounts.GetWith(context.Background(), tenant+"/42", func(ctx context.Context, key string) (account, error) {
+		return account{"Ada of " + tenant}, nil
+	})
+	fmt.Println(a, err)
+	// Output: {Ada of acme} <nil>
+}
+
+// Many keys are loaded together. What has no value has its reason in the error.
+func ExampleCache_GetMany() {
+	loadMany := func(_ context.Context, ids []string) (map[string]account, error) {
+		fmt.Println("SELECT id, name FROM accounts WHERE id IN", ids)
+		return map[string]account{"1": {"Ada"}, "2": {"Grace"}}, nil
+	}
+	accounts, stop := exampleAccounts(nil, rediscache.Options[account]{Fresh: time.Minute, LoadMany: loadMany})
+	defer stop()
+	found, err := accounts.GetMany(context.Background(), []string{"1", "2", "3"})
+	fmt.Println(found["1"].Name, found["2"].Name)
+	var many *flightlock.ManyError
+	if errors.As(err, &many) {
+		fmt.Println(len(many.Errors), errors.Is(many.Errors["3"], rediscache.ErrNotFound))
+	}
+	// Output:
+	// SELECT id, name FROM accounts WHERE id IN [1 2 3]
+	// Ada Grace
+	// 1 true
+}

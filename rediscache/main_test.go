@@ -1,0 +1,22 @@
+package rediscache_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	redistest.SilenceRedis()
+	if !redistest.Long() {
+		redistest.SayWhatIsLeftOut("a million interleavings of the model, and more of the real code", "make long")
+	}
+	code := m.Run()
+	if err := goleak.Find(); err != nil && code == 0 {
+		println(err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}

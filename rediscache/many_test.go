@@ -1,0 +1,192 @@
+package rediscache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
+)
+
+// manyOptions have a LoadMany of the world's origin that counts its calls; keys with an x do not exist.
+func (w *world) manyOptions(calls *atomic.Int64, opts rediscache.Options[string]) rediscache.Options[string] {
+	opts.LoadMany = func(ctx context.Context, keys []string) (map[string]string, error) {
+		calls.Add(1)
+		values := map[string]string{}
+		for _, key := range keys {
+			if key[0] != 'x' {
+				values[key] = fmt.Sprintf("%s@%d", key, w.origin.version.Load())
+			}
+		}
+		select {
+		case <-time.After(w.origin.takes):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		return values, nil
+	}
+	return opts
+}
+
+func someKeys(n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprint("k", i))
+	}
+	return keys
+}
+
+func wantMany(t *testing.T, c *rediscache.Cache[string], keys []string, version int) {
+	t.Helper()
+	values, err := c.GetMany(t.Context(), keys)
+	if err != nil || len(values) != len(keys) {
+		t.Errorf("%d values of %d, %v", len(values), len(keys), err)
+	}
+	for key, v := range values {
+		if v != fmt.Sprintf("%s@%d", key, version) {
+			t.Errorf("%s: %q", key, v)
+		}
+	}
+}
+
+// Many keys are one load for all processes, one MGET afterwards, and invalidated like any other.
+func TestGetMany(t *testing.T) {
+	for _, local := range []time.Duration{0, time.Second} {
+		bubble(t, func(t *testing.T, w *world) {
+			var calls atomic.Int64
+			a := w.cache(w.manyOptions(&calls, rediscache.Options[string]{Name: "user", Local: local}))
+			b := w.cache(w.manyOptions(&calls, rediscache.Options[string]{Name: "user", Local: local}))
+			keys := someKeys(100)
+			var wg sync.WaitGroup
+			for _, c := range []*rediscache.Cache[string]{a, b} {
+				wg.Go(func() { wantMany(t, c, keys, 0) })
+			}
+			wg.Wait()
+			if n := calls.Load(); n > 2 { // each process may have won some of the locks
+				t.Errorf("%d loads", n)
+			}
+			calls.Store(0)
+			wantMany(t, a, keys, 0) // the load took longer than a value stays in the tier
+			before := w.values.Mini.CommandCount()
+			wantMany(t, a, keys, 0)
+			if n := w.values.Mini.CommandCount() - before; local == 0 && n != 1 || local > 0 && n != 0 {
+				t.Errorf("%d commands", n)
+			}
+			w.origin.version.Add(1)
+			if err := a.Invalidate(t.Context(), keys...); err != nil {
+				t.Fatal(err)
+			}
+			wantMany(t, a, keys, 1)
+			time.Sleep(local)
+			wantMany(t, b, keys, 1)
+			if n := calls.Load(); n != 1 || w.origin.loads.Load() != 0 {
+				t.Errorf("%d loads, %d of single keys", n, w.origin.loads.Load())
+			}
+		})
+	}
+}
+
+// What is not found is that key's error, and is remembered.
+func TestGetManyNotFound(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		var calls atomic.Int64
+		c := w.cache(w.manyOptions(&calls, rediscache.Options[string]{NotFoundFor: time.Minute}))
+		for range 2 {
+			values, err := c.GetMany(t.Context(), []string{"k1", "x1", "k1", "x2", ""})
+			var many *flightlock.ManyError
+			if !errors.As(err, &many) || len(many.Errors) != 3 || len(values) != 1 || values["k1"] != "k1@0" {
+				t.Fatalf("%v, %v", values, err)
+			}
+			if !errors.Is(many.Errors["x1"], rediscache.ErrNotFound) || !errors.Is(many.Errors[""], flightlock.ErrInvalid) {
+				t.Error(err)
+			}
+		}
+		if n := calls.Load(); n != 1 {
+			t.Errorf("%d loads", n)
+		}
+	})
+}
+
+// Without a load of single keys, a Get of one is a LoadMany of one.
+func TestGetWithLoadManyOnly(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c, err := w.locks.Client(flightlock.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var calls atomic.Int64
+		opts := w.manyOptions(&calls, rediscache.Options[string]{Fresh: time.Minute})
+		cache, err := rediscache.New(c, w.rdb, nil, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := cache.Get(t.Context(), "k"); v != "k@0" || err != nil {
+			t.Error(v, err)
+		}
+		if _, err := cache.Get(t.Context(), "x"); !errors.Is(err, rediscache.ErrNotFound) {
+			t.Error(err)
+		}
+		if err := cache.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// If the server of the values does not answer, many keys are one load without a lock, at once.
+func TestGetManyInAnOutage(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		var calls atomic.Int64
+		c := w.cache(w.manyOptions(&calls, rediscache.Options[string]{}))
+		w.values.Stall(true)
+		for i := range 5 {
+			began := time.Now()
+			wantMany(t, c, someKeys(20), 0)
+			if took := time.Since(began); i > 1 && took > w.origin.takes {
+				t.Errorf("call %d took %v", i, took)
+			}
+		}
+		if n := calls.Load(); n > 6 {
+			t.Errorf("%d loads", n)
+		}
+		w.values.Stall(false)
+		time.Sleep(time.Second)
+		wantMany(t, c, someKeys(20), 0)
+		wantMany(t, c, someKeys(20), 0)
+		if got := c.Stats(); got.Hits < 20 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// On a Cluster the keys of one GetMany are on all masters.
+func TestGetManyOnACluster(t *testing.T) {
+	t.Parallel()
+	cluster, locks := redistest.StartCluster(t, 3), redistest.StartServer(t)
+	rdb := cluster.Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
+	var w world
+	var calls atomic.Int64
+	cache, _ := realCache(t, rdb, locks.Addr(), w.manyOptions(&calls, rediscache.Options[string]{}))
+	keys := someKeys(100)
+	for range 2 {
+		wantMany(t, cache, keys, 0)
+	}
+	w.origin.version.Add(1)
+	if err := cache.Invalidate(t.Context(), keys...); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		wantMany(t, cache, keys, 1)
+	}
+	if n := calls.Load(); n != 2 {
+		t.Errorf("%d loads", n)
+	}
+	if got := cache.Stats(); got.Hits != 200 || got.StoreFailures+got.Outdated != 0 {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,265 @@
+package rediscache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
+)
+
+// envSeed repeats one seed.
+const envSeed = "FLIGHTLOCK_CACHE_SEED"
+
+// What model_test.go has as a model is here done by the code itself: processes that get, set and
+// invalidate a few keys in virtual time, while requests and replies are delayed, connections are cut,
+// entries expire, are evicted and flushed, locks are lost, the servers of locks or of values are
+// unreachable, and loads stand still. A Get that began after an Invalidate or Set had returned must
+// see nothing that was loaded before it.
+type history struct {
+	t     *testing.T
+	rng   *rand.Rand // guarded by mu
+	local time.Duration
+
+	locks  *flightlocktest.Nodes
+	values *redistest.MemNode
+	caches []*rediscache.Cache[string]
+	keys   []*historyKey
+
+	gets, loads, changes, outdated atomic.Int64
+	stop                           chan struct{}
+	wg                             sync.WaitGroup
+
+	mu sync.Mutex
+}
+
+// historyKey is one key, whose writers come one after the other.
+type historyKey struct {
+	name   string
+	writer chan struct{} // has room for one: a mutex would stop the bubble's clock
+
+	mu        sync.Mutex // guards what follows
+	version   int        // of the origin
+	announced int        // by a Set or Invalidate that has returned
+	by        int        // of which cache
+	over      map[int]time.Time
+}
+
+func (h *history) between(least, most time.Duration) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return least + time.Duration(h.rng.Int64N(int64(most-least)+1))
+}
+
+func (h *history) chance(percent int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.rng.IntN(100) < percent
+}
+
+// loop repeats f, with pauses, until the end.
+func (h *history) loop(most time.Duration, f func()) {
+	h.wg.Go(func() {
+		for {
+			select {
+			case <-time.After(h.between(0, most)):
+				f()
+			case <-h.stop:
+				return
+			}
+		}
+	})
+}
+
+func (h *history) load(ctx context.Context, key string) (string, error) {
+	h.loads.Add(1)
+	k := h.keys[key[0]-'a']
+	k.mu.Lock()
+	v := k.version
+	k.mu.Unlock()
+	takes := h.between(0, 30*time.Millisecond)
+	if h.chance(10) {
+		takes = h.between(0, 3*time.Second) // a process that stands still
+	}
+	time.Sleep(takes)
+	if h.chance(5) {
+		return "", rediscache.ErrNotFound
+	}
+	return fmt.Sprint(v), nil
+}
+
+func (h *history) get(i int, k *historyKey) {
+	k.mu.Lock()
+	floor, by, began := k.announced, k.by, time.Now()
+	k.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	value, err := h.caches[i].Get(ctx, k.name)
+	h.gets.Add(1)
+	if err != nil {
+		if !errors.Is(err, rediscache.ErrNotFound) && !errors.Is(err, context.DeadlineExceeded) {
+			h.t.Errorf("Get %s: %v", k.name, err)
+		}
+		return
+	}
+	v, _ := strconv.Atoi(value)
+	if v >= floor {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if age := began.Sub(k.over[v]); h.local == 0 || by == i || age > h.local {
+		h.t.Errorf("a Get of %s in process %d, which began %v after a change to %d or later was announced, got %d; the last one was %d, of process %d",
+			k.name, i, age, v+1, v, floor, by)
+	}
+}
+
+func (h *history) change(i int, k *historyKey) {
+	k.writer <- struct{}{}
+	defer func() { <-k.writer }()
+	k.mu.Lock()
+	k.version++
+	v := k.version
+	k.mu.Unlock()
+	time.Sleep(h.between(0, 10*time.Millisecond))
+	var err error
+	if h.chance(50) {
+		err = h.caches[i].Invalidate(context.Background(), k.name)
+	} else {
+		err = h.caches[i].Set(context.Background(), k.name, fmt.Sprint(v))
+	}
+	if err != nil {
+		return
+	}
+	h.changes.Add(1)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.announced, k.by = v, i
+	for old := range v {
+		if _, known := k.over[old]; !known {
+			k.over[old] = time.Now()
+		}
+	}
+}
+
+func (h *history) fault() {
+	switch h.chance(15); {
+	case h.chance(15):
+		h.values.Mini.FlushAll()
+	case h.chance(30):
+		h.values.Mini.Del(h.caches[0].Key(h.keys[h.between(0, time.Duration(len(h.keys)-1))].name))
+	case h.chance(20):
+		h.values.Cut()
+	case h.chance(15):
+		h.values.Stall(true)
+		time.Sleep(h.between(0, 3*time.Second))
+		h.values.Stall(false)
+	case h.chance(10):
+		h.values.Down(true)
+		time.Sleep(h.between(0, 2*time.Second))
+		h.values.Down(false)
+	case h.chance(20):
+		h.locks.Down(true)
+		time.Sleep(h.between(0, 2*time.Second))
+		h.locks.Down(false)
+	default:
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		_ = h.locks.Lose(ctx, h.caches[0].Key(h.keys[0].name))
+		cancel()
+	}
+}
+
+// runHistory makes one history in a bubble.
+func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
+	synctest.Test(t, func(t *testing.T) {
+		h = &history{t: t, rng: rand.New(rand.NewPCG(seed, 15)), local: local, stop: make(chan struct{})}
+		h.locks = flightlocktest.Start(1)
+		defer h.locks.Close()
+		h.values = redistest.StartMemNode(t, "10.1.0.1:6379")
+		for i := range 2 {
+			h.keys = append(h.keys, &historyKey{name: string(rune('a' + i)), writer: make(chan struct{}, 1), over: map[int]time.Time{}})
+		}
+		for range 3 {
+			c, err := h.locks.Client(flightlock.Options{NodeTimeout: 100 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			opts := rediscache.Options[string]{
+				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0, time.Second),
+				Local: local, EarlyRefresh: float64(h.between(0, 2)), StaleWait: h.between(0, 50*time.Millisecond),
+				Fetch: flightlock.FetchOptions{TTL: time.Second, LookupTimeout: h.between(100*time.Millisecond, time.Second), LoadTimeout: 5 * time.Second},
+			}
+			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = h.chance(80); o.MaxRetries = 2 })
+			cache, err := rediscache.New(c, rdb, h.load, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.caches = append(h.caches, cache)
+		}
+		for i := range h.caches {
+			for _, k := range h.keys {
+				for range 4 {
+					h.loop(20*time.Millisecond, func() { h.get(i, k) })
+				}
+				h.loop(300*time.Millisecond, func() { h.change(i, k) })
+			}
+		}
+		h.loop(500*time.Millisecond, h.fault)
+		h.loop(100*time.Millisecond, func() { h.values.SetDelay(h.between(0, 5*time.Millisecond)) })
+		time.Sleep(20 * time.Second)
+		close(h.stop)
+		h.wg.Wait()
+		h.values.SetDelay(0)
+		for _, c := range h.caches {
+			h.outdated.Add(int64(c.Stats().Outdated))
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			if err := c.Close(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
+		}
+		time.Sleep(10 * time.Second) // for what go-redis has still to dial
+	})
+	return h
+}
+
+// In no history does a Get see what was loaded before a change that was announced before it began.
+func TestRandomHistories(t *testing.T) {
+	seeds := []uint64{}
+	if one, err := strconv.ParseUint(os.Getenv(envSeed), 10, 64); err == nil {
+		seeds = append(seeds, one)
+	}
+	n := uint64(6)
+	if redistest.Long() {
+		n = 300
+	}
+	for seed := uint64(0); len(seeds) == 0 && seed < n || seed == 0 && len(seeds) > 0; seed++ {
+		one := seed
+		if len(seeds) > 0 {
+			one = seeds[0]
+		}
+		for _, local := range []time.Duration{0, 200 * time.Millisecond} {
+			h := runHistory(t, one, local)
+			if t.Failed() {
+				t.Fatalf("repeat it with %s=%d", envSeed, one)
+			}
+			if h.gets.Load() < 1000 || h.changes.Load() < 50 || h.outdated.Load() < 1 {
+				t.Errorf("seed %d: too little happened", one)
+			}
+			t.Logf("seed %d, local %v: %d Gets, %d loads, %d of them outdated, %d changes", one, local,
+				h.gets.Load(), h.loads.Load(), h.outdated.Load(), h.changes.Load())
+		}
+	}
+}

@@ -1,0 +1,317 @@
+package rediscache
+
+import (
+	"context"
+	_ "embed" // the scripts are part of the binary
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed prelude.lua
+var prelude string
+
+//go:embed lookup.lua
+var lookupSource string
+
+//go:embed store.lua
+var storeSource string
+
+//go:embed invalidate.lua
+var invalidateSource string
+
+var (
+	lookupScript     = redis.NewScript(prelude + lookupSource)
+	storeScript      = redis.NewScript(prelude + storeSource)
+	invalidateScript = redis.NewScript(prelude + invalidateSource)
+)
+
+// server is where the entries are. Each of its requests ends after a timeout, whatever the client's own
+// timeouts are: half of LookupTimeout for lookups, of which a Get may make two before it loads, and
+// all of it for writes. All are safe to repeat, and safe if the server executes them late or twice, since
+// go-redis may send them again: a lookup leaves an entry as it is or makes a tombstone, a store
+// compares a stamp that never comes back, and another tombstone costs a load.
+type server struct {
+	rdb       redis.UniversalClient
+	lookups   time.Duration // their timeout
+	writes    time.Duration
+	tombstone time.Duration
+	short     bool         // rdb's own timeout for a reply is no longer than lookups
+	honours   bool         // rdb ends a request with its ctx
+	hanging   conn.Limit   // of requests on goroutines of their own, where rdb does not
+	ahead     atomic.Int64 // by how many microseconds the server's clock is ahead of ours
+}
+
+// maxHanging is how many requests may hang at once in a client that ignores their ctx.
+const maxHanging = 1024
+
+func newServer(rdb redis.UniversalClient, timeout, tombstone time.Duration) *server {
+	s := &server{rdb: rdb, lookups: timeout / 2, writes: timeout, tombstone: tombstone, hanging: conn.NewLimit(maxHanging)}
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		s.honours, s.short = rdb.Options().ContextTimeoutEnabled, s.fits(rdb.Options().ReadTimeout)
+	case *redis.ClusterClient:
+		s.honours, s.short = rdb.Options().ContextTimeoutEnabled, s.fits(rdb.Options().ReadTimeout)
+	}
+	return s
+}
+
+func (s *server) fits(timeout time.Duration) bool { return timeout > 0 && timeout <= s.lookups }
+
+// deadlined is a ctx with a deadline that no timer watches. go-redis makes it the deadline of the
+// socket, also of a dial; a wait for a connection ends with the client's PoolTimeout. It is for hits:
+// a context.WithTimeout for each would cost more than everything else that is done for it here.
+type deadlined struct {
+	context.Context
+	deadline time.Time
+}
+
+func (d *deadlined) Deadline() (time.Time, bool) { return d.deadline, true }
+
+// errTimeout says that the server has not answered in time.
+var errTimeout = fmt.Errorf("rediscache: the server has not answered in time: %w", context.DeadlineExceeded)
+
+// do makes a request that ends after the timeout.
+func do[T any](ctx context.Context, s *server, timeout time.Duration, request func(ctx context.Context) (T, error)) (T, error) {
+	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
+	defer cancel()
+	if s.honours {
+		return request(limited)
+	}
+	v, err := conn.Await(limited, s.hanging, func() (T, error) { return request(limited) }, nil)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		err = errTimeout
+	}
+	return v, err
+}
+
+// get is the lookup of a hit: nothing if there is nothing.
+func (s *server) get(ctx context.Context, key string) (stored, error) {
+	if !s.honours {
+		return do(ctx, s, s.lookups, func(ctx context.Context) (stored, error) { return storedIn(s.rdb.Get(ctx, key)) })
+	}
+	if !s.short {
+		deadline := time.Now().Add(s.lookups)
+		if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
+			ctx = &deadlined{ctx, deadline}
+		}
+	}
+	return storedIn(s.rdb.Get(ctx, key))
+}
+
+func storedIn(cmd *redis.StringCmd) (x stored, err error) {
+	x.bytes, err = cmd.Bytes()
+	if err != nil {
+		if errors.Is(err, redis.Nil) {
+			err = nil
+		}
+		return stored{}, err
+	}
+	x.text = cmd.Val()
+	return x, nil
+}
+
+// now is the time by the server's clock, in microseconds.
+func (s *server) now() int64 { return time.Now().UnixMicro() + s.ahead.Load() }
+
+// compareClocks learns the difference of the clocks from a reply that says the server's time.
+func (s *server) compareClocks(sent time.Time, serverTime int64) {
+	s.ahead.Store(serverTime - sent.Add(time.Since(sent)/2).UnixMicro())
+}
+
+// getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several
+// servers. failed has the errors of single keys.
+func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, failed map[string]error, err error) {
+	if _, is := s.rdb.(*redis.ClusterClient); !is {
+		replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) { return s.rdb.MGet(ctx, keys...).Result() })
+		if err != nil {
+			return nil, nil, err
+		}
+		entries = make([]stored, len(keys))
+		for i, reply := range replies {
+			if text, ok := reply.(string); ok { // else there is nothing, or no string
+				entries[i] = storedText(text)
+			}
+		}
+		return entries, nil, nil
+	}
+	cmds, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]*redis.StringCmd, error) {
+		p := s.rdb.Pipeline()
+		cmds := make([]*redis.StringCmd, len(keys))
+		for i, key := range keys {
+			cmds[i] = p.Get(ctx, key)
+		}
+		_, _ = p.Exec(ctx) // each command has its error
+		return cmds, nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	entries, failed = make([]stored, len(keys)), map[string]error{}
+	for i, cmd := range cmds {
+		if entries[i], err = storedIn(cmd); err != nil {
+			failed[keys[i]] = err
+		}
+	}
+	return entries, failed, nil
+}
+
+// getManyToLoad is getToLoad for many keys, in one pipeline.
+func (s *server) getManyToLoad(ctx context.Context, keys []string) (list []found, failed map[string]error) {
+	sent := time.Now()
+	list, failed = make([]found, len(keys)), map[string]error{}
+	replies := s.runAll(ctx, lookupScript, keys, s.lookups, func(int) []any { return []any{random(), millis(s.tombstone)} })
+	for i, cmd := range replies {
+		reply, err := cmd.Result()
+		if err == nil {
+			list[i], err = s.found(sent, reply)
+		}
+		if err != nil {
+			failed[keys[i]] = err
+		}
+	}
+	return list, failed
+}
+
+// putMany is put for many keys, in one pipeline. stored has those that were.
+func (s *server) putMany(ctx context.Context, keys []string, ws []*writing) (stored map[string]bool, failed map[string]error) {
+	stored, failed = map[string]bool{}, map[string]error{}
+	for i, cmd := range s.runAll(ctx, storeScript, keys, s.writes, func(i int) []any { return ws[i].args() }) {
+		n, err := cmd.Int64()
+		if err != nil {
+			failed[keys[i]] = err
+		}
+		stored[keys[i]] = n == 1
+	}
+	return stored, failed
+}
+
+// found is what a lookup before a load returns.
+type found struct {
+	entry stored
+	now   int64 // the server's
+}
+
+// getToLoad is the lookup before a load.
+func (s *server) getToLoad(ctx context.Context, key string) (found, error) {
+	sent := time.Now()
+	reply, err := do(ctx, s, s.lookups, func(ctx context.Context) (any, error) {
+		return lookupScript.Run(ctx, s.rdb, []string{key}, random(), millis(s.tombstone)).Result()
+	})
+	if err != nil {
+		return found{}, err
+	}
+	return s.found(sent, reply)
+}
+
+func (s *server) found(sent time.Time, reply any) (f found, err error) {
+	if list, ok := reply.([]any); ok && len(list) == 2 {
+		value, _ := list[0].(string)
+		now, _ := list[1].(string)
+		if f.now, ok = digits([]byte(now)); ok && now != "" {
+			s.compareClocks(sent, f.now)
+			f.entry = storedText(value)
+			return f, nil
+		}
+	}
+	return f, fmt.Errorf("rediscache: the server replied %.100q to a lookup", fmt.Sprint(reply))
+}
+
+// writing is what a store writes.
+type writing struct {
+	kind           string
+	stamp          string // that was looked up
+	fresh, expires time.Duration
+	took           time.Duration
+	payload        []byte
+}
+
+func (w *writing) args() []any {
+	return []any{random(), w.stamp, w.kind, micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload}
+}
+
+// put stores an entry if it has the stamp still.
+func (s *server) put(ctx context.Context, key string, w *writing) (stored bool, err error) {
+	n, err := do(ctx, s, s.writes, func(ctx context.Context) (int64, error) {
+		return storeScript.Run(ctx, s.rdb, []string{key}, w.args()...).Int64()
+	})
+	return n == 1, err
+}
+
+// maxPipeline is how many requests one pipeline has.
+const maxPipeline = 500
+
+// invalidate replaces entries by tombstones, and returns those keys for which that failed.
+func (s *server) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
+	for len(keys) > 0 {
+		n := min(len(keys), maxPipeline)
+		replies := s.runAll(ctx, invalidateScript, keys[:n], s.writes, func(int) []any { return []any{random(), millis(s.tombstone)} })
+		for i, cmd := range replies {
+			if err := cmd.Err(); err != nil {
+				if failed == nil {
+					failed = map[string]error{}
+				}
+				failed[keys[i]] = err
+			}
+		}
+		keys = keys[n:]
+	}
+	return failed
+}
+
+// runAll runs a script for each key, in one pipeline. A server that does not know the script is sent
+// it with the keys that were refused.
+func (s *server) runAll(ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(i int) []any) []*redis.Cmd {
+	replies := make([]*redis.Cmd, len(keys))
+	send := func(which []int, add func(p redis.Pipeliner, i int) *redis.Cmd) {
+		sent, err := do(ctx, s, timeout, func(ctx context.Context) ([]*redis.Cmd, error) {
+			p := s.rdb.Pipeline()
+			cmds := make([]*redis.Cmd, len(which))
+			for n, i := range which {
+				cmds[n] = add(p, i)
+			}
+			_, _ = p.Exec(ctx) // each command has its error
+			return cmds, nil
+		})
+		for n, i := range which {
+			if err != nil { // and nothing may be read of commands that are under way
+				replies[i] = redis.NewCmdResult(nil, err)
+			} else {
+				replies[i] = sent[n]
+			}
+		}
+	}
+	all := make([]int, len(keys))
+	for i := range all {
+		all[i] = i
+	}
+	send(all, func(p redis.Pipeliner, i int) *redis.Cmd { return script.EvalSha(ctx, p, keys[i:i+1], args(i)...) })
+	var unknown []int
+	for i, cmd := range replies {
+		if err := cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
+			unknown = append(unknown, i)
+		}
+	}
+	if len(unknown) > 0 {
+		send(unknown, func(p redis.Pipeliner, i int) *redis.Cmd { return script.Eval(ctx, p, keys[i:i+1], args(i)...) })
+	}
+	return replies
+}
+
+// random is 64 random bits, as 16 hexadecimal digits.
+func random() string {
+	const hex = "0123456789abcdef"
+	var b [16]byte
+	r := rand.Uint64()
+	for i := range b {
+		b[i] = hex[r&15]
+		r >>= 4
+	}
+	return string(b[:])
+}

@@ -1,0 +1,22 @@
+-- Stores a value, or that there is none, if the entry still has the stamp that was looked up. An
+-- entry that is missing now has none.
+--
+-- KEYS[1]  the entry
+-- ARGV[1]  random digits
+-- ARGV[2]  the stamp
+-- ARGV[3]  its new kind: v or n
+-- ARGV[4]  how long it is fresh, in microseconds
+-- ARGV[5]  how long until it expires, in microseconds
+-- ARGV[6]  the same in milliseconds, at least 1
+-- ARGV[7]  how long the load took, as the header has it
+-- ARGV[8]  the encoded value
+--
+-- Returns 1, or 0 if it stored nothing.
+
+local stamp = stampOf(redis.call('GETRANGE', KEYS[1], 0, 36))
+if stamp == '' or stamp ~= ARGV[2] then
+  return 0
+end
+local header = string.format('fl1:%s%s%016.0f%016.0f%s', ARGV[3], newStamp(), now + ARGV[4], now + ARGV[5], ARGV[7])
+redis.call('SET', KEYS[1], header .. ARGV[8], 'PX', ARGV[6])
+return 1
