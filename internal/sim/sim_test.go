@@ -63,7 +63,7 @@ func TestSim(t *testing.T) {
 		collect(seed)
 	}
 	t.Logf("%d seeds from %d: %d locks were had in %d steps; %d leases were granted by the release before them, %d locks were from retained leases, of which %d were recalled", n, *firstFlag, grants, steps, direct, reused, recalled)
-	if n >= fewSeeds && (reused == 0 || recalled == 0) {
+	if n >= 50 && (reused == 0 || recalled == 0) {
 		t.Error("the seeds retain nothing")
 	}
 }
