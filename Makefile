@@ -86,7 +86,7 @@ soak:
 mutations: ## 3 min: break each safety rule, one at a time, and see that it is noticed: a table
 	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
 
-model: ## 2 min: models of turns and grants, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
+model: ## 3 min: models of turns and grants, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
 	$(GO) run ./docs/model -worlds $${WORLDS:-500}
 
 bench: ## 20 min: go test -bench, as for tuning

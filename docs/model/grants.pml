@@ -309,7 +309,10 @@ proctype client(byte c) {
 	/* A poll, which brings the offer, a new one if there is none. */
 	:: atomic { st[c] == waiting && !pollK[c] && stamps[c] < STAMPS ->
 		stamps[c]++; pollK[c] = stamps[c];
-		offerKs[c] = offerKs[c] | BIT(pollK[c]) }
+#ifndef NO_OFFERS
+		offerKs[c] = offerKs[c] | BIT(pollK[c]);
+#endif
+		}
 	:: atomic { pollK[c] -> noPoll(c) }	/* it has failed, or had no answer in time */
 
 	/* The nodes that have not voted are asked. */
