@@ -84,7 +84,7 @@ platforms:
 
 # More of what is random, all faults, some mutations, and what the race detector makes too slow. 4 min
 soak:
-	$(GO) test -count=1 -timeout 10m ./internal/flight ./internal/sim
+	$(GO) test -count=1 -timeout 10m ./internal/flight ./internal/sim ./rediscache
 	SEEDS=1000 FIRST=301 $(MAKE) --no-print-directory sim
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
 	(cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...); faults=$$?; wait $$! && exit $$faults
@@ -92,8 +92,8 @@ soak:
 mutations: ## 3 min: break each safety rule, one at a time, and see that it is noticed: a table
 	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
 
-model: ## 1 min: a model of turns, and of grants, which are not built: each rule taken out in turn
-	$(GO) run ./docs/model -worlds $${WORLDS:-1000}
+model: ## 3 min: models of turns and grants, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
+	$(GO) run ./docs/model -worlds $${WORLDS:-500}
 
 bench: ## 20 min: go test -bench, as for tuning
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench

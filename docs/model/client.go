@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// client is a process with one caller, who wants the key again and again.
+// client is a process with one caller, who wants the key again and again; or with more, so that it goes on
+// waiting when it has released the key.
 type client struct {
 	w           *world
 	id          int
@@ -19,13 +20,12 @@ type client struct {
 	waits     float64 // since when, in the world's time
 	leaves    float64
 	contender int
-	turn      float64
 
-	sent   map[int]float64 // waiting: when each poll was sent
-	polls  int
-	pollAt float64
-	next   *attempt // what others may grant: its owner is in the want, and in no acquire until one has
-	poll   *attempt // the acquire under way; nil: none is
+	poll     *attempt // the acquire under way; nil: none is
+	pollAt   float64
+	again    bool     // poll at once when the one under way has ended: the turn has come meanwhile
+	declined bool     // the last poll has left the key to others
+	next     *attempt // the offer; nil: there is none until the next poll
 
 	lease     *attempt
 	top       int64 // of its tokens
@@ -34,8 +34,10 @@ type client struct {
 	began     float64
 	confirmed [nodes]bool
 	refreshes bool // one is under way
-	follower  int  // the contender that waits longest, as far as is known
+	refreshAt float64
+	rival     int // the contender that waits longest, by the last refresh
 
+	over  map[int]*attempt // offers that have ended, by owner: a message about them may come still
 	debts []*debt
 }
 
@@ -52,22 +54,55 @@ const (
 type attempt struct {
 	owner, block int
 	votes        []vote
-	first        float64        // when the first of them came
-	began        float64        // when it was made
-	sentAt       [nodes]float64 // of the acquires, if there are any
-	refused      [nodes]bool
-	asked        bool // all nodes that have not voted
+	replies      [nodes]reply
+	began        float64 // when the first acquire was sent
+
+	// of a poll
+	carries *offer // what it brings to the nodes; nil: nothing
+	waits   bool   // it leaves a free key to those who wait longer
+	left    int    // how many nodes have done that
+	holders [nodes]int
+	freeIn  [nodes]float64
+
+	// of an offer
+	offered  bool
+	polls    []carrier // the last ones that have brought it
+	askAt    float64   // 0: no node has granted it, as far as is known
+	asked    bool
+	follower int // the contender that was next after it, when it was decided
+
+	granted  [nodes]int  // how many messages of the node have come, more than there were deletions
+	released bool        // by its end: what a node has granted since is to be released
+	pending  [nodes]bool // that is under way
+	unwanted [nodes]bool // the node has granted it, and so has no want of the contender any more
 }
 
-// vote is one node's: a token, and for how long the key is there. It is replaced as a whole.
+// reply is what a node has answered.
+type reply uint8
+
+const (
+	none reply = iota
+	yes
+	no      // it is another's
+	nothing // it is none: it will not come, or does not count
+)
+
+// carrier is a poll that has brought an offer.
+type carrier struct {
+	k           int
+	began, span float64
+}
+
+// maxPolls is how many of these are remembered.
+const maxPolls = 8
+
+// vote is one node's: a token, and until when the key is there for sure.
 type vote struct {
 	node  int
 	token int64
-	start float64
-	span  float64
+	until float64
+	first int // the contender that was next
 }
-
-func (v vote) until() float64 { return v.start + valid(v.span) }
 
 // debt is a release that was not answered.
 type debt struct {
@@ -84,7 +119,7 @@ func (c *client) rest() {
 
 func (c *client) newAttempt() *attempt {
 	c.w.owners++
-	return &attempt{owner: c.w.owners, block: 1 + c.w.rand.IntN(3), began: c.time()}
+	return &attempt{owner: c.w.owners, block: 1 + c.w.rand.IntN(3)}
 }
 
 // live is a moment of c's: it reads what has come, and does what is due.
@@ -118,7 +153,7 @@ func (c *client) act() {
 	now := c.time()
 	for _, d := range c.debts {
 		if now >= d.at {
-			d.at = now + 60
+			d.at = now + timeout
 			c.send(d.m)
 		}
 	}
@@ -130,16 +165,16 @@ func (c *client) act() {
 	case waiting:
 		c.wait(now)
 	case raising:
-		if now >= c.until {
+		if now >= c.until || now > c.began+timeout {
 			a := c.lease
 			c.state, c.lease, c.pollAt = waiting, nil, now
-			c.giveUp(a)
+			c.end(a, true)
 		}
 	case holding:
 		switch {
 		case now >= c.until || now >= c.releaseAt:
-			c.leave()
-		case now > c.began+ttl/3:
+			c.finish()
+		case now > c.refreshAt:
 			c.refresh()
 		}
 	}
@@ -147,13 +182,17 @@ func (c *client) act() {
 
 func (c *client) arrive() {
 	c.w.owners++
-	c.state, c.waits, c.contender, c.follower = waiting, c.w.now, c.w.owners, 0
+	c.contender = c.w.owners
 	c.leaves = math.Inf(1)
 	if c.w.oneIn(4, c.w.leaving) {
 		c.leaves = c.time() + float64(c.w.rand.IntN(300))
 	}
-	c.sent, c.polls, c.next = map[int]float64{}, 0, c.newAttempt()
-	c.ask()
+	c.waitOn(c.time())
+}
+
+func (c *client) waitOn(pollAt float64) {
+	c.state, c.waits, c.pollAt = waiting, c.w.now, pollAt
+	c.lease, c.next, c.poll, c.declined, c.again, c.rival = nil, nil, nil, false, false, 0
 }
 
 func (c *client) wait(now float64) {
@@ -164,52 +203,72 @@ func (c *client) wait(now float64) {
 		c.leave()
 		return
 	}
-	if p := c.poll; p != nil && (c.hopeless(p) || now > p.began+60) {
-		c.giveUp(p)
+	if p := c.poll; p != nil && (p.hopeless() || now > p.began+timeout) {
+		c.pollFailed(p, now)
 	}
-	if n := c.next; len(n.votes) > 0 && c.poll == nil {
+	if n := c.next; n != nil && n.askAt > 0 && now >= n.askAt {
 		switch {
-		case !n.asked && now > n.first+10: // messages may be lost; or the other nodes have none to grant it to
+		case !n.asked: // messages may be lost; or the other nodes have none to grant it to
 			n.asked = true
+			n.askAt += timeout // and then that is over
+			n.began = now
 			for i := range nodes {
-				if !n.has(i) {
-					c.acquire(i, n, nil)
+				if c.w.asks && n.replies[i] == none {
+					c.acquire(i, n, &offer{owner: n.owner, block: n.block, span: ttl})
 				}
 			}
-		case n.asked && (c.hopeless(n) || now > n.first+60):
-			c.giveUp(n)
+		default:
+			c.end(n, false)
 		}
-		return
+	}
+	if n := c.next; n != nil && n.hopeless() {
+		c.end(n, false)
 	}
 	if now >= c.pollAt && c.poll == nil {
 		c.ask()
 	}
 }
 
-// ask is a poll: an attempt, which brings the contender its place, and the owner that it may be granted as.
+// span is how long a release is to grant the key: the longer, the longer c has waited.
+func (c *client) span() float64 {
+	s := min(max((c.w.now-c.waits)/2, minSpan), ttl)
+	if !c.w.rules.span {
+		s *= float64(1+c.id) / 2
+	}
+	return s
+}
+
+// ask is a poll: an attempt, which brings the contender its place, and its offer.
 func (c *client) ask() {
-	c.polls++
-	c.sent[c.polls] = c.time()
-	if !c.w.block {
-		c.next.block = 1 + c.w.rand.IntN(3)
+	p := c.newAttempt()
+	p.began = c.time()
+	if c.w.grants {
+		if c.next == nil {
+			c.next = c.newAttempt()
+			c.next.offered = true
+		}
+		n := c.next
+		if !c.w.block {
+			n.block = 1 + c.w.rand.IntN(3)
+		}
+		k := carrier{1, p.began, c.span()}
+		if len(n.polls) > 0 {
+			k.k = n.polls[len(n.polls)-1].k + 1
+		}
+		n.polls = append(n.polls[max(0, len(n.polls)-maxPolls+1):], k)
+		p.carries = &offer{owner: n.owner, block: n.block, span: k.span, k: k.k}
+		p.waits = c.w.rules.waits && !c.declined
 	}
-	c.poll = c.newAttempt()
+	c.poll, c.again = p, false
 	for i := range nodes {
-		c.acquire(i, c.poll, c.want())
+		c.acquire(i, p, p.carries)
 	}
-	c.pollAt = c.time() + pollTime + float64(c.w.rand.IntN(10))
 }
 
-// want is how c is registered.
-func (c *client) want() *want {
-	return &want{contender: c.contender, client: c.id, owner: c.next.owner, block: c.next.block, turn: c.turn, k: c.polls}
-}
-
-func (c *client) acquire(node int, a *attempt, w *want) {
-	a.sentAt[node] = c.time()
+func (c *client) acquire(node int, a *attempt, o *offer) {
 	c.send(message{
 		kind: acquire, node: node, owner: a.owner, block: a.block, ttl: ttl,
-		want: w, contender: c.contender,
+		offer: o, waits: a.waits, contender: c.contender,
 	})
 }
 
@@ -219,63 +278,111 @@ func (c *client) send(m message) {
 	c.w.send(requests, m)
 }
 
-// giveUp ends an attempt that others may have granted, and waits on as another owner, in the same place.
-func (c *client) giveUp(a *attempt) {
-	if a != c.next { // it was a poll
-		c.undo(a, nil)
-		c.poll = nil
-		return
+// pollFailed undoes a poll where it may be granted, and says when the next one is.
+func (c *client) pollFailed(p *attempt, now float64) {
+	c.poll = nil
+	c.end(p, false)
+	c.declined = p.left > 0 && p.left+len(p.votes) >= majority
+	c.pollAt = now + 10 + float64(c.w.rand.IntN(10))
+	var free []float64
+	for i := range nodes {
+		for j := range i {
+			if p.holders[i] > 0 && p.holders[i] == p.holders[j] {
+				c.pollAt = now + c.span()*pollsPerSpan
+			}
+		}
+		if p.replies[i] == no {
+			free = append(free, p.freeIn[i])
+		}
 	}
-	if c.w.over {
-		c.next = c.newAttempt()
-	} else {
-		c.next = &attempt{owner: a.owner, block: a.block, began: c.time()}
+	slices.Sort(free)
+	if n := max(majority-len(p.votes), 1); n <= len(free) {
+		c.pollAt = min(c.pollAt, now+free[n-1]+1)
 	}
-	c.polls++ // younger than what may be under way
-	c.sent[c.polls] = c.time()
-	c.undo(a, c.want())
+	if c.again {
+		c.pollAt = now
+	}
 }
 
-// undo takes back on all nodes whatever a may have got, and may yet get.
-func (c *client) undo(a *attempt, w *want) {
+// end undoes a, whatever it may have got on the nodes, and may yet get. passes says that it had a majority, or
+// was given up by c: then others wait because of it, and the key is passed on.
+func (c *client) end(a *attempt, passes bool) {
+	if a == c.next {
+		c.next = nil
+		if !c.w.rules.over { // it goes on as the same owner
+			c.next = &attempt{owner: a.owner, block: a.block, offered: true, polls: a.polls}
+		}
+	}
+	c.overWith(a)
 	for i := range nodes {
-		c.owe(message{kind: undo, node: i, owner: a.owner, want: w})
+		switch {
+		case passes:
+			c.owe(a, message{kind: release, node: i, contender: c.contender, unwanted: a.unwanted[i], grants: true})
+		case a.offered || a.replies[i] != no:
+			c.owe(a, message{kind: undo, node: i, contender: c.contender, offer: a.carries, forgets: a.offered})
+		}
+	}
+}
+
+// overWith has messages about a be for nobody.
+func (c *client) overWith(a *attempt) {
+	a.released = true
+	if a.offered {
+		c.over[a.owner] = a
 	}
 }
 
 // owe sends a release or an undo, until it is answered.
-func (c *client) owe(m message) {
-	m.turn = c.turn
+func (c *client) owe(a *attempt, m message) {
+	m.owner, m.span = a.owner, c.span()
 	c.send(m)
-	m.want = nil // if it comes late, a younger one may be there
-	c.debts = append(c.debts, &debt{m, c.time() + 60})
+	// What a contender wants, and who is next, is past when it comes late.
+	c.debts = append(c.debts, &debt{message{
+		kind: release, node: m.node, owner: m.owner, span: m.span, grants: a.offered,
+	}, c.time() + timeout})
 }
 
-// leave releases what c holds or may be granted. The next contender has it.
+// finish ends a lease: c has no use for it any more, or lets others go first.
+func (c *client) finish() {
+	a := c.lease
+	stays := c.rival != 0 && c.time() < c.until && c.w.rand.IntN(3) == 0
+	m := message{kind: release, contender: c.contender, grants: true}
+	switch {
+	case stays:
+		m.next = c.rival
+	case a.follower != 0 && c.w.named:
+		m.next, m.leaves = a.follower, true
+	}
+	c.overWith(a)
+	for i := range nodes {
+		m.node, m.unwanted = i, a.unwanted[i] && !stays
+		c.owe(a, m)
+	}
+	if stays {
+		c.waitOn(c.time() + turnTime)
+	} else {
+		c.rest()
+	}
+}
+
+// leave ends the wait of a caller that does not want the key any more.
 func (c *client) leave() {
 	if c.poll != nil {
-		c.undo(c.poll, nil)
+		c.end(c.poll, true)
 	}
 	switch {
-	case c.state == holding:
-		c.release(c.lease.owner)
-	case !c.w.grants:
-		c.release(-c.contender) // a turn that is kept for it
-	case c.w.withdraw:
-		c.release(c.next.owner)
+	case c.next != nil && c.w.withdraw:
+		c.end(c.next, true)
+	case c.next == nil: // there is but the want to be taken back
+		c.end(&attempt{owner: -c.contender}, true)
 	}
 	c.rest()
-}
-
-func (c *client) release(owner int) {
-	for i := range nodes {
-		c.owe(message{kind: release, node: i, owner: owner, contender: c.contender, next: c.follower})
-	}
 }
 
 func (c *client) refresh() {
 	c.round++
 	c.began, c.confirmed, c.refreshes = c.time(), [nodes]bool{}, true
+	c.refreshAt = c.began + timeout
 	for i := range nodes {
 		c.send(message{
 			kind: refresh, node: i, owner: c.lease.owner, ttl: ttl, top: c.top,
@@ -287,28 +394,48 @@ func (c *client) refresh() {
 // What c hears.
 
 func (c *client) hear(m message) {
-	if m.first != 0 && c.state != resting {
-		c.follower = m.first
-	}
 	switch {
 	case m.kind == grant:
 		c.hearGrant(m)
 	case m.kind == turn:
-		if c.state == waiting && m.contender == c.contender && c.poll == nil {
-			c.pollAt = c.time()
+		if c.state == waiting && m.contender == c.contender {
+			c.again, c.pollAt = true, c.time()
 		}
 	case m.of == acquire:
 		c.hearAcquire(m)
 	case m.of == refresh:
 		c.hearRefresh(m)
 	default:
-		for i, d := range c.debts {
-			if d.m.owner == m.owner && d.m.node == m.node {
-				c.debts = append(c.debts[:i:i], c.debts[i+1:]...)
-				break
-			}
+		c.hearReleased(m)
+	}
+}
+
+func (c *client) hearReleased(m message) {
+	i := slices.IndexFunc(c.debts, func(d *debt) bool { return d.m.owner == m.owner && d.m.node == m.node })
+	if i < 0 {
+		return
+	}
+	c.debts = slices.Delete(c.debts, i, i+1)
+	if a := c.over[m.owner]; a != nil && c.w.withdraw {
+		a.pending[m.node] = false
+		switch {
+		case m.granted:
+			a.granted[m.node]--
+		case a.granted[m.node] > 0: // it was granted after that
+			a.granted[m.node] = 0
+			c.releaseAgain(m.owner, m.node, a)
 		}
 	}
+}
+
+// releaseAgain returns what a node has granted to an owner that is over. a is nil if that was never asked for.
+func (c *client) releaseAgain(owner, node int, a *attempt) {
+	if a == nil {
+		a = &attempt{owner: owner, offered: true}
+	} else {
+		a.pending[node] = true
+	}
+	c.owe(a, message{kind: release, node: node, grants: true})
 }
 
 func (c *client) hearAcquire(m message) {
@@ -317,40 +444,93 @@ func (c *client) hearAcquire(m message) {
 	}
 	a := c.poll
 	if a == nil || a.owner != m.owner {
-		if a = c.next; a.owner != m.owner {
+		if a = c.next; a == nil || a.owner != m.owner {
 			return // it is over: it was undone
 		}
 	}
-	a.refused[m.node] = !m.granted
-	if m.granted {
-		if m.counts || !c.w.memory {
-			c.take(a, vote{m.node, m.token, a.sentAt[m.node], ttl})
+	if a.replies[m.node] != none { // its message has come meanwhile
+		return
+	}
+	switch {
+	case m.granted && (m.counts || !c.w.memory):
+		a.unwanted[m.node] = true
+		c.take(a, vote{m.node, m.token, a.began + valid(ttl), 0})
+	case m.granted:
+		a.replies[m.node], a.unwanted[m.node] = nothing, true
+	default:
+		a.replies[m.node], a.holders[m.node], a.freeIn[m.node] = no, m.holder, m.left
+		if m.holder == leftToOthers {
+			a.left++
 		}
-	} else if c.w.grants && m.holder == c.next.owner && !c.next.has(m.node) { // the message is late, or lost
-		c.acquire(m.node, c.next, nil)
+		if n := c.next; n != nil && m.holder == n.owner { // the message is late, or lost
+			n.awaitOthers(c.time())
+		}
+	}
+}
+
+// awaitOthers follows when a node has granted a: others will have done so too.
+func (a *attempt) awaitOthers(now float64) {
+	if a.askAt == 0 {
+		a.askAt = now + awaitTime
 	}
 }
 
 // hearGrant takes a vote that a release has made.
 func (c *client) hearGrant(m message) {
+	a := c.next
 	switch {
-	case c.next != nil && m.owner == c.next.owner && c.state == waiting:
-		v := vote{m.node, m.token, c.sent[m.k], m.turn}
-		if !c.w.causal {
-			v.start = c.time()
+	case a != nil && a.owner == m.owner:
+	case c.lease != nil && c.lease.owner == m.owner:
+		a = c.lease
+	default:
+		if a = c.over[m.owner]; a == nil { // it was forgotten
+			if c.w.withdraw {
+				c.releaseAgain(m.owner, m.node, nil)
+			}
+			return
 		}
-		if m.counts || !c.w.memory {
-			c.take(c.next, v)
-		}
-	case c.next != nil && m.owner == c.next.owner, c.lease != nil && m.owner == c.lease.owner:
-		// No vote any more; what ends the attempt, or the lease, ends this.
-	case c.w.withdraw:
-		c.owe(message{kind: release, node: m.node, owner: m.owner, next: m.first})
+	}
+	i := m.node
+	a.granted[i]++
+	a.unwanted[i] = true
+	if a.released && !a.pending[i] && a.granted[i] > 0 && c.w.withdraw {
+		a.granted[i] = 0
+		c.releaseAgain(a.owner, i, a)
+	}
+	if a != c.next || c.state != waiting || c.w.once && a.replies[i] != none {
+		return // What ends the lease ends this.
+	}
+	a.awaitOthers(c.time())
+	v := vote{i, m.token, c.grantedUntil(a, m), m.first}
+	if c.time() < v.until && (m.counts || !c.w.memory) {
+		c.take(a, v)
 	}
 }
 
+// grantedUntil is until when what m has granted is valid: from the poll on that the node had then.
+func (c *client) grantedUntil(a *attempt, m message) float64 {
+	for i := len(a.polls) - 1; i >= 0; i-- {
+		if k := a.polls[i]; k.k == m.k || !c.w.echoed {
+			if !c.w.causal {
+				k.began = c.time()
+			}
+			return k.began + valid(min(m.span, k.span))
+		}
+	}
+	return 0
+}
+
 func (c *client) hearRefresh(m message) {
-	if c.lease == nil || m.owner != c.lease.owner || m.round != c.round || !c.refreshes {
+	if c.lease == nil || m.owner != c.lease.owner || m.round != c.round {
+		return
+	}
+	if m.first != 0 {
+		c.rival = m.first
+	}
+	if !c.refreshes {
+		if !m.granted && m.holder == 0 {
+			c.repair(m.node)
+		}
 		return
 	}
 	c.confirmed[m.node] = c.confirmed[m.node] || m.granted
@@ -365,86 +545,76 @@ func (c *client) hearRefresh(m message) {
 	}
 	c.refreshes = false
 	if c.state == raising {
-		c.won(c.lease, c.until)
+		c.won(c.lease)
 	} else {
 		c.until = max(c.until, c.began+valid(ttl))
+		c.refreshAt = c.began + ttl/3
+	}
+}
+
+// repair gives a node the key back. It is no vote.
+func (c *client) repair(node int) {
+	if left := c.until - c.time(); c.state == holding && left >= 1 {
+		c.send(message{kind: acquire, node: node, owner: c.lease.owner, ttl: left, top: c.top, contender: c.contender})
 	}
 }
 
 // Votes.
 
-func (a *attempt) has(node int) bool {
-	for _, v := range a.votes {
-		if v.node == node {
-			return true
-		}
-	}
-	return false
-}
-
 // hopeless reports whether so many nodes have refused that a can get no majority.
-func (c *client) hopeless(a *attempt) bool {
+func (a *attempt) hopeless() bool {
 	n := 0
-	for i, no := range a.refused {
-		if no && !a.has(i) {
+	for _, r := range a.replies {
+		if r == no || r == nothing {
 			n++
 		}
 	}
 	return n > nodes-majority
 }
 
-// take counts a vote. A later one of that node replaces it, as a whole.
+// take counts a vote. With a majority, a is decided: it has the lease if they agree on the token, or else when
+// it has been raised to the larger.
 func (c *client) take(a *attempt, v vote) {
-	if len(a.votes) == 0 {
-		a.first = c.time()
-	}
-	replaced := false
-	for i := range a.votes {
-		old := &a.votes[i]
-		if c.w.once && old.node == v.node {
-			replaced = true
-			if v.token > old.token || v.token == old.token && v.until() > old.until() {
-				*old = v
-			}
-		}
-	}
-	if !replaced {
-		a.votes = append(a.votes, v)
-	}
-	c.decide(a)
-}
-
-// decide takes the lease if there is a majority of votes: two that agree on the token, or else two that
-// have to be raised to the larger.
-func (c *client) decide(a *attempt) {
-	now, best, agreed, top := c.time(), 0.0, false, int64(0)
-	for i, v := range a.votes {
-		for _, u := range a.votes[:i] {
-			until := min(u.until(), v.until())
-			if !c.w.minimum {
-				until = max(u.until(), v.until())
-			}
-			agree := u.token == v.token
-			if now < until && (agree && !agreed || agree == agreed && until > best) {
-				best, agreed, top = until, agree, max(u.token, v.token)
-			}
-		}
-	}
-	if best == 0 {
+	a.replies[v.node] = yes
+	a.votes = append(a.votes, v)
+	if len(a.votes) < majority {
 		return
 	}
-	c.lease, c.until, c.top = a, best, top
-	if agreed || !c.w.raise {
-		c.won(a, best)
-		return
+	c.lease, c.until, c.top = a, v.until, v.token
+	agree := true
+	for _, u := range a.votes {
+		c.until, c.top = min(c.until, u.until), max(c.top, u.token)
+		agree = agree && u.token == v.token
+		if u.first != 0 {
+			a.follower = u.first
+		}
 	}
-	c.state = raising
-	c.refresh()
+	if !c.w.minimum {
+		for _, u := range a.votes {
+			c.until = max(c.until, u.until)
+		}
+	}
+	switch {
+	case c.time() >= c.until: // too late
+		c.lease = nil
+		if a == c.poll {
+			c.poll, c.pollAt = nil, c.time()
+		}
+		c.end(a, true)
+	case agree || !c.w.raise:
+		c.won(a)
+	default:
+		c.state = raising
+		if a == c.poll {
+			c.poll = nil
+		}
+		c.refresh()
+	}
 }
 
 // won has c hold the lease.
-func (c *client) won(a *attempt, until float64) {
-	c.state, c.until = holding, until
+func (c *client) won(a *attempt) {
+	c.state = holding
 	if first := c.top - int64(a.block) + 1; first <= c.w.maxTop {
 		c.w.wrong(lowToken, "client %d as %d: %d after %d", c.id, a.owner, first, c.w.maxTop)
 	}
@@ -453,19 +623,23 @@ func (c *client) won(a *attempt, until float64) {
 		c.w.longest = max(c.w.longest, c.w.now-max(c.waits, trouble))
 	}
 	c.w.count.leases++
-	c.w.logf("client %d holds the key as %d until %.0f, it is %.0f; token %d", c.id, a.owner, until, c.time(), c.top)
-	if a == c.next {
+	c.w.logf("client %d holds the key as %d until %.0f, it is %.0f; token %d", c.id, a.owner, c.until, c.time(), c.top)
+	c.refreshAt = c.began + ttl/3
+	if a.offered {
 		c.w.count.byGrant++
-		if c.poll != nil {
-			c.undo(c.poll, nil)
-		}
-	} else if c.w.grants && c.w.withdraw {
-		c.release(c.next.owner)
+		c.refreshAt = c.time() + (c.until-c.time())/4
+	} else {
+		c.refreshAt = c.time() + ttl/3
 	}
-	c.next, c.poll = nil, nil
+	if p := c.poll; p != nil && p != a {
+		c.end(p, true)
+	}
+	if n := c.next; n != nil && n != a && n.askAt > 0 && c.w.withdraw { // else it is forgotten
+		c.end(n, true)
+	}
+	c.next, c.poll, c.rival = nil, nil, 0
 	c.releaseAt = c.time() + float64(2+c.w.rand.IntN(40))
 	if c.w.rand.IntN(6) == 0 {
 		c.releaseAt = c.time() + 2*ttl
 	}
-	c.refresh() // what was granted for a turn is to last for a ttl
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -10,11 +11,21 @@ import (
 )
 
 func main() {
-	worlds := flag.Int("worlds", 1000, "how many worlds each variant is played in")
+	worlds := flag.Int("worlds", 500, "how many worlds each variant is played in")
 	only := flag.String("only", "", "the one variant to play")
 	trace := flag.Int64("trace", -1, "the seed of one world, of which everything is written that happens")
 	flag.Parse()
 	if err := play(os.Stdout, *worlds, *only, *trace); err != nil {
+		fmt.Fprintln(os.Stderr, "model:", err)
+		os.Exit(1)
+	}
+	if *only != "" || *trace >= 0 {
+		return
+	}
+	switch err := searchAll(os.Stdout, "docs/model/grants.pml"); {
+	case errors.Is(err, errNoSpin):
+		fmt.Fprintf(os.Stderr, "\n*** THE EXHAUSTIVE SEARCH OF grants.pml WAS NOT MADE: %v ***\n", err)
+	case err != nil:
 		fmt.Fprintln(os.Stderr, "model:", err)
 		os.Exit(1)
 	}
@@ -60,7 +71,7 @@ type outcome struct {
 	longest float64
 }
 
-// play plays worlds from seed 0 on, one at a time on each processor.
+// play plays worlds, from the first seed on, one at a time on each processor.
 func (v variant) play(worlds int) outcome {
 	o := outcome{worlds: worlds, found: map[string]int{}, seed: map[string]uint64{}}
 	var mu sync.Mutex
@@ -68,10 +79,11 @@ func (v variant) play(worlds int) outcome {
 	procs := runtime.GOMAXPROCS(0)
 	for p := range procs {
 		wg.Go(func() {
-			for seed := p; seed < worlds; seed += procs {
-				w := v.world(uint64(seed), nil).run()
+			for i := p; i < worlds; i += procs {
+				seed := rare[v.name] + uint64(i)
+				w := v.world(seed, nil).run()
 				mu.Lock()
-				o.add(uint64(seed), w)
+				o.add(seed, w)
 				mu.Unlock()
 			}
 		})

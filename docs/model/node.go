@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // node is a server, by what its scripts do. Each request is one atomic step.
 type node struct {
 	w       *world
@@ -8,16 +10,22 @@ type node struct {
 	owner   int // of the key; 0: nobody; below 0: it is kept for the turn of that contender
 	expires float64
 	counter int64
-	wants   []want
+	wants   []want  // in the order in which they are served
 	since   float64 // when it has lost its memory last
 }
 
-// want is a contender that waits, and all that a vote for it needs.
+// want is a contender that waits.
 type want struct {
 	contender, client int
-	owner, block      int // the lease that it is to have
-	turn              float64
-	k                 int // the poll that has brought this
+	offer             *offer // nil: it can be given a turn only
+	missed            bool   // its turn was made, and it has not been seen since
+}
+
+// offer is all that a vote for its contender needs.
+type offer struct {
+	owner, block int // the lease that it is to have
+	span         float64
+	k            int // the poll that has brought this
 }
 
 func (n *node) time() float64 { return n.clock.at(n.w.now) }
@@ -43,11 +51,11 @@ func (n *node) execute(m message) {
 	}
 	a := message{
 		kind: answer, of: m.kind, client: m.client, node: n.id, owner: m.owner, round: m.round,
-		holder: n.owner, counts: n.kept(),
+		holder: n.owner, left: n.expires - n.time(), counts: n.kept(),
 	}
 	switch m.kind {
 	case acquire:
-		a.granted, a.token = n.acquire(m)
+		n.acquire(m, &a)
 	case refresh:
 		if a.granted = n.owner == m.owner; a.granted {
 			n.expires = max(n.expires, n.time()+m.ttl)
@@ -55,17 +63,12 @@ func (n *node) execute(m message) {
 				n.counter = max(n.counter, m.top)
 			}
 		}
-	case release, undo:
-		n.drop(m.contender)
-		if m.want != nil {
-			n.register(*m.want)
-		}
-		if n.owner == m.owner {
-			n.owner = 0
-			if m.kind == release {
-				n.pass(m)
-			}
-		}
+	case release:
+		a.granted = n.owner == m.owner
+		n.release(m)
+	case undo:
+		a.granted = n.owner == m.owner
+		n.undo(m)
 	}
 	a.first = n.firstBut(m.contender)
 	if !m.deadLine {
@@ -73,41 +76,136 @@ func (n *node) execute(m message) {
 	}
 }
 
-func (n *node) acquire(m message) (granted bool, token int64) {
+// acquire is lua/acquire.lua.
+func (n *node) acquire(m message, a *message) {
+	declines := n.owner == 0 && m.waits && len(n.wants) > 0 && n.wants[0].contender != m.contender
 	switch {
-	case n.owner == 0, m.contender != 0 && n.owner == -m.contender:
+	case n.owner == 0 && !declines, n.owner == -m.contender:
 		n.set(m.owner, m.ttl)
 		n.drop(m.contender)
-		return true, n.bump(m.block)
+		a.granted, a.token = true, n.bump(m.block)
+		n.counter = max(n.counter, m.top)
 	case n.owner == m.owner: // asked again
 		n.expires = max(n.expires, n.time()+m.ttl)
-		return true, n.counter
+		n.counter = max(n.counter, m.top)
+		a.granted, a.token = true, n.counter
+	case m.block == 0: // a repair
+	case m.offer != nil && m.offer.owner == n.owner: // it was granted, and wants no more
+	default:
+		n.register(m)
+		if declines {
+			a.holder, a.left = leftToOthers, 1
+		}
 	}
-	if m.want != nil {
-		n.register(*m.want)
-	}
-	return false, 0
 }
 
-// register gives w its place, or the one that its contender has.
-func (n *node) register(w want) {
-	for i := range n.wants {
-		if old := &n.wants[i]; old.contender == w.contender {
-			if !n.w.younger || w.k >= old.k {
-				*old = w
-			}
+// register gives m's contender a place, or has it keep the one that it has. An offer may be older than the one
+// that it replaces, if m is late: either it was given up, or its vote is valid for less.
+func (n *node) register(m message) {
+	i := n.find(m.contender)
+	if i >= 0 && n.wants[i].missed { // it begins anew
+		w := n.wants[i]
+		w.missed = false
+		n.drop(m.contender)
+		n.wants, i = append(n.wants, w), len(n.wants)-1
+	}
+	if i < 0 {
+		n.wants, i = append(n.wants, want{contender: m.contender, client: m.client}), len(n.wants)
+	}
+	if m.offer != nil {
+		n.wants[i].offer = m.offer
+	}
+}
+
+// undo is lua/undo.lua: the contender waits on, and has its want back, which the grant took away.
+func (n *node) undo(m message) {
+	i := n.find(m.contender)
+	if i >= 0 && m.forgets {
+		n.wants[i].offer = nil
+	}
+	if n.owner != m.owner {
+		return
+	}
+	w := want{contender: m.contender, client: m.client}
+	if i >= 0 {
+		w.offer = n.wants[i].offer
+		n.drop(m.contender)
+	}
+	if m.offer != nil {
+		w.offer = m.offer
+	}
+	n.wants = append(n.wants, w)
+	n.owner = 0
+}
+
+// release is lua/release.lua.
+func (n *node) release(m message) {
+	ours, kept := n.owner == m.owner, m.contender != 0 && n.owner == -m.contender
+	stays := m.next != 0 && !m.leaves
+	switch {
+	case stays:
+		n.drop(m.contender)
+		n.wants = append(n.wants, want{contender: m.contender, client: m.client})
+	case !m.unwanted:
+		n.drop(m.contender)
+	}
+	votes := m.grants && (n.kept() || !n.w.memory)
+	if n.owner == 0 && m.next != 0 && !stays {
+		if i := n.find(m.next); i >= 0 && votes && n.w.anywhere && n.wants[i].offer != nil {
+			n.grant(i, m)
+		}
+		return
+	}
+	if !ours && !kept {
+		return
+	}
+	n.owner = 0
+	n.wants = slices.DeleteFunc(n.wants, func(w want) bool { return w.missed })
+	next := max(n.find(m.next), 0)
+	for ; votes && len(n.wants) > 0 && n.wants[next].offer != nil; next = 0 {
+		if n.grant(next, m) {
 			return
 		}
 	}
-	n.wants = append(n.wants, w)
+	if len(n.wants) == 0 {
+		return
+	}
+	w := n.wants[next]
+	n.set(-w.contender, turnTime)
+	n.drop(w.contender)
+	w.missed = true
+	n.wants = slices.Insert(n.wants, 0, w)
+	if !n.w.deafTo[w.client][n.id] {
+		n.w.send(notices, message{kind: turn, client: w.client, node: n.id, contender: w.contender})
+	}
+}
+
+// grant gives the key, which m has released, to the offer of the i-th want; not if nobody receives the message.
+func (n *node) grant(i int, m message) bool {
+	w := n.wants[i]
+	n.drop(w.contender)
+	if n.w.deafTo[w.client][n.id] {
+		return false
+	}
+	span := w.offer.span
+	if !n.w.span {
+		span = m.span
+	}
+	n.set(w.offer.owner, span)
+	n.w.send(notices, message{
+		kind: grant, client: w.client, node: n.id, contender: w.contender, owner: w.offer.owner, k: w.offer.k,
+		span: w.offer.span, token: n.bump(w.offer.block), counts: n.kept(), first: n.firstBut(w.contender),
+	})
+	return true
+}
+
+func (n *node) find(contender int) int {
+	return slices.IndexFunc(n.wants, func(w want) bool { return w.contender == contender })
 }
 
 func (n *node) drop(contender int) {
-	for i := range n.wants {
-		if n.wants[i].contender == contender {
-			n.wants = append(n.wants[:i:i], n.wants[i+1:]...)
-			return
-		}
+	if i := n.find(contender); i >= 0 {
+		n.wants = slices.Delete(n.wants, i, i+1)
 	}
 }
 
@@ -118,44 +216,4 @@ func (n *node) firstBut(contender int) int {
 		}
 	}
 	return 0
-}
-
-// pass gives the key, which m has released, to who is next.
-func (n *node) pass(m message) {
-	if n.w.memory && !n.kept() {
-		return
-	}
-	for range clients {
-		var next *want
-		for i := range n.wants {
-			if w := &n.wants[i]; w.contender == m.next || m.next == 0 || !n.w.named {
-				next = w
-				break
-			}
-		}
-		if next == nil {
-			return
-		}
-		to := *next
-		if n.w.deafTo[to.client][n.id] { // nobody has received it
-			n.drop(to.contender)
-			continue
-		}
-		span := to.turn
-		if !n.w.turn {
-			span = m.turn
-		}
-		notice := message{kind: turn, client: to.client, node: n.id, contender: to.contender}
-		if n.w.grants {
-			n.drop(to.contender)
-			n.set(to.owner, span)
-			notice.kind, notice.owner, notice.k, notice.turn = grant, to.owner, to.k, to.turn
-			notice.token, notice.counts = n.bump(to.block), n.kept()
-			notice.first = n.firstBut(to.contender)
-		} else {
-			n.set(-to.contender, span)
-		}
-		n.w.send(notices, notice)
-		return
-	}
 }

@@ -2,28 +2,32 @@ package main
 
 // rules are what a world obeys. Each can be taken out.
 type rules struct {
-	grants bool // a release grants the key; else it keeps it for a turn, and the contender acquires it
+	grants bool // waiters make offers, which a release grants; else it keeps the key for a turn
 
+	once     bool // S15: a node has one vote; else a message that comes twice counts twice
 	memory   bool // S17: a node that has lost its memory grants nothing that counts
-	causal   bool // S18: the validity of a grant begins when the poll was sent that the node had; else when it came
-	over     bool // S19: an owner that was given up counts no more; else the contender waits on under it
-	withdraw bool // S19: what is granted to nobody is released, and so is what a caller that leaves has asked for
-	block    bool // S20: a block is of one size for all nodes, as the owner says; else each poll asks for its own
-	turn     bool // S20: a turn is as long as the waiter says; else as the one says that releases
+	causal   bool // S18: a grant is valid from the poll on that its node had; else from when it came
+	echoed   bool // S18: from that poll on, by its number; else from the last poll on
+	over     bool // S19: an offer that was given up counts no more; else the contender goes on with it
+	withdraw bool // S19: what is granted to nobody is released, and what a caller that leaves has offered
+	block    bool // S20: a block is of one size for all nodes, as the owner says; else each poll has its own
+	span     bool // S20: a grant lasts for as long as the waiter says; else as the one says that releases
 	minimum  bool // a lease has the least of its votes' validities; else the largest
 	raise    bool // S8: unequal tokens are raised; else the largest is taken
 	reraise  bool // S9: a refresh raises a counter that is behind; else it leaves it
-	once     bool // S15: a node has one vote; else a message that comes twice counts twice
-	younger  bool // a want is replaced by a younger one only; else by any that comes
 
-	named bool    // the one that releases names the next for all nodes; else each node takes its first
-	turns float64 // how long a turn is
+	// These are for speed.
+	named    bool // a release after a grant names the next for all nodes; else each node takes its first
+	anywhere bool // such a release grants also where its owner has no key, if that is free
+	waits    bool // a poll leaves a free key to the one that waits longest, unless the last one did
+	asks     bool // the nodes of which no message has come are asked; else they are waited for
 }
 
 func all() rules {
 	return rules{
-		grants: true, memory: true, causal: true, over: true, withdraw: true, block: true, turn: true,
-		minimum: true, raise: true, reraise: true, once: true, younger: true, named: true, turns: 150,
+		grants: true, once: true, memory: true, causal: true, echoed: true, over: true, withdraw: true,
+		block: true, span: true, minimum: true, raise: true, reraise: true,
+		named: true, anywhere: true, waits: true, asks: true,
 	}
 }
 
@@ -58,20 +62,29 @@ const (
 	starved    = "a waiter that is not served"
 )
 
+// rare is the first seed for the variant of that name, in which so few worlds find something that one is known. It
+// is another one after any change to the model.
+var rare = map[string]uint64{"no S18: valid from the last poll": 1900}
+
 var variants = []variant{
 	{"turns", func(r *rules, _ *faults) { r.grants = false }, ""},
 	{"grants", func(*rules, *faults) {}, ""},
 	{"grants, nothing fails", func(_ *rules, f *faults) { *f = faults{} }, ""},
-	{"each node takes its first", func(r *rules, _ *faults) { r.named = false }, ""},
+	{"no S15: a vote that comes twice is two", func(r *rules, _ *faults) { r.once = false }, twoHolders},
 	{"no S17: forgetful nodes grant", func(r *rules, _ *faults) { r.memory = false }, twoHolders},
 	{"no S18: valid from receipt", func(r *rules, _ *faults) { r.causal = false }, twoHolders},
+	{"no S18: valid from the last poll", func(r *rules, _ *faults) { r.echoed = false }, twoHolders},
 	{"no S19: an owner that was given up counts", func(r *rules, _ *faults) { r.over = false }, twoHolders},
 	{"no S20: each poll has its block", func(r *rules, _ *faults) { r.block = false }, lowToken},
-	{"no S20: the turn is the releaser's", func(r *rules, _ *faults) { r.turn = false }, twoHolders},
+	{"no S20: the span is the releaser's", func(r *rules, _ *faults) { r.span = false }, twoHolders},
 	{"the largest validity of the votes", func(r *rules, _ *faults) { r.minimum = false }, twoHolders},
 	{"no S8: unequal tokens are not raised", func(r *rules, _ *faults) { r.raise = false }, lowToken},
 	{"no S9: a refresh raises no counter", func(r *rules, _ *faults) { r.reraise = false }, lowToken},
-	{"no S19: nothing is withdrawn", func(r *rules, _ *faults) { r.withdraw = false }, ""}, // it costs turns only
-	{"an older want replaces a younger one", func(r *rules, _ *faults) { r.younger = false }, ""},
-	{"no S15: a vote that comes twice is two", func(r *rules, _ *faults) { r.once = false }, twoHolders},
+
+	// What these cost is time.
+	{"no S19: nothing is withdrawn", func(r *rules, _ *faults) { r.withdraw = false }, ""},
+	{"each node takes its first", func(r *rules, _ *faults) { r.named = false }, ""},
+	{"a free node is left out", func(r *rules, _ *faults) { r.anywhere = false }, ""},
+	{"polls take what is free", func(r *rules, _ *faults) { r.waits = false }, ""},
+	{"nobody is asked", func(r *rules, _ *faults) { r.asks = false }, ""},
 }

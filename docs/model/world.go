@@ -14,10 +14,16 @@ const (
 	ttl      = 200.0
 	drift    = 0.01 // that a validity allows for; clocks are within half of it
 	slack    = 2.0
-	pollTime = 70.0 // between polls of one that waits: a turn is twice as long
-	trouble  = 2500 // until then there are faults
+	minSpan  = 100.0 // of a grant
+	turnTime = 40.0  // for which the key is kept for one that has made no offer
+	timeout  = 60.0  // a node has to answer
+	trouble  = 2500  // until then there are faults
 	end      = 6500
 	patience = 3500 // that one who waits has, when there are none
+
+	pollsPerSpan = .4       // so a grant has more than half of its span left
+	awaitTime    = 6        // half a round trip or more: how long messages of different nodes are apart
+	leftToOthers = -1 << 62 // a holder: the key is free, and was left to another
 )
 
 // valid is how much of a span a client may rely on.
@@ -36,7 +42,8 @@ type world struct {
 	rand    *rand.Rand
 	nodes   [nodes]*node
 	clients [clients]*client
-	flying  []message
+	flying  []*message
+	landed  []*message         // memory for the next flying
 	lastAt  map[[3]int]float64 // of what was sent on a connection: order holds within it
 	deafTo  [clients][nodes]bool
 	owners  int // so far
@@ -71,22 +78,28 @@ type message struct {
 	kind, of     kind // of: what an answer is to
 	client, node int
 	owner        int
+	contender    int // on whose behalf
 	ttl          float64
-	block        int
-	want         *want // acquire, undo: what is to be registered
-	contender    int   // release, undo: whose want is to be dropped
-	next         int   // release: the contender that is to be next; 0: each node's first
-	turn         float64
-	top          int64 // refresh: the counter is to have reached it
-	round        int   // of a refresh
+	block        int     // acquire: 0 is a repair
+	offer        *offer  // acquire, undo: what is to be registered
+	waits        bool    // acquire: a free key is left to the one that waits longest
+	forgets      bool    // undo: the contender has no offer any more
+	next         int     // release: the contender that is to be next; 0: each node's first
+	leaves       bool    // release, with a next: the contender does not want the key any more all the same
+	unwanted     bool    // release: the contender is not among the wants, as its client knows
+	grants       bool    // release: the next one may be granted the key
+	span         float64 // grant: for how long, as its offer has it; release: as the one that releases has it
+	top          int64   // refresh: the counter is to have reached it
+	round        int     // of a refresh
 
 	token    int64
-	granted  bool
-	holder   int  // answer: who has the key
-	first    int  // answer: the contender that waits longest, but the asker
-	counts   bool // the node has kept its memory for long enough
-	k        int  // grant: the poll that the node had
-	deadLine bool // the connection has died: executed on its own, and not answered
+	granted  bool    // answer: acquired, renewed, deleted
+	holder   int     // answer: who has the key
+	left     float64 // answer: for how long
+	first    int     // answer, grant: the contender that waits longest, but this one
+	counts   bool    // the node has kept its memory for long enough
+	k        int     // grant: the poll that the node had
+	deadLine bool    // the connection has died: executed on its own, and not answered
 }
 
 func newWorld(r rules, f faults, seed uint64, log io.Writer) *world {
@@ -99,10 +112,7 @@ func newWorld(r rules, f faults, seed uint64, log io.Writer) *world {
 		w.nodes[i] = &node{w: w, id: i, clock: skewed(), since: math.Inf(-1)}
 	}
 	for i := range w.clients {
-		c := &client{w: w, id: i, clock: skewed(), turn: r.turns}
-		if !r.turn {
-			c.turn *= float64(1 + i)
-		}
+		c := &client{w: w, id: i, clock: skewed(), over: map[int]*attempt{}}
 		c.rest()
 		w.clients[i] = c
 	}
@@ -141,7 +151,7 @@ func (w *world) send(conn int, m message) {
 	}
 	if conn == requests && w.oneIn(60, w.faults.late) {
 		m.at, m.deadLine = w.now+20+float64(w.rand.IntN(600)), true
-		w.flying = append(w.flying, m)
+		w.flying = append(w.flying, &m)
 		return
 	}
 	d := 1 + float64(w.rand.IntN(4))
@@ -154,10 +164,11 @@ func (w *world) send(conn int, m message) {
 	line := [3]int{conn, m.client, m.node}
 	m.at = max(w.lastAt[line], w.now+d)
 	w.lastAt[line] = m.at
-	w.flying = append(w.flying, m)
+	w.flying = append(w.flying, &m)
 	if conn == notices && w.oneIn(10, w.twice) {
-		m.at += float64(w.rand.IntN(20))
-		w.flying = append(w.flying, m)
+		again := m
+		again.at += float64(w.rand.IntN(20))
+		w.flying = append(w.flying, &again)
 	}
 }
 
@@ -165,18 +176,19 @@ func (w *world) send(conn int, m message) {
 func (w *world) run() *world {
 	for ; w.now < end && w.found == ""; w.now++ {
 		w.disturb()
-		arrived := w.flying
-		w.flying = nil
-		for _, m := range arrived {
+		flying := w.flying
+		w.flying = w.landed[:0]
+		for _, m := range flying {
 			switch {
 			case m.at > w.now:
 				w.flying = append(w.flying, m)
 			case m.kind >= answer:
-				w.clients[m.client].unread = append(w.clients[m.client].unread, m)
+				w.clients[m.client].unread = append(w.clients[m.client].unread, *m)
 			default:
-				w.nodes[m.node].execute(m)
+				w.nodes[m.node].execute(*m)
 			}
 		}
+		w.landed = flying
 		for _, i := range w.rand.Perm(clients) {
 			w.clients[i].live()
 		}
