@@ -56,7 +56,7 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 			t.Errorf("heard %q, want %q", all, s.granted("z-1", "y-1"))
 		}
 
-		s.want(s.grant("oz", "z-1", "x-1", "", "leaves", "unwanted"), int64(1)) // whom it names
+		s.want(s.grant("oz", "z-1", "x-1", "", "leaves"), int64(1)) // whom it names
 		s.want(s.value(key), "ox")
 		if all := s.heard(told); !slices.Equal(all, []string{s.granted("x-1", "y-1")}) {
 			t.Errorf("heard %q", all)

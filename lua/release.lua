@@ -19,7 +19,6 @@
 --          never had to wait knows of nobody, and tells all
 -- ARGV[7]  leaves, with a rival: the contender of ARGV[4] does not want the key any more all the same.
 --          May be left out
--- ARGV[8]  unwanted: that contender is not among the wants, as its client knows. May be left out
 --
 -- Reply
 --   1                deleted
@@ -78,7 +77,7 @@ if stays then
   redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
   redis.pcall('PEXPIRE', KEYS[2], 10000)
   redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
-elseif contender and ARGV[8] ~= 'unwanted' and redis.pcall('ZREM', KEYS[2], contender) == 1 then
+elseif contender and redis.pcall('ZREM', KEYS[2], contender) == 1 then
   redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
 end
 

@@ -54,7 +54,6 @@ type Entry struct {
 	releasePending bool          // a release is under way or owed
 	promised       bool          // a message about a grant has come
 	acquired       bool          // by a request of its own, and not by a grant
-	unwanted       bool          // the node has no want of the contender: it has granted what that wanted
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -127,8 +126,8 @@ type TurnPass struct {
 // wait.
 const Nobody = "-"
 
-// values are ARGV[4] to [8] of lua/release.lua: those at the end that are "" may be left out.
-func (p *TurnPass) values(unwanted bool) (v [5]string) {
+// values are ARGV[4] to [7] of lua/release.lua: those at the end that are "" may be left out.
+func (p *TurnPass) values() (v [4]string) {
 	v[0], v[1] = p.Contender, p.Rival
 	switch {
 	case p.News == NewsFailed:
@@ -138,9 +137,6 @@ func (p *TurnPass) values(unwanted bool) (v [5]string) {
 	}
 	if p.Leaves {
 		v[3] = "leaves"
-	}
-	if unwanted && (p.Rival == "" || p.Leaves) {
-		v[4] = "unwanted"
 	}
 	return v
 }
@@ -173,7 +169,7 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	if e.create == r {
 		r = &request{}
 	}
-	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p, unwanted: e.unwanted && p.wanted() && p.Contender == e.t.Contender()}
+	*r = request{e: e, op: opRelease, inline: inline, sink: sink, turnPass: p}
 	e.mu.Unlock()
 	if empty && !p.wanted() {
 		e.answer(sink, Reply{Kind: Missing})
@@ -235,7 +231,6 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	case rep.Kind == Held, rep.Kind == Failed && neverRan(rep.Err):
 	default: // granted, or an error that does not prove that nothing was written
 		e.present = true
-		e.unwanted = rep.Kind == Granted
 		e.acquired = e.acquired || rep.Kind == Granted && !e.promised
 	}
 }

@@ -61,7 +61,7 @@ func (e *Entry) Granted() {
 	if again {
 		e.granted, e.releasePending = 0, true
 	}
-	e.present, e.unwanted = e.present || !e.released || again, true
+	e.present = e.present || !e.released || again
 	e.mu.Unlock()
 	if again {
 		e.n.route(e.releaseAgain())

@@ -50,7 +50,6 @@ type request struct {
 	links list.Links[request]   // in the queue: guarded by its mu
 
 	turnPass *TurnPass // of a release; nil: an undo
-	unwanted bool      // of a release: its contender has no want on the node
 	asker    string    // of a refresh: who asks for rivals; "": nobody does
 }
 
@@ -141,7 +140,7 @@ func (r *request) values(to []any) []any {
 		case r.reach != allKeys:
 		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
-			rest := p.values(r.unwanted)
+			rest := p.values()
 			last := len(rest)
 			for last > 0 && rest[last-1] == "" {
 				last--
@@ -174,7 +173,7 @@ func (r *request) plain() bool {
 func (r *request) sameArgs(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.tokens == p.tokens && r.more == p.more &&
 		r.turnPass == p.turnPass && r.reach == p.reach && r.asker == p.asker && r.e.t.Contender() == p.e.t.Contender() &&
-		r.unwanted == p.unwanted && r.offer() == nil && p.offer() == nil
+		r.offer() == nil && p.offer() == nil
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.

@@ -431,3 +431,26 @@ func TestMessagesThatAreNoVotes(t *testing.T) {
 		}
 	})
 }
+
+// A want of the contender may be on a node that has granted it the key: it was asked meanwhile. The release
+// removes it, or the key would go to a contender that is gone.
+func TestTheReleaseOfAGrantLeavesNoWant(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		r.loses(key)
+		r.give(key, offer.l.Owner(), span, 0, 1)
+		c.vote(0, offer, 1, 1<<40)
+		c.vote(1, offer, 1, 1<<40)
+		if _, f := offer.outcome(t); f != nil {
+			t.Fatal(describe(f))
+		}
+		c.release(offer.l)
+		time.Sleep(ms(20))
+		r.wantNoKey(key)
+		for i := range 3 {
+			if got := r.waiting(i); got != "" {
+				t.Errorf("%q wait on node %d", got, i)
+			}
+		}
+	})
+}
