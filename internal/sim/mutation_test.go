@@ -240,13 +240,6 @@ var mutations = []mutation{
 		pkg:  "./internal/quorum", by: "TestAGrantCountsForItsOwnNodeOnly",
 	},
 	{
-		name: "an offer that was given up is won all the same",
-		file: "internal/flight/offer.go",
-		old:  "	if c == nil || c.offer != o { // withdrawn\n",
-		new:  "	if c == nil {\n",
-		pkg:  "./internal/flight", by: "TestAGrantThatNobodyNeedsIsReturned",
-	},
-	{
 		name: "a grant to nobody stays",
 		file: "internal/quorum/offer.go",
 		old:  "		q.returnGrant(i, v)\n",
