@@ -69,10 +69,20 @@ func (tr *trio) wantOn(l *flightlock.Lock, key string, nodes ...int) {
 	})
 }
 
+// wantFree waits until none of these servers has the key. A release returns when a majority of nodes has
+// executed it, and a lock that comes before the last one would not be on that node.
+func wantFree(t *testing.T, key string, servers ...*redistest.Server) {
+	t.Helper()
+	redistest.Eventually(t, 20*time.Second, key+" is free on all nodes", func() bool {
+		return !slices.ContainsFunc(servers, func(s *redistest.Server) bool { return s.Do(t, "EXISTS", "lock:"+key) != int64(0) })
+	})
+}
+
 // hold has c lock a key that the third node does not have then, as if it had missed it: the first two
 // are the majority.
 func (tr *trio) hold(c *flightlock.Client, key string, ttl time.Duration) *flightlock.Lock {
 	tr.t.Helper()
+	wantFree(tr.t, key, tr.servers...)
 	l := mustLock(tr.t, c, key, ttl)
 	tr.wantOn(l, key, 0, 1)
 	tr.servers[2].Do(tr.t, "DEL", "lock:"+key)
@@ -600,7 +610,7 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	tr.proxy.ResetAll()
 	follow(t, first, second) // before anybody has met the second as a master
 	first.Do(t, "REPLICAOF", "127.0.0.1", "1")
-	l := lockOn(t, holder, second)
+	l := tr.lockOn(holder, second)
 	defer l.Release(context.Background())
 	tr.wantOn(l, "k", 1)
 	tr.servers[2].Do(t, "DEL", "lock:k")
@@ -615,15 +625,16 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	}
 }
 
-// lockOn is a lock of k that s has as well.
-func lockOn(t *testing.T, c *flightlock.Client, s *redistest.Server) (l *flightlock.Lock) {
-	t.Helper()
-	redistest.Eventually(t, 20*time.Second, "the server votes", func() bool {
+// lockOn is a lock of k that s has as well, which is in the place of the first server.
+func (tr *trio) lockOn(c *flightlock.Client, s *redistest.Server) (l *flightlock.Lock) {
+	tr.t.Helper()
+	redistest.Eventually(tr.t, 20*time.Second, "the server votes", func() bool {
 		if l != nil {
-			l.Release(t.Context())
+			l.Release(tr.t.Context())
 		}
-		l = mustLock(t, c, "k", 50*time.Second)
-		return s.Do(t, "GET", "lock:k") == l.Owner()
+		wantFree(tr.t, "k", s, tr.servers[1], tr.servers[2])
+		l = mustLock(tr.t, c, "k", 50*time.Second)
+		return s.Do(tr.t, "GET", "lock:k") == l.Owner()
 	})
 	return l
 }
@@ -718,7 +729,7 @@ func TestAFailoverAndBackWithoutADump(t *testing.T) {
 			first.Do(t, "REPLICAOF", "127.0.0.1", "1") // the link is gone
 			tr.proxy.SetTarget(second.Addr())
 			tr.proxy.ResetAll()
-			l := lockOn(t, holder, second)
+			l := tr.lockOn(holder, second)
 			defer l.Release(context.Background())
 			tr.wantOn(l, "k", 1)
 			first.Do(t, "REPLICAOF", "NO", "ONE")
