@@ -52,9 +52,9 @@ func writeStampede(w io.Writer, r *report) {
 			duration(s.Callers.Max), number(s.Commands), count(errorSum(s.Errors))})
 	}
 	t.write(w)
-	cache := "a map in this process, so that the figures are the lock's and not the cache's"
+	cache := "a map in this process, so that the figures show the lock and not the cache"
 	if r.Procs > 0 {
-		cache = "a key on the first node, for processes must share it; p50 and p99 contain its round trips"
+		cache = "a key on the first node, because processes must share it; p50 and p99 contain its round trips"
 	}
 	fmt.Fprintf(w, "  %d misses each. The cache is %s.\n", misses, cache)
 	fmt.Fprintln(w, "  Commands are those of the lock, per miss, client and node.")
@@ -72,13 +72,13 @@ func writeHotKey(w io.Writer, r *report) {
 		{count(uint64(h.LocksPerSecond)), duration(h.Wait.P50), duration(h.Wait.P99), duration(h.Wait.Max),
 			fmt.Sprintf("%.4f", h.CommandsPerLock), count(h.Handoffs), duration(h.LongestGap)},
 	}.write(w)
-	fmt.Fprintln(w, "  Wait is from the call to the grant, of those that got it but for max; gap is a time in which nobody was granted the key.")
+	fmt.Fprintln(w, "  wait: from the call to the grant, p50 and p99 of granted calls, max of all calls; gap: a time without a grant.")
 	fmt.Fprintln(w)
 	writeShares(w, h)
-	fmt.Fprintf(w, "  Jain's fairness index of the holding times is %.3f, where 1 is even. Clients that want one key hold it in turns of\n"+
-		"  HandoffSlice (20ms), and hand it on inside during a turn; a client that is alone keeps it.\n", h.Jain)
+	fmt.Fprintf(w, "  Jain's fairness index of the holding times is %.3f; 1 means equal shares. Clients that want one key take turns of\n"+
+		"  HandoffSlice (20ms), in which they hand it over among their own callers; a client that is alone keeps it.\n", h.Jain)
 	if r.Polling > 0 {
-		fmt.Fprintf(w, "  Who polls hears no notices of release and asks every %v.\n", pollEvery)
+		fmt.Fprintf(w, "  A client that polls receives no notices of release and tries every %v.\n", pollEvery)
 	}
 	writeErrors(w, "", h.Errors, h.Lost)
 	fmt.Fprintln(w)
