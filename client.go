@@ -158,8 +158,8 @@ func (c *Client) Ready(ctx context.Context) error {
 // SingleFlightLock is hundreds of times faster.
 //
 // Lock retries until retry gives up or ctx ends. Errors: ErrNotAcquired, ErrUnavailable, ErrClosed,
-// ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if nothing was known
-// of the key by then.
+// ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if the state of the key
+// was not known by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Unqueued, false)
 }

@@ -24,11 +24,11 @@
 //
 // # Locking
 //
-// There are three ways to lock a key. [Client.SingleFlightLock] queues in the process and is the
-// one for keys that many callers want. [Client.TryLock] makes one attempt, for jobs that must not
-// run twice at once. [Client.Lock] has no local queue; it suits leader election and keys with
-// little contention. [Client.Do], [Client.DoWith] and [Wrap] run a function under a lock that is
-// refreshed until the function returns.
+// There are three ways to lock a key. [Client.SingleFlightLock] queues in the process and is the one
+// for keys that many callers want. [Client.TryLock] makes one attempt, for jobs that must not run
+// concurrently. [Client.Lock] has no local queue; it suits leader election and keys with little
+// contention. [Client.Do], [Client.DoWith] and [Wrap] run a function under a lock that is refreshed
+// until the function returns.
 //
 // The ttl is how long a key stays locked if its holder dies. For longer work [Lock.AutoRefresh]
 // renews the lock, and [Lock.Context] ends when the lock is lost. With a ctx made by Lock.Context,
@@ -41,40 +41,42 @@
 //
 // # Errors
 //
-// Errors are tested with [errors.Is]. [ErrNotAcquired] means that others hold the lock;
-// [ErrUnavailable] that no majority of the nodes could be reached. If ctx has ended, its error
-// matches as well. [ErrTooManyWaiters], [ErrClosed] and [ErrInvalid] come at once. [Lock.Release]
-// and [Lock.Refresh] of a lock that is over return [ErrNotHeld]; if the lock was lost, [Lock.Err]
-// and the cause of its Context are [ErrLockLost]. An error to which nodes contributed is a
-// [*QuorumError], which has the answer of each node.
+// Test errors with [errors.Is]. [ErrNotAcquired] means that others hold the lock; [ErrUnavailable]
+// that no majority of the nodes could be reached. If ctx has ended, its error matches as well.
+// [ErrTooManyWaiters], [ErrClosed] and [ErrInvalid] are returned at once. [Lock.Release] and
+// [Lock.Refresh] of a lock that is over return [ErrNotHeld]; if the lock was lost, [Lock.Err] and the
+// cause of its Context are [ErrLockLost]. An error to which nodes contributed is a [*QuorumError],
+// which has the answer of each node.
 //
 // # Caches
 //
 // A [Fetcher] protects a cache from stampedes: of all callers in all processes that miss a key, one
 // loads it. It serves stale values while it refreshes them, limits the loads that run at once, and
-// loads without a lock, or fails, while Redis is down: see [FetchOptions].
+// loads without a lock, or fails, while Redis is down: see [FetchOptions]. Package
+// [github.com/flightlock/flightlock/rediscache] is such a cache with its values in Redis, and an
+// invalidation that no load in progress undoes.
 //
 // # Guarantees
 //
 // While [Lock.Err] is nil, no other client holds a lock on the same key, provided that fewer than a
 // majority of the nodes lose their data, and that the clocks of client and nodes drift by less than
-// [Options.DriftFactor]. A process can be paused at any moment. Therefore an operation that must
-// not happen twice has to check the token, [Lock.Fence], where it takes effect: for Redis values,
-// package [github.com/flightlock/flightlock/fenced] does. A lock is not a transaction: work
-// continues after the lock was lost, unless it watches [Lock.Context].
+// [Options.DriftFactor]. A process can be paused at any moment. Therefore an operation that must not
+// take effect after the lock was lost has to check the token, [Lock.Fence], where it takes effect;
+// package [github.com/flightlock/flightlock/fenced] does so for Redis values. A lock is not a
+// transaction: work continues after the lock was lost, unless it watches [Lock.Context].
 //
 // docs/guarantees.md lists all guarantees, their conditions and the tests that attack them.
 //
 // # Operation
 //
-// [Options.Registerer] receives Prometheus metrics, [Options.Logger] changes of state, and
-// [Client.Stats] returns counters. docs/operations.md describes topologies, the least ACL rule, the
-// settings of servers and clients, upgrades, and what to do about each error.
+// [Options.Registerer] receives Prometheus metrics, [Options.Logger] receives changes of state, and
+// [Client.Stats] returns counters. docs/operations.md describes topologies, the smallest ACL rule,
+// the settings of servers and clients, upgrades, and what to do about each error.
 //
 // # Tests
 //
-// Package [github.com/flightlock/flightlock/flightlocktest] has a Client over in-memory nodes, for
-// tests of code that locks. It loses a lock on demand.
+// Package [github.com/flightlock/flightlock/flightlocktest] has Clients over in-memory nodes, for
+// tests of code that locks. The nodes lose a lock on demand.
 //
 // # Sources
 //

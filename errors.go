@@ -13,16 +13,18 @@ import (
 // The errors of this package, to be tested with errors.Is. An error to which nodes contributed is
 // a *QuorumError as well, which has the answer of each node.
 var (
-	// ErrNotAcquired reports that another owner has the lock, or that a majority answered but the
-	// votes were split, and that the retry strategy gave up or the caller's ctx ended. If ctx ends
-	// before anything is known of the key, the error matches ctx's error only.
+	// ErrNotAcquired reports that another owner has the lock, or that a majority answered but the votes
+	// were split, and that the retry strategy gave up or the caller's ctx ended. If ctx ends before the
+	// state of the key is known, the error matches only ctx's error.
 	ErrNotAcquired = errors.New("not acquired")
-	// ErrNotHeld reports that the lock to be refreshed or released had expired, was taken, or was
-	// released before.
+	// ErrNotHeld reports that the lock that was to be refreshed or released had expired, was taken, or
+	// was released before.
 	ErrNotHeld = errors.New("not held")
-	// ErrLockLost is the cause with which a Lock's Context ends when the lock is lost.
+	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return
+	// it, and it is the cause with which a Context of the lock ends.
 	ErrLockLost = errors.New("lock lost")
-	// ErrUnavailable reports that too few nodes answered to decide. It never means "held".
+	// ErrUnavailable reports that too few nodes answered to decide. It never means that others hold the
+	// lock.
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
@@ -35,7 +37,7 @@ var (
 
 // QuorumError reports an operation that the nodes did not agree to. errors.Is matches its sentinel,
 // and the error of the caller's ctx if that had ended, but not the errors of single nodes: a node's
-// dial timeout must not look as if the caller's deadline had passed.
+// dial timeout must not be mistaken for the caller's deadline.
 type QuorumError struct {
 	Op, Key   string
 	Need, Got int         // votes
@@ -89,7 +91,7 @@ func (e *QuorumError) Error() string {
 }
 
 // Unwrap returns the sentinel, and the error of the caller's ctx if that had ended; only the latter
-// if nothing was known by then.
+// if the state of the key was not known by then.
 func (e *QuorumError) Unwrap() []error {
 	all := make([]error, 0, 2)
 	for _, err := range []error{e.sentinel, e.ctx} {

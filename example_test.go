@@ -259,7 +259,7 @@ func ExampleReport() {
 	case flightlock.StatusOK, flightlock.StatusUnknown: // not readable for this user
 		fmt.Println("go")
 	case flightlock.StatusWarn:
-		fmt.Println("go, and mend it in office hours")
+		fmt.Println("go, and fix it in office hours")
 	case flightlock.StatusFail:
 		fmt.Println("stop")
 	}

@@ -9,13 +9,14 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
 // Everything that the packages export is shown by an example that runs: a function by one of its
-// own name or of its package, a method, an error and a constant by any.
+// own name or of its package, a method, a type, an error and a constant by any.
 func TestEverythingExportedHasAnExample(t *testing.T) {
-	for _, dir := range []string{".", "fenced", "flightlocktest"} {
+	for _, dir := range []string{".", "fenced", "flightlocktest", "rediscache"} {
 		p := docsOf(t, dir)
 		all := p.Examples
 		funcs, values := p.Funcs, slices.Concat(p.Vars, p.Consts)
@@ -33,6 +34,9 @@ func TestEverythingExportedHasAnExample(t *testing.T) {
 			}
 		}
 		for _, typ := range p.Types {
+			if len(typ.Examples) == 0 && !uses(all, typ.Name) && !made(typ, all) {
+				t.Errorf("no example of %s shows the type %s", p.ImportPath, typ.Name)
+			}
 			for _, m := range typ.Methods {
 				if len(m.Examples) == 0 && !forOthers[m.Name] && !uses(all, m.Name) {
 					t.Errorf("no example of %s shows %s.%s", p.ImportPath, typ.Name, m.Name)
@@ -52,6 +56,22 @@ func TestEverythingExportedHasAnExample(t *testing.T) {
 			}
 		}
 	}
+}
+
+// made reports whether an example calls a function or method of typ, or uses one of its constants. Stats are what
+// methods of that name return.
+func made(typ *doc.Type, examples []*doc.Example) bool {
+	if strings.HasSuffix(typ.Name, "Stats") {
+		return uses(examples, "Stats")
+	}
+	var names []string
+	for _, f := range slices.Concat(typ.Funcs, typ.Methods) {
+		names = append(names, f.Name)
+	}
+	for _, v := range slices.Concat(typ.Consts, typ.Vars) {
+		names = append(names, v.Names...)
+	}
+	return slices.ContainsFunc(names, func(name string) bool { return !forOthers[name] && uses(examples, name) })
 }
 
 // forOthers are methods that fmt and errors call.

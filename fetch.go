@@ -11,14 +11,14 @@ import (
 	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
-// Freshness is what a Lookup reports of a value.
+// Freshness is what a Lookup reports about a value.
 type Freshness uint8
 
 // The results of a Lookup. Any other value counts as Miss.
 const (
 	Miss  Freshness = iota // there is no value: the caller waits for a load
-	Stale                  // may be served, and is to be refreshed in the background
-	Fresh                  // good
+	Stale                  // it may be served, and is refreshed in the background
+	Fresh                  // it may be served
 )
 
 // Source is the cache and the origin of a Fetcher. Load is required, and so are Lookup and Store, or

@@ -60,8 +60,8 @@ func lookupErr(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, notCtx(err))
 }
 
-// KeyErrors is what LookupMany, LoadMany and StoreMany return if they fail for some of their keys: the
-// error of each of these. It may be wrapped.
+// KeyErrors is the error that LookupMany, LoadMany and StoreMany return if they fail for some of
+// their keys: the error of each of these keys. It may be wrapped.
 type KeyErrors map[string]error
 
 // Error is one line, with one of the errors.
@@ -70,8 +70,8 @@ func (e KeyErrors) Error() string { return "flightlock: " + someOf(e) }
 // Unwrap returns all errors, in the order of their keys.
 func (e KeyErrors) Unwrap() []error { return inOrder(e) }
 
-// ManyError is the error of FetchMany if it has no value for some of the keys, beside the values of
-// the others. It matches whatever one of the errors matches.
+// ManyError is the error of FetchMany if some of the keys have no value; the values of the other keys
+// are returned with it. It matches what any of its errors matches.
 type ManyError struct {
 	Errors map[string]error // by key; each is what Fetch would have returned
 }
@@ -90,13 +90,17 @@ func inOrder(errs map[string]error) []error {
 	return list
 }
 
-// someOf says how many keys have failed, and why the first.
+// someOf reports how many keys have failed, and the error of the first one.
 func someOf(errs map[string]error) string {
 	if len(errs) == 0 {
 		return "no key has failed"
 	}
 	first := slices.Min(slices.Collect(maps.Keys(errs)))
-	return fmt.Sprintf("%d keys have failed; %.100q: %s", len(errs), first, oneLine(errs[first]))
+	failed := "1 key has failed"
+	if len(errs) > 1 {
+		failed = fmt.Sprintf("%d keys have failed", len(errs))
+	}
+	return fmt.Sprintf("%s; %.100q: %s", failed, first, oneLine(errs[first]))
 }
 
 // errorOf is the error of key in err, which may be that of all keys or a KeyErrors.
@@ -131,8 +135,8 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// HeldError is the error of callers that miss a key soon after its load failed, instead of another
-// load: see FetchOptions.ErrorHold.
+// HeldError is returned to callers that miss a key soon after its load failed, instead of loading
+// again: see [FetchOptions.ErrorHold].
 type HeldError struct {
 	Err   error     // the error of the failed load
 	Until time.Time // the next Fetch after it loads again

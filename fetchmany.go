@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// FetchMany returns the values of many keys: what Fetch would return for each, by few calls of the
+// FetchMany returns the values of many keys: what Fetch would return for each, with few calls of the
 // Source. Hits are looked up together. The keys that are missing are locked at the same time, those
 // that this process gets are loaded together, and those that others are loading already are waited
 // for. Every key has its own flight, which it shares with callers of Fetch, so each key is loaded
-// once across all processes, in whatever sets it is requested. FetchMany holds no lock while it waits
-// for another one.
+// once across all processes, whichever other keys it is requested with. FetchMany holds no lock while
+// it waits for another one.
 //
 // Duplicates count once. ctx limits this caller's wait. If some keys have no value, the error is a
 // *ManyError with the reason for each of them, and the others have their values. The error is

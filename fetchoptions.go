@@ -25,12 +25,12 @@ const (
 // except ErrorHold may be negative. Except for TTL and LookupTimeout there are no upper limits:
 // math.MaxInt64 means forever.
 type FetchOptions struct {
-	// TTL is the ttl of the lock, which is refreshed while Load runs; so it is how long other
-	// processes wait for one that died while it loaded. Default 10s, or Options.MaxTTL if that is
-	// less. 10ms to Options.MaxTTL.
+	// TTL is the ttl of the lock, which is refreshed while Load runs. So it is how long other processes
+	// wait if a process dies while it loads. Default 10s, or Options.MaxTTL if that is less. 10ms to
+	// Options.MaxTTL.
 	TTL time.Duration
 
-	// LoadTimeout is when the ctx of a Load ends. Default 30s.
+	// LoadTimeout is how long a Load may run before its ctx ends. Default 30s.
 	LoadTimeout time.Duration
 
 	// LookupTimeout limits each Lookup that the Fetcher makes on behalf of all callers of a key:

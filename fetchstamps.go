@@ -7,30 +7,29 @@ import (
 	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
-// Found is what a stamped lookup returns. The zero Found is a miss without a stamp.
+// Found is the result of a stamped lookup. The zero Found is a miss without a stamp.
 type Found[V any] struct {
 	Value V
 	Fresh Freshness
 
-	// Stamp identifies the state of the entry: every write and every invalidation gives it another
-	// one, which it never had before. An entry without a value may have a stamp, too: see
+	// Stamp identifies the state of the entry: every write and every invalidation gives it another one,
+	// which the entry never had before. An entry without a value may have a stamp, too: see
 	// Source.LookupStamped. "" means that there is no entry, so that nothing can be stored.
 	Stamp string
 }
 
-// ErrNotFound is what a Load returns if the origin has no such value. A Fetcher treats it as any
-// other error, except that it is not held (FetchOptions.ErrorHold) for callers that may know of a
-// later change, if the Source has stamps. Package rediscache can remember it for longer.
+// ErrNotFound is what a Load returns if the origin has no such value. A Fetcher treats it like any
+// other error, except that with stamps it is not held ([FetchOptions.ErrorHold]) for callers that may
+// know of a later change. Package rediscache can store it (negative caching).
 var ErrNotFound = errors.New("flightlock: not found")
 
-// ErrOutdated is what a StoreStamped returns if it stored nothing because the stamp is no longer
-// that of the entry. Its callers get the value. It is counted in FetchStats.Outdated, and not as a
-// failure.
+// ErrOutdated is what a StoreStamped returns if it stored nothing because the entry no longer has the
+// stamp. The callers get the value. It is counted by [FetchStats.Outdated], and not as a failure.
 var ErrOutdated = errors.New("flightlock: the entry has changed since it was looked up")
 
-// LoadFollows reports whether ctx is that of a LookupStamped after which the Fetcher loads, unless
-// a fresh value is found. Such a lookup has to leave something to compare with: see
-// Source.LookupStamped.
+// LoadFollows reports whether ctx is the one of a LookupStamped after which the Fetcher loads, unless
+// the lookup finds a fresh value. Such a lookup has to leave an entry with a stamp: see
+// [Source.LookupStamped].
 func LoadFollows(ctx context.Context) bool { return ctx.Value(loadFollowsKey{}) != nil }
 
 type loadFollowsKey struct{}

@@ -30,7 +30,7 @@ func (l *Lock) Owner() string { return l.ticket().Owner() }
 // Fence returns the lock's fencing token, which is strictly larger for every later Lock on the same
 // key, handoffs included. A resource that remembers the largest token it has seen, and refuses
 // smaller ones, is safe from a holder that was paused and does not know that it has lost the lock.
-// Tokens say nothing across keys. Fence returns 0 on a nil *Lock.
+// Tokens of different keys are not comparable. Fence returns 0 on a nil *Lock.
 func (l *Lock) Fence() int64 {
 	if l == nil {
 		return 0

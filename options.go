@@ -49,45 +49,44 @@ type Options struct {
 	// validity.
 	DriftFactor float64
 
-	// HandoffSlice is how long one process may keep a lease by handing it over locally while
-	// another process waits for the key. Default 20ms, no upper limit; a negative value turns
-	// handoff off. With shorter slices processes wait less for each other, but more round trips are
-	// needed.
+	// HandoffSlice is how long one process may keep a lease by handing it over locally while another
+	// process waits for the key. Default 20ms, no upper limit; a negative value turns handoff off.
+	// Shorter slices let processes wait less for each other, and need more round trips.
 	HandoffSlice time.Duration
 
-	// Linger is how long the process keeps the lease of a key after the last of its callers has
-	// released it, so that the next one gets the lock without a command: by handoff, with the next
-	// token. Another process that wants the key recalls the lease, and waits two round trips more
-	// for that. A retained lease is not refreshed, and is released when half of the ttl is gone, so
-	// a Linger above that is half the ttl. A process that dies with a retained lease costs the
-	// others what is left of its ttl. 0, the default, turns it off; it must not be negative. Linger
-	// is for keys that one process uses again and again: see docs/usage.md.
+	// Linger is how long the process keeps the lease of a key after the last of its callers has released
+	// it, so that the next caller gets the lock by handoff, with the next token and without a Redis
+	// command. Another process that wants the key recalls the lease, and waits two round trips more for
+	// that. A retained lease is not refreshed, and is released when half of the ttl has passed, so a
+	// Linger above that counts as half the ttl. If a process dies with a retained lease, the others wait
+	// for the rest of its ttl. 0, the default, turns it off; it must not be negative. Linger is for keys
+	// that one process uses again and again: see docs/usage.md.
 	//
-	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify,
-	// with a negative HandoffSlice, with a Cluster among the nodes, for keys of Client.Lock and of
-	// Fetchers, for keys that other processes wait for, and for the next second (up to 64 s)
-	// where a key was recalled twice in a row before it was used again. All clients of the nodes
-	// must know of recalls before one sets Linger: older versions wait until the lease ends.
+	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify, with
+	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Client.Lock and of Fetchers,
+	// for keys that other processes wait for, and, for the next second (up to 64 s), for keys that were
+	// recalled twice in a row before they were used again. All clients of the nodes must know of recalls
+	// before one sets Linger: older versions wait until the lease ends.
 	Linger time.Duration
 
-	// LingerFor, if it is not nil, returns the Linger of a key, in place of Linger: 0 or less is
-	// none. It is called for each SingleFlightLock, TryLock and Do that does not nest, concurrently,
-	// on the caller's goroutine, with the key as the caller passed it; the last holder's result
-	// counts. It should return at once. If it panics, its caller does.
+	// LingerFor, if it is not nil, returns the Linger of a key, in place of Linger: 0 or less means
+	// none. It is called for each SingleFlightLock, TryLock and Do that does not nest, concurrently, on
+	// the caller's goroutine, with the key as the caller passed it; the last holder's result counts. It
+	// should return at once. If it panics, the call panics.
 	LingerFor func(key string) time.Duration
 
-	// MaxRetained is how many leases the Client retains at most. The one that was used least
-	// recently is released for one more. Default 10,000; it must not be negative.
+	// MaxRetained is how many leases the Client retains at most. At that limit the least recently used
+	// one is released. Default 10,000; it must not be negative.
 	MaxRetained int
 
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
 	// ErrTooManyWaiters. 0 means no limit.
 	MaxWaiters int
 
-	// NewOwner returns a label for the owner of an attempt, for people to recognise; nil means host
-	// name and process id. The stored owner is label + "#" + client UUID + "-" + sequence, so two
-	// processes with equal labels do not share a lock. Labels are cut to 256 bytes. NewOwner is
-	// called concurrently, from any goroutine, and must not block. If it panics, the label says so.
+	// NewOwner returns a label for the owner of an attempt, for people to recognise; nil means host name
+	// and process id. The stored owner is label + "#" + client UUID + "-" + sequence, so two processes
+	// with equal labels do not share a lock. Labels are cut to 256 bytes. NewOwner is called
+	// concurrently, from any goroutine, and must not block. If it panics, the label notes the panic.
 	NewOwner func() string
 
 	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, instead of
@@ -106,9 +105,9 @@ type Options struct {
 	DisableQuarantine bool
 
 	// Registerer receives the metrics of this Client until it is closed: see docs/metrics.md. Two
-	// Clients on one Registerer need a label each, set with prometheus.WrapRegistererWith. nil
-	// means no metrics, at no cost. If Register or Unregister panics, New or Close returns an
-	// error. If it hangs, New returns an error after 5s, and Close when its ctx ends.
+	// Clients on one Registerer need a label each, set with prometheus.WrapRegistererWith. nil means no
+	// metrics. If Register or Unregister panics, New or Close returns an error. If it hangs, New returns
+	// an error after 5s, and Close when its ctx ends.
 	Registerer prometheus.Registerer
 
 	// Logger receives state changes. At level Warn: a node is suspended, quarantined, or refuses to

@@ -30,7 +30,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrStale reports that a writer with a larger token was there before. Nothing was written.
+// ErrStale reports that a writer with a larger token has written, deleted or read (Get) the value
+// before. Nothing was written.
 var ErrStale = errors.New("a later lock holder has written")
 
 // Keep is how much longer than its value a token is remembered: a writer that is delayed by more is

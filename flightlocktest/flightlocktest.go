@@ -8,7 +8,8 @@
 //	defer nodes.Close()
 //	c, err := nodes.Client(flightlock.Options{})
 //
-// The nodes are miniredis: they answer as Redis does, but say nothing about its speed.
+// The nodes are miniredis servers: they answer as Redis does, but their speed does not show that of
+// Redis.
 package flightlocktest
 
 import (
@@ -127,8 +128,8 @@ func (n *Nodes) lose(key string) (lost bool) {
 func (n *Nodes) Redis(i int) *redis.Client { return n.redis[n.index(i)].(*redis.Client) }
 
 // Down makes nodes unreachable, or reachable again: those that which names, counted from 0, or all.
-// While fewer than half of them are down, locking goes on; otherwise it fails with ErrUnavailable.
-// Nodes that are down keep their data, except for keys that expire.
+// While fewer than half of the nodes are down, locking continues; otherwise it fails with
+// [flightlock.ErrUnavailable]. Nodes that are down keep their data, except for keys that expire.
 func (n *Nodes) Down(on bool, which ...int) {
 	for _, m := range n.chosen(which) {
 		m.Down(on)
@@ -136,8 +137,8 @@ func (n *Nodes) Down(on bool, which ...int) {
 }
 
 // Delay makes all that is sent to nodes, and all that they answer, arrive d later, until it is called
-// again: a round trip takes 2*d. which is as in Down. Clients whose NodeTimeout is less than 2*d take
-// the nodes for unreachable.
+// again: a round trip takes 2*d. which is as in Down. Clients whose NodeTimeout is less than 2*d
+// treat the nodes as unreachable.
 func (n *Nodes) Delay(d time.Duration, which ...int) {
 	if d < 0 {
 		panic(fmt.Sprintf("flightlocktest: a delay of %v: it must not be below 0", d))

@@ -19,7 +19,7 @@ import (
 // flightlock.ErrNotFound.
 var ErrNotFound = flightlock.ErrNotFound
 
-// Cache is a cache of values in Redis: see the package. It is safe for concurrent use.
+// Cache is a cache of values in Redis: see the package documentation. It is safe for concurrent use.
 //
 // It has the goroutines of its Fetcher, one for each server that does not answer, and one while an
 // invalidation is being repeated.
@@ -64,8 +64,8 @@ type Stats struct {
 // New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may be on
 // the same servers, or on others. Close the Cache before both.
 //
-// load gets the value of a key from the origin; what it may do and how its errors are treated is that
-// of flightlock.Source. It may be nil if LoadMany is set, or if only GetWith is used.
+// load gets the value of a key from the origin; see [flightlock.Source] for what it may do and how
+// its errors are treated. It may be nil if LoadMany is set, or if only GetWith is used.
 //
 // rdb is a client of a server, of a Sentinel-managed master or of a Cluster. Reads have to go to the
 // master: a *redis.Ring and a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly are
@@ -102,7 +102,7 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load func(ctx c
 	return x, nil
 }
 
-// Key is where the entry of key is in Redis.
+// Key returns the Redis key of the entry of key.
 func (c *Cache[V]) Key(key string) string { return c.prefix + key }
 
 func (c *Cache[V]) checkKey(key string) error {
@@ -116,8 +116,9 @@ func (c *Cache[V]) checkKey(key string) error {
 }
 
 // Get returns the value of key: the one in Redis, or the one that load returns, once for all callers
-// in all processes. A stale one is returned at once, unless StaleWait is set, and a new one loaded in
-// the background. Callers share values, and must not modify them, unless Options.Copy is set.
+// in all processes. A stale value is returned at once, unless StaleWait is set, and a new one is
+// loaded in the background. Callers share values, and must not modify them, unless Options.Copy is
+// set.
 //
 // ctx limits only this caller's wait. Errors: ErrNotFound; those of flightlock.Fetcher.Fetch; and
 // ErrInvalid for an empty key or one that is too long. If the server of the entries cannot be
@@ -141,9 +142,10 @@ func (c *Cache[V]) GetWith(ctx context.Context, key string, load func(ctx contex
 	return c.get(context.WithValue(ctx, loadKey{c}, &givenLoad[V]{c.prefix + key, load}), key)
 }
 
-// GetMany returns the values of many keys: what Get would return for each, with few requests. Hits are
-// one MGET, or one pipeline on a Cluster. What is missing is loaded by LoadMany, or by load for each key
-// at the same time without it, once for all callers in all processes, in whatever sets they request it.
+// GetMany returns the values of many keys: what Get would return for each, with few requests. Hits
+// are one MGET, or one pipeline on a Cluster. What is missing is loaded by LoadMany, or by load for
+// each key at the same time without it, once for all callers in all processes, whichever other keys
+// they request with it.
 //
 // Duplicates count once. If some keys have no value, the error is a *flightlock.ManyError with the
 // reason for each of them, ErrNotFound for one, and the other keys have their values. See
@@ -248,9 +250,9 @@ func (c *Cache[V]) result(x item[V], err error) (v V, _ error) {
 // origin. When it has returned without an error, no Get that begins later returns what was there
 // before, in any process.
 //
-// If something else changes the entry at the same time, it is not known which value is the later
-// one: then Set invalidates the entry. Two Sets one after the other count in the order in which they
-// reach the server, so call Set where changes of one value exclude each other, or use Invalidate.
+// If something else changes the entry at the same time, it is not known which value is newer: then
+// Set invalidates the entry. Two Sets one after the other count in the order in which they reach the
+// server, so call Set where changes of one value exclude each other, or use Invalidate.
 //
 // It takes two round trips, each of which ends after LookupTimeout. If it fails, so that the old value
 // may still be there, the entry is invalidated in the background: see Invalidate. Errors: those of the

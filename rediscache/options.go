@@ -21,36 +21,37 @@ type Options[V any] struct {
 	// are as they are, and the label is "rediscache".
 	Name string
 
-	// Version is that of the encoding, and the second part of every key: "user:v2:42". Change it when
-	// processes of the old version could not decode the new values, or would misunderstand them; then
-	// both versions have entries of their own while they run side by side, and Invalidate and Set reach
-	// those of their own version only. Default "": no part.
+	// Version is the version of the encoding, and the second part of every key: "user:v2:42". Change it
+	// when processes of the old version could not decode the new values, or would misunderstand them;
+	// then both versions have entries of their own while they run side by side, and Invalidate and Set
+	// reach those of their own version only. Default "": no part.
 	Version string
 
 	// Fresh is how long a value is fresh, from when it was stored: 1ms to 10 years. Required.
 	Fresh time.Duration
 
-	// Stale is for how much longer a value may be served while a new one is loaded in the background,
-	// or if loading it fails. Default 0: not at all. At most 10 years.
+	// Stale is how much longer than Fresh a value may be served while a new one is loaded in the
+	// background, or if loading it fails. Default 0: not at all. At most 10 years.
 	Stale time.Duration
 
-	// FreshFor says how long this value is fresh, instead of Fresh, for instance by an expiry that it
-	// contains. A value for which that is 0 or less is not stored. It must return soon. Default nil.
+	// FreshFor returns how long a value is fresh, instead of Fresh, for instance from an expiry that the
+	// value contains. A value for which it returns 0 or less is not stored. It must return soon. Default
+	// nil.
 	FreshFor func(V) time.Duration
 
-	// NotFoundFor is how long it is remembered that load has returned an error that matches
-	// ErrNotFound: Get returns ErrNotFound then, without a load. Such an entry is never stale. Default
-	// 0: it is not remembered in Redis, and the processes that have loaded hold the error as any other
+	// NotFoundFor is how long Redis stores that load has returned an error that matches ErrNotFound:
+	// until then Get returns ErrNotFound without a load. Such an entry is never stale. Default 0: it is
+	// not stored in Redis, and the processes that have loaded hold the error like any other
 	// (FetchOptions.ErrorHold). At most 10 years.
 	NotFoundFor time.Duration
 
-	// Jitter is the fraction by which Fresh, FreshFor and NotFoundFor are shortened at most, at random,
+	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random,
 	// so that entries that were stored together do not expire together. Default 0.1; below 1; negative
 	// for none.
 	Jitter float64
 
-	// MaxValue is how long an encoded value may be, in bytes. Longer ones are served and not stored.
-	// Default 0: 512 MiB less the header, which is Redis' own limit.
+	// MaxValue is the longest encoded value, in bytes, that is stored. Longer ones are served and not
+	// stored. Default 0: 512 MiB less the header, which is Redis' own limit.
 	MaxValue int
 
 	// Codec encodes the values. Default JSON, or the bytes as they are if V is []byte or string.
@@ -62,21 +63,21 @@ type Options[V any] struct {
 
 	// Copy returns a copy of a value. With it, each Get has its own, and may modify it. It is called on
 	// the goroutine of Get. Default nil: callers of one load share the value, and so do those of the
-	// local tier, so nobody may modify it.
+	// local tier, so it must not be modified.
 	Copy func(V) V
 
 	// Local is how long a value that this process has found or loaded may be served from its memory,
 	// without Redis: at most 1s. Invalidate and Set remove it from the memory of their own process at
-	// once; other processes may serve the old value for so long. Default 0: off.
+	// once; other processes may serve the old value for that time. Default 0: off.
 	Local time.Duration
 
 	// LocalKeys is how many values the local tier has at most. Default 10,000.
 	LocalKeys int
 
-	// EarlyRefresh loads a value in the background before it is no longer fresh, at random, the sooner
-	// the longer its load took and the more often it is read: so a hot key is never missed, nor served
-	// stale (XFetch: Vattani, Chierichetti, Lowenstein, "Optimal Probabilistic Cache Stampede
-	// Prevention", VLDB 2015). 1 is the paper's factor; more is earlier. Default 0: off.
+	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier
+	// if its load takes long or it is read often. So a hot key is never missed, nor served stale
+	// (XFetch: Vattani, Chierichetti, Lowenstein, "Optimal Probabilistic Cache Stampede Prevention",
+	// VLDB 2015). 1 is the paper's factor; more is earlier. Default 0: off.
 	EarlyRefresh float64
 
 	// StaleWait is how long a Get that has found a stale value waits for the new one, before it returns
@@ -85,7 +86,8 @@ type Options[V any] struct {
 
 	// Fetch has the options of locks and loads: LoadTimeout, MaxLoads, OnUnavailable and so on. Its
 	// Name, if it is set, is the label in metrics and logs. LookupTimeout limits how long a Get waits
-	// for lookups before it loads, also its own: each of the two that it may make has half of it.
+	// for lookups before it loads, its own included: each of the two lookups that it may make has half
+	// of that time.
 	Fetch flightlock.FetchOptions
 }
 
