@@ -24,8 +24,8 @@ func (r *round) tallyLocked() tally {
 			if r.l.q.Nodes[i].Late() {
 				t.late++
 			}
-		case rep.Kind == node.Granted && !r.countsLocked(i):
-			if r.l.q.quarantine.underWay() {
+		case (rep.Kind == node.Granted || rep.Kind == node.Renewed) && !r.countsLocked(i):
+			if rep.Kind == node.Granted && r.l.q.quarantine.underWay() {
 				t.undecided++
 			} else {
 				t.bad++
