@@ -399,7 +399,7 @@ func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 	return values
 }
 
-// refresh begins to reload a stale value, unless something is under way for key or its last load
+// refresh begins to reload a stale value, unless something is in progress for key or its last load
 // failed not long ago.
 func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
 	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again

@@ -22,7 +22,7 @@ import (
 //
 // It never waits for a lock. So two batches with common keys, in whatever order, do not wait for each
 // other: each has what it won, and gives it back before its callers have waited for the rest. An
-// attempt that is not won is not repeated here; its run goes on as any other (Fetcher.run).
+// attempt that is not won is not repeated here; its run continues as any other (Fetcher.run).
 //
 // What is decided together belongs to all its runs: they are committed before the lookup, and their
 // Worker is that of the first one. Each of them waits for the first in the wait graph, so that a Fetch
@@ -429,7 +429,7 @@ func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []str
 		p, returned = leader.Worker.Wait(late)
 		cancel()
 	}
-	var got result // and not x, which a LoadMany that goes on may still write
+	var got result // and not x, which a LoadMany that continues may still write
 	switch {
 	case !returned:
 		got.err = fmt.Errorf("%w, %v", errLoadManyGoesOn, f.opts.LoadTimeout)

@@ -18,7 +18,7 @@ import (
 // waiters poll them meanwhile, Lookups and Stores time out, and loaded values are not stored.
 //
 // A Lookup either is free or needs a permit. Some freeLookups at a time are free: they start at
-// once. When as many are under way, or while callers wait, further Lookups need permits: they get
+// once. When as many are in progress, or while callers wait, further Lookups need permits: they get
 // them in order of arrival, and limit of them may be in use. A cache that keeps up is not slowed
 // down:
 //
@@ -32,10 +32,10 @@ import (
 //     LookupTimeout that ends with limit at minPermits, the usual time is raised by a quarter.
 //   - If a part of the cache hangs, the answers of the rest raise limit faster than the Lookups that
 //     hang use it up. And at least minPermits of the callers that wait get a permit in each
-//     LookupTimeout, whatever is under way.
+//     LookupTimeout, whatever is in progress.
 //   - If all of the cache hangs, a caller does not wait for a permit only to wait for its Lookup. The
 //     cache counts as hung after a LookupTimeout in which callers waited and no Lookup with a permit
-//     succeeded, and until one does. Meanwhile a caller that finds no room makes no Lookup. It goes on
+//     succeeded, and until one does. Meanwhile a caller that finds no room makes no Lookup. It continues
 //     at once, as after a Lookup that timed out: to the run of its key. Those that find room make
 //     their Lookups, and so find out when the cache answers again.
 //   - A Fetch inside a Lookup with a permit needs none of its own: otherwise all permits might be in
@@ -71,7 +71,7 @@ const (
 	timedOf        = 64
 )
 
-// lookupCounter counts free Lookups under way in its low bits, and hits in the bits above them,
+// lookupCounter counts free Lookups in progress in its low bits, and hits in the bits above them,
 // so that one addition counts the end of a Lookup and its hit. For a hot key all processors count
 // at once, so there are several counters, each in a cache line of its own.
 type lookupCounter struct {
@@ -229,8 +229,8 @@ func (p *lookupPermits) giveBack(took time.Duration, err error) {
 }
 
 // roomLocked reports whether one more Lookup with a permit may start. Free Lookups do not count:
-// they may wait for those, and may hang. So while callers wait, there is a Lookup with a permit
-// under way, and its end gives the next permit.
+// they may wait for those, and may hang. So while callers wait, there is a Lookup with a permit in
+// progress, and its end gives the next permit.
 func (p *lookupPermits) roomLocked() bool { return p.used < p.limit }
 
 func (p *lookupPermits) crowdedLocked() { p.crowded.Store(p.waiting.Front() != nil || p.hung) }

@@ -26,7 +26,7 @@ import (
 // those that come. Besides:
 //
 //   - Lookup, Load and Store run on the Run's Worker. The run waits for them as long as their
-//     ctx allows, and then goes on without their answer. But a Load that has not returned keeps the
+//     ctx allows, and then continues without their answer. But a Load that has not returned keeps the
 //     run of its key in place, so that there is never a second Load for it.
 //   - Nothing is stored once the lock has been lost. What was on its way at that moment only the
 //     fence can stop.
@@ -344,8 +344,8 @@ const maxSlowLookups = 3
 // until LookupTimeout, and the cache would seem to be down.
 const maxWaitingLookups = 64
 
-// errTooManyLookups reports that no Lookup was made, because maxWaitingLookups are under way. The
-// run goes on waiting.
+// errTooManyLookups reports that no Lookup was made, because maxWaitingLookups are in progress. The
+// run continues waiting.
 var errTooManyLookups = errors.New("too many Lookups are under way")
 
 var errNoAnswer = errors.New("no answer in time")

@@ -74,7 +74,7 @@ type withoutLocks struct {
 	s *fetchSeen
 
 	mu    sync.Mutex  // guards what follows
-	timer *time.Timer // set as long as they go on
+	timer *time.Timer // set as long as they continue
 	last  time.Time   // when the last one began
 	loads int
 }

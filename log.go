@@ -111,7 +111,7 @@ func (q *queue[T]) put(item T, start func(func()) bool, handle func(T), missed f
 func (q *queue[T]) work(start func(func()) bool, handle func(T), missed func(n int)) {
 	finished := false
 	defer func() {
-		if !finished { // Goexit: another goroutine goes on
+		if !finished { // Goexit: another goroutine continues
 			q.mu.Lock()
 			defer q.mu.Unlock()
 			q.working = start(func() { q.work(start, handle, missed) })

@@ -96,7 +96,7 @@ var (
 	descSuspended = desc("node_suspended", "1 while the node is suspended: it did not answer, or refused the login, and is only probed.", "node")
 	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its data less than MaxTTL ago.", "node")
 	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node")
-	descDebts     = desc("node_debts", "Unacknowledged releases: owed to the node and not confirmed by it yet.", "node")
+	descDebts     = desc("node_debts", "Unacknowledged releases: sent or to be sent to the node, and not confirmed by it yet.", "node")
 	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; a batch counts each of them.", "node")
 )
 

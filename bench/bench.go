@@ -79,7 +79,7 @@ func (b *bench) closeCrews() error {
 	return g.Wait()
 }
 
-// startDelay is how far ahead a job's start is set, so that the processes hear of it in time and
+// startDelay is how far ahead a job's start is set, so that the processes learn of it in time and
 // start together.
 const startDelay = 50 * time.Millisecond
 

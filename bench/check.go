@@ -42,8 +42,8 @@ func runCheck(ctx context.Context, cfg config, stdout, stderr io.Writer) (rep fl
 		fmt.Fprint(table, rep)
 		err = out.write(rep)
 	}
-	// Not ctx: after an interrupt the connections are closed all the same. What hangs in a socket
-	// is let go of.
+	// Not ctx: after an interrupt the connections are closed all the same. What hangs in a socket is
+	// dropped.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = c.Close(ctx)

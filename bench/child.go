@@ -37,7 +37,7 @@ type reply struct {
 	Outcome *outcome `json:"outcome,omitempty"` // of opRun
 }
 
-// childMain serves until in ends, and returns the exit code. A job under way ends then, too.
+// childMain serves until in ends, and returns the exit code. A job in progress ends then, too.
 func childMain(in io.Reader, out io.Writer) int {
 	// An interrupt at the terminal reaches the whole group of processes. The parent receives it too,
 	// and ends this one in order.

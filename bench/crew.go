@@ -182,7 +182,7 @@ func (c *localCrew) options(client int) flightlock.Options {
 	return o
 }
 
-// polls reports whether a client of this crew hears no notices.
+// polls reports whether a client of this crew receives no notices.
 func (c *localCrew) polls(client int) bool { return client >= c.Clients-c.Polling }
 
 // firstLock proves that the nodes can be locked on at all, before thousands of goroutines try.

@@ -50,7 +50,7 @@ const (
 	pollTimes = int(2 * maxDuration / pollEvery)
 )
 
-// openClient opens a client that polls if it is to hear no notices.
+// openClient opens a client that polls if it is to receive no notices.
 func openClient(urls []string, opts flightlock.Options) (locker, error) {
 	c, err := flightlock.Open(urls, opts)
 	if err != nil {

@@ -123,7 +123,7 @@ type partOutcome struct {
 // meanwhile.
 type clientOutcome struct {
 	Proc        int           `json:"proc"`    // process in which it ran
-	Polling     bool          `json:"polling"` // it heard no notices
+	Polling     bool          `json:"polling"` // it received no notices
 	Locks       uint64        `json:"locks"`
 	Held        time.Duration `json:"held_ns"`         // from grants to releases
 	LongestWait time.Duration `json:"longest_wait_ns"` // of any goroutine, cut short by the end of the run or not

@@ -56,7 +56,7 @@ type violation struct{ what string }
 func (v *violation) Error() string { return v.what }
 
 // enter notes that who holds l since now, in the given part of the phase (negative: outside of
-// all). After a violation who is inside nevertheless, so that the check goes on.
+// all). After a violation who is inside nevertheless, so that the check continues.
 func (r *register) enter(who holder, l heldLock, now time.Time, part int) error {
 	if !r.lock() {
 		return errStuck

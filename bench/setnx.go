@@ -8,11 +8,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// setNXLoads is the least that processes can do over Redis to share a load: SET NX, and whoever has
-// set it loads, stores and publishes; the others have subscribed long before. It is no lock.
-// Nothing is fenced, refreshed or released, a process that dies or a notice that is lost leaves the
-// others waiting, and nobody can leave before. So what it takes beyond the load is what this
-// machine needs for so many goroutines in so many processes, and for two trips to Redis among them.
+// setNXLoads is the least that processes can do over Redis to share a load: SET NX, and the one
+// that has set it loads, stores and publishes; the others have subscribed long before. It is no
+// lock. Nothing is fenced, refreshed or released, a process that dies or a notice that is lost
+// leaves the others waiting, and nobody can leave before. So what it takes beyond the load is what
+// this machine needs for so many goroutines in so many processes, and for two trips to Redis among
+// them.
 type setNXLoads struct {
 	rdb *redis.Client
 	sub *redis.PubSub

@@ -2,15 +2,15 @@
 --
 -- KEYS[1]  the lock key; holds the owner, a plain string with a TTL
 -- KEYS[2]  the fence bucket of that key: a counter that never expires. Left out where a Cluster
---          may have the two apart, while it moves their slot: see ARGV[6]
+--          may have the two on different masters, while it moves their slot: see ARGV[6]
 -- KEYS[3]  the wants of that key (see release.lua); with ARGV[5] only. Left out where a Cluster
---          may have them apart: then it gets no place among them
+--          may have them on different masters: then no want is registered
 -- ARGV[1]  owner: unique per attempt
 -- ARGV[2]  ttl in milliseconds, at least 1
 -- ARGV[3]  B, the size of the block of fencing tokens; 0 for a repair
 -- ARGV[4]  repairs: the highest token the lease has reserved; else 0 or left out
--- ARGV[5]  contender: who waits for the key, for as long as it takes. It takes over a turn
---          that is kept for it; if the key is another's, it gets its place among the wants
+-- ARGV[5]  contender: the process that waits for the key. It takes a turn that is reserved for it; if
+--          the key is another owner's, its want is registered
 -- ARGV[6]  with KEYS[3]: the contender's offer (see release.lua), which goes with its want; may be
 --          left out. Without KEYS[2]: the name of the fence bucket, which may be here all the same
 -- ARGV[7]  waits, with an offer: a free key is left to the one that waits longest, if that is another. May
@@ -30,10 +30,10 @@
 --                    INCRBY says of a bucket that is not a counter, or what the server
 --                    says of its own state (OOM, READONLY, ...); nothing was written
 --
--- What is included says when a node must not vote (epoch.lua), and how tokens are counted (reserve.lua).
+-- The included parts define when a node must not vote (epoch.lua), and how tokens are counted (reserve.lua).
 --
 -- A holder that ends with R is of a client that may retain the key: keep it although nobody in its
--- process holds it. Each acquire that meets it publishes a recall to that client's inbox (see
+-- process holds it. Each acquire that finds it publishes a recall to that client's inbox (see
 -- release.lua): "recall: LENGTH LENGTH " and then holder, contender and key, without anything in
 -- between. The lengths are those of the holder and of the contender, 0 if none is registered. A repair
 -- wants nothing, and recalls nothing; nor does an acquire without KEYS[2], on a Cluster, where no client
@@ -107,10 +107,10 @@ if type(holder) == 'table' then
   return holder
 end
 if holder ~= ARGV[1] then
-  -- A contender that was granted the key by its offer, and does not know that yet, wants it no more.
+  -- A contender that was granted the key by its offer, and has not received that yet, no longer wants it.
   if KEYS[3] and ARGV[3] ~= '0' and not (ARGV[6] and string.sub(ARGV[6], -#holder - 1) == ' ' .. holder) then
-    -- It keeps its place, unless the clock went back: then that may be far behind. A score
-    -- of 0 says that its turn came and it was not there: it begins anew.
+    -- It keeps its place, unless the clock was set back: then its score may be far ahead. A score of 0
+    -- means that it did not take its turn: it goes to the end.
     local t = redis.call('TIME')
     local now = string.format('%.0f', t[1] * 1000000 + t[2])
     if redis.pcall('ZADD', KEYS[3], 'LT', now, ARGV[5]) == 0 and redis.pcall('ZSCORE', KEYS[3], ARGV[5]) == '0' then
@@ -121,7 +121,7 @@ if holder ~= ARGV[1] then
       redis.pcall('SET', 'flightlock:{offer}:' .. ARGV[5], ARGV[6], 'PX', 10000)
     end
   end
-  -- A recall. Its holder may be on the way to use the key, or be gone: nothing depends on it.
+  -- A recall. The holder may just be using the key again, or be gone: safety does not depend on it.
   if ARGV[3] ~= '0' and string.byte(holder, -1) == 82 and string.sub(holder, 1, 16) ~= 'flightlock:turn:' then
     local client = string.match(holder, '#([^#]*)%-%w*R$')
     if client then

@@ -1,28 +1,28 @@
 -- batch: operations on any number of keys, one after the other, each as its own script
--- would do it. What one EVALSHA costs by itself is paid once for all of them.
+-- would do it. The cost of an EVALSHA by itself is paid once for all of them.
 --
--- The scripts stand above, put there by lua.go: operations[letter] is the letter's script
+-- lua.go puts the scripts before this text: operations[letter] is the letter's script
 -- as a function, which reads its KEYS and ARGV from keysOf[letter] and valuesOf[letter].
 --
 -- KEYS     the keys of all operations, in order
 -- ARGV[1]  three characters for each operation: its letter, how many keys it has, and how
 --          many values. No values (0) means that only the first follows, and the others
 --          are those of the last operation with that letter.
---          The letter g stands for a group of n releases that give a rival nothing, n being the
---          second character. Their keys are n lock keys and then the n
---          names of their wants; their values, n owners and then ARGV[2] and ARGV[3] of
---          release, which no later operation can leave out
+--          The letter g stands for a group of n releases that name no rival, n being the second
+--          character. Their keys are n lock keys and then the n names of their wants;
+--          their values, n owners and then ARGV[2] and ARGV[3] of release, which no later
+--          operation can leave out
 -- ARGV[2]  and so on: the values of all operations, in order
 --
 -- Reply
 --   a list       the reply of each operation, in order. If an operation fails, a list of one
 --                is in its place, the error's text (go-redis loses its place in a reply with
---                some errors in it), and the others are done all the same
+--                some errors in it), and the other operations are executed nevertheless
 --   error        what the server says before it runs a script; nothing was done
 --
--- One thing is not as in a script by itself. A server that is out of memory refuses commands
--- that need some until the script has written anything. So an acquire that comes after
--- another operation's write is not refused; it is granted, and wholly.
+-- In one respect a batch differs from single scripts. A server that is out of memory refuses
+-- commands that need memory until the script has written something. So an acquire that follows
+-- another operation's write is not refused; it is granted, completely.
 
 local keys, values, shapes = KEYS, ARGV, ARGV[1]
 local byte, pcall = string.byte, pcall

@@ -36,7 +36,7 @@
 -- process began in an earlier second than the epoch, and never was a replica.
 --
 -- The marker itself shows whether this process has it by commands, its own or its master's, or from a
--- dump: of a disk, or of a master, which sends one to a replica that cannot just go on. A string that SET
+-- dump: of a disk, or of a master, which sends one to a replica that cannot just continue. A string that SET
 -- began and APPEND ended is raw; a short one that was read from a dump, or set as a whole, is not. Where
 -- the limit of "short" is depends on the server, so both are tried. how is raw if it was seen to be so. It
 -- is plain if the server always says raw, or never, or if the client that wrote it may not APPEND, or may

@@ -1,10 +1,9 @@
--- check: tries every command that the lock scripts use, in their place and with their
--- keys, and tells which of them the server refuses. It leaves nothing behind.
+-- check: tries every command that the lock scripts use, as they do and with their keys, and reports
+-- which of them the server refuses. It leaves nothing behind.
 --
--- KEYS[1]  a key with the prefix of locks, of a name that nobody locks; it is asked for
---          and never written
--- KEYS[2]  a key of flightlock's own in the same hash slot, of a name that nobody has;
---          it is written and removed again
+-- KEYS[1]  a key with the prefix of locks, whose name nobody locks; it is read and never written
+-- KEYS[2]  a key of flightlock's own in the same hash slot, with a name that nobody uses; it is written
+--          and deleted again
 --
 -- Reply: a flat list of each command that failed and the error; empty if all may be called
 

@@ -1,10 +1,10 @@
--- epoch: a part of acquire and of release, in the place of "-- include epoch.lua". It sets changed if the
+-- epoch: a part of acquire and release, which replaces "-- include epoch.lua". It sets changed if the
 -- node must not grant anything, because its data may not be that of the epoch in the script's text; to an
 -- error, if the marker cannot be read.
 --
--- Seven locals stand before the script (see lua.go). epoch is the name of the node's epoch (see boot.lua),
+-- Seven locals precede the script (see lua.go). epoch is the name of the node's epoch (see boot.lua),
 -- or false where that does not matter. A node that was flushed since, or restarted, has another name in
--- its marker: boot.lua must run before it is asked for a vote. The next four make the strict check that a
+-- its marker: boot.lua must run before its vote counts. The next four make the strict check that a
 -- client makes now and then; those that need no check are false, or nil if the client does not know them.
 -- raw: the marker is raw as long as this process has not read it from a dump, by which it would lose what
 -- was not in there. run: the process; '' checks whether the client may see it by now, for then boot.lua

@@ -1,45 +1,45 @@
--- release: takes our key away, and passes it on to the next that waits for it.
+-- release: deletes our key, or passes it on to the next contender that waits for it.
 --
 -- KEYS[1]  the lock key
 -- KEYS[2]  the wants of that key: a sorted set of the contenders in other processes that
 --          wait for it, by the time since when they do
 -- KEYS[3]  the fence bucket of that key. Left out: nobody is granted the key, see below
--- ARGV[1]  owner, never '': a key with an empty value is another client's. If there is only a
---          want to be taken back, the contender, which owns no key
--- ARGV[2]  PUBLISH, to the inboxes of those whom it concerns; or SPUBLISH on a Cluster, to all who
---          listen on the channel named as the key
+-- ARGV[1]  owner, never '': a key with an empty value is another client's. If only a want is to
+--          be withdrawn, the contender, which owns no key
+-- ARGV[2]  PUBLISH, to the inboxes of the clients concerned; or SPUBLISH on a Cluster, to all that
+--          subscribe to the channel named as the key
 -- ARGV[3]  how long a turn is kept, in milliseconds
--- ARGV[4]  contender: the one that the owner asked as, '' if it never had to wait. It does
---          not want the key any more
+-- ARGV[4]  contender: the one as which the owner waited, '' if it never had to wait. It no longer
+--          wants the key
 -- ARGV[5]  rival: the contender that is to be next, because the nodes must agree on one. The contender of
---          ARGV[4] goes to the end of the wants then, even where the key is not the owner's. May be left
---          out, or '': then the one that waits longest is next
--- ARGV[6]  what all who wait are told besides. failed: what the lock was held for has failed. look: it
---          may be done. Left out, or '', they are told nothing, unless ARGV[4] is '' too: a lock that
---          never had to wait knows of nobody, and tells all
--- ARGV[7]  leaves, with a rival: the contender of ARGV[4] does not want the key any more all the same.
---          May be left out
+--          ARGV[4] then goes to the end of the wants, even if the key is not the owner's. May be left
+--          out, or '': then the contender that has waited longest is next
+-- ARGV[6]  an event for all that wait. failed: the work under the lock has failed. look: it may be
+--          done. Left out, or '', there is no event, unless ARGV[4] is '' too: a lock that never had to
+--          wait does not know who waits, so its release notifies all
+-- ARGV[7]  leaves, with a rival: the contender of ARGV[4] nevertheless no longer wants the key. May be
+--          left out
 --
 -- Reply
 --   1                deleted
 --   0                missing: there is no such key
---   {holder, pttl}   another's; it was left alone
+--   {holder, pttl}   another owner's; nothing was changed
 --   error            as for acquire
 --
 -- The next contender is granted the key if it has made an offer, which is kept beside its want, under
 -- "flightlock:{offer}:" and its name: "k node span block owner". Then the key is that owner's, for span
--- milliseconds and with block tokens, as if it had been acquired; the contender wants the key no more; and
--- its inbox gets the vote. That is not done if the node may not vote (see epoch.lua), nor at a release with
--- news: then most of those who wait may need the key no more. If nobody has received the message, the
--- contender's process is gone, and the one after it is next. (Or only its subscription is, so that other
--- wants of its client stay.)
+-- milliseconds and with block tokens, as if it had been acquired; the contender's want is removed; and the
+-- vote is published to its inbox. That is not done if the node may not vote (see epoch.lua), nor by a
+-- release with an event: then most contenders may no longer need the key. If no client received the message,
+-- the contender's process is gone, and the contender after it is next. (Or only its subscription is gone,
+-- so other wants of its client are kept.)
 --
 -- A contender without an offer is given a turn, which it takes by an acquire. A turn is the key, held for
--- ARGV[3] in the name of the contender: "flightlock:turn:" and its name. Nobody but that contender's
--- acquire can take it; if it does not come, the turn ends by itself. A score of 0 among the wants is a
--- contender whose turn has come. One that is found there when the next turn is made did not come: it is
--- gone, and so is whatever else its client wanted.
--- Nothing about wants may make a release fail.
+-- ARGV[3] in the name of the contender: "flightlock:turn:" and its name. Only that contender's acquire can
+-- take it; if none arrives, the turn expires. A score of 0 among the wants marks a contender whose turn has
+-- come. If it is still there when the next turn is made, the contender did not take its turn: it is removed,
+-- and so are all other wants of its client.
+-- No error that concerns wants may make a release fail.
 --
 -- Contenders are named label#client-number. A client has one inbox, the channel "flightlock:inbox:" and
 -- its name. A message there is the contender's number and one word:
@@ -48,9 +48,9 @@
 --   turn    it is its turn
 --   other   the turn is another's
 --   failed  and the owner
--- The one after the one whose turn it is is told too: it tries when that turn has ended. Nobody else is
--- told, however many they are; unless the last turn was not taken, for whoever is next may be gone as
--- well.
+-- The contender after the one whose turn it is is notified too: it tries when that turn has ended. No
+-- others are notified, however many wait, unless the last turn was not taken: then the next contender may
+-- be gone as well.
 --
 -- On a Cluster, where PUBLISH knows the subscribers of one server only, the messages are the name of the
 -- contender whose turn it is, and the owner and ' failed', which is the name of no contender.
@@ -69,8 +69,8 @@ if rival == '' then
 end
 kept = contender and holder == turn .. contender
 
--- One that yields goes on waiting, at the end: also where the key is not its own any more, or never
--- was, for each node must know all that wait.
+-- A contender that yields continues to wait, at the end, even on a node where the key is no longer its own
+-- or never was, because every node must have all wants.
 local stays = rival and contender and ARGV[7] ~= 'leaves'
 if stays then
   local t = redis.call('TIME')
@@ -81,8 +81,8 @@ elseif contender and redis.pcall('ZREM', KEYS[2], contender) == 1 then
   redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
 end
 
--- A node where the owner has no key gives it to the rival all the same, if it is free: as an acquire of the
--- rival would. Else it would be left out by all that follow.
+-- A node on which the owner has no key grants it to the rival nevertheless, if it is free, as an acquire of
+-- the rival would. Otherwise all that follow would do without this node.
 local free = not holder and rival and not stays
 if not ours and not kept and not free then
   if not holder then
@@ -94,7 +94,7 @@ if not ours and not kept and not free then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
--- A failure is told before whose turn it is: what a client hears last counts.
+-- A failure is published before the turn: the last message that a client receives counts.
 local sharded, failed = ARGV[2] == 'SPUBLISH', ours and ARGV[6] == 'failed'
 if failed and sharded then
   redis.pcall('SPUBLISH', KEYS[1], ARGV[1] .. ' failed')
@@ -117,8 +117,8 @@ local function inbox_of(name)
   return client and 'flightlock:inbox:' .. client, number
 end
 
--- grant makes the key the contender's that has made the offer, and says how many have received that; or
--- why the key was not granted, an error.
+-- grant gives the key to the contender that has made the offer, and returns how many clients received the
+-- message, or the error that prevented it.
 local function grant(to, offer, follower)
   local vote, span, size, owner = string.match(offer, '^(%w+ %w+ (%d+) (%d+)) (.*)$')
   local inbox, number = inbox_of(to)
@@ -155,14 +155,14 @@ if free then
   return 0
 end
 
--- tell sends a contender that message, and says whether anybody got it.
+-- tell publishes a message to a contender's inbox, and reports whether a client received it.
 local function tell(name, message)
   local inbox, number = inbox_of(name)
   local n = inbox and redis.pcall('PUBLISH', inbox, number .. ' ' .. message)
   return type(n) == 'number' and n > 0
 end
 
--- tell_all sends it to all who wait but one, not to more than a thousand: the server does nothing else
+-- tell_all publishes it to all contenders but one, a thousand at most: the server executes nothing else
 -- meanwhile.
 local function tell_all(message, but)
   for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 999)) do
@@ -176,8 +176,8 @@ if failed and not sharded then
   tell_all('failed ' .. ARGV[1])
 end
 
--- Those that did not take their turn are removed, with all that their clients want. A hundred at most:
--- the server does nothing else meanwhile.
+-- Contenders that did not take their turn are removed, with all wants of their clients. A hundred at most:
+-- the server executes nothing else meanwhile.
 local missed = first[2] == '0'
 for _ = 1, 100 do
   local name = first[1]
@@ -224,7 +224,7 @@ if chosen and votes then
 end
 
 local made = chosen and redis.pcall('SET', KEYS[1], turn .. chosen, 'PX', ARGV[3])
-if type(made) ~= 'table' or made.err then -- no room for a turn: whoever comes first has it
+if type(made) ~= 'table' or made.err then -- no room for a turn: the one that comes first has it
   redis.call('DEL', KEYS[1])
 end
 if chosen then

@@ -1,11 +1,11 @@
--- reserve: a part of acquire and of release, in the place of "-- include reserve.lua". It reserves
+-- reserve: a part of acquire and release, which replaces "-- include reserve.lua". It reserves
 -- block fencing tokens (size is the same number as a text) in bucket, and sets c to the counter; or to an
--- error, if nothing was reserved. floor stands before the script, see epoch.lua.
+-- error, if nothing was reserved. floor precedes the script, see epoch.lua.
 --
--- A bucket that is missing (first use, flush, empty restart) starts at the node's own
--- clock in microseconds, so that tokens go on rising although the count was lost. One that
--- is there, but of a time before the node's epoch began (a restart with old data), goes on
--- above the microsecond in which that was.
+-- A bucket that is missing (first use, flush, empty restart) starts at the node's own clock in
+-- microseconds, so that tokens continue rising although the count was lost. One that is there, but
+-- of a time before the node's epoch began (a restart with old data), continues above the
+-- microsecond in which that was.
 
 local c = redis.pcall('INCRBY', bucket, size)
 if type(c) ~= 'table' then -- else the bucket is no counter

@@ -1,17 +1,17 @@
--- undo: takes back the grant of an attempt that was lost. It makes no turn.
+-- undo: deletes the key of an attempt that failed. It makes no turn.
 --
 -- KEYS[1]  the lock key
 -- KEYS[2]  the wants of that key (see release.lua); with ARGV[2] only
 -- ARGV[1]  owner, never '': a key with an empty value is another client's
--- ARGV[2]  the contender that the attempt was made for. It goes on waiting, and the grant took away its
---          want: that it gets back. A node that did not know it would not name it when the others do;
---          whom it names instead would be granted its vote alone, lose, and not be known next. Left
---          out if the attempt had no contender, and where a Cluster has the keys apart
+-- ARGV[2]  the contender for which the attempt was made. It continues to wait, but the grant removed its
+--          want, so the want is registered again. A node without the want would not name this
+--          contender when the others do, but another one, which would get only this node's vote. Left
+--          out if the attempt had no contender, and where a Cluster has the keys on different masters
 --
 -- Reply
 --   1                deleted
 --   0                missing: there is no such key
---   {holder, pttl}   another's; it was left alone
+--   {holder, pttl}   another owner's; nothing was changed
 --   error            as for acquire
 
 local offer = ARGV[3] and 'flightlock:{offer}:' .. ARGV[2]

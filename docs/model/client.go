@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// client is a process with one caller, who wants the key again and again; or with more, so that it goes on
-// waiting when it has released the key.
+// client is a process with one caller, who wants the key again and again; or with more, so that it
+// continues waiting when it has released the key.
 type client struct {
 	w           *world
 	id          int
@@ -21,9 +21,9 @@ type client struct {
 	leaves    float64
 	contender int
 
-	poll     *attempt // the acquire under way; nil: none is
+	poll     *attempt // the acquire in progress; nil: none is
 	pollAt   float64
-	again    bool     // poll at once when the one under way has ended: the turn has come meanwhile
+	again    bool     // poll at once when the one in progress has ended: the turn has come meanwhile
 	declined bool     // the last poll has left the key to others
 	next     *attempt // the offer; nil: there is none until the next poll
 
@@ -33,7 +33,7 @@ type client struct {
 	round     int
 	began     float64
 	confirmed [nodes]bool
-	refreshes bool // one is under way
+	refreshes bool // one is in progress
 	refreshAt float64
 	rival     int // the contender that waits longest, by the last refresh
 
@@ -73,7 +73,7 @@ type attempt struct {
 
 	granted  [nodes]int  // how many messages of the node have come, more than there were deletions
 	released bool        // by its end: what a node has granted since is to be released
-	pending  [nodes]bool // that is under way
+	pending  [nodes]bool // that is in progress
 	unwanted [nodes]bool // the node has granted it, and so has no want of the contender any more
 }
 
@@ -309,7 +309,7 @@ func (c *client) pollFailed(p *attempt, now float64) {
 func (c *client) end(a *attempt, passes bool) {
 	if a == c.next {
 		c.next = nil
-		if !c.w.rules.over { // it goes on as the same owner
+		if !c.w.rules.over { // it continues as the same owner
 			c.next = &attempt{owner: a.owner, block: a.block, offered: true, polls: a.polls}
 		}
 	}
@@ -428,7 +428,7 @@ func (c *client) hearReleased(m message) {
 	}
 }
 
-// releaseAgain returns what a node has granted to an owner that is over. a is nil if that was never asked for.
+// releaseAgain returns what a node has granted to an owner that is over. a is nil if that was never requested.
 func (c *client) releaseAgain(owner, node int, a *attempt) {
 	if a == nil {
 		a = &attempt{owner: owner, offered: true}

@@ -103,7 +103,7 @@ func (n *node) acquire(m message, a *message) {
 // that it replaces, if m is late: either it was given up, or its vote is valid for less.
 func (n *node) register(m message) {
 	i := n.find(m.contender)
-	if i >= 0 && n.wants[i].missed { // it begins anew
+	if i >= 0 && n.wants[i].missed { // it starts again
 		w := n.wants[i]
 		w.missed = false
 		n.drop(m.contender)

@@ -8,7 +8,7 @@ type rules struct {
 	memory   bool // S17: a node that has lost its memory grants nothing that counts
 	causal   bool // S18: a grant is valid from the poll on that its node had; else from when it came
 	echoed   bool // S18: from that poll on, by its number; else from the last poll on
-	over     bool // S19: an offer that was given up counts no more; else the contender goes on with it
+	over     bool // S19: an offer that was given up counts no more; else the contender continues with it
 	withdraw bool // S19: what is granted to nobody is released, and what a caller that leaves has offered
 	block    bool // S20: a block is of one size for all nodes, as the owner says; else each poll has its own
 	span     bool // S20: a grant lasts for as long as the waiter says; else as the one says that releases
@@ -31,7 +31,8 @@ func all() rules {
 	}
 }
 
-// faults are what may happen in a world, in its first part. After that all is well, and whoever waits is served.
+// faults are what may happen in a world, in its first part. After that all is well, and each that waits is
+// served.
 type faults struct {
 	loss     bool // requests, answers and messages
 	late     bool // requests that are executed long after their connection has died

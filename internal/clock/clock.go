@@ -81,6 +81,6 @@ var (
 	Since = time.Since
 )
 
-// AfterFunc is time.AfterFunc. Only a simulation replaces it, before anything runs: the timers of
-// a process that pauses go off when it goes on.
+// AfterFunc is time.AfterFunc. Only a simulation replaces it, before anything runs: the timers of a
+// process that pauses go off when it continues.
 var AfterFunc = time.AfterFunc

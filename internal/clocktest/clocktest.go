@@ -1,5 +1,5 @@
 // Package clocktest has the two clocks of package clock run apart, for tests: while a machine
-// sleeps its monotonic clock stands still, and its wall clock goes on.
+// sleeps its monotonic clock stands still, and its wall clock continues.
 package clocktest
 
 import (

@@ -318,7 +318,7 @@ func (r *Run[V]) Limit(s Scope) {
 
 // For reports whether the result is good for a caller: see Scope. It is for callers that have the
 // result. If it is not, the run cannot be joined from now on: the caller joins another one, and what
-// the function has still to do goes on.
+// the function has still to do continues.
 func (r *Run[V]) For(came uint64, stamp string) bool {
 	if r.scope.Includes(came, stamp) {
 		return true

@@ -87,7 +87,7 @@ func (a *acquirer) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	f.attemptDone(g, failure)
 }
 
-// attemptDone takes the outcome of the attempt under way. A failure is judged by the strategy of
+// attemptDone takes the outcome of the attempt in progress. A failure is judged by the strategy of
 // the head, which is woken for that.
 func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
@@ -243,7 +243,7 @@ func (f *flight) foundNeedless(t *Ticket) {
 		f.tellLookersLocked()
 	}
 	f.unlock()
-	_ = f.quit(t, context.Canceled) // a lease that came in this instant goes on
+	_ = f.quit(t, context.Canceled) // a lease that came in this instant continues
 }
 
 // restLocked sets the alarm for the next attempt, or for the next moment in which the

@@ -12,16 +12,16 @@ import (
 // contention is what a flight knows of its rivals: the flights of other processes, and the Lock
 // calls, that want the same key. A flight has none until it meets the first, or expects to.
 //
-// While nobody else wants the key, its lease goes from waiter to waiter for nothing. Once
-// per slice the flight checks, with the refresh that it makes anyway, whether anybody waits
-// elsewhere. If so, the release that ends the slice makes the next turn the rival's that
-// waits longest, and this flight goes to the end of those who wait. If the rival has made an
-// offer (see offered), the release makes the key the rival's lease in the same step. Otherwise a
-// turn is the key itself, kept on the nodes for a moment in the rival's name: nobody else can
-// take it, the rival is notified, and it finds its turn too if the notice is lost. So P flights
-// share the key in turns, each slice long, in the order in which they came, and each has
-// the time to serve its queue. A rival that has died costs the others nothing, once the nodes have
-// closed its connections; one that stands still costs them one turn, or the span of its offer.
+// While nobody else wants the key, its lease goes from waiter to waiter for nothing. Once per slice
+// the flight checks, with the refresh that it makes anyway, whether anybody waits elsewhere. If so,
+// the release that ends the slice makes the next turn the rival's that waits longest, and this
+// flight goes to the end of those who wait. If the rival has made an offer (see offered), the
+// release makes the key the rival's lease in the same step. Otherwise a turn is the key itself,
+// kept on the nodes for a moment in the rival's name: nobody else can take it, the rival is
+// notified, and it finds its turn too if the notice is lost. So P flights share the key in turns,
+// each slice long, in the order in which they came, and each has the time to serve its queue. A
+// rival that has died costs the others nothing, once the nodes have closed its connections; one
+// that is paused costs them one turn, or the span of its offer.
 //
 // What failed, by model or on real processes:
 //
@@ -56,7 +56,7 @@ type contention struct {
 	unsent     bool          // it is about to be sent to them for the first time
 	othersWait bool          // others wait too: it received a notice of another's turn
 	offer      *offered      // what others may grant; nil: nothing
-	granted    *offered      // was granted while an attempt was under way, which is canceled; else nil
+	granted    *offered      // was granted while an attempt was in progress, which is canceled; else nil
 	span       time.Duration // how long the nodes keep the key of a lease that another's release has granted; 0: as long as they were asked to
 	completes  clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll       time.Duration // how often the flight polls while there is an offer
@@ -174,9 +174,9 @@ func (f *flight) otherTurnLocked() {
 //
 // A message comes from each node, and may be late: then somebody else has the key by now, and who
 // came since has not waited for that failure. So it is for nobody if it is about one who is known to
-// have let go of the key before. An owner that was never seen may have come after the one that
-// was, for a release notifies two only. To be wrong about it costs work that is done twice, and
-// never a lock.
+// have released the key before. An owner that was never seen may have come after the one that was,
+// for a release notifies two only. To be wrong about it costs work that is done twice, and never a
+// lock.
 func (f *flight) failedElsewhereLocked(owner string) {
 	if f.lease != nil || f.backoff == nil || f.backoff.former == owner {
 		return
@@ -212,7 +212,7 @@ func (f *flight) sliceLocked(now time.Time) {
 	f.sliceEnds, f.checked = f.g.at(now.Add(f.g.cfg.Slice)), false
 }
 
-// mayCheckLocked reports whether it is time to check for rivals while handoffs go on: late
+// mayCheckLocked reports whether it is time to check for rivals while handoffs continue: late
 // enough in the slice to be true still when it ends, early enough for the answer to be there.
 func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.checksLocked(now) }
 
@@ -238,7 +238,7 @@ func (f *flight) decideLocked(now time.Time) handoffDecision {
 		return handOff
 	case f.contention != nil && f.contention.rival != "":
 		return yield
-	case f.checked && f.refreshing: // the check may still be under way
+	case f.checked && f.refreshing: // the check may still be in progress
 		return handOff
 	case !f.checked || f.g.at(now) > clock.Add(f.sliceEnds, clock.Instant(f.g.cfg.Slice)): // callers hold the lease for so long that it is old
 		return check

@@ -9,9 +9,9 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// flight is everything in this process that wants one key: the queue, the current Ticket,
-// the lease, and the remote attempt under way. It exists from the first caller's arrival
-// until nobody wants the key and nothing is held.
+// flight is everything in this process that wants one key: the queue, the current Ticket, the
+// lease, and the remote attempt in progress. It exists from the first caller's arrival until nobody
+// wants the key and nothing is held.
 //
 // Callers queue in order of arrival, and the lease goes to the front of the queue, by
 // handoff (Dice, Marathe and Shavit, "Lock Cohorting", PPoPP 2012) or by grant. It is
@@ -46,12 +46,12 @@ type flight struct {
 	deferred *deferred  // for unlock; nil: there is nothing to do
 
 	phase         phase
-	refreshing    bool // a refresh of the lease is under way
+	refreshing    bool // a refresh of the lease is in progress
 	checked       bool // a check for waiters elsewhere has begun in this slice
 	worked        bool // a caller of AcquireUnless has released this lease: its work may be done
 	retry         bool // an event has come since the attempt began: try again if it fails
 	expectsOthers bool // the key's last flight, a moment ago, waited among others
-	marked        bool // the lease, or the attempt under way, may be retained: its owner says so, and no recall can have been missed
+	marked        bool // the lease, or the attempt in progress, may be retained: its owner says so, and no recall can have been missed
 	recalled      bool // another process has recalled a lease of this flight: it retains nothing any more
 
 	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
@@ -64,7 +64,7 @@ type flight struct {
 	renewAfter clock.Instant // from then on a handoff has the lease renewed
 	tokens     [2]block      // the one in use, and one in store
 
-	attempt     Lease         // of the attempt under way; nil until runAttempt has prepared it
+	attempt     Lease         // of the attempt in progress; nil until runAttempt has prepared it
 	attempted   time.Time     // when it began, if anybody wants to know
 	attemptTTL  time.Duration // the ttl that it is for; after that, of the last holder whose lease may be retained
 	nextAttempt time.Time     // while idle: when it is due; zero: now
@@ -92,16 +92,16 @@ type flight struct {
 //	  ^                  |   \                  (or dead, if nobody waits)
 //	  +----- failed -----+    \--last waiter left--> canceled --> idle, leased or dead
 //
-// A lease that nobody holds is being renewed: the next holder gets it when the refresh under
-// way has made it long enough, or has brought tokens. Or nobody wants it, and it is retained:
+// A lease that nobody holds is being renewed: the next holder gets it when the refresh in progress
+// has made it long enough, or has brought tokens. Or nobody wants it, and it is retained:
 //
 //	leased --last release--> retained --next caller--> leased
 //	                             \--recall, or its time is over--> releasing
 type phase uint8
 
 const (
-	idle      phase = iota // no lease, and no attempt under way: the driver makes it when it is due
-	acquiring              // an attempt is under way
+	idle      phase = iota // no lease, and no attempt in progress: the driver makes it when it is due
+	acquiring              // an attempt is in progress
 	canceled               // one is that nobody wants any more: its failure means nothing
 	leased                 // there is a lease; cur holds it
 	retained               // there is a lease, which nobody holds and nobody waits for: see retention
@@ -123,7 +123,7 @@ type backoff struct {
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
 	former       string          // who had it before that, or has failed; "": unknown
-	unjudged     bool            // the head's strategy has not said yet whether to go on
+	unjudged     bool            // the head's strategy has not said yet whether to continue
 	strategyNext time.Time       // when the next attempt is due by the head's strategy
 }
 
@@ -131,7 +131,7 @@ type backoff struct {
 func (f *flight) judged() bool { return f.backoff == nil || !f.backoff.unjudged }
 
 // sawHolder follows when an attempt has met holder; or "", when an event has said that the last one has
-// let go of the key.
+// released the key.
 func (b *backoff) sawHolder(holder string) {
 	if b.holder != "" && b.holder != holder {
 		b.former = b.holder
@@ -238,9 +238,9 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 		f.reuseLocked(t)
 		return stay, nil
 	}
-	first := f.n == 0 && f.lease == nil // an attempt under way is being canceled
+	first := f.n == 0 && f.lease == nil // an attempt in progress is being canceled
 	if first && f.g.closed.Load() {
-		if f.phase == idle { // else it dies when what is under way has ended: Close waits for that
+		if f.phase == idle { // else it dies when what is in progress has ended: Close waits for that
 			f.dieLocked()
 		}
 		return stay, f.g.cfg.Errors.Closed()
@@ -318,7 +318,8 @@ func (f *flight) outcomeLocked() error {
 	return f.busyLocked()
 }
 
-// knownLocked is the last outcome, or how the attempt under way stands; nil when nothing is known.
+// knownLocked is the last outcome, or how the attempt in progress stands; nil when nothing is
+// known.
 func (f *flight) knownLocked() error {
 	var known *quorum.Failure
 	switch {
@@ -353,8 +354,8 @@ func (f *flight) leave(t *Ticket, ctxErr error) error {
 		<-t.waiter.ready
 		return nil
 	}
-	// Granted in the instant in which ctx ended (and maybe lost since). The caller gets
-	// ctx's error, so the lease must go on to the next.
+	// Granted in the instant in which ctx ended (and maybe lost since). The caller gets ctx's error,
+	// so the lease must be passed on to the next.
 	<-t.waiter.ready
 	var last error // nobody else had it, unless t has waited for them
 	if t.kind != Remote {
@@ -492,8 +493,8 @@ func (f *flight) tick() {
 	}
 }
 
-// overdueLocked ends the current Ticket if its Until has passed. The lease may have been
-// renewed for the waiters meanwhile: then it goes on to them, under a new token.
+// overdueLocked ends the current Ticket if its Until has passed. The lease may have been renewed
+// for the waiters meanwhile: then it is passed on to them, under a new token.
 func (f *flight) overdueLocked(now time.Time) {
 	if t := f.cur; t != nil && clock.Passed(now, t.until) {
 		f.endLocked(t, lost, t.expiredLocked())

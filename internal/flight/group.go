@@ -31,8 +31,8 @@ type Lease interface {
 	// Peek is the failure that the attempt would be if it ended now; nil when there is nothing to
 	// say.
 	Peek() *quorum.Failure
-	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh
-	// of a lease under way at a time. If namesRival is true, the grant names who waits.
+	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh of a lease
+	// in progress at a time. If namesRival is true, the grant names who waits.
 	Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(quorum.Grant, *quorum.Failure))
 	// Withdraw takes an offer back, with what its contender wanted. It reports false if the offer has
 	// ended by itself.
@@ -315,7 +315,7 @@ func (sh *shard) list() []*flight {
 	return all
 }
 
-// Counts sums up what all flights have done and have under way.
+// Counts sums up what all flights have done and have in progress.
 func (g *Group) Counts() Counts {
 	var sum Counts
 	for i := range g.shards {

@@ -215,11 +215,10 @@ func (f *flight) blockLocked() int64 {
 	return int64(min(max(f.n, f.servedBefore, loneBlock), maxBlock))
 }
 
-// moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs
-// uses up in the time ahead, unless most of that is there already. And not many more than
-// microseconds have passed: a counter that is lost begins again at the node's clock in
-// microseconds, and must come out above all tokens there were. What a lease has reserved is
-// lost with it, which may be soon.
+// moreLocked is how many tokens a refresh reserves: what the measured rate of handoffs uses up in
+// the time ahead, unless most of that is there already. And not many more than microseconds have
+// passed: a counter that is lost starts again at the node's clock in microseconds, and must come
+// out above all tokens there were. What a lease has reserved is lost with it, which may be soon.
 func (f *flight) moreLocked(now time.Time) int64 {
 	more := int64(f.n) + spareTokens
 	if since := time.Duration(f.g.at(now) - f.blockAt); since > 0 {
@@ -389,7 +388,7 @@ func (f *flight) answerRequestLocked(a *refreshRequest, g quorum.Grant, why *quo
 	f.deferLocked(func() { a.done(err) })
 }
 
-// answerOfLocked is what a refresh means for t, which asked for it.
+// answerOfLocked is what a refresh means for t, which requested it.
 func (f *flight) answerOfLocked(t *Ticket, g quorum.Grant, why *quorum.Failure) error {
 	switch {
 	case t.state != holding:

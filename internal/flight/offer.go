@@ -18,20 +18,20 @@ import (
 //	  | \--votes were split----------> over; the next attempt makes another
 //	  \--an attempt won, or nobody waits any more--> withdrawn: its outcome means nothing
 //
-// An attempt may be under way when the offer is granted. Then the attempt is canceled, and the lease is
-// taken when that has ended: so there is never a lease and an attempt at a time.
+// An attempt may be in progress when the offer is granted. Then the attempt is canceled, and the lease
+// is taken when that has ended: so there is never a lease and an attempt at a time.
 type offered struct {
 	f     *flight
 	ttl   time.Duration
 	lease Lease
-	grant quorum.Grant // if it was granted while an attempt was under way. Guarded by f.mu
+	grant quorum.Grant // if it was granted while an attempt was in progress. Guarded by f.mu
 }
 
 const (
-	// minSpan is for how long a release grants the key at first. A contender whose process stands still costs
-	// the others that much. For one that has waited long it is longer, so that many who wait need not poll
-	// so often, up to maxSpan: it is also how long a server may take to be replaced by another and back
-	// without that being noticed (see node.Epoch).
+	// minSpan is for how long a release grants the key at first. A contender whose process is paused costs
+	// the others that much. For one that has waited long it is longer, so that many who wait need not poll so
+	// often, up to maxSpan: it is also how long a server may take to be replaced by another and back without
+	// that being noticed (see node.Epoch).
 	minSpan, maxSpan = 500 * time.Millisecond, time.Second
 
 	// leastSpan is for how long a grant is worth its polls.
@@ -72,7 +72,7 @@ func (f *flight) makeOffer(l Lease, contender string) bool {
 			return false
 		}
 		f.mu.Lock()
-		c.offer = o // the flight does not die while an attempt is under way
+		c.offer = o // the flight does not die while an attempt is in progress
 		f.mu.Unlock()
 	}
 	f.g.cfg.Nodes.Carry(l, o.lease, span, waits)
@@ -117,7 +117,8 @@ func (f *flight) takeLocked(o *offered, g quorum.Grant) {
 	f.wonLocked(o.lease, g)
 }
 
-// grantedLocked is the offer that was granted during the attempt that is under way; nil: none was.
+// grantedLocked is the offer that was granted during the attempt that is in progress; nil: none
+// was.
 func (f *flight) grantedLocked() *offered {
 	if f.contention == nil {
 		return nil

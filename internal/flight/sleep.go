@@ -15,9 +15,9 @@ import (
 // While any flight has an alarm, one timer for the whole Group compares the two clocks, twice a
 // second. If the wall clock has got ahead of the monotonic one, all flights that have an alarm are
 // called at once; each does what is due by either clock, and sets its next alarm for when the first
-// of the two will say so. So an end is noticed at most a second after the machine goes on, and a
-// lock costs nothing for that. If each shard's timer came as often by itself, it
-// would wake the process 64 times for it, and no timer of Go's goes by the wall clock.
+// of the two will say so. So an end is noticed at most a second after the machine continues, and a
+// lock costs nothing for that. If each shard's timer came as often by itself, it would wake the
+// process 64 times for it, and no timer of Go's goes by the wall clock.
 //
 // The wall clock has to have got ahead since an alarm was set, so what counts is the least by
 // which it was ahead since flights were called: one that is set back, and forward again, is

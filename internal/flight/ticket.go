@@ -84,10 +84,9 @@ func (t *Ticket) Err() error {
 }
 
 // pastLocked makes Until, which has passed at now, have passed for good, and has the flight end t
-// at once. If the wall clock alone says that it has passed, it may be set back, and a
-// refresh that is under way would then move Until: what Err has said would not be true any more.
-// It does not end t by itself, because that calls those who listen, and Err may be called under
-// their locks.
+// at once. If the wall clock alone says that it has passed, it may be set back, and a refresh that
+// is in progress would then move Until: what Err has said would not be true any more. It does not
+// end t by itself, because that calls those who listen, and Err may be called under their locks.
 func (t *Ticket) pastLocked(now time.Time) {
 	t.until = now.Add(clock.Left(now, t.until))
 	t.f.armLocked(now)
@@ -214,7 +213,7 @@ func (t *Ticket) moveLocked(until, limit time.Time) { t.until, t.extension = unt
 // limitLocked is how far they may.
 func (t *Ticket) limitLocked() time.Time { return t.until.Add(t.extension) }
 
-// TTL is what t was asked for with.
+// TTL is what t was requested with.
 func (t *Ticket) TTL() time.Duration { return t.ttl }
 
 // Refresh gives t its full ttl again and calls done once, with nil or the reason why not;

@@ -72,7 +72,7 @@ type waiter struct {
 	giveUpAt    time.Time   // if simulated
 	giveUpTimer *time.Timer // wakes it then; nil if it is not simulated
 	pacesSince  time.Time   // when its strategy began to pace the flight; zero: it does not
-	last        bool        // its strategy gives up if the attempt under way fails
+	last        bool        // its strategy gives up if the attempt in progress fails
 	tokens      int64       // for the attempt that it is about to make
 	contender   string      // in whose name it makes it; "": none
 
@@ -98,7 +98,7 @@ type step uint8
 const (
 	stay       step = iota // until it is woken, is answered, or its ctx ends
 	attempt                // make the attempt that was decided on
-	ask                    // its strategy, whether to go on, and when
+	ask                    // its strategy, whether to continue, and when
 	look                   // whether it needs the key still
 	askFurther             // ask its strategy ahead: when will it have given up?
 	over                   // its wait has ended
@@ -139,13 +139,13 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 // there is something to do; what that is, the driver finds out by stepLocked, under mu. No wake-up
 // is lost, because a driver that leaves, or that goes to run code of the user's, wakes the next one
 // if anything is due, in the same critical section (otherwise the alarm does when it is), and one
-// that comes back looks for itself. An attempt whose caller leaves goes on for the next driver.
+// that comes back looks for itself. An attempt whose caller leaves continues for the next driver.
 //
 // A lease that is handed over comes as the last value in ready. The caller that gets it need not
 // take mu.
 //
-// It waits here and not in a function of its own: each frame of a goroutine that waits is read
-// at every cycle of the garbage collector, and again when it goes on.
+// It waits here and not in a function of its own: each frame of a goroutine that waits is read at
+// every cycle of the garbage collector, and again when it continues.
 func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
 	needless func(context.Context) bool) (stopped bool, err error) {
 	began := g.begins()
@@ -232,8 +232,8 @@ func (g *Group) answered(t *Ticket) error {
 	return refusal
 }
 
-// quit has t leave, and gives the outcome of its wait. A lease that it is given in this
-// instant goes on to the next.
+// quit has t leave, and gives the outcome of its wait. A lease that it is given in this instant is
+// passed on to the next.
 func (f *flight) quit(t *Ticket, why error) error {
 	err := f.leave(t, why)
 	refusal := f.g.answered(t)
@@ -286,7 +286,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 }
 
 // stepLocked is what t's caller has to do, whose wait has not ended: look, if it was told to; what is
-// due, if it is the driver and nothing is under way; else wait, for as long as its strategy would.
+// due, if it is the driver and nothing is in progress; else wait, for as long as its strategy would.
 func (f *flight) stepLocked(t *Ticket) step {
 	switch {
 	case t.waiter.mustLook:
@@ -442,7 +442,7 @@ func (f *flight) nextHolderLocked() *Ticket {
 // Code of the user's.
 
 // userCode runs do, which may panic, or end the goroutine: then t leaves the queue, and a lease
-// that came meanwhile goes on to the next.
+// that came meanwhile is passed on to the next.
 func (f *flight) userCode(t *Ticket, do func()) {
 	returned := false
 	defer func() {
@@ -509,7 +509,7 @@ func (f *flight) askAhead(ctx context.Context, t *Ticket) step {
 
 // Strategies. All of this is on the caller's goroutine.
 
-// goOn asks w's strategy about a failure that is met now, and says whether w goes on. One that is
+// goOn asks w's strategy about a failure that is met now, and says whether w continues. One that is
 // met ahead of its time does not count.
 func (w *waiter) goOn(now time.Time) bool {
 	if w.last {
@@ -529,7 +529,7 @@ func (w *waiter) goOn(now time.Time) bool {
 	return ok
 }
 
-// plan finds out how long w, which comes to others, would go on against Redis.
+// plan finds out how long w, which comes to others, would continue against Redis.
 func (w *waiter) plan(now time.Time) {
 	w.simulated, w.nextTry = true, now // as if it asked Redis now, and found the key taken
 	w.planGiveUp(now)

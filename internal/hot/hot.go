@@ -16,7 +16,7 @@ import (
 // a few others out, which then come with their next reader.
 //
 // Many readers share a value. Shortly before it is over, one of them is sent to renew it, and the
-// others go on with it: else all of them would be sent at once when it is over.
+// others continue with it: else all of them would be sent at once when it is over.
 //
 // Values live for so short a time that it does not matter much which ones make room for others: of a
 // few that a map's iteration happens to begin with, the oldest one.

@@ -22,7 +22,7 @@ type scriptName struct {
 	written bool // by the goroutine that executes the batch
 }
 
-// of begins again, for a command of that kind.
+// of starts again, for a command of that kind.
 func (n *scriptName) of(o op) *scriptName {
 	n.op, n.written = o, false
 	return n
@@ -92,7 +92,7 @@ func (cs *calls) at(i int) *call {
 	return (*cs)[i]
 }
 
-// forget lets go of what the first n commands were about.
+// forget releases what the first n commands were about.
 func (cs *calls) forget(n int) {
 	for _, c := range (*cs)[:min(n, len(*cs))] {
 		clear(c.args[:])
@@ -110,11 +110,11 @@ type batchCmd struct {
 // of makes the command for batch, by a script of that name. It puts the batch in the
 // order in which it will be answered: the releases that go as a group come first.
 //
-// They may overtake what stands before them. An acquire or a refresh of the same entry is
-// hardly among that, for it is obsolete once the release has begun; the exception, an acquire that
-// registers its contender while the entry's debt is paid, is released once more when it is
-// granted. Of everybody else's, none was answered before the release was asked for, so the
-// order was nobody's.
+// They may overtake what stands before them. An acquire or a refresh of the same entry is hardly
+// among that, for it is obsolete once the release has begun; the exception, an acquire that
+// registers its contender while the entry's debt is paid, is released once more when it is granted.
+// Of everybody else's, none was answered before the release was requested, so the order was
+// nobody's.
 func (t *batchCmd) of(ctx context.Context, batch []*request, name *scriptName) *redis.Cmd {
 	args, shapes := t.args[:0], t.shapes[:0]
 	args = append(args, evalsha, name, nil)
@@ -182,7 +182,7 @@ func (t *batchCmd) groupFirst(batch []*request) (n int) {
 	return n
 }
 
-// forget lets go of what the last command was about.
+// forget releases what the last command was about.
 func (t *batchCmd) forget() {
 	clear(t.args)
 	t.args = t.args[:0]

@@ -52,7 +52,7 @@ type router struct {
 	mu       sync.Mutex // guards what follows, and strikes of the servers
 	known    map[string]*Server
 	sweep    *time.Timer // for sweepNow; nil until there is a server
-	sweeping bool        // it is under way
+	sweeping bool        // it is in progress
 	soon     bool        // the next one is not to wait for sweepEvery
 	swept    time.Time   // when the last one had ended
 }

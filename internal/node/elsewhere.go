@@ -9,8 +9,8 @@ import (
 )
 
 // A connection leads to the process to which it was dialled for as long as it lives. When a node's
-// address moves (a virtual IP, a name, a proxy), connections to the process that had it may survive,
-// and that one may go on as a replica. It refuses writes, and what it is asked in the epoch of its
+// address moves (a virtual IP, a name, a proxy), connections to the process that had it may survive, and
+// that one may continue as a replica. It refuses writes, and what it is asked in the epoch of its
 // successor it does not know. go-redis closes a connection on which READONLY was the first reply, so that
 // the next one is dialled to where the address leads now. It does not close one that said NOSCRIPT, or
 // READONLY behind another reply, or within that of a batch. disconnect does.

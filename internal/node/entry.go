@@ -26,13 +26,13 @@ type Sink interface {
 //	  +------------------------------------------------------------- releasing
 //	                                                no answer: a debt, and again
 //
-// Release is the undo of everything before it. It is sent whenever the node may have
-// something of ours, not only when it is known to, and it comes after the acquire by
-// its place in the lane. Only what was written to a connection that then died may be
-// executed at any later time, even after a release that came on a newer connection: a
-// stopped server reads the old socket when it goes on. Such requests are counted in
-// indeterminate, and a release is believed only when it deleted a key that no answered request
-// explains, or when it was answered three times, at once, soon and a second later.
+// Release is the undo of everything before it. It is sent whenever the node may have something of
+// ours, not only when it is known to, and it comes after the acquire by its place in the lane. Only
+// what was written to a connection that then died may be executed at any later time, even after a
+// release that came on a newer connection: a stopped server reads the old socket when it continues.
+// Such requests are counted in indeterminate, and a release is believed only when it deleted a key
+// that no answered request explains, or when it was answered three times, at once, soon and a
+// second later.
 //
 // The entry of an offer's lease becomes present without a request of its own, when the node's message
 // about the grant has come (see Offer).
@@ -51,7 +51,7 @@ type Entry struct {
 	present        bool          // the node may hold our key
 	released       bool          // set by Release, for good: nothing may create the key again
 	registers      bool          // set by Release: an acquire is written all the same
-	releasePending bool          // a release is under way or owed
+	releasePending bool          // a release is in progress or owed
 	promised       bool          // a message about a grant has come
 	acquired       bool          // by a request of its own, and not by a grant
 	known          bool          // the node has the key since an epoch that this client knows; see epochOf
@@ -102,7 +102,7 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
 	}, false)
 }
 
-// releaseAgain is the request for a release that is owed. Whoever was to be its rival, and
+// releaseAgain is the request for a release that is owed. The one that was to be its rival, and
 // whatever its contender wanted, is past. It passes the turn on even if it undoes a lost
 // attempt: what it finds by now may have been granted long after that was lost, and others
 // wait for its holder's message.
@@ -145,11 +145,11 @@ func (p *TurnPass) values() (v [4]string) {
 // wanted reports whether the contender may have a want, or a turn, on the node.
 func (p *TurnPass) wanted() bool { return p != nil && p.Contender != "" }
 
-// Release takes back whatever the node has or may yet get of this lease. sink may be
-// nil; it receives the first outcome. The node goes on until the release is confirmed. inline
-// is as for Acquire. p says how the turn passes on; nil is for the undo of an attempt that
-// was lost, which makes no turn and gives its contender, if there is one, its want back. buf is
-// where the request is to live: new, or that of the acquire, which may still be there.
+// Release takes back whatever the node has or may yet get of this lease. sink may be nil; it
+// receives the first outcome. The node continues until the release is confirmed. inline is as for
+// Acquire. p says how the turn passes on; nil is for the undo of an attempt that was lost, which
+// makes no turn and gives its contender, if there is one, its want back. buf is where the request
+// is to live: new, or that of the acquire, which may still be there.
 func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	e.mu.Lock()
 	if e.released {
@@ -181,8 +181,8 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 
 func (e *Entry) emptyLocked() bool { return e.create == nil && !e.present && e.indeterminate == 0 }
 
-// sendAndUnlock hands r to the node, and lets go of mu for that. A create is remembered, so
-// that Release can take it out of the queue; a create that comes after Release is dropped.
+// sendAndUnlock hands r to the node, and releases mu for that. A create is remembered, so that
+// Release can take it out of the queue; a create that comes after Release is dropped.
 func (e *Entry) sendAndUnlock(r *request, create bool) {
 	if e.released || create && e.create != nil {
 		sink := r.sink
@@ -240,7 +240,7 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 const (
 	debtRetry  = 250 * time.Millisecond // after a release without an answer, at first
 	debtSecond = time.Second            // later on, and between the last two answers, which decide an indeterminate request
-	debtSoon   = 100 * time.Millisecond // between the first two: a node that goes on reads its old connections at once
+	debtSoon   = 100 * time.Millisecond // between the first two: a node that continues reads its old connections at once
 	debtAge    = 10 * time.Minute       // how long a node may be away and still be chased
 )
 
@@ -253,7 +253,7 @@ func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed
 		e.granted = 0
 		return 0, true
 	}
-	if e.emptyLocked() { // a create that was under way has left nothing
+	if e.emptyLocked() { // a create that was in progress has left nothing
 		return 0, false
 	}
 	if how != answered || rep.Kind == Failed && !conn.HasCode(rep.Err, "WRONGTYPE") {
@@ -275,9 +275,9 @@ func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed
 	return 0, false
 }
 
-// unansweredLocked says how to go on after a release that got no answer. Without an
-// indeterminate request the debt ends with the ttl. Such a request may begin a ttl of its own whenever the
-// old connection is read, so it is given longer.
+// unansweredLocked says how to continue after a release that got no answer. Without an indeterminate
+// request the debt ends with the ttl. Such a request may begin a ttl of its own whenever the old
+// connection is read, so it is given longer.
 func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
 	now := e.n.now()
 	if e.owed == 0 {

@@ -54,7 +54,7 @@ import (
 //   - boot.lua is refused (OOM, NOREPLICAS, READONLY, NOPERM, LOADING, MISCONF, BUSY), or its reply is
 //     lost: no script that votes is loaded, so 1 does not hold. If it was executed, that is as if
 //     another client had run it. A node that refuses is Unverified, which the log, a metric and Check
-//     report. Refresh and release need no epoch, and go on.
+//     report. Refresh and release need no epoch, and continue.
 //   - The connection ends, or the process does, between boot.lua's reply and SCRIPT LOAD: the rest
 //     fails. What was loaded was sent to the process that had answered.
 //   - boot.lua or SCRIPT LOAD is executed twice, or late: in the same process, and boot.lua reports
@@ -81,8 +81,8 @@ import (
 //
 // With one node or two, no vote is refused because a node lost data: no other node could vote instead.
 // But lost data includes tokens. So such nodes are asked as others are, and the acquire script contains
-// when the epoch began, above which tokens go on: a new process does not know the script, and one that
-// stepped down and came back is found by the strict check.
+// when the epoch began, above which tokens continue: a new process does not know the script, and one
+// that stepped down and came back is found by the strict check.
 //
 // Where a marker's encoding cannot be read, because the rights are missing or the server is not Redis,
 // the script does not check it, and has another text, as that of a client that may not see the process.
@@ -120,7 +120,7 @@ type Guard struct {
 	// Changed is called when the node's epoch, or the state of its epoch, has changed. It must call
 	// store, which makes e what Epoch returns, and from then on there may be votes in it. It must not
 	// block. nil: the node's votes count in any epoch, and do not report it. It is asked for the sake of
-	// tokens, which go on above the beginning of an epoch.
+	// tokens, which continue above the beginning of an epoch.
 	Changed func(e Epoch, store func())
 }
 

@@ -28,7 +28,7 @@ import (
 // goes to the server that has the slot then. If a request in the old lanes is overtaken by one in
 // the new, that is as when a slot moves: an acquire that is granted after its release was answered
 // is released once more. Nothing that is known of the server is kept, so if it comes back, it is
-// met as new. (A Cluster has no epoch that would have to be asked for: see SetGuard.)
+// met as new. (A Cluster has no epoch that would have to be requested: see SetGuard.)
 
 // sweepTime is the time between two reads of the slots of a Cluster whose masters all answer.
 const sweepTime = 30 * time.Second
@@ -51,7 +51,7 @@ func (ro *router) forget(s *Server) {
 	}
 }
 
-// armLocked has sweepNow called when it is due, unless it is under way and will do that.
+// armLocked has sweepNow called when it is due, unless it is in progress and will do that.
 func (ro *router) armLocked() {
 	wait := ro.sweepEvery
 	if ro.soon {

@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// lanesPerServer is how many batches may be under way to one server at once. With
-	// two, the server works on one batch while the answers of the other are handed
-	// out. All requests for one key use the same lane, so they keep their order.
+	// lanesPerServer is how many batches may be in progress to one server at once. With two, the
+	// server works on one batch while the answers of the other are handed out. All requests for one
+	// key use the same lane, so they keep their order.
 	lanesPerServer = 2
 
 	// lanesAlone is that for the only node of a quorum: no other node competes for the
@@ -33,8 +33,8 @@ const (
 	maxQueued = 1 << 17
 )
 
-// A lane is the way to one server for a share of the keys: requests collect in its
-// queue while a batch is under way, then go together as the next batch.
+// A lane is the way to one server for a share of the keys: requests collect in its queue while a
+// batch is in progress, then go together as the next batch.
 //
 // One batch at a time is what keeps the order: a request is written only after every
 // earlier one of the lane was answered, or lost with its connection. So a release needs
@@ -46,7 +46,7 @@ const (
 // a pipelining layer that replays batches on new connections puts an undo before its
 // acquire.
 //
-// What a lane's server is given for its answers is counted from when they were asked for: see watchdog. A
+// What a lane's server is given for its answers is counted from when they were requested: see watchdog. A
 // connection of the lane's own shows when that is.
 //
 // A caller that may block, and finds the lane idle, is a batch of one: it writes and reads
@@ -62,25 +62,25 @@ type lane struct {
 
 	// For the goroutine that made the queue busy.
 	calls         calls
-	epoch         *Epoch        // in which the batch under way asks for votes
+	epoch         *Epoch        // in which the batch in progress asks for votes
 	by            *scripts      // of that epoch
 	strict        bool          // they make the strict check
 	verified      *verification // the last one when it was written
 	asked         time.Time     // when it was about to be written
 	written       time.Time     // when it was
 	lasted        time.Duration // from then to its answer, by the clock that says more
-	cmds          []*redis.Cmd  // of the batch under way, from calls
+	cmds          []*redis.Cmd  // of the batch in progress, from calls
 	all           []redis.Cmder // cmds, and what goes before some of them
 	batchCmd      batchCmd      // instead, if the batch is one command
-	answers       []response    // of the batch under way
-	first         scriptName    // of the first command of the batch under way
+	answers       []response    // of the batch in progress
+	first         scriptName    // of the first command of the batch in progress
 	names         [opBatch + 1]scriptName
 	grantsNothing bool // the node's epoch cannot be had: releases are to grant nothing
 	missed        bool // the script that exchangeNow has just sent was not known
 	long, brief   ctxCache
 }
 
-// flushed is called just before the first byte of the batch under way is written.
+// flushed is called just before the first byte of the batch in progress is written.
 func (l *lane) flushed() {
 	l.written = time.Now()
 	l.begin(l.written)

@@ -1,10 +1,10 @@
 // Package node is one Redis deployment that casts one vote: a standalone server, a
 // Sentinel-managed master or a whole Redis Cluster.
 //
-// A request goes Entry -> lane -> pipeline -> Redis, and its Reply comes back through
-// the Sink that asked. Nothing here waits for a node on behalf of a caller: the quorum
-// above decides when an answer is too late, and this package goes on to find out what
-// became of the request, so that nothing of ours stays behind on the node.
+// A request goes Entry -> lane -> pipeline -> Redis, and its Reply comes back through the Sink that
+// asked. Nothing here waits for a node on behalf of a caller: the quorum above decides when an
+// answer is too late, and this package continues to find out what became of the request, so that
+// nothing of ours stays behind on the node.
 package node
 
 import (
@@ -70,7 +70,7 @@ type Node struct {
 
 	unverified error // see Unverified
 	reported   error // what Verified was called with last
-	reporting  bool  // a call is under way
+	reporting  bool  // a call is in progress
 }
 
 // TransportTime is conn.TransportTimeout, or more where NodeTimeout is so long.
@@ -82,9 +82,9 @@ func (n *Node) closeTime() time.Duration { return CloseTime(n.timeout) }
 // CloseTime is how long Close of a node takes at most.
 func CloseTime(nodeTimeout time.Duration) time.Duration { return max(closeTimeout, 4*nodeTimeout) }
 
-// ExchangeTime bounds one batch from the search for a connection to the last answer: a client
-// may take half a minute to find out that it cannot dial. It is below closeTime, because Close waits
-// for batches that are under way.
+// ExchangeTime bounds one batch from the search for a connection to the last answer: a client may
+// take half a minute to find out that it cannot dial. It is below closeTime, because Close waits for
+// batches that are in progress.
 func (n *Node) ExchangeTime() time.Duration { return n.closeTime() / 8 * 7 }
 
 // New makes a node of a client that somebody else built and will close. What asks for votes has
@@ -197,8 +197,8 @@ func (n *Node) adopt(c *redis.Client) *redis.Client {
 	return c
 }
 
-// disown closes c, which was adopted, on a goroutine of its own that ends with that. What is under way
-// on it ends without an answer.
+// disown closes c, which was adopted, on a goroutine of its own that ends with that. What is in
+// progress on it ends without an answer.
 func (n *Node) disown(c *redis.Client) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -14,7 +14,7 @@ type queue struct {
 	waiting list.List[request, *request]
 	urgent  *request // the last urgent one; nil if there is none
 	n       int
-	busy    bool // a batch is under way: what comes now waits for it
+	busy    bool // a batch is in progress: what comes now waits for it
 	stalled bool // it had no answer in its time: what comes now, and is no release, is refused
 	closed  bool
 }
@@ -84,8 +84,8 @@ func (q *queue) take(batch []*request, limit int) []*request {
 	return batch
 }
 
-// claim makes the queue busy for a request that need not wait in it, and says whether
-// that could be: nothing is under way and nothing waits.
+// claim makes the queue busy for a request that need not wait in it, and says whether that could
+// be: nothing is in progress and nothing waits.
 func (q *queue) claim() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -30,7 +30,7 @@ type Server struct {
 
 	loading  chan struct{}                // has a token while scripts are loaded: a mutex is not held that long
 	loads    atomic.Uint64                // how often they were. Written by who has the token
-	epoch    atomic.Pointer[Epoch]        // in which votes are asked for. Written by who has the token, and before the first request
+	epoch    atomic.Pointer[Epoch]        // in which votes are requested. Written by who has the token, and before the first request
 	verified atomic.Pointer[verification] // the last one
 
 	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from

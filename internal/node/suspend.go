@@ -26,9 +26,9 @@ import (
 // goroutine probes it. An exchange may hang for seconds before it has timed out: during
 // that time a lane takes nothing but releases, which have to come after it.
 //
-// One refused login is enough, although connections that were let in before may go on: as long as some
-// succeed it would never be two in a row. They go on to be used for what is held: refreshes and releases
-// are sent, which are few.
+// One refused login is enough, although connections that were let in before may continue: as long as
+// some succeed it would never be two in a row. They continue to be used for what is held: refreshes and
+// releases are sent, which are few.
 
 // ErrStalled is why a request was not sent to a server whose answers are overdue.
 var ErrStalled = errors.New("not sent: connection stalled, the requests before this one have no answer")
@@ -56,7 +56,7 @@ const probePause = 250 * time.Millisecond
 type suspension struct{ err error }
 
 // allows reports whether r is sent all the same: connections that were let in before logins were refused
-// may go on, and what is held is refreshed on them.
+// may continue, and what is held is refreshed on them.
 func (state *suspension) allows(r *request) bool {
 	return !r.op.votes() && errors.Is(state.err, conn.ErrLogin)
 }
@@ -133,7 +133,7 @@ func (s *Server) judge(err, refused error, began time.Time) {
 
 // failsAgain notes an exchange without an answer that began then, and says whether another one had
 // failed before it began, and none has succeeded since. A server that ends takes what all lanes had
-// under way with it: that is once.
+// in progress with it: that is once.
 func (s *Server) failsAgain(began time.Time) bool {
 	last := s.failed.Swap(int64(s.n.now()))
 	return last != 0 && int64(s.n.at(began)) >= last

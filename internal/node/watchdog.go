@@ -14,7 +14,7 @@ import (
 //
 // A request has its time from when it was written: as long as it waits in the lane's queue, which
 // moves, or for a connection, which has deadlines of its own (see conn.Conn), nobody is late. When
-// the oldest requests under way have had no answer for NodeTimeout, the lane is stalled: its
+// the oldest requests in progress have had no answer for NodeTimeout, the lane is stalled: its
 // requests fail, and so do those that wait behind and those that come, at once; releases wait, and
 // are owed. The first answer ends that. What was asked stays asked: the answers that come then are
 // those of requests that nobody waits for any more, and what they have granted is released (see
@@ -31,13 +31,13 @@ import (
 // come late for the same reason: then the deadline is put off by as much, by conn.MinGrace at least, and by
 // conn.MaxGrace times NodeTimeout in all. That also covers connections of which the kernel cannot be asked.
 //
-// Safety rests on none of this. A late answer is reported as no vote, and the
-// entry is released by the round that sent it, behind what is under way.
+// Safety rests on none of this. A late answer is reported as no vote, and the entry is released by
+// the round that sent it, behind what is in progress.
 type watchdog struct {
 	l *lane
 
 	mu      sync.Mutex // guards what follows. With it only the lane's queue and connection are asked
-	batch   []*request // under way, and not complete; those that were reported as late have no sink any more
+	batch   []*request // in progress, and not complete; those that were reported as late have no sink any more
 	since   time.Time  // when it was written, or before that, when it was begun
 	written bool
 	sent    bool          // a Write of the batch has returned
@@ -167,10 +167,10 @@ func (w *watchdog) putOffLocked(now, at time.Time) bool {
 	return ok
 }
 
-// oursLocked reports whether the batch waits for this process and not for the server: no Write of it
-// has returned, or part of the answer has arrived since. The server may begin an answer and not go on
-// with it, so this holds only until the deadline was put off by conn.MaxGrace times NodeTimeout. Bytes that
-// wait in the socket hold for longer: only this process can read them.
+// oursLocked reports whether the batch waits for this process and not for the server: no Write of it has
+// returned, or part of the answer has arrived since. The server may begin an answer and not continue with
+// it, so this holds only until the deadline was put off by conn.MaxGrace times NodeTimeout. Bytes that wait
+// in the socket hold for longer: only this process can read them.
 func (w *watchdog) oursLocked() bool {
 	c := w.l.conn.Load()
 	if w.put <= conn.MaxGrace*w.l.s.n.timeout && (!w.sent || c != nil && c.ArrivedSince(w.mark)) {
@@ -251,8 +251,8 @@ func (w *watchdog) takeLateLocked(now time.Time) (told []late) {
 	return told
 }
 
-// stallAndUnlock fails those, and all that wait behind. The batch is still under way when the queue
-// is stalled, so the lane has not rested yet, which ends that.
+// stallAndUnlock fails those, and all that wait behind. The batch is still in progress when the
+// queue is stalled, so the lane has not rested yet, which ends that.
 func (w *watchdog) stallAndUnlock(told []late) {
 	w.l.s.n.late.Store(true)
 	refused := w.l.queue.stall()

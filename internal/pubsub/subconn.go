@@ -215,7 +215,7 @@ func (sc *subConn) listen() {
 	}
 }
 
-// take handles one message, and returns the watches whose events are due, and whether to go on.
+// take handles one message, and returns the watches whose events are due, and whether to continue.
 func (sc *subConn) take(msg any, err error) (due []*Watch, ok bool) {
 	subs := sc.sub.subs
 	subs.mu.Lock()

@@ -41,7 +41,7 @@ type Watch struct {
 	at         int     // topic.watches[at] is this one
 	last       Kind    // Subscribed or Unsubscribed, whichever was appended to events last; 0 before
 	events     []Event // to be delivered, in order
-	delivering bool    // a goroutine does so, and goes on until events is empty
+	delivering bool    // a goroutine does so, and continues until events is empty
 }
 
 // Watch has l receive what is published on a channel, until Stop: messages that begin with name and a
@@ -80,7 +80,7 @@ func (subs *Subscriptions) Watch(channel, name string, i int, l Listener) (w *Wa
 	return w, true
 }
 
-// Stop ends the watch. It never blocks. An OnEvent that is under way on another goroutine, or was
+// Stop ends the watch. It never blocks. An OnEvent that is in progress on another goroutine, or was
 // just about to be called there, may still run after Stop has returned: one at most. None begins
 // after that one, and none at all if OnEvent itself has called Stop. Calls after the first do
 // nothing.

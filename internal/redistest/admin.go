@@ -141,7 +141,7 @@ func (s *Server) WaitUp(tb testing.TB) {
 	}
 }
 
-// answeringPid pings whoever serves the port and returns its process id.
+// answeringPid pings the one that serves the port and returns its process id.
 func (s *Server) answeringPid(ctx context.Context) (pid int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

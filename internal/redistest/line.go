@@ -73,7 +73,7 @@ func (l *line) breakOff(err error) {
 	}
 }
 
-// hold stops the line, end included, or lets it go on.
+// hold stops the line, end included, or lets it continue.
 func (l *line) hold(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,7 +81,7 @@ func (l *line) hold(on bool) {
 	l.changedLocked()
 }
 
-// setDeadline makes read fail with os.ErrDeadlineExceeded from t on; also one under way.
+// setDeadline makes read fail with os.ErrDeadlineExceeded from t on; also one in progress.
 func (l *line) setDeadline(t time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,7 +129,7 @@ func (l *line) readNowLocked(p []byte) (int, error) {
 	head := &l.pieces[0]
 	n := copy(p, head.data)
 	if head.data = head.data[n:]; len(head.data) == 0 {
-		l.pieces[0] = piece{} // let go of the bytes
+		l.pieces[0] = piece{} // released the bytes
 		l.pieces = l.pieces[1:]
 	}
 	return n, nil

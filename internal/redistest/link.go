@@ -117,8 +117,8 @@ func (k *link) sendUp() {
 	_ = k.target.CloseWrite()
 }
 
-// sendDown forwards the replies. When the client is gone it goes on taking them, so that
-// the target is not disturbed in executing what is left.
+// sendDown forwards the replies. When the client is gone it continues taking them, so that the
+// target is not disturbed in executing what is left.
 func (k *link) sendDown() {
 	buf := make([]byte, chunkSize)
 	lost, gone := false, false

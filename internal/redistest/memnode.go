@@ -163,9 +163,9 @@ func (n *MemNode) Cut() {
 	}
 }
 
-// Stall stops the node, as SIGSTOP does, or lets it go on: connects and requests are still
-// accepted but nothing is answered. Afterwards the node executes what came in
-// meanwhile, also for clients that have given up.
+// Stall stops the node, as SIGSTOP does, or lets it continue: connects and requests are still
+// accepted but nothing is answered. Afterwards the node executes what came in meanwhile, also for
+// clients that have given up.
 func (n *MemNode) Stall(on bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

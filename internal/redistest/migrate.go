@@ -8,7 +8,7 @@ import (
 // Moving a slot takes three steps, and a client sees a different answer in each:
 //
 //   - SetMigrating. From then on a key that the old master does not hold is answered by
-//     ASK; the new master answers MOVED to whoever does not say ASKING first.
+//     ASK; the new master answers MOVED to the one that does not say ASKING first.
 //   - MigrateKeys moves some of the keys. A command with several keys of which only
 //     some are there is answered by TRYAGAIN, on either side.
 //   - FinishMigration moves the rest and tells everybody. From then on the old master

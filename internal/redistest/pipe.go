@@ -14,7 +14,7 @@ import (
 // writes a long pipeline and a server that answers its first commands wait for each
 // other for ever.
 //
-// It stays usable inside a testing/synctest bubble: whoever waits, waits on a channel or a
+// It stays usable inside a testing/synctest bubble: the one that waits, waits on a channel or a
 // timer of the bubble.
 type pipe struct {
 	client, server *pipeEnd

@@ -26,7 +26,7 @@ type Proxy struct {
 	port   *port
 	fail   func(error) // reports the error of a method that a test may call without looking at its result
 	ctx    context.Context
-	cancel context.CancelFunc // gives up dials under way
+	cancel context.CancelFunc // gives up dials in progress
 	wg     sync.WaitGroup     // the accept loop and all connections
 
 	accepted, up, down atomic.Int64
@@ -103,8 +103,8 @@ func (p *Proxy) SetDelay(d time.Duration) { p.set(func(f *faults) { f.delay = d 
 // succeed, and the end of a connection does not get through either.
 func (p *Proxy) BlackHole(on bool) { p.set(func(f *faults) { f.blackHole = on }) }
 
-// DropReplies begins or ends swallowing replies while requests still get through: the
-// target does what it is asked, and the client never hears of it.
+// DropReplies begins or ends swallowing replies while requests still get through: the target does
+// what it is asked, and the client never learns of it.
 func (p *Proxy) DropReplies(on bool) { p.set(func(f *faults) { f.dropReplies = on }) }
 
 // CutReplies lets n more bytes of reply through, counted over all connections, and then

@@ -9,7 +9,7 @@ import (
 	"github.com/alicebob/miniredis/v2/server"
 )
 
-// scriptLoads answers SCRIPT LOAD for a script that the node has. miniredis parses it anew each
+// scriptLoads answers SCRIPT LOAD for a script that the node has. miniredis parses it again each
 // time, and a client loads its scripts whenever it is not sure that a node has them: the parser took
 // most of the processor time of tests in virtual time.
 //

@@ -234,14 +234,14 @@ func (s *Server) Restart() error {
 	})
 }
 
-// Stop freezes the process with SIGSTOP and returns when it has stopped. The kernel goes on
-// accepting connections and requests in its name; nothing is answered until Cont, and
-// then what came in meanwhile is executed, also for clients that have given up.
+// Stop freezes the process with SIGSTOP and returns when it has stopped. The kernel continues
+// accepting connections and requests in its name; nothing is answered until Cont, and then what
+// came in meanwhile is executed, also for clients that have given up.
 func (s *Server) Stop() error {
 	return s.change("stop", func() error { return s.proc.Stop() })
 }
 
-// Cont lets a stopped process go on (SIGCONT).
+// Cont lets a stopped process continue (SIGCONT).
 func (s *Server) Cont() error {
 	return s.change("continue", func() error { return s.proc.Cont() })
 }

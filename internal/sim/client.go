@@ -15,12 +15,11 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// A client is one process: a flightlock.Client over connections of its own, and workers
-// that lock. While it is paused, as by a garbage collector or a hypervisor, its workers do
-// nothing, nothing that it writes leaves it, nothing arrives, and the library's timers do not
-// go off. Those of contexts, of sockets and of channels do, on time: no goroutine of a bubble
-// can be kept from running while others go on. They end an exchange, or send something, which
-// then waits.
+// A client is one process: a flightlock.Client over connections of its own, and workers that lock.
+// While it is paused, as by a garbage collector or a hypervisor, its workers do nothing, nothing
+// that it writes leaves it, nothing arrives, and the library's timers do not go off. Those of
+// contexts, of sockets and of channels do, on time: no goroutine of a bubble can be kept from
+// running while others continue. They end an exchange, or send something, which then waits.
 type client struct {
 	w       *world
 	id      int
@@ -31,7 +30,7 @@ type client struct {
 	conns   []*conn // in the order in which they were made
 
 	paused bool
-	late   int      // timers that are to go off because it goes on
+	late   int      // timers that are to go off because it continues
 	unsent []func() // written during the pause
 	held   []func() // arrived during the pause
 
@@ -78,7 +77,7 @@ func (w *world) addClient() *client {
 	return c
 }
 
-// pause stops the process, or lets it go on.
+// pause stops the process, or lets it continue.
 func (c *client) pause(on bool) {
 	if c.paused == on || c.crashed {
 		return

@@ -32,7 +32,7 @@ func (w *world) link(client, server int) *link {
 // calm is the latency without faults: a lock with a short ttl can be acquired then.
 const calm = 200 * time.Microsecond
 
-// delay is how long something is under way on a connection.
+// delay is how long something is in progress on a connection.
 func (k *conn) delay() time.Duration {
 	p := k.w.plan
 	if k.w.healed {
@@ -57,9 +57,9 @@ type conn struct {
 	chance *rand.Rand // of its delays
 
 	// The loop's own.
-	up, down []func()        // under way, in order
+	up, down []func()        // in progress, in order
 	open     bool            // the server reads what arrives
-	late     bool            // the client's end is closed; what is under way still arrives
+	late     bool            // the client's end is closed; what is in progress still arrives
 	input    []byte          // arrived at the server and not executed yet
 	ended    bool            // and nothing comes after that
 	channels map[string]bool // subscribed to
@@ -170,7 +170,7 @@ func (w *world) deliverHeld(held []func()) {
 	}
 }
 
-// cut stops a link, or lets it go on.
+// cut stops a link, or lets it continue.
 func (w *world) cut(l *link, up, down bool) {
 	l.up, l.down = up, down
 	held := l.held
@@ -297,8 +297,8 @@ func (k *conn) gone() {
 	k.client.conns = slices.DeleteFunc(k.client.conns, func(c *conn) bool { return c == k })
 }
 
-// reset closes the connection at both ends. If late, the server executes what is under way
-// before it learns of that.
+// reset closes the connection at both ends. If late, the server executes what is in progress before
+// it learns of that.
 func (k *conn) reset(late bool) {
 	k.w.logf("reset  %v late=%v", k, late)
 	k.gone()

@@ -10,9 +10,9 @@ import (
 )
 
 // timers are those of one process, as far as the library sets them with clock.AfterFunc: the
-// deadlines of rounds, the alarms of flights, the patience of waiters, due refreshes, debts.
-// While the process is paused, none goes off; when it goes on, all that were due do, one
-// after the other, as those of a real process that was stopped.
+// deadlines of rounds, the alarms of flights, the patience of waiters, due refreshes, debts. While
+// the process is paused, none goes off; when it continues, all that were due do, one after the
+// other, as those of a real process that was stopped.
 //
 // A process is known by a label that all its goroutines carry, for they inherit it.
 type timers struct {
@@ -21,7 +21,7 @@ type timers struct {
 	due     []func() // meanwhile
 }
 
-// fire calls f now, or when the process goes on.
+// fire calls f now, or when the process continues.
 func (ts *timers) fire(f func()) {
 	ts.mu.Lock()
 	if ts.stopped {

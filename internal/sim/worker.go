@@ -19,7 +19,7 @@ type worker struct {
 	calls chan func()
 	dead  bool
 
-	busy   bool               // an operation is under way, from the acquire until its lock is over
+	busy   bool               // an operation is in progress, from the acquire until its lock is over
 	op     operation          // which
 	cancel context.CancelFunc // of its ctx
 	hold   *hold              // its lock
@@ -64,7 +64,7 @@ func (k *worker) do(call, after func()) {
 	}
 }
 
-// later goes on in a while.
+// later continues in a while.
 func (k *worker) later(do func()) {
 	k.wait(between(k.c.w.app, time.Microsecond, 20*time.Millisecond), do)
 }
@@ -121,7 +121,7 @@ func (k *worker) next() {
 	}, func() { k.answered(l, err) })
 }
 
-// cancelAfter ends the operation's ctx after that time, or when the process goes on.
+// cancelAfter ends the operation's ctx after that time, or when the process continues.
 func (k *worker) cancelAfter(d time.Duration) {
 	cancel := k.cancel
 	k.op.endless = false
@@ -184,7 +184,7 @@ func (p pace) Next(attempt int) (time.Duration, bool) {
 // Traits says that the strategy never gives up.
 func (p pace) Traits() flight.Traits { return flight.Endless | flight.Quick }
 
-// answered goes on when the call that wants the lock has returned.
+// answered continues when the call that wants the lock has returned.
 func (k *worker) answered(l *flightlock.Lock, err error) {
 	w := k.c.w
 	if err != nil {

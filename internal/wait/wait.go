@@ -4,7 +4,7 @@ package wait
 import "context"
 
 // For calls f and returns when f does, with nil, or with ctx's error when that has ended before.
-// Then f goes on, on a goroutine that ends with it.
+// Then f continues, on a goroutine that ends with it.
 func For(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	go func() {
