@@ -131,8 +131,8 @@ var mutations = []mutation{
 	{
 		name: "a node's epoch need not be established for its votes to count",
 		file: "internal/quorum/quarantine.go",
-		old:  "	return e.State == node.EpochKept || ",
-		new:  "	return true || ",
+		old:  "	return e.State == node.EpochKept || now != nil",
+		new:  "	return true || now != nil",
 	},
 	{
 		name: "a node that has just lost its data confirms refreshes",
