@@ -135,8 +135,8 @@ func Wrap[A, R any](c *Client, ttl time.Duration, retry RetryStrategy, key func(
 // how long it is held. Under a ctx that never ends, an fn that hangs holds the lock forever, so the
 // locks held longest are made visible: in Stats, in the metrics, and in the log after an hour.
 //
-// Most calls of Do end before their first refresh is due, and cost nothing for that: a lock is
-// listed when its first refresh is due, so a younger lock is not visible.
+// Most calls of Do end before their first refresh is due, and have no cost for that: a lock is listed
+// when its first refresh is due, so a younger lock is not visible.
 //
 //	unlisted --first refresh--> listed --Do ends--> ended
 //	   +------------------------Do ends--------------->

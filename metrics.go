@@ -13,10 +13,10 @@ import (
 )
 
 // metrics are registered with Options.Registerer for one Client; docs/metrics.md describes each of
-// them. The counters of Stats are read at each scrape and cost nothing before. Apart from these, a
-// lock that is handed over makes one observation, on the goroutine that received it; a remote
-// attempt makes one more, and an exchange with a node one. No label contains a lock key: keys come
-// and go, and each would remain as a time series.
+// them. The counters of Stats are read only at a scrape. Apart from these, a lock that is handed over
+// makes one observation, on the goroutine that received it; a remote attempt makes one more, and an
+// exchange with a node one. No label contains a lock key: keys come and go, and each would remain as a
+// time series.
 type metrics struct {
 	c   *Client
 	reg prometheus.Registerer

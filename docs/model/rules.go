@@ -31,8 +31,8 @@ func all() rules {
 	}
 }
 
-// faults are what may happen in a world, in its first part. After that all is well, and each that waits is
-// served.
+// faults are what may happen in a world, in its first part. After that there are no faults, and every
+// waiter must be served.
 type faults struct {
 	loss     bool // requests, answers and messages
 	late     bool // requests that are executed long after their connection has died

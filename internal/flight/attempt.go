@@ -166,7 +166,7 @@ func (f *flight) attemptNowLocked() {
 	f.wakeDriverLocked()
 }
 
-// tryLocked is attemptNowLocked, but those who may need the key no more look first.
+// tryLocked is attemptNowLocked, except that callers that may no longer need the key look first.
 func (f *flight) tryLocked() {
 	f.tellLookersLocked()
 	f.attemptNowLocked()
@@ -189,7 +189,7 @@ func (t *Ticket) tellToLookLocked() {
 	t.wakeLocked()
 }
 
-// turnAwayFastLocked ends the wait of all who fail fast, if an attempt or a refresh has failed
+// turnAwayFastLocked ends the wait of all callers that fail fast, if an attempt or a refresh has failed
 // because too few nodes can be reached.
 func (f *flight) turnAwayFastLocked(why *quorum.Failure) {
 	if why.Away && f.fast > 0 {

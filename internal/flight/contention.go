@@ -9,19 +9,19 @@ import (
 
 // How a flight waits for other processes, and lets them have their turn.
 
-// contention is what a flight knows of its rivals: the flights of other processes, and the Lock
-// calls, that want the same key. A flight has none until it meets the first, or expects to.
+// contention is a flight's state about its rivals: the flights of other processes, and the Lock calls,
+// that want the same key. A flight has none until it finds the first rival, or expects one.
 //
-// While nobody else wants the key, its lease goes from waiter to waiter for nothing. Once per slice
-// the flight checks, with the refresh that it makes anyway, whether anybody waits elsewhere. If so,
-// the release that ends the slice makes the next turn the rival's that waits longest, and this
-// flight goes to the end of those who wait. If the rival has made an offer (see offered), the
-// release makes the key the rival's lease in the same step. Otherwise a turn is the key itself,
-// kept on the nodes for a moment in the rival's name: nobody else can take it, the rival is
-// notified, and it finds its turn too if the notice is lost. So P flights share the key in turns,
-// each slice long, in the order in which they came, and each has the time to serve its queue. A
-// rival that has died costs the others nothing, once the nodes have closed its connections; one
-// that is paused costs them one turn, or the span of its offer.
+// While no other process wants the key, the lease passes from waiter to waiter at no cost. Once per
+// slice the flight checks, with the refresh that it makes anyway, whether anybody waits elsewhere. If
+// so, the release that ends the slice makes the next turn the rival's that waits longest, and this
+// flight goes to the end of those who wait. If the rival has made an offer (see offered), the release
+// makes the key the rival's lease in the same step. Otherwise a turn is the key itself, kept on the
+// nodes for a moment in the rival's name: nobody else can take it, the rival is notified, and it finds
+// its turn too if the notice is lost. So P flights share the key in turns, each slice long, in the
+// order in which they came, and each has the time to serve its queue. A rival that has died costs the
+// others nothing, once the nodes have closed its connections; one that is paused costs them one turn,
+// or the span of its offer.
 //
 // What failed, by model or on real processes:
 //
@@ -32,7 +32,7 @@ import (
 //   - One flag per key, "somebody waits": two that yield clear each other's flag and wait
 //     for one another; a flag of a dead process idles the key.
 //   - Each node names its own next: they disagree, nobody has a majority, and the turns run
-//     out. So the one who yields names one rival for all nodes; only a release without a
+//     out. So a release that yields names one rival for all nodes; only a release without a
 //     check leaves it to the nodes, whose orders are nearly always the same.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until

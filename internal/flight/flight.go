@@ -29,7 +29,7 @@ import (
 //   - The attempt belongs to the flight, not to the caller that makes it. It is canceled
 //     when the last waiter has left.
 //   - No attempt begins, and the flight does not die, before the release of the lease was
-//     sent: the next attempt would meet this process's own entry.
+//     sent: the next attempt would find this process's own entry.
 //
 // Callers that wait make the attempts, on their own goroutines: see Group.acquire. A goroutine
 // per flight would cost two context switches per lock; a channel as the queue is not FIFO under
@@ -109,7 +109,7 @@ const (
 	dead                   // nothing of all this; the next caller makes a new flight
 )
 
-// backoff is what a flight knows of attempts that failed.
+// backoff is a flight's state about attempts that failed.
 type backoff struct {
 	last         *quorum.Failure // outcome of the last one; nil: there was none, but a release
 	failedAt     time.Time       // when it failed, or the lease was given away
@@ -130,7 +130,7 @@ type backoff struct {
 // judged reports whether the head's strategy has answered.
 func (f *flight) judged() bool { return f.backoff == nil || !f.backoff.unjudged }
 
-// sawHolder follows when an attempt has met holder; or "", when an event has said that the last one has
+// sawHolder records that an attempt found holder; or "", when an event reported that the last one has
 // released the key.
 func (b *backoff) sawHolder(holder string) {
 	if b.holder != "" && b.holder != holder {
@@ -139,7 +139,7 @@ func (b *backoff) sawHolder(holder string) {
 	b.holder = holder
 }
 
-// ensureBackoffLocked is what f knows of failed attempts, from now on.
+// ensureBackoffLocked returns f's state about failed attempts, and makes it if there is none.
 func (f *flight) ensureBackoffLocked() *backoff {
 	if f.backoff == nil {
 		f.backoff = &backoff{}
@@ -397,7 +397,7 @@ func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 
 // leftLocked follows that waiters have left. next is whom the lease would have gone to before. If that
 // was one of them, it may have been about to act, so the driver looks at what is due; so it does if
-// nobody's strategy paces the flight now. An attempt that nobody waits for is canceled.
+// nobody's strategy paces the flight now. An attempt for which nobody waits is canceled.
 func (f *flight) leftLocked(next *Ticket) {
 	switch {
 	case f.n > 0:
@@ -423,7 +423,7 @@ func (f *flight) dieLocked() {
 
 // The queue.
 
-// head is who waits for longest, nil if nobody waits. Its strategy paces the flight.
+// head is the Ticket that has waited longest, nil if nobody waits. Its strategy paces the flight.
 func (f *flight) head() *Ticket { return f.queue.Front() }
 
 func (f *flight) pushLocked(t *Ticket) {

@@ -43,8 +43,8 @@ type Lease interface {
 	// Settle says that the lease will be held for long: what it keeps ready for its release is
 	// not worth the memory.
 	Settle()
-	// Release releases the lease; by gets the outcome. If there is a rival, the next turn is its,
-	// and the flight's contender waits again. All who wait for the key elsewhere get the news.
+	// Release releases the lease; by gets the outcome. If there is a rival, the next turn is its, and the
+	// flight's contender waits again. All that wait for the key elsewhere are notified of the event.
 	Release(inline bool, rival string, news quorum.News, by quorum.Releaser)
 }
 
@@ -114,7 +114,7 @@ type Config struct {
 	MaxRetained int           // leases at once; 0: none is retained
 }
 
-// shards spreads the keys over mutexes, so that distinct keys do not meet.
+// shards spreads the keys over mutexes, so that distinct keys do not contend.
 const shards = 64
 
 // Group is all flights of one client. It is safe for concurrent use.
@@ -155,7 +155,7 @@ func (r releaseOutcome) Released(f *quorum.Failure) { r <- f }
 
 func (r releaseOutcome) wait() *quorum.Failure { return <-r }
 
-// ignored is for releases that nobody waits for.
+// ignored is for releases for which nobody waits.
 type ignored struct{}
 
 func (ignored) Released(*quorum.Failure) {}
@@ -262,7 +262,7 @@ func (g *Group) private(key string) *flight {
 	return f
 }
 
-// remove forgets a flight that has died. The caller holds f.mu.
+// remove deletes a flight that has died. The caller holds f.mu.
 func (g *Group) remove(f *flight) {
 	sh := f.shard()
 	sh.lastHit.CompareAndSwap(f, nil)

@@ -123,8 +123,8 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 	f.refreshRequests = nil
 }
 
-// countLossLocked counts and reports a loss. A Ticket that nobody has refreshed, and whose end
-// nobody waits for, was meant to end by its ttl: that it does is no loss.
+// countLossLocked counts and reports a loss. The end of a Ticket that was never refreshed, and for
+// whose end nobody waits, is no loss: it was meant to end by its ttl.
 func (f *flight) countLossLocked(t *Ticket, why error) {
 	counts := &f.shard().counts
 	if !t.relied && why == f.g.expired { //nolint:errorlint // it, and nothing that says more
@@ -137,7 +137,7 @@ func (f *flight) countLossLocked(t *Ticket, why error) {
 	}
 }
 
-// releaseLocked releases the lease. Those who wait contend again after that, with those who come
+// releaseLocked releases the lease. The waiters contend again after that, with those who come
 // meanwhile.
 func (f *flight) releaseLocked() { f.releaseToLocked("") }
 

@@ -213,7 +213,7 @@ func (t *Ticket) moveLocked(until, limit time.Time) { t.until, t.extension = unt
 // limitLocked is how far they may.
 func (t *Ticket) limitLocked() time.Time { return t.until.Add(t.extension) }
 
-// TTL is what t was requested with.
+// TTL is the ttl with which t was requested.
 func (t *Ticket) TTL() time.Duration { return t.ttl }
 
 // Refresh gives t its full ttl again and calls done once, with nil or the reason why not;

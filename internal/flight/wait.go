@@ -285,8 +285,9 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 	}
 }
 
-// stepLocked is what t's caller has to do, whose wait has not ended: look, if it was told to; what is
-// due, if it is the driver and nothing is in progress; else wait, for as long as its strategy would.
+// stepLocked returns what t's caller has to do, whose wait has not ended: look, if it was notified;
+// what is due, if it is the driver and nothing is in progress; else wait, for as long as its strategy
+// would.
 func (f *flight) stepLocked(t *Ticket) step {
 	switch {
 	case t.waiter.mustLook:
@@ -460,11 +461,10 @@ func (f *flight) lookWhether(ctx context.Context, t *Ticket) (needless bool) {
 	return needless
 }
 
-// askStrategy asks t's strategy about a failure: that of the last attempt, or, if an attempt is
-// not due yet, one that t would have met by now. Where it gives up, t is refused; the next
-// caller then asks its own strategy about the same failure, which was the whole queue's. But one
-// that gives up without an attempt makes a last one first: the key may have been held by a client
-// that does not notify.
+// askStrategy asks t's strategy about a failure: that of the last attempt, or, if an attempt is not due
+// yet, one that t would have had by now. Where it gives up, t is refused; the next caller then asks its
+// own strategy about the same failure, which was the whole queue's. But one that gives up without an
+// attempt makes a last one first: the key may have been held by a client that does not notify.
 func (f *flight) askStrategy(ctx context.Context, t *Ticket) step {
 	w, now, goesOn := t.waiter, clock.Now(), false
 	f.userCode(t, func() { goesOn = w.goOn(now) })
@@ -509,8 +509,8 @@ func (f *flight) askAhead(ctx context.Context, t *Ticket) step {
 
 // Strategies. All of this is on the caller's goroutine.
 
-// goOn asks w's strategy about a failure that is met now, and says whether w continues. One that is
-// met ahead of its time does not count.
+// goOn asks w's strategy about a failure that has occurred now, and reports whether w continues. A
+// failure that is asked about ahead of its time does not count.
 func (w *waiter) goOn(now time.Time) bool {
 	if w.last {
 		return false
@@ -529,7 +529,7 @@ func (w *waiter) goOn(now time.Time) bool {
 	return ok
 }
 
-// plan finds out how long w, which comes to others, would continue against Redis.
+// plan finds out how long w, which queues behind others, would continue if it contended in Redis.
 func (w *waiter) plan(now time.Time) {
 	w.simulated, w.nextTry = true, now // as if it asked Redis now, and found the key taken
 	w.planGiveUp(now)
@@ -555,8 +555,8 @@ func (w *waiter) startPacing(now time.Time) {
 	}
 }
 
-// countPastFailures counts the failures that w would have met by now, had it asked Redis itself
-// since it came. It would have met fewer if its strategy takes its time.
+// countPastFailures counts the failures that w would have had by now if it had contended in Redis since
+// it arrived. It would have had fewer if its strategy is slow.
 func (w *waiter) countPastFailures(now time.Time) {
 	for began := clock.Now(); !w.nextTry.After(now); {
 		n := more(w.failures, 1)
@@ -574,7 +574,7 @@ func (w *waiter) countPastFailures(now time.Time) {
 }
 
 // planGiveUp sets when w's strategy gives up if each attempt against Redis fails, or when to look
-// further. A strategy that takes its time is not asked far ahead.
+// further. A slow strategy is not asked far ahead.
 func (w *waiter) planGiveUp(now time.Time) {
 	wait := w.nextTry.Sub(now)
 	w.givesUp = false

@@ -40,7 +40,7 @@ func (n *scriptName) MarshalBinary() ([]byte, error) {
 	return n.l.by.names[n.op], nil
 }
 
-// String is for who logs commands.
+// String is for hooks that log commands.
 func (n *scriptName) String() string { return n.op.String() }
 
 // maxArgs is the length of the longest command for one request.
@@ -92,7 +92,7 @@ func (cs *calls) at(i int) *call {
 	return (*cs)[i]
 }
 
-// forget releases what the first n commands were about.
+// forget drops the references to what the first n commands were about.
 func (cs *calls) forget(n int) {
 	for _, c := range (*cs)[:min(n, len(*cs))] {
 		clear(c.args[:])
@@ -182,7 +182,7 @@ func (t *batchCmd) groupFirst(batch []*request) (n int) {
 	return n
 }
 
-// forget releases what the last command was about.
+// forget drops the references to what the last command was about.
 func (t *batchCmd) forget() {
 	clear(t.args)
 	t.args = t.args[:0]

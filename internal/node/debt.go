@@ -9,15 +9,15 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// maxDebts bounds the memory that a dead node can cost. Past it a release that gets no
-// answer is forgotten, and the key lives its ttl.
+// maxDebts limits the memory that a dead node can cost. Past it a release that gets no answer is
+// dropped, and the key stays until its ttl ends.
 const maxDebts = 1 << 16
 
 // debtSpread is below what anybody could notice.
 const debtSpread = 100 * time.Microsecond
 
-// debts are the releases still owed to one node: each entry whose release had no answer,
-// or whose answer leaves it indeterminate, with the timer that will send the release again.
+// debts are the releases that one node has not acknowledged: each entry whose release had no answer, or
+// whose answer leaves it indeterminate, with the timer that will send the release again.
 type debts struct {
 	mu     sync.Mutex // guards what follows
 	open   map[*Entry]*time.Timer
@@ -46,8 +46,8 @@ func (d *debts) owe(e *Entry, due time.Duration) {
 	})
 }
 
-// hurry sends all releases that are owed now: the node answers again, and what others wait
-// for may be behind one of them.
+// hurry sends all debts now: the node answers again, and what others wait for may be behind one of
+// them.
 func (d *debts) hurry() {
 	d.mu.Lock()
 	all := make([]*Entry, 0, len(d.open))

@@ -15,8 +15,8 @@ type Sink interface {
 	Answer(i int, rep Reply)
 }
 
-// An Entry is what one lease has to do with one node: what was asked of the node in the
-// lease's name, and what the node may still hold or still execute of it.
+// An Entry is the state of one lease on one node: what was requested from the node in the lease's name,
+// and what the node may still hold or still execute of it.
 //
 //	               Acquire, Repair              Granted, error, lost
 //	empty ------------------------> creating ----------------------> present
@@ -63,11 +63,11 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i)
 // Node is the node that e is about.
 func (e *Entry) Node() *Node { return e.n }
 
-// Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer
-// from when the request was written; how long it waits for that is nobody's fault. It is not
-// written any more once the attempt has begun longer than ttl ago. inline says that the calling
-// goroutine may block for NodeTimeout and may receive the answer before Acquire returns. buf is
-// where the request is to live, new, or that of a Release that has come first.
+// Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer from
+// when the request was written; the time that it waits for that does not count. It is not written any
+// more once the attempt has begun longer than ttl ago. inline says that the calling goroutine may block
+// for NodeTimeout and may receive the answer before Acquire returns. buf is where the request is to
+// live, new, or that of a Release that has come first.
 func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration, inline bool) {
 	r := &buf.request
 	e.mu.Lock()
@@ -102,10 +102,10 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
 	}, false)
 }
 
-// releaseAgain is the request for a release that is owed. The one that was to be its rival, and
-// whatever its contender wanted, is past. It passes the turn on even if it undoes a lost
-// attempt: what it finds by now may have been granted long after that was lost, and others
-// wait for its holder's message.
+// releaseAgain is the request for a release that is owed. The contender that was to be its rival, and
+// whatever its contender wanted, is past. It passes the turn on even if it undoes a lost attempt: what
+// it finds by now may have been granted long after that was lost, and others wait for its holder's
+// message.
 func (e *Entry) releaseAgain() *request {
 	p := &TurnPass{}
 	if e.t.prepared() {
@@ -197,8 +197,8 @@ func (e *Entry) sendAndUnlock(r *request, create bool) {
 	e.n.route(r)
 }
 
-// completed moves the entry on: r has ended with rep. It reports whether a release is owed
-// still, and from when on.
+// completed updates the entry: r has ended with rep. It reports whether a release is still due still,
+// and from when on.
 func (e *Entry) completed(r *request, rep Reply, how delivery) (due time.Duration, owed bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -17,11 +17,12 @@ import (
 //	one strike --not named--> dropped
 //	one strike --named--> named
 //
-// The slots are read soon after a server did not answer, and every sweepTime: a server that lost its slots
-// may never be asked again. Without a failure it takes two reads, because a member that is cut off from the
-// others reports old slots, and any of them may be the one that is asked. A Cluster that cannot be read
-// names whom it named before, so nobody is dropped for that. A master that the Cluster did not name when
-// it was met, because it was to have its first slot, is dropped only if it does not answer.
+// The slots are read soon after a server did not answer, and every sweepTime: a server that lost its
+// slots may never be asked again. Without a failure it takes two reads, because a member that is cut
+// off from the others reports old slots, and any of them may be the one that is asked. A Cluster that
+// cannot be read names the masters that it named before, so none is dropped for that. A master that the
+// Cluster did not name when it was found, because it was to have its first slot, is dropped only if it
+// does not answer.
 //
 // To drop a master that lives is safe, too. A lock is in no server's lanes, but in its Entry: what
 // was in the lanes is written or fails; what had no answer is indeterminate, and the debt for it

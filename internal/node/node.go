@@ -129,7 +129,7 @@ func (n *Node) Rename(name string) { n.name = name }
 // Commands is how many requests were written to the node so far, of all kinds.
 func (n *Node) Commands() uint64 { return n.commands.Load() }
 
-// Debts is how many releases are owed to the node just now.
+// Debts returns how many releases the node has not acknowledged yet.
 func (n *Node) Debts() int { return n.debts.count() }
 
 // LastErr is the last transport error, nil once the node has answered since. It is
@@ -144,7 +144,7 @@ func (n *Node) LastErr() error {
 // next one will hardly be sooner. Of a Cluster it is the last answer of any of its masters.
 func (n *Node) Late() bool { return n.late.Load() }
 
-// heard notes how a batch went.
+// heard records how a batch went.
 func (n *Node) heard(err error) {
 	n.mu.Lock()
 	n.lastErr = err

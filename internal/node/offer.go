@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// An Offer is what a contender lets others do for it: the one that releases the key may make it the
-// offer's, with that block of tokens, in the same atomic step, so that the contender has a node's vote
-// without having requested it at that time. It goes to the nodes with the contender's acquires, each
-// time with the number of the poll, and comes back with the vote (see lua/release.lua).
+// An Offer allows others to grant the key to a contender: a release may make the key the offer's, with
+// that block of tokens, in the same atomic step, so that the contender has a node's vote without a
+// request of its own at that time. It goes to the nodes with the contender's acquires, each time with
+// the number of the poll, and comes back with the vote (see lua/release.lua).
 //
 // The owner of an offer is that of a lease of its own, which is released as any other. A node may grant an
 // offer at any time after the request with it was sent, even when the lease has been released: the message
