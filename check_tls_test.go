@@ -29,7 +29,9 @@ func TestCheckOfTLS(t *testing.T) {
 	tlsServer := func(args ...string) (addr string, s *redistest.Server) {
 		addr = redistest.RefusedAddr(t)
 		_, port, _ := net.SplitHostPort(addr)
-		return addr, redistest.StartServer(t, append([]string{"--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert}, args...)...)
+		return addr, redistest.StartServer(t,
+			append([]string{"--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert},
+				args...)...)
 	}
 	addr, server := tlsServer("--tls-auth-clients", "no")
 	_, port, _ := net.SplitHostPort(addr)
@@ -44,11 +46,15 @@ func TestCheckOfTLS(t *testing.T) {
 		node string
 		says []string
 	}{
-		"an unknown authority":        {mustOpen(t, patient, "rediss://"+addr), addr, []string{"certificate", "SSL_CERT_FILE", "RootCAs"}},
-		"another name":                {newClient(t, patient, over("localhost:"+port, &tls.Config{RootCAs: ca})), "localhost:" + port, []string{"ServerName"}},
-		"no TLS here, TLS there":      {mustOpen(t, patient, "redis://"+addr), addr, []string{"rediss://"}},
-		"TLS here, no TLS there":      {mustOpen(t, patient, "rediss://"+server.Addr()), server.Addr(), []string{"redis://", "--tls"}},
-		"a client's certificate, too": {newClient(t, patient, over(mutual, &tls.Config{RootCAs: ca})), mutual, []string{"TLSConfig.Certificates"}},
+		"an unknown authority": {mustOpen(t, patient, "rediss://"+addr), addr,
+			[]string{"certificate", "SSL_CERT_FILE", "RootCAs"}},
+		"another name": {newClient(t, patient, over("localhost:"+port, &tls.Config{RootCAs: ca})),
+			"localhost:" + port, []string{"ServerName"}},
+		"no TLS here, TLS there": {mustOpen(t, patient, "redis://"+addr), addr, []string{"rediss://"}},
+		"TLS here, no TLS there": {mustOpen(t, patient, "rediss://"+server.Addr()), server.Addr(),
+			[]string{"redis://", "--tls"}},
+		"a client's certificate, too": {newClient(t, patient, over(mutual, &tls.Config{RootCAs: ca})), mutual,
+			[]string{"TLSConfig.Certificates"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for i := range 2 { // the second time it may be suspended
@@ -76,7 +82,8 @@ func TestCommandsOfCheck(t *testing.T) {
 	_, cert, key := redistest.Certificates(t)
 	addr := redistest.RefusedAddr(t)
 	_, port, _ := net.SplitHostPort(addr)
-	s := redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no", "--maxmemory-policy", "allkeys-lru")
+	s := redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key,
+		"--tls-auth-clients", "no", "--maxmemory-policy", "allkeys-lru")
 	s.Do(t, "ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all")
 	s.Do(t, "CONFIG", "SET", "maxmemory", "100mb")
 	s.Do(t, "ACL", "SETUSER", "default", "nopass")
@@ -105,9 +112,11 @@ func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
 	master := redistest.StartServer(t)
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
 	c := mustOpen(t, patient, "redis://"+sentinel.Addr()+"?master_name=mian")
-	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "mian", SentinelAddrs: []string{sentinel.Addr()}, DialerRetries: 1})
+	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "mian", SentinelAddrs: []string{sentinel.Addr()},
+		DialerRetries: 1})
 	t.Cleanup(func() { _ = rdb.Close() })
-	for name, c := range map[string]*flightlock.Client{"Sentinel master mian": c, "FailoverClient": newClient(t, patient, rdb)} {
+	for name, c := range map[string]*flightlock.Client{"Sentinel master mian": c,
+		"FailoverClient": newClient(t, patient, rdb)} {
 		for range 2 {
 			r := check(t, c)
 			wantFinding(t, r, name, "reachable", flightlock.StatusFail, "know no such master", "SENTINEL MASTERS", "master_name")
@@ -122,7 +131,8 @@ func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
 		return c.Stats().Suspended == 1
 	})
 	down := mustOpen(t, patient, "redis://"+redistest.RefusedAddr(t)+"?master_name=main")
-	wantFinding(t, check(t, down), "Sentinel master main", "reachable", flightlock.StatusFail, "Sentinels", "SENTINEL MASTERS")
+	wantFinding(t, check(t, down), "Sentinel master main", "reachable", flightlock.StatusFail, "Sentinels",
+		"SENTINEL MASTERS")
 }
 
 // A user's name is one word of the command.
@@ -133,5 +143,6 @@ func TestCheckAsAUserWithAnOddName(t *testing.T) {
 	if err := s.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	wantFinding(t, check(t, c), s.Addr(), "reachable", flightlock.StatusFail, "redis-cli -h 127.0.0.1 -p "+portOf(s.Addr())+` --user 'it'\''s' --askpass PING`)
+	wantFinding(t, check(t, c), s.Addr(), "reachable", flightlock.StatusFail,
+		"redis-cli -h 127.0.0.1 -p "+portOf(s.Addr())+` --user 'it'\''s' --askpass PING`)
 }

@@ -336,7 +336,8 @@ func (c *Client) nodeChanged(name string, err error) {
 	}
 	switch {
 	case errors.Is(err, conn.ErrLogin):
-		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix", c.check.FixLogin(name, err))
+		c.log(slog.LevelWarn, "flightlock: node suspended: login refused", "node", name, "err", err, "fix",
+			c.check.FixLogin(name, err))
 	case err != nil:
 		c.log(slog.LevelWarn, "flightlock: node suspended: it does not answer", "node", name, "err", err)
 	default:

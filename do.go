@@ -29,13 +29,15 @@ import (
 // at most NodeTimeout for the release.
 //
 // If fn has not run, the errors are those of SingleFlightLock.
-func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, fn func(ctx context.Context, l *Lock) error) error {
+func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
+	fn func(ctx context.Context, l *Lock) error) error {
 	return c.DoWith(ctx, key, ttl, retry, RefreshPolicy{}, fn)
 }
 
 // DoWith is Do with a policy for the refreshes. Its MaxHold has no default: 0 means that only ctx
 // limits the hold, as for Do. A bad policy is an ErrInvalid, before the lock is requested.
-func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, p RefreshPolicy, fn func(ctx context.Context, l *Lock) error) (err error) {
+func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, p RefreshPolicy,
+	fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {
 		return invalid("fn", "nil", "it is the function to run")
 	}
@@ -215,7 +217,8 @@ func (d *doing) refreshing(l *Lock) {
 	}
 	if age := time.Since(l.c.began) - d.since; !d.warned && age >= tooLong && !l.insideDo() {
 		d.warned = true
-		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour, and keeps it until its function returns", "key", l.Key())
+		l.c.log(slog.LevelWarn, "flightlock: Do has held a lock for an hour, and keeps it until its function returns", "key",
+			l.Key())
 	}
 	d.last = d.ctx.Err() != nil
 }

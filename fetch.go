@@ -244,7 +244,8 @@ func (f *Fetcher[V]) lookupTimed(ctx context.Context, key string) (Found[V], err
 }
 
 // lookupWithPermit is callersLookup where the Lookup is not free.
-func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookupCounter, count bool) (found Found[V], err error) {
+func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookupCounter,
+	count bool) (found Found[V], err error) {
 	p := &f.permits
 	defer func() {
 		if count && err == nil && found.Fresh == Fresh {
@@ -263,7 +264,8 @@ func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookup
 
 // miss is what Fetch does without a fresh value: it returns the result, or else the run to wait for,
 // which has counted this caller. count says that the caller was not here before.
-func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Found[V], err error, count bool) (*fetchRun[V], V, error) {
+func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Found[V], err error,
+	count bool) (*fetchRun[V], V, error) {
 	var none V
 	switch {
 	case err == nil && found.Fresh == Stale:
@@ -342,7 +344,8 @@ func (f *Fetcher[V]) join(ctx context.Context, key string, m missed, inside *wai
 }
 
 // enlist is join without the beginning of a run that is new: first says that it is.
-func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *waitNode, values context.Context) (_ *fetchRun[V], first bool, _ error) {
+func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *waitNode,
+	values context.Context) (_ *fetchRun[V], first bool, _ error) {
 	// A caller that holds the lock on key itself would wait for itself.
 	lent := f.c.reenter(ctx, key)
 	r, first, ok := f.runs.Join(key)
@@ -373,7 +376,8 @@ func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *w
 	}
 	if inside != nil && !inside.await(&r.node) { // so it is not new
 		r.Leave()
-		return nil, false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key, ErrInvalid)
+		return nil, false, fmt.Errorf("flightlock: fetch %q: %w: it is called inside a Load that it would wait for", key,
+			ErrInvalid)
 	}
 	return r, first, nil
 }

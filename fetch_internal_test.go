@@ -15,7 +15,8 @@ import (
 
 func plainFetcher(t *testing.T) *Fetcher[int] {
 	t.Helper()
-	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))}, NodeTimeout: 5 * time.Second})
+	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.MiniClient(t, redistest.StartMini(t))},
+		NodeTimeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +201,8 @@ func TestTheGateIsFair(t *testing.T) {
 	g.leave(d)
 	g.leave(uncounted)
 	g.leave(nil)
-	if g.counts[locked].used != 0 || g.counts[unlocked].used != 0 || g.waiting[locked].Len()+g.waiting[unlocked].Len() != 0 {
+	if g.counts[locked].used != 0 || g.counts[unlocked].used != 0 ||
+		g.waiting[locked].Len()+g.waiting[unlocked].Len() != 0 {
 		t.Errorf("%+v", g.counts)
 	}
 }

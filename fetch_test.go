@@ -119,7 +119,8 @@ func (o *origin) mostAtOnce() int {
 }
 
 // newFetcher is a Fetcher over o that is closed when the test ends.
-func newFetcher(tb testing.TB, c *flightlock.Client, o *origin, opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
+func newFetcher(tb testing.TB, c *flightlock.Client, o *origin,
+	opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
 	tb.Helper()
 	f, err := flightlock.NewFetcher(c, o.source(), opts)
 	if err != nil {
@@ -369,7 +370,8 @@ func TestFetchFailingLoadsOfManyProcesses(t *testing.T) {
 // ErrorHold serves the error to newcomers for so long, in place of a load: longer with each failure,
 // and not at all after a success.
 func TestFetchErrorHold(t *testing.T) {
-	for _, opts := range []flightlock.FetchOptions{{}, {ErrorHold: time.Second}, {ErrorHold: time.Minute}, {ErrorHold: math.MaxInt64}} {
+	for _, opts := range []flightlock.FetchOptions{{}, {ErrorHold: time.Second}, {ErrorHold: time.Minute},
+		{ErrorHold: math.MaxInt64}} {
 		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			o := &origin{}
 			var fails atomic.Bool
@@ -413,7 +415,8 @@ func TestFetchErrorHold(t *testing.T) {
 			o.drop("k")
 			_, _ = f.Fetch(t.Context(), "k")
 			var held *flightlock.HeldError
-			if _, err := f.Fetch(t.Context(), "k"); !errors.As(err, &held) || time.Until(held.Until) > max(time.Second, opts.ErrorHold) {
+			if _, err := f.Fetch(t.Context(), "k"); !errors.As(err, &held) ||
+				time.Until(held.Until) > max(time.Second, opts.ErrorHold) {
 				t.Errorf("after a success: %v", err)
 			}
 		})
@@ -458,7 +461,8 @@ func TestFetchLoadPanics(t *testing.T) {
 					if !errors.As(r.err, &p) || r.v != "" {
 						t.Fatalf("got %q, %v", r.v, r.err)
 					}
-					if p.Op != "Load" || p.Goexit != (how == "goexit") || !strings.Contains(string(p.Stack), "misbehave") || !strings.Contains(p.Error(), "Load") || strings.Contains(p.Error(), "\n") {
+					if p.Op != "Load" || p.Goexit != (how == "goexit") || !strings.Contains(string(p.Stack), "misbehave") ||
+						!strings.Contains(p.Error(), "Load") || strings.Contains(p.Error(), "\n") {
 						t.Errorf("%+v\n%s", p, p.Stack)
 					}
 					if how == "panic" && (p.Value != errMine || !errors.Is(r.err, errMine)) {
@@ -479,7 +483,8 @@ func TestFetchLoadPanics(t *testing.T) {
 func wantLoadTimeout(t *testing.T, results <-chan result, n int) {
 	t.Helper()
 	for range n {
-		if r := <-results; r.err == nil || !strings.Contains(r.err.Error(), "LoadTimeout") || errors.Is(r.err, context.DeadlineExceeded) {
+		if r := <-results; r.err == nil || !strings.Contains(r.err.Error(), "LoadTimeout") ||
+			errors.Is(r.err, context.DeadlineExceeded) {
 			t.Errorf("got %q, %v", r.v, r.err)
 		}
 	}
@@ -495,7 +500,8 @@ func TestFetchLoadBlocks(t *testing.T) {
 			o.loads.Add(1)
 			return "late", misbehave("block", unblock)
 		}, lookup: o.plainLookup, store: o.plainStore}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), blocked, flightlock.FetchOptions{LoadTimeout: time.Second})
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), blocked,
+			flightlock.FetchOptions{LoadTimeout: time.Second})
 		began := time.Now()
 		wantLoadTimeout(t, fetching(t.Context(), f, "k", 10), 10)
 		if took := time.Since(began); took < time.Second || took > 1200*time.Millisecond {
@@ -628,7 +634,8 @@ func TestFetchLookupMisbehavesInTheFlight(t *testing.T) {
 							return "", flightlock.Fresh, misbehave(how, unblock)
 						}
 						c := newClient(t, flightlock.Options{}, clients...)
-						f := newFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy, LoadTimeout: 2 * time.Second, WaitTimeout: time.Minute})
+						f := newFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy, LoadTimeout: 2 * time.Second,
+							WaitTimeout: time.Minute})
 						if held {
 							other := newClient(t, flightlock.Options{}, clients...)
 							l := mustLock(t, other, "k", time.Minute)
@@ -789,7 +796,8 @@ func TestFetchWithoutRedis(t *testing.T) {
 				_, err := o.plainLoad(ctx, key)
 				return "v", err
 			}
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{OnUnavailable: policy, MaxUnlockedLoads: 4})
+			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+				flightlock.FetchOptions{OnUnavailable: policy, MaxUnlockedLoads: 4})
 			var all []<-chan result
 			for i := range 40 {
 				all = append(all, fetching(t.Context(), f, fmt.Sprint("k", i), 5))
@@ -805,7 +813,8 @@ func TestFetchWithoutRedis(t *testing.T) {
 				return
 			}
 			if o.mostAtOnce() != 1 || most.Load() != 4 || o.loads.Load() != 40 || o.stores.Load() != 40 {
-				t.Errorf("%d loads of a key at once, %d in all, %d loads, %d stores", o.mostAtOnce(), most.Load(), o.loads.Load(), o.stores.Load())
+				t.Errorf("%d loads of a key at once, %d in all, %d loads, %d stores", o.mostAtOnce(), most.Load(), o.loads.Load(),
+					o.stores.Load())
 			}
 			// A refresh behind does not queue for a slot that nobody waits for.
 			o.set("k0", "old", true)
@@ -846,7 +855,8 @@ func TestFetchWaitTimeoutDuringLookup(t *testing.T) {
 		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
 		defer mustRelease(t, l)
 		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
-			flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, WaitTimeout: 20 * time.Second, LookupTimeout: 30 * time.Second})
+			flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, WaitTimeout: 20 * time.Second,
+				LookupTimeout: 30 * time.Second})
 		wantErrors(t, fetching(t.Context(), f, "k", 1), 1, flightlock.ErrNotAcquired)
 		if n, failed := looks.Load(), f.Stats().LookupErrors; n != 2 || failed != 0 {
 			t.Errorf("%d lookups, %d of them failed", n, failed)
@@ -871,7 +881,8 @@ func TestFetchWaitTimeout(t *testing.T) {
 			} else {
 				for range 10 {
 					r := <-results
-					if !errors.Is(r.err, flightlock.ErrNotAcquired) || errors.Is(r.err, context.DeadlineExceeded) || !strings.Contains(r.err.Error(), "WaitTimeout") {
+					if !errors.Is(r.err, flightlock.ErrNotAcquired) || errors.Is(r.err, context.DeadlineExceeded) ||
+						!strings.Contains(r.err.Error(), "WaitTimeout") {
 						t.Errorf("got %v", r.err)
 					}
 				}
@@ -909,7 +920,8 @@ func TestFetchInsideLoad(t *testing.T) {
 		}
 		f, g = newFetcher(t, c, o, flightlock.FetchOptions{}), newFetcher(t, c, o, flightlock.FetchOptions{})
 		began := time.Now()
-		if v, err := f.Fetch(t.Context(), "self"); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "inside a Load") {
+		if v, err := f.Fetch(t.Context(), "self"); !errors.Is(err, flightlock.ErrInvalid) ||
+			!strings.Contains(err.Error(), "inside a Load") {
 			t.Errorf("same key: %q, %v", v, err)
 		}
 		if v, err := f.Fetch(t.Context(), "other"); v != "other of leaf" || err != nil {
@@ -1132,15 +1144,18 @@ func TestFetcherBadInput(t *testing.T) {
 			"OnUnavailable": {OnUnavailable: 2}, "MaxUnlockedLoads": {MaxUnlockedLoads: -1}, "MaxLoads": {MaxLoads: -1}, "LookupTimeout": {LookupTimeout: -1},
 			"Name": {Name: "\xff"},
 		} {
-			if _, err := flightlock.NewFetcher(c, (&origin{}).source(), opts); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
+			if _, err := flightlock.NewFetcher(c, (&origin{}).source(), opts); !errors.Is(err, flightlock.ErrInvalid) ||
+				!strings.Contains(err.Error(), field) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
 		full := (&origin{}).source()
 		for field, src := range map[string]flightlock.Source[string]{
-			"Lookup": {Load: full.Load, Store: full.Store}, "Load": {Lookup: full.Lookup, Store: full.Store}, "Store": {Lookup: full.Lookup, Load: full.Load},
+			"Lookup": {Load: full.Load, Store: full.Store}, "Load": {Lookup: full.Lookup,
+				Store: full.Store}, "Store": {Lookup: full.Lookup, Load: full.Load},
 		} {
-			if _, err := flightlock.NewFetcher(c, src, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), field) {
+			if _, err := flightlock.NewFetcher(c, src, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) ||
+				!strings.Contains(err.Error(), field) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
@@ -1222,7 +1237,8 @@ func fetchUnderFire(t *testing.T, fails bool) {
 	}
 	t.Logf("%d values, %d failures, %d left, %d loads", got.Load(), failed.Load(), left.Load(), o.loads.Load())
 	redistest.Eventually(t, 10*time.Second, "all flights are over", func() bool {
-		return fs[0].Stats().Running+fs[1].Stats().Running+fs[2].Stats().Running == 0 && !m.Exists("lock:k0") && !m.Exists("lock:k1")
+		return fs[0].Stats().Running+fs[1].Stats().Running+fs[2].Stats().Running == 0 && !m.Exists("lock:k0") &&
+			!m.Exists("lock:k1")
 	})
 }
 
@@ -1305,7 +1321,8 @@ func TestFetchWithoutLimits(t *testing.T) {
 		"LookupTimeout":               {LoadTimeout: math.MaxInt64, LookupTimeout: math.MaxInt64, MaxLoads: math.MaxInt},
 		"LoadTimeout and WaitTimeout": {LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64},
 		"just below":                  {LoadTimeout: math.MaxInt64 - 200*time.Millisecond, WaitTimeout: math.MaxInt64 - 1},
-		"all":                         {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64, MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64},
+		"all": {TTL: time.Minute, LoadTimeout: math.MaxInt64, WaitTimeout: math.MaxInt64,
+			MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {

@@ -245,13 +245,16 @@ func keysOf[V any](runs []*fetchRun[V]) []string {
 }
 
 // lookupMany calls LookupMany on leader's Worker.
-func lookupMany[V any](f *Fetcher[V], leader *fetchRun[V], step *coalesce.Step, keys []string) (map[string]Found[V], error) {
-	return onWorker(leader, step, "Lookup", func(ctx context.Context) (map[string]Found[V], error) { return f.src.LookupMany(ctx, keys) })
+func lookupMany[V any](f *Fetcher[V], leader *fetchRun[V], step *coalesce.Step,
+	keys []string) (map[string]Found[V], error) {
+	return onWorker(leader, step, "Lookup",
+		func(ctx context.Context) (map[string]Found[V], error) { return f.src.LookupMany(ctx, keys) })
 }
 
 // onWorker calls a function of the Source on r's Worker, and waits until it has returned or ctx has
 // ended: then the error is errNoAnswer.
-func onWorker[V, T any](r *fetchRun[V], ctx context.Context, op string, call func(ctx context.Context) (T, error)) (T, error) {
+func onWorker[V, T any](r *fetchRun[V], ctx context.Context, op string,
+	call func(ctx context.Context) (T, error)) (T, error) {
 	type result struct {
 		v   T
 		err error
@@ -392,7 +395,8 @@ func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[stri
 }
 
 // loadHalves loads keys again, in two halves.
-func (b *batch[V]) loadHalves(leader *fetchRun[V], step *coalesce.Step, keys []string) (values map[string]V, errs map[string]error) {
+func (b *batch[V]) loadHalves(leader *fetchRun[V], step *coalesce.Step,
+	keys []string) (values map[string]V, errs map[string]error) {
 	values, errs = map[string]V{}, map[string]error{}
 	middle := len(keys) / 2
 	for _, half := range [][]string{keys[:middle], keys[middle:]} {
@@ -443,7 +447,8 @@ func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []str
 }
 
 // settle gives runs whose load has failed their errors. hold says that these are held.
-func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]V, err error, hold bool) (map[string]V, map[string]error) {
+func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]V, err error,
+	hold bool) (map[string]V, map[string]error) {
 	f := b.f
 	goesOn := errors.Is(err, errLoadManyGoesOn)
 	loaded, errs := map[string]V{}, map[string]error{}

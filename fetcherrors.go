@@ -144,7 +144,8 @@ type HeldError struct {
 
 // Error is one line.
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"), oneLine(e.Err))
+	return fmt.Sprintf("flightlock: a load that failed is not repeated before %s: %s", e.Until.Format("15:04:05.000"),
+		oneLine(e.Err))
 }
 
 // Unwrap returns Err.

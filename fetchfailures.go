@@ -84,7 +84,8 @@ func (fs *failures) noteLocked(key string, now time.Time) *failure {
 // more.
 func (fs *failures) trimLocked(now time.Time) {
 	for range 2 {
-		if x := fs.order.Front().Value.(*failure); len(fs.keys) > maxFailures || x.at != fs.order.Back() && now.After(x.refresh.Add(maxErrorHold)) {
+		if x := fs.order.Front().Value.(*failure); len(fs.keys) > maxFailures || x.at != fs.order.Back() &&
+			now.After(x.refresh.Add(maxErrorHold)) {
 			fs.removeLocked(x)
 		}
 	}

@@ -165,7 +165,8 @@ func hits(t *testing.T, lookup func(ctx context.Context, key string) error) *fli
 
 // fetchAt makes n calls of Fetch, one in each interval every, or all at once if that is 0, and
 // returns the longest time that one took whose key counts.
-func fetchAt(t *testing.T, f *flightlock.Fetcher[string], n int, every time.Duration, key func(i int) string, counts func(key string) bool) (slowest time.Duration) {
+func fetchAt(t *testing.T, f *flightlock.Fetcher[string], n int, every time.Duration, key func(i int) string,
+	counts func(key string) bool) (slowest time.Duration) {
 	t.Helper()
 	var mu sync.Mutex // guards slowest
 	var wg sync.WaitGroup
@@ -222,7 +223,8 @@ func TestFetchDoesNotHoldUpACacheThatIsFarAway(t *testing.T) {
 	for _, takes := range []time.Duration{60 * time.Millisecond, 150 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {
 			f := hits(t, func(context.Context, string) error { time.Sleep(takes); return nil })
-			if slowest := fetchAt(t, f, 10_000, 200*time.Microsecond, func(int) string { return "k" }, anyKey); slowest > 4*takes {
+			if slowest := fetchAt(t, f, 10_000, 200*time.Microsecond, func(int) string { return "k" },
+				anyKey); slowest > 4*takes {
 				t.Errorf("with %v, the slowest took %v", takes, slowest)
 			}
 		})
@@ -269,7 +271,8 @@ func TestFetchWhileAPartOfTheCacheHangs(t *testing.T) {
 			}
 			return "k"
 		}
-		if slowest := fetchAt(t, f, 20_000, 200*time.Microsecond, key, func(key string) bool { return key == "k" }); slowest > 50*time.Millisecond {
+		if slowest := fetchAt(t, f, 20_000, 200*time.Microsecond, key,
+			func(key string) bool { return key == "k" }); slowest > 50*time.Millisecond {
 			t.Errorf("the slowest took %v", slowest)
 		}
 	})
@@ -359,7 +362,8 @@ func TestFetchLeavesTheQueueWithItsCtx(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 				defer cancel()
 				began := time.Now()
-				if _, err := f.Fetch(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) || strings.Count(err.Error(), "deadline") != 1 {
+				if _, err := f.Fetch(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) ||
+					strings.Count(err.Error(), "deadline") != 1 {
 					t.Error(err)
 				}
 				if took := time.Since(began); took > 100*time.Millisecond {

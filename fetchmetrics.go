@@ -44,16 +44,25 @@ var fetchCounters = []struct {
 	desc *prometheus.Desc
 	of   func(FetchStats) uint64
 }{
-	{desc("fetch_hits_total", "Fetch calls that found a fresh value.", "fetcher"), func(s FetchStats) uint64 { return s.Hits }},
-	{desc("fetch_stale_total", "Fetch calls that were served a stale value.", "fetcher"), func(s FetchStats) uint64 { return s.Stale }},
-	{desc("fetch_misses_total", "Fetch calls that had to wait for a load, here or elsewhere.", "fetcher"), func(s FetchStats) uint64 { return s.Misses }},
-	{desc("fetch_joined_total", "Misses that joined a load of their key in progress in this process.", "fetcher"), func(s FetchStats) uint64 { return s.Joined }},
+	{desc("fetch_hits_total", "Fetch calls that found a fresh value.", "fetcher"),
+		func(s FetchStats) uint64 { return s.Hits }},
+	{desc("fetch_stale_total", "Fetch calls that were served a stale value.", "fetcher"),
+		func(s FetchStats) uint64 { return s.Stale }},
+	{desc("fetch_misses_total", "Fetch calls that had to wait for a load, here or elsewhere.", "fetcher"),
+		func(s FetchStats) uint64 { return s.Misses }},
+	{desc("fetch_joined_total", "Misses that joined a load of their key in progress in this process.", "fetcher"),
+		func(s FetchStats) uint64 { return s.Joined }},
 	{desc("fetch_loads_total", "Loads started.", "fetcher"), func(s FetchStats) uint64 { return s.Loads }},
-	{desc("fetch_unlocked_loads_total", "Loads without a lock.", "fetcher"), func(s FetchStats) uint64 { return s.UnlockedLoads }},
-	{desc("fetch_store_failures_total", "Loaded values that could not be stored.", "fetcher"), func(s FetchStats) uint64 { return s.StoreFailures }},
-	{desc("fetch_lookup_errors_total", "Lookups that failed.", "fetcher"), func(s FetchStats) uint64 { return s.LookupErrors }},
-	{desc("fetch_lost_locks_total", "Locks lost while a value was loaded or stored.", "fetcher"), func(s FetchStats) uint64 { return s.Lost }},
-	{desc("fetch_outdated_total", "Loaded values that were not stored because their entry had changed meanwhile.", "fetcher"), func(s FetchStats) uint64 { return s.Outdated }},
+	{desc("fetch_unlocked_loads_total", "Loads without a lock.", "fetcher"),
+		func(s FetchStats) uint64 { return s.UnlockedLoads }},
+	{desc("fetch_store_failures_total", "Loaded values that could not be stored.", "fetcher"),
+		func(s FetchStats) uint64 { return s.StoreFailures }},
+	{desc("fetch_lookup_errors_total", "Lookups that failed.", "fetcher"),
+		func(s FetchStats) uint64 { return s.LookupErrors }},
+	{desc("fetch_lost_locks_total", "Locks lost while a value was loaded or stored.", "fetcher"),
+		func(s FetchStats) uint64 { return s.Lost }},
+	{desc("fetch_outdated_total", "Loaded values that were not stored because their entry had changed meanwhile.",
+		"fetcher"), func(s FetchStats) uint64 { return s.Outdated }},
 }
 
 var descFlights = desc("fetch_in_flight", "Keys that are being locked, loaded or stored now.", "fetcher")
@@ -68,7 +77,8 @@ func newFetchMetrics() *fetchMetrics {
 
 // add gives a new Fetcher its meter.
 func (m *fetchMetrics) add(name string, stats func() FetchStats) *fetchMeter {
-	meter := &fetchMeter{name: name, stats: stats, load: map[string]prometheus.Observer{}, wait: map[string]prometheus.Observer{}}
+	meter := &fetchMeter{name: name, stats: stats, load: map[string]prometheus.Observer{},
+		wait: map[string]prometheus.Observer{}}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, outcome := range loadOutcomes { // so that rates begin at 0, not at the first

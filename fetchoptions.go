@@ -136,7 +136,8 @@ func (o FetchOptions) validated(c *Client) (FetchOptions, error) {
 	case o.StaleWait < 0:
 		return o, invalid("FetchOptions.StaleWait", o.StaleWait, "it must be above 0, or 0 to serve stale values at once")
 	case !utf8.ValidString(o.Name) || len(o.Name) > maxName:
-		return o, invalid("FetchOptions.Name", fmt.Sprintf("%.*q", 2*maxName, o.Name), fmt.Sprintf("it must be UTF-8, of %d bytes at most", maxName))
+		return o, invalid("FetchOptions.Name", fmt.Sprintf("%.*q", 2*maxName, o.Name),
+			fmt.Sprintf("it must be UTF-8, of %d bytes at most", maxName))
 	}
 	o.LookupTimeout = min(o.LookupTimeout, o.LoadTimeout)
 	return o, nil

@@ -46,7 +46,8 @@ func TestFetchTriesAgainAfterOneUnansweredAttempt(t *testing.T) {
 func TestFetchRefreshesNothingAfterOneUnansweredAttempt(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: 10 * time.Millisecond}
-		f := newFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o, flightlock.FetchOptions{})
+		f := newFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o,
+			flightlock.FetchOptions{})
 		wantAll(t, fetching(t.Context(), f, "warm", 1), 1, "warm=1")
 		o.set("k", "old", true)
 		nodes[0].Stall(true)
@@ -317,7 +318,8 @@ func TestFetchHeldErrorsAreRecords(t *testing.T) {
 
 // A Lookup of the run that hangs costs LookupTimeout, not LoadTimeout; with the lock and without.
 func TestFetchLookupTimeout(t *testing.T) {
-	for _, opts := range []flightlock.FetchOptions{{}, {LookupTimeout: 3 * time.Second}, {LookupTimeout: time.Hour, LoadTimeout: 2 * time.Second}} {
+	for _, opts := range []flightlock.FetchOptions{{}, {LookupTimeout: 3 * time.Second},
+		{LookupTimeout: time.Hour, LoadTimeout: 2 * time.Second}} {
 		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			var looks atomic.Int64
 			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
@@ -414,7 +416,8 @@ func TestFetchSaysOnceThatItsCtxHasEnded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := f.Fetch(ctx, "k")
-		if want := `flightlock: fetch "k": Lookup: context deadline exceeded`; !errors.Is(err, context.DeadlineExceeded) || err.Error() != want {
+		if want := `flightlock: fetch "k": Lookup: context deadline exceeded`; !errors.Is(err, context.DeadlineExceeded) ||
+			err.Error() != want {
 			t.Errorf("%v, want %v", err, want)
 		}
 	})
@@ -513,11 +516,13 @@ func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 			<-ctx.Done()
 			return "", ctx.Err()
 		}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{LoadTimeout: time.Second})
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{LoadTimeout: time.Second})
 		for _, key := range []string{"own", "LoadTimeout"} {
 			for range 2 { // the second time it is held
 				_, err := f.Fetch(t.Context(), key)
-				if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Load") || !strings.Contains(err.Error(), "deadline") {
+				if err == nil || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Load") ||
+					!strings.Contains(err.Error(), "deadline") {
 					t.Errorf("%s: %v", key, err)
 				}
 				if key == "own" && !errors.Is(err, errMine) {
@@ -531,8 +536,10 @@ func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 			t.Error(err)
 		}
 		var p *flightlock.PanicError
-		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), &origin{load: func(context.Context, string) (string, error) { panic(mine) }}, flightlock.FetchOptions{})
-		if _, err := g.Fetch(t.Context(), "k"); !errors.As(err, &p) || errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errMine) {
+		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...),
+			&origin{load: func(context.Context, string) (string, error) { panic(mine) }}, flightlock.FetchOptions{})
+		if _, err := g.Fetch(t.Context(), "k"); !errors.As(err, &p) || errors.Is(err, context.DeadlineExceeded) ||
+			!errors.Is(err, errMine) {
 			t.Error(err)
 		}
 	})
@@ -541,7 +548,8 @@ func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 // A load, or a Store, that fails after 300 ms in eight processes: nobody waits for one after the other.
 func TestFetchFailuresOfManyProcessesAtOnce(t *testing.T) {
 	for op, policies := range map[string][]flightlock.Policy{
-		"load": {flightlock.LoadLocally, flightlock.FailClosed}, "store": {flightlock.LoadLocally}, "timeout": {flightlock.LoadLocally},
+		"load": {flightlock.LoadLocally,
+			flightlock.FailClosed}, "store": {flightlock.LoadLocally}, "timeout": {flightlock.LoadLocally},
 	} {
 		for _, policy := range policies {
 			t.Run(fmt.Sprintf("%s/policy=%d", op, policy), func(t *testing.T) {

@@ -74,7 +74,8 @@ func TestFetchOnError(t *testing.T) {
 			wantAll(t, fetching(t.Context(), f, strings.Repeat("k", 5000), 1), 1, "old") // served, and never loaded
 		}
 		synctest.Wait()
-		for prefix, want := range map[string]int{"lookup lookup mine": 1, "load load mine": 1, "load behind load mine": 1, "store store mine": 1, "kkk": 1, "": 5} {
+		for prefix, want := range map[string]int{"lookup lookup mine": 1, "load load mine": 1, "load behind load mine": 1,
+			"store store mine": 1, "kkk": 1, "": 5} {
 			if n := h.count(prefix); n != want {
 				t.Errorf("heard of %q %d times, want %d: %.500q", prefix, n, want, h.all)
 			}
@@ -86,9 +87,10 @@ func TestFetchOnError(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		o.lookup = nil
 		cancel()
-		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), &origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
-			return "", flightlock.Miss, ctx.Err()
-		}}, flightlock.FetchOptions{OnError: h.tell})
+		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...),
+			&origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+				return "", flightlock.Miss, ctx.Err()
+			}}, flightlock.FetchOptions{OnError: h.tell})
 		wantErrors(t, fetching(ctx, g, "left", 3), 3, context.Canceled)
 		synctest.Wait()
 		if n := h.count("left"); n != 0 || g.Stats().LookupErrors != 0 {
@@ -128,7 +130,8 @@ func TestFetchOnErrorMisbehaves(t *testing.T) {
 				close(unblock)
 				synctest.Wait()
 				switch text := lines.String(); {
-				case how == "block" && (told.Load() > 200 || !strings.Contains(text, "too slow") || !strings.Contains(text, "fetcher=users")),
+				case how == "block" && (told.Load() > 200 || !strings.Contains(text, "too slow") ||
+					!strings.Contains(text, "fetcher=users")),
 					how == "panic" && (told.Load() != 300 || !strings.Contains(text, "OnError panicked")),
 					how == "goexit" && told.Load() != 300:
 					t.Errorf("told %d, log:\n%.2000s", told.Load(), text)
@@ -166,7 +169,8 @@ func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
 			t.Helper()
 			synctest.Wait()
 			text := lines.String()
-			if b, e := strings.Count(text, "loading without locks"), strings.Count(text, "no loads without locks any more"); b != began || e != ended {
+			if b, e := strings.Count(text, "loading without locks"),
+				strings.Count(text, "no loads without locks any more"); b != began || e != ended {
 				t.Errorf("began %d, ended %d, want %d and %d:\n%s", b, e, began, ended, text)
 			}
 		}

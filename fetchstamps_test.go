@@ -131,7 +131,8 @@ func (s *stampedCache) expire(key string) {
 	delete(s.entries, key)
 }
 
-func newStampedFetcher(t *testing.T, c *flightlock.Client, s *stampedCache, opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
+func newStampedFetcher(t *testing.T, c *flightlock.Client, s *stampedCache,
+	opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
 	t.Helper()
 	f, err := flightlock.NewFetcher(c, s.source(), opts)
 	if err != nil {
@@ -146,7 +147,8 @@ func newStampedFetcher(t *testing.T, c *flightlock.Client, s *stampedCache, opts
 }
 
 // stampedTest is a Fetcher over a stampedCache with loads of a second, in a bubble.
-func stampedTest(t *testing.T, opts flightlock.FetchOptions, test func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode)) {
+func stampedTest(t *testing.T, opts flightlock.FetchOptions,
+	test func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode)) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &stampedCache{takes: time.Second}
 		f := newStampedFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), s, opts)
@@ -157,118 +159,124 @@ func stampedTest(t *testing.T, opts flightlock.FetchOptions, test func(t *testin
 // A load that runs through an invalidation is for those that came before it. It is not stored, and
 // those that come later get a load that began later.
 func TestLoadThroughAnInvalidation(t *testing.T) {
-	stampedTest(t, flightlock.FetchOptions{}, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
-		before := fetching(t.Context(), f, "k", 3)
-		time.Sleep(s.takes / 4)
-		during := fetching(t.Context(), f, "k", 3) // they come during the load, and nothing has changed
-		time.Sleep(s.takes / 4)
-		s.change("k")
-		after := fetching(t.Context(), f, "k", 3)
-		wantAll(t, before, 3, "v0")
-		wantAll(t, during, 3, "v0")
-		wantAll(t, after, 3, "v1")
-		wantAll(t, fetching(t.Context(), f, "k", 3), 3, "v1")
-		if n := s.loads.Load(); n != 2 {
-			t.Errorf("%d loads", n)
-		}
-		if got := f.Stats(); got.Outdated != 1 || got.StoreFailures != 0 || got.Misses != 9 || got.Hits != 3 {
-			t.Errorf("%+v", got)
-		}
-	})
+	stampedTest(t, flightlock.FetchOptions{},
+		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
+			before := fetching(t.Context(), f, "k", 3)
+			time.Sleep(s.takes / 4)
+			during := fetching(t.Context(), f, "k", 3) // they come during the load, and nothing has changed
+			time.Sleep(s.takes / 4)
+			s.change("k")
+			after := fetching(t.Context(), f, "k", 3)
+			wantAll(t, before, 3, "v0")
+			wantAll(t, during, 3, "v0")
+			wantAll(t, after, 3, "v1")
+			wantAll(t, fetching(t.Context(), f, "k", 3), 3, "v1")
+			if n := s.loads.Load(); n != 2 {
+				t.Errorf("%d loads", n)
+			}
+			if got := f.Stats(); got.Outdated != 1 || got.StoreFailures != 0 || got.Misses != 9 || got.Hits != 3 {
+				t.Errorf("%+v", got)
+			}
+		})
 }
 
 // All callers of a cold key share one load: those that come before its lookup have no stamp, and those
 // that come after it find that of the tombstone.
 func TestCallersOfAColdKeyShareALoad(t *testing.T) {
-	stampedTest(t, flightlock.FetchOptions{}, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
-		results := make(chan result, 1000)
-		for range 1000 {
-			go func() {
-				v, err := f.Fetch(t.Context(), "k")
-				results <- result{v, err}
-			}()
-			time.Sleep(s.takes / 2000)
-		}
-		wantAll(t, results, 1000, "v0")
-		if got := f.Stats(); got.Loads != 1 || s.marks.Load() != 1 {
-			t.Errorf("%+v, %d lookups before loads", got, s.marks.Load())
-		}
-	})
+	stampedTest(t, flightlock.FetchOptions{},
+		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
+			results := make(chan result, 1000)
+			for range 1000 {
+				go func() {
+					v, err := f.Fetch(t.Context(), "k")
+					results <- result{v, err}
+				}()
+				time.Sleep(s.takes / 2000)
+			}
+			wantAll(t, results, 1000, "v0")
+			if got := f.Stats(); got.Loads != 1 || s.marks.Load() != 1 {
+				t.Errorf("%+v, %d lookups before loads", got, s.marks.Load())
+			}
+		})
 }
 
 // An entry that expires, is evicted or flushed during a load costs a load: nothing is stored where
 // there is no stamp any more.
 func TestNothingIsStoredWhereTheStampIsGone(t *testing.T) {
-	stampedTest(t, flightlock.FetchOptions{}, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
-		results := fetching(t.Context(), f, "k", 1)
-		time.Sleep(s.takes / 2)
-		s.change("k")
-		s.expire("k")
-		late := fetching(t.Context(), f, "k", 1)
-		wantAll(t, results, 1, "v0")
-		if n := s.stores.Load(); n != 0 {
-			t.Errorf("%d stores", n)
-		}
-		wantAll(t, late, 1, "v1")
-	})
+	stampedTest(t, flightlock.FetchOptions{},
+		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
+			results := fetching(t.Context(), f, "k", 1)
+			time.Sleep(s.takes / 2)
+			s.change("k")
+			s.expire("k")
+			late := fetching(t.Context(), f, "k", 1)
+			wantAll(t, results, 1, "v0")
+			if n := s.stores.Load(); n != 0 {
+				t.Errorf("%d stores", n)
+			}
+			wantAll(t, late, 1, "v1")
+		})
 }
 
 // Without a stamp nothing is stored: the lookup before the load has failed.
 func TestNothingIsStoredWithoutAStamp(t *testing.T) {
-	stampedTest(t, flightlock.FetchOptions{}, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
-		s.fails.Store(true)
-		early := fetching(t.Context(), f, "k", 1)
-		time.Sleep(s.takes / 2)
-		s.fails.Store(false)
-		s.change("k")
-		s.fails.Store(true)
-		late := fetching(t.Context(), f, "k", 5) // they cannot know whether anything has changed
-		wantAll(t, early, 1, "v0")
-		s.fails.Store(false)
-		wantAll(t, late, 5, "v1")
-		if got := f.Stats(); got.Loads != 2 || got.StoreFailures != 0 || s.stores.Load() > 1 {
-			t.Errorf("%+v, %d stores", got, s.stores.Load())
-		}
-	})
+	stampedTest(t, flightlock.FetchOptions{},
+		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
+			s.fails.Store(true)
+			early := fetching(t.Context(), f, "k", 1)
+			time.Sleep(s.takes / 2)
+			s.fails.Store(false)
+			s.change("k")
+			s.fails.Store(true)
+			late := fetching(t.Context(), f, "k", 5) // they cannot know whether anything has changed
+			wantAll(t, early, 1, "v0")
+			s.fails.Store(false)
+			wantAll(t, late, 5, "v1")
+			if got := f.Stats(); got.Loads != 2 || got.StoreFailures != 0 || s.stores.Load() > 1 {
+				t.Errorf("%+v, %d stores", got, s.stores.Load())
+			}
+		})
 }
 
 // Without the nodes of the lock, loads are stored by the same rule.
 func TestLoadsWithoutALockCompareStamps(t *testing.T) {
-	stampedTest(t, flightlock.FetchOptions{}, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode) {
-		node.Down(true)
-		wantAll(t, fetching(t.Context(), f, "k", 5), 5, "v0")
-		if got := f.Stats(); got.UnlockedLoads != 1 || s.stores.Load() != 1 {
-			t.Errorf("%+v, %d stores", got, s.stores.Load())
-		}
-		s.change("k")
-		early := fetching(t.Context(), f, "k", 1)
-		time.Sleep(s.takes / 2)
-		s.change("k")
-		wantAll(t, early, 1, "v1")
-		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v2")
-		if got := f.Stats(); got.Outdated != 1 {
-			t.Errorf("%+v", got)
-		}
-	})
+	stampedTest(t, flightlock.FetchOptions{},
+		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode) {
+			node.Down(true)
+			wantAll(t, fetching(t.Context(), f, "k", 5), 5, "v0")
+			if got := f.Stats(); got.UnlockedLoads != 1 || s.stores.Load() != 1 {
+				t.Errorf("%+v, %d stores", got, s.stores.Load())
+			}
+			s.change("k")
+			early := fetching(t.Context(), f, "k", 1)
+			time.Sleep(s.takes / 2)
+			s.change("k")
+			wantAll(t, early, 1, "v1")
+			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v2")
+			if got := f.Stats(); got.Outdated != 1 {
+				t.Errorf("%+v", got)
+			}
+		})
 }
 
 // What a lookup finds is for callers that came before it was sent: its answer may be on the way while
 // the entry is invalidated.
 func TestALookupIsSharedWithEarlierCallers(t *testing.T) {
-	stampedTest(t, flightlock.FetchOptions{LookupTimeout: 5 * time.Second}, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode) {
-		const trip = 20 * time.Millisecond
-		node.SetDelay(trip / 2)
-		s.answers = time.Second // of the lookup with the lock
-		s.change("k")
-		early := fetching(t.Context(), f, "k", 1)
-		time.Sleep(trip / 2)
-		s.set("k", stampedEntry{value: "v1"}) // another process; the lookup finds it
-		redistest.Eventually(t, time.Second, "the lookup", func() bool { return s.marks.Load() == 1 })
-		s.change("k")
-		late := fetching(t.Context(), f, "k", 1)
-		wantAll(t, early, 1, "v1")
-		wantAll(t, late, 1, "v2")
-	})
+	stampedTest(t, flightlock.FetchOptions{LookupTimeout: 5 * time.Second},
+		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode) {
+			const trip = 20 * time.Millisecond
+			node.SetDelay(trip / 2)
+			s.answers = time.Second // of the lookup with the lock
+			s.change("k")
+			early := fetching(t.Context(), f, "k", 1)
+			time.Sleep(trip / 2)
+			s.set("k", stampedEntry{value: "v1"}) // another process; the lookup finds it
+			redistest.Eventually(t, time.Second, "the lookup", func() bool { return s.marks.Load() == 1 })
+			s.change("k")
+			late := fetching(t.Context(), f, "k", 1)
+			wantAll(t, early, 1, "v1")
+			wantAll(t, late, 1, "v2")
+		})
 }
 
 // "not found" is held for newcomers, until the entry changes. Other errors are, too.
@@ -310,16 +318,17 @@ func TestHeldErrorsInAnOutageOfTheCache(t *testing.T) {
 // A value whose Store hangs is delivered. Those that come after an invalidation do not get it, and do
 // not wait for that Store.
 func TestAValueThatIsBeingStoredIsNotForLaterCallers(t *testing.T) {
-	stampedTest(t, flightlock.FetchOptions{TTL: 10 * time.Second}, func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
-		s.writes = 5 * time.Second
-		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v0")
-		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v0") // its store is under way
-		s.change("k")
-		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v1")
-		if n := s.loads.Load(); n != 2 {
-			t.Errorf("%d loads", n)
-		}
-	})
+	stampedTest(t, flightlock.FetchOptions{TTL: 10 * time.Second},
+		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
+			s.writes = 5 * time.Second
+			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v0")
+			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v0") // its store is under way
+			s.change("k")
+			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v1")
+			if n := s.loads.Load(); n != 2 {
+				t.Errorf("%d loads", n)
+			}
+		})
 }
 
 // A stale value is served when the new one does not come within StaleWait, and the new one when it
@@ -394,7 +403,8 @@ func TestSourcesThatLackSomething(t *testing.T) {
 		src := full
 		change(&src)
 		c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
-		if _, err := flightlock.NewFetcher(c, src, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), want) {
+		if _, err := flightlock.NewFetcher(c, src, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}

@@ -43,7 +43,8 @@ func FuzzExtremes(f *testing.F) {
 		if redistest.Raced && i%4 != 0 {
 			continue
 		}
-		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf, int64(e.ttl), int64(e.deadline),
+		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf, int64(e.ttl),
+			int64(e.deadline),
 			int64(e.interval), int64(e.timeout), int64(e.maxHold), e.maxRefreshes, e.strategy, int64(e.delay), int64(e.most), e.count,
 			int64(e.fetchTTL), int64(e.load), int64(e.wait), int64(e.errorHold), e.unlocked)
 	}
@@ -69,7 +70,8 @@ func extremeSeeds() (all []extremes) {
 		all = append(all, e)
 	}
 	add(func(*extremes) {})
-	for _, d := range []time.Duration{never, -1, 1, ms - 1, ms, 10*ms - 1, 10 * ms, time.Minute, time.Minute + 1, day, day + 1, forever / 2, forever - 1, forever} {
+	for _, d := range []time.Duration{never, -1, 1, ms - 1, ms, 10*ms - 1, 10 * ms, time.Minute, time.Minute + 1, day,
+		day + 1, forever / 2, forever - 1, forever} {
 		add(func(e *extremes) {
 			e.nodeTimeout, e.slice, e.ttl, e.interval, e.strategy, e.delay, e.load = d, d, d, d, 2, d, d
 		})
@@ -90,7 +92,8 @@ func extremeSeeds() (all []extremes) {
 		add(func(e *extremes) { e.maxWaiters, e.maxRefreshes, e.unlocked, e.count = n, n, n, n })
 	}
 	add(func(e *extremes) { e.load, e.wait, e.strategy, e.delay = forever, forever, 6, never })
-	for _, drift := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -0.1, math.Copysign(0, -1), math.SmallestNonzeroFloat64,
+	for _, drift := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -0.1, math.Copysign(0, -1),
+		math.SmallestNonzeroFloat64,
 		0.4999999, math.Nextafter(0.5, 0), 0.5} {
 		add(func(e *extremes) { e.drift, e.maxTTL, e.ttl = drift, 10*ms, 10*ms })
 	}
@@ -236,7 +239,8 @@ func (x *extremeRun) refreshes() {
 	l := mustLock(t, x.a, "r", x.ttl)
 	defer func() { _ = l.Release(context.Background()) }()
 	valid := l.Until().Sub(start)
-	p := flightlock.RefreshPolicy{Interval: x.interval, Timeout: x.timeout, MaxRefreshes: whole(x.maxRefreshes), MaxHold: x.maxHold}
+	p := flightlock.RefreshPolicy{Interval: x.interval, Timeout: x.timeout, MaxRefreshes: whole(x.maxRefreshes),
+		MaxHold: x.maxHold}
 	if x.refused(l.AutoRefresh(p), map[string]bool{
 		"RefreshPolicy.Interval":     x.interval != 0 && beyond(x.interval, time.Millisecond, valid-1),
 		"RefreshPolicy.Timeout":      x.timeout != 0 && beyond(x.timeout, time.Millisecond, math.MaxInt64),
@@ -303,11 +307,13 @@ func (x *extremeRun) strategyOf() (s flightlock.RetryStrategy, bad map[string]bo
 	case 1:
 		return flightlock.NoRetry(), nil, 0, 0
 	case 2:
-		return flightlock.LimitedRetry(x.delay, count), map[string]bool{"LimitedRetry's interval": x.delay <= 0, "LimitedRetry's max": count < 0},
+		return flightlock.LimitedRetry(x.delay, count),
+			map[string]bool{"LimitedRetry's interval": x.delay <= 0, "LimitedRetry's max": count < 0},
 			times(x.delay), times(x.delay)
 	case 3:
 		return flightlock.ExponentialBackoff(x.delay, x.most),
-			map[string]bool{"ExponentialBackoff's min": x.delay <= 0, "ExponentialBackoff's max": x.most < x.delay}, forever, forever
+			map[string]bool{"ExponentialBackoff's min": x.delay <= 0,
+				"ExponentialBackoff's max": x.most < x.delay}, forever, forever
 	case 4:
 		return flightlock.Limit(flightlock.LimitedRetry(x.delay, math.MaxInt), count),
 			map[string]bool{"LimitedRetry's interval": x.delay <= 0, "Limit's max": count < 0}, times(x.delay), times(x.delay)
@@ -335,7 +341,8 @@ func (x *extremeRun) waits() {
 
 type lockFunc func(ctx context.Context, key string, ttl time.Duration, retry flightlock.RetryStrategy) (*flightlock.Lock, error)
 
-func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s flightlock.RetryStrategy, least, most time.Duration) {
+func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s flightlock.RetryStrategy, least,
+	most time.Duration) {
 	const (
 		held = 100 * time.Millisecond
 		late = 60 * time.Millisecond // a poll, where nobody is told
@@ -398,7 +405,8 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s 
 func (x *extremeRun) fetches() {
 	t := x.t
 	o := &origin{takes: 20 * time.Millisecond}
-	opts := flightlock.FetchOptions{TTL: x.fetchTTL, LoadTimeout: x.load, WaitTimeout: x.wait, ErrorHold: x.errorHold, MaxUnlockedLoads: whole(x.unlocked)}
+	opts := flightlock.FetchOptions{TTL: x.fetchTTL, LoadTimeout: x.load, WaitTimeout: x.wait, ErrorHold: x.errorHold,
+		MaxUnlockedLoads: whole(x.unlocked)}
 	trial, err := flightlock.NewFetcher(x.a, o.source(), opts)
 	if x.refused(err, map[string]bool{
 		"FetchOptions.TTL":              x.fetchTTL != 0 && beyond(x.fetchTTL, 10*time.Millisecond, x.longest),

@@ -17,7 +17,8 @@ import (
 // traffic, or it can be locked by one client at a time and comes back from every method as it
 // was given.
 func FuzzKey(f *testing.F) {
-	for _, key := range []string{"k", "", "{", "{}", "{a}b", "\x00", "\xff\xfe", "lock:k", "flightlock:{x}", "a b\r\nDEL k", strings.Repeat("x", 4097)} {
+	for _, key := range []string{"k", "", "{", "{}", "{a}b", "\x00", "\xff\xfe", "lock:k", "flightlock:{x}",
+		"a b\r\nDEL k", strings.Repeat("x", 4097)} {
 		f.Add("", key)
 		f.Add(flightlock.NoPrefix, key)
 		f.Add("flightlock:", key)
@@ -31,7 +32,8 @@ func FuzzKey(f *testing.F) {
 	f.Cleanup(func() { _ = conn.Close() })
 	f.Fuzz(func(t *testing.T, prefix, key string) {
 		ctx := context.Background()
-		opts := flightlock.Options{Nodes: []redis.UniversalClient{conn}, KeyPrefix: prefix, NodeTimeout: 10 * time.Second, DisableNotify: true}
+		opts := flightlock.Options{Nodes: []redis.UniversalClient{conn}, KeyPrefix: prefix, NodeTimeout: 10 * time.Second,
+			DisableNotify: true}
 		a, err := flightlock.New(opts)
 		if err != nil {
 			wantInvalid(t, err, "KeyPrefix")
@@ -78,9 +80,12 @@ func FuzzOptions(f *testing.F) {
 	f.Add(int64(0), int64(0), 0.0, int64(0), 0, 1000*ms, int64(0), int64(0), 0)
 	f.Add(ms, 10*ms, 0.49, -ms, 1, 10*ms, ms, ms, 1)
 	f.Add(-ms, 10*ms, -0.1, ms, -1, 11*ms, -ms, -ms, -1)
-	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), 0.1, int64(math.MaxInt64), math.MaxInt, int64(math.MaxInt64), int64(math.MaxInt64), int64(math.MaxInt64), math.MaxInt)
-	f.Add(int64(math.MinInt64), int64(math.MaxInt64), math.NaN(), int64(math.MinInt64), math.MinInt, int64(math.MinInt64), int64(math.MinInt64), int64(math.MinInt64), math.MinInt)
-	f.Add(int64(0), int64(math.MaxInt64), math.SmallestNonzeroFloat64, int64(0), 0, int64(math.MaxInt64), 5*ms, int64(0), 3)
+	f.Add(int64(math.MaxInt64), int64(math.MaxInt64), 0.1, int64(math.MaxInt64), math.MaxInt, int64(math.MaxInt64),
+		int64(math.MaxInt64), int64(math.MaxInt64), math.MaxInt)
+	f.Add(int64(math.MinInt64), int64(math.MaxInt64), math.NaN(), int64(math.MinInt64), math.MinInt, int64(math.MinInt64),
+		int64(math.MinInt64), int64(math.MinInt64), math.MinInt)
+	f.Add(int64(0), int64(math.MaxInt64), math.SmallestNonzeroFloat64, int64(0), 0, int64(math.MaxInt64), 5*ms, int64(0),
+		3)
 	m, err := redistest.LaunchMemNode("10.0.0.1:6379")
 	if err != nil {
 		f.Fatal(err)
@@ -103,7 +108,8 @@ func FuzzOptions(f *testing.F) {
 		asked := time.Now()
 		l, err := c.SingleFlightLock(ctx, "k", time.Duration(ttl), strategy)
 		if err != nil {
-			if !errors.Is(err, flightlock.ErrInvalid) && !errors.Is(err, flightlock.ErrUnavailable) && !errors.Is(err, flightlock.ErrNotAcquired) {
+			if !errors.Is(err, flightlock.ErrInvalid) && !errors.Is(err, flightlock.ErrUnavailable) &&
+				!errors.Is(err, flightlock.ErrNotAcquired) {
 				t.Errorf("got %v", err)
 			}
 			return
@@ -111,7 +117,8 @@ func FuzzOptions(f *testing.F) {
 		if valid := l.Until().Sub(asked); valid <= 0 || valid-time.Since(asked) > time.Duration(ttl) {
 			t.Errorf("valid for %v of a ttl of %v", valid, time.Duration(ttl))
 		}
-		err = l.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Duration(interval), Timeout: time.Duration(retry), MaxRefreshes: retries, MaxHold: time.Duration(slice)})
+		err = l.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Duration(interval), Timeout: time.Duration(retry),
+			MaxRefreshes: retries, MaxHold: time.Duration(slice)})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 			wantInvalid(t, err, "RefreshPolicy.")
 		}

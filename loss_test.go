@@ -37,13 +37,15 @@ func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 				}
 				<-ctx.Done()
 				synctest.Wait() // for the log
-				for what, err := range map[string]error{"the cause": context.Cause(ctx), "Err": l.Err(), "Release": l.Release(t.Context())} {
+				for what, err := range map[string]error{"the cause": context.Cause(ctx), "Err": l.Err(),
+					"Release": l.Release(t.Context())} {
 					var q *flightlock.QuorumError
 					if !errors.Is(err, flightlock.ErrLockLost) || !errors.As(err, &q) || q.Op != "refresh" || len(q.Nodes) != 3 {
 						t.Errorf("%s names no nodes: %v", what, err)
 					}
 				}
-				if !strings.Contains(log.String(), "10.0.0.1:6379: circuit open") && !strings.Contains(log.String(), "10.0.0.1:6379: no answer") {
+				if !strings.Contains(log.String(), "10.0.0.1:6379: circuit open") &&
+					!strings.Contains(log.String(), "10.0.0.1:6379: no answer") {
 					t.Errorf("the log does not say what the nodes answered: %s", log.String())
 				}
 				nodes[0].Stall(false)
@@ -83,12 +85,18 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 		stalled bool
 		why     string
 	}{
-		"MaxHold":                            {flightlock.RefreshPolicy{MaxHold: 5 * time.Second}, false, "RefreshPolicy.MaxHold, 5s"},
-		"short MaxHold":                      {flightlock.RefreshPolicy{MaxHold: time.Millisecond}, false, "RefreshPolicy.MaxHold, 1ms"},
-		"MaxHold's default, with a long ttl": {flightlock.RefreshPolicy{Interval: 59 * time.Second}, false, "RefreshPolicy.MaxHold, 1h"},
-		"MaxRefreshes":                       {flightlock.RefreshPolicy{MaxRefreshes: 2}, false, "RefreshPolicy.MaxRefreshes"},
-		"the strategy":                       {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Second, 2)}, true, "RefreshPolicy.Retry gave up after 3"},
-		"the strategy is too slow":           {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Hour, 2)}, true, "RefreshPolicy.Retry"},
+		"MaxHold": {flightlock.RefreshPolicy{MaxHold: 5 * time.Second}, false,
+			"RefreshPolicy.MaxHold, 5s"},
+		"short MaxHold": {flightlock.RefreshPolicy{MaxHold: time.Millisecond}, false,
+			"RefreshPolicy.MaxHold, 1ms"},
+		"MaxHold's default, with a long ttl": {flightlock.RefreshPolicy{Interval: 59 * time.Second}, false,
+			"RefreshPolicy.MaxHold, 1h"},
+		"MaxRefreshes": {flightlock.RefreshPolicy{MaxRefreshes: 2}, false,
+			"RefreshPolicy.MaxRefreshes"},
+		"the strategy": {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Second, 2)},
+			true, "RefreshPolicy.Retry gave up after 3"},
+		"the strategy is too slow": {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Hour, 2)}, true,
+			"RefreshPolicy.Retry"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -103,7 +111,8 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 				<-ctx.Done()
 				var q *flightlock.QuorumError
 				for what, err := range map[string]error{"the cause": context.Cause(ctx), "Err": l.Err()} {
-					if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), tc.why) || errors.As(err, &q) != tc.stalled {
+					if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), tc.why) ||
+						errors.As(err, &q) != tc.stalled {
 						t.Errorf("%s: %v", what, err)
 					}
 				}
@@ -151,7 +160,8 @@ func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 				t.Errorf("%d lines, want %d: %s", n, lost, log.String())
 			}
 			got := gathered(t, reg)
-			if got[`flightlock_lost_locks_total{reason="expired"}`] != float64(lost) || got["flightlock_expired_locks_total"] != float64(expired) {
+			if got[`flightlock_lost_locks_total{reason="expired"}`] != float64(lost) ||
+				got["flightlock_expired_locks_total"] != float64(expired) {
 				t.Errorf("metrics: %v", got)
 			}
 		}

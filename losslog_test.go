@@ -41,13 +41,15 @@ func (s *syncBuffer) String() string {
 func TestLostLocksAreLogged(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log syncBuffer
-		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true}, clients...)
+		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true},
+			clients...)
 		lines := func() int { return strings.Count(log.String(), "level=WARN") }
 
 		mustRelease(t, mustLock(t, c, "released", time.Second))
 		mustLock(t, c, "slow", time.Second).Context(t.Context()) // and never released
 		time.Sleep(5 * time.Second)
-		if text := log.String(); lines() != 1 || !strings.Contains(text, `msg="flightlock: lock lost" key=slow`) || !strings.Contains(text, "validity") {
+		if text := log.String(); lines() != 1 || !strings.Contains(text, `msg="flightlock: lock lost" key=slow`) ||
+			!strings.Contains(text, "validity") {
 			t.Errorf("one lock that ran out:\n%s", text)
 		}
 
@@ -67,7 +69,8 @@ func TestLostLocksAreLogged(t *testing.T) {
 			t.Error(err)
 		}
 		synctest.Wait() // for the goroutine that writes
-		if text := log.String(); lines() != 4 || !strings.Contains(text, "key=taken") || !strings.Contains(text, "somebody else") {
+		if text := log.String(); lines() != 4 || !strings.Contains(text, "key=taken") ||
+			!strings.Contains(text, "somebody else") {
 			t.Errorf("a lock that was taken:\n%s", text)
 		}
 		time.Sleep(2 * time.Second)
@@ -93,7 +96,8 @@ func TestPasswordsAreNotLogged(t *testing.T) {
 	}
 	defer closeClient(t, c)
 	for range 5 {
-		if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) || strings.Contains(err.Error(), "hunter2") {
+		if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) ||
+			strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("TryLock: %v", err)
 		}
 	}

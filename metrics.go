@@ -63,7 +63,8 @@ var waits = [...]string{flight.Remote: "remote", flight.Queued: "queue", flight.
 
 // buckets suit a handoff, a round trip and a long queue. Scrapers that read native
 // histograms do without them.
-var buckets = []float64{50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30, 60}
+var buckets = []float64{50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3,
+	1, 2.5, 5, 10, 30, 60}
 
 func histogram(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -82,22 +83,29 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 // What is read at each scrape.
 var (
-	descWaiters   = desc("waiters", "Callers waiting for a lock now.")
-	descHeld      = desc("held_locks", "Locks held now.")
-	descOldestDo  = desc("oldest_do_lock_seconds", "How long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh.")
-	descAcquired  = desc("acquired_total", "Locks given to callers, handoffs included.")
-	descGrants    = desc("grants_total", "Leases that the release of another process has granted, without an attempt that won.")
+	descWaiters  = desc("waiters", "Callers waiting for a lock now.")
+	descHeld     = desc("held_locks", "Locks held now.")
+	descOldestDo = desc("oldest_do_lock_seconds",
+		"How long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh.")
+	descAcquired = desc("acquired_total", "Locks given to callers, handoffs included.")
+	descGrants   = desc("grants_total",
+		"Leases that the release of another process has granted, without an attempt that won.")
 	descHandoffs  = desc("handoffs_total", "Locks handed over within the process, without Redis.")
 	descRetained  = desc("retained_leases", "Leases that nobody holds, kept for the next caller of the process.")
 	descReused    = desc("reused_total", "Handoffs of retained leases.")
 	descRecalled  = desc("recalled_total", "Retained leases that were released because the key was wanted elsewhere.")
 	descAttempts  = desc("attempts_total", "Remote attempts started.")
 	descExpired   = desc("expired_locks_total", "Locks that ended by their ttl, never refreshed and without a Context.")
-	descSuspended = desc("node_suspended", "1 while the node is suspended: it did not answer, or refused the login, and is only probed.", "node")
-	descOut       = desc("node_quarantined", "1 while the node's votes do not count, because it lost its data less than MaxTTL ago.", "node")
-	descUnsure    = desc("node_unverified", "1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node")
-	descDebts     = desc("node_debts", "Unacknowledged releases: sent or to be sent to the node, and not confirmed by it yet.", "node")
-	descCommands  = desc("node_commands_total", "Acquires, refreshes and releases written to the node; a batch counts each of them.", "node")
+	descSuspended = desc("node_suspended",
+		"1 while the node is suspended: it did not answer, or refused the login, and is only probed.", "node")
+	descOut = desc("node_quarantined",
+		"1 while the node's votes do not count, because it lost its data less than MaxTTL ago.", "node")
+	descUnsure = desc("node_unverified",
+		"1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node")
+	descDebts = desc("node_debts",
+		"Unacknowledged releases: sent or to be sent to the node, and not confirmed by it yet.", "node")
+	descCommands = desc("node_commands_total",
+		"Acquires, refreshes and releases written to the node; a batch counts each of them.", "node")
 )
 
 // newMetrics registers the metrics of c, whose nodes are known.
@@ -205,7 +213,9 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 		v.Describe(ch)
 	}
 	m.fetchers.describe(ch)
-	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descGrants, descHandoffs, descRetained, descReused, descRecalled, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts, descCommands} {
+	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descGrants, descHandoffs,
+		descRetained, descReused, descRecalled, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts,
+		descCommands} {
 		ch <- d
 	}
 }

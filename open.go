@@ -42,10 +42,12 @@ import (
 // URL without its password.
 func Open(urls []string, opts Options) (*Client, error) {
 	if len(opts.Nodes) != 0 {
-		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)), "Open makes the nodes from urls; use New for Nodes")
+		return nil, invalid("Options.Nodes", fmt.Sprintf("%d nodes", len(opts.Nodes)),
+			"Open makes the nodes from urls; use New for Nodes")
 	}
 	if len(urls) == 0 || len(urls) > maxNodes { // checked before so many clients are made
-		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)), fmt.Sprintf("1 to %d are required, one for each node", maxNodes))
+		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)),
+			fmt.Sprintf("1 to %d are required, one for each node", maxNodes))
 	}
 	for i, u := range urls {
 		n, err := dial(u)
@@ -99,7 +101,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 	}
 	q := u.Query()
 	for name := range q {
-		if name == "replica_only" || strings.HasPrefix(name, "route_") || name == "read_only" || name == "use_disconnected_replicas" {
+		if name == "replica_only" || strings.HasPrefix(name, "route_") || name == "read_only" ||
+			name == "use_disconnected_replicas" {
 			return nil, fmt.Errorf("parameter %s: a replica cannot vote", name)
 		}
 	}
@@ -123,7 +126,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if o.MasterName == "" {
 			return nil, errors.New("parameter master_name is empty: it must be the master's name in the configuration of the Sentinels")
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
+			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		c := redis.NewFailoverClient(o)
 		// The dialer asks the Sentinels, and nothing else reads the address.
@@ -134,7 +138,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
+			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		return redis.NewClusterClient(o), nil
 	}
@@ -142,7 +147,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout, &o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
+	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
+		&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 		&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 	return redis.NewClient(o), nil
 }
@@ -182,7 +188,8 @@ const dialTime = 2 * time.Second
 // By default go-redis would keep connections for pipelines only, with buffers of 128 KiB each way.
 // And if the server refuses a login on one of those, go-redis tries one of the others, and the
 // refusal goes unreported.
-func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.Duration, byContext *bool, pipelinePool, readSize, writeSize *int) {
+func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.Duration, byContext *bool, pipelinePool,
+	readSize, writeSize *int) {
 	if *name == "" {
 		*name = "flightlock"
 	}
@@ -224,7 +231,8 @@ func withoutPassword(rawURL string, refused error) (shown, why string) {
 		if !found || !plainURL.MatchString(scheme) {
 			return "not shown", wantURL
 		}
-		return fmt.Sprintf("%q", scheme+"://"+hidden), wantURL + ", with special characters of user and password written as %XX"
+		return fmt.Sprintf("%q", scheme+"://"+hidden),
+			wantURL + ", with special characters of user and password written as %XX"
 	}
 	var secrets []string
 	hide := func(s string) string {

@@ -87,7 +87,8 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 			t.Errorf("%q: %q shows the password", bad, err)
 		}
 	}
-	for _, good := range []string{"redis://h", "redis://h:", "redis://[::1]:6379", "redis://:6379", "redis://h:1?addr=h2:2&addr=[::1]:65535", "redis://h?master_name=m&addr=h2:65535"} {
+	for _, good := range []string{"redis://h", "redis://h:", "redis://[::1]:6379", "redis://:6379",
+		"redis://h:1?addr=h2:2&addr=[::1]:65535", "redis://h?master_name=m&addr=h2:65535"} {
 		c, err := flightlock.Open([]string{good}, flightlock.Options{})
 		if err != nil {
 			t.Errorf("%q: %v", good, err)
@@ -108,7 +109,8 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 func TestNodesWhoseNamesAreNoText(t *testing.T) {
 	dir := t.TempDir()
 	reg := prometheus.NewRegistry()
-	c := mustOpen(t, flightlock.Options{Registerer: reg}, "unix://"+dir+"/%ff.sock", "unix://"+dir+"/%fe.sock", "unix://"+dir+"/%ff%fe.sock")
+	c := mustOpen(t, flightlock.Options{Registerer: reg}, "unix://"+dir+"/%ff.sock", "unix://"+dir+"/%fe.sock",
+		"unix://"+dir+"/%ff%fe.sock")
 	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
 		t.Errorf("TryLock: %v", err)
 	}
@@ -149,15 +151,16 @@ func TestOpenHidesHalvesOfPasswords(t *testing.T) {
 // What is wrong is said, as far as it is no secret.
 func TestOpenSaysWhatIsWrong(t *testing.T) {
 	for bad, says := range map[string][]string{
-		"127.0.0.1:6379":                                   {"127.0.0.1:6379", "want redis://host:port"},
-		"redis://h:1/x?db=1":                               {"redis://h:1/x?db=1", `"x"`},
-		"redis://u:p@h:1?read_timeout=soon":                {"redis://u:xxxxx@h:1?read_timeout=soon", "read_timeout"},
-		"redis://h:1?addr=h:2&read_only=true":              {"read_only", "replica"},
-		"redis://h:1?master_name=m&typo=5&password=secret": {"redis://h:1?master_name=m&typo=xxxxx&password=xxxxx", "unexpected option: typo"},
-		"redis://u:12#b@h:1":                               {"redis://xxxxx", "%XX"},
-		"redis://u:a/b@h:1":                                {"redis://xxxxx", "%XX"},
-		"unix://run/redis.sock":                            {"unix://run/redis.sock", "three slashes"},
-		"ftp://h:1":                                        {"ftp://h:1", "scheme"},
+		"127.0.0.1:6379":                      {"127.0.0.1:6379", "want redis://host:port"},
+		"redis://h:1/x?db=1":                  {"redis://h:1/x?db=1", `"x"`},
+		"redis://u:p@h:1?read_timeout=soon":   {"redis://u:xxxxx@h:1?read_timeout=soon", "read_timeout"},
+		"redis://h:1?addr=h:2&read_only=true": {"read_only", "replica"},
+		"redis://h:1?master_name=m&typo=5&password=secret": {"redis://h:1?master_name=m&typo=xxxxx&password=xxxxx",
+			"unexpected option: typo"},
+		"redis://u:12#b@h:1":    {"redis://xxxxx", "%XX"},
+		"redis://u:a/b@h:1":     {"redis://xxxxx", "%XX"},
+		"unix://run/redis.sock": {"unix://run/redis.sock", "three slashes"},
+		"ftp://h:1":             {"ftp://h:1", "scheme"},
 	} {
 		_, err := flightlock.Open([]string{bad}, flightlock.Options{})
 		wantInvalid(t, err, append(says, "urls[0]")...)
@@ -230,7 +233,8 @@ func TestOpenWithTLS(t *testing.T) {
 	ca, cert, key := redistest.Certificates(t)
 	addr := redistest.RefusedAddr(t)
 	_, port, _ := net.SplitHostPort(addr)
-	redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
+	redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients",
+		"no")
 
 	strict := mustOpen(t, patient, "rediss://"+addr)
 	_, err := strict.TryLock(t.Context(), "k", time.Second)
@@ -290,7 +294,8 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 		t.Fatal(err)
 	}
 	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool { // its own connections are cut meanwhile
-		return fmt.Sprint(sentinel.Do(t, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")) == fmt.Sprintf("[127.0.0.1 %d]", replica.Port())
+		return fmt.Sprint(sentinel.Do(t, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")) == fmt.Sprintf("[127.0.0.1 %d]",
+			replica.Port())
 	})
 	redistest.Eventually(t, 20*time.Second, "the lock is refreshed on the new master", func() bool {
 		return l.Refresh(t.Context()) == nil

@@ -169,7 +169,8 @@ func (o Options) validated(list string) (Options, error) {
 	case o.MaxRetained < 0:
 		return o, invalid("Options.MaxRetained", o.MaxRetained, "it must not be below 0")
 	case len(o.KeyPrefix) > maxKey:
-		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)), fmt.Sprintf("%d is the limit", maxKey))
+		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)),
+			fmt.Sprintf("%d is the limit", maxKey))
 	}
 	return o, checkNodes(list, o.Nodes)
 }
@@ -217,7 +218,8 @@ func checkNode(field string, n redis.UniversalClient) error {
 	case *redis.Client, *redis.ClusterClient:
 		return nil
 	case *redis.Ring:
-		return invalid(field, "a *redis.Ring", "a Ring moves keys to other shards when one fails: pass each shard as a node of its own")
+		return invalid(field, "a *redis.Ring",
+			"a Ring moves keys to other shards when one fails: pass each shard as a node of its own")
 	}
 	return invalid(field, fmt.Sprintf("a %T", n), "a *redis.Client or *redis.ClusterClient is needed")
 }
@@ -272,7 +274,8 @@ func (c *Client) checkKey(key string) error {
 	case len(key) > maxKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
 	case startsWith(c.opts.KeyPrefix, key, node.Reserved):
-		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
+		return invalid("key", fmt.Sprintf("%q", key),
+			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	}
 	return nil
 }

@@ -46,7 +46,8 @@ func (c *Client) onQuarantine(i int, s quorum.Quarantined) {
 	name := c.nodes[i].Name()
 	if !s.Until.IsZero() {
 		c.recheckAway()
-		c.log(slog.LevelWarn, "flightlock: node quarantined: its votes do not count", "node", name, "until", s.Until.Round(0), "err", &s)
+		c.log(slog.LevelWarn, "flightlock: node quarantined: its votes do not count", "node", name, "until",
+			s.Until.Round(0), "err", &s)
 	} else {
 		c.recovery.announce()
 		c.log(slog.LevelInfo, "flightlock: node is out of quarantine", "node", name)

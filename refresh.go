@@ -202,7 +202,8 @@ func (a *autoRefresh) failed() {
 func (a *autoRefresh) askStrategy(failure int) {
 	defer func() {
 		if v := recover(); v != nil {
-			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key", a.l.Key(), "panic", fmt.Sprint(v))
+			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key",
+				a.l.Key(), "panic", fmt.Sprint(v))
 			a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		}
 	}()
@@ -218,6 +219,7 @@ func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	case clock.Left(clock.Now(), a.l.Until()) > delay:
 		a.again(delay)
 	default:
-		a.unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late", a.failures, delay))
+		a.unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late",
+			a.failures, delay))
 	}
 }

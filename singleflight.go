@@ -27,11 +27,13 @@ import (
 // then.
 //
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
-func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
+func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
+	retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Queue, c.recalls.on)
 }
 
-func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode, lingers bool) (*Lock, error) {
+func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode,
+	lingers bool) (*Lock, error) {
 	retry = orDefault(retry)
 	if err := c.checkArguments(key, ttl, retry); err != nil {
 		return nil, err
@@ -80,7 +82,8 @@ func (n flightNodes) Prepare(key string, ttl time.Duration, tokens int64, conten
 	return l
 }
 
-func (n flightNodes) Offer(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) flight.Lease {
+func (n flightNodes) Offer(key string, ttl time.Duration, tokens int64, contender string,
+	by quorum.Acquirer) flight.Lease {
 	if n.c.quorum.GrantsNothing() {
 		return nil
 	}
@@ -204,7 +207,8 @@ var errFailedElsewhere = fmt.Errorf("flightlock: %w: the load that this process 
 // held is returned at once, ErrUnavailable for one; and so is errFailedElsewhere, which all processes
 // that wait for the key get, so that they do the work at the same time and not one after the other. l
 // is nil if the lock was not acquired.
-func (c *Client) contend(ctx context.Context, key string, ttl time.Duration, needless func(ctx context.Context) bool) (l *Lock, stopped bool, err error) {
+func (c *Client) contend(ctx context.Context, key string, ttl time.Duration,
+	needless func(ctx context.Context) bool) (l *Lock, stopped bool, err error) {
 	retry := orDefault(nil)
 	if err := c.checkArguments(key, ttl, retry); err != nil {
 		return nil, false, err

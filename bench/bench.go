@@ -50,7 +50,8 @@ func runBench(ctx context.Context, cfg config, bar *progress.Bar) (rep *report, 
 }
 
 func (b *bench) setup() crewSetup {
-	s := crewSetup{Clients: b.cfg.clients, Polling: b.cfg.polling, Embedded: len(b.nodes.embedded) > 0, Prefix: b.nodes.prefix}
+	s := crewSetup{Clients: b.cfg.clients, Polling: b.cfg.polling, Embedded: len(b.nodes.embedded) > 0,
+		Prefix: b.nodes.prefix}
 	if s.CacheURL = b.cfg.cacheURL; s.CacheURL == "" && b.cfg.procs > 0 {
 		s.CacheURL = b.nodes.urls[0]
 	}
@@ -85,7 +86,8 @@ const startDelay = 50 * time.Millisecond
 
 // do runs one job in all crews at once, and meanwhile beside it, if that is not nil. It returns
 // what they did, and the longest time without a holder in each part.
-func (b *bench) do(ctx context.Context, j job, meanwhile func(ctx context.Context, start time.Time) error) (*outcome, []time.Duration, error) {
+func (b *bench) do(ctx context.Context, j job,
+	meanwhile func(ctx context.Context, start time.Time) error) (*outcome, []time.Duration, error) {
 	b.jobs++
 	j.Key = fmt.Sprintf("key:%d", b.jobs)
 	b.reg.reset()

@@ -154,10 +154,12 @@ func (cfg config) complete() (config, error) {
 		return config{}, fmt.Errorf("-polling %d: at most -clients (%d)", cfg.polling, cfg.clients)
 	}
 	if n := cfg.clients * cfg.callers; n > maxAllGoroutines {
-		return config{}, fmt.Errorf("-callers %d: x %d clients makes %d, at most %d", cfg.callers, cfg.clients, n, maxAllGoroutines)
+		return config{}, fmt.Errorf("-callers %d: x %d clients makes %d, at most %d", cfg.callers, cfg.clients, n,
+			maxAllGoroutines)
 	}
 	if n := cfg.clients * cfg.goroutines; n > maxAllGoroutines {
-		return config{}, fmt.Errorf("-goroutines %d: x %d clients makes %d, at most %d", cfg.goroutines, cfg.clients, n, maxAllGoroutines)
+		return config{}, fmt.Errorf("-goroutines %d: x %d clients makes %d, at most %d", cfg.goroutines, cfg.clients, n,
+			maxAllGoroutines)
 	}
 	return cfg, nil
 }

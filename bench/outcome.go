@@ -135,7 +135,8 @@ type clientOutcome struct {
 func newOutcome(parts int) *outcome {
 	o := &outcome{}
 	for range parts {
-		o.Parts = append(o.Parts, &partOutcome{Waits: new(histogram.Histogram), OwnWaits: new(histogram.Histogram), Errors: map[string]errorCount{}})
+		o.Parts = append(o.Parts, &partOutcome{Waits: new(histogram.Histogram), OwnWaits: new(histogram.Histogram),
+			Errors: map[string]errorCount{}})
 	}
 	return o
 }

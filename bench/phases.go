@@ -108,7 +108,8 @@ func (b *bench) nodeDies(ctx context.Context, rep *report) error {
 	part := (b.cfg.duration / 3).Truncate(time.Millisecond)
 	j := job{Kind: kindHammer, URLs: b.nodes.viaProxy, Goroutines: b.cfg.goroutines, Work: b.cfg.work,
 		OwnKeys: min(maxOwn, (b.cfg.goroutines+hotPerOwn-1)/hotPerOwn), Parts: 3, Part: part, Warmup: b.cfg.warmup}
-	out, gaps, err := b.do(ctx, j, func(ctx context.Context, start time.Time) error { return b.dieAndComeBack(ctx, start, part) })
+	out, gaps, err := b.do(ctx, j,
+		func(ctx context.Context, start time.Time) error { return b.dieAndComeBack(ctx, start, part) })
 	if err != nil {
 		return err
 	}

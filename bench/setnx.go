@@ -66,7 +66,8 @@ func (h *setNXLoads) filled(key string) chan struct{} {
 }
 
 // share has one of all processes load key. It says whether that is this one, which is to publish then.
-func (h *setNXLoads) share(ctx context.Context, key, prefix string, load func(context.Context) error) (first bool, err error) {
+func (h *setNXLoads) share(ctx context.Context, key, prefix string,
+	load func(context.Context) error) (first bool, err error) {
 	filled := h.filled(key)
 	first, err = h.rdb.SetNX(ctx, prefix+key, "me", time.Minute).Result()
 	switch {

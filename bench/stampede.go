@@ -35,14 +35,16 @@ func (c *localCrew) stampede(ctx context.Context, at time.Time) (err error) {
 		group := new(singleflight.Group) // each client stands for a process of a service
 		var f fetcher
 		if c.job.Kind == kindFetch {
-			l := &caller{id: holderID(c.Proc, i, c.job.Goroutines), reg: c.reg, cache: c.cache, takes: c.job.Load, tally: c.tallies[i]}
+			l := &caller{id: holderID(c.Proc, i, c.job.Goroutines), reg: c.reg, cache: c.cache, takes: c.job.Load,
+				tally: c.tallies[i]}
 			if f, err = cl.fetcher(l.source(), stampedeTTL); err != nil {
 				return err
 			}
 			defer f.Close(ctx)
 		}
 		for g := range c.job.Goroutines {
-			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, fetcher: f, hand: c.hand, reg: c.reg, cache: c.cache,
+			w := &caller{id: holderID(c.Proc, i, g), client: cl, group: group, fetcher: f, hand: c.hand, reg: c.reg,
+				cache:  c.cache,
 				prefix: c.Prefix, key: c.job.Key, takes: c.job.Load, tally: c.tallies[i]}
 			all = append(all, w)
 			own, leave := context.WithCancel(ctx) // as a request has one

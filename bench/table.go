@@ -66,7 +66,8 @@ func writeStampede(w io.Writer, r *report) {
 
 func writeHotKey(w io.Writer, r *report) {
 	h := r.HotKey
-	fmt.Fprintf(w, "(b) hot key: %d clients x %d goroutines lock and release one key %s\n", r.Clients, r.Goroutines, workText(r.Work))
+	fmt.Fprintf(w, "(b) hot key: %d clients x %d goroutines lock and release one key %s\n", r.Clients, r.Goroutines,
+		workText(r.Work))
 	table{
 		{"locks/s", "p50 wait", "p99 wait", "max wait", "commands/lock", "handoffs", "longest gap"},
 		{count(uint64(h.LocksPerSecond)), duration(h.Wait.P50), duration(h.Wait.P99), duration(h.Wait.Max),
@@ -119,10 +120,12 @@ func writeNodeDies(w io.Writer, r *report) {
 		fmt.Fprintf(w, "  skipped: %s\n\n", d.Skipped)
 		return
 	}
-	t := table{{""}, {"hot key: locks/s"}, {"  p50 wait"}, {"  p99 wait"}, {"  max wait"}, {"  longest gap without a lock"},
+	t := table{{""}, {"hot key: locks/s"}, {"  p50 wait"}, {"  p99 wait"}, {"  max wait"},
+		{"  longest gap without a lock"},
 		{"own keys: locks/s"}, {"  p50 wait"}, {"  p99 wait"}, {"  max wait"}, {"errors"}}
 	for _, p := range d.Parts {
-		cells := []string{p.Name, count(uint64(p.LocksPerSecond)), duration(p.Wait.P50), duration(p.Wait.P99), duration(p.Wait.Max),
+		cells := []string{p.Name, count(uint64(p.LocksPerSecond)), duration(p.Wait.P50), duration(p.Wait.P99),
+			duration(p.Wait.Max),
 			duration(p.LongestGap), count(uint64(p.OwnLocksPerSecond)), duration(p.OwnWait.P50), duration(p.OwnWait.P99),
 			duration(p.OwnWait.Max), count(errorSum(p.Errors))}
 		for i, c := range cells {

@@ -36,7 +36,8 @@ func newClocks() (*clocktest.Clocks, *os.File, error) {
 
 // sharedClocks are those in a file. They stay until the process ends.
 func sharedClocks(fd int) (*clocktest.Clocks, error) {
-	memory, err := unix.Mmap(fd, 0, int(unsafe.Sizeof(clocktest.Clocks{})), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := unix.Mmap(fd, 0, int(unsafe.Sizeof(clocktest.Clocks{})), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	if err != nil {
 		return nil, err
 	}

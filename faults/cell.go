@@ -287,7 +287,8 @@ func (c *cell) holder(ctx context.Context, key string) *process {
 
 // stopOne freezes the process that find finds for so long, if it still is that one when it has
 // stopped. Before it goes on, wake is told how long it has stood, at least.
-func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *process, wake func(p *process, stood time.Duration)) error {
+func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *process,
+	wake func(p *process, stood time.Duration)) error {
 	return c.await(ctx, "the right process is stopped", func() bool {
 		p := find()
 		if p == nil || p.Stop() != nil {

@@ -138,13 +138,15 @@ func (c *child) work(ctx context.Context) {
 	hot.lock = c.client.Lock
 	loop(hot)
 	for i := range longKeys {
-		loop(locking{key: longKey(i), lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL, hold: func() time.Duration {
-			return c.TTL * time.Duration(70+rand.IntN(20)) / 100
-		}})
+		loop(locking{key: longKey(i), lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL,
+			hold: func() time.Duration {
+				return c.TTL * time.Duration(70+rand.IntN(20)) / 100
+			}})
 	}
-	loop(locking{key: keptKey, lock: c.client.SingleFlightLock, ttl: c.TTL / 2, wait: 8 * c.TTL, refresh: true, hold: func() time.Duration {
-		return rand.N(2 * c.TTL)
-	}})
+	loop(locking{key: keptKey, lock: c.client.SingleFlightLock, ttl: c.TTL / 2, wait: 8 * c.TTL, refresh: true,
+		hold: func() time.Duration {
+			return rand.N(2 * c.TTL)
+		}})
 	wg.Wait()
 }
 

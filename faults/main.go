@@ -73,7 +73,8 @@ func run(ctx context.Context, out io.Writer, only string, set setup, each, total
 			} else {
 				verdicts = append(verdicts, v)
 			}
-			fmt.Fprintf(os.Stderr, "%s: %d locks, %d violations\n", s.name, v.granted[before]+v.granted[during]+v.granted[after], len(v.violations()))
+			fmt.Fprintf(os.Stderr, "%s: %d locks, %d violations\n", s.name,
+				v.granted[before]+v.granted[during]+v.granted[after], len(v.violations()))
 		}
 		if !time.Now().Before(end) {
 			break

@@ -86,7 +86,8 @@ func Del(ctx context.Context, rdb redis.Scripter, key string, fence int64) error
 }
 
 // run executes the script. For a get it returns the value, if there is one.
-func run(ctx context.Context, rdb redis.Scripter, op, key string, fence int64, ttl time.Duration, value any) (*string, error) {
+func run(ctx context.Context, rdb redis.Scripter, op, key string, fence int64, ttl time.Duration,
+	value any) (*string, error) {
 	if key == "" {
 		return nil, fmt.Errorf("fenced: %s: the key is empty", op)
 	}

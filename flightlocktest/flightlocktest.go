@@ -60,7 +60,8 @@ func Start(n int) *Nodes {
 // There is no quarantine, because these nodes lose no data.
 func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 	if len(opts.Nodes) != 0 {
-		return nil, fmt.Errorf("flightlocktest: %w: Options.Nodes has %d nodes, but Nodes has its own", flightlock.ErrInvalid, len(opts.Nodes))
+		return nil, fmt.Errorf("flightlocktest: %w: Options.Nodes has %d nodes, but Nodes has its own",
+			flightlock.ErrInvalid, len(opts.Nodes))
 	}
 	opts.Nodes = n.redis
 	opts.DisableQuarantine = true

@@ -18,7 +18,8 @@ func TestProbesConfirmFailures(t *testing.T) {
 		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		closed := make(chan struct{})
 		var tasks group.Group
-		b := breaker{s: newServer(rdb, time.Second, time.Minute), tasks: &tasks, closed: closed, servers: map[string]*health{}}
+		b := breaker{s: newServer(rdb, time.Second, time.Minute), tasks: &tasks, closed: closed,
+			servers: map[string]*health{}}
 		for range 10 {
 			for range 2 * maxFailed {
 				b.failed(t.Context(), "k")

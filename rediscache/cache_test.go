@@ -113,7 +113,8 @@ func (w *world) wantLoads(n int64) {
 // A miss is one load for all callers of all processes; its value is found by all until it expires.
 func TestGetLoadsOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		caches := []*rediscache.Cache[string]{w.cache(rediscache.Options[string]{}), w.cache(rediscache.Options[string]{}), w.cache(rediscache.Options[string]{})}
+		caches := []*rediscache.Cache[string]{w.cache(rediscache.Options[string]{}), w.cache(rediscache.Options[string]{}),
+			w.cache(rediscache.Options[string]{})}
 		for round := range int64(3) {
 			var wg sync.WaitGroup
 			for _, c := range caches {
@@ -366,7 +367,8 @@ func TestWhatCannotBeDecoded(t *testing.T) {
 			return string(b), nil
 		}
 		c := w.cache(rediscache.Options[string]{Codec: codec})
-		for i, foreign := range []string{"", "something else", "fl1:", "fl1:x" + strings.Repeat("s", 32), "fl1:v" + strings.Repeat("s", 32) + "short"} {
+		for i, foreign := range []string{"", "something else", "fl1:", "fl1:x" + strings.Repeat("s", 32),
+			"fl1:v" + strings.Repeat("s", 32) + "short"} {
 			key := fmt.Sprint("foreign", i)
 			w.values.Mini.Set(c.Key(key), foreign)
 			w.want(key, key+"@0", c)
@@ -413,7 +415,8 @@ func TestWhatCannotBeStored(t *testing.T) {
 		}
 		w.want("k", "k@0", c)
 		w.origin.version.Add(1)
-		if err := c.Set(t.Context(), "k", "a value of 30 bytes, more or less"); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "MaxValue is 10") {
+		if err := c.Set(t.Context(), "k", "a value of 30 bytes, more or less"); !errors.Is(err, flightlock.ErrInvalid) ||
+			!strings.Contains(err.Error(), "MaxValue is 10") {
 			t.Error(err)
 		}
 		w.want("k", "k@1", c)
@@ -611,7 +614,10 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/honours=%v", name, honours), func(t *testing.T) {
 				bubble(t, func(t *testing.T, w *world) {
 					w.origin.takes = 50 * time.Millisecond
-					rdb := w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.ReadTimeout = honours, 3*time.Second })
+					rdb := w.values.Client(t, func(o *redis.Options) {
+						o.ContextTimeoutEnabled, o.ReadTimeout = honours,
+							3*time.Second
+					})
 					c := w.cacheOf(rdb, rediscache.Options[string]{})
 					w.want("k", "k@0", c)
 					fail(w.values, true)
@@ -740,18 +746,22 @@ func TestInvalidArguments(t *testing.T) {
 		} {
 			opts := rediscache.Options[string]{Fresh: time.Minute}
 			change(&opts)
-			if _, err := rediscache.New(c, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			if _, err := rediscache.New(c, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
 		}
 		opts := rediscache.Options[string]{Fresh: time.Minute}
-		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "10.1.0.1:6379"}, HeartbeatFrequency: time.Hour})
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "10.1.0.1:6379"},
+			HeartbeatFrequency: time.Hour})
 		defer ring.Close()
 		for want, rdb := range map[string]redis.UniversalClient{
 			"rdb is nil": nil, "rdb is a *redis.Ring": ring,
-			"rdb.ReadOnly is true": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"}, ReadOnly: true}),
+			"rdb.ReadOnly is true": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"},
+				ReadOnly: true}),
 		} {
-			if _, err := rediscache.New(c, rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			if _, err := rediscache.New(c, rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
 			if cluster, ok := rdb.(*redis.ClusterClient); ok {

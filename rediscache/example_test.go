@@ -14,7 +14,8 @@ import (
 type account struct{ Name string }
 
 // exampleAccounts is a Cache of accounts over in-memory servers.
-func exampleAccounts(load func(context.Context, string) (account, error), opts rediscache.Options[account]) (*rediscache.Cache[account], func()) {
+func exampleAccounts(load func(context.Context, string) (account, error),
+	opts rediscache.Options[account]) (*rediscache.Cache[account], func()) {
 	nodes := flightlocktest.Start(1)
 	locks, err := nodes.Client(flightlock.Options{})
 	if err != nil {

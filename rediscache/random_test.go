@@ -189,7 +189,8 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 		defer h.locks.Close()
 		h.values = redistest.StartMemNode(t, "10.1.0.1:6379")
 		for i := range 2 {
-			h.keys = append(h.keys, &historyKey{name: string(rune('a' + i)), writer: make(chan struct{}, 1), over: map[int]time.Time{}})
+			h.keys = append(h.keys, &historyKey{name: string(rune('a' + i)), writer: make(chan struct{}, 1),
+				over: map[int]time.Time{}})
 		}
 		for range 3 {
 			c, err := h.locks.Client(flightlock.Options{NodeTimeout: 100 * time.Millisecond})
@@ -197,9 +198,11 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 				t.Fatal(err)
 			}
 			opts := rediscache.Options[string]{
-				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0, time.Second),
+				Fresh: h.between(100*time.Millisecond, 5*time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0,
+					time.Second),
 				Local: local, EarlyRefresh: float64(h.between(0, 2)), StaleWait: h.between(0, 50*time.Millisecond),
-				Fetch: flightlock.FetchOptions{TTL: time.Second, LookupTimeout: h.between(100*time.Millisecond, time.Second), LoadTimeout: 5 * time.Second},
+				Fetch: flightlock.FetchOptions{TTL: time.Second, LookupTimeout: h.between(100*time.Millisecond, time.Second),
+					LoadTimeout: 5 * time.Second},
 			}
 			rdb := h.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = h.chance(80); o.MaxRetries = 2 })
 			cache, err := rediscache.New(c, rdb, h.load, opts)

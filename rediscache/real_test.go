@@ -20,7 +20,8 @@ func TestRandomHistoryOnARealServer(t *testing.T) {
 	values, locks := redistest.StartServer(t), redistest.StartServer(t)
 	h := &history{t: t, rng: rand.New(rand.NewPCG(1, 15)), stop: make(chan struct{})}
 	for i := range 2 {
-		h.keys = append(h.keys, &historyKey{name: string(rune('a' + i)), writer: make(chan struct{}, 1), over: map[int]time.Time{}})
+		h.keys = append(h.keys, &historyKey{name: string(rune('a' + i)), writer: make(chan struct{}, 1),
+			over: map[int]time.Time{}})
 	}
 	for range 4 {
 		c, err := flightlock.Open([]string{"redis://" + locks.Addr()}, flightlock.Options{})
@@ -30,8 +31,10 @@ func TestRandomHistoryOnARealServer(t *testing.T) {
 		defer c.Close(context.Background())
 		rdb := values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = h.chance(70); o.MaxRetries = 2 })
 		cache, err := rediscache.New(c, rdb, h.load, rediscache.Options[string]{
-			Fresh: h.between(20*time.Millisecond, time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0, time.Second),
-			Fetch: flightlock.FetchOptions{TTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second},
+			Fresh: h.between(20*time.Millisecond, time.Second), Stale: h.between(0, time.Second), NotFoundFor: h.between(0,
+				time.Second),
+			Fetch: flightlock.FetchOptions{TTL: 500 * time.Millisecond, LookupTimeout: time.Second,
+				LoadTimeout: 5 * time.Second},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +87,8 @@ func TestRandomHistoryOnARealServer(t *testing.T) {
 	if h.gets.Load() < 100 || h.changes.Load() < 10 {
 		t.Error("too little happened")
 	}
-	t.Logf("%d Gets, %d loads, %d of them outdated, %d changes", h.gets.Load(), h.loads.Load(), h.outdated.Load(), h.changes.Load())
+	t.Logf("%d Gets, %d loads, %d of them outdated, %d changes", h.gets.Load(), h.loads.Load(), h.outdated.Load(),
+		h.changes.Load())
 }
 
 func pause(d time.Duration) error {

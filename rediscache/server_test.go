@@ -15,7 +15,8 @@ import (
 )
 
 // realCache is a Cache over real servers, and what counts its loads.
-func realCache(t *testing.T, rdb redis.UniversalClient, locks string, opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
+func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
+	opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
 	t.Helper()
 	c, err := flightlock.Open([]string{"redis://" + locks}, flightlock.Options{})
 	if err != nil {
@@ -137,7 +138,8 @@ func TestAMasterThatDoesNotAnswer(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3)
 	locks := redistest.StartServer(t)
 	rdb := cluster.Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.MaxRetries = true, -1 })
-	cache, o := realCache(t, rdb, locks.Addr(), rediscache.Options[string]{Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond}})
+	cache, o := realCache(t, rdb, locks.Addr(),
+		rediscache.Options[string]{Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond}})
 	ctx := t.Context()
 	stopped, running := cluster.Servers()[0], cluster.Servers()[1]
 	bad, good := cluster.KeyOn(t, stopped, "bad"), cluster.KeyOn(t, running, "good")

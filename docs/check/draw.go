@@ -38,7 +38,8 @@ func Draw(panels []Panel, s *Store, phases []Phase, from, to time.Time, step, ra
 	for _, p := range panels {
 		depth = max(depth, p.GridPos.Y+p.GridPos.H)
 		if p.Type == "row" {
-			fmt.Fprintf(&b, `<text x="%d" y="%d" class="row">%s</text>`+"\n", p.GridPos.X*column+gap, p.GridPos.Y*line+19, html.EscapeString(p.Title))
+			fmt.Fprintf(&b, `<text x="%d" y="%d" class="row">%s</text>`+"\n", p.GridPos.X*column+gap, p.GridPos.Y*line+19,
+				html.EscapeString(p.Title))
 			continue
 		}
 		c := canvas{b: &b, from: from, to: to,
@@ -101,7 +102,8 @@ func (c *canvas) panel(p Panel, phases []Phase) {
 		fmt.Fprintf(c.b, `<rect x="%.0f" y="%.0f" width="%.0f" height="%.0f" fill="%s"/>`+"\n", x, y, w, h, fill)
 	}
 	frame(c.x-left+gap/2, c.y-top+gap/2, c.w+left+right, c.h+top+bottom, "#fff")
-	fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="title">%s</text>`+"\n", c.x-left+2*gap, c.y-top+18, html.EscapeString(p.Title))
+	fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="title">%s</text>`+"\n", c.x-left+2*gap, c.y-top+18,
+		html.EscapeString(p.Title))
 	for i, ph := range phases {
 		x0, x1 := c.at(ph.From), c.at(ph.To)
 		if i%2 == 1 {
@@ -150,7 +152,8 @@ func (c *canvas) panel(p Panel, phases []Phase) {
 		x += width
 	}
 	for t := time.Duration(0); t <= c.to.Sub(c.from); t += 10 * time.Second {
-		fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="axis" text-anchor="middle">%.0fs</text>`+"\n", c.at(c.from.Add(t)), c.y+c.h+11, t.Seconds())
+		fmt.Fprintf(c.b, `<text x="%.0f" y="%.0f" class="axis" text-anchor="middle">%.0fs</text>`+"\n", c.at(c.from.Add(t)),
+			c.y+c.h+11, t.Seconds())
 	}
 }
 
@@ -170,7 +173,8 @@ func (c *canvas) stretch(t []time.Time, v []float64, scale float64, colour strin
 	if filled {
 		fmt.Fprintf(c.b, `<path d="%sV%.1fH%.1fZ" fill="%s"/>`+"\n", d.String(), c.y+c.h, c.at(t[0]), paler(colour))
 	}
-	fmt.Fprintf(c.b, `<path d="%s" fill="none" stroke="%s" stroke-width="1.4" stroke-linecap="round"/>`+"\n", d.String(), colour)
+	fmt.Fprintf(c.b, `<path d="%s" fill="none" stroke="%s" stroke-width="1.4" stroke-linecap="round"/>`+"\n", d.String(),
+		colour)
 }
 
 // paler is a colour mixed with white.

@@ -145,7 +145,8 @@ func (in *inspections) judge() (all []Finding) {
 }
 
 func (in *inspections) judgeDuplicates() Finding {
-	f := Finding{Check: "same server", Why: "a server that is in the list twice has two votes, so a majority may be one machine"}
+	f := Finding{Check: "same server",
+		Why: "a server that is in the list twice has two votes, so a majority may be one machine"}
 	switch {
 	case len(in.duplicates) > 0:
 		var pairs []string

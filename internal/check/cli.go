@@ -29,11 +29,13 @@ func (c *Config) command(i int, addr string) command {
 	switch n := c.Clients[i].(type) {
 	case *redis.Client:
 		o := n.Options()
-		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil ||
+			o.StreamingCredentialsProvider != nil
 		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
 	case *redis.ClusterClient:
 		o := n.Options()
-		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil
+		provided := o.CredentialsProvider != nil || o.CredentialsProviderContext != nil ||
+			o.StreamingCredentialsProvider != nil
 		return command{addr, o.TLSConfig, o.Username, o.Password != "" || provided}
 	}
 	return command{addr: addr}

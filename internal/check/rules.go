@@ -32,7 +32,8 @@ var rules = []rule{
 	{"version", "the scripts need Redis 6.2 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)", judgeVersion},
 	{"role", "only a master can grant a lock; a replica refuses to write, and one member of a Cluster has some of the keys only", judgeRole},
 	{"eviction", "a lock that is evicted is granted again while its holder works", judgeEviction},
-	{"persistence", "a server that loses its locks when it restarts grants them again while their holders work", judgePersistence},
+	{"persistence", "a server that loses its locks when it restarts grants them again while their holders work",
+		judgePersistence},
 	{"quarantine", "a node that lost data grants again what it had granted; in quarantine its votes do not count until those locks have ended", judgeQuarantine},
 	{"clock offset", "fencing tokens go on from the clock when all nodes have lost their data, so the clocks should agree; a clock that is set, not slewed, moves expiry", judgeOffset},
 	{"clock drift", "validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart", judgeDrift},
@@ -64,7 +65,8 @@ func judgeReachable(t target) Finding {
 	if rtt > limit/2 {
 		f.Status = Warn
 		f.Found += fmt.Sprintf(", and NodeTimeout is %v", limit)
-		f.Fix = fmt.Sprintf("set Options.NodeTimeout to %v, ten times the round trip, or use a nearer node", 10*rtt.Round(time.Millisecond))
+		f.Fix = fmt.Sprintf("set Options.NodeTimeout to %v, ten times the round trip, or use a nearer node",
+			10*rtt.Round(time.Millisecond))
 	}
 	return f
 }
@@ -191,11 +193,14 @@ func judgePersistence(t target) Finding {
 		t.MaxTTL, t.cli())
 	switch {
 	case aof != "yes" && aof != "1":
-		return Finding{Status: Warn, Found: "no append-only file: a restart loses the locks of the last minutes, or all", Fix: wait}
+		return Finding{Status: Warn, Found: "no append-only file: a restart loses the locks of the last minutes, or all",
+			Fix: wait}
 	case fsync == "":
-		return unknown("an append-only file; whether each write is on disk before its answer is not reported: CONFIG: %v", t.ConfErr)
+		return unknown("an append-only file; whether each write is on disk before its answer is not reported: CONFIG: %v",
+			t.ConfErr)
 	case fsync != "always":
-		return Finding{Status: Warn, Found: "appendfsync is " + fsync + ": a crash of the machine loses the last seconds", Fix: wait}
+		return Finding{Status: Warn, Found: "appendfsync is " + fsync + ": a crash of the machine loses the last seconds",
+			Fix: wait}
 	}
 	return ok("appendonly with appendfsync always")
 }
@@ -284,7 +289,8 @@ func judgeDrift(t target) Finding {
 	}
 	clock, limit := t.Clock, t.DriftFactor
 	drift := max(clock.Drift, -clock.Drift)
-	f := ok("gains %+.3f%% on this process (±%.3f%%); DriftFactor allows %.3g%%", 100*clock.Drift, 100*clock.DriftMargin, 100*limit)
+	f := ok("gains %+.3f%% on this process (±%.3f%%); DriftFactor allows %.3g%%", 100*clock.Drift, 100*clock.DriftMargin,
+		100*limit)
 	switch {
 	case drift-clock.DriftMargin > limit:
 		f.Status = Fail

@@ -57,7 +57,8 @@ const (
 // and returns what is known when ctx ends, if not earlier. A call that hangs in a socket ends later,
 // on the goroutine that run started for it. prefix is that of lock keys; nonce makes names that no
 // other check uses. An error reports that the servers of a Cluster are not known.
-func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce string, run func(func())) ([]serverInfo, error) {
+func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce string,
+	run func(func())) ([]serverInfo, error) {
 	servers, err := await(ctx, run, func() ([]*redis.Client, error) { return node.Masters(ctx, client) })
 	if err != nil {
 		return nil, err

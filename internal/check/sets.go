@@ -66,7 +66,8 @@ func (c *Config) ownSet() (name, text string) {
 
 // announce announces a set on a node, for life, and returns all sets that the node knows, in the
 // format of lua/sets.lua.
-func announce(ctx context.Context, client redis.UniversalClient, name, text string, life time.Duration) (string, error) {
+func announce(ctx context.Context, client redis.UniversalClient, name, text string,
+	life time.Duration) (string, error) {
 	c, err := serverOf(ctx, client, setsKey)
 	if err != nil {
 		return "", err
@@ -199,8 +200,9 @@ func majoritiesMeet(n, m, common int) bool {
 }
 
 func (in *inspections) judgeSets() Finding {
-	f := Finding{Check: "node sets", Status: OK, Found: "no other set of nodes is known to be in use for keys with this prefix",
-		Why: "clients that lock the same keys on different sets of nodes may both get a lock: 2 of 3 and 3 of 5 nodes need not meet"}
+	f := Finding{Check: "node sets", Status: OK,
+		Found: "no other set of nodes is known to be in use for keys with this prefix",
+		Why:   "clients that lock the same keys on different sets of nodes may both get a lock: 2 of 3 and 3 of 5 nodes need not meet"}
 	others, sure := in.otherSets(in.sets)
 	if !sure {
 		f.Status, f.Found = Unknown, "another set of nodes is in use; whether it meets this one is not known without the nodes that did not answer"

@@ -33,7 +33,8 @@ func Await[T any](ctx context.Context, l Limit, call func() (T, error), discard 
 
 // AwaitOn is Await with the goroutine that run starts, and the error that late returns once ctx has
 // ended.
-func AwaitOn[T any](ctx context.Context, run func(func()), call func() (T, error), discard func(T), late func() error) (T, error) {
+func AwaitOn[T any](ctx context.Context, run func(func()), call func() (T, error), discard func(T),
+	late func() error) (T, error) {
 	type result struct {
 		v   T
 		err error

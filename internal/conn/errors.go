@@ -34,7 +34,8 @@ func HasCode(err error, codes ...string) bool {
 		return false
 	}
 	text := reply.Error()
-	inScript := strings.HasPrefix(text, "ERR Error running script") || strings.HasPrefix(text, "ERR Error compiling script")
+	inScript := strings.HasPrefix(text, "ERR Error running script") ||
+		strings.HasPrefix(text, "ERR Error compiling script")
 	for _, code := range codes {
 		if strings.HasPrefix(text, code+" ") || text == code {
 			return true
@@ -50,9 +51,10 @@ func HasCode(err error, codes ...string) bool {
 // wording of any server.
 func NoRights(err error) bool {
 	var reply redis.Error
-	return HasCode(err, "NOPERM") || errors.As(err, &reply) && slices.ContainsFunc(noRightsInScript, func(words string) bool {
-		return strings.HasPrefix(reply.Error(), words)
-	})
+	return HasCode(err, "NOPERM") || errors.As(err, &reply) &&
+		slices.ContainsFunc(noRightsInScript, func(words string) bool {
+			return strings.HasPrefix(reply.Error(), words)
+		})
 }
 
 // noRightsInScript is how Redis 7.0 and Valkey 8 phrase NOPERM for a command inside a script.

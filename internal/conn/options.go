@@ -47,7 +47,8 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		conn, err := Await(ctx, dials, func() (net.Conn, error) { return dial(ctx, network, addr) }, func(late net.Conn) { _ = late.Close() })
+		conn, err := Await(ctx, dials, func() (net.Conn, error) { return dial(ctx, network, addr) },
+			func(late net.Conn) { _ = late.Close() })
 		if err != nil && ctx.Err() != nil {
 			return nil, fmt.Errorf("no connection within %v: %w", limit, ctx.Err())
 		} else if err != nil {

@@ -33,7 +33,8 @@ type Lease interface {
 	Peek() *quorum.Failure
 	// Refresh asks for the full ttl again and for more tokens. The flight has one refresh of a lease
 	// in progress at a time. If namesRival is true, the grant names who waits.
-	Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(quorum.Grant, *quorum.Failure))
+	Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool,
+		done func(quorum.Grant, *quorum.Failure))
 	// Withdraw takes an offer back, with what its contender wanted. It reports false if the offer has
 	// ended by itself.
 	Withdraw() bool
@@ -198,7 +199,8 @@ type Counts struct {
 
 // NewGroup makes an empty Group.
 func NewGroup(cfg Config) *Group {
-	g := &Group{cfg: cfg, expired: cfg.Errors.Expired(nil, nil), epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(), died: make(chan struct{}, 1)}
+	g := &Group{cfg: cfg, expired: cfg.Errors.Expired(nil, nil), epoch: clock.Now().Add(-1), seed: maphash.MakeSeed(),
+		died: make(chan struct{}, 1)}
 	g.waiters.New = func() any { return &waiter{ready: make(chan struct{}, 1)} }
 	g.deferreds.New = func() any { return new(deferred) }
 	g.releases.New = func() any { return make(releaseOutcome, 1) }

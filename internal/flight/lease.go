@@ -282,7 +282,8 @@ func (f *flight) renewLocked(now time.Time) {
 	f.checked = f.checked || checks
 	l, ttl := f.lease, t.ttl
 	f.deferLocked(func() {
-		l.Refresh(ttl, more, timeout, checks, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, served, checks, g, why) })
+		l.Refresh(ttl, more, timeout, checks,
+			func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, served, checks, g, why) })
 	})
 }
 

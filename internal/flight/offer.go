@@ -57,7 +57,8 @@ func (c *contention) spanLocked(now clock.Instant, ttl time.Duration) (span, pol
 func (f *flight) makeOffer(l Lease, contender string) bool {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
-	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil || f.n == f.lookers || ttl < leastSpan {
+	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil ||
+		f.n == f.lookers || ttl < leastSpan {
 		f.mu.Unlock()
 		return false
 	}

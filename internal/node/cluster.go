@@ -160,7 +160,8 @@ func (ro *router) master(ctx context.Context, key string, slot uint16, to string
 	}
 	ctx, cancel := context.WithTimeout(ctx, ro.n.ExchangeTime())
 	defer cancel()
-	master, err := conn.Await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) }, nil)
+	master, err := conn.Await(ctx, ro.finding, func() (*redis.Client, error) { return ro.cluster.MasterForKey(ctx, key) },
+		nil)
 	if err != nil {
 		return nil, err
 	}

@@ -68,7 +68,8 @@ func (e *Entry) Node() *Node { return e.n }
 // more once the attempt has begun longer than ttl ago. inline says that the calling goroutine may block
 // for NodeTimeout and may receive the answer before Acquire returns. buf is where the request is to
 // live, new, or that of a Release that has come first.
-func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration, inline bool) {
+func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration,
+	inline bool) {
 	r := &buf.request
 	e.mu.Lock()
 	if e.released { // whose request is in buf by now

@@ -199,7 +199,8 @@ func (s *Server) invalidate() { s.verified.Store(&verification{}) }
 
 // invalidates reports whether err may mean that the server was replaced, or is another one.
 func invalidates(err error) bool {
-	return err != nil && (!conn.IsReply(err) || conn.HasCode(err, "NOSCRIPT", "EPOCH", "READONLY", "MASTERDOWN", "LOADING"))
+	return err != nil && (!conn.IsReply(err) ||
+		conn.HasCode(err, "NOSCRIPT", "EPOCH", "READONLY", "MASTERDOWN", "LOADING"))
 }
 
 // SetGuard is called before the first request. A Cluster cannot be guarded.

@@ -58,7 +58,8 @@ const RetainMark = "R"
 // Retains reports whether owner has that mark, and is an owner of this library's: label#client-number.
 func Retains(owner string) bool {
 	client, _ := split(owner)
-	return strings.HasSuffix(owner, RetainMark) && client != "" && strings.Contains(owner, "#") && !strings.HasPrefix(owner, TurnOf)
+	return strings.HasSuffix(owner, RetainMark) && client != "" && strings.Contains(owner, "#") &&
+		!strings.HasPrefix(owner, TurnOf)
 }
 
 // RecallName begins the recalls among the messages of an inbox. Numbers of contenders have no colon.

@@ -83,7 +83,8 @@ func (r *request) keys(to []any) []any {
 
 // grants reports whether r is a release that grants the key to the next contender, if that has made an offer.
 func (r *request) grants() bool {
-	return r.op == opRelease && r.reach == allKeys && r.turnPass.wanted() && r.turnPass.News == NoNews && !r.e.n.IsCluster()
+	return r.op == opRelease && r.reach == allKeys && r.turnPass.wanted() && r.turnPass.News == NoNews &&
+		!r.e.n.IsCluster()
 }
 
 // offer is the offer that r makes; nil: none.

@@ -61,7 +61,8 @@ const maxSubscriptionDials = 4
 
 func newServer(n *Node, c *redis.Client) *Server {
 	s := &Server{
-		n: n, from: c, addr: c.Options().Addr, loading: make(chan struct{}, 1), subscriptionDials: conn.NewLimit(maxSubscriptionDials),
+		n: n, from: c, addr: c.Options().Addr,
+		loading: make(chan struct{}, 1), subscriptionDials: conn.NewLimit(maxSubscriptionDials),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {

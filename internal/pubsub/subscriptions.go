@@ -85,7 +85,8 @@ type Subscriptions struct {
 // client's inbox (node.IsVote), on the goroutine that reads, with no lock held, one call at a time. It must
 // not block. Votes come whether there is a watch for them or not, as long as the inbox is subscribed.
 func New(n *node.Node, onVote func(text string)) *Subscriptions {
-	subs := &Subscriptions{node: n, onVote: onVote, topicIdle: topicIdleTime, connIdle: connIdleTime, bar: barTime, pulse: pulseTime}
+	subs := &Subscriptions{node: n, onVote: onVote, topicIdle: topicIdleTime, connIdle: connIdleTime, bar: barTime,
+		pulse: pulseTime}
 	subs.life, subs.end = context.WithCancel(context.Background())
 	return subs
 }

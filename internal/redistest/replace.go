@@ -41,7 +41,8 @@ func (c *Cluster) Replace(ctx context.Context, i int) error {
 	}
 	others := append(slices.Delete(slices.Clone(c.servers), i, i+1), s)
 	for _, other := range others {
-		if err := c.until(ctx, other, "it knows the new master", func() bool { return knows(ctx, other, id.(string)+" ", "master") }); err != nil {
+		if err := c.until(ctx, other, "it knows the new master",
+			func() bool { return knows(ctx, other, id.(string)+" ", "master") }); err != nil {
 			return err
 		}
 	}
@@ -78,7 +79,8 @@ func (c *Cluster) replicate(ctx context.Context, s *Server, i int) error {
 		return err
 	}
 	for _, other := range c.servers {
-		if err := c.until(ctx, other, "it knows the replica", func() bool { return knows(ctx, other, "slave "+c.ids[i], fmt.Sprintf(":%d@", s.Port())) }); err != nil {
+		if err := c.until(ctx, other, "it knows the replica",
+			func() bool { return knows(ctx, other, "slave "+c.ids[i], fmt.Sprintf(":%d@", s.Port())) }); err != nil {
 			return err
 		}
 	}

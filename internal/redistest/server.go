@@ -38,7 +38,8 @@ func Require(tb testing.TB) {
 	case os.Getenv(EnvRequire) == "1":
 		tb.Fatalf("%s=1 but there is no redis-server: %v", EnvRequire, err)
 	default:
-		tb.Skipf("NOT TESTED against a real Redis: %v (install redis-server; set %s=1 to make this a failure)", err, EnvRequire)
+		tb.Skipf("NOT TESTED against a real Redis: %v (install redis-server; set %s=1 to make this a failure)", err,
+			EnvRequire)
 	}
 }
 

@@ -59,7 +59,8 @@ func (w *world) addClient() *client {
 		c.redis = append(c.redis, r)
 		opts.Nodes = append(opts.Nodes, r)
 	}
-	uuid.SetRand(rand.NewChaCha8([32]byte{byte(w.plan.seed), byte(w.plan.seed >> 8), byte(w.plan.seed >> 16), byte(w.plan.seed >> 24), byte(c.id)}))
+	uuid.SetRand(rand.NewChaCha8([32]byte{byte(w.plan.seed), byte(w.plan.seed >> 8), byte(w.plan.seed >> 16),
+		byte(w.plan.seed >> 24), byte(c.id)}))
 	w.mu.Lock()
 	w.named[c.String()] = c
 	w.mu.Unlock()

@@ -82,7 +82,8 @@ const (
 )
 
 func (k what) String() string {
-	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes", "server flushed", "server loads",
+	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes",
+		"server flushed", "server loads",
 		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes", "server gives way", "server refuses writes"}[k]
 }
 
@@ -193,7 +194,8 @@ func (p *plan) addSteps(r *rand.Rand) {
 		for left := ahead; left > 10*time.Microsecond && r.IntN(2) == 0; {
 			step := between(r, 10*time.Microsecond, left)
 			left -= step
-			p.faults = append(p.faults, fault{what: jumpClock, at: time.Duration(r.Int64N(int64(p.chaos))), server: s, jump: step})
+			p.faults = append(p.faults, fault{what: jumpClock, at: time.Duration(r.Int64N(int64(p.chaos))), server: s,
+				jump: step})
 		}
 	}
 }
@@ -214,7 +216,8 @@ func (p *plan) addAmnesia(r *rand.Rand) {
 		p.cutAll(others[:p.nodes-need], from, back)
 		for _, s := range others[p.nodes-need : need] {
 			p.faults = append(p.faults, fault{
-				what: crashServer, at: back - between(r, 10*time.Microsecond, 10*time.Millisecond), lasts: between(r, 10*time.Microsecond, 10*time.Millisecond),
+				what: crashServer, at: back - between(r, 10*time.Microsecond, 10*time.Millisecond), lasts: between(r,
+					10*time.Microsecond, 10*time.Millisecond),
 				server: s, memory: pick(r, something, nothing),
 			})
 		}
@@ -233,7 +236,8 @@ func (p *plan) addReturns(r *rand.Rand) {
 	for range 1 + r.IntN(4) {
 		from, lasts := time.Duration(r.Int64N(int64(p.chaos))), between(r, least, least+p.chaos/4)
 		others := slices.DeleteFunc(r.Perm(p.nodes), func(s int) bool { return s == p.faithful })
-		p.faults = append(p.faults, fault{what: giveWay, at: from, lasts: lasts, server: others[away], memory: pick(r, everything, something)})
+		p.faults = append(p.faults, fault{what: giveWay, at: from, lasts: lasts, server: others[away],
+			memory: pick(r, everything, something)})
 		if r.IntN(2) == 0 {
 			p.cutAll(others[:away], from, from+lasts)
 		}
@@ -259,7 +263,8 @@ func (p *plan) addRefusals(r *rand.Rand) {
 	}
 	for range r.IntN(3) {
 		p.faults = append(p.faults, fault{
-			what: refuseWrites, at: time.Duration(r.Int64N(int64(p.chaos))), lasts: between(r, time.Millisecond, p.chaos/4), server: r.IntN(p.nodes),
+			what: refuseWrites, at: time.Duration(r.Int64N(int64(p.chaos))), lasts: between(r, time.Millisecond,
+				p.chaos/4), server: r.IntN(p.nodes),
 		})
 	}
 }
@@ -273,7 +278,8 @@ func (p *plan) addRights(r *rand.Rand) {
 	}
 	p.informed = between(r, time.Millisecond, p.chaos/2)
 	p.faults = slices.DeleteFunc(p.faults, func(f fault) bool {
-		return f.what == giveWay || f.at < p.informed && (f.what == crashServer && f.memory == something || f.what == flushServer)
+		return f.what == giveWay || f.at < p.informed &&
+			(f.what == crashServer && f.memory == something || f.what == flushServer)
 	})
 }
 

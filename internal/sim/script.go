@@ -19,7 +19,8 @@ type interpreter struct {
 }
 
 func newInterpreter() *interpreter {
-	in := &interpreter{state: glua.NewState(), scripts: map[string]*glua.FunctionProto{}, shared: map[string]bool{lua.Boot.Source: true}}
+	in := &interpreter{state: glua.NewState(), scripts: map[string]*glua.FunctionProto{},
+		shared: map[string]bool{lua.Boot.Source: true}}
 	for _, s := range lua.All {
 		in.shared[s.Source] = true
 	}

@@ -41,7 +41,8 @@ type server struct {
 }
 
 func newServer(w *world, id int) *server {
-	s := &server{w: w, id: id, addr: fmt.Sprintf("10.0.0.%d:6379", id+1), up: true, scripts: map[string]string{}, freed: map[string]bool{}, rate: 1}
+	s := &server{w: w, id: id, addr: fmt.Sprintf("10.0.0.%d:6379", id+1), up: true, scripts: map[string]string{},
+		freed: map[string]bool{}, rate: 1}
 	s.base = w.began.UnixMicro() + w.plan.offsets[id].Microseconds()
 	s.rate = w.plan.rates[id]
 	s.store, s.second = newStore(s.micros), s.micros()/1e6-10
@@ -134,7 +135,8 @@ func (s *server) execute(k *conn, args []string) []byte {
 	}
 	switch name {
 	case "HELLO":
-		return encode([]any{"server", "redis", "version", "7.0.15", "proto", int64(2), "id", int64(1), "mode", "standalone", "role", "master"})
+		return encode([]any{"server", "redis", "version", "7.0.15", "proto", int64(2), "id", int64(1), "mode", "standalone",
+			"role", "master"})
 	case "PING":
 		if len(k.channels) > 0 {
 			return encode([]any{"pong", ""})

@@ -164,7 +164,8 @@ func (w *world) newOperation() operation {
 	case 1:
 		op.endless = op.how != "try"
 	default:
-		op.retry = pace{seed: r.Uint64(), low: 2 * time.Millisecond, high: between(r, 4*time.Millisecond, 250*time.Millisecond)}
+		op.retry = pace{seed: r.Uint64(), low: 2 * time.Millisecond,
+			high: between(r, 4*time.Millisecond, 250*time.Millisecond)}
 		op.endless = op.how != "try"
 	}
 	return op
@@ -197,7 +198,8 @@ func (k *worker) answered(l *flightlock.Lock, err error) {
 	again := k.op.again
 	if k.op.auto {
 		k.c.as(func() {
-			err = l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond, high: 10 * time.Millisecond}})
+			err = l.AutoRefresh(flightlock.RefreshPolicy{Retry: pace{seed: w.app.Uint64(), low: time.Millisecond,
+				high: 10 * time.Millisecond}})
 		})
 		if err != nil && !errors.Is(err, flightlock.ErrNotHeld) {
 			w.checker.violation("%v: AutoRefresh: %v", k, err)

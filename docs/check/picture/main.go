@@ -212,7 +212,8 @@ func (s *service) load(ctx context.Context, busy *sync.WaitGroup) {
 var giveUp = flightlock.LimitedRetry(20*time.Millisecond, 5)
 
 // once locks key, if that takes no more than a second, and works.
-func once(ctx context.Context, c *flightlock.Client, key string, retry flightlock.RetryStrategy, work func() time.Duration) {
+func once(ctx context.Context, c *flightlock.Client, key string, retry flightlock.RetryStrategy,
+	work func() time.Duration) {
 	wait, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	l, err := c.SingleFlightLock(wait, key, 5*time.Second, retry)
@@ -234,7 +235,8 @@ func job(ctx context.Context, c *flightlock.Client, key string) {
 }
 
 func (s *service) maxMemory(limit string) error {
-	return s.admin(func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", limit).Err() }, s.servers[0])
+	return s.admin(func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, "maxmemory", limit).Err() },
+		s.servers[0])
 }
 
 // deleteJobs deletes the keys of some jobs everywhere.
