@@ -286,7 +286,7 @@ func guarded[T any](op string, f func() (T, error)) (v T, err error) {
 	return v, err
 }
 
-var errLoadManyGoesOn = errors.New("LoadMany goes on after FetchOptions.LoadTimeout")
+var errLoadManyGoesOn = errors.New("LoadMany continues after FetchOptions.LoadTimeout")
 
 // manyErr is the error of key from a LoadMany.
 func manyErr(key string, err error) error {

@@ -410,7 +410,7 @@ func TestFetchManyThatGoesOn(t *testing.T) {
 		}
 		for range 2 {
 			_, err := fs[0].FetchMany(t.Context(), keysFrom(0, 3))
-			if err == nil || !strings.Contains(err.Error(), "LoadMany goes on") || errors.Is(err, context.DeadlineExceeded) {
+			if err == nil || !strings.Contains(err.Error(), "LoadMany continues") || errors.Is(err, context.DeadlineExceeded) {
 				t.Error(err)
 			}
 		}

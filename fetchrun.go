@@ -500,7 +500,7 @@ func (f *Fetcher[V]) loadGoesOn(r *fetchRun[V], l *Lock) {
 		f.counts.loadFailures.Add(1)
 		r.Deliver(none, f.errClosed(r.Key()))
 	} else {
-		err := fmt.Errorf("flightlock: fetch %q: Load goes on after FetchOptions.LoadTimeout, %v",
+		err := fmt.Errorf("flightlock: fetch %q: Load continues after FetchOptions.LoadTimeout, %v",
 			r.Key(), f.opts.LoadTimeout)
 		f.loadFailed(r.Key(), err)
 		f.failures.failed(r.Key(), r.scope.Stamp, err, time.Now())

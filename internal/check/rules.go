@@ -30,12 +30,12 @@ type rule struct {
 var rules = []rule{
 	{"reachable", "a node that answers later than NodeTimeout has no vote", judgeReachable},
 	{"version", "the scripts need Redis 6.2 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)", judgeVersion},
-	{"role", "only a master can grant a lock; a replica refuses to write, and one member of a Cluster has some of the keys only", judgeRole},
+	{"role", "only a master can grant a lock; a replica refuses to write, and one member of a Cluster has only some of the keys", judgeRole},
 	{"eviction", "a lock that is evicted is granted again while its holder works", judgeEviction},
 	{"persistence", "a server that loses its locks when it restarts grants them again while their holders work",
 		judgePersistence},
 	{"quarantine", "a node that lost data grants again what it had granted; in quarantine its votes do not count until those locks have ended", judgeQuarantine},
-	{"clock offset", "fencing tokens go on from the clock when all nodes have lost their data, so the clocks should agree; a clock that is set, not slewed, moves expiry", judgeOffset},
+	{"clock offset", "fencing tokens continue from the clocks when all nodes have lost their data, so the clocks should agree; a clock that is set instead of slewed changes when locks expire", judgeOffset},
 	{"clock drift", "validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart", judgeDrift},
 	{"script rights", "acquire, refresh and release are scripts", judgeScripts},
 	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
@@ -189,7 +189,7 @@ func judgePersistence(t target) Finding {
 	if t.Guarded && t.InfoErr == nil && fsync != "always" {
 		return ok("a restart that loses data has no vote for %v: see quarantine", t.Quarantine)
 	}
-	wait := fmt.Sprintf("after it ends, keep clients away from it for MaxTTL (%v), or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
+	wait := fmt.Sprintf("when it has stopped, keep clients away from it for MaxTTL (%v), or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
 		t.MaxTTL, t.cli())
 	switch {
 	case aof != "yes" && aof != "1":
@@ -297,7 +297,7 @@ func judgeDrift(t target) Finding {
 		f.Fix = "fix the clock (chronyc tracking; a virtual machine may have a wrong clock source), or raise Options.DriftFactor in all clients"
 	case clock.DriftMargin > limit:
 		f.Status = Unknown
-		f.Found += ": the round trips are too long to tell"
+		f.Found += ": the round trips are too long to measure it"
 	}
 	return f
 }
