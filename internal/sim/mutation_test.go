@@ -149,6 +149,13 @@ var mutations = []mutation{
 		pkg:  "./internal/quorum", by: "TestAnAttemptThatTakesLongerThanAVoteIsValid",
 	},
 	{
+		name: "a node grants offers of the epoch before",
+		file: "lua/release.lua",
+		old:  "(%S+) ') == name and offer or nil",
+		new:  "(%S+) ') and offer or nil",
+		pkg:  "./internal/quorum", by: "TestAnOfferIsNotGrantedByANodeThatWasSetBack",
+	},
+	{
 		name: "what was granted in an unknown epoch confirms refreshes",
 		file: "internal/node/offer.go",
 		old:  "	if kind != Renewed || !e.t.prepared() {\n",
