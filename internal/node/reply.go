@@ -35,7 +35,8 @@ type Reply struct {
 	Err     error         // Failed
 
 	// Epoch is set for the answers of a guarded node. Granted: the epoch in which it granted. Renewed: the one that
-	// was known when the request was written, and Unknown if the key may be there since another.
+	// was known when the request was written. A client knows an epoch before the node makes a key its lease's in
+	// that: the scripts that do so have it in their text, and an offer is granted in the epoch that it names only.
 	Epoch *Epoch
 }
 

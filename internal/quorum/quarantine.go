@@ -30,8 +30,8 @@ import (
 // leases are valid that share no node that remembers both. (docs/model/grants.pml has found that.) So an attempt must
 // be decided within attemptLimit of when its first request was made, and what is written to the node later than
 // that after the loss is confirmed when all such attempts are over: the lease was valid until then without the
-// node's confirmation, so they could not have won. A lease knows in which epoch its key was put on the node: see
-// node.Entry. That a confirmation counts again before the quarantine is over lets nodes be restarted one after the
+// node's confirmation, so they could not have won. A client knows in which epoch its lease's key was put on the
+// node: see node.Reply. That a confirmation counts again before the quarantine is over lets nodes be restarted one after the
 // other while locks are held.
 //
 // Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all

@@ -156,13 +156,6 @@ var mutations = []mutation{
 		pkg:  "./internal/quorum", by: "TestAnOfferIsNotGrantedByANodeThatWasSetBack",
 	},
 	{
-		name: "what was granted in an unknown epoch confirms refreshes",
-		file: "internal/node/offer.go",
-		old:  "	if kind != Renewed || !e.t.prepared() {\n",
-		new:  "	if true || kind != Renewed || !e.t.prepared() {\n",
-		pkg:  "./internal/quorum", by: "TestWhatWasGrantedInAnUnknownEpochConfirmsNothing",
-	},
-	{
 		name: "the scripts of the epoch before are loaded before boot.lua has answered",
 		file: "internal/node/epoch.go",
 		old:  "	next, err := s.runBoot(ctx, c, establish)\n",
