@@ -123,7 +123,7 @@ func (l *lane) complete(r *request, got response, sent, heal bool) bool {
 		rep = failed(errOld)
 	}
 	if l.epoch != anyEpoch {
-		if (rep.Kind == Granted || rep.Kind == Renewed) && l.s.n.guard.Changed != nil {
+		if l.s.n.guard.Changed != nil && (r.op.votes() || rep.Kind == Renewed && !r.e.unforgotten()) {
 			rep.Epoch = l.epoch
 		}
 		if rep.Kind == Granted && l.s.n.isUnverified.Load() { // somebody else has verified it

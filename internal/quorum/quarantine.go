@@ -31,8 +31,9 @@ import (
 // be decided within attemptLimit of when its first request was made, and what is written to the node later than
 // that after the loss is confirmed when all such attempts are over: the lease was valid until then without the
 // node's confirmation, so they could not have won. A client knows in which epoch its lease's key was put on the
-// node: see node.Reply. That a confirmation counts again before the quarantine is over lets nodes be restarted one after the
-// other while locks are held.
+// node: see node.Reply. What was put there before the loss, and is there still, was there all the time, so that no
+// attempt has a vote of the node: it is confirmed at once. That a confirmation counts again before the quarantine is
+// over lets nodes be restarted one after the other while locks are held.
 //
 // Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all
 // are new in both reads, and each has the same epoch, then there is an instant in between at

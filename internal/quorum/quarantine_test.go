@@ -343,6 +343,48 @@ func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
 	}
 }
 
+// A node that keeps its data over a restart is in quarantine, since it may have lost some. Locks that it still has were
+// put on it before: it confirms them at once, whether or not the client knows of the restart. So they survive that
+// another node is gone shortly after.
+func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
+	t.Parallel()
+	const ttl, patience = 4 * time.Second, 20 * time.Second
+	var servers []*redistest.Server
+	var conns []redis.UniversalClient
+	for range 3 {
+		s := redistest.StartServer(t, "--appendonly", "yes", "--appendfsync", "always")
+		servers, conns = append(servers, s), append(conns, s.Client(t))
+	}
+	c := newPatientClient(t, "c", conns, patience)
+	c.guard(time.Minute)
+	first, _ := c.must("lock:other", time.Minute, 1)
+	c.release(first)
+	lease, _ := c.must(key, ttl, 1)
+	for _, s := range servers {
+		redistest.Eventually(t, patience, "the key is everywhere", func() bool { return s.Do(t, "GET", key) == lease.Owner() })
+	}
+
+	if err := servers[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, patience, "c knows", func() bool {
+		if l, _, f := c.try("lock:other", ttl, 1); f == nil { // by the others
+			c.release(l)
+		}
+		c.refresh(lease, ttl, 0)
+		return c.nodes[0].Epoch().State == node.EpochLost
+	})
+	if err := servers[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for until := time.Now().Add(2 * ttl); time.Now().Before(until); time.Sleep(ttl / 8) {
+		if _, f := c.refresh(lease, ttl, 0); f != nil && f.Reason == NotHeld {
+			t.Fatalf("a lock is lost that a majority has: %s", describe(f))
+		}
+	}
+	c.release(lease)
+}
+
 // An offer is granted by all nodes, and the message of one is lost. Then another node is gone.
 func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {

@@ -142,6 +142,13 @@ var mutations = []mutation{
 		pkg:  "./internal/quorum", by: "TestNoConfirmationByANodeThatHasJustForgotten",
 	},
 	{
+		name: "a lock that was put back on a node counts as one that was never gone",
+		file: "internal/node/entry.go",
+		old:  "	return e.kept\n",
+		new:  "	return true\n",
+		pkg:  "./internal/quorum", by: "TestNoConfirmationByANodeThatHasJustForgotten",
+	},
+	{
 		name: "an attempt may be decided at any time",
 		file: "internal/quorum/lease.go",
 		old:  "	case l.slowLocked():\n",
