@@ -106,7 +106,13 @@ func unconfirmed(e *node.Epoch, quarantine time.Duration) error {
 	if e == nil {
 		return errUnknownEpoch
 	}
-	return fmt.Errorf("refreshed, which does not count yet: %w", &Quarantined{*e, e.Began.Add(min(confirmAfter, quarantine))})
+	from, when := e.Began.Add(min(confirmAfter, quarantine)), "from the next refresh on"
+	if left := time.Until(from); e.State == node.EpochKept {
+		return fmt.Errorf("refreshed, which counts %s: the node had lost data", when)
+	} else if left > 0 {
+		when = fmt.Sprintf("from %s on (in %v)", from.Format("15:04:05.000"), left.Round(time.Millisecond))
+	}
+	return fmt.Errorf("refreshed, which counts %s: %w", when, &Quarantined{*e, e.Began.Add(quarantine)})
 }
 
 var errUnknownEpoch = errors.New("refreshed, which does not count: it is not known whether the node has lost data")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -234,6 +235,31 @@ func TestConfirms(t *testing.T) {
 			t.Errorf("confirms(%s, %s, after %v) = %v", c.e, c.now, c.age, got)
 		}
 	}
+}
+
+// The error of a confirmation that does not count says from when on it does, and, as all errors of that node, until when
+// its votes do not. It names no time that is past.
+func TestWhyAConfirmationDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			epoch string
+			age   time.Duration
+			want  string
+		}{
+			{"l1", 0, `refreshed, which counts from [0-9:.]+ on \(in 11s\): quarantined until [0-9:.]+ \(for 1m0s\): it was`},
+			{"n1", confirmAfter, `refreshed, which counts from the next refresh on: quarantined until [0-9:.]+ \(for 49s\): it has no data`},
+			{"k1", time.Hour, `refreshed, which counts from the next refresh on: the node had lost data$`},
+			{"", 0, `not known`},
+		} {
+			e := epochs(c.epoch)[0]
+			if e != nil {
+				e.Began = time.Now().Add(-c.age)
+			}
+			if got := unconfirmed(e, time.Minute).Error(); !regexp.MustCompile(c.want).MatchString(got) {
+				t.Errorf("%s, %v old: %s", c.epoch, c.age, got)
+			}
+		}
+	})
 }
 
 // A node has lost its data, and a repair has put b's key back on it. a's attempt has its vote from before that, and
