@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -390,7 +392,7 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		return c
 	}
-	for name, tc := range map[string]struct {
+	sets := map[string]struct {
 		ours, theirs []int
 		want         flightlock.Status
 	}{
@@ -403,7 +405,10 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 		"in another order":   {[]int{0, 1, 2}, []int{2, 0, 1}, flightlock.StatusOK},
 		"nothing in common":  {[]int{0, 1, 2}, []int{3, 4}, flightlock.StatusOK}, // other locks, or nobody can know
 		"one of four is new": {[]int{0, 1, 2, 3}, []int{0, 1, 2, 4}, flightlock.StatusWarn},
-	} {
+	}
+	ofEach := []string{"3 to 5", "one added", "in another order", "nothing in common"} // one of each kind
+	for _, name := range sized(slices.Collect(maps.Keys(sets)), ofEach) {
+		tc := sets[name]
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 5, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 				pick := func(of []int) (some []redis.UniversalClient) {

@@ -977,8 +977,8 @@ func TestALossIsSignalled(t *testing.T) {
 	}
 }
 
-// Redisson leaked 25 million fence counters. Here 50,000 keys of 4 slots leave 16 counters
-// per slot, and no other key.
+// Redisson leaked 25 million fence counters. Here 50,000 keys of 4 slots (22,000 with the race detector)
+// leave 16 counters per slot, and no other key.
 func TestFenceCountersAreBounded(t *testing.T) {
 	servers, nodes := realNodes(t, 1)
 	// Nobody may time out here, however busy the machine is.
@@ -1018,7 +1018,7 @@ func TestFenceCountersAreBounded(t *testing.T) {
 	}
 	lockSome(0, 2000)
 	before := memory()
-	lockSome(2000, 50_000)
+	lockSome(2000, sized(50_000, 22_000))
 	perSlot := map[string]int{}
 	for _, key := range servers[0].Keys(t) {
 		slot, _, ok := strings.Cut(key, "}")
@@ -1038,7 +1038,7 @@ func TestFenceCountersAreBounded(t *testing.T) {
 	if len(perSlot) != len(tags) {
 		t.Errorf("counters of %d slots: %v", len(perSlot), perSlot)
 	}
-	if grown := memory() - before; grown > 1<<20 { // 48,000 counters are over 4 MiB
+	if grown := memory() - before; grown > 1<<20 { // 48,000 counters are over 4 MiB, 20,000 over 1.7
 		t.Errorf("the dataset grew by %d bytes", grown)
 	}
 }
