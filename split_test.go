@@ -24,7 +24,7 @@ func TestOfTryLocksAtOnceOneSucceeds(t *testing.T) {
 		for _, s := range servers {
 			nodes = append(nodes, s.Client(t))
 		}
-		c := newClient(t, flightlock.Options{}, nodes...)
+		c := newClient(t, patient, nodes...)
 		if err := c.Ready(t.Context()); err != nil {
 			t.Fatal(err)
 		}
