@@ -45,17 +45,12 @@ func TestServerErrors(t *testing.T) {
 		code, _, _ := strings.Cut(tc.line, " ")
 		t.Run(code, func(t *testing.T) {
 			fake := redistest.StartFake(t, redistest.ErrorFor("EVALSHA", tc.line))
-			c := newClient(t, flightlock.Options{}, dial(t, fake.Addr()))
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-			defer cancel()
-			_, err := c.SingleFlightLock(ctx, "k", time.Second, flightlock.ExponentialBackoff(time.Millisecond, 5*time.Millisecond))
+			c := newClient(t, patient, dial(t, fake.Addr()))
+			_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, flightlock.LimitedRetry(5*time.Millisecond, 5))
 			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || !strings.Contains(err.Error(), code) {
 				t.Errorf("got %v", err)
 			}
-			if waited := errors.Is(err, context.DeadlineExceeded); waited == tc.final {
-				t.Errorf("final is %v, and the caller waited for ctx: %v (%v)", tc.final, waited, err)
-			}
-			if n := c.Stats().Attempts; tc.final && n != 1 || !tc.final && n < 3 {
+			if n := c.Stats().Attempts; (n == 1) != tc.final {
 				t.Errorf("%d attempts", n)
 			}
 		})
@@ -288,7 +283,7 @@ func TestExclusionUnderFire(t *testing.T) {
 		cs = append(cs, newClient(t, flightlock.Options{}, nodes...))
 	}
 	var holder, fence, granted atomic.Int64
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
 	for i := range 12 {
@@ -311,7 +306,10 @@ func TestExclusionUnderFire(t *testing.T) {
 		})
 	}
 	wg.Go(func() {
-		for ctx.Err() == nil {
+		defer cancel()
+		began := time.Now()
+		lasts := func(d time.Duration) bool { return time.Since(began) < d }
+		for lasts(3*time.Second) || lasts(30*time.Second) && granted.Load() == 0 { // a busy machine takes longer
 			p := proxies[rand.IntN(len(proxies))]
 			switch rand.IntN(3) {
 			case 0:
@@ -321,10 +319,7 @@ func TestExclusionUnderFire(t *testing.T) {
 			case 2:
 				p.SetDelay(time.Duration(rand.IntN(5)) * time.Millisecond)
 			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Duration(rand.IntN(40)) * time.Millisecond): // the pace of the faults
-			}
+			time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond) // the pace of the faults
 		}
 	})
 	wg.Wait()
