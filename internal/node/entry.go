@@ -54,7 +54,7 @@ type Entry struct {
 	releasePending bool          // a release is under way or owed
 	promised       bool          // a message about a grant has come
 	acquired       bool          // by a request of its own, and not by a grant
-	kept           bool          // the last request that may have made the key e's did so in an epoch that was kept
+	kept           bool          // the only request that may have made the key e's, the last one, did so in an epoch that was kept
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -191,7 +191,7 @@ func (e *Entry) sendAndUnlock(r *request, create bool) {
 		return
 	}
 	if create {
-		e.create = r
+		e.create, e.kept = r, false
 	}
 	e.mu.Unlock()
 	e.n.route(r)
