@@ -350,7 +350,7 @@ func TestRedisClientsThatAreClosedFirst(t *testing.T) {
 		for _, s := range servers {
 			nodes = append(nodes, redis.NewClient(&redis.Options{Addr: s.Addr()}))
 		}
-		c := newClient(t, flightlock.Options{}, nodes...)
+		c := newClient(t, patient, nodes...)
 		l := mustLock(t, c, "k", time.Minute)
 		for _, node := range nodes {
 			_ = node.Close()

@@ -111,7 +111,7 @@ func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 	for _, stalled := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stalled=%v", stalled), func(t *testing.T) {
 			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				const keys = 200
+				keys := sized(200, 50)
 				c, other := newClient(t, flightlock.Options{MaxTTL: time.Hour}, clients...), newClient(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
 				ctx, cancel := context.WithCancel(t.Context())
 				var fast, slow sync.WaitGroup

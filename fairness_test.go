@@ -53,19 +53,22 @@ func (s *share) hammer(t *testing.T, wg *sync.WaitGroup, goroutines int, end tim
 // waits for long; with or without notices.
 func TestProcessesShareAKey(t *testing.T) {
 	t.Parallel()
+	const each = 200 * time.Millisecond
 	polling := func(_ int, o *flightlock.Options) { o.DisableNotify = true }
 	for _, c := range []struct {
 		name         string
 		nodes, procs int
+		each         time.Duration // of use, per process
 		options      func(proc int, o *flightlock.Options)
 	}{
-		{"notified", 1, 4, nil}, {"notified", 2, 3, nil}, {"notified", 3, 12, nil}, {"notified", 4, 3, nil},
-		{"one polls", 3, 4, func(proc int, o *flightlock.Options) { o.DisableNotify = proc == 0 }},
-		{"all poll", 2, 3, polling}, {"all poll", 3, 4, polling},
-		{"short slices", 3, 3, func(_ int, o *flightlock.Options) { o.HandoffSlice = time.Microsecond }},
-		{"no handoff", 3, 3, func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
+		{"notified", 1, 4, each, nil}, {"notified", 2, 3, each, nil}, {"notified", 3, 12, each, nil}, {"notified", 4, 3, each, nil},
+		{"one polls", 3, 4, each, func(proc int, o *flightlock.Options) { o.DisableNotify = proc == 0 }},
+		{"all poll", 2, 3, each, polling}, {"all poll", 3, 4, each, polling},
+		// Here each lock is one of Redis.
+		{"short slices", 3, 3, sized(each, each/2), func(_ int, o *flightlock.Options) { o.HandoffSlice = time.Microsecond }},
+		{"no handoff", 3, 3, sized(each, each/4), func(_ int, o *flightlock.Options) { o.HandoffSlice = -1 }},
 	} {
-		if redistest.Raced && !redistest.Long() && c.nodes*c.procs > 9 {
+		if c.nodes*c.procs > sized(36, 9) {
 			continue
 		}
 		t.Run(fmt.Sprintf("%s/nodes=%d/procs=%d", c.name, c.nodes, c.procs), func(t *testing.T) {
@@ -73,7 +76,7 @@ func TestProcessesShareAKey(t *testing.T) {
 				for _, n := range nodes {
 					n.SetDelay(200 * time.Microsecond)
 				}
-				end := time.Now().Add(time.Duration(c.procs) * 200 * time.Millisecond)
+				end := time.Now().Add(time.Duration(c.procs) * c.each)
 				shares := make([]share, c.procs)
 				var wg sync.WaitGroup
 				for p := range c.procs {
@@ -121,11 +124,7 @@ func wantEven(t *testing.T, shares []share) {
 // are well again everybody gets the lock within a second or so. In the end nothing is left.
 func TestTurnsOnBadNodes(t *testing.T) {
 	t.Parallel()
-	seeds := uint64(6)
-	if redistest.Raced && !redistest.Long() {
-		seeds = 2
-	}
-	for seed := range seeds {
+	for seed := range uint64(sized(6, 2)) {
 		n := 1 + int(seed)%5
 		t.Run(fmt.Sprintf("seed=%d/nodes=%d", seed, n), func(t *testing.T) {
 			bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) { badNodes(t, nodes, seed) })

@@ -45,17 +45,12 @@ func TestServerErrors(t *testing.T) {
 		code, _, _ := strings.Cut(tc.line, " ")
 		t.Run(code, func(t *testing.T) {
 			fake := redistest.StartFake(t, redistest.ErrorFor("EVALSHA", tc.line))
-			c := newClient(t, flightlock.Options{}, dial(t, fake.Addr()))
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-			defer cancel()
-			_, err := c.SingleFlightLock(ctx, "k", time.Second, flightlock.ExponentialBackoff(time.Millisecond, 5*time.Millisecond))
+			c := newClient(t, patient, dial(t, fake.Addr()))
+			_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, flightlock.LimitedRetry(5*time.Millisecond, 5))
 			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || !strings.Contains(err.Error(), code) {
 				t.Errorf("got %v", err)
 			}
-			if waited := errors.Is(err, context.DeadlineExceeded); waited == tc.final {
-				t.Errorf("final is %v, and the caller waited for ctx: %v (%v)", tc.final, waited, err)
-			}
-			if n := c.Stats().Attempts; tc.final && n != 1 || !tc.final && n < 3 {
+			if n := c.Stats().Attempts; (n == 1) != tc.final {
 				t.Errorf("%d attempts", n)
 			}
 		})
@@ -110,7 +105,7 @@ func TestTheSameServerTwice(t *testing.T) {
 		}
 		c := newClient(t, flightlock.Options{}, nodes...)
 		var err error
-		redistest.Eventually(t, 5*time.Second, "the twins are found", func() bool {
+		redistest.Eventually(t, 20*time.Second, "the twins are found", func() bool {
 			var l *flightlock.Lock
 			if l, err = c.TryLock(t.Context(), fmt.Sprint("k", rand.Int()), time.Second); err == nil {
 				_ = l.Release(t.Context())
@@ -172,7 +167,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 		"standalone": redistest.StartServer(t).Client(t), "cluster": cluster.Client(t),
 	} {
 		for _, prefix := range []string{"", "{", "}{", "a{b}c:", flightlock.NoPrefix} {
-			c := newClient(t, flightlock.Options{KeyPrefix: prefix}, node)
+			c := newClient(t, flightlock.Options{KeyPrefix: prefix, NodeTimeout: patient.NodeTimeout}, node)
 			keys := []string{"k", "{", "}", "{}", "{}x", "a{b}c", "{{b}}", "\x00", "\xff\xfe{\x01}", "\r\n", strings.Repeat("k", 4096)}
 			for range 30 {
 				b := make([]byte, 1+rand.IntN(40))
@@ -182,7 +177,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 				keys = append(keys, string(b))
 			}
 			for _, key := range keys {
-				l, err := c.TryLock(t.Context(), key, time.Second)
+				l, err := c.TryLock(t.Context(), key, time.Minute)
 				if err != nil {
 					t.Errorf("%s, prefix %q, key %q: %v", name, prefix, key, err)
 					continue
@@ -200,11 +195,11 @@ func TestKeysOfAnyBytes(t *testing.T) {
 func TestAClusterAmongTheNodes(t *testing.T) {
 	_, nodes := realNodes(t, 2)
 	nodes = append(nodes, redistest.StartCluster(t, 3).Client(t))
-	a, b := newClient(t, flightlock.Options{}, nodes...), newClient(t, flightlock.Options{}, nodes...)
+	a, b := newClient(t, patient, nodes...), newClient(t, patient, nodes...)
 	for i := range 50 {
 		key := fmt.Sprint("k", i)
-		l := mustLock(t, a, key, time.Second)
-		if _, err := b.TryLock(t.Context(), key, time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
+		l := mustLock(t, a, key, time.Minute)
+		if _, err := b.TryLock(t.Context(), key, time.Minute); !errors.Is(err, flightlock.ErrNotAcquired) {
 			t.Errorf("got %v", err)
 		}
 		mustRelease(t, l)
@@ -215,7 +210,7 @@ func TestAClusterAmongTheNodes(t *testing.T) {
 // late does not outlive the locks.
 func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	servers, nodes := realNodes(t, 5)
-	c := newClient(t, flightlock.Options{}, nodes...)
+	c := newClient(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
 	for i := range 20 { // the fence buckets' first use, scripts, connections
 		mustRelease(t, mustLock(t, c, fmt.Sprint("k", i), time.Minute))
 	}
@@ -237,14 +232,19 @@ func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	}
 	wg.Wait()
 	servers[4].Cont()
-	redistest.EventuallyNoLocks(t, 5*time.Second, servers...)
+	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 }
 
 // A node that was stopped for a while is left alone and told so; when it goes on, it votes
 // again within 2s, and what it missed or executed late does not outlive the locks.
 func TestAStoppedNodeComesBack(t *testing.T) {
+	wantIn(t, 2*time.Second, stopAndGoOn)
+}
+
+// stopAndGoOn says how long after it goes on a stopped node votes.
+func stopAndGoOn(t *testing.T) (took time.Duration) {
 	servers, nodes := realNodes(t, 5)
-	c := newClient(t, flightlock.Options{}, nodes...)
+	c := newClient(t, flightlock.Options{NodeTimeout: 250 * time.Millisecond}, nodes...)
 	mustRelease(t, mustLock(t, c, "k", time.Minute))
 	servers[4].Stop()
 	redistest.Eventually(t, 20*time.Second, "the node is suspended", func() bool {
@@ -252,14 +252,17 @@ func TestAStoppedNodeComesBack(t *testing.T) {
 		return c.Stats().Suspended == 1
 	})
 	servers[4].Cont()
-	redistest.Eventually(t, 2*time.Second, "five nodes vote", func() bool {
+	goesOn := time.Now()
+	redistest.Eventually(t, 20*time.Second, "five nodes vote", func() bool {
 		l := mustLock(t, c, "k", time.Minute)
 		defer mustRelease(t, l)
 		return servers[4].Do(t, "EXISTS", "lock:k") == int64(1)
 	})
-	redistest.Eventually(t, 5*time.Second, "nothing is left", func() bool {
+	took = time.Since(goesOn)
+	redistest.Eventually(t, 20*time.Second, "nothing is left", func() bool {
 		return c.Stats().Debts == 0 && servers[4].Do(t, "EXISTS", "lock:k") == int64(0)
 	})
+	return took
 }
 
 // Exclusion and rising fences hold while clients contend over connections that are slow,
@@ -280,7 +283,7 @@ func TestExclusionUnderFire(t *testing.T) {
 		cs = append(cs, newClient(t, flightlock.Options{}, nodes...))
 	}
 	var holder, fence, granted atomic.Int64
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
 	for i := range 12 {
@@ -303,7 +306,10 @@ func TestExclusionUnderFire(t *testing.T) {
 		})
 	}
 	wg.Go(func() {
-		for ctx.Err() == nil {
+		defer cancel()
+		began := time.Now()
+		lasts := func(d time.Duration) bool { return time.Since(began) < d }
+		for lasts(3*time.Second) || lasts(30*time.Second) && granted.Load() == 0 { // a busy machine takes longer
 			p := proxies[rand.IntN(len(proxies))]
 			switch rand.IntN(3) {
 			case 0:
@@ -313,10 +319,7 @@ func TestExclusionUnderFire(t *testing.T) {
 			case 2:
 				p.SetDelay(time.Duration(rand.IntN(5)) * time.Millisecond)
 			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Duration(rand.IntN(40)) * time.Millisecond): // the pace of the faults
-			}
+			time.Sleep(time.Duration(rand.IntN(40)) * time.Millisecond) // the pace of the faults
 		}
 	})
 	wg.Wait()

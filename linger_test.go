@@ -236,6 +236,7 @@ func TestWhereNothingLingers(t *testing.T) {
 		"no handoff":    {Linger: time.Minute, HandoffSlice: -1},
 		"LingerFor":     {Linger: time.Minute, LingerFor: func(string) time.Duration { return 0 }},
 	} {
+		opts.NodeTimeout = patient.NodeTimeout
 		c := newClient(t, opts, nodes...)
 		mustRelease(t, mustLock(t, c, "k", lingerTTL)) // loads the scripts
 		before := c.Stats().Commands

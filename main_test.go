@@ -13,11 +13,22 @@ import (
 
 func TestMain(m *testing.M) {
 	redistest.SilenceRedis()
-	redistest.SayWhatIsLeftOut(
-		"most moments at which nodes can forget; services at full size (internal/e2e)",
-		"make forget; make long")
+	leftOut, how := "most moments at which nodes can forget; services at full size (internal/e2e)", "make forget; make long"
+	if redistest.Raced {
+		leftOut, how = leftOut+"; many rounds, keys and combinations", how+"; go test ."
+	}
+	redistest.SayWhatIsLeftOut(leftOut, how)
 	clocks.Install()
 	goleak.VerifyTestMain(m)
+}
+
+// sized is a number of rounds or keys, or a time: full, or less with the race detector, which makes all of
+// it several times slower. FLIGHTLOCK_LONG=1 has it in full then, too.
+func sized[T any](full, raced T) T {
+	if redistest.Raced && !redistest.Long() {
+		return raced
+	}
+	return full
 }
 
 // newClient is a Client over nodes that is closed when the test ends.

@@ -16,7 +16,7 @@ import (
 func TestReadyDoesAllThatIsDoneOnce(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		servers, nodes := realNodes(t, n)
-		c := newClient(t, flightlock.Options{}, nodes...)
+		c := newClient(t, patient, nodes...)
 		must(t, c.Ready(t.Context()))
 		type once struct{ hello, load int64 }
 		count := func() (all []once) {
@@ -60,7 +60,7 @@ func TestReadyOnACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	node := cluster.Client(t)
-	c := newClient(t, flightlock.Options{}, node)
+	c := newClient(t, patient, node)
 	must(t, c.Ready(t.Context()))
 	for _, s := range cluster.Servers() {
 		if s.CommandCalls(t)["script|load"] == 0 {

@@ -15,7 +15,8 @@ import (
 // If several clients TryLock a free key at the same moment, as the processes of a service do for a
 // job once per tick, one of them gets the lock, even if the votes are split at first.
 func TestOfTryLocksAtOnceOneSucceeds(t *testing.T) {
-	const clients, rounds = 4, 400
+	const clients = 4
+	rounds := sized(400, 100)
 	servers, _ := realNodes(t, 3)
 	var all []*flightlock.Client
 	for range clients {
@@ -23,7 +24,7 @@ func TestOfTryLocksAtOnceOneSucceeds(t *testing.T) {
 		for _, s := range servers {
 			nodes = append(nodes, s.Client(t))
 		}
-		c := newClient(t, flightlock.Options{}, nodes...)
+		c := newClient(t, patient, nodes...)
 		if err := c.Ready(t.Context()); err != nil {
 			t.Fatal(err)
 		}

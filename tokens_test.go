@@ -68,7 +68,7 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
-	c := newClient(t, flightlock.Options{}, s.Client(t))
+	c := newClient(t, patient, s.Client(t))
 	_, err := c.TryLock(t.Context(), "k", time.Second)
 	if text := fmt.Sprint(err); !strings.Contains(text, "did not report whether it lost data") || !strings.Contains(text, "NOPERM") {
 		t.Error(text)
@@ -79,7 +79,7 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	wantFinding(t, check(t, c), s.Addr(), "quarantine", flightlock.StatusOK, "off")
 	s.Do(t, "ACL", "SETUSER", "default", "-info")
 	wantFinding(t, check(t, c), s.Addr(), "quarantine", flightlock.StatusWarn, "INFO is refused", "tokens")
-	off := newClient(t, flightlock.Options{DisableQuarantine: true}, s.Client(t))
+	off := newClient(t, flightlock.Options{NodeTimeout: patient.NodeTimeout, DisableQuarantine: true}, s.Client(t))
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
 	eventuallyLock(t, off, "k2")
 }

@@ -29,7 +29,7 @@ func (c away) Write(p []byte) (int, error) {
 // of them gets the lock nevertheless.
 func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 	t.Parallel()
-	for range 20 {
+	for range sized(20, 6) {
 		bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
 			var clients []*flightlock.Client
 			for i := range nodes {
