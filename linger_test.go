@@ -98,6 +98,31 @@ func TestLingerOnRealNodes(t *testing.T) {
 	}
 }
 
+// From its first attempt to the lock, a rival waits for messages only, and for no timer: on an idle processor
+// one that was set to a part of a round trip comes a millisecond later. These nodes do not grant, so
+// that a rival that is faster than the release gets a turn, in a third round trip.
+func TestARecallWaitsForNoTimer(t *testing.T) {
+	const oneWay = 10 * time.Millisecond
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		opts := flightlock.Options{NodeTimeout: time.Second}
+		a, b := lingering(t, opts, clients...), lingering(t, opts, clients...)
+		nodes[0].SetDelay(oneWay)
+		for i := range 10 {
+			key := fmt.Sprint(i)
+			mustRelease(t, mustLock(t, a, key, lingerTTL))
+			began := time.Now()
+			l := mustLock(t, b, key, lingerTTL)
+			if took := time.Since(began); took%oneWay != 0 || took > 12*oneWay { // some open a connection
+				t.Errorf("%s: it took %v, and one way is %v", key, took, oneWay)
+			}
+			mustRelease(t, l)
+		}
+		if n := a.Stats().Recalled; n < 10 {
+			t.Errorf("%d were recalled", n)
+		}
+	})
+}
+
 // A lease that is in use when it is recalled goes on: the rival waits for its release, and has it
 // then.
 func TestARecallWaitsForTheHolder(t *testing.T) {
