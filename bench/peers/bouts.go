@@ -60,11 +60,12 @@ type pace struct {
 	hot     time.Duration // of one key that a thousand want: some wait for more than a second
 	held    int           // locks that are held
 	refresh time.Duration // how long they are held: a refresh each
+	reuse   time.Duration // of a lock that is used again every 10 ms
 }
 
 var (
-	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
-	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
+	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, reuse: time.Minute}
+	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, reuse: 5 * time.Second}
 )
 
 const heldTTL = 30 * time.Second
@@ -119,6 +120,7 @@ func allBouts(p pace) (all []bout) {
 	addLatencies(add, p)
 	add(bout{Group: "zipf", Detail: "10000 keys, 1000 goroutines", Nodes: 1, Rivals: withByHand,
 		Load: load{Kind: closed, Goroutines: 1000, Keys: 10_000}})
+	addLinger(add, p)
 	addFaults(add)
 	addStampedes(add)
 	addRoundTrips(add, p)
@@ -154,6 +156,28 @@ func addOneEach(add func(bout), p pace) {
 				b.Load.Window = p.long
 				add(b)
 			}
+		}
+	}
+}
+
+// addLinger is keys that one process uses again and again.
+func addLinger(add func(bout), p pace) {
+	for _, n := range []int{1, 3, 5} {
+		rivals := append([]string{nameLinger}, byNodes(n, onOneNode, onSomeNodes)...)
+		add(bout{Group: "linger", Detail: "1 goroutine, 1 key", Nodes: n, Rivals: rivals,
+			Load: load{Kind: closed, Goroutines: 1, Bare: true}})
+		add(bout{Group: "linger", Detail: "1 goroutine, 1 key, 1ms more each way", Nodes: n, Rivals: rivals, Proxied: true, RTT: 2 * time.Millisecond,
+			Load: load{Kind: closed, Goroutines: 1, Bare: true}})
+		add(bout{Group: "linger", Detail: "1000 goroutines, a key each", Nodes: n, Rivals: rivals,
+			Load: load{Kind: closed, Goroutines: 1000, Bare: true}})
+	}
+	ours := []string{nameLinger, nameOurs}
+	add(bout{Group: "linger", Detail: "a use every 10ms", Nodes: 1, TTL: 2 * time.Second, Rivals: ours,
+		Load: load{Kind: closed, Goroutines: 1, Pause: 10 * time.Millisecond, Window: p.reuse}})
+	for _, affinity := range []float64{0.9, 1} {
+		for _, n := range []int{1, 3} {
+			add(bout{Group: "linger", Detail: fmt.Sprintf("10000 keys, 4 processes x 250, %.0f%% affinity", 100*affinity), Nodes: n, Procs: 4, Rivals: ours,
+				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Affinity: affinity, Window: p.long}})
 		}
 	}
 }
