@@ -18,6 +18,7 @@ type bout struct {
 	Rivals []string
 
 	Delay    time.Duration // between tries; 0: the best that is known
+	Linger   time.Duration // how long leases are retained
 	Proxied  bool          // all nodes are behind proxies
 	RTT      time.Duration // that the proxies add to a round trip
 	SlowBy   time.Duration // what is added for the last node only
@@ -55,17 +56,18 @@ func byNodes(n int, one, some []string) []string {
 
 // pace says how long loads are measured.
 type pace struct {
-	window  time.Duration // of most
-	long    time.Duration // of those in which somebody's turn comes rarely
-	hot     time.Duration // of one key that a thousand want: some wait for more than a second
-	held    int           // locks that are held
-	refresh time.Duration // how long they are held: a refresh each
-	reuse   time.Duration // of a lock that is used again every 10 ms
+	window   time.Duration // of most
+	long     time.Duration // of those in which somebody's turn comes rarely
+	hot      time.Duration // of one key that a thousand want: some wait for more than a second
+	held     int           // locks that are held
+	refresh  time.Duration // how long they are held: a refresh each
+	affinity time.Duration // of keys that come again after seconds
+	reuse    time.Duration // of a lock that is used again every 10 ms
 }
 
 var (
-	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, reuse: time.Minute}
-	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, reuse: 5 * time.Second}
+	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, affinity: 5 * time.Second, reuse: time.Minute}
+	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, affinity: time.Second, reuse: 5 * time.Second}
 )
 
 const heldTTL = 30 * time.Second
@@ -160,24 +162,33 @@ func addOneEach(add func(bout), p pace) {
 	}
 }
 
+// shortLinger is what an affinity of requests needs, and longLinger what one needs that comes again after seconds.
+const shortLinger, longLinger = 100 * time.Millisecond, 5 * time.Second
+
 // addLinger is keys that one process uses again and again.
 func addLinger(add func(bout), p pace) {
+	one := func(b bout) {
+		b.Group, b.Linger = "linger", shortLinger
+		b.Load.Kind, b.Load.Bare = closed, b.Load.Pause == 0
+		add(b)
+	}
 	for _, n := range []int{1, 3, 5} {
 		rivals := append([]string{nameLinger}, byNodes(n, onOneNode, onSomeNodes)...)
-		add(bout{Group: "linger", Detail: "1 goroutine, 1 key", Nodes: n, Rivals: rivals,
-			Load: load{Kind: closed, Goroutines: 1, Bare: true}})
-		add(bout{Group: "linger", Detail: "1 goroutine, 1 key, 1ms more each way", Nodes: n, Rivals: rivals, Proxied: true, RTT: 2 * time.Millisecond,
-			Load: load{Kind: closed, Goroutines: 1, Bare: true}})
-		add(bout{Group: "linger", Detail: "1000 goroutines, a key each", Nodes: n, Rivals: rivals,
-			Load: load{Kind: closed, Goroutines: 1000, Bare: true}})
+		one(bout{Detail: "1 goroutine, 1 key", Nodes: n, Rivals: rivals, Load: load{Goroutines: 1}})
+		one(bout{Detail: "1 goroutine, 1 key, 1ms more each way", Nodes: n, Rivals: rivals, Proxied: true, RTT: 2 * time.Millisecond, Load: load{Goroutines: 1}})
+		one(bout{Detail: "1000 goroutines, a key each", Nodes: n, Rivals: rivals, Load: load{Goroutines: 1000}})
 	}
 	ours := []string{nameLinger, nameOurs}
-	add(bout{Group: "linger", Detail: "a use every 10ms", Nodes: 1, TTL: 2 * time.Second, Rivals: ours,
-		Load: load{Kind: closed, Goroutines: 1, Pause: 10 * time.Millisecond, Window: p.reuse}})
-	for _, affinity := range []float64{0.9, 1} {
+	one(bout{Detail: "a use every 10ms", Nodes: 1, TTL: 2 * time.Second, Rivals: ours,
+		Load: load{Goroutines: 1, Pause: 10 * time.Millisecond, Window: p.reuse}})
+	for _, l := range []struct {
+		affinity float64
+		linger   time.Duration
+	}{{0.9, shortLinger}, {0.9, longLinger}, {1, longLinger}} {
 		for _, n := range []int{1, 3} {
-			add(bout{Group: "linger", Detail: fmt.Sprintf("10000 keys, 4 processes x 250, %.0f%% affinity", 100*affinity), Nodes: n, Procs: 4, Rivals: ours,
-				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Affinity: affinity, Window: p.long}})
+			add(bout{Group: "linger", Detail: fmt.Sprintf("10000 keys, 4 processes x 250, %.0f%% affinity, %v", 100*l.affinity, l.linger),
+				Nodes: n, Procs: 4, Rivals: ours, Linger: l.linger,
+				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Affinity: l.affinity, Window: p.affinity}})
 		}
 	}
 }

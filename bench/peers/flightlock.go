@@ -16,11 +16,8 @@ func openFlightlock(s settings) (locker, error) {
 	return openWith(s, flightlock.Options{NodeTimeout: nodeTimeout})
 }
 
-// linger is how long leases are retained, where they are.
-const linger = 100 * time.Millisecond
-
 func openLingering(s settings) (locker, error) {
-	return openWith(s, flightlock.Options{NodeTimeout: nodeTimeout, Linger: linger})
+	return openWith(s, flightlock.Options{NodeTimeout: nodeTimeout, Linger: s.Linger})
 }
 
 func openWith(s settings, opts flightlock.Options) (locker, error) {

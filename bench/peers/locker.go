@@ -35,9 +35,10 @@ type retainer interface {
 
 // settings are what every rival gets alike.
 type settings struct {
-	Addrs []string      // of the servers, host:port
-	TTL   time.Duration // of a lock
-	Delay time.Duration // between tries, for who polls; 0: the best that was found, see delays.go
+	Addrs  []string      // of the servers, host:port
+	TTL    time.Duration // of a lock
+	Linger time.Duration // how long leases are retained, by who retains them
+	Delay  time.Duration // between tries, for who polls; 0: the best that was found, see delays.go
 }
 
 const (
@@ -75,7 +76,7 @@ const (
 
 var rivals = []rival{
 	{name: nameOurs, about: "SingleFlightLock, default options but NodeTimeout", open: openFlightlock},
-	{name: nameLinger, about: "the same, with Options.Linger of 100 ms", open: openLingering},
+	{name: nameLinger, about: "the same, with Options.Linger", open: openLingering},
 	{name: nameRedsync, set: true, open: openRedsync,
 		about: "redsync v4.18.1 with its defaults: waits for every node, 32 tries 50 to 250 ms apart; called again when those are used up"},
 	{name: nameFailFast, set: true, open: openFailFast,

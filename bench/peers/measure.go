@@ -43,7 +43,7 @@ func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec recor
 		return rec, err
 	}
 	defer s.delay(b)()
-	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Profile: s.profile, Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Delay: b.Delay}}
+	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Profile: s.profile, Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Linger: b.Linger, Delay: b.Delay}}
 	if t.Settings.Delay == 0 {
 		t.Settings.Delay = bestDelay(r.name, b.Load.Kind)
 	}
