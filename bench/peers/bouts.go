@@ -184,11 +184,16 @@ func addLinger(add func(bout), p pace) {
 	for _, l := range []struct {
 		affinity float64
 		linger   time.Duration
-	}{{0.9, shortLinger}, {0.9, longLinger}, {1, longLinger}} {
+		even     bool
+	}{{affinity: 0.9, linger: shortLinger}, {affinity: 0.9, linger: longLinger}, {affinity: 0.9, linger: longLinger, even: true}, {affinity: 1, linger: longLinger}} {
+		keys := "10000 keys"
+		if l.even {
+			keys += " alike"
+		}
 		for _, n := range []int{1, 3} {
-			add(bout{Group: "linger", Detail: fmt.Sprintf("10000 keys, 4 processes x 250, %.0f%% affinity, %v", 100*l.affinity, l.linger),
+			add(bout{Group: "linger", Detail: fmt.Sprintf("%s, 4 processes x 250, %.0f%% affinity, %v", keys, 100*l.affinity, l.linger),
 				Nodes: n, Procs: 4, Rivals: ours, Linger: l.linger,
-				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Affinity: l.affinity, Window: p.affinity}})
+				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Even: l.even, Affinity: l.affinity, Window: p.affinity}})
 		}
 	}
 }

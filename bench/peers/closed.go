@@ -189,6 +189,9 @@ func (r *run) keys(g int) func() string {
 		chance := rand.New(rand.NewPCG(2, uint64(g)))
 		return func() string {
 			k := int(zipf.Uint64())
+			if r.t.Load.Even {
+				k = chance.IntN(n)
+			}
 			if procs := r.t.Procs; procs > 1 && chance.Float64() < r.t.Load.Affinity {
 				k = k/procs*procs + r.t.Number // as many are wanted as often, by one process each
 			}
