@@ -123,11 +123,11 @@ func TestARecallWaitsForNoTimer(t *testing.T) {
 	})
 }
 
-// A lease that is in use when it is recalled goes on: the rival waits for its release, and has it
-// then.
+// A lease that is in use when it is recalled goes on: the rival waits for its release, which grants it
+// the key.
 func TestARecallWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
-	_, nodes := realNodes(t, 3)
+	servers, nodes := realNodes(t, 3)
 	opts := flightlock.Options{NodeTimeout: time.Second}
 	a, b := lingering(t, opts, nodes...), newClient(t, opts, nodes...)
 	held := mustLock(t, a, "k", lingerTTL)
@@ -136,7 +136,9 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 		l, _ := b.SingleFlightLock(t.Context(), "k", lingerTTL, nil)
 		got <- l
 	}()
-	redistest.Eventually(t, 10*time.Second, "it has asked", func() bool { return b.Stats().Attempts > 1 })
+	redistest.Eventually(t, 10*time.Second, "it has asked, and made an offer", func() bool {
+		return b.Stats().Attempts > 1 && offersOf(t, servers) == len(servers)
+	})
 	if held.Err() != nil || len(got) > 0 {
 		t.Error("it is held by both")
 	}
@@ -148,7 +150,22 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 	if l == nil || l.Fence() <= held.Fence() {
 		t.Fatalf("%v", l)
 	}
+	if s := b.Stats(); s.Grants != 1 {
+		t.Errorf("%d attempts and %d grants: it was given a turn, and had to ask again", s.Attempts, s.Grants)
+	}
 	mustRelease(t, l)
+}
+
+// offersOf is how many offers the servers have.
+func offersOf(t *testing.T, servers []*redistest.Server) (n int) {
+	for _, s := range servers {
+		for _, key := range s.Keys(t) {
+			if strings.HasPrefix(key, "flightlock:{offer}:") {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // Without an inbox on a majority of nodes nothing is retained, and what is retained is released

@@ -170,7 +170,7 @@ type refreshRequest struct {
 type deferred struct {
 	calls   []func()
 	release Lease           // not nil: release it
-	rival   string          // who is to have the next turn then, if not ""
+	rival   string          // who is to have the next turn then, if not ""; or quorum.Others
 	news    quorum.News     // what the release publishes besides
 	done    quorum.Releaser // gets the outcome of the release, if it is not nil
 }
