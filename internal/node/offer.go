@@ -29,13 +29,14 @@ type carried struct {
 	waits bool // a free key is left to those who wait longer
 }
 
-// text is the offer as node i has it.
-func (c *carried) text(i uint8) string {
-	b := make([]byte, 0, 32+len(c.Target.owner))
+// text is the offer as node i has it, which is in that epoch as far as this client knows.
+func (c *carried) text(i uint8, epoch string) string {
+	b := make([]byte, 0, 32+len(epoch)+len(c.Target.owner))
 	b = strconv.AppendUint(b, uint64(c.poll), 10)
 	b = strconv.AppendUint(append(b, ' '), uint64(i), 10)
 	b = strconv.AppendInt(append(b, ' '), max(1, c.span.Milliseconds()), 10)
 	b = strconv.AppendInt(append(b, ' '), c.Tokens, 10)
+	b = append(append(b, ' '), epoch...)
 	return string(append(append(b, ' '), c.Target.owner...))
 }
 
@@ -128,6 +129,17 @@ func ParseVote(text string) (v Vote, ok bool) {
 		v.Epoch = fields[1]
 	}
 	return v, v.Owner != "" && v.Key != "" && numbers[6] < 1<<32
+}
+
+// epochName is the name of the epoch in which n is as far as this client knows, for an offer: n grants that in no
+// other. "-" if the epoch does not matter, or is not known.
+func (n *Node) epochName() string {
+	if n.guard != nil && n.guard.Changed != nil {
+		if e := n.Epoch(); e != nil {
+			return e.Name
+		}
+	}
+	return "-"
 }
 
 // EpochOf is the epoch of that name, for a vote of a node: nil if the node's votes count in any. It counts if

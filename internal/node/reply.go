@@ -33,7 +33,13 @@ type Reply struct {
 	Rival   string        // Renewed: the contender that waits longest, "" for none or if nobody looked
 	TTL     time.Duration // Held: the holder's, below 0 when unknown
 	Err     error         // Failed
-	Epoch   *Epoch        // Granted: in which epoch, of a guarded node
+
+	// Epoch is set for the answers of a guarded node. To an acquire: the epoch in which it was written, so that in which
+	// it was granted. Renewed: the one that was known when the request was written; nil if the key was put there in an
+	// epoch that was kept, and has been there since: that is a vote whatever the node has lost. A client knows an
+	// epoch before the node makes a key its lease's in that: the scripts that do so have it in their text, and an
+	// offer is granted in the epoch that it names only.
+	Epoch *Epoch
 }
 
 // Errors of requests that the node never saw.

@@ -188,6 +188,9 @@ func (l *Lease) vote(i int, v node.Vote) {
 	l.mu.Lock()
 	r := l.attempt
 	forgotten := l.offer.forgotten
+	if !forgotten { // the node is no second name of another one
+		l.duplicateMask &^= 1 << i
+	}
 	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || r.replies[i].Kind == node.Granted {
 		l.mu.Unlock()
 		if forgotten {
@@ -204,7 +207,6 @@ func (l *Lease) vote(i int, v node.Vote) {
 			r.pending--
 		}
 		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
-		l.duplicateMask &^= 1 << i
 		ends = r.decideLocked(false)
 	}
 	l.mu.Unlock()

@@ -29,7 +29,8 @@ type round struct {
 	due    time.Duration // on the deadlines' clock
 	listed bool
 
-	want node.Kind // the reply that is a vote for us
+	want  node.Kind // the reply that is a vote for us
+	began time.Time // before the first request was made, if want is Renewed
 
 	// guarded by l.mu
 	decided bool
@@ -53,6 +54,9 @@ func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(
 	l.mu.Lock()
 	r := l.roundLocked(op)
 	r.op, r.want, r.floor, r.onDecided = op, want, floor, onDecided
+	if want == node.Renewed {
+		r.began = clock.Now()
+	}
 	r.pending = uint8(len(l.entries))
 	for mask := l.duplicateMask; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errDuplicate}
@@ -193,13 +197,14 @@ func (r *round) reconsider() {
 	}
 }
 
-// countsLocked reports whether node i's grant is a vote. Once it is, it stays one.
+// countsLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays one.
 func (r *round) countsLocked(i int) bool {
 	rep := &r.replies[i]
-	if rep.Epoch == nil || rep.Epoch.State == node.EpochKept {
+	if rep.Epoch == nil {
 		return true
 	}
-	ok := counts(rep.Epoch, r.l.q.Nodes[i].Epoch())
+	now := r.l.q.Nodes[i].Epoch()
+	ok := rep.Kind == node.Granted && counts(rep.Epoch, now) || rep.Kind == node.Renewed && confirms(rep.Epoch, now, r.began)
 	if ok {
 		rep.Epoch = nil
 	}
