@@ -98,11 +98,36 @@ func TestLingerOnRealNodes(t *testing.T) {
 	}
 }
 
-// A lease that is in use when it is recalled goes on: the rival waits for its release, and has it
-// then.
+// From its first attempt to the lock, a rival waits for messages only, and for no timer: on an idle processor
+// one that was set to a part of a round trip comes a millisecond later. These nodes do not grant, so
+// that a rival that is faster than the release gets a turn, in a third round trip.
+func TestARecallWaitsForNoTimer(t *testing.T) {
+	const oneWay = 10 * time.Millisecond
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		opts := flightlock.Options{NodeTimeout: time.Second}
+		a, b := lingering(t, opts, clients...), lingering(t, opts, clients...)
+		nodes[0].SetDelay(oneWay)
+		for i := range 10 {
+			key := fmt.Sprint(i)
+			mustRelease(t, mustLock(t, a, key, lingerTTL))
+			began := time.Now()
+			l := mustLock(t, b, key, lingerTTL)
+			if took := time.Since(began); took%oneWay != 0 || took > 12*oneWay { // some open a connection
+				t.Errorf("%s: it took %v, and one way is %v", key, took, oneWay)
+			}
+			mustRelease(t, l)
+		}
+		if n := a.Stats().Recalled; n < 10 {
+			t.Errorf("%d were recalled", n)
+		}
+	})
+}
+
+// A lease that is in use when it is recalled goes on: the rival waits for its release, which grants it
+// the key.
 func TestARecallWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
-	_, nodes := realNodes(t, 3)
+	servers, nodes := realNodes(t, 3)
 	opts := flightlock.Options{NodeTimeout: time.Second}
 	a, b := lingering(t, opts, nodes...), newClient(t, opts, nodes...)
 	held := mustLock(t, a, "k", lingerTTL)
@@ -111,7 +136,9 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 		l, _ := b.SingleFlightLock(t.Context(), "k", lingerTTL, nil)
 		got <- l
 	}()
-	redistest.Eventually(t, 10*time.Second, "it has asked", func() bool { return b.Stats().Attempts > 1 })
+	redistest.Eventually(t, 10*time.Second, "it has asked, and made an offer", func() bool {
+		return b.Stats().Attempts > 1 && offersOf(t, servers) == len(servers)
+	})
 	if held.Err() != nil || len(got) > 0 {
 		t.Error("it is held by both")
 	}
@@ -123,7 +150,22 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 	if l == nil || l.Fence() <= held.Fence() {
 		t.Fatalf("%v", l)
 	}
+	if s := b.Stats(); s.Grants != 1 {
+		t.Errorf("%d attempts and %d grants: it was given a turn, and had to ask again", s.Attempts, s.Grants)
+	}
 	mustRelease(t, l)
+}
+
+// offersOf is how many offers the servers have.
+func offersOf(t *testing.T, servers []*redistest.Server) (n int) {
+	for _, s := range servers {
+		for _, key := range s.Keys(t) {
+			if strings.HasPrefix(key, "flightlock:{offer}:") {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // Without an inbox on a majority of nodes nothing is retained, and what is retained is released

@@ -23,6 +23,7 @@ import (
 // so that a network may be broken for one pair alone.
 type cell struct {
 	ttl     time.Duration // of most locks, and Options.MaxTTL
+	setup   setup         // of all processes
 	servers []*redistest.Server
 	cluster *redistest.Cluster // servers are its masters, and it is the only node. nil: there is none
 	args    []string
@@ -44,7 +45,10 @@ type process struct {
 
 	clocks *clocktest.Clocks // that it reads, if its machine may sleep
 
-	ready, working bool // by its own word; guarded by cell.mu
+	// guarded by cell.mu
+	ready, working bool             // by its own word
+	begun          map[int64]access // the writes that it has begun, and not ended, by number
+	killed         bool             // on purpose
 }
 
 // newCell starts everything, and returns when all processes are at work.
@@ -81,7 +85,7 @@ func newClusterCell(ctx context.Context, s setup, procs, masters, empty int, arg
 }
 
 func newCellOn(ctx context.Context, s setup, procs int, args []string, launch func(*cell) error) (c *cell, err error) {
-	c = &cell{ttl: s.TTL, args: args}
+	c = &cell{ttl: s.TTL, setup: s, args: args}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())
@@ -144,7 +148,7 @@ func (c *cell) startProcess(s setup, number int) error {
 	if err != nil {
 		return err
 	}
-	p := &process{drained: make(chan struct{})}
+	p := &process{drained: make(chan struct{}), begun: map[int64]access{}}
 	if s.Sleeps {
 		clocks, file, err := newClocks()
 		if err != nil {
@@ -190,6 +194,7 @@ func (c *cell) listen(p *process) {
 		}
 		c.mu.Lock()
 		switch {
+		case err != nil && p.killed: // in the middle of a line
 		case err != nil:
 			c.fatal = errors.Join(c.fatal, fmt.Errorf("a process is not understood: %w", err))
 		case e.Fatal != "":
@@ -197,6 +202,12 @@ func (c *cell) listen(p *process) {
 		}
 		p.ready = p.ready || e.Ready
 		p.working = e.Working || p.working && e.Append == nil
+		switch {
+		case e.Begun != nil:
+			p.begun[e.Begun.Write] = *e.Begun
+		case e.Access != nil:
+			delete(p.begun, e.Access.Write)
+		}
 		c.history.add(e)
 		c.mu.Unlock()
 		if err != nil {
@@ -306,6 +317,39 @@ func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *proces
 	})
 }
 
+// killOne ends the process that find finds, as kill -9 does, and starts another in its place. What it had begun to
+// write may have been written.
+func (c *cell) killOne(ctx context.Context, find func() *process) error {
+	var victim *process
+	err := c.await(ctx, "the right process is stopped", func() bool {
+		p := find()
+		if p == nil || p.Stop() != nil {
+			return false
+		}
+		if find() != p {
+			_ = p.Cont()
+			return false
+		}
+		victim = p
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	victim.killed = true
+	c.mu.Unlock()
+	victim.Kill()
+	<-victim.drained
+	c.mu.Lock()
+	for _, a := range victim.begun {
+		a.Unknown = true
+		c.history.accesses = append(c.history.accesses, a)
+	}
+	c.mu.Unlock()
+	return c.startProcess(c.setup, len(c.procs))
+}
+
 // working is the process that has said that it has read what its lock protects, and not yet
 // that it has written. nil if there is none.
 func (c *cell) working() *process {
@@ -330,7 +374,7 @@ func (c *cell) finish() (*history, error) {
 		kill := time.AfterFunc(patience, p.Kill)
 		<-p.drained
 		kill.Stop()
-		if err := p.End(patience); err != nil {
+		if err := p.End(patience); err != nil && !p.killed {
 			errs = append(errs, fmt.Errorf("process %d: %w", i, err))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -32,9 +33,10 @@ type setup struct {
 	Nodes    []string // urls
 	Register string   // address of the server with the protected values; it has no faults
 	TTL      time.Duration
-	Forget   bool // DisableQuarantine, for the test that the harness sees what goes wrong then
-	Sleeps   bool // its machine may sleep
-	Paused   bool // the work of the paused-holder test, instead of that of the scenarios
+	Linger   time.Duration // Options.Linger
+	Forget   bool          // DisableQuarantine, for the test that the harness sees what goes wrong then
+	Sleeps   bool          // its machine may sleep
+	Paused   bool          // the work of the paused-holder test, instead of that of the scenarios
 }
 
 // longKeys is how many locks are held for most of their ttl, and not refreshed.
@@ -44,6 +46,12 @@ func longKey(i int) string { return "long" + strconv.Itoa(i) }
 
 // hotKey is wanted by everybody all the time.
 const hotKey = "hot"
+
+// ownKeys are used by one process each again and again, which retains their leases, and now and then by the
+// others.
+const ownKeys = 3
+
+func ownKey(i int) string { return "own" + strconv.Itoa(i%ownKeys) }
 
 // keptKey is held for longer than its ttl, by AutoRefresh.
 const keptKey = "kept"
@@ -64,6 +72,8 @@ type child struct {
 	clocks   *clocktest.Clocks // that the library reads; nil: those of the machine
 	client   *flightlock.Client
 	register *redis.Client
+
+	writes atomic.Int64 // numbers them
 
 	mu  sync.Mutex // guards out
 	out *json.Encoder
@@ -90,7 +100,7 @@ func (c *child) run(in io.Reader) (err error) {
 	c.register = redis.NewClient(&redis.Options{Addr: c.Register, PoolSize: 20})
 	defer c.register.Close()
 	c.client, err = flightlock.Open(c.Nodes, flightlock.Options{
-		MaxTTL: c.TTL, NodeTimeout: nodeTimeout, DisableQuarantine: c.Forget,
+		MaxTTL: c.TTL, NodeTimeout: nodeTimeout, DisableQuarantine: c.Forget, Linger: c.Linger,
 	})
 	if err != nil {
 		return err
@@ -147,6 +157,21 @@ func (c *child) work(ctx context.Context) {
 		hold: func() time.Duration {
 			return rand.N(2 * c.TTL)
 		}})
+	own := locking{lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL, hold: func() time.Duration { return 0 }}
+	for i := range ownKeys {
+		own.key = ownKey(c.Proc + i)
+		if own.owner = new(string); i == 0 {
+			loop(own)
+			continue
+		}
+		rare := own
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				c.once(ctx, rare)
+				pause(ctx, c.TTL/4+rand.N(c.TTL))
+			}
+		})
+	}
 	wg.Wait()
 }
 
@@ -168,6 +193,7 @@ type locking struct {
 	wait    time.Duration // at most, for the lock
 	hold    func() time.Duration
 	refresh bool
+	owner   *string // of the last lock of a key that only one goroutine of this process uses; nil: of another one
 }
 
 // once tries to get the lock, holds it, changes the register under it, and lets it go.
@@ -186,6 +212,10 @@ func (c *child) once(ctx context.Context, l locking) {
 		return
 	}
 	h.Fence = lock.Fence()
+	if l.owner != nil {
+		h.Reused = lock.Owner() == *l.owner
+		*l.owner = lock.Owner()
+	}
 	look := func() bool {
 		now := c.clock.now() // before the look: this is when it was still valid, at least
 		if lock.Err() != nil {
@@ -247,6 +277,8 @@ func (c *child) get(lock *flightlock.Lock) (value int, stale bool) {
 
 func (c *child) set(lock *flightlock.Lock, value int) {
 	a := access{Proc: c.Proc, Key: lock.Key(), Set: true, Fence: lock.Fence(), Value: value, Call: c.clock.now()}
+	a.Write = c.writes.Add(1)
+	c.emit(event{Begun: &a})
 	err := fenced.Set(context.Background(), c.register, "value:"+a.Key, value, a.Fence, 0)
 	a.Return = c.clock.now()
 	a.Stale = errors.Is(err, fenced.ErrStale)

@@ -31,13 +31,14 @@ func TestMain(m *testing.M) {
 }
 
 // quick is for runs of about a second.
-var quick = setup{TTL: 300 * time.Millisecond}
+var quick = setup{TTL: 300 * time.Millisecond, Linger: 150 * time.Millisecond}
 
 // Under no fault do two valid holders meet, or tokens fall, or updates get lost; and when it
 // is over, all keys are served again. These are scenarios of `make faults`, in a hurry;
 // FLIGHTLOCK_LONG=1 runs all of them.
 func TestScenarios(t *testing.T) {
 	redistest.Require(t)
+	reused := 0
 	for _, s := range scenarios {
 		if !s.sample && !redistest.Long() {
 			continue
@@ -50,11 +51,15 @@ func TestScenarios(t *testing.T) {
 			for _, what := range v.violations() {
 				t.Error(what)
 			}
-			t.Logf("locks granted: %v, failed: %v, lost: %v, refused: %d", v.granted, counted(v.failed), counted(v.lost), v.refused)
+			t.Logf("locks granted: %v, of them %d by a lease that was retained, failed: %v, lost: %v, refused: %d", v.granted, v.reused, counted(v.failed), counted(v.lost), v.refused)
 			if v.accesses == 0 {
 				t.Error("the register was not used")
 			}
+			reused += v.reused
 		})
+	}
+	if reused == 0 && !t.Failed() {
+		t.Error("no lock was had by a lease that was retained")
 	}
 }
 

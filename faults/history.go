@@ -18,6 +18,7 @@ type hold struct {
 	Err   string `json:",omitempty"` // why there is no lock
 
 	Fence    int64
+	Reused   bool   `json:",omitempty"` // the lease was retained since the last lock of this process
 	Until    int64  // validity deadline, as it was in the end
 	Valid    int64  // when the holder last saw that it was valid; 0: never
 	Lost     string `json:",omitempty"` // why it was over before its release
@@ -56,7 +57,8 @@ type access struct {
 	Fence        int64
 	Value        int // written or read
 	Stale        bool
-	Unknown      bool `json:",omitempty"` // it failed: it may have happened, and may still
+	Unknown      bool  `json:",omitempty"` // it failed: it may have happened, and may still
+	Write        int64 `json:",omitempty"` // of a Set: its number in that process
 	Call, Return int64
 }
 
@@ -66,6 +68,7 @@ type event struct {
 	Fatal   string  `json:",omitempty"`
 	Hold    *hold   `json:",omitempty"`
 	Access  *access `json:",omitempty"`
+	Begun   *access `json:",omitempty"` // a Set that is about to be sent
 	Working bool    `json:",omitempty"` // the lists are read and will be written
 	Append  *added  `json:",omitempty"`
 }

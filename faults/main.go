@@ -29,6 +29,7 @@ func main() {
 	total := flag.Duration("duration", 0, "go through all scenarios again and again until so much time has gone")
 	only := flag.String("only", "", "scenarios whose name contains this")
 	ttl := flag.Duration("ttl", time.Second, "of the locks")
+	linger := flag.Duration("linger", 400*time.Millisecond, "how long processes retain leases")
 	paused := flag.Duration("paused", 0, "run the paused-holder test for so long, and not the scenarios")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -36,7 +37,7 @@ func main() {
 	if *paused > 0 {
 		err = runPausedTest(ctx, *paused)
 	} else {
-		err = run(ctx, os.Stdout, *only, setup{TTL: *ttl}, *each, *total)
+		err = run(ctx, os.Stdout, *only, setup{TTL: *ttl, Linger: *linger}, *each, *total)
 	}
 	stop()
 	if err != nil {
@@ -73,8 +74,8 @@ func run(ctx context.Context, out io.Writer, only string, set setup, each, total
 			} else {
 				verdicts = append(verdicts, v)
 			}
-			fmt.Fprintf(os.Stderr, "%s: %d locks, %d violations\n", s.name,
-				v.granted[before]+v.granted[during]+v.granted[after], len(v.violations()))
+			fmt.Fprintf(os.Stderr, "%s: %d locks, %d of them by a lease that was retained, %d violations\n",
+				s.name, v.granted[before]+v.granted[during]+v.granted[after], v.reused, len(v.violations()))
 		}
 		if !time.Now().Before(end) {
 			break

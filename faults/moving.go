@@ -62,6 +62,9 @@ func (c *cell) keys() []string {
 	for i := range longKeys {
 		keys = append(keys, longKey(i))
 	}
+	for i := range ownKeys {
+		keys = append(keys, ownKey(i))
+	}
 	return keys
 }
 

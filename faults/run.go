@@ -25,6 +25,7 @@ type verdict struct {
 	granted  [phases]int
 	failed   map[string]int // tries that ended in that error
 	lost     map[string]int // locks that were over before their release, by reason
+	reused   int            // locks by a lease that was retained
 	refused  int            // accesses to the register with a token that was too old
 	gap      time.Duration  // longest time that the hot key went without a new holder
 	back     time.Duration  // from the end of the last fault until it had one
@@ -122,6 +123,9 @@ func (v *verdict) judge(h *history, begin, end int64) {
 		default:
 			v.granted[after]++
 		}
+		if x.Reused {
+			v.reused++
+		}
 		if x.Lost != "" {
 			v.lost[x.Lost]++
 		}
@@ -157,6 +161,7 @@ func (v *verdict) add(w *verdict) {
 			(*m)[what] += times
 		}
 	}
+	v.reused += w.reused
 	v.refused += w.refused
 	v.accesses += w.accesses
 	v.gap, v.back = max(v.gap, w.gap), max(v.back, w.back)

@@ -47,6 +47,8 @@ var scenarios = []scenario{
 	{name: "rolling restart of all nodes, empty, MaxTTL apart", fault: rollingRestart, sample: true},
 	{name: "SIGSTOP of one node", fault: stoppedNode},
 	{name: "SIGSTOP of a holder beyond its ttl", fault: stoppedHolder, sample: true},
+	{name: "SIGSTOP of a process that retains a lease, beyond its ttl", fault: stoppedRetainer, sample: true},
+	{name: "kill -9 of a process that retains a lease", fault: killedRetainer, sample: true},
 	{name: "sleep of a holder's machine beyond its ttl", fault: asleep(false), sample: true, sleeps: true},
 	{name: "SCRIPT FLUSH on all nodes, all the time", fault: scriptFlush},
 	{name: "maxmemory: OOM on one node, then on two", fault: outOfMemory, sample: true},
@@ -274,6 +276,23 @@ func stoppedNode(ctx context.Context, c *cell) error {
 func stoppedHolder(ctx context.Context, c *cell) error {
 	key := longKey(rand.IntN(longKeys))
 	return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) }, inTime)
+}
+
+// stoppedRetainer stops a process whose own key is on the nodes: mostly it retains its lease then, for it holds
+// it for a moment only.
+func stoppedRetainer(ctx context.Context, c *cell) error {
+	key := ownKey(rand.IntN(ownKeys))
+	return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) }, inTime)
+}
+
+// killedRetainer kills it. The others wait for what is left of the ttl, at most.
+func killedRetainer(ctx context.Context, c *cell) error {
+	key := ownKey(rand.IntN(ownKeys))
+	if err := c.killOne(ctx, func() *process { return c.holder(ctx, key) }); err != nil {
+		return err
+	}
+	pause(ctx, c.ttl*3/2)
+	return nil
 }
 
 // inTime is for a process whose clocks went on while it was stopped.

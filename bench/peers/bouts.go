@@ -18,6 +18,7 @@ type bout struct {
 	Rivals []string
 
 	Delay    time.Duration // between tries; 0: the best that is known
+	Linger   time.Duration // how long leases are retained
 	Proxied  bool          // all nodes are behind proxies
 	RTT      time.Duration // that the proxies add to a round trip
 	SlowBy   time.Duration // what is added for the last node only
@@ -55,16 +56,18 @@ func byNodes(n int, one, some []string) []string {
 
 // pace says how long loads are measured.
 type pace struct {
-	window  time.Duration // of most
-	long    time.Duration // of those in which somebody's turn comes rarely
-	hot     time.Duration // of one key that a thousand want: some wait for more than a second
-	held    int           // locks that are held
-	refresh time.Duration // how long they are held: a refresh each
+	window   time.Duration // of most
+	long     time.Duration // of those in which somebody's turn comes rarely
+	hot      time.Duration // of one key that a thousand want: some wait for more than a second
+	held     int           // locks that are held
+	refresh  time.Duration // how long they are held: a refresh each
+	affinity time.Duration // of keys that come again after seconds
+	reuse    time.Duration // of a lock that is used again every 10 ms
 }
 
 var (
-	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
-	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second}
+	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, affinity: 5 * time.Second, reuse: time.Minute}
+	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, affinity: time.Second, reuse: 5 * time.Second}
 )
 
 const heldTTL = 30 * time.Second
@@ -119,6 +122,7 @@ func allBouts(p pace) (all []bout) {
 	addLatencies(add, p)
 	add(bout{Group: "zipf", Detail: "10000 keys, 1000 goroutines", Nodes: 1, Rivals: withByHand,
 		Load: load{Kind: closed, Goroutines: 1000, Keys: 10_000}})
+	addLinger(add, p)
 	addFaults(add)
 	addStampedes(add)
 	addRoundTrips(add, p)
@@ -154,6 +158,42 @@ func addOneEach(add func(bout), p pace) {
 				b.Load.Window = p.long
 				add(b)
 			}
+		}
+	}
+}
+
+// shortLinger is what an affinity of requests needs, and longLinger what one needs that comes again after seconds.
+const shortLinger, longLinger = 100 * time.Millisecond, 5 * time.Second
+
+// addLinger is keys that one process uses again and again.
+func addLinger(add func(bout), p pace) {
+	one := func(b bout) {
+		b.Group, b.Linger = "linger", shortLinger
+		b.Load.Kind, b.Load.Bare = closed, b.Load.Pause == 0
+		add(b)
+	}
+	for _, n := range []int{1, 3, 5} {
+		rivals := append([]string{nameLinger}, byNodes(n, onOneNode, onSomeNodes)...)
+		one(bout{Detail: "1 goroutine, 1 key", Nodes: n, Rivals: rivals, Load: load{Goroutines: 1}})
+		one(bout{Detail: "1 goroutine, 1 key, 1ms more each way", Nodes: n, Rivals: rivals, Proxied: true, RTT: 2 * time.Millisecond, Load: load{Goroutines: 1}})
+		one(bout{Detail: "1000 goroutines, a key each", Nodes: n, Rivals: rivals, Load: load{Goroutines: 1000}})
+	}
+	ours := []string{nameLinger, nameOurs}
+	one(bout{Detail: "a use every 10ms", Nodes: 1, TTL: 2 * time.Second, Rivals: ours,
+		Load: load{Goroutines: 1, Pause: 10 * time.Millisecond, Window: p.reuse}})
+	for _, l := range []struct {
+		affinity float64
+		linger   time.Duration
+		even     bool
+	}{{affinity: 0.9, linger: shortLinger}, {affinity: 0.9, linger: longLinger}, {affinity: 0.9, linger: longLinger, even: true}, {affinity: 1, linger: longLinger}} {
+		keys := "10000 keys"
+		if l.even {
+			keys += " alike"
+		}
+		for _, n := range []int{1, 3} {
+			add(bout{Group: "linger", Detail: fmt.Sprintf("%s, 4 processes x 250, %.0f%% affinity, %v", keys, 100*l.affinity, l.linger),
+				Nodes: n, Procs: 4, Rivals: ours, Linger: l.linger,
+				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Even: l.even, Affinity: l.affinity, Window: p.affinity}})
 		}
 	}
 }

@@ -65,10 +65,14 @@ func runClosed(l locker, t task, at time.Time) (*result, error) {
 				if r.once(ctx, g, key()) {
 					counts[g].n++
 				}
+				if t.Load.Pause > 0 {
+					time.Sleep(t.Load.Pause)
+				}
 			}
 		})
 	}
 	time.Sleep(time.Until(at))
+	reused, recalled := retainedBy(l)
 	m := readMeter()
 	close(start)
 	time.Sleep(t.Load.Window)
@@ -77,6 +81,9 @@ func runClosed(l locker, t task, at time.Time) (*result, error) {
 		wg.Wait()
 	}
 	res := m.result()
+	if now, nowRecalled := retainedBy(l); now > reused {
+		res.Extra["reused"], res.Extra["recalled"] = float64(now-reused), float64(nowRecalled-recalled)
+	}
 	r.cancel()
 	wg.Wait()
 	for g := range counts {
@@ -85,6 +92,14 @@ func runClosed(l locker, t task, at time.Time) (*result, error) {
 		res.Sharers, res.Sum, res.Squares = res.Sharers+1, res.Sum+n, res.Squares+n*n
 	}
 	return res, r.finish(res)
+}
+
+// retainedBy is what l has retained so far, nothing if it does not.
+func retainedBy(l locker) (reused, recalled uint64) {
+	if r, ok := l.(retainer); ok {
+		return r.retained()
+	}
+	return 0, 0
 }
 
 // once is one lock, unless the window ends before. It reports whether the lock counts.
@@ -171,7 +186,17 @@ func (r *run) keys(g int) func() string {
 	default:
 		names := keyNames(p, n)
 		zipf := rand.NewZipf(rand.New(rand.NewPCG(1, uint64(g))), zipfS, 1, uint64(n-1))
-		return func() string { return names[zipf.Uint64()] }
+		chance := rand.New(rand.NewPCG(2, uint64(g)))
+		return func() string {
+			k := int(zipf.Uint64())
+			if r.t.Load.Even {
+				k = chance.IntN(n)
+			}
+			if procs := r.t.Procs; procs > 1 && chance.Float64() < r.t.Load.Affinity {
+				k = k/procs*procs + r.t.Number // as many are wanted as often, by one process each
+			}
+			return names[k]
+		}
 	}
 }
 

@@ -13,11 +13,19 @@ type flightClient struct {
 }
 
 func openFlightlock(s settings) (locker, error) {
+	return openWith(s, flightlock.Options{NodeTimeout: nodeTimeout})
+}
+
+func openLingering(s settings) (locker, error) {
+	return openWith(s, flightlock.Options{NodeTimeout: nodeTimeout, Linger: s.Linger})
+}
+
+func openWith(s settings, opts flightlock.Options) (locker, error) {
 	var urls []string
 	for _, a := range s.Addrs {
 		urls = append(urls, "redis://"+a)
 	}
-	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: nodeTimeout})
+	c, err := flightlock.Open(urls, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -41,6 +49,11 @@ func (f *flightClient) keep(ctx context.Context, key string) (held, error) {
 		return nil, err
 	}
 	return flightHeld{l}, nil
+}
+
+func (f *flightClient) retained() (reused, recalled uint64) {
+	s := f.c.Stats()
+	return s.Reused, s.Recalled
 }
 
 func (f *flightClient) close() {

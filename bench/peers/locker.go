@@ -27,11 +27,18 @@ type keeper interface {
 	keep(ctx context.Context, key string) (held, error)
 }
 
+// retainer is a locker that retains leases, and counts that.
+type retainer interface {
+	// retained is how many locks needed no command so far, and how many retained leases others have wanted.
+	retained() (reused, recalled uint64)
+}
+
 // settings are what every rival gets alike.
 type settings struct {
-	Addrs []string      // of the servers, host:port
-	TTL   time.Duration // of a lock
-	Delay time.Duration // between tries, for who polls; 0: the best that was found, see delays.go
+	Addrs  []string      // of the servers, host:port
+	TTL    time.Duration // of a lock
+	Linger time.Duration // how long leases are retained, by who retains them
+	Delay  time.Duration // between tries, for who polls; 0: the best that was found, see delays.go
 }
 
 const (
@@ -57,6 +64,7 @@ type rival struct {
 
 const (
 	nameOurs      = "flightlock"
+	nameLinger    = "flightlock-linger"
 	nameRedsync   = "redsync"
 	nameFailFast  = "redsync-failfast"
 	nameRedislock = "redislock"
@@ -68,6 +76,7 @@ const (
 
 var rivals = []rival{
 	{name: nameOurs, about: "SingleFlightLock, default options but NodeTimeout", open: openFlightlock},
+	{name: nameLinger, about: "the same, with Options.Linger", open: openLingering},
 	{name: nameRedsync, set: true, open: openRedsync,
 		about: "redsync v4.18.1 with its defaults: waits for every node, 32 tries 50 to 250 ms apart; called again when those are used up"},
 	{name: nameFailFast, set: true, open: openFailFast,

@@ -28,7 +28,7 @@ const boutTimeout = 25 * time.Second
 
 // measure has one rival do one bout.
 func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec record, err error) {
-	ctx, cancel := context.WithTimeout(ctx, boutTimeout)
+	ctx, cancel := context.WithTimeout(ctx, boutTimeout+b.Load.Window)
 	defer cancel()
 	r, err := rivalNamed(rivalName)
 	if err != nil {
@@ -43,7 +43,7 @@ func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec recor
 		return rec, err
 	}
 	defer s.delay(b)()
-	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Profile: s.profile, Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Delay: b.Delay}}
+	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Profile: s.profile, Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Linger: b.Linger, Delay: b.Delay}}
 	if t.Settings.Delay == 0 {
 		t.Settings.Delay = bestDelay(r.name, b.Load.Kind)
 	}
@@ -150,6 +150,11 @@ func figuresOf(b bout, sum result, all []*result, waits *hdrhistogram.Histogram)
 		for name, q := range map[string]float64{"p50_us": 50, "p99_us": 99, "p999_us": 99.9, "max_us": 100} {
 			f[name] = micros(time.Duration(waits.ValueAtQuantile(q)))
 		}
+	}
+	if n := float64(sum.Locks); n > 0 && sum.Extra["reused"] > 0 {
+		f["reused"], f["recalled"] = sum.Extra["reused"]/n, sum.Extra["recalled"]/n
+		delete(sum.Extra, "reused")
+		delete(sum.Extra, "recalled")
 	}
 	for k, v := range sum.Extra {
 		f[k] = v / float64(max(b.Episodes, 1))

@@ -13,6 +13,8 @@ type task struct {
 	Settings settings
 	Load     load
 	Prefix   string // of keys, so that bouts do not meet
+	Number   int    // of the process among those of the bout
+	Procs    int    // how many there are
 	Profile  string // directory for profiles of the run; "" for none
 }
 
@@ -34,6 +36,9 @@ type load struct {
 	Goroutines int           // per process: of closed; that wait, of waiters; callers, of stampede
 	Keys       int           // 0: a key for each goroutine; 1: all want one; more: by Zipf's law, or by chance if open; held ones
 	Rate       float64       // of open: arrivals per second and process
+	Even       bool          // with more keys: all are wanted as often
+	Affinity   float64       // with more keys: the share of locks that are of keys of this process
+	Pause      time.Duration // of closed: after each lock
 	Work       time.Duration // under the lock; of stampede: how long a value takes to be loaded
 	Window     time.Duration // how long is measured
 	// Bare leaves out all that is not lock and release: no waits are noted, no work is done.

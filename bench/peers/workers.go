@@ -30,8 +30,16 @@ func startWorkers(ctx context.Context, n int, t task) (workers []*worker, err er
 		}
 		workers = append(workers, w)
 	}
-	_, err = callAll(ctx, workers, request{Op: opSetup, Task: &t})
-	return workers, err
+	g, ctx := errgroup.WithContext(ctx)
+	for i, w := range workers {
+		own := t
+		own.Number, own.Procs = i, n
+		g.Go(func() error {
+			_, err := w.call(ctx, request{Op: opSetup, Task: &own})
+			return err
+		})
+	}
+	return workers, g.Wait()
 }
 
 func startWorker() (*worker, error) {

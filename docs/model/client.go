@@ -37,6 +37,13 @@ type client struct {
 	refreshAt float64
 	rival     int // the contender that waits longest, by the last refresh
 
+	// of a client that retains leases
+	token    int64 // of the last holder
+	met      bool  // another has had the key since this one waits
+	recalled int   // the owner that was recalled last
+	used     float64
+	lingers  float64 // until then; the lease is retained
+
 	over  map[int]*attempt // offers that have ended, by owner: a message about them may come still
 	debts []*debt
 }
@@ -48,6 +55,7 @@ const (
 	waiting
 	raising
 	holding
+	retaining // a lease that nobody uses
 )
 
 // attempt is one owner, and what it has got.
@@ -115,11 +123,24 @@ func (c *client) time() float64 { return c.clock.at(c.w.now) }
 func (c *client) rest() {
 	c.state, c.lease, c.next, c.poll, c.contender = resting, nil, nil, nil, 0
 	c.until = c.time() + float64(c.w.rand.IntN(40))
+	if c.w.rules.retains && c.w.rand.IntN(2) == 0 { // nobody else wants the key for a while
+		c.until += float64(c.w.rand.IntN(1000))
+	}
 }
 
 func (c *client) newAttempt() *attempt {
 	c.w.owners++
 	return &attempt{owner: c.w.owners, block: 1 + c.w.rand.IntN(3)}
+}
+
+// newPoll is an attempt whose lease may be retained: it has tokens for many callers.
+func (c *client) newPoll() *attempt {
+	a := c.newAttempt()
+	if c.w.rules.retains {
+		a.block = 1000
+		c.w.retainers[a.owner] = c.id
+	}
+	return a
 }
 
 // live is a moment of c's: it reads what has come, and does what is due.
@@ -131,7 +152,7 @@ func (c *client) live() {
 		c.pausedUntil = c.w.now + float64(c.w.rand.IntN(400))
 		return
 	}
-	if c.state == holding && c.time() >= c.until { // before it learns of more
+	if (c.state == holding || c.state == retaining) && c.time() >= c.until { // before it learns of more
 		c.act()
 	}
 	unread := c.unread
@@ -172,11 +193,83 @@ func (c *client) act() {
 		}
 	case holding:
 		switch {
+		case now < c.until && now >= c.releaseAt && c.mayRetain(now):
+			c.retain(now)
 		case now >= c.until || now >= c.releaseAt:
 			c.finish()
 		case now > c.refreshAt:
 			c.refresh()
 		}
+	case retaining:
+		c.linger(now)
+	}
+}
+
+// Retained leases.
+
+// spare is what a retained lease must have left.
+const spare = ttl / 2
+
+func (c *client) mayRetain(now float64) bool {
+	return c.w.rules.retains && !c.lease.offered && !c.met && (c.rival == 0 || !c.w.checks) && c.recalled != c.lease.owner && c.until-now >= spare
+}
+
+func (c *client) retain(now float64) {
+	c.state, c.used, c.lingers = retaining, now, now+float64(c.w.rand.IntN(3*ttl))
+}
+
+// linger is a moment in which nobody uses the lease: a caller may come, or it is time to release it.
+func (c *client) linger(now float64) {
+	if c.until > c.used+valid(ttl) {
+		c.w.wrong(outlives, "client %d, as %d", c.id, c.lease.owner)
+	}
+	comes := c.w.rand.IntN(8) == 0 && c.token < c.top
+	switch {
+	case comes && !c.w.ends:
+		c.until = now + valid(ttl)
+		c.reuse(now)
+	case now >= c.until, now >= c.lingers, c.w.ends && c.until-now < spare:
+		c.finish()
+	case comes:
+		c.reuse(now)
+	case !c.w.idle && now > c.refreshAt:
+		c.refresh()
+	}
+}
+
+// reuse gives the retained lease to a caller of this process, with the next token.
+func (c *client) reuse(now float64) {
+	c.state, c.releaseAt = holding, now+float64(2+c.w.rand.IntN(20))
+	c.giveToken(c.token + 1)
+	c.w.count.reused++
+	if c.until-now < ttl*3/4 {
+		c.refreshAt = now
+	}
+}
+
+// giveToken gives a holder its token.
+func (c *client) giveToken(token int64) {
+	if c.token = token; token <= c.w.given {
+		c.w.wrong(lowToken, "client %d: %d after %d", c.id, token, c.w.given)
+	}
+	c.w.given = token
+}
+
+// hearRecall releases the lease, if nobody uses it; else it is not retained afterwards.
+func (c *client) hearRecall(m message) {
+	if !c.w.recalls {
+		return
+	}
+	c.recalled = m.owner // it may come before the answers that make the lease
+	if c.state != retaining || m.owner != c.lease.owner {
+		return
+	}
+	if c.w.refuses {
+		c.finish()
+		return
+	}
+	for i := range nodes {
+		c.owe(c.lease, message{kind: release, node: i, contender: c.contender, grants: true})
 	}
 }
 
@@ -192,7 +285,7 @@ func (c *client) arrive() {
 
 func (c *client) waitOn(pollAt float64) {
 	c.state, c.waits, c.pollAt = waiting, c.w.now, pollAt
-	c.lease, c.next, c.poll, c.declined, c.again, c.rival = nil, nil, nil, false, false, 0
+	c.lease, c.next, c.poll, c.declined, c.again, c.rival, c.met = nil, nil, nil, false, false, 0, false
 }
 
 func (c *client) wait(now float64) {
@@ -240,7 +333,7 @@ func (c *client) span() float64 {
 
 // ask is a poll: an attempt, which brings the contender its place, and its offer.
 func (c *client) ask() {
-	p := c.newAttempt()
+	p := c.newPoll()
 	p.began = c.time()
 	if c.w.grants {
 		if c.next == nil {
@@ -280,7 +373,7 @@ func (c *client) send(m message) {
 
 // pollFailed undoes a poll where it may be granted, and says when the next one is.
 func (c *client) pollFailed(p *attempt, now float64) {
-	c.poll = nil
+	c.poll, c.met = nil, true
 	c.end(p, false)
 	c.declined = p.left > 0 && p.left+len(p.votes) >= majority
 	c.pollAt = now + 10 + float64(c.w.rand.IntN(10))
@@ -345,7 +438,7 @@ func (c *client) owe(a *attempt, m message) {
 // finish ends a lease: c has no use for it any more, or lets others go first.
 func (c *client) finish() {
 	a := c.lease
-	stays := c.rival != 0 && c.time() < c.until && c.w.rand.IntN(3) == 0
+	stays := c.state == holding && c.rival != 0 && c.time() < c.until && c.w.rand.IntN(3) == 0
 	m := message{kind: release, contender: c.contender, grants: true}
 	switch {
 	case stays:
@@ -397,6 +490,8 @@ func (c *client) hear(m message) {
 	switch {
 	case m.kind == grant:
 		c.hearGrant(m)
+	case m.kind == recall:
+		c.hearRecall(m)
 	case m.kind == turn:
 		if c.state == waiting && m.contender == c.contender {
 			c.again, c.pollAt = true, c.time()
@@ -619,6 +714,7 @@ func (c *client) won(a *attempt) {
 		c.w.wrong(lowToken, "client %d as %d: %d after %d", c.id, a.owner, first, c.w.maxTop)
 	}
 	c.w.maxTop = max(c.w.maxTop, c.top)
+	c.giveToken(c.top - int64(a.block) + 1)
 	if !c.w.troubled() {
 		c.w.longest = max(c.w.longest, c.w.now-max(c.waits, trouble))
 	}

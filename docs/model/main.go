@@ -95,6 +95,7 @@ func (v variant) play(worlds int) outcome {
 func (o *outcome) add(seed uint64, w *world) {
 	o.counts.leases += w.count.leases
 	o.counts.byGrant += w.count.byGrant
+	o.counts.reused += w.count.reused
 	o.counts.commands += w.count.commands
 	o.longest = max(o.longest, w.longest)
 	if w.found != "" {
@@ -109,7 +110,10 @@ func (o outcome) String() string {
 	n := float64(max(o.counts.leases, 1))
 	s := fmt.Sprintf("%d leases, %2.0f%% by grant, %.1f commands each, longest wait %4.0f ms", o.counts.leases,
 		100*float64(o.counts.byGrant)/n, float64(o.counts.commands)/n, o.longest)
-	for _, what := range []string{twoHolders, lowToken, starved} {
+	if o.counts.reused > 0 {
+		s += fmt.Sprintf(", retained and used again %d times", o.counts.reused)
+	}
+	for _, what := range []string{twoHolders, lowToken, starved, outlives} {
 		if n := o.found[what]; n > 0 {
 			s += fmt.Sprintf("; %s: %d of %d worlds, first with seed %d", what, n, o.worlds, o.seed[what])
 		}

@@ -93,6 +93,9 @@ func (n *node) acquire(m message, a *message) {
 	case m.offer != nil && m.offer.owner == n.owner: // it was granted, and wants no more
 	default:
 		n.register(m)
+		if holder, marked := n.w.retainers[n.owner]; marked && !n.w.deafTo[holder][n.id] {
+			n.w.send(notices, message{kind: recall, client: holder, node: n.id, owner: n.owner, contender: m.contender})
+		}
 		if declines {
 			a.holder, a.left = leftToOthers, 1
 		}
@@ -107,7 +110,8 @@ func (n *node) register(m message) {
 		w := n.wants[i]
 		w.missed = false
 		n.drop(m.contender)
-		n.wants, i = append(n.wants, w), len(n.wants)-1
+		i = len(n.wants)
+		n.wants = append(n.wants, w)
 	}
 	if i < 0 {
 		n.wants, i = append(n.wants, want{contender: m.contender, client: m.client}), len(n.wants)

@@ -16,6 +16,13 @@ type rules struct {
 	raise    bool // S8: unequal tokens are raised; else the largest is taken
 	reraise  bool // S9: a refresh raises a counter that is behind; else it leaves it
 
+	retains bool // a client keeps a lease that it does not use, for its next caller
+	recalls bool // S21: it releases such a lease when another client wants the key; else it ignores that
+	checks  bool // a lease is not retained if the last refresh has named a contender
+	ends    bool // S21: a caller is given such a lease only as long as it is valid; else as if it were new
+	idle    bool // S12: such a lease is not refreshed
+	refuses bool // S22: after a recall no caller gets the lease; else one does that comes before the release is answered
+
 	// These are for speed.
 	named    bool // a release after a grant names the next for all nodes; else each node takes its first
 	anywhere bool // such a release grants also where its owner has no key, if that is free
@@ -27,6 +34,7 @@ func all() rules {
 	return rules{
 		grants: true, once: true, memory: true, causal: true, echoed: true, over: true, withdraw: true,
 		block: true, span: true, minimum: true, raise: true, reraise: true,
+		recalls: true, checks: true, ends: true, idle: true, refuses: true,
 		named: true, anywhere: true, waits: true, asks: true,
 	}
 }
@@ -61,11 +69,12 @@ const (
 	twoHolders = "two valid leases"
 	lowToken   = "a token that does not rise"
 	starved    = "a waiter that is not served"
+	outlives   = "an unused lease that outlives its ttl"
 )
 
 // rare is the first seed for the variant of that name, in which so few worlds find something that one is known. It
 // is another one after any change to the model.
-var rare = map[string]uint64{"no S18: valid from the last poll": 1900}
+var rare = map[string]uint64{"no S18: valid from the last poll": 2800}
 
 var variants = []variant{
 	{"turns", func(r *rules, _ *faults) { r.grants = false }, ""},
@@ -81,6 +90,14 @@ var variants = []variant{
 	{"the largest validity of the votes", func(r *rules, _ *faults) { r.minimum = false }, twoHolders},
 	{"no S8: unequal tokens are not raised", func(r *rules, _ *faults) { r.raise = false }, lowToken},
 	{"no S9: a refresh raises no counter", func(r *rules, _ *faults) { r.reraise = false }, lowToken},
+
+	{"retained leases", func(r *rules, _ *faults) { r.retains = true }, ""},
+	{"retained leases, nothing fails", func(r *rules, f *faults) { r.retains, *f = true, faults{} }, ""},
+	{"no S21: recalls are ignored", func(r *rules, _ *faults) { r.retains, r.recalls, r.checks = true, false, false }, starved},
+	{"recalls are ignored, but not refreshes that name a contender", func(r *rules, _ *faults) { r.retains, r.recalls = true, false }, ""},
+	{"no S21: retained after its validity", func(r *rules, _ *faults) { r.retains, r.ends = true, false }, twoHolders},
+	{"no S12: refreshed while nobody uses it", func(r *rules, _ *faults) { r.retains, r.idle = true, false }, outlives},
+	{"no S22: given to a caller after the recall", func(r *rules, _ *faults) { r.retains, r.refuses = true, false }, twoHolders},
 
 	// What these cost is time.
 	{"no S19: nothing is withdrawn", func(r *rules, _ *faults) { r.withdraw = false }, ""},

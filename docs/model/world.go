@@ -38,17 +38,19 @@ func (c clock) at(now float64) float64 { return now*c.rate + c.offset }
 type world struct {
 	rules
 	faults
-	now     float64
-	rand    *rand.Rand
-	nodes   [nodes]*node
-	clients [clients]*client
-	flying  []*message
-	landed  []*message         // memory for the next flying
-	lastAt  map[[3]int]float64 // of what was sent on a connection: order holds within it
-	deafTo  [clients][nodes]bool
-	owners  int // so far
-	lost    float64
-	maxTop  int64 // the largest token that anybody has held
+	now       float64
+	rand      *rand.Rand
+	nodes     [nodes]*node
+	clients   [clients]*client
+	flying    []*message
+	landed    []*message         // memory for the next flying
+	lastAt    map[[3]int]float64 // of what was sent on a connection: order holds within it
+	deafTo    [clients][nodes]bool
+	owners    int // so far
+	lost      float64
+	maxTop    int64       // the largest token that anybody has reserved
+	given     int64       // the last token that a holder was given
+	retainers map[int]int // the client of each owner whose lease may be retained
 
 	found   string // what is wrong; "": nothing so far
 	count   counts
@@ -57,7 +59,7 @@ type world struct {
 }
 
 // counts are what has happened.
-type counts struct{ leases, byGrant, commands int }
+type counts struct{ leases, byGrant, reused, commands int }
 
 // kind of a message.
 type kind uint8
@@ -70,6 +72,7 @@ const (
 	answer // to any of these
 	grant  // the key is yours
 	turn   // the key is kept for you
+	recall // the key that you may have retained is wanted
 )
 
 // message is one request, answer or notice.
@@ -105,7 +108,7 @@ type message struct {
 func newWorld(r rules, f faults, seed uint64, log io.Writer) *world {
 	w := &world{
 		rules: r, faults: f, rand: rand.New(rand.NewPCG(seed, 1)),
-		lastAt: map[[3]int]float64{}, lost: math.Inf(-1), log: log,
+		lastAt: map[[3]int]float64{}, retainers: map[int]int{}, lost: math.Inf(-1), log: log,
 	}
 	skewed := func() clock { return clock{1 + (w.rand.Float64()-.5)*drift*.8, float64(1000 + w.rand.IntN(5000))} }
 	for i := range w.nodes {

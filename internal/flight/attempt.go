@@ -143,10 +143,7 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
-	b.oneHolder, b.queued, b.declined, b.recallDone = why.Owned, why.Queued, why.Declined, time.Time{}
-	if why.Recall > 0 && f.contention == nil {
-		b.recallDone = now.Add(why.Recall)
-	}
+	b.oneHolder, b.queued, b.declined = why.Owned, why.Queued, why.Declined
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
 	}

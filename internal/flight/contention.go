@@ -129,9 +129,6 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 		if f.contention.unsent {
 			return
 		}
-		if f.phase == idle && f.awaitRecallLocked() {
-			return
-		}
 	case quorum.Unsubscribed:
 		f.contention.subscribed = false
 	}
@@ -141,18 +138,6 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 	case idle:
 		f.tryLocked()
 	}
-}
-
-// awaitRecallLocked has the next attempt be made when the recalled holder may have released the key, if
-// that is yet to come, and reports whether it is. The attempt after a subscription is confirmed is for what
-// was published before: there is nothing that this one would find sooner.
-func (f *flight) awaitRecallLocked() bool {
-	if f.backoff == nil || !clock.Now().Before(f.backoff.recallDone) {
-		return false
-	}
-	f.nextAttempt = clock.Earlier(f.nextAttempt, f.backoff.recallDone)
-	f.armLocked(f.nextAttempt)
-	return true
 }
 
 // otherTurnLocked waits for as long as another's turn is kept: it has its turn, or has not come for

@@ -485,6 +485,9 @@ func (l *fakeLease) Release(rival string, news quorum.News, done func(error)) {
 	case rival == "":
 		l.w.note("release")
 		delete(l.w.wants, l.contender)
+	case rival == quorum.Others:
+		l.w.note("release to others")
+		delete(l.w.wants, l.contender)
 	case l.contender == "":
 		l.w.note("release to %s", rival)
 		l.w.wants[l.owner] = true

@@ -119,7 +119,6 @@ type backoff struct {
 	away         bool            // too few nodes could be reached
 	queued       bool            // others put a majority out of reach, whose clients notify when they release
 	declined     bool            // the key was free on a majority of nodes, and left to others who wait longer: the next attempt takes it
-	recallDone   time.Time       // when the key could be free because its holder, which may only have retained it, was sent a recall; zero: not so
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
 	former       string          // who had it before that, or has failed; "": unknown
@@ -171,7 +170,7 @@ type refreshRequest struct {
 type deferred struct {
 	calls   []func()
 	release Lease           // not nil: release it
-	rival   string          // who is to have the next turn then, if not ""
+	rival   string          // who is to have the next turn then, if not ""; or quorum.Others
 	news    quorum.News     // what the release publishes besides
 	done    quorum.Releaser // gets the outcome of the release, if it is not nil
 }

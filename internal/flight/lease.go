@@ -146,6 +146,9 @@ func (f *flight) releaseLocked() { f.releaseToLocked("") }
 func (f *flight) releaseToLocked(rival string) {
 	d := f.deferredLocked()
 	d.release, d.rival = f.lease, rival
+	if rival == "" && f.recalled {
+		d.rival = quorum.Others
+	}
 	if f.worked {
 		d.news = quorum.NewsLook
 	}
@@ -172,7 +175,7 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	switch {
 	case f.n == 0:
 		f.dieLocked()
-	case rival != "" && !f.retry:
+	case rival != "" && rival != quorum.Others && !f.retry:
 		f.scheduleRetryLocked(&quorum.Failure{Reason: quorum.Taken, Free: f.g.cfg.Turn, Owned: true})
 	default:
 		f.attemptNowLocked()

@@ -261,7 +261,7 @@ func TestARecallReleasesARetainedLease(t *testing.T) {
 		a.releases()
 		w.recall(owner, "x")
 		w.wantRetained(0, 0, 1)
-		w.wantHistory("acquire", "release")
+		w.wantHistory("acquire", "release to others")
 		b := w.lingers()
 		b.holds()
 		is(t, "owner", b.h.Owner(), "owner-2R")
@@ -343,7 +343,7 @@ func TestARecallWinsOverAWaiterForARenewal(t *testing.T) {
 			w.renewal(1).confirm() // too late
 			b.waits()
 			if rival == "" {
-				w.wantHistory("acquire", "refresh", "release", "acquire")
+				w.wantHistory("acquire", "refresh", "release to others", "acquire")
 			} else {
 				w.wantHistory("acquire", "refresh", "watch owner-1R", "release to x")
 				w.news(quorum.OurTurn)

@@ -32,11 +32,10 @@ type Failure struct {
 	// some nodes these may be gone.
 	Declined bool
 
-	Queued bool          // acquire: others put a majority out of reach, and publish their release
-	Owned  bool          // acquire: one owner has the key on a majority of nodes, and publishes its release
-	Holder string        // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
-	Recall time.Duration // acquire: Holder may only have retained the key, and was sent a recall: when its release may have arrived, from now; 0: not so
-	Away   bool          // a majority cannot be reached, and more than one answer is missing for that: see node.Away
+	Queued bool   // acquire: others put a majority out of reach, and publish their release
+	Owned  bool   // acquire: one owner has the key on a majority of nodes, and publishes its release
+	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
+	Away   bool   // a majority cannot be reached, and more than one answer is missing for that: see node.Away
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
@@ -65,9 +64,6 @@ func (r *round) failureLocked() *Failure {
 		f.Queued = r.notifyingLocked() >= t.outOfReach()
 		n := r.declinedLocked()
 		f.Declined = n > 0 && t.yes+n+t.pending >= t.need
-		if node.Retains(f.Holder) {
-			f.Recall = recallTime(clock.Since(r.l.target.Begun()))
-		}
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
@@ -155,13 +151,6 @@ func (r *round) notifyingLocked() (n int) {
 	}
 	return n
 }
-
-// recallTime is how long an attempt that has recalled the lease of a key, and took that long, should wait
-// before the next one. The recall reaches its client as the reply reached this one, and the release is at
-// the node after another half of a round trip, as long as the next attempt takes. So what is left to wait
-// for is the time in that client: a quarter of a round trip, but at most half a millisecond. An attempt
-// that comes too early registers this contender, which then gets its turn a round trip later.
-func recallTime(rtt time.Duration) time.Duration { return min(rtt/4+1, 500*time.Microsecond) }
 
 // noAnswerLocked is the error of a node that has not answered in time, or not before the others
 // decided.

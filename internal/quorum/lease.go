@@ -286,7 +286,10 @@ func (l *Lease) turnPass(rival string, leaves bool, news node.News) *node.TurnPa
 	return &node.TurnPass{Contender: contender, Rival: rival, Leaves: leaves, News: news}
 }
 
-var plainTurnPass node.TurnPass
+var (
+	plainTurnPass  node.TurnPass
+	othersTurnPass = node.TurnPass{Contender: node.Nobody}
+)
 
 // failAfterSearch waits for the search for duplicates before it reports f, for NodeTimeout at most:
 // if the same server is configured twice, the error must say that, and not that the key is held.
@@ -452,7 +455,8 @@ func (l *Lease) Settle() {
 // Release ends the lease and calls by.Released exactly once: with nil if a majority of nodes has
 // deleted our key. Nodes that have not answered by then receive the release again until they do.
 // rival gets the next turn, while this lease's contender registers for another; if it is "", the
-// contender that waits longest is next. All contenders receive the news; not those of nodes that
+// contender that waits longest is next. With Others, that one may be granted the key also if this lease never
+// had to wait. All contenders receive the news; not those of nodes that
 // get the release only later.
 func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
 	l.mu.Lock()
@@ -472,7 +476,14 @@ func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) 
 	s.onReleased = by
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
+	others := rival == Others
+	if others {
+		rival = ""
+	}
 	p := l.turnPass(rival, false, news)
+	if others && p == &plainTurnPass {
+		p = &othersTurnPass
+	}
 	if o := l.offer; o != nil {
 		l.q.offers.ended(l)
 		if rival == "" && o.follower != "" && len(l.entries) > 1 { // the nodes are to agree on who is next

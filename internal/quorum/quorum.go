@@ -124,6 +124,9 @@ const Self = "self"
 // Marked is no contender for Prepare, and an owner with the mark of a lease that may be retained.
 const Marked = "marked"
 
+// Others is no rival for Release: others wait, as a recall has said, and none of them is named.
+const Others = "others"
+
 // Prepare makes l the lease of one attempt, with an owner of its own. It sends nothing.
 // contender is the name under which this process waits for the key, "" for the first attempt:
 // the attempt takes the turn that is reserved for the contender, or registers it as waiting. With Self
