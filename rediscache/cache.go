@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/cachestats"
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/hot"
 	"github.com/redis/go-redis/v9"
@@ -99,6 +100,7 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load func(ctx c
 	if err != nil {
 		return nil, err
 	}
+	cachestats.Attach(x.fetcher, x.ownStats)
 	return x, nil
 }
 
@@ -346,10 +348,18 @@ func (c *Cache[V]) errClosed(key string) error {
 
 // Stats reads the counters.
 func (c *Cache[V]) Stats() Stats {
-	repeating, dropped := c.repeats.count()
+	own := c.ownStats()
 	return Stats{
 		FetchStats: c.fetcher.Stats(),
-		LocalHits:  c.counts.local.Load(), NotFound: c.counts.notFound.Load(),
+		LocalHits:  own.LocalHits, NotFound: own.NotFound, Undecodable: own.Undecodable, TooLong: own.TooLong,
+		Repeating: own.Repeating, Dropped: own.Dropped, Down: own.Down,
+	}
+}
+
+func (c *Cache[V]) ownStats() cachestats.Stats {
+	repeating, dropped := c.repeats.count()
+	return cachestats.Stats{
+		LocalHits: c.counts.local.Load(), NotFound: c.counts.notFound.Load(),
 		Undecodable: c.counts.undecodable.Load(), TooLong: c.counts.tooLong.Load(),
 		Repeating: int64(repeating), Dropped: dropped, Down: int64(c.breaker.down()),
 	}
