@@ -128,6 +128,7 @@ type Fetcher[V any] struct {
 	permits        lookupPermits // of callers' Lookups
 	waitingLookups chan struct{} // has an entry for each Lookup of a run that waits, maxWaitingLookups at most
 	failures       failures
+	gathering      gathering[V] // of FetchMany
 	runs           *coalesce.Group[V, *fetchRun[V]]
 }
 

@@ -44,7 +44,7 @@ type fetchMeter struct {
 	name  string
 	stats func() FetchStats
 	cache atomic.Pointer[func() cachestats.Stats] // set by a Cache, right after its Fetcher was made
-	load  map[string]prometheus.Observer // by outcome
+	load  map[string]prometheus.Observer          // by outcome
 	wait  map[string]prometheus.Observer
 }
 
