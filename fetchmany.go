@@ -17,6 +17,8 @@ import (
 // once across all processes, in whatever sets it is requested. FetchMany holds no lock while it waits
 // for another one.
 //
+// Callers that come at the same time share lookups and loads: a burst of them costs few of either.
+//
 // Duplicates count once. ctx limits this caller's wait. If some keys have no value, the error is a
 // *ManyError with the reason for each of them, and the others have their values. The error is
 // ErrClosed if the Fetcher is closed. Values are shared with other callers, and must not be modified.
