@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,7 +13,9 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/cachestats"
 	"github.com/flightlock/flightlock/internal/group"
+	"github.com/flightlock/flightlock/internal/hook"
 	"github.com/flightlock/flightlock/internal/hot"
+	"github.com/flightlock/flightlock/internal/node"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -27,6 +30,7 @@ var ErrNotFound = flightlock.ErrNotFound
 type Cache[V any] struct {
 	opts     Options[V]
 	prefix   string
+	locks    string                                           // the prefix of locks; "" is none
 	loadOne  func(ctx context.Context, key string) (V, error) // nil: only GetWith
 	server   *server
 	breaker  breaker
@@ -63,7 +67,7 @@ type Stats struct {
 }
 
 // New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may be on
-// the same servers, or on others. Close the Cache before both.
+// the same servers, or on others; on others only, if c has no KeyPrefix. Close the Cache before both.
 //
 // load gets the value of a key from the origin; what it may do and how its errors are treated is that
 // of flightlock.Source. It may be nil if LoadMany is set, or if only GetWith is used.
@@ -84,7 +88,7 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load func(ctx c
 	if err != nil {
 		return nil, err
 	}
-	x := &Cache[V]{opts: opts, prefix: opts.prefix(), loadOne: load, closed: make(chan struct{})}
+	x := &Cache[V]{opts: opts, prefix: opts.prefix(), locks: hook.KeyPrefix(c), loadOne: load, closed: make(chan struct{})}
 	x.server = newServer(rdb, opts.Fetch.LookupTimeout, opts.tombstoneTime())
 	x.breaker = breaker{s: x.server, tasks: &x.tasks, closed: x.closed, servers: map[string]*health{}}
 	x.repeats = repeats{s: x.server, tasks: &x.tasks, closed: x.closed, keys: map[string]uint64{}}
@@ -111,10 +115,20 @@ func (c *Cache[V]) checkKey(key string) error {
 	switch {
 	case key == "":
 		return invalid("key", "empty", "an entry needs a name")
+	case c.locks != "" && startsWith(c.prefix, key, c.locks):
+		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("an entry that begins with %q may be at the key of a lock", c.locks))
+	case startsWith(c.prefix, key, node.Reserved):
+		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	case len(c.prefix)+len(key) > longestKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(c.prefix)+len(key)), fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
 	}
 	return nil
+}
+
+// startsWith reports whether prefix and key together begin with s.
+func startsWith(prefix, key, s string) bool {
+	n := min(len(prefix), len(s))
+	return prefix[:n] == s[:n] && strings.HasPrefix(key, s[n:])
 }
 
 // Get returns the value of key: the one in Redis, or the one that load returns, once for all callers
