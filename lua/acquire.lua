@@ -39,7 +39,8 @@
 -- wants nothing, and recalls nothing; nor does an acquire without KEYS[2], on a Cluster, where no client
 -- retains.
 --
--- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents.
+-- Numbers stay below 2^53; '%.0f' because Lua prints large ones in exponents. Those that are always the same are
+-- texts, because the conversion would take longer than the command.
 
 -- include epoch.lua
 if type(changed) == 'table' then
@@ -67,7 +68,7 @@ local holder, granted = false, false
 if ARGV[5] then
   holder = redis.pcall('GET', KEYS[1])
   if not holder and ARGV[7] == 'waits' then
-    local first = redis.pcall('ZRANGE', KEYS[3], 0, 0)[1]
+    local first = redis.pcall('ZRANGE', KEYS[3], '0', '0')[1]
     if first and first ~= ARGV[5] then
       holder = 'flightlock:turn:'
     end
@@ -112,13 +113,13 @@ if holder ~= ARGV[1] then
     -- It keeps its place, unless the clock went back: then that may be far behind. A score
     -- of 0 says that its turn came and it was not there: it begins anew.
     local t = redis.call('TIME')
-    local now = string.format('%.0f', t[1] * 1000000 + t[2])
+    local now = t[1] .. string.sub('00000' .. t[2], -6)
     if redis.pcall('ZADD', KEYS[3], 'LT', now, ARGV[5]) == 0 and redis.pcall('ZSCORE', KEYS[3], ARGV[5]) == '0' then
       redis.pcall('ZADD', KEYS[3], now, ARGV[5])
     end
-    redis.pcall('PEXPIRE', KEYS[3], 10000)
+    redis.pcall('PEXPIRE', KEYS[3], '10000')
     if ARGV[6] then
-      redis.pcall('SET', 'flightlock:{offer}:' .. ARGV[5], ARGV[6], 'PX', 10000)
+      redis.pcall('SET', 'flightlock:{offer}:' .. ARGV[5], ARGV[6], 'PX', '10000')
     end
   end
   -- A recall. Its holder may be on the way to use the key, or be gone: nothing depends on it.

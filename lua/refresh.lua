@@ -56,7 +56,7 @@ end
 if not ARGV[5] then
   return c
 end
-local wants = redis.pcall('ZRANGE', KEYS[3], 0, 1)
+local wants = redis.pcall('ZRANGE', KEYS[3], '0', '1')
 local rival = wants[1]
 if rival == ARGV[5] then
   rival = wants[2]

@@ -74,8 +74,8 @@ kept = contender and holder == turn .. contender
 local stays = rival and contender and ARGV[7] ~= 'leaves'
 if stays then
   local t = redis.call('TIME')
-  redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), contender)
-  redis.pcall('PEXPIRE', KEYS[2], 10000)
+  redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), contender)
+  redis.pcall('PEXPIRE', KEYS[2], '10000')
   redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
 elseif contender and redis.pcall('ZREM', KEYS[2], contender) == 1 then
   redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
@@ -100,7 +100,7 @@ if failed and sharded then
   redis.pcall('SPUBLISH', KEYS[1], ARGV[1] .. ' failed')
 end
 
-local first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES') -- and the second
+local first = redis.pcall('ZRANGE', KEYS[2], '0', '1', 'WITHSCORES') -- and the second
 if not first[1] then -- nobody waits
   if holder then
     redis.call('DEL', KEYS[1])
@@ -165,7 +165,7 @@ end
 -- tell_all sends it to all who wait but one, not to more than a thousand: the server does nothing else
 -- meanwhile.
 local function tell_all(message, but)
-  for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 999)) do
+  for _, name in ipairs(redis.pcall('ZRANGE', KEYS[2], '0', '999')) do
     if name ~= but then
       tell(name, message)
     end
@@ -186,12 +186,12 @@ for _ = 1, 100 do
   end
   redis.pcall('ZREM', KEYS[2], name)
   local client = string.match(name, '^(.*%-)')
-  for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], 0, 99) or {}) do
+  for _, other in ipairs(client and redis.pcall('ZRANGE', KEYS[2], '0', '99') or {}) do
     if string.sub(other, 1, #client) == client and not (stays and other == contender) then
       redis.pcall('ZREM', KEYS[2], other)
     end
   end
-  first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES')
+  first = redis.pcall('ZRANGE', KEYS[2], '0', '1', 'WITHSCORES')
 end
 local chosen = first[1]
 
@@ -215,7 +215,7 @@ if chosen and votes then
     elseif received > 0 then
       return ours and 1 or 0
     end
-    first = redis.pcall('ZRANGE', KEYS[2], 0, 1, 'WITHSCORES')
+    first = redis.pcall('ZRANGE', KEYS[2], '0', '1', 'WITHSCORES')
     chosen = first[1]
     if not chosen then
       break
@@ -237,7 +237,7 @@ if chosen then
   if ours and ARGV[6] == 'look' or not contender or missed then
     tell_all('other', chosen)
   elseif first[3] and not tell(first[chosen == first[1] and 3 or 1], 'other') then
-    for _, other in ipairs(redis.pcall('ZRANGE', KEYS[2], 0, 9)) do
+    for _, other in ipairs(redis.pcall('ZRANGE', KEYS[2], '0', '9')) do
       if other ~= chosen and tell(other, 'other') then
         break
       end

@@ -30,10 +30,10 @@ if holder ~= ARGV[1] then
 end
 if ARGV[2] then -- nothing about wants may make an undo fail
   local t = redis.call('TIME')
-  redis.pcall('ZADD', KEYS[2], string.format('%.0f', t[1] * 1000000 + t[2]), ARGV[2])
-  redis.pcall('PEXPIRE', KEYS[2], 10000)
+  redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), ARGV[2])
+  redis.pcall('PEXPIRE', KEYS[2], '10000')
   if offer and ARGV[3] ~= '' then
-    redis.pcall('SET', offer, ARGV[3], 'PX', 10000)
+    redis.pcall('SET', offer, ARGV[3], 'PX', '10000')
   end
 end
 redis.call('DEL', KEYS[1])

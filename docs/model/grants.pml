@@ -101,10 +101,12 @@ byte last;				/* the largest that anybody has held */
 #define VOTES(n) !((n) == 0 && forgot)
 #endif
 
-#ifdef BUILT
+/* It confirms refreshes when no attempt is under way any more that it has granted before. */
+#ifdef AT_ONCE
 #define CONFIRMS(n) true
 #else
-#define CONFIRMS(n) VOTES(n)
+#define GRANTED0(c) ((pollVotes[c] & 1) || (offerVotes[c] & 1) || granted[AT(c, 0)])
+#define CONFIRMS(n) (VOTES(n) || !GRANTED0(0) && !GRANTED0(1) && !GRANTED0(C - 1))
 #endif
 
 #define OTHER(c, i) (((c) + (i)) % C)
@@ -283,7 +285,7 @@ proctype line(byte c; byte n) {
 	:: atomic { leaseK[c] && own[n] == FREE && MORE(n) -> COUNT(n); own[n] = LEASE(c); stamp[n] = stamps[c] }
 
 	/* A refresh is executed; its answer comes, or not. A node that has forgotten what it granted before does not
-	   confirm one (-DBUILT: it does, as it is built). */
+	   confirm one at first: see CONFIRMS. */
 	:: atomic { refreshK[c] && own[n] == LEASE(c) ->
 		stamp[n] = stamps[c];
 		if :: CONFIRMS(n) -> refreshVotes[c] = refreshVotes[c] | BIT(n) :: else fi;

@@ -29,7 +29,7 @@ var searches = []search{
 	{"no S18", "-DNO_S18", true},
 	{"no S19", "-DNO_S19", true},
 	{"the largest validity", "-DNO_MINIMUM", true},
-	{"a forgetful node refreshes, as built", "-DLOSS -DREFRESH -DNO_OFFERS -DBUILT", true},
+	{"a forgetful node confirms refreshes at once", "-DLOSS -DREFRESH -DNO_OFFERS -DAT_ONCE", true},
 }
 
 // errNoSpin says that nothing was searched.

@@ -54,6 +54,7 @@ type Entry struct {
 	releasePending bool          // a release is under way or owed
 	promised       bool          // a message about a grant has come
 	acquired       bool          // by a request of its own, and not by a grant
+	known          bool          // the node has the key since an epoch that this client knows; see epochOf
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -232,6 +233,7 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	default: // granted, or an error that does not prove that nothing was written
 		e.present = true
 		e.acquired = e.acquired || rep.Kind == Granted && !e.promised
+		e.known = e.known || rep.Kind == Granted || rep.Kind == Replayed
 	}
 }
 

@@ -131,7 +131,11 @@ var (
 	anyScripts   = newScripts(lua.Acquire, lua.Release, lua.Batch)
 	noScripts    = newScripts(noScript, lua.GrantNothing, noScript)
 	unknownEpoch = &Epoch{usual: noScripts, strict: noScripts}
-	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
+
+	// Unknown is the epoch of an answer of which nothing is known.
+	Unknown = unknownEpoch
+
+	noScript = lua.Script{SHA: strings.Repeat("0", 40)}
 )
 
 // scripts are those for each kind of request, and for a batch.

@@ -122,11 +122,11 @@ func (l *lane) complete(r *request, got response, sent, heal bool) bool {
 	if rep.Kind == Granted && l.tooOld() {
 		rep = failed(errOld)
 	}
-	if rep.Kind == Granted && l.epoch != anyEpoch {
-		if l.s.n.guard.Changed != nil {
-			rep.Epoch = l.epoch
+	if l.epoch != anyEpoch {
+		if (rep.Kind == Granted || rep.Kind == Renewed) && l.s.n.guard.Changed != nil {
+			rep.Epoch = r.e.epochOf(rep.Kind, l.epoch)
 		}
-		if l.s.n.isUnverified.Load() { // somebody else has verified it
+		if rep.Kind == Granted && l.s.n.isUnverified.Load() { // somebody else has verified it
 			l.s.n.setUnverified(nil)
 		}
 	}

@@ -52,10 +52,13 @@ func (t *Target) prepared() bool {
 	return t.asker != nil && t.asker.carried != nil && t.asker.carried.Target == t
 }
 
-// Granted follows when the node has made the key e's, by a release of somebody else. If e has been released
-// before, the node is to release the key again, unless it has deleted it since the grant.
-func (e *Entry) Granted() {
+// Granted follows when the node has made the key e's, by a release of somebody else, in the epoch of that
+// name. If e has been released before, the node is to release the key again, unless it has deleted it since the
+// grant.
+func (e *Entry) Granted(epoch string) {
+	now := e.n.Epoch()
 	e.mu.Lock()
+	e.known = e.known || now != nil && now.Name == epoch
 	e.granted, e.promised = min(e.granted+1, 2), true // one message may come twice
 	again := e.released && !e.releasePending && e.granted > 0
 	if again {
@@ -66,6 +69,24 @@ func (e *Entry) Granted() {
 	if again {
 		e.n.route(e.releaseAgain())
 	}
+}
+
+// epochOf is the epoch of an answer to a request that was written when the node was known to be in epoch
+// written.
+//
+// Only scripts that vote create a key, and they do so in the epoch that is in their text. So where this client's own
+// have created it, the client knows an epoch that is as new as the key. A grant by somebody else's release may be
+// of one that it does not know yet.
+func (e *Entry) epochOf(kind Kind, written *Epoch) *Epoch {
+	if kind != Renewed || !e.t.prepared() {
+		return written
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.known {
+		return Unknown
+	}
+	return written
 }
 
 // wasGranted reports whether a message about a grant of the key to e has come from the node.

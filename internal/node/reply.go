@@ -33,7 +33,10 @@ type Reply struct {
 	Rival   string        // Renewed: the contender that waits longest, "" for none or if nobody looked
 	TTL     time.Duration // Held: the holder's, below 0 when unknown
 	Err     error         // Failed
-	Epoch   *Epoch        // Granted: in which epoch, of a guarded node
+
+	// Epoch is set for the answers of a guarded node. Granted: the epoch in which it granted. Renewed: the one that
+	// was known when the request was written, and Unknown if the key may be there since another.
+	Epoch *Epoch
 }
 
 // Errors of requests that the node never saw.

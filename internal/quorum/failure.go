@@ -78,9 +78,12 @@ func (r *round) failureLocked() *Failure {
 		if rep.Kind == node.Pending {
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: r.noAnswerLocked(r.l.q.Nodes[i])}
 		}
-		if rep.Kind == node.Granted && !r.countsLocked(i) {
+		switch {
+		case rep.Kind == node.Granted && !r.countsLocked(i):
 			e := *rep.Epoch
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{e, e.Began.Add(r.l.q.Quarantine)}}
+		case rep.Kind == node.Renewed && !r.countsLocked(i):
+			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: unconfirmed(r.l.q.Nodes[i].Epoch(), r.l.q.Quarantine)}
 		}
 	}
 	return f

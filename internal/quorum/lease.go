@@ -204,8 +204,19 @@ func (l *Lease) attemptFailureLocked(r *round) *Failure {
 		f := r.failureLocked()
 		f.Reason, f.Err = Unreachable, errTooLate
 		return f
+	case l.slowLocked():
+		f := r.failureLocked()
+		f.Reason, f.Err = Unreachable, errSlowAttempt
+		return f
 	}
 	return nil
+}
+
+// slowLocked reports whether a vote of the attempt may be of a node that has lost its data for so long that it confirms
+// refreshes of others: see quarantine. Votes that have come by message are valid for less than that.
+func (l *Lease) slowLocked() bool {
+	begun := l.target.Begun()
+	return l.q.quarantine != nil && !begun.IsZero() && clock.Passed(clock.Now(), begun.Add(attemptLimit))
 }
 
 // endAttemptAndUnlock ends the attempt, and unlocks mu: the lease is held, unless f says why it is

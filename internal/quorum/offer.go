@@ -175,7 +175,7 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 	t, e := new(node.Target), new(node.Entry)
 	t.Init(v.Key, v.Owner, "")
 	e.Init(q.Nodes[i], t, i)
-	e.Granted()
+	e.Granted(v.Epoch)
 	e.Release(new(node.RequestBuf), nil, false, &node.TurnPass{Contender: node.Nobody})
 }
 
@@ -184,10 +184,13 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 func (l *Lease) vote(i int, v node.Vote) {
 	rep := node.Reply{Kind: node.Granted, Counter: v.Token, Rival: v.Follower, Epoch: l.q.Nodes[i].EpochOf(v.Epoch)}
 	now := clock.Now()
-	l.entries[i].Granted()
+	l.entries[i].Granted(v.Epoch)
 	l.mu.Lock()
 	r := l.attempt
 	forgotten := l.offer.forgotten
+	if !forgotten { // the node is no second name of another one
+		l.duplicateMask &^= 1 << i
+	}
 	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || r.replies[i].Kind == node.Granted {
 		l.mu.Unlock()
 		if forgotten {
@@ -204,7 +207,6 @@ func (l *Lease) vote(i int, v node.Vote) {
 			r.pending--
 		}
 		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
-		l.duplicateMask &^= 1 << i
 		ends = r.decideLocked(false)
 	}
 	l.mu.Unlock()

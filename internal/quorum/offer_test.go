@@ -205,6 +205,35 @@ func TestAGrantWithoutAMessageIsNoVote(t *testing.T) {
 	})
 }
 
+// A node that was asked before its message came seems to be a second name of another one. When the message has come
+// it is none, also if the offer was decided in between: the release counts it.
+func TestTheReleaseCountsANodeWhoseMessageCameLate(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		r.unwanted()
+		r.loses(key)
+		r.give(key, offer.l.Owner(), span, 0, 1, 2)
+		r.mem[2].SetDelay(ms(20))
+		c.vote(1, offer, 1, 1<<40)
+		time.Sleep(ms(10)) // nodes 0 and 2 were asked, and 0 has answered
+		c.vote(2, offer, 1, 1<<40)
+		if _, f := offer.outcome(t); f != nil {
+			t.Fatal(describe(f))
+		}
+		if offer.l.duplicateMask == 0 {
+			t.Error("node 0 was not asked")
+		}
+		c.vote(0, offer, 1, 1<<40)
+		r.mem[1].Down(true)
+		if f := c.release(offer.l); f != nil {
+			t.Error(describe(f))
+		}
+		r.mem[1].Down(false)
+		r.settle()
+		r.wantNoKey(key)
+	})
+}
+
 // A vote whose validity is over, or whose poll nobody knows any more, is none; the node is asked, and its
 // answer is a vote from then on.
 func TestAVoteThatIsOverIsAskedForAgain(t *testing.T) {

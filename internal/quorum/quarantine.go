@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,8 +13,8 @@ import (
 )
 
 // A quarantine excludes the votes of nodes that may have lost locks: a new grant of such a node is
-// written, so that the lease is on the node, but does not count. All its other answers count: the
-// keys that it has were written after the loss.
+// written, so that the lease is on the node, but does not count. Its other answers count, for the keys that it
+// has were written after the loss; but it confirms refreshes only from confirmAfter on.
 //
 //	new or lost --Limit after the loss--> kept        by boot.lua, at the next read
 //	all nodes new --a bootstrap, two reads--> kept    a new deployment
@@ -22,6 +23,16 @@ import (
 // Why waiting suffices: a lease that was granted by an epoch that is lost ends within its ttl, at
 // most MaxTTL later, unless a majority has confirmed a refresh; and a node that has confirmed one
 // had the key at that time, so after the loss.
+//
+// Why confirmations do not count at first: an attempt of somebody else may have a vote of the node from before the
+// loss. If the key of a lease is put back on the node, and a refresh of it is confirmed by this node and another, the
+// attempt may have its majority by this node's vote and a third one's, where the lease has ended meanwhile: two
+// leases are valid that share no node that remembers both. (docs/model/grants.pml has found that.) So an attempt must
+// be decided within attemptLimit of when its first request was made, and what is written to the node later than
+// that after the loss is confirmed when all such attempts are over: the lease was valid until then without the
+// node's confirmation, so they could not have won. A lease knows in which epoch its key was put on the node: see
+// node.Entry. That a confirmation counts again before the quarantine is over lets nodes be restarted one after the
+// other while locks are held.
 //
 // Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all
 // are new in both reads, and each has the same epoch, then there is an instant in between at
@@ -65,6 +76,39 @@ func (e *Quarantined) Error() string {
 	return fmt.Sprintf("quarantined until %s (for %v): %s",
 		e.Until.Format("15:04:05.000"), time.Until(e.Until).Round(time.Millisecond), why)
 }
+
+const (
+	// attemptLimit is how long after its first request an attempt may be decided, where nodes are in quarantine if
+	// they lose their data. It is the same in all clients, whatever their options.
+	attemptLimit = 10 * time.Second
+
+	// confirmAfter is how long a node whose data was lost confirms no refresh: attemptLimit, and as much as clocks
+	// may differ by meanwhile.
+	confirmAfter = attemptLimit + time.Second
+)
+
+// errSlowAttempt is why an attempt fails that is decided after attemptLimit.
+var errSlowAttempt = fmt.Errorf("a majority was reached, but more than %v after the first request: a vote is not valid for longer, "+
+	"for its node may have lost its data", attemptLimit)
+
+// confirms reports whether the confirmation of a refresh is a vote: the round began at that time, its request was
+// written in epoch e as far as was known, and the node's epoch as last known is now.
+func confirms(e, now *node.Epoch, began time.Time) bool {
+	if now == nil || now.Name != e.Name {
+		return false
+	}
+	return e.State == node.EpochKept || !began.Before(e.Began.Add(confirmAfter))
+}
+
+// unconfirmed is the error of a node whose confirmation of a refresh is no vote. e is its epoch as last known.
+func unconfirmed(e *node.Epoch, quarantine time.Duration) error {
+	if e == nil {
+		return errUnknownEpoch
+	}
+	return fmt.Errorf("refreshed, which does not count yet: %w", &Quarantined{*e, e.Began.Add(min(confirmAfter, quarantine))})
+}
+
+var errUnknownEpoch = errors.New("refreshed, which does not count: it is not known whether the node has lost data")
 
 // counts reports whether a new grant is a vote: it was made in epoch e, and the node's epoch as
 // last known is now.

@@ -2,6 +2,7 @@ package quorum
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -212,4 +213,180 @@ func (c *client) guard(limit time.Duration) {
 	c.q.EpochName = func() string { return fmt.Sprint("m-", memoryNames.Add(1)) }
 	c.q.quarantine = newQuarantine(c.q)
 	c.nodeTimeout(5 * time.Second)
+}
+
+// A confirmation counts in an epoch that is kept, and in one that began so long ago that no attempt is under way
+// that the node has granted before; and only if the epoch is the one that was known when the request was written.
+func TestConfirms(t *testing.T) {
+	began := time.Now()
+	for _, c := range []struct {
+		e, now string
+		age    time.Duration
+		want   bool
+	}{
+		{"k1", "k1", 0, true}, {"k1", "l2", time.Hour, false}, {"k1", "", 0, false},
+		{"l1", "l1", confirmAfter - 1, false}, {"l1", "l1", confirmAfter, true}, {"n1", "n1", 0, false},
+		{"l1", "k1", confirmAfter - 1, false}, {"l1", "k2", time.Hour, false}, {"n1", "k1", confirmAfter, true},
+	} {
+		e := epochs(c.e)[0]
+		e.Began = began.Add(-c.age)
+		if got := confirms(e, epochs(c.now)[0], began); got != c.want {
+			t.Errorf("confirms(%s, %s, after %v) = %v", c.e, c.now, c.age, got)
+		}
+	}
+}
+
+// A node has lost its data, and a repair has put b's key back on it. a's attempt has its vote from before that, and
+// gets another one where b's lease has ended. b's lease must not last by this node's word.
+func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
+	t.Parallel()
+	const ttl, patience = 2 * time.Second, 20 * time.Second
+	var servers []*redistest.Server
+	var as, bs []redis.UniversalClient
+	var toA, toB *redistest.Proxy // of node 1
+	for i := range 3 {
+		s := redistest.StartServer(t)
+		servers = append(servers, s)
+		conn := func() (redis.UniversalClient, *redistest.Proxy) {
+			p := redistest.StartProxy(t, s.Addr())
+			return s.Client(t, func(o *redis.Options) { o.Addr = p.Addr() }), p
+		}
+		a, pa := conn()
+		b, pb := conn()
+		as, bs = append(as, a), append(bs, b)
+		if i == 1 {
+			toA, toB = pa, pb
+		}
+	}
+	a, b := newPatientClient(t, "a", as, patience), newPatientClient(t, "b", bs, patience)
+	a.guard(time.Minute)
+	b.guard(time.Minute)
+	first, _ := a.must("lock:other", time.Minute, 1)
+	a.release(first)
+	has := func(i int, l *Lease) func() bool {
+		return func() bool { return servers[i].Do(t, "GET", key) == l.Owner() }
+	}
+
+	lease, _ := b.must(key, ttl, 1)
+	for i := range 3 {
+		redistest.Eventually(t, patience, "b's key is everywhere", has(i, lease))
+	}
+	servers[0].Do(t, "DEL", key) // as if the acquire were late
+	toA.HoldRequests()
+	attempt := a.begin(key, time.Minute, 1)
+	redistest.Eventually(t, patience, "the first node has granted it to a", has(0, attempt.l))
+
+	servers[0].Do(t, "FLUSHALL")
+	other, _, f := b.try("lock:other", ttl, 1) // which notices that
+	if f == nil {
+		b.release(other)
+	}
+	redistest.Eventually(t, patience, "b knows", func() bool { return b.nodes[0].Epoch().State != node.EpochKept })
+	began := time.Now()
+	if _, f := b.refresh(lease, ttl, 0); f != nil {
+		t.Fatalf("the other two are there: %s", describe(f))
+	}
+	redistest.Eventually(t, patience, "the first node has b's key again", has(0, lease))
+	toB.HoldRequests()
+	time.Sleep(ttl / 4) // so that this refresh is valid for longer than the key is on node 1
+	_, f = b.refresh(lease, ttl, 0)
+	ended := time.Now()
+	if f == nil {
+		t.Error("the node that has just lost its data has confirmed a refresh")
+	} else if ended.Before(began.Add(ttl * 3 / 4)) {
+		t.Errorf("b's lease was lost before its time: %s", describe(f))
+	}
+	redistest.Eventually(t, patience, "b's key is gone from node 1", func() bool { return servers[1].Do(t, "EXISTS", key) == int64(0) })
+	toA.ReleaseRequests()
+	g, f := attempt.wait()
+	lease.mu.Lock()
+	if now := time.Now(); f == nil && lease.phase == held && now.Before(lease.until) {
+		t.Errorf("a holds the key until %v, and b does until %v", g.Until, lease.until)
+	}
+	lease.mu.Unlock()
+	toB.ReleaseRequests()
+	b.release(lease)
+	if f == nil {
+		a.release(attempt.l)
+	}
+}
+
+// An attempt with votes that are older than attemptLimit fails, for it may have one of a node that has lost its data
+// and confirms others' refreshes by now.
+func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
+	for _, c := range []struct {
+		late time.Duration
+		wins bool
+	}{{attemptLimit - ms(100), true}, {attemptLimit + ms(100), false}} {
+		t.Run(fmt.Sprint(c.late), func(t *testing.T) {
+			inBubble(t, 3, func(t *testing.T, r *rig) {
+				x := newPatientClient(t, "x", r.conns(), 30*time.Second)
+				x.guard(time.Minute)
+				x.nodeTimeout(30 * time.Second)
+				r.warm(x, key)
+				r.give(key, "other-1", time.Hour, 2)
+				r.delays(0, c.late/2) // there, and back
+				l, _, f := x.try(key, time.Minute, 1)
+				if (f == nil) != c.wins {
+					t.Errorf("%s", describe(f))
+				}
+				r.delays(0, 0)
+				if f == nil {
+					x.release(l)
+				} else if !errors.Is(f.Err, errSlowAttempt) {
+					t.Error(f.Err)
+				}
+				r.settle()
+				r.wantHolders(key, "", "", "other-1")
+			})
+		})
+	}
+}
+
+// The lease of an offer has its key on a node by a grant of which no message has come, or one in an epoch that this
+// client does not know. That node confirms nothing until a repair has shown in which epoch it is.
+func TestWhatWasGrantedInAnUnknownEpochConfirmsNothing(t *testing.T) {
+	for _, message := range []string{"none", "of another epoch", "of the node's"} {
+		for _, repaired := range []bool{false, true} {
+			t.Run(fmt.Sprintf("message %s, repaired %v", message, repaired), func(t *testing.T) {
+				inBubble(t, 3, func(t *testing.T, r *rig) {
+					c := r.client("w")
+					c.guard(time.Minute)
+					r.warm(c, key)
+					r.give(key, "other-1", time.Minute, 0, 1, 2)
+					offer := c.offer("w-1", 1)
+					c.poll("w-1", offer)
+					grants := func(i int, epoch string) {
+						c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", epoch, len(offer.l.Owner()), i, offer.l.Owner(), key))
+					}
+					r.give(key, offer.l.Owner(), span, 0, 1, 2)
+					for i := range 2 {
+						grants(i, c.nodes[i].Epoch().Name)
+					}
+					switch message {
+					case "of another epoch":
+						grants(2, "another")
+					case "of the node's":
+						grants(2, c.nodes[2].Epoch().Name)
+					}
+					if _, f := offer.outcome(t); f != nil {
+						t.Fatal(describe(f))
+					}
+					if repaired {
+						if _, f := c.refresh(offer.l, ttl, 0); f != nil {
+							t.Fatal(describe(f))
+						}
+						time.Sleep(ms(50))
+					}
+					r.give(key, "rival-1", time.Minute, 0)
+					want := repaired || message == "of the node's"
+					if _, f := c.refresh(offer.l, ttl, 0); (f == nil) != want {
+						t.Errorf("confirmed by the second and the third: %v; %s", f == nil, describe(f))
+					}
+					c.release(offer.l)
+					time.Sleep(ms(50))
+				})
+			})
+		}
+	}
 }

@@ -117,13 +117,21 @@ func TestReleaseDuringRefresh(t *testing.T) {
 // A node that never had the key is as good as one that deleted it: what counts is that a
 // majority is free of it. But it says nothing about a lease that another node has lost.
 func TestReleaseCountsNodesThatNeverHadTheKey(t *testing.T) {
-	for name, lost := range map[string]bool{"held": false, "lost": true} {
+	for name, c := range map[string]struct{ lost, others bool }{
+		"held": {}, "lost": {lost: true}, "held, and the node has another's": {others: true},
+		"lost, and the node has another's": {lost: true, others: true},
+	} {
+		lost, others := c.lost, c.others
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, 3, func(t *testing.T, r *rig) {
 				c := r.client("x")
 				r.warm(c, key)
-				r.mem[2].Down(true)
-				l, _ := c.must(key, ttl, 1)
+				if others {
+					r.give(key, "other-1", ms(500), 2)
+				} else {
+					r.mem[2].Down(true)
+				}
+				l := c.mustAs("x-1") // whose release is for those who wait as well, so each node is asked
 				time.Sleep(ms(100))
 				r.mem[2].Down(false)
 				r.mem[1].Down(true)

@@ -29,7 +29,8 @@ type round struct {
 	due    time.Duration // on the deadlines' clock
 	listed bool
 
-	want node.Kind // the reply that is a vote for us
+	want  node.Kind // the reply that is a vote for us
+	began time.Time // before the first request was made, if want is Renewed
 
 	// guarded by l.mu
 	decided bool
@@ -53,6 +54,9 @@ func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(
 	l.mu.Lock()
 	r := l.roundLocked(op)
 	r.op, r.want, r.floor, r.onDecided = op, want, floor, onDecided
+	if want == node.Renewed {
+		r.began = clock.Now()
+	}
 	r.pending = uint8(len(l.entries))
 	for mask := l.duplicateMask; mask != 0; mask &= mask - 1 {
 		r.replies[bits.TrailingZeros64(mask)] = node.Reply{Kind: node.Failed, Err: errDuplicate}
@@ -139,7 +143,7 @@ func (r *round) Answer(i int, rep node.Reply) {
 		l.everHeld |= 1 << i
 	}
 	if r.decided {
-		repair := r.won && r.op == "refresh" && rep.Kind == node.Missing
+		repair := r.won && r.op == "refresh" && toRepair(rep)
 		l.mu.Unlock()
 		if repair {
 			l.repair(i)
@@ -193,13 +197,14 @@ func (r *round) reconsider() {
 	}
 }
 
-// countsLocked reports whether node i's grant is a vote. Once it is, it stays one.
+// countsLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays one.
 func (r *round) countsLocked(i int) bool {
 	rep := &r.replies[i]
-	if rep.Epoch == nil || rep.Epoch.State == node.EpochKept {
+	if rep.Epoch == nil {
 		return true
 	}
-	ok := counts(rep.Epoch, r.l.q.Nodes[i].Epoch())
+	now := r.l.q.Nodes[i].Epoch()
+	ok := rep.Kind == node.Granted && counts(rep.Epoch, now) || rep.Kind == node.Renewed && confirms(rep.Epoch, now, r.began)
 	if ok {
 		rep.Epoch = nil
 	}
@@ -245,11 +250,17 @@ func (r *round) confirmedLocked(top int64) bool {
 
 func (r *round) missingLocked() (missing []int) {
 	for i, rep := range r.replies {
-		if rep.Kind == node.Missing {
+		if toRepair(rep) {
 			missing = append(missing, i)
 		}
 	}
 	return missing
+}
+
+// toRepair reports whether a node that has answered a refresh so needs a repair: the key is missing; or it may be
+// there since an epoch that this client does not know, and the repair tells.
+func toRepair(rep node.Reply) bool {
+	return rep.Kind == node.Missing || rep.Kind == node.Renewed && rep.Epoch == node.Unknown
 }
 
 // rivalLocked is the contender that most nodes name, and of several the first in order of names,

@@ -24,8 +24,8 @@ func (r *round) tallyLocked() tally {
 			if r.l.q.Nodes[i].Late() {
 				t.late++
 			}
-		case rep.Kind == node.Granted && !r.countsLocked(i):
-			if r.l.q.quarantine.underWay() {
+		case (rep.Kind == node.Granted || rep.Kind == node.Renewed) && !r.countsLocked(i):
+			if rep.Kind == node.Granted && r.l.q.quarantine.underWay() {
 				t.undecided++
 			} else {
 				t.bad++
@@ -33,11 +33,11 @@ func (r *round) tallyLocked() tally {
 			}
 		case rep.Kind == r.want && rep.Counter >= r.floor:
 			t.yes++
+		case (rep.Kind == node.Missing || rep.Kind == node.Held) && r.op == "release" && r.l.everHeld&(1<<i) == 0:
+			t.neverHeld++
 		case rep.Kind == node.Held:
 			t.no++
 			t.held++
-		case rep.Kind == node.Missing && r.op == "release" && r.l.everHeld&(1<<i) == 0:
-			t.neverHeld++
 		case rep.Kind == node.Missing:
 			t.no++
 		default:
