@@ -28,7 +28,7 @@ type gathering[V any] struct {
 }
 
 // maxLookupsOfMany is how many LookupMany for callers are under way at once.
-const maxLookupsOfMany = 4
+const maxLookupsOfMany = 2
 
 // gathered is a lookup for several callers.
 type gathered[V any] struct {
