@@ -93,7 +93,7 @@ func (s *store) amongOthers(op operation) (any, error) {
 	s.t.Helper()
 	keys := []string{"no-lock", "no-bucket", "no-wants"}
 	noise := []operation{
-		{lua.Acquire, keys, []any{"x", 1, 0, int64(1 << 40), "noise-1", "1 1 1 1 noise", "waits"}},
+		{lua.Acquire, keys, []any{"x", 1, 0, int64(1 << 40), "noise-1", "1 1 1 1 - noise", "waits"}},
 		{lua.Refresh, keys, []any{"x", 2, 3, 4, "noise-1"}},
 		{lua.Release, []string{keys[1], keys[2], keys[0]}, []any{"y", "PUBLISH", 7, "noise-1", "noise-2", "look", "leaves"}},
 		{lua.Undo, keys[1:], []any{"y", "noise-1", ""}},

@@ -13,17 +13,24 @@ import (
 )
 
 // offer is the offer of a contender whose name begins with that letter: the first poll, of node 0, a span
-// of 500 ms, three tokens, and the owner "o" and the letter.
-func offer(contender string) string { return "1 0 500 3 o" + contender[:1] }
+// of 500 ms, three tokens, an epoch that does not matter, and the owner "o" and the letter.
+func offer(contender string) string { return "1 0 500 3 - o" + contender[:1] }
 
 func offerKey(contender string) string { return "flightlock:{offer}:" + contender }
 
 // offers has contenders wait with an offer, in that order, for a key that "a" holds.
 func (s *store) offers(contenders ...string) {
 	s.t.Helper()
+	s.offersIn("-", contenders...)
+}
+
+// offersIn is offers for nodes in that epoch.
+func (s *store) offersIn(epoch string, contenders ...string) {
+	s.t.Helper()
 	s.queue("a", contenders...)
 	for _, c := range contenders {
-		s.wantHeld(s.must(lua.Acquire, []string{key, bucket, wants}, "again-"+c, minute, 1, 0, c, offer(c), "waits"), "a", minute)
+		text := strings.Replace(offer(c), "-", epoch, 1)
+		s.wantHeld(s.must(lua.Acquire, []string{key, bucket, wants}, "again-"+c, minute, 1, 0, c, text, "waits"), "a", minute)
 	}
 }
 
@@ -124,11 +131,11 @@ func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
 		s.offers("z-1")
 		s.set(offerKey("z-1"), "no offer", 0)
 		s.grant("a", "a-1")
-		s.want(s.value(key), "<none>")
+		s.wantTurn("z-1")
 	})
 }
 
-// A release grants only in the epoch of its script, and names it to the contender.
+// A release grants only in the epoch of its script, and only offers of that, and names it to the contender.
 func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if s.batched {
@@ -136,10 +143,10 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 		}
 		told := s.listen()
 		for _, tc := range []struct {
-			marker string
-			grants bool
-		}{{"m1", true}, {"m2", false}, {"", false}} {
-			s.offers("z-1")
+			marker, offer string
+			grants        bool
+		}{{"m1", "m1", true}, {"m1", "m0", false}, {"m1", "-", false}, {"m2", "m1", false}, {"m2", "m2", false}, {"", "m1", false}} {
+			s.offersIn(tc.offer, "z-1")
 			if tc.marker != "" {
 				s.set(lua.Marker, tc.marker, 0)
 			}
@@ -163,7 +170,7 @@ func TestEpochOfABatchThatGrants(t *testing.T) {
 	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
 	s.listen()
 	for marker, want := range map[string]string{"m1": "oz", "m2": "flightlock:turn:z-1"} {
-		s.offers("z-1")
+		s.offersIn("m1", "z-1")
 		s.set(lua.Marker, marker, 0)
 		s.answers(lua.BatchIn(lua.Epoch{Name: "m1"}), []string{key, wants, bucket, "lock:2", bucket}, "r34a23", "a", "PUBLISH", turn, "a-1", "b", minute, 1)
 		s.want(s.value(key), want)
@@ -266,7 +273,7 @@ func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
 		s.wantHeld(ask(offer("z-1")), "oz", 500)
 		s.wantWaiting()
 		s.want(s.value(offerKey("z-1")), "<none>")
-		s.wantHeld(ask("2 0 500 3 other"), "oz", 500) // another offer of its own
+		s.wantHeld(ask("2 0 500 3 - other"), "oz", 500) // another offer of its own
 		s.wantWaiting("z-1")
 	})
 }

@@ -27,12 +27,14 @@
 --   error            as for acquire
 --
 -- The next contender is granted the key if it has made an offer, which is kept beside its want, under
--- "flightlock:{offer}:" and its name: "k node span block owner". Then the key is that owner's, for span
--- milliseconds and with block tokens, as if it had been acquired; the contender wants the key no more; and
--- its inbox gets the vote. That is not done if the node may not vote (see epoch.lua), nor at a release with
--- news: then most of those who wait may need the key no more. If nobody has received the message, the
--- contender's process is gone, and the one after it is next. (Or only its subscription is, so that other
--- wants of its client stay.)
+-- "flightlock:{offer}:" and its name: "k node span block epoch owner", and if that is the epoch of the node:
+-- one that came back with old data may have granted the offer before, and so a client holds no key that a
+-- node gave it in an epoch unknown to it ('-' if the epoch does not matter). Then the key is that owner's,
+-- for span milliseconds and with block tokens, as if it had been acquired; the contender wants the key no
+-- more; and its inbox gets the vote. That is not done if the node may not vote (see epoch.lua), nor at a
+-- release with news: then most of those who wait may need the key no more. If nobody has received the
+-- message, the contender's process is gone, and the one after it is next. (Or only its subscription is, so
+-- that other wants of its client stay.)
 --
 -- A contender without an offer is given a turn, which it takes by an acquire. A turn is the key, held for
 -- ARGV[3] in the name of the contender: "flightlock:turn:" and its name. Nobody but that contender's
@@ -117,10 +119,16 @@ local function inbox_of(name)
   return client and 'flightlock:inbox:' .. client, number
 end
 
+-- take_offer is the contender's offer, which is used up by that; nil if there is none of this epoch.
+local function take_offer(of)
+  local offer = redis.pcall('GETDEL', 'flightlock:{offer}:' .. of)
+  return type(offer) == 'string' and string.match(offer, '^%w+ %w+ %d+ %d+ (%S+) ') == name and offer or nil
+end
+
 -- grant makes the key the contender's that has made the offer, and says how many have received that; or
 -- why the key was not granted, an error.
 local function grant(to, offer, follower)
-  local vote, span, size, owner = string.match(offer, '^(%w+ %w+ (%d+) (%d+)) (.*)$')
+  local vote, span, size, owner = string.match(offer, '^(%w+ %w+ (%d+) (%d+)) %S+ (.*)$')
   local inbox, number = inbox_of(to)
   if not vote or not inbox then
     return 0
@@ -143,8 +151,8 @@ if free then
   local score = votes and redis.pcall('ZSCORE', KEYS[2], rival)
   if type(score) == 'string' then
     -- include epoch.lua
-    local offer = not changed and redis.pcall('GETDEL', 'flightlock:{offer}:' .. rival)
-    if type(offer) == 'string' then
+    local offer = not changed and take_offer(rival)
+    if offer then
       redis.pcall('ZREM', KEYS[2], rival)
       local received = grant(rival, offer, first[rival == first[1] and 3 or 1] or '')
       if received == 0 or type(received) == 'table' then
@@ -203,8 +211,8 @@ end
 if chosen and votes then
   -- include epoch.lua
   for _ = 1, changed and 0 or 100 do
-    local offer = redis.pcall('GETDEL', 'flightlock:{offer}:' .. chosen)
-    if type(offer) ~= 'string' then
+    local offer = take_offer(chosen)
+    if not offer then
       break -- it is given a turn
     end
     redis.pcall('ZREM', KEYS[2], chosen)

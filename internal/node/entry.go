@@ -54,7 +54,7 @@ type Entry struct {
 	releasePending bool          // a release is under way or owed
 	promised       bool          // a message about a grant has come
 	acquired       bool          // by a request of its own, and not by a grant
-	known          bool          // the node has the key since an epoch that this client knows; see epochOf
+	kept           bool          // the only request that may have made the key e's, the last one, did so in an epoch that was kept
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -191,7 +191,7 @@ func (e *Entry) sendAndUnlock(r *request, create bool) {
 		return
 	}
 	if create {
-		e.create = r
+		e.create, e.kept = r, false
 	}
 	e.mu.Unlock()
 	e.n.route(r)
@@ -229,12 +229,25 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	switch {
 	case how == lost:
 		e.indeterminate++
+		e.kept = false
 	case rep.Kind == Held, rep.Kind == Failed && neverRan(rep.Err):
 	default: // granted, or an error that does not prove that nothing was written
 		e.present = true
 		e.acquired = e.acquired || rep.Kind == Granted && !e.promised
-		e.known = e.known || rep.Kind == Granted || rep.Kind == Replayed
+		e.kept = (rep.Kind == Granted || rep.Kind == Replayed) && rep.Epoch != nil && rep.Epoch.State == EpochKept
 	}
+}
+
+// unforgotten reports whether the key, if the node says that it is e's, was put there in an epoch that was kept, and has
+// been there ever since, whatever else the node has lost: only e's own requests make it e's, and the end of its ttl
+// does not come back with old data. Not so for an offer's lease, which others' releases make e's as well.
+func (e *Entry) unforgotten() bool {
+	if e.t.prepared() {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.kept
 }
 
 const (

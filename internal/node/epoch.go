@@ -131,11 +131,7 @@ var (
 	anyScripts   = newScripts(lua.Acquire, lua.Release, lua.Batch)
 	noScripts    = newScripts(noScript, lua.GrantNothing, noScript)
 	unknownEpoch = &Epoch{usual: noScripts, strict: noScripts}
-
-	// Unknown is the epoch of an answer of which nothing is known.
-	Unknown = unknownEpoch
-
-	noScript = lua.Script{SHA: strings.Repeat("0", 40)}
+	noScript     = lua.Script{SHA: strings.Repeat("0", 40)}
 )
 
 // scripts are those for each kind of request, and for a batch.

@@ -417,3 +417,31 @@ func TestNoGuardNoEpoch(t *testing.T) {
 		t.Error("it cannot be guarded")
 	}
 }
+
+// A key that was put on the node in an epoch that was kept is unforgotten until a repair is sent: that may put it
+// there in another epoch before its answer comes.
+func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := startNode(t, s.Client(t, at(p.Addr())), patience, false)
+	guard(n)
+	established := make(chan error, 1)
+	n.Boot("", func(e Epoch, err error) {
+		n.Boot(e.Name, func(_ Epoch, err error) { established <- err })
+	})
+	if err := <-established; err != nil {
+		t.Fatal(err)
+	}
+	a := newAttempt(t, n, "lock:k")
+	a.acquire().want(t, Granted)
+	if !a.unforgotten() {
+		t.Fatal("the key was put there in an epoch that is not kept")
+	}
+	p.HoldRequests()
+	a.Repair(longTTL, 5, soon())
+	if a.unforgotten() {
+		t.Error("unforgotten, while a repair is under way")
+	}
+	p.ReleaseRequests()
+	a.release().want(t, Deleted)
+}

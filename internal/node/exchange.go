@@ -123,8 +123,8 @@ func (l *lane) complete(r *request, got response, sent, heal bool) bool {
 		rep = failed(errOld)
 	}
 	if l.epoch != anyEpoch {
-		if (rep.Kind == Granted || rep.Kind == Renewed) && l.s.n.guard.Changed != nil {
-			rep.Epoch = r.e.epochOf(rep.Kind, l.epoch)
+		if l.s.n.guard.Changed != nil && (r.op.votes() || rep.Kind == Renewed && !r.e.unforgotten()) {
+			rep.Epoch = l.epoch
 		}
 		if rep.Kind == Granted && l.s.n.isUnverified.Load() { // somebody else has verified it
 			l.s.n.setUnverified(nil)

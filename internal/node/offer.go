@@ -29,13 +29,14 @@ type carried struct {
 	waits bool // a free key is left to those who wait longer
 }
 
-// text is the offer as node i has it.
-func (c *carried) text(i uint8) string {
-	b := make([]byte, 0, 32+len(c.Target.owner))
+// text is the offer as node i has it, which is in that epoch as far as this client knows.
+func (c *carried) text(i uint8, epoch string) string {
+	b := make([]byte, 0, 32+len(epoch)+len(c.Target.owner))
 	b = strconv.AppendUint(b, uint64(c.poll), 10)
 	b = strconv.AppendUint(append(b, ' '), uint64(i), 10)
 	b = strconv.AppendInt(append(b, ' '), max(1, c.span.Milliseconds()), 10)
 	b = strconv.AppendInt(append(b, ' '), c.Tokens, 10)
+	b = append(append(b, ' '), epoch...)
 	return string(append(append(b, ' '), c.Target.owner...))
 }
 
@@ -52,13 +53,10 @@ func (t *Target) prepared() bool {
 	return t.asker != nil && t.asker.carried != nil && t.asker.carried.Target == t
 }
 
-// Granted follows when the node has made the key e's, by a release of somebody else, in the epoch of that
-// name. If e has been released before, the node is to release the key again, unless it has deleted it since the
-// grant.
-func (e *Entry) Granted(epoch string) {
-	now := e.n.Epoch()
+// Granted follows when the node has made the key e's, by a release of somebody else. If e has been released
+// before, the node is to release the key again, unless it has deleted it since the grant.
+func (e *Entry) Granted() {
 	e.mu.Lock()
-	e.known = e.known || now != nil && now.Name == epoch
 	e.granted, e.promised = min(e.granted+1, 2), true // one message may come twice
 	again := e.released && !e.releasePending && e.granted > 0
 	if again {
@@ -69,24 +67,6 @@ func (e *Entry) Granted(epoch string) {
 	if again {
 		e.n.route(e.releaseAgain())
 	}
-}
-
-// epochOf is the epoch of an answer to a request that was written when the node was known to be in epoch
-// written.
-//
-// Only scripts that vote create a key, and they do so in the epoch that is in their text. So where this client's own
-// have created it, the client knows an epoch that is as new as the key. A grant by somebody else's release may be
-// of one that it does not know yet.
-func (e *Entry) epochOf(kind Kind, written *Epoch) *Epoch {
-	if kind != Renewed || !e.t.prepared() {
-		return written
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !e.known {
-		return Unknown
-	}
-	return written
 }
 
 // wasGranted reports whether a message about a grant of the key to e has come from the node.
@@ -149,6 +129,17 @@ func ParseVote(text string) (v Vote, ok bool) {
 		v.Epoch = fields[1]
 	}
 	return v, v.Owner != "" && v.Key != "" && numbers[6] < 1<<32
+}
+
+// epochName is the name of the epoch in which n is as far as this client knows, for an offer: n grants that in no
+// other. "-" if the epoch does not matter, or is not known.
+func (n *Node) epochName() string {
+	if n.guard != nil && n.guard.Changed != nil {
+		if e := n.Epoch(); e != nil {
+			return e.Name
+		}
+	}
+	return "-"
 }
 
 // EpochOf is the epoch of that name, for a vote of a node: nil if the node's votes count in any. It counts if

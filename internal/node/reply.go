@@ -34,8 +34,11 @@ type Reply struct {
 	TTL     time.Duration // Held: the holder's, below 0 when unknown
 	Err     error         // Failed
 
-	// Epoch is set for the answers of a guarded node. Granted: the epoch in which it granted. Renewed: the one that
-	// was known when the request was written, and Unknown if the key may be there since another.
+	// Epoch is set for the answers of a guarded node. To an acquire: the epoch in which it was written, so that in which
+	// it was granted. Renewed: the one that was known when the request was written; nil if the key was put there in an
+	// epoch that was kept, and has been there since: that is a vote whatever the node has lost. A client knows an
+	// epoch before the node makes a key its lease's in that: the scripts that do so have it in their text, and an
+	// offer is granted in the epoch that it names only.
 	Epoch *Epoch
 }
 

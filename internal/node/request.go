@@ -119,7 +119,7 @@ func (r *request) values(to []any) []any {
 			to = append(to, 0, t.Contender())
 		}
 		if c := r.offer(); c != nil {
-			to = append(to, c.text(r.e.i))
+			to = append(to, c.text(r.e.i, r.e.n.epochName()))
 			if c.waits {
 				to = append(to, "waits")
 			}
@@ -153,7 +153,7 @@ func (r *request) values(to []any) []any {
 		case t.Contender() != "":
 			to = append(to, t.Contender())
 			if c := r.offer(); c != nil {
-				to = append(to, c.text(r.e.i))
+				to = append(to, c.text(r.e.i, r.e.n.epochName()))
 			}
 		}
 	}

@@ -30,9 +30,10 @@ import (
 // leases are valid that share no node that remembers both. (docs/model/grants.pml has found that.) So an attempt must
 // be decided within attemptLimit of when its first request was made, and what is written to the node later than
 // that after the loss is confirmed when all such attempts are over: the lease was valid until then without the
-// node's confirmation, so they could not have won. A lease knows in which epoch its key was put on the node: see
-// node.Entry. That a confirmation counts again before the quarantine is over lets nodes be restarted one after the
-// other while locks are held.
+// node's confirmation, so they could not have won. A client knows in which epoch its lease's key was put on the
+// node: see node.Reply. What was put there before the loss, and is there still, was there all the time, so that no
+// attempt has a vote of the node: it is confirmed at once. That a confirmation counts again before the quarantine is
+// over lets nodes be restarted one after the other while locks are held.
 //
 // Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all
 // are new in both reads, and each has the same epoch, then there is an instant in between at
@@ -105,7 +106,13 @@ func unconfirmed(e *node.Epoch, quarantine time.Duration) error {
 	if e == nil {
 		return errUnknownEpoch
 	}
-	return fmt.Errorf("refreshed, which does not count yet: %w", &Quarantined{*e, e.Began.Add(min(confirmAfter, quarantine))})
+	from, when := e.Began.Add(min(confirmAfter, quarantine)), "from the next refresh on"
+	if left := time.Until(from); e.State == node.EpochKept {
+		return fmt.Errorf("refreshed, which counts %s: the node had lost data", when)
+	} else if left > 0 {
+		when = fmt.Sprintf("from %s on (in %v)", from.Format("15:04:05.000"), left.Round(time.Millisecond))
+	}
+	return fmt.Errorf("refreshed, which counts %s: %w", when, &Quarantined{*e, e.Began.Add(quarantine)})
 }
 
 var errUnknownEpoch = errors.New("refreshed, which does not count: it is not known whether the node has lost data")

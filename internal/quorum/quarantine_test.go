@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -236,6 +237,31 @@ func TestConfirms(t *testing.T) {
 	}
 }
 
+// The error of a confirmation that does not count says from when on it does, and, as all errors of that node, until when
+// its votes do not. It names no time that is past.
+func TestWhyAConfirmationDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			epoch string
+			age   time.Duration
+			want  string
+		}{
+			{"l1", 0, `refreshed, which counts from [0-9:.]+ on \(in 11s\): quarantined until [0-9:.]+ \(for 1m0s\): it was`},
+			{"n1", confirmAfter, `refreshed, which counts from the next refresh on: quarantined until [0-9:.]+ \(for 49s\): it has no data`},
+			{"k1", time.Hour, `refreshed, which counts from the next refresh on: the node had lost data$`},
+			{"", 0, `not known`},
+		} {
+			e := epochs(c.epoch)[0]
+			if e != nil {
+				e.Began = time.Now().Add(-c.age)
+			}
+			if got := unconfirmed(e, time.Minute).Error(); !regexp.MustCompile(c.want).MatchString(got) {
+				t.Errorf("%s, %v old: %s", c.epoch, c.age, got)
+			}
+		}
+	})
+}
+
 // A node has lost its data, and a repair has put b's key back on it. a's attempt has its vote from before that, and
 // gets another one where b's lease has ended. b's lease must not last by this node's word.
 func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
@@ -343,50 +369,77 @@ func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
 	}
 }
 
-// The lease of an offer has its key on a node by a grant of which no message has come, or one in an epoch that this
-// client does not know. That node confirms nothing until a repair has shown in which epoch it is.
-func TestWhatWasGrantedInAnUnknownEpochConfirmsNothing(t *testing.T) {
-	for _, message := range []string{"none", "of another epoch", "of the node's"} {
-		for _, repaired := range []bool{false, true} {
-			t.Run(fmt.Sprintf("message %s, repaired %v", message, repaired), func(t *testing.T) {
-				inBubble(t, 3, func(t *testing.T, r *rig) {
-					c := r.client("w")
-					c.guard(time.Minute)
-					r.warm(c, key)
-					r.give(key, "other-1", time.Minute, 0, 1, 2)
-					offer := c.offer("w-1", 1)
-					c.poll("w-1", offer)
-					grants := func(i int, epoch string) {
-						c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", epoch, len(offer.l.Owner()), i, offer.l.Owner(), key))
-					}
-					r.give(key, offer.l.Owner(), span, 0, 1, 2)
-					for i := range 2 {
-						grants(i, c.nodes[i].Epoch().Name)
-					}
-					switch message {
-					case "of another epoch":
-						grants(2, "another")
-					case "of the node's":
-						grants(2, c.nodes[2].Epoch().Name)
-					}
-					if _, f := offer.outcome(t); f != nil {
-						t.Fatal(describe(f))
-					}
-					if repaired {
-						if _, f := c.refresh(offer.l, ttl, 0); f != nil {
-							t.Fatal(describe(f))
-						}
-						time.Sleep(ms(50))
-					}
-					r.give(key, "rival-1", time.Minute, 0)
-					want := repaired || message == "of the node's"
-					if _, f := c.refresh(offer.l, ttl, 0); (f == nil) != want {
-						t.Errorf("confirmed by the second and the third: %v; %s", f == nil, describe(f))
-					}
-					c.release(offer.l)
-					time.Sleep(ms(50))
-				})
-			})
+// A node that keeps its data over a restart is in quarantine, since it may have lost some. Locks that it still has were
+// put on it before: it confirms them at once, whether or not the client knows of the restart. So they survive that
+// another node is gone shortly after.
+func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
+	t.Parallel()
+	const ttl, patience = 4 * time.Second, 20 * time.Second
+	var servers []*redistest.Server
+	var conns []redis.UniversalClient
+	for range 3 {
+		s := redistest.StartServer(t, "--appendonly", "yes", "--appendfsync", "always")
+		servers, conns = append(servers, s), append(conns, s.Client(t))
+	}
+	c := newPatientClient(t, "c", conns, patience)
+	c.guard(time.Minute)
+	first, _ := c.must("lock:other", time.Minute, 1)
+	c.release(first)
+	lease, _ := c.must(key, ttl, 1)
+	for _, s := range servers {
+		redistest.Eventually(t, patience, "the key is everywhere", func() bool { return s.Do(t, "GET", key) == lease.Owner() })
+	}
+
+	if err := servers[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, patience, "c knows", func() bool {
+		if l, _, f := c.try("lock:other", ttl, 1); f == nil { // by the others
+			c.release(l)
+		}
+		c.refresh(lease, ttl, 0)
+		return c.nodes[0].Epoch().State == node.EpochLost
+	})
+	if err := servers[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for until := time.Now().Add(2 * ttl); time.Now().Before(until); time.Sleep(ttl / 8) {
+		if _, f := c.refresh(lease, ttl, 0); f != nil && f.Reason == NotHeld {
+			t.Fatalf("a lock is lost that a majority has: %s", describe(f))
 		}
 	}
+	c.release(lease)
+}
+
+// An offer is granted by all nodes, and the message of one is lost. Then another node is gone.
+func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("w")
+		c.guard(time.Minute)
+		r.warm(c, key)
+		r.give(key, "other-1", time.Minute, 0, 1, 2)
+		offer := c.offer("w-1", 1)
+		c.poll("w-1", offer)
+		r.give(key, offer.l.Owner(), span, 0, 1, 2)
+		for i := range 2 {
+			c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", c.nodes[i].Epoch().Name, len(offer.l.Owner()), i, offer.l.Owner(), key))
+		}
+		if _, f := offer.outcome(t); f != nil {
+			t.Fatal(describe(f))
+		}
+		r.mem[1].Down(true)
+		var f *Failure
+		for range 3 {
+			if _, f = c.refresh(offer.l, ttl, 0); f == nil {
+				break
+			}
+			time.Sleep(ms(50))
+		}
+		if f != nil {
+			t.Errorf("a lock is lost that a majority has: %s", describe(f))
+		}
+		r.mem[1].Down(false)
+		c.release(offer.l)
+		r.settle()
+	})
 }

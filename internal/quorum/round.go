@@ -143,7 +143,7 @@ func (r *round) Answer(i int, rep node.Reply) {
 		l.everHeld |= 1 << i
 	}
 	if r.decided {
-		repair := r.won && r.op == "refresh" && toRepair(rep)
+		repair := r.won && r.op == "refresh" && rep.Kind == node.Missing
 		l.mu.Unlock()
 		if repair {
 			l.repair(i)
@@ -250,17 +250,11 @@ func (r *round) confirmedLocked(top int64) bool {
 
 func (r *round) missingLocked() (missing []int) {
 	for i, rep := range r.replies {
-		if toRepair(rep) {
+		if rep.Kind == node.Missing {
 			missing = append(missing, i)
 		}
 	}
 	return missing
-}
-
-// toRepair reports whether a node that has answered a refresh so needs a repair: the key is missing; or it may be
-// there since an epoch that this client does not know, and the repair tells.
-func toRepair(rep node.Reply) bool {
-	return rep.Kind == node.Missing || rep.Kind == node.Renewed && rep.Epoch == node.Unknown
 }
 
 // rivalLocked is the contender that most nodes name, and of several the first in order of names,
