@@ -17,7 +17,7 @@ DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|re
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-long format vet lint race sim long valkey soak platforms mutations fuzz forget
-.PHONY: model bench compare demo service faults paused picture
+.PHONY: model fleet bench compare demo service faults paused picture
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ soak:
 
 mutations: ## 3 min: break each safety rule, one at a time, and see that it is noticed: a table
 	@$(GO) test ./internal/sim -count=1 -run '^TestMutations' -v -timeout 60m -mutations | grep -v '^=== '
+
+fleet: ## 10 min: processes that cache, on real servers, all of which are stopped and killed: no stale value (FOR=5m each mode)
+	FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test ./rediscache -count=1 -run '^TestFleet$$' -v -fleet $${FOR:-5m} -timeout 60m
 
 model: ## 3 min: models of turns and grants, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
 	$(GO) run ./docs/model -worlds $${WORLDS:-500}

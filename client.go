@@ -407,6 +407,7 @@ func (t *tasks) end(ctx context.Context) error {
 }
 
 func init() {
+	hook.KeyPrefix = func(client any) string { return client.(*Client).opts.KeyPrefix }
 	hook.Holders = func(client any, key string) []func() error {
 		c := client.(*Client)
 		return c.flights.Holders(key, c.opts.NodeTimeout)

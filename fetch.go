@@ -82,13 +82,16 @@ type Source[V any] struct {
 	//
 	// LookupMany looks up many keys, with stamps if there are any: see LookupStamped. A key that is
 	// not in the result is a Miss without a stamp. An error is that of all keys, a KeyErrors that of
-	// its keys. Without LookupMany, each key is looked up by itself, 16 at a time.
+	// its keys. Callers that come while others' lookups are under way share the next one: then its ctx
+	// has values as FetchOptions.Values says, and ends after LookupTimeout. Without LookupMany, each key
+	// is looked up by itself, 16 at a time.
 	LookupMany func(ctx context.Context, keys []string) (map[string]Found[V], error)
 
 	// LoadMany loads many values. A key that is not in the result is ErrNotFound. A KeyErrors is the
 	// error of its keys. Any other error is that of all keys, and so is a panic: then they are loaded
-	// in two halves, once, so that one bad key does not fail all; what fails then is not held
-	// (ErrorHold). One call is one load for MaxLoads and for MaxUnlockedLoads. ctx carries the locks of
+	// in two halves, and a half that fails alone is halved again, so that one bad key does not fail
+	// others; what fails then is not held (ErrorHold). What callers miss that come at the same time is
+	// loaded together. One call is one load for MaxLoads and for MaxUnlockedLoads. ctx carries the locks of
 	// all keys. Without LoadMany, each key is loaded by itself.
 	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
 
@@ -128,6 +131,7 @@ type Fetcher[V any] struct {
 	permits        lookupPermits // of callers' Lookups
 	waitingLookups chan struct{} // has an entry for each Lookup of a run that waits, maxWaitingLookups at most
 	failures       failures
+	gathering      gathering[V] // of FetchMany
 	runs           *coalesce.Group[V, *fetchRun[V]]
 }
 

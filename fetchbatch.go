@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,7 +13,7 @@ import (
 	"github.com/flightlock/flightlock/internal/flight"
 )
 
-// batch is the runs that one FetchMany begins, and the work for them: on one goroutine, with one
+// batch is the runs that callers of FetchMany begin together, and the work for them: on one goroutine, with one
 // LoadMany, instead of a goroutine and a Load for each.
 //
 //	a slot at the gate -> one attempt for each lock, all at once
@@ -387,29 +388,44 @@ func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[stri
 	step := leader.Begin(base, f.opts.LoadTimeout)
 	defer step.End(nil)
 	values, err := b.loadKeys(leader, step, keys)
-	var some KeyErrors
-	if whole := err != nil && !errors.As(err, &some); whole && len(keys) > 1 && step.Err() == nil {
+	if isWhole(err) && len(keys) > 1 && step.Err() == nil {
 		return b.loadHalves(leader, step, keys)
 	}
 	return b.settle(leader, keys, values, err, true)
 }
 
-// loadHalves loads keys again, in two halves.
+// loadHalves loads keys again, in two halves. If one of them fails and the other does not, keys of the
+// former are to blame, and not the origin: it is halved again, so that they do not fail the rest, which
+// may be wanted by other callers.
 func (b *batch[V]) loadHalves(leader *fetchRun[V], step *coalesce.Step,
 	keys []string) (values map[string]V, errs map[string]error) {
 	values, errs = map[string]V{}, map[string]error{}
-	middle := len(keys) / 2
-	for _, half := range [][]string{keys[:middle], keys[middle:]} {
-		v, err := b.loadKeys(leader, step, half)
-		some, failed := b.settle(leader, half, v, err, false)
-		for key, x := range some {
-			values[key] = x
+	for len(keys) > 0 {
+		middle := len(keys) / 2
+		halves := [2][]string{keys[:middle], keys[middle:]}
+		var loaded [2]map[string]V
+		var failed [2]error
+		for i, half := range halves {
+			loaded[i], failed[i] = b.loadKeys(leader, step, half)
 		}
-		for key, err := range failed {
-			errs[key] = err
+		keys = nil
+		for i, half := range halves {
+			if isWhole(failed[i]) && !isWhole(failed[1-i]) && len(half) > 1 && step.Err() == nil {
+				keys = half
+				continue
+			}
+			some, why := b.settle(leader, half, loaded[i], failed[i], false)
+			maps.Copy(values, some)
+			maps.Copy(errs, why)
 		}
 	}
 	return values, errs
+}
+
+// isWhole reports whether a LoadMany has failed as a whole.
+func isWhole(err error) bool {
+	var some KeyErrors
+	return err != nil && !errors.As(err, &some)
 }
 
 // loadKeys calls LoadMany. If that ignores the end of its ctx, it has failed, and the batch waits

@@ -17,6 +17,8 @@ import (
 // once across all processes, whichever other keys it is requested with. FetchMany holds no lock while
 // it waits for another one.
 //
+// Callers that come at the same time share lookups and loads: a burst of them costs few of either.
+//
 // Duplicates count once. ctx limits this caller's wait. If some keys have no value, the error is a
 // *ManyError with the reason for each of them, and the others have their values. The error is
 // ErrClosed if the Fetcher is closed. Values are shared with other callers, and must not be modified.
@@ -101,7 +103,7 @@ func (m *many[V]) round(keys []string, first bool) (again []string) {
 	}
 	runs := m.refresh(stale)
 	joined, begun := m.enlist(missing, failed, first)
-	m.f.startBatches(append(runs, begun...))
+	m.f.gatherRuns(append(runs, begun...))
 	return append(m.waitForStale(stale), m.wait(joined)...)
 }
 
@@ -203,11 +205,11 @@ func (f *Fetcher[V]) callersLookups(ctx context.Context, keys []string, count bo
 	if f.src.LookupMany == nil {
 		return f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(ctx, key, count) })
 	}
-	found, err := f.lookupsWithPermit(ctx, keys)
+	found, err := f.lookUpMany(ctx, keys)
 	if count {
 		hits := uint64(0)
-		for key, x := range found {
-			if x.Fresh == Fresh && errorOf(err, key) == nil {
+		for _, key := range keys {
+			if found[key].Fresh == Fresh && errorOf(err, key) == nil {
 				hits++
 			}
 		}

@@ -264,7 +264,8 @@ func TestFetchManyErrors(t *testing.T) {
 	})
 }
 
-// A LoadMany that fails as a whole, or panics, is repeated in halves, once; what fails then is not held.
+// A LoadMany that fails as a whole, or panics, is repeated in halves, and a half that fails alone once more, until
+// only the key to blame has failed; that is not held. If both halves fail, it is not repeated.
 func TestFetchManyInHalves(t *testing.T) {
 	for name, fail := range map[string]func() (map[string]string, error){
 		"error": func() (map[string]string, error) { return nil, errMine },
@@ -286,9 +287,22 @@ func TestFetchManyInHalves(t *testing.T) {
 				}
 				values, err := fs[0].FetchMany(t.Context(), keysFrom(0, 10))
 				var many *flightlock.ManyError
-				if !errors.As(err, &many) || !errors.Is(err, errMine) || len(many.Errors) != 5 || len(values) != 5 || s.bulk.Load() != 3 {
+				if !errors.As(err, &many) || !errors.Is(err, errMine) || len(many.Errors) != 1 || many.Errors["k9"] == nil || len(values) != 9 || s.bulk.Load() != 9 {
 					t.Errorf("%d values, %v, %d loads", len(values), err, s.bulk.Load())
 				}
+				s.bulk.Store(0)
+				values, err = fs[0].FetchMany(t.Context(), []string{"k9", "k10", "k11", "k12"})
+				if !errors.As(err, &many) || len(many.Errors) != 1 || many.Errors["k9"] == nil || len(values) != 3 || s.bulk.Load() != 5 {
+					t.Errorf("%d values, %v, %d loads", len(values), err, s.bulk.Load())
+				}
+				s.bulk.Store(0)
+				working := s.load2
+				s.load2 = func(context.Context, []string) (map[string]string, error) { return fail() }
+				values, err = fs[0].FetchMany(t.Context(), keysFrom(20, 10))
+				if !errors.As(err, &many) || len(many.Errors) != 10 || len(values) != 0 || s.bulk.Load() != 3 {
+					t.Errorf("an outage: %d values, %v, %d loads", len(values), err, s.bulk.Load())
+				}
+				s.load2 = working
 				broken = false
 				wantMany(t, fs[0], keysFrom(0, 10), "v0")
 			})
@@ -344,6 +358,7 @@ func TestFetchManyWithMaxLoads(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 3 {
 			wg.Go(func() { wantMany(t, fs[0], keysFrom(100*i, 50), "v0") })
+			time.Sleep(time.Millisecond) // callers that come at once have one load together
 		}
 		wg.Wait()
 		if took := time.Since(began); s.bulk.Load() != 3 || took < 3*s.takes || took > 3*s.takes+300*time.Millisecond {

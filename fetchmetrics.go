@@ -5,8 +5,10 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/cachestats"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -23,14 +25,26 @@ type fetchMetrics struct {
 
 type fetchersOfAName struct {
 	open []*fetchMeter
-	past FetchStats // of those that were closed: a counter must not go back
+	past fetchSums // of those that were closed: a counter must not go back
+}
+
+// fetchSums are the counters of Fetchers, and of those Caches of package rediscache that they are in.
+type fetchSums struct {
+	fetch  FetchStats
+	cache  cachestats.Stats
+	cached bool // there is a Cache among them
+}
+
+func (s fetchSums) plus(o fetchSums) fetchSums {
+	return fetchSums{s.fetch.plus(o.fetch), s.cache.Plus(o.cache), s.cached || o.cached}
 }
 
 // fetchMeter is what one Fetcher observes.
 type fetchMeter struct {
 	name  string
 	stats func() FetchStats
-	load  map[string]prometheus.Observer // by outcome
+	cache atomic.Pointer[func() cachestats.Stats] // set by a Cache, right after its Fetcher was made
+	load  map[string]prometheus.Observer          // by outcome
 	wait  map[string]prometheus.Observer
 }
 
@@ -65,6 +79,23 @@ var fetchCounters = []struct {
 		"fetcher"), func(s FetchStats) uint64 { return s.Outdated }},
 }
 
+// The same for Caches.
+var cacheCounters = []struct {
+	desc *prometheus.Desc
+	of   func(cachestats.Stats) uint64
+}{
+	{desc("cache_local_hits_total", "Values served from the local tier, which are no calls of Fetch.", "fetcher"), func(s cachestats.Stats) uint64 { return s.LocalHits }},
+	{desc("cache_not_found_total", "Gets that were served a remembered ErrNotFound.", "fetcher"), func(s cachestats.Stats) uint64 { return s.NotFound }},
+	{desc("cache_undecodable_total", "Values found that could not be decoded, and were loaded anew.", "fetcher"), func(s cachestats.Stats) uint64 { return s.Undecodable }},
+	{desc("cache_too_long_total", "Values not stored because of MaxValue.", "fetcher"), func(s cachestats.Stats) uint64 { return s.TooLong }},
+	{desc("cache_dropped_invalidations_total", "Failed invalidations that were given up, because too many were being repeated.", "fetcher"), func(s cachestats.Stats) uint64 { return s.Dropped }},
+}
+
+var (
+	descRepeating = desc("cache_repeated_invalidations", "Keys whose invalidation has failed and is being repeated.", "fetcher")
+	descDown      = desc("cache_servers_down", "Servers of entries that do not answer, and are only probed.", "fetcher")
+)
+
 var descFlights = desc("fetch_in_flight", "Keys that are being locked, loaded or stored now.", "fetcher")
 
 func newFetchMetrics() *fetchMetrics {
@@ -98,11 +129,13 @@ func (m *fetchMetrics) add(name string, stats func() FetchStats) *fetchMeter {
 
 // remove forgets a Fetcher that was closed, and its name with the last one.
 func (m *fetchMetrics) remove(meter *fetchMeter, last FetchStats) {
+	past := meter.cacheSums()
+	past.fetch, past.cache = last, past.cache.Past()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	of := m.byName[meter.name]
 	of.open = slices.DeleteFunc(of.open, func(x *fetchMeter) bool { return x == meter })
-	of.past = of.past.plus(last)
+	of.past = of.past.plus(past)
 	if len(of.open) == 0 {
 		delete(m.byName, meter.name)
 		label := prometheus.Labels{"fetcher": meter.name}
@@ -112,8 +145,8 @@ func (m *fetchMetrics) remove(meter *fetchMeter, last FetchStats) {
 }
 
 // read gives the sums by name. Stats takes the Fetcher's mutex, so it is called without m's.
-func (m *fetchMetrics) read() map[string]FetchStats {
-	open, sums := map[string][]*fetchMeter{}, map[string]FetchStats{}
+func (m *fetchMetrics) read() map[string]fetchSums {
+	open, sums := map[string][]*fetchMeter{}, map[string]fetchSums{}
 	m.mu.Lock()
 	for name, of := range m.byName {
 		open[name], sums[name] = slices.Clone(of.open), of.past
@@ -121,11 +154,31 @@ func (m *fetchMetrics) read() map[string]FetchStats {
 	m.mu.Unlock()
 	for name, meters := range open {
 		for _, meter := range meters {
-			sums[name] = sums[name].plus(meter.stats())
+			one := meter.cacheSums()
+			one.fetch = meter.stats()
+			sums[name] = sums[name].plus(one)
 		}
 	}
 	return sums
 }
+
+// cacheSums are those of the meter's Cache, if it has one.
+func (m *fetchMeter) cacheSums() (s fetchSums) {
+	if read := m.cache.Load(); read != nil {
+		s.cache, s.cached = (*read)(), true
+	}
+	return s
+}
+
+func init() {
+	cachestats.Attach = func(fetcher any, read func() cachestats.Stats) {
+		if m := fetcher.(interface{ meter() *fetchMeter }).meter(); m != nil {
+			m.cache.Store(&read)
+		}
+	}
+}
+
+func (f *Fetcher[V]) meter() *fetchMeter { return f.seen.meter }
 
 func (s FetchStats) plus(o FetchStats) FetchStats {
 	return FetchStats{
@@ -143,15 +196,28 @@ func (m *fetchMetrics) describe(ch chan<- *prometheus.Desc) {
 	for _, c := range fetchCounters {
 		ch <- c.desc
 	}
+	for _, c := range cacheCounters {
+		ch <- c.desc
+	}
+	ch <- descRepeating
+	ch <- descDown
 }
 
 func (m *fetchMetrics) collect(ch chan<- prometheus.Metric) {
 	m.load.Collect(ch)
 	m.wait.Collect(ch)
 	for name, s := range m.read() {
-		ch <- prometheus.MustNewConstMetric(descFlights, prometheus.GaugeValue, float64(s.Running), name)
+		ch <- prometheus.MustNewConstMetric(descFlights, prometheus.GaugeValue, float64(s.fetch.Running), name)
 		for _, c := range fetchCounters {
-			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.of(s)), name)
+			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.of(s.fetch)), name)
+		}
+		if !s.cached {
+			continue
+		}
+		ch <- prometheus.MustNewConstMetric(descRepeating, prometheus.GaugeValue, float64(s.cache.Repeating), name)
+		ch <- prometheus.MustNewConstMetric(descDown, prometheus.GaugeValue, float64(s.cache.Down), name)
+		for _, c := range cacheCounters {
+			ch <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.of(s.cache)), name)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package rediscache_test
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
@@ -63,4 +64,71 @@ func BenchmarkHit(b *testing.B) {
 			}
 		})
 	}
+}
+
+// A hit and a plain GET with decoding, in turns, so that both meet the same machine: the medians, and
+// their ratio. local-ns is the median of a hit of the local tier, in blocks of a thousand.
+func BenchmarkHitBesideGET(b *testing.B) {
+	s := redistest.StartServer(b)
+	rdb := s.Client(b, honouring)
+	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	open := func(name string, local time.Duration) *rediscache.Cache[user] {
+		users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
+			rediscache.Options[user]{Name: name, Fresh: time.Hour, Local: local})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return users
+	}
+	users, near := open("user", 0), open("near", time.Second)
+	defer users.Close(context.Background())
+	defer near.Close(context.Background())
+	data, _ := json.Marshal(ada)
+	rdb.Set(b.Context(), "plain:42", data, time.Hour)
+	plain := func() (err error) {
+		key := "42"
+		stored, err := rdb.Get(b.Context(), "plain:"+key).Bytes()
+		if err != nil {
+			return err
+		}
+		var u user
+		return json.Unmarshal(stored, &u)
+	}
+	hit := func(c *rediscache.Cache[user]) func() error {
+		return func() error { _, err := c.Get(b.Context(), "42"); return err }
+	}
+	const block = 1000
+	locals := func() error {
+		for range block {
+			if _, err := near.Get(b.Context(), "42"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	took := [3][]time.Duration{}
+	for n := 0; b.Loop(); n++ {
+		for i, f := range []func() error{plain, hit(users), locals} {
+			if i == 2 && n%10 > 0 {
+				continue
+			}
+			began := time.Now()
+			if err := f(); err != nil {
+				b.Fatal(err)
+			}
+			took[i] = append(took[i], time.Since(began))
+		}
+	}
+	median := func(i int) float64 {
+		slices.Sort(took[i])
+		return float64(took[i][len(took[i])/2])
+	}
+	b.ReportMetric(median(1)/median(0), "ratio")
+	b.ReportMetric(median(0), "GET-ns")
+	b.ReportMetric(median(1), "hit-ns")
+	b.ReportMetric(median(2)/block, "local-ns")
 }

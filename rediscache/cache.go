@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/cachestats"
 	"github.com/flightlock/flightlock/internal/group"
+	"github.com/flightlock/flightlock/internal/hook"
 	"github.com/flightlock/flightlock/internal/hot"
+	"github.com/flightlock/flightlock/internal/node"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -26,6 +30,7 @@ var ErrNotFound = flightlock.ErrNotFound
 type Cache[V any] struct {
 	opts     Options[V]
 	prefix   string
+	locks    string                                           // the prefix of locks; "" is none
 	loadOne  func(ctx context.Context, key string) (V, error) // nil: only GetWith
 	server   *server
 	breaker  breaker
@@ -62,7 +67,7 @@ type Stats struct {
 }
 
 // New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may be on
-// the same servers, or on others. Close the Cache before both.
+// the same servers, or on others; on others only, if c has no KeyPrefix. Close the Cache before both.
 //
 // load gets the value of a key from the origin; see [flightlock.Source] for what it may do and how
 // its errors are treated. It may be nil if LoadMany is set, or if only GetWith is used.
@@ -83,7 +88,7 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load func(ctx c
 	if err != nil {
 		return nil, err
 	}
-	x := &Cache[V]{opts: opts, prefix: opts.prefix(), loadOne: load, closed: make(chan struct{})}
+	x := &Cache[V]{opts: opts, prefix: opts.prefix(), locks: hook.KeyPrefix(c), loadOne: load, closed: make(chan struct{})}
 	x.server = newServer(rdb, opts.Fetch.LookupTimeout, opts.tombstoneTime())
 	x.breaker = breaker{s: x.server, tasks: &x.tasks, closed: x.closed, servers: map[string]*health{}}
 	x.repeats = repeats{s: x.server, tasks: &x.tasks, closed: x.closed, keys: map[string]uint64{}}
@@ -99,6 +104,7 @@ func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load func(ctx c
 	if err != nil {
 		return nil, err
 	}
+	cachestats.Attach(x.fetcher, x.ownStats)
 	return x, nil
 }
 
@@ -109,10 +115,20 @@ func (c *Cache[V]) checkKey(key string) error {
 	switch {
 	case key == "":
 		return invalid("key", "empty", "an entry needs a name")
+	case c.locks != "" && startsWith(c.prefix, key, c.locks):
+		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("an entry that begins with %q may be at the key of a lock", c.locks))
+	case startsWith(c.prefix, key, node.Reserved):
+		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	case len(c.prefix)+len(key) > longestKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(c.prefix)+len(key)), fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
 	}
 	return nil
+}
+
+// startsWith reports whether prefix and key together begin with s.
+func startsWith(prefix, key, s string) bool {
+	n := min(len(prefix), len(s))
+	return prefix[:n] == s[:n] && strings.HasPrefix(key, s[n:])
 }
 
 // Get returns the value of key: the one in Redis, or the one that load returns, once for all callers
@@ -348,10 +364,18 @@ func (c *Cache[V]) errClosed(key string) error {
 
 // Stats reads the counters.
 func (c *Cache[V]) Stats() Stats {
-	repeating, dropped := c.repeats.count()
+	own := c.ownStats()
 	return Stats{
 		FetchStats: c.fetcher.Stats(),
-		LocalHits:  c.counts.local.Load(), NotFound: c.counts.notFound.Load(),
+		LocalHits:  own.LocalHits, NotFound: own.NotFound, Undecodable: own.Undecodable, TooLong: own.TooLong,
+		Repeating: own.Repeating, Dropped: own.Dropped, Down: own.Down,
+	}
+}
+
+func (c *Cache[V]) ownStats() cachestats.Stats {
+	repeating, dropped := c.repeats.count()
+	return cachestats.Stats{
+		LocalHits: c.counts.local.Load(), NotFound: c.counts.notFound.Load(),
 		Undecodable: c.counts.undecodable.Load(), TooLong: c.counts.tooLong.Load(),
 		Repeating: int64(repeating), Dropped: dropped, Down: int64(c.breaker.down()),
 	}

@@ -10,6 +10,13 @@ import (
 
 func TestMain(m *testing.M) {
 	redistest.SilenceRedis()
+	if os.Getenv(fleetChild) != "" {
+		if err := fleetMain(); err != nil {
+			println("a process of the fleet:", err.Error())
+			os.Exit(1)
+		}
+		return
+	}
 	if !redistest.Long() {
 		redistest.SayWhatIsLeftOut("a million interleavings of the model, and more of the real code", "make long")
 	}

@@ -18,7 +18,8 @@ type Options[V any] struct {
 	// Name is the first part of every key in Redis, and the label of this Cache in metrics and logs:
 	// the entry for key "42" of a Cache named "user" is at "user:42", and its lock at "lock:user:42".
 	// Caches of one Redis with values of different types need different names. Default "": the keys
-	// are as they are, and the label is "rediscache".
+	// are as they are, and the label is "rediscache"; a key that begins as those of locks do is
+	// ErrInvalid.
 	Name string
 
 	// Version is the version of the encoding, and the second part of every key: "user:v2:42". Change it

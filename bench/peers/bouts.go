@@ -23,8 +23,12 @@ type bout struct {
 	RTT      time.Duration // that the proxies add to a round trip
 	SlowBy   time.Duration // what is added for the last node only
 	Stopped  bool          // the last node does not answer
-	Episodes int           // of a stampede
+	Episodes int           // of a stampede, and of cold keys
+	Fresh    time.Duration // of a value in a cache
 }
+
+// ofCaches says that it is about caches, and no locks.
+func (b bout) ofCaches() bool { return b.Load.Kind == coldKeys || b.Load.Kind == invalidation }
 
 // id names the bout in the raw figures.
 func (b bout) id() string {
@@ -125,6 +129,7 @@ func allBouts(p pace) (all []bout) {
 	addLinger(add, p)
 	addFaults(add)
 	addStampedes(add)
+	addCaches(add, p)
 	addRoundTrips(add, p)
 	add(bout{Group: "waiters", Detail: "2000 goroutines", Nodes: 1, Rivals: withByHand, Load: load{Kind: waiters, Goroutines: 2000}})
 	add(bout{Group: "held", Detail: fmt.Sprintf("%d locks", p.held), Nodes: 1, TTL: heldTTL, Rivals: []string{nameOurs, nameRueidis},
@@ -230,6 +235,18 @@ func addStampedes(add func(bout)) {
 	}
 }
 
+// coldProcs is how many processes want cold keys.
+const coldProcs = 4
+
+func addCaches(add func(bout), p pace) {
+	add(bout{Group: "cold keys", Detail: fmt.Sprintf("4 processes x 250 callers, each %d of 1000 keys, a load takes 20ms", chosenPerCall), Nodes: 1, Procs: coldProcs,
+		Episodes: 3, Fresh: time.Minute, Rivals: []string{nameOurs, nameSturdyc, nameRocks, nameLoop},
+		Load: load{Kind: coldKeys, Goroutines: 250, Keys: 1000, Work: 20 * time.Millisecond}})
+	add(bout{Group: "invalidation", Detail: "4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms", Nodes: 1, Procs: 4, Fresh: 2 * time.Second,
+		Rivals: []string{nameOurs, nameRocks, nameRocksStrong, nameAside, nameRedislock, nameFailFast},
+		Load:   load{Kind: invalidation, Goroutines: 50, Keys: 20, Work: 20 * time.Millisecond, Window: 3 * p.long}})
+}
+
 var addedRTT = []time.Duration{0, 200 * time.Microsecond, time.Millisecond, 5 * time.Millisecond}
 
 func addRoundTrips(add func(bout), p pace) {
@@ -290,7 +307,7 @@ func groupsOf(all []bout) (names []string) {
 func (b bout) expected() time.Duration {
 	const start = 400 * time.Millisecond
 	switch b.Load.Kind {
-	case stampede:
+	case stampede, coldKeys:
 		return start + time.Duration(b.Episodes)*(b.Load.Work+100*time.Millisecond)
 	case holding:
 		return start + b.Load.Window + 4*time.Second

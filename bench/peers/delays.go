@@ -16,7 +16,7 @@ var triedDelays = []time.Duration{200 * time.Microsecond, time.Millisecond, 5 * 
 // bestDelay is what a rival gets in a load that does not try delays.
 func bestDelay(rival string, k kind) time.Duration {
 	switch {
-	case k == handover || k == stampede:
+	case k == handover || k == stampede || k == coldKeys || k == invalidation:
 		return time.Millisecond / 5
 	case rival == nameByHand:
 		return time.Millisecond / 5 // one poller per process

@@ -23,6 +23,8 @@ const (
 	stoppedFifty     = "one of five stopped, 50 goroutines, 5 nodes"
 	openHot          = "open, one key, 2000 arrivals/s, 20µs of work, 1 node"
 	heldLocks        = "held, 100000 locks, 1 node"
+	cold             = "cold keys, 4 processes x 250 callers, each 100 of 1000 keys, a load takes 20ms, 1 node"
+	invalidated      = "invalidation, 4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms, 1 node"
 )
 
 var goals = slices.Concat(goalsOfMany, goalsOfOneEach())
@@ -48,6 +50,9 @@ var goalsOfMany = []goal{
 	{heldLocks, "below 10% of one core", below("cpu_percent", heldLocks, 10)},
 	{heldLocks, "below 1 KiB each", below("bytes_lock", heldLocks, 1024)},
 	{heldLocks, "no goroutine each", below("goroutines_lock", heldLocks, 0.001)},
+	{cold, "every key loaded once", below("loads_key", cold, 1.0001)},
+	{cold, "p99 at most 2x that of sturdyc", part("p99_us", cold, 2, nameSturdyc)},
+	{invalidated, "no stale value", below("stale", invalidated, 0.5)},
 }
 
 // goalsOfOneEach are those of one caller per process.

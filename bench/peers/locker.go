@@ -39,6 +39,7 @@ type settings struct {
 	TTL    time.Duration // of a lock
 	Linger time.Duration // how long leases are retained, by who retains them
 	Delay  time.Duration // between tries, for who polls; 0: the best that was found, see delays.go
+	Fresh  time.Duration // of a value in a cache
 }
 
 const (
@@ -60,6 +61,8 @@ type rival struct {
 	// set says that it sends SET on its own. Those inside scripts are not commands of a client.
 	set  bool
 	open func(settings) (locker, error)
+	// cache is for the loads of caches.
+	cache func(settings, *loader) (valueCache, error)
 }
 
 const (
@@ -72,22 +75,34 @@ const (
 	nameByHand    = "singleflight"
 	nameSemaphore = "semaphore"
 	nameMutex     = "mutex"
+
+	nameLoop        = "loop of Get"
+	nameSturdyc     = "sturdyc"
+	nameRocks       = "rockscache"
+	nameRocksStrong = "rockscache-strong"
+	nameAside       = "rueidisaside"
 )
 
 var rivals = []rival{
-	{name: nameOurs, about: "SingleFlightLock, default options but NodeTimeout", open: openFlightlock},
+	{name: nameOurs, about: "SingleFlightLock, default options but NodeTimeout; of caches: package rediscache",
+		open: openFlightlock, cache: openFlightCache},
 	{name: nameLinger, about: "the same, with Options.Linger", open: openLingering},
 	{name: nameRedsync, set: true, open: openRedsync,
 		about: "redsync v4.18.1 with its defaults: waits for every node, 32 tries 50 to 250 ms apart; called again when those are used up"},
-	{name: nameFailFast, set: true, open: openFailFast,
+	{name: nameFailFast, set: true, open: openFailFast, cache: openDeleting(openFailFast),
 		about: "redsync v4.18.1 WithFailFast, context deadlines on sockets, and the retry delay that was found best for the load"},
-	{name: nameRedislock, nodes: []int{1}, open: openRedislock,
+	{name: nameRedislock, nodes: []int{1}, open: openRedislock, cache: openDeleting(openRedislock),
 		about: "bsm/redislock v0.9.4, LinearBackoff with the delay that was found best for the load"},
 	{name: nameRueidis, open: openRueidislock,
 		about: "rueidislock v1.0.79, NoLoopTracking; on 3 and 5 nodes it takes 3 and 5 keys of ONE server, for it knows no independent nodes"},
 	{name: nameByHand, set: true, open: openByHand,
 		about: "what people write by hand: x/sync singleflight elects one caller of the process, who takes a redsync fail-fast lock; the others then try again"},
 	{name: nameSemaphore, local: true, open: openSemaphore, about: "x/sync semaphore.Weighted(1): one process, no Redis; what a FIFO queue costs at best"},
+	{name: nameLoop, about: "package rediscache, a Get for each key, all at the same time", cache: openFlightLoop},
+	{name: nameSturdyc, about: "viccon/sturdyc v1.1.5: GetOrFetchBatch, in the memory of each process, without Redis", cache: openSturdyc},
+	{name: nameRocks, about: "dtm-labs/rockscache v0.1.1: FetchBatch2, Fetch2 and TagAsDeleted2, default options", cache: openRocks},
+	{name: nameRocksStrong, about: "rockscache with StrongConsistency", cache: openRocksStrong},
+	{name: nameAside, about: "rueidisaside v1.0.64, default options, Del after a change", cache: openAside},
 	{name: nameMutex, local: true, open: openMutex, about: "sync.Mutex: one process, no Redis, no ctx, not FIFO"},
 }
 

@@ -26,9 +26,16 @@ var quantiles = []float64{0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995,
 // boutTimeout is the longest that a bout may take: a rival that hangs is killed.
 const boutTimeout = 25 * time.Second
 
+// cacheTimeout is that of loads of caches, in some of which rivals take long.
+const cacheTimeout = time.Minute
+
 // measure has one rival do one bout.
 func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec record, err error) {
-	ctx, cancel := context.WithTimeout(ctx, boutTimeout+b.Load.Window)
+	timeout := boutTimeout
+	if b.ofCaches() {
+		timeout = cacheTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout+b.Load.Window)
 	defer cancel()
 	r, err := rivalNamed(rivalName)
 	if err != nil {
@@ -43,7 +50,8 @@ func (s *site) measure(ctx context.Context, b bout, rivalName string) (rec recor
 		return rec, err
 	}
 	defer s.delay(b)()
-	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Profile: s.profile, Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Linger: b.Linger, Delay: b.Delay}}
+	t := task{Rival: r.name, Load: b.Load, Prefix: "bench", Profile: s.profile,
+		Settings: settings{Addrs: s.addrs(b), TTL: b.TTL, Linger: b.Linger, Delay: b.Delay, Fresh: b.Fresh}}
 	if t.Settings.Delay == 0 {
 		t.Settings.Delay = bestDelay(r.name, b.Load.Kind)
 	}
@@ -92,7 +100,7 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 			rec.Waits = append(rec.Waits, micros(time.Duration(waits.ValueAtQuantile(100*q))))
 		}
 	}
-	if !r.local && sum.Locks > 0 && b.Load.Kind != holding && b.Load.Kind != waiters {
+	if !r.local && sum.Locks > 0 && !b.ofCaches() && b.Load.Kind != holding && b.Load.Kind != waiters {
 		commands, cpu := after.since(before, r)
 		rec.Figures["commands"] = commands / float64(sum.Locks)
 		rec.Figures["server_us"] = micros(cpu) / float64(sum.Locks)

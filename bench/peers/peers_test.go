@@ -4,11 +4,14 @@ import (
 	"context"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -204,3 +207,108 @@ func (stuckLock) lock(ctx context.Context, _ string) (held, error) {
 }
 
 func (stuckLock) close() {}
+
+// fakeCache is a cache in memory that invalidates, or does not.
+type fakeCache struct {
+	l        *loader
+	forgets  bool
+	mu       sync.Mutex // guards values
+	values   map[string]string
+	absences atomic.Int64
+}
+
+func (f *fakeCache) get(_ context.Context, key string) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if v, ok := f.values[key]; ok {
+		return v, nil
+	}
+	v, err := f.l.value(key)
+	f.values[key] = v
+	return v, err
+}
+
+func (f *fakeCache) getMany(_ context.Context, keys []string) (int, error) {
+	_, err := f.l.many(keys)
+	return len(keys) - int(f.absences.Load()), err
+}
+
+func (f *fakeCache) invalidate(_ context.Context, key string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.forgets {
+		delete(f.values, key)
+	}
+	return nil
+}
+
+func (f *fakeCache) close() {}
+
+// Stale values are counted where there are some, and only there; loads are counted, and values that did not come.
+func TestLoadsOfCachesCount(t *testing.T) {
+	s := redistest.StartServer(t)
+	j := &cacheJob{rdb: goredis(s.Addr(), nil)}
+	defer j.rdb.Close()
+	j.v = versionsOf{j.rdb, "versions:"}
+	j.l = &loader{value: j.v.current, takes: func() time.Duration { return 0 }}
+	for _, forgets := range []bool{true, false} {
+		fake := &fakeCache{l: j.l, forgets: forgets, values: map[string]string{}}
+		j.c = fake
+		due := task{Load: load{Kind: invalidation, Goroutines: 4, Keys: 2, Window: 300 * time.Millisecond}}
+		res, err := j.runInvalidation(due, fmt.Sprint("forgets ", forgets), time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Failures != 0 || res.Extra["reads"] == 0 || res.Extra["changes"] == 0 || (res.Extra["stale"] == 0) != forgets {
+			t.Errorf("forgets: %t: %+v", forgets, res)
+		}
+		due.Load.Kind, due.Load.Keys = coldKeys, chosenPerCall
+		fake.absences.Store(int64(map[bool]int{true: 0, false: 1}[forgets]))
+		res, err = j.runCold(due, "cold", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Extra["loads_key"] != 4 || res.Extra["bulk_proc"] != 1 || (res.Failures == 0) != forgets {
+			t.Errorf("%+v", res)
+		}
+	}
+}
+
+// Each cache serves a value, several at once, and another one after an invalidation in the same process.
+func TestCachesServe(t *testing.T) {
+	s := redistest.StartServer(t)
+	for _, r := range rivals {
+		if r.cache == nil {
+			continue
+		}
+		t.Run(r.name, func(t *testing.T) {
+			value := atomic.Int64{}
+			l := &loader{value: func(string) (string, error) { return fmt.Sprint(value.Load()), nil }, takes: func() time.Duration { return 0 }}
+			c, err := r.cache(settings{Addrs: []string{s.Addr()}, TTL: ttl, Delay: time.Millisecond, Fresh: time.Minute}, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.close()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			key := r.name + ":a"
+			if v, err := c.get(ctx, key); err != nil || v != "0" {
+				t.Errorf("%q, %v", v, err)
+			}
+			if n, err := c.getMany(ctx, []string{r.name + ":b", r.name + ":c"}); err != nil || n != 2 || l.keys.Load() != 3 {
+				t.Errorf("%d values, %v, %d loads", n, err, l.keys.Load())
+			}
+			value.Store(1)
+			if err := c.invalidate(ctx, key); err != nil {
+				t.Fatal(err)
+			}
+			for ctx.Err() == nil { // some serve the old one for a while
+				if v, err := c.get(ctx, key); err != nil || v == "1" {
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+			t.Error("the old value is served on and on")
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/pprof"
+	"sync/atomic"
 )
 
 // profiles are what -profile makes of one run in one process: CPU, allocations and the heap,
@@ -17,9 +18,13 @@ type profiles struct {
 	cpu  *os.File
 }
 
+// profiledRuns numbers the runs of this process: go tool pprof adds up what several files have.
+var profiledRuns atomic.Int64
+
 func startProfiles(dir, rival string) (*profiles, error) {
+	run := profiledRuns.Add(1)
 	p := &profiles{name: func(kind string) string {
-		return filepath.Join(dir, fmt.Sprintf("%s-%d.%s.prof", rival, pid(), kind))
+		return filepath.Join(dir, fmt.Sprintf("%s-%d-%d.%s.prof", rival, pid(), run, kind))
 	}}
 	f, err := os.Create(p.name("cpu"))
 	if err != nil {

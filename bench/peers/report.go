@@ -115,6 +115,13 @@ var columns = []struct {
 	{"p99.9", "p999_us", span},
 	{"longest", "max_us", span},
 	{"loads", "loads", short},
+	{"loads per key", "loads_key", short},
+	{"loads per process", "bulk_proc", short},
+	{"commands per key", "commands_key", short},
+	{"stale values", "stale", short},
+	{"Gets", "reads", short},
+	{"changes", "changes", short},
+	{"loads", "value_loads", short},
 	{"commands", "commands", short},
 	{"without a command", "reused", short},
 	{"recalled", "recalled", short},
@@ -134,9 +141,9 @@ var columns = []struct {
 func hiddenIn(k kind, figure string) bool {
 	switch figure {
 	case "locks_s":
-		return k == handover || k == open || k == stampede || k == waiters || k == holding
+		return k == handover || k == open || k == stampede || k == coldKeys || k == invalidation || k == waiters || k == holding
 	case "client_us", "allocs":
-		return k == waiters || k == holding
+		return k == waiters || k == holding || k == coldKeys || k == invalidation
 	case "commands", "server_us":
 		return k == handover && figure == "server_us"
 	}
@@ -202,8 +209,10 @@ func ratioTo(bt bout, s summary, rival string) string {
 	switch bt.Load.Kind {
 	case handover, stampede:
 		figure, less = "p50_us", true
-	case open:
+	case open, coldKeys:
 		figure, less = "p99_us", true
+	case invalidation:
+		return ""
 	case waiters:
 		figure, less = "bytes_waiter", true
 	case holding:
@@ -235,6 +244,10 @@ var notes = map[string]string{
 	"handover": "From the release in one process to the lock in another that has waited for 10 to 20 ms.",
 	"stampede": "p50 and p99 of the time until a caller has the value. All but flightlock, which is Fetch, are the loop that people write by hand, " +
 		"singleflight around look, lock, look, load; `singleflight` is that without a lock: every process loads. Loads are per cold key.",
+	"cold keys": "p50 and p99 of the time until a caller has all its values. Loads per key are those of all processes together: 1 is each key once. " +
+		"Loads per process are calls, of one key or of many. sturdyc has values in each process, and no Redis.",
+	"invalidation": "Each process changes values, invalidates them, and announces that. A Get is stale if it began after the announcement and returned what had been " +
+		"loaded before the change. p50 and p99 are of a Get.",
 	"one of five stopped": "The node stops (SIGSTOP) right before the load. Calls that are under way at the end are waited for and count.",
 	"held":                "A lock is refreshed every 10 s; ttl 30 s. CPU and memory of the client. rueidislock extends by itself, at the same interval.",
 	"waiters":             "Memory (heap and stacks) and CPU of the client, while so many goroutines wait for a lock that is held.",

@@ -28,13 +28,16 @@ const (
 	stampede kind = "stampede" // callers that want one value, which is not in the cache
 	waiters  kind = "waiters"  // goroutines that wait for a lock, and their memory
 	holding  kind = "holding"  // many locks that are held and refreshed
+
+	coldKeys     kind = "cold keys"    // callers that want many values each, none of which is in the cache
+	invalidation kind = "invalidation" // callers that get values while others change them
 )
 
 // load is what every process of a bout does. All of them share the keys.
 type load struct {
 	Kind       kind
 	Goroutines int           // per process: of closed; that wait, of waiters; callers, of stampede
-	Keys       int           // 0: a key for each goroutine; 1: all want one; more: by Zipf's law, or by chance if open; held ones
+	Keys       int           // of caches: all of them. 0: a key for each goroutine; 1: all want one; more: by Zipf's law, or by chance if open; held ones
 	Rate       float64       // of open: arrivals per second and process
 	Even       bool          // with more keys: all are wanted as often
 	Affinity   float64       // with more keys: the share of locks that are of keys of this process

@@ -65,6 +65,7 @@ type job struct {
 	src   *source
 	f     fetcher // of a stampede
 	baton *baton
+	cache *cacheJob // of the loads of caches
 }
 
 func (j *job) serve(r request) (rep reply, err error) {
@@ -88,6 +89,12 @@ func (j *job) setup() error {
 	r, err := rivalNamed(j.t.Rival)
 	if err != nil {
 		return err
+	}
+	if k := j.t.Load.Kind; k == coldKeys || k == invalidation {
+		if j.cache, err = openCacheJob(r, j.t); err != nil {
+			return err
+		}
+		return j.cache.warmUp(j.t)
 	}
 	if j.t.Load.Kind != stampede || r.name != nameByHand {
 		if j.l, err = r.open(j.t.Settings); err != nil {
@@ -152,6 +159,10 @@ func (j *job) run(r request) (*result, error) {
 		return runOpen(j.l, j.t, r.At)
 	case stampede:
 		return runStampede(j.f, j.src, j.t, fmt.Sprintf("%s:%d", j.t.Prefix, r.Episode), r.At)
+	case coldKeys:
+		return j.cache.runCold(j.t, fmt.Sprintf("%s:%d", j.t.Prefix, r.Episode), r.At)
+	case invalidation:
+		return j.cache.runInvalidation(j.t, j.t.Prefix, r.At)
 	case waiters:
 		return runWaiters(j.l, j.t)
 	case holding:
@@ -164,6 +175,9 @@ func (j *job) close() {
 	if j.f != nil {
 		j.f.close()
 		_ = j.src.rdb.Close()
+	}
+	if j.cache != nil {
+		j.cache.close()
 	}
 	if j.l != nil {
 		j.l.close()

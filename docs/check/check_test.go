@@ -12,6 +12,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/flightlocktest"
+	"github.com/flightlock/flightlock/rediscache"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
@@ -35,6 +36,7 @@ func series(t *testing.T) map[string]map[string][]string {
 	}
 	defer l.Release(context.Background())
 	defer fetching(t, c).Close(context.Background())
+	defer caching(t, c, nodes).Close(context.Background())
 	nodes.Down(true)
 	if _, err := c.TryLock(context.Background(), "other", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
 		t.Fatal(err)
@@ -77,6 +79,20 @@ func fetching(t *testing.T, c *flightlock.Client) *flightlock.Fetcher[int] {
 		t.Fatal(err)
 	}
 	return f
+}
+
+// caching is a Cache after one Get.
+func caching(t *testing.T, c *flightlock.Client, nodes *flightlocktest.Nodes) *rediscache.Cache[int] {
+	t.Helper()
+	load := func(context.Context, string) (int, error) { return 1, nil }
+	items, err := rediscache.New(c, nodes.Redis(0), load, rediscache.Options[int]{Name: "items", Fresh: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := items.Get(context.Background(), "42"); err != nil {
+		t.Fatal(err)
+	}
+	return items
 }
 
 // checkExpr parses an expression, and finds metrics, labels and values that no client has.

@@ -13,6 +13,7 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/rediscache"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/rulefmt"
@@ -25,6 +26,7 @@ type day struct {
 	nodes *flightlocktest.Nodes
 	c     *flightlock.Client
 	users *flightlock.Fetcher[int]
+	items *rediscache.Cache[int]
 	reg   *prometheus.Registry
 	store *Store
 	began time.Time
@@ -47,6 +49,8 @@ func newDay(t *testing.T) *day {
 	}
 	d.users = fetching(t, d.c)
 	t.Cleanup(func() { _ = d.users.Close(context.Background()) })
+	d.items = caching(t, d.c, d.nodes)
+	t.Cleanup(func() { _ = d.items.Close(context.Background()) })
 	return d
 }
 

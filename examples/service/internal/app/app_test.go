@@ -151,6 +151,9 @@ type fakeOrigin struct {
 	unlocked int
 	fails    bool
 	takes    time.Duration
+	version  int           // of all values
+	holds    chan struct{} // loads of version 0 wait until it is closed
+	missing  map[string]bool
 }
 
 func newFakeOrigin(t *testing.T) *fakeOrigin {
@@ -167,14 +170,22 @@ func (o *fakeOrigin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f := r.Header.Get("X-Fence"); f == "" || f == "0" {
 		o.unlocked++
 	}
-	fails, takes := o.fails, o.takes
+	fails, takes, version, missing := o.fails, o.takes, o.version, o.missing[key]
+	holds := o.holds
 	o.mu.Unlock()
 	time.Sleep(takes)
+	if holds != nil && version == 0 {
+		<-holds
+	}
 	switch {
 	case r.Header.Get("Authorization") != "Bearer "+goodToken:
 		http.Error(w, "who are you?", http.StatusUnauthorized)
 	case fails:
 		http.Error(w, "not today", http.StatusInternalServerError)
+	case missing:
+		http.NotFound(w, r)
+	case version > 0:
+		fmt.Fprintf(w, "value %d of %s", version, key)
 	default:
 		fmt.Fprintf(w, "value of %s", key)
 	}

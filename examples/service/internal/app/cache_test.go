@@ -127,6 +127,66 @@ func TestValuesAreLoadedAgain(t *testing.T) {
 	})
 }
 
+// After the origin's call has been answered, no process serves what was there before: not a value that was cached, nor
+// one whose load was under way, nor a page that shows it.
+func TestAChangedItemIsServedByNobody(t *testing.T) {
+	w := newWorld(t, 1)
+	procs := w.two("-fresh", "1h")
+	if status, body := procs[0].get("/page/7"); status != http.StatusOK || !strings.Contains(body, "value of item:9") {
+		t.Fatal(status, body)
+	}
+	holds := make(chan struct{})
+	w.origin.set(func(o *fakeOrigin) { o.holds = holds })
+	old := make(chan string, 1)
+	go func() { _, body := procs[1].get("/item/50"); old <- body }()
+	await(t, "load of the old value", func() bool { loads, _ := w.origin.counted(); return loads["item:50"] == 1 })
+	w.origin.set(func(o *fakeOrigin) { o.version = 1 })
+	for _, id := range []string{"9", "50", "name"} {
+		if status, body := procs[0].post("/item/" + id + "/changed"); status != http.StatusOK {
+			t.Fatal(id, status, body)
+		}
+	}
+	check := func(path, want string) {
+		for i, p := range procs {
+			if status, body := p.get(path); status != http.StatusOK || !strings.Contains(body, want) {
+				t.Errorf("p%d: %s: %d %q", i+1, path, status, body)
+			}
+		}
+	}
+	check("/item/9", "value 1 of item:9")
+	check("/page/7", "value 1 of item:9")
+	close(holds) // the old load ends, and with it its lock, for which callers wait
+	if body := <-old; body != "value of item:50" {
+		t.Errorf("%q", body)
+	}
+	check("/item/50", "value 1 of item:50")
+	if status, body := procs[0].post("/item/%7B7%7D/changed"); status != http.StatusBadRequest {
+		t.Errorf("%d %q", status, body)
+	}
+}
+
+// What the origin does not have is 404, and remembered, until the origin calls.
+func TestAnItemThatDoesNotExist(t *testing.T) {
+	w := newWorld(t, 1)
+	procs := w.two("-fresh", "1h")
+	w.origin.set(func(o *fakeOrigin) { o.missing = map[string]bool{"item:7": true} })
+	for i := range 4 {
+		if status, body := procs[i%2].get("/item/7"); status != http.StatusNotFound {
+			t.Errorf("%d %q", status, body)
+		}
+	}
+	if loads, _ := w.origin.counted(); loads["item:7"] != 1 {
+		t.Errorf("%v", loads)
+	}
+	w.origin.set(func(o *fakeOrigin) { o.missing = nil })
+	if status, body := procs[0].post("/item/7/changed"); status != http.StatusOK {
+		t.Fatal(status, body)
+	}
+	if status, body := procs[1].get("/item/7"); status != http.StatusOK {
+		t.Errorf("%d %q", status, body)
+	}
+}
+
 // The other variants serve the same values; that they load more is what they are there for.
 func TestVariantsServeTheSame(t *testing.T) {
 	for _, name := range []string{variant.Singleflight, variant.Redsync} {

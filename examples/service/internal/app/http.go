@@ -20,6 +20,7 @@ func (a *App) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /item/{id}", a.serve("item", a.item))
 	mux.Handle("GET /page/{id}", a.serve("page", a.page))
+	mux.Handle("POST /item/{id}/changed", a.serve("changed", a.itemChanged))
 	mux.Handle("POST /transfer", a.serve("transfer", a.transfer))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(a.metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", a.healthz)
@@ -55,6 +56,16 @@ func (a *App) page(r *http.Request) (string, error) {
 		return "", fmt.Errorf("%w: the number of a page: %w", errRequest, err)
 	}
 	return a.pages.Fetch(r.Context(), pageKey(a.cfg.Prefix, strconv.FormatUint(number, 10)))
+}
+
+// itemChanged is called by the origin after the commit that changed an item, until it is answered
+// 200. From then on no process serves anything older, also if a load was under way.
+func (a *App) itemChanged(r *http.Request) (string, error) {
+	id := r.PathValue("id")
+	if !validID(id) {
+		return "", fmt.Errorf("%w: the id of an item", errRequest)
+	}
+	return "", a.invalidate(r.Context(), id)
 }
 
 func (a *App) transfer(r *http.Request) (string, error) {

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"github.com/flightlock/flightlock/examples/service/internal/variant"
 )
 
 // errOrigin reports that the origin failed, and nothing else did.
@@ -61,6 +63,8 @@ func (o *origin) load(ctx context.Context, key string, fence int64) (string, err
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errOrigin, err)
+	case resp.StatusCode == http.StatusNotFound:
+		return "", fmt.Errorf("%w: %q", variant.ErrNotFound, key)
 	case resp.StatusCode != http.StatusOK:
 		return "", fmt.Errorf("%w: %s for %q", errOrigin, resp.Status, key)
 	case len(body) > maxValue:

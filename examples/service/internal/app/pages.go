@@ -50,4 +50,22 @@ func newPages(locks variant.Locker, items variant.Cache, prefix string, fresh ti
 	})
 }
 
+// invalidate removes an item and then the pages that show it, in this order: a page that is loaded
+// after its own invalidation finds the new item. After an error it has to be called again.
+func (a *App) invalidate(ctx context.Context, id string) error {
+	if err := a.items.Invalidate(ctx, itemKey(a.cfg.Prefix, id)); err != nil {
+		return err
+	}
+	var pages []string
+	if number, err := strconv.ParseUint(id, 10, 31); err == nil {
+		for i := range min(uint64(pageParts), number+1) {
+			pages = append(pages, pageKey(a.cfg.Prefix, strconv.FormatUint(number-i, 10)))
+		}
+	}
+	if len(pages) == 0 { // an item without a number is on no page
+		return nil
+	}
+	return a.pages.Invalidate(ctx, pages...)
+}
+
 func pageKey(prefix, number string) string { return prefix + "page:" + number }

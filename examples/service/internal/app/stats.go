@@ -55,6 +55,8 @@ func classify(ctx context.Context, err error) (kind string, status int) {
 		return "deadline", http.StatusGatewayTimeout
 	case errors.Is(err, errRequest):
 		return "request", http.StatusBadRequest
+	case errors.Is(err, variant.ErrNotFound):
+		return "missing", http.StatusNotFound
 	case errors.Is(err, errNoAccount):
 		return "account", http.StatusNotFound
 	case errors.Is(err, errFunds):

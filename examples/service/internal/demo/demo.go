@@ -67,6 +67,7 @@ const (
 var Variants = []string{"flightlock", "singleflight", "redsync"}
 
 // freshFor is how long the service keeps a value. It is short so that even the hottest keys are loaded in every phase.
+// rediscache shortens it by up to a tenth (Options.Jitter).
 const freshFor = 3 * time.Second
 
 // complete checks the flags and sets defaults.

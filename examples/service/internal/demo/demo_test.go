@@ -62,7 +62,7 @@ func TestPhasesAreChosenByTheBeginningOfTheirNames(t *testing.T) {
 	if err != nil || len(chosen) != 2 || chosen[0].name != "rolling deploy" || chosen[1].name != "all nodes stopped" {
 		t.Error(chosen, err)
 	}
-	if all, err := choosePhases(""); err != nil || len(all) != 11 {
+	if all, err := choosePhases(""); err != nil || len(all) != 14 {
 		t.Error(all, err)
 	}
 }

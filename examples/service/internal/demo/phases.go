@@ -40,6 +40,9 @@ func phases() []phase {
 		{name: "all nodes stopped", own: true, happen: stopped((*servers).all)},
 		{name: "node killed and empty", weather: fine, own: true, happen: killed},
 		{name: "cache flushed", weather: fine, own: true, happen: flushed},
+		{name: "cache slow", weather: answered | sluggish, own: true, happen: slowed},
+		{name: "cache stopped", weather: answered, own: true, happen: stopped(func(s *servers) []server { return []server{s.cache} })},
+		{name: "cache killed and empty", weather: answered, own: true, happen: cacheKilled},
 	}
 }
 
@@ -156,6 +159,27 @@ func stopped(which func(*servers) []server) func(context.Context, *stage, *seen)
 		}
 		return err
 	}
+}
+
+// slowed has the cache's server stand still for half of the time.
+func slowed(ctx context.Context, s *stage, _ *seen) (err error) {
+	for end := time.Now().Add(s.seconds(broken)); err == nil && ctx.Err() == nil && time.Now().Before(end); {
+		err = s.servers.cache.stop()
+		pause(ctx, slowFor)
+		err = errors.Join(err, s.servers.cache.resume())
+		pause(ctx, slowFor)
+	}
+	return err
+}
+
+const slowFor = 100 * time.Millisecond
+
+// cacheKilled kills the cache's server, which comes back empty.
+func cacheKilled(ctx context.Context, s *stage, _ *seen) error {
+	err := s.servers.cache.kill()
+	pause(ctx, s.seconds(broken/2))
+	defer s.origin.cacheFlushed()
+	return errors.Join(err, s.servers.cache.restart())
 }
 
 // killed kills a node, which comes back empty.

@@ -55,7 +55,7 @@ func newStage(ctx context.Context, cfg Config, variant string) (_ *stage, err er
 	if s.servers, err = startServers(cfg.redisURLs, cfg.Cache); err != nil {
 		return nil, err
 	}
-	if s.origin, err = startOrigin(originToken, cfg.Latency, freshFor); err != nil {
+	if s.origin, err = startOrigin(originToken, cfg.Latency, freshFor-freshFor/10); err != nil {
 		return nil, err
 	}
 	if err := s.startProcesses(ctx); err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/fenced"
+	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -54,63 +54,54 @@ func translate(err error) error {
 	return err
 }
 
-// fetched is a cache in Redis that a Fetcher loads: one load per miss, over all processes.
-type fetched struct{ f *flightlock.Fetcher[string] }
+// cached is a cache in Redis with one load per miss, over all processes.
+type cached struct{ c *rediscache.Cache[string] }
 
 func (f *withFlightlock) NewCache(name string, load Load, opts CacheOptions) (Cache, error) {
-	v := values{f.rdb, opts.Fresh}
-	fetcher, err := flightlock.NewFetcher(f.c, flightlock.Source[string]{
-		Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
-			value, found, err := v.get(ctx, key)
-			if !found {
-				return "", flightlock.Miss, err
-			}
-			return value, flightlock.Fresh, nil
-		},
-		Load: func(ctx context.Context, key string) (string, error) {
+	c, err := rediscache.New(f.c, f.rdb,
+		func(ctx context.Context, key string) (string, error) {
 			return load(ctx, key, flightlock.FromContext(ctx).Fence())
 		},
-		Store: func(ctx context.Context, key, value string, l *flightlock.Lock) error {
-			ctx, cancel := bounded(ctx)
-			defer cancel()
-			if l == nil { // there is no token to order this value by: it overwrites nothing
-				return f.rdb.SetNX(ctx, key, value, min(unorderedTTL, opts.Fresh)).Err()
-			}
-			return fenced.Set(ctx, f.rdb, key, value, l.Fence(), opts.Fresh)
-		},
-	}, flightlock.FetchOptions{
-		Name:        name,
-		TTL:         5 * time.Second, // how long others wait when a process is killed in a load
-		LoadTimeout: opts.LoadTimeout,
-		MaxLoads:    opts.MaxLoads,
-		OnError:     sampled(f.log.With("cache", name)),
-	})
+		rediscache.Options[string]{
+			Name:        name,
+			Fresh:       opts.Fresh,
+			NotFoundFor: opts.Fresh,
+			Fetch: flightlock.FetchOptions{
+				TTL:         5 * time.Second, // how long others wait when a process is killed in a load
+				LoadTimeout: opts.LoadTimeout,
+				MaxLoads:    opts.MaxLoads,
+				OnError:     sampled(f.log.With("cache", name)),
+			},
+		})
 	if err != nil {
 		return nil, err
 	}
-	return fetched{fetcher}, nil
+	return cached{c}, nil
 }
 
-// unorderedTTL is how long a value is served that was loaded without a lock.
-const unorderedTTL = 5 * time.Second
-
-func (f fetched) Fetch(ctx context.Context, key string) (string, error) {
-	value, err := f.f.Fetch(ctx, key)
+func (c cached) Fetch(ctx context.Context, key string) (string, error) {
+	value, err := c.c.Get(ctx, key)
 	return value, translate(err)
 }
 
-func (f fetched) Stats() Stats {
-	s := f.f.Stats()
+// Invalidate waits for no lock. If the cache's server fails, the invalidation is repeated in the
+// background until it succeeds.
+func (c cached) Invalidate(ctx context.Context, keys ...string) error {
+	return c.c.Invalidate(ctx, keys...)
+}
+
+func (c cached) Stats() Stats {
+	s := c.c.Stats()
 	return Stats{
 		Loads: s.Loads, Unlocked: s.UnlockedLoads,
 		LookupErrors: s.LookupErrors, StoreFailures: s.StoreFailures,
 	}
 }
 
-func (f fetched) Close(ctx context.Context) error { return f.f.Close(ctx) }
+func (c cached) Close(ctx context.Context) error { return c.c.Close(ctx) }
 
 // sampled logs at most one failure per second, and how many it has omitted since the previous one.
-// A Fetcher calls it on one goroutine, so it needs no mutex.
+// A Cache calls it on one goroutine, so it needs no mutex.
 func sampled(log *slog.Logger) func(key, op string, err error) {
 	var last time.Time
 	var omitted int

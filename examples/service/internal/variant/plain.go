@@ -45,6 +45,12 @@ func (p *plain) fill(ctx context.Context, key string, fence int64) (string, erro
 	return value, nil
 }
 
+// Invalidate deletes what is stored. A load that is under way stores its old value afterwards:
+// nothing prevents that here.
+func (p *plain) Invalidate(ctx context.Context, keys ...string) error {
+	return p.values.delete(ctx, keys...)
+}
+
 // Stats reads the counters.
 func (p *plain) Stats() Stats {
 	return Stats{

@@ -8,18 +8,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// cacheTimeout bounds a lookup, with which every request begins, and a store, for which a shutdown
-// waits. FetchOptions has a LookupTimeout for a Fetcher's own lookups only: those of its callers
-// end with their ctx, and a store ends with the lock. If the timeout is too short, a process whose
-// processors are busy takes its own delays for an outage of the cache, and loads without locks. A
-// cache that hangs costs every request that much.
+// cacheTimeout bounds a lookup, with which every request begins, and a store. A cache that hangs
+// costs every request that much.
 const cacheTimeout = 800 * time.Millisecond
 
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, cacheTimeout)
 }
 
-// values are strings in Redis, each with a ttl.
+// values are strings in Redis, each with a ttl: what the variants without flightlock have.
 type values struct {
 	rdb   *redis.Client
 	fresh time.Duration
@@ -40,4 +37,10 @@ func (v values) set(ctx context.Context, key, value string) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	return v.rdb.Set(ctx, key, value, v.fresh).Err()
+}
+
+func (v values) delete(ctx context.Context, keys ...string) error {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	return v.rdb.Del(ctx, keys...).Err()
 }

@@ -2,8 +2,8 @@
 // at once: flightlock, and for comparison what people use without it. The rest of the service is
 // the same with each.
 //
-// A service of your own needs flightlock.go and values.go only, and may call flightlock itself
-// where these interfaces stand in between.
+// A service of your own needs flightlock.go only, and may call flightlock itself where these
+// interfaces stand in between.
 package variant
 
 import (
@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/flightlock/flightlock/rediscache"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
@@ -32,6 +33,8 @@ var (
 	ErrNoLock = errors.New("no lock")
 	// ErrLost reports that a lock was lost while it was needed.
 	ErrLost = errors.New("lock lost")
+	// ErrNotFound is what a Load returns if there is no such value.
+	ErrNotFound = rediscache.ErrNotFound
 )
 
 // A Locker locks, and makes caches that are loaded under locks.
@@ -61,6 +64,8 @@ type Load func(ctx context.Context, key string, fence int64) (string, error)
 // A Cache returns values from Redis, and loads those that are missing.
 type Cache interface {
 	Fetch(ctx context.Context, key string) (string, error)
+	// Invalidate removes values that have changed where they come from.
+	Invalidate(ctx context.Context, keys ...string) error
 	Stats() Stats
 	Close(ctx context.Context) error // waits for running loads
 }

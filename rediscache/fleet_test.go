@@ -1,0 +1,545 @@
+package rediscache_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/procs"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
+)
+
+// The random history once more, with all that is real: four processes, which are stopped and killed
+// while they load, get, set and invalidate, and servers that are stopped, flushed and killed.
+//
+// What the processes know of each other goes through the origin, a server without faults: it has the
+// version of each key, which a change raises and a load returns, and the version that is announced,
+// by a Set or Invalidate that has returned. A process that gets a key reads first what is announced.
+// So no clocks are compared, and it does not matter where a process is stopped in between.
+//
+//	go test ./rediscache -run TestFleet -fleet 10m -timeout 30m
+
+var fleetFor = flag.Duration("fleet", 0, "how long TestFleet runs, in each of its two modes")
+
+const (
+	fleetChild = "FLIGHTLOCK_TEST_FLEET" // makes the test binary a process of the fleet
+	fleetSize  = 4
+	fleetLocal = 300 * time.Millisecond // of the tier, if that is on
+)
+
+// fleetKeys are all of them. Changes of one value have to exclude each other where Set is used: those
+// of "set<i>" are made by process i only. Those of "any<i>" are made by all, by Invalidate.
+func fleetKeys() (keys []string) {
+	for i := range fleetSize {
+		keys = append(keys, fmt.Sprintf("set%d", i), fmt.Sprintf("any%d", i))
+	}
+	return keys
+}
+
+// fleetSetup is what a process is told.
+type fleetSetup struct {
+	Number                int
+	Values, Locks, Origin string // addresses
+	Local                 time.Duration
+	Seed                  uint64
+}
+
+// fleetReport is what a process says, again and again: what it has done since the last report.
+type fleetReport struct {
+	Gets, Manys, Loads, Changes, Failed, Outdated int64 // Failed: changes that returned an error
+
+	Stale   []string // Gets that saw what was loaded before what had been announced
+	Errors  []string // that no Get may return
+	Repeats int      // changes that had failed, and were announced after Close
+}
+
+func (r *fleetReport) add(o fleetReport) {
+	r.Gets, r.Manys, r.Loads, r.Changes = r.Gets+o.Gets, r.Manys+o.Manys, r.Loads+o.Loads, r.Changes+o.Changes
+	r.Failed, r.Outdated, r.Repeats = r.Failed+o.Failed, r.Outdated+o.Outdated, r.Repeats+o.Repeats
+	r.Stale, r.Errors = append(r.Stale, o.Stale...), append(r.Errors, o.Errors...)
+}
+
+// fleetOrigin is the server that all processes share.
+type fleetOrigin struct{ rdb *redis.Client }
+
+func newFleetOrigin(addr string) fleetOrigin {
+	return fleetOrigin{redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: -1, WriteTimeout: -1, PoolSize: 200})}
+}
+
+// raise is the change.
+func (o fleetOrigin) raise(key string) (version int64, err error) {
+	return o.rdb.Incr(context.Background(), "version:"+key).Result()
+}
+
+func (o fleetOrigin) version(key string) (int64, error) {
+	v, err := o.rdb.Get(context.Background(), "version:"+key).Int64()
+	if errors.Is(err, redis.Nil) {
+		err = nil
+	}
+	return v, err
+}
+
+// announce notes a version, and when that was.
+var announceScript = redis.NewScript(`
+local time = redis.call('TIME')
+local last = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1]
+if not last or tonumber(last) < tonumber(ARGV[1]) then
+  redis.call('ZADD', KEYS[1], time[1] * 1000000 + time[2], ARGV[1])
+  redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1000)
+end
+return 1`)
+
+func (o fleetOrigin) announce(key string, version int64) error {
+	return announceScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, version).Err()
+}
+
+// announcedScript is the last version that was announced longer ago than ARGV[1], in microseconds.
+var announcedScript = redis.NewScript(`
+local time = redis.call('TIME')
+local v = redis.call('ZREVRANGEBYSCORE', KEYS[1], time[1] * 1000000 + time[2] - ARGV[1], '-inf', 'LIMIT', 0, 1)[1]
+return tonumber(v or '0')`)
+
+func (o fleetOrigin) announced(key string, ago time.Duration) (int64, error) {
+	return announcedScript.Run(context.Background(), o.rdb, []string{"announced:" + key}, ago.Microseconds()).Int64()
+}
+
+// fleetProcess is one process, in the child.
+type fleetProcess struct {
+	fleetSetup
+	origin fleetOrigin
+	cache  *rediscache.Cache[string]
+	writer map[string]*sync.Mutex // changes of one value, one after the other
+
+	mu      sync.Mutex // guards what follows
+	report  fleetReport
+	pending map[string]int64 // the last version of a key whose change has failed
+	own     map[string]int64 // the last version that this process has announced
+
+	gets, manys, loads, changes, failed atomic.Int64
+}
+
+// fleetMain is the child: it works until its stdin ends.
+func fleetMain() error {
+	lines := bufio.NewReader(os.Stdin)
+	line, err := lines.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	p := &fleetProcess{writer: map[string]*sync.Mutex{}, pending: map[string]int64{}, own: map[string]int64{}}
+	if err := json.Unmarshal(line, &p.fleetSetup); err != nil {
+		return err
+	}
+	for _, key := range fleetKeys() {
+		p.writer[key] = &sync.Mutex{}
+	}
+	p.origin = newFleetOrigin(p.Origin)
+	c, err := flightlock.Open([]string{"redis://" + p.Locks}, flightlock.Options{})
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(p.Seed, 15))
+	rdb := redis.NewClient(&redis.Options{Addr: p.Values, ContextTimeoutEnabled: rng.IntN(4) > 0, MaxRetries: 2})
+	p.cache, err = rediscache.New(c, rdb, p.load, rediscache.Options[string]{
+		Fresh: time.Duration(20+rng.IntN(1000)) * time.Millisecond, Stale: time.Duration(rng.IntN(1000)) * time.Millisecond,
+		NotFoundFor: time.Duration(rng.IntN(1000)) * time.Millisecond, Local: p.Local, EarlyRefresh: float64(rng.IntN(2)),
+		Fetch: flightlock.FetchOptions{TTL: 500 * time.Millisecond, LookupTimeout: time.Second, LoadTimeout: 5 * time.Second},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, lines)
+		cancel()
+	}()
+	out := json.NewEncoder(os.Stdout)
+	p.work(ctx, func() error { return out.Encode(p.take()) })
+	if err := p.close(c); err != nil {
+		return err
+	}
+	return out.Encode(p.take())
+}
+
+// take is the report since the last one.
+func (p *fleetProcess) take() fleetReport {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.report
+	p.report = fleetReport{}
+	r.Gets, r.Manys, r.Loads = p.gets.Swap(0), p.manys.Swap(0), p.loads.Swap(0)
+	r.Changes, r.Failed = p.changes.Swap(0), p.failed.Swap(0)
+	return r
+}
+
+func (p *fleetProcess) work(ctx context.Context, report func() error) {
+	var wg sync.WaitGroup
+	loop := func(most time.Duration, f func()) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				f()
+				pauseUntil(ctx, rand.N(most))
+			}
+		})
+	}
+	keys := fleetKeys()
+	for range 8 {
+		loop(4*time.Millisecond, func() { p.get(keys[rand.IntN(len(keys))]) })
+	}
+	for range 2 {
+		loop(20*time.Millisecond, func() { p.getMany(keys) })
+	}
+	loop(60*time.Millisecond, func() { p.change(fmt.Sprintf("set%d", p.Number), rand.IntN(2) == 0) })
+	loop(100*time.Millisecond, func() { p.change(fmt.Sprintf("any%d", rand.IntN(fleetSize)), false) })
+	loop(200*time.Millisecond, func() {
+		if report() != nil {
+			os.Exit(1) // the parent is gone
+		}
+	})
+	wg.Wait()
+}
+
+func pauseUntil(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// load takes its value when it begins, and then its time.
+func (p *fleetProcess) load(_ context.Context, key string) (string, error) {
+	p.loads.Add(1)
+	v, err := p.origin.version(key)
+	if err != nil {
+		return "", err
+	}
+	takes := rand.N(30 * time.Millisecond)
+	if rand.IntN(50) == 0 {
+		takes = rand.N(3 * time.Second)
+	}
+	time.Sleep(takes) // the work of the load
+	if rand.IntN(50) == 0 {
+		return "", rediscache.ErrNotFound
+	}
+	return strconv.FormatInt(v, 10), nil
+}
+
+// floor is the oldest version that a Get which begins now may return. What this process has announced
+// itself is not in its tier any more.
+func (p *fleetProcess) floor(key string) (int64, error) {
+	p.mu.Lock()
+	own := p.own[key]
+	p.mu.Unlock()
+	v, err := p.origin.announced(key, p.Local)
+	return max(v, own), err
+}
+
+func (p *fleetProcess) check(how, key, value string, floor int64) {
+	if v, err := strconv.ParseInt(value, 10, 64); err != nil || v < floor {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.report.Stale = append(p.report.Stale, fmt.Sprintf("process %d: a %s of %s, which began after version %d was announced, saw %q", p.Number, how, key, floor, value))
+	}
+}
+
+func (p *fleetProcess) failure(how, key string, err error) {
+	if errors.Is(err, rediscache.ErrNotFound) || errors.Is(err, context.DeadlineExceeded) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.report.Errors = append(p.report.Errors, fmt.Sprintf("process %d: %s of %s: %v", p.Number, how, key, err))
+}
+
+func (p *fleetProcess) get(key string) {
+	floor, err := p.floor(key)
+	if err != nil {
+		p.failure("floor", key, err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	value, err := p.cache.Get(ctx, key)
+	if p.gets.Add(1); err != nil {
+		p.failure("Get", key, err)
+		return
+	}
+	p.check("Get", key, value, floor)
+}
+
+func (p *fleetProcess) getMany(keys []string) {
+	floors := map[string]int64{}
+	for _, key := range keys {
+		floor, err := p.floor(key)
+		if err != nil {
+			p.failure("floor", key, err)
+			return
+		}
+		floors[key] = floor
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	values, err := p.cache.GetMany(ctx, keys)
+	p.manys.Add(1)
+	for key, value := range values {
+		p.check("GetMany", key, value, floors[key])
+	}
+	var many *flightlock.ManyError
+	switch {
+	case errors.As(err, &many):
+		for key, err := range many.Errors {
+			p.failure("GetMany", key, err)
+		}
+	case err != nil:
+		p.failure("GetMany", "all", err)
+	}
+}
+
+// change raises the version, and announces it if the cache has taken it.
+func (p *fleetProcess) change(key string, set bool) {
+	p.writer[key].Lock()
+	defer p.writer[key].Unlock()
+	v, err := p.origin.raise(key)
+	if err != nil {
+		p.failure("change", key, err)
+		return
+	}
+	if set {
+		err = p.cache.Set(context.Background(), key, strconv.FormatInt(v, 10))
+	} else {
+		err = p.cache.Invalidate(context.Background(), key)
+	}
+	if err != nil {
+		p.failed.Add(1)
+		p.mu.Lock()
+		p.pending[key] = v
+		p.mu.Unlock()
+		return
+	}
+	p.changes.Add(1)
+	p.announce(key, v)
+}
+
+func (p *fleetProcess) announce(key string, v int64) {
+	p.mu.Lock()
+	p.own[key] = max(p.own[key], v)
+	p.mu.Unlock()
+	if err := p.origin.announce(key, v); err != nil {
+		p.failure("announcement", key, err)
+	}
+}
+
+// close ends the cache, which repeats what has failed until it succeeds: then that is announced, too.
+func (p *fleetProcess) close(c *flightlock.Client) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := p.cache.Close(ctx); err != nil {
+		return err
+	}
+	for key, v := range p.pending {
+		p.announce(key, v)
+	}
+	p.mu.Lock()
+	p.report.Repeats, p.report.Outdated = len(p.pending), int64(p.cache.Stats().Outdated)
+	p.mu.Unlock()
+	return c.Close(ctx)
+}
+
+// fleet is all processes, in the parent.
+type fleet struct {
+	t                     *testing.T
+	values, locks, origin *redistest.Server
+	setup                 fleetSetup
+	members               []*procs.Child
+
+	mu  sync.Mutex // guards sum
+	sum fleetReport
+}
+
+func (f *fleet) start(i int) *procs.Child {
+	cmd, err := procs.Self(fleetChild + "=1")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	child, err := procs.StartChild(cmd)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.setup.Number, f.setup.Seed = i, rand.Uint64()
+	if err := child.Send(f.setup); err != nil {
+		f.t.Fatal(err)
+	}
+	return child
+}
+
+// listen takes the reports of a process until it ends.
+func (f *fleet) listen(child *procs.Child) (ended chan struct{}) {
+	ended = make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			var r fleetReport
+			if child.Receive(&r) != nil {
+				return
+			}
+			f.mu.Lock()
+			f.sum.add(r)
+			f.mu.Unlock()
+		}
+	}()
+	return ended
+}
+
+// member is one process after the other, until the end: some are killed.
+func (f *fleet) member(i int, stop <-chan struct{}, faults bool) {
+	for {
+		child := f.start(i)
+		ended := f.listen(child)
+		killed := false
+		for running := true; running && !killed; {
+			select {
+			case <-stop:
+				running = false
+				continue
+			case <-ended:
+				f.t.Errorf("process %d has ended: %v", i, child.Wait())
+				return
+			case <-time.After(rand.N(4 * time.Second)):
+			}
+			switch {
+			case !faults:
+			case rand.IntN(5) == 0:
+				child.Kill()
+				killed = true
+			default:
+				if err := errors.Join(child.Stop(), pause(rand.N(3*time.Second)), child.Cont()); err != nil {
+					f.t.Error(err)
+				}
+			}
+		}
+		if killed {
+			<-ended
+			_ = child.End(time.Second) // it was killed
+			continue
+		}
+		if err := child.CloseInput(); err != nil {
+			f.t.Error(err)
+		}
+		<-ended
+		if err := child.End(2 * time.Minute); err != nil {
+			f.t.Errorf("process %d: %v", i, err)
+		}
+		return
+	}
+}
+
+// fault breaks something of the servers.
+func (f *fleet) fault() {
+	server := f.values
+	if rand.IntN(3) == 0 {
+		server = f.locks
+	}
+	switch rand.IntN(8) {
+	case 0, 1:
+		server.Do(f.t, "FLUSHALL")
+	case 2, 3: // evicted
+		key := fleetKeys()[rand.IntN(2*fleetSize)]
+		f.values.Do(f.t, "DEL", key)
+	case 4:
+		server.Do(f.t, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+	case 5, 6:
+		if err := errors.Join(server.Stop(), pause(rand.N(2*time.Second)), server.Cont()); err != nil {
+			f.t.Error(err)
+		}
+	default:
+		if err := errors.Join(server.Kill(), pause(rand.N(time.Second)), server.Restart()); err != nil {
+			f.t.Error(err)
+		}
+	}
+}
+
+func runFleet(t *testing.T, local, takes time.Duration, faults bool) fleetReport {
+	f := &fleet{t: t, values: redistest.StartServer(t), locks: redistest.StartServer(t), origin: redistest.StartServer(t)}
+	f.setup = fleetSetup{Values: f.values.Addr(), Locks: f.locks.Addr(), Origin: f.origin.Addr(), Local: local}
+	stop := make(chan struct{})
+	var members, breaking sync.WaitGroup
+	for i := range fleetSize {
+		members.Go(func() { f.member(i, stop, faults) })
+	}
+	end := time.Now().Add(takes)
+	if faults {
+		breaking.Go(func() {
+			for time.Now().Before(end) {
+				time.Sleep(rand.N(time.Second))
+				f.fault()
+			}
+		})
+	}
+	time.Sleep(time.Until(end)) // the history lasts as long as it does
+	breaking.Wait()
+	close(stop)
+	members.Wait()
+	f.afterwards()
+	return f.sum
+}
+
+// afterwards looks what is left: after the processes have closed their caches, nobody may find what
+// is older than what they had announced by then.
+func (f *fleet) afterwards() {
+	p := &fleetProcess{fleetSetup: fleetSetup{Number: -1}, origin: newFleetOrigin(f.origin.Addr())}
+	defer p.origin.rdb.Close()
+	c, err := flightlock.Open([]string{"redis://" + f.locks.Addr()}, flightlock.Options{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	rdb := f.values.Client(f.t)
+	p.cache, err = rediscache.New(c, rdb, p.load, rediscache.Options[string]{Fresh: time.Minute})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer p.cache.Close(context.Background())
+	for _, key := range fleetKeys() {
+		p.get(key)
+	}
+	p.getMany(fleetKeys())
+	f.sum.add(p.take())
+}
+
+// Four processes and three servers, all of which fail: no Get that began after a Set or Invalidate had
+// returned sees what was loaded before it; with the tier none does for longer than that says.
+func TestFleet(t *testing.T) {
+	takes := 5 * time.Second
+	if redistest.Long() {
+		takes = time.Minute
+	}
+	if *fleetFor > 0 {
+		takes = *fleetFor
+	}
+	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal} {
+		t.Run(name, func(t *testing.T) {
+			sum := runFleet(t, local, takes, true)
+			for _, what := range append(sum.Stale[:min(len(sum.Stale), 10)], sum.Errors[:min(len(sum.Errors), 10)]...) {
+				t.Error(what)
+			}
+			if sum.Gets < 100 || sum.Manys < 10 || sum.Changes < 10 || sum.Loads < 10 {
+				t.Error("too little happened")
+			}
+			t.Logf("%v: %d Gets, %d GetManys of %d keys, %d loads, %d outdated in the processes that lived to the end, %d changes and %d that failed, %d of them repeated until Close: %d stale values, %d errors",
+				takes, sum.Gets, sum.Manys, len(fleetKeys()), sum.Loads, sum.Outdated, sum.Changes, sum.Failed, sum.Repeats, len(sum.Stale), len(sum.Errors))
+		})
+	}
+}

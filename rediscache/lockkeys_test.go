@@ -1,0 +1,55 @@
+package rediscache_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/rediscache"
+)
+
+// Without a Name, whoever chooses a key might choose that of a lock, or of what a node keeps for all its
+// clients: a lookup would write over it.
+func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
+	s := redistest.StartServer(t)
+	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	l, err := c.SingleFlightLock(t.Context(), "7", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release(context.Background())
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close(context.Background())
+	before := s.Do(t, "GET", "lock:7")
+	for _, key := range []string{"lock:7", "flightlock:{x}", "flightlock:{x}:want"} {
+		if _, err := cache.Get(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("Get of %s: %v", key, err)
+		}
+		if err := cache.Invalidate(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("Invalidate of %s: %v", key, err)
+		}
+		if err := cache.Set(t.Context(), key, "w"); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("Set of %s: %v", key, err)
+		}
+		if _, err := cache.GetMany(t.Context(), []string{key}); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("GetMany of %s: %v", key, err)
+		}
+	}
+	if after := s.Do(t, "GET", "lock:7"); after != before {
+		t.Errorf("the lock was %v, and is %v", before, after)
+	}
+	if err := l.Refresh(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
