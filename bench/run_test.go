@@ -129,7 +129,7 @@ func TestLastClientsPoll(t *testing.T) {
 		return w, nil
 	}
 	code, rep, stdout, stderr := runSmall(t, cfg)
-	if code != exitOK || !strings.Contains(stdout, "client 2, polling") || !strings.Contains(stdout, "asks every 10ms") {
+	if code != exitOK || !strings.Contains(stdout, "client 2, polling") || !strings.Contains(stdout, "tries every 10ms") {
 		t.Errorf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	if !slices.Equal(silent, []bool{false, false, true}) {

@@ -378,8 +378,9 @@ func (f *fleet) start(i int) *procs.Child {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.setup.Number, f.setup.Seed = i, rand.Uint64()
-	if err := child.Send(f.setup); err != nil {
+	setup := f.setup
+	setup.Number, setup.Seed = i, rand.Uint64()
+	if err := child.Send(setup); err != nil {
 		f.t.Fatal(err)
 	}
 	return child

@@ -171,6 +171,7 @@ func (o *origin) end(key string, well, left bool, now time.Time) (serial int) {
 	k := o.keys[key]
 	k.loading--
 	switch {
+	case well && k.began.Before(o.flushed): // a cache that was flushed since does not store it
 	case well:
 		k.ended = now
 	case left:

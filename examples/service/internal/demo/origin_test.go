@@ -24,6 +24,13 @@ func TestTheOriginCountsLoadsPerMiss(t *testing.T) {
 		{"two at once", func(o *origin) { o.begin("k", 1, time.Now()); one(o, "k", true) }, 2, 1},
 		{"three at once", func(o *origin) { o.begin("k", 1, time.Now()); o.begin("k", 1, time.Now()); one(o, "k", true) }, 3, 1},
 		{"another after a flush", func(o *origin) { one(o, "k", true); time.Sleep(1); o.cacheFlushed(); one(o, "k", true) }, 2, 2},
+		{"another after one during which there was a flush", func(o *origin) {
+			o.begin("k", 1, time.Now())
+			time.Sleep(1)
+			o.cacheFlushed()
+			o.end("k", true, false, time.Now().Add(1))
+			one(o, "k", true)
+		}, 2, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
