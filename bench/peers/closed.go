@@ -173,6 +173,30 @@ func (r *run) record(g int, d time.Duration) {
 	s.Unlock()
 }
 
+// burst has all goroutines make a call at the same moment, with the functions that prepare has given them before
+// it. The result is about the time from then until the last has returned.
+func (r *run) burst(at time.Time, prepare func(g int) func(ctx context.Context) error) *result {
+	var wg sync.WaitGroup
+	start := make(chan struct{})
+	for g := range r.t.Load.Goroutines {
+		call := prepare(g)
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(r.ctx, 20*time.Second)
+			defer cancel()
+			<-start
+			r.failed(r.ctx, call(ctx))
+			r.record(g, time.Since(at))
+		})
+	}
+	time.Sleep(time.Until(at))
+	m := readMeter()
+	close(start)
+	wg.Wait()
+	res := m.result()
+	res.Locks = uint64(r.t.Load.Goroutines) // callers served
+	return res
+}
+
 // keys gives goroutine g its keys, one for each lock.
 func (r *run) keys(g int) func() string {
 	p := r.t.Prefix

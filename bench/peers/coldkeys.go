@@ -86,32 +86,20 @@ func (j *cacheJob) runCold(t task, prefix string, at time.Time) (*result, error)
 	r := newRun(nil, t)
 	defer r.cancel()
 	keys, calls, commands := j.l.keys.Load(), j.l.calls.Load(), j.l.commands.Load()
-	var wg sync.WaitGroup
-	start := make(chan struct{})
-	for g := range t.Load.Goroutines {
+	res := r.burst(at, func(g int) func(context.Context) error {
 		rng := rand.New(rand.NewPCG(uint64(pid()), uint64(g)))
 		want := make([]string, 0, chosenPerCall)
 		for _, n := range rng.Perm(t.Load.Keys)[:chosenPerCall] {
 			want = append(want, fmt.Sprintf("%s:%d", prefix, n))
 		}
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(r.ctx, 20*time.Second)
-			defer cancel()
-			<-start
+		return func(ctx context.Context) error {
 			n, err := j.c.getMany(ctx, want)
 			if err == nil && n != len(want) {
 				err = fmt.Errorf("%d values of %d", n, len(want))
 			}
-			r.failed(r.ctx, err)
-			r.record(g, time.Since(at))
-		})
-	}
-	time.Sleep(time.Until(at))
-	m := readMeter()
-	close(start)
-	wg.Wait()
-	res := m.result()
-	res.Locks = uint64(t.Load.Goroutines) // callers served
+			return err
+		}
+	})
 	per := float64(t.Load.Keys)
 	res.Extra["loads_key"] = float64(j.l.keys.Load()-keys) / per
 	res.Extra["bulk_proc"] = float64(j.l.calls.Load()-calls) / float64(coldProcs)

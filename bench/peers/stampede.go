@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -138,23 +137,9 @@ func runStampede(f fetcher, src *source, t task, key string, at time.Time) (*res
 	r := newRun(nil, t)
 	defer r.cancel()
 	before := src.loads.Load()
-	var wg sync.WaitGroup
-	start := make(chan struct{})
-	for g := range t.Load.Goroutines {
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(r.ctx, 20*time.Second)
-			defer cancel()
-			<-start
-			r.failed(r.ctx, f.fetch(ctx, key))
-			r.record(g, time.Since(at))
-		})
-	}
-	time.Sleep(time.Until(at))
-	m := readMeter()
-	close(start)
-	wg.Wait()
-	res := m.result()
-	res.Locks = uint64(t.Load.Goroutines) // callers served
+	res := r.burst(at, func(int) func(context.Context) error {
+		return func(ctx context.Context) error { return f.fetch(ctx, key) }
+	})
 	res.Extra["loads"] = float64(src.loads.Load() - before)
 	return res, r.finish(res)
 }
