@@ -273,13 +273,16 @@ func (l *Lease) undoTurnPassLocked() *node.TurnPass {
 }
 
 // turnPass says who is next after this lease: rival, if it is set, or else the contender that
-// waits longest. With a rival this lease's own contender waits on, unless it leaves. All of them
-// receive the news.
+// waits longest; rival may be Others. With a rival this lease's own contender waits on, unless it leaves. All
+// of them receive the news.
 func (l *Lease) turnPass(rival string, leaves bool, news node.News) *node.TurnPass {
-	contender := l.target.Contender()
+	contender, plain := l.target.Contender(), &plainTurnPass
+	if rival == Others {
+		rival, plain = "", &othersTurnPass
+	}
 	switch {
 	case contender == "" && rival == "" && news != node.NewsFailed:
-		return &plainTurnPass
+		return plain
 	case contender == "" && rival != "":
 		contender = l.target.Owner()
 	}
@@ -456,8 +459,7 @@ func (l *Lease) Settle() {
 // deleted our key. Nodes that have not answered by then receive the release again until they do.
 // rival gets the next turn, while this lease's contender registers for another; if it is "", the
 // contender that waits longest is next. With Others, that one may be granted the key also if this lease never
-// had to wait. All contenders receive the news; not those of nodes that
-// get the release only later.
+// had to wait. All contenders receive the news; not those of nodes that get the release only later.
 func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
@@ -476,17 +478,10 @@ func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) 
 	s.onReleased = by
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	others := rival == Others
-	if others {
-		rival = ""
-	}
 	p := l.turnPass(rival, false, news)
-	if others && p == &plainTurnPass {
-		p = &othersTurnPass
-	}
 	if o := l.offer; o != nil {
 		l.q.offers.ended(l)
-		if rival == "" && o.follower != "" && len(l.entries) > 1 { // the nodes are to agree on who is next
+		if (rival == "" || rival == Others) && o.follower != "" && len(l.entries) > 1 { // the nodes are to agree on who is next
 			p = l.turnPass(o.follower, true, news)
 		}
 	}
