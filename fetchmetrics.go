@@ -84,16 +84,23 @@ var cacheCounters = []struct {
 	desc *prometheus.Desc
 	of   func(cachestats.Stats) uint64
 }{
-	{desc("cache_local_hits_total", "Values served from the local tier, which are no calls of Fetch.", "fetcher"), func(s cachestats.Stats) uint64 { return s.LocalHits }},
-	{desc("cache_not_found_total", "Gets that were served a remembered ErrNotFound.", "fetcher"), func(s cachestats.Stats) uint64 { return s.NotFound }},
-	{desc("cache_undecodable_total", "Values found that could not be decoded, and were loaded anew.", "fetcher"), func(s cachestats.Stats) uint64 { return s.Undecodable }},
-	{desc("cache_too_long_total", "Values not stored because of MaxValue.", "fetcher"), func(s cachestats.Stats) uint64 { return s.TooLong }},
-	{desc("cache_dropped_invalidations_total", "Failed invalidations that were given up, because too many were being repeated.", "fetcher"), func(s cachestats.Stats) uint64 { return s.Dropped }},
+	{desc("cache_local_hits_total", "Values served from the local tier, which are no calls of Fetch.", "fetcher"),
+		func(s cachestats.Stats) uint64 { return s.LocalHits }},
+	{desc("cache_not_found_total", "Gets that were served a remembered ErrNotFound.", "fetcher"),
+		func(s cachestats.Stats) uint64 { return s.NotFound }},
+	{desc("cache_undecodable_total", "Values found that could not be decoded, and were loaded anew.", "fetcher"),
+		func(s cachestats.Stats) uint64 { return s.Undecodable }},
+	{desc("cache_too_long_total", "Values not stored because of MaxValue.", "fetcher"),
+		func(s cachestats.Stats) uint64 { return s.TooLong }},
+	{desc("cache_dropped_invalidations_total",
+		"Failed invalidations that were given up, because too many were being repeated.", "fetcher"),
+		func(s cachestats.Stats) uint64 { return s.Dropped }},
 }
 
 var (
-	descRepeating = desc("cache_repeated_invalidations", "Keys whose invalidation has failed and is being repeated.", "fetcher")
-	descDown      = desc("cache_servers_down", "Servers of entries that do not answer, and are only probed.", "fetcher")
+	descRepeating = desc("cache_repeated_invalidations",
+		"Keys whose invalidation has failed and is being repeated.", "fetcher")
+	descDown = desc("cache_servers_down", "Servers of entries that do not answer, and are only probed.", "fetcher")
 )
 
 var descFlights = desc("fetch_in_flight", "Keys that are being locked, loaded or stored now.", "fetcher")

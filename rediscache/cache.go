@@ -116,9 +116,11 @@ func (c *Cache[V]) checkKey(key string) error {
 	case key == "":
 		return invalid("key", "empty", "an entry needs a name")
 	case c.locks != "" && startsWith(c.prefix, key, c.locks):
-		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("an entry that begins with %q may be at the key of a lock", c.locks))
+		return invalid("key", fmt.Sprintf("%q", key),
+			fmt.Sprintf("an entry that begins with %q may be at the key of a lock", c.locks))
 	case startsWith(c.prefix, key, node.Reserved):
-		return invalid("key", fmt.Sprintf("%q", key), fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
+		return invalid("key", fmt.Sprintf("%q", key),
+			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	case len(c.prefix)+len(key) > longestKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(c.prefix)+len(key)), fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
 	}

@@ -54,7 +54,7 @@ type Entry struct {
 	releasePending bool          // a release is in progress or owed
 	promised       bool          // a message about a grant has come
 	acquired       bool          // by a request of its own, and not by a grant
-	kept           bool          // the only request that may have made the key e's, the last one, did so in an epoch that was kept
+	kept           bool          // the only request that may have made the key e's did so in a kept epoch
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -239,8 +239,8 @@ func (e *Entry) createdLocked(r *request, rep Reply, how delivery) {
 	}
 }
 
-// unforgotten reports whether the key, if the node says that it is e's, was put there in an epoch that was kept, and has
-// been there ever since, whatever else the node has lost: only e's own requests make it e's, and the end of its ttl
+// unforgotten reports whether the key, if the node says that it is e's, was put there in an epoch that was kept, and
+// has been there ever since, whatever else the node has lost: only e's own requests make it e's, and the end of its ttl
 // does not come back with old data. Not so for an offer's lease, which others' releases make e's as well.
 func (e *Entry) unforgotten() bool {
 	if e.t.prepared() {

@@ -89,8 +89,8 @@ const (
 )
 
 // errSlowAttempt is why an attempt fails that is decided after attemptLimit.
-var errSlowAttempt = fmt.Errorf("a majority was reached, but more than %v after the first request: a vote is not valid for longer, "+
-	"for its node may have lost its data", attemptLimit)
+var errSlowAttempt = fmt.Errorf("a majority was reached, but more than %v after the first request: "+
+	"a vote is not valid for longer, for its node may have lost its data", attemptLimit)
 
 // confirms reports whether the confirmation of a refresh is a vote: the round began at that time, its request was
 // written in epoch e as far as was known, and the node's epoch as last known is now.

@@ -204,7 +204,8 @@ func (r *round) countsLocked(i int) bool {
 		return true
 	}
 	now := r.l.q.Nodes[i].Epoch()
-	ok := rep.Kind == node.Granted && counts(rep.Epoch, now) || rep.Kind == node.Renewed && confirms(rep.Epoch, now, r.began)
+	ok := rep.Kind == node.Granted && counts(rep.Epoch, now) ||
+		rep.Kind == node.Renewed && confirms(rep.Epoch, now, r.began)
 	if ok {
 		rep.Epoch = nil
 	}
