@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
 	"github.com/flightlock/flightlock/internal/flight"
 )
@@ -18,12 +19,13 @@ import (
 //
 //	a slot at the gate -> one attempt for each lock, all at once
 //	    those won:         look up -> load -> store -> release, together
-//	    those of others:   after that, or soon: look up together, then each run for itself
+//	    those of others:   look up together, now and then, for a while; then each run for itself
 //	    nodes unreachable: the same as those won, without locks
 //
 // It never waits for a lock. So two batches with common keys, in whatever order, do not wait for each
 // other: each has what it won, and gives it back before its callers have waited for the rest. An
-// attempt that is not won is not repeated here; its run continues as any other (Fetcher.run).
+// attempt that is not won is not repeated here: its run is awaited with others for a while (awaitTogether), and
+// continues as any other then (Fetcher.run).
 //
 // What is decided together belongs to all its runs: they are committed before the lookup, and their
 // Worker is that of the first one. Each of them waits for the first in the wait graph, so that a Fetch
@@ -75,17 +77,8 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	won, rest, away := f.tryAll(toLock)
 	won.slot = slot
 	f.loadUnlocked(away)
-	if len(won.runs) == 0 {
-		f.gate.leave(slot)
-		f.startEach(rest)
-		return
-	}
-	// What others load is mostly there when this load is. If it takes longer, the rest does not wait.
-	var once sync.Once
-	soon := time.AfterFunc(f.c.opts.NodeTimeout, func() { once.Do(func() { f.startEach(rest) }) })
+	go f.awaitTogether(rest) // each run counts as a goroutine until it is Done
 	won.work()
-	soon.Stop()
-	once.Do(func() { f.startEach(f.foundMeanwhile(rest)) })
 }
 
 // enterBatch waits for a slot among MaxLoads, for the runs that it returns. Without one, all runs are
@@ -215,12 +208,44 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
 	go b.work() // each run counts as a goroutine until it is Done
 }
 
-// foundMeanwhile looks up runs whose keys are loaded elsewhere, all at once, and returns those whose
-// value is not there yet.
-func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V]) {
-	if len(runs) == 0 || f.src.LookupMany == nil {
-		return runs
+// The pauses between the lookups of runs that wait together: the first, and how many percent each is longer than
+// the one before. So a value is found at most that much later than it could be.
+const (
+	firstPause  = 5 * time.Millisecond
+	pauseGrowth = 130
+)
+
+// awaitTogether waits for runs whose keys are being loaded elsewhere: mostly by few loads, which bring many values at
+// the same time. So it looks up all of them together, now and then, which costs far less than to have each wait
+// for its own lock. Each run that is left does that when none was found for NodeTimeout, or after four of those.
+func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
+	began, known := time.Now(), f.src.LookupMany != nil
+	until := began.Add(f.c.opts.NodeTimeout)
+	for wait := firstPause; known && len(runs) > 1 && time.Now().Add(wait).Before(until); wait = wait * pauseGrowth / 100 {
+		pause := runs[0].Begin(context.Background(), wait) // which ends early with the run
+		<-pause.Done()
+		pause.End(nil)
+		runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
+			left := r.Err() != nil
+			if left {
+				f.finished(r)
+			}
+			return left
+		})
+		if len(runs) == 0 {
+			return
+		}
+		before := len(runs)
+		if runs, known = f.foundMeanwhile(runs); len(runs) < before {
+			until = clock.Earlier(time.Now().Add(f.c.opts.NodeTimeout), began.Add(4*f.c.opts.NodeTimeout))
+		}
 	}
+	f.startEach(runs)
+}
+
+// foundMeanwhile looks up runs, all at once, and returns those whose value is not there yet. known is false if the
+// lookup has failed.
+func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V], known bool) {
 	leader, scope := runs[0], f.sending()
 	step := leader.Begin(leader.values, f.opts.LookupTimeout)
 	found, err := lookupMany(f, leader, step, keysOf(runs))
@@ -234,7 +259,7 @@ func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V]) {
 		f.deliverFound(r, scope, x)
 		f.finished(r)
 	}
-	return rest
+	return rest, err == nil
 }
 
 func keysOf[V any](runs []*fetchRun[V]) []string {
@@ -467,9 +492,12 @@ func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]
 	hold bool) (map[string]V, map[string]error) {
 	f := b.f
 	goesOn := errors.Is(err, errLoadManyGoesOn)
-	loaded, errs := map[string]V{}, map[string]error{}
+	loaded, errs, asked := map[string]V{}, map[string]error{}, map[string]bool{}
+	for _, key := range keys {
+		asked[key] = true
+	}
 	for _, r := range b.runs {
-		if !slices.Contains(keys, r.Key()) {
+		if !asked[r.Key()] {
 			continue
 		}
 		why := errorOf(err, r.Key())

@@ -24,6 +24,7 @@ type manyOrigin struct {
 	bulk    atomic.Int64 // calls of LoadMany
 	lookups atomic.Int64 // calls of LookupMany
 	stored  atomic.Int64 // calls of StoreManyStamped
+	singles atomic.Int64 // lookups of one key
 
 	load2 func(ctx context.Context, keys []string) (map[string]string, error) // replaces loadMany, if set
 
@@ -34,6 +35,10 @@ type manyOrigin struct {
 func (s *manyOrigin) source() flightlock.Source[string] {
 	src := s.stampedCache.source()
 	src.LookupMany, src.LoadMany, src.StoreManyStamped = s.lookupMany, s.loadMany, s.storeMany
+	src.LookupStamped = func(ctx context.Context, key string) (flightlock.Found[string], error) {
+		s.singles.Add(1)
+		return s.lookup(ctx, key)
+	}
 	load := src.Load
 	src.Load = func(ctx context.Context, key string) (string, error) {
 		s.count(key)
@@ -200,6 +205,70 @@ func TestFetchManyLoadsEachKeyOnceInTheFleet(t *testing.T) {
 		}
 		if took := time.Duration(worst.Load()); took > s.takes*11/10 {
 			t.Errorf("somebody waited %v", took)
+		}
+	})
+}
+
+// What another process is loading is looked up together, until it is there; by no attempts for each key.
+func TestKeysThatAreLoadedElsewhereAreAwaitedTogether(t *testing.T) {
+	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		s.takes = 30 * time.Millisecond
+		keys := keysFrom(0, 100)
+		var wg sync.WaitGroup
+		wg.Go(func() { wantMany(t, fs[0], keys, "v0") })
+		synctest.Wait()
+		before, began := s.lookups.Load(), time.Now()
+		wantMany(t, fs[1], keys, "v0")
+		if took := time.Since(began); took > s.takes*14/10 {
+			t.Errorf("it took %v", took)
+		}
+		wg.Wait()
+		if n := s.lookups.Load() - before; n > 6 || s.singles.Load() != 0 || s.most() != 1 {
+			t.Errorf("%d lookups of many keys, %d of single ones, loaded %d times", n, s.singles.Load(), s.most())
+		}
+	})
+}
+
+// Keys that are awaited together, and whose load elsewhere fails, or takes long, are loaded here, or waited for, as
+// any other; runs that their callers have left end at once.
+func TestKeysAreAwaitedTogetherForAWhile(t *testing.T) {
+	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		s.takes = 20 * time.Millisecond
+		var failing atomic.Bool
+		failing.Store(true)
+		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+			time.Sleep(s.takes)
+			values, failed := map[string]string{}, flightlock.KeyErrors{}
+			for _, key := range keys {
+				if failing.Load() {
+					failed[key] = errMine
+				} else {
+					values[key] = "v0"
+				}
+			}
+			if len(failed) > 0 {
+				return nil, failed
+			}
+			return values, nil
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := fs[0].FetchMany(t.Context(), keysFrom(0, 100)); !errors.Is(err, errMine) {
+				t.Error(err)
+			}
+			failing.Store(false)
+		})
+		synctest.Wait()
+		wg.Go(func() { wantMany(t, fs[1], keysFrom(50, 50), "v0") })
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := fs[1].FetchMany(ctx, keysFrom(0, 50)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		began := time.Now()
+		wg.Wait()
+		if took := time.Since(began); took > 200*time.Millisecond {
+			t.Errorf("it took %v", took)
 		}
 	})
 }
