@@ -38,7 +38,7 @@ func (s *Server) RestartFrom(a AppendOnly) error {
 				return err
 			}
 		}
-		return s.startLocked()
+		return s.startAgainLocked()
 	})
 }
 

@@ -135,6 +135,18 @@ func (s *Server) attach(tb testing.TB) {
 	})
 }
 
+// startAgainLocked is startLocked on a port that is to stay the same: a child of the process before, one that saves its
+// data for example, may have the port's socket for a moment.
+func (s *Server) startAgainLocked() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), portPatience)
+	defer cancel()
+	poll(ctx, func() bool {
+		err = s.startLocked()
+		return !errors.Is(err, errPortTaken)
+	})
+	return err
+}
+
 // startLocked begins a new process and waits until it answers. Caller holds s.mu.
 func (s *Server) startLocked() error {
 	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -142,6 +154,7 @@ func (s *Server) startLocked() error {
 		return err
 	}
 	defer log.Close() // the process has its own copy
+	before := len(s.Log())
 	cmd := exec.Command(binary(), s.commandLine()...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, log, log
 	proc, err := procs.Start(cmd)
@@ -149,7 +162,7 @@ func (s *Server) startLocked() error {
 		return err
 	}
 	s.proc = proc
-	if err := s.awaitAnswer(proc); err != nil {
+	if err := s.awaitAnswer(proc, before); err != nil {
 		proc.Kill()
 		return err
 	}
@@ -167,8 +180,9 @@ func (s *Server) commandLine() []string {
 	return append(ours, s.args...)
 }
 
-// awaitAnswer waits until this very process answers: on the port, somebody else might.
-func (s *Server) awaitAnswer(proc *procs.Process) error {
+// awaitAnswer waits until this very process answers: on the port, somebody else might. Its log begins behind so many
+// bytes.
+func (s *Server) awaitAnswer(proc *procs.Process, before int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	up := false
@@ -180,7 +194,7 @@ func (s *Server) awaitAnswer(proc *procs.Process) error {
 		up = err == nil && pid == proc.PID()
 		return up
 	})
-	switch log := s.Log(); {
+	switch log := s.Log()[before:]; {
 	case up:
 		return nil
 	case strings.Contains(log, "Address already in use"):
@@ -231,7 +245,7 @@ func (s *Server) Kill() error {
 func (s *Server) Restart() error {
 	return s.change("restart", func() error {
 		s.proc.Kill()
-		return s.startLocked()
+		return s.startAgainLocked()
 	})
 }
 
