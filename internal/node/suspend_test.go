@@ -53,8 +53,8 @@ func TestAStoppedServerIsLeftAlone(t *testing.T) {
 		t.Error(rep.Err)
 	}
 	s.Cont()
-	late.release().want(t, Deleted) // what was granted late, on the same connection
-	eventuallySuspended(t, n, false)
+	eventuallySuspended(t, n, false) // or the release would be refused, too
+	late.release().want(t, Deleted)  // what was granted late, on the same connection
 	newAttempt(t, n, "again").acquire().want(t, Granted)
 }
 
