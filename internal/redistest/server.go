@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -127,7 +128,7 @@ func (s *Server) attach(tb testing.TB) {
 	s.fail = func(err error) { tb.Error(err) }
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			tb.Logf("log of redis-server %s:\n%s", s.Addr(), s.Log())
+			tb.Logf("log of redis-server %s:\n%s", s.Addr(), withoutStart(s.Log()))
 		}
 		if err := s.Close(); err != nil {
 			tb.Error(err)
@@ -226,6 +227,34 @@ func (s *Server) Log() string {
 		return err.Error()
 	}
 	return string(log)
+}
+
+// startLines are in the lines that a server logs whenever it starts, Redis and Valkey alike.
+var startLines = []string{
+	" is starting oO0OoO0OoO0Oo", ", just started", "Configuration loaded", "monotonic clock: ", "Running mode=",
+	"Server initialized", "WARNING Memory overcommit must be enabled!", "WARNING overcommit_memory is set to 0!",
+	"WARNING: The TCP backlog setting", "WARNING Your kernel has a bug", "WARNING Your system is configured to use",
+}
+
+// withoutStart is a log without what a server says whenever it starts, but for one line for each start after the first.
+func withoutStart(log string) string {
+	const ready = "Ready to accept connections"
+	var b strings.Builder
+	starts := 0
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, ready) {
+			starts++
+		}
+		if starts == 1 && strings.Contains(line, ready) ||
+			slices.ContainsFunc(startLines, func(s string) bool { return strings.Contains(line, s) }) {
+			continue
+		}
+		b.WriteString(line)
+	}
+	if b.Len() == 0 {
+		return "nothing since its start"
+	}
+	return b.String()
 }
 
 func (s *Server) logFile() string { return filepath.Join(s.dir, "redis.log") }

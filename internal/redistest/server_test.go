@@ -304,3 +304,20 @@ func TestRestartWaitsForItsPort(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What is shown of the log of a failed test's server has what happened to it, and not what every server says.
+func TestALogIsShownWithoutTheStart(t *testing.T) {
+	s := StartServer(t, "--dbfilename", "dump.rdb")
+	if got := withoutStart(s.Log()); strings.Contains(got, "just started") || strings.Contains(got, "Ready to accept") {
+		t.Errorf("after the start:\n%s", got)
+	}
+	s.Do(t, "SAVE")
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	got := withoutStart(s.Log())
+	if !strings.Contains(got, "DB saved on disk") || strings.Count(got, "Ready to accept connections") != 1 ||
+		strings.Contains(got, "just started") {
+		t.Errorf("after a restart:\n%s", got)
+	}
+}
