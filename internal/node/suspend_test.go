@@ -187,7 +187,7 @@ func TestAServerThatEndsHasFailedOnce(t *testing.T) {
 func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer c.Close()
-	n := newNode(t, c)
+	n := newImpatientNode(t, c)
 	s, began := n.servers[0], time.Now()
 	s.hasAnswered() // after that began
 	redistest.Eventually(t, patience, "it is suspended", func() bool {
