@@ -304,9 +304,9 @@ func TestANewDeploymentWorksAtOnce(t *testing.T) {
 		tr := newTrio(t)
 		var wg sync.WaitGroup
 		for j := range 1 + 4*i {
-			c := tr.client(flightlock.Options{})
+			c := tr.client(patient)
 			wg.Go(func() {
-				l, err := c.TryLock(t.Context(), fmt.Sprint("k", j), time.Second)
+				l, err := c.TryLock(t.Context(), fmt.Sprint("k", j), time.Minute)
 				if err != nil {
 					t.Errorf("client %d of %d: %v", j, 1+4*i, err)
 					return
@@ -338,9 +338,10 @@ func TestAllNodesEmptyAtOnce(t *testing.T) {
 // tryLock is one attempt, which must succeed: a busy machine has as long for it as MaxTTL allows.
 func tryLock(t *testing.T, c *flightlock.Client, key string) {
 	t.Helper()
-	l, err := c.TryLock(t.Context(), key, time.Minute)
-	if errors.Is(err, flightlock.ErrInvalid) {
-		l, err = c.TryLock(t.Context(), key, time.Second)
+	var l *flightlock.Lock
+	err := flightlock.ErrInvalid
+	for ttl := time.Minute; errors.Is(err, flightlock.ErrInvalid); ttl /= 2 {
+		l, err = c.TryLock(t.Context(), key, ttl)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -416,6 +417,7 @@ func TestQuarantineEnds(t *testing.T) {
 	opts := flightlock.Options{MaxTTL: 2 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	c := tr.client(opts)
 	tryLock(t, c, "k")
+	wantFree(t, "k", tr.servers...)
 	must(t, tr.servers[1].Kill())
 	tr.servers[0].Do(t, "FLUSHALL")
 	forgot := time.Now()
@@ -450,7 +452,7 @@ func TestQuarantineEnds(t *testing.T) {
 func TestALateClientSeesNoQuarantine(t *testing.T) {
 	t.Parallel()
 	tr := newTrio(t)
-	opts := flightlock.Options{MaxTTL: time.Second}
+	opts := flightlock.Options{MaxTTL: 2 * time.Second}
 	c := tr.client(opts)
 	tryLock(t, c, "k")
 	restarted := time.Now()
@@ -490,7 +492,7 @@ func TestANodeIsAwayFromTheBeginning(t *testing.T) {
 	tr := newTrio(t)
 	must(t, tr.servers[2].Kill())
 	c := tr.client(flightlock.Options{})
-	_, err := c.TryLock(t.Context(), "k", time.Second)
+	_, err := c.TryLock(t.Context(), "k", time.Minute)
 	if !errors.Is(err, flightlock.ErrUnavailable) || !strings.Contains(err.Error(), "quarantined until") {
 		t.Fatal(err)
 	}
@@ -501,8 +503,9 @@ func TestANodeIsAwayFromTheBeginning(t *testing.T) {
 	tryLock(t, tr.client(flightlock.Options{}), "k")
 	must(t, tr.servers[2].Restart())
 	lockUntilQuarantined(t, c, "k", 1)
+	wantFree(t, "k", tr.servers...)
 	must(t, tr.servers[1].Kill())
-	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+	if _, err := c.TryLock(t.Context(), "k", time.Minute); !errors.Is(err, flightlock.ErrUnavailable) {
 		t.Errorf("one node that knows is enough: %v", err)
 	}
 }
