@@ -627,7 +627,7 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	n := newImpatientNode(t, s.Client(t, at(p.Addr()), quick))
 	st := &stress{t: t, n: n}
 	end := time.Now().Add(time.Second)
 	seed := uint64(time.Now().UnixNano())
