@@ -36,14 +36,14 @@ type port struct {
 	once   sync.Once
 }
 
-// ReserveAddr returns a free address of 127.0.0.1 for a server that the caller starts there, and may
-// start there again. No other user of this package gets its port until release.
+// ReserveAddr returns a free address of 127.0.0.1, where connections are refused, for a server that the caller starts
+// there, and may start there again. No other user of this package gets its port until release.
 func ReserveAddr() (addr string, release func(), err error) {
 	p, err := reservePort()
 	if err != nil {
 		return "", nil, err
 	}
-	if err := p.awaitRefused(); err != nil { // see portPatience: the caller will not try twice
+	if err := p.awaitRefused(); err != nil { // see portPatience
 		p.release()
 		return "", nil, err
 	}
