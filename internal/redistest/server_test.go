@@ -237,7 +237,7 @@ func TestRestartFromAnOldAppendOnlyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Do(t, "SET", "after", "v")
-	if err := s.Restart(); err != nil {
+	if err := errors.Join(s.awaitAppendOnly(), s.Restart()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.Keys(t); !slices.Equal(got, []string{"after", "before"}) {
