@@ -69,7 +69,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	s.Do(t, "SCRIPT", "FLUSH")
 	s.Do(t, "FLUSHALL")
 	proxy := redistest.StartProxy(t, s.Addr())
-	c, err := flightlock.Open([]string{"redis://app:pw@" + proxy.Addr()}, flightlock.Options{NodeTimeout: 200 * time.Millisecond})
+	c, err := flightlock.Open([]string{"redis://app:pw@" + proxy.Addr()}, flightlock.Options{NodeTimeout: 500 * time.Millisecond})
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 // one more is refused, which the Client would like to have for something else, is no reason to lose
 // the lock.
 func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
+	t.Parallel()
 	for name, refuse := range map[string]func(admin *redis.Conn){
 		"maxclients": func(admin *redis.Conn) {
 			info := admin.Info(t.Context(), "clients").Val()
@@ -48,20 +49,21 @@ func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
 				continue
 			}
 			t.Run(name+"/"+cause, func(t *testing.T) {
+				t.Parallel()
 				s := redistest.StartServer(t)
 				s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
 				admin := s.Client(t).Conn()
 				defer admin.Close()
 				c := mustOpen(t, flightlock.Options{NodeTimeout: time.Second}, "redis://app:old@"+s.Addr())
-				l := eventually(t, c, "held")
+				l := mustLock(t, c, "held", 3*time.Second)
 				must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
-				time.Sleep(400 * time.Millisecond) // its refresh has a connection, and the scripts are known
+				time.Sleep(1200 * time.Millisecond) // its refresh has a connection, and the scripts are known
 				must(t, l.Err())
 				refuse(admin)
-				time.Sleep(400 * time.Millisecond) // it is refreshed meanwhile
-				must(t, l.Err())                   // the connection goes on
+				time.Sleep(1200 * time.Millisecond) // it is refreshed meanwhile
+				must(t, l.Err())                    // the connection goes on
 				dial(admin, c)
-				time.Sleep(1500 * time.Millisecond) // more than its ttl
+				time.Sleep(4 * time.Second) // more than its ttl
 				if err := l.Err(); errors.Is(err, flightlock.ErrLockLost) {
 					t.Errorf("%v; suspended: %d", err, c.Stats().Suspended)
 				}

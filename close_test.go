@@ -248,7 +248,7 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 			defer cancel()
 			began := time.Now()
 			_ = c.Close(ctx)
-			if d := time.Since(began); d > time.Second { // a quarter of one, but for a machine that is busy
+			if d := time.Since(began); d > 2*time.Second { // a quarter of one, but for a machine that is busy
 				t.Errorf("Close took %v", d)
 			}
 		})

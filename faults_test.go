@@ -282,6 +282,9 @@ func TestExclusionUnderFire(t *testing.T) {
 		}
 		cs = append(cs, newClient(t, flightlock.Options{}, nodes...))
 	}
+	for _, c := range cs { // a new deployment needs all nodes at once, and might wait for that all the time
+		useOnAll(t, c, "k", servers...)
+	}
 	var holder, fence, granted atomic.Int64
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -71,7 +71,9 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 		}
 		wg.Wait()
 		for _, f := range fs {
-			if s := f.Stats(); s.UnlockedLoads+s.LookupErrors+s.StoreFailures > 0 {
+			// How many Lookups are let through is found out by trial, in an order that differs each time: now and then one
+			// of a run takes longer than LookupTimeout, and is repeated. If all were let through, half of them would.
+			if s := f.Stats(); s.UnlockedLoads+s.StoreFailures > 0 || s.LookupErrors > keys/50 {
 				t.Errorf("%+v", s)
 			}
 		}

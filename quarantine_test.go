@@ -78,13 +78,40 @@ func wantFree(t *testing.T, key string, servers ...*redistest.Server) {
 	})
 }
 
+// lockOnAll is a lock that all these servers have. A lock is there when a majority of nodes has answered, and the
+// others may be late, or have answered too late for it to be written.
+func lockOnAll(t *testing.T, c *flightlock.Client, key string, ttl time.Duration,
+	servers ...*redistest.Server) (l *flightlock.Lock) {
+	t.Helper()
+	var began time.Time
+	redistest.Eventually(t, 20*time.Second, key+" is locked on all nodes", func() bool {
+		if l != nil && (l.Err() != nil || time.Since(began) > 2*time.Second) {
+			_ = l.Release(t.Context()) // it may have run out
+			l = nil
+		}
+		if l == nil {
+			wantFree(t, key, servers...)
+			l, began = mustLock(t, c, key, ttl), time.Now()
+		}
+		return !slices.ContainsFunc(servers, func(s *redistest.Server) bool {
+			return s.Do(t, "GET", "lock:"+key) != l.Owner()
+		})
+	})
+	return l
+}
+
+// useOnAll has c lock, and release, on all these servers. Nothing of that is under way when it returns.
+func useOnAll(t *testing.T, c *flightlock.Client, key string, servers ...*redistest.Server) {
+	t.Helper()
+	mustRelease(t, lockOnAll(t, c, key, 5*time.Second, servers...))
+	wantFree(t, key, servers...)
+}
+
 // hold has c lock a key that the third node does not have then, as if it had missed it: the first two
 // are the majority.
 func (tr *trio) hold(c *flightlock.Client, key string, ttl time.Duration) *flightlock.Lock {
 	tr.t.Helper()
-	wantFree(tr.t, key, tr.servers...)
-	l := mustLock(tr.t, c, key, ttl)
-	tr.wantOn(l, key, 0, 1)
+	l := lockOnAll(tr.t, c, key, ttl, tr.servers...) // what comes late would put it back
 	tr.servers[2].Do(tr.t, "DEL", "lock:"+key)
 	return l
 }
@@ -233,7 +260,7 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 func secondGrants(tr *trio, a amnesia, key string, holder *flightlock.Client, rivals ...*flightlock.Client) (granted int) {
 	t := tr.t
 	t.Helper()
-	mustRelease(t, mustLock(t, rivals[0], "warm", time.Minute)) // it knows the nodes, and a bucket
+	useOnAll(t, rivals[0], "warm", tr.servers...) // it knows the nodes, and a bucket
 	forget := a.prepare(tr)
 	l := tr.hold(holder, key, time.Minute)
 	defer l.Release(context.Background()) // it may be on too few nodes by now
@@ -277,9 +304,9 @@ func TestANewDeploymentWorksAtOnce(t *testing.T) {
 		tr := newTrio(t)
 		var wg sync.WaitGroup
 		for j := range 1 + 4*i {
-			c := tr.client(flightlock.Options{})
+			c := tr.client(patient)
 			wg.Go(func() {
-				l, err := c.TryLock(t.Context(), fmt.Sprint("k", j), time.Second)
+				l, err := c.TryLock(t.Context(), fmt.Sprint("k", j), time.Minute)
 				if err != nil {
 					t.Errorf("client %d of %d: %v", j, 1+4*i, err)
 					return
@@ -311,9 +338,10 @@ func TestAllNodesEmptyAtOnce(t *testing.T) {
 // tryLock is one attempt, which must succeed: a busy machine has as long for it as MaxTTL allows.
 func tryLock(t *testing.T, c *flightlock.Client, key string) {
 	t.Helper()
-	l, err := c.TryLock(t.Context(), key, time.Minute)
-	if errors.Is(err, flightlock.ErrInvalid) {
-		l, err = c.TryLock(t.Context(), key, time.Second)
+	var l *flightlock.Lock
+	err := flightlock.ErrInvalid
+	for ttl := time.Minute; errors.Is(err, flightlock.ErrInvalid); ttl /= 2 {
+		l, err = c.TryLock(t.Context(), key, ttl)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -327,10 +355,15 @@ func eventuallyLock(t *testing.T, c *flightlock.Client, key string) {
 	mustRelease(t, eventually(t, c, key))
 }
 
-// lockUntilQuarantined locks until so many nodes are in quarantine. One lock is not enough: it does
-// not ask a node that was away a moment ago. Each is held for a moment: after a release nobody need
-// ask a node any more that the others were faster than.
+// lockUntilQuarantined locks until so many nodes are in quarantine.
 func lockUntilQuarantined(t *testing.T, c *flightlock.Client, key string, n int64) {
+	t.Helper()
+	lockUntil(t, c, key, fmt.Sprintf("%d nodes are in quarantine", n), func() bool { return c.Stats().Quarantined == n })
+}
+
+// lockUntil locks until cond holds. One lock is not enough: it does not ask a node that was away a moment ago. Each
+// is held for a moment: after a release nobody need ask a node any more that the others were faster than.
+func lockUntil(t *testing.T, c *flightlock.Client, key, what string, cond func() bool) {
 	t.Helper()
 	var l *flightlock.Lock
 	release := func() {
@@ -338,8 +371,8 @@ func lockUntilQuarantined(t *testing.T, c *flightlock.Client, key string, n int6
 			_ = l.Release(t.Context()) // it may have run out
 		}
 	}
-	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d nodes are in quarantine", n), func() bool {
-		if c.Stats().Quarantined == n && l != nil {
+	redistest.Eventually(t, 20*time.Second, what, func() bool {
+		if l != nil && cond() {
 			return true
 		}
 		release()
@@ -384,6 +417,7 @@ func TestQuarantineEnds(t *testing.T) {
 	opts := flightlock.Options{MaxTTL: 2 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	c := tr.client(opts)
 	tryLock(t, c, "k")
+	wantFree(t, "k", tr.servers...)
 	must(t, tr.servers[1].Kill())
 	tr.servers[0].Do(t, "FLUSHALL")
 	forgot := time.Now()
@@ -418,7 +452,7 @@ func TestQuarantineEnds(t *testing.T) {
 func TestALateClientSeesNoQuarantine(t *testing.T) {
 	t.Parallel()
 	tr := newTrio(t)
-	opts := flightlock.Options{MaxTTL: time.Second}
+	opts := flightlock.Options{MaxTTL: 2 * time.Second}
 	c := tr.client(opts)
 	tryLock(t, c, "k")
 	restarted := time.Now()
@@ -458,7 +492,7 @@ func TestANodeIsAwayFromTheBeginning(t *testing.T) {
 	tr := newTrio(t)
 	must(t, tr.servers[2].Kill())
 	c := tr.client(flightlock.Options{})
-	_, err := c.TryLock(t.Context(), "k", time.Second)
+	_, err := c.TryLock(t.Context(), "k", time.Minute)
 	if !errors.Is(err, flightlock.ErrUnavailable) || !strings.Contains(err.Error(), "quarantined until") {
 		t.Fatal(err)
 	}
@@ -469,8 +503,9 @@ func TestANodeIsAwayFromTheBeginning(t *testing.T) {
 	tryLock(t, tr.client(flightlock.Options{}), "k")
 	must(t, tr.servers[2].Restart())
 	lockUntilQuarantined(t, c, "k", 1)
+	wantFree(t, "k", tr.servers...)
 	must(t, tr.servers[1].Kill())
-	if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+	if _, err := c.TryLock(t.Context(), "k", time.Minute); !errors.Is(err, flightlock.ErrUnavailable) {
 		t.Errorf("one node that knows is enough: %v", err)
 	}
 }
@@ -518,6 +553,7 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 			opts := flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 			c := tr.client(opts)
 			tryLock(t, c, "k")
+			wantFree(t, "k", tr.servers...) // or the snapshot has the lock
 			redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool { return log.count("+info") == 1 })
 			tr.servers[0].Do(t, "SAVE")
 			must(t, tr.servers[0].Restart())
@@ -559,7 +595,7 @@ func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
 			allow("-info")
 			holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
 			for _, c := range []*flightlock.Client{holder, rival} {
-				lockAndRelease(t, c)
+				useOnAll(t, c, "k", tr.servers...)
 			}
 			forget := a.prepare(tr)
 			if !byRestart {
@@ -652,8 +688,8 @@ func followed(t *testing.T) (tr *trio, first, second *redistest.Server, holder, 
 	tr = newTrio(t)
 	first, second = tr.servers[0], redistest.StartServer(t, atOnce...)
 	holder, other = tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-	lockAndRelease(t, holder)
-	lockAndRelease(t, other)
+	useOnAll(t, holder, "k", tr.servers...)
+	useOnAll(t, other, "k", tr.servers...)
 	follow(t, second, first)
 	return tr, first, second, holder, other
 }

@@ -152,7 +152,7 @@ func newForgettable(t *testing.T, a amnesia) *forgettable {
 		f.rivals = append(f.rivals, tr.client(flightlock.Options{}))
 	}
 	for _, c := range f.rivals {
-		lockAndRelease(t, c)
+		useOnAll(t, c, "k", tr.servers...)
 	}
 	f.forget = a.prepare(tr)
 	f.held = tr.hold(holder, "k", time.Minute)

@@ -69,7 +69,7 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
 	c := newClient(t, patient, s.Client(t))
-	_, err := c.TryLock(t.Context(), "k", time.Second)
+	_, err := c.TryLock(t.Context(), "k", time.Minute)
 	if text := fmt.Sprint(err); !strings.Contains(text, "did not report whether it lost data") || !strings.Contains(text, "NOPERM") {
 		t.Error(text)
 	}

@@ -57,12 +57,11 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 func TestANodeThatAnotherClientVerified(t *testing.T) {
 	tr := newTrio(t)
 	a, b := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
-	lockAndRelease(t, a)
-	lockAndRelease(t, b)
+	useOnAll(t, a, "k", tr.servers...)
+	useOnAll(t, b, "k", tr.servers...) // it loads no scripts from here on
 	noTime := rights("", "-time")
 	noTime.refuse(tr)
-	tr.servers[0].Do(t, "SCRIPT", "FLUSH")
-	lockUntilUnverified(t, a, 1)
+	lockUntilRefused(tr, a)
 	noTime.accept(tr)
 	must(t, tr.servers[2].Kill()) // both others are needed from here on
 	eventuallyLock(t, b, "k")
@@ -76,12 +75,11 @@ func TestABlockedLoggerIsToldOnce(t *testing.T) {
 	log := blocked{began: make(chan struct{}, 100), end: make(chan struct{})}
 	c := tr.client(flightlock.Options{Logger: slog.New(log)})
 	defer close(log.end)
-	lockAndRelease(t, c)
+	useOnAll(t, c, "k", tr.servers...)
 	noTime := rights("", "-time")
 	for range 5 {
 		noTime.refuse(tr)
-		tr.servers[0].Do(t, "SCRIPT", "FLUSH")
-		lockUntilUnverified(t, c, 1)
+		lockUntilRefused(tr, c)
 		noTime.accept(tr)
 		lockUntilUnverified(t, c, 0)
 	}
@@ -93,9 +91,20 @@ func TestABlockedLoggerIsToldOnce(t *testing.T) {
 // lockUntilUnverified locks until so many nodes are unverified.
 func lockUntilUnverified(t *testing.T, c *flightlock.Client, n int64) {
 	t.Helper()
-	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d nodes are unverified", n), func() bool {
-		lockAndRelease(t, c)
-		return c.Stats().Unverified == n
+	lockUntil(t, c, "k", fmt.Sprintf("%d nodes are unverified", n), func() bool { return c.Stats().Unverified == n })
+}
+
+// lockUntilRefused has the first node, which refuses boot.lua, forget its scripts, and c lock until that is seen.
+// Each time that it is not, the node forgets once more: a boot that it has answered before may load them late.
+func lockUntilRefused(tr *trio, c *flightlock.Client) {
+	tr.t.Helper()
+	tr.servers[0].Do(tr.t, "SCRIPT", "FLUSH")
+	lockUntil(tr.t, c, "k", "a node is unverified", func() bool {
+		if c.Stats().Unverified == 1 {
+			return true
+		}
+		tr.servers[0].Do(tr.t, "SCRIPT", "FLUSH")
+		return false
 	})
 }
 

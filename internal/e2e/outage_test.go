@@ -29,11 +29,11 @@ func slack() time.Duration {
 	return 4
 }
 
-// within fails the test if took is far beyond the promise.
+// within fails the test if took is far beyond the promise, and longer than a machine stands still that others use, too.
 func within(t *testing.T, what string, took, promised time.Duration) {
 	t.Helper()
 	t.Logf("%s: %v; promised are %v", what, took.Round(time.Millisecond), promised)
-	if took > slack()*promised {
+	if took > max(slack()*promised, 4*time.Second) {
 		t.Errorf("%s: %v; promised are %v", what, took, promised)
 	}
 }
@@ -201,7 +201,7 @@ func TestLostSYNsFromTheStart(t *testing.T) {
 				keys := sized(10_000)
 				failed, took, err := tryLocks(t, c, "k", keys)
 				t.Logf("the last of the first ones is back after %v; promised are 1.6s", took)
-				if took > 3*time.Second {
+				if took > 4500*time.Millisecond { // go-redis gives up after 5 s
 					t.Errorf("the last of the first ones is back after %v", took)
 				}
 				if failed != keys || !errors.Is(err, flightlock.ErrUnavailable) {

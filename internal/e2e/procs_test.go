@@ -211,7 +211,7 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		{5 * time.Millisecond, 10 * time.Second, 40, 1000},
 		{50 * time.Millisecond, 10 * time.Second, 10, 200},
 		{500 * time.Millisecond, 10 * time.Second, 2, 20},
-		{3 * time.Second, time.Second, 1, 5},
+		{6 * time.Second, 2 * time.Second, 1, 5},
 	} {
 		misses := tc.misses
 		if redistest.Long() {
@@ -239,9 +239,10 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		n := float64(4 * misses)
 		t.Logf("loads of %v, ttl %v, %d misses: 1 load each; per miss and process %.1f lock commands (at most %d) and %.1f looks beyond the callers' own; p99 of callers: median %v, worst %v",
 			tc.takes, tc.ttl, misses, float64(commands)/n, most, float64(looks)/n, p99[len(p99)/2], p99[len(p99)-1])
-		// On the average: where a process has to wait for its subscription, it polls.
-		if float64(commands)/n > 10 {
-			t.Errorf("%.1f commands per miss and process; at most 10 are allowed", float64(commands)/n)
+		// On the average: where a process has to wait for its subscription, it polls. And now and then all look, and
+		// one refreshes.
+		if most := 10 + 2*tc.takes.Seconds(); float64(commands)/n > most {
+			t.Errorf("%.1f commands per miss and process; at most %.1f are allowed", float64(commands)/n, most)
 		}
 	}
 }
@@ -257,14 +258,14 @@ func TestFetchWhenTheLoadingProcessIsKilled(t *testing.T) {
 		ps = append(ps, startProcess(t, server.Addr()))
 	}
 	together(ps, errand{Key: "warm", Callers: 1, TTL: time.Second})
-	const ttl = 1500 * time.Millisecond
+	const ttl = 3 * time.Second // a process that has to wait for a processor keeps the key
 	type end struct {
 		tolds []told
 		errs  []error
 	}
 	ended := make(chan end, 1)
 	go func() {
-		tolds, errs := together(ps, errand{Key: "k", Callers: 100, Takes: 2 * time.Second, TTL: ttl})
+		tolds, errs := together(ps, errand{Key: "k", Callers: 100, Takes: 4 * time.Second, TTL: ttl})
 		ended <- end{tolds, errs}
 	}()
 	var loader *process

@@ -64,7 +64,7 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	way := &detour{proxy: p.Addr(), direct: s.Addr()}
-	n := newNode(t, s.Client(t, way.options))
+	n := newImpatientNode(t, s.Client(t, way.options))
 	ended := make(chan struct{}, 10)
 	var suspensions atomic.Int64
 	n.Changed = func(_ string, err error) {
@@ -89,7 +89,7 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	a.release().want(t, Missing)
 	wantDebts(t, n, 1)
 	p.ReleaseRequests()
-	redistest.Eventually(t, 2*debtSecond, "the orphan was there and is gone", func() bool {
+	redistest.Eventually(t, patience, "the orphan was there and is gone", func() bool {
 		return n.Debts() == 0 && !exists(t, s, a.t0().Key())
 	})
 	if got := s.CommandCalls(t)["incrby"]; got != 2 {
@@ -117,7 +117,7 @@ func TestAReleaseIsOwedUntilTheServerIsBack(t *testing.T) {
 	wantDebts(t, n, 1)
 	_ = p.Refuse(false)
 	wantDebts(t, n, 0)
-	redistest.Eventually(t, 2*debtSecond, "the key is gone", func() bool { return !exists(t, s, "k") })
+	redistest.Eventually(t, patience, "the key is gone", func() bool { return !exists(t, s, "k") })
 }
 
 // Close drops debts: their keys live their ttl, and no timer of theirs remains.
@@ -627,7 +627,7 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
-	n := newNode(t, s.Client(t, at(p.Addr()), quick))
+	n := newImpatientNode(t, s.Client(t, at(p.Addr()), quick))
 	st := &stress{t: t, n: n}
 	end := time.Now().Add(time.Second)
 	seed := uint64(time.Now().UnixNano())

@@ -105,8 +105,15 @@ func (e *ear) wantNow(t *testing.T, kind Kind) Reply {
 	return e.want(t, kind)
 }
 
-// newNode makes a node that ends with the test, before its client.
+// newNode makes a node that ends with the test, before its client. It may take long to answer, for the machine may be
+// busy.
 func newNode(t *testing.T, c redis.UniversalClient) *Node {
+	t.Helper()
+	return startNode(t, c, 2*time.Second, false)
+}
+
+// newImpatientNode is newNode for tests of what happens when an answer is late.
+func newImpatientNode(t *testing.T, c redis.UniversalClient) *Node {
 	t.Helper()
 	return startNode(t, c, 50*time.Millisecond, false)
 }

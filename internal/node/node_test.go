@@ -385,7 +385,7 @@ func TestABlackHoleLeavesNothing(t *testing.T) {
 	t.Parallel()
 	c := redis.NewClient(&redis.Options{Addr: redistest.BlackHole(t)})
 	defer c.Close()
-	n := newNode(t, c)
+	n := newImpatientNode(t, c)
 	a := newAttempt(t, n, "k")
 	a.acquire().want(t, Failed) // which waits for patience, and not for ever
 	a.release().wantNow(t, Missing)

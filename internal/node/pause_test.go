@@ -95,7 +95,7 @@ func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")
-	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
+	n := newImpatientNode(t, redistest.StartFake(t, f.answer).Client(t))
 	guard(n)
 	newAttempt(t, n, "k").acquire().want(t, Granted)
 	for _, tc := range []struct {
@@ -128,7 +128,7 @@ func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
 	for epoch, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 		f.forgets("m1")
-		n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
+		n := newImpatientNode(t, redistest.StartFake(t, f.answer).Client(t))
 		guard(n)
 		a := newAttempt(t, n, "k")
 		a.acquire().want(t, Granted)

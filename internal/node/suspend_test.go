@@ -53,8 +53,8 @@ func TestAStoppedServerIsLeftAlone(t *testing.T) {
 		t.Error(rep.Err)
 	}
 	s.Cont()
-	late.release().want(t, Deleted) // what was granted late, on the same connection
-	eventuallySuspended(t, n, false)
+	eventuallySuspended(t, n, false) // or the release would be refused, too
+	late.release().want(t, Deleted)  // what was granted late, on the same connection
 	newAttempt(t, n, "again").acquire().want(t, Granted)
 }
 
@@ -187,7 +187,7 @@ func TestAServerThatEndsHasFailedOnce(t *testing.T) {
 func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})
 	defer c.Close()
-	n := newNode(t, c)
+	n := newImpatientNode(t, c)
 	s, began := n.servers[0], time.Now()
 	s.hasAnswered() // after that began
 	redistest.Eventually(t, patience, "it is suspended", func() bool {

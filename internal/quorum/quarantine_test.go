@@ -266,7 +266,7 @@ func TestWhyAConfirmationDoesNotCount(t *testing.T) {
 // gets another one where b's lease has ended. b's lease must not last by this node's word.
 func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	t.Parallel()
-	const ttl, patience = 2 * time.Second, 20 * time.Second
+	const ttl, patience = 4 * time.Second, 20 * time.Second
 	var servers []*redistest.Server
 	var as, bs []redis.UniversalClient
 	var toA, toB *redistest.Proxy // of node 1

@@ -1,6 +1,8 @@
 package redistest
 
 import (
+	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,11 +12,15 @@ import (
 // AppendOnly is what a server's append-only file held at a moment.
 type AppendOnly struct{ files map[string][]byte } // by path below the server's directory
 
-// SaveAppendOnly takes a copy of the append-only file as it is now. Under appendfsync
-// everysec, that is what a machine that loses power up to a second later still has on its disk.
+// SaveAppendOnly takes a copy of the append-only file as it is now, with all that the server was told before. Under
+// appendfsync everysec, that is what a machine that loses power up to a second later still has on its disk. The server
+// must be up.
 func (s *Server) SaveAppendOnly() (AppendOnly, error) {
 	a := AppendOnly{files: map[string][]byte{}}
 	err := s.change("save the append-only file of", func() error {
+		if err := s.awaitAppendOnly(); err != nil {
+			return err
+		}
 		return s.eachAppendOnly(func(path string) error {
 			data, err := os.ReadFile(path)
 			a.files[path] = data
@@ -22,6 +28,21 @@ func (s *Server) SaveAppendOnly() (AppendOnly, error) {
 		})
 	})
 	return a, err
+}
+
+// awaitAppendOnly waits until the server has written to its append-only file what it was told. Under appendfsync
+// everysec it may answer first, for it puts the write off while an fsync is under way.
+func (s *Server) awaitAppendOnly() error {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	written := poll(ctx, func() bool {
+		info, err := s.command(ctx, "INFO", "persistence")
+		return err == nil && infoFields(info.(string))["aof_buffer_length"] == "0"
+	})
+	if !written {
+		return errors.New("its append-only file is not written")
+	}
+	return nil
 }
 
 // RestartFrom kills the process and starts another one on the append-only file that was
@@ -38,7 +59,7 @@ func (s *Server) RestartFrom(a AppendOnly) error {
 				return err
 			}
 		}
-		return s.startLocked()
+		return s.startAgainLocked()
 	})
 }
 

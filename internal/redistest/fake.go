@@ -132,10 +132,10 @@ func BlackHole(tb testing.TB) string {
 // starts will listen there until the test's cleanup.
 func RefusedAddr(tb testing.TB) string {
 	tb.Helper()
-	p, err := reservePort()
+	addr, release, err := ReserveAddr()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(p.release)
-	return p.addr()
+	tb.Cleanup(release)
+	return addr
 }

@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Ports come from a range of our own, below the one from which the kernel picks ports for
@@ -34,11 +36,15 @@ type port struct {
 	once   sync.Once
 }
 
-// ReserveAddr returns a free address of 127.0.0.1 for a server that the caller starts there, and may
-// start there again. No other user of this package gets its port until release.
+// ReserveAddr returns a free address of 127.0.0.1, where connections are refused, for a server that the caller starts
+// there, and may start there again. No other user of this package gets its port until release.
 func ReserveAddr() (addr string, release func(), err error) {
 	p, err := reservePort()
 	if err != nil {
+		return "", nil, err
+	}
+	if err := p.awaitRefused(); err != nil { // see portPatience
+		p.release()
 		return "", nil, err
 	}
 	return p.addr(), p.release, nil
@@ -69,6 +75,39 @@ func tryPort(number int) (*port, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// portPatience is how long a port may be in use that is ours. A process that is being started has, until its program
+// begins, copies of all sockets of its parent: also of the one by which probe has just looked, and of one that was
+// closed to be opened again.
+const portPatience = 5 * time.Second
+
+// listen listens on the port.
+func (p *port) listen() (l net.Listener, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), portPatience)
+	defer cancel()
+	poll(ctx, func() bool {
+		l, err = net.Listen("tcp", p.addr())
+		return !errors.Is(err, syscall.EADDRINUSE)
+	})
+	return l, err
+}
+
+// awaitRefused waits until nobody listens on the port any more.
+func (p *port) awaitRefused() error {
+	ctx, cancel := context.WithTimeout(context.Background(), portPatience)
+	defer cancel()
+	refused := poll(ctx, func() bool {
+		c, err := net.DialTimeout("tcp", p.addr(), portPatience)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	})
+	if !refused {
+		return fmt.Errorf("redistest: %s still accepts connections after %v", p.addr(), portPatience)
+	}
+	return nil
 }
 
 // probe reports whether somebody outside this package listens on the port.

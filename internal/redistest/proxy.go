@@ -146,12 +146,13 @@ func (p *Proxy) ResetAll() {
 	}
 }
 
-// Refuse closes the listener, so that connects are refused, or opens it again on the same
+// Refuse closes the listener and returns when connects are refused, or opens it again on the same
 // port. Connections that are open live on; ResetAll ends those.
 func (p *Proxy) Refuse(on bool) error {
 	var err error
 	if on {
 		p.unlisten()
+		err = p.port.awaitRefused()
 	} else {
 		err = p.listen()
 	}
@@ -202,7 +203,7 @@ func (p *Proxy) listen() error {
 	if p.listener != nil {
 		return nil
 	}
-	l, err := net.Listen("tcp", p.Addr())
+	l, err := p.port.listen()
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -127,12 +128,24 @@ func (s *Server) attach(tb testing.TB) {
 	s.fail = func(err error) { tb.Error(err) }
 	tb.Cleanup(func() {
 		if tb.Failed() {
-			tb.Logf("log of redis-server %s:\n%s", s.Addr(), s.Log())
+			tb.Logf("log of redis-server %s:\n%s", s.Addr(), withoutStart(s.Log()))
 		}
 		if err := s.Close(); err != nil {
 			tb.Error(err)
 		}
 	})
+}
+
+// startAgainLocked is startLocked on a port that is to stay the same: a child of the process before, one that saves its
+// data for example, may have the port's socket for a moment.
+func (s *Server) startAgainLocked() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), portPatience)
+	defer cancel()
+	poll(ctx, func() bool {
+		err = s.startLocked()
+		return !errors.Is(err, errPortTaken)
+	})
+	return err
 }
 
 // startLocked begins a new process and waits until it answers. Caller holds s.mu.
@@ -142,6 +155,7 @@ func (s *Server) startLocked() error {
 		return err
 	}
 	defer log.Close() // the process has its own copy
+	before := len(s.Log())
 	cmd := exec.Command(binary(), s.commandLine()...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = s.dir, log, log
 	proc, err := procs.Start(cmd)
@@ -149,7 +163,7 @@ func (s *Server) startLocked() error {
 		return err
 	}
 	s.proc = proc
-	if err := s.awaitAnswer(proc); err != nil {
+	if err := s.awaitAnswer(proc, before); err != nil {
 		proc.Kill()
 		return err
 	}
@@ -167,8 +181,9 @@ func (s *Server) commandLine() []string {
 	return append(ours, s.args...)
 }
 
-// awaitAnswer waits until this very process answers: on the port, somebody else might.
-func (s *Server) awaitAnswer(proc *procs.Process) error {
+// awaitAnswer waits until this very process answers: on the port, somebody else might. Its log begins behind so many
+// bytes.
+func (s *Server) awaitAnswer(proc *procs.Process, before int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	up := false
@@ -180,7 +195,7 @@ func (s *Server) awaitAnswer(proc *procs.Process) error {
 		up = err == nil && pid == proc.PID()
 		return up
 	})
-	switch log := s.Log(); {
+	switch log := s.Log()[before:]; {
 	case up:
 		return nil
 	case strings.Contains(log, "Address already in use"):
@@ -214,6 +229,34 @@ func (s *Server) Log() string {
 	return string(log)
 }
 
+// startLines are in the lines that a server logs whenever it starts, Redis and Valkey alike.
+var startLines = []string{
+	" is starting oO0OoO0OoO0Oo", ", just started", "Configuration loaded", "monotonic clock: ", "Running mode=",
+	"Server initialized", "WARNING Memory overcommit must be enabled!", "WARNING overcommit_memory is set to 0!",
+	"WARNING: The TCP backlog setting", "WARNING Your kernel has a bug", "WARNING Your system is configured to use",
+}
+
+// withoutStart is a log without what a server says whenever it starts, but for one line for each start after the first.
+func withoutStart(log string) string {
+	const ready = "Ready to accept connections"
+	var b strings.Builder
+	starts := 0
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, ready) {
+			starts++
+		}
+		if starts == 1 && strings.Contains(line, ready) ||
+			slices.ContainsFunc(startLines, func(s string) bool { return strings.Contains(line, s) }) {
+			continue
+		}
+		b.WriteString(line)
+	}
+	if b.Len() == 0 {
+		return "nothing since its start"
+	}
+	return b.String()
+}
+
 func (s *Server) logFile() string { return filepath.Join(s.dir, "redis.log") }
 
 // Kill ends the process with SIGKILL, also while it is stopped, and waits until it is
@@ -231,7 +274,7 @@ func (s *Server) Kill() error {
 func (s *Server) Restart() error {
 	return s.change("restart", func() error {
 		s.proc.Kill()
-		return s.startLocked()
+		return s.startAgainLocked()
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -236,7 +237,7 @@ func TestRestartFromAnOldAppendOnlyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Do(t, "SET", "after", "v")
-	if err := s.Restart(); err != nil {
+	if err := errors.Join(s.awaitAppendOnly(), s.Restart()); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.Keys(t); !slices.Equal(got, []string{"after", "before"}) {
@@ -247,5 +248,76 @@ func TestRestartFromAnOldAppendOnlyFile(t *testing.T) {
 	}
 	if got := s.Keys(t); !slices.Equal(got, []string{"before"}) {
 		t.Errorf("after a restart from the old file: %v", got)
+	}
+}
+
+// A process that is being started has all sockets of its parent for a moment, also those that the parent has
+// closed. That keeps no proxy from listening, or from being known as one that refuses connections.
+func TestAProxyListensWhileProcessesStart(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				_ = exec.Command("true").Run()
+			}
+		})
+	}
+	for range 200 {
+		p, err := NewProxy("127.0.0.1:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Refuse(true); err != nil {
+			t.Error(err)
+		}
+		if c, err := net.Dial("tcp", p.Addr()); err == nil {
+			t.Error("a connection to a closed port")
+			_ = c.Close()
+		}
+		if err := p.Refuse(false); err != nil {
+			t.Error(err)
+		}
+		_ = p.Close()
+	}
+}
+
+// A restarted server waits for its port, which somebody may have for a moment.
+func TestRestartWaitsForItsPort(t *testing.T) {
+	s := StartServer(t)
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.port.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	restarted := make(chan error)
+	go func() { restarted <- s.Restart() }()
+	Eventually(t, startTimeout, "it has found the port in use", func() bool {
+		return strings.Contains(s.Log(), "Address already in use")
+	})
+	_ = l.Close()
+	if err := <-restarted; err != nil {
+		t.Error(err)
+	}
+}
+
+// What is shown of the log of a failed test's server has what happened to it, and not what every server says.
+func TestALogIsShownWithoutTheStart(t *testing.T) {
+	s := StartServer(t, "--dbfilename", "dump.rdb")
+	if got := withoutStart(s.Log()); strings.Contains(got, "just started") || strings.Contains(got, "Ready to accept") {
+		t.Errorf("after the start:\n%s", got)
+	}
+	s.Do(t, "SAVE")
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	got := withoutStart(s.Log())
+	if !strings.Contains(got, "DB saved on disk") || strings.Count(got, "Ready to accept connections") != 1 ||
+		strings.Contains(got, "just started") {
+		t.Errorf("after a restart:\n%s", got)
 	}
 }
