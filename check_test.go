@@ -82,9 +82,14 @@ func TestCheckOfGoodServers(t *testing.T) {
 		servers = append(servers, s)
 		nodes = append(nodes, s.Client(t))
 	}
-	r := check(t, newClient(t, patient, nodes...))
-	if r.Status != flightlock.StatusOK || len(r.Findings) != 3*10+2 {
-		t.Errorf("status %s, %d findings", r.Status, len(r.Findings))
+	c := newClient(t, patient, nodes...)
+	var r flightlock.Report
+	redistest.Eventually(t, time.Minute, "all is well", func() bool { // a machine may be too busy to measure its clocks
+		r = check(t, c)
+		return r.Status == flightlock.StatusOK
+	})
+	if len(r.Findings) != 3*10+2 {
+		t.Errorf("%d findings", len(r.Findings))
 	}
 	for _, s := range servers {
 		wantFinding(t, r, s.Addr(), "reachable", flightlock.StatusOK, "answers in")

@@ -246,7 +246,7 @@ func TestNoServerSeesTheClientsClock(t *testing.T) {
 		}
 		return "+OK\r\n"
 	})
-	c := newClient(t, flightlock.Options{DisableQuarantine: true}, dial(t, fake.Addr()))
+	c := newClient(t, flightlock.Options{NodeTimeout: patient.NodeTimeout, DisableQuarantine: true}, dial(t, fake.Addr()))
 	for range 3 {
 		l := mustLock(t, c, "k", 1500*time.Millisecond)
 		if err := l.Refresh(t.Context()); err != nil {

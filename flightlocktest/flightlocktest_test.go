@@ -33,6 +33,9 @@ func everywhere(t *testing.T, test func(t *testing.T, nodes *flightlocktest.Node
 
 func mustClient(t *testing.T, nodes *flightlocktest.Nodes, opts flightlock.Options) *flightlock.Client {
 	t.Helper()
+	if opts.NodeTimeout == 0 {
+		opts.NodeTimeout = 5 * time.Second // for the time outside of bubbles, on a busy machine
+	}
 	c, err := nodes.Client(opts)
 	if err != nil {
 		t.Fatal(err)

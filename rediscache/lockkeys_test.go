@@ -15,7 +15,7 @@ import (
 // clients: a lookup would write over it.
 func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 	s := redistest.StartServer(t)
-	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{})
+	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{NodeTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
