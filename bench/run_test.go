@@ -92,8 +92,13 @@ func wantShares(t *testing.T, rep report, names ...string) {
 }
 
 func TestRunOnEmbeddedNodes(t *testing.T) {
-	rep := wantGoodRun(t, smallConfig())
+	cfg := smallConfig()
+	rep := wantGoodRun(t, cfg)
 	wantShares(t, rep, "client 0", "client 1")
+	for n := rep.NodeDies; len(n.Parts) == 3 && n.Parts[1].OwnLocksPerSecond == 0 && cfg.duration < 10*time.Second; n = rep.NodeDies {
+		cfg.duration *= 4 // a busy machine may grant nothing in a fifth of a second
+		rep = wantGoodRun(t, cfg)
+	}
 	if len(rep.NodeDies.Parts) != 3 || rep.NodeDies.Parts[1].OwnLocksPerSecond == 0 {
 		t.Errorf("with one of three nodes gone no quorum was reached: %+v", rep.NodeDies)
 	}
