@@ -1,7 +1,7 @@
 // Command peers runs flightlock and its rivals side by side: the same loads, on the same
 // redis-servers, in one run, taking turns. It writes RESULTS.md, the raw figures and plots.
 //
-//	make compare             everything, 5 rounds, about 25 minutes
+//	make compare             everything, 5 rounds, about an hour
 //	go run . -only "cold keys;invalidation" -out DIR    the caches only, about 2 minutes
 //	make compare QUICK=1     one round of short loads, about 3 minutes
 //	go run . -h              single loads, more rounds, a report from what was measured before
