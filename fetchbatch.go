@@ -77,7 +77,9 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	won, rest, away := f.tryAll(toLock)
 	won.slot = slot
 	f.loadUnlocked(away)
-	go f.awaitTogether(rest) // each run counts as a goroutine until it is Done
+	if len(rest) > 0 {
+		go f.awaitTogether(rest) // each run counts as a goroutine until it is Done
+	}
 	won.work()
 }
 
@@ -209,10 +211,10 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
 }
 
 // The pauses between the lookups of runs that wait together: the first, and how many percent each is longer than
-// the one before. So a value is found at most that much later than it could be.
+// the one before. So a value is found later than it could be by hardly more than so many percent of the wait.
 const (
 	firstPause  = 5 * time.Millisecond
-	pauseGrowth = 130
+	pauseGrowth = 30
 )
 
 // awaitTogether waits for runs whose keys are being loaded elsewhere: mostly by few loads, which bring many values at
@@ -221,7 +223,7 @@ const (
 func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 	began, known := time.Now(), f.src.LookupMany != nil
 	until := began.Add(f.c.opts.NodeTimeout)
-	for wait := firstPause; known && len(runs) > 1 && time.Now().Add(wait).Before(until); wait = wait * pauseGrowth / 100 {
+	for wait := firstPause; known && len(runs) > 1 && time.Now().Add(wait).Before(until); wait += wait * pauseGrowth / 100 {
 		pause := runs[0].Begin(context.Background(), wait) // which ends early with the run
 		<-pause.Done()
 		pause.End(nil)
