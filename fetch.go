@@ -495,7 +495,8 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 	case <-f.runs.Idle():
 		return nil
 	case <-grace.C:
-		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher are still running: %w", f.runs.Goroutines(), ctx.Err())
+		return fmt.Errorf("flightlock: close: %d goroutines of a Fetcher are still running: %w", f.runs.Goroutines(),
+			ctx.Err())
 	}
 }
 

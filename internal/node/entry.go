@@ -198,7 +198,7 @@ func (e *Entry) sendAndUnlock(r *request, create bool) {
 	e.n.route(r)
 }
 
-// completed updates the entry: r has ended with rep. It reports whether a release is still due still,
+// completed updates the entry: r has ended with rep. It reports whether a release is still due,
 // and from when on.
 func (e *Entry) completed(r *request, rep Reply, how delivery) (due time.Duration, owed bool) {
 	e.mu.Lock()

@@ -481,7 +481,7 @@ func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) 
 	p := l.turnPass(rival, false, news)
 	if o := l.offer; o != nil {
 		l.q.offers.ended(l)
-		if (rival == "" || rival == Others) && o.follower != "" && len(l.entries) > 1 { // the nodes are to agree on who is next
+		if (rival == "" || rival == Others) && o.follower != "" && len(l.entries) > 1 { // the nodes are to agree
 			p = l.turnPass(o.follower, true, news)
 		}
 	}

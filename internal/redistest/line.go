@@ -129,7 +129,7 @@ func (l *line) readNowLocked(p []byte) (int, error) {
 	head := &l.pieces[0]
 	n := copy(p, head.data)
 	if head.data = head.data[n:]; len(head.data) == 0 {
-		l.pieces[0] = piece{} // released the bytes
+		l.pieces[0] = piece{} // drop the bytes
 		l.pieces = l.pieces[1:]
 	}
 	return n, nil
