@@ -359,6 +359,9 @@ func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *w
 		return nil, false, f.errClosed(key)
 	case !first:
 		f.counts.joined.Add(1)
+		if m.why != nil && !m.slow { // the run may wait for a lock that is of no use now
+			f.c.flights.Look(key)
+		}
 	default:
 		// A load that has failed just now is not repeated. Its run has noted that before this
 		// one could begin.

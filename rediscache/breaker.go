@@ -20,6 +20,10 @@ import (
 // server is well, and loads without locks would make it worse. So the first failure begins probes, one
 // request at a time, and a server is left alone only when one of them has failed, too.
 //
+// From the first failure on, lookups wait no longer than the probe that is under way: when that has
+// failed, all of them have. Otherwise those that began shortly before would hold up the callers that
+// join their runs for another timeout.
+//
 // A hit reads troubled, and nothing else.
 type breaker struct {
 	s        *server
@@ -33,8 +37,41 @@ type breaker struct {
 
 // health is one server's. It is removed with its first success.
 type health struct {
-	failed    int  // lookups in a row
-	confirmed bool // by a probe
+	failed    int   // lookups in a row
+	confirmed bool  // by a probe
+	probe     probe // that is under way
+}
+
+// probe is a request that decides whether a server is down. The zero probe is none.
+type probe struct {
+	ends time.Time     // at the latest
+	over chan struct{} // closed when its outcome is known
+}
+
+func newProbe(timeout time.Duration) probe {
+	return probe{ends: time.Now().Add(timeout), over: make(chan struct{})}
+}
+
+// limit is ctx for a lookup that waits no longer than p.
+func (p probe) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if p.over == nil {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, p.ends, errTimeout)
+}
+
+// decides reports whether p has ended, and what has failed now was limited by it. Then p's outcome,
+// for which it waits, says whether the server is down.
+func (p probe) decides(ctx context.Context) bool {
+	if p.over == nil || time.Now().Before(p.ends) {
+		return false
+	}
+	select {
+	case <-p.over:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (h *health) down() bool { return h != nil && h.confirmed && h.failed >= maxFailed }
@@ -60,13 +97,23 @@ func (b *breaker) serverOf(ctx context.Context, key string) string {
 // lookup makes a lookup of key, unless its server is down.
 func lookup[T any](ctx context.Context, b *breaker, key string, request func(ctx context.Context, key string) (T, error)) (v T, err error) {
 	troubled := b.troubled.Load()
-	if troubled && b.isDown(b.serverOf(ctx, key)) {
-		return v, errLeftAlone
+	limited, probe := ctx, probe{}
+	if troubled {
+		var down bool
+		if probe, down = b.state(b.serverOf(ctx, key)); down {
+			return v, errLeftAlone
+		}
+		var cancel context.CancelFunc
+		limited, cancel = probe.limit(ctx)
+		defer cancel()
 	}
-	v, err = request(ctx, key)
+	v, err = request(limited, key)
 	switch {
 	case err != nil && b.isOutage(ctx, err):
 		b.failed(ctx, key)
+		if probe.decides(ctx) && b.isDown(ctx, key) {
+			err = errLeftAlone
+		}
 	case err == nil && troubled:
 		b.succeeded(b.serverOf(ctx, key))
 	}
@@ -80,20 +127,28 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 	failed = map[string]error{}
 	asked = keys
 	troubled := b.troubled.Load()
+	limited, one := ctx, probe{}
 	if troubled {
 		asked = nil
 		for _, key := range keys {
-			if b.isDown(b.serverOf(ctx, key)) {
+			of, down := b.state(b.serverOf(ctx, key))
+			if down {
 				failed[key] = errLeftAlone
-			} else {
-				asked = append(asked, key)
+				continue
+			}
+			asked = append(asked, key)
+			if !b.isCluster() { // there, servers have probes of their own
+				one = of
 			}
 		}
+		var cancel context.CancelFunc
+		limited, cancel = one.limit(ctx)
+		defer cancel()
 	}
 	if len(asked) == 0 {
 		return nil, nil, failed
 	}
-	values, some, err := request(ctx, asked)
+	values, some, err := request(limited, asked)
 	counted := map[string]bool{} // servers
 	for _, key := range asked {
 		why := err
@@ -117,6 +172,13 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 		counted[server] = true
 	}
 	if err != nil {
+		if one.decides(ctx) {
+			for _, key := range asked {
+				if b.isDown(ctx, key) {
+					failed[key] = errLeftAlone
+				}
+			}
+		}
 		return nil, nil, failed
 	}
 	return asked, values, failed
@@ -135,10 +197,30 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err)
 }
 
-func (b *breaker) isDown(server string) bool {
+// timeout is that of a probe: half of a lookup's, since all callers wait for it, and no other request
+// of this process is before it on its connection.
+func (b *breaker) timeout() time.Duration { return b.s.lookups / 2 }
+
+func (b *breaker) isCluster() bool {
+	_, is := b.s.rdb.(*redis.ClusterClient)
+	return is
+}
+
+// isDown reports whether the server that has key is down.
+func (b *breaker) isDown(ctx context.Context, key string) bool {
+	_, down := b.state(b.serverOf(ctx, key))
+	return down
+}
+
+// state reports whether a server is down, and the probe that is under way.
+func (b *breaker) state(server string) (_ probe, down bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.servers[server].down()
+	h := b.servers[server]
+	if h == nil {
+		return probe{}, false
+	}
+	return h.probe, h.down()
 }
 
 func (b *breaker) down() (n int) {
@@ -158,7 +240,7 @@ func (b *breaker) failed(ctx context.Context, key string) {
 	defer b.mu.Unlock()
 	h := b.servers[server]
 	if h == nil {
-		h = &health{}
+		h = &health{probe: newProbe(b.timeout())}
 		if !b.tasks.Go(func() { b.probe(h, server, key) }) {
 			return // the Cache is closed
 		}
@@ -179,12 +261,15 @@ func (b *breaker) succeeded(server string) {
 // have moved to another server: what matters is that lookups are answered again.
 func (b *breaker) probe(h *health, server, key string) {
 	for {
-		_, err := do(context.Background(), b.s, b.s.lookups, func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() })
+		_, err := do(context.Background(), b.s, b.timeout(), func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() })
 		if !b.stillFails(h, server, err) {
 			return
 		}
 		select {
 		case <-time.After(probeEvery):
+			b.mu.Lock()
+			h.probe = newProbe(b.timeout())
+			b.mu.Unlock()
 		case <-b.closed:
 			return
 		}
@@ -195,6 +280,8 @@ func (b *breaker) probe(h *health, server, key string) {
 func (b *breaker) stillFails(h *health, server string, err error) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	close(h.probe.over)
+	h.probe = probe{}
 	if b.servers[server] != h { // a lookup has succeeded
 		return false
 	}

@@ -342,6 +342,19 @@ func (g *Group) Counts() Counts {
 	return sum
 }
 
+// Look has the callers of AcquireUnless that wait for key ask whether they still need it.
+func (g *Group) Look(key string) {
+	f := g.known(key)
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.unlock()
+	if f.phase != dead {
+		f.tellLookersLocked()
+	}
+}
+
 // Recheck has each flight with a waiter that fails fast find out now, and not when its next attempt
 // is due, whether too few nodes can be reached.
 func (g *Group) Recheck() {
