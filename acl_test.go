@@ -69,7 +69,8 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	s.Do(t, "SCRIPT", "FLUSH")
 	s.Do(t, "FLUSHALL")
 	proxy := redistest.StartProxy(t, s.Addr())
-	c, err := flightlock.Open([]string{"redis://app:pw@" + proxy.Addr()}, flightlock.Options{NodeTimeout: 500 * time.Millisecond})
+	c, err := flightlock.Open([]string{"redis://app:pw@" + proxy.Addr()},
+		flightlock.Options{NodeTimeout: 500 * time.Millisecond})
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,8 @@ func useAll(t *testing.T, s *redistest.Server) error {
 		return fmt.Errorf("lock: %w", err)
 	}
 	defer l.Release(ctx) // for Close, which waits for holders
-	other, err := flightlock.Open([]string{"redis://app:pw@" + s.Addr()}, flightlock.Options{NodeTimeout: 10 * time.Second})
+	other, err := flightlock.Open([]string{"redis://app:pw@" + s.Addr()},
+		flightlock.Options{NodeTimeout: 10 * time.Second})
 	if err != nil {
 		return err
 	}
@@ -219,7 +221,8 @@ func TestCheckAdvisesTheDocumentedACL(t *testing.T) {
 	s := redistest.StartServer(t)
 	rule.without("+incrby").apply(t, s)
 	host, port, _ := net.SplitHostPort(s.Addr())
-	want := fmt.Sprintf("redis-cli -h %s -p %s --user ADMIN --askpass ACL SETUSER app '~lock:*' '~flightlock:*' '&flightlock:inbox:*' %s", host, port, strings.Join(rule.commands, " "))
+	want := fmt.Sprintf("redis-cli -h %s -p %s --user ADMIN --askpass ACL SETUSER app '~lock:*' '~flightlock:*' "+
+		"'&flightlock:inbox:*' %s", host, port, strings.Join(rule.commands, " "))
 	rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
 	wantFinding(t, check(t, newClient(t, patient, rdb)), s.Addr(), "script rights", flightlock.StatusFail, want)
 }

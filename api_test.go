@@ -98,7 +98,9 @@ func exportedAPI(t *testing.T) []string {
 			public = append(public, f[0])
 		}
 	}
-	imp := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })
+	imp := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(files[path])
+	})
 	var lines []string
 	for _, path := range public {
 		pkg, err := imp.Import(path)

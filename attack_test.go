@@ -161,7 +161,8 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 			for _, n := range nodes {
 				n.Down(true)
 			}
-			if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 10)); !errors.Is(err, flightlock.ErrUnavailable) {
+			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 10))
+			if !errors.Is(err, flightlock.ErrUnavailable) {
 				t.Error(err)
 			}
 			for _, n := range nodes {

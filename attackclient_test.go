@@ -37,7 +37,8 @@ func (a *arena) had(l *flightlock.Lock) {
 	defer a.mu.Unlock()
 	valid := l.Err() == nil
 	if before := a.holders[l.Key()]; valid && before != nil && before.Err() == nil {
-		a.t.Errorf("%q has two holders: %s with token %d, %s with token %d", l.Key(), before.Owner(), before.Fence(), l.Owner(), l.Fence())
+		a.t.Errorf("%q has two holders: %s with token %d, %s with token %d",
+			l.Key(), before.Owner(), before.Fence(), l.Owner(), l.Fence())
 	}
 	if last := a.fences[l.Key()]; valid && l.Fence() <= last {
 		a.t.Errorf("%q: token %d after %d", l.Key(), l.Fence(), last)
@@ -133,7 +134,8 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 		case 0:
 			refuse, accept = []any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}
 		case 1:
-			refuse, accept = []any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"}
+			refuse = []any{"CONFIG", "SET", "min-replicas-to-write", "1"}
+			accept = []any{"CONFIG", "SET", "min-replicas-to-write", "0"}
 		case 2:
 			refuse, accept = []any{"CLIENT", "PAUSE", "20", "WRITE"}, []any{"CLIENT", "UNPAUSE"}
 		case 3:
@@ -203,7 +205,8 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 		if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
-		redistest.EventuallyNoLocks(t, 20*time.Second, servers...) // a Close without patience does not wait for the last answers
+		// A Close that ends at once does not wait for the last replies.
+		redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 	}
 }
 
@@ -253,7 +256,8 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 		release(all[last : last+1])
 		successor := <-next
 		for _, l := range all {
-			if l.Release(t.Context()) == nil || l.Refresh(t.Context()) == nil || l.AutoRefresh(flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
+			if l.Release(t.Context()) == nil || l.Refresh(t.Context()) == nil ||
+				l.AutoRefresh(flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
 				t.Error("a lock that was released is of use still")
 			}
 		}
@@ -407,7 +411,8 @@ func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
 		if i == 0 {
 			must(t, err)
 			mustRelease(t, l)
-		} else if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || !strings.Contains(err.Error(), "BUSY") {
+		} else if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
+			!strings.Contains(err.Error(), "BUSY") {
 			t.Errorf("two of three nodes are busy: %v", err)
 		}
 	}

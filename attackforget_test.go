@@ -11,7 +11,8 @@ import (
 // oddAmnesias are ways to lose what a node was told that no fault brings about, but somebody at its
 // console: its process goes on, knows the scripts, and has the data of another time or place.
 var oddAmnesias = []amnesia{
-	{name: "an old snapshot loaded by the same process", args: []string{"--dbfilename", "dump.rdb", "--enable-debug-command", "yes"},
+	{name: "an old snapshot loaded by the same process",
+		args: []string{"--dbfilename", "dump.rdb", "--enable-debug-command", "yes"},
 		prepare: func(tr *trio) func() {
 			tr.servers[0].Do(tr.t, "SAVE")
 			return func() { tr.servers[0].Do(tr.t, "DEBUG", "RELOAD", "NOSAVE") }

@@ -22,7 +22,8 @@ func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
 	for name, refuse := range map[string]func(admin *redis.Conn){
 		"maxclients": func(admin *redis.Conn) {
 			info := admin.Info(t.Context(), "clients").Val()
-			must(t, admin.ConfigSet(t.Context(), "maxclients", regexp.MustCompile(`connected_clients:(\d+)`).FindStringSubmatch(info)[1]).Err())
+			must(t, admin.ConfigSet(t.Context(), "maxclients",
+				regexp.MustCompile(`connected_clients:(\d+)`).FindStringSubmatch(info)[1]).Err())
 		},
 		"password": func(admin *redis.Conn) {
 			must(t, admin.Do(t.Context(), "ACL", "SETUSER", "app", "resetpass", ">new").Err())

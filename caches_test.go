@@ -35,7 +35,10 @@ func (r *shownCache) Get(_ context.Context, key string) ([]byte, bool) {
 func (r *shownCache) Set(_ context.Context, key string, v []byte) { r.values.Store(key, v) }
 
 // shown: plain
-func shownPlain(ctx context.Context, c *flightlock.Client, cache *shownCache, load func(context.Context, string) ([]byte, error), key string) ([]byte, error) {
+func shownPlain(
+	ctx context.Context, c *flightlock.Client, cache *shownCache, load func(context.Context, string) ([]byte, error),
+	key string,
+) ([]byte, error) {
 	v, ok := cache.Get(ctx, key)
 	if ok {
 		return v, nil
@@ -108,7 +111,8 @@ func TestCachesShowsWhatIsTested(t *testing.T) {
 		t.Fatal(err)
 	}
 	flat := func(code string) string { return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(code, "") }
-	for _, at := range regexp.MustCompile(`(?ms)^// shown: (\w+)\n[^\n]*\n(.*?)^}\n`).FindAllStringSubmatch(string(here), -1) {
+	marked := regexp.MustCompile(`(?ms)^// shown: (\w+)\n[^\n]*\n(.*?)^}\n`)
+	for _, at := range marked.FindAllStringSubmatch(string(here), -1) {
 		code := strings.TrimSuffix(flat(at[2]), "return storeFenced\n")
 		if !strings.Contains(flat(string(page)), code) {
 			t.Errorf("docs/caches.md shows another %q than is tested:\n%s", at[1], code)

@@ -107,7 +107,8 @@ func TestCheckOfGoodServers(t *testing.T) {
 	}
 	data, err := json.Marshal(r)
 	var back flightlock.Report
-	if err != nil || json.Unmarshal(data, &back) != nil || back.String() != table || !bytes.Contains(data, []byte(`"status":"ok"`)) {
+	if err != nil || json.Unmarshal(data, &back) != nil || back.String() != table ||
+		!bytes.Contains(data, []byte(`"status":"ok"`)) {
 		t.Errorf("JSON %s, %v", data, err)
 	}
 }
@@ -123,7 +124,10 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		}
 	})
 	t.Run("persistence", func(t *testing.T) {
-		for args, says := range map[string]string{"--appendonly no": "no append-only file", "--appendonly yes": "appendfsync is everysec"} {
+		for args, says := range map[string]string{
+			"--appendonly no":  "no append-only file",
+			"--appendonly yes": "appendfsync is everysec",
+		} {
 			s := redistest.StartServer(t, strings.Fields(args)...)
 			r := check(t, newClient(t, patient, s.Client(t)))
 			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusWarn, says, "MaxTTL (1m0s)", "appendfsync always")
@@ -223,9 +227,10 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 		"no INCRBY": {all + smallestACL + " -incrby", flightlock.StatusFail, "INCRBY: ", flightlock.StatusOK},
 		"other keys": {strings.Replace(all, "~lock:*", "~locks:*", 1) + smallestACL, flightlock.StatusFail,
 			"NOPERM", flightlock.StatusOK},
-		"other channels": {strings.Replace(all, "&flightlock:inbox:*", "&lock:*", 1) + smallestACL, flightlock.StatusOK, "", flightlock.StatusWarn},
-		"no SUBSCRIBE":   {all + smallestACL + " -subscribe", flightlock.StatusOK, "", flightlock.StatusWarn},
-		"no PUBLISH":     {all + smallestACL + " -publish", flightlock.StatusOK, "", flightlock.StatusWarn},
+		"other channels": {strings.Replace(all, "&flightlock:inbox:*", "&lock:*", 1) + smallestACL,
+			flightlock.StatusOK, "", flightlock.StatusWarn},
+		"no SUBSCRIBE": {all + smallestACL + " -subscribe", flightlock.StatusOK, "", flightlock.StatusWarn},
+		"no PUBLISH":   {all + smallestACL + " -publish", flightlock.StatusOK, "", flightlock.StatusWarn},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.StartServer(t)
@@ -240,7 +245,8 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 			wantFinding(t, r, s.Addr(), "script rights", tc.scripts, tc.says)
 			wantFinding(t, r, s.Addr(), "pubsub rights", tc.pubsub)
 			if tc.scripts == flightlock.StatusFail {
-				wantFinding(t, r, s.Addr(), "script rights", tc.scripts, "ACL SETUSER app '~lock:*' '~flightlock:*' '&flightlock:inbox:*'")
+				wantFinding(t, r, s.Addr(), "script rights", tc.scripts,
+					"ACL SETUSER app '~lock:*' '~flightlock:*' '&flightlock:inbox:*'")
 			}
 		})
 	}
@@ -439,8 +445,12 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 				theirs := lockOnce(t, flightlock.Options{}, pick(tc.theirs)...)
 				time.Sleep(4 * time.Minute) // both have left word, and again
 				wantFinding(t, check(t, ours), "", "node sets", tc.want)
-				if told := strings.Count(log.String(), "another set of nodes"); told != map[bool]int{true: 1}[tc.want == flightlock.StatusFail] {
-					t.Errorf("the log told %d times:\n%s", told, log.String())
+				warnings := 0
+				if tc.want == flightlock.StatusFail {
+					warnings = 1
+				}
+				if n := strings.Count(log.String(), "another set of nodes"); n != warnings {
+					t.Errorf("logged %d times, want %d:\n%s", n, warnings, log.String())
 				}
 				closeClient(t, theirs)
 				time.Sleep(6 * time.Minute)
@@ -465,7 +475,9 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var nodes []redis.UniversalClient
 				for i, n := range redistest.StartMemNodes(t, 5) {
-					nodes = append(nodes, n.Client(t, func(o *redis.Options) { o.Addr = fmt.Sprintf("%s192.168.0.%d:1", tc.addr, i+1) }))
+					nodes = append(nodes, n.Client(t, func(o *redis.Options) {
+						o.Addr = fmt.Sprintf("%s192.168.0.%d:1", tc.addr, i+1)
+					}))
 				}
 				ours := lockOnce(t, flightlock.Options{KeyPrefix: tc.prefix}, nodes[:3]...)
 				lockOnce(t, flightlock.Options{KeyPrefix: tc.prefix}, nodes...)

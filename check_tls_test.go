@@ -87,11 +87,13 @@ func TestCommandsOfCheck(t *testing.T) {
 	s.Do(t, "ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all")
 	s.Do(t, "CONFIG", "SET", "maxmemory", "100mb")
 	s.Do(t, "ACL", "SETUSER", "default", "nopass")
+	secure, plain := "redis-cli -h 127.0.0.1 -p "+port, "redis-cli -h 127.0.0.1 -p "+portOf(s.Addr())
 	for u, cli := range map[string]string{
-		"rediss://app:hunter2@" + addr + "/3?skip_verify=true": "redis-cli -h 127.0.0.1 -p " + port + " --tls --insecure --user ADMIN --askpass CONFIG SET maxmemory-policy",
-		"redis://app:hunter2@" + s.Addr():                      "redis-cli -h 127.0.0.1 -p " + portOf(s.Addr()) + " --user ADMIN --askpass CONFIG SET",
-		"redis://:hunter3@" + s.Addr():                         "redis-cli -h 127.0.0.1 -p " + portOf(s.Addr()) + " --askpass CONFIG SET",
-		"redis://" + s.Addr():                                  "redis-cli -h 127.0.0.1 -p " + portOf(s.Addr()) + " CONFIG SET",
+		"rediss://app:hunter2@" + addr + "/3?skip_verify=true": secure +
+			" --tls --insecure --user ADMIN --askpass CONFIG SET maxmemory-policy",
+		"redis://app:hunter2@" + s.Addr(): plain + " --user ADMIN --askpass CONFIG SET",
+		"redis://:hunter3@" + s.Addr():    plain + " --askpass CONFIG SET",
+		"redis://" + s.Addr():             plain + " CONFIG SET",
 	} {
 		r := check(t, mustOpen(t, patient, u))
 		wantFinding(t, r, "127.0.0.1", "eviction", flightlock.StatusFail, cli)

@@ -116,7 +116,9 @@ func newClient(opts Options, list string) (*Client, error) {
 		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
 			return nil, err
 		}
-		cfg.Observer.Acquired, cfg.Observer.Attempted, cfg.Observer.Refreshed = c.metrics.acquired, c.metrics.attempted, c.metrics.refreshed
+		cfg.Observer.Acquired = c.metrics.acquired
+		cfg.Observer.Attempted = c.metrics.attempted
+		cfg.Observer.Refreshed = c.metrics.refreshed
 	}
 	if c.loss.c = c; opts.Logger != nil || c.metrics != nil {
 		cfg.Observer.Lost = c.lost

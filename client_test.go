@@ -391,7 +391,8 @@ func TestContextEnds(t *testing.T) {
 				start := time.Now()
 				err := lock(ctx)
 				cancel()
-				if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) || errors.Is(err, flightlock.ErrUnavailable) {
+				if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) ||
+					errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("%s, %s: %v", name, method, err)
 				}
 				if took := time.Since(start); took != 300*time.Millisecond {
@@ -559,7 +560,8 @@ func TestNodesGoDownAndComeBack(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		nodes[1].Down(true)
 		_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 3))
-		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || errors.Is(err, context.DeadlineExceeded) {
+		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
+			errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
 		for _, n := range nodes[:2] {

@@ -107,7 +107,10 @@ func TestDoWithAPanicOrGoexit(t *testing.T) {
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
-			_ = c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { runtime.Goexit(); return nil })
+			_ = c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error {
+				runtime.Goexit()
+				return nil
+			})
 		}()
 		<-gone
 		if !free(t, clients) {
@@ -181,7 +184,11 @@ func TestDoWithALargeDriftFactor(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{DriftFactor: 0.45}, clients...)
 		ran := false
-		if err := c.Do(t.Context(), "k", 10*time.Millisecond, nil, func(context.Context, *flightlock.Lock) error { ran = true; return nil }); err != nil || !ran {
+		err := c.Do(t.Context(), "k", 10*time.Millisecond, nil, func(context.Context, *flightlock.Lock) error {
+			ran = true
+			return nil
+		})
+		if err != nil || !ran {
 			t.Errorf("%v, fn ran: %v", err, ran)
 		}
 	})
@@ -271,7 +278,8 @@ func TestWrap(t *testing.T) {
 			t.Errorf("a key that cannot be: %v", err)
 		}
 		var recursive func(context.Context, int) (int, error)
-		recursive = flightlock.Wrap(c, time.Second, nil, func(int) string { return "same" }, func(ctx context.Context, n int) (int, error) {
+		same := func(int) string { return "same" }
+		recursive = flightlock.Wrap(c, time.Second, nil, same, func(ctx context.Context, n int) (int, error) {
 			if n == 0 {
 				return 0, nil
 			}
@@ -291,15 +299,17 @@ func TestWrap(t *testing.T) {
 // Do keeps its lock for as long as fn runs, however long that is; so does Wrap.
 func TestDoForHours(t *testing.T) {
 	const ttl = 5 * time.Minute // hours without thousands of refreshes
-	for name, do := range map[string]func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error{
-		"Do": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
+	type function = func(context.Context, *flightlock.Lock) error
+	for name, do := range map[string]func(c *flightlock.Client, ctx context.Context, fn function) error{
+		"Do": func(c *flightlock.Client, ctx context.Context, fn function) error {
 			return c.Do(ctx, "k", ttl, nil, fn)
 		},
 		"DoWith": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
 			return c.DoWith(ctx, "k", ttl, nil, flightlock.RefreshPolicy{Interval: ttl / 2}, fn)
 		},
 		"Wrap": func(c *flightlock.Client, ctx context.Context, fn func(context.Context, *flightlock.Lock) error) error {
-			_, err := flightlock.Wrap(c, ttl, nil, func(string) string { return "k" }, func(ctx context.Context, _ string) (int, error) {
+			key := func(string) string { return "k" }
+			_, err := flightlock.Wrap(c, ttl, nil, key, func(ctx context.Context, _ string) (int, error) {
 				return 0, fn(ctx, flightlock.FromContext(ctx))
 			})(ctx, "")
 			return err
@@ -350,7 +360,10 @@ func TestTheOldestLockOfDo(t *testing.T) {
 		done := make(chan struct{})
 		hold := func(key string, fn func(*flightlock.Lock)) {
 			go func() {
-				_ = c.Do(t.Context(), key, 3*time.Second, nil, func(_ context.Context, l *flightlock.Lock) error { fn(l); return nil })
+				_ = c.Do(t.Context(), key, 3*time.Second, nil, func(_ context.Context, l *flightlock.Lock) error {
+					fn(l)
+					return nil
+				})
 				done <- struct{}{}
 			}()
 			time.Sleep(time.Minute)
@@ -404,7 +417,8 @@ func TestDoWhoseFunctionIgnoresItsEndedCtx(t *testing.T) {
 			if held < ttl*98/100 || held > ttl*3/2 {
 				t.Errorf("%s: lost %v after ctx had ended, with a ttl of %v", name, held, ttl)
 			}
-			if !errors.Is(err, flightlock.ErrLockLost) || !errors.Is(err, ctxErr) || !strings.Contains(err.Error(), "ctx") || strings.Contains(err.Error(), "\n") {
+			if !errors.Is(err, flightlock.ErrLockLost) || !errors.Is(err, ctxErr) || !strings.Contains(err.Error(), "ctx") ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s: Do: %v", name, err)
 			}
 			if name == "canceled" && !errors.Is(err, shutdown) {
@@ -448,28 +462,29 @@ func TestDoWith(t *testing.T) {
 		for name, tc := range map[string]struct {
 			policy      flightlock.RefreshPolicy
 			least, most time.Duration
-			why         string
 		}{
-			"MaxHold":      {flightlock.RefreshPolicy{MaxHold: time.Minute}, 59 * time.Second, 64 * time.Second, "RefreshPolicy.MaxHold"},
-			"MaxRefreshes": {flightlock.RefreshPolicy{MaxRefreshes: 5}, 7 * time.Second, 9 * time.Second, "RefreshPolicy.MaxRefreshes"},
+			"MaxHold":      {flightlock.RefreshPolicy{MaxHold: time.Minute}, 59 * time.Second, 64 * time.Second},
+			"MaxRefreshes": {flightlock.RefreshPolicy{MaxRefreshes: 5}, 7 * time.Second, 9 * time.Second},
 		} {
 			began := time.Now()
-			err := c.DoWith(t.Context(), "k", 3*time.Second, nil, tc.policy, func(ctx context.Context, l *flightlock.Lock) error {
-				<-ctx.Done()
-				if held := time.Since(began); held < tc.least || held > tc.most {
-					t.Errorf("%s: held for %v", name, held)
-				}
-				return context.Cause(ctx)
-			})
-			if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), tc.why) {
+			err := c.DoWith(t.Context(), "k", 3*time.Second, nil, tc.policy,
+				func(ctx context.Context, l *flightlock.Lock) error {
+					<-ctx.Done()
+					if held := time.Since(began); held < tc.least || held > tc.most {
+						t.Errorf("%s: held for %v", name, held)
+					}
+					return context.Cause(ctx)
+				})
+			if !errors.Is(err, flightlock.ErrLockLost) || !strings.Contains(err.Error(), "RefreshPolicy."+name) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 		before := c.Stats().Attempts
-		err := c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{Interval: time.Second}, func(context.Context, *flightlock.Lock) error {
-			t.Error("fn runs")
-			return nil
-		})
+		err := c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{Interval: time.Second},
+			func(context.Context, *flightlock.Lock) error {
+				t.Error("fn runs")
+				return nil
+			})
 		wantInvalid(t, err, "RefreshPolicy.Interval")
 		if n := c.Stats().Attempts - before; n != 0 {
 			t.Errorf("%d attempts with a bad policy", n)
@@ -494,8 +509,10 @@ func TestDoReturnsTheLossAndNotAList(t *testing.T) {
 			"an error around the cause": {func(ctx context.Context, _ *flightlock.Lock) error {
 				return fmt.Errorf("%w: %w", mine, context.Cause(ctx))
 			}, false},
-			"an error around ctx's": {func(ctx context.Context, _ *flightlock.Lock) error { return fmt.Errorf("%w: %w", mine, ctx.Err()) }, false},
-			"its own":               {func(context.Context, *flightlock.Lock) error { return mine }, false},
+			"an error around ctx's": {func(ctx context.Context, _ *flightlock.Lock) error {
+				return fmt.Errorf("%w: %w", mine, ctx.Err())
+			}, false},
+			"its own": {func(context.Context, *flightlock.Lock) error { return mine }, false},
 		} {
 			err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
 				synctest.Wait()
@@ -506,7 +523,8 @@ func TestDoReturnsTheLossAndNotAList(t *testing.T) {
 			if !errors.Is(err, flightlock.ErrLockLost) || errors.Is(err, mine) == tc.alone {
 				t.Errorf("%s: %v", name, err)
 			}
-			if tc.alone && (strings.Contains(err.Error(), "\n") || errors.Is(err, context.Canceled) || strings.Count(err.Error(), "lock lost") != 1) {
+			if tc.alone && (strings.Contains(err.Error(), "\n") || errors.Is(err, context.Canceled) ||
+				strings.Count(err.Error(), "lock lost") != 1) {
 				t.Errorf("%s is a list: %v", name, err)
 			}
 		}

@@ -23,8 +23,8 @@ import (
 
 // known are the packages that the snippets of the docs use without importing them.
 var known = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "slog": "log/slog", "os": "os", "http": "net/http",
-	"json":  "encoding/json",
+	"context": "context", "errors": "errors", "fmt": "fmt", "time": "time", "os": "os",
+	"slog": "log/slog", "http": "net/http", "json": "encoding/json",
 	"redis": "github.com/redis/go-redis/v9", "flightlock": "github.com/flightlock/flightlock",
 	"fenced":         "github.com/flightlock/flightlock/fenced",
 	"rediscache":     "github.com/flightlock/flightlock/rediscache",
@@ -253,7 +253,8 @@ func main() {
 	defer cancel()
 	rdb = redis.NewClient(&redis.Options{Addr: os.Args[2]})
 	var err error
-	if c, err = flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: time.Second}); err != nil {
+	c, err = flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: time.Second})
+	if err != nil {
 		panic(err)
 	}
 	v, err := snippets[os.Args[1]]()

@@ -86,7 +86,9 @@ func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
 	const page = "docs/guarantees.md"
 	text := pages(t)[page]
 	sources := map[string]string{
-		"invariant": source(t, "internal/sim/check.go"), "mutation": source(t, "internal/sim/mutation_test.go"), "fault": source(t, "faults/scenarios.go"),
+		"invariant": source(t, "internal/sim/check.go"),
+		"mutation":  source(t, "internal/sim/mutation_test.go"),
+		"fault":     source(t, "faults/scenarios.go"),
 	}
 	claims := regexp.MustCompile(`(?m)^\*\*G(\d+)\.\*\* (?:.+\n)+`).FindAllStringSubmatch(text, -1)
 	if len(claims) < 30 || len(claims) != strings.Count(text, "\n**G") {
@@ -142,8 +144,10 @@ func TestErrorTextsInTheDocsExist(t *testing.T) {
 	quoted := 0
 	for _, m := range regexp.MustCompile("`([a-zA-Z][^`|]* [^`|]*)`").FindAllStringSubmatch(table, -1) {
 		for _, part := range variable.Split(m[1], -1) {
-			if part = strings.TrimSpace(part); !strings.Contains(part, " ") || part == "i/o timeout" || part == "connection refused" {
-				continue // one word; or a text of the operating system
+			part = strings.TrimSpace(part)
+			oneWord := !strings.Contains(part, " ")
+			if oneWord || part == "i/o timeout" || part == "connection refused" { // texts of the operating system
+				continue
 			}
 			if quoted++; !strings.Contains(code.String(), part) {
 				t.Errorf("docs/operations.md quotes %q: no error has the text %q", m[1], part)
@@ -278,7 +282,8 @@ func TestImportsInTheMap(t *testing.T) {
 // parentheses, and internal ones also without their prefix.
 func packagesIn(cell string) map[string]bool {
 	dirs := map[string]bool{}
-	for _, name := range strings.FieldsFunc(regexp.MustCompile(`\(.*?\)`).ReplaceAllString(cell, ""), func(r rune) bool { return r == ',' || r == ' ' }) {
+	names := regexp.MustCompile(`\(.*?\)`).ReplaceAllString(cell, "")
+	for _, name := range strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' }) {
 		for _, dir := range []string{name, "internal/" + name} {
 			if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err == nil && len(files) > 0 {
 				dirs[dir] = true
@@ -336,7 +341,8 @@ func TestSizeOfTheDocs(t *testing.T) {
 				generated = true
 			case strings.Contains(line, "end -->"), strings.HasPrefix(line, "<!-- end"):
 				generated = false
-			case block != "" && !strings.HasPrefix(block, "```go"), generated, strings.HasPrefix(line, "|"), strings.HasPrefix(line, "!["), strings.HasPrefix(line, "`"):
+			case block != "" && !strings.HasPrefix(block, "```go"), generated:
+			case strings.HasPrefix(line, "|"), strings.HasPrefix(line, "!["), strings.HasPrefix(line, "`"):
 			case utf8.RuneCountInString(line) > 100:
 				t.Errorf("%s:%d has more than 100 columns", file, i+1)
 			}

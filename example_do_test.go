@@ -13,10 +13,11 @@ import (
 func ExampleClient_Do() {
 	c, stop := exampleClient()
 	defer stop()
-	err := c.Do(context.Background(), "invoice:7", 5*time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
-		fmt.Println("with a token:", l.Fence() > 0) // ctx ends if the lock is lost
-		return errors.New("no such invoice")
-	})
+	err := c.Do(context.Background(), "invoice:7", 5*time.Second, nil,
+		func(ctx context.Context, l *flightlock.Lock) error {
+			fmt.Println("with a token:", l.Fence() > 0) // ctx ends if the lock is lost
+			return errors.New("no such invoice")
+		})
 	fmt.Println(err)
 	// Output:
 	// with a token: true
@@ -29,10 +30,11 @@ func ExampleClient_DoWith() {
 	c, stop := exampleClient()
 	defer stop()
 	policy := flightlock.RefreshPolicy{MaxHold: 100 * time.Millisecond}
-	err := c.DoWith(context.Background(), "report", 150*time.Millisecond, nil, policy, func(ctx context.Context, _ *flightlock.Lock) error {
-		<-ctx.Done() // a query that hangs
-		return ctx.Err()
-	})
+	err := c.DoWith(context.Background(), "report", 150*time.Millisecond, nil, policy,
+		func(ctx context.Context, _ *flightlock.Lock) error {
+			<-ctx.Done() // a query that hangs
+			return ctx.Err()
+		})
 	fmt.Println(err)
 	// Output: lock "report": flightlock: lock lost: its validity ended: RefreshPolicy.MaxHold, 100ms, is over
 }
@@ -64,9 +66,10 @@ func ExampleLock_Context_nested() {
 		})
 	}
 	addLine(context.Background(), 1)
-	err := c.Do(context.Background(), "invoice:7", 5*time.Second, nil, func(ctx context.Context, _ *flightlock.Lock) error {
-		return errors.Join(addLine(ctx, 2), addLine(ctx, 3)) // with this ctx the lock is nested
-	})
+	err := c.Do(context.Background(), "invoice:7", 5*time.Second, nil,
+		func(ctx context.Context, _ *flightlock.Lock) error {
+			return errors.Join(addLine(ctx, 2), addLine(ctx, 3)) // with this ctx the lock is nested
+		})
 	fmt.Println(err)
 	// Output:
 	// line 1

@@ -66,7 +66,10 @@ func ExampleFetcher() {
 }
 
 // exampleFetcher is a Fetcher over a map.
-func exampleFetcher(c *flightlock.Client, opts flightlock.FetchOptions, load func(ctx context.Context, key string) (string, error)) *flightlock.Fetcher[string] {
+func exampleFetcher(
+	c *flightlock.Client, opts flightlock.FetchOptions,
+	load func(ctx context.Context, key string) (string, error),
+) *flightlock.Fetcher[string] {
 	var values sync.Map
 	f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
 		Lookup: func(_ context.Context, key string) (string, flightlock.Freshness, error) {
@@ -122,7 +125,9 @@ func ExampleFetcher_Fetch() {
 func ExampleFetcher_Close() {
 	c, stop := exampleClient()
 	defer stop()
-	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) { return "value", nil })
+	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) {
+		return "value", nil
+	})
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	fmt.Println(f.Close(ctx))
@@ -136,7 +141,9 @@ func ExampleFetcher_Close() {
 func ExampleFetcher_Stats() {
 	c, stop := exampleClient()
 	defer stop()
-	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) { return "value", nil })
+	f := exampleFetcher(c, flightlock.FetchOptions{}, func(context.Context, string) (string, error) {
+		return "value", nil
+	})
 	defer f.Close(context.Background())
 	for range 10 {
 		f.Fetch(context.Background(), "k")

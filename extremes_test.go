@@ -23,7 +23,8 @@ func TestAKeyThatLivesForEver(t *testing.T) {
 		before := c.Stats().Commands
 		_, err := c.Lock(t.Context(), key, time.Minute, flightlock.LimitedRetry(200*time.Millisecond, 1))
 		var q *flightlock.QuorumError
-		if !errors.Is(err, flightlock.ErrNotAcquired) || !errors.As(err, &q) || q.Nodes[0].HolderTTL < math.MaxInt64-time.Minute {
+		if !errors.Is(err, flightlock.ErrNotAcquired) || !errors.As(err, &q) ||
+			q.Nodes[0].HolderTTL < math.MaxInt64-time.Minute {
 			t.Errorf("a holder for %d ms: %v", ms, err)
 		}
 		if n := c.Stats().Commands - before; n > 10 { // a poll each 50ms
@@ -56,7 +57,8 @@ func TestHandoffWithALargeDriftFactor(t *testing.T) {
 				}
 			}
 			if s := c.Stats(); s.Handoffs < n/2 {
-				t.Errorf("a ttl of %v: %d handoffs of %d locks, %d attempts, %d refreshes", ttl, s.Handoffs, n, s.Attempts, s.Refreshes)
+				t.Errorf("a ttl of %v: %d handoffs of %d locks, %d attempts, %d refreshes",
+					ttl, s.Handoffs, n, s.Attempts, s.Refreshes)
 			}
 		})
 	}

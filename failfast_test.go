@@ -96,7 +96,8 @@ func TestFailFastWaitsForAHolder(t *testing.T) {
 func TestFailFastOfABadStrategy(t *testing.T) {
 	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	for _, s := range []flightlock.RetryStrategy{
-		flightlock.FailFast(flightlock.LimitedRetry(0, 1)), flightlock.Limit(flightlock.FailFast(flightlock.LimitedRetry(0, 1)), 1),
+		flightlock.FailFast(flightlock.LimitedRetry(0, 1)),
+		flightlock.Limit(flightlock.FailFast(flightlock.LimitedRetry(0, 1)), 1),
 	} {
 		if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, s); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("got %v", err)
@@ -112,7 +113,8 @@ func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 		t.Run(fmt.Sprintf("stalled=%v", stalled), func(t *testing.T) {
 			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 				keys := sized(200, 50)
-				c, other := newClient(t, flightlock.Options{MaxTTL: time.Hour}, clients...), newClient(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
+				c := newClient(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
+				other := newClient(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
 				ctx, cancel := context.WithCancel(t.Context())
 				var fast, slow sync.WaitGroup
 				for i := range keys {
@@ -127,7 +129,8 @@ func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 				time.Sleep(time.Second)
 				for i := range keys {
 					fast.Go(func() {
-						if _, err := c.SingleFlightLock(ctx, fmt.Sprint("k", i), time.Hour, flightlock.FailFast(nil)); !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil {
+						_, err := c.SingleFlightLock(ctx, fmt.Sprint("k", i), time.Hour, flightlock.FailFast(nil))
+						if !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil {
 							t.Errorf("who fails fast: %v", err)
 						}
 					})

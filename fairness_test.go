@@ -24,7 +24,9 @@ type share struct {
 }
 
 // hammer has one process use the key from that many goroutines until end.
-func (s *share) hammer(t *testing.T, wg *sync.WaitGroup, goroutines int, end time.Time, lock func() (*flightlock.Lock, error)) {
+func (s *share) hammer(
+	t *testing.T, wg *sync.WaitGroup, goroutines int, end time.Time, lock func() (*flightlock.Lock, error),
+) {
 	for range goroutines {
 		wg.Go(func() {
 			for time.Now().Before(end) {
@@ -61,7 +63,8 @@ func TestProcessesShareAKey(t *testing.T) {
 		each         time.Duration // of use, per process
 		options      func(proc int, o *flightlock.Options)
 	}{
-		{"notified", 1, 4, each, nil}, {"notified", 2, 3, each, nil}, {"notified", 3, 12, each, nil}, {"notified", 4, 3, each, nil},
+		{"notified", 1, 4, each, nil}, {"notified", 2, 3, each, nil},
+		{"notified", 3, 12, each, nil}, {"notified", 4, 3, each, nil},
 		{"one polls", 3, 4, each, func(proc int, o *flightlock.Options) { o.DisableNotify = proc == 0 }},
 		{"all poll", 2, 3, each, polling}, {"all poll", 3, 4, each, polling},
 		// Here each lock is one of Redis.

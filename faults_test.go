@@ -47,7 +47,8 @@ func TestServerErrors(t *testing.T) {
 			fake := redistest.StartFake(t, redistest.ErrorFor("EVALSHA", tc.line))
 			c := newClient(t, patient, dial(t, fake.Addr()))
 			_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, flightlock.LimitedRetry(5*time.Millisecond, 5))
-			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || !strings.Contains(err.Error(), code) {
+			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
+				!strings.Contains(err.Error(), code) {
 				t.Errorf("got %v", err)
 			}
 			if n := c.Stats().Attempts; (n == 1) != tc.final {
@@ -81,7 +82,8 @@ func TestUnreachableNodes(t *testing.T) {
 			hole.BlackHole(true)
 			t.Cleanup(func() { hole.BlackHole(false); hole.ResetAll() }) // for Close, which waits for answers
 			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.NoRetry())
-			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), addr) {
+			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), addr) {
 				t.Errorf("got %v", err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -168,7 +170,8 @@ func TestKeysOfAnyBytes(t *testing.T) {
 	} {
 		for _, prefix := range []string{"", "{", "}{", "a{b}c:", flightlock.NoPrefix} {
 			c := newClient(t, flightlock.Options{KeyPrefix: prefix, NodeTimeout: patient.NodeTimeout}, node)
-			keys := []string{"k", "{", "}", "{}", "{}x", "a{b}c", "{{b}}", "\x00", "\xff\xfe{\x01}", "\r\n", strings.Repeat("k", 4096)}
+			keys := []string{"k", "{", "}", "{}", "{}x", "a{b}c", "{{b}}", "\x00", "\xff\xfe{\x01}", "\r\n",
+				strings.Repeat("k", 4096)}
 			for range 30 {
 				b := make([]byte, 1+rand.IntN(40))
 				for i := range b {
@@ -292,7 +295,8 @@ func TestExclusionUnderFire(t *testing.T) {
 	for i := range 12 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				l, err := cs[i%3].SingleFlightLock(ctx, "k", time.Second, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
+				l, err := cs[i%3].SingleFlightLock(ctx, "k", time.Second,
+					flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
 				if err != nil {
 					continue
 				}

@@ -510,7 +510,8 @@ type fetchCounts struct {
 
 func (c *fetchCounts) read(hits uint64) FetchStats {
 	return FetchStats{
-		Hits: hits, Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(), Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
+		Hits: hits, Stale: c.stale.Load(), Misses: c.misses.Load(), Joined: c.joined.Load(),
+		Loads: c.loads.Load(), UnlockedLoads: c.unlocked.Load(),
 		LoadFailures: c.loadFailures.Load(), StoreFailures: c.storeFailures.Load(),
 		LookupErrors: c.lookupErrors.Load(), Lost: c.lost.Load(), Outdated: c.outdated.Load(),
 	}

@@ -1140,9 +1140,14 @@ func TestFetcherBadInput(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
 		for field, opts := range map[string]flightlock.FetchOptions{
-			"TTL": {TTL: time.Hour}, "LoadTimeout": {LoadTimeout: -1}, "WaitTimeout": {WaitTimeout: -1},
-			"OnUnavailable": {OnUnavailable: 2}, "MaxUnlockedLoads": {MaxUnlockedLoads: -1}, "MaxLoads": {MaxLoads: -1}, "LookupTimeout": {LookupTimeout: -1},
-			"Name": {Name: "\xff"},
+			"TTL":              {TTL: time.Hour},
+			"LoadTimeout":      {LoadTimeout: -1},
+			"WaitTimeout":      {WaitTimeout: -1},
+			"OnUnavailable":    {OnUnavailable: 2},
+			"MaxUnlockedLoads": {MaxUnlockedLoads: -1},
+			"MaxLoads":         {MaxLoads: -1},
+			"LookupTimeout":    {LookupTimeout: -1},
+			"Name":             {Name: "\xff"},
 		} {
 			if _, err := flightlock.NewFetcher(c, (&origin{}).source(), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), field) {

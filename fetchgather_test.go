@@ -33,30 +33,31 @@ var patientLookups = flightlock.FetchOptions{LookupTimeout: 10 * time.Second}
 // Callers that come while lookups are under way share the next one, and what they miss is one load.
 func TestFetchManyGathersWhatCallersWant(t *testing.T) {
 	var lookups atomic.Int64
-	manyTest(t, 1, patientLookups, slowLookups(&lookups), func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
-		var wg sync.WaitGroup
-		for i := range 100 {
-			wg.Go(func() { wantMany(t, fs[0], keysFrom(i%50, 50), "v0") })
-		}
-		wg.Wait()
-		if n := lookups.Load(); n != 3 { // two by themselves, and one for all others
-			t.Errorf("%d lookups", n)
-		}
-		if n := s.bulk.Load(); s.most() != 1 || n > 3 {
-			t.Errorf("%d loads of one key, %d bulk loads", s.most(), n)
-		}
-		if got := fs[0].Stats(); got.Misses != 100*50 || got.Hits != 0 {
-			t.Errorf("%+v", got)
-		}
-		lookups.Store(0)
-		for i := range 100 {
-			wg.Go(func() { wantMany(t, fs[0], keysFrom(i%50, 50), "v0") })
-		}
-		wg.Wait()
-		if got := fs[0].Stats(); got.Hits != 100*50 || lookups.Load() != 3 { // and not the keys that others want
-			t.Errorf("%+v, %d lookups", got, lookups.Load())
-		}
-	})
+	manyTest(t, 1, patientLookups, slowLookups(&lookups),
+		func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+			var wg sync.WaitGroup
+			for i := range 100 {
+				wg.Go(func() { wantMany(t, fs[0], keysFrom(i%50, 50), "v0") })
+			}
+			wg.Wait()
+			if n := lookups.Load(); n != 3 { // two by themselves, and one for all others
+				t.Errorf("%d lookups", n)
+			}
+			if n := s.bulk.Load(); s.most() != 1 || n > 3 {
+				t.Errorf("%d loads of one key, %d bulk loads", s.most(), n)
+			}
+			if got := fs[0].Stats(); got.Misses != 100*50 || got.Hits != 0 {
+				t.Errorf("%+v", got)
+			}
+			lookups.Store(0)
+			for i := range 100 {
+				wg.Go(func() { wantMany(t, fs[0], keysFrom(i%50, 50), "v0") })
+			}
+			wg.Wait()
+			if got := fs[0].Stats(); got.Hits != 100*50 || lookups.Load() != 3 { // and not the keys that others want
+				t.Errorf("%+v, %d lookups", got, lookups.Load())
+			}
+		})
 }
 
 // More keys than MaxBatch are several lookups.
@@ -89,25 +90,26 @@ func TestGatheredLookupsHaveALimit(t *testing.T) {
 // under way is not served to them.
 func TestAGatheredLookupIsLaterThanItsCallers(t *testing.T) {
 	var lookups atomic.Int64
-	manyTest(t, 1, patientLookups, slowLookups(&lookups), func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
-		wantMany(t, fs[0], keysFrom(0, 2), "v0")
-		var wg sync.WaitGroup
-		for range 2 {
-			wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") })
-		}
-		time.Sleep(time.Second / 2) // they have found the old value
-		s.change("k0")
-		s.change("k1")
-		for range 4 {
-			wg.Go(func() {
-				values, err := fs[0].FetchMany(t.Context(), keysFrom(0, 2))
-				if err != nil || values["k0"] == "k0=v0" || values["k1"] == "k1=v0" {
-					t.Errorf("%v, %v", values, err)
-				}
-			})
-		}
-		wg.Wait()
-	})
+	manyTest(t, 1, patientLookups, slowLookups(&lookups),
+		func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+			wantMany(t, fs[0], keysFrom(0, 2), "v0")
+			var wg sync.WaitGroup
+			for range 2 {
+				wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") })
+			}
+			time.Sleep(time.Second / 2) // they have found the old value
+			s.change("k0")
+			s.change("k1")
+			for range 4 {
+				wg.Go(func() {
+					values, err := fs[0].FetchMany(t.Context(), keysFrom(0, 2))
+					if err != nil || values["k0"] == "k0=v0" || values["k1"] == "k1=v0" {
+						t.Errorf("%v, %v", values, err)
+					}
+				})
+			}
+			wg.Wait()
+		})
 }
 
 // Lookups that hang hold others up for a while only.
@@ -143,24 +145,25 @@ func TestGatheredLookupsBehindOnesThatHang(t *testing.T) {
 // A caller whose ctx ends leaves, and what nobody waits for is not looked up.
 func TestACallerLeavesAGatheredLookup(t *testing.T) {
 	var lookups atomic.Int64
-	manyTest(t, 1, patientLookups, slowLookups(&lookups), func(t *testing.T, _ *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
-		var wg sync.WaitGroup
-		for i := range 2 {
-			wg.Go(func() { wantMany(t, fs[0], keysFrom(10*i, 2), "v0") })
-		}
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		defer cancel()
-		began := time.Now()
-		_, err := fs[0].FetchMany(ctx, keysFrom(100, 2))
-		if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Millisecond {
-			t.Errorf("%v after %v", err, time.Since(began))
-		}
-		wg.Wait()
-		if n := lookups.Load(); n != 2 {
-			t.Errorf("%d lookups", n)
-		}
-	})
+	manyTest(t, 1, patientLookups, slowLookups(&lookups),
+		func(t *testing.T, _ *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+			var wg sync.WaitGroup
+			for i := range 2 {
+				wg.Go(func() { wantMany(t, fs[0], keysFrom(10*i, 2), "v0") })
+			}
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			_, err := fs[0].FetchMany(ctx, keysFrom(100, 2))
+			if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > time.Millisecond {
+				t.Errorf("%v after %v", err, time.Since(began))
+			}
+			wg.Wait()
+			if n := lookups.Load(); n != 2 {
+				t.Errorf("%d lookups", n)
+			}
+		})
 }
 
 // A FetchMany inside a LookupMany does not wait for lookups that wait for it.

@@ -190,8 +190,9 @@ func (f *Fetcher[V]) meter() *fetchMeter { return f.seen.meter }
 func (s FetchStats) plus(o FetchStats) FetchStats {
 	return FetchStats{
 		Hits: s.Hits + o.Hits, Stale: s.Stale + o.Stale, Misses: s.Misses + o.Misses, Joined: s.Joined + o.Joined,
-		Loads: s.Loads + o.Loads, UnlockedLoads: s.UnlockedLoads + o.UnlockedLoads, LoadFailures: s.LoadFailures + o.LoadFailures,
-		StoreFailures: s.StoreFailures + o.StoreFailures, LookupErrors: s.LookupErrors + o.LookupErrors, Lost: s.Lost + o.Lost, Outdated: s.Outdated + o.Outdated,
+		Loads: s.Loads + o.Loads, UnlockedLoads: s.UnlockedLoads + o.UnlockedLoads,
+		LoadFailures: s.LoadFailures + o.LoadFailures, StoreFailures: s.StoreFailures + o.StoreFailures,
+		LookupErrors: s.LookupErrors + o.LookupErrors, Lost: s.Lost + o.Lost, Outdated: s.Outdated + o.Outdated,
 		Running: s.Running + o.Running,
 	}
 }

@@ -330,7 +330,8 @@ func (f *Fetcher[V]) full(key string, k kind, why error) error {
 	if k == unlocked {
 		return fmt.Errorf("%w; and FetchOptions.MaxUnlockedLoads, %d, are running", why, f.opts.MaxUnlockedLoads)
 	}
-	return fmt.Errorf("flightlock: fetch %q: no slot within FetchOptions.WaitTimeout, %v: FetchOptions.MaxLoads, %d, are running: %w",
+	return fmt.Errorf("flightlock: fetch %q: no slot within FetchOptions.WaitTimeout, %v: "+
+		"FetchOptions.MaxLoads, %d, are running: %w",
 		key, f.opts.WaitTimeout, f.opts.MaxLoads, ErrNotAcquired)
 }
 

@@ -43,13 +43,19 @@ func FuzzExtremes(f *testing.F) {
 		if redistest.Raced && i%4 != 0 {
 			continue
 		}
-		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf, int64(e.ttl),
-			int64(e.deadline),
-			int64(e.interval), int64(e.timeout), int64(e.maxHold), e.maxRefreshes, e.strategy, int64(e.delay), int64(e.most), e.count,
+		f.Add(int64(e.nodeTimeout), int64(e.maxTTL), e.drift, int64(e.slice), e.maxWaiters, e.deaf,
+			int64(e.ttl), int64(e.deadline),
+			int64(e.interval), int64(e.timeout), int64(e.maxHold), e.maxRefreshes,
+			e.strategy, int64(e.delay), int64(e.most), e.count,
 			int64(e.fetchTTL), int64(e.load), int64(e.wait), int64(e.errorHold), e.unlocked)
 	}
-	f.Fuzz(func(t *testing.T, nodeTimeout, maxTTL int64, drift float64, slice, maxWaiters int64, deaf bool, ttl, deadline,
-		interval, timeout, maxHold, maxRefreshes int64, strategy uint8, delay, most, count, fetchTTL, load, wait, errorHold, unlocked int64) {
+	f.Fuzz(func(
+		t *testing.T, nodeTimeout, maxTTL int64, drift float64, slice, maxWaiters int64, deaf bool,
+		ttl, deadline int64,
+		interval, timeout, maxHold, maxRefreshes int64,
+		strategy uint8, delay, most, count int64,
+		fetchTTL, load, wait, errorHold, unlocked int64,
+	) {
 		d := func(n int64) time.Duration { return time.Duration(n) }
 		extremes{
 			nodeTimeout: d(nodeTimeout), maxTTL: d(maxTTL), drift: drift, slice: d(slice), maxWaiters: maxWaiters, deaf: deaf,
@@ -339,7 +345,9 @@ func (x *extremeRun) waits() {
 	x.waitFor("the queue", x.a, x.a.SingleFlightLock, s, least, most)
 }
 
-type lockFunc func(ctx context.Context, key string, ttl time.Duration, retry flightlock.RetryStrategy) (*flightlock.Lock, error)
+type lockFunc func(
+	ctx context.Context, key string, ttl time.Duration, retry flightlock.RetryStrategy,
+) (*flightlock.Lock, error)
 
 func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s flightlock.RetryStrategy, least,
 	most time.Duration) {

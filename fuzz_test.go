@@ -93,10 +93,14 @@ func FuzzOptions(f *testing.F) {
 	f.Cleanup(m.Close)
 	conn := redis.NewClient(m.Options())
 	f.Cleanup(func() { _ = conn.Close() })
-	f.Fuzz(func(t *testing.T, nodeTimeout, maxTTL int64, drift float64, slice int64, waiters int, ttl, interval, retry int64, retries int) {
+	f.Fuzz(func(
+		t *testing.T, nodeTimeout, maxTTL int64, drift float64, slice int64, waiters int,
+		ttl, interval, retry int64, retries int,
+	) {
 		ctx := context.Background()
 		c, err := flightlock.New(flightlock.Options{
-			Nodes: []redis.UniversalClient{conn}, NodeTimeout: time.Duration(nodeTimeout), MaxTTL: time.Duration(maxTTL), DriftFactor: drift,
+			Nodes:       []redis.UniversalClient{conn},
+			NodeTimeout: time.Duration(nodeTimeout), MaxTTL: time.Duration(maxTTL), DriftFactor: drift,
 			HandoffSlice: time.Duration(slice), MaxWaiters: waiters, DisableNotify: true,
 		})
 		if err != nil {

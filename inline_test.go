@@ -14,7 +14,9 @@ import (
 
 // stalledAlone runs fn on a single node that has answered promptly and then stops: the next
 // caller makes its own request to it, and no answer comes within NodeTimeout.
-func stalledAlone(t *testing.T, timeout time.Duration, fn func(t *testing.T, c *flightlock.Client, node *redistest.MemNode)) {
+func stalledAlone(
+	t *testing.T, timeout time.Duration, fn func(t *testing.T, c *flightlock.Client, node *redistest.MemNode),
+) {
 	t.Helper()
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{NodeTimeout: timeout}, clients...)

@@ -69,7 +69,8 @@ func TestLingerOnRealNodes(t *testing.T) {
 			mustRelease(t, l)
 		}
 		after := a.Stats()
-		if after.Attempts != before.Attempts || after.Reused != before.Reused+3 || after.Held != 0 || after.Retained != before.Retained {
+		if after.Attempts != before.Attempts || after.Reused != before.Reused+3 || after.Held != 0 ||
+			after.Retained != before.Retained {
 			t.Errorf("%d nodes: before %+v, after %+v", n, before, after)
 		}
 		for i, lock := range []func() (*flightlock.Lock, error){
@@ -371,7 +372,8 @@ func TestLingerFor(t *testing.T) {
 	for _, key := range []string{"sticky", "cron"} {
 		mustRelease(t, mustLock(t, c, key, lingerTTL))
 	}
-	if v := recovered(func() { _, _ = c.TryLock(context.Background(), "bad", lingerTTL) }); fmt.Sprint(v) != "LingerFor of the user's" {
+	v := recovered(func() { _, _ = c.TryLock(context.Background(), "bad", lingerTTL) })
+	if fmt.Sprint(v) != "LingerFor of the user's" {
 		t.Errorf("recovered %v", v)
 	}
 	if n, s := locksOf(t, servers[0]), c.Stats(); n != 2 || s.Retained != 2 || s.Waiters != 0 {
@@ -399,7 +401,10 @@ func TestTurnsAndAffinity(t *testing.T) {
 	t.Parallel()
 	_, nodes := realNodes(t, 1)
 	opts := flightlock.Options{NodeTimeout: 5 * time.Second}
-	clients := []*flightlock.Client{lingering(t, opts, nodes...), lingering(t, opts, nodes...), lingering(t, opts, nodes...)}
+	var clients []*flightlock.Client
+	for range 3 {
+		clients = append(clients, lingering(t, opts, nodes...))
+	}
 	var held, most atomic.Int64
 	var last atomic.Int64
 	var wg sync.WaitGroup

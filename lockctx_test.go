@@ -29,7 +29,8 @@ type notComparable struct {
 // Under a long lock, Context may be called again and again: that leaves nothing behind, whatever
 // the parent is.
 func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
-	c, err := New(Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 5 * time.Second})
+	rdb := redistest.StartServer(t).Client(t)
+	c, err := New(Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,9 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 		"each another, without end": func() (context.Context, context.CancelFunc) {
 			return context.WithValue(endless, lockCtxKey{}, 1), func() {}
 		},
-		"each another, detached": func() (context.Context, context.CancelFunc) { return context.WithoutCancel(ends), func() {} },
+		"each another, detached": func() (context.Context, context.CancelFunc) {
+			return context.WithoutCancel(ends), func() {}
+		},
 		"cannot be compared, and ends": func() (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(ends)
 			return notComparable{Context: ctx}, cancel
@@ -60,7 +63,8 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 			defer l.Release(context.Background())
 			once := func() {
 				ctx, done := parent()
-				if inner := l.Context(ctx); inner.Err() != nil || FromContext(inner) != l || inner.Value(lockCtxKey{}) != ctx.Value(lockCtxKey{}) {
+				inner := l.Context(ctx)
+				if inner.Err() != nil || FromContext(inner) != l || inner.Value(lockCtxKey{}) != ctx.Value(lockCtxKey{}) {
 					t.Fatal("not a ctx of this lock and that parent")
 				}
 				done()

@@ -38,7 +38,8 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 				servers, urls = append(servers, s), append(urls, "redis://app:old@"+s.Addr())
 			}
 			var log lines
-			c := mustOpen(t, flightlock.Options{NodeTimeout: 2 * time.Second, Logger: slog.New(slog.NewTextHandler(&log, nil))}, urls...)
+			logger := slog.New(slog.NewTextHandler(&log, nil))
+			c := mustOpen(t, flightlock.Options{NodeTimeout: 2 * time.Second, Logger: logger}, urls...)
 			lockMany(t, c, 8, 20)
 			s := servers[0]
 			s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
@@ -94,7 +95,8 @@ func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
 // dialled is how many connections a server has got so far.
 func dialled(t *testing.T, s *redistest.Server) int {
 	t.Helper()
-	n, err := strconv.Atoi(regexp.MustCompile(`total_connections_received:(\d+)`).FindStringSubmatch(s.Do(t, "INFO", "stats").(string))[1])
+	stats := s.Do(t, "INFO", "stats").(string)
+	n, err := strconv.Atoi(regexp.MustCompile(`total_connections_received:(\d+)`).FindStringSubmatch(stats)[1])
 	must(t, err)
 	return n
 }

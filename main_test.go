@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) {
 	redistest.SilenceRedis()
-	leftOut, how := "most moments at which nodes can forget; services at full size (internal/e2e)", "make forget; make long"
+	leftOut := "most moments at which nodes can forget; services at full size (internal/e2e)"
+	how := "make forget; make long"
 	if redistest.Raced {
 		leftOut, how = leftOut+"; many rounds, keys and combinations", how+"; go test ."
 	}

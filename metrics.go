@@ -113,8 +113,10 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		c: c, reg: reg, fetchers: newFetchMetrics(),
 		acquire: histogram("acquire_duration_seconds",
-			"How long callers waited for a lock, by outcome and by what they waited for: remote (no other caller of this process), "+
-				"queue (other callers of this process, then remote) or handoff (other callers of this process, without Redis).", "outcome", "wait"),
+			"How long callers waited for a lock, by outcome and by what they waited for: "+
+				"remote (no other caller of this process), queue (other callers of this process, then remote) "+
+				"or handoff (other callers of this process, without Redis).",
+			"outcome", "wait"),
 		attempt:  histogram("attempt_duration_seconds", "Duration of remote attempts, by outcome.", "outcome"),
 		trip:     histogram("node_round_trip_seconds", "Duration of exchanges with a node, failed ones included.", "node"),
 		refresh:  counter("refreshes_total", "Completed remote refreshes, by outcome.", "outcome"),
@@ -136,8 +138,9 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	if err := register(reg, m); errors.Is(err, errRegisterer) {
 		return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 	} else if err != nil {
-		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; if another Client is registered there, "+
-			"give each Client a label of its own with prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
+		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; "+
+			"if another Client is registered there, give each Client a label of its own with "+
+			"prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
 	}
 	for _, n := range c.nodes {
 		trip, failures := m.trip.WithLabelValues(n.Name()), m.failures.WithLabelValues(n.Name())
@@ -197,7 +200,8 @@ func (m *metrics) unregister(ctx context.Context) error {
 		return nil
 	}
 	failed := make(chan error, 1)
-	if err := wait.For(ctx, func() { failed <- recovering(func() error { m.reg.Unregister(m); return nil }) }); err != nil {
+	unregister := func() error { m.reg.Unregister(m); return nil }
+	if err := wait.For(ctx, func() { failed <- recovering(unregister) }); err != nil {
 		return fmt.Errorf("%w has not unregistered the metrics: %w", errRegisterer, err)
 	}
 	return <-failed

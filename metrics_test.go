@@ -186,7 +186,8 @@ func TestMetricsOfAQueueThatWasNotHandedOver(t *testing.T) {
 		mustRelease(t, l)
 		<-done
 		got := gathered(t, reg)
-		if got[`flightlock_acquire_duration_seconds{outcome="acquired",wait="queue"}`] != 1 || got["flightlock_handoffs_total"] != 0 {
+		if got[`flightlock_acquire_duration_seconds{outcome="acquired",wait="queue"}`] != 1 ||
+			got["flightlock_handoffs_total"] != 0 {
 			t.Errorf("got %v", got)
 		}
 	})

@@ -77,7 +77,8 @@ func lockAtOnce(t *testing.T, c *flightlock.Client, n int) {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			l, err := c.SingleFlightLock(ctx, fmt.Sprint("many", i), time.Second, flightlock.LimitedRetry(10*time.Millisecond, 1000))
+			l, err := c.SingleFlightLock(ctx, fmt.Sprint("many", i), time.Second,
+				flightlock.LimitedRetry(10*time.Millisecond, 1000))
 			if err != nil {
 				t.Error(err)
 				return

@@ -124,7 +124,8 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 			return nil, err
 		}
 		if o.MasterName == "" {
-			return nil, errors.New("parameter master_name is empty: it must be the master's name in the configuration of the Sentinels")
+			return nil, errors.New("parameter master_name is empty: " +
+				"it must be the master's name in the configuration of the Sentinels")
 		}
 		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
 			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
@@ -154,8 +155,9 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 }
 
 var (
-	errHosts = errors.New("several hosts in one place: use one URL per node; further Sentinels or members of the same node follow as ?addr=host:port&addr=host:port")
-	errPort  = errors.New("a port must be a number from 1 to 65535")
+	errHosts = errors.New("several hosts in one place: use one URL per node; " +
+		"further Sentinels or members of the same node follow as ?addr=host:port&addr=host:port")
+	errPort = errors.New("a port must be a number from 1 to 65535")
 )
 
 // checkHosts reports addresses that go-redis accepts but that cannot be dialled.
@@ -211,7 +213,9 @@ func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.D
 const hidden = "xxxxx"
 
 // harmless are the parameters whose values are not secret.
-var harmless = regexp.MustCompile(`^(addr|db|master_name|username|client_name|protocol|skip_verify|[a-z]+(_[a-z]+)*_(timeout|size|conns|dials|time|lifetime|retries|backoff|jitter|fifo|redirects|only|enabled|latency|randomly|tolerance|replicas|resp3))$`)
+var harmless = regexp.MustCompile(`^(addr|db|master_name|username|client_name|protocol|skip_verify|` +
+	`[a-z]+(_[a-z]+)*_(timeout|size|conns|dials|time|lifetime|retries|backoff|jitter|fifo|redirects|` +
+	`only|enabled|latency|randomly|tolerance|replicas|resp3))$`)
 
 // plainURL matches URLs without room for a password: a scheme, a host, a port and a database at
 // most.

@@ -123,7 +123,8 @@ func TestNodesWhoseNamesAreNoText(t *testing.T) {
 // something else. Whatever it is taken for, no half of it is shown.
 func TestOpenHidesHalvesOfPasswords(t *testing.T) {
 	for _, form := range []string{
-		"redis://u:PW@h:1/x", "redis://:PW@h:1/x", "redis://PW@h:1/x", "rediss://u:PW@h:1?typo=1", "unix://u:PW@/run/r.sock?typo=1",
+		"redis://u:PW@h:1/x", "redis://:PW@h:1/x", "redis://PW@h:1/x",
+		"rediss://u:PW@h:1?typo=1", "unix://u:PW@/run/r.sock?typo=1",
 		"redis://u:PW@h:1?addr=h:2&typo=1", "redis://u:PW@h:1?master_name=m&typo=1",
 		"redis://h:1?master_name=m&password=PW&typo=1", "redis://h:1?sentinel_password=PW&addr=h:2",
 	} {

@@ -204,7 +204,8 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 		first, d := database(nodes[0])
 		if name, e := database(n); d != e {
 			return invalid(field, fmt.Sprintf("database %d at %s", e, name),
-				fmt.Sprintf("%s[0] is database %d at %s: all nodes must use one number, or a server behind two of them would vote twice", short, d, first))
+				fmt.Sprintf("%s[0] is database %d at %s: all nodes must use one number, "+
+					"or a server behind two of them would vote twice", short, d, first))
 		}
 	}
 	return nil

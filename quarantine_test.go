@@ -65,7 +65,9 @@ func (tr *trio) nodes() (nodes []redis.UniversalClient) {
 func (tr *trio) wantOn(l *flightlock.Lock, key string, nodes ...int) {
 	tr.t.Helper()
 	redistest.Eventually(tr.t, 20*time.Second, fmt.Sprintf("nodes %v have the key", nodes), func() bool {
-		return !slices.ContainsFunc(nodes, func(i int) bool { return tr.servers[i].Do(tr.t, "GET", "lock:"+key) != l.Owner() })
+		return !slices.ContainsFunc(nodes, func(i int) bool {
+			return tr.servers[i].Do(tr.t, "GET", "lock:"+key) != l.Owner()
+		})
 	})
 }
 
@@ -74,7 +76,9 @@ func (tr *trio) wantOn(l *flightlock.Lock, key string, nodes ...int) {
 func wantFree(t *testing.T, key string, servers ...*redistest.Server) {
 	t.Helper()
 	redistest.Eventually(t, 20*time.Second, key+" is free on all nodes", func() bool {
-		return !slices.ContainsFunc(servers, func(s *redistest.Server) bool { return s.Do(t, "EXISTS", "lock:"+key) != int64(0) })
+		return !slices.ContainsFunc(servers, func(s *redistest.Server) bool {
+			return s.Do(t, "EXISTS", "lock:"+key) != int64(0)
+		})
 	})
 }
 
@@ -131,11 +135,12 @@ var amnesias = []amnesia{
 		tr.servers[0].Do(tr.t, "SAVE")
 		return func() { must(tr.t, tr.servers[0].Restart()) }
 	}},
-	{name: "stale append-only file", args: []string{"--appendonly", "yes", "--appendfsync", "everysec"}, prepare: func(tr *trio) func() {
-		saved, err := tr.servers[0].SaveAppendOnly()
-		must(tr.t, err)
-		return func() { must(tr.t, tr.servers[0].RestartFrom(saved)) }
-	}},
+	{name: "stale append-only file", args: []string{"--appendonly", "yes", "--appendfsync", "everysec"},
+		prepare: func(tr *trio) func() {
+			saved, err := tr.servers[0].SaveAppendOnly()
+			must(tr.t, err)
+			return func() { must(tr.t, tr.servers[0].RestartFrom(saved)) }
+		}},
 	{name: "flushed", prepare: func(tr *trio) func() {
 		return func() { tr.servers[0].Do(tr.t, "FLUSHALL") }
 	}},
@@ -235,7 +240,8 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 	tr := newTrio(t)
 	for i, opts := range []flightlock.Options{
 		{MaxTTL: math.MaxInt64}, {MaxTTL: math.MaxInt64, DriftFactor: 0.49}, {MaxTTL: math.MaxInt64 - time.Millisecond},
-		{MaxTTL: 24 * time.Hour}, {MaxTTL: 24 * time.Hour, DriftFactor: math.Nextafter(0.5, 0)}, {MaxTTL: time.Minute, DriftFactor: math.SmallestNonzeroFloat64},
+		{MaxTTL: 24 * time.Hour}, {MaxTTL: 24 * time.Hour, DriftFactor: math.Nextafter(0.5, 0)},
+		{MaxTTL: time.Minute, DriftFactor: math.SmallestNonzeroFloat64},
 	} {
 		refused := opts
 		refused.Nodes = tr.nodes()
@@ -257,7 +263,10 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 
 // secondGrants has holder lock key, the first node forget it, and the rivals try to get it. It
 // says how many did while the holder could believe in its lock.
-func secondGrants(tr *trio, a amnesia, key string, holder *flightlock.Client, rivals ...*flightlock.Client) (granted int) {
+func secondGrants(
+	tr *trio, a amnesia, key string,
+	holder *flightlock.Client, rivals ...*flightlock.Client,
+) (granted int) {
 	t := tr.t
 	t.Helper()
 	useOnAll(t, rivals[0], "warm", tr.servers...) // it knows the nodes, and a bucket
@@ -395,14 +404,18 @@ func eventually(t *testing.T, c *flightlock.Client, key string) *flightlock.Lock
 
 func wantQuarantined(t *testing.T, c *flightlock.Client, n int64) {
 	t.Helper()
-	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d nodes are in quarantine", n), func() bool { return c.Stats().Quarantined == n })
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d nodes are in quarantine", n), func() bool {
+		return c.Stats().Quarantined == n
+	})
 }
 
 // wantOneLine waits for a line of the log that says all of what, which comes a moment after the
 // news itself, and wants no more than one.
 func wantOneLine(t *testing.T, log *lines, what ...string) {
 	t.Helper()
-	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("the log tells of %q", what), func() bool { return log.count(what...) > 0 })
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("the log tells of %q", what), func() bool {
+		return log.count(what...) > 0
+	})
 	if n := log.count(what...); n != 1 {
 		t.Errorf("%d lines tell of %q:\n%s", n, what, log.text())
 	}
@@ -427,12 +440,15 @@ func TestQuarantineEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	var qe *flightlock.QuorumError
-	if errors.As(err, &qe); !strings.Contains(qe.Nodes[0].Error(), "quarantined until") || qe.Nodes[2].Err != nil || qe.Got != 1 {
+	if !errors.As(err, &qe) || !strings.Contains(qe.Nodes[0].Error(), "quarantined until") ||
+		qe.Nodes[2].Err != nil || qe.Got != 1 {
 		t.Errorf("%v", err)
 	}
 	wantQuarantined(t, c, 1)
 	wantOneLine(t, &log, "node quarantined", tr.proxy.Addr())
-	redistest.Eventually(t, 20*time.Second, "the grant that did not count is undone", func() bool { return tr.servers[0].Do(t, "EXISTS", "lock:k") == int64(0) })
+	redistest.Eventually(t, 20*time.Second, "the grant that did not count is undone", func() bool {
+		return tr.servers[0].Do(t, "EXISTS", "lock:k") == int64(0)
+	})
 
 	l, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 10000))
 	if err != nil {
@@ -527,7 +543,9 @@ func TestRefreshRepairsANodeInQuarantine(t *testing.T) {
 	if err := l.Refresh(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
 		t.Errorf("the node that was repaired has confirmed at once: %v", err)
 	}
-	redistest.Eventually(t, 20*time.Second, "one node confirms, and one that was repaired", func() bool { return l.Refresh(t.Context()) == nil })
+	redistest.Eventually(t, 20*time.Second, "one node confirms, and one that was repaired", func() bool {
+		return l.Refresh(t.Context()) == nil
+	})
 	wantQuarantined(t, c, 1)
 	mustRelease(t, l)
 }
@@ -554,7 +572,9 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 			c := tr.client(opts)
 			tryLock(t, c, "k")
 			wantFree(t, "k", tr.servers...) // or the snapshot has the lock
-			redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool { return log.count("+info") == 1 })
+			redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool {
+				return log.count("+info") == 1
+			})
 			tr.servers[0].Do(t, "SAVE")
 			must(t, tr.servers[0].Restart())
 			deny(tr.servers[0])
@@ -590,7 +610,9 @@ func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
 				}
 			}
 			for _, s := range tr.servers { // what began in the second in which its process did is not believed either
-				redistest.Eventually(t, 20*time.Second, "a second has passed", func() bool { return !infoHas(t, s, "server", "uptime_in_seconds:0") })
+				redistest.Eventually(t, 20*time.Second, "a second has passed", func() bool {
+					return !infoHas(t, s, "server", "uptime_in_seconds:0")
+				})
 			}
 			allow("-info")
 			holder, rival := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
@@ -742,8 +764,10 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 	tr, first, second, _, rival := failedOver(t)
 	failBack(t, first, second)
-	time.Sleep(120 * time.Millisecond)                                               // a look at who the server is counts for 100
-	for i, c := range []*flightlock.Client{rival, tr.client(flightlock.Options{})} { // the new one notices anyway
+	time.Sleep(120 * time.Millisecond) // a check of the server's identity is reused for 100
+
+	// The new client notices anyway.
+	for i, c := range []*flightlock.Client{rival, tr.client(flightlock.Options{})} {
 		if _, err := c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
 			t.Errorf("client %d was granted it twice", i)
 		}

@@ -22,7 +22,9 @@ const (
 
 // farLock holds a lock, with somebody waiting behind it, on nodes whose counters differ: its refreshes
 // reserve tokens, and a second round would have to make them safe.
-func farLock(t *testing.T, n int, ttl time.Duration, f func(t *testing.T, nodes []*redistest.MemNode, l *flightlock.Lock)) {
+func farLock(
+	t *testing.T, n int, ttl time.Duration, f func(t *testing.T, nodes []*redistest.MemNode, l *flightlock.Lock),
+) {
 	t.Helper()
 	bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{NodeTimeout: farTimeout}, clients...)

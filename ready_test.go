@@ -82,7 +82,8 @@ func TestReadyWithoutNodes(t *testing.T) {
 	defer cancel()
 	err := c.Ready(ctx)
 	var q *flightlock.QuorumError
-	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrUnavailable) || !errors.As(err, &q) || len(q.Nodes) != 3 {
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrUnavailable) ||
+		!errors.As(err, &q) || len(q.Nodes) != 3 {
 		t.Error(err)
 	}
 	_, two := realNodes(t, 2)

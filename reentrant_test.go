@@ -45,7 +45,8 @@ func TestNestedLocks(t *testing.T) {
 					locks = append(locks, l)
 				}
 				for _, l := range locks {
-					if l.Fence() != locks[0].Fence() || l.Owner() != locks[0].Owner() || l.Key() != "k" || !l.Until().Equal(locks[0].Until()) || l.Err() != nil {
+					if l.Fence() != locks[0].Fence() || l.Owner() != locks[0].Owner() || l.Key() != "k" ||
+						!l.Until().Equal(locks[0].Until()) || l.Err() != nil {
 						t.Errorf("%s: %d %q %q %v %v", name, l.Fence(), l.Owner(), l.Key(), l.Until(), l.Err())
 					}
 				}
@@ -63,7 +64,8 @@ func TestNestedLocks(t *testing.T) {
 						t.Errorf("%s: a Context made after Release has not ended: %v", name, context.Cause(ctx))
 					}
 					for name, err := range map[string]error{
-						"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()), "AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
+						"Err": l.Err(), "Release": l.Release(t.Context()), "Refresh": l.Refresh(t.Context()),
+						"AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
 					} {
 						if !errors.Is(err, flightlock.ErrNotHeld) {
 							t.Errorf("%s of a released lock: %v", name, err)
@@ -394,7 +396,9 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 					child, cancel := context.WithCancel(context.WithValue(inner, keyX{}, i))
 					defer cancel()
 					for _, ctx := range []context.Context{inner, child} {
-						if d, ok := ctx.Deadline(); ctx.Value(keyA{}) != i || flightlock.FromContext(ctx) != l || ctx.Err() != nil || ok != bounded || d != deadline {
+						d, ok := ctx.Deadline()
+						if ctx.Value(keyA{}) != i || flightlock.FromContext(ctx) != l || ctx.Err() != nil ||
+							ok != bounded || d != deadline {
 							t.Errorf("%d: value %v, %v, deadline %v", i, ctx.Value(keyA{}), ctx.Err(), d)
 						}
 						if nested, err := c.SingleFlightLock(ctx, "k", time.Second, nil); err != nil {

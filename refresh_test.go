@@ -81,7 +81,8 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 		c := newClient(t, flightlock.Options{NodeTimeout: 20 * time.Millisecond}, clients...)
 		l := mustLock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(50*time.Millisecond, 2)}); err != nil {
+		policy := flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(50*time.Millisecond, 2)}
+		if err := l.AutoRefresh(policy); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(400 * time.Millisecond) // one refresh has gone through

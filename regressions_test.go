@@ -273,7 +273,9 @@ func TestNoServerSeesTheClientsClock(t *testing.T) {
 			if err != nil {
 				continue
 			}
-			for unit, n := range map[string]int64{"s": now.Unix(), "ms": now.UnixMilli(), "us": now.UnixMicro(), "ns": now.UnixNano()} {
+			for unit, n := range map[string]int64{
+				"s": now.Unix(), "ms": now.UnixMilli(), "us": now.UnixMicro(), "ns": now.UnixNano(),
+			} {
 				if ratio := v / float64(n); ratio > 0.5 && ratio < 2 {
 					t.Errorf("%q: %s looks like a time in %s", cmd, arg, unit)
 				}
@@ -353,7 +355,8 @@ func TestAContextThatEndsDuringTheAttemptLeavesNoOrphan(t *testing.T) {
 					got++
 					mustRelease(t, l)
 				case !errors.Is(err, context.DeadlineExceeded) ||
-					errors.Is(err, flightlock.ErrNotAcquired) && errors.Is(err, flightlock.ErrUnavailable): // neither: granted in the instant in which ctx ended
+					// neither: granted in the instant in which ctx ended
+					errors.Is(err, flightlock.ErrNotAcquired) && errors.Is(err, flightlock.ErrUnavailable):
 					t.Errorf("%s, %v: %v", name, patience, err)
 				default:
 					early++
@@ -405,7 +408,8 @@ func TestRefreshDoesNotResurrectALockThatAnotherHadMeanwhile(t *testing.T) {
 func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 	s := redistest.StartServer(t)
 	proxy := redistest.StartProxy(t, s.Addr())
-	c := newClient(t, flightlock.Options{NodeTimeout: 500 * time.Millisecond}, dial(t, proxy.Addr())) // with go-redis' retries
+	// dial leaves go-redis' retries on.
+	c := newClient(t, flightlock.Options{NodeTimeout: 500 * time.Millisecond}, dial(t, proxy.Addr()))
 	mustRelease(t, mustLock(t, c, "warm", time.Second))
 	for i, fault := range []struct{ begin, end func() }{
 		{func() { proxy.CutReplies(0) }, func() {}},
@@ -430,7 +434,8 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 			t.Errorf("fault %d: one attempt asked %d times", i, n)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // far below the ttl
-		l, err = c.SingleFlightLock(ctx, key, time.Minute, flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
+		l, err = c.SingleFlightLock(ctx, key, time.Minute,
+			flightlock.ExponentialBackoff(time.Millisecond, 10*time.Millisecond))
 		cancel()
 		if err != nil {
 			t.Fatalf("fault %d, the next attempt: %v", i, err)
@@ -452,7 +457,8 @@ func TestALostReplyIsRetriedAtOnce(t *testing.T) {
 	for i := range 20 {
 		proxy.CutReplies(i % 4)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		l, err := c.SingleFlightLock(ctx, "k", time.Minute, flightlock.ExponentialBackoff(time.Millisecond, 5*time.Millisecond))
+		l, err := c.SingleFlightLock(ctx, "k", time.Minute,
+			flightlock.ExponentialBackoff(time.Millisecond, 5*time.Millisecond))
 		cancel()
 		if err != nil {
 			t.Fatal(err)
@@ -474,7 +480,8 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 40 { // owners ...-2, ..., ...-10, ..., ...-1a
-			if _, err := c.Lock(t.Context(), "k", time.Minute, flightlock.NoRetry()); !errors.Is(err, flightlock.ErrNotAcquired) {
+			_, err := c.Lock(t.Context(), "k", time.Minute, flightlock.NoRetry())
+			if !errors.Is(err, flightlock.ErrNotAcquired) {
 				t.Fatalf("got %v", err)
 			}
 		}
@@ -695,7 +702,8 @@ func TestAutoRefreshEndsWithTheLock(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
 		l := mustLock(t, c, "k", time.Second)
-		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: flightlock.ExponentialBackoff(time.Millisecond, 2*time.Millisecond)}); err != nil {
+		retry := flightlock.ExponentialBackoff(time.Millisecond, 2*time.Millisecond)
+		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: retry}); err != nil {
 			t.Fatal(err)
 		}
 		ctx := l.Context(t.Context())
@@ -745,7 +753,8 @@ func TestAMajorityIsEnough(t *testing.T) {
 				mustRelease(t, l)
 				nodes[0].Down(true)
 				var qe *flightlock.QuorumError
-				if _, err := c.TryLock(t.Context(), "k", time.Minute); !errors.Is(err, flightlock.ErrUnavailable) || !errors.As(err, &qe) || qe.Need != q {
+				_, err = c.TryLock(t.Context(), "k", time.Minute)
+				if !errors.Is(err, flightlock.ErrUnavailable) || !errors.As(err, &qe) || qe.Need != q {
 					t.Errorf("with %d of %d nodes: %v", q-1, n, err)
 				}
 				for _, node := range nodes {
@@ -1124,7 +1133,8 @@ func TestAListOnOneNodeOfThree(t *testing.T) {
 		}
 		start := time.Now()
 		_, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
-		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) || !strings.Contains(err.Error(), "WRONGTYPE") {
+		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
+			!strings.Contains(err.Error(), "WRONGTYPE") {
 			t.Errorf("got %v", err)
 		}
 		if took := time.Since(start); took != 0 {
@@ -1146,7 +1156,10 @@ func TestAListOnOneNodeOfThree(t *testing.T) {
 // get the lock or ctx's error; nobody waits for what another gave up, and no key is left.
 func TestCallersThatComeAndGo(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		cs := []*flightlock.Client{newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)}
+		cs := []*flightlock.Client{
+			newClient(t, flightlock.Options{}, clients...),
+			newClient(t, flightlock.Options{}, clients...),
+		}
 		for i, n := range nodes {
 			n.SetDelay(time.Duration(i+1) * 100 * time.Microsecond)
 		}
@@ -1156,7 +1169,8 @@ func TestCallersThatComeAndGo(t *testing.T) {
 			wg.Go(func() {
 				for range 30 {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(20_000))*time.Microsecond)
-					l, err := cs[i%2].SingleFlightLock(ctx, "k", 10*time.Second, flightlock.ExponentialBackoff(time.Millisecond, 2*time.Millisecond))
+					l, err := cs[i%2].SingleFlightLock(ctx, "k", 10*time.Second,
+						flightlock.ExponentialBackoff(time.Millisecond, 2*time.Millisecond))
 					switch {
 					case err == nil:
 						if n := holders.Add(1); n != 1 {

@@ -67,7 +67,8 @@ func (c *Client) newLock() *Lock {
 // flightConfig connects the local tier to the quorum, and provides the texts of errors.
 func (c *Client) flightConfig() flight.Config {
 	return flight.Config{
-		Nodes: flightNodes{c}, Errors: flightErrors{c}, NodeTimeout: c.opts.NodeTimeout, Turn: node.TurnTime(c.opts.NodeTimeout),
+		Nodes: flightNodes{c}, Errors: flightErrors{c},
+		NodeTimeout: c.opts.NodeTimeout, Turn: node.TurnTime(c.opts.NodeTimeout),
 		Slice: c.opts.HandoffSlice, MaxWaiters: c.opts.MaxWaiters,
 	}
 }
@@ -195,7 +196,8 @@ func split(err error) bool {
 
 // errFailedElsewhere is the error of contend when another process, for which it has waited, released
 // the key because its work failed: see Lock.releaseFailed.
-var errFailedElsewhere = fmt.Errorf("flightlock: %w: the load that this process has waited for has failed in another one", ErrNotAcquired)
+var errFailedElsewhere = fmt.Errorf(
+	"flightlock: %w: the load that this process has waited for has failed in another one", ErrNotAcquired)
 
 // contend acquires key for ttl, unless that becomes needless meanwhile. It tries at once, through the
 // local tier. While the key is held, in this process or in another, it waits; whenever there is an

@@ -70,7 +70,8 @@ func TestOneNodeThatRefusesBoot(t *testing.T) {
 	s.Do(t, "ACL", "SETUSER", "default", "resetkeys", "~lock:*", "~flightlock:{???}:*")
 	c := newClient(t, patient, s.Client(t))
 	_, err := c.TryLock(t.Context(), "k", time.Minute)
-	if text := fmt.Sprint(err); !strings.Contains(text, "did not report whether it lost data") || !strings.Contains(text, "NOPERM") {
+	text := fmt.Sprint(err)
+	if !strings.Contains(text, "did not report whether it lost data") || !strings.Contains(text, "NOPERM") {
 		t.Error(text)
 	}
 	wantFinding(t, check(t, c), s.Addr(), "quarantine", flightlock.StatusFail, "NOPERM")

@@ -37,7 +37,8 @@ func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 		}
 		check := func(what string, err, ctxErr error, known bool) {
 			t.Helper()
-			if !errors.Is(err, ctxErr) || errors.Is(err, flightlock.ErrNotAcquired) != known || errors.Is(err, flightlock.ErrUnavailable) {
+			if !errors.Is(err, ctxErr) || errors.Is(err, flightlock.ErrNotAcquired) != known ||
+				errors.Is(err, flightlock.ErrUnavailable) {
 				t.Errorf("%s: %v", what, err)
 			}
 			if q := (*flightlock.QuorumError)(nil); !errors.As(err, &q) || q.Op != "acquire" || q.Key == "" || q.Need != 1 {
@@ -55,7 +56,8 @@ func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 			time.AfterFunc(5*time.Millisecond, cancel) // while the node is asked
 			// A caller that asks on its own goroutine may be given the lock; else the node has not
 			// answered yet.
-			if err := ask(ctx, "k:"+name); err != nil && (!errors.Is(err, context.Canceled) || errors.Is(err, flightlock.ErrNotAcquired)) {
+			err := ask(ctx, "k:"+name)
+			if err != nil && (!errors.Is(err, context.Canceled) || errors.Is(err, flightlock.ErrNotAcquired)) {
 				t.Errorf("%s, ended while the node was asked: %v", name, err)
 			}
 			synctest.Wait()

@@ -57,7 +57,9 @@ func BenchmarkHotKey(b *testing.B) {
 	}
 	forNodes(b, 1, 3, 5)(func(b *testing.B, s benchStore) {
 		for _, g := range benchGoroutines {
-			b.Run(fmt.Sprintf("goroutines=%d/store=%s/lock=flightlock", g, s.name), func(b *testing.B) { s.flightlock(b, g, oneKey) })
+			b.Run(fmt.Sprintf("goroutines=%d/store=%s/lock=flightlock", g, s.name), func(b *testing.B) {
+				s.flightlock(b, g, oneKey)
+			})
 		}
 	})
 }
@@ -175,7 +177,11 @@ func lockAndRelease(ctx context.Context, c *flightlock.Client, key string) error
 }
 
 // compareAndDelete is the release of the canonical lock.
-var compareAndDelete = redis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
+var compareAndDelete = redis.NewScript(`
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+	return redis.call('DEL', KEYS[1])
+end
+return 0`)
 
 // raw measures the same by hand, every goroutine on a key of its own.
 func (s benchStore) raw(b *testing.B, goroutines int) {

@@ -34,7 +34,9 @@ func BenchmarkColdKeys(b *testing.B) {
 	for _, n := range []int{1, 3} {
 		for _, workers := range []int{1, 4} {
 			for _, keys := range []int{5000, 20_000} {
-				b.Run(fmt.Sprintf("nodes=%d/procs=%d/keys=%d", n, workers, keys), func(b *testing.B) { coldKeys(b, n, workers, keys) })
+				b.Run(fmt.Sprintf("nodes=%d/procs=%d/keys=%d", n, workers, keys), func(b *testing.B) {
+					coldKeys(b, n, workers, keys)
+				})
 			}
 		}
 	}

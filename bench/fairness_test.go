@@ -68,7 +68,8 @@ func callsOf(b *testing.B, servers []*redistest.Server) (n uint64) {
 		for name, calls := range s.CommandCalls(b) {
 			command, _, _ := strings.Cut(name, "|")
 			switch command {
-			case "evalsha", "eval", "script", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe", "hello", "client", "ping":
+			case "evalsha", "eval", "script", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe",
+				"hello", "client", "ping":
 				n += uint64(calls)
 			}
 		}

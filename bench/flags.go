@@ -34,7 +34,8 @@ With no flags: 3 embedded nodes (miniredis, in this process, on loopback TCP), 4
 flags:
   -redis LIST      servers to lock on instead of the embedded nodes, each one independent node: host:port or
                    redis:// URLs, separated by commas, at most 15. Keys carry a random prefix and are removed
-                   afterwards, the small fence counters apart. (c) puts a TCP proxy in front of the last one: it needs 3 nodes and no TLS.
+                   afterwards, the small fence counters apart. (c) puts a TCP proxy in front of the last one:
+                   it needs 3 nodes and no TLS.
   -clients N       clients, each with connections of its own: 1 to 64, default 4 (or -procs, if that is more)
   -procs N         spread the clients over N processes: 0 to 64 and at most -clients, default 0 (all in this one)
   -callers N       callers of each client in (a): 1 to 100000, default 1000
@@ -45,8 +46,9 @@ flags:
   -polling N       N of the clients receive no notices and poll every 10 ms instead: 0 to 64 and at most
                    -clients, default 0
   -only LIST       the phases to run: some of a, b, c, separated by commas, default all
-  -check           no benchmark: report whether the servers of -redis are fit for locking, and how to fix what is not.
-                   Exit code 1 if a finding failed. It leaves nothing on the servers and needs only the rights for locking.
+  -check           no benchmark: report whether the servers of -redis are fit for locking, and how to fix what is
+                   not. Exit code 1 if a finding failed. It leaves nothing on the servers and needs only the rights
+                   for locking.
   -prefix P        with -check, the KeyPrefix of your clients: default "lock:", '' for none
   -json FILE       write all figures as JSON to FILE; "-" for stdout, the table then goes to stderr
   -h               this text

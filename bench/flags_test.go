@@ -78,8 +78,9 @@ func TestDefaultsAreThoseOfTheHelpText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cfg.clients != 4 || cfg.procs != 0 || cfg.callers != 1000 || cfg.goroutines != 250 || cfg.duration != 5*time.Second || cfg.redis != nil ||
-		cfg.work != 0 || cfg.polling != 0 || !cfg.runs("a") || !cfg.runs("b") || !cfg.runs("c") {
+	if cfg.clients != 4 || cfg.procs != 0 || cfg.callers != 1000 || cfg.goroutines != 250 ||
+		cfg.duration != 5*time.Second || cfg.redis != nil || cfg.work != 0 || cfg.polling != 0 ||
+		!cfg.runs("a") || !cfg.runs("b") || !cfg.runs("c") {
 		t.Errorf("defaults are %+v", cfg)
 	}
 }
@@ -112,7 +113,9 @@ func TestHelpGoesToStdoutAndNamesEveryFlag(t *testing.T) {
 	if code := benchMain(context.Background(), []string{"-h"}, &stdout, &stderr); code != exitOK {
 		t.Errorf("exit code %d, want 0", code)
 	}
-	for _, f := range []string{"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-work", "-polling", "-only", "-json", "-h"} {
+	for _, f := range []string{
+		"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-work", "-polling", "-only", "-json", "-h",
+	} {
 		if !strings.Contains(stdout.String(), "\n  "+f+" ") {
 			t.Errorf("the help text does not explain %s", f)
 		}

@@ -187,7 +187,9 @@ func serveWaiter(in *json.Decoder, out *json.Encoder, c *flightlock.Client) erro
 
 // waitForLock says when the library counts it among its waiters, so that nobody measures a call
 // that has yet to begin.
-func waitForLock(ctx context.Context, out *json.Encoder, c *flightlock.Client) (l *flightlock.Lock, at time.Time, err error) {
+func waitForLock(
+	ctx context.Context, out *json.Encoder, c *flightlock.Client,
+) (l *flightlock.Lock, at time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	done := make(chan struct{})

@@ -26,7 +26,9 @@ func BenchmarkClientMemory(b *testing.B) {
 				urls = append(urls, "redis://"+redistest.StartServer(b).Addr())
 			}
 			b.Run("after=lock", func(b *testing.B) { memoryOfClients(b, urls, func(*flightlock.Client) {}) })
-			b.Run("after=load", func(b *testing.B) { memoryOfClients(b, urls, func(c *flightlock.Client) { lockAtOnce(b, c, 1000) }) })
+			b.Run("after=load", func(b *testing.B) {
+				memoryOfClients(b, urls, func(c *flightlock.Client) { lockAtOnce(b, c, 1000) })
+			})
 			b.Run("after=wait", func(b *testing.B) {
 				memoryOfClients(b, urls, func(c *flightlock.Client) {
 					lockAtOnce(b, c, 1000)

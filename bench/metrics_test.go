@@ -26,7 +26,9 @@ func BenchmarkMetrics(b *testing.B) {
 		{"distinct", 1000, func(own string) string { return own }},
 		{"distinct", 1, func(own string) string { return own }},
 	} {
-		b.Run(fmt.Sprintf("keys=%s/goroutines=%d", load.name, load.goroutines), func(b *testing.B) { watched(b, load.goroutines, load.key) })
+		b.Run(fmt.Sprintf("keys=%s/goroutines=%d", load.name, load.goroutines), func(b *testing.B) {
+			watched(b, load.goroutines, load.key)
+		})
 	}
 }
 

@@ -39,7 +39,11 @@ func pairs(b *testing.B, goroutines int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
-	release := redis.NewScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`)
+	release := redis.NewScript(`
+if redis.call("GET", KEYS[1]) == ARGV[1] then
+	return redis.call("DEL", KEYS[1])
+end
+return 0`)
 	raw := func(key string) error {
 		if err := rdb.SetArgs(ctx, key, "owner", redis.SetArgs{Mode: "NX", TTL: benchTTL}).Err(); err != nil {
 			return err

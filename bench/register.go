@@ -83,7 +83,8 @@ func (r *register) judge(who holder, l heldLock) error {
 	if in := holder(r.words[regHolder].Load()); in != 0 {
 		left := time.Duration(int64(r.words[regUntil].Load()) - time.Now().UnixNano())
 		if left > 0 {
-			return &violation{fmt.Sprintf("two holders at once: %s got the lock (fence %d) while %s was inside (fence %d, valid for another %v)",
+			return &violation{fmt.Sprintf("two holders at once: "+
+				"%s got the lock (fence %d) while %s was inside (fence %d, valid for another %v)",
 				who, fence, in, r.words[regHeld].Load(), left)}
 		}
 	}

@@ -121,7 +121,8 @@ func (r *report) addHotKey(d time.Duration, o *outcome, gaps []time.Duration) {
 	r.HotKey = &hotKeyFigures{
 		Locks: p.Locks, LocksPerSecond: float64(p.Locks) / d.Seconds(), Wait: latencyOf(p.Waits),
 		Commands: sum.Commands, CommandsPerLock: ratio(sum.Commands, p.Locks), Handoffs: sum.Handoffs,
-		Attempts: sum.Attempts, LongestGap: gaps[0], Shares: all, Jain: jain(all), Clients: o.Clients, Lost: o.Lost, Errors: p.Errors,
+		Attempts: sum.Attempts, LongestGap: gaps[0], Shares: all, Jain: jain(all), Clients: o.Clients,
+		Lost: o.Lost, Errors: p.Errors,
 	}
 }
 

@@ -16,8 +16,10 @@ func TestSharesAreByProcessOrByClient(t *testing.T) {
 	}
 	got := sharesOf(clients, true)
 	want := []shareFigures{
-		{Name: "process 0", Clients: 1, Locks: 10, ShareOfLocks: 0.25, Held: 1 * time.Second, ShareOfHolding: 0.25, LongestWait: 3, Commands: 4, Handoffs: 5},
-		{Name: "process 1", Clients: 2, Polling: 1, Locks: 30, ShareOfLocks: 0.75, Held: 3 * time.Second, ShareOfHolding: 0.75, LongestWait: 9},
+		{Name: "process 0", Clients: 1, Locks: 10, ShareOfLocks: 0.25,
+			Held: 1 * time.Second, ShareOfHolding: 0.25, LongestWait: 3, Commands: 4, Handoffs: 5},
+		{Name: "process 1", Clients: 2, Polling: 1, Locks: 30, ShareOfLocks: 0.75,
+			Held: 3 * time.Second, ShareOfHolding: 0.75, LongestWait: 9},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -57,7 +59,8 @@ func TestJainIsOneWhereAllAreEqual(t *testing.T) {
 // Every client is in one process, and as many of them poll as -polling says, whatever the numbers.
 func TestClientsAndPollersAreSpreadOverProcesses(t *testing.T) {
 	for _, cfg := range []config{
-		{clients: 4, procs: 4, polling: 1}, {clients: 7, procs: 3, polling: 3}, {clients: 5, procs: 2, polling: 5}, {clients: 3, procs: 1},
+		{clients: 4, procs: 4, polling: 1}, {clients: 7, procs: 3, polling: 3},
+		{clients: 5, procs: 2, polling: 5}, {clients: 3, procs: 1},
 	} {
 		clients, polling := 0, 0
 		for i := range cfg.procs {

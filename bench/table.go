@@ -73,11 +73,14 @@ func writeHotKey(w io.Writer, r *report) {
 		{count(uint64(h.LocksPerSecond)), duration(h.Wait.P50), duration(h.Wait.P99), duration(h.Wait.Max),
 			fmt.Sprintf("%.4f", h.CommandsPerLock), count(h.Handoffs), duration(h.LongestGap)},
 	}.write(w)
-	fmt.Fprintln(w, "  wait: from the call to the grant, p50 and p99 of granted calls, max of all calls; gap: a time without a grant.")
+	fmt.Fprintln(w,
+		"  wait: from the call to the grant, p50 and p99 of granted calls, max of all calls; gap: a time without a grant.")
 	fmt.Fprintln(w)
 	writeShares(w, h)
-	fmt.Fprintf(w, "  Jain's fairness index of the holding times is %.3f; 1 means equal shares. Clients that want one key take turns of\n"+
-		"  HandoffSlice (20ms), in which they hand it over among their own callers; a client that is alone keeps it.\n", h.Jain)
+	fmt.Fprintf(w, "  Jain's fairness index of the holding times is %.3f; 1 means equal shares. "+
+		"Clients that want one key take turns of\n"+
+		"  HandoffSlice (20ms), in which they hand it over among their own callers; a client that is alone keeps it.\n",
+		h.Jain)
 	if r.Polling > 0 {
 		fmt.Fprintf(w, "  A client that polls receives no notices of release and tries every %v.\n", pollEvery)
 	}
@@ -114,7 +117,8 @@ func (s shareFigures) title() string {
 }
 
 func writeNodeDies(w io.Writer, r *report) {
-	fmt.Fprintf(w, "(c) one of %d nodes dies and comes back: the hot key, beside goroutines with a key of their own each\n", len(r.Nodes))
+	fmt.Fprintf(w, "(c) one of %d nodes dies and comes back: "+
+		"the hot key, beside goroutines with a key of their own each\n", len(r.Nodes))
 	d := r.NodeDies
 	if d.Skipped != "" {
 		fmt.Fprintf(w, "  skipped: %s\n\n", d.Skipped)

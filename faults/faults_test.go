@@ -51,7 +51,8 @@ func TestScenarios(t *testing.T) {
 			for _, what := range v.violations() {
 				t.Error(what)
 			}
-			t.Logf("locks granted: %v, of them %d by a lease that was retained, failed: %v, lost: %v, refused: %d", v.granted, v.reused, counted(v.failed), counted(v.lost), v.refused)
+			t.Logf("locks granted: %v, of them %d by a lease that was retained, failed: %v, lost: %v, refused: %d",
+				v.granted, v.reused, counted(v.failed), counted(v.lost), v.refused)
 			if v.accesses == 0 {
 				t.Error("the register was not used")
 			}

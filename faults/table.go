@@ -11,7 +11,10 @@ import (
 
 // printTable writes the verdicts as a Markdown table, the one in docs/guarantees.md.
 func printTable(out io.Writer, verdicts []*verdict) {
-	fmt.Fprintln(out, "| fault, times | locks granted before, during, after | tries that failed | locks lost while held | late writes refused | hot key: longest time without a new holder, then after the fault | two valid holders, token not risen, not linearizable |")
+	fmt.Fprintln(out, "| fault, times | locks granted before, during, after | tries that failed "+
+		"| locks lost while held | late writes refused "+
+		"| hot key: longest time without a new holder, then after the fault "+
+		"| two valid holders, token not risen, not linearizable |")
 	fmt.Fprintln(out, "|---|---|---|---|---|---|---|")
 	for _, v := range verdicts {
 		fmt.Fprintf(out, "| %s, %d | %d, %d, %d | %s | %s | %d | %s, %s | %d, %d, %d |\n", v.scenario.name, v.faults,

@@ -42,7 +42,9 @@ func TestOlderTokensAreRefused(t *testing.T) {
 	for name, rdb := range stores(t) {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
-			for _, key := range []string{"k", "user:{42}:name", "{42}", "42", "a b", "\x00\xff", "{", "{}", strings.Repeat("k", 1000)} {
+			for _, key := range []string{
+				"k", "user:{42}:name", "{42}", "42", "a b", "\x00\xff", "{", "{}", strings.Repeat("k", 1000),
+			} {
 				steps := []struct {
 					del   bool
 					fence int64

@@ -241,7 +241,8 @@ func TestClientsBelongToTheirNodes(t *testing.T) {
 	c := mustClient(t, nodes, flightlock.Options{})
 	rdb := redis.NewClient(&redis.Options{Addr: "10.0.0.1:1"})
 	defer rdb.Close()
-	if _, err := nodes.Client(flightlock.Options{Nodes: []redis.UniversalClient{rdb}}); !errors.Is(err, flightlock.ErrInvalid) {
+	_, err := nodes.Client(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
+	if !errors.Is(err, flightlock.ErrInvalid) {
 		t.Errorf("with Nodes: %v", err)
 	}
 	if _, err := nodes.Client(flightlock.Options{NodeTimeout: -1}); !errors.Is(err, flightlock.ErrInvalid) {

@@ -14,7 +14,12 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-var letters = map[lua.Script]byte{lua.Acquire: lua.LetterAcquire, lua.Refresh: lua.LetterRefresh, lua.Release: lua.LetterRelease, lua.Undo: lua.LetterUndo}
+var letters = map[lua.Script]byte{
+	lua.Acquire: lua.LetterAcquire,
+	lua.Refresh: lua.LetterRefresh,
+	lua.Release: lua.LetterRelease,
+	lua.Undo:    lua.LetterUndo,
+}
 
 // operation is a call of one of the scripts that a batch may have.
 type operation struct {
@@ -136,7 +141,8 @@ func TestABatchDoesWhatTheScriptsDo(t *testing.T) {
 					want = err
 				}
 				if !sameAnswer(got[i], want) {
-					t.Fatalf("round %d, operation %d, %c %v %v: %v in a batch, %v alone", round, i, letters[op.script], op.keys, op.args, got[i], want)
+					t.Fatalf("round %d, operation %d, %c %v %v: %v in a batch, %v alone",
+						round, i, letters[op.script], op.keys, op.args, got[i], want)
 				}
 			}
 			if got, want := together.all(), alone.all(); !slices.Equal(got, want) {
@@ -203,7 +209,8 @@ func randomOperation(rnd *rand.Rand) operation {
 	case 7:
 		return operation{lua.Release, []string{lock, wants}, []any{owner, "PUBLISH", 20_000, contender}}
 	case 8:
-		return operation{lua.Release, []string{lock, wants}, []any{owner, "PUBLISH", 20_000, contender, fmt.Sprintf("c%d-%03d", rnd.IntN(3), rnd.IntN(4))}}
+		return operation{lua.Release, []string{lock, wants},
+			[]any{owner, "PUBLISH", 20_000, contender, fmt.Sprintf("c%d-%03d", rnd.IntN(3), rnd.IntN(4))}}
 	}
 	return plainRelease(rnd, n)
 }

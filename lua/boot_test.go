@@ -136,7 +136,8 @@ func (s *store) older() {
 	}
 	_, up, _ := strings.Cut(s.Info(s.t.Context(), "server").Val(), "uptime_in_seconds:")
 	if strings.HasPrefix(up, "0") {
-		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1100 * time.Millisecond))) // its clock is ours, and 100 ms late
+		// The server's clock is ours, 100 ms late.
+		time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1100 * time.Millisecond)))
 	}
 }
 
@@ -223,7 +224,8 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 		want("never a replica", in("m1", first, true), false)
 		want("it has lost its replicas", in("m1", "abc:7", true), false)
 		replicaOf("127.0.0.1", "1")
-		if _, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, ""); err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
+		_, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "")
+		if err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
 			t.Errorf("boot of a replica: %v", err)
 		}
 		if err := s.acquireIn(in("m1", first, true)); err == nil || !strings.HasPrefix(err.Error(), "EPOCH ") {
@@ -260,7 +262,8 @@ func TestBootWhenTheClockWasSetBack(t *testing.T) {
 		before := s.now()
 		s.wantBoot("m2", "", "m1", "new")
 		var since int64
-		if _, err := fmt.Sscan(strings.Fields(s.value(lua.Past))[2], &since); err != nil || since < before || since > s.now() {
+		_, err := fmt.Sscan(strings.Fields(s.value(lua.Past))[2], &since)
+		if err != nil || since < before || since > s.now() {
 			t.Errorf("since %d, %v", since, err)
 		}
 	})
@@ -277,7 +280,8 @@ func TestBootWithoutINFO(t *testing.T) {
 		s.wantBoot("m1", "m1", "m1", "kept")
 		s.Do(t.Context(), "ACL", "SETUSER", "default", "-info")
 		v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "").([]any)
-		if v[0] != "m1" || v[1] != "kept" || v[3] != "" || !strings.Contains(v[5].(string), "ermission") && !strings.Contains(v[5].(string), "can't run") {
+		if v[0] != "m1" || v[1] != "kept" || v[3] != "" ||
+			!strings.Contains(v[5].(string), "ermission") && !strings.Contains(v[5].(string), "can't run") {
 			t.Errorf("%q", v)
 		}
 		if now := strings.Fields(s.value(lua.Past)); !slices.Equal(now[2:], informed[2:]) {
@@ -410,7 +414,9 @@ func TestBootOfClientsWithDifferentRights(t *testing.T) {
 			t.Skip("miniredis has no ACL for scripts")
 		}
 		s.older()
-		for _, less := range []string{"-object", "-append", "-object -append", "-object -info", "-append -info", "-object -append -info"} {
+		for _, less := range []string{
+			"-object", "-append", "-object -append", "-object -info", "-append -info", "-object -append -info",
+		} {
 			s.reset()
 			s.allow(less)
 			s.wantBoot("m1", "", "m1", "new")
@@ -564,10 +570,13 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 			s.Del(t.Context(), key, "lock:first")
 			if s.batched { // after another acquire, which must leave it the floor
 				s.set("first", c.was, 0)
-				answers := s.answers(lua.BatchIn(lua.Epoch{Name: "m1", Run: "r", Since: since}), []string{"lock:first", "first", key, bucket}, "a23a20", "o", minute, c.block, "o")
+				epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
+				answers := s.answers(lua.BatchIn(epoch), []string{"lock:first", "first", key, bucket},
+					"a23a20", "o", minute, c.block, "o")
 				s.want(answers, []any{c.want, c.want})
 			} else {
-				got, err := s.run(lua.AcquireIn(lua.Epoch{Name: "m1", Run: "r", Since: since}), []string{key, bucket}, "o", minute, c.block)
+				epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
+				got, err := s.run(lua.AcquireIn(epoch), []string{key, bucket}, "o", minute, c.block)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -56,7 +56,9 @@ func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 			{"", "", nil, nil, ""},
 			{"", "", []string{"x-1", "y-1"}, []string{"x: 1 failed a", "y: 1 failed a", "x: 1 turn", "y: 1 other"}, "x-1"},
 			{"me-1", "", []string{"x-1"}, []string{"x: 1 failed a", "x: 1 turn"}, "x-1"},
-			{"me-1", "y-1", []string{"x-1", "y-1"}, []string{"x: 1 failed a", "y: 1 failed a", "me: 1 failed a", "y: 1 turn", "x: 1 other"}, "y-1"},
+			{"me-1", "y-1", []string{"x-1", "y-1"},
+				[]string{"x: 1 failed a", "y: 1 failed a", "me: 1 failed a", "y: 1 turn", "x: 1 other"},
+				"y-1"},
 		} {
 			s.queue("a", c.queue...)
 			told := s.listen()

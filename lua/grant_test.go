@@ -43,7 +43,8 @@ func (s *store) grant(owner string, more ...any) any {
 // granted is the message about a grant.
 func (s *store) granted(contender, follower string) string {
 	s.t.Helper()
-	return fmt.Sprintf("%s: 1 grant %s - %d 2 1 0 500 3 %so%slock:k", contender[:1], s.value(bucket), len(follower), follower, contender[:1])
+	return fmt.Sprintf("%s: 1 grant %s - %d 2 1 0 500 3 %so%slock:k",
+		contender[:1], s.value(bucket), len(follower), follower, contender[:1])
 }
 
 // A release makes the key the next contender's offer's: with its span, its tokens and a message with all that
@@ -145,7 +146,10 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 		for _, tc := range []struct {
 			marker, offer string
 			grants        bool
-		}{{"m1", "m1", true}, {"m1", "m0", false}, {"m1", "-", false}, {"m2", "m1", false}, {"m2", "m2", false}, {"", "m1", false}} {
+		}{
+			{"m1", "m1", true}, {"m1", "m0", false}, {"m1", "-", false},
+			{"m2", "m1", false}, {"m2", "m2", false}, {"", "m1", false},
+		} {
 			s.offersIn(tc.offer, "z-1")
 			if tc.marker != "" {
 				s.set(lua.Marker, tc.marker, 0)
@@ -159,7 +163,8 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 			}
 		}
 		s.offers("z-1")
-		s.must(lua.ReleaseIn(lua.Epoch{Name: "m1", AnyMarker: true, Since: 1 << 52}), []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
+		epoch := lua.Epoch{Name: "m1", AnyMarker: true, Since: 1 << 52}
+		s.must(lua.ReleaseIn(epoch), []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1")
 		s.want(s.value(key), "oz")
 		s.wantCounter(1<<52 + 3) // above the beginning of the epoch
 	})
@@ -172,7 +177,8 @@ func TestEpochOfABatchThatGrants(t *testing.T) {
 	for marker, want := range map[string]string{"m1": "oz", "m2": "flightlock:turn:z-1"} {
 		s.offersIn("m1", "z-1")
 		s.set(lua.Marker, marker, 0)
-		s.answers(lua.BatchIn(lua.Epoch{Name: "m1"}), []string{key, wants, bucket, "lock:2", bucket}, "r34a23", "a", "PUBLISH", turn, "a-1", "b", minute, 1)
+		s.answers(lua.BatchIn(lua.Epoch{Name: "m1"}), []string{key, wants, bucket, "lock:2", bucket},
+			"r34a23", "a", "PUBLISH", turn, "a-1", "b", minute, 1)
 		s.want(s.value(key), want)
 		s.want(s.value("lock:2"), map[string]string{"m1": "b", "m2": "<none>"}[marker])
 	}
@@ -192,7 +198,8 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
 		ctx := context.Background()
 		for rule, want := range map[string]string{
-			"-getdel": "flightlock:turn:z-1", "-zrem": "oz", "-incrby": "<none>", "-set": "<none>", "-publish": "<none>", "resetchannels": "<none>",
+			"-getdel": "flightlock:turn:z-1", "-zrem": "oz",
+			"-incrby": "<none>", "-set": "<none>", "-publish": "<none>", "resetchannels": "<none>",
 		} {
 			s.offers("z-1")
 			s.listen()
@@ -242,13 +249,15 @@ func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
 		s.offers("z-1")
 		s.Del(t.Context(), key)
 		ask := func(more ...any) any {
-			return s.must(lua.Acquire, []string{key, bucket, wants}, append([]any{"n", minute, 1, 0, "y-1", offer("y-1")}, more...)...)
+			args := append([]any{"n", minute, 1, 0, "y-1", offer("y-1")}, more...)
+			return s.must(lua.Acquire, []string{key, bucket, wants}, args...)
 		}
 		s.wantHeld(ask("waits"), "flightlock:turn:", 1)
 		s.want(s.value(key), "<none>")
 		s.wantWaiting("z-1", "y-1")
 		s.want(s.value(offerKey("y-1")), offer("y-1"))
-		if got, ok := s.must(lua.Acquire, []string{key, bucket, wants}, "m", minute, 1, 0, "z-1", offer("z-1"), "waits").(int64); !ok || got <= 0 {
+		reply := s.must(lua.Acquire, []string{key, bucket, wants}, "m", minute, 1, 0, "z-1", offer("z-1"), "waits")
+		if got, ok := reply.(int64); !ok || got <= 0 {
 			t.Errorf("the one that waits longest: %v", got)
 		}
 		s.want(s.value(offerKey("z-1")), "<none>")

@@ -93,7 +93,9 @@ type Epoch struct {
 	Promoted  string // when the process was last promoted, id:offset; "" if that is not known
 	Since     int64  // when the epoch began: tokens that are granted in it are larger
 	Strict    bool   // the script checks for a dump, for the process, and when it was last promoted
-	AnyMarker bool   // it grants whatever the marker is; its tokens are above the beginning of this epoch, if the process is that of boot.lua's reply
+	// AnyMarker: it grants whatever the marker is. Its tokens are above the beginning of this epoch, if the process
+	// is that of boot.lua's reply.
+	AnyMarker bool
 }
 
 // AcquireIn is Acquire for a node in that epoch: it grants nothing in another. It may be loaded only
@@ -180,7 +182,8 @@ func newBatch(head string) Script {
 		letter byte
 		source string
 	}{{LetterAcquire, acquire}, {LetterRefresh, refresh}, {LetterRelease, release}, {LetterUndo, undo}} {
-		fmt.Fprintf(&b, "do\nlocal KEYS, ARGV = {}, {}\nkeysOf[%[1]d], valuesOf[%[1]d] = KEYS, ARGV\noperations[%[1]d] = function()\n%[2]s\nend\nend\n", op.letter, op.source)
+		fmt.Fprintf(&b, "do\nlocal KEYS, ARGV = {}, {}\nkeysOf[%[1]d], valuesOf[%[1]d] = KEYS, ARGV\n"+
+			"operations[%[1]d] = function()\n%[2]s\nend\nend\n", op.letter, op.source)
 	}
 	b.WriteString(batch)
 	return newScript(b.String())

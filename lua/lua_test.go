@@ -176,12 +176,16 @@ func TestAMissingBucketStartsAtTheClock(t *testing.T) {
 		{name: "grant of a block", run: func(s *store) any { return s.acquire("o", minute, 50) }, sign: 1, extra: 50},
 		{name: "replay", held: true, run: func(s *store) any { return s.acquire("o", minute, 50) }, sign: -1},
 		{name: "repair", run: func(s *store) any { return s.acquire("o", minute, 0, 5) }, sign: 1},
-		{name: "repair with a higher floor", run: func(s *store) any { return s.acquire("o", minute, 0, far) }, sign: 1, want: far},
+		{name: "repair with a higher floor", sign: 1, want: far,
+			run: func(s *store) any { return s.acquire("o", minute, 0, far) }},
 		{name: "replayed repair", held: true, run: func(s *store) any { return s.acquire("o", minute, 0, 5) }, sign: -1},
-		{name: "replayed repair with a higher floor", held: true, run: func(s *store) any { return s.acquire("o", minute, 0, far) }, sign: -1, want: far},
+		{name: "replayed repair with a higher floor", held: true, sign: -1, want: far,
+			run: func(s *store) any { return s.acquire("o", minute, 0, far) }},
 		{name: "refresh", held: true, run: func(s *store) any { return s.refresh("o", minute, 5, 0) }, sign: 1},
-		{name: "refresh with more", held: true, run: func(s *store) any { return s.refresh("o", minute, 5, 9) }, sign: 1, extra: 9},
-		{name: "refresh with a higher top", held: true, run: func(s *store) any { return s.refresh("o", minute, far, 9) }, sign: 1, want: far + 9},
+		{name: "refresh with more", held: true, sign: 1, extra: 9,
+			run: func(s *store) any { return s.refresh("o", minute, 5, 9) }},
+		{name: "refresh with a higher top", held: true, sign: 1, want: far + 9,
+			run: func(s *store) any { return s.refresh("o", minute, far, 9) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachStore(t, func(t *testing.T, s *store) {

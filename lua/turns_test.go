@@ -101,7 +101,8 @@ func TestAskingAgainKeepsThePlace(t *testing.T) {
 func TestClockThatGoesBackStarvesNobody(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1")
-		if err := s.ZAdd(context.Background(), wants, redis.Z{Score: 1e16, Member: "y-1"}).Err(); err != nil { // years from now
+		future := redis.Z{Score: 1e16, Member: "y-1"} // years from now
+		if err := s.ZAdd(context.Background(), wants, future).Err(); err != nil {
 			t.Fatal(err)
 		}
 		s.ask("o8", "y-1")
@@ -190,7 +191,8 @@ func TestRepairTakesTheTurn(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
 		s.set(key, "flightlock:turn:me-1", 100*time.Millisecond)
-		if got, ok := s.must(lua.Acquire, []string{key, bucket, wants}, "o", minute, 0, 700, "me-1").(int64); !ok || got < 700 {
+		reply := s.must(lua.Acquire, []string{key, bucket, wants}, "o", minute, 0, 700, "me-1")
+		if got, ok := reply.(int64); !ok || got < 700 {
 			t.Errorf("repair: %v", got)
 		}
 		s.want(s.value(key), "o")

@@ -77,7 +77,10 @@ type Stats struct {
 // ErrInvalid, and a Sentinel client with ReplicaOnly must not be used. Set ContextTimeoutEnabled in
 // its options: else each request needs a goroutine of its own, because it may hang for longer than its
 // ctx. A bad option is an ErrInvalid that names the field. Nothing is sent yet.
-func New[V any](c *flightlock.Client, rdb redis.UniversalClient, load func(ctx context.Context, key string) (V, error), opts Options[V]) (*Cache[V], error) {
+func New[V any](
+	c *flightlock.Client, rdb redis.UniversalClient, load func(ctx context.Context, key string) (V, error),
+	opts Options[V],
+) (*Cache[V], error) {
 	if c == nil {
 		return nil, invalid("c", "nil", "a Cache locks by a Client")
 	}
@@ -122,7 +125,8 @@ func (c *Cache[V]) checkKey(key string) error {
 		return invalid("key", fmt.Sprintf("%q", key),
 			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	case len(c.prefix)+len(key) > longestKey:
-		return invalid("key", fmt.Sprintf("%d bytes long", len(c.prefix)+len(key)), fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
+		return invalid("key", fmt.Sprintf("%d bytes long", len(c.prefix)+len(key)),
+			fmt.Sprintf("%d is the limit, with Name and Version", longestKey))
 	}
 	return nil
 }
@@ -152,7 +156,9 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 // GetWith is Get with a load of its own, for values whose load needs more than the key. If others load
 // the key already, their load counts. It may run when its caller has left, so it must not use what
 // ends with the request; ctx has values as FetchOptions.Values says.
-func (c *Cache[V]) GetWith(ctx context.Context, key string, load func(ctx context.Context, key string) (V, error)) (V, error) {
+func (c *Cache[V]) GetWith(
+	ctx context.Context, key string, load func(ctx context.Context, key string) (V, error),
+) (V, error) {
 	if load == nil {
 		var none V
 		return none, invalid("load", "nil", "GetWith needs it")
@@ -350,7 +356,8 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 			}
 		}
 	}
-	return fmt.Errorf("rediscache: invalidate %q and %d more: it is repeated in the background: %w", first, len(failed)-1, err)
+	return fmt.Errorf("rediscache: invalidate %q and %d more: it is repeated in the background: %w",
+		first, len(failed)-1, err)
 }
 
 // forget removes a value from the tier in this process.

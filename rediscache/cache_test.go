@@ -475,9 +475,10 @@ func TestGetWith(t *testing.T) {
 func TestValues(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		type tenant struct{}
-		c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{Values: func(caller context.Context) context.Context {
+		values := func(caller context.Context) context.Context {
 			return context.WithValue(context.Background(), tenant{}, caller.Value(tenant{}))
-		}}})
+		}
+		c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{Values: values}})
 		ctx := context.WithValue(t.Context(), tenant{}, "acme")
 		v, err := c.GetWith(ctx, "k", func(ctx context.Context, key string) (string, error) {
 			return fmt.Sprint(ctx.Value(tenant{})), nil
@@ -729,6 +730,7 @@ func TestInvalidArguments(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := w.values.Mini.CommandCount()
+		text := rediscache.Text()
 		for want, change := range map[string]func(*rediscache.Options[string]){
 			"Options.Fresh is 0s":              func(o *rediscache.Options[string]) { o.Fresh = 0 },
 			"Options.Fresh is -1s":             func(o *rediscache.Options[string]) { o.Fresh = -time.Second },
@@ -739,7 +741,7 @@ func TestInvalidArguments(t *testing.T) {
 			"Options.Local is 2s":              func(o *rediscache.Options[string]) { o.Local = 2 * time.Second },
 			"Options.LocalKeys is -1":          func(o *rediscache.Options[string]) { o.LocalKeys = -1 },
 			"Options.EarlyRefresh is -1":       func(o *rediscache.Options[string]) { o.EarlyRefresh = -1 },
-			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = rediscache.Text().Encode },
+			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = text.Encode },
 			"Options.Name and Version is 3000": func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 3000) },
 			"FetchOptions.TTL is 1ms":          func(o *rediscache.Options[string]) { o.Fetch.TTL = time.Millisecond },
 			"Options.StaleWait is -1s":         func(o *rediscache.Options[string]) { o.StaleWait = -time.Second },

@@ -251,7 +251,9 @@ func (p *fleetProcess) check(how, key, value string, floor int64) {
 	if v, err := strconv.ParseInt(value, 10, 64); err != nil || v < floor {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.report.Stale = append(p.report.Stale, fmt.Sprintf("process %d: a %s of %s, which began after version %d was announced, saw %q", p.Number, how, key, floor, value))
+		p.report.Stale = append(p.report.Stale,
+			fmt.Sprintf("process %d: a %s of %s, which began after version %d was announced, saw %q",
+				p.Number, how, key, floor, value))
 	}
 }
 
@@ -539,8 +541,10 @@ func TestFleet(t *testing.T) {
 			if sum.Gets < 100 || sum.Manys < 10 || sum.Changes < 10 || sum.Loads < 10 {
 				t.Error("too little happened")
 			}
-			t.Logf("%v: %d Gets, %d GetManys of %d keys, %d loads, %d outdated in the processes that lived to the end, %d changes and %d that failed, %d of them repeated until Close: %d stale values, %d errors",
-				takes, sum.Gets, sum.Manys, len(fleetKeys()), sum.Loads, sum.Outdated, sum.Changes, sum.Failed, sum.Repeats, len(sum.Stale), len(sum.Errors))
+			t.Logf("%v: %d Gets, %d GetManys of %d keys, %d loads, %d outdated in the processes that lived to the end, "+
+				"%d changes and %d that failed, %d of them repeated until Close: %d stale values, %d errors",
+				takes, sum.Gets, sum.Manys, len(fleetKeys()), sum.Loads, sum.Outdated,
+				sum.Changes, sum.Failed, sum.Repeats, len(sum.Stale), len(sum.Errors))
 		})
 	}
 }

@@ -15,9 +15,12 @@ import (
 type mutation struct{ name, file, old, new string }
 
 var mutations = []mutation{
-	{"a store compares no stamp", "rediscache/store.lua", "if stamp == '' or stamp ~= ARGV[2] then", "if stamp == '' then"},
-	{"a store does not need the entry", "rediscache/store.lua", "if stamp == '' or stamp ~= ARGV[2] then", "if stamp ~= '' and stamp ~= ARGV[2] then"},
-	{"a load without a stamp is stored", "fetchrun.go", `	if f.stamped() && r.scope.Stamp == "" {`, `	if r.scope.Stamp == "" {
+	{"a store compares no stamp", "rediscache/store.lua",
+		"if stamp == '' or stamp ~= ARGV[2] then", "if stamp == '' then"},
+	{"a store does not need the entry", "rediscache/store.lua",
+		"if stamp == '' or stamp ~= ARGV[2] then", "if stamp ~= '' and stamp ~= ARGV[2] then"},
+	{"a load without a stamp is stored", "fetchrun.go",
+		`	if f.stamped() && r.scope.Stamp == "" {`, `	if r.scope.Stamp == "" {
 		found, _ := f.src.LookupStamped(r.values, r.Key())
 		r.scope.Stamp = found.Stamp
 	}
@@ -28,7 +31,8 @@ var mutations = []mutation{
 	{"Invalidate does not wait", "rediscache/cache.go", "	failed := c.server.invalidate(ctx, full)\n",
 		"	failed := map[string]error{}\n	go c.server.invalidate(context.Background(), full)\n"},
 	{"the tier keeps what was invalidated", "rediscache/cache.go", "		c.tier.Remove(full)\n", "		_ = c.tier.Remove\n"},
-	{"the tier takes what was read before that", "internal/hot/hot.go", "if s.removed.Load() != r.removed || old", "if old"},
+	{"the tier takes what was read before that", "internal/hot/hot.go",
+		"if s.removed.Load() != r.removed || old", "if old"},
 	{"an age begins when the value enters the tier", "internal/hot/hot.go", "from: r.from}", "from: now}"},
 }
 
@@ -110,7 +114,10 @@ func overlay(t *testing.T, file, from, to string) string {
 	dir := t.TempDir()
 	changed := filepath.Join(dir, filepath.Base(file))
 	data, _ := json.Marshal(map[string]any{"Replace": map[string]string{path: changed}})
-	for name, content := range map[string]string{changed: strings.Replace(string(text), from, to, 1), filepath.Join(dir, "overlay.json"): string(data)} {
+	for name, content := range map[string]string{
+		changed:                            strings.Replace(string(text), from, to, 1),
+		filepath.Join(dir, "overlay.json"): string(data),
+	} {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}

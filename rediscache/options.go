@@ -136,7 +136,8 @@ func (o Options[V]) validated() (Options[V], error) {
 	case o.Codec.Encode == nil || o.Codec.Decode == nil:
 		return o, invalid("Options.Codec", "incomplete", "it needs both Encode and Decode")
 	case len(o.Name)+len(o.Version) > longestKey/2:
-		return o, invalid("Options.Name and Version", fmt.Sprintf("%d bytes long", len(o.Name)+len(o.Version)), fmt.Sprintf("%d is the limit", longestKey/2))
+		return o, invalid("Options.Name and Version", fmt.Sprintf("%d bytes long", len(o.Name)+len(o.Version)),
+			fmt.Sprintf("%d is the limit", longestKey/2))
 	}
 	for _, d := range []struct {
 		name  string
@@ -191,10 +192,14 @@ func checkServer(rdb redis.UniversalClient) error {
 	}
 	switch rdb := rdb.(type) {
 	case *redis.Ring:
-		return invalid("rdb", "a *redis.Ring", "a Ring moves keys to other shards when one fails, and back: what was invalidated meanwhile would come back, too")
+		return invalid("rdb", "a *redis.Ring",
+			"a Ring moves keys to other shards when one fails, and back: "+
+				"what was invalidated meanwhile would come back, too")
 	case *redis.ClusterClient:
 		for name, on := range map[string]bool{
-			"ReadOnly": rdb.Options().ReadOnly, "RouteByLatency": rdb.Options().RouteByLatency, "RouteRandomly": rdb.Options().RouteRandomly,
+			"ReadOnly":       rdb.Options().ReadOnly,
+			"RouteByLatency": rdb.Options().RouteByLatency,
+			"RouteRandomly":  rdb.Options().RouteRandomly,
 		} {
 			if on {
 				return invalid("rdb."+name, "true", "a replica may still have what was invalidated: reads must go to the masters")

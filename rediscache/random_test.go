@@ -121,7 +121,8 @@ func (h *history) get(i int, k *historyKey) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if age := began.Sub(k.over[v]); h.local == 0 || by == i || age > h.local {
-		h.t.Errorf("a Get of %s in process %d, which began %v after a change to %d or later was announced, got %d; the last one was %d, of process %d",
+		h.t.Errorf("a Get of %s in process %d, which began %v after a change to %d or later was announced, got %d; "+
+			"the last one was %d, of process %d",
 			k.name, i, age, v+1, v, floor, by)
 	}
 }

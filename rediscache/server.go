@@ -78,7 +78,9 @@ func (d *deadlined) Deadline() (time.Time, bool) { return d.deadline, true }
 var errTimeout = fmt.Errorf("rediscache: the server has not answered in time: %w", context.DeadlineExceeded)
 
 // do makes a request that ends after the timeout.
-func do[T any](ctx context.Context, s *server, timeout time.Duration, request func(ctx context.Context) (T, error)) (T, error) {
+func do[T any](
+	ctx context.Context, s *server, timeout time.Duration, request func(ctx context.Context) (T, error),
+) (T, error) {
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
 	if s.honours {
@@ -129,7 +131,9 @@ func (s *server) compareClocks(sent time.Time, serverTime int64) {
 // servers. failed has the errors of single keys.
 func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, failed map[string]error, err error) {
 	if _, is := s.rdb.(*redis.ClusterClient); !is {
-		replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) { return s.rdb.MGet(ctx, keys...).Result() })
+		replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) {
+			return s.rdb.MGet(ctx, keys...).Result()
+		})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -166,7 +170,8 @@ func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, 
 func (s *server) getManyToLoad(ctx context.Context, keys []string) (list []found, failed map[string]error) {
 	sent := time.Now()
 	list, failed = make([]found, len(keys)), map[string]error{}
-	replies := s.runAll(ctx, lookupScript, keys, s.lookups, func(int) []any { return []any{random(), millis(s.tombstone)} })
+	args := func(int) []any { return []any{random(), millis(s.tombstone)} }
+	replies := s.runAll(ctx, lookupScript, keys, s.lookups, args)
 	for i, cmd := range replies {
 		reply, err := cmd.Result()
 		if err == nil {
@@ -180,7 +185,9 @@ func (s *server) getManyToLoad(ctx context.Context, keys []string) (list []found
 }
 
 // putMany is put for many keys, in one pipeline. stored has those that were.
-func (s *server) putMany(ctx context.Context, keys []string, ws []*writing) (stored map[string]bool, failed map[string]error) {
+func (s *server) putMany(
+	ctx context.Context, keys []string, ws []*writing,
+) (stored map[string]bool, failed map[string]error) {
 	stored, failed = map[string]bool{}, map[string]error{}
 	for i, cmd := range s.runAll(ctx, storeScript, keys, s.writes, func(i int) []any { return ws[i].args() }) {
 		n, err := cmd.Int64()
@@ -233,7 +240,10 @@ type writing struct {
 }
 
 func (w *writing) args() []any {
-	return []any{random(), w.stamp, w.kind, micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload}
+	return []any{
+		random(), w.stamp, w.kind,
+		micros(w.fresh), micros(w.expires), millis(w.expires), tookText(w.took), w.payload,
+	}
 }
 
 // put stores an entry if it has the stamp still.
@@ -251,7 +261,8 @@ const maxPipeline = 500
 func (s *server) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
 	for len(keys) > 0 {
 		n := min(len(keys), maxPipeline)
-		replies := s.runAll(ctx, invalidateScript, keys[:n], s.writes, func(int) []any { return []any{random(), millis(s.tombstone)} })
+		args := func(int) []any { return []any{random(), millis(s.tombstone)} }
+		replies := s.runAll(ctx, invalidateScript, keys[:n], s.writes, args)
 		for i, cmd := range replies {
 			if err := cmd.Err(); err != nil {
 				if failed == nil {
@@ -267,7 +278,9 @@ func (s *server) invalidate(ctx context.Context, keys []string) (failed map[stri
 
 // runAll runs a script for each key, in one pipeline. A server that does not know the script is sent
 // it with the keys that were refused.
-func (s *server) runAll(ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(i int) []any) []*redis.Cmd {
+func (s *server) runAll(
+	ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(i int) []any,
+) []*redis.Cmd {
 	replies := make([]*redis.Cmd, len(keys))
 	send := func(which []int, add func(p redis.Pipeliner, i int) *redis.Cmd) {
 		sent, err := do(ctx, s, timeout, func(ctx context.Context) ([]*redis.Cmd, error) {

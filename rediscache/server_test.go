@@ -159,7 +159,9 @@ func TestAMasterThatDoesNotAnswer(t *testing.T) {
 	}
 	get(bad)
 	redistest.Eventually(t, 10*time.Second, "it is left alone", func() bool { get(bad); return cache.Stats().Down == 1 })
-	redistest.Eventually(t, 10*time.Second, "it costs no LookupTimeout any more", func() bool { return get(bad) < 300*time.Millisecond })
+	redistest.Eventually(t, 10*time.Second, "it costs no LookupTimeout any more", func() bool {
+		return get(bad) < 300*time.Millisecond
+	})
 	redistest.Eventually(t, 10*time.Second, "the other master is asked", func() bool {
 		before := cache.Stats().Hits
 		get(good)

@@ -170,10 +170,13 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 	}
 	if len(payload) > c.opts.MaxValue {
 		c.counts.tooLong.Add(1)
-		return nil, invalid("the value", fmt.Sprintf("%d bytes long", len(payload)), fmt.Sprintf("Options.MaxValue is %d", c.opts.MaxValue))
+		return nil, invalid("the value", fmt.Sprintf("%d bytes long", len(payload)),
+			fmt.Sprintf("Options.MaxValue is %d", c.opts.MaxValue))
 	}
 	fresh = c.jittered(fresh)
-	return &writing{kind: string(rune(present)), fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload}, nil
+	return &writing{
+		kind: string(rune(present)), fresh: fresh, expires: fresh + c.opts.Stale, took: x.took, payload: payload,
+	}, nil
 }
 
 // lookupMany is lookup for many keys.
@@ -248,7 +251,9 @@ func (c *Cache[V]) loadMany(ctx context.Context, full []string) (map[string]item
 }
 
 // storeMany is store for many keys.
-func (c *Cache[V]) storeMany(ctx context.Context, items map[string]item[V], stamps map[string]string, _ map[string]*flightlock.Lock) error {
+func (c *Cache[V]) storeMany(
+	ctx context.Context, items map[string]item[V], stamps map[string]string, _ map[string]*flightlock.Lock,
+) error {
 	var keys []string
 	var ws []*writing
 	failed := flightlock.KeyErrors{}

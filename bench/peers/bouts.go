@@ -70,8 +70,14 @@ type pace struct {
 }
 
 var (
-	fullPace  = pace{window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, affinity: 5 * time.Second, reuse: time.Minute}
-	quickPace = pace{window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond, held: 100_000, refresh: 10 * time.Second, affinity: time.Second, reuse: 5 * time.Second}
+	fullPace = pace{
+		window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond,
+		held: 100_000, refresh: 10 * time.Second, affinity: 5 * time.Second, reuse: time.Minute,
+	}
+	quickPace = pace{
+		window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond,
+		held: 100_000, refresh: 10 * time.Second, affinity: time.Second, reuse: 5 * time.Second,
+	}
 )
 
 const heldTTL = 30 * time.Second
@@ -89,7 +95,8 @@ func allBouts(p pace) (all []bout) {
 		all = append(all, b)
 	}
 	for _, n := range []int{1, 3, 5} {
-		add(bout{Group: "uncontended", Nodes: n, Rivals: byNodes(n, onOneNode, onSomeNodes), Load: load{Kind: closed, Goroutines: 1}})
+		add(bout{Group: "uncontended", Nodes: n, Rivals: byNodes(n, onOneNode, onSomeNodes),
+			Load: load{Kind: closed, Goroutines: 1}})
 	}
 	for _, n := range []int{1, 3, 5} {
 		add(bout{Group: "distinct keys", Detail: "1000 goroutines", Nodes: n, Rivals: byNodes(n, onOneNode, onSomeNodes),
@@ -131,9 +138,10 @@ func allBouts(p pace) (all []bout) {
 	addStampedes(add)
 	addCaches(add, p)
 	addRoundTrips(add, p)
-	add(bout{Group: "waiters", Detail: "2000 goroutines", Nodes: 1, Rivals: withByHand, Load: load{Kind: waiters, Goroutines: 2000}})
-	add(bout{Group: "held", Detail: fmt.Sprintf("%d locks", p.held), Nodes: 1, TTL: heldTTL, Rivals: []string{nameOurs, nameRueidis},
-		Load: load{Kind: holding, Keys: p.held, Window: p.refresh}})
+	add(bout{Group: "waiters", Detail: "2000 goroutines", Nodes: 1, Rivals: withByHand,
+		Load: load{Kind: waiters, Goroutines: 2000}})
+	add(bout{Group: "held", Detail: fmt.Sprintf("%d locks", p.held), Nodes: 1, TTL: heldTTL,
+		Rivals: []string{nameOurs, nameRueidis}, Load: load{Kind: holding, Keys: p.held, Window: p.refresh}})
 	addDelays(add, p)
 	return all
 }
@@ -180,7 +188,8 @@ func addLinger(add func(bout), p pace) {
 	for _, n := range []int{1, 3, 5} {
 		rivals := append([]string{nameLinger}, byNodes(n, onOneNode, onSomeNodes)...)
 		one(bout{Detail: "1 goroutine, 1 key", Nodes: n, Rivals: rivals, Load: load{Goroutines: 1}})
-		one(bout{Detail: "1 goroutine, 1 key, 1ms more each way", Nodes: n, Rivals: rivals, Proxied: true, RTT: 2 * time.Millisecond, Load: load{Goroutines: 1}})
+		one(bout{Detail: "1 goroutine, 1 key, 1ms more each way", Nodes: n, Rivals: rivals, Proxied: true,
+			RTT: 2 * time.Millisecond, Load: load{Goroutines: 1}})
 		one(bout{Detail: "1000 goroutines, a key each", Nodes: n, Rivals: rivals, Load: load{Goroutines: 1000}})
 	}
 	ours := []string{nameLinger, nameOurs}
@@ -190,14 +199,18 @@ func addLinger(add func(bout), p pace) {
 		affinity float64
 		linger   time.Duration
 		even     bool
-	}{{affinity: 0.9, linger: shortLinger}, {affinity: 0.9, linger: longLinger}, {affinity: 0.9, linger: longLinger, even: true}, {affinity: 1, linger: longLinger}} {
+	}{
+		{affinity: 0.9, linger: shortLinger}, {affinity: 0.9, linger: longLinger},
+		{affinity: 0.9, linger: longLinger, even: true}, {affinity: 1, linger: longLinger},
+	} {
 		keys := "10000 keys"
 		if l.even {
 			keys += " alike"
 		}
 		for _, n := range []int{1, 3} {
-			add(bout{Group: "linger", Detail: fmt.Sprintf("%s, 4 processes x 250, %.0f%% affinity, %v", keys, 100*l.affinity, l.linger),
-				Nodes: n, Procs: 4, Rivals: ours, Linger: l.linger,
+			add(bout{Group: "linger",
+				Detail: fmt.Sprintf("%s, 4 processes x 250, %.0f%% affinity, %v", keys, 100*l.affinity, l.linger),
+				Nodes:  n, Procs: 4, Rivals: ours, Linger: l.linger,
 				Load: load{Kind: closed, Goroutines: 250, Keys: 10_000, Even: l.even, Affinity: l.affinity, Window: p.affinity}})
 		}
 	}
@@ -219,8 +232,8 @@ func addFaults(add func(bout)) {
 		add(bout{Group: "one of five stopped", Detail: goroutinesText(g), Nodes: 5, Rivals: onlyMajority, Stopped: true,
 			Load: load{Kind: closed, Goroutines: g, Drain: true}})
 	}
-	add(bout{Group: "one of five slow by 5ms", Detail: "50 goroutines", Nodes: 5, Rivals: onlyMajority, SlowBy: 5 * time.Millisecond,
-		Load: load{Kind: closed, Goroutines: 50}})
+	add(bout{Group: "one of five slow by 5ms", Detail: "50 goroutines", Nodes: 5, Rivals: onlyMajority,
+		SlowBy: 5 * time.Millisecond, Load: load{Kind: closed, Goroutines: 50}})
 }
 
 func addStampedes(add func(bout)) {
@@ -229,7 +242,8 @@ func addStampedes(add func(bout)) {
 		if d > 100*time.Millisecond {
 			episodes = 2
 		}
-		add(bout{Group: "stampede", Detail: fmt.Sprintf("4 processes x 250 callers, a load takes %v", d), Nodes: 1, Procs: 4, Episodes: episodes,
+		add(bout{Group: "stampede", Detail: fmt.Sprintf("4 processes x 250 callers, a load takes %v", d),
+			Nodes: 1, Procs: 4, Episodes: episodes,
 			Rivals: []string{nameOurs, nameFailFast, nameRedislock, nameRueidis, nameByHand},
 			Load:   load{Kind: stampede, Goroutines: 250, Work: d}})
 	}
@@ -239,10 +253,13 @@ func addStampedes(add func(bout)) {
 const coldProcs = 4
 
 func addCaches(add func(bout), p pace) {
-	add(bout{Group: "cold keys", Detail: fmt.Sprintf("4 processes x 250 callers, each %d of 1000 keys, a load takes 20ms", chosenPerCall), Nodes: 1, Procs: coldProcs,
-		Episodes: 3, Fresh: time.Minute, Rivals: []string{nameOurs, nameSturdyc, nameRocks, nameLoop},
-		Load: load{Kind: coldKeys, Goroutines: 250, Keys: 1000, Work: 20 * time.Millisecond}})
-	add(bout{Group: "invalidation", Detail: "4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms", Nodes: 1, Procs: 4, Fresh: 2 * time.Second,
+	add(bout{Group: "cold keys",
+		Detail: fmt.Sprintf("4 processes x 250 callers, each %d of 1000 keys, a load takes 20ms", chosenPerCall),
+		Nodes:  1, Procs: coldProcs, Episodes: 3, Fresh: time.Minute,
+		Rivals: []string{nameOurs, nameSturdyc, nameRocks, nameLoop},
+		Load:   load{Kind: coldKeys, Goroutines: 250, Keys: 1000, Work: 20 * time.Millisecond}})
+	add(bout{Group: "invalidation", Detail: "4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms",
+		Nodes: 1, Procs: 4, Fresh: 2 * time.Second,
 		Rivals: []string{nameOurs, nameRocks, nameRocksStrong, nameAside, nameRedislock, nameFailFast},
 		Load:   load{Kind: invalidation, Goroutines: 50, Keys: 20, Work: 20 * time.Millisecond, Window: 3 * p.long}})
 }
@@ -252,7 +269,8 @@ var addedRTT = []time.Duration{0, 200 * time.Microsecond, time.Millisecond, 5 * 
 func addRoundTrips(add func(bout), p pace) {
 	for _, d := range addedRTT {
 		for _, g := range []int{1, 1000} {
-			b := bout{Group: "round trip, uncontended", Detail: fmt.Sprintf("%v added", d), Nodes: 1, Rivals: onOneNode, Proxied: true, RTT: d,
+			b := bout{Group: "round trip, uncontended", Detail: fmt.Sprintf("%v added", d),
+				Nodes: 1, Rivals: onOneNode, Proxied: true, RTT: d,
 				Load: load{Kind: closed, Goroutines: g, Window: p.window / 2}}
 			if g > 1 {
 				b.Group, b.Load.Keys, b.Load.Window = "round trip, hot key", 1, p.window
@@ -264,11 +282,13 @@ func addRoundTrips(add func(bout), p pace) {
 
 func addDelays(add func(bout), p pace) {
 	for _, d := range triedDelays {
-		add(bout{Group: "delays", Detail: fmt.Sprintf("hot key, 1000 goroutines, %v", d), Nodes: 1, Delay: d, Rivals: []string{nameFailFast, nameRedislock},
-			Load: load{Kind: closed, Goroutines: 1000, Keys: 1, Window: p.window}})
+		add(bout{Group: "delays", Detail: fmt.Sprintf("hot key, 1000 goroutines, %v", d), Nodes: 1, Delay: d,
+			Rivals: []string{nameFailFast, nameRedislock},
+			Load:   load{Kind: closed, Goroutines: 1000, Keys: 1, Window: p.window}})
 		if d <= 20*time.Millisecond {
-			add(bout{Group: "delays", Detail: fmt.Sprintf("handover, %v", d), Nodes: 1, Procs: 2, Delay: d, Rivals: []string{nameFailFast, nameRedislock},
-				Load: load{Kind: handover, Window: p.window / 2}})
+			add(bout{Group: "delays", Detail: fmt.Sprintf("handover, %v", d), Nodes: 1, Procs: 2, Delay: d,
+				Rivals: []string{nameFailFast, nameRedislock},
+				Load:   load{Kind: handover, Window: p.window / 2}})
 		}
 	}
 }

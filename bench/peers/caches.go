@@ -180,7 +180,8 @@ func (c sturdyCache) get(ctx context.Context, key string) (string, error) {
 }
 
 func (c sturdyCache) getMany(ctx context.Context, keys []string) (int, error) {
-	values, err := c.c.GetOrFetchBatch(ctx, keys, c.c.BatchKeyFn("k"), func(_ context.Context, keys []string) (map[string]string, error) { return c.l.many(keys) })
+	load := func(_ context.Context, keys []string) (map[string]string, error) { return c.l.many(keys) }
+	values, err := c.c.GetOrFetchBatch(ctx, keys, c.c.BatchKeyFn("k"), load)
 	return len(values), err
 }
 
@@ -244,7 +245,9 @@ type asideCache struct {
 }
 
 func openAside(s settings, l *loader) (valueCache, error) {
-	c, err := rueidisaside.NewClient(rueidisaside.ClientOption{ClientOption: rueidis.ClientOption{InitAddress: s.Addrs[:1]}})
+	c, err := rueidisaside.NewClient(rueidisaside.ClientOption{
+		ClientOption: rueidis.ClientOption{InitAddress: s.Addrs[:1]},
+	})
 	return asideCache{c, l, s.Fresh}, err
 }
 

@@ -65,7 +65,8 @@ func (j *cacheJob) warmUp(t task) error {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
-			_, err := j.c.getMany(ctx, []string{fmt.Sprintf("warm:%d:%d:%d", pid(), g, 0), fmt.Sprintf("warm:%d:%d:%d", pid(), g, 1)})
+			keys := []string{fmt.Sprintf("warm:%d:%d:%d", pid(), g, 0), fmt.Sprintf("warm:%d:%d:%d", pid(), g, 1)}
+			_, err := j.c.getMany(ctx, keys)
 			errs <- err
 		})
 	}
@@ -168,7 +169,9 @@ func (j *cacheJob) runInvalidation(t task, prefix string, at time.Time) (*result
 	wg.Wait()
 	res := m.result()
 	res.Locks = reads.Load()
-	res.Extra["stale"], res.Extra["reads"], res.Extra["changes"] = float64(stale.Load()), float64(reads.Load()), float64(changes.Load())
+	res.Extra["stale"] = float64(stale.Load())
+	res.Extra["reads"] = float64(reads.Load())
+	res.Extra["changes"] = float64(changes.Load())
 	res.Extra["value_loads"] = float64(j.l.keys.Load() - loads)
 	return res, r.finish(res)
 }

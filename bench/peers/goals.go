@@ -38,13 +38,19 @@ var goalsOfMany = []goal{
 	{limits3, "1.5x the ns per lock of semaphore.Weighted(1)", times(limits3, 1/1.5, nameSemaphore)},
 	{fourProcs, "100x the best rival's locks/s", fairly("jain_procs", fourProcs, times(fourProcs, 100, everybody...))},
 	{fourProcs, "Jain's index of the processes 0.98", atLeast("jain_procs", fourProcs, 0.98)},
-	{"distinct keys, 1000 goroutines, 1 node", "1.5x rueidislock", times("distinct keys, 1000 goroutines, 1 node", 1.5, nameRueidis)},
-	{"distinct keys, 1000 goroutines, 1 node", "3x redislock", times("distinct keys, 1000 goroutines, 1 node", 3, nameRedislock)},
-	{"distinct keys, 1000 goroutines, 3 nodes", "5x redsync, its better setting", times("distinct keys, 1000 goroutines, 3 nodes", 5, nameRedsync, nameFailFast)},
-	{"distinct keys, 1000 goroutines, 5 nodes", "5x redsync, its better setting", times("distinct keys, 1000 goroutines, 5 nodes", 5, nameRedsync, nameFailFast)},
+	{"distinct keys, 1000 goroutines, 1 node", "1.5x rueidislock",
+		times("distinct keys, 1000 goroutines, 1 node", 1.5, nameRueidis)},
+	{"distinct keys, 1000 goroutines, 1 node", "3x redislock",
+		times("distinct keys, 1000 goroutines, 1 node", 3, nameRedislock)},
+	{"distinct keys, 1000 goroutines, 3 nodes", "5x redsync, its better setting",
+		times("distinct keys, 1000 goroutines, 3 nodes", 5, nameRedsync, nameFailFast)},
+	{"distinct keys, 1000 goroutines, 5 nodes", "5x redsync, its better setting",
+		times("distinct keys, 1000 goroutines, 5 nodes", 5, nameRedsync, nameFailFast)},
 	{"uncontended, 1 node", "1.0x the best rival's locks/s", times("uncontended, 1 node", 1, everybody...)},
-	{"uncontended, 3 nodes", "1.1x redsync, its better setting", times("uncontended, 3 nodes", 1.1, nameRedsync, nameFailFast)},
-	{"uncontended, 5 nodes", "1.1x redsync, its better setting", times("uncontended, 5 nodes", 1.1, nameRedsync, nameFailFast)},
+	{"uncontended, 3 nodes", "1.1x redsync, its better setting",
+		times("uncontended, 3 nodes", 1.1, nameRedsync, nameFailFast)},
+	{"uncontended, 5 nodes", "1.1x redsync, its better setting",
+		times("uncontended, 5 nodes", 1.1, nameRedsync, nameFailFast)},
 	{"handover, 1 node", "0.9x rueidislock's median", part("p50_us", "handover, 1 node", 0.9, nameRueidis)},
 	{stoppedFifty, "2x redsync fail-fast", times(stoppedFifty, 2, nameFailFast)},
 	{heldLocks, "below 10% of one core", below("cpu_percent", heldLocks, 10)},
@@ -116,8 +122,8 @@ func fairly(jain, bout string, got func(summary) (string, bool, bool)) func(summ
 		if name == "" {
 			return fmt.Sprintf("%s; no rival has a Jain index of %v", text, fairIndex), reached, known
 		}
-		return fmt.Sprintf("%s; %s the best with a Jain index of %v, %s of %s", text, ratioText(s.get(bout, nameOurs, "locks_s")/them),
-			fairIndex, short(them), name), reached, known
+		return fmt.Sprintf("%s; %s the best with a Jain index of %v, %s of %s",
+			text, ratioText(s.get(bout, nameOurs, "locks_s")/them), fairIndex, short(them), name), reached, known
 	}
 }
 

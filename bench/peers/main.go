@@ -45,13 +45,16 @@ type config struct {
 
 func parseFlags(args []string) (c config, err error) {
 	f := flag.NewFlagSet("peers", flag.ContinueOnError)
-	f.IntVar(&c.rounds, "rounds", 0, "rounds, in each of which every rival does every load once (default 5; 1 with -quick)")
+	f.IntVar(&c.rounds, "rounds", 0,
+		"rounds, in each of which every rival does every load once (default 5; 1 with -quick)")
 	f.BoolVar(&c.quick, "quick", false, "short loads: about 5 minutes in all")
-	f.StringVar(&c.only, "only", "", "measure these loads only, by group or by name, separated by semicolons; -list shows them")
+	f.StringVar(&c.only, "only", "",
+		"measure these loads only, by group or by name, separated by semicolons; -list shows them")
 	f.BoolVar(&c.list, "list", false, "list the loads and end")
 	f.StringVar(&c.raw, "raw", "raw.jsonl", "file of the raw figures, in the directory of -out")
 	f.BoolVar(&c.keep, "append", false, "keep what the file of -raw holds, and add to it: a long run in pieces")
-	f.StringVar(&c.profile, "profile", "", "write profiles of every process to this directory; the figures say little then")
+	f.StringVar(&c.profile, "profile", "",
+		"write profiles of every process to this directory; the figures say little then")
 	f.BoolVar(&c.report, "report", false, "measure nothing, write the report of what the file of -raw holds")
 	f.StringVar(&c.out, "out", ".", "directory of the report: RESULTS.md, plots, raw figures")
 	f.StringVar(&c.readme, "readme", "", "a README.md whose performance table is to be written as well")

@@ -40,7 +40,10 @@ func TestALoadIsMeasuredAndReported(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for i, only := range []string{"hot key by goroutines, 10 goroutines, 1 node", "open, one key, 2000 arrivals/s, 20µs of work, 1 node"} {
+	for i, only := range []string{
+		"hot key by goroutines, 10 goroutines, 1 node",
+		"open, one key, 2000 arrivals/s, 20µs of work, 1 node",
+	} {
 		args := []string{"-quick", "-out", dir, "-readme", readme, "-only", only}
 		if i > 0 {
 			args = append(args, "-append")
@@ -71,10 +74,12 @@ func TestALoadIsMeasuredAndReported(t *testing.T) {
 	if !strings.Contains(text, "handover, 1 node | 0.9x rueidislock's median |  | not measured |") {
 		t.Errorf("RESULTS.md does not say which goals were measured:\n%s", text)
 	}
-	if got := read(t, readme); !strings.HasPrefix(got, "before\n") || !strings.HasSuffix(got, "\nafter\n") || strings.Contains(got, "\nold\n") {
+	got := read(t, readme)
+	if !strings.HasPrefix(got, "before\n") || !strings.HasSuffix(got, "\nafter\n") || strings.Contains(got, "\nold\n") {
 		t.Errorf("the README is now %q", got)
 	}
-	if err := xml.Unmarshal([]byte(read(t, filepath.Join(dir, "goroutines.svg"))), new(struct{ XMLName xml.Name })); err != nil {
+	svg := read(t, filepath.Join(dir, "goroutines.svg"))
+	if err := xml.Unmarshal([]byte(svg), new(struct{ XMLName xml.Name })); err != nil {
 		t.Errorf("goroutines.svg: %v", err)
 	}
 }
@@ -283,7 +288,10 @@ func TestCachesServe(t *testing.T) {
 		}
 		t.Run(r.name, func(t *testing.T) {
 			value := atomic.Int64{}
-			l := &loader{value: func(string) (string, error) { return fmt.Sprint(value.Load()), nil }, takes: func() time.Duration { return 0 }}
+			l := &loader{
+				value: func(string) (string, error) { return fmt.Sprint(value.Load()), nil },
+				takes: func() time.Duration { return 0 },
+			}
 			c, err := r.cache(settings{Addrs: []string{s.Addr()}, TTL: ttl, Delay: time.Millisecond, Fresh: time.Minute}, l)
 			if err != nil {
 				t.Fatal(err)

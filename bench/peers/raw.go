@@ -41,7 +41,8 @@ func readEnvironment(ctx context.Context, s *site, cfg config) (*environment, er
 		return nil, err
 	}
 	return &environment{
-		At: time.Now().UTC().Round(time.Second), Machine: machine(), Go: runtime.Version(), Server: server, Versions: versions(),
+		At: time.Now().UTC().Round(time.Second), Machine: machine(), Go: runtime.Version(),
+		Server: server, Versions: versions(),
 		Quick: cfg.quick, Rounds: cfg.rounds,
 	}, nil
 }
@@ -63,7 +64,10 @@ func versions() (all []string) {
 	if info == nil {
 		return nil
 	}
-	wanted := []string{"github.com/go-redsync/redsync/v4", "github.com/bsm/redislock", "github.com/redis/rueidis", "github.com/redis/go-redis/v9", "golang.org/x/sync"}
+	wanted := []string{
+		"github.com/go-redsync/redsync/v4", "github.com/bsm/redislock", "github.com/redis/rueidis",
+		"github.com/redis/go-redis/v9", "golang.org/x/sync",
+	}
 	for _, m := range info.Deps {
 		if slices.Contains(wanted, m.Path) {
 			all = append(all, m.Path+" "+m.Version)

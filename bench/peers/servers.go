@@ -133,7 +133,8 @@ func (u *usage) add(line string) {
 
 // since counts the commands that clients of a rival sent, and the processor time of the servers.
 func (u usage) since(before usage, r rival) (commands float64, cpu time.Duration) {
-	names := []string{"evalsha", "eval", "script", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe", "hello", "client", "ping"}
+	names := []string{"evalsha", "eval", "script", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe",
+		"hello", "client", "ping"}
 	if r.set {
 		names = append(names, "set")
 	}

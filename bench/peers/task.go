@@ -36,14 +36,16 @@ const (
 // load is what every process of a bout does. All of them share the keys.
 type load struct {
 	Kind       kind
-	Goroutines int           // per process: of closed; that wait, of waiters; callers, of stampede
-	Keys       int           // of caches: all of them. 0: a key for each goroutine; 1: all want one; more: by Zipf's law, or by chance if open; held ones
-	Rate       float64       // of open: arrivals per second and process
-	Even       bool          // with more keys: all are wanted as often
-	Affinity   float64       // with more keys: the share of locks that are of keys of this process
-	Pause      time.Duration // of closed: after each lock
-	Work       time.Duration // under the lock; of stampede: how long a value takes to be loaded
-	Window     time.Duration // how long is measured
+	Goroutines int // per process: of closed; that wait, of waiters; callers, of stampede
+	// Keys is how many there are. 0: a key for each goroutine; 1: all want one; more: by Zipf's law, or by chance if
+	// open. Of caches, all of them; of held locks, as many.
+	Keys     int
+	Rate     float64       // of open: arrivals per second and process
+	Even     bool          // with more keys: all are wanted as often
+	Affinity float64       // with more keys: the share of locks that are of keys of this process
+	Pause    time.Duration // of closed: after each lock
+	Work     time.Duration // under the lock; of stampede: how long a value takes to be loaded
+	Window   time.Duration // how long is measured
 	// Bare leaves out all that is not lock and release: no waits are noted, no work is done.
 	Bare bool
 	// Drain lets calls that are under way at the end come back, however long that takes, and counts

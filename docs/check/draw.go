@@ -55,7 +55,8 @@ func Draw(panels []Panel, s *Store, phases []Phase, from, to time.Time, step, ra
 		c.panel(p, phases)
 	}
 	height := depth*line + 24*(len(phases)+1)/2 + 16
-	head := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="10">
+	head := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d"`+
+		` font-family="sans-serif" font-size="10">
 <style>.row{font-size:14px;font-weight:bold}.title{font-size:12px;font-weight:bold}.axis{fill:#666}</style>
 <rect width="100%%" height="100%%" fill="#f4f5f5"/>
 `, 24*column, height)
@@ -128,7 +129,8 @@ func (c *canvas) panel(p Panel, phases []Phase) {
 	scale, ticks := axis(most)
 	for _, v := range ticks {
 		y := c.y + c.h*(1-v/scale)
-		fmt.Fprintf(c.b, `<path d="M%.0f %.1fh%.0f" stroke="#ddd"/><text x="%.0f" y="%.1f" class="axis" text-anchor="end">%s</text>`+"\n",
+		fmt.Fprintf(c.b,
+			`<path d="M%.0f %.1fh%.0f" stroke="#ddd"/><text x="%.0f" y="%.1f" class="axis" text-anchor="end">%s</text>`+"\n",
 			c.x, y, c.w, c.x-4, y+3, inUnit(v, p.FieldConfig.Defaults.Unit))
 	}
 	for i, k := range slices.Backward(c.curves) { // the topmost of a stack lies behind

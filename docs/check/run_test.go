@@ -40,7 +40,10 @@ const (
 
 func newDay(t *testing.T) *day {
 	t.Helper()
-	d := &day{t: t, nodes: flightlocktest.Start(3), reg: prometheus.NewRegistry(), store: NewStore(), began: time.Unix(1_800_000_000, 0)}
+	d := &day{
+		t: t, nodes: flightlocktest.Start(3), reg: prometheus.NewRegistry(),
+		store: NewStore(), began: time.Unix(1_800_000_000, 0),
+	}
 	t.Cleanup(d.nodes.Close)
 	d.now = d.began
 	var err error
@@ -99,7 +102,8 @@ func (d *day) fetches() {
 // firing are the alerts whose condition is true now.
 func (d *day) firing() (names []string) {
 	d.t.Helper()
-	groups, errs := rulefmt.ParseFile("../alerts.yml", false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.Default())
+	groups, errs := rulefmt.ParseFile("../alerts.yml", false, model.UTF8Validation,
+		parser.NewParser(parser.Options{}), slog.Default())
 	if len(errs) > 0 {
 		d.t.Fatal(errs)
 	}
@@ -175,7 +179,8 @@ func TestAlertsGoOff(t *testing.T) {
 		}
 		d.fetches()
 	})
-	d.wantFiring("FlightlockUnavailable", "FlightlockMajorityAtRisk", "FlightlockNodeSuspended", "FlightlockLoadsWithoutLocks")
+	d.wantFiring("FlightlockUnavailable", "FlightlockMajorityAtRisk", "FlightlockNodeSuspended",
+		"FlightlockLoadsWithoutLocks")
 
 	d.nodes.Down(false)
 	redistest.Eventually(t, patience, "no node is suspended", func() bool { return d.c.Stats().Suspended == 0 })

@@ -100,7 +100,9 @@ func (s *Store) Range(expr string, from, to time.Time, step time.Duration) (prom
 
 // Querier is for the engine.
 func (s *Store) Querier(_, _ int64) (storage.Querier, error) {
-	return &storage.MockQuerier{SelectMockFunction: func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+	return &storage.MockQuerier{SelectMockFunction: func(
+		_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher,
+	) storage.SeriesSet {
 		set := &found{}
 		for _, kept := range s.series {
 			if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(kept.labels.Get(m.Name)) }) {

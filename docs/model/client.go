@@ -211,7 +211,8 @@ func (c *client) act() {
 const spare = ttl / 2
 
 func (c *client) mayRetain(now float64) bool {
-	return c.w.rules.retains && !c.lease.offered && !c.met && (c.rival == 0 || !c.w.checks) && c.recalled != c.lease.owner && c.until-now >= spare
+	return c.w.rules.retains && !c.lease.offered && !c.met && (c.rival == 0 || !c.w.checks) &&
+		c.recalled != c.lease.owner && c.until-now >= spare
 }
 
 func (c *client) retain(now float64) {

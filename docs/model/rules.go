@@ -93,11 +93,14 @@ var variants = []variant{
 
 	{"retained leases", func(r *rules, _ *faults) { r.retains = true }, ""},
 	{"retained leases, nothing fails", func(r *rules, f *faults) { r.retains, *f = true, faults{} }, ""},
-	{"no S21: recalls are ignored", func(r *rules, _ *faults) { r.retains, r.recalls, r.checks = true, false, false }, starved},
-	{"recalls are ignored, but not refreshes that name a contender", func(r *rules, _ *faults) { r.retains, r.recalls = true, false }, ""},
+	{"no S21: recalls are ignored",
+		func(r *rules, _ *faults) { r.retains, r.recalls, r.checks = true, false, false }, starved},
+	{"recalls are ignored, but not refreshes that name a contender",
+		func(r *rules, _ *faults) { r.retains, r.recalls = true, false }, ""},
 	{"no S21: retained after its validity", func(r *rules, _ *faults) { r.retains, r.ends = true, false }, twoHolders},
 	{"no S12: refreshed while nobody uses it", func(r *rules, _ *faults) { r.retains, r.idle = true, false }, outlives},
-	{"no S22: given to a caller after the recall", func(r *rules, _ *faults) { r.retains, r.refuses = true, false }, twoHolders},
+	{"no S22: given to a caller after the recall",
+		func(r *rules, _ *faults) { r.retains, r.refuses = true, false }, twoHolders},
 
 	// What these cost is time.
 	{"no S19: nothing is withdrawn", func(r *rules, _ *faults) { r.withdraw = false }, ""},

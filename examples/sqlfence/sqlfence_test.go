@@ -17,7 +17,8 @@ import (
 
 func open(t *testing.T) (*sql.DB, *flightlock.Client) {
 	t.Helper()
-	db, err := sql.Open("sqlite", "file:"+filepath.Join(t.TempDir(), "accounts.db")+"?_pragma=busy_timeout(10000)&_txlock=immediate")
+	file := filepath.Join(t.TempDir(), "accounts.db")
+	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=busy_timeout(10000)&_txlock=immediate")
 	if err != nil {
 		t.Fatal(err)
 	}

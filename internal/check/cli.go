@@ -109,20 +109,24 @@ func doesNotServe(cli command, err error) Finding {
 	switch text := err.Error(); {
 	case noMaster && unknown:
 		f.Found = "the Sentinels know no such master: " + text
-		f.Fix = "name it as they do, in the url's master_name or in FailoverOptions.MasterName; on a Sentinel: redis-cli -p 26379 SENTINEL MASTERS"
+		f.Fix = "name it as they do, in the url's master_name or in FailoverOptions.MasterName; " +
+			"on a Sentinel: redis-cli -p 26379 SENTINEL MASTERS"
 	case noMaster:
-		f.Fix = "start the Sentinels, or correct their addresses; this should list the master: redis-cli -h SENTINEL -p 26379 SENTINEL MASTERS"
+		f.Fix = "start the Sentinels, or correct their addresses; " +
+			"this should list the master: redis-cli -h SENTINEL -p 26379 SENTINEL MASTERS"
 	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
 		f.Fix = fmt.Sprintf("give this client the right user and password; %s ACL LIST shows the users", cli.admin())
 	case strings.Contains(text, "max number of clients"):
-		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: %s CLIENT LIST, on a connection that is open already", cli.admin())
+		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: "+
+			"%s CLIENT LIST, on a connection that is open already", cli.admin())
 	case strings.Contains(text, "LOADING"):
 		f.Fix = fmt.Sprintf("wait until it has loaded its data: %s INFO persistence", cli.admin())
 	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "):
 		f.Fix = fixTLS(cli, err)
 	case cli.tls == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):
 		cli.tls = &tls.Config{}
-		f.Fix = fmt.Sprintf("it accepts and closes the connection: if it expects TLS, use rediss:// for Open, a TLSConfig for New; then this should answer PONG: %s PING", cli)
+		f.Fix = fmt.Sprintf("it accepts and closes the connection: if it expects TLS, use rediss:// for Open, "+
+			"a TLSConfig for New; then this should answer PONG: %s PING", cli)
 	case errors.Is(err, conn.ErrLogin):
 		f.Fix = fmt.Sprintf("fix what the answer reports; the server may not be Redis. This should answer PONG: %s PING", cli)
 	default:
@@ -144,15 +148,22 @@ func fixTLS(cli command, err error) string {
 	)
 	switch {
 	case errors.As(err, &authority):
-		return fmt.Sprintf("make this process trust the issuer of the server's certificate: SSL_CERT_FILE for Open, TLSConfig.RootCAs for New; this should answer PONG: %s --cacert FILE PING", cli)
+		return fmt.Sprintf("make this process trust the issuer of the server's certificate: "+
+			"SSL_CERT_FILE for Open, TLSConfig.RootCAs for New; "+
+			"this should answer PONG: %s --cacert FILE PING", cli)
 	case errors.As(err, &host):
-		return "use a name that is in the server's certificate, or give it one with this name; for New, TLSConfig.ServerName says which name to expect"
+		return "use a name that is in the server's certificate, or give it one with this name; " +
+			"for New, TLSConfig.ServerName says which name to expect"
 	case errors.As(err, &invalid):
 		return fmt.Sprintf("renew the server's certificate, or set the clock of this machine: %v", err)
 	case errors.As(err, &header):
-		return "the server has no TLS on that port: use redis:// for Open, a client without TLSConfig for New, or the server's tls-port"
+		return "the server has no TLS on that port: use redis:// for Open, " +
+			"a client without TLSConfig for New, or the server's tls-port"
 	case strings.Contains(err.Error(), "certificate"):
-		return fmt.Sprintf("the server requires a client certificate that it trusts: TLSConfig.Certificates for New, or tls-auth-clients no on the server; this should answer PONG: %s --cert FILE --key FILE PING", cli)
+		return fmt.Sprintf("the server requires a client certificate that it trusts: "+
+			"TLSConfig.Certificates for New, or tls-auth-clients no on the server; "+
+			"this should answer PONG: %s --cert FILE --key FILE PING", cli)
 	}
-	return fmt.Sprintf("client and server need a TLS version and a cipher in common: tls-protocols and tls-ciphers of the server, TLSConfig for New; this should answer PONG: %s PING", cli)
+	return fmt.Sprintf("client and server need a TLS version and a cipher in common: "+
+		"tls-protocols and tls-ciphers of the server, TLSConfig for New; this should answer PONG: %s PING", cli)
 }

@@ -29,14 +29,26 @@ type rule struct {
 
 var rules = []rule{
 	{"reachable", "a node that answers later than NodeTimeout has no vote", judgeReachable},
-	{"version", "the scripts need Redis 6.2 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)", judgeVersion},
-	{"role", "only a master can grant a lock; a replica refuses to write, and one member of a Cluster has only some of the keys", judgeRole},
+	{"version",
+		"the scripts need Redis 6.2 or Valkey 7.2, and notices of release on a Cluster need sharded pub/sub (7.0)",
+		judgeVersion},
+	{"role",
+		"only a master can grant a lock; a replica refuses to write, and one member of a Cluster has only some of the keys",
+		judgeRole},
 	{"eviction", "a lock that is evicted is granted again while its holder works", judgeEviction},
 	{"persistence", "a server that loses its locks when it restarts grants them again while their holders work",
 		judgePersistence},
-	{"quarantine", "a node that lost data grants again what it had granted; in quarantine its votes do not count until those locks have ended", judgeQuarantine},
-	{"clock offset", "fencing tokens continue from the clocks when all nodes have lost their data, so the clocks should agree; a clock that is set instead of slewed changes when locks expire", judgeOffset},
-	{"clock drift", "validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart", judgeDrift},
+	{"quarantine",
+		"a node that lost data grants again what it had granted; " +
+			"in quarantine its votes do not count until those locks have ended",
+		judgeQuarantine},
+	{"clock offset",
+		"fencing tokens continue from the clocks when all nodes have lost their data, so the clocks should agree; " +
+			"a clock that is set instead of slewed changes when locks expire",
+		judgeOffset},
+	{"clock drift",
+		"validity is counted by our clock and expiry by the node's; DriftFactor is how far they may run apart",
+		judgeDrift},
 	{"script rights", "acquire, refresh and release are scripts", judgeScripts},
 	{"pubsub rights", "without notices of release waiters poll: slower, and more commands; never less safe", judgePubSub},
 }
@@ -44,7 +56,8 @@ var rules = []rule{
 // The commands that a user needs for locking, and those that a Cluster needs in addition.
 // docs/operations.md gives the reasons.
 const (
-	lockCommands    = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists +zadd +zrem +zrange +zscore +getdel +time +ping +publish +subscribe +unsubscribe +client|setname"
+	lockCommands = "+evalsha +script|load +set +get +mget +del +pttl +pexpire +incrby +exists " +
+		"+zadd +zrem +zrange +zscore +getdel +time +ping +publish +subscribe +unsubscribe +client|setname"
 	clusterCommands = " +spublish +ssubscribe +sunsubscribe +cluster|slots +asking"
 )
 
@@ -172,7 +185,8 @@ func judgeEviction(t target) Finding {
 		return f
 	}
 	f.Status = Fail
-	f.Fix = t.cli() + " CONFIG SET maxmemory-policy noeviction (and in its configuration); caches that need eviction belong on a server of their own"
+	f.Fix = t.cli() + " CONFIG SET maxmemory-policy noeviction (and in its configuration); " +
+		"caches that need eviction belong on a server of their own"
 	if limit, told := t.setting("maxmemory", "maxmemory"); told && limit == "0" {
 		f.Status = Warn
 		f.Found += ", but maxmemory is 0, so nothing is evicted for now"
@@ -189,7 +203,8 @@ func judgePersistence(t target) Finding {
 	if t.Guarded && t.InfoErr == nil && fsync != "always" {
 		return ok("a restart that loses data has no vote for %v: see quarantine", t.Quarantine)
 	}
-	wait := fmt.Sprintf("when it has stopped, keep clients away from it for MaxTTL (%v), or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
+	wait := fmt.Sprintf("when it has stopped, keep clients away from it for MaxTTL (%v), "+
+		"or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
 		t.MaxTTL, t.cli())
 	switch {
 	case aof != "yes" && aof != "1":
@@ -218,16 +233,18 @@ func judgeQuarantine(t target) Finding {
 		return Finding{Status: Fail, Found: unverified.Error(), Fix: acceptWrites(t, unverified)}
 	case t.InfoErr != nil && !t.Guarded:
 		return Finding{Status: Warn,
-			Found: "INFO is refused: the tokens of a node that restarts with old data, or fails over to a replica that lagged, may repeat: " + t.InfoErr.Error(),
-			Fix:   allow}
+			Found: "INFO is refused: the tokens of a node that restarts with old data, " +
+				"or fails over to a replica that lagged, may repeat: " + t.InfoErr.Error(),
+			Fix: allow}
 	case len(t.Nodes) < 3:
 		return ok("off: with fewer than 3 nodes no other could vote instead")
 	case !t.Guarded:
 		return ok("off: a Cluster is among the nodes")
 	case t.InfoErr != nil:
 		return Finding{Status: Warn,
-			Found: "INFO is refused: a node that restarts with old data, or fails over to a replica that lagged, may not be noticed: " + t.InfoErr.Error(),
-			Fix:   allow}
+			Found: "INFO is refused: a node that restarts with old data, " +
+				"or fails over to a replica that lagged, may not be noticed: " + t.InfoErr.Error(),
+			Fix: allow}
 	case hidden(n) != nil:
 		return Finding{Status: Warn,
 			Found: fmt.Sprintf("INFO was refused to this client earlier, which still counts: %v", hidden(n)),
@@ -278,7 +295,8 @@ func judgeOffset(t target) Finding {
 		clock.OffsetMargin.Round(time.Microsecond), apart.Round(time.Microsecond))
 	if apart-clock.OffsetMargin > maxOffset {
 		f.Status = Warn
-		f.Fix = "let a time service that slews set the clocks of all nodes; on the node: chronyc tracking, timedatectl set-ntp true"
+		f.Fix = "let a time service that slews set the clocks of all nodes; " +
+			"on the node: chronyc tracking, timedatectl set-ntp true"
 	}
 	return f
 }
@@ -294,7 +312,8 @@ func judgeDrift(t target) Finding {
 	switch {
 	case drift-clock.DriftMargin > limit:
 		f.Status = Fail
-		f.Fix = "fix the clock (chronyc tracking; a virtual machine may have a wrong clock source), or raise Options.DriftFactor in all clients"
+		f.Fix = "fix the clock (chronyc tracking; a virtual machine may have a wrong clock source), " +
+			"or raise Options.DriftFactor in all clients"
 	case clock.DriftMargin > limit:
 		f.Status = Unknown
 		f.Found += ": the round trips are too long to measure it"

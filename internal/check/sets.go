@@ -202,10 +202,13 @@ func majoritiesMeet(n, m, common int) bool {
 func (in *inspections) judgeSets() Finding {
 	f := Finding{Check: "node sets", Status: OK,
 		Found: "no other set of nodes is known to be in use for keys with this prefix",
-		Why:   "clients that lock the same keys on different sets of nodes may both get a lock: 2 of 3 and 3 of 5 nodes need not share a node"}
+		Why: "clients that lock the same keys on different sets of nodes may both get a lock: " +
+			"2 of 3 and 3 of 5 nodes need not share a node"}
 	others, sure := in.otherSets(in.sets)
 	if !sure {
-		f.Status, f.Found = Unknown, "another set of nodes is in use; whether it meets this one is not known without the nodes that did not answer"
+		f.Status = Unknown
+		f.Found = "another set of nodes is in use; " +
+			"whether it meets this one is not known without the nodes that did not answer"
 	}
 	var texts []string
 	for _, o := range others {
@@ -218,7 +221,8 @@ func (in *inspections) judgeSets() Finding {
 	}
 	switch {
 	case f.Status == Fail:
-		f.Found = "others lock on another set, and a majority of it need not share a node with a majority of this one: " + strings.Join(texts, "; ")
+		f.Found = "others lock on another set, and a majority of it need not share a node with a majority of this one: " +
+			strings.Join(texts, "; ")
 		f.Fix = "give all clients the same nodes; to move, add or remove one node at a time, and all clients before the next"
 	case len(others) > 0:
 		f.Found = "others lock on another set; majorities still meet: " + strings.Join(texts, "; ")

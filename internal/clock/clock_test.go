@@ -72,8 +72,10 @@ func TestNoDeadlineHasPassed(t *testing.T) {
 func TestSumsDoNotWrap(t *testing.T) {
 	const most, least = time.Duration(math.MaxInt64), time.Duration(math.MinInt64)
 	for _, c := range []struct{ a, b, sum time.Duration }{
-		{1, 2, 3}, {-1, 2, 1}, {0, 0, 0}, {most, 0, most}, {most, 1, most}, {1, most, most}, {most, most, most}, {most - 1, 1, most},
-		{least, 0, least}, {least, -1, least}, {least, least, least}, {least, most, -1}, {most, least, -1}, {least + 1, -1, least},
+		{1, 2, 3}, {-1, 2, 1}, {0, 0, 0},
+		{most, 0, most}, {most, 1, most}, {1, most, most}, {most, most, most}, {most - 1, 1, most},
+		{least, 0, least}, {least, -1, least}, {least, least, least}, {least + 1, -1, least},
+		{least, most, -1}, {most, least, -1},
 	} {
 		if got := Add(c.a, c.b); got != c.sum {
 			t.Errorf("%d + %d = %d, want %d", c.a, c.b, got, c.sum)
@@ -84,9 +86,12 @@ func TestSumsDoNotWrap(t *testing.T) {
 		unit time.Duration
 		want time.Duration
 	}{
-		{0, time.Hour, 0}, {-2, time.Millisecond, -2 * time.Millisecond}, {9223372036854, time.Millisecond, 9223372036854 * time.Millisecond},
-		{9223372036855, time.Millisecond, most}, {18446744073710, time.Millisecond, most}, {-9223372036855, time.Millisecond, least},
-		{math.MaxInt64, 1, most}, {math.MinInt64, 1, least}, {math.MaxInt64, most, most}, {math.MinInt64, time.Hour, least}, {1, most, most},
+		{0, time.Hour, 0}, {-2, time.Millisecond, -2 * time.Millisecond}, {1, most, most},
+		{9223372036854, time.Millisecond, 9223372036854 * time.Millisecond},
+		{9223372036855, time.Millisecond, most}, {18446744073710, time.Millisecond, most},
+		{-9223372036855, time.Millisecond, least},
+		{math.MaxInt64, 1, most}, {math.MaxInt64, most, most},
+		{math.MinInt64, 1, least}, {math.MinInt64, time.Hour, least},
 	} {
 		if got := Mul(c.n, c.unit); got != c.want {
 			t.Errorf("%d * %v = %v, want %v", c.n, c.unit, got, c.want)
@@ -98,9 +103,12 @@ func TestSumsDoNotWrap(t *testing.T) {
 // stops at the ends.
 func TestTimesTakeAnyDuration(t *testing.T) {
 	now := time.Now()
-	for _, d := range []time.Duration{math.MaxInt64, math.MaxInt64 - 1, math.MaxInt64 - 10*time.Minute, 100 * 365 * 24 * time.Hour} {
+	for _, d := range []time.Duration{
+		math.MaxInt64, math.MaxInt64 - 1, math.MaxInt64 - 10*time.Minute, 100 * 365 * 24 * time.Hour,
+	} {
 		then := now.Add(d)
-		if !then.After(now) || then.Before(now) || then.Sub(now) < d-time.Minute || Passed(now, then) || Left(now, then) < d-time.Minute {
+		if !then.After(now) || then.Before(now) || Passed(now, then) ||
+			then.Sub(now) < d-time.Minute || Left(now, then) < d-time.Minute {
 			t.Errorf("%v from now: %v, which is %v from now, %v left", d, then, then.Sub(now), Left(now, then))
 		}
 		if twice := then.Add(d); !twice.After(then) || twice.Sub(now) < d {

@@ -37,7 +37,8 @@ func TestStepsEndAfterTheirTimeouts(t *testing.T) {
 					continue
 				}
 				<-s.Done()
-				if took := time.Since(began); took != timeout || s.Err() != context.DeadlineExceeded || context.Cause(s) != context.DeadlineExceeded {
+				took := time.Since(began)
+				if took != timeout || s.Err() != context.DeadlineExceeded || context.Cause(s) != context.DeadlineExceeded {
 					t.Errorf("it took %v, want %v; %v", took, timeout, s.Err())
 				}
 			}
@@ -62,10 +63,11 @@ func TestDerivedContextsEndWithTheStep(t *testing.T) {
 		end        func(r *steps, s *Step)
 		err, cause error
 	}{
-		"End":             {func(_ *steps, s *Step) { s.End(nil) }, context.Canceled, context.Canceled},
-		"End by a cause":  {func(_ *steps, s *Step) { s.End(errTest) }, context.Canceled, errTest},
-		"cancel":          {func(r *steps, _ *Step) { r.cancel(errTest) }, context.Canceled, errTest},
-		"timeout":         {func(*steps, *Step) { time.Sleep(time.Minute) }, context.DeadlineExceeded, context.DeadlineExceeded},
+		"End":            {func(_ *steps, s *Step) { s.End(nil) }, context.Canceled, context.Canceled},
+		"End by a cause": {func(_ *steps, s *Step) { s.End(errTest) }, context.Canceled, errTest},
+		"cancel":         {func(r *steps, _ *Step) { r.cancel(errTest) }, context.Canceled, errTest},
+		"timeout": {func(*steps, *Step) { time.Sleep(time.Minute) },
+			context.DeadlineExceeded, context.DeadlineExceeded},
 		"End, and cancel": {func(r *steps, s *Step) { s.End(nil); r.cancel(errTest) }, context.Canceled, context.Canceled},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -76,7 +78,8 @@ func TestDerivedContextsEndWithTheStep(t *testing.T) {
 				before := runtime.NumGoroutine()
 				child, cancel := context.WithCancel(s)
 				defer cancel()
-				grandchild, cancel := context.WithTimeout(context.WithValue(child, "a", 1), time.Hour) //nolint:staticcheck,revive // a test's key
+				value := context.WithValue(child, "a", 1) //nolint:staticcheck,revive // a test's key
+				grandchild, cancel := context.WithTimeout(value, time.Hour)
 				defer cancel()
 				var called, taken atomic.Bool
 				context.AfterFunc(s, func() { called.Store(true) })

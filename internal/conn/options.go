@@ -73,7 +73,8 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 	// second after the pool.
 	o.PoolSize, o.MaxConcurrentDials, o.MinIdleConns, o.PipelinePoolSize = 16, 16, 0, -1
 	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
-	o.PoolFIFO = false // a dial that was abandoned leaves a second connection: the last one is used, and was passed to dialed
+	// An abandoned dial leaves a second connection. The last one is used, which is the one passed to dialed.
+	o.PoolFIFO = false
 	o.ReadBufferSize, o.WriteBufferSize = ReadBuffer, WriteBuffer
 	o.ContextTimeoutEnabled = true
 	o.Limiter = nil // a circuit breaker for other uses of the client must not stop a refresh or a release

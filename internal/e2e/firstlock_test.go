@@ -43,7 +43,8 @@ func TestFirstLockOverALongWay(t *testing.T) {
 							_, cert, key := redistest.Certificates(t)
 							addr = redistest.RefusedAddr(t)
 							_, port, _ := net.SplitHostPort(addr)
-							args = append(args[:len(args):len(args)], "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
+							args = append(args[:len(args):len(args)], "--tls-port", port,
+								"--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no")
 						}
 						s := redistest.StartServer(t, args...)
 						if addr == "" {

@@ -168,7 +168,8 @@ func TestMemoryOfAClient(t *testing.T) {
 
 // What a lock costs that is held and refreshes itself.
 func TestMemoryOfAHeldLock(t *testing.T) {
-	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{redistest.StartServer(t).Client(t)}, NodeTimeout: 10 * time.Second})
+	rdb := redistest.StartServer(t).Client(t)
+	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,6 +332,7 @@ type usage struct {
 
 func use(t *testing.T, s *redistest.Server) usage {
 	t.Helper()
-	clients := strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "normal").(string), "\n") + strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n")
+	clients := strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "normal").(string), "\n") +
+		strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n")
 	return usage{subscriptions(t, s), clients, runtime.NumGoroutine(), heap()}
 }

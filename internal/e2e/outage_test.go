@@ -226,7 +226,8 @@ func TestLostSYNsAndAFetcher(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		t.Run(madeBy(open), func(t *testing.T) {
 			dialsEnd(t)
-			s := mustService(t, serviceConfig{Nodes: []string{redistest.StartLostSYN(t).Addr()}, Open: open, Cold: true, MaxUnlockedLoads: 500})
+			lost := redistest.StartLostSYN(t).Addr()
+			s := mustService(t, serviceConfig{Nodes: []string{lost}, Open: open, Cold: true, MaxUnlockedLoads: 500})
 			began := time.Now()
 			r := s.run(t.Context(), workload{Prefix: "k", Keys: 500, Load: 20 * time.Millisecond})
 			if at := s.unlockedAt.Load(); at > 0 {
@@ -235,7 +236,9 @@ func TestLostSYNsAndAFetcher(t *testing.T) {
 			if r.Failed > 0 || r.Unlocked != 500 || r.Slowest > 3*time.Second {
 				t.Error(r)
 			}
-			if r = s.run(t.Context(), workload{Prefix: "later", Keys: 10, Load: 20 * time.Millisecond}); r.Slowest > 20*time.Millisecond+slack()*nodeTimeout {
+			load := 20 * time.Millisecond
+			r = s.run(t.Context(), workload{Prefix: "later", Keys: 10, Load: load})
+			if r.Slowest > load+slack()*nodeTimeout {
 				t.Errorf("those that came later: %v", r)
 			}
 		})

@@ -237,7 +237,8 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		}
 		slices.Sort(p99)
 		n := float64(4 * misses)
-		t.Logf("loads of %v, ttl %v, %d misses: 1 load each; per miss and process %.1f lock commands (at most %d) and %.1f looks beyond the callers' own; p99 of callers: median %v, worst %v",
+		t.Logf("loads of %v, ttl %v, %d misses: 1 load each; per miss and process %.1f lock commands (at most %d) "+
+			"and %.1f lookups beyond the callers' own; p99 of callers: median %v, worst %v",
 			tc.takes, tc.ttl, misses, float64(commands)/n, most, float64(looks)/n, p99[len(p99)/2], p99[len(p99)-1])
 		// On the average: where a process has to wait for its subscription, it polls. And now and then all look, and
 		// one refreshes.

@@ -205,7 +205,8 @@ func TestABusyProcessLoadsUnderLocks(t *testing.T) {
 				if redistest.Long() {
 					seconds *= 10
 				}
-				r := s.run(t.Context(), workload{Prefix: "k", Keys: 1_000_000, Rate: 1000, For: seconds, Load: 20 * time.Millisecond})
+				load := 20 * time.Millisecond
+				r := s.run(t.Context(), workload{Prefix: "k", Keys: 1_000_000, Rate: 1000, For: seconds, Load: load})
 				t.Log(r)
 				if r.Failed > 0 || r.Unlocked > uint64(oneIn(1000, int(r.Loads))) {
 					t.Error(r)

@@ -69,7 +69,8 @@ type outcome struct {
 }
 
 func (r outcome) String() string {
-	return fmt.Sprintf("%d callers, %d failed %q, slowest %v; %d loads, %d without a lock, %d failed lookups, %d failed stores",
+	return fmt.Sprintf("%d callers, %d failed %q, slowest %v; "+
+		"%d loads, %d without a lock, %d failed lookups, %d failed stores",
 		r.Callers, r.Failed, r.Errors, r.Slowest.Round(time.Millisecond), r.Loads, r.Unlocked, r.Lookups, r.Stored)
 }
 
@@ -121,7 +122,8 @@ func startService(cfg serviceConfig) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.f, err = flightlock.NewFetcher(s.c, s.source(), flightlock.FetchOptions{TTL: cfg.TTL, MaxUnlockedLoads: cfg.MaxUnlockedLoads})
+	s.f, err = flightlock.NewFetcher(s.c, s.source(),
+		flightlock.FetchOptions{TTL: cfg.TTL, MaxUnlockedLoads: cfg.MaxUnlockedLoads})
 	if err != nil {
 		return nil, err
 	}

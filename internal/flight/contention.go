@@ -36,15 +36,16 @@ import (
 //     check leaves it to the nodes, whose orders are nearly always the same.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
-// it dies, and is registered by the second, which brings an offer. If the key's flight of a moment ago waited among others,
-// or was granted the key, this one subscribes before its first attempt, which registers it: one
-// attempt less for a key that many processes want. It tries again when its turn has come, when the nodes have confirmed
-// the subscription (what was published before that was missed), when the holder's ttl or the turn
-// of another runs out, and once per safetyPoll, or more often while it has an offer. As long as it is not subscribed, for whatever reason, it
-// polls. A lost notice costs time, never liveness. A release that makes a turn notifies two: the one whose turn it is,
-// and the one after it, which tries when that turn has passed. So a hand-over wakes two processes,
-// however many wait. All are notified when the last turn was not taken, and when what the lease was
-// for may be done, or has failed.
+// it dies, and is registered by the second, which brings an offer. If the key's flight of a moment
+// ago waited among others, or was granted the key, this one subscribes before its first attempt,
+// which registers it: one attempt less for a key that many processes want. It tries again when its
+// turn has come, when the nodes have confirmed the subscription (what was published before that was
+// missed), when the holder's ttl or the turn of another runs out, and once per safetyPoll, or more
+// often while it has an offer. As long as it is not subscribed, for whatever reason, it polls. A
+// lost notice costs time, never liveness. A release that makes a turn notifies two: the one whose
+// turn it is, and the one after it, which tries when that turn has passed. So a hand-over wakes two
+// processes, however many wait. All are notified when the last turn was not taken, and when what
+// the lease was for may be done, or has failed.
 //
 // Guarded by the flight's mu.
 type contention struct {
@@ -57,10 +58,11 @@ type contention struct {
 	othersWait bool          // others wait too: it received a notice of another's turn
 	offer      *offered      // what others may grant; nil: nothing
 	granted    *offered      // was granted while an attempt was in progress, which is canceled; else nil
-	span       time.Duration // how long the nodes keep the key of a lease that another's release has granted; 0: as long as they were asked to
-	completes  clock.Instant // when such a lease is refreshed; 0: it need not be
-	poll       time.Duration // how often the flight polls while there is an offer
-	rival      string        // waits longest, by the last check; "": nobody does
+	// span is how long the nodes keep the key of a lease that another's release granted; 0: as long as requested.
+	span      time.Duration
+	completes clock.Instant // when such a lease is refreshed; 0: it need not be
+	poll      time.Duration // how often the flight polls while there is an offer
+	rival     string        // waits longest, by the last check; "": nobody does
 }
 
 const (
@@ -225,8 +227,8 @@ func (f *flight) decideLocked(now time.Time) handoffDecision {
 		return yield
 	case f.checked && f.refreshing: // the check may still be in progress
 		return handOff
-	case !f.checked || f.g.at(now) > clock.Add(f.sliceEnds, clock.Instant(f.g.cfg.Slice)): // callers hold the lease for so long that it is old
-		return check
+	case !f.checked || f.g.at(now) > clock.Add(f.sliceEnds, clock.Instant(f.g.cfg.Slice)):
+		return check // not checked in this slice, or callers hold the lease for so long that the check is old
 	}
 	f.sliceLocked(now) // nobody waits
 	return handOff

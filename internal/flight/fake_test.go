@@ -354,7 +354,10 @@ func (a *fakeAttempt) Peek() *quorum.Failure {
 
 func (a *fakeAttempt) Settle() {}
 
-func (a *fakeAttempt) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(quorum.Grant, *quorum.Failure)) {
+func (a *fakeAttempt) Refresh(
+	ttl time.Duration, more int64, timeout time.Duration, look bool,
+	done func(quorum.Grant, *quorum.Failure),
+) {
 	a.lease.Refresh(ttl, more, timeout, look, done)
 }
 
@@ -439,7 +442,9 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 	w.mu.Lock()
 	if w.exclusive && w.takenLocked(a.key) {
 		w.mu.Unlock()
-		a.by.Acquired(quorum.Grant{}, &quorum.Failure{Err: errTaken, Free: 3 * time.Millisecond, Reason: quorum.Taken, Owned: tokens%2 == 0})
+		a.by.Acquired(quorum.Grant{}, &quorum.Failure{
+			Err: errTaken, Free: 3 * time.Millisecond, Reason: quorum.Taken, Owned: tokens%2 == 0,
+		})
 		return
 	}
 	l := &fakeLease{w: w, key: a.key, until: a.began.Add(validity(a.ttl))}
@@ -507,7 +512,10 @@ func (l *fakeLease) Release(rival string, news quorum.News, done func(error)) {
 
 func (l *fakeLease) released(err error) { l.gave(err) }
 
-func (l *fakeLease) Refresh(ttl time.Duration, more int64, timeout time.Duration, look bool, done func(quorum.Grant, *quorum.Failure)) {
+func (l *fakeLease) Refresh(
+	ttl time.Duration, more int64, timeout time.Duration, look bool,
+	done func(quorum.Grant, *quorum.Failure),
+) {
 	r := &fakeRefresh{l: l, ttl: ttl, more: more, look: look, timeout: timeout, began: clock.Now(), done: done}
 	l.w.mu.Lock()
 	for _, earlier := range l.w.refreshes {
@@ -569,7 +577,9 @@ func (r *fakeRefresh) end(tokens int64, reserved bool) {
 	}
 	w := r.l.w
 	w.mu.Lock()
-	g := quorum.Grant{Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens, Reserved: reserved}
+	g := quorum.Grant{
+		Until: r.began.Add(validity(r.ttl)), First: w.counter + 1, Last: w.counter + tokens, Reserved: reserved,
+	}
 	w.counter += tokens
 	if r.look {
 		g.Rival = w.rival

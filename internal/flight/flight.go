@@ -37,9 +37,10 @@ import (
 // that releases, by the reply to a refresh, by the alarm. What they must do without mu is deferred
 // until unlock.
 type flight struct {
-	g          *Group
-	key        string
-	number     uint32 // of its shard's flights, in order of age; it may wrap, which only changes the order in which Close goes about them
+	g   *Group
+	key string
+	// number orders its shard's flights by age. It may wrap, which only changes the order in which Close ends them.
+	number     uint32
 	shardIndex uint8
 
 	mu       sync.Mutex // guards what follows, but alarmAt
@@ -51,11 +52,13 @@ type flight struct {
 	worked        bool // a caller of AcquireUnless has released this lease: its work may be done
 	retry         bool // an event has come since the attempt began: try again if it fails
 	expectsOthers bool // the key's last flight, a moment ago, waited among others
-	marked        bool // the lease, or the attempt in progress, may be retained: its owner says so, and no recall can have been missed
-	recalled      bool // another process has recalled a lease of this flight: it retains nothing any more
+	// marked: the lease, or the attempt in progress, may be retained. Its owner says so, and no recall can have
+	// been missed.
+	marked   bool
+	recalled bool // another process has recalled a lease of this flight: it retains nothing any more
 
 	n, lookers, fast int32                      // who waits; of these, callers of AcquireUnless, and those that fail fast
-	linger           uint32                     // how long the lease may be retained, in milliseconds, as its last holder has said
+	linger           uint32                     // how long the lease may be retained, in ms, as its last holder has said
 	queue            list.List[Ticket, *Ticket] // who waits
 	cur              *Ticket                    // holding; nil when nobody does
 
@@ -118,7 +121,7 @@ type backoff struct {
 	taken        bool            // others' votes are why it failed
 	away         bool            // too few nodes could be reached
 	queued       bool            // others put a majority out of reach, whose clients notify when they release
-	declined     bool            // the key was free on a majority of nodes, and left to others who wait longer: the next attempt takes it
+	declined     bool            // a majority was free but left to others that wait longer: the next attempt takes it
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown
 	former       string          // who had it before that, or has failed; "": unknown

@@ -428,7 +428,8 @@ func (s *sim) check() {
 		s.t.Errorf("counts %+v, but %d wait and %v hold", c, waiting, valid)
 	}
 	b := s.before
-	if c.Acquired < b.Acquired || c.Handoffs < b.Handoffs || c.Attempts < b.Attempts || c.Refreshes < b.Refreshes || c.Lost < b.Lost {
+	if c.Acquired < b.Acquired || c.Handoffs < b.Handoffs || c.Attempts < b.Attempts ||
+		c.Refreshes < b.Refreshes || c.Lost < b.Lost {
 		s.t.Errorf("counters fell: %+v, %+v", b, c)
 	}
 	s.before = c
@@ -514,7 +515,9 @@ func (s *sim) checkFlight(f *flight) {
 		state = "idle"
 	}
 	if f.refreshing {
-		ok = ok && slices.ContainsFunc(s.pendingRefreshes(), func(r *fakeRefresh) bool { return r.l == f.lease.(*fakeAttempt).lease })
+		ok = ok && slices.ContainsFunc(s.pendingRefreshes(), func(r *fakeRefresh) bool {
+			return r.l == f.lease.(*fakeAttempt).lease
+		})
 	}
 	if !ok {
 		s.t.Errorf("a flight that is %s waits for nothing, with %d waiters", state, f.n)

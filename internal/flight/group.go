@@ -72,7 +72,7 @@ type Nodes interface {
 type Errors interface {
 	Busy(key, owner string) error                // held, queued for or being acquired in this process
 	TooManyWaiters(key string) error             // MaxWaiters reached
-	GaveUp(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil if nothing is known
+	GaveUp(key string, ctxErr, last error) error // a caller's ctx ended; last is the outcome so far, nil: unknown
 	Failed(key string, f *quorum.Failure) error
 	FailedElsewhere() error // for AcquireUnless: what the caller has waited for has failed elsewhere
 	Closed() error
@@ -178,7 +178,9 @@ type shard struct {
 
 	fruitless map[string]fruitless // keys that were retained for nothing
 
-	counts struct{ granted, grants, handoffs, attempts, refreshes, lost, expired, reused, recalled atomic.Uint64 } // of its flights
+	counts struct { // of its flights
+		granted, grants, handoffs, attempts, refreshes, lost, expired, reused, recalled atomic.Uint64
+	}
 }
 
 // busyKey is a key whose flight waited among others before it died.

@@ -199,8 +199,8 @@ func (f *flight) tokensLeftLocked() int64 { return f.tokens[0].left() + f.tokens
 
 const (
 	spareTokens = 16      // beyond what the queue needs
-	loneBlock   = 4       // for a lone caller: no server grants so many locks of one counter that they outrun microseconds, see moreLocked
-	loneSpare   = 2       // of a lease that may be retained: with fewer left it gets more before its next caller needs them
+	loneBlock   = 4       // for a lone caller: no counter grows so fast that it outruns microseconds, see moreLocked
+	loneSpare   = 2       // of a lease that may be retained: with fewer left it gets more ahead of its next caller
 	maxBlock    = 1 << 20 // one second of handoffs, at the highest rate there is
 	ahead       = time.Second
 )

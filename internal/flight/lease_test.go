@@ -134,7 +134,10 @@ func TestHalfIsMeasuredByTheWaitersTTL(t *testing.T) {
 
 // ... and if it cannot be renewed it is given back, and acquired anew.
 func TestLeaseThatCannotBeRenewedIsGivenBack(t *testing.T) {
-	for name, o := range map[string]quorum.Failure{"down": {Err: errDown}, "lost": {Err: errTaken, Reason: quorum.NotHeld}} {
+	for name, o := range map[string]quorum.Failure{
+		"down": {Err: errDown},
+		"lost": {Err: errTaken, Reason: quorum.NotHeld},
+	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				first, next := w.start(), w.start()

@@ -18,7 +18,10 @@ func offering(c *Config) {
 		defer w.mu.Unlock()
 		w.prepared++
 		w.note("offer as %s", contender)
-		o := &fakeAttempt{w: w, owner: "offer", contender: contender, key: key, ttl: ttl, tokens: tokens, by: by, began: clock.Now(), isOffer: true}
+		o := &fakeAttempt{
+			w: w, owner: "offer", contender: contender, key: key, ttl: ttl, tokens: tokens, by: by,
+			began: clock.Now(), isOffer: true,
+		}
 		w.offers = append(w.offers, o)
 		return o
 	}

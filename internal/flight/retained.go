@@ -218,7 +218,7 @@ func (f *flight) recall(owner, contender string) {
 	defer f.unlock()
 	switch {
 	case f.lease != nil && f.lease.Owner() == owner:
-	case f.attempt != nil && f.attempt.Owner() == owner: // a node that has granted it was asked by another before all have answered
+	case f.attempt != nil && f.attempt.Owner() == owner: // recalled from a node that granted it before all answered
 		f.recalled = true
 		return
 	default:

@@ -42,7 +42,8 @@ func (w *world) wantRetained(n int64, reused, recalled uint64) {
 	w.t.Helper()
 	synctest.Wait()
 	if c := w.g.Counts(); c.Retained != n || c.Reused != reused || c.Recalled != recalled {
-		w.t.Errorf("retained %d, reused %d, recalled %d; want %d, %d, %d", c.Retained, c.Reused, c.Recalled, n, reused, recalled)
+		w.t.Errorf("retained %d, reused %d, recalled %d; want %d, %d, %d",
+			c.Retained, c.Reused, c.Recalled, n, reused, recalled)
 	}
 }
 
@@ -551,7 +552,8 @@ func TestRetainedAtRandom(t *testing.T) {
 			for range 60 {
 				switch rnd.IntN(8) {
 				case 0, 1:
-					waits = append(waits, w.lingers(linger(time.Duration(rnd.IntN(300))*ms), ttl(time.Duration(1+rnd.IntN(4))*time.Second)))
+					retain := linger(time.Duration(rnd.IntN(300)) * ms)
+					waits = append(waits, w.lingers(retain, ttl(time.Duration(1+rnd.IntN(4))*time.Second)))
 				case 2, 3:
 					if len(holds) > 0 {
 						_ = holds[0].h.Release()

@@ -170,9 +170,11 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 						go func() {
 							defer func() { done <- recover() }()
 							if looks {
-								_, _ = w.g.AcquireUnless(t.Context(), "k", &Ticket{}, time.Second, patient, func(context.Context) bool { broken(); return false })
+								lookup := func(context.Context) bool { broken(); return false }
+								_, _ = w.g.AcquireUnless(t.Context(), "k", &Ticket{}, time.Second, patient, lookup)
 							} else {
-								_ = w.g.Acquire(t.Context(), "k", &Ticket{}, time.Second, custom(func(int) (time.Duration, bool) { broken(); return 0, true }), Queue)
+								strategy := custom(func(int) (time.Duration, bool) { broken(); return 0, true })
+								_ = w.g.Acquire(t.Context(), "k", &Ticket{}, time.Second, strategy, Queue)
 							}
 						}()
 						synctest.Wait()

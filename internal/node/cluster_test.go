@@ -322,6 +322,8 @@ func clusterReplaced(t *testing.T, c *redistest.Cluster) {
 	held.refresh().want(t, Renewed)
 	held.release().want(t, Deleted)
 	wantDebts(t, n, 0)
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
+		return runtime.NumGoroutine() <= before
+	})
 	wantEmpty(t, c)
 }

@@ -46,7 +46,7 @@ type Entry struct {
 	owed           clock.Instant // since when a release is owed; 0: none is
 	indeterminate  int32         // creates that died with their connection
 	answers        uint8         // of releases while indeterminate > 0
-	granted        int8          // how many messages about grants by others have come that no deletion explains; -1: a deletion that awaits its message
+	granted        int8          // messages about grants by others minus deletions; -1: a deletion that awaits its message
 	i              uint8         // which of several nodes n is
 	present        bool          // the node may hold our key
 	released       bool          // set by Release, for good: nothing may create the key again
@@ -253,7 +253,7 @@ func (e *Entry) unforgotten() bool {
 
 const (
 	debtRetry  = 250 * time.Millisecond // after a release without an answer, at first
-	debtSecond = time.Second            // later on, and between the last two answers, which decide an indeterminate request
+	debtSecond = time.Second            // later on, and between the last two answers, which decide an indeterminate one
 	debtSoon   = 100 * time.Millisecond // between the first two: a node that continues reads its old connections at once
 	debtAge    = 10 * time.Minute       // how long a node may be away and still be chased
 )

@@ -115,7 +115,8 @@ const (
 // Guard has a node report its epoch, before its first vote.
 type Guard struct {
 	Limit time.Duration // how long a node that lost data has no vote
-	Name  func() string // a name for an epoch that begins: letters, digits and -, lua.MaxName at most, never the same twice
+	// Name returns a name for an epoch that begins: letters, digits and -, lua.MaxName at most, never the same twice.
+	Name func() string
 
 	// Changed is called when the node's epoch, or the state of its epoch, has changed. It must call
 	// store, which makes e what Epoch returns, and from then on there may be votes in it. It must not
@@ -413,7 +414,8 @@ func parseBootReply(val any, anyMarker bool) (*Epoch, error) {
 		e.NoInfo = errNoInfo
 	}
 	in := lua.Epoch{
-		Name: name, Run: run, AlwaysRun: major(version) < 7, Raw: texts[7] == "1", Promoted: promoted, Since: since, AnyMarker: anyMarker,
+		Name: name, Run: run, AlwaysRun: major(version) < 7, Raw: texts[7] == "1",
+		Promoted: promoted, Since: since, AnyMarker: anyMarker,
 	}
 	e.usual = newScripts(lua.AcquireIn(in), lua.ReleaseIn(in), lua.BatchIn(in))
 	in.Strict = true

@@ -55,7 +55,8 @@ func (f *forgetful) answer(cmd []string) string {
 		sum := sha1.Sum([]byte(cmd[2]))
 		sha := hex.EncodeToString(sum[:])
 		f.loaded[sha] = true
-		if _, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor = "`); ok && !strings.HasPrefix(epoch, f.booted+`"`) {
+		_, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor = "`)
+		if ok && !strings.HasPrefix(epoch, f.booted+`"`) {
 			epoch, _, _ = strings.Cut(epoch, `"`)
 			f.unproven = append(f.unproven, epoch)
 		}
@@ -76,7 +77,8 @@ func (f *forgetful) answer(cmd []string) string {
 
 // tells is the answer of boot.lua.
 func (f *forgetful) tells() string {
-	return "*9\r\n" + bulk(f.name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") + fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk(f.promoted)
+	return "*9\r\n" + bulk(f.name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") +
+		fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk(f.promoted)
 }
 
 func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
@@ -85,7 +87,8 @@ func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
 func guard(n *Node) (changes func() []string) {
 	var mu sync.Mutex
 	var all []string
-	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }, Changed: func(m Epoch, take func()) {
+	name := func() string { return fmt.Sprint("m-", owners.Add(1)) }
+	n.SetGuard(Guard{Limit: time.Minute, Name: name, Changed: func(m Epoch, take func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		defer take()
@@ -120,7 +123,8 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 				f.forgets(name)
 				for range 2 {
 					rep := newAttempt(t, n, "k").acquire().want(t, Granted)
-					if rep.Epoch == nil || rep.Epoch.Name != name || rep.Epoch.State != EpochKept || (rep.Epoch.NoInfo == nil) != (tc.run != "") {
+					if rep.Epoch == nil || rep.Epoch.Name != name || rep.Epoch.State != EpochKept ||
+						(rep.Epoch.NoInfo == nil) != (tc.run != "") {
 						t.Errorf("granted in %+v, want %s", rep.Epoch, name)
 					}
 				}
@@ -134,7 +138,8 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 			voted := 0
 			for _, cmd := range fake.Commands() {
 				if slices.ContainsFunc(names, func(name string) bool {
-					return cmd[1] == lua.AcquireIn(lua.Epoch{Name: name, Run: tc.run, AlwaysRun: tc.always, Raw: true, Since: since}).SHA
+					epoch := lua.Epoch{Name: name, Run: tc.run, AlwaysRun: tc.always, Raw: true, Since: since}
+					return cmd[1] == lua.AcquireIn(epoch).SHA
 				}) {
 					voted++
 				}

@@ -85,7 +85,9 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 		defer l.exact(false)
 	}
 	returned := false
-	defer func() { // what the client's owner has put into the way may panic: the goroutine is its caller's, the request is not
+	// What the client's owner has put into its path, such as a hook, may panic: the goroutine is its caller's, the
+	// request is not.
+	defer func() {
 		if !returned {
 			r.complete(failed(errPanicked), sentHow(l.first.written, errPanicked))
 		}

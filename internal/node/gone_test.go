@@ -26,12 +26,16 @@ type shifting struct {
 
 func newShifting(t *testing.T, s *redistest.Server) *shifting {
 	c := &shifting{master: s.Addr()}
-	c.client = redis.NewClusterClient(&redis.ClusterOptions{DialerRetries: 1, MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.asked++
-		return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: c.master}}}}, nil
-	}})
+	c.client = redis.NewClusterClient(&redis.ClusterOptions{
+		DialerRetries:            1,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.asked++
+			return []redis.ClusterSlot{{Start: 0, End: slots - 1, Nodes: []redis.ClusterNode{{Addr: c.master}}}}, nil
+		},
+	})
 	t.Cleanup(func() { _ = c.client.Close() })
 	return c
 }
@@ -97,7 +101,9 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 	}
 	redistest.Eventually(t, patience, "it is told that it is back", func() bool { return told.Load() == 0 })
 	wantDebts(t, n, 0)
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
+		return runtime.NumGoroutine() <= before
+	})
 	// What went on without an end asked every probePause.
 	redistest.Eventually(t, patience, "the slots are not asked for without a need", func() bool {
 		asked := c.timesAsked()

@@ -107,7 +107,8 @@ func (l *lane) run() {
 		case !answering && l.s.n.closing.Load(): // one batch was trial enough
 			completeAll(batch, failed(ErrClosed))
 		default:
-			if answering = l.exchange(l.bounded(), batch); !answering && l.s.silent.Load() != 0 { // what has waited is not to wait for another try
+			answering = l.exchange(l.bounded(), batch)
+			if !answering && l.s.silent.Load() != 0 { // what has waited is not to wait for another try
 				completeAll(l.refuse(), failed(ErrStalled))
 			}
 		}

@@ -143,7 +143,10 @@ func (c *changes) want(t *testing.T, why string) {
 		defer c.mu.Unlock()
 		return append([]error(nil), c.all...)
 	}
-	redistest.Eventually(t, patience, "it is back", func() bool { all := get(); return len(all) > 0 && all[len(all)-1] == nil })
+	redistest.Eventually(t, patience, "it is back", func() bool {
+		all := get()
+		return len(all) > 0 && all[len(all)-1] == nil
+	})
 	if all := get(); len(all) != 2 || all[0] == nil || !strings.Contains(all[0].Error(), why) {
 		t.Errorf("told %v, want %s and that it is back", all, why)
 	}
@@ -220,7 +223,9 @@ func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
 		return n
 	}
 	rights("off", ">secret")
-	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs(), Username: "app", Password: "secret", DialerRetries: 1})
+	c := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: cluster.Addrs(), Username: "app", Password: "secret", DialerRetries: 1,
+	})
 	defer c.Close()
 	n := newNode(t, c)
 	before, began := received(), time.Now()

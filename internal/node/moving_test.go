@@ -181,12 +181,16 @@ func movingHeld(t *testing.T, c *redistest.Cluster) {
 			beginMove(t, c, m, from, to, row.moved)
 
 			together := strings.Contains(row.moved, "K") == strings.Contains(row.moved, "B")
-			for what, asked := range map[string]*ear{"refresh": a.renew("", 0), "look": a.renew("me", 0), "more": a.renew("", 5)} {
+			for what, asked := range map[string]*ear{
+				"refresh": a.renew("", 0), "look": a.renew("me", 0), "more": a.renew("", 5),
+			} {
 				if rep := asked.want(t, Renewed); together != (rep.Counter >= first) {
 					t.Errorf("%s: counter %d, after %d", what, rep.Counter, first)
 				}
 			}
-			for what, other := range map[string]*attempt{"another": newAttempt(t, n, m.key), "one that waits": contending(t, n, m.key)} {
+			for what, other := range map[string]*attempt{
+				"another": newAttempt(t, n, m.key), "one that waits": contending(t, n, m.key),
+			} {
 				if rep := other.acquire().want(t, Held); rep.Holder != a.t0().Owner() {
 					t.Errorf("%s: held by %q", what, rep.Holder)
 				}

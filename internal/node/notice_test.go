@@ -46,7 +46,10 @@ func TestParseRecall(t *testing.T) {
 			t.Errorf("%q is none: %+v", text[:i], got)
 		}
 	}
-	for _, text := range []string{"recall: -1 3 abc", "recall: x 3 abc", "recall: 99999999999999999999 0 a", "turn 1 1 abc", "recall: 9223372036854775807 1 abc"} {
+	for _, text := range []string{
+		"recall: -1 3 abc", "recall: x 3 abc", "recall: 99999999999999999999 0 a", "recall: 9223372036854775807 1 abc",
+		"turn 1 1 abc",
+	} {
 		if got, ok := ParseRecall(text); ok {
 			t.Errorf("%q is none: %+v", text, got)
 		}

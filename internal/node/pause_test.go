@@ -64,7 +64,8 @@ func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
 		time.Sleep(time.Second)
 		newAttempt(t, n, "k").acquire().want(t, Held)
 		if got := l.conn.Load(); dials.Load() != 3 || got == first || !l.connected() {
-			t.Errorf("%d dials; it knows another connection than the first: %v, which was greeted: %v", dials.Load(), got != first, l.connected())
+			t.Errorf("%d dials; it knows another connection than the first: %v, which was greeted: %v",
+				dials.Load(), got != first, l.connected())
 		}
 	})
 }

@@ -20,7 +20,7 @@ type Server struct {
 	fast atomic.Bool // the last exchange got its answers, well within a caller's time
 
 	answered  atomic.Int64 // the instant of the last answer
-	silent    atomic.Int64 // the instant in which the first exchange began that has had none in its time since then; 0: none has
+	silent    atomic.Int64 // when the first exchange since then began that had no answer in its time; 0: none has
 	failed    atomic.Int64 // the instant of the last exchange without an answer, if none has had one since; 0: it has
 	suspended atomic.Pointer[suspension]
 	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
@@ -30,7 +30,7 @@ type Server struct {
 
 	loading  chan struct{}                // has a token while scripts are loaded: a mutex is not held that long
 	loads    atomic.Uint64                // how often they were. Written by who has the token
-	epoch    atomic.Pointer[Epoch]        // in which votes are requested. Written by who has the token, and before the first request
+	epoch    atomic.Pointer[Epoch]        // of the votes requested. Written by who has the token, and before any request
 	verified atomic.Pointer[verification] // the last one
 
 	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from

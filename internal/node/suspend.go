@@ -16,7 +16,8 @@ import (
 // behind it: no goroutine, no queued command, no memory, and no connection that each request would
 // dial again to have it refused.
 //
-//	answering --no answer for suspendAfter of NodeTimeout (see watchdog), or to a step of a dial (see conn.Conn)--> suspended
+//	answering --no answer for suspendAfter of NodeTimeout (see watchdog)--> suspended
+//	answering --no answer to a step of a dial (see conn.Conn)--> suspended
 //	answering --two exchanges had no answer, the second begun after the first had ended--> suspended
 //	answering --a login was refused, or a command was because nobody is logged in--> suspended
 //	suspended --a probe was let in and answered--> answering

@@ -94,7 +94,8 @@ func TestABatchIsOneCommand(t *testing.T) {
 // same, with more commands.
 func TestReleasesOfABatchGoAsAGroup(t *testing.T) {
 	for rights, want := range map[string]map[string]int64{
-		"+@all":       {"mget": 1, "exists": 1 + 5, "zrange": 2, "del": 1}, // five are ours still, and somebody waits for one of these
+		// Five of the keys are still ours, and another client waits for one of them.
+		"+@all":       {"mget": 1, "exists": 1 + 5, "zrange": 2, "del": 1},
 		"+@all -mget": {"mget": 0, "exists": 1, "zrange": 6, "del": 4},
 	} {
 		t.Run(rights, func(t *testing.T) {
@@ -255,7 +256,8 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 			if got := refused.Load(); got != 1 {
 				t.Errorf("%d batches, want one", got)
 			}
-			if apart := n.servers[0].noBatchUntil.Load(); (apart == math.MaxInt64) != (!c.clean || strings.HasPrefix(c.line, "CROSSSLOT")) {
+			never := !c.clean || strings.HasPrefix(c.line, "CROSSSLOT")
+			if apart := n.servers[0].noBatchUntil.Load(); (apart == math.MaxInt64) != never {
 				t.Errorf("apart until %d", apart)
 			}
 			wantDebts(t, n, 0)
@@ -376,7 +378,9 @@ func TestALostBatchIsInDoubt(t *testing.T) {
 // An answer to a batch that is no list of as many replies is no vote for anybody, and each
 // request is undone.
 func TestAnswersThatDoNotFitABatchAreFailures(t *testing.T) {
-	for _, line := range []string{":1\r\n", "*0\r\n", "*3\r\n:1\r\n:1\r\n:1\r\n", "$-1\r\n", "*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n"} {
+	for _, line := range []string{
+		":1\r\n", "*0\r\n", "*3\r\n:1\r\n:1\r\n:1\r\n", "$-1\r\n", "*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",
+	} {
 		f := redistest.StartFake(t, func(cmd []string) string {
 			if cmd[1] == lua.Batch.SHA {
 				return line

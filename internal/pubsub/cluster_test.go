@@ -341,7 +341,9 @@ func noticesReplaced(t *testing.T, c *redistest.Cluster) {
 			return len(n.subscribers) == 3
 		})
 	}
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
+		return runtime.NumGoroutine() <= before
+	})
 }
 
 // A watch on a master that has died, and that the Cluster names no longer, goes to the new one. It costs
@@ -372,7 +374,9 @@ func TestAWatchLeavesAMasterThatIsGone(t *testing.T) {
 		r.until(Unsubscribed, "")
 		r.until(Subscribed, "")
 	}
-	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool { return runtime.NumGoroutine() <= before })
+	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
+		return runtime.NumGoroutine() <= before
+	})
 	// What went on without an end would ask several times in half a second.
 	redistest.Eventually(t, patience, "the slots are not read without a need", func() bool {
 		read := reads.Load()

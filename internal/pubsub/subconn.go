@@ -89,7 +89,8 @@ const nowhere = "flightlock-none"
 // dialSubConn connects and makes the connection the subscriber's.
 func dialSubConn(sub *subscriber) (*subConn, error) {
 	subs := sub.subs
-	client := conn.WithTimeout(sub.server.Client(), subs.node.TransportTime()) // this connection's own, whose options may change
+	// The client is this connection's own, so its options may be changed.
+	client := conn.WithTimeout(sub.server.Client(), subs.node.TransportTime())
 	client.Options().MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	ctx, cancel := context.WithTimeout(subs.life, subs.node.ExchangeTime())
 	defer cancel()

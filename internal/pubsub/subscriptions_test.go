@@ -863,7 +863,9 @@ func r0(t *testing.T) *recorder { return &recorder{t: t, heard: make(chan Event)
 
 func publishNobody(t *testing.T, s *redistest.Server, key string) {
 	t.Helper()
-	redistest.Eventually(t, patience, "nobody is subscribed", func() bool { return s.Do(t, "PUBLISH", key, "") == int64(0) })
+	redistest.Eventually(t, patience, "nobody is subscribed", func() bool {
+		return s.Do(t, "PUBLISH", key, "") == int64(0)
+	})
 }
 
 // Watch, Stop and Close may meet in any order.

@@ -7,7 +7,7 @@ type Kind uint8
 
 // The kinds of events.
 const (
-	Subscribed   Kind = iota + 1 // the subscription is confirmed, maybe again: what was published before may have been missed, so check the key
+	Subscribed   Kind = iota + 1 // confirmed, maybe again: earlier messages may have been missed, so check the key
 	Unsubscribed                 // messages may be missed from now on, until Subscribed comes
 	Message                      // was published; Text is its text
 )

@@ -274,7 +274,9 @@ func TestAttemptOutlivedByTheWallClockFails(t *testing.T) {
 		}
 		a := c.begin(key, time.Hour, 1)
 		for i, n := range c.nodes {
-			redistest.Eventually(t, 10*time.Second, "it is written", func() bool { return n.Commands() > before[i] && !a.l.target.Begun().IsZero() })
+			redistest.Eventually(t, 10*time.Second, "it is written", func() bool {
+				return n.Commands() > before[i] && !a.l.target.Begun().IsZero()
+			})
 		}
 		return a
 	}
@@ -600,7 +602,8 @@ func TestCommandsPerNode(t *testing.T) {
 				t.Helper()
 				for i, s := range servers {
 					var got int64
-					redistest.Eventually(t, 5*time.Second, fmt.Sprintf("node %d has run %d scripts for %s", i, want, what), func() bool {
+					state := fmt.Sprintf("node %d has run %d scripts for %s", i, want, what)
+					redistest.Eventually(t, 5*time.Second, state, func() bool {
 						got = ran(s)
 						return got >= want
 					})

@@ -380,7 +380,9 @@ func TestCountersAreThoseOfTheVotes(t *testing.T) {
 		agree   bool
 	}{
 		{[]node.Reply{{Kind: node.Granted, Counter: 5}, {Kind: node.Granted, Counter: 5}, {}}, 5, true},
-		{[]node.Reply{{Kind: node.Granted, Counter: 5}, {Kind: node.Replayed, Counter: 9}, {Kind: node.Granted, Counter: 5}}, 5, true},
+		{[]node.Reply{
+			{Kind: node.Granted, Counter: 5}, {Kind: node.Replayed, Counter: 9}, {Kind: node.Granted, Counter: 5},
+		}, 5, true},
 		{[]node.Reply{{Kind: node.Granted, Counter: 5}, {Kind: node.Granted, Counter: 6}, {}}, 6, false},
 		{[]node.Reply{{Kind: node.Granted, Counter: 6}, {Kind: node.Granted, Counter: 5}, {}}, 6, false},
 	} {
@@ -395,7 +397,9 @@ func TestCountersAreThoseOfTheVotes(t *testing.T) {
 // and brings no tokens. With tokens from others, the block is theirs; without, there is none, and
 // the tokens of before stay what they are. No raise is confirmed by it.
 func TestARenewalWithoutACounterIsNoConfirmation(t *testing.T) {
-	for name, counters := range map[string][]int64{"one node": {100}, "three nodes": {100, 100, 100}, "unequal": {100, 200, 300}} {
+	for name, counters := range map[string][]int64{
+		"one node": {100}, "three nodes": {100, 100, 100}, "unequal": {100, 200, 300},
+	} {
 		t.Run(name, func(t *testing.T) {
 			var apart [3]atomic.Bool
 			var conns []redis.UniversalClient

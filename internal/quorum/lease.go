@@ -42,7 +42,9 @@ type Lease struct {
 	q      *Quorum
 	target node.Target
 
-	mu            sync.Mutex // guards what follows except the entries, which have their own; not held while a request is sent or a callback runs
+	// mu guards what follows except the entries, which have their own mutexes. It is not held while a request is
+	// sent or a callback runs.
+	mu            sync.Mutex
 	phase         phase
 	canceled      bool
 	granted       bool      // a majority has granted the attempt
@@ -319,7 +321,9 @@ func (l *Lease) failAfterSearch(f *Failure) {
 //
 // With namesRival, the grant names the contender that most nodes name, other than this lease's
 // own.
-func (l *Lease) Refresh(ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(Grant, *Failure)) {
+func (l *Lease) Refresh(
+	ttl time.Duration, more int64, timeout time.Duration, namesRival bool, done func(Grant, *Failure),
+) {
 	start := clock.Now()
 	l.mu.Lock()
 	f := l.notHeldLocked(start, l.until, errExpired)

@@ -445,8 +445,9 @@ func TestMessagesThatAreNoVotes(t *testing.T) {
 		c := r.client("w")
 		for _, text := range []string{
 			"", "1", "1 grant", "1 grant ", "1 grant 5 - 0 4 1 0 500 1", "1 grant x - 0 4 1 0 500 1 w-99" + key,
-			"1 grant 5 - 99 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 99 1 0 500 1 w-99" + key, "1 grant -5 - 0 4 1 0 500 1 w-99" + key,
-			"1 grant 5 - 9223372036854775807 9223372036854775807 1 0 500 1 w-99" + key, "1 grant 5 - 0 0 1 0 500 1 w-99" + key,
+			"1 grant 5 - 99 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 99 1 0 500 1 w-99" + key,
+			"1 grant -5 - 0 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 0 1 0 500 1 w-99" + key,
+			"1 grant 5 - 9223372036854775807 9223372036854775807 1 0 500 1 w-99" + key,
 			"1 grant 5 - 0 4 1 0 9223372036854775807 1 w-99" + key, "1 grant 5 - 0 4 1 0 500 1 w-99",
 		} {
 			if v, ok := node.ParseVote(text); ok {

@@ -53,7 +53,9 @@ type quarantine struct {
 
 	bootstrapping atomic.Bool // a bootstrap is under way or about to begin. Written under mu
 
-	established []*node.Epoch // what the last bootstrap that found all nodes new has read; nil if there was none. For run's goroutine only
+	// established is what the last bootstrap that found all nodes new has read; nil if there was none. Only run's
+	// goroutine uses it.
+	established []*node.Epoch
 
 	mu           sync.Mutex     // guards what follows; nothing that blocks is called under it
 	running      bool           // run has not ended
@@ -296,7 +298,8 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 		asked++
 		n.Boot(name, func(e node.Epoch, err error) { answers <- answer{i, e, err} })
 	}
-	timer := time.NewTimer(node.CloseTime(k.q.NodeTimeout)) // each step has its own deadline, except what the owner of a client does
+	// Each step has its own deadline, except code of the client's owner, such as a hook.
+	timer := time.NewTimer(node.CloseTime(k.q.NodeTimeout))
 	defer timer.Stop()
 	for range asked {
 		select {

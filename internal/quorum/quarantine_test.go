@@ -108,7 +108,11 @@ func TestABootstrapDuringAnothers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer n.Close(t.Context())
-		n.SetGuard(node.Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("y-", i, establish) }, Changed: func(_ node.Epoch, store func()) { store() }})
+		n.SetGuard(node.Guard{
+			Limit:   time.Minute,
+			Name:    func() string { return fmt.Sprint("y-", i, establish) },
+			Changed: func(_ node.Epoch, store func()) { store() },
+		})
 		got := make(chan node.Epoch, 1)
 		n.Boot(establish, func(m node.Epoch, err error) {
 			if err != nil {
@@ -237,8 +241,8 @@ func TestConfirms(t *testing.T) {
 	}
 }
 
-// The error of a confirmation that does not count says from when on it does, and, as all errors of that node, until when
-// its votes do not. It names no time that is past.
+// The error of a confirmation that does not count says from when on it does, and, as all errors of
+// that node, until when its votes do not. It names no time that is past.
 func TestWhyAConfirmationDoesNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, c := range []struct {
@@ -247,7 +251,8 @@ func TestWhyAConfirmationDoesNotCount(t *testing.T) {
 			want  string
 		}{
 			{"l1", 0, `refreshed, which counts from [0-9:.]+ on \(in 11s\): quarantined until [0-9:.]+ \(for 1m0s\): it was`},
-			{"n1", confirmAfter, `refreshed, which counts from the next refresh on: quarantined until [0-9:.]+ \(for 49s\): it has no data`},
+			{"n1", confirmAfter,
+				`refreshed, which counts from the next refresh on: quarantined until [0-9:.]+ \(for 49s\): it has no data`},
 			{"k1", time.Hour, `refreshed, which counts from the next refresh on: the node had lost data$`},
 			{"", 0, `not known`},
 		} {
@@ -322,7 +327,9 @@ func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	} else if ended.Before(began.Add(ttl * 3 / 4)) {
 		t.Errorf("b's lease was lost before its time: %s", describe(f))
 	}
-	redistest.Eventually(t, patience, "b's key is gone from node 1", func() bool { return servers[1].Do(t, "EXISTS", key) == int64(0) })
+	redistest.Eventually(t, patience, "b's key is gone from node 1", func() bool {
+		return servers[1].Do(t, "EXISTS", key) == int64(0)
+	})
 	toA.ReleaseRequests()
 	g, f := attempt.wait()
 	lease.mu.Lock()
@@ -387,7 +394,9 @@ func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
 	c.release(first)
 	lease, _ := c.must(key, ttl, 1)
 	for _, s := range servers {
-		redistest.Eventually(t, patience, "the key is everywhere", func() bool { return s.Do(t, "GET", key) == lease.Owner() })
+		redistest.Eventually(t, patience, "the key is everywhere", func() bool {
+			return s.Do(t, "GET", key) == lease.Owner()
+		})
 	}
 
 	if err := servers[0].Restart(); err != nil {
@@ -422,7 +431,8 @@ func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
 		c.poll("w-1", offer)
 		r.give(key, offer.l.Owner(), span, 0, 1, 2)
 		for i := range 2 {
-			c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", c.nodes[i].Epoch().Name, len(offer.l.Owner()), i, offer.l.Owner(), key))
+			epoch, owner := c.nodes[i].Epoch().Name, offer.l.Owner()
+			c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", epoch, len(owner), i, owner, key))
 		}
 		if _, f := offer.outcome(t); f != nil {
 			t.Fatal(describe(f))

@@ -79,7 +79,10 @@ type Quorum struct {
 
 // New makes a Quorum.
 func New(cfg Config) *Quorum {
-	q := &Quorum{Config: cfg, need: len(cfg.Nodes)/2 + 1, deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()}}
+	q := &Quorum{
+		Config: cfg, need: len(cfg.Nodes)/2 + 1,
+		deadlines: deadlines{timeout: cfg.NodeTimeout, began: time.Now()},
+	}
 	q.ctx, q.cancel = context.WithCancel(context.Background())
 	for i, n := range cfg.Nodes {
 		q.subs = append(q.subs, pubsub.New(n, func(text string) { q.vote(i, text) }))

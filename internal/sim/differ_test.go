@@ -93,7 +93,9 @@ func randomCall(r *rand.Rand) call {
 	case 7:
 		return call{lua.Refresh, []string{keyOf, bucketOf, wantsOf}, []any{owner, ttl, 7, 1, contender}}
 	case 8:
-		return pick(r, call{lua.Undo, []string{keyOf}, []any{owner}}, call{lua.Undo, []string{keyOf, wantsOf}, []any{owner, contender}})
+		return pick(r,
+			call{lua.Undo, []string{keyOf}, []any{owner}},
+			call{lua.Undo, []string{keyOf, wantsOf}, []any{owner, contender}})
 	case 9:
 		return call{lua.Release, []string{keyOf, wantsOf}, []any{owner, "PUBLISH", 400_000}}
 	case 10:
@@ -103,12 +105,18 @@ func randomCall(r *rand.Rand) call {
 	case 12:
 		return pick(r,
 			raw("DEL", keyOf), raw("DEL", bucketOf), raw("GET", keyOf), raw("GET", wantsOf), raw("ZADD", keyOf, 1, "m"),
-			raw("INCRBY", wantsOf, 1), raw("INCRBY", keyOf, 1), raw("ZRANGE", wantsOf, 0, 9), raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf),
-			raw("SET", keyOf, "c", "PX", 0), raw("SET", keyOf, "c", "XX"), raw("PEXPIRE", keyOf, 300_000), raw("PEXPIRE", "none", 5), raw("PTTL", bucketOf), raw("PTTL", "none"),
-			raw("APPEND", keyOf, "d"), raw("APPEND", wantsOf, "d"), raw("APPEND", bucketOf, ""), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", bucketOf),
-			raw("OBJECT", "ENCODING", "none"), raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"), raw("ZADD", wantsOf, "no", "m"))
+			raw("INCRBY", wantsOf, 1), raw("INCRBY", keyOf, 1), raw("ZRANGE", wantsOf, 0, 9),
+			raw("ZSCORE", bucketOf, "x-1"), raw("EXISTS", keyOf, wantsOf),
+			raw("SET", keyOf, "c", "PX", 0), raw("SET", keyOf, "c", "XX"),
+			raw("PEXPIRE", keyOf, 300_000), raw("PEXPIRE", "none", 5), raw("PTTL", bucketOf), raw("PTTL", "none"),
+			raw("APPEND", keyOf, "d"), raw("APPEND", wantsOf, "d"), raw("APPEND", bucketOf, ""),
+			raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", bucketOf), raw("OBJECT", "ENCODING", "none"),
+			raw("NONE", 1), raw("GET"), raw("SET", keyOf, "c", "PX"), raw("ZADD", wantsOf, "no", "m"))
 	default:
-		return pick(r, raw("APPEND", keyOf, "e"), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", wantsOf), raw("SET", keyOf, owner, "PX", ttl), raw("ZREM", wantsOf, contender), raw("ZADD", wantsOf, "XX", 0, contender), raw("PEXPIRE", keyOf, -1))
+		return pick(r,
+			raw("APPEND", keyOf, "e"), raw("OBJECT", "ENCODING", keyOf), raw("OBJECT", "ENCODING", wantsOf),
+			raw("SET", keyOf, owner, "PX", ttl), raw("PEXPIRE", keyOf, -1),
+			raw("ZREM", wantsOf, contender), raw("ZADD", wantsOf, "XX", 0, contender))
 	}
 }
 

@@ -49,10 +49,11 @@ var mutations = []mutation{
 		pkg:  "./internal/quorum", by: "TestAttemptWhoseValidityIsGoneFails",
 	},
 	{
-		name:  "the deadline moves when a refresh is sent",
-		file:  "internal/flight/lease.go",
-		old:   "	f.refreshing = true\n",
-		new:   "	f.refreshing = true\n	f.until = clock.Later(f.until, now.Add(f.g.cfg.Nodes.Validity(t.ttl)))\n	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
+		name: "the deadline moves when a refresh is sent",
+		file: "internal/flight/lease.go",
+		old:  "	f.refreshing = true\n",
+		new: "	f.refreshing = true\n	f.until = clock.Later(f.until, now.Add(f.g.cfg.Nodes.Validity(t.ttl)))\n" +
+			"	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
 		quick: true,
 	},
 	{
@@ -104,7 +105,8 @@ var mutations = []mutation{
 		name: "a repair is counted as a vote",
 		file: "internal/quorum/round.go",
 		old:  "	if rep.Kind == node.Granted || rep.Kind == node.Renewed {\n",
-		new: "	if rep.Kind == node.Missing && r.op == \"refresh\" && !r.decided {\n		rep = node.Reply{Kind: node.Renewed, Counter: r.floor}\n" +
+		new: "	if rep.Kind == node.Missing && r.op == \"refresh\" && !r.decided {\n" +
+			"		rep = node.Reply{Kind: node.Renewed, Counter: r.floor}\n" +
 			"		defer l.repair(i)\n	}\n	if rep.Kind == node.Granted || rep.Kind == node.Renewed {\n",
 		pkg: "./internal/quorum", by: "TestRepairIsNoVote",
 	},
@@ -305,14 +307,16 @@ var mutations = []mutation{
 		file: "internal/flight/lease.go",
 		old:  "		if f.retainLocked(now) {\n",
 		new: "		if f.retainLocked(now) {\n			l := f.lease\n			f.deferLocked(func() {\n" +
-			"				l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, nil, false, g, why) })\n			})\n",
+			"				l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) {\n" +
+			"					f.refreshed(l, nil, false, g, why)\n				})\n			})\n",
 		pkg: "./internal/flight", by: "TestARetainedLeaseIsNotRefreshed",
 	},
 	{
 		name: "a retained lease is given to a local caller after the recall",
 		file: "internal/flight/retained.go",
 		old:  "		f.noteRecallLocked()\n		f.releaseLocked()\n",
-		new:  "		f.noteRecallLocked()\n		f.armLocked(clock.Now().Add(10 * time.Millisecond)) // soon\n		f.retention.ends = f.g.at(clock.Now().Add(10 * time.Millisecond))\n",
+		new: "		f.noteRecallLocked()\n		f.armLocked(clock.Now().Add(10 * time.Millisecond)) // soon\n" +
+			"		f.retention.ends = f.g.at(clock.Now().Add(10 * time.Millisecond))\n",
 	},
 	{
 		name: "a lease whose recall came before the grant is retained",

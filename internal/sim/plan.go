@@ -34,7 +34,8 @@ type plan struct {
 	maxRetained int
 
 	quarantine bool // nodes that lost their data have no vote for MaxTTL
-	forgets    bool // servers lose data: all but faithful if there is a quarantine, else only those that were away for MaxTTL
+	// Servers lose data: all but faithful if there is a quarantine, else only those that were away for MaxTTL.
+	forgets    bool
 	faithful   int
 	appendOnly bool          // a server's disk has commands, not a dump
 	informed   time.Duration // before that the servers refuse INFO
@@ -84,7 +85,8 @@ const (
 func (k what) String() string {
 	return [...]string{"link cut", "client cut off", "connections reset", "server stopped", "server crashes",
 		"server flushed", "server loads",
-		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes", "server gives way", "server refuses writes"}[k]
+		"scripts forgotten", "clock jumps", "client pauses", "client crashes", "client closes",
+		"server gives way", "server refuses writes"}[k]
 }
 
 func (f fault) String() string {

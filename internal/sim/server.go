@@ -214,7 +214,8 @@ func (s *server) command(args []string) any {
 			from, offset = s.digest(fmt.Sprint("rise", s.run), s.rises), 1
 		}
 		now := s.micros()
-		return fmt.Sprintf("redis_version:7.0.15\r\nrun_id:%s\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\nrole:master\r\nmaster_replid2:%s\r\nsecond_repl_offset:%d\r\n",
+		return fmt.Sprintf("redis_version:7.0.15\r\nrun_id:%s\r\nserver_time_usec:%d\r\nuptime_in_seconds:%d\r\n"+
+			"role:master\r\nmaster_replid2:%s\r\nsecond_repl_offset:%d\r\n",
 			s.digest("run", s.run), now, now/1e6-s.second, from, offset)
 	case "FLUSHALL":
 		clear(s.keys)
@@ -225,7 +226,8 @@ func (s *server) command(args []string) any {
 
 // writes are the commands that a server refuses which lacks replicas.
 var writes = map[string]bool{
-	"SET": true, "APPEND": true, "DEL": true, "INCRBY": true, "PEXPIRE": true, "ZADD": true, "ZREM": true, "FLUSHALL": true,
+	"SET": true, "APPEND": true, "DEL": true, "INCRBY": true, "PEXPIRE": true,
+	"ZADD": true, "ZREM": true, "FLUSHALL": true,
 }
 
 // digest is an id that the server has after so many events of that kind.

@@ -135,8 +135,9 @@ func (w *world) shut() {
 		}
 	}
 	late := w.checker.violations
-	w.checker.violations = nil                                  // or run would return at once
-	w.run(w.now()+10*time.Second, func() bool { return false }) // for what Close has given up waiting for, and which ends by itself
+	w.checker.violations = nil // or run would return at once
+	// Let what Close has given up waiting for end by itself.
+	w.run(w.now()+10*time.Second, func() bool { return false })
 	w.checker.violations = append(append(before, late...), w.checker.violations...)
 }
 

@@ -51,7 +51,8 @@ func TestSim(t *testing.T) {
 	for seed := *firstFlag; seed < *firstFlag+n; seed++ {
 		res := simulate(t, newPlan(seed, in), nil)
 		if len(res.violations) > 0 {
-			t.Errorf("seed %d: %s\ngo test ./internal/sim -run TestSim -args -seed=%d -trace", seed, strings.Join(res.violations, "\n"), seed)
+			t.Errorf("seed %d: %s\ngo test ./internal/sim -run TestSim -args -seed=%d -trace",
+				seed, strings.Join(res.violations, "\n"), seed)
 			if failed++; failed == maxFailed {
 				t.Fatal("that is enough")
 			}
@@ -62,7 +63,9 @@ func TestSim(t *testing.T) {
 		steps += res.steps
 		collect(seed)
 	}
-	t.Logf("%d seeds from %d: %d locks were had in %d steps; %d leases were granted by the release before them, %d locks were from retained leases, of which %d were recalled", n, *firstFlag, grants, steps, direct, reused, recalled)
+	t.Logf("%d seeds from %d: %d locks in %d steps; %d leases were granted by the release before them, "+
+		"%d locks were from retained leases, of which %d were recalled",
+		n, *firstFlag, grants, steps, direct, reused, recalled)
 	if n >= 50 && (reused == 0 || recalled == 0) {
 		t.Error("the seeds retain nothing")
 	}
@@ -126,8 +129,10 @@ func wantTwoHolders(t *testing.T, more func(*plan)) {
 func TestTokensOfANodeThatForgotNeedTheClocks(t *testing.T) {
 	in := newInterpreter()
 	forgets := map[string]fault{
-		"flushed":             {what: flushServer, at: 240 * time.Millisecond},
-		"restarted, old data": {what: crashServer, at: 240 * time.Millisecond, lasts: 500 * time.Microsecond, memory: something},
+		"flushed": {what: flushServer, at: 240 * time.Millisecond},
+		"restarted, old data": {
+			what: crashServer, at: 240 * time.Millisecond, lasts: 500 * time.Microsecond, memory: something,
+		},
 	}
 	fall := func(forgot fault, behind time.Duration, seed uint64) bool {
 		p := newPlan(seed, in)

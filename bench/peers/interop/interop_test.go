@@ -65,7 +65,12 @@ func (r redislockRival) tryLock(ctx context.Context, key string, ttl time.Durati
 // and deletes.
 type plainRival struct{ nodes []redis.UniversalClient }
 
-var compareAndDelete = redis.NewScript(`if redis.call("get",KEYS[1]) == ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end`)
+var compareAndDelete = redis.NewScript(`
+if redis.call("get",KEYS[1]) == ARGV[1] then
+	return redis.call("del",KEYS[1])
+else
+	return 0
+end`)
 
 var owners atomic.Int64
 
@@ -167,7 +172,9 @@ func TestWeExcludeEachOther(t *testing.T) {
 func wantGone(t *testing.T, nodes []redis.UniversalClient) {
 	t.Helper()
 	redistest.Eventually(t, 10*time.Second, "no key is left", func() bool {
-		return !slices.ContainsFunc(nodes, func(n redis.UniversalClient) bool { return n.Exists(t.Context(), "k").Val() != 0 })
+		return !slices.ContainsFunc(nodes, func(n redis.UniversalClient) bool {
+			return n.Exists(t.Context(), "k").Val() != 0
+		})
 	})
 }
 

@@ -88,7 +88,8 @@ func TestCodeOfOtherLibrariesCompiles(t *testing.T) {
 	if err := os.WriteFile(list, replace, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("go", append([]string{"build", "-overlay", list}, packages...)...).CombinedOutput(); err != nil {
+	build := exec.Command("go", append([]string{"build", "-overlay", list}, packages...)...)
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Errorf("go build: %v\n%s", err, out)
 	}
 }

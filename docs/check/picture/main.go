@@ -46,8 +46,10 @@ var story = []struct {
 	begin func(*service) error
 	while func(*service) error // every scrape
 }{
-	{lasts: 12 * time.Second, title: "all is well: 3 processes, 50 goroutines each on 2 hot keys, 1 ms of work under the lock"},
-	{lasts: 12 * time.Second, title: "the work under the hot locks takes 15 ms: callers wait for each other, in both tiers",
+	{lasts: 12 * time.Second,
+		title: "all is well: 3 processes, 50 goroutines each on 2 hot keys, 1 ms of work under the lock"},
+	{lasts: 12 * time.Second,
+		title: "the work under the hot locks takes 15 ms: callers wait for each other, in both tiers",
 		begin: func(s *service) error { s.work.Store(int64(15 * time.Millisecond)); return nil }},
 	{lasts: 10 * time.Second, title: "1 ms again",
 		begin: func(s *service) error { s.work.Store(int64(time.Millisecond)); return nil }},
