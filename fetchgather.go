@@ -108,6 +108,9 @@ func (g *gathering[V]) join(values context.Context, keys []string, most int) *ga
 
 func (x *gathered[V]) hasRoomFor(keys []string, most int) bool {
 	n := len(x.keys)
+	if n+len(keys) <= most {
+		return true
+	}
 	for _, key := range keys {
 		if !x.has[key] {
 			n++

@@ -62,7 +62,7 @@ type many[V any] struct {
 
 	values map[string]V
 	errs   map[string]error
-	stamps map[string]string // that the lookups have found
+	stamps map[string]string // that the last lookups have found
 }
 
 // runValues is the ctx that all runs of this call begin with.
@@ -76,7 +76,8 @@ func (m *many[V]) runValues() context.Context {
 // round looks up keys, waits for those that are missing, and returns those whose results were not
 // good for this caller. first says that it is the first one.
 func (m *many[V]) round(keys []string, first bool) (again []string) {
-	var stale, missing []string
+	var stale []string
+	missing := make([]string, 0, len(keys))
 	failed := map[string]error{}
 	for batch := range slices.Chunk(keys, m.f.opts.MaxBatch) {
 		found, err := m.f.callersLookups(m.ctx, batch, first)
@@ -95,7 +96,11 @@ func (m *many[V]) round(keys []string, first bool) (again []string) {
 				}
 				missing = append(missing, key)
 			}
-			m.stamps[key] = x.Stamp
+			if x.Stamp != "" {
+				m.stamps[key] = x.Stamp
+			} else if !first {
+				delete(m.stamps, key)
+			}
 		}
 	}
 	if first {
@@ -147,6 +152,7 @@ func (m *many[V]) waitForStale(stale []string) (none []string) {
 // enlist joins the runs of missing keys. begun are those that are new, and wait for startBatches.
 func (m *many[V]) enlist(missing []string, failed map[string]error, first bool) (joined, begun []*fetchRun[V]) {
 	f := m.f
+	joined = make([]*fetchRun[V], 0, len(missing))
 	for _, key := range missing {
 		if err := m.ctx.Err(); err != nil { // whatever the lookup says of that
 			m.errs[key] = f.gaveUp(key, err, nil)

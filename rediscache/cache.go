@@ -189,7 +189,7 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 			values[key] = v
 		}
 	}
-	var full []string
+	full := make([]string, 0, len(keys))
 	readings := map[string]hot.Reading{}
 	for _, key := range keys {
 		if err := c.checkKey(key); err != nil {
