@@ -12,6 +12,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // elsewhere has another process load keys, which takes s.takes.
@@ -174,4 +175,54 @@ func TestCallersLeaveRunsThatAreAwaitedTogether(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Only keys that somebody has are awaited. Without an answer of the nodes there is nothing to wait for: with
+// FailClosed callers have the error as soon as those of a single key.
+func TestNothingIsAwaitedInAnOutage(t *testing.T) {
+	opts := flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed}
+	manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode) {
+		wantMany(t, fs[0], keysFrom(100, 2), "v0")
+		node.Down(true)
+		_, err := fs[0].Fetch(t.Context(), "k50")
+		if !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Error(err)
+		}
+		before, began := s.lookups.Load(), time.Now()
+		_, err = fs[0].FetchMany(t.Context(), keysFrom(0, 10))
+		if took := time.Since(began); !errors.Is(err, flightlock.ErrUnavailable) || took > 20*time.Millisecond {
+			t.Errorf("%v after %v", err, took)
+		}
+		if n := s.lookups.Load() - before; n != 1 {
+			t.Errorf("%d lookups", n)
+		}
+	})
+}
+
+// Keys whose votes were split have no owner, so they are contended for at once.
+func TestKeysWithSplitVotesAreNotAwaited(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		s := &manyOrigin{}
+		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{NodeTimeout: time.Second}, clients...), s.source(), flightlock.FetchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys := keysFrom(0, 5)
+		for i, node := range nodes {
+			for _, key := range keys {
+				if err := node.Mini.Set("lock:"+key, fmt.Sprint("other", i)); err != nil {
+					t.Fatal(err)
+				}
+				node.Mini.SetTTL("lock:"+key, 30*time.Millisecond)
+			}
+		}
+		began := time.Now()
+		wantMany(t, f, keys, "v0")
+		if took := time.Since(began); took > 200*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		if err := f.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }

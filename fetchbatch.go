@@ -135,8 +135,8 @@ func (f *Fetcher[V]) unwanted(r *fetchRun[V]) bool {
 	return false
 }
 
-// tryAll makes one attempt for the lock of each run, all at the same time. away are those for which
-// no majority of nodes can be reached, if they may load without a lock.
+// tryAll makes one attempt for the lock of each run, all at the same time. rest are those whose locks others have;
+// away those for which no majority of nodes can be reached, if they may load without a lock. It starts the others.
 func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*fetchRun[V]) {
 	won = &batch[V]{f: f, locks: map[string]*Lock{}}
 	locks, errs := make([]*Lock, len(runs)), make([]error, len(runs))
@@ -159,11 +159,20 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 		case unavailable(errs[i]) && f.mayLoadLocally(r, errs[i]):
 			f.seen.without.began(errs[i])
 			away = append(away, r)
-		case !f.unwanted(r):
+		case f.unwanted(r):
+		case f.c.isInUse(errs[i]):
 			rest = append(rest, r)
+		default:
+			f.runs.Start(r)
 		}
 	}
 	return won, rest, away
+}
+
+// isInUse reports whether err says that somebody has the lock, so that it is worth while to wait for what that one
+// does. Nobody has it if the votes were split, or it is only retained.
+func (c *Client) isInUse(err error) bool {
+	return errors.Is(err, ErrNotAcquired) && !split(err) && !c.mayBeRetained(err)
 }
 
 // add adds a run that is committed. It has no use for a loan; those that wait for a lock do.
