@@ -70,7 +70,11 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	if len(toLock) == 0 {
 		return
 	}
-	slot, toLock := f.enterBatch(toLock)
+	until := time.Now().Add(f.opts.WaitTimeout)
+	for _, r := range toLock {
+		r.until = until
+	}
+	slot, toLock := f.enterBatch(toLock, until)
 	if slot == nil {
 		return
 	}
@@ -83,15 +87,14 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	won.work()
 }
 
-// enterBatch waits for a slot among MaxLoads, for the runs that it returns. Without one, all runs are
+// enterBatch waits for a slot among MaxLoads, for the runs that it returns. Without one by then, all runs are
 // over. No lock is held meanwhile. Refreshes without callers do not wait.
-func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V]) (*slot, []*fetchRun[V]) {
+func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], until time.Time) (*slot, []*fetchRun[V]) {
 	p := f.gate.join(locked)
 	if p.isAdmitted() {
 		return p, runs
 	}
 	runs = slices.DeleteFunc(runs, f.unwanted)
-	until := time.Now().Add(f.opts.WaitTimeout)
 	tick := time.NewTicker(f.c.opts.NodeTimeout)
 	defer tick.Stop()
 	for {
@@ -132,8 +135,8 @@ func (f *Fetcher[V]) unwanted(r *fetchRun[V]) bool {
 	return false
 }
 
-// tryAll makes one attempt for the lock of each run, all at the same time. away are those for which
-// no majority of nodes can be reached, if they may load without a lock.
+// tryAll makes one attempt for the lock of each run, all at the same time. rest are those whose locks others have;
+// away those for which no majority of nodes can be reached, if they may load without a lock. It starts the others.
 func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*fetchRun[V]) {
 	won = &batch[V]{f: f, locks: map[string]*Lock{}}
 	locks, errs := make([]*Lock, len(runs)), make([]error, len(runs))
@@ -147,7 +150,6 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 	}
 	wg.Wait()
 	for i, r := range runs {
-		f.giveBack(r.loan.close())
 		switch {
 		case errs[i] == nil && r.Commit():
 			won.add(r, locks[i])
@@ -157,15 +159,25 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 		case unavailable(errs[i]) && f.mayLoadLocally(r, errs[i]):
 			f.seen.without.began(errs[i])
 			away = append(away, r)
-		case !f.unwanted(r):
+		case f.unwanted(r):
+		case f.c.isInUse(errs[i]):
 			rest = append(rest, r)
+		default:
+			f.runs.Start(r)
 		}
 	}
 	return won, rest, away
 }
 
-// add adds a run that is committed.
+// isInUse reports whether err says that somebody has the lock, so that it is worth while to wait for what that one
+// does. Nobody has it if the votes were split, or it is only retained.
+func (c *Client) isInUse(err error) bool {
+	return errors.Is(err, ErrNotAcquired) && !split(err) && !c.mayBeRetained(err)
+}
+
+// add adds a run that is committed. It has no use for a loan; those that wait for a lock do.
 func (b *batch[V]) add(r *fetchRun[V], l *Lock) {
+	b.f.giveBack(r.loan.close())
 	if l != nil {
 		b.locks[r.Key()] = l
 		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // as in Fetcher.run
@@ -199,7 +211,6 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
 	for _, r := range runs {
 		if r.why != nil {
 			f.seen.without.began(r.why)
-			f.giveBack(r.loan.close())
 		}
 		if r.Commit() {
 			b.add(r, nil)
@@ -219,49 +230,99 @@ const (
 
 // awaitTogether waits for runs whose keys are being loaded elsewhere: mostly by few loads, which bring many values at
 // the same time. So it looks up all of them together, now and then, which costs far less than to have each wait
-// for its own lock. Each run that is left does that when none was found for NodeTimeout, or after four of those.
+// for its own lock. Each run that is left does that when none was found for NodeTimeout, or after four of those, and
+// within WaitTimeout in any case.
 func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
-	began, known := time.Now(), f.src.LookupMany != nil
-	until := began.Add(f.c.opts.NodeTimeout)
-	for wait := firstPause; known && len(runs) > 1 && time.Now().Add(wait).Before(until); wait += wait * pauseGrowth / 100 {
-		pause := runs[0].Begin(context.Background(), wait) // which ends early with the run
-		<-pause.Done()
-		pause.End(nil)
-		runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
-			left := r.Err() != nil
-			if left {
-				f.finished(r)
-			}
-			return left
-		})
-		if len(runs) == 0 {
+	began, patience := time.Now(), runs[0].until // which all of them have
+	until := clock.Earlier(began.Add(f.c.opts.NodeTimeout), patience)
+	for wait := firstPause; f.src.LookupMany != nil && len(runs) > 1; wait += wait * pauseGrowth / 100 {
+		next := time.Now().Add(wait)
+		if !next.Before(until) {
+			break
+		}
+		if runs = f.pauseTogether(runs, next); len(runs) == 0 {
 			return
 		}
-		before := len(runs)
-		if runs, known = f.foundMeanwhile(runs); len(runs) < before {
-			until = clock.Earlier(time.Now().Add(f.c.opts.NodeTimeout), began.Add(4*f.c.opts.NodeTimeout))
+		var found bool
+		if runs, found = f.foundMeanwhile(runs); found {
+			now := time.Now()
+			until = clock.Earlier(clock.Earlier(now, began.Add(3*f.c.opts.NodeTimeout)).Add(f.c.opts.NodeTimeout), patience)
 		}
 	}
 	f.startEach(runs)
 }
 
-// foundMeanwhile looks up runs, all at once, and returns those whose value is not there yet. known is false if the
-// lookup has failed.
-func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V], known bool) {
-	leader, scope := runs[0], f.sending()
-	step := leader.Begin(leader.values, f.opts.LookupTimeout)
-	found, err := lookupMany(f, leader, step, keysOf(runs))
-	step.End(nil)
-	for _, r := range runs {
-		x := found[r.Key()]
-		if errorOf(err, r.Key()) != nil || x.Fresh != Fresh {
-			rest = append(rest, r)
-			continue
+// pauseTogether waits until then, and returns those runs that are to be looked up.
+func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time) []*fetchRun[V] {
+	for {
+		runs = slices.DeleteFunc(runs, f.awaitedNoMore)
+		if len(runs) == 0 || !time.Now().Before(then) {
+			return runs
 		}
-		f.deliverFound(r, scope, x)
-		f.finished(r)
+		pause := runs[0].Begin(context.Background(), max(time.Until(then), 0)) // which ends early with the run
+		for _, r := range runs {
+			if !r.loan.beginContending(pause) {
+				pause.End(nil)
+			}
+		}
+		<-pause.Done()
+		pause.End(nil)
 	}
-	return rest, err == nil
+}
+
+// awaitedNoMore ends a run that its callers have left, and starts one that was lent a lock.
+func (f *Fetcher[V]) awaitedNoMore(r *fetchRun[V]) bool {
+	switch {
+	case r.Err() != nil:
+		f.finished(r)
+	case r.loan.isOffered():
+		f.runs.Start(r)
+	default:
+		return false
+	}
+	return true
+}
+
+// foundMeanwhile looks up runs, all at once, and returns those whose value is not there yet. Those whose lookup has
+// failed it starts: they look up by themselves, and know what to do if that fails, too. It is one of the
+// maxWaitingLookups.
+func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V], any bool) {
+	leader := runs[0]
+	step := leader.Begin(leader.values, max(time.Until(leader.until), 0))
+	if !f.beginWaitingLookup(step) {
+		step.End(nil)
+		return runs, false
+	}
+	limited, cancel := context.WithTimeout(step, f.opts.LookupTimeout)
+	keys, scope := keysOf(runs), f.sending()
+	found, err := onWorker(leader, limited, "Lookup", func(ctx context.Context) (map[string]Found[V], error) {
+		defer func() { <-f.waitingLookups }()
+		return f.src.LookupMany(ctx, keys)
+	})
+	cancel()
+	step.End(nil)
+	left := leader.Err() != nil // all its callers: that says nothing of the cache
+	var stale []*fetchRun[V]
+	for _, r := range runs {
+		x, why := found[r.Key()], errorOf(err, r.Key())
+		switch {
+		case why != nil && !left:
+			f.runs.Start(r)
+		case why == nil && (x.Fresh == Fresh || x.Fresh == Stale && f.least(r) == Stale):
+			any = true
+			f.deliverFound(r, scope, x)
+			if x.Fresh == Stale {
+				if again := f.beginRefresh(r.base, r.Key()); again != nil {
+					stale = append(stale, again)
+				}
+			}
+			f.finished(r)
+		default:
+			rest = append(rest, r)
+		}
+	}
+	f.gatherRuns(stale)
+	return rest, any
 }
 
 func keysOf[V any](runs []*fetchRun[V]) []string {

@@ -28,8 +28,11 @@ import (
 //   - A Lookup is slow if it took more than twice as long as a free Lookup usually does: then Lookups
 //     queue in front of the cache, and it is not only far away. The threshold is a twentieth of
 //     LookupTimeout at least, and a fifth at most, which leaves the runs' own Lookups far from
-//     their timeout. A cache may have become slower since free Lookups were last timed. So after each
-//     LookupTimeout that ends with limit at minPermits, the usual time is raised by a quarter.
+//     their timeout: as far as the cache is concerned. Where the processors of this machine are busy for as
+//     long, goroutines wait for them, and others for connections that these have, until some Lookups time
+//     out before they were written, though the cache would answer at once. No limit here prevents that.
+//   - A cache may have become slower since free Lookups were last timed. So after each LookupTimeout that
+//     ends with limit at minPermits, the usual time is raised by a quarter.
 //   - If a part of the cache hangs, the answers of the rest raise limit faster than the Lookups that
 //     hang use it up. And at least minPermits of the callers that wait get a permit in each
 //     LookupTimeout, whatever is in progress.

@@ -44,7 +44,7 @@ type fetchRun[V any] struct {
 	loan loan
 
 	// only run's goroutine has these
-	until  time.Time      // when it stops waiting for the lock, or for a slot
+	until  time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
 	scope  coalesce.Scope // of what is loaded
 	unseen bool           // the lookup before the load is left out, because the cache does not answer
 }
@@ -88,7 +88,9 @@ func (f *Fetcher[V]) end(r *fetchRun[V]) {
 // WaitTimeout, and when Lookup fails. A run that waits for a slot to do so locks as soon as
 // there is something to lock on.
 func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
-	r.until = time.Now().Add(f.opts.WaitTimeout)
+	if r.until.IsZero() {
+		r.until = time.Now().Add(f.opts.WaitTimeout)
+	}
 	extended := false // WaitTimeout begins once more with the first wait for a slot without a lock
 	for why := r.why; ; {
 		var over bool
@@ -360,11 +362,15 @@ func (f *Fetcher[V]) lookUpWaiting(r *fetchRun[V], ctx context.Context) (found b
 	}
 	limited, cancel := context.WithTimeout(ctx, f.opts.LookupTimeout)
 	defer cancel()
-	least := Stale
+	return f.lookUp(r, ctx, limited, f.least(r), f.lookup, func() { <-f.waitingLookups })
+}
+
+// least is how fresh a value has to be that ends the wait of a run.
+func (f *Fetcher[V]) least(r *fetchRun[V]) Freshness {
 	if r.refreshes && f.opts.StaleWait > 0 { // its callers have that value
-		least = Fresh
+		return Fresh
 	}
-	return f.lookUp(r, ctx, limited, least, f.lookup, func() { <-f.waitingLookups })
+	return Stale
 }
 
 // beginWaitingLookup waits for room among the maxWaitingLookups, as long as a Lookup may take.
