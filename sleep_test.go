@@ -16,9 +16,9 @@ import (
 var clocks clocktest.Clocks
 
 // A sleep of the machine that outlasts a lock ends its Context, the function that runs under it,
-// and the wait of those behind it, soon after the machine goes on: with a refresh that was yet to
-// come, and nobody asking Err. The docs promise a second, and a busy machine gets more; without a
-// look at the wall clock it takes what was left of the ttl.
+// and the wait of those behind it, soon after the machine resumes: with a refresh still to come,
+// and without a call of Err. The docs promise a second, and a busy machine gets more; without a
+// check of the wall clock it would take what was left of the ttl.
 func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	const ttl, patience = time.Minute, 20 * time.Second
 	var nodes []redis.UniversalClient
