@@ -149,7 +149,7 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 			go taken.Refresh(t.Context())
 			time.Sleep(5 * time.Second)
 			if ctx.Err() == nil {
-				t.Error("a refresh found that the lock was gone, and its Context goes on")
+				t.Error("a refresh found that the lock was gone, and its Context has not ended")
 			}
 			for _, l := range kept {
 				if err := l.Err(); err != nil {

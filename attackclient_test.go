@@ -199,7 +199,7 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 		wg.Wait()
 		held.Range(func(l, ctx any) bool {
 			if l.(*flightlock.Lock).Err() == nil || ctx.(context.Context).Err() == nil {
-				t.Error("a lock is held, or its Context goes on, after Close")
+				t.Error("a lock is held, or its Context has not ended, after Close")
 			}
 			return true
 		})
@@ -259,7 +259,7 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 		for _, l := range all {
 			if l.Release(t.Context()) == nil || l.Refresh(t.Context()) == nil ||
 				l.AutoRefresh(flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
-				t.Error("a lock that was released is of use still")
+				t.Error("a lock that was released can still be used")
 			}
 		}
 		if err := successor.Refresh(t.Context()); err != nil || successor.Fence() <= l.Fence() {

@@ -525,12 +525,12 @@ func TestWordIsLeftOnlyByThoseWhoLock(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		time.Sleep(time.Hour)
 		if !nodes[0].Mini.Exists("flightlock:{sets}") {
-			t.Error("no word left")
+			t.Error("no announcement")
 		}
 		closeClient(t, c)
 		time.Sleep(6 * time.Minute)
 		if nodes[0].Mini.Exists("flightlock:{sets}") {
-			t.Error("word stays after its client")
+			t.Error("an announcement outlives its client")
 		}
 	})
 }

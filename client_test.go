@@ -187,7 +187,7 @@ func wantEmptyHolder(t *testing.T, err, sentinel error, ttl time.Duration) {
 		}
 	}
 	if told < qe.Need {
-		t.Errorf("%d nodes tell: %v", told, err)
+		t.Errorf("%d nodes report: %v", told, err)
 	}
 }
 
@@ -428,7 +428,7 @@ func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
 		cancel()
 		wg.Wait()
 		if told.Load() != 1000 {
-			t.Errorf("%d were told", told.Load())
+			t.Errorf("%d calls returned", told.Load())
 		}
 		mustRelease(t, l)
 		time.Sleep(time.Second)

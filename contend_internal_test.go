@@ -180,7 +180,7 @@ func TestAFailureThatNotAllNodesTell(t *testing.T) {
 	_ = first.l.releaseFailed()
 	<-a.done
 	if !errors.Is(a.err, errFailedElsewhere) {
-		t.Errorf("it heard %v", a.err)
+		t.Errorf("got %v", a.err)
 	}
 	<-b.done
 	if b.err != nil {

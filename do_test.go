@@ -151,7 +151,7 @@ func TestDoWithOddFunctions(t *testing.T) {
 		if err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
 			mustRelease(t, l)
 			if ctx.Err() == nil {
-				t.Error("fn's ctx goes on after the release")
+				t.Error("fn's ctx has not ended after the release")
 			}
 			return nil
 		}); err != nil {

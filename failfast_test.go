@@ -151,7 +151,7 @@ func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 				away := time.Now()
 				fast.Wait()
 				if took := time.Since(away); took > 100*time.Millisecond {
-					t.Errorf("the last one heard of it after %v", took)
+					t.Errorf("the last one returned after %v", took)
 				}
 				cancel()
 				slow.Wait()

@@ -77,7 +77,7 @@ func TestFetchOnError(t *testing.T) {
 		for prefix, want := range map[string]int{"lookup lookup mine": 1, "load load mine": 1, "load behind load mine": 1,
 			"store store mine": 1, "kkk": 1, "": 5} {
 			if n := h.count(prefix); n != want {
-				t.Errorf("heard of %q %d times, want %d: %.500q", prefix, n, want, h.all)
+				t.Errorf("OnError was called for %q %d times, want %d: %.500q", prefix, n, want, h.all)
 			}
 		}
 		if s := f.Stats(); s.LoadFailures != 12 {
@@ -94,7 +94,7 @@ func TestFetchOnError(t *testing.T) {
 		wantErrors(t, fetching(ctx, g, "left", 3), 3, context.Canceled)
 		synctest.Wait()
 		if n := h.count("left"); n != 0 || g.Stats().LookupErrors != 0 {
-			t.Errorf("heard of it %d times, %+v", n, g.Stats())
+			t.Errorf("OnError was called %d times, %+v", n, g.Stats())
 		}
 	})
 }
@@ -135,7 +135,7 @@ func TestFetchOnErrorMisbehaves(t *testing.T) {
 					!strings.Contains(text, "fetcher=users")),
 					how == "panic" && (told.Load() != 300 || !strings.Contains(text, "OnError panicked")),
 					how == "goexit" && told.Load() != 300:
-					t.Errorf("told %d, log:\n%.2000s", told.Load(), text)
+					t.Errorf("%d calls, log:\n%.2000s", told.Load(), text)
 				}
 			})
 		})

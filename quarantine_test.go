@@ -414,7 +414,7 @@ func wantQuarantined(t *testing.T, c *flightlock.Client, n int64) {
 // moment, and allows no more than one.
 func wantOneLine(t *testing.T, log *lines, what ...string) {
 	t.Helper()
-	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("the log tells of %q", what), func() bool {
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("the log has a line with %q", what), func() bool {
 		return log.count(what...) > 0
 	})
 	if n := log.count(what...); n != 1 {
@@ -573,7 +573,7 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 			c := tr.client(opts)
 			tryLock(t, c, "k")
 			wantFree(t, "k", tr.servers...) // or the snapshot has the lock
-			redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool {
+			redistest.Eventually(t, 20*time.Second, "the log says that INFO is refused", func() bool {
 				return log.count("+info") == 1
 			})
 			tr.servers[0].Do(t, "SAVE")
@@ -747,7 +747,7 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 	tr.proxy.SetTarget(second.Addr())
 	tr.proxy.ResetAll()
 	before := second.Do(t, "GET", "flightlock:{boot}")
-	redistest.Eventually(t, 20*time.Second, "the replica is asked", func() bool {
+	redistest.Eventually(t, 20*time.Second, "the replica is used", func() bool {
 		mustLock(t, holder, "other", time.Second).Release(t.Context())
 		return second.Do(t, "GET", "flightlock:{boot}") != before
 	})

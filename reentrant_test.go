@@ -58,7 +58,7 @@ func TestNestedLocks(t *testing.T) {
 					ended := l.Context(context.Background())
 					mustRelease(t, l)
 					if ended.Err() == nil || context.Cause(ended) != context.Canceled {
-						t.Errorf("%s: its Context goes on after Release: %v", name, context.Cause(ended))
+						t.Errorf("%s: its Context has not ended after Release: %v", name, context.Cause(ended))
 					}
 					if ctx := l.Context(context.Background()); context.Cause(ctx) != context.Canceled {
 						t.Errorf("%s: a Context made after Release has not ended: %v", name, context.Cause(ctx))
@@ -422,7 +422,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 				if l.Err() == nil {
 					mustRelease(t, l)
 				} else if over := l.Context(base); over.Err() == nil {
-					t.Error("a ctx of a lock that is over goes on")
+					t.Error("a ctx of a lock that is over has not ended")
 				}
 			})
 		})

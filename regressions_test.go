@@ -283,7 +283,7 @@ func TestNoServerSeesTheClientsClock(t *testing.T) {
 		}
 	}
 	if scripts < 3 || ttls < 6 {
-		t.Errorf("%d scripts and %d ttls were seen: this test looks at the wrong thing", scripts, ttls)
+		t.Errorf("%d scripts and %d ttls were seen: this test checks the wrong thing", scripts, ttls)
 	}
 }
 
@@ -893,7 +893,7 @@ func TestNoLockIsImmortal(t *testing.T) {
 		}
 		<-ctx.Done()
 		if now := time.Now(); now.After(until.Add(2*time.Millisecond)) || hung.Until().After(until) {
-			t.Errorf("the holder that hangs was told at %v, and had until %v, at last %v", now, until, hung.Until())
+			t.Errorf("the holder that hangs lost the lock at %v, and had until %v, at last %v", now, until, hung.Until())
 		}
 		if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
 			t.Errorf("cause %v", context.Cause(ctx))

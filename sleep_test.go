@@ -54,7 +54,7 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 			t.Errorf("the cause is %v; Err: %v", why, l.Err())
 		}
 	case <-late:
-		t.Fatal("Lock.Context goes on")
+		t.Fatal("Lock.Context has not ended")
 	}
 	for what, told := range map[string]chan error{"the waiter": next, "the function": done} {
 		select {
@@ -63,7 +63,7 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		case <-late:
-			t.Fatalf("%s goes on", what)
+			t.Fatalf("%s has not ended", what)
 		}
 	}
 	t.Logf("noticed after %v", time.Since(slept))

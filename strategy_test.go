@@ -75,7 +75,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 					<-ctx.Done()
 					synctest.Wait()
 					if n := b.asked.Load(); n != 2 {
-						t.Errorf("it was asked %d times, want 2", n)
+						t.Errorf("it was called %d times, want 2", n)
 					}
 					if n := c.Stats().Waiters; n != waiting {
 						t.Errorf("%d wait, want %d", n, waiting)

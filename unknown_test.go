@@ -58,7 +58,7 @@ func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 			// node has not answered yet.
 			err := ask(ctx, "k:"+name)
 			if err != nil && (!errors.Is(err, context.Canceled) || errors.Is(err, flightlock.ErrNotAcquired)) {
-				t.Errorf("%s, ended while the node was asked: %v", name, err)
+				t.Errorf("%s, ended while the request was in flight: %v", name, err)
 			}
 			synctest.Wait()
 			time.Sleep(2 * time.Second)

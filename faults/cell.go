@@ -246,7 +246,7 @@ func (c *cell) await(ctx context.Context, what string, cond func() bool) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case time.Now().After(end):
-			return fmt.Errorf("waited for %v in vain until %s", patience, what)
+			return fmt.Errorf("timed out after %v, waiting until %s", patience, what)
 		}
 	}
 }

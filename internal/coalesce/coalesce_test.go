@@ -209,7 +209,7 @@ func TestRunsInTheBackground(t *testing.T) {
 	}
 	fl.Leave()
 	if fl.Err() == nil {
-		t.Error("it goes on without its caller")
+		t.Error("it continues without its caller")
 	}
 	g.Refuse(fl, nil)
 }
@@ -357,12 +357,12 @@ func TestScope(t *testing.T) {
 			}
 		}
 		if _, ok := g.JoinOpen("k"); ok || g.Running() != 1 {
-			t.Error("it can be joined, or does not go on")
+			t.Error("it can be joined, or has ended")
 		}
 		close(finished)
 		synctest.Wait()
 		if g.Running() != 0 {
-			t.Error("it goes on")
+			t.Error("it has not ended")
 		}
 	})
 }

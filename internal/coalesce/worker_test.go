@@ -70,7 +70,7 @@ func TestACallThatHangsHoldsNobodyUp(t *testing.T) {
 		}
 		close(hang)
 		if _, over := w.Wait(t.Context()); !over {
-			t.Error("it was waited for in vain")
+			t.Error("waiting for it timed out")
 		}
 		w.Close()
 		w.Close()

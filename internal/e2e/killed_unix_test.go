@@ -141,7 +141,7 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 			case next = <-second.got:
 				winner, other = second, first
 			case <-time.After(passesOn):
-				t.Fatal("nobody goes on")
+				t.Fatal("no process continues")
 			}
 			t.Logf("the next one had it %v after the kill; the ttl had %v ms left", time.Since(killed), left)
 			if next.Fence <= fence || len(next.Errors) > 0 {

@@ -77,7 +77,7 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 				case <-ctx.Done():
 					t.Logf("ended %v after another client had the key", time.Since(lost))
 				case <-time.After(2 * time.Second):
-					t.Fatal("2s after another client has the key, Lock.Context goes on")
+					t.Fatal("2s after another client has the key, Lock.Context has not ended")
 				}
 				if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
 					t.Error(context.Cause(ctx))
@@ -151,7 +151,7 @@ func TestSlowObserverAndClose(t *testing.T) {
 			case err := <-closed:
 				t.Log(err)
 			case <-time.After(2 * time.Second):
-				t.Error("Close goes on 2s after it was called, for 200ms")
+				t.Error("Close has not returned 2s after it was called, for 200ms")
 				go func() { <-closed }()
 			}
 		})

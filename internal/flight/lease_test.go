@@ -416,7 +416,7 @@ func TestSuccessorGetsTheDeadlineOfARefreshUnderWay(t *testing.T) {
 		r.confirm()
 		is(t, "until", next.holds().Until(), r.began.Add(validity(10*time.Second)))
 		if !errors.Is(got, errNotHeld) {
-			t.Error("the asker heard", got)
+			t.Error("its holder got", got)
 		}
 		next.releases()
 	})

@@ -115,10 +115,10 @@ func toldSoon(t *testing.T, who string, told <-chan error, want error) {
 	select {
 	case err := <-told:
 		if !errors.Is(err, want) {
-			t.Errorf("%s was told %v", who, err)
+			t.Errorf("%s got %v", who, err)
 		}
 	case <-time.After(soon):
-		t.Fatalf("%s was told nothing for %v", who, soon)
+		t.Fatalf("%s was not notified for %v", who, soon)
 	}
 }
 

@@ -263,7 +263,7 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 			time.Sleep(time.Millisecond + debtSpread)
 			r := b.next(t, opRelease)
 			if r.turnPass == nil {
-				t.Error("whoever waits is not told")
+				t.Error("a waiter is not notified")
 			}
 			r.complete(Reply{Kind: Missing}, answered)
 		}
@@ -536,7 +536,7 @@ func TestRandomWalksLeaveNothingBehind(t *testing.T) {
 			}
 			for i, e := range ears {
 				if got := e.n.Load(); got != 1 {
-					t.Errorf("seed %d: sink %d heard %d answers", seed, i, got)
+					t.Errorf("seed %d: sink %d got %d answers", seed, i, got)
 				}
 			}
 		})
@@ -647,7 +647,7 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	if d := time.Since(begin); d > closeTimeout+3*debtSecond {
 		t.Errorf("that took %v", d)
 	}
-	redistest.Eventually(t, patience, "everybody has heard", func() bool {
+	redistest.Eventually(t, patience, "every sink has its answer", func() bool {
 		for _, e := range st.once {
 			if e.n.Load() == 0 {
 				return false
@@ -657,7 +657,7 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	})
 	for _, e := range append(st.once, st.atMostOnce...) {
 		if e.n.Load() > 1 {
-			t.Fatal("a sink heard twice")
+			t.Fatal("a sink got two answers")
 		}
 	}
 }

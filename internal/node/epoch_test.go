@@ -129,7 +129,7 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 					}
 				}
 				if got := changes(); !slices.Equal(got, names[:i+1]) {
-					t.Errorf("told of %v after %s", got, name)
+					t.Errorf("%v was reported after %s", got, name)
 				}
 			}
 			if len(f.unproven) > 0 {
@@ -249,12 +249,12 @@ const readOnly = "-READONLY You can't write against a read only replica.\r\n"
 func TestWhenALookIsDue(t *testing.T) {
 	k := newLookout(t)
 	looked := func() {
-		redistest.Eventually(t, patience, "the last look counts", func() bool { return k.vote("k") == k.usual })
+		redistest.Eventually(t, patience, "the last check counts", func() bool { return k.vote("k") == k.usual })
 	}
 	looked()
 	time.Sleep(verifyEvery)
 	if k.vote("k") != k.strict {
-		t.Error("no look when the last one had run out")
+		t.Error("no check when the last one had expired")
 	}
 	for answer, want := range map[string]string{
 		readOnly: k.strict,
@@ -276,7 +276,7 @@ func TestWhenALookIsDue(t *testing.T) {
 				return false
 			}
 			if got != want {
-				t.Errorf("after %q a look is taken: %v", answer, got == k.strict)
+				t.Errorf("after %q the server is checked: %v", answer, got == k.strict)
 			}
 			return true
 		})
@@ -305,7 +305,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	vote()
 	k := n.server.verified.Load()
 	if left := time.Until(k.until); left > noInfoVerifyEvery || left < noInfoVerifyEvery/2 || n.Epoch().NoInfo == nil {
-		t.Fatalf("it looks again in %v; blind: %v", left, n.Epoch().NoInfo)
+		t.Fatalf("the next check is in %v; NoInfo: %v", left, n.Epoch().NoInfo)
 	}
 	f.mu.Lock()
 	f.run = "r"
@@ -313,7 +313,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	told.Store(true)
 	vote()
 	if n.Epoch().NoInfo == nil {
-		t.Error("it has looked before it was time")
+		t.Error("it was checked too early")
 	}
 	n.server.verified.Store(&verification{k.of, time.Now()})
 	vote()
@@ -340,14 +340,14 @@ func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	asked := newAttempt(t, k.n, slow).acquire()
 	<-arrived
 	if k.last() != k.strict {
-		t.Error("no look in doubt")
+		t.Error("no check in doubt")
 	}
 	newAttempt(t, k.n, quick).acquire().want(t, Failed)
 	k.instead.Store(nil)
 	close(release)
 	asked.want(t, Granted)
 	if k.vote(slow) != k.strict {
-		t.Error("no look after the doubt, because of one that was sent before it")
+		t.Error("no check after the doubt, because of one that was sent before it")
 	}
 }
 

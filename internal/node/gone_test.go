@@ -99,7 +99,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 		eventuallySuspended(t, n, false)
 		redistest.Eventually(t, patience, "there is one server", func() bool { return serversOf(n) == 1 })
 	}
-	redistest.Eventually(t, patience, "it is told that it is back", func() bool { return told.Load() == 0 })
+	redistest.Eventually(t, patience, "the recovery is reported", func() bool { return told.Load() == 0 })
 	wantDebts(t, n, 0)
 	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
 		return runtime.NumGoroutine() <= before

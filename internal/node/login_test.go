@@ -80,7 +80,7 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 				t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
 			}
 			eventuallySuspended(t, n, true)
-			redistest.Eventually(t, patience, "the reason is told", func() bool {
+			redistest.Eventually(t, patience, "the reason is reported", func() bool {
 				rep := newAttempt(t, n, "k").acquire().want(t, Failed)
 				return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), conn.ErrLogin.Error())
 			})
@@ -148,7 +148,7 @@ func (c *changes) want(t *testing.T, why string) {
 		return len(all) > 0 && all[len(all)-1] == nil
 	})
 	if all := get(); len(all) != 2 || all[0] == nil || !strings.Contains(all[0].Error(), why) {
-		t.Errorf("told %v, want %s and that it is back", all, why)
+		t.Errorf("%v was reported, want %s and the recovery", all, why)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 		case err := <-told:
 			return err
 		case <-time.After(patience):
-			t.Fatal("told of nothing")
+			t.Fatal("nothing was reported")
 			return nil
 		}
 	}
@@ -267,18 +267,18 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 		newAttempt(t, n, "k2").acquire().want(t, Failed)
 	}
 	if err := next(); err == nil || errors.Is(err, conn.ErrLogin) {
-		t.Errorf("told %v", err)
+		t.Errorf("%v was reported", err)
 	}
 	s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
 	_ = p.Refuse(false)
 	if err := next(); !errors.Is(err, conn.ErrLogin) {
-		t.Errorf("told %v", err)
+		t.Errorf("%v was reported", err)
 	}
 	if err := n.LoginRefused(""); !errors.Is(err, conn.ErrLogin) {
 		t.Errorf("it is suspended for %v", err)
 	}
 	s.Do(t, "ACL", "SETUSER", "app", ">old")
 	if err := next(); err != nil {
-		t.Errorf("told %v", err)
+		t.Errorf("%v was reported", err)
 	}
 }

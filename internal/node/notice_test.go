@@ -23,7 +23,7 @@ func TestNotices(t *testing.T) {
 	} {
 		channel, name := c.n.Channel("k", c.contender)
 		if channel != c.channel || name != c.name {
-			t.Errorf("%q is told in %q as %q, want %q, %q", c.contender, channel, name, c.channel, c.name)
+			t.Errorf("%q is notified in %q as %q, want %q, %q", c.contender, channel, name, c.channel, c.name)
 		}
 		if got := ParseNotice(name, c.contender, c.text); got != c.want {
 			t.Errorf("%q: %+v, want %+v", c.text, got, c.want)

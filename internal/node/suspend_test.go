@@ -89,10 +89,10 @@ func TestASuspendedServerIsProbed(t *testing.T) {
 	wantDebts(t, n, 0)
 	redistest.Eventually(t, patience, "the debt was paid", func() bool { return !exists(t, s, "held") })
 	if err := <-changes; err == nil {
-		t.Error("told that it is back first")
+		t.Error("the recovery was reported first")
 	}
 	if err := <-changes; err != nil {
-		t.Errorf("told %v, want that it is back", err)
+		t.Errorf("%v was reported, want the recovery", err)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestOneBrokenConnectionSuspendsNobody(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr()), quick))
-	n.Changed = func(_ string, err error) { t.Errorf("told of a change: %v", err) }
+	n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
 	newAttempt(t, n, "k").acquire().want(t, Granted)
 	p.CutReplies(1)
 	newAttempt(t, n, "k2").acquire().want(t, Failed)
@@ -152,7 +152,7 @@ func TestAHiccupSuspendsNobody(t *testing.T) {
 	p := redistest.StartProxy(t, s.Addr())
 	const timeout = 500 * time.Millisecond // a busy machine keeps to it
 	n := newAlone(t, s.Client(t, at(p.Addr()), quick), timeout)
-	n.Changed = func(_ string, err error) { t.Errorf("told of a change: %v", err) }
+	n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
 	redistest.Eventually(t, patience, "a caller has asked by itself, and got its answer too late", func() bool {
 		e := newAttempt(t, n, fmt.Sprint("warm", owners.Load())).acquireHere()
 		here := e.n.Load() == 1

@@ -108,7 +108,7 @@ func TestEndEndsAChildOfAnyKind(t *testing.T) {
 		t.Error(err)
 	}
 	if c.Alive() {
-		t.Error("it goes on")
+		t.Error("it still runs")
 	}
 }
 

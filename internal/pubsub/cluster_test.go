@@ -125,7 +125,7 @@ func noticesMoved(t *testing.T, c *redistest.Cluster) {
 		from, to = to, from
 	}
 	if len(stays.heard) != 0 {
-		t.Errorf("a watch of another slot heard %v", <-stays.heard)
+		t.Errorf("a watch of another slot received %v", <-stays.heard)
 	}
 }
 
@@ -287,7 +287,7 @@ func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	pinged, before := timesCalled(t, s, "ping"), errors()
 	redistest.Eventually(t, patience, "some time has passed", func() bool { return timesCalled(t, s, "ping") > pinged+1 })
 	if after := errors(); after != before {
-		t.Errorf("it is asked again and again: %s, then %s", before, after)
+		t.Errorf("it is queried again and again: %s, then %s", before, after)
 	}
 	w.Stop()
 }

@@ -68,10 +68,10 @@ func (r *recorder) want(s Kind, text string) {
 	select {
 	case got := <-r.heard:
 		if got != (Event{s, text}) {
-			r.t.Fatalf("heard %v, want %v", got, Event{s, text})
+			r.t.Fatalf("received %v, want %v", got, Event{s, text})
 		}
 	case <-time.After(patience):
-		r.t.Fatalf("heard nothing, want %v", Event{s, text})
+		r.t.Fatalf("received nothing, want %v", Event{s, text})
 	}
 }
 
@@ -93,7 +93,7 @@ func (r *recorder) hears(s Kind, text string) bool {
 				return true
 			}
 		case <-limit:
-			r.t.Errorf("did not hear %v", Event{s, text})
+			r.t.Errorf("did not receive %v", Event{s, text})
 			return false
 		}
 	}
@@ -345,7 +345,7 @@ func TestAMessageIsForTheWatchThatItNames(t *testing.T) {
 	publish(t, s, "inbox", "1 the end")
 	a.want(Message, "1 the end")
 	if len(gone.heard) != 0 {
-		t.Errorf("one that has stopped heard %v", <-gone.heard)
+		t.Errorf("one that has stopped received %v", <-gone.heard)
 	}
 	if got := timesCalled(t, s, "subscribe"); got != 1 {
 		t.Errorf("%d SUBSCRIBEs", got)
@@ -772,7 +772,7 @@ func TestStopInsideOnEvent(t *testing.T) {
 	next.want(Subscribed, "")
 	next.until(Message, "100")
 	if len(r.heard) != 0 {
-		t.Errorf("heard %v after Stop", <-r.heard)
+		t.Errorf("received %v after Stop", <-r.heard)
 	}
 }
 

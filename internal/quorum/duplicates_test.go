@@ -225,7 +225,7 @@ func TestShadowsReplyIsIgnored(t *testing.T) {
 		}
 		round.Answer(2, node.Reply{Kind: node.Missing})
 		if !round.decided || round.won {
-			t.Errorf("%s: the round goes on although all have answered", op.name)
+			t.Errorf("%s: the round is not decided although all have answered", op.name)
 		}
 	}
 }

@@ -516,7 +516,7 @@ func TestFirstYield(t *testing.T) {
 			t.Fatal(g.Rival, describe(f))
 		}
 		if g, f := c.refresh(l, ttl, 0); f != nil || g.Rival != "" {
-			t.Fatal("nobody looked", g.Rival, describe(f))
+			t.Fatal("a refresh that did not ask has a rival", g.Rival, describe(f))
 		}
 		c.yield(l, "x-1").wait()
 		x := c.mustAs("x-1")
