@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// rule is an ACL rule of docs/operations.md.
+// rule is an ACL rule in docs/operations.md.
 type aclRule struct{ others, commands []string }
 
 func (r aclRule) without(command string) aclRule {
@@ -27,7 +27,7 @@ func (r aclRule) without(command string) aclRule {
 	return r
 }
 
-// apply gives the rule to the user app.
+// apply gives the rule to user app.
 func (r aclRule) apply(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	args := []any{"ACL", "SETUSER", "app"}
@@ -37,8 +37,8 @@ func (r aclRule) apply(t *testing.T, s *redistest.Server) {
 	s.Do(t, args...)
 }
 
-// documentedACL gives the rule of the docs, what a Cluster needs besides, and what the
-// quarantine does.
+// documentedACL returns the rule of the docs, the commands that a Cluster needs as well, and those
+// that the quarantine needs.
 func documentedACL(t *testing.T) (rules []aclRule) {
 	t.Helper()
 	text, err := os.ReadFile("docs/operations.md")
@@ -62,8 +62,8 @@ func documentedACL(t *testing.T) (rules []aclRule) {
 	return rules
 }
 
-// useAll does everything that a client can do on one server, and returns the first thing
-// that was refused. The server forgets all but the rights before.
+// useAll does everything that a client can do on one server, and returns the first refusal. First
+// the server loses everything but the rights.
 func useAll(t *testing.T, s *redistest.Server) error {
 	t.Helper()
 	s.Do(t, "SCRIPT", "FLUSH")
@@ -80,7 +80,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	if err != nil {
 		return fmt.Errorf("lock: %w", err)
 	}
-	defer l.Release(ctx) // for Close, which waits for holders
+	defer l.Release(ctx) // Close waits for holders
 	other, err := flightlock.Open([]string{"redis://app:pw@" + s.Addr()},
 		flightlock.Options{NodeTimeout: 10 * time.Second})
 	if err != nil {
@@ -90,7 +90,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	if _, err := other.TryLock(ctx, "k", time.Second); !errors.Is(err, flightlock.ErrNotAcquired) {
 		return fmt.Errorf("lock what is held: %w", err)
 	}
-	if err := l.Refresh(ctx); err != nil { // tops up what has lost some of its ttl
+	if err := l.Refresh(ctx); err != nil { // restores a key that has lost some of its ttl
 		return fmt.Errorf("refresh: %w", err)
 	}
 	if err := l.Release(ctx); err != nil {
@@ -108,7 +108,7 @@ func useAll(t *testing.T, s *redistest.Server) error {
 	return probed(t, c, proxy)
 }
 
-// probed has the node suspended, and says why it does not come back.
+// probed has the node suspended, and returns why it does not come back.
 func probed(t *testing.T, c *flightlock.Client, proxy *redistest.Proxy) error {
 	t.Helper()
 	proxy.BlackHole(true)
@@ -131,8 +131,8 @@ func probed(t *testing.T, c *flightlock.Client, proxy *redistest.Proxy) error {
 	}
 }
 
-// The documented rule suffices for everything, and every command in it is needed: without
-// it something is refused, but for two.
+// The documented rule suffices for everything, and every command in it is needed: without any of
+// them, but for two, something is refused.
 func TestTheDocumentedACLSufficesAndIsSmallest(t *testing.T) {
 	t.Parallel()
 	rule := documentedACL(t)[0]
@@ -143,7 +143,7 @@ func TestTheDocumentedACLSufficesAndIsSmallest(t *testing.T) {
 	}
 	for _, command := range rule.commands {
 		if command == "+ping" || command == "+unsubscribe" {
-			continue // a refusal of the first is an answer as well; of the second, nobody waits for one
+			continue // for the first, a refusal is an answer as well; nobody waits for an answer to the second
 		}
 		s.Do(t, "ACL", "DELUSER", "app")
 		rule.without(command).apply(t, s)
@@ -154,8 +154,8 @@ func TestTheDocumentedACLSufficesAndIsSmallest(t *testing.T) {
 	}
 }
 
-// With what the docs add for three nodes, the quarantine is told all it asks for; without any of
-// it, it is not. Of INFO it says so.
+// With the commands that the docs add for three nodes, the quarantine gets all the information it
+// needs; without any one of them, it does not. The error says so for INFO.
 func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 	t.Parallel()
 	rules := documentedACL(t)
@@ -184,14 +184,14 @@ func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 			seen = 0
 		}
 		lockUntilQuarantined(t, c, "k", seen)
-		closeClient(t, c) // whatever there was to say is said
+		closeClient(t, c) // everything has been logged by then
 		if said := log.count("+info") == 1; said != (missing == "+info") {
 			t.Errorf("without %q, log:\n%s", missing, log.text())
 		}
 	}
 }
 
-// On a Cluster the rule and what it needs besides suffice, on all masters.
+// On a Cluster the rule and the additional commands suffice, on all masters.
 func TestTheDocumentedACLSufficesOnAClusterToo(t *testing.T) {
 	t.Parallel()
 	rules := documentedACL(t)

@@ -22,12 +22,12 @@ import (
 
 var updateAPI = flag.Bool("update-api", false, "write api/next.txt")
 
-// nextAPI lists what the next version exports and no released one did. A release renames it to
+// nextAPI lists what the next version exports and no released version did. A release renames it to
 // api/VERSION.txt.
 const nextAPI = "api/next.txt"
 
-// The exported API is what the lists in api say. What a released version has stays; what is new is
-// listed in api/next.txt, so that every change of the API is seen in review.
+// The exported API is what the lists in api say. What a released version exports stays; what is new
+// is listed in api/next.txt, so that every change of the API shows up in review.
 func TestExportedAPI(t *testing.T) {
 	current := exportedAPI(t)
 	released := map[string]string{} // the version of each line
@@ -75,8 +75,8 @@ func linesOf(t *testing.T, file string) []string {
 	return strings.FieldsFunc(string(text), func(r rune) bool { return r == '\n' || r == '\r' })
 }
 
-// exportedAPI lists what the module's packages export to others, one line for each function,
-// method, type, field, constant and variable. Package lua says that it is for this module alone.
+// exportedAPI lists what the module's packages export, one line for each function, method, type,
+// field, constant and variable. Package lua is for this module alone by its own documentation.
 func exportedAPI(t *testing.T) []string {
 	t.Helper()
 	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Name}} {{.Export}}", "./...")
@@ -151,7 +151,7 @@ func packageAPI(pkg *types.Package) (lines []string) {
 }
 
 // typeAPI lists a type, its exported fields and its exported methods, promoted ones included. The
-// methods of an interface stand in one line: another one breaks the types that implement it.
+// methods of an interface are on one line, since a new one breaks the types that implement it.
 func typeAPI(obj *types.TypeName, name types.Qualifier) (lines []string) {
 	id := obj.Name()
 	params := ""
@@ -203,7 +203,7 @@ func signature(t types.Type, name types.Qualifier) string {
 	return b.String()
 }
 
-// unnamed takes the names of parameters out of function types.
+// unnamed removes the names of parameters from function types.
 func unnamed(t types.Type) types.Type {
 	s, is := t.(*types.Signature)
 	if !is {
@@ -223,7 +223,7 @@ func unnamed(t types.Type) types.Type {
 	return types.NewSignatureType(nil, nil, params, tuple(s.Params()), tuple(s.Results()), s.Variadic())
 }
 
-// The lists see what breaks users: each change of these sources changes a line.
+// The lists show what breaks users: each change of these sources changes a line.
 func TestTheListsSeeChanges(t *testing.T) {
 	api := func(source string) []string {
 		t.Helper()

@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// panicsAt is a strategy that panics when it is asked about that failure, or a later one.
+// panicsAt is a strategy that panics when it is called for that failure, or a later one.
 type panicsAt int
 
 func (p panicsAt) Next(attempt int) (time.Duration, bool) {
@@ -25,15 +25,15 @@ func (p panicsAt) Next(attempt int) (time.Duration, bool) {
 	return 5 * time.Millisecond, true
 }
 
-// recovered calls f and gives what it panicked with.
+// recovered calls f and returns what it panicked with.
 func recovered(f func()) (v any) {
 	defer func() { v = recover() }()
 	f()
 	return nil
 }
 
-// A strategy's panic is its caller's, whoever has met the failure that it was asked about, and its
-// caller alone is affected: those before and behind it get the lock.
+// A strategy's panic is returned to its caller, no matter which goroutine's attempt failed, and
+// affects that caller alone: those before and after it in the queue get the lock.
 func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, at := range []panicsAt{1, 5} {
@@ -66,7 +66,7 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 							t.Errorf("behind %v: %+v", behind, s)
 						}
 					}
-					if v := recovered(func() { // one that comes and finds the nodes away
+					if v := recovered(func() { // one that arrives when the nodes are down
 						_, _ = c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry())
 					}); v != nil {
 						t.Error(v)
@@ -77,7 +77,7 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 	}
 }
 
-// A panic of NewOwner leaves nothing behind: the attempt has an owner all the same, which says so.
+// A panic of NewOwner leaves nothing behind: the attempt still has an owner, whose name says so.
 func TestAPanicOfNewOwnerCostsOnlyItsLabel(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -104,7 +104,7 @@ func TestAPanicOfNewOwnerCostsOnlyItsLabel(t *testing.T) {
 	}
 }
 
-// stuck is a log that takes a line and does not come back before its end.
+// stuck is a log that blocks on a line until it is ended.
 type stuck struct {
 	slog.Handler
 	end chan struct{}
@@ -117,8 +117,8 @@ func (s stuck) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// A log that hangs holds up nothing: the Context of the lock that it is told of ends in time, the other
-// locks of that node are refreshed, and a node that was suspended comes back.
+// A log that hangs delays nothing: the Context of the lost lock that it was about to log ends in
+// time, the other locks of that node are refreshed, and a suspended node comes back.
 func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -132,7 +132,7 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 				t.Errorf("%v after Until its Context is %v, Err %v", time.Since(until), ctx.Err(), l.Err())
 			}
 
-			time.Sleep(10 * time.Second) // so that the next loss is told of
+			time.Sleep(10 * time.Second) // so that the next loss is logged
 			var kept []*flightlock.Lock
 			for i := range 20 {
 				l := mustLock(t, c, fmt.Sprint("kept", i), time.Second)
@@ -149,7 +149,7 @@ func TestALogThatHangsHoldsNothingUp(t *testing.T) {
 			go taken.Refresh(t.Context())
 			time.Sleep(5 * time.Second)
 			if ctx.Err() == nil {
-				t.Error("a refresh found that the lock was gone, and its Context goes on")
+				t.Error("a refresh found that the lock was gone, and its Context has not ended")
 			}
 			for _, l := range kept {
 				if err := l.Err(); err != nil {

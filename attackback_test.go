@@ -9,9 +9,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A single node fails over to its replica and back. A client that was away meanwhile knows the first
-// server, and so does that server its scripts. What the second had counted, and not passed on, is lost.
-// Tokens go on rising all the same.
+// A single node fails over to its replica and back. A client that was away meanwhile knows the
+// first server, and that server still has its scripts. What the second one had counted, and not
+// replicated, is lost. Tokens rise all the same.
 func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
 	t.Parallel()
 	for _, resync := range []bool{true, false} {
@@ -35,7 +35,7 @@ func TestTokensRiseAfterAFailoverAndBackThatAClientMissed(t *testing.T) {
 			first.Do(t, "REPLICAOF", "NO", "ONE")
 			tr.proxy.SetTarget(first.Addr())
 			tr.proxy.ResetAll()
-			time.Sleep(120 * time.Millisecond) // a look at who the server is counts for 100
+			time.Sleep(120 * time.Millisecond) // a check of the server's identity is reused for 100
 			rise(away, "by the one who was away")
 			rise(there, "by the one who was there")
 		})

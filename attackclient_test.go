@@ -17,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// arena is what those who lock know of each other: who has which key, and its last token.
+// arena is what the lockers know of each other: who has which key, and its last token.
 type arena struct {
 	t       *testing.T
 	mu      sync.Mutex
@@ -30,8 +30,8 @@ func newArena(t *testing.T) *arena {
 	return &arena{t: t, holders: map[string]*flightlock.Lock{}, fences: map[string]int64{}}
 }
 
-// had notes that somebody has l. Two are valid at once if the one before is so after this one was seen
-// to be.
+// had records that somebody has l. Two holders are valid at once if the previous one is still valid
+// after this one was seen to be.
 func (a *arena) had(l *flightlock.Lock) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -48,7 +48,7 @@ func (a *arena) had(l *flightlock.Lock) {
 	a.granted.Add(1)
 }
 
-// leaves notes that the holder is about to release l.
+// leaves records that the holder is about to release l.
 func (a *arena) leaves(l *flightlock.Lock) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -57,7 +57,8 @@ func (a *arena) leaves(l *flightlock.Lock) {
 	}
 }
 
-// work locks key of c in some way, until then uses the lock in some way, and releases it.
+// work locks keys of c in some way, uses each lock in some way, and releases it, until the given
+// time.
 func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(1+rand.IntN(400))*time.Millisecond)
 	defer cancel()
@@ -98,8 +99,8 @@ func (a *arena) work(ctx context.Context, c *flightlock.Client, key string, ttl 
 	}
 }
 
-// Whatever command a node refuses, and for whatever reason, while locks come and go in every way that
-// there is: nobody holds a key beside another, tokens rise, and in the end nothing is left.
+// Whatever command a node refuses, and for whatever reason, while locks come and go in every
+// possible way: no key has two holders, tokens rise, and in the end nothing is left.
 func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 	t.Parallel()
 	servers, _ := realNodes(t, 3)
@@ -156,8 +157,8 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 	t.Logf("%d locks", a.granted.Load())
 }
 
-// Close, at whatever moment and however little patience it is given, ends every call and every lock, and
-// takes every key away that the nodes let it: they all answer here.
+// Close, at any moment and with any deadline, ends every call and every lock, and removes every key
+// from the nodes that let it: here they all answer.
 func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 	servers, nodes := realNodes(t, 3)
 	for i := range 20 {
@@ -198,7 +199,7 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 		wg.Wait()
 		held.Range(func(l, ctx any) bool {
 			if l.(*flightlock.Lock).Err() == nil || ctx.(context.Context).Err() == nil {
-				t.Error("a lock is held, or its Context goes on, after Close")
+				t.Error("a lock is held, or its Context has not ended, after Close")
 			}
 			return true
 		})
@@ -210,8 +211,8 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 	}
 }
 
-// Of any number of releases of a lock at once, one says nil; the others, and all that is done to it
-// afterwards, leave its successor alone. So with locks that are nested in it.
+// Of any number of concurrent releases of a lock, one returns nil. The others, and all later calls
+// on the lock, leave its successor alone. The same is true of nested locks.
 func TestOfManyReleasesOneCounts(t *testing.T) {
 	_, nodes := realNodes(t, 3)
 	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
@@ -248,7 +249,7 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 				t.Errorf("%d releases of %d locks say that they did it", n, len(locks))
 			}
 		}
-		last := i % len(all) // the one that is released last, outermost or not
+		last := i % len(all) // the last one released, outermost or not
 		release(slices.Concat(all[:last], all[last+1:]))
 		if err := all[last].Err(); err != nil || c.Stats().Waiters != 1 {
 			t.Errorf("one of %d nested locks is held still: %v", len(all), err)
@@ -258,7 +259,7 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 		for _, l := range all {
 			if l.Release(t.Context()) == nil || l.Refresh(t.Context()) == nil ||
 				l.AutoRefresh(flightlock.RefreshPolicy{}) == nil || l.Err() == nil {
-				t.Error("a lock that was released is of use still")
+				t.Error("a lock that was released can still be used")
 			}
 		}
 		if err := successor.Refresh(t.Context()); err != nil || successor.Fence() <= l.Fence() {
@@ -268,14 +269,14 @@ func TestOfManyReleasesOneCounts(t *testing.T) {
 	}
 }
 
-// Callers whose ctx ends at any moment, by the hundred, leave no key and no place in a queue, and harm
-// nobody's lock.
+// Callers whose ctx ends at any moment, by the hundred, leave no key and no place in a queue, and
+// do not affect other locks.
 func TestCallersThatEndAtAnyMomentLeaveNothing(t *testing.T) {
 	servers, nodes := realNodes(t, 3)
 	a := newArena(t)
 	patient := flightlock.Options{NodeTimeout: 5 * time.Second}
 	cs := []*flightlock.Client{newClient(t, patient, nodes...), newClient(t, patient, nodes...)}
-	for _, c := range cs { // what a cold start costs is not the matter
+	for _, c := range cs { // the cost of a cold start does not count here
 		mustRelease(t, mustLock(t, c, "warm", time.Second))
 	}
 	var wg sync.WaitGroup
@@ -302,8 +303,8 @@ func TestCallersThatEndAtAnyMomentLeaveNothing(t *testing.T) {
 	t.Logf("%d locks", a.granted.Load())
 }
 
-// The clients that New is given may be set up in any way: what locking needs it sets by itself, and two of
-// them exclude each other.
+// The clients passed to New may have any options: New sets what locking needs by itself, and two
+// such Clients exclude each other.
 func TestExclusionWithOddClients(t *testing.T) {
 	t.Parallel()
 	servers, _ := realNodes(t, 3)
@@ -345,8 +346,8 @@ func TestExclusionWithOddClients(t *testing.T) {
 	t.Logf("%d locks", a.granted.Load())
 }
 
-// The program closes its redis clients before the Client: that has connections of its own, goes on,
-// and ends.
+// The program closes its redis clients before the Client, which has connections of its own,
+// continues, and can be closed.
 func TestRedisClientsThatAreClosedFirst(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		servers, _ := realNodes(t, n)
@@ -364,8 +365,8 @@ func TestRedisClientsThatAreClosedFirst(t *testing.T) {
 	}
 }
 
-// A request that a stopped node executes when its Client is no more makes a key that lives for its ttl
-// at most, and costs no other client more than that.
+// A request that a stopped node executes after its Client is gone creates a key that lives for its
+// ttl at most, and costs other clients no more than that.
 func TestWhatIsExecutedAfterCloseEndsWithItsTTL(t *testing.T) {
 	servers, nodes := realNodes(t, 1)
 	other := newClient(t, flightlock.Options{}, nodes...)
@@ -392,9 +393,9 @@ func TestWhatIsExecutedAfterCloseEndsWithItsTTL(t *testing.T) {
 	t.Logf("the other had the key after %v", time.Since(resumed))
 }
 
-// A node on which somebody's script does not end refuses everything. That is a node without a vote,
-// and never a key that is held; the others go on without it, and when the script is killed all is
-// as before.
+// A node on which another client's script does not end refuses everything. It is a node without a
+// vote, and never a key that is held; locking continues without it, and once the script is killed
+// it votes again.
 func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
 	servers, nodes := realNodes(t, 3)
 	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)

@@ -8,8 +8,8 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// oddAmnesias are ways to lose what a node was told that no fault brings about, but somebody at its
-// console: its process goes on, knows the scripts, and has the data of another time or place.
+// oddAmnesias are ways to lose data that no fault causes, but somebody at the server's console
+// does: the process continues, has the scripts, and has the data of another time or place.
 var oddAmnesias = []amnesia{
 	{name: "an old snapshot loaded by the same process",
 		args: []string{"--dbfilename", "dump.rdb", "--enable-debug-command", "yes"},
@@ -43,7 +43,7 @@ var oddAmnesias = []amnesia{
 	}},
 }
 
-// Nobody gets the key a second time, once the last look at who the server is counts no more.
+// Nobody is granted the key a second time once the last check of the server's identity has expired.
 func TestNoSecondGrantByANodeWithOtherData(t *testing.T) {
 	t.Parallel()
 	for i, a := range oddAmnesias {

@@ -12,9 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A holder releases at any moment of its ttl, the last one included, or too late: the next one, be its ttl
-// shorter or longer, gets a lock that has half of its ttl left at least, or three quarters of what it
-// would be valid for if that is less, and a larger token.
+// A holder releases at any moment of its ttl, even the last one, or too late. The next holder,
+// whether its ttl is shorter or longer, gets a lock that has at least half of its ttl left, or
+// three quarters of its validity if that is less, and a larger token.
 func TestAHandedOverLockHasHalfItsTTL(t *testing.T) {
 	const held = time.Second
 	for _, drift := range []float64{0.01, 0.4} {

@@ -13,10 +13,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A server has all the clients that it allows (others', that leak), or another password by now.
-// Connections that it let in before work as ever, the one that refreshes a lock among them. That
-// one more is refused, which the Client would like to have for something else, is no reason to lose
-// the lock.
+// A server has reached maxclients through others that leak connections, or its password was
+// changed. Connections that it accepted before still work, among them the one that refreshes a
+// lock. A refused login, for a connection that the Client wants for something else, is no reason to
+// lose the lock.
 func TestAHeldLockOutlivesALoginThatIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, refuse := range map[string]func(admin *redis.Conn){

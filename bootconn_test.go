@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9/auth"
 )
 
-// How a client finds out what its nodes remember, and has them know its scripts, must not depend on
-// what else the owner of its connections does with them.
+// How a client finds out whether its nodes lost data, and loads its scripts, must not depend on how
+// their owner uses the rest of the connections.
 
 // busyNodes are three servers with clients whose connections can all be made busy, for some seconds.
 func busyNodes(t *testing.T) (servers []*redistest.Server, nodes []redis.UniversalClient, busy func()) {
@@ -61,7 +61,7 @@ func TestARefreshOfABusyClient(t *testing.T) {
 	mustRelease(t, l)
 }
 
-// streaming gives credentials as those do that change them while the client lives.
+// streaming is a credentials provider that changes the credentials while the client lives.
 type streaming struct{}
 
 func (streaming) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.UnsubscribeFunc, error) {
@@ -80,13 +80,13 @@ func TestStreamedCredentials(t *testing.T) {
 	mustRelease(t, mustLock(t, c, "k", time.Minute))
 }
 
-// A server that comes back with all its data refuses boot.lua, for it has no memory left. Its votes do
-// not count, but the locks that are held on it can be refreshed and released.
+// A server that comes back with all its data refuses boot.lua, since it is out of memory. Its votes
+// do not count, but locks held on it can be refreshed and released.
 func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
 	tr := newTrio(t, "--appendonly", "yes", "--appendfsync", "always")
 	c := tr.client(flightlock.Options{})
 	var held []*flightlock.Lock
-	for i := range 20 { // some of them are asked for together
+	for i := range 20 { // some of them are sent as a batch
 		l := mustLock(t, c, fmt.Sprint("k", i), time.Minute)
 		tr.wantOn(l, l.Key(), 0, 1)
 		held = append(held, l)
@@ -106,8 +106,8 @@ func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
 	}
 }
 
-// A deployment that begins works, though the nodes are so far away that their answers to a bootstrap
-// come after many times NodeTimeout: it is made again.
+// A new deployment works even if the nodes are so far away that their replies to a bootstrap arrive
+// after many times NodeTimeout: the bootstrap is repeated.
 func TestANewDeploymentFarAway(t *testing.T) {
 	var nodes []redis.UniversalClient
 	for range 3 {
@@ -127,7 +127,7 @@ func TestANewDeploymentFarAway(t *testing.T) {
 	})
 }
 
-// A master that Sentinels name is asked, too, where it is.
+// A master behind Sentinels is bootstrapped as well, at its own address.
 func TestTheMemoryOfASentinelManagedMaster(t *testing.T) {
 	var nodes []redis.UniversalClient
 	for range 3 {

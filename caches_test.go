@@ -18,8 +18,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What docs/caches.md shows is run here with Redis up, down, and going down in the middle. Its code
-// is the code below: see TestCachesShowsWhatIsTested.
+// What docs/caches.md shows is run here with Redis up, down, and going down in between. Its code is
+// the code below: see TestCachesShowsWhatIsTested.
 
 // shownCache is a cache that does not live where the locks do.
 type shownCache struct{ values sync.Map }
@@ -111,7 +111,7 @@ func TestCachesShowsWhatIsTested(t *testing.T) {
 		t.Fatal(err)
 	}
 	flat := func(code string) string { return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(code, "") }
-	marked := regexp.MustCompile(`(?ms)^// shown: (\w+)\n[^\n]*\n(.*?)^}\n`)
+	marked := regexp.MustCompile(`(?ms)^// shown: (\w+)\nfunc .*?{\n(.*?)^}\n`)
 	for _, at := range marked.FindAllStringSubmatch(string(here), -1) {
 		code := strings.TrimSuffix(flat(at[2]), "return storeFenced\n")
 		if !strings.Contains(flat(string(page)), code) {
@@ -120,7 +120,7 @@ func TestCachesShowsWhatIsTested(t *testing.T) {
 	}
 }
 
-// shownOrigin is what is loaded from. A load whose ctx has ended fails, as a query would.
+// shownOrigin is the source of the values. A load whose ctx has ended fails, as a query would.
 type shownOrigin struct {
 	loads atomic.Int64
 	takes time.Duration
@@ -136,7 +136,7 @@ func (o *shownOrigin) load(ctx context.Context, key string) ([]byte, error) {
 	}
 }
 
-// allGet has n callers at once get key, and fails the test if one does not get its value.
+// allGet has n callers get key at once, and fails the test if one of them does not get its value.
 func allGet(t *testing.T, n int, key string, get func(context.Context, string) ([]byte, error)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -152,7 +152,8 @@ func allGet(t *testing.T, n int, key string, get func(context.Context, string) (
 	wg.Wait()
 }
 
-// The plain form: one load while Redis is up; all get their value when it is down, before or meanwhile.
+// The plain form: one load while Redis is up; all callers get their value when it is down, from
+// before or during the call.
 func TestPlainFormInAnOutage(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -177,12 +178,12 @@ func TestPlainFormInAnOutage(t *testing.T) {
 	<-done
 
 	allGet(t, 20, "down", get)
-	_ = held.Release(context.Background()) // nobody hears it; but the Client need not wait for its holder
+	_ = held.Release(context.Background()) // the key is not notified; but the Client need not wait for its holder
 }
 
-// The fenced Store: while the nodes of the locks are down, a value that was loaded without a lock
-// is kept for a moment, though a holder has written it before; it overwrites nothing, and gives way
-// to the next holder.
+// The fenced Store: while the lock's nodes are down, a value that was loaded without a lock is kept
+// for a moment, even if a holder has stored one before; it overwrites nothing, and the next holder
+// replaces it.
 func TestFencedStoreInAnOutage(t *testing.T) {
 	t.Parallel()
 	locks, values := redistest.StartServer(t), redistest.StartServer(t)
@@ -231,7 +232,7 @@ func TestFencedStoreInAnOutage(t *testing.T) {
 	for range 10 {
 		allGet(t, 20, "user:2", users.Fetch)
 	}
-	loads("down", 3) // one, but a machine that stands still for as long as the value is kept
+	loads("down", 3) // one, except on a machine that stalls for as long as the value is kept
 	if ttl := rdb.PTTL(t.Context(), "user:2").Val(); ttl <= 0 || ttl > 5*time.Second {
 		t.Errorf("kept for %v", ttl)
 	}
@@ -248,7 +249,7 @@ func TestFencedStoreInAnOutage(t *testing.T) {
 }
 
 // A soft ttl: a stale value is served at once and refreshed; while the locks' server is down, it is
-// served all the same.
+// served as well.
 func TestSoftTTLInAnOutage(t *testing.T) {
 	t.Parallel()
 	locks, values := redistest.StartServer(t), redistest.StartServer(t)

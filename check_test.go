@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// patient keeps a loaded machine from being found too slow.
+// patient keeps a loaded machine from being judged too slow.
 var patient = flightlock.Options{NodeTimeout: 10 * time.Second}
 
 func check(t *testing.T, c *flightlock.Client) flightlock.Report {
@@ -36,7 +36,7 @@ func check(t *testing.T, c *flightlock.Client) flightlock.Report {
 	return r
 }
 
-// checkReached is a Check whose own time was enough for all nodes: on a busy machine, a later one.
+// checkReached is a Check that had time to reach all nodes: on a busy machine, it is repeated.
 func checkReached(t *testing.T, c *flightlock.Client) (r flightlock.Report) {
 	t.Helper()
 	redistest.Eventually(t, time.Minute, "all nodes answer in time", func() bool {
@@ -48,8 +48,8 @@ func checkReached(t *testing.T, c *flightlock.Client) (r flightlock.Report) {
 	return r
 }
 
-// wantFinding looks for one finding, by what it looked at and a part of its node's name, and at
-// its status and words.
+// wantFinding finds one finding, by its check and a part of its node's name, and compares its
+// status and text.
 func wantFinding(t *testing.T, r flightlock.Report, nodeName, name string, status flightlock.Status, says ...string) {
 	t.Helper()
 	for _, f := range r.Findings {
@@ -72,7 +72,7 @@ func wantFinding(t *testing.T, r flightlock.Report, nodeName, name string, statu
 	t.Errorf("no finding %q on %q", name, nodeName)
 }
 
-// Servers as they should be have nothing but ok, and Check leaves no key behind.
+// Servers with recommended settings have nothing but ok, and Check leaves no key behind.
 func TestCheckOfGoodServers(t *testing.T) {
 	t.Parallel()
 	var servers []*redistest.Server
@@ -113,7 +113,7 @@ func TestCheckOfGoodServers(t *testing.T) {
 	}
 }
 
-// What is wrong with a server is found, with the command that mends it.
+// What is wrong with a server is found, and the finding names the command that fixes it.
 func TestCheckFindsWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	t.Run("eviction", func(t *testing.T) {
@@ -201,15 +201,15 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	})
 }
 
-// redistestClient is a client of some address that gives up dials as Open's do.
+// redistestClient is a client of some address that limits the time of dials as those of Open do.
 func redistestClient(t *testing.T, addr string) *redis.Client {
 	c := redis.NewClient(&redis.Options{Addr: addr, DialerRetries: 1})
 	t.Cleanup(func() { c.Close() })
 	return c
 }
 
-// A user who may do no more than lock can run Check. What it may not ask is unknown, and a
-// right that locking lacks is found.
+// A user with no more rights than locking needs can run Check. What it is not allowed to read is
+// unknown, and a right that locking lacks is found.
 func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 	t.Parallel()
 	const all = "on >pw ~lock:* ~flightlock:* &flightlock:inbox:* "
@@ -252,7 +252,7 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 	}
 }
 
-// aclSetUser is the command that makes a user with these rights.
+// aclSetUser is the command that creates a user with these rights.
 func aclSetUser(user, rights string) []any {
 	args := []any{"ACL", "SETUSER", user}
 	for _, r := range strings.Fields(rights) {
@@ -261,8 +261,8 @@ func aclSetUser(user, rights string) []any {
 	return args
 }
 
-// A node that never answers costs Check its own bounded time, whatever ctx says, and the
-// others are looked at all the same.
+// A node that never answers costs Check its own bounded time, whatever ctx says, and the other
+// nodes are checked all the same.
 func TestCheckIsBoundedByItself(t *testing.T) {
 	t.Parallel()
 	good, hole := redistest.StartServer(t), redistest.BlackHole(t)
@@ -286,7 +286,7 @@ func TestCheckIsBoundedByItself(t *testing.T) {
 	}
 }
 
-// A ctx that ends, or Close, ends Check, with what is known then.
+// The end of ctx, or Close, ends Check, which returns what is known by then.
 func TestCheckEnds(t *testing.T) {
 	c := newClient(t, patient, redistestClient(t, redistest.BlackHole(t)))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -308,7 +308,7 @@ func TestCheckEnds(t *testing.T) {
 	}
 }
 
-// Clocks that stand apart, and clocks that run apart, are found.
+// Clocks that are apart, and clocks that run at different rates, are found.
 func TestCheckOfClocks(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
@@ -359,8 +359,8 @@ func TestCheckOfVersions(t *testing.T) {
 	}
 }
 
-// A client that was refused INFO goes on by what it found out then, until a lock asks again. Check
-// does not call that well because INFO is allowed by now.
+// A client whose INFO was refused uses what it found out then, until the next lock verifies the
+// node. Check does not report ok just because INFO is allowed by now.
 func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
 	t.Parallel()
 	servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t), redistest.StartServer(t)}
@@ -379,7 +379,7 @@ func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
 	wantFinding(t, check(t, newClient(t, patient, nodes...)), servers[0].Addr(), "quarantine", flightlock.StatusOK)
 }
 
-// Every master of a Cluster is looked at; a member by itself is no node.
+// Every master of a Cluster is checked; a member by itself is not a node.
 func TestCheckOfClusters(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
@@ -406,8 +406,8 @@ func TestCheckOfClusters(t *testing.T) {
 	wantFinding(t, r, cluster.Servers()[0].Addr(), "role", flightlock.StatusFail, "member of a Cluster", "addr=")
 }
 
-// A service that is moved from 3 nodes to 5 has clients of both kinds for a while. Each finds
-// out by the word that the others leave, soon after their first lock.
+// A service that is moved from 3 nodes to 5 has clients of both kinds for a while. Each finds out
+// by the announcements of the others, soon after their first lock.
 func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 	t.Parallel()
 	lockOnce := func(t *testing.T, opts flightlock.Options, clients ...redis.UniversalClient) *flightlock.Client {
@@ -443,7 +443,7 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 				var log syncBuffer
 				ours := lockOnce(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, pick(tc.ours)...)
 				theirs := lockOnce(t, flightlock.Options{}, pick(tc.theirs)...)
-				time.Sleep(4 * time.Minute) // both have left word, and again
+				time.Sleep(4 * time.Minute) // both have announced themselves, and again
 				wantFinding(t, check(t, ours), "", "node sets", tc.want)
 				warnings := 0
 				if tc.want == flightlock.StatusFail {
@@ -466,7 +466,7 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 			wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusOK)
 		})
 	})
-	// What a client leaves word of is bounded, and is JSON: neither may lose which keys it locks.
+	// A client's announcement is bounded, and is JSON: neither may lose which keys it locks.
 	for name, tc := range map[string]struct{ prefix, addr string }{
 		"long":            {strings.Repeat("\x01", 4095), strings.Repeat("x", 1000)},
 		"a binary prefix": {"\xff\x00\n:", ""},
@@ -514,7 +514,7 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 	})
 }
 
-// A client that locks nothing leaves no word, and word is one short-lived key.
+// A client that locks nothing announces nothing, and an announcement is one short-lived key.
 func TestWordIsLeftOnlyByThoseWhoLock(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -525,12 +525,12 @@ func TestWordIsLeftOnlyByThoseWhoLock(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		time.Sleep(time.Hour)
 		if !nodes[0].Mini.Exists("flightlock:{sets}") {
-			t.Error("no word left")
+			t.Error("no announcement")
 		}
 		closeClient(t, c)
 		time.Sleep(6 * time.Minute)
 		if nodes[0].Mini.Exists("flightlock:{sets}") {
-			t.Error("word stays after its client")
+			t.Error("an announcement outlives its client")
 		}
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// notToStart fails the test if Check wants a server to be started that is up.
+// notToStart fails the test if Check advises to start a server that is up.
 func notToStart(t *testing.T, r flightlock.Report) {
 	t.Helper()
 	for _, f := range r.Findings {
@@ -22,7 +22,7 @@ func notToStart(t *testing.T, r flightlock.Report) {
 	}
 }
 
-// What is wrong with TLS is mended at the certificates and the urls, not by starting the server.
+// What is wrong with TLS is fixed at the certificates and the URLs, not by starting the server.
 func TestCheckOfTLS(t *testing.T) {
 	t.Parallel()
 	ca, cert, key := redistest.Certificates(t)
@@ -109,7 +109,7 @@ func portOf(addr string) string {
 }
 
 // A master that no Sentinel knows by that name is not reachable; the name is wrong, and the
-// Sentinels are up. So it is while a lock asks for it, and the node is suspended.
+// Sentinels are up. Check says so while a lock dials it, and when the node is suspended.
 func TestCheckOfAMasterThatNoSentinelKnows(t *testing.T) {
 	master := redistest.StartServer(t)
 	sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)

@@ -63,8 +63,8 @@ func TestTheKeyHoldsTheOwnerOnEveryNode(t *testing.T) {
 	})
 }
 
-// Two processes whose labels collide do not share a lock; nor do labels of which one is
-// the beginning of the other.
+// Two processes whose labels collide do not share a lock, nor do two of which one label is a prefix
+// of the other.
 func TestEqualLabelsDoNotShareALock(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		labels := []string{"worker-1", "worker-1", "worker-10", ""}
@@ -109,7 +109,8 @@ func TestOwnersAreUnique(t *testing.T) {
 	})
 }
 
-// A lock that another process holds says who holds it, on which node, for how long.
+// The error for a lock that another process holds names the holder, the node, and the remaining
+// ttl.
 func TestNotAcquiredSaysWhoHolds(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
@@ -136,8 +137,8 @@ func TestNotAcquiredSaysWhoHolds(t *testing.T) {
 	})
 }
 
-// A key with an empty value is held, by a client of another library: the error says so of each
-// node, for how long, and not that all is well.
+// A key with an empty value is held, by a client of another library: the error gives that and the
+// ttl for each node, and not "ok".
 func TestAHolderWithAnEmptyValueIsTold(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -165,8 +166,8 @@ func TestAHolderWithAnEmptyValueIsTold(t *testing.T) {
 	})
 }
 
-// wantEmptyHolder expects that each node that err names has said that the key has an empty
-// value, and for how long.
+// wantEmptyHolder expects err to report for each node that the key has an empty value, and for how
+// long.
 func wantEmptyHolder(t *testing.T, err, sentinel error, ttl time.Duration) {
 	t.Helper()
 	var qe *flightlock.QuorumError
@@ -186,12 +187,12 @@ func wantEmptyHolder(t *testing.T, err, sentinel error, ttl time.Duration) {
 		}
 	}
 	if told < qe.Need {
-		t.Errorf("%d nodes tell: %v", told, err)
+		t.Errorf("%d nodes report: %v", told, err)
 	}
 }
 
-// In one process the lock goes from hand to hand without Redis, each time with a larger
-// fence, and TryLock does not overtake.
+// Within one process the lock is handed over without Redis, each time with a larger fence, and
+// TryLock does not overtake.
 func TestHandoff(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -260,7 +261,7 @@ func TestFencesRise(t *testing.T) {
 			mustRelease(t, l)
 			synctest.Wait()
 			if i == 10 {
-				time.Sleep(time.Second) // the clock is what keeps the order here
+				time.Sleep(time.Second) // here the clock keeps the order
 				for _, n := range nodes {
 					n.Mini.FlushAll()
 				}
@@ -269,8 +270,8 @@ func TestFencesRise(t *testing.T) {
 	})
 }
 
-// Expiry: Err says so by the clock, Release and Refresh say ErrNotHeld, and the Context
-// ends before the entry in Redis can have expired.
+// Expiry: Err reports it by the clock, Release and Refresh return ErrNotHeld, and the Context ends
+// before the entry in Redis can have expired.
 func TestALockThatExpires(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -363,8 +364,8 @@ func TestReleaseWithAnEndedContext(t *testing.T) {
 	})
 }
 
-// ctx ended before, while queued here, and while another process holds: ctx's error and
-// the outcome so far both match, at once.
+// ctx ended before the call, while queued here, or while another process holds the lock: ctx's
+// error and the outcome so far both match, at once.
 func TestContextEnds(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
@@ -408,7 +409,7 @@ func TestContextEnds(t *testing.T) {
 	})
 }
 
-// A thousand callers whose ctx all end at once are all told so, and leave nothing.
+// A thousand callers whose ctx all end at once all return at once, and leave nothing behind.
 func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
@@ -427,7 +428,7 @@ func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
 		cancel()
 		wg.Wait()
 		if told.Load() != 1000 {
-			t.Errorf("%d were told", told.Load())
+			t.Errorf("%d calls returned", told.Load())
 		}
 		mustRelease(t, l)
 		time.Sleep(time.Second)
@@ -441,7 +442,7 @@ func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
 }
 
 // The caller's ctx ends while the attempt is in flight: what the nodes may have granted is
-// released, and others of the process are not harmed.
+// released, and other callers of the process are not affected.
 func TestContextEndsInMidAttempt(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -550,8 +551,8 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 	})
 }
 
-// One of three nodes is down, then another: work goes on, then ErrUnavailable names what
-// is wrong; it is never called held.
+// One of three nodes is down, then another: locking continues, then ErrUnavailable names the failed
+// nodes; it is never reported as held.
 func TestNodesGoDownAndComeBack(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)

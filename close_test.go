@@ -17,7 +17,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// closeTime is what Close takes at most, by its documentation, with the default NodeTimeout.
+// closeTime is the longest time that Close may take, by its documentation, with the default
+// NodeTimeout.
 const closeTime = 4 * time.Second
 
 // dialer is that of go-redis' options.
@@ -46,8 +47,8 @@ func hangs(t *testing.T, ended <-chan struct{}) map[string]dialer {
 	}
 }
 
-// deployments are nodes that are reached by that dialer. There are many connections because of what
-// MemNode.Options says.
+// deployments are ways to reach nodes through that dialer. There are many connections because of
+// what MemNode.Options says.
 func deployments(d dialer) map[string]func() []redis.UniversalClient {
 	one := func(addr string) redis.UniversalClient {
 		return redis.NewClient(&redis.Options{Addr: addr, Dialer: d, PoolSize: 1000})
@@ -90,7 +91,7 @@ func inEveryHang(t *testing.T, test func(t *testing.T, nodes []redis.UniversalCl
 	}
 }
 
-// waitInVain has callers wait for keys that nobody answers for, until they give up.
+// waitInVain has callers wait for keys until they give up; no node answers.
 func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
@@ -103,7 +104,7 @@ func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
 	}
 }
 
-// closeInTime closes c without an error, in closeTime.
+// closeInTime closes c without an error, within closeTime.
 func closeInTime(t *testing.T, c *flightlock.Client) {
 	t.Helper()
 	began := time.Now()
@@ -115,7 +116,7 @@ func closeInTime(t *testing.T, c *flightlock.Client) {
 	}
 }
 
-// Close takes no longer than is promised, however servers hang, at whatever moment.
+// Close takes no longer than promised, however servers hang, at any moment.
 func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 	for _, after := range []time.Duration{10 * time.Millisecond, 1900 * time.Millisecond, 7 * time.Second} {
 		t.Run("after "+after.String(), func(t *testing.T) {
@@ -131,7 +132,8 @@ func TestCloseOfClientsWhoseServersHang(t *testing.T) {
 	}
 }
 
-// Nor does it outlast its ctx, but for the moments that the releases just sent have for their answers.
+// Nor does it outlast its ctx, except for the moment in which the releases just sent may be
+// answered.
 func TestCloseKeepsToItsContextWhenServersHang(t *testing.T) {
 	inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{Nodes: nodes})
@@ -149,8 +151,8 @@ func TestCloseKeepsToItsContextWhenServersHang(t *testing.T) {
 	})
 }
 
-// A dial for notices that hangs for ever keeps neither other nodes' notices nor later ones of its own node,
-// nor Close. Until there are notices the waiter polls.
+// A dial for notices that hangs forever does not delay other nodes' notices, later ones of its own
+// node, or Close. Until there are notices the waiter polls.
 func TestADialForNoticesThatHangs(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprint("nodes=", n), func(t *testing.T) {
@@ -196,8 +198,8 @@ func TestADialForNoticesThatHangs(t *testing.T) {
 	}
 }
 
-// A release that is under way when Close gives up has its answer, or fails, within NodeTimeout as
-// at any time.
+// A release that is in progress when Close gives up is answered, or fails, within NodeTimeout as at
+// any time.
 func TestAReleaseDuringCloseTakesNodeTimeout(t *testing.T) {
 	const nodeTimeout = 200 * time.Millisecond
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -229,7 +231,7 @@ func TestAReleaseDuringCloseTakesNodeTimeout(t *testing.T) {
 	})
 }
 
-// What Open has made is closed within the ctx, too, however Sentinels or servers hang.
+// The clients that Open created are closed within ctx, too, however Sentinels or servers hang.
 func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 	holes := []string{redistest.BlackHole(t), redistest.BlackHole(t)}
 	for what, u := range map[string]string{
@@ -248,7 +250,7 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 			defer cancel()
 			began := time.Now()
 			_ = c.Close(ctx)
-			if d := time.Since(began); d > 2*time.Second { // a quarter of one, but for a machine that is busy
+			if d := time.Since(began); d > 2*time.Second { // a quarter of one, except on a busy machine
 				t.Errorf("Close took %v", d)
 			}
 		})

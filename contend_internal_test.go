@@ -59,7 +59,7 @@ func cluster(t *testing.T) deployment {
 	}
 }
 
-// inboxes is how many clients are subscribed to their inboxes on s.
+// inboxes is the number of clients that are subscribed to their inboxes on s.
 func inboxes(t *testing.T, s *redistest.Server) int {
 	return len(s.Do(t, "PUBSUB", "CHANNELS", node.Inbox+"*").([]any))
 }
@@ -80,7 +80,7 @@ func (d deployment) client(t *testing.T, opts Options) *Client {
 	return c
 }
 
-// awaitWaiting waits until so many wait for the key, and hear of it.
+// awaitWaiting waits until so many clients wait for the key and receive its notices.
 func (d deployment) awaitWaiting(t *testing.T, n int) {
 	t.Helper()
 	redistest.Eventually(t, 20*time.Second, "all listen and are known to wait", func() bool {
@@ -103,8 +103,8 @@ func wanting(t *testing.T, s *redistest.Server) (n int64) {
 	return n
 }
 
-// All processes that wait for another's work hear that it has failed, at once and together; who wants
-// the lock as such has its turn as ever.
+// All processes that wait for another's work are notified that it has failed, at once and together;
+// a caller that wants the lock itself has its turn as ever.
 func TestAFailureReachesAllProcesses(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(*testing.T) deployment{
@@ -157,7 +157,8 @@ func TestAFailureReachesAllProcesses(t *testing.T) {
 	}
 }
 
-// With one node of three away, the others tell. Who hears nothing gets the lock in its turn.
+// With one node of three down, the others notify. A client without notices gets the lock in its
+// turn.
 func TestAFailureThatNotAllNodesTell(t *testing.T) {
 	d := servers(t, 3)
 	c := d.client(t, Options{})
@@ -179,7 +180,7 @@ func TestAFailureThatNotAllNodesTell(t *testing.T) {
 	_ = first.l.releaseFailed()
 	<-a.done
 	if !errors.Is(a.err, errFailedElsewhere) {
-		t.Errorf("it heard %v", a.err)
+		t.Errorf("got %v", a.err)
 	}
 	<-b.done
 	if b.err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// free says that another client gets k at once.
+// free reports whether another client gets k at once.
 func free(t *testing.T, clients []redis.UniversalClient) bool {
 	t.Helper()
 	synctest.Wait()
@@ -28,8 +28,7 @@ func free(t *testing.T, clients []redis.UniversalClient) bool {
 	return err == nil
 }
 
-// Do runs fn under the lock, for longer than the ttl if need be, and returns its error as it
-// is.
+// Do runs fn under the lock, for longer than the ttl if need be, and returns its error unchanged.
 func TestDo(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -52,7 +51,8 @@ func TestDo(t *testing.T) {
 	})
 }
 
-// fn's ctx ends when the lock is lost, with the cause; then Do's error says so besides fn's.
+// fn's ctx ends with the cause when the lock is lost; then Do's error includes the loss besides
+// fn's error.
 func TestDoWhoseLockIsLost(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -73,7 +73,7 @@ func TestDoWhoseLockIsLost(t *testing.T) {
 				t.Errorf("got %v, want the loss and %v", err, want)
 			}
 		}
-		// The key was deleted, and nobody has noticed before the release.
+		// The key was deleted, and nobody noticed before the release.
 		err := c.Do(t.Context(), "k", time.Second, nil, func(context.Context, *flightlock.Lock) error {
 			synctest.Wait()
 			for _, n := range nodes {
@@ -87,7 +87,7 @@ func TestDoWhoseLockIsLost(t *testing.T) {
 	})
 }
 
-// A panic in fn releases the lock and goes on, with its value; so does runtime.Goexit.
+// A panic in fn releases the lock and propagates with its value; so does runtime.Goexit.
 func TestDoWithAPanicOrGoexit(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -119,8 +119,8 @@ func TestDoWithAPanicOrGoexit(t *testing.T) {
 	})
 }
 
-// A release that fails hides nothing, is no error of a fn that has succeeded, and takes
-// NodeTimeout at most.
+// A release that fails hides no error of fn, is no error if fn succeeded, and takes NodeTimeout at
+// most.
 func TestDoWhoseReleaseFails(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
@@ -144,14 +144,14 @@ func TestDoWhoseReleaseFails(t *testing.T) {
 	})
 }
 
-// fn may release by itself, and the ctx of Do may end: neither is an error of Do's own.
+// fn may release the lock itself, and the ctx of Do may end: neither is an error of Do's own.
 func TestDoWithOddFunctions(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
 		if err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
 			mustRelease(t, l)
 			if ctx.Err() == nil {
-				t.Error("fn's ctx goes on after the release")
+				t.Error("fn's ctx has not ended after the release")
 			}
 			return nil
 		}); err != nil {
@@ -346,8 +346,7 @@ func TestDoForHours(t *testing.T) {
 	}
 }
 
-// The age of the oldest lock that Do holds is that of the oldest: not of a lock that was lost, or
-// released by fn.
+// The age of the oldest lock that Do holds excludes locks that were lost, or that fn released.
 func TestTheOldestLockOfDo(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -385,7 +384,8 @@ func TestTheOldestLockOfDo(t *testing.T) {
 	})
 }
 
-// After ctx has ended, fn has one more ttl, at least; then the lock is lost, and everything says why.
+// After ctx has ended, fn has at least one more ttl; then the lock is lost, and every error says
+// why.
 func TestDoWhoseFunctionIgnoresItsEndedCtx(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -493,8 +493,8 @@ func TestDoWith(t *testing.T) {
 	})
 }
 
-// When the lock is lost and fn returns what its ctx said, Do returns the loss, in one line. fn's
-// own error is never hidden.
+// When the lock is lost and fn returns its ctx's error, Do returns the loss, in one line. fn's own
+// error is never hidden.
 func TestDoReturnsTheLossAndNotAList(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)

@@ -78,7 +78,7 @@ func snippetsOf(t *testing.T) (all []snippet) {
 	return all
 }
 
-// parseSnippet makes a file of a block; its statements become the function that is named.
+// parseSnippet makes a file of a block; its statements become a function of the given name.
 func parseSnippet(block, file string, line int, function string) (snippet, error) {
 	s := snippet{at: fmt.Sprintf("%s:%d", file, line)}
 	block = strings.ReplaceAll(block, `"127.0.0.1:6379"`, "os.Args[2]") // the server of the test
@@ -109,7 +109,7 @@ func parseSnippet(block, file string, line int, function string) (snippet, error
 	return s, err
 }
 
-// resultsOf finds out what the function at the end of a file returns, and what to put behind its
+// resultsOf finds out what the function at the end of a file returns, and what to append to its
 // last statement.
 func resultsOf(source string) (results, end string, err error) {
 	f, err := parser.ParseFile(token.NewFileSet(), "", source, 0)
@@ -138,7 +138,7 @@ func resultsOf(source string) (results, end string, err error) {
 	return []string{"", "error", "([]byte, error)"}[n], end, nil
 }
 
-// givesValue reports whether a function that a snippet returns the results of has two of them.
+// givesValue reports whether a function whose results a snippet returns has two of them.
 func givesValue(fun ast.Expr) bool {
 	switch fun := fun.(type) {
 	case *ast.Ident:
@@ -149,7 +149,7 @@ func givesValue(fun ast.Expr) bool {
 	return false
 }
 
-// withImports adds the imports of what is used.
+// withImports adds the imports that are used.
 func withImports(source string) (string, error) {
 	f, err := parser.ParseFile(token.NewFileSet(), "", source, 0)
 	if err != nil {
@@ -169,9 +169,9 @@ func withImports(source string) (string, error) {
 	return head + strings.Join(slices.Compact(imports), "") + strings.TrimPrefix(source, head), nil
 }
 
-// surroundings are what the snippets take for granted: the reader's own client, cache and functions.
-// The program runs the snippet that its first argument names, on the server of its second, and
-// prints what came of it.
+// surroundings are what the snippets take for granted: the reader's own client, cache and
+// functions. The program runs the snippet that its first argument names, on the server of its
+// second, and prints the result.
 const surroundings = `package main
 
 import (
@@ -266,7 +266,7 @@ func main() {
 }
 `
 
-// buildSnippets makes a program of the snippets in a module of its own that requires this one, as
+// buildSnippets builds a program of the snippets in a module of its own that requires this one, as
 // its users' modules do, and returns its path. It needs no network: what it needs of other modules
 // is what this one was built with.
 func buildSnippets(t *testing.T, all []snippet) string {
@@ -318,11 +318,11 @@ func buildSnippets(t *testing.T, all []snippet) string {
 	return program
 }
 
-// What comes of a snippet without Redis.
+// The result of a snippet without Redis.
 const (
 	fails = "ErrUnavailable" // when its ctx ends
 	value = "value"          // without a lock
-	works = "works"          // it does not need Redis, or goes on without
+	works = "works"          // it does not need Redis, or continues without it
 )
 
 // withoutRedis names each snippet that has statements. With Redis, each of them works.
@@ -378,7 +378,7 @@ func TestSnippetsCompileAndRun(t *testing.T) {
 	wg.Wait()
 }
 
-// runSnippet runs one snippet, and compares what comes of it.
+// runSnippet runs one snippet, and compares its result.
 func runSnippet(t *testing.T, want, program string, args ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

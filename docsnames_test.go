@@ -36,7 +36,7 @@ func pages(t *testing.T) map[string]string {
 	return texts
 }
 
-// Every test that the docs name is there, in one of the modules.
+// Every test that the docs name exists, in one of the modules.
 func TestTestsInTheDocsExist(t *testing.T) {
 	there := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Example|Fuzz)\w+)\(`)
@@ -66,7 +66,7 @@ func TestTestsInTheDocsExist(t *testing.T) {
 	}
 }
 
-// Every file that the docs point to is there.
+// Every file that the docs point to exists.
 func TestLinksInTheDocsLead(t *testing.T) {
 	for file, text := range pages(t) {
 		for _, m := range regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`).FindAllStringSubmatch(text, -1) {
@@ -81,7 +81,7 @@ func TestLinksInTheDocsLead(t *testing.T) {
 }
 
 // Every claim of docs/guarantees.md has a number of its own and names what attacks it: tests, or by
-// their names what is in the simulation, its mutations and the faults; or it says that nothing does.
+// their names invariants and mutations of the simulation, or faults; or it says that nothing does.
 func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
 	const page = "docs/guarantees.md"
 	text := pages(t)[page]
@@ -124,7 +124,8 @@ func source(t *testing.T, file string) string {
 	return strings.Join(strings.Fields(strings.ReplaceAll(string(text), "\n//", "\n")), " ")
 }
 
-// Every error text that the on-call table of docs/operations.md quotes is one that the code returns.
+// Every error text that the on-call table of docs/operations.md quotes is one that the code
+// returns.
 func TestErrorTextsInTheDocsExist(t *testing.T) {
 	var code strings.Builder
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
@@ -162,7 +163,7 @@ func TestErrorTextsInTheDocsExist(t *testing.T) {
 // The map names what is there: every word in backticks in docs/design.md is one of the code, and
 // every file that it names exists.
 func TestNamesInTheMapExist(t *testing.T) {
-	words, owns := map[string]bool{}, map[string]map[string]bool{} // what packages and types of ours have
+	words, owns := map[string]bool{}, map[string]map[string]bool{} // members of the packages and types of this module
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".lua") {
 			return err
@@ -183,7 +184,7 @@ func TestNamesInTheMapExist(t *testing.T) {
 	named := regexp.MustCompile("`([A-Za-z_.]+)`").FindAllStringSubmatch(text, -1)
 	for _, m := range named {
 		parts := strings.Split(m[1], ".")
-		if parts[0] == "redis" { // of go-redis, and called here
+		if parts[0] == "redis" { // members of go-redis that are called here
 			parts = parts[len(parts)-1:]
 		}
 		for i, word := range parts {
@@ -202,7 +203,8 @@ func TestNamesInTheMapExist(t *testing.T) {
 	}
 }
 
-// noWord says that r is not of a name. (A regular expression takes seconds for all files, with the race detector.)
+// noWord reports whether r is not part of a name. (A regular expression takes seconds for all
+// files, with the race detector.)
 func noWord(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }
 
 // addMembers adds what a file declares: to its package, and fields and methods to their types.
@@ -330,7 +332,7 @@ func TestSizeOfTheDocs(t *testing.T) {
 		if file == "README.md" && len(lines) > 201 {
 			t.Errorf("%s has %d lines, more than 200", file, len(lines)-1)
 		}
-		block, generated := "", false // blocks of commands, and what a program has written, may be wider
+		block, generated := "", false // blocks of commands, and the output of programs, may be wider
 		for i, line := range lines {
 			switch {
 			case strings.HasPrefix(line, "```") && block == "":

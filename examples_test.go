@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// Everything that the packages export is shown by an example that runs: a function by one of its
-// own name or of its package, a method, a type, an error and a constant by any.
+// Everything that the packages export is shown by an example that runs: a function by one with its
+// own name or its package's, a method, a type, an error and a constant by any.
 func TestEverythingExportedHasAnExample(t *testing.T) {
 	for _, dir := range []string{".", "fenced", "flightlocktest", "rediscache"} {
 		p := docsOf(t, dir)

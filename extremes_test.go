@@ -11,8 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Another client's key may live longer than a time.Duration can say. That is not "unknown", and
-// not "in a moment" either: a waiter does not poll for it again and again.
+// Another client's key may live longer than a time.Duration can hold. That is neither "unknown" nor
+// "in a moment": a waiter does not poll for it again and again.
 func TestAKeyThatLivesForEver(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -33,8 +33,8 @@ func TestAKeyThatLivesForEver(t *testing.T) {
 	}
 }
 
-// A waiter gets its lock by handoff, as with any other DriftFactor, if validity is but half of a
-// ttl: such a lease hardly has half its ttl left when it is new.
+// A waiter gets its lock by handoff, as with any other DriftFactor, even if the validity is only
+// half of a ttl: such a lease has hardly half its ttl left when it is new.
 func TestHandoffWithALargeDriftFactor(t *testing.T) {
 	for _, ttl := range []time.Duration{10 * time.Millisecond, time.Second} {
 		bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {

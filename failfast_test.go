@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// strategiesThatFailFast are all ways to say it.
+// strategiesThatFailFast are all ways to specify it.
 func strategiesThatFailFast() map[string]flightlock.RetryStrategy {
 	return map[string]flightlock.RetryStrategy{
 		"default":    flightlock.FailFast(nil),
@@ -26,8 +26,8 @@ func strategiesThatFailFast() map[string]flightlock.RetryStrategy {
 	}
 }
 
-// With the nodes away, FailFast gives ErrUnavailable at once, whatever is called; a strategy that does not
-// fail fast goes on until its ctx ends.
+// With the nodes down, FailFast returns ErrUnavailable at once, whatever the call; a strategy that
+// does not fail fast retries until its ctx ends.
 func TestFailFastWithTheNodesAway(t *testing.T) {
 	for name, fast := range strategiesThatFailFast() {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +64,8 @@ func TestFailFastWithTheNodesAway(t *testing.T) {
 	}
 }
 
-// As long as the lock is held, FailFast waits as the strategy inside says; with the nodes back it locks.
+// As long as the lock is held, FailFast waits as the wrapped strategy says; once the nodes are back
+// it locks.
 func TestFailFastWaitsForAHolder(t *testing.T) {
 	for name, fast := range strategiesThatFailFast() {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +93,7 @@ func TestFailFastWaitsForAHolder(t *testing.T) {
 	}
 }
 
-// FailFast says what is wrong with the strategy inside.
+// FailFast reports what is wrong with the wrapped strategy.
 func TestFailFastOfABadStrategy(t *testing.T) {
 	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	for _, s := range []flightlock.RetryStrategy{
@@ -105,8 +106,9 @@ func TestFailFastOfABadStrategy(t *testing.T) {
 	}
 }
 
-// Thousands wait for keys that another process holds, in queues of all kinds, when the nodes go away: as
-// soon as a majority is suspended, all who fail fast are told, and not when they would poll next.
+// Thousands of callers wait for keys that another process holds, in queues of all kinds, when the
+// nodes go down: as soon as a majority is suspended, all that fail fast return, and not only at
+// their next poll.
 func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 	t.Parallel()
 	for _, stalled := range []bool{false, true} {
@@ -120,7 +122,7 @@ func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 				for i := range keys {
 					key := fmt.Sprint("k", i)
 					mustLock(t, other, key, time.Hour)
-					slow.Go(func() { // at the front of the queue, and endures
+					slow.Go(func() { // at the front of the queue, with a patient strategy
 						if _, err := c.SingleFlightLock(ctx, key, time.Hour, nil); !errors.Is(err, context.Canceled) {
 							t.Errorf("who does not fail fast: %v", err)
 						}
@@ -149,7 +151,7 @@ func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
 				away := time.Now()
 				fast.Wait()
 				if took := time.Since(away); took > 100*time.Millisecond {
-					t.Errorf("the last one heard of it after %v", took)
+					t.Errorf("the last one returned after %v", took)
 				}
 				cancel()
 				slow.Wait()

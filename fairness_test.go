@@ -122,9 +122,9 @@ func wantEven(t *testing.T, shares []share) {
 	}
 }
 
-// On nodes that stop, vanish and cut connections, callers of several processes that queue,
-// try, contend alone and give up exclude each other, their fences rise, and once the nodes
-// are well again everybody gets the lock within a second or so. In the end nothing is left.
+// On nodes that stop, vanish and cut connections, callers of several processes that queue, try,
+// contend alone and give up exclude each other, their fences rise, and once the nodes are healthy
+// again everybody gets the lock within a second or so. In the end nothing is left.
 func TestTurnsOnBadNodes(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(sized(6, 2)) {
@@ -135,12 +135,12 @@ func TestTurnsOnBadNodes(t *testing.T) {
 	}
 }
 
-// crowd is callers of one key, and the referee.
+// crowd is callers of one key, with a referee.
 type crowd struct {
 	t *testing.T
 
 	mu    sync.Mutex // guards what follows
-	until time.Time  // the holder believes in its lock until then
+	until time.Time  // the holder considers itself valid until then
 	fence int64      // the last one
 	locks int
 }
@@ -269,7 +269,7 @@ func badNodes(t *testing.T, nodes []*redistest.MemNode, seed uint64) {
 			t.Error(err)
 		}
 	}
-	time.Sleep(11 * time.Second) // wants that could not be taken back
+	time.Sleep(11 * time.Second) // registrations that could not be removed
 	for _, n := range nodes {
 		for _, k := range n.Mini.Keys() {
 			if !strings.Contains(k, ":fence:") && k != lua.Marker && k != lua.Past {

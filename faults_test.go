@@ -25,8 +25,8 @@ func dial(tb testing.TB, addr string) redis.UniversalClient {
 	return c
 }
 
-// A server's error is ErrUnavailable and shows the error. What retrying cannot mend fails
-// at once, whatever the strategy; the rest is retried.
+// A server's error is ErrUnavailable and shows the error. What retrying cannot fix fails at once,
+// whatever the strategy; the rest is retried.
 func TestServerErrors(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -72,15 +72,15 @@ func TestAKeyThatHoldsAList(t *testing.T) {
 	}
 }
 
-// Nodes that refuse connections, or accept and never answer: ErrUnavailable in time, with
-// the node's address; ctx bounds the wait.
+// Nodes that refuse connections, or accept and never answer: ErrUnavailable in time, with the
+// node's address; ctx bounds the wait.
 func TestUnreachableNodes(t *testing.T) {
 	hole := redistest.StartProxy(t, redistest.RefusedAddr(t))
 	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "black hole": hole.Addr()} {
 		t.Run(name, func(t *testing.T) {
 			c := newClient(t, flightlock.Options{}, dial(t, addr))
 			hole.BlackHole(true)
-			t.Cleanup(func() { hole.BlackHole(false); hole.ResetAll() }) // for Close, which waits for answers
+			t.Cleanup(func() { hole.BlackHole(false); hole.ResetAll() }) // Close waits for replies
 			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.NoRetry())
 			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) ||
 				!strings.Contains(err.Error(), addr) {
@@ -120,9 +120,10 @@ func TestTheSameServerTwice(t *testing.T) {
 	}
 }
 
-// A server that is named in two of its databases would vote twice, for what is written by the one name is not
-// seen by the other. So all nodes must use one database number, and the error names both. Nothing is sent
-// for that: it needs no rights, and one that is down may be the other's twin.
+// A server that is named in two of its databases would vote twice, since a write in one database is
+// not seen in the other. So all nodes must use one database number, and the error names both.
+// Nothing is sent for that: it needs no rights, and a node that is down may be the other's
+// duplicate.
 func TestTheSameServerInTwoDatabases(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	s := redistest.StartServer(t, "--unixsocket", socket)
@@ -209,12 +210,12 @@ func TestAClusterAmongTheNodes(t *testing.T) {
 	}
 }
 
-// One of five nodes is stopped: nobody waits for it, and when it goes on, what it executes
-// late does not outlive the locks.
+// One of five nodes is stopped: nobody waits for it, and when it continues, what it executes late
+// does not outlive the locks.
 func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	servers, nodes := realNodes(t, 5)
 	c := newClient(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
-	for i := range 20 { // the fence buckets' first use, scripts, connections
+	for i := range 20 { // the first use of fence buckets, scripts, connections
 		mustRelease(t, mustLock(t, c, fmt.Sprint("k", i), time.Minute))
 	}
 	servers[4].Stop()
@@ -238,13 +239,13 @@ func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	redistest.EventuallyNoLocks(t, 20*time.Second, servers...)
 }
 
-// A node that was stopped for a while is left alone and told so; when it goes on, it votes
-// again within 2s, and what it missed or executed late does not outlive the locks.
+// A node that was stopped for a while is suspended and logged; when it continues, it votes again
+// within 2s, and what it missed or executed late does not outlive the locks.
 func TestAStoppedNodeComesBack(t *testing.T) {
 	wantIn(t, 2*time.Second, stopAndGoOn)
 }
 
-// stopAndGoOn says how long after it goes on a stopped node votes.
+// stopAndGoOn returns how long a stopped node takes to vote after it continues.
 func stopAndGoOn(t *testing.T) (took time.Duration) {
 	servers, nodes := realNodes(t, 5)
 	c := newClient(t, flightlock.Options{NodeTimeout: 250 * time.Millisecond}, nodes...)

@@ -36,7 +36,7 @@ func plainFetcher(t *testing.T) *Fetcher[int] {
 	return f
 }
 
-// runWith is a run with one caller, of which no goroutine runs.
+// runWith is a run with one caller, without a goroutine.
 func runWith(t *testing.T, f *Fetcher[int], key string) *fetchRun[int] {
 	r, first, ok := f.runs.Join(key)
 	if !first || !ok {
@@ -47,7 +47,7 @@ func runWith(t *testing.T, f *Fetcher[int], key string) *fetchRun[int] {
 	return r
 }
 
-// A loan that comes in the instant in which the value is found is given back.
+// A loan that arrives in the instant in which the value is found is returned.
 func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	f := plainFetcher(t)
 	elsewhere, err := New(Options{Nodes: f.c.opts.Nodes, NodeTimeout: 5 * time.Second})
@@ -93,8 +93,8 @@ func TestALoanThatNobodyNeedsIsGivenBack(t *testing.T) {
 	}
 }
 
-// A loan to a run that does not begin, because the last load of its key has just failed, is given
-// back.
+// A loan to a run that does not begin, because the last load of its key has just failed, is
+// returned.
 func TestALoanToARefusedFlightIsGivenBack(t *testing.T) {
 	f := plainFetcher(t)
 	l, err := f.c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
@@ -134,7 +134,7 @@ func TestALoanToARefusedFlightIsGivenBack(t *testing.T) {
 	}
 }
 
-// After the last handle nobody gets another.
+// After the last handle is released nobody gets another.
 func TestNoHandleAfterTheLast(t *testing.T) {
 	var n reentry
 	n.handles.Store(1)
@@ -147,8 +147,8 @@ func TestNoHandleAfterTheLast(t *testing.T) {
 	}
 }
 
-// However many keys fail, and for however long their errors are held, there are so many records at most,
-// of the latest; and those that say nothing any more go.
+// However many keys fail, and for however long their errors are held, the number of records is
+// bounded; the latest are kept, and those that have expired are removed.
 func TestFailuresAreBounded(t *testing.T) {
 	fs, now := failures{hold: time.Hour}, time.Now()
 	key := strconv.Itoa
@@ -177,8 +177,8 @@ func TestFailuresAreBounded(t *testing.T) {
 
 var errTest = errors.New("failed")
 
-// Slots are given in the order in which they were asked for; one that waits for a slot without a lock
-// holds up none that needs no such; and nothing is left.
+// Slots are given in the order of the requests; a run that waits for a slot without a lock delays
+// none that needs no such slot; and nothing is left.
 func TestTheGateIsFair(t *testing.T) {
 	g := newGate(2, 1)
 	a, b, c, d := g.join(unlocked), g.join(unlocked), g.join(locked), g.join(locked)
@@ -207,8 +207,8 @@ func TestTheGateIsFair(t *testing.T) {
 	}
 }
 
-// A refresh that finds no slot either ends, and cannot be joined from then on, or waits for those who
-// have joined it.
+// A refresh that finds no slot either ends, and cannot be joined from then on, or waits for the
+// callers that have joined it.
 func TestARefreshWithoutASlotEndsOrWaits(t *testing.T) {
 	f := plainFetcher(t)
 	var taken []*slot

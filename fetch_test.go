@@ -19,12 +19,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// origin is a cache that all Fetchers of a test share, and where its values come from. Each
-// load makes a new value.
+// origin is a cache that all Fetchers of a test share, and the source of its values. Each load
+// makes a new value.
 type origin struct {
 	takes time.Duration // a load
 
-	// What replaces the plain functions, if set.
+	// They replace the plain functions, if set.
 	lookup func(ctx context.Context, key string) (string, flightlock.Freshness, error)
 	load   func(ctx context.Context, key string) (string, error)
 	store  func(ctx context.Context, key, v string, l *flightlock.Lock) error
@@ -136,13 +136,13 @@ func newFetcher(tb testing.TB, c *flightlock.Client, o *origin,
 	return f
 }
 
-// result is what a Fetch gave.
+// result is what a Fetch returned.
 type result struct {
 	v   string
 	err error
 }
 
-// fetching calls Fetch on n goroutines, and gives what they get.
+// fetching calls Fetch on n goroutines, and returns their results.
 func fetching(ctx context.Context, f *flightlock.Fetcher[string], key string, n int) <-chan result {
 	results := make(chan result, n)
 	for range n {
@@ -172,8 +172,8 @@ func wantErrors(t *testing.T, results <-chan result, n int, want error) {
 	}
 }
 
-// Four processes with 250 callers each miss the same key: one load, one value, for all, be
-// it shorter or three times longer than the ttl.
+// Four processes with 250 callers each miss the same key: there is one load, and all get its value,
+// whether it takes less than the ttl or three times as long.
 func TestFetchLoadsOnce(t *testing.T) {
 	for _, takes := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 30 * time.Second} {
 		bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -224,8 +224,7 @@ func TestFetchHit(t *testing.T) {
 	})
 }
 
-// The first caller's ctx ends before the lock is won, or while Load runs: nobody else
-// notices.
+// The first caller's ctx ends before the lock is won, or while Load runs: no other caller notices.
 func TestFetchFirstCallerLeaves(t *testing.T) {
 	for name, held := range map[string]bool{"contending": true, "loading": false} {
 		t.Run(name, func(t *testing.T) {
@@ -253,8 +252,8 @@ func TestFetchFirstCallerLeaves(t *testing.T) {
 	}
 }
 
-// All callers leave before the lock is won: the run is cancelled, nothing is loaded, no
-// key stays; whoever comes in that instant gets a run of its own.
+// All callers leave before the lock is won: the run is canceled, nothing is loaded, no key stays; a
+// caller that arrives in that instant gets a run of its own.
 func TestFetchAllLeaveBeforeTheLockIsWon(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Second}
@@ -291,8 +290,8 @@ func TestFetchAllLeaveBeforeTheLockIsWon(t *testing.T) {
 	})
 }
 
-// Callers whose deadline is shorter than the load come one after the other: it completes
-// once, and the cache is filled.
+// Callers whose deadline is shorter than the load arrive one after the other: it completes once,
+// and the cache is filled.
 func TestFetchCallersWithShortDeadlines(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Second}
@@ -312,8 +311,8 @@ func TestFetchCallersWithShortDeadlines(t *testing.T) {
 
 var errMine = errors.New("mine")
 
-// Load's error reaches all callers of the run as it is, and without ErrorHold no other ones; the
-// next one loads again.
+// Load's error reaches all callers of the run unchanged, and without ErrorHold no others; the next
+// caller loads again.
 func TestFetchLoadFails(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{}
@@ -344,8 +343,8 @@ func TestFetchLoadFails(t *testing.T) {
 	})
 }
 
-// With failing loads in several processes there is one in each: the first alone, the others, which waited
-// for it, at the same time.
+// With failing loads in several processes there is one in each: the first alone, the others, which
+// waited for it, at the same time.
 func TestFetchFailingLoadsOfManyProcesses(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Second}
@@ -367,7 +366,7 @@ func TestFetchFailingLoadsOfManyProcesses(t *testing.T) {
 	})
 }
 
-// ErrorHold serves the error to newcomers for so long, in place of a load: longer with each failure,
+// ErrorHold serves the error to newcomers for so long, instead of a load: longer with each failure,
 // and not at all after a success.
 func TestFetchErrorHold(t *testing.T) {
 	for _, opts := range []flightlock.FetchOptions{{}, {ErrorHold: time.Second}, {ErrorHold: time.Minute},
@@ -438,8 +437,8 @@ func misbehave(how string, unblock <-chan struct{}) error {
 	return nil
 }
 
-// A Load that panics or calls Goexit is a PanicError for everyone, with the value and the
-// stack; the Fetcher goes on.
+// A Load that panics or calls Goexit is a PanicError for all its callers, with the value and the
+// stack; the Fetcher continues.
 func TestFetchLoadPanics(t *testing.T) {
 	for _, how := range []string{"panic", "goexit"} {
 		t.Run(how, func(t *testing.T) {
@@ -479,7 +478,7 @@ func TestFetchLoadPanics(t *testing.T) {
 	}
 }
 
-// wantLoadTimeout wants errors that tell of LoadTimeout, and not of the end of a caller's ctx.
+// wantLoadTimeout expects errors that name LoadTimeout, and not the end of a caller's ctx.
 func wantLoadTimeout(t *testing.T, results <-chan result, n int) {
 	t.Helper()
 	for range n {
@@ -490,8 +489,8 @@ func wantLoadTimeout(t *testing.T, results <-chan result, n int) {
 	}
 }
 
-// A Load that ignores its ctx: its callers get an error after LoadTimeout and so do others
-// until it returns; the lock is free, so other processes load; there is no second Load here.
+// A Load that ignores its ctx: its callers get an error after LoadTimeout, and so do others until
+// it returns; the lock is free, so other processes load; there is no second Load in this one.
 func TestFetchLoadBlocks(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		unblock := make(chan struct{})
@@ -526,8 +525,8 @@ func TestFetchLoadBlocks(t *testing.T) {
 	})
 }
 
-// A Store that fails in any way is counted, and the callers have their value; one that
-// blocks holds them up no longer than NodeTimeout, and the next ones not at all.
+// A Store that fails in any way is counted, and the callers have their value; one that blocks
+// delays them by no more than NodeTimeout, and the next ones not at all.
 func TestFetchStoreMisbehaves(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
 		t.Run(how, func(t *testing.T) {
@@ -615,8 +614,8 @@ func TestFetchLookupMisbehaves(t *testing.T) {
 	})
 }
 
-// A Lookup that misbehaves on the run's own goroutine, before the lock is won or after,
-// never ends the process: it counts as a Lookup that fails.
+// A Lookup that panics or exits on the run's own goroutine, before the lock is won or after, never
+// ends the process: it counts as a Lookup that fails.
 func TestFetchLookupMisbehavesInTheFlight(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
 		for _, held := range []bool{false, true} {
@@ -705,8 +704,8 @@ func TestFetchValueDeletedDuringLoad(t *testing.T) {
 	})
 }
 
-// A stale value comes at once, and one refresh runs behind in all processes, also when the
-// caller's ctx ends.
+// A stale value is returned at once, and one refresh for all processes runs in the background, also
+// when the caller's ctx ends.
 func TestFetchStale(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Second}
@@ -739,7 +738,8 @@ func TestFetchStale(t *testing.T) {
 	})
 }
 
-// Callers that miss while a refresh cannot get the lock join it, and then it waits for them.
+// Callers that miss while a refresh cannot get the lock join it, and then it waits for the lock on
+// their behalf.
 func TestFetchMissJoinsARefresh(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Second}
@@ -778,8 +778,8 @@ func TestFetchFindsAStaleValueWhileItWaits(t *testing.T) {
 	})
 }
 
-// The nodes are down: by default there is one load per key at a time and MaxUnlockedLoads in
-// all, and callers get values; with FailClosed they get ErrUnavailable.
+// The nodes are down: by default there is one load per key at a time and MaxUnlockedLoads in all,
+// and callers get values; with FailClosed they get ErrUnavailable.
 func TestFetchWithoutRedis(t *testing.T) {
 	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
 		bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -816,7 +816,7 @@ func TestFetchWithoutRedis(t *testing.T) {
 				t.Errorf("%d loads of a key at once, %d in all, %d loads, %d stores", o.mostAtOnce(), most.Load(), o.loads.Load(),
 					o.stores.Load())
 			}
-			// A refresh behind does not queue for a slot that nobody waits for.
+			// A refresh in the background does not queue for a slot that nobody waits for.
 			o.set("k0", "old", true)
 			wantAll(t, fetching(t.Context(), f, "k0", 1), 1, "old")
 			time.Sleep(time.Second)
@@ -825,8 +825,8 @@ func TestFetchWithoutRedis(t *testing.T) {
 	}
 }
 
-// Loads without a lock that never end keep their slots; others get an error after
-// WaitTimeout and not for ever nothing.
+// Loads without a lock that never end keep their slots; others get an error after WaitTimeout and
+// do not wait forever.
 func TestFetchWithoutRedisAndWithoutSlots(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		nodes[0].Down(true)
@@ -842,7 +842,7 @@ func TestFetchWithoutRedisAndWithoutSlots(t *testing.T) {
 	})
 }
 
-// A Lookup that WaitTimeout cuts short has not failed: what the callers waited for is the lock.
+// A Lookup that WaitTimeout cuts short has not failed: the callers waited for the lock.
 func TestFetchWaitTimeoutDuringLookup(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var looks atomic.Int64
@@ -894,8 +894,8 @@ func TestFetchWaitTimeout(t *testing.T) {
 	}
 }
 
-// Fetch inside Load: for another key it works; for the same key, or in a circle, it is an
-// error at once, and no deadlock.
+// Fetch inside Load: for another key it works; for the same key, or in a circle, it is an error at
+// once, and not a deadlock.
 func TestFetchInsideLoad(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -927,7 +927,7 @@ func TestFetchInsideLoad(t *testing.T) {
 		if v, err := f.Fetch(t.Context(), "other"); v != "other of leaf" || err != nil {
 			t.Errorf("another key: %q, %v", v, err)
 		}
-		// All of the circle at once: whoever closes it gets the error.
+		// All of the circle at once: the caller that closes it gets the error.
 		a, b, cc := fetching(t.Context(), f, "a", 1), fetching(t.Context(), f, "b", 1), fetching(t.Context(), g, "c", 1)
 		for _, results := range []<-chan result{a, b, cc} {
 			wantErrors(t, results, 1, flightlock.ErrInvalid)
@@ -977,7 +977,7 @@ func TestFetchAndLocksOnTheSameKey(t *testing.T) {
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("it took %v", took)
 		}
-		// One that leaves takes its loan with it.
+		// A caller that leaves takes its loan with it.
 		o.drop("k")
 		l := mustLock(t, c, "k", 10*time.Second)
 		ctx, cancel := context.WithCancel(l.Context(t.Context()))
@@ -991,7 +991,7 @@ func TestFetchAndLocksOnTheSameKey(t *testing.T) {
 	})
 }
 
-// No value of a caller's ctx reaches the run, unless Values says so; no deadline ever.
+// No value of a caller's ctx reaches the run, unless Values passes it on; no deadline ever.
 func TestFetchValues(t *testing.T) {
 	type key struct{}
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -1023,8 +1023,8 @@ func TestFetchValues(t *testing.T) {
 	})
 }
 
-// Close refuses newcomers and whoever waits for a load that has not begun; it waits for
-// those that have.
+// Close refuses new callers and those that wait for a load that has not begun; it waits for loads
+// that have.
 func TestFetcherClose(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Second}
@@ -1088,13 +1088,13 @@ func TestFetcherCloseWithoutPatience(t *testing.T) {
 	}
 }
 
-// Close without patience while the run looks again, with the lock: its callers get
-// ErrClosed, whether Lookup honours its ctx or not.
+// Close with an ended ctx while the run looks up again, with the lock: its callers get ErrClosed,
+// whether Lookup honors its ctx or not.
 func TestFetcherCloseDuringLookup(t *testing.T) {
 	for _, ignores := range []bool{false, true} {
 		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			unblock := make(chan struct{})
-			type callers struct{} // no value of theirs reaches the run
+			type callers struct{} // no value of a caller's ctx reaches the run
 			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 				if ctx.Value(callers{}) != nil {
 					return "", flightlock.Miss, nil
@@ -1178,8 +1178,8 @@ func TestFetcherBadInput(t *testing.T) {
 	})
 }
 
-// Under random callers that come and leave, in several processes, a key never has two loads at once, nobody
-// hangs, and nothing stays; where loads fail, it has one in each process at most.
+// Under random callers that arrive and leave, in several processes, a key never has two loads at
+// once, nobody hangs, and nothing stays; where loads fail, there is at most one in each process.
 func TestFetchUnderFire(t *testing.T) {
 	t.Parallel()
 	for _, fails := range []bool{false, true} {
@@ -1247,7 +1247,7 @@ func fetchUnderFire(t *testing.T, fails bool) {
 	})
 }
 
-// takesRandom is plainLoad with a time of its own.
+// takesRandom is plainLoad that takes a random time.
 func (o *origin) takesRandom(ctx context.Context, key string) {
 	part := &origin{takes: time.Duration(rand.IntN(4000)) * time.Microsecond}
 	o.loads.Add(1)
@@ -1318,7 +1318,7 @@ func BenchmarkFetchHit(b *testing.B) {
 	}
 }
 
-// "As long as you like" may be said of every time and count: no sum of them is over before it begins.
+// Every time and count may be the largest possible: no sum of them overflows.
 func TestFetchWithoutLimits(t *testing.T) {
 	for name, opts := range map[string]flightlock.FetchOptions{
 		"LoadTimeout":                 {LoadTimeout: math.MaxInt64},

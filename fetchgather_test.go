@@ -30,7 +30,8 @@ func slowLookups(n *atomic.Int64) func(*flightlock.Source[string]) {
 
 var patientLookups = flightlock.FetchOptions{LookupTimeout: 10 * time.Second}
 
-// Callers that come while lookups are under way share the next one, and what they miss is one load.
+// Callers that arrive while lookups are in progress share the next one, and what they miss is one
+// load.
 func TestFetchManyGathersWhatCallersWant(t *testing.T) {
 	var lookups atomic.Int64
 	manyTest(t, 1, patientLookups, slowLookups(&lookups),
@@ -54,7 +55,7 @@ func TestFetchManyGathersWhatCallersWant(t *testing.T) {
 				wg.Go(func() { wantMany(t, fs[0], keysFrom(i%50, 50), "v0") })
 			}
 			wg.Wait()
-			if got := fs[0].Stats(); got.Hits != 100*50 || lookups.Load() != 3 { // and not the keys that others want
+			if got := fs[0].Stats(); got.Hits != 100*50 || lookups.Load() != 3 { // and not the keys that other callers want
 				t.Errorf("%+v, %d lookups", got, lookups.Load())
 			}
 		})
@@ -86,8 +87,8 @@ func TestGatheredLookupsHaveALimit(t *testing.T) {
 	})
 }
 
-// A lookup that is shared is sent after each of its callers came: what was changed while earlier ones were
-// under way is not served to them.
+// A lookup that is shared is sent after each of its callers arrived: a change made while earlier
+// lookups were in progress is visible to them.
 func TestAGatheredLookupIsLaterThanItsCallers(t *testing.T) {
 	var lookups atomic.Int64
 	manyTest(t, 1, patientLookups, slowLookups(&lookups),
@@ -112,7 +113,7 @@ func TestAGatheredLookupIsLaterThanItsCallers(t *testing.T) {
 		})
 }
 
-// Lookups that hang hold others up for a while only.
+// Lookups that hang delay others for a while only.
 func TestGatheredLookupsBehindOnesThatHang(t *testing.T) {
 	hang := make(chan struct{})
 	var lookups atomic.Int64
@@ -142,7 +143,7 @@ func TestGatheredLookupsBehindOnesThatHang(t *testing.T) {
 	})
 }
 
-// A caller whose ctx ends leaves, and what nobody waits for is not looked up.
+// A caller whose ctx ends leaves, and keys that no caller waits for are not looked up.
 func TestACallerLeavesAGatheredLookup(t *testing.T) {
 	var lookups atomic.Int64
 	manyTest(t, 1, patientLookups, slowLookups(&lookups),

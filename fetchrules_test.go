@@ -21,8 +21,8 @@ import (
 
 // When a Fetcher loads without a lock, and when it does not.
 
-// An attempt that has no answer once is made again: nobody loads without a lock for it, and no
-// FailClosed caller gets an error.
+// An attempt that is once not answered is repeated: nobody loads without a lock because of it, and
+// no FailClosed caller gets an error.
 func TestFetchTriesAgainAfterOneUnansweredAttempt(t *testing.T) {
 	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
 		bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
@@ -42,7 +42,8 @@ func TestFetchTriesAgainAfterOneUnansweredAttempt(t *testing.T) {
 	}
 }
 
-// A refresh of a stale value whose attempt has no answer once ends: the next caller begins another.
+// A refresh of a stale value whose attempt is once not answered ends: the next caller begins
+// another.
 func TestFetchRefreshesNothingAfterOneUnansweredAttempt(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: 10 * time.Millisecond}
@@ -64,8 +65,8 @@ func TestFetchRefreshesNothingAfterOneUnansweredAttempt(t *testing.T) {
 	})
 }
 
-// Those that wait for a slot lock again as soon as the nodes answer, whether it was the nodes
-// or the cache that had gone.
+// Callers that wait for a slot lock again as soon as the nodes answer, whether the nodes or the
+// cache had been down.
 func TestFetchGoesBackToLocking(t *testing.T) {
 	for _, cacheToo := range []bool{false, true} {
 		t.Run(fmt.Sprint("cacheToo=", cacheToo), func(t *testing.T) {
@@ -114,8 +115,8 @@ func all(nodes []*redistest.MemNode, down bool) {
 	}
 }
 
-// A Fetch that waits behind a lock of its own process does not wait for nodes that are gone,
-// whatever the strategy of those before it.
+// A Fetch that waits behind a lock of its own process does not wait for nodes that are down,
+// whatever the strategy of the callers ahead of it.
 func TestFetchBehindOthersNoticesThatTheNodesAreGone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{takes: time.Millisecond}
@@ -165,7 +166,7 @@ func nested(o *origin, f **flightlock.Fetcher[string]) {
 	}
 }
 
-// Loads that fetch other keys do not wait for the places that they hold themselves.
+// Loads that fetch other keys do not wait for the slots that they hold themselves.
 func TestFetchLoadsInsideLoadsNeedNoPlace(t *testing.T) {
 	for name, opts := range map[string]flightlock.FetchOptions{
 		"without locks":            {},
@@ -187,7 +188,7 @@ func TestFetchLoadsInsideLoadsNeedNoPlace(t *testing.T) {
 					began := time.Now()
 					results := make(chan result, 2*n)
 					for i := range n {
-						for _, kind := range []string{"outer", "inner"} { // so some are joined that wait for a place
+						for _, kind := range []string{"outer", "inner"} { // so some join runs that wait for a slot
 							go func() {
 								v, err := f.Fetch(t.Context(), fmt.Sprint(kind, i))
 								results <- result{v, err}
@@ -208,8 +209,8 @@ func TestFetchLoadsInsideLoadsNeedNoPlace(t *testing.T) {
 	}
 }
 
-// MaxLoads is how many loads run at once, with locks and without; who waits for a place holds no lock,
-// so another process that has one loads.
+// MaxLoads is the number of concurrent loads, with locks and without; a run that waits for a slot
+// holds no lock, so another process that has a slot loads.
 func TestFetchMaxLoads(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		t.Run(fmt.Sprint("down=", down), func(t *testing.T) {
@@ -237,7 +238,7 @@ func TestFetchMaxLoads(t *testing.T) {
 				for i := range 30 {
 					go fetch(f, i)
 				}
-				if !down { // another process has a place for each, and waits for no lock
+				if !down { // another process has a slot for each, and waits for no lock
 					synctest.Wait()
 					o2 := &origin{takes: time.Second, lookup: o.plainLookup, store: o.plainStore}
 					g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o2, flightlock.FetchOptions{})
@@ -262,8 +263,9 @@ func TestFetchMaxLoads(t *testing.T) {
 	}
 }
 
-// An origin that fails behind a stale value is asked once a second at first, and less and less; the
-// value is served on. So is one whose values cannot be stored.
+// An origin that fails while a stale value is served is called once a second at first, and then
+// less and less often; the value is still served. The same goes for an origin whose values cannot
+// be stored.
 func TestFetchFailingOriginBehindAStaleValue(t *testing.T) {
 	for _, opts := range []flightlock.FetchOptions{{}, {ErrorHold: -1}, {ErrorHold: 100 * time.Millisecond}} {
 		for _, op := range []string{"load", "store"} {
@@ -379,8 +381,8 @@ func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
 	}
 }
 
-// A Lookup that takes too long, of a run that waits for another process, is no reason to load
-// without a lock: the cache is busy, and the lock can be had.
+// A Lookup that takes too long, in a run that waits for another process, is no reason to load
+// without a lock: the cache is busy, and the lock is available.
 func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
@@ -405,7 +407,7 @@ func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
 	})
 }
 
-// A Lookup that ends with its caller's ctx says so once, and matches it.
+// A Lookup that ends with its caller's ctx reports that once, and matches it.
 func TestFetchSaysOnceThatItsCtxHasEnded(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
@@ -445,7 +447,7 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 		want := int64(3)
 		for v := "stale"; v == "stale" && want < 6; {
 			time.Sleep(5 * time.Second) // virtual: until the refresh has ended
-			// It makes one attempt, which the end of the run's own one may be in the way of.
+			// It makes one attempt, which the end of the run's own attempt may delay.
 			if v, _ = f.Fetch(ctx, "k"); v == "stale" {
 				want++
 			}
@@ -466,7 +468,8 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 	})
 }
 
-// The ctx of Lookup, Load and Store carries the lock of the run or none, whatever lock the caller has.
+// The ctx of Lookup, Load and Store carries the lock of the run or none, whatever lock the caller
+// has.
 func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -504,7 +507,7 @@ func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
 	})
 }
 
-// A Load's own deadline is told from its callers', and so is a Lookup's of the run.
+// A Load's own deadline is distinguished from its callers', and so is that of a Lookup of the run.
 func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		mine := fmt.Errorf("%w: %w", errMine, context.DeadlineExceeded)
@@ -545,7 +548,8 @@ func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 	})
 }
 
-// A load, or a Store, that fails after 300 ms in eight processes: nobody waits for one after the other.
+// A load, or a Store, that fails after 300 ms in eight processes: they do not wait for one after
+// the other.
 func TestFetchFailuresOfManyProcessesAtOnce(t *testing.T) {
 	for op, policies := range map[string][]flightlock.Policy{
 		"load": {flightlock.LoadLocally,
@@ -630,8 +634,8 @@ func TestFetchErrorsDoNotCrossProcesses(t *testing.T) {
 	})
 }
 
-// A caller that misses while a refresh finds no slot joins it and waits, or begins anew; it never gets the
-// error of a refresh for nobody.
+// A caller that misses while a refresh finds no slot joins it and waits, or begins a new run; it
+// never gets the error of a refresh without callers.
 func TestFetchJoinsARefreshThatFindsNoPlace(t *testing.T) {
 	m := redistest.StartMini(t)
 	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, m))

@@ -18,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// heard are the failures that OnError was told of.
+// heard are the failures that OnError was called with.
 type heard struct {
 	mu  sync.Mutex
 	all []string
@@ -41,7 +41,7 @@ func (h *heard) count(prefix string) (n int) {
 	return n
 }
 
-// OnError hears of every function of the Source that fails, also where nobody waits.
+// OnError is called for every function of the Source that fails, also where no caller waits.
 func TestFetchOnError(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var h heard
@@ -77,13 +77,13 @@ func TestFetchOnError(t *testing.T) {
 		for prefix, want := range map[string]int{"lookup lookup mine": 1, "load load mine": 1, "load behind load mine": 1,
 			"store store mine": 1, "kkk": 1, "": 5} {
 			if n := h.count(prefix); n != want {
-				t.Errorf("heard of %q %d times, want %d: %.500q", prefix, n, want, h.all)
+				t.Errorf("OnError was called for %q %d times, want %d: %.500q", prefix, n, want, h.all)
 			}
 		}
 		if s := f.Stats(); s.LoadFailures != 12 {
 			t.Errorf("%+v", s)
 		}
-		// A caller that leaves is no failure of Lookup.
+		// A caller that leaves is not a failure of Lookup.
 		ctx, cancel := context.WithCancel(t.Context())
 		o.lookup = nil
 		cancel()
@@ -94,12 +94,13 @@ func TestFetchOnError(t *testing.T) {
 		wantErrors(t, fetching(ctx, g, "left", 3), 3, context.Canceled)
 		synctest.Wait()
 		if n := h.count("left"); n != 0 || g.Stats().LookupErrors != 0 {
-			t.Errorf("heard of it %d times, %+v", n, g.Stats())
+			t.Errorf("OnError was called %d times, %+v", n, g.Stats())
 		}
 	})
 }
 
-// An OnError that blocks, panics or ends its goroutine delays nothing, and the log says what was lost.
+// An OnError that blocks, panics or ends its goroutine delays nothing, and the log counts what was
+// lost.
 func TestFetchOnErrorMisbehaves(t *testing.T) {
 	for _, how := range []string{"block", "panic", "goexit"} {
 		t.Run(how, func(t *testing.T) {
@@ -134,7 +135,7 @@ func TestFetchOnErrorMisbehaves(t *testing.T) {
 					!strings.Contains(text, "fetcher=users")),
 					how == "panic" && (told.Load() != 300 || !strings.Contains(text, "OnError panicked")),
 					how == "goexit" && told.Load() != 300:
-					t.Errorf("told %d, log:\n%.2000s", told.Load(), text)
+					t.Errorf("%d calls, log:\n%.2000s", told.Load(), text)
 				}
 			})
 		})
@@ -159,7 +160,8 @@ func (l *lockedLines) String() string {
 	return l.b.String()
 }
 
-// The log tells when loads without locks begin and when they have ended, once each, whatever their number.
+// The log says when loads without locks begin and when they have ended, once each, whatever their
+// number.
 func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var lines lockedLines
@@ -196,8 +198,8 @@ func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
 	})
 }
 
-// What Fetchers do is counted by their names. Those with the same name are one; a name goes with its
-// last Fetcher, and no counter goes back before.
+// What Fetchers do is counted by their names. Those with the same name are one; a name goes with
+// its last Fetcher, and no counter decreases before.
 func TestFetchMetrics(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewPedanticRegistry()

@@ -15,10 +15,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// stampedCache is a cache with stamps, of values that say which version of the origin they are.
+// stampedCache is a cache with stamps. Its values name the version of the origin that they are.
 type stampedCache struct {
 	takes   time.Duration // a load
-	answers time.Duration // how long the answer to a lookup before a load is under way
+	answers time.Duration // how long the reply to a lookup before a load takes to arrive
 	writes  time.Duration // how long a store takes
 	fails   atomic.Bool   // lookups do
 	loadErr atomic.Pointer[error]
@@ -156,14 +156,14 @@ func stampedTest(t *testing.T, opts flightlock.FetchOptions,
 	})
 }
 
-// A load that runs through an invalidation is for those that came before it. It is not stored, and
-// those that come later get a load that began later.
+// A load that spans an invalidation is for the callers that came before it. It is not stored, and
+// later callers get a load that began later.
 func TestLoadThroughAnInvalidation(t *testing.T) {
 	stampedTest(t, flightlock.FetchOptions{},
 		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
 			before := fetching(t.Context(), f, "k", 3)
 			time.Sleep(s.takes / 4)
-			during := fetching(t.Context(), f, "k", 3) // they come during the load, and nothing has changed
+			during := fetching(t.Context(), f, "k", 3) // they arrive during the load, and nothing has changed
 			time.Sleep(s.takes / 4)
 			s.change("k")
 			after := fetching(t.Context(), f, "k", 3)
@@ -180,8 +180,8 @@ func TestLoadThroughAnInvalidation(t *testing.T) {
 		})
 }
 
-// All callers of a cold key share one load: those that come before its lookup have no stamp, and those
-// that come after it find that of the tombstone.
+// All callers of a cold key share one load: those that arrive before its lookup have no stamp, and
+// those that arrive after it find that of the tombstone.
 func TestCallersOfAColdKeyShareALoad(t *testing.T) {
 	stampedTest(t, flightlock.FetchOptions{},
 		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
@@ -200,8 +200,8 @@ func TestCallersOfAColdKeyShareALoad(t *testing.T) {
 		})
 }
 
-// An entry that expires, is evicted or flushed during a load costs a load: nothing is stored where
-// there is no stamp any more.
+// An entry that expires, is evicted or flushed during a load costs a load: without a stamp nothing
+// is stored.
 func TestNothingIsStoredWhereTheStampIsGone(t *testing.T) {
 	stampedTest(t, flightlock.FetchOptions{},
 		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
@@ -259,8 +259,8 @@ func TestLoadsWithoutALockCompareStamps(t *testing.T) {
 		})
 }
 
-// What a lookup finds is for callers that came before it was sent: its answer may be on the way while
-// the entry is invalidated.
+// What a lookup finds is for callers that arrived before it was sent: its reply may be in flight
+// while the entry is invalidated.
 func TestALookupIsSharedWithEarlierCallers(t *testing.T) {
 	stampedTest(t, flightlock.FetchOptions{LookupTimeout: 5 * time.Second},
 		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode) {
@@ -279,7 +279,7 @@ func TestALookupIsSharedWithEarlierCallers(t *testing.T) {
 		})
 }
 
-// "not found" is held for newcomers, until the entry changes. Other errors are, too.
+// "not found" is held for new callers, until the entry changes. So are other errors.
 func TestHeldErrorsEndWithTheirStamp(t *testing.T) {
 	for _, failure := range []error{flightlock.ErrNotFound, errMine} {
 		opts := flightlock.FetchOptions{ErrorHold: time.Minute}
@@ -298,8 +298,8 @@ func TestHeldErrorsEndWithTheirStamp(t *testing.T) {
 	}
 }
 
-// In an outage of the cache nothing is known of the entry. An error of the origin is held all the same,
-// and "not found" is not.
+// In an outage of the cache nothing is known of the entry. An error of the origin is held all the
+// same, and "not found" is not.
 func TestHeldErrorsInAnOutageOfTheCache(t *testing.T) {
 	for failure, loads := range map[error]int64{flightlock.ErrNotFound: 2, errMine: 1} {
 		opts := flightlock.FetchOptions{ErrorHold: time.Minute}
@@ -315,8 +315,8 @@ func TestHeldErrorsInAnOutageOfTheCache(t *testing.T) {
 	}
 }
 
-// A value whose Store hangs is delivered. Those that come after an invalidation do not get it, and do
-// not wait for that Store.
+// A value whose Store hangs is returned to its callers. Callers that arrive after an invalidation
+// do not get it, and do not wait for that Store.
 func TestAValueThatIsBeingStoredIsNotForLaterCallers(t *testing.T) {
 	stampedTest(t, flightlock.FetchOptions{TTL: 10 * time.Second},
 		func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], _ *redistest.MemNode) {
@@ -331,8 +331,8 @@ func TestAValueThatIsBeingStoredIsNotForLaterCallers(t *testing.T) {
 		})
 }
 
-// A stale value is served when the new one does not come within StaleWait, and the new one when it
-// does, also from another process.
+// A stale value is served when the new one does not arrive within StaleWait, and the new one when
+// it does, also from another process.
 func TestStaleWait(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		for _, wait := range []time.Duration{0, 500 * time.Millisecond, 2 * time.Second} {
@@ -362,7 +362,7 @@ func TestStaleWait(t *testing.T) {
 	})
 }
 
-// A Source with Lookup besides uses that for hits, and LookupStamped before loads.
+// A Source that also has Lookup uses it for hits, and LookupStamped before loads.
 func TestLookupBesideLookupStamped(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &stampedCache{takes: time.Second}

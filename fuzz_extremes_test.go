@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// extremes are the values of all options and policies, and of what else a caller says.
+// extremes are the values of all options and policies, and of all other arguments of a caller.
 type extremes struct {
 	nodeTimeout, maxTTL  time.Duration
 	drift                float64
@@ -34,10 +34,10 @@ type extremes struct {
 	unlocked             int64
 }
 
-// FuzzExtremes gives any values to all options, policies and strategies. Each is refused, by its
-// name and before any traffic, or it works as it says: one holder, a validity within the ttl, rising
-// tokens, a refresh in time, a wait as long as the strategy's and without haste, one load, a Close
-// that returns. What was refused is left out, and the rest tried all the same.
+// FuzzExtremes sets all options, policies and strategies to any values. Each is refused, by its
+// name and before any traffic, or it works as documented: one holder, a validity within the ttl,
+// rising tokens, a refresh in time, a wait as long as the strategy's without busy polling, one
+// load, a Close that returns. What was refused is left out, and the rest is tried all the same.
 func FuzzExtremes(f *testing.F) {
 	for i, e := range extremeSeeds() {
 		if redistest.Raced && i%4 != 0 {
@@ -67,7 +67,7 @@ func FuzzExtremes(f *testing.F) {
 	})
 }
 
-// extremeSeeds are each bound, what is just beyond it, and what is known to have gone wrong.
+// extremeSeeds are each limit, the values just beyond it, and values that have failed before.
 func extremeSeeds() (all []extremes) {
 	const forever, never, ms, day = math.MaxInt64, math.MinInt64, time.Millisecond, 24 * time.Hour
 	add := func(change func(e *extremes)) {
@@ -107,7 +107,7 @@ func extremeSeeds() (all []extremes) {
 	return all
 }
 
-// extremeRun is a run with what was accepted.
+// extremeRun is a run with the accepted values.
 type extremeRun struct {
 	extremes
 	t       *testing.T
@@ -139,7 +139,8 @@ func (e extremes) run(t *testing.T) {
 	})
 }
 
-// refused checks that err names one of what is bad: nothing is, or it is an ErrInvalid.
+// refused checks that err names one of the bad values: either nothing is bad, or err is an
+// ErrInvalid.
 func (x *extremeRun) refused(err error, bad map[string]bool) bool {
 	x.t.Helper()
 	var names []string
@@ -222,7 +223,7 @@ func (x *extremeRun) locks() {
 	}
 	mustRelease(t, next)
 
-	if x.deadline != 0 { // a ctx that has ended sends nothing, and the end of time is no end
+	if x.deadline != 0 { // a ctx that has ended sends nothing; the largest time is no deadline
 		before := x.a.Stats().Commands
 		ctx, cancel := context.WithDeadline(ctx, time.Now().Add(x.deadline))
 		defer cancel()
@@ -282,10 +283,10 @@ func (x *extremeRun) refreshes() {
 	}
 }
 
-// strategies is how many kinds there are for strategyOf.
+// strategies is the number of kinds of strategyOf.
 const strategies = 8
 
-// asSaid is a strategy of the caller's own, that does not say whether it ends.
+// asSaid is a custom strategy that does not declare whether it ends.
 type asSaid struct {
 	delay time.Duration
 	count int
@@ -293,7 +294,8 @@ type asSaid struct {
 
 func (s asSaid) Next(attempt int) (time.Duration, bool) { return s.delay, attempt <= s.count }
 
-// strategyOf is the strategy, what is wrong with it, and how long it waits in all at least and at most.
+// strategyOf is the strategy, what is wrong with it, and how long it waits in all at least and at
+// most.
 func (x *extremeRun) strategyOf() (s flightlock.RetryStrategy, bad map[string]bool, least, most time.Duration) {
 	const forever = math.MaxInt64
 	count := whole(x.count)
@@ -331,8 +333,7 @@ func (x *extremeRun) strategyOf() (s flightlock.RetryStrategy, bad map[string]bo
 	return flightlock.Limit(nil, count), map[string]bool{"Limit's max": count < 0}, times(0), times(250 * time.Millisecond)
 }
 
-// waits: a waiter goes on as long as its strategy does, no longer and no less, and asks for the
-// key no more often.
+// waits: a waiter waits exactly as long as its strategy says, and makes no more attempts than that.
 func (x *extremeRun) waits() {
 	s, bad, least, most := x.strategyOf()
 	l, err := x.a.SingleFlightLock(x.t.Context(), "w", x.ttl, s)
@@ -353,7 +354,7 @@ func (x *extremeRun) waitFor(way string, c *flightlock.Client, lock lockFunc, s 
 	most time.Duration) {
 	const (
 		held = 100 * time.Millisecond
-		late = 60 * time.Millisecond // a poll, where nobody is told
+		late = 60 * time.Millisecond // polls where there are no notices
 	)
 	t := x.t
 	ttl := min(10*time.Second, x.longest)
@@ -486,9 +487,9 @@ func (x *extremeRun) forgets() {
 	late := newClient(t, x.opts, x.clients...)
 	for _, c := range []*flightlock.Client{x.b, late} {
 		_, err := c.Lock(t.Context(), "q", ttl, flightlock.NoRetry())
-		synctest.Wait() // two nodes may have decided before the third has said what it is
+		synctest.Wait() // two nodes may have decided before the third was verified
 		switch {
-		case l.Err() != nil: // a ttl that is too short to say anything
+		case l.Err() != nil: // a ttl too short to prove anything
 			return
 		case err == nil:
 			t.Errorf("with MaxTTL %v and DriftFactor %v, a node that forgot has a vote", x.longest, x.opts.DriftFactor)

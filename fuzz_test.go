@@ -13,9 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// FuzzKey tries any bytes as a key, with any bytes as a prefix: it is refused before any
-// traffic, or it can be locked by one client at a time and comes back from every method as it
-// was given.
+// FuzzKey tries any bytes as a key, with any bytes as a prefix: it is refused before any traffic,
+// or it can be locked by one client at a time and is returned by every method unchanged.
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"k", "", "{", "{}", "{a}b", "\x00", "\xff\xfe", "lock:k", "flightlock:{x}",
 		"a b\r\nDEL k", strings.Repeat("x", 4097)} {
@@ -72,9 +71,8 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// FuzzOptions tries any values of the options, and of the arguments of a lock and its
-// refreshes: they are refused by name, or they work, and the validity is above zero and
-// below the ttl.
+// FuzzOptions tries any values of the options, and of the arguments of a lock and its refreshes:
+// they are refused by name, or they work, and the validity is above zero and below the ttl.
 func FuzzOptions(f *testing.F) {
 	ms := int64(time.Millisecond)
 	f.Add(int64(0), int64(0), 0.0, int64(0), 0, 1000*ms, int64(0), int64(0), 0)

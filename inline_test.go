@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// stalledAlone runs fn on a single node that has answered promptly and then stops: the next
-// caller makes its own request to it, and no answer comes within NodeTimeout.
+// stalledAlone runs fn on a single node that has answered promptly and then stops: the next caller
+// sends its own request to it, and no answer arrives within NodeTimeout.
 func stalledAlone(
 	t *testing.T, timeout time.Duration, fn func(t *testing.T, c *flightlock.Client, node *redistest.MemNode),
 ) {
@@ -60,7 +60,7 @@ func TestAContextIsShorterThanAStall(t *testing.T) {
 	})
 }
 
-// No call blocks for much longer than NodeTimeout, whoever makes the request.
+// No call blocks for much longer than NodeTimeout, no matter which goroutine sends the request.
 func TestAStallBlocksForNodeTimeout(t *testing.T) {
 	const timeout = time.Second
 	stalledAlone(t, timeout, func(t *testing.T, c *flightlock.Client, node *redistest.MemNode) {
@@ -85,8 +85,8 @@ func TestAStallBlocksForNodeTimeout(t *testing.T) {
 	})
 }
 
-// Who waits behind a caller whose request is not answered learns that, not that the key
-// is held.
+// A caller that waits behind one whose request is not answered gets that error, and not that the
+// key is held.
 func TestAStallBehindACallerIsUnavailable(t *testing.T) {
 	stalledAlone(t, time.Second, func(t *testing.T, c *flightlock.Client, _ *redistest.MemNode) {
 		first := make(chan error, 1)
@@ -105,7 +105,7 @@ func TestAStallBehindACallerIsUnavailable(t *testing.T) {
 	})
 }
 
-// Close while callers make requests of their own that are not answered.
+// Close while callers' own requests are not answered.
 func TestCloseDuringAStall(t *testing.T) {
 	const timeout = time.Second
 	stalledAlone(t, timeout, func(t *testing.T, c *flightlock.Client, node *redistest.MemNode) {

@@ -33,7 +33,7 @@ func lingering(t *testing.T, opts flightlock.Options, nodes ...redis.UniversalCl
 
 const lingerTTL = 10 * time.Second
 
-// locksOf is how many lock keys the server has.
+// locksOf is the number of lock keys on the server.
 func locksOf(t *testing.T, s *redistest.Server) (n int) {
 	for _, key := range s.Keys(t) {
 		if strings.HasPrefix(key, "lock:") {
@@ -43,8 +43,8 @@ func locksOf(t *testing.T, s *redistest.Server) (n int) {
 	return n
 }
 
-// A lock that is used again sends nothing, whoever asks for it in the process; its tokens rise.
-// Another process has it in a few round trips, whichever way it asks.
+// A lock that is used again sends nothing, for any caller of the process; its tokens rise. Another
+// process gets it within a few round trips, with any of the methods.
 func TestLingerOnRealNodes(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 3} {
@@ -99,8 +99,9 @@ func TestLingerOnRealNodes(t *testing.T) {
 	}
 }
 
-// tryUntilRecalled is TryLock of a key whose lease is retained. Each call has the lease recalled, and waits for that in
-// vain if the machine is busy: then it is called again, for as long as its client may take for a recall.
+// tryUntilRecalled is TryLock of a key whose lease is retained. Each call recalls the lease, and on
+// a busy machine gives up before it is released: then it is called again, for as long as its client
+// may take for a recall.
 func tryUntilRecalled(t *testing.T, c *flightlock.Client, key string) (l *flightlock.Lock, err error) {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < lingerTTL/2; {
@@ -111,8 +112,8 @@ func tryUntilRecalled(t *testing.T, c *flightlock.Client, key string) (l *flight
 	return l, err
 }
 
-// From its first attempt to the lock, a rival waits for messages only, and for no timer: on an idle processor
-// one that was set to a part of a round trip comes a millisecond later. These nodes do not grant, so
+// From its first attempt to the lock, a rival waits for messages only, and for no timer: on an idle
+// processor a timer for part of a round trip fires a millisecond late. These nodes do not grant, so
 // that a rival that is faster than the release gets a turn, in a third round trip.
 func TestARecallWaitsForNoTimer(t *testing.T) {
 	const oneWay = 10 * time.Millisecond
@@ -136,8 +137,8 @@ func TestARecallWaitsForNoTimer(t *testing.T) {
 	})
 }
 
-// A lease that is in use when it is recalled goes on: the rival waits for its release, which grants it
-// the key.
+// A lease that is in use when it is recalled is kept: the rival waits for its release, which grants
+// it the key.
 func TestARecallWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
 	servers, nodes := realNodes(t, 3)
@@ -169,7 +170,7 @@ func TestARecallWaitsForTheHolder(t *testing.T) {
 	mustRelease(t, l)
 }
 
-// offersOf is how many offers the servers have.
+// offersOf is the number of offers on the servers.
 func offersOf(t *testing.T, servers []*redistest.Server) (n int) {
 	for _, s := range servers {
 		for _, key := range s.Keys(t) {
@@ -240,7 +241,7 @@ func TestARecallThatIsRefused(t *testing.T) {
 	}
 }
 
-// Close returns what is retained, in batches.
+// Close releases retained leases, in batches.
 func TestCloseReturnsRetainedLeases(t *testing.T) {
 	t.Parallel()
 	servers, nodes := realNodes(t, 1)
@@ -279,8 +280,8 @@ func TestCloseReturnsRetainedLeases(t *testing.T) {
 	t.Logf("closed in %v", took)
 }
 
-// What is not retained, and whose owners do not say that it may be: without Linger; with NoPrefix,
-// without notices, without handoff; keys for which LingerFor says so; those of Client.Lock.
+// What is not retained, and whose owners do not allow it: without Linger; with NoPrefix, without
+// notices, without handoff; keys that LingerFor excludes; those of Client.Lock.
 func TestWhereNothingLingers(t *testing.T) {
 	t.Parallel()
 	servers, nodes := realNodes(t, 1)
@@ -355,7 +356,7 @@ func TestFetchRetainsNothing(t *testing.T) {
 	}
 }
 
-// LingerFor says it for each key, in place of Linger, and runs on its caller's goroutine: if it
+// LingerFor decides for each key, instead of Linger, and runs on its caller's goroutine: if it
 // panics, nothing is left of the call.
 func TestLingerFor(t *testing.T) {
 	t.Parallel()
@@ -395,8 +396,8 @@ func TestLingerOptions(t *testing.T) {
 	}
 }
 
-// Processes that take turns at one key do not retain it, and each that uses it again and again
-// alone does.
+// Processes that take turns at one key do not retain it, and each process that repeatedly uses a
+// key alone does.
 func TestTurnsAndAffinity(t *testing.T) {
 	t.Parallel()
 	_, nodes := realNodes(t, 1)

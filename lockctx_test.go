@@ -26,8 +26,8 @@ type notComparable struct {
 	_ []int
 }
 
-// Under a long lock, Context may be called again and again: that leaves nothing behind, whatever
-// the parent is.
+// Under a long lock, Context may be called any number of times: that leaves nothing behind,
+// whatever the parent is.
 func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 	rdb := redistest.StartServer(t).Client(t)
 	c, err := New(Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 5 * time.Second})
@@ -69,7 +69,7 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 				}
 				done()
 			}
-			few := func(n int) { // at a time: what ends is taken back behind
+			few := func(n int) { // at a time: those that end are removed in the background
 				for i := range n {
 					if once(); i%100 == 0 {
 						redistest.Eventually(t, 5*time.Second, "what ended is gone", func() bool { return l.contexts() < 10 })

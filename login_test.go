@@ -13,10 +13,10 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A node whose password was changed is suspended, and not dialled for each request: whether its
-// connections have ended, or but one, or whether they go on and it has forgotten the scripts, which
-// it gets on a connection of their own. The log says so once, and what to do; so do Check and
-// Stats. It is back by itself when the password is right again.
+// A node whose password was changed is suspended, and not dialed for each request: whether all its
+// connections have ended, or all but one, or whether they continue and it has lost the scripts,
+// which are loaded on a connection of their own. The log says so once, with the fix; so do Check
+// and Stats. The node is used again by itself when the password is right again.
 func TestANodeThatRefusesTheLogin(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(s *redistest.Server){
@@ -92,7 +92,7 @@ func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
 	}
 }
 
-// dialled is how many connections a server has got so far.
+// dialled is the number of connections that a server has accepted so far.
 func dialled(t *testing.T, s *redistest.Server) int {
 	t.Helper()
 	stats := s.Do(t, "INFO", "stats").(string)

@@ -16,7 +16,7 @@ import (
 )
 
 // A lock that is lost because its refreshes failed says what each node answered to the last of
-// them: in the cause of its Context, in Err, in what Release says, and in the log.
+// them: in the cause of its Context, in Err, in the error of Release, and in the log.
 func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 	for _, how := range []string{"AutoRefresh", "Refresh"} {
 		t.Run(how, func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestALossNamesTheNodesThatDidNotRefresh(t *testing.T) {
 	}
 }
 
-// A refresh that fails and then succeeds is no reason for what comes later.
+// A refresh that fails and is followed by one that succeeds is not the reason of a later loss.
 func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -78,7 +78,7 @@ func TestALossSaysNothingOfRefreshesBeforeTheLastThatWorked(t *testing.T) {
 	})
 }
 
-// A lock that AutoRefresh stops to keep says why it did, in the cause of its Context and in Err.
+// A lock that AutoRefresh stops refreshing says why it did, in the cause of its Context and in Err.
 func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 	for name, tc := range map[string]struct {
 		policy  flightlock.RefreshPolicy
@@ -122,7 +122,7 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 	}
 }
 
-// Why refreshing stopped is no reason any more when the holder has refreshed the lock by itself.
+// The reason why refreshing stopped is dropped when the holder has refreshed the lock by itself.
 func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -142,9 +142,9 @@ func TestALossAfterAHolderRefreshedByItself(t *testing.T) {
 	})
 }
 
-// A lock that was meant to run out has: nobody refreshed it or asked for its Context. That is no
-// loss: the log says nothing, Stats and the metrics count it beside the losses. Release says that
-// it is over.
+// A lock that was meant to expire has expired: nobody refreshed it or called its Context. That is
+// not a loss: the log says nothing, Stats and the metrics count it apart from the losses. Release
+// returns that it is over.
 func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log syncBuffer
@@ -171,7 +171,7 @@ func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 		if err := cron.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
 			t.Errorf("Release: %v", err)
 		}
-		late := mustLock(t, c, "late", time.Second) // nobody looks before Release does
+		late := mustLock(t, c, "late", time.Second) // nobody checks it before Release does
 		time.Sleep(time.Until(late.Until()))
 		if err := late.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
 			t.Errorf("Release: %v", err)

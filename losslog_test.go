@@ -37,7 +37,7 @@ func (s *syncBuffer) String() string {
 }
 
 // A lost lock is logged with its key and reason; of many that are lost at once the others are
-// logged as a number. Locks that are released are not logged, nor those that Close ends.
+// logged as a number. Locks that are released are not logged, nor are those that Close ends.
 func TestLostLocksAreLogged(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var log syncBuffer
@@ -85,7 +85,7 @@ func TestLostLocksAreLogged(t *testing.T) {
 	})
 }
 
-// Passwords are in no log line and no error, whatever goes wrong with the nodes.
+// Passwords are in no log line and no error, whatever fails.
 func TestPasswordsAreNotLogged(t *testing.T) {
 	s := redistest.StartServer(t, "--requirepass", "right")
 	var log syncBuffer
@@ -114,7 +114,7 @@ func (hanging) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// A lock runs out, and the log that is told hangs: the others are refreshed all the same.
+// A lock expires, and the log hangs: the others are refreshed all the same.
 func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{Logger: slog.New(hanging{slog.NewTextHandler(io.Discard, nil)})}, clients...)
@@ -137,6 +137,6 @@ func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 			}
 			mustRelease(t, l)
 		}
-		time.Sleep(3 * time.Second) // until the log has been told all
+		time.Sleep(3 * time.Second) // until everything has been logged
 	})
 }

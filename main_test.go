@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// sized is a number of rounds or keys, or a time: full, or less with the race detector, which makes all of
-// it several times slower. FLIGHTLOCK_LONG=1 has it in full then, too.
+// sized is a number of rounds or keys, or a time: full, or less with the race detector, which makes
+// everything several times slower. With FLIGHTLOCK_LONG=1 it is full then, too.
 func sized[T any](full, raced T) T {
 	if redistest.Raced && !redistest.Long() {
 		return raced

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// What a handoff costs with metrics is one observation, and nothing for the garbage collector.
+// The cost of metrics for a handoff is one observation, without garbage.
 func TestObservingAHandoffAllocatesNothing(t *testing.T) {
 	m, err := newMetrics(&Client{}, prometheus.NewRegistry())
 	if err != nil {

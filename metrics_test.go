@@ -51,7 +51,7 @@ func gathered(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	return values
 }
 
-// Each thing that happens is counted where the docs say.
+// Each event is counted where the docs say.
 func TestMetrics(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewRegistry()
@@ -170,8 +170,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// A caller that waited behind others of its process, and then for Redis, is told from one that
-// was handed the lock.
+// A caller that waited behind others of its process, and then for Redis, is distinguished from one
+// that was handed the lock.
 func TestMetricsOfAQueueThatWasNotHandedOver(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewRegistry()
@@ -193,7 +193,7 @@ func TestMetricsOfAQueueThatWasNotHandedOver(t *testing.T) {
 	})
 }
 
-// Names, units and help texts are as Prometheus wants them.
+// Names, units and help texts follow Prometheus' conventions.
 func TestMetricsAreConventional(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewPedanticRegistry()
@@ -211,8 +211,8 @@ func TestMetricsAreConventional(t *testing.T) {
 	})
 }
 
-// Two clients in one process share a registry by a label each; without, the second is told so.
-// Close makes room.
+// Two clients in one process share a registry by a label each; without, the second gets an error
+// that says so. Close unregisters.
 func TestTwoClientsOnOneRegisterer(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewRegistry()

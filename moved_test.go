@@ -13,8 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The address of a node moves to its replica, as a virtual IP, a name or a proxy does, while connections
-// to the old master survive, which is a replica now. The client finds its way to the new one by itself.
+// The address of a node moves to its replica, as a virtual IP, a name or a proxy does, while
+// connections to the old master, which is now a replica, survive. The client finds its way to the
+// new one by itself.
 func TestAnAddressMovesWhileConnectionsSurvive(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -69,7 +70,7 @@ func movedClient(t *testing.T, opts flightlock.Options, own bool, addrs ...strin
 	return newClient(t, opts, clients...)
 }
 
-// lockAtOnce has many goroutines lock keys of their own at once, again until it is granted.
+// lockAtOnce has many goroutines lock keys of their own at once, and retry until they are granted.
 func lockAtOnce(t *testing.T, c *flightlock.Client, n int) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -83,7 +84,7 @@ func lockAtOnce(t *testing.T, c *flightlock.Client, n int) {
 				t.Error(err)
 				return
 			}
-			_ = l.Release(ctx) // where it was granted by the old master, it is lost
+			_ = l.Release(ctx) // where the old master granted it, it is lost
 		})
 	}
 	wg.Wait()

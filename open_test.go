@@ -61,8 +61,8 @@ func TestOpenHidesPasswords(t *testing.T) {
 	}
 }
 
-// What go-redis takes for something else, or fails to dial for ever, is refused: several hosts in
-// one url, ports that cannot be, a Sentinel's master without a name.
+// What go-redis misinterprets, or dials forever in vain, is refused: several hosts in one URL,
+// invalid ports, a Sentinel's master without a name.
 func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 	for bad, says := range map[string]string{
 		"redis://h1:6379,h2:6379":                         "several hosts",
@@ -105,7 +105,7 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 }
 
 // A socket's name may have any bytes; as the label of a metric it is text, and the names of two
-// nodes stay two.
+// nodes remain different.
 func TestNodesWhoseNamesAreNoText(t *testing.T) {
 	dir := t.TempDir()
 	reg := prometheus.NewRegistry()
@@ -119,8 +119,8 @@ func TestNodesWhoseNamesAreNoText(t *testing.T) {
 	}
 }
 
-// A password with a character that should have been written as %XX makes a url that means
-// something else. Whatever it is taken for, no half of it is shown.
+// A password with a character that should have been written as %XX makes a URL that means something
+// else. However it is parsed, no half of the password is shown.
 func TestOpenHidesHalvesOfPasswords(t *testing.T) {
 	for _, form := range []string{
 		"redis://u:PW@h:1/x", "redis://:PW@h:1/x", "redis://PW@h:1/x",
@@ -149,7 +149,7 @@ func TestOpenHidesHalvesOfPasswords(t *testing.T) {
 	}
 }
 
-// What is wrong is said, as far as it is no secret.
+// The error gives the reason, as far as it is not secret.
 func TestOpenSaysWhatIsWrong(t *testing.T) {
 	for bad, says := range map[string][]string{
 		"127.0.0.1:6379":                      {"127.0.0.1:6379", "want redis://host:port"},
@@ -179,7 +179,7 @@ func mustOpen(t *testing.T, opts flightlock.Options, urls ...string) *flightlock
 	return c
 }
 
-// lockAndRelease shows that c locks.
+// lockAndRelease checks that c locks.
 func lockAndRelease(t *testing.T, c *flightlock.Client) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -191,7 +191,7 @@ func lockAndRelease(t *testing.T, c *flightlock.Client) {
 	mustRelease(t, l)
 }
 
-// A user and a password with every character that urls care about, on three servers.
+// A user and a password with every character that is special in URLs, on three servers.
 func TestOpenWithUserAndPassword(t *testing.T) {
 	const password = `p@ss:w/r?d#1%&= "x`
 	var urls []string
@@ -229,7 +229,7 @@ func TestOpenOfAUnixSocket(t *testing.T) {
 	wantFinding(t, r, socket, "persistence", flightlock.StatusWarn, "redis-cli -s "+socket)
 }
 
-// With TLS, a certificate that nobody vouches for is refused, and the error says so.
+// With TLS, a certificate that no trusted authority has signed is refused, and the error says so.
 func TestOpenWithTLS(t *testing.T) {
 	ca, cert, key := redistest.Certificates(t)
 	addr := redistest.RefusedAddr(t)
@@ -267,7 +267,7 @@ func TestOpenOfACluster(t *testing.T) {
 	}
 }
 
-// A Sentinel-managed master is found, and when it dies under a held lock the holder goes on
+// A Sentinel-managed master is found, and when it dies while a lock is held the holder continues
 // with the replica that takes its place: the lock was replicated.
 func TestOpenOfASentinelsMaster(t *testing.T) {
 	t.Parallel()
@@ -294,7 +294,7 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 	if err := master.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool { // its own connections are cut meanwhile
+	redistest.Eventually(t, 40*time.Second, "the replica is master", func() bool { // its connections are reset meanwhile
 		return fmt.Sprint(sentinel.Do(t, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")) == fmt.Sprintf("[127.0.0.1 %d]",
 			replica.Port())
 	})
@@ -313,7 +313,7 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 }
 
 // Nodes whose clients have dialers of their own may have equal addresses; errors and logs
-// tell them apart nevertheless.
+// distinguish them nevertheless.
 func TestNodesHaveDifferentNames(t *testing.T) {
 	t.Parallel()
 	a, b := redistest.StartMini(t), redistest.StartMini(t)

@@ -126,7 +126,7 @@ func TestBadArgumentsAreRefusedBeforeAnyTraffic(t *testing.T) {
 	}
 }
 
-// Strategies are values: what one call has used up, another has not.
+// Strategies are values: one call does not use up another's retries.
 func TestStrategiesAreImmutable(t *testing.T) {
 	s := flightlock.Limit(flightlock.ExponentialBackoff(time.Millisecond, 4*time.Millisecond), 3)
 	for range 3 {

@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The name of a memory fits into what a server reads from a dump as a short string, for a
-// thousand years of two names a second.
+// The name of an epoch fits into what a server reads from a dump as a short string, for a thousand
+// years of two names a second.
 func TestNamesOfMemoriesAreShort(t *testing.T) {
 	c := &Client{id: "#01234567-89ab-cdef-0123-456789abcdef-"}
 	c.epochs.Store(7e10)
@@ -21,8 +21,8 @@ func TestNamesOfMemoriesAreShort(t *testing.T) {
 	}
 }
 
-// There is a quarantine for any MaxTTL and DriftFactor that are accepted, and no lock of before
-// outlives it. Whether there is one does not depend on how long it is.
+// There is a quarantine for any MaxTTL and DriftFactor that are accepted, and no earlier lock
+// outlives it. Whether there is one does not depend on its length.
 func TestAQuarantineIsLongerThanAnyLock(t *testing.T) {
 	for _, maxTTL := range []time.Duration{minTTL, time.Minute, longestTTL} {
 		for _, drift := range []float64{math.SmallestNonzeroFloat64, 0.01, math.Nextafter(maxDriftFactor, 0)} {
@@ -43,7 +43,7 @@ func TestAQuarantineIsLongerThanAnyLock(t *testing.T) {
 	}
 }
 
-// threeNodes are clients of nodes that nobody asks.
+// threeNodes are clients of nodes that receive no requests.
 func threeNodes(t *testing.T) (nodes []redis.UniversalClient) {
 	for i := range 3 {
 		c := redis.NewClient(&redis.Options{Addr: fmt.Sprint("127.0.0.1:", i+1)})

@@ -19,8 +19,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A trio is three nodes, of which the first can forget. It is reached through a proxy, so that
-// another server can take its place.
+// A trio is three nodes, of which the first can lose its data. It is reached through a proxy, so
+// that another server can take its place.
 type trio struct {
 	t       *testing.T
 	servers []*redistest.Server
@@ -36,11 +36,11 @@ func newTrio(t *testing.T, args ...string) *trio {
 	return tr
 }
 
-// atOnce has a server give its data to a replica without waiting for others, and lets a test set
+// atOnce makes a server replicate its data without waiting for other replicas, and lets a test set
 // where its files are.
 var atOnce = []string{"--repl-diskless-sync-delay", "0", "--enable-protected-configs", "yes"}
 
-// client has its own connections to the nodes. A node may take long to answer here, for the
+// client has its own connections to the nodes. A node may take long to answer here, since the
 // machine may be busy.
 func (tr *trio) client(opts flightlock.Options) *flightlock.Client {
 	tr.t.Helper()
@@ -104,23 +104,24 @@ func lockOnAll(t *testing.T, c *flightlock.Client, key string, ttl time.Duration
 	return l
 }
 
-// useOnAll has c lock, and release, on all these servers. Nothing of that is under way when it returns.
+// useOnAll has c lock, and release, on all these servers. None of its requests is in progress when
+// it returns.
 func useOnAll(t *testing.T, c *flightlock.Client, key string, servers ...*redistest.Server) {
 	t.Helper()
 	mustRelease(t, lockOnAll(t, c, key, 5*time.Second, servers...))
 	wantFree(t, key, servers...)
 }
 
-// hold has c lock a key that the third node does not have then, as if it had missed it: the first two
-// are the majority.
+// hold has c lock a key that the third node does not have then, as if it had missed it: the first
+// two are the majority.
 func (tr *trio) hold(c *flightlock.Client, key string, ttl time.Duration) *flightlock.Lock {
 	tr.t.Helper()
-	l := lockOnAll(tr.t, c, key, ttl, tr.servers...) // what comes late would put it back
+	l := lockOnAll(tr.t, c, key, ttl, tr.servers...) // a late request would put it back
 	tr.servers[2].Do(tr.t, "DEL", "lock:"+key)
 	return l
 }
 
-// amnesia is a way in which the first node loses what it was told since prepare.
+// amnesia is a way in which the first node loses what it has stored since prepare.
 type amnesia struct {
 	name    string
 	args    []string // of the servers
@@ -145,7 +146,7 @@ var amnesias = []amnesia{
 		return func() { tr.servers[0].Do(tr.t, "FLUSHALL") }
 	}},
 	{name: "lagging replica", prepare: func(tr *trio) func() {
-		// The replica loses its master before the lock is granted, and takes its place after.
+		// The replica loses its master before the lock is granted, and is promoted afterwards.
 		replica := redistest.StartServer(tr.t, atOnce...)
 		follow(tr.t, replica, tr.servers[0])
 		replica.Do(tr.t, "REPLICAOF", "127.0.0.1", "1")
@@ -176,7 +177,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// tries is how often each amnesia is tried; more by FLIGHTLOCK_TRIES.
+// tries is how often each amnesia is tried; FLIGHTLOCK_TRIES raises it.
 func tries(t *testing.T) int {
 	text := os.Getenv("FLIGHTLOCK_TRIES")
 	if text == "" {
@@ -190,9 +191,8 @@ func tries(t *testing.T) int {
 // inAHurry reports whether not every combination is to be tried.
 func inAHurry() bool { return os.Getenv("FLIGHTLOCK_TRIES") == "" }
 
-// A lock is held that the third node missed, and the first node forgets it. Nobody else gets
-// the key: not a client that has locked before, not one that comes anew, not several at
-// once, however often they ask.
+// A lock is held that the third node missed, and the first node loses it. Nobody else gets the key:
+// not a client that has locked before, not a new one, not several at once, however often they try.
 func TestNoSecondGrantAfterANodeForgot(t *testing.T) {
 	t.Parallel()
 	for _, a := range amnesias {
@@ -233,8 +233,8 @@ func TestSecondGrantsWithoutQuarantine(t *testing.T) {
 	}
 }
 
-// Whatever MaxTTL a client is given: it is refused, or nodes that forgot have no vote. A sum of it
-// that wraps is no reason to go without a quarantine.
+// Whatever MaxTTL a client is given: it is refused, or nodes that lost data have no vote. An
+// overflow of a sum of it is no reason to have no quarantine.
 func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 	t.Parallel()
 	tr := newTrio(t)
@@ -261,8 +261,8 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 	}
 }
 
-// secondGrants has holder lock key, the first node forget it, and the rivals try to get it. It
-// says how many did while the holder could believe in its lock.
+// secondGrants has holder lock key, the first node lose its data, and the rivals try to get the
+// lock. It returns how many got it while the holder could consider its lock valid.
 func secondGrants(
 	tr *trio, a amnesia, key string,
 	holder *flightlock.Client, rivals ...*flightlock.Client,
@@ -300,14 +300,14 @@ func secondGrants(
 		}
 	}
 	wg.Wait()
-	for _, c := range rivals { // one by one: above they may only have taken each other's votes
+	for _, c := range rivals { // one by one: above they may only have split the votes
 		try(c, flightlock.LimitedRetry(5*time.Millisecond, 5))
 	}
 	return granted
 }
 
-// A deployment of which no node was ever used works at once, at the first attempt, and
-// several clients may begin it together.
+// A deployment whose nodes were never used works at once, at the first attempt, and several clients
+// may bootstrap it together.
 func TestANewDeploymentWorksAtOnce(t *testing.T) {
 	for i := range tries(t) {
 		tr := newTrio(t)
@@ -370,8 +370,9 @@ func lockUntilQuarantined(t *testing.T, c *flightlock.Client, key string, n int6
 	lockUntil(t, c, key, fmt.Sprintf("%d nodes are in quarantine", n), func() bool { return c.Stats().Quarantined == n })
 }
 
-// lockUntil locks until cond holds. One lock is not enough: it does not ask a node that was away a moment ago. Each
-// is held for a moment: after a release nobody need ask a node any more that the others were faster than.
+// lockUntil locks until cond holds. One lock is not enough: it sends no request to a node that was
+// down a moment ago. Each is held for a moment: after a release no request is needed to a node that
+// the others were faster than.
 func lockUntil(t *testing.T, c *flightlock.Client, key, what string, cond func() bool) {
 	t.Helper()
 	var l *flightlock.Lock
@@ -409,11 +410,11 @@ func wantQuarantined(t *testing.T, c *flightlock.Client, n int64) {
 	})
 }
 
-// wantOneLine waits for a line of the log that says all of what, which comes a moment after the
-// news itself, and wants no more than one.
+// wantOneLine waits for a line of the log that contains all of what, which follows the event by a
+// moment, and allows no more than one.
 func wantOneLine(t *testing.T, log *lines, what ...string) {
 	t.Helper()
-	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("the log tells of %q", what), func() bool {
+	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("the log has a line with %q", what), func() bool {
 		return log.count(what...) > 0
 	})
 	if n := log.count(what...); n != 1 {
@@ -421,8 +422,8 @@ func wantOneLine(t *testing.T, log *lines, what ...string) {
 	}
 }
 
-// A node that forgot is out until MaxTTL is over, and then it votes: meanwhile, without
-// another one, there is no majority, which is not "held", and the error says why and how long.
+// A node that lost data has no vote until MaxTTL is over, and then it votes: meanwhile, without
+// another one, there is no majority. That is not "held", and the error says why and how long.
 func TestQuarantineEnds(t *testing.T) {
 	t.Parallel()
 	tr := newTrio(t)
@@ -463,8 +464,8 @@ func TestQuarantineEnds(t *testing.T) {
 	tryLock(t, tr.client(opts), "another client sees no quarantine any more")
 }
 
-// A client that meets a node for the first time after the quarantine would have been over has
-// its vote at once, if another client saw that it forgot.
+// A client that meets a node for the first time after the end of its quarantine counts its vote at
+// once, if another client saw that it lost data.
 func TestALateClientSeesNoQuarantine(t *testing.T) {
 	t.Parallel()
 	tr := newTrio(t)
@@ -475,7 +476,7 @@ func TestALateClientSeesNoQuarantine(t *testing.T) {
 	must(t, tr.servers[0].Restart())
 	lockUntilQuarantined(t, c, "k", 1)
 	noticed := time.Now()
-	closeClient(t, c) // nobody is there when it is over
+	closeClient(t, c) // no client is there when it is over
 	must(t, tr.servers[1].Kill())
 	late := tr.client(opts)
 	if _, err := late.TryLock(t.Context(), "k", time.Second); err == nil && time.Since(restarted) < opts.MaxTTL {
@@ -486,7 +487,7 @@ func TestALateClientSeesNoQuarantine(t *testing.T) {
 	tryLock(t, tr.client(opts), "k2")
 }
 
-// A script cache that was flushed is no memory lost, and nor is a connection.
+// A flushed script cache is not a loss of data, and neither is a lost connection.
 func TestScriptFlushIsNoMemoryLoss(t *testing.T) {
 	tr := newTrio(t)
 	c := tr.client(flightlock.Options{})
@@ -502,8 +503,8 @@ func TestScriptFlushIsNoMemoryLoss(t *testing.T) {
 	wantQuarantined(t, c, 0)
 }
 
-// A node that is away costs nothing while the others are established; a deployment that begins
-// without it has to wait for it, and works as soon as it is there.
+// A node that is down does not matter while the others are established; a new deployment has to
+// wait for it, and works as soon as it is there.
 func TestANodeIsAwayFromTheBeginning(t *testing.T) {
 	tr := newTrio(t)
 	must(t, tr.servers[2].Kill())
@@ -526,8 +527,8 @@ func TestANodeIsAwayFromTheBeginning(t *testing.T) {
 	}
 }
 
-// A refresh puts a live lock back on a node that forgot it, in quarantine or not. The node confirms it when
-// attempts that it granted before are over, although it is in quarantine still.
+// A refresh restores a live lock on a node that lost it, in quarantine or not. The node confirms it
+// when attempts that it granted before are over, even if it is still in quarantine.
 func TestRefreshRepairsANodeInQuarantine(t *testing.T) {
 	t.Parallel()
 	tr := newTrio(t)
@@ -550,8 +551,8 @@ func TestRefreshRepairsANodeInQuarantine(t *testing.T) {
 	mustRelease(t, l)
 }
 
-// Without the right to INFO a deployment works: that is said once. What leaves a node empty is
-// noticed; what leaves it with the data of a snapshot, if the marker's encoding tells.
+// Without the right to INFO a deployment works: that is logged once. What leaves a node empty is
+// noticed; what leaves it with the data of a snapshot, if the marker's encoding shows it.
 func TestQuarantineWithoutINFO(t *testing.T) {
 	for _, rights := range []string{"-info", "-info -object", "-info -append", "-info -append -object"} {
 		t.Run(rights, func(t *testing.T) {
@@ -572,7 +573,7 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 			c := tr.client(opts)
 			tryLock(t, c, "k")
 			wantFree(t, "k", tr.servers...) // or the snapshot has the lock
-			redistest.Eventually(t, 20*time.Second, "the log tells that INFO is refused", func() bool {
+			redistest.Eventually(t, 20*time.Second, "the log says that INFO is refused", func() bool {
 				return log.count("+info") == 1
 			})
 			tr.servers[0].Do(t, "SAVE")
@@ -583,7 +584,7 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 			} else {
 				eventuallyLock(t, c, "k")
 				must(t, tr.servers[2].Kill())
-				eventuallyLock(t, c, "k") // by its old data it is what it was
+				eventuallyLock(t, c, "k") // by its old data it has the same epoch
 				tr.servers[0].Do(t, "FLUSHALL")
 				if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("a flush was not noticed: %v", err)
@@ -596,8 +597,8 @@ func TestQuarantineWithoutINFO(t *testing.T) {
 	}
 }
 
-// Clients begin without the right to INFO, which is granted later, while they are at work or by a
-// restart. They do not go on to believe a server that comes back with old data.
+// Clients begin without the right to INFO, which is granted later, while they run or by a restart.
+// After that they do not trust a server that comes back with old data.
 func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
 	t.Parallel()
 	for _, byRestart := range []bool{false, true} {
@@ -609,7 +610,7 @@ func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
 					s.Do(t, "ACL", "SETUSER", "default", right)
 				}
 			}
-			for _, s := range tr.servers { // what began in the second in which its process did is not believed either
+			for _, s := range tr.servers { // an epoch that began in the same second as its process is not trusted either
 				redistest.Eventually(t, 20*time.Second, "a second has passed", func() bool {
 					return !infoHas(t, s, "server", "uptime_in_seconds:0")
 				})
@@ -641,8 +642,8 @@ func TestNoSecondGrantWhenINFOIsAllowedLater(t *testing.T) {
 	}
 }
 
-// A right that is taken away, or given back, while clients are at work is no memory lost: they
-// see less, or more.
+// A right that is revoked, or granted again, while clients run is not a loss of data: they see
+// less, or more.
 func TestRightsThatChangeAreNoMemoryLoss(t *testing.T) {
 	tr := newTrio(t)
 	full, less := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
@@ -665,14 +666,14 @@ func TestRightsThatChangeAreNoMemoryLoss(t *testing.T) {
 	wantQuarantined(t, less, 0)
 }
 
-// A server that was a master, lagged as a replica of its successor and is made master again
-// finds its own process in its marker. Its memory is another one all the same.
+// A server that was a master, lagged as a replica of its successor and is made master again finds
+// its own process in its marker. Its epoch is a different one all the same.
 func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	tr, first, second, holder, rival := followed(t)
 	second.Do(t, "REPLICAOF", "NO", "ONE")
 	tr.proxy.SetTarget(second.Addr())
 	tr.proxy.ResetAll()
-	follow(t, first, second) // before anybody has met the second as a master
+	follow(t, first, second) // before any client has met the second as a master
 	first.Do(t, "REPLICAOF", "127.0.0.1", "1")
 	l := tr.lockOn(holder, second)
 	defer l.Release(context.Background())
@@ -689,7 +690,7 @@ func TestAReplicaThatWasTheMasterBefore(t *testing.T) {
 	}
 }
 
-// lockOn is a lock of k that s has as well, which is in the place of the first server.
+// lockOn is a lock of k that s, which is in the place of the first server, has as well.
 func (tr *trio) lockOn(c *flightlock.Client, s *redistest.Server) (l *flightlock.Lock) {
 	tr.t.Helper()
 	redistest.Eventually(tr.t, 20*time.Second, "the server votes", func() bool {
@@ -716,8 +717,8 @@ func followed(t *testing.T) (tr *trio, first, second *redistest.Server, holder, 
 	return tr, first, second, holder, other
 }
 
-// failedOver is followed by a failover that lagged: the second was made a master too, and knows
-// nothing of the lock that the holder has on the first two.
+// failedOver is followed by a failover that lagged: the second was made a master too, and lacks the
+// lock that the holder has on the first two.
 func failedOver(t *testing.T) (tr *trio, first, second *redistest.Server, holder, other *flightlock.Client) {
 	t.Helper()
 	tr, first, second, holder, other = followed(t)
@@ -728,7 +729,7 @@ func failedOver(t *testing.T) (tr *trio, first, second *redistest.Server, holder
 	return tr, first, second, holder, other
 }
 
-// failBack makes the first the master again, with what the second has.
+// failBack makes the first the master again, with the data of the second.
 func failBack(t *testing.T, first, second *redistest.Server) {
 	t.Helper()
 	follow(t, first, second)
@@ -738,15 +739,15 @@ func failBack(t *testing.T, first, second *redistest.Server) {
 	first.Do(t, "REPLICAOF", "NO", "ONE")
 }
 
-// A node fails over to a replica that lags, and back. A client that was away all the time knows
-// the server and its memory from before, but whoever asked the replica first has left a mark,
-// and the server has that now.
+// A node fails over to a replica that lags, and back. A client that was away all the time knows the
+// server and its epoch from before, but the first client of the replica has left a marker, and the
+// server has that now.
 func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 	tr, first, second, holder, away := failedOver(t)
 	tr.proxy.SetTarget(second.Addr())
 	tr.proxy.ResetAll()
 	before := second.Do(t, "GET", "flightlock:{boot}")
-	redistest.Eventually(t, 20*time.Second, "the replica is asked", func() bool {
+	redistest.Eventually(t, 20*time.Second, "the replica is used", func() bool {
 		mustLock(t, holder, "other", time.Second).Release(t.Context())
 		return second.Do(t, "GET", "flightlock:{boot}") != before
 	})
@@ -758,9 +759,9 @@ func TestAFailoverAndBackForAClientThatWasAway(t *testing.T) {
 	}
 }
 
-// A node fails over to a replica and back while nobody asks it anything, so that no marker
-// tells of it. What the master had not passed on in time is lost with the way back, and the
-// clients, who know the server and its memory from before, do not believe its vote.
+// A node fails over to a replica and back while no client sends it anything, so that no marker
+// shows it. What the master had not replicated in time is lost on the way back, and the clients,
+// who know the server and its epoch from before, do not count its vote.
 func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 	tr, first, second, _, rival := failedOver(t)
 	failBack(t, first, second)
@@ -774,9 +775,10 @@ func TestAFailoverAndBackThatNobodySaw(t *testing.T) {
 	}
 }
 
-// A node fails over to a replica that is in step, and back: no dump is read. The way back may begin
-// before anybody has asked the replica, so that no marker comes back with it either. What it granted is
-// lost all the same, and a client that knows the server from before does not believe its vote.
+// A node fails over to a replica that is in sync, and back: no dump is read. It may fail back
+// before any client has used the replica, so that no marker comes back with it either. What it
+// granted is lost all the same, and a client that knows the server from before does not count its
+// vote.
 func TestAFailoverAndBackWithoutADump(t *testing.T) {
 	t.Parallel()
 	for _, resync := range []bool{true, false} {
@@ -802,7 +804,7 @@ func TestAFailoverAndBackWithoutADump(t *testing.T) {
 			tr.proxy.SetTarget(first.Addr())
 			tr.proxy.ResetAll()
 			tr.servers[2].Do(t, "DEL", "lock:k") // as if it had missed a refresh
-			time.Sleep(120 * time.Millisecond)   // a look at who the server is counts for 100
+			time.Sleep(120 * time.Millisecond)   // a check of the server's identity is reused for 100
 			if _, err := rival.Lock(t.Context(), "k", time.Second, flightlock.NoRetry()); err == nil {
 				t.Error("granted twice")
 			}
@@ -831,7 +833,7 @@ func (l *lines) text() string {
 	return l.b.String()
 }
 
-// count says how many lines have all these words.
+// count returns how many lines contain all these words.
 func (l *lines) count(words ...string) (n int) {
 	for line := range strings.Lines(l.text()) {
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {

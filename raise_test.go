@@ -14,14 +14,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Locks on far nodes: a round trip is hardly shorter than NodeTimeout, so two do not fit into it.
+// Locks on distant nodes: a round trip is hardly shorter than NodeTimeout, so two do not fit into
+// it.
 const (
 	farTimeout = 200 * time.Millisecond
 	farTrip    = 180 * time.Millisecond
 )
 
-// farLock holds a lock, with somebody waiting behind it, on nodes whose counters differ: its refreshes
-// reserve tokens, and a second round would have to make them safe.
+// farLock holds a lock, with a caller waiting behind it, on nodes whose counters differ: its
+// refreshes reserve tokens, and a second round would have to make them safe.
 func farLock(
 	t *testing.T, n int, ttl time.Duration, f func(t *testing.T, nodes []*redistest.MemNode, l *flightlock.Lock),
 ) {
@@ -55,7 +56,8 @@ func farLock(
 	})
 }
 
-// differ has the nodes' counters of fencing tokens differ, as other keys of a bucket do. They only rise.
+// differ makes the nodes' counters of fencing tokens differ, as other keys of a bucket do. They
+// only rise.
 func differ(t *testing.T, nodes []*redistest.MemNode) {
 	t.Helper()
 	for i, m := range nodes {
@@ -70,8 +72,8 @@ func differ(t *testing.T, nodes []*redistest.MemNode) {
 	}
 }
 
-// What a majority confirmed in time counts, from before it was asked, although the nodes did not
-// agree on the tokens that the refresh was to reserve. A second round to settle that would come
+// What a majority confirmed in time counts, from before the request, although the nodes did not
+// agree on the tokens that the refresh was to reserve. A second round to settle that would arrive
 // after the old deadline.
 func TestARefreshThatIsConfirmedCountsWhateverBecomesOfItsTokens(t *testing.T) {
 	const ttl = 2 * time.Second
@@ -95,8 +97,8 @@ func TestARefreshThatIsConfirmedCountsWhateverBecomesOfItsTokens(t *testing.T) {
 	}
 }
 
-// A Refresh ends within NodeTimeout, and within two where another refresh of the lock is under way,
-// whatever the nodes do.
+// A Refresh ends within NodeTimeout, and within two where another refresh of the lock is in
+// progress, whatever the nodes do.
 func TestRefreshIsBounded(t *testing.T) {
 	for name, tc := range map[string]struct {
 		breaks func(nodes []*redistest.MemNode)

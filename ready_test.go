@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// After Ready the connections are dialled and the scripts known: what comes then dials and loads nothing.
+// After Ready the connections are dialed and the scripts loaded: later calls dial and load nothing.
 func TestReadyDoesAllThatIsDoneOnce(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		servers, nodes := realNodes(t, n)
@@ -26,7 +26,7 @@ func TestReadyDoesAllThatIsDoneOnce(t *testing.T) {
 			}
 			return all
 		}
-		// busy is how many nodes dialled or loaded something for locks.
+		// busy is the number of nodes that dialed or loaded something for locks.
 		busy := func(locks int) (nodes int) {
 			before := count()
 			for i := range locks {
@@ -69,7 +69,8 @@ func TestReadyOnACluster(t *testing.T) {
 	}
 }
 
-// Ready waits until a majority is there, not for the others, and says what is wrong when its ctx ends.
+// Ready waits until a majority is ready, not for the others, and returns what is wrong when its ctx
+// ends.
 func TestReadyWithoutNodes(t *testing.T) {
 	dead := func() redis.UniversalClient {
 		c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})

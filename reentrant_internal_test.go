@@ -12,10 +12,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A nested Lock that is released in the instant in which its AutoRefresh begins is refreshed no
-// more, though others hold on: AutoRefresh has looked whether it was released before Release says so.
+// A nested Lock that is released in the instant in which its AutoRefresh begins is no longer
+// refreshed, though others are still held: AutoRefresh has checked whether it was released before
+// Release returns.
 func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // who waits first goes on first, and until it waits again
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // goroutines run in the order of waiting, until they wait again
 	synctest.Test(t, func(t *testing.T) {
 		node := redistest.StartMemNodes(t, 1)[0]
 		c, err := New(Options{Nodes: []redis.UniversalClient{node.Client(t)}})
@@ -56,7 +57,7 @@ func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
 	})
 }
 
-// yield has all others run until they wait.
+// yield lets all others run until they wait.
 func yield() {
 	for range 100 {
 		runtime.Gosched()

@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// waysToLock are the ways that nest.
+// waysToLock are the methods that nest.
 var waysToLock = map[string]func(context.Context, *flightlock.Client) (*flightlock.Lock, error){
 	"SingleFlightLock": func(ctx context.Context, c *flightlock.Client) (*flightlock.Lock, error) {
 		return c.SingleFlightLock(ctx, "k", 10*time.Second, nil)
@@ -25,8 +25,8 @@ var waysToLock = map[string]func(context.Context, *flightlock.Client) (*flightlo
 	},
 }
 
-// A ctx made by Lock.Context gives nested Locks: same token and owner, no waiting, no
-// command; the key is free when the last is released, whatever the order.
+// A ctx made by Lock.Context gives nested Locks: same token and owner, no waiting, no command; the
+// key is free when the last is released, in any order.
 func TestNestedLocks(t *testing.T) {
 	for name, lock := range waysToLock {
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
@@ -58,7 +58,7 @@ func TestNestedLocks(t *testing.T) {
 					ended := l.Context(context.Background())
 					mustRelease(t, l)
 					if ended.Err() == nil || context.Cause(ended) != context.Canceled {
-						t.Errorf("%s: its Context goes on after Release: %v", name, context.Cause(ended))
+						t.Errorf("%s: its Context has not ended after Release: %v", name, context.Cause(ended))
 					}
 					if ctx := l.Context(context.Background()); context.Cause(ctx) != context.Canceled {
 						t.Errorf("%s: a Context made after Release has not ended: %v", name, context.Cause(ctx))
@@ -226,8 +226,8 @@ func TestALossEndsAllNestedLocks(t *testing.T) {
 	})
 }
 
-// AutoRefresh of a nested Lock keeps the lease alive alone, when the outer one is gone; while
-// both are there, it costs no second refresh.
+// AutoRefresh of a nested Lock keeps the lease alive alone, when the outer one is released; while
+// both are held, it costs no second refresh.
 func TestNestedAutoRefresh(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -266,7 +266,7 @@ func TestNestedAutoRefresh(t *testing.T) {
 	})
 }
 
-// Close ends nested Locks with the rest.
+// Close ends nested Locks with the others.
 func TestCloseEndsNestedLocks(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{Nodes: clients})
@@ -293,8 +293,8 @@ func TestCloseEndsNestedLocks(t *testing.T) {
 	})
 }
 
-// Whoever nests while the last holder releases either shares its hold, or has a lock of its
-// own: there are never two holds, and never none with a Lock that believes in one.
+// A caller that nests while the last holder releases either shares its hold, or has a lock of its
+// own: there are never two holds, and never none with a Lock that considers itself valid.
 func TestNestingRacesWithRelease(t *testing.T) {
 	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, redistest.StartMini(t)))
 	var inside atomic.Int64 // the token that holds
@@ -337,7 +337,7 @@ func TestNestingRacesWithRelease(t *testing.T) {
 	}
 }
 
-// FromContext finds the innermost Lock, whose token code deep below needs.
+// FromContext finds the innermost Lock, whose token code further down the call stack needs.
 func TestFromContext(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -422,7 +422,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 				if l.Err() == nil {
 					mustRelease(t, l)
 				} else if over := l.Context(base); over.Err() == nil {
-					t.Error("a ctx of a lock that is over goes on")
+					t.Error("a ctx of a lock that is over has not ended")
 				}
 			})
 		})

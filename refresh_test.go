@@ -74,8 +74,8 @@ func TestAutoRefreshIsBounded(t *testing.T) {
 	}
 }
 
-// When the nodes do not answer, retries are bounded by the strategy and by the deadline,
-// and the Context ends before the entry can have expired anywhere.
+// When the nodes do not answer, retries are bounded by the strategy and by the deadline, and the
+// Context ends before the entry can have expired anywhere.
 func TestRefreshFailuresAreBounded(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{NodeTimeout: 20 * time.Millisecond}, clients...)
@@ -85,7 +85,7 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 		if err := l.AutoRefresh(policy); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(400 * time.Millisecond) // one refresh has gone through
+		time.Sleep(400 * time.Millisecond) // one refresh has succeeded
 		until := l.Until()
 		before := c.Stats().Refreshes
 		for _, n := range nodes[:2] {
@@ -104,8 +104,8 @@ func TestRefreshFailuresAreBounded(t *testing.T) {
 	})
 }
 
-// A refresh that fails for want of answers leaves the lock as it was; one that comes back
-// works. Never does a refresh bring back what was lost.
+// A refresh that fails for lack of answers leaves the lock as it was; once the nodes are back it
+// succeeds. A refresh never restores a lock that was lost.
 func TestRefreshNeverResurrects(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -118,7 +118,7 @@ func TestRefreshNeverResurrects(t *testing.T) {
 		}
 		nodes[0].Stall(false)
 		nodes[1].Stall(false)
-		synctest.Wait() // until the answers are there
+		synctest.Wait() // until the answers have arrived
 		if err := l.Refresh(t.Context()); err != nil {
 			t.Errorf("Refresh with nodes again: %v", err)
 		}
@@ -177,8 +177,8 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 	})
 }
 
-// A Release in the instant in which AutoRefresh begins stops it too: nothing is refreshed
-// any more, and AutoRefresh says that the lock is over if it came second.
+// A Release in the instant in which AutoRefresh begins stops it too: nothing is refreshed any more,
+// and AutoRefresh returns that the lock is over if it came second.
 func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -199,8 +199,8 @@ func TestReleaseStopsAnAutoRefreshThatBegins(t *testing.T) {
 	})
 }
 
-// The shortest Interval leaves a refresh the time that it needs, and the longest times are no
-// reason to end at once.
+// The shortest Interval leaves a refresh the time that it needs, and the longest times do not end
+// it at once.
 func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 	for name, tc := range map[string]struct {
 		drift  float64
@@ -221,7 +221,7 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 				}
 				c := newClient(t, flightlock.Options{DriftFactor: tc.drift}, clients...)
 				mustRelease(t, mustLock(t, c, "warm", time.Second))
-				time.Sleep(time.Second) // all nodes are dialled, and know the scripts
+				time.Sleep(time.Second) // all nodes are dialed, and have the scripts
 				l := mustLock(t, c, "k", tc.ttl)
 				if err := l.AutoRefresh(tc.policy); err != nil {
 					t.Fatal(err)

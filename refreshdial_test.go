@@ -13,7 +13,7 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A refresh that has to wait for a connection that nobody answers ends when the dial does.
+// A refresh that has to wait for a connection that nobody accepts ends when the dial does.
 func TestRefreshEndsWithADial(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
 		var hangs atomic.Bool

@@ -21,9 +21,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A refusal is a state in which the first server of a trio refuses commands that boot.lua
-// needs, but not all commands (SCRIPT LOAD, for one, is no write), or in which its replies are
-// cut off.
+// A refusal is a state in which the first server of a trio refuses commands that boot.lua needs,
+// but not all commands (SCRIPT LOAD, for one, is not a write), or in which its replies are cut off.
 type refusal struct {
 	name           string
 	refuse, accept func(tr *trio)
@@ -37,7 +36,7 @@ func setting(name, setting, refuse, accept string) refusal {
 	return refusal{name, set(refuse), set(accept)}
 }
 
-// rights is a refusal by what the user may do.
+// rights is a refusal by the user's rights.
 func rights(name string, refuse ...any) refusal {
 	set := func(rights ...any) func(*trio) {
 		return func(tr *trio) { tr.servers[0].Do(tr.t, append([]any{"ACL", "SETUSER", "default"}, rights...)...) }
@@ -45,7 +44,7 @@ func rights(name string, refuse ...any) refusal {
 	return refusal{name, set(refuse...), set("+@all", "allkeys")}
 }
 
-// cutAfter is a reset of the connection behind so many bytes of replies.
+// cutAfter is a reset of the connection after so many bytes of replies.
 func cutAfter(n int) refusal {
 	return refusal{
 		fmt.Sprintf("cut after %d bytes", n),
@@ -98,14 +97,14 @@ func infoHas(t *testing.T, s *redistest.Server, section, line string) bool {
 	return slices.Contains(strings.Fields(info), line)
 }
 
-// A server that forgot refuses commands when it is met first, or its answers are lost, and all is
-// well later. Its votes do not count then either: a client must not have loaded into it what makes it
-// vote with a memory that boot.lua did not confirm.
+// A server that lost its data refuses commands when a client first meets it, or its replies are
+// lost, and later everything works. Its votes do not count then either: a client must not have
+// loaded scripts into it that make it vote in an epoch that boot.lua did not confirm.
 func TestNoSecondGrantWhenBootIsRefusedFirst(t *testing.T) {
 	t.Parallel()
 	for _, a := range amnesias {
 		switch {
-		case a.name == "restarted empty", a.name == "flushed": // they have no marker, which every acquire sees
+		case a.name == "restarted empty", a.name == "flushed": // they have no marker, which every acquire detects
 			continue
 		case a.name != "stale append-only file" && inAHurry():
 			continue
@@ -134,8 +133,8 @@ func TestNoSecondGrantWhenBootIsRefusedFirst(t *testing.T) {
 	}
 }
 
-// forgettable is a trio with a lock that is held, and that its third server does not have. If
-// the first one forgets it as well, the others are a majority.
+// forgettable is a trio with a held lock that its third server does not have. If the first one
+// loses it as well, the others are a majority.
 type forgettable struct {
 	t      *testing.T
 	tr     *trio
@@ -160,7 +159,7 @@ func newForgettable(t *testing.T, a amnesia) *forgettable {
 	return f
 }
 
-// try is a try for the lock that is held. It says whether the first server gave no vote.
+// try tries to get the held lock. It reports whether the first server gave no vote.
 func (f *forgettable) try(c *flightlock.Client, when string) (refused bool) {
 	f.t.Helper()
 	second, err := c.Lock(f.t.Context(), "k", time.Second, flightlock.LimitedRetry(5*time.Millisecond, 5))
@@ -186,9 +185,10 @@ func (f *forgettable) neverVotes(when string) {
 	}
 }
 
-// A server ends, and another process comes back with old data, at each step by which a client finds
-// out what the server remembers and loads what it votes by: when a command is about to be written, and
-// when its answer has just come. What the process before has said is not loaded into the one after it.
+// A server ends, and another process comes back with old data, at each step by which a client
+// verifies the server's epoch and loads the scripts that it votes by: when a command is about to be
+// written, and when its reply has just arrived. What the earlier process replied is not loaded into
+// the later one.
 func TestNoSecondGrantWhenItRestartsDuringBoot(t *testing.T) {
 	t.Parallel()
 	for _, a := range amnesias {
@@ -210,7 +210,7 @@ func TestNoSecondGrantWhenItRestartsDuringBoot(t *testing.T) {
 					o.Addr, o.DialerRetries, o.Dialer = f.tr.proxy.Addr(), 1, b.dial
 				})
 				late := newClient(t, flightlock.Options{NodeTimeout: 2 * time.Second}, nodes...)
-				f.tr.servers[0].Do(t, "SCRIPT", "FLUSH") // boot.lua is to be loaded, too
+				f.tr.servers[0].Do(t, "SCRIPT", "FLUSH") // boot.lua is still to be loaded
 				for range 3 {
 					f.try(late, "during boot")
 				}
@@ -257,7 +257,7 @@ func (b *atStep) step() {
 	}
 }
 
-// steppedConn counts commands that have to do with scripts, and their answers.
+// steppedConn counts commands that have to do with scripts, and their replies.
 type steppedConn struct {
 	net.Conn
 	b       *atStep

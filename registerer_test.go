@@ -14,15 +14,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// odd is a Registerer that does what it is told to.
+// odd is a Registerer that behaves as the test says.
 type odd struct{ register, unregister func() }
 
 func (o odd) Register(prometheus.Collector) error  { o.register(); return nil }
 func (o odd) MustRegister(...prometheus.Collector) { o.register() }
 func (o odd) Unregister(prometheus.Collector) bool { o.unregister(); return true }
 
-// A Registerer that panics is an error of New and of Close, and no end of the process; one that
-// hangs holds New up for some seconds, and Close until its ctx ends. A lock never waits for it.
+// A Registerer that panics is an error of New and of Close, and does not end the process; one that
+// hangs delays New for some seconds, and Close until its ctx ends. A lock never waits for it.
 func TestARegistererThatPanicsOrHangs(t *testing.T) {
 	fine, panics := func() {}, func() { panic("no metrics today") }
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {

@@ -21,14 +21,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What went wrong in other lock libraries, and does not here. The sentence above each test
-// names the library and what it did.
+// Bugs of other lock libraries that flightlock does not have. The comment on each test names the
+// library and the bug.
 
-// network is the way of one process to the nodes of a bubble.
+// network is the path from one process to the nodes of a bubble.
 type network struct{ cut atomic.Bool }
 
-// over gives clients of the nodes whose requests get lost, silently, while the network is
-// cut. Other processes reach the nodes all the same.
+// over returns clients of the nodes whose requests get lost, silently, while the network is cut.
+// Other processes reach the nodes all the same.
 func (w *network) over(t *testing.T, nodes []*redistest.MemNode) (clients []redis.UniversalClient) {
 	for _, n := range nodes {
 		clients = append(clients, n.Client(t, func(o *redis.Options) {
@@ -153,8 +153,8 @@ func TestWaitersOutliveAnOutage(t *testing.T) {
 	}
 }
 
-// rueidislock: a waiter that is woken and cancels in that instant loses the wake-up for the
-// next. gotomicro: up to 5 goroutines of one process contend at once after Forget.
+// rueidislock: a waiter that is woken and cancels in that instant loses the wake-up for the next.
+// gotomicro: up to 5 goroutines of one process contend at once after Forget.
 func TestACancelInTheInstantOfHandoffLosesNothing(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -186,7 +186,7 @@ func TestACancelInTheInstantOfHandoffLosesNothing(t *testing.T) {
 			}
 			synctest.Wait()
 			began := time.Now()
-			switch i % 6 { // the waiter finds one when it wakes, or both, or who knows
+			switch i % 6 { // the waiter finds one when it wakes, or both, in either order
 			case 0:
 				mustRelease(t, first)
 				synctest.Wait()
@@ -225,8 +225,8 @@ func TestACancelInTheInstantOfHandoffLosesNothing(t *testing.T) {
 	})
 }
 
-// rueidislock sends the client's wall clock (PXAT): a client whose clock is behind takes
-// locks that are over at once. Here no server ever sees a client's clock.
+// rueidislock sends the client's wall clock (PXAT): a client whose clock is slow acquires locks
+// that expire at once. Here no server ever sees a client's clock.
 func TestNoServerSeesTheClientsClock(t *testing.T) {
 	loaded := map[string]bool{}
 	var mu sync.Mutex
@@ -283,7 +283,7 @@ func TestNoServerSeesTheClientsClock(t *testing.T) {
 		}
 	}
 	if scripts < 3 || ttls < 6 {
-		t.Errorf("%d scripts and %d ttls were seen: this test looks at the wrong thing", scripts, ttls)
+		t.Errorf("%d scripts and %d ttls were seen: this test checks the wrong thing", scripts, ttls)
 	}
 }
 
@@ -327,8 +327,8 @@ func TestABlackHoledNodeCostsNoTime(t *testing.T) {
 	}
 }
 
-// redsync cleans up with the caller's ctx, and gotomicro not at all: when ctx ends during
-// the attempt, the key is an orphan for the rest of its ttl. redsync's error hides ctx's.
+// redsync cleans up with the caller's ctx, and gotomicro not at all: when ctx ends during the
+// attempt, the key is an orphan for the rest of its ttl. redsync's error hides ctx's.
 func TestAContextThatEndsDuringTheAttemptLeavesNoOrphan(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -376,8 +376,8 @@ func TestAContextThatEndsDuringTheAttemptLeavesNoOrphan(t *testing.T) {
 	})
 }
 
-// redsync extends by SET NX where the key is missing: a lock that expired, was taken by
-// another and released again "extends" successfully.
+// redsync extends by SET NX where the key is missing: a lock that expired, was taken by another and
+// released again "extends" successfully.
 func TestRefreshDoesNotResurrectALockThatAnotherHadMeanwhile(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
@@ -403,8 +403,8 @@ func TestRefreshDoesNotResurrectALockThatAnotherHadMeanwhile(t *testing.T) {
 	})
 }
 
-// redsync's acquire is not idempotent: go-redis replays a SET NX whose reply is lost, and
-// the node that is held by us counts as taken, for the whole ttl.
+// redsync's acquire is not idempotent: go-redis repeats a SET NX whose reply is lost, and the node
+// that holds our key counts as taken, for the whole ttl.
 func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 	s := redistest.StartServer(t)
 	proxy := redistest.StartProxy(t, s.Addr())
@@ -422,7 +422,7 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 		fault.begin()
 		l, err := c.SingleFlightLock(t.Context(), key, time.Minute, flightlock.NoRetry())
 		fault.end()
-		if err == nil { // the reply made it after all
+		if err == nil { // the reply arrived after all
 			t.Errorf("fault %d struck nobody", i)
 			mustRelease(t, l)
 			continue
@@ -447,8 +447,7 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 	}
 }
 
-// The same while the caller goes on by itself: what its lost attempt took does not stand
-// in its way.
+// The same while the caller continues by itself: what its lost attempt acquired does not block it.
 func TestALostReplyIsRetriedAtOnce(t *testing.T) {
 	s := redistest.StartServer(t)
 	proxy := redistest.StartProxy(t, s.Addr())
@@ -511,8 +510,8 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 				nodes[0].Mini.Del("lock:k")
 			}
 		}
-		// Nor does an attempt obtain the key of an owner that its own is the beginning of, or
-		// the other way round.
+		// Nor does an attempt acquire the key of an owner that its own is a prefix of, or the other way
+		// round.
 		l = mustLock(t, c, "k", time.Minute)
 		id, count, _ := cutLast(l.Owner(), "-")
 		n, err := strconv.ParseUint(count, 36, 64)
@@ -594,8 +593,8 @@ func TestOneStrategyServesAllCalls(t *testing.T) {
 	}
 }
 
-// gotomicro's Forget, after its flight has ended, removes the next flight: up to 5
-// goroutines of one process contend at once. Here it is one, however callers come and go.
+// gotomicro's Forget, after its flight has ended, removes the next flight: up to 5 goroutines of
+// one process contend at once. Here it is one, however callers arrive and leave.
 func TestOneContenderPerProcess(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		if err := nodes[0].Mini.Set("lock:k", "somebody else"); err != nil {
@@ -617,8 +616,8 @@ func TestOneContenderPerProcess(t *testing.T) {
 		}
 		start := time.Now()
 		wg.Wait()
-		// A new front waiter may ask at once, so that is 2,000 attempts at the very most.
-		// One contender at a time asks once in 10ms, and when the front changes.
+		// A new front waiter may make an attempt at once, so that is 2,000 attempts at the very most. One
+		// contender at a time makes one in 10ms, and when the front changes.
 		polls := int(time.Since(start) / (10 * time.Millisecond))
 		if n := int(c.Stats().Attempts); n < polls/2 || n > 3*polls {
 			t.Errorf("%d attempts, and there was time for %d polls", n, polls)
@@ -738,7 +737,7 @@ func TestAMajorityIsEnough(t *testing.T) {
 		t.Run(fmt.Sprint(n, " nodes"), func(t *testing.T) {
 			bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 				c := newClient(t, flightlock.Options{}, clients...)
-				mustRelease(t, mustLock(t, c, "first", time.Minute)) // all nodes of three and more must have been there once
+				mustRelease(t, mustLock(t, c, "first", time.Minute)) // all nodes of three and more must have been reached once
 				q := n/2 + 1
 				for _, node := range nodes[q:] {
 					node.Down(true)
@@ -777,7 +776,7 @@ func TestAnEvenNumberOfNodesDoesNotTieForEver(t *testing.T) {
 				for _, node := range nodes {
 					node.SetDelay(time.Millisecond)
 				}
-				// Half of the nodes are near to one process and far from the other.
+				// Half of the nodes are close to one process and distant from the other.
 				var cs []*flightlock.Client
 				for p := range 2 {
 					var clients []redis.UniversalClient
@@ -829,8 +828,8 @@ func (c slow) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// node-redlock's release stalls for seconds after an abort, and its error masks the reason
-// of the abort.
+// node-redlock's release stalls for seconds after an abort, and its error masks the reason of the
+// abort.
 func TestReleaseNeverStalls(t *testing.T) {
 	bubble(t, 4, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{NodeTimeout: 40 * time.Millisecond}, clients...)
@@ -864,8 +863,8 @@ func TestReleaseNeverStalls(t *testing.T) {
 	})
 }
 
-// Redisson's renewal outlives the holder: its locks are immortal. Here a holder that hangs
-// is kept alive by nobody, not even by those who wait and refresh, and is told.
+// Redisson's renewal outlives the holder: its locks are immortal. Here a holder that hangs is kept
+// alive by nobody, not even by those that wait and refresh, and its Context ends.
 func TestNoLockIsImmortal(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
@@ -894,7 +893,7 @@ func TestNoLockIsImmortal(t *testing.T) {
 		}
 		<-ctx.Done()
 		if now := time.Now(); now.After(until.Add(2*time.Millisecond)) || hung.Until().After(until) {
-			t.Errorf("the holder that hangs was told at %v, and had until %v, at last %v", now, until, hung.Until())
+			t.Errorf("the holder that hangs lost the lock at %v, and had until %v, at last %v", now, until, hung.Until())
 		}
 		if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
 			t.Errorf("cause %v", context.Cause(ctx))
@@ -928,7 +927,7 @@ func TestAHungHolderIsNotKeptByALongerLease(t *testing.T) {
 			go func() { locks[i] <- mustLock(t, c, "k", ttl) }()
 			synctest.Wait()
 		}
-		mustRelease(t, <-locks[0]) // this handoff brings tokens for those that follow
+		mustRelease(t, <-locks[0]) // this handoff brings tokens for the following ones
 		second := <-locks[1]
 		time.Sleep(10 * time.Second)
 		before := c.Stats().Refreshes
@@ -1039,7 +1038,7 @@ func TestFenceCountersAreBounded(t *testing.T) {
 			t.Errorf("left: %q", key)
 			continue
 		}
-		if slot != "flightlock:{boot" && slot != "flightlock:{sets" { // what the node remembers of itself, and of its clients
+		if slot != "flightlock:{boot" && slot != "flightlock:{sets" { // the node's marker, and its clients' announcements
 			perSlot[slot]++
 		}
 	}
@@ -1056,8 +1055,8 @@ func TestFenceCountersAreBounded(t *testing.T) {
 	}
 }
 
-// A second Release, and Refresh, AutoRefresh and Context after Release: the lock is over,
-// nothing is asked, and nobody else is harmed.
+// A second Release, and Refresh, AutoRefresh and Context after Release: the lock is over, nothing
+// is sent, and nobody else is affected.
 func TestAfterRelease(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
@@ -1086,7 +1085,7 @@ func TestAfterRelease(t *testing.T) {
 	})
 }
 
-// A ctx that has ended before the call sends nothing, by whatever method.
+// A ctx that has ended before the call sends nothing, with any method.
 func TestAnEndedContextSendsNothing(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -1106,8 +1105,8 @@ func TestAnEndedContextSendsNothing(t *testing.T) {
 	})
 }
 
-// What retrying cannot mend is final only where it puts the majority out of reach: a list
-// at the key, on one node of three, costs that node's vote.
+// What retrying cannot fix is final only where it puts the majority out of reach: a list at the
+// key, on one node of three, costs that node's vote.
 func TestAListOnOneNodeOfThree(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -1120,7 +1119,7 @@ func TestAListOnOneNodeOfThree(t *testing.T) {
 		}
 		mustRelease(t, l)
 		synctest.Wait()
-		for _, n := range nodes[1:] { // held, for now: that is worth waiting for
+		for _, n := range nodes[1:] { // held, for now: a reason to wait
 			if err := n.Mini.Set("lock:k", "somebody else"); err != nil {
 				t.Fatal(err)
 			}

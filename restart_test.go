@@ -13,9 +13,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A node that was restarted empty has every live lock again after each was refreshed once,
-// with a counter that has reached its token: the restart took the connections with it, and
-// none of the refreshes is lost to that.
+// A node that was restarted empty has every live lock again after each was refreshed once, with a
+// counter that has reached its token: the restart reset the connections, and none of the refreshes
+// is lost to that.
 func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
 	servers, nodes := realNodes(t, 3)
 	// The restarted node is to vote afterwards, so that its tokens are tried.
@@ -29,8 +29,8 @@ func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
 			return servers[1].Do(t, "GET", "lock:"+l.Key()) != l.Owner()
 		})
 	}
-	// A vote that a lock did not wait for, cut off by the restart, would be asked for again while
-	// nobody answers, and the node be suspended: refreshes leave such a one out.
+	// A vote that a lock did not wait for, cut off by the restart, would be requested again while the
+	// node is down, and the node be suspended: refreshes leave such a node out.
 	redistest.Eventually(t, 10*time.Second, "all three nodes have voted", hasAll)
 	if err := servers[1].Restart(); err != nil {
 		t.Fatal(err)
@@ -58,14 +58,14 @@ func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
 	servers[0].Cont()
 }
 
-// A node is stopped for 5 s while locks come and go, and goes on: what it then executes late,
-// and what it missed, is gone within 2 s of the end of each lock, long before its ttl. On a busy machine
-// that may take some tries.
+// A node is stopped for 5 s while locks come and go, and continues: what it then executes late, and
+// what it missed, is gone within 2 s of the end of each lock, long before its ttl. On a busy
+// machine that may take some tries.
 func TestNoKeyOutlivesItsLockOnANodeThatWasStopped(t *testing.T) {
 	wantIn(t, 2*time.Second, stopAmongLocks)
 }
 
-// wantIn wants one of three tries to take no longer than most: the machine may be busy.
+// wantIn expects one of three tries to take no longer than most: the machine may be busy.
 func wantIn(t *testing.T, most time.Duration, try func(t *testing.T) time.Duration) {
 	t.Helper()
 	for range 3 {
@@ -77,7 +77,7 @@ func wantIn(t *testing.T, most time.Duration, try func(t *testing.T) time.Durati
 	t.Errorf("more than %v, three times", most)
 }
 
-// stopAmongLocks says how long after the last lock its key was gone.
+// stopAmongLocks returns how long after the last lock its key was gone.
 func stopAmongLocks(t *testing.T) time.Duration {
 	servers, nodes := realNodes(t, 3)
 	c := newClient(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)

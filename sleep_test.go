@@ -16,9 +16,9 @@ import (
 var clocks clocktest.Clocks
 
 // A sleep of the machine that outlasts a lock ends its Context, the function that runs under it,
-// and the wait of those behind it, soon after the machine goes on: with a refresh that was yet to
-// come, and nobody asking Err. The docs promise a second, and a busy machine gets more; without a
-// look at the wall clock it takes what was left of the ttl.
+// and the wait of those behind it, soon after the machine resumes: with a refresh still to come,
+// and without a call of Err. The docs promise a second, and a busy machine gets more; without a
+// check of the wall clock it would take what was left of the ttl.
 func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	const ttl, patience = time.Minute, 20 * time.Second
 	var nodes []redis.UniversalClient
@@ -54,7 +54,7 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 			t.Errorf("the cause is %v; Err: %v", why, l.Err())
 		}
 	case <-late:
-		t.Fatal("Lock.Context goes on")
+		t.Fatal("Lock.Context has not ended")
 	}
 	for what, told := range map[string]chan error{"the waiter": next, "the function": done} {
 		select {
@@ -63,7 +63,7 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		case <-late:
-			t.Fatalf("%s goes on", what)
+			t.Fatalf("%s has not ended", what)
 		}
 	}
 	t.Logf("noticed after %v", time.Since(slept))

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// blocks is a strategy that does not answer before its end.
+// blocks is a strategy that does not return before it is ended.
 type blocks struct {
 	end   chan struct{}
 	asked *atomic.Int32
@@ -28,9 +28,9 @@ func (b blocks) Next(int) (time.Duration, bool) {
 	return 0, false
 }
 
-// A strategy that blocks delays nobody but its caller, in front of the queue and behind others:
-// whoever else waits gets the lock. Its caller has its answer when the strategy has returned: the
-// lock, or that its ctx has ended.
+// A strategy that blocks delays only its caller, in front of the queue and behind others: the other
+// waiters get the lock. Its caller has its result when the strategy has returned: the lock, or
+// ctx's error.
 func TestAStrategyThatBlocks(t *testing.T) {
 	for _, wrap := range map[string]func(flightlock.RetryStrategy) flightlock.RetryStrategy{
 		"plain":    func(s flightlock.RetryStrategy) flightlock.RetryStrategy { return s },
@@ -54,7 +54,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 						locked <- struct{}{}
 					}
 					waiting := int64(3)
-					if !front { // its strategy is asked before it queues
+					if !front { // its strategy is called before it queues
 						waiting = 2
 						go lock(nil)
 						synctest.Wait()
@@ -75,7 +75,7 @@ func TestAStrategyThatBlocks(t *testing.T) {
 					<-ctx.Done()
 					synctest.Wait()
 					if n := b.asked.Load(); n != 2 {
-						t.Errorf("it was asked %d times, want 2", n)
+						t.Errorf("it was called %d times, want 2", n)
 					}
 					if n := c.Stats().Waiters; n != waiting {
 						t.Errorf("%d wait, want %d", n, waiting)
@@ -145,8 +145,8 @@ type strategy func(attempt int) (time.Duration, bool)
 
 func (s strategy) Next(attempt int) (time.Duration, bool) { return s(attempt) }
 
-// A strategy of the caller's own paces its caller's attempts as one of this package does: alone, in
-// front of the queue, and behind others.
+// A custom strategy paces its caller's attempts as one of this package does: alone, in front of the
+// queue, and behind others.
 func TestAStrategyOfTheCallersOwn(t *testing.T) {
 	for _, limit := range []int{0, 3} {
 		mine := strategy(func(attempt int) (time.Duration, bool) { return 100 * time.Millisecond, attempt <= limit })

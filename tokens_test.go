@@ -10,7 +10,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// rising has a client lock k many times, and fails if a token is not larger than all before, of any client.
+// rising has a client lock k many times, and fails if a token is not larger than all earlier ones,
+// of any client.
 func rising(t *testing.T) func(c *flightlock.Client, when string) {
 	last := int64(0)
 	return func(c *flightlock.Client, when string) {
@@ -26,9 +27,9 @@ func rising(t *testing.T) func(c *flightlock.Client, when string) {
 	}
 }
 
-// With one or two nodes a node that forgets gives what it forgot to the next one who asks: nobody could
-// vote instead. But the token tells the two apart: it is larger than all before, for clients that were
-// there and for those that come, with a lock for each or one that is handed on.
+// With one or two nodes a node that lost data grants again what it had granted: nobody could vote
+// instead. But the token distinguishes the two grants: it is larger than all before, for old
+// clients and for new ones, with a lock for each or one that is handed over.
 func TestTokensRiseAfterNodesForgot(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{1, 2} {
@@ -63,7 +64,7 @@ func TestTokensRiseAfterNodesForgot(t *testing.T) {
 	}
 }
 
-// A single node that refuses to say what it remembers grants nothing, and says why.
+// A single node that refuses to report whether it lost data grants nothing, and the error says why.
 func TestOneNodeThatRefusesBoot(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)

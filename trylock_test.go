@@ -25,7 +25,7 @@ func (c away) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// Processes that try at the same moment, each of them nearest to another node, split the votes. One
+// Processes that try at the same moment, each of them closest to another node, split the votes. One
 // of them gets the lock nevertheless.
 func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 	t.Parallel()

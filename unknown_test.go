@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A ctx that ends before anything is known of the key gives its own error alone: nobody has said
-// that somebody else has the lock. Behind others of the process, and after an outcome, both match.
+// A ctx that ends before anything is known of the key returns its own error alone: no node has
+// answered that the lock is held. Behind others of the process, and after an outcome, both match.
 func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c := newClient(t, flightlock.Options{}, clients...)
@@ -54,11 +54,11 @@ func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 		for name, ask := range asked {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(5*time.Millisecond, cancel) // while the node is asked
-			// A caller that asks on its own goroutine may be given the lock; else the node has not
-			// answered yet.
+			// A caller that makes the attempt on its own goroutine may be granted the lock; otherwise the
+			// node has not answered yet.
 			err := ask(ctx, "k:"+name)
 			if err != nil && (!errors.Is(err, context.Canceled) || errors.Is(err, flightlock.ErrNotAcquired)) {
-				t.Errorf("%s, ended while the node was asked: %v", name, err)
+				t.Errorf("%s, ended while the request was in flight: %v", name, err)
 			}
 			synctest.Wait()
 			time.Sleep(2 * time.Second)

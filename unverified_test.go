@@ -12,8 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A server that refuses boot.lua has no vote, and everybody who watches is told so, and why, until it
-// accepts it.
+// A server that refuses boot.lua has no vote, and every observer is notified, with the reason,
+// until it accepts it.
 func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 	t.Parallel()
 	for _, r := range refusals {
@@ -32,8 +32,8 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			tr := newTrio(t)
 			first := tr.client(flightlock.Options{})
-			tryLock(t, first, "k") // a deployment that begins needs all
-			closeClient(t, first)  // or it might have the node boot before that is refused
+			tryLock(t, first, "k") // a new deployment needs all nodes
+			closeClient(t, first)  // or it might bootstrap the node before that is refused
 			must(t, tr.servers[0].Restart())
 			r.refuse(tr)
 			var log lines
@@ -52,8 +52,8 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 	}
 }
 
-// A node that has no vote with one client until another one has had it boot is verified for the first
-// as well, when its vote counts.
+// A node that has no vote with one client until another one has bootstrapped it is verified for the
+// first as well, when its vote counts.
 func TestANodeThatAnotherClientVerified(t *testing.T) {
 	tr := newTrio(t)
 	a, b := tr.client(flightlock.Options{}), tr.client(flightlock.Options{})
@@ -69,7 +69,7 @@ func TestANodeThatAnotherClientVerified(t *testing.T) {
 	redistest.Eventually(t, 20*time.Second, "it is verified", func() bool { return a.Stats().Unverified == 0 })
 }
 
-// A Logger that blocks is told of a node by one goroutine, however often that changes.
+// A Logger that blocks is called by one goroutine for a node, however often its state changes.
 func TestABlockedLoggerIsToldOnce(t *testing.T) {
 	tr := newTrio(t)
 	log := blocked{began: make(chan struct{}, 100), end: make(chan struct{})}
@@ -94,8 +94,9 @@ func lockUntilUnverified(t *testing.T, c *flightlock.Client, n int64) {
 	lockUntil(t, c, "k", fmt.Sprintf("%d nodes are unverified", n), func() bool { return c.Stats().Unverified == n })
 }
 
-// lockUntilRefused has the first node, which refuses boot.lua, forget its scripts, and c lock until that is seen.
-// Each time that it is not, the node forgets once more: a boot that it has answered before may load them late.
+// lockUntilRefused has the first node, which refuses boot.lua, lose its scripts, and c lock until
+// that is seen. Each time that it is not, the node loses them again: a boot that it has answered
+// before may load them late.
 func lockUntilRefused(tr *trio, c *flightlock.Client) {
 	tr.t.Helper()
 	tr.servers[0].Do(tr.t, "SCRIPT", "FLUSH")
@@ -108,7 +109,7 @@ func lockUntilRefused(tr *trio, c *flightlock.Client) {
 	})
 }
 
-// blocked is a log that takes nothing until its end.
+// blocked is a log that blocks until it is ended.
 type blocked struct {
 	slog.Handler
 	began, end chan struct{}
@@ -122,7 +123,7 @@ func (b blocked) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// wantGauge wants a gauge of that name to have that value for a node.
+// wantGauge expects a gauge of that name to have that value for a node.
 func wantGauge(t *testing.T, reg prometheus.Gatherer, name, node string, want float64) {
 	t.Helper()
 	families, err := reg.Gather()

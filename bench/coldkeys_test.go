@@ -81,7 +81,7 @@ type coldRequest struct {
 	From, Keys int
 }
 
-// coldResult is what became of a burst.
+// coldResult is the result of a burst.
 type coldResult struct {
 	Slowest          time.Duration
 	Unlocked, Failed int

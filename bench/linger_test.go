@@ -12,13 +12,14 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// This file measures Options.Linger: what a lock costs that is used again, what a rival waits for a
-// key whose lease is retained, and what keys cost that each are used by one process mostly. The
-// servers are its own.
+// This file measures Options.Linger: the cost of a lock that is used again, the time that a rival
+// waits for a key whose lease is retained, and the cost of keys that are mostly used by one process
+// each. The servers are its own.
 
 const benchLinger = 100 * time.Millisecond
 
-// lingers opens a Client that retains leases for that time, and has the confirmation of its inbox.
+// lingers opens a Client that retains leases for that time, and waits for the confirmation of its
+// inbox.
 func lingers(b *testing.B, urls []string, linger time.Duration) *flightlock.Client {
 	b.Helper()
 	c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: patientTimeout, Linger: linger})

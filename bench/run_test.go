@@ -36,8 +36,8 @@ func TestMain(m *testing.M) {
 		args := strings.Split(list, ",")
 		os.Exit(coldMain(os.Stdin, os.Stdout, args[0], args[1:]))
 	}
-	// A pool of go-redis that could not dial tries again every second, and looks only then whether
-	// it was closed.
+	// A pool of go-redis that could not dial retries every second, and checks only then whether it was
+	// closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
@@ -126,7 +126,7 @@ func TestRunWithClientsThatPoll(t *testing.T) {
 	}
 }
 
-// -polling reaches the library: the last clients hear no notices.
+// -polling reaches the library: the last clients receive no notices.
 func TestLastClientsPoll(t *testing.T) {
 	cfg := smallConfig()
 	cfg.clients, cfg.polling, cfg.only = 3, 1, "b"
@@ -171,8 +171,8 @@ func TestOnlySomePhasesAreRun(t *testing.T) {
 	}
 }
 
-// The work is done under the lock, so it is in the holding time, whether it is short and busy or
-// long and idle.
+// The work is done under the lock, so it is part of the holding time, whether it is short and busy
+// or long and idle.
 func TestWorkIsHoldingTime(t *testing.T) {
 	for _, d := range []time.Duration{50 * time.Microsecond, 5 * time.Millisecond} {
 		cfg := smallConfig()

@@ -145,15 +145,15 @@ func (s benchStore) untilVoteIsBack(b *testing.B, c *flightlock.Client, node *re
 	}
 }
 
-// growth looks at goroutines, live heap and debts from time to time.
+// growth samples goroutines, live heap and debts from time to time.
 type growth struct {
 	stop    chan struct{} // closed by end
-	stopped chan struct{} // closed when nobody looks any more
+	stopped chan struct{} // closed when sampling has ended
 
 	goroutines, heap, debts []float64
 }
 
-// watchGrowth looks every so often, until end.
+// watchGrowth samples every so often, until end.
 func watchGrowth(c *flightlock.Client, every time.Duration) *growth {
 	g := &growth{stop: make(chan struct{}), stopped: make(chan struct{})}
 	go func() {

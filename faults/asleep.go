@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The machine of a process sleeps: the process is stopped, and finds, when it goes on, that its
-// monotonic clock has stood still meanwhile, and its wall clock has not. The machine of the
-// tests cannot sleep and go on by itself. So such a process reads its clocks through package
+// The machine of a process sleeps: the process is stopped, and finds, when it continues, that its
+// monotonic clock has stood still meanwhile, and its wall clock has not. The machine of the tests
+// cannot suspend and resume by itself. So such a process reads its clocks through package
 // clocktest, from memory that it shares with the harness, which moves them before the process
-// goes on: it runs no instruction with the clocks as they were.
+// continues: it runs no instruction with the clocks as they were.
 
 // clocksFile is the descriptor of that memory in the process: the first after stderr.
 const clocksFile = 3
 
-// newClocks makes memory for clocks, and the file by which a process shares it.
+// newClocks makes memory for clocks, and the file through which a process shares it.
 func newClocks() (*clocktest.Clocks, *os.File, error) {
 	fd, err := unix.MemfdCreate("clocks", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -44,8 +44,9 @@ func sharedClocks(fd int) (*clocktest.Clocks, error) {
 	return (*clocktest.Clocks)(unsafe.Pointer(unsafe.SliceData(memory))), nil
 }
 
-// slept has the process's clocks stand still for so long, the wall clock too if nothing tells of
-// the sleep: as after a pause of a virtual machine whose clock was not set after that.
+// slept makes the process's monotonic clock stand still for so long, and its wall clock too if
+// nothing shows the sleep: as after a pause of a virtual machine whose clock was not set after
+// that.
 func (p *process) slept(d time.Duration, untold bool) {
 	p.clocks.Monotonic.Add(int64(-d))
 	if untold {

@@ -18,9 +18,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A cell is what one scenario runs on: redis-servers as nodes, one more for the values
-// that the locks protect, client processes, and a proxy between each process and each node,
-// so that a network may be broken for one pair alone.
+// A cell is what one scenario runs on: redis-servers as nodes, one more for the values that the
+// locks protect, client processes, and a proxy between each process and each node, so that a
+// network can be broken for one pair alone.
 type cell struct {
 	ttl     time.Duration // of most locks, and Options.MaxTTL
 	setup   setup         // of all processes
@@ -38,10 +38,10 @@ type cell struct {
 	fatal   error
 }
 
-// process is a child, seen from here.
+// process is a child, as the harness sees it.
 type process struct {
 	*procs.Child
-	drained chan struct{} // closed when nothing more comes from it
+	drained chan struct{} // closed when its output has ended
 
 	clocks *clocktest.Clocks // that it reads, if its machine may sleep
 
@@ -66,9 +66,9 @@ func newCell(ctx context.Context, s setup, procs, nodes int, args ...string) (*c
 	})
 }
 
-// newClusterCell starts a cell whose one node is a Cluster of so many masters, and more of them that
-// have no slots yet. Its masters are the cell's servers. No proxies are in between, for masters send
-// clients to each other.
+// newClusterCell starts a cell whose one node is a Cluster of so many masters with slots, and more
+// without. Its masters are the cell's servers. There are no proxies in between, since masters
+// redirect clients to each other.
 func newClusterCell(ctx context.Context, s setup, procs, masters, empty int, args ...string) (*cell, error) {
 	return newCellOn(ctx, s, procs, args, func(c *cell) error {
 		cluster, err := redistest.LaunchGrowingCluster(masters, empty, args...)
@@ -122,7 +122,7 @@ func (c *cell) launch(args ...string) (*redistest.Server, error) {
 	return s, err
 }
 
-// clientOf is a client of a server that no fault concerns but the server's own.
+// clientOf is a client of a server that only the server's own faults affect.
 func (c *cell) clientOf(s *redistest.Server) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{Addr: s.Addr(), DialerRetries: 1})
 	c.closers = append(c.closers, rdb.Close)
@@ -165,7 +165,8 @@ func (c *cell) startProcess(s setup, number int) error {
 	return p.Send(s)
 }
 
-// urls are those of the nodes for one process: of new proxies in front of the servers, or of the Cluster.
+// urls are those of the nodes for one process: of new proxies in front of the servers, or of the
+// Cluster.
 func (c *cell) urls() (urls []string, err error) {
 	if c.cluster != nil {
 		return []string{"redis://" + c.servers[0].Addr() + "?dial_timeout=1s&addr=" + c.servers[1].Addr()}, nil
@@ -183,7 +184,7 @@ func (c *cell) urls() (urls []string, err error) {
 	return urls, nil
 }
 
-// listen takes down what a process tells, until it ends.
+// listen records what a process reports, until it ends.
 func (c *cell) listen(p *process) {
 	defer close(p.drained)
 	for {
@@ -245,7 +246,7 @@ func (c *cell) await(ctx context.Context, what string, cond func() bool) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case time.Now().After(end):
-			return fmt.Errorf("waited for %v in vain until %s", patience, what)
+			return fmt.Errorf("timed out after %v, waiting until %s", patience, what)
 		}
 	}
 }
@@ -257,17 +258,17 @@ func (c *cell) eachProxy(node int, do func(*redistest.Proxy)) {
 	}
 }
 
-// cut lets nothing through to a node, or lets it through again.
+// cut stops or restores all traffic to a node.
 func (c *cell) cut(node int, on bool) {
 	c.eachProxy(node, func(p *redistest.Proxy) {
 		p.BlackHole(on)
 		if !on {
-			p.ResetAll() // those connections would stay mute
+			p.ResetAll() // those connections would stay silent
 		}
 	})
 }
 
-// move has s take a node's place in the network.
+// move makes s take a node's place in the network.
 func (c *cell) move(node int, s *redistest.Server) {
 	c.eachProxy(node, func(p *redistest.Proxy) {
 		p.SetTarget(s.Addr())
@@ -275,7 +276,7 @@ func (c *cell) move(node int, s *redistest.Server) {
 	})
 }
 
-// votes waits until a node takes part again: until the key that everybody wants is seen on it.
+// votes waits until a node takes part again: until the key that every process wants is seen on it.
 func (c *cell) votes(ctx context.Context, node int) error {
 	return c.await(ctx, fmt.Sprintf("node %d votes again", node), func() bool {
 		n, err := c.nodes[node].Exists(ctx, "lock:"+hotKey).Result()
@@ -284,7 +285,7 @@ func (c *cell) votes(ctx context.Context, node int) error {
 }
 
 // holder finds the process that holds key, by the owner on the first node, which begins with
-// host:pid. nil if there is none, or the key is kept for somebody whose turn is next.
+// host:pid. It is nil if there is none, or the key is kept for the next contender's turn.
 func (c *cell) holder(ctx context.Context, key string) *process {
 	label, _, _ := strings.Cut(c.nodes[0].Get(ctx, "lock:"+key).Val(), "#")
 	host, _ := os.Hostname()
@@ -296,8 +297,8 @@ func (c *cell) holder(ctx context.Context, key string) *process {
 	return nil
 }
 
-// stopOne freezes the process that find finds for so long, if it still is that one when it has
-// stopped. Before it goes on, wake is told how long it has stood, at least.
+// stopOne stops the process that find returns for so long, if find still returns it when it has
+// stopped. Before it continues, wake is called with the time for which it was stopped, at least.
 func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *process,
 	wake func(p *process, stood time.Duration)) error {
 	return c.await(ctx, "the right process is stopped", func() bool {
@@ -306,7 +307,7 @@ func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *proces
 			return false
 		}
 		defer func() { _ = p.Cont() }()
-		pause(ctx, 10*time.Millisecond) // what it has told before it stopped is heard
+		pause(ctx, 10*time.Millisecond) // what it reported before it stopped is recorded
 		stopped := time.Now()
 		defer func() { wake(p, time.Since(stopped)) }()
 		if find() != p {
@@ -317,8 +318,8 @@ func (c *cell) stopOne(ctx context.Context, d time.Duration, find func() *proces
 	})
 }
 
-// killOne ends the process that find finds, as kill -9 does, and starts another in its place. What it had begun to
-// write may have been written.
+// killOne kills the process that find returns, as kill -9 does, and starts another in its place. A
+// write that it had begun may have been executed.
 func (c *cell) killOne(ctx context.Context, find func() *process) error {
 	var victim *process
 	err := c.await(ctx, "the right process is stopped", func() bool {
@@ -350,7 +351,7 @@ func (c *cell) killOne(ctx context.Context, find func() *process) error {
 	return c.startProcess(c.setup, len(c.procs))
 }
 
-// working is the process that has said that it has read what its lock protects, and not yet
+// working is the process that has reported that it has read what its lock protects, and not yet
 // that it has written. nil if there is none.
 func (c *cell) working() *process {
 	c.mu.Lock()
@@ -363,8 +364,8 @@ func (c *cell) working() *process {
 	return nil
 }
 
-// finish lets all processes end in order and returns what they did. Those that do not end
-// are killed, which is an error.
+// finish lets all processes end in order and returns their events. Those that do not end are
+// killed, which is an error.
 func (c *cell) finish() (*history, error) {
 	for _, p := range c.procs {
 		_ = p.CloseInput()

@@ -20,14 +20,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file is a client process: it locks, works and writes down what it saw, a line of JSON
-// for each event on stdout. Its stdin brings one line, the setup, and ends when the process
-// is to end. So a process cannot outlive its parent.
+// This file is a client process: it locks, works and reports what it saw, a line of JSON for each
+// event on stdout. Its stdin brings one line, the setup, and is closed when the process is to end.
+// So a process cannot outlive its parent.
 
 // childEnv makes the program, or its test binary, such a process.
 const childEnv = "FLIGHTLOCK_FAULTS_CHILD"
 
-// setup is what a process is told.
+// setup is the configuration of a process.
 type setup struct {
 	Proc     int
 	Nodes    []string // urls
@@ -44,11 +44,11 @@ const longKeys = 4
 
 func longKey(i int) string { return "long" + strconv.Itoa(i) }
 
-// hotKey is wanted by everybody all the time.
+// hotKey is wanted by all processes all the time.
 const hotKey = "hot"
 
-// ownKeys are used by one process each again and again, which retains their leases, and now and then by the
-// others.
+// ownKeys are used by one process each again and again, which retains their leases, and now and
+// then by the others.
 const ownKeys = 3
 
 func ownKey(i int) string { return "own" + strconv.Itoa(i%ownKeys) }
@@ -196,7 +196,7 @@ type locking struct {
 	owner   *string // of the last lock of a key that only one goroutine of this process uses; nil: of another one
 }
 
-// once tries to get the lock, holds it, changes the register under it, and lets it go.
+// once tries to get the lock, holds it, changes the register under it, and releases it.
 func (c *child) once(ctx context.Context, l locking) {
 	h := hold{Proc: c.Proc, Key: l.key}
 	wait, cancel := context.WithTimeout(ctx, l.wait)
@@ -217,7 +217,7 @@ func (c *child) once(ctx context.Context, l locking) {
 		*l.owner = lock.Owner()
 	}
 	look := func() bool {
-		now := c.clock.now() // before the look: this is when it was still valid, at least
+		now := c.clock.now() // before the check: at least until then it was valid
 		if lock.Err() != nil {
 			return false
 		}
@@ -232,14 +232,14 @@ func (c *child) once(ctx context.Context, l locking) {
 		h.Lost = inWords(lock.Err())
 		h.Expired = expired(lock.Err())
 	}
-	h.Until = max(c.deadline(lock.Until()), h.Valid) // what Err said counts, also if Until says otherwise
+	h.Until = max(c.deadline(lock.Until()), h.Valid) // what Err returned counts, also if Until differs
 	h.Released = lock.Release(ctx) == nil
 	h.Done = c.clock.now()
 	c.emit(event{Hold: &h})
 }
 
-// deadline is the machine's time of a deadline. What a machine that slept says of its monotonic clock, no
-// other understands; its wall clock is that of all, but for what nobody tells it of.
+// deadline is a deadline in the machine's time. The monotonic clock of a machine that slept means
+// nothing to the others; its wall clock is common to all, unless nothing shows the sleep.
 func (c *child) deadline(until time.Time) int64 {
 	if c.clocks == nil {
 		return c.clock.of(until)
@@ -247,15 +247,15 @@ func (c *child) deadline(until time.Time) int64 {
 	return c.clock.ofWall(until) - c.clocks.Wall.Load()
 }
 
-// holdFor spends d under the lock, with a look at it every millisecond, and counts the
-// register up: read at the beginning, written at the end.
+// holdFor spends d under the lock, checks it every millisecond, and increments the register: it is
+// read at the beginning, written at the end.
 func (c *child) holdFor(ctx context.Context, d time.Duration, lock *flightlock.Lock, look func() bool) {
 	value, stale := c.get(lock)
 	for end := time.Now().Add(d); look() && ctx.Err() == nil && time.Now().Before(end); {
 		pause(ctx, min(time.Millisecond, time.Until(end)))
 	}
 	if !stale {
-		c.set(lock, value+1) // whether the lock is still ours or not: that is what the token is for
+		c.set(lock, value+1) // whether the lock is still valid or not: that is what the token is for
 	}
 }
 

@@ -21,8 +21,8 @@ type machineClock struct {
 	at   int64 // the machine's clock at base, never too early
 }
 
-// newMachineClock reads both clocks between each other until a reading is good to 20 us, and
-// takes the best of a thousand otherwise.
+// newMachineClock reads one clock between two readings of the other until the result is good to 20
+// us, and otherwise takes the best of a thousand.
 func newMachineClock() (machineClock, error) {
 	best, width := machineClock{}, int64(1<<62)
 	for range 1000 {

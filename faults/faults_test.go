@@ -26,15 +26,16 @@ func TestMain(m *testing.M) {
 	redistest.SayWhatIsLeftOut(
 		"most scenarios",
 		"FLIGHTLOCK_LONG=1, or make test-long")
-	// A pool of go-redis that could not dial tries again every second, and looks only then whether it was closed.
+	// A pool of go-redis that could not dial retries every second, and checks only then whether it was
+	// closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
 // quick is for runs of about a second.
 var quick = setup{TTL: 300 * time.Millisecond, Linger: 150 * time.Millisecond}
 
-// Under no fault do two valid holders meet, or tokens fall, or updates get lost; and when it
-// is over, all keys are served again. These are scenarios of `make faults`, in a hurry;
+// Under no fault do two valid holders meet, or tokens fall, or updates get lost; and when it is
+// over, all keys are served again. These are short runs of the scenarios of `make faults`;
 // FLIGHTLOCK_LONG=1 runs all of them.
 func TestScenarios(t *testing.T) {
 	redistest.Require(t)
@@ -64,9 +65,9 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// The paused-holder test, in a hurry: the plain list loses what was written meanwhile, or what
-// the stopped holder wrote too late; the fenced one loses nothing. On a
-// machine that is slow to stop it, the holder may have written by then: that is another try.
+// A short paused-holder test: the plain list loses what was written meanwhile, or what the stopped
+// holder wrote too late; the fenced one loses nothing. On a machine that is slow to stop it, the
+// holder may have written by then: that is another try.
 func TestPausedHolder(t *testing.T) {
 	redistest.Require(t)
 	for range 5 {
@@ -85,8 +86,8 @@ func TestPausedHolder(t *testing.T) {
 	t.Error("nothing was lost without the token")
 }
 
-// What is beyond the promise is seen: when a majority forgets its locks and nobody is
-// quarantined for it, two holders meet, and both checks say so.
+// The harness detects what goes beyond the promise: when a majority loses its locks and is not
+// quarantined, two holders meet, and both checks report it.
 func TestTheHarnessSeesTwoHolders(t *testing.T) {
 	redistest.Require(t)
 	forgetful := quick
@@ -110,8 +111,9 @@ func TestTheHarnessSeesTwoHolders(t *testing.T) {
 	}
 }
 
-// A holder whose machine slept believes in locks that are others' by then, if no clock tells it:
-// what the scenario of the sleep is for is seen. It takes two seconds: FLIGHTLOCK_LONG=1 runs it.
+// A holder whose machine slept believes in locks that others hold by then, if no clock shows the
+// sleep: the harness detects what the sleep scenario is for. It takes two seconds:
+// FLIGHTLOCK_LONG=1 runs it.
 func TestTheHarnessSeesAnUntoldSleep(t *testing.T) {
 	redistest.Require(t)
 	redistest.OnlyLong(t)
@@ -147,13 +149,13 @@ func (h *history) clone() *history {
 	return &history{holds: slices.Clone(h.holds), accesses: slices.Clone(h.accesses)}
 }
 
-// A history that was tampered with is refused, each kind of lie by the check that is there
-// for it; the honest one is not.
+// A history that was tampered with is refused, each kind of error by the check for it; the genuine
+// one is not.
 func TestDoctoredHistoriesAreRefused(t *testing.T) {
 	honest := realHistory(t)
 	slices.SortFunc(honest.holds, func(a, b hold) int { return int(a.start() - b.start()) })
 	slices.SortFunc(honest.accesses, func(a, b access) int { return int(a.Call - b.Call) })
-	// two hot holds in a row, each let go in order, and two writes in a row
+	// two hot holds in a row, each released in order, and two writes in a row
 	var holds, writes []int
 	for i, h := range honest.holds {
 		if h.Key == hotKey && h.granted() && h.Released {
@@ -211,7 +213,7 @@ func TestDoctoredHistoriesAreRefused(t *testing.T) {
 	}
 }
 
-// Releases and writes whose outcome is not known may have happened or not, and late.
+// Releases and writes whose outcome is not known may or may not have happened, and may be late.
 func TestUnknownOutcomesAccuseNobody(t *testing.T) {
 	h := &history{
 		holds: []hold{
@@ -235,7 +237,7 @@ func TestUnknownOutcomesAccuseNobody(t *testing.T) {
 	if found := slices.Concat(overlaps, falls, h.notLinearizable()); len(found) > 0 {
 		t.Errorf("found %q", found)
 	}
-	h.holds[3].Given = 49 // one ms before the paused one's time was over
+	h.holds[3].Given = 49 // one ms before the stopped holder's deadline
 	h.holds[3].Asked = math.MinInt64
 	if overlaps, _ := h.meetings(); len(overlaps) != 1 {
 		t.Errorf("a paused holder's promise is not seen: %q", overlaps)

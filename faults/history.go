@@ -19,9 +19,9 @@ type hold struct {
 
 	Fence    int64
 	Reused   bool   `json:",omitempty"` // the lease was retained since the last lock of this process
-	Until    int64  // validity deadline, as it was in the end
+	Until    int64  // validity deadline, in its final value
 	Valid    int64  // when the holder last saw that it was valid; 0: never
-	Lost     string `json:",omitempty"` // why it was over before its release
+	Lost     string `json:",omitempty"` // why it ended before its release
 	Expired  bool   `json:",omitempty"` // Lost because Until had passed
 	Done     int64  // when Release returned
 	Released bool   // Release said nil
@@ -32,7 +32,7 @@ func (h hold) granted() bool { return h.Err == "" }
 // start is when the lock was granted at the latest.
 func (h hold) start() int64 { return min(h.Given, h.Until) }
 
-// end is up to when its holder was promised the lock.
+// end is until when its holder was promised the lock.
 func (h hold) end() int64 {
 	if h.Expired {
 		return h.Until
@@ -40,7 +40,7 @@ func (h hold) end() int64 {
 	return min(h.Valid, h.Until)
 }
 
-// gone is when the lock was let go at the latest: nobody knows when a release that was not
+// gone is when the lock was released at the latest: nobody knows when a release that was not
 // confirmed takes effect.
 func (h hold) gone() int64 {
 	if h.Released {
@@ -73,7 +73,7 @@ type event struct {
 	Append  *added  `json:",omitempty"`
 }
 
-// A history is what several processes did.
+// A history is the events of several processes.
 type history struct {
 	holds    []hold
 	accesses []access

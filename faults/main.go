@@ -55,7 +55,7 @@ func runPausedTest(ctx context.Context, total time.Duration) error {
 	return err
 }
 
-// run goes through the scenarios and prints the table.
+// run runs the scenarios and prints the table.
 func run(ctx context.Context, out io.Writer, only string, set setup, each, total time.Duration) error {
 	var verdicts []*verdict
 	var violations []string

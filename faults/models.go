@@ -11,11 +11,11 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// This file is the specification: what a lock and a fenced register are, for porcupine to
+// This file is the specification: the behavior of a lock and of a fenced register, for porcupine to
 // find out whether some order of the operations, each at one moment between its call and its
 // return, explains the whole history.
 
-// lockOp takes a lock, or lets it go.
+// lockOp acquires a lock, or releases it.
 type lockOp struct {
 	take  bool
 	id    int // of the hold; two holds of one holder are two
@@ -27,7 +27,7 @@ type lockState struct {
 	fence  int64
 }
 
-// lockModel is a lock with tokens: taken by one at a time, each with a larger token.
+// lockModel is a lock with tokens: held by one at a time, each with a larger token.
 var lockModel = porcupine.Model{
 	Init: func() any { return lockState{} },
 	Step: func(state, input, _ any) (bool, any) {
@@ -40,8 +40,8 @@ var lockModel = porcupine.Model{
 	DescribeOperation: func(input, _ any) string { return fmt.Sprintf("%+v", input) },
 }
 
-// lockOps are the operations on one key's lock. Failed tries did nothing that could be seen:
-// one that was undone is nobody's.
+// lockOps are the operations on one key's lock. Failed tries had no visible effect: one that was
+// undone belongs to nobody.
 func lockOps(holds []hold) (ops []porcupine.Operation) {
 	for i, h := range holds {
 		if !h.granted() {
@@ -60,8 +60,8 @@ type registerState struct {
 	value int
 }
 
-// registerModel is a value that refuses tokens smaller than the largest it has seen, in
-// reads and writes. Nothing that was acknowledged is lost: a read gives the last value written.
+// registerModel is a value that refuses tokens smaller than the largest it has seen, in reads and
+// writes. No acknowledged write is lost: a read returns the last value written.
 var registerModel = porcupine.Model{
 	Init: func() any { return registerState{} },
 	Step: func(state, input, _ any) (bool, any) {
@@ -90,10 +90,10 @@ func registerOps(accesses []access) (ops []porcupine.Operation) {
 	return ops
 }
 
-// checkTime is how long porcupine may think about one key. It needs milliseconds.
+// checkTime is how long porcupine may take for one key. It needs milliseconds.
 const checkTime = 2 * time.Minute
 
-// notLinearizable says which keys' histories no order explains, by key and kind.
+// notLinearizable returns the keys whose histories no order explains, by key and kind.
 func (h *history) notLinearizable() (found []string) {
 	check := func(kind, key string, m porcupine.Model, ops []porcupine.Operation) {
 		if got := porcupine.CheckOperationsTimeout(m, ops, checkTime); got != porcupine.Ok {

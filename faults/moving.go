@@ -13,7 +13,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// staysMaster has a master that gave its last slot away not follow the one that got it.
+// staysMaster makes a master that gave its last slot away not become a replica of the one that got
+// it.
 var staysMaster = []string{"--cluster-allow-replica-migration", "no"}
 
 // movingSlots moves the slots of all keys to the master that has none, all at once and key by key, so that
@@ -109,7 +110,8 @@ func (c *cell) moveSlot(ctx context.Context, ids []string, slot int64, from, to 
 	}
 }
 
-// handOver makes the target the slot's master: it is told first, or both would send clients to each other.
+// handOver makes the target the slot's master: it is the first to know, otherwise both would
+// redirect clients to each other.
 func (c *cell) handOver(ctx context.Context, ids []string, slot int64, from, to int) error {
 	told := []*redis.Client{c.nodes[to], c.nodes[from]}
 	for i, n := range c.nodes {

@@ -83,7 +83,7 @@ func (c *child) add(a *added, lock *flightlock.Lock) error {
 	return err
 }
 
-// lostUpdates is what the paused-holder test came to.
+// lostUpdates is the result of the paused-holder test.
 type lostUpdates struct {
 	pauses                  int
 	plainAcked, plainLost   int
@@ -91,7 +91,7 @@ type lostUpdates struct {
 	refused                 int // writes and reads with a token that was too old
 }
 
-// runPaused stops holders for so long each, until so much time has gone, at least once.
+// runPaused stops holders for so long each, until the given time is over, at least once.
 func runPaused(ctx context.Context, set setup, pauseFor, atLeast time.Duration) (r lostUpdates, err error) {
 	set.Paused = true
 	c, err := newCell(ctx, set, 5, 3)

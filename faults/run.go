@@ -18,13 +18,13 @@ const (
 	phases
 )
 
-// A verdict is what one run of a scenario, or several, came to.
+// A verdict is the result of one run of a scenario, or several.
 type verdict struct {
 	scenario scenario
 	faults   int
 	granted  [phases]int
 	failed   map[string]int // tries that ended in that error
-	lost     map[string]int // locks that were over before their release, by reason
+	lost     map[string]int // locks that ended before their release, by reason
 	reused   int            // locks by a lease that was retained
 	refused  int            // accesses to the register with a token that was too old
 	gap      time.Duration  // longest time that the hot key went without a new holder
@@ -34,10 +34,10 @@ type verdict struct {
 	overlaps, falls, illegal []string
 }
 
-// violations are what must not be.
+// violations are what must not happen.
 func (v *verdict) violations() []string { return slices.Concat(v.overlaps, v.falls, v.illegal) }
 
-// runScenario starts a cell, does the fault until so much time has gone, at least once, and
+// runScenario starts a cell, repeats the fault until the given time is over, at least once, and
 // judges what the processes did.
 func runScenario(ctx context.Context, s scenario, set setup, atLeast time.Duration) (*verdict, error) {
 	clock, err := newMachineClock()
@@ -88,7 +88,7 @@ func (s scenario) newCell(ctx context.Context, set setup, procs int) (*cell, err
 	return newCell(ctx, set, procs, 3, s.args...)
 }
 
-// allServed waits until somebody has got, and let go, each key since then.
+// allServed waits until each key has been locked and released since then.
 func (c *cell) allServed(ctx context.Context, since int64) error {
 	keys := c.keys()
 	return c.await(ctx, "every key is served", func() bool {

@@ -18,11 +18,11 @@ import (
 type scenario struct {
 	name  string
 	nodes int // 3 if 0
-	// masters is how many with slots a Redis Cluster has that is then the only node, and empty how many
-	// without; 0: there is none. There are no proxies before it.
+	// masters is how many with slots a Redis Cluster has that is then the only node, and empty how
+	// many without; 0: there is none. There are no proxies in front of it.
 	masters, empty int
 	args           []string // of each redis-server
-	// fault does it once, and mends it before it returns. It may be called again.
+	// fault does it once, and repairs it before it returns. It may be called again.
 	fault  func(ctx context.Context, c *cell) error
 	sample bool // runs in `make test`, too
 	sleeps bool // machines of processes sleep
@@ -85,8 +85,8 @@ func killMinority(ctx context.Context, c *cell) error {
 	return nil
 }
 
-// losingMemory is the case in which a node's memory matters: the locks of the moment are on
-// two nodes of three, and then one of these two forgets them.
+// losingMemory is the case in which a node's data matters: the current locks are on two nodes of
+// three, and then one of these two loses them.
 func losingMemory(forget func(ctx context.Context, c *cell, node int) error) func(context.Context, *cell) error {
 	return func(ctx context.Context, c *cell) error {
 		missing, forgetful := 2, rand.IntN(2)
@@ -96,7 +96,7 @@ func losingMemory(forget func(ctx context.Context, c *cell, node int) error) fun
 		if err := forget(ctx, c, forgetful); err != nil {
 			return err
 		}
-		pause(ctx, c.ttl*12/10) // MaxTTL apart, or a majority would have lost its memory
+		pause(ctx, c.ttl*12/10) // MaxTTL apart, or a majority would have lost its data
 		return nil
 	}
 }
@@ -105,7 +105,7 @@ func restarted(_ context.Context, c *cell, node int) error { return c.servers[no
 
 func flushed(ctx context.Context, c *cell, node int) error { return c.nodes[node].FlushAll(ctx).Err() }
 
-// withoutNode cuts a node off until the locks of the moment were granted by the others alone.
+// withoutNode cuts a node off until the current locks were granted by the others alone.
 func withoutNode(ctx context.Context, c *cell, node int) error {
 	c.cut(node, true)
 	pause(ctx, c.ttl)
@@ -122,8 +122,8 @@ func powerLoss(ctx context.Context, c *cell) error {
 	return losingMemory(func(context.Context, *cell, int) error { return c.servers[forgetful].RestartFrom(old) })(ctx, c)
 }
 
-// powerLossRefusing is powerLoss of a node that refuses writes when clients meet it again, as a master
-// does that waits for its replica, and accepts them while the locks of before are still held.
+// powerLossRefusing is powerLoss of a node that refuses writes when clients meet it again, as a
+// master does that waits for its replica, and accepts them while earlier locks are still held.
 func powerLossRefusing(ctx context.Context, c *cell) error {
 	forgetful := rand.IntN(2)
 	old, err := c.servers[forgetful].SaveAppendOnly()
@@ -144,12 +144,12 @@ func powerLossRefusing(ctx context.Context, c *cell) error {
 	})(ctx, c)
 }
 
-// promotion gives a node a replica that hears nothing any more from some moment on, and
-// then takes the master's place. The dead master is the next replica.
+// promotion gives a node a replica that is cut off from some moment on, and then takes the master's
+// place. The dead master is the next replica.
 func promotion(ctx context.Context, c *cell) error { return promote(ctx, c, false) }
 
-// promotionRefusing is promotion of a replica that refuses writes when clients meet it, as one does that
-// wants a replica of its own, and accepts them while the locks of before are still held.
+// promotionRefusing is promotion of a replica that refuses writes when clients meet it, as one does
+// that requires a replica of its own, and accepts them while earlier locks are still held.
 func promotionRefusing(ctx context.Context, c *cell) error { return promote(ctx, c, true) }
 
 func promote(ctx context.Context, c *cell, refusing bool) error {
@@ -183,9 +183,10 @@ func promote(ctx context.Context, c *cell, refusing bool) error {
 	})(ctx, c)
 }
 
-// overAndBack has a replica in step take a node's place, and the node follow it without a dump, until
-// the link breaks. Then the node, the same process, gets its place back. What was refreshed meanwhile was so on
-// the replica and on one node more; one of the processes does not hear of any of that.
+// overAndBack makes a replica in sync take a node's place, and the node follow it without a dump,
+// until the link breaks. Then the node, the same process, gets its place back. What was refreshed
+// meanwhile was refreshed on the replica and on one more node; one of the processes notices none of
+// that.
 func overAndBack(ctx context.Context, c *cell) error {
 	const node, missing = 1, 2
 	first, old := c.servers[node], c.nodes[node]
@@ -216,7 +217,7 @@ func overAndBack(ctx context.Context, c *cell) error {
 	return c.votes(ctx, node)
 }
 
-// replicaOf is a new replica of the master at addr, which has all that it has.
+// replicaOf is a new replica, in sync, of the master at addr.
 func replicaOf(ctx context.Context, c *cell, addr string) (*redistest.Server, *redis.Client, error) {
 	replica, err := c.launch(c.args...)
 	if err != nil {
@@ -226,7 +227,7 @@ func replicaOf(ctx context.Context, c *cell, addr string) (*redistest.Server, *r
 	return replica, client, follow(ctx, c, client, addr)
 }
 
-// follow has a server follow the master at addr, until it has all that it has.
+// follow makes a server a replica of the master at addr, and waits until it is in sync.
 func follow(ctx context.Context, c *cell, server *redis.Client, addr string) error {
 	if err := server.Do(ctx, "REPLICAOF", "127.0.0.1", strings.TrimPrefix(addr, "127.0.0.1:")).Err(); err != nil {
 		return err
@@ -237,8 +238,8 @@ func follow(ctx context.Context, c *cell, server *redis.Client, addr string) err
 	})
 }
 
-// replacedMaster has another server take a master's place, one master after the other: its replica takes over
-// with all that it had, and the old one is killed and forgotten.
+// replacedMaster replaces one master after the other: its replica is promoted, in sync, and the old
+// one is killed and removed from the Cluster.
 func replacedMaster(ctx context.Context, c *cell) error {
 	for i := range c.cluster.Servers() {
 		if err := c.cluster.Replace(ctx, i); err != nil {
@@ -278,8 +279,8 @@ func stoppedHolder(ctx context.Context, c *cell) error {
 	return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) }, inTime)
 }
 
-// stoppedRetainer stops a process whose own key is on the nodes: mostly it retains its lease then, for it holds
-// it for a moment only.
+// stoppedRetainer stops a process whose own key is on the nodes: mostly it retains its lease then,
+// for it holds it for a moment only.
 func stoppedRetainer(ctx context.Context, c *cell) error {
 	key := ownKey(rand.IntN(ownKeys))
 	return c.stopOne(ctx, c.ttl*3/2, func() *process { return c.holder(ctx, key) }, inTime)
@@ -295,10 +296,10 @@ func killedRetainer(ctx context.Context, c *cell) error {
 	return nil
 }
 
-// inTime is for a process whose clocks went on while it was stopped.
+// inTime is for a process whose clocks continued while it was stopped.
 func inTime(*process, time.Duration) {}
 
-// asleep has the machine of a holder sleep until others have its locks. Its monotonic clock says
+// asleep makes the machine of a holder sleep until others have its locks. Its monotonic clock says
 // that they are still its own.
 func asleep(untold bool) func(context.Context, *cell) error {
 	return func(ctx context.Context, c *cell) error {
@@ -319,7 +320,7 @@ func scriptFlush(ctx context.Context, c *cell) error {
 	return nil
 }
 
-// minorityThenMajority has a fault on one node, then on two, then on none.
+// minorityThenMajority causes a fault on one node, then on two, then on none.
 func minorityThenMajority(ctx context.Context, c *cell, fault func(node int, d time.Duration) error) error {
 	if err := fault(0, 2*c.ttl); err != nil {
 		return err

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// meetings says of every two holders that met within their validity, and of every token that
-// did not rise from one valid holder to the next. porcupine finds the same; this
-// says who, when and for how long.
+// meetings reports all pairs of holders that met within their validity, and all tokens that did not
+// rise from one valid holder to the next. porcupine finds the same; this says who, when and for how
+// long.
 func (h *history) meetings() (overlaps, falls []string) {
 	for key, holds := range byKey(h.holds, func(h hold) string { return h.Key }) {
 		holds = slices.DeleteFunc(holds, func(h hold) bool { return !h.granted() || h.end() < h.start() })
 		slices.SortFunc(holds, func(a, b hold) int { return int(a.start() - b.start()) })
-		last := -1 // the hold that lasts longest of those before
+		last := -1 // the earlier hold that lasts longest
 		for i, h := range holds {
 			if last >= 0 {
 				if o := holds[last]; o.end() > h.start() {

@@ -23,12 +23,12 @@ func printTable(out io.Writer, verdicts []*verdict) {
 	}
 }
 
-// cellOf lists what happened how often, and in brackets, together, what nodes had answered.
+// cellOf lists what happened how often, and in parentheses, together, what nodes had answered.
 func cellOf(m map[string]int) string {
 	kinds, answers := map[string]int{}, map[string]int{}
 	for what, n := range m {
 		kind, said, _ := strings.Cut(strings.TrimSuffix(what, ")"), " (")
-		kind, _, _ = strings.Cut(kind, ",") // the sentinel: that a ctx had ended goes without saying
+		kind, _, _ = strings.Cut(kind, ",") // the sentinel: that a ctx had ended is implied
 		kinds[kind] += n
 		if said != "" {
 			for _, answer := range strings.Split(said, ", ") {

@@ -12,7 +12,7 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// inWords says what kind of error err is, and what kinds of answers of nodes were behind it.
+// inWords returns the kind of error that err is, and the kinds of nodes' answers behind it.
 func inWords(err error) string {
 	var words []string
 	for _, s := range []struct {
@@ -48,7 +48,7 @@ func inWords(err error) string {
 	return strings.Join(words, ", ")
 }
 
-// answers are the words for what a node said, or why it said nothing, by a part of the error.
+// answers are the names of what a node answered, or why it did not, by a part of the error.
 var answers = []struct{ part, word string }{
 	{"suspended", "suspended"}, {"not sent", "suspended"}, {"uarantin", "quarantined"},
 	{"OOM", "OOM"}, {"LOADING", "LOADING"}, {"READONLY", "READONLY"}, {"MASTERDOWN", "MASTERDOWN"},

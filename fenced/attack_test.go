@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// However far a write gets that the server refuses in the middle, no value stands that an older token
-// may overwrite afterwards.
+// However far a write gets that the server refuses in the middle, it leaves no value that an older
+// token may overwrite afterwards.
 func TestARefusedWriteLeavesNoValueWithoutItsToken(t *testing.T) {
 	s := redistest.StartServer(t)
 	admin := s.Client(t)

@@ -43,8 +43,8 @@ func mustClient(t *testing.T, nodes *flightlocktest.Nodes, opts flightlock.Optio
 	return c
 }
 
-// A lock that is lost on demand is over at once, whether anybody refreshes it or not, and
-// whichever of the three calls won it; others are not.
+// A lock that is lost on demand is over at once, whether it is refreshed or not, and whichever of
+// the three methods acquired it; others are not.
 func TestLose(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
 		for _, prefix := range []string{"", flightlock.NoPrefix, "mine:"} {
@@ -112,7 +112,7 @@ func TestLoseWaitsForAHolder(t *testing.T) {
 	})
 }
 
-// One of three nodes that is down, or far away, does not stop locking; two do.
+// One of three nodes that is down, or distant, does not stop locking; two do.
 func TestSomeNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := flightlocktest.Start(3)
@@ -143,7 +143,7 @@ func TestSomeNodes(t *testing.T) {
 			{"none is", func() { nodes.Delay(0) }, 0, 0, nil},
 		} {
 			step.do()
-			time.Sleep(10 * time.Second) // virtual: what was on its way arrives, and suspended nodes are probed
+			time.Sleep(10 * time.Second) // virtual: requests in flight arrive, and suspended nodes are probed
 			if took, err := try(); !errors.Is(err, step.err) || took < step.least || took > step.most {
 				t.Errorf("%s: %v, %v", step.what, took, err)
 			}

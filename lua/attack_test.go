@@ -11,8 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Whatever command of its own acquire may not run, with a bucket that is missing: it fails, and as soon
-// as it may again the bucket begins at the node's clock, not where a vote that failed has left it.
+// Whatever command of its own acquire may not run, with a bucket that is missing: it fails, and as
+// soon as the command is allowed again the bucket begins at the node's clock, not where a failed
+// vote has left it.
 func TestARefusedCommandLeavesNoCounterBelowTheClock(t *testing.T) {
 	ctx := context.Background()
 	s := redistest.StartServer(t)

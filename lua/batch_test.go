@@ -28,7 +28,7 @@ type operation struct {
 	args   []any
 }
 
-// group is how many of the first operations can go as a group of releases; 0 if not two can.
+// group is how many of the first operations can go as a group of releases; 0 if not even two can.
 func group(all []operation) int {
 	seen := map[string]bool{}
 	for i, op := range all {
@@ -43,7 +43,7 @@ func group(all []operation) int {
 	return 0 // of a batch that is nothing else, for a change
 }
 
-// batch runs operations as one, and gives the answer of each, a value or an error.
+// batch runs operations as one, and returns the reply of each, a value or an error.
 func (s *store) batch(all ...operation) []any {
 	s.t.Helper()
 	var keys, wants []string
@@ -92,8 +92,8 @@ func (s *store) answers(batch lua.Script, keys []string, args ...any) []any {
 	return answers
 }
 
-// amongOthers runs op in a batch between operations that have all the keys and arguments that
-// one can have, and must not be felt by it.
+// amongOthers runs op in a batch between operations that have all possible keys and arguments, and
+// must not affect it.
 func (s *store) amongOthers(op operation) (any, error) {
 	s.t.Helper()
 	keys := []string{"no-lock", "no-bucket", "no-wants"}
@@ -114,9 +114,9 @@ func (s *store) amongOthers(op operation) (any, error) {
 	return answer, nil
 }
 
-// An operation in a batch does and answers what its script does and answers by itself,
-// whatever else is in the batch: the same random operations run one by one on one server and
-// in batches on another, which are the same afterwards. Some keys hold what no script can use.
+// An operation in a batch does and replies the same as its script does by itself, whatever else is
+// in the batch: the same random operations run one by one on one server and in batches on another,
+// which are the same afterwards. Some keys hold what no script can use.
 func TestABatchDoesWhatTheScriptsDo(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -221,8 +221,8 @@ func plainRelease(rnd *rand.Rand, k int) operation {
 	return operation{lua.Release, []string{fmt.Sprint("k", k), fmt.Sprint("wants", k)}, []any{owner, "PUBLISH", 20_000}}
 }
 
-// sameAnswer compares but for what depends on the moment and on the script's name. A pttl may
-// differ by what a slow machine takes.
+// sameAnswer compares everything but what depends on the moment and on the script's name. A pttl
+// may differ by the time that a slow machine takes.
 func sameAnswer(a, b any) bool {
 	switch a := a.(type) {
 	case error:
@@ -242,7 +242,7 @@ func sameAnswer(a, b any) bool {
 	return a == b
 }
 
-// all is what the server has, but for the moments in it.
+// all is what the server has, except times.
 func (s *store) all() (all []string) {
 	s.t.Helper()
 	ctx := context.Background()

@@ -12,8 +12,8 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-// What the check tries is what the lock scripts use: a right that only one of them needs
-// must not be missed.
+// Check tries the commands that the lock scripts use: a right that only one of them needs must not
+// be missed.
 func TestTheCheckTriesEveryCommand(t *testing.T) {
 	commands := func(call, source string) map[string]bool {
 		found := map[string]bool{}
@@ -36,7 +36,7 @@ func TestTheCheckTriesEveryCommand(t *testing.T) {
 	}
 }
 
-// The check finds nothing wrong where all is right, and leaves nothing.
+// The check finds nothing wrong where everything is right, and leaves nothing.
 func TestCheckLeavesNothing(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if failed := s.must(lua.Check, []string{"lock:x", "flightlock:{x}:check:x"}).([]any); len(failed) != 0 {
@@ -48,8 +48,8 @@ func TestCheckLeavesNothing(t *testing.T) {
 	})
 }
 
-// The word that clients leave is one line for each set, the latest first, at most 16, and
-// none longer than it is good for.
+// The announcements of clients are one line for each set, the latest first, at most 16, and none is
+// kept longer than it is valid.
 func TestSets(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		leave := func(name, text string, good int) []string {
@@ -60,7 +60,7 @@ func TestSets(t *testing.T) {
 				sets = append(sets, set)
 			}
 			if got := s.Get(t.Context(), "flightlock:{sets}").Val(); got != all {
-				t.Errorf("holds %q, told %q", got, all)
+				t.Errorf("the key has %q, the reply is %q", got, all)
 			}
 			return sets
 		}
@@ -73,7 +73,7 @@ func TestSets(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 		leave("short", "x", 1)
-		time.Sleep(10 * time.Millisecond) // longer than it is good for
+		time.Sleep(10 * time.Millisecond) // longer than it is valid
 		if got = leave("a", "one", minute); slices.Contains(got, "short x") {
 			t.Errorf("stays after its time: %q", got)
 		}

@@ -12,7 +12,7 @@ import (
 
 const second = 1_000_000 // in microseconds
 
-// boot runs the script with a minute of quarantine, and gives name, state and age.
+// boot runs the script with a minute of quarantine, and returns name, state and age.
 func (s *store) boot(name, establish string) (got, state string, age int64) {
 	s.t.Helper()
 	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, establish).([]any)
@@ -29,14 +29,14 @@ func (s *store) wantBoot(name, establish, wantName, wantState string) {
 	}
 }
 
-// past changes one word of what the node remembers: name, state, since, run, promoted.
+// past changes one field of the node's record of its last epoch: name, state, since, run, promoted.
 func (s *store) past(word int, value any) {
 	words := strings.Fields(s.value(lua.Past))
 	words[word] = fmt.Sprint(value)
 	s.set(lua.Past, strings.Join(words, " "), 0)
 }
 
-// process is what boot.lua is told of the server's process, or something else where it is not told.
+// process is what boot.lua can read about the server's process, or something else where it cannot.
 func (s *store) process() string {
 	_, rest, found := strings.Cut(s.Info(s.t.Context(), "server").Val(), "run_id:")
 	if !found {
@@ -48,8 +48,8 @@ func (s *store) process() string {
 // now is the node's clock in microseconds.
 func (s *store) now() int64 { return s.Time(s.t.Context()).Val().UnixMicro() }
 
-// A memory without marker is new, and keeps its name until it is lost; it is established
-// by name, or when the quarantine is over.
+// An epoch without marker is new, and keeps its name until it is lost; it is established by name,
+// or when the quarantine is over.
 func TestBootOfANewEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.wantBoot("m1", "", "m1", "new")
@@ -74,8 +74,8 @@ func TestBootOfANewEpoch(t *testing.T) {
 	})
 }
 
-// A marker of another process, or of a time before the server was made a master, is that of
-// a memory that lost something. If it never had a vote, there is nothing to be missed.
+// A marker of another process, or from before the server was promoted, belongs to an epoch that
+// lost data. If it never had a vote, nothing can be missing.
 func TestBootOfALostEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -87,16 +87,16 @@ func TestBootOfALostEpoch(t *testing.T) {
 		s.wantBoot("m3", "m2", "m2", "kept")
 		s.past(3, "another")
 		s.wantBoot("m3", "m2", "m3", "lost")
-		s.wantBoot("m4", "m3", "m3", "lost") // nobody but time can establish it
+		s.wantBoot("m4", "m3", "m3", "lost") // only time can establish it
 		s.past(2, s.now()-60*second)
 		s.wantBoot("m4", "", "m3", "kept")
 
 	})
 }
 
-// A memory that was begun by clients that are not told the process is believed by the first that is,
-// if the process has begun before it, and was no replica since: old data that a restart, or a
-// failover, brought back is lost.
+// An epoch that was begun by clients that cannot read the process is trusted by the first client
+// that can, if the process has begun before it, and was no replica since: otherwise it is old data
+// that a restart, or a failover, brought back.
 func TestBootByTheFirstWhoMayAskINFO(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -141,8 +141,8 @@ func (s *store) older() {
 	}
 }
 
-// Who is not told the process finds out by a closer look that it is told by now, and then writes
-// nothing: boot.lua is to compare more.
+// A client that could not read the process finds out by a strict check that it can now, and then
+// writes nothing: boot.lua is to compare more.
 func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -166,8 +166,8 @@ func TestACloserLookSeesThatINFOMayBeAsked(t *testing.T) {
 	})
 }
 
-// A server that is promoted has another memory, each time; that it lost its replicas since, and
-// with them the id of before, does not matter.
+// A server that is promoted has a new epoch, each time; that it lost its replicas since, and with
+// them its previous replication id, does not matter.
 func TestBootAfterAPromotion(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -179,7 +179,7 @@ func TestBootAfterAPromotion(t *testing.T) {
 		}
 		s.wantBoot("m1", "", "m1", "new")
 		s.wantBoot("m1", "m1", "m1", "kept")
-		s.past(4, "gone:7") // it was promoted before, and has no id of then any more
+		s.past(4, "gone:7") // it was promoted before, and no longer has that replication id
 		s.wantBoot("m2", "", "m1", "kept")
 		promote()
 		s.wantBoot("m2", "", "m2", "lost")
@@ -189,9 +189,9 @@ func TestBootAfterAPromotion(t *testing.T) {
 	})
 }
 
-// A process that was made a master again, since boot.lua told when that was the last time, is
-// noticed by a closer look, and only by that. That a master has lost its replicas, and with them the
-// id of before, is nothing.
+// A process that was promoted again, after the last time that boot.lua reported, is noticed by a
+// strict check, and only by that. That a master has lost its replicas, and with them its previous
+// replication id, is no reason.
 func TestACloserLookSeesAPromotion(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -254,7 +254,7 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 	})
 }
 
-// A clock that is set back begins the quarantine anew, and does not make it longer than that.
+// A clock that is set back restarts the quarantine, and does not make it longer than that.
 func TestBootWhenTheClockWasSetBack(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.wantBoot("m1", "", "m1", "new")
@@ -269,7 +269,7 @@ func TestBootWhenTheClockWasSetBack(t *testing.T) {
 	})
 }
 
-// Who is not told the process sees no difference, and leaves none for who is.
+// A client that cannot read the process sees no difference, and leaves none for a client that can.
 func TestBootWithoutINFO(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -297,8 +297,8 @@ func TestBootWithoutINFO(t *testing.T) {
 	})
 }
 
-// Who is told one part of INFO only sees no difference that needs both, says so, and leaves it to
-// be seen by who is told both.
+// A client that can read only one part of INFO sees no difference that needs both, says so, and
+// leaves it to be seen by a client that can read both.
 func TestBootWithHalfOfINFO(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -322,7 +322,7 @@ func TestBootWithHalfOfINFO(t *testing.T) {
 	})
 }
 
-// reload has the server read its marker from a dump, as if with all its data.
+// reload makes the server read its marker from a dump, as if with all its data.
 func (s *store) reload() {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -331,7 +331,7 @@ func (s *store) reload() {
 	}
 }
 
-// allow sets the rights of who asks from here on, all else being allowed.
+// allow sets the rights of the client from here on, everything else being allowed.
 func (s *store) allow(rights string) {
 	s.t.Helper()
 	args := []any{"ACL", "SETUSER", "default", "+@all"}
@@ -343,7 +343,8 @@ func (s *store) allow(rights string) {
 	}
 }
 
-// bootRaw is whether boot.lua has acquire count on the marker to be raw. It must go on in memory.
+// bootRaw reports whether boot.lua lets acquire rely on the marker's raw encoding. The epoch must
+// continue.
 func (s *store) bootRaw(memory string) bool {
 	s.t.Helper()
 	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, memory+"x", 60*second, "").([]any)
@@ -353,7 +354,7 @@ func (s *store) bootRaw(memory string) bool {
 	return v[7] == int64(1)
 }
 
-// acquireIn asks for a vote in that memory.
+// acquireIn requests a vote in that epoch.
 func (s *store) acquireIn(m lua.Epoch) error {
 	if s.batched {
 		err, _ := s.answers(lua.BatchIn(m), []string{key, bucket}, "a23", "o", minute, 1)[0].(error)
@@ -363,8 +364,8 @@ func (s *store) acquireIn(m lua.Epoch) error {
 	return err
 }
 
-// A marker that was read from a dump is that of a memory that lost something, also for who is
-// not told the process; the next marker is good again.
+// A marker that was read from a dump belongs to an epoch that lost data, also for a client that
+// cannot read the process; the next marker is good again.
 func TestBootOfAMarkerFromADump(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -398,16 +399,16 @@ func TestBootOfAMarkerFromADump(t *testing.T) {
 				t.Errorf("granted with a marker from a dump: %v", err)
 			}
 			if err := acquire(false); err != nil {
-				t.Errorf("who does not look: %v", err)
+				t.Errorf("a client that does not check: %v", err)
 			}
 			s.wantBoot("m5", "", "m5", "lost")
 		}
 	})
 }
 
-// Who lacks a right sees less, and neither takes what it cannot see for a loss nor makes others
-// do so, whoever writes the marker: the memory goes on, and is seen again by who has all rights.
-// A loss that it cannot see stays there to be seen.
+// A client that lacks a right sees less, and neither takes what it cannot see for a loss nor makes
+// others do so, whichever of them writes the marker: the epoch continues, and a client with all
+// rights recognizes it. A loss that it cannot see remains visible to others.
 func TestBootOfClientsWithDifferentRights(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if !s.real {
@@ -463,7 +464,7 @@ func TestBootOfClientsWithDifferentRights(t *testing.T) {
 	})
 }
 
-// A name so long that it is raw from a dump as well proves nothing, and nobody counts on it.
+// A name so long that it is raw even from a dump proves nothing, and no client relies on it.
 func TestBootOfALongName(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		const long = 45 // for any server
@@ -485,7 +486,7 @@ func TestBootOfALongName(t *testing.T) {
 	})
 }
 
-// The acquire script of a memory grants in that memory only, and writes nothing in another.
+// The acquire script of an epoch grants in that epoch only, and writes nothing in another.
 func TestAcquireInAnEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.boot("m1", "")
@@ -512,7 +513,7 @@ func TestAcquireInAnEpoch(t *testing.T) {
 				_, err := s.run(in, []string{key, bucket}, "o", minute, 1)
 				return err
 			}
-			if s.batched { // after another acquire, which looks at the memory for both
+			if s.batched { // after another acquire, which checks the epoch for both
 				in = lua.BatchIn(tc.Epoch)
 				call = func() error {
 					keys := []string{"lock:first", bucket, key, bucket}
@@ -550,8 +551,8 @@ func TestAcquireInAnEpoch(t *testing.T) {
 	})
 }
 
-// A memory's tokens are above the microsecond in which it began, although old data has brought
-// back a lower counter; one that is higher goes on as it was.
+// An epoch's tokens are above the microsecond in which it began, although old data has restored a
+// lower counter; a higher one continues.
 func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		since := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "").([]any)[6].(int64)
@@ -568,7 +569,7 @@ func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 		} {
 			s.set(bucket, c.was, 0)
 			s.Del(t.Context(), key, "lock:first")
-			if s.batched { // after another acquire, which must leave it the floor
+			if s.batched { // after another acquire, which must leave the floor to it
 				s.set("first", c.was, 0)
 				epoch := lua.Epoch{Name: "m1", Run: "r", Since: since}
 				answers := s.answers(lua.BatchIn(epoch), []string{"lock:first", "first", key, bucket},

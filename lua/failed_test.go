@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// heard gives what was told in inboxes until now, each with the inbox's client.
+// heard returns the messages in inboxes until now, each with the inbox's client.
 func (s *store) heard(told *redis.PubSub) (all []string) {
 	s.t.Helper()
 	if err := s.Publish(context.Background(), inbox+"test", "the end").Err(); err != nil {
@@ -45,7 +45,7 @@ func (s *store) listen() *redis.PubSub {
 	return told
 }
 
-// A release that says "failed" tells all who wait so, and then does what a release does.
+// A release that says "failed" notifies all waiters of that, and then does what a release does.
 func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct {
@@ -64,7 +64,7 @@ func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 			told := s.listen()
 			s.want(s.leave("a", c.contender, c.rival, "failed"), int64(1))
 			if got := s.heard(told); !slices.Equal(got, c.want) {
-				t.Errorf("%+v: told %q", c, got)
+				t.Errorf("%+v: notices %q", c, got)
 			}
 			if c.turn == "" {
 				s.want(s.value(key), "<none>")
@@ -75,8 +75,8 @@ func TestAFailureIsToldBeforeTheTurn(t *testing.T) {
 	})
 }
 
-// A failure says nothing where the key is not the owner's any more, and a release that is not one
-// of a failure says nothing of any.
+// A failure notifies nobody where the key is not the owner's any more, nor does a release without a
+// failure.
 func TestOnlyAFailureIsTold(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1")
@@ -88,12 +88,12 @@ func TestOnlyAFailureIsTold(t *testing.T) {
 		s.reset()
 		s.want(s.leave("a", "", "", "failed"), int64(0))
 		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 turn"}) {
-			t.Errorf("told %q", got)
+			t.Errorf("notices %q", got)
 		}
 	})
 }
 
-// A failure in a batch says so, and nothing of it stays with the operations behind it.
+// A failure in a batch is notified, and does not affect the operations after it.
 func TestAFailureInABatch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
@@ -107,7 +107,7 @@ func TestAFailureInABatch(t *testing.T) {
 		}
 		s.batch(release("k1"), release("k2"), release("k3", "", "", "failed"), release("k4", "", ""))
 		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 failed o-k3", "x: 1 turn"}) {
-			t.Errorf("told %q", got)
+			t.Errorf("notices %q", got)
 		}
 		for _, k := range []string{"k1", "k2", "k4"} {
 			s.want(s.value(k), "<none>")
@@ -115,7 +115,7 @@ func TestAFailureInABatch(t *testing.T) {
 	})
 }
 
-// A user that may not PUBLISH tells nothing, and lets go of the key all the same.
+// A user without PUBLISH notifies nobody, and releases the key all the same.
 func TestAFailureThatMayNotBeTold(t *testing.T) {
 	server := redistest.StartServer(t)
 	s := &store{t: t, Client: server.Client(t), real: true}
@@ -125,8 +125,9 @@ func TestAFailureThatMayNotBeTold(t *testing.T) {
 	s.wantTurn("x-1")
 }
 
-// Whose turn it is, and who comes after it, are told; the others are let sleep. One that does not listen
-// is passed over by the second message, not by the turn: it may be about to listen.
+// The contender whose turn it is, and the next one, are notified; the others are not woken. One
+// that is not subscribed is skipped by the second message, not by the turn: it may be about to
+// subscribe.
 func TestOnlyTheNextTwoAreTold(t *testing.T) {
 	ctx := context.Background()
 	listens := func(s *store, clients ...string) {
@@ -145,7 +146,7 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 		told := s.listen()
 		s.leave("a", "me-1")
 		if got := s.heard(told); !slices.Equal(got, []string{"v: 1 turn", "w: 1 other"}) {
-			t.Errorf("told %q", got)
+			t.Errorf("notices %q", got)
 		}
 	})
 	for _, c := range []struct {
@@ -163,11 +164,11 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 			told := s.listen()
 			s.leave("a", c.release...)
 			if got := s.heard(told); !slices.Equal(got, c.want) {
-				t.Errorf("told %q, want %q", got, c.want)
+				t.Errorf("notices %q, want %q", got, c.want)
 			}
 		})
 	}
-	// Who did not come for its turn was not there, and nor may those be that were told besides.
+	// A contender that did not come for its turn is gone, and so may be the others that were notified.
 	t.Run("a turn was not taken", func(t *testing.T) {
 		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
 		s.queue("a", "gone-1", "v-1", "w-1", "x-1")
@@ -180,7 +181,7 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 		told := s.listen()
 		s.leave("b", "y-1")
 		if got := s.heard(told); !slices.Equal(got, []string{"v: 1 turn", "w: 1 other", "x: 1 other"}) {
-			t.Errorf("told %q", got)
+			t.Errorf("notices %q", got)
 		}
 	})
 	t.Run("some are gone", func(t *testing.T) {
@@ -197,18 +198,18 @@ func TestOnlyTheNextTwoAreTold(t *testing.T) {
 		s.leave("a", "me-1")
 		s.wantTurn("v-1")
 		if m, err := x.ReceiveTimeout(ctx, 10*time.Second); err != nil || m.(*redis.Message).Payload != "1 other" {
-			t.Errorf("x is told %v, %v", m, err)
+			t.Errorf("x is notified of %v, %v", m, err)
 		}
 		if err := s.Publish(ctx, inbox+"y", "the end").Err(); err != nil {
 			t.Fatal(err)
 		}
 		if m, err := y.ReceiveTimeout(ctx, 10*time.Second); err != nil || m.(*redis.Message).Payload != "the end" {
-			t.Errorf("y is told %v, %v", m, err)
+			t.Errorf("y is notified of %v, %v", m, err)
 		}
 	})
 }
 
-// A client is told whatever its label is made of, and a long one costs the server no more.
+// A client is notified whatever its label is made of, and a long one costs the server no more.
 func TestInboxOfAnyLabel(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		for name, want := range map[string]string{
@@ -225,7 +226,7 @@ func TestInboxOfAnyLabel(t *testing.T) {
 			s.leave("a", "me-1")
 			s.wantTurn(name)
 			if got := strings.Join(s.heard(told), ", "); got != want {
-				t.Errorf("%q: told %q, want %q", name, got, want)
+				t.Errorf("%q: notices %q, want %q", name, got, want)
 			}
 		}
 	})

@@ -18,7 +18,7 @@ func offer(contender string) string { return "1 0 500 3 - o" + contender[:1] }
 
 func offerKey(contender string) string { return "flightlock:{offer}:" + contender }
 
-// offers has contenders wait with an offer, in that order, for a key that "a" holds.
+// offers makes contenders wait with an offer, in that order, for a key that "a" holds.
 func (s *store) offers(contenders ...string) {
 	s.t.Helper()
 	s.offersIn("-", contenders...)
@@ -47,8 +47,8 @@ func (s *store) granted(contender, follower string) string {
 		contender[:1], s.value(bucket), len(follower), follower, contender[:1])
 }
 
-// A release makes the key the next contender's offer's: with its span, its tokens and a message with all that
-// makes a vote. The contender wants the key no more.
+// A release gives the key to the next contender's offer: with its span, its tokens and a message
+// with all that makes a vote. The contender waits no more.
 func TestReleaseGrantsTheKey(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1", "y-1", "x-1")
@@ -61,15 +61,15 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 		s.wantWaiting("y-1", "x-1")
 		s.want(s.value(offerKey("z-1")), "<none>")
 		if all := s.heard(told); !slices.Equal(all, []string{s.granted("z-1", "y-1")}) {
-			t.Errorf("heard %q, want %q", all, s.granted("z-1", "y-1"))
+			t.Errorf("messages %q, want %q", all, s.granted("z-1", "y-1"))
 		}
 
 		s.want(s.grant("oz", "z-1", "x-1", "", "leaves"), int64(1)) // whom it names
 		s.want(s.value(key), "ox")
 		if all := s.heard(told); !slices.Equal(all, []string{s.granted("x-1", "y-1")}) {
-			t.Errorf("heard %q", all)
+			t.Errorf("messages %q", all)
 		}
-		s.want(s.grant("ox", "x-1", "z-1", "", "leaves"), int64(1)) // who is gone: then the first
+		s.want(s.grant("ox", "x-1", "z-1", "", "leaves"), int64(1)) // the one that is gone: then the first
 		s.want(s.value(key), "oy")
 		s.want(s.grant("oy", "y-1"), int64(1))
 		s.want(s.value(key), "<none>")
@@ -89,8 +89,8 @@ func TestALateReleaseGrantsNothing(t *testing.T) {
 	})
 }
 
-// If nobody receives the message, the contender's process is gone: the next one is granted the key, at no
-// cost. If none is left, the key is free.
+// If nobody receives the message, the contender's process is gone: the next one is granted the key,
+// without delay. If none is left, the key is free.
 func TestAGrantThatNobodyReceivesGoesToTheNext(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1", "y-1", "x-1")
@@ -109,7 +109,8 @@ func TestAGrantThatNobodyReceivesGoesToTheNext(t *testing.T) {
 	})
 }
 
-// Contenders without an offer, releases with news, and nodes that do not vote leave it at a turn.
+// For contenders without an offer, releases that report a failure, and nodes that do not vote,
+// there is only a turn.
 func TestWhereNothingIsGrantedATurnIsMade(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen()
@@ -159,7 +160,7 @@ func TestReleaseGrantsOnlyInItsEpoch(t *testing.T) {
 			if !tc.grants {
 				s.wantTurn("z-1")
 			} else if s.want(s.value(key), "oz"); !strings.Contains(all, " m1 ") {
-				t.Errorf("heard %q", all)
+				t.Errorf("messages %q", all)
 			}
 		}
 		s.offers("z-1")
@@ -222,7 +223,8 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 	})
 }
 
-// A node on which the owner never had the key gives it to the one that is named, if it is free.
+// A node on which the owner never had the key gives it to the contender that is named, if it is
+// free.
 func TestAFreeNodeTakesPartAgain(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		told := s.listen()
@@ -237,13 +239,13 @@ func TestAFreeNodeTakesPartAgain(t *testing.T) {
 		s.want(s.grant("b", "b-1", "y-1", "", "leaves"), int64(0))
 		s.want(s.value(key), "oy")
 		if all := s.heard(told); !slices.Equal(all, []string{s.granted("y-1", "z-1")}) {
-			t.Errorf("heard %q", all)
+			t.Errorf("messages %q", all)
 		}
 	})
 }
 
-// An attempt with an offer leaves a free key to the one that waits longest, and takes it as soon as it does not
-// wait any more itself.
+// An attempt with an offer leaves a free key to the one that waits longest, and takes it as soon as
+// that one does not wait any more.
 func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1")
@@ -270,7 +272,7 @@ func TestAFreeKeyIsLeftToTheOneThatWaitsLongest(t *testing.T) {
 	})
 }
 
-// A contender whose offer was granted already, and that does not know yet, does not wait again.
+// A contender whose offer was granted already, and that does not know it yet, does not wait again.
 func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.listen()
@@ -287,8 +289,8 @@ func TestTheOneThatWasGrantedTheKeyWaitsNoMore(t *testing.T) {
 	})
 }
 
-// The undo of an attempt gives back the want with its offer; the undo of an offer takes it back, whoever has
-// the key, and leaves the want.
+// The undo of an attempt restores the want with its offer; the undo of an offer removes the offer,
+// no matter who has the key, and leaves the want.
 func TestUndoAndOffers(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		undo := func(owner, o string) any {

@@ -146,7 +146,7 @@ func (s *store) wantSeeded(got any, extra int64) {
 	s.wantCounter(n)
 }
 
-// A free key is granted with a block of tokens, and counters go on from grant to grant.
+// A free key is granted with a block of tokens, and counters continue from grant to grant.
 func TestAcquireGrantsABlock(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(bucket, 100, 0)
@@ -281,7 +281,7 @@ func TestOwnersAreComparedWhole(t *testing.T) {
 	})
 }
 
-// A holder without a ttl is told with a pttl below 0: unknown.
+// A holder without a ttl is reported with a pttl below 0: unknown.
 func TestAHolderWithoutATTLIsUnknown(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.set(key, "other", 0)
@@ -341,7 +341,7 @@ func TestRepairKeepsTheFenceAtTheFloor(t *testing.T) {
 	})
 }
 
-// Release and undo delete our key, and say of other cases which one it was.
+// Release and undo delete our key, and report for other cases which one it was.
 func TestReleaseTellsWhatItFound(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, end := range []func() any{
@@ -360,7 +360,7 @@ func TestReleaseTellsWhatItFound(t *testing.T) {
 	})
 }
 
-// A key that is not a string is an error that begins with its code, and is left alone.
+// A key that is not a string is an error that begins with its code, and is not changed.
 func TestAKeyOfAnotherTypeIsAnError(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		if err := s.RPush(t.Context(), key, "x").Err(); err != nil {
@@ -420,8 +420,8 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 	s.want(s.value("lock:other"), "<none>")
 	s.wantCounter(101)
 
-	// In a batch that goes for each operation, until the first write: from then on the server
-	// lets the batch write whatever it likes.
+	// In a batch that holds for each operation, until the first write: from then on the server lets
+	// the batch write anything.
 	third := []string{"lock:third", bucket}
 	answers := s.batch(
 		operation{lua.Acquire, other, []any{"o", minute, 1}},
@@ -441,7 +441,7 @@ func TestOutOfMemoryWritesNothing(t *testing.T) {
 	}
 }
 
-// The sha under which a script is called is the one that the server gives it.
+// The SHA under which a script is called is the one that the server computes for it.
 func TestScriptsHaveTheServersSHA(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		for i, script := range lua.All {

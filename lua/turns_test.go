@@ -49,7 +49,7 @@ func (s *store) wantTurn(contender string) {
 	s.wantTTL(turn)
 }
 
-// queue has contenders wait, in that order, for a key that owner holds.
+// queue makes contenders wait, in that order, for a key that owner holds.
 func (s *store) queue(owner string, contenders ...string) {
 	s.t.Helper()
 	s.reset()
@@ -60,7 +60,7 @@ func (s *store) queue(owner string, contenders ...string) {
 	}
 }
 
-// The turn goes round in order of arrival, nobody else can take it, and every release tells
+// The turn goes round in order of arrival, nobody else can take it, and every release notifies
 // whose it is.
 func TestTurnsGoRoundInOrder(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
@@ -71,11 +71,11 @@ func TestTurnsGoRoundInOrder(t *testing.T) {
 			s.want(s.leave([]string{"a", "o0", "o1"}[i], c+"0"), int64(1))
 			s.wantTurn(c)
 			if all := s.heard(told); len(all) == 0 || all[0] != c[:1]+": 1 turn" {
-				t.Errorf("told %q, want the turn of %s", all, c)
+				t.Errorf("notices %q, want the turn of %s", all, c)
 			}
 			s.wantHeld(s.acquire("thief", minute, 1), "flightlock:turn:"+c, turn)
 			s.wantHeld(s.ask("thief", c+"1"), "flightlock:turn:"+c, turn)
-			s.leave("x", c+"1") // a want can be taken back while another has the turn
+			s.leave("x", c+"1") // a want can be removed while another has the turn
 			if got, ok := s.ask(fmt.Sprint("o", i), c).(int64); !ok || got <= 0 {
 				t.Errorf("the turn of %s: %v", c, got)
 			}
@@ -87,7 +87,7 @@ func TestTurnsGoRoundInOrder(t *testing.T) {
 	})
 }
 
-// Asking again does not lose one's place, and leaves only one want.
+// Another attempt does not lose the contender's place, and leaves only one want.
 func TestAskingAgainKeepsThePlace(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
@@ -96,8 +96,8 @@ func TestAskingAgainKeepsThePlace(t *testing.T) {
 	})
 }
 
-// When a server's clock goes back, those who waited before that do not wait behind everybody
-// who comes after it: their next look puts them into the time that counts now.
+// When a server's clock goes back, earlier contenders do not wait behind all later ones: their next
+// attempt re-registers them by the present clock.
 func TestClockThatGoesBackStarvesNobody(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1")
@@ -112,7 +112,7 @@ func TestClockThatGoesBackStarvesNobody(t *testing.T) {
 	})
 }
 
-// Who yields names the next one for all nodes, and goes to the end itself.
+// A contender that yields names the next one for all nodes, and goes to the end of the order.
 func TestYieldNamesTheRival(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
@@ -121,7 +121,7 @@ func TestYieldNamesTheRival(t *testing.T) {
 		s.ask("o", "y-1")
 		s.wantWaiting("x-1", "me-1")
 
-		// One that has left meanwhile does not idle the key: the next in order has it.
+		// One that has left meanwhile does not leave the key idle: the next in order has it.
 		s.queue("a", "x-1")
 		s.leave("a", "me-1", "gone-1")
 		s.wantTurn("x-1")
@@ -133,14 +133,14 @@ func TestYieldNamesTheRival(t *testing.T) {
 	})
 }
 
-// A contender that does not come for its turn is forgotten, with all that its client wanted;
-// one that comes late waits anew.
+// A contender that does not come for its turn is removed, with all that its client wanted; one that
+// comes late is registered again.
 func TestWhoDoesNotComeIsForgotten(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "dead-1", "dead-2", "deaf-1", "y-1")
 		s.leave("a")
 		s.wantTurn("dead-1")
-		s.set(key, "b", time.Minute) // the turn ran out, and somebody got the key
+		s.set(key, "b", time.Minute) // the turn ran out, and another got the key
 		s.leave("b")
 		s.wantTurn("deaf-1")
 		s.wantWaiting("deaf-1", "y-1")
@@ -155,7 +155,7 @@ func TestWhoDoesNotComeIsForgotten(t *testing.T) {
 	})
 }
 
-// Taking back a want that has become a turn passes the turn on.
+// Removing a want that has become a turn passes the turn on.
 func TestLeavingPassesTheTurnOn(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
@@ -170,18 +170,18 @@ func TestLeavingPassesTheTurnOn(t *testing.T) {
 	})
 }
 
-// A look names the one that waits longest, but for the asker.
+// A refresh names the one that waits longest, except the caller itself.
 func TestLookNamesTheRival(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("a", "x-1", "y-1")
 		for asker, want := range map[string]string{"me-1": "x-1", "x-1": "y-1"} {
 			if got, ok := s.look("a", asker).([]any); !ok || len(got) != 2 || got[1] != want {
-				t.Errorf("a look by %s: %v, want %s", asker, got, want)
+				t.Errorf("a check by %s: %v, want %s", asker, got, want)
 			}
 		}
 		s.queue("a")
 		if got, ok := s.look("a", "me-1").([]any); !ok || len(got) != 2 || got[1] != "" {
-			t.Errorf("a look at nobody: %v", got)
+			t.Errorf("a check without contenders: %v", got)
 		}
 	})
 }
@@ -212,8 +212,8 @@ func TestUndoMakesNoTurn(t *testing.T) {
 	})
 }
 
-// A contender whose attempt is undone has lost its want by the grant, and gets it back: the
-// node must know it when it is named. What is not there to be undone makes no want.
+// A contender whose attempt is undone has lost its want by the grant, and gets it back: the node
+// must know it when it is named. An undo that finds nothing makes no want.
 func TestUndoGivesTheWantBack(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()
@@ -228,7 +228,7 @@ func TestUndoGivesTheWantBack(t *testing.T) {
 	})
 }
 
-// Whoever yields goes on waiting on a node too that had not granted its lease.
+// A contender that yields waits also on a node that had not granted its lease.
 func TestYieldWithoutTheKeyWaitsToo(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.queue("other", "x-1")
@@ -241,8 +241,8 @@ func TestYieldWithoutTheKeyWaitsToo(t *testing.T) {
 	})
 }
 
-// Nothing about wants can keep a release from its work: not a key of another type, not
-// memory that has run out, not a right that is missing.
+// Nothing about wants can keep a release from its work: not a key of another type, not a lack of
+// memory, not a missing right.
 func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.reset()

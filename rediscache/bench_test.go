@@ -20,7 +20,7 @@ type user struct {
 
 var ada = user{42, "Ada", []string{"admin", "author"}}
 
-// What a hit costs beside a plain GET and decoding.
+// The cost of a hit beside a plain GET and decoding.
 func BenchmarkHit(b *testing.B) {
 	s := redistest.StartServer(b)
 	rdb := s.Client(b, honouring)

@@ -131,7 +131,7 @@ func TestGetLoadsOnce(t *testing.T) {
 	})
 }
 
-// After Invalidate or Set nobody sees what was there before, and no load that is under way brings it
+// After Invalidate or Set nobody sees the earlier value, and no load that is in progress brings it
 // back, in any process.
 func TestInvalidateAndSet(t *testing.T) {
 	for _, set := range []bool{false, true} {
@@ -176,7 +176,7 @@ func TestInvalidateAndSet(t *testing.T) {
 	}
 }
 
-// Set that meets another change leaves no value: nobody knows which one is the later.
+// Set that meets another change leaves no value: which one is later is unknown.
 func TestSetThatMeetsAnotherChange(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cache(rediscache.Options[string]{})
@@ -196,7 +196,7 @@ func TestSetThatMeetsAnotherChange(t *testing.T) {
 	})
 }
 
-// A stale value is served at once and loaded anew; after Stale it is a miss.
+// A stale value is served at once and refreshed in the background; after Stale it is a miss.
 func TestStaleValues(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cache(rediscache.Options[string]{Fresh: time.Minute, Stale: time.Hour})
@@ -217,7 +217,8 @@ func TestStaleValues(t *testing.T) {
 	})
 }
 
-// An entry that expires while it is loaded anew keeps its stamp until then: one load, and it is stored.
+// An entry that expires while it is refreshed keeps its stamp until then: one load, and it is
+// stored.
 func TestAnEntryThatExpiresDuringItsRefresh(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.origin.takes = 3 * time.Second
@@ -271,8 +272,8 @@ func TestJitter(t *testing.T) {
 	})
 }
 
-// FreshFor says how long a value is fresh. One that is not fresh at all is not stored, and Set of one
-// removes the old value.
+// FreshFor decides how long a value is fresh. One that is not fresh at all is not stored, and Set
+// of one removes the old value.
 func TestFreshFor(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		c := w.cache(rediscache.Options[string]{FreshFor: func(v string) time.Duration {
@@ -299,8 +300,8 @@ func TestFreshFor(t *testing.T) {
 	})
 }
 
-// "not found" is remembered for NotFoundFor, until the entry is invalidated or set; other errors are
-// not remembered in Redis.
+// "not found" is kept for NotFoundFor, until the entry is invalidated or set; other errors are not
+// kept in Redis.
 func TestNotFound(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		a := w.cache(rediscache.Options[string]{NotFoundFor: 10 * time.Second, Stale: time.Hour})
@@ -356,7 +357,8 @@ func TestNotFoundThatIsNotRemembered(t *testing.T) {
 	})
 }
 
-// What cannot be decoded is a miss, and what is loaded replaces it. A key that is no string is an error.
+// What cannot be decoded is a miss, and the loaded value replaces it. A key that is not a string is
+// an error.
 func TestWhatCannotBeDecoded(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		codec := rediscache.Text()
@@ -521,7 +523,8 @@ func TestCopy(t *testing.T) {
 	})
 }
 
-// The clock of the server counts: a process whose clock is wrong, or a server's, changes nothing.
+// The clock of the server counts: a process, or another server, whose clock is wrong changes
+// nothing.
 func TestClocksThatAreWrong(t *testing.T) {
 	for _, wrong := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
 		bubble(t, func(t *testing.T, w *world) {
@@ -537,8 +540,8 @@ func TestClocksThatAreWrong(t *testing.T) {
 	}
 }
 
-// With EarlyRefresh a key that is read often is loaded anew before it expires, once for all processes,
-// and nobody waits for it.
+// With EarlyRefresh a key that is read often is refreshed before it expires, once for all
+// processes, and nobody waits for it.
 func TestEarlyRefresh(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		opts := rediscache.Options[string]{EarlyRefresh: 1}
@@ -562,7 +565,7 @@ func TestEarlyRefresh(t *testing.T) {
 	})
 }
 
-// The local tier serves a value for its ttl, also if the server is down, and forgets it at once when
+// The local tier serves a value for its ttl, also if the server is down, and drops it at once when
 // its own process changes it.
 func TestLocal(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
@@ -605,7 +608,7 @@ func TestLocal(t *testing.T) {
 	})
 }
 
-// A server that does not answer is left alone after two lookups: callers wait for their load only.
+// A server that does not answer is not used after two lookups: callers wait for their load only.
 // When it is back it is used again.
 func TestAServerThatDoesNotAnswer(t *testing.T) {
 	for name, fail := range map[string]func(n *redistest.MemNode, on bool){

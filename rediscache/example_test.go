@@ -78,7 +78,7 @@ func ExampleCache_Set() {
 	// {Ada} <nil>
 }
 
-// With NotFoundFor it is remembered that there is no such value.
+// With NotFoundFor the absence of a value is cached.
 func ExampleErrNotFound() {
 	load := func(context.Context, string) (account, error) {
 		fmt.Println("SELECT name FROM accounts")
@@ -108,7 +108,7 @@ func ExampleCache_GetWith() {
 	// Output: {Ada of acme} <nil>
 }
 
-// Many keys are loaded together. What has no value has its reason in the error.
+// Many keys are loaded together. The error has the reason for each key without a value.
 func ExampleCache_GetMany() {
 	loadMany := func(_ context.Context, ids []string) (map[string]account, error) {
 		fmt.Println("SELECT id, name FROM accounts WHERE id IN", ids)

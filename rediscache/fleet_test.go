@@ -50,7 +50,7 @@ func fleetKeys() (keys []string) {
 	return keys
 }
 
-// fleetSetup is what a process is told.
+// fleetSetup is the configuration of a process.
 type fleetSetup struct {
 	Number                int
 	Values, Locks, Origin string // addresses
@@ -58,7 +58,7 @@ type fleetSetup struct {
 	Seed                  uint64
 }
 
-// fleetReport is what a process says, again and again: what it has done since the last report.
+// fleetReport is what a process reports, again and again: its work since the last report.
 type fleetReport struct {
 	Gets, Manys, Loads, Changes, Failed, Outdated int64 // Failed: changes that returned an error
 
@@ -93,7 +93,7 @@ func (o fleetOrigin) version(key string) (int64, error) {
 	return v, err
 }
 
-// announce notes a version, and when that was.
+// announce records a version, and when that was.
 var announceScript = redis.NewScript(`
 local time = redis.call('TIME')
 local last = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1]
@@ -237,8 +237,8 @@ func (p *fleetProcess) load(_ context.Context, key string) (string, error) {
 	return strconv.FormatInt(v, 10), nil
 }
 
-// floor is the oldest version that a Get which begins now may return. What this process has announced
-// itself is not in its tier any more.
+// floor is the oldest version that a Get which begins now may return. Versions that this process
+// has announced itself are not in its tier any more.
 func (p *fleetProcess) floor(key string) (int64, error) {
 	p.mu.Lock()
 	own := p.own[key]
@@ -388,7 +388,7 @@ func (f *fleet) start(i int) *procs.Child {
 	return child
 }
 
-// listen takes the reports of a process until it ends.
+// listen receives the reports of a process until it ends.
 func (f *fleet) listen(child *procs.Child) (ended chan struct{}) {
 	ended = make(chan struct{})
 	go func() {
@@ -499,8 +499,8 @@ func runFleet(t *testing.T, local, takes time.Duration, faults bool) fleetReport
 	return f.sum
 }
 
-// afterwards looks what is left: after the processes have closed their caches, nobody may find what
-// is older than what they had announced by then.
+// afterwards checks what is left: after the processes have closed their caches, nobody may find
+// anything older than they had announced by then.
 func (f *fleet) afterwards() {
 	p := &fleetProcess{fleetSetup: fleetSetup{Number: -1}, origin: newFleetOrigin(f.origin.Addr())}
 	defer p.origin.rdb.Close()
@@ -522,8 +522,9 @@ func (f *fleet) afterwards() {
 	f.sum.add(p.take())
 }
 
-// Four processes and three servers, all of which fail: no Get that began after a Set or Invalidate had
-// returned sees what was loaded before it; with the tier none does for longer than that says.
+// Four processes and three servers, all of which fail: no Get that began after a Set or Invalidate
+// had returned sees what was loaded before it; with the tier, none does for longer than the tier's
+// ttl.
 func TestFleet(t *testing.T) {
 	takes := 5 * time.Second
 	if redistest.Long() {

@@ -11,8 +11,8 @@ import (
 	"github.com/flightlock/flightlock/rediscache"
 )
 
-// Without a Name, whoever chooses a key might choose that of a lock, or of what a node keeps for all its
-// clients: a lookup would write over it.
+// Without a Name, a user who chooses a key might choose that of a lock, or one that a node keeps
+// for all its clients: a lookup would overwrite it.
 func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 	s := redistest.StartServer(t)
 	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{NodeTimeout: 10 * time.Second})

@@ -92,7 +92,7 @@ func TestGetMany(t *testing.T) {
 	}
 }
 
-// What is not found is that key's error, and is remembered.
+// What is not found is that key's error, and is cached.
 func TestGetManyNotFound(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		var calls atomic.Int64

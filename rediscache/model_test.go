@@ -17,7 +17,7 @@ import (
 // returned sees nothing that was loaded before it. Besides, a load never overwrites what was loaded
 // later, and loads are stored at all.
 
-// rules are what the promise needs. Each one can be taken out.
+// rules are what the promise needs. Each one can be switched off.
 type rules struct {
 	compare       bool // a store compares the stamp
 	present       bool // a store needs the entry to be there still
@@ -57,7 +57,7 @@ type modelWorld struct {
 	lock    int // lease that has it; 0: free
 	leases  int
 	truth   int // what the origin has
-	floor   int // what the last Set or Invalidate that has returned is about
+	floor   int // of the last Set or Invalidate that has returned
 	over    map[int]int
 	actors  []*modelActor
 	procs   []*modelProc
@@ -158,7 +158,7 @@ func (w *modelWorld) store(stamp, version int) {
 	w.stored++
 }
 
-// again has f executed once more, later: a request that was sent again, and was not lost.
+// again executes f once more, later: a request that was sent again, and was not lost.
 func (w *modelWorld) again(f func()) {
 	if w.chance(25) {
 		w.spawn(func(yield func()) {
@@ -217,7 +217,7 @@ func (w *modelWorld) get(p *modelProc, yield func()) {
 	}
 }
 
-// rule reports whether a rule was taken out that would refuse the result to a caller.
+// rule reports whether a rule was switched off that would refuse the result to a caller.
 func (f *modelFlight) rule(w *modelWorld) bool {
 	if f.forCaller {
 		return !w.joinByStamp
@@ -235,7 +235,7 @@ func (w *modelWorld) keep(p *modelProc, e modelEntry, cleared, sent int) {
 	}
 }
 
-// fly is the run of a process: it takes the lock or does without, looks up, loads and stores.
+// fly is the run of a process: it takes the lock or continues without, looks up, loads and stores.
 func (w *modelWorld) fly(p *modelProc, f *modelFlight, yield func()) {
 	deliver := func(version, before, stamp int, loaded bool) {
 		f.version, f.before, f.stamp, f.forCaller, f.done = version, before, stamp, loaded, true
@@ -312,7 +312,7 @@ func (w *modelWorld) fly(p *modelProc, f *modelFlight, yield func()) {
 	release()
 }
 
-// write changes the origin, and tells the cache. Writers come one after the other.
+// write changes the origin, and updates the cache. Writers act one after the other.
 func (w *modelWorld) write(yield func()) {
 	for {
 		w.linger(yield)
@@ -378,7 +378,8 @@ func (w *modelWorld) write(yield func()) {
 	}
 }
 
-// disturb is what else happens: expiry, eviction and flush are one thing, and locks are lost.
+// disturb is everything else that happens: expiry, eviction and flush are one thing, and locks are
+// lost.
 func (w *modelWorld) disturb(yield func()) {
 	for {
 		w.linger(yield)
@@ -425,7 +426,7 @@ func modelRun(seed uint64, r rules, tier int) (wrong string, stored, gets int) {
 	return w.wrong, w.stored, w.gets
 }
 
-// modelRuns makes n interleavings, and returns the first that went wrong.
+// modelRuns runs n interleavings, and returns the first that went wrong.
 func modelRuns(n int, r rules, tier int) (wrong string, seed uint64, stored, gets int) {
 	for seed := range uint64(n) {
 		wrong, s, g := modelRun(seed, r, tier)

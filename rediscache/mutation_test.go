@@ -11,7 +11,7 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// mutation is a part of the protocol that is taken out of the code: one file has another text.
+// mutation breaks a part of the protocol: one file has another text.
 type mutation struct{ name, file, old, new string }
 
 var mutations = []mutation{
@@ -97,7 +97,7 @@ func noticed(t *testing.T, out []byte, what string) bool {
 	return false
 }
 
-// overlay is a file that tells the go command to take a text that has been changed.
+// overlay is a file that makes the go command use a changed text.
 func overlay(t *testing.T, file, from, to string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("..", file))

@@ -23,10 +23,10 @@ import (
 // envSeed repeats one seed.
 const envSeed = "FLIGHTLOCK_CACHE_SEED"
 
-// What model_test.go has as a model is here done by the code itself: processes that get, set and
-// invalidate a few keys in virtual time, while requests and replies are delayed, connections are cut,
-// entries expire, are evicted and flushed, locks are lost, the servers of locks or of values are
-// unreachable, and loads stand still. A Get that began after an Invalidate or Set had returned must
+// The code itself does here what model_test.go has as a model: processes that get, set and
+// invalidate a few keys in virtual time, while requests and replies are delayed, connections are
+// cut, entries expire, are evicted and flushed, locks are lost, the servers of locks or of values
+// are unreachable, and loads stall. A Get that began after an Invalidate or Set had returned must
 // see nothing that was loaded before it.
 type history struct {
 	t     *testing.T
@@ -91,7 +91,7 @@ func (h *history) load(ctx context.Context, key string) (string, error) {
 	k.mu.Unlock()
 	takes := h.between(0, 30*time.Millisecond)
 	if h.chance(10) {
-		takes = h.between(0, 3*time.Second) // a process that stands still
+		takes = h.between(0, 3*time.Second) // a process that is paused
 	}
 	time.Sleep(takes)
 	if h.chance(5) {

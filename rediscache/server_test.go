@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// realCache is a Cache over real servers, and what counts its loads.
+// realCache is a Cache over real servers, and counts its loads.
 func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
 	opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
 	t.Helper()
@@ -46,7 +46,7 @@ func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
 func honouring(o *redis.Options) { o.ContextTimeoutEnabled = true }
 
 // On a real server a hit is one GET and nothing else, and each of the other requests is one script,
-// also when the server has forgotten the scripts.
+// also when the server has lost the scripts.
 func TestCommandsPerRequest(t *testing.T) {
 	t.Parallel()
 	s, locks := redistest.StartServer(t), redistest.StartServer(t)
@@ -132,7 +132,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// A master of a Cluster that does not answer is left alone, and the others are not.
+// A master of a Cluster that does not answer is not used for a while, and the others are.
 func TestAMasterThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
@@ -158,11 +158,14 @@ func TestAMasterThatDoesNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	get(bad)
-	redistest.Eventually(t, 10*time.Second, "it is left alone", func() bool { get(bad); return cache.Stats().Down == 1 })
-	redistest.Eventually(t, 10*time.Second, "it costs no LookupTimeout any more", func() bool {
+	redistest.Eventually(t, 10*time.Second, "its circuit is open", func() bool {
+		get(bad)
+		return cache.Stats().Down == 1
+	})
+	redistest.Eventually(t, 10*time.Second, "it adds no LookupTimeout any more", func() bool {
 		return get(bad) < 300*time.Millisecond
 	})
-	redistest.Eventually(t, 10*time.Second, "the other master is asked", func() bool {
+	redistest.Eventually(t, 10*time.Second, "the other master is used", func() bool {
 		before := cache.Stats().Hits
 		get(good)
 		return cache.Stats().Hits == before+1
@@ -176,7 +179,7 @@ func TestAMasterThatDoesNotAnswer(t *testing.T) {
 	redistest.Eventually(t, 20*time.Second, "it is back", func() bool { return cache.Stats().Down == 0 })
 }
 
-// A server that is restarted empty has no stamps: a load that was under way is not stored.
+// A server that is restarted empty has no stamps: a load that was in progress is not stored.
 func TestAServerThatIsRestartedEmpty(t *testing.T) {
 	t.Parallel()
 	s, locks := redistest.StartServer(t), redistest.StartServer(t)

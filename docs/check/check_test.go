@@ -146,7 +146,7 @@ func matchesAny(matches func(string) bool, values []string) bool {
 	return false
 }
 
-// The alert rules parse, and speak of metrics that there are.
+// The alert rules parse, and refer to metrics that exist.
 func TestAlerts(t *testing.T) {
 	data, err := os.ReadFile("../alerts.yml")
 	if err != nil {
@@ -171,7 +171,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// Every panel of the dashboard parses, speaks of metrics that there are, and says what it means.
+// Every panel of the dashboard parses, refers to metrics that exist, and has a description.
 func TestDashboard(t *testing.T) {
 	panels, err := Board("../grafana/flightlock.json")
 	if err != nil {

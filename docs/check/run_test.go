@@ -20,7 +20,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// day is a client whose metrics are scraped every 15 seconds, of a clock that the test turns.
+// day is a client whose metrics are scraped every 15 seconds, of a clock that the test advances.
 type day struct {
 	t     *testing.T
 	nodes *flightlocktest.Nodes
@@ -57,7 +57,7 @@ func newDay(t *testing.T) *day {
 	return d
 }
 
-// passes has time pass in which work is done before each scrape.
+// passes advances time, in which work is done before each scrape.
 func (d *day) passes(how time.Duration, work func()) {
 	d.t.Helper()
 	for end := d.now.Add(how); d.now.Before(end); d.now = d.now.Add(scrape) {
@@ -165,7 +165,7 @@ func TestPanelsShowSomething(t *testing.T) {
 	}
 }
 
-// No alert goes off while all is well; those that are meant for it do when the nodes are gone, and
+// No alert fires while all is well; those that are meant for it do when the nodes are down, and
 // when locks are lost.
 func TestAlertsGoOff(t *testing.T) {
 	d := newDay(t)

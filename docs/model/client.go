@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// client is a process with one caller, who wants the key again and again; or with more, so that it
-// continues waiting when it has released the key.
+// client is a process with one caller that wants the key again and again; or with more, so that it
+// continues to wait when it has released the key.
 type client struct {
 	w           *world
 	id          int
@@ -21,9 +21,9 @@ type client struct {
 	leaves    float64
 	contender int
 
-	poll     *attempt // the acquire in progress; nil: none is
+	poll     *attempt // the acquire in progress; nil: none
 	pollAt   float64
-	again    bool     // poll at once when the one in progress has ended: the turn has come meanwhile
+	again    bool     // poll at once when the one in progress has ended: the turn was notified meanwhile
 	declined bool     // the last poll has left the key to others
 	next     *attempt // the offer; nil: there is none until the next poll
 
@@ -39,12 +39,12 @@ type client struct {
 
 	// of a client that retains leases
 	token    int64 // of the last holder
-	met      bool  // another has had the key since this one waits
+	met      bool  // another has had the key since this one began to wait
 	recalled int   // the owner that was recalled last
 	used     float64
 	lingers  float64 // until then; the lease is retained
 
-	over  map[int]*attempt // offers that have ended, by owner: a message about them may come still
+	over  map[int]*attempt // offers that have ended, by owner: a message about them may still arrive
 	debts []*debt
 }
 
@@ -58,7 +58,7 @@ const (
 	retaining // a lease that nobody uses
 )
 
-// attempt is one owner, and what it has got.
+// attempt is one owner, and its result so far.
 type attempt struct {
 	owner, block int
 	votes        []vote
@@ -66,8 +66,8 @@ type attempt struct {
 	began        float64 // when the first acquire was sent
 
 	// of a poll
-	carries *offer // what it brings to the nodes; nil: nothing
-	waits   bool   // it leaves a free key to those who wait longer
+	carries *offer // the offer that it brings to the nodes; nil: none
+	waits   bool   // it leaves a free key to those that wait longer
 	left    int    // how many nodes have done that
 	holders [nodes]int
 	freeIn  [nodes]float64
@@ -79,8 +79,8 @@ type attempt struct {
 	asked    bool
 	follower int // the contender that was next after it, when it was decided
 
-	granted  [nodes]int  // how many messages of the node have come, more than there were deletions
-	released bool        // by its end: what a node has granted since is to be released
+	granted  [nodes]int  // how many messages of the node have arrived, minus the deletions
+	released bool        // when it ended: what a node has granted since is to be released
 	pending  [nodes]bool // that is in progress
 	unwanted [nodes]bool // the node has granted it, and so has no want of the contender any more
 }
@@ -92,7 +92,7 @@ const (
 	none reply = iota
 	yes
 	no      // it is another's
-	nothing // it is none: it will not come, or does not count
+	nothing // none: it will not arrive, or does not count
 )
 
 // carrier is a poll that has brought an offer.
@@ -101,15 +101,15 @@ type carrier struct {
 	began, span float64
 }
 
-// maxPolls is how many of these are remembered.
+// maxPolls is how many of these are kept.
 const maxPolls = 8
 
-// vote is one node's: a token, and until when the key is there for sure.
+// vote is one node's: a token, and until when the key certainly exists.
 type vote struct {
 	node  int
 	token int64
 	until float64
-	first int // the contender that was next
+	first int // the contender that is next
 }
 
 // debt is a release that was not answered.
@@ -123,7 +123,7 @@ func (c *client) time() float64 { return c.clock.at(c.w.now) }
 func (c *client) rest() {
 	c.state, c.lease, c.next, c.poll, c.contender = resting, nil, nil, nil, 0
 	c.until = c.time() + float64(c.w.rand.IntN(40))
-	if c.w.rules.retains && c.w.rand.IntN(2) == 0 { // nobody else wants the key for a while
+	if c.w.rules.retains && c.w.rand.IntN(2) == 0 { // it does not want the key for a while
 		c.until += float64(c.w.rand.IntN(1000))
 	}
 }
@@ -143,7 +143,7 @@ func (c *client) newPoll() *attempt {
 	return a
 }
 
-// live is a moment of c's: it reads what has come, and does what is due.
+// live is one step of c: it processes what has arrived, and does what is due.
 func (c *client) live() {
 	if c.w.now < c.pausedUntil {
 		return
@@ -157,7 +157,7 @@ func (c *client) live() {
 	}
 	unread := c.unread
 	c.unread = nil
-	if c.w.rand.IntN(2) == 0 { // notices come by another connection
+	if c.w.rand.IntN(2) == 0 { // notices arrive on another connection
 		slices.SortStableFunc(unread, func(a, b message) int {
 			return cmp.Compare(min(b.kind, answer+1), min(a.kind, answer+1)) // all notices before all answers
 		})
@@ -256,12 +256,12 @@ func (c *client) giveToken(token int64) {
 	c.w.given = token
 }
 
-// hearRecall releases the lease, if nobody uses it; else it is not retained afterwards.
+// hearRecall releases the lease, if nobody uses it; otherwise it is not retained afterwards.
 func (c *client) hearRecall(m message) {
 	if !c.w.recalls {
 		return
 	}
-	c.recalled = m.owner // it may come before the answers that make the lease
+	c.recalled = m.owner // it may arrive before the answers that make the lease
 	if c.state != retaining || m.owner != c.lease.owner {
 		return
 	}
@@ -302,7 +302,7 @@ func (c *client) wait(now float64) {
 	}
 	if n := c.next; n != nil && n.askAt > 0 && now >= n.askAt {
 		switch {
-		case !n.asked: // messages may be lost; or the other nodes have none to grant it to
+		case !n.asked: // messages may be lost; or the other nodes have no offer to grant it to
 			n.asked = true
 			n.askAt += timeout // and then that is over
 			n.began = now
@@ -332,7 +332,7 @@ func (c *client) span() float64 {
 	return s
 }
 
-// ask is a poll: an attempt, which brings the contender its place, and its offer.
+// ask is a poll: an attempt, which registers the contender, and brings its offer.
 func (c *client) ask() {
 	p := c.newPoll()
 	p.began = c.time()
@@ -372,7 +372,7 @@ func (c *client) send(m message) {
 	c.w.send(requests, m)
 }
 
-// pollFailed undoes a poll where it may be granted, and says when the next one is.
+// pollFailed undoes a poll where it may be granted, and sets the time of the next one.
 func (c *client) pollFailed(p *attempt, now float64) {
 	c.poll, c.met = nil, true
 	c.end(p, false)
@@ -398,8 +398,8 @@ func (c *client) pollFailed(p *attempt, now float64) {
 	}
 }
 
-// end undoes a, whatever it may have got on the nodes, and may yet get. passes says that it had a majority, or
-// was given up by c: then others wait because of it, and the key is passed on.
+// end undoes a, whatever it may have on the nodes, or may still get. passes reports whether it had
+// a majority, or was given up by c: then others wait because of it, and the key is passed on.
 func (c *client) end(a *attempt, passes bool) {
 	if a == c.next {
 		c.next = nil
@@ -418,7 +418,7 @@ func (c *client) end(a *attempt, passes bool) {
 	}
 }
 
-// overWith has messages about a be for nobody.
+// overWith makes messages about a have no recipient.
 func (c *client) overWith(a *attempt) {
 	a.released = true
 	if a.offered {
@@ -430,13 +430,13 @@ func (c *client) overWith(a *attempt) {
 func (c *client) owe(a *attempt, m message) {
 	m.owner, m.span = a.owner, c.span()
 	c.send(m)
-	// What a contender wants, and who is next, is past when it comes late.
+	// The registration of a contender, and the next one's name, are outdated when they arrive late.
 	c.debts = append(c.debts, &debt{message{
 		kind: release, node: m.node, owner: m.owner, span: m.span, grants: a.offered,
 	}, c.time() + timeout})
 }
 
-// finish ends a lease: c has no use for it any more, or lets others go first.
+// finish ends a lease: c does not need it any more, or lets others go first.
 func (c *client) finish() {
 	a := c.lease
 	stays := c.state == holding && c.rival != 0 && c.time() < c.until && c.w.rand.IntN(3) == 0
@@ -467,7 +467,7 @@ func (c *client) leave() {
 	switch {
 	case c.next != nil && c.w.withdraw:
 		c.end(c.next, true)
-	case c.next == nil: // there is but the want to be taken back
+	case c.next == nil: // only the want has to be removed
 		c.end(&attempt{owner: -c.contender}, true)
 	}
 	c.rest()
@@ -485,7 +485,7 @@ func (c *client) refresh() {
 	}
 }
 
-// What c hears.
+// What c receives.
 
 func (c *client) hear(m message) {
 	switch {
@@ -544,7 +544,7 @@ func (c *client) hearAcquire(m message) {
 			return // it is over: it was undone
 		}
 	}
-	if a.replies[m.node] != none { // its message has come meanwhile
+	if a.replies[m.node] != none { // its message has arrived meanwhile
 		return
 	}
 	switch {
@@ -564,7 +564,7 @@ func (c *client) hearAcquire(m message) {
 	}
 }
 
-// awaitOthers follows when a node has granted a: others will have done so too.
+// awaitOthers runs when a node has granted a: others will have done so too.
 func (a *attempt) awaitOthers(now float64) {
 	if a.askAt == 0 {
 		a.askAt = now + awaitTime
@@ -603,7 +603,7 @@ func (c *client) hearGrant(m message) {
 	}
 }
 
-// grantedUntil is until when what m has granted is valid: from the poll on that the node had then.
+// grantedUntil is until when a grant by m is valid: counted from the poll that the node had then.
 func (c *client) grantedUntil(a *attempt, m message) float64 {
 	for i := len(a.polls) - 1; i >= 0; i-- {
 		if k := a.polls[i]; k.k == m.k || !c.w.echoed {
@@ -648,7 +648,7 @@ func (c *client) hearRefresh(m message) {
 	}
 }
 
-// repair gives a node the key back. It is no vote.
+// repair puts the key back on a node. It is not a vote.
 func (c *client) repair(node int) {
 	if left := c.until - c.time(); c.state == holding && left >= 1 {
 		c.send(message{kind: acquire, node: node, owner: c.lease.owner, ttl: left, top: c.top, contender: c.contender})
@@ -657,7 +657,7 @@ func (c *client) repair(node int) {
 
 // Votes.
 
-// hopeless reports whether so many nodes have refused that a can get no majority.
+// hopeless reports whether so many nodes have refused that a cannot get a majority.
 func (a *attempt) hopeless() bool {
 	n := 0
 	for _, r := range a.replies {
@@ -668,8 +668,8 @@ func (a *attempt) hopeless() bool {
 	return n > nodes-majority
 }
 
-// take counts a vote. With a majority, a is decided: it has the lease if they agree on the token, or else when
-// it has been raised to the larger.
+// take counts a vote. With a majority, a is decided: it has the lease if they agree on the token,
+// otherwise when it has been raised to the larger.
 func (c *client) take(a *attempt, v vote) {
 	a.replies[v.node] = yes
 	a.votes = append(a.votes, v)
@@ -708,7 +708,7 @@ func (c *client) take(a *attempt, v vote) {
 	}
 }
 
-// won has c hold the lease.
+// won makes c hold the lease.
 func (c *client) won(a *attempt) {
 	c.state = holding
 	if first := c.top - int64(a.block) + 1; first <= c.w.maxTop {

@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-// play plays the variants, and returns an error if one does not find what it should.
+// play runs the variants, and returns an error if one does not find what it should.
 func play(out io.Writer, worlds int, only string, trace int64) error {
 	var failed error
 	played := 0
@@ -62,7 +62,7 @@ func (v variant) world(seed uint64, log io.Writer) *world {
 	return newWorld(r, f, seed, log)
 }
 
-// outcome is what worlds of one variant have come to.
+// outcome is the result of the worlds of one variant.
 type outcome struct {
 	worlds  int
 	found   map[string]int    // in how many
@@ -71,7 +71,7 @@ type outcome struct {
 	longest float64
 }
 
-// play plays worlds, from the first seed on, one at a time on each processor.
+// play runs worlds, from the first seed on, one at a time on each processor.
 func (v variant) play(worlds int) outcome {
 	o := outcome{worlds: worlds, found: map[string]int{}, seed: map[string]uint64{}}
 	var mu sync.Mutex
@@ -121,7 +121,8 @@ func (o outcome) String() string {
 	return s
 }
 
-// asExpected is an error if the worlds have found what they should not, or not what they should.
+// asExpected returns an error if the worlds have found what they should not, or not what they
+// should.
 func (o outcome) asExpected(v variant) error {
 	for what := range o.found {
 		if v.breaks == "" {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// With all rules nothing is wrong, and each rule is needed: without it, some world finds what the rule is
-// against. (`make model` plays more worlds.)
+// With all rules nothing is wrong, and each rule is needed: without it, some world finds what the
+// rule prevents. (`make model` runs more worlds.)
 func TestEachRuleIsNeeded(t *testing.T) {
 	const sound, broken = 40, 2000 // worlds
 	for _, v := range variants {
@@ -31,7 +31,7 @@ func TestEachRuleIsNeeded(t *testing.T) {
 	}
 }
 
-// A seed is the whole of a world, so what it finds can be looked at.
+// A seed determines a whole world, so what it finds can be examined.
 func TestASeedIsAWorld(t *testing.T) {
 	var a, b bytes.Buffer
 	for _, out := range []*bytes.Buffer{&a, &b} {
@@ -63,7 +63,7 @@ func TestWhatIsNotExpectedIsAnError(t *testing.T) {
 	}
 }
 
-// What is looked at in every interleaving is as expected.
+// The result of every exhaustive search is as expected.
 func TestExhaustively(t *testing.T) {
 	if os.Getenv("FLIGHTLOCK_LONG") == "" {
 		t.Skip("it takes a minute: set FLIGHTLOCK_LONG")

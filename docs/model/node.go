@@ -2,26 +2,26 @@ package main
 
 import "slices"
 
-// node is a server, by what its scripts do. Each request is one atomic step.
+// node is a server, reduced to its scripts. Each request is one atomic step.
 type node struct {
 	w       *world
 	id      int
 	clock   clock
-	owner   int // of the key; 0: nobody; below 0: it is kept for the turn of that contender
+	owner   int // of the key; 0: none; below 0: it is kept for the turn of that contender
 	expires float64
 	counter int64
 	wants   []want  // in the order in which they are served
-	since   float64 // when it has lost its memory last
+	since   float64 // when it last lost its data
 }
 
 // want is a contender that waits.
 type want struct {
 	contender, client int
 	offer             *offer // nil: it can be given a turn only
-	missed            bool   // its turn was made, and it has not been seen since
+	missed            bool   // its turn was made, and it has made no request since
 }
 
-// offer is all that a vote for its contender needs.
+// offer is everything that a vote for its contender needs.
 type offer struct {
 	owner, block int // the lease that it is to have
 	span         float64
@@ -30,11 +30,13 @@ type offer struct {
 
 func (n *node) time() float64 { return n.clock.at(n.w.now) }
 
-// kept reports whether the node has its memory for so long that whatever it forgot is over.
+// kept reports whether the node has kept its data for so long that whatever it lost before has
+// expired.
 func (n *node) kept() bool { return n.time()-n.since >= 1.05*ttl+5 }
 
-// bump reserves a block of tokens. A counter that was lost begins at the time in microseconds, by clocks that
-// agree: what it costs if they do not is documented, and is not of this protocol.
+// bump reserves a block of tokens. A counter that was lost restarts at the time in microseconds, by
+// clocks that agree: the consequence if they do not is documented, and is not part of this
+// protocol.
 func (n *node) bump(block int) int64 {
 	n.counter += int64(block)
 	if n.counter <= int64(block) {
@@ -90,7 +92,7 @@ func (n *node) acquire(m message, a *message) {
 		n.counter = max(n.counter, m.top)
 		a.granted, a.token = true, n.counter
 	case m.block == 0: // a repair
-	case m.offer != nil && m.offer.owner == n.owner: // it was granted, and wants no more
+	case m.offer != nil && m.offer.owner == n.owner: // it was granted, and waits no more
 	default:
 		n.register(m)
 		if holder, marked := n.w.retainers[n.owner]; marked && !n.w.deafTo[holder][n.id] {
@@ -102,8 +104,8 @@ func (n *node) acquire(m message, a *message) {
 	}
 }
 
-// register gives m's contender a place, or has it keep the one that it has. An offer may be older than the one
-// that it replaces, if m is late: either it was given up, or its vote is valid for less.
+// register adds m's contender, or keeps its place. An offer may be older than the one that it
+// replaces, if m is late: either it was given up, or its vote is valid for less.
 func (n *node) register(m message) {
 	i := n.find(m.contender)
 	if i >= 0 && n.wants[i].missed { // it starts again
@@ -121,7 +123,7 @@ func (n *node) register(m message) {
 	}
 }
 
-// undo is lua/undo.lua: the contender waits on, and has its want back, which the grant took away.
+// undo is lua/undo.lua: the contender waits on, and gets its want back, which the grant removed.
 func (n *node) undo(m message) {
 	i := n.find(m.contender)
 	if i >= 0 && m.forgets {
@@ -184,7 +186,8 @@ func (n *node) release(m message) {
 	}
 }
 
-// grant gives the key, which m has released, to the offer of the i-th want; not if nobody receives the message.
+// grant gives the key, which m has released, to the offer of the i-th want; not if nobody receives
+// the message.
 func (n *node) grant(i int, m message) bool {
 	w := n.wants[i]
 	n.drop(w.contender)

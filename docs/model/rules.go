@@ -1,23 +1,23 @@
 package main
 
-// rules are what a world obeys. Each can be taken out.
+// rules are the rules that a world follows. Each can be switched off.
 type rules struct {
 	grants bool // waiters make offers, which a release grants; else it keeps the key for a turn
 
-	once     bool // S15: a node has one vote; else a message that comes twice counts twice
-	memory   bool // S17: a node that has lost its memory grants nothing that counts
-	causal   bool // S18: a grant is valid from the poll on that its node had; else from when it came
-	echoed   bool // S18: from that poll on, by its number; else from the last poll on
+	once     bool // S15: a node has one vote; else a message that arrives twice counts twice
+	memory   bool // S17: a node that has lost its data grants nothing that counts
+	causal   bool // S18: a grant is valid from the poll that its node had; else from its arrival
+	echoed   bool // S18: from that poll, by its number; else from the last poll
 	over     bool // S19: an offer that was given up counts no more; else the contender continues with it
 	withdraw bool // S19: what is granted to nobody is released, and what a caller that leaves has offered
 	block    bool // S20: a block is of one size for all nodes, as the owner says; else each poll has its own
-	span     bool // S20: a grant lasts for as long as the waiter says; else as the one says that releases
-	minimum  bool // a lease has the least of its votes' validities; else the largest
+	span     bool // S20: a grant lasts for as long as the waiter says; else as the releasing client says
+	minimum  bool // a lease has the shortest of its votes' validities; else the longest
 	raise    bool // S8: unequal tokens are raised; else the largest is taken
 	reraise  bool // S9: a refresh raises a counter that is behind; else it leaves it
 
 	retains bool // a client keeps a lease that it does not use, for its next caller
-	recalls bool // S21: it releases such a lease when another client wants the key; else it ignores that
+	recalls bool // S21: it releases such a lease when another client wants the key; else it ignores the recall
 	checks  bool // a lease is not retained if the last refresh has named a contender
 	ends    bool // S21: a caller is given such a lease only as long as it is valid; else as if it were new
 	idle    bool // S12: such a lease is not refreshed
@@ -27,7 +27,7 @@ type rules struct {
 	named    bool // a release after a grant names the next for all nodes; else each node takes its first
 	anywhere bool // such a release grants also where its owner has no key, if that is free
 	waits    bool // a poll leaves a free key to the one that waits longest, unless the last one did
-	asks     bool // the nodes of which no message has come are asked; else they are waited for
+	asks     bool // the nodes whose message has not arrived are asked; else they are waited for
 }
 
 func all() rules {
@@ -43,11 +43,11 @@ func all() rules {
 // waiter must be served.
 type faults struct {
 	loss     bool // requests, answers and messages
-	late     bool // requests that are executed long after their connection has died
+	late     bool // requests that are executed long after their connection has broken
 	twice    bool // messages that come twice
 	pauses   bool // of clients
 	restarts bool // of nodes, which are empty then; of two never within a ttl
-	deaf     bool // subscriptions that are broken
+	deaf     bool // subscriptions that break
 	leaving  bool // callers that give up
 	steps    bool // of the nodes' clocks
 }
@@ -58,7 +58,7 @@ func every() faults {
 	}
 }
 
-// variant is a world's rules, and what is expected of them.
+// variant is the rules of a world, and the expected result.
 type variant struct {
 	name   string
 	change func(*rules, *faults)
@@ -72,8 +72,8 @@ const (
 	outlives   = "an unused lease that outlives its ttl"
 )
 
-// rare is the first seed for the variant of that name, in which so few worlds find something that one is known. It
-// is another one after any change to the model.
+// rare is the first seed for the variant of that name, of which so few worlds find anything that
+// one is known. Any change to the model changes it.
 var rare = map[string]uint64{"no S18: valid from the last poll": 2800}
 
 var variants = []variant{
@@ -102,7 +102,7 @@ var variants = []variant{
 	{"no S22: given to a caller after the recall",
 		func(r *rules, _ *faults) { r.retains, r.refuses = true, false }, twoHolders},
 
-	// What these cost is time.
+	// These only cost time.
 	{"no S19: nothing is withdrawn", func(r *rules, _ *faults) { r.withdraw = false }, ""},
 	{"each node takes its first", func(r *rules, _ *faults) { r.named = false }, ""},
 	{"a free node is left out", func(r *rules, _ *faults) { r.anywhere = false }, ""},

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// search is one exhaustive search of grants.pml, in which every interleaving is looked at.
+// search is one exhaustive search of grants.pml, which examines every interleaving.
 type search struct {
 	name, defines string
 	finds         bool // it must find a state with two valid leases, or with a token that does not rise
@@ -35,7 +35,8 @@ var searches = []search{
 // errNoSpin says that nothing was searched.
 var errNoSpin = errors.New("spin or gcc is not on this machine")
 
-// searchAll makes the searches of the protocol in file, and returns an error if one does not find what it should.
+// searchAll runs the searches of the protocol in file, and returns an error if one does not find
+// what it should.
 func searchAll(out io.Writer, file string) error {
 	for _, tool := range []string{"spin", "gcc"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -69,7 +70,7 @@ func (s search) run(out io.Writer, source []byte) error {
 	if err := os.WriteFile(filepath.Join(dir, "grants.pml"), source, 0o600); err != nil {
 		return err
 	}
-	// 2 GB at most, and ten minutes: what does not fit is an error, never a smaller search.
+	// 2 GB at most, and ten minutes: a search that needs more is an error, never a smaller search.
 	for _, command := range []string{
 		"spin " + s.defines + " -a grants.pml",
 		"gcc -w -O1 -DSAFETY -DNOREDUCE -DCOLLAPSE -DMEMLIM=2000 -o pan pan.c",

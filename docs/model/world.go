@@ -12,29 +12,29 @@ const (
 	nodes, majority, clients = 3, 2, 3
 
 	ttl      = 200.0
-	drift    = 0.01 // that a validity allows for; clocks are within half of it
+	drift    = 0.01 // the clock drift that a validity allows for; clocks are within half of it
 	slack    = 2.0
 	minSpan  = 100.0 // of a grant
-	turnTime = 40.0  // for which the key is kept for one that has made no offer
+	turnTime = 40.0  // how long the key is kept for a contender that has made no offer
 	timeout  = 60.0  // a node has to answer
 	trouble  = 2500  // until then there are faults
 	end      = 6500
-	patience = 3500 // that one who waits has, when there are none
+	patience = 3500 // how long a waiter has to get the key when there are none
 
 	pollsPerSpan = .4       // so a grant has more than half of its span left
-	awaitTime    = 6        // half a round trip or more: how long messages of different nodes are apart
+	awaitTime    = 6        // half a round trip or more: the time between messages of different nodes
 	leftToOthers = -1 << 62 // a holder: the key is free, and was left to another
 )
 
 // valid is how much of a span a client may rely on.
 func valid(span float64) float64 { return span - span*drift - slack }
 
-// clock is somebody's, in terms of the world's time.
+// clock is a node's or client's clock, relative to the world's time.
 type clock struct{ rate, offset float64 }
 
 func (c clock) at(now float64) float64 { return now*c.rate + c.offset }
 
-// A world is what there is, and the one place where time passes.
+// A world is the whole state, and the one place where time passes.
 type world struct {
 	rules
 	faults
@@ -44,21 +44,21 @@ type world struct {
 	clients   [clients]*client
 	flying    []*message
 	landed    []*message         // memory for the next flying
-	lastAt    map[[3]int]float64 // of what was sent on a connection: order holds within it
+	lastAt    map[[3]int]float64 // of messages sent on a connection, which stay in order
 	deafTo    [clients][nodes]bool
 	owners    int // so far
 	lost      float64
-	maxTop    int64       // the largest token that anybody has reserved
-	given     int64       // the last token that a holder was given
+	maxTop    int64       // the largest token that any client has reserved
+	given     int64       // the last token that a holder has got
 	retainers map[int]int // the client of each owner whose lease may be retained
 
 	found   string // what is wrong; "": nothing so far
 	count   counts
-	longest float64 // that one has waited without faults
+	longest float64 // how long that one has waited without faults
 	log     io.Writer
 }
 
-// counts are what has happened.
+// counts are the events so far.
 type counts struct{ leases, byGrant, reused, commands int }
 
 // kind of a message.
@@ -100,9 +100,9 @@ type message struct {
 	holder   int     // answer: who has the key
 	left     float64 // answer: for how long
 	first    int     // answer, grant: the contender that waits longest, but this one
-	counts   bool    // the node has kept its memory for long enough
+	counts   bool    // the node has kept its data for long enough
 	k        int     // grant: the poll that the node had
-	deadLine bool    // the connection has died: executed on its own, and not answered
+	deadLine bool    // the connection has broken: executed on its own, and not answered
 }
 
 func newWorld(r rules, f faults, seed uint64, log io.Writer) *world {
@@ -147,7 +147,7 @@ const (
 	notices
 )
 
-// send has m come, after what was sent before it on that connection.
+// send makes m arrive, after earlier messages of that connection.
 func (w *world) send(conn int, m message) {
 	if w.oneIn(60, w.loss) {
 		return
@@ -200,13 +200,13 @@ func (w *world) run() *world {
 	return w
 }
 
-// disturb has faults happen that are nobody's message.
+// disturb makes faults happen that are not those of a message.
 func (w *world) disturb() {
 	n := w.nodes[w.rand.IntN(nodes)]
-	if w.oneIn(150, w.steps) { // also what a slot sees that moves to another server
+	if w.oneIn(150, w.steps) { // also what happens when a slot moves to another server
 		d := float64(w.rand.IntN(3000) - 1500)
 		n.clock.offset += d
-		n.expires += d // what a step does to a ttl is as old as Redlock, and not for a protocol to mend
+		n.expires += d // what a step of the clock does to a ttl is as old as Redlock, and not for a protocol to fix
 		n.since += d
 		w.logf("node %d: its clock steps by %.0f", n.id, d)
 	}
@@ -224,7 +224,7 @@ func (w *world) disturb() {
 	}
 }
 
-// checkHolders sees whether two hold a lease that they may rely on.
+// checkHolders checks whether two clients hold a lease that they may rely on.
 func (w *world) checkHolders() {
 	var holder *client
 	for _, c := range w.clients {

@@ -22,8 +22,8 @@ func wall(t *testing.T, at time.Time, d time.Duration) time.Time {
 	return moved
 }
 
-// A deadline has passed as soon as either clock says so, and what is left is what the
-// clock says that says less.
+// A deadline has passed as soon as either clock says so, and the time left is the lesser of the
+// two.
 func TestEitherClockEndsIt(t *testing.T) {
 	start := time.Now()
 	deadline := start.Add(10 * time.Second)

@@ -35,8 +35,8 @@ var errTest = errors.New("test")
 
 func closed(string) error { return errTest }
 
-// All callers that come before the result get it, and the function runs once; who comes after it
-// begins a new run.
+// All callers that arrive before the result get it, and the function runs once; a caller that
+// arrives after it begins a new run.
 func TestCallersShareOneRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
@@ -103,7 +103,7 @@ func TestTheLastCallersLeavingCancelsTheRun(t *testing.T) {
 	})
 }
 
-// A run that is committed goes on when all have left, and can be joined meanwhile.
+// A run that is committed continues when all callers have left, and can be joined meanwhile.
 func TestACommittedRunGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := group(func(fl *flight) {
@@ -123,7 +123,7 @@ func TestACommittedRunGoesOn(t *testing.T) {
 }
 
 // When the last caller leaves in the instant in which the run commits, the run is either canceled
-// and cannot be joined, or goes on and can be; never anything in between.
+// and cannot be joined, or continues and can be; never anything in between.
 func TestTheLastCallerLeavesInTheInstantOfTheCommit(t *testing.T) {
 	g := group(nil)
 	outcomes := map[bool]int{}
@@ -185,8 +185,8 @@ func TestTheFirstResultCounts(t *testing.T) {
 	g.Refuse(fl, errTest)
 }
 
-// A run in the background goes on without callers, until it has to wait; with callers it waits, and
-// ends with them.
+// A run in the background continues without callers, until it has to wait; with callers it waits,
+// and ends with them.
 func TestRunsInTheBackground(t *testing.T) {
 	g := group(nil)
 	fl, ok := g.Background("k")
@@ -209,12 +209,12 @@ func TestRunsInTheBackground(t *testing.T) {
 	}
 	fl.Leave()
 	if fl.Err() == nil {
-		t.Error("it goes on without its caller")
+		t.Error("it continues without its caller")
 	}
 	g.Refuse(fl, nil)
 }
 
-// A run that is refused gives the error to those who have joined it meanwhile.
+// A run that is refused returns the error to those that have joined it meanwhile.
 func TestRefuse(t *testing.T) {
 	g := group(nil)
 	fl, _, _ := g.Join("k")
@@ -279,8 +279,8 @@ func TestCloseAndAbort(t *testing.T) {
 	<-g.Idle()
 }
 
-// Whatever callers and runs do at the same time, every caller has a result that its run has
-// given, or has left, and nothing is left.
+// Whatever callers and runs do at the same time, every caller has a result of its run, or has left,
+// and nothing is left.
 func TestCallersComeAndGo(t *testing.T) {
 	var committed, canceled atomic.Int64
 	g := group(func(fl *flight) {
@@ -323,7 +323,7 @@ func TestCallersComeAndGo(t *testing.T) {
 	t.Logf("%d results, %d left, %d runs canceled", got.Load(), gone.Load(), canceled.Load())
 }
 
-// A result is for callers in its scope. One that is not makes the run unjoinable, and it goes on.
+// A result is for callers in its scope. One that is not makes the run unjoinable, and it continues.
 func TestScope(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		finished := make(chan struct{})
@@ -357,12 +357,12 @@ func TestScope(t *testing.T) {
 			}
 		}
 		if _, ok := g.JoinOpen("k"); ok || g.Running() != 1 {
-			t.Error("it can be joined, or does not go on")
+			t.Error("it can be joined, or has ended")
 		}
 		close(finished)
 		synctest.Wait()
 		if g.Running() != 0 {
-			t.Error("it goes on")
+			t.Error("it has not ended")
 		}
 	})
 }

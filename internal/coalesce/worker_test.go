@@ -8,14 +8,14 @@ import (
 	"testing/synctest"
 )
 
-// goroutine names the one that it runs on.
+// goroutine returns the identity of the goroutine that it runs on.
 func goroutine() string {
 	b := make([]byte, 64)
 	name, _, _ := bytes.Cut(b[:runtime.Stack(b, false)], []byte("["))
 	return string(name)
 }
 
-// Calls run one after the other on one goroutine. A panic or Goexit is told, and the next call
+// Calls run one after the other on one goroutine. A panic or Goexit is reported, and the next call
 // runs.
 func TestAWorkerCallsWhateverFunctions(t *testing.T) {
 	var count goroutines
@@ -42,8 +42,8 @@ func TestAWorkerCallsWhateverFunctions(t *testing.T) {
 	}
 }
 
-// A call that hangs holds nobody up: not its owner, not the next call, and not the owner's end.
-// It may also be waited for again.
+// A call that hangs delays nobody: not its owner, not the next call, and not the owner's end. It
+// may also be waited for again.
 func TestACallThatHangsHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var count goroutines
@@ -70,7 +70,7 @@ func TestACallThatHangsHoldsNobodyUp(t *testing.T) {
 		}
 		close(hang)
 		if _, over := w.Wait(t.Context()); !over {
-			t.Error("it was waited for in vain")
+			t.Error("waiting for it timed out")
 		}
 		w.Close()
 		w.Close()

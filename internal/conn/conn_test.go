@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A process that stood still for an hour does not wait for another hour for an answer that will not
-// come: by how much deadlines are put off is bounded, also at once.
+// A process that was stopped for an hour does not wait for another hour for an answer that will not
+// come: the extension of deadlines is bounded, also in one step.
 func TestAfterALongPauseDeadlinesArePutOffForAShortTime(t *testing.T) {
 	const timeout, most = 50 * time.Millisecond, MaxGrace * 50 * time.Millisecond
 	put := time.Duration(0)

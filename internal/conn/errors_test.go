@@ -2,7 +2,7 @@ package conn
 
 import "testing"
 
-// Every request asks what its error means, and nearly always there is none: that allocates nothing.
+// Every request classifies its error, and nearly always there is none: that allocates nothing.
 func TestNoErrorCostsNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		if IsReply(nil) || HasCode(nil, "NOSCRIPT") || NotLoggedIn(nil) || TimedOut(nil) {

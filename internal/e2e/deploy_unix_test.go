@@ -13,9 +13,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A deploy: four processes under load are replaced one after the other. Each is told by SIGTERM,
-// serves who is there, and closes. No caller has an error, no load is without a lock, and no lock
-// is left.
+// A deploy: four processes under load are replaced one after the other. Each gets SIGTERM, serves
+// the callers it has, and closes. No caller has an error, no load is without a lock, and no lock is
+// left.
 func TestRollingRestartUnderLoad(t *testing.T) {
 	redistest.OnlyLong(t)
 	for _, n := range []int{1, 3} {
@@ -73,9 +73,9 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 	}
 }
 
-// What fails for the one process fails for the others: load, or Store, fails after 300 ms in each
-// of eight processes. The last caller has its answer after the load that it waited for and one
-// more, and not after eight, one after the other.
+// What fails for one process fails for the others: load, or Store, fails after 300 ms in each of
+// eight processes. The last caller has its answer after the load that it waited for and one more,
+// and not after eight, one after the other.
 func TestFailingOriginOfManyProcesses(t *testing.T) {
 	const load = 300 * time.Millisecond
 	for _, fails := range []string{"load", "store"} {

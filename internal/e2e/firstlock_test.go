@@ -12,10 +12,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The first lock and the first Fetch of a Client succeed although they come before anything is
-// dialled: each step on the way to a node, and there are some, has its own time. A busy
-// machine needs some of that, so that it is more than by default, and it may take all of it: of some Clients
-// one succeeds, of which none would if the steps had one time together.
+// The first lock and the first Fetch of a Client succeed although nothing has been dialed: each of
+// the several steps of reaching a node has its own deadline. On a busy machine a step needs more
+// time than by default, and may take all of it: of some Clients one succeeds, of which none would
+// if the steps shared one deadline.
 func TestFirstLockOverALongWay(t *testing.T) {
 	t.Parallel()
 	opts := flightlock.Options{NodeTimeout: 5 * nodeTimeout}

@@ -16,7 +16,7 @@ import (
 
 // This file kills and stops processes that hold or want a lock.
 
-// waiting is a process that was told to take the key, and has not got it yet.
+// waiting is a process that was asked to lock the key, and does not have it yet.
 type waiting struct {
 	*process
 	got chan told // closed if the process ended
@@ -65,7 +65,7 @@ func (p *process) signal(t *testing.T, s syscall.Signal) {
 	}
 }
 
-// wants are the contenders that wait for the key k on a server, those first who have waited longest.
+// wants are the contenders that wait for the key k on a server, in the order of their waiting time.
 func wants(t *testing.T, s *redistest.Server) (names []string) {
 	t.Helper()
 	for _, key := range s.Keys(t) {
@@ -78,7 +78,7 @@ func wants(t *testing.T, s *redistest.Server) (names []string) {
 	return names
 }
 
-// keptFor is the contender whose turn it is on the server; "" if it is nobody's.
+// keptFor is the contender whose turn it is on the server; "" if there is none.
 func keptFor(t *testing.T, s *redistest.Server) string {
 	t.Helper()
 	v, _ := s.Do(t, "GET", "lock:k").(string)
@@ -93,7 +93,7 @@ func everywhere(servers []*redistest.Server, cond func(*redistest.Server) bool) 
 	return !slices.ContainsFunc(servers, func(s *redistest.Server) bool { return !cond(s) })
 }
 
-// eventuallyWanted waits until n contenders are known to wait on all servers.
+// eventuallyWanted waits until n contenders are registered on all servers.
 func eventuallyWanted(t *testing.T, servers []*redistest.Server, n int) {
 	t.Helper()
 	redistest.Eventually(t, 20*time.Second, fmt.Sprintf("%d contenders wait", n), func() bool {
@@ -115,8 +115,8 @@ func lockers(t *testing.T, nodes, procs int) (servers []*redistest.Server, ps []
 	return servers, ps
 }
 
-// passesOn is how long others may have to wait when a process has died: until a ttl of a few seconds, or
-// a turn of a second, has run out, and no longer than a busy machine explains.
+// passesOn is how long others may have to wait when a process has died: until a ttl of a few
+// seconds, or a turn of a second, has run out, with a margin for a busy machine.
 const passesOn = 20 * time.Second
 
 // A process that is killed while it holds the key costs the others the ttl that is left.
@@ -141,7 +141,7 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 			case next = <-second.got:
 				winner, other = second, first
 			case <-time.After(passesOn):
-				t.Fatal("nobody goes on")
+				t.Fatal("no process continues")
 			}
 			t.Logf("the next one had it %v after the kill; the ttl had %v ms left", time.Since(killed), left)
 			if next.Fence <= fence || len(next.Errors) > 0 {
@@ -156,8 +156,8 @@ func TestAProcessKilledWhileItHolds(t *testing.T) {
 	}
 }
 
-// A process that is killed while it waits, or in the moment in which it is told to go, costs
-// the others one turn, and no second one.
+// A process that is killed while it waits, or in the moment in which it is notified of its turn,
+// costs the others one turn, and no second one.
 func TestAProcessKilledWhileItWaits(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{1, 3} {
@@ -173,7 +173,7 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 				eventuallyWanted(t, servers, 2)
 
 				if told {
-					ps[1].signal(t, syscall.SIGSTOP) // what it is told stays in its socket
+					ps[1].signal(t, syscall.SIGSTOP) // its notices stay in its socket
 				} else {
 					ps[1].Kill()
 				}
@@ -207,8 +207,8 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 	}
 }
 
-// A process that stands still for longer than its ttl while it holds the key has lost it when
-// it goes on, by whatever it asks, and leaves its successor alone.
+// A process that is stopped for longer than its ttl while it holds the key has lost it when it
+// continues, by every way to find out, and leaves its successor alone.
 func TestAProcessStoppedWhileItHolds(t *testing.T) {
 	t.Parallel()
 	for _, nodes := range []int{1, 3} {
@@ -260,8 +260,8 @@ func TestAProcessKilledWhileItRetains(t *testing.T) {
 	}
 }
 
-// A process that stands still for longer than the ttl of a lease that it retains does not use it any more
-// when it goes on, whichever comes first there, a caller, the alarm or the recall; and it leaves its
+// A process that is stopped for longer than the ttl of a lease that it retains does not use it when
+// it continues, whichever comes first, a caller, the timer or the recall; and it leaves its
 // successor alone.
 func TestAProcessStoppedWhileItRetains(t *testing.T) {
 	t.Parallel()
@@ -292,7 +292,8 @@ func TestAProcessStoppedWhileItRetains(t *testing.T) {
 	}
 }
 
-// A process that goes on in time gives a retained lease to the one that has recalled it meanwhile.
+// A process that continues in time releases a retained lease to the one that has recalled it
+// meanwhile.
 func TestAProcessStoppedForAMomentWhileItRetains(t *testing.T) {
 	t.Parallel()
 	_, ps := lockers(t, 3, 2)

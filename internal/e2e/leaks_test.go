@@ -114,7 +114,7 @@ func TestMemoryOfAWaiter(t *testing.T) {
 	}
 }
 
-// What a Client of Open's costs that has used all its connections, nearly all of it their buffers:
+// The cost of a Client from Open that has used all its connections, nearly all of it their buffers:
 // and it has no more connections than docs/operations.md says.
 func TestMemoryOfAClient(t *testing.T) {
 	var servers []*redistest.Server
@@ -166,7 +166,7 @@ func TestMemoryOfAClient(t *testing.T) {
 	runtime.KeepAlive(all)
 }
 
-// What a lock costs that is held and refreshes itself.
+// The cost of a lock that is held and refreshes itself.
 func TestMemoryOfAHeldLock(t *testing.T) {
 	rdb := redistest.StartServer(t).Client(t)
 	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 10 * time.Second})
@@ -208,8 +208,8 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	_ = c.Close(over) // which releases them, as fast as can be
 }
 
-// What a lease costs that is retained: memory, and no goroutine. Close returns all of them, in batches.
-// FLIGHTLOCK_LONG=1 has 100,000 of them.
+// The cost of a lease that is retained: memory, and no goroutine. Close releases all of them, in
+// batches. FLIGHTLOCK_LONG=1 has 100,000 of them.
 func TestMemoryOfARetainedLease(t *testing.T) {
 	leases := 25_000
 	if redistest.Long() {
@@ -266,8 +266,8 @@ func TestMemoryOfARetainedLease(t *testing.T) {
 	redistest.EventuallyNoLocks(t, time.Second, s)
 }
 
-// Waiters that come every millisecond and give up soon let nothing grow: no memory, no
-// goroutines, no subscriptions. FLIGHTLOCK_LONG=1 has them come for 30 seconds.
+// Waiters that arrive every millisecond and give up soon let nothing grow: no memory, no
+// goroutines, no subscriptions. FLIGHTLOCK_LONG=1 runs for 30 seconds.
 func TestWaitersThatComeAndGo(t *testing.T) {
 	length := 3 * time.Second
 	if redistest.Long() {

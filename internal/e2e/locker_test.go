@@ -8,7 +8,7 @@ import (
 	"github.com/flightlock/flightlock"
 )
 
-// What a locker can be told to do.
+// The requests that a locker can be sent.
 const (
 	doLock    = "lock"    // take the key
 	doInspect = "inspect" // look what has become of the lock, by all means
@@ -57,7 +57,7 @@ func (m *locker) run(e errand) (r told) {
 	return r
 }
 
-// inspect tells which of the ways to learn that the lock is lost do say so.
+// inspect reports which of the ways to learn that the lock is lost do report it.
 func (m *locker) inspect(ctx context.Context) (r told) {
 	for _, way := range []struct {
 		name string

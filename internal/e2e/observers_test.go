@@ -14,8 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The tests of this file give a Client what is slow, blocks or panics where it calls its user's
-// code: nothing waits for that but what it is for.
+// The tests of this file give a Client slow, blocking or panicking code where it calls its user's
+// code: nothing waits for that code except its own purpose.
 
 // sink is a log's handler of that kind.
 type sink struct {
@@ -25,8 +25,8 @@ type sink struct {
 
 var sinks = []string{"slow", "blocks", "panics"}
 
-// newSink makes one. It is mended by the function that comes with it, before the Client is closed,
-// which waits for its log.
+// newSink makes one. The function that it returns repairs it, before the Client, which waits for
+// its log, is closed.
 func newSink(kind string) (s sink, mend func()) {
 	s = sink{kind, make(chan struct{})}
 	return s, sync.OnceFunc(func() { close(s.end) })
@@ -59,7 +59,7 @@ func (s sink) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// A lock is lost, and the log takes its time: the holder learns it all the same.
+// A lock is lost, and the log is slow: the holder learns it all the same.
 func TestSlowObserverAndALostLock(t *testing.T) {
 	for _, kind := range sinks {
 		t.Run(kind, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 			log, mend := newSink(kind)
 			defer mend()
 			c := mustOpen(t, flightlock.Options{Logger: slog.New(log), NodeTimeout: time.Second}, "redis://"+addrs[0])
-			for i := range 3 { // the log is at it when the last of them is lost
+			for i := range 3 { // the log is writing when the last of them is lost
 				l := mustLock(t, c, fmt.Sprint("k", i), 20*time.Second)
 				must(t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: 50 * time.Millisecond}))
 				ctx := l.Context(t.Context())
@@ -77,7 +77,7 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 				case <-ctx.Done():
 					t.Logf("ended %v after another client had the key", time.Since(lost))
 				case <-time.After(2 * time.Second):
-					t.Fatal("2s after another client has the key, Lock.Context goes on")
+					t.Fatal("2s after another client has the key, Lock.Context has not ended")
 				}
 				if !errors.Is(context.Cause(ctx), flightlock.ErrLockLost) {
 					t.Error(context.Cause(ctx))
@@ -88,7 +88,7 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 	}
 }
 
-// A node goes and comes, and the log takes its time: the node votes again all the same.
+// A node goes down and comes back, and the log is slow: the node votes again all the same.
 func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
 	t.Parallel()
 	for _, kind := range sinks {
@@ -98,7 +98,7 @@ func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
 			defer mend()
 			c := mustOpen(t, flightlock.Options{Logger: slog.New(log)}, "redis://"+addrs[0])
 			lockAndRelease(t, c)
-			for range 2 { // the log is at it when the node goes again
+			for range 2 { // the log is writing when the node goes down again
 				servers[0].Stop()
 				redistest.Eventually(t, 10*time.Second, "it is suspended", func() bool {
 					_, err := c.TryLock(t.Context(), "k", time.Second)
@@ -119,7 +119,7 @@ func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
 	}
 }
 
-// slowRegisterer takes its time to let go of a collector.
+// slowRegisterer is slow to unregister a collector.
 type slowRegisterer struct {
 	prometheus.Registerer
 	sink
@@ -130,7 +130,7 @@ func (r slowRegisterer) Unregister(c prometheus.Collector) bool {
 	return r.Registerer.Unregister(c)
 }
 
-// Who unregisters the metrics takes its time: Close ends by its ctx.
+// A Registerer is slow to unregister the metrics: Close ends by its ctx.
 func TestSlowObserverAndClose(t *testing.T) {
 	for _, kind := range sinks[:2] { // the panic of a Registerer is Close's caller's
 		t.Run(kind, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestSlowObserverAndClose(t *testing.T) {
 			case err := <-closed:
 				t.Log(err)
 			case <-time.After(2 * time.Second):
-				t.Error("Close goes on 2s after it was called, for 200ms")
+				t.Error("Close has not returned 2s after it was called, for 200ms")
 				go func() { <-closed }()
 			}
 		})
@@ -172,7 +172,7 @@ func (r *collectors) Register(c prometheus.Collector) error {
 	return r.Registerer.Register(c)
 }
 
-// A scrape hangs in the middle: locks go on, and so does Close.
+// A scrape hangs in the middle: locks continue, and so does Close.
 func TestSlowObserverAndScrapes(t *testing.T) {
 	_, addrs := startServers(t, 1)
 	reg := &collectors{Registerer: prometheus.NewRegistry()}
@@ -206,9 +206,8 @@ func (s slowStrategy) Next(int) (time.Duration, bool) {
 	return time.Millisecond, true
 }
 
-// A caller's strategy takes its time while it waits for a key that another process has: who waits
-// beside it gets the key, and callers of other keys notice nothing. The panic of a strategy is its
-// caller's.
+// A caller's strategy is slow while it waits for a key that another process has: other waiters get
+// the key, and callers of other keys notice nothing. The panic of a strategy is its caller's.
 func TestSlowObserverOfRetries(t *testing.T) {
 	for _, kind := range sinks {
 		for _, n := range []int{1, 3} {

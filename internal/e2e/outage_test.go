@@ -14,9 +14,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// The tests of this file are outages that begin while thousands of callers are on their way. What
-// the docs promise has a bound in these tests of several times as much, for a machine that does
-// other things besides; what was measured is logged.
+// The tests of this file are outages that begin while thousands of calls are in progress. Each
+// promise of the docs is tested with a bound several times as large, for a machine that does other
+// things besides; the measured time is logged.
 
 // nodeTimeout is the default.
 const nodeTimeout = 50 * time.Millisecond
@@ -29,7 +29,8 @@ func slack() time.Duration {
 	return 4
 }
 
-// within fails the test if took is far beyond the promise, and longer than a machine stands still that others use, too.
+// within fails the test if took is far beyond the promise, and longer than a shared machine may
+// stall.
 func within(t *testing.T, what string, took, promised time.Duration) {
 	t.Helper()
 	t.Logf("%s: %v; promised are %v", what, took.Round(time.Millisecond), promised)
@@ -38,7 +39,7 @@ func within(t *testing.T, what string, took, promised time.Duration) {
 	}
 }
 
-// stopAll stops the servers and says when the last of them stood still.
+// stopAll stops the servers and returns when the last of them was stopped.
 func stopAll(servers []*redistest.Server) time.Time {
 	for _, s := range servers {
 		s.Stop()
@@ -46,8 +47,8 @@ func stopAll(servers []*redistest.Server) time.Time {
 	return time.Now()
 }
 
-// nothingIsLeft has the servers go on and waits until no lock is there, nothing is owed, and as few
-// goroutines run as before.
+// nothingIsLeft lets the servers continue and waits until no lock is there, nothing is owed, and no
+// more goroutines run than before.
 func nothingIsLeft(t *testing.T, servers []*redistest.Server, c *flightlock.Client, goroutines int) {
 	t.Helper()
 	for _, s := range servers {
@@ -73,8 +74,8 @@ func dialsEnd(t *testing.T) {
 	})
 }
 
-// TryLocks by the thousand on a single node that stands still end soon, all of them, whether there
-// are connections to it or not, and leave nothing.
+// Thousands of TryLocks on a single node that is stopped end soon, all of them, whether there are
+// connections to it or not, and leave nothing.
 func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		for _, warm := range []bool{false, true} {
@@ -110,7 +111,7 @@ func TestTryLocksOnStoppedNodesEnd(t *testing.T) {
 }
 
 // All nodes stop while a cold cache is being loaded: the loads begin without a lock soon, all
-// callers are served, and when the nodes go on, nothing is left there.
+// callers are served, and when the nodes continue, nothing is left there.
 func TestStoppedNodesInMidBurst(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
@@ -182,8 +183,8 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 	}
 }
 
-// Nodes that do not even answer a connect, from the start: the first callers learn that soon, and
-// who comes then at once.
+// Nodes that do not even answer a connect, from the start: the first callers get the error soon,
+// and later ones at once.
 func TestLostSYNsFromTheStart(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {

@@ -20,15 +20,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file runs processes of their own: this test binary, started again. They
-// talk over the child's stdin and stdout, a line of JSON each way, and share real servers
-// that have the locks; the first has the cache, and what the test wants to know, too.
+// This file runs processes of their own: this test binary, started again. They communicate over the
+// child's stdin and stdout, a line of JSON each way, and share real servers that have the locks;
+// the first has the cache, and what the test wants to know, too.
 
 // processEnv, set to the servers' addresses with commas between them, makes the test binary
 // such a process.
 const processEnv = "FLIGHTLOCK_TEST_PROCESS"
 
-// errand is what a process is told to do: so many callers fetch the key at once, or Do.
+// errand is a task for a process: so many callers fetch the key at once, or Do.
 type errand struct {
 	Do      string // "": fetch; or one of those of locker
 	Key     string
@@ -41,7 +41,7 @@ type errand struct {
 	Linger time.Duration // of keys, from now on
 }
 
-// told is how that went.
+// told is the result of that.
 type told struct {
 	Values   []string // distinct ones
 	Errors   []string
@@ -240,16 +240,16 @@ func TestFetchAcrossProcesses(t *testing.T) {
 		t.Logf("loads of %v, ttl %v, %d misses: 1 load each; per miss and process %.1f lock commands (at most %d) "+
 			"and %.1f lookups beyond the callers' own; p99 of callers: median %v, worst %v",
 			tc.takes, tc.ttl, misses, float64(commands)/n, most, float64(looks)/n, p99[len(p99)/2], p99[len(p99)-1])
-		// On the average: where a process has to wait for its subscription, it polls. And now and then all look, and
-		// one refreshes.
+		// On average: where a process has to wait for its subscription, it polls. And now and then all
+		// look up, and one refreshes.
 		if most := 10 + 2*tc.takes.Seconds(); float64(commands)/n > most {
 			t.Errorf("%.1f commands per miss and process; at most %.1f are allowed", float64(commands)/n, most)
 		}
 	}
 }
 
-// The loading process is killed in mid-load: another one loads when the lease has run out,
-// and no caller elsewhere sees an error.
+// The loading process is killed in the middle of a load: another one loads when the lease has run
+// out, and no caller elsewhere gets an error.
 func TestFetchWhenTheLoadingProcessIsKilled(t *testing.T) {
 	t.Parallel()
 	server := redistest.StartServer(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The tests of this file are of the size of a user: thousands of keys at once, processors that are
+// The tests of this file have the size of a user: thousands of keys at once, processors that are
 // busy, a cold start. FLIGHTLOCK_LONG=1 runs them in full; otherwise with a share of the keys, and
 // not each combination.
 
@@ -80,8 +80,7 @@ func lockOthers(t *testing.T, c *flightlock.Client, n int) {
 }
 
 // tryLocks has as many goroutines try to lock a key of their own each, all at once, and release
-// them. It tells how many TryLocks failed, when the last of all was back, and the first one's
-// error.
+// them. It returns how many TryLocks failed, when the last of all returned, and the first error.
 func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed int, last time.Duration, first error) {
 	t.Helper()
 	var failures atomic.Int64
@@ -109,9 +108,9 @@ func tryLocks(t *testing.T, c *flightlock.Client, prefix string, n int) (failed 
 	return int(failures.Load()), last, first
 }
 
-// Thousands of free keys that are tried at once, of nodes that answer, are all locked: what waits
-// in this process for its turn to be sent is no node's fault. With processors that are busy, one in
-// a thousand may fail.
+// Thousands of free keys that are tried at once, on nodes that answer, are all locked: the time
+// that a request waits in this process to be sent is not counted against the node. With busy
+// processors, one in a thousand may fail.
 func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for _, open := range []bool{false, true} {
@@ -180,7 +179,8 @@ func TestAColdCacheIsLoadedUnderLocks(t *testing.T) {
 	}
 }
 
-// runServices has so many services, each in a process of its own if there are several, do the same at once.
+// runServices has so many services, each in a process of its own if there are several, do the same
+// at once.
 func runServices(t *testing.T, procs int, cfg serviceConfig, w workload) outcome {
 	t.Helper()
 	if procs == 1 {

@@ -24,9 +24,9 @@ import (
 )
 
 // This file is a service as users build it: a Client with default options, a Fetcher over a cache
-// in Redis, and callers by the thousand. It runs in the test's process, or in one of its own, which
-// is this test binary started again: they talk over the child's stdin and stdout, a line of JSON
-// each way, and SIGTERM ends it as a deploy does.
+// in Redis, and thousands of callers. It runs in the test's process, or in one of its own, which is
+// this test binary started again: they communicate over the child's stdin and stdout, a line of
+// JSON each way, and SIGTERM ends it as a deploy does.
 
 // serviceEnv, set to a serviceConfig in JSON, makes the test binary such a process.
 const serviceEnv = "FLIGHTLOCK_TEST_SERVICE"
@@ -56,7 +56,7 @@ type workload struct {
 	Fails string        // "load" or "store": what fails
 }
 
-// outcome is what became of it.
+// outcome is the result.
 type outcome struct {
 	Callers  int
 	Failed   int      // callers with an error
@@ -199,7 +199,8 @@ func (s *service) source() flightlock.Source[string] {
 	}
 }
 
-// run has the callers come, until all are served, or ctx has ended and those who came are served.
+// run has the callers arrive, until all are served, or ctx has ended and those that arrived are
+// served.
 func (s *service) run(ctx context.Context, w workload) outcome {
 	s.work.Store(&w)
 	before := s.f.Stats()
@@ -261,7 +262,7 @@ func (s *service) atRate(ctx context.Context, w workload, call func(key string))
 	}
 }
 
-// close ends the service as a deploy does: no caller is left.
+// close ends the service as a deploy does: without callers.
 func (s *service) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

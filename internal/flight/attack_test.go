@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A renewal that the flight makes while a Ticket is held, for those who wait, does not move its
-// Until beyond its own ttl: the lease is longer, and who hangs goes all the same.
+// A renewal that the flight makes while a Ticket is held, for waiters, does not move its Until
+// beyond its own ttl: the lease is longer, and a holder that hangs loses it all the same.
 func TestARenewalForWaitersKeepsNoHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, hung, next := w.rich().start(), w.start(ttl(time.Second)), w.start()

@@ -16,8 +16,8 @@ func (hasty) Traits() Traits                 { return Endless | FailFast | Quick
 
 func (a *fakeAttempt) away() { a.fail(quorum.Failure{Err: errDown, Away: true}) }
 
-// When too few nodes can be reached, all who fail fast are told so, wherever they stand in the
-// queue, and nobody else.
+// When too few nodes can be reached, all callers that fail fast get that error, wherever they are
+// in the queue, and nobody else.
 func TestAwayEndsAllWhoFailFast(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -34,7 +34,7 @@ func TestAwayEndsAllWhoFailFast(t *testing.T) {
 	})
 }
 
-// One attempt without an answer is no reason for anybody.
+// One attempt without an answer is not a reason to fail for anybody.
 func TestOneAnswerMissingEndsNobodysWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -49,8 +49,8 @@ func TestOneAnswerMissingEndsNobodysWait(t *testing.T) {
 	})
 }
 
-// Whoever comes while a flight waits for nodes that were away finds out at once whether they still
-// are.
+// A caller that joins while a flight waits for nodes that were down finds out at once whether they
+// still are.
 func TestWhoComesFindsOutWhetherTheyAreAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.acquire = (*fakeAttempt).away
@@ -66,7 +66,8 @@ func TestWhoComesFindsOutWhetherTheyAreAway(t *testing.T) {
 	})
 }
 
-// Who waits behind a holder of this process is told when its refresh finds the nodes away.
+// A caller that waits behind a holder of this process gets the error when its refresh finds the
+// nodes down.
 func TestARefreshThatFindsTheNodesAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder := w.rich().start()
@@ -82,7 +83,7 @@ func TestARefreshThatFindsTheNodesAway(t *testing.T) {
 	})
 }
 
-// Recheck has flights find out for those who want to know, whatever they are at.
+// Recheck makes flights find out for callers that want to know, whatever they are doing.
 func TestRecheck(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()

@@ -14,7 +14,7 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// closes begins a Close whose ctx ends after d; forced says how it ended.
+// closes begins a Close whose ctx ends after d; forced reports how it ended.
 func (w *world) closes(d time.Duration) (forced chan bool, cancel func()) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), d)
 	forced = make(chan bool, 1)
@@ -39,7 +39,7 @@ func (w *world) closed(forced chan bool, want bool) {
 	}
 }
 
-// Close fails whoever waits, and lets the holder finish.
+// Close fails all waiters, and lets the holder finish.
 func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder, a, b := w.start(), w.start(), w.start(pace(limited{time.Second, 9}))
@@ -58,7 +58,7 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 	})
 }
 
-// When ctx ends, holders are ended with cause Closed, and their leases given back.
+// When ctx ends, holders are ended with cause Closed, and their leases released.
 func TestCloseEndsHoldersWhenItsContextEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.release = nil
@@ -93,8 +93,8 @@ func TestCloseWaitsForExpiry(t *testing.T) {
 	})
 }
 
-// Close during an attempt cancels it, and waits until its outcome is known; if it wins all
-// the same, the lease is given back.
+// Close during an attempt cancels it, and waits until its outcome is known; if it wins all the
+// same, the lease is released.
 func TestCloseDuringAttempt(t *testing.T) {
 	for name, end := range map[string]func(*fakeAttempt){
 		"held": func(a *fakeAttempt) { a.held(0) }, "grant": (*fakeAttempt).grant,
@@ -118,8 +118,8 @@ func TestCloseDuringAttempt(t *testing.T) {
 	}
 }
 
-// Close during a renewal that nobody waits for any more gives the lease back, and waits
-// for that even if its ctx has ended.
+// Close during a renewal that nobody waits for any more releases the lease, and waits for that even
+// if its ctx has ended.
 func TestCloseDuringRenewal(t *testing.T) {
 	for _, wait := range []time.Duration{time.Hour, 0} {
 		t.Run(fmt.Sprint(wait), func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestCloseDuringPause(t *testing.T) {
 	})
 }
 
-// Close returns only when every release has been sent: what they go through is closed next.
+// Close returns only when every release has been sent: the nodes are closed next.
 func TestCloseWaitsForReleasesToBeSent(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder := w.start()
@@ -198,7 +198,7 @@ func TestOneThatComesDuringCloseDoesNotEndARelease(t *testing.T) {
 	})
 }
 
-// A flight that was found before Close and is joined after it takes nobody.
+// A flight that was found before Close and is joined after it accepts nobody.
 func TestJoinAfterClose(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		f := w.g.find("k")
@@ -214,7 +214,7 @@ func TestJoinAfterClose(t *testing.T) {
 	})
 }
 
-// Whoever joins while the group closes gets the lock or Closed, and nothing hangs.
+// A caller that joins while the group closes gets the lock or Closed, and nothing hangs.
 func TestJoinRacingClose(t *testing.T) {
 	for range 50 {
 		w := newWorld(t)
@@ -251,8 +251,8 @@ func TestJoinRacingClose(t *testing.T) {
 	}
 }
 
-// With real goroutines: whoever's ctx ends around the grant, exactly one holds at a time,
-// everybody is served or told, and nothing is lost.
+// With real goroutines: whichever ctx ends around the grant, exactly one holds at a time, every
+// caller returns, and nothing is lost.
 func TestStressCancelAroundTheGrant(t *testing.T) {
 	w := newWorld(t)
 	w.acquire = func(a *fakeAttempt) { go a.grant() }

@@ -15,7 +15,7 @@ const slice = 20 * time.Millisecond
 func sliced(c *Config) { c.Slice = slice }
 func deaf(c *Config)   { c.Nodes.(*fakeNodes).watch = nil }
 
-// wantHistory checks what the world was asked since the last check.
+// wantHistory checks the requests to the world since the last check.
 func (w *world) wantHistory(want ...string) {
 	w.t.Helper()
 	if got := w.history(); fmt.Sprint(got) != fmt.Sprint(want) {
@@ -29,8 +29,8 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// hears makes a caller whose first attempt finds the key taken, and has it hear. Its second
-// attempt is under way then.
+// hears makes a caller whose first attempt finds the key taken, and confirms its subscription. Its
+// second attempt is then in progress.
 func (w *world) hears(change ...func(*wish)) *caller {
 	w.t.Helper()
 	c := w.start(change...)
@@ -39,7 +39,7 @@ func (w *world) hears(change ...func(*wish)) *caller {
 	return c
 }
 
-// listens makes a caller that waits and has nothing under way.
+// listens makes a caller that waits with no attempt in progress.
 func (w *world) listens(change ...func(*wish)) *caller {
 	w.t.Helper()
 	c := w.hears(change...)
@@ -51,8 +51,8 @@ func (w *world) listens(change ...func(*wish)) *caller {
 
 // Slices.
 
-// While nobody else wants the key, a lease goes from hand to hand for good, and the nodes
-// are asked once per slice, in its second half, whether that is still so.
+// While nobody else wants the key, a lease is handed over without end, and the nodes are asked once
+// per slice, in its second half, whether that is still so.
 func TestHandoffIsFreeWhileNobodyWants(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		callers := make([]*caller, 60)
@@ -72,7 +72,7 @@ func TestHandoffIsFreeWhileNobodyWants(t *testing.T) {
 			pass(2 * time.Millisecond)
 			c.releases()
 		}
-		// Each slice begins with the release that finds the one before to be over.
+		// Each slice begins with the release that finds the previous one to be over.
 		is(t, "looks", fmt.Sprint(looks), "[10ms 30ms 50ms 70ms 90ms 110ms]")
 		is(t, "releases", w.leases[0].releases, 1)
 		is(t, "listening", len(w.watches), 0)
@@ -95,7 +95,7 @@ func TestTwoLookOncePerSlice(t *testing.T) {
 	}, sliced)
 }
 
-// looked has a's release, late in the slice, hand over to b and find a rival.
+// looked makes a's release, late in the slice, hand over to b and find a rival.
 func (w *world) looked() (a, b *caller) {
 	a, b = w.rich().start(), w.start()
 	pass(slice / 2)
@@ -105,8 +105,8 @@ func (w *world) looked() (a, b *caller) {
 	return a, b
 }
 
-// The release that ends the slice makes the next turn the rival's that the look has named, and
-// the flight waits for another.
+// The release that ends the slice makes the next turn that of the rival that the check has found,
+// and the flight waits for its next turn.
 func TestSliceEndsWithTheTurnOfTheRival(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
@@ -115,7 +115,7 @@ func TestSliceEndsWithTheTurnOfTheRival(t *testing.T) {
 		w.byHand()
 		w.wantHistory("acquire", "look", "watch owner-1")
 		pass(slice/2 - 1)
-		b.releases() // a moment before the end: it goes on
+		b.releases() // a moment before the end: it is handed over
 		c.holds()
 		d := w.start()
 		pass(1)
@@ -136,8 +136,8 @@ func TestSliceEndsWithTheTurnOfTheRival(t *testing.T) {
 	}, sliced)
 }
 
-// A rival that was seen in one slice is not yielded to in another, after the lease was lost
-// or given back and won again.
+// A rival that was seen in one slice is not yielded to in another, after the lease was lost or
+// released and won again.
 func TestRivalOfAnEarlierLeaseIsForgotten(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
@@ -158,8 +158,8 @@ func TestRivalOfAnEarlierLeaseIsForgotten(t *testing.T) {
 	}, sliced)
 }
 
-// When one Ticket lasts longer than the slice, nobody had the occasion to look: the release
-// does, while the key waits.
+// When one Ticket lasts longer than the slice, there was no occasion for a check: the release makes
+// one, while the key waits.
 func TestReleaseOfALongHoldLooksFirst(t *testing.T) {
 	for rival, want := range map[string]string{"": "look", "x": "look,watch owner-1,release to x"} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -198,8 +198,8 @@ func splitList(s string) (list []string) {
 	return list
 }
 
-// What a look has seen is old after a slice: then the release looks again, and not more
-// often than that.
+// The result of a check is old after a slice: then the release checks again, and not more often
+// than that.
 func TestOldLookIsMadeAgain(t *testing.T) {
 	for _, seen := range []time.Duration{slice / 2, time.Second} {
 		for _, fails := range []bool{false, true} {
@@ -231,7 +231,7 @@ func TestOldLookIsMadeAgain(t *testing.T) {
 	}
 }
 
-// A look that fails costs nothing but news: the lease goes on, and the next slice looks again.
+// A check that fails has no consequence: the lease is kept, and the next slice checks again.
 func TestFailedLookDoesNotCostTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
@@ -274,7 +274,7 @@ func TestFailedLookForgetsNobody(t *testing.T) {
 	}, sliced)
 }
 
-// Nor does a refresh that did not look.
+// Nor does a refresh that did not check.
 func TestRefreshWithoutALookForgetsNobody(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
@@ -294,7 +294,7 @@ func TestRefreshWithoutALookForgetsNobody(t *testing.T) {
 	}, sliced)
 }
 
-// A rival that an earlier look of the slice has seen may have left: the last look counts.
+// A rival that an earlier check of the slice has seen may have left: the last check counts.
 func TestLastLookCounts(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
@@ -322,7 +322,7 @@ func TestFailedLookOfALongHoldHandsOver(t *testing.T) {
 	}, sliced)
 }
 
-// While the answer to a look is on its way, handoffs go on, past the end of the slice too; the
+// While the answer to a check is on its way, handoffs continue, past the end of the slice too; the
 // first release after it yields.
 func TestLookUnderWayStopsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -348,7 +348,7 @@ func TestLookUnderWayStopsNothing(t *testing.T) {
 	}, sliced)
 }
 
-// A holder's own refresh looks too, late in the slice, if anybody waits here.
+// A holder's own refresh checks too, late in the slice, if anybody waits here.
 func TestRefreshOfAHolderLooks(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		a := w.start()
@@ -368,7 +368,7 @@ func TestRefreshOfAHolderLooks(t *testing.T) {
 	}, sliced)
 }
 
-// Without handoff there are no slices: each Ticket is a lease of its own, and nobody looks.
+// Without handoff there are no slices: each Ticket is a lease of its own, and nobody checks.
 func TestNoHandoffNoLook(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rivals("x")
@@ -382,8 +382,8 @@ func TestNoHandoffNoLook(t *testing.T) {
 	}, func(c *Config) { c.Slice = -1 })
 }
 
-// Waiters that leave while the key goes to the rival take the flight with them, and what
-// the nodes know of it.
+// Waiters that leave while the key goes to the rival end the flight, and its registration on the
+// nodes.
 func TestYieldToNobodyLeft(t *testing.T) {
 	for _, step := range []string{"before", "during", "after"} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -410,7 +410,7 @@ func TestYieldToNobodyLeft(t *testing.T) {
 	}
 }
 
-// After it has yielded, a flight waits: for news, or for as long as a turn is kept.
+// After it has yielded, a flight waits: for an event, or for as long as a turn is kept.
 func TestAfterAYieldTheFlightWaits(t *testing.T) {
 	yielded := func(w *world, p Pace) *caller {
 		w.rivals("x")
@@ -435,7 +435,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 	}, sliced)
 	inBubble(t, func(t *testing.T, w *world) {
 		c := yielded(w, patient)
-		w.news(quorum.OtherTurn) // the rival's turn, told late
+		w.news(quorum.OtherTurn) // the rival's turn, notified late
 		w.wantHistory()
 		pass(turn + minDelay - 1)
 		w.wantHistory()
@@ -451,7 +451,7 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 		w.attempt().taken(0)
 		c.failed(50*time.Millisecond, errTaken)
 	}, sliced)
-	inBubble(t, func(t *testing.T, w *world) { // what was told before is past
+	inBubble(t, func(t *testing.T, w *world) { // earlier notices are outdated
 		w.byHand()
 		b := w.listens()
 		c := w.start()
@@ -493,8 +493,8 @@ func TestAfterAYieldTheFlightWaits(t *testing.T) {
 
 // Waiting.
 
-// The flight begins to listen when its first attempt has failed, as the owner of that.
-// When it hears, it looks again, and gets its place among those who wait.
+// The flight subscribes when its first attempt has failed, as that attempt's owner. When the
+// subscription is confirmed, it makes another attempt, which registers it among those that wait.
 func TestListensAfterTheFirstLoss(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -506,7 +506,7 @@ func TestListensAfterTheFirstLoss(t *testing.T) {
 		w.wantHistory("acquire as owner-1")
 		w.attempt().taken(time.Hour)
 		w.wantHistory()
-		w.news(quorum.Subscribed) // again, after a subscription was broken and mended
+		w.news(quorum.Subscribed) // again, after a subscription was broken and made again
 		w.wantHistory("acquire as owner-1")
 		w.attempt().grant()
 		c.holds()
@@ -549,7 +549,7 @@ func TestAloneContends(t *testing.T) {
 	})
 }
 
-// Whose turn it is tries at once, whatever its strategy says.
+// The flight whose turn it is makes an attempt at once, whatever its strategy says.
 func TestOursIsTriedAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -568,8 +568,8 @@ func TestOursIsTriedAtOnce(t *testing.T) {
 	})
 }
 
-// What is told while an attempt is under way may have come after the nodes answered it: it
-// is made again, once, if it fails.
+// A notice that arrives while an attempt is in progress may have been sent after the nodes answered
+// the attempt: it is repeated, once, if it fails.
 func TestNewsDuringAnAttempt(t *testing.T) {
 	for _, n := range []quorum.Event{quorum.Subscribed, quorum.Unsubscribed, quorum.OurTurn} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -592,7 +592,7 @@ func TestNewsDuringAnAttempt(t *testing.T) {
 	}
 }
 
-// Whoever leaves during the attempt after that hears how the one before it failed.
+// A caller that leaves during the attempt after that gets the outcome of the previous one.
 func TestOutcomeOfAnAttemptThatIsMadeAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -605,7 +605,7 @@ func TestOutcomeOfAnAttemptThatIsMadeAgain(t *testing.T) {
 	})
 }
 
-// Event during an attempt that wins is no news.
+// An event during an attempt that wins has no effect.
 func TestNewsDuringAnAttemptThatWins(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -626,7 +626,7 @@ func TestNewsDuringAnAttemptThatWins(t *testing.T) {
 	}, func(c *Config) { c.Slice = time.Hour })
 }
 
-// When another's turn is told, the next look is when that must be over.
+// When another's turn is notified, the next attempt is made when that must be over.
 func TestTheirsIsWaitedFor(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -643,8 +643,8 @@ func TestTheirsIsWaitedFor(t *testing.T) {
 	})
 }
 
-// The same if it is told while an attempt is under way, which may have found the key with
-// the one before. If that turn is not taken, nothing more will be told.
+// The same if the notice arrives while an attempt is in progress, which may have found the key with
+// the previous holder. If that turn is not taken, no other notice will come.
 func TestTheirsDuringAnAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -664,8 +664,8 @@ func TestTheirsDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// Who does not hear looks at once, and then often enough not to miss its turn, whatever
-// its strategy says.
+// A flight that is not subscribed makes an attempt at once, and then often enough not to miss its
+// turn, whatever its strategy says.
 func TestDeafPolls(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -689,7 +689,7 @@ func TestDeafPolls(t *testing.T) {
 	})
 }
 
-// So does who has not heard yet, and who is never told anything.
+// So does one whose subscription is not confirmed yet, and one that never gets a notice.
 func TestWithoutNoticesItPolls(t *testing.T) {
 	for name, change := range map[string]func(*Config){"not yet": func(*Config) {}, "never": deaf} {
 		t.Run(name, func(t *testing.T) {
@@ -723,7 +723,7 @@ func TestWithoutNoticesItPolls(t *testing.T) {
 	}
 }
 
-// Who hears sends nothing by its strategy, but looks once per safetyPoll.
+// A subscribed flight makes no attempt by its strategy, but one per safetyPoll.
 func TestWhoHearsPollsSlowly(t *testing.T) {
 	for _, p := range []Pace{never(5 * time.Millisecond), limited{5 * time.Millisecond, 1 << 20},
 		custom(func(int) (time.Duration, bool) { return 0, true })} {
@@ -742,7 +742,7 @@ func TestWhoHearsPollsSlowly(t *testing.T) {
 	}
 }
 
-// But when the holder's ttl ends, it looks.
+// But when the holder's ttl ends, it makes one.
 func TestWhoHearsPollsAtTheEndOfTheTTL(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -759,8 +759,8 @@ func TestWhoHearsPollsAtTheEndOfTheTTL(t *testing.T) {
 	})
 }
 
-// A strategy gives up when it would have given up against Redis, though it sends nothing but
-// its last attempt: whoever has the key may be one that tells nobody.
+// A strategy gives up when it would have given up against Redis, though nothing is sent but its
+// last attempt: the holder may be a client that does not notify.
 func TestWhoHearsGivesUpInTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -804,7 +804,7 @@ func TestWhoHearsGivesUpInTime(t *testing.T) {
 	})
 }
 
-// The front waiter leaves, and the others go on waiting with what was heard.
+// The front waiter leaves, and the others keep what its subscription has received.
 func TestNextInFrontHearsToo(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -821,8 +821,9 @@ func TestNextInFrontHearsToo(t *testing.T) {
 	})
 }
 
-// When no other is known to have the key, nobody will tell of its end: the strategy polls,
-// whatever is heard. If it is heard that somebody has it after all, no later than that ends.
+// When no other is known to have the key, nobody will notify of its end: the strategy polls,
+// subscribed or not. If a notice says that somebody has it after all, it polls no longer than until
+// that ends.
 func TestNotOwnedIsPolled(t *testing.T) {
 	for name, fails := range map[string]func(*fakeAttempt){
 		"split": func(a *fakeAttempt) { a.split(0) }, "unavailable": (*fakeAttempt).unavailable,
@@ -854,8 +855,8 @@ func TestNotOwnedIsPolled(t *testing.T) {
 	}
 }
 
-// Where nothing is known of the key, because too few nodes answer, only the strategy polls,
-// also for one that does not hear.
+// Where nothing is known of the key, because too few nodes answer, only the strategy polls, also
+// for a flight that is not subscribed.
 func TestUnavailableIsPolledByStrategy(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -872,8 +873,8 @@ func TestUnavailableIsPolledByStrategy(t *testing.T) {
 	})
 }
 
-// Even where votes are split the flight gets its place among those who wait: with an even
-// number of nodes an attempt is lost before anybody can be known to have a majority.
+// Even where votes are split the flight is registered among those that wait: with an even number of
+// nodes an attempt is lost before anybody can be known to have a majority.
 func TestSplitVotesContendToo(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -901,8 +902,8 @@ func TestSplitVotesContendToo(t *testing.T) {
 
 // Leaving.
 
-// The last waiter takes the flight with it, in whatever state it is; what the nodes know
-// of it is taken back, and only that.
+// The last waiter ends the flight, in any state; its registrations on the nodes are removed, and
+// nothing else.
 func TestLastWaiterLeaves(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) { // before it contended
 		w.byHand()
@@ -910,7 +911,7 @@ func TestLastWaiterLeaves(t *testing.T) {
 		c.leaves()
 		w.wantHistory("acquire")
 	})
-	inBubble(t, func(t *testing.T, w *world) { // before it asked as a contender
+	inBubble(t, func(t *testing.T, w *world) { // before its attempt as a contender
 		w.byHand()
 		c := w.start()
 		w.attempt().taken(time.Hour)
@@ -976,7 +977,7 @@ func TestComesWhileTheLastLeaves(t *testing.T) {
 	})
 }
 
-// Event that comes when the flight has died does nothing.
+// An event that arrives when the flight has died does nothing.
 func TestNewsAfterDeath(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -1005,10 +1006,10 @@ func TestNextFlightContendsAnew(t *testing.T) {
 	})
 }
 
-// A key that many waited for a moment ago is expected to be like that: the first attempt of its next
-// flight registers it, and is not repeated because the subscription, which began before it, is confirmed.
-// That is forgotten in a while in which it was not so, and is not for those who may give up at once, nor
-// after a flight that has met one rival alone.
+// A key that many waited for a moment ago is expected to be like that: the first attempt of its
+// next flight registers it, and is not repeated because the subscription, which began before it, is
+// confirmed. That expires after a while in which it was not so, and does not apply to callers that
+// may give up at once, nor after a flight that has met one rival alone.
 func TestCrowdsAreExpected(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -1064,7 +1065,8 @@ func TestCrowdsAreExpected(t *testing.T) {
 	})
 }
 
-// A flight that dies while it is about to listen stops that, once, whoever is first.
+// A flight that dies while it is about to subscribe stops the subscription, once, whichever comes
+// first.
 func TestDiesWhileItBeginsToListen(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -1099,7 +1101,7 @@ func TestDiesWhileItBeginsToListen(t *testing.T) {
 	})
 }
 
-// Close returns when nobody listens any more and every want has been taken back: the nodes
+// Close returns when no flight is subscribed any more and every want has been removed: the nodes
 // are closed next.
 func TestCloseWaitsForTheLastToLeave(t *testing.T) {
 	for _, what := range []string{"watch", "stop", "leave"} {
@@ -1147,7 +1149,7 @@ func TestCloseWaitsForTheLastToLeave(t *testing.T) {
 	}
 }
 
-// Close refuses those who wait for another process, and what they wanted is taken back.
+// Close refuses callers that wait for another process, and their wants are removed.
 func TestCloseOfAContender(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -1160,7 +1162,7 @@ func TestCloseOfAContender(t *testing.T) {
 	})
 }
 
-// Cancellation in the instant in which the turn is told, or taken.
+// Cancellation in the instant in which the turn is notified, or taken.
 func TestLeavesInTheInstantOfNews(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -1205,8 +1207,8 @@ func TestTheFrontWaiterMakesTheAttempts(t *testing.T) {
 	}, func(c *Config) { c.Slice = -1 })
 }
 
-// A front waiter that is told to go and leaves in the same instant loses the turn for nobody: the
-// next one makes the attempt.
+// A front waiter that is notified of its turn and leaves in the same instant does not lose the turn
+// for others: the next one makes the attempt.
 func TestAWaiterThatLeavesWhenItIsToldToGo(t *testing.T) {
 	for i := range 100 { // for each order in which it notices
 		inBubble(t, func(t *testing.T, w *world) {

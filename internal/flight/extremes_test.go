@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// counting is a Pace that tells which failures it was asked about.
+// counting is a Pace that records for which failures it was called.
 type counting struct{ asked *[]int }
 
 func (c counting) Next(attempt int) (time.Duration, bool) {
@@ -14,8 +14,8 @@ func (c counting) Next(attempt int) (time.Duration, bool) {
 	return -1, true
 }
 
-// A strategy is asked about failures that go on rising, however many there are: one that counts
-// from below zero again would begin its backoff anew, and never give up.
+// A strategy is called with numbers of failures that keep rising, however many there are: one that
+// counts from below zero again would restart its backoff, and never give up.
 func TestFailuresDoNotWrap(t *testing.T) {
 	var asked []int
 	w := &waiter{pace: counting{&asked}, failures: math.MaxInt32 - 1}
@@ -37,7 +37,7 @@ func TestFailuresDoNotWrap(t *testing.T) {
 	}
 }
 
-// Any delay, of any length and below 0, is a time to come, and the longest does not come to pass.
+// Any delay, of any length and below 0, is a time in the future, and the longest is never reached.
 func TestDelaysOfAnyLength(t *testing.T) {
 	for _, d := range []time.Duration{math.MinInt64, -1, 0, 1, math.MaxInt64 - 1, math.MaxInt64} {
 		inBubble(t, func(t *testing.T, w *world) {

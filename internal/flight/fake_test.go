@@ -68,7 +68,7 @@ type world struct {
 	wants     map[string]bool // contenders that the nodes may know of
 }
 
-// newWorld makes a world that grants and confirms whatever is asked, at once.
+// newWorld makes a world that grants and confirms every request at once.
 func newWorld(t *testing.T, change ...func(*Config)) *world {
 	w := &world{t: t, acquire: (*fakeAttempt).grant, refresh: (*fakeRefresh).confirm, wants: map[string]bool{}}
 	w.release = func(l *fakeLease) { l.released(nil) }
@@ -149,13 +149,13 @@ func validity(ttl time.Duration) time.Duration { return ttl - ttl/100 - 2*time.M
 // byHand leaves attempts to the test.
 func (w *world) byHand() *world { w.acquire = nil; return w }
 
-// rich grants more tokens than asked for, so that no handoff needs a renewal for them.
+// rich grants more tokens than requested, so that no handoff needs a renewal for them.
 func (w *world) rich() *world {
 	w.acquire = func(a *fakeAttempt) { a.grantBlock(1000) }
 	return w
 }
 
-// poor grants one token, whatever is asked for, so that the first handoff needs a renewal.
+// poor grants one token, whatever is requested, so that the first handoff needs a renewal.
 func (w *world) poor() *world {
 	w.acquire = func(a *fakeAttempt) { a.grantBlock(1) }
 	return w
@@ -172,7 +172,7 @@ func (w *world) note(format string, args ...any) { w.log = append(w.log, fmt.Spr
 
 const turn = 100 * time.Millisecond
 
-// fakeWatch is one listening, of which a test is the nodes.
+// fakeWatch is one subscription, whose nodes are the test.
 type fakeWatch struct {
 	w         *world
 	contender string
@@ -196,7 +196,7 @@ func (w *world) watch(_, contender string, hear func(quorum.Event, string)) (sto
 	}
 }
 
-// news is told to the latest watch.
+// news delivers an event to the latest watch.
 func (w *world) news(n quorum.Event) {
 	w.t.Helper()
 	w.newsNow(n)
@@ -216,7 +216,7 @@ func (w *world) newsNow(n quorum.Event) {
 	fw.hear(n, "")
 }
 
-// rivals has looks find a rival from now on, "" for nobody.
+// rivals makes checks find a rival from now on, "" for none.
 func (w *world) rivals(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -233,7 +233,7 @@ func (w *world) leave(_, contender string) {
 	delete(w.wants, contender)
 }
 
-// history is what the world was asked since the last call.
+// history is the requests to the world since the last call.
 func (w *world) history() (log []string) {
 	synctest.Wait()
 	w.mu.Lock()
@@ -263,7 +263,7 @@ func (w *world) asked() int {
 	return len(w.attempts)
 }
 
-// attempt is the latest attempt. Whoever is about to make one makes it before.
+// attempt is the latest attempt. A flight that is about to make one makes it first.
 func (w *world) attempt() *fakeAttempt {
 	w.t.Helper()
 	synctest.Wait()
@@ -457,7 +457,7 @@ func (a *fakeAttempt) grantBlock(tokens int64) {
 	a.by.Acquired(g, nil)
 }
 
-// takenLocked says that a lease of key is neither given back nor expired.
+// takenLocked reports whether a lease of key is neither released nor expired.
 func (w *world) takenLocked(key string) bool {
 	now := clock.Now()
 	return slices.ContainsFunc(w.leases, func(l *fakeLease) bool {
@@ -557,7 +557,7 @@ func (r *fakeRefresh) decide() bool {
 func (r *fakeRefresh) confirm() { r.confirmBlock(r.more) }
 
 // reserve is the outcome when the nodes do not agree on the block. A refresh that follows one with
-// that outcome has another: it asks for what was reserved.
+// that outcome has another: it requests what was reserved.
 func (r *fakeRefresh) reserve() {
 	r.l.w.mu.Lock()
 	again := r.l.reserved
@@ -612,7 +612,7 @@ type never time.Duration
 func (p never) Next(int) (time.Duration, bool) { return time.Duration(p), true }
 func (p never) Traits() Traits                 { return Endless | Quick }
 
-// custom is a strategy that tells nothing about itself.
+// custom is a strategy that does not describe itself.
 type custom func(n int) (time.Duration, bool)
 
 func (p custom) Next(n int) (time.Duration, bool) { return p(n) }
@@ -754,7 +754,8 @@ func (c *caller) leaves() {
 	synctest.Wait()
 }
 
-// desertedLocked checks that nobody listens and nobody is known to wait. The caller holds w.mu.
+// desertedLocked checks that nobody is subscribed and nobody is registered as waiting. The caller
+// holds w.mu.
 func (w *world) desertedLocked() {
 	for _, fw := range w.watches {
 		if fw.stops != 1 {
@@ -766,7 +767,7 @@ func (w *world) desertedLocked() {
 	}
 }
 
-// empty checks that the group has nothing left, and gave every lease back.
+// empty checks that the group has nothing left, and has released every lease.
 func (w *world) empty() {
 	w.t.Helper()
 	synctest.Wait()

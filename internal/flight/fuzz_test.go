@@ -60,8 +60,8 @@ func randomOps(rnd *rand.Rand, n int) []byte {
 // operations is how many kinds there are.
 const operations = 18
 
-// sim is one run. The fake quorum keeps to the protocol: it grants only what is free, and
-// confirms a refresh only before the deadline. Event is told at random, true or not.
+// sim is one run. The fake quorum keeps to the protocol: it grants only what is free, and confirms
+// a refresh only before the deadline. Events arrive at random, true or not.
 type sim struct {
 	*world
 	callers  []*actor
@@ -158,7 +158,7 @@ var (
 	}
 )
 
-// slow is p, but takes its time to answer about every second failure.
+// slow is p, but blocks for a while on about every second failure.
 func slow(p custom, took time.Duration) custom {
 	return func(n int) (time.Duration, bool) {
 		if n%2 == 0 {
@@ -373,7 +373,7 @@ func (s *sim) front() *actor {
 	return nil
 }
 
-// winners is whoever got the lock, still holding it or not; the last ones first.
+// winners are the callers that got the lock, still holding it or not; the last ones first.
 func (s *sim) winners() (all []*actor) {
 	for _, a := range slices.Backward(s.callers) {
 		if a.returned() && a.err == nil {
@@ -563,7 +563,7 @@ func (s *sim) checkWatches() {
 	}
 }
 
-// drain lets everything come to its end, and checks that it does and nothing remains.
+// drain lets everything come to its end, and checks that nothing remains.
 func (s *sim) drain() {
 	s.acquire = func(a *fakeAttempt) { s.decide(a, 0) }
 	s.refresh = func(r *fakeRefresh) { s.answer(r, 0) }

@@ -10,7 +10,7 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// A released lease goes straight to the next waiter; the quorum hears nothing of it.
+// A released lease goes straight to the next waiter; the quorum is not involved.
 func TestHandoffAsksNobody(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rich()
@@ -132,7 +132,7 @@ func TestHalfIsMeasuredByTheWaitersTTL(t *testing.T) {
 	})
 }
 
-// ... and if it cannot be renewed it is given back, and acquired anew.
+// ... and if it cannot be renewed it is released, and acquired again.
 func TestLeaseThatCannotBeRenewedIsGivenBack(t *testing.T) {
 	for name, o := range map[string]quorum.Failure{
 		"down": {Err: errDown},
@@ -171,7 +171,8 @@ func TestLeaseWithoutTokensIsGivenBack(t *testing.T) {
 }
 
 // Tokens that are only reserved take another refresh, which follows at once: a waiter for whom
-// there is no token gets the lease then, and the second refresh failing is what it is without any.
+// there is no token gets the lease then, and if the second refresh fails, it counts as one without
+// tokens.
 func TestReservedTokensTakeAnotherRefresh(t *testing.T) {
 	for name, fails := range map[string]bool{"confirmed": false, "down": true} {
 		t.Run(name, func(t *testing.T) {
@@ -198,8 +199,8 @@ func TestReservedTokensTakeAnotherRefresh(t *testing.T) {
 	}
 }
 
-// A waiter for whom there is a token is not kept waiting for more of them, and what the refresh has
-// confirmed is its.
+// A waiter for whom there is a token does not wait for more of them, and gets what the refresh has
+// confirmed.
 func TestAWaiterWithATokenIsNotKeptWaitingForMore(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.rich()
@@ -221,8 +222,8 @@ func TestAWaiterWithATokenIsNotKeptWaitingForMore(t *testing.T) {
 	})
 }
 
-// A holder hears what its refresh has confirmed, and has it, before the tokens are there. What it
-// asks for meanwhile is served by the refresh that gets them.
+// A holder gets what its refresh has confirmed before the tokens arrive. What it requests meanwhile
+// is served by the refresh that gets them.
 func TestAHolderIsNotKeptWaitingForTokens(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refresh = nil
@@ -281,7 +282,7 @@ func TestALossFoundWithTheTokens(t *testing.T) {
 	})
 }
 
-// A lease that nobody in the queue is left for when its renewal ends is given back.
+// A lease whose waiters have all left when its renewal ends is released.
 func TestRenewedLeaseThatNobodyWantsIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, next := w.start(), w.start()
@@ -293,8 +294,8 @@ func TestRenewedLeaseThatNobodyWantsIsGivenBack(t *testing.T) {
 	})
 }
 
-// What an attempt has won is given to whoever it was made for, however much of the ttl it
-// took: to ask again would take as long.
+// What an attempt has won is given to the caller that it was made for, however much of the ttl it
+// took: another attempt would take as long.
 func TestSlowGrantIsNotAskedForAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -308,7 +309,7 @@ func TestSlowGrantIsNotAskedForAgain(t *testing.T) {
 	})
 }
 
-// ... but one who needs more than it was made for has it renewed.
+// ... but a caller that needs more than it was made for has it renewed.
 func TestGrantForAShorterTTLIsRenewed(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -335,8 +336,8 @@ func TestExpiredGrantIsGivenBack(t *testing.T) {
 	})
 }
 
-// A lease in use is renewed in the background as its ttl goes by, and the holder is not
-// made to last longer by that.
+// A lease in use is renewed in the background as its ttl elapses, and the holder's Until does not
+// move by that.
 func TestLeaseInUseIsToppedUp(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, second, third := w.rich().start(), w.start(), w.start()
@@ -400,7 +401,7 @@ func TestReleasedHoldCannotTouchItsSuccessor(t *testing.T) {
 	})
 }
 
-// A refresh that its asker released under is the lease's: the successor gets the deadline.
+// A refresh whose holder released meanwhile is the lease's: the successor gets the deadline.
 func TestSuccessorGetsTheDeadlineOfARefreshUnderWay(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, next := w.rich().start(), w.start()
@@ -415,7 +416,7 @@ func TestSuccessorGetsTheDeadlineOfARefreshUnderWay(t *testing.T) {
 		r.confirm()
 		is(t, "until", next.holds().Until(), r.began.Add(validity(10*time.Second)))
 		if !errors.Is(got, errNotHeld) {
-			t.Error("the asker heard", got)
+			t.Error("its holder got", got)
 		}
 		next.releases()
 	})
@@ -452,7 +453,7 @@ func TestSuccessorGetsTheLossOfARefreshUnderWay(t *testing.T) {
 	})
 }
 
-// The outcome of a refresh of a lease that was given back means nothing to the next lease.
+// The outcome of a refresh of a lease that was released means nothing to the next lease.
 func TestOutcomeForAnOldLeaseIsIgnored(t *testing.T) {
 	for name, end := range map[string]func(*fakeRefresh){
 		"confirmed": (*fakeRefresh).confirm,
@@ -486,7 +487,7 @@ func TestOutcomeForAnOldLeaseIsIgnored(t *testing.T) {
 	}
 }
 
-// Refreshes asked for at once share one; while one is under way, they share the next.
+// Concurrent refreshes share one; while one is in progress, they share the next.
 func TestRefreshesAreShared(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.refresh = nil
@@ -541,7 +542,7 @@ func TestRefreshMovesUntil(t *testing.T) {
 	})
 }
 
-// Time that passes without anybody looking is enough to end a Ticket.
+// The passing of time alone ends a Ticket.
 func TestExpiryIsSeenWithoutATimer(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
@@ -565,7 +566,7 @@ func TestExpiryIsSeenWithoutATimer(t *testing.T) {
 	})
 }
 
-// A flight that has died has no alarm.
+// A flight that has died has no timer.
 func TestDeadFlightHasNoAlarm(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
@@ -597,8 +598,8 @@ func TestLateRefreshDoesNotBringAHoldBack(t *testing.T) {
 	})
 }
 
-// S12: a holder that hangs loses the lock at its Until, however many wait and renew, and
-// the next waiter gets it under a new fence.
+// S12: a holder that hangs loses the lock at its Until, however many wait and renew, and the next
+// waiter gets it under a new fence.
 func TestHangingHolderLosesTheLock(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var queue []*caller
@@ -649,7 +650,7 @@ func TestReleaseReportsItsOutcome(t *testing.T) {
 	})
 }
 
-// OnEnd's function is called once, or never if it was cancelled.
+// OnEnd's function is called once, or never if it was canceled.
 func TestOnEndIsCalledOnceUnlessCancelled(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()
@@ -672,7 +673,7 @@ func TestOnEndIsCalledOnceUnlessCancelled(t *testing.T) {
 	})
 }
 
-// What a handoff costs in memory: the caller's Ticket, and nothing of the flight's own.
+// The memory of a handoff: the caller's Ticket, and nothing of the flight's own.
 func TestHandoffAllocates(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -730,7 +731,7 @@ func BenchmarkHandoff(b *testing.B) {
 	})
 }
 
-// A lock of a caller that was alone is handed to those who came later for nothing: its lease has
+// The lock of a caller that was alone is handed to later callers without a request: its lease has
 // tokens for a few.
 func TestALoneCallersLeaseHasTokensForAFewMore(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

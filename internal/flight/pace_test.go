@@ -118,7 +118,7 @@ func TestQueuedWaiterGivesUpInItsOwnTime(t *testing.T) {
 	}
 }
 
-// A waiter that comes to the front has what is left of its strategy: by release,
+// A waiter that becomes the front waiter has what is left of its strategy: by release,
 func TestPromotedWaiterHasWhatIsLeftOfItsStrategy(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder := w.poor().start()
@@ -133,7 +133,7 @@ func TestPromotedWaiterHasWhatIsLeftOfItsStrategy(t *testing.T) {
 	})
 }
 
-// ... by the front waiter's giving up,
+// ... because the front waiter gives up,
 func TestPromotedByGivingUpHasWhatIsLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		at := w.down(0)
@@ -145,7 +145,7 @@ func TestPromotedByGivingUpHasWhatIsLeft(t *testing.T) {
 	})
 }
 
-// ... by the front waiter's leaving while an attempt is under way.
+// ... because the front waiter leaves while an attempt is in progress.
 func TestPromotedDuringAnAttemptHasWhatIsLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -161,8 +161,8 @@ func TestPromotedDuringAnAttemptHasWhatIsLeft(t *testing.T) {
 	})
 }
 
-// A waiter that comes to the front during a pause does not wait for the end of a pause
-// that was the one's who left.
+// A waiter that becomes the front waiter during a pause does not wait for the end of a pause of the
+// one that left.
 func TestPauseFollowsTheNewFrontWaiter(t *testing.T) {
 	for name, p := range map[string]Pace{"never": never(10 * ms), "limited": limited{10 * ms, 100}} {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestPauseFollowsTheNewFrontWaiter(t *testing.T) {
 	}
 }
 
-// ... nor is the key polled at the pace of one who left.
+// ... nor is the key polled at the pace of one that left.
 func TestPauseBecomesAsLongAsTheNewFrontWaiters(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		at := w.down(0)

@@ -89,7 +89,7 @@ func TestEndedContextMakesNoAttempt(t *testing.T) {
 	})
 }
 
-// The error of a caller whose ctx ended says both that and how the key stood.
+// The error of a caller whose ctx ended matches both ctx's error and the outcome so far.
 func TestContextErrorComesWithTheLastOutcome(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -114,7 +114,7 @@ func TestContextErrorComesWithTheLastOutcome(t *testing.T) {
 	})
 }
 
-// The attempt is the flight's: its first caller may leave, the others get what it brings.
+// The attempt is the flight's: its first caller may leave, the others get its result.
 func TestFirstCallersCancellationIsNotTheOthersFailure(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -130,7 +130,7 @@ func TestFirstCallersCancellationIsNotTheOthersFailure(t *testing.T) {
 	})
 }
 
-// When the last waiter has left, the attempt is cancelled and nothing remains.
+// When the last waiter has left, the attempt is canceled and nothing remains.
 func TestAttemptIsCancelledWithItsLastWaiter(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -151,7 +151,7 @@ func TestAttemptIsCancelledWithItsLastWaiter(t *testing.T) {
 	})
 }
 
-// ... also if they leave before the attempt can be told to stop.
+// ... also if they leave before the attempt can be canceled.
 func TestAttemptIsCancelledThoughItHasJustBegun(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.down(0)
@@ -166,7 +166,7 @@ func TestAttemptIsCancelledThoughItHasJustBegun(t *testing.T) {
 	})
 }
 
-// An attempt that wins although it was cancelled gives its lease back.
+// An attempt that wins although it was canceled releases its lease.
 func TestGrantAfterCancelIsReleased(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -192,8 +192,8 @@ func TestGrantAfterCancelGoesToWhoCame(t *testing.T) {
 	})
 }
 
-// Whoever comes while the attempt is being cancelled gets an attempt of their own: the
-// failure of the cancelled one means nothing to them, whatever it says.
+// Callers that arrive while the attempt is being canceled get an attempt of their own: the failure
+// of the canceled one means nothing to them, whatever it says.
 func TestNewcomerDuringCancellationGetsItsOwnAttempt(t *testing.T) {
 	for name, end := range map[string]func(*fakeAttempt){
 		"held": func(a *fakeAttempt) { a.held(0) }, "final": (*fakeAttempt).final,
@@ -320,7 +320,7 @@ func TestLeaveAfterLossReleasesNothing(t *testing.T) {
 	})
 }
 
-// An outcome that no retry can mend fails everybody at once.
+// An outcome that no retry can fix fails all callers at once.
 func TestFinalOutcomeFailsEveryone(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -439,8 +439,8 @@ func TestHandoffCanBeOff(t *testing.T) {
 	}, func(c *Config) { c.Slice = -1 })
 }
 
-// Between two leases of a key nothing may be acquired before the first was given back:
-// it would meet this process's own entry. Here somebody comes in between.
+// Between two leases of a key nothing may be acquired before the first was released: it would meet
+// this process's own entry. Here a caller arrives in between.
 func TestReleaseIsSentBeforeTheNextAcquire(t *testing.T) {
 	for _, m := range []Mode{Queue, Try} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -473,7 +473,7 @@ func TestNothingBeginsWhileTheReleaseIsNotSent(t *testing.T) {
 	})
 }
 
-// Counters only grow, also when flights die; gauges tell what is now.
+// Counters only grow, also when flights die; gauges show the present.
 func TestCountsAddUp(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var before Counts

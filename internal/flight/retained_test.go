@@ -75,7 +75,8 @@ func TestARetainedLeaseIsUsedAgain(t *testing.T) {
 	})
 }
 
-// Those that are there when it is released come first, as ever; the last of them says how long.
+// Callers that are there when it is released come first, as ever; the last of them determines how
+// long it is retained.
 func TestTheLastHolderSaysHowLong(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		a, b, c := w.lingers(), w.start(ttl(10*minute)), w.start(ttl(10*minute), linger(time.Second))
@@ -122,8 +123,8 @@ func TestAnOldLeaseIsNotRetained(t *testing.T) {
 	})
 }
 
-// A refresh that is under way when the last holder lets go ends without another one, whatever its
-// outcome; if the lease is not ours any more, or others were seen to wait, it goes.
+// A refresh that is in progress when the last holder releases ends without another one, whatever
+// its outcome; if the lease is lost, or others were seen to wait, it is released.
 func TestARefreshThatEndsWhileRetained(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(w *world, r *fakeRefresh)
@@ -169,8 +170,8 @@ func TestReuseDuringARefresh(t *testing.T) {
 	})
 }
 
-// A lease that is over, while the process did not notice, is nobody's: the next caller contends, in
-// every mode, and gets a later token.
+// A lease that has expired, while the process did not notice, belongs to nobody: the next caller
+// contends, in every mode, and gets a later token.
 func TestARetainedLeaseIsNotUsedAfterItsValidity(t *testing.T) {
 	for _, m := range []Mode{Queue, Try} {
 		retaining(t, func(t *testing.T, w *world) {
@@ -220,7 +221,7 @@ func TestAShortRetainedLeaseIsRenewedFirst(t *testing.T) {
 	})
 }
 
-// One that leaves while it waits for that renewal leaves the lease to nobody: it is released.
+// One that leaves while it waits for that renewal leaves no other caller: the lease is released.
 func TestNobodyIsLeftWhenItIsRenewed(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.refresh = nil
@@ -252,8 +253,7 @@ func TestReuseWhoseRenewalFails(t *testing.T) {
 
 // Recalls.
 
-// A recall releases a retained lease at once; who comes after it contends, and is not given that
-// lease.
+// A recall releases a retained lease at once; a later caller contends, and is not given that lease.
 func TestARecallReleasesARetainedLease(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		w.release = nil
@@ -278,9 +278,9 @@ func TestARecallReleasesARetainedLease(t *testing.T) {
 	})
 }
 
-// A recall that comes while the lease is used has its next release be a plain one; and while the
-// attempt is under way, too: a node may have granted it long before all have answered. Of another
-// owner, or of a key that nobody wants here, it means nothing.
+// A recall that arrives while the lease is used makes its next release a plain one; so does one
+// that arrives while the attempt is in progress: a node may have granted it long before all have
+// answered. For another owner, or a key that nobody wants here, it means nothing.
 func TestARecallOfALeaseInUse(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		a := w.lingers()
@@ -490,7 +490,7 @@ func TestCloseReleasesRetained(t *testing.T) {
 }
 
 // A key that is recalled twice in a row without a local use is not retained for a second, then two,
-// and so on; a use makes it worth it again.
+// and so on; a local use resets that.
 func TestAKeyThatIsRetainedForNothing(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
 		wasted := func() {
@@ -523,7 +523,7 @@ func TestAKeyThatIsRetainedForNothing(t *testing.T) {
 	})
 }
 
-// What is remembered of such keys is bounded.
+// The memory for such keys is bounded.
 func TestFewFruitlessKeysAreRemembered(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		f := &flight{g: w.g, retention: &retention{}}
@@ -618,7 +618,7 @@ func TestRetainedAtRandom(t *testing.T) {
 	}
 }
 
-// What every lock and every waiter has does not grow for leases that are not retained.
+// The memory of every lock and every waiter does not grow for leases that are not retained.
 func TestSizesAreAsWithoutRetention(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		t.Skip("sizes are those of 64 bits")

@@ -9,8 +9,8 @@ import (
 	"github.com/flightlock/flightlock/internal/clock"
 )
 
-// When the machine goes on after a sleep that outlasted a lock, its holder and whoever waits behind
-// it hear of that, although no timer is due. A lock that the sleep did not outlast goes on, and
+// When the machine resumes after a sleep that outlasted a lock, its holder and the waiters behind
+// it are notified, although no timer is due. A lock that the sleep did not outlast continues, and
 // ends by the wall clock.
 func TestASleepEndsWhatItOutlasted(t *testing.T) {
 	defer clocks.Reset()
@@ -63,8 +63,8 @@ func TestASleepBeforeARefreshIsPast(t *testing.T) {
 	w.emptySoon()
 }
 
-// The wall clock that is set back takes nothing away, and when it is set forward again, what was
-// locked meanwhile ends.
+// A wall clock that is set back takes nothing away, and when it is set forward again, locks made
+// meanwhile end.
 func TestTheWallClockIsSetBackAndForward(t *testing.T) {
 	defer clocks.Reset()
 	w := newWorld(t)
@@ -135,8 +135,7 @@ func TestCloseEndsTheComparing(t *testing.T) {
 	})
 }
 
-// A flight that is to be called because of a sleep is, although it is given a new alarm before
-// that.
+// A flight that is to be called because of a sleep is, although its timer is set again before that.
 func TestANewAlarmDoesNotPutOffTheCallAfterASleep(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start()

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// bell is Reminded, and notes when.
+// bell is a Timer's callback, and records the time.
 type bell struct {
 	Timer
 	w    *world
@@ -28,7 +28,7 @@ func (b *bell) times() int {
 	return len(b.rang)
 }
 
-// A reminder comes at its time, once, however many there are, and may be set again.
+// A timer fires at its time, once, however many there are, and may be set again.
 func TestRemindersComeInTime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		h := &w.start(ttl(time.Minute)).h
@@ -54,8 +54,8 @@ func TestRemindersComeInTime(t *testing.T) {
 	})
 }
 
-// Long waits that would end within one coalesceWindow end together, and none late.
-// Short ones end when they would.
+// Long waits that would end within one coalesceWindow end together, and none late. Short ones end
+// when they would.
 func TestLongWaitsEndTogether(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		const each = 7
@@ -87,7 +87,7 @@ func TestLongWaitsEndTogether(t *testing.T) {
 	})
 }
 
-// Nobody is reminded of a Ticket that is over, or after Forget, whatever comes first.
+// No timer fires for a Ticket that is over, or after StopTimer, whatever comes first.
 func TestNoReminderAfterTheEnd(t *testing.T) {
 	for name, end := range map[string]func(h *Ticket, b *bell){
 		"released":             func(h *Ticket, _ *bell) { h.Release() },
@@ -121,7 +121,7 @@ func TestNoReminderAfterTheEnd(t *testing.T) {
 	}
 }
 
-// A reminder that is due with the end of the lock does not come: the end is seen first.
+// A timer that is due at the end of the lock does not fire: the end is seen first.
 func TestAnOverdueHoldIsNotReminded(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.start(ttl(time.Second))

@@ -17,7 +17,7 @@ func (f *flight) hasAlarm() bool {
 	return f.alarmAt != 0
 }
 
-// silence has the flight's alarm come too late, as a timer may.
+// silence makes the flight's timer fire too late, as a timer may.
 func (f *flight) silence() {
 	f.shard().mu.Lock()
 	defer f.shard().mu.Unlock()

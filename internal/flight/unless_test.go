@@ -62,8 +62,8 @@ func (w *world) fails(owner string) {
 	synctest.Wait()
 }
 
-// Whoever may find the work done looks when somebody lets go of the key, wherever it stands in the
-// queue: it need not be granted the key for that.
+// Every caller that may find the work done looks it up when somebody releases the key, wherever it
+// is in the queue: it need not be granted the key for that.
 func TestAllLookWhenTheKeyIsLetGo(t *testing.T) {
 	for _, n := range []quorum.Event{quorum.OurTurn, quorum.OtherTurn} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -106,7 +106,7 @@ func TestAllLookDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// ... and at each poll of one who hears nothing,
+// ... and at each poll of one that is not subscribed,
 func TestAllLookWithEachPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.down(0)
@@ -121,8 +121,8 @@ func TestAllLookWithEachPoll(t *testing.T) {
 	})
 }
 
-// ... but only one at each poll of a flight that hears of what happens to the key, for nothing has;
-// the others look when that one finds the work done: by a client that did not notify them.
+// ... but only one at each poll of a subscribed flight, for nothing has happened to the key; the
+// others look it up when that one finds the work done: by a client that did not notify them.
 func TestOneLooksForAllWithEachPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -174,7 +174,7 @@ func TestAllLookWhenTheWorkWasDoneHere(t *testing.T) {
 	})
 }
 
-// A failure elsewhere ends the wait of all who wait for that work, and of nobody else.
+// A failure elsewhere ends the wait of all callers that wait for that work, and of nobody else.
 func TestFailureElsewhereEndsAllWhoLook(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -196,7 +196,7 @@ func TestFailureElsewhereEndsAllWhoLook(t *testing.T) {
 	})
 }
 
-// ... also when an attempt is under way, which nobody wants any more then.
+// ... also when an attempt is in progress, which nobody wants any more then.
 func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -212,8 +212,9 @@ func TestFailureElsewhereDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// A failure that arrives late is not that of the one for whom they wait now: it is of one that is
-// known to have had the key before. Of any other it may be, for not every release is notified to all.
+// A failure that arrives late is not that of the work for which they wait now: it is of a holder
+// that is known to have had the key before. Of any other it may be, for not every release is
+// notified to all.
 func TestLateFailureIsNobodys(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -228,7 +229,7 @@ func TestLateFailureIsNobodys(t *testing.T) {
 	})
 }
 
-// One failure is reported by each node. Who comes in between has not waited for it.
+// One failure is reported by each node. A caller that arrives in between has not waited for it.
 func TestOneFailureEndsNobodysWaitTwice(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -248,7 +249,7 @@ func TestOneFailureEndsNobodysWaitTwice(t *testing.T) {
 	})
 }
 
-// Who holds the key hears of no failure.
+// A holder of the key is not notified of failures.
 func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -265,8 +266,8 @@ func TestFailureWhileTheKeyIsHeldHere(t *testing.T) {
 	})
 }
 
-// A Ticket whose work has failed says so to the nodes, unless the lease goes on to a waiter of its
-// process.
+// A Ticket whose work has failed says so to the nodes, unless the lease is handed to a waiter of
+// its process.
 func TestReleaseFailedSaysSo(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first, next := w.rich().start(), w.start()

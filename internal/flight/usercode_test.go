@@ -40,7 +40,7 @@ func TestAStrategyMayUseTheGroup(t *testing.T) {
 	})
 }
 
-// While a strategy takes its time, the next in the queue makes the attempts, and gets the lease.
+// While a strategy blocks, the next in the queue makes the attempts, and gets the lease.
 func TestWhoIsThereGoesFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -63,7 +63,7 @@ func TestWhoIsThereGoesFirst(t *testing.T) {
 	})
 }
 
-// One whose ctx ends while its strategy takes its time makes no attempt any more, though one is due.
+// One whose ctx ends while its strategy blocks makes no attempt any more, though one is due.
 func TestOneThatIsLeavingMakesNoAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -100,7 +100,7 @@ func TestTheTurnOfOneThatIsAwayIsTaken(t *testing.T) {
 	})
 }
 
-// One whose strategy has come back behind a holder of its process gives up in its own time.
+// One whose strategy has returned behind a holder of its process gives up in its own time.
 func TestOneThatComesBackBehindAHolderIsBoundedStill(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -123,7 +123,8 @@ func TestOneThatComesBackBehindAHolderIsBoundedStill(t *testing.T) {
 	})
 }
 
-// With nobody else there, the lease is given to the one that is away: it is its when it comes back.
+// With nobody else there, the lease is given to the caller whose strategy still blocks: it has it
+// when the strategy returns.
 func TestALeaseWaitsForTheOnlyOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -140,7 +141,7 @@ func TestALeaseWaitsForTheOnlyOne(t *testing.T) {
 	})
 }
 
-// An outcome that ends all waiting ends that of one that is away, when it comes back.
+// An outcome that ends all waiting ends that of a caller whose strategy blocks, when it returns.
 func TestARefusalWaitsForOneThatIsAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
@@ -156,8 +157,8 @@ func TestARefusalWaitsForOneThatIsAway(t *testing.T) {
 	})
 }
 
-// A strategy or a look that panics, or ends the goroutine, leaves nothing behind: the next one
-// drives, and a lease that came meanwhile goes on.
+// A strategy or a lookup that panics, or ends the goroutine, leaves nothing behind: the next caller
+// makes the attempts, and a lease that came meanwhile is handed on.
 func TestUserCodeThatDoesNotReturn(t *testing.T) {
 	for name, how := range map[string]func(){"panic": func() { panic(name("no")) }, "Goexit": runtime.Goexit} {
 		for _, looks := range []bool{false, true} {
@@ -212,8 +213,8 @@ func TestUserCodeThatDoesNotReturn(t *testing.T) {
 
 type name string
 
-// A slow strategy of a caller behind others holds up nobody, and does not have to be asked about
-// everything that might come.
+// A slow strategy of a caller behind others delays nobody, and is not called for every event that
+// might come.
 func TestASlowStrategyBehindOthers(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		first := w.rich().start()
@@ -242,7 +243,7 @@ func TestASlowStrategyBehindOthers(t *testing.T) {
 	})
 }
 
-// The driver was woken for an attempt that is due, then it was told to look, and before it could do
+// The front waiter was woken for an attempt that is due, then for a lookup, and before it could do
 // either its ctx ended: the next one makes the attempt.
 func TestADriverThatIsToLookAndLeavesPassesOnWhatIsDue(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -21,7 +21,7 @@ func slept(t *testing.T, at time.Time, d time.Duration) time.Time {
 	return before
 }
 
-// sleepy is a lease of 50s whose machine has slept for d since, and who waits for it.
+// sleepy is a lease of 50s whose machine has slept for d since, with its waiters.
 func sleepy(t *testing.T, d time.Duration) (w *world, next *Ticket, answered <-chan struct{}) {
 	w = newWorld(t).rich()
 	w.refresh = nil
@@ -37,8 +37,8 @@ func sleepy(t *testing.T, d time.Duration) (w *world, next *Ticket, answered <-c
 	return w, next, answered
 }
 
-// A lease whose machine has slept since it was granted has less left than the monotonic
-// clock says. Who is handed the rest must not believe in more, by either clock.
+// A lease whose machine has slept since it was granted has less left than the monotonic clock says.
+// The next holder must not rely on more, by either clock.
 func TestAHandoffAfterSleepEndsWithTheLease(t *testing.T) {
 	w, next, answered := sleepy(t, 35*time.Second) // about 14s are left, of 49
 	<-answered
@@ -54,8 +54,7 @@ func TestAHandoffAfterSleepEndsWithTheLease(t *testing.T) {
 	w.emptyNow()
 }
 
-// A lease that has too little left by the wall clock alone is renewed before it is handed
-// on.
+// A lease that has too little left by the wall clock alone is renewed before it is handed over.
 func TestAShortLeaseByTheWallClockIsRenewed(t *testing.T) {
 	w, next, answered := sleepy(t, 45*time.Second) // about 4s are left
 	select {
@@ -102,7 +101,7 @@ func (w *world) waitsFor(t *testing.T, key string, ttl time.Duration) (h *Ticket
 	return h, done
 }
 
-// told gets why h is over, once it is.
+// told returns why h is over, once it is.
 func (h *Ticket) told() <-chan error {
 	told := make(chan error, 1)
 	if _, why, over := h.OnEnd(func(why error) { told <- why }); over {
@@ -116,10 +115,10 @@ func toldSoon(t *testing.T, who string, told <-chan error, want error) {
 	select {
 	case err := <-told:
 		if !errors.Is(err, want) {
-			t.Errorf("%s was told %v", who, err)
+			t.Errorf("%s got %v", who, err)
 		}
 	case <-time.After(soon):
-		t.Fatalf("%s was told nothing for %v", who, soon)
+		t.Fatalf("%s was not notified for %v", who, soon)
 	}
 }
 

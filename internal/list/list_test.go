@@ -13,7 +13,7 @@ type item struct {
 
 func (i *item) ListLinks() *Links[item] { return &i.links }
 
-// A List holds what a slice does after the same random steps, in both directions.
+// A List holds the same as a slice after the same random steps, in both directions.
 func TestAgainstASlice(t *testing.T) {
 	var l List[item, *item]
 	var want []*item

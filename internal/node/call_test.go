@@ -7,8 +7,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A command that is used again knows nothing of the answer to the request before: an
-// exchange that loses its connection must not find a vote there.
+// A command that is reused keeps nothing of the answer to its earlier request: an exchange that
+// loses its connection must not find a vote there.
 func TestACallForgetsTheAnswerBefore(t *testing.T) {
 	e := &Entry{}
 	e.Init(&Node{}, newTarget("k", "o"), 0)
@@ -30,7 +30,7 @@ func TestACallForgetsTheAnswerBefore(t *testing.T) {
 	}
 }
 
-// A lane keeps nothing of what it has asked: a lease is large, and its caller may be gone.
+// A lane keeps nothing of what it has sent: a lease is large, and its caller may be gone.
 func TestALaneKeepsNothingOfARequest(t *testing.T) {
 	s := redistest.StartServer(t)
 	for _, inline := range []bool{false, true} {
@@ -43,7 +43,7 @@ func TestALaneKeepsNothingOfARequest(t *testing.T) {
 			a.release().want(t, Deleted)
 		}
 		l := &n.servers[0].lanes[int(newTarget("k", "").lane)%lanesAlone]
-		for !l.claim() { // it hands its answers out before it rests
+		for !l.claim() { // it delivers its answers before it goes idle
 		}
 		for _, c := range l.calls {
 			for i, arg := range c.args {

@@ -78,8 +78,8 @@ func TestAClosedNodeRefusesAtOnce(t *testing.T) {
 	}
 }
 
-// Close returns with its ctx although the server is stalled. The goroutines give up soon:
-// one batch is trial enough, however much waits.
+// Close returns with its ctx although the server is stalled. The goroutines end soon: one batch is
+// tried, however many requests wait.
 func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)

@@ -41,7 +41,7 @@ func clusterNode(t *testing.T, c *redistest.Cluster) *Node {
 	return newNode(t, c.Client(t, redistest.WithoutMaintenance))
 }
 
-// routed gives n a router that the test can look into.
+// routed gives n a router that the test can inspect.
 func routed(n *Node, c *redis.ClusterClient) *router {
 	ro := newRouter(n, c)
 	n.route, n.router = ro.route, ro
@@ -82,7 +82,7 @@ func clusterManySlots(t *testing.T, c *redistest.Cluster) {
 	}
 }
 
-// Requests follow a slot to its new master, and know it from then on.
+// Requests follow a slot to its new master, and go there directly from then on.
 func clusterMoved(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[1]
 	n := clusterNode(t, c)
@@ -140,8 +140,7 @@ func clusterAsk(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// Keys of other masters go on while one master is stopped, slots that nobody has used yet
-// among them.
+// Keys of other masters are served while one master is stopped, those of unused slots among them.
 func clusterStopped(t *testing.T, c *redistest.Cluster) {
 	n := clusterNode(t, c)
 	stopped, fine := c.Servers()[0], c.Servers()[2]
@@ -177,8 +176,8 @@ func clusterStopped(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// A request that may be made on its caller's goroutine is not made on the router's, which
-// others wait for.
+// A request that may be sent on its caller's goroutine is not sent on the router's, which others
+// wait for.
 func clusterStoppedInline(t *testing.T, c *redistest.Cluster) {
 	n := newAlone(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), conn.TransportTimeout)
 	stopped, fine := c.Servers()[0], c.Servers()[2]
@@ -201,8 +200,8 @@ func clusterStoppedInline(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// A master that cannot be reached is forgotten and looked up again; a master that the
-// cluster client made a new client of gets new lanes.
+// A master that cannot be reached is dropped and looked up again; a master for which the cluster
+// client made a new client gets new lanes.
 func clusterAway(t *testing.T, c *redistest.Cluster) {
 	s := c.Servers()[0]
 	client := c.Client(t)
@@ -237,8 +236,8 @@ func clusterAway(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// Slots that move to and fro while many owners lock in them lose no request and leave no
-// key behind.
+// Slots that move back and forth while many owners lock in them lose no request and leave no key
+// behind.
 func clusterStress(t *testing.T, c *redistest.Cluster) {
 	n := clusterNode(t, c)
 	one, two := c.Servers()[0], c.Servers()[2]
@@ -300,7 +299,7 @@ func clusterClose(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// Masters that are replaced for good, one after the other, leave nothing behind in the client.
+// Masters that are replaced permanently, one after the other, leave nothing behind in the client.
 func clusterReplaced(t *testing.T, c *redistest.Cluster) {
 	n := clusterNode(t, c)
 	key := c.KeyOn(t, c.Servers()[0], "replaced")

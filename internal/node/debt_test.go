@@ -17,8 +17,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A grant that arrives late is released when it arrives: the server stops, the caller
-// asks and gives up, the server goes on.
+// A grant that arrives late is released when it arrives: the server stops, the caller sends an
+// acquire and gives up, the server continues.
 func TestALateGrantIsReleasedWhenItArrives(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -57,8 +57,8 @@ func (d *detour) options(o *redis.Options) {
 	}
 }
 
-// An acquire whose connection died may be executed after its release was answered on a
-// new one. The node asks a second time, so the orphan does not live its ttl (S4).
+// An acquire whose connection broke may be executed after its release was answered on a new one.
+// The node sends a second release, so the orphan does not live for its ttl (S4).
 func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -95,7 +95,8 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 	if got := s.CommandCalls(t)["incrby"]; got != 2 {
 		t.Errorf("the acquire was not executed: %d grants", got)
 	}
-	// The end of the exchange says nothing about the server, which had answered a probe since it began.
+	// The end of the exchange proves nothing about the server, which had answered a probe since it
+	// began.
 	if got := suspensions.Load(); got != 1 {
 		t.Errorf("suspended %d times", got)
 	}
@@ -103,7 +104,7 @@ func TestAnAcquireOfADeadConnectionDoesNotOutliveItsRelease(t *testing.T) {
 
 func (a *attempt) t0() *Target { return a.Entry.t }
 
-// A release that got no answer is tried again until the server is back.
+// A release that got no answer is repeated until the server is back.
 func TestAReleaseIsOwedUntilTheServerIsBack(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -120,7 +121,7 @@ func TestAReleaseIsOwedUntilTheServerIsBack(t *testing.T) {
 	redistest.Eventually(t, patience, "the key is gone", func() bool { return !exists(t, s, "k") })
 }
 
-// Close drops debts: their keys live their ttl, and no timer of theirs remains.
+// Close drops debts: their keys live for their ttl, and no timer of theirs remains.
 func TestCloseDropsDebts(t *testing.T) {
 	t.Parallel()
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
@@ -193,7 +194,7 @@ func settleMoot(r *request) bool {
 	return obsolete
 }
 
-// Without a doubt, a debt to a node that stays down ends with the ttl.
+// If nothing is indeterminate, a debt to a node that stays down ends with the ttl.
 func TestADebtEndsWithTheTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -221,7 +222,8 @@ func TestADebtEndsWithTheTTL(t *testing.T) {
 	})
 }
 
-// With a doubt, it goes on: the old connection may be read at any time. But not for ever.
+// If something is, it is retried for longer: the old connection may be read at any time. But not
+// forever.
 func TestADoubtOutlivesTheTTLAndEndsInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -244,8 +246,8 @@ func TestADoubtOutlivesTheTTLAndEndsInTheEnd(t *testing.T) {
 	})
 }
 
-// A doubt is settled by three answers, one soon after the first and one a second later, or by
-// a deletion that nothing else explains.
+// An indeterminate request is decided by three answers, one soon after the first and one a second
+// later, or by a deletion that nothing else explains.
 func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -263,7 +265,7 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 			time.Sleep(time.Millisecond + debtSpread)
 			r := b.next(t, opRelease)
 			if r.turnPass == nil {
-				t.Error("whoever waits is not told")
+				t.Error("a waiter is not notified")
 			}
 			r.complete(Reply{Kind: Missing}, answered)
 		}
@@ -282,7 +284,7 @@ func TestADoubtIsSettledByThreeAnswersOrADeletion(t *testing.T) {
 	})
 }
 
-// A deletion that the confirmed grant explains settles no doubt of a lost repair.
+// A deletion that the confirmed grant explains does not decide a lost repair.
 func TestADeletionOfTheGrantSettlesNoDoubtOfARepair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -330,7 +332,7 @@ func TestAGrantThatIsKnownAfterItsReleaseIsReleased(t *testing.T) {
 	}
 }
 
-// A release that has become obsolete, because the acquire came back empty-handed, is no debt.
+// A release that has become obsolete, because the acquire was not granted, is not a debt.
 func TestAMootReleaseIsNoDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -365,7 +367,7 @@ func TestAKeyOfAnotherTypeIsNoDebt(t *testing.T) {
 	})
 }
 
-// A node that is down costs bounded memory: past maxDebts releases are forgotten.
+// A node that is down costs bounded memory: past maxDebts releases are dropped.
 func TestDebtsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
@@ -445,15 +447,14 @@ func (m *model) haunt(r *request) {
 	})
 }
 
-// flush makes the server forget everything.
+// flush makes the server lose everything.
 func (m *model) flush() {
 	m.server.Lock()
 	defer m.server.Unlock()
 	m.key = ""
 }
 
-// step lets one thing happen to the first request of the queue. It says whether there
-// was one.
+// step lets one thing happen to the first request of the queue. It reports whether there was one.
 func (m *model) step(faults bool) bool {
 	r := m.pop()
 	if r == nil {
@@ -536,7 +537,7 @@ func TestRandomWalksLeaveNothingBehind(t *testing.T) {
 			}
 			for i, e := range ears {
 				if got := e.n.Load(); got != 1 {
-					t.Errorf("seed %d: sink %d heard %d answers", seed, i, got)
+					t.Errorf("seed %d: sink %d got %d answers", seed, i, got)
 				}
 			}
 		})
@@ -551,8 +552,8 @@ type stress struct {
 	t  *testing.T
 	n  *Node
 	mu sync.Mutex // guards asked
-	// asked are the sinks of refreshes and releases, which hear exactly once; of acquires
-	// those that were not taken back hear once, the others never.
+	// asked are the sinks of refreshes and releases, which get exactly one answer; of acquires those
+	// that were not canceled get one, the others none.
 	once, atMostOnce []*ear
 }
 
@@ -621,8 +622,8 @@ func misbehave(rnd *rand.Rand, s *redistest.Server, p *redistest.Proxy, flush fu
 	p.SetDelay(0)
 }
 
-// Whatever the network does to the requests of many owners, soon after it works again
-// every key is gone, nothing is owed, and nobody was forgotten or told twice.
+// Whatever the network does to the requests of many owners, soon after it works again every key is
+// gone, nothing is owed, and every request got exactly one answer.
 func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -647,7 +648,7 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	if d := time.Since(begin); d > closeTimeout+3*debtSecond {
 		t.Errorf("that took %v", d)
 	}
-	redistest.Eventually(t, patience, "everybody has heard", func() bool {
+	redistest.Eventually(t, patience, "every sink has its answer", func() bool {
 		for _, e := range st.once {
 			if e.n.Load() == 0 {
 				return false
@@ -657,13 +658,13 @@ func TestNothingIsLeftBehindAfterRandomFaults(t *testing.T) {
 	})
 	for _, e := range append(st.once, st.atMostOnce...) {
 		if e.n.Load() > 1 {
-			t.Fatal("a sink heard twice")
+			t.Fatal("a sink got two answers")
 		}
 	}
 }
 
-// A node that is stopped for seconds, with attempts going on, piles up neither debts
-// nor queued requests: what was not written leaves nothing.
+// A node that is stopped for seconds, while attempts continue, accumulates neither debts nor queued
+// requests: what was not written leaves nothing.
 func TestAStoppedNodePilesUpNothing(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)

@@ -19,20 +19,20 @@ import (
 // since is when the epochs of a forgetful server began.
 const since int64 = 1_700_000_000_000_000
 
-// forgetful is a fake server that has another epoch whenever it has forgotten.
+// forgetful is a fake server that has another epoch whenever it has lost its data.
 type forgetful struct {
 	mu           sync.Mutex
 	name         string
 	run, version string
 	promoted     string
 	refuses      string // boot.lua
-	restless     bool   // it forgets whenever it is asked for a vote
+	restless     bool   // it loses its data whenever a vote is requested
 	loaded       map[string]bool
-	booted       string   // what boot.lua has answered last
-	unproven     []string // scripts of epochs that became known otherwise than after such an answer
+	booted       string   // what boot.lua has replied last
+	unproven     []string // scripts of epochs that were loaded otherwise than after such a reply
 }
 
-// forgets has it know no scripts, and have another epoch from now on.
+// forgets makes it lose its scripts, and have another epoch from now on.
 func (f *forgetful) forgets(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -40,7 +40,7 @@ func (f *forgetful) forgets(name string) {
 	clear(f.loaded)
 }
 
-// refuse has it answer boot.lua with that, or with its epoch again after "".
+// refuse makes it answer boot.lua with that, or with its epoch again after "".
 func (f *forgetful) refuse(answer string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,7 +75,7 @@ func (f *forgetful) answer(cmd []string) string {
 	return ":1\r\n"
 }
 
-// tells is the answer of boot.lua.
+// tells is the reply of boot.lua.
 func (f *forgetful) tells() string {
 	return "*9\r\n" + bulk(f.name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") +
 		fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk(f.promoted)
@@ -83,7 +83,7 @@ func (f *forgetful) tells() string {
 
 func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
 
-// guard has n tell of its epoch; each change is in the list.
+// guard makes n report its epoch; each change is in the list.
 func guard(n *Node) (changes func() []string) {
 	var mu sync.Mutex
 	var all []string
@@ -101,8 +101,8 @@ func guard(n *Node) (changes func() []string) {
 	}
 }
 
-// A vote is asked for in the epoch that the server named last, by a script that became known to it
-// after it had. Before Redis 7 the script looks at the process too.
+// A vote is requested in the epoch that the server named last, by a script that was loaded after it
+// had. Before Redis 7 the script checks the process too.
 func TestTheScriptOfAnEpoch(t *testing.T) {
 	for _, tc := range []struct {
 		run, version string
@@ -129,7 +129,7 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 					}
 				}
 				if got := changes(); !slices.Equal(got, names[:i+1]) {
-					t.Errorf("told of %v after %s", got, name)
+					t.Errorf("%v was reported after %s", got, name)
 				}
 			}
 			if len(f.unproven) > 0 {
@@ -151,9 +151,10 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 	}
 }
 
-// A server whose boot.lua did not answer, or whose connection died behind the answer, has been given no
-// script of any epoch: not of one that the client knew before, nor of the one that it named. Else it
-// might vote, as soon as it accepts writes, with an epoch that nobody has compared with its process.
+// A server whose boot.lua did not reply, or whose connection broke after the reply, has been given
+// no script of any epoch: neither of one that the client knew before, nor of the one that it named.
+// Otherwise it might vote, as soon as it accepts writes, in an epoch that nobody has compared with
+// its process.
 func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 	for _, answer := range []string{
 		"-NOREPLICAS Not enough good replicas to write.\r\n",
@@ -163,10 +164,10 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 		"-LOADING Redis is loading the dataset in memory\r\n",
 		"-BUSY Redis is busy running a script.\r\n",
 		"-NOPERM User default has no permissions\r\n",
-		":1\r\n", // no answer of boot.lua at all
+		":1\r\n", // no reply of boot.lua at all
 		redistest.Hangup,
 		"*9\r\n$2\r\nm2" + redistest.Hangup,
-		"ANSWER" + redistest.Hangup, // the process ended behind it
+		"ANSWER" + redistest.Hangup, // the process ended after it
 	} {
 		t.Run(fmt.Sprintf("%.12q", answer), func(t *testing.T) {
 			f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -191,7 +192,7 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 	}
 }
 
-// lookout is a guarded node before a forgetful server.
+// lookout is a guarded node over a forgetful server.
 type lookout struct {
 	t             *testing.T
 	n             *Node
@@ -217,7 +218,7 @@ func newLookout(t *testing.T) *lookout {
 	})
 	k.n = newNode(t, k.fake.Client(t))
 	guard(k.n)
-	k.vote("k") // after boot.lua, which looks as well
+	k.vote("k") // after boot.lua, which checks as well
 	return k
 }
 
@@ -225,14 +226,14 @@ func (k *lookout) asks(cmd []string) bool {
 	return len(cmd) > 3 && (cmd[1] == k.usual || cmd[1] == k.strict)
 }
 
-// vote says by which script it was asked for.
+// vote returns by which script it was requested.
 func (k *lookout) vote(key string) (script string) {
 	k.t.Helper()
 	newAttempt(k.t, k.n, key).acquire().want(k.t, Granted)
 	return k.last()
 }
 
-// last is the script by which the last vote was asked for.
+// last is the script by which the last vote was requested.
 func (k *lookout) last() (script string) {
 	for _, cmd := range k.fake.Commands() {
 		if k.asks(cmd) {
@@ -244,17 +245,17 @@ func (k *lookout) last() (script string) {
 
 const readOnly = "-READONLY You can't write against a read only replica.\r\n"
 
-// A look counts for a while; then the next vote takes another. A connection that dies and a server
-// that is no master call for one at once, and what else it refuses does not.
+// A check is valid for a while; then the next vote makes another. A connection that breaks and a
+// server that is not a master make one necessary at once, and its other refusals do not.
 func TestWhenALookIsDue(t *testing.T) {
 	k := newLookout(t)
 	looked := func() {
-		redistest.Eventually(t, patience, "the last look counts", func() bool { return k.vote("k") == k.usual })
+		redistest.Eventually(t, patience, "the last check counts", func() bool { return k.vote("k") == k.usual })
 	}
 	looked()
 	time.Sleep(verifyEvery)
 	if k.vote("k") != k.strict {
-		t.Error("no look when the last one had run out")
+		t.Error("no check when the last one had expired")
 	}
 	for answer, want := range map[string]string{
 		readOnly: k.strict,
@@ -276,15 +277,15 @@ func TestWhenALookIsDue(t *testing.T) {
 				return false
 			}
 			if got != want {
-				t.Errorf("after %q a look is taken: %v", answer, got == k.strict)
+				t.Errorf("after %q the server is checked: %v", answer, got == k.strict)
 			}
 			return true
 		})
 	}
 }
 
-// A client that is not told the process asks now and then whether it is told by now, and then has the
-// epoch told anew.
+// A client that cannot read the process checks now and then whether it can, and then has the epoch
+// reported again.
 func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	f := &forgetful{name: "m", version: "7.0", loaded: map[string]bool{}}
 	m := lua.Epoch{Name: "m", Raw: true, Since: since, Strict: true}
@@ -305,7 +306,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	vote()
 	k := n.server.verified.Load()
 	if left := time.Until(k.until); left > noInfoVerifyEvery || left < noInfoVerifyEvery/2 || n.Epoch().NoInfo == nil {
-		t.Fatalf("it looks again in %v; blind: %v", left, n.Epoch().NoInfo)
+		t.Fatalf("the next check is in %v; NoInfo: %v", left, n.Epoch().NoInfo)
 	}
 	f.mu.Lock()
 	f.run = "r"
@@ -313,7 +314,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	told.Store(true)
 	vote()
 	if n.Epoch().NoInfo == nil {
-		t.Error("it has looked before it was time")
+		t.Error("it was checked too early")
 	}
 	n.server.verified.Store(&verification{k.of, time.Now()})
 	vote()
@@ -322,7 +323,7 @@ func TestWhoIsNotToldTheProcessAsksAgain(t *testing.T) {
 	}
 }
 
-// A doubt stands against a look that was sent before it, whenever its answer comes.
+// A doubt outlives a check that was sent before it, whenever its answer arrives.
 func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	k := newLookout(t)
 	slow, quick := sameLane(1)[0], onOtherLanes(1)[0]
@@ -340,18 +341,18 @@ func TestALookThatIsOlderThanADoubt(t *testing.T) {
 	asked := newAttempt(t, k.n, slow).acquire()
 	<-arrived
 	if k.last() != k.strict {
-		t.Error("no look in doubt")
+		t.Error("no check in doubt")
 	}
 	newAttempt(t, k.n, quick).acquire().want(t, Failed)
 	k.instead.Store(nil)
 	close(release)
 	asked.want(t, Granted)
 	if k.vote(slow) != k.strict {
-		t.Error("no look after the doubt, because of one that was sent before it")
+		t.Error("no check after the doubt, because of one that was sent before it")
 	}
 }
 
-// A server whose epoch has another name each time it is asked grants nothing.
+// A server whose epoch has another name at each request grants nothing.
 func TestAServerThatForgetsAllTheTime(t *testing.T) {
 	f := &forgetful{name: "m", run: "r", version: "7.0", restless: true, loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
@@ -361,8 +362,8 @@ func TestAServerThatForgetsAllTheTime(t *testing.T) {
 	}
 }
 
-// A node that was flushed grants in another epoch than before, also to a client that does
-// not meet the flush first; and a release or a refresh in between does not hide it.
+// A node that was flushed grants in another epoch than before, also to a client that does not
+// notice the flush first; and a release or a refresh in between does not hide it.
 func TestEveryClientNoticesAFlush(t *testing.T) {
 	s := redistest.StartServer(t)
 	x, y := newNode(t, s.Client(t)), newNode(t, s.Client(t))
@@ -384,8 +385,8 @@ func TestEveryClientNoticesAFlush(t *testing.T) {
 	}
 }
 
-// A node that is asked for the sake of tokens votes whatever its epoch is, and says nothing of it. A
-// process that is another one is not known to have begun when the last one did.
+// A node that is asked for the sake of tokens votes whatever its epoch is, and does not report it.
+// A process that is another one is not known to have begun when the last one did.
 func TestAGuardForTokens(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
@@ -408,7 +409,7 @@ func TestAGuardForTokens(t *testing.T) {
 	}
 }
 
-// A node that is not guarded has no epoch, and its votes tell of none.
+// A node that is not guarded has no epoch, and its votes carry none.
 func TestNoGuardNoEpoch(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -423,8 +424,8 @@ func TestNoGuardNoEpoch(t *testing.T) {
 	}
 }
 
-// A key that was put on the node in an epoch that was kept is unforgotten until a repair is sent: that may put it
-// there in another epoch before its answer comes.
+// A key that was created on the node in an epoch that was kept is unforgotten until a repair is
+// sent: that may create it in another epoch before its answer arrives.
 func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())

@@ -2,7 +2,7 @@ package node
 
 import "github.com/redis/go-redis/v9"
 
-// Suspend has the node's first server count as suspended, or not any more, and nobody probes.
+// Suspend makes the node's first server count as suspended, or not any more, without probes.
 func (n *Node) Suspend(yes bool) {
 	if yes {
 		n.servers[0].suspended.Store(&suspension{err: ErrStalled})
@@ -11,7 +11,7 @@ func (n *Node) Suspend(yes bool) {
 	}
 }
 
-// Meet has key's slot belong to a master whose client has been made anew.
+// Meet makes key's slot belong to a master whose client has been made anew.
 func (n *Node) Meet(master *redis.Client, key string) {
 	n.router.owner[SlotOf(key)].Store(n.router.server(master))
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// shifting is a Cluster of one master that changes: what its members would say of the slots is
-// what the test says, and the masters are servers of their own.
+// shifting is a Cluster of one master that changes: the test determines what its members reply
+// about the slots, and the masters are servers of their own.
 type shifting struct {
 	client *redis.ClusterClient
 
 	mu     sync.Mutex // guards what follows
 	master string
-	asked  int // how often it was asked for its slots
+	asked  int // how often its slots were requested
 }
 
 func newShifting(t *testing.T, s *redistest.Server) *shifting {
@@ -69,7 +69,7 @@ func eventuallyGranted(t *testing.T, n *Node, key string) {
 	})
 }
 
-// A master that has died and that the Cluster names no longer is let go of: it is not suspended any
+// A master that has died and is no longer part of the Cluster is dropped: it is not suspended any
 // more, and costs neither commands nor goroutines, however many there have been.
 func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 	s := redistest.StartServer(t)
@@ -99,12 +99,12 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 		eventuallySuspended(t, n, false)
 		redistest.Eventually(t, patience, "there is one server", func() bool { return serversOf(n) == 1 })
 	}
-	redistest.Eventually(t, patience, "it is told that it is back", func() bool { return told.Load() == 0 })
+	redistest.Eventually(t, patience, "the recovery is reported", func() bool { return told.Load() == 0 })
 	wantDebts(t, n, 0)
 	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
 		return runtime.NumGoroutine() <= before
 	})
-	// What went on without an end asked every probePause.
+	// A probe without an end would run every probePause.
 	redistest.Eventually(t, patience, "the slots are not asked for without a need", func() bool {
 		asked := c.timesAsked()
 		time.Sleep(2 * probePause)
@@ -112,7 +112,7 @@ func TestAMasterThatIsGoneIsLetGo(t *testing.T) {
 	})
 }
 
-// A master that comes back to the Cluster is one like any other: it is asked, and it votes.
+// A master that comes back to the Cluster is one like any other: it gets requests, and it votes.
 func TestAMasterThatComesBack(t *testing.T) {
 	first, second := redistest.StartServer(t), redistest.StartServer(t)
 	c := newShifting(t, first)
@@ -137,7 +137,7 @@ func TestAMasterThatComesBack(t *testing.T) {
 	wantDebts(t, n, 0)
 }
 
-// A master that has lost its slots, and of which nothing was heard since, is let go of as well.
+// A master that has lost its slots, and has not answered since, is dropped as well.
 func TestAMasterWithoutSlotsIsLetGo(t *testing.T) {
 	first, second := redistest.StartServer(t), redistest.StartServer(t)
 	c := newShifting(t, first)

@@ -21,7 +21,7 @@ func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Nod
 	return startNode(t, c, timeout, true)
 }
 
-// acquireHere asks on this goroutine, if that can be.
+// acquireHere sends the request on this goroutine, if that is possible.
 func (a *attempt) acquireHere() *ear {
 	e := newEar()
 	a.Acquire(&a.buf, e, longTTL, 1, 0, true)
@@ -45,7 +45,7 @@ func (d *dialer) Dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return d.dial(ctx, network, addr)
 }
 
-// A caller that needs a new connection, and gets none, is not kept for long; its lane goes on.
+// A caller that needs a new connection, and gets none, is not delayed for long; its lane continues.
 func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
 	const timeout = time.Second
 	synctest.Test(t, func(t *testing.T) {
@@ -78,8 +78,9 @@ func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
 	})
 }
 
-// A server that answers, but later than a caller may wait, is not asked by callers: each
-// would give a connection up and leave a doubt, just when the server has enough to do.
+// Callers do not send their own requests to a server that answers, but later than a caller may
+// wait: each would abandon a connection and leave an indeterminate request, just when the server is
+// busy.
 func TestASlowServerKeepsItsConnections(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
@@ -108,14 +109,14 @@ func TestASlowServerKeepsItsConnections(t *testing.T) {
 		if got := d.dials.Load(); got > 5 {
 			t.Errorf("%d connections for a server that loses none", got)
 		}
-		time.Sleep(3 * debtSecond) // for the doubt of the first
+		time.Sleep(3 * debtSecond) // because the first is indeterminate
 		if got := n.Debts(); got != 0 {
 			t.Errorf("%d debts", got)
 		}
 	})
 }
 
-// Whatever comes at the moment in which a server's lanes end is served or refused.
+// A request that arrives at the moment in which a server's lanes end is served or refused.
 func TestPushAgainstClose(t *testing.T) {
 	m := redistest.StartMini(t)
 	c := redistest.MiniClient(t, m)
@@ -139,7 +140,7 @@ func TestPushAgainstClose(t *testing.T) {
 	}
 }
 
-// A hook of the caller's that panics takes its goroutine down, not the lane.
+// A hook of the caller's that panics ends its goroutine, not the lane.
 func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
 	m := redistest.StartMini(t)
 	n := newAlone(t, redistest.MiniClient(t, m), time.Second)
@@ -160,7 +161,7 @@ func TestAPanicOfACallerLeavesTheLane(t *testing.T) {
 		asked = newEar()
 		a.Acquire(&a.buf, asked, longTTL, 1, 0, true)
 	}()
-	asked.want(t, Failed) // whoever waits for it is not left alone
+	asked.want(t, Failed) // a waiter for it is not left alone
 	newAttempt(t, n, "k").acquire().want(t, Granted)
 }
 
@@ -171,8 +172,8 @@ func (*panicky) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 }
 
 // Callers that make their own exchanges, lanes that make others, scripts that are lost and
-// connections that are cut: each request has one outcome, each key one owner at a time, and
-// nothing is left.
+// connections that are cut: each request has one outcome, each key one owner at a time, and nothing
+// is left.
 func TestCallersAndLanesTogether(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
@@ -215,7 +216,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 			}
 		})
 	}
-	for i := range 20 { // faults, each of which comes while things go on
+	for i := range 20 { // faults, each of which occurs under load
 		before := granted.Load()
 		redistest.Eventually(t, patience, "something was granted", func() bool { return granted.Load() > before })
 		if i%2 == 0 {
@@ -225,7 +226,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 		}
 	}
 	end()
-	// A debt that is being paid just now is none, but its key is still there.
+	// A debt that is being paid just now is none, but its key still exists.
 	redistest.Eventually(t, patience, "nothing is left behind", func() bool {
 		return n.Debts() == 0 && len(lockKeys(t, s)) == 0
 	})
@@ -239,7 +240,7 @@ func TestCallersAndLanesTogether(t *testing.T) {
 	}
 }
 
-// A NodeTimeout of many seconds is one: no bound of ours gives the answer up before.
+// A NodeTimeout of many seconds is honored: no other bound gives the answer up earlier.
 func TestALongNodeTimeoutIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")

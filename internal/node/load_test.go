@@ -9,7 +9,7 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// Lanes that find the scripts missing at the same time wait for whoever loads them, and no
+// Lanes that find the scripts missing at the same time wait for the one that loads them, and no
 // mutex is held meanwhile: virtual time would stand still.
 func TestLanesWaitForTheScriptsWithoutAMutex(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

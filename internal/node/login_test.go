@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// lockout has a server refuse the logins of a client, or accept them again.
+// lockout makes a server refuse the logins of a client, or accept them again.
 type lockout struct {
 	name           string
 	client         func(*redis.Options)
@@ -54,8 +54,9 @@ var lockouts = []lockout{
 	},
 }
 
-// A server that lets nobody in is left alone as one that is silent: it is probed, and its requests fail at
-// once, with the reason. They do not dial, each anew. It is told once, and soon back.
+// A server that refuses all logins is suspended like one that is silent: it is probed, and its
+// requests fail at once, with the reason. They do not dial, each by itself. It is reported once,
+// and soon back.
 func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	for _, lo := range lockouts {
 		t.Run(lo.name, func(t *testing.T) {
@@ -80,7 +81,7 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 				t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
 			}
 			eventuallySuspended(t, n, true)
-			redistest.Eventually(t, patience, "the reason is told", func() bool {
+			redistest.Eventually(t, patience, "the reason is reported", func() bool {
 				rep := newAttempt(t, n, "k").acquire().want(t, Failed)
 				return strings.Contains(rep.Err.Error(), lo.says) && strings.Contains(rep.Err.Error(), conn.ErrLogin.Error())
 			})
@@ -95,7 +96,7 @@ func TestAServerThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	}
 }
 
-// What is no Redis at all is suspended, too, and dialled as seldom.
+// A server that is not Redis at all is suspended, too, and dialed as rarely.
 func TestWhatIsNoRedisIsLeftAlone(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -123,7 +124,7 @@ func TestWhatIsNoRedisIsLeftAlone(t *testing.T) {
 	eventuallySuspended(t, n, true)
 }
 
-// changes are what a node's Changed was told, in order.
+// changes are what a node's Changed was called with, in order.
 type changes struct {
 	mu  sync.Mutex // guards all
 	all []error
@@ -135,7 +136,8 @@ func (c *changes) add(_ string, err error) {
 	c.all = append(c.all, err)
 }
 
-// want waits for the news that the node is back, and wants one before it: that it was suspended, and why.
+// want waits for the recovery to be reported, and expects one report before it: of the suspension,
+// with the reason.
 func (c *changes) want(t *testing.T, why string) {
 	t.Helper()
 	get := func() []error {
@@ -148,11 +150,11 @@ func (c *changes) want(t *testing.T, why string) {
 		return len(all) > 0 && all[len(all)-1] == nil
 	})
 	if all := get(); len(all) != 2 || all[0] == nil || !strings.Contains(all[0].Error(), why) {
-		t.Errorf("told %v, want %s and that it is back", all, why)
+		t.Errorf("%v was reported, want %s and the recovery", all, why)
 	}
 }
 
-// hammer makes so many requests from each of several goroutines, one after the other.
+// hammer sends so many requests from each of several goroutines, one after the other.
 func hammer(t *testing.T, n *Node, goroutines, requests int) {
 	var wg sync.WaitGroup
 	for g := range goroutines {
@@ -172,7 +174,7 @@ func hammer(t *testing.T, n *Node, goroutines, requests int) {
 	wg.Wait()
 }
 
-// do executes a command of words; a space at the end is an empty one.
+// do executes a command given in words; a space at the end is an empty one.
 func do(t *testing.T, c *redis.Conn, command string) {
 	t.Helper()
 	var args []any
@@ -207,8 +209,8 @@ func connectionsOf(t *testing.T, stats string) (n int) {
 	return n
 }
 
-// A Cluster that has let nobody in yet has no master that could be suspended: it is asked for its
-// masters as seldom as one is probed.
+// A Cluster that has refused all logins so far has no master that could be suspended: its topology
+// is requested as rarely as a suspended server is probed.
 func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3)
 	rights := func(rights ...any) {
@@ -231,7 +233,7 @@ func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	before, began := received(), time.Now()
 	hammer(t, n, 8, 100)
 	dialled := received() - before
-	// Each of the masters is asked, some times over, for each time that the Cluster is.
+	// Each of the masters is probed, several times, for each time that the Cluster is.
 	if most := 60 + 20*int(time.Since(began)/probePause); dialled > most {
 		t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
 	}
@@ -242,8 +244,8 @@ func TestAClusterThatRefusesLoginsIsLeftAlone(t *testing.T) {
 	})
 }
 
-// A server that is away, and comes back with another password, is told of again: what is to be done is
-// something else now.
+// A server that was down, and comes back with another password, is reported again: the fix is a
+// different one now.
 func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 	s := redistest.StartServer(t)
 	s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
@@ -256,7 +258,7 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 		case err := <-told:
 			return err
 		case <-time.After(patience):
-			t.Fatal("told of nothing")
+			t.Fatal("nothing was reported")
 			return nil
 		}
 	}
@@ -267,18 +269,18 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 		newAttempt(t, n, "k2").acquire().want(t, Failed)
 	}
 	if err := next(); err == nil || errors.Is(err, conn.ErrLogin) {
-		t.Errorf("told %v", err)
+		t.Errorf("%v was reported", err)
 	}
 	s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
 	_ = p.Refuse(false)
 	if err := next(); !errors.Is(err, conn.ErrLogin) {
-		t.Errorf("told %v", err)
+		t.Errorf("%v was reported", err)
 	}
 	if err := n.LoginRefused(""); !errors.Is(err, conn.ErrLogin) {
 		t.Errorf("it is suspended for %v", err)
 	}
 	s.Do(t, "ACL", "SETUSER", "app", ">old")
 	if err := next(); err != nil {
-		t.Errorf("told %v", err)
+		t.Errorf("%v was reported", err)
 	}
 }

@@ -48,7 +48,7 @@ func newTarget(key, owner string) *Target {
 
 func soon() time.Time { return time.Now().Add(patience) }
 
-// acquire asks and returns the sink that will hear.
+// acquire sends the request and returns the sink of its reply.
 func (a *attempt) acquire() *ear {
 	e := newEar()
 	a.Acquire(&a.buf, e, longTTL, 1, 0, false)
@@ -67,7 +67,7 @@ func (a *attempt) release() *ear {
 	return e
 }
 
-// An ear is a Sink that hears one reply, and counts.
+// An ear is a Sink that receives one reply, and counts.
 type ear struct {
 	heard chan Reply
 	n     atomic.Int32
@@ -168,7 +168,7 @@ func sameLane(n int) (keys []string) {
 	return keys
 }
 
-// onOtherLanes are n keys that have none of sameLane's lane.
+// onOtherLanes are n keys that do not share sameLane's lane.
 func onOtherLanes(n int) (keys []string) {
 	for i := 0; len(keys) < n; i++ {
 		if key := fmt.Sprint("k", i); newTarget(key, "").lane%lanesPerServer != 0 {
@@ -183,7 +183,7 @@ func wantDebts(t *testing.T, n *Node, want int) {
 	redistest.Eventually(t, patience, fmt.Sprintf("the node has %d debts", want), func() bool { return n.Debts() == want })
 }
 
-// ends reports whether cmd releases a key or takes a grant back.
+// ends reports whether cmd releases a key or undoes a grant.
 func ends(cmd []string) bool {
 	return len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Undo.SHA)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// What becomes of locks while slots move. The subtests share a Cluster of two masters and one that
+// What happens to locks while slots move. The subtests share a Cluster of two masters and one that
 // has no slots yet.
 func TestMovingSlots(t *testing.T) {
 	t.Parallel()
@@ -38,7 +38,7 @@ func newMoving(t *testing.T, c *redistest.Cluster, from *redistest.Server, prefi
 	return moving{key, target.bucket.String(), target.wants().String(), c.SlotOf(t, key)}
 }
 
-// movingNode takes nothing amiss that a busy machine does.
+// movingNode tolerates everything that a busy machine does.
 func movingNode(t *testing.T, c *redistest.Cluster) *Node {
 	return startNode(t, c.Client(t, func(o *redis.ClusterOptions) { o.DialerRetries = 1 }), patience/10, false)
 }
@@ -64,7 +64,7 @@ var movingRows = []struct {
 	source       string // its answers to K, KB, KW, KBW
 	target       string
 }{
-	// The key is held, and nobody waits: with its wants nothing goes, however few have moved.
+	// The key is held, and nobody waits: with its wants nothing works, however few keys have moved.
 	{"KB", "", "ran ran TRYAGAIN TRYAGAIN", "ran TRYAGAIN TRYAGAIN TRYAGAIN"},
 	{"KB", "K", "ASK TRYAGAIN ASK TRYAGAIN", "ran TRYAGAIN TRYAGAIN TRYAGAIN"},
 	{"KB", "B", "ran TRYAGAIN TRYAGAIN TRYAGAIN", "ran TRYAGAIN TRYAGAIN TRYAGAIN"},
@@ -88,7 +88,7 @@ var movingRows = []struct {
 	{"", "", "ASK ASK ASK ASK", "ran TRYAGAIN TRYAGAIN TRYAGAIN"},
 }
 
-// beginMove sets up a row: what is there, what has moved of it.
+// beginMove sets up a row: which keys exist, and which of them have moved.
 func beginMove(t *testing.T, c *redistest.Cluster, m moving, from, to *redistest.Server, moved string) {
 	t.Helper()
 	c.SetMigrating(t, m.slot, from, to)
@@ -119,7 +119,7 @@ func movingAnswers(t *testing.T, c *redistest.Cluster) {
 	}
 }
 
-// once has a client not try again what was refused.
+// once makes a client not retry what was refused.
 func once(o *redis.Options) { o.MaxRetries = -1 }
 
 // runsOn is the code of what c's server answers to a script with these keys.
@@ -145,7 +145,8 @@ func answerOf(t *testing.T, c *redis.Client, asking bool, args ...any) *redis.Cm
 	return cmd
 }
 
-// renew is a refresh for longer than the acquire was, which may ask who else waits, and for more tokens.
+// renew is a refresh for longer than the acquire was, which may request the next contender, and
+// more tokens.
 func (a *attempt) renew(look string, more int64) *ear {
 	e := newEar()
 	a.Refresh(e, 2*longTTL, 1, more, 0, soon(), look)
@@ -161,8 +162,8 @@ func contending(t *testing.T, n *Node, key string) *attempt {
 	return a
 }
 
-// A lock that is held stays held, and can be released, whatever of it has moved. Others are told
-// that it is held.
+// A lock that is held stays held, and can be released, whatever part of it has moved. Others get
+// the answer that it is held.
 func movingHeld(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[1]
 	onSource, onTarget := from.Client(t, once), to.Client(t, once)
@@ -214,8 +215,8 @@ func movingHeld(t *testing.T, c *redistest.Cluster) {
 	wantEmpty(t, c)
 }
 
-// grantedSoon is the counter of the next grant, to the contender whose turn it is if somebody waits. The
-// lock is released.
+// grantedSoon is the counter of the next grant, to the contender whose turn it is if there is one.
+// The lock is released.
 func grantedSoon(t *testing.T, n *Node, key string) (counter int64) {
 	t.Helper()
 	redistest.Eventually(t, patience, "the key is granted", func() bool {
@@ -228,8 +229,8 @@ func grantedSoon(t *testing.T, n *Node, key string) (counter int64) {
 	return counter
 }
 
-// A key that is free is granted as soon as its counter has moved, and not before: the source creates no
-// keys any more, and without the counter a token could be one that was given already.
+// A key that is free is granted as soon as its counter has moved, and not before: the source
+// creates no keys any more, and without the counter a token could be one that was granted already.
 func movingFresh(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[1]
 	n := movingNode(t, c)
@@ -319,8 +320,8 @@ func movingToEmpty(t *testing.T, c *redistest.Cluster) {
 	})
 }
 
-// A slot has moved, and the map that the client reads is of before: the first master that took part in
-// the move knows, others hear later.
+// A slot has moved, and the map that the client reads is outdated: the first master that took part
+// in the move knows, others learn it later.
 func movingBehindTheMap(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[2]
 	m := newMoving(t, c, from, "behind")

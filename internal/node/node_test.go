@@ -42,7 +42,7 @@ func (h *countingHook) count(first redis.Cmder) {
 	}
 }
 
-// Callers that come while a batch is under way go together as the next one.
+// Requests that arrive while a batch is in flight form the next one.
 func TestConcurrentCallersShareBatches(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
@@ -71,8 +71,8 @@ func TestConcurrentCallersShareBatches(t *testing.T) {
 	}
 }
 
-// A request whose reply was cut off is not sent again by the transport, whatever the
-// caller's client does for the caller, and that client's options stay as they were.
+// A request whose reply was cut off is not repeated by the transport, even if the caller's client
+// would do so, and that client's options stay as they were.
 func TestRequestsAreNeverReplayed(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
@@ -146,8 +146,7 @@ func TestRepliesBeforeACutCount(t *testing.T) {
 	}
 }
 
-// A server that does not know the scripts gets them inside the attempt, once for all
-// callers.
+// A server that does not have the scripts gets them inside the attempt, once for all callers.
 func TestMissingScriptsAreLoadedOnce(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -181,8 +180,8 @@ func TestMissingScriptsAreLoadedOnce(t *testing.T) {
 	round()
 }
 
-// A server may know the script of release and not that of acquire. Then the release is
-// answered before the acquire goes again; that one must not be written any more.
+// A server may have the script of release and not that of acquire. Then the release is answered
+// before the acquire is repeated; the acquire must not be written any more.
 func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 	var mu sync.Mutex
 	held, loaded := false, false
@@ -223,7 +222,7 @@ func TestAHealedAcquireDoesNotComeAfterItsRelease(t *testing.T) {
 	}
 }
 
-// Per key, a release comes after the acquire that it undoes, however busy the node is.
+// Per key, a release is sent after the acquire that it undoes, however busy the node is.
 func TestReleaseComesAfterItsAcquire(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -292,7 +291,7 @@ func TestNothingFollowsARelease(t *testing.T) {
 	}
 }
 
-// A repair puts the key back, and Release takes it away like any other.
+// A repair restores the key, and Release removes it like any other.
 func TestARepairIsUndoneByRelease(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -332,7 +331,8 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 	}
 }
 
-// What waits for a server is bounded: acquires beyond are refused at once, releases never.
+// The requests that wait for a server are bounded: further acquires are refused at once, releases
+// never.
 func TestTheQueueIsBounded(t *testing.T) {
 	gate := make(chan struct{})
 	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
@@ -363,7 +363,7 @@ func TestTheQueueIsBounded(t *testing.T) {
 	}
 }
 
-// A server that refuses connections was asked nothing, so nothing is owed to it.
+// A server that refuses connections received nothing, so nothing is owed to it.
 func TestARefusedConnectionLeavesNothing(t *testing.T) {
 	t.Parallel()
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t), DialerRetries: 1})
@@ -379,20 +379,20 @@ func TestARefusedConnectionLeavesNothing(t *testing.T) {
 	wantDebts(t, n, 0)
 }
 
-// Neither was one that accepts and then does not even take part in the handshake. The
-// attempt is over in bounded time.
+// Neither did one that accepts and then does not even take part in the handshake. The attempt is
+// over in bounded time.
 func TestABlackHoleLeavesNothing(t *testing.T) {
 	t.Parallel()
 	c := redis.NewClient(&redis.Options{Addr: redistest.BlackHole(t)})
 	defer c.Close()
 	n := newImpatientNode(t, c)
 	a := newAttempt(t, n, "k")
-	a.acquire().want(t, Failed) // which waits for patience, and not for ever
+	a.acquire().want(t, Failed) // which waits for patience, and not forever
 	a.release().wantNow(t, Missing)
 	wantDebts(t, n, 0)
 }
 
-// The same server through two clients is found out; two servers are not mixed up.
+// The same server through two clients is detected; two servers are not mistaken for one.
 func TestSameServer(t *testing.T) {
 	one, two := redistest.StartServer(t), redistest.StartServer(t)
 	for _, c := range []struct {

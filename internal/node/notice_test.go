@@ -2,8 +2,8 @@ package node
 
 import "testing"
 
-// A contender's messages come through its client's inbox, by its number; on a Cluster through the key's
-// channel. Whatever a label is made of, it does not matter.
+// A contender's messages arrive through its client's inbox, by its number; on a Cluster through the
+// key's channel. This holds for a label of any bytes.
 func TestNotices(t *testing.T) {
 	inbox, cluster := &Node{}, &Node{router: &router{}}
 	for _, c := range []struct {
@@ -23,7 +23,7 @@ func TestNotices(t *testing.T) {
 	} {
 		channel, name := c.n.Channel("k", c.contender)
 		if channel != c.channel || name != c.name {
-			t.Errorf("%q is told in %q as %q, want %q, %q", c.contender, channel, name, c.channel, c.name)
+			t.Errorf("%q is notified in %q as %q, want %q, %q", c.contender, channel, name, c.channel, c.name)
 		}
 		if got := ParseNotice(name, c.contender, c.text); got != c.want {
 			t.Errorf("%q: %+v, want %+v", c.text, got, c.want)
@@ -31,7 +31,7 @@ func TestNotices(t *testing.T) {
 	}
 }
 
-// A recall has three texts of any bytes, and one that is cut off, or of another form, is none.
+// A recall has three texts of any bytes; one that is cut off, or of another form, is ignored.
 func TestParseRecall(t *testing.T) {
 	want := Recall{Key: "lock: 3 x", Owner: "a b#c-1R", Contender: "d #e-2"}
 	text := "recall: 8 6 a b#c-1Rd #e-2lock: 3 x"

@@ -11,7 +11,7 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// observed is what Observe has heard.
+// observed is what Observe was called with.
 type observed struct {
 	mu       sync.Mutex // guards failures
 	failures []string
@@ -33,8 +33,8 @@ func (o *observed) has(text string) bool {
 	return slices.ContainsFunc(o.failures, func(f string) bool { return strings.Contains(f, text) })
 }
 
-// A node that answers with an error is a node with an error, for whoever watches it: also one
-// that is not suspended for it, and whether the caller or a lane has asked.
+// A node that answers with an error is a node with an error for its observer: also one that is not
+// suspended for it, and for requests of callers and of lanes.
 func TestErrorRepliesAreObserved(t *testing.T) {
 	for _, line := range []string{
 		"OOM command not allowed when used memory > 'maxmemory'.",
@@ -62,7 +62,7 @@ func TestErrorRepliesAreObserved(t *testing.T) {
 	}
 }
 
-// That a server does not know the scripts yet is no error, but that it does not take them is.
+// That a server does not have the scripts yet is no error, but that it refuses to load them is.
 func TestRefusedScriptsAreObserved(t *testing.T) {
 	refused := redistest.ErrorFor("SCRIPT", "NOPERM this user has no permissions to run the 'script|load' command")
 	n := newNode(t, redistest.StartFake(t, func(cmd []string) string {

@@ -11,8 +11,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A server that closes all idle connections, as by CLIENT KILL, costs nobody anything, however short
-// they were idle: the next requests go on others, the node is not suspended, and nothing is in doubt.
+// A server that closes all idle connections, as by CLIENT KILL, delays nobody, however short they
+// were idle: the next requests use others, the node is not suspended, and nothing is indeterminate.
 func TestAKillOfIdleConnectionsIsNoFailure(t *testing.T) {
 	conns := make(chan *net.TCPConn, 100)
 	c := redistest.MiniClient(t, redistest.StartMini(t), func(o *redis.Options) {

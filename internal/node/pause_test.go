@@ -16,8 +16,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A queue that is full of acquires takes the refresh of what is held: of these there are no more
-// than held locks.
+// A queue that is full of acquires accepts refreshes of held locks: there are no more of these than
+// held locks.
 func TestAFullQueueTakesRefreshes(t *testing.T) {
 	q := &queue{n: maxQueued}
 	q.init()
@@ -30,7 +30,7 @@ func TestAFullQueueTakesRefreshes(t *testing.T) {
 	}
 }
 
-// A lane's connection is the one that it uses, also when another dial of it ends later.
+// A lane's connection is the one that it uses, even if another dial of it ends later.
 func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
@@ -70,7 +70,8 @@ func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
 	})
 }
 
-// What comes while Ready waits for an answer waits no longer than behind any other request.
+// Requests that arrive while Ready waits for an answer wait no longer than behind any other
+// request.
 func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	gate := make(chan struct{})
@@ -90,9 +91,9 @@ func TestWhoComesBehindReadyWaitsNoLonger(t *testing.T) {
 	}
 }
 
-// A process that stood still between the making of a request and its answer does not take the grant
-// for a vote, if the server may have been another's replica meanwhile: without the closer look
-// nobody would see. The key is released.
+// A process that was paused between a request and its answer does not take the grant for a vote, if
+// the server may have been another's replica meanwhile: without the strict check nobody would
+// notice. The key is released.
 func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
 	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
 	f.forgets("m1")
@@ -149,9 +150,9 @@ func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
 	}
 }
 
-// After a batch that took long, in a process whose processors are busy, a lane's scripts take the
-// closer look. Otherwise each such batch would need a proof: a call of boot.lua, on a connection of
-// its own.
+// After a batch that took long, in a process whose processors are busy, a lane's scripts make the
+// strict check. Otherwise each such batch would need a proof: a call of boot.lua, on a connection
+// of its own.
 func TestALateLaneTakesTheCloserLook(t *testing.T) {
 	for _, blind := range []error{nil, errors.New("NOPERM")} {
 		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
@@ -239,8 +240,8 @@ func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
 	l.rest()
 }
 
-// A refresh goes before acquires of other keys, and not before that of its own entry, which a slow
-// node may not have got yet.
+// A refresh is sent before acquires of other keys, and not before that of its own entry, which a
+// slow node may not have received yet.
 func TestARefreshStaysBehindItsAcquire(t *testing.T) {
 	q := &queue{}
 	q.init()

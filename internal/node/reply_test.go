@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Each shape that a script may answer has one meaning; see the .lua files.
+// Each shape of reply of a script has one meaning; see the .lua files.
 func TestParse(t *testing.T) {
 	held := []any{"other", int64(1500)}
 	for _, c := range []struct {
@@ -49,7 +49,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A shape that no script answers is no vote.
+// A shape that no script replies is not a vote.
 func TestUnknownRepliesAreFailures(t *testing.T) {
 	for _, o := range []op{opAcquire, opRepair, opRefresh, opRelease} {
 		for _, val := range []any{
@@ -109,7 +109,7 @@ func (redisError) RedisError()     {}
 
 var _ redis.Error = redisError("")
 
-// classes says of each error line whether asking again cannot help, and whether it proves
+// classes says of each error line whether repeating the request cannot help, and whether it proves
 // that nothing was written.
 var classes = []struct {
 	line         string
@@ -157,7 +157,7 @@ func TestErrorsAreClassified(t *testing.T) {
 			}
 		}
 	}
-	// What only looks like a server's word proves nothing.
+	// What only resembles a server's error proves nothing.
 	for _, err := range []error{errors.New("NOAUTH x"), io.EOF, context.DeadlineExceeded, ErrBusy} {
 		if Final(err) || neverRan(err) {
 			t.Errorf("%v passes for an answer", err)
@@ -200,7 +200,7 @@ func TestErrorRepliesAreUndoneWhenInDoubt(t *testing.T) {
 	}
 }
 
-// A server that refuses the handshake says why, and was asked nothing.
+// A server that refuses the handshake gives the reason, and received no request.
 func TestARefusedHandshakeIsToldAndUndoesNothing(t *testing.T) {
 	s := redistest.StartServer(t, "--requirepass", "secret")
 	for name, password := range map[string]string{"WRONGPASS": "wrong", "NOAUTH": ""} {

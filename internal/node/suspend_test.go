@@ -14,14 +14,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// eventuallySuspended waits for the node to be left alone, or not to be any more.
+// eventuallySuspended waits for the node to be suspended, or not to be any more.
 func eventuallySuspended(t *testing.T, n *Node, want bool) {
 	t.Helper()
 	redistest.Eventually(t, patience, fmt.Sprintf("suspended is %v", want), func() bool { return n.Suspended() == want })
 }
 
-// A server that is stopped takes no more requests once its answers are overdue: they fail
-// at once, and nothing piles up, long before the socket's timeout.
+// A server that is stopped gets no more requests once its answers are overdue: they fail at once,
+// and nothing accumulates, long before the socket's timeout.
 func TestAStoppedServerIsLeftAlone(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -58,8 +58,8 @@ func TestAStoppedServerIsLeftAlone(t *testing.T) {
 	newAttempt(t, n, "again").acquire().want(t, Granted)
 }
 
-// A server whose exchanges end without an answer is suspended: what would ask it fails at
-// once, and says why; a probe finds out that it is back. Both changes are told.
+// A server whose exchanges end without an answer is suspended: its requests fail at once, with the
+// reason; a probe finds out that it is back. Both changes are reported.
 func TestASuspendedServerIsProbed(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -89,15 +89,15 @@ func TestASuspendedServerIsProbed(t *testing.T) {
 	wantDebts(t, n, 0)
 	redistest.Eventually(t, patience, "the debt was paid", func() bool { return !exists(t, s, "held") })
 	if err := <-changes; err == nil {
-		t.Error("told that it is back first")
+		t.Error("the recovery was reported first")
 	}
 	if err := <-changes; err != nil {
-		t.Errorf("told %v, want that it is back", err)
+		t.Errorf("%v was reported, want the recovery", err)
 	}
 }
 
-// What is owed to a server is written at once when it is back, however long its retry would
-// have waited: others wait for that key.
+// Debts to a server are paid at once when it is back, however long their retry would have waited:
+// others wait for that key.
 func TestTheEndOfASuspensionPaysDebts(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -121,13 +121,13 @@ func TestTheEndOfASuspensionPaysDebts(t *testing.T) {
 	wantDebts(t, n, 0)
 }
 
-// One connection that breaks is no reason to leave a server alone.
+// One connection that breaks is no reason to suspend a server.
 func TestOneBrokenConnectionSuspendsNobody(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	n := newNode(t, s.Client(t, at(p.Addr()), quick))
-	n.Changed = func(_ string, err error) { t.Errorf("told of a change: %v", err) }
+	n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
 	newAttempt(t, n, "k").acquire().want(t, Granted)
 	p.CutReplies(1)
 	newAttempt(t, n, "k2").acquire().want(t, Failed)
@@ -145,14 +145,14 @@ func TestCloseEndsProbing(t *testing.T) {
 	eventuallySuspended(t, n, true) // and goleak looks for the goroutine
 }
 
-// A caller's own exchange that takes a little too long suspends nobody: other keys go on.
+// A caller's own exchange that takes slightly too long suspends nobody: other keys are served.
 func TestAHiccupSuspendsNobody(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
 	const timeout = 500 * time.Millisecond // a busy machine keeps to it
 	n := newAlone(t, s.Client(t, at(p.Addr()), quick), timeout)
-	n.Changed = func(_ string, err error) { t.Errorf("told of a change: %v", err) }
+	n.Changed = func(_ string, err error) { t.Errorf("a change was reported: %v", err) }
 	redistest.Eventually(t, patience, "a caller has asked by itself, and got its answer too late", func() bool {
 		e := newAttempt(t, n, fmt.Sprint("warm", owners.Load())).acquireHere()
 		here := e.n.Load() == 1
@@ -167,7 +167,7 @@ func TestAHiccupSuspendsNobody(t *testing.T) {
 	newAttempt(t, n, "k2").acquireHere().want(t, Granted)
 }
 
-// A server that ends takes with it what all lanes had under way: that is one failure, and the next
+// A server that ends takes with it the requests of all lanes: that is one failure, and the next
 // requests find out whether it is back.
 func TestAServerThatEndsHasFailedOnce(t *testing.T) {
 	c := redis.NewClient(&redis.Options{Addr: redistest.RefusedAddr(t)})

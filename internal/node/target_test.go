@@ -15,8 +15,8 @@ var oddKeys = []string{
 	"a\r\nb", "k\u00e4se", "{\n}", strings.Repeat("x", 4096), strings.Repeat("{", 100), strings.Repeat("}", 100),
 }
 
-// The lock key and its bucket share a hash slot for every possible key: one script
-// may touch both on a Cluster. The server itself is asked.
+// The lock key and its bucket share a hash slot for every possible key: one script may use both on
+// a Cluster. The server's own CLUSTER KEYSLOT is compared.
 func TestTheBucketSharesTheKeysSlot(t *testing.T) {
 	s := redistest.StartServer(t, "--cluster-enabled", "yes")
 	c := s.Client(t)
@@ -55,7 +55,7 @@ func TestEverySlotHasATag(t *testing.T) {
 	}
 }
 
-// The names of buckets are what clients of all versions agree on: they never change.
+// The names of buckets are shared by clients of all versions: they never change.
 func TestBucketNamesNeverChange(t *testing.T) {
 	for key, want := range map[string]string{
 		"lock:a":      "flightlock:{0j4}:fence:8",

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// oneBatch has all that send asks of keys of sameLane go as one batch.
+// oneBatch makes all requests that send makes for keys of sameLane one batch.
 func oneBatch(n *Node, send func()) {
 	s := n.servers[0]
 	s.start.Do(s.run)
@@ -25,11 +25,11 @@ func oneBatch(n *Node, send func()) {
 	l.rest()
 }
 
-// evals counts the scripts that s was asked for.
+// evals counts the scripts that s was called for.
 func evals(t *testing.T, s *redistest.Server) int64 { return s.CommandCalls(t)["evalsha"] }
 
-// A batch is one command, whatever its requests are, and each gets the answer that it would
-// have got alone.
+// A batch is one command, whatever its requests are, and each gets the answer that it would have
+// got alone.
 func TestABatchIsOneCommand(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -55,7 +55,7 @@ func TestABatchIsOneCommand(t *testing.T) {
 		e.Init(n, target, 0)
 		return e
 	}
-	// Both wait already, for what is urgent goes first.
+	// Both wait already, since urgent requests are sent first.
 	for _, e := range []*Entry{late(keys[0], "late-0", "late-0"), late(keys[1], "late-2", "late-2")} {
 		heard := newEar()
 		e.Acquire(new(RequestBuf), heard, longTTL, 1, 0, false)
@@ -89,9 +89,8 @@ func TestABatchIsOneCommand(t *testing.T) {
 	}
 }
 
-// Releases that leave nothing to decide go as a group, from wherever in the batch they are,
-// and everybody gets the answer to what it asked. A user that may not call MGET gets the
-// same, with more commands.
+// Releases that leave nothing to decide go as a group, from wherever in the batch they are, and
+// each request gets its own answer. A user without MGET gets the same, with more commands.
 func TestReleasesOfABatchGoAsAGroup(t *testing.T) {
 	for rights, want := range map[string]map[string]int64{
 		// Five of the keys are still ours, and another client waits for one of them.
@@ -146,8 +145,8 @@ func TestReleasesOfABatchGoAsAGroup(t *testing.T) {
 	}
 }
 
-// What fails one request of a batch is no affair of the others: a key of another type, a key
-// that the server's user must not touch.
+// What fails one request of a batch does not affect the others: a key of another type, a key that
+// the server's user must not use.
 func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
 	s := redistest.StartServer(t)
 	rules := "on >pw ~* &* +@all"
@@ -209,9 +208,9 @@ func TestOneRequestsErrorIsNotTheBatchs(t *testing.T) {
 	}
 }
 
-// What a server says to a batch as a whole, before it runs it, it is asked to say of each
-// request, and for a while there are no more batches. If nothing proves that it did not
-// run, each request has failed and is undone.
+// If a server refuses a batch as a whole, before it runs, each request is sent by itself, and for a
+// while there are no more batches. If nothing proves that it did not run, each request has failed
+// and is undone.
 func TestARefusedBatchGoesInParts(t *testing.T) {
 	for _, c := range classes {
 		if conn.HasCode(redisError(c.line), "MOVED") || strings.Contains(c.line, "@user_script") {
@@ -265,8 +264,8 @@ func TestARefusedBatchGoesInParts(t *testing.T) {
 	}
 }
 
-// A server that knows the scripts of requests and not that of a batch, or none, gets them
-// inside the attempt.
+// A server that has the scripts of requests and not that of a batch, or none, gets them inside the
+// attempt.
 func TestABatchIsHealed(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -290,8 +289,8 @@ func TestABatchIsHealed(t *testing.T) {
 	}
 }
 
-// Votes that come in a batch are asked for in the epoch of the node too: a batch in one that
-// is over grants nothing, and what else is in it is done.
+// Votes in a batch are requested in the epoch of the node too: a batch in one that is over grants
+// nothing, and its other requests are executed.
 func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newNode(t, s.Client(t))
@@ -335,7 +334,7 @@ func TestABatchAsksInTheMemoryOfTheNode(t *testing.T) {
 	}
 }
 
-// Whose batch was lost with its connection is in doubt, and taken back.
+// Requests whose batch was lost with its connection are indeterminate, and undone.
 func TestALostBatchIsInDoubt(t *testing.T) {
 	s := redistest.StartServer(t)
 	p := redistest.StartProxy(t, s.Addr())
@@ -375,8 +374,8 @@ func TestALostBatchIsInDoubt(t *testing.T) {
 	}
 }
 
-// An answer to a batch that is no list of as many replies is no vote for anybody, and each
-// request is undone.
+// A reply to a batch that is not a list of as many replies is a vote for nobody, and each request
+// is undone.
 func TestAnswersThatDoNotFitABatchAreFailures(t *testing.T) {
 	for _, line := range []string{
 		":1\r\n", "*0\r\n", "*3\r\n:1\r\n:1\r\n:1\r\n", "$-1\r\n", "*4\r\n:1\r\n:1\r\n:1\r\n:1\r\n:1\r\n",

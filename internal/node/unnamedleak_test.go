@@ -12,9 +12,9 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// A slot moves to a master that the Cluster's map does not name yet, and that has died. Whoever locks keys
-// of the slot is sent there each time. However long that goes on, it costs one client, as it costs one
-// server.
+// A slot moves to a master that is not in the Cluster's map yet, and that has died. Requests for
+// keys of the slot are sent there each time. However long that lasts, it costs one client, as it
+// costs one server.
 func TestADeadTargetOfAMoveCostsOneClient(t *testing.T) {
 	dead := redistest.RefusedAddr(t)
 	source := redistest.StartFake(t, func(cmd []string) string {

@@ -21,7 +21,7 @@ func TestAChildDiesWithItsParent(t *testing.T) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("it goes on")
+			t.Fatal("it still runs")
 		}
 	}
 }

@@ -41,8 +41,8 @@ func exitCode(err error) int {
 	return -1
 }
 
-// The end of a caller's ctx ends the child, and by that the call, also where the child does not
-// look at its own ctx.
+// The end of a caller's ctx ends the child, and by that the call, even if the child does not check
+// its own ctx.
 func TestACallEndsWithItsContext(t *testing.T) {
 	for request, code := range map[string]int{"wait": 3, "hang": 1} {
 		t.Run(request, func(t *testing.T) {
@@ -108,11 +108,11 @@ func TestEndEndsAChildOfAnyKind(t *testing.T) {
 		t.Error(err)
 	}
 	if c.Alive() {
-		t.Error("it goes on")
+		t.Error("it still runs")
 	}
 }
 
-// A program that is not there is an error of Start, and leaves no goroutine (TestMain looks).
+// A program that does not exist is an error of Start, and leaves no goroutine (TestMain checks).
 func TestAProgramThatDoesNotExist(t *testing.T) {
 	if _, err := procs.Start(exec.Command("/no/such/program")); err == nil {
 		t.Error("it was started")

@@ -7,7 +7,7 @@ import (
 )
 
 func TestProgressBarGoesByExpectedTime(t *testing.T) {
-	p := New(&bytes.Buffer{}) // no terminal: nothing is written, but the line can be asked for
+	p := New(&bytes.Buffer{}) // no terminal: nothing is written, but the line can be read
 	p.Start(4 * time.Second)
 	p.Next("one", time.Second)
 	p.Next("two", 3*time.Second)

@@ -39,9 +39,9 @@ func TestClusterNotices(t *testing.T) {
 	}
 }
 
-// agreed waits until all masters know the slot's owner and have heard of each other's epochs:
-// a master that takes a slot back before it has heard that the other one took a higher epoch
-// takes none itself, and then others may follow the wrong one for good.
+// agreed waits until all masters know the slot's owner and each other's epochs: a master that takes
+// a slot back before it knows that the other one took a higher epoch takes none itself, and then
+// others may follow the wrong one for good.
 func agreed(t *testing.T, c *redistest.Cluster, slot int, owner *redistest.Server) {
 	t.Helper()
 	knows := func(s *redistest.Server) bool {
@@ -64,7 +64,7 @@ func agreed(t *testing.T, c *redistest.Cluster, slot int, owner *redistest.Serve
 	}
 }
 
-// spublish publishes to the one who watches.
+// spublish publishes to the one watch.
 func spublish(t *testing.T, s *redistest.Server, key, text string) {
 	t.Helper()
 	if got := s.Do(t, "SPUBLISH", key, text); got != int64(1) {
@@ -102,7 +102,7 @@ func noticesManySlots(t *testing.T, c *redistest.Cluster) {
 	wantNothing(t, n, c.Servers()...)
 }
 
-// A watch goes with its slot.
+// A watch moves with its slot.
 func noticesMoved(t *testing.T, c *redistest.Cluster) {
 	from, to := c.Servers()[0], c.Servers()[1]
 	n := clusterSubs(t, c)
@@ -125,7 +125,7 @@ func noticesMoved(t *testing.T, c *redistest.Cluster) {
 		from, to = to, from
 	}
 	if len(stays.heard) != 0 {
-		t.Errorf("a watch of another slot heard %v", <-stays.heard)
+		t.Errorf("a watch of another slot received %v", <-stays.heard)
 	}
 }
 
@@ -218,7 +218,7 @@ func noticesComeAndGo(t *testing.T, c *redistest.Cluster) {
 	wantNothing(t, n, c.Servers()...)
 }
 
-// A master that has stopped costs the watches of the others nothing, new ones included.
+// A master that has stopped does not affect the watches of the others, new ones included.
 func noticesStopped(t *testing.T, c *redistest.Cluster) {
 	n := clusterSubs(t, c)
 	hasten(n)
@@ -235,7 +235,7 @@ func noticesStopped(t *testing.T, c *redistest.Cluster) {
 	dead.want(Subscribed, "")
 }
 
-// When a replica takes the place of its master, the watches go there.
+// When a replica takes the place of its master, the watches move there.
 func noticesFailover(t *testing.T, c *redistest.Cluster) {
 	master := c.Servers()[0]
 	replica := redistest.StartServer(t, "--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1",
@@ -271,7 +271,7 @@ func noticesFailover(t *testing.T, c *redistest.Cluster) {
 	same.want(Message, "y")
 }
 
-// A Cluster without sharded pub/sub, older than Redis 7, is not asked again and again. Its
+// A Cluster without sharded pub/sub, older than Redis 7, is not queried again and again. Its
 // watches poll.
 func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	t.Parallel()
@@ -287,12 +287,12 @@ func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	pinged, before := timesCalled(t, s, "ping"), errors()
 	redistest.Eventually(t, patience, "some time has passed", func() bool { return timesCalled(t, s, "ping") > pinged+1 })
 	if after := errors(); after != before {
-		t.Errorf("it is asked again and again: %s, then %s", before, after)
+		t.Errorf("it is queried again and again: %s, then %s", before, after)
 	}
 	w.Stop()
 }
 
-// Close does not wait for a Cluster that nobody can tell the topology of.
+// Close does not wait for a Cluster whose topology nobody can report.
 func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 	t.Parallel()
 	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "silent": redistest.BlackHole(t)} {
@@ -318,8 +318,8 @@ func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 	}
 }
 
-// When masters are replaced for good, one after the other, the watches go with their slots, and nothing
-// is left behind in the client.
+// When masters are replaced permanently, one after the other, the watches move with their slots,
+// and nothing is left behind in the client.
 func noticesReplaced(t *testing.T, c *redistest.Cluster) {
 	n := newSubs(t, c.Client(t, redistest.WithoutMaintenance))
 	for _, s := range c.Servers() {
@@ -346,8 +346,8 @@ func noticesReplaced(t *testing.T, c *redistest.Cluster) {
 	})
 }
 
-// A watch on a master that has died, and that the Cluster names no longer, goes to the new one. It costs
-// neither commands nor goroutines, however many there have been.
+// A watch on a master that has died, and that is no longer part of the Cluster, moves to the new
+// one. It costs neither commands nor goroutines, however many there have been.
 func TestAWatchLeavesAMasterThatIsGone(t *testing.T) {
 	s := redistest.StartServer(t)
 	var master atomic.Pointer[string]
@@ -377,7 +377,7 @@ func TestAWatchLeavesAMasterThatIsGone(t *testing.T) {
 	redistest.Eventually(t, patience, "the goroutines are as many as before", func() bool {
 		return runtime.NumGoroutine() <= before
 	})
-	// What went on without an end would ask several times in half a second.
+	// A request without an end would be repeated several times in half a second.
 	redistest.Eventually(t, patience, "the slots are not read without a need", func() bool {
 		read := reads.Load()
 		time.Sleep(time.Second / 2)

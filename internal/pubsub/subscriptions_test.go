@@ -21,7 +21,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A recorder is a Listener that keeps what it hears, and checks what every watch is promised.
+// A recorder is a Listener that keeps the events it receives, and checks what every watch is
+// promised.
 type recorder struct {
 	t     *testing.T
 	heard chan Event
@@ -58,7 +59,7 @@ func (r *recorder) OnEvent(i int, e Event) {
 	}
 	select {
 	case r.heard <- e:
-	default: // a flood; the test does not look at each
+	default: // a flood; the test does not check each
 	}
 }
 
@@ -68,10 +69,10 @@ func (r *recorder) want(s Kind, text string) {
 	select {
 	case got := <-r.heard:
 		if got != (Event{s, text}) {
-			r.t.Fatalf("heard %v, want %v", got, Event{s, text})
+			r.t.Fatalf("received %v, want %v", got, Event{s, text})
 		}
 	case <-time.After(patience):
-		r.t.Fatalf("heard nothing, want %v", Event{s, text})
+		r.t.Fatalf("received nothing, want %v", Event{s, text})
 	}
 }
 
@@ -93,7 +94,7 @@ func (r *recorder) hears(s Kind, text string) bool {
 				return true
 			}
 		case <-limit:
-			r.t.Errorf("did not hear %v", Event{s, text})
+			r.t.Errorf("did not receive %v", Event{s, text})
 			return false
 		}
 	}
@@ -106,7 +107,7 @@ func (r *recorder) state() Kind {
 	return r.last
 }
 
-// watchAs is n.Watch, but r hears Subscribed too if the channel is confirmed already.
+// watchAs is n.Watch, but r receives Subscribed too if the channel is confirmed already.
 func watchAs(n *Subscriptions, channel, name string, r *recorder) *Watch {
 	r.mu.Lock() // events come after this
 	defer r.mu.Unlock()
@@ -176,7 +177,7 @@ func topics(n *Subscriptions) int {
 	return len(n.topics)
 }
 
-// hasten makes the times short that the notices of n give themselves, before the first watch.
+// hasten shortens the times that the notices of n wait for, before the first watch.
 func hasten(n *Subscriptions) {
 	n.topicIdle, n.connIdle, n.pulse = time.Millisecond, time.Millisecond, 50*time.Millisecond
 }
@@ -243,8 +244,8 @@ func sentinelOf(t *testing.T, s *redistest.Server) *redistest.Fake {
 	})
 }
 
-// Whatever the protocol, the transport and the kind of client: a watch is confirmed, hears
-// what is published, and is confirmed again on a new connection.
+// Whatever the protocol, the transport and the kind of client: a watch is confirmed, receives what
+// is published, and is confirmed again on a new connection.
 func TestAWatchHears(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t, "--requirepass", "secret")
@@ -296,8 +297,8 @@ func TestAnyKeyCanBeWatched(t *testing.T) {
 	}
 }
 
-// Watches of one key share a subscription; each hears every notice. What others publish is
-// not theirs.
+// Watches of one key share a subscription; each receives every notice. What is published for other
+// keys is not theirs.
 func TestWatchesShareATopic(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -321,7 +322,7 @@ func TestWatchesShareATopic(t *testing.T) {
 	}
 }
 
-// A message that names a watch is for that one alone; for one that is not there, or not any more, it is
+// A message that names a watch is for that one alone; if that one does not exist any more, it is
 // for nobody. The subscription is everybody's.
 func TestAMessageIsForTheWatchThatItNames(t *testing.T) {
 	t.Parallel()
@@ -345,7 +346,7 @@ func TestAMessageIsForTheWatchThatItNames(t *testing.T) {
 	publish(t, s, "inbox", "1 the end")
 	a.want(Message, "1 the end")
 	if len(gone.heard) != 0 {
-		t.Errorf("one that has stopped heard %v", <-gone.heard)
+		t.Errorf("one that has stopped received %v", <-gone.heard)
 	}
 	if got := timesCalled(t, s, "subscribe"); got != 1 {
 		t.Errorf("%d SUBSCRIBEs", got)
@@ -381,7 +382,7 @@ func TestATopicLingers(t *testing.T) {
 	subscribed(t, n, "k") // and from the beginning
 }
 
-// A node that nobody watches anything of has no goroutine and no connection for it.
+// A node without watches has no goroutine and no connection for them.
 func TestNoWatchCostsNothing(t *testing.T) {
 	c := redistest.StartServer(t).Client(t)
 	before := runtime.NumGoroutine()
@@ -394,7 +395,7 @@ func TestNoWatchCostsNothing(t *testing.T) {
 	}
 }
 
-// Each break is told, and each recovery.
+// Each break is reported, and each recovery.
 func TestConnectionsThatAreKilledHeal(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -411,7 +412,7 @@ func TestConnectionsThatAreKilledHeal(t *testing.T) {
 	}
 }
 
-// A connection that is cut anywhere is made again, until all is confirmed.
+// A connection that is cut anywhere is made again, until everything is confirmed.
 func TestConnectionsThatAreCutAnywhereHeal(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -433,8 +434,8 @@ func TestConnectionsThatAreCutAnywhereHeal(t *testing.T) {
 	}
 }
 
-// A listener that looks after each Subscribed and each Message, and at no other time, sees
-// every change in the end, whatever happens to the connection.
+// A listener that reads the value after each Subscribed and each Message, and at no other time,
+// sees every change in the end, whatever happens to the connection.
 func TestNoWakeUpIsLost(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -522,7 +523,7 @@ func clientWith(t *testing.T, s *redistest.Server, rights ...any) *redis.Client 
 	return s.Client(t, func(o *redis.Options) { o.Username, o.Password = "u", "pw" })
 }
 
-// A channel that may not be read does not hurt the others. It is tried again after a while.
+// A channel that may not be read does not affect the others. It is tried again after a while.
 func TestAForbiddenChannelIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -539,7 +540,7 @@ func TestAForbiddenChannelIsLeftAlone(t *testing.T) {
 	}
 	bad1.want(Unsubscribed, "")
 	bad2.want(Unsubscribed, "")
-	s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub") // go-redis would never heal from this
+	s.Do(t, "CLIENT", "KILL", "TYPE", "pubsub") // go-redis would never recover from this
 	for _, r := range all {
 		r.want(Unsubscribed, "")
 		r.want(Subscribed, "")
@@ -554,8 +555,7 @@ func TestAForbiddenChannelIsLeftAlone(t *testing.T) {
 	all[5].want(Message, "y")
 }
 
-// A right that is taken away cuts the connection, and costs the other channels no more
-// than that.
+// A right that is revoked cuts the connection, and costs the other channels no more than that.
 func TestAChannelThatBecomesForbidden(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -571,8 +571,8 @@ func TestAChannelThatBecomesForbidden(t *testing.T) {
 	}
 }
 
-// When every channel is forbidden, or the command itself, the server is asked once and
-// then left alone.
+// When every channel is forbidden, or the command itself, the server gets one command and then none
+// for a while.
 func TestAServerThatForbidsAllIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	const keys = 300
@@ -638,7 +638,8 @@ func TestAnOutputBufferThatOverflows(t *testing.T) {
 	r.until(Message, "small")
 }
 
-// A server that stops, without a word, is noticed; when it goes on, so do the watches.
+// A server that stops, without closing connections, is noticed; when it continues, so do the
+// watches.
 func TestAServerThatFallsSilent(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -665,7 +666,7 @@ func TestAServerThatFallsSilent(t *testing.T) {
 	r.want(Message, "x")
 }
 
-// Many keys at once are no trouble, nor are they when the connection breaks.
+// Many keys at once work, even when the connection breaks.
 func TestTenThousandKeys(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -699,7 +700,7 @@ func TestTenThousandKeys(t *testing.T) {
 	wantNothing(t, n, s)
 }
 
-// Watches that come and go leave nothing, neither on the server nor here.
+// Watches that begin and end leave nothing, neither on the server nor here.
 func TestWatchesThatComeAndGo(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -731,7 +732,7 @@ func TestWatchesThatComeAndGo(t *testing.T) {
 	wantNothing(t, n, s)
 }
 
-// Nothing piles up for a server that cannot be reached.
+// Nothing accumulates for a server that cannot be reached.
 func TestWatchesOfADeadServerComeAndGo(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -749,7 +750,7 @@ func TestWatchesOfADeadServerComeAndGo(t *testing.T) {
 	wantNothing(t, n)
 }
 
-// An OnEvent may stop its own watch and begin others. Nothing is heard afterwards.
+// An OnEvent may stop its own watch and begin others. No event is delivered afterwards.
 func TestStopInsideOnEvent(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -772,11 +773,11 @@ func TestStopInsideOnEvent(t *testing.T) {
 	next.want(Subscribed, "")
 	next.until(Message, "100")
 	if len(r.heard) != 0 {
-		t.Errorf("heard %v after Stop", <-r.heard)
+		t.Errorf("received %v after Stop", <-r.heard)
 	}
 }
 
-// Whoever is slow to hear is told to look again instead of everything.
+// A slow listener gets Subscribed, to check again, instead of every event.
 func TestAFloodOfNoticesIsCutShort(t *testing.T) {
 	w := &Watch{subs: &Subscriptions{}, delivering: true}
 	w.notifyLocked(Event{Kind: Subscribed})
@@ -808,8 +809,7 @@ func TestTwoNodesDoNotMix(t *testing.T) {
 	rb.want(Message, "b2")
 }
 
-// Close ends everything, whatever the connection is doing, and a Watch that comes later
-// hears nothing.
+// Close ends everything, whatever the connection is doing, and a later Watch receives nothing.
 func TestCloseEndsWatches(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
@@ -904,7 +904,7 @@ func TestWatchAgainstClose(t *testing.T) {
 	}
 }
 
-// An answer that does not fit ends the connection; the next one is not asked in a hot loop.
+// A reply of the wrong form ends the connection; the next one is not tried in a hot loop.
 func TestAnswersThatDoNotFit(t *testing.T) {
 	t.Parallel()
 	confirm := func(kind, key string) string {
@@ -999,10 +999,9 @@ func TestAPingPerPulse(t *testing.T) {
 	})
 }
 
-// A master may take a subscription away, because its slot has gone, in the moment in which we are
-// about to end that: its message looks like the answer to a command that is not written yet. The
-// command is written as it was made all the same; without its channel it would end all
-// subscriptions.
+// A master may end a subscription, because its slot has moved, in the moment in which we are about
+// to end it: its message resembles the reply to a command that is not written yet. The command is
+// written unchanged all the same; without its channel it would end all subscriptions.
 func TestACommandIsWrittenAsItWasMade(t *testing.T) {
 	s := redistest.StartServer(t)
 	n := newSubs(t, s.Client(t))

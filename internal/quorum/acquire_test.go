@@ -39,8 +39,8 @@ func TestAcquireAndRelease(t *testing.T) {
 	})
 }
 
-// A node that is slow costs nothing: the first majority of grants decides, and the
-// first majority of refusals does.
+// A node that is slow does not delay: the first majority of grants decides, and the first majority
+// of refusals does.
 func TestSlowMinorityCostsNothing(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		x, y := r.client("x"), r.client("y")
@@ -63,8 +63,8 @@ func TestSlowMinorityCostsNothing(t *testing.T) {
 	})
 }
 
-// A majority that is down or mute makes the key unreachable, whatever the rest says; the
-// failure names who did not answer and who holds the rest.
+// A majority that is down or silent makes the key unreachable, whatever the others answer; the
+// failure names the nodes that did not answer and the holder on the others.
 func TestUnreachableIsNotCalledHeld(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -88,7 +88,7 @@ func TestUnreachableIsNotCalledHeld(t *testing.T) {
 	})
 }
 
-// A key that others hold is not called unreachable because an error came in first.
+// A key that others hold is not called unreachable because an error arrived first.
 func TestHeldIsNotCalledUnreachable(t *testing.T) {
 	for n := 2; n <= 5; n++ {
 		t.Run(fmt.Sprintf("nodes=%d", n), func(t *testing.T) {
@@ -175,8 +175,8 @@ func TestTieOfAnEvenNumberResolves(t *testing.T) {
 	})
 }
 
-// Validity starts before the first request (S3): however long the answers take, the
-// deadline is the same.
+// Validity starts before the first request (S3): however long the answers take, the deadline is the
+// same.
 func TestValidityStartsBeforeTheFirstRequest(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -194,8 +194,8 @@ func TestValidityStartsBeforeTheFirstRequest(t *testing.T) {
 	})
 }
 
-// An attempt that finds its majority only after its validity is over has failed, and is
-// undone (S3, S4): also in the raise.
+// An attempt that finds its majority only after its validity is over has failed, and is undone (S3,
+// S4): also in the raise.
 func TestAttemptWhoseValidityIsGoneFails(t *testing.T) {
 	for _, raise := range []bool{false, true} {
 		inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -256,8 +256,8 @@ func (r *rig) eventuallyHolders(key string, want ...string) {
 	})
 }
 
-// A machine that slept during the attempt sees it on its wall clock alone: the attempt has
-// failed and is undone. A wall clock that was set back does not make it any longer.
+// A machine that slept during the attempt shows it on its wall clock alone: the attempt has failed
+// and is undone. A wall clock that was set back does not make it any longer.
 func TestAttemptOutlivedByTheWallClockFails(t *testing.T) {
 	r := slowRig(t, 3)
 	c := newPatientClient(t, "x", r.conns(), 10*time.Second)
@@ -297,7 +297,7 @@ func TestAttemptOutlivedByTheWallClockFails(t *testing.T) {
 }
 
 // An attempt may fail although it had its majority. The failure is delivered all the same, also
-// when a node said that another holds the key.
+// when a node answered that another holds the key.
 func TestFailureOfARoundThatWasWon(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		const ttl = 20 * time.Millisecond // valid for 17.8ms
@@ -313,8 +313,8 @@ func TestFailureOfARoundThatWasWon(t *testing.T) {
 	})
 }
 
-// A failed attempt is undone on every node that granted it, also where the grant comes
-// after the failure (S4), and a losing attempt asks every other node just once.
+// A failed attempt is undone on every node that granted it, also where the grant arrives after the
+// failure (S4), and a losing attempt sends every other node just one request.
 func TestFailedAttemptIsUndoneWhereverItWasGranted(t *testing.T) {
 	inBubble(t, 5, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -391,9 +391,9 @@ func TestOwnersAreNeverReused(t *testing.T) {
 	})
 }
 
-// Cancel at whatever moment, before the attempt, between its requests and its answers, in
-// the raise or after the grant, leads to one answer: a grant that stands, or a failure of
-// which nothing is left on the nodes.
+// Cancel at any moment, before the attempt, between its requests and its answers, in the raise or
+// after the grant, leads to one outcome: a grant that stands, or a failure of which nothing is left
+// on the nodes.
 func TestCancelAtEveryMoment(t *testing.T) {
 	for half := 0; half <= 44; half++ {
 		at := time.Duration(half) * 500 * time.Microsecond
@@ -522,8 +522,8 @@ func TestFailedRaiseIsAFailedAttempt(t *testing.T) {
 	wantReason(t, l.Peek(), Unreachable)
 }
 
-// A node may answer while the requests are still being sent, as one does that is closed.
-// The attempt fails once, on the caller's goroutine, and no further node is asked.
+// A node may answer while the requests are still being sent, as one that is closed does. The
+// attempt fails once, on the caller's goroutine, and no further node gets a request.
 func TestAnswersDuringSending(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -547,8 +547,8 @@ type acquirerFunc func(Grant, *Failure)
 
 func (h acquirerFunc) Acquired(g Grant, f *Failure) { h(g, f) }
 
-// The undo of a failed attempt is sent before its failure is delivered: whoever tries
-// again at once comes after the undo, on every node.
+// The undo of a failed attempt is sent before its failure is delivered: an immediate retry is
+// executed after the undo, on every node.
 func TestNextAttemptComesAfterTheUndo(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -655,8 +655,8 @@ func noScript(errorstats string) (n int64) {
 	return n
 }
 
-// quiet waits until every node has answered what it was asked so far: all requests for
-// one key go in order.
+// quiet waits until every node has answered all requests so far: all requests for one key go in
+// order.
 func (c *client) quiet() {
 	l := prepare(c.q, key, time.Minute, 1)
 	answers := make(sink, len(c.nodes))

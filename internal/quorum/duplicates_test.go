@@ -25,7 +25,7 @@ func (r *rig) withDuplicates(name string, names ...int) *client {
 	return newClient(r.t, name, conns)
 }
 
-// wantMisconfigured checks that f names both nodes and that trying again is useless.
+// wantMisconfigured checks that f names both nodes and that retrying is useless.
 func wantMisconfigured(t *testing.T, f *Failure, i, j int) {
 	t.Helper()
 	wantReason(t, f, Misconfigured)
@@ -35,8 +35,8 @@ func wantMisconfigured(t *testing.T, f *Failure, i, j int) {
 	}
 }
 
-// One server under two names has one vote (S14). Two of two are no majority, so the first
-// attempt fails already, and says why.
+// One server under two names has one vote (S14). Two of two are no majority, so the first attempt
+// fails already, and gives the reason.
 func TestSameServerTwiceOfTwo(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, r *rig) {
 		c := r.withDuplicates("x", 0, 0)
@@ -106,8 +106,8 @@ func TestShadowHasNoVote(t *testing.T) {
 	})
 }
 
-// "Already yours" without a second name for it, as from a proxy that repeats requests, is
-// no vote, but it condemns nobody.
+// "Already yours" without a second name for it, as from a proxy that repeats requests, is not a
+// vote, but it reports no duplicate.
 func TestFalseAlarmDoesNotPoison(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -133,7 +133,7 @@ func TestFalseAlarmDoesNotPoison(t *testing.T) {
 	})
 }
 
-// "Already yours" that comes after the decision counts for nothing in that attempt, and is
+// "Already yours" that arrives after the decision counts for nothing in that attempt, and is
 // followed up all the same.
 func TestLateReplayIsFollowedUp(t *testing.T) {
 	inBubble(t, 2, func(t *testing.T, r *rig) {
@@ -150,7 +150,7 @@ func TestLateReplayIsFollowedUp(t *testing.T) {
 	})
 }
 
-// A search that hangs holds up a failure for one NodeTimeout, and Close not at all.
+// A search that hangs delays a failure by one NodeTimeout, and Close not at all.
 func TestSearchThatHangs(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, r *rig) {
 		c := r.withDuplicates("x", 0, 0)
@@ -209,7 +209,7 @@ func TestSameServerBehindProxies(t *testing.T) {
 	}
 }
 
-// The vote of a shadow counts in no later round of its lease: raise, refresh or release.
+// The vote of a duplicate counts in no later round of its lease: raise, refresh or release.
 func TestShadowsReplyIsIgnored(t *testing.T) {
 	for _, op := range []struct {
 		name string
@@ -225,12 +225,12 @@ func TestShadowsReplyIsIgnored(t *testing.T) {
 		}
 		round.Answer(2, node.Reply{Kind: node.Missing})
 		if !round.decided || round.won {
-			t.Errorf("%s: the round goes on although all have answered", op.name)
+			t.Errorf("%s: the round is not decided although all have answered", op.name)
 		}
 	}
 }
 
-// A node that does not answer does not keep duplicates from being found out.
+// A node that does not answer does not keep duplicates from being detected.
 func TestMuteNodeDoesNotHideTwins(t *testing.T) {
 	inBubble(t, 2, func(t *testing.T, r *rig) {
 		r.mem[1].Stall(true)

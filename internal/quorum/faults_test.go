@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// With one of three nodes refused, mute or stopped, everything works, at the pace of the
-// others; and the loser's error names the node that did not answer, and why if that is known.
+// With one of three nodes refusing, silent or stopped, everything works, at the pace of the others;
+// and the loser's error names the node that did not answer, and why if that is known.
 func TestOneNodeAway(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -59,9 +59,9 @@ func TestOneNodeAway(t *testing.T) {
 	}
 }
 
-// A node that answers later than NodeTimeout has no vote, so votes that are split among the
-// others are not kept until it could have answered: nobody else would get the key meanwhile.
-// When it answers in time again, it is waited for.
+// A node that answers later than NodeTimeout has no vote, so votes that are split among the others
+// are not kept until it could have answered: nobody else would get the key meanwhile. When it
+// answers in time again, it is waited for.
 func TestSplitVotesDoNotWaitForANodeThatIsTooSlow(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		x := r.client("x")
@@ -111,8 +111,8 @@ func tcpClient(t *testing.T, name string, addrs []string) *client {
 	return newPatientClient(t, name, conns, 10*time.Second) // more than a test takes when nobody waits
 }
 
-// A stopped server executes what it was sent when it goes on, long after the attempt
-// failed. What it granted then is taken back.
+// A stopped server executes pending requests when it continues, long after the attempt failed. What
+// it granted then is undone.
 func TestStoppedNodeKeepsNothing(t *testing.T) {
 	t.Parallel()
 	a, b := redistest.StartServer(t), redistest.StartServer(t)
@@ -132,8 +132,8 @@ func TestStoppedNodeKeepsNothing(t *testing.T) {
 	})
 }
 
-// A whole Redis Cluster can be one of three nodes: with its vote, keys of every master are
-// locked while one of the others is away.
+// A whole Redis Cluster can be one of three nodes: with its vote, keys of every master are locked
+// while one of the others is down.
 func TestClusterIsOneNode(t *testing.T) {
 	t.Parallel()
 	cluster, single, gone := redistest.StartCluster(t, 3), redistest.StartServer(t), redistest.StartServer(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// When the counters of a majority agree, its block ends there, and no node is asked twice.
+// When the counters of a majority agree, its block ends there, and no node gets a second request.
 func TestEqualCountersNeedNoRaise(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
@@ -295,8 +295,8 @@ func TestReservedTokensAreHadWhenConfirmed(t *testing.T) {
 	})
 }
 
-// If the next refresh fails, or is too late, what the one before has confirmed stands, and nobody has the
-// tokens; the one after that brings them.
+// If the next refresh fails, or is too late, what the previous one has confirmed stands, and its
+// tokens are unused; the one after that brings tokens.
 func TestReservedTokensOutliveAFailedRefresh(t *testing.T) {
 	reservedBlock(t, func(r *rig, c *client, l *Lease, g Grant) {
 		r.mem[0].Stall(true)

@@ -63,7 +63,7 @@ func (a *call) outcome(t *testing.T) (Grant, *Failure) {
 	return a.wait()
 }
 
-// unwanted removes what is wanted, as a grant would.
+// unwanted removes the want, as a grant would.
 func (r *rig) unwanted() {
 	for _, m := range r.mem {
 		for _, k := range m.Mini.Keys() {
@@ -80,8 +80,8 @@ func (c *client) vote(i int, offer *call, poll int, token int64) {
 		token, len(offer.l.Owner()), poll, i, span.Milliseconds(), offer.l.offer.Tokens, offer.l.Owner(), key))
 }
 
-// A release makes the lease the next one's, without a request of that: on all nodes, with tokens above those
-// of the lease before, for the span from the poll on.
+// A release makes the lease the next contender's, without a request of that: on all nodes, with
+// tokens above those of the earlier lease, for the span from the poll on.
 func TestAGrantNeedsNoRequest(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		holder, held, c, offer := r.offers(4)
@@ -160,7 +160,8 @@ func TestUnequalGrantsAreRaised(t *testing.T) {
 	})
 }
 
-// Where no message comes, the node is asked, by the same owner, and grants what is free there.
+// Where no message arrives, the node gets an acquire by the same owner, and grants what is free
+// there.
 func TestANodeWhoseMessageDoesNotComeIsAsked(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		_, _, c, offer := r.offers(1)
@@ -412,7 +413,8 @@ func TestAnOfferThatIsWithdrawn(t *testing.T) {
 	})
 }
 
-// An offer that is forgotten, because an attempt has won, sends nothing, and what is granted to it later goes on.
+// An offer that is dropped, because an attempt has won, sends nothing, and what is granted to it
+// later is passed on.
 func TestAnOfferThatIsForgotten(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("w")

@@ -68,8 +68,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// While a bootstrap may make votes of grants, the round is not decided; then it is, and not
-// because somebody holds the key.
+// While a bootstrap may make votes of grants, the round is not decided; then it is, and not because
+// somebody holds the key.
 func TestGrantsInLimbo(t *testing.T) {
 	for _, c := range []struct {
 		t    tally
@@ -122,7 +122,7 @@ func TestABootstrapDuringAnothers(t *testing.T) {
 		})
 		return <-got
 	}
-	// y reads, and is slow to go on.
+	// y has read, and is slow to continue.
 	var before []node.Epoch
 	for i := range servers {
 		before = append(before, ask(i, ""))
@@ -344,8 +344,8 @@ func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	}
 }
 
-// An attempt with votes that are older than attemptLimit fails, for it may have one of a node that has lost its data
-// and confirms others' refreshes by now.
+// An attempt with votes that are older than attemptLimit fails, for it may have one of a node that
+// has lost its data and confirms others' refreshes by now.
 func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
 	for _, c := range []struct {
 		late time.Duration

@@ -11,7 +11,7 @@ import (
 	"github.com/flightlock/flightlock/internal/pubsub"
 )
 
-// recallLog is Recalls that notes what it receives.
+// recallLog is Recalls that records what it receives.
 type recallLog struct {
 	mu  sync.Mutex
 	log []string
@@ -44,8 +44,8 @@ func (l *recallLog) want(t *testing.T, want ...string) {
 	l.log = nil
 }
 
-// The inbox is confirmed as soon as a majority says so, and as long; a gap in the messages of a
-// node that has confirmed is a loss of that majority, however short. What is no recall is ignored.
+// The inbox is confirmed as soon as a majority is, and as long; a gap in the messages of a node
+// that has confirmed is a loss of that majority, however short. What is not a recall is ignored.
 func TestRecallsAreConfirmedByAMajority(t *testing.T) {
 	l := &recallLog{}
 	w := &recallWatch{q: &Quorum{need: 2}, by: l}
@@ -59,7 +59,7 @@ func TestRecallsAreConfirmedByAMajority(t *testing.T) {
 	l.want(t)
 	w.OnEvent(1, off)
 	l.want(t, "false")
-	w.OnEvent(2, on) // a gap that costs nothing: nothing is retained
+	w.OnEvent(2, on) // a gap without consequences: nothing is retained
 	l.want(t)
 	w.OnEvent(0, on)
 	l.want(t, "true")
@@ -71,7 +71,7 @@ func TestRecallsAreConfirmedByAMajority(t *testing.T) {
 	l.want(t, "oR of lock:k for c")
 }
 
-// What changes while Confirmed is called is reported after that, in order, by whoever is at it.
+// Changes during a call of Confirmed are reported after it, in order, by the same goroutine.
 func TestConfirmationsComeInOrder(t *testing.T) {
 	l := &recallLog{}
 	w := &recallWatch{q: &Quorum{need: 1}, by: l}
@@ -86,7 +86,7 @@ func TestConfirmationsComeInOrder(t *testing.T) {
 	l.want(t, "true", "false")
 }
 
-// From any number of goroutines, the last report is how it is.
+// From any number of goroutines, the last report is the final state.
 func TestConfirmationsAtOnce(t *testing.T) {
 	l := &recallLog{}
 	w := &recallWatch{q: &Quorum{need: 2}, by: l}

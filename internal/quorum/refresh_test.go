@@ -45,8 +45,8 @@ func TestRefreshGivesTheFullTTL(t *testing.T) {
 	})
 }
 
-// The deadline of the lease moves only when a majority has confirmed, not when the
-// refresh is sent: a partition must not make anybody believe in a lease for longer.
+// The deadline of the lease moves only when a majority has confirmed, not when the refresh is sent:
+// in a partition nobody may consider a lease valid for longer.
 func TestDeadlineMovesOnlyWhenConfirmed(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, g Grant) {
 		deadline := func() time.Time {
@@ -79,7 +79,7 @@ func TestDeadlineMovesOnlyWhenConfirmed(t *testing.T) {
 	})
 }
 
-// A refresh for a shorter ttl takes nothing away.
+// A refresh for a shorter ttl shortens nothing.
 func TestRefreshNeverShortens(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, g Grant) {
 		short, f := c.refresh(l, ms(100), 0)
@@ -93,8 +93,8 @@ func TestRefreshNeverShortens(t *testing.T) {
 	})
 }
 
-// A confirmation that comes after the old deadline is a loss, although the nodes have the
-// key: the holder already knows that the lease is over.
+// A confirmation that arrives after the old deadline is a loss, although the nodes have the key:
+// the holder already knows that the lease is over.
 func TestLateConfirmationIsALoss(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, g Grant) {
 		time.Sleep(time.Until(g.Until) - ms(5))
@@ -108,8 +108,8 @@ func TestLateConfirmationIsALoss(t *testing.T) {
 	})
 }
 
-// lostForGood checks that a lost lease can neither be refreshed nor come back by a repair,
-// and that Release still takes it from the nodes.
+// lostForGood checks that a lost lease can neither be refreshed nor restored by a repair, and that
+// Release still removes it from the nodes.
 func lostForGood(r *rig, c *client, l *Lease) {
 	r.t.Helper()
 	before := c.commands(nil)
@@ -138,8 +138,8 @@ func TestRefreshAfterTheDeadlineAsksNobody(t *testing.T) {
 	})
 }
 
-// A machine that slept since the last refresh has lost the lease, although the monotonic
-// clock does not know. A wall clock that comes back later does not bring it back.
+// A machine that slept since the last refresh has lost the lease, although the monotonic clock does
+// not show it. A wall clock that is set back later does not restore it.
 func TestLeaseOutlivedByTheWallClockIsLost(t *testing.T) {
 	r := slowRig(t, 3)
 	c := newPatientClient(t, "x", r.conns(), 10*time.Second)
@@ -214,7 +214,7 @@ func TestMissingOnTooManyNodesIsALoss(t *testing.T) {
 	}
 }
 
-// Transport errors are no loss: the lease is what it was, and a later refresh can succeed.
+// Transport errors are not a loss: the lease is what it was, and a later refresh can succeed.
 func TestTransportErrorsAreNoLoss(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		inBubble(t, n, func(t *testing.T, r *rig) {
@@ -243,8 +243,8 @@ func TestTransportErrorsAreNoLoss(t *testing.T) {
 	}
 }
 
-// A node that lost the key, or its whole memory, gets the key and the fence back behind
-// a confirmed refresh, for as long as the lease is valid and no longer.
+// A node that lost the key, or all its data, gets the key and the fence back after a confirmed
+// refresh, for as long as the lease is valid and no longer.
 func TestRefreshRepairsNodesThatForgot(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		heldLease(t, func(r *rig, c *client, l *Lease, g Grant) {
@@ -287,8 +287,8 @@ func TestRefreshRepairsNodesThatForgot(t *testing.T) {
 	}
 }
 
-// A repair is never a vote: while one node of three has the key, no refresh succeeds,
-// however many there are, and nobody gets the key back.
+// A repair is never a vote: while one node of three has the key, no refresh succeeds, however many
+// there are, and nobody gets the key back.
 func TestRepairIsNoVote(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
 		r.mem[0].Mini.Del(key)

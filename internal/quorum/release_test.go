@@ -33,7 +33,7 @@ func TestReleaseNeedsAMajority(t *testing.T) {
 	}
 }
 
-// A key that another has by now is left alone, and the release says NotHeld.
+// A key that another has by now is not changed, and the release returns NotHeld.
 func TestReleaseLeavesOthersAlone(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
 		r.give(key, "other", time.Hour, 0, 1, 2)
@@ -43,8 +43,8 @@ func TestReleaseLeavesOthersAlone(t *testing.T) {
 	})
 }
 
-// When too few nodes answer, the release says so after the NodeTimeout; the nodes are
-// chased all the same, and the key is gone when they are back.
+// When too few nodes answer, the release returns that after the NodeTimeout; it is retried on the
+// nodes all the same, and the key is gone when they are back.
 func TestReleaseOfUnreachableNodes(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
 		r.mem[0].Down(true)
@@ -88,8 +88,8 @@ func TestReleaseOfNoLease(t *testing.T) {
 	})
 }
 
-// Release while a refresh is under way: each gets one answer, and nothing of the lease is
-// left, at whatever moment the release comes.
+// Release while a refresh is in progress: each gets one answer, and nothing of the lease is left,
+// at whatever moment the release comes.
 func TestReleaseDuringRefresh(t *testing.T) {
 	for at := range 30 {
 		heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
@@ -114,8 +114,8 @@ func TestReleaseDuringRefresh(t *testing.T) {
 	}
 }
 
-// A node that never had the key is as good as one that deleted it: what counts is that a
-// majority is free of it. But it says nothing about a lease that another node has lost.
+// A node that never had the key is as good as one that deleted it: what counts is that a majority
+// is free of it. But it proves nothing about a lease that another node has lost.
 func TestReleaseCountsNodesThatNeverHadTheKey(t *testing.T) {
 	for name, c := range map[string]struct{ lost, others bool }{
 		"held": {}, "lost": {lost: true}, "held, and the node has another's": {others: true},
@@ -152,8 +152,8 @@ func TestReleaseCountsNodesThatNeverHadTheKey(t *testing.T) {
 	}
 }
 
-// A lease that has given the memory for its release back is released like any other, at whatever
-// moment: also while its acquire, which lives there, is on its way to a slow node.
+// A lease that has returned the memory for its release is released like any other, at any moment:
+// also while its acquire, which lives there, is on its way to a slow node.
 func TestReleaseOfASettledLease(t *testing.T) {
 	for _, how := range []string{"settled", "refreshed"} {
 		for at := range 20 {
@@ -183,7 +183,7 @@ func TestReleaseOfASettledLease(t *testing.T) {
 	}
 }
 
-// Close fails a release that has no answer by then: nobody would say later that its time is up.
+// Close fails a release that has no answer by then: nobody would end it later.
 func TestCloseEndsAReleaseUnderWay(t *testing.T) {
 	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
 		for _, m := range r.mem {

@@ -117,7 +117,7 @@ func TestAnOfferIsNotGrantedByANodeThatWasSetBack(t *testing.T) {
 	proxies["c"][2].ReleaseRequests()
 
 	if e := b.nodes[0].Epoch(); e != known {
-		t.Fatalf("b has heard of epoch %+v", e)
+		t.Fatalf("b knows of epoch %+v", e)
 	}
 	proxies["b"][1].HoldRequests()
 	if has(0, lease.Owner())() { // else it has no answer but node 2's

@@ -24,7 +24,7 @@ type arena struct {
 	errs   []string
 }
 
-// A hold is what its holder believes: that it may act until the deadline.
+// A hold is what its holder relies on: that it may act until the deadline.
 type hold struct {
 	who   string
 	until time.Time
@@ -69,7 +69,7 @@ func (a *arena) act(h *hold) {
 	h.block.First++
 }
 
-// refreshed gives h what a refresh brought.
+// refreshed updates h after a refresh.
 func (a *arena) refreshed(h *hold, g Grant) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -81,7 +81,7 @@ func (a *arena) refreshed(h *hold, g Grant) {
 	}
 }
 
-// leave ends h's belief.
+// leave ends the hold.
 func (a *arena) leave(h *hold) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -137,8 +137,8 @@ func (a *arena) contend(c *client, name string, rng *rand.Rand, end time.Time) {
 	}
 }
 
-// use acts while the lease is held, refreshes it now and then, and may overstay. It says
-// who waits longest, if it has looked.
+// use acts while the lease is held, refreshes it now and then, and may overstay. It returns who
+// waits longest, if it has asked.
 func (a *arena) use(c *client, l *Lease, h *hold, ttl time.Duration, rng *rand.Rand) (rival string) {
 	for range rng.IntN(6) {
 		a.act(h)
@@ -184,9 +184,9 @@ func (a *arena) report(t *testing.T, atLeast int) {
 
 var seeds = flag.Int("stress.seeds", 4, "how many runs TestStressInVirtualTime makes")
 
-// In virtual time, with nodes that are slow, stop, vanish and cut connections at random, but
-// forget nothing: leases of different clients never overlap, tokens rise in the order in which
-// they are taken, and in the end no key is left.
+// In virtual time, with nodes that are slow, stop, vanish and cut connections at random, but lose
+// no data: leases of different clients never overlap, tokens rise in the order in which they are
+// taken, and in the end no key is left.
 func TestStressInVirtualTime(t *testing.T) {
 	for seed := range uint64(*seeds) {
 		n := 2 + int(seed)%4

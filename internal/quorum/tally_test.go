@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A mute lease has n nodes that nobody ever talks to: a test plays their answers.
+// A mute lease has n nodes that receive no requests: a test plays their answers.
 func muteLease(t *testing.T, n int) *Lease {
 	t.Helper()
 	var nodes []*node.Node
@@ -108,8 +108,8 @@ func specOutcome(op, answers string) Reason {
 	return Unreachable
 }
 
-// specSettled says whether all ways to fill in the missing answers come to the same, and
-// to what.
+// specSettled reports whether all ways to fill in the missing answers come to the same, and to
+// what.
 func specSettled(op, answers string) (Reason, bool) {
 	type known struct {
 		r  Reason

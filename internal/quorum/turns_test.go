@@ -32,7 +32,7 @@ func listen(n int) *listener {
 	return l
 }
 
-// wantNews checks what was heard since the last check.
+// wantNews checks the events since the last check.
 func (l *listener) wantNews(t *testing.T, want ...Event) {
 	t.Helper()
 	synctest.Wait()
@@ -124,8 +124,8 @@ func TestOursAfterHalfATrip(t *testing.T) {
 	})
 }
 
-// A third node that tells of a turn when the majority already has costs one more try, and does
-// not make half a majority for the next turn.
+// A third node that notifies of a turn when the majority already has costs one more try, and is not
+// half a majority for the next turn.
 func TestLateNoticeOfATurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
@@ -146,7 +146,7 @@ func TestLateNoticeOfATurn(t *testing.T) {
 	})
 }
 
-// A round trip that was never measured, or took very long, does not keep a turn waiting.
+// A round trip that was never measured, or took very long, does not delay a turn.
 func TestHalfATripIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for trip, want := range map[time.Duration]time.Duration{0: 0, ms(8): ms(4), time.Hour: nodeTimeout / 2} {
@@ -164,7 +164,7 @@ func TestHalfATripIsBounded(t *testing.T) {
 	})
 }
 
-// Another's turn is told at once, by every node.
+// Another's turn is notified at once, for every node.
 func TestTheirsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
@@ -178,7 +178,7 @@ func TestTheirsAtOnce(t *testing.T) {
 	})
 }
 
-// After stop nothing is told, and no timer is left.
+// After stop nothing is delivered, and no timer is left.
 func TestStopEndsTheNews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)
@@ -200,8 +200,8 @@ func TestStopEndsTheNews(t *testing.T) {
 	})
 }
 
-// Whether it hears or is deaf is told from the goroutines of several nodes at once. The
-// last that is told is what is so.
+// Subscribed and Unsubscribed are delivered from the goroutines of several nodes at once. The last
+// event is the final state.
 func TestLastNewsIsTrue(t *testing.T) {
 	for _, first := range []Event{Subscribed, Unsubscribed} {
 		synctest.Test(t, func(t *testing.T) {
@@ -235,8 +235,8 @@ func TestLastNewsIsTrue(t *testing.T) {
 	}
 }
 
-// The rival is the one that most nodes name; all who look must come to the same, so of
-// those named equally often it is the first by name. Only votes count.
+// The rival is the one that most nodes name; all clients must find the same one, so of those named
+// equally often it is the first by name. Only votes count.
 func TestRivalIsWhomMostNodesName(t *testing.T) {
 	for _, c := range []struct{ named, want string }{
 		{"-", ""}, {"x", "x"}, {"xx-", "x"}, {"x--", "x"}, {"-yx", "x"}, {"xy-", "x"}, {"yxy", "y"}, {"zyx", "x"},
@@ -344,7 +344,7 @@ func (c *client) look(l *Lease) (Grant, *Failure) {
 	return a.wait()
 }
 
-// loses takes key away from whoever holds it.
+// loses removes key from its holder.
 func (r *rig) loses(key string) {
 	for _, m := range r.mem {
 		m.Mini.Del(key)
@@ -407,7 +407,7 @@ func (r *rig) want(i int, contender string, score float64) {
 
 func all(n int, s string) []string { return slices.Repeat([]string{s}, n) }
 
-// Those who wait have the key in turn, whoever comes meanwhile, on any number of nodes.
+// The waiting contenders have the key in turn, whoever arrives meanwhile, on any number of nodes.
 func TestContendersTakeTurns(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		n := len(r.mem)
@@ -431,9 +431,9 @@ func TestContendersTakeTurns(t *testing.T) {
 	})
 }
 
-// Who has lost by the answers of some nodes gets its place on the others too, although they
-// were still busy and it was not written yet: else those who happen to be known to more nodes
-// would get more turns.
+// A contender that has lost by the answers of some nodes is registered on the others too, although
+// they were still busy and its request was not written yet: otherwise contenders that happen to be
+// known to more nodes would get more turns.
 func TestLoserIsKnownOnAllNodes(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("c")
@@ -474,7 +474,7 @@ func TestLoserIsKnownOnAllNodes(t *testing.T) {
 	})
 }
 
-// The one who looks is told who waits longest, and yields to it on all nodes, also on those
+// A refresh returns who waits longest, and the release yields to it on all nodes, also on those
 // that know others before it. Its next turn comes after theirs.
 func TestYieldGivesTheTurnOnAllNodes(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
@@ -516,7 +516,7 @@ func TestFirstYield(t *testing.T) {
 			t.Fatal(g.Rival, describe(f))
 		}
 		if g, f := c.refresh(l, ttl, 0); f != nil || g.Rival != "" {
-			t.Fatal("nobody looked", g.Rival, describe(f))
+			t.Fatal("a refresh that did not ask has a rival", g.Rival, describe(f))
 		}
 		c.yield(l, "x-1").wait()
 		x := c.mustAs("x-1")
@@ -596,8 +596,8 @@ func TestUndoPassesTheTurnOn(t *testing.T) {
 	})
 }
 
-// An attempt that had its majority, and then failed to make its tokens safe, kept others
-// waiting too.
+// An attempt that had its majority, and then failed to make its tokens safe, kept others waiting
+// too.
 func TestFailedRaisePassesTheTurnOn(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		x := r.client("x")
@@ -625,8 +625,8 @@ func TestFailedRaisePassesTheTurnOn(t *testing.T) {
 	})
 }
 
-// Whoever leaves takes its want back on every node, and passes on a turn that is kept for
-// it; of another's key nothing changes.
+// A contender that leaves removes its want on every node, and passes on a turn that is kept for it;
+// of another's key nothing changes.
 func TestLeave(t *testing.T) {
 	overSizes(t, func(t *testing.T, r *rig) {
 		n := len(r.mem)
@@ -655,8 +655,8 @@ func TestLeave(t *testing.T) {
 	})
 }
 
-// A node on which the turn was made ours after our attempt had been there keeps the key for
-// us. That is no vote; a refresh repairs it.
+// A node on which the turn was made ours after our attempt had reached it keeps the key for us.
+// That is not a vote; a refresh repairs it.
 func TestTurnKeptForTheHolderIsRepaired(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		inBubble(t, 3, func(t *testing.T, r *rig) {
@@ -675,7 +675,8 @@ func TestTurnKeptForTheHolderIsRepaired(t *testing.T) {
 			r.wantHolders(key, all(3, l.Owner())...)
 			r.mem[2].SetDelay(0)
 
-			// The turn of one whose name begins or ends the same is not ours.
+			// A turn of a contender whose name is a prefix or a suffix of ours, or the other way round, is
+			// not ours.
 			for _, other := range []string{"me-10", "-1", "me-", "you-1"} {
 				r.give(key, node.TurnOf+other, ms(100), 2)
 				if _, f := c.refresh(l, ttl, 0); f != nil {
@@ -714,8 +715,8 @@ func TestTurnOfNobody(t *testing.T) {
 	})
 }
 
-// A release that a node gets late, because the first was lost, passes the turn on to whoever
-// waits longest there, and harms nobody who got the key meanwhile.
+// A release that a node gets late, because the first was lost, passes the turn on to the contender
+// that waits longest there, and does not affect a holder that got the key meanwhile.
 func TestYieldThatANodeMissed(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c, l := r.wanted("me-1", "x-1", "y-1")
@@ -802,7 +803,7 @@ func TestCancelWhileRequestsGoOut(t *testing.T) {
 	})
 }
 
-// One node is enough to tell of a failure; the others that tell of the same one are not news.
+// One node is enough to notify of a failure; later notices of the same failure are no events.
 func TestAFailureIsNewsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := listen(3)

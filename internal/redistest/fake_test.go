@@ -82,7 +82,7 @@ func TestFakeHangsUp(t *testing.T) {
 	}
 }
 
-// What is no command ends the connection.
+// Input that is not a command ends the connection.
 func TestFakeTakesNothingButCommands(t *testing.T) {
 	f := StartFake(t, func([]string) string { return "+OK\r\n" })
 	for _, bad := range []string{"PING\r\n", "*1\r\n:5\r\n", "*-1\r\n", "\n", "*99999999999\r\n", "*1\r\n$-1\r\n"} {

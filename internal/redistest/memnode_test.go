@@ -121,8 +121,8 @@ func TestCutResetsOpenConnections(t *testing.T) {
 	})
 }
 
-// A stalled node lets clients time out, executes what they sent once it goes on, and then
-// answers again.
+// A stalled node lets clients time out, executes what they sent once it continues, and then answers
+// again.
 func TestStalledNodeExecutesLate(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *MemNode, c *redis.Client) {
 		mustSet(t, c, "k")
@@ -144,7 +144,7 @@ func TestStalledNodeExecutesLate(t *testing.T) {
 	})
 }
 
-// A stalled node accepts connections, which work once it goes on.
+// A stalled node accepts connections, which work once it continues.
 func TestStalledNodeAcceptsConnections(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *MemNode, c *redis.Client) {
 		n.Stall(true)
@@ -157,7 +157,7 @@ func TestStalledNodeAcceptsConnections(t *testing.T) {
 	})
 }
 
-// A node that is down refuses, and remembers everything when it is back.
+// A node that is down refuses connections, and has kept its data when it is back.
 func TestDownNodeRefusesAndKeepsItsKeys(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *MemNode, c *redis.Client) {
 		mustSet(t, c, "k")

@@ -53,8 +53,8 @@ func expectReply(t *testing.T, c net.Conn, want string) {
 	}
 }
 
-// expectNothing looks for a reply for a moment. It is only asked after the target is known
-// to have replied, so that the moment is not what the test hangs on.
+// expectNothing waits for a reply for a moment. It is only called after the target is known to have
+// replied, so the test does not depend on that moment.
 func expectNothing(t *testing.T, c net.Conn) {
 	t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
@@ -93,7 +93,7 @@ func TestProxyForwards(t *testing.T) {
 	}
 }
 
-// A target that is not there shows as a reset.
+// A target that does not exist shows as a reset.
 func TestProxyWithoutATargetResets(t *testing.T) {
 	p := StartProxy(t, RefusedAddr(t))
 	c, err := net.Dial("tcp", p.Addr())
@@ -106,8 +106,8 @@ func TestProxyWithoutATargetResets(t *testing.T) {
 	}
 }
 
-// A proxy that was turned to another target serves new connections from there and leaves the
-// open ones alone.
+// A proxy that was switched to another target connects new connections to that and leaves the open
+// ones alone.
 func TestProxyMovesToAnotherTarget(t *testing.T) {
 	first, p := startEcho(t)
 	second, other := startEcho(t)
@@ -153,8 +153,8 @@ func TestDelayIsAPipeline(t *testing.T) {
 	expectReply(t, c, "x")
 }
 
-// In a black hole nothing gets through, not even the end of a connection. Later, new
-// connections work, and those that lost bytes stay mute.
+// In a black hole nothing gets through, not even the end of a connection. Later, new connections
+// work, and those that lost bytes stay silent.
 func TestBlackHoleSwallowsEverything(t *testing.T) {
 	e, p := startEcho(t)
 	old, idle := dialRaw(t, p.Addr()), dialRaw(t, p.Addr())
@@ -185,7 +185,7 @@ func TestBlackHoleSwallowsEverything(t *testing.T) {
 	}
 }
 
-// The target executes, the client never hears of it.
+// The target executes, the client never receives the reply.
 func TestDroppedRepliesStillExecute(t *testing.T) {
 	e, p := startEcho(t)
 	c := dialRaw(t, p.Addr())
@@ -301,7 +301,7 @@ func TestHeldCommandOfADeadConnectionExecutes(t *testing.T) {
 	Eventually(t, 10*time.Second, "the SET is executed", func() bool { return len(s.Keys(t)) == 1 })
 }
 
-// Close does not wait for anything that a fault keeps back.
+// Close does not wait for anything that a fault holds back.
 func TestProxyClosesInTheMiddleOfEveryFault(t *testing.T) {
 	_, p := startEcho(t)
 	p.SetDelay(time.Hour)

@@ -139,7 +139,7 @@ func TestKilledServerRefuses(t *testing.T) {
 	s.WaitUp(t)
 }
 
-// A stopped server takes requests and answers none. Once it goes on it executes them, also
+// A stopped server accepts requests and answers none. Once it continues it executes them, also
 // those whose connection was closed meanwhile.
 func TestStoppedServerExecutesLate(t *testing.T) {
 	s := StartServer(t)
@@ -180,7 +180,7 @@ func TestStoppedServerCanBeKilled(t *testing.T) {
 	}
 }
 
-// What redis-server has to say about its arguments is in the error.
+// The error has redis-server's own message about its arguments.
 func TestLaunchShowsWhyTheServerDidNotStart(t *testing.T) {
 	Require(t)
 	s, err := Launch("--no-such-option", "1")
@@ -193,8 +193,8 @@ func TestLaunchShowsWhyTheServerDidNotStart(t *testing.T) {
 	}
 }
 
-// Servers that start at the same time get ports of their own, and a port that somebody
-// took in the last moment means another try.
+// Servers that start at the same time get ports of their own, and a port that another process took
+// in the last moment means another try.
 func TestServersDoNotFightForPorts(t *testing.T) {
 	Require(t)
 	var mu sync.Mutex
@@ -219,7 +219,7 @@ func TestServersDoNotFightForPorts(t *testing.T) {
 	wg.Wait()
 }
 
-// The failure that makes Launch try another port is recognised.
+// The failure after which Launch tries another port is recognized.
 func TestStolenPortIsRecognised(t *testing.T) {
 	s := StartServer(t)
 	thief := &Server{dir: t.TempDir(), port: s.port, fail: func(error) {}}
@@ -228,7 +228,7 @@ func TestStolenPortIsRecognised(t *testing.T) {
 	}
 }
 
-// A server that starts from an old append-only file has forgotten what came after it.
+// A server that starts from an old append-only file has lost the later writes.
 func TestRestartFromAnOldAppendOnlyFile(t *testing.T) {
 	s := StartServer(t, "--appendonly", "yes", "--appendfsync", "everysec")
 	s.Do(t, "SET", "before", "v")
@@ -251,8 +251,9 @@ func TestRestartFromAnOldAppendOnlyFile(t *testing.T) {
 	}
 }
 
-// A process that is being started has all sockets of its parent for a moment, also those that the parent has
-// closed. That keeps no proxy from listening, or from being known as one that refuses connections.
+// A process that is being started has all sockets of its parent for a moment, also those that the
+// parent has closed. That keeps no proxy from listening, or from being known as one that refuses
+// connections.
 func TestAProxyListensWhileProcessesStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -284,7 +285,7 @@ func TestAProxyListensWhileProcessesStart(t *testing.T) {
 	}
 }
 
-// A restarted server waits for its port, which somebody may have for a moment.
+// A restarted server waits for its port, which another process may have for a moment.
 func TestRestartWaitsForItsPort(t *testing.T) {
 	s := StartServer(t)
 	if err := s.Kill(); err != nil {
@@ -305,7 +306,8 @@ func TestRestartWaitsForItsPort(t *testing.T) {
 	}
 }
 
-// What is shown of the log of a failed test's server has what happened to it, and not what every server says.
+// The part of a failed test's server log that is shown has the relevant lines, and not what every
+// server logs.
 func TestALogIsShownWithoutTheStart(t *testing.T) {
 	s := StartServer(t, "--dbfilename", "dump.rdb")
 	if got := withoutStart(s.Log()); strings.Contains(got, "just started") || strings.Contains(got, "Ready to accept") {

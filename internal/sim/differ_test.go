@@ -134,8 +134,8 @@ func orError(v any, err error) any {
 	return v
 }
 
-// loosely is a reply without what depends on time: of an error the code, of a number near the
-// clock or a ttl its size.
+// loosely is a reply without what depends on time: of an error the code, of a number near the clock
+// or a ttl its size.
 func loosely(v any, began time.Time) string {
 	switch v := v.(type) {
 	case failure:

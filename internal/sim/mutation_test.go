@@ -15,12 +15,12 @@ import (
 
 var mutationsFlag = flag.Bool("mutations", false, "break each safety rule, and see that it is noticed")
 
-// A mutation breaks one safety rule, by another text in one file of a build of its own. It
-// has to be noticed by the simulation, or by the test that is named.
+// A mutation breaks one safety rule, by another text in one file of a build of its own. It must be
+// detected by the simulation, or by the test that is named.
 type mutation struct {
 	name     string
 	file     string // from the root of the module
-	old, new string // old must be there exactly once
+	old, new string // old must occur exactly once
 	pkg, by  string // the named test; "": the simulation
 	quick    bool   // is tried in every run of the tests
 }
@@ -350,7 +350,7 @@ func (m mutation) patched(t *testing.T) string {
 	return strings.Replace(string(text), m.old, m.new, 1)
 }
 
-// overlay is the file that tells the go command to take the mutated text.
+// overlay is the file that makes the go command use the mutated text.
 func (m mutation) overlay(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -376,16 +376,16 @@ func write(t *testing.T, file string, text []byte) {
 	}
 }
 
-// Every mutation still finds its text. If one does not, the rule has moved, and so must
-// the mutation.
+// Every mutation still finds its text. If one does not, the rule has moved, and so must the
+// mutation.
 func TestMutationsApply(t *testing.T) {
 	for _, m := range mutations {
 		m.patched(t)
 	}
 }
 
-// Each broken rule is noticed, in 1,000 seeds or by the named test. Two are tried side by side, but for
-// named tests: they may have servers, with deadlines that a busy machine misses.
+// Each broken rule is detected, in 1,000 seeds or by the named test. Two are tried side by side,
+// except named tests: they may have servers, with deadlines that a busy machine misses.
 func TestMutationsAreNoticed(t *testing.T) {
 	var tried []mutation
 	for _, m := range mutations {
@@ -425,7 +425,7 @@ func TestMutationsAreNoticed(t *testing.T) {
 	}
 }
 
-// try builds bin with the mutation and says whether that was noticed, and how.
+// try builds bin with the mutation and reports whether that was detected, and how.
 func (m mutation) try(overlay, bin string) (noticed bool, how string) {
 	pkg, run := "./internal/sim", []string{"-test.run", "^TestSim$", "-seeds", "1000"}
 	if m.by != "" {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// fewSeeds is how many worlds are run when nobody says so.
+// fewSeeds is how many worlds are run by default.
 const fewSeeds = 50
 
 // A seed gives the same trace each time, to the nanosecond. What a world does depends on its seed

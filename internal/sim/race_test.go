@@ -2,6 +2,6 @@
 
 package sim
 
-// fewSeeds is how many worlds are run when nobody says so. The race detector makes them
-// slow, and puts goroutines into another order each time.
+// fewSeeds is how many worlds are run by default. The race detector makes them slow, and puts
+// goroutines into another order each time.
 const fewSeeds = 3

@@ -18,8 +18,8 @@ func (p *plan) drop(numbers string) {
 	p.faults = kept
 }
 
-// shrink leaves out faults, one after the other, as long as some invariant is still broken,
-// and says which: they can be given to -drop.
+// shrink leaves out faults, one after the other, as long as some invariant is still broken, and
+// returns which: they can be given to -drop.
 func shrink(t *testing.T, p *plan) *plan {
 	if len(simulate(t, p, nil).violations) == 0 {
 		t.Log("nothing to shrink: no invariant is broken")

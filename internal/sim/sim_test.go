@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // maxFailed is how many bad seeds are enough.
 const maxFailed = 3
 
-// Whatever befalls the nodes, the network and the clients, the invariants hold.
+// Whatever happens to the nodes, the network and the clients, the invariants hold.
 func TestSim(t *testing.T) {
 	in := newInterpreter()
 	if *seedFlag != 0 {
@@ -71,15 +71,15 @@ func TestSim(t *testing.T) {
 	}
 }
 
-// collect collects garbage, now and then, between worlds: in one, it would put goroutines
-// into another order.
+// collect collects garbage, now and then, between worlds: in one, it would put goroutines into
+// another order.
 func collect(seed uint64) {
 	if seed%4 == 0 {
 		runtime.GC()
 	}
 }
 
-// replay runs one plan, as the flags say.
+// replay runs one plan, by the flags.
 func replay(t *testing.T, p *plan) {
 	p.drop(*dropFlag)
 	if *shrinkFlag {
@@ -97,17 +97,17 @@ func replay(t *testing.T, p *plan) {
 	}
 }
 
-// The checker works: it notices what no lock can survive, a majority that loses its data.
+// The checker works: it detects what no lock can survive, a majority that loses its data.
 func TestAmnesiaOfAMajorityIsNoticed(t *testing.T) {
 	wantTwoHolders(t, (*plan).forgetAll)
 }
 
-// So is the other thing that no lock can survive: clocks of a majority that jump ahead.
+// So does it for the other thing that no lock can survive: clocks of a majority that jump ahead.
 func TestClocksThatJumpAheadAreNoticed(t *testing.T) {
 	wantTwoHolders(t, (*plan).jumpAhead)
 }
 
-// wantTwoHolders wants two holders of a key in one of 200 worlds with more faults than usual.
+// wantTwoHolders expects two holders of a key in one of 200 worlds with more faults than usual.
 func wantTwoHolders(t *testing.T, more func(*plan)) {
 	t.Helper()
 	in := newInterpreter()
@@ -122,10 +122,10 @@ func wantTwoHolders(t *testing.T, more func(*plan)) {
 	t.Error("no two clients held a key in 200 seeds")
 }
 
-// Tokens need the clocks when a node loses its counters: here one is flushed, or restarts with
-// old data, and when its quarantine is over it votes together with a node that was away
-// meanwhile. If its clock is in step, its new counters are above all tokens that were given; if
-// it is an hour behind, they are not, although only one node of three ever lost anything.
+// Tokens need the clocks when a node loses its counters: here one is flushed, or restarts with old
+// data, and when its quarantine is over it votes together with a node that was down meanwhile. If
+// its clock is in sync, its new counters are above all tokens that were given; if it is an hour
+// behind, they are not, although only one node of three ever lost anything.
 func TestTokensOfANodeThatForgotNeedTheClocks(t *testing.T) {
 	in := newInterpreter()
 	forgets := map[string]fault{

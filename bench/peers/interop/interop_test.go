@@ -178,8 +178,7 @@ func wantGone(t *testing.T, nodes []redis.UniversalClient) {
 	})
 }
 
-// A rival that dies has its key until the ttl ends, and we wait for that, and the other way
-// round.
+// A rival that dies has its key until the ttl ends, and we wait for that, and the other way round.
 func TestTheDeadAreWaitedFor(t *testing.T) {
 	eachRival(t, func(t *testing.T, c *flightlock.Client, r rival, _ []redis.UniversalClient) {
 		began := time.Now()
