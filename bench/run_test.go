@@ -408,3 +408,23 @@ func (r refusing) lock(ctx context.Context, key string, ttl time.Duration) (held
 	}
 	return nil, flightlock.ErrUnavailable
 }
+
+// A release of a first lock that is not answered in time, as on a busy machine, does not end the run.
+func TestRunGoesOnIfAFirstReleaseIsLate(t *testing.T) {
+	cfg := smallConfig()
+	w := &fakeWorld{}
+	cfg.open = func([]string, flightlock.Options) (locker, error) { return lateAtFirst{w}, nil }
+	wantGoodRun(t, cfg)
+}
+
+// lateAtFirst executes the release of a first lock, and does not answer it in time.
+type lateAtFirst struct{ *fakeWorld }
+
+func (w lateAtFirst) lock(ctx context.Context, key string, ttl time.Duration) (heldLock, error) {
+	l, err := w.fakeWorld.lock(ctx, key, ttl)
+	if fake, is := l.(*fakeLock); is && strings.HasPrefix(key, "first:") {
+		released := fake.release
+		fake.release = func() error { return errors.Join(released(), flightlock.ErrUnavailable) }
+	}
+	return l, err
+}
