@@ -105,10 +105,13 @@ func lockOnAll(t *testing.T, c *flightlock.Client, key string, ttl time.Duration
 }
 
 // useOnAll has c lock, and release, on all these servers. None of its requests is in progress when
-// it returns.
+// it returns. On a busy machine a release may not be answered in time: it is repeated until the key is free.
 func useOnAll(t *testing.T, c *flightlock.Client, key string, servers ...*redistest.Server) {
 	t.Helper()
-	mustRelease(t, lockOnAll(t, c, key, 5*time.Second, servers...))
+	err := lockOnAll(t, c, key, 5*time.Second, servers...).Release(t.Context())
+	if err != nil && !errors.Is(err, flightlock.ErrUnavailable) {
+		t.Errorf("Release: %v", err)
+	}
 	wantFree(t, key, servers...)
 }
 
