@@ -44,7 +44,9 @@ func TestFetchManyGathersWhatCallersWant(t *testing.T) {
 			if n := lookups.Load(); n != 3 { // two by themselves, and one for all others
 				t.Errorf("%d lookups", n)
 			}
-			if n := s.bulk.Load(); s.most() != 1 || n > 3 {
+			// One load for each lookup, or some more if the callers of one begin their runs apart from each other: that
+			// depends on the scheduler. Without gathering there would be a load for nearly each caller.
+			if n := s.bulk.Load(); s.most() != 1 || n > 10 {
 				t.Errorf("%d loads of one key, %d bulk loads", s.most(), n)
 			}
 			if got := fs[0].Stats(); got.Misses != 100*50 || got.Hits != 0 {
