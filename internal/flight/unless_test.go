@@ -336,3 +336,33 @@ func TestTheAttemptIsForTheFrontWaiter(t *testing.T) {
 		next.holds().Release()
 	})
 }
+
+// Look has all callers of AcquireUnless that wait for the key look, and no other caller. A key without a flight, or
+// whose flight has ended, is no error.
+func TestLook(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.g.Look("k")
+		w.byHand()
+		front := w.start()
+		a, b := w.looks(), w.looks()
+		w.heldBy("x")
+		a.looked(0)
+		b.looked(0)
+		w.g.Look("elsewhere")
+		a.looked(0)
+		w.g.Look("k")
+		a.looked(1)
+		b.looked(1)
+		b.found.Store(true)
+		w.g.Look("k")
+		a.looked(1)
+		if synctest.Wait(); !b.returned() || !b.stopped {
+			t.Error("it needs the key no more, and waits")
+		}
+		front.waits()
+		for _, l := range []*caller{&a.caller, front} {
+			l.leaves()
+		}
+		w.g.Look("k")
+	})
+}

@@ -115,7 +115,7 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 }
 
 // AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
-// another process has done the work meanwhile: whenever there is an event about the key, or an
+// another process has done the work meanwhile: whenever there is an event about the key, Look is called, or an
 // attempt after the first is due, needless is called on the caller's goroutine. True ends the wait,
 // with stopped and without the key; the event that the work has failed elsewhere ends it with
 // Errors.FailedElsewhere. So does that too few nodes can be reached: such a caller has other ways.
