@@ -351,3 +351,30 @@ func TestSizeOfTheDocs(t *testing.T) {
 		}
 	}
 }
+
+// Code is no wider than 120 columns, with a tab as one. Only the output of an example may be: it is as long as it is.
+func TestWidthOfTheCode(t *testing.T) {
+	files := 0
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		files++
+		output := false // in the comment that ends an example
+		for i, line := range strings.Split(string(text), "\n") {
+			comment := strings.TrimSpace(line)
+			output = strings.HasPrefix(comment, "// Output:") || output && strings.HasPrefix(comment, "//")
+			if !output && utf8.RuneCountInString(line) > 120 {
+				t.Errorf("%s:%d has more than 120 columns", path, i+1)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files < 400 {
+		t.Errorf("only %d files found", files)
+	}
+}

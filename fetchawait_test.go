@@ -27,7 +27,9 @@ func elsewhere(t *testing.T, f *flightlock.Fetcher[string], keys []string) (wait
 // A caller that holds the lock of a key itself lends it to the run that is awaited with others, and that
 // would otherwise wait for the lock, and the caller for the run.
 func TestALockIsLentToARunThatIsAwaitedWithOthers(t *testing.T) {
-	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+	) {
 		c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, node.Client(t))
 		f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
 		if err != nil {
@@ -71,7 +73,9 @@ func TestKeysAreAwaitedTogetherWithinWaitTimeout(t *testing.T) {
 
 // A stale value does for callers that have none, and is refreshed, with the others.
 func TestAStaleValueEndsTheAwaiting(t *testing.T) {
-	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+	) {
 		c := newClient(t, flightlock.Options{}, node.Client(t))
 		keys := keysFrom(0, 10)
 		for _, key := range keys {
@@ -181,7 +185,9 @@ func TestCallersLeaveRunsThatAreAwaitedTogether(t *testing.T) {
 // FailClosed callers have the error as soon as those of a single key.
 func TestNothingIsAwaitedInAnOutage(t *testing.T) {
 	opts := flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed}
-	manyTest(t, 1, opts, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode) {
+	manyTest(t, 1, opts, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+	) {
 		wantMany(t, fs[0], keysFrom(100, 2), "v0")
 		node.Down(true)
 		_, err := fs[0].Fetch(t.Context(), "k50")
@@ -203,7 +209,8 @@ func TestNothingIsAwaitedInAnOutage(t *testing.T) {
 func TestKeysWithSplitVotesAreNotAwaited(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &manyOrigin{}
-		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{NodeTimeout: time.Second}, clients...), s.source(), flightlock.FetchOptions{})
+		c := newClient(t, flightlock.Options{NodeTimeout: time.Second}, clients...)
+		f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -201,7 +201,10 @@ func anyKey(string) bool { return true }
 // at once do not wait for a cache in memory, and wait some round trips for one that is far away.
 func TestFetchDoesNotHoldUpAFastCache(t *testing.T) {
 	for takes, most := range map[time.Duration]time.Duration{
-		0: 0, 5 * time.Millisecond: 60 * time.Millisecond, 40 * time.Millisecond: 400 * time.Millisecond, 150 * time.Millisecond: 1500 * time.Millisecond,
+		0:                      0,
+		5 * time.Millisecond:   60 * time.Millisecond,
+		40 * time.Millisecond:  400 * time.Millisecond,
+		150 * time.Millisecond: 1500 * time.Millisecond,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := hits(t, func(context.Context, string) error {

@@ -98,7 +98,8 @@ func (s *manyOrigin) loadMany(ctx context.Context, keys []string) (map[string]st
 	return values, nil
 }
 
-func (s *manyOrigin) storeMany(ctx context.Context, values, stamps map[string]string, locks map[string]*flightlock.Lock) error {
+func (s *manyOrigin) storeMany(ctx context.Context, values, stamps map[string]string,
+	locks map[string]*flightlock.Lock) error {
 	s.stored.Add(1)
 	failed := flightlock.KeyErrors{}
 	for key, v := range values {
@@ -125,7 +126,8 @@ func manyTest(t *testing.T, processes int, opts flightlock.FetchOptions, change 
 		}
 		var fs []*flightlock.Fetcher[string]
 		for range processes {
-			f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), src, opts)
+			c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
+			f, err := flightlock.NewFetcher(c, src, opts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,14 +165,17 @@ func wantMany(t *testing.T, f *flightlock.Fetcher[string], keys []string, versio
 
 // Missing keys are looked up, loaded and stored together, and found together afterwards.
 func TestFetchManyLoadsTogether(t *testing.T) {
-	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		keys := keysFrom(0, 100)
 		began := time.Now()
 		wantMany(t, fs[0], append(keys, keys[:10]...)[:100], "v0")
 		if took := time.Since(began); took > s.takes+20*time.Millisecond {
 			t.Errorf("it took %v", took)
 		}
-		if s.bulk.Load() != 1 || s.lookups.Load() != 2 || s.stored.Load() != 1 || s.stores.Load() != 100 || s.loads.Load() != 0 {
+		if s.bulk.Load() != 1 || s.lookups.Load() != 2 || s.stored.Load() != 1 ||
+			s.stores.Load() != 100 || s.loads.Load() != 0 {
 			t.Errorf("%d loads, %d lookups, %d stores", s.bulk.Load(), s.lookups.Load(), s.stored.Load())
 		}
 		wantMany(t, fs[0], keys, "v0")
@@ -183,7 +188,9 @@ func TestFetchManyLoadsTogether(t *testing.T) {
 // Processes that fetch overlapping sets of keys at the same time load each key once, and wait for
 // hardly more than a load.
 func TestFetchManyLoadsEachKeyOnceInTheFleet(t *testing.T) {
-	manyTest(t, 4, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 4, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		var wg sync.WaitGroup
 		var worst atomic.Int64
 		for i, f := range fs {
@@ -211,7 +218,9 @@ func TestFetchManyLoadsEachKeyOnceInTheFleet(t *testing.T) {
 
 // What another process is loading is looked up together, until it is there; by no attempts for each key.
 func TestKeysThatAreLoadedElsewhereAreAwaitedTogether(t *testing.T) {
-	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		s.takes = 30 * time.Millisecond
 		keys := keysFrom(0, 100)
 		var wg sync.WaitGroup
@@ -232,7 +241,9 @@ func TestKeysThatAreLoadedElsewhereAreAwaitedTogether(t *testing.T) {
 // Keys that are awaited together, and whose load elsewhere fails, or takes long, are loaded here, or waited for, as
 // any other; runs that their callers have left end at once.
 func TestKeysAreAwaitedTogetherForAWhile(t *testing.T) {
-	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		s.takes = 20 * time.Millisecond
 		var failing atomic.Bool
 		failing.Store(true)
@@ -275,7 +286,9 @@ func TestKeysAreAwaitedTogetherForAWhile(t *testing.T) {
 
 // Single Fetches and FetchMany share loads, whichever comes first.
 func TestFetchManySharesLoadsWithFetch(t *testing.T) {
-	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		single := fetching(t.Context(), fs[0], "k3", 3)
 		elsewhere := fetching(t.Context(), fs[1], "k4", 3)
 		synctest.Wait()
@@ -297,7 +310,9 @@ func TestFetchManySharesLoadsWithFetch(t *testing.T) {
 
 // Each key has its own error: a KeyErrors, not found, a bad key.
 func TestFetchManyErrors(t *testing.T) {
-	manyTest(t, 1, flightlock.FetchOptions{ErrorHold: time.Minute}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 1, flightlock.FetchOptions{ErrorHold: time.Minute}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
 			values := map[string]string{}
 			for _, key := range keys {
@@ -356,12 +371,14 @@ func TestFetchManyInHalves(t *testing.T) {
 				}
 				values, err := fs[0].FetchMany(t.Context(), keysFrom(0, 10))
 				var many *flightlock.ManyError
-				if !errors.As(err, &many) || !errors.Is(err, errMine) || len(many.Errors) != 1 || many.Errors["k9"] == nil || len(values) != 9 || s.bulk.Load() != 9 {
+				if !errors.As(err, &many) || !errors.Is(err, errMine) ||
+					len(many.Errors) != 1 || many.Errors["k9"] == nil || len(values) != 9 || s.bulk.Load() != 9 {
 					t.Errorf("%d values, %v, %d loads", len(values), err, s.bulk.Load())
 				}
 				s.bulk.Store(0)
 				values, err = fs[0].FetchMany(t.Context(), []string{"k9", "k10", "k11", "k12"})
-				if !errors.As(err, &many) || len(many.Errors) != 1 || many.Errors["k9"] == nil || len(values) != 3 || s.bulk.Load() != 5 {
+				if !errors.As(err, &many) || len(many.Errors) != 1 || many.Errors["k9"] == nil ||
+					len(values) != 3 || s.bulk.Load() != 5 {
 					t.Errorf("%d values, %v, %d loads", len(values), err, s.bulk.Load())
 				}
 				s.bulk.Store(0)
@@ -381,7 +398,9 @@ func TestFetchManyInHalves(t *testing.T) {
 
 // An invalidation during a bulk load: nothing is stored for that key, and later callers do not get it.
 func TestFetchManyThroughAnInvalidation(t *testing.T) {
-	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		var wg sync.WaitGroup
 		wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 10), "v0") })
 		time.Sleep(s.takes / 2)
@@ -405,7 +424,9 @@ func TestFetchManyThroughAnInvalidation(t *testing.T) {
 // Without the nodes of the lock, and without the cache, many keys are one load.
 func TestFetchManyInOutages(t *testing.T) {
 	for _, cacheToo := range []bool{false, true} {
-		manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode) {
+		manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
 			node.Down(true)
 			s.fails.Store(cacheToo)
 			wantMany(t, fs[0], keysFrom(0, 50), "v0")
@@ -422,7 +443,9 @@ func TestFetchManyInOutages(t *testing.T) {
 
 // With MaxLoads one call of LoadMany is one load. Those that wait for a slot have one load, too.
 func TestFetchManyWithMaxLoads(t *testing.T) {
-	manyTest(t, 1, flightlock.FetchOptions{MaxLoads: 1}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 1, flightlock.FetchOptions{MaxLoads: 1}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		began := time.Now()
 		var wg sync.WaitGroup
 		for i := range 3 {
@@ -446,7 +469,8 @@ func TestFetchManyWithoutASlot(t *testing.T) {
 		synctest.Wait()
 		began := time.Now()
 		_, err := fs[0].FetchMany(t.Context(), keysFrom(10, 2))
-		if took := time.Since(began); !errors.Is(err, flightlock.ErrNotAcquired) || took < opts.WaitTimeout || took > opts.WaitTimeout+time.Second {
+		took := time.Since(began)
+		if !errors.Is(err, flightlock.ErrNotAcquired) || took < opts.WaitTimeout || took > opts.WaitTimeout+time.Second {
 			t.Errorf("%v after %v", err, took)
 		}
 		wg.Wait()
@@ -465,7 +489,8 @@ func TestFetchManyInsideALoad(t *testing.T) {
 			if slices.Contains(keys, "k1") {
 				inner, err := fs[0].FetchMany(ctx, []string{"i1", "i2", "k2"})
 				var many *flightlock.ManyError
-				if !errors.As(err, &many) || len(many.Errors) != 1 || !errors.Is(many.Errors["k2"], flightlock.ErrInvalid) || len(inner) != 2 {
+				if !errors.As(err, &many) || len(many.Errors) != 1 ||
+					!errors.Is(many.Errors["k2"], flightlock.ErrInvalid) || len(inner) != 2 {
 					t.Errorf("%v, %v", inner, err)
 				}
 			}
@@ -509,7 +534,9 @@ func TestFetchManyThatGoesOn(t *testing.T) {
 
 // The caller may leave; a load that has begun is stored.
 func TestFetchManyWhoseCallerLeaves(t *testing.T) {
-	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		ctx, cancel := context.WithTimeout(t.Context(), s.takes/2)
 		defer cancel()
 		values, err := fs[0].FetchMany(ctx, keysFrom(0, 10))
@@ -567,7 +594,9 @@ func TestFetchManyOfASourceForSingleKeys(t *testing.T) {
 	without := func(src *flightlock.Source[string]) {
 		src.LookupMany, src.LoadMany, src.StoreManyStamped = nil, nil, nil
 	}
-	manyTest(t, 2, flightlock.FetchOptions{}, without, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+	manyTest(t, 2, flightlock.FetchOptions{}, without, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
 		began := time.Now()
 		var wg sync.WaitGroup
 		for _, f := range fs {
@@ -616,7 +645,8 @@ func TestFetchManyWithoutStamps(t *testing.T) {
 		if err := f.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if values, err := f.FetchMany(t.Context(), keysFrom(0, 2)); !errors.Is(err, flightlock.ErrClosed) || len(values) != 0 {
+		values, err := f.FetchMany(t.Context(), keysFrom(0, 2))
+		if !errors.Is(err, flightlock.ErrClosed) || len(values) != 0 {
 			t.Errorf("%v, %v", slices.Collect(maps.Keys(values)), err)
 		}
 	})

@@ -8,7 +8,8 @@ import (
 // -demo stands anywhere, with one dash or two; without it the arguments are the service's.
 func TestTheDemoIsAskedFor(t *testing.T) {
 	for _, dash := range []string{"-demo", "--demo"} {
-		if rest, found := cutDemo([]string{"-only", "steady", dash, "-with", "flightlock"}); !found || !slices.Equal(rest, []string{"-only", "steady", "-with", "flightlock"}) {
+		rest, found := cutDemo([]string{"-only", "steady", dash, "-with", "flightlock"})
+		if !found || !slices.Equal(rest, []string{"-only", "steady", "-with", "flightlock"}) {
 			t.Errorf("%s: %v, %v", dash, rest, found)
 		}
 	}

@@ -63,8 +63,11 @@ func (w *world) start(name string, args ...string) *process {
 	}
 	flags := flag.NewFlagSet(name, flag.PanicOnError)
 	cfg := Flags(flags)
-	common := []string{"-addr", "127.0.0.1:0", "-name", name, "-redis", strings.Join(nodes, ","), "-cache", "redis://" + w.cache.Addr(),
-		"-origin", w.origin.URL, "-origin-token", goodToken, "-db", w.db, "-drain", "0", "-admin"}
+	common := []string{
+		"-addr", "127.0.0.1:0", "-name", name, "-drain", "0", "-admin",
+		"-redis", strings.Join(nodes, ","), "-cache", "redis://" + w.cache.Addr(), "-db", w.db,
+		"-origin", w.origin.URL, "-origin-token", goodToken,
+	}
 	if err := flags.Parse(append(common, args...)); err != nil {
 		w.t.Fatal(err)
 	}
@@ -231,7 +234,8 @@ func readBank(t *testing.T, db *sql.DB) (balances, ledger map[string]int64) {
 		})
 		return m
 	}
-	return sums(`SELECT id, balance FROM accounts`), sums(`SELECT "from", -amount FROM ledger UNION ALL SELECT "to", amount FROM ledger`)
+	return sums(`SELECT id, balance FROM accounts`),
+		sums(`SELECT "from", -amount FROM ledger UNION ALL SELECT "to", amount FROM ledger`)
 }
 
 // reconcile holds the balances against the ledger, and the ledger against what clients were told.
@@ -270,7 +274,8 @@ type span struct {
 
 func (w *world) leaders(p *process) (spans []span) {
 	w.t.Helper()
-	each(w.t, p.db, `SELECT process, fence, from_ns, until_ns FROM leaders ORDER BY rowid`, func(scan func(...any) error) error {
+	query := `SELECT process, fence, from_ns, until_ns FROM leaders ORDER BY rowid`
+	each(w.t, p.db, query, func(scan func(...any) error) error {
 		var s span
 		err := scan(&s.process, &s.fence, &s.from, &s.until)
 		spans = append(spans, s)

@@ -37,7 +37,8 @@ type bank struct {
 }
 
 // newBank creates those of the n accounts that are missing. work runs between reading and writing.
-func newBank(ctx context.Context, db *sql.DB, locks variant.Locker, prefix string, n int, work func(context.Context) error) (*bank, error) {
+func newBank(ctx context.Context, db *sql.DB, locks variant.Locker, prefix string, n int,
+	work func(context.Context) error) (*bank, error) {
 	err := inTx(ctx, db, func(tx *sql.Tx) error {
 		for i := range n {
 			_, err := tx.ExecContext(ctx,

@@ -92,7 +92,8 @@ func TestAStoppedHolderMovesNoMoney(t *testing.T) {
 
 var errStopped = errors.New("stopped here")
 
-// onlyTokens hands out rising tokens and excludes nobody, as for holders that do not know that they have lost their locks.
+// onlyTokens hands out rising tokens and excludes nobody, as for holders that do not know that they have lost
+// their locks.
 type onlyTokens struct {
 	variant.Locker
 	last atomic.Int64
@@ -103,6 +104,7 @@ type token int64
 func (n token) Fence() int64 { return int64(n) }
 func (token) Err() error     { return nil }
 
-func (o *onlyTokens) Do(ctx context.Context, _ string, _ time.Duration, fn func(context.Context, variant.Lock) error) error {
+func (o *onlyTokens) Do(ctx context.Context, _ string, _ time.Duration,
+	fn func(context.Context, variant.Lock) error) error {
 	return fn(ctx, token(o.last.Add(1)))
 }

@@ -194,7 +194,8 @@ func TestVariantsServeTheSame(t *testing.T) {
 			w := newWorld(t, 1)
 			procs := w.two("-with", name)
 			together(20, func(i int) {
-				if status, body := procs[i%2].get("/page/7"); status != http.StatusOK || !strings.HasPrefix(body, "value of item:7\n") {
+				status, body := procs[i%2].get("/page/7")
+				if status != http.StatusOK || !strings.HasPrefix(body, "value of item:7\n") {
 					t.Errorf("%d %q", status, body)
 				}
 			})
@@ -204,7 +205,8 @@ func TestVariantsServeTheSame(t *testing.T) {
 			w.reconcile(procs[0], 1)
 			await(t, "a tick", func() bool { return len(w.ticks(procs[0])) > 0 })
 			await(t, "a leader", func() bool { return len(w.leaders(procs[0])) > 0 })
-			if s := procs[0].stats().Stats.Add(procs[1].stats().Stats); s.Loads == 0 || (name == variant.Singleflight) != (s.Unlocked == s.Loads) {
+			s := procs[0].stats().Stats.Add(procs[1].stats().Stats)
+			if s.Loads == 0 || (name == variant.Singleflight) != (s.Unlocked == s.Loads) {
 				t.Errorf("%+v", s)
 			}
 		})

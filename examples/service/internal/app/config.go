@@ -51,8 +51,10 @@ func Flags(fs *flag.FlagSet) *Config {
 	fs.StringVar(&c.Prefix, "prefix", "", "of all keys in Redis")
 	fs.DurationVar(&c.Fresh, "fresh", 10*time.Second, "how long a cached value is served")
 	fs.DurationVar(&c.Timeout, "timeout", 10*time.Second, "of a request")
-	fs.DurationVar(&c.Ready, "ready", 5*time.Second, "how long a start waits until locks can be had; then it goes on without")
-	fs.DurationVar(&c.Drain, "drain", 500*time.Millisecond, "how long requests are accepted after /healthz has failed: longer than the load balancer takes to notice")
+	fs.DurationVar(&c.Ready, "ready", 5*time.Second,
+		"how long a start waits until locks can be had; then it goes on without")
+	fs.DurationVar(&c.Drain, "drain", 500*time.Millisecond,
+		"how long requests are accepted after /healthz has failed: longer than the load balancer takes to notice")
 	fs.DurationVar(&c.Grace, "grace", 10*time.Second, "how long the rest of a shutdown may take")
 	fs.IntVar(&c.Accounts, "accounts", 20, "`number` of the bank's accounts: a0, a1 and so on, each with a million")
 	fs.BoolVar(&c.Admin, "admin", false, "serve /admin, without any protection: for the demo")

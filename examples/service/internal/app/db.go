@@ -18,11 +18,16 @@ import (
 // unique in a service of your own: a constraint in the database is the strongest protection, and
 // the lock then only saves work.
 const schema = `
-CREATE TABLE IF NOT EXISTS accounts (id TEXT PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS ledger   (id TEXT PRIMARY KEY, "from" TEXT NOT NULL, "to" TEXT NOT NULL, amount INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS jobs     (name TEXT PRIMARY KEY, last INTEGER NOT NULL, fence INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS runs     (tick INTEGER NOT NULL, process TEXT NOT NULL, fence INTEGER NOT NULL, at INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS leaders  (process TEXT NOT NULL, fence INTEGER NOT NULL, from_ns INTEGER NOT NULL, until_ns INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS accounts
+	(id TEXT PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS ledger
+	(id TEXT PRIMARY KEY, "from" TEXT NOT NULL, "to" TEXT NOT NULL, amount INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS jobs
+	(name TEXT PRIMARY KEY, last INTEGER NOT NULL, fence INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS runs
+	(tick INTEGER NOT NULL, process TEXT NOT NULL, fence INTEGER NOT NULL, at INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS leaders
+	(process TEXT NOT NULL, fence INTEGER NOT NULL, from_ns INTEGER NOT NULL, until_ns INTEGER NOT NULL);
 `
 
 // busyTimeout is how long SQLite waits for another process.
@@ -33,7 +38,8 @@ func OpenDB(ctx context.Context, file string) (*sql.DB, error) {
 	// Transactions lock the file when they begin. One that reads first and writes later would
 	// fail where another one writes in between. With synchronous(normal) a power failure may undo
 	// the last transactions, tokens included: take synchronous(full) for real money.
-	db, err := sql.Open("sqlite", fmt.Sprintf("file:%s?_pragma=busy_timeout(%d)&_pragma=synchronous(normal)&_txlock=immediate",
+	db, err := sql.Open("sqlite", fmt.Sprintf(
+		"file:%s?_pragma=busy_timeout(%d)&_pragma=synchronous(normal)&_txlock=immediate",
 		(&url.URL{Path: file}).EscapedPath(), busyTimeout.Milliseconds()))
 	if err != nil {
 		return nil, err

@@ -128,7 +128,8 @@ func TestOldTicksAreSkipped(t *testing.T) {
 		}
 	}
 	var n, first int64
-	if err := db.QueryRowContext(t.Context(), `SELECT count(*), min(tick) FROM runs WHERE tick > 1000`).Scan(&n, &first); err != nil {
+	row := db.QueryRowContext(t.Context(), `SELECT count(*), min(tick) FROM runs WHERE tick > 1000`)
+	if err := row.Scan(&n, &first); err != nil {
 		t.Fatal(err)
 	}
 	if n != maxTicks || first != 2000-maxTicks+1 {

@@ -14,8 +14,8 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// Requests that were accepted are answered during the shutdown; /healthz fails before the port is closed; and no lock is
-// left behind.
+// Requests that were accepted are answered during the shutdown; /healthz fails before the port is closed; and
+// no lock is left behind.
 func TestShutdownFinishesWhatHasBegun(t *testing.T) {
 	w := newWorld(t, 1)
 	w.origin.set(func(o *fakeOrigin) { o.takes = 300 * time.Millisecond })
@@ -36,7 +36,10 @@ func TestShutdownFinishesWhatHasBegun(t *testing.T) {
 	}
 	await(t, "load", func() bool { loads, _ := w.origin.counted(); return len(loads) > 0 })
 	go p.shutDown()
-	await(t, "unhealthy process", func() bool { status, _ := p.get("/healthz"); return status == http.StatusServiceUnavailable })
+	await(t, "unhealthy process", func() bool {
+		status, _ := p.get("/healthz")
+		return status == http.StatusServiceUnavailable
+	})
 	if status, body := p.get("/item/99"); status != http.StatusOK {
 		t.Errorf("a late request: %d %q", status, body)
 	}
@@ -74,7 +77,8 @@ func TestBadConfigurations(t *testing.T) {
 		"listen":   func(c *Config) { c.Addr = "127.0.0.1:no" },
 	} {
 		cfg := Config{
-			Addr: "127.0.0.1:0", DB: t.TempDir() + "/bank.db", With: "flightlock", Redis: "redis://127.0.0.1:1", Cache: "redis://127.0.0.1:1",
+			Addr: "127.0.0.1:0", DB: t.TempDir() + "/bank.db", With: "flightlock",
+			Redis: "redis://127.0.0.1:1", Cache: "redis://127.0.0.1:1",
 			Fresh: time.Second, Timeout: time.Second, Ready: time.Second, Grace: time.Second,
 		}
 		change(&cfg)
@@ -92,7 +96,9 @@ func TestMetrics(t *testing.T) {
 		t.Error(status, body)
 	}
 	status, body := p.get("/metrics")
-	for _, want := range []string{`service_request_seconds_count{route="item",status="200"} 1`, "flightlock_", `"items"`, "go_goroutines"} {
+	for _, want := range []string{
+		`service_request_seconds_count{route="item",status="200"} 1`, "flightlock_", `"items"`, "go_goroutines",
+	} {
 		if status != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%d, without %s", status, want)
 		}

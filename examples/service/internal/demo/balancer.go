@@ -35,8 +35,10 @@ const (
 
 func newBalancer(names, urls []string) *balancer {
 	b := &balancer{
-		client: &http.Client{Transport: &http.Transport{MaxIdleConns: 4096, MaxIdleConnsPerHost: 1024, IdleConnTimeout: 30 * time.Second}},
-		names:  names, urls: urls, up: make([]atomic.Bool, len(urls)), stop: make(chan struct{}),
+		client: &http.Client{Transport: &http.Transport{
+			MaxIdleConns: 4096, MaxIdleConnsPerHost: 1024, IdleConnTimeout: 30 * time.Second,
+		}},
+		names: names, urls: urls, up: make([]atomic.Bool, len(urls)), stop: make(chan struct{}),
 	}
 	for i := range urls {
 		b.done.Go(func() { b.watch(i) })

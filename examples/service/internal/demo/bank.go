@@ -45,7 +45,8 @@ func (r *records) readBooks(ctx context.Context) (b books, err error) {
 	if err := sums(ctx, tx, b.balance, `SELECT id, balance FROM accounts`); err != nil {
 		return b, err
 	}
-	if err := sums(ctx, tx, b.ledger, `SELECT "to", amount FROM ledger UNION ALL SELECT "from", -amount FROM ledger`); err != nil {
+	err = sums(ctx, tx, b.ledger, `SELECT "to", amount FROM ledger UNION ALL SELECT "from", -amount FROM ledger`)
+	if err != nil {
 		return b, err
 	}
 	err = tx.QueryRowContext(ctx, `SELECT count(*) FROM ledger`).Scan(&b.entries)
@@ -89,7 +90,8 @@ type span struct {
 
 // leaders returns who says that it led at any time in [from, until].
 func (r *records) leaders(ctx context.Context, from, until time.Time) ([]span, error) {
-	rows, err := r.db.QueryContext(ctx, `SELECT process, from_ns, until_ns FROM leaders WHERE until_ns >= $1 AND from_ns <= $2`,
+	rows, err := r.db.QueryContext(ctx,
+		`SELECT process, from_ns, until_ns FROM leaders WHERE until_ns >= $1 AND from_ns <= $2`,
 		from.UnixNano(), until.UnixNano())
 	if err != nil {
 		return nil, err
@@ -154,7 +156,8 @@ func leaderless(spans []span, from, until time.Time) time.Duration {
 
 // ticks counts the ticks in [first, end) that were started more than once, and those that were not started.
 func (r *records) ticks(ctx context.Context, first, end int64) (twice, never int, err error) {
-	rows, err := r.db.QueryContext(ctx, `SELECT tick, count(*) FROM runs WHERE tick >= $1 AND tick < $2 GROUP BY tick`, first, end)
+	rows, err := r.db.QueryContext(ctx,
+		`SELECT tick, count(*) FROM runs WHERE tick >= $1 AND tick < $2 GROUP BY tick`, first, end)
 	if err != nil {
 		return 0, 0, err
 	}

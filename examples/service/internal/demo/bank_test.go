@@ -95,7 +95,8 @@ func TestATransferThatIsNotInTheLedgerIsCounted(t *testing.T) {
 }
 
 func TestTicksTwiceAndNotAtAllAreCounted(t *testing.T) {
-	r := testDatabase(t, `INSERT INTO runs VALUES (10, 'p1', 1, 0), (11, 'p1', 2, 0), (11, 'p2', 3, 0), (13, 'p2', 4, 0), (20, 'p1', 5, 0), (20, 'p1', 5, 0)`)
+	r := testDatabase(t, `INSERT INTO runs VALUES
+		(10, 'p1', 1, 0), (11, 'p1', 2, 0), (11, 'p2', 3, 0), (13, 'p2', 4, 0), (20, 'p1', 5, 0), (20, 'p1', 5, 0)`)
 	twice, never, err := r.ticks(t.Context(), 10, 15)
 	if err != nil || twice != 1 || never != 2 { // 11; 12 and 14
 		t.Error(twice, never, err)
@@ -106,7 +107,8 @@ func TestTicksTwiceAndNotAtAllAreCounted(t *testing.T) {
 }
 
 func TestLeadersAtOnceAreCounted(t *testing.T) {
-	r := testDatabase(t, `INSERT INTO leaders VALUES ('p1', 1, 1000, 2000), ('p2', 2, 1999, 3000), ('p3', 3, 3001, 4000), ('p1', 4, 4100, 4000)`)
+	r := testDatabase(t, `INSERT INTO leaders VALUES
+		('p1', 1, 1000, 2000), ('p2', 2, 1999, 3000), ('p3', 3, 3001, 4000), ('p1', 4, 4100, 4000)`)
 	for _, c := range []struct{ from, until, want int64 }{
 		{0, 9000, 2}, {1500, 1600, 1}, {1500, 2500, 2}, {3001, 9000, 1}, {3500, 3600, 1}, {5000, 6000, 0},
 	} {

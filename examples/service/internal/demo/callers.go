@@ -67,7 +67,8 @@ func (m *mix) next() call {
 	case n < transferShare:
 		from := m.rnd.IntN(m.accounts)
 		to := (from + 1 + m.rnd.IntN(m.accounts-1)) % m.accounts
-		return call{kind: transferCall, path: fmt.Sprintf("/transfer?from=%s&to=%s&amount=%d", account(from), account(to), 1+m.rnd.IntN(9))}
+		path := fmt.Sprintf("/transfer?from=%s&to=%s&amount=%d", account(from), account(to), 1+m.rnd.IntN(9))
+		return call{kind: transferCall, path: path}
 	case n < transferShare+pageShare:
 		return call{kind: pageCall, path: fmt.Sprintf("/page/%d", m.pages.Uint64())}
 	default:
@@ -232,7 +233,8 @@ func errorKind(status int, err error) string {
 		return "timeout"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "refused"
-	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
+		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "reset"
 	default:
 		return "network"

@@ -149,7 +149,8 @@ func TestTheBalancerSkipsWhoIsGone(t *testing.T) {
 	defer b.close()
 	b.up[0].Store(true) // as if it had just gone
 	for range 6 {
-		if process, status, _, err := b.do(t.Context(), http.MethodPost, "/transfer"); err != nil || status != 200 || process != 1 {
+		process, status, _, err := b.do(t.Context(), http.MethodPost, "/transfer")
+		if err != nil || status != 200 || process != 1 {
 			t.Fatal(process, status, err)
 		}
 	}

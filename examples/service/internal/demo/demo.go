@@ -43,9 +43,12 @@ type Config struct {
 // Flags adds the demo's flags to fs. The Config is filled in when fs is parsed.
 func Flags(fs *flag.FlagSet) *Config {
 	cfg := &Config{}
-	fs.StringVar(&cfg.Redis, "redis", "", "servers to lock on, with commas between them; they are neither stopped nor flushed. Default: servers of the demo's own")
+	fs.StringVar(&cfg.Redis, "redis", "",
+		"servers to lock on, with commas between them; they are neither stopped nor flushed. "+
+			"Default: servers of the demo's own")
 	fs.StringVar(&cfg.Cache, "cache", "", "the server that keeps the values, with -redis; default the first of those")
-	fs.StringVar(&cfg.With, "with", "", "variants of the service, with commas between them; default "+strings.Join(Variants, ","))
+	fs.StringVar(&cfg.With, "with", "",
+		"variants of the service, with commas between them; default "+strings.Join(Variants, ","))
 	fs.StringVar(&cfg.Only, "only", "", "phases to play, with commas between them: "+strings.Join(phaseNames(), ","))
 	fs.Float64Var(&cfg.Seconds, "seconds", 5, "how long a phase is")
 	fs.IntVar(&cfg.Procs, "procs", 4, "processes of the service")

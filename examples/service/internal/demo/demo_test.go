@@ -22,7 +22,9 @@ func TestQuantiles(t *testing.T) {
 	for i := range 1000 {
 		h.Record(time.Duration(i+1) * time.Millisecond)
 	}
-	for q, want := range map[float64]time.Duration{0.5: 500 * time.Millisecond, 0.99: 990 * time.Millisecond, 1: time.Second} {
+	for q, want := range map[float64]time.Duration{
+		0.5: 500 * time.Millisecond, 0.99: 990 * time.Millisecond, 1: time.Second,
+	} {
 		if got := h.Quantile(q); got < want || got > want*33/32 {
 			t.Errorf("%v: %v, want %v", q, got, want)
 		}
@@ -43,14 +45,18 @@ func TestFlags(t *testing.T) {
 		return cfg.complete()
 	}
 	cfg, err := parse()
-	if err != nil || cfg.With != "flightlock,singleflight,redsync" || cfg.Procs != 4 || cfg.Exe == "" || len(cfg.redisURLs) != 0 {
+	if err != nil || cfg.With != "flightlock,singleflight,redsync" || cfg.Procs != 4 || cfg.Exe == "" ||
+		len(cfg.redisURLs) != 0 {
 		t.Errorf("%+v, %v", cfg, err)
 	}
-	if cfg, err = parse("-redis", "a:1,redis://b:2", "-with", "redsync", "-only", "steady,cold", "-seconds", "2"); err != nil ||
-		strings.Join(cfg.redisURLs, ",") != "redis://a:1,redis://b:2" || cfg.With != "redsync" || cfg.Seconds != 2 {
+	cfg, err = parse("-redis", "a:1,redis://b:2", "-with", "redsync", "-only", "steady,cold", "-seconds", "2")
+	if err != nil || strings.Join(cfg.redisURLs, ",") != "redis://a:1,redis://b:2" ||
+		cfg.With != "redsync" || cfg.Seconds != 2 {
 		t.Errorf("%+v, %v", cfg, err)
 	}
-	for _, bad := range []string{"-redis=nowhere", "-redis=a:1,a:1", "-with=locks", "-only=never", "-seconds=0.1", "-procs=1", "-rate=1", "-keys=1"} {
+	for _, bad := range []string{
+		"-redis=nowhere", "-redis=a:1,a:1", "-with=locks", "-only=never", "-seconds=0.1", "-procs=1", "-rate=1", "-keys=1",
+	} {
 		if _, err := parse(bad); err == nil || !strings.Contains(err.Error(), strings.Split(bad, "=")[0]) {
 			t.Errorf("%s: %v", bad, err)
 		}
@@ -74,9 +80,18 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := Report{Config: cfg, Rows: []Row{
-		{Phase: "steady", Variant: "flightlock", weather: fine | prompt, PerSecond: 999.6, P99: 12 * time.Millisecond, ItemP99: 12 * time.Millisecond, Leaders: 1, Loads: loadCounts{Loads: 30, First: 20, Unlocked: 2}},
+		{
+			Phase: "steady", Variant: "flightlock", weather: fine | prompt, PerSecond: 999.6,
+			P99: 12 * time.Millisecond, ItemP99: 12 * time.Millisecond, Leaders: 1,
+			Loads: loadCounts{Loads: 30, First: 20, Unlocked: 2},
+		},
 		{Phase: "cache flushed", Variant: "flightlock", Skipped: "for a reason"},
-		{Phase: "steady", Variant: "singleflight", P99: 2 * time.Millisecond, ItemP99: 2 * time.Millisecond, MoneyLost: 70, Unpaid: 3, Twice: 4, Never: 1, Leaders: 4, Errors: map[string]int{"502": 3, "504": 1}},
+		{
+			Phase: "steady", Variant: "singleflight",
+			P99: 2 * time.Millisecond, ItemP99: 2 * time.Millisecond,
+			MoneyLost: 70, Unpaid: 3, Twice: 4, Never: 1, Leaders: 4,
+			Errors: map[string]int{"502": 3, "504": 1},
+		},
 	}}
 	var b strings.Builder
 	if err := r.Write(&b); err != nil {
@@ -86,7 +101,9 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 		"| steady | flightlock | 1000 | - | 12ms | - | - | 30 | 1.50 | 2 | 0 | 0 / 0 | 1 | 0 |\n|  | singleflight | 0 |",
 		"| all | 502: 3, 504: 1 | 4 / 1 | 4 | 70, 3 transfers |",
 		"| cache flushed | flightlock | not played: for a reason |",
-		"- MISSED: steady: loads without a lock: 2 of 30\n- MISSED: steady: 30 loads of 20 misses\n- MISSED: steady: p99 of items 12ms",
+		"- MISSED: steady: loads without a lock: 2 of 30\n" +
+			"- MISSED: steady: 30 loads of 20 misses\n" +
+			"- MISSED: steady: p99 of items 12ms",
 	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not in\n%s", want, b.String())
@@ -101,8 +118,12 @@ func TestTheTableSaysWhatHappened(t *testing.T) {
 			t.Errorf("%+v passes for safe", bad)
 		}
 	}
-	for _, bad := range []Row{{Never: 1}, {Errors: map[string]int{"502": 1}}, {Loads: loadCounts{Loads: 1, First: 1, Unlocked: 1}},
-		{Loads: loadCounts{Loads: 2, First: 1}}} {
+	for _, bad := range []Row{
+		{Never: 1},
+		{Errors: map[string]int{"502": 1}},
+		{Loads: loadCounts{Loads: 1, First: 1, Unlocked: 1}},
+		{Loads: loadCounts{Loads: 2, First: 1}},
+	} {
 		bad.Variant, bad.weather = "flightlock", fine
 		if r := (Report{Rows: []Row{bad}}); len(r.Faults("flightlock")) != 1 || len(r.Slow("flightlock")) != 0 {
 			t.Errorf("%+v: %v", bad, r.Faults("flightlock"))

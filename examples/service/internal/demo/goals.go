@@ -61,7 +61,8 @@ func (r *Row) faults() (faults []string) {
 		return faults
 	}
 	fault(r.weather&answered != 0 && len(r.Errors) != 0, "errors: %s", errorText(r.Errors))
-	fault(r.weather&locked != 0 && r.Loads.Unlocked != 0, "loads without a lock: %d of %d", r.Loads.Unlocked, r.Loads.Loads)
+	fault(r.weather&locked != 0 && r.Loads.Unlocked != 0,
+		"loads without a lock: %d of %d", r.Loads.Unlocked, r.Loads.Loads)
 	fault(r.weather&kept != 0 && r.Loads.Loads != r.Loads.First, "%d loads of %d misses", r.Loads.Loads, r.Loads.First)
 	return faults
 }
@@ -90,14 +91,17 @@ func (r *Report) goals() string {
 		b.WriteString("Embedded nodes are slower than NodeTimeout when there is much to do; real ones are not.\n\n")
 	}
 	if slow := r.Slow("flightlock"); len(slow) > 0 {
-		fmt.Fprintf(&b, "- not looked at for loads and errors, since the servers were slower than NodeTimeout (p99 of a PING): %s\n", strings.Join(slow, ", "))
+		fmt.Fprintf(&b,
+			"- not looked at for loads and errors, since the servers were slower than NodeTimeout (p99 of a PING): %s\n",
+			strings.Join(slow, ", "))
 	}
 	faults := r.Faults("flightlock")
 	for _, f := range faults {
 		item(false, "%s", f)
 	}
 	if len(faults) == 0 {
-		item(true, "all counts: nothing lost, nothing twice, one leader, one load per miss, no load without a lock, no errors, wherever that is promised")
+		item(true, "all counts: nothing lost, nothing twice, one leader, one load per miss, "+
+			"no load without a lock, no errors, wherever that is promised")
 	}
 	for i := range r.Rows {
 		row := &r.Rows[i]
@@ -111,13 +115,15 @@ func (r *Report) goals() string {
 				ours, bare time.Duration
 				trips      time.Duration
 			}{{"items", row.ItemP99, other.ItemP99, 2}, {"pages", row.PageP99, other.PageP99, 4}} {
-				item(of.ours <= of.bare+of.trips*row.RoundTrip99, "%s: p99 of %s %s; singleflight's %s and %d round trips of %s (p99 of a PING meanwhile)",
+				item(of.ours <= of.bare+of.trips*row.RoundTrip99,
+					"%s: p99 of %s %s; singleflight's %s and %d round trips of %s (p99 of a PING meanwhile)",
 					row.Phase, of.name, duration(of.ours), duration(of.bare), of.trips, duration(row.RoundTrip99))
 			}
 		}
 		if row.HotCalls > 0 && row.weather&locked == 0 {
 			limit := 2*r.Config.Latency*5/4 + 4*row.RoundTrip99
-			item(row.HotP999 <= limit, "%s: p99.9 of hot keys after the first second %s (%d calls); two loads and four round trips of %s are %s",
+			item(row.HotP999 <= limit,
+				"%s: p99.9 of hot keys after the first second %s (%d calls); two loads and four round trips of %s are %s",
 				row.Phase, duration(row.HotP999), row.HotCalls, duration(row.RoundTrip99), duration(limit))
 		}
 	}

@@ -52,7 +52,9 @@ func startServers(given []string, cache string) (*servers, error) {
 	}
 	start, kind := startReal, "redis-server processes"
 	if !haveRedis() {
-		start, kind = startEmbedded, "embedded nodes (miniredis in the demo's process, which is slow; they are closed and opened where a process would be stopped)"
+		start = startEmbedded
+		kind = "embedded nodes (miniredis in the demo's process, which is slow; " +
+			"they are closed and opened where a process would be stopped)"
 	}
 	s := &servers{kind: fmt.Sprintf("%d %s, and one for values", nodeCount, kind)}
 	for i := range nodeCount + 1 {

@@ -156,7 +156,8 @@ func (o *origin) begin(key string, fence int64, now time.Time) (latency time.Dur
 	case k.loading == 0 && !cached:
 		o.counts.First++
 	case len(o.surplus) < maxSurplus:
-		o.surplus = append(o.surplus, fmt.Sprintf("%s: load with token %d while %d under way; the one before began %v ago with token %d, and one ended well %v ago",
+		o.surplus = append(o.surplus, fmt.Sprintf("%s: load with token %d while %d under way; "+
+			"the one before began %v ago with token %d, and one ended well %v ago",
 			key, fence, k.loading, now.Sub(k.began), k.fence, now.Sub(k.ended)))
 	}
 	k.loading++

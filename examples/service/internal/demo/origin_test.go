@@ -17,13 +17,30 @@ func TestTheOriginCountsLoadsPerMiss(t *testing.T) {
 		loads, miss int
 	}{
 		{"one", func(o *origin) { one(o, "k", true) }, 1, 1},
-		{"another while the value is fresh", func(o *origin) { one(o, "k", true); time.Sleep(time.Second); one(o, "k", true) }, 2, 1},
-		{"another when it is not fresh any more", func(o *origin) { one(o, "k", true); time.Sleep(3 * time.Second); one(o, "k", true) }, 2, 2},
+		{"another while the value is fresh", func(o *origin) {
+			one(o, "k", true)
+			time.Sleep(time.Second)
+			one(o, "k", true)
+		}, 2, 1},
+		{"another when it is not fresh any more", func(o *origin) {
+			one(o, "k", true)
+			time.Sleep(3 * time.Second)
+			one(o, "k", true)
+		}, 2, 2},
 		{"another key", func(o *origin) { one(o, "k", true); one(o, "l", true) }, 2, 2},
 		{"another after one that failed", func(o *origin) { one(o, "k", false); one(o, "k", true) }, 2, 2},
 		{"two at once", func(o *origin) { o.begin("k", 1, time.Now()); one(o, "k", true) }, 2, 1},
-		{"three at once", func(o *origin) { o.begin("k", 1, time.Now()); o.begin("k", 1, time.Now()); one(o, "k", true) }, 3, 1},
-		{"another after a flush", func(o *origin) { one(o, "k", true); time.Sleep(1); o.cacheFlushed(); one(o, "k", true) }, 2, 2},
+		{"three at once", func(o *origin) {
+			o.begin("k", 1, time.Now())
+			o.begin("k", 1, time.Now())
+			one(o, "k", true)
+		}, 3, 1},
+		{"another after a flush", func(o *origin) {
+			one(o, "k", true)
+			time.Sleep(1)
+			o.cacheFlushed()
+			one(o, "k", true)
+		}, 2, 2},
 		{"another after one during which there was a flush", func(o *origin) {
 			o.begin("k", 1, time.Now())
 			time.Sleep(1)

@@ -36,12 +36,14 @@ func phases() []phase {
 		{name: "origin failing", happen: originFailing, fails: true},
 		{name: "one process broken", weather: answered, happen: brokenProcess, broken: "p1", fails: true},
 		{name: "processors busy", weather: fine | prompt, happen: busy},
-		{name: "one node stopped", weather: fine | prompt, own: true, happen: stopped(func(s *servers) []server { return s.nodes[:1] })},
+		{name: "one node stopped", weather: fine | prompt, own: true,
+			happen: stopped(func(s *servers) []server { return s.nodes[:1] })},
 		{name: "all nodes stopped", own: true, happen: stopped((*servers).all)},
 		{name: "node killed and empty", weather: fine, own: true, happen: killed},
 		{name: "cache flushed", weather: fine, own: true, happen: flushed},
 		{name: "cache slow", weather: answered | sluggish, own: true, happen: slowed},
-		{name: "cache stopped", weather: answered, own: true, happen: stopped(func(s *servers) []server { return []server{s.cache} })},
+		{name: "cache stopped", weather: answered, own: true,
+			happen: stopped(func(s *servers) []server { return []server{s.cache} })},
 		{name: "cache killed and empty", weather: answered, own: true, happen: cacheKilled},
 	}
 }

@@ -43,7 +43,10 @@ const originToken = "letmein"
 const maxFlying = 8_000
 
 func newStage(ctx context.Context, cfg Config, variant string) (_ *stage, err error) {
-	s := &stage{cfg: cfg, variant: variant, prefix: fmt.Sprintf("demo:%x:%s:", cfg.seed, variant), mix: newMix(cfg.Keys, accounts, cfg.seed)}
+	s := &stage{
+		cfg: cfg, variant: variant, prefix: fmt.Sprintf("demo:%x:%s:", cfg.seed, variant),
+		mix: newMix(cfg.Keys, accounts, cfg.seed),
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())

@@ -54,13 +54,15 @@ type Row struct {
 type Processors struct{ Demo, Service, Servers float64 }
 
 func (p Processors) String() string {
-	return fmt.Sprintf("%.0f%% = %.0f+%.0f+%.0f", 100*(p.Demo+p.Service+p.Servers), 100*p.Demo, 100*p.Service, 100*p.Servers)
+	return fmt.Sprintf("%.0f%% = %.0f+%.0f+%.0f",
+		100*(p.Demo+p.Service+p.Servers), 100*p.Demo, 100*p.Service, 100*p.Servers)
 }
 
 func (r *Row) measure(saw *seen, trips *histogram.Histogram, loads loadCounts) {
 	r.Calls = saw.reads.Count() + saw.transfers.Count()
 	r.PerSecond = float64(r.Calls) / r.Until.Sub(r.From).Seconds()
-	r.P50, r.P99, r.P999, r.Max = saw.reads.Quantile(0.5), saw.reads.Quantile(0.99), saw.reads.Quantile(0.999), saw.reads.Max()
+	r.P50, r.P99 = saw.reads.Quantile(0.5), saw.reads.Quantile(0.99)
+	r.P999, r.Max = saw.reads.Quantile(0.999), saw.reads.Max()
 	r.ItemP99, r.PageP99 = saw.items.Quantile(0.99), saw.pages.Quantile(0.99)
 	r.TransferP99 = saw.transfers.Quantile(0.99)
 	r.HotCalls, r.HotP999 = saw.hotLate.Count(), saw.hotLate.Quantile(0.999)
@@ -70,9 +72,14 @@ func (r *Row) measure(saw *seen, trips *histogram.Histogram, loads loadCounts) {
 
 // line is the row as a line of progress.
 func (r *Row) line(number, of int) string {
-	return fmt.Sprintf("%-12s %2d/%d %-22s %6.0f req/s  cpu %s  p50 %-7s p99 %-7s (items %s, pages %s, transfers %s) p99.9 %-7s max %-7s rtt %s/%s  %d loads, %d surplus, %d unlocked  lost %d/%d  rest %s  %s",
-		r.Variant, number, of, r.Phase, r.PerSecond, r.CPU, duration(r.P50), duration(r.P99), duration(r.ItemP99), duration(r.PageP99), duration(r.TransferP99),
-		duration(r.P999), duration(r.Max), duration(r.RoundTrip), duration(r.RoundTrip99), r.Loads.Loads, r.Loads.Loads-r.Loads.First, r.Loads.Unlocked, r.MoneyLost, r.Unpaid, duration(r.Recovery), r.errorCell())
+	return fmt.Sprintf("%-12s %2d/%d %-22s %6.0f req/s  cpu %s  "+
+		"p50 %-7s p99 %-7s (items %s, pages %s, transfers %s) p99.9 %-7s max %-7s rtt %s/%s  "+
+		"%d loads, %d surplus, %d unlocked  lost %d/%d  rest %s  %s",
+		r.Variant, number, of, r.Phase, r.PerSecond, r.CPU,
+		duration(r.P50), duration(r.P99), duration(r.ItemP99), duration(r.PageP99), duration(r.TransferP99),
+		duration(r.P999), duration(r.Max), duration(r.RoundTrip), duration(r.RoundTrip99),
+		r.Loads.Loads, r.Loads.Loads-r.Loads.First, r.Loads.Unlocked, r.MoneyLost, r.Unpaid,
+		duration(r.Recovery), r.errorCell())
 }
 
 func (r *Row) errorCell() string {
@@ -107,9 +114,10 @@ var header = []string{"phase", "with", "req/s", "p50", "p99", "p99.9", "longest"
 // Write writes the table, for pasting into a page of documentation.
 func (r *Report) Write(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %d processors, %s %s; %s. %d processes, %d calls a second, %d items, origin %v, phases of %gs.\n\n",
-		r.At.Format("2006-01-02"), r.CPUs, r.Go, r.System, r.Servers, r.Config.Procs, r.Config.Rate, r.Config.Keys,
-		r.Config.Latency, r.Config.Seconds)
+	fmt.Fprintf(&b, "%s, %d processors, %s %s; %s. "+
+		"%d processes, %d calls a second, %d items, origin %v, phases of %gs.\n\n",
+		r.At.Format("2006-01-02"), r.CPUs, r.Go, r.System, r.Servers,
+		r.Config.Procs, r.Config.Rate, r.Config.Keys, r.Config.Latency, r.Config.Seconds)
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
 	line(header)
 	rule := make([]string, len(header))
@@ -127,7 +135,8 @@ func (r *Report) Write(w io.Writer) error {
 			}
 		}
 	}
-	fmt.Fprintf(&b, "\nLatencies are those of `/item` and `/page` from when a call was due. Errors are answers, by status. A load without a lock came without a token.\n")
+	b.WriteString("\nLatencies are those of `/item` and `/page` from when a call was due. " +
+		"Errors are answers, by status. A load without a lock came without a token.\n")
 	fmt.Fprintf(&b, "\n%s", r.goals())
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -33,7 +33,8 @@ func (f *withFlightlock) Close(ctx context.Context) error { return f.c.Close(ctx
 
 // Do queues behind other holders. While Redis is down it fails at once, and its caller decides
 // what to do: a request fails, the job and the leader try again.
-func (f *withFlightlock) Do(ctx context.Context, key string, ttl time.Duration, fn func(context.Context, Lock) error) error {
+func (f *withFlightlock) Do(ctx context.Context, key string, ttl time.Duration,
+	fn func(context.Context, Lock) error) error {
 	err := f.c.Do(ctx, key, ttl, flightlock.FailFast(nil), func(ctx context.Context, l *flightlock.Lock) error {
 		return fn(ctx, l)
 	})

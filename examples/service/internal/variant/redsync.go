@@ -75,7 +75,8 @@ func unlock(ctx context.Context, m *redsync.Mutex) error {
 }
 
 // Do extends the mutex for as long as fn runs. The ttl is redsync's default.
-func (r *withRedsync) Do(ctx context.Context, key string, _ time.Duration, fn func(context.Context, Lock) error) (err error) {
+func (r *withRedsync) Do(ctx context.Context, key string, _ time.Duration,
+	fn func(context.Context, Lock) error) (err error) {
 	m, err := r.lock(ctx, key)
 	if err != nil {
 		return err

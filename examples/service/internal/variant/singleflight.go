@@ -19,7 +19,8 @@ func (s *withSingleflight) Ready(ctx context.Context) error { return s.env.Cache
 func (s *withSingleflight) Close(context.Context) error { return nil }
 
 // Do runs fn without any lock.
-func (s *withSingleflight) Do(ctx context.Context, _ string, _ time.Duration, fn func(context.Context, Lock) error) error {
+func (s *withSingleflight) Do(ctx context.Context, _ string, _ time.Duration,
+	fn func(context.Context, Lock) error) error {
 	return fn(ctx, noLock{})
 }
 

@@ -16,7 +16,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // A variant that cannot be made is nil, also as an interface: whoever checks it is not misled.
 func TestNoLockerWithAnError(t *testing.T) {
 	for _, name := range append([]string{"no such name"}, Flightlock, Redsync) {
-		l, err := New(name, Env{Nodes: []string{"no url"}, Log: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+		l, err := New(name, Env{
+			Nodes: []string{"no url"}, Log: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
+		})
 		if err == nil || l != nil {
 			t.Errorf("%s: %v, %v", name, l, err)
 		}
