@@ -20,9 +20,9 @@ import (
 // server is well, and loads without locks would make it worse. So the first failure begins probes, one
 // request at a time, and a server is left alone only when one of them has failed, too.
 //
-// From the first failure on, lookups wait no longer than the probe that is under way: when that has
-// failed, all of them have. Otherwise those that began shortly before would hold up the callers that
-// join their runs for another timeout.
+// When a probe fails, so do the lookups that have begun while it was under way. Otherwise those that began
+// shortly before its end would hold up the callers that join their runs for another timeout. As long as it has
+// not failed, they have all of their time: where it is answered, their replies may be on their way as well.
 //
 // A hit reads troubled, and nothing else.
 type breaker struct {
@@ -37,41 +37,9 @@ type breaker struct {
 
 // health is one server's. It is removed with its first success.
 type health struct {
-	failed    int   // lookups in a row
-	confirmed bool  // by a probe
-	probe     probe // that is under way
-}
-
-// probe is a request that decides whether a server is down. The zero probe is none.
-type probe struct {
-	ends time.Time     // at the latest
-	over chan struct{} // closed when its outcome is known
-}
-
-func newProbe(timeout time.Duration) probe {
-	return probe{ends: time.Now().Add(timeout), over: make(chan struct{})}
-}
-
-// limit is ctx for a lookup that waits no longer than p.
-func (p probe) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	if p.over == nil {
-		return ctx, func() {}
-	}
-	return context.WithDeadlineCause(ctx, p.ends, errTimeout)
-}
-
-// decides reports whether p has ended, and what has failed now was limited by it. Then p's outcome,
-// for which it waits, says whether the server is down.
-func (p probe) decides(ctx context.Context) bool {
-	if p.over == nil || time.Now().Before(p.ends) {
-		return false
-	}
-	select {
-	case <-p.over:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	failed    int           // lookups in a row
+	confirmed bool          // by a probe
+	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
 }
 
 func (h *health) down() bool { return h != nil && h.confirmed && h.failed >= maxFailed }
@@ -95,23 +63,25 @@ func (b *breaker) serverOf(ctx context.Context, key string) string {
 }
 
 // lookup makes a lookup of key, unless its server is down.
-func lookup[T any](ctx context.Context, b *breaker, key string, request func(ctx context.Context, key string) (T, error)) (v T, err error) {
+func lookup[T any](
+	ctx context.Context, b *breaker, key string, request func(ctx context.Context, key string) (T, error),
+) (v T, err error) {
 	troubled := b.troubled.Load()
-	limited, probe := ctx, probe{}
+	var probe <-chan struct{}
 	if troubled {
 		var down bool
 		if probe, down = b.state(b.serverOf(ctx, key)); down {
 			return v, errLeftAlone
 		}
-		var cancel context.CancelFunc
-		limited, cancel = probe.limit(ctx)
-		defer cancel()
 	}
-	v, err = request(limited, key)
+	if probe == nil {
+		v, err = request(ctx, key)
+	} else {
+		v, err = untilFailed(probe, func() (T, error) { return request(ctx, key) })
+	}
 	switch {
 	case err != nil && b.isOutage(ctx, err):
-		b.failed(ctx, key)
-		if probe.decides(ctx) && b.isDown(ctx, key) {
+		if b.failed(ctx, key) {
 			err = errLeftAlone
 		}
 	case err == nil && troubled:
@@ -120,14 +90,35 @@ func lookup[T any](ctx context.Context, b *breaker, key string, request func(ctx
 	return v, err
 }
 
+// untilFailed makes a request that fails when a probe does. It has a goroutine of its own, because a client
+// reads a reply until the deadline of its ctx, even if that is canceled.
+func untilFailed[T any](probe <-chan struct{}, request func() (T, error)) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	done := make(chan result, 1)
+	go func() { // ends with the request, which has its timeout
+		v, err := request()
+		done <- result{v, err}
+	}()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-probe:
+		return result{}.v, errTimeout
+	}
+}
+
 // lookupMany makes a lookup of many keys, except those whose servers are down. request returns what
 // has failed for single keys. failed has these errors, and those of keys whose servers are down.
 func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
-	request func(ctx context.Context, keys []string) ([]T, map[string]error, error)) (asked []string, values []T, failed map[string]error) {
+	request func(ctx context.Context, keys []string) ([]T, map[string]error, error),
+) (asked []string, values []T, failed map[string]error) {
 	failed = map[string]error{}
 	asked = keys
 	troubled := b.troubled.Load()
-	limited, one := ctx, probe{}
+	var probe <-chan struct{}
 	if troubled {
 		asked = nil
 		for _, key := range keys {
@@ -138,18 +129,15 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 			}
 			asked = append(asked, key)
 			if !b.isCluster() { // there, servers have probes of their own
-				one = of
+				probe = of
 			}
 		}
-		var cancel context.CancelFunc
-		limited, cancel = one.limit(ctx)
-		defer cancel()
 	}
 	if len(asked) == 0 {
 		return nil, nil, failed
 	}
-	values, some, err := request(limited, asked)
-	counted := map[string]bool{} // servers
+	values, some, err := requestMany(ctx, probe, asked, request)
+	downs := map[string]bool{} // servers that are counted, and whether they are down now
 	for _, key := range asked {
 		why := err
 		if why == nil {
@@ -162,26 +150,42 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 			continue
 		}
 		server := b.serverOf(ctx, key)
+		down, counted := downs[server]
+		outage := why != nil && b.isOutage(ctx, why)
 		switch {
-		case counted[server]:
+		case counted:
 		case why == nil:
 			b.succeeded(server)
-		case b.isOutage(ctx, why):
-			b.failed(ctx, key)
+		case outage:
+			down = b.failed(ctx, key)
 		}
-		counted[server] = true
+		downs[server] = down
+		if outage && down {
+			failed[key] = errLeftAlone
+		}
 	}
 	if err != nil {
-		if one.decides(ctx) {
-			for _, key := range asked {
-				if b.isDown(ctx, key) {
-					failed[key] = errLeftAlone
-				}
-			}
-		}
 		return nil, nil, failed
 	}
 	return asked, values, failed
+}
+
+// requestMany makes a request that fails when a probe does, if there is one.
+func requestMany[T any](ctx context.Context, probe <-chan struct{}, keys []string,
+	request func(ctx context.Context, keys []string) ([]T, map[string]error, error),
+) ([]T, map[string]error, error) {
+	if probe == nil {
+		return request(ctx, keys)
+	}
+	type reply struct {
+		values []T
+		failed map[string]error
+	}
+	r, err := untilFailed(probe, func() (reply, error) {
+		values, failed, err := request(ctx, keys)
+		return reply{values, failed}, err
+	})
+	return r.values, r.failed, err
 }
 
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
@@ -197,28 +201,18 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err)
 }
 
-// timeout is that of a probe: half of a lookup's, since all callers wait for it, and no other request
-// of this process is before it on its connection.
-func (b *breaker) timeout() time.Duration { return b.s.lookups / 2 }
-
 func (b *breaker) isCluster() bool {
 	_, is := b.s.rdb.(*redis.ClusterClient)
 	return is
 }
 
-// isDown reports whether the server that has key is down.
-func (b *breaker) isDown(ctx context.Context, key string) bool {
-	_, down := b.state(b.serverOf(ctx, key))
-	return down
-}
-
-// state reports whether a server is down, and the probe that is under way.
-func (b *breaker) state(server string) (_ probe, down bool) {
+// state reports whether a server is down, and when the probe that is under way has failed; nil: none is.
+func (b *breaker) state(server string) (probe <-chan struct{}, down bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]
 	if h == nil {
-		return probe{}, false
+		return nil, false
 	}
 	return h.probe, h.down()
 }
@@ -234,20 +228,22 @@ func (b *breaker) down() (n int) {
 	return n
 }
 
-func (b *breaker) failed(ctx context.Context, key string) {
+// failed counts a lookup that has failed, and reports whether the server is down now.
+func (b *breaker) failed(ctx context.Context, key string) (down bool) {
 	server := b.serverOf(ctx, key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]
 	if h == nil {
-		h = &health{probe: newProbe(b.timeout())}
+		h = &health{probe: make(chan struct{})}
 		if !b.tasks.Go(func() { b.probe(h, server, key) }) {
-			return // the Cache is closed
+			return false // the Cache is closed
 		}
 		b.servers[server] = h
 		b.troubled.Store(true)
 	}
 	h.failed++
+	return h.down()
 }
 
 func (b *breaker) succeeded(server string) {
@@ -259,20 +255,24 @@ func (b *breaker) succeeded(server string) {
 
 // probe asks for the key until it is answered, a lookup is, or the Cache is closed. By then the key may
 // have moved to another server: what matters is that lookups are answered again.
+//
+// The first probe has half the time of a lookup, since callers wait for it. The others have all of it: a server that
+// needs more than half is left alone for a while at most, and not for ever.
 func (b *breaker) probe(h *health, server, key string) {
-	for {
-		_, err := do(context.Background(), b.s, b.timeout(), func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() })
+	exists := func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() }
+	for timeout := b.s.lookups / 2; ; timeout = b.s.lookups {
+		_, err := do(context.Background(), b.s, timeout, exists)
 		if !b.stillFails(h, server, err) {
 			return
 		}
 		select {
 		case <-time.After(probeEvery):
-			b.mu.Lock()
-			h.probe = newProbe(b.timeout())
-			b.mu.Unlock()
 		case <-b.closed:
 			return
 		}
+		b.mu.Lock()
+		h.probe = make(chan struct{})
+		b.mu.Unlock()
 	}
 }
 
@@ -280,13 +280,14 @@ func (b *breaker) probe(h *health, server, key string) {
 func (b *breaker) stillFails(h *health, server string, err error) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	close(h.probe.over)
-	h.probe = probe{}
+	probe := h.probe
+	h.probe = nil
 	if b.servers[server] != h { // a lookup has succeeded
 		return false
 	}
 	if err != nil && b.isOutage(context.Background(), err) {
 		h.confirmed = true
+		close(probe)
 		return true
 	}
 	delete(b.servers, server)

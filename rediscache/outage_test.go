@@ -11,7 +11,7 @@ import (
 )
 
 // When the server of the values stops, callers wait until the first lookups and a probe have timed out.
-// After that they wait for two loads at most: one that began before they came may be too old for them,
+// A second later they wait for two loads at most: one that began before they came may be too old for them,
 // the next one is not. The same holds if the nodes of the locks stop as well.
 func TestHotKeysInAnOutage(t *testing.T) {
 	for _, all := range []bool{false, true} {
@@ -40,7 +40,7 @@ func TestHotKeysInAnOutage(t *testing.T) {
 						}
 						// a lookup, a probe, an attempt to lock, and loads; then loads alone
 						most := 500*time.Millisecond + 250*time.Millisecond + 100*time.Millisecond + 2*w.origin.takes
-						if at >= stops+850*time.Millisecond {
+						if at >= stops+time.Second {
 							most = 2 * w.origin.takes
 						}
 						if took := time.Since(began) - at; took > most {
@@ -56,4 +56,67 @@ func TestHotKeysInAnOutage(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A server that answers each lookup in time is used again after it has stood still, however slow it is: the
+// probe of a server that is left alone has as much time as a lookup.
+func TestASlowServerIsUsedAgain(t *testing.T) {
+	for _, roundTrip := range []time.Duration{100 * time.Millisecond, 150 * time.Millisecond, 200 * time.Millisecond} {
+		t.Run(fmt.Sprint(roundTrip), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				c := w.cache(rediscache.Options[string]{Fresh: time.Hour})
+				w.want("k", "k@0", c)
+				w.values.SetDelay(roundTrip / 2)
+				var errors uint64
+				var wg sync.WaitGroup
+				for began := time.Now(); time.Since(began) < 15*time.Second; time.Sleep(10 * time.Millisecond) {
+					switch time.Since(began) {
+					case 2 * time.Second:
+						w.values.Stall(true)
+					case 2700 * time.Millisecond:
+						w.values.Stall(false)
+					case 5 * time.Second:
+						errors = c.Stats().LookupErrors
+					}
+					wg.Go(func() { w.want("k", "k@0", c) })
+				}
+				wg.Wait()
+				if s := c.Stats(); errors == 0 || s.LookupErrors != errors || s.Down != 0 {
+					t.Errorf("%d lookups had failed when the server had long been well, then %d; down: %d",
+						errors, s.LookupErrors, s.Down)
+				}
+			})
+		})
+	}
+}
+
+// Lookups that fail do not make others fail that a server answers in time: they have all of their time unless a
+// probe has failed.
+func TestAFailureMakesNoOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{Fresh: time.Hour})
+		w.want("k", "k@0", c)
+		w.values.SetDelay(100 * time.Millisecond)
+		get := func() (failed uint64) {
+			before := c.Stats().LookupErrors
+			var wg sync.WaitGroup
+			for range 200 {
+				wg.Go(func() { w.want("k", "k@0", c) })
+				time.Sleep(10 * time.Millisecond)
+			}
+			wg.Wait()
+			return c.Stats().LookupErrors - before
+		}
+		if n := get(); n != 0 {
+			t.Errorf("%d lookups failed when all was well", n)
+		}
+		time.AfterFunc(500*time.Millisecond, func() { w.values.Mini.SetError("LOADING it has just started") })
+		time.AfterFunc(550*time.Millisecond, func() { w.values.Mini.SetError("") })
+		if n := get(); n == 0 || n > 20 {
+			t.Errorf("%d lookups failed", n)
+		}
+		if n := get(); n != 0 {
+			t.Errorf("%d lookups failed afterwards", n)
+		}
+	})
 }

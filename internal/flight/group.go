@@ -344,7 +344,8 @@ func (g *Group) Counts() Counts {
 	return sum
 }
 
-// Look has the callers of AcquireUnless that wait for key ask whether they still need it.
+// Look has the callers of AcquireUnless that wait for key ask whether they still need it. One that is asking just now
+// is left alone: if it had to ask again each time, it would make no attempt where Look is called all the time.
 func (g *Group) Look(key string) {
 	f := g.known(key)
 	if f == nil {
@@ -352,8 +353,14 @@ func (g *Group) Look(key string) {
 	}
 	f.mu.Lock()
 	defer f.unlock()
-	if f.phase != dead {
-		f.tellLookersLocked()
+	t := f.head()
+	for left := f.lookers; left > 0; t = f.queue.Next(t) {
+		if t.waiter.needless != nil {
+			left--
+			if !t.waiter.inUserCode {
+				t.tellToLookLocked()
+			}
+		}
 	}
 }
 

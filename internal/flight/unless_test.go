@@ -366,3 +366,31 @@ func TestLook(t *testing.T) {
 		w.g.Look("k")
 	})
 }
+
+// A caller that is told to look again and again, because the lookups of others fail and its own do not, makes the
+// attempts that are due all the same.
+func TestLookLeavesTimeForAttempts(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		at := w.down(0)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			var h Ticket
+			_, _ = w.g.AcquireUnless(ctx, "k", &h, 10*time.Second, never(10*ms), func(context.Context) bool {
+				time.Sleep(10 * ms)
+				return false
+			})
+		}()
+		for range 200 {
+			time.Sleep(5 * ms)
+			w.g.Look("k")
+		}
+		synctest.Wait()
+		if n := len(*at); n < 10 {
+			t.Errorf("%d attempts in a second", n)
+		}
+		cancel()
+		<-done
+	})
+}
