@@ -20,6 +20,51 @@ type user struct {
 
 var ada = user{42, "Ada", []string{"admin", "author"}}
 
+// A hit has no more allocations than a plain GET and decoding.
+func TestAllocationsOfAHit(t *testing.T) {
+	if redistest.Raced {
+		t.Skip("the race detector makes pools forget")
+	}
+	s := redistest.StartServer(t)
+	rdb := s.Client(t, honouring)
+	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
+		rediscache.Options[user]{Name: "user", Fresh: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer users.Close(context.Background())
+	hit := func() (user, error) { return users.Get(t.Context(), "42") }
+	if _, err := hit(); err != nil {
+		t.Fatal(err)
+	}
+	data, _ := json.Marshal(ada)
+	rdb.Set(t.Context(), "plain:42", data, time.Hour)
+	plain := func() (u user, err error) {
+		key := "42"
+		stored, err := rdb.Get(t.Context(), "plain:"+key).Bytes()
+		if err != nil {
+			return u, err
+		}
+		err = json.Unmarshal(stored, &u)
+		return u, err
+	}
+	allocations := func(get func() (user, error)) float64 {
+		return testing.AllocsPerRun(500, func() {
+			if _, err := get(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if got, limit := allocations(hit), allocations(plain); got > limit {
+		t.Errorf("a hit has %v allocations, a plain GET and decoding %v", got, limit)
+	}
+}
+
 // The cost of a hit beside a plain GET and decoding.
 func BenchmarkHit(b *testing.B) {
 	s := redistest.StartServer(b)

@@ -62,9 +62,10 @@ func (b *breaker) serverOf(ctx context.Context, key string) string {
 	return ""
 }
 
-// lookup makes a lookup of key, unless its server is down.
+// lookup makes a lookup of key, unless its server is down. request is a method, and not one of a certain
+// server: that would be an allocation for each hit.
 func lookup[T any](
-	ctx context.Context, b *breaker, key string, request func(ctx context.Context, key string) (T, error),
+	ctx context.Context, b *breaker, key string, request func(s *server, ctx context.Context, key string) (T, error),
 ) (v T, err error) {
 	troubled := b.troubled.Load()
 	var probe <-chan struct{}
@@ -75,9 +76,9 @@ func lookup[T any](
 		}
 	}
 	if probe == nil {
-		v, err = request(ctx, key)
+		v, err = request(b.s, ctx, key)
 	} else {
-		v, err = untilFailed(probe, func() (T, error) { return request(ctx, key) })
+		v, err = untilFailed(probe, func() (T, error) { return request(b.s, ctx, key) })
 	}
 	switch {
 	case err != nil && b.isOutage(ctx, err):

@@ -41,13 +41,13 @@ func (c *Cache[V]) values(caller context.Context) context.Context {
 // lookup is the lookup of callers and waiting runs, one GET, or the one before a load.
 func (c *Cache[V]) lookup(ctx context.Context, key string) (none flightlock.Found[item[V]], err error) {
 	if flightlock.LoadFollows(ctx) {
-		f, err := lookup(ctx, &c.breaker, key, c.server.getToLoad)
+		f, err := lookup(ctx, &c.breaker, key, (*server).getToLoad)
 		if err != nil {
 			return none, err
 		}
 		return c.decode(f.entry, f.now, true), nil
 	}
-	x, err := lookup(ctx, &c.breaker, key, c.server.get)
+	x, err := lookup(ctx, &c.breaker, key, (*server).get)
 	if err != nil {
 		return none, err
 	}
