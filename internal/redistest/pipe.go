@@ -84,9 +84,10 @@ func (e *pipeEnd) Close() error {
 func (e *pipeEnd) LocalAddr() net.Addr  { return e.local }
 func (e *pipeEnd) RemoteAddr() net.Addr { return e.remote }
 
+// SetDeadline ends a read that waits when both deadlines are set, so that its reader does not see an old one.
 func (e *pipeEnd) SetDeadline(t time.Time) error {
-	_ = e.SetReadDeadline(t)
-	return e.SetWriteDeadline(t)
+	_ = e.SetWriteDeadline(t)
+	return e.SetReadDeadline(t)
 }
 
 func (e *pipeEnd) SetReadDeadline(t time.Time) error {
