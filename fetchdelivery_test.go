@@ -34,7 +34,8 @@ func TestFetchManyStoreEndsAtNodeTimeout(t *testing.T) {
 			return values, nil
 		},
 		StoreMany: func(context.Context, map[string]string, map[string]*flightlock.Lock) error {
-			for end := time.Now().Add(nodeTimeout + time.Duration(rand.IntN(600)-300)*time.Microsecond); time.Now().Before(end); {
+			end := time.Now().Add(nodeTimeout + time.Duration(rand.IntN(600)-300)*time.Microsecond)
+			for time.Now().Before(end) {
 				runtime.Gosched()
 			}
 			return nil
