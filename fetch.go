@@ -465,6 +465,9 @@ func (f *Fetcher[V]) gaveUp(key string, ctxErr, why error) error {
 	return fmt.Errorf("flightlock: fetch %q: %w", key, ctxErr)
 }
 
+// errFetcherClosed is the error of a call for many keys.
+var errFetcherClosed = fmt.Errorf("flightlock: fetch: the Fetcher is %w", ErrClosed)
+
 func (f *Fetcher[V]) errClosed(key string) error {
 	return fmt.Errorf("flightlock: fetch %q: the Fetcher is %w", key, ErrClosed)
 }

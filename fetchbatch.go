@@ -647,8 +647,9 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 			locks[key] = l
 		}
 	}
+	runs := b.runs // b.each replaces it, perhaps while delivery runs: Stop does not wait for that
 	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() {
-		for _, r := range b.runs {
+		for _, r := range runs {
 			r.Deliver(loaded[r.Key()], nil)
 		}
 	})

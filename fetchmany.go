@@ -28,7 +28,7 @@ func (f *Fetcher[V]) FetchMany(ctx context.Context, keys []string) (map[string]V
 		values: make(map[string]V, len(keys)), errs: map[string]error{}, stamps: map[string]string{},
 	}
 	if f.closed.Load() {
-		return m.values, f.errClosed("")
+		return m.values, errFetcherClosed
 	}
 	pending := distinct(keys)
 	for first := true; len(pending) > 0; first = false {

@@ -143,8 +143,8 @@ func startsWith(prefix, key, s string) bool {
 // set.
 //
 // ctx limits only this caller's wait. Errors: ErrNotFound; those of flightlock.Fetcher.Fetch; and
-// ErrInvalid for an empty key or one that is too long. If the server of the entries cannot be
-// reached, the value is loaded, or with FailClosed the error returned.
+// ErrInvalid for an empty key or one that is longer than 4,096 bytes with Name and Version. If the
+// server of the entries cannot be reached, the value is loaded, or with FailClosed the error returned.
 func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	if c.loadOne == nil && c.opts.LoadMany == nil {
 		var none V
@@ -180,7 +180,7 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 		return values, invalid("load", "nil", "GetMany needs it, or Options.LoadMany")
 	}
 	if c.finished.Load() {
-		return values, c.errClosed("")
+		return values, errClosed
 	}
 	put := func(key string, x item[V], err error) {
 		if v, err := c.result(x, err); err != nil {
@@ -324,10 +324,10 @@ func (c *Cache[V]) set(ctx context.Context, full string, w *writing) (stored boo
 // Get that begins later returns what was loaded earlier, in any process.
 //
 // It takes one round trip for up to 500 keys, and waits for no lock. It ends with ctx, and after
-// LookupTimeout for each 500 keys. If it fails, the old values may still be there: the error says for
-// which keys, matches the first server's error, and the invalidation is repeated in the background
-// until it succeeds, also if ctx has ended; Close waits for that. Up to 10,000 keys are repeated.
-// ErrInvalid for a bad key, of which nothing is sent.
+// LookupTimeout for each 500 keys. If it fails, the old values may still be there: the error names the
+// first such key, says how many more there are, matches the first one's error, and the invalidation is
+// repeated in the background until it succeeds, also if ctx has ended; Close waits for that. Up to
+// 10,000 keys are repeated. ErrInvalid for a bad key: then nothing is sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	full := make([]string, len(keys))
 	for i, key := range keys {
@@ -337,7 +337,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 		full[i] = c.prefix + key
 	}
 	if c.finished.Load() {
-		return c.errClosed("")
+		return errClosed
 	}
 	failed := c.server.invalidate(ctx, full)
 	for _, key := range full {
@@ -366,6 +366,9 @@ func (c *Cache[V]) forget(full string) {
 		c.tier.Remove(full)
 	}
 }
+
+// errClosed is the error of calls for many keys.
+var errClosed = fmt.Errorf("rediscache: the Cache is %w", flightlock.ErrClosed)
 
 func (c *Cache[V]) errClosed(key string) error {
 	return fmt.Errorf("rediscache: %q: the Cache is %w", key, flightlock.ErrClosed)
@@ -400,7 +403,7 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 	c.closing.Do(func() { close(c.closed) })
 	c.tasks.Close()
 	if left > 0 {
-		err = errors.Join(err, fmt.Errorf("rediscache: close: %d keys are not invalidated", left), ctx.Err())
+		err = errors.Join(err, fmt.Errorf("rediscache: close: %d keys are not invalidated: %w", left, context.Cause(ctx)))
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
 	defer cancel()

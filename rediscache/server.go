@@ -294,7 +294,12 @@ func (s *server) runAll(
 			for n, i := range which {
 				cmds[n] = add(p, i)
 			}
-			_, _ = p.Exec(ctx) // each command has its error
+			_, err := p.Exec(ctx)
+			for n, cmd := range cmds {
+				if cmd.Err() == nil && cmd.Val() == nil {
+					cmds[n] = redis.NewCmdResult(nil, notSent(err))
+				}
+			}
 			return cmds, nil
 		})
 		for n, i := range which {
@@ -320,6 +325,16 @@ func (s *server) runAll(
 		send(unknown, func(p redis.Pipeliner, i int) *redis.Cmd { return script.Eval(ctx, p, keys[i:i+1], args(i)...) })
 	}
 	return replies
+}
+
+// notSent is the error of a command that go-redis has left without a reply and without an error: if the
+// server refuses the login of a connection (its password, maxclients), only Exec, which returned err,
+// reports that.
+func notSent(err error) error {
+	if err == nil {
+		return errors.New("rediscache: the request was not sent")
+	}
+	return err
 }
 
 // random is 64 random bits, as 16 hexadecimal digits.
