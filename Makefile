@@ -99,7 +99,7 @@ mutations: ## 3 min: break each safety rule, one at a time, and see that it is n
 fleet: ## 10 min: processes that cache, on real servers, all of which are stopped and killed: no stale value (FOR=5m each mode)
 	FLIGHTLOCK_REQUIRE_REDIS=1 $(GO) test ./rediscache -count=1 -run '^TestFleet$$' -v -fleet $${FOR:-5m} -timeout 60m
 
-model: ## 3 min: models of turns and grants, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
+model: ## 6 min: models of turns, grants and retained leases, by chance and (with spin and gcc) exhaustive: each rule taken out in turn
 	$(GO) run ./docs/model -worlds $${WORLDS:-500}
 
 bench: ## 20 min: go test -bench, as for tuning

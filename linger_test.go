@@ -241,6 +241,35 @@ func TestARecallThatIsRefused(t *testing.T) {
 	}
 }
 
+// Nor does such a process wait for ever while the lease is used again and again: its renewals find who waits.
+func TestALeaseInUseEndsWithoutARecall(t *testing.T) {
+	t.Parallel()
+	servers, nodes := realNodes(t, 1)
+	servers[0].Do(t, "ACL", "SETUSER", "mute", "on", "nopass", "~*", "&*", "+@all", "-publish")
+	mute := servers[0].Client(t, func(o *redis.Options) { o.Username, o.Password = "mute", "x" })
+	a := lingering(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	b := newClient(t, flightlock.Options{NodeTimeout: time.Second}, mute)
+	mustRelease(t, mustLock(t, a, "k", 2*time.Second))
+	ctx, served := context.WithTimeout(t.Context(), 20*time.Second)
+	defer served()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil { // short holds, one after the other
+			if l, err := a.SingleFlightLock(ctx, "k", 2*time.Second, nil); err == nil {
+				_ = l.Release(ctx)
+			}
+			time.Sleep(time.Millisecond) // else it leaves the test's other goroutines little of a processor
+		}
+	})
+	l, err := b.SingleFlightLock(ctx, "k", 2*time.Second, nil)
+	served()
+	wg.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustRelease(t, l)
+}
+
 // Close releases retained leases, in batches.
 func TestCloseReturnsRetainedLeases(t *testing.T) {
 	t.Parallel()

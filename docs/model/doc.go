@@ -3,7 +3,8 @@
 // small worlds of three nodes and three clients that want one key, in virtual time, with the faults that
 // nodes, networks and processes have, each world by its own seed; and then with each rule of the protocol
 // taken out, to see which faults the rule is for. After that it has spin look at every interleaving of
-// grants.pml, which is the core of the same protocol, if spin and gcc are there.
+// grants.pml, which is the core of the same protocol, and of retained.pml, which is a lease that is kept
+// for the next caller, if spin and gcc are there.
 //
 //	go run ./docs/model              # every variant, 500 worlds each, and the exhaustive searches
 //	go run ./docs/model -only NAME -worlds 20000

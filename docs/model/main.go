@@ -22,9 +22,9 @@ func main() {
 	if *only != "" || *trace >= 0 {
 		return
 	}
-	switch err := searchAll(os.Stdout, "docs/model/grants.pml"); {
+	switch err := searchAll(os.Stdout, "docs/model", true); {
 	case errors.Is(err, errNoSpin):
-		fmt.Fprintf(os.Stderr, "\n*** THE EXHAUSTIVE SEARCH OF grants.pml WAS NOT MADE: %v ***\n", err)
+		fmt.Fprintf(os.Stderr, "\n*** THE EXHAUSTIVE SEARCHES OF grants.pml AND retained.pml WERE NOT MADE: %v ***\n", err)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "model:", err)
 		os.Exit(1)

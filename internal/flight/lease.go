@@ -283,6 +283,7 @@ func (f *flight) renewLocked(now time.Time) {
 	f.shard().counts.refreshes.Add(1)
 	checks := f.checksLocked(now)
 	f.checked = f.checked || checks
+	checks = checks || f.checksReuseLocked()
 	l, ttl := f.lease, t.ttl
 	f.deferLocked(func() {
 		l.Refresh(ttl, more, timeout, checks,

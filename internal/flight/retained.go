@@ -30,7 +30,8 @@ import (
 // the lease. An attempt carries the mark only if the inbox was confirmed before it began, and that
 // mark is void as soon as the inbox is not confirmed any more (marked): a rival whose recall was
 // published before that, or meanwhile, cannot have been missed. What a lost message costs is
-// bounded by the rival's next poll.
+// bounded by the rival's next poll, and if no recall arrives at all, by the next renewal: that of a
+// lease which was used again checks who waits elsewhere (checksReuseLocked).
 //
 // A flight that has met rivals (contention), or was recalled, retains nothing: for it, the turns
 // are right. A key that is recalled again and again without a local use in between is left alone
@@ -175,6 +176,13 @@ func (f *flight) reuseLocked(t *Ticket) {
 		f.shard().counts.reused.Add(1)
 		f.giveLocked(t, now, left)
 	}
+}
+
+// checksReuseLocked reports whether each renewal of the lease is a check for waiters elsewhere, because it is
+// used again and again. Recalls may never arrive (a client may be denied PUBLISH, or know of none), and such a
+// lease would then never end: each use begins a slice, and is over long before the check at its end.
+func (f *flight) checksReuseLocked() bool {
+	return f.g.cfg.Slice > 0 && f.retention != nil && f.retention.reused
 }
 
 // lapseLocked releases the retained lease if it is time, and else has the alarm come again.

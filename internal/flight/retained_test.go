@@ -113,6 +113,32 @@ func TestARetainedLeaseIsNotRefreshed(t *testing.T) {
 	})
 }
 
+// Recalls may never arrive: the process that wants the key may be denied PUBLISH. A lease that is used again and
+// again is renewed again and again, and would never end. So each such renewal checks who waits elsewhere.
+func TestALeaseThatIsUsedAgainEndsWithoutARecall(t *testing.T) {
+	retaining(t, func(t *testing.T, w *world) {
+		w.rich()
+		a := w.lingers(ttl(10 * time.Second))
+		a.holds()
+		owner := a.h.Owner()
+		a.releases()
+		w.rivals("b")
+		for range 100 { // ten seconds, a ttl
+			pass(100 * ms)
+			b := w.lingers(ttl(10 * time.Second))
+			b.holds()
+			if b.h.Owner() != owner {
+				b.releases()
+				w.rivals("")
+				pass(2 * minute)
+				return
+			}
+			b.releases()
+		}
+		t.Error("the lease is used for longer than its ttl, although another process waits")
+	}, func(c *Config) { c.Slice = 20 * ms })
+}
+
 // A lease of which half is gone when its last holder releases it is not retained.
 func TestAnOldLeaseIsNotRetained(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
@@ -232,7 +258,7 @@ func TestNobodyIsLeftWhenItIsRenewed(t *testing.T) {
 		b.leaves()
 		w.renewal(1).confirm()
 		synctest.Wait()
-		w.wantHistory("acquire", "refresh", "release")
+		w.wantHistory("acquire", "look", "release")
 	})
 }
 
@@ -344,9 +370,9 @@ func TestARecallWinsOverAWaiterForARenewal(t *testing.T) {
 			w.renewal(1).confirm() // too late
 			b.waits()
 			if rival == "" {
-				w.wantHistory("acquire", "refresh", "release to others", "acquire")
+				w.wantHistory("acquire", "look", "release to others", "acquire")
 			} else {
-				w.wantHistory("acquire", "refresh", "watch owner-1R", "release to x")
+				w.wantHistory("acquire", "look", "watch owner-1R", "release to x")
 				w.news(quorum.OurTurn)
 			}
 			w.attempt().grant()

@@ -326,6 +326,13 @@ var mutations = []mutation{
 		pkg:  "./internal/flight", by: "TestARecallOfALeaseInUse",
 	},
 	{
+		name: "a lease that is used again and again is renewed without a check",
+		file: "internal/flight/lease.go",
+		old:  "	checks = checks || f.checksReuseLocked()\n",
+		new:  "",
+		pkg:  "./internal/flight", by: "TestALeaseThatIsUsedAgainEndsWithoutARecall",
+	},
+	{
 		name: "leases are retained although the inbox is not confirmed any more",
 		file: "internal/flight/retained.go",
 		old:  "	f.marked = false\n	if f.phase == retained {\n",
