@@ -129,6 +129,7 @@ type Fetcher[V any] struct {
 	counts         fetchCounts
 	seen           fetchSeen
 	permits        lookupPermits // of callers' Lookups
+	permitsToLoad  lookupPermits // of those before loads
 	waitingLookups chan struct{} // has an entry for each Lookup of a run that waits, maxWaitingLookups at most
 	failures       failures
 	gathering      gathering[V] // of FetchMany
@@ -175,6 +176,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	}
 	f.runs = coalesce.NewGroup[V](func() *fetchRun[V] { return new(fetchRun[V]) }, f.run)
 	f.permits.begin(opts.LookupTimeout)
+	f.permitsToLoad.begin(opts.LookupTimeout)
 	f.seen.begin(c, opts, f.Stats)
 	return f, nil
 }

@@ -45,7 +45,8 @@ import (
 //     use by Lookups that wait for it. Inside a free Lookup it may wait for one, for free Lookups use
 //     no permits.
 //
-// The Lookups of runs are not limited here, so that they do not wait for callers' Lookups.
+// The Lookups of runs have no permits of these, so that they do not wait for callers' Lookups. Those before loads have
+// permits of their own.
 //
 // When no caller waits, a Lookup costs two atomic additions to one of several counters. The first
 // Lookup is timed, and of the free ones after it one in timedOf.
@@ -156,6 +157,25 @@ func (p *lookupPermits) leave(c *lookupCounter, hit bool) {
 		n += oneHit
 	}
 	c.Add(n)
+}
+
+// admit waits until a Lookup may begin that is not a caller's own. Its outcome is passed to returned.
+func (p *lookupPermits) admit(ctx context.Context) (returned func(err error), _ error) {
+	c, how := p.enter()
+	began := time.Now()
+	if how != needsPermit {
+		return func(err error) {
+			if err == nil && how == timed {
+				p.observe(time.Since(began))
+			}
+			p.leave(c, false)
+		}, nil
+	}
+	if err := p.wait(ctx); err != nil {
+		return nil, err
+	}
+	began = time.Now()
+	return func(err error) { p.giveBack(time.Since(began), err) }, nil
 }
 
 // observe updates usual with the time that a free Lookup took: at once if it was less, else slowly.

@@ -83,6 +83,38 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 	})
 }
 
+// A process wins the locks of 1000 keys at once. The Lookups that follow take two seconds of the cache's time, and
+// none of them times out: what was loaded after that would not be stored by a Source with stamps.
+func TestFetchManyLocksAreWonAtOnce(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		cache := newPooled(20, 40*time.Millisecond)
+		o := &origin{}
+		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+			if err := cache.request(ctx); err != nil {
+				return "", flightlock.Miss, err
+			}
+			return o.plainLookup(ctx, key)
+		}
+		src := o.source()
+		src.LookupMany = func(context.Context, []string) (map[string]flightlock.Found[string], error) { return nil, nil }
+		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close(t.Context())
+		keys := make([]string, 1000)
+		for i := range keys {
+			keys[i] = fmt.Sprint("k", i)
+		}
+		if _, err := f.FetchMany(t.Context(), keys); err != nil {
+			t.Error(err)
+		}
+		if s := f.Stats(); s.LookupErrors > uint64(len(keys)/50) || s.Loads != uint64(len(keys)) || s.UnlockedLoads > 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 // The run that has won the lock makes its Lookup at once, even if very many Lookups of its process hang.
 func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {

@@ -34,9 +34,9 @@ type FetchOptions struct {
 	LoadTimeout time.Duration
 
 	// LookupTimeout limits each Lookup that the Fetcher makes on behalf of all callers of a key:
-	// when it has the lock, and while it waits for another process. A Lookup that takes longer has
-	// failed, but the cache may only be busy: while the Fetcher waits, OnUnavailable applies after
-	// three such Lookups in a row.
+	// when it has the lock, and while it waits for another process. A Lookup that takes longer, or
+	// returns a timeout of its own, has failed, but the cache may only be busy: while the Fetcher waits,
+	// OnUnavailable applies after three such Lookups in a row.
 	//
 	// It does not limit a caller's own Lookup, which has that caller's ctx. But when very many
 	// callers make theirs at once, some of them wait for a turn, so that a Lookup takes no longer

@@ -347,6 +347,34 @@ func TestFetchLookupTimeout(t *testing.T) {
 	}
 }
 
+// A Lookup of a run that waits is no reason to load without a lock either if it has timed out by the cache's own
+// timeout, before LookupTimeout: three in a row are.
+func TestFetchWaitsOnAfterSlowLookups(t *testing.T) {
+	for slow, unlocked := range map[int64]uint64{1: 0, 2: 0, 3: 1} {
+		t.Run(fmt.Sprint(slow), func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				var looks atomic.Int64
+				o := &origin{lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
+					if n := looks.Add(1); n > 1 && n <= 1+slow {
+						return "", flightlock.Miss, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
+					}
+					return "", flightlock.Miss, nil
+				}}
+				c := newClient(t, flightlock.Options{}, clients...)
+				held := mustLock(t, c, "k", time.Minute)
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+				results := fetching(t.Context(), f, "k", 1)
+				time.Sleep(10 * time.Second)
+				mustRelease(t, held)
+				wantAll(t, results, 1, "k=1")
+				if s := f.Stats(); s.UnlockedLoads != unlocked || looks.Load() < 1+slow {
+					t.Errorf("%d Lookups, %+v", looks.Load(), s)
+				}
+			})
+		})
+	}
+}
+
 // A caller's Lookup that timed out in the cache's client is no reason to load without a lock: the
 // processors or the cache may be busy. A Lookup that was refused is one.
 func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {

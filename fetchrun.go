@@ -337,9 +337,9 @@ func (f *Fetcher[V]) full(key string, k kind, why error) error {
 		key, f.opts.WaitTimeout, f.opts.MaxLoads, ErrNotAcquired)
 }
 
-// errSlowLookup says that a Lookup took longer than LookupTimeout. Thousands of them may queue
-// for a cache's connections, so a run that waits tries maxSlowLookups.
-var errSlowLookup = errors.New("FetchOptions.LookupTimeout is over")
+// errSlowLookup says that a Lookup took longer than LookupTimeout, or than a timeout of its own. Thousands of
+// them may queue for a cache's connections, so a run that waits tries maxSlowLookups.
+var errSlowLookup = errors.New("it has timed out")
 
 const maxSlowLookups = 3
 
@@ -393,15 +393,26 @@ func (f *Fetcher[V]) beginWaitingLookup(ctx context.Context) bool {
 
 // lookUpToLoad makes the Lookup of a run that has what a load needs, and reports whether the run is
 // over by it. It does not count among the maxWaitingLookups, because others wait for the lock
-// meanwhile, and a stale value will not do. A load without a lock needs it only for the stamp.
+// meanwhile, and a stale value will not do. But it has a permit: thousands of locks may be won at once, and what
+// is loaded after a Lookup that has waited in vain for a connection is not stored, and loaded again. A load without
+// a lock needs it only for the stamp.
 func (f *Fetcher[V]) lookUpToLoad(r *fetchRun[V], l *Lock) (over bool) {
 	if l == nil && (r.unseen || !f.stamped()) {
 		r.scope = f.sending()
 		return false
 	}
-	step := r.Begin(r.values, f.opts.LookupTimeout)
-	defer step.End(nil)
-	found, err := f.lookUp(r, r.values, step, Fresh, f.lookupToLoad, func() {})
+	wait := r.Begin(r.values, noTimeout)
+	returned, err := f.permitsToLoad.admit(wait)
+	wait.End(nil)
+	found := false
+	if err == nil {
+		step := r.Begin(r.values, f.opts.LookupTimeout)
+		found, err = f.lookUp(r, r.values, step, Fresh, f.lookupToLoad, func() {})
+		step.End(nil)
+		returned(err)
+	} else if r.scope = f.sending(); r.Err() == nil {
+		err = f.lookupFailed(r.Key(), err)
+	}
 	if err != nil && f.opts.OnUnavailable == FailClosed {
 		var none V
 		r.Finish(none, err)
@@ -427,7 +438,7 @@ func (f *Fetcher[V]) lookUp(r *fetchRun[V], ctx, limited context.Context, least 
 		return true, nil
 	case a.err != nil && ctx.Err() != nil: // by a loan or WaitTimeout, which say nothing of the cache
 		return false, nil
-	case a.err != nil && limited.Err() != nil:
+	case a.err != nil && (limited.Err() != nil || ranOut(a.err)):
 		return false, fmt.Errorf("%w: %w", f.lookupFailed(r.Key(), a.err), errSlowLookup)
 	case a.err != nil:
 		return false, f.lookupFailed(r.Key(), a.err)

@@ -18,7 +18,9 @@ import (
 //
 // Lookups of a burst may also fail because this process is busy, or its connections are. Then the
 // server is well, and loads without locks would make it worse. So the first failure begins probes, one
-// request at a time, and a server is left alone only when one of them has failed, too.
+// request at a time, and a server is left alone only when one of them has failed, too. A probe has a connection
+// of its own: in the pool of the client it would wait behind the lookups of the burst. Its failure says nothing if
+// a lookup was answered meanwhile, however long ago that began: its queue moves.
 //
 // When a probe fails, so do the lookups that have begun while it was under way. Otherwise those that began
 // shortly before its end would hold up the callers that join their runs for another timeout. As long as it has
@@ -35,10 +37,11 @@ type breaker struct {
 	servers map[string]*health
 }
 
-// health is one server's. It is removed with its first success.
+// health is one server's, as long as it is probed.
 type health struct {
 	failed    int           // lookups in a row
 	confirmed bool          // by a probe
+	answered  bool          // a lookup was, since the last probe began
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
 }
 
@@ -67,9 +70,8 @@ func (b *breaker) serverOf(ctx context.Context, key string) string {
 func lookup[T any](
 	ctx context.Context, b *breaker, key string, request func(s *server, ctx context.Context, key string) (T, error),
 ) (v T, err error) {
-	troubled := b.troubled.Load()
 	var probe <-chan struct{}
-	if troubled {
+	if b.troubled.Load() {
 		var down bool
 		if probe, down = b.state(b.serverOf(ctx, key)); down {
 			return v, errLeftAlone
@@ -85,7 +87,7 @@ func lookup[T any](
 		if b.failed(ctx, key) {
 			err = errLeftAlone
 		}
-	case err == nil && troubled:
+	case err == nil && b.troubled.Load(): // which it may not have been when this lookup began
 		b.succeeded(b.serverOf(ctx, key))
 	}
 	return v, err
@@ -118,9 +120,8 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 ) (asked []string, values []T, failed map[string]error) {
 	failed = map[string]error{}
 	asked = keys
-	troubled := b.troubled.Load()
 	var probe <-chan struct{}
-	if troubled {
+	if b.troubled.Load() {
 		asked = nil
 		for _, key := range keys {
 			of, down := b.state(b.serverOf(ctx, key))
@@ -138,6 +139,7 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 		return nil, nil, failed
 	}
 	values, some, err := requestMany(ctx, probe, asked, request)
+	troubled := b.troubled.Load()
 	downs := map[string]bool{} // servers that are counted, and whether they are down now
 	for _, key := range asked {
 		why := err
@@ -212,7 +214,7 @@ func (b *breaker) state(server string) (probe <-chan struct{}, down bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]
-	if h == nil {
+	if h == nil || h.answered { // the failure of the probe that is under way will say nothing
 		return nil, false
 	}
 	return h.probe, h.down()
@@ -247,51 +249,70 @@ func (b *breaker) failed(ctx context.Context, key string) (down bool) {
 	return h.down()
 }
 
+// succeeded notes that a server has answered a lookup. Its probe ends when it is over: if it ended now, each failure
+// in a queue that moves would begin another one.
 func (b *breaker) succeeded(server string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.servers, server)
-	b.troubled.Store(len(b.servers) > 0)
+	if h := b.servers[server]; h != nil {
+		h.failed, h.confirmed, h.answered = 0, false, true
+	}
 }
 
 // probe asks for the key until it is answered, a lookup is, or the Cache is closed. By then the key may
 // have moved to another server: what matters is that lookups are answered again.
 //
-// The first probe has half the time of a lookup, since callers wait for it. The others have all of it: a server that
-// needs more than half is left alone for a while at most, and not for ever.
+// The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
+// nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a
+// while at most, and not for ever.
 func (b *breaker) probe(h *health, server, key string) {
-	exists := func(ctx context.Context) (int64, error) { return b.s.rdb.Exists(ctx, key).Result() }
-	for timeout := b.s.lookups / 2; ; timeout = b.s.lookups {
-		_, err := do(context.Background(), b.s, timeout, exists)
-		if !b.stillFails(h, server, err) {
+	for timeout := b.s.lookups / 2; ; {
+		err := b.s.ping(key, timeout)
+		pause := time.Duration(0)
+		switch b.judge(h, server, err) {
+		case over:
 			return
+		case fails:
+			timeout, pause = b.s.lookups, probeEvery
 		}
 		select {
-		case <-time.After(probeEvery):
+		case <-time.After(pause):
 		case <-b.closed:
 			return
 		}
 		b.mu.Lock()
-		h.probe = make(chan struct{})
+		if h.probe == nil {
+			h.probe = make(chan struct{})
+		}
 		b.mu.Unlock()
 	}
 }
 
-// stillFails notes the outcome of a probe, and reports whether another one is needed.
-func (b *breaker) stillFails(h *health, server string, err error) bool {
+// verdict is what follows after a probe.
+type verdict uint8
+
+const (
+	over  verdict = iota // the server answers
+	again                // it has answered lookups, and not the probe, which is repeated at once
+	fails                // it is repeated after a pause
+)
+
+// judge notes the outcome of a probe.
+func (b *breaker) judge(h *health, server string, err error) verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	probe := h.probe
+	answered := h.answered
+	h.answered = false
+	switch {
+	case err == nil || !b.isOutage(context.Background(), err) || answered && h.failed == 0:
+		delete(b.servers, server)
+		b.troubled.Store(len(b.servers) > 0)
+		return over
+	case answered:
+		return again
+	}
+	h.confirmed = true
+	close(h.probe)
 	h.probe = nil
-	if b.servers[server] != h { // a lookup has succeeded
-		return false
-	}
-	if err != nil && b.isOutage(context.Background(), err) {
-		h.confirmed = true
-		close(probe)
-		return true
-	}
-	delete(b.servers, server)
-	b.troubled.Store(len(b.servers) > 0)
-	return false
+	return fails
 }

@@ -1,6 +1,7 @@
 package rediscache
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,16 +11,32 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Lookups that fail because this process is busy do not make a server that answers look down. One that
-// does not answer a probe either is, until it does.
-func TestProbesConfirmFailures(t *testing.T) {
+// breakerBubble runs a test of a breaker in a bubble.
+func breakerBubble(t *testing.T, test func(t *testing.T, b *breaker, n *redistest.MemNode, rdb *redis.Client)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := redistest.StartMemNode(t, "10.0.0.1:6379")
 		rdb := n.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
 		closed := make(chan struct{})
 		var tasks group.Group
-		b := breaker{s: newServer(rdb, time.Second, time.Minute), tasks: &tasks, closed: closed,
+		b := &breaker{s: newServer(rdb, time.Second, time.Minute), tasks: &tasks, closed: closed,
 			servers: map[string]*health{}}
+		defer func() {
+			n.Stall(false)
+			close(closed)
+			tasks.Close()
+			if err := tasks.Wait(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}()
+		test(t, b, n, rdb)
+	})
+}
+
+// Lookups that fail because this process is busy do not make a server that answers look down. One that
+// does not answer a probe either is, until it does.
+func TestProbesConfirmFailures(t *testing.T) {
+	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
 		for range 10 {
 			for range 2 * maxFailed {
 				b.failed(t.Context(), "k")
@@ -45,10 +62,70 @@ func TestProbesConfirmFailures(t *testing.T) {
 		if b.down() != 0 || b.troubled.Load() {
 			t.Error("it is down, and answers again")
 		}
-		close(closed)
-		tasks.Close()
-		if err := tasks.Wait(t.Context()); err != nil {
-			t.Error(err)
+	})
+}
+
+// queue is requests that wait in this process, as for the connections of a pool, until their time is over.
+type queue struct{}
+
+func (queue) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (queue) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		<-ctx.Done()
+		cmd.SetErr(ctx.Err())
+		return ctx.Err()
+	}
+}
+
+func (queue) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// Lookups that wait for this process, and not for the server, until their time is over do not make it look down: a
+// probe does not wait behind them.
+func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
+	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, rdb *redis.Client) {
+		rdb.AddHook(queue{})
+		for range 5 {
+			if _, err := lookup(t.Context(), b, "k", b.s.getToLoad); err == nil {
+				t.Fatal("the lookup was answered")
+			}
+			time.Sleep(time.Second)
+			if b.down() != 0 || b.troubled.Load() {
+				t.Fatal("it is down, and answers")
+			}
+		}
+	})
+}
+
+// A server that has answered a lookup while a probe was under way is not down if that fails, however long ago
+// the lookup began. It is when another probe fails.
+func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
+	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
+		n.Stall(true)
+		answer := make(chan struct{})
+		go func() { // before there was any trouble
+			_, err := lookup(t.Context(), b, "k", func(context.Context, string) (int, error) { <-answer; return 0, nil })
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		b.failed(t.Context(), "k")
+		time.Sleep(100 * time.Millisecond)
+		close(answer)
+		synctest.Wait()
+		for range maxFailed {
+			b.failed(t.Context(), "k")
+		}
+		time.Sleep(200 * time.Millisecond)
+		if b.down() != 0 {
+			t.Error("it is down, and has answered a lookup")
+		}
+		time.Sleep(300 * time.Millisecond)
+		if b.down() != 1 {
+			t.Error("it is not down, and has not answered the second probe")
 		}
 	})
 }

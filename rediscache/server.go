@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -93,6 +94,48 @@ func do[T any](
 		err = errTimeout
 	}
 	return v, err
+}
+
+// pingSteps is how many answers a ping waits for, at most: of the handshake, which go-redis makes, and its own.
+const pingSteps = 5
+
+// ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer
+// each time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if
+// that of the dial is, there is no error: nothing is known of the server.
+func (s *server) ping(key string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
+	defer cancel()
+	var like *redis.Client
+	switch rdb := s.rdb.(type) {
+	case *redis.Client:
+		like = rdb
+	case *redis.ClusterClient:
+		master, err := rdb.MasterForKey(ctx, key)
+		if err != nil {
+			return err
+		}
+		like = master
+	default: // the user's own
+		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return rdb.Exists(ctx, key).Result() })
+		return err
+	}
+	var late atomic.Bool
+	own := conn.DialOnce(like, timeout, func(o *redis.Options) {
+		dial := o.Dialer
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			due := time.Now().Add(timeout)
+			ctx, cancel := context.WithDeadlineCause(ctx, due, errTimeout)
+			defer cancel()
+			c, err := dial(ctx, network, addr)
+			late.Store(err != nil && time.Since(due) >= conn.MinGrace)
+			return c, err
+		}
+	})
+	defer own.Close()
+	if err := own.Exists(ctx, key).Err(); !late.Load() {
+		return err
+	}
+	return nil
 }
 
 // get is the lookup of a hit: nothing if there is nothing.
