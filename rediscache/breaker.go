@@ -40,20 +40,29 @@ type breaker struct {
 // health is one server's, as long as it is probed.
 type health struct {
 	failed    int           // lookups in a row
-	confirmed bool          // by a probe
+	confirmed error         // by a probe, which has failed: leftAlone. nil: not
 	answered  bool          // a lookup was, since the last probe began
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
 }
 
-func (h *health) down() bool { return h != nil && h.confirmed && h.failed >= maxFailed }
+// down is the error of lookups, nil if they are made.
+func (h *health) down() error {
+	if h == nil || h.failed < maxFailed {
+		return nil
+	}
+	return h.confirmed
+}
 
 const (
 	maxFailed  = 2
 	probeEvery = 250 * time.Millisecond
 )
 
-// errLeftAlone is no timeout: the caller goes on to its load at once, without a lock.
-var errLeftAlone = fmt.Errorf("rediscache: the server does not answer; it is probed every %v", probeEvery)
+// leftAlone is the error of lookups while a server is down. It is no timeout, even if why is one: the
+// caller goes on to its load at once, without a lock.
+func leftAlone(why error) error {
+	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", why, probeEvery)
+}
 
 // serverOf is the server that has key.
 func (b *breaker) serverOf(ctx context.Context, key string) string {
@@ -72,9 +81,9 @@ func lookup[T any](
 ) (v T, err error) {
 	var probe <-chan struct{}
 	if b.troubled.Load() {
-		var down bool
-		if probe, down = b.state(b.serverOf(ctx, key)); down {
-			return v, errLeftAlone
+		var down error
+		if probe, down = b.state(b.serverOf(ctx, key)); down != nil {
+			return v, down
 		}
 	}
 	if probe == nil {
@@ -84,8 +93,8 @@ func lookup[T any](
 	}
 	switch {
 	case err != nil && b.isOutage(ctx, err):
-		if b.failed(ctx, key) {
-			err = errLeftAlone
+		if down := b.failed(ctx, key); down != nil {
+			err = down
 		}
 	case err == nil && b.troubled.Load(): // which it may not have been when this lookup began
 		b.succeeded(b.serverOf(ctx, key))
@@ -125,8 +134,8 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 		asked = nil
 		for _, key := range keys {
 			of, down := b.state(b.serverOf(ctx, key))
-			if down {
-				failed[key] = errLeftAlone
+			if down != nil {
+				failed[key] = down
 				continue
 			}
 			asked = append(asked, key)
@@ -140,7 +149,7 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 	}
 	values, some, err := requestMany(ctx, probe, asked, request)
 	troubled := b.troubled.Load()
-	downs := map[string]bool{} // servers that are counted, and whether they are down now
+	downs := map[string]error{} // servers that are counted, and the error if they are down now
 	for _, key := range asked {
 		why := err
 		if why == nil {
@@ -163,8 +172,8 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 			down = b.failed(ctx, key)
 		}
 		downs[server] = down
-		if outage && down {
-			failed[key] = errLeftAlone
+		if outage && down != nil {
+			failed[key] = down
 		}
 	}
 	if err != nil {
@@ -209,13 +218,13 @@ func (b *breaker) isCluster() bool {
 	return is
 }
 
-// state reports whether a server is down, and when the probe that is under way has failed; nil: none is.
-func (b *breaker) state(server string) (probe <-chan struct{}, down bool) {
+// state returns an error if a server is down, and when the probe that is under way has failed; nil: none is.
+func (b *breaker) state(server string) (probe <-chan struct{}, down error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]
 	if h == nil || h.answered { // the failure of the probe that is under way will say nothing
-		return nil, false
+		return nil, nil
 	}
 	return h.probe, h.down()
 }
@@ -224,15 +233,15 @@ func (b *breaker) down() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, h := range b.servers {
-		if h.down() {
+		if h.down() != nil {
 			n++
 		}
 	}
 	return n
 }
 
-// failed counts a lookup that has failed, and reports whether the server is down now.
-func (b *breaker) failed(ctx context.Context, key string) (down bool) {
+// failed counts a lookup that has failed, and returns an error if the server is down now.
+func (b *breaker) failed(ctx context.Context, key string) (down error) {
 	server := b.serverOf(ctx, key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -240,7 +249,7 @@ func (b *breaker) failed(ctx context.Context, key string) (down bool) {
 	if h == nil {
 		h = &health{probe: make(chan struct{})}
 		if !b.tasks.Go(func() { b.probe(h, server, key) }) {
-			return false // the Cache is closed
+			return nil // the Cache is closed
 		}
 		b.servers[server] = h
 		b.troubled.Store(true)
@@ -255,7 +264,7 @@ func (b *breaker) succeeded(server string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if h := b.servers[server]; h != nil {
-		h.failed, h.confirmed, h.answered = 0, false, true
+		h.failed, h.confirmed, h.answered = 0, nil, true
 	}
 }
 
@@ -311,7 +320,7 @@ func (b *breaker) judge(h *health, server string, err error) verdict {
 	case answered:
 		return again
 	}
-	h.confirmed = true
+	h.confirmed = leftAlone(err)
 	close(h.probe)
 	h.probe = nil
 	return fails

@@ -88,7 +88,7 @@ func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, rdb *redis.Client) {
 		rdb.AddHook(queue{})
 		for range 5 {
-			if _, err := lookup(t.Context(), b, "k", b.s.getToLoad); err == nil {
+			if _, err := lookup(t.Context(), b, "k", (*server).getToLoad); err == nil {
 				t.Fatal("the lookup was answered")
 			}
 			time.Sleep(time.Second)
@@ -106,7 +106,7 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 		n.Stall(true)
 		answer := make(chan struct{})
 		go func() { // before there was any trouble
-			_, err := lookup(t.Context(), b, "k", func(context.Context, string) (int, error) { <-answer; return 0, nil })
+			_, err := lookup(t.Context(), b, "k", func(*server, context.Context, string) (int, error) { <-answer; return 0, nil })
 			if err != nil {
 				t.Error(err)
 			}

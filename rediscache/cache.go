@@ -356,8 +356,11 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 			}
 		}
 	}
-	return fmt.Errorf("rediscache: invalidate %q and %d more: it is repeated in the background: %w",
-		first, len(failed)-1, err)
+	what := fmt.Sprintf("%q", first)
+	if len(failed) > 1 {
+		what += fmt.Sprintf(" and %d more", len(failed)-1)
+	}
+	return fmt.Errorf("rediscache: invalidate %s: it is repeated in the background: %w", what, err)
 }
 
 // forget removes a value from the tier in this process.
@@ -403,7 +406,11 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 	c.closing.Do(func() { close(c.closed) })
 	c.tasks.Close()
 	if left > 0 {
-		err = errors.Join(err, fmt.Errorf("rediscache: close: %d keys are not invalidated: %w", left, context.Cause(ctx)))
+		why := context.Cause(ctx)
+		if why == nil { // an earlier Close has ended the repeats
+			why = flightlock.ErrClosed
+		}
+		err = errors.Join(err, fmt.Errorf("rediscache: close: %d keys are not invalidated: %w", left, why))
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
 	defer cancel()

@@ -3,11 +3,14 @@ package rediscache_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
 )
 
 // When the server of the values stops, callers wait until the first lookups and a probe have timed out.
@@ -118,5 +121,71 @@ func TestAFailureMakesNoOthers(t *testing.T) {
 		if n := get(); n != 0 {
 			t.Errorf("%d lookups failed afterwards", n)
 		}
+	})
+}
+
+// A server that refuses connections costs no more than one that hangs, whatever go-redis does in between: by
+// default it dials five times, with pauses of 100 ms, for each of four tries to send.
+func TestAServerThatRefusesConnections(t *testing.T) {
+	for _, many := range []bool{false, true} {
+		t.Run(fmt.Sprintf("many=%v", many), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				w.origin.takes = 20 * time.Millisecond
+				rdb := w.values.Client(t, func(o *redis.Options) {
+					o.ContextTimeoutEnabled, o.DialerRetries, o.MaxRetries = true, 5, 3
+				})
+				c := w.cacheOf(rdb, rediscache.Options[string]{
+					Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
+				})
+				w.values.Down(true)
+				for i := range 3 {
+					began, key := time.Now(), fmt.Sprint("k", i)
+					err := error(nil)
+					if many {
+						_, err = c.GetMany(t.Context(), []string{key})
+					} else {
+						_, err = c.Get(t.Context(), key)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					// a lookup, one more under the lock or a probe, and a Store
+					if took, most := time.Since(began), 200*time.Millisecond+200*time.Millisecond+w.origin.takes; took > most {
+						t.Errorf("call %d took %v, more than %v", i, took, most)
+					}
+				}
+				w.values.Down(false)
+				time.Sleep(10 * time.Second) // go-redis may still be dialing
+			})
+		})
+	}
+}
+
+// The error of a Get says why a server is left alone, and that of a write that it has not answered.
+func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		rdb := w.values.Client(t, func(o *redis.Options) {
+			o.ContextTimeoutEnabled, o.DialerRetries, o.MaxRetries = true, 5, 3
+		})
+		c := w.cacheOf(rdb, rediscache.Options[string]{
+			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+		})
+		w.values.Down(true)
+		want := func(err error, texts ...string) {
+			t.Helper()
+			for _, text := range texts {
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("error %v, without %q", err, text)
+				}
+			}
+		}
+		_, _ = c.Get(t.Context(), "k")
+		_, err := c.Get(t.Context(), "k")
+		want(err, `"k"`, "dial tcp 10.1.0.1:6379: connection refused", "probed every 250ms")
+		want(c.Set(t.Context(), "k", "v"), `"k"`, "the server has not answered in time")
+		want(c.Invalidate(t.Context(), "k"), `invalidate "k": it is repeated`, "the server has not answered in time")
+		want(c.Invalidate(t.Context(), "a", "b", "c"), `invalidate "a" and 2 more: it is repeated`)
+		w.values.Down(false)
+		time.Sleep(10 * time.Second) // go-redis may still be dialing
 	})
 }

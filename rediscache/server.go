@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -65,20 +66,65 @@ func newServer(rdb redis.UniversalClient, timeout, tombstone time.Duration) *ser
 
 func (s *server) fits(timeout time.Duration) bool { return timeout > 0 && timeout <= s.lookups }
 
-// limitedGet is a GET, and its ctx, which has a deadline that no timer watches. go-redis makes it the
-// deadline of the socket, also of a dial; a wait for a connection ends with the client's PoolTimeout.
-// It is for hits: a context.WithTimeout for each would cost more than everything else that is done for
-// it here. Both are one allocation, as many as the GET alone.
+// limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the
+// deadline of the socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more
+// than everything else that is done for it here. Both are one allocation, as many as the GET alone.
+//
+// go-redis asks for Done once per command, and again where it may wait otherwise: for a connection, and
+// between its attempts to dial or to send. Only then is there a timer.
 type limitedGet struct {
+	context.Context // the caller's
+	deadline        time.Time
+	asked           atomic.Int32 // how often for Done
+	once            sync.Once
+	timed           atomic.Pointer[timedContext]
+	cmd             redis.StringCmd
+}
+
+// timedContext is the caller's ctx with a timer.
+type timedContext struct {
 	context.Context
-	deadline time.Time
-	cmd      redis.StringCmd
+	cancel context.CancelFunc
 }
 
 func (g *limitedGet) Deadline() (time.Time, bool) { return g.deadline, true }
 
+func (g *limitedGet) Done() <-chan struct{} {
+	if g.asked.Add(1) == 1 {
+		return g.Context.Done()
+	}
+	g.once.Do(func() {
+		ctx, cancel := context.WithDeadlineCause(g.Context, g.deadline, errTimeout)
+		g.timed.Store(&timedContext{ctx, cancel})
+	})
+	return g.timed.Load().Done()
+}
+
+func (g *limitedGet) Err() error {
+	if t := g.timed.Load(); t != nil {
+		return t.Err()
+	}
+	return g.Context.Err()
+}
+
+// stop ends the timer, if there is one.
+func (g *limitedGet) stop() {
+	if t := g.timed.Load(); t != nil {
+		t.cancel()
+	}
+}
+
 // errTimeout says that the server has not answered in time.
 var errTimeout = fmt.Errorf("rediscache: the server has not answered in time: %w", context.DeadlineExceeded)
+
+// inTime is err, or errTimeout for an end of a request's ctx that was not an end of the caller's, of which
+// go-redis says no more.
+func inTime(ctx context.Context, err error) error {
+	if err == context.DeadlineExceeded && ctx.Err() == nil { //nolint:errorlint // others say more
+		return errTimeout
+	}
+	return err
+}
 
 // do makes a request that ends after the timeout.
 func do[T any](
@@ -87,7 +133,8 @@ func do[T any](
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
 	if s.honours {
-		return request(limited)
+		v, err := request(limited)
+		return v, inTime(ctx, err)
 	}
 	v, err := conn.Await(limited, s.hanging, func() (T, error) { return request(limited) }, nil)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
@@ -148,8 +195,10 @@ func (s *server) get(ctx context.Context, key string) (stored, error) {
 		if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
 			g := &limitedGet{Context: ctx, deadline: deadline}
 			g.cmd = *redis.NewStringCmd(g, "get", key)
+			defer g.stop()
 			_ = s.rdb.Process(g, &g.cmd) // the command has its error
-			return storedIn(&g.cmd)
+			x, err := storedIn(&g.cmd)
+			return x, inTime(g.Context, err)
 		}
 	}
 	return storedIn(s.rdb.Get(ctx, key))
@@ -199,7 +248,13 @@ func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, 
 		for i, key := range keys {
 			cmds[i] = p.Get(ctx, key)
 		}
-		_, _ = p.Exec(ctx) // each command has its error
+		if _, err := p.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+			for _, cmd := range cmds {
+				if cmd.Err() == nil && cmd.Val() == "" { // there is no such entry
+					cmd.SetErr(notSent(err))
+				}
+			}
+		}
 		return cmds, nil
 	})
 	if err != nil {
@@ -329,7 +384,7 @@ func (s *server) invalidate(ctx context.Context, keys []string) (failed map[stri
 func (s *server) runAll(
 	ctx context.Context, script *redis.Script, keys []string, timeout time.Duration, args func(i int) []any,
 ) []*redis.Cmd {
-	replies := make([]*redis.Cmd, len(keys))
+	replies, caller := make([]*redis.Cmd, len(keys)), ctx
 	send := func(which []int, add func(p redis.Pipeliner, i int) *redis.Cmd) {
 		sent, err := do(ctx, s, timeout, func(ctx context.Context) ([]*redis.Cmd, error) {
 			p := s.rdb.Pipeline()
@@ -339,8 +394,11 @@ func (s *server) runAll(
 			}
 			_, err := p.Exec(ctx)
 			for n, cmd := range cmds {
-				if cmd.Err() == nil && cmd.Val() == nil {
+				switch {
+				case cmd.Err() == nil && cmd.Val() == nil:
 					cmds[n] = redis.NewCmdResult(nil, notSent(err))
+				case cmd.Err() != nil:
+					cmd.SetErr(inTime(caller, cmd.Err()))
 				}
 			}
 			return cmds, nil
