@@ -143,7 +143,7 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
-	b.oneHolder, b.queued, b.declined = why.Owned, why.Queued, why.Declined
+	b.oneHolder, b.queued, b.declined, b.voted = why.Owned, why.Queued, why.Declined, why.Got > 0
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
 	}
@@ -269,6 +269,8 @@ func (f *flight) nextAttemptLocked() time.Time {
 			next = clock.Earlier(next, f.backoff.failedAt.Add(maxPoll))
 		case c.offer != nil && f.backoff.oneHolder:
 			next = f.backoff.failedAt.Add(c.poll)
+		case c.offer != nil && f.backoff.queued && !f.backoff.voted:
+			next = f.backoff.failedAt.Add(c.poll/2 + jitter.N(c.poll/2))
 		case c.offer != nil && f.backoff.queued:
 			next = clock.Later(next, f.backoff.failedAt.Add(splitPause+jitter.N(splitPause)))
 			next = clock.Earlier(next, f.backoff.failedAt.Add(c.poll))

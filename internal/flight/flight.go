@@ -121,6 +121,7 @@ type backoff struct {
 	taken        bool            // others' votes are why it failed
 	away         bool            // too few nodes could be reached
 	queued       bool            // others put a majority out of reach, whose clients notify when they release
+	voted        bool            // a node has granted the attempt
 	declined     bool            // a majority was free but left to others that wait longer: the next attempt takes it
 	oneHolder    bool            // one other has the key, whose client notifies when it releases
 	holder       string          // who had it when that was last known, unless there was an event since; "": unknown

@@ -37,8 +37,10 @@ const (
 	// leastSpan is for how long a grant is worth its polls.
 	leastSpan = 100 * time.Millisecond
 
-	// splitPause is how long a flight waits at least after an attempt that has met several holders: the key is
-	// passed on just now, which ends by a message, or votes are split, which ends by other attempts.
+	// splitPause is how long a flight waits at least after an attempt that had a vote and has met several holders:
+	// votes are split, which ends by the attempts of those that had some. One without a vote leaves them to it, and
+	// only polls: if all came back that soon, the attempts of 64 processes would keep each other waiting. (Or the
+	// key is passed on just now, which ends by a message.)
 	splitPause = 10 * time.Millisecond
 
 	// pollsPerSpan, in tenths: a grant has more than half of its span left.

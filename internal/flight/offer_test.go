@@ -118,6 +118,30 @@ func TestAnOfferIsBroughtByEachPoll(t *testing.T) {
 	}, offering)
 }
 
+// If votes are split, those that have some try again soon. Who has none leaves them to it for a while.
+func TestSplitVotesAreLeftToThoseThatHaveSome(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		split := quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Queued: true}
+		voted := split
+		voted.Got = 1
+		c := w.waitsWithOffer(pace(never(time.Millisecond)))
+		pass(200 * time.Millisecond)
+		w.attempt().fail(voted)
+		pass(9 * time.Millisecond)
+		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		pass(11 * time.Millisecond)
+		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		w.attempt().fail(split)
+		pass(99 * time.Millisecond)
+		w.wantHistory()
+		pass(101 * time.Millisecond)
+		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		w.attempt().grant()
+		c.holds()
+		c.releases()
+	}, offering)
+}
+
 // A grant that comes during an attempt cancels that, and counts when it has ended; if both have won, the
 // attempt's lease is returned.
 func TestAGrantDuringAnAttempt(t *testing.T) {
