@@ -107,7 +107,8 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 		answer := make(chan struct{})
 		go func() { // before there was any trouble
 			_, err := lookup(t.Context(), b, "k", func(*server, context.Context, string) (int, error) {
-				<-answer; return 0, nil
+				<-answer
+				return 0, nil
 			})
 			if err != nil {
 				t.Error(err)
