@@ -393,13 +393,11 @@ func (s *server) runAll(
 				cmds[n] = add(p, i)
 			}
 			_, err := p.Exec(ctx)
-			for n, cmd := range cmds {
-				switch {
-				case cmd.Err() == nil && cmd.Val() == nil:
-					cmds[n] = redis.NewCmdResult(nil, notSent(err))
-				case cmd.Err() != nil:
-					cmd.SetErr(inTime(caller, cmd.Err()))
+			for _, cmd := range cmds {
+				if cmd.Err() == nil && cmd.Val() == nil {
+					cmd.SetErr(notSent(err))
 				}
+				cmd.SetErr(inTime(caller, cmd.Err()))
 			}
 			return cmds, nil
 		})

@@ -113,17 +113,18 @@ func (s search) run(out io.Writer, models string) error {
 	}
 	// A search for a run in which somebody waits for ever assumes that whatever can happen from some
 	// time on does happen (weak fairness).
-	compile, search := "-O1 -DSAFETY", ""
+	kind, search := "-DSAFETY", ""
 	if strings.Contains(s.defines, "-DLIVE") {
-		compile, search = "-O1 -DNFAIR=8", " -a -f"
+		kind, search = "-DNFAIR=8", " -a -f"
 	}
+	optimize := "-O1"
 	if s.quick {
-		compile = strings.Replace(compile, "-O1", "-O0", 1)
+		optimize = "-O0"
 	}
 	// 2 GB at most, and ten minutes: a search that needs more is an error, never a smaller search.
 	for _, command := range []string{
 		"spin " + s.defines + " -a " + s.file,
-		"gcc -w " + compile + " -DNOREDUCE -DCOLLAPSE -DMEMLIM=2000 -o pan pan.c",
+		"gcc -w " + optimize + " " + kind + " -DNOREDUCE -DCOLLAPSE -DMEMLIM=2000 -o pan pan.c",
 		"./pan -E -m3000000 -Q10" + search,
 	} {
 		words := strings.Fields(command)
