@@ -37,6 +37,16 @@ func (p *pooled) request(ctx context.Context) error {
 	}
 }
 
+// lookup is the origin's Lookup, as a request.
+func (p *pooled) lookup(o *origin) func(context.Context, string) (string, flightlock.Freshness, error) {
+	return func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		if err := p.request(ctx); err != nil {
+			return "", flightlock.Miss, err
+		}
+		return o.plainLookup(ctx, key)
+	}
+}
+
 // In each of two processes 1000 callers, one for each key, miss at once, in a cache that takes four
 // seconds for these requests. Each key is loaded once, under its lock, and stored.
 func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
@@ -44,12 +54,7 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 		const keys = 1000
 		cache := newPooled(20, 40*time.Millisecond)
 		o := &origin{}
-		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
-			if err := cache.request(ctx); err != nil {
-				return "", flightlock.Miss, err
-			}
-			return o.plainLookup(ctx, key)
-		}
+		o.lookup = cache.lookup(o)
 		o.store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
 			if err := cache.request(ctx); err != nil {
 				return err
@@ -89,12 +94,7 @@ func TestFetchManyLocksAreWonAtOnce(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		cache := newPooled(20, 40*time.Millisecond)
 		o := &origin{}
-		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
-			if err := cache.request(ctx); err != nil {
-				return "", flightlock.Miss, err
-			}
-			return o.plainLookup(ctx, key)
-		}
+		o.lookup = cache.lookup(o)
 		src := o.source()
 		src.LookupMany = func(context.Context, []string) (map[string]flightlock.Found[string], error) { return nil, nil }
 		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})

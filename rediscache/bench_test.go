@@ -27,11 +27,7 @@ func TestAllocationsOfAHit(t *testing.T) {
 	}
 	s := redistest.StartServer(t)
 	rdb := s.Client(t, honouring)
-	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
+	c := lockClient(t, s.Addr(), flightlock.Options{})
 	users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
 		rediscache.Options[user]{Name: "user", Fresh: time.Hour})
 	if err != nil {
@@ -69,11 +65,7 @@ func TestAllocationsOfAHit(t *testing.T) {
 func BenchmarkHit(b *testing.B) {
 	s := redistest.StartServer(b)
 	rdb := s.Client(b, honouring)
-	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer c.Close(context.Background())
+	c := lockClient(b, s.Addr(), flightlock.Options{})
 	b.Run("client=plain", func(b *testing.B) {
 		data, _ := json.Marshal(ada)
 		rdb.Set(b.Context(), "plain:42", data, time.Hour)
@@ -116,11 +108,7 @@ func BenchmarkHit(b *testing.B) {
 func BenchmarkHitBesideGET(b *testing.B) {
 	s := redistest.StartServer(b)
 	rdb := s.Client(b, honouring)
-	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer c.Close(context.Background())
+	c := lockClient(b, s.Addr(), flightlock.Options{})
 	open := func(name string, local time.Duration) *rediscache.Cache[user] {
 		users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
 			rediscache.Options[user]{Name: name, Fresh: time.Hour, Local: local})

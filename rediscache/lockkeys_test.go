@@ -15,11 +15,7 @@ import (
 // for all its clients: a lookup would overwrite it.
 func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 	s := redistest.StartServer(t)
-	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{NodeTimeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
+	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
 	l, err := c.SingleFlightLock(t.Context(), "7", time.Minute, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -124,6 +124,9 @@ func TestAFailureMakesNoOthers(t *testing.T) {
 	})
 }
 
+// retrying is what go-redis does by default.
+func retrying(o *redis.Options) { o.DialerRetries, o.MaxRetries = 5, 3 }
+
 // A server that refuses connections costs no more than one that hangs, whatever go-redis does in between: by
 // default it dials five times, with pauses of 100 ms, for each of four tries to send.
 func TestAServerThatRefusesConnections(t *testing.T) {
@@ -131,9 +134,7 @@ func TestAServerThatRefusesConnections(t *testing.T) {
 		t.Run(fmt.Sprintf("many=%v", many), func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {
 				w.origin.takes = 20 * time.Millisecond
-				rdb := w.values.Client(t, func(o *redis.Options) {
-					o.ContextTimeoutEnabled, o.DialerRetries, o.MaxRetries = true, 5, 3
-				})
+				rdb := w.values.Client(t, honouring, retrying)
 				c := w.cacheOf(rdb, rediscache.Options[string]{
 					Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond},
 				})
@@ -164,9 +165,7 @@ func TestAServerThatRefusesConnections(t *testing.T) {
 // The error of a Get says why a server is left alone, and that of a write that it has not answered.
 func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		rdb := w.values.Client(t, func(o *redis.Options) {
-			o.ContextTimeoutEnabled, o.DialerRetries, o.MaxRetries = true, 5, 3
-		})
+		rdb := w.values.Client(t, honouring, retrying)
 		c := w.cacheOf(rdb, rediscache.Options[string]{
 			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
 		})

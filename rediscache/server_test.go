@@ -14,14 +14,28 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// lockClient locks on the server at addr, until the end of the test.
+func lockClient(tb testing.TB, addr string, opts flightlock.Options) *flightlock.Client {
+	tb.Helper()
+	c, err := flightlock.Open([]string{"redis://" + addr}, opts)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			tb.Error(err)
+		}
+	})
+	return c
+}
+
 // realCache is a Cache over real servers, and counts its loads.
 func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
 	opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
 	t.Helper()
-	c, err := flightlock.Open([]string{"redis://" + locks}, flightlock.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := lockClient(t, locks, flightlock.Options{})
 	o := &origin{takes: 10 * time.Millisecond}
 	if opts.Fresh == 0 {
 		opts.Fresh = time.Minute
@@ -34,9 +48,6 @@ func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		if err := cache.Close(ctx); err != nil {
-			t.Error(err)
-		}
-		if err := c.Close(ctx); err != nil {
 			t.Error(err)
 		}
 	})

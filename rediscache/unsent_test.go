@@ -17,11 +17,7 @@ import (
 // only Exec reports it. An invalidation that was never sent must not count as done.
 func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 	s := redistest.StartServer(t)
-	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{NodeTimeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
+	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
 	load := func(context.Context, string) (string, error) { return "v", nil }
 	refused := s.Client(t, func(o *redis.Options) { honouring(o); o.Username, o.Password = "nobody", "wrong" })
 	cache, err := rediscache.New(c, refused, load, rediscache.Options[string]{Name: "n", Fresh: time.Minute})
@@ -49,11 +45,7 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 // An error of several keys names none rather than an empty one.
 func TestErrorsOfAClosedCacheNameNoEmptyKey(t *testing.T) {
 	s := redistest.StartServer(t)
-	c, err := flightlock.Open([]string{"redis://" + s.Addr()}, flightlock.Options{NodeTimeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
+	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
 	load := func(context.Context, string) (string, error) { return "v", nil }
 	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
 	if err != nil {
