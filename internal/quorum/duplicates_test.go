@@ -2,6 +2,7 @@ package quorum
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -227,6 +228,20 @@ func TestShadowsReplyIsIgnored(t *testing.T) {
 		if !round.decided || round.won {
 			t.Errorf("%s: the round is not decided although all have answered", op.name)
 		}
+	}
+}
+
+// A duplicate that is noticed during a round, by a late answer to the one before, has answered that round
+// without a vote: the raise, which has no deadline of its own, waited for it for ever.
+func TestADuplicateThatIsNoticedDuringTheRaise(t *testing.T) {
+	l := muteLease(t, 3)
+	raise := l.newRound("acquire", node.Renewed, 9, func(*round) {})
+	raise.Answer(0, node.Reply{Kind: node.Renewed, Counter: 9})
+	l.duplicateMask = 1 << 1
+	raise.Answer(1, node.Reply{Kind: node.Renewed, Counter: 9})
+	raise.Answer(2, node.Reply{Kind: node.Failed, Err: errors.New("cut off")})
+	if !raise.decided || raise.won {
+		t.Errorf("decided: %v, won: %v", raise.decided, raise.won)
 	}
 }
 

@@ -150,9 +150,10 @@ func (r *round) Answer(i int, rep node.Reply) {
 		}
 		return
 	}
-	if l.duplicateMask&(1<<i) == 0 || rep.Kind == node.Failed {
-		r.replies[i] = rep
+	if l.duplicateMask&(1<<i) != 0 && rep.Kind != node.Failed { // it may have been noticed during this round
+		rep = node.Reply{Kind: node.Failed, Err: errDuplicate}
 	}
+	r.replies[i] = rep
 	ends := r.decideLocked(false)
 	l.mu.Unlock()
 	if ends {
