@@ -53,16 +53,17 @@ func (c *contention) spanLocked(now clock.Instant, ttl time.Duration) (span, pol
 	return span, span * 10 / pollsPerSpan
 }
 
-// makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer, and
-// reports whether it does: not for callers of AcquireUnless alone, who hope that they need no lock, and not
-// for a ttl so short that it had to poll all the time.
+// makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer: not for
+// callers of AcquireUnless alone, who hope that they need no lock, and not for a ttl so short that it had to poll
+// all the time. It reports whether there is an offer, which may be one of an attempt before.
 func (f *flight) makeOffer(l Lease, contender string) bool {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
 	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil ||
 		f.n == f.lookers || ttl < leastSpan {
+		isOpen := c != nil && c.offer != nil
 		f.mu.Unlock()
-		return false
+		return isOpen
 	}
 	o, tokens := c.offer, f.blockLocked()
 	waits := f.backoff == nil || !f.backoff.declined

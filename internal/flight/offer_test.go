@@ -173,6 +173,22 @@ func TestAGrantDuringAnAttempt(t *testing.T) {
 	}
 }
 
+// While an offer is open an attempt does not block its caller for longer than the grant would be valid for, even if
+// the attempt itself brings none, because its ttl is too short: the caller would get a lock that is over.
+func TestAnAttemptDoesNotBlockWhileAnOfferIsOpen(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		long := w.waitsWithOffer()
+		short := w.start(ttl(50 * time.Millisecond))
+		long.leaves()
+		pass(time.Second)
+		a := w.attempt()
+		is(t, "contender", a.contender, "owner-1")
+		is(t, "inline", a.inline, false)
+		a.elsewhere()
+		short.leaves()
+	}, offering)
+}
+
 // A grant that comes when nobody waits any more is returned: at the instant in which the last one leaves, and
 // later.
 func TestAGrantThatNobodyNeedsIsReturned(t *testing.T) {
