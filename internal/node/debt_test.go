@@ -306,6 +306,61 @@ func TestADeletionOfTheGrantSettlesNoDoubtOfARepair(t *testing.T) {
 	})
 }
 
+// A node may have granted an offer although its message was lost. A refresh that had no answer may give the key the
+// full ttl then, whenever it is executed: so the release is owed.
+func TestALostRefreshOfAnOffersLeaseIsFollowedByItsRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.attempt(t)
+		offer := a.t0()
+		offer.Init("k", offer.Owner(), "contender")
+		offer.Carry(&Offer{Target: offer}, 0, longTTL, false)
+		a.refresh()
+		b.next(t, opRefresh).complete(failed(errReset), lost)
+		a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
+		b.next(t, opRelease).complete(failed(errReset), lost)
+		if b.n.Debts() != 1 {
+			t.Fatal("nothing is owed although the refresh may still be executed")
+		}
+		time.Sleep(debtSecond)
+		b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
+		if b.n.Debts() != 0 {
+			t.Error("still owed")
+		}
+	})
+}
+
+// A node that granted an offer and is cut off since then is asked to release it for as long as the key may be there:
+// for the span, or for the ttl of a refresh that was sent.
+func TestTheReleaseOfAGrantIsOwed(t *testing.T) {
+	for name, refreshed := range map[string]bool{"granted": false, "refreshed": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const span = 500 * time.Millisecond
+				b := newLab()
+				a := b.attempt(t)
+				a.Granted(span)
+				begin, most := time.Now(), span
+				if refreshed {
+					a.refresh()
+					b.next(t, opRefresh) // has no outcome yet
+					most = longTTL
+				}
+				a.release()
+				for b.next(t, opRelease).complete(failed(errReset), notSent); b.n.Debts() > 0; synctest.Wait() {
+					time.Sleep(10 * time.Millisecond)
+					if r := b.pop(); r != nil {
+						r.complete(failed(errReset), notSent)
+					}
+				}
+				if d := time.Since(begin); d < most || d > most+2*debtSecond {
+					t.Errorf("the debt ended after %v", d)
+				}
+			})
+		})
+	}
+}
+
 // Whatever the order in which an acquire and its release end, a grant is released after
 // it is known.
 func TestAGrantThatIsKnownAfterItsReleaseIsReleased(t *testing.T) {

@@ -97,6 +97,7 @@ func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
 	timeout time.Duration, deadline time.Time, asker string) {
 	e.mu.Lock()
+	e.gone = max(e.gone, e.n.now().Add(ttl)) // it may be executed any time from now on
 	e.sendAndUnlock(&request{
 		e: e, op: opRefresh, sink: sink, ttl: ttl, tokens: top, more: more,
 		timeout: timeout, deadline: e.n.at(deadline), asker: asker,
@@ -211,6 +212,9 @@ func (e *Entry) completed(r *request, rep Reply, how delivery) (due time.Duratio
 	case opRefresh:
 		if how != notSent {
 			e.gone = max(e.gone, e.n.now().Add(r.ttl))
+		}
+		if how == lost && e.t.prepared() { // it may have prolonged a grant whose message was lost, too
+			e.present = true
 		}
 	case opRelease:
 		due, owed = e.releasedLocked(rep, how)

@@ -53,10 +53,11 @@ func (t *Target) prepared() bool {
 	return t.asker != nil && t.asker.carried != nil && t.asker.carried.Target == t
 }
 
-// Granted follows when the node has made the key e's, by a release of somebody else. If e has been released
-// before, the node is to release the key again, unless it has deleted it since the grant.
-func (e *Entry) Granted() {
+// Granted follows when the node has made the key e's for span, by a release of somebody else. If e has been
+// released before, the node is to release the key again, unless it has deleted it since the grant.
+func (e *Entry) Granted(span time.Duration) {
 	e.mu.Lock()
+	e.gone = max(e.gone, e.n.now().Add(span))
 	e.granted, e.promised = min(e.granted+1, 2), true // one message may come twice
 	again := e.released && !e.releasePending && e.granted > 0
 	if again {

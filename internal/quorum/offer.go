@@ -175,7 +175,7 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 	t, e := new(node.Target), new(node.Entry)
 	t.Init(v.Key, v.Owner, "")
 	e.Init(q.Nodes[i], t, i)
-	e.Granted()
+	e.Granted(v.Span)
 	e.Release(new(node.RequestBuf), nil, false, &node.TurnPass{Contender: node.Nobody})
 }
 
@@ -184,7 +184,7 @@ func (q *Quorum) returnGrant(i int, v node.Vote) {
 func (l *Lease) vote(i int, v node.Vote) {
 	rep := node.Reply{Kind: node.Granted, Counter: v.Token, Rival: v.Follower, Epoch: l.q.Nodes[i].EpochOf(v.Epoch)}
 	now := clock.Now()
-	l.entries[i].Granted()
+	l.entries[i].Granted(v.Span)
 	l.mu.Lock()
 	r := l.attempt
 	forgotten := l.offer.forgotten
