@@ -73,10 +73,11 @@ func (ch *checker) granted(k *worker, l *flightlock.Lock) *hold {
 }
 
 // arrives notes a message that is about to arrive at a client. If it is a recall, and none of the client's
-// workers is about the key, the lease that it names is given to none of them from now on.
+// workers is about the key, the lease that it names is given to none of them from now on. (A lease that is being
+// refreshed for a caller who has left is not retained: it may still be handed on, within the turn.)
 func (ch *checker) arrives(k *conn, message string) {
 	r, is := node.ParseRecall(message)
-	if !is || k.broken() {
+	if !is || k.broken() || k.client.lib.Stats().Retained == 0 {
 		return
 	}
 	for _, other := range k.client.workers {
