@@ -28,7 +28,7 @@ import (
 // its ttl at the latest. A panic or runtime.Goexit in fn releases the lock and continues. Do waits
 // at most NodeTimeout for the release.
 //
-// If fn has not run, the errors are those of SingleFlightLock.
+// If fn has not run, the errors are those of SingleFlightLock; a nil fn is an ErrInvalid.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
 	fn func(ctx context.Context, l *Lock) error) error {
 	return c.DoWith(ctx, key, ttl, retry, RefreshPolicy{}, fn)

@@ -19,8 +19,8 @@
 // A process needs one [Client] for each set of nodes: its goroutines share the queues. [New] makes
 // it over go-redis clients, [Open] over URLs; [Options] has the settings and their defaults. Call
 // [Client.Ready] with a deadline before the process takes traffic, [Client.Check] when the nodes
-// are set up or changed, and [Client.Close] with a deadline at the end: it waits for holders, then
-// releases their locks.
+// are set up or changed, and [Client.Close] with a deadline at the end: it waits for holders until
+// then, and releases the locks that are still held.
 //
 // # Locking
 //
@@ -58,12 +58,14 @@
 //
 // # Guarantees
 //
-// While [Lock.Err] is nil, no other client holds a lock on the same key, provided that fewer than a
-// majority of the nodes lose their data, and that the clocks of client and nodes drift by less than
-// [Options.DriftFactor]. A process can be paused at any moment. Therefore an operation that must not
-// take effect after the lock was lost has to check the token, [Lock.Fence], where it takes effect;
-// package [github.com/flightlock/flightlock/fenced] does so for Redis values. A lock is not a
-// transaction: work continues after the lock was lost, unless it watches [Lock.Context].
+// While [Lock.Err] is nil, no other client holds a lock on the same key, provided that all clients
+// use the same nodes, that fewer than a majority of them lose their data (and, with three nodes or
+// more, the quarantine is on: see [Options.DisableQuarantine]), and that the clocks of client and
+// nodes drift by less than [Options.DriftFactor]. A process can be paused at any moment. Therefore
+// an operation that must not take effect after the lock was lost has to check the token,
+// [Lock.Fence], where it takes effect; package [github.com/flightlock/flightlock/fenced] does so
+// for Redis values. A lock is not a transaction: work continues after the lock was lost, unless it
+// watches [Lock.Context].
 //
 // docs/guarantees.md lists all guarantees, their conditions and the tests that attack them.
 //

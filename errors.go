@@ -28,7 +28,8 @@ var (
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
-	// ErrClosed reports that the Client, or the Fetcher, is closed.
+	// ErrClosed reports that the Client, the Fetcher or the rediscache.Cache is closed. It is also what
+	// Lock.Err returns after Client.Close has ended the lock.
 	ErrClosed = errors.New("closed")
 	// ErrInvalid reports an argument or option outside its limits. The text names it, its value and
 	// the limit.
@@ -39,7 +40,7 @@ var (
 // and the error of the caller's ctx if that had ended, but not the errors of single nodes: a node's
 // dial timeout must not be mistaken for the caller's deadline.
 type QuorumError struct {
-	Op, Key   string
+	Op, Key   string      // "acquire", "refresh" or "release"; the key as the caller passed it
 	Need, Got int         // votes
 	Nodes     []NodeError // the answer of each node; nil if no request was sent
 

@@ -73,12 +73,12 @@ type Source[V any] struct {
 	// called as Store is, and with l nil for a load without a lock, which needs no other rule. It is
 	// not called if the lookup before the load failed or had no stamp.
 	//
-	// The one that changes the origin afterwards replaces the entry by a tombstone with a new stamp,
-	// or by the new value and a new stamp, whatever is there.
+	// Code that changes the origin replaces the entry afterwards, whatever is there: by a tombstone with
+	// a new stamp, or by the new value and a new stamp.
 	StoreStamped func(ctx context.Context, key string, v V, stamp string, l *Lock) error
 
-	// The others are for FetchMany, and for refreshes behind it. None is required. What they say of a
-	// key is what the function for one key says. keys are distinct, and at most MaxBatch.
+	// The following functions are for FetchMany, and for its background refreshes. None is required.
+	// Their result for a key is that of the function for one key. keys are distinct, and at most MaxBatch.
 	//
 	// LookupMany looks up many keys, with stamps if there are any: see LookupStamped. A key that is
 	// not in the result is a Miss without a stamp. An error is that of all keys, a KeyErrors that of
@@ -90,7 +90,7 @@ type Source[V any] struct {
 	// LoadMany loads many values. A key that is not in the result is ErrNotFound. A KeyErrors is the
 	// error of its keys. Any other error is that of all keys, and so is a panic: then they are loaded
 	// in two halves, and a half that fails alone is halved again, so that one bad key does not fail
-	// others; what fails then is not held (ErrorHold). What callers miss that come at the same time is
+	// others; what fails then is not held (ErrorHold). Keys that callers miss at the same time are
 	// loaded together. One call is one load for MaxLoads and for MaxUnlockedLoads. ctx carries the locks of
 	// all keys. Without LoadMany, each key is loaded by itself.
 	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
@@ -189,7 +189,8 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 // it, and as *HeldError for callers that arrive soon after; *PanicError if Load panicked; ctx's
 // error; ErrClosed; ErrInvalid, also for a Fetch inside a Load that would wait for that Load; with
 // FailClosed, ErrUnavailable, ErrNotAcquired (after WaitTimeout), and Lookup's error;
-// ErrNotAcquired if MaxLoads allows no load within WaitTimeout.
+// ErrNotAcquired if MaxLoads allows no load within WaitTimeout; ErrTooManyWaiters if callers of
+// SingleFlightLock already fill the queue of the key (Options.MaxWaiters).
 //
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of Load itself, LoadTimeout or another.

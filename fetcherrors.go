@@ -14,7 +14,7 @@ import (
 )
 
 // An innerError is an error of a Load or Lookup that matches an error of contexts: its own
-// deadline has passed, or something that it called was cancelled. That ctx is not the caller's,
+// deadline has passed, or something that it called was canceled. That ctx is not the caller's,
 // whose errors.Is must not take one for the other. Everything else that it matches, it matches
 // here.
 type innerError struct{ err error }
@@ -60,8 +60,8 @@ func lookupErr(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, notCtx(err))
 }
 
-// KeyErrors is the error that LookupMany, LoadMany and StoreMany return if they fail for some of
-// their keys: the error of each of these keys. It may be wrapped.
+// KeyErrors is the error that LookupMany, LoadMany, StoreMany and StoreManyStamped return if they fail
+// for some of their keys: the error of each of these keys. It may be wrapped.
 type KeyErrors map[string]error
 
 // Error is one line, with one of the errors.
@@ -112,10 +112,10 @@ func errorOf(err error, key string) error {
 	return err
 }
 
-// PanicError is the error of callers of Fetch if a function of the Source panicked, or called
+// PanicError is the error of callers of Fetch and FetchMany if a function of the Source panicked, or called
 // runtime.Goexit, on a goroutine of the Fetcher.
 type PanicError struct {
-	Op     string // "Load", "Lookup" or "Store"
+	Op     string // "Lookup", "Load", "LoadMany", "Store" or "StoreMany"
 	Value  any    // the value of the panic; nil for Goexit
 	Goexit bool
 	Stack  []byte // of its goroutine

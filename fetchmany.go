@@ -52,7 +52,7 @@ func distinct(keys []string) []string {
 	return list
 }
 
-// many is one call of FetchMany. Its caller's goroutine has it.
+// many is one call of FetchMany. Only its caller's goroutine uses it.
 type many[V any] struct {
 	f      *Fetcher[V]
 	ctx    context.Context

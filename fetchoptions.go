@@ -86,7 +86,7 @@ type FetchOptions struct {
 	StaleWait time.Duration
 
 	// Name identifies this Fetcher in metrics, where it is a label, and in the log. Fetchers of one
-	// Client with the same name are counted together. Default "fetch".
+	// Client with the same name are counted together. UTF-8 of at most 128 bytes. Default "fetch".
 	Name string
 
 	// OnError is called for each failure of Lookup, Load and Store; op is "lookup", "load" or

@@ -28,8 +28,8 @@ import (
 //   - Lookup, Load and Store run on the Run's Worker. The run waits for them as long as their
 //     ctx allows, and then continues without their answer. But a Load that has not returned keeps the
 //     run of its key in place, so that there is never a second Load for it.
-//   - Nothing is stored once the lock has been lost. What was on its way at that moment only the
-//     fence can stop.
+//   - Nothing is stored once the lock has been lost. A write that was in progress at that moment can
+//     be stopped only by the fence.
 type fetchRun[V any] struct {
 	coalesce.Run[V]
 

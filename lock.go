@@ -46,7 +46,7 @@ func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
 // Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
 // is right even if the process was just stopped for a while. After a release it returns ErrNotHeld,
-// after a loss ErrLockLost with the reason.
+// after a loss ErrLockLost with the reason, and ErrClosed if Client.Close ended the lock.
 func (l *Lock) Err() error {
 	err := l.ticket().Err()
 	if err == nil && l.wasReleased() {
@@ -92,7 +92,7 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 //
 // Release works with a ctx that has ended, and takes at most NodeTimeout.
 func (l *Lock) Release(ctx context.Context) error {
-	_ = ctx // kept for its values: a release must not depend on the end of its caller's ctx
+	_ = ctx // not used: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)
 }
 
@@ -134,9 +134,9 @@ type derived struct {
 
 // Context returns a ctx derived from parent that also ends when the lock ends: with cause
 // ErrLockLost and the reason as soon as the lock is lost, before its key in Redis can have expired;
-// or with context.Canceled when the lock is released. (After the machine slept, it may end up to a
-// second after the machine woke; Err is right at once.) The lock's deadline is not that of the ctx,
-// because refreshes move it.
+// with cause ErrClosed when Client.Close ends the lock; or with context.Canceled when it is
+// released. (After the machine slept, it may end up to a second after the machine woke; Err is
+// right at once.) The lock's deadline is not that of the ctx, because refreshes move it.
 //
 // The ctx carries the lock: SingleFlightLock, TryLock and Do of the same Client for the same key,
 // called with it or a ctx derived from it, return a nested Lock at once and without Redis. A nested

@@ -27,7 +27,7 @@ type Options struct {
 
 	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a
 	// cache entry does not collide with the entry. Use NoPrefix for no prefix; then other Redlock
-	// clients on the same nodes and keys and this Client exclude each other.
+	// clients on the same nodes and keys and this Client exclude each other. At most 4,096 bytes.
 	KeyPrefix string
 
 	// NodeTimeout is how long one node may take to answer a request after it was written to a
@@ -65,8 +65,8 @@ type Options struct {
 	// Nothing is retained with NoPrefix (other Redlock clients cannot recall), with DisableNotify, with
 	// a negative HandoffSlice, with a Cluster among the nodes, for keys of Client.Lock and of Fetchers,
 	// for keys that other processes wait for, and, for the next second (up to 64 s), for keys that were
-	// recalled twice in a row before they were used again. All clients of the nodes must know of recalls
-	// before one sets Linger: older versions wait until the lease ends.
+	// recalled twice in a row before they were used again. All clients of the nodes must support recalls
+	// before one of them sets Linger: older versions wait until the lease ends.
 	Linger time.Duration
 
 	// LingerFor, if it is not nil, returns the Linger of a key, in place of Linger: 0 or less means
@@ -80,7 +80,7 @@ type Options struct {
 	MaxRetained int
 
 	// MaxWaiters is how many callers of this process may wait for one key; further callers get
-	// ErrTooManyWaiters. 0 means no limit.
+	// ErrTooManyWaiters. 0, the default, means no limit; it must not be negative.
 	MaxWaiters int
 
 	// NewOwner returns a label for the owner of an attempt, for people to recognise; nil means host name

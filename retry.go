@@ -92,7 +92,8 @@ func (s exponentialBackoff) check() error {
 	return nil
 }
 
-// Limit is s with at most max retries. max must not be below 0.
+// Limit is s with at most max retries; a nil s is ExponentialBackoff(5ms, 250ms). If max is below 0,
+// the call that uses the strategy returns ErrInvalid.
 func Limit(s RetryStrategy, max int) RetryStrategy { return limited{orDefault(s), max} }
 
 type limited struct {
@@ -117,13 +118,13 @@ func (s limited) check() error {
 	return checkStrategy(s.RetryStrategy)
 }
 
-// FailFast behaves like s as long as a majority of the nodes can be reached: while others hold the
-// lock, and while some replies are late. When no majority can be reached (nodes are suspended,
-// quarantined, or refuse connections or commands), the caller gets ErrUnavailable at once instead
-// of waiting for the nodes. That also applies if it happens while the caller waits, including in
-// the queue of its process. (A caller that queues behind a lock held by this process after that
-// moment is notified with the next refresh of that lock.) A node that does not answer counts as
-// unreachable within four times NodeTimeout.
+// FailFast behaves like s (nil is ExponentialBackoff(5ms, 250ms)) as long as a majority of the
+// nodes can be reached: while others hold the lock, and while some replies are late. When no
+// majority can be reached (nodes are suspended, quarantined, or refuse connections or commands),
+// the caller gets ErrUnavailable at once instead of waiting for the nodes. That also applies if it
+// happens while the caller waits, including in the queue of its process. (A caller that queues
+// behind a lock held by this process after that moment is notified with the next refresh of that
+// lock.) A node that does not answer counts as unreachable within four times NodeTimeout.
 //
 // FailFast can be combined with the other strategies in any order. In RefreshPolicy.Retry it
 // behaves like s, because a lock is worth refreshing as long as it is valid.

@@ -53,7 +53,7 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	return l, nil
 }
 
-// checkArguments returns an ErrInvalid for each argument that is none.
+// checkArguments joins an ErrInvalid for each argument that is outside its limits.
 func (c *Client) checkArguments(key string, ttl time.Duration, retry RetryStrategy) error {
 	return errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry))
 }
@@ -130,7 +130,7 @@ const (
 // attempt that split the votes, up to four times, each time after a random pause of at most half a
 // second: of the processes that try to start a job at the same moment, one succeeds (G49 in
 // docs/guarantees.md). If ctx ends during a pause, the error matches ctx's error and
-// ErrNotAcquired.
+// ErrNotAcquired. Other errors: ErrUnavailable, ErrClosed, ErrInvalid.
 //
 // If another process retains the lease of the key (Options.Linger), the attempt recalls it, and TryLock
 // tries twice more, after a round trip each. If that process does not react in time, or the recall is

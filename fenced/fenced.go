@@ -43,9 +43,13 @@ var source string
 
 var script = redis.NewScript(source)
 
-// Set writes value to key with the given ttl (0: none), unless the key was read by Get, written or
-// deleted with a token larger than fence: then nothing is written and the error is ErrStale. The
-// same token may write again.
+// Set writes value to key with the given ttl (0: none; otherwise 1ms or more, in whole milliseconds),
+// unless the key was read by Get, written or deleted with a token larger than fence: then nothing is
+// written and the error is ErrStale. The same token may write again. value is of a type that go-redis
+// accepts as an argument: a string, []byte, a number, an encoding.BinaryMarshaler.
+//
+// An empty key, a negative fence or a bad ttl is an error, for which nothing is sent; so are the first
+// two for Get and Del.
 //
 // fence is the result of Lock.Fence. The token 0, that of no lock, is older than any other: it
 // writes only where no holder of a lock has written. So do not use it for a value that was loaded

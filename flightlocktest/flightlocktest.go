@@ -41,7 +41,7 @@ type client struct {
 	prefix string
 }
 
-// Start starts n nodes, 1 to 64. Close ends them.
+// Start starts n nodes, 1 to 64: with another number, Client returns ErrInvalid. Close ends them.
 func Start(n int) *Nodes {
 	ns := &Nodes{}
 	for i := range n {
@@ -57,7 +57,7 @@ func Start(n int) *Nodes {
 
 // Client makes a client on the nodes, like one in another process; Close closes it. opts.Nodes must
 // be empty. NodeTimeout is 5s unless opts sets it, so that tests do not fail on a busy machine.
-// There is no quarantine, because these nodes lose no data.
+// There is no quarantine, because these nodes lose no data. A bad option is a flightlock.ErrInvalid.
 func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 	if len(opts.Nodes) != 0 {
 		return nil, fmt.Errorf("flightlocktest: %w: Options.Nodes has %d nodes, but Nodes has its own",
@@ -87,8 +87,8 @@ func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 
 // Lose takes key away from its holder on one of the clients, as if the nodes had lost it: when Lose
 // returns, that Lock's Err is ErrLockLost and its Context has ended. If no client holds key, Lose
-// waits for a holder until ctx ends. The key is free afterwards, and callers that wait for it
-// contend for it.
+// waits for a holder until ctx ends, and then returns an error that matches ctx's. The key is free
+// afterwards, and callers that wait for it contend for it.
 func (n *Nodes) Lose(ctx context.Context, key string) error {
 	for {
 		if n.lose(key) {
@@ -124,22 +124,23 @@ func (n *Nodes) lose(key string) (lost bool) {
 }
 
 // Redis returns a client of node i, counted from 0, for what the tested code stores besides its
-// locks: the cache of a flightlock.Source, a package fenced value. It is one client for all callers,
-// and Close closes it. Down and Delay apply to it, too.
+// locks: the cache of a flightlock.Source, a package fenced value. It is one client for all
+// callers, and Close closes it. Down and Delay apply to it, too. It panics if there is no node i.
 func (n *Nodes) Redis(i int) *redis.Client { return n.redis[n.index(i)].(*redis.Client) }
 
 // Down makes nodes unreachable, or reachable again: those that which names, counted from 0, or all.
-// While fewer than half of the nodes are down, locking continues; otherwise it fails with
-// [flightlock.ErrUnavailable]. Nodes that are down keep their data, except for keys that expire.
+// It panics if there is no such node. While fewer than half of the nodes are down, locking
+// continues; otherwise it fails with [flightlock.ErrUnavailable]. Nodes that are down keep their
+// data, except for keys that expire.
 func (n *Nodes) Down(on bool, which ...int) {
 	for _, m := range n.chosen(which) {
 		m.Down(on)
 	}
 }
 
-// Delay makes all that is sent to nodes, and all that they answer, arrive d later, until it is called
-// again: a round trip takes 2*d. which is as in Down. Clients whose NodeTimeout is less than 2*d
-// treat the nodes as unreachable.
+// Delay makes all that is sent to nodes, and all that they answer, arrive d later, until it is
+// called again: a round trip takes 2*d. which is as in Down. It panics if d is negative. Clients
+// whose NodeTimeout is less than 2*d treat the nodes as unreachable.
 func (n *Nodes) Delay(d time.Duration, which ...int) {
 	if d < 0 {
 		panic(fmt.Sprintf("flightlocktest: a delay of %v: it must not be below 0", d))

@@ -76,7 +76,8 @@ type Stats struct {
 // master: a *redis.Ring and a *redis.ClusterClient with ReadOnly, RouteByLatency or RouteRandomly are
 // ErrInvalid, and a Sentinel client with ReplicaOnly must not be used. Set ContextTimeoutEnabled in
 // its options: else each request needs a goroutine of its own, because it may hang for longer than its
-// ctx. A bad option is an ErrInvalid that names the field. Nothing is sent yet.
+// ctx. Set DialerRetries to 1 and MaxRetries to -1, too, so that a server that refuses connections is
+// noticed at once. A bad option is an ErrInvalid that names the field. Nothing is sent yet.
 func New[V any](
 	c *flightlock.Client, rdb redis.UniversalClient, load func(ctx context.Context, key string) (V, error),
 	opts Options[V],
@@ -153,9 +154,10 @@ func (c *Cache[V]) Get(ctx context.Context, key string) (V, error) {
 	return c.get(ctx, key)
 }
 
-// GetWith is Get with a load of its own, for values whose load needs more than the key. If others load
-// the key already, their load counts. It may run when its caller has left, so it must not use what
-// ends with the request; ctx has values as FetchOptions.Values says.
+// GetWith is Get with a load of its own, for values whose load needs more than the key. If others
+// load the key already, all get the value of that load. load may run when its caller has left, so
+// it must not use anything that ends with the request; its ctx has values as FetchOptions.Values
+// says. A nil load is an ErrInvalid.
 func (c *Cache[V]) GetWith(
 	ctx context.Context, key string, load func(ctx context.Context, key string) (V, error),
 ) (V, error) {
@@ -166,14 +168,14 @@ func (c *Cache[V]) GetWith(
 	return c.get(context.WithValue(ctx, loadKey{c}, &givenLoad[V]{c.prefix + key, load}), key)
 }
 
-// GetMany returns the values of many keys: what Get would return for each, with few requests. Hits
-// are one MGET, or one pipeline on a Cluster. What is missing is loaded by LoadMany, or by load for
-// each key at the same time without it, once for all callers in all processes, whichever other keys
-// they request with it.
+// GetMany returns the values of many keys: what Get would return for each, with few requests: one
+// MGET, or one pipeline on a Cluster, for each FetchOptions.MaxBatch of them. What is missing is
+// loaded by LoadMany, or by load for each key at the same time without it, once for all callers in
+// all processes, whichever other keys they request with it.
 //
 // Duplicates count once. If some keys have no value, the error is a *flightlock.ManyError with the
-// reason for each of them, ErrNotFound for one, and the other keys have their values. See
-// flightlock.Fetcher.FetchMany.
+// reason for each of them, such as ErrNotFound, and the other keys have their values. After Close the
+// error is ErrClosed; without load and LoadMany it is ErrInvalid. See flightlock.Fetcher.FetchMany.
 func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, error) {
 	values, failed := make(map[string]V, len(keys)), map[string]error{}
 	if c.loadOne == nil && c.opts.LoadMany == nil {
@@ -280,9 +282,9 @@ func (c *Cache[V]) result(x item[V], err error) (v V, _ error) {
 //
 // It takes two round trips, each of which ends after LookupTimeout. If it fails, so that the old value
 // may still be there, the entry is invalidated in the background: see Invalidate. Errors: those of the
-// server and of ctx; Codec's; ErrInvalid for a bad key, and for a value that is longer than MaxValue:
-// then the entry is invalidated. A value whose FreshFor is 0 or less is not stored, and the entry
-// invalidated.
+// server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and for a value that is longer than
+// MaxValue: then the entry is invalidated. A value whose FreshFor is 0 or less is not stored, and the
+// entry invalidated.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.checkKey(key); err != nil {
 		return err
@@ -327,7 +329,7 @@ func (c *Cache[V]) set(ctx context.Context, full string, w *writing) (stored boo
 // LookupTimeout for each 500 keys. If it fails, the old values may still be there: the error names the
 // first such key, says how many more there are, matches the first one's error, and the invalidation is
 // repeated in the background until it succeeds, also if ctx has ended; Close waits for that. Up to
-// 10,000 keys are repeated. ErrInvalid for a bad key: then nothing is sent.
+// 10,000 keys are repeated. ErrInvalid for a bad key, and ErrClosed: then nothing is sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	full := make([]string, len(keys))
 	for i, key := range keys {

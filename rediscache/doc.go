@@ -1,5 +1,5 @@
-// Package rediscache caches values in Redis. It adds to a [flightlock.Fetcher] what one would
-// otherwise write by oneself: encoding, ttls, stale values, negative caching, and an invalidation
+// Package rediscache caches values in Redis. It adds to a [flightlock.Fetcher] what users would
+// otherwise write themselves: encoding, ttls, stale values, negative caching, and an invalidation
 // that no load in progress undoes.
 //
 //	users, err := rediscache.New(locks, rdb, loadUser, rediscache.Options[User]{Name: "user", Fresh: time.Minute})

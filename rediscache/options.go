@@ -19,7 +19,8 @@ type Options[V any] struct {
 	// the entry for key "42" of a Cache named "user" is at "user:42", and its lock at "lock:user:42".
 	// Caches of one Redis with values of different types need different names. Default "": the keys
 	// are as they are, and the label is "rediscache"; a key that begins as those of locks do is
-	// ErrInvalid.
+	// ErrInvalid. Name and Version together have at most 2,048 bytes; a label is UTF-8 of at most 128
+	// bytes, so a Cache with a longer Name needs Fetch.Name.
 	Name string
 
 	// Version is the version of the encoding, and the second part of every key: "user:v2:42". Change it
@@ -36,8 +37,8 @@ type Options[V any] struct {
 	Stale time.Duration
 
 	// FreshFor returns how long a value is fresh, instead of Fresh, for instance from an expiry that the
-	// value contains. A value for which it returns 0 or less is not stored. It must return soon. Default
-	// nil.
+	// value contains. A value for which it returns 0 or less is not stored; more than 10 years count as
+	// 10 years. It must return soon. Default nil.
 	FreshFor func(V) time.Duration
 
 	// NotFoundFor is how long Redis stores that load has returned an error that matches ErrNotFound:
@@ -72,13 +73,13 @@ type Options[V any] struct {
 	// once; other processes may serve the old value for that time. Default 0: off.
 	Local time.Duration
 
-	// LocalKeys is how many values the local tier has at most. Default 10,000.
+	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.
 	LocalKeys int
 
 	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier
 	// if its load takes long or it is read often. So a hot key is never missed, nor served stale
 	// (XFetch: Vattani, Chierichetti, Lowenstein, "Optimal Probabilistic Cache Stampede Prevention",
-	// VLDB 2015). 1 is the paper's factor; more is earlier. Default 0: off.
+	// VLDB 2015). 1 is the paper's factor; more is earlier. Default 0: off; not negative.
 	EarlyRefresh float64
 
 	// StaleWait is how long a Get that has found a stale value waits for the new one, before it returns

@@ -212,7 +212,7 @@ func (f *flight) recheck() {
 	}
 }
 
-// pollIsDueLocked follows when an attempt is due without an event. If the flight is notified of what
+// pollIsDueLocked is called when an attempt is due without an event. If the flight is notified of what
 // happens to the key, nothing has, unless a client did not notify it: then one caller of
 // AcquireUnless looks for all. Tens of thousands of keys may be waited for, each by hundreds, with a
 // poll each second: a look of each caller would cost their cache more than the polls cost the nodes.
@@ -232,7 +232,7 @@ func (f *flight) pollIsDueLocked() {
 	f.wakeDriverLocked()
 }
 
-// foundNeedless follows when t's caller has found that it needs the key no more. If it has looked for
+// foundNeedless is called when t's caller has found that it needs the key no more. If it has looked for
 // all, the others look now.
 func (f *flight) foundNeedless(t *Ticket) {
 	f.mu.Lock()

@@ -43,7 +43,7 @@ type flight struct {
 	number     uint32
 	shardIndex uint8
 
-	mu       sync.Mutex // guards what follows, but alarmAt
+	mu       sync.Mutex // guards what follows, except alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
 
 	phase         phase
@@ -398,9 +398,10 @@ func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 	}
 }
 
-// leftLocked follows that waiters have left. next is whom the lease would have gone to before. If that
-// was one of them, it may have been about to act, so the driver looks at what is due; so it does if
-// nobody's strategy paces the flight now. An attempt for which nobody waits is canceled.
+// leftLocked is called when waiters have left. next is the Ticket that the lease would have gone to
+// before. If that was one of them, it may have been about to act, so the driver is woken to do what is
+// due; and so it is if nobody's strategy paces the flight now. An attempt for which nobody waits is
+// canceled.
 func (f *flight) leftLocked(next *Ticket) {
 	switch {
 	case f.n > 0:

@@ -95,13 +95,13 @@ type Observer struct {
 	// succeeded.
 	Attempted func(took time.Duration, f *quorum.Failure)
 	Refreshed func(f *quorum.Failure)
-	// Lost is called for each Ticket that was lost, but for those that ran out and were never to be
+	// Lost is called for each Ticket that was lost, except those that ran out and were never to be
 	// refreshed.
 	Lost func(key string, why error)
 }
 
-// Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, but
-// Acquire and Release for NodeTimeout when inline is true. Owner, Peek, Settle, Validity and all
+// Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, except
+// Acquire and Release, for NodeTimeout, when inline is true. Owner, Peek, Settle, Validity and all
 // Errors may be called with a flight's mutex held, and must not call back; all others are called
 // without.
 type Config struct {

@@ -97,7 +97,7 @@ func (o *offered) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	}
 	c.offer = nil
 	switch {
-	case failure == nil && f.phase == idle: // somebody waits, or it were dead
+	case failure == nil && f.phase == idle: // somebody waits, else the flight would be dead
 		f.takeLocked(o, g)
 	case failure == nil && (f.phase == acquiring || f.phase == canceled):
 		c.granted, o.grant = o, g
@@ -130,7 +130,7 @@ func (f *flight) grantedLocked() *offered {
 	return f.contention.granted
 }
 
-// attemptGaveWayLocked follows when the attempt has ended during which o was granted.
+// attemptGaveWayLocked is called when the attempt has ended during which o was granted.
 func (f *flight) attemptGaveWayLocked(o *offered, attempt Lease, failure *quorum.Failure) {
 	f.contention.granted = nil
 	if failure == nil {
@@ -161,8 +161,8 @@ func (f *flight) withdrawLocked() {
 
 // Completing a lease.
 
-// shortLeaseLocked follows when a lease was granted for span, 0 for the full ttl. It is refreshed in time, if it
-// is not released before that.
+// shortLeaseLocked is called when a lease was granted for span, 0 for the full ttl. It is refreshed in time, if
+// it is not released before that.
 func (f *flight) shortLeaseLocked(now time.Time, span time.Duration) {
 	c := f.contention
 	if c == nil {
@@ -191,7 +191,7 @@ func (f *flight) completeLocked(now time.Time) {
 	f.armAtLocked(c.completes)
 }
 
-// completedLocked follows when a refresh has made the ttl full.
+// completedLocked is called when a refresh has made the ttl full.
 func (f *flight) completedLocked() {
 	if c := f.contention; c != nil {
 		c.span, c.completes = 0, 0

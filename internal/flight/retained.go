@@ -283,7 +283,7 @@ func (g *Group) InboxConfirmed(yes bool) {
 	}
 }
 
-// unmark follows when a recall of f's lease may have been missed.
+// unmark is called when a recall of f's lease may have been missed.
 func (f *flight) unmark() {
 	f.mu.Lock()
 	defer f.unlock()
@@ -308,7 +308,7 @@ const (
 	maxFruitless   = 1024 // keys, per shard
 )
 
-// noteRecallLocked follows when the retained lease was recalled.
+// noteRecallLocked is called when the retained lease was recalled.
 func (f *flight) noteRecallLocked() {
 	sh, now := f.shard(), clock.InstantNow(f.g.epoch)
 	sh.mu.Lock()
@@ -353,7 +353,7 @@ func (sh *shard) isFruitless(key string, now clock.Instant) bool {
 	return now < sh.fruitless[key].until
 }
 
-// unretainLocked follows when the lease, which may have been retained, is released.
+// unretainLocked is called when the lease, which may have been retained, is released.
 func (f *flight) unretainLocked() {
 	if f.retention != nil {
 		f.g.retained.drop(f)

@@ -244,7 +244,7 @@ func (f *flight) quit(t *Ticket, why error) error {
 }
 
 // mayBlock reports whether a caller with that ctx may block for NodeTimeout: not if its
-// time is up before. A ctx that is cancelled meanwhile is noticed after that.
+// time is up before. A ctx that is canceled meanwhile is noticed after that.
 func (g *Group) mayBlock(ctx context.Context) bool {
 	deadline, ends := ctx.Deadline()
 	return !ends || time.Until(deadline) >= g.cfg.NodeTimeout
@@ -345,7 +345,7 @@ func (f *flight) giveUpIfDueLocked(t *Ticket) step {
 	return f.enterUserCodeLocked(t, askFurther)
 }
 
-// enterUserCodeLocked follows when t's caller is about to run code of the user's. What is due meanwhile
+// enterUserCodeLocked is called when t's caller is about to run code of the user's. What is due meanwhile
 // is for the next driver.
 func (f *flight) enterUserCodeLocked(t *Ticket, todo step) step {
 	w := t.waiter
@@ -360,7 +360,7 @@ func (f *flight) enterUserCodeLocked(t *Ticket, todo step) step {
 	return todo
 }
 
-// leaveUserCode follows when it has run. If its ctx has ended, it is about to leave.
+// leaveUserCode is called when that code has returned. If its ctx has ended, it is about to leave.
 func (f *flight) leaveUserCode(t *Ticket, ended bool) step {
 	f.mu.Lock()
 	defer f.unlock()
@@ -371,8 +371,8 @@ func (f *flight) leaveUserCode(t *Ticket, ended bool) step {
 	return f.stepLocked(t)
 }
 
-// wokenUp follows that t's caller has received that it is to look at the flight. If its ctx has
-// ended, it is about to leave.
+// wokenUp is called when t's caller was woken, to look at the flight. If its ctx has ended, it is about
+// to leave.
 func (f *flight) wokenUp(t *Ticket, ended bool) step {
 	f.mu.Lock()
 	defer f.unlock()
@@ -578,11 +578,11 @@ func (w *waiter) countPastFailures(now time.Time) {
 func (w *waiter) planGiveUp(now time.Time) {
 	wait := w.nextTry.Sub(now)
 	w.givesUp = false
-	for step := 1; step <= maxSteps && wait < maxWait; step++ {
+	for nth := 1; nth <= maxSteps && wait < maxWait; nth++ {
 		if w.isSlow(now) {
 			break
 		}
-		d, ok, panicked := w.peek(step)
+		d, ok, panicked := w.peek(nth)
 		if panicked {
 			break
 		}
@@ -600,10 +600,10 @@ func (w *waiter) isSlow(began time.Time) bool {
 	return w.traits&Quick == 0 && clock.Since(began) > slowStrategy
 }
 
-// peek asks w's strategy about the step-th failure from now on. If it panics about one that has not
+// peek asks w's strategy about the nth failure from now on. If it panics about one that has not
 // come to pass yet, it is asked again when it has.
-func (w *waiter) peek(step int) (d time.Duration, ok, panicked bool) {
-	if step > 1 && w.traits&Quick == 0 {
+func (w *waiter) peek(nth int) (d time.Duration, ok, panicked bool) {
+	if nth > 1 && w.traits&Quick == 0 {
 		panicked = true
 		defer func() {
 			if panicked {
@@ -611,7 +611,7 @@ func (w *waiter) peek(step int) (d time.Duration, ok, panicked bool) {
 			}
 		}()
 	}
-	d, ok = w.pace.Next(more(w.failures, step))
+	d, ok = w.pace.Next(more(w.failures, nth))
 	return d, ok, false
 }
 

@@ -40,7 +40,7 @@ type Entry struct {
 	n *Node
 	t *Target
 
-	mu             sync.Mutex    // guards what follows, but i
+	mu             sync.Mutex    // guards what follows, except i
 	create         *request      // acquire or repair without an answer yet
 	gone           clock.Instant // when the key will have expired if nothing renews it
 	owed           clock.Instant // since when a release is owed; 0: none is

@@ -53,7 +53,7 @@ func (t *Target) prepared() bool {
 	return t.asker != nil && t.asker.carried != nil && t.asker.carried.Target == t
 }
 
-// Granted follows when the node has made the key e's for span, by a release of somebody else. If e has been
+// Granted is called when the node has made the key e's for span, by a release of somebody else. If e has been
 // released before, the node is to release the key again, unless it has deleted it since the grant.
 func (e *Entry) Granted(span time.Duration) {
 	e.mu.Lock()

@@ -21,7 +21,7 @@ type queue struct {
 
 func (q *queue) init() { q.cond.L = &q.mu }
 
-// push appends r. It says no, with the reason, when the queue is full or closed.
+// push appends r. The error says why r was refused: the queue is full, stalled or closed.
 func (q *queue) push(r *request) error {
 	urgent := r.urgent() // takes the entry's mu, under which Release takes that of a queue
 	q.mu.Lock()
@@ -84,8 +84,8 @@ func (q *queue) take(batch []*request, limit int) []*request {
 	return batch
 }
 
-// claim makes the queue busy for a request that need not wait in it, and says whether that could
-// be: nothing is in progress and nothing waits.
+// claim makes the queue busy for a request that need not wait in it. It reports false if the queue is
+// closed, or a batch is in progress or waits.
 func (q *queue) claim() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -96,7 +96,8 @@ func (q *queue) claim() bool {
 	return true
 }
 
-// stall has the queue refuse, until rest, what comes, and gives what waits in it, but for releases.
+// stall makes the queue refuse new requests until rest, and takes out those that wait in it. Releases
+// are excepted from both.
 func (q *queue) stall() (refused []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -104,7 +105,7 @@ func (q *queue) stall() (refused []*request) {
 	return q.refuseLocked()
 }
 
-// refuse gives what waits, but for releases.
+// refuse takes out the requests that wait, except releases.
 func (q *queue) refuse() (refused []*request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

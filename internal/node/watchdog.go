@@ -179,7 +179,7 @@ func (w *watchdog) oursLocked() bool {
 	return c != nil && c.Unread()
 }
 
-// notWrittenAndUnlock follows when the batch waits for a connection, or for scripts to be loaded. That
+// notWrittenAndUnlock is called when the batch waits for a connection, or for scripts to be loaded. That
 // has deadlines of its own, but for what the owner of the client has put into the way.
 func (w *watchdog) notWrittenAndUnlock(now time.Time) {
 	n := w.l.s.n
@@ -192,7 +192,7 @@ func (w *watchdog) notWrittenAndUnlock(now time.Time) {
 	w.stallAndUnlock(w.takeLateLocked(now))
 }
 
-// lateAndUnlock follows when a request that was written has had no answer in its time.
+// lateAndUnlock is called when a request that was written has had no answer in its time.
 func (w *watchdog) lateAndUnlock(now time.Time) {
 	n := w.l.s.n
 	told, since := w.takeLateLocked(now), w.since

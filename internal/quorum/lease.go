@@ -18,7 +18,7 @@ import (
 //	acquiring --q grants, equal counters------> held --loss--> lost --Release--> over
 //	   |  \--q grants--> raising --q confirm--/  \---------------------Release----/^
 //	   |                    |                                                      |
-//	   +--------------------+--- unwinnable, too late, cancelled: undone ----------+
+//	   +--------------------+--- unwinnable, too late, canceled: undone ----------+
 //
 // A lost lease may still be on some nodes, and Release removes it there. Nothing else is possible:
 // a lease that became valid again would hold a key that somebody else may have held in between.
@@ -222,7 +222,7 @@ func (l *Lease) slowLocked() bool {
 }
 
 // endAttemptAndUnlock ends the attempt, and unlocks mu: the lease is held, unless f says why it is
-// not, or the attempt was cancelled.
+// not, or the attempt was canceled.
 func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	if f == nil && l.canceled {
 		f = r.failureLocked()
@@ -266,7 +266,7 @@ func (l *Lease) fail(f *Failure) {
 // undoTurnPassLocked is the TurnPass of a failed attempt at the nodes that granted it. Usually
 // there was no majority, and nobody waits because of us: then there is none, since a turn for one
 // of those whose votes were split would keep them in step, to be split again. An attempt that had a
-// majority and was too late, not confirmed, or cancelled passes the turn on as a release does.
+// majority and was too late, not confirmed, or canceled passes the turn on as a release does.
 func (l *Lease) undoTurnPassLocked() *node.TurnPass {
 	if !l.granted && !l.canceled {
 		return nil

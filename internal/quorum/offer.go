@@ -90,7 +90,7 @@ func (o *offers) remove(l *Lease) {
 	delete(o.open, l.Owner())
 }
 
-// ended follows when l was released, or undone.
+// ended is called when l was released, or undone.
 func (o *offers) ended(l *Lease) {
 	l.mu.Lock()
 	l.offer.polls = nil
@@ -225,7 +225,7 @@ func (l *Lease) validUntilLocked(v node.Vote) time.Time {
 	return time.Time{}
 }
 
-// awaitOthersLocked follows when a node has granted the offer: others will have done so too. Those whose
+// awaitOthersLocked is called when a node has granted the offer: others will have done so too. Those whose
 // message does not come are asked.
 func (l *Lease) awaitOthersLocked() {
 	if o := l.offer; o.timer == nil {
@@ -236,7 +236,7 @@ func (l *Lease) awaitOthersLocked() {
 // minAwait is how long messages of different servers may be apart without any being lost.
 const minAwait = 2 * time.Millisecond
 
-// metOwn follows when a poll of o's contender has met o's own owner at a node: the message about that grant is
+// metOwn is called when a poll of o's contender has met o's own owner at a node: the message about that grant is
 // late, or lost.
 func (o *Lease) metOwn() {
 	o.mu.Lock()
@@ -268,7 +268,7 @@ func (l *Lease) askOthers() {
 	}
 }
 
-// decidedLocked follows when r, the round of an offer, is decided: the lease is valid for as long as each of
+// decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each of
 // its votes, of which those of nodes that were asked are valid until then.
 func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time) {
 	for i := range r.replies {

@@ -49,7 +49,7 @@ func (r *round) acquires() bool { return r.op == "acquire" }
 func (r *round) ListLinks() *list.Links[round] { return &r.links }
 
 // newRound begins a round, whose requests its caller then makes. If the attempt has been
-// cancelled, the round is decided already, and the requests are not sent.
+// canceled, the round is decided already, and the requests are not sent.
 func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(*round)) *round {
 	l.mu.Lock()
 	r := l.roundLocked(op)
