@@ -150,7 +150,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	wg.Wait()
 	l, err := c.Lock(ctx, "flightlock-ready-"+c.id[1:len(c.id)-1], max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
 	if err != nil {
-		return err
+		return fmt.Errorf("flightlock: not ready: %w", err)
 	}
 	return l.Release(ctx)
 }

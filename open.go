@@ -46,7 +46,7 @@ func Open(urls []string, opts Options) (*Client, error) {
 			"Open makes the nodes from urls; use New for Nodes")
 	}
 	if len(urls) == 0 || len(urls) > maxNodes { // checked before so many clients are made
-		return nil, invalid("urls", fmt.Sprintf("%d", len(urls)),
+		return nil, invalid("len(urls)", len(urls),
 			fmt.Sprintf("1 to %d are required, one for each node", maxNodes))
 	}
 	for i, u := range urls {

@@ -55,7 +55,7 @@ func TestOpenHidesPasswords(t *testing.T) {
 		}
 	}
 	_, err := flightlock.Open(nil, flightlock.Options{})
-	wantInvalid(t, err, "urls is 0")
+	wantInvalid(t, err, "len(urls) is 0")
 	if strings.Contains(err.Error(), "Nodes") {
 		t.Errorf("%v: there are no Nodes to give", err)
 	}
@@ -101,7 +101,7 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 	_, err = flightlock.Open([]string{"redis://127.0.0.1:1/1", "redis://127.0.0.1:2/2"}, flightlock.Options{})
 	wantInvalid(t, err, "urls[1]", "urls[0]")
 	_, err = flightlock.Open(slices.Repeat([]string{"redis://127.0.0.1:1"}, 65), flightlock.Options{})
-	wantInvalid(t, err, "urls is 65", "64")
+	wantInvalid(t, err, "len(urls) is 65", "64")
 }
 
 // A socket's name may have any bytes; as the label of a metric it is text, and the names of two

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,7 +85,7 @@ func TestReadyWithoutNodes(t *testing.T) {
 	err := c.Ready(ctx)
 	var q *flightlock.QuorumError
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrUnavailable) ||
-		!errors.As(err, &q) || len(q.Nodes) != 3 {
+		!errors.As(err, &q) || len(q.Nodes) != 3 || !strings.Contains(err.Error(), "not ready") {
 		t.Error(err)
 	}
 	_, two := realNodes(t, 2)

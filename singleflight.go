@@ -14,11 +14,12 @@ import (
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
-// SingleFlightLock acquires key for ttl (10ms to Options.MaxTTL, in whole milliseconds). All
-// callers of this process that want the key queue in order of arrival. One of them at a time
-// contends with other processes, and a released lock is handed directly to the next caller. A Lock
-// that was handed over may have as little as half its ttl left (usually over 95%), and one that the
-// release of another process has granted is valid for up to a second at first: see Lock.Until.
+// SingleFlightLock acquires key (1 to 4,096 bytes) for ttl (10ms to Options.MaxTTL, in whole
+// milliseconds). All callers of this process that want the key queue in order of arrival. One of
+// them at a time contends with other processes, and a released lock is handed directly to the next
+// caller. A Lock that was handed over may have as little as half its ttl left (usually over 95%),
+// and one that the release of another process has granted is valid for up to a second at first: see
+// Lock.Until.
 //
 // It retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). A caller
 // that queues behind others gives up when its strategy would have given up if it had contended in

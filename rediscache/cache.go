@@ -93,6 +93,10 @@ func New[V any](
 		return nil, err
 	}
 	x := &Cache[V]{opts: opts, prefix: opts.prefix(), locks: hook.KeyPrefix(c), loadOne: load, closed: make(chan struct{})}
+	if x.locks != "" && strings.HasPrefix(x.prefix, x.locks) || strings.HasPrefix(x.prefix, node.Reserved) {
+		return nil, invalid("Options.Name and Version", fmt.Sprintf("%q", x.prefix),
+			"all entries would be at keys of locks, or at those that are reserved for flightlock")
+	}
 	x.server = newServer(rdb, opts.Fetch.LookupTimeout, opts.tombstoneTime())
 	x.breaker = breaker{s: x.server, tasks: &x.tasks, closed: x.closed, servers: map[string]*health{}}
 	x.repeats = repeats{s: x.server, tasks: &x.tasks, closed: x.closed, keys: map[string]uint64{}}

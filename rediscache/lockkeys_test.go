@@ -3,6 +3,7 @@ package rediscache_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +23,13 @@ func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 	}
 	defer l.Release(context.Background())
 	load := func(context.Context, string) (string, error) { return "v", nil }
+	for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
+		opts := rediscache.Options[string]{Name: name, Fresh: time.Minute}
+		_, err := rediscache.New(c, s.Client(t, honouring), load, opts)
+		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
+			t.Errorf("New with the Name %q: %v", name, err)
+		}
+	}
 	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
 	if err != nil {
 		t.Fatal(err)
