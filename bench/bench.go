@@ -50,8 +50,8 @@ func runBench(ctx context.Context, cfg config, bar *progress.Bar) (rep *report, 
 }
 
 func (b *bench) setup() crewSetup {
-	s := crewSetup{Clients: b.cfg.clients, Polling: b.cfg.polling, Embedded: len(b.nodes.embedded) > 0,
-		Prefix: b.nodes.prefix}
+	s := crewSetup{Clients: b.cfg.clients, Polling: b.cfg.polling, Linger: b.cfg.linger,
+		Embedded: len(b.nodes.embedded) > 0, Prefix: b.nodes.prefix}
 	if s.CacheURL = b.cfg.cacheURL; s.CacheURL == "" && b.cfg.procs > 0 {
 		s.CacheURL = b.nodes.urls[0]
 	}

@@ -48,13 +48,14 @@ const (
 
 // crewSetup is what a crew must know before its first job.
 type crewSetup struct {
-	Proc     int    `json:"proc"`
-	Clients  int    `json:"clients"`
-	Polling  int    `json:"polling"` // how many of them poll: the last ones
-	Embedded bool   `json:"embedded"`
-	Prefix   string `json:"prefix"` // of all keys
-	Register string `json:"register"`
-	CacheURL string `json:"cache_url"` // "": the cache is a map in this process; or sharedMemory
+	Proc     int           `json:"proc"`
+	Clients  int           `json:"clients"`
+	Polling  int           `json:"polling"`   // how many of them poll: the last ones
+	Linger   time.Duration `json:"linger_ns"` // Options.Linger
+	Embedded bool          `json:"embedded"`
+	Prefix   string        `json:"prefix"` // of all keys
+	Register string        `json:"register"`
+	CacheURL string        `json:"cache_url"` // "": the cache is a map in this process; or sharedMemory
 }
 
 // localCrew runs jobs on clients in this process. One goroutine uses it.
@@ -175,7 +176,7 @@ func (c *localCrew) connect(ctx context.Context, urls []string) error {
 // ms for a script, so that the default NodeTimeout would show when this machine is busy and not how
 // the lock behaves.
 func (c *localCrew) options(client int) flightlock.Options {
-	o := flightlock.Options{KeyPrefix: c.Prefix, DisableNotify: c.polls(client)}
+	o := flightlock.Options{KeyPrefix: c.Prefix, DisableNotify: c.polls(client), Linger: c.Linger}
 	if c.Embedded {
 		o.DisableQuarantine, o.NodeTimeout = true, time.Second
 	}

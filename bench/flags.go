@@ -45,6 +45,8 @@ flags:
                    keeps a CPU busy, from then on it sleeps.
   -polling N       N of the clients receive no notices and poll every 10 ms instead: 0 to 64 and at most
                    -clients, default 0
+  -linger D        the clients keep the lease of a key that is released for up to D, so that their next caller
+                   needs no command, until another client wants it (Options.Linger): 0s to 1m, default 0s
   -only LIST       the phases to run: some of a, b, c, separated by commas, default all
   -check           no benchmark: report whether the servers of -redis are fit for locking, and how to fix what is
                    not. Exit code 1 if a finding failed. It leaves nothing on the servers and needs only the rights
@@ -66,6 +68,7 @@ const (
 	minDuration      = 300 * time.Millisecond
 	maxDuration      = 10 * time.Minute
 	maxWork          = time.Second
+	maxLinger        = time.Minute
 )
 
 // allPhases are the names of the phases that -only knows.
@@ -84,6 +87,7 @@ type config struct {
 	duration   time.Duration
 	work       time.Duration // under the lock of the hot key
 	polling    int           // of the clients: the last ones
+	linger     time.Duration // Options.Linger of the clients
 	only       string        // the phases to run, out of allPhases; empty means all
 	jsonPath   string
 	check      bool
@@ -112,6 +116,7 @@ func parseFlags(args []string) (config, error) {
 	durationFlag(fs, "duration", &cfg.duration, minDuration, maxDuration)
 	durationFlag(fs, "work", &cfg.work, 0, maxWork)
 	intFlag(fs, "polling", &cfg.polling, 0, maxClients)
+	durationFlag(fs, "linger", &cfg.linger, 0, maxLinger)
 	fs.Func("only", "", func(s string) (err error) { cfg.only, err = parsePhases(s); return err })
 	fs.BoolVar(&cfg.check, "check", false, "")
 	fs.Func("prefix", "", func(s string) error {

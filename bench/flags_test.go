@@ -32,6 +32,8 @@ func TestWrongFlagsNameFlagValueAndLimit(t *testing.T) {
 		{"-polling -1", []string{"-polling", `"-1"`, "0 to 64"}},
 		{"-polling 65", []string{"-polling", `"65"`, "0 to 64"}},
 		{"-polling 5 -clients 4", []string{"-polling 5", "at most", "4"}},
+		{"-linger -1ms", []string{"-linger", `"-1ms"`, "0s to 1m"}},
+		{"-linger 61s", []string{"-linger", `"61s"`, "0s to 1m"}},
 		{"-only d", []string{"-only", `"d"`, "some of a, b, c"}},
 		{"-only a,", []string{"-only", `"a,"`, "some of a, b, c"}},
 		{"-only ab", []string{"-only", `"ab"`, "some of a, b, c"}},
@@ -79,7 +81,7 @@ func TestDefaultsAreThoseOfTheHelpText(t *testing.T) {
 		t.Fatal(err)
 	}
 	if cfg.clients != 4 || cfg.procs != 0 || cfg.callers != 1000 || cfg.goroutines != 250 ||
-		cfg.duration != 5*time.Second || cfg.redis != nil || cfg.work != 0 || cfg.polling != 0 ||
+		cfg.duration != 5*time.Second || cfg.redis != nil || cfg.work != 0 || cfg.polling != 0 || cfg.linger != 0 ||
 		!cfg.runs("a") || !cfg.runs("b") || !cfg.runs("c") {
 		t.Errorf("defaults are %+v", cfg)
 	}
@@ -114,7 +116,8 @@ func TestHelpGoesToStdoutAndNamesEveryFlag(t *testing.T) {
 		t.Errorf("exit code %d, want 0", code)
 	}
 	for _, f := range []string{
-		"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-work", "-polling", "-only", "-json", "-h",
+		"-redis", "-clients", "-procs", "-callers", "-goroutines", "-duration", "-work", "-polling", "-linger", "-only",
+		"-json", "-h",
 	} {
 		if !strings.Contains(stdout.String(), "\n  "+f+" ") {
 			t.Errorf("the help text does not explain %s", f)

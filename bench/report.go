@@ -25,7 +25,8 @@ type report struct {
 	Goroutines int       `json:"goroutines"`
 	Polling    int       `json:"polling"` // of the clients
 
-	Work time.Duration `json:"work_ns"` // under the lock of the hot key
+	Linger time.Duration `json:"linger_ns"`
+	Work   time.Duration `json:"work_ns"` // under the lock of the hot key
 
 	// What -only left out is not there.
 	Stampede []stampedeFigures `json:"stampede,omitempty"`
@@ -93,7 +94,7 @@ func newReport(b *bench) *report {
 		Time: time.Now(), Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.NumCPU(),
 		Embedded: len(b.nodes.embedded) > 0, Nodes: b.nodes.hosts(),
 		Clients: b.cfg.clients, Procs: b.cfg.procs, Callers: b.cfg.callers, Goroutines: b.cfg.goroutines,
-		Polling: b.cfg.polling, Work: b.cfg.work,
+		Polling: b.cfg.polling, Linger: b.cfg.linger, Work: b.cfg.work,
 	}
 }
 

@@ -126,10 +126,10 @@ func TestRunWithClientsThatPoll(t *testing.T) {
 	}
 }
 
-// -polling reaches the library: the last clients receive no notices.
+// -polling and -linger reach the library: the last clients receive no notices.
 func TestLastClientsPoll(t *testing.T) {
 	cfg := smallConfig()
-	cfg.clients, cfg.polling, cfg.only = 3, 1, "b"
+	cfg.clients, cfg.polling, cfg.linger, cfg.only = 3, 1, time.Second, "b"
 	var mu sync.Mutex
 	var silent []bool
 	w := &fakeWorld{}
@@ -137,6 +137,9 @@ func TestLastClientsPoll(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		silent = append(silent, o.DisableNotify)
+		if o.Linger != time.Second {
+			t.Errorf("Linger is %v", o.Linger)
+		}
 		return w, nil
 	}
 	code, rep, stdout, stderr := runSmall(t, cfg)
