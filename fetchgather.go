@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 )
@@ -13,29 +14,30 @@ import (
 // mostly the same keys, and each of them by itself would look up all of its own.
 //
 // While lookups of many keys are under way, maxLookupsOfMany of them, callers that come have their keys
-// put into the next one, which is sent when one of those has returned. So each caller's lookup is sent
-// after it came, as it has to be (see Scope), and a caller that comes alone does not wait. One that has
-// not returned after LookupTimeout counts as if it had. The runs that such callers begin start together,
-// too, MaxBatch of them: with one load, and one attempt for each lock, all at once.
+// put into the next ones, MaxBatch in each, which are sent when those have returned. A key is in one of
+// them, whoever wants it. So each caller's lookups are sent after it came, as they have to be (see Scope),
+// and a caller that comes alone does not wait. One that has not returned after LookupTimeout counts as if
+// it had. The runs that such callers begin start together, too, MaxBatch of them: with one load, and one
+// attempt for each lock, all at once.
 //
 // A lookup inside a lookup does not wait: another one may wait for it.
 type gathering[V any] struct {
 	mu       sync.Mutex // guards what follows, and callers and keys of gathered
 	underWay int
-	next     []*gathered[V] // wait for one of those to return; callers join the last one
-	runs     []*fetchRun[V] // wait for their batch
-	starting bool           // startGathered is to take them
+	next     []*gathered[V]          // wait for one of those to return; what comes is put into the last one
+	waiting  map[string]*gathered[V] // the keys of next
+	runs     []*fetchRun[V]          // wait for their batch
+	starting bool                    // startGathered is to take them
 }
 
 // maxLookupsOfMany is how many LookupMany for callers are under way at once.
 const maxLookupsOfMany = 2
 
-// gathered is a lookup for several callers.
+// gathered is a lookup, which may be for several callers.
 type gathered[V any] struct {
 	values  context.Context // those of the first one
-	callers int             // that wait for it
+	callers int             // that wait for it, once for each of their keys
 	keys    []string
-	has     map[string]bool
 	done    chan struct{} // closed when it has returned
 
 	found map[string]Found[V] // written before done is closed
@@ -49,21 +51,26 @@ type insideLookup struct{ fetcher any }
 // see ranOut.
 var errLookupsHang = fmt.Errorf("lookups that are under way are not answered: %w", os.ErrDeadlineExceeded)
 
-// lookUpMany makes a caller's lookup of many keys, or has it made with those of others. It may find more
-// than keys.
-func (f *Fetcher[V]) lookUpMany(ctx context.Context, keys []string) (map[string]Found[V], error) {
-	if ctx.Value(insideLookup{f}) != nil {
-		return f.lookupsWithPermit(ctx, keys)
-	}
-	g := &f.gathering
-	if !g.begin() {
-		values := f.values(ctx) // code of the user's: not under the mutex
-		if x := g.join(values, keys, f.opts.MaxBatch); x != nil {
-			return f.waitForGathered(ctx, x)
+// of is what the lookup says of key.
+func (x *gathered[V]) of(key string) (Found[V], error) { return x.found[key], errorOf(x.err, key) }
+
+// lookUpMany makes a caller's lookup of many keys, or has it made with those of others. in has the lookup that
+// each of the keys is in, which has returned.
+func (f *Fetcher[V]) lookUpMany(ctx context.Context, keys []string) (in []*gathered[V]) {
+	g, own := &f.gathering, ctx.Value(insideLookup{f}) != nil
+	if !own {
+		if own = g.begin(); !own {
+			values := f.values(ctx) // code of the user's: not under the mutex
+			if in = g.join(values, keys, f.opts.MaxBatch); in != nil {
+				return f.waitForGathered(ctx, in)
+			}
 		}
+		defer f.untilReturned()()
+		ctx = context.WithValue(ctx, insideLookup{f}, true)
 	}
-	defer f.untilReturned()()
-	return f.lookupsWithPermit(context.WithValue(ctx, insideLookup{f}, true), keys)
+	x := new(gathered[V])
+	x.found, x.err = f.lookupsWithPermit(ctx, keys)
+	return slices.Repeat([]*gathered[V]{x}, len(keys))
 }
 
 // begin reports whether a caller may make its own lookup now.
@@ -81,61 +88,79 @@ func (g *gathering[V]) beginLocked() bool {
 	return true
 }
 
-// join adds keys to the last lookup that waits, or to a new one if they are too many. It is nil if the
-// caller may make its own now.
-func (g *gathering[V]) join(values context.Context, keys []string, most int) *gathered[V] {
+// join puts keys into lookups that wait, and returns which. It is nil if the caller may make its own now.
+func (g *gathering[V]) join(values context.Context, keys []string, most int) (in []*gathered[V]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.beginLocked() {
 		return nil
 	}
-	var x *gathered[V]
-	if n := len(g.next); n > 0 && g.next[n-1].hasRoomFor(keys, most) {
-		x = g.next[n-1]
-	} else {
-		x = &gathered[V]{values: values, has: make(map[string]bool, len(keys)), done: make(chan struct{})}
-		g.next = append(g.next, x)
+	if g.waiting == nil {
+		g.waiting = map[string]*gathered[V]{}
 	}
-	x.callers++
-	for _, key := range keys {
-		if !x.has[key] {
-			x.has[key] = true
+	in = make([]*gathered[V], len(keys))
+	for i, key := range keys {
+		x := g.waiting[key]
+		if x == nil {
+			x = g.lastLocked(values, most)
+			g.waiting[key] = x
 			x.keys = append(x.keys, key)
 		}
+		x.callers++
+		in[i] = x
 	}
+	return in
+}
+
+// lastLocked is the lookup that waits, and has room for one more key.
+func (g *gathering[V]) lastLocked(values context.Context, most int) *gathered[V] {
+	if n := len(g.next); n > 0 && len(g.next[n-1].keys) < most {
+		return g.next[n-1]
+	}
+	x := &gathered[V]{values: values, done: make(chan struct{})}
+	g.next = append(g.next, x)
 	return x
 }
 
-func (x *gathered[V]) hasRoomFor(keys []string, most int) bool {
-	n := len(x.keys)
-	if n+len(keys) <= most {
-		return true
-	}
-	for _, key := range keys {
-		if !x.has[key] {
-			n++
-		}
-	}
-	return n <= most
-}
-
-// waitForGathered waits for a lookup that is made for several callers.
-func (f *Fetcher[V]) waitForGathered(ctx context.Context, x *gathered[V]) (map[string]Found[V], error) {
+// waitForGathered waits for lookups that are made for several callers. Those that it does not wait for any
+// longer have an error in what it returns.
+func (f *Fetcher[V]) waitForGathered(ctx context.Context, in []*gathered[V]) []*gathered[V] {
 	timeout := time.NewTimer(2 * f.opts.LookupTimeout) // until it is sent, and until it is answered
 	defer timeout.Stop()
-	var err error
-	select {
-	case <-x.done:
-		return x.found, x.err
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-timeout.C:
-		err = errLookupsHang
+	var last *gathered[V]
+	for i, x := range in {
+		if x == last {
+			continue
+		}
+		last = x
+		var err error
+		select {
+		case <-x.done:
+			continue
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-timeout.C:
+			err = errLookupsHang
+		}
+		return f.leaveGathered(in, i, err)
 	}
+	return in
+}
+
+// leaveGathered has a caller leave the lookups that have not returned yet: none of those before from are.
+func (f *Fetcher[V]) leaveGathered(in []*gathered[V], from int, err error) []*gathered[V] {
 	f.gathering.mu.Lock()
 	defer f.gathering.mu.Unlock()
-	x.callers--
-	return nil, err
+	left := &gathered[V]{err: err}
+	for i, x := range in[from:] {
+		select {
+		case <-x.done:
+		default:
+			x.callers--
+			in[from+i] = left
+		}
+	}
+	return in
 }
 
 // untilReturned counts a lookup as under way until the function that it returns is called, or
@@ -158,6 +183,9 @@ func (f *Fetcher[V]) beginNext() {
 	for len(g.next) > 0 {
 		x := g.next[0]
 		g.next = g.next[1:]
+		for _, key := range x.keys {
+			delete(g.waiting, key)
+		}
 		if x.callers > 0 {
 			go f.lookUpGathered(x) // ends with the lookup
 			return

@@ -80,10 +80,9 @@ func (m *many[V]) round(keys []string, first bool) (again []string) {
 	missing := make([]string, 0, len(keys))
 	failed := map[string]error{}
 	for batch := range slices.Chunk(keys, m.f.opts.MaxBatch) {
-		found, err := m.f.callersLookups(m.ctx, batch, first)
-		for _, key := range batch {
-			x := found[key]
-			why := errorOf(err, key)
+		in := m.f.callersLookups(m.ctx, batch, first)
+		for i, key := range batch {
+			x, why := in[i].of(key)
 			switch {
 			case why == nil && x.Fresh == Fresh:
 				m.values[key] = x.Value
@@ -206,22 +205,24 @@ func (m *many[V]) wait(runs []*fetchRun[V]) (again []string) {
 }
 
 // callersLookups looks up keys for a caller, as callersLookup does for one. LookupMany runs on the
-// caller's goroutine, with one permit.
-func (f *Fetcher[V]) callersLookups(ctx context.Context, keys []string, count bool) (map[string]Found[V], error) {
+// caller's goroutine, with one permit. in has the lookup that each of the keys is in.
+func (f *Fetcher[V]) callersLookups(ctx context.Context, keys []string, count bool) (in []*gathered[V]) {
 	if f.src.LookupMany == nil {
-		return f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(ctx, key, count) })
+		x := new(gathered[V])
+		x.found, x.err = f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(ctx, key, count) })
+		return slices.Repeat([]*gathered[V]{x}, len(keys))
 	}
-	found, err := f.lookUpMany(ctx, keys)
+	in = f.lookUpMany(ctx, keys)
 	if count {
 		hits := uint64(0)
-		for _, key := range keys {
-			if found[key].Fresh == Fresh && errorOf(err, key) == nil {
+		for i, key := range keys {
+			if x, err := in[i].of(key); err == nil && x.Fresh == Fresh {
 				hits++
 			}
 		}
 		f.permits.counters[0].Add(hits * oneHit)
 	}
-	return found, err
+	return in
 }
 
 func (f *Fetcher[V]) lookupsWithPermit(ctx context.Context, keys []string) (found map[string]Found[V], err error) {
