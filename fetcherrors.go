@@ -105,6 +105,9 @@ func someOf(errs map[string]error) string {
 
 // errorOf is the error of key in err, which may be that of all keys or a KeyErrors.
 func errorOf(err error, key string) error {
+	if err == nil {
+		return nil
+	}
 	var some KeyErrors
 	if errors.As(err, &some) {
 		return some[key]

@@ -127,12 +127,12 @@ func (g *gathering[V]) lastLocked(values context.Context, most int) *gathered[V]
 func (f *Fetcher[V]) waitForGathered(ctx context.Context, in []*gathered[V]) []*gathered[V] {
 	timeout := time.NewTimer(2 * f.opts.LookupTimeout) // until it is sent, and until it is answered
 	defer timeout.Stop()
-	var last *gathered[V]
 	for i, x := range in {
-		if x == last {
+		select {
+		case <-x.done: // most are in one that has been waited for
 			continue
+		default:
 		}
-		last = x
 		var err error
 		select {
 		case <-x.done:

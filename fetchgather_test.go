@@ -89,6 +89,36 @@ func TestGatheredLookupsHaveALimit(t *testing.T) {
 	})
 }
 
+// A key is in one of the lookups that wait, however many callers want it, and with whichever others.
+func TestAKeyIsInOneGatheredLookup(t *testing.T) {
+	var lookups, keys atomic.Int64
+	opts := patientLookups
+	opts.MaxBatch = 20
+	manyTest(t, 1, opts, func(src *flightlock.Source[string]) {
+		slowLookups(&lookups)(src)
+		lookup := src.LookupMany
+		src.LookupMany = func(ctx context.Context, some []string) (map[string]flightlock.Found[string], error) {
+			if !flightlock.LoadFollows(ctx) {
+				keys.Add(int64(len(some)))
+			}
+			return lookup(ctx, some)
+		}
+	}, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+		var wg sync.WaitGroup
+		for i := range 2 {
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(100+2*i, 2), "v0") })
+		}
+		synctest.Wait()
+		for i := range 100 {
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(i%26, 15), "v0") })
+		}
+		wg.Wait()
+		if n := lookups.Load(); n != 2+2 || keys.Load() != 4+40 || s.most() != 1 {
+			t.Errorf("%d lookups of %d keys, %d loads of one key", n, keys.Load(), s.most())
+		}
+	})
+}
+
 // A lookup that is shared is sent after each of its callers arrived: a change made while earlier
 // lookups were in progress is visible to them.
 func TestAGatheredLookupIsLaterThanItsCallers(t *testing.T) {
@@ -164,6 +194,32 @@ func TestACallerLeavesAGatheredLookup(t *testing.T) {
 			}
 			wg.Wait()
 			if n := lookups.Load(); n != 2 {
+				t.Errorf("%d lookups", n)
+			}
+		})
+}
+
+// A caller may be in several lookups. It leaves all of them, and the one that is not only its own continues.
+func TestACallerLeavesSeveralGatheredLookups(t *testing.T) {
+	var lookups atomic.Int64
+	opts := patientLookups
+	opts.MaxBatch = 20
+	manyTest(t, 1, opts, slowLookups(&lookups),
+		func(t *testing.T, _ *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+			var wg sync.WaitGroup
+			for i := range 3 {
+				wg.Go(func() { wantMany(t, fs[0], keysFrom(20*i, 12), "v0") })
+				synctest.Wait()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			values, err := fs[0].FetchMany(ctx, keysFrom(45, 20)) // 7 of them in the third one, with one more
+			var many *flightlock.ManyError
+			if !errors.As(err, &many) || len(many.Errors) != 20 || len(values) != 0 {
+				t.Errorf("%v, %v", values, err)
+			}
+			wg.Wait()
+			if n := lookups.Load(); n != 3 {
 				t.Errorf("%d lookups", n)
 			}
 		})

@@ -25,31 +25,22 @@ import (
 func (f *Fetcher[V]) FetchMany(ctx context.Context, keys []string) (map[string]V, error) {
 	m := &many[V]{
 		f: f, ctx: ctx, came: f.sent.Load(), inside: waitNodeOf(ctx),
-		values: make(map[string]V, len(keys)), errs: map[string]error{}, stamps: map[string]string{},
+		values: make(map[string]V, len(keys)), errs: map[string]error{},
 	}
 	if f.closed.Load() {
 		return m.values, errFetcherClosed
 	}
-	pending := distinct(keys)
+	pending := m.distinct(keys)
 	for first := true; len(pending) > 0; first = false {
 		pending = m.round(pending, first)
 	}
 	if len(m.errs) > 0 {
+		for key := range m.errs {
+			delete(m.values, key)
+		}
 		return m.values, &ManyError{m.errs}
 	}
 	return m.values, nil
-}
-
-func distinct(keys []string) []string {
-	seen := make(map[string]bool, len(keys))
-	list := make([]string, 0, len(keys))
-	for _, key := range keys {
-		if !seen[key] {
-			seen[key] = true
-			list = append(list, key)
-		}
-	}
-	return list
 }
 
 // many is one call of FetchMany. Only its caller's goroutine uses it.
@@ -60,9 +51,29 @@ type many[V any] struct {
 	inside *waitNode // the run that the caller belongs to
 	run    context.Context
 
-	values map[string]V
+	values map[string]V // at first of all keys, at last of those without an error
 	errs   map[string]error
-	stamps map[string]string // that the last lookups have found
+}
+
+// wanted is a key that has no value yet. In a burst there are hundreds for each of hundreds of callers: so
+// there is one slice of them, and not a map for each of what follows.
+type wanted[V any] struct {
+	key   string
+	stamp string       // that the last lookup has found
+	why   error        // of that lookup
+	run   *fetchRun[V] // that this caller has joined
+}
+
+// distinct gives each key once, and puts it into values.
+func (m *many[V]) distinct(keys []string) []wanted[V] {
+	list := make([]wanted[V], 0, len(keys))
+	var none V
+	for _, key := range keys {
+		if m.values[key] = none; len(m.values) > len(list) {
+			list = append(list, wanted[V]{key: key})
+		}
+	}
+	return list
 }
 
 // runValues is the ctx that all runs of this call begin with.
@@ -75,51 +86,51 @@ func (m *many[V]) runValues() context.Context {
 
 // round looks up keys, waits for those that are missing, and returns those whose results were not
 // good for this caller. first says that it is the first one.
-func (m *many[V]) round(keys []string, first bool) (again []string) {
-	var stale []string
-	missing := make([]string, 0, len(keys))
-	failed := map[string]error{}
+func (m *many[V]) round(keys []wanted[V], first bool) (again []wanted[V]) {
+	missing, stale, hits := keys[:0], []wanted[V](nil), uint64(0)
 	for batch := range slices.Chunk(keys, m.f.opts.MaxBatch) {
 		in := m.f.callersLookups(m.ctx, batch, first)
-		for i, key := range batch {
-			x, why := in[i].of(key)
+		for i, w := range batch {
+			var x Found[V]
+			x, w.why = in[i].of(w.key)
+			w.stamp = x.Stamp
 			switch {
-			case why == nil && x.Fresh == Fresh:
-				m.values[key] = x.Value
-			case why == nil && x.Fresh == Stale:
-				m.values[key] = x.Value
-				stale = append(stale, key)
+			case w.why == nil && x.Fresh == Fresh:
+				m.values[w.key] = x.Value
+				hits++
+			case w.why == nil && x.Fresh == Stale:
+				m.values[w.key] = x.Value
+				stale = append(stale, w)
 			default:
-				if why != nil {
-					x.Stamp, failed[key] = "", why
+				if w.why != nil {
+					w.stamp = ""
 				}
-				missing = append(missing, key)
-			}
-			if x.Stamp != "" {
-				m.stamps[key] = x.Stamp
-			} else if !first {
-				delete(m.stamps, key)
+				missing = append(missing, w)
 			}
 		}
 	}
 	if first {
 		m.f.counts.stale.Add(uint64(len(stale)))
+		if m.f.src.LookupMany != nil { // else callersLookup counts them
+			m.f.permits.counters[0].Add(hits * oneHit)
+		}
 	}
 	runs := m.refresh(stale)
-	joined, begun := m.enlist(missing, failed, first)
+	joined, begun := m.enlist(missing, first)
 	m.f.gatherRuns(append(runs, begun...))
-	return append(m.waitForStale(stale), m.wait(joined)...)
+	m.waitForStale(stale)
+	return m.wait(joined)
 }
 
 // refresh begins runs for stale keys. Without LoadMany they start at once.
-func (m *many[V]) refresh(stale []string) (runs []*fetchRun[V]) {
+func (m *many[V]) refresh(stale []wanted[V]) (runs []*fetchRun[V]) {
 	f := m.f
-	for _, key := range stale {
+	for _, w := range stale {
 		switch {
-		case f.src.LoadMany == nil || f.c.checkKey(key) != nil:
-			f.refresh(m.ctx, key)
-		case f.mayRefresh(key):
-			if r := f.beginRefresh(m.runValues(), key); r != nil {
+		case f.src.LoadMany == nil || f.c.checkKey(w.key) != nil:
+			f.refresh(m.ctx, w.key)
+		case f.mayRefresh(w.key):
+			if r := f.beginRefresh(m.runValues(), w.key); r != nil {
 				runs = append(runs, r)
 			}
 		}
@@ -128,52 +139,53 @@ func (m *many[V]) refresh(stale []string) (runs []*fetchRun[V]) {
 }
 
 // waitForStale waits for the new values of stale keys, StaleWait for all of them together.
-func (m *many[V]) waitForStale(stale []string) (none []string) {
+func (m *many[V]) waitForStale(stale []wanted[V]) {
 	if m.f.opts.StaleWait <= 0 || m.inside != nil || len(stale) == 0 {
-		return nil
+		return
 	}
 	limited, cancel := context.WithTimeout(m.ctx, m.f.opts.StaleWait)
 	defer cancel()
-	var wait []*fetchRun[V]
-	for _, key := range stale {
-		if r, ok := m.f.runs.JoinOpen(key); ok {
-			wait = append(wait, r)
+	wait := stale[:0]
+	for _, w := range stale {
+		if r, ok := m.f.runs.JoinOpen(w.key); ok {
+			w.run = r
+			wait = append(wait, w)
 		}
 	}
-	for _, r := range wait {
-		if v, err, left := r.Wait(limited); !left && err == nil && r.For(m.came, m.stamps[r.Key()]) {
-			m.values[r.Key()] = v
+	for _, w := range wait {
+		if v, err, left := w.run.Wait(limited); !left && err == nil && w.run.For(m.came, w.stamp) {
+			m.values[w.key] = v
 		}
 	}
-	return nil
 }
 
 // enlist joins the runs of missing keys. begun are those that are new, and wait for startBatches.
-func (m *many[V]) enlist(missing []string, failed map[string]error, first bool) (joined, begun []*fetchRun[V]) {
+func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], begun []*fetchRun[V]) {
 	f := m.f
-	joined = make([]*fetchRun[V], 0, len(missing))
-	for _, key := range missing {
+	joined = missing[:0]
+	for _, w := range missing {
 		if err := m.ctx.Err(); err != nil { // whatever the lookup says of that
-			m.errs[key] = f.gaveUp(key, err, nil)
+			m.errs[w.key] = f.gaveUp(w.key, err, nil)
 			continue
 		}
-		if err := f.c.checkKey(key); err != nil {
-			m.errs[key] = err
+		if err := f.c.checkKey(w.key); err != nil {
+			m.errs[w.key] = err
 			continue
 		}
-		miss := missed{stamp: m.stamps[key]}
-		if why := failed[key]; why != nil {
-			miss.slow, miss.why = ranOut(why), f.lookupFailed(key, why)
+		miss := missed{stamp: w.stamp}
+		if w.why != nil {
+			miss.slow, miss.why = ranOut(w.why), f.lookupFailed(w.key, w.why)
 		}
 		if first {
 			f.counts.misses.Add(1)
 		}
-		r, isNew, err := f.enlist(m.ctx, key, miss, m.inside, m.runValues())
+		r, isNew, err := f.enlist(m.ctx, w.key, miss, m.inside, m.runValues())
 		if err != nil {
-			m.errs[key] = err
+			m.errs[w.key] = err
 			continue
 		}
-		joined = append(joined, r)
+		w.run = r
+		joined = append(joined, w)
 		switch {
 		case !isNew:
 		case f.src.LoadMany == nil || r.loan.isOffered():
@@ -186,19 +198,20 @@ func (m *many[V]) enlist(missing []string, failed map[string]error, first bool) 
 }
 
 // wait waits for runs, and returns the keys whose results are not good for this caller.
-func (m *many[V]) wait(runs []*fetchRun[V]) (again []string) {
-	for _, r := range runs {
-		v, err, left := m.f.timedWait(m.ctx, r)
+func (m *many[V]) wait(joined []wanted[V]) (again []wanted[V]) {
+	again = joined[:0]
+	for _, w := range joined {
+		v, err, left := m.f.timedWait(m.ctx, w.run)
 		if m.inside != nil {
-			m.inside.stopAwaiting(&r.node)
+			m.inside.stopAwaiting(&w.run.node)
 		}
 		switch {
-		case !left && !r.For(m.came, m.stamps[r.Key()]):
-			again = append(again, r.Key())
+		case !left && !w.run.For(m.came, w.stamp):
+			again = append(again, w)
 		case err != nil:
-			m.errs[r.Key()] = err
+			m.errs[w.key] = err
 		default:
-			m.values[r.Key()] = v
+			m.values[w.key] = v
 		}
 	}
 	return again
@@ -206,23 +219,17 @@ func (m *many[V]) wait(runs []*fetchRun[V]) (again []string) {
 
 // callersLookups looks up keys for a caller, as callersLookup does for one. LookupMany runs on the
 // caller's goroutine, with one permit. in has the lookup that each of the keys is in.
-func (f *Fetcher[V]) callersLookups(ctx context.Context, keys []string, count bool) (in []*gathered[V]) {
-	if f.src.LookupMany == nil {
-		x := new(gathered[V])
-		x.found, x.err = f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(ctx, key, count) })
-		return slices.Repeat([]*gathered[V]{x}, len(keys))
+func (f *Fetcher[V]) callersLookups(ctx context.Context, batch []wanted[V], count bool) (in []*gathered[V]) {
+	keys := make([]string, len(batch))
+	for i, w := range batch {
+		keys[i] = w.key
 	}
-	in = f.lookUpMany(ctx, keys)
-	if count {
-		hits := uint64(0)
-		for i, key := range keys {
-			if x, err := in[i].of(key); err == nil && x.Fresh == Fresh {
-				hits++
-			}
-		}
-		f.permits.counters[0].Add(hits * oneHit)
+	if f.src.LookupMany != nil {
+		return f.lookUpMany(ctx, keys)
 	}
-	return in
+	x := new(gathered[V])
+	x.found, x.err = f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(ctx, key, count) })
+	return slices.Repeat([]*gathered[V]{x}, len(keys))
 }
 
 func (f *Fetcher[V]) lookupsWithPermit(ctx context.Context, keys []string) (found map[string]Found[V], err error) {

@@ -246,6 +246,11 @@ func (r *Run[V]) Key() string { return r.key }
 // stack: growing a stack costs more time than everything else that a caller does.
 func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
 	select {
+	case <-r.delivered: // callers that wait for many runs find most of them so
+		return r.v, r.err, false
+	default:
+	}
+	select {
 	case <-r.delivered:
 		return r.v, r.err, false
 	case <-ctx.Done():
