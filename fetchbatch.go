@@ -140,15 +140,16 @@ func (f *Fetcher[V]) unwanted(r *fetchRun[V]) bool {
 func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*fetchRun[V]) {
 	won = &batch[V]{f: f, locks: map[string]*Lock{}}
 	locks, errs := make([]*Lock, len(runs)), make([]error, len(runs))
-	var wg sync.WaitGroup
+	steps, begun := make([]*coalesce.Step, len(runs)), make([]*flight.Begun, len(runs))
 	for i, r := range runs {
-		wg.Go(func() {
-			step := r.Begin(r.values, noTimeout)
-			defer step.End(nil)
-			locks[i], errs[i] = f.c.acquire(step, r.Key(), f.opts.TTL, noRetry{}, flight.Try, false)
-		})
+		steps[i], locks[i] = r.Begin(r.values, noTimeout), f.c.newLock()
+		begun[i] = f.c.flights.Begin(steps[i], r.Key(), &locks[i].own, f.opts.TTL.Truncate(time.Millisecond), noRetry{},
+			flight.Try)
 	}
-	wg.Wait()
+	for i := range runs {
+		errs[i] = f.c.flights.End(steps[i], begun[i])
+		steps[i].End(nil)
+	}
 	for i, r := range runs {
 		switch {
 		case errs[i] == nil && r.Commit():
@@ -393,14 +394,50 @@ func (b *batch[V]) work() {
 	leader := all[0]
 	values, errs := b.load(leader)
 	f.gate.leave(b.slot)
-	b.each(func(r *fetchRun[V], l *Lock) bool {
-		if errs[r.Key()] == nil {
-			return true
-		}
-		f.giveBackFailed(r, l)
-		return false
-	})
+	failed := b.without(func(r *fetchRun[V]) bool { return errs[r.Key()] != nil })
+	b.finish(failed, func(*fetchRun[V]) bool { return true })
 	b.store(leader, values)
+}
+
+// without takes runs out of b, those for which done reports true, which must not block.
+func (b *batch[V]) without(done func(r *fetchRun[V]) bool) (out []*fetchRun[V]) {
+	runs := b.runs
+	b.runs = make([]*fetchRun[V], 0, len(runs))
+	for _, r := range runs {
+		if done(r) {
+			out = append(out, r)
+		} else {
+			b.runs = append(b.runs, r)
+		}
+	}
+	return out
+}
+
+// deliver gives r's callers their result. Its key stays taken until finish if it is locked: a new run would find that
+// it is. Without a lock the next caller may begin one at once.
+func (b *batch[V]) deliver(r *fetchRun[V], v V, err error) {
+	if b.locks[r.Key()] == nil {
+		r.Finish(v, err)
+	} else {
+		r.Deliver(v, err)
+	}
+}
+
+// finish gives back the locks of runs whose callers have their results, all at once.
+func (b *batch[V]) finish(runs []*fetchRun[V], failed func(r *fetchRun[V]) bool) {
+	var wg sync.WaitGroup
+	for _, r := range runs {
+		wg.Go(func() {
+			var none V
+			r.Finish(none, nil)
+			if l := b.locks[r.Key()]; failed(r) {
+				b.f.giveBackFailed(r, l)
+			} else {
+				b.f.giveBack(l)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // each calls do for all runs at once, and keeps those for which it reports true.
@@ -441,7 +478,7 @@ func (b *batch[V]) lookUp() {
 	step := leader.Begin(values, f.opts.LookupTimeout)
 	found, err := lookupMany(f, leader, step, keysOf(b.runs))
 	step.End(nil)
-	b.each(func(r *fetchRun[V], l *Lock) bool {
+	over := b.without(func(r *fetchRun[V]) bool {
 		x, why := found[r.Key()], errorOf(err, r.Key())
 		if r.scope = scope; why == nil {
 			r.scope.Stamp = x.Stamp
@@ -451,15 +488,17 @@ func (b *batch[V]) lookUp() {
 		switch {
 		case why != nil && f.opts.OnUnavailable == FailClosed:
 			var none V
-			r.Finish(none, why)
+			b.deliver(r, none, why)
 		case why == nil && x.Fresh == Fresh:
-			f.deliverFound(r, scope, x)
+			scope.Stamp = x.Stamp
+			r.Limit(scope)
+			b.deliver(r, x.Value, nil)
 		default:
-			return true
+			return false
 		}
-		f.giveBack(l)
-		return false
+		return true
 	})
+	b.finish(over, func(*fetchRun[V]) bool { return false })
 }
 
 // load loads all runs. Those that fail have their error, and are not in values.
@@ -616,18 +655,18 @@ func (b *batch[V]) store(leader *fetchRun[V], values map[string]V) {
 		})
 		return
 	}
-	b.each(func(r *fetchRun[V], l *Lock) bool { // what is lost, or cannot be compared, is served
-		switch {
+	unfit := b.without(func(r *fetchRun[V]) bool { // what is lost, or cannot be compared, is served
+		switch l := b.locks[r.Key()]; {
 		case l != nil && l.Err() != nil:
 			f.counts.lost.Add(1)
 		case !f.stamped() || r.scope.Stamp != "":
-			return true
+			return false
 		}
 		f.failures.notStored(r.Key(), time.Now())
-		r.Finish(values[r.Key()], nil)
-		f.giveBack(l)
-		return false
+		b.deliver(r, values[r.Key()], nil)
+		return true
 	})
+	b.finish(unfit, func(*fetchRun[V]) bool { return false })
 	if len(b.runs) > 0 {
 		b.storeTogether(leader, values)
 	}
@@ -647,7 +686,7 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 			locks[key] = l
 		}
 	}
-	runs := b.runs // b.each replaces it, perhaps while delivery runs: Stop does not wait for that
+	runs := b.runs
 	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() {
 		for _, r := range runs {
 			r.Deliver(loaded[r.Key()], nil)
@@ -665,28 +704,27 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 	p, returned := leader.Worker.Wait(step)
 	step.End(nil)
 	delivery.Stop()
-	finish := func(r *fetchRun[V], l *Lock, err error) {
-		r.Finish(loaded[r.Key()], nil)
-		if err != nil && !ranOut(err) && !errors.Is(err, ErrOutdated) {
-			f.giveBackFailed(r, l)
-		} else {
-			f.giveBack(l)
+	finish := func(err error) {
+		for _, r := range runs { // before anything else: hundreds of callers wait for many of them
+			b.deliver(r, loaded[r.Key()], nil)
 		}
+		b.finish(runs, func(r *fetchRun[V]) bool {
+			why := errorOf(err, r.Key())
+			return why != nil && !ranOut(why) && !errors.Is(why, ErrOutdated)
+		})
 	}
 	if !returned {
-		b.each(func(r *fetchRun[V], l *Lock) bool { finish(r, l, nil); return true })
+		finish(nil)
 		p, _ = leader.Worker.Wait(context.Background())
 	}
 	err := *x
 	if p != nil {
 		err = &PanicError{Op: "StoreMany", Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
 	}
-	b.each(func(r *fetchRun[V], l *Lock) bool {
-		why := errorOf(err, r.Key())
-		f.stored(r.Key(), l, why)
-		if returned {
-			finish(r, l, why)
-		}
-		return true
-	})
+	for _, r := range runs {
+		f.stored(r.Key(), b.locks[r.Key()], errorOf(err, r.Key()))
+	}
+	if returned {
+		finish(err)
+	}
 }

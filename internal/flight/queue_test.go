@@ -78,6 +78,45 @@ func TestDistinctKeysAreApart(t *testing.T) {
 	})
 }
 
+// A caller that wants many keys makes all attempts before it waits for one of them. It gets its errors from End.
+func TestManyAttemptsAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		begin := func(ctx context.Context, key string, h *Ticket) *Begun {
+			return w.g.Begin(ctx, key, h, time.Second, limited{}, Try)
+		}
+		w.byHand()
+		tickets, all := make([]Ticket, 10), make([]*Begun, 10)
+		for i := range tickets {
+			all[i] = begin(context.Background(), fmt.Sprint(i), &tickets[i])
+			is(t, "attempts", w.asked(), i+1)
+			if i%2 == 0 {
+				w.attempt().grant()
+			} else {
+				w.attempt().held(0)
+			}
+		}
+		busy := begin(context.Background(), "0", new(Ticket))
+		is(t, "busy", errors.Is(w.g.End(context.Background(), busy), errBusy), true)
+		for i, b := range all {
+			err := w.g.End(context.Background(), b)
+			is(t, "won", err == nil, i%2 == 0)
+			if err == nil {
+				is(t, "released", tickets[i].Release(), nil)
+			} else {
+				is(t, "taken", errors.Is(err, errTaken), true)
+			}
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		late := begin(ctx, "late", new(Ticket))
+		cancel()
+		is(t, "canceled", errors.Is(w.g.End(ctx, late), context.Canceled), true)
+		w.attempt().fail(*failure(errTaken))
+		is(t, "attempts", w.asked(), 11)
+		is(t, "ended before", errors.Is(w.g.End(ctx, begin(ctx, "k", new(Ticket))), context.Canceled), true)
+		is(t, "attempts", w.asked(), 11)
+	})
+}
+
 // A caller whose ctx has ended before sends nothing, and gets ctx's error.
 func TestEndedContextMakesNoAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -110,7 +110,35 @@ const (
 
 // Acquire makes t hold key, or says why not. t is new; ttl and pace are its own.
 func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) error {
-	_, err := g.acquire(ctx, key, t, ttl, pace, mode, nil)
+	_, err := g.acquire(ctx, key, t, ttl, pace, mode, nil, nil)
+	return err
+}
+
+// Begun is an Acquire that does not wait yet.
+type Begun struct {
+	f     *flight
+	t     *Ticket
+	next  step
+	began time.Time
+	err   error // why there is nothing to wait for
+}
+
+// Begin is the first half of Acquire, for a caller that wants many keys at once: it makes t's attempt, if it is to make
+// one, and does not wait for the outcome. End is the rest, and is called in any case; callers behind t wait for that.
+// A goroutine for each key would cost half as much as its attempt.
+func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) *Begun {
+	b := &Begun{t: t, began: g.begins()}
+	b.f, b.next, b.err = g.enter(ctx, key, t, ttl, pace, mode, nil)
+	if b.err == nil && b.next == attempt {
+		b.f.runAttempt(t, false)
+		b.next = stay
+	}
+	return b
+}
+
+// End makes the Ticket of b hold its key, or says why not.
+func (g *Group) End(ctx context.Context, b *Begun) error {
+	_, err := g.acquire(ctx, "", b.t, 0, nil, 0, nil, b)
 	return err
 }
 
@@ -123,7 +151,7 @@ func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
-	return g.acquire(ctx, key, t, ttl, pace, Queue, needless)
+	return g.acquire(ctx, key, t, ttl, pace, Queue, needless, nil)
 }
 
 // acquire is a caller's wait, from its arrival to its answer.
@@ -147,16 +175,18 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 // It waits here and not in a function of its own: each frame of a goroutine that waits is read at
 // every cycle of the garbage collector, and again when it continues.
 func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
-	needless func(context.Context) bool) (stopped bool, err error) {
-	began := g.begins()
-	if err := ctx.Err(); err != nil {
-		return false, g.report(began, t, g.cfg.Errors.GaveUp(key, err, nil))
+	needless func(context.Context) bool, begun *Begun) (stopped bool, err error) {
+	var began time.Time // of begun, if that is not nil, as all else
+	var f *flight
+	var next step
+	if begun != nil {
+		began, f, next, err = begun.began, begun.f, begun.next, begun.err
+	} else {
+		began = g.begins()
+		f, next, err = g.enter(ctx, key, t, ttl, pace, mode, needless)
 	}
-	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
-	f, next, err := g.join(ctx, key, t, mode)
 	if err != nil {
-		t.waiter.refusal = err
-		return false, g.report(began, t, g.answered(t))
+		return false, g.report(began, t, err)
 	}
 	for {
 		switch next {
@@ -192,6 +222,20 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 		}
 		next = f.wokenUp(t, ctx.Err() != nil)
 	}
+}
+
+// enter is a caller's arrival: what it has to do first, or why it does not wait.
+func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
+	needless func(context.Context) bool) (f *flight, next step, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, 0, g.cfg.Errors.GaveUp(key, err, nil)
+	}
+	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
+	if f, next, err = g.join(ctx, key, t, mode); err != nil {
+		t.waiter.refusal = err
+		err = g.answered(t)
+	}
+	return f, next, err
 }
 
 // begins is when a caller came, if anybody wants to know.
