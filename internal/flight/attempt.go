@@ -53,9 +53,11 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	} else {
 		f.mu.Unlock()
 	}
-	if contender != "" && f.makeOffer(l, contender) {
-		// The key may be granted while the caller blocks: enough of the lease must be left after that.
-		inline = inline && min(ttl, minSpan) >= 4*f.g.cfg.NodeTimeout
+	if contender != "" {
+		if least := f.makeOffer(l, contender); least > 0 {
+			// The key may be granted to t while it blocks: enough of the lease must be left after that.
+			inline = inline && min(t.ttl, least) >= 4*f.g.cfg.NodeTimeout
+		}
 	}
 	if unwanted {
 		l.Cancel()

@@ -55,15 +55,18 @@ func (c *contention) spanLocked(now clock.Instant, ttl time.Duration) (span, pol
 
 // makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer: not for
 // callers of AcquireUnless alone, who hope that they need no lock, and not for a ttl so short that it had to poll
-// all the time. It reports whether there is an offer, which may be one of an attempt before.
-func (f *flight) makeOffer(l Lease, contender string) bool {
+// all the time. It returns for how long a grant is worth at least that comes during the attempt, also if the offer is
+// one of an attempt before, whose ttl was another; 0: there is none.
+func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
 	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil ||
 		f.n == f.lookers || ttl < leastSpan {
-		isOpen := c != nil && c.offer != nil
-		f.mu.Unlock()
-		return isOpen
+		defer f.mu.Unlock()
+		if c == nil || c.offer == nil {
+			return 0
+		}
+		return min(c.offer.ttl, minSpan)
 	}
 	o, tokens := c.offer, f.blockLocked()
 	waits := f.backoff == nil || !f.backoff.declined
@@ -73,14 +76,14 @@ func (f *flight) makeOffer(l Lease, contender string) bool {
 	if o == nil {
 		o = &offered{f: f, ttl: ttl}
 		if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, tokens, contender, o); o.lease == nil {
-			return false
+			return 0
 		}
 		f.mu.Lock()
 		c.offer = o // the flight does not die while an attempt is in progress
 		f.mu.Unlock()
 	}
 	f.g.cfg.Nodes.Carry(l, o.lease, span, waits)
-	return true
+	return min(o.ttl, minSpan)
 }
 
 // Acquired takes the outcome of an offer.
