@@ -84,6 +84,9 @@ func (r *Report) add(f Finding) {
 // set up and after every change of its nodes, not on each start. The error is ErrClosed, or that of
 // ctx; the report then has the findings up to that point.
 func (c *Client) Check(ctx context.Context) (Report, error) {
+	if c.flights == nil {
+		return Report{}, errZeroClient
+	}
 	inner, cancel := c.tasks.context(ctx)
 	defer cancel()
 	inner, stop := context.WithTimeout(inner, check.Timeout)

@@ -24,8 +24,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client locks keys on a set of nodes. One Client per process and set of nodes is enough, and gives
-// the best throughput, because its goroutines share flights. It is safe for concurrent use.
+// Client locks keys on a set of nodes. New and Open make one. One Client per process and set of
+// nodes is enough, and gives the best throughput, because its goroutines share flights. It is safe
+// for concurrent use.
 type Client struct {
 	opts    Options
 	nodes   []*node.Node
@@ -143,6 +144,9 @@ func (c *Client) named(name string) bool {
 // the id of the Client, below Options.KeyPrefix. Ready is safe for concurrent use, and may be
 // called again.
 func (c *Client) Ready(ctx context.Context) error {
+	if c.flights == nil {
+		return errZeroClient
+	}
 	var wg sync.WaitGroup
 	for _, n := range c.nodes {
 		wg.Go(func() { _ = n.Ready(ctx) }) // Lock below reports the errors
@@ -233,6 +237,9 @@ func (c *Client) Stats() Stats {
 //
 // A second Close waits for the first and returns the same error.
 func (c *Client) Close(ctx context.Context) error {
+	if c.flights == nil {
+		return errZeroClient
+	}
 	c.closing.Do(func() { c.closed = c.close(ctx) })
 	return c.closed
 }

@@ -163,6 +163,8 @@ func invalid(field string, value any, limit string) error {
 	return fmt.Errorf("flightlock: %w: %s is %v, but %s", ErrInvalid, field, value, limit)
 }
 
+var errZeroClient = fmt.Errorf("flightlock: %w: this Client was not made by New or Open", ErrInvalid)
+
 // flightErrors phrases the errors of the local tier.
 type flightErrors struct{ c *Client }
 

@@ -161,6 +161,9 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	if c == nil {
 		return nil, invalid("c", "nil", "a Fetcher locks by a Client")
 	}
+	if c.flights == nil {
+		return nil, errZeroClient
+	}
 	if err := checkSource(src); err != nil {
 		return nil, err
 	}

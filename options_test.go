@@ -1,6 +1,7 @@
 package flightlock_test
 
 import (
+	"context"
 	"errors"
 	"math"
 	"strings"
@@ -77,6 +78,30 @@ func wantInvalid(t *testing.T, err error, says ...string) {
 	for _, s := range says {
 		if !strings.Contains(err.Error(), s) {
 			t.Errorf("%q does not say %q", err, s)
+		}
+	}
+}
+
+// A Client that is a zero value says so.
+func TestAZeroClientIsInvalid(t *testing.T) {
+	var c flightlock.Client
+	ctx := t.Context()
+	_, lock := c.Lock(ctx, "k", time.Second, nil)
+	_, single := c.SingleFlightLock(ctx, "k", time.Second, nil)
+	_, try := c.TryLock(ctx, "k", time.Second)
+	_, check := c.Check(ctx)
+	_, fetch := flightlock.NewFetcher(&c, flightlock.Source[string]{
+		Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Fresh, nil },
+		Load:   func(context.Context, string) (string, error) { return "", nil },
+		Store:  func(context.Context, string, string, *flightlock.Lock) error { return nil },
+	}, flightlock.FetchOptions{})
+	do := c.Do(ctx, "k", time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
+	for what, err := range map[string]error{
+		"Lock": lock, "SingleFlightLock": single, "TryLock": try, "Do": do, "Check": check, "NewFetcher": fetch,
+		"Ready": c.Ready(ctx), "Close": c.Close(ctx),
+	} {
+		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "not made by New or Open") {
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 }

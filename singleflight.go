@@ -56,6 +56,9 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 
 // checkArguments joins an ErrInvalid for each argument that is outside its limits.
 func (c *Client) checkArguments(key string, ttl time.Duration, retry RetryStrategy) error {
+	if c.flights == nil {
+		return errZeroClient
+	}
 	return errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry))
 }
 
