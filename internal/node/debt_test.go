@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -328,6 +329,54 @@ func TestALostRefreshOfAnOffersLeaseIsFollowedByItsRelease(t *testing.T) {
 			t.Error("still owed")
 		}
 	})
+}
+
+// Nor need the client know of a grant whose refresh had an answer; and the release may be refused, because the server is
+// suspended, while the refresh has none yet.
+func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
+	type outcome struct {
+		rep  Reply
+		how  delivery
+		owed int
+	}
+	for name, refreshed := range map[string]outcome{
+		"renewed":  {Reply{Kind: Renewed, Counter: 9}, answered, 1},
+		"lost":     {failed(errReset), lost, 1},
+		"missing":  {Reply{Kind: Missing}, answered, 0},
+		"not sent": {failed(errReset), notSent, 0},
+	} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, after the release: %v", name, late), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					b := newLab()
+					a := b.attempt(t)
+					offer := a.t0()
+					offer.Init("k", offer.Owner(), "contender")
+					offer.Carry(&Offer{Target: offer}, 0, longTTL, false)
+					a.refresh()
+					refresh := b.next(t, opRefresh)
+					if !late {
+						refresh.complete(refreshed.rep, refreshed.how)
+					}
+					a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
+					b.next(t, opRelease).complete(failed(errSuspended), notSent)
+					if late {
+						refresh.complete(refreshed.rep, refreshed.how)
+					}
+					if n := b.n.Debts(); n != refreshed.owed {
+						t.Fatalf("%d releases are owed", n)
+					}
+					if refreshed.owed > 0 {
+						time.Sleep(debtSecond)
+						b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
+					}
+					if b.n.Debts() != 0 {
+						t.Error("still owed")
+					}
+				})
+			})
+		}
+	}
 }
 
 // A node that granted an offer and is cut off since then is asked to release it for as long as the key may be there:

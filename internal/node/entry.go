@@ -205,21 +205,23 @@ func (e *Entry) completed(r *request, rep Reply, how delivery) (due time.Duratio
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch r.op {
-	case opAcquire, opRepair:
-		e.createdLocked(r, rep, how)
-		owed = e.released && !e.releasePending && !e.emptyLocked()
-		e.releasePending = e.releasePending || owed
+	case opRelease:
+		due, owed = e.releasedLocked(rep, how)
+		e.releasePending = owed
+		return due, owed
 	case opRefresh:
 		if how != notSent {
 			e.gone = max(e.gone, e.n.now().Add(r.ttl))
 		}
-		if how == lost && e.t.prepared() { // it may have prolonged a grant whose message was lost, too
+		// It has prolonged, or may yet prolong, a grant whose message was lost, too.
+		if e.t.prepared() && (how == lost || rep.Kind == Renewed) {
 			e.present = true
 		}
-	case opRelease:
-		due, owed = e.releasedLocked(rep, how)
-		e.releasePending = owed
+	default:
+		e.createdLocked(r, rep, how)
 	}
+	owed = e.released && !e.releasePending && !e.emptyLocked()
+	e.releasePending = e.releasePending || owed
 	return due, owed
 }
 

@@ -235,6 +235,33 @@ func TestTheReleaseCountsANodeWhoseMessageCameLate(t *testing.T) {
 	})
 }
 
+// A node whose message was lost has the key as well, for the full ttl after a refresh. If it cannot be reached when the
+// lease is released, it is when it is back.
+func TestAGrantWithoutAMessageIsReleasedAfterARefresh(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		r.unwanted()
+		r.loses(key)
+		r.give(key, offer.l.Owner(), span, 0, 1, 2)
+		c.vote(0, offer, 1, 1<<40)
+		c.vote(1, offer, 1, 1<<40)
+		if _, f := offer.outcome(t); f != nil {
+			t.Fatal(describe(f))
+		}
+		if _, f := c.refresh(offer.l, time.Minute, 0); f != nil {
+			t.Fatal(describe(f))
+		}
+		synctest.Wait()
+		r.mem[2].Down(true)
+		if f := c.release(offer.l); f != nil {
+			t.Error(describe(f))
+		}
+		time.Sleep(ms(500))
+		r.mem[2].Down(false)
+		r.wantNoKey(key)
+	})
+}
+
 // A vote whose validity is over, or whose poll nobody knows any more, is none; the node is asked, and its
 // answer is a vote from then on.
 func TestAVoteThatIsOverIsAskedForAgain(t *testing.T) {
