@@ -139,6 +139,31 @@ func TestALeaseThatIsUsedAgainEndsWithoutARecall(t *testing.T) {
 	}, func(c *Config) { c.Slice = 20 * ms })
 }
 
+// The check may be answered when the lease is retained already: whoever waits elsewhere does not wait for its end.
+func TestARetainedLeaseEndsByACheckThatFindsARival(t *testing.T) {
+	for _, rival := range []string{"", "b"} {
+		retaining(t, func(t *testing.T, w *world) {
+			w.rich().refresh = nil
+			w.lingers(ttl(10 * time.Second)).releases()
+			pass(3 * time.Second) // more than a quarter of it
+			b := w.lingers(ttl(10 * time.Second))
+			b.holds()
+			b.releases()
+			w.wantRetained(1, 1, 0)
+			w.rivals(rival)
+			w.renewal(1).confirm()
+			if rival == "" {
+				w.wantRetained(1, 1, 0)
+				w.wantHistory("acquire", "look")
+			} else {
+				w.wantRetained(0, 1, 0)
+				w.wantHistory("acquire", "look", "watch owner-1R", "release", "stop owner-1R")
+			}
+			pass(minute)
+		})
+	}
+}
+
 // A lease of which half is gone when its last holder releases it is not retained.
 func TestAnOldLeaseIsNotRetained(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {

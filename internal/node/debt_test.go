@@ -380,20 +380,25 @@ func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 }
 
 // A node that granted an offer and is cut off since then is asked to release it for as long as the key may be there:
-// for the span, or for the ttl of a refresh that was sent.
+// for the span, or for the ttl of a refresh, from when that may have been executed last.
 func TestTheReleaseOfAGrantIsOwed(t *testing.T) {
-	for name, refreshed := range map[string]bool{"granted": false, "refreshed": true} {
+	const span, executing = 500 * time.Millisecond, 3 * time.Second
+	for name, most := range map[string]time.Duration{
+		"granted": span, "being refreshed": longTTL, "refreshed": executing + longTTL,
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const span = 500 * time.Millisecond
 				b := newLab()
 				a := b.attempt(t)
 				a.Granted(span)
-				begin, most := time.Now(), span
-				if refreshed {
+				begin := time.Now()
+				if most > span {
 					a.refresh()
-					b.next(t, opRefresh) // has no outcome yet
-					most = longTTL
+					refresh := b.next(t, opRefresh)
+					if most > longTTL {
+						time.Sleep(executing)
+						refresh.complete(Reply{Kind: Renewed, Counter: 9}, answered)
+					}
 				}
 				a.release()
 				for b.next(t, opRelease).complete(failed(errReset), notSent); b.n.Debts() > 0; synctest.Wait() {

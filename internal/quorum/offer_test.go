@@ -419,6 +419,20 @@ func TestAGrantToNobodyIsPassedOn(t *testing.T) {
 	})
 }
 
+// If the node cannot be reached just then, it is asked for as long as the key may be there.
+func TestAGrantToNobodyIsReturnedWhenTheNodeIsBack(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, r *rig) {
+		c := r.client("w")
+		r.warm(c, key)
+		r.give(key, "w-99", time.Minute, 0)
+		r.mem[0].Down(true)
+		c.q.vote(0, fmt.Sprintf("9 grant 5 - 0 4 1 0 %d 1 w-99%s", time.Minute.Milliseconds(), key))
+		time.Sleep(time.Second)
+		r.mem[0].Down(false)
+		r.wantNoKey(key)
+	})
+}
+
 // An offer that is withdrawn takes its contender's wants with it, and passes on what was granted already.
 func TestAnOfferThatIsWithdrawn(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
