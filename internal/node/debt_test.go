@@ -342,7 +342,9 @@ func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 	for name, refreshed := range map[string]outcome{
 		"renewed":  {Reply{Kind: Renewed, Counter: 9}, answered, 1},
 		"lost":     {failed(errReset), lost, 1},
+		"failed":   {failed(errors.New("OOM command not allowed when used memory > 'maxmemory'")), answered, 1},
 		"missing":  {Reply{Kind: Missing}, answered, 0},
+		"held":     {Reply{Kind: Held, Holder: "another"}, answered, 0},
 		"not sent": {failed(errReset), notSent, 0},
 	} {
 		for _, late := range []bool{false, true} {

@@ -214,7 +214,7 @@ func (e *Entry) completed(r *request, rep Reply, how delivery) (due time.Duratio
 			e.gone = max(e.gone, e.n.now().Add(r.ttl))
 		}
 		// It has prolonged, or may yet prolong, a grant whose message was lost, too.
-		if e.t.prepared() && (how == lost || rep.Kind == Renewed) {
+		if e.t.prepared() && how != notSent && rep.Kind != Missing && rep.Kind != Held {
 			e.present = true
 		}
 	default:

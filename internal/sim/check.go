@@ -16,7 +16,8 @@ import (
 //   - a Lock is valid when it is given;
 //   - at most one Lock of a key is valid, by its own Err, over all clients;
 //   - tokens strictly rise, in the order in which locks are had;
-//   - a lease that was recalled while its process neither held nor wanted the key is not used any more;
+//   - a lease that was recalled while its process retained leases, and neither held nor wanted the key, is not used
+//     any more;
 //   - a Lock that is over stays over, and its Context has ended by then, unless the process
 //     pauses;
 //   - a Release that succeeded has freed the key, or handed it over, or its process retains a lease.

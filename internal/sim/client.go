@@ -23,6 +23,7 @@ import (
 type client struct {
 	w       *world
 	id      int
+	slot    int // its place among those that live
 	lib     *flightlock.Client
 	redis   []*redis.Client
 	workers []*worker
@@ -39,10 +40,13 @@ type client struct {
 	ended   bool // Close has returned
 }
 
+// isMute reports whether c, or who was in its place, may not PUBLISH.
+func (c *client) isMute() bool { return c.slot < len(c.w.plan.mute) && c.w.plan.mute[c.slot] }
+
 func (c *client) String() string { return fmt.Sprintf("c%d", c.id) }
 
-func (w *world) addClient() *client {
-	c := &client{w: w, id: len(w.clients)}
+func (w *world) addClient(slot int) *client {
+	c := &client{w: w, id: len(w.clients), slot: slot}
 	opts := flightlock.Options{
 		NodeTimeout: w.plan.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: w.plan.slice,
 		DisableNotify: !w.plan.notify, DisableQuarantine: !w.plan.quarantine && w.plan.nodes >= 3,
@@ -171,8 +175,8 @@ func (c *client) inOrder() []*conn {
 
 // replace has another process begin where c was.
 func (c *client) replace() {
-	next := c.w.addClient()
-	c.w.slots[slices.Index(c.w.slots, c)] = next
+	next := c.w.addClient(c.slot)
+	c.w.slots[c.slot] = next
 	next.start()
 }
 

@@ -277,6 +277,27 @@ var mutations = []mutation{
 		pkg:  "./internal/quorum", by: "TestAGrantToNobodyIsPassedOn",
 	},
 	{
+		name: "a grant that only a refresh has shown is forgotten",
+		file: "internal/node/entry.go",
+		old:  "how != notSent && rep.Kind != Missing && rep.Kind != Held {",
+		new:  "false {",
+		pkg:  "./internal/quorum", by: "TestAGrantWithoutAMessageIsReleasedAfterARefresh",
+	},
+	{
+		name: "an attempt blocks its caller although an offer for a shorter ttl is open",
+		file: "internal/flight/attempt.go",
+		old:  "min(t.ttl, least) >=",
+		new:  "min(t.ttl, minSpan) >=",
+		pkg:  "./internal/flight", by: "TestAnAttemptDoesNotBlockForLongerThanAnOfferBeforeIsFor",
+	},
+	{
+		name: "an attempt waits for a node that is noticed to be a duplicate",
+		file: "internal/quorum/round.go",
+		old:  "	r.replies[i] = rep\n	ends :=",
+		new:  "	if l.duplicateMask&(1<<i) == 0 {\n		r.replies[i] = rep\n	}\n	ends :=",
+		pkg:  "./internal/quorum", by: "TestADuplicateThatIsNoticedDuringTheRaise",
+	},
+	{
 		name: "a lock is valid until its timer goes off",
 		file: "internal/flight/ticket.go",
 		old:  "	case clock.Passed(now, t.until):\n		return t.expiredLocked()",

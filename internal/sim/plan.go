@@ -32,6 +32,7 @@ type plan struct {
 	notify      bool
 	linger      time.Duration // 0: leases are not retained
 	maxRetained int
+	mute        []bool // processes, by their slots: the servers refuse their PUBLISH; nil: none
 
 	quarantine bool // nodes that lost their data have no vote for MaxTTL
 	// Servers lose data: all but faithful if there is a quarantine, else only those that were away for MaxTTL.
@@ -136,6 +137,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 	p.addRights(rand.New(rand.NewPCG(seed, 12)))
 	p.addOldData(rand.New(rand.NewPCG(seed, 13)))
 	p.addLinger(rand.New(rand.NewPCG(seed, 14)))
+	p.addMute(rand.New(rand.NewPCG(seed, 15)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -302,6 +304,16 @@ func (p *plan) addOldData(r *rand.Rand) {
 func (p *plan) addLinger(r *rand.Rand) {
 	if r.IntN(2) == 0 {
 		p.linger, p.maxRetained = between(r, time.Millisecond, time.Second), pick(r, 0, 0, 1)
+	}
+}
+
+// addMute has the servers refuse PUBLISH to some processes, in some worlds: no message of theirs about a turn, a grant or
+// a recall arrives.
+func (p *plan) addMute(r *rand.Rand) {
+	if r.IntN(8) == 0 {
+		for range p.clients {
+			p.mute = append(p.mute, r.IntN(2) == 0)
+		}
 	}
 }
 

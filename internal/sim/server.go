@@ -184,7 +184,16 @@ func (s *server) eval(k *conn, args []string) any {
 	if err := s.w.plan.lua.compile(source); err != nil {
 		return failure("ERR Error compiling script: " + err.Error())
 	}
-	v := s.w.plan.lua.run(source, args[2:2+n], args[2+n:], s.command)
+	command := s.command
+	if k.client.isMute() {
+		command = func(args []string) any {
+			if strings.EqualFold(args[0], "PUBLISH") {
+				return failure("NOPERM this user has no permissions to run the 'publish' command")
+			}
+			return s.command(args)
+		}
+	}
+	v := s.w.plan.lua.run(source, args[2:2+n], args[2+n:], command)
 	s.w.scripts++
 	name := scriptName(source)
 	if name == "release" && v == int64(1) {

@@ -96,8 +96,8 @@ func newWorld(p *plan, out io.Writer) *world {
 	for i := range p.nodes {
 		w.servers = append(w.servers, newServer(w, i))
 	}
-	for range p.clients {
-		w.slots = append(w.slots, w.addClient())
+	for slot := range p.clients {
+		w.slots = append(w.slots, w.addClient(slot))
 	}
 	return w
 }
