@@ -58,7 +58,7 @@ func randomOps(rnd *rand.Rand, n int) []byte {
 }
 
 // operations is how many kinds there are.
-const operations = 18
+const operations = 21
 
 // sim is one run. The fake quorum keeps to the protocol: it grants only what is free, and confirms
 // a refresh only before the deadline. Events arrive at random, true or not.
@@ -92,6 +92,12 @@ func simulate(t *testing.T, ops []byte) {
 					c.Nodes.(*fakeNodes).watch = nil
 				}
 			}
+			if len(ops) > 7 {
+				if ops[5]%2 == 0 {
+					offering(c)
+				}
+				c.MaxRetained = int(ops[7] % 3)
+			}
 			c.MaxWaiters = 20
 		})
 		w.exclusive = true
@@ -102,6 +108,7 @@ func simulate(t *testing.T, ops []byte) {
 			return w.prepare(key, ttl, tokens, contender)
 		}
 		w.got = s.got
+		w.g.InboxConfirmed(true)
 		for len(ops) >= 2 && !t.Failed() {
 			s.do(ops[0], int(ops[1]))
 			synctest.Wait()
@@ -207,6 +214,18 @@ func (s *sim) do(op byte, arg int) {
 		if fw := pick(s.listening(), arg/4); fw != nil {
 			fw.hear(quorum.Subscribed+quorum.Event(arg%5), "")
 		}
+	case 18:
+		if o := pick(s.pendingOffers(), arg/16); o != nil {
+			s.decideOffer(o, arg%16)
+		} else if fw := pick(s.listening(), arg); fw != nil {
+			fw.hear(quorum.Subscribed, "")
+		}
+	case 19:
+		if owner := pick(s.owners(), arg/2); owner != nil {
+			s.g.Recall("k", *owner, []string{"", "x"}[arg%2])
+		}
+	case 20:
+		s.g.InboxConfirmed(arg%8 != 0)
 	}
 }
 
@@ -265,7 +284,8 @@ func (s *sim) arrive(arg int) {
 			m, p = Try, limited{}
 		}
 	}
-	a.caller = s.launch(key(a.key), ttl(a.ttl), mode(m), pace(p))
+	stay := []time.Duration{time.Second, 20 * ms, time.Second, 0}[arg%4]
+	a.caller = s.launch(key(a.key), ttl(a.ttl), mode(m), pace(p), linger(stay))
 	s.callers = append(s.callers, a)
 }
 
@@ -317,12 +337,47 @@ func (s *sim) decide(a *fakeAttempt, how int) {
 	case 4:
 		a.taken(time.Duration(a.tokens%2) * 40 * ms)
 	case 5:
-		a.split(20 * ms)
+		a.fail(quorum.Failure{
+			Err: errTaken, Free: 20 * ms, Reason: quorum.Taken, Queued: a.tokens%2 == 0, Got: int(a.tokens/2) % 2,
+			Declined: a.tokens%3 == 0,
+		})
 	case 6:
 		a.unavailable()
 	default:
 		a.final()
 	}
+}
+
+// decideOffer ends an offer as releases elsewhere and the quorum may.
+func (s *sim) decideOffer(o *fakeAttempt, how int) {
+	s.mu.Lock()
+	taken := s.takenLocked(o.key)
+	s.mu.Unlock()
+	if taken || how == 0 {
+		o.split(3 * ms)
+		return
+	}
+	span := min(500*ms, o.ttl)
+	o.grantFor(span, span/15*time.Duration(how))
+}
+
+func (s *sim) pendingOffers() []*fakeAttempt {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.offers), func(o *fakeAttempt) bool { return o.decided })
+}
+
+// owners are those of the last leases and attempts.
+func (s *sim) owners() (all []*string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.leases[max(0, len(s.leases)-2):] {
+		all = append(all, &l.owner)
+	}
+	for _, a := range s.attempts {
+		all = append(all, &a.owner)
+	}
+	return all
 }
 
 // answer ends a refresh as the quorum may.
@@ -499,6 +554,9 @@ func (s *sim) checkFlight(f *flight) {
 		state = "releasing"
 	case f.phase == acquiring || f.phase == canceled:
 		ok, state = slices.ContainsFunc(s.pendingAttempts(), func(a *fakeAttempt) bool { return a.key == f.key }), "acquiring"
+	case f.phase == retained:
+		ends := f.retention.ends
+		ok, state = f.armed != 0 && f.armed <= ends && f.hasAlarm() && f.n == 0 && now.Before(f.until), "retained"
 	case f.cur != nil:
 		ok, state = armed(f.cur.until) && now.Before(f.cur.until) && !f.cur.until.After(f.until), "held"
 	case f.lease != nil:
@@ -530,6 +588,8 @@ func (s *sim) checkPause(f *flight) bool {
 	switch c := f.contention; {
 	case f.backoff.taken && c == nil: // that is what a contention is for
 		return false
+	case f.backoff.taken && c.subscribed && c.offer != nil && (f.backoff.oneHolder || f.backoff.queued):
+		return atMost(f.backoff.failedAt.Add(c.poll)) && atMost(f.backoff.freeAt)
 	case f.backoff.oneHolder && c.subscribed:
 		return atMost(f.backoff.failedAt.Add(safetyPoll)) && atMost(f.backoff.freeAt)
 	case f.backoff.taken && !c.subscribed:

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,7 @@ func offering(c *Config) {
 		w.prepared++
 		w.note("offer as %s", contender)
 		o := &fakeAttempt{
-			w: w, owner: "offer", contender: contender, key: key, ttl: ttl, tokens: tokens, by: by,
+			w: w, owner: fmt.Sprint("offer-", w.prepared), contender: contender, key: key, ttl: ttl, tokens: tokens, by: by,
 			began: clock.Now(), isOffer: true,
 		}
 		w.offers = append(w.offers, o)

@@ -331,8 +331,8 @@ func TestALostRefreshOfAnOffersLeaseIsFollowedByItsRelease(t *testing.T) {
 	})
 }
 
-// Nor need the client know of a grant whose refresh had an answer; and the release may be refused, because the server is
-// suspended, while the refresh has none yet.
+// Nor need the client know of a grant whose refresh had an answer; and the release may be refused, because the server
+// is suspended, while the refresh has none yet.
 func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 	type outcome struct {
 		rep  Reply

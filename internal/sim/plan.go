@@ -307,8 +307,8 @@ func (p *plan) addLinger(r *rand.Rand) {
 	}
 }
 
-// addMute has the servers refuse PUBLISH to some processes, in some worlds: no message of theirs about a turn, a grant or
-// a recall arrives.
+// addMute has the servers refuse PUBLISH to some processes, in some worlds: no message of theirs about a turn, a
+// grant or a recall arrives.
 func (p *plan) addMute(r *rand.Rand) {
 	if r.IntN(8) == 0 {
 		for range p.clients {
