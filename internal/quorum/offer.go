@@ -1,6 +1,8 @@
 package quorum
 
 import (
+	"math"
+	"math/bits"
 	"sync"
 	"time"
 
@@ -45,7 +47,9 @@ type offer struct {
 	votes     []voteTime    // of each node
 	timer     *time.Timer   // since a node has granted it; see awaitOthersLocked
 	forgotten bool          // see Forget
-	asked     bool          // the nodes of which no vote had come
+	polling   bool          // the attempt of the last poll is in progress
+	silent    uint64        // nodes that grant nothing by themselves, by their answers to the last poll
+	asked     uint64        // nodes that were asked
 	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
 	follower  string        // the contender that was next after this one, when it was decided; "": none, or unknown
 }
@@ -149,6 +153,7 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 		o.offer.polls = append(o.offer.polls[:0], o.offer.polls[1:]...)
 	}
 	o.offer.polls = append(o.offer.polls, poll{number, &l.target, span})
+	o.offer.polling, o.offer.silent = true, 0
 	l.target.Carry(&o.offer.Offer, number, span, waits)
 	l.scratch.carries = o
 }
@@ -209,10 +214,12 @@ func (l *Lease) vote(i int, v node.Vote) {
 		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
 		ends = r.decideLocked(false)
 	}
+	asks := l.silentLocked()
 	l.mu.Unlock()
 	if ends {
 		r.end()
 	}
+	l.send(asks)
 }
 
 // validUntilLocked is until when v is valid; the zero time, which is over, if that is not known.
@@ -249,23 +256,82 @@ func (o *Lease) metOwn() {
 // askOthers asks the nodes of which no vote has come.
 func (l *Lease) askOthers() {
 	l.mu.Lock()
+	asks := l.asksLocked(math.MaxUint64)
+	l.mu.Unlock()
+	l.send(asks)
+}
+
+// asks are the nodes that are to be asked for their votes of an offer, in its round.
+type asks struct {
+	r     *round
+	nodes uint64
+}
+
+// asksLocked are those of nodes that are to be asked now: no vote of theirs has come, and they were not asked before.
+func (l *Lease) asksLocked(nodes uint64) asks {
 	r := l.attempt
-	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || l.offer.asked {
-		l.mu.Unlock()
-		return
+	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted {
+		return asks{}
 	}
-	l.offer.asked = true
-	s := l.scratch
-	var ask []int
 	for i := range r.replies {
-		if r.replies[i].Kind == node.Pending {
-			ask = append(ask, i)
+		if r.replies[i].Kind != node.Pending {
+			nodes &^= 1 << i
 		}
 	}
-	l.mu.Unlock()
-	for _, i := range ask {
-		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), false)
+	nodes &= (1<<len(r.replies) - 1) &^ l.offer.asked
+	l.offer.asked |= nodes
+	return asks{r, nodes}
+}
+
+func (l *Lease) send(a asks) {
+	for s := l.scratch; a.nodes != 0; a.nodes &= a.nodes - 1 {
+		i := bits.TrailingZeros64(a.nodes)
+		l.entries[i].Acquire(&s.places[i], a.r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), false)
 	}
+}
+
+// silentLocked are the nodes that are asked before the time for messages is up, because none will come from them:
+// nobody had the key there who would release it. They are asked if one node has granted the offer, and those that
+// may still do so are too few.
+func (l *Lease) silentLocked() asks {
+	o, r := l.offer, l.attempt
+	if o.timer == nil || o.polling || o.silent == 0 || r == nil {
+		return asks{}
+	}
+	hoped := 0
+	for i := range r.replies {
+		if k := r.replies[i].Kind; k == node.Granted || k == node.Pending && (o.silent|o.asked)&(1<<i) == 0 {
+			hoped++
+		}
+	}
+	if hoped >= l.q.need {
+		return asks{}
+	}
+	return l.asksLocked(o.silent)
+}
+
+// answered takes a node's answer to the poll that t has brought: whoever has the key there grants it.
+func (l *Lease) answered(t *node.Target, i int, rep node.Reply) {
+	if rep.Kind == node.Held && rep.Holder != node.TurnOf {
+		return
+	}
+	l.mu.Lock()
+	var asks asks
+	if n := len(l.offer.polls); n > 0 && l.offer.polls[n-1].target == t {
+		l.offer.silent |= 1 << i
+		asks = l.silentLocked()
+	}
+	l.mu.Unlock()
+	l.send(asks)
+}
+
+// polled is called when the attempt that has brought the last poll has failed, and been undone.
+func (l *Lease) polled() {
+	l.mu.Lock()
+	l.offer.polling = false
+	asks := l.silentLocked()
+	l.mu.Unlock()
+	l.send(asks)
 }
 
 // decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each of
