@@ -48,7 +48,7 @@ type offer struct {
 	timer     *time.Timer   // since a node has granted it; see awaitOthersLocked
 	forgotten bool          // see Forget
 	polling   bool          // the attempt of the last poll is in progress
-	silent    uint64        // nodes that grant nothing by themselves, by their answers to the last poll
+	met       []string      // who had the key at each node, by its answer to the last poll; see answered
 	asked     uint64        // nodes that were asked
 	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
 	follower  string        // the contender that was next after this one, when it was decided; "": none, or unknown
@@ -131,7 +131,8 @@ func (q *Quorum) GrantsNothing() bool {
 // granted it. It sends nothing: see Carry.
 func (q *Quorum) Offer(l *Lease, key string, ttl time.Duration, tokens int64, contender string, by Acquirer) {
 	q.Prepare(l, key, ttl, tokens, contender)
-	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens}, votes: make([]voteTime, len(q.Nodes))}
+	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens}, votes: make([]voteTime, len(q.Nodes)),
+		met: make([]string, len(q.Nodes))}
 	l.target.Carry(&l.offer.Offer, 0, ttl, false)
 	l.scratch.onAcquired = by
 	l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
@@ -153,7 +154,8 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 		o.offer.polls = append(o.offer.polls[:0], o.offer.polls[1:]...)
 	}
 	o.offer.polls = append(o.offer.polls, poll{number, &l.target, span})
-	o.offer.polling, o.offer.silent = true, 0
+	o.offer.polling = true
+	clear(o.offer.met)
 	l.target.Carry(&o.offer.Offer, number, span, waits)
 	l.scratch.carries = o
 }
@@ -290,35 +292,59 @@ func (l *Lease) send(a asks) {
 	}
 }
 
-// silentLocked are the nodes that are asked before the time for messages is up, because none will come from them:
-// nobody had the key there who would release it. They are asked if one node has granted the offer, and those that
-// may still do so are too few.
+// silentLocked are the nodes that are asked before the time for messages is up, because none will come of them. The
+// release that has granted the offer at one node does so at those where its owner has met the same holder. Where the
+// key was free, or a failed attempt of this contender's had it, nobody will; where another attempt has it, hardly.
 func (l *Lease) silentLocked() asks {
 	o, r := l.offer, l.attempt
-	if o.timer == nil || o.polling || o.silent == 0 || r == nil {
+	if o.timer == nil || o.polling || r == nil {
 		return asks{}
 	}
-	hoped := 0
+	hoped, free, others := 0, uint64(0), uint64(0)
 	for i := range r.replies {
-		if k := r.replies[i].Kind; k == node.Granted || k == node.Pending && (o.silent|o.asked)&(1<<i) == 0 {
+		switch {
+		case r.replies[i].Kind == node.Granted, r.replies[i].Kind == node.Pending && o.grantsLocked(r, i):
 			hoped++
+		case o.met[i] == nobody:
+			free |= 1 << i
+		default:
+			others |= 1 << i
 		}
 	}
-	if hoped >= l.q.need {
+	switch {
+	case hoped >= l.q.need:
 		return asks{}
+	case hoped+bits.OnesCount64(free) >= l.q.need:
+		return l.asksLocked(free)
 	}
-	return l.asksLocked(o.silent)
+	return l.asksLocked(free | others)
 }
 
-// answered takes a node's answer to the poll that t has brought: whoever has the key there grants it.
-func (l *Lease) answered(t *node.Target, i int, rep node.Reply) {
-	if rep.Kind == node.Held && rep.Holder != node.TurnOf {
-		return
+// grantsLocked reports whether the release that has granted o at other nodes, or one that is not known, may grant it
+// at node i.
+func (o *offer) grantsLocked(r *round, i int) bool {
+	if o.met[i] == "" {
+		return o.asked&(1<<i) == 0
 	}
+	for j := range r.replies {
+		if r.replies[j].Kind == node.Granted && (o.met[j] == "" || o.met[j] == o.met[i]) {
+			return o.met[i] != nobody
+		}
+	}
+	return false
+}
+
+// nobody stands for the holder of a key that was free, or left to others who wait.
+const nobody = node.TurnOf
+
+// answered takes a node's answer to the poll that t has brought.
+func (l *Lease) answered(t *node.Target, i int, rep node.Reply) {
 	l.mu.Lock()
 	var asks asks
 	if n := len(l.offer.polls); n > 0 && l.offer.polls[n-1].target == t {
-		l.offer.silent |= 1 << i
+		if l.offer.met[i] = nobody; rep.Kind == node.Held {
+			l.offer.met[i] = rep.Holder
+		}
 		asks = l.silentLocked()
 	}
 	l.mu.Unlock()
