@@ -113,7 +113,7 @@ func TestNoNodeIsAskedDuringTheRaise(t *testing.T) {
 			t.Errorf("the raise has failed by the answers to acquires: %s", describe(f))
 		}
 		w.offer.mu.Lock()
-		if w.offer.offer.asked {
+		if w.offer.offer.asked != 0 {
 			t.Error("askOthers has asked in the round of the raise")
 		}
 		w.offer.mu.Unlock()

@@ -257,6 +257,9 @@ func (l *Lease) fail(f *Failure) {
 	for i := range l.entries {
 		l.entries[i].Release(&s.places[i], nil, false, p)
 	}
+	if s.carries != nil {
+		s.carries.polled()
+	}
 	if duplicates && l.q.tasks.Go(func() { l.failAfterSearch(f) }) {
 		return
 	}

@@ -1,6 +1,8 @@
 package quorum
 
 import (
+	"math"
+	"math/bits"
 	"sync"
 	"time"
 
@@ -45,7 +47,9 @@ type offer struct {
 	votes     []voteTime    // of each node
 	timer     *time.Timer   // since a node has granted it; see awaitOthersLocked
 	forgotten bool          // see Forget
-	asked     bool          // the nodes of which no vote had come
+	polling   bool          // the attempt of the last poll is in progress
+	met       []string      // who had the key at each node, by its answer to the last poll; see answered
+	asked     uint64        // nodes that were asked
 	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
 	follower  string        // the contender that was next after this one, when it was decided; "": none, or unknown
 }
@@ -127,7 +131,8 @@ func (q *Quorum) GrantsNothing() bool {
 // granted it. It sends nothing: see Carry.
 func (q *Quorum) Offer(l *Lease, key string, ttl time.Duration, tokens int64, contender string, by Acquirer) {
 	q.Prepare(l, key, ttl, tokens, contender)
-	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens}, votes: make([]voteTime, len(q.Nodes))}
+	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens}, votes: make([]voteTime, len(q.Nodes)),
+		met: make([]string, len(q.Nodes))}
 	l.target.Carry(&l.offer.Offer, 0, ttl, false)
 	l.scratch.onAcquired = by
 	l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
@@ -149,6 +154,8 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 		o.offer.polls = append(o.offer.polls[:0], o.offer.polls[1:]...)
 	}
 	o.offer.polls = append(o.offer.polls, poll{number, &l.target, span})
+	o.offer.polling = true
+	clear(o.offer.met)
 	l.target.Carry(&o.offer.Offer, number, span, waits)
 	l.scratch.carries = o
 }
@@ -209,10 +216,12 @@ func (l *Lease) vote(i int, v node.Vote) {
 		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
 		ends = r.decideLocked(false)
 	}
+	asks := l.silentLocked()
 	l.mu.Unlock()
 	if ends {
 		r.end()
 	}
+	l.send(asks)
 }
 
 // validUntilLocked is until when v is valid; the zero time, which is over, if that is not known.
@@ -249,23 +258,106 @@ func (o *Lease) metOwn() {
 // askOthers asks the nodes of which no vote has come.
 func (l *Lease) askOthers() {
 	l.mu.Lock()
+	asks := l.asksLocked(math.MaxUint64)
+	l.mu.Unlock()
+	l.send(asks)
+}
+
+// asks are the nodes that are to be asked for their votes of an offer, in its round.
+type asks struct {
+	r     *round
+	nodes uint64
+}
+
+// asksLocked are those of nodes that are to be asked now: no vote of theirs has come, and they were not asked before.
+func (l *Lease) asksLocked(nodes uint64) asks {
 	r := l.attempt
-	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted || l.offer.asked {
-		l.mu.Unlock()
-		return
+	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted {
+		return asks{}
 	}
-	l.offer.asked = true
-	s := l.scratch
-	var ask []int
 	for i := range r.replies {
-		if r.replies[i].Kind == node.Pending {
-			ask = append(ask, i)
+		if r.replies[i].Kind != node.Pending {
+			nodes &^= 1 << i
 		}
 	}
-	l.mu.Unlock()
-	for _, i := range ask {
-		l.entries[i].Acquire(&s.places[i], r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), false)
+	nodes &= (1<<len(r.replies) - 1) &^ l.offer.asked
+	l.offer.asked |= nodes
+	return asks{r, nodes}
+}
+
+func (l *Lease) send(a asks) {
+	for s := l.scratch; a.nodes != 0; a.nodes &= a.nodes - 1 {
+		i := bits.TrailingZeros64(a.nodes)
+		l.entries[i].Acquire(&s.places[i], a.r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), false)
 	}
+}
+
+// silentLocked are the nodes that are asked before the time for messages is up, because none will come of them. The
+// release that has granted the offer at one node does so at those where its owner has met the same holder. Where the
+// key was free, or a failed attempt of this contender's had it, nobody will; where another attempt has it, hardly.
+func (l *Lease) silentLocked() asks {
+	o, r := l.offer, l.attempt
+	if o.timer == nil || o.polling || r == nil {
+		return asks{}
+	}
+	hoped, free, others := 0, uint64(0), uint64(0)
+	for i := range r.replies {
+		switch {
+		case r.replies[i].Kind == node.Granted, r.replies[i].Kind == node.Pending && o.grantsLocked(r, i):
+			hoped++
+		case o.met[i] == nobody:
+			free |= 1 << i
+		default:
+			others |= 1 << i
+		}
+	}
+	switch {
+	case hoped >= l.q.need:
+		return asks{}
+	case hoped+bits.OnesCount64(free) >= l.q.need:
+		return l.asksLocked(free)
+	}
+	return l.asksLocked(free | others)
+}
+
+// grantsLocked reports whether the release that has granted o at other nodes, or one that is not known, may grant it
+// at node i.
+func (o *offer) grantsLocked(r *round, i int) bool {
+	if o.met[i] == "" {
+		return o.asked&(1<<i) == 0
+	}
+	for j := range r.replies {
+		if r.replies[j].Kind == node.Granted && (o.met[j] == "" || o.met[j] == o.met[i]) {
+			return o.met[i] != nobody
+		}
+	}
+	return false
+}
+
+// nobody stands for the holder of a key that was free, or left to others who wait.
+const nobody = node.TurnOf
+
+// answered takes a node's answer to the poll that t has brought.
+func (l *Lease) answered(t *node.Target, i int, rep node.Reply) {
+	l.mu.Lock()
+	var asks asks
+	if n := len(l.offer.polls); n > 0 && l.offer.polls[n-1].target == t {
+		if l.offer.met[i] = nobody; rep.Kind == node.Held {
+			l.offer.met[i] = rep.Holder
+		}
+		asks = l.silentLocked()
+	}
+	l.mu.Unlock()
+	l.send(asks)
+}
+
+// polled is called when the attempt that has brought the last poll has failed, and been undone.
+func (l *Lease) polled() {
+	l.mu.Lock()
+	l.offer.polling = false
+	asks := l.silentLocked()
+	l.mu.Unlock()
+	l.send(asks)
 }
 
 // decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each of

@@ -527,3 +527,107 @@ func TestTheReleaseOfAGrantLeavesNoWant(t *testing.T) {
 		}
 	})
 }
+
+// Nodes of which no message will come are asked without waiting for one: here node 1, where the waiter's own attempt
+// has had the key. Node 2 is asked only if that is not enough: there another has it.
+func TestANodeThatGrantsNothingIsAskedAtOnce(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		h, held := r.holdOn("h", 0)
+		r.give(key, "other-1", ttl, 2)
+		x := r.client("x")
+		w := x.offersAs("x-77")
+		l, f := w.poll(span, true)
+		if f == nil || f.Got != 1 {
+			t.Fatal(describe(f))
+		}
+		r.settleShort()
+		before, began := x.commands(nil), time.Now()
+		if f := h.release(held); f != nil {
+			t.Fatal(describe(f))
+		}
+		g, f := w.outcome.wait()
+		if took := time.Since(began); f != nil || took >= minAwait {
+			t.Errorf("after %v: %s", took, describe(f))
+		}
+		if want := l.target.Begun().Add(x.q.Validity(span)); !g.Until.Equal(want) {
+			t.Errorf("valid until %v after the poll, want %v", g.Until.Sub(l.target.Begun()), x.q.Validity(span))
+		}
+		r.wantHolders(key, w.offer.Owner(), w.offer.Owner(), "other-1")
+		if sent := x.commands(before); sent[2] != 0 {
+			t.Errorf("commands: %d", sent)
+		}
+		if f := x.release(w.offer); f != nil {
+			t.Error(describe(f))
+		}
+		w.stop()
+		r.settle()
+	})
+}
+
+// One release grants wherever its owner has the key: while it may make a majority, nobody is asked.
+func TestNodesThatMayGrantAreNotAskedAtOnce(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		h, held := r.holdOn("h", 0, 1)
+		x := r.client("x")
+		w := x.offersAs("x-77")
+		if _, f := w.poll(span, true); f == nil {
+			t.Fatal("won")
+		}
+		r.settleShort()
+		before := x.commands(nil)
+		r.mem[1].SetDelay(minAwait / 4)
+		if f := h.release(held); f != nil {
+			t.Fatal(describe(f))
+		}
+		if _, f := w.outcome.wait(); f != nil {
+			t.Fatal(describe(f))
+		}
+		if sent := x.commands(before); slices.Max(sent) != 0 {
+			t.Errorf("commands: %d", sent)
+		}
+		r.mem[1].SetDelay(0)
+		if f := x.release(w.offer); f != nil {
+			t.Error(describe(f))
+		}
+		w.stop()
+		r.settle()
+	})
+}
+
+// While an attempt is in progress nobody is asked: its votes would stand in the way. It is when that has failed.
+func TestNobodyIsAskedDuringAnAttempt(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		x := r.client("x")
+		r.warm(x, key)
+		h, held := r.holdOn("h", 0)
+		r.give(key, "other-1", ttl, 2)
+		w := x.offersAs("x-77")
+		r.mem[2].SetDelay(minAwait / 4)
+		l := new(Lease)
+		x.q.Prepare(l, key, ttl, 1, w.contender)
+		l.Carry(w.offer, span, true)
+		a := x.newCall("acquire", l)
+		l.Acquire(false, a)
+		synctest.Wait()
+		before, began := x.commands(nil), time.Now()
+		if f := h.release(held); f != nil {
+			t.Fatal(describe(f))
+		}
+		synctest.Wait()
+		if sent := x.commands(before); slices.Max(sent) != 0 || a.answered() {
+			t.Errorf("commands: %d", sent)
+		}
+		if _, f := a.wait(); f == nil { // and is undone
+			t.Fatal("won")
+		}
+		if _, f := w.outcome.wait(); f != nil || time.Since(began) >= minAwait {
+			t.Errorf("after %v: %s", time.Since(began), describe(f))
+		}
+		r.mem[2].SetDelay(0)
+		if f := x.release(w.offer); f != nil {
+			t.Error(describe(f))
+		}
+		w.stop()
+		r.settle()
+	})
+}

@@ -130,6 +130,9 @@ func (r *round) Answer(i int, rep node.Reply) {
 		rep = node.Reply{Kind: node.Failed, Err: errDuplicate}
 		l.q.reportDuplicate(i) // before the decision, which may wait for its result
 	}
+	if o := r.carries; o != nil {
+		o.answered(&l.target, i, rep)
+	}
 	l.mu.Lock()
 	if l.offer != nil && r.want == node.Granted && r.replies[i].Kind != node.Pending {
 		l.mu.Unlock() // a vote has come by message meanwhile: it is of the same owner
