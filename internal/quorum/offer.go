@@ -16,7 +16,7 @@ import (
 // undone as ever if they fail; its own owner is in no acquire until a node has granted it.
 //
 //	offered --first vote--> gathering --q votes--> (raising -->) held
-//	   |                        | \--half a round trip--> the other nodes are asked: acquires
+//	   |                        | \--no message, or none to come--> other nodes are asked: acquires
 //	   +-- Cancel --------------+-- unwinnable, too late ---> over, undone
 //
 // A release that grants is a delete followed by an acquire of the offer's owner, made by somebody else. So
@@ -34,6 +34,10 @@ import (
 //   - The block is as large on all nodes, for it is the owner's. Unequal counters are raised as ever.
 //   - A lease that is over counts no vote any more, whatever comes later. A grant to nobody is released when
 //     its message comes, and passes the key on.
+//
+// When nodes are asked is a matter of time only: an acquire of the offer's owner may come at any moment before the
+// offer is over. A node where nobody has the key who would grant it, by its answer to the last poll, is asked as soon
+// as another has granted the offer, if those that may still do so are too few.
 //
 // A vote that cannot be counted, because it is too old, is not lost: the node is asked, by an acquire of the same
 // owner, and answers that it has granted that already. That is a vote if a message of the node has said so
