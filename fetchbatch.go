@@ -27,14 +27,15 @@ import (
 // attempt that is not won is not repeated here: its run is awaited with others for a while (awaitTogether), and
 // continues as any other then (Fetcher.run).
 //
-// What is decided together belongs to all its runs: they are committed before the lookup, and their
-// Worker is that of the first one. Each of them waits for the first in the wait graph, so that a Fetch
+// What is decided together belongs to all its runs: they are committed before the lookup, and use the Worker of the
+// first one. Each of them waits for the first in the wait graph, so that a Fetch
 // of any key of the batch inside its own LoadMany is refused.
 type batch[V any] struct {
 	f     *Fetcher[V]
 	runs  []*fetchRun[V]
 	locks map[string]*Lock // of runs; empty for a load without locks
 	slot  *slot
+	goOn  []*fetchRun[V] // on whose Workers a LoadMany continues after its time is over
 }
 
 // startBatches starts runs, MaxBatch of them together. There may be no LoadMany if there are none.
@@ -393,10 +394,20 @@ func (b *batch[V]) work() {
 	}
 	leader := all[0]
 	values, errs := b.load(leader)
-	f.gate.leave(b.slot)
+	if len(b.goOn) == 0 {
+		f.gate.leave(b.slot)
+	}
+	goesOn := func(r *fetchRun[V]) bool { return errors.Is(errs[r.Key()], errLoadManyGoesOn) }
+	b.giveBack(b.without(goesOn), func(*fetchRun[V]) bool { return true }) // other processes may load
 	failed := b.without(func(r *fetchRun[V]) bool { return errs[r.Key()] != nil })
 	b.finish(failed, func(*fetchRun[V]) bool { return true })
 	b.store(leader, values)
+	if len(b.goOn) > 0 { // in this process the keys stay taken
+		for _, r := range b.goOn {
+			r.Worker.Wait(context.Background())
+		}
+		f.gate.leave(b.slot)
+	}
 }
 
 // without takes runs out of b, those for which done reports true, which must not block.
@@ -423,13 +434,20 @@ func (b *batch[V]) deliver(r *fetchRun[V], v V, err error) {
 	}
 }
 
-// finish gives back the locks of runs whose callers have their results, all at once.
+// finish ends runs whose callers have their results, and gives back their locks.
 func (b *batch[V]) finish(runs []*fetchRun[V], failed func(r *fetchRun[V]) bool) {
+	for _, r := range runs {
+		var none V
+		r.Finish(none, nil)
+	}
+	b.giveBack(runs, failed)
+}
+
+// giveBack gives back the locks of runs, all at once.
+func (b *batch[V]) giveBack(runs []*fetchRun[V], failed func(r *fetchRun[V]) bool) {
 	var wg sync.WaitGroup
 	for _, r := range runs {
 		wg.Go(func() {
-			var none V
-			r.Finish(none, nil)
 			if l := b.locks[r.Key()]; failed(r) {
 				b.f.giveBackFailed(r, l)
 			} else {
@@ -504,7 +522,6 @@ func (b *batch[V]) lookUp() {
 // load loads all runs. Those that fail have their error, and are not in values.
 func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[string]error) {
 	f := b.f
-	keys := keysOf(b.runs)
 	base := leader.values
 	for _, l := range b.locks {
 		base = carrying(base, l)
@@ -514,34 +531,33 @@ func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[stri
 	}
 	step := leader.Begin(base, f.opts.LoadTimeout)
 	defer step.End(nil)
-	values, err := b.loadKeys(leader, step, keys)
-	if isWhole(err) && len(keys) > 1 && step.Err() == nil {
-		return b.loadHalves(leader, step, keys)
+	values, err := b.loadRuns(b.runs, step)
+	if isWhole(err) && len(b.runs) > 1 && step.Err() == nil {
+		return b.loadHalves(step)
 	}
-	return b.settle(leader, keys, values, err, true)
+	return b.settle(b.runs, values, err, true)
 }
 
-// loadHalves loads keys again, in two halves. If one of them fails and the other does not, keys of the
+// loadHalves loads all runs again, in two halves. If one of them fails and the other does not, keys of the
 // former are to blame, and not the origin: it is halved again, so that they do not fail the rest, which
 // may be wanted by other callers.
-func (b *batch[V]) loadHalves(leader *fetchRun[V], step *coalesce.Step,
-	keys []string) (values map[string]V, errs map[string]error) {
+func (b *batch[V]) loadHalves(step *coalesce.Step) (values map[string]V, errs map[string]error) {
 	values, errs = map[string]V{}, map[string]error{}
-	for len(keys) > 0 {
-		middle := len(keys) / 2
-		halves := [2][]string{keys[:middle], keys[middle:]}
+	for runs := b.runs; len(runs) > 0; {
+		middle := len(runs) / 2
+		halves := [2][]*fetchRun[V]{runs[:middle], runs[middle:]}
 		var loaded [2]map[string]V
 		var failed [2]error
 		for i, half := range halves {
-			loaded[i], failed[i] = b.loadKeys(leader, step, half)
+			loaded[i], failed[i] = b.loadRuns(half, step)
 		}
-		keys = nil
+		runs = nil
 		for i, half := range halves {
 			if isWhole(failed[i]) && !isWhole(failed[1-i]) && len(half) > 1 && step.Err() == nil {
-				keys = half
+				runs = half
 				continue
 			}
-			some, why := b.settle(leader, half, loaded[i], failed[i], false)
+			some, why := b.settle(half, loaded[i], failed[i], false)
 			maps.Copy(values, some)
 			maps.Copy(errs, why)
 		}
@@ -555,10 +571,13 @@ func isWhole(err error) bool {
 	return err != nil && !errors.As(err, &some)
 }
 
-// loadKeys calls LoadMany. If that ignores the end of its ctx, it has failed, and the batch waits
-// for it later.
-func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []string) (map[string]V, error) {
-	f := b.f
+// loadRuns calls LoadMany for runs, on the Worker of the first of them. If LoadMany ignores the end of its ctx, it has
+// failed, and the batch waits for it later.
+func (b *batch[V]) loadRuns(runs []*fetchRun[V], step *coalesce.Step) (map[string]V, error) {
+	if err := step.Err(); err != nil { // the first half has taken all the time
+		return nil, err
+	}
+	f, worker := b.f, &runs[0].Worker
 	f.counts.loads.Add(1)
 	if len(b.locks) == 0 {
 		f.counts.unlocked.Add(1)
@@ -569,16 +588,17 @@ func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []str
 		err error
 	}
 	x := new(result)
-	leader.Worker.Go(func() { x.v, x.err = f.src.LoadMany(step, slices.Clone(keys)) })
-	p, returned := leader.Worker.Wait(step)
+	worker.Go(func() { x.v, x.err = f.src.LoadMany(step, keysOf(runs)) })
+	p, returned := worker.Wait(step)
 	if !returned {
 		late, cancel := context.WithTimeout(context.Background(), grace)
-		p, returned = leader.Worker.Wait(late)
+		p, returned = worker.Wait(late)
 		cancel()
 	}
 	var got result // and not x, which a LoadMany that continues may still write
 	switch {
 	case !returned:
+		b.goOn = append(b.goOn, runs[0])
 		got.err = fmt.Errorf("%w, %v", errLoadManyGoesOn, f.opts.LoadTimeout)
 	case p != nil:
 		got.err = &PanicError{Op: "LoadMany", Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
@@ -590,18 +610,12 @@ func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []str
 }
 
 // settle gives runs whose load has failed their errors. hold says that these are held.
-func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]V, err error,
+func (b *batch[V]) settle(runs []*fetchRun[V], values map[string]V, err error,
 	hold bool) (map[string]V, map[string]error) {
 	f := b.f
 	goesOn := errors.Is(err, errLoadManyGoesOn)
-	loaded, errs, asked := map[string]V{}, map[string]error{}, map[string]bool{}
-	for _, key := range keys {
-		asked[key] = true
-	}
-	for _, r := range b.runs {
-		if !asked[r.Key()] {
-			continue
-		}
+	loaded, errs := map[string]V{}, map[string]error{}
+	for _, r := range runs {
 		why := errorOf(err, r.Key())
 		v, there := values[r.Key()]
 		if why == nil && !there {
@@ -631,15 +645,6 @@ func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]
 		default:
 			r.Finish(none, why)
 		}
-	}
-	if goesOn { // other processes may load; in this one the keys stay taken
-		for _, r := range b.runs {
-			if errs[r.Key()] != nil {
-				f.giveBackFailed(r, b.locks[r.Key()])
-				delete(b.locks, r.Key())
-			}
-		}
-		leader.Worker.Wait(context.Background())
 	}
 	return loaded, errs
 }
@@ -692,16 +697,17 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 			r.Deliver(loaded[r.Key()], nil)
 		}
 	})
-	step := leader.Begin(leader.values, f.opts.TTL)
+	step := runs[0].Begin(leader.values, f.opts.TTL)
+	worker := &runs[0].Worker // the leader's may be busy
 	x := new(error)
-	leader.Worker.Go(func() {
+	worker.Go(func() {
 		if f.stamped() {
 			*x = f.src.StoreManyStamped(step, values, stamps, locks)
 		} else {
 			*x = f.src.StoreMany(step, values, locks)
 		}
 	})
-	p, returned := leader.Worker.Wait(step)
+	p, returned := worker.Wait(step)
 	step.End(nil)
 	delivery.Stop()
 	finish := func(err error) {
@@ -715,7 +721,7 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 	}
 	if !returned {
 		finish(nil)
-		p, _ = leader.Worker.Wait(context.Background())
+		p, _ = worker.Wait(context.Background())
 	}
 	err := *x
 	if p != nil {
