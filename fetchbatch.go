@@ -398,7 +398,11 @@ func (b *batch[V]) work() {
 		f.gate.leave(b.slot)
 	}
 	goesOn := func(r *fetchRun[V]) bool { return errors.Is(errs[r.Key()], errLoadManyGoesOn) }
-	b.giveBack(b.without(goesOn), func(*fetchRun[V]) bool { return true }) // other processes may load
+	var wg sync.WaitGroup
+	for _, r := range b.without(goesOn) { // other processes may load
+		wg.Go(func() { f.giveBackFailed(r, b.locks[r.Key()]) })
+	}
+	wg.Wait()
 	failed := b.without(func(r *fetchRun[V]) bool { return errs[r.Key()] != nil })
 	b.finish(failed, func(*fetchRun[V]) bool { return true })
 	b.store(leader, values)
@@ -434,20 +438,13 @@ func (b *batch[V]) deliver(r *fetchRun[V], v V, err error) {
 	}
 }
 
-// finish ends runs whose callers have their results, and gives back their locks.
+// finish gives back the locks of runs whose callers have their results, all at once.
 func (b *batch[V]) finish(runs []*fetchRun[V], failed func(r *fetchRun[V]) bool) {
-	for _, r := range runs {
-		var none V
-		r.Finish(none, nil)
-	}
-	b.giveBack(runs, failed)
-}
-
-// giveBack gives back the locks of runs, all at once.
-func (b *batch[V]) giveBack(runs []*fetchRun[V], failed func(r *fetchRun[V]) bool) {
 	var wg sync.WaitGroup
 	for _, r := range runs {
 		wg.Go(func() {
+			var none V
+			r.Finish(none, nil)
 			if l := b.locks[r.Key()]; failed(r) {
 				b.f.giveBackFailed(r, l)
 			} else {
@@ -692,11 +689,7 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 		}
 	}
 	runs := b.runs
-	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() {
-		for _, r := range runs {
-			r.Deliver(loaded[r.Key()], nil)
-		}
-	})
+	delivery := time.AfterFunc(f.c.opts.NodeTimeout, b.delivery(loaded))
 	step := runs[0].Begin(leader.values, f.opts.TTL)
 	worker := &runs[0].Worker // the leader's may be busy
 	x := new(error)
@@ -732,5 +725,16 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 	}
 	if returned {
 		finish(err)
+	}
+}
+
+// delivery returns what gives the callers their values before StoreMany has returned. It has a list of the runs of its
+// own: the batch replaces b.runs, perhaps while it is called, because Timer.Stop does not wait for that.
+func (b *batch[V]) delivery(loaded map[string]V) func() {
+	runs := b.runs
+	return func() {
+		for _, r := range runs {
+			r.Deliver(loaded[r.Key()], nil)
+		}
 	}
 }
