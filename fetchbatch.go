@@ -21,6 +21,7 @@ import (
 //	    those won:         look up -> load -> store -> release, together
 //	    those of others:   look up together, now and then, for a while; then each run for itself
 //	    nodes unreachable: the same as those won, without locks
+//	    failed elsewhere:  the same, with others that hear that at the same time
 //
 // It never waits for a lock. So two batches with common keys, in whatever order, do not wait for each
 // other: each has what it won, and gives it back before its callers have waited for the rest. An
@@ -60,6 +61,7 @@ func (f *Fetcher[V]) startEach(runs []*fetchRun[V]) {
 func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	var toLock, unseen []*fetchRun[V]
 	for _, r := range runs {
+		r.together = true
 		if r.why == nil {
 			toLock = append(toLock, r)
 		} else {
@@ -75,7 +77,7 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	for _, r := range toLock {
 		r.until = until
 	}
-	slot, toLock := f.enterBatch(toLock, until)
+	slot, toLock := f.enterBatch(toLock, locked, nil, until)
 	if slot == nil {
 		return
 	}
@@ -88,10 +90,10 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	won.work()
 }
 
-// enterBatch waits for a slot among MaxLoads, for the runs that it returns. Without one by then, all runs are
-// over. No lock is held meanwhile. Refreshes without callers do not wait.
-func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], until time.Time) (*slot, []*fetchRun[V]) {
-	p := f.gate.join(locked)
+// enterBatch waits for a slot, for the runs that it returns: among MaxLoads, or to load without locks because of why.
+// Without one by then, all runs are over. No lock is held meanwhile. Refreshes without callers do not wait.
+func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind, why error, until time.Time) (*slot, []*fetchRun[V]) {
+	p := f.gate.join(k)
 	if p.isAdmitted() {
 		return p, runs
 	}
@@ -113,7 +115,7 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], until time.Time) (*slot, []
 			for _, r := range runs {
 				if r.Err() == nil {
 					var none V
-					r.Finish(none, f.full(r.Key(), locked, nil))
+					r.Finish(none, f.full(r.Key(), k, why))
 				}
 				f.finished(r)
 			}
@@ -163,6 +165,7 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 			away = append(away, r)
 		case f.unwanted(r):
 		case f.c.isInUse(errs[i]):
+			r.holder = holderOf(errs[i])
 			rest = append(rest, r)
 		default:
 			f.runs.Start(r)
@@ -209,18 +212,25 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
 		f.startEach(runs)
 		return
 	}
-	b := &batch[V]{f: f, slot: p}
 	for _, r := range runs {
 		if r.why != nil {
 			f.seen.without.began(r.why)
 		}
+	}
+	go f.commit(p, runs).work() // each run counts as a goroutine until it is Done
+}
+
+// commit makes a batch without locks of those runs that are still wanted.
+func (f *Fetcher[V]) commit(p *slot, runs []*fetchRun[V]) *batch[V] {
+	b := &batch[V]{f: f, slot: p}
+	for _, r := range runs {
 		if r.Commit() {
 			b.add(r, nil)
 		} else {
 			f.finished(r)
 		}
 	}
-	go b.work() // each run counts as a goroutine until it is Done
+	return b
 }
 
 // The pauses between the lookups of runs that wait together: the first, and how many percent each is longer than
@@ -232,21 +242,37 @@ const (
 
 // awaitTogether waits for runs whose keys are being loaded elsewhere: mostly by few loads, which bring many values at
 // the same time. So it looks up all of them together, now and then, which costs far less than to have each wait
-// for its own lock. Each run that is left does that when none was found for NodeTimeout, or after four of those, and
-// within WaitTimeout in any case.
+// for its own lock. One of them does that, to hear at once when its load is over: then the others are looked up, and
+// another one waits; or if there is no value, theirs are tried again. Each run that is left waits by itself when none
+// of that has happened for NodeTimeout, or after four of those, and within WaitTimeout in any case.
 func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 	began, patience := time.Now(), runs[0].until // which all of them have
 	until := clock.Earlier(began.Add(f.c.opts.NodeTimeout), patience)
+	var lead *leading[V]
 	for wait := firstPause; f.src.LookupMany != nil && len(runs) > 1; wait += wait * pauseGrowth / 100 {
 		next := time.Now().Add(wait)
 		if !next.Before(until) {
 			break
 		}
-		if runs = f.pauseTogether(runs, next); len(runs) == 0 {
+		if runs, lead = f.pauseTogether(runs, next, lead); len(runs) == 0 {
 			return
 		}
-		var found bool
-		if runs, found = f.foundMeanwhile(runs); found {
+		over := lead != nil && lead.isOver() && !lead.left
+		failed := over && errors.Is(lead.err, errFailedElsewhere)
+		if failed { // it gives back its other locks just now
+			pause := runs[0].Begin(context.Background(), firstPause)
+			<-pause.Done()
+			pause.End(nil)
+		}
+		var moved bool
+		runs, moved = f.foundMeanwhile(runs)
+		if over && !lead.found && len(runs) > 0 {
+			runs, moved = f.tryAgain(runs, failed), true
+		}
+		if over {
+			lead = nil
+		}
+		if moved {
 			now := time.Now()
 			until = clock.Earlier(clock.Earlier(now, began.Add(3*f.c.opts.NodeTimeout)).Add(f.c.opts.NodeTimeout), patience)
 		}
@@ -254,12 +280,127 @@ func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 	f.startEach(runs)
 }
 
-// pauseTogether waits until then, and returns those runs that are to be looked up.
-func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time) []*fetchRun[V] {
+// leading is a run that waits for its lock while others are awaited together.
+type leading[V any] struct {
+	r    *fetchRun[V]
+	over chan struct{} // closed when it waits no more
+
+	// the outcome, written before over is closed
+	left  bool  // by its callers
+	found bool  // there is nothing to load
+	err   error // why it has no lock; nil: it has
+}
+
+func (x *leading[V]) isOver() bool {
+	select {
+	case <-x.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// tryAgain makes another attempt for each lock, because a load elsewhere has left nothing, and loads what it gets, if a
+// slot is free. It returns the others. failed says that the load has failed. Then those whose lock somebody else
+// has by now are loaded without, as are those that hear of it: that one may fail, too, and so may the next.
+func (f *Fetcher[V]) tryAgain(runs []*fetchRun[V], failed bool) (rest []*fetchRun[V]) {
+	p := f.gate.join(locked)
+	if !p.isAdmitted() {
+		f.gate.leave(p)
+		return runs
+	}
+	before := make(map[*fetchRun[V]]string, len(runs))
+	for _, r := range runs {
+		before[r] = r.holder
+	}
+	won, others, away := f.tryAll(runs)
+	won.slot = p
+	f.loadUnlocked(away)
+	var taken []*fetchRun[V]
+	for _, r := range others {
+		if failed && r.holder != before[r] {
+			taken = append(taken, r)
+		} else {
+			rest = append(rest, r)
+		}
+	}
+	if len(taken) > 0 {
+		go f.loadFailedElsewhere(taken) // each run counts as a goroutine until it is Done
+	}
+	go won.work() // as above
+	return rest
+}
+
+// holderOf is who has a lock, for most of the nodes that have answered an attempt.
+func holderOf(err error) (holder string) {
+	var e *QuorumError
+	if !errors.As(err, &e) {
+		return ""
+	}
+	votes := map[string]int{}
+	for _, n := range e.Nodes {
+		if votes[n.Holder]++; n.Holder != "" && votes[n.Holder] > votes[holder] {
+			holder = n.Holder
+		}
+	}
+	return holder
+}
+
+// loadGathered has a run loaded whose load elsewhere has failed: at once and without a lock, as all processes do that
+// have waited for it, but with others that hear of it a moment later: one LoadMany for all of them. It returns when
+// the run is finished.
+func (f *Fetcher[V]) loadGathered(r *fetchRun[V]) {
+	r.finished = make(chan struct{})
+	f.gatherFailed(r)
+	<-r.finished // as any run: when its callers have left, or all is done
+}
+
+func (f *Fetcher[V]) gatherFailed(r *fetchRun[V]) {
+	g := &f.gathering
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed = append(g.failed, r)
+	if !g.failing {
+		g.failing = true
+		time.AfterFunc(firstPause, f.startFailed) // each run counts as a goroutine until it is Done
+	}
+}
+
+func (f *Fetcher[V]) startFailed() {
+	g := &f.gathering
+	g.mu.Lock()
+	runs := g.failed
+	g.failed, g.failing = nil, false
+	g.mu.Unlock()
+	for some := range slices.Chunk(runs, f.opts.MaxBatch) {
+		go f.loadFailedElsewhere(slices.Clone(some))
+	}
+}
+
+// loadFailedElsewhere waits for a slot, and loads runs without locks.
+func (f *Fetcher[V]) loadFailedElsewhere(runs []*fetchRun[V]) {
+	p, runs := f.enterBatch(runs, unlocked, errFailedElsewhere, time.Now().Add(f.opts.WaitTimeout))
+	if p != nil {
+		f.commit(p, runs).work()
+	}
+}
+
+// pauseTogether waits until then, or until lead is over, and returns those runs that are to be looked up, and the lead,
+// which it makes of one of them if there is none.
+func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time, lead *leading[V]) ([]*fetchRun[V],
+	*leading[V]) {
 	for {
 		runs = slices.DeleteFunc(runs, f.awaitedNoMore)
 		if len(runs) == 0 || !time.Now().Before(then) {
-			return runs
+			return runs, lead
+		}
+		if lead == nil {
+			last := len(runs) - 1
+			lead = &leading[V]{r: runs[last], over: make(chan struct{})}
+			lead.r.lead = lead
+			f.runs.Start(lead.r)
+			runs = runs[:last]
+			continue
 		}
 		pause := runs[0].Begin(context.Background(), max(time.Until(then), 0)) // which ends early with the run
 		for _, r := range runs {
@@ -267,8 +408,17 @@ func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time) []*fetch
 				pause.End(nil)
 			}
 		}
-		<-pause.Done()
+		select {
+		case <-pause.Done():
+		case <-lead.over:
+		}
 		pause.End(nil)
+		if lead.isOver() {
+			if !lead.left {
+				return runs, lead
+			}
+			lead = nil
+		}
 	}
 }
 
@@ -369,9 +519,13 @@ func (f *Fetcher[V]) deliverFound(r *fetchRun[V], scope coalesce.Scope, x Found[
 	r.Finish(x.Value, nil)
 }
 
-// finished ends a run that was not started.
+// finished ends a run that was not started, or whose goroutine waits for that.
 func (f *Fetcher[V]) finished(r *fetchRun[V]) {
 	f.end(r)
+	if r.finished != nil {
+		close(r.finished)
+		return
+	}
 	f.runs.Done(r)
 }
 
