@@ -78,13 +78,18 @@ func TestAStaleValueEndsTheAwaiting(t *testing.T) {
 	) {
 		c := newClient(t, flightlock.Options{}, node.Client(t))
 		keys := keysFrom(0, 10)
+		var locks []*flightlock.Lock
 		for _, key := range keys {
-			l := mustLock(t, c, key, time.Minute)
-			time.AfterFunc(8*time.Millisecond, func() {
-				s.set(key, stampedEntry{value: "old", stale: true})
-				mustRelease(t, l)
-			})
+			locks = append(locks, mustLock(t, c, key, time.Minute))
 		}
+		time.AfterFunc(8*time.Millisecond, func() {
+			for _, key := range keys {
+				s.set(key, stampedEntry{value: "old", stale: true})
+			}
+			for _, l := range locks {
+				mustRelease(t, l)
+			}
+		})
 		began := time.Now()
 		wantMany(t, fs[0], keys, "old")
 		if took := time.Since(began); took > 15*time.Millisecond {
@@ -92,7 +97,7 @@ func TestAStaleValueEndsTheAwaiting(t *testing.T) {
 		}
 		time.Sleep(2 * s.takes)
 		wantMany(t, fs[0], keys, "v0")
-		if n := s.loads.Load(); n != 0 || s.bulk.Load() != 1 {
+		if n := s.loads.Load(); n > 1 || s.bulk.Load() != 1 { // one waits for its lock, and is refreshed by itself
 			t.Errorf("%d loads of single keys, %d of many", n, s.bulk.Load())
 		}
 	})
@@ -173,7 +178,7 @@ func TestCallersLeaveRunsThatAreAwaitedTogether(t *testing.T) {
 				before := s.lookups.Load()
 				wg.Wait()
 				wait()
-				if n := s.lookups.Load() - before; n > 10 || s.singles.Load() != 0 || s.most() != 1 {
+				if n := s.lookups.Load() - before; n > 10 || s.singles.Load() > 4 || s.most() != 1 {
 					t.Errorf("%d lookups of many keys, %d of single ones, loaded %d times", n, s.singles.Load(), s.most())
 				}
 			})
@@ -230,6 +235,83 @@ func TestKeysWithSplitVotesAreNotAwaited(t *testing.T) {
 		}
 		if err := f.Close(t.Context()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// What becomes of a load elsewhere is heard at once by those who await its keys together: a value is found a round trip
+// later, however long the load has taken; and if it has failed, they load at once, with few calls, and do not wait for
+// one another's failures.
+func TestKeysThatAreAwaitedTogetherHearOfTheirLoad(t *testing.T) {
+	for _, nodeTimeout := range []time.Duration{50 * time.Millisecond, 500 * time.Millisecond} {
+		for _, takes := range []time.Duration{5 * time.Millisecond, 40 * time.Millisecond, 400 * time.Millisecond} {
+			for _, fails := range []bool{false, true} {
+				t.Run(fmt.Sprintf("NodeTimeout=%v/takes=%v/fails=%v", nodeTimeout, takes, fails), func(t *testing.T) {
+					heardTest(t, nodeTimeout, takes, fails)
+				})
+			}
+		}
+	}
+}
+
+func heardTest(t *testing.T, nodeTimeout, takes time.Duration, fails bool) {
+	manyTest(t, 0, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, _ []*flightlock.Fetcher[string], node *redistest.MemNode,
+	) {
+		s.takes = takes
+		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+			time.Sleep(takes)
+			values, failed := map[string]string{}, flightlock.KeyErrors{}
+			for _, key := range keys {
+				if values[key] = "v0"; fails {
+					failed[key] = errMine
+				}
+			}
+			if fails {
+				return nil, failed
+			}
+			return values, nil
+		}
+		const processes = 4
+		var fs []*flightlock.Fetcher[string]
+		for range processes {
+			c := newClient(t, flightlock.Options{NodeTimeout: nodeTimeout}, node.Client(t))
+			f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			fs = append(fs, f)
+		}
+		var wg sync.WaitGroup
+		var ends [processes]time.Time
+		for i, f := range fs {
+			wg.Go(func() {
+				values, err := f.FetchMany(t.Context(), keysFrom(0, 100))
+				if len(values) == 100 == fails || errors.Is(err, errMine) != fails {
+					t.Errorf("process %d: %d values, %v", i, len(values), err)
+				}
+				ends[i] = time.Now()
+			})
+			synctest.Wait()
+			time.Sleep(time.Millisecond)
+		}
+		wg.Wait()
+		most := time.Millisecond
+		if fails {
+			most = 2*takes + 10*time.Millisecond
+		}
+		for i, end := range ends {
+			if took := end.Sub(ends[0]); took > most {
+				t.Errorf("process %d waited for %v after the load, more than %v", i, took, most)
+			}
+		}
+		if n := s.loads.Load(); n > 2*processes || s.bulk.Load() > 1+3*processes { // those that have waited for their locks
+			t.Errorf("%d loads of single keys, %d of many", n, s.bulk.Load())
+		}
+		for _, f := range fs {
+			if err := f.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }

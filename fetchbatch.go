@@ -21,20 +21,22 @@ import (
 //	    those won:         look up -> load -> store -> release, together
 //	    those of others:   look up together, now and then, for a while; then each run for itself
 //	    nodes unreachable: the same as those won, without locks
+//	    failed elsewhere:  the same, with others that hear that at the same time
 //
 // It never waits for a lock. So two batches with common keys, in whatever order, do not wait for each
 // other: each has what it won, and gives it back before its callers have waited for the rest. An
 // attempt that is not won is not repeated here: its run is awaited with others for a while (awaitTogether), and
 // continues as any other then (Fetcher.run).
 //
-// What is decided together belongs to all its runs: they are committed before the lookup, and their
-// Worker is that of the first one. Each of them waits for the first in the wait graph, so that a Fetch
+// What is decided together belongs to all its runs: they are committed before the lookup, and use the Worker of the
+// first one. Each of them waits for the first in the wait graph, so that a Fetch
 // of any key of the batch inside its own LoadMany is refused.
 type batch[V any] struct {
 	f     *Fetcher[V]
 	runs  []*fetchRun[V]
 	locks map[string]*Lock // of runs; empty for a load without locks
 	slot  *slot
+	goOn  []*fetchRun[V] // on whose Workers a LoadMany continues after its time is over
 }
 
 // startBatches starts runs, MaxBatch of them together. There may be no LoadMany if there are none.
@@ -59,6 +61,7 @@ func (f *Fetcher[V]) startEach(runs []*fetchRun[V]) {
 func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	var toLock, unseen []*fetchRun[V]
 	for _, r := range runs {
+		r.together = true
 		if r.why == nil {
 			toLock = append(toLock, r)
 		} else {
@@ -74,7 +77,7 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	for _, r := range toLock {
 		r.until = until
 	}
-	slot, toLock := f.enterBatch(toLock, until)
+	slot, toLock := f.enterBatch(toLock, locked, nil, until)
 	if slot == nil {
 		return
 	}
@@ -87,10 +90,10 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	won.work()
 }
 
-// enterBatch waits for a slot among MaxLoads, for the runs that it returns. Without one by then, all runs are
-// over. No lock is held meanwhile. Refreshes without callers do not wait.
-func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], until time.Time) (*slot, []*fetchRun[V]) {
-	p := f.gate.join(locked)
+// enterBatch waits for a slot, for the runs that it returns: among MaxLoads, or to load without locks because of why.
+// Without one by then, all runs are over. No lock is held meanwhile. Refreshes without callers do not wait.
+func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind, why error, until time.Time) (*slot, []*fetchRun[V]) {
+	p := f.gate.join(k)
 	if p.isAdmitted() {
 		return p, runs
 	}
@@ -112,7 +115,7 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], until time.Time) (*slot, []
 			for _, r := range runs {
 				if r.Err() == nil {
 					var none V
-					r.Finish(none, f.full(r.Key(), locked, nil))
+					r.Finish(none, f.full(r.Key(), k, why))
 				}
 				f.finished(r)
 			}
@@ -162,6 +165,7 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 			away = append(away, r)
 		case f.unwanted(r):
 		case f.c.isInUse(errs[i]):
+			r.holder = holderOf(errs[i])
 			rest = append(rest, r)
 		default:
 			f.runs.Start(r)
@@ -208,18 +212,25 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
 		f.startEach(runs)
 		return
 	}
-	b := &batch[V]{f: f, slot: p}
 	for _, r := range runs {
 		if r.why != nil {
 			f.seen.without.began(r.why)
 		}
+	}
+	go f.commit(p, runs).work() // each run counts as a goroutine until it is Done
+}
+
+// commit makes a batch without locks of those runs that are still wanted.
+func (f *Fetcher[V]) commit(p *slot, runs []*fetchRun[V]) *batch[V] {
+	b := &batch[V]{f: f, slot: p}
+	for _, r := range runs {
 		if r.Commit() {
 			b.add(r, nil)
 		} else {
 			f.finished(r)
 		}
 	}
-	go b.work() // each run counts as a goroutine until it is Done
+	return b
 }
 
 // The pauses between the lookups of runs that wait together: the first, and how many percent each is longer than
@@ -231,21 +242,37 @@ const (
 
 // awaitTogether waits for runs whose keys are being loaded elsewhere: mostly by few loads, which bring many values at
 // the same time. So it looks up all of them together, now and then, which costs far less than to have each wait
-// for its own lock. Each run that is left does that when none was found for NodeTimeout, or after four of those, and
-// within WaitTimeout in any case.
+// for its own lock. One of them does that, to hear at once when its load is over: then the others are looked up, and
+// another one waits; or if there is no value, theirs are tried again. Each run that is left waits by itself when none
+// of that has happened for NodeTimeout, or after four of those, and within WaitTimeout in any case.
 func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 	began, patience := time.Now(), runs[0].until // which all of them have
 	until := clock.Earlier(began.Add(f.c.opts.NodeTimeout), patience)
+	var lead *leading[V]
 	for wait := firstPause; f.src.LookupMany != nil && len(runs) > 1; wait += wait * pauseGrowth / 100 {
 		next := time.Now().Add(wait)
 		if !next.Before(until) {
 			break
 		}
-		if runs = f.pauseTogether(runs, next); len(runs) == 0 {
+		if runs, lead = f.pauseTogether(runs, next, lead); len(runs) == 0 {
 			return
 		}
-		var found bool
-		if runs, found = f.foundMeanwhile(runs); found {
+		over := lead != nil && lead.isOver() && !lead.left
+		failed := over && errors.Is(lead.err, errFailedElsewhere)
+		if failed { // it gives back its other locks just now
+			pause := runs[0].Begin(context.Background(), firstPause)
+			<-pause.Done()
+			pause.End(nil)
+		}
+		var moved bool
+		runs, moved = f.foundMeanwhile(runs)
+		if over && !lead.found && len(runs) > 0 {
+			runs, moved = f.tryAgain(runs, failed), true
+		}
+		if over {
+			lead = nil
+		}
+		if moved {
 			now := time.Now()
 			until = clock.Earlier(clock.Earlier(now, began.Add(3*f.c.opts.NodeTimeout)).Add(f.c.opts.NodeTimeout), patience)
 		}
@@ -253,12 +280,127 @@ func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 	f.startEach(runs)
 }
 
-// pauseTogether waits until then, and returns those runs that are to be looked up.
-func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time) []*fetchRun[V] {
+// leading is a run that waits for its lock while others are awaited together.
+type leading[V any] struct {
+	r    *fetchRun[V]
+	over chan struct{} // closed when it waits no more
+
+	// the outcome, written before over is closed
+	left  bool  // by its callers
+	found bool  // there is nothing to load
+	err   error // why it has no lock; nil: it has
+}
+
+func (x *leading[V]) isOver() bool {
+	select {
+	case <-x.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// tryAgain makes another attempt for each lock, because a load elsewhere has left nothing, and loads what it gets, if a
+// slot is free. It returns the others. failed says that the load has failed. Then those whose lock somebody else
+// has by now are loaded without, as are those that hear of it: that one may fail, too, and so may the next.
+func (f *Fetcher[V]) tryAgain(runs []*fetchRun[V], failed bool) (rest []*fetchRun[V]) {
+	p := f.gate.join(locked)
+	if !p.isAdmitted() {
+		f.gate.leave(p)
+		return runs
+	}
+	before := make(map[*fetchRun[V]]string, len(runs))
+	for _, r := range runs {
+		before[r] = r.holder
+	}
+	won, others, away := f.tryAll(runs)
+	won.slot = p
+	f.loadUnlocked(away)
+	var taken []*fetchRun[V]
+	for _, r := range others {
+		if failed && r.holder != before[r] {
+			taken = append(taken, r)
+		} else {
+			rest = append(rest, r)
+		}
+	}
+	if len(taken) > 0 {
+		go f.loadFailedElsewhere(taken) // each run counts as a goroutine until it is Done
+	}
+	go won.work() // as above
+	return rest
+}
+
+// holderOf is who has a lock, for most of the nodes that have answered an attempt.
+func holderOf(err error) (holder string) {
+	var e *QuorumError
+	if !errors.As(err, &e) {
+		return ""
+	}
+	votes := map[string]int{}
+	for _, n := range e.Nodes {
+		if votes[n.Holder]++; n.Holder != "" && votes[n.Holder] > votes[holder] {
+			holder = n.Holder
+		}
+	}
+	return holder
+}
+
+// loadGathered has a run loaded whose load elsewhere has failed: at once and without a lock, as all processes do that
+// have waited for it, but with others that hear of it a moment later: one LoadMany for all of them. It returns when
+// the run is finished.
+func (f *Fetcher[V]) loadGathered(r *fetchRun[V]) {
+	r.finished = make(chan struct{})
+	f.gatherFailed(r)
+	<-r.finished // as any run: when its callers have left, or all is done
+}
+
+func (f *Fetcher[V]) gatherFailed(r *fetchRun[V]) {
+	g := &f.gathering
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed = append(g.failed, r)
+	if !g.failing {
+		g.failing = true
+		time.AfterFunc(firstPause, f.startFailed) // each run counts as a goroutine until it is Done
+	}
+}
+
+func (f *Fetcher[V]) startFailed() {
+	g := &f.gathering
+	g.mu.Lock()
+	runs := g.failed
+	g.failed, g.failing = nil, false
+	g.mu.Unlock()
+	for some := range slices.Chunk(runs, f.opts.MaxBatch) {
+		go f.loadFailedElsewhere(slices.Clone(some))
+	}
+}
+
+// loadFailedElsewhere waits for a slot, and loads runs without locks.
+func (f *Fetcher[V]) loadFailedElsewhere(runs []*fetchRun[V]) {
+	p, runs := f.enterBatch(runs, unlocked, errFailedElsewhere, time.Now().Add(f.opts.WaitTimeout))
+	if p != nil {
+		f.commit(p, runs).work()
+	}
+}
+
+// pauseTogether waits until then, or until lead is over, and returns those runs that are to be looked up, and the lead,
+// which it makes of one of them if there is none.
+func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time, lead *leading[V]) ([]*fetchRun[V],
+	*leading[V]) {
 	for {
 		runs = slices.DeleteFunc(runs, f.awaitedNoMore)
 		if len(runs) == 0 || !time.Now().Before(then) {
-			return runs
+			return runs, lead
+		}
+		if lead == nil {
+			last := len(runs) - 1
+			lead = &leading[V]{r: runs[last], over: make(chan struct{})}
+			lead.r.lead = lead
+			f.runs.Start(lead.r)
+			runs = runs[:last]
+			continue
 		}
 		pause := runs[0].Begin(context.Background(), max(time.Until(then), 0)) // which ends early with the run
 		for _, r := range runs {
@@ -266,8 +408,17 @@ func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time) []*fetch
 				pause.End(nil)
 			}
 		}
-		<-pause.Done()
+		select {
+		case <-pause.Done():
+		case <-lead.over:
+		}
 		pause.End(nil)
+		if lead.isOver() {
+			if !lead.left {
+				return runs, lead
+			}
+			lead = nil
+		}
 	}
 }
 
@@ -368,9 +519,13 @@ func (f *Fetcher[V]) deliverFound(r *fetchRun[V], scope coalesce.Scope, x Found[
 	r.Finish(x.Value, nil)
 }
 
-// finished ends a run that was not started.
+// finished ends a run that was not started, or whose goroutine waits for that.
 func (f *Fetcher[V]) finished(r *fetchRun[V]) {
 	f.end(r)
+	if r.finished != nil {
+		close(r.finished)
+		return
+	}
 	f.runs.Done(r)
 }
 
@@ -393,10 +548,24 @@ func (b *batch[V]) work() {
 	}
 	leader := all[0]
 	values, errs := b.load(leader)
-	f.gate.leave(b.slot)
+	if len(b.goOn) == 0 {
+		f.gate.leave(b.slot)
+	}
+	goesOn := func(r *fetchRun[V]) bool { return errors.Is(errs[r.Key()], errLoadManyGoesOn) }
+	var wg sync.WaitGroup
+	for _, r := range b.without(goesOn) { // other processes may load
+		wg.Go(func() { f.giveBackFailed(r, b.locks[r.Key()]) })
+	}
+	wg.Wait()
 	failed := b.without(func(r *fetchRun[V]) bool { return errs[r.Key()] != nil })
 	b.finish(failed, func(*fetchRun[V]) bool { return true })
 	b.store(leader, values)
+	if len(b.goOn) > 0 { // in this process the keys stay taken
+		for _, r := range b.goOn {
+			r.Worker.Wait(context.Background())
+		}
+		f.gate.leave(b.slot)
+	}
 }
 
 // without takes runs out of b, those for which done reports true, which must not block.
@@ -504,7 +673,6 @@ func (b *batch[V]) lookUp() {
 // load loads all runs. Those that fail have their error, and are not in values.
 func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[string]error) {
 	f := b.f
-	keys := keysOf(b.runs)
 	base := leader.values
 	for _, l := range b.locks {
 		base = carrying(base, l)
@@ -514,34 +682,33 @@ func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[stri
 	}
 	step := leader.Begin(base, f.opts.LoadTimeout)
 	defer step.End(nil)
-	values, err := b.loadKeys(leader, step, keys)
-	if isWhole(err) && len(keys) > 1 && step.Err() == nil {
-		return b.loadHalves(leader, step, keys)
+	values, err := b.loadRuns(b.runs, step)
+	if isWhole(err) && len(b.runs) > 1 && step.Err() == nil {
+		return b.loadHalves(step)
 	}
-	return b.settle(leader, keys, values, err, true)
+	return b.settle(b.runs, values, err, true)
 }
 
-// loadHalves loads keys again, in two halves. If one of them fails and the other does not, keys of the
+// loadHalves loads all runs again, in two halves. If one of them fails and the other does not, keys of the
 // former are to blame, and not the origin: it is halved again, so that they do not fail the rest, which
 // may be wanted by other callers.
-func (b *batch[V]) loadHalves(leader *fetchRun[V], step *coalesce.Step,
-	keys []string) (values map[string]V, errs map[string]error) {
+func (b *batch[V]) loadHalves(step *coalesce.Step) (values map[string]V, errs map[string]error) {
 	values, errs = map[string]V{}, map[string]error{}
-	for len(keys) > 0 {
-		middle := len(keys) / 2
-		halves := [2][]string{keys[:middle], keys[middle:]}
+	for runs := b.runs; len(runs) > 0; {
+		middle := len(runs) / 2
+		halves := [2][]*fetchRun[V]{runs[:middle], runs[middle:]}
 		var loaded [2]map[string]V
 		var failed [2]error
 		for i, half := range halves {
-			loaded[i], failed[i] = b.loadKeys(leader, step, half)
+			loaded[i], failed[i] = b.loadRuns(half, step)
 		}
-		keys = nil
+		runs = nil
 		for i, half := range halves {
 			if isWhole(failed[i]) && !isWhole(failed[1-i]) && len(half) > 1 && step.Err() == nil {
-				keys = half
+				runs = half
 				continue
 			}
-			some, why := b.settle(leader, half, loaded[i], failed[i], false)
+			some, why := b.settle(half, loaded[i], failed[i], false)
 			maps.Copy(values, some)
 			maps.Copy(errs, why)
 		}
@@ -555,10 +722,13 @@ func isWhole(err error) bool {
 	return err != nil && !errors.As(err, &some)
 }
 
-// loadKeys calls LoadMany. If that ignores the end of its ctx, it has failed, and the batch waits
-// for it later.
-func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []string) (map[string]V, error) {
-	f := b.f
+// loadRuns calls LoadMany for runs, on the Worker of the first of them. If LoadMany ignores the end of its ctx, it has
+// failed, and the batch waits for it later.
+func (b *batch[V]) loadRuns(runs []*fetchRun[V], step *coalesce.Step) (map[string]V, error) {
+	if err := step.Err(); err != nil { // the first half has taken all the time
+		return nil, err
+	}
+	f, worker := b.f, &runs[0].Worker
 	f.counts.loads.Add(1)
 	if len(b.locks) == 0 {
 		f.counts.unlocked.Add(1)
@@ -569,16 +739,17 @@ func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []str
 		err error
 	}
 	x := new(result)
-	leader.Worker.Go(func() { x.v, x.err = f.src.LoadMany(step, slices.Clone(keys)) })
-	p, returned := leader.Worker.Wait(step)
+	worker.Go(func() { x.v, x.err = f.src.LoadMany(step, keysOf(runs)) })
+	p, returned := worker.Wait(step)
 	if !returned {
 		late, cancel := context.WithTimeout(context.Background(), grace)
-		p, returned = leader.Worker.Wait(late)
+		p, returned = worker.Wait(late)
 		cancel()
 	}
 	var got result // and not x, which a LoadMany that continues may still write
 	switch {
 	case !returned:
+		b.goOn = append(b.goOn, runs[0])
 		got.err = fmt.Errorf("%w, %v", errLoadManyGoesOn, f.opts.LoadTimeout)
 	case p != nil:
 		got.err = &PanicError{Op: "LoadMany", Value: p.Value, Goexit: p.Goexit, Stack: p.Stack}
@@ -590,18 +761,12 @@ func (b *batch[V]) loadKeys(leader *fetchRun[V], step *coalesce.Step, keys []str
 }
 
 // settle gives runs whose load has failed their errors. hold says that these are held.
-func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]V, err error,
+func (b *batch[V]) settle(runs []*fetchRun[V], values map[string]V, err error,
 	hold bool) (map[string]V, map[string]error) {
 	f := b.f
 	goesOn := errors.Is(err, errLoadManyGoesOn)
-	loaded, errs, asked := map[string]V{}, map[string]error{}, map[string]bool{}
-	for _, key := range keys {
-		asked[key] = true
-	}
-	for _, r := range b.runs {
-		if !asked[r.Key()] {
-			continue
-		}
+	loaded, errs := map[string]V{}, map[string]error{}
+	for _, r := range runs {
 		why := errorOf(err, r.Key())
 		v, there := values[r.Key()]
 		if why == nil && !there {
@@ -631,15 +796,6 @@ func (b *batch[V]) settle(leader *fetchRun[V], keys []string, values map[string]
 		default:
 			r.Finish(none, why)
 		}
-	}
-	if goesOn { // other processes may load; in this one the keys stay taken
-		for _, r := range b.runs {
-			if errs[r.Key()] != nil {
-				f.giveBackFailed(r, b.locks[r.Key()])
-				delete(b.locks, r.Key())
-			}
-		}
-		leader.Worker.Wait(context.Background())
 	}
 	return loaded, errs
 }
@@ -687,21 +843,18 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 		}
 	}
 	runs := b.runs
-	delivery := time.AfterFunc(f.c.opts.NodeTimeout, func() {
-		for _, r := range runs {
-			r.Deliver(loaded[r.Key()], nil)
-		}
-	})
-	step := leader.Begin(leader.values, f.opts.TTL)
+	delivery := time.AfterFunc(f.c.opts.NodeTimeout, b.delivery(loaded))
+	step := runs[0].Begin(leader.values, f.opts.TTL)
+	worker := &runs[0].Worker // the leader's may be busy
 	x := new(error)
-	leader.Worker.Go(func() {
+	worker.Go(func() {
 		if f.stamped() {
 			*x = f.src.StoreManyStamped(step, values, stamps, locks)
 		} else {
 			*x = f.src.StoreMany(step, values, locks)
 		}
 	})
-	p, returned := leader.Worker.Wait(step)
+	p, returned := worker.Wait(step)
 	step.End(nil)
 	delivery.Stop()
 	finish := func(err error) {
@@ -715,7 +868,7 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 	}
 	if !returned {
 		finish(nil)
-		p, _ = leader.Worker.Wait(context.Background())
+		p, _ = worker.Wait(context.Background())
 	}
 	err := *x
 	if p != nil {
@@ -726,5 +879,16 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 	}
 	if returned {
 		finish(err)
+	}
+}
+
+// delivery returns what gives the callers their values before StoreMany has returned. It has a list of the runs of its
+// own: the batch replaces b.runs, perhaps while it is called, because Timer.Stop does not wait for that.
+func (b *batch[V]) delivery(loaded map[string]V) func() {
+	runs := b.runs
+	return func() {
+		for _, r := range runs {
+			r.Deliver(loaded[r.Key()], nil)
+		}
 	}
 }

@@ -28,6 +28,8 @@ type gathering[V any] struct {
 	waiting  map[string]*gathered[V] // the keys of next
 	runs     []*fetchRun[V]          // wait for their batch
 	starting bool                    // startGathered is to take them
+	failed   []*fetchRun[V]          // wait for theirs: see loadGathered
+	failing  bool                    // startFailed is to take them
 }
 
 // maxLookupsOfMany is how many LookupMany for callers are under way at once.

@@ -43,6 +43,12 @@ type fetchRun[V any] struct {
 	node waitNode
 	loan loan
 
+	// of runs that FetchMany has begun with others, written before they start or by their goroutine
+	together bool          // it is one of those
+	holder   string        // who had its lock when it was last tried
+	lead     *leading[V]   // nil: nobody waits for the end of its waiting
+	finished chan struct{} // closed when others have done its work; nil: they do not
+
 	// only run's goroutine has these
 	until  time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
 	scope  coalesce.Scope // of what is loaded
@@ -97,6 +103,11 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 		back := f.c.recovery.next() // from before the attempt that may fail
 		if why == nil {
 			l, p, over, why = f.obtain(r)
+			if x := r.lead; x != nil {
+				x.left, x.found, x.err = r.Err() != nil, over, why
+				close(x.over)
+				r.lead = nil
+			}
 			if l != nil && !r.Commit() {
 				f.gate.leave(p)
 				f.giveBack(l)
@@ -104,6 +115,10 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			}
 			if over || l != nil {
 				return l, p, !over
+			}
+			if r.together && errors.Is(why, errFailedElsewhere) {
+				f.loadGathered(r)
+				return nil, nil, false
 			}
 		}
 		if !f.mayLoadLocally(r, why) {

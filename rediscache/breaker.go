@@ -64,15 +64,23 @@ func leftAlone(why error) error {
 	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", why, probeEvery)
 }
 
-// serverOf is the server that has key.
-func (b *breaker) serverOf(ctx context.Context, key string) string {
+// serverOf is the server that has key. While the slots of a Cluster are not known yet, its servers are one, "":
+// go-redis would ask for them here, for each key as long as it likes, but not with a ctx that has ended.
+func (b *breaker) serverOf(key string) string {
 	if cluster, ok := b.s.rdb.(*redis.ClusterClient); ok {
-		if master, err := cluster.MasterForKey(ctx, key); err == nil {
+		if master, err := cluster.MasterForKey(ended, key); err == nil {
 			return master.Options().Addr
 		}
 	}
 	return ""
 }
+
+// ended is a ctx that has ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // lookup makes a lookup of key, unless its server is down. request is a method, and not one of a certain
 // server: that would be an allocation for each hit.
@@ -82,7 +90,7 @@ func lookup[T any](
 	var probe <-chan struct{}
 	if b.troubled.Load() {
 		var down error
-		if probe, down = b.state(b.serverOf(ctx, key)); down != nil {
+		if probe, down = b.state(b.serverOf(key)); down != nil {
 			return v, down
 		}
 	}
@@ -93,11 +101,11 @@ func lookup[T any](
 	}
 	switch {
 	case err != nil && b.isOutage(ctx, err):
-		if down := b.failed(ctx, key); down != nil {
+		if down := b.failed(key); down != nil {
 			err = down
 		}
 	case err == nil && b.troubled.Load(): // which it may not have been when this lookup began
-		b.succeeded(b.serverOf(ctx, key))
+		b.succeeded(b.serverOf(key))
 	}
 	return v, err
 }
@@ -133,7 +141,7 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 	if b.troubled.Load() {
 		asked = nil
 		for _, key := range keys {
-			of, down := b.state(b.serverOf(ctx, key))
+			of, down := b.state(b.serverOf(key))
 			if down != nil {
 				failed[key] = down
 				continue
@@ -161,7 +169,7 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 		if why == nil && !troubled {
 			continue
 		}
-		server := b.serverOf(ctx, key)
+		server := b.serverOf(key)
 		down, counted := downs[server]
 		outage := why != nil && b.isOutage(ctx, why)
 		switch {
@@ -169,7 +177,7 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 		case why == nil:
 			b.succeeded(server)
 		case outage:
-			down = b.failed(ctx, key)
+			down = b.failed(key)
 		}
 		downs[server] = down
 		if outage && down != nil {
@@ -241,8 +249,8 @@ func (b *breaker) down() (n int) {
 }
 
 // failed counts a lookup that has failed, and returns an error if the server is down now.
-func (b *breaker) failed(ctx context.Context, key string) (down error) {
-	server := b.serverOf(ctx, key)
+func (b *breaker) failed(key string) (down error) {
+	server := b.serverOf(key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]

@@ -39,7 +39,7 @@ func TestProbesConfirmFailures(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
 		for range 10 {
 			for range 2 * maxFailed {
-				b.failed(t.Context(), "k")
+				b.failed("k")
 			}
 			if b.down() != 0 {
 				t.Fatal("it is down without a probe")
@@ -51,7 +51,7 @@ func TestProbesConfirmFailures(t *testing.T) {
 		}
 		n.Stall(true)
 		for range maxFailed {
-			b.failed(t.Context(), "k")
+			b.failed("k")
 		}
 		time.Sleep(time.Second)
 		if b.down() != 1 {
@@ -115,12 +115,12 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 			}
 		}()
 		synctest.Wait()
-		b.failed(t.Context(), "k")
+		b.failed("k")
 		time.Sleep(100 * time.Millisecond)
 		close(answer)
 		synctest.Wait()
 		for range maxFailed {
-			b.failed(t.Context(), "k")
+			b.failed("k")
 		}
 		time.Sleep(200 * time.Millisecond)
 		if b.down() != 0 {

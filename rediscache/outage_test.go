@@ -162,6 +162,37 @@ func TestAServerThatRefusesConnections(t *testing.T) {
 	}
 }
 
+// LookupTimeout limits a hit where the client's own timeout for a reply is shorter, too: go-redis repeats what has
+// timed out, and dials again.
+func TestAShortReadTimeoutIsNoLimit(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		t.Run(fmt.Sprintf("down=%v", down), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				w.origin.takes = 0
+				rdb := w.values.Client(t, honouring, retrying, func(o *redis.Options) { o.ReadTimeout = 300 * time.Millisecond })
+				c := w.cacheOf(rdb, rediscache.Options[string]{})
+				w.want("k", "k@0", c)
+				w.values.Stall(!down)
+				w.values.Down(down)
+				for i := range 3 {
+					began := time.Now()
+					w.want("k", "k@0", c)
+					most := 760 * time.Millisecond // a lookup, a probe, and the least by which its deadline is put off
+					if down {
+						most = time.Second // two lookups: the probe fails at once, and says nothing of the second one
+					}
+					if took := time.Since(began); took > most {
+						t.Errorf("Get %d took %v, more than %v", i, took, most)
+					}
+				}
+				w.values.Stall(false)
+				w.values.Down(false)
+				time.Sleep(10 * time.Second) // go-redis may still be dialing
+			})
+		})
+	}
+}
+
 // The error of a Get says why a server is left alone, and that of a write that it has not answered.
 func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

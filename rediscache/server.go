@@ -44,7 +44,6 @@ type server struct {
 	lookups   time.Duration // their timeout
 	writes    time.Duration
 	tombstone time.Duration
-	short     bool         // rdb's own timeout for a reply is no longer than lookups
 	honours   bool         // rdb ends a request with its ctx
 	hanging   conn.Limit   // of requests on goroutines of their own, where rdb does not
 	ahead     atomic.Int64 // by how many microseconds the server's clock is ahead of ours
@@ -57,14 +56,12 @@ func newServer(rdb redis.UniversalClient, timeout, tombstone time.Duration) *ser
 	s := &server{rdb: rdb, lookups: timeout / 2, writes: timeout, tombstone: tombstone, hanging: conn.NewLimit(maxHanging)}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		s.honours, s.short = rdb.Options().ContextTimeoutEnabled, s.fits(rdb.Options().ReadTimeout)
+		s.honours = rdb.Options().ContextTimeoutEnabled
 	case *redis.ClusterClient:
-		s.honours, s.short = rdb.Options().ContextTimeoutEnabled, s.fits(rdb.Options().ReadTimeout)
+		s.honours = rdb.Options().ContextTimeoutEnabled
 	}
 	return s
 }
-
-func (s *server) fits(timeout time.Duration) bool { return timeout > 0 && timeout <= s.lookups }
 
 // limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the
 // deadline of the socket, also of a dial. It is for hits: a context.WithTimeout for each would cost more
@@ -157,7 +154,9 @@ func (s *server) ping(key string, timeout time.Duration) error {
 	case *redis.Client:
 		like = rdb
 	case *redis.ClusterClient:
-		master, err := rdb.MasterForKey(ctx, key)
+		master, err := do(ctx, s, timeout, func(ctx context.Context) (*redis.Client, error) { // may ask for the slots
+			return rdb.MasterForKey(ctx, key)
+		})
 		if err != nil {
 			return err
 		}
@@ -190,16 +189,14 @@ func (s *server) get(ctx context.Context, key string) (stored, error) {
 	if !s.honours {
 		return do(ctx, s, s.lookups, func(ctx context.Context) (stored, error) { return storedIn(s.rdb.Get(ctx, key)) })
 	}
-	if !s.short {
-		deadline := time.Now().Add(s.lookups)
-		if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
-			g := &limitedGet{Context: ctx, deadline: deadline}
-			g.cmd = *redis.NewStringCmd(g, "get", key)
-			defer g.stop()
-			_ = s.rdb.Process(g, &g.cmd) // the command has its error
-			x, err := storedIn(&g.cmd)
-			return x, inTime(g.Context, err)
-		}
+	deadline := time.Now().Add(s.lookups)
+	if before, limited := ctx.Deadline(); !limited || deadline.Before(before) {
+		g := &limitedGet{Context: ctx, deadline: deadline}
+		g.cmd = *redis.NewStringCmd(g, "get", key)
+		defer g.stop()
+		_ = s.rdb.Process(g, &g.cmd) // the command has its error
+		x, err := storedIn(&g.cmd)
+		return x, inTime(g.Context, err)
 	}
 	return storedIn(s.rdb.Get(ctx, key))
 }

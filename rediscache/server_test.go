@@ -190,6 +190,40 @@ func TestAMasterThatDoesNotAnswer(t *testing.T) {
 	redistest.Eventually(t, 20*time.Second, "it is back", func() bool { return cache.Stats().Down == 0 })
 }
 
+// A Cluster that has not answered since this process began, so that its slots are not known, costs no more than a
+// server that hangs: nobody waits for the slots, which go-redis would ask for, for each key.
+func TestAClusterThatNeverAnswers(t *testing.T) {
+	t.Parallel()
+	locks := redistest.StartServer(t)
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{redistest.BlackHole(t), redistest.BlackHole(t)}, ContextTimeoutEnabled: true,
+	})
+	defer func() { _ = rdb.Close() }()
+	cache, o := realCache(t, rdb, locks.Addr(),
+		rediscache.Options[string]{Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond}})
+	o.takes = 0
+	var keys []string
+	for i := range 100 {
+		keys = append(keys, fmt.Sprint("k", i))
+	}
+	began := time.Now()
+	for i := range 2 {
+		if _, err := cache.Get(t.Context(), fmt.Sprint("one", i)); err != nil {
+			t.Error(err)
+		}
+		if values, err := cache.GetMany(t.Context(), keys); err != nil || len(values) != len(keys) {
+			t.Error(len(values), err)
+		}
+	}
+	// Under a second; with go-redis' DialTimeout or ReadTimeout for each key it would be minutes.
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if n := cache.Stats().Down; n != 1 {
+		t.Errorf("%d servers are down", n)
+	}
+}
+
 // A server that is restarted empty has no stamps: a load that was in progress is not stored.
 func TestAServerThatIsRestartedEmpty(t *testing.T) {
 	t.Parallel()
