@@ -270,6 +270,7 @@ func (l *Lease) askOthers() {
 // asks are the nodes that are to be asked for their votes of an offer, in its round.
 type asks struct {
 	r     *round
+	s     *scratch // the lease may be held when they are sent, and drop it
 	nodes uint64
 }
 
@@ -286,11 +287,11 @@ func (l *Lease) asksLocked(nodes uint64) asks {
 	}
 	nodes &= (1<<len(r.replies) - 1) &^ l.offer.asked
 	l.offer.asked |= nodes
-	return asks{r, nodes}
+	return asks{r, l.scratch, nodes}
 }
 
 func (l *Lease) send(a asks) {
-	for s := l.scratch; a.nodes != 0; a.nodes &= a.nodes - 1 {
+	for s := a.s; a.nodes != 0; a.nodes &= a.nodes - 1 {
 		i := bits.TrailingZeros64(a.nodes)
 		l.entries[i].Acquire(&s.places[i], a.r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), false)
 	}
