@@ -129,8 +129,11 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.tokens = [2]block{blockOf(g)}
 	f.served, f.worked, f.used, f.blockAt = 0, false, 0, f.g.at(now)
 	f.sliceLocked(now)
-	if f.contention != nil {
-		f.contention.rival = ""
+	if c := f.contention; c != nil {
+		c.rival = ""
+		if c.won == 0 {
+			c.won = f.g.at(now)
+		}
 	}
 	if f.n > 0 {
 		f.renewAfter = f.renewAfterLocked(now, f.head().ttl)

@@ -51,6 +51,7 @@ import (
 type contention struct {
 	contender  string        // what others know this flight by: the owner of its first attempt or lease
 	since      clock.Instant // when it began
+	won        clock.Instant // when the flight had the key first; 0: it has not had it yet
 	stop       func()        // ends the subscription; nil before it has begun
 	subscribed bool          // a majority of nodes has confirmed it
 	registered bool          // the nodes may know of a want
@@ -63,6 +64,13 @@ type contention struct {
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
 	rival     string        // waits longest, by the last check; "": nobody does
+}
+
+// metMany reports whether so many have waited for the key that one of them had to poll, although each of them holds
+// it for a moment only, if others do as this flight did, which dies now.
+func (c *contention) metMany(now clock.Instant) bool {
+	const many = 100
+	return c.won != 0 && c.won-c.since >= clock.Instant(minSpan*10/pollsPerSpan) && c.won-c.since > many*(now-c.won)
 }
 
 const (

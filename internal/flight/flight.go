@@ -52,6 +52,7 @@ type flight struct {
 	worked        bool // a caller of AcquireUnless has released this lease: its work may be done
 	retry         bool // an event has come since the attempt began: try again if it fails
 	expectsOthers bool // the key's last flight, a moment ago, waited among others
+	expectsMany   bool // it met many of them
 	// marked: the lease, or the attempt in progress, may be retained. Its owner says so, and no recall can have
 	// been missed.
 	marked   bool
