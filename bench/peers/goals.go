@@ -152,7 +152,8 @@ func part(figure, bout string, want float64, rivals ...string) func(summary) (st
 func roundTrips(bout string, want float64) func(summary) (string, bool, bool) {
 	return func(s summary) (string, bool, bool) {
 		us, trip := s.get(bout, nameOurs, "p50_us"), s.get(bout, nameOurs, "round_trip_us")
-		return fmt.Sprintf("%s: %s, a round trip %s", short(us/trip), span(us), span(trip)), us/trip <= want, !math.IsNaN(us / trip)
+		text := fmt.Sprintf("%s: %s, a round trip %s", short(us/trip), span(us), span(trip))
+		return text, us/trip <= want, !math.IsNaN(us / trip)
 	}
 }
 
