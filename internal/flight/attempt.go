@@ -28,7 +28,7 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	switch c := f.contention; {
 	case c != nil:
 		t.waiter.contender, c.registered = c.contender, true
-	case f.expectsOthers && f.backoff == nil && f.head().waiter.isEndless():
+	case f.expects != nobody && f.backoff == nil && f.head().waiter.isEndless():
 		t.waiter.contender, f.marked = quorum.Self, false
 	case f.marked:
 		t.waiter.contender = quorum.Marked

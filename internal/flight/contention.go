@@ -66,11 +66,14 @@ type contention struct {
 	rival     string        // waits longest, by the last check; "": nobody does
 }
 
-// metMany reports whether so many have waited for the key that one of them had to poll, although each of them holds
-// it for a moment only, if others do as this flight did, which dies now.
-func (c *contention) metMany(now clock.Instant) bool {
-	const many = 100
-	return c.won != 0 && c.won-c.since >= clock.Instant(minSpan*10/pollsPerSpan) && c.won-c.since > many*(now-c.won)
+// met is how many others waited for the key of a flight that dies now: many, if it had to poll, and waited a hundred
+// times as long as it then had the key.
+func (c *contention) met(now clock.Instant) expectation {
+	const poll = clock.Instant(minSpan * 10 / pollsPerSpan)
+	if waited := c.won - c.since; c.won != 0 && waited >= poll && waited > 100*(now-c.won) {
+		return many
+	}
+	return others
 }
 
 const (

@@ -187,8 +187,17 @@ type shard struct {
 type busyKey struct {
 	key  string
 	died clock.Instant
-	many bool // see contention.metMany
+	met  expectation
 }
+
+// expectation is how many others may wait for a key.
+type expectation uint8
+
+const (
+	nobody expectation = iota // as far as is known
+	others
+	many // see contention.met
+)
 
 // busyKeyTime is for how long the next flight of such a key expects that again.
 const busyKeyTime = clock.Instant(time.Second)
@@ -247,8 +256,9 @@ func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	f := &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
 	for i := range sh.busyKeys {
 		if r := &sh.busyKeys[i]; r.key == key && r.died != 0 {
-			f.expectsOthers = clock.InstantNow(g.epoch)-r.died < busyKeyTime
-			f.expectsMany = f.expectsOthers && r.many
+			if clock.InstantNow(g.epoch)-r.died < busyKeyTime {
+				f.expects = r.met
+			}
 		}
 	}
 	return f
@@ -281,7 +291,7 @@ func (g *Group) remove(f *flight) {
 	sh.alarms.drop(f)
 	if c := f.contention; c != nil && c.othersWait {
 		now := clock.InstantNow(g.epoch)
-		sh.keepBusyKeyLocked(busyKey{f.key, now, c.metMany(now)})
+		sh.keepBusyKeyLocked(busyKey{f.key, now, c.met(now)})
 	}
 	sh.mu.Unlock()
 	if g.closed.Load() {

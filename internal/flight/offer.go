@@ -50,7 +50,7 @@ const (
 // spanLocked is how long a release is to grant the key, and how often the flight polls for that.
 func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
 	span = min(max(time.Duration(now-f.contention.since)/2, minSpan), maxSpan)
-	if f.expectsMany {
+	if f.expects == many {
 		span = maxSpan
 	}
 	span = min(span, ttl)
