@@ -49,7 +49,8 @@ func BenchmarkStampede(b *testing.B) {
 
 func stampedes(b *testing.B, cacheURL string, load time.Duration, processes, callers int) {
 	servers, urls := startServers(b, 1)
-	cfg := config{procs: processes, clients: processes, callers: callers, redis: urls, cacheURL: cacheURL, open: openClient}
+	cfg := config{procs: processes, clients: processes, callers: callers}
+	cfg.redis, cfg.cacheURL, cfg.open = urls, cacheURL, openClient
 	bb, end := startBench(b, cfg)
 	defer end()
 	rdb := servers[0].Client(b)

@@ -227,7 +227,8 @@ func addLatencies(add func(bout), p pace) {
 	}
 	for _, n := range []int{1, 3} {
 		add(bout{Group: "handover", Detail: "1ms more each way", Nodes: n, Procs: 2,
-			Rivals: byNodes(n, withByHand, someByHand), Proxied: true, RTT: 2 * time.Millisecond, Load: load{Kind: handover, Window: p.long}})
+			Rivals: byNodes(n, withByHand, someByHand), Proxied: true, RTT: 2 * time.Millisecond,
+			Load: load{Kind: handover, Window: p.long}})
 	}
 }
 
