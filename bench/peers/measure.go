@@ -84,13 +84,6 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 	if err != nil {
 		return rec, err
 	}
-	if b.Load.Kind == handover {
-		trip, err := s.roundTrip(ctx, b)
-		if err != nil {
-			return rec, err
-		}
-		all[0].Extra["round_trip_us"] = micros(trip)
-	}
 	if b.Stopped {
 		if err := s.servers[b.Nodes-1].Cont(); err != nil {
 			return rec, err
@@ -99,6 +92,13 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 	after, err := s.usage(ctx)
 	if err != nil {
 		return rec, err
+	}
+	if b.Load.Kind == handover {
+		trip, err := s.roundTrip(ctx, b)
+		if err != nil {
+			return rec, err
+		}
+		all[0].Extra["round_trip_us"] = micros(trip)
 	}
 	sum, waits, err := mergeResults(all)
 	if err != nil {
