@@ -23,7 +23,7 @@ import (
 )
 
 // TestMain lets the test binary be a child of -procs, as the program itself is, the other process of
-// BenchmarkHandover, and those of BenchmarkColdKeys.
+// BenchmarkHandover, and those of BenchmarkColdKeys and of waiting_test.go.
 func TestMain(m *testing.M) {
 	logging.Disable()
 	if os.Getenv(childEnv) != "" {
@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 	}
 	if urls := os.Getenv(waiterEnv); urls != "" {
 		os.Exit(waiterMain(os.Stdin, os.Stdout, strings.Split(urls, ",")))
+	}
+	if list := os.Getenv(waitingEnv); list != "" {
+		os.Exit(waitingMain(os.Stdin, os.Stdout, strings.Split(list, ",")))
 	}
 	if list := os.Getenv(coldEnv); list != "" {
 		args := strings.Split(list, ",")

@@ -77,6 +77,39 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 	})
 }
 
+// A contender that no longer wants the key is removed by its release wherever it is among those that wait, and
+// its offer with it: if the key is granted, if it is given as a turn, and if nobody else waits.
+func TestReleaseRemovesItsContender(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		for _, waits := range [][]string{{"a-1", "z-1", "y-1", "x-1"}, {"z-1", "y-1", "x-1", "a-1"}, {"a-1"}} {
+			for _, offered := range []bool{true, false} {
+				s.Del(context.Background(), key, wants)
+				s.offers(waits...)
+				told := s.listen()
+				if !offered {
+					for _, c := range waits {
+						s.Del(context.Background(), offerKey(c))
+					}
+				}
+				s.want(s.grant("a", "a-1"), int64(1))
+				others := slices.DeleteFunc(slices.Clone(waits), func(c string) bool { return c == "a-1" })
+				switch {
+				case len(others) == 0:
+					s.want(s.value(key), "<none>")
+				case offered:
+					s.want(s.value(key), "oz")
+					others = others[1:]
+				default:
+					s.wantTurn("z-1")
+				}
+				s.wantWaiting(others...)
+				s.want(s.value(offerKey("a-1")), "<none>")
+				s.heard(told)
+			}
+		}
+	})
+}
+
 // A release that is executed again, or late, grants nothing.
 func TestALateReleaseGrantsNothing(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {

@@ -79,8 +79,20 @@ if stays then
   redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), contender)
   redis.pcall('PEXPIRE', KEYS[2], '10000')
   redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
-elseif contender and redis.pcall('ZREM', KEYS[2], contender) == 1 then
-  redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
+end
+
+-- leave removes the want of a contender that no longer wants the key. If the key is passed on, that is done by
+-- the command that removes the next contender's want: it is nearly always gone already.
+local leaving = contender and not stays
+local function leave()
+  if leaving and redis.pcall('ZREM', KEYS[2], contender) == 1 then
+    redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
+  end
+  leaving = false
+end
+local votes = name and KEYS[3] and ARGV[2] ~= 'SPUBLISH' and (ARGV[6] or '') == ''
+if not ours or not votes then
+  leave()
 end
 
 -- A node on which the owner has no key grants it to the rival nevertheless, if it is free, as an acquire of
@@ -103,6 +115,10 @@ if failed and sharded then
 end
 
 local first = redis.pcall('ZRANGE', KEYS[2], '0', '1', 'WITHSCORES') -- and the second
+if leaving and (first[1] == contender or first[3] == contender or first[2] == '0') then
+  leave()
+  first = redis.pcall('ZRANGE', KEYS[2], '0', '1', 'WITHSCORES')
+end
 if not first[1] then -- nobody waits
   if holder then
     redis.call('DEL', KEYS[1])
@@ -146,7 +162,6 @@ local function grant(to, offer, follower)
     .. follower .. owner .. KEYS[1])
 end
 
-local votes = name and KEYS[3] and not sharded and (ARGV[6] or '') == ''
 if free then
   local score = votes and redis.pcall('ZSCORE', KEYS[2], rival)
   if type(score) == 'string' then
@@ -203,7 +218,7 @@ for _ = 1, 100 do
 end
 local chosen = first[1]
 
-if rival and rival ~= chosen then
+if rival and rival ~= chosen and not (leaving and rival == contender) then
   local score = redis.pcall('ZSCORE', KEYS[2], rival)
   chosen = type(score) == 'string' and score ~= '0' and rival or chosen
 end
@@ -215,7 +230,12 @@ if chosen and votes then
     if not offer then
       break -- it is given a turn
     end
-    redis.pcall('ZREM', KEYS[2], chosen)
+    if leaving and redis.pcall('ZREM', KEYS[2], chosen, contender) == 2 then
+      redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
+    elseif not leaving then
+      redis.pcall('ZREM', KEYS[2], chosen)
+    end
+    leaving = false
     local received = grant(chosen, offer, first[chosen == first[1] and 3 or 1] or '')
     if type(received) == 'table' then -- refused
       redis.call('DEL', KEYS[1])
@@ -231,6 +251,7 @@ if chosen and votes then
   end
 end
 
+leave()
 local made = chosen and redis.pcall('SET', KEYS[1], turn .. chosen, 'PX', ARGV[3])
 if type(made) ~= 'table' or made.err then -- no room for a turn: the one that comes first has it
   redis.call('DEL', KEYS[1])

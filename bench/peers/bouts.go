@@ -225,6 +225,11 @@ func addLatencies(add func(bout), p pace) {
 		add(bout{Group: "handover", Nodes: n, Procs: 2, Rivals: byNodes(n, withByHand, someByHand),
 			Load: load{Kind: handover, Window: p.long}})
 	}
+	for _, n := range []int{1, 3} {
+		add(bout{Group: "handover", Detail: "1ms more each way", Nodes: n, Procs: 2,
+			Rivals: byNodes(n, withByHand, someByHand), Proxied: true, RTT: 2 * time.Millisecond,
+			Load: load{Kind: handover, Window: p.long}})
+	}
 }
 
 func addFaults(add func(bout)) {

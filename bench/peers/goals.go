@@ -22,6 +22,8 @@ const (
 	fourProcs        = "hot key over processes, 4 processes x 100, 1 node"
 	stoppedFifty     = "one of five stopped, 50 goroutines, 5 nodes"
 	openHot          = "open, one key, 2000 arrivals/s, 20µs of work, 1 node"
+	delayed1         = "handover, 1ms more each way, 1 node"
+	delayed3         = "handover, 1ms more each way, 3 nodes"
 	heldLocks        = "held, 100000 locks, 1 node"
 	cold             = "cold keys, 4 processes x 250 callers, each 100 of 1000 keys, a load takes 20ms, 1 node"
 	invalidated      = "invalidation, 4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms, 1 node"
@@ -51,7 +53,9 @@ var goalsOfMany = []goal{
 		times("uncontended, 3 nodes", 1.1, nameRedsync, nameFailFast)},
 	{"uncontended, 5 nodes", "1.1x redsync, its better setting",
 		times("uncontended, 5 nodes", 1.1, nameRedsync, nameFailFast)},
-	{"handover, 1 node", "0.9x rueidislock's median", part("p50_us", "handover, 1 node", 0.9, nameRueidis)},
+	{"handover, 1 node", "0.8x rueidislock's median", part("p50_us", "handover, 1 node", 0.8, nameRueidis)},
+	{delayed1, "median of 1.25 round trips", roundTrips(delayed1, 1.25)},
+	{delayed3, "median of 1.5 round trips", roundTrips(delayed3, 1.5)},
 	{stoppedFifty, "2x redsync fail-fast", times(stoppedFifty, 2, nameFailFast)},
 	{heldLocks, "below 10% of one core", below("cpu_percent", heldLocks, 10)},
 	{heldLocks, "below 1 KiB each", below("bytes_lock", heldLocks, 1024)},
@@ -141,6 +145,15 @@ func part(figure, bout string, want float64, rivals ...string) func(summary) (st
 			shown = "1/" + short(1/ratio)
 		}
 		return fmt.Sprintf("%s: %s against %s of %s", shown, span(us), span(them), name), ratio <= want, !math.IsNaN(ratio)
+	}
+}
+
+// roundTrips wants a median of at most want round trips to a node.
+func roundTrips(bout string, want float64) func(summary) (string, bool, bool) {
+	return func(s summary) (string, bool, bool) {
+		us, trip := s.get(bout, nameOurs, "p50_us"), s.get(bout, nameOurs, "round_trip_us")
+		text := fmt.Sprintf("%s: %s, a round trip %s", short(us/trip), span(us), span(trip))
+		return text, us/trip <= want, !math.IsNaN(us / trip)
 	}
 }
 

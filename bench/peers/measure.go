@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/redis/go-redis/v9"
 )
 
 // record is what one rival did in one bout of one round: a line of the raw figures.
@@ -90,6 +93,13 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 	if err != nil {
 		return rec, err
 	}
+	if b.Load.Kind == handover {
+		trip, err := s.roundTrip(ctx, b)
+		if err != nil {
+			return rec, err
+		}
+		all[0].Extra["round_trip_us"] = micros(trip)
+	}
 	sum, waits, err := mergeResults(all)
 	if err != nil {
 		return rec, err
@@ -106,6 +116,23 @@ func (s *site) runBout(ctx context.Context, b bout, r rival, workers []*worker) 
 		rec.Figures["server_us"] = micros(cpu) / float64(sum.Locks)
 	}
 	return rec, nil
+}
+
+// roundTrip is the median of PINGs to the first node, after pauses as long as those before a hand-over.
+func (s *site) roundTrip(ctx context.Context, b bout) (time.Duration, error) {
+	rdb := redis.NewClient(&redis.Options{Addr: s.addrs(b)[0], PoolSize: 1})
+	defer rdb.Close()
+	var took []time.Duration
+	for range 31 {
+		time.Sleep(10*time.Millisecond + rand.N(10*time.Millisecond))
+		began := time.Now()
+		if err := rdb.Ping(ctx).Err(); err != nil {
+			return 0, err
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return took[len(took)/2], nil
 }
 
 // startDelay is how far ahead the start is set, so that all processes hear of it in time.

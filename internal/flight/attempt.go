@@ -28,7 +28,7 @@ func (f *flight) startAttemptLocked(t *Ticket) {
 	switch c := f.contention; {
 	case c != nil:
 		t.waiter.contender, c.registered = c.contender, true
-	case f.expectsOthers && f.backoff == nil && f.head().waiter.isEndless():
+	case f.expects != nobody && f.backoff == nil && f.head().waiter.isEndless():
 		t.waiter.contender, f.marked = quorum.Self, false
 	case f.marked:
 		t.waiter.contender = quorum.Marked
@@ -129,8 +129,11 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.tokens = [2]block{blockOf(g)}
 	f.served, f.worked, f.used, f.blockAt = 0, false, 0, f.g.at(now)
 	f.sliceLocked(now)
-	if f.contention != nil {
-		f.contention.rival = ""
+	if c := f.contention; c != nil {
+		c.rival = ""
+		if c.won == 0 {
+			c.won = f.g.at(now)
+		}
 	}
 	if f.n > 0 {
 		f.renewAfter = f.renewAfterLocked(now, f.head().ttl)

@@ -51,6 +51,7 @@ import (
 type contention struct {
 	contender  string        // what others know this flight by: the owner of its first attempt or lease
 	since      clock.Instant // when it began
+	won        clock.Instant // when the flight had the key first; 0: it has not had it yet
 	stop       func()        // ends the subscription; nil before it has begun
 	subscribed bool          // a majority of nodes has confirmed it
 	registered bool          // the nodes may know of a want
@@ -63,6 +64,16 @@ type contention struct {
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
 	rival     string        // waits longest, by the last check; "": nobody does
+}
+
+// met is how many others waited for the key of a flight that dies now: many, if it had to poll, and waited a hundred
+// times as long as it then had the key.
+func (c *contention) met(now clock.Instant) expectation {
+	const poll = clock.Instant(minSpan * 10 / pollsPerSpan)
+	if waited := c.won - c.since; c.won != 0 && waited >= poll && waited > 100*(now-c.won) {
+		return many
+	}
+	return others
 }
 
 const (

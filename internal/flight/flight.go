@@ -46,12 +46,12 @@ type flight struct {
 	mu       sync.Mutex // guards what follows, except alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
 
-	phase         phase
-	refreshing    bool // a refresh of the lease is in progress
-	checked       bool // a check for waiters elsewhere has begun in this slice
-	worked        bool // a caller of AcquireUnless has released this lease: its work may be done
-	retry         bool // an event has come since the attempt began: try again if it fails
-	expectsOthers bool // the key's last flight, a moment ago, waited among others
+	phase      phase
+	refreshing bool        // a refresh of the lease is in progress
+	checked    bool        // a check for waiters elsewhere has begun in this slice
+	worked     bool        // a caller of AcquireUnless has released this lease: its work may be done
+	retry      bool        // an event has come since the attempt began: try again if it fails
+	expects    expectation // of how many others wait, by the key's last flight, a moment ago
 	// marked: the lease, or the attempt in progress, may be retained. Its owner says so, and no recall can have
 	// been missed.
 	marked   bool

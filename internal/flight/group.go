@@ -187,7 +187,17 @@ type shard struct {
 type busyKey struct {
 	key  string
 	died clock.Instant
+	met  expectation
 }
+
+// expectation is how many others may wait for a key.
+type expectation uint8
+
+const (
+	nobody expectation = iota // as far as is known
+	others
+	many // see contention.met
+)
 
 // busyKeyTime is for how long the next flight of such a key expects that again.
 const busyKeyTime = clock.Instant(time.Second)
@@ -246,7 +256,9 @@ func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	f := &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
 	for i := range sh.busyKeys {
 		if r := &sh.busyKeys[i]; r.key == key && r.died != 0 {
-			f.expectsOthers = clock.InstantNow(g.epoch)-r.died < busyKeyTime
+			if clock.InstantNow(g.epoch)-r.died < busyKeyTime {
+				f.expects = r.met
+			}
 		}
 	}
 	return f
@@ -277,8 +289,9 @@ func (g *Group) remove(f *flight) {
 		delete(sh.private, f)
 	}
 	sh.alarms.drop(f)
-	if f.contention != nil && f.contention.othersWait {
-		sh.keepBusyKeyLocked(f.key, clock.InstantNow(g.epoch))
+	if c := f.contention; c != nil && c.othersWait {
+		now := clock.InstantNow(g.epoch)
+		sh.keepBusyKeyLocked(busyKey{f.key, now, c.met(now)})
 	}
 	sh.mu.Unlock()
 	if g.closed.Load() {
@@ -290,11 +303,11 @@ func (g *Group) remove(f *flight) {
 }
 
 // keepBusyKeyLocked keeps a key whose flight has died in place of itself, or of the oldest.
-func (sh *shard) keepBusyKeyLocked(key string, now clock.Instant) {
+func (sh *shard) keepBusyKeyLocked(busy busyKey) {
 	oldest := &sh.busyKeys[0]
 	for i := range sh.busyKeys {
 		r := &sh.busyKeys[i]
-		if r.key == key {
+		if r.key == busy.key {
 			oldest = r
 			break
 		}
@@ -302,7 +315,7 @@ func (sh *shard) keepBusyKeyLocked(key string, now clock.Instant) {
 			oldest = r
 		}
 	}
-	*oldest = busyKey{key, now}
+	*oldest = busy
 }
 
 // list gives the flights of a shard.

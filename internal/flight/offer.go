@@ -29,8 +29,8 @@ type offered struct {
 
 const (
 	// minSpan is for how long a release grants the key at first. A contender whose process is paused costs
-	// the others that much. For one that has waited long it is longer, so that many who wait need not poll so
-	// often, up to maxSpan: it is also how long a server may take to be replaced by another and back without
+	// the others that much. For one that has waited long, or waits among many, it is longer, so that they need not
+	// poll so often, up to maxSpan: it is also how long a server may take to be replaced by another and back without
 	// that being noticed (see node.Epoch).
 	minSpan, maxSpan = 500 * time.Millisecond, time.Second
 
@@ -48,8 +48,12 @@ const (
 )
 
 // spanLocked is how long a release is to grant the key, and how often the flight polls for that.
-func (c *contention) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
-	span = min(max(time.Duration(now-c.since)/2, minSpan), maxSpan, ttl)
+func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
+	span = min(max(time.Duration(now-f.contention.since)/2, minSpan), maxSpan)
+	if f.expects == many {
+		span = maxSpan
+	}
+	span = min(span, ttl)
 	return span, span * 10 / pollsPerSpan
 }
 
@@ -71,7 +75,7 @@ func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 	o, tokens := c.offer, f.blockLocked()
 	waits := f.backoff == nil || !f.backoff.declined
 	var span time.Duration
-	span, c.poll = c.spanLocked(clock.InstantNow(f.g.epoch), ttl)
+	span, c.poll = f.spanLocked(clock.InstantNow(f.g.epoch), ttl)
 	f.mu.Unlock()
 	if o == nil {
 		o = &offered{f: f, ttl: ttl}

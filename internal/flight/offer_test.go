@@ -2,6 +2,7 @@ package flight
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -76,6 +77,42 @@ func (w *world) waitsWithOffer(change ...func(*wish)) *caller {
 	synctest.Wait()
 	w.wantHistory("acquire", "watch owner-1", "offer as owner-1", "carry for 500ms true", "acquire as owner-1")
 	return c
+}
+
+// Where many wait for a key that each of them holds for a moment, a grant lasts longer from the start, so that
+// they need not poll. Not where few wait for one that is held for long.
+func TestCrowdsPollLess(t *testing.T) {
+	for _, c := range []struct {
+		waited, held time.Duration
+		want         string
+	}{
+		{time.Second, time.Millisecond, "carry for 1s true"},
+		{time.Second, 20 * time.Millisecond, "carry for 500ms true"},
+		{100 * time.Millisecond, 0, "carry for 500ms true"}, // no poll was due
+	} {
+		inBubble(t, func(t *testing.T, w *world) {
+			first := w.waitsWithOffer()
+			w.news(quorum.OtherTurn) // so others wait
+			for waited := time.Duration(0); waited < c.waited; waited += 100 * time.Millisecond {
+				pass(100 * time.Millisecond)
+				w.attempt().elsewhere() // if it is a new one
+			}
+			w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+			first.holds()
+			pass(c.held)
+			first.releases()
+			w.history()
+
+			next := w.start()
+			w.news(quorum.Subscribed)
+			w.attempt().elsewhere()
+			synctest.Wait()
+			if h := w.history(); !slices.Contains(h, c.want) {
+				t.Errorf("after %v of waiting and %v of holding: %q", c.waited, c.held, h)
+			}
+			next.leaves()
+		}, offering)
+	}
 }
 
 // A grant ends the wait without another attempt, and the caller's release passes the key on.

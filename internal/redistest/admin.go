@@ -130,6 +130,20 @@ func (s *Server) CommandCalls(tb testing.TB) map[string]int64 {
 	return calls
 }
 
+// CPU is the processor time that the server has used so far, also for commands.
+func (s *Server) CPU(tb testing.TB) (used time.Duration) {
+	tb.Helper()
+	info := infoFields(s.Do(tb, "INFO", "cpu").(string))
+	for _, field := range []string{"used_cpu_sys", "used_cpu_user"} {
+		seconds, err := strconv.ParseFloat(info[field], 64)
+		if err != nil {
+			tb.Fatalf("INFO cpu: %v", err)
+		}
+		used += time.Duration(seconds * float64(time.Second))
+	}
+	return used
+}
+
 // WaitUp waits until the server answers PING, as after Cont or after a Restart on another
 // goroutine.
 func (s *Server) WaitUp(tb testing.TB) {
