@@ -36,8 +36,8 @@ import (
 //     its message comes, and passes the key on.
 //
 // When nodes are asked is a matter of time only: an acquire of the offer's owner may come at any moment before the
-// offer is over. A node where nobody has the key who would grant it, by its answer to the last poll, is asked as soon
-// as another has granted the offer, if those that may still do so are too few.
+// offer is over. A node where nobody has the key who would grant it, by its answer to a poll of this moment, is asked as
+// soon as another has granted the offer, if those that may still do so are too few.
 //
 // A vote that cannot be counted, because it is too old, is not lost: the node is asked, by an acquire of the same
 // owner, and answers that it has granted that already. That is a vote if a message of the node has said so
@@ -242,9 +242,12 @@ func (l *Lease) validUntilLocked(v node.Vote) time.Time {
 // message does not come are asked.
 func (l *Lease) awaitOthersLocked() {
 	if o := l.offer; o.timer == nil {
-		o.timer = clock.AfterFunc(max(2*l.q.halfRTT(), minAwait), l.askOthers)
+		o.timer = clock.AfterFunc(l.awaitTime(), l.askOthers)
 	}
 }
+
+// awaitTime is how long messages about grants are waited for.
+func (l *Lease) awaitTime() time.Duration { return max(2*l.q.halfRTT(), minAwait) }
 
 // minAwait is how long messages of different servers may be apart without any being lost.
 const minAwait = 2 * time.Millisecond
@@ -299,10 +302,15 @@ func (l *Lease) send(a asks) {
 
 // silentLocked are the nodes that are asked before the time for messages is up, because none will come of them. The
 // release that has granted the offer at one node does so at those where its owner has met the same holder. Where the
-// key was free, or a failed attempt of this contender's had it, nobody will; where another attempt has it, hardly.
+// key was free, or a failed attempt of this contender's had it, nobody will; where another attempt has it, hardly. What
+// an older poll has met says nothing: many may have had the key since.
 func (l *Lease) silentLocked() asks {
 	o, r := l.offer, l.attempt
-	if o.timer == nil || o.polling || r == nil {
+	if o.timer == nil || o.polling || r == nil || len(o.polls) == 0 {
+		return asks{}
+	}
+	begun := o.polls[len(o.polls)-1].target.Begun()
+	if begun.IsZero() || clock.Since(begun) > l.awaitTime() { // others have had the key since
 		return asks{}
 	}
 	hoped, free, others := 0, uint64(0), uint64(0)
