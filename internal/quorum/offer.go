@@ -36,8 +36,8 @@ import (
 //     its message comes, and passes the key on.
 //
 // When nodes are asked is a matter of time only: an acquire of the offer's owner may come at any moment before the
-// offer is over. A node where nobody has the key who would grant it, by its answer to a poll of this moment, is asked as
-// soon as another has granted the offer, if those that may still do so are too few.
+// offer is over. A node where nobody has the key who would grant it, by its answer to a poll of this moment, is asked
+// as soon as another has granted the offer, if those that may still do so are too few.
 //
 // A vote that cannot be counted, because it is too old, is not lost: the node is asked, by an acquire of the same
 // owner, and answers that it has granted that already. That is a vote if a message of the node has said so

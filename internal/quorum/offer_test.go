@@ -529,8 +529,8 @@ func TestTheReleaseOfAGrantLeavesNoWant(t *testing.T) {
 }
 
 // Nodes of which no message will come are asked without waiting for one: here node 1, where the waiter's own attempt
-// has had the key. Node 2 is asked only if that is not enough: there another has it. If the poll was a while ago, others
-// may have had the key since, and the time for messages is awaited.
+// has had the key. Node 2 is asked only if that is not enough: there another has it. If the poll was a while ago,
+// others may have had the key since, and the time for messages is awaited.
 func TestANodeThatGrantsNothingIsAskedAtOnce(t *testing.T) {
 	for _, ago := range []time.Duration{0, 2 * minAwait} {
 		inBubble(t, 3, func(t *testing.T, r *rig) {
