@@ -54,6 +54,7 @@ var mutations = []mutation{
 		old:  "	f.refreshing = true\n",
 		new: "	f.refreshing = true\n	f.until = clock.Later(f.until, now.Add(f.g.cfg.Nodes.Validity(t.ttl)))\n" +
 			"	if f.cur != nil {\n		f.cur.until = f.until\n	}\n",
+		pkg: "./internal/flight", by: "TestLeaseThatCannotBeRenewedIsGivenBack", // and by seed 1622: one in 1,500
 		quick: true,
 	},
 	{
