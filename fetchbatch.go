@@ -145,12 +145,13 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 	locks, errs := make([]*Lock, len(runs)), make([]error, len(runs))
 	steps, begun := make([]*coalesce.Step, len(runs)), make([]*flight.Begun, len(runs))
 	for i, r := range runs {
-		steps[i], locks[i] = r.Begin(r.values, noTimeout), f.c.newLock()
-		begun[i] = f.c.flights.Begin(steps[i], r.Key(), &locks[i].own, f.opts.TTL.Truncate(time.Millisecond), noRetry{},
-			flight.Try)
+		steps[i] = r.Begin(r.values, noTimeout)
+		locks[i], begun[i], errs[i] = f.c.beginTry(steps[i], r.Key(), f.opts.TTL)
 	}
 	for i := range runs {
-		errs[i] = f.c.flights.End(steps[i], begun[i])
+		if begun[i] != nil {
+			errs[i] = f.c.flights.End(steps[i], begun[i])
+		}
 		steps[i].End(nil)
 	}
 	for i, r := range runs {
@@ -165,7 +166,7 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 			away = append(away, r)
 		case f.unwanted(r):
 		case f.c.isInUse(errs[i]):
-			r.holder = holderOf(errs[i])
+			r.lost = errs[i]
 			rest = append(rest, r)
 		default:
 			f.runs.Start(r)
@@ -248,7 +249,7 @@ const (
 func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 	began, patience := time.Now(), runs[0].until // which all of them have
 	until := clock.Earlier(began.Add(f.c.opts.NodeTimeout), patience)
-	var lead *leading[V]
+	var lead *leading
 	for wait := firstPause; f.src.LookupMany != nil && len(runs) > 1; wait += wait * pauseGrowth / 100 {
 		next := time.Now().Add(wait)
 		if !next.Before(until) {
@@ -281,8 +282,7 @@ func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 }
 
 // leading is a run that waits for its lock while others are awaited together.
-type leading[V any] struct {
-	r    *fetchRun[V]
+type leading struct {
 	over chan struct{} // closed when it waits no more
 
 	// the outcome, written before over is closed
@@ -291,7 +291,7 @@ type leading[V any] struct {
 	err   error // why it has no lock; nil: it has
 }
 
-func (x *leading[V]) isOver() bool {
+func (x *leading) isOver() bool {
 	select {
 	case <-x.over:
 		return true
@@ -309,16 +309,18 @@ func (f *Fetcher[V]) tryAgain(runs []*fetchRun[V], failed bool) (rest []*fetchRu
 		f.gate.leave(p)
 		return runs
 	}
-	before := make(map[*fetchRun[V]]string, len(runs))
+	before := map[*fetchRun[V]]string{}
 	for _, r := range runs {
-		before[r] = r.holder
+		if failed {
+			before[r] = holderOf(r.lost)
+		}
 	}
 	won, others, away := f.tryAll(runs)
 	won.slot = p
 	f.loadUnlocked(away)
 	var taken []*fetchRun[V]
 	for _, r := range others {
-		if failed && r.holder != before[r] {
+		if failed && holderOf(r.lost) != before[r] {
 			taken = append(taken, r)
 		} else {
 			rest = append(rest, r)
@@ -351,28 +353,14 @@ func holderOf(err error) (holder string) {
 // the run is finished.
 func (f *Fetcher[V]) loadGathered(r *fetchRun[V]) {
 	r.finished = make(chan struct{})
-	f.gatherFailed(r)
+	if f.gathering.failed.add(r) {
+		time.AfterFunc(firstPause, f.startFailed) // each run counts as a goroutine until it is Done
+	}
 	<-r.finished // as any run: when its callers have left, or all is done
 }
 
-func (f *Fetcher[V]) gatherFailed(r *fetchRun[V]) {
-	g := &f.gathering
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.failed = append(g.failed, r)
-	if !g.failing {
-		g.failing = true
-		time.AfterFunc(firstPause, f.startFailed) // each run counts as a goroutine until it is Done
-	}
-}
-
 func (f *Fetcher[V]) startFailed() {
-	g := &f.gathering
-	g.mu.Lock()
-	runs := g.failed
-	g.failed, g.failing = nil, false
-	g.mu.Unlock()
-	for some := range slices.Chunk(runs, f.opts.MaxBatch) {
+	for some := range slices.Chunk(f.gathering.failed.take(), f.opts.MaxBatch) {
 		go f.loadFailedElsewhere(slices.Clone(some))
 	}
 }
@@ -387,8 +375,8 @@ func (f *Fetcher[V]) loadFailedElsewhere(runs []*fetchRun[V]) {
 
 // pauseTogether waits until then, or until lead is over, and returns those runs that are to be looked up, and the lead,
 // which it makes of one of them if there is none.
-func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time, lead *leading[V]) ([]*fetchRun[V],
-	*leading[V]) {
+func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time, lead *leading) ([]*fetchRun[V],
+	*leading) {
 	for {
 		runs = slices.DeleteFunc(runs, f.awaitedNoMore)
 		if len(runs) == 0 || !time.Now().Before(then) {
@@ -396,9 +384,9 @@ func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time, lead *le
 		}
 		if lead == nil {
 			last := len(runs) - 1
-			lead = &leading[V]{r: runs[last], over: make(chan struct{})}
-			lead.r.lead = lead
-			f.runs.Start(lead.r)
+			lead = &leading{over: make(chan struct{})}
+			runs[last].lead = lead
+			f.runs.Start(runs[last])
 			runs = runs[:last]
 			continue
 		}

@@ -22,14 +22,36 @@ import (
 //
 // A lookup inside a lookup does not wait: another one may wait for it.
 type gathering[V any] struct {
-	mu       sync.Mutex // guards what follows, and callers and keys of gathered
+	mu       sync.Mutex // guards what follows but the crowds, and callers and keys of gathered
 	underWay int
 	next     []*gathered[V]          // wait for one of those to return; what comes is put into the last one
 	waiting  map[string]*gathered[V] // the keys of next
-	runs     []*fetchRun[V]          // wait for their batch
-	starting bool                    // startGathered is to take them
-	failed   []*fetchRun[V]          // wait for theirs: see loadGathered
-	failing  bool                    // startFailed is to take them
+
+	runs   crowd[V] // wait for startGathered
+	failed crowd[V] // wait for startFailed: see loadGathered
+}
+
+// crowd is runs that start together.
+type crowd[V any] struct {
+	mu   sync.Mutex
+	runs []*fetchRun[V]
+}
+
+// add adds runs, and reports whether they are the first: then somebody is to take all, a moment later.
+func (c *crowd[V]) add(runs ...*fetchRun[V]) (first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first = len(c.runs) == 0
+	c.runs = append(c.runs, runs...)
+	return first && len(runs) > 0
+}
+
+func (c *crowd[V]) take() []*fetchRun[V] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	runs := c.runs
+	c.runs = nil
+	return runs
 }
 
 // maxLookupsOfMany is how many LookupMany for callers are under way at once.
@@ -206,15 +228,7 @@ func (f *Fetcher[V]) lookUpGathered(x *gathered[V]) {
 
 // gatherRuns starts runs that a caller has begun, with those that others begin now.
 func (f *Fetcher[V]) gatherRuns(runs []*fetchRun[V]) {
-	if len(runs) == 0 {
-		return
-	}
-	g := &f.gathering
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.runs = append(g.runs, runs...)
-	if !g.starting {
-		g.starting = true
+	if f.gathering.runs.add(runs...) {
 		go f.startGathered() // each run counts as a goroutine until it is Done
 	}
 }
@@ -223,10 +237,5 @@ func (f *Fetcher[V]) gatherRuns(runs []*fetchRun[V]) {
 // so: those whose lookup has just returned.
 func (f *Fetcher[V]) startGathered() {
 	runtime.Gosched()
-	g := &f.gathering
-	g.mu.Lock()
-	runs := g.runs
-	g.runs, g.starting = nil, false
-	g.mu.Unlock()
-	f.startBatches(runs)
+	f.startBatches(f.gathering.runs.take())
 }

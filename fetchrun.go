@@ -45,8 +45,8 @@ type fetchRun[V any] struct {
 
 	// of runs that FetchMany has begun with others, written before they start or by their goroutine
 	together bool          // it is one of those
-	holder   string        // who had its lock when it was last tried
-	lead     *leading[V]   // nil: nobody waits for the end of its waiting
+	lost     error         // why it had no lock when that was last tried
+	lead     *leading      // nil: nobody waits for the end of its waiting
 	finished chan struct{} // closed when others have done its work; nil: they do not
 
 	// only run's goroutine has these

@@ -36,15 +36,10 @@ func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Dura
 func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, mode flight.Mode,
 	lingers bool) (*Lock, error) {
 	retry = orDefault(retry)
-	if err := c.checkArguments(key, ttl, retry); err != nil {
-		return nil, err
+	l, nested, err := c.lockFor(ctx, key, ttl, retry, mode)
+	if err != nil || nested {
+		return l, err
 	}
-	if mode != flight.Unqueued {
-		if l := c.reenter(ctx, key); l != nil {
-			return l, nil
-		}
-	}
-	l := c.newLock()
 	if lingers {
 		l.own.SetLinger(c.linger(key))
 	}
@@ -52,6 +47,31 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 		return nil, err
 	}
 	return l, nil
+}
+
+// beginTry is tryLock without waiting for the outcome, which End of flights gives. begun is nil if it is known.
+func (c *Client) beginTry(ctx context.Context, key string,
+	ttl time.Duration) (l *Lock, begun *flight.Begun, err error) {
+	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{}, flight.Try)
+	if err == nil && !nested {
+		begun = c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{}, flight.Try)
+	}
+	return l, begun, err
+}
+
+// lockFor is a Lock that is about to be acquired, or one that is nested in the Lock of ctx, if the arguments are
+// good.
+func (c *Client) lockFor(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,
+	mode flight.Mode) (l *Lock, nested bool, err error) {
+	if err := c.checkArguments(key, ttl, retry); err != nil {
+		return nil, false, err
+	}
+	if mode != flight.Unqueued {
+		if l := c.reenter(ctx, key); l != nil {
+			return l, true, nil
+		}
+	}
+	return c.newLock(), false, nil
 }
 
 // checkArguments joins an ErrInvalid for each argument that is outside its limits.

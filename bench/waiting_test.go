@@ -243,7 +243,7 @@ type cost struct {
 func (w *waiting) measure(b *testing.B, d time.Duration) cost {
 	began := time.Now()
 	cpu, calls := w.usage(b)
-	time.Sleep(d)
+	time.Sleep(d) // the load that is measured is in other processes
 	cpuNow, callsNow := w.usage(b)
 	c := cost{commands: map[string]float64{}}
 	c.locks = float64(len(w.holds(b, began)))
@@ -350,7 +350,7 @@ func killedWaiters(b *testing.B, nodes int) {
 	w := startWaiting(b, nodes, 10, 1)
 	defer w.end()
 	began := time.Now()
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // what is usual, before the first one
 	type killing struct {
 		at   time.Time
 		left time.Duration // of the key, if it was the killed one's
@@ -396,7 +396,7 @@ func ms(d time.Duration) float64 { return 1000 * d.Seconds() }
 // killed then; 0 if it was not, on a majority of nodes. A release elsewhere may have granted it the key
 // until its connections were closed.
 func (w *waiting) leftTo(b *testing.B, label string, killed time.Time) time.Duration {
-	for ; time.Since(killed) < 50*time.Millisecond; time.Sleep(5 * time.Millisecond) {
+	for ; time.Since(killed) < 50*time.Millisecond; time.Sleep(5 * time.Millisecond) { // see above: it may be granted late
 		var left []time.Duration
 		for _, s := range w.servers {
 			owner, _ := s.Do(b, "GET", "lock:"+waitingKey).(string)
@@ -427,7 +427,7 @@ func stoppedWaiters(b *testing.B, nodes int) {
 	w := startWaiting(b, nodes, 64, 1)
 	defer w.end()
 	began := time.Now()
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // what is usual, before the first one
 	type stop struct{ from, to time.Time }
 	var stops []stop
 	for i := range b.N * max(1, int(benchTime(b)/(stopped+after))) {

@@ -90,7 +90,8 @@ local function leave()
   end
   leaving = false
 end
-local votes = name and KEYS[3] and ARGV[2] ~= 'SPUBLISH' and (ARGV[6] or '') == ''
+local sharded = ARGV[2] == 'SPUBLISH'
+local votes = name and KEYS[3] and not sharded and (ARGV[6] or '') == ''
 if not ours or not votes then
   leave()
 end
@@ -109,7 +110,7 @@ if not ours and not kept and not free then
 end
 
 -- A failure is published before the turn: the last message that a client receives counts.
-local sharded, failed = ARGV[2] == 'SPUBLISH', ours and ARGV[6] == 'failed'
+local failed = ours and ARGV[6] == 'failed'
 if failed and sharded then
   redis.pcall('SPUBLISH', KEYS[1], ARGV[1] .. ' failed')
 end

@@ -110,15 +110,15 @@ const (
 
 // Acquire makes t hold key, or says why not. t is new; ttl and pace are its own.
 func (g *Group) Acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) error {
-	_, err := g.acquire(ctx, key, t, ttl, pace, mode, nil, nil)
+	_, err := g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, mode, nil))
 	return err
 }
 
-// Begun is an Acquire that does not wait yet.
+// Begun is a caller that has arrived, and does not wait yet.
 type Begun struct {
 	f     *flight
 	t     *Ticket
-	next  step
+	next  step // what it has to do first
 	began time.Time
 	err   error // why there is nothing to wait for
 }
@@ -127,18 +127,17 @@ type Begun struct {
 // one, and does not wait for the outcome. End is the rest, and is called in any case; callers behind t wait for that.
 // A goroutine for each key would cost half as much as its attempt.
 func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) *Begun {
-	b := &Begun{t: t, began: g.begins()}
-	b.f, b.next, b.err = g.enter(ctx, key, t, ttl, pace, mode, nil)
+	b := g.enter(ctx, key, t, ttl, pace, mode, nil)
 	if b.err == nil && b.next == attempt {
 		b.f.runAttempt(t, false)
 		b.next = stay
 	}
-	return b
+	return &b
 }
 
 // End makes the Ticket of b hold its key, or says why not.
 func (g *Group) End(ctx context.Context, b *Begun) error {
-	_, err := g.acquire(ctx, "", b.t, 0, nil, 0, nil, b)
+	_, err := g.acquire(ctx, *b)
 	return err
 }
 
@@ -151,7 +150,23 @@ func (g *Group) End(ctx context.Context, b *Begun) error {
 func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
-	return g.acquire(ctx, key, t, ttl, pace, Queue, needless, nil)
+	return g.acquire(ctx, g.enter(ctx, key, t, ttl, pace, Queue, needless))
+}
+
+// enter is a caller's arrival.
+func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
+	needless func(context.Context) bool) Begun {
+	b := Begun{t: t, began: g.begins()}
+	if err := ctx.Err(); err != nil {
+		b.err = g.cfg.Errors.GaveUp(key, err, nil)
+		return b
+	}
+	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
+	if b.f, b.next, b.err = g.join(ctx, key, t, mode); b.err != nil {
+		t.waiter.refusal = b.err
+		b.err = g.answered(t)
+	}
+	return b
 }
 
 // acquire is a caller's wait, from its arrival to its answer.
@@ -174,19 +189,10 @@ func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl ti
 //
 // It waits here and not in a function of its own: each frame of a goroutine that waits is read at
 // every cycle of the garbage collector, and again when it continues.
-func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
-	needless func(context.Context) bool, begun *Begun) (stopped bool, err error) {
-	var began time.Time // of begun, if that is not nil, as all else
-	var f *flight
-	var next step
-	if begun != nil {
-		began, f, next, err = begun.began, begun.f, begun.next, begun.err
-	} else {
-		began = g.begins()
-		f, next, err = g.enter(ctx, key, t, ttl, pace, mode, needless)
-	}
-	if err != nil {
-		return false, g.report(began, t, err)
+func (g *Group) acquire(ctx context.Context, b Begun) (stopped bool, err error) {
+	f, t, next, began := b.f, b.t, b.next, b.began
+	if b.err != nil {
+		return false, g.report(began, t, b.err)
 	}
 	for {
 		switch next {
@@ -222,20 +228,6 @@ func (g *Group) acquire(ctx context.Context, key string, t *Ticket, ttl time.Dur
 		}
 		next = f.wokenUp(t, ctx.Err() != nil)
 	}
-}
-
-// enter is a caller's arrival: what it has to do first, or why it does not wait.
-func (g *Group) enter(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode,
-	needless func(context.Context) bool) (f *flight, next step, err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, 0, g.cfg.Errors.GaveUp(key, err, nil)
-	}
-	t.ttl, t.waiter = ttl, g.newWaiter(pace, needless)
-	if f, next, err = g.join(ctx, key, t, mode); err != nil {
-		t.waiter.refusal = err
-		err = g.answered(t)
-	}
-	return f, next, err
 }
 
 // begins is when a caller came, if anybody wants to know.

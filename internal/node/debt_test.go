@@ -184,6 +184,16 @@ func (b *lab) next(t *testing.T, op op) *request {
 
 func (b *lab) attempt(t *testing.T) *attempt { return newAttempt(t, b.n, "k") }
 
+// refreshedOffer is the lease of an offer that is being refreshed.
+func (b *lab) refreshedOffer(t *testing.T) *attempt {
+	a := b.attempt(t)
+	offer := a.t0()
+	offer.Init("k", offer.Owner(), "contender")
+	offer.Carry(&Offer{Target: offer}, 0, longTTL, false)
+	a.refresh()
+	return a
+}
+
 var errReset = &net.OpError{Op: "read", Err: errors.New("connection reset")}
 
 // settleMoot ends r as the lane does with a request that is obsolete, and says whether it is.
@@ -312,11 +322,7 @@ func TestADeletionOfTheGrantSettlesNoDoubtOfARepair(t *testing.T) {
 func TestALostRefreshOfAnOffersLeaseIsFollowedByItsRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
-		a := b.attempt(t)
-		offer := a.t0()
-		offer.Init("k", offer.Owner(), "contender")
-		offer.Carry(&Offer{Target: offer}, 0, longTTL, false)
-		a.refresh()
+		a := b.refreshedOffer(t)
 		b.next(t, opRefresh).complete(failed(errReset), lost)
 		a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
 		b.next(t, opRelease).complete(failed(errReset), lost)
@@ -351,11 +357,7 @@ func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, after the release: %v", name, late), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					b := newLab()
-					a := b.attempt(t)
-					offer := a.t0()
-					offer.Init("k", offer.Owner(), "contender")
-					offer.Carry(&Offer{Target: offer}, 0, longTTL, false)
-					a.refresh()
+					a := b.refreshedOffer(t)
 					refresh := b.next(t, opRefresh)
 					if !late {
 						refresh.complete(refreshed.rep, refreshed.how)

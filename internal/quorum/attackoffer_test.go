@@ -37,6 +37,16 @@ func (w *waiterOf) poll(span time.Duration, waits bool) (*Lease, *Failure) {
 	return l, f
 }
 
+// ends releases the lease that the offer has won, and waits until nothing is under way.
+func (w *waiterOf) ends(r *rig) {
+	r.t.Helper()
+	if f := w.c.release(w.offer); f != nil {
+		r.t.Error(describe(f))
+	}
+	w.stop()
+	r.settle()
+}
+
 // holdOn makes a client of some servers only the holder of the key there, in a way that its release grants.
 func (r *rig) holdOn(name string, servers ...int) (*client, *Lease) {
 	c := r.withDuplicates(name, servers...)

@@ -560,11 +560,7 @@ func TestANodeThatGrantsNothingIsAskedAtOnce(t *testing.T) {
 			if sent := x.commands(before); (sent[2] == 0) != (ago == 0) {
 				t.Errorf("%v ago: commands: %d", ago, sent)
 			}
-			if f := x.release(w.offer); f != nil {
-				t.Error(describe(f))
-			}
-			w.stop()
-			r.settle()
+			w.ends(r)
 		})
 	}
 }
@@ -591,11 +587,7 @@ func TestNodesThatMayGrantAreNotAskedAtOnce(t *testing.T) {
 			t.Errorf("commands: %d", sent)
 		}
 		r.mem[1].SetDelay(0)
-		if f := x.release(w.offer); f != nil {
-			t.Error(describe(f))
-		}
-		w.stop()
-		r.settle()
+		w.ends(r)
 	})
 }
 
@@ -629,10 +621,6 @@ func TestNobodyIsAskedDuringAnAttempt(t *testing.T) {
 			t.Errorf("after %v: %s", time.Since(began), describe(f))
 		}
 		r.mem[2].SetDelay(0)
-		if f := x.release(w.offer); f != nil {
-			t.Error(describe(f))
-		}
-		w.stop()
-		r.settle()
+		w.ends(r)
 	})
 }
