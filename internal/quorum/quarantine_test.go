@@ -308,11 +308,13 @@ func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	redistest.Eventually(t, patience, "the first node has granted it to a", has(0, attempt.l))
 
 	servers[0].Do(t, "FLUSHALL")
-	other, _, f := b.try("lock:other", ttl, 1) // which notices that
-	if f == nil {
-		b.release(other)
-	}
-	redistest.Eventually(t, patience, "b knows", func() bool { return b.nodes[0].Epoch().State != node.EpochKept })
+	redistest.Eventually(t, patience, "b knows", func() bool {
+		// An attempt notices that, unless it has ended before its request to the first node was sent.
+		if other, _, f := b.try("lock:other", ttl, 1); f == nil {
+			b.release(other)
+		}
+		return b.nodes[0].Epoch().State != node.EpochKept
+	})
 	began := time.Now()
 	if _, f := b.refresh(lease, ttl, 0); f != nil {
 		t.Fatalf("the other two are there: %s", describe(f))
@@ -320,7 +322,7 @@ func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	redistest.Eventually(t, patience, "the first node has b's key again", has(0, lease))
 	toB.HoldRequests()
 	time.Sleep(ttl / 4) // so that this refresh is valid for longer than the key is on node 1
-	_, f = b.refresh(lease, ttl, 0)
+	_, f := b.refresh(lease, ttl, 0)
 	ended := time.Now()
 	if f == nil {
 		t.Error("the node that has just lost its data has confirmed a refresh")
