@@ -154,7 +154,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	wg.Wait()
 	l, err := c.Lock(ctx, "flightlock-ready-"+c.id[1:len(c.id)-1], max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
 	if err != nil {
-		return fmt.Errorf("flightlock: not ready: %w", err)
+		return fmt.Errorf("flightlock: not ready: %w", within(err))
 	}
 	return l.Release(ctx)
 }
@@ -202,6 +202,9 @@ type Stats struct {
 
 // Stats reads the counters. It is cheap: it takes a short lock per shard and per key in use.
 func (c *Client) Stats() Stats {
+	if c.flights == nil {
+		return Stats{}
+	}
 	n := c.flights.Counts()
 	s := Stats{
 		Acquired: n.Acquired, Grants: n.Grants, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,

@@ -107,9 +107,9 @@ func (l *Lock) finish(ctx context.Context) error {
 // lostIn is the error of work during which its lock was lost.
 func (c *Client) lostIn(l *Lock, why error) error {
 	if errors.Is(why, ErrLockLost) {
-		return fmt.Errorf("lock %q: %w", l.Key(), why)
+		return fmt.Errorf("flightlock: lock %q: %w", l.Key(), within(why))
 	}
-	return fmt.Errorf("lock %q: %w: %w", l.Key(), ErrLockLost, why)
+	return fmt.Errorf("flightlock: lock %q: %w: %w", l.Key(), ErrLockLost, within(why))
 }
 
 // Wrap turns fn into a function that runs under the lock on key(arg), as by Do. Declare the result

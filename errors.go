@@ -211,13 +211,22 @@ func (flightErrors) Ended(key string, why error) error { return lockEnded(key, w
 // lockEnded is for using a lock that has ended.
 func lockEnded(key string, why error) error {
 	if errors.Is(why, ErrNotHeld) {
-		return fmt.Errorf("lock %q: %w", key, why)
+		return fmt.Errorf("flightlock: lock %q: %w", key, within(why))
 	}
-	return fmt.Errorf("lock %q: %w: %w", key, ErrNotHeld, why)
+	return fmt.Errorf("flightlock: lock %q: %w: %w", key, ErrNotHeld, within(why))
 }
 
+// within is err as a part of an error of this package: its text does not name the package a second time.
+func within(err error) error { return part{err} }
+
+type part struct{ error }
+
+func (p part) Error() string { return strings.TrimPrefix(p.error.Error(), "flightlock: ") }
+
+func (p part) Unwrap() error { return p.error }
+
 func (flightErrors) Lost(key string, f *quorum.Failure) error {
-	return fmt.Errorf("flightlock: %w: %w", ErrLockLost, quorumError(key, f))
+	return fmt.Errorf("flightlock: %w: %w", ErrLockLost, within(quorumError(key, f)))
 }
 
 func (flightErrors) Expired(stopped, failed error) error {
@@ -225,9 +234,10 @@ func (flightErrors) Expired(stopped, failed error) error {
 	case stopped == nil && failed == nil:
 		return errExpired
 	case failed == nil:
-		return fmt.Errorf("flightlock: %w: its validity ended: %w", ErrLockLost, stopped)
+		return fmt.Errorf("flightlock: %w: its validity ended: %w", ErrLockLost, within(stopped))
 	case stopped == nil:
-		return fmt.Errorf("flightlock: %w: its validity ended; the last refresh failed: %w", ErrLockLost, failed)
+		return fmt.Errorf("flightlock: %w: its validity ended; the last refresh failed: %w", ErrLockLost, within(failed))
 	}
-	return fmt.Errorf("flightlock: %w: its validity ended: %w; the last refresh failed: %w", ErrLockLost, stopped, failed)
+	return fmt.Errorf("flightlock: %w: its validity ended: %w; the last refresh failed: %w", ErrLockLost,
+		within(stopped), within(failed))
 }

@@ -36,7 +36,7 @@ func ExampleClient_DoWith() {
 			return ctx.Err()
 		})
 	fmt.Println(err)
-	// Output: lock "report": flightlock: lock lost: its validity ended: RefreshPolicy.MaxHold, 100ms, is over
+	// Output: flightlock: lock "report": lock lost: its validity ended: RefreshPolicy.MaxHold, 100ms, is over
 }
 
 // A function is wrapped once and called everywhere; the key is derived from its argument.

@@ -279,7 +279,7 @@ func (f *Fetcher[V]) waitTimedOut(key string, err error) error {
 		err = &last
 	}
 	return fmt.Errorf("flightlock: fetch %q: no value within FetchOptions.WaitTimeout, %v: %w", key, f.opts.WaitTimeout,
-		err)
+		within(err))
 }
 
 // recheckEvery is how often a run that waits for a slot checks whether it still needs one.

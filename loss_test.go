@@ -195,3 +195,58 @@ func TestALockThatRunsOutAsItsTTLSaysIsNotLost(t *testing.T) {
 		}
 	})
 }
+
+// The text of an error begins with the name of the package, and has it once, however many reasons it is made of.
+func TestErrorsNameThePackageOnce(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		ctx := t.Context()
+		errs := map[string]error{}
+		l := mustLock(t, c, "twice", time.Second)
+		if err := l.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		errs["second Release"], errs["Refresh after Release"] = l.Release(ctx), l.Refresh(ctx)
+
+		l = mustLock(t, c, "gone", time.Second)
+		gone := l.Context(ctx)
+		for _, n := range nodes {
+			n.Mini.Del("lock:gone")
+		}
+		errs["Refresh of a key that is gone"], errs["Release of one that is lost"] = l.Refresh(ctx), l.Release(ctx)
+		errs["cause"], errs["Err"] = context.Cause(gone), l.Err()
+
+		l = mustLock(t, c, "over", time.Second)
+		time.Sleep(2 * time.Second)
+		errs["Release too late"], errs["AutoRefresh too late"] = l.Release(ctx), l.AutoRefresh(flightlock.RefreshPolicy{})
+
+		errs["Do"] = c.Do(ctx, "done", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+			for _, n := range nodes {
+				n.Mini.Del("lock:done")
+			}
+			<-ctx.Done()
+			return nil
+		})
+		l = mustLock(t, c, "unanswered", time.Second)
+		for _, n := range nodes {
+			n.Down(true)
+		}
+		errs["Refresh without nodes"] = l.Refresh(ctx)
+		time.Sleep(2 * time.Second)
+		errs["Release after that"] = l.Release(ctx)
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		errs["Ready"] = c.Ready(short)
+		for _, n := range nodes {
+			n.Down(false)
+		}
+		for what, err := range errs {
+			switch {
+			case err == nil:
+				t.Errorf("%s: no error", what)
+			case strings.LastIndex(err.Error(), "flightlock: ") != 0:
+				t.Errorf("%s: %s", what, err)
+			}
+		}
+	})
+}

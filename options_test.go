@@ -104,6 +104,9 @@ func TestAZeroClientIsInvalid(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	if s := c.Stats(); s != (flightlock.Stats{}) {
+		t.Errorf("Stats: %+v", s)
+	}
 }
 
 // A bad key, ttl or strategy is an ErrInvalid that names value and limit, and nothing is
