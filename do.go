@@ -97,19 +97,11 @@ func (l *Lock) finish(ctx context.Context) error {
 	case errors.Is(before, errReleased):
 		return nil
 	case before != nil:
-		return l.c.lostIn(l, before)
+		return lockError(l.Key(), ErrLockLost, before)
 	case errors.Is(err, ErrNotHeld): // it was, but nobody knew
-		return l.c.lostIn(l, err)
+		return lockError(l.Key(), ErrLockLost, err)
 	}
 	return nil
-}
-
-// lostIn is the error of work during which its lock was lost.
-func (c *Client) lostIn(l *Lock, why error) error {
-	if errors.Is(why, ErrLockLost) {
-		return fmt.Errorf("flightlock: lock %q: %w", l.Key(), within(why))
-	}
-	return fmt.Errorf("flightlock: lock %q: %w: %w", l.Key(), ErrLockLost, within(why))
 }
 
 // Wrap turns fn into a function that runs under the lock on key(arg), as by Do. Declare the result

@@ -209,21 +209,24 @@ func (flightErrors) Released() error { return errReleased }
 func (flightErrors) Ended(key string, why error) error { return lockEnded(key, why) }
 
 // lockEnded is for using a lock that has ended.
-func lockEnded(key string, why error) error {
-	if errors.Is(why, ErrNotHeld) {
+func lockEnded(key string, why error) error { return lockError(key, ErrNotHeld, why) }
+
+// lockError names the key and matches sentinel, whether or not why does.
+func lockError(key string, sentinel, why error) error {
+	if errors.Is(why, sentinel) {
 		return fmt.Errorf("flightlock: lock %q: %w", key, within(why))
 	}
-	return fmt.Errorf("flightlock: lock %q: %w: %w", key, ErrNotHeld, within(why))
+	return fmt.Errorf("flightlock: lock %q: %w: %w", key, sentinel, within(why))
 }
 
 // within is err as a part of an error of this package: its text does not name the package a second time.
-func within(err error) error { return part{err} }
+func within(err error) error { return &part{err} }
 
 type part struct{ error }
 
-func (p part) Error() string { return strings.TrimPrefix(p.error.Error(), "flightlock: ") }
+func (p *part) Error() string { return strings.TrimPrefix(p.error.Error(), "flightlock: ") }
 
-func (p part) Unwrap() error { return p.error }
+func (p *part) Unwrap() error { return p.error }
 
 func (flightErrors) Lost(key string, f *quorum.Failure) error {
 	return fmt.Errorf("flightlock: %w: %w", ErrLockLost, within(quorumError(key, f)))

@@ -217,7 +217,7 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 		errs["cause"], errs["Err"] = context.Cause(gone), l.Err()
 
 		l = mustLock(t, c, "over", time.Second)
-		time.Sleep(2 * time.Second)
+		<-l.Context(ctx).Done()
 		errs["Release too late"], errs["AutoRefresh too late"] = l.Release(ctx), l.AutoRefresh(flightlock.RefreshPolicy{})
 
 		errs["Do"] = c.Do(ctx, "done", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
@@ -232,7 +232,7 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 			n.Down(true)
 		}
 		errs["Refresh without nodes"] = l.Refresh(ctx)
-		time.Sleep(2 * time.Second)
+		<-l.Context(ctx).Done()
 		errs["Release after that"] = l.Release(ctx)
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()

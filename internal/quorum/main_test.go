@@ -182,6 +182,13 @@ func (c *client) must(key string, ttl time.Duration, tokens int64) (*Lease, Gran
 	return l, g
 }
 
+// tryAndRelease makes an attempt, and gives back what it wins.
+func (c *client) tryAndRelease(key string, ttl time.Duration) {
+	if l, _, f := c.try(key, ttl, 1); f == nil {
+		c.release(l)
+	}
+}
+
 func (c *client) beginRefresh(l *Lease, ttl time.Duration, more int64) *call {
 	a := c.newCall("refresh", l)
 	l.Refresh(ttl, more, c.q.NodeTimeout, false, a.done)

@@ -310,9 +310,7 @@ func TestNoConfirmationByANodeThatHasJustForgotten(t *testing.T) {
 	servers[0].Do(t, "FLUSHALL")
 	redistest.Eventually(t, patience, "b knows", func() bool {
 		// An attempt notices that, unless it has ended before its request to the first node was sent.
-		if other, _, f := b.try("lock:other", ttl, 1); f == nil {
-			b.release(other)
-		}
+		b.tryAndRelease("lock:other", ttl)
 		return b.nodes[0].Epoch().State != node.EpochKept
 	})
 	began := time.Now()
@@ -405,9 +403,7 @@ func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	redistest.Eventually(t, patience, "c knows", func() bool {
-		if l, _, f := c.try("lock:other", ttl, 1); f == nil { // by the others
-			c.release(l)
-		}
+		c.tryAndRelease("lock:other", ttl) // by the others
 		c.refresh(lease, ttl, 0)
 		return c.nodes[0].Epoch().State == node.EpochLost
 	})
