@@ -3,7 +3,8 @@ package rediscache
 import "encoding/json"
 
 // Codec turns values into bytes and back. Its functions are called concurrently. A panic in them
-// becomes an error where they run for several callers, and is the caller's otherwise.
+// becomes an error, and of one key only, where they run for several keys or callers: GetMany, and the
+// load. Otherwise it is the caller's.
 type Codec[V any] struct {
 	Encode func(V) ([]byte, error)
 

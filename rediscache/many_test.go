@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -192,4 +193,53 @@ func TestGetManyOnACluster(t *testing.T) {
 	if got := cache.Stats(); got.Hits != 200 || got.StoreFailures+got.Outdated != 0 {
 		t.Errorf("%+v", got)
 	}
+}
+
+// A Codec that panics for one key costs the others nothing.
+func TestACodecThatPanicsForOneOfManyKeys(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		codec := rediscache.Text()
+		codec.Decode = func(b []byte) (string, error) {
+			if string(b) == "bad" {
+				panic("cannot decode")
+			}
+			return string(b), nil
+		}
+		codec.Encode = func(v string) ([]byte, error) {
+			if v == "k1@1" {
+				panic("cannot encode")
+			}
+			return []byte(v), nil
+		}
+		var calls atomic.Int64
+		c := w.cache(w.manyOptions(&calls, rediscache.Options[string]{Codec: codec}))
+		keys := someKeys(3)
+		for _, key := range keys {
+			v := key + "@0"
+			if key == "k1" {
+				v = "bad"
+			}
+			if err := c.Set(t.Context(), key, v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantMany(t, c, keys, 0)
+		if got := c.Stats(); got.Loads != 1 || got.Hits != 2 || got.Undecodable == 0 || got.LookupErrors > 0 {
+			t.Errorf("%+v", got)
+		}
+		w.origin.version.Add(1)
+		if err := c.Invalidate(t.Context(), keys...); err != nil {
+			t.Fatal(err)
+		}
+		wantMany(t, c, keys, 1)
+		synctest.Wait() // for the store
+		if got := c.Stats(); calls.Load() != 1 || got.Loads != 2 || got.StoreFailures != 1 {
+			t.Errorf("%d loads of many, %+v", calls.Load(), got)
+		}
+		before := calls.Load()
+		wantMany(t, c, []string{"k0", "k2"}, 1)
+		if n := calls.Load() - before; n != 0 {
+			t.Errorf("%d loads of what was stored", n)
+		}
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime/debug"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -45,17 +46,19 @@ func (c *Cache[V]) lookup(ctx context.Context, key string) (none flightlock.Foun
 		if err != nil {
 			return none, err
 		}
-		return c.decode(f.entry, f.now, true), nil
+		return c.decode(f.entry, f.now, true, c.guardedDecode), nil
 	}
 	x, err := lookup(ctx, &c.breaker, key, (*server).get)
 	if err != nil {
 		return none, err
 	}
-	return c.decode(x, c.server.now(), false), nil
+	return c.decode(x, c.server.now(), false, c.opts.Codec.Decode), nil
 }
 
 // decode is what an entry says at the server's time now. toLoad says that a load follows.
-func (c *Cache[V]) decode(x stored, now int64, toLoad bool) (f flightlock.Found[item[V]]) {
+func (c *Cache[V]) decode(
+	x stored, now int64, toLoad bool, value func(b []byte) (V, error),
+) (f flightlock.Found[item[V]]) {
 	if x.bytes == nil {
 		return f
 	}
@@ -72,7 +75,7 @@ func (c *Cache[V]) decode(x stored, now int64, toLoad bool) (f flightlock.Found[
 	if e.kind == absent {
 		f.Value.absent = true
 	} else {
-		v, err := c.opts.Codec.Decode(e.payload)
+		v, err := value(e.payload)
 		if err != nil {
 			c.counts.undecodable.Add(1)
 			return flightlock.Found[item[V]]{Stamp: e.stamp}
@@ -198,13 +201,29 @@ func (c *Cache[V]) lookupMany(ctx context.Context, keys []string) (map[string]fl
 	values := make(map[string]flightlock.Found[item[V]], len(asked))
 	for i, key := range asked {
 		if failed[key] == nil {
-			values[key] = c.decode(list[i].entry, list[i].now, toLoad)
+			values[key] = c.decode(list[i].entry, list[i].now, toLoad, c.guardedDecode)
 		}
 	}
 	if len(failed) > 0 {
 		return values, flightlock.KeyErrors(failed)
 	}
 	return values, nil
+}
+
+// guardedDecode is Codec.Decode for several callers: a panic is an error like others, so that what cannot
+// be decoded is replaced.
+func (c *Cache[V]) guardedDecode(b []byte) (V, error) {
+	return guarded("Codec.Decode", func() (V, error) { return c.opts.Codec.Decode(b) })
+}
+
+// guarded calls a function of the Codec. A panic is an error of it, and of no more than its key.
+func guarded[T any](op string, f func() (T, error)) (v T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &flightlock.PanicError{Op: op, Value: p, Stack: debug.Stack()}
+		}
+	}()
+	return f()
 }
 
 // manyLoader is loadMany, or nil without a LoadMany.
@@ -258,7 +277,7 @@ func (c *Cache[V]) storeMany(
 	var ws []*writing
 	failed := flightlock.KeyErrors{}
 	for key, x := range items {
-		w, err := c.encode(x)
+		w, err := guarded("Codec.Encode", func() (*writing, error) { return c.encode(x) })
 		if w == nil {
 			if err != nil {
 				failed[key] = err
