@@ -23,8 +23,8 @@ var (
 	// ErrLockLost reports that a lock ended before it was released: [Lock.Err] and [Client.Do] return
 	// it, and it is the cause with which a Context of the lock ends.
 	ErrLockLost = errors.New("lock lost")
-	// ErrUnavailable reports that too few nodes answered to decide. It never means that others hold the
-	// lock.
+	// ErrUnavailable reports that too few nodes answered to decide, or that too few have a vote for now
+	// for anybody to get the lock. It never means that others hold the lock.
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
@@ -63,7 +63,7 @@ type NodeError struct {
 	Node      string        // its address
 	Holder    string        // the owner that holds the key there, if that is the reason
 	HolderTTL time.Duration // how long the holder has it unless it refreshes; below 0 if unknown
-	Err       error         // nil if the node granted the request or named a Holder; set if the holder has no name
+	Err       error         // nil if the node granted the request; with a Holder, why the node has no vote, if it has none
 }
 
 // Error returns the operation, the reason of its failure, and the answer of each node.
@@ -106,10 +106,15 @@ func (e *QuorumError) Unwrap() []error {
 // Error names the node, and the holder of the key there or what went wrong.
 func (e NodeError) Error() string {
 	switch {
-	case e.Holder != "" && e.HolderTTL < 0:
-		return fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
 	case e.Holder != "":
-		return fmt.Sprintf("%s: held by %q for %v", e.Node, e.Holder, e.HolderTTL)
+		text := fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
+		if e.HolderTTL >= 0 {
+			text += fmt.Sprintf(" for %v", e.HolderTTL)
+		}
+		if e.Err != nil {
+			text += fmt.Sprintf(" (%v)", e.Err)
+		}
+		return text
 	case e.Err != nil && e.HolderTTL > 0:
 		return fmt.Sprintf("%s: %v, for %v", e.Node, e.Err, e.HolderTTL)
 	case e.Err != nil:
@@ -125,6 +130,9 @@ func (e NodeError) Unwrap() error { return e.Err }
 func quorumError(key string, f *quorum.Failure) *QuorumError {
 	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Reason], reason: f.Err,
 		away: f.Away}
+	if f.Away && f.Reason == quorum.Taken { // whoever has the key: nobody else gets it for now
+		e.sentinel = ErrUnavailable
+	}
 	for _, n := range f.Nodes {
 		e.Nodes = append(e.Nodes, nodeError(n))
 	}
@@ -151,7 +159,7 @@ func nodeError(n quorum.NodeAnswer) NodeError {
 		if n.Reply.Holder == "" {
 			return NodeError{Node: n.Name, HolderTTL: n.Reply.TTL, Err: errNoName}
 		}
-		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL}
+		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL, Err: n.Reply.Err}
 	case node.Missing:
 		return NodeError{Node: n.Name, Err: errMissing}
 	}

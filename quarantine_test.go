@@ -845,3 +845,39 @@ func (l *lines) count(words ...string) (n int) {
 	}
 	return n
 }
+
+// While too few nodes have a vote, nobody gets a lock: that is no matter of others that have it, though the
+// keys of their attempts are on the nodes.
+func TestWithoutVotersItIsNotHeldByOthers(t *testing.T) {
+	t.Parallel()
+	tr := newTrio(t)
+	c := tr.client(flightlock.Options{})
+	tryLock(t, c, "k")
+	wantFree(t, "k", tr.servers...)
+	for _, s := range tr.servers[1:] {
+		s.Do(t, "FLUSHALL")
+	}
+	redistest.Eventually(t, 20*time.Second, "both losses are noticed", func() bool {
+		if l, err := c.TryLock(t.Context(), "another", time.Second); err == nil {
+			_ = l.Release(t.Context())
+		}
+		return c.Stats().Quarantined == 2
+	})
+	for _, held := range [][]int{{0, 1}, {1, 2}, {0, 1, 2}} { // by attempts of others, which cannot win
+		for _, i := range held {
+			tr.servers[i].Do(t, "SET", "lock:k", "other#id-1", "PX", "60000")
+		}
+		for what, retry := range map[string]flightlock.RetryStrategy{
+			"once": flightlock.NoRetry(), "FailFast": flightlock.FailFast(nil),
+		} {
+			_, err := c.SingleFlightLock(t.Context(), "k", time.Second, retry)
+			if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
+				!strings.Contains(err.Error(), `held by "other#id-1" for `) || !strings.Contains(err.Error(), "(quarantined until ") {
+				t.Errorf("%v, %s: %v", held, what, err)
+			}
+		}
+		for _, s := range tr.servers {
+			s.Do(t, "DEL", "lock:k")
+		}
+	}
+}

@@ -35,7 +35,7 @@ type Failure struct {
 	Queued bool   // acquire: others put a majority out of reach, and publish their release
 	Owned  bool   // acquire: one owner has the key on a majority of nodes, and publishes its release
 	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
-	Away   bool   // a majority cannot be reached, and more than one answer is missing for that: see node.Away
+	Away   bool   // a majority has no vote for now, and more than one answer is missing for that: see node.Away
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
@@ -67,7 +67,7 @@ func (r *round) failureLocked() *Failure {
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
-	f.Away = f.Reason == Unreachable && t.away >= t.outOfReach()
+	away := t.away
 	f.Nodes = make([]NodeAnswer, len(r.replies))
 	for i, rep := range r.replies {
 		f.Nodes[i] = NodeAnswer{Name: r.l.q.Nodes[i].Name(), Reply: rep}
@@ -80,8 +80,14 @@ func (r *round) failureLocked() *Failure {
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{e, e.Began.Add(r.l.q.Quarantine)}}
 		case rep.Kind == node.Renewed && !r.countsLocked(i):
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: unconfirmed(r.l.q.Nodes[i].Epoch(), r.l.q.Quarantine)}
+		case r.acquires() && (rep.Kind == node.Held || rep.Kind == node.Pending):
+			if out := r.l.q.quarantined(r.l.q.Nodes[i]); out != nil { // it has no vote for anybody
+				f.Nodes[i].Reply.Err = out
+				away++
+			}
 		}
 	}
+	f.Away = (f.Reason == Unreachable || f.Reason == Taken) && away >= t.outOfReach()
 	return f
 }
 

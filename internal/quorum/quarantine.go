@@ -181,6 +181,15 @@ func (q *Quorum) Quarantined(i int) bool {
 	return k.quarantined&(1<<i) != 0
 }
 
+// quarantined is why n has no vote: it is in quarantine, as far as is known. nil: it is not, or a bootstrap will say.
+func (q *Quorum) quarantined(n *node.Node) error {
+	e := n.Epoch()
+	if q.quarantine == nil || e == nil || e.State == node.EpochKept || q.quarantine.underWay() {
+		return nil
+	}
+	return &Quarantined{*e, e.Began.Add(q.Quarantine)}
+}
+
 // changed is called with a node's new epoch before any vote in it. store, which stores it in the
 // node, runs under mu: so the bootstrap that is under way ends after that or is followed by
 // another. One that ended in between would have read the old epoch, and the node would not be
