@@ -161,11 +161,12 @@ func (c *Client) Ready(ctx context.Context) error {
 
 // Lock acquires key for ttl from the quorum alone, without the local queue: every caller contends
 // by itself, also against its own process. It suits keys with little contention; for hot keys
-// SingleFlightLock is hundreds of times faster.
+// SingleFlightLock is hundreds of times faster. The limits of key and ttl are those of
+// SingleFlightLock.
 //
-// Lock retries until retry gives up or ctx ends. Errors: ErrNotAcquired, ErrUnavailable, ErrClosed,
-// ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if the state of the key
-// was not known by then.
+// Lock retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). Errors:
+// ErrNotAcquired, ErrUnavailable, ErrClosed, ErrInvalid. If ctx ended, the error also matches ctx's
+// error, and only that if the state of the key was not known by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Unqueued, false)
 }
