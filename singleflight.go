@@ -157,8 +157,9 @@ const (
 // ErrNotAcquired. Other errors: ErrUnavailable, ErrClosed, ErrInvalid.
 //
 // If another process retains the lease of the key (Options.Linger), the attempt recalls it, and TryLock
-// tries twice more, after a round trip each. If that process does not react in time, or the recall is
-// lost, the result is ErrNotAcquired although nobody holds the lock.
+// tries up to twice more, after a pause of a quarter of a round trip and 0.1ms, and one of half a round
+// trip and 0.5ms; neither is longer than NodeTimeout. If that process does not react in time, or the
+// recall is lost, the result is ErrNotAcquired although nobody holds the lock.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	return c.tryLock(ctx, key, ttl, c.recalls.on)
 }
