@@ -137,8 +137,8 @@ func (c *Client) named(name string) bool {
 // it before a process takes traffic. It returns nil as soon as locks can be acquired from a
 // majority and every node was tried; it waits no longer for nodes that are down or still starting
 // than a reply may take. Otherwise it retries until ctx ends, and returns ctx's error together with
-// the last outcome, as SingleFlightLock does: ErrUnavailable, with each node and its error. After
-// Close it returns ErrClosed.
+// the last outcome, as SingleFlightLock does: ErrUnavailable, with each node and its error. If the
+// nodes refuse for good (see ErrUnavailable), it does not retry. After Close it returns ErrClosed.
 //
 // As its last step, Ready acquires and releases a lock of its own, named "flightlock-ready-" and
 // the id of the Client, below Options.KeyPrefix. Ready is safe for concurrent use, and may be

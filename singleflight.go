@@ -21,11 +21,11 @@ import (
 // and one that the release of another process has granted is valid for up to a second at first: see
 // Lock.Until.
 //
-// It retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). A caller
-// that queues behind others gives up when its strategy would have given up if it had contended in
-// Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid. If ctx
-// ended, the error also matches ctx's error, and only that if the state of the key was not known by
-// then.
+// It retries until retry gives up or ctx ends, or until the nodes refuse for good (see
+// ErrUnavailable); a nil retry means ExponentialBackoff(5ms, 250ms). A caller that queues behind
+// others gives up when its strategy would have given up if it had contended in Redis. Errors:
+// ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid. If ctx ended, the error
+// also matches ctx's error, and only that if the state of the key was not known by then.
 //
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
