@@ -137,8 +137,8 @@ func (c *Client) named(name string) bool {
 // it before a process takes traffic. It returns nil as soon as locks can be acquired from a
 // majority and every node was tried; it waits no longer for nodes that are down or still starting
 // than a reply may take. Otherwise it retries until ctx ends, and returns ctx's error together with
-// the last outcome, as SingleFlightLock does: ErrUnavailable, with each node and its error. After
-// Close it returns ErrClosed.
+// the last outcome, as SingleFlightLock does: ErrUnavailable, with each node and its error. If the
+// nodes refuse for good (see ErrUnavailable), it does not retry. After Close it returns ErrClosed.
 //
 // As its last step, Ready acquires and releases a lock of its own, named "flightlock-ready-" and
 // the id of the Client, below Options.KeyPrefix. Ready is safe for concurrent use, and may be
@@ -161,11 +161,12 @@ func (c *Client) Ready(ctx context.Context) error {
 
 // Lock acquires key for ttl from the quorum alone, without the local queue: every caller contends
 // by itself, also against its own process. It suits keys with little contention; for hot keys
-// SingleFlightLock is hundreds of times faster.
+// SingleFlightLock is hundreds of times faster. The limits of key and ttl are those of
+// SingleFlightLock.
 //
-// Lock retries until retry gives up or ctx ends. Errors: ErrNotAcquired, ErrUnavailable, ErrClosed,
-// ErrInvalid. If ctx ended, the error also matches ctx's error, and only that if the state of the key
-// was not known by then.
+// Lock retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). Errors:
+// ErrNotAcquired, ErrUnavailable, ErrClosed, ErrInvalid. If ctx ended, the error also matches ctx's
+// error, and only that if the state of the key was not known by then.
 func (c *Client) Lock(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy) (*Lock, error) {
 	return c.acquire(ctx, key, ttl, retry, flight.Unqueued, false)
 }

@@ -35,7 +35,7 @@ type Source[V any] struct {
 	// callers wait for another process to load. Fetch does not return before that first call does,
 	// so Lookup has to honour ctx: a go-redis client does so only with ContextTimeoutEnabled. About
 	// 64 first calls may run at once, and more as long as they return quickly; the others wait for
-	// a turn: see FetchOptions.LookupTimeout.
+	// a permit: see FetchOptions.LookupTimeout.
 	Lookup func(ctx context.Context, key string) (V, Freshness, error)
 
 	// Load gets the value from the origin. Its ctx ends after LoadTimeout, but not with the ctx of

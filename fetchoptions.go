@@ -39,9 +39,9 @@ type FetchOptions struct {
 	// OnUnavailable applies after three such Lookups in a row.
 	//
 	// It does not limit a caller's own Lookup, which has that caller's ctx. But when very many
-	// callers make theirs at once, some of them wait for a turn, so that a Lookup takes no longer
+	// callers make theirs at once, some of them wait for a permit, so that a Lookup takes no longer
 	// than a twentieth of LookupTimeout, or a fifth if the cache is slow even without load. A
-	// waiting caller gets no turn if none of these Lookups was answered for LookupTimeout.
+	// waiting caller gets no permit if none of these Lookups was answered for LookupTimeout.
 	//
 	// Default 1s; a value above LoadTimeout is reduced to LoadTimeout.
 	LookupTimeout time.Duration

@@ -26,7 +26,8 @@ import (
 // All nodes must use the same database number, as for Options.Nodes. In the URL of Sentinels, user
 // and password are those of the Sentinels; set those of the master with the parameters username and
 // password. Special characters in a password are written %XX. Other parameters are those of
-// go-redis' ParseURL, ParseFailoverURL and ParseClusterURL.
+// go-redis' ParseURL, ParseFailoverURL and ParseClusterURL, except those that send reads to
+// replicas, which are an ErrInvalid.
 //
 // The connections for locks have settings of their own, see New. The connections for notices and
 // Check always have these settings, whatever the URL says:

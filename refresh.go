@@ -25,7 +25,8 @@ type RefreshPolicy struct {
 	// Retry decides about retries after consecutive failures. Whatever it returns, no refresh is
 	// sent after the validity deadline. nil means ExponentialBackoff(5ms, 250ms).
 	Retry RetryStrategy
-	// MaxRefreshes limits the number of refreshes; 0, or more than math.MaxInt32, means no limit.
+	// MaxRefreshes limits the number of refreshes; 0, or more than math.MaxInt32, means no limit. It
+	// must not be negative.
 	MaxRefreshes int
 	// MaxHold is how long after AutoRefresh started the last refresh may be sent, so that a holder
 	// that hangs does not keep the lock forever. 0 means 1h, but no limit for DoWith, which is

@@ -21,11 +21,11 @@ import (
 // and one that the release of another process has granted is valid for up to a second at first: see
 // Lock.Until.
 //
-// It retries until retry gives up or ctx ends; nil means ExponentialBackoff(5ms, 250ms). A caller
-// that queues behind others gives up when its strategy would have given up if it had contended in
-// Redis. Errors: ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid. If ctx
-// ended, the error also matches ctx's error, and only that if the state of the key was not known by
-// then.
+// It retries until retry gives up or ctx ends, or until the nodes refuse for good (see
+// ErrUnavailable); a nil retry means ExponentialBackoff(5ms, 250ms). A caller that queues behind
+// others gives up when its strategy would have given up if it had contended in Redis. Errors:
+// ErrNotAcquired, ErrUnavailable, ErrTooManyWaiters, ErrClosed, ErrInvalid. If ctx ended, the error
+// also matches ctx's error, and only that if the state of the key was not known by then.
 //
 // With a ctx made by Lock.Context of a lock on the same key, it returns a nested Lock at once.
 func (c *Client) SingleFlightLock(ctx context.Context, key string, ttl time.Duration,
@@ -157,8 +157,9 @@ const (
 // ErrNotAcquired. Other errors: ErrUnavailable, ErrClosed, ErrInvalid.
 //
 // If another process retains the lease of the key (Options.Linger), the attempt recalls it, and TryLock
-// tries twice more, after a round trip each. If that process does not react in time, or the recall is
-// lost, the result is ErrNotAcquired although nobody holds the lock.
+// tries up to twice more, after a pause of a quarter of a round trip and 0.1ms, and one of half a round
+// trip and 0.5ms; neither is longer than NodeTimeout. If that process does not react in time, or the
+// recall is lost, the result is ErrNotAcquired although nobody holds the lock.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
 	return c.tryLock(ctx, key, ttl, c.recalls.on)
 }

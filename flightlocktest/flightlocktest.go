@@ -169,8 +169,9 @@ func (n *Nodes) index(i int) int {
 	return i
 }
 
-// Close closes the clients and ends the nodes. Locks that are still held are lost after a second.
-// Calls after the first do nothing.
+// Close closes the clients, as Client.Close does with a ctx of one second, and ends the nodes: locks
+// that are still held after that second end with flightlock.ErrClosed. Calls after the first do
+// nothing.
 func (n *Nodes) Close() {
 	n.mu.Lock()
 	clients, closed := n.clients, n.closed

@@ -66,8 +66,9 @@ type Stats struct {
 	Down      int64  // servers of entries that do not answer, and are only probed
 }
 
-// New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may be on
-// the same servers, or on others; on others only, if c has no KeyPrefix. Close the Cache before both.
+// New makes a Cache of values in rdb, which are loaded by load under locks of c. c and rdb may use
+// the same servers or different ones; only different ones if c has no KeyPrefix. Close the Cache
+// before both.
 //
 // load gets the value of a key from the origin; see [flightlock.Source] for what it may do and how
 // its errors are treated. It may be nil if LoadMany is set, or if only GetWith is used.

@@ -56,7 +56,8 @@ type Options[V any] struct {
 	// stored. Default 0: 512 MiB less the header, which is Redis' own limit.
 	MaxValue int
 
-	// Codec encodes the values. Default JSON, or the bytes as they are if V is []byte or string.
+	// Codec encodes the values. It needs both functions, or none. Default JSON, or the bytes as they are
+	// if V is []byte or string.
 	Codec Codec[V]
 
 	// LoadMany loads many values at once, for GetMany: see flightlock.Source. Default nil: load is
@@ -87,7 +88,8 @@ type Options[V any] struct {
 	StaleWait time.Duration
 
 	// Fetch has the options of locks and loads: LoadTimeout, MaxLoads, OnUnavailable and so on. Its
-	// Name, if it is set, is the label in metrics and logs. LookupTimeout limits how long a Get waits
+	// Name, if it is set, is the label in metrics and logs, and its StaleWait, if it is set, takes the
+	// place of StaleWait above. LookupTimeout limits how long a Get waits
 	// for lookups before it loads, its own included: each of the two lookups that it may make has half
 	// of that time.
 	Fetch flightlock.FetchOptions

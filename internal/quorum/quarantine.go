@@ -183,11 +183,13 @@ func (q *Quorum) Quarantined(i int) bool {
 
 // quarantined is why n has no vote: it is in quarantine, as far as is known. nil: it is not, or a bootstrap will say.
 func (q *Quorum) quarantined(n *node.Node) error {
-	e := n.Epoch()
-	if q.quarantine == nil || e == nil || e.State == node.EpochKept || q.quarantine.underWay() {
+	if q.quarantine == nil || q.quarantine.underWay() {
 		return nil
 	}
-	return &Quarantined{*e, e.Began.Add(q.Quarantine)}
+	if e := n.Epoch(); e != nil && e.State != node.EpochKept {
+		return &Quarantined{*e, e.Began.Add(q.Quarantine)}
+	}
+	return nil
 }
 
 // changed is called with a node's new epoch before any vote in it. store, which stores it in the
