@@ -2,7 +2,6 @@ package flightlock
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -50,9 +49,6 @@ const lossPause = time.Second
 
 // lost is called by the flights, without their locks.
 func (l *lossLog) lost(key string, why error) {
-	if errors.Is(why, ErrClosed) {
-		return // Close was called to end them
-	}
 	l.mu.Lock()
 	first := l.timer == nil
 	if first {
