@@ -148,6 +148,13 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 		wantFinding(t, r, tr.servers[1].Addr(), "quarantine", flightlock.StatusWarn, "NOPERM", "ACL SETUSER app +info")
 		wantFinding(t, r, tr.servers[1].Addr(), "persistence", flightlock.StatusWarn)
 		wantFinding(t, r, tr.servers[2].Addr(), "quarantine", flightlock.StatusWarn, "lost data")
+		tr.servers[0].Do(t, "FLUSHALL")
+		redistest.Eventually(t, 20*time.Second, "the other loss is noticed", func() bool {
+			_, err := c.TryLock(t.Context(), "k", time.Second)
+			return err != nil && c.Stats().Quarantined == 2
+		})
+		r = check(t, c)
+		wantFinding(t, r, tr.servers[2].Addr(), "quarantine", flightlock.StatusFail, "1 of 3 nodes have a vote")
 		opts := patient
 		opts.DisableQuarantine = true
 		r = check(t, newClient(t, opts, tr.nodes()...))

@@ -250,10 +250,26 @@ func judgeQuarantine(t target) Finding {
 			Found: fmt.Sprintf("INFO was refused to this client earlier, which still counts: %v", hidden(n)),
 			Fix:   "none, if INFO is allowed by now: locks try it again every 10s; then run this again"}
 	case t.Quarantined(t.i):
-		return Finding{Status: Warn, Found: fmt.Sprintf("the node lost data within the last %v", life),
+		f := Finding{Status: Warn, Found: fmt.Sprintf("the node lost data within the last %v", life),
 			Fix: "wait that long before you restart another node"}
+		if left := t.voters(); left <= len(t.Nodes)/2 {
+			f.Status = Fail
+			f.Found += fmt.Sprintf(", and so have others: %d of %d nodes have a vote, so nobody gets a lock", left, len(t.Nodes))
+			f.Fix = "wait: each votes again by itself that long after its loss"
+		}
+		return f
 	}
 	return ok("on, for %v", life)
+}
+
+// voters is how many nodes are not known to be in quarantine.
+func (c *Config) voters() (n int) {
+	for i := range c.Nodes {
+		if !c.Quarantined(i) {
+			n++
+		}
+	}
+	return n
 }
 
 // hidden returns why the node does not report its process to this client, if the client has tried.
