@@ -85,7 +85,7 @@ func (e *QuorumError) Error() string {
 	if len(e.Nodes) == 0 {
 		return b.String()
 	}
-	fmt.Fprintf(&b, ": %d of %d votes needed", e.Got, e.Need)
+	fmt.Fprintf(&b, ": %d of the %d votes needed", e.Got, e.Need)
 	for _, n := range e.Nodes {
 		b.WriteString("; ")
 		b.WriteString(n.Error())
@@ -108,6 +108,8 @@ func (e *QuorumError) Unwrap() []error {
 // Error names the node, and the holder of the key there or what went wrong.
 func (e NodeError) Error() string {
 	switch {
+	case strings.HasPrefix(e.Holder, node.TurnOf):
+		return fmt.Sprintf("%s: free, and reserved for a process that has waited longer", e.Node)
 	case e.Holder != "":
 		text := fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
 		if e.HolderTTL >= 0 {

@@ -59,7 +59,7 @@ func (s *fetchSeen) report(x fetchFailure) {
 }
 
 func (s *fetchSeen) dropped(n int) {
-	s.c.log(slog.LevelWarn, "flightlock: FetchOptions.OnError is too slow: some failures were not passed to it", "fetcher",
+	s.c.log(slog.LevelWarn, "flightlock: FetchOptions.OnError is too slow: it was not told of some failures", "fetcher",
 		s.name, "count", n)
 }
 

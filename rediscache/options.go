@@ -61,7 +61,8 @@ type Options[V any] struct {
 	Codec Codec[V]
 
 	// LoadMany loads many values at once, for GetMany: see flightlock.Source. Default nil: load is
-	// called for each key, concurrently.
+	// called for each key, concurrently. With it, load is still called by Get, and by GetMany for a key
+	// that another process was loading when it was wanted, and did not.
 	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
 
 	// Copy returns a copy of a value. With it, each Get has its own, and may modify it. It is called on

@@ -76,7 +76,7 @@ func (e *Quarantined) Error() string {
 	if e.Epoch.State == node.EpochNew {
 		why = "it has no data of any lock, and not all nodes are new: it was restarted, or flushed, or added"
 	}
-	return fmt.Sprintf("quarantined until %s (for %v): %s",
+	return fmt.Sprintf("quarantined until %s (for %v): %s; then it votes again",
 		e.Until.Format("15:04:05.000"), time.Until(e.Until).Round(time.Millisecond), why)
 }
 
