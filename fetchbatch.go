@@ -634,12 +634,14 @@ func (b *batch[V]) lookUp() {
 	}
 	step := leader.Begin(values, f.opts.LookupTimeout)
 	found, err := lookupMany(f, leader, step, keysOf(b.runs))
+	slow := step.Err() != nil
 	step.End(nil)
 	over := b.without(func(r *fetchRun[V]) bool {
 		x, why := found[r.Key()], errorOf(err, r.Key())
 		if r.scope = scope; why == nil {
 			r.scope.Stamp = x.Stamp
 		} else {
+			r.refused = !slow && !ranOut(why)
 			why = f.lookupFailed(r.Key(), why)
 		}
 		switch {
@@ -810,7 +812,7 @@ func (b *batch[V]) store(leader *fetchRun[V], values map[string]V) {
 		b.deliver(r, values[r.Key()], nil)
 		return true
 	})
-	b.finish(unfit, func(*fetchRun[V]) bool { return false })
+	b.finish(unfit, func(r *fetchRun[V]) bool { return r.refused })
 	if len(b.runs) > 0 {
 		b.storeTogether(leader, values)
 	}
