@@ -132,6 +132,10 @@ func (c *Cache[V]) loadOneOfMany(ctx context.Context, key string) (v V, err erro
 		return v, invalid("load", "nil", "this Get needs it, or Options.LoadMany")
 	}
 	values, err := c.opts.LoadMany(ctx, []string{key})
+	var some flightlock.KeyErrors
+	if errors.As(err, &some) { // it may have errors of other keys, or none
+		err = some[key]
+	}
 	if v, ok := values[key]; ok || err != nil {
 		return v, err
 	}
