@@ -180,6 +180,40 @@ func TestKeyErrorsOfOneKey(t *testing.T) {
 	})
 }
 
+// A value at which Codec or FreshFor panics is not stored, and the others of its batch are.
+func TestAPanicAtOneOfManyValues(t *testing.T) {
+	for _, freshFor := range []bool{false, true} {
+		bubble(t, func(t *testing.T, w *world) {
+			var calls atomic.Int64
+			opts := w.manyOptions(&calls, rediscache.Options[string]{Codec: rediscache.Text()})
+			fails := func(v string) {
+				if v == "k7@0" {
+					panic("k7 is bad")
+				}
+			}
+			if freshFor {
+				opts.FreshFor = func(v string) time.Duration {
+					fails(v)
+					return time.Minute
+				}
+			} else {
+				opts.Codec.Encode = func(v string) ([]byte, error) {
+					fails(v)
+					return []byte(v), nil
+				}
+			}
+			c := w.cache(opts)
+			keys := someKeys(100)
+			wantMany(t, c, keys, 0)
+			hits := c.Stats().Hits
+			wantMany(t, c, keys, 0)
+			if got := c.Stats(); got.Hits-hits != 99 || got.StoreFailures < 1 {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
 // If the server of the values does not answer, many keys are one load without a lock, at once.
 func TestGetManyInAnOutage(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime/debug"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -183,6 +184,16 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 	}, nil
 }
 
+// encodeOneOfMany is encode, and a panic of the user's code is the error of this value: the others are stored.
+func (c *Cache[V]) encodeOneOfMany(x item[V]) (w *writing, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			w, err = nil, &flightlock.PanicError{Op: "Store", Value: p, Stack: debug.Stack()}
+		}
+	}()
+	return c.encode(x)
+}
+
 // lookupMany is lookup for many keys.
 func (c *Cache[V]) lookupMany(ctx context.Context, keys []string) (map[string]flightlock.Found[item[V]], error) {
 	toLoad := flightlock.LoadFollows(ctx)
@@ -262,7 +273,7 @@ func (c *Cache[V]) storeMany(
 	var ws []*writing
 	failed := flightlock.KeyErrors{}
 	for key, x := range items {
-		w, err := c.encode(x)
+		w, err := c.encodeOneOfMany(x)
 		if w == nil {
 			if err != nil {
 				failed[key] = err
