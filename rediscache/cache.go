@@ -287,7 +287,7 @@ func (c *Cache[V]) result(x item[V], err error) (v V, _ error) {
 // It takes two round trips, each of which ends after LookupTimeout. If it fails, so that the old value
 // may still be there, the entry is invalidated in the background: see Invalidate. Errors: those of the
 // server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and for a value that is longer than
-// MaxValue: then the entry is invalidated. A value whose FreshFor is 0 or less is not stored, and the
+// MaxValue: then the entry is invalidated, as it is in the background if Codec or FreshFor panics. A value whose FreshFor is 0 or less is not stored, and the
 // entry invalidated.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.checkKey(key); err != nil {
@@ -297,7 +297,7 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if c.finished.Load() {
 		return c.errClosed(full)
 	}
-	w, err := c.encode(item[V]{v: v})
+	w, err := c.encodeToSet(full, v)
 	if w == nil {
 		return errors.Join(err, c.Invalidate(ctx, key))
 	}
@@ -311,6 +311,20 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 		return c.Invalidate(ctx, key)
 	}
 	return nil
+}
+
+// encodeToSet is encode. The origin has changed: if the user's code panics, the entry is invalidated in the background.
+func (c *Cache[V]) encodeToSet(full string, v V) (*writing, error) {
+	returned := false
+	defer func() {
+		if !returned {
+			c.forget(full)
+			c.repeats.add(full)
+		}
+	}()
+	w, err := c.encode(item[V]{v: v})
+	returned = true
+	return w, err
 }
 
 // set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the

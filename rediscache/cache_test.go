@@ -679,6 +679,32 @@ func TestASetThatFails(t *testing.T) {
 	})
 }
 
+// A Set whose Codec panics leaves the old value for moments only: the origin has changed.
+func TestASetThatPanics(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		codec := rediscache.Text()
+		codec.Encode = func(v string) ([]byte, error) {
+			if v == "bad" {
+				panic("a bad value")
+			}
+			return []byte(v), nil
+		}
+		c := w.cache(rediscache.Options[string]{Codec: codec})
+		w.want("k", "k@0", c)
+		w.origin.version.Add(1)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic is not the caller's")
+				}
+			}()
+			_ = c.Set(t.Context(), "k", "bad")
+		}()
+		time.Sleep(time.Second)
+		w.want("k", "k@1", c)
+	})
+}
+
 // Invalidate works with a ctx that has ended: the origin is changed already.
 func TestInvalidateWithACtxThatHasEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
