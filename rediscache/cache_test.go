@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -749,6 +750,23 @@ func TestCloseWaitsForInvalidations(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
 	})
+}
+
+// Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
+func TestTimeoutsForEver(t *testing.T) {
+	for _, loads := range []time.Duration{0, math.MaxInt64} {
+		bubble(t, func(t *testing.T, w *world) {
+			c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
+				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
+			}})
+			w.want("k", "k@0", c)
+			w.want("k", "k@0", c)
+			w.wantLoads(1)
+			if err := c.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // Bad arguments are an ErrInvalid that names them, before anything is sent.

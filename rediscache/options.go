@@ -117,6 +117,9 @@ func (o Options[V]) validated() (Options[V], error) {
 	setDefault(&o.MaxValue, longestValue)
 	setDefault(&o.Fetch.LookupTimeout, defaultLookupTimeout)
 	setDefault(&o.Fetch.LoadTimeout, defaultLoadTimeout)
+	if o.Fetch.LoadTimeout > 0 { // as for a Fetcher. "For ever" would be too much where it is a part of a sum
+		o.Fetch.LookupTimeout = min(o.Fetch.LookupTimeout, o.Fetch.LoadTimeout, longestTombstone)
+	}
 	setDefault(&o.Fetch.StaleWait, o.StaleWait)
 	setDefault(&o.Fetch.Name, o.Name)
 	setDefault(&o.Fetch.Name, "rediscache")
