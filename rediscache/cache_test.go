@@ -541,6 +541,25 @@ func TestClocksThatAreWrong(t *testing.T) {
 	}
 }
 
+// So does one that only has hits, and so has never been told the server's time: it does not take old values for fresh
+// ones for as long as its clock is behind.
+func TestASlowClockOfAProcessThatOnlyHasHits(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		const behind = time.Hour
+		opts := rediscache.Options[string]{Fresh: time.Minute, Stale: 2 * behind}
+		a, b := w.cache(opts), w.cache(opts)
+		w.values.Mini.SetTime(time.Now().Add(behind))
+		w.want("k", "k@0", a)
+		w.want("k", "k@0", b)
+		w.origin.version.Add(1)
+		time.Sleep(2 * time.Minute)
+		w.values.Mini.SetTime(time.Now().Add(behind))
+		w.want("k", "k@0", b) // and it is refreshed
+		time.Sleep(2 * w.origin.takes)
+		w.want("k", "k@1", b)
+	})
+}
+
 // With EarlyRefresh a key that is read often is refreshed before it expires, once for all
 // processes, and nobody waits for it.
 func TestEarlyRefresh(t *testing.T) {
@@ -749,6 +768,26 @@ func TestCloseWaitsForInvalidations(t *testing.T) {
 			t.Error(err)
 		}
 		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
+	})
+}
+
+// Close does not wait for a server that does not answer, nor does it leave anything behind, however many
+// invalidations are being repeated.
+func TestCloseEndsTheRepeatsOfManyInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, someKeys(5000)...); err == nil {
+			t.Error("no error")
+		}
+		time.Sleep(time.Second) // the repeats have begun
+		err := c.Close(ctx)
+		if err == nil || strings.Count(err.Error(), "\n") > 0 || !strings.Contains(err.Error(), "5000 keys are not invalidated") {
+			t.Error(err)
+		}
+		w.values.Stall(false)
 	})
 }
 

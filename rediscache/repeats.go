@@ -60,7 +60,18 @@ func (r *repeats) run() {
 		r.mu.Lock()
 		began := maps.Clone(r.keys)
 		r.mu.Unlock()
-		failed := r.s.invalidate(context.Background(), slices.Collect(maps.Keys(began)))
+		failed := map[string]error{}
+		for some := range slices.Chunk(slices.Collect(maps.Keys(began)), maxPipeline) {
+			select {
+			case <-r.closed: // each request may take its whole time
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.running = false
+				return
+			default:
+			}
+			maps.Copy(failed, r.s.invalidate(context.Background(), some))
+		}
 		if len(failed) < len(began) {
 			pause = repeatFirst
 		}

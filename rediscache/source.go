@@ -66,7 +66,13 @@ func (c *Cache[V]) decode(x stored, now int64, toLoad bool) (f flightlock.Found[
 		c.counts.undecodable.Add(1)
 		return f
 	}
-	if e.kind == tombstone || now >= e.expires {
+	if e.kind == tombstone {
+		return f
+	}
+	if !toLoad {
+		now = c.server.notBefore(e.stamp, now)
+	}
+	if now >= e.expires {
 		return f
 	}
 	f.Value.took = e.took
