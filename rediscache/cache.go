@@ -50,6 +50,7 @@ type item[V any] struct {
 	v      V
 	absent bool          // load has returned ErrNotFound, and that is remembered
 	took   time.Duration // the load
+	brief  bool          // it may not be served for as long as the local tier keeps a value
 }
 
 // Stats are counters since New, and gauges.
@@ -219,7 +220,7 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 	}
 	found, err := c.fetcher.FetchMany(ctx, full)
 	for name, x := range found {
-		if c.tier != nil {
+		if c.tier != nil && !x.brief {
 			c.tier.Put(name, x, readings[name])
 		}
 		put(name[len(c.prefix):], x, nil)
@@ -251,7 +252,7 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	x, reading, ok := c.tier.Get(full)
 	switch {
 	case !ok:
-		if x, err = c.fetcher.Fetch(ctx, full); err == nil {
+		if x, err = c.fetcher.Fetch(ctx, full); err == nil && !x.brief {
 			c.tier.Put(full, x, reading)
 		}
 	case c.finished.Load():

@@ -301,6 +301,55 @@ func TestFreshFor(t *testing.T) {
 	})
 }
 
+// The local tier serves no value for longer than it may be served at all.
+func TestLocalAndFreshFor(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		c := w.cache(rediscache.Options[string]{Local: time.Second, FreshFor: func(v string) time.Duration {
+			switch v[0] {
+			case 'n': // never
+				return 0
+			case 's': // shorter than Local
+				return 300 * time.Millisecond
+			}
+			return 1500 * time.Millisecond
+		}})
+		for _, get := range []func(key, value string){
+			func(key, value string) { w.want(key, value, c) },
+			func(key, value string) {
+				if values, err := c.GetMany(t.Context(), []string{key}); values[key] != value || err != nil {
+					t.Errorf("%v, %v; want %s", values, err, value)
+				}
+			},
+		} {
+			now := fmt.Sprintf("@%d", w.origin.version.Load())
+			get("never", "never"+now)
+			get("short", "short"+now)
+			get("long", "long"+now)
+			time.Sleep(1100 * time.Millisecond)
+			get("long", "long"+now) // from the server, where it is for another 400 ms
+			next := fmt.Sprintf("@%d", w.origin.version.Add(1))
+			get("never", "never"+next)
+			get("short", "short"+next)
+			time.Sleep(400 * time.Millisecond)
+			get("long", "long"+next)
+			time.Sleep(2 * time.Second)
+		}
+		get := c.Stats().LocalHits
+		w.want("long", "long@2", c)
+		w.want("long", "long@2", c)
+		if n := c.Stats().LocalHits - get; n != 1 {
+			t.Errorf("%d hits of the tier", n)
+		}
+		w.want("never", "never@2", c)
+		w.want("short", "short@2", c)
+		w.origin.version.Add(1)
+		w.want("never", "never@3", c)
+		time.Sleep(300 * time.Millisecond)
+		w.want("short", "short@3", c)
+	})
+}
+
 // "not found" is kept for NotFoundFor, until the entry is invalidated or set; other errors are not
 // kept in Redis.
 func TestNotFound(t *testing.T) {

@@ -70,7 +70,8 @@ type Options[V any] struct {
 
 	// Local is how long a value that this process has found or loaded may be served from its memory,
 	// without Redis: at most 1s. Invalidate and Set remove it from the memory of their own process at
-	// once; other processes may serve the old value for that time. Default 0: off.
+	// once; other processes may serve the old value for that time. A value that may be served for less,
+	// because of Fresh, FreshFor or NotFoundFor, is not kept there. Default 0: off.
 	Local time.Duration
 
 	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.

@@ -75,7 +75,7 @@ func (c *Cache[V]) decode(x stored, now int64, toLoad bool) (f flightlock.Found[
 	if now >= e.expires {
 		return f
 	}
-	f.Value.took = e.took
+	f.Value.took, f.Value.brief = e.took, e.expires-now < c.opts.Local.Microseconds()
 	if e.kind == absent {
 		f.Value.absent = true
 	} else {
@@ -128,9 +128,29 @@ func (c *Cache[V]) load(ctx context.Context, full string) (x item[V], err error)
 	x.v, err = load(ctx, key)
 	x.took = time.Since(began)
 	if err != nil && c.opts.NotFoundFor > 0 && errors.Is(err, ErrNotFound) {
-		return item[V]{absent: true, took: x.took}, nil
+		x, err = item[V]{absent: true, took: x.took}, nil
 	}
+	x.brief = c.isBrief(x)
 	return x, err
+}
+
+// isBrief reports whether a value that was loaded is stored for less than it would be in the local tier, or not at all.
+func (c *Cache[V]) isBrief(x item[V]) (brief bool) {
+	switch {
+	case c.tier == nil:
+		return false
+	case x.absent:
+		return c.opts.NotFoundFor < c.opts.Local
+	case c.opts.FreshFor == nil:
+		return c.opts.Fresh+c.opts.Stale < c.opts.Local
+	}
+	defer func() {
+		if recover() != nil { // which encode reports
+			brief = true
+		}
+	}()
+	fresh := min(c.opts.FreshFor(x.v), longest)
+	return fresh <= 0 || fresh+c.opts.Stale < c.opts.Local
 }
 
 // loadOneOfMany loads one key with LoadMany.
@@ -256,14 +276,17 @@ func (c *Cache[V]) loadMany(ctx context.Context, full []string) (map[string]item
 		if why == nil && !there {
 			why = ErrNotFound
 		}
+		x := item[V]{v: v, took: took}
 		switch {
 		case why == nil:
-			items[full[i]] = item[V]{v: v, took: took}
 		case c.opts.NotFoundFor > 0 && errors.Is(why, ErrNotFound):
-			items[full[i]] = item[V]{absent: true, took: took}
+			x = item[V]{absent: true, took: took}
 		default:
 			failed[full[i]] = why
+			continue
 		}
+		x.brief = c.isBrief(x)
+		items[full[i]] = x
 	}
 	if len(failed) > 0 {
 		return items, failed
