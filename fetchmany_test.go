@@ -483,6 +483,34 @@ func TestProcessesDoNotQueueForACacheThatRefusesWrites(t *testing.T) {
 	}
 }
 
+// Without the nodes of the lock, the slot that a batch has among MaxLoads is for its load, also if there is no other.
+func TestFetchManyWithMaxLoadsInAnOutage(t *testing.T) {
+	for _, maxLoads := range []int{1, 3} {
+		manyTest(t, 1, flightlock.FetchOptions{MaxLoads: maxLoads}, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			node.Down(true)
+			for range 2 {
+				began := time.Now()
+				var wg sync.WaitGroup
+				for i := range maxLoads {
+					wg.Go(func() { wantMany(t, fs[0], keysFrom(100*i, 20), "v0") })
+					time.Sleep(time.Millisecond) // they do not share a load
+				}
+				wg.Wait()
+				if took := time.Since(began); took > s.takes+s.takes/2 {
+					t.Errorf("MaxLoads %d: it took %v, and a load %v", maxLoads, took, s.takes)
+				}
+				for i := range maxLoads {
+					for _, key := range keysFrom(100*i, 20) {
+						s.expire(key)
+					}
+				}
+			}
+		})
+	}
+}
+
 // With MaxLoads one call of LoadMany is one load. Those that wait for a slot have one load, too.
 func TestFetchManyWithMaxLoads(t *testing.T) {
 	manyTest(t, 1, flightlock.FetchOptions{MaxLoads: 1}, nil, func(
