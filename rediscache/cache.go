@@ -368,10 +368,12 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 		return nil
 	}
 	err := error(nil)
-	first := ""
+	first, follows := "", "it is repeated in the background"
 	for _, key := range full {
 		if failed[key] != nil {
-			c.repeats.add(key)
+			if !c.repeats.add(key) {
+				follows = "it is not repeated for all keys, because too many are being repeated or the Cache is closed"
+			}
 			if err == nil {
 				first, err = key, failed[key]
 			}
@@ -381,7 +383,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	if len(failed) > 1 {
 		what += fmt.Sprintf(" and %d more", len(failed)-1)
 	}
-	return fmt.Errorf("rediscache: invalidate %s: it is repeated in the background: %w", what, err)
+	return fmt.Errorf("rediscache: invalidate %s: %s: %w", what, follows, err)
 }
 
 // forget removes a value from the tier in this process.

@@ -840,6 +840,43 @@ func TestCloseEndsTheRepeatsOfManyInvalidations(t *testing.T) {
 	})
 }
 
+// An Invalidate that fails while the Cache is closed is not repeated, and does not say that it is.
+func TestAnInvalidateThatMeetsCloseSaysWhatFollows(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		done := make(chan error)
+		go func() { done <- c.Invalidate(t.Context(), "k") }()
+		time.Sleep(100 * time.Millisecond)
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v; repeating %d", err, c.Stats().Repeating)
+		}
+		w.values.Stall(false)
+	})
+}
+
+// So it is where too many are being repeated.
+func TestAnInvalidateThatIsDroppedSaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = c.Invalidate(ctx, someKeys(10_000)...)
+		err := c.Invalidate(ctx, "another")
+		if c.Stats().Dropped != 1 || strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v; %+v", err, c.Stats())
+		}
+		if err := c.Close(ctx); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		w.values.Stall(false)
+	})
+}
+
 // Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
 func TestTimeoutsForEver(t *testing.T) {
 	for _, loads := range []time.Duration{0, math.MaxInt64} {
