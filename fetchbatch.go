@@ -69,7 +69,7 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 			unseen = append(unseen, r)
 		}
 	}
-	f.loadUnlocked(unseen)
+	f.loadUnlocked(unseen, nil)
 	if len(toLock) == 0 {
 		return
 	}
@@ -82,8 +82,7 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 		return
 	}
 	won, rest, away := f.tryAll(toLock)
-	won.slot = slot
-	f.loadUnlocked(away)
+	f.loadUnlocked(away, won.use(slot))
 	if len(rest) > 0 {
 		go f.awaitTogether(rest) // each run counts as a goroutine until it is Done
 	}
@@ -194,9 +193,19 @@ func (b *batch[V]) add(r *fetchRun[V], l *Lock) {
 	b.runs = append(b.runs, r)
 }
 
+// use gives a batch its slot, or returns it if there is nothing to load.
+func (b *batch[V]) use(p *slot) (spare *slot) {
+	if len(b.runs) == 0 {
+		return p
+	}
+	b.slot = p
+	return nil
+}
+
 // loadUnlocked loads runs without locks, on a goroutine of their own: because the nodes of the locks
-// cannot be reached, or a lookup has failed. If no slot is free, each run waits for one by itself.
-func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
+// cannot be reached, or a lookup has failed. If there is a spare slot among MaxLoads, it is for them. If no slot is
+// free, each run waits for one by itself.
+func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V], spare *slot) {
 	runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
 		alone := r.why != nil && !f.mayLoadLocally(r, r.why)
 		if alone {
@@ -205,9 +214,14 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V]) {
 		return alone
 	})
 	if len(runs) == 0 {
+		f.gate.leave(spare)
 		return
 	}
-	p := f.gate.join(unlocked)
+	p := spare
+	if !f.gate.unlock(p) {
+		f.gate.leave(spare)
+		p = f.gate.join(unlocked)
+	}
 	if !p.isAdmitted() {
 		f.gate.leave(p)
 		f.startEach(runs)
@@ -316,8 +330,7 @@ func (f *Fetcher[V]) tryAgain(runs []*fetchRun[V], failed bool) (rest []*fetchRu
 		}
 	}
 	won, others, away := f.tryAll(runs)
-	won.slot = p
-	f.loadUnlocked(away)
+	f.loadUnlocked(away, won.use(p))
 	var taken []*fetchRun[V]
 	for _, r := range others {
 		if failed && holderOf(r.lost) != before[r] {
@@ -634,12 +647,14 @@ func (b *batch[V]) lookUp() {
 	}
 	step := leader.Begin(values, f.opts.LookupTimeout)
 	found, err := lookupMany(f, leader, step, keysOf(b.runs))
+	slow := step.Err() != nil
 	step.End(nil)
 	over := b.without(func(r *fetchRun[V]) bool {
 		x, why := found[r.Key()], errorOf(err, r.Key())
 		if r.scope = scope; why == nil {
 			r.scope.Stamp = x.Stamp
 		} else {
+			r.refused = !slow && !ranOut(why)
 			why = f.lookupFailed(r.Key(), why)
 		}
 		switch {
@@ -810,7 +825,7 @@ func (b *batch[V]) store(leader *fetchRun[V], values map[string]V) {
 		b.deliver(r, values[r.Key()], nil)
 		return true
 	})
-	b.finish(unfit, func(*fetchRun[V]) bool { return false })
+	b.finish(unfit, func(r *fetchRun[V]) bool { return r.refused })
 	if len(b.runs) > 0 {
 		b.storeTogether(leader, values)
 	}

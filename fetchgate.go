@@ -121,6 +121,22 @@ func (g *gate) leave(p *slot) {
 	}
 }
 
+// unlock makes p, a slot among MaxLoads that was admitted, one for a load without a lock, if there is room for that.
+// It may be called for no slot.
+func (g *gate) unlock(p *slot) bool {
+	if p == nil || p.admitted == nil {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.counts[unlocked].full() {
+		return false
+	}
+	g.counts[unlocked].used++
+	p.kind = unlocked
+	return true
+}
+
 // nextLocked is the one that came first of those for whom there is room.
 func (g *gate) nextLocked() (next *slot) {
 	for _, k := range [...]kind{locked, unlocked} {

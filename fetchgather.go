@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // gathering brings together what callers of FetchMany want at the same time: a burst of them wants
@@ -149,7 +151,8 @@ func (g *gathering[V]) lastLocked(values context.Context, most int) *gathered[V]
 // waitForGathered waits for lookups that are made for several callers. Those that it does not wait for any
 // longer have an error in what it returns.
 func (f *Fetcher[V]) waitForGathered(ctx context.Context, in []*gathered[V]) []*gathered[V] {
-	timeout := time.NewTimer(2 * f.opts.LookupTimeout) // until it is sent, and until it is answered
+	// until it is sent, and until it is answered
+	timeout := time.NewTimer(clock.Add(f.opts.LookupTimeout, f.opts.LookupTimeout))
 	defer timeout.Stop()
 	for i, x := range in {
 		select {

@@ -441,6 +441,76 @@ func TestFetchManyInOutages(t *testing.T) {
 	}
 }
 
+// A cache that can be read and not written, because it is full or read-only, stores nothing. Processes that miss
+// the same keys do not load one after the other then, each of them to find that the one before has stored nothing.
+func TestProcessesDoNotQueueForACacheThatRefusesWrites(t *testing.T) {
+	refuses := func(src *flightlock.Source[string]) {
+		lookup, lookupMany := src.LookupStamped, src.LookupMany
+		src.LookupStamped = func(ctx context.Context, key string) (flightlock.Found[string], error) {
+			if flightlock.LoadFollows(ctx) {
+				return flightlock.Found[string]{}, errMine
+			}
+			return lookup(ctx, key)
+		}
+		src.LookupMany = func(ctx context.Context, keys []string) (map[string]flightlock.Found[string], error) {
+			if flightlock.LoadFollows(ctx) {
+				return nil, errMine
+			}
+			return lookupMany(ctx, keys)
+		}
+	}
+	for _, many := range []bool{true, false} {
+		manyTest(t, 8, flightlock.FetchOptions{}, refuses, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+		) {
+			began := time.Now()
+			var wg sync.WaitGroup
+			for _, f := range fs {
+				wg.Go(func() {
+					if many {
+						wantMany(t, f, keysFrom(0, 10), "v0")
+					} else if v, err := f.Fetch(t.Context(), "k"); v != "v0" || err != nil {
+						t.Errorf("%q, %v", v, err)
+					}
+				})
+				time.Sleep(10 * time.Millisecond) // the first one has all locks
+			}
+			wg.Wait()
+			if took := time.Since(began); took > 2*s.takes+s.takes/2 {
+				t.Errorf("many=%v: it took %v, and a load %v", many, took, s.takes)
+			}
+		})
+	}
+}
+
+// Without the nodes of the lock, the slot that a batch has among MaxLoads is for its load, also if there is no other.
+func TestFetchManyWithMaxLoadsInAnOutage(t *testing.T) {
+	for _, maxLoads := range []int{1, 3} {
+		manyTest(t, 1, flightlock.FetchOptions{MaxLoads: maxLoads}, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			node.Down(true)
+			for range 2 {
+				began := time.Now()
+				var wg sync.WaitGroup
+				for i := range maxLoads {
+					wg.Go(func() { wantMany(t, fs[0], keysFrom(100*i, 20), "v0") })
+					time.Sleep(time.Millisecond) // they do not share a load
+				}
+				wg.Wait()
+				if took := time.Since(began); took > s.takes+s.takes/2 {
+					t.Errorf("MaxLoads %d: it took %v, and a load %v", maxLoads, took, s.takes)
+				}
+				for i := range maxLoads {
+					for _, key := range keysFrom(100*i, 20) {
+						s.expire(key)
+					}
+				}
+			}
+		})
+	}
+}
+
 // With MaxLoads one call of LoadMany is one load. Those that wait for a slot have one load, too.
 func TestFetchManyWithMaxLoads(t *testing.T) {
 	manyTest(t, 1, flightlock.FetchOptions{MaxLoads: 1}, nil, func(

@@ -53,6 +53,8 @@ type fetchRun[V any] struct {
 	until  time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
 	scope  coalesce.Scope // of what is loaded
 	unseen bool           // the lookup before the load is left out, because the cache does not answer
+
+	refused bool // the lookup before the load has failed, and not only timed out. Written by the same, or its batch
 }
 
 // run is the whole work: lock, look up, load, store.
@@ -433,6 +435,7 @@ func (f *Fetcher[V]) lookUpToLoad(r *fetchRun[V], l *Lock) (over bool) {
 		r.Finish(none, err)
 		return true
 	}
+	r.refused = err != nil && !errors.Is(err, errSlowLookup) && !ranOut(err)
 	return found
 }
 
@@ -563,6 +566,10 @@ func (f *Fetcher[V]) store(r *fetchRun[V], values context.Context, l *Lock, v V)
 	}
 	if f.stamped() && r.scope.Stamp == "" { // there is nothing to compare with
 		f.failures.notStored(r.Key(), time.Now())
+		if r.refused {
+			r.Finish(v, nil)
+			f.giveBackFailed(r, l)
+		}
 		return
 	}
 	stored := new(answer[V])
@@ -636,11 +643,11 @@ func (f *Fetcher[V]) giveBack(l *Lock) {
 	}
 }
 
-// giveBackFailed releases the lock after a load or Store that failed, and notifies the other
-// processes that wait for it of the failure, so that they need not wait for one another. It does
-// not if Close ended the load: theirs may succeed. It is not called for a Store that timed out: the
-// value was loaded, and the cache is busy. If all others then loaded without a lock, their Stores
-// would keep it busy.
+// giveBackFailed releases the lock after a load or Store that failed, or a load whose value cannot be
+// stored because the lookup before it was refused, and notifies the other processes that wait for it
+// of the failure, so that they need not wait for one another. It does not if Close ended the load:
+// theirs may succeed. It is not called for a Store or a lookup that timed out: the value was loaded,
+// and the cache is busy. If all others then loaded without a lock, their Stores would keep it busy.
 func (f *Fetcher[V]) giveBackFailed(r *fetchRun[V], l *Lock) {
 	if l != nil && r.Err() == nil {
 		_ = l.releaseFailed()

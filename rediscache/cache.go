@@ -50,6 +50,7 @@ type item[V any] struct {
 	v      V
 	absent bool          // load has returned ErrNotFound, and that is remembered
 	took   time.Duration // the load
+	brief  bool          // it may not be served for as long as the local tier keeps a value
 }
 
 // Stats are counters since New, and gauges.
@@ -220,7 +221,7 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 	}
 	found, err := c.fetcher.FetchMany(ctx, full)
 	for name, x := range found {
-		if c.tier != nil {
+		if c.tier != nil && !x.brief {
 			c.tier.Put(name, x, readings[name])
 		}
 		put(name[len(c.prefix):], x, nil)
@@ -252,7 +253,7 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	x, reading, ok := c.tier.Get(full)
 	switch {
 	case !ok:
-		if x, err = c.fetcher.Fetch(ctx, full); err == nil {
+		if x, err = c.fetcher.Fetch(ctx, full); err == nil && !x.brief {
 			c.tier.Put(full, x, reading)
 		}
 	case c.finished.Load():
@@ -288,8 +289,8 @@ func (c *Cache[V]) result(x item[V], err error) (v V, _ error) {
 // It takes two round trips: the first ends after half of LookupTimeout, the second after all of it. If
 // it fails, so that the old value may still be there, the entry is invalidated in the background: see
 // Invalidate. Errors: those of the server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and
-// for a value that is longer than MaxValue: then the entry is invalidated. A value whose FreshFor is 0 or
-// less is not stored, and the entry invalidated.
+// for a value that is longer than MaxValue: then the entry is invalidated, as it is in the background if
+// Codec or FreshFor panics. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.checkKey(key); err != nil {
 		return err
@@ -298,7 +299,7 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if c.finished.Load() {
 		return c.errClosed(full)
 	}
-	w, err := c.encode(item[V]{v: v})
+	w, err := c.encodeToSet(full, v)
 	if w == nil {
 		return errors.Join(err, c.Invalidate(ctx, key))
 	}
@@ -312,6 +313,20 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 		return c.Invalidate(ctx, key)
 	}
 	return nil
+}
+
+// encodeToSet is encode. The origin has changed: if the user's code panics, the entry is invalidated in the background.
+func (c *Cache[V]) encodeToSet(full string, v V) (*writing, error) {
+	returned := false
+	defer func() {
+		if !returned {
+			c.forget(full)
+			c.repeats.add(full)
+		}
+	}()
+	w, err := c.encode(item[V]{v: v})
+	returned = true
+	return w, err
 }
 
 // set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the
@@ -354,10 +369,12 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 		return nil
 	}
 	err := error(nil)
-	first := ""
+	first, follows := "", "it is repeated in the background"
 	for _, key := range full {
 		if failed[key] != nil {
-			c.repeats.add(key)
+			if !c.repeats.add(key) {
+				follows = "it is not repeated for all keys, because too many are being repeated or the Cache is closed"
+			}
 			if err == nil {
 				first, err = key, failed[key]
 			}
@@ -367,7 +384,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	if len(failed) > 1 {
 		what += fmt.Sprintf(" and %d more", len(failed)-1)
 	}
-	return fmt.Errorf("rediscache: invalidate %s: it is repeated in the background: %w", what, err)
+	return fmt.Errorf("rediscache: invalidate %s: %s: %w", what, follows, err)
 }
 
 // forget removes a value from the tier in this process.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -300,6 +301,55 @@ func TestFreshFor(t *testing.T) {
 	})
 }
 
+// The local tier serves no value for longer than it may be served at all.
+func TestLocalAndFreshFor(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		c := w.cache(rediscache.Options[string]{Local: time.Second, FreshFor: func(v string) time.Duration {
+			switch v[0] {
+			case 'n': // never
+				return 0
+			case 's': // shorter than Local
+				return 300 * time.Millisecond
+			}
+			return 1500 * time.Millisecond
+		}})
+		for _, get := range []func(key, value string){
+			func(key, value string) { w.want(key, value, c) },
+			func(key, value string) {
+				if values, err := c.GetMany(t.Context(), []string{key}); values[key] != value || err != nil {
+					t.Errorf("%v, %v; want %s", values, err, value)
+				}
+			},
+		} {
+			now := fmt.Sprintf("@%d", w.origin.version.Load())
+			get("never", "never"+now)
+			get("short", "short"+now)
+			get("long", "long"+now)
+			time.Sleep(1100 * time.Millisecond)
+			get("long", "long"+now) // from the server, where it is for another 400 ms
+			next := fmt.Sprintf("@%d", w.origin.version.Add(1))
+			get("never", "never"+next)
+			get("short", "short"+next)
+			time.Sleep(400 * time.Millisecond)
+			get("long", "long"+next)
+			time.Sleep(2 * time.Second)
+		}
+		get := c.Stats().LocalHits
+		w.want("long", "long@2", c)
+		w.want("long", "long@2", c)
+		if n := c.Stats().LocalHits - get; n != 1 {
+			t.Errorf("%d hits of the tier", n)
+		}
+		w.want("never", "never@2", c)
+		w.want("short", "short@2", c)
+		w.origin.version.Add(1)
+		w.want("never", "never@3", c)
+		time.Sleep(300 * time.Millisecond)
+		w.want("short", "short@3", c)
+	})
+}
+
 // "not found" is kept for NotFoundFor, until the entry is invalidated or set; other errors are not
 // kept in Redis.
 func TestNotFound(t *testing.T) {
@@ -540,6 +590,25 @@ func TestClocksThatAreWrong(t *testing.T) {
 	}
 }
 
+// So does one that only has hits, and so has never been told the server's time: it does not take old values for fresh
+// ones for as long as its clock is behind.
+func TestASlowClockOfAProcessThatOnlyHasHits(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		const behind = time.Hour
+		opts := rediscache.Options[string]{Fresh: time.Minute, Stale: 2 * behind}
+		a, b := w.cache(opts), w.cache(opts)
+		w.values.Mini.SetTime(time.Now().Add(behind))
+		w.want("k", "k@0", a)
+		w.want("k", "k@0", b)
+		w.origin.version.Add(1)
+		time.Sleep(2 * time.Minute)
+		w.values.Mini.SetTime(time.Now().Add(behind))
+		w.want("k", "k@0", b) // and it is refreshed
+		time.Sleep(2 * w.origin.takes)
+		w.want("k", "k@1", b)
+	})
+}
+
 // With EarlyRefresh a key that is read often is refreshed before it expires, once for all
 // processes, and nobody waits for it.
 func TestEarlyRefresh(t *testing.T) {
@@ -679,6 +748,32 @@ func TestASetThatFails(t *testing.T) {
 	})
 }
 
+// A Set whose Codec panics leaves the old value for moments only: the origin has changed.
+func TestASetThatPanics(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		codec := rediscache.Text()
+		codec.Encode = func(v string) ([]byte, error) {
+			if v == "bad" {
+				panic("a bad value")
+			}
+			return []byte(v), nil
+		}
+		c := w.cache(rediscache.Options[string]{Codec: codec})
+		w.want("k", "k@0", c)
+		w.origin.version.Add(1)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic is not the caller's")
+				}
+			}()
+			_ = c.Set(t.Context(), "k", "bad")
+		}()
+		time.Sleep(time.Second)
+		w.want("k", "k@1", c)
+	})
+}
+
 // Invalidate works with a ctx that has ended: the origin is changed already.
 func TestInvalidateWithACtxThatHasEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
@@ -723,6 +818,81 @@ func TestCloseWaitsForInvalidations(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
 	})
+}
+
+// Close does not wait for a server that does not answer, nor does it leave anything behind, however many
+// invalidations are being repeated.
+func TestCloseEndsTheRepeatsOfManyInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, someKeys(5000)...); err == nil {
+			t.Error("no error")
+		}
+		time.Sleep(time.Second) // the repeats have begun
+		err := c.Close(ctx)
+		if err == nil || strings.Contains(err.Error(), "\n") ||
+			!strings.Contains(err.Error(), "5000 keys are not invalidated") {
+			t.Error(err)
+		}
+		w.values.Stall(false)
+	})
+}
+
+// An Invalidate that fails while the Cache is closed is not repeated, and does not say that it is.
+func TestAnInvalidateThatMeetsCloseSaysWhatFollows(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		done := make(chan error)
+		go func() { done <- c.Invalidate(t.Context(), "k") }()
+		time.Sleep(100 * time.Millisecond)
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v; repeating %d", err, c.Stats().Repeating)
+		}
+		w.values.Stall(false)
+	})
+}
+
+// So it is where too many are being repeated.
+func TestAnInvalidateThatIsDroppedSaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = c.Invalidate(ctx, someKeys(10_000)...)
+		err := c.Invalidate(ctx, "another")
+		if c.Stats().Dropped != 1 || strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v; %+v", err, c.Stats())
+		}
+		if err := c.Close(ctx); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		w.values.Stall(false)
+	})
+}
+
+// Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
+func TestTimeoutsForEver(t *testing.T) {
+	for _, loads := range []time.Duration{0, math.MaxInt64} {
+		bubble(t, func(t *testing.T, w *world) {
+			c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
+				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
+			}})
+			w.want("k", "k@0", c)
+			w.want("k", "k@0", c)
+			w.wantLoads(1)
+			if err := c.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // Bad arguments are an ErrInvalid that names them, before anything is sent.

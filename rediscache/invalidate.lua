@@ -1,9 +1,13 @@
--- Replaces whatever is there by a tombstone with a new stamp.
+-- Replaces whatever is there by a tombstone with a new stamp, or deletes it if the server is full: an
+-- entry that is missing has no stamp either.
 --
 -- KEYS[1]  the entry
 -- ARGV[1]  random digits
 -- ARGV[2]  how long the tombstone stays, in milliseconds. When it is gone, no load can be stored
 --          until another one was made, so this only saves loads.
 
-redis.call('SET', KEYS[1], 'fl1:t' .. newStamp(), 'PX', ARGV[2])
+local made = redis.pcall('SET', KEYS[1], 'fl1:t' .. newStamp(), 'PX', ARGV[2])
+if made.err then
+  redis.call('DEL', KEYS[1])
+end
 return 1

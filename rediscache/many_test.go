@@ -139,6 +139,82 @@ func TestGetWithLoadManyOnly(t *testing.T) {
 	})
 }
 
+// A LoadMany may return a KeyErrors without an error of the key: for one key as for many, that is no error.
+func TestKeyErrorsOfOneKey(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		errMine := errors.New("mine")
+		client, err := w.locks.Client(flightlock.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cache, err := rediscache.New(client, w.rdb, nil, rediscache.Options[string]{
+			Fresh: time.Minute,
+			LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
+				values, failed := map[string]string{}, flightlock.KeyErrors{}
+				for _, key := range keys {
+					if key == "bad" {
+						failed[key] = errMine
+					} else {
+						values[key] = "v"
+					}
+				}
+				return values, failed
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := cache.Get(t.Context(), "a"); v != "v" || err != nil {
+			t.Errorf("Get: %q, %v", v, err)
+		}
+		for _, keys := range [][]string{{"b"}, {"c", "d"}} {
+			if values, err := cache.GetMany(t.Context(), keys); len(values) != len(keys) || err != nil {
+				t.Errorf("GetMany of %d: %v, %v", len(keys), values, err)
+			}
+		}
+		if _, err := cache.Get(t.Context(), "bad"); err != errMine { //nolint:errorlint // it is that key's, as it is
+			t.Errorf("%T %v", err, err)
+		}
+		if err := cache.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A value at which Codec or FreshFor panics is not stored, and the others of its batch are.
+func TestAPanicAtOneOfManyValues(t *testing.T) {
+	for _, freshFor := range []bool{false, true} {
+		bubble(t, func(t *testing.T, w *world) {
+			var calls atomic.Int64
+			opts := w.manyOptions(&calls, rediscache.Options[string]{Codec: rediscache.Text()})
+			fails := func(v string) {
+				if v == "k7@0" {
+					panic("k7 is bad")
+				}
+			}
+			if freshFor {
+				opts.FreshFor = func(v string) time.Duration {
+					fails(v)
+					return time.Minute
+				}
+			} else {
+				opts.Codec.Encode = func(v string) ([]byte, error) {
+					fails(v)
+					return []byte(v), nil
+				}
+			}
+			c := w.cache(opts)
+			keys := someKeys(100)
+			wantMany(t, c, keys, 0)
+			hits := c.Stats().Hits
+			wantMany(t, c, keys, 0)
+			if got := c.Stats(); got.Hits-hits != 99 || got.StoreFailures < 1 {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
 // If the server of the values does not answer, many keys are one load without a lock, at once.
 func TestGetManyInAnOutage(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

@@ -72,7 +72,8 @@ type Options[V any] struct {
 
 	// Local is how long a value that this process has found or loaded may be served from its memory,
 	// without Redis: at most 1s. Invalidate and Set remove it from the memory of their own process at
-	// once; other processes may serve the old value for that time. Default 0: off.
+	// once; other processes may serve the old value for that time. A value that may be served for less,
+	// because of Fresh, FreshFor or NotFoundFor, is not kept there. Default 0: off.
 	Local time.Duration
 
 	// LocalKeys is how many values the local tier has at most. Default 10,000; not negative.
@@ -120,6 +121,9 @@ func (o Options[V]) validated() (Options[V], error) {
 	setDefault(&o.MaxValue, longestValue)
 	setDefault(&o.Fetch.LookupTimeout, defaultLookupTimeout)
 	setDefault(&o.Fetch.LoadTimeout, defaultLoadTimeout)
+	if o.Fetch.LoadTimeout > 0 { // as for a Fetcher. "For ever" would be too much where it is a part of a sum
+		o.Fetch.LookupTimeout = min(o.Fetch.LookupTimeout, o.Fetch.LoadTimeout, longestTombstone)
+	}
 	setDefault(&o.Fetch.StaleWait, o.StaleWait)
 	setDefault(&o.Fetch.Name, o.Name)
 	setDefault(&o.Fetch.Name, "rediscache")

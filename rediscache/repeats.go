@@ -32,19 +32,20 @@ const (
 	repeatLast  = 2 * time.Second
 )
 
-// add has an invalidation repeated.
-func (r *repeats) add(key string) {
+// add has an invalidation repeated. It reports false if that is not done: there are too many, or the Cache is closed.
+func (r *repeats) add(key string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, there := r.keys[key]; !there && len(r.keys) >= maxRepeats {
 		r.dropped++
-		return
+		return false
 	}
 	r.failed++
 	r.keys[key] = r.failed
 	if !r.running {
 		r.running = r.tasks.Go(r.run)
 	}
+	return r.running
 }
 
 func (r *repeats) run() {
@@ -60,7 +61,18 @@ func (r *repeats) run() {
 		r.mu.Lock()
 		began := maps.Clone(r.keys)
 		r.mu.Unlock()
-		failed := r.s.invalidate(context.Background(), slices.Collect(maps.Keys(began)))
+		failed := map[string]error{}
+		for some := range slices.Chunk(slices.Collect(maps.Keys(began)), maxPipeline) {
+			select {
+			case <-r.closed: // each request may take its whole time
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				r.running = false
+				return
+			default:
+			}
+			maps.Copy(failed, r.s.invalidate(context.Background(), some))
+		}
 		if len(failed) < len(began) {
 			pause = repeatFirst
 		}

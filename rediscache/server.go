@@ -47,6 +47,7 @@ type server struct {
 	honours   bool         // rdb ends a request with its ctx
 	hanging   conn.Limit   // of requests on goroutines of their own, where rdb does not
 	ahead     atomic.Int64 // by how many microseconds the server's clock is ahead of ours
+	compared  atomic.Bool  // ahead is known from the server
 }
 
 // maxHanging is how many requests may hang at once in a client that ignores their ctx.
@@ -219,6 +220,26 @@ func (s *server) now() int64 { return time.Now().UnixMicro() + s.ahead.Load() }
 // compareClocks learns the difference of the clocks from a reply that says the server's time.
 func (s *server) compareClocks(sent time.Time, serverTime int64) {
 	s.ahead.Store(serverTime - sent.Add(time.Since(sent)/2).UnixMicro())
+	if !s.compared.Load() {
+		s.compared.Store(true)
+	}
+}
+
+// notBefore is now, or the time at which the stamp was made, if that is later: then our clock is behind. A process
+// that only has hits learns no more of the server's clock than that, and would take old entries for fresh ones.
+func (s *server) notBefore(stamp string, now int64) int64 {
+	if s.compared.Load() {
+		return now
+	}
+	made, ok := digits([]byte(stamp[:timeLen]))
+	if !ok || made <= now {
+		return now
+	}
+	for ahead := made - time.Now().UnixMicro(); ; {
+		if old := s.ahead.Load(); old >= ahead || s.ahead.CompareAndSwap(old, ahead) {
+			return made
+		}
+	}
 }
 
 // getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several

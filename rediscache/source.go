@@ -68,10 +68,16 @@ func (c *Cache[V]) decode(
 		c.counts.undecodable.Add(1)
 		return f
 	}
-	if e.kind == tombstone || now >= e.expires {
+	if e.kind == tombstone {
 		return f
 	}
-	f.Value.took = e.took
+	if !toLoad {
+		now = c.server.notBefore(e.stamp, now)
+	}
+	if now >= e.expires {
+		return f
+	}
+	f.Value.took, f.Value.brief = e.took, e.expires-now < c.opts.Local.Microseconds()
 	if e.kind == absent {
 		f.Value.absent = true
 	} else {
@@ -124,9 +130,31 @@ func (c *Cache[V]) load(ctx context.Context, full string) (x item[V], err error)
 	x.v, err = load(ctx, key)
 	x.took = time.Since(began)
 	if err != nil && c.opts.NotFoundFor > 0 && errors.Is(err, ErrNotFound) {
-		return item[V]{absent: true, took: x.took}, nil
+		x, err = item[V]{absent: true, took: x.took}, nil
+	}
+	if err == nil {
+		x.brief = c.isBrief(x)
 	}
 	return x, err
+}
+
+// isBrief reports whether a value that was loaded is stored for less than it would be in the local tier, or not at all.
+func (c *Cache[V]) isBrief(x item[V]) (brief bool) {
+	switch {
+	case c.tier == nil:
+		return false
+	case x.absent:
+		return c.opts.NotFoundFor < c.opts.Local
+	case c.opts.FreshFor == nil:
+		return c.opts.Fresh+c.opts.Stale < c.opts.Local
+	}
+	defer func() {
+		if recover() != nil { // which encode reports
+			brief = true
+		}
+	}()
+	fresh := min(c.opts.FreshFor(x.v), longest)
+	return fresh <= 0 || fresh+c.opts.Stale < c.opts.Local
 }
 
 // loadOneOfMany loads one key with LoadMany.
@@ -135,6 +163,10 @@ func (c *Cache[V]) loadOneOfMany(ctx context.Context, key string) (v V, err erro
 		return v, invalid("load", "nil", "this Get needs it, or Options.LoadMany")
 	}
 	values, err := c.opts.LoadMany(ctx, []string{key})
+	var some flightlock.KeyErrors
+	if errors.As(err, &some) { // it may have errors of other keys, or none
+		err = some[key]
+	}
 	if v, ok := values[key]; ok || err != nil {
 		return v, err
 	}
@@ -213,10 +245,10 @@ func (c *Cache[V]) lookupMany(ctx context.Context, keys []string) (map[string]fl
 // guardedDecode is Codec.Decode for several callers: a panic is an error like others, so that what cannot
 // be decoded is replaced.
 func (c *Cache[V]) guardedDecode(b []byte) (V, error) {
-	return guarded("Codec.Decode", func() (V, error) { return c.opts.Codec.Decode(b) })
+	return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
 }
 
-// guarded calls a function of the Codec. A panic is an error of it, and of no more than its key.
+// guarded calls code of the user's for one of many keys. A panic is an error, and of that key only.
 func guarded[T any](op string, f func() (T, error)) (v T, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -254,14 +286,17 @@ func (c *Cache[V]) loadMany(ctx context.Context, full []string) (map[string]item
 		if why == nil && !there {
 			why = ErrNotFound
 		}
+		x := item[V]{v: v, took: took}
 		switch {
 		case why == nil:
-			items[full[i]] = item[V]{v: v, took: took}
 		case c.opts.NotFoundFor > 0 && errors.Is(why, ErrNotFound):
-			items[full[i]] = item[V]{absent: true, took: took}
+			x = item[V]{absent: true, took: took}
 		default:
 			failed[full[i]] = why
+			continue
 		}
+		x.brief = c.isBrief(x)
+		items[full[i]] = x
 	}
 	if len(failed) > 0 {
 		return items, failed
@@ -277,7 +312,7 @@ func (c *Cache[V]) storeMany(
 	var ws []*writing
 	failed := flightlock.KeyErrors{}
 	for key, x := range items {
-		w, err := guarded("Codec.Encode", func() (*writing, error) { return c.encode(x) })
+		w, err := guarded("Store", func() (*writing, error) { return c.encode(x) })
 		if w == nil {
 			if err != nil {
 				failed[key] = err
