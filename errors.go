@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
@@ -231,14 +232,7 @@ func lockError(key string, sentinel, why error) error {
 	return fmt.Errorf("flightlock: lock %q: %w: %w", key, sentinel, within(why))
 }
 
-// within is err as a part of an error of this package: its text does not name the package a second time.
-func within(err error) error { return &part{err} }
-
-type part struct{ error }
-
-func (p *part) Error() string { return strings.TrimPrefix(p.error.Error(), "flightlock: ") }
-
-func (p *part) Unwrap() error { return p.error }
+func within(err error) error { return errtext.Within("flightlock", err) }
 
 func (flightErrors) Lost(key string, f *quorum.Failure) error {
 	return fmt.Errorf("flightlock: %w: %w", ErrLockLost, within(quorumError(key, f)))

@@ -119,5 +119,5 @@ func ExampleFetcher_FetchMany() {
 	// Output:
 	// SELECT id, name FROM users WHERE id IN [1 2 3]
 	// Ada Grace
-	// true flightlock: fetch: 1 key has failed; "3": flightlock: not found
+	// true flightlock: fetch: 1 key has failed; "3": not found
 }

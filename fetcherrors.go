@@ -100,7 +100,7 @@ func someOf(errs map[string]error) string {
 	if len(errs) > 1 {
 		failed = fmt.Sprintf("%d keys have failed", len(errs))
 	}
-	return fmt.Sprintf("%s; %.100q: %s", failed, first, oneLine(errs[first]))
+	return fmt.Sprintf("%s; %.100q: %s", failed, first, oneLine(within(errs[first])))
 }
 
 // errorOf is the error of key in err, which may be that of all keys or a KeyErrors.

@@ -61,7 +61,7 @@ const (
 // leftAlone is the error of lookups while a server is down. It is no timeout, even if why is one: the
 // caller goes on to its load at once, without a lock.
 func leftAlone(why error) error {
-	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", why, probeEvery)
+	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", within(why), probeEvery)
 }
 
 // serverOf is the server that has key. While the slots of a Cluster are not known yet, its servers are one, "":

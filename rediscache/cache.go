@@ -12,6 +12,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/cachestats"
+	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/hook"
 	"github.com/flightlock/flightlock/internal/hot"
@@ -307,8 +308,11 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	c.forget(full)
 	switch {
 	case err != nil:
-		c.repeats.add(full)
-		return fmt.Errorf("rediscache: set %q: %w", full, err)
+		follows := "it is invalidated in the background"
+		if !c.repeats.add(full) {
+			follows = "it is not invalidated, " + notRepeated
+		}
+		return fmt.Errorf("rediscache: set %q: %s: %w", full, follows, within(err))
 	case !stored:
 		return c.Invalidate(ctx, key)
 	}
@@ -373,7 +377,7 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	for _, key := range full {
 		if failed[key] != nil {
 			if !c.repeats.add(key) {
-				follows = "it is not repeated for all keys, because too many are being repeated or the Cache is closed"
+				follows = "it is not repeated for all keys, " + notRepeated
 			}
 			if err == nil {
 				first, err = key, failed[key]
@@ -384,8 +388,10 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	if len(failed) > 1 {
 		what += fmt.Sprintf(" and %d more", len(failed)-1)
 	}
-	return fmt.Errorf("rediscache: invalidate %s: %s: %w", what, follows, err)
+	return fmt.Errorf("rediscache: invalidate %s: %s: %w", what, follows, within(err))
 }
+
+const notRepeated = "because too many invalidations are being repeated or the Cache is closed"
 
 // forget removes a value from the tier in this process.
 func (c *Cache[V]) forget(full string) {
@@ -393,6 +399,8 @@ func (c *Cache[V]) forget(full string) {
 		c.tier.Remove(full)
 	}
 }
+
+func within(err error) error { return errtext.Within("rediscache", err) }
 
 // errClosed is the error of calls for many keys.
 var errClosed = fmt.Errorf("rediscache: the Cache is %w", flightlock.ErrClosed)
@@ -434,7 +442,11 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 		if why == nil { // an earlier Close has ended the repeats
 			why = flightlock.ErrClosed
 		}
-		err = errors.Join(err, fmt.Errorf("rediscache: close: %d keys are not invalidated: %w", left, why))
+		what := "1 key is"
+		if left > 1 {
+			what = fmt.Sprintf("%d keys are", left)
+		}
+		err = errors.Join(err, fmt.Errorf("rediscache: close: %s not invalidated: %w", what, why))
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
 	defer cancel()

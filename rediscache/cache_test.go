@@ -803,7 +803,7 @@ func TestCloseWaitsForInvalidations(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if err := a.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 keys are not invalidated") {
+		if err := a.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
 			t.Error(err)
 		}
 		done := make(chan error)

@@ -82,7 +82,8 @@ type Options[V any] struct {
 	// EarlyRefresh loads a value in the background at a random time before it stops being fresh, earlier
 	// if its load takes long or it is read often. So a hot key is never missed, nor served stale
 	// (XFetch: Vattani, Chierichetti, Lowenstein, "Optimal Probabilistic Cache Stampede Prevention",
-	// VLDB 2015). 1 is the paper's factor; more is earlier. Default 0: off; not negative.
+	// VLDB 2015). 1 is the paper's factor; more is earlier. With StaleWait, a Get that begins such a load
+	// waits for it, as for that of a stale value. Default 0: off; not negative.
 	EarlyRefresh float64
 
 	// StaleWait is how long a Get that has found a stale value waits for the new one, before it returns
