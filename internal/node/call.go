@@ -8,7 +8,7 @@ import (
 )
 
 // A scriptName is the name of a script as the argument of a command. Which one it is, in which
-// epoch and whether with a closer look, is decided when the command is written, and not when it is
+// epoch and whether with the strict check, is decided when the command is written, and not when it is
 // made: there may be a dial between.
 //
 // That of a batch's first command also records that go-redis came as far as writing it. Errors do

@@ -181,9 +181,9 @@ func (l *lane) write(ctx context.Context, batch []*request, apart bool) (sent bo
 // begin chooses the scripts for the batch, by what is known now. It is called again when the batch is
 // written, which may have waited for a connection until then.
 //
-// After a batch that took longer than NodeTimeout, the scripts are those that take the closer look: if
+// After a batch that took longer than NodeTimeout, the scripts are those that make the strict check: if
 // the next batch takes long as well, its grants need no proof afterwards (see tooOld). A server that
-// refuses the look (Blind) is not asked for it more often than usual.
+// does not report its process (Epoch.NoInfo) makes that check no more often than usual.
 func (l *lane) begin(now time.Time) {
 	l.epoch, l.verified, l.asked = l.s.epoch.Load(), l.s.verified.Load(), now
 	l.by, l.strict = l.epoch.strict, true
@@ -246,13 +246,13 @@ func (l *lane) took(began time.Time) time.Duration {
 }
 
 // errOld is the error of a grant that is not counted as a vote, because its answer was handled too late:
-// since the last look another server may have replaced this one for a while, see epoch.go. It takes a
-// process that was stopped or had no processor. The key is set on the server, and is released as after
+// since the last strict check another server may have replaced this one for a while, see epoch.go. That
+// takes a process that was stopped or had no processor. The key is set on the server, and is released as after
 // any failure.
 var errOld = errors.New("granted so long after it was asked for that the server may have been replaced meanwhile")
 
 // tooOld reports whether the grants of the batch that was answered need a proof before they count as
-// votes: its scripts took no closer look, and the answer took more than nine times NodeTimeout (one,
+// votes: its scripts made no strict check, and the answer took more than nine times NodeTimeout (one,
 // and the conn.MaxGrace by which the watchdog may put it off). See errOld.
 func (l *lane) tooOld() bool {
 	return l.epoch != anyEpoch && !l.strict && l.lasted > (1+conn.MaxGrace)*l.s.n.timeout

@@ -64,7 +64,7 @@ type lane struct {
 	calls         calls
 	epoch         *Epoch        // in which the batch in progress asks for votes
 	by            *scripts      // of that epoch
-	strict        bool          // they make the strict check
+	strict        bool          // they make the strict check; or they did not, and prove has made up for it
 	verified      *verification // the last one when it was written
 	asked         time.Time     // when it was about to be written
 	written       time.Time     // when it was
@@ -146,14 +146,14 @@ func (l *lane) connected() bool {
 	return c != nil && !c.Strict()
 }
 
-// exact has no read deadline on l's connection extended, or again.
+// exact sets whether read deadlines on l's connection are exact, or are extended while this process is late.
 func (l *lane) exact(yes bool) {
 	if c := l.conn.Load(); c != nil {
 		c.SetExact(yes)
 	}
 }
 
-// boundReads has each answer on l's connection come within NodeTimeout, or not any more.
+// boundReads sets whether each answer on l's connection must arrive within NodeTimeout.
 func (l *lane) boundReads(yes bool) {
 	if c := l.conn.Load(); c != nil {
 		c.SetStrict(yes)
