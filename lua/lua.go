@@ -101,8 +101,7 @@ type Epoch struct {
 // AcquireIn is Acquire for a node in that epoch: it grants nothing in another. It may be loaded only
 // after a reply of boot.lua that named this epoch, on the same connection: then a server that restarted
 // does not know it, or has another marker. One that continues, but was another's replica meanwhile,
-// knows
-// it: a strict check finds that.
+// knows it: a strict check finds that.
 //
 // A client that may not see the process, or may not ask whether the marker is raw, does not notice all
 // losses. So it has a script of its own, which no client that sees more takes for a proof. A client that

@@ -26,15 +26,17 @@
 --   {holder, pttl}   another owner's; nothing was changed
 --   error            as for acquire
 --
--- The next contender is granted the key if it has made an offer, which is kept beside its want, under
--- "flightlock:{offer}:" and its name: "k node span block epoch owner", and if that is the node's epoch ('-'
--- if the epoch does not matter): a node that came back with old data may have granted the offer before, and
--- a client must hold no key that a node gave it in an epoch unknown to the client. Then the key is that
--- owner's, for span milliseconds and with block tokens, as if it had been acquired; the contender's want is
--- removed; and the vote is published to its inbox. That is not done if the node may not vote (see
--- epoch.lua), nor by a release with an event: then most contenders may no longer need the key. If no client
--- received the message, the contender's process is gone, and the contender after it is next. (Or only its
--- subscription is gone, so other wants of its client are kept.)
+-- The next contender is granted the key if it has made an offer that names the node's epoch. An offer is
+-- kept beside the contender's want, under "flightlock:{offer}:" and its name: "k node span block epoch
+-- owner". k is the number of the contender's poll, and node that of this node among the client's nodes;
+-- epoch is '-' if it does not matter. No offer of another epoch is granted: a node that came back with old
+-- data may have granted it before, and a client must hold no key that a node gave it in an epoch unknown to
+-- the client. With the grant the key is the offer's owner's, for span milliseconds and with block tokens, as
+-- if it had been acquired; the contender's want is removed; and the vote, with k and node, is published to
+-- the contender's inbox. A release grants nothing if the node may not vote (see epoch.lua), nor if it has
+-- an event: then most contenders may no longer need the key. If no client received the message, the
+-- contender's process is gone, and the contender after it is next. (Or only its subscription is gone, so
+-- other wants of its client are kept.)
 --
 -- A contender without an offer is given a turn, which it takes by an acquire. A turn is the key, held for
 -- ARGV[3] in the name of the contender: "flightlock:turn:" and its name. Only that contender's acquire can

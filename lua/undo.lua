@@ -7,6 +7,10 @@
 --          want, so the want is registered again. A node without the want would not name this
 --          contender when the others do, but another one, which would get only this node's vote. Left
 --          out if the attempt had no contender, and where a Cluster has the keys on different masters
+-- ARGV[3]  with ARGV[2]: the contender's offer (see release.lua), which is kept beside its want again, as
+--          the grant removed it. '' if the owner is that of an offer, which is taken back: then the
+--          contender's offer is deleted, also if the key is not the owner's. Left out if the attempt
+--          brought no offer, and on a Cluster
 --
 -- Reply
 --   1                deleted
