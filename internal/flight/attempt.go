@@ -142,8 +142,9 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.handOverOrReleaseLocked(now)
 }
 
-// scheduleRetryLocked has the flight wait after a failed attempt, for as long as the head's strategy
-// says. If that takes its time, another caller makes an attempt after maxPoll.
+// scheduleRetryLocked has the flight wait after a failed attempt, or after a release that gave a rival the
+// turn, for as long as the head's strategy says. If the strategy takes longer than maxPoll to answer,
+// another caller makes an attempt then.
 func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
@@ -208,7 +209,7 @@ func (f *flight) recheck() {
 	defer f.unlock()
 	switch {
 	case f.fast == 0:
-	case f.phase == acquiring || f.phase == canceled: // since when?
+	case f.phase == acquiring || f.phase == canceled: // it may have begun too early to notice: if so, another follows
 		f.retry = true
 	case f.phase == idle:
 		f.attemptNowLocked()

@@ -106,7 +106,7 @@ const (
 	idle      phase = iota // no lease, and no attempt in progress: the driver makes it when it is due
 	acquiring              // an attempt is in progress
 	canceled               // one is that nobody wants any more: its failure means nothing
-	leased                 // there is a lease; cur holds it
+	leased                 // there is a lease, which cur holds, or which is being renewed for the next holder
 	retained               // there is a lease, which nobody holds and nobody waits for: see retention
 	releasing              // the lease is gone, and its release has not been sent yet
 	dead                   // nothing of all this; the next caller makes a new flight
@@ -273,7 +273,7 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 		f.startAttemptLocked(t)
 		return attempt, nil
 	case t.failsFast() && f.backoff != nil && f.backoff.away && f.phase == idle:
-		// Is that so still? The next attempt may be far.
+		// Too few nodes could be reached. The next attempt, which shows whether that is still so, may be far.
 		f.attemptNowLocked()
 	}
 	if f.phase == idle && f.driverLocked() == t { // all others run code of the user's
@@ -282,7 +282,8 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	return stay, nil
 }
 
-// refuseLocked says why t cannot wait behind others.
+// refuseLocked says why t cannot wait behind others, nil if it can. A strategy that gives up at the first
+// failure has met that failure already: the key is busy.
 func (f *flight) refuseLocked(t *Ticket, mode Mode) error {
 	if f.g.closed.Load() {
 		return f.g.cfg.Errors.Closed()
@@ -338,7 +339,7 @@ func (f *flight) knownLocked() error {
 }
 
 // leave ends t's wait because its caller's ctx has ended. It returns nil when t was
-// refused already: then that is the outcome.
+// refused already: then that is the outcome. In any case it leaves ready empty, for the waiter's next use.
 func (f *flight) leave(t *Ticket, ctxErr error) error {
 	f.mu.Lock()
 	defer f.unlock()
@@ -381,7 +382,7 @@ func (f *flight) turnAwayLocked(t *Ticket, err error) {
 	f.leftLocked(next)
 }
 
-// turnAwayAllLocked ends the wait of all whom that is about, with err.
+// turnAwayAllLocked ends the wait of all for whom who reports true, with err.
 func (f *flight) turnAwayAllLocked(err error, who func(*Ticket) bool) {
 	nextHolder, before := f.nextHolderLocked(), f.n
 	for t := f.head(); t != nil; {
@@ -470,9 +471,10 @@ func (f *flight) armAtLocked(at clock.Instant) {
 	f.shard().arm(f, at)
 }
 
-// tick does what is due: a Ticket whose Until has passed is over, one that is not may have to be
-// refreshed, an attempt is made.
-// The alarm is not moved when a Ticket is released; it comes once per ttl and looks.
+// tick does what is due. A Ticket whose Until has passed is over; if it is not, its lease may have to be
+// refreshed, and its Timers may be due. A retained lease may have to be released. Without a lease, an
+// attempt may be due, or a question to the head's strategy. The alarm is not moved when a Ticket is
+// released: it comes once per ttl, and then there may be nothing to do.
 func (f *flight) tick() {
 	f.mu.Lock()
 	defer f.unlock()

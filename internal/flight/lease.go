@@ -302,7 +302,7 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 	}
 	f.mu.Lock()
 	defer f.unlock()
-	if t := f.cur; t != nil && f.lease == l { // before it may be over: this is why
+	if t := f.cur; t != nil && f.lease == l { // before t may end: its error is to name this outcome
 		t.noteRefreshLocked(why)
 	}
 	f.overdueLocked(clock.Now())

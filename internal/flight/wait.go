@@ -22,7 +22,7 @@ type Traits uint8
 // The traits.
 const (
 	Endless  Traits = 1 << iota // it never gives up
-	FailFast                    // but its caller does when too few nodes can be reached
+	FailFast                    // its caller gives up when too few nodes can be reached
 	Quick                       // Next returns at once and does not panic
 )
 
@@ -124,7 +124,8 @@ type Begun struct {
 }
 
 // Begin is the first half of Acquire, for a caller that wants many keys at once: it makes t's attempt, if it is to make
-// one, and does not wait for the outcome. End is the rest, and is called in any case; callers behind t wait for that.
+// one, and does not wait for the outcome. End is the rest, and must be called: t may hold the key before, and callers
+// queue behind it.
 // A goroutine for each key would cost half as much as its attempt.
 func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) *Begun {
 	b := g.enter(ctx, key, t, ttl, pace, mode, nil)
@@ -145,8 +146,8 @@ func (g *Group) End(ctx context.Context, b *Begun) error {
 // another process has done the work meanwhile: whenever there is an event about the key, Look is called, or an
 // attempt after the first is due, needless is called on the caller's goroutine. True ends the wait,
 // with stopped and without the key; the event that the work has failed elsewhere ends it with
-// Errors.FailedElsewhere. So does that too few nodes can be reached: such a caller has other ways.
-// As long as needless takes its time, others that wait go first.
+// Errors.FailedElsewhere. Its wait also ends when too few nodes can be reached (see FailFast): such a
+// caller can do without the lock. While needless runs, other waiters may be given the key first.
 func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
@@ -464,7 +465,7 @@ func (f *flight) wakeDriverLocked() {
 }
 
 // nextHolderLocked is the Ticket that gets the lease next: the first in the queue whose caller does not run
-// code of the user's. nil: there is none.
+// code of the user's, or the head if all of them do. nil: nobody waits.
 func (f *flight) nextHolderLocked() *Ticket {
 	t := f.head()
 	for t != nil && t.waiter.inUserCode {
@@ -520,7 +521,7 @@ func (f *flight) askStrategy(ctx context.Context, t *Ticket) step {
 				f.restLocked()
 			}
 		}
-	case f.phase != idle: // others have begun an attempt meanwhile: by that
+	case f.phase != idle: // others have begun an attempt meanwhile: t gives up if that one fails
 		w.last = true
 	case f.judged():
 		w.last = true
