@@ -114,7 +114,7 @@ func (f *flight) subscribeLocked(contender string) {
 	})
 }
 
-// onEvent takes an event. owner is who had the key, if that is what it is about.
+// onEvent takes an event. owner is set for quorum.Failed: the owner that had the key.
 func (f *flight) onEvent(e quorum.Event, owner string) {
 	f.mu.Lock()
 	defer f.unlock()
@@ -122,7 +122,7 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 		return
 	}
 	if e == quorum.OurTurn || e == quorum.OtherTurn { // somebody has released the key, and may have done the work
-		if e == quorum.OtherTurn || f.phase != idle { // else with the attempt that follows
+		if e == quorum.OtherTurn || f.phase != idle { // else tryLocked does that, below
 			f.tellLookersLocked()
 		}
 		if f.backoff != nil {
@@ -153,8 +153,8 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 	}
 }
 
-// otherTurnLocked waits for as long as another's turn is kept: it has its turn, or has not come for
-// it.
+// otherTurnLocked has the next attempt made when another contender's turn has ended, at the latest: by then
+// that one has taken the key, or has not come for it.
 func (f *flight) otherTurnLocked() {
 	if f.lease != nil {
 		return
@@ -170,11 +170,11 @@ func (f *flight) otherTurnLocked() {
 // has failed, in owner's hands. They are to do it themselves, at once and all together, not one
 // after the other.
 //
-// A message comes from each node, and may be late: then somebody else has the key by now, and who
-// came since has not waited for that failure. So it is for nobody if it is about one who is known to
-// have released the key before. An owner that was never seen may have come after the one that was,
-// for a release notifies two only. To be wrong about it costs work that is done twice, and never a
-// lock.
+// A message comes from each node, and may be late: then somebody else has the key by now, and callers
+// that came since have not waited for that failure. So a message is ignored if its owner is known to
+// have released the key before. One whose owner was never seen counts: that one may have come after the
+// one that was seen, since a release notifies two only. A mistake costs work that is done twice, and
+// never a lock.
 func (f *flight) failedElsewhereLocked(owner string) {
 	if f.lease != nil || f.backoff == nil || f.backoff.former == owner {
 		return
@@ -215,7 +215,7 @@ func (f *flight) sliceLocked(now time.Time) {
 func (f *flight) mayCheckLocked(now time.Time) bool { return !f.checked && f.checksLocked(now) }
 
 // checksLocked reports whether a refresh that begins now is a check for waiters elsewhere as well.
-// A holder that nobody waits behind is not to yield: its release will.
+// A lone holder, behind whom nobody waits or has waited, need not check: its release leaves the key to others.
 func (f *flight) checksLocked(now time.Time) bool {
 	return f.g.cfg.Slice > 0 && (f.n > 0 || f.served > 1) && f.g.at(now) >= f.sliceEnds-clock.Instant(f.g.cfg.Slice/2)
 }

@@ -34,7 +34,8 @@ const (
 	// that being noticed (see node.Epoch).
 	minSpan, maxSpan = 500 * time.Millisecond, time.Second
 
-	// leastSpan is for how long a grant is worth its polls.
+	// leastSpan is the shortest ttl for which an offer is made: for a shorter one, the polls would cost more than
+	// the grant is worth.
 	leastSpan = 100 * time.Millisecond
 
 	// splitPause is how long a flight waits at least after an attempt that had a vote and has met several holders:
@@ -43,7 +44,8 @@ const (
 	// key is passed on just now, which ends by a message.)
 	splitPause = 10 * time.Millisecond
 
-	// pollsPerSpan, in tenths: a grant has more than half of its span left.
+	// pollsPerSpan is how many polls there are in the time of a span, in tenths: 2.5, so that a grant, which is
+	// valid from the last poll on, has more than half of its span left.
 	pollsPerSpan = 25
 )
 
@@ -59,8 +61,8 @@ func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll ti
 
 // makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer: not for
 // callers of AcquireUnless alone, who hope that they need no lock, and not for a ttl so short that it had to poll
-// all the time. It returns for how long a grant is worth at least that comes during the attempt, also if the offer is
-// one of an attempt before, whose ttl was another; 0: there is none.
+// all the time. It returns for how long a grant that comes during the attempt is good at least, even one of an offer
+// that an earlier attempt has made, with another ttl; 0: there is no offer.
 func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
