@@ -49,7 +49,8 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	return l, nil
 }
 
-// beginTry is tryLock without waiting for the outcome, which End of flights gives. begun is nil if it is known.
+// beginTry is one attempt of tryLock, without waiting for its outcome, which flights.End gives. begun is nil if the
+// outcome is known already: err, or a nested lock. The lease is not retained.
 func (c *Client) beginTry(ctx context.Context, key string,
 	ttl time.Duration) (l *Lock, begun *flight.Begun, err error) {
 	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{}, flight.Try)

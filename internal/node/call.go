@@ -113,8 +113,8 @@ type batchCmd struct {
 // They may overtake what stands before them. An acquire or a refresh of the same entry is hardly
 // among that, for it is obsolete once the release has begun; the exception, an acquire that
 // registers its contender while the entry's debt is paid, is released once more when it is granted.
-// Of everybody else's, none was answered before the release was requested, so the order was
-// nobody's.
+// No request of others among it was answered before the release was requested, so nobody relies on
+// their order.
 func (t *batchCmd) of(ctx context.Context, batch []*request, name *scriptName) *redis.Cmd {
 	args, shapes := t.args[:0], t.shapes[:0]
 	args = append(args, evalsha, name, nil)

@@ -125,8 +125,8 @@ type TurnPass struct {
 	News      News   // what all who wait are notified of besides
 }
 
-// Nobody is the Contender of a release that nobody has waited for, and that knows nevertheless that others
-// wait.
+// Nobody is the Contender of a release that names none, but knows that others wait. Unlike a release without
+// a Contender it may grant the key to the next one, and does not notify all.
 const Nobody = "-"
 
 // values are ARGV[4] to [7] of lua/release.lua: those at the end that are "" may be left out.

@@ -12,8 +12,8 @@ import (
 )
 
 // Lease is one owner's entry on the nodes, from the first request of the attempt to the last of
-// its release. Replies, timers and the holder change its state, all in this file and under one
-// mutex.
+// its release. Replies, timers and the holder change its phase, all under one mutex and in this file,
+// except that Forget (offer.go) ends an offer.
 //
 //	acquiring --q grants, equal counters------> held --loss--> lost --Release--> over
 //	   |  \--q grants--> raising --q confirm--/  \---------------------Release----/^
@@ -58,8 +58,8 @@ type Lease struct {
 	one           [1]node.Entry // the entries of a quorum of one
 	offer         *offer        // what is only of a lease that others may acquire; nil: it is none
 
-	// scratch belongs to the attempt, and later to the release. It is nil in between once the
-	// lease has turned out to be held for long.
+	// scratch belongs to the attempt, and later to the release, which may read it without mu. It is nil in
+	// between once the lease has turned out to be held for long; that is written under mu, while phase is held.
 	scratch *scratch
 }
 
@@ -214,8 +214,8 @@ func (l *Lease) attemptFailureLocked(r *round) *Failure {
 	return nil
 }
 
-// slowLocked reports whether a vote of the attempt may be of a node that has lost its data for so long that it confirms
-// refreshes of others: see quarantine. Votes that have come by message are valid for less than that.
+// slowLocked reports whether a vote of the attempt may be of a node that lost its data so long ago that it confirms
+// refreshes of others again: see quarantine. Votes that have come by message are valid for less than that.
 func (l *Lease) slowLocked() bool {
 	begun := l.target.Begun()
 	return l.q.quarantine != nil && !begun.IsZero() && clock.Passed(clock.Now(), begun.Add(attemptLimit))

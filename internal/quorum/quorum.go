@@ -124,10 +124,11 @@ type Grant struct {
 // Self is a contender for Prepare: the owner of the attempt itself.
 const Self = "self"
 
-// Marked is no contender for Prepare, and an owner with the mark of a lease that may be retained.
+// Marked, as the contender of Prepare, stands for none: it gives the owner the mark of a lease that may be
+// retained.
 const Marked = "marked"
 
-// Others is no rival for Release: others wait, as a recall has said, and none of them is named.
+// Others, as the rival of Release, names none: it says that others wait, as a recall has reported.
 const Others = "others"
 
 // Prepare makes l the lease of one attempt, with an owner of its own. It sends nothing.
