@@ -25,9 +25,9 @@ var (
 	// it, and it is the cause with which a Context of the lock ends.
 	ErrLockLost = errors.New("lock lost")
 	// ErrUnavailable reports that too few nodes answered to decide, or that too few have a vote for now
-	// for anybody to get the lock. It never means that others hold the lock. No strategy retries if so many
-	// nodes refuse that a retry cannot help: for the user's rights (NOAUTH, WRONGPASS, NOPERM), or
-	// because the key holds other data (WRONGTYPE).
+	// for anybody to get the lock. It does not say whether others hold it: see NodeError.Holder. No
+	// strategy retries if so many nodes refuse that a retry cannot help: for the user's rights (NOAUTH,
+	// WRONGPASS, NOPERM), or because the key holds other data (WRONGTYPE).
 	ErrUnavailable = errors.New("too few nodes available")
 	// ErrTooManyWaiters reports that Options.MaxWaiters callers already wait for the key.
 	ErrTooManyWaiters = errors.New("too many waiters")
@@ -109,11 +109,12 @@ func (e *QuorumError) Unwrap() []error {
 // Error names the node, and the holder of the key there or what went wrong.
 func (e NodeError) Error() string {
 	switch {
-	case strings.HasPrefix(e.Holder, node.TurnOf):
-		return fmt.Sprintf("%s: free, and reserved for a process that has waited longer", e.Node)
 	case e.Holder != "":
 		text := fmt.Sprintf("%s: held by %q", e.Node, e.Holder)
-		if e.HolderTTL >= 0 {
+		switch {
+		case strings.HasPrefix(e.Holder, node.TurnOf):
+			text = e.Node + ": free, and reserved for a process that has waited longer"
+		case e.HolderTTL >= 0:
 			text += fmt.Sprintf(" for %v", e.HolderTTL)
 		}
 		if e.Err != nil {
@@ -135,7 +136,7 @@ func (e NodeError) Unwrap() error { return e.Err }
 func quorumError(key string, f *quorum.Failure) *QuorumError {
 	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Reason], reason: f.Err,
 		away: f.Away}
-	if f.Away && f.Reason == quorum.Taken { // whoever has the key: nobody else gets it for now
+	if f.Away && f.Reason == quorum.Taken { // nobody gets the lock now, whether or not somebody holds it
 		e.sentinel = ErrUnavailable
 	}
 	for _, n := range f.Nodes {
@@ -162,7 +163,11 @@ func nodeError(n quorum.NodeAnswer) NodeError {
 		return NodeError{Node: n.Name, Err: n.Reply.Err}
 	case node.Held:
 		if n.Reply.Holder == "" {
-			return NodeError{Node: n.Name, HolderTTL: n.Reply.TTL, Err: errNoName}
+			e := NodeError{Node: n.Name, HolderTTL: n.Reply.TTL, Err: errNoName}
+			if n.Reply.Err != nil {
+				e.Err = fmt.Errorf("%w (%w)", errNoName, n.Reply.Err)
+			}
+			return e
 		}
 		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL, Err: n.Reply.Err}
 	case node.Missing:

@@ -231,6 +231,11 @@ func judgeQuarantine(t target) Finding {
 		return ok("off: a Cluster is among the nodes")
 	case unverified != nil:
 		return Finding{Status: Fail, Found: unverified.Error(), Fix: acceptWrites(t, unverified)}
+	case t.Quarantined(t.i) && t.voters() <= len(t.Nodes)/2:
+		return Finding{Status: Fail,
+			Found: fmt.Sprintf("the node lost data within the last %v, and so have others: %d of %d nodes have a vote, "+
+				"so nobody gets a lock", life, t.voters(), len(t.Nodes)),
+			Fix: "wait: each votes again by itself that long after its loss"}
 	case t.InfoErr != nil && !t.Guarded:
 		return Finding{Status: Warn,
 			Found: "INFO is refused: the tokens of a node that restarts with old data, " +
@@ -250,14 +255,8 @@ func judgeQuarantine(t target) Finding {
 			Found: fmt.Sprintf("INFO was refused to this client earlier, which still counts: %v", hidden(n)),
 			Fix:   "none, if INFO is allowed by now: locks try it again every 10s; then run this again"}
 	case t.Quarantined(t.i):
-		f := Finding{Status: Warn, Found: fmt.Sprintf("the node lost data within the last %v", life),
+		return Finding{Status: Warn, Found: fmt.Sprintf("the node lost data within the last %v", life),
 			Fix: "wait that long before you restart another node"}
-		if left := t.voters(); left <= len(t.Nodes)/2 {
-			f.Status = Fail
-			f.Found += fmt.Sprintf(", and so have others: %d of %d nodes have a vote, so nobody gets a lock", left, len(t.Nodes))
-			f.Fix = "wait: each votes again by itself that long after its loss"
-		}
-		return f
 	}
 	return ok("on, for %v", life)
 }

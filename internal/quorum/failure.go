@@ -78,11 +78,14 @@ func (r *round) failureLocked() *Failure {
 		case rep.Kind == node.Granted && !r.countsLocked(i):
 			e := *rep.Epoch
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{e, e.Began.Add(r.l.q.Quarantine)}}
+			if r.l.q.quarantine.underWay() && r.l.q.whyNoVote(i) != nil { // undecided in the tally
+				away++
+			}
 		case rep.Kind == node.Renewed && !r.countsLocked(i):
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: unconfirmed(r.l.q.Nodes[i].Epoch(), r.l.q.Quarantine)}
 		case r.acquires() && (rep.Kind == node.Held || rep.Kind == node.Pending):
-			if out := r.l.q.quarantined(r.l.q.Nodes[i]); out != nil { // it has no vote for anybody
-				f.Nodes[i].Reply.Err = out
+			if why := r.l.q.whyNoVote(i); why != nil { // for anybody
+				f.Nodes[i].Reply.Err = why
 				away++
 			}
 		}

@@ -26,7 +26,7 @@ import (
 // Safety, by rule:
 //   - Validity starts before the first byte is sent, so no node's ttl can end first.
 //   - A round is decided once. Later replies change the node's Entry, which knows what must be
-//     released, and nothing here; no vote counts twice.
+//     released, and nothing on which this round's decision depends; no vote counts twice.
 //   - Tokens: the block ends at T, the largest counter of the q votes. It is ours only when q
 //     nodes have confirmed, while the key was ours, that their counter is T or more. Then any
 //     later majority shares one of these nodes, whose counter is at least T before it grants.
@@ -123,9 +123,6 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 // mayBlock reports whether a request may be made on its caller's goroutine. With several nodes it
 // may not: each would wait for the one before it.
 func (l *Lease) mayBlock(inline bool) bool { return inline && len(l.entries) == 1 }
-
-// Key is the lock key, prefix included.
-func (l *Lease) Key() string { return l.target.Key() }
 
 // Owner is the whole stored value.
 func (l *Lease) Owner() string { return l.target.Owner() }

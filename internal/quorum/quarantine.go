@@ -181,15 +181,18 @@ func (q *Quorum) Quarantined(i int) bool {
 	return k.quarantined&(1<<i) != 0
 }
 
-// quarantined is why n has no vote: it is in quarantine, as far as is known. nil: it is not, or a bootstrap will say.
-func (q *Quorum) quarantined(n *node.Node) error {
-	if q.quarantine == nil || q.quarantine.underWay() {
+// whyNoVote is why node i has no vote: it is in quarantine, as far as is known. nil: it is not, or the bootstrap that
+// is under way is the first that finds it without one, and decides. Later ones, which try again for as long as the
+// quarantine lasts, change nothing until they are over.
+func (q *Quorum) whyNoVote(i int) error {
+	if q.quarantine == nil {
 		return nil
 	}
-	if e := n.Epoch(); e != nil && e.State != node.EpochKept {
-		return &Quarantined{*e, e.Began.Add(q.Quarantine)}
+	e := q.Nodes[i].Epoch()
+	if e == nil || e.State == node.EpochKept || q.quarantine.underWay() && !q.Quarantined(i) {
+		return nil
 	}
-	return nil
+	return &Quarantined{*e, e.Began.Add(q.Quarantine)}
 }
 
 // changed is called with a node's new epoch before any vote in it. store, which stores it in the

@@ -451,3 +451,39 @@ func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
 		r.settle()
 	})
 }
+
+// While most nodes are in quarantine, others' keys are not why an attempt fails, also not during the bootstraps that
+// are repeated meanwhile.
+func TestOthersKeysAreNotWhyNobodyGetsALock(t *testing.T) {
+	t.Parallel()
+	const ttl, patience = time.Minute, 20 * time.Second
+	var servers []*redistest.Server
+	var conns []redis.UniversalClient
+	for range 3 {
+		s := redistest.StartServer(t)
+		servers, conns = append(servers, s), append(conns, s.Client(t))
+	}
+	c := newPatientClient(t, "c", conns, patience)
+	c.guard(time.Minute)
+	c.tryAndRelease("lock:other", ttl)
+	for _, s := range servers[1:] {
+		s.Do(t, "FLUSHALL")
+	}
+	redistest.Eventually(t, patience, "both losses are noticed", func() bool {
+		c.tryAndRelease("lock:other", ttl)
+		return c.q.Quarantined(1) && c.q.Quarantined(2)
+	})
+	for _, s := range servers[:2] {
+		s.Do(t, "SET", key, "other", "PX", "60000")
+	}
+	k := c.q.quarantine
+	seen := map[bool]bool{}
+	redistest.Eventually(t, patience, "attempts in a bootstrap and between two", func() bool {
+		during := k.underWay()
+		if _, _, f := c.try(key, ttl, 1); f == nil || f.Reason != Taken || !f.Away {
+			t.Fatalf("%s, away: %v, in a bootstrap: %v", describe(f), f != nil && f.Away, during)
+		}
+		seen[during] = true
+		return len(seen) == 2
+	})
+}

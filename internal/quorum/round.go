@@ -91,8 +91,8 @@ func (l *Lease) reservedForUs(holder string) bool {
 // roundLocked returns memory for the next round: that of the lease's scratch for the first round of
 // an attempt, and for the release if nobody uses the attempt's round any more: all nodes have
 // answered, and there was no timer. (Not of an offer: a node may have been asked and have voted by
-// message. The deadlines and the quarantine check that the round is
-// still the one that they waited for.)
+// message. The quarantine may still reconsider a round whose memory the release has by then: that
+// decides only what the replies decide anyway.)
 func (l *Lease) roundLocked(op string) *round {
 	var r *round
 	if l.scratch != nil {
@@ -102,7 +102,7 @@ func (l *Lease) roundLocked(op string) *round {
 	case op != "refresh" && r.l == nil: // new
 	case op == "release" && l.offer == nil && r.decided && r.pending == 0 && r.timer == nil:
 		clear(r.replies)
-		r.decided, r.won, r.expired = false, false, false
+		r.decided, r.won, r.expired, r.carries = false, false, false, nil
 		return r
 	default:
 		r = &round{}
