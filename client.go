@@ -233,12 +233,12 @@ func (c *Client) Stats() Stats {
 
 // Close ends the Client. It refuses new work, fails waiters with ErrClosed, and waits for holders
 // until ctx ends. Then it ends the contexts of the remaining locks (cause ErrClosed) and releases
-// these locks, which takes at most four times NodeTimeout. That is no error of Close: Options.Logger and
-// Stats.Lost tell of such locks. It returns when every goroutine of the
-// Client has ended. A goroutine that waits on a stalled connection may need 4s for that, or four
-// times NodeTimeout if that is more; when ctx has ended, Close gives up on it and returns an error.
-// A dial, or a request to Sentinels or a Cluster, that go-redis has not ended by then ends by the
-// DialTimeout and ReadTimeout of its client.
+// these locks, which takes at most four times NodeTimeout. Close does not report them: Options.Logger
+// logs them, and Stats.Lost counts them. It returns when every goroutine of the Client has ended. A
+// goroutine that waits on a stalled connection may need 4s for that, or four times NodeTimeout if that
+// is more; when ctx has ended, Close gives up on it and returns an error. A dial, or a request to
+// Sentinels or a Cluster, that go-redis has not ended by then ends by the DialTimeout and ReadTimeout
+// of its client.
 //
 // A second Close waits for the first and returns the same error.
 func (c *Client) Close(ctx context.Context) error {

@@ -178,6 +178,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 		waitingLookups: make(chan struct{}, maxWaitingLookups),
 	}
 	f.runs = coalesce.NewGroup[V](func() *fetchRun[V] { return new(fetchRun[V]) }, f.run)
+	f.runs.Waits = c.flights.Known
 	f.permits.begin(opts.LookupTimeout)
 	f.permitsToLoad.begin(opts.LookupTimeout)
 	f.seen.begin(c, opts, f.Stats)
@@ -218,7 +219,7 @@ func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
 		if f.seen.meter != nil {
 			v, err, left = f.timedWait(ctx, r)
 		} else if v, err, left = r.Wait(ctx); left { // from here, and not from where the run was found: see there
-			err = f.gaveUp(key, ctx.Err(), nil)
+			err = leftWaiting(key, ctx.Err(), err)
 		}
 		if left || r.For(came, found.Stamp) {
 			return v, err

@@ -201,6 +201,19 @@ func TestTheGateIsFair(t *testing.T) {
 	g.leave(d)
 	g.leave(uncounted)
 	g.leave(nil)
+	a, b = g.join(locked), g.join(locked)
+	if !g.unlock(a) || g.unlock(b) || g.unlock(uncounted) || g.unlock(nil) || g.counts[locked].used != 2 ||
+		g.counts[unlocked].used != 1 {
+		t.Errorf("one of two slots is for a load without a lock now: %+v", g.counts)
+	}
+	c, d = g.join(unlocked), g.join(locked)
+	want(a, b)
+	g.leave(b)
+	want(a, b, d)
+	g.leave(a)
+	want(a, b, c, d)
+	g.leave(c)
+	g.leave(d)
 	if g.counts[locked].used != 0 || g.counts[unlocked].used != 0 ||
 		g.waiting[locked].Len()+g.waiting[unlocked].Len() != 0 {
 		t.Errorf("%+v", g.counts)

@@ -309,6 +309,24 @@ func TestFetchCallersWithShortDeadlines(t *testing.T) {
 	})
 }
 
+// The error of a caller that gives up while another process has the lock names that process, and matches only the
+// error of its ctx.
+func TestFetchSaysWhoHasTheLock(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), &origin{}, flightlock.FetchOptions{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := f.Fetch(ctx, "k")
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, flightlock.ErrNotAcquired) ||
+			!strings.Contains(err.Error(), `fetch "k": context deadline exceeded: waiting for its lock: acquire "k"`) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("held by %q for ", l.Owner())) {
+			t.Error(err)
+		}
+		mustRelease(t, l)
+	})
+}
+
 var errMine = errors.New("mine")
 
 // Load's error reaches all callers of the run unchanged, and without ErrorHold no others; the next

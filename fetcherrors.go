@@ -60,6 +60,26 @@ func lookupErr(key string, err error) error {
 	return fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, notCtx(err))
 }
 
+// leftWaiting is the error of a caller whose ctx has ended while it waited for a run. lock is what is known of the
+// lock, if the run waited for that.
+func leftWaiting(key string, ctxErr, lock error) error { return &waitError{key, ctxErr, lock} }
+
+type waitError struct {
+	key       string
+	ctx, lock error
+}
+
+func (e *waitError) Error() string {
+	text := fmt.Sprintf("flightlock: fetch %q: %v", e.key, e.ctx)
+	if e.lock != nil { // mostly, that another process has it
+		text += fmt.Sprintf(": waiting for its lock: %v", within(e.lock))
+	}
+	return text
+}
+
+// Unwrap gives the error of the ctx alone: a caller that tests for ErrNotAcquired has not asked for a lock.
+func (e *waitError) Unwrap() error { return e.ctx }
+
 // KeyErrors is the error that LookupMany, LoadMany, StoreMany and StoreManyStamped return if they fail
 // for some of their keys: the error of each of these keys. It may be wrapped.
 type KeyErrors map[string]error

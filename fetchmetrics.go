@@ -261,7 +261,7 @@ func (f *Fetcher[V]) timedWait(ctx context.Context, r *fetchRun[V]) (v V, err er
 	began := m.begins()
 	v, err, left = r.Wait(ctx)
 	if left {
-		err = f.gaveUp(r.Key(), ctx.Err(), nil)
+		err = leftWaiting(r.Key(), ctx.Err(), err)
 	}
 	if m == nil {
 		return v, err, left

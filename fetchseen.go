@@ -59,8 +59,8 @@ func (s *fetchSeen) report(x fetchFailure) {
 }
 
 func (s *fetchSeen) dropped(n int) {
-	s.c.log(slog.LevelWarn, "flightlock: FetchOptions.OnError is too slow: it was not told of some failures", "fetcher",
-		s.name, "count", n)
+	s.c.log(slog.LevelWarn, "flightlock: FetchOptions.OnError is too slow: some failures were not passed to it",
+		"fetcher", s.name, "count", n)
 }
 
 // mayReportRefusal reports whether to report a key that cannot be locked: one each second, for a

@@ -846,8 +846,8 @@ func (l *lines) count(words ...string) (n int) {
 	return n
 }
 
-// While too few nodes have a vote, nobody gets a lock: that is no matter of others that have it, though the
-// keys of their attempts are on the nodes.
+// While too few nodes have a vote, nobody gets a lock. The error says that, and not that others hold it, although
+// the keys of their attempts are on the nodes.
 func TestWithoutVotersItIsNotHeldByOthers(t *testing.T) {
 	t.Parallel()
 	tr := newTrio(t)

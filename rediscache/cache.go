@@ -434,11 +434,14 @@ func (c *Cache[V]) ownStats() cachestats.Stats {
 func (c *Cache[V]) Close(ctx context.Context) error {
 	c.finished.Store(true)
 	err := c.fetcher.Close(ctx)
-	left := c.repeats.drain(ctx)
+	c.repeats.drain(ctx)
+	why := context.Cause(ctx)
 	c.closing.Do(func() { close(c.closed) })
 	c.tasks.Close()
-	if left > 0 {
-		why := context.Cause(ctx)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
+	defer cancel()
+	waited := c.tasks.Wait(grace)
+	if left, _ := c.repeats.count(); left > 0 {
 		if why == nil { // an earlier Close has ended the repeats
 			why = flightlock.ErrClosed
 		}
@@ -448,9 +451,7 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 		}
 		err = errors.Join(err, fmt.Errorf("rediscache: close: %s not invalidated: %w", what, why))
 	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.server.writes) // for a request that is under way
-	defer cancel()
-	return errors.Join(err, c.tasks.Wait(grace))
+	return errors.Join(err, waited)
 }
 
 // jittered is d, shortened at random.

@@ -841,6 +841,28 @@ func TestCloseEndsTheRepeatsOfManyInvalidations(t *testing.T) {
 	})
 }
 
+// Each Close waits for as long as its own ctx lasts at most, and ends when another one ends the repeats.
+func TestTwoClosesThatWaitForInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Down(true)
+		if err := c.Invalidate(t.Context(), "k"); err == nil {
+			t.Error("no error")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		done := make(chan error)
+		go func() { done <- c.Close(context.Background()) }()
+		for _, err := range []error{c.Close(ctx), <-done} {
+			if err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
+				t.Error(err)
+			}
+		}
+		w.values.Down(false)
+		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
+	})
+}
+
 // An Invalidate that fails while the Cache is closed is not repeated, and does not say that it is.
 func TestAnInvalidateThatMeetsCloseSaysWhatFollows(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {

@@ -1,5 +1,5 @@
--- Replaces whatever is there by a tombstone with a new stamp, or deletes it if the server is full: an
--- entry that is missing has no stamp either.
+-- Replaces whatever is there by a tombstone with a new stamp, or deletes it if SET is refused, as by a
+-- server that is full: an entry that is missing has no stamp either.
 --
 -- KEYS[1]  the entry
 -- ARGV[1]  random digits

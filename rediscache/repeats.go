@@ -22,7 +22,7 @@ type repeats struct {
 	keys    map[string]uint64 // the number of its last failure
 	failed  uint64            // numbers failures
 	running bool
-	idle    []chan struct{} // closed when there are none
+	idle    []chan struct{} // closed when there are none, or they are not repeated any more
 	dropped uint64
 }
 
@@ -42,6 +42,11 @@ func (r *repeats) add(key string) bool {
 	}
 	r.failed++
 	r.keys[key] = r.failed
+	select {
+	case <-r.closed:
+		return false
+	default:
+	}
 	if !r.running {
 		r.running = r.tasks.Go(r.run)
 	}
@@ -53,55 +58,61 @@ func (r *repeats) run() {
 		select {
 		case <-time.After(pause):
 		case <-r.closed:
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.running = false
+			r.end()
 			return
 		}
 		r.mu.Lock()
 		began := maps.Clone(r.keys)
 		r.mu.Unlock()
-		failed := map[string]error{}
 		for some := range slices.Chunk(slices.Collect(maps.Keys(began)), maxPipeline) {
 			select {
 			case <-r.closed: // each request may take its whole time
-				r.mu.Lock()
-				defer r.mu.Unlock()
-				r.running = false
+				r.end()
 				return
 			default:
 			}
-			maps.Copy(failed, r.s.invalidate(context.Background(), some))
-		}
-		if len(failed) < len(began) {
-			pause = repeatFirst
-		}
-		if r.done(began, failed) {
-			return
+			failed := r.s.invalidate(context.Background(), some)
+			if len(failed) < len(some) {
+				pause = repeatFirst
+			}
+			if r.done(some, began, failed) {
+				return
+			}
 		}
 	}
 }
 
-// done removes the keys that did not fail, and reports whether there are none any more. began has what
-// was to be repeated. A key whose invalidation has failed again meanwhile stays: its origin may have
-// been changed after this request was executed.
-func (r *repeats) done(began map[string]uint64, failed map[string]error) bool {
+// done removes those of some keys that did not fail, and reports whether there are none any more. began has the
+// numbers of the failures that were repeated. A key whose invalidation has failed again meanwhile stays: its origin
+// may have been changed after this request was executed.
+func (r *repeats) done(some []string, began map[string]uint64, failed map[string]error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for key, number := range began {
-		if failed[key] == nil && r.keys[key] == number {
+	for _, key := range some {
+		if failed[key] == nil && r.keys[key] == began[key] {
 			delete(r.keys, key)
 		}
 	}
 	if len(r.keys) > 0 {
 		return false
 	}
+	r.endLocked()
+	return true
+}
+
+// end ends the repeating, with what is left.
+func (r *repeats) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.endLocked()
+}
+
+func (r *repeats) endLocked() {
 	r.running = false
 	for _, idle := range r.idle {
 		close(idle)
 	}
 	r.idle = nil
-	return true
 }
 
 func (r *repeats) count() (repeating int, dropped uint64) {
@@ -110,21 +121,18 @@ func (r *repeats) count() (repeating int, dropped uint64) {
 	return len(r.keys), r.dropped
 }
 
-// drain waits until there are none, or ctx ends, and returns how many there are.
-func (r *repeats) drain(ctx context.Context) int {
+// drain waits until there are none, or they are not repeated any more, or ctx ends.
+func (r *repeats) drain(ctx context.Context) {
 	r.mu.Lock()
 	if len(r.keys) == 0 || !r.running {
-		defer r.mu.Unlock()
-		return len(r.keys)
+		r.mu.Unlock()
+		return
 	}
 	idle := make(chan struct{})
 	r.idle = append(r.idle, idle)
 	r.mu.Unlock()
 	select {
 	case <-idle:
-		return 0
 	case <-ctx.Done():
-		n, _ := r.count()
-		return n
 	}
 }

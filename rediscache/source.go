@@ -139,7 +139,7 @@ func (c *Cache[V]) load(ctx context.Context, full string) (x item[V], err error)
 }
 
 // isBrief reports whether a value that was loaded is stored for less than it would be in the local tier, or not at all.
-func (c *Cache[V]) isBrief(x item[V]) (brief bool) {
+func (c *Cache[V]) isBrief(x item[V]) bool {
 	switch {
 	case c.tier == nil:
 		return false
@@ -148,14 +148,11 @@ func (c *Cache[V]) isBrief(x item[V]) (brief bool) {
 	case c.opts.FreshFor == nil:
 		return c.opts.Fresh+c.opts.Stale < c.opts.Local
 	}
-	defer func() {
-		if recover() != nil { // which encode reports
-			brief = true
-		}
-	}()
-	fresh := min(c.opts.FreshFor(x.v), longest)
-	return fresh <= 0 || fresh+c.opts.Stale < c.opts.Local
+	fresh, err := guarded("FreshFor", func() (time.Duration, error) { return c.freshFor(x.v), nil })
+	return err != nil || fresh <= 0 || fresh+c.opts.Stale < c.opts.Local // encode reports the error
 }
+
+func (c *Cache[V]) freshFor(v V) time.Duration { return min(c.opts.FreshFor(v), longest) }
 
 // loadOneOfMany loads one key with LoadMany.
 func (c *Cache[V]) loadOneOfMany(ctx context.Context, key string) (v V, err error) {
@@ -195,7 +192,7 @@ func (c *Cache[V]) encode(x item[V]) (*writing, error) {
 	}
 	fresh := c.opts.Fresh
 	if c.opts.FreshFor != nil {
-		if fresh = min(c.opts.FreshFor(x.v), longest); fresh <= 0 {
+		if fresh = c.freshFor(x.v); fresh <= 0 {
 			return nil, nil
 		}
 	}

@@ -90,6 +90,10 @@ func (r *Run[V]) run() *Run[V] { return r }
 
 // runs is the part of a Group that does not depend on the type of Embedder.
 type runs[V any] struct {
+	// Waits says what the run of a key waits for, for the caller that is about to leave it; nil if it is nothing
+	// of interest. It is set before the first run, or nil.
+	Waits func(key string) error
+
 	goroutines goroutines
 
 	mu      sync.Mutex // guards what follows
@@ -239,7 +243,7 @@ var errNoCallers = errors.New("coalesce: all callers left")
 func (r *Run[V]) Key() string { return r.key }
 
 // Wait returns the result to a caller. left reports that ctx ended first, and that the caller has
-// left the run.
+// left the run: then err is what the run waits for, of Waits.
 //
 // In a stampede a thousand goroutines call Wait at once, many of them with a stack of 2 KB, a
 // quarter of which select needs. So Wait's frame is small, and it should be called from a shallow
@@ -260,10 +264,13 @@ func (r *Run[V]) Wait(ctx context.Context) (v V, err error, left bool) {
 
 // quit returns the outcome of Wait for a caller whose ctx has ended.
 func (r *Run[V]) quit() (v V, err error, left bool) {
+	if r.g.Waits != nil { // before Leave: the last one to leave cancels the run
+		err = r.g.Waits(r.key)
+	}
 	if r.Leave() {
 		return r.v, r.err, false
 	}
-	return v, nil, true
+	return v, err, true
 }
 
 // Leave removes a caller from the run. When the last one leaves, a run that is not committed is

@@ -338,6 +338,18 @@ func (f *flight) knownLocked() error {
 	return f.g.cfg.Errors.Failed(f.key, known)
 }
 
+// Known is the last outcome of an attempt at key, or how the one in progress stands. It is nil if nothing is
+// known, or nobody of this process waits for key.
+func (g *Group) Known(key string) error {
+	f := g.known(key)
+	if f == nil {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.unlock()
+	return f.knownLocked()
+}
+
 // leave ends t's wait because its caller's ctx has ended. It returns nil when t was
 // refused already: then that is the outcome. In any case it leaves ready empty, for the waiter's next use.
 func (f *flight) leave(t *Ticket, ctxErr error) error {

@@ -60,9 +60,6 @@ type Entry struct {
 // Init makes e the entry of t on n. i is passed on to sinks.
 func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i) }
 
-// Node is the node that e is about.
-func (e *Entry) Node() *Node { return e.n }
-
 // Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer from
 // when the request was written; the time that it waits for that does not count. It is not written any
 // more once the attempt has begun longer than ttl ago. inline says that the calling goroutine may block
