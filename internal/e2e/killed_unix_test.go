@@ -78,15 +78,12 @@ func wants(t *testing.T, s *redistest.Server) (names []string) {
 	return names
 }
 
-// keptFor is the contender whose turn it is on the server; "" if there is none.
-func keptFor(t *testing.T, s *redistest.Server) string {
+// isTurnOf reports whether the key k on a server is reserved for the contender, or was granted to its process.
+func isTurnOf(t *testing.T, s *redistest.Server, contender string) bool {
 	t.Helper()
-	v, _ := s.Do(t, "GET", "lock:k").(string)
-	name, _ := strings.CutPrefix(v, node.TurnOf)
-	if name == v {
-		return ""
-	}
-	return name
+	process := contender[:strings.LastIndex(contender, "-")+1]
+	holder, _ := s.Do(t, "GET", "lock:k").(string)
+	return strings.HasPrefix(strings.TrimPrefix(holder, node.TurnOf), process)
 }
 
 func everywhere(servers []*redistest.Server, cond func(*redistest.Server) bool) bool {
@@ -179,7 +176,7 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 				}
 				released := time.Now()
 				ps[0].must(t, errand{Do: doRelease})
-				hasTurn := slices.ContainsFunc(servers, func(s *redistest.Server) bool { return keptFor(t, s) == victim })
+				hasTurn := slices.ContainsFunc(servers, func(s *redistest.Server) bool { return isTurnOf(t, s, victim) })
 				if took := time.Since(released); !hasTurn && took < node.TurnTime(processNodeTimeout) {
 					t.Fatalf("%v after the release it is not the victim's turn; the key has %v",
 						took, servers[0].Do(t, "GET", "lock:k"))
