@@ -67,16 +67,17 @@ type pace struct {
 	refresh  time.Duration // how long they are held: a refresh each
 	affinity time.Duration // of keys that come again after seconds
 	reuse    time.Duration // of a lock that is used again every 10 ms
+	bursts   int           // of cold keys
 }
 
 var (
 	fullPace = pace{
 		window: 700 * time.Millisecond, long: time.Second, hot: 1500 * time.Millisecond,
-		held: 100_000, refresh: 10 * time.Second, affinity: 5 * time.Second, reuse: time.Minute,
+		held: 100_000, refresh: 10 * time.Second, affinity: 5 * time.Second, reuse: time.Minute, bursts: 3,
 	}
 	quickPace = pace{
 		window: 120 * time.Millisecond, long: 200 * time.Millisecond, hot: 250 * time.Millisecond,
-		held: 100_000, refresh: 10 * time.Second, affinity: time.Second, reuse: 5 * time.Second,
+		held: 100_000, refresh: 10 * time.Second, affinity: 400 * time.Millisecond, reuse: 2 * time.Second, bursts: 1,
 	}
 )
 
@@ -260,7 +261,7 @@ const coldProcs = 4
 func addCaches(add func(bout), p pace) {
 	add(bout{Group: "cold keys",
 		Detail: fmt.Sprintf("4 processes x 250 callers, each %d of 1000 keys, a load takes 20ms", chosenPerCall),
-		Nodes:  1, Procs: coldProcs, Episodes: 3, Fresh: time.Minute,
+		Nodes:  1, Procs: coldProcs, Episodes: p.bursts, Fresh: time.Minute,
 		Rivals: []string{nameOurs, nameSturdyc, nameRocks, nameLoop},
 		Load:   load{Kind: coldKeys, Goroutines: 250, Keys: 1000, Work: 20 * time.Millisecond}})
 	add(bout{Group: "invalidation", Detail: "4 processes x 50 callers, 20 keys, a load takes 20ms, one in ten 200ms",
