@@ -105,7 +105,7 @@ model: ## 6 min: models of turns, grants and retained leases, by chance and (wit
 bench: ## 20 min: go test -bench, as for tuning
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./bench
 
-compare: ## 1 h, with QUICK=1 6 min: flightlock and its rivals side by side
+compare: ## 1 h, with QUICK=1 5 min: flightlock and its rivals side by side
 	cd bench/peers && $(GO) run . $(if $(QUICK),-quick -out quick,-readme ../../README.md)
 
 demo: ## 15 s: the main job on embedded nodes

@@ -47,7 +47,7 @@ func parseFlags(args []string) (c config, err error) {
 	f := flag.NewFlagSet("peers", flag.ContinueOnError)
 	f.IntVar(&c.rounds, "rounds", 0,
 		"rounds, in each of which every rival does every load once (default 5; 1 with -quick)")
-	f.BoolVar(&c.quick, "quick", false, "short loads: about 6 minutes in all")
+	f.BoolVar(&c.quick, "quick", false, "short loads: about 5 minutes in all")
 	f.StringVar(&c.only, "only", "",
 		"measure these loads only, by group or by name, separated by semicolons; -list shows them")
 	f.BoolVar(&c.list, "list", false, "list the loads and end")
