@@ -134,11 +134,8 @@ func (e NodeError) Unwrap() error { return e.Err }
 
 // quorumError translates a failure of the quorum to the errors of this package.
 func quorumError(key string, f *quorum.Failure) *QuorumError {
-	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Reason], reason: f.Err,
+	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Outcome()], reason: f.Err,
 		away: f.Away}
-	if f.Away && f.Reason == quorum.Taken { // nobody gets the lock now, whether or not somebody holds it
-		e.sentinel = ErrUnavailable
-	}
 	for _, n := range f.Nodes {
 		e.Nodes = append(e.Nodes, nodeError(n))
 	}

@@ -219,7 +219,7 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V], spare *slot) {
 	}
 	p := spare
 	if !f.gate.unlock(p) {
-		f.gate.leave(spare)
+		f.gate.leave(p)
 		p = f.gate.join(unlocked)
 	}
 	if !p.isAdmitted() {

@@ -280,7 +280,7 @@ func (m *metrics) attempted(took time.Duration, f *quorum.Failure) {
 	outcome := outcomes[0]
 	if f != nil {
 		outcome = outcomes[2]
-		if f.Reason == quorum.Taken && !f.Away { // as the error
+		if f.Outcome() == quorum.Taken {
 			outcome = outcomes[1]
 		}
 	}

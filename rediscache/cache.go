@@ -222,9 +222,7 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 	}
 	found, err := c.fetcher.FetchMany(ctx, full)
 	for name, x := range found {
-		if c.tier != nil && !x.brief {
-			c.tier.Put(name, x, readings[name])
-		}
+		c.keep(name, x, readings[name])
 		put(name[len(c.prefix):], x, nil)
 	}
 	var many *flightlock.ManyError
@@ -254,8 +252,8 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 	x, reading, ok := c.tier.Get(full)
 	switch {
 	case !ok:
-		if x, err = c.fetcher.Fetch(ctx, full); err == nil && !x.brief {
-			c.tier.Put(full, x, reading)
+		if x, err = c.fetcher.Fetch(ctx, full); err == nil {
+			c.keep(full, x, reading)
 		}
 	case c.finished.Load():
 		return v, c.errClosed(full)
@@ -392,6 +390,13 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 }
 
 const notRepeated = "because too many invalidations are being repeated or the Cache is closed"
+
+// keep puts a value into the tier in this process, if there is one and the value may be served for as long.
+func (c *Cache[V]) keep(full string, x item[V], reading hot.Reading) {
+	if c.tier != nil && !x.brief {
+		c.tier.Put(full, x, reading)
+	}
+}
 
 // forget removes a value from the tier in this process.
 func (c *Cache[V]) forget(full string) {

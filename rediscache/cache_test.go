@@ -326,14 +326,14 @@ func TestLocalAndFreshFor(t *testing.T) {
 			get("never", "never"+now)
 			get("short", "short"+now)
 			get("long", "long"+now)
-			time.Sleep(1100 * time.Millisecond)
-			get("long", "long"+now) // from the server, where it is for another 400 ms
+			time.Sleep(1100 * time.Millisecond) // past Local, and what is short is over
+			get("long", "long"+now)             // from the server, where it is for another 400 ms
 			next := fmt.Sprintf("@%d", w.origin.version.Add(1))
 			get("never", "never"+next)
 			get("short", "short"+next)
-			time.Sleep(400 * time.Millisecond)
+			time.Sleep(400 * time.Millisecond) // until what is long is over on the server
 			get("long", "long"+next)
-			time.Sleep(2 * time.Second)
+			time.Sleep(2 * time.Second) // until all of it is over
 		}
 		get := c.Stats().LocalHits
 		w.want("long", "long@2", c)
@@ -345,7 +345,7 @@ func TestLocalAndFreshFor(t *testing.T) {
 		w.want("short", "short@2", c)
 		w.origin.version.Add(1)
 		w.want("never", "never@3", c)
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond) // until it is over
 		w.want("short", "short@3", c)
 	})
 }
@@ -601,7 +601,7 @@ func TestASlowClockOfAProcessThatOnlyHasHits(t *testing.T) {
 		w.want("k", "k@0", a)
 		w.want("k", "k@0", b)
 		w.origin.version.Add(1)
-		time.Sleep(2 * time.Minute)
+		time.Sleep(2 * time.Minute) // past Fresh
 		w.values.Mini.SetTime(time.Now().Add(behind))
 		w.want("k", "k@0", b) // and it is refreshed
 		time.Sleep(2 * w.origin.takes)
@@ -769,7 +769,7 @@ func TestASetThatPanics(t *testing.T) {
 			}()
 			_ = c.Set(t.Context(), "k", "bad")
 		}()
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // until it is repeated
 		w.want("k", "k@1", c)
 	})
 }

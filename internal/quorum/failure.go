@@ -52,6 +52,15 @@ func (f *Failure) Error() string {
 	return fmt.Sprintf("%s: %d of %d votes", f.Op, f.Got, f.Need)
 }
 
+// Outcome is the reason for the caller: without a majority of votes nobody gets the lock now, whether or not somebody
+// holds it.
+func (f *Failure) Outcome() Reason {
+	if f.Reason == Taken && f.Away {
+		return Unreachable
+	}
+	return f.Reason
+}
+
 // failureLocked returns why the round failed, as far as is known now.
 func (r *round) failureLocked() *Failure {
 	t := r.tallyLocked()
