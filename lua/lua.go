@@ -5,55 +5,51 @@ package lua
 
 import (
 	"crypto/sha1"
-	_ "embed" // the scripts are part of the binary
+	"embed"
 	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
 )
 
-//go:embed epoch.lua
-var epoch string
+//go:embed *.lua
+var files embed.FS
 
-//go:embed reserve.lua
-var reserve string
+// The texts of the scripts, without their comments.
+var (
+	acquire = code("acquire")
+	refresh = code("refresh")
+	release = code("release")
+	undo    = code("undo")
+	batch   = code("batch")
+	boot    = code("boot")
+	check   = code("check")
+	sets    = code("sets")
+)
 
-//go:embed acquire.lua
-var acquireText string
-
-//go:embed refresh.lua
-var refresh string
-
-//go:embed release.lua
-var releaseText string
-
-//go:embed undo.lua
-var undo string
-
-//go:embed batch.lua
-var batch string
-
-//go:embed boot.lua
-var boot string
-
-//go:embed check.lua
-var check string
-
-//go:embed sets.lua
-var sets string
+// code returns the script of that name with the parts that it includes, and without the lines that are
+// comments: those are half of the text, which each client sends to each node when it starts.
+func code(name string) string {
+	text, err := files.ReadFile(name + ".lua")
+	if err != nil {
+		panic(err) // the files are part of the binary
+	}
+	var b strings.Builder
+	for line := range strings.Lines(string(text)) {
+		switch rest := strings.TrimLeft(line, " "); {
+		case strings.HasPrefix(rest, "-- include "):
+			b.WriteString(code(strings.TrimSuffix(strings.TrimSpace(rest[len("-- include "):]), ".lua")))
+		case !strings.HasPrefix(rest, "--"):
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
 
 // Script is a script and the name under which a server caches it.
 type Script struct {
 	Source string
 	SHA    string // hex SHA-1 of Source, as EVALSHA wants it
-}
-
-// The texts of acquire and release, with what they include.
-var acquire, release = including(acquireText), including(releaseText)
-
-// including returns text with the parts that it includes.
-func including(text string) string {
-	return strings.NewReplacer("-- include epoch.lua", epoch, "-- include reserve.lua", reserve).Replace(text)
 }
 
 // The scripts of the lock protocol. Acquire, Release and Batch are for nodes without epochs.

@@ -156,13 +156,12 @@ func hashOf(key string) uint32 {
 var slotTags = sync.OnceValue(func() *[slots][3]byte {
 	const alphabet = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_"
 	var tags [slots][3]byte
-	for _, a := range []byte(alphabet) {
-		for _, b := range []byte(alphabet) {
-			for _, c := range []byte(alphabet) {
-				tag := [3]byte{a, b, c}
-				if slot := crc16(string(tag[:])) % slots; tags[slot][0] == 0 {
-					tags[slot] = tag
-				}
+	for i := range len(alphabet) * len(alphabet) {
+		a, b := alphabet[i/len(alphabet)], alphabet[i%len(alphabet)]
+		crc := crcOf(crcOf(0, a), b)
+		for _, c := range []byte(alphabet) {
+			if slot := crcOf(crc, c) % slots; tags[slot][0] == 0 {
+				tags[slot] = [3]byte{a, b, c}
 			}
 		}
 	}
@@ -190,10 +189,13 @@ func SlotOf(key string) uint16 {
 func crc16(s string) uint16 {
 	var crc uint16
 	for i := range len(s) {
-		crc = crc<<8 ^ crcTable[byte(crc>>8)^s[i]]
+		crc = crcOf(crc, s[i])
 	}
 	return crc
 }
+
+// crcOf is crc16 of a text that ends with b, where crc is that of what stands before.
+func crcOf(crc uint16, b byte) uint16 { return crc<<8 ^ crcTable[byte(crc>>8)^b] }
 
 var crcTable = func() (table [256]uint16) {
 	for i := range table {
