@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -73,6 +74,28 @@ func BenchmarkDistinctKeys(b *testing.B) {
 				b.Run(name+"raw", func(b *testing.B) { s.raw(b, g) })
 			}
 		}
+	})
+}
+
+// BenchmarkFirstLock is from Open to the first lock of a Client: connections, scripts, and what the nodes report of
+// themselves. (The first Client of a process has a table to make as well.)
+func BenchmarkFirstLock(b *testing.B) {
+	forNodes(b, 1, 3, 5)(func(b *testing.B, s benchStore) {
+		b.Run("store="+s.name, func(b *testing.B) {
+			for b.Loop() {
+				c := s.client(b, patientTimeout)
+				l, err := c.SingleFlightLock(b.Context(), "first", benchTTL, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				err = errors.Join(l.Release(b.Context()), c.Close(b.Context()))
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
 	})
 }
 

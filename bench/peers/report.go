@@ -68,9 +68,13 @@ func surroundings(envs []environment, s summary) string {
 	if slices.ContainsFunc(envs, func(e environment) bool { return e.Quick }) {
 		quick = " With QUICK=1: loads of a fifth of the time, so read no more into it than the order of magnitude."
 	}
+	const day = "2006-01-02 "
+	from, to := envs[0].At.Format(day+"15:04"), e.last.Format("15:04 MST")
+	if today := e.last.Format(day); today != envs[0].At.Format(day) {
+		to = today + to
+	}
 	return fmt.Sprintf("%s; %s; %s; %s; %s to %s. Medians of %s rounds; all servers and all clients on this machine.%s\n",
-		e.Machine, e.Server, e.Go, strings.Join(e.Versions, ", "),
-		envs[0].At.Format("2006-01-02 15:04"), e.last.Format("15:04 MST"), roundsOf(s), quick)
+		e.Machine, e.Server, e.Go, strings.Join(e.Versions, ", "), from, to, roundsOf(s), quick)
 }
 
 // roundsOf is the number of rounds, or how it varies.
@@ -277,8 +281,9 @@ func method() string {
 	}
 	fmt.Fprintf(&b, "\nTTL %v; %v per node and request, for flightlock, redsync and rueidislock alike; %d "+
 		"connections at most per node for those over go-redis. Every rival does every load in fresh processes, on "+
-		"servers flushed before, after a warm-up of %v; rivals take turns within a round, beginning with another one "+
-		"each time. Where `nodes` are more than one, redislock cannot take part, and rueidislock does an easier job.\n\n"+
+		"servers flushed before, after a warm-up of %v (and as much again for every 8 processes); rivals take turns "+
+		"within a round, beginning with another one each time. Where `nodes` are more than one, redislock cannot take "+
+		"part, and rueidislock does an easier job.\n\n"+
 		"Commands are those that clients send, subscriptions and connects included; server CPU is of all servers "+
 		"together, client CPU of all processes, each per lock. Histograms are HDR, with 3 significant figures. In "+
 		"closed loads (a fixed number of goroutines that lock, work and release) a wait is that of one call; `open` "+

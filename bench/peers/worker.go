@@ -113,14 +113,15 @@ func (j *job) setup() error {
 	return j.warmUp()
 }
 
-// warmTime is long enough for connects, scripts and the first growth of the heap.
+// warmTime is long enough for connects, scripts and the first growth of the heap of up to 8 processes, which begin
+// together. More take longer, by as much as there are more.
 const warmTime = 200 * time.Millisecond
 
 // warmUp does some of the load on keys that are not those of the load, unless those are its own.
 func (j *job) warmUp() error {
 	t := j.t
 	t.Prefix += ":warm" // a lock that is left behind by the end of the warm-up is in nobody's way
-	t.Load.Window, t.Load.Drain = warmTime, false
+	t.Load.Window, t.Load.Drain = time.Duration(1+t.Procs/8)*warmTime, false
 	switch t.Load.Kind {
 	case closed:
 	case open:
@@ -132,7 +133,7 @@ func (j *job) warmUp() error {
 		j.src.takes = j.t.Load.Work
 		return err
 	default:
-		t.Load = load{Kind: closed, Goroutines: 8, Window: warmTime}
+		t.Load = load{Kind: closed, Goroutines: 8, Window: t.Load.Window}
 	}
 	_, err := runClosed(j.l, t, time.Now())
 	return err
