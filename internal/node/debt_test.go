@@ -184,12 +184,18 @@ func (b *lab) next(t *testing.T, op op) *request {
 
 func (b *lab) attempt(t *testing.T) *attempt { return newAttempt(t, b.n, "k") }
 
-// refreshedOffer is the lease of an offer that is being refreshed.
-func (b *lab) refreshedOffer(t *testing.T) *attempt {
+// offer is the lease of an offer.
+func (b *lab) offer(t *testing.T) *attempt {
 	a := b.attempt(t)
 	offer := a.t0()
 	offer.Init("k", offer.Owner(), "contender")
 	offer.Carry(&Offer{Target: offer}, 0, longTTL, false)
+	return a
+}
+
+// refreshedOffer is the lease of an offer that is being refreshed.
+func (b *lab) refreshedOffer(t *testing.T) *attempt {
+	a := b.offer(t)
 	a.refresh()
 	return a
 }
@@ -380,6 +386,46 @@ func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A message about a grant that comes while the release is on its way is of a grant that this release may have deleted: it
+// is released again only if that has not.
+func TestAReleaseThatCrossesTheMessageOfItsGrantIsSentOnce(t *testing.T) {
+	for name, first := range map[string]struct {
+		rep   Reply
+		how   delivery
+		again bool
+	}{
+		"deleted":  {Reply{Kind: Deleted}, answered, false},
+		"held":     {Reply{Kind: Held, Holder: "another"}, answered, true},
+		"missing":  {Reply{Kind: Missing}, answered, true},
+		"refused":  {failed(redisError("READONLY x")), answered, true},
+		"lost":     {failed(errReset), lost, true},
+		"not sent": {failed(errReset), notSent, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newLab()
+				a := b.offer(t)
+				a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
+				release := b.next(t, opRelease)
+				a.Granted(longTTL)
+				if r := b.pop(); r != nil {
+					t.Fatalf("%v was sent beside the release", r)
+				}
+				release.complete(first.rep, first.how)
+				time.Sleep(debtSecond)
+				synctest.Wait()
+				if first.again {
+					b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
+				}
+				synctest.Wait()
+				if r := b.pop(); r != nil || b.n.Debts() != 0 {
+					t.Errorf("%v follows, %d releases are owed", r, b.n.Debts())
+				}
+			})
+		})
 	}
 }
 

@@ -164,7 +164,7 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 		e.create = nil
 	}
 	empty := e.emptyLocked()
-	e.releasePending = !empty
+	e.releasePending = !empty || p.wanted()
 	r := &buf.request
 	if e.create == r {
 		r = &request{}

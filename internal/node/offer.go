@@ -54,16 +54,17 @@ func (t *Target) prepared() bool {
 }
 
 // Granted is called when the node has made the key e's for span, by a release of somebody else. If e has been
-// released before, the node is to release the key again, unless it has deleted it since the grant.
+// released before, the node is to release the key again, unless it has deleted it since the grant: whether it has, the
+// answer to a release that is on its way says.
 func (e *Entry) Granted(span time.Duration) {
 	e.mu.Lock()
 	e.gone = max(e.gone, e.n.now().Add(span))
 	e.granted, e.promised = min(e.granted+1, 2), true // one message may come twice
+	e.present = e.present || !e.released || e.granted > 0
 	again := e.released && !e.releasePending && e.granted > 0
 	if again {
 		e.granted, e.releasePending = 0, true
 	}
-	e.present = e.present || !e.released || again
 	e.mu.Unlock()
 	if again {
 		e.n.route(e.releaseAgain())
