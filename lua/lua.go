@@ -27,19 +27,24 @@ var (
 	sets    = code("sets")
 )
 
-// code returns the script of that name with the parts that it includes, and without the lines that are
-// comments: those are half of the text, which each client sends to each node when it starts.
+// code returns the script of that name, after a line that names it to an operator.
 func code(name string) string {
+	return fmt.Sprintf("-- %s: a script of flightlock, see lua/%[1]s.lua\n", name) + part(name)
+}
+
+// part returns the text of that name with the parts that it includes, and without the lines that are
+// comments: those are half of the text, which each client sends to each node when it starts.
+func part(name string) string {
 	text, err := files.ReadFile(name + ".lua")
 	if err != nil {
 		panic(err) // the files are part of the binary
 	}
 	var b strings.Builder
 	for line := range strings.Lines(string(text)) {
-		switch rest := strings.TrimLeft(line, " "); {
-		case strings.HasPrefix(rest, "-- include "):
-			b.WriteString(code(strings.TrimSuffix(strings.TrimSpace(rest[len("-- include "):]), ".lua")))
-		case !strings.HasPrefix(rest, "--"):
+		rest := strings.TrimSpace(line)
+		if included, ok := strings.CutPrefix(rest, "-- include "); ok {
+			b.WriteString(part(strings.TrimSuffix(included, ".lua")))
+		} else if !strings.HasPrefix(rest, "--") {
 			b.WriteString(line)
 		}
 	}
