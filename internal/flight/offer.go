@@ -32,7 +32,7 @@ const (
 	// the others that much. For one that has waited long, or waits among many, it is longer, so that they need not
 	// poll so often, up to maxSpan: it is also how long a server may take to be replaced by another and back without
 	// that being noticed (see node.Epoch).
-	minSpan, maxSpan = 500 * time.Millisecond, time.Second
+	minSpan, maxSpan = 450 * time.Millisecond, time.Second
 
 	// leastSpan is the shortest ttl for which an offer is made: for a shorter one, the polls would cost more than
 	// the grant is worth.

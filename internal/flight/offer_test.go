@@ -75,7 +75,7 @@ func (w *world) waitsWithOffer(change ...func(*wish)) *caller {
 	w.news(quorum.Subscribed)
 	w.attempt().elsewhere()
 	synctest.Wait()
-	w.wantHistory("acquire", "watch owner-1", "offer as owner-1", "carry for 500ms true", "acquire as owner-1")
+	w.wantHistory("acquire", "watch owner-1", "offer as owner-1", "carry for 450ms true", "acquire as owner-1")
 	return c
 }
 
@@ -87,8 +87,8 @@ func TestCrowdsPollLess(t *testing.T) {
 		want         string
 	}{
 		{time.Second, time.Millisecond, "carry for 1s true"},
-		{time.Second, 20 * time.Millisecond, "carry for 500ms true"},
-		{100 * time.Millisecond, 0, "carry for 500ms true"}, // no poll was due
+		{time.Second, 20 * time.Millisecond, "carry for 450ms true"},
+		{100 * time.Millisecond, 0, "carry for 450ms true"}, // no poll was due
 	} {
 		inBubble(t, func(t *testing.T, w *world) {
 			first := w.waitsWithOffer()
@@ -134,10 +134,10 @@ func TestAnOfferIsBroughtByEachPoll(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		c := w.waitsWithOffer()
 		pass(200 * time.Millisecond)
-		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		w.wantHistory("carry for 450ms true", "acquire as owner-1")
 		w.attempt().fail(quorum.Failure{Err: errTaken, Free: 2 * time.Millisecond, Reason: quorum.Taken, Declined: true})
 		pass(2 * time.Millisecond)
-		w.wantHistory("carry for 500ms false", "acquire as owner-1")
+		w.wantHistory("carry for 450ms false", "acquire as owner-1")
 		w.attempt().elsewhere()
 		pass(5 * time.Second)
 		w.history()
@@ -166,14 +166,14 @@ func TestSplitVotesAreLeftToThoseThatHaveSome(t *testing.T) {
 		pass(200 * time.Millisecond)
 		w.attempt().fail(voted)
 		pass(9 * time.Millisecond)
-		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		w.wantHistory("carry for 450ms true", "acquire as owner-1")
 		pass(11 * time.Millisecond)
-		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		w.wantHistory("carry for 450ms true", "acquire as owner-1")
 		w.attempt().fail(split)
 		pass(99 * time.Millisecond)
 		w.wantHistory()
 		pass(101 * time.Millisecond)
-		w.wantHistory("carry for 500ms true", "acquire as owner-1")
+		w.wantHistory("carry for 450ms true", "acquire as owner-1")
 		w.attempt().grant()
 		c.holds()
 		c.releases()
@@ -199,7 +199,7 @@ func TestAGrantDuringAnAttempt(t *testing.T) {
 				w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
 				c.holds()
 				is(t, "canceled", a.cancelled, true)
-				want := []string{"carry for 500ms true", "acquire as owner-1"}
+				want := []string{"carry for 450ms true", "acquire as owner-1"}
 				if won {
 					want = append(want, "release")
 				}
@@ -305,10 +305,10 @@ func TestAnOfferThatFailsIsMadeAgain(t *testing.T) {
 		c := w.waitsWithOffer()
 		w.offer().elsewhere()
 		synctest.Wait()
-		w.wantHistory("offer as owner-1", "carry for 500ms true", "acquire as owner-1")
+		w.wantHistory("offer as owner-1", "carry for 450ms true", "acquire as owner-1")
 		w.offer().elsewhere() // during the attempt
 		w.attempt().elsewhere()
-		w.wantHistory("offer as owner-1", "carry for 500ms true", "acquire as owner-1")
+		w.wantHistory("offer as owner-1", "carry for 450ms true", "acquire as owner-1")
 		w.attempt().grant() // the attempt needs no offer
 		c.holds()
 		w.wantHistory("forget")
