@@ -389,8 +389,8 @@ func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 	}
 }
 
-// A message about a grant that comes while the release is on its way is of a grant that this release may have deleted: it
-// is released again only if that has not.
+// A message about a grant that comes while the release is on its way is of a grant that this release may have deleted:
+// it is released again only if that has not.
 func TestAReleaseThatCrossesTheMessageOfItsGrantIsSentOnce(t *testing.T) {
 	for name, first := range map[string]struct {
 		rep   Reply
