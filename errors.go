@@ -226,8 +226,32 @@ func (flightErrors) Ended(key string, why error) error { return lockEnded(key, w
 // lockEnded is for using a lock that has ended.
 func lockEnded(key string, why error) error { return lockError(key, ErrNotHeld, why) }
 
+// A lossError is why a lock was lost, with its key. Two of one loss are equal, so that errors.Is finds
+// the cause of a Lock's ctx in what Err returns.
+type lossError struct {
+	key string
+	why error
+}
+
+func (e lossError) Error() string {
+	return fmt.Sprintf("flightlock: lock %q: %v", e.key, within(e.why))
+}
+
+func (e lossError) Unwrap() error { return e.why }
+
+// withKey adds the key to why a lock has ended, if it was lost.
+func withKey(key string, why error) error {
+	if errors.Is(why, ErrLockLost) {
+		return lossError{key, why}
+	}
+	return why
+}
+
 // lockError names the key and matches sentinel, whether or not why does.
 func lockError(key string, sentinel, why error) error {
+	if loss, ok := why.(lossError); ok { //nolint:errorlint // it comes unwrapped
+		why = loss.why
+	}
 	if errors.Is(why, sentinel) {
 		return fmt.Errorf("flightlock: lock %q: %w", key, within(why))
 	}

@@ -46,13 +46,13 @@ func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
 // Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it
 // is right even if the process was just stopped for a while. After a release it returns ErrNotHeld,
-// after a loss ErrLockLost with the reason, and ErrClosed if Client.Close ended the lock.
+// after a loss ErrLockLost with the key and the reason, and ErrClosed if Client.Close ended the lock.
 func (l *Lock) Err() error {
 	err := l.ticket().Err()
 	if err == nil && l.wasReleased() {
 		return errReleased
 	}
-	return err
+	return withKey(l.Key(), err)
 }
 
 // Refresh restores the full ttl of the lock, or reports why it could not; it never restores a lost
@@ -178,7 +178,7 @@ func (l *Lock) derive(n *reentry, parent context.Context, done <-chan struct{}) 
 // returned; if l is over, why is the reason.
 func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
 	if n == notShared { // shared by all released Locks; its Ticket may still be held for an instant
-		d.forget, why, over = l.own.OnEnd(d.cancel)
+		d.forget, why, over = l.onEnd(d.cancel)
 		return nil, why, over
 	}
 	n.mu.Lock()
@@ -189,7 +189,7 @@ func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *de
 	if other := n.contexts[done]; other != nil {
 		return other, nil, false
 	}
-	forget, why, over := n.outermost.own.OnEnd(d.cancel)
+	forget, why, over := n.outermost.onEnd(d.cancel)
 	if over {
 		return nil, why, true
 	}
@@ -199,6 +199,13 @@ func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *de
 	d.forget = forget
 	n.contexts[done] = d
 	return nil, nil, false
+}
+
+// onEnd has fn called when l, which is not nested, has ended: see Ticket.OnEnd.
+func (l *Lock) onEnd(fn func(why error)) (forget func(), why error, over bool) {
+	key := l.Key()
+	forget, why, over = l.own.OnEnd(func(why error) { fn(withKey(key, why)) })
+	return forget, withKey(key, why), over
 }
 
 func (n *reentry) unregister(d *derived, done <-chan struct{}) {

@@ -250,3 +250,38 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 		}
 	})
 }
+
+// The cause of a ctx is often all that is logged of a loss: it has the key, as Err has, and the two are the same error.
+func TestALossNamesItsKey(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		gone := func(key string) { nodes[0].Mini.Del("lock:" + key) }
+		for key, lose := range map[string]func(*flightlock.Lock){
+			"over": func(*flightlock.Lock) {}, // its ttl ends
+			"gone": func(l *flightlock.Lock) { gone("gone"); _ = l.Refresh(t.Context()) },
+		} {
+			l := mustLock(t, c, key, time.Second)
+			inner := l.Context(t.Context())
+			lose(l)
+			<-inner.Done()
+			want, err := "flightlock: lock \""+key+"\": lock lost: ", l.Err()
+			for _, cause := range []error{context.Cause(inner), context.Cause(l.Context(t.Context()))} {
+				if !strings.HasPrefix(err.Error(), want) || !errors.Is(err, cause) || !errors.Is(cause, flightlock.ErrLockLost) {
+					t.Errorf("Err is %q, a ctx has ended because of %q", err, cause)
+				}
+			}
+			err = l.Release(t.Context())
+			if !errors.Is(err, flightlock.ErrNotHeld) || strings.Count(err.Error(), `lock "`) != 1 {
+				t.Errorf("Release: %v", err)
+			}
+		}
+		err := c.Do(t.Context(), "gone", time.Second, nil, func(ctx context.Context, _ *flightlock.Lock) error {
+			gone("gone")
+			<-ctx.Done()
+			return errors.Join(errors.New("job"), context.Cause(ctx))
+		})
+		if strings.Count(err.Error(), `lock "gone"`) != 1 || !errors.Is(err, flightlock.ErrLockLost) {
+			t.Errorf("Do: %v", err)
+		}
+	})
+}
