@@ -247,16 +247,30 @@ func withKey(key string, why error) error {
 	return why
 }
 
-// lockError names the key and matches sentinel, whether or not why does.
+// lockError names the key and matches sentinel, whether or not why does. A loss stays one: it is equal to the cause of
+// the Lock's ctx.
 func lockError(key string, sentinel, why error) error {
-	if loss, ok := why.(lossError); ok { //nolint:errorlint // it comes unwrapped
-		why = loss.why
+	loss, lost := why.(lossError) //nolint:errorlint // it comes unwrapped
+	if !lost && errors.Is(why, ErrLockLost) {
+		loss, lost = lossError{key, why}, true
 	}
-	if errors.Is(why, sentinel) {
+	switch {
+	case lost && errors.Is(why, sentinel):
+		return loss
+	case lost:
+		return fmt.Errorf("flightlock: lock %q: %w: %w", key, sentinel, keyless{loss})
+	case errors.Is(why, sentinel):
 		return fmt.Errorf("flightlock: lock %q: %w", key, within(why))
 	}
 	return fmt.Errorf("flightlock: lock %q: %w: %w", key, sentinel, within(why))
 }
+
+// keyless is a loss as a part of an error that names the key.
+type keyless struct{ loss lossError }
+
+func (e keyless) Error() string { return within(e.loss.why).Error() }
+
+func (e keyless) Unwrap() error { return e.loss }
 
 func within(err error) error { return errtext.Within("flightlock", err) }
 

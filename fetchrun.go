@@ -661,7 +661,7 @@ func (l *Lock) whenOver(end func(why error)) (forget func()) {
 	if l == nil {
 		return func() {}
 	}
-	forget, why, over := l.ticket().OnEnd(end)
+	forget, why, over := l.onEnd(end)
 	if over {
 		end(why)
 		return func() {}

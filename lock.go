@@ -133,7 +133,7 @@ type derived struct {
 }
 
 // Context returns a ctx derived from parent that also ends when the lock ends: with cause
-// ErrLockLost and the reason as soon as the lock is lost, before its key in Redis can have expired;
+// ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have expired;
 // with cause ErrClosed when Client.Close ends the lock; or with context.Canceled when it is
 // released. (After the machine slept, it may end up to a second after the machine woke; Err is
 // right at once.) The lock's deadline is not that of the ctx, because refreshes move it.
@@ -201,10 +201,10 @@ func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *de
 	return nil, nil, false
 }
 
-// onEnd has fn called when l, which is not nested, has ended: see Ticket.OnEnd.
+// onEnd has fn called when l has ended: see Ticket.OnEnd.
 func (l *Lock) onEnd(fn func(why error)) (forget func(), why error, over bool) {
 	key := l.Key()
-	forget, why, over = l.own.OnEnd(func(why error) { fn(withKey(key, why)) })
+	forget, why, over = l.ticket().OnEnd(func(why error) { fn(withKey(key, why)) })
 	return forget, withKey(key, why), over
 }
 

@@ -285,3 +285,51 @@ func TestALossNamesItsKey(t *testing.T) {
 		}
 	})
 }
+
+// All errors about one loss are that loss: Do says it once, whichever of them its function returns, and all match the
+// cause of the ctx.
+func TestErrorsOfOneLossMatchItsCause(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		for key, fn := range map[string]func(ctx context.Context, l *flightlock.Lock) error{
+			"nil":     func(context.Context, *flightlock.Lock) error { return nil },
+			"release": func(ctx context.Context, l *flightlock.Lock) error { return l.Release(ctx) },
+			"refresh": func(_ context.Context, l *flightlock.Lock) error { return l.Refresh(context.Background()) },
+			"nested": func(ctx context.Context, l *flightlock.Lock) error {
+				return c.Do(ctx, l.Key(), time.Second, nil, func(context.Context, *flightlock.Lock) error { return nil })
+			},
+			"nested before": nil,
+		} {
+			var cause error
+			err := c.Do(t.Context(), key, time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
+				lose := func(ctx context.Context) {
+					nodes[0].Mini.Del("lock:" + key)
+					<-ctx.Done()
+					cause = context.Cause(ctx)
+				}
+				if fn == nil {
+					return c.Do(ctx, key, time.Second, nil, func(ctx context.Context, _ *flightlock.Lock) error {
+						lose(ctx)
+						return nil
+					})
+				}
+				lose(ctx)
+				return fn(ctx, l)
+			})
+			if strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, cause) {
+				t.Errorf("%s: %q, is its cause: %v", key, err, errors.Is(err, cause))
+			}
+		}
+		l := mustLock(t, c, "plain", time.Second)
+		ctx := l.Context(t.Context())
+		<-ctx.Done()
+		for name, err := range map[string]error{
+			"Err": l.Err(), "Refresh": l.Refresh(t.Context()), "Release": l.Release(t.Context()),
+			"AutoRefresh": l.AutoRefresh(flightlock.RefreshPolicy{}),
+		} {
+			if strings.Count(err.Error(), `lock "`) != 1 || !errors.Is(err, context.Cause(ctx)) {
+				t.Errorf("%s: %q", name, err)
+			}
+		}
+	})
+}

@@ -69,6 +69,10 @@ func runSmall(t *testing.T, cfg config) (code int, rep report, stdout, stderr st
 func wantGoodRun(t *testing.T, cfg config) report {
 	t.Helper()
 	code, rep, stdout, stderr := runSmall(t, cfg)
+	for strings.Contains(stdout, "not one lock was granted") && cfg.duration < 10*time.Second { // on a busy machine
+		cfg.duration *= 4
+		code, rep, stdout, stderr = runSmall(t, cfg)
+	}
 	if code != exitOK || !strings.Contains(stdout, "checked: never two holders") {
 		t.Fatalf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}
@@ -147,6 +151,13 @@ func TestLastClientsPoll(t *testing.T) {
 		return w, nil
 	}
 	code, rep, stdout, stderr := runSmall(t, cfg)
+	for strings.Contains(stdout, "not one lock was granted") && cfg.duration < 10*time.Second { // on a busy machine
+		cfg.duration *= 4
+		mu.Lock()
+		silent = nil
+		mu.Unlock()
+		code, rep, stdout, stderr = runSmall(t, cfg)
+	}
 	if code != exitOK || !strings.Contains(stdout, "client 2, polling") || !strings.Contains(stdout, "tries every 10ms") {
 		t.Errorf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}

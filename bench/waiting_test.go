@@ -414,7 +414,7 @@ func (w *waiting) leftTo(b *testing.B, label string, killed time.Time) time.Dura
 
 // BenchmarkStoppedWaiter has 64 processes take turns, and stops one by SIGSTOP for 2 seconds, then the
 // next. It reports per stop how long nobody held the key in these seconds and the one after them, in
-// gaps of more than 20 ms (lost-ms, the median and the most), for which the goal is 500 ms: one turn. One
+// gaps of more than 20 ms (lost-ms, the median and the most), for which the goal is 500 ms. One
 // op is FLIGHTLOCK_BENCH_TIME.
 func BenchmarkStoppedWaiter(b *testing.B) {
 	for _, nodes := range []int{1, 3} {

@@ -429,6 +429,52 @@ func TestAReleaseThatCrossesTheMessageOfItsGrantIsSentOnce(t *testing.T) {
 	}
 }
 
+// Two messages that come while the release is on its way may be of two grants, of which it has deleted the first.
+func TestTwoGrantsThatCrossOneReleaseAreBothReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		a := b.offer(t)
+		a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
+		release := b.next(t, opRelease)
+		a.Granted(longTTL)
+		a.Granted(longTTL)
+		release.complete(Reply{Kind: Deleted}, answered)
+		time.Sleep(debtSecond)
+		b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
+		if b.n.Debts() != 0 {
+			t.Error("still owed")
+		}
+	})
+}
+
+// What a release deletes may have been granted, so it does not prove that an acquire whose connection died was
+// executed: that may still make the key the offer's, for the whole ttl.
+func TestAGrantDoesNotExplainAnIndeterminateAcquire(t *testing.T) {
+	for _, message := range []string{"none", "before the release", "beside it", "after it"} {
+		t.Run("message: "+message, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newLab()
+				a := b.offer(t)
+				comes := func(when string) {
+					if message == when {
+						a.Granted(time.Second)
+					}
+				}
+				a.acquire()
+				b.next(t, opAcquire).complete(failed(errReset), lost)
+				comes("before the release")
+				a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
+				release := b.next(t, opRelease)
+				comes("beside it")
+				release.complete(Reply{Kind: Deleted}, answered)
+				comes("after it")
+				time.Sleep(debtSecond)
+				b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
+			})
+		})
+	}
+}
+
 // A node that granted an offer and is cut off since then is asked to release it for as long as the key may be there:
 // for the span, or for the ttl of a refresh, from when that may have been executed last.
 func TestTheReleaseOfAGrantIsOwed(t *testing.T) {

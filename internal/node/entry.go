@@ -263,7 +263,11 @@ const (
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {
 	if how == answered && rep.Kind == Deleted {
-		if e.granted > 0 || e.granted == 0 && !e.acquired {
+		switch {
+		case e.granted > 1: // two messages: of one grant, or of another that came after what was deleted
+			e.granted = 0
+			return 0, true
+		case e.granted > 0 || e.granted == 0 && !e.acquired:
 			e.granted--
 		}
 	} else if how == answered && rep.Kind != Failed && e.granted > 0 { // it was granted after that
@@ -276,8 +280,8 @@ func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed
 	if how != answered || rep.Kind == Failed && !conn.HasCode(rep.Err, "WRONGTYPE") {
 		return e.unansweredLocked()
 	}
-	if rep.Kind == Deleted && e.indeterminate > 0 && !e.present {
-		e.indeterminate-- // what it deleted can only have been the work of an indeterminate request
+	if rep.Kind == Deleted && e.indeterminate > 0 && !e.present && !e.t.prepared() {
+		e.indeterminate-- // what it deleted can only have been the work of an indeterminate request, and no grant's
 	}
 	e.present = false
 	if e.indeterminate > 0 {
