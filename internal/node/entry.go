@@ -31,8 +31,8 @@ type Sink interface {
 // what was written to a connection that then died may be executed at any later time, even after a
 // release that came on a newer connection: a stopped server reads the old socket when it continues.
 // Such requests are counted in indeterminate, and a release is believed only when it deleted a key
-// that no answered request explains, or when it was answered three times, at once, soon and a
-// second later.
+// that no answered request and no grant to an offer explains, or when it was answered three times, at
+// once, soon and a second later.
 //
 // The entry of an offer's lease becomes present without a request of its own, when the node's message
 // about the grant has come (see Offer).
