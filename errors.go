@@ -239,38 +239,24 @@ func (e lossError) Error() string {
 
 func (e lossError) Unwrap() error { return e.why }
 
-// withKey adds the key to why a lock has ended, if it was lost.
+// withKey adds the key to why a lock has ended, if it was lost and why does not name it.
 func withKey(key string, why error) error {
-	if errors.Is(why, ErrLockLost) {
-		return lossError{key, why}
+	if named := (lossError{}); errors.As(why, &named) || !errors.Is(why, ErrLockLost) {
+		return why
 	}
-	return why
+	return lossError{key, why}
 }
 
-// lockError names the key and matches sentinel, whether or not why does. A loss stays one: it is equal to the cause of
-// the Lock's ctx.
+// lockError names the key and matches sentinel, whether or not why does. If the lock was lost, it
+// matches the cause of the Lock's ctx as well.
 func lockError(key string, sentinel, why error) error {
-	loss, lost := why.(lossError) //nolint:errorlint // it comes unwrapped
-	if !lost && errors.Is(why, ErrLockLost) {
-		loss, lost = lossError{key, why}, true
+	lock := fmt.Sprintf("flightlock: lock %q", key)
+	why = within(errtext.Within(lock, withKey(key, why)))
+	if errors.Is(why, sentinel) {
+		return fmt.Errorf("%s: %w", lock, why)
 	}
-	switch {
-	case lost && errors.Is(why, sentinel):
-		return loss
-	case lost:
-		return fmt.Errorf("flightlock: lock %q: %w: %w", key, sentinel, keyless{loss})
-	case errors.Is(why, sentinel):
-		return fmt.Errorf("flightlock: lock %q: %w", key, within(why))
-	}
-	return fmt.Errorf("flightlock: lock %q: %w: %w", key, sentinel, within(why))
+	return fmt.Errorf("%s: %w: %w", lock, sentinel, why)
 }
-
-// keyless is a loss as a part of an error that names the key.
-type keyless struct{ loss lossError }
-
-func (e keyless) Error() string { return within(e.loss.why).Error() }
-
-func (e keyless) Unwrap() error { return e.loss }
 
 func within(err error) error { return errtext.Within("flightlock", err) }
 

@@ -133,8 +133,8 @@ type derived struct {
 }
 
 // Context returns a ctx derived from parent that also ends when the lock ends: with cause
-// ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have expired;
-// with cause ErrClosed when Client.Close ends the lock; or with context.Canceled when it is
+// ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have
+// expired; with cause ErrClosed when Client.Close ends the lock; or with context.Canceled when it is
 // released. (After the machine slept, it may end up to a second after the machine woke; Err is
 // right at once.) The lock's deadline is not that of the ctx, because refreshes move it.
 //

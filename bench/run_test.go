@@ -151,13 +151,6 @@ func TestLastClientsPoll(t *testing.T) {
 		return w, nil
 	}
 	code, rep, stdout, stderr := runSmall(t, cfg)
-	for strings.Contains(stdout, "not one lock was granted") && cfg.duration < 10*time.Second { // on a busy machine
-		cfg.duration *= 4
-		mu.Lock()
-		silent = nil
-		mu.Unlock()
-		code, rep, stdout, stderr = runSmall(t, cfg)
-	}
 	if code != exitOK || !strings.Contains(stdout, "client 2, polling") || !strings.Contains(stdout, "tries every 10ms") {
 		t.Errorf("exit code %d\n%s\n%s", code, stdout, stderr)
 	}

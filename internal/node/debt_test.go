@@ -193,6 +193,12 @@ func (b *lab) offer(t *testing.T) *attempt {
 	return a
 }
 
+// releaseOf releases the lease of an offer, and returns the request.
+func (b *lab) releaseOf(t *testing.T, a *attempt) *request {
+	a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
+	return b.next(t, opRelease)
+}
+
 // refreshedOffer is the lease of an offer that is being refreshed.
 func (b *lab) refreshedOffer(t *testing.T) *attempt {
 	a := b.offer(t)
@@ -330,8 +336,7 @@ func TestALostRefreshOfAnOffersLeaseIsFollowedByItsRelease(t *testing.T) {
 		b := newLab()
 		a := b.refreshedOffer(t)
 		b.next(t, opRefresh).complete(failed(errReset), lost)
-		a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
-		b.next(t, opRelease).complete(failed(errReset), lost)
+		b.releaseOf(t, a).complete(failed(errReset), lost)
 		if b.n.Debts() != 1 {
 			t.Fatal("nothing is owed although the refresh may still be executed")
 		}
@@ -368,8 +373,7 @@ func TestARefreshOfAGrantThatIsUnknownIsFollowedByItsRelease(t *testing.T) {
 					if !late {
 						refresh.complete(refreshed.rep, refreshed.how)
 					}
-					a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
-					b.next(t, opRelease).complete(failed(errSuspended), notSent)
+					b.releaseOf(t, a).complete(failed(errSuspended), notSent)
 					if late {
 						refresh.complete(refreshed.rep, refreshed.how)
 					}
@@ -408,8 +412,7 @@ func TestAReleaseThatCrossesTheMessageOfItsGrantIsSentOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newLab()
 				a := b.offer(t)
-				a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
-				release := b.next(t, opRelease)
+				release := b.releaseOf(t, a)
 				a.Granted(longTTL)
 				if r := b.pop(); r != nil {
 					t.Fatalf("%v was sent beside the release", r)
@@ -434,8 +437,7 @@ func TestTwoGrantsThatCrossOneReleaseAreBothReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newLab()
 		a := b.offer(t)
-		a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
-		release := b.next(t, opRelease)
+		release := b.releaseOf(t, a)
 		a.Granted(longTTL)
 		a.Granted(longTTL)
 		release.complete(Reply{Kind: Deleted}, answered)
@@ -463,8 +465,7 @@ func TestAGrantDoesNotExplainAnIndeterminateAcquire(t *testing.T) {
 				a.acquire()
 				b.next(t, opAcquire).complete(failed(errReset), lost)
 				comes("before the release")
-				a.Release(new(RequestBuf), nil, false, &TurnPass{Contender: "contender"})
-				release := b.next(t, opRelease)
+				release := b.releaseOf(t, a)
 				comes("beside it")
 				release.complete(Reply{Kind: Deleted}, answered)
 				comes("after it")

@@ -262,17 +262,14 @@ const (
 )
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {
-	if how == answered && rep.Kind == Deleted {
-		switch {
-		case e.granted > 1: // two messages: of one grant, or of another that came after what was deleted
-			e.granted = 0
-			return 0, true
-		case e.granted > 0 || e.granted == 0 && !e.acquired:
+	if how == answered && rep.Kind != Failed {
+		if rep.Kind == Deleted && (e.granted > 0 || e.granted == 0 && !e.acquired) {
 			e.granted--
 		}
-	} else if how == answered && rep.Kind != Failed && e.granted > 0 { // it was granted after that
-		e.granted = 0
-		return 0, true
+		if e.granted > 0 { // after that; or one message has come twice
+			e.granted = 0
+			return 0, true
+		}
 	}
 	if e.emptyLocked() { // a create that was in progress has left nothing
 		return 0, false
