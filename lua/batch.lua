@@ -73,7 +73,7 @@ local function group(size)
     else
       own[1], own[2], own[3] = keys[k + i - 1], keys[k + size + i - 1], nil
       theirs[1], theirs[2], theirs[3] = values[v + i - 1], values[v + size], values[v + size + 1]
-      for j = 4, 7 do
+      for j = 4, 8 do
         theirs[j] = nil
       end
       replies[n] = run(letter)
@@ -90,7 +90,7 @@ local function single(letter, nk, nv)
   if nv == 0 then
     nv = 1
   else
-    for j = 2, 7 do
+    for j = 2, 8 do
       own[j] = j <= nv and values[v + j - 1] or nil
     end
   end

@@ -19,9 +19,14 @@
 --          wait does not know who waits, so its release notifies all
 -- ARGV[7]  leaves, with a rival: the contender of ARGV[4] nevertheless no longer wants the key. May be
 --          left out
+-- ARGV[8]  rejoins, with leaves: an offer of the contender of ARGV[4], which wants the key again: if the key
+--          is another's from now on, it goes to the end of the wants, with this offer. If nobody else waits,
+--          the key is deleted, and nobody wants it. May be left out
 --
 -- Reply
 --   1                deleted
+--   2                deleted, and the contender that rejoins waits
+--   3                the same, and another contender was granted the key: so the node is in the script's epoch
 --   0                missing: there is no such key
 --   {holder, pttl}   another owner's; nothing was changed
 --   error            as for acquire
@@ -101,6 +106,24 @@ end
 -- A node on which the owner has no key grants it to the rival nevertheless, if it is free, as an acquire of
 -- the rival would. Otherwise all that follow would do without this node.
 local free = not holder and rival and not stays
+
+-- rejoin registers the contender with its next offer, and reports whether it did.
+local done = ours and 1 or 0
+local function rejoin()
+  local made = contender and ARGV[8] and redis.pcall('SET', 'flightlock:{offer}:' .. contender, ARGV[8], 'PX', '10000')
+  if not made or made.err then
+    return false
+  end
+  local t = redis.call('TIME')
+  if type(redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), contender)) ~= 'number' then
+    return false
+  end
+  redis.pcall('PEXPIRE', KEYS[2], '10000')
+  leaving, stays = false, true
+  done = ours and 2 or 0
+  return true
+end
+
 if not ours and not kept and not free then
   if not holder then
     return 0
@@ -108,6 +131,7 @@ if not ours and not kept and not free then
   if type(holder) == 'table' then
     return holder
   end
+  rejoin()
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 
@@ -126,7 +150,10 @@ if not first[1] then -- nobody waits
   if holder then
     redis.call('DEL', KEYS[1])
   end
-  return ours and 1 or 0
+  return done
+end
+if not free and rejoin() and not first[3] then
+  first[3] = contender
 end
 
 -- inbox_of is a contender's inbox and its number; nil if its name is of another form.
@@ -175,6 +202,8 @@ if free then
       local received = grant(rival, offer, first[rival == first[1] and 3 or 1] or '')
       if received == 0 or type(received) == 'table' then
         redis.call('DEL', KEYS[1])
+      else
+        rejoin()
       end
     end
   end
@@ -242,9 +271,9 @@ if chosen and votes then
     local received = grant(chosen, offer, first[chosen == first[1] and 3 or 1] or '')
     if type(received) == 'table' then -- refused
       redis.call('DEL', KEYS[1])
-      return ours and 1 or 0
+      return ours and 1 or 0 -- a contender that rejoins is to try again: the key is free
     elseif received > 0 then
-      return ours and 1 or 0
+      return done == 2 and 3 or done
     end
     first = redis.pcall('ZRANGE', KEYS[2], '0', '1', 'WITHSCORES')
     chosen = first[1]
@@ -258,12 +287,13 @@ leave()
 local made = chosen and redis.pcall('SET', KEYS[1], turn .. chosen, 'PX', ARGV[3])
 if type(made) ~= 'table' or made.err then -- no room for a turn: the one that comes first has it
   redis.call('DEL', KEYS[1])
+  done = ours and 1 or 0
 end
 if chosen then
   redis.pcall('ZADD', KEYS[2], 'XX', 0, chosen)
   if sharded then
     redis.pcall('SPUBLISH', KEYS[1], chosen)
-    return ours and 1 or 0
+    return done
   end
   tell(chosen, 'turn')
   if ours and ARGV[6] == 'look' or not contender or missed then
@@ -276,4 +306,4 @@ if chosen then
     end
   end
 end
-return ours and 1 or 0
+return done

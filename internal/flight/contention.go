@@ -63,7 +63,10 @@ type contention struct {
 	span      time.Duration
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
-	rival     string        // waits longest, by the last check; "": nobody does
+
+	rejoined      bool          // the flight's last release has brought the offer
+	expectedUntil clock.Instant // until when a caller is expected then
+	rival         string        // waits longest, by the last check; "": nobody does
 }
 
 // met is how many others waited for the key of a flight that dies now: many, if it had to poll, and waited a hundred
@@ -148,6 +151,10 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 	switch f.phase {
 	case acquiring, canceled, releasing:
 		f.retry = true // the attempt may have come before this
+	case expecting:
+		if e == quorum.OurTurn && f.contention.granted == nil { // another node may have granted the key
+			f.nobodyCameLocked()
+		}
 	case idle:
 		f.tryLocked()
 	}

@@ -94,6 +94,8 @@ type fakeNodes struct {
 	leave    func(key, contender string)
 	offer    func(key string, ttl time.Duration, tokens int64, contender string, by quorum.Acquirer) Lease
 	carry    func(attempt, offer Lease, span time.Duration, waits bool)
+	rejoin   func(span time.Duration)
+	alone    bool // nobody waits besides, so a release that brings an offer is only a release
 	validity func(ttl time.Duration) time.Duration
 }
 
@@ -118,6 +120,21 @@ func (n *fakeNodes) Offer(key string, ttl time.Duration, tokens int64, contender
 func (n *fakeNodes) Carry(attempt, offer Lease, span time.Duration, waits bool) {
 	n.carry(attempt, offer, span, waits)
 }
+
+// Rejoin is a release alone, unless the test has a rejoin.
+func (n *fakeNodes) Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser) {
+	if n.rejoin != nil {
+		n.rejoin(span)
+	}
+	lease.Release(inline, "", quorum.NoNews, by)
+	if n.rejoin != nil && !n.alone {
+		n.w.mu.Lock()
+		defer n.w.mu.Unlock()
+		n.w.wants[offer.(*fakeAttempt).contender] = true
+	}
+}
+
+func (n *fakeNodes) Rejoined(Lease) bool { return n.rejoin != nil && !n.alone }
 
 func (n *fakeNodes) Leave(key, contender string) { n.leave(key, contender) }
 

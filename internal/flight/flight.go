@@ -42,6 +42,7 @@ type flight struct {
 	// number orders its shard's flights by age. It may wrap, which only changes the order in which Close ends them.
 	number     uint32
 	shardIndex uint8
+	returns    returns // how reliably callers come back soon; guarded by mu
 
 	mu       sync.Mutex // guards what follows, except alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
@@ -100,6 +101,11 @@ type flight struct {
 //
 //	leased --last release--> retained --next caller--> leased
 //	                             \--recall, or its time is over--> releasing
+//
+// Or its release has put the flight at the end of those who wait, before the next caller comes:
+//
+//	releasing --rejoined--> expecting --next caller--> idle, or leased
+//	                             \--nobody comes--> dead
 type phase uint8
 
 const (
@@ -109,6 +115,7 @@ const (
 	leased                 // there is a lease, which cur holds, or which is being renewed for the next holder
 	retained               // there is a lease, which nobody holds and nobody waits for: see retention
 	releasing              // the lease is gone, and its release has not been sent yet
+	expecting              // the flight waits among its rivals, and nobody waits in it: see rejoin.go
 	dead                   // nothing of all this; the next caller makes a new flight
 )
 
@@ -177,6 +184,7 @@ type deferred struct {
 	rival   string          // who is to have the next turn then, if not ""; or quorum.Others
 	news    quorum.News     // what the release publishes besides
 	done    quorum.Releaser // gets the outcome of the release, if it is not nil
+	rejoins bool            // the release has the flight wait for the key again
 }
 
 // deferredLocked is what there is to do, to be added to.
@@ -240,6 +248,9 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	if f.phase == retained && !f.g.closed.Load() {
 		f.reuseLocked(t)
 		return stay, nil
+	}
+	if f.phase == expecting && f.expectedLocked(t, mode) {
+		return f.stepLocked(t), nil
 	}
 	first := f.n == 0 && f.lease == nil // an attempt in progress is being canceled
 	if first && f.g.closed.Load() {
@@ -501,6 +512,8 @@ func (f *flight) tick() {
 		}
 	case f.phase == retained:
 		f.lapseLocked(now)
+	case f.phase == expecting:
+		f.missedLocked(now)
 	case f.phase != idle || f.n == 0:
 	case !now.Before(f.nextAttempt):
 		f.pollIsDueLocked()

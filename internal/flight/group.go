@@ -60,6 +60,11 @@ type Nodes interface {
 	// Carry has an attempt, which is not made yet, bring an offer to the nodes: they keep the key for span
 	// when they grant it. With waits, the attempt leaves a free key to those who wait longer.
 	Carry(attempt, offer Lease, span time.Duration, waits bool)
+	// Rejoin is Release of lease, for a contender that wants the key again at once: the release brings the offer to the
+	// nodes, which keep the key for span when they grant it. Rejoined reports, when by has the outcome,
+	// whether the nodes know of the offer: if nobody else waits for the key, they do not.
+	Rejoin(lease, offer Lease, span time.Duration, inline bool, by quorum.Releaser)
+	Rejoined(offer Lease) bool
 	// Watch calls onEvent for each event of key, until stop is called. A nil stop says that there
 	// are no notices.
 	Watch(key, contender string, onEvent func(e quorum.Event, owner string)) (stop func())
@@ -188,6 +193,9 @@ type busyKey struct {
 	key  string
 	died clock.Instant
 	met  expectation
+
+	waited  clock.Instant // how long it had waited for its last lease
+	returns returns
 }
 
 // expectation is how many others may wait for a key.
@@ -256,8 +264,9 @@ func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	f := &flight{g: g, shardIndex: shardIndex, key: key, number: sh.seq}
 	for i := range sh.busyKeys {
 		if r := &sh.busyKeys[i]; r.key == key && r.died != 0 {
-			if clock.InstantNow(g.epoch)-r.died < busyKeyTime {
+			if since := clock.InstantNow(g.epoch) - r.died; since < busyKeyTime {
 				f.expects = r.met
+				f.returns = r.returns.after(since, r.waited)
 			}
 		}
 	}
@@ -291,7 +300,7 @@ func (g *Group) remove(f *flight) {
 	sh.alarms.drop(f)
 	if c := f.contention; c != nil && c.othersWait {
 		now := clock.InstantNow(g.epoch)
-		sh.keepBusyKeyLocked(busyKey{f.key, now, c.met(now)})
+		sh.keepBusyKeyLocked(busyKey{f.key, now, c.met(now), c.waited(), f.returns})
 	}
 	sh.mu.Unlock()
 	if g.closed.Load() {

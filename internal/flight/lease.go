@@ -168,6 +168,9 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	if done == nil {
 		done = ignored{}
 	}
+	if d.rejoins && f.rejoin(d.release, inline, done) {
+		return
+	}
 	d.release.Release(inline, rival, d.news, done)
 	f.mu.Lock()
 	defer f.unlock()
@@ -425,8 +428,11 @@ func (f *flight) shut() {
 	for f.n > 0 {
 		f.turnAwayLocked(f.head(), f.g.cfg.Errors.Closed())
 	}
-	if f.phase == retained {
+	switch f.phase {
+	case retained:
 		f.releaseLocked()
+	case expecting:
+		f.nobodyCameLocked()
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 // each attempt brings it to the nodes again. While it is made, the flight polls more often, since what a
 // release grants is valid from the last poll only, and for a short time.
 //
+// Or a release of the flight's own brings it, before the next caller comes: see rejoin.go.
+//
 //	made --q nodes have granted it--> the flight's lease
 //	  | \--votes were split----------> over; the next attempt makes another
 //	  \--an attempt won, or nobody waits any more--> withdrawn: its outcome means nothing
@@ -24,7 +26,9 @@ type offered struct {
 	f     *flight
 	ttl   time.Duration
 	lease Lease
-	grant quorum.Grant // if it was granted while an attempt was in progress. Guarded by f.mu
+	grant quorum.Grant // if it was granted while an attempt was in progress, or nobody waited. Guarded by f.mu
+
+	releases quorum.Releaser // gets the outcome of the release that has brought the offer; nil: none has
 }
 
 const (
@@ -113,6 +117,8 @@ func (o *offered) Acquired(g quorum.Grant, failure *quorum.Failure) {
 		if a := f.attempt; a != nil {
 			f.deferLocked(a.Cancel)
 		}
+	case f.phase == releasing || f.phase == expecting:
+		f.rejoinEndedLocked(o, g, failure)
 	case failure == nil:
 		f.returnLocked(o.lease)
 	case f.phase == idle:

@@ -187,6 +187,8 @@ func (t *Ticket) release(failed bool) error {
 	f.deferred.done = r
 	if failed {
 		f.deferred.news = quorum.NewsFailed
+	} else {
+		f.deferred.rejoins = f.rejoinsLocked(t)
 	}
 	f.unlockInline(true)
 	why := r.wait()

@@ -44,7 +44,7 @@ func (n *scriptName) MarshalBinary() ([]byte, error) {
 func (n *scriptName) String() string { return n.op.String() }
 
 // maxArgs is the length of the longest command for one request.
-const maxArgs = 13
+const maxArgs = 14
 
 // What every command has, made into interface values once.
 var (

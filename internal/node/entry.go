@@ -120,6 +120,14 @@ type TurnPass struct {
 	Rival     string // whose turn is next, on all nodes; then Contender goes to the end of the wants
 	Leaves    bool   // but it does not, with a Rival
 	News      News   // what all who wait are notified of besides
+
+	rejoins *carried // the Contender's next offer, with which it waits again; nil: none
+}
+
+// Rejoin has the release of p bring o, as its contender's poll of that number: the contender, which leaves,
+// waits again, if others do (see lua/release.lua).
+func (p *TurnPass) Rejoin(o *Offer, poll uint32, span time.Duration) {
+	p.Leaves, p.rejoins = true, &carried{Offer: o, poll: poll, span: span}
 }
 
 // Nobody is the Contender of a release that names none, but knows that others wait. Unlike a release without

@@ -135,7 +135,7 @@ func (l *lane) complete(r *request, got response, sent, heal bool) bool {
 	switch {
 	case invalidates(err):
 		l.s.invalidate()
-	case l.by != l.epoch.usual && r.op.votes() && rep.Kind != Failed:
+	case l.by != l.epoch.usual && (r.op.votes() && rep.Kind != Failed || rep.Verified):
 		l.s.recordVerified(l.verified, l.epoch, l.asked)
 		l.by = l.epoch.usual // once is enough
 	}

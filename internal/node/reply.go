@@ -27,12 +27,14 @@ const (
 
 // Reply is what one node answered to one request.
 type Reply struct {
-	Kind    Kind
-	Counter int64         // Granted, Replayed, Renewed: the fence counter afterwards; Renewed: 0 if it was out of reach
-	Holder  string        // Held: the whole owner, or TurnOf and a contender
-	Rival   string        // Renewed: the contender that waits longest, "" for none or if nobody looked
-	TTL     time.Duration // Held: the holder's, below 0 when unknown
-	Err     error         // Failed
+	Kind     Kind
+	Counter  int64         // Granted, Replayed, Renewed: the fence counter afterwards; Renewed: 0 if it was out of reach
+	Holder   string        // Held: the whole owner, or TurnOf and a contender
+	Rival    string        // Renewed: the contender that waits longest, "" for none or if nobody looked
+	TTL      time.Duration // Held: the holder's, below 0 when unknown
+	Rejoined bool          // Deleted: the contender waits again
+	Verified bool          // Deleted: the node has found itself in the epoch of the script
+	Err      error         // Failed
 
 	// Epoch is set for the answers of a guarded node. To an acquire: the epoch in which it was written, so that in which
 	// it was granted. Renewed: the one that was known when the request was written; nil if the key was put there in an
@@ -74,6 +76,8 @@ func number(op op, v int64) Reply {
 	switch {
 	case op == opRelease && v == 1:
 		return Reply{Kind: Deleted}
+	case op == opRelease && (v == 2 || v == 3):
+		return Reply{Kind: Deleted, Rejoined: true, Verified: v == 3}
 	case !op.votes() && v == 0:
 		return Reply{Kind: Missing}
 	case op == opRefresh && v > 0:

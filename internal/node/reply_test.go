@@ -61,7 +61,7 @@ func TestUnknownRepliesAreFailures(t *testing.T) {
 			}
 		}
 	}
-	for o, val := range map[op]int64{opAcquire: 0, opRepair: 0, opRefresh: -1, opRelease: 2} {
+	for o, val := range map[op]int64{opAcquire: 0, opRepair: 0, opRefresh: -1, opRelease: 4} {
 		if rep := parse(o, val, nil); rep.Kind != Failed {
 			t.Errorf("%s %d: %v", o, val, rep)
 		}

@@ -72,6 +72,7 @@ type scratch struct {
 	carries    *Lease // the offer that the attempt brings to the nodes; nil: none
 
 	onReleased Releaser
+	rejoins    *rejoin // what the release brings; nil: nothing
 
 	round  round // see roundLocked
 	places []node.RequestBuf
@@ -465,6 +466,10 @@ func (l *Lease) Settle() {
 // contender that waits longest is next. With Others, that one may be granted the key also if this lease never
 // had to wait. All contenders receive the news; not those of nodes that get the release only later.
 func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) {
+	l.release(inline, rival, news, nil, by)
+}
+
+func (l *Lease) release(inline bool, rival string, news node.News, rejoins *rejoin, by Releaser) {
 	l.mu.Lock()
 	had := l.phase == held || l.phase == lost
 	if had {
@@ -479,7 +484,7 @@ func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) 
 		return
 	}
 	s := l.scratch // nobody else uses it any more: there is one release
-	s.onReleased = by
+	s.onReleased, s.rejoins = by, rejoins
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
 	p := l.turnPass(rival, false, news)
@@ -489,13 +494,34 @@ func (l *Lease) Release(inline bool, rival string, news node.News, by Releaser) 
 			p = l.turnPass(o.follower, true, news)
 		}
 	}
+	if rejoins != nil {
+		p = l.rejoinPass(p, rejoins)
+	}
 	for i := range l.entries {
 		l.entries[i].Release(&s.places[i], r, l.mayBlock(inline), p)
 	}
 }
 
+// rejoinPass is p of a release that brings an offer.
+func (l *Lease) rejoinPass(p *node.TurnPass, rejoins *rejoin) *node.TurnPass {
+	q := *p
+	if q.Contender = l.target.Contender(); q.Contender == "" {
+		q.Contender = l.target.Owner()
+	}
+	q.Rejoin(&rejoins.offer.offer.Offer, 1, rejoins.span)
+	return &q
+}
+
 // released delivers the outcome of the decided round of a release.
 func (l *Lease) released(r *round) {
+	if j := l.scratch.rejoins; j != nil {
+		l.mu.Lock()
+		rejoined := r.rejoinedLocked()
+		l.mu.Unlock()
+		j.offer.mu.Lock()
+		j.offer.offer.rejoined = rejoined
+		j.offer.mu.Unlock()
+	}
 	if r.won {
 		l.scratch.onReleased.Released(nil)
 		return

@@ -55,6 +55,7 @@ type offer struct {
 	met       []string      // who had the key at each node, by its answer to the last poll; see answered
 	asked     uint64        // nodes that were asked
 	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
+	rejoined  bool          // see Rejoined
 	follower  string        // the contender that was next after this one, when it was decided; "": none, or unknown
 }
 
@@ -64,11 +65,20 @@ type voteTime struct {
 	span  time.Duration // how long the node keeps the key
 }
 
-// poll is an attempt that carries an offer.
+// poll is an attempt that carries an offer, or the release that does.
 type poll struct {
 	number uint32
-	target *node.Target
+	target *node.Target // of the attempt
+	begun  time.Time    // of the release: before it was sent
 	span   time.Duration
+}
+
+// begunAt is when the poll was about to be sent, or earlier; zero before that.
+func (p *poll) begunAt() time.Time {
+	if p.target == nil {
+		return p.begun
+	}
+	return p.target.Begun()
 }
 
 // maxPolls is how many polls are remembered: a vote for an older one would hardly be valid.
@@ -157,11 +167,36 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 	if len(o.offer.polls) == maxPolls {
 		o.offer.polls = append(o.offer.polls[:0], o.offer.polls[1:]...)
 	}
-	o.offer.polls = append(o.offer.polls, poll{number, &l.target, span})
+	o.offer.polls = append(o.offer.polls, poll{number: number, target: &l.target, span: span})
 	o.offer.polling = true
 	clear(o.offer.met)
 	l.target.Carry(&o.offer.Offer, number, span, waits)
 	l.scratch.carries = o
+}
+
+// Rejoin is Release for a contender that wants the key again at once: the release brings o, an offer of that
+// contender, to the nodes, and puts it at the end of those who wait. Where nobody else does, it is only a
+// release. A node that grants o keeps the key for span.
+func (l *Lease) Rejoin(o *Lease, span time.Duration, inline bool, by Releaser) {
+	span = min(span, o.scratch.ttl).Truncate(time.Millisecond)
+	o.mu.Lock()
+	o.offer.polls = append(o.offer.polls, poll{number: 1, begun: clock.Now(), span: span})
+	o.mu.Unlock()
+	l.release(inline, "", node.NoNews, &rejoin{o, span}, by)
+}
+
+// rejoin is what the release of a contender that waits again brings to the nodes.
+type rejoin struct {
+	offer *Lease
+	span  time.Duration
+}
+
+// Rejoined reports whether the release that has brought the offer l was confirmed by a majority of nodes on which
+// its contender waits now.
+func (l *Lease) Rejoined() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.offer.rejoined
 }
 
 // vote takes the message text of node i about a grant.
@@ -231,7 +266,7 @@ func (l *Lease) vote(i int, v node.Vote) {
 // validUntilLocked is until when v is valid; the zero time, which is over, if that is not known.
 func (l *Lease) validUntilLocked(v node.Vote) time.Time {
 	for _, p := range l.offer.polls {
-		if begun := p.target.Begun(); p.number == v.Poll && !begun.IsZero() {
+		if begun := p.begunAt(); p.number == v.Poll && !begun.IsZero() {
 			return begun.Add(l.q.Validity(min(v.Span, p.span)))
 		}
 	}
@@ -309,7 +344,7 @@ func (l *Lease) silentLocked() asks {
 	if o.timer == nil || o.polling || r == nil || len(o.polls) == 0 {
 		return asks{}
 	}
-	begun := o.polls[len(o.polls)-1].target.Begun()
+	begun := o.polls[len(o.polls)-1].begunAt()
 	if begun.IsZero() || clock.Since(begun) > l.awaitTime() { // others have had the key since
 		return asks{}
 	}

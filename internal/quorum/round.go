@@ -253,6 +253,17 @@ func (r *round) confirmedLocked(top int64) bool {
 	return n >= r.l.q.need
 }
 
+// rejoinedLocked reports whether, by the answers to a release, its contender waits again on a majority of nodes.
+func (r *round) rejoinedLocked() bool {
+	n := 0
+	for i := range r.replies {
+		if r.replies[i].Rejoined {
+			n++
+		}
+	}
+	return n >= r.l.q.need
+}
+
 func (r *round) missingLocked() (missing []int) {
 	for i, rep := range r.replies {
 		if rep.Kind == node.Missing {

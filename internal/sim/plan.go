@@ -42,6 +42,7 @@ type plan struct {
 	informed   time.Duration // before that the servers refuse INFO
 	loose      bool          // clocks drift and servers lose data: then tokens may fall
 	long       bool          // locks have the longest ttl, and are held for long
+	eager      bool          // workers hold a key briefly, and want the same again soon, nearly always
 
 	chaos  time.Duration // how long programs begin new work, and faults happen
 	enough int           // scripts; then it ends early, for more of the same shows nothing new
@@ -138,6 +139,7 @@ func newPlan(seed uint64, in *interpreter) *plan {
 	p.addOldData(rand.New(rand.NewPCG(seed, 13)))
 	p.addLinger(rand.New(rand.NewPCG(seed, 14)))
 	p.addMute(rand.New(rand.NewPCG(seed, 15)))
+	p.addEager(rand.New(rand.NewPCG(seed, 16)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -314,6 +316,13 @@ func (p *plan) addMute(r *rand.Rand) {
 		for range p.clients {
 			p.mute = append(p.mute, r.IntN(2) == 0)
 		}
+	}
+}
+
+// addEager has workers come back for the same key, in some worlds: then releases bring the next offer.
+func (p *plan) addEager(r *rand.Rand) {
+	if p.eager = !p.long && r.IntN(3) == 0; p.eager {
+		p.workers, p.slice = pick(r, 1, 1, p.workers), max(p.slice, 5*time.Millisecond)
 	}
 }
 

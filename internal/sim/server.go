@@ -196,7 +196,7 @@ func (s *server) eval(k *conn, args []string) any {
 	v := s.w.plan.lua.run(source, args[2:2+n], args[2+n:], command)
 	s.w.scripts++
 	name := scriptName(source)
-	if name == "release" && v == int64(1) {
+	if deleted, is := v.(int64); is && name == "release" && deleted > 0 {
 		s.freed[args[2+n]] = true
 	}
 	if s.w.traced {

@@ -151,6 +151,9 @@ func (w *world) newOperation() operation {
 		how: pick(r, "flight", "flight", "flight", "flight", "alone", "try"),
 	}
 	op.keep = between(r, 10*time.Microsecond, min(2*op.ttl, w.plan.chaos/4))
+	if w.plan.eager && r.IntN(16) != 0 {
+		op.key, op.how, op.keep = "k0", "flight", between(r, 10*time.Microsecond, 2*w.plan.latency)
+	}
 	if w.plan.long {
 		op.ttl, op.keep = w.plan.maxTTL, w.plan.chaos/8+op.keep/2
 	}
@@ -167,6 +170,9 @@ func (w *world) newOperation() operation {
 		op.retry = pace{seed: r.Uint64(), low: 2 * time.Millisecond,
 			high: between(r, 4*time.Millisecond, 250*time.Millisecond)}
 		op.endless = op.how != "try"
+	}
+	if w.plan.eager && op.how == "flight" && r.IntN(4) != 0 { // the default strategy
+		op.retry, op.endless = nil, true
 	}
 	return op
 }
@@ -234,6 +240,10 @@ func (k *worker) release() {
 		k.c.w.checker.released(h, err)
 		k.hold = nil
 		k.cancel()
+		if w := k.c.w; w.plan.eager && w.app.IntN(16) != 0 {
+			k.wait(between(w.app, time.Microsecond, w.plan.latency), k.next)
+			return
+		}
 		k.later(k.next)
 	})
 }

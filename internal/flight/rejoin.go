@@ -1,0 +1,215 @@
+package flight
+
+import (
+	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/quorum"
+)
+
+// How a flight waits for the key again before its next caller comes.
+//
+// Where processes with a few callers each pass a key around, a caller that has released it often wants it again at
+// once, long before its turn comes. Its next attempt would do no more than to register an offer. The release
+// can do that as well (Nodes.Rejoin): that saves the attempt, its place in the queue is certain before the next
+// holder releases the key, and so no node finds the key free while others do not, which splits votes.
+//
+// The flight does not die then, but expects its next caller. If the key is granted before that one has come, the lease
+// is kept for it for a moment, and is then released. That is what a mistake costs others, so a flight rejoins
+// only if its callers have come back soon before (returns), and not for long after a mistake. Nothing else is
+// new: an offer that a release has brought is as any other, made by a poll that was sent with the release.
+
+// returns is how often in a row the key's callers have come back before the key would have been granted again, up
+// to rejoinAfter. It is negative after a mistake.
+type returns int8
+
+const (
+	// rejoinAfter is how many callers in a row must have come back soon.
+	rejoinAfter returns = 2
+
+	// rejoinMissed is what a mistake is worth.
+	rejoinMissed returns = -8
+
+	// maxKept is how long a lease that was granted before the caller came is kept for it.
+	maxKept = time.Millisecond
+
+	// minExpected is how long a caller is expected at least. After that the offer is withdrawn.
+	minExpected = 5 * time.Millisecond
+)
+
+// after is r when a caller comes at such a time after the release, that had waited for so long before.
+func (r returns) after(since, waited clock.Instant) returns {
+	if since <= max(waited, clock.Instant(maxKept)) {
+		return min(r+1, rejoinAfter)
+	}
+	return min(r, 0)
+}
+
+// waited is how long the flight has waited for its last lease.
+func (c *contention) waited() clock.Instant {
+	if c.won == 0 {
+		return 0
+	}
+	return c.won - c.since
+}
+
+// rejoinsLocked reports whether the release of the lease, which t has held, is to have the flight wait for the key
+// again.
+func (f *flight) rejoinsLocked(t *Ticket) bool {
+	c := f.contention
+	return c != nil && f.n == 0 && f.returns == rejoinAfter && c.subscribed && c.othersWait && !t.looks && !f.worked &&
+		f.attemptTTL >= leastSpan && f.g.cfg.Slice >= 0 && !f.g.closed.Load()
+}
+
+// rejoin releases l, and has the flight wait for the key again. It reports false, and has done nothing, if the nodes
+// grant nothing.
+func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
+	c, ttl := f.contention, f.attemptTTL // in the phase releasing nobody changes these
+	o := &offered{f: f, ttl: ttl, releases: done}
+	if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, loneBlock, c.contender, o); o.lease == nil {
+		return false
+	}
+	f.mu.Lock()
+	now := clock.InstantNow(f.g.epoch)
+	f.expects = c.met(now)
+	c.since, c.won, c.expectedUntil = now, 0, clock.Add(now, max(c.waited(), clock.Instant(minExpected)))
+	c.offer, c.registered, c.rejoined = o, true, true
+	var span time.Duration
+	span, c.poll = f.spanLocked(now, ttl)
+	f.mu.Unlock()
+
+	f.g.cfg.Nodes.Rejoin(l, o.lease, span, inline, o)
+
+	f.mu.Lock()
+	defer f.unlock()
+	switch {
+	case c.granted != nil && f.n > 0:
+		f.phase = idle
+		f.takeKeptLocked()
+	case c.granted == nil && !c.rejoined: // meanwhile the nodes have said that they know nothing of the offer
+		f.phase = idle
+		f.attemptOrDieLocked()
+	case f.n > 0:
+		f.phase = idle
+		f.awaitOfferLocked()
+		f.wakeDriverLocked()
+	default:
+		f.phase = expecting
+		f.armAtLocked(c.expectedUntil)
+	}
+	return true
+}
+
+// Released takes the outcome of the release that has brought o.
+func (o *offered) Released(failure *quorum.Failure) {
+	if failure != nil || !o.f.g.cfg.Nodes.Rejoined(o.lease) {
+		o.f.notRejoined(o)
+	}
+	o.releases.Released(failure)
+}
+
+// notRejoined is called when the nodes do not know of o: nobody else waits.
+func (f *flight) notRejoined(o *offered) {
+	f.mu.Lock()
+	defer f.unlock()
+	c := f.contention
+	if c.offer != o {
+		return
+	}
+	c.rejoined = false
+	if f.phase == expecting || f.phase == idle {
+		f.attemptOrDieLocked()
+	}
+}
+
+// attemptOrDieLocked has the callers that have come contend, if there are any.
+func (f *flight) attemptOrDieLocked() {
+	f.phase = idle
+	if f.n == 0 {
+		f.dieLocked()
+		return
+	}
+	f.attemptNowLocked()
+}
+
+// rejoinEndedLocked takes the outcome of o, for which nobody waits yet.
+func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.Failure) {
+	c := f.contention
+	switch {
+	case failure == nil:
+		c.granted, o.grant = o, g
+		c.expectedUntil = clock.Add(clock.InstantNow(f.g.epoch), clock.Instant(maxKept))
+		if f.phase == expecting {
+			f.armAtLocked(c.expectedUntil)
+		}
+	case f.phase == expecting:
+		f.dieIdleLocked()
+	default:
+		c.rejoined = false
+	}
+}
+
+// expectedLocked is called when t comes, which the flight has expected. It reports false if t is to make an attempt,
+// as the first caller of a flight does: its strategy may give up at the first failure, so there has to be one.
+func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
+	f.phase = idle
+	c := f.contention
+	if f.g.closed.Load() {
+		f.phase = expecting
+		f.nobodyCameLocked()
+		return false
+	}
+	if c.granted == nil && (mode == Try || !t.waiter.isEndless() || t.waiter.needless != nil) {
+		return false
+	}
+	t.f = f
+	f.pushLocked(t)
+	if c.granted != nil {
+		f.takeKeptLocked()
+	} else {
+		f.awaitOfferLocked()
+	}
+	return true
+}
+
+// takeKeptLocked takes the lease that was granted before the caller came, who waits by now.
+func (f *flight) takeKeptLocked() {
+	o := f.contention.granted
+	f.contention.granted = nil
+	f.takeLocked(o, o.grant)
+}
+
+// awaitOfferLocked has the flight wait for its offer to be granted, as after a poll that has found another holder
+// when the release was sent.
+func (f *flight) awaitOfferLocked() {
+	b := f.ensureBackoffLocked()
+	b.failedAt = f.g.epoch.Add(time.Duration(f.contention.since))
+	b.taken, b.oneHolder, b.unjudged = true, true, true
+	f.nextAttempt = clock.Now().Add(maxPoll)
+}
+
+// missedLocked is called by the alarm, while the flight expects a caller.
+func (f *flight) missedLocked(now time.Time) {
+	if until := f.contention.expectedUntil; f.g.at(now) < until {
+		f.armAtLocked(until)
+		return
+	}
+	f.nobodyCameLocked()
+}
+
+// nobodyCameLocked ends the flight, which expects a caller.
+func (f *flight) nobodyCameLocked() {
+	c := f.contention
+	f.returns = rejoinMissed
+	if o := c.granted; o != nil {
+		c.granted, c.registered = nil, false // the release takes back what the contender wants
+		f.returnLocked(o.lease)
+	}
+	f.dieIdleLocked()
+}
+
+// dieIdleLocked is dieLocked of a flight that expects a caller.
+func (f *flight) dieIdleLocked() {
+	f.phase = idle
+	f.dieLocked()
+}

@@ -1,0 +1,288 @@
+package flight
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/quorum"
+)
+
+// rejoining has the world's nodes take offers, also from releases.
+func rejoining(c *Config) {
+	offering(c)
+	n := c.Nodes.(*fakeNodes)
+	n.rejoin = func(span time.Duration) {
+		n.w.mu.Lock()
+		defer n.w.mu.Unlock()
+		n.w.note("rejoin for %v", span)
+	}
+}
+
+// alone has nobody else wait, so that nodes know nothing of an offer that a release brings.
+func (w *world) alone() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.nodes.alone = true
+}
+
+// first has a caller be granted the key by another's release, and release it.
+func (w *world) first() {
+	w.t.Helper()
+	c := w.waitsWithOffer()
+	w.grantIt()
+	c.holds()
+	c.releases()
+}
+
+// served makes a caller that is granted the key by another's release, as the one before it.
+func (w *world) served(change ...func(*wish)) *caller {
+	w.t.Helper()
+	c := w.byHand().start(change...)
+	w.news(quorum.Subscribed)
+	w.attempt().elsewhere()
+	w.attempt().elsewhere()
+	w.grantIt()
+	c.holds()
+	return c
+}
+
+// grantIt has a release elsewhere grant the latest offer.
+func (w *world) grantIt() { w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond) }
+
+// expects makes a flight that has rejoined, and expects its next caller: two have come back soon before.
+func (w *world) expects(t *testing.T) {
+	t.Helper()
+	w.first()
+	for range 2 {
+		w.history()
+		w.served().releases()
+	}
+	h := w.history()
+	if n := len(h); n < 2 || h[n-2] != "rejoin for 450ms" || h[n-1] != "release" {
+		t.Fatalf("no release has brought an offer: %q", h)
+	}
+}
+
+// endless makes a caller of a strategy that never gives up.
+func endless(w *wish) { w.pace = everyMilli{} }
+
+type everyMilli struct{}
+
+func (everyMilli) Next(int) (time.Duration, bool) { return time.Millisecond, true }
+func (everyMilli) Traits() Traits                 { return Endless | Quick }
+
+// A caller that comes back before its turn waits for the offer that the release has brought, and asks nothing;
+// and so does the next.
+func TestACallerThatComesBackAsksNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		for range 3 {
+			pass(time.Millisecond)
+			c := w.start(endless)
+			pass(20 * time.Millisecond)
+			w.wantHistory()
+			w.grantIt()
+			c.holds()
+			c.releases()
+			w.wantHistory("offer as owner-7", "rejoin for 450ms", "release")
+		}
+		is(t, "grants", w.g.Counts().Grants, 6)
+		pass(time.Second)
+	}, rejoining)
+}
+
+// The offer is brought again by polls, as any other.
+func TestACallerThatComesBackPolls(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		c := w.start(endless)
+		pass(179 * time.Millisecond)
+		w.wantHistory()
+		pass(2 * time.Millisecond)
+		w.wantHistory("carry for 450ms true", "acquire as owner-7")
+		c.leaves()
+		w.attempt().elsewhere()
+		w.wantHistory("stop owner-7", "withdraw")
+	}, rejoining)
+}
+
+// Callers that do not come back soon, or not yet often enough, have releases bring nothing.
+func TestWhoDoesNotComeBackSoonIsNotExpected(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.first()
+		for i := range 6 {
+			w.served().releases()
+			if i%2 == 0 {
+				pass(5 * time.Millisecond)
+			}
+		}
+		for _, h := range w.history() {
+			if h == "rejoin for 450ms" {
+				t.Error(h)
+			}
+		}
+	}, rejoining)
+}
+
+// The key that is granted before the caller has come is kept for it for a moment.
+func TestAGrantBeforeTheCallerComes(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		w.grantIt()
+		pass(time.Millisecond / 2)
+		w.wantHistory()
+		is(t, "held", w.g.Counts().Held, 0)
+		c := w.start()
+		c.holds()
+		c.releases()
+		w.wantHistory("offer as owner-7", "rejoin for 450ms", "release")
+
+		w.grantIt() // and nobody comes
+		pass(time.Millisecond + time.Microsecond)
+		w.wantHistory("release", "stop owner-7")
+		is(t, "flights", len(w.g.all()), 0)
+
+		// That was a mistake, so the next ones are not expected.
+		for range 9 {
+			w.served().releases()
+		}
+		for _, h := range w.history() {
+			if h == "rejoin for 450ms" {
+				t.Error(h)
+			}
+		}
+	}, rejoining)
+}
+
+// A caller that does not come is not waited for.
+func TestACallerThatDoesNotCome(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		pass(5*time.Millisecond + time.Microsecond)
+		w.wantHistory("stop owner-7", "withdraw")
+		is(t, "flights", len(w.g.all()), 0)
+	}, rejoining)
+}
+
+// Where nobody else waits, the nodes know of no offer, and the next caller contends at once.
+func TestNobodyElseWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		c := w.start(endless)
+		w.grantIt()
+		c.holds()
+		w.history()
+		w.alone()
+		c.releases()
+		w.wantHistory("offer as owner-7", "rejoin for 450ms", "release", "stop owner-7", "withdraw")
+		is(t, "flights", len(w.g.all()), 0)
+		w.now((*fakeAttempt).grant)
+		c = w.start()
+		c.holds()
+		c.releases()
+	}, rejoining)
+}
+
+// One that comes while the release is on its way contends when the nodes have said that they know of no offer, or
+// when the release fails.
+func TestACallerComesBeforeTheReleaseIsConfirmed(t *testing.T) {
+	for _, failure := range []error{nil, errDown} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.expects(t)
+			first := w.start(endless)
+			w.grantIt()
+			first.holds()
+			w.history()
+			w.alone()
+			var sent *fakeLease
+			w.release = func(l *fakeLease) { sent = l }
+			go first.h.Release()
+			synctest.Wait()
+			next := w.start(endless)
+			w.wantHistory("offer as owner-7", "rejoin for 450ms", "release")
+			sent.released(failure)
+			w.wantHistory("carry for 450ms true", "acquire as owner-7")
+			w.release = func(l *fakeLease) { l.released(nil) }
+			w.attempt().grant()
+			next.holds()
+			w.wantHistory("forget")
+			next.releases()
+		}, rejoining)
+	}
+}
+
+// A caller that may give up at the first failure makes an attempt, which brings the offer again.
+func TestAnImpatientCallerComesBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		c := w.start(mode(Try), pace(limited{}))
+		w.wantHistory("carry for 450ms true", "acquire as owner-7")
+		w.attempt().elsewhere()
+		c.failed(0, errTaken)
+		w.wantHistory("stop owner-7", "withdraw")
+	}, rejoining)
+}
+
+// A turn that comes for nobody is passed on.
+func TestATurnForNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		w.news(quorum.OurTurn)
+		w.wantHistory("stop owner-7", "withdraw")
+	}, rejoining)
+}
+
+// An offer that has failed is withdrawn.
+func TestAnOfferForNobodyFails(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		w.offer().fail(quorum.Failure{Err: errTaken})
+		w.wantHistory("stop owner-7", "leave owner-7")
+	}, rejoining)
+}
+
+// Close ends flights that expect callers, and returns what was granted to them.
+func TestCloseExpectsNobody(t *testing.T) {
+	for _, granted := range []bool{false, true} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.expects(t)
+			want := []string{"stop owner-7", "withdraw"}
+			if granted {
+				w.grantIt()
+				want = []string{"release", "stop owner-7"}
+			}
+			if w.g.Close(context.Background()) {
+				t.Error("a holder was ended")
+			}
+			w.wantHistory(want...)
+		}, rejoining)
+	}
+}
+
+// Leases that are lost, or whose work has failed, are released as ever.
+func TestOnlyAReleaseRejoins(t *testing.T) {
+	for name, end := range map[string]func(*caller){
+		"failed": func(c *caller) { _ = c.h.ReleaseFailed() },
+		"over":   func(*caller) { pass(time.Second) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.expects(t)
+				c := w.start(endless)
+				w.grantIt()
+				c.holds()
+				w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errors.New("down")}) }
+				w.history()
+				end(c)
+				for _, h := range w.history() {
+					if h == "rejoin for 450ms" {
+						t.Error(h)
+					}
+				}
+			}, rejoining)
+		})
+	}
+}
