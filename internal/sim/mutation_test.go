@@ -237,6 +237,20 @@ var mutations = []mutation{
 		quick: true,
 	},
 	{
+		name: "an offer that a release has brought is valid from when its message comes",
+		file: "internal/quorum/offer.go",
+		old:  "		return p.begun\n",
+		new:  "		return clock.Now()\n",
+		pkg:  "./internal/quorum", by: "TestAReleaseBringsTheNextOffer",
+	},
+	{
+		name: "a lease that was granted for a caller that does not come stays",
+		file: "internal/flight/rejoin.go",
+		old:  "		f.returnLocked(o.lease)\n",
+		new:  "",
+		pkg:  "./internal/flight", by: "TestAGrantBeforeTheCallerComes",
+	},
+	{
 		name: "a lease is valid for the largest validity of its votes",
 		file: "internal/quorum/offer.go",
 		old:  "until.IsZero() || v.until.Before(until)",

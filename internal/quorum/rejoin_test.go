@@ -1,0 +1,101 @@
+package quorum
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// rejoin releases held, whose contender is the one of the offer, and waits for the outcome.
+func (c *client) rejoin(held *Lease, offer *call) *Failure {
+	c.t.Helper()
+	a := c.newCall("release", held)
+	held.Rejoin(offer.l, span, false, a)
+	_, f := a.wait()
+	synctest.Wait()
+	return f
+}
+
+// listens subscribes c as that contender.
+func (c *client) listens(contender string) {
+	c.t.Helper()
+	c.t.Cleanup(c.q.Watch(key, contender, func(Event, string) {}))
+	time.Sleep(ms(50))
+	synctest.Wait()
+}
+
+// wantNoWant says that no node has a want or an offer.
+func (r *rig) wantNoWant() {
+	r.t.Helper()
+	for i, m := range r.mem {
+		for _, k := range m.Mini.Keys() {
+			if strings.Contains(k, ":wants:") || strings.Contains(k, "{offer}") {
+				r.t.Errorf("node %d has %s", i, k)
+			}
+		}
+	}
+}
+
+// Two clients pass a lease back and forth, each by one request per node. It is valid from when the release was sent
+// that has brought the offer.
+func TestAReleaseBringsTheNextOffer(t *testing.T) {
+	overSizes(t, func(t *testing.T, r *rig) {
+		h, held, w, offer := r.offers(4)
+		h.listens("h-100")
+		fence, polled := held.top, time.Time{}
+		before := slices.Clone(h.commands(nil))
+		clients, contenders := []*client{h, w}, []string{"h-100", "w-1"}
+		for i := range 6 {
+			c, other := clients[i%2], clients[1-i%2]
+			next := c.offer(contenders[i%2], 4)
+			sent := time.Now()
+			if f := c.rejoin(held, next); f != nil || !next.l.Rejoined() {
+				t.Fatalf("%d: rejoined %v, %s", i, next.l.Rejoined(), describe(f))
+			}
+			g, f := offer.outcome(t)
+			if f != nil || g.First <= fence || g.Span != span {
+				t.Fatalf("%d: %+v after %d, %s", i, g, fence, describe(f))
+			}
+			if from := g.Until.Add(-other.q.Validity(span)); i > 0 && !from.Equal(polled) {
+				t.Errorf("%d: valid from %v after the release was sent", i, from.Sub(polled))
+			}
+			held, offer, fence, polled = offer.l, next, g.Last, sent
+		}
+		if sent := h.commands(before); slices.Max(sent) != 3 {
+			t.Errorf("%d requests per node for 3 releases", sent)
+		}
+		offer.l.Withdraw()
+		h.release(held)
+		time.Sleep(ms(50))
+		r.wantNoKey(key)
+		r.wantNoWant()
+	})
+}
+
+// Where too few nodes know of somebody else who waits, the contender does not.
+func TestAReleaseBringsNoOfferAlone(t *testing.T) {
+	for known, want := range map[int]bool{0: false, 1: false, 3: true} { // with two, it depends on whose answer is late
+		inBubble(t, 3, func(t *testing.T, r *rig) {
+			h, held, _, w := r.offers(4)
+			h.listens("h-100")
+			for i, m := range r.mem {
+				for _, k := range m.Mini.Keys() {
+					if i >= known && strings.Contains(k, ":wants:") {
+						m.Mini.Del(k)
+					}
+				}
+			}
+			next := h.offer("h-100", 4)
+			if f := h.rejoin(held, next); f != nil || next.l.Rejoined() != want {
+				t.Errorf("%d nodes: rejoined %v, %s", known, next.l.Rejoined(), describe(f))
+			}
+			next.l.Withdraw()
+			w.l.Withdraw()
+			time.Sleep(ms(50))
+			r.wantNoKey(key)
+			r.wantNoWant()
+		})
+	}
+}
