@@ -93,8 +93,11 @@ func simulate(t *testing.T, ops []byte) {
 				}
 			}
 			if len(ops) > 7 {
-				if ops[5]%2 == 0 {
+				switch ops[5] % 4 {
+				case 0:
 					offering(c)
+				case 2:
+					rejoining(c)
 				}
 				c.MaxRetained = int(ops[7] % 3)
 			}
@@ -112,11 +115,22 @@ func simulate(t *testing.T, ops []byte) {
 		for len(ops) >= 2 && !t.Failed() {
 			s.do(ops[0], int(ops[1]))
 			synctest.Wait()
+			s.callersComeBack()
 			s.check()
 			ops = ops[2:]
 		}
 		s.drain()
 	})
+}
+
+// callersComeBack has releases bring offers, where the nodes take them.
+func (s *sim) callersComeBack() {
+	for _, f := range s.g.all() {
+		if f.mu.Lock(); f.key == "k" {
+			f.returns = rejoinAfter
+		}
+		f.mu.Unlock()
+	}
 }
 
 // mayAsk checks that this process's own entry is on its way out when it asks for "k" again.
@@ -251,6 +265,7 @@ func (s *sim) listening() []*fakeWatch {
 // habits changes what the quorum does at once, and rarely closes the group.
 func (s *sim) habits(arg int) {
 	s.acquire, s.refresh, s.release, s.cancel = nil, nil, nil, nil
+	s.nodes.alone = arg%5 == 0
 	if arg&1 != 0 {
 		s.acquire = func(a *fakeAttempt) { s.decide(a, arg/16) }
 	}
@@ -557,6 +572,11 @@ func (s *sim) checkFlight(f *flight) {
 	case f.phase == retained:
 		ends := f.retention.ends
 		ok, state = f.armed != 0 && f.armed <= ends && f.hasAlarm() && f.n == 0 && now.Before(f.until), "retained"
+	case f.phase == expecting:
+		c := f.contention
+		ends := c.expectedUntil
+		ok, state = f.armed != 0 && f.armed <= ends && f.hasAlarm() && f.n == 0 && f.lease == nil &&
+			(c.offer != nil) == (c.granted == nil), "expecting"
 	case f.cur != nil:
 		ok, state = armed(f.cur.until) && now.Before(f.cur.until) && !f.cur.until.After(f.until), "held"
 	case f.lease != nil:

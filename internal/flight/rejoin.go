@@ -33,13 +33,14 @@ const (
 	// maxKept is how long a lease that was granted before the caller came is kept for it.
 	maxKept = time.Millisecond
 
-	// minExpected is how long a caller is expected at least. After that the offer is withdrawn.
-	minExpected = 5 * time.Millisecond
+	// minExpected and maxExpected are how long a caller is expected, at least and at most. After that the offer
+	// is withdrawn. It would have to be brought by a poll soon after maxExpected.
+	minExpected, maxExpected = 5 * time.Millisecond, minSpan * 10 / pollsPerSpan
 )
 
 // after is r when a caller comes at such a time after the release, that had waited for so long before.
 func (r returns) after(since, waited clock.Instant) returns {
-	if since <= max(waited, clock.Instant(maxKept)) {
+	if since <= min(max(waited, clock.Instant(maxKept)), clock.Instant(maxExpected)) {
 		return min(r+1, rejoinAfter)
 	}
 	return min(r, 0)
@@ -72,7 +73,8 @@ func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
 	f.mu.Lock()
 	now := clock.InstantNow(f.g.epoch)
 	f.expects = c.met(now)
-	c.since, c.won, c.expectedUntil = now, 0, clock.Add(now, max(c.waited(), clock.Instant(minExpected)))
+	expected := min(max(c.waited(), clock.Instant(minExpected)), clock.Instant(maxExpected))
+	c.since, c.won, c.expectedUntil = now, 0, clock.Add(now, expected)
 	c.offer, c.registered, c.rejoined = o, true, true
 	var span time.Duration
 	span, c.poll = f.spanLocked(now, ttl)

@@ -167,6 +167,24 @@ func TestACallerThatDoesNotCome(t *testing.T) {
 	}, rejoining)
 }
 
+// However long a flight has waited, it does not expect its next caller for longer than until its next poll.
+func TestACallerIsNotExpectedForLong(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		c := w.start(endless)
+		for range 10 {
+			pass(200 * time.Millisecond)
+			w.attempt().elsewhere()
+		}
+		w.grantIt()
+		c.holds()
+		c.releases()
+		w.history()
+		pass(180*time.Millisecond + time.Microsecond)
+		w.wantHistory("stop owner-7", "withdraw")
+	}, rejoining)
+}
+
 // Where nobody else waits, the nodes know of no offer, and the next caller contends at once.
 func TestNobodyElseWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
