@@ -448,13 +448,28 @@ func (c *client) finish() {
 		m.next, m.leaves = a.follower, true
 	}
 	c.overWith(a)
+	rejoins := c.w.rules.rejoins && !stays && c.w.rand.IntN(3) != 0
+	var next *attempt
+	if rejoins {
+		next = c.newAttempt()
+		k := carrier{1, c.time(), c.span()}
+		next.offered, next.polls = true, []carrier{k}
+		m.offer, m.leaves = &offer{owner: next.owner, block: next.block, span: k.span, k: k.k}, true
+	}
 	for i := range nodes {
 		m.node, m.unwanted = i, a.unwanted[i] && !stays
 		c.owe(a, m)
 	}
-	if stays {
+	switch {
+	case stays:
 		c.waitOn(c.time() + turnTime)
-	} else {
+	case rejoins:
+		c.waitOn(c.time() + next.polls[0].span*pollsPerSpan)
+		c.next, c.leaves = next, math.Inf(1)
+		if c.w.rand.IntN(4) == 0 { // no caller comes back
+			c.leaves = c.time() + float64(c.w.rand.IntN(20))
+		}
+	default:
 		c.rest()
 	}
 }

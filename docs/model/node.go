@@ -155,15 +155,26 @@ func (n *node) release(m message) {
 	case !m.unwanted:
 		n.drop(m.contender)
 	}
+	rejoin := func() {
+		if m.offer != nil {
+			n.wants = append(n.wants, want{contender: m.contender, client: m.client, offer: m.offer})
+		}
+	}
 	votes := m.grants && (n.kept() || !n.w.memory)
 	if n.owner == 0 && m.next != 0 && !stays {
-		if i := n.find(m.next); i >= 0 && votes && n.w.anywhere && n.wants[i].offer != nil {
-			n.grant(i, m)
+		if i := n.find(m.next); i >= 0 && votes && n.w.anywhere && n.wants[i].offer != nil && n.grant(i, m) {
+			rejoin()
 		}
 		return
 	}
 	if !ours && !kept {
+		if n.owner != 0 {
+			rejoin()
+		}
 		return
+	}
+	if len(n.wants) > 0 {
+		rejoin()
 	}
 	n.owner = 0
 	n.wants = slices.DeleteFunc(n.wants, func(w want) bool { return w.missed })

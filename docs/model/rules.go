@@ -16,6 +16,8 @@ type rules struct {
 	raise    bool // S8: unequal tokens are raised; else the largest is taken
 	reraise  bool // S9: a refresh raises a counter that is behind; else it leaves it
 
+	rejoins bool // a release may bring its contender's next offer, with which that waits again, behind all others
+
 	retains bool // a client keeps a lease that it does not use, for its next caller
 	recalls bool // S21: it releases such a lease when another client wants the key; else it ignores the recall
 	checks  bool // a lease is not retained if the last refresh has named a contender
@@ -90,6 +92,13 @@ var variants = []variant{
 	{"the largest validity of the votes", func(r *rules, _ *faults) { r.minimum = false }, twoHolders},
 	{"no S8: unequal tokens are not raised", func(r *rules, _ *faults) { r.raise = false }, lowToken},
 	{"no S9: a refresh raises no counter", func(r *rules, _ *faults) { r.reraise = false }, lowToken},
+
+	{"releases bring offers", func(r *rules, _ *faults) { r.rejoins = true }, ""},
+	{"releases bring offers, nothing fails", func(r *rules, f *faults) { r.rejoins, *f = true, faults{} }, ""},
+	{"releases bring offers, no S18: valid from receipt",
+		func(r *rules, _ *faults) { r.rejoins, r.causal = true, false }, twoHolders},
+	{"releases bring offers, no S19: an owner that was given up counts",
+		func(r *rules, _ *faults) { r.rejoins, r.over = true, false }, twoHolders},
 
 	{"retained leases", func(r *rules, _ *faults) { r.retains = true }, ""},
 	{"retained leases, nothing fails", func(r *rules, f *faults) { r.retains, *f = true, faults{} }, ""},

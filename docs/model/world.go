@@ -84,7 +84,7 @@ type message struct {
 	contender    int // on whose behalf
 	ttl          float64
 	block        int     // acquire: 0 is a repair
-	offer        *offer  // acquire, undo: what is to be registered
+	offer        *offer  // acquire, undo, release: what is to be registered
 	waits        bool    // acquire: a free key is left to the one that waits longest
 	forgets      bool    // undo: the contender has no offer any more
 	next         int     // release: the contender that is to be next; 0: each node's first
