@@ -88,9 +88,10 @@ func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
 	case c.granted != nil && f.n > 0:
 		f.phase = idle
 		f.takeKeptLocked()
-	case c.granted == nil && !c.rejoined: // meanwhile the nodes have said that they know nothing of the offer
-		f.phase = idle
+	case c.granted == nil && (!c.rejoined || f.retry): // the nodes know nothing of the offer, or there was an event
 		f.attemptOrDieLocked()
+	case f.n == 0 && f.g.closed.Load():
+		f.nobodyCameLocked()
 	case f.n > 0:
 		f.phase = idle
 		f.awaitOfferLocked()
@@ -124,7 +125,7 @@ func (f *flight) notRejoined(o *offered) {
 	}
 }
 
-// attemptOrDieLocked has the callers that have come contend, if there are any.
+// attemptOrDieLocked has the callers that have come contend; without any, the flight dies.
 func (f *flight) attemptOrDieLocked() {
 	f.phase = idle
 	if f.n == 0 {
@@ -145,7 +146,7 @@ func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.F
 			f.armAtLocked(c.expectedUntil)
 		}
 	case f.phase == expecting:
-		f.dieIdleLocked()
+		f.attemptOrDieLocked()
 	default:
 		c.rejoined = false
 	}
@@ -154,13 +155,12 @@ func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.F
 // expectedLocked is called when t comes, which the flight has expected. It reports false if t is to make an attempt,
 // as the first caller of a flight does: its strategy may give up at the first failure, so there has to be one.
 func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
-	f.phase = idle
 	c := f.contention
 	if f.g.closed.Load() {
-		f.phase = expecting
 		f.nobodyCameLocked()
 		return false
 	}
+	f.phase = idle
 	if c.granted == nil && (mode == Try || !t.waiter.isEndless() || t.waiter.needless != nil) {
 		return false
 	}
@@ -199,7 +199,7 @@ func (f *flight) missedLocked(now time.Time) {
 	f.nobodyCameLocked()
 }
 
-// nobodyCameLocked ends the flight, which expects a caller.
+// nobodyCameLocked ends the flight, which has expected a caller.
 func (f *flight) nobodyCameLocked() {
 	c := f.contention
 	f.returns = rejoinMissed
@@ -207,11 +207,5 @@ func (f *flight) nobodyCameLocked() {
 		c.granted, c.registered = nil, false // the release takes back what the contender wants
 		f.returnLocked(o.lease)
 	}
-	f.dieIdleLocked()
-}
-
-// dieIdleLocked is dieLocked of a flight that expects a caller.
-func (f *flight) dieIdleLocked() {
-	f.phase = idle
 	f.dieLocked()
 }

@@ -280,6 +280,38 @@ func TestCloseExpectsNobody(t *testing.T) {
 	}
 }
 
+// So does one that is called while the release is on its way.
+func TestCloseDuringARelease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		c := w.start(endless)
+		w.grantIt()
+		c.holds()
+		w.history()
+		w.nodes.rejoin = func(time.Duration) { // sent by the caller
+			w.g.closed.Store(true)
+			w.g.known("k").shut()
+		}
+		c.releases()
+		w.wantHistory("offer as owner-7", "release", "stop owner-7", "withdraw")
+		is(t, "flights", len(w.g.all()), 0)
+	}, rejoining)
+}
+
+// A turn that comes for nobody while the release is on its way is passed on.
+func TestATurnDuringARelease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		c := w.start(endless)
+		w.grantIt()
+		c.holds()
+		w.history()
+		w.nodes.rejoin = func(time.Duration) { w.g.known("k").onEvent(quorum.OurTurn, "") }
+		c.releases()
+		w.wantHistory("offer as owner-7", "release", "stop owner-7", "withdraw")
+	}, rejoining)
+}
+
 // Leases that are lost, or whose work has failed, are released as ever.
 func TestOnlyAReleaseRejoins(t *testing.T) {
 	for name, end := range map[string]func(*caller){
