@@ -90,6 +90,10 @@ func TestRejoinWhereTheKeyIsNotOurs(t *testing.T) {
 		s.wantHeld(s.rejoin("z-1"), "b", minute)
 		s.wantRejoined("z-1")
 
+		s.queue("oa", "z-1") // granted by that very offer
+		s.wantHeld(s.rejoin("z-1"), "oa", minute)
+		s.wantWaiting("z-1")
+
 		s.reset()
 		s.want(s.rejoin(""), int64(0))
 		s.want(s.rejoin("z-1"), int64(0))

@@ -107,11 +107,15 @@ end
 -- the rival would. Otherwise all that follow would do without this node.
 local free = not holder and rival and not stays
 
--- rejoin registers the contender with its next offer, and reports whether it did.
+-- rejoin registers the contender with its next offer, and reports whether it did: not if it was granted the
+-- key by that offer before, because this release is late.
 local done = ours and 1 or 0
 local function rejoin()
-  local made = contender and ARGV[8] and redis.pcall('SET', 'flightlock:{offer}:' .. contender, ARGV[8], 'PX', '10000')
-  if not made or made.err then
+  if not contender or not ARGV[8] or string.sub(ARGV[8], -#(holder or '') - 1) == ' ' .. (holder or '') then
+    return false
+  end
+  local made = redis.pcall('SET', 'flightlock:{offer}:' .. contender, ARGV[8], 'PX', '10000')
+  if made.err then
     return false
   end
   local t = redis.call('TIME')

@@ -154,6 +154,8 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 	case expecting:
 		if e == quorum.OurTurn && f.contention.granted == nil { // another node may have granted the key
 			f.nobodyCameLocked()
+		} else {
+			f.retry = true // the next caller is to look at once: a message may have been missed
 		}
 	case idle:
 		f.tryLocked()

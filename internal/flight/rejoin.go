@@ -34,7 +34,7 @@ const (
 	maxKept = time.Millisecond
 
 	// minExpected and maxExpected are how long a caller is expected, at least and at most. After that the offer
-	// is withdrawn. It would have to be brought by a poll soon after maxExpected.
+	// is withdrawn, unless a poll would have had to bring it again before that.
 	minExpected, maxExpected = 5 * time.Millisecond, minSpan * 10 / pollsPerSpan
 )
 
@@ -74,10 +74,11 @@ func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
 	now := clock.InstantNow(f.g.epoch)
 	f.expects = c.met(now)
 	expected := min(max(c.waited(), clock.Instant(minExpected)), clock.Instant(maxExpected))
-	c.since, c.won, c.expectedUntil = now, 0, clock.Add(now, expected)
+	c.since, c.won = now, 0
 	c.offer, c.registered, c.rejoined = o, true, true
 	var span time.Duration
 	span, c.poll = f.spanLocked(now, ttl)
+	c.expectedUntil = clock.Add(now, min(expected, clock.Instant(c.poll)))
 	f.mu.Unlock()
 
 	f.g.cfg.Nodes.Rejoin(l, o.lease, span, inline, o)
@@ -153,7 +154,8 @@ func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.F
 }
 
 // expectedLocked is called when t comes, which the flight has expected. It reports false if t is to make an attempt,
-// as the first caller of a flight does: its strategy may give up at the first failure, so there has to be one.
+// as the first caller of a flight does: its strategy may give up at the first failure, so there has to be one; or
+// there was an event.
 func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
 	c := f.contention
 	if f.g.closed.Load() {
@@ -161,7 +163,7 @@ func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
 		return false
 	}
 	f.phase = idle
-	if c.granted == nil && (mode == Try || !t.waiter.isEndless() || t.waiter.needless != nil) {
+	if c.granted == nil && (f.retry || mode == Try || !t.waiter.isEndless() || t.failsFast()) {
 		return false
 	}
 	t.f = f

@@ -280,35 +280,107 @@ func TestCloseExpectsNobody(t *testing.T) {
 	}
 }
 
-// So does one that is called while the release is on its way.
-func TestCloseDuringARelease(t *testing.T) {
+// A turn that comes while the release is being sent is not lost, whether the next caller has come or not.
+func TestATurnWhileTheReleaseIsSent(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		inBubble(t, func(t *testing.T, w *world) {
+			w.expects(t)
+			first := w.start(endless)
+			w.grantIt()
+			first.holds()
+			w.history()
+			var next *caller
+			w.release = func(l *fakeLease) {
+				w.release = func(l *fakeLease) { l.released(nil) }
+				if waits {
+					next = w.start(endless)
+				}
+				w.news(quorum.OurTurn)
+				l.released(nil)
+			}
+			first.releases()
+			pass(time.Millisecond)
+			if waits {
+				w.wantHistory("offer as owner-7", "rejoin for 450ms", "release", "carry for 450ms true", "acquire as owner-7")
+				w.attempt().grant()
+				next.holds()
+				next.releases()
+				pass(time.Second)
+			} else {
+				w.wantHistory("offer as owner-7", "rejoin for 450ms", "release", "stop owner-7", "withdraw")
+			}
+		}, rejoining)
+	}
+}
+
+// What was published before a subscription was renewed was missed: the next caller asks the nodes.
+func TestASubscriptionRenewedWhileNobodyWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.expects(t)
+		w.news(quorum.Unsubscribed)
+		w.news(quorum.Subscribed)
 		c := w.start(endless)
-		w.grantIt()
+		pass(5 * time.Millisecond)
+		w.wantHistory("carry for 450ms true", "acquire as owner-7")
+		w.attempt().grant()
 		c.holds()
-		w.history()
-		w.nodes.rejoin = func(time.Duration) { // sent by the caller
-			w.g.closed.Store(true)
-			w.g.known("k").shut()
-		}
 		c.releases()
-		w.wantHistory("offer as owner-7", "release", "stop owner-7", "withdraw")
-		is(t, "flights", len(w.g.all()), 0)
+		pass(time.Second)
 	}, rejoining)
 }
 
-// A turn that comes for nobody while the release is on its way is passed on.
-func TestATurnDuringARelease(t *testing.T) {
+// Close does not wait for callers that are expected.
+func TestCloseWhileTheReleaseIsSent(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.expects(t)
-		c := w.start(endless)
+		first := w.start(endless)
+		pass(100 * time.Millisecond) // expected for as long
+		w.grantIt()
+		first.holds()
+		closed := make(chan time.Duration, 1)
+		w.release = func(l *fakeLease) {
+			w.release = func(l *fakeLease) { l.released(nil) }
+			go func() {
+				began := time.Now()
+				w.g.Close(context.Background())
+				closed <- time.Since(began)
+			}()
+			synctest.Wait()
+			l.released(nil)
+		}
+		first.releases()
+		if took := <-closed; took > time.Millisecond {
+			t.Errorf("Close has taken %v", took)
+		}
+	}, rejoining)
+}
+
+// With a short ttl, a caller is not expected for longer than until the next poll would be due.
+func TestACallerIsNotExpectedForLongerThanAShortPoll(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		short := func(c *wish) { c.ttl = 100 * time.Millisecond }
+		first := w.byHand().start(short)
+		w.attempt().elsewhere()
+		w.news(quorum.Subscribed)
+		w.attempt().elsewhere()
+		w.grantIt()
+		first.holds()
+		first.releases()
+		for range 2 {
+			w.served(short).releases()
+		}
+		c := w.start(endless, short)
+		for range 4 { // polls are due every 40 ms
+			pass(41 * time.Millisecond)
+			w.attempt().elsewhere()
+		}
 		w.grantIt()
 		c.holds()
 		w.history()
-		w.nodes.rejoin = func(time.Duration) { w.g.known("k").onEvent(quorum.OurTurn, "") }
 		c.releases()
-		w.wantHistory("offer as owner-7", "release", "stop owner-7", "withdraw")
+		w.wantHistory("offer as owner-7", "rejoin for 100ms", "release")
+		pass(45 * time.Millisecond)
+		w.wantHistory("stop owner-7", "withdraw")
 	}, rejoining)
 }
 
