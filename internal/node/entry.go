@@ -121,13 +121,14 @@ type TurnPass struct {
 	Leaves    bool   // but it does not, with a Rival
 	News      News   // what all who wait are notified of besides
 
-	rejoins *carried // the Contender's next offer, with which it waits again; nil: none
+	rejoins *offerTerms // of the Contender's next offer, with which it waits again; nil: none
 }
 
 // Rejoin has the release of p bring o, as its contender's poll of that number: the contender, which leaves,
-// waits again, if others do (see lua/release.lua).
+// waits again, if others do (see lua/release.lua). p keeps nothing else of o: a release may be owed for long, and
+// each lease would keep all that come after it.
 func (p *TurnPass) Rejoin(o *Offer, poll uint32, span time.Duration) {
-	p.Leaves, p.rejoins = true, &carried{Offer: o, poll: poll, span: span}
+	p.Leaves, p.rejoins = true, &offerTerms{poll: poll, span: span, tokens: o.Tokens, owner: o.Target.owner}
 }
 
 // Nobody is the Contender of a release that names none, but knows that others wait. Unlike a release without

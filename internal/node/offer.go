@@ -31,13 +31,27 @@ type carried struct {
 
 // text is the offer as node i has it, which is in that epoch as far as this client knows.
 func (c *carried) text(i uint8, epoch string) string {
-	b := make([]byte, 0, 32+len(epoch)+len(c.Target.owner))
-	b = strconv.AppendUint(b, uint64(c.poll), 10)
+	t := offerTerms{c.poll, c.span, c.Tokens, c.Target.owner}
+	return t.text(i, epoch)
+}
+
+// offerTerms is what a node knows of an offer.
+type offerTerms struct {
+	poll   uint32
+	span   time.Duration
+	tokens int64
+	owner  text
+}
+
+// text is the offer as node i has it, which is in that epoch as far as this client knows.
+func (t *offerTerms) text(i uint8, epoch string) string {
+	b := make([]byte, 0, 32+len(epoch)+len(t.owner))
+	b = strconv.AppendUint(b, uint64(t.poll), 10)
 	b = strconv.AppendUint(append(b, ' '), uint64(i), 10)
-	b = strconv.AppendInt(append(b, ' '), max(1, c.span.Milliseconds()), 10)
-	b = strconv.AppendInt(append(b, ' '), c.Tokens, 10)
+	b = strconv.AppendInt(append(b, ' '), max(1, t.span.Milliseconds()), 10)
+	b = strconv.AppendInt(append(b, ' '), t.tokens, 10)
 	b = append(append(b, ' '), epoch...)
-	return string(append(append(b, ' '), c.Target.owner...))
+	return string(append(append(b, ' '), t.owner...))
 }
 
 // Carry has the acquires of t's attempt make o, as its poll of that number, and with it the undo of those

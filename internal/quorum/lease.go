@@ -512,22 +512,28 @@ func (l *Lease) rejoinPass(p *node.TurnPass, rejoins *rejoin) *node.TurnPass {
 	return &q
 }
 
-// released delivers the outcome of the decided round of a release.
+// released delivers the outcome of the decided round of a release. After that l knows neither by whom it was
+// released nor what the release has brought: it may be kept for long, because a node does not answer, and is not
+// to keep all leases that follow it.
 func (l *Lease) released(r *round) {
-	if j := l.scratch.rejoins; j != nil {
-		l.mu.Lock()
-		rejoined := r.rejoinedLocked()
-		l.mu.Unlock()
-		j.offer.mu.Lock()
-		j.offer.offer.rejoined = rejoined
-		j.offer.mu.Unlock()
-	}
-	if r.won {
-		l.scratch.onReleased.Released(nil)
+	by, rejoins := l.scratch.onReleased, l.scratch.rejoins
+	l.scratch.onReleased, l.scratch.rejoins = nil, nil
+	if r.won && rejoins == nil {
+		by.Released(nil)
 		return
 	}
+	var f *Failure
 	l.mu.Lock()
-	f := r.failureLocked()
+	if !r.won {
+		f = r.failureLocked()
+	}
+	rejoined := rejoins != nil && r.rejoinedLocked()
 	l.mu.Unlock()
-	l.scratch.onReleased.Released(f)
+	if rejoins != nil {
+		o := rejoins.offer
+		o.mu.Lock()
+		o.offer.rejoined = rejoined
+		o.mu.Unlock()
+	}
+	by.Released(f)
 }

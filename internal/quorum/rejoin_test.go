@@ -1,21 +1,29 @@
 package quorum
 
 import (
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 )
 
 // rejoin releases held, whose contender is the one of the offer, and waits for the outcome.
 func (c *client) rejoin(held *Lease, offer *call) *Failure {
 	c.t.Helper()
 	a := c.newCall("release", held)
-	held.Rejoin(offer.l, span, false, a)
+	held.Rejoin(offer.l, span, false, rejoined{a, offer.l})
 	_, f := a.wait()
 	synctest.Wait()
 	return f
+}
+
+// rejoined gets the outcome of a release, and knows the offer that this has brought, as a flight does.
+type rejoined struct {
+	*call
+	offer *Lease
 }
 
 // listens subscribes c as that contender.
@@ -71,6 +79,43 @@ func TestAReleaseBringsTheNextOffer(t *testing.T) {
 		time.Sleep(ms(50))
 		r.wantNoKey(key)
 		r.wantNoWant()
+	})
+}
+
+// A lease whose release may be owed for long keeps none of those that came after it.
+func TestALeaseKeepsNoneThatFollowed(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		h, held, w, offer := r.offers(4)
+		h.listens("h-100")
+		first := held
+		var followed []weak.Pointer[Lease]
+		clients, contenders := []*client{h, w}, []string{"h-100", "w-1"}
+		for i := range 100 {
+			next := clients[i%2].offer(contenders[i%2], 4)
+			if f := clients[i%2].rejoin(held, next); f != nil {
+				t.Fatal(describe(f))
+			}
+			if _, f := offer.outcome(t); f != nil {
+				t.Fatal(describe(f))
+			}
+			held, offer = offer.l, next
+			followed = append(followed, weak.Make(held))
+		}
+		for _, c := range clients { // the test itself has kept them
+			c.mu.Lock()
+			c.calls = nil
+			c.mu.Unlock()
+		}
+		runtime.GC()
+		for i, p := range followed[:20] { // of the last ones, messages may still come
+			if p.Value() != nil {
+				t.Fatalf("lease %d is still there", i)
+			}
+		}
+		runtime.KeepAlive(first)
+		offer.l.Withdraw()
+		h.release(held)
+		time.Sleep(ms(50))
 	})
 }
 
