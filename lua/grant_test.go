@@ -40,6 +40,20 @@ func (s *store) grant(owner string, more ...any) any {
 	return s.must(lua.Release, []string{key, wants, bucket}, append([]any{owner, "PUBLISH", turn}, more...)...)
 }
 
+// as is a client whose user may do everything but for that rule of the ACL.
+func (s *store) as(rule string) *redis.Client {
+	s.t.Helper()
+	name := "u" + strings.TrimPrefix(rule, "-")
+	if err := s.Do(s.t.Context(), "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
+		s.t.Fatal(err)
+	}
+	o := *s.Options()
+	o.Username, o.Password = name, "x"
+	c := redis.NewClient(&o)
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // granted is the message about a grant.
 func (s *store) granted(contender, follower string) string {
 	s.t.Helper()
@@ -237,15 +251,8 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 		} {
 			s.offers("z-1")
 			s.listen()
-			name := "u" + strings.TrimPrefix(rule, "-")
-			if err := s.Do(ctx, "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
-				t.Fatal(err)
-			}
-			o := *s.Options()
-			o.Username, o.Password = name, "x"
-			c := redis.NewClient(&o)
-			defer c.Close()
-			got, err := c.Eval(ctx, lua.Release.Source, []string{key, wants, bucket}, "a", "PUBLISH", turn, "a-1").Result()
+			got, err := s.as(rule).Eval(ctx, lua.Release.Source, []string{key, wants, bucket},
+				"a", "PUBLISH", turn, "a-1").Result()
 			if err != nil || got != int64(1) {
 				t.Errorf("%s: %v %v", rule, got, err)
 			}

@@ -3,7 +3,6 @@ package lua_test
 import (
 	"context"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/flightlock/flightlock/internal/redistest"
@@ -162,7 +161,6 @@ func TestRejoinInABatch(t *testing.T) {
 // does not wait.
 func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
-	ctx := context.Background()
 	for rule, want := range map[string]struct {
 		reply int64
 		key   string
@@ -173,16 +171,8 @@ func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 		s.reset()
 		s.offers("z-1")
 		s.listen()
-		name := "u" + strings.TrimPrefix(rule, "-")
-		if err := s.Do(ctx, "ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all", rule).Err(); err != nil {
-			t.Fatal(err)
-		}
-		o := *s.Options()
-		o.Username, o.Password = name, "x"
-		c := redis.NewClient(&o)
-		got, err := c.Eval(ctx, lua.Release.Source, []string{key, wants, bucket},
+		got, err := s.as(rule).Eval(t.Context(), lua.Release.Source, []string{key, wants, bucket},
 			"a", "PUBLISH", turn, "a-1", "", "", "leaves", offer("a-1")).Result()
-		_ = c.Close()
 		if err != nil || got != want.reply {
 			t.Errorf("%s: %v %v, want %d", rule, got, err, want.reply)
 		}

@@ -78,13 +78,19 @@ if rival == '' then
 end
 kept = contender and holder == turn .. contender
 
+-- go_last puts the contender at the end of the wants, and returns what ZADD says.
+local function go_last()
+  local t = redis.call('TIME')
+  local added = redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), contender)
+  redis.pcall('PEXPIRE', KEYS[2], '10000')
+  return added
+end
+
 -- A contender that yields continues to wait, at the end, even on a node where the key is no longer its own
 -- or never was, because every node must have all wants.
 local stays = rival and contender and ARGV[7] ~= 'leaves'
 if stays then
-  local t = redis.call('TIME')
-  redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), contender)
-  redis.pcall('PEXPIRE', KEYS[2], '10000')
+  go_last()
   redis.pcall('DEL', 'flightlock:{offer}:' .. contender)
 end
 
@@ -115,14 +121,9 @@ local function rejoin()
     return false
   end
   local made = redis.pcall('SET', 'flightlock:{offer}:' .. contender, ARGV[8], 'PX', '10000')
-  if made.err then
+  if made.err or type(go_last()) ~= 'number' then
     return false
   end
-  local t = redis.call('TIME')
-  if type(redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), contender)) ~= 'number' then
-    return false
-  end
-  redis.pcall('PEXPIRE', KEYS[2], '10000')
   leaving, stays = false, true
   done = ours and 2 or 0
   return true

@@ -66,6 +66,27 @@ func (w *world) expects(t *testing.T) {
 	}
 }
 
+// cameBack makes a caller that has come back, and holds the key by the offer of the release before.
+func (w *world) cameBack(t *testing.T) *caller {
+	t.Helper()
+	w.expects(t)
+	c := w.start(endless)
+	w.grantIt()
+	c.holds()
+	w.history()
+	return c
+}
+
+// wantNoRejoin says that no release since the last look has brought an offer.
+func (w *world) wantNoRejoin() {
+	w.t.Helper()
+	for _, h := range w.history() {
+		if h == "rejoin for 450ms" {
+			w.t.Error(h)
+		}
+	}
+}
+
 // endless makes a caller of a strategy that never gives up.
 func endless(w *wish) { w.pace = everyMilli{} }
 
@@ -119,11 +140,7 @@ func TestWhoDoesNotComeBackSoonIsNotExpected(t *testing.T) {
 				pass(5 * time.Millisecond)
 			}
 		}
-		for _, h := range w.history() {
-			if h == "rejoin for 450ms" {
-				t.Error(h)
-			}
-		}
+		w.wantNoRejoin()
 	}, rejoining)
 }
 
@@ -149,11 +166,7 @@ func TestAGrantBeforeTheCallerComes(t *testing.T) {
 		for range 9 {
 			w.served().releases()
 		}
-		for _, h := range w.history() {
-			if h == "rejoin for 450ms" {
-				t.Error(h)
-			}
-		}
+		w.wantNoRejoin()
 	}, rejoining)
 }
 
@@ -188,11 +201,7 @@ func TestACallerIsNotExpectedForLong(t *testing.T) {
 // Where nobody else waits, the nodes know of no offer, and the next caller contends at once.
 func TestNobodyElseWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.expects(t)
-		c := w.start(endless)
-		w.grantIt()
-		c.holds()
-		w.history()
+		c := w.cameBack(t)
 		w.alone()
 		c.releases()
 		w.wantHistory("offer as owner-7", "rejoin for 450ms", "release", "stop owner-7", "withdraw")
@@ -209,11 +218,7 @@ func TestNobodyElseWaits(t *testing.T) {
 func TestACallerComesBeforeTheReleaseIsConfirmed(t *testing.T) {
 	for _, failure := range []error{nil, errDown} {
 		inBubble(t, func(t *testing.T, w *world) {
-			w.expects(t)
-			first := w.start(endless)
-			w.grantIt()
-			first.holds()
-			w.history()
+			first := w.cameBack(t)
 			w.alone()
 			var sent *fakeLease
 			w.release = func(l *fakeLease) { sent = l }
@@ -284,11 +289,7 @@ func TestCloseExpectsNobody(t *testing.T) {
 func TestATurnWhileTheReleaseIsSent(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		inBubble(t, func(t *testing.T, w *world) {
-			w.expects(t)
-			first := w.start(endless)
-			w.grantIt()
-			first.holds()
-			w.history()
+			first := w.cameBack(t)
 			var next *caller
 			w.release = func(l *fakeLease) {
 				w.release = func(l *fakeLease) { l.released(nil) }
@@ -399,11 +400,7 @@ func TestOnlyAReleaseRejoins(t *testing.T) {
 				w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errors.New("down")}) }
 				w.history()
 				end(c)
-				for _, h := range w.history() {
-					if h == "rejoin for 450ms" {
-						t.Error(h)
-					}
-				}
+				w.wantNoRejoin()
 			}, rejoining)
 		})
 	}

@@ -135,8 +135,9 @@ func (p *TurnPass) Rejoin(o *Offer, poll uint32, span time.Duration) {
 // a Contender it may grant the key to the next one, and does not notify all.
 const Nobody = "-"
 
-// values are ARGV[4] to [7] of lua/release.lua: those at the end that are "" may be left out.
-func (p *TurnPass) values() (v [4]string) {
+// values are ARGV[4] to [8] of lua/release.lua: those at the end that are "" may be left out. The last, an
+// offer, is not the same for all nodes, and so left to the request.
+func (p *TurnPass) values() (v [5]string) {
 	v[0], v[1] = p.Contender, p.Rival
 	switch {
 	case p.News == NewsFailed:

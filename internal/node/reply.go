@@ -74,10 +74,8 @@ func parse(op op, val any, err error) Reply {
 
 func number(op op, v int64) Reply {
 	switch {
-	case op == opRelease && v == 1:
-		return Reply{Kind: Deleted}
-	case op == opRelease && (v == 2 || v == 3):
-		return Reply{Kind: Deleted, Rejoined: true, Verified: v == 3}
+	case op == opRelease && 1 <= v && v <= 3:
+		return Reply{Kind: Deleted, Rejoined: v > 1, Verified: v == 3}
 	case !op.votes() && v == 0:
 		return Reply{Kind: Missing}
 	case op == opRefresh && v > 0:

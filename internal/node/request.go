@@ -143,11 +143,7 @@ func (r *request) values(to []any) []any {
 			to = append(to, r.e.n.publish, r.e.n.turn)
 			rest := p.values()
 			if p.rejoins != nil && !r.e.n.IsCluster() {
-				for _, v := range rest {
-					to = append(to, v)
-				}
-				to = append(to, p.rejoins.text(r.e.i, r.e.n.epochName()))
-				break
+				rest[len(rest)-1] = p.rejoins.text(r.e.i, r.e.n.epochName())
 			}
 			last := len(rest)
 			for last > 0 && rest[last-1] == "" {

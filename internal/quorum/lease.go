@@ -508,7 +508,7 @@ func (l *Lease) rejoinPass(p *node.TurnPass, rejoins *rejoin) *node.TurnPass {
 	if q.Contender = l.target.Contender(); q.Contender == "" {
 		q.Contender = l.target.Owner()
 	}
-	q.Rejoin(&rejoins.offer.offer.Offer, 1, rejoins.span)
+	q.Rejoin(&rejoins.offer.offer.Offer, rejoins.poll.number, rejoins.poll.span)
 	return &q
 }
 

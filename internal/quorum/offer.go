@@ -157,38 +157,42 @@ func (q *Quorum) Offer(l *Lease, key string, ttl time.Duration, tokens int64, co
 // span. It is called before l.Acquire. With waits, l does not take what is free on a node where others wait
 // longer: see Failure.Declined.
 func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
-	span = min(span, o.scratch.ttl).Truncate(time.Millisecond)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	number := uint32(1)
+	p := o.pollLocked(poll{target: &l.target, span: span})
+	o.offer.polling = true
+	clear(o.offer.met)
+	l.target.Carry(&o.offer.Offer, p.number, p.span, waits)
+	l.scratch.carries = o
+}
+
+// pollLocked numbers p, the next poll of the offer o, and remembers it. Its span is no longer than the ttl.
+func (o *Lease) pollLocked(p poll) poll {
+	p.number, p.span = 1, min(p.span, o.scratch.ttl).Truncate(time.Millisecond)
 	if n := len(o.offer.polls); n > 0 {
-		number = o.offer.polls[n-1].number + 1
+		p.number = o.offer.polls[n-1].number + 1
 	}
 	if len(o.offer.polls) == maxPolls {
 		o.offer.polls = append(o.offer.polls[:0], o.offer.polls[1:]...)
 	}
-	o.offer.polls = append(o.offer.polls, poll{number: number, target: &l.target, span: span})
-	o.offer.polling = true
-	clear(o.offer.met)
-	l.target.Carry(&o.offer.Offer, number, span, waits)
-	l.scratch.carries = o
+	o.offer.polls = append(o.offer.polls, p)
+	return p
 }
 
 // Rejoin is Release for a contender that wants the key again at once: the release brings o, an offer of that
 // contender, to the nodes, and puts it at the end of those who wait. Where nobody else does, it is only a
 // release. A node that grants o keeps the key for span.
 func (l *Lease) Rejoin(o *Lease, span time.Duration, inline bool, by Releaser) {
-	span = min(span, o.scratch.ttl).Truncate(time.Millisecond)
 	o.mu.Lock()
-	o.offer.polls = append(o.offer.polls, poll{number: 1, begun: clock.Now(), span: span})
+	p := o.pollLocked(poll{begun: clock.Now(), span: span})
 	o.mu.Unlock()
-	l.release(inline, "", node.NoNews, &rejoin{o, span}, by)
+	l.release(inline, "", node.NoNews, &rejoin{o, p}, by)
 }
 
 // rejoin is what the release of a contender that waits again brings to the nodes.
 type rejoin struct {
 	offer *Lease
-	span  time.Duration
+	poll  poll
 }
 
 // Rejoined reports whether the release that has brought the offer l was confirmed by a majority of nodes on which

@@ -44,9 +44,7 @@ func (r *rig) offers(tokens int64) (holder *client, held *Lease, c *client, offe
 	r.warm(holder, key)
 	r.everywhere()
 	held = holder.mustAs("h-100")
-	r.t.Cleanup(c.q.Watch(key, "w-1", func(Event, string) {}))
-	time.Sleep(ms(50))
-	synctest.Wait()
+	c.listens("w-1")
 	offer = c.offer("w-1", tokens)
 	if _, f := c.poll("w-1", offer); f == nil || !f.Queued {
 		r.t.Fatal(describe(f))

@@ -26,7 +26,7 @@ type rejoined struct {
 	offer *Lease
 }
 
-// listens subscribes c as that contender.
+// listens subscribes c as that contender. (As in all of these tests, time is the bubble's.)
 func (c *client) listens(contender string) {
 	c.t.Helper()
 	c.t.Cleanup(c.q.Watch(key, contender, func(Event, string) {}))
