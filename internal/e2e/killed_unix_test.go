@@ -86,6 +86,17 @@ func isTurnOf(t *testing.T, s *redistest.Server, contender string) bool {
 	return strings.HasPrefix(strings.TrimPrefix(holder, node.TurnOf), process)
 }
 
+// haveRead returns when the servers have executed what was sent to them before. A server may read a second PING only in
+// a round of its loop after that in which it has read all that had come before the first.
+func haveRead(t *testing.T, servers []*redistest.Server) {
+	t.Helper()
+	for range 2 {
+		for _, s := range servers {
+			s.Do(t, "PING")
+		}
+	}
+}
+
 func everywhere(servers []*redistest.Server, cond func(*redistest.Server) bool) bool {
 	return !slices.ContainsFunc(servers, func(s *redistest.Server) bool { return !cond(s) })
 }
@@ -174,6 +185,7 @@ func TestAProcessKilledWhileItWaits(t *testing.T) {
 				} else {
 					ps[1].Kill()
 				}
+				haveRead(t, servers) // a poll that is read after the release would lock for the victim, for a minute
 				released := time.Now()
 				ps[0].must(t, errand{Do: doRelease})
 				hasTurn := slices.ContainsFunc(servers, func(s *redistest.Server) bool { return isTurnOf(t, s, victim) })

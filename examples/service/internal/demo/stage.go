@@ -238,7 +238,7 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 		// long again as the key's loads have failed: the next phase is not to see it.
 		pause(ctx, s.seconds(broken)+time.Second)
 	}
-	if p.weather&kept == 0 { // what was loaded in it may be in the cache or not
+	if p.weather&kept == 0 || row.slow() { // what was loaded in it may be in the cache or not
 		s.origin.cacheFlushed()
 	}
 	if err := s.count(ctx, &row); err != nil {
