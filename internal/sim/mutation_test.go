@@ -470,7 +470,7 @@ func TestMutationsAreNoticed(t *testing.T) {
 
 // try builds bin with the mutation and reports whether that was detected, and how.
 func (m mutation) try(overlay, bin string) (noticed bool, how string) {
-	pkg, run := "./internal/sim", []string{"-test.run", "^TestSim$", "-seeds", "1000"}
+	pkg, run := "./internal/sim", []string{"-test.run", "^TestSim$", "-seeds", "1000", "-enough", "1"}
 	if m.by != "" {
 		pkg, run = m.pkg, []string{"-test.run", "^" + m.by + "$"}
 	}

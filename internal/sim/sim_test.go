@@ -20,6 +20,7 @@ var (
 	seedFlag   = flag.Uint64("seed", 0, "run this seed only")
 	firstFlag  = flag.Uint64("first", 1, "the first seed")
 	seedsFlag  = flag.Uint64("seeds", 0, "how many seeds; 0: a few")
+	enoughFlag = flag.Int("enough", 3, "how many bad seeds are enough")
 	traceFlag  = flag.Bool("trace", false, "with -seed: print all that happens")
 	dropFlag   = flag.String("drop", "", "with -seed: leave out the faults of these numbers, as -shrink tells them")
 	shrinkFlag = flag.Bool("shrink", false, "with -seed: leave out faults as long as an invariant is still broken")
@@ -33,9 +34,6 @@ func TestMain(m *testing.M) {
 	redistest.SilenceRedis()
 	goleak.VerifyTestMain(m)
 }
-
-// maxFailed is how many bad seeds are enough.
-const maxFailed = 3
 
 // Whatever happens to the nodes, the network and the clients, the invariants hold.
 func TestSim(t *testing.T) {
@@ -53,7 +51,7 @@ func TestSim(t *testing.T) {
 		if len(res.violations) > 0 {
 			t.Errorf("seed %d: %s\ngo test ./internal/sim -run TestSim -args -seed=%d -trace",
 				seed, strings.Join(res.violations, "\n"), seed)
-			if failed++; failed == maxFailed {
+			if failed++; failed == *enoughFlag {
 				t.Fatal("that is enough")
 			}
 		}
