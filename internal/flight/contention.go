@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"math"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -69,12 +70,12 @@ type contention struct {
 	rival         string        // waits longest, by the last check; "": nobody does
 }
 
-// met is how many others waited for the key of a flight that dies now: many, if it had to poll, and waited a hundred
-// times as long as it then had the key.
+// met is how many others waited for the key of a flight that dies now, or waits again: many, if it had to poll, and
+// waited a hundred times as long as it then had the key.
 func (c *contention) met(now clock.Instant) expectation {
 	const poll = clock.Instant(minSpan * 10 / pollsPerSpan)
-	if waited := c.won - c.since; c.won != 0 && waited >= poll && waited > 100*(now-c.won) {
-		return many
+	if waited := c.waited(); waited >= poll && waited > 100*(now-c.won) {
+		return max(many, expectation(min(time.Duration(waited)/time.Millisecond, math.MaxUint16)))
 	}
 	return others
 }

@@ -198,8 +198,9 @@ type busyKey struct {
 	returns returns
 }
 
-// expectation is how many others may wait for a key.
-type expectation uint8
+// expectation is how many others may wait for a key. From many on, it is also for how many milliseconds the last
+// flight has waited among them.
+type expectation uint16
 
 const (
 	nobody expectation = iota // as far as is known

@@ -33,10 +33,14 @@ type offered struct {
 
 const (
 	// minSpan is for how long a release grants the key at first. A contender whose process is paused costs
-	// the others that much. For one that has waited long, or waits among many, it is longer, so that they need not
-	// poll so often, up to maxSpan: it is also how long a server may take to be replaced by another and back without
-	// that being noticed (see node.Epoch).
+	// the others that much. For one that has waited long it is longer, up to maxSpan, so that it need not poll so
+	// often.
 	minSpan, maxSpan = 450 * time.Millisecond, time.Second
+
+	// crowdSpan is how long it is at most for one that waits among many. If the last wait among them was shorter than
+	// crowdSpan allows for, the next turn comes before the first poll: the polls of a thousand are more than their
+	// turns.
+	crowdSpan = 2 * time.Second
 
 	// leastSpan is the shortest ttl for which an offer is made: for a shorter one, the polls would cost more than
 	// the grant is worth.
@@ -56,8 +60,9 @@ const (
 // spanLocked is how long a release is to grant the key, and how often the flight polls for that.
 func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
 	span = min(max(time.Duration(now-f.contention.since)/2, minSpan), maxSpan)
-	if f.expects == many {
-		span = maxSpan
+	if f.expects >= many {
+		waited := time.Duration(f.expects) * time.Millisecond
+		span = max(span, min(waited*5/4*pollsPerSpan/10, crowdSpan))
 	}
 	span = min(span, ttl)
 	return span, span * 10 / pollsPerSpan

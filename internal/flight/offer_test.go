@@ -86,7 +86,9 @@ func TestCrowdsPollLess(t *testing.T) {
 		waited, held time.Duration
 		want         string
 	}{
-		{time.Second, time.Millisecond, "carry for 1s true"},
+		{200 * time.Millisecond, time.Millisecond, "carry for 625ms true"}, // the first poll after 250 ms
+		{400 * time.Millisecond, time.Millisecond, "carry for 1.25s true"},
+		{time.Second, time.Millisecond, "carry for 2s true"},
 		{time.Second, 20 * time.Millisecond, "carry for 450ms true"},
 		{100 * time.Millisecond, 0, "carry for 450ms true"}, // no poll was due
 	} {

@@ -249,7 +249,7 @@ func (l *Lease) vote(i int, v node.Vote) {
 		return
 	}
 	l.awaitOthersLocked()
-	until := l.validUntilLocked(v)
+	until := l.validUntilLocked(v, now)
 	ends := false
 	if !clock.Passed(now, until) && (rep.Epoch == nil || counts(rep.Epoch, l.q.Nodes[i].Epoch())) {
 		l.everHeld |= 1 << i
@@ -267,15 +267,21 @@ func (l *Lease) vote(i int, v node.Vote) {
 	l.send(asks)
 }
 
-// validUntilLocked is until when v is valid; the zero time, which is over, if that is not known.
-func (l *Lease) validUntilLocked(v node.Vote) time.Time {
+// validUntilLocked is until when v, whose message has come now, is valid; the zero time, which is over, if that is not
+// known, or if v may be too old to count.
+func (l *Lease) validUntilLocked(v node.Vote, now time.Time) time.Time {
 	for _, p := range l.offer.polls {
-		if begun := p.begunAt(); p.number == v.Poll && !begun.IsZero() {
+		if begun := p.begunAt(); p.number == v.Poll && !begun.IsZero() && !clock.Passed(now, begun.Add(maxVoteAge)) {
 			return begun.Add(l.q.Validity(min(v.Span, p.span)))
 		}
 	}
 	return time.Time{}
 }
+
+// maxVoteAge is how long after its poll a vote that comes by message may count, however long it is valid. A
+// server that was replaced by another, which made promises, and has come back may have granted it before, and
+// nothing in the message shows that (see node.Epoch).
+const maxVoteAge = time.Second
 
 // awaitOthersLocked is called when a node has granted the offer: others will have done so too. Those whose
 // message does not come are asked.

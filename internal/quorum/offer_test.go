@@ -16,6 +16,10 @@ const span = 500 * time.Millisecond
 
 // offer makes an offer of contender, for a block of tokens.
 func (c *client) offer(contender string, tokens int64) *call {
+	return c.offerFor(ttl, contender, tokens)
+}
+
+func (c *client) offerFor(ttl time.Duration, contender string, tokens int64) *call {
 	l := new(Lease)
 	a := c.newCall("offer", l)
 	c.q.Offer(l, key, ttl, tokens, contender, a)
@@ -24,6 +28,11 @@ func (c *client) offer(contender string, tokens int64) *call {
 
 // poll makes an attempt that brings the offer, and waits for its failure.
 func (c *client) poll(contender string, offer *call) (at time.Time, f *Failure) {
+	c.t.Helper()
+	return c.pollFor(span, contender, offer)
+}
+
+func (c *client) pollFor(span time.Duration, contender string, offer *call) (at time.Time, f *Failure) {
 	c.t.Helper()
 	l := new(Lease)
 	c.q.Prepare(l, key, ttl, 1, contender)
@@ -74,6 +83,10 @@ func (r *rig) unwanted() {
 
 // vote delivers the message of node i about a grant of the offer by its poll of that number.
 func (c *client) vote(i int, offer *call, poll int, token int64) {
+	c.voteFor(span, i, offer, poll, token)
+}
+
+func (c *client) voteFor(span time.Duration, i int, offer *call, poll int, token int64) {
 	c.q.vote(i, fmt.Sprintf("1 grant %d - 0 %d %d %d %d %d %s%s",
 		token, len(offer.l.Owner()), poll, i, span.Milliseconds(), offer.l.offer.Tokens, offer.l.Owner(), key))
 }
@@ -287,6 +300,47 @@ func TestAVoteThatIsOverIsAskedForAgain(t *testing.T) {
 				c.release(offer.l)
 				time.Sleep(ms(20))
 			})
+		})
+	}
+}
+
+// A vote whose message comes more than a second after its poll is asked for again, even if it is valid: its node may
+// have been replaced, and be back, since.
+func TestAnOldVoteIsAskedForAgain(t *testing.T) {
+	const ttl, span = 3 * time.Second, 2 * time.Second
+	for _, late := range []bool{false, true} {
+		inBubble(t, 3, func(t *testing.T, r *rig) {
+			holder, c := r.client("h"), r.client("w")
+			r.warm(holder, key)
+			r.everywhere()
+			holder.mustAs("h-100")
+			c.listens("w-1")
+			offer := c.offerFor(ttl, "w-1", 1)
+			c.poll("w-1", offer)
+			polled, _ := c.pollFor(span, "w-1", offer)
+			time.Sleep(time.Until(polled.Add(maxVoteAge)) - 1)
+			if late {
+				time.Sleep(1)
+			}
+			for i := range 2 {
+				r.setCounter(i, 1<<40)
+			}
+			r.give(key, offer.l.Owner(), time.Until(polled.Add(span)), 0, 1)
+			c.voteFor(span, 0, offer, 2, 1<<40)
+			c.voteFor(span, 1, offer, 2, 1<<40)
+			if offer.answered() == late {
+				t.Fatalf("late: %v, answered: %v", late, offer.answered())
+			}
+			g, f := offer.outcome(t)
+			until := polled.Add(c.q.Validity(span))
+			if late {
+				until = offer.l.target.Begun().Add(c.q.Validity(ttl))
+			}
+			if f != nil || !g.Until.Equal(until) {
+				t.Errorf("late: %v: %+v, want until %v; %s", late, g, until, describe(f))
+			}
+			c.release(offer.l)
+			time.Sleep(ms(20))
 		})
 	}
 }
