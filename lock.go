@@ -39,8 +39,8 @@ func (l *Lock) Fence() int64 {
 }
 
 // Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A lock that
-// the release of another process has granted is valid for up to a second at first, or two where many
-// wait; if it is not released within a quarter of that, it is refreshed to its full ttl in the
+// the release of another process has granted is valid for up to a second at first (two where a hundred
+// processes wait); if it is not released within a quarter of that, it is refreshed to its full ttl in the
 // background, once. A refresh moves it.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 

@@ -18,8 +18,8 @@ import (
 // milliseconds). All callers of this process that want the key queue in order of arrival. One of
 // them at a time contends with other processes, and a released lock is handed directly to the next
 // caller. A Lock that was handed over may have as little as half its ttl left (usually over 95%),
-// and one that the release of another process has granted is valid for up to two seconds at first:
-// see Lock.Until.
+// and one that the release of another process has granted is valid for up to a second at first, or
+// two where a hundred processes wait: see Lock.Until.
 //
 // It retries until retry gives up or ctx ends, or until the nodes refuse for good (see
 // ErrUnavailable); a nil retry means ExponentialBackoff(5ms, 250ms). A caller that queues behind

@@ -24,6 +24,7 @@
 --   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
 --                    below 0 when unknown. The holder is "flightlock:turn:", without a name, if
 --                    the key is free and was left to another
+--   {holder, pttl, 1}  the same, to an acquire that makes an offer, if a hundred others wait
 --   EPOCH            an error: see below; nothing was written
 --   TRYAGAIN         an error, without KEYS[2]: the bucket is not here; nothing was written
 --   error            WRONGTYPE when the key holds something that is not a string, what
@@ -108,6 +109,7 @@ if type(holder) == 'table' then
   return holder
 end
 if holder ~= ARGV[1] then
+  local crowd
   -- A contender that was granted the key by its offer, and has not received that yet, no longer wants it.
   if KEYS[3] and ARGV[3] ~= '0' and not (ARGV[6] and string.sub(ARGV[6], -#holder - 1) == ' ' .. holder) then
     -- It keeps its place, unless the clock was set back: then its score may be far ahead. A score of 0
@@ -120,6 +122,7 @@ if holder ~= ARGV[1] then
     redis.pcall('PEXPIRE', KEYS[3], '10000')
     if ARGV[6] then
       redis.pcall('SET', 'flightlock:{offer}:' .. ARGV[5], ARGV[6], 'PX', '10000')
+      crowd = redis.pcall('ZRANGE', KEYS[3], '100', '100')[1] and 1
     end
   end
   -- A recall. The holder may just be using the key again, or be gone: safety does not depend on it.
@@ -131,7 +134,7 @@ if holder ~= ARGV[1] then
         'recall: ' .. #holder .. ' ' .. #contender .. ' ' .. holder .. contender .. KEYS[1])
     end
   end
-  return {holder, holder == 'flightlock:turn:' and 1 or redis.call('PTTL', KEYS[1])}
+  return {holder, holder == 'flightlock:turn:' and 1 or redis.call('PTTL', KEYS[1]), crowd}
 end
 
 -- Never shorten a TTL: this may be a late copy of a request with a smaller one.

@@ -57,7 +57,7 @@ func (s *store) as(rule string) *redis.Client {
 // granted is the message about a grant.
 func (s *store) granted(contender, follower string) string {
 	s.t.Helper()
-	return fmt.Sprintf("%s: 1 grant %s - %d 2 1 0 500 3 %so%slock:k",
+	return fmt.Sprintf("%s: 1 grant %s - 0 %d 2 1 0 500 3 %so%slock:k",
 		contender[:1], s.value(bucket), len(follower), follower, contender[:1])
 }
 
@@ -88,6 +88,50 @@ func TestReleaseGrantsTheKey(t *testing.T) {
 		s.want(s.grant("oy", "y-1"), int64(1))
 		s.want(s.value(key), "<none>")
 		s.wantWaiting()
+	})
+}
+
+// The message about a grant says whether a hundred others wait.
+func TestReleaseTellsOfACrowd(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		for others, want := range map[int]string{98: " 0 ", 99: " 0 ", 100: " 1 "} {
+			s.Del(t.Context(), key, wants)
+			s.offers("z-1")
+			for i := range others {
+				s.ZAdd(t.Context(), wants, redis.Z{Score: 1e16 + float64(i), Member: fmt.Sprintf("y-%d", i)})
+			}
+			told := s.listen()
+			s.want(s.grant("a", "a-1"), int64(1))
+			text := fmt.Sprintf("z: 1 grant %s -%s%d ", s.value(bucket), want, len("y-0"))
+			if all := s.heard(told); len(all) != 1 || !strings.HasPrefix(all[0], text) {
+				t.Errorf("%d others: %q, want %q", others, all, text)
+			}
+		}
+	})
+}
+
+// So does the answer to an acquire that makes an offer.
+func TestAcquireTellsOfACrowd(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1")
+		for i := range 100 {
+			text := offer("z-1")
+			for _, arg := range []any{text, ""} {
+				args := []any{"b", minute, 1, 0, "z-1", arg}
+				if arg == "" {
+					args = args[:5]
+				}
+				reply := s.must(lua.Acquire, []string{key, bucket, wants}, args...).([]any)
+				if len(reply) != 2 {
+					t.Fatalf("%d others: %v", i, reply)
+				}
+			}
+			s.ZAdd(t.Context(), wants, redis.Z{Score: 1e16 + float64(i), Member: fmt.Sprintf("y-%d", i)})
+		}
+		reply := s.must(lua.Acquire, []string{key, bucket, wants}, "b", minute, 1, 0, "z-1", offer("z-1")).([]any)
+		if len(reply) != 3 || reply[2] != int64(1) {
+			t.Errorf("100 others: %v", reply)
+		}
 	})
 }
 

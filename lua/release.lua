@@ -52,8 +52,9 @@
 --
 -- Contenders are named label#client-number. A client has one inbox, the channel "flightlock:inbox:" and
 -- its name. A message there is the contender's number and one word:
---   grant   and: token, the name of the node's epoch, the lengths of the next two names, the offer
---           up to its owner, the name of the contender that is next after it, the owner, the key
+--   grant   and: token, the name of the node's epoch, 1 if a hundred others wait (else 0), the lengths
+--           of the next two names, the offer up to its owner, the name of the contender that is next
+--           after it, the owner, the key
 --   turn    it is its turn
 --   other   the turn is another's
 --   failed  and the owner
@@ -193,8 +194,9 @@ local function grant(to, offer, follower)
   if made.err then
     return made
   end
-  return redis.pcall('PUBLISH', inbox, string.format('%s grant %.0f %s %d %d %s ', number, c, name, #follower, #owner, vote)
-    .. follower .. owner .. KEYS[1])
+  local crowd = follower ~= '' and follower ~= contender and redis.pcall('ZRANGE', KEYS[2], '99', '99')[1] and 1 or 0
+  return redis.pcall('PUBLISH', inbox, string.format('%s grant %.0f %s %d %d %d %s ', number, c, name, crowd, #follower,
+    #owner, vote) .. follower .. owner .. KEYS[1])
 end
 
 if free then

@@ -130,7 +130,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.served, f.worked, f.used, f.blockAt = 0, false, 0, f.g.at(now)
 	f.sliceLocked(now)
 	if c := f.contention; c != nil {
-		c.rival = ""
+		c.rival, c.crowd = "", g.Crowd
 		if c.won == 0 {
 			c.won = f.g.at(now)
 		}
@@ -152,6 +152,9 @@ func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	b.oneHolder, b.queued, b.declined, b.voted = why.Owned, why.Queued, why.Declined, why.Got > 0
 	if why.Holder != "" {
 		b.sawHolder(why.Holder)
+	}
+	if why.Crowd {
+		f.expects = many
 	}
 	b.unjudged = true
 	if why.Free > 0 {

@@ -65,19 +65,38 @@ type contention struct {
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
 	poll      time.Duration // how often the flight polls while there is an offer
 
+	crowd         bool          // a hundred others waited when the flight was granted the lease
 	rejoined      bool          // the flight's last release has brought the offer
 	expectedUntil clock.Instant // until when a caller is expected then
 	rival         string        // waits longest, by the last check; "": nobody does
 }
 
-// met is how many others waited for the key of a flight that dies now, or waits again: many, if it had to poll, and
-// waited a hundred times as long as it then had the key.
-func (c *contention) met(now clock.Instant) expectation {
-	const poll = clock.Instant(minSpan * 10 / pollsPerSpan)
-	if waited := c.waited(); waited >= poll && waited > 100*(now-c.won) {
-		return max(many, expectation(min(time.Duration(waited)/time.Millisecond, math.MaxUint16)))
+// met is how many others waited for the key when the flight was granted it, as far as is known.
+func (c *contention) met() expectation {
+	if c.crowd {
+		return many
 	}
 	return others
+}
+
+// waited is how long the flight has waited for its last lease.
+func (c *contention) waited() clock.Instant {
+	if c.won == 0 {
+		return 0
+	}
+	return c.won - c.since
+}
+
+// waitsAgainLocked begins another wait of the flight.
+func (f *flight) waitsAgainLocked(now clock.Instant) {
+	c := f.contention
+	f.expectLocked(c.met(), c.waited())
+	c.since, c.won = now, 0
+}
+
+// expectLocked has the flight expect what the last wait for the key has met.
+func (f *flight) expectLocked(met expectation, waited clock.Instant) {
+	f.expects, f.lastWait = met, uint16(min(time.Duration(waited)/time.Millisecond, math.MaxUint16))
 }
 
 const (
@@ -272,5 +291,6 @@ func (f *flight) waitersSeenLocked(rival string, failed bool) {
 func (f *flight) yieldLocked() {
 	rival := f.contention.rival
 	f.contention.rival, f.contention.registered = "", true
+	f.waitsAgainLocked(clock.InstantNow(f.g.epoch))
 	f.releaseToLocked(rival)
 }

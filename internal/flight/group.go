@@ -198,14 +198,13 @@ type busyKey struct {
 	returns returns
 }
 
-// expectation is how many others may wait for a key. From many on, it is also for how many milliseconds the last
-// flight has waited among them.
-type expectation uint16
+// expectation is how many others may wait for a key.
+type expectation uint8
 
 const (
 	nobody expectation = iota // as far as is known
 	others
-	many // see contention.met
+	many // a hundred and more
 )
 
 // busyKeyTime is for how long the next flight of such a key expects that again.
@@ -266,7 +265,7 @@ func (g *Group) newFlightLocked(shardIndex uint8, key string) *flight {
 	for i := range sh.busyKeys {
 		if r := &sh.busyKeys[i]; r.key == key && r.died != 0 {
 			if since := clock.InstantNow(g.epoch) - r.died; since < busyKeyTime {
-				f.expects = r.met
+				f.expectLocked(r.met, r.waited)
 				f.returns = r.returns.after(since, r.waited)
 			}
 		}
@@ -301,7 +300,7 @@ func (g *Group) remove(f *flight) {
 	sh.alarms.drop(f)
 	if c := f.contention; c != nil && c.othersWait {
 		now := clock.InstantNow(g.epoch)
-		sh.keepBusyKeyLocked(busyKey{f.key, now, c.met(now), c.waited(), f.returns})
+		sh.keepBusyKeyLocked(busyKey{f.key, now, c.met(), c.waited(), f.returns})
 	}
 	sh.mu.Unlock()
 	if g.closed.Load() {

@@ -37,10 +37,10 @@ const (
 	// often.
 	minSpan, maxSpan = 450 * time.Millisecond, time.Second
 
-	// crowdSpan is how long it is at most for one that waits among many. If the last wait among them was shorter than
-	// crowdSpan allows for, the next turn comes before the first poll: the polls of a thousand are more than their
-	// turns.
-	crowdSpan = 2 * time.Second
+	// crowdSpan is how long it is at most for one that waits among many. There it follows the last wait, so that the next
+	// one ends before the first poll: otherwise a thousand would poll more often than they have the key. It is no more
+	// than twice quorum.MaxVoteAge, or votes would be too old before that poll.
+	crowdSpan = 2 * quorum.MaxVoteAge
 
 	// leastSpan is the shortest ttl for which an offer is made: for a shorter one, the polls would cost more than
 	// the grant is worth.
@@ -60,9 +60,13 @@ const (
 // spanLocked is how long a release is to grant the key, and how often the flight polls for that.
 func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
 	span = min(max(time.Duration(now-f.contention.since)/2, minSpan), maxSpan)
-	if f.expects >= many {
-		waited := time.Duration(f.expects) * time.Millisecond
-		span = max(span, min(waited*5/4*pollsPerSpan/10, crowdSpan))
+	if f.expects == many {
+		least := crowdSpan
+		if f.lastWait > 0 {
+			nextWait := time.Duration(f.lastWait) * time.Millisecond * 5 / 4 // at most
+			least = min(nextWait*pollsPerSpan/10, crowdSpan)
+		}
+		span = max(span, least)
 	}
 	span = min(span, ttl)
 	return span, span * 10 / pollsPerSpan

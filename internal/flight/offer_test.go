@@ -47,7 +47,10 @@ func (w *world) offer() *fakeAttempt {
 }
 
 // grantFor has releases elsewhere grant the offer for span: what is left of it is valid.
-func (a *fakeAttempt) grantFor(span, left time.Duration) {
+func (a *fakeAttempt) grantFor(span, left time.Duration) { a.grantAmong(false, span, left) }
+
+// grantAmong is grantFor where a hundred others wait, or not.
+func (a *fakeAttempt) grantAmong(crowd bool, span, left time.Duration) {
 	if !a.decide() {
 		return
 	}
@@ -56,7 +59,8 @@ func (a *fakeAttempt) grantFor(span, left time.Duration) {
 	l := &fakeLease{w: w, key: a.key, owner: a.owner, contender: a.contender, until: clock.Now().Add(left)}
 	w.leases = append(w.leases, l)
 	a.lease = l
-	g := quorum.Grant{Until: l.until, First: w.counter + 1, Last: w.counter + a.tokens, Span: span}
+	g := quorum.Grant{Until: l.until, First: w.counter + 1, Last: w.counter + a.tokens, Span: span,
+		Crowd: crowd}
 	w.counter += a.tokens
 	w.mu.Unlock()
 	a.by.Acquired(g, nil)
@@ -79,18 +83,19 @@ func (w *world) waitsWithOffer(change ...func(*wish)) *caller {
 	return c
 }
 
-// Where many wait for a key that each of them holds for a moment, a grant lasts longer from the start, so that
-// they need not poll. Not where few wait for one that is held for long.
+// Where many wait, an offer is for so long that the turn comes before the first poll, if the wait is as long as
+// the last one. Not where few wait, however long.
 func TestCrowdsPollLess(t *testing.T) {
 	for _, c := range []struct {
-		waited, held time.Duration
-		want         string
+		waited time.Duration
+		crowd  bool
+		want   string
 	}{
-		{200 * time.Millisecond, time.Millisecond, "carry for 625ms true"}, // the first poll after 250 ms
-		{400 * time.Millisecond, time.Millisecond, "carry for 1.25s true"},
-		{time.Second, time.Millisecond, "carry for 2s true"},
-		{time.Second, 20 * time.Millisecond, "carry for 450ms true"},
-		{100 * time.Millisecond, 0, "carry for 450ms true"}, // no poll was due
+		{100 * time.Millisecond, true, "carry for 450ms true"},
+		{200 * time.Millisecond, true, "carry for 625ms true"}, // the first poll after 250 ms
+		{400 * time.Millisecond, true, "carry for 1.25s true"},
+		{time.Second, true, "carry for 2s true"},
+		{time.Second, false, "carry for 450ms true"}, // one that has stood still, say
 	} {
 		inBubble(t, func(t *testing.T, w *world) {
 			first := w.waitsWithOffer()
@@ -99,9 +104,8 @@ func TestCrowdsPollLess(t *testing.T) {
 				pass(100 * time.Millisecond)
 				w.attempt().elsewhere() // if it is a new one
 			}
-			w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+			w.offer().grantAmong(c.crowd, 500*time.Millisecond, 400*time.Millisecond)
 			first.holds()
-			pass(c.held)
 			first.releases()
 			w.history()
 
@@ -110,11 +114,60 @@ func TestCrowdsPollLess(t *testing.T) {
 			w.attempt().elsewhere()
 			synctest.Wait()
 			if h := w.history(); !slices.Contains(h, c.want) {
-				t.Errorf("after %v of waiting and %v of holding: %q", c.waited, c.held, h)
+				t.Errorf("after %v of waiting among many (%v): %q", c.waited, c.crowd, h)
 			}
 			next.leaves()
 		}, offering)
 	}
+}
+
+// A poll that meets a hundred others says so, too. Nothing is known of how long they wait.
+func TestAPollMeetsACrowd(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := w.waitsWithOffer()
+		f := quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Owned: true, Queued: true, Crowd: true}
+		w.attempt().fail(f)
+		pass(minSpan)
+		w.attempt().fail(f)
+		pass(900 * time.Millisecond)
+		if h := w.history(); !slices.Contains(h, "carry for 2s true") {
+			t.Errorf("%q", h)
+		}
+		c.leaves()
+	}, offering)
+}
+
+// A flight that never dies, because its queue is never empty, expects what its last wait has met, and not what the
+// key's last flight had.
+func TestACrowdIsForgotten(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.waitsWithOffer()
+		w.news(quorum.OtherTurn)
+		pass(900 * time.Millisecond)
+		w.offer().grantAmong(true, 500*time.Millisecond, 400*time.Millisecond)
+		first.holds()
+		first.releases()
+
+		w.rivals("x")
+		holder := w.start()
+		w.news(quorum.Subscribed)
+		w.attempt().elsewhere()
+		synctest.Wait()
+		if h := w.history(); !slices.Contains(h, "carry for 2s true") {
+			t.Fatalf("it expects no crowd: %q", h)
+		}
+		next := w.start()
+		w.offer().grantAmong(false, 500*time.Millisecond, 490*time.Millisecond)
+		holder.holds()
+		w.history()
+		pass(slice)
+		holder.releases() // and yields
+		pass(turn)
+		if h := w.history(); !slices.Contains(h, "carry for 450ms true") {
+			t.Errorf("it expects the crowd still: %q", h)
+		}
+		next.leaves()
+	}, func(c *Config) { sliced(c); offering(c) })
 }
 
 // A grant ends the wait without another attempt, and the caller's release passes the key on.

@@ -46,14 +46,6 @@ func (r returns) after(since, waited clock.Instant) returns {
 	return min(r, 0)
 }
 
-// waited is how long the flight has waited for its last lease.
-func (c *contention) waited() clock.Instant {
-	if c.won == 0 {
-		return 0
-	}
-	return c.won - c.since
-}
-
 // rejoinsLocked reports whether the release of the lease, which t has held, is to have the flight wait for the key
 // again.
 func (f *flight) rejoinsLocked(t *Ticket) bool {
@@ -72,9 +64,8 @@ func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
 	}
 	f.mu.Lock()
 	now := clock.InstantNow(f.g.epoch)
-	f.expects = c.met(now)
 	expected := min(max(c.waited(), clock.Instant(minExpected)), clock.Instant(maxExpected))
-	c.since, c.won = now, 0
+	f.waitsAgainLocked(now)
 	c.offer, c.registered, c.rejoined = o, true, true
 	var span time.Duration
 	span, c.poll = f.spanLocked(now, ttl)

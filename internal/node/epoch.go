@@ -70,14 +70,15 @@ import (
 // process, in an epoch that others began, believes the marker if the process is older than the epoch.
 //
 // The strict check is for a dump, for the process, and for when it was last promoted, which INFO
-// reports. That takes some microseconds, so it has scripts of its own, which are used when the last
-// one is older than verifyEvery, or when a connection died since, or the server reported that it is no
-// master. To escape it a server must answer a request, step down, have its successor make promises,
-// and get its place back, all within verifyEvery and NodeTimeout (nine times NodeTimeout if this
-// process is late: an older grant needs another proof, see lane.prove), and without refusing a request
-// in between; or have read no dump, and had no replica for so long that it does not know any more when
-// it was promoted. To check for a dump in each acquire as well would prevent the first of these for a
-// twentieth to a ninth of the script's time; but masters are not replaced that fast.
+// reports. That takes some microseconds, so it has scripts of its own, which are used when the last one
+// is older than verifyEvery, or when a connection died since, or the server reported that it is no
+// master. To escape it a server must answer a request, step down, have its successor make promises, and
+// get its place back, all within verifyEvery and NodeTimeout (nine times NodeTimeout if this process is
+// late: an older grant needs another proof, see lane.prove; a second after its poll for one that comes
+// by message, see quorum.MaxVoteAge), and without refusing a request in between; or have read no dump,
+// and had no replica for so long that it does not know any more when it was promoted. To check for a
+// dump in each acquire as well would prevent the first of these for a twentieth to a ninth of the
+// script's time; but masters are not replaced that fast.
 //
 // With one node or two, no vote is refused because a node lost data: no other node could vote instead.
 // But lost data includes tokens. So such nodes are asked as others are, and the acquire script contains

@@ -96,6 +96,7 @@ func (e *Entry) wasGranted() bool {
 type Vote struct {
 	Owner, Key string
 	Follower   string // the contender that was next after this one; "": none
+	Crowd      bool   // a hundred others wait
 	Epoch      string // of the node, "" if that does not matter
 	Token      int64  // the counter: the block ends there
 	Poll       uint32
@@ -116,13 +117,13 @@ const voteWord = "grant "
 func ParseVote(text string) (v Vote, ok bool) {
 	_, rest, _ := strings.Cut(text, " ")
 	rest = strings.TrimPrefix(rest, voteWord)
-	var fields [8]string
+	var fields [9]string
 	for i := range fields {
 		if fields[i], rest, ok = strings.Cut(rest, " "); !ok {
 			return Vote{}, false
 		}
 	}
-	var numbers [8]int64
+	var numbers [9]int64
 	for i, field := range fields {
 		if i == 1 {
 			continue
@@ -133,18 +134,19 @@ func ParseVote(text string) (v Vote, ok bool) {
 		}
 		numbers[i] = n
 	}
-	follower, owner := numbers[2], numbers[3]
-	if follower > int64(len(rest)) || owner > int64(len(rest))-follower || numbers[4] > 1<<32-1 || numbers[5] > 1<<8 {
+	follower, owner := numbers[3], numbers[4]
+	if follower > int64(len(rest)) || owner > int64(len(rest))-follower || numbers[5] > 1<<32-1 || numbers[6] > 1<<8 {
 		return Vote{}, false
 	}
 	v = Vote{
-		Token: numbers[0], Follower: rest[:follower], Owner: rest[follower : follower+owner], Key: rest[follower+owner:],
-		Poll: uint32(numbers[4]), Node: int(numbers[5]), Span: time.Duration(numbers[6]) * time.Millisecond,
+		Token: numbers[0], Crowd: numbers[2] != 0,
+		Follower: rest[:follower], Owner: rest[follower : follower+owner], Key: rest[follower+owner:],
+		Poll: uint32(numbers[5]), Node: int(numbers[6]), Span: time.Duration(numbers[7]) * time.Millisecond,
 	}
 	if fields[1] != "-" {
 		v.Epoch = fields[1]
 	}
-	return v, v.Owner != "" && v.Key != "" && numbers[6] < 1<<32
+	return v, v.Owner != "" && v.Key != "" && numbers[7] < 1<<32
 }
 
 // epochName is the name of the epoch in which n is as far as this client knows, for an offer: n grants that in no

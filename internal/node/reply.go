@@ -32,6 +32,7 @@ type Reply struct {
 	Holder   string        // Held: the whole owner, or TurnOf and a contender
 	Rival    string        // Renewed: the contender that waits longest, "" for none or if nobody looked
 	TTL      time.Duration // Held: the holder's, below 0 when unknown
+	Crowd    bool          // Held: a hundred others wait, as an attempt that makes an offer is told
 	Rejoined bool          // Deleted: the contender waits again
 	Verified bool          // Deleted: the node has found itself in the epoch of the script
 	Err      error         // Failed
@@ -89,12 +90,12 @@ func number(op op, v int64) Reply {
 }
 
 func holder(v []any) (Reply, bool) {
-	if len(v) != 2 {
+	if len(v) != 2 && len(v) != 3 {
 		return Reply{}, false
 	}
 	name, ok1 := v[0].(string)
 	pttl, ok2 := v[1].(int64)
-	return Reply{Kind: Held, Holder: name, TTL: clock.Mul(pttl, time.Millisecond)}, ok1 && ok2
+	return Reply{Kind: Held, Holder: name, TTL: clock.Mul(pttl, time.Millisecond), Crowd: len(v) == 3}, ok1 && ok2
 }
 
 // renewed reads a refresh that looked for rivals, or one that could not reach the counter.

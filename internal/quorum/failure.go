@@ -33,6 +33,7 @@ type Failure struct {
 	Declined bool
 
 	Queued bool   // acquire: others put a majority out of reach, and publish their release
+	Crowd  bool   // acquire: a hundred others wait
 	Owned  bool   // acquire: one owner has the key on a majority of nodes, and publishes its release
 	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
 	Away   bool   // a majority has no vote for now, and more than one answer is missing for that: see node.Away
@@ -76,6 +77,7 @@ func (r *round) failureLocked() *Failure {
 	case !r.acquires() && t.refused(false):
 		f.Reason = NotHeld
 	}
+	f.Crowd = slices.ContainsFunc(r.replies, func(rep node.Reply) bool { return rep.Crowd })
 	away := t.away
 	f.Nodes = make([]NodeAnswer, len(r.replies))
 	for i, rep := range r.replies {

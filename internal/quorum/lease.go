@@ -234,7 +234,7 @@ func (l *Lease) endAttemptAndUnlock(r *round, top int64, f *Failure) {
 	by := l.scratch.onAcquired
 	g := Grant{Until: l.until, First: top - l.scratch.tokens + 1, Last: top}
 	if l.offer != nil {
-		g.Span = l.offer.span
+		g.Span, g.Crowd = l.offer.span, l.offer.crowd
 	}
 	l.mu.Unlock()
 	by.Acquired(g, nil)

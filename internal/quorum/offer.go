@@ -39,10 +39,10 @@ import (
 // offer is over. A node where nobody has the key who would grant it, by its answer to a poll of this moment, is asked
 // as soon as another has granted the offer, if those that may still do so are too few.
 //
-// A vote that cannot be counted, because it is too old, is not lost: the node is asked, by an acquire of the same
-// owner, and answers that it has granted that already. That is a vote if a message of the node has said so
-// before; otherwise the node may be a second name of another one. So an offer whose message was lost fails where
-// its votes do not suffice, and is undone: that costs a moment.
+// A vote that cannot be counted, because it is too old, is not lost: the node is asked, unless it was before, by
+// an acquire of the same owner, and answers that it has granted that already. That is a vote if a message of the
+// node has said so before; otherwise the node may be a second name of another one. So an offer whose message was
+// lost fails where its votes do not suffice, and is undone: that costs a moment.
 type offer struct {
 	node.Offer
 
@@ -57,6 +57,7 @@ type offer struct {
 	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
 	rejoined  bool          // see Rejoined
 	follower  string        // the contender that was next after this one, when it was decided; "": none, or unknown
+	crowd     bool          // a hundred others wait, as a node has said with its vote
 }
 
 // voteTime is how long a vote that came by message counts. It is zero for a node that was asked.
@@ -257,6 +258,7 @@ func (l *Lease) vote(i int, v node.Vote) {
 			r.pending--
 		}
 		r.replies[i], l.offer.votes[i] = rep, voteTime{until, v.Span}
+		l.offer.crowd = l.offer.crowd || v.Crowd
 		ends = r.decideLocked(false)
 	}
 	asks := l.silentLocked()
@@ -271,17 +273,17 @@ func (l *Lease) vote(i int, v node.Vote) {
 // known, or if v may be too old to count.
 func (l *Lease) validUntilLocked(v node.Vote, now time.Time) time.Time {
 	for _, p := range l.offer.polls {
-		if begun := p.begunAt(); p.number == v.Poll && !begun.IsZero() && !clock.Passed(now, begun.Add(maxVoteAge)) {
+		if begun := p.begunAt(); p.number == v.Poll && !begun.IsZero() && !clock.Passed(now, begun.Add(MaxVoteAge)) {
 			return begun.Add(l.q.Validity(min(v.Span, p.span)))
 		}
 	}
 	return time.Time{}
 }
 
-// maxVoteAge is how long after its poll a vote that comes by message may count, however long it is valid. A
+// MaxVoteAge is how long after its poll a vote that comes by message may count, however long it is valid. A
 // server that was replaced by another, which made promises, and has come back may have granted it before, and
 // nothing in the message shows that (see node.Epoch).
-const maxVoteAge = time.Second
+const MaxVoteAge = time.Second
 
 // awaitOthersLocked is called when a node has granted the offer: others will have done so too. Those whose
 // message does not come are asked.

@@ -87,7 +87,7 @@ func (c *client) vote(i int, offer *call, poll int, token int64) {
 }
 
 func (c *client) voteFor(span time.Duration, i int, offer *call, poll int, token int64) {
-	c.q.vote(i, fmt.Sprintf("1 grant %d - 0 %d %d %d %d %d %s%s",
+	c.q.vote(i, fmt.Sprintf("1 grant %d - 0 0 %d %d %d %d %d %s%s",
 		token, len(offer.l.Owner()), poll, i, span.Milliseconds(), offer.l.offer.Tokens, offer.l.Owner(), key))
 }
 
@@ -125,6 +125,49 @@ func TestAGrantNeedsNoRequest(t *testing.T) {
 		}
 		time.Sleep(ms(20))
 		r.wantNoKey(key)
+	})
+}
+
+// Where a hundred others wait, one node's vote is enough to know.
+func TestAGrantTellsOfACrowd(t *testing.T) {
+	for crowd := range 2 {
+		inBubble(t, 3, func(t *testing.T, r *rig) {
+			_, _, c, offer := r.offers(1)
+			for i, says := range []int{0, crowd} {
+				r.setCounter(i, 1<<40)
+				c.q.vote(i, fmt.Sprintf("1 grant %d - %d 0 %d 1 %d 500 1 %s%s", 1<<40, says, len(offer.l.Owner()), i,
+					offer.l.Owner(), key))
+			}
+			if g, f := offer.outcome(t); f != nil || g.Crowd != (crowd > 0) {
+				t.Errorf("crowd %d: %+v, %s", crowd, g, describe(f))
+			}
+			c.release(offer.l)
+			time.Sleep(ms(20))
+		})
+	}
+}
+
+// The answers to a poll tell of a crowd, too.
+func TestAPollIsToldOfACrowd(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		for i := range 100 {
+			if _, f := c.poll("w-1", offer); f.Crowd {
+				t.Fatalf("%d others are a crowd", i)
+			}
+			for _, m := range r.mem {
+				for _, k := range m.Mini.Keys() {
+					if strings.Contains(k, ":wants:") {
+						m.Mini.ZAdd(k, 1e16+float64(i), fmt.Sprintf("y-%d", i))
+					}
+				}
+			}
+		}
+		if _, f := c.poll("w-1", offer); !f.Crowd {
+			t.Error("100 others are none")
+		}
+		offer.l.Withdraw()
+		offer.wait()
 	})
 }
 
@@ -318,7 +361,7 @@ func TestAnOldVoteIsAskedForAgain(t *testing.T) {
 			offer := c.offerFor(ttl, "w-1", 1)
 			c.poll("w-1", offer)
 			polled, _ := c.pollFor(span, "w-1", offer)
-			time.Sleep(time.Until(polled.Add(maxVoteAge)) - 1)
+			time.Sleep(time.Until(polled.Add(MaxVoteAge)) - 1)
 			if late {
 				time.Sleep(1)
 			}
@@ -350,7 +393,7 @@ func TestAnOldVoteIsAskedForAgain(t *testing.T) {
 func TestAGrantCountsForItsOwnNodeOnly(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		_, _, c, offer := r.offers(1)
-		text := fmt.Sprintf("1 grant 5 - 0 %d 1 2 500 1 %s%s", len(offer.l.Owner()), offer.l.Owner(), key)
+		text := fmt.Sprintf("1 grant 5 - 0 0 %d 1 2 500 1 %s%s", len(offer.l.Owner()), offer.l.Owner(), key)
 		c.q.vote(0, text)
 		c.q.vote(1, text)
 		synctest.Wait()
@@ -386,7 +429,8 @@ func TestAGrantOfAnotherEpochIsNoVote(t *testing.T) {
 					if name == "of the node" {
 						name = c.nodes[i].Epoch().Name
 					}
-					c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", name, len(offer.l.Owner()), i, offer.l.Owner(), key))
+					owner := offer.l.Owner()
+					c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 0 %d 1 %d 500 1 %s%s", name, len(owner), i, owner, key))
 				}
 				if _, f := offer.outcome(t); (f == nil) != counts {
 					t.Errorf("%s", describe(f))
@@ -459,7 +503,7 @@ func TestAGrantToNobodyIsPassedOn(t *testing.T) {
 		r.loses(key)
 		r.give(key, "w-99", span, 0, 1, 2)
 		for i := range 3 {
-			c.q.vote(i, fmt.Sprintf("9 grant 5 - 0 4 1 %d 500 1 w-99%s", i, key))
+			c.q.vote(i, fmt.Sprintf("9 grant 5 - 0 0 4 1 %d 500 1 w-99%s", i, key))
 		}
 		if _, f := offer.outcome(t); f != nil {
 			t.Fatal(describe(f))
@@ -478,7 +522,7 @@ func TestAGrantToNobodyIsReturnedWhenTheNodeIsBack(t *testing.T) {
 		r.warm(c, key)
 		r.give(key, "w-99", time.Minute, 0)
 		r.mem[0].Down(true)
-		c.q.vote(0, fmt.Sprintf("9 grant 5 - 0 4 1 0 %d 1 w-99%s", time.Minute.Milliseconds(), key))
+		c.q.vote(0, fmt.Sprintf("9 grant 5 - 0 0 4 1 0 %d 1 w-99%s", time.Minute.Milliseconds(), key))
 		time.Sleep(time.Second)
 		r.mem[0].Down(false)
 		r.wantNoKey(key)
@@ -518,7 +562,7 @@ func TestAnOfferThatIsForgotten(t *testing.T) {
 		l.Forget()
 		l.Forget()
 		r.give(key, l.Owner(), span, 1)
-		c.q.vote(1, fmt.Sprintf("1 grant 5 - 0 %d 1 1 500 1 %s%s", len(l.Owner()), l.Owner(), key))
+		c.q.vote(1, fmt.Sprintf("1 grant 5 - 0 0 %d 1 1 500 1 %s%s", len(l.Owner()), l.Owner(), key))
 		time.Sleep(ms(20))
 		r.wantNoKey(key)
 		if sent := c.commands(before); !slices.Equal(sent, []uint64{0, 1, 0}) {
@@ -539,11 +583,11 @@ func TestMessagesThatAreNoVotes(t *testing.T) {
 	inBubble(t, 1, func(t *testing.T, r *rig) {
 		c := r.client("w")
 		for _, text := range []string{
-			"", "1", "1 grant", "1 grant ", "1 grant 5 - 0 4 1 0 500 1", "1 grant x - 0 4 1 0 500 1 w-99" + key,
-			"1 grant 5 - 99 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 99 1 0 500 1 w-99" + key,
-			"1 grant -5 - 0 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 0 1 0 500 1 w-99" + key,
-			"1 grant 5 - 9223372036854775807 9223372036854775807 1 0 500 1 w-99" + key,
-			"1 grant 5 - 0 4 1 0 9223372036854775807 1 w-99" + key, "1 grant 5 - 0 4 1 0 500 1 w-99",
+			"", "1", "1 grant", "1 grant ", "1 grant 5 - 0 0 4 1 0 500 1", "1 grant x - 0 0 4 1 0 500 1 w-99" + key,
+			"1 grant 5 - 0 99 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 0 99 1 0 500 1 w-99" + key,
+			"1 grant -5 - 0 0 4 1 0 500 1 w-99" + key, "1 grant 5 - 0 0 0 1 0 500 1 w-99" + key,
+			"1 grant 5 - 0 9223372036854775807 9223372036854775807 1 0 500 1 w-99" + key,
+			"1 grant 5 - 0 0 4 1 0 9223372036854775807 1 w-99" + key, "1 grant 5 - 0 0 4 1 0 500 1 w-99",
 		} {
 			if v, ok := node.ParseVote(text); ok {
 				t.Errorf("%q is a vote: %+v", text, v)

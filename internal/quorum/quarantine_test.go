@@ -430,7 +430,7 @@ func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
 		r.give(key, offer.l.Owner(), span, 0, 1, 2)
 		for i := range 2 {
 			epoch, owner := c.nodes[i].Epoch().Name, offer.l.Owner()
-			c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 %d 1 %d 500 1 %s%s", epoch, len(owner), i, owner, key))
+			c.q.vote(i, fmt.Sprintf("1 grant 5 %s 0 0 %d 1 %d 500 1 %s%s", epoch, len(owner), i, owner, key))
 		}
 		if _, f := offer.outcome(t); f != nil {
 			t.Fatal(describe(f))

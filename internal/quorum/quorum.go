@@ -119,6 +119,8 @@ type Grant struct {
 	// Span is set for a lease that another's release has granted: the nodes keep the key for so long
 	// only, until a refresh makes its ttl full.
 	Span time.Duration
+	// Crowd is set for such a lease if a hundred others wait.
+	Crowd bool
 }
 
 // Self is a contender for Prepare: the owner of the attempt itself.

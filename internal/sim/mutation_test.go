@@ -237,6 +237,13 @@ var mutations = []mutation{
 		quick: true,
 	},
 	{
+		name: "a vote counts however late its message comes",
+		file: "internal/quorum/offer.go",
+		old:  " && !clock.Passed(now, begun.Add(MaxVoteAge))",
+		new:  "",
+		pkg:  "./internal/quorum", by: "TestAnOldVoteIsAskedForAgain",
+	},
+	{
 		name: "an offer that a release has brought is valid from when its message comes",
 		file: "internal/quorum/offer.go",
 		old:  "		return p.begun\n",
