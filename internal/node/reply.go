@@ -90,12 +90,13 @@ func number(op op, v int64) Reply {
 }
 
 func holder(v []any) (Reply, bool) {
-	if len(v) != 2 && len(v) != 3 {
+	crowd := len(v) == 3 && v[2] == any(int64(1))
+	if len(v) != 2 && !crowd {
 		return Reply{}, false
 	}
 	name, ok1 := v[0].(string)
 	pttl, ok2 := v[1].(int64)
-	return Reply{Kind: Held, Holder: name, TTL: clock.Mul(pttl, time.Millisecond), Crowd: len(v) == 3}, ok1 && ok2
+	return Reply{Kind: Held, Holder: name, TTL: clock.Mul(pttl, time.Millisecond), Crowd: crowd}, ok1 && ok2
 }
 
 // renewed reads a refresh that looked for rivals, or one that could not reach the counter.

@@ -36,6 +36,7 @@ func TestParse(t *testing.T) {
 		{opRepair, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
 		{opRefresh, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
 		{opRelease, held, Reply{Kind: Held, Holder: "other", TTL: 1500 * time.Millisecond}},
+		{opAcquire, []any{"x", int64(1), int64(1)}, Reply{Kind: Held, Holder: "x", TTL: time.Millisecond, Crowd: true}},
 		{opAcquire, []any{"", int64(-1)}, Reply{Kind: Held, TTL: -time.Millisecond}},
 		// longer than a time.Duration can be: not unknown, and not about to end
 		{opAcquire, []any{"x", int64(9223372036855)}, Reply{Kind: Held, Holder: "x", TTL: math.MaxInt64}},
