@@ -43,7 +43,7 @@ type flight struct {
 	number     uint32
 	shardIndex uint8
 	returns    returns // how reliably callers come back soon; guarded by mu
-	lastWait   uint16  // for how many milliseconds the key's last flight has waited, or this one before; guarded by mu
+	lastWait   uint16  // for how many ms this flight, or the key's last one, waited last; guarded by mu
 
 	mu       sync.Mutex // guards what follows, except alarmAt
 	deferred *deferred  // for unlock; nil: there is nothing to do
@@ -53,7 +53,7 @@ type flight struct {
 	checked    bool        // a check for waiters elsewhere has begun in this slice
 	worked     bool        // a caller of AcquireUnless has released this lease: its work may be done
 	retry      bool        // an event has come since the attempt began: try again if it fails
-	expects    expectation // of how many others wait, as when that was
+	expects    expectation // how many others wait, by the key's last wait or a poll since
 	// marked: the lease, or the attempt in progress, may be retained. Its owner says so, and no recall can have
 	// been missed.
 	marked   bool
