@@ -110,27 +110,23 @@ func TestReleaseTellsOfACrowd(t *testing.T) {
 	})
 }
 
-// So does the answer to an acquire that makes an offer.
+// So does the answer to an acquire, if it makes an offer.
 func TestAcquireTellsOfACrowd(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		s.offers("z-1")
+		args := []any{"b", minute, 1, 0, "z-1", offer("z-1")}
+		answer := func(args []any) []any { return s.must(lua.Acquire, []string{key, bucket, wants}, args...).([]any) }
 		for i := range 100 {
-			text := offer("z-1")
-			for _, arg := range []any{text, ""} {
-				args := []any{"b", minute, 1, 0, "z-1", arg}
-				if arg == "" {
-					args = args[:5]
-				}
-				reply := s.must(lua.Acquire, []string{key, bucket, wants}, args...).([]any)
-				if len(reply) != 2 {
-					t.Fatalf("%d others: %v", i, reply)
-				}
+			if got := answer(args); len(got) != 2 {
+				t.Fatalf("%d others: %v", i, got)
 			}
 			s.ZAdd(t.Context(), wants, redis.Z{Score: 1e16 + float64(i), Member: fmt.Sprintf("y-%d", i)})
 		}
-		reply := s.must(lua.Acquire, []string{key, bucket, wants}, "b", minute, 1, 0, "z-1", offer("z-1")).([]any)
-		if len(reply) != 3 || reply[2] != int64(1) {
-			t.Errorf("100 others: %v", reply)
+		if got := answer(args[:5]); len(got) != 2 {
+			t.Errorf("100 others, without an offer: %v", got)
+		}
+		if got := answer(args); len(got) != 3 || got[2] != int64(1) {
+			t.Errorf("100 others: %v", got)
 		}
 	})
 }

@@ -267,14 +267,9 @@ func TestAttemptOutlivedByTheWallClockFails(t *testing.T) {
 		t.Fatal(describe(f))
 	}
 	r.eventuallyHolders(key, "", "", "")
-	delay := func(d time.Duration) {
-		for _, m := range r.mem {
-			m.SetDelay(d)
-		}
-	}
 	begin := func() *call { // an attempt that is on its way for long enough, even on a busy machine
-		delay(ms(250))
-		defer delay(ms(5))
+		r.delays(ms(250), ms(250), ms(250))
+		defer r.delays(ms(5), ms(5), ms(5))
 		var before []uint64
 		for _, n := range c.nodes {
 			before = append(before, n.Commands())

@@ -142,7 +142,7 @@ func TestAGrantTellsOfACrowd(t *testing.T) {
 				t.Errorf("crowd %d: %+v, %s", crowd, g, describe(f))
 			}
 			c.release(offer.l)
-			time.Sleep(ms(20))
+			time.Sleep(ms(20)) // until the third node has answered, in the bubble's time
 		})
 	}
 }
@@ -155,12 +155,8 @@ func TestAPollIsToldOfACrowd(t *testing.T) {
 			if _, f := c.poll("w-1", offer); f.Crowd {
 				t.Fatalf("%d others are a crowd", i)
 			}
-			for _, m := range r.mem {
-				for _, k := range m.Mini.Keys() {
-					if strings.Contains(k, ":wants:") {
-						m.Mini.ZAdd(k, 1e16+float64(i), fmt.Sprintf("y-%d", i))
-					}
-				}
+			for node := range r.mem {
+				r.want(node, fmt.Sprintf("y-%d", i), 1e16+float64(i))
 			}
 		}
 		if _, f := c.poll("w-1", offer); !f.Crowd {
@@ -361,10 +357,11 @@ func TestAnOldVoteIsAskedForAgain(t *testing.T) {
 			offer := c.offerFor(ttl, "w-1", 1)
 			c.poll("w-1", offer)
 			polled, _ := c.pollFor(span, "w-1", offer)
-			time.Sleep(time.Until(polled.Add(MaxVoteAge)) - 1)
-			if late {
-				time.Sleep(1)
+			old := polled.Add(MaxVoteAge)
+			if !late {
+				old = old.Add(-1)
 			}
+			time.Sleep(time.Until(old)) // the bubble's time
 			for i := range 2 {
 				r.setCounter(i, 1<<40)
 			}
@@ -383,7 +380,7 @@ func TestAnOldVoteIsAskedForAgain(t *testing.T) {
 				t.Errorf("late: %v: %+v, want until %v; %s", late, g, until, describe(f))
 			}
 			c.release(offer.l)
-			time.Sleep(ms(20))
+			time.Sleep(ms(20)) // until the third node has answered, in the bubble's time
 		})
 	}
 }

@@ -115,7 +115,7 @@ func TestALeaseKeepsNoneThatFollowed(t *testing.T) {
 		runtime.KeepAlive(first)
 		offer.l.Withdraw()
 		h.release(held)
-		time.Sleep(ms(50))
+		time.Sleep(ms(50)) // until all is answered, in the bubble's time
 	})
 }
 
