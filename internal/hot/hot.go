@@ -22,7 +22,8 @@ import (
 // few that a map's iteration happens to begin with, the oldest one.
 type Tier[V any] struct {
 	ttl   time.Duration
-	most  int // in a shard
+	used  uint64 // shards, the first ones
+	most  int    // in a shard
 	began time.Time
 	seed  maphash.Seed
 	shard [shards]shard[V]
@@ -48,9 +49,10 @@ const (
 	sampled = 5 // values that are considered to make room
 )
 
-// New makes a Tier of at most so many keys, with a ttl for each value.
+// New makes a Tier of at most so many keys, at least one, with a ttl for each value.
 func New[V any](ttl time.Duration, keys int) *Tier[V] {
-	t := &Tier[V]{ttl: ttl, most: max(1, keys/shards), began: time.Now(), seed: maphash.MakeSeed()}
+	used := min(shards, keys)
+	t := &Tier[V]{ttl: ttl, used: uint64(used), most: keys / used, began: time.Now(), seed: maphash.MakeSeed()}
 	for i := range t.shard {
 		t.shard[i].values = map[string]*value[V]{}
 	}
@@ -64,7 +66,7 @@ type Reading struct {
 }
 
 func (t *Tier[V]) of(key string) *shard[V] {
-	return &t.shard[maphash.String(t.seed, key)%shards]
+	return &t.shard[maphash.String(t.seed, key)%t.used]
 }
 
 // Get returns the value of key. Without one, and if this reader is the one to renew it, ok is false:

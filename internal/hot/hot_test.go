@@ -72,19 +72,21 @@ func TestLateReaders(t *testing.T) {
 
 // There are never more values than keys allows, and those that are over go first.
 func TestRoom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tier := New[int](time.Second, 160)
-		for i := range 10_000 {
-			key := fmt.Sprint(i)
-			_, r, _ := tier.Get(key)
-			tier.Put(key, i, r)
-			if v, _, ok := tier.Get(key); v != i || !ok {
-				t.Fatalf("%d, %v", v, ok)
+	for _, keys := range []int{1, 5, 20, 160} {
+		synctest.Test(t, func(t *testing.T) {
+			tier := New[int](time.Second, keys)
+			for i := range 10_000 {
+				key := fmt.Sprint(i)
+				_, r, _ := tier.Get(key)
+				tier.Put(key, i, r)
+				if v, _, ok := tier.Get(key); v != i || !ok {
+					t.Fatalf("%d, %v", v, ok)
+				}
+				if tier.Len() > keys {
+					t.Fatalf("%d values of %d", tier.Len(), keys)
+				}
+				time.Sleep(time.Millisecond)
 			}
-			if tier.Len() > 160 {
-				t.Fatalf("%d values", tier.Len())
-			}
-			time.Sleep(time.Millisecond)
-		}
-	})
+		})
+	}
 }
