@@ -167,6 +167,7 @@ func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 	}{
 		"-set": {1, "<none>"}, "-zadd": {1, "oz"}, "-incrby": {1, "<none>"}, "-publish": {1, "<none>"},
 		"resetchannels": {1, "<none>"}, "-getdel": {2, "flightlock:turn:z-1"}, "-pexpire": {3, "oz"}, "-zrem": {3, "oz"},
+		"-time": {1, "oz"},
 	} {
 		s.reset()
 		s.offers("z-1")
@@ -179,5 +180,26 @@ func TestRejoinSucceedsWhateverIsRefused(t *testing.T) {
 		if v := s.value(key); v != want.key {
 			t.Errorf("%s: the key holds %q, want %q", rule, v, want.key)
 		}
+	}
+}
+
+// Nothing about wants can keep a release that yields, or an undo, from its work: not a user who may not ask for the
+// time.
+func TestReleasesAndUndosWithoutTIME(t *testing.T) {
+	s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+	s.reset()
+	s.offers("z-1")
+	s.listen()
+	app := s.as("-time")
+	got, err := app.Eval(t.Context(), lua.Release.Source, []string{key, wants, bucket},
+		"a", "PUBLISH", turn, "a-1", "z-1").Result()
+	if v := s.value(key); err != nil || v == "a" {
+		t.Errorf("a release that yields: %v %v, the key holds %q", got, err, v)
+	}
+	s.reset()
+	s.acquire("a", minute, 1)
+	got, err = app.Eval(t.Context(), lua.Undo.Source, []string{key, wants}, "a", "a-1").Result()
+	if v := s.value(key); err != nil || v == "a" {
+		t.Errorf("an undo: %v %v, the key holds %q", got, err, v)
 	}
 }

@@ -81,7 +81,10 @@ kept = contender and holder == turn .. contender
 
 -- go_last puts the contender at the end of the wants, and returns what ZADD says.
 local function go_last()
-  local t = redis.call('TIME')
+  local t = redis.pcall('TIME')
+  if t.err then
+    return t
+  end
   local added = redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), contender)
   redis.pcall('PEXPIRE', KEYS[2], '10000')
   return added

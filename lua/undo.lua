@@ -33,9 +33,11 @@ if holder ~= ARGV[1] then
   return {holder, redis.call('PTTL', KEYS[1])}
 end
 if ARGV[2] then -- nothing about wants may make an undo fail
-  local t = redis.call('TIME')
-  redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), ARGV[2])
-  redis.pcall('PEXPIRE', KEYS[2], '10000')
+  local t = redis.pcall('TIME')
+  if not t.err then
+    redis.pcall('ZADD', KEYS[2], t[1] .. string.sub('00000' .. t[2], -6), ARGV[2])
+    redis.pcall('PEXPIRE', KEYS[2], '10000')
+  end
   if offer and ARGV[3] ~= '' then
     redis.pcall('SET', offer, ARGV[3], 'PX', '10000')
   end
