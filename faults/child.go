@@ -53,6 +53,9 @@ const ownKeys = 3
 
 func ownKey(i int) string { return "own" + strconv.Itoa(i%ownKeys) }
 
+// loneKey is wanted by one process alone: nobody recalls its lease.
+func loneKey(proc int) string { return "lone" + strconv.Itoa(proc) }
+
 // keptKey is held for longer than its ttl, by AutoRefresh.
 const keptKey = "kept"
 
@@ -158,20 +161,24 @@ func (c *child) work(ctx context.Context) {
 			return rand.N(2 * c.TTL)
 		}})
 	own := locking{lock: c.client.SingleFlightLock, ttl: c.TTL, wait: 8 * c.TTL, hold: func() time.Duration { return 0 }}
+	rare := func(l locking, most time.Duration) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				c.once(ctx, l)
+				pause(ctx, most/5+rand.N(most/5*4))
+			}
+		})
+	}
 	for i := range ownKeys {
 		own.key = ownKey(c.Proc + i)
 		if own.owner = new(string); i == 0 {
 			loop(own)
-			continue
+		} else {
+			rare(own, c.TTL*5/4)
 		}
-		rare := own
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				c.once(ctx, rare)
-				pause(ctx, c.TTL/4+rand.N(c.TTL))
-			}
-		})
 	}
+	own.key, own.owner = loneKey(c.Proc), new(string)
+	rare(own, c.TTL/5) // below Linger
 	wg.Wait()
 }
 

@@ -57,7 +57,7 @@ func movingSlots(ctx context.Context, c *cell) error {
 	return each(func(slot int64, at int) error { return c.moveSlot(ctx, ids, slot, empty, at) })
 }
 
-// keys are those that the processes lock.
+// keys are those that the processes share.
 func (c *cell) keys() []string {
 	keys := []string{hotKey, keptKey}
 	for i := range longKeys {

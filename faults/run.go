@@ -103,7 +103,7 @@ func (c *cell) allServed(ctx context.Context, since int64) error {
 				seen[h.Key] = true
 			}
 		}
-		return len(seen) == len(keys)
+		return !slices.ContainsFunc(keys, func(key string) bool { return !seen[key] })
 	})
 }
 
