@@ -213,7 +213,11 @@ func (p flightErrors) TooManyWaiters(key string) error {
 	return fmt.Errorf("flightlock: acquire %q: %w: Options.MaxWaiters is %d", key, ErrTooManyWaiters, p.c.opts.MaxWaiters)
 }
 
-func (flightErrors) Failed(key string, f *quorum.Failure) error { return quorumError(key, f) }
+func (p flightErrors) Failed(key string, f *quorum.Failure) error {
+	e := quorumError(key, f)
+	e.Need = p.c.quorum.Need() // no node may have been asked
+	return e
+}
 
 func (flightErrors) FailedElsewhere() error { return errFailedElsewhere }
 

@@ -185,7 +185,7 @@ type deferred struct {
 	rival   string          // who is to have the next turn then, if not ""; or quorum.Others
 	news    quorum.News     // what the release publishes besides
 	done    quorum.Releaser // gets the outcome of the release, if it is not nil
-	rejoins bool            // the release has the flight wait for the key again
+	rejoins time.Duration   // not 0: the release has the flight wait for the key again, for that ttl
 }
 
 // deferredLocked is what there is to do, to be added to.

@@ -283,6 +283,7 @@ func (g *Group) private(key string) *flight {
 		return nil
 	}
 	f := g.newFlightLocked(shardIndex, key)
+	f.returns = 0 // nobody can come back to it
 	sh.private[f] = struct{}{}
 	return f
 }

@@ -168,7 +168,7 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	if done == nil {
 		done = ignored{}
 	}
-	if d.rejoins && f.rejoin(d.release, inline, done) {
+	if d.rejoins > 0 && f.rejoin(d.release, d.rejoins, inline, done) {
 		return
 	}
 	d.release.Release(inline, rival, d.news, done)

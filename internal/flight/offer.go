@@ -88,7 +88,7 @@ func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 		return min(c.offer.ttl, minSpan)
 	}
 	o, tokens := c.offer, f.blockLocked()
-	waits := f.backoff == nil || !f.backoff.declined
+	waits := f.waitsItsTurnLocked()
 	var span time.Duration
 	span, c.poll = f.spanLocked(clock.InstantNow(f.g.epoch), ttl)
 	f.mu.Unlock()
@@ -103,6 +103,15 @@ func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 	}
 	f.g.cfg.Nodes.Carry(l, o.lease, span, waits)
 	return min(o.ttl, minSpan)
+}
+
+// waitsItsTurnLocked reports whether the attempt that is about to be made leaves a free key to those who wait longer:
+// not if the last one has, because some of those may be gone, nor if it may be its caller's only one.
+func (f *flight) waitsItsTurnLocked() bool {
+	if f.backoff == nil {
+		return f.head().waiter.isEndless()
+	}
+	return !f.backoff.declined
 }
 
 // Acquired takes the outcome of an offer.

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"errors"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -51,13 +52,13 @@ func (r returns) after(since, waited clock.Instant) returns {
 func (f *flight) rejoinsLocked(t *Ticket) bool {
 	c := f.contention
 	return c != nil && f.n == 0 && f.returns == rejoinAfter && c.subscribed && c.othersWait && !t.looks && !f.worked &&
-		f.attemptTTL >= leastSpan && f.g.cfg.Slice >= 0 && !f.g.closed.Load()
+		t.ttl >= leastSpan && f.g.cfg.Slice >= 0 && !f.g.closed.Load()
 }
 
-// rejoin releases l, and has the flight wait for the key again. It reports false, and has done nothing, if the nodes
-// grant nothing.
-func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
-	c, ttl := f.contention, f.attemptTTL // in the phase releasing nobody changes these
+// rejoin releases l, and has the flight wait for the key again, for that ttl. It reports false, and has done nothing,
+// if the nodes grant nothing.
+func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Releaser) bool {
+	c := f.contention // in the phase releasing nobody changes this
 	o := &offered{f: f, ttl: ttl, releases: done}
 	if o.lease = f.g.cfg.Nodes.Offer(f.key, ttl, loneBlock, c.contender, o); o.lease == nil {
 		return false
@@ -84,6 +85,8 @@ func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
 		f.attemptOrDieLocked()
 	case f.n == 0 && f.g.closed.Load():
 		f.nobodyCameLocked()
+	case f.n > 0 && f.head().mayGiveUpSoon():
+		f.attemptOrDieLocked()
 	case f.n > 0:
 		f.phase = idle
 		f.awaitOfferLocked()
@@ -98,13 +101,14 @@ func (f *flight) rejoin(l Lease, inline bool, done quorum.Releaser) bool {
 // Released takes the outcome of the release that has brought o.
 func (o *offered) Released(failure *quorum.Failure) {
 	if failure != nil || !o.f.g.cfg.Nodes.Rejoined(o.lease) {
-		o.f.notRejoined(o)
+		o.f.notRejoined(o, failure == nil)
 	}
 	o.releases.Released(failure)
 }
 
-// notRejoined is called when the nodes do not know of o: nobody else waits.
-func (f *flight) notRejoined(o *offered) {
+// notRejoined is called when the nodes do not know of o: nobody else waits, or, unless alone is true, the release has
+// failed.
+func (f *flight) notRejoined(o *offered, alone bool) {
 	f.mu.Lock()
 	defer f.unlock()
 	c := f.contention
@@ -112,6 +116,9 @@ func (f *flight) notRejoined(o *offered) {
 		return
 	}
 	c.rejoined = false
+	if alone && f.n > 0 {
+		c.othersWait = false
+	}
 	if f.phase == expecting || f.phase == idle {
 		f.attemptOrDieLocked()
 	}
@@ -154,7 +161,7 @@ func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
 		return false
 	}
 	f.phase = idle
-	if c.granted == nil && (f.retry || mode == Try || !t.waiter.isEndless() || t.failsFast()) {
+	if c.granted == nil && (f.retry || mode == Try || t.mayGiveUpSoon()) {
 		return false
 	}
 	t.f = f
@@ -167,6 +174,9 @@ func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
 	return true
 }
 
+// mayGiveUpSoon reports whether t, which waits, may give up at the first failure of an attempt.
+func (t *Ticket) mayGiveUpSoon() bool { return !t.waiter.isEndless() || t.failsFast() }
+
 // takeKeptLocked takes the lease that was granted before the caller came, who waits by now.
 func (f *flight) takeKeptLocked() {
 	o := f.contention.granted
@@ -178,10 +188,15 @@ func (f *flight) takeKeptLocked() {
 // when the release was sent.
 func (f *flight) awaitOfferLocked() {
 	b := f.ensureBackoffLocked()
+	b.last = passedOn
 	b.failedAt = f.g.epoch.Add(time.Duration(f.contention.since))
 	b.taken, b.oneHolder, b.unjudged = true, true, true
 	f.nextAttempt = clock.Now().Add(maxPoll)
 }
+
+// passedOn is what a caller has met that waits for such an offer.
+var passedOn = &quorum.Failure{Op: "acquire", Reason: quorum.Taken,
+	Err: errors.New("this process has released it to others that waited for it")}
 
 // missedLocked is called by the alarm, while the flight expects a caller.
 func (f *flight) missedLocked(now time.Time) {

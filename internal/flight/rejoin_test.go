@@ -3,6 +3,7 @@ package flight
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -233,6 +234,9 @@ func TestACallerComesBeforeTheReleaseIsConfirmed(t *testing.T) {
 			next.holds()
 			w.wantHistory("forget")
 			next.releases()
+			if failure == nil { // nobody else waits, as far as is known
+				w.wantNoRejoin()
+			}
 		}, rejoining)
 	}
 }
@@ -242,7 +246,7 @@ func TestAnImpatientCallerComesBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.expects(t)
 		c := w.start(mode(Try), pace(limited{}))
-		w.wantHistory("carry for 450ms true", "acquire as owner-7")
+		w.wantHistory("carry for 450ms false", "acquire as owner-7")
 		w.attempt().elsewhere()
 		c.failed(0, errTaken)
 		w.wantHistory("stop owner-7", "withdraw")
@@ -404,4 +408,88 @@ func TestOnlyAReleaseRejoins(t *testing.T) {
 			}, rejoining)
 		})
 	}
+}
+
+// Nobody can come back to the flight of a caller that does not queue, so its release brings no offer: the key would be
+// granted to nobody, before this process's own next caller.
+func TestAReleaseOfAnUnqueuedCallerBringsNoOffer(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.first()
+		for range 4 {
+			w.served(mode(Unqueued)).releases()
+		}
+		w.wantNoRejoin()
+	}, rejoining)
+}
+
+// What a release brings is for the ttl of who has released the key, and not of the first caller that the flight ever
+// had: it need not die for as long as callers come back.
+func TestARejoiningFlightFollowsTheTTL(t *testing.T) {
+	for _, c := range []struct {
+		before, now time.Duration
+		want        string
+	}{
+		{10 * time.Second, 200 * time.Millisecond, "rejoin for 200ms"}, // else 450ms: longer than any of them has asked for
+		{100 * time.Millisecond, 10 * time.Second, "rejoin for 450ms"}, // else 100ms: polls every 40 ms
+	} {
+		t.Run(c.now.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				first := w.byHand().start(ttl(c.before))
+				w.attempt().elsewhere()
+				w.news(quorum.Subscribed)
+				w.attempt().elsewhere()
+				w.grantIt()
+				first.holds()
+				first.releases()
+				for range 2 {
+					w.served(ttl(c.before)).releases()
+				}
+				for i := range 5 {
+					next := w.start(endless, ttl(c.now))
+					w.grantIt()
+					next.holds()
+					w.history()
+					next.releases()
+					if h := w.history(); !slices.Contains(h, c.want) {
+						t.Errorf("caller %d with a ttl of %v, after some with %v: %q, want %q", i, c.now, c.before, h, c.want)
+					}
+				}
+				pass(time.Second)
+			}, rejoining)
+		})
+	}
+}
+
+// A caller whose ctx ends while it waits for the offer that the release has brought learns that others have the key.
+func TestACallerThatIsExpectedLeaves(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.expects(t)
+		c := w.start(endless)
+		pass(100 * time.Millisecond)
+		c.leaves()
+		c.failed(100*time.Millisecond, context.Canceled, passedOn.Err)
+	}, rejoining)
+}
+
+// A caller that may give up at the first failure, and comes while the release is being sent, makes an attempt, as one
+// that comes right after that does: its strategy has met no failure so far. (Here the key is free: nobody else waits.)
+func TestAnImpatientCallerComesWhileTheReleaseIsSent(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.cameBack(t)
+		w.alone()
+		w.now((*fakeAttempt).grant)
+		var next *caller
+		var sent *fakeLease
+		w.release = func(l *fakeLease) { // returns before there is an answer, as with several nodes
+			w.release = func(l *fakeLease) { l.released(nil) }
+			sent, next = l, w.launch(mode(Try), pace(limited{}))
+			time.Sleep(time.Microsecond) // until it is in the queue
+		}
+		go func() { _ = first.h.Release() }()
+		pass(2 * time.Microsecond)
+		synctest.Wait()
+		sent.released(nil)
+		next.holds()
+		next.releases()
+	}, rejoining)
 }

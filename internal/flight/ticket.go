@@ -187,8 +187,8 @@ func (t *Ticket) release(failed bool) error {
 	f.deferred.done = r
 	if failed {
 		f.deferred.news = quorum.NewsFailed
-	} else {
-		f.deferred.rejoins = f.rejoinsLocked(t)
+	} else if f.rejoinsLocked(t) {
+		f.deferred.rejoins = t.ttl
 	}
 	f.unlockInline(true)
 	why := r.wait()
