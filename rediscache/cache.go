@@ -102,7 +102,7 @@ func New[V any](
 	}
 	x.server = newServer(rdb, opts.Fetch.LookupTimeout, opts.tombstoneTime())
 	x.breaker = breaker{s: x.server, tasks: &x.tasks, closed: x.closed, servers: map[string]*health{}}
-	x.repeats = repeats{s: x.server, tasks: &x.tasks, closed: x.closed, keys: map[string]uint64{}}
+	x.repeats = repeats{s: x.server, tasks: &x.tasks, forget: x.forget, closed: x.closed, keys: map[string]uint64{}}
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
 	}
@@ -210,7 +210,9 @@ func (c *Cache[V]) GetMany(ctx context.Context, keys []string) (map[string]V, er
 			full = append(full, name)
 			continue
 		}
-		if _, there := readings[name]; there { // a duplicate
+		_, duplicate := readings[name]
+		_, found := values[key]
+		if duplicate || found || failed[key] != nil {
 			continue
 		}
 		if x, reading, ok := c.tier.Get(name); ok {
@@ -457,6 +459,11 @@ func (c *Cache[V]) Close(ctx context.Context) error {
 		err = errors.Join(err, fmt.Errorf("rediscache: close: %s not invalidated: %w", what, why))
 	}
 	return errors.Join(err, waited)
+}
+
+// least is d, shortened as much as it may be.
+func (c *Cache[V]) least(d time.Duration) time.Duration {
+	return d - time.Duration(c.opts.Jitter*float64(d))
 }
 
 // jittered is d, shortened at random.

@@ -989,3 +989,55 @@ func TestInvalidArguments(t *testing.T) {
 		}
 	})
 }
+
+// FetchStats.Joined are some of FetchStats.Misses.
+func TestJoinedAreMisses(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		var wg sync.WaitGroup
+		get := func() {
+			if _, err := c.Get(t.Context(), "a"); err != nil {
+				t.Error(err)
+			}
+		}
+		wg.Go(get)
+		time.Sleep(w.origin.takes / 2)
+		if err := c.Invalidate(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			wg.Go(get)
+		}
+		wg.Wait()
+		if s := c.Stats(); s.Misses != 11 || s.Joined > s.Misses {
+			t.Errorf("%d misses, and %d of these joined", s.Misses, s.Joined)
+		}
+	})
+}
+
+// A value that was loaded here is not in the local tier for longer than in Redis, however much Jitter shortens that.
+func TestALocalValueDoesNotOutliveItsEntry(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		c := w.cache(rediscache.Options[string]{
+			Local: time.Second, NotFoundFor: time.Second, Fresh: time.Second, Jitter: 0.99,
+		})
+		bad := 0
+		for i := range 20 {
+			key := string(rune('a' + i))
+			v := w.origin.version.Load()
+			_, _ = c.Get(t.Context(), key)
+			time.Sleep(time.Millisecond)
+			w.origin.version.Add(1)
+			ttl := w.values.Mini.TTL(c.Key(key))
+			time.Sleep(ttl + time.Millisecond)
+			if got, _ := c.Get(t.Context(), key); got == fmt.Sprintf("%s@%d", key, v) {
+				bad++
+			}
+			time.Sleep(2 * time.Second)
+		}
+		if bad > 0 {
+			t.Errorf("%d of 20 served after their entry expired", bad)
+		}
+	})
+}

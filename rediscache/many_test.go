@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -316,6 +317,80 @@ func TestACodecThatPanicsForOneOfManyKeys(t *testing.T) {
 		wantMany(t, c, []string{"k0", "k2"}, 1)
 		if n := calls.Load() - before; n != 0 {
 			t.Errorf("%d loads of what was stored", n)
+		}
+	})
+}
+
+// A LoadMany may sort the keys it is given.
+func TestLoadManySortsItsKeys(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{
+			LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
+				slices.Sort(keys) // WHERE id IN (...), in a fixed order
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = "value of " + key
+				}
+				return values, nil
+			},
+		})
+		for range 2 {
+			values, err := c.GetMany(t.Context(), []string{"c", "a", "b"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for key, v := range values {
+				if v != "value of "+key {
+					t.Errorf("GetMany: %q is %q", key, v)
+				}
+			}
+		}
+		if v, err := c.Get(t.Context(), "a"); v != "value of a" {
+			t.Errorf("Get: %q, %v", v, err)
+		}
+	})
+}
+
+// Duplicates count once, in the local tier, too.
+func TestGetManyDuplicatesInTheTier(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		copies := 0
+		c := w.cache(rediscache.Options[string]{
+			Local: time.Second,
+			Copy:  func(v string) string { copies++; return v },
+		})
+		w.want("a", "a@0", c)
+		copies = 0
+		if _, err := c.GetMany(t.Context(), []string{"a", "a", "a"}); err != nil {
+			t.Fatal(err)
+		}
+		if n := c.Stats().LocalHits; n != 1 {
+			t.Errorf("LocalHits is %d, want 1", n)
+		}
+		if copies != 1 {
+			t.Errorf("%d copies, want 1", copies)
+		}
+	})
+}
+
+// A key has a value or an error, and not both, also if its duplicate is over in the tier meanwhile.
+func TestGetManyDuplicatesThatAreOver(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		takes := time.Duration(0)
+		c := w.cache(rediscache.Options[string]{
+			Local: time.Second,
+			Copy:  func(v string) string { time.Sleep(takes); return v },
+		})
+		w.want("a", "a@0", c)
+		takes = 2 * time.Second
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		values, err := c.GetMany(ctx, []string{"a", "a"})
+		var many *flightlock.ManyError
+		if v, there := values["a"]; there && errors.As(err, &many) {
+			t.Errorf("both %q and %v", v, many.Errors["a"])
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package rediscache_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -217,5 +218,25 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 		want(c.Invalidate(t.Context(), "a", "b", "c"), `invalidate "a" and 2 more: it is repeated`)
 		w.values.Down(false)
 		time.Sleep(10 * time.Second) // go-redis may still be dialing
+	})
+}
+
+// When a failed Invalidate has been repeated, its own process serves no old value.
+func TestRepeatedInvalidationForgets(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		c := w.cache(rediscache.Options[string]{Local: time.Second})
+		w.want("a", "a@0", c)
+		w.origin.version.Add(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, "a"); err == nil {
+			t.Fatal("want an error")
+		}
+		w.want("a", "a@0", c) // allowed: it has failed
+		for c.Stats().Repeating > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		w.want("a", "a@1", c)
 	})
 }

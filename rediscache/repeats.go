@@ -16,6 +16,7 @@ import (
 type repeats struct {
 	s      *server
 	tasks  *group.Group
+	forget func(key string)
 	closed <-chan struct{}
 
 	mu      sync.Mutex        // guards what follows; nothing is sent under it
@@ -90,6 +91,7 @@ func (r *repeats) done(some []string, began map[string]uint64, failed map[string
 	defer r.mu.Unlock()
 	for _, key := range some {
 		if failed[key] == nil && r.keys[key] == began[key] {
+			r.forget(key)
 			delete(r.keys, key)
 		}
 	}

@@ -144,12 +144,12 @@ func (c *Cache[V]) isBrief(x item[V]) bool {
 	case c.tier == nil:
 		return false
 	case x.absent:
-		return c.opts.NotFoundFor < c.opts.Local
+		return c.least(c.opts.NotFoundFor) < c.opts.Local
 	case c.opts.FreshFor == nil:
-		return c.opts.Fresh+c.opts.Stale < c.opts.Local
+		return c.least(c.opts.Fresh)+c.opts.Stale < c.opts.Local
 	}
 	fresh, err := guarded("FreshFor", func() (time.Duration, error) { return c.freshFor(x.v), nil })
-	return err != nil || fresh <= 0 || fresh+c.opts.Stale < c.opts.Local // encode reports the error
+	return err != nil || fresh <= 0 || c.least(fresh)+c.opts.Stale < c.opts.Local // encode reports the error
 }
 
 func (c *Cache[V]) freshFor(v V) time.Duration { return min(c.opts.FreshFor(v), longest) }
@@ -277,7 +277,8 @@ func (c *Cache[V]) loadMany(ctx context.Context, full []string) (map[string]item
 		return nil, err
 	}
 	items, failed := make(map[string]item[V], len(keys)), flightlock.KeyErrors{}
-	for i, key := range keys {
+	for _, name := range full { // and not keys, which LoadMany may have sorted
+		key := name[len(c.prefix):]
 		v, there := values[key]
 		why := some[key]
 		if why == nil && !there {
@@ -289,11 +290,11 @@ func (c *Cache[V]) loadMany(ctx context.Context, full []string) (map[string]item
 		case c.opts.NotFoundFor > 0 && errors.Is(why, ErrNotFound):
 			x = item[V]{absent: true, took: took}
 		default:
-			failed[full[i]] = why
+			failed[name] = why
 			continue
 		}
 		x.brief = c.isBrief(x)
-		items[full[i]] = x
+		items[name] = x
 	}
 	if len(failed) > 0 {
 		return items, failed
