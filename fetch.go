@@ -139,7 +139,7 @@ type Fetcher[V any] struct {
 // FetchStats are counters since NewFetcher, and a gauge.
 type FetchStats struct {
 	Hits   uint64 // Fetch calls that found a fresh value
-	Stale  uint64 // Fetch calls that were served a stale one
+	Stale  uint64 // Fetch calls that found a stale one, also if StaleWait gave them the new one
 	Misses uint64 // Fetch calls that waited for a load, here or elsewhere
 	Joined uint64 // of these, those that joined a load of their key in progress
 
@@ -306,7 +306,7 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Fo
 		f.counts.misses.Add(1)
 	}
 	inside := waitNodeOf(ctx)
-	r, err := f.join(ctx, key, missed{err, slow, found.Stamp}, inside)
+	r, err := f.join(ctx, key, missed{err, slow, found.Stamp, !count}, inside)
 	if err != nil || inside == nil {
 		return r, none, err
 	}
@@ -342,6 +342,7 @@ type missed struct {
 	why   error  // of the lookup
 	slow  bool   // it is a timeout
 	stamp string // of the entry
+	again bool   // the caller was counted before
 }
 
 // join adds a caller to the run of key, and begins one if there is none. inside is the run that the
@@ -365,7 +366,9 @@ func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *w
 		f.giveBack(lent)
 		return nil, false, f.errClosed(key)
 	case !first:
-		f.counts.joined.Add(1)
+		if !m.again {
+			f.counts.joined.Add(1)
+		}
 		if m.why != nil && !m.slow { // the run may wait for a lock that is of no use now
 			f.c.flights.Look(key)
 		}
@@ -420,19 +423,19 @@ func (f *Fetcher[V]) values(ctx context.Context) context.Context {
 // refresh begins to reload a stale value, unless something is in progress for key or its last load
 // failed not long ago.
 func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
-	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
-		f.counts.loadFailures.Add(1)
-		if f.seen.mayReportRefusal() {
-			f.seen.failed(key, "load", err)
-		}
-		return
-	}
 	if f.mayRefresh(key) { // else Values has nothing to do
 		f.refreshWith(f.values(ctx), key)
 	}
 }
 
 func (f *Fetcher[V]) mayRefresh(key string) bool {
+	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
+		f.counts.loadFailures.Add(1)
+		if f.seen.mayReportRefusal() {
+			f.seen.failed(key, "load", err)
+		}
+		return false
+	}
 	return !f.runs.Open(key) && f.failures.allowRefresh(key, time.Now())
 }
 

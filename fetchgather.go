@@ -80,13 +80,14 @@ var errLookupsHang = fmt.Errorf("lookups that are under way are not answered: %w
 // of is what the lookup says of key.
 func (x *gathered[V]) of(key string) (Found[V], error) { return x.found[key], errorOf(x.err, key) }
 
-// lookUpMany makes a caller's lookup of many keys, or has it made with those of others. in has the lookup that
-// each of the keys is in, which has returned.
-func (f *Fetcher[V]) lookUpMany(ctx context.Context, keys []string) (in []*gathered[V]) {
+// lookUpMany makes a caller's lookup of many keys, or has it made with those of others, with the values of the first
+// of them. in has the lookup that each of the keys is in, which has returned.
+func (f *Fetcher[V]) lookUpMany(ctx context.Context, runValues func() context.Context,
+	keys []string) (in []*gathered[V]) {
 	g, own := &f.gathering, ctx.Value(insideLookup{f}) != nil
 	if !own {
 		if own = g.begin(); !own {
-			values := f.values(ctx) // code of the user's: not under the mutex
+			values := runValues() // code of the user's: not under the mutex
 			if in = g.join(values, keys, f.opts.MaxBatch); in != nil {
 				return f.waitForGathered(ctx, in)
 			}
@@ -213,7 +214,12 @@ func (f *Fetcher[V]) beginNext() {
 		for _, key := range x.keys {
 			delete(g.waiting, key)
 		}
-		if x.callers > 0 {
+		switch {
+		case x.callers == 0:
+		case !f.runs.Enter():
+			x.err = errFetcherClosed
+			close(x.done)
+		default:
 			go f.lookUpGathered(x) // ends with the lookup
 			return
 		}
@@ -222,6 +228,7 @@ func (f *Fetcher[V]) beginNext() {
 }
 
 func (f *Fetcher[V]) lookUpGathered(x *gathered[V]) {
+	defer f.runs.Exit()
 	defer f.untilReturned()()
 	defer close(x.done)
 	ctx, cancel := context.WithTimeout(context.WithValue(x.values, insideLookup{f}, true), f.opts.LookupTimeout)

@@ -89,7 +89,7 @@ func (m *many[V]) runValues() context.Context {
 func (m *many[V]) round(keys []wanted[V], first bool) (again []wanted[V]) {
 	missing, stale, hits := keys[:0], []wanted[V](nil), uint64(0)
 	for batch := range slices.Chunk(keys, m.f.opts.MaxBatch) {
-		in := m.f.callersLookups(m.ctx, batch, first)
+		in := m.lookups(batch, first)
 		for i, w := range batch {
 			var x Found[V]
 			x, w.why = in[i].of(w.key)
@@ -126,13 +126,13 @@ func (m *many[V]) round(keys []wanted[V], first bool) (again []wanted[V]) {
 func (m *many[V]) refresh(stale []wanted[V]) (runs []*fetchRun[V]) {
 	f := m.f
 	for _, w := range stale {
-		switch {
-		case f.src.LoadMany == nil || f.c.checkKey(w.key) != nil:
-			f.refresh(m.ctx, w.key)
-		case f.mayRefresh(w.key):
-			if r := f.beginRefresh(m.runValues(), w.key); r != nil {
-				runs = append(runs, r)
-			}
+		if !f.mayRefresh(w.key) {
+			continue
+		}
+		if r := f.beginRefresh(m.runValues(), w.key); r != nil && f.src.LoadMany == nil {
+			f.runs.Start(r)
+		} else if r != nil {
+			runs = append(runs, r)
 		}
 	}
 	return runs
@@ -172,7 +172,11 @@ func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], b
 			m.errs[w.key] = err
 			continue
 		}
-		miss := missed{stamp: w.stamp}
+		if w.why == errFetcherClosed { //nolint:errorlint // it, and not one of the Source's
+			m.errs[w.key] = f.errClosed(w.key)
+			continue
+		}
+		miss := missed{stamp: w.stamp, again: !first}
 		if w.why != nil {
 			miss.slow, miss.why = ranOut(w.why), f.lookupFailed(w.key, w.why)
 		}
@@ -217,18 +221,18 @@ func (m *many[V]) wait(joined []wanted[V]) (again []wanted[V]) {
 	return again
 }
 
-// callersLookups looks up keys for a caller, as callersLookup does for one. LookupMany runs on the
+// lookups looks up keys for the caller, as callersLookup does for one. LookupMany runs on the
 // caller's goroutine, with one permit. in has the lookup that each of the keys is in.
-func (f *Fetcher[V]) callersLookups(ctx context.Context, batch []wanted[V], count bool) (in []*gathered[V]) {
-	keys := make([]string, len(batch))
+func (m *many[V]) lookups(batch []wanted[V], count bool) (in []*gathered[V]) {
+	f, keys := m.f, make([]string, len(batch))
 	for i, w := range batch {
 		keys[i] = w.key
 	}
 	if f.src.LookupMany != nil {
-		return f.lookUpMany(ctx, keys)
+		return f.lookUpMany(m.ctx, m.runValues, keys)
 	}
 	x := new(gathered[V])
-	x.found, x.err = f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(ctx, key, count) })
+	x.found, x.err = f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(m.ctx, key, count) })
 	return slices.Repeat([]*gathered[V]{x}, len(keys))
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -765,4 +766,167 @@ func TestAHalfThatContinuesAfterLoadTimeout(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Close returns when no goroutine of the Fetcher is left: also none that looks up for callers of FetchMany that have
+// left.
+func TestCloseAwaitsGatheredLookups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var inside atomic.Int64
+		f := fetcherOnOneNode(t, flightlock.Source[string]{
+			Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
+			LookupMany: func(ctx context.Context, _ []string) (map[string]flightlock.Found[string], error) {
+				inside.Add(1)
+				defer inside.Add(-1)
+				<-ctx.Done()
+				return nil, ctx.Err()
+			},
+			Load:  func(context.Context, string) (string, error) { return "new", nil },
+			Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
+		}, flightlock.FetchOptions{LookupTimeout: 10 * time.Second})
+		var wg sync.WaitGroup
+		many := func(d time.Duration) {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), d)
+				defer cancel()
+				if _, err := f.FetchMany(ctx, []string{"a", "b"}); !errors.Is(err, context.DeadlineExceeded) {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		many(time.Second)
+		many(time.Second)
+		many(2 * time.Second)
+		wg.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := f.Close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if n := inside.Load(); n > 0 {
+			t.Errorf("%d LookupMany are running after Close", n)
+		}
+		time.Sleep(time.Minute) // or the bubble would report it, too
+	})
+}
+
+// After Close no LookupMany begins.
+func TestNoLookupBeginsAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := flightlocktest.Start(1)
+		defer nodes.Close()
+		c, err := nodes.Client(flightlock.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var closed atomic.Bool
+		var late atomic.Int64
+		f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+			Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
+			LookupMany: func(ctx context.Context, _ []string) (map[string]flightlock.Found[string], error) {
+				if closed.Load() {
+					late.Add(1)
+				}
+				time.Sleep(500 * time.Millisecond)
+				return nil, nil
+			},
+			Load:  func(context.Context, string) (string, error) { return "new", nil },
+			Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
+		}, flightlock.FetchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				v, err := f.FetchMany(t.Context(), []string{"a", "b"})
+				if !errors.Is(err, flightlock.ErrClosed) {
+					t.Error(v, err)
+				}
+			})
+			synctest.Wait()
+		}
+		if err := f.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		closed.Store(true)
+		wg.Wait()
+		if n := late.Load(); n > 0 {
+			t.Errorf("%d LookupMany began after Close", n)
+		}
+	})
+}
+
+func fetcherOnOneNode(t *testing.T, src flightlock.Source[string],
+	opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
+	t.Helper()
+	nodes := flightlocktest.Start(1)
+	t.Cleanup(nodes.Close)
+	c, err := nodes.Client(flightlock.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := flightlock.NewFetcher(c, src, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close(context.Background()) })
+	return f
+}
+
+// FetchOptions.Values is called at most once per caller.
+func TestValuesOncePerCaller(t *testing.T) {
+	store := func(context.Context, string, string, *flightlock.Lock) error { return nil }
+	load := func(context.Context, string) (string, error) { return "new", nil }
+	t.Run("FetchMany of stale keys", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var calls atomic.Int64
+			f := fetcherOnOneNode(t, flightlock.Source[string]{
+				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
+					return "old", flightlock.Stale, nil
+				},
+				Load: load, Store: store,
+			}, flightlock.FetchOptions{Values: func(ctx context.Context) context.Context { calls.Add(1); return ctx }})
+			if _, err := f.FetchMany(t.Context(), []string{"a", "b", "c"}); err != nil {
+				t.Fatal(err)
+			}
+			if n := calls.Load(); n > 1 {
+				t.Errorf("%d calls for one caller", n)
+			}
+		})
+	})
+	t.Run("FetchMany that shares a lookup", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var mu sync.Mutex
+			calls := map[any]int{}
+			type id struct{}
+			src := flightlock.Source[string]{
+				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
+				LookupMany: func(context.Context, []string) (map[string]flightlock.Found[string], error) {
+					time.Sleep(100 * time.Millisecond)
+					return nil, nil
+				},
+				Load: load, Store: store,
+			}
+			f := fetcherOnOneNode(t, src, flightlock.FetchOptions{Values: func(ctx context.Context) context.Context {
+				mu.Lock()
+				defer mu.Unlock()
+				calls[ctx.Value(id{})]++
+				return ctx
+			}})
+			var wg sync.WaitGroup
+			for i := range 4 {
+				wg.Go(func() {
+					_, _ = f.FetchMany(context.WithValue(t.Context(), id{}, i), []string{fmt.Sprint("a", i), fmt.Sprint("b", i)})
+				})
+			}
+			wg.Wait()
+			for i, n := range calls {
+				if n > 1 {
+					t.Errorf("%d calls for caller %v", n, i)
+				}
+			}
+		})
+	})
 }

@@ -60,7 +60,7 @@ var fetchCounters = []struct {
 }{
 	{desc("fetch_hits_total", "Fetch calls that found a fresh value.", "fetcher"),
 		func(s FetchStats) uint64 { return s.Hits }},
-	{desc("fetch_stale_total", "Fetch calls that were served a stale value.", "fetcher"),
+	{desc("fetch_stale_total", "Fetch calls that found a stale value.", "fetcher"),
 		func(s FetchStats) uint64 { return s.Stale }},
 	{desc("fetch_misses_total", "Fetch calls that had to wait for a load, here or elsewhere.", "fetcher"),
 		func(s FetchStats) uint64 { return s.Misses }},

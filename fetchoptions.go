@@ -98,8 +98,9 @@ type FetchOptions struct {
 
 	// Values returns the ctx whose values Lookup, Load and Store see when they run for many
 	// callers: trace ids, a tenant. It gets the ctx of the first of these callers. It is called at
-	// most once per caller, on that caller's goroutine, and a panic in it is that caller's. The end
-	// of the returned ctx is ignored, and a lock that it carries is not visible. Default nil: no
+	// most once per caller, or once more each time that the caller looks up again because the entry was
+	// changed meanwhile, on that caller's goroutine, and a panic in it is that caller's. The end of the
+	// returned ctx is ignored, and a lock that it carries is not visible. Default nil: no
 	// values, because those of one request must not leak into work for others.
 	Values func(caller context.Context) context.Context
 }

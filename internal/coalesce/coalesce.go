@@ -198,6 +198,21 @@ func (g *runs[V]) Open(key string) bool {
 // Idle is closed when the group is closed and has no goroutine left.
 func (g *runs[V]) Idle() <-chan struct{} { return g.goroutines.idle }
 
+// Enter counts a goroutine of the caller's as one of the group, until Exit. It reports false, and counts nothing, if
+// the group is closed.
+func (g *runs[V]) Enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.goroutines.add()
+	return true
+}
+
+// Exit ends what Enter has begun.
+func (g *runs[V]) Exit() { g.goroutines.done() }
+
 // Goroutines returns the number of the group's goroutines.
 func (g *runs[V]) Goroutines() int { return int(g.goroutines.n.Load()) }
 
