@@ -254,3 +254,40 @@ func TestClientsBelongToTheirNodes(t *testing.T) {
 		t.Errorf("after Close: %v", err)
 	}
 }
+
+// A Lose that has failed has not taken the key from its holder.
+func TestLoseThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := flightlocktest.Start(3)
+		defer nodes.Close()
+		a, err := nodes.Client(flightlock.Options{NodeTimeout: 50 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := nodes.Client(flightlock.Options{NodeTimeout: 50 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := a.TryLock(t.Context(), "k", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes.Down(true)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err = nodes.Lose(ctx, "k")
+		t.Log(err)
+		nodes.Down(false)
+		if err == nil {
+			t.Fatal("no error")
+		}
+		time.Sleep(10 * time.Second)
+		if l.Err() != nil {
+			t.Fatal(l.Err())
+		}
+		other, err := b.TryLock(t.Context(), "k", time.Second)
+		if err == nil && l.Err() == nil {
+			t.Errorf("two holders: tokens %d and %d", l.Fence(), other.Fence())
+		}
+	})
+}

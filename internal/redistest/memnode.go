@@ -192,6 +192,13 @@ func (n *MemNode) Down(on bool) {
 	}
 }
 
+// IsDown reports whether the node is cut off.
+func (n *MemNode) IsDown() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.down
+}
+
 // Restart resets all connections and forgets all keys and scripts, as a Redis without
 // persistence does when it crashes and comes back. It ends Down and Stall.
 func (n *MemNode) Restart() error {
