@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -77,30 +79,36 @@ func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
 	}
 }
 
-// A panic of NewOwner leaves nothing behind: the attempt still has an owner, whose name says so.
-func TestAPanicOfNewOwnerCostsOnlyItsLabel(t *testing.T) {
-	for _, n := range []int{1, 3} {
-		bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			var broken atomic.Bool
-			c := newClient(t, flightlock.Options{NewOwner: func() string {
-				if broken.Load() {
-					panic("no label")
+// A NewOwner that panics, or ends its goroutine, leaves nothing behind: the attempt still has an owner, whose name says
+// so.
+func TestANewOwnerThatDoesNotReturnCostsOnlyItsLabel(t *testing.T) {
+	for label, fails := range map[string]func(){
+		"NewOwner panicked: no label":    func() { panic("no label") },
+		"NewOwner called runtime.Goexit": runtime.Goexit,
+	} {
+		for _, n := range []int{1, 3} {
+			bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				var broken atomic.Bool
+				c := newClient(t, flightlock.Options{NewOwner: func() string {
+					if broken.Load() {
+						fails()
+					}
+					return "me"
+				}}, clients...)
+				mustRelease(t, mustLock(t, c, "k", time.Second))
+				broken.Store(true)
+				l := mustLock(t, c, "k", time.Second)
+				if got := l.Owner(); !strings.HasPrefix(got, label+"#") {
+					t.Errorf("the owner is %q", got)
 				}
-				return "me"
-			}}, clients...)
-			mustRelease(t, mustLock(t, c, "k", time.Second))
-			broken.Store(true)
-			l := mustLock(t, c, "k", time.Second)
-			if got := l.Owner(); got[:len("NewOwner panicked: no label#")] != "NewOwner panicked: no label#" {
-				t.Errorf("the owner is %q", got)
-			}
-			mustRelease(t, l)
-			ctx, cancel := context.WithCancel(t.Context())
-			cancel()
-			if err := c.Close(ctx); err != nil {
-				t.Error(err)
-			}
-		})
+				mustRelease(t, l)
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				if err := c.Close(ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
 	}
 }
 

@@ -114,9 +114,7 @@ func newClient(opts Options, list string) (*Client, error) {
 	}
 	c.recalls.on = cfg.MaxRetained > 0
 	if opts.Registerer != nil {
-		if c.metrics, err = newMetrics(c, opts.Registerer); err != nil {
-			return nil, err
-		}
+		c.metrics = newMetrics(c, opts.Registerer)
 		cfg.Observer.Acquired = c.metrics.acquired
 		cfg.Observer.Attempted = c.metrics.attempted
 		cfg.Observer.Refreshed = c.metrics.refreshed
@@ -125,6 +123,11 @@ func newClient(opts Options, list string) (*Client, error) {
 		cfg.Observer.Lost = c.lost
 	}
 	c.flights = flight.NewGroup(cfg)
+	if c.metrics != nil {
+		if err := c.metrics.register(); err != nil {
+			return nil, err
+		}
+	}
 	return c, nil
 }
 
@@ -302,22 +305,26 @@ const maxID = len("#") + 36 + len("-") + 13
 
 // newOwner returns the owner of one attempt. It never returns the same owner twice.
 func (c *Client) newOwner() string {
-	label := c.label()
+	label := c.opts.NewOwner()
 	owner := make([]byte, 0, maxLabel+maxID)
 	owner = append(owner, label[:min(len(label), maxLabel)]...)
 	owner = append(owner, c.id...)
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
 
-// label returns the label from NewOwner. It is called in the middle of an attempt, which has to
-// continue if NewOwner panics.
-func (c *Client) label() (label string) {
-	defer func() {
-		if v := recover(); v != nil {
-			label = fmt.Sprintf("NewOwner panicked: %v", v)
+// guardedLabel is newOwner, which is called in the middle of an attempt: that has to continue if it does not return.
+func guardedLabel(newOwner func() string) func() string {
+	return func() string {
+		label, err := guarded("NewOwner", func() (string, error) { return newOwner(), nil })
+		var p *PanicError
+		switch {
+		case !errors.As(err, &p):
+			return label
+		case p.Goexit:
+			return "NewOwner called runtime.Goexit"
 		}
-	}()
-	return c.opts.NewOwner()
+		return fmt.Sprintf("NewOwner panicked: %v", p.Value)
+	}
 }
 
 // notifiesRelease reports whether owner's client publishes a notice when it releases. Other

@@ -575,3 +575,14 @@ func TestNodesGoDownAndComeBack(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 	})
 }
+
+// A node of a type of the user's own is an ErrInvalid, whatever kind of type it is.
+func TestNodeOfAStructType(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer rdb.Close()
+	type traced struct{ redis.UniversalClient }
+	_, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{traced{rdb}}})
+	if !errors.Is(err, flightlock.ErrInvalid) {
+		t.Error(err)
+	}
+}

@@ -108,8 +108,8 @@ var (
 		"Acquires, refreshes and releases written to the node; a batch counts each of them.", "node")
 )
 
-// newMetrics registers the metrics of c, whose nodes are known.
-func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
+// newMetrics makes the metrics of c, whose nodes are known.
+func newMetrics(c *Client, reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		c: c, reg: reg, fetchers: newFetchMetrics(),
 		acquire: histogram("acquire_duration_seconds",
@@ -135,13 +135,6 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 	for _, reason := range []string{"expired", "taken", "closed"} {
 		m.lost.WithLabelValues(reason)
 	}
-	if err := register(reg, m); errors.Is(err, errRegisterer) {
-		return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
-	} else if err != nil {
-		return nil, fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; "+
-			"if another Client is registered there, give each Client a label of its own with "+
-			"prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
-	}
 	for _, n := range c.nodes {
 		trip, failures := m.trip.WithLabelValues(n.Name()), m.failures.WithLabelValues(n.Name())
 		n.Observe = func(took time.Duration, err error) {
@@ -151,7 +144,19 @@ func newMetrics(c *Client, reg prometheus.Registerer) (*metrics, error) {
 			}
 		}
 	}
-	return m, nil
+	return m
+}
+
+// register makes m visible: a scrape may come at any time from here on.
+func (m *metrics) register() error {
+	if err := register(m.reg, m); errors.Is(err, errRegisterer) {
+		return fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
+	} else if err != nil {
+		return fmt.Errorf("flightlock: %w: Options.Registerer refuses the metrics of this Client; "+
+			"if another Client is registered there, give each Client a label of its own with "+
+			"prometheus.WrapRegistererWith(prometheus.Labels{\"client\": name}, registerer): %w", ErrInvalid, err)
+	}
+	return nil
 }
 
 // A Registerer is user code. If it panics, that is an error. If it hangs, it delays New for

@@ -234,3 +234,33 @@ func TestTwoClientsOnOneRegisterer(t *testing.T) {
 		newClient(t, flightlock.Options{Registerer: named("a")}, clients...)
 	})
 }
+
+// A scrape may come at any time, also while New is under way. For -race.
+func TestAScrapeDuringNew(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if _, err := reg.Gather(); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer rdb.Close()
+	for range 50 {
+		c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}, Registerer: reg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close(t.Context())
+	}
+	close(end)
+	<-ended
+}

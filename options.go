@@ -86,7 +86,8 @@ type Options struct {
 	// NewOwner returns a label for the owner of an attempt, for people to recognise; nil means host name
 	// and process id. The stored owner is label + "#" + client UUID + "-" + sequence, so two processes
 	// with equal labels do not share a lock. Labels are cut to 256 bytes. NewOwner is called
-	// concurrently, from any goroutine, and must not block. If it panics, the label notes the panic.
+	// concurrently, each time on a goroutine of its own, and must not block. If it panics or calls
+	// runtime.Goexit, the label says so.
 	NewOwner func() string
 
 	// DisableNotify makes waiters poll, as their strategy says and at least every 50ms, instead of
@@ -156,6 +157,8 @@ func (o Options) validated(list string) (Options, error) {
 	setDefault(&o.MaxRetained, 10_000)
 	if o.NewOwner == nil {
 		o.NewOwner = hostLabel
+	} else {
+		o.NewOwner = guardedLabel(o.NewOwner)
 	}
 	switch {
 	case o.NodeTimeout < time.Millisecond || o.NodeTimeout > longestNodeTimeout:
@@ -214,7 +217,7 @@ func checkNodes(list string, nodes []redis.UniversalClient) error {
 }
 
 func checkNode(field string, n redis.UniversalClient) error {
-	if n == nil || reflect.ValueOf(n).IsNil() {
+	if n == nil || reflect.ValueOf(n).Kind() == reflect.Pointer && reflect.ValueOf(n).IsNil() {
 		return invalid(field, "nil", "a *redis.Client or *redis.ClusterClient is needed")
 	}
 	switch n.(type) {
