@@ -134,6 +134,9 @@ type Fetcher[V any] struct {
 	failures       failures
 	gathering      gathering[V] // of FetchMany
 	runs           *coalesce.Group[V, *fetchRun[V]]
+
+	aborted context.Context // ends with the ctx of Close
+	abort   context.CancelFunc
 }
 
 // FetchStats are counters since NewFetcher, and a gauge.
@@ -177,6 +180,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 		failures:       failures{hold: opts.ErrorHold, stamped: src.LookupStamped != nil},
 		waitingLookups: make(chan struct{}, maxWaitingLookups),
 	}
+	f.aborted, f.abort = context.WithCancel(context.Background())
 	f.runs = coalesce.NewGroup[V](func() *fetchRun[V] { return new(fetchRun[V]) }, f.run)
 	f.runs.Waits = c.flights.Known
 	f.permits.begin(opts.LookupTimeout)
@@ -504,6 +508,7 @@ func (f *Fetcher[V]) Close(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
+	f.abort()
 	f.runs.Abort(ErrClosed)
 	grace := time.NewTimer(2 * f.c.opts.NodeTimeout) // for the releases
 	defer grace.Stop()

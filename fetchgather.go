@@ -233,6 +233,7 @@ func (f *Fetcher[V]) lookUpGathered(x *gathered[V]) {
 	defer close(x.done)
 	ctx, cancel := context.WithTimeout(context.WithValue(x.values, insideLookup{f}, true), f.opts.LookupTimeout)
 	defer cancel()
+	defer context.AfterFunc(f.aborted, cancel)()
 	x.found, x.err = guarded("Lookup", func() (map[string]Found[V], error) { return f.lookupsWithPermit(ctx, x.keys) })
 }
 

@@ -771,6 +771,11 @@ func TestAHalfThatContinuesAfterLoadTimeout(t *testing.T) {
 // Close returns when no goroutine of the Fetcher is left: also none that looks up for callers of FetchMany that have
 // left.
 func TestCloseAwaitsGatheredLookups(t *testing.T) {
+	t.Run("until they end", func(t *testing.T) { closesWhileOneLooksUp(t, 2*time.Minute) })
+	t.Run("until it ends them", func(t *testing.T) { closesWhileOneLooksUp(t, time.Second) })
+}
+
+func closesWhileOneLooksUp(t *testing.T, patience time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		var inside atomic.Int64
 		f := fetcherOnOneNode(t, flightlock.Source[string]{
@@ -783,7 +788,7 @@ func TestCloseAwaitsGatheredLookups(t *testing.T) {
 			},
 			Load:  func(context.Context, string) (string, error) { return "new", nil },
 			Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
-		}, flightlock.FetchOptions{LookupTimeout: 10 * time.Second})
+		}, flightlock.FetchOptions{LookupTimeout: time.Minute})
 		var wg sync.WaitGroup
 		many := func(d time.Duration) {
 			wg.Go(func() {
@@ -799,7 +804,7 @@ func TestCloseAwaitsGatheredLookups(t *testing.T) {
 		many(time.Second)
 		many(2 * time.Second)
 		wg.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		if err := f.Close(ctx); err != nil {
 			t.Fatal(err)
@@ -807,7 +812,7 @@ func TestCloseAwaitsGatheredLookups(t *testing.T) {
 		if n := inside.Load(); n > 0 {
 			t.Errorf("%d LookupMany are running after Close", n)
 		}
-		time.Sleep(time.Minute) // or the bubble would report it, too
+		time.Sleep(2 * time.Minute) // or the bubble would report it, too
 	})
 }
 
