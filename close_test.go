@@ -256,3 +256,30 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 		})
 	}
 }
+
+// Close returns when every goroutine of the Client has ended: also one that asks the Retry of a RefreshPolicy.
+func TestCloseWaitsForARefreshStrategy(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", 3*time.Second)
+		asked, answered := make(chan struct{}), make(chan struct{})
+		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+			close(asked)
+			time.Sleep(time.Second)
+			close(answered)
+			return 0, false
+		})}); err != nil {
+			t.Fatal(err)
+		}
+		nodes[0].Down(true)
+		<-asked
+		_ = l.Release(t.Context())
+		closeClient(t, c)
+		select {
+		case <-answered:
+		default:
+			t.Error("Close has returned, and the strategy runs")
+			<-answered
+		}
+	})
+}

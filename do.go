@@ -53,6 +53,9 @@ func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retr
 	if err != nil {
 		return err
 	}
+	if held := l.ttl(); held < ttl { // it is nested: p is for the ttl that was asked for
+		p.Interval = min(p.Interval, c.refreshInterval(held))
+	}
 	x := &struct {
 		autoRefresh
 		doing

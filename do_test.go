@@ -530,3 +530,22 @@ func TestDoReturnsTheLossAndNotAList(t *testing.T) {
 		}
 	})
 }
+
+// A policy that suits the ttl of its call is good, whatever the ttl of the lock that the call nests in.
+func TestDoWithInALockOfAShorterTTL(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		policy := flightlock.RefreshPolicy{Interval: 10 * time.Second}
+		ran := false
+		inner := func(ctx context.Context, _ *flightlock.Lock) error {
+			ran = true
+			time.Sleep(5 * time.Second)
+			return ctx.Err()
+		}
+		l := mustLock(t, c, "k", time.Second)
+		if err := c.DoWith(l.Context(t.Context()), "k", 30*time.Second, nil, policy, inner); err != nil || !ran {
+			t.Errorf("%v, ran: %v", err, ran)
+		}
+		_ = l.Release(t.Context())
+	})
+}

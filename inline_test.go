@@ -134,3 +134,18 @@ func TestCloseDuringAStall(t *testing.T) {
 		}
 	})
 }
+
+// A ctx that is canceled ends the call then, as one with a deadline does, although the only node has stopped.
+func TestACancelDuringAStallOfTheOnlyNode(t *testing.T) {
+	stalledAlone(t, 5*time.Second, func(t *testing.T, c *flightlock.Client, _ *redistest.MemNode) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(20*time.Millisecond, cancel)
+		start := time.Now()
+		if _, err := c.SingleFlightLock(ctx, "warm", 10*time.Second, nil); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > 70*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+	})
+}

@@ -2,6 +2,7 @@ package flightlock
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"sync/atomic"
 	"time"
@@ -49,7 +50,7 @@ func (l *Lock) Until() time.Time { return l.ticket().Until() }
 // after a loss ErrLockLost with the key and the reason, and ErrClosed if Client.Close ended the lock.
 func (l *Lock) Err() error {
 	err := l.ticket().Err()
-	if err == nil && l.wasReleased() {
+	if released, left := l.wasReleased(); left || released && err == nil {
 		return errReleased
 	}
 	return withKey(l.Key(), err)
@@ -66,7 +67,7 @@ func (l *Lock) Refresh(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return l.c.gaveUpRefresh(l, err)
 	}
-	if l.wasReleased() {
+	if released, _ := l.wasReleased(); released {
 		return lockEnded(l.ticket().Key(), l.Err())
 	}
 	done := make(chan error, 1)
@@ -79,7 +80,11 @@ func (l *Lock) Refresh(ctx context.Context) error {
 	}
 }
 
+// gaveUpRefresh is for a ctx that has ended: with the lock, if it is one of its Contexts.
 func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
+	if err := l.Err(); err != nil {
+		return lockEnded(l.Key(), err)
+	}
 	return &QuorumError{Op: "refresh", Key: l.Key(), Need: c.quorum.Need(), sentinel: ErrUnavailable, ctx: ctxErr}
 }
 
@@ -184,7 +189,10 @@ func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *de
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.released {
-		return nil, nil, true
+		if err := n.outermost.own.Err(); !n.left && err != nil && !errors.Is(err, errReleased) {
+			why = withKey(l.Key(), err) // it was lost before
+		}
+		return nil, why, true
 	}
 	if other := n.contexts[done]; other != nil {
 		return other, nil, false

@@ -176,6 +176,9 @@ func (o Options) validated(list string) (Options, error) {
 	case len(o.KeyPrefix) > maxKey:
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)),
 			fmt.Sprintf("%d is the limit", maxKey))
+	case strings.HasPrefix(o.KeyPrefix, node.Reserved):
+		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%q", o.KeyPrefix),
+			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 	}
 	return o, checkNodes(list, o.Nodes)
 }

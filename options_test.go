@@ -62,6 +62,8 @@ func TestNewRefusesBadOptions(t *testing.T) {
 			[]string{"MaxWaiters", "-1", "0"}},
 		"long KeyPrefix": {flightlock.Options{Nodes: []redis.UniversalClient{one},
 			KeyPrefix: strings.Repeat("x", 4097)}, []string{"KeyPrefix", "4097", "4096"}},
+		"reserved KeyPrefix": {flightlock.Options{Nodes: []redis.UniversalClient{one},
+			KeyPrefix: "flightlock:{app}:"}, []string{"KeyPrefix", "flightlock:{app}:", "reserved"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := flightlock.New(tc.opts)

@@ -36,6 +36,7 @@ type reentry struct {
 
 	mu       sync.Mutex                   // guards what follows; taken before the flight's
 	released bool                         // this Lock, by its own Release
+	left     bool                         // ... while the Ticket was held, and others held it on
 	contexts map[<-chan struct{}]*derived // by the Done channel of their parents
 }
 
@@ -67,27 +68,28 @@ func (l *Lock) ensureReentry() *reentry {
 	return l.reentry.Load()
 }
 
-// wasReleased reports whether l's own Release was called.
-func (l *Lock) wasReleased() bool {
+// wasReleased reports whether l's own Release was called, and whether it left the Ticket to others: what
+// becomes of that does not concern l any more.
+func (l *Lock) wasReleased() (released, left bool) {
 	n := l.reentry.Load()
 	if n == nil || n == notShared {
-		return n == notShared
+		return n == notShared, false
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.released
+	return n.released, n.left
 }
 
 // release ends l, which has a reentry, and calls end for the Ticket with the last of its handles.
 func (n *reentry) release(end func(*flight.Ticket) error) error {
 	n.mu.Lock()
-	again, contexts := n.released, n.contexts
+	again, left, contexts := n.released, n.left, n.contexts
 	n.released, n.contexts = true, nil
 	n.mu.Unlock()
 	t := &n.outermost.own
 	err := t.Err() // before the handle is given up: from then on others may release the Ticket
 	switch {
-	case again && err == nil:
+	case again && (left || err == nil):
 		return lockEnded(t.Key(), errReleased)
 	case again:
 		return lockEnded(t.Key(), err)
@@ -101,6 +103,9 @@ func (n *reentry) release(end func(*flight.Ticket) error) error {
 	if err != nil {
 		return lockEnded(t.Key(), err)
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.left = true
 	return nil
 }
 

@@ -428,3 +428,48 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 		})
 	}
 }
+
+// A nested Lock that was released stays released, whatever becomes of the others.
+func TestAReleasedNestedLockIsNotLostWithTheOthers(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		ctx := l.Context(t.Context())
+		err := c.Do(ctx, "k", time.Second, nil, func(_ context.Context, inner *flightlock.Lock) error {
+			mustRelease(t, inner)
+			time.Sleep(2 * time.Second)
+			if l.Err() == nil {
+				t.Error("the outer lock lives")
+			}
+			for what, err := range map[string]error{
+				"Err": inner.Err(), "Refresh": inner.Refresh(t.Context()), "Release": inner.Release(t.Context()),
+			} {
+				if !errors.Is(err, flightlock.ErrNotHeld) || errors.Is(err, flightlock.ErrLockLost) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("Do: %v", err)
+		}
+	})
+}
+
+// A Context of a Lock that was lost, and released after that, ends with the loss, as Err says.
+func TestAContextMadeAfterALossAndARelease(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		for _, before := range []bool{false, true} {
+			l := mustLock(t, c, "k", time.Second)
+			if before {
+				_ = l.Context(t.Context())
+			}
+			time.Sleep(2 * time.Second)
+			_ = l.Release(t.Context())
+			if cause := context.Cause(l.Context(t.Context())); !errors.Is(l.Err(), cause) {
+				t.Errorf("a Context before: %v: %v, but Err is %v", before, cause, l.Err())
+			}
+		}
+	})
+}

@@ -44,7 +44,7 @@ const (
 // validated is p for a lock of that ttl, with its defaults.
 func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, error) {
 	valid := c.quorum.Validity(ttl)
-	setDefault(&p.Interval, min(ttl/3, valid/2))
+	setDefault(&p.Interval, c.refreshInterval(ttl))
 	setDefault(&p.Timeout, max(min(c.opts.NodeTimeout, p.Interval/2), minTimeout))
 	setDefault(&p.MaxHold, time.Hour)
 	p.Retry = orDefault(p.Retry)
@@ -58,6 +58,11 @@ func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, e
 		return p, invalid("RefreshPolicy.MaxRefreshes", p.MaxRefreshes, "it must not be below 0")
 	}
 	return p, checkStrategy(p.Retry)
+}
+
+// refreshInterval is the default of RefreshPolicy.Interval.
+func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
+	return min(ttl/3, c.quorum.Validity(ttl)/2)
 }
 
 // autoRefresh keeps one lock alive.
@@ -192,7 +197,9 @@ func (a *autoRefresh) renewed() {
 func (a *autoRefresh) failed() {
 	a.failures++
 	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
-		go a.askStrategy(int(a.failures)) // this goroutine belongs to a node or a timer
+		// This goroutine belongs to a node or a timer. After Close the lock is over.
+		failure := int(a.failures)
+		a.l.c.tasks.Go(func() { a.askStrategy(failure) })
 		return
 	}
 	a.retryAfter(a.retry.Next(int(a.failures)))
@@ -201,14 +208,19 @@ func (a *autoRefresh) failed() {
 // askStrategy calls a strategy that is user code, on a goroutine that ends with it. No refresh is
 // due meanwhile. A strategy that does not return, or panics, gives up.
 func (a *autoRefresh) askStrategy(failure int) {
+	returned := false
 	defer func() {
-		if v := recover(); v != nil {
+		if v := recover(); v == nil && !returned {
+			a.unrefreshed(errors.New("RefreshPolicy.Retry called runtime.Goexit"))
+		} else if v != nil {
 			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key",
 				a.l.Key(), "panic", fmt.Sprint(v))
 			a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		}
 	}()
-	a.retryAfter(a.retry.Next(failure))
+	delay, again := a.retry.Next(failure)
+	returned = true
+	a.retryAfter(delay, again)
 }
 
 // retryAfter sets the timer again after delay, unless refreshing ends here.

@@ -238,3 +238,23 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 		})
 	}
 }
+
+// Refresh of a lock that is over says so, also with one of its Contexts, which has ended with it: the nodes
+// are not to blame.
+func TestRefreshOfALostLockWithItsContext(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		l := mustLock(t, c, "k", time.Second)
+		ctx := l.Context(t.Context())
+		synctest.Wait()
+		for _, n := range nodes {
+			n.Mini.Del("lock:k")
+		}
+		for _, when := range []string{"finds the loss", "comes after it"} {
+			err := l.Refresh(ctx)
+			if !errors.Is(err, flightlock.ErrNotHeld) || errors.Is(err, flightlock.ErrUnavailable) {
+				t.Errorf("one that %s: %v", when, err)
+			}
+		}
+	})
+}

@@ -3,6 +3,7 @@ package flightlock_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,5 +70,28 @@ func TestASleepOfTheMachineIsNoticedByAll(t *testing.T) {
 	t.Logf("noticed after %v", time.Since(slept))
 	if n := c.Stats().Refreshes; n != 0 {
 		t.Errorf("%d refreshes", n)
+	}
+}
+
+// All that Err says of a loss is the cause of the lock's ctx, also what it says before a timer has noticed: so Do,
+// whose function returns it, says it once.
+func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
+	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+	defer clocks.Reset()
+	once := flightlock.RefreshPolicy{Interval: 5 * time.Millisecond, MaxRefreshes: 1}
+	err := c.DoWith(t.Context(), "k", time.Minute, nil, once, func(ctx context.Context, l *flightlock.Lock) error {
+		refreshes := c.Stats().Refreshes
+		redistest.Eventually(t, time.Second, "it is refreshed", func() bool { return c.Stats().Refreshes > refreshes })
+		time.Sleep(20 * time.Millisecond)
+		clocks.Sleep(time.Minute)
+		err := l.Err()
+		<-ctx.Done()
+		if !errors.Is(err, context.Cause(ctx)) {
+			t.Errorf("Err: %v, which is not the cause: %v", err, context.Cause(ctx))
+		}
+		return err
+	})
+	if err == nil || strings.Count(err.Error(), "MaxRefreshes") != 1 {
+		t.Errorf("Do: %v", err)
 	}
 }

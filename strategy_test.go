@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -191,5 +192,29 @@ func TestAStrategyOfTheCallersOwn(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// One that ends its goroutine is the reason of the loss, as one that panics is.
+func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
+	for how, end := range map[string]func(){"panicked": func() { panic("no way") }, "Goexit": runtime.Goexit} {
+		bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			c := newClient(t, flightlock.Options{}, clients...)
+			l := mustLock(t, c, "k", 3*time.Second)
+			if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+				end()
+				return 0, true
+			})}); err != nil {
+				t.Fatal(err)
+			}
+			ctx := l.Context(t.Context())
+			nodes[0].Down(true)
+			<-ctx.Done()
+			nodes[0].Down(false)
+			why := context.Cause(ctx).Error()
+			if !strings.Contains(why, "RefreshPolicy.Retry") || !strings.Contains(why, how) {
+				t.Errorf("%s: %v", how, why)
+			}
+		})
 	}
 }

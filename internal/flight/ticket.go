@@ -42,7 +42,7 @@ func (t *Ticket) ListLinks() *list.Links[Ticket] { return &t.waiter.links }
 
 // end is what there is to say about the end of a Ticket.
 type end struct {
-	why     error                     // lost: why
+	why     error                     // lost, or Until has passed: why
 	stopped error                     // why its refreshing has stopped, if it has
 	failed  error                     // the outcome of the last refresh, if it failed
 	onEnd   map[*func(error)]struct{} // what OnEnd was given
@@ -114,13 +114,19 @@ func (t *Ticket) Unrefreshed(why error) {
 	}
 }
 
-// expiredLocked is why t is over when its Until has passed.
+// expiredLocked is why t is over when its Until has passed: the same error each time, once somebody has asked.
 func (t *Ticket) expiredLocked() error {
-	g := t.f.g
-	if e := t.end; e != nil && t.relied && (e.stopped != nil || e.failed != nil) {
-		return g.cfg.Errors.Expired(e.stopped, e.failed)
+	g, e := t.f.g, t.end
+	if e == nil || !t.relied {
+		return g.expired
 	}
-	return g.expired
+	if e.why == nil {
+		e.why = g.expired
+		if e.stopped != nil || e.failed != nil {
+			e.why = g.cfg.Errors.Expired(e.stopped, e.failed)
+		}
+	}
+	return e.why
 }
 
 // OnEnd has fn called when t is released (with nil) or lost (with the reason). If that
