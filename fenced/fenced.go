@@ -35,7 +35,7 @@ import (
 var ErrStale = errors.New("a later lock holder has written")
 
 // Keep is how much longer than its value a token is remembered: a writer that is delayed by more is
-// no longer detected. The token of a value without a ttl has no ttl either.
+// no longer detected. The token of a value without a ttl has no ttl either, whatever is written later.
 const Keep = time.Hour
 
 //go:embed set.lua
@@ -82,8 +82,8 @@ func Get(ctx context.Context, rdb redis.Scripter, key string, fence int64) (stri
 }
 
 // Del deletes key unless it was read by Get, written or deleted with a token larger than fence:
-// then the error is ErrStale. The token stays for Keep, so that no earlier holder restores the
-// value. The key need not exist.
+// then the error is ErrStale. The token stays for Keep at least, so that no earlier holder restores the
+// value; if the value had no ttl before, for ever. The key need not exist.
 func Del(ctx context.Context, rdb redis.Scripter, key string, fence int64) error {
 	_, err := run(ctx, rdb, "del", key, fence, 0, "")
 	return err

@@ -57,7 +57,8 @@ func Start(n int) *Nodes {
 
 // Client makes a client on the nodes, like one in another process; Close closes it. opts.Nodes must
 // be empty. NodeTimeout is 5s unless opts sets it, so that tests do not fail on a busy machine.
-// There is no quarantine, because these nodes lose no data. A bad option is a flightlock.ErrInvalid.
+// There is no quarantine, because these nodes lose no data. A bad option is a flightlock.ErrInvalid;
+// after Close it is a flightlock.ErrClosed.
 func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 	if len(opts.Nodes) != 0 {
 		return nil, fmt.Errorf("flightlocktest: %w: Options.Nodes has %d nodes, but Nodes has its own",
@@ -80,8 +81,15 @@ func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 		prefix = ""
 	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.clients = append(n.clients, client{c, prefix})
+	closed := n.closed
+	if !closed {
+		n.clients = append(n.clients, client{c, prefix})
+	}
+	n.mu.Unlock()
+	if closed { // nobody would close it
+		_ = c.Close(context.Background()) // it holds nothing
+		return nil, fmt.Errorf("flightlocktest: the Nodes are %w", flightlock.ErrClosed)
+	}
 	return c, nil
 }
 

@@ -291,3 +291,12 @@ func TestLoseThatFails(t *testing.T) {
 		}
 	})
 }
+
+// Nobody would close a Client that is made after Close.
+func TestClientAfterClose(t *testing.T) {
+	nodes := flightlocktest.Start(1)
+	nodes.Close()
+	if c, err := nodes.Client(flightlock.Options{}); c != nil || !errors.Is(err, flightlock.ErrClosed) {
+		t.Errorf("a Client: %v, %v", c != nil, err)
+	}
+}

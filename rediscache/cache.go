@@ -341,7 +341,7 @@ func (c *Cache[V]) set(ctx context.Context, full string, w *writing) (stored boo
 		return false, err
 	}
 	e, _ := parseEntry(was.entry)
-	w.stamp = e.stamp
+	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
 	return c.server.put(ctx, full, w)
 }
 

@@ -634,6 +634,43 @@ func TestEarlyRefresh(t *testing.T) {
 	})
 }
 
+// That a value was set does not end its early refreshes: how long a load takes is still known.
+func TestEarlyRefreshAfterSet(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{EarlyRefresh: 1})
+		w.want("k", "k@0", c)
+		if err := c.Set(t.Context(), "k", "k@0"); err != nil {
+			t.Fatal(err)
+		}
+		for began := time.Now(); time.Since(began) < 3*time.Minute; time.Sleep(10 * time.Millisecond) {
+			asked := time.Now()
+			w.want("k", "k@0", c)
+			if took := time.Since(asked); took > 0 {
+				t.Fatalf("after %v somebody waited %v", time.Since(began), took)
+			}
+		}
+	})
+}
+
+// A process that has missed a key, and gets its lock when another one has just loaded it, does not load
+// it again as an early refresh, however long the load takes in comparison with Fresh.
+func TestEarlyRefreshIsNotForAMiss(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 300 * time.Millisecond
+		opts := rediscache.Options[string]{Fresh: time.Second, EarlyRefresh: 1}
+		a := w.cache(opts)
+		opts.Fetch.MaxLoads = 1
+		b := w.cache(opts)
+		var wg sync.WaitGroup
+		wg.Go(func() { w.want("k", "k@0", a) })
+		wg.Go(func() { w.want("other", "other@0", b) })
+		time.Sleep(time.Millisecond)
+		wg.Go(func() { w.want("k", "k@0", b) }) // waits until the load of the other key is over
+		wg.Wait()
+		w.wantLoads(2)
+	})
+}
+
 // The local tier serves a value for its ttl, also if the server is down, and drops it at once when
 // its own process changes it.
 func TestLocal(t *testing.T) {

@@ -101,16 +101,21 @@ const farthest = 5
 
 // early reports whether a fresh entry is to be loaded anew. A caller decides at random. Then the run
 // that was begun because of that has to come to the same conclusion: it does if anybody might have
-// decided so, and another process has not loaded meanwhile.
+// decided so, and another process has not loaded meanwhile. An entry is not early as long as its load took: until
+// then, runs that missed the key together with that load may come here.
 func (c *Cache[V]) early(e *entry, now int64, toLoad bool) bool {
 	if c.opts.EarlyRefresh <= 0 || e.kind == absent {
+		return false
+	}
+	took := e.took.Microseconds()
+	if made, ok := digits([]byte(e.stamp[:timeLen])); ok && now-made < took {
 		return false
 	}
 	factor := float64(farthest)
 	if !toLoad {
 		factor = min(rand.ExpFloat64(), farthest)
 	}
-	ahead := factor * c.opts.EarlyRefresh * float64(e.took.Microseconds())
+	ahead := factor * c.opts.EarlyRefresh * float64(took)
 	return float64(e.fresh-now) <= min(ahead, math.MaxInt64)
 }
 
