@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -210,7 +211,8 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	before := s.origin.snapshot()
 	s.origin.takeSurplus()
 	busy := s.processorTime()
-	trips, stopTrips := s.watchRoundTrips(ctx)
+	trips, stopTrips := watchRoundTrips(ctx, s.servers.cacheURL)
+	nodes, stopNodes := s.watchNodes(ctx)
 	row.From = time.Now()
 	stopLine := s.showProgress(p.name, number, of, saw, row.From)
 
@@ -219,6 +221,8 @@ func (s *stage) play(ctx context.Context, p phase, number, of int) (Row, error) 
 	stopLine()
 	row.Until = time.Now()
 	stopTrips()
+	row.NodesMax = longestOfTheMiddle(nodes)
+	stopNodes()
 	busy = s.processorTime().minus(busy)
 	row.measure(saw, trips, s.origin.snapshot().minus(before))
 	row.Surplus = s.origin.takeSurplus()
@@ -364,10 +368,35 @@ func btoi(b bool) int64 {
 	return 0
 }
 
-// watchRoundTrips measures round trips to the cache's server until stop.
-func (s *stage) watchRoundTrips(ctx context.Context) (h *histogram.Histogram, stop func()) {
+// watchNodes measures round trips to each node until stop.
+func (s *stage) watchNodes(ctx context.Context) (nodes []*histogram.Histogram, stop func()) {
+	var stops []func()
+	for _, u := range s.servers.nodeURLs {
+		h, stop := watchRoundTrips(ctx, u)
+		nodes, stops = append(nodes, h), append(stops, stop)
+	}
+	return nodes, func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// longestOfTheMiddle is the longest round trip to the node that is neither among the faster nor among the slower half:
+// a majority has answered within that time.
+func longestOfTheMiddle(nodes []*histogram.Histogram) time.Duration {
+	all := make([]time.Duration, len(nodes))
+	for i, h := range nodes {
+		all[i] = h.Max()
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+// watchRoundTrips measures round trips to a server until stop.
+func watchRoundTrips(ctx context.Context, u string) (h *histogram.Histogram, stop func()) {
 	h = &histogram.Histogram{}
-	o, err := redis.ParseURL(s.servers.cacheURL)
+	o, err := redis.ParseURL(u)
 	if err != nil {
 		return h, func() {}
 	}

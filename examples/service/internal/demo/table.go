@@ -36,6 +36,7 @@ type Row struct {
 	HotCalls               uint64        // for the hottest keys, from a second after what was stopped stopped
 	HotP999                time.Duration // of them
 	RoundTrip, RoundTrip99 time.Duration // of a PING to the cache's server meanwhile
+	NodesMax               time.Duration // the longest PING to the node in the middle
 	CPU                    Processors
 	Loads                  loadCounts
 	Surplus                []string // some loads that were not a miss's first
