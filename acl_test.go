@@ -226,3 +226,49 @@ func TestCheckAdvisesTheDocumentedACL(t *testing.T) {
 	rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
 	wantFinding(t, check(t, newClient(t, patient, rdb)), s.Addr(), "script rights", flightlock.StatusFail, want)
 }
+
+// The rule that Check suggests to a user without rights suffices, also for a client of another database than 0.
+func TestTheRuleThatCheckSuggestsSufficesForItsDatabase(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	s.Do(t, aclSetUser("app", "on >pw")...)
+	client := func() *flightlock.Client {
+		return newClient(t, patient, s.Client(t, func(o *redis.Options) {
+			o.Username, o.Password, o.DB = "app", "pw", 1
+		}))
+	}
+	c := client()
+	r := check(t, c)
+	fix := ""
+	for _, f := range r.Findings {
+		t.Logf("%s: %s: %s; %s", f.Check, f.Status, f.Found, f.Fix)
+		_, rule, suggested := strings.Cut(f.Fix, "ACL SETUSER app ")
+		if suggested && strings.Contains(rule, "+evalsha") {
+			fix = strings.ReplaceAll(rule, "'", "")
+		}
+	}
+	if fix == "" {
+		t.Fatal("no rule is suggested")
+	}
+	s.Do(t, aclSetUser("app", fix)...)
+	if _, err := client().TryLock(t.Context(), "k", 10*time.Second); err != nil {
+		t.Errorf("with the rule that was suggested: %v", err)
+	}
+}
+
+// Check finds that the user of a Cluster lacks the right to follow slots that move, which locks need.
+func TestCheckFindsThatAUserMayNotAsk(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3)
+	rules := documentedACL(t)
+	for _, s := range cluster.Servers() {
+		rules[0].apply(t, s)
+		rules[1].without("+asking").apply(t, s)
+	}
+	r := check(t, newClient(t, patient, cluster.Client(t, func(o *redis.ClusterOptions) {
+		o.Username, o.Password = "app", "pw"
+	})))
+	for _, addr := range cluster.Addrs() {
+		wantFinding(t, r, addr, "script rights", flightlock.StatusFail, "ASKING: NOPERM", "+asking")
+	}
+}

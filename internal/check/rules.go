@@ -10,6 +10,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/node"
+	"github.com/redis/go-redis/v9"
 )
 
 // target is a server that is judged.
@@ -391,6 +392,9 @@ func (t target) grant() string {
 	commands, channels := lockCommands, node.Inbox
 	if t.Cluster {
 		commands, channels = lockCommands+clusterCommands, prefix
+	}
+	if c, ok := t.Clients[t.i].(*redis.Client); ok && c.Options().DB != 0 {
+		commands += " +select"
 	}
 	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", t.cli(), t.user(), prefix, channels, commands)
 }

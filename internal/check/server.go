@@ -220,7 +220,7 @@ func (in *inspection) config() {
 	}
 }
 
-// scripts tries the commands of the lock scripts within a script.
+// scripts tries the commands of the lock scripts within a script, and on a Cluster what goes before one.
 func (in *inspection) scripts() {
 	own := node.Reserved + node.SlotTag(in.key) + "}:check:" + in.key[max(0, len(in.key)-40):]
 	in.got.ScriptErr = in.do(func(ctx context.Context) error {
@@ -236,6 +236,12 @@ func (in *inspection) scripts() {
 		}
 		return nil
 	})
+	if in.got.Cluster && in.got.ScriptErr == nil { // it goes before a script whose slot moves
+		err := in.do(func(ctx context.Context) error { return in.c.Do(ctx, "ASKING").Err() })
+		if conn.IsReply(err) {
+			in.got.Refused = append(in.got.Refused, "ASKING: "+err.Error())
+		}
+	}
 }
 
 // pubsub subscribes to an inbox and sends a notice there. On a Cluster of Redis 7 it takes the
