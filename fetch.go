@@ -432,6 +432,7 @@ func (f *Fetcher[V]) refresh(ctx context.Context, key string) {
 	}
 }
 
+// mayRefresh reports whether a run may be begun for that. It reports a key that cannot be locked.
 func (f *Fetcher[V]) mayRefresh(key string) bool {
 	if err := f.c.checkKey(key); err != nil { // it is served, and will never be loaded again
 		f.counts.loadFailures.Add(1)

@@ -778,17 +778,14 @@ func TestCloseAwaitsGatheredLookups(t *testing.T) {
 func closesWhileOneLooksUp(t *testing.T, patience time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		var inside atomic.Int64
-		f := fetcherOnOneNode(t, flightlock.Source[string]{
-			Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
-			LookupMany: func(ctx context.Context, _ []string) (map[string]flightlock.Found[string], error) {
-				inside.Add(1)
-				defer inside.Add(-1)
-				<-ctx.Done()
-				return nil, ctx.Err()
-			},
-			Load:  func(context.Context, string) (string, error) { return "new", nil },
-			Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
-		}, flightlock.FetchOptions{LookupTimeout: time.Minute})
+		src := nothingStored()
+		src.LookupMany = func(ctx context.Context, _ []string) (map[string]flightlock.Found[string], error) {
+			inside.Add(1)
+			defer inside.Add(-1)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		f := fetcherOnOneNode(t, src, flightlock.FetchOptions{LookupTimeout: time.Minute})
 		var wg sync.WaitGroup
 		many := func(d time.Duration) {
 			wg.Go(func() {
@@ -819,29 +816,17 @@ func closesWhileOneLooksUp(t *testing.T, patience time.Duration) {
 // After Close no LookupMany begins.
 func TestNoLookupBeginsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		nodes := flightlocktest.Start(1)
-		defer nodes.Close()
-		c, err := nodes.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
 		var closed atomic.Bool
 		var late atomic.Int64
-		f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
-			Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
-			LookupMany: func(ctx context.Context, _ []string) (map[string]flightlock.Found[string], error) {
-				if closed.Load() {
-					late.Add(1)
-				}
-				time.Sleep(500 * time.Millisecond)
-				return nil, nil
-			},
-			Load:  func(context.Context, string) (string, error) { return "new", nil },
-			Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
-		}, flightlock.FetchOptions{})
-		if err != nil {
-			t.Fatal(err)
+		src := nothingStored()
+		src.LookupMany = func(context.Context, []string) (map[string]flightlock.Found[string], error) {
+			if closed.Load() {
+				late.Add(1)
+			}
+			time.Sleep(500 * time.Millisecond) // the bubble's time
+			return nil, nil
 		}
+		f := fetcherOnOneNode(t, src, flightlock.FetchOptions{})
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
@@ -863,6 +848,15 @@ func TestNoLookupBeginsAfterClose(t *testing.T) {
 	})
 }
 
+// nothingStored is a Source of a cache that stays empty.
+func nothingStored() flightlock.Source[string] {
+	return flightlock.Source[string]{
+		Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
+		Load:   func(context.Context, string) (string, error) { return "new", nil },
+		Store:  func(context.Context, string, string, *flightlock.Lock) error { return nil },
+	}
+}
+
 func fetcherOnOneNode(t *testing.T, src flightlock.Source[string],
 	opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
 	t.Helper()
@@ -882,17 +876,16 @@ func fetcherOnOneNode(t *testing.T, src flightlock.Source[string],
 
 // FetchOptions.Values is called at most once per caller.
 func TestValuesOncePerCaller(t *testing.T) {
-	store := func(context.Context, string, string, *flightlock.Lock) error { return nil }
-	load := func(context.Context, string) (string, error) { return "new", nil }
 	t.Run("FetchMany of stale keys", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var calls atomic.Int64
-			f := fetcherOnOneNode(t, flightlock.Source[string]{
-				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
-					return "old", flightlock.Stale, nil
-				},
-				Load: load, Store: store,
-			}, flightlock.FetchOptions{Values: func(ctx context.Context) context.Context { calls.Add(1); return ctx }})
+			src := nothingStored()
+			src.Lookup = func(context.Context, string) (string, flightlock.Freshness, error) {
+				return "old", flightlock.Stale, nil
+			}
+			f := fetcherOnOneNode(t, src, flightlock.FetchOptions{
+				Values: func(ctx context.Context) context.Context { calls.Add(1); return ctx },
+			})
 			if _, err := f.FetchMany(t.Context(), []string{"a", "b", "c"}); err != nil {
 				t.Fatal(err)
 			}
@@ -906,13 +899,10 @@ func TestValuesOncePerCaller(t *testing.T) {
 			var mu sync.Mutex
 			calls := map[any]int{}
 			type id struct{}
-			src := flightlock.Source[string]{
-				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
-				LookupMany: func(context.Context, []string) (map[string]flightlock.Found[string], error) {
-					time.Sleep(100 * time.Millisecond)
-					return nil, nil
-				},
-				Load: load, Store: store,
+			src := nothingStored()
+			src.LookupMany = func(context.Context, []string) (map[string]flightlock.Found[string], error) {
+				time.Sleep(100 * time.Millisecond) // the bubble's time
+				return nil, nil
 			}
 			f := fetcherOnOneNode(t, src, flightlock.FetchOptions{Values: func(ctx context.Context) context.Context {
 				mu.Lock()

@@ -177,8 +177,7 @@ func (o Options) validated(list string) (Options, error) {
 		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%d bytes long", len(o.KeyPrefix)),
 			fmt.Sprintf("%d is the limit", maxKey))
 	case strings.HasPrefix(o.KeyPrefix, node.Reserved):
-		return o, invalid("Options.KeyPrefix", fmt.Sprintf("%q", o.KeyPrefix),
-			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
+		return o, reserved("Options.KeyPrefix", o.KeyPrefix)
 	}
 	return o, checkNodes(list, o.Nodes)
 }
@@ -283,10 +282,14 @@ func (c *Client) checkKey(key string) error {
 	case len(key) > maxKey:
 		return invalid("key", fmt.Sprintf("%d bytes long", len(key)), fmt.Sprintf("%d is the limit", maxKey))
 	case startsWith(c.opts.KeyPrefix, key, node.Reserved):
-		return invalid("key", fmt.Sprintf("%q", key),
-			fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
+		return reserved("key", key)
 	}
 	return nil
+}
+
+func reserved(field, value string) error {
+	return invalid(field, fmt.Sprintf("%q", value),
+		fmt.Sprintf("keys that begin with %q are reserved for flightlock", node.Reserved))
 }
 
 // startsWith reports whether prefix and key together begin with s.

@@ -260,14 +260,8 @@ func TestLoseThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := flightlocktest.Start(3)
 		defer nodes.Close()
-		a, err := nodes.Client(flightlock.Options{NodeTimeout: 50 * time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := nodes.Client(flightlock.Options{NodeTimeout: 50 * time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
+		opts := flightlock.Options{NodeTimeout: 50 * time.Millisecond}
+		a, b := mustClient(t, nodes, opts), mustClient(t, nodes, opts)
 		l, err := a.TryLock(t.Context(), "k", time.Minute)
 		if err != nil {
 			t.Fatal(err)

@@ -79,6 +79,9 @@ func parseEntry(x stored) (e entry, ok bool) {
 	return e, okFresh && okExpires && okTook
 }
 
+// madeAt is the server's time at which an entry with that stamp was made, in microseconds.
+func madeAt(stamp string) (at int64, ok bool) { return digits([]byte(stamp[:timeLen])) }
+
 // digits is the number that b says in decimal digits, of which there are few enough.
 func digits(b []byte) (n int64, ok bool) {
 	for _, c := range b {

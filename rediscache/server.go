@@ -231,7 +231,7 @@ func (s *server) notBefore(stamp string, now int64) int64 {
 	if s.compared.Load() {
 		return now
 	}
-	made, ok := digits([]byte(stamp[:timeLen]))
+	made, ok := madeAt(stamp)
 	if !ok || made <= now {
 		return now
 	}

@@ -108,7 +108,7 @@ func (c *Cache[V]) early(e *entry, now int64, toLoad bool) bool {
 		return false
 	}
 	took := e.took.Microseconds()
-	if made, ok := digits([]byte(e.stamp[:timeLen])); ok && now-made < took {
+	if made, ok := madeAt(e.stamp); ok && now-made < took {
 		return false
 	}
 	factor := float64(farthest)

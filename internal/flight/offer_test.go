@@ -74,12 +74,19 @@ func (a *fakeAttempt) elsewhere() {
 // waitsWithOffer makes a caller whose flight waits, with nothing under way but its offer.
 func (w *world) waitsWithOffer(change ...func(*wish)) *caller {
 	w.t.Helper()
+	c := w.meetsRivals(change...)
+	synctest.Wait()
+	w.wantHistory("acquire", "watch owner-1", "offer as owner-1", "carry for 450ms true", "acquire as owner-1")
+	return c
+}
+
+// meetsRivals makes a caller whose second attempt has brought an offer.
+func (w *world) meetsRivals(change ...func(*wish)) *caller {
+	w.t.Helper()
 	c := w.byHand().start(change...)
 	w.attempt().elsewhere()
 	w.news(quorum.Subscribed)
 	w.attempt().elsewhere()
-	synctest.Wait()
-	w.wantHistory("acquire", "watch owner-1", "offer as owner-1", "carry for 450ms true", "acquire as owner-1")
 	return c
 }
 

@@ -434,10 +434,7 @@ func TestARejoiningFlightFollowsTheTTL(t *testing.T) {
 	} {
 		t.Run(c.now.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
-				first := w.byHand().start(ttl(c.before))
-				w.attempt().elsewhere()
-				w.news(quorum.Subscribed)
-				w.attempt().elsewhere()
+				first := w.meetsRivals(ttl(c.before))
 				w.grantIt()
 				first.holds()
 				first.releases()
