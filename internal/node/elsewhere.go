@@ -31,7 +31,8 @@ func (l *lane) disconnect(ctx context.Context) {
 
 // elsewhere reports whether the last answers are those of a server that the address does not lead to
 // any more, as far as they show: it does not know a script, although they were just loaded, or
-// another connection has found that it does; or it is a replica, and go-redis does not see that. A
+// another connection has found that it does; or it is a replica, and go-redis does not see that; or nobody
+// is logged in on the connection, as when the client had no password when it was dialled. A
 // connection that just says NOSCRIPT is kept: there may be no other, while logins are refused.
 func (l *lane) elsewhere(loaded bool) bool {
 	missed, unknown := l.missed, false
@@ -44,6 +45,8 @@ func (l *lane) elsewhere(loaded bool) bool {
 		switch {
 		case conn.HasCode(got.err, "READONLY"):
 			return i > 0 || errors.As(got.err, &inBatch)
+		case conn.NotLoggedIn(got.err): // nor will it be: a new one may
+			return true
 		case conn.HasCode(got.err, "NOSCRIPT"):
 			unknown = true
 		case !conn.IsReply(got.err):

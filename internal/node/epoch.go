@@ -277,11 +277,26 @@ func (n *Node) Boot(establish string, done func(Epoch, error)) {
 	}()
 }
 
+// refusedPause is for how long a refusal of boot.lua stands for the batches that follow: each boot dials, and a
+// master that waits for its replicas may refuse for hours.
+const refusedPause = 50 * time.Millisecond
+
+// recentRefusal is how the server has refused boot.lua, if that is not long ago. The caller has the token of loading.
+func (s *Server) recentRefusal() error {
+	if s.refused == nil || clock.Passed(time.Now(), s.refusedUntil) {
+		return nil
+	}
+	return s.refused
+}
+
 // boot has the server report its epoch, calls done, once, and then loads the scripts of that epoch. The
 // caller has the token of loading.
 func (s *Server) boot(ctx context.Context, establish string, done func(Epoch, error)) error {
 	began := time.Now()
 	err := s.bootAndLoad(ctx, establish, done)
+	if s.refused = nil; conn.IsReply(err) && !errors.Is(err, conn.ErrLogin) {
+		s.refused, s.refusedUntil = err, time.Now().Add(refusedPause)
+	}
 	switch {
 	case err == nil:
 		s.hasAnswered()

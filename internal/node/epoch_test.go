@@ -14,6 +14,7 @@ import (
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
 // since is when the epochs of a forgetful server began.
@@ -450,4 +451,48 @@ func TestARepairUnderWayIsNoProofThatTheNodeKeptTheKey(t *testing.T) {
 	}
 	p.ReleaseRequests()
 	a.release().want(t, Deleted)
+}
+
+// A node that refuses boot.lua, as a new master that waits for a replica does, is asked again soon, and is
+// not dialled for each batch.
+func TestANodeThatRefusesBootIsNotDialledForEachBatch(t *testing.T) {
+	s := redistest.StartServer(t)
+	s.Do(t, "CONFIG", "SET", "min-replicas-to-write", "1")
+	admin := s.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
+	defer admin.Close()
+	n := newNode(t, s.Client(t, quick))
+	n.SetGuard(Guard{Limit: time.Minute, Name: func() string { return fmt.Sprint("m-", owners.Add(1)) }})
+	rep := newAttempt(t, n, "k").acquire().want(t, Failed)
+	if !strings.Contains(rep.Err.Error(), "NOREPLICAS") {
+		t.Fatal(rep.Err)
+	}
+	before, began := connections(t, admin), time.Now()
+	hammer(t, n, 8, 200)
+	dialled := connections(t, admin) - before
+	if most := 20 + 20*int(time.Since(began)/probePause); dialled > most {
+		t.Errorf("%d connections in %v, want %d at most", dialled, time.Since(began), most)
+	}
+	s.Do(t, "CONFIG", "SET", "min-replicas-to-write", "0")
+	redistest.Eventually(t, patience, "it locks", func() bool {
+		e := newAttempt(t, n, "k2").acquire()
+		return (<-e.heard).Kind == Granted
+	})
+}
+
+// A server that forgets its scripts again while a refusal of boot.lua stands keeps and ends what is held: those
+// scripts are loaded without boot.lua.
+func TestWhileARefusalOfBootStandsLocksAreKept(t *testing.T) {
+	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
+	guard(n)
+	held := newAttempt(t, n, "k")
+	held.acquire().want(t, Granted)
+	f.refuse("-NOREPLICAS Not enough good replicas to write.\r\n")
+	for round := range 10 {
+		f.forgets("m2")
+		newAttempt(t, n, "k").acquire().want(t, Failed)
+		if rep := <-held.refresh().heard; rep.Kind != Renewed {
+			t.Fatalf("round %d: %v", round, rep)
+		}
+	}
 }

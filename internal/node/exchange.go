@@ -95,7 +95,7 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
 	returned = true
 	switch {
-	case !sent && !conn.IsReply(got.err): // to find out more than that
+	case !sent && !conn.IsReply(got.err), conn.NotLoggedIn(got.err): // to find out more than that
 		l.putBack(r)
 	case !l.complete(r, got, sent, true):
 		l.missed = conn.HasCode(got.err, "NOSCRIPT")
@@ -404,8 +404,13 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 		return nil
 	}
 	if s.n.guard != nil {
-		err := s.boot(ctx, "", func(Epoch, error) {})
-		if errors.Is(err, conn.ErrLogin) || err != nil && !conn.IsReply(err) {
+		err := s.recentRefusal()
+		ran := err == nil
+		if ran {
+			err = s.boot(ctx, "", func(Epoch, error) {})
+			ran = err == nil || conn.IsReply(err) && !errors.Is(err, conn.ErrLogin)
+		}
+		if !ran {
 			// boot has not loaded them. Connections of before may go on: for what is held they will do.
 			_ = l.loadScripts(ctx, lua.Voteless)
 		}

@@ -284,3 +284,29 @@ func TestAServerThatComesBackWithAnotherPassword(t *testing.T) {
 		t.Errorf("%v was reported", err)
 	}
 }
+
+// A connection on which nobody is logged in, because the provider had no password yet, is given up when a
+// probe is let in: the node is used again without a restart of the client.
+func TestAConnectionWithoutLoginIsGivenUp(t *testing.T) {
+	s := redistest.StartServer(t)
+	s.Do(t, "ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all")
+	s.Do(t, "ACL", "SETUSER", "default", "resetpass", ">admin")
+	var known atomic.Bool
+	n := newNode(t, redis.NewClient(&redis.Options{Addr: s.Addr(), DialerRetries: 1,
+		CredentialsProviderContext: func(context.Context) (string, string, error) {
+			if known.Load() {
+				return "app", "secret", nil
+			}
+			return "", "", nil
+		}}))
+	t.Cleanup(func() { _ = n.client.Close() })
+	rep := newAttempt(t, n, "k").acquire().want(t, Failed)
+	if !strings.Contains(rep.Err.Error(), "NOAUTH") {
+		t.Fatal(rep.Err)
+	}
+	known.Store(true)
+	redistest.Eventually(t, 5*time.Second, "it locks", func() bool {
+		e := newAttempt(t, n, "k").acquire()
+		return (<-e.heard).Kind == Granted
+	})
+}

@@ -23,13 +23,17 @@ type Server struct {
 	silent    atomic.Int64 // when the first exchange since then began that had no answer in its time; 0: none has
 	failed    atomic.Int64 // the instant of the last exchange without an answer, if none has had one since; 0: it has
 	suspended atomic.Pointer[suspension]
-	letIn     time.Time // when a probe was let in last, after logins had been refused. For the goroutine that probes
+	letIn     time.Time // when it was back last, after anything but silence. For the goroutine that probes
 
 	subscriptionDials conn.Limit // dials of subscription connections
 	dials             conn.Limit // what its lanes dial
 
-	loading  chan struct{}                // has a token while scripts are loaded: a mutex is not held that long
-	loads    atomic.Uint64                // how often they were. Written by who has the token
+	loading chan struct{} // has a token while scripts are loaded: a mutex is not held that long
+	loads   atomic.Uint64 // how often they were. Written by who has the token
+
+	refused      error     // how the server refused boot.lua the last time; nil: it did not. For who has the token
+	refusedUntil time.Time // it stands until then
+
 	epoch    atomic.Pointer[Epoch]        // of the votes requested. Written by who has the token, and before any request
 	verified atomic.Pointer[verification] // the last one
 

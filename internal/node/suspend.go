@@ -200,7 +200,7 @@ func (s *Server) probe(why error) {
 	if told {
 		s.n.reportState(why)
 	}
-	for wait := probePause - time.Since(s.letIn); ; wait = probePause { // at once, unless logins are refused now and then
+	for wait := probePause - time.Since(s.letIn); ; wait = probePause { // at once, unless it was back just now
 		select {
 		case <-s.n.life.Done():
 			return
@@ -242,7 +242,7 @@ func (s *Server) answers() error {
 
 // resume ends the suspension for that reason.
 func (s *Server) resume(why error) {
-	if errors.Is(why, conn.ErrLogin) {
+	if !conn.TimedOut(why) { // which takes its time
 		s.letIn = time.Now()
 	}
 	s.failed.Store(0)

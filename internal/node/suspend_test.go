@@ -7,6 +7,7 @@ import (
 	"io"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -197,4 +198,30 @@ func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
 		s.judge(context.DeadlineExceeded, nil, began)
 		return n.Suspended()
 	})
+}
+
+// A server, or what is in front of it, that answers PING and closes the connection for scripts is suspended for
+// at least the pause between two probes each time, and is not dialled and reported hundreds of times a second.
+func TestAServerThatAnswersProbesOnlyIsLeftAlone(t *testing.T) {
+	var probes atomic.Int32
+	f := redistest.StartFake(t, func(cmd []string) string {
+		if strings.EqualFold(cmd[0], "PING") {
+			probes.Add(1)
+			return "+PONG\r\n"
+		}
+		return redistest.Hangup
+	})
+	n := newNode(t, f.Client(t))
+	var told changes
+	n.Changed = told.add
+	began := time.Now()
+	for time.Since(began) < 2*time.Second {
+		<-newAttempt(t, n, fmt.Sprint("k", time.Now().UnixNano()%8)).acquire().heard
+	}
+	told.mu.Lock()
+	defer told.mu.Unlock()
+	if most := 4 + 2*int(time.Since(began)/probePause); len(told.all) > most || int(probes.Load()) > most {
+		t.Errorf("%d changes were reported, %d probes sent, %d commands in all in %v, want %d at most", len(told.all),
+			probes.Load(), len(f.Commands()), time.Since(began), most)
+	}
 }
