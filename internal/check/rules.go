@@ -74,6 +74,9 @@ func judgeReachable(t target) Finding {
 	if refused := t.Nodes[t.i].LoginRefused(t.Addr); refused != nil {
 		return doesNotServe(t.command(t.i, t.Addr), refused)
 	}
+	if conn.HasCode(t.HelloErr, "NOPERM") { // to a command of the login, such as SELECT: no ACL can forbid HELLO
+		return Finding{Status: Fail, Found: conn.LoginRefused(t.HelloErr).Error(), Fix: t.grant()}
+	}
 	rtt, limit := t.RTT, t.NodeTimeout
 	f := ok("answers in %v", rtt.Round(time.Microsecond))
 	if rtt > limit/2 {
