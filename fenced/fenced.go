@@ -14,7 +14,8 @@
 //
 // Values can be read with a plain GET. A holder that writes a value derived from the one it read
 // (read-modify-write: a counter, a list) reads it with [Get]. All writers of a value must use this
-// package. It works with any redis.Scripter: a server, a Sentinel-managed master, a Cluster. The
+// package. It works with any redis.Scripter that replies at once: a server, a Sentinel-managed master,
+// a Cluster. A pipeline or transaction is an error, because its replies are not known before Exec. The
 // values need not be stored on the lock nodes.
 package fenced
 
@@ -48,8 +49,8 @@ var script = redis.NewScript(source)
 // written and the error is ErrStale. The same token may write again. value is of a type that go-redis
 // accepts as an argument: a string, []byte, a number, an encoding.BinaryMarshaler.
 //
-// An empty key, a negative fence or a bad ttl is an error, for which nothing is sent; so are the first
-// two for Get and Del.
+// An empty key, a negative fence, a bad ttl or a redis.Pipeliner as rdb is an error, for which nothing is
+// sent; so are all but the ttl for Get and Del.
 //
 // fence is the result of Lock.Fence. The token 0, that of no lock, is older than any other: it
 // writes only where no holder of a lock has written. So do not use it for a value that was loaded
@@ -97,6 +98,9 @@ func run(ctx context.Context, rdb redis.Scripter, op, key string, fence int64, t
 	}
 	if fence < 0 {
 		return nil, fmt.Errorf("fenced: %s %q: the token is %d, but tokens are not below 0", op, key, fence)
+	}
+	if _, queues := rdb.(redis.Pipeliner); queues { // it would look as if the token was not stale
+		return nil, fmt.Errorf("fenced: %s %q: a %T has no reply before Exec: use its client", op, key, rdb)
 	}
 	reply, err := script.Run(ctx, rdb, []string{key, FenceKey(key)},
 		strconv.FormatInt(fence, 10), op, ttl.Milliseconds(), Keep.Milliseconds(), value).Result()

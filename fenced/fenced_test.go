@@ -201,3 +201,33 @@ func TestTheLargestTokenWins(t *testing.T) {
 	wg.Wait()
 	wantValue(t, rdb, "k", fmt.Sprint(199))
 }
+
+// A pipeline has no reply yet, so nothing can be said of a token: a stale write would look as if it was
+// accepted, and a value that is there as if it was not.
+func TestAPipelineIsRefused(t *testing.T) {
+	rdb, ctx := redistest.MiniClient(t, redistest.StartMini(t)), t.Context()
+	if err := fenced.Set(ctx, rdb, "k", "new", 9, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []redis.Pipeliner{rdb.Pipeline(), rdb.TxPipeline()} {
+		if err := fenced.Set(ctx, p, "k", "old", 5, time.Minute); err == nil {
+			t.Error("Set accepts a stale token")
+		}
+		if err := fenced.Del(ctx, p, "k", 5); err == nil {
+			t.Error("Del accepts a stale token")
+		}
+		if v, err := fenced.Get(ctx, p, "k", 9); err == nil || errors.Is(err, redis.Nil) {
+			t.Errorf("Get returns %q, %v", v, err)
+		}
+		if n := p.Len(); n != 0 {
+			t.Errorf("%d commands are queued", n)
+		}
+	}
+	err := rdb.Watch(ctx, func(tx *redis.Tx) error { // it replies at once
+		return fenced.Set(ctx, tx, "k", "old", 5, time.Minute)
+	})
+	if !errors.Is(err, fenced.ErrStale) {
+		t.Errorf("in a Watch: %v", err)
+	}
+	wantValue(t, rdb, "k", "new")
+}

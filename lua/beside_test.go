@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
 )
 
 // Check tries the commands that the lock scripts use: a right that only one of them needs must not
@@ -46,6 +48,41 @@ func TestCheckLeavesNothing(t *testing.T) {
 			t.Errorf("%d keys left", n)
 		}
 	})
+}
+
+// Where one command is refused, the check reports that one and no other, and still leaves nothing for long:
+// only without both ZREM and PEXPIRE a key stays.
+func TestCheckReportsTheRefusedCommandOnly(t *testing.T) {
+	ctx, s := t.Context(), redistest.StartServer(t)
+	admin := s.Client(t)
+	app := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "x" })
+	for _, m := range regexp.MustCompile(`try\('([A-Z]+)'`).FindAllStringSubmatch(lua.Check.Source, -1) {
+		command := m[1]
+		for _, denied := range [][]string{{command}, {command, "PEXPIRE"}} {
+			admin.FlushAll(ctx)
+			rights := []string{"reset", "on", "nopass", "~*", "&*", "+@all"}
+			for _, name := range denied {
+				rights = append(rights, "-"+name)
+			}
+			if err := admin.ACLSetUser(ctx, "app", rights...).Err(); err != nil {
+				t.Fatal(err)
+			}
+			failed, err := app.Eval(ctx, lua.Check.Source, []string{"lock:x", "flightlock:{x}:check:x"}).StringSlice()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := 0; i < len(failed); i += 2 {
+				if !slices.Contains(denied, failed[i]) {
+					t.Errorf("without %v: %s: %s", denied, failed[i], failed[i+1])
+				}
+			}
+			for _, k := range admin.Keys(ctx, "*").Val() {
+				if (len(denied) == 1 || command != "ZREM") && admin.TTL(ctx, k).Val() < 0 {
+					t.Errorf("without %v: %s is left for ever", denied, k)
+				}
+			}
+		}
+	}
 }
 
 // The announcements of clients are one line for each set, the latest first, at most 16, and none is
