@@ -296,6 +296,30 @@ func TestAnOldClusterIsLeftAlone(t *testing.T) {
 	w.Stop()
 }
 
+// A slot that no master has is refused by any of them, which serves its own slots all the same: what is
+// subscribed there stays, and the slot is subscribed when somebody has it again.
+func TestASlotOfNobodyLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 1) // which does not require that all slots have a master
+	s := c.Servers()[0]
+	n := clusterSubs(t, c)
+	stays := subscribed(t, n, "stays")
+	lost := subscribed(t, n, "gone")
+	s.Do(t, "CLUSTER", "DELSLOTS", c.SlotOf(t, "gone"))
+	lost.until(Unsubscribed, "")
+	before := timesCalled(t, s, "ssubscribe")
+	redistest.Eventually(t, patience, "it is requested again", func() bool {
+		return timesCalled(t, s, "ssubscribe") > before+1
+	})
+	if len(stays.heard) != 0 {
+		t.Errorf("a watch of a slot that is served received %v", <-stays.heard)
+	}
+	s.Do(t, "CLUSTER", "ADDSLOTS", c.SlotOf(t, "gone"))
+	lost.want(Subscribed, "")
+	spublish(t, s, "gone", "x")
+	lost.want(Message, "x")
+}
+
 // Close does not wait for a Cluster whose topology nobody can report.
 func TestCloseWhileMastersAreLookedUp(t *testing.T) {
 	t.Parallel()

@@ -94,7 +94,6 @@ func dialSubConn(sub *subscriber) (*subConn, error) {
 	client.Options().MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	ctx, cancel := context.WithTimeout(subs.life, subs.node.ExchangeTime())
 	defer cancel()
-	now := time.Now()
 	ps, err := conn.Await(ctx, sub.server.SubscriptionDials(), func() (*redis.PubSub, error) {
 		ps := client.Subscribe(ctx)
 		err := ps.Ping(ctx) // which dials
@@ -107,6 +106,7 @@ func dialSubConn(sub *subscriber) (*subConn, error) {
 		return nil, err
 	}
 	client.Options().Network = nowhere
+	now := time.Now() // the dial may have taken longer than an answer may
 	sc := &subConn{sub: sub, ps: ps, ended: make(chan struct{}), lastRead: now, sent: []*command{{verb: ping, sent: now}}}
 	subs.mu.Lock()
 	sub.conn = sc
@@ -362,7 +362,7 @@ func (sc *subConn) errorLocked(due []*Watch, err error) ([]*Watch, error) {
 	case c.verb == ping: // any answer will do
 	case isTransient(err):
 		return due, err
-	case c.verb == unsubscribe: // the slot has moved, or it is forbidden
+	case c.verb == unsubscribe: // the slot has moved or nobody has it, or it is forbidden
 		for _, key := range c.keys {
 			sc.endedLocked(key)
 		}
@@ -373,15 +373,24 @@ func (sc *subConn) errorLocked(due []*Watch, err error) ([]*Watch, error) {
 				due = sc.movedLocked(due, t, to)
 			}
 		}
+	case isUnserved(err):
+		due = sc.laterLocked(due, c.keys, backoffMax)
 	default:
 		due = sc.refusedLocked(due, c.keys, err)
 	}
 	return due, nil
 }
 
+// isUnserved reports whether a master of a Cluster refuses a command because no master has its slot. It
+// serves its own slots all the same, unless the Cluster requires that all slots have a master.
+func isUnserved(err error) bool {
+	return conn.HasCode(err, "CLUSTERDOWN") && strings.Contains(err.Error(), "Hash slot not served")
+}
+
 // isTransient reports whether a server refuses everything, but not for long.
 func isTransient(err error) bool {
-	return conn.HasCode(err, "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOAUTH")
+	return !isUnserved(err) &&
+		conn.HasCode(err, "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOAUTH")
 }
 
 // refusedLocked notes that the server does not subscribe to one of these channels, or to any. In
@@ -400,9 +409,17 @@ func (sc *subConn) refusedLocked(due []*Watch, keys []string, err error) []*Watc
 		half := len(keys) / 2
 		sc.split = append(sc.split, keys[:half], keys[half:])
 	default:
-		sc.drop = append(sc.drop, keys...) // for PubSub to forget it
-		if t := sc.topicLocked(keys[0], requested); t != nil {
-			sc.sub.refuseLocked(t, time.Now().Add(sc.sub.subs.bar))
+		due = sc.laterLocked(due, keys, sc.sub.subs.bar)
+	}
+	return due
+}
+
+// laterLocked has these channels, which were refused, not requested for a while.
+func (sc *subConn) laterLocked(due []*Watch, keys []string, wait time.Duration) []*Watch {
+	sc.drop = append(sc.drop, keys...) // for PubSub to forget them
+	for _, key := range keys {
+		if t := sc.topicLocked(key, requested); t != nil {
+			sc.sub.refuseLocked(t, time.Now().Add(wait))
 			due = t.notifyLocked(due, Event{Kind: Unsubscribed})
 		}
 	}

@@ -984,6 +984,31 @@ func TestWatchInABubble(t *testing.T) {
 	})
 }
 
+// How long a connection took to be made says nothing about how soon it answers.
+func TestAConnectionThatWasMadeSlowlyIsNotSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		dials := 0
+		c := m.Client(t, func(o *redis.Options) {
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				dials++
+				select {
+				case <-time.After(3 * time.Second): // two lost SYNs
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+				return dial(ctx, network, addr)
+			}
+		})
+		began := time.Now()
+		subscribed(t, newSubs(t, c), "k")
+		if dials != 1 {
+			t.Errorf("%d dials, in %v", dials, time.Since(began))
+		}
+	})
+}
+
 // Each ping goes out a pulse after the answer to the one before.
 func TestAPingPerPulse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
