@@ -79,7 +79,7 @@ type flight struct {
 	contention *contention   // nil: no rival was met, or expected
 	sliceEnds  clock.Instant // when the lease is to go to a rival, if there is one
 
-	refreshRequests *refreshRequest // for the current Ticket, in order
+	refreshRequests *refreshRequest // of the current Ticket, in order; those of the refresh in progress come first
 
 	retention *retention // nil: the lease was never retained
 
@@ -173,6 +173,7 @@ func blockOf(g quorum.Grant) block { return block{g.First, max(g.First, g.Last+1
 type refreshRequest struct {
 	t       *Ticket
 	timeout time.Duration
+	sent    bool // by the refresh in progress
 	done    func(error)
 	next    *refreshRequest
 }
@@ -251,6 +252,9 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 		return stay, nil
 	}
 	if f.phase == expecting && f.expectedLocked(t, mode) {
+		if t.state != waiting { // it has the lease that was kept for it
+			return stay, nil
+		}
 		return f.stepLocked(t), nil
 	}
 	first := f.n == 0 && f.lease == nil // an attempt in progress is being canceled

@@ -116,7 +116,7 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 		}
 		t.end.onEnd = nil
 	}
-	for a := f.refreshRequests; a != nil; a = a.next {
+	for a := f.refreshRequests; a != nil; a = a.next { // also if a refresh for them is in progress: it may take longer
 		err := f.g.cfg.Errors.Ended(f.key, t.errLocked(time.Time{}))
 		f.deferLocked(func() { a.done(err) })
 	}
@@ -273,12 +273,12 @@ func (f *flight) renewLocked(now time.Time) {
 	if t == nil {
 		t = f.nextHolderLocked()
 	}
-	served, timeout, more := f.refreshRequests, f.g.cfg.NodeTimeout, int64(0)
-	f.refreshRequests = nil
-	for a := served; a != nil; a = a.next {
+	timeout, more := f.g.cfg.NodeTimeout, int64(0)
+	for a := f.refreshRequests; a != nil; a = a.next {
+		a.sent = true
 		timeout = min(timeout, a.timeout)
 	}
-	if served == nil || f.n > 0 {
+	if f.refreshRequests == nil || f.n > 0 {
 		more = f.moreLocked(now)
 	}
 	f.refreshing = true
@@ -290,7 +290,7 @@ func (f *flight) renewLocked(now time.Time) {
 	l, ttl := f.lease, t.ttl
 	f.deferLocked(func() {
 		l.Refresh(ttl, more, timeout, checks,
-			func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, served, checks, g, why) })
+			func(g quorum.Grant, why *quorum.Failure) { f.refreshed(l, checks, g, why) })
 	})
 }
 
@@ -299,7 +299,7 @@ func (f *flight) renewLocked(now time.Time) {
 //
 // If tokens were only reserved, and somebody waits, another refresh follows at once. That it has to
 // is no reason to keep back what this one has confirmed.
-func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quorum.Grant, why *quorum.Failure) {
+func (f *flight) refreshed(l Lease, checked bool, g quorum.Grant, why *quorum.Failure) {
 	if observe := f.g.cfg.Observer.Refreshed; observe != nil {
 		observe(why)
 	}
@@ -323,11 +323,12 @@ func (f *flight) refreshed(l Lease, served *refreshRequest, checked bool, g quor
 			f.waitersSeenLocked(g.Rival, why != nil)
 		}
 	}
-	for a := served; a != nil; a = a.next {
-		f.answerRequestLocked(a, g, why)
-	}
-	if f.lease != l {
+	if f.lease != l { // and the requests that it was for have their answer: see endLocked
 		return
+	}
+	for a := f.refreshRequests; a != nil && a.sent; a = a.next {
+		f.refreshRequests = a.next
+		f.answerRequestLocked(a, g, why)
 	}
 	switch {
 	case f.phase == retained: // it was made for the last holder; nobody waits for it here
@@ -396,12 +397,9 @@ func (f *flight) answerRequestLocked(a *refreshRequest, g quorum.Grant, why *quo
 	f.deferLocked(func() { a.done(err) })
 }
 
-// answerOfLocked is what a refresh means for t, which requested it.
+// answerOfLocked is what a refresh means for t, which requested it and is current.
 func (f *flight) answerOfLocked(t *Ticket, g quorum.Grant, why *quorum.Failure) error {
-	switch {
-	case t.state != holding:
-		return f.g.cfg.Errors.Ended(f.key, t.errLocked(time.Time{}))
-	case why != nil:
+	if why != nil {
 		return f.g.cfg.Errors.Failed(f.key, why)
 	}
 	t.moveLocked(clock.Later(t.until, g.Until), clock.Later(t.limitLocked(), g.Until))

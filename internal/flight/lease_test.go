@@ -747,3 +747,29 @@ func TestALoneCallersLeaseHasTokensForAFewMore(t *testing.T) {
 		}
 	})
 }
+
+// A request for a refresh is answered when its Ticket is over, even if the refresh in progress may take longer, because
+// the lease is valid for longer than the Ticket.
+func TestARefreshIsAnsweredWhenItsTicketIsOver(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		front := w.start()
+		next := w.start(ttl(time.Second))
+		front.releases()
+		next.holds()
+		w.refresh = nil
+		answers := make(chan error, 10)
+		next.h.Refresh(50*ms, func(err error) { answers <- err })
+		pass(validity(time.Second))
+		select {
+		case err := <-answers:
+			if !errors.Is(err, errEnded) || !errors.Is(err, errExpired) {
+				t.Errorf("answered with %v", err)
+			}
+		default:
+			t.Error("the request has no answer at the end of its Ticket")
+		}
+		w.renewal(1).fail(quorum.Failure{Err: errDown})
+		synctest.Wait()
+		is(t, "further answers", len(answers), 0)
+	})
+}

@@ -165,6 +165,7 @@ func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
 		return false
 	}
 	t.f = f
+	t.waiter.simulated, t.waiter.nextTry = false, time.Time{} // if it came to others, they have left since
 	f.pushLocked(t)
 	if c.granted != nil {
 		f.takeKeptLocked()

@@ -490,3 +490,20 @@ func TestAnImpatientCallerComesWhileTheReleaseIsSent(t *testing.T) {
 		next.releases()
 	}, rejoining)
 }
+
+// A caller whose strategy gives up at the first failure, and answers that only when the key was released and granted
+// again, is given the lease that was kept, and is not turned away besides.
+func TestAGrantBeforeAnImpatientCallerComes(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first := w.cameBack(t)
+		b := newBlocking()
+		next := w.start(pace(b)) // finds the key held, and asks its strategy ahead
+		is(t, "asked", <-b.asked, 1)
+		first.releases()
+		w.grantIt()
+		b.answers <- false
+		next.holds()
+		next.releases()
+		pass(time.Second)
+	}, rejoining)
+}
