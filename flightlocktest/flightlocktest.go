@@ -155,6 +155,9 @@ func (n *Nodes) Redis(i int) *redis.Client { return n.redis[n.index(i)].(*redis.
 // It panics if there is no such node. While fewer than half of the nodes are down, locking
 // continues; otherwise it fails with [flightlock.ErrUnavailable]. Nodes that are down keep their
 // data, except for keys that expire.
+//
+// A client suspends a node that is down, and uses it again when a probe has been answered: up to
+// 250ms after Down(false).
 func (n *Nodes) Down(on bool, which ...int) {
 	for _, m := range n.chosen(which) {
 		m.Down(on)

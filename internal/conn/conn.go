@@ -23,6 +23,7 @@ type Conn struct {
 	exact   atomic.Bool   // no deadline is extended
 	read    atomic.Uint64 // bytes that Read has returned
 	OnWrite func()        // called after each Write; may be nil. Set before the first
+	OnUse   func()        // called before each Write, as OnWrite is after it
 
 	// For the goroutine that reads.
 	until    time.Time     // the deadline; zero if there is none
@@ -125,6 +126,9 @@ func (c *Conn) SetDeadline(t time.Time) error {
 }
 
 func (c *Conn) Write(p []byte) (int, error) {
+	if c.OnUse != nil {
+		c.OnUse()
+	}
 	n, err := c.Conn.Write(p)
 	if c.OnWrite != nil {
 		c.OnWrite()

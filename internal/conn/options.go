@@ -73,7 +73,7 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 	// second after the pool.
 	o.PoolSize, o.MaxConcurrentDials, o.MinIdleConns, o.PipelinePoolSize = 16, 16, 0, -1
 	o.MaxIdleConns, o.MaxActiveConns, o.ConnMaxIdleTime = 0, 0, -1
-	// An abandoned dial leaves a second connection. The last one is used, which is the one passed to dialed.
+	// An abandoned dial leaves a second connection, which may never be used: the last one that was is used again.
 	o.PoolFIFO = false
 	o.ReadBufferSize, o.WriteBufferSize = ReadBuffer, WriteBuffer
 	o.ContextTimeoutEnabled = true

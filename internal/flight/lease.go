@@ -81,12 +81,8 @@ func (f *flight) giveLocked(t *Ticket, now time.Time, left time.Duration) {
 	if f.linger = t.linger; f.linger > 0 {
 		f.attemptTTL = t.ttl
 	}
-	counts := &f.shard().counts
 	if f.served = min(f.served+1, maxBlock); f.served > 1 {
 		t.kind = Handed
-		counts.handoffs.Add(1)
-	} else {
-		counts.granted.Add(1)
 	}
 	f.armLocked(t.until)
 	if c := f.contention; c != nil && c.completes != 0 {

@@ -320,6 +320,8 @@ func TestLeaveAfterGrantPassesOn(t *testing.T) {
 		if fence := next.holds().Fence(); fence <= h.fence {
 			t.Errorf("fence %d after %d", fence, h.fence)
 		}
+		is(t, "acquired", w.g.Counts().Acquired, 1) // h's caller was given no lock
+		is(t, "handoffs", w.g.Counts().Handoffs, 1)
 		next.releases()
 	})
 }

@@ -239,8 +239,17 @@ func (g *Group) begins() (now time.Time) {
 	return now
 }
 
-// report reports t's answer to the Observer, and returns it.
+// report counts t's answer, reports it to the Observer, and returns it. A lease that t was given in the instant in
+// which its ctx ended is no lock that its caller was given: it is not counted.
 func (g *Group) report(began time.Time, t *Ticket, err error) error {
+	if err == nil {
+		counts := &t.f.shard().counts
+		if t.kind == Handed {
+			counts.handoffs.Add(1)
+		} else {
+			counts.granted.Add(1)
+		}
+	}
 	if g.cfg.Observer.Acquired != nil {
 		g.cfg.Observer.Acquired(time.Since(began), t.kind, err)
 	}

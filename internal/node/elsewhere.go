@@ -30,13 +30,12 @@ func (l *lane) disconnect(ctx context.Context) {
 }
 
 // elsewhere reports whether the last answers are those of a server that the address does not lead to
-// any more, as far as they show: it does not know a script, although they were just loaded, or
-// another connection has found that it does; or it is a replica, and go-redis does not see that; or nobody
-// is logged in on the connection, as when the client had no password when it was dialled. A
-// connection that just says NOSCRIPT is kept: there may be no other, while logins are refused.
+// any more, as far as they show: it does not know a script, although they were just loaded; or it is a
+// replica, and go-redis does not see that; or nobody is logged in on the connection, as when the client
+// had no password when it was dialled. A connection that just says NOSCRIPT is kept, also if it knows the
+// script a moment later, because somebody else has loaded it: there may be no other, while logins are refused.
 func (l *lane) elsewhere(loaded bool) bool {
-	missed, unknown := l.missed, false
-	l.missed = false
+	unknown := false
 	for i, got := range l.answers {
 		if got.err == nil {
 			continue
@@ -53,5 +52,5 @@ func (l *lane) elsewhere(loaded bool) bool {
 			return false
 		}
 	}
-	return unknown && loaded || !unknown && missed
+	return unknown && loaded
 }

@@ -25,7 +25,7 @@ import (
 // others.
 func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 	s := l.s
-	apart := false
+	apart, loaded := false, false
 	for try := 0; ; try++ {
 		if batch = unwritten(batch); len(batch) == 0 {
 			return true
@@ -38,7 +38,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 			apart = true
 			continue
 		}
-		if l.elsewhere(try > 0) {
+		if sent && l.elsewhere(loaded) { // else there is no connection to give up
 			l.disconnect(ctx)
 		}
 		batch = l.completeEach(ctx, batch, sent, try < 3)
@@ -48,6 +48,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		}
 		l.watchdog.begin(batch)
 		err := l.load(ctx, loads)
+		loaded = true
 		l.watchdog.end()
 		if conn.IsReply(err) {
 			apart = true // the script of a batch is one that votes, too
@@ -98,7 +99,6 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 	case !sent && !conn.IsReply(got.err), conn.NotLoggedIn(got.err): // to find out more than that
 		l.putBack(r)
 	case !l.complete(r, got, sent, true):
-		l.missed = conn.HasCode(got.err, "NOSCRIPT")
 		l.putBack(r) // to have the scripts loaded
 	}
 }

@@ -58,7 +58,7 @@ type lane struct {
 
 	client *redis.Client             // with one connection, which nobody else uses, and which waits long for answers
 	quick  *redis.Client             // the same, and waits no longer than a caller may
-	conn   atomic.Pointer[conn.Conn] // that connection; nil before the first
+	conn   atomic.Pointer[conn.Conn] // that connection, see uses; nil before the first
 
 	// For the goroutine that made the queue busy.
 	calls         calls
@@ -76,7 +76,6 @@ type lane struct {
 	first         scriptName    // of the first command of the batch in progress
 	names         [opBatch + 1]scriptName
 	grantsNothing bool // the node's epoch cannot be had: releases are to grant nothing
-	missed        bool // the script that exchangeNow has just sent was not known
 	long, brief   ctxCache
 }
 
@@ -132,12 +131,20 @@ func (l *lane) bounded() context.Context {
 func (l *lane) connect() {
 	n := l.s.n
 	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
-		c.OnWrite = l.watchdog.wrote
-		l.conn.Store(c)
+		c.OnUse, c.OnWrite = func() { l.uses(c) }, l.watchdog.wrote
 	}, func() { l.boundReads(false) })
 	o.ReadTimeout, o.WriteTimeout = n.TransportTime(), n.TransportTime()
 	l.client = redis.NewClient(o)
 	l.quick = conn.WithTimeout(l.client, n.timeout)
+}
+
+// uses makes c l's connection: it is about to be written to. Not each one that is dialled is, not even the last: a
+// dial that was given up may end while another connection is in use, and that one is used again.
+func (l *lane) uses(c *conn.Conn) {
+	if l.conn.Load() != c {
+		l.conn.Store(c)
+		l.watchdog.moved()
+	}
 }
 
 // connected reports whether l has had a connection that was greeted.

@@ -82,6 +82,13 @@ func (w *watchdog) flushed() {
 	w.dueLocked(w.since.Add(timeout))
 }
 
+// moved is called before the first Write on another connection of the lane's.
+func (w *watchdog) moved() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mark = w.markLocked()
+}
+
 // markLocked is Conn.Mark of the lane's connection, 0 if there is none yet.
 func (w *watchdog) markLocked() uint64 {
 	if c := w.l.conn.Load(); c != nil {

@@ -493,6 +493,27 @@ func TestCancelInTheInstantOfTheGrant(t *testing.T) {
 	})
 }
 
+// An attempt that was canceled says nothing about how long the nodes take.
+func TestACanceledAttemptIsNoRoundTrip(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("x")
+		r.warm(c, key)
+		r.delays(ms(10), ms(10), ms(10))
+		l, _ := c.must(key, ttl, 1)
+		c.release(l)
+		r.settle()
+		before := c.q.halfRTT()
+		a := c.begin(key, ttl, 1)
+		time.Sleep(ms(1))
+		a.l.Cancel()
+		a.wait()
+		if got := c.q.halfRTT(); got != before {
+			t.Errorf("half a round trip is %v after %v", got, before)
+		}
+		r.settle()
+	})
+}
+
 // Peek returns how an attempt under way would fail now, and nil once there is an outcome.
 func TestPeek(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {

@@ -394,6 +394,22 @@ func (o *offer) grantsLocked(r *round, i int) bool {
 	return false
 }
 
+// clearDuplicate waits for the search for duplicates that an answer of node i has begun. Usually the message about a
+// grant was lost: if the node is no second name of another one, what it says of this lease counts from then on. A
+// lease may be refreshed for hours, and is not to do without one of its nodes for that.
+func (l *Lease) clearDuplicate(i int) {
+	<-l.q.searchEnded()
+	if !l.q.isDistinct(i) { // that search may have been about another node
+		l.q.reportDuplicate(i)
+		<-l.q.searchEnded()
+	}
+	if l.q.isDistinct(i) {
+		l.mu.Lock()
+		l.duplicateMask &^= 1 << i
+		l.mu.Unlock()
+	}
+}
+
 // nobody stands for the holder of a key that was free, or left to others who wait.
 const nobody = node.TurnOf
 
@@ -421,8 +437,10 @@ func (l *Lease) polled() {
 }
 
 // decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each of
-// its votes, of which those of nodes that were asked are valid until then.
+// its votes, of which those of nodes that were asked are valid until then. Which of them ends first the two clocks
+// may not agree on: a machine may have slept between their polls.
 func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time) {
+	now, least := clock.Now(), time.Duration(math.MaxInt64)
 	for i := range r.replies {
 		if r.replies[i].Kind != r.want || !r.countsLocked(i) {
 			continue
@@ -433,9 +451,8 @@ func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time) {
 		} else if o.span == 0 || v.span < o.span {
 			o.span = v.span
 		}
-		if until.IsZero() || v.until.Before(until) {
-			until = v.until
-		}
+		least = min(least, clock.Left(now, v.until))
+		until = now.Add(least)
 	}
 	o.follower = r.rivalLocked()
 	return until

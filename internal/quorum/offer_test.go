@@ -271,7 +271,7 @@ func TestTheReleaseCountsANodeWhoseMessageCameLate(t *testing.T) {
 		if _, f := offer.outcome(t); f != nil {
 			t.Fatal(describe(f))
 		}
-		if offer.l.duplicateMask == 0 {
+		if offer.l.offer.asked&1 == 0 {
 			t.Error("node 0 was not asked")
 		}
 		c.vote(0, offer, 1, 1<<40)
@@ -283,6 +283,43 @@ func TestTheReleaseCountsANodeWhoseMessageCameLate(t *testing.T) {
 		r.settle()
 		r.wantNoKey(key)
 	})
+}
+
+// A node that was asked because its message about a grant is lost, and that says so late, or just before the vote
+// that decides, is no second name of another one: it confirms the refreshes of the lease, as any node does.
+func TestANodeThatWasAskedInVainConfirmsRefreshes(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		t.Run(fmt.Sprint("late=", late), func(t *testing.T) {
+			inBubble(t, 3, func(t *testing.T, r *rig) {
+				_, _, c, offer := r.offers(1)
+				r.unwanted()
+				r.loses(key)
+				for i := range r.mem {
+					r.give(key, offer.l.Owner(), span, i)
+				}
+				r.mem[1].SetDelay(ms(10))
+				if late {
+					r.mem[2].SetDelay(ms(5))
+				}
+				c.vote(0, offer, 1, 1<<40)
+				time.Sleep(ms(6)) // the others are asked; the message of node 2 is lost
+				synctest.Wait()
+				c.vote(1, offer, 1, 1<<40)
+				if _, f := offer.outcome(t); f != nil {
+					t.Fatal(describe(f))
+				}
+				r.delays(0, 0, 0)
+				time.Sleep(ms(100))
+				r.mem[1].Down(true)
+				if _, f := c.refresh(offer.l, ttl, 0); f != nil {
+					t.Errorf("two of three nodes have the key: %s", describe(f))
+				}
+				r.mem[1].Down(false)
+				c.release(offer.l)
+				r.settle()
+			})
+		})
+	}
 }
 
 // A node whose message was lost has the key as well, for the full ttl after a refresh. If it cannot be reached when the

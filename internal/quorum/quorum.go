@@ -73,8 +73,9 @@ type Quorum struct {
 	cancel context.CancelFunc
 	tasks  group.Group // searches for duplicates, bootstraps, and what waits for them
 
-	mu     sync.Mutex    // guards search
-	search chan struct{} // closed when the search for duplicates has a result; nil if none is under way
+	mu       sync.Mutex    // guards what follows
+	search   chan struct{} // closed when the search for duplicates has a result; nil if none is under way
+	distinct uint64        // bit i: a search that began after the last report of node i has told it from all others
 }
 
 // New makes a Quorum.
@@ -197,6 +198,7 @@ func (q *Quorum) Close(ctx context.Context) error {
 func (q *Quorum) reportDuplicate(i int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.distinct &^= 1 << i
 	if q.search != nil || q.duplicate.Load() != nil {
 		return
 	}
@@ -218,6 +220,13 @@ func (q *Quorum) searchEnded() <-chan struct{} {
 	return ended
 }
 
+// isDistinct reports whether the search after the last report of node i has told it from all others.
+func (q *Quorum) isDistinct(i int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.distinct&(1<<i) != 0
+}
+
 // findDuplicate compares node i with all others at once, so that a node that does not answer
 // does not delay the result. ended is closed when the first duplicate is found, or when there
 // is none.
@@ -229,18 +238,28 @@ func (q *Quorum) findDuplicate(i int, ended chan struct{}) {
 		close(ended)
 	})
 	var wg sync.WaitGroup
+	var unclear atomic.Bool
 	for j := range q.Nodes {
 		if j == i {
 			continue
 		}
 		wg.Go(func() {
-			if same, err := q.Same(q.ctx, i, j); err == nil && same {
+			same, err := q.Same(q.ctx, i, j)
+			if same || err != nil {
+				unclear.Store(true)
+			}
+			if err == nil && same {
 				q.duplicate.Store(q.duplicateFailure(min(i, j), max(i, j)))
 				end()
 			}
 		})
 	}
 	wg.Wait()
+	if !unclear.Load() {
+		q.mu.Lock()
+		q.distinct |= 1 << i
+		q.mu.Unlock()
+	}
 	end()
 }
 

@@ -141,6 +141,9 @@ func (r *round) Answer(i int, rep node.Reply) {
 	r.pending--
 	if duplicate {
 		l.duplicateMask |= 1 << i
+		if l.offer != nil {
+			l.q.tasks.Go(func() { l.clearDuplicate(i) })
+		}
 	}
 	if rep.Kind == node.Granted || rep.Kind == node.Renewed {
 		l.everHeld |= 1 << i

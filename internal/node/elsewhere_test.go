@@ -1,0 +1,127 @@
+package node
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
+	"github.com/redis/go-redis/v9"
+)
+
+// An answer to a handshake is passed on at once: there is no connection to give up.
+func TestARefusedHandshakeWithoutLoginIsNotDialledTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		m.Mini.RequireAuth("secret")
+		var dials atomic.Int64
+		c := m.Client(t, func(o *redis.Options) {
+			o.DB = 1 // SELECT is refused, so the connection is not used
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if dials.Add(1) > 1 { // the network is lost
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return dial(ctx, network, addr)
+			}
+		})
+		n := newImpatientNode(t, c)
+		began := time.Now()
+		rep := newAttempt(t, n, "k").acquire().want(t, Failed)
+		if took := time.Since(began); took > n.timeout || !strings.Contains(rep.Err.Error(), "NOAUTH") {
+			t.Errorf("%v after %v", rep.Err, took)
+		}
+	})
+}
+
+// A connection whose server learns the scripts just after it has said NOSCRIPT, from somebody else, is
+// kept: there may be no other, while logins are refused.
+func TestAConnectionIsKeptWhenOthersLoadTheScripts(t *testing.T) {
+	var forgot atomic.Bool
+	f := redistest.StartFake(t, func(cmd []string) string {
+		if len(cmd) > 1 && (cmd[1] == lua.Release.SHA || cmd[1] == lua.Undo.SHA) && forgot.CompareAndSwap(true, false) {
+			return "-NOSCRIPT No matching script. Please use EVAL.\r\n" // another process is about to load it
+		}
+		return ":1\r\n"
+	})
+	var out atomic.Bool
+	n := newAlone(t, clientOf(t, f, lockedOut(&out)), 2*time.Second)
+	held, a := newAttempt(t, n, "k"), newAttempt(t, n, "k")
+	held.acquire().want(t, Granted)
+	a.acquire().want(t, Granted)
+	out.Store(true)
+	l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
+	redistest.Eventually(t, patience, "the lane rests", l.claim)
+	l.rest()
+	n.servers[0].fast.Store(true)
+	forgot.Store(true)
+	a.releaseHere().want(t, Deleted)
+	if forgot.Load() {
+		t.Fatal("it was not asked")
+	}
+	held.refresh().want(t, Renewed)
+}
+
+func clientOf(t *testing.T, f *redistest.Fake, change func(*redis.Options)) *redis.Client {
+	o := *f.Client(t).Options()
+	change(&o)
+	c := redis.NewClient(&o)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// lockedOut makes a client that cannot have another connection once out is true.
+func lockedOut(out *atomic.Bool) func(*redis.Options) {
+	return func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if out.Load() {
+				return nil, net.ErrClosed
+			}
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}
+	}
+}
+
+// A connection that does not know the scripts is kept when a batch was refused before, and nothing was loaded.
+func TestARefusedBatchIsNoReasonToGiveAConnectionUp(t *testing.T) {
+	gate := make(chan struct{})
+	var held, loaded atomic.Bool
+	f := redistest.StartFake(t, func(cmd []string) string {
+		switch {
+		case strings.EqualFold(cmd[0], "SCRIPT"):
+			loaded.Store(true)
+			return "$1\r\nx\r\n"
+		case len(cmd) > 1 && cmd[1] == lua.Batch.SHA:
+			return "-NOPERM No permissions to access a key\r\n"
+		case held.CompareAndSwap(false, true):
+			<-gate
+			return ":1\r\n"
+		case !loaded.Load():
+			return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
+		}
+		return ":1\r\n"
+	})
+	var out atomic.Bool
+	n := newNode(t, clientOf(t, f, lockedOut(&out)))
+	keys := sameLane(minBatchCmd + 1)
+	first := newAttempt(t, n, keys[0])
+	head := first.acquire()
+	redistest.Eventually(t, patience, "it is asked", held.Load)
+	var all []*ear
+	for _, k := range keys[1:] {
+		all = append(all, newAttempt(t, n, k).acquire())
+	}
+	out.Store(true)
+	close(gate)
+	head.want(t, Granted)
+	for _, e := range all {
+		e.want(t, Granted)
+	}
+	first.refresh().want(t, Renewed)
+}
