@@ -132,6 +132,3 @@ func (c *Client) startAnnouncing() {
 			"their_nodes", d.Nodes, "our_nodes", len(c.nodes), "by", d.By)
 	})
 }
-
-// failoverAddr is what go-redis calls the address of every Sentinel-managed master.
-const failoverAddr = "FailoverClient"

@@ -194,7 +194,8 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	t.Run("database refused", func(t *testing.T) {
 		s := redistest.StartServer(t)
 		s.Do(t, "ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-select")
-		r := check(t, newClient(t, patient, s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.DB = "app", "pw", 3 })))
+		rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password, o.DB = "app", "pw", 3 })
+		r := check(t, newClient(t, patient, rdb))
 		wantFinding(t, r, s.Addr(), "reachable", flightlock.StatusFail, "NOPERM", "select", "+select")
 	})
 	t.Run("too many clients", func(t *testing.T) {

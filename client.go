@@ -93,7 +93,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
 			nd.Rename(name)
 		}
-		if c.named(nd.Name()) || nd.Name() == failoverAddr { // with dialers of their own, names may be equal
+		if c.named(nd.Name()) || nd.Name() == conn.FailoverAddr { // with dialers of their own, names may be equal
 			nd.Rename(fmt.Sprintf("%s Nodes[%d]", nd.Name(), i))
 		}
 		c.nodes = append(c.nodes, nd)

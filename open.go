@@ -133,7 +133,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		c := redis.NewFailoverClient(o)
 		// The dialer asks the Sentinels, and nothing else reads the address.
-		c.Options().Addr = "Sentinel master " + o.MasterName
+		c.Options().Addr = conn.SentinelAddr + o.MasterName
 		return c, nil
 	case q.Has("addr"):
 		o, err := redis.ParseClusterURL(rawURL)

@@ -312,6 +312,50 @@ func TestOpenOfASentinelsMaster(t *testing.T) {
 	lockAndRelease(t, other)
 }
 
+// When the Sentinels name another master, as in a planned failover, a client goes there soon, although the one of
+// before continues: the Sentinels make it a replica only after 8 seconds or more, and here, without SLAVEOF, never.
+// Processes that start meanwhile use the new master, and would not exclude those of before.
+func TestANewMasterIsFollowedWhileTheOldOneContinues(t *testing.T) {
+	t.Parallel()
+	for _, opened := range []bool{true, false} {
+		t.Run(fmt.Sprintf("Open=%v", opened), func(t *testing.T) {
+			t.Parallel()
+			master := redistest.StartServer(t, "--repl-diskless-sync-delay", "0", "--rename-command", "SLAVEOF", "")
+			replica := redistest.StartServer(t, "--replicaof", "127.0.0.1 "+fmt.Sprint(master.Port()))
+			sentinel := redistest.StartSentinel(t, redistest.Watch("main", master)...)
+			redistest.Eventually(t, 30*time.Second, "the Sentinel knows the replica", func() bool {
+				list := fmt.Sprint(sentinel.Do(t, "SENTINEL", "REPLICAS", "main"))
+				return strings.Contains(list, "master-link-status ok")
+			})
+			var c *flightlock.Client
+			if opened {
+				c = mustOpen(t, patient, "redis://"+sentinel.Addr()+"?master_name=main")
+			} else {
+				rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{sentinel.Addr()}})
+				t.Cleanup(func() { rdb.Close() })
+				c = newClient(t, patient, rdb)
+			}
+			mustLock(t, c, "k", time.Minute)
+			redistest.Eventually(t, 30*time.Second, "the failover begins", func() bool {
+				return sentinel.Client(t).Do(t.Context(), "SENTINEL", "FAILOVER", "main").Err() == nil
+			})
+			n := 0
+			redistest.Eventually(t, 60*time.Second, "locks are on the new master", func() bool {
+				n++
+				key := fmt.Sprint("k", n)
+				if l, err := c.TryLock(t.Context(), key, time.Minute); err != nil || l.Err() != nil {
+					return false
+				}
+				there, _ := replica.Client(t).Exists(t.Context(), "lock:"+key).Result() // its connections are reset at first
+				return there == 1 && master.Do(t, "EXISTS", "lock:"+key) == int64(0)
+			})
+			if role := fmt.Sprint(master.Do(t, "ROLE")); !strings.Contains(role, "master") {
+				t.Errorf("the old master has become a replica: %s", role)
+			}
+		})
+	}
+}
+
 // Nodes whose clients have dialers of their own may have equal addresses; errors and logs
 // distinguish them nevertheless.
 func TestNodesHaveDifferentNames(t *testing.T) {

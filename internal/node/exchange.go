@@ -26,6 +26,7 @@ import (
 func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 	s := l.s
 	apart, loaded := false, false
+	l.followMaster(ctx)
 	for try := 0; ; try++ {
 		if batch = unwritten(batch); len(batch) == 0 {
 			return true
@@ -74,6 +75,10 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 func (l *lane) exchangeNow(r *request, now time.Time) {
 	if rep, obsolete := r.obsolete(l.s.n.at(now)); obsolete {
 		r.complete(rep, notSent)
+		return
+	}
+	if l.moved != l.s.moved.Load() { // which may take a dial
+		l.putBack(r)
 		return
 	}
 	timeout := l.s.n.timeout

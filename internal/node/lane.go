@@ -75,7 +75,8 @@ type lane struct {
 	answers       []response    // of the batch in progress
 	first         scriptName    // of the first command of the batch in progress
 	names         [opBatch + 1]scriptName
-	grantsNothing bool // the node's epoch cannot be had: releases are to grant nothing
+	grantsNothing bool   // the node's epoch cannot be had: releases are to grant nothing
+	moved         uint64 // the server's when it was looked at last
 	long, brief   ctxCache
 }
 

@@ -55,6 +55,8 @@ type Server struct {
 	// it does not know the script that grants.
 	noGrantsUntil atomic.Int64
 
+	moved atomic.Uint64 // how often the Sentinels have named another master: see follow
+
 	start sync.Once // starts the lanes' goroutines, with the first request
 	lanes []lane
 }
@@ -128,6 +130,10 @@ func (s *Server) push(r *request) {
 
 // run starts a goroutine for each lane. close ends them.
 func (s *Server) run() {
+	if conn.IsSentinelManaged(s.from) {
+		s.n.wg.Add(1)
+		go s.follow()
+	}
 	s.n.wg.Add(len(s.lanes))
 	for i := range s.lanes {
 		go s.lanes[i].run()

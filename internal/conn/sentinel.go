@@ -1,0 +1,41 @@
+package conn
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// FailoverAddr is what go-redis calls the address of every Sentinel-managed master.
+	FailoverAddr = "FailoverClient"
+
+	// SentinelAddr begins what Open calls it.
+	SentinelAddr = "Sentinel master "
+)
+
+// IsSentinelManaged reports whether Sentinels name the server of c.
+func IsSentinelManaged(c *redis.Client) bool {
+	addr := c.Options().Addr
+	return addr == FailoverAddr || strings.HasPrefix(addr, SentinelAddr)
+}
+
+// MasterAddr returns which master the Sentinels of c name. Only c's dialer knows them: it asks, and then dials. So it
+// is to dial a socket of that name, which is no file: the error contains the address, and nothing was sent to it. A
+// dialer of the user's below it may dial it all the same.
+func MasterAddr(ctx context.Context, c *redis.Client) (string, error) {
+	o := c.Options()
+	conn, err := o.Dialer(ctx, "unix", o.Addr)
+	if err == nil {
+		defer conn.Close()
+		return conn.RemoteAddr().String(), nil
+	}
+	var failed *net.OpError
+	if errors.As(err, &failed) && failed.Op == "dial" && failed.Net == "unix" && failed.Addr != nil {
+		return failed.Addr.String(), nil
+	}
+	return "", err
+}

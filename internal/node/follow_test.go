@@ -1,0 +1,80 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+// Requests go to the master that the Sentinels name, though the one of before continues. A node that is not used asks
+// no Sentinel, and Sentinels that do not answer change nothing.
+func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
+	for _, dialsAll := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
+			var master atomic.Pointer[redistest.MemNode]
+			var asked, dials atomic.Int64
+			var away atomic.Bool
+			master.Store(a)
+			dialerOf := map[*redistest.MemNode]*redis.Options{a: a.Client(t).Options(), b: b.Client(t).Options()}
+			c := a.Client(t, func(o *redis.Options) {
+				o.Addr = conn.FailoverAddr
+				o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) { // as that of go-redis does
+					if asked.Add(1); away.Load() {
+						return nil, errors.New("all sentinels specified in configuration are unreachable")
+					}
+					m := master.Load()
+					if network == "unix" && !dialsAll {
+						return nil, &net.OpError{Op: "dial", Net: network, Addr: &net.UnixAddr{Name: dialerOf[m].Addr, Net: network}}
+					}
+					dials.Add(1)
+					return dialerOf[m].Dialer(ctx, "tcp", dialerOf[m].Addr)
+				}
+			})
+			n := newAlone(t, c, 100*time.Millisecond)
+			locks := func(key string, at, elsewhere *redistest.MemNode) {
+				t.Helper()
+				newAttempt(t, n, key).acquire().want(t, Granted)
+				if !at.Mini.Exists(key) || elsewhere.Mini.Exists(key) {
+					t.Errorf("%s was granted by the other master", key)
+				}
+			}
+			locks("k1", a, b)
+			time.Sleep(followEvery + time.Second/10)
+			before := asked.Load()
+			time.Sleep(10 * followEvery)
+			if more := asked.Load() - before; more > 1 {
+				t.Errorf("%d questions while nothing was locked", more)
+			}
+			locks("k2", a, b)
+			before = dials.Load()
+			time.Sleep(2 * followEvery)
+			locks("k3", a, b)
+			if more := dials.Load() - before; more > 0 && !dialsAll {
+				t.Errorf("%d connections although the master is the same", more)
+			}
+			away.Store(true)
+			time.Sleep(2 * followEvery)
+			locks("k4", a, b)
+			away.Store(false)
+			master.Store(b)
+			time.Sleep(2 * followEvery)
+			locks("k5", b, a)
+			e := newEar()
+			at := newAttempt(t, n, "k6")
+			at.Acquire(&at.buf, e, longTTL, 1, 0, true)
+			e.want(t, Granted)
+			if !b.Mini.Exists("k6") {
+				t.Error("a caller's own exchange does not follow")
+			}
+		})
+	}
+}
