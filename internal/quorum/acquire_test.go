@@ -514,6 +514,23 @@ func TestACanceledAttemptIsNoRoundTrip(t *testing.T) {
 	})
 }
 
+// An attempt that was canceled was decided by nobody, and does not say that the nodes which have not answered were late.
+func TestACanceledAttemptNamesNoOthers(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("x")
+		r.warm(c, key)
+		r.delays(ms(10), ms(10), ms(10))
+		a := c.begin(key, ttl, 1)
+		time.Sleep(ms(1))
+		for _, f := range []*Failure{a.l.Peek(), func() *Failure { a.l.Cancel(); _, f := a.wait(); return f }()} {
+			if text := describe(f); !strings.Contains(text, "given up") || strings.Contains(text, "others decided") {
+				t.Error(text)
+			}
+		}
+		r.settle()
+	})
+}
+
 // Peek returns how an attempt under way would fail now, and nil once there is an outcome.
 func TestPeek(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {

@@ -173,14 +173,16 @@ func (r *round) notifyingLocked() (n int) {
 }
 
 // noAnswerLocked is the error of a node that has not answered in time, or not before the others
-// decided.
+// decided, or the attempt was given up.
 func (r *round) noAnswerLocked(n *node.Node) error {
 	text := "no answer yet when the others decided"
-	if r.expired {
+	switch {
+	case r.expired && r.op == "refresh":
+		text = "no answer before the validity was over"
+	case r.expired:
 		text = fmt.Sprintf("no answer within %v", r.l.q.NodeTimeout)
-		if r.op == "refresh" {
-			text = "no answer before the validity was over"
-		}
+	case !r.decided, r.acquires() && r.l.canceled: // no others have
+		text = "no answer yet when the attempt was given up"
 	}
 	if last := n.LastErr(); last != nil {
 		return fmt.Errorf("%s (connection: %w)", text, last)
