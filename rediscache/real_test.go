@@ -74,6 +74,10 @@ func TestRandomHistoryOnARealServer(t *testing.T) {
 		takes = 3 * time.Minute
 	}
 	time.Sleep(takes) // the history lasts as long as it does
+	enough := func() bool { return h.gets.Load() >= 100 && h.changes.Load() >= 10 }
+	for most := time.Now().Add(time.Minute); !enough() && time.Now().Before(most); { // a busy machine takes longer
+		time.Sleep(50 * time.Millisecond)
+	}
 	close(h.stop)
 	h.wg.Wait()
 	for _, c := range h.caches {
@@ -84,7 +88,7 @@ func TestRandomHistoryOnARealServer(t *testing.T) {
 		}
 		cancel()
 	}
-	if h.gets.Load() < 100 || h.changes.Load() < 10 {
+	if !enough() {
 		t.Error("too little happened")
 	}
 	t.Logf("%d Gets, %d loads, %d of them outdated, %d changes", h.gets.Load(), h.loads.Load(), h.outdated.Load(),

@@ -83,7 +83,7 @@ func TestAClosedNodeRefusesAtOnce(t *testing.T) {
 func TestCloseOfAStalledNodeReturnsWithItsContext(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	n := newImpatientNode(t, s.Client(t))
+	n := newNode(t, s.Client(t))
 	keys := sameLane(2)
 	held := make([]*attempt, 3*maxBatch)
 	for i := range held {

@@ -140,7 +140,9 @@ func TestTheScriptOfAnEpoch(t *testing.T) {
 			for _, cmd := range fake.Commands() {
 				if slices.ContainsFunc(names, func(name string) bool {
 					epoch := lua.Epoch{Name: name, Run: tc.run, AlwaysRun: tc.always, Raw: true, Since: since}
-					return cmd[1] == lua.AcquireIn(epoch).SHA
+					strict := epoch
+					strict.Strict = true // after an answer that a busy machine has delayed
+					return cmd[1] == lua.AcquireIn(epoch).SHA || cmd[1] == lua.AcquireIn(strict).SHA
 				}) {
 					voted++
 				}

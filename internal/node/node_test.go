@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -334,33 +335,43 @@ func TestAfterItsDeadlineARequestIsNotWritten(t *testing.T) {
 // The requests that wait for a server are bounded: further acquires are refused at once, releases
 // never.
 func TestTheQueueIsBounded(t *testing.T) {
-	gate := make(chan struct{})
-	f := redistest.StartFake(t, func([]string) string { <-gate; return ":1\r\n" })
-	n := startNode(t, f.Client(t), patience, false)
-	keys := sameLane(3)
-	held := newAttempt(t, n, keys[0])
-	blocker := held.acquire()
-	redistest.Eventually(t, patience, "the first one is written", func() bool { return len(f.Commands()) == 1 })
-	waiting := make([]*attempt, maxQueued)
-	for i := range waiting {
-		waiting[i] = newAttempt(t, n, keys[1])
-		waiting[i].acquire()
-	}
-	refused := newAttempt(t, n, keys[2])
-	if rep := refused.acquire().wantNow(t, Failed); !errors.Is(rep.Err, ErrBusy) {
-		t.Error(rep.Err)
-	}
-	refused.release().wantNow(t, Missing)
-	released := held.release()
-	for _, a := range waiting {
-		a.release().wantNow(t, Missing)
-	}
-	close(gate)
-	blocker.want(t, Granted)
-	released.want(t, Deleted)
-	if got := len(f.Commands()); got != 2 {
-		t.Errorf("%d commands", got)
-	}
+	synctest.Test(t, func(t *testing.T) { // where no time passes while the queue is filled
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := startNode(t, m.Client(t), patience, false)
+		keys := sameLane(3)
+		warm := newAttempt(t, n, keys[0]) // the scripts are loaded
+		warm.acquire().want(t, Granted)
+		warm.release().want(t, Deleted)
+		commands := n.Commands()
+		m.Stall(true)
+		defer m.Stall(false)
+		held := newAttempt(t, n, keys[0])
+		blocker := held.acquire()
+		synctest.Wait()
+		if got := n.Commands() - commands; got != 1 {
+			t.Fatalf("the first one is not written: %d commands", got)
+		}
+		waiting := make([]*attempt, maxQueued)
+		for i := range waiting {
+			waiting[i] = newAttempt(t, n, keys[1])
+			waiting[i].acquire()
+		}
+		refused := newAttempt(t, n, keys[2])
+		if rep := refused.acquire().wantNow(t, Failed); !errors.Is(rep.Err, ErrBusy) {
+			t.Error(rep.Err)
+		}
+		refused.release().wantNow(t, Missing)
+		released := held.release()
+		for _, a := range waiting {
+			a.release().wantNow(t, Missing)
+		}
+		m.Stall(false)
+		blocker.want(t, Granted)
+		released.want(t, Deleted)
+		if got := n.Commands() - commands; got != 2 {
+			t.Errorf("%d commands", got)
+		}
+	})
 }
 
 // A server that refuses connections received nothing, so nothing is owed to it.

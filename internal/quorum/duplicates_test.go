@@ -191,8 +191,7 @@ func TestSameServerBehindProxies(t *testing.T) {
 					duplicates = append(duplicates, i)
 				}
 			}
-			c := newClient(t, "x", conns)
-			c.nodeTimeout(2 * time.Second)
+			c := newPatientClient(t, "x", conns, 10*time.Second)
 			var f *Failure
 			redistest.Eventually(t, 20*time.Second, "an attempt is refused", func() bool {
 				var l *Lease

@@ -68,6 +68,7 @@ func TestReleaseOfNoLease(t *testing.T) {
 		if f := c.release(l); f != nil {
 			r.t.Fatal(describe(f))
 		}
+		r.settle() // a majority has answered; the others' requests may not be sent yet
 		before := c.commands(nil)
 		wantReason(r.t, c.release(l), NotHeld)
 		if got := c.commands(before); slices.Max(got) != 0 {
