@@ -259,11 +259,11 @@ var mutations = []mutation{
 		pkg:  "./internal/flight", by: "TestAGrantBeforeTheCallerComes",
 	},
 	{
-		name: "a lease is valid for the largest validity of its votes",
+		name: "a lease is valid as long as one of its votes",
 		file: "internal/quorum/offer.go",
-		old:  "until.IsZero() || v.until.Before(until)",
-		new:  "until.IsZero() || v.until.After(until)",
-		pkg:  "./internal/quorum", by: "TestAGrantIsValidForTheLeastOfItsVotes",
+		old:  "least = min(least, clock.Left(now, v.until))",
+		new:  "least = clock.Left(now, v.until)",
+		pkg:  "./internal/quorum", by: "TestAGrantIsValidForTheLeastOfItsVotesByEitherClock",
 	},
 	{
 		name: "a grant is kept as long as the one that releases says",
@@ -352,7 +352,7 @@ var mutations = []mutation{
 		old:  "		if f.retainLocked(now) {\n",
 		new: "		if f.retainLocked(now) {\n			l := f.lease\n			f.deferLocked(func() {\n" +
 			"				l.Refresh(f.attemptTTL, 0, f.g.cfg.NodeTimeout, false, func(g quorum.Grant, why *quorum.Failure) {\n" +
-			"					f.refreshed(l, nil, false, g, why)\n				})\n			})\n",
+			"					f.refreshed(l, false, g, why)\n				})\n			})\n",
 		pkg: "./internal/flight", by: "TestARetainedLeaseIsNotRefreshed",
 	},
 	{
