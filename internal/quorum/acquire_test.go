@@ -514,7 +514,7 @@ func TestACanceledAttemptIsNoRoundTrip(t *testing.T) {
 	})
 }
 
-// An attempt that was canceled was decided by nobody, and does not say that the nodes which have not answered were late.
+// An attempt that was canceled was decided by nobody, and does not say that the nodes without an answer were late.
 func TestACanceledAttemptNamesNoOthers(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		c := r.client("x")
