@@ -651,6 +651,11 @@ func (b *batch[V]) lookUp() {
 	step.End(nil)
 	over := b.without(func(r *fetchRun[V]) bool {
 		x, why := found[r.Key()], errorOf(err, r.Key())
+		if why != nil && r.Err() != nil { // the ctx of Close has ended: that says nothing of the cache
+			var none V
+			b.deliver(r, none, f.errClosed(r.Key()))
+			return true
+		}
 		if r.scope = scope; why == nil {
 			r.scope.Stamp = x.Stamp
 		} else {

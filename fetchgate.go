@@ -3,6 +3,8 @@ package flightlock
 import (
 	"container/list"
 	"sync"
+
+	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
 // gate is where the loads of a Fetcher wait for a slot: MaxLoads of them run at once, and of these
@@ -42,7 +44,10 @@ type slot struct {
 	kind     kind
 	admitted chan struct{} // closed when it is; nil if it does not count
 	number   uint64
-	at       *list.Element // while it waits
+
+	// guarded by the gate's mutex
+	at    *list.Element  // while it waits
+	looks *coalesce.Step // in which its run does something else meanwhile; may be nil, or have ended
 }
 
 // uncounted is the slot of a load that does not count.
@@ -71,20 +76,40 @@ func (g *gate) addLocked(k kind, n int) {
 }
 
 // join gives a slot, admitted at once if there is room: then no other waits that could take it.
-func (g *gate) join(k kind) *slot {
+func (g *gate) join(k kind) *slot { return g.joinAt(k, new(uint64)) }
+
+// joinAt is join for one that may have been here before, and keeps its place: 0 if it was not.
+func (g *gate) joinAt(k kind, place *uint64) *slot {
 	if k == locked && g.maxLoads == 0 {
 		return uncounted
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if *place == 0 {
+		g.came++
+		*place = g.came
+	}
 	if g.fitsLocked(k) {
 		g.addLocked(k, 1)
 		return &slot{kind: k, admitted: atOnce}
 	}
-	g.came++
-	p := &slot{kind: k, admitted: make(chan struct{}), number: g.came}
-	p.at = g.waiting[k].PushBack(p)
+	p := &slot{kind: k, admitted: make(chan struct{}), number: *place}
+	g.queueLocked(p)
 	return p
+}
+
+// queueLocked puts p where its number belongs: mostly last, and near the front if it was here before.
+func (g *gate) queueLocked(p *slot) {
+	q := &g.waiting[p.kind]
+	if last := q.Back(); last == nil || last.Value.(*slot).number < p.number {
+		p.at = q.PushBack(p)
+		return
+	}
+	e := q.Front()
+	for e.Value.(*slot).number < p.number {
+		e = e.Next()
+	}
+	p.at = q.InsertBefore(p, e)
 }
 
 // isAdmitted reports whether p may load.
@@ -118,6 +143,18 @@ func (g *gate) leave(p *slot) {
 		next.at = nil
 		g.addLocked(next.kind, 1)
 		close(next.admitted)
+		if next.looks != nil {
+			next.looks.End(nil)
+		}
+	}
+}
+
+// interrupt has step end when p is admitted: its slot would be idle otherwise.
+func (g *gate) interrupt(p *slot, step *coalesce.Step) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p.looks = step; p.at == nil {
+		step.End(nil)
 	}
 }
 

@@ -89,6 +89,10 @@ func (m *many[V]) runValues() context.Context {
 func (m *many[V]) round(keys []wanted[V], first bool) (again []wanted[V]) {
 	missing, stale, hits := keys[:0], []wanted[V](nil), uint64(0)
 	for batch := range slices.Chunk(keys, m.f.opts.MaxBatch) {
+		if len(missing) > 0 && m.ctx.Err() != nil { // enlist gives them the error
+			missing = append(missing, batch...)
+			continue
+		}
 		in := m.lookups(batch, first)
 		for i, w := range batch {
 			var x Found[V]
@@ -232,7 +236,9 @@ func (m *many[V]) lookups(batch []wanted[V], count bool) (in []*gathered[V]) {
 		return f.lookUpMany(m.ctx, m.runValues, keys)
 	}
 	x := new(gathered[V])
-	x.found, x.err = f.lookupEach(keys, func(key string) (Found[V], error) { return f.callersLookup(m.ctx, key, count) })
+	x.found, x.err = f.lookupEach(m.ctx, keys, func(key string) (Found[V], error) {
+		return f.callersLookup(m.ctx, key, count)
+	})
 	return slices.Repeat([]*gathered[V]{x}, len(keys))
 }
 
@@ -260,15 +266,23 @@ func (f *Fetcher[V]) lookupsWithPermit(ctx context.Context, keys []string) (foun
 // lookupsAtOnce is how many lookups of single keys lookupEach makes at once.
 const lookupsAtOnce = 16
 
-// lookupEach looks up keys one by one, several at once. A panic is the error of its key: it is not on
-// the caller's goroutine.
-func (f *Fetcher[V]) lookupEach(keys []string, lookup func(key string) (Found[V], error)) (map[string]Found[V], error) {
+// lookupEach looks up keys one by one, several at once, and begins none of the later ones when ctx has ended. A panic
+// is the error of its key: it is not on the caller's goroutine.
+func (f *Fetcher[V]) lookupEach(ctx context.Context, keys []string,
+	lookup func(key string) (Found[V], error)) (map[string]Found[V], error) {
 	var mu sync.Mutex // guards what follows
 	found, failed := make(map[string]Found[V], len(keys)), KeyErrors{}
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, lookupsAtOnce)
-	for _, key := range keys {
+	for i, key := range keys {
 		slots <- struct{}{}
+		if err := ctx.Err(); err != nil && i >= lookupsAtOnce { // the first ones may be hits
+			<-slots
+			mu.Lock()
+			failed[key] = err
+			mu.Unlock()
+			continue
+		}
 		wg.Go(func() { // ends with the lookup
 			defer func() { <-slots }()
 			x, err := guarded("Lookup", func() (Found[V], error) { return lookup(key) })

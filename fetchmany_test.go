@@ -768,6 +768,37 @@ func TestAHalfThatContinuesAfterLoadTimeout(t *testing.T) {
 	}
 }
 
+// Nothing is looked up for a caller whose ctx has ended, except what was begun before: ctx limits its wait.
+func TestFetchManyLooksNothingUpAfterItsCtx(t *testing.T) {
+	for _, together := range []bool{true, false} {
+		manyTest(t, 1, flightlock.FetchOptions{MaxBatch: 100}, func(src *flightlock.Source[string]) {
+			src.LookupStamped = func(context.Context, string) (flightlock.Found[string], error) {
+				time.Sleep(100 * time.Millisecond)
+				return flightlock.Found[string]{}, nil
+			}
+			src.LookupMany = nil
+			if together {
+				src.LookupMany = func(context.Context, []string) (map[string]flightlock.Found[string], error) {
+					time.Sleep(100 * time.Millisecond)
+					return nil, nil
+				}
+			}
+		}, func(t *testing.T, _ *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+			ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			_, err := fs[0].FetchMany(ctx, keysFrom(0, 10_000))
+			if took := time.Since(began); took > 300*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("together %v: it took %v", together, took)
+			}
+			var many *flightlock.ManyError
+			if !errors.As(err, &many) || len(many.Errors) != 10_000 {
+				t.Error("not the error of all keys")
+			}
+		})
+	}
+}
+
 // Close returns when no goroutine of the Fetcher is left: also none that looks up for callers of FetchMany that have
 // left.
 func TestCloseAwaitsGatheredLookups(t *testing.T) {
@@ -811,6 +842,52 @@ func closesWhileOneLooksUp(t *testing.T, patience time.Duration) {
 		}
 		time.Sleep(2 * time.Minute) // or the bubble would report it, too
 	})
+}
+
+// Close with an ended ctx while keys are looked up together, with their locks: callers get ErrClosed, whatever the
+// policy, and it is no failure of the cache.
+func TestCloseDuringTheLookupOfABatch(t *testing.T) {
+	for _, policy := range []flightlock.Policy{flightlock.FailClosed, flightlock.LoadLocally} {
+		manyTest(t, 1, flightlock.FetchOptions{OnUnavailable: policy}, func(src *flightlock.Source[string]) {
+			lookup := src.LookupMany
+			src.LookupMany = func(ctx context.Context, keys []string) (map[string]flightlock.Found[string], error) {
+				if flightlock.LoadFollows(ctx) {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return lookup(ctx, keys)
+			}
+		}, func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode) {
+			errs := make(chan error)
+			go func() {
+				_, err := fs[0].FetchMany(t.Context(), keysFrom(0, 3))
+				errs <- err
+			}()
+			time.Sleep(100 * time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			closed := make(chan error, 1)
+			go func() { closed <- fs[0].Close(ctx) }()
+			var many *flightlock.ManyError
+			if err := <-errs; !errors.As(err, &many) {
+				t.Fatal(err)
+			}
+			for key, err := range many.Errors {
+				if !errors.Is(err, flightlock.ErrClosed) {
+					t.Errorf("%v, %s: %v", policy, key, err)
+				}
+			}
+			if err := <-closed; err != nil {
+				t.Error(err)
+			}
+			if s := fs[0].Stats(); s.LookupErrors+s.LoadFailures+s.Loads != 0 {
+				t.Errorf("%v: %+v", policy, s)
+			}
+			if n := s.bulk.Load(); n != 0 {
+				t.Errorf("%d calls of LoadMany", n)
+			}
+		})
+	}
 }
 
 // After Close no LookupMany begins.

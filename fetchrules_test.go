@@ -263,6 +263,90 @@ func TestFetchMaxLoads(t *testing.T) {
 	}
 }
 
+// A run that waits for a slot looks now and then whether another process has filled the cache. That does not keep
+// it from a slot that becomes free meanwhile: else slots would be idle for as long as a busy cache takes, and longer
+// where thousands of runs wait for their turn to look.
+func TestFetchSlotsAreNotIdleBehindSlowLookups(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		t.Run(fmt.Sprint("down=", down), func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				const keys = 2 * 64
+				var slow atomic.Bool
+				o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+					if slow.Load() {
+						<-ctx.Done()
+					}
+					return "", flightlock.Miss, ctx.Err()
+				}}
+				o.load = func(_ context.Context, key string) (string, error) {
+					if key == "k0" {
+						time.Sleep(2500 * time.Millisecond)
+						slow.Store(false)
+					}
+					time.Sleep(10 * time.Millisecond)
+					return "v", nil
+				}
+				opts := flightlock.FetchOptions{MaxLoads: 1, LookupTimeout: 20 * time.Second, WaitTimeout: 10 * time.Second}
+				if down { // of the cache: then loads need no locks, and no lookups
+					opts.MaxLoads, opts.MaxUnlockedLoads = 0, 1
+					o.lookup = func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+						if slow.Load() {
+							<-ctx.Done()
+						}
+						return "", flightlock.Miss, errMine
+					}
+				}
+				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				results := make(chan result, keys)
+				began := time.Now()
+				for i := range keys {
+					go func() {
+						v, err := f.Fetch(t.Context(), fmt.Sprint("k", i))
+						results <- result{v, err}
+					}()
+					synctest.Wait()
+				}
+				slow.Store(true)
+				wantAll(t, results, keys, "v")
+				if took := time.Since(began); took > 6*time.Second {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
+}
+
+// A run waits for a slot no longer than WaitTimeout, whatever its lookups take meanwhile.
+func TestFetchWaitTimeoutEndsTheLookupOfARunThatWaitsForASlot(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var slow atomic.Bool
+		o := &origin{takes: 20 * time.Second}
+		o.lookup = func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+			if slow.Load() {
+				<-ctx.Done()
+			}
+			return "", flightlock.Miss, ctx.Err()
+		}
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{MaxLoads: 1, LookupTimeout: 10 * time.Second, WaitTimeout: 2 * time.Second})
+		first := fetching(t.Context(), f, "a", 1)
+		synctest.Wait()
+		second := fetching(t.Context(), f, "b", 1)
+		synctest.Wait()
+		slow.Store(true)
+		began := time.Now()
+		wantErrors(t, second, 1, flightlock.ErrNotAcquired)
+		if took := time.Since(began); took > 2100*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		slow.Store(false)
+		wantAll(t, first, 1, "a=1")
+		if s := f.Stats(); s.LookupErrors != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 // An origin that fails while a stale value is served is called once a second at first, and then
 // less and less often; the value is still served. The same goes for an origin whose values cannot
 // be stored.
@@ -704,4 +788,37 @@ func TestFetchJoinsARefreshThatFindsNoPlace(t *testing.T) {
 			t.Fatal(r.err)
 		}
 	}
+}
+
+// A run whose key another process loads lets others have its slot meanwhile. When it needs one after all, it has its
+// place in the queue again: it does not wait behind those that came later.
+func TestFetchKeepsItsPlaceInTheQueueForASlot(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &origin{takes: time.Second}
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "first", time.Minute)
+		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 10 * time.Second})
+		first := fetching(t.Context(), f, "first", 1)
+		synctest.Wait()
+		time.Sleep(50 * time.Millisecond)
+		var others []<-chan result
+		for i := range 8 {
+			others = append(others, fetching(t.Context(), f, fmt.Sprint("k", i), 1))
+			synctest.Wait()
+		}
+		time.Sleep(500 * time.Millisecond)
+		mustRelease(t, l)
+		began := time.Now()
+		if r := <-first; r.err != nil {
+			t.Error(r.err)
+		}
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("it took %v: others that came later were loaded before", took)
+		}
+		for _, results := range others {
+			if r := <-results; r.err != nil {
+				t.Error(r.err)
+			}
+		}
+	})
 }

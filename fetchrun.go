@@ -51,6 +51,7 @@ type fetchRun[V any] struct {
 
 	// only run's goroutine has these
 	until  time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
+	place  uint64         // at the gate: see joinAt
 	scope  coalesce.Scope // of what is loaded
 	unseen bool           // the lookup before the load is left out, because the cache does not answer
 
@@ -164,7 +165,7 @@ func (f *Fetcher[V]) mayLoadLocally(r *fetchRun[V], why error) bool {
 // Where loads are limited, the slot comes first, with one attempt. If the key is held elsewhere,
 // the slot goes back for as long as that lasts, for a hot key of another process must not stop
 // the loads of this one. If no slot is free when the lock is won, the lock goes back: another
-// process may have a slot for it.
+// process may have a slot for it. The run keeps its place among those that wait for slots.
 func (f *Fetcher[V]) obtain(r *fetchRun[V]) (l *Lock, p *slot, over bool, err error) {
 	defer func() { f.giveBack(r.loan.close()) }()
 	for once := r.InBackground() || f.opts.MaxLoads > 0; ; once = true {
@@ -188,7 +189,7 @@ func (f *Fetcher[V]) obtain(r *fetchRun[V]) (l *Lock, p *slot, over bool, err er
 			}
 			return l, p, over, nil
 		}
-		if p = f.gate.join(locked); p.isAdmitted() {
+		if p = f.gate.joinAt(locked, &r.place); p.isAdmitted() {
 			return l, p, false, nil
 		}
 		f.gate.leave(p)
@@ -291,7 +292,7 @@ const recheckEvery = time.Second
 // unlocked slot only, whose reason was why. back is closed when a node is back. A refresh without
 // callers does not wait.
 func (f *Fetcher[V]) enter(r *fetchRun[V], k kind, why error, back <-chan struct{}) (_ *slot, over bool) {
-	p := f.gate.join(k)
+	p := f.gate.joinAt(k, &r.place)
 	if p.isAdmitted() {
 		return p, false
 	}
@@ -317,7 +318,7 @@ func (f *Fetcher[V]) enter(r *fetchRun[V], k kind, why error, back <-chan struct
 			f.gate.leave(p)
 			return uncounted, false
 		}
-		if over, again := f.stillWaits(r, k, why, returned); !again {
+		if over, again := f.stillWaits(r, p, why, returned); !again {
 			f.gate.leave(p)
 			return nil, over
 		}
@@ -325,9 +326,10 @@ func (f *Fetcher[V]) enter(r *fetchRun[V], k kind, why error, back <-chan struct
 }
 
 // stillWaits checks whether a run that waits at the gate still has to. If not, it is over or
-// is to lock after all.
-func (f *Fetcher[V]) stillWaits(r *fetchRun[V], k kind, why error, returned bool) (over, again bool) {
+// is to lock after all. It does not look any longer once p is admitted.
+func (f *Fetcher[V]) stillWaits(r *fetchRun[V], p *slot, why error, returned bool) (over, again bool) {
 	var none V
+	k := p.kind
 	var unknown *lookupError
 	switch {
 	case r.Err() != nil:
@@ -338,10 +340,11 @@ func (f *Fetcher[V]) stillWaits(r *fetchRun[V], k kind, why error, returned bool
 	case k == unlocked && unavailable(why):
 		return false, !returned && f.c.away()
 	}
-	step := r.Begin(r.values, noTimeout)
+	step := r.Begin(r.values, max(time.Until(r.until), 0))
 	defer step.End(nil)
+	f.gate.interrupt(p, step)
 	found, err := f.lookUpWaiting(r, step)
-	return found, !found && (k == locked || err != nil || !errors.As(why, &unknown))
+	return found, !found && (k == locked || err != nil || step.Err() != nil || !errors.As(why, &unknown))
 }
 
 // full is the error for callers whose run waited for a slot in vain.

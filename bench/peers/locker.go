@@ -104,8 +104,8 @@ var rivals = []rival{
 			"who takes a redsync fail-fast lock; the others then try again"},
 	{name: nameSemaphore, local: true, open: openSemaphore,
 		about: "x/sync semaphore.Weighted(1): one process, no Redis; what a FIFO queue costs at best"},
-	{name: nameRaw, about: "no lock, but a ring of processes on Go's net package that hand over by one script and one message " +
-		"per node: what that costs at best", open: openRawBaton},
+	{name: nameRaw, open: openRawBaton, about: "no lock, but a ring of processes on Go's net package that hand over by " +
+		"one script and one message per node: what that costs at best"},
 	{name: nameLoop, about: "package rediscache, a Get for each key, all at the same time", cache: openFlightLoop},
 	{name: nameSturdyc, cache: openSturdyc,
 		about: "viccon/sturdyc v1.1.5: GetOrFetchBatch, in the memory of each process, without Redis"},

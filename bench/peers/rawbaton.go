@@ -34,7 +34,8 @@ type rawNode struct {
 // rawRelease hands KEYS[1] on to the next in the ring, with a token, as a lock does.
 const rawRelease = `
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-local next = redis.call('ZRANGEBYLEX', 'ring', '(' .. ARGV[1], '+', 'LIMIT', 0, 1)[1] or redis.call('ZRANGE', 'ring', 0, 0)[1]
+local next = redis.call('ZRANGEBYLEX', 'ring', '(' .. ARGV[1], '+', 'LIMIT', 0, 1)[1]
+  or redis.call('ZRANGE', 'ring', 0, 0)[1]
 redis.call('SET', KEYS[1], next, 'PX', ARGV[2])
 redis.call('INCR', 'token')
 redis.call('PUBLISH', next, KEYS[1])

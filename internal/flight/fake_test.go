@@ -325,6 +325,7 @@ type fakeAttempt struct {
 	started, decided, cancelled bool // guarded by w.mu
 	peek                        error
 	isOffer                     bool
+	beforeRelease               func() // is called before the release is sent; nil: nothing is. Guarded by w.mu
 }
 
 func (a *fakeAttempt) Acquire(inline bool, by quorum.Acquirer) {
@@ -379,6 +380,12 @@ func (a *fakeAttempt) Refresh(
 }
 
 func (a *fakeAttempt) Release(_ bool, rival string, news quorum.News, by quorum.Releaser) {
+	a.w.mu.Lock()
+	before := a.beforeRelease
+	a.w.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	a.lease.Release(rival, news, func(err error) { by.Released(failure(err)) })
 }
 

@@ -279,7 +279,7 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 	t.f = f
 	f.pushLocked(t)
 	if first {
-		t.waiter.simulated, t.waiter.nextTry = false, time.Time{} // if it came to others, they have left since
+		t.waiter.comesFirst()
 		if f.backoff != nil {
 			f.backoff.unjudged = false
 		}

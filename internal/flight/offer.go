@@ -173,9 +173,14 @@ func (f *flight) attemptGaveWayLocked(o *offered, attempt Lease, failure *quorum
 		f.takeLocked(o, o.grant)
 		return
 	}
-	f.returnLocked(o.lease)
-	f.contention.registered = false // the release takes it back
-	f.dieLocked()
+	f.returnAndDieLocked(o.lease)
+}
+
+// returnAndDieLocked releases l, which nobody has come for. The flight dies when that was sent: a new one would find
+// the key held by this process.
+func (f *flight) returnAndDieLocked(l Lease) {
+	f.lease, f.worked = l, false
+	f.releaseLocked()
 }
 
 // returnLocked releases a lease that the flight does not need.

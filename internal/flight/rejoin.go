@@ -165,7 +165,7 @@ func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
 		return false
 	}
 	t.f = f
-	t.waiter.simulated, t.waiter.nextTry = false, time.Time{} // if it came to others, they have left since
+	t.waiter.comesFirst()
 	f.pushLocked(t)
 	if c.granted != nil {
 		f.takeKeptLocked()
@@ -213,8 +213,9 @@ func (f *flight) nobodyCameLocked() {
 	c := f.contention
 	f.returns = rejoinMissed
 	if o := c.granted; o != nil {
-		c.granted, c.registered = nil, false // the release takes back what the contender wants
-		f.returnLocked(o.lease)
+		c.granted = nil
+		f.returnAndDieLocked(o.lease)
+		return
 	}
 	f.dieLocked()
 }

@@ -507,3 +507,50 @@ func TestAGrantBeforeAnImpatientCallerComes(t *testing.T) {
 		pass(time.Second)
 	}, rejoining)
 }
+
+// A caller that comes when the kept lease is being returned, because nobody has come for it, makes no attempt before
+// that was sent: it would find the key held by its own process. So where the flight's caller has left while the key
+// was granted.
+func TestNothingBeginsBeforeTheKeptLeaseIsReturned(t *testing.T) {
+	for name, returned := range map[string]func(w *world){
+		"nobody came": func(w *world) {
+			w.expects(w.t)
+			w.grantIt()
+		},
+		"it has left": func(w *world) {
+			c := w.waitsWithOffer()
+			pass(180 * ms) // until the next poll
+			w.cancel = nil
+			w.grantIt()
+			c.leaves()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				returned(w)
+				o, launched := w.offer(), make(chan *caller, 1)
+				w.mu.Lock()
+				o.beforeRelease = func() {
+					launched <- w.launch()
+					time.Sleep(time.Microsecond) // until it has done what it can
+				}
+				w.mu.Unlock()
+				w.history()
+				if a := w.attempt(); name == "it has left" {
+					w.cancel = func(a *fakeAttempt) { a.fail(quorum.Failure{Err: errTaken}) }
+					a.elsewhere()
+				}
+				pass(2 * ms)
+				h := w.history()
+				if len(h) == 0 || h[0] != "release" {
+					t.Errorf("%q, want the release first", h)
+				}
+				w.attempt().grant()
+				next := <-launched
+				next.holds()
+				next.releases()
+				pass(time.Second)
+			}, rejoining)
+		})
+	}
+}

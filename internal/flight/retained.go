@@ -160,6 +160,7 @@ func (f *flight) spareLocked() time.Duration {
 func (f *flight) reuseLocked(t *Ticket) {
 	now := clock.Now()
 	t.f, t.kind = f, Queued
+	t.waiter.comesFirst()
 	f.pushLocked(t)
 	f.phase = leased
 	f.retention.reused = true

@@ -717,3 +717,25 @@ func (l *freeLease) Refresh(time.Duration, int64, time.Duration, bool, func(quor
 func (l *freeLease) Release(_ bool, _ string, _ quorum.News, by quorum.Releaser) {
 	by.Released(nil)
 }
+
+// A caller whose strategy gives up at the first failure, and answers that only when the lease was released and is
+// retained, gets it: it is not turned away while the lease is renewed for it, nor is the lease released again.
+func TestARetainedLeaseIsRenewedForAnImpatientCaller(t *testing.T) {
+	retaining(t, func(t *testing.T, w *world) {
+		w.rich()
+		w.refresh = nil
+		first := w.lingers()
+		b := newBlocking()
+		next := w.lingers(pace(b), ttl(30*minute)) // finds the key held, and asks its strategy ahead
+		is(t, "asked", <-b.asked, 1)
+		first.releases()
+		w.wantRetained(1, 0, 0)
+		b.answers <- false
+		pass(ms)
+		w.renewal(1).confirm()
+		next.holds()
+		w.wantHistory("acquire", "look")
+		next.releases()
+		pass(2 * minute)
+	})
+}

@@ -584,6 +584,10 @@ func (w *waiter) plan(now time.Time) {
 	w.planGiveUp(now)
 }
 
+// comesFirst is called when w comes to a flight in which nobody waits or holds. If it came to others, and has planned
+// for that, they have left since.
+func (w *waiter) comesFirst() { w.simulated, w.nextTry = false, time.Time{} }
+
 // setGiveUpTimer has t, whose waiter w is, woken when w.giveUpAt has come.
 func (w *waiter) setGiveUpTimer(f *flight, t *Ticket) {
 	wait := max(1, w.giveUpAt.Sub(clock.Now())) // one that is due already would run here, in a synctest bubble
