@@ -254,7 +254,7 @@ var mutations = []mutation{
 	{
 		name: "a lease that was granted for a caller that does not come stays",
 		file: "internal/flight/rejoin.go",
-		old:  "		f.returnLocked(o.lease)\n",
+		old:  "		f.returnAndDieLocked(o.lease)\n		return\n",
 		new:  "",
 		pkg:  "./internal/flight", by: "TestAGrantBeforeTheCallerComes",
 	},
