@@ -773,13 +773,13 @@ func TestFetchManyLooksNothingUpAfterItsCtx(t *testing.T) {
 	for _, together := range []bool{true, false} {
 		manyTest(t, 1, flightlock.FetchOptions{MaxBatch: 100}, func(src *flightlock.Source[string]) {
 			src.LookupStamped = func(context.Context, string) (flightlock.Found[string], error) {
-				time.Sleep(100 * time.Millisecond)
+				time.Sleep(100 * time.Millisecond) // the bubble's time
 				return flightlock.Found[string]{}, nil
 			}
 			src.LookupMany = nil
 			if together {
 				src.LookupMany = func(context.Context, []string) (map[string]flightlock.Found[string], error) {
-					time.Sleep(100 * time.Millisecond)
+					time.Sleep(100 * time.Millisecond) // the bubble's time
 					return nil, nil
 				}
 			}
@@ -863,7 +863,7 @@ func TestCloseDuringTheLookupOfABatch(t *testing.T) {
 				_, err := fs[0].FetchMany(t.Context(), keysFrom(0, 3))
 				errs <- err
 			}()
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // the bubble's time: until they are looked up
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			closed := make(chan error, 1)

@@ -280,7 +280,7 @@ func TestFetchSlotsAreNotIdleBehindSlowLookups(t *testing.T) {
 				}}
 				o.load = func(_ context.Context, key string) (string, error) {
 					if key == "k0" {
-						time.Sleep(2500 * time.Millisecond)
+						time.Sleep(2500 * time.Millisecond) // the bubble's time
 						slow.Store(false)
 					}
 					time.Sleep(10 * time.Millisecond)
@@ -800,13 +800,13 @@ func TestFetchKeepsItsPlaceInTheQueueForASlot(t *testing.T) {
 			flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 10 * time.Second})
 		first := fetching(t.Context(), f, "first", 1)
 		synctest.Wait()
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // the bubble's time
 		var others []<-chan result
 		for i := range 8 {
 			others = append(others, fetching(t.Context(), f, fmt.Sprint("k", i), 1))
 			synctest.Wait()
 		}
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond) // the bubble's time: some of the others have loaded
 		mustRelease(t, l)
 		began := time.Now()
 		if r := <-first; r.err != nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/sha1"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 )
 
 // rawBaton is the limit of one caller per process: what a hand-over by one script and one message per node costs at
@@ -41,7 +41,10 @@ redis.call('INCR', 'token')
 redis.call('PUBLISH', next, KEYS[1])
 return 1`
 
-var rawSHA = fmt.Sprintf("%x", sha1.Sum([]byte(rawRelease)))
+var (
+	rawSHA = redis.NewScript(rawRelease).Hash()
+	rawTTL = strconv.FormatInt(ttl.Milliseconds(), 10)
+)
 
 func openRawBaton(s settings) (locker, error) {
 	r := &rawBaton{me: uuid.NewString()}
@@ -115,13 +118,13 @@ func (n *rawNode) do(args ...string) (string, error) {
 func (r *rawBaton) lock(ctx context.Context, key string) (held, error) {
 	if r.key != key {
 		r.key = key
-		text, err := r.nodes[0].do("SET", key, r.me, "NX", "PX", strconv.FormatInt(ttl.Milliseconds(), 10))
+		text, err := r.nodes[0].do("SET", key, r.me, "NX", "PX", rawTTL)
 		if err != nil {
 			return nil, err
 		}
 		if text == "+OK" { // the first of all
 			for _, n := range r.nodes[1:] {
-				if _, err := n.do("SET", key, r.me, "PX", strconv.FormatInt(ttl.Milliseconds(), 10)); err != nil {
+				if _, err := n.do("SET", key, r.me, "PX", rawTTL); err != nil {
 					return nil, err
 				}
 			}
@@ -142,7 +145,7 @@ func (r *rawBaton) lock(ctx context.Context, key string) (held, error) {
 
 // release writes to all nodes before it reads from any.
 func (r *rawBaton) release() error {
-	c := rawCommand("EVALSHA", rawSHA, "1", r.key, r.me, strconv.FormatInt(ttl.Milliseconds(), 10))
+	c := rawCommand("EVALSHA", rawSHA, "1", r.key, r.me, rawTTL)
 	for _, n := range r.nodes {
 		if _, err := n.conn.Write(c); err != nil {
 			return err

@@ -51,14 +51,12 @@ func TestAConnectionIsKeptWhenOthersLoadTheScripts(t *testing.T) {
 		return ":1\r\n"
 	})
 	var out atomic.Bool
-	n := newAlone(t, clientOf(t, f, lockedOut(&out)), 2*time.Second)
+	n := newAlone(t, f.Client(t, lockedOut(&out)), 2*time.Second)
 	held, a := newAttempt(t, n, "k"), newAttempt(t, n, "k")
 	held.acquire().want(t, Granted)
 	a.acquire().want(t, Granted)
 	out.Store(true)
-	l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
-	redistest.Eventually(t, patience, "the lane rests", l.claim)
-	l.rest()
+	untilItRests(t, a.lane())
 	n.servers[0].fast.Store(true)
 	forgot.Store(true)
 	a.releaseHere().want(t, Deleted)
@@ -66,14 +64,6 @@ func TestAConnectionIsKeptWhenOthersLoadTheScripts(t *testing.T) {
 		t.Fatal("it was not asked")
 	}
 	held.refresh().want(t, Renewed)
-}
-
-func clientOf(t *testing.T, f *redistest.Fake, change func(*redis.Options)) *redis.Client {
-	o := *f.Client(t).Options()
-	change(&o)
-	c := redis.NewClient(&o)
-	t.Cleanup(func() { _ = c.Close() })
-	return c
 }
 
 // lockedOut makes a client that cannot have another connection once out is true.
@@ -108,7 +98,7 @@ func TestARefusedBatchIsNoReasonToGiveAConnectionUp(t *testing.T) {
 		return ":1\r\n"
 	})
 	var out atomic.Bool
-	n := newNode(t, clientOf(t, f, lockedOut(&out)))
+	n := newNode(t, f.Client(t, lockedOut(&out)))
 	keys := sameLane(minBatchCmd + 1)
 	first := newAttempt(t, n, keys[0])
 	head := first.acquire()

@@ -17,24 +17,12 @@ import (
 func TestALaneKnowsTheConnectionThatIsInUseWhenAnotherDialEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		var dials atomic.Int64
-		dialled := make(chan net.Conn, 10)
-		c := m.Client(t, func(o *redis.Options) {
-			dial := o.Dialer
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if dials.Add(1) == 2 { // its SYN is lost; the next one is faster
-					time.Sleep(time.Second)
-				}
-				conn, err := dial(ctx, network, addr)
-				dialled <- conn
-				return conn, err
-			}
-		})
-		n := newAlone(t, c, 100*time.Millisecond)
+		var second secondDial
+		n := newAlone(t, m.Client(t, second.takes(time.Second)), 100*time.Millisecond) // its SYN is lost
 		a := newAttempt(t, n, "k")
 		a.acquire().want(t, Granted)
-		l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
-		_ = (<-dialled).Close()
+		l := a.lane()
+		_ = (<-second.dialled).Close()
 		newAttempt(t, n, "k").acquire().want(t, Failed) // and go-redis drops the connection
 		synctest.Wait()
 		n.servers[0].fast.Store(true)
@@ -46,9 +34,9 @@ func TestALaneKnowsTheConnectionThatIsInUseWhenAnotherDialEnds(t *testing.T) {
 			newAttempt(t, n, "k").acquire().want(t, Held)
 		}
 		m.SetDelay(0)
-		if got := l.conn.Load(); dials.Load() != 3 || got != used || !l.connected() {
+		if got := l.conn.Load(); second.dials.Load() != 3 || got != used || !l.connected() {
 			t.Errorf("%d dials; it knows the connection that it uses: %v, which was greeted: %v",
-				dials.Load(), got == used, l.connected())
+				second.dials.Load(), got == used, l.connected())
 		}
 	})
 }
@@ -82,31 +70,27 @@ func TestAnIdleConnectionsBytesAreNoAnswer(t *testing.T) {
 	})
 	var dials atomic.Int64
 	dialled := make(chan net.Conn, 10)
-	c := f.Client(t)
-	o := *c.Options()
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if dials.Add(1) == 2 {
-			<-slow
-			addr = full.Addr().String()
+	n := newAlone(t, f.Client(t, func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if dials.Add(1) == 2 {
+				<-slow
+				addr = full.Addr().String()
+			}
+			c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			dialled <- c
+			return c, err
 		}
-		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		dialled <- c
-		return c, err
-	}
-	mine := redis.NewClient(&o)
-	defer mine.Close()
-	n := newAlone(t, mine, 100*time.Millisecond)
+	}), 100*time.Millisecond)
 	a := newAttempt(t, n, "k")
 	<-a.acquire().heard
-	l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
+	l := a.lane()
 	in := func(key string) *attempt {
 		a := newAttempt(t, n, key)
 		a.Entry.t.lane = newTarget("k", "").lane
 		return a
 	}
 	_ = (<-dialled).Close() // go-redis will see that
-	redistest.Eventually(t, patience, "the lane rests", l.claim)
-	l.rest()
+	untilItRests(t, l)
 	n.servers[0].fast.Store(true)
 	<-in("k").acquireHere().heard
 	waits := in("slow").acquire()
@@ -117,8 +101,7 @@ func TestAnIdleConnectionsBytesAreNoAnswer(t *testing.T) {
 	})
 	close(idle)
 	<-waits.heard
-	redistest.Eventually(t, patience, "the lane rests", l.claim)
-	l.rest()
+	untilItRests(t, l)
 	began := time.Now()
 	in("mute").acquire().want(t, Failed)
 	if took := time.Since(began); took > conn.TransportTimeout*3/4 {

@@ -30,42 +30,64 @@ func TestAFullQueueTakesRefreshes(t *testing.T) {
 	}
 }
 
+// secondDial is a way to a server on which the second dial takes longer than the third.
+type secondDial struct {
+	dials   atomic.Int64
+	dialled chan net.Conn // each connection
+}
+
+func (d *secondDial) takes(long time.Duration) func(*redis.Options) {
+	d.dialled = make(chan net.Conn, 10)
+	return func(o *redis.Options) {
+		dial := o.Dialer
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if d.dials.Add(1) == 2 {
+				time.Sleep(long) // the bubble's time
+			}
+			conn, err := dial(ctx, network, addr)
+			d.dialled <- conn
+			return conn, err
+		}
+	}
+}
+
+// lane is that of a's key on the only server.
+func (a *attempt) lane() *lane {
+	lanes := a.Entry.n.servers[0].lanes
+	return &lanes[int(a.Entry.t.lane)%len(lanes)]
+}
+
+// untilItRests waits until l has nothing to do.
+func untilItRests(t *testing.T, l *lane) {
+	t.Helper()
+	redistest.Eventually(t, patience, "the lane rests", l.claim)
+	l.rest()
+}
+
 // A lane's connection is the one that it uses, even if another dial of it ends later.
 func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		var dials atomic.Int64
-		dialled := make(chan net.Conn, 10)
-		c := m.Client(t, func(o *redis.Options) {
-			o.PoolFIFO = true
-			dial := o.Dialer
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if dials.Add(1) == 2 { // the next one is faster
-					time.Sleep(600 * time.Millisecond)
-				}
-				conn, err := dial(ctx, network, addr)
-				dialled <- conn
-				return conn, err
-			}
-		})
-		n := newAlone(t, c, 100*time.Millisecond)
+		var second secondDial
+		fifo := func(o *redis.Options) { o.PoolFIFO = true }
+		n := newAlone(t, m.Client(t, fifo, second.takes(600*time.Millisecond)), 100*time.Millisecond)
 		a := newAttempt(t, n, "k")
 		a.acquire().want(t, Granted)
-		l := &n.servers[0].lanes[int(a.Entry.t.lane)%lanesAlone]
+		l := a.lane()
 		first := l.conn.Load()
 		if !l.connected() {
 			t.Fatal("not connected")
 		}
-		_ = (<-dialled).Close()
+		_ = (<-second.dialled).Close()
 		newAttempt(t, n, "k").acquire().want(t, Failed) // and go-redis drops the connection
 		synctest.Wait()
 		n.servers[0].fast.Store(true)
 		newAttempt(t, n, "k").acquireHere().want(t, Held)
 		time.Sleep(time.Second)
 		newAttempt(t, n, "k").acquire().want(t, Held)
-		if got := l.conn.Load(); dials.Load() != 3 || got == first || !l.connected() {
+		if got := l.conn.Load(); second.dials.Load() != 3 || got == first || !l.connected() {
 			t.Errorf("%d dials; it knows another connection than the first: %v, which was greeted: %v",
-				dials.Load(), got != first, l.connected())
+				second.dials.Load(), got != first, l.connected())
 		}
 	})
 }

@@ -17,9 +17,9 @@ type silent struct{}
 func (silent) Printf(context.Context, string, ...any) {}
 
 // Client is a client to f whose failed dials fail at once. It is closed when the test ends.
-func (f *Fake) Client(tb testing.TB) *redis.Client {
+func (f *Fake) Client(tb testing.TB, change ...func(*redis.Options)) *redis.Client {
 	tb.Helper()
-	return newClient(tb, &redis.Options{Addr: f.Addr(), DialerRetries: 1}, nil)
+	return newClient(tb, &redis.Options{Addr: f.Addr(), DialerRetries: 1}, change)
 }
 
 // WithoutMaintenance has failed dials fail at once, and no maintenance notifications: for those,
