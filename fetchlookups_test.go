@@ -76,9 +76,10 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 		}
 		wg.Wait()
 		for _, f := range fs {
-			// How many Lookups are let through is found out by trial, in an order that differs each time: now and then one
-			// of a run takes longer than LookupTimeout, and is repeated. If all were let through, half of them would.
-			if s := f.Stats(); s.UnlockedLoads+s.StoreFailures > 0 || s.LookupErrors > keys/50 {
+			// How many Lookups are let through is found out by trial, in an order that differs each time: one process in
+			// twenty has some that take longer than LookupTimeout and are repeated, at most 58 in 900 runs. If all were
+			// let through, there would be more than 1000.
+			if s := f.Stats(); s.UnlockedLoads+s.StoreFailures > 0 || s.LookupErrors > keys/5 {
 				t.Errorf("%+v", s)
 			}
 		}
@@ -89,7 +90,8 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 }
 
 // A process wins the locks of 1000 keys at once. The Lookups that follow take two seconds of the cache's time, and
-// none of them times out: what was loaded after that would not be stored by a Source with stamps.
+// hardly any times out: what was loaded after that would not be stored by a Source with stamps. If all began at
+// once, half of them would.
 func TestFetchManyLocksAreWonAtOnce(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		cache := newPooled(20, 40*time.Millisecond)
@@ -109,7 +111,7 @@ func TestFetchManyLocksAreWonAtOnce(t *testing.T) {
 		if _, err := f.FetchMany(t.Context(), keys); err != nil {
 			t.Error(err)
 		}
-		if s := f.Stats(); s.LookupErrors > uint64(len(keys)/50) || s.Loads != uint64(len(keys)) || s.UnlockedLoads > 0 {
+		if s := f.Stats(); s.LookupErrors > uint64(len(keys)/5) || s.Loads != uint64(len(keys)) || s.UnlockedLoads > 0 {
 			t.Errorf("%+v", s)
 		}
 	})
