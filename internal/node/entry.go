@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -168,8 +169,10 @@ func (e *Entry) Release(buf *RequestBuf, sink Sink, inline bool, p *TurnPass) {
 	}
 	e.released = true
 	// An attempt that was lost by the answers of other nodes is written here too, for it gets
-	// its contender a place among those who wait. If it is granted, this release comes next.
-	e.registers = p == nil && e.t.Contender() != "" && !e.t.prepared()
+	// its contender a place among those who wait. If it is granted, this release comes next. But not
+	// where many wait to be written: the contender's next attempt comes when the others have answered,
+	// not when this node has, and all of them would pile up here.
+	e.registers = p == nil && e.t.Contender() != "" && !e.t.prepared() && !e.create.crowded()
 	if c := e.create; c != nil && !e.registers && c.drop() {
 		e.create = nil
 	}
@@ -268,6 +271,7 @@ const (
 	debtRetry  = 250 * time.Millisecond // after a release without an answer, at first
 	debtSecond = time.Second            // later on, and between the last two answers, which decide an indeterminate one
 	debtSoon   = 100 * time.Millisecond // between the first two: a node that continues reads its old connections at once
+	debtAway   = 5 * time.Second        // while the server is suspended: all debts are sent when it is back
 	debtAge    = 10 * time.Minute       // how long a node may be away and still be chased
 )
 
@@ -285,7 +289,7 @@ func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed
 		return 0, false
 	}
 	if how != answered || rep.Kind == Failed && !conn.HasCode(rep.Err, "WRONGTYPE") {
-		return e.unansweredLocked()
+		return e.unansweredLocked(rep.Err)
 	}
 	if rep.Kind == Deleted && e.indeterminate > 0 && !e.present && !e.t.prepared() {
 		e.indeterminate-- // what it deleted can only have been the work of an indeterminate request, and no grant's
@@ -306,7 +310,11 @@ func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed
 // unansweredLocked says how to continue after a release that got no answer. Without an indeterminate
 // request the debt ends with the ttl. Such a request may begin a ttl of its own whenever the old
 // connection is read, so it is given longer.
-func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
+//
+// A suspended server gets nothing until its probe is answered, and then all debts at once: to try each of
+// tens of thousands every second before that would keep a processor busy. (On a Cluster another master may
+// have the key's slot by then, and only a try finds out.)
+func (e *Entry) unansweredLocked(err error) (due time.Duration, owed bool) {
 	now := e.n.now()
 	if e.owed == 0 {
 		e.owed = now
@@ -316,10 +324,17 @@ func (e *Entry) unansweredLocked() (due time.Duration, owed bool) {
 		e.present, e.indeterminate = false, 0
 		return 0, false
 	}
-	if since < debtSecond {
-		return debtRetry, true
+	due = debtSecond
+	switch {
+	case errors.Is(err, errSuspended) && !e.n.IsCluster():
+		due = debtAway
+		if e.indeterminate == 0 {
+			due = min(due, max(debtRetry, time.Duration(e.gone-now)+time.Millisecond))
+		}
+	case since < debtSecond:
+		due = debtRetry
 	}
-	return debtSecond, true
+	return due, true
 }
 
 func (n *Node) now() clock.Instant { return clock.InstantNow(n.began) }

@@ -31,6 +31,10 @@ const (
 	// caller, who waits as well; one that does not is stalled, and refuses. Refreshes and releases,
 	// of which there are no more than locks, are not refused for that.
 	maxQueued = 1 << 17
+
+	// maxRegistering bounds what waits for a server because of attempts that are lost already, and are
+	// written only to get their contender a place there (see Entry.Release): some batches.
+	maxRegistering = 4 * maxBatch
 )
 
 // A lane is the way to one server for a share of the keys: requests collect in its queue while a

@@ -147,6 +147,13 @@ func (q *queue) drop(r *request) bool {
 	return true
 }
 
+// len is how many requests wait.
+func (q *queue) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.n
+}
+
 func (q *queue) unlinkLocked(r *request) {
 	if q.urgent == r {
 		q.urgent = q.waiting.Prev(r)

@@ -206,6 +206,15 @@ func (r *request) drop() bool {
 	return false
 }
 
+// crowded reports whether r, which may be nil, waits to be written among more than maxRegistering.
+func (r *request) crowded() bool {
+	if r == nil {
+		return false
+	}
+	q := r.q.Load()
+	return q != nil && q.len() > maxRegistering
+}
+
 // complete ends r: first what it means for the entry, then the sink receives it.
 // Once the entry knows, r's buf may be another request's.
 func (r *request) complete(rep Reply, how delivery) {
@@ -214,6 +223,9 @@ func (r *request) complete(rep Reply, how delivery) {
 	e.answer(sink, rep)
 	if owed {
 		e.n.debts.owe(e, due)
+		if due > debtSecond && !e.n.Suspended() { // it is back since, and has sent the debts of before
+			e.n.debts.hurry()
+		}
 	}
 }
 

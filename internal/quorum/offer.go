@@ -69,8 +69,8 @@ type voteTime struct {
 // poll is an attempt that carries an offer, or the release that does.
 type poll struct {
 	number uint32
-	target *node.Target // of the attempt
-	begun  time.Time    // of the release: before it was sent
+	target *node.Target // of the attempt; nil once that has begun and is not the last any more
+	begun  time.Time    // of the release: before it was sent; or of an attempt that is not the last any more
 	span   time.Duration
 }
 
@@ -170,8 +170,12 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 // pollLocked numbers p, the next poll of the offer o, and remembers it. Its span is no longer than the ttl.
 func (o *Lease) pollLocked(p poll) poll {
 	p.number, p.span = 1, min(p.span, o.scratch.ttl).Truncate(time.Millisecond)
-	if n := len(o.offer.polls); n > 0 {
-		p.number = o.offer.polls[n-1].number + 1
+	for i := range o.offer.polls {
+		last := &o.offer.polls[i]
+		p.number = last.number + 1
+		if begun := last.begunAt(); !begun.IsZero() { // the target would keep the whole attempt
+			last.target, last.begun = nil, begun
+		}
 	}
 	if len(o.offer.polls) == maxPolls {
 		o.offer.polls = append(o.offer.polls[:0], o.offer.polls[1:]...)
