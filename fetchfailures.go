@@ -3,6 +3,7 @@ package flightlock
 import (
 	"container/list"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,7 +46,7 @@ func (fs *failures) failed(key, stamp string, err error, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	x := fs.noteLocked(key, now)
-	x.err, x.stamp = err, stamp
+	x.err, x.stamp = err, strings.Clone(stamp) // which may be a part of the entry: a record must not keep the old value
 	if fs.hold > 0 {
 		x.held = now.Add(doubled(fs.hold, x.count))
 	}

@@ -425,12 +425,16 @@ func (f *Fetcher[V]) lookUpToLoad(r *fetchRun[V], l *Lock) (over bool) {
 	returned, err := f.permitsToLoad.admit(wait)
 	wait.End(nil)
 	found := false
-	if err == nil {
+	switch {
+	case err == nil:
 		step := r.Begin(r.values, f.opts.LookupTimeout)
 		found, err = f.lookUp(r, r.values, step, Fresh, f.lookupToLoad, func() {})
 		step.End(nil)
 		returned(err)
-	} else if r.scope = f.sending(); r.Err() == nil {
+	case r.Err() != nil: // the ctx of Close has ended: there is nothing to load any more
+		return true
+	default:
+		r.scope = f.sending()
 		err = f.lookupFailed(r.Key(), err)
 	}
 	if err != nil && f.opts.OnUnavailable == FailClosed {

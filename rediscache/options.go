@@ -37,8 +37,8 @@ type Options[V any] struct {
 	Stale time.Duration
 
 	// FreshFor returns how long a value is fresh, instead of Fresh, for instance from an expiry that the
-	// value contains. A value for which it returns 0 or less is not stored; more than 10 years count as
-	// 10 years. It must return soon. Default nil.
+	// value contains. A value for which it returns 0 or less is not stored, and what was stored before is
+	// not served any more; more than 10 years count as 10 years. It must return soon. Default nil.
 	FreshFor func(V) time.Duration
 
 	// NotFoundFor is how long Redis stores that load has returned an error that matches ErrNotFound:

@@ -266,11 +266,13 @@ func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, 
 		for i, key := range keys {
 			cmds[i] = p.Get(ctx, key)
 		}
-		if _, err := p.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-			for _, cmd := range cmds {
-				if cmd.Err() == nil && cmd.Val() == "" { // there is no such entry
-					cmd.SetErr(notSent(err))
-				}
+		_, err := p.Exec(ctx)
+		for _, cmd := range cmds {
+			switch {
+			case cmd.Val() != "": // it is answered: see runAll
+				cmd.SetErr(nil)
+			case err != nil && !errors.Is(err, redis.Nil) && cmd.Err() == nil: // there is no such entry
+				cmd.SetErr(notSent(err))
 			}
 		}
 		return cmds, nil
@@ -412,10 +414,14 @@ func (s *server) runAll(
 			}
 			_, err := p.Exec(ctx)
 			for _, cmd := range cmds {
-				if cmd.Err() == nil && cmd.Val() == nil {
+				switch {
+				case cmd.Val() != nil: // while a master hangs, go-redis has its error for what others have answered, too
+					cmd.SetErr(nil)
+				case cmd.Err() == nil:
 					cmd.SetErr(notSent(err))
+				default:
+					cmd.SetErr(inTime(caller, cmd.Err()))
 				}
-				cmd.SetErr(inTime(caller, cmd.Err()))
 			}
 			return cmds, nil
 		})

@@ -177,7 +177,7 @@ func (c *Cache[V]) loadOneOfMany(ctx context.Context, key string) (v V, err erro
 
 // store stores a loaded value, if the entry has the stamp still.
 func (c *Cache[V]) store(ctx context.Context, full string, x item[V], stamp string, _ *flightlock.Lock) error {
-	w, err := c.encode(x)
+	w, err := c.toStore(x)
 	if w == nil {
 		return err
 	}
@@ -187,6 +187,16 @@ func (c *Cache[V]) store(ctx context.Context, full string, x item[V], stamp stri
 		return flightlock.ErrOutdated
 	}
 	return err
+}
+
+// toStore is encode for a load. Where a value that is not to be stored was loaded behind an older one, that may be
+// served no longer: each Get of it would load once more. Then a tombstone takes its place.
+func (c *Cache[V]) toStore(x item[V]) (*writing, error) {
+	w, err := c.encode(x)
+	if w == nil && err == nil && (c.opts.Stale > 0 || c.opts.EarlyRefresh > 0) {
+		w = &writing{kind: string(rune(tombstone)), expires: c.server.tombstone}
+	}
+	return w, err
 }
 
 // encode is what to write for x: nil if it is not to be stored.
@@ -315,7 +325,7 @@ func (c *Cache[V]) storeMany(
 	var ws []*writing
 	failed := flightlock.KeyErrors{}
 	for key, x := range items {
-		w, err := guarded("Store", func() (*writing, error) { return c.encode(x) })
+		w, err := guarded("Store", func() (*writing, error) { return c.toStore(x) })
 		if w == nil {
 			if err != nil {
 				failed[key] = err

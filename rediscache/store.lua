@@ -1,10 +1,10 @@
--- Stores a value, or that there is none, if the entry still has the stamp that was looked up. An
+-- Stores a value, that there is none, or a tombstone, if the entry still has the stamp that was looked up. An
 -- entry that is missing now has none.
 --
 -- KEYS[1]  the entry
 -- ARGV[1]  random digits
 -- ARGV[2]  the stamp
--- ARGV[3]  its new kind: v or n
+-- ARGV[3]  its new kind: v, n or t
 -- ARGV[4]  how long it is fresh, in microseconds
 -- ARGV[5]  how long until it expires, in microseconds
 -- ARGV[6]  the same in milliseconds, at least 1

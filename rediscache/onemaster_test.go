@@ -1,0 +1,83 @@
+package rediscache_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// While one master of a Cluster hangs, the replies of the others count: their hits are hits, and what was invalidated
+// there is done.
+func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		well, hangs := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			ContextTimeoutEnabled: true, DialerRetries: 1,
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+				return []redis.ClusterSlot{
+					{Start: 0, End: 8191, Nodes: []redis.ClusterNode{{Addr: well.Addr()}}},
+					{Start: 8192, End: 16383, Nodes: []redis.ClusterNode{{Addr: hangs.Addr()}}},
+				}, nil
+			},
+			Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if addr == well.Addr() {
+					return well.Dial(ctx, network, addr)
+				}
+				return hangs.Dial(ctx, network, addr)
+			},
+		})
+		defer func() { _ = rdb.Close() }()
+		w.origin.takes = 10 * time.Millisecond
+		c := w.cacheOf(rdb, rediscache.Options[string]{})
+		var keys []string
+		for i := range 20 {
+			keys = append(keys, fmt.Sprint("k", i))
+		}
+		if _, err := c.GetMany(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+		lost := int64(len(hangs.Mini.Keys()))
+		if lost == 0 || lost == int64(len(keys)) {
+			t.Fatalf("%d keys are on the master that hangs", lost)
+		}
+		hang := func() {
+			hangs.Cut() // its connections, so that there are new ones
+			hangs.Stall(true)
+		}
+		if err := c.Invalidate(t.Context(), keys...); err != nil { // now the servers know the script
+			t.Fatal(err)
+		}
+		hang()
+		if err := c.Invalidate(t.Context(), keys...); err == nil {
+			t.Error("all keys were invalidated")
+		}
+		if n := c.Stats().Repeating; n != lost {
+			t.Errorf("%d invalidations are repeated, want %d", n, lost)
+		}
+		hangs.Stall(false)
+		time.Sleep(5 * time.Second)
+		if n := c.Stats().Repeating; n != 0 {
+			t.Errorf("%d invalidations are repeated", n)
+		}
+		if _, err := c.GetMany(t.Context(), keys); err != nil {
+			t.Fatal(err)
+		}
+		before := c.Stats()
+		hang()
+		if _, err := c.GetMany(t.Context(), keys); err != nil {
+			t.Error(err)
+		}
+		if n := c.Stats().Hits - before.Hits; n != uint64(len(keys))-uint64(lost) {
+			t.Errorf("%d hits, want %d", n, len(keys)-int(lost))
+		}
+		hangs.Stall(false)
+	})
+}
