@@ -133,6 +133,22 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusWarn, says, "MaxTTL (1m0s)", "appendfsync always")
 		}
 	})
+	t.Run("appendfsync always, but not always", func(t *testing.T) {
+		for args, says := range map[string]string{
+			"--appendonly no --appendfsync always":                                  "no append-only file",
+			"--appendonly yes --appendfsync always --no-appendfsync-on-rewrite yes": "no-appendfsync-on-rewrite is yes",
+		} {
+			s := redistest.StartServer(t, strings.Fields(args)...)
+			r := check(t, newClient(t, patient, s.Client(t)))
+			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusWarn, says)
+			var nodes []redis.UniversalClient
+			for range 3 {
+				nodes = append(nodes, redistest.StartServer(t, strings.Fields(args)...).Client(t))
+			}
+			r = check(t, newClient(t, patient, nodes...))
+			wantFinding(t, r, "", "persistence", flightlock.StatusOK, "no vote for")
+		}
+	})
 	t.Run("quarantine", func(t *testing.T) {
 		tr := newTrio(t)
 		tr.servers[1].Do(t, "ACL", "SETUSER", "app", "on", ">pw", "allkeys", "allchannels", "allcommands", "-info")
@@ -264,6 +280,21 @@ func TestCheckNeedsNoMoreThanLocking(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a finding says is to be run has the prefix and the socket quoted for a shell.
+func TestCheckQuotesForAShell(t *testing.T) {
+	s := redistest.StartServer(t)
+	s.Do(t, "ACL", "SETUSER", "app", "on", ">pw", "+@all")
+	opts := patient
+	opts.KeyPrefix = "bob's:"
+	r := checkReached(t, newClient(t, opts, s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })))
+	wantFinding(t, r, s.Addr(), "script rights", flightlock.StatusFail, `ACL SETUSER app '~bob'\''s:*' '~flightlock:*' '&`)
+
+	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: "/no such/redis.sock", DialerRetries: 1})
+	defer rdb.Close()
+	r = check(t, newClient(t, patient, rdb))
+	wantFinding(t, r, "redis.sock", "reachable", flightlock.StatusFail, `redis-cli -s '/no such/redis.sock' PING`)
 }
 
 // aclSetUser is the command that creates a user with these rights.

@@ -144,8 +144,9 @@ func (c *Client) named(name string) bool {
 // nodes refuse for good (see ErrUnavailable), it does not retry. After Close it returns ErrClosed.
 //
 // As its last step, Ready acquires and releases a lock of its own, named "flightlock-ready-" and
-// the id of the Client, below Options.KeyPrefix. Ready is safe for concurrent use, and may be
-// called again.
+// the id of the Client, below Options.KeyPrefix. A release that is not confirmed in time is no error,
+// unless nodes refuse it: the Client keeps trying. Ready is safe for concurrent use, and may be called
+// again.
 func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
@@ -159,7 +160,17 @@ func (c *Client) Ready(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("flightlock: not ready: %w", within(err))
 	}
-	return l.Release(ctx)
+	if err := l.Release(ctx); errors.Is(err, ErrClosed) || refused(err) {
+		return err
+	}
+	return nil
+}
+
+// refused reports whether err says that a node has refused a request. Otherwise the reply was late, or what
+// was requested had run out before.
+func refused(err error) bool {
+	var q *QuorumError
+	return errors.As(err, &q) && slices.ContainsFunc(q.Nodes, func(n NodeError) bool { return conn.IsReply(n.Err) })
 }
 
 // Lock acquires key for ttl from the quorum alone, without the local queue: every caller contends

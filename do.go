@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retr
 	if err != nil {
 		return err
 	}
-	if held := l.ttl(); held < ttl { // it is nested: p is for the ttl that was asked for
+	if held := l.ttl(); held < ttl.Truncate(time.Millisecond) { // it is nested: p is for the ttl that was asked for
 		p.Interval = min(p.Interval, c.refreshInterval(held))
 	}
 	x := &struct {
@@ -79,9 +80,9 @@ func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retr
 // fn's ctx.
 func lostDuring(ctx, inner context.Context, err, lost error) error {
 	switch {
-	case err == nil, errors.Is(lost, err):
+	case err == nil, matches(lost, err):
 		return lost
-	case errors.Is(err, ErrLockLost) && errors.Is(err, context.Cause(inner)): // that of this lock
+	case errors.Is(err, ErrLockLost) && matches(err, context.Cause(inner)): // that of this lock
 		return err
 	case !identical(err, inner.Err()) && !identical(err, context.Cause(inner)):
 		return errors.Join(err, lost)
@@ -95,9 +96,13 @@ func lostDuring(ctx, inner context.Context, err, lost error) error {
 // itself.
 func (l *Lock) finish(ctx context.Context) error {
 	before := l.Err()
-	err := l.Release(ctx)
+	return l.lossBy(before, l.Release(ctx))
+}
+
+// lossBy is why l was lost, by its Err just before its release, and the error of that.
+func (l *Lock) lossBy(before, err error) error {
 	switch {
-	case errors.Is(before, errReleased):
+	case errors.Is(before, errReleased), before == nil && errors.Is(err, errReleased): // before, or just then
 		return nil
 	case before != nil:
 		return lockError(l.Key(), ErrLockLost, before)
@@ -193,7 +198,7 @@ func (ds *doings) oldest() (since time.Duration, ok bool) {
 		all = append(all, held{d.since, l})
 	}
 	ds.mu.Unlock()
-	slices.SortFunc(all, func(a, b held) int { return int(a.since - b.since) })
+	slices.SortFunc(all, func(a, b held) int { return cmp.Compare(a.since, b.since) })
 	for _, h := range all {
 		if h.l.Err() == nil { // otherwise fn continues without it
 			return h.since, true
@@ -231,7 +236,7 @@ func (l *Lock) insideDo() bool {
 // stopped is the reason why a lock is not refreshed any more after the last refresh.
 func (d *doing) stopped() error {
 	err, cause := d.ctx.Err(), context.Cause(d.ctx)
-	if errors.Is(cause, err) {
+	if matches(cause, err) {
 		return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w", cause)
 	}
 	return fmt.Errorf("its ctx ended, and the function ran for another ttl: %w: %w", err, cause)

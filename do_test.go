@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -547,5 +548,44 @@ func TestDoWithInALockOfAShorterTTL(t *testing.T) {
 			t.Errorf("%v, ran: %v", err, ran)
 		}
 		_ = l.Release(t.Context())
+	})
+}
+
+// A policy's Interval is kept, also if the ttl is not a whole number of milliseconds.
+func TestDoKeepsTheIntervalOfATTLWithAFraction(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		for _, ttl := range []time.Duration{3 * time.Second, 3*time.Second + time.Microsecond} {
+			before := c.Stats().Refreshes
+			p := flightlock.RefreshPolicy{Interval: 2 * time.Second}
+			must(t, c.DoWith(t.Context(), "k", ttl, nil, p, func(context.Context, *flightlock.Lock) error {
+				time.Sleep(11 * time.Second)
+				return nil
+			}))
+			if got := c.Stats().Refreshes - before; got != 5 {
+				t.Errorf("ttl %v: %d refreshes in 11s, want one every 2s", ttl, got)
+			}
+		}
+	})
+}
+
+// The oldest lock of several is found, however far they are apart: also where an int has 32 bits.
+func TestOldestDoOfSeveral(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{}, clients...)
+		var wg sync.WaitGroup
+		for _, key := range []string{"a", "b"} {
+			wg.Go(func() {
+				must(t, c.Do(t.Context(), key, time.Second, nil, func(context.Context, *flightlock.Lock) error {
+					time.Sleep(7 * time.Second)
+					return nil
+				}))
+			})
+			time.Sleep(3 * time.Second)
+		}
+		if got := c.Stats().OldestDo; got < 5*time.Second {
+			t.Errorf("%v", got)
+		}
+		wg.Wait()
 	})
 }

@@ -3,6 +3,7 @@ package flightlock
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
@@ -260,6 +261,12 @@ func lockError(key string, sentinel, why error) error {
 		return fmt.Errorf("%s: %w", lock, why)
 	}
 	return fmt.Errorf("%s: %w: %w", lock, sentinel, why)
+}
+
+// matches is errors.Is for a target that may be the caller's own error, and not comparable: for such a
+// one errors.Is panics.
+func matches(err, target error) bool {
+	return reflect.ValueOf(target).Comparable() && errors.Is(err, target)
 }
 
 func within(err error) error { return errtext.Within("flightlock", err) }

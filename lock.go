@@ -240,16 +240,34 @@ func (c *lockCtx) Deadline() (time.Time, bool) { return c.parent.Deadline() }
 
 // Value returns parent's value, or the lock. The exception is the value by which package context
 // finds the ctx that ends, in order to end children and to read the cause: it must be that of the
-// ctx that ends, and nothing else can be.
+// ctx that ends, and nothing else can be. For all other keys only parent is searched: the two may
+// have ancestors in common, each of them a lockCtx, and searching both would double with each.
 func (c *lockCtx) Value(key any) any {
-	if key == (carriedKey{}) {
+	switch {
+	case key == (carriedKey{}):
 		return &c.carried
-	}
-	if v := c.Context.Value(key); v == any(c.Context) {
-		return v
+	case key == endKey || endKey == nil:
+		if v := c.Context.Value(key); v == any(c.Context) {
+			return v
+		}
 	}
 	return c.parent.Value(key)
 }
+
+// endKey is the key of that value, nil if unknown. Package context does not export it, but asks for it.
+var endKey = func() any {
+	var asked keyOfCause
+	_ = context.Cause(&asked)
+	return asked.key
+}()
+
+// keyOfCause is a ctx that notes what Cause asks it for.
+type keyOfCause struct{ key any }
+
+func (*keyOfCause) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (*keyOfCause) Done() <-chan struct{}       { return nil }
+func (*keyOfCause) Err() error                  { return context.Canceled }
+func (k *keyOfCause) Value(key any) any         { k.key = key; return nil }
 
 // identical reports whether two contexts, or errors, are the same one. Not all of them are
 // comparable.

@@ -3,7 +3,9 @@ package flightlock
 import (
 	"context"
 	"runtime"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
@@ -92,4 +94,52 @@ func (l *Lock) contexts() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.contexts)
+}
+
+// countingCtx counts how often it is searched for a value.
+type countingCtx struct {
+	context.Context
+	calls *atomic.Int64
+}
+
+func (c countingCtx) Value(key any) any {
+	c.calls.Add(1)
+	return c.Context.Value(key)
+}
+
+// A search for a value in a ctx of a lock takes no longer than in its parent, also where Context was called
+// again and again with what it had returned.
+func TestValueOfNestedContexts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, clients := redistest.NewBubble(t, 1)
+		c, err := New(Options{Nodes: clients})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(context.Background())
+		l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var calls atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ctx = countingCtx{ctx, &calls}
+		for depth := range 12 {
+			for child := range 2 {
+				next := l.Context(context.WithValue(ctx, lockCtxKey{}, depth*10+child))
+				if child == 1 {
+					ctx = next
+				}
+			}
+		}
+		calls.Store(0)
+		_ = ctx.Value("none")
+		if n := calls.Load(); n > 12 {
+			t.Errorf("%d look-ups in the outermost ctx for one value", n)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -98,3 +98,32 @@ func TestReadyWithoutNodes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A release of Ready's own lock that is not confirmed in time is not what Ready waits for.
+func TestReadyWhoseReleaseIsLate(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := newClient(t, flightlock.Options{NodeTimeout: 20 * time.Millisecond}, clients...)
+		nodes[0].SetDelay(5 * time.Millisecond)
+		stalled := make(chan bool)
+		go func() {
+			defer close(stalled)
+			for range 1000 {
+				if slices.ContainsFunc(nodes[0].Mini.Keys(), func(k string) bool { return strings.Contains(k, "-ready-") }) {
+					time.Sleep(5*time.Millisecond + 100*time.Microsecond) // the reply has arrived
+					nodes[0].Stall(true)
+					time.Sleep(30 * time.Millisecond)
+					nodes[0].Stall(false)
+					stalled <- true
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		if err := c.Ready(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if !<-stalled {
+			t.Error("the release was not late")
+		}
+	})
+}

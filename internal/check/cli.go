@@ -64,7 +64,7 @@ func (c command) String() string {
 	if host, port, err := net.SplitHostPort(c.addr); err == nil && !strings.Contains(host, " ") {
 		fmt.Fprintf(&b, "redis-cli -h %s -p %s", host, port)
 	} else if strings.HasPrefix(c.addr, "/") {
-		b.WriteString("redis-cli -s " + c.addr)
+		b.WriteString("redis-cli -s " + quoted(c.addr))
 	} else {
 		b.WriteString("on that server: redis-cli")
 	}

@@ -203,15 +203,16 @@ func judgePersistence(t target) Finding {
 	if !told {
 		return t.unreadable()
 	}
-	fsync := t.Settings["appendfsync"]
-	if t.Guarded && t.InfoErr == nil && fsync != "always" {
+	logs, fsync := aof == "yes" || aof == "1", t.Settings["appendfsync"]
+	pauses := t.Settings["no-appendfsync-on-rewrite"] == "yes"
+	if t.Guarded && t.InfoErr == nil && (!logs || fsync != "always" || pauses) {
 		return ok("a restart that loses data has no vote for %v: see quarantine", t.Quarantine)
 	}
 	wait := fmt.Sprintf("when it has stopped, keep clients away from it for MaxTTL (%v), "+
 		"or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
 		t.MaxTTL, t.cli())
 	switch {
-	case aof != "yes" && aof != "1":
+	case !logs:
 		return Finding{Status: Warn, Found: "no append-only file: a restart loses the locks of the last minutes, or all",
 			Fix: wait}
 	case fsync == "":
@@ -220,6 +221,10 @@ func judgePersistence(t target) Finding {
 	case fsync != "always":
 		return Finding{Status: Warn, Found: "appendfsync is " + fsync + ": a crash of the machine loses the last seconds",
 			Fix: wait}
+	case pauses:
+		return Finding{Status: Warn, Found: "appendfsync is always, but no-appendfsync-on-rewrite is yes: " +
+			"a crash of the machine while the server saves its data loses what was written since that began",
+			Fix: t.cli() + " CONFIG SET no-appendfsync-on-rewrite no (and in its configuration)"}
 	}
 	return ok("appendonly with appendfsync always")
 }
@@ -399,7 +404,8 @@ func (t target) grant() string {
 	if c, ok := t.Clients[t.i].(*redis.Client); ok && c.Options().DB != 0 {
 		commands += " +select"
 	}
-	return fmt.Sprintf("%s ACL SETUSER %s '~%s*' '~flightlock:*' '&%s*' %s", t.cli(), t.user(), prefix, channels, commands)
+	return fmt.Sprintf("%s ACL SETUSER %s %s '~flightlock:*' %s %s", t.cli(), t.user(), quoted("~"+prefix+"*"),
+		quoted("&"+channels+"*"), commands)
 }
 
 // user is whose rights are used.

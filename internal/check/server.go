@@ -27,7 +27,7 @@ type serverInfo struct {
 	HelloErr error
 	Info     map[string]string // INFO
 	InfoErr  error
-	Settings map[string]string // CONFIG GET of maxmemory-policy, appendonly and appendfsync
+	Settings map[string]string // CONFIG GET of what judgeEviction and judgePersistence need
 	ConfErr  error
 
 	Clock    clockInfo
@@ -206,7 +206,9 @@ func (in *inspection) info() {
 
 func (in *inspection) config() {
 	in.got.Settings = map[string]string{}
-	for _, name := range []string{"maxmemory-policy", "maxmemory", "appendonly", "appendfsync"} {
+	for _, name := range []string{
+		"maxmemory-policy", "maxmemory", "appendonly", "appendfsync", "no-appendfsync-on-rewrite",
+	} {
 		in.got.ConfErr = in.do(func(ctx context.Context) error {
 			got, err := in.c.ConfigGet(ctx, name).Result()
 			for k, v := range got {

@@ -1,0 +1,65 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+)
+
+// fn, or a goroutine that it has started, may release the lock just between the two steps of finish. Then
+// it was not lost.
+func TestALockThatOthersReleaseIsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, clients := redistest.NewBubble(t, 1)
+		c, err := New(Options{Nodes: clients})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(context.Background())
+		err = c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *Lock) error {
+			before := l.Err()
+			if err := l.Release(ctx); err != nil {
+				t.Error(err)
+			}
+			if lost := l.lossBy(before, l.Release(ctx)); lost != nil {
+				t.Error(lost)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// uncomparable is an error whose type can be compared, and whose value cannot: errors.Is panics.
+type uncomparable struct{ what any }
+
+func (uncomparable) Error() string { return "uncomparable" }
+
+// fn may return any error, also the cause of its ctx, where that cannot be compared.
+func TestDoWhoseErrorCannotBeCompared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, clients := redistest.NewBubble(t, 3)
+		c, err := New(Options{Nodes: clients})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(context.Background())
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why := uncomparable{[]int{1}}
+		err = c.Do(ctx, "k", time.Second, nil, func(inner context.Context, l *Lock) error {
+			cancel(why)
+			time.Sleep(5 * time.Second)
+			return context.Cause(inner)
+		})
+		var got uncomparable
+		if !errors.Is(err, ErrLockLost) || !errors.As(err, &got) {
+			t.Error(err)
+		}
+	})
+}
