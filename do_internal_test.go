@@ -10,17 +10,24 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// fn, or a goroutine that it has started, may release the lock just between the two steps of finish. Then
-// it was not lost.
-func TestALockThatOthersReleaseIsNotLost(t *testing.T) {
+// inBubble runs f in virtual time, with a Client of n nodes.
+func inBubble(t *testing.T, n int, f func(t *testing.T, c *Client)) {
 	synctest.Test(t, func(t *testing.T) {
-		_, clients := redistest.NewBubble(t, 1)
+		_, clients := redistest.NewBubble(t, n)
 		c, err := New(Options{Nodes: clients})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close(context.Background())
-		err = c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *Lock) error {
+		f(t, c)
+	})
+}
+
+// fn, or a goroutine that it has started, may release the lock just between the two steps of finish. Then
+// it was not lost.
+func TestALockThatOthersReleaseIsNotLost(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, c *Client) {
+		err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *Lock) error {
 			before := l.Err()
 			if err := l.Release(ctx); err != nil {
 				t.Error(err)
@@ -43,16 +50,10 @@ func (uncomparable) Error() string { return "uncomparable" }
 
 // fn may return any error, also the cause of its ctx, where that cannot be compared.
 func TestDoWhoseErrorCannotBeCompared(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, clients := redistest.NewBubble(t, 3)
-		c, err := New(Options{Nodes: clients})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close(context.Background())
+	inBubble(t, 3, func(t *testing.T, c *Client) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		why := uncomparable{[]int{1}}
-		err = c.Do(ctx, "k", time.Second, nil, func(inner context.Context, l *Lock) error {
+		err := c.Do(ctx, "k", time.Second, nil, func(inner context.Context, l *Lock) error {
 			cancel(why)
 			time.Sleep(5 * time.Second)
 			return context.Cause(inner)

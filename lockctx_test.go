@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
@@ -110,13 +109,7 @@ func (c countingCtx) Value(key any) any {
 // A search for a value in a ctx of a lock takes no longer than in its parent, also where Context was called
 // again and again with what it had returned.
 func TestValueOfNestedContexts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, clients := redistest.NewBubble(t, 1)
-		c, err := New(Options{Nodes: clients})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close(context.Background())
+	inBubble(t, 1, func(t *testing.T, c *Client) {
 		l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
 		if err != nil {
 			t.Fatal(err)
