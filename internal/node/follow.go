@@ -20,32 +20,29 @@ import (
 // followEvery is how often a node that is used asks. go-redis asks one of the Sentinels, on a connection that it has.
 const followEvery = time.Second
 
-// follow has the lanes follow the master that the Sentinels name. It ends with the node.
+// follow has the lanes follow the master that the Sentinels name. It ends with the node. It asks at once, usually
+// before a lane has a connection. Those that have one when the first answer comes, which may be the successor
+// already, give it up.
 func (s *Server) follow() {
 	defer s.n.wg.Done()
 	last, used := "", uint64(0)
 	asks := conn.NewLimit(1)
 	for {
+		if n := s.n.commands.Load(); n != used || last == "" {
+			used = n
+			ctx, cancel := context.WithTimeout(s.n.life, s.n.ExchangeTime())
+			addr, err := conn.Await(ctx, asks, func() (string, error) { return conn.MasterAddr(ctx, s.from) }, nil)
+			cancel()
+			if err == nil && addr != last {
+				last = addr
+				s.moved.Add(1)
+			}
+		}
 		select {
 		case <-s.n.life.Done():
 			return
 		case <-time.After(followEvery):
 		}
-		n := s.n.commands.Load()
-		if n == used && last != "" {
-			continue
-		}
-		used = n
-		ctx, cancel := context.WithTimeout(s.n.life, s.n.ExchangeTime())
-		addr, err := conn.Await(ctx, asks, func() (string, error) { return conn.MasterAddr(ctx, s.from) }, nil)
-		cancel()
-		if err != nil {
-			continue
-		}
-		if last != "" && addr != last {
-			s.moved.Add(1)
-		}
-		last = addr
 	}
 }
 

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -54,7 +55,9 @@ func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
 			if more := asked.Load() - before; more > 1 {
 				t.Errorf("%d questions while nothing was locked", more)
 			}
-			locks("k2", a, b)
+			for i := range 16 { // keys of all lanes: one that had dialled before the first answer does so again
+				locks(fmt.Sprint("k2-", i), a, b)
+			}
 			before = dials.Load()
 			time.Sleep(2 * followEvery)
 			locks("k3", a, b)
@@ -77,4 +80,40 @@ func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The first answer may be the successor already: of a failover since the lanes have dialled, or while no Sentinel
+// answered.
+func TestLanesFollowTheFirstMasterThatSentinelsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
+		var failedOver atomic.Bool
+		old, successor := a.Client(t).Options(), b.Client(t).Options()
+		c := a.Client(t, func(o *redis.Options) {
+			o.Addr = conn.FailoverAddr
+			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+				to := old
+				if failedOver.Load() {
+					to = successor
+				}
+				switch {
+				case network != "unix":
+					return to.Dialer(ctx, "tcp", to.Addr)
+				case to == old:
+					return nil, errors.New("all sentinels specified in configuration are unreachable")
+				}
+				return nil, &net.OpError{Op: "dial", Net: network, Addr: &net.UnixAddr{Name: to.Addr, Net: network}}
+			}
+		})
+		n := newAlone(t, c, 100*time.Millisecond)
+		at := newAttempt(t, n, "k")
+		at.acquire().want(t, Granted)
+		at.release().want(t, Deleted)
+		failedOver.Store(true)
+		time.Sleep(2 * followEvery)
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		if a.Mini.Exists("k") || !b.Mini.Exists("k") {
+			t.Error("it was granted by the old master")
+		}
+	})
 }
