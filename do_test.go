@@ -559,7 +559,7 @@ func TestDoKeepsTheIntervalOfATTLWithAFraction(t *testing.T) {
 			before := c.Stats().Refreshes
 			p := flightlock.RefreshPolicy{Interval: 2 * time.Second}
 			must(t, c.DoWith(t.Context(), "k", ttl, nil, p, func(context.Context, *flightlock.Lock) error {
-				time.Sleep(11 * time.Second)
+				time.Sleep(11 * time.Second) // the bubble's time, as below
 				return nil
 			}))
 			if got := c.Stats().Refreshes - before; got != 5 {

@@ -331,7 +331,7 @@ func TestExclusionUnderFire(t *testing.T) {
 			case 2:
 				p.SetDelay(time.Duration(rand.IntN(5)) * time.Millisecond)
 			}
-			time.Sleep(rand.N(pace))
+			time.Sleep(rand.N(pace)) // the pace of the faults
 		}
 	})
 	wg.Wait()

@@ -2,7 +2,6 @@ package flightlock
 
 import (
 	"context"
-	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,14 +9,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
-
-func heap() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
 
 type lockCtxKey struct{}
 
@@ -78,9 +69,9 @@ func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
 				}
 			}
 			few(1000)
-			before := heap()
+			before := redistest.Heap()
 			few(calls)
-			if each := (heap() - before) / calls; each > 100 { // hundreds without that
+			if each := (redistest.Heap() - before) / calls; each > 100 { // hundreds without that
 				t.Errorf("%d bytes are left of each call", each)
 			}
 		})

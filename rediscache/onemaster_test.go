@@ -63,7 +63,7 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 			t.Errorf("%d invalidations are repeated, want %d", n, lost)
 		}
 		hangs.Stall(false)
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) // the bubble's time: they have been repeated
 		if n := c.Stats().Repeating; n != 0 {
 			t.Errorf("%d invalidations are repeated", n)
 		}

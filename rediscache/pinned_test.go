@@ -3,11 +3,11 @@ package rediscache_test
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 )
 
@@ -22,14 +22,8 @@ func TestFailedLoadsDoNotKeepOldValues(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(2 * time.Second) // they are stale
-		inUse := func() int64 {
-			var m runtime.MemStats
-			runtime.GC()
-			runtime.ReadMemStats(&m)
-			return int64(m.HeapAlloc)
-		}
-		before := inUse()
+		time.Sleep(2 * time.Second) // the bubble's time: they are stale
+		before := redistest.Heap()
 		err := errors.New("the origin is down")
 		w.origin.err.Store(&err)
 		for i := range keys {
@@ -39,7 +33,7 @@ func TestFailedLoadsDoNotKeepOldValues(t *testing.T) {
 		if n := c.Stats().LoadFailures; n != keys {
 			t.Errorf("%d loads have failed", n)
 		}
-		if more := inUse() - before; more > keys*size/4 {
+		if more := redistest.Heap() - before; more > keys*size/4 {
 			t.Errorf("%d bytes more are in use", more)
 		}
 	})

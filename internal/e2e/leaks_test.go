@@ -17,14 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-func heap() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
-
 // A key that nobody wants any more leaves nothing behind.
 func TestKeysLeaveNothingBehind(t *testing.T) {
 	for _, nodes := range []int{1, 3} {
@@ -62,9 +54,9 @@ func TestKeysLeaveNothingBehind(t *testing.T) {
 			}
 			keys := 2000 + sized(18_000)/nodes
 			batch(0, 2000)
-			before := heap()
+			before := redistest.Heap()
 			batch(2000, keys)
-			if grown := heap() - before; grown > 384<<10 {
+			if grown := redistest.Heap() - before; grown > 384<<10 {
 				t.Errorf("the heap has grown by %d bytes", grown)
 			}
 			if s := c.Stats(); s.Held != 0 || s.Waiters != 0 || s.Debts != 0 {
@@ -97,12 +89,12 @@ func TestMemoryOfAWaiter(t *testing.T) {
 	}
 	close(gate)
 	wg.Wait()
-	before := heap()
+	before := redistest.Heap()
 	for range waiters {
 		wg.Go(func() { _, _ = c.SingleFlightLock(ctx, "k", time.Minute, nil) })
 	}
 	redistest.Eventually(t, 20*time.Second, "all wait", func() bool { return c.Stats().Waiters == waiters })
-	each := (heap() - before) / waiters
+	each := (redistest.Heap() - before) / waiters
 	t.Logf("%d bytes of heap per waiter", each)
 	if each > 1<<10 {
 		t.Errorf("%d bytes of heap per waiter", each)
@@ -147,12 +139,12 @@ func TestMemoryOfAClient(t *testing.T) {
 		return c
 	}
 	all := []*flightlock.Client{load()} // and all that is made once
-	before := heap()
+	before := redistest.Heap()
 	const clients = 6
 	for range clients {
 		all = append(all, load())
 	}
-	each := (heap() - before) / clients
+	each := (redistest.Heap() - before) / clients
 	t.Logf("%d KiB of heap per Client", each>>10)
 	if each > 1<<20 {
 		t.Errorf("%d KiB of heap per Client", each>>10)
@@ -186,7 +178,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 		all[i] = l
 	}
 	take(0) // and all that is made once
-	before := heap()
+	before := redistest.Heap()
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range 100 {
@@ -197,7 +189,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	each := (heap() - before) / int64(locks)
+	each := (redistest.Heap() - before) / int64(locks)
 	t.Logf("%d bytes of heap per lock", each)
 	if each > 1<<10 {
 		t.Errorf("%d bytes of heap per lock", each)
@@ -236,7 +228,7 @@ func TestMemoryOfARetainedLease(t *testing.T) {
 		use(0)
 		return c.Stats().Retained == 1
 	})
-	before, goroutines := heap(), runtime.NumGoroutine()
+	before, goroutines := redistest.Heap(), runtime.NumGoroutine()
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range 100 {
@@ -250,7 +242,7 @@ func TestMemoryOfARetainedLease(t *testing.T) {
 	if n := c.Stats().Retained; n != int64(leases) {
 		t.Errorf("%d are retained, want %d", n, leases)
 	}
-	each := (heap() - before) / int64(leases)
+	each := (redistest.Heap() - before) / int64(leases)
 	t.Logf("%d bytes of heap per lease", each)
 	if each > 1<<10 {
 		t.Errorf("%d bytes of heap per lease", each)
@@ -334,5 +326,5 @@ func use(t *testing.T, s *redistest.Server) usage {
 	t.Helper()
 	clients := strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "normal").(string), "\n") +
 		strings.Count(s.Do(t, "CLIENT", "LIST", "TYPE", "pubsub").(string), "\n")
-	return usage{subscriptions(t, s), clients, runtime.NumGoroutine(), heap()}
+	return usage{subscriptions(t, s), clients, runtime.NumGoroutine(), redistest.Heap()}
 }

@@ -15,6 +15,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// What go-redis' dialer of a Sentinel-managed master says.
+var errNoSentinel = errors.New("all sentinels specified in configuration are unreachable")
+
+// masterIs is what it says when it is to dial a socket, see conn.MasterAddr.
+func masterIs(addr string) error {
+	return &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: addr, Net: "unix"}}
+}
+
 // Requests go to the master that the Sentinels name, though the one of before continues. A node that is not used asks
 // no Sentinel, and Sentinels that do not answer change nothing.
 func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
@@ -30,11 +38,11 @@ func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
 				o.Addr = conn.FailoverAddr
 				o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) { // as that of go-redis does
 					if asked.Add(1); away.Load() {
-						return nil, errors.New("all sentinels specified in configuration are unreachable")
+						return nil, errNoSentinel
 					}
 					m := master.Load()
 					if network == "unix" && !dialsAll {
-						return nil, &net.OpError{Op: "dial", Net: network, Addr: &net.UnixAddr{Name: dialerOf[m].Addr, Net: network}}
+						return nil, masterIs(dialerOf[m].Addr)
 					}
 					dials.Add(1)
 					return dialerOf[m].Dialer(ctx, "tcp", dialerOf[m].Addr)
@@ -100,9 +108,9 @@ func TestLanesFollowTheFirstMasterThatSentinelsName(t *testing.T) {
 				case network != "unix":
 					return to.Dialer(ctx, "tcp", to.Addr)
 				case to == old:
-					return nil, errors.New("all sentinels specified in configuration are unreachable")
+					return nil, errNoSentinel
 				}
-				return nil, &net.OpError{Op: "dial", Net: network, Addr: &net.UnixAddr{Name: to.Addr, Net: network}}
+				return nil, masterIs(to.Addr)
 			}
 		})
 		n := newAlone(t, c, 100*time.Millisecond)
