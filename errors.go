@@ -67,7 +67,7 @@ type NodeError struct {
 	Node      string        // its address
 	Holder    string        // the owner that holds the key there, if that is the reason
 	HolderTTL time.Duration // how long the holder has it unless it refreshes; below 0 if unknown
-	Err       error         // nil if the node granted the request; with a Holder, why the node has no vote, if it has none
+	Err       error         // nil if the node granted the request, or with a Holder
 }
 
 // Error returns the operation, the reason of its failure, and the answer of each node.
@@ -118,9 +118,6 @@ func (e NodeError) Error() string {
 		case e.HolderTTL >= 0:
 			text += fmt.Sprintf(" for %v", e.HolderTTL)
 		}
-		if e.Err != nil {
-			text += fmt.Sprintf(" (%v)", e.Err)
-		}
 		return text
 	case e.Err != nil && e.HolderTTL > 0:
 		return fmt.Sprintf("%s: %v, for %v", e.Node, e.Err, e.HolderTTL)
@@ -161,13 +158,9 @@ func nodeError(n quorum.NodeAnswer) NodeError {
 		return NodeError{Node: n.Name, Err: n.Reply.Err}
 	case node.Held:
 		if n.Reply.Holder == "" {
-			e := NodeError{Node: n.Name, HolderTTL: n.Reply.TTL, Err: errNoName}
-			if n.Reply.Err != nil {
-				e.Err = fmt.Errorf("%w (%w)", errNoName, n.Reply.Err)
-			}
-			return e
+			return NodeError{Node: n.Name, HolderTTL: n.Reply.TTL, Err: errNoName}
 		}
-		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL, Err: n.Reply.Err}
+		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL}
 	case node.Missing:
 		return NodeError{Node: n.Name, Err: errMissing}
 	}

@@ -148,6 +148,9 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 func (f *flight) scheduleRetryLocked(why *quorum.Failure) {
 	now := clock.Now()
 	b := f.ensureBackoffLocked()
+	if why.Away && !b.away {
+		b.awaySince = now
+	}
 	b.failedAt, b.taken, b.away = now, why.Reason == quorum.Taken, why.Away
 	b.oneHolder, b.queued, b.declined, b.voted = why.Owned, why.Queued, why.Declined, why.Got > 0
 	if why.Holder != "" {
@@ -267,6 +270,10 @@ func (f *flight) restLocked() {
 // strategy says, but no later than when the key could be free. When the key is known to be
 // another's and the flight is notified of its release, the strategy's delays send nothing. With
 // an even number of nodes that is hardly ever known, because half of them decide.
+//
+// While too few nodes have a vote, a strategy that never gives up has attempts less and less often: tens of thousands
+// of keys may be waited for, and would keep a processor busy. After an outage the first attempt comes at the latest
+// when a quarter of its time has passed again, or a second.
 func (f *flight) nextAttemptLocked() time.Time {
 	next := f.backoff.strategyNext
 	if f.backoff.unjudged {
@@ -287,8 +294,15 @@ func (f *flight) nextAttemptLocked() time.Time {
 			next = f.backoff.failedAt.Add(safetyPoll)
 		}
 	}
+	if f.backoff.away && f.head().waiter.isEndless() {
+		pause := min(f.backoff.failedAt.Sub(f.backoff.awaySince)/4, maxAwayPause)
+		next = clock.Later(next, f.backoff.failedAt.Add(pause/2+jitter.N(pause/2+1)))
+	}
 	if !f.backoff.freeAt.IsZero() {
 		next = clock.Earlier(next, f.backoff.freeAt)
 	}
 	return next
 }
+
+// maxAwayPause is how long a flight waits at most between attempts while too few nodes have a vote.
+const maxAwayPause = time.Second

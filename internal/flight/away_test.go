@@ -113,3 +113,31 @@ func TestRecheck(t *testing.T) {
 		holder.releases()
 	})
 }
+
+// While too few nodes have a vote, attempts become rarer, unless the strategy gives up some day; after a short outage
+// the next one comes as soon as before.
+func TestAttemptsWhileNodesAreAway(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.acquire = (*fakeAttempt).away
+		c := w.start(pace(never(10 * ms)))
+		time.Sleep(40 * ms)
+		if n := w.asked(); n < 4 {
+			t.Errorf("%d attempts in the first 40 ms", n)
+		}
+		time.Sleep(time.Minute)
+		if n := w.asked(); n > 200 {
+			t.Errorf("%d attempts in a minute", n)
+		}
+		w.now((*fakeAttempt).grant)
+		time.Sleep(maxAwayPause)
+		c.holds()
+		c.releases()
+
+		w.now((*fakeAttempt).away)
+		before := w.asked()
+		c = w.start(pace(limited{10 * ms, 100}))
+		time.Sleep(time.Second)
+		c.failed(time.Second, errDown)
+		is(t, "attempts of a strategy that ends", w.asked()-before, 101)
+	})
+}

@@ -127,7 +127,8 @@ type backoff struct {
 	freeAt       time.Time       // when the key could be free, by the last outcome; zero: unknown
 	owner        string          // of the last one
 	taken        bool            // others' votes are why it failed
-	away         bool            // too few nodes could be reached
+	away         bool            // too few nodes had a vote
+	awaySince    time.Time       // when that was found first; it was so ever since
 	queued       bool            // others put a majority out of reach, whose clients notify when they release
 	voted        bool            // a node has granted the attempt
 	declined     bool            // a majority was free but left to others that wait longer: the next attempt takes it

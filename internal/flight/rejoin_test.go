@@ -89,12 +89,7 @@ func (w *world) wantNoRejoin() {
 }
 
 // endless makes a caller of a strategy that never gives up.
-func endless(w *wish) { w.pace = everyMilli{} }
-
-type everyMilli struct{}
-
-func (everyMilli) Next(int) (time.Duration, bool) { return time.Millisecond, true }
-func (everyMilli) Traits() Traits                 { return Endless | Quick }
+func endless(w *wish) { w.pace = never(time.Millisecond) }
 
 // A caller that comes back before its turn waits for the offer that the release has brought, and asks nothing;
 // and so does the next.

@@ -91,6 +91,17 @@ func (n *Node) Suspended() bool {
 	return false
 }
 
+// SuspendedFor is why the node is suspended. nil: it is not, or it is a Cluster, of which only a part may be.
+func (n *Node) SuspendedFor() error {
+	if n.router != nil {
+		return nil
+	}
+	if state := n.server.suspended.Load(); state != nil {
+		return state.err
+	}
+	return nil
+}
+
 // LoginRefused is why the node is suspended, or the server of it at that address if it is a Cluster,
 // as long as that is because it lets nobody in; else nil. Connections of before may still answer.
 func (n *Node) LoginRefused(addr string) error {

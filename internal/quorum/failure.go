@@ -78,7 +78,7 @@ func (r *round) failureLocked() *Failure {
 		f.Reason = NotHeld
 	}
 	f.Crowd = slices.ContainsFunc(r.replies, func(rep node.Reply) bool { return rep.Crowd })
-	away := t.away
+	f.Away = (f.Reason == Unreachable || f.Reason == Taken) && t.away >= t.outOfReach()
 	f.Nodes = make([]NodeAnswer, len(r.replies))
 	for i, rep := range r.replies {
 		f.Nodes[i] = NodeAnswer{Name: r.l.q.Nodes[i].Name(), Reply: rep}
@@ -89,20 +89,46 @@ func (r *round) failureLocked() *Failure {
 		case rep.Kind == node.Granted && !r.countsLocked(i):
 			e := *rep.Epoch
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{e, e.Began.Add(r.l.q.Quarantine)}}
-			if r.l.q.quarantine.underWay() && r.l.q.whyNoVote(i) != nil { // undecided in the tally
-				away++
-			}
 		case rep.Kind == node.Renewed && !r.countsLocked(i):
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: unconfirmed(r.l.q.Nodes[i].Epoch(), r.l.q.Quarantine)}
-		case r.acquires() && (rep.Kind == node.Held || rep.Kind == node.Pending):
-			if why := r.l.q.whyNoVote(i); why != nil { // for anybody
-				f.Nodes[i].Reply.Err = why
-				away++
-			}
 		}
 	}
-	f.Away = (f.Reason == Unreachable || f.Reason == Taken) && away >= t.outOfReach()
 	return f
+}
+
+// withoutVotes is the failure of an attempt that no answers could win, because too many nodes are known to have no vote
+// for now; nil: enough may have one. Such an attempt sends nothing: tens of thousands of keys may be waited for, and a
+// quarantine lasts for as long as the longest lock.
+func (q *Quorum) withoutVotes() *Failure {
+	none := 0
+	for i := range q.Nodes {
+		if q.whyNoVote(i) != nil {
+			none++
+		}
+	}
+	if none <= len(q.Nodes)-q.need {
+		return nil
+	}
+	f := &Failure{Op: "acquire", Reason: Unreachable, Away: true, Need: q.need}
+	for i, n := range q.Nodes {
+		why := q.whyNoVote(i)
+		if why == nil {
+			why = errNotAsked
+		}
+		f.Nodes = append(f.Nodes, NodeAnswer{n.Name(), node.Reply{Kind: node.Failed, Err: why}})
+	}
+	return f
+}
+
+var errNotAsked = errors.New("not asked, because too many others have no vote")
+
+// whyNoVote is why node i has no vote for now, whoever has the key there: it is suspended, or in quarantine. nil: it
+// may have one.
+func (q *Quorum) whyNoVote(i int) error {
+	if err := q.Nodes[i].SuspendedFor(); err != nil {
+		return err
+	}
+	return q.quarantinedUntil(i)
 }
 
 // freeInLocked is how soon enough of the nodes that others hold could be free to make a majority

@@ -114,6 +114,10 @@ func (l *Lease) Acquire(inline bool, by Acquirer) {
 		l.fail(f)
 		return
 	}
+	if f := l.q.withoutVotes(); f != nil {
+		l.fail(f)
+		return
+	}
 	r := l.newRound("acquire", node.Granted, 0, func(r *round) { r.l.acquired(r) })
 	r.carries = s.carries
 	for i := range l.entries {

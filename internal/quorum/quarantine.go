@@ -181,10 +181,10 @@ func (q *Quorum) Quarantined(i int) bool {
 	return k.quarantined&(1<<i) != 0
 }
 
-// whyNoVote is why node i has no vote: it is in quarantine, as far as is known. nil: it is not, or the bootstrap that
-// is under way is the first that finds it without one, and decides. Later ones, which try again for as long as the
+// quarantinedUntil is why node i has no vote: it is in quarantine, as far as is known. nil: it is not, or the bootstrap
+// that is under way is the first that finds it without one, and decides. Later ones, which try again for as long as the
 // quarantine lasts, change nothing until they are over.
-func (q *Quorum) whyNoVote(i int) error {
+func (q *Quorum) quarantinedUntil(i int) error {
 	if q.quarantine == nil {
 		return nil
 	}

@@ -452,38 +452,50 @@ func TestANodeWhoseMessageWasLostConfirms(t *testing.T) {
 	})
 }
 
-// While most nodes are in quarantine, others' keys are not why an attempt fails, also not during the bootstraps that
-// are repeated meanwhile.
-func TestOthersKeysAreNotWhyNobodyGetsALock(t *testing.T) {
+// While most nodes have no vote, in quarantine or suspended, an attempt fails for that and sends nothing to the others,
+// also not during the bootstraps that are repeated meanwhile: others' keys are not why nobody gets a lock.
+func TestWithoutVotesNothingIsSent(t *testing.T) {
 	t.Parallel()
 	const ttl, patience = time.Minute, 20 * time.Second
-	var servers []*redistest.Server
-	var conns []redis.UniversalClient
-	for range 3 {
-		s := redistest.StartServer(t)
-		servers, conns = append(servers, s), append(conns, s.Client(t))
-	}
-	c := newPatientClient(t, "c", conns, patience)
-	c.guard(time.Minute)
-	c.tryAndRelease("lock:other", ttl)
-	for _, s := range servers[1:] {
-		s.Do(t, "FLUSHALL")
-	}
-	redistest.Eventually(t, patience, "both losses are noticed", func() bool {
-		c.tryAndRelease("lock:other", ttl)
-		return c.q.Quarantined(1) && c.q.Quarantined(2)
-	})
-	for _, s := range servers[:2] {
-		s.Do(t, "SET", key, "other", "PX", "60000")
-	}
-	k := c.q.quarantine
-	seen := map[bool]bool{}
-	redistest.Eventually(t, patience, "attempts in a bootstrap and between two", func() bool {
-		during := k.underWay()
-		if _, _, f := c.try(key, ttl, 1); f == nil || f.Reason != Taken || !f.Away {
-			t.Fatalf("%s, away: %v, in a bootstrap: %v", describe(f), f != nil && f.Away, during)
+	for name, loses := range map[string]func(s *redistest.Server){
+		"both in quarantine": func(s *redistest.Server) { s.Do(t, "FLUSHALL") },
+		"one suspended": func(s *redistest.Server) {
+			if err := s.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		var servers []*redistest.Server
+		var conns []redis.UniversalClient
+		for range 3 {
+			s := redistest.StartServer(t)
+			servers, conns = append(servers, s), append(conns, s.Client(t))
 		}
-		seen[during] = true
-		return len(seen) == 2
-	})
+		c := newPatientClient(t, "c", conns, patience)
+		c.guard(time.Minute)
+		c.tryAndRelease("lock:other", ttl)
+		servers[1].Do(t, "FLUSHALL")
+		loses(servers[2])
+		redistest.Eventually(t, patience, "both losses are noticed", func() bool {
+			c.tryAndRelease("lock:other", ttl)
+			return c.q.Quarantined(1) && (c.q.Quarantined(2) || c.q.Nodes[2].Suspended())
+		})
+		for _, s := range servers[:2] {
+			s.Do(t, "SET", key, "other", "PX", "60000")
+		}
+		k := c.q.quarantine
+		seen := map[bool]bool{}
+		sent := servers[0].CommandCalls(t)["evalsha"]
+		redistest.Eventually(t, patience, "attempts in a bootstrap and between two", func() bool {
+			during := k.underWay()
+			if _, _, f := c.try(key, ttl, 1); f == nil || f.Reason != Unreachable || !f.Away {
+				t.Fatalf("%s: %s, away: %v, in a bootstrap: %v", name, describe(f), f != nil && f.Away, during)
+			}
+			seen[during] = true
+			return len(seen) == 2
+		})
+		if now := servers[0].CommandCalls(t)["evalsha"]; now != sent {
+			t.Errorf("%s: %d scripts were sent to the node that has a vote", name, now-sent)
+		}
+	}
 }
