@@ -1,6 +1,8 @@
 package flightlock_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -65,6 +67,35 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 			must(t, servers[1].Kill())
 			eventuallyLock(t, c, "k")
 		})
+	}
+}
+
+// While a majority of nodes is suspended because they refuse the user, no strategy waits: somebody has to change
+// something first.
+func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
+	t.Parallel()
+	var servers []*redistest.Server
+	var urls []string
+	for range 3 {
+		s := redistest.StartServer(t)
+		s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
+		servers, urls = append(servers, s), append(urls, "redis://app:old@"+s.Addr())
+	}
+	c := mustOpen(t, flightlock.Options{NodeTimeout: 2 * time.Second}, urls...)
+	lockMany(t, c, 2, 2)
+	for _, s := range servers[:2] {
+		s.Do(t, "ACL", "SETUSER", "app", "resetpass", ">new")
+		s.Do(t, "CLIENT", "KILL", "USER", "app")
+	}
+	redistest.Eventually(t, 20*time.Second, "both are suspended", func() bool {
+		_, _ = c.TryLock(t.Context(), "k", time.Second)
+		return c.Stats().Suspended == 2
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
+	if !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil || !strings.Contains(err.Error(), "WRONGPASS") {
+		t.Errorf("after %v: %v", ctx.Err(), err)
 	}
 }
 

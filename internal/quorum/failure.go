@@ -100,16 +100,19 @@ func (r *round) failureLocked() *Failure {
 // for now; nil: enough may have one. Such an attempt sends nothing: tens of thousands of keys may be waited for, and a
 // quarantine lasts for as long as the longest lock.
 func (q *Quorum) withoutVotes() *Failure {
-	none := 0
+	t := tally{nodes: len(q.Nodes), need: q.need}
 	for i := range q.Nodes {
-		if q.whyNoVote(i) != nil {
-			none++
+		if why := q.whyNoVote(i); why != nil {
+			t.bad++
+			if node.Final(why) {
+				t.final++
+			}
 		}
 	}
-	if none <= len(q.Nodes)-q.need {
+	if t.bad < t.outOfReach() {
 		return nil
 	}
-	f := &Failure{Op: "acquire", Reason: Unreachable, Away: true, Need: q.need}
+	f := &Failure{Op: "acquire", Reason: Unreachable, Final: t.unrecoverable(), Away: true, Need: t.need}
 	for i, n := range q.Nodes {
 		why := q.whyNoVote(i)
 		if why == nil {
