@@ -197,8 +197,9 @@ type Stats struct {
 	Commands  uint64 // acquires, refreshes and releases written to nodes; a batch counts each of them
 
 	// Lost counts locks that were lost while in use: the nodes report so, or they ran out although
-	// they were refreshed or had a Context. Expired counts locks that ended by their ttl: never
-	// refreshed, without a Context, and not released before.
+	// they were refreshed or had a Context, or before their full ttl because that could not be given to
+	// them after a grant (Lock.Until). Expired counts locks that ended by their ttl: never refreshed,
+	// without a Context, and not released before.
 	Lost, Expired uint64
 
 	Waiters  int64 // callers waiting for a lock now

@@ -674,6 +674,7 @@ type wish struct {
 	pace   Pace
 	mode   Mode
 	linger time.Duration
+	alone  bool // nobody listens for the end of its lock
 }
 
 // start makes a caller, "k" for 10s, patient unless changed, and lets it get as far as it can.
@@ -696,7 +697,7 @@ func (w *world) launch(change ...func(*wish)) *caller {
 		defer cancel()
 		c.err = w.g.Acquire(ctx, wish.key, &c.h, wish.ttl, wish.pace, wish.mode)
 		c.took = time.Since(c.began)
-		if c.err == nil {
+		if c.err == nil && !wish.alone {
 			_, _, over := c.h.OnEnd(func(error) {
 				w.mu.Lock()
 				c.ends++
@@ -715,6 +716,7 @@ func ttl(d time.Duration) func(*wish) { return func(w *wish) { w.ttl = d } }
 func pace(p Pace) func(*wish)         { return func(w *wish) { w.pace = p } }
 func key(k string) func(*wish)        { return func(w *wish) { w.key = k } }
 func mode(m Mode) func(*wish)         { return func(w *wish) { w.mode = m } }
+func alone(w *wish)                   { w.alone = true }
 
 func (c *caller) returned() bool {
 	select {

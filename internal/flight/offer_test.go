@@ -414,6 +414,44 @@ func TestAGrantIsCompleted(t *testing.T) {
 	}, offering)
 }
 
+// A lock that was granted for a span, and ends with it because no refresh succeeded, is lost, although its holder
+// did not ask for a refresh: it has not ended by its ttl. One whose ttl was made full has, as has one whose ttl is
+// shorter than the span.
+func TestAGrantThatIsNotCompletedIsLost(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ttl           time.Duration
+		fails         bool
+		lost, expired uint64
+	}{
+		"not completed":                {ttl: 10 * time.Second, fails: true, lost: 1},
+		"completed":                    {ttl: 10 * time.Second, expired: 1},
+		"not longer than what is left": {ttl: 300 * time.Millisecond, fails: true, expired: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				c := w.waitsWithOffer(ttl(10*time.Second), alone)
+				h := c
+				if tc.ttl < 10*time.Second {
+					h = w.start(ttl(tc.ttl), alone)
+				}
+				w.refresh = func(r *fakeRefresh) { r.confirm() }
+				if tc.fails {
+					w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown, Reason: quorum.Unreachable}) }
+				}
+				w.offer().grantFor(500*time.Millisecond, 400*time.Millisecond)
+				if c.holds(); h != c {
+					c.releases()
+					h.holds()
+				}
+				pass(11 * time.Second)
+				is(t, "err", h.h.Err(), errExpired)
+				is(t, "lost", w.g.Counts().Lost, tc.lost)
+				is(t, "expired", w.g.Counts().Expired, tc.expired)
+			}, offering)
+		})
+	}
+}
+
 // A lease of which less than half of the span is left is refreshed before a caller gets it.
 func TestAnOldGrantIsRefreshedFirst(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -115,8 +115,14 @@ func (t *Ticket) Unrefreshed(why error) {
 }
 
 // expiredLocked is why t is over when its Until has passed: the same error each time, once somebody has asked.
+//
+// One that ends with the span for which its lease was granted, and not by its ttl, was to be refreshed: by its
+// flight.
 func (t *Ticket) expiredLocked() error {
 	g, e := t.f.g, t.end
+	if t.extension > 0 && t.f.spanOfLeaseLocked() > 0 {
+		t.relied = true
+	}
 	if e == nil || !t.relied {
 		return g.expired
 	}
