@@ -15,6 +15,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -140,5 +141,58 @@ func TestALogThatHangsHoldsNoRefreshUp(t *testing.T) {
 			mustRelease(t, l)
 		}
 		time.Sleep(3 * time.Second) // until everything has been logged
+	})
+}
+
+// Of a lock that is shorter than its first refresh, its release is the first to find that it was lost. That is a
+// loss like any other: Release and Do report it, and so it is logged and counted.
+func TestALossThatTheReleaseFindsIsCountedAndLogged(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log syncBuffer
+		reg := prometheus.NewRegistry()
+		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil)), DisableQuarantine: true,
+			Registerer: reg}, clients...)
+		losses := func(want int, key string) {
+			t.Helper()
+			synctest.Wait()
+			if s, m := c.Stats(), gathered(t, reg); s.Lost != uint64(want) || s.Expired != 0 || s.Held != 0 ||
+				m[`flightlock_lost_locks_total{reason="taken"}`] != float64(want) ||
+				m[`flightlock_lost_locks_total{reason="expired"}`] != 0 {
+				t.Errorf("%+v, %v, want %d losses", s, m, want)
+			}
+			if text := log.String(); strings.Count(text, "level=WARN") != want || !strings.Contains(text, "key="+key) {
+				t.Errorf("the log: %s", text)
+			}
+			time.Sleep(2 * time.Second) // the next loss has a line of its own
+		}
+		l := mustLock(t, c, "deleted", 10*time.Second)
+		for _, n := range nodes {
+			n.Mini.Del("lock:deleted")
+		}
+		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+			t.Error(err)
+		}
+		losses(1, "deleted")
+		err := c.Do(t.Context(), "taken", 10*time.Second, nil, func(context.Context, *flightlock.Lock) error {
+			for _, n := range nodes {
+				n.Mini.Set("lock:taken", "somebody else")
+			}
+			return nil
+		})
+		if !errors.Is(err, flightlock.ErrLockLost) {
+			t.Error(err)
+		}
+		losses(2, "taken")
+		l = mustLock(t, c, "down", 10*time.Second)
+		synctest.Wait() // for the last node, too
+		for _, n := range nodes[1:] {
+			n.Down(true)
+		}
+		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) { // which is no loss
+			t.Error(err)
+		}
+		if s := c.Stats(); s.Lost != 2 {
+			t.Errorf("%+v", s)
+		}
 	})
 }

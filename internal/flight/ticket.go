@@ -205,10 +205,26 @@ func (t *Ticket) release(failed bool) error {
 	f.unlockInline(true)
 	why := r.wait()
 	f.g.releases.Put(r)
-	if why != nil {
-		return f.g.cfg.Errors.Failed(f.key, why)
+	if why == nil {
+		return nil
 	}
-	return nil
+	if why.Reason == quorum.NotHeld {
+		t.foundLost(why)
+	}
+	return f.g.cfg.Errors.Failed(f.key, why)
+}
+
+// foundLost counts and reports a loss that nobody knew of before t's release: most locks are released before their
+// first refresh. If Until has passed meanwhile, the key may have run out on its way.
+func (t *Ticket) foundLost(why *quorum.Failure) {
+	f := t.f
+	f.mu.Lock()
+	defer f.unlock()
+	if clock.Passed(clock.Now(), t.until) {
+		f.countLossLocked(t, f.g.expired)
+		return
+	}
+	f.countLossLocked(t, f.g.cfg.Errors.Lost(f.key, why))
 }
 
 // endedLocked is the error for using t, which is over, or nil. If its Until has passed, the flight ends it.
