@@ -203,29 +203,34 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 // context.DeadlineExceeded and context.Canceled match only if this caller's ctx has ended. The text
 // reports an expired deadline of Load itself, LoadTimeout or another.
 func (f *Fetcher[V]) Fetch(ctx context.Context, key string) (V, error) {
+	var began time.Time // when it began to wait, if there are metrics
 	for came, first := f.sent.Load(), true; ; first = false {
 		if f.closed.Load() {
 			var none V
-			return none, f.errClosed(key)
+			err := f.errClosed(key)
+			f.seen.meter.waited(began, err)
+			return none, err
 		}
 		found, err := f.callersLookup(ctx, key, first)
 		if err == nil && found.Fresh == Fresh {
+			f.seen.meter.waited(began, nil)
 			return found.Value, nil
 		}
-		r, v, err := f.miss(ctx, key, came, found, err, first)
+		r, v, err := f.miss(ctx, key, came, found, err, first, &began)
 		if errors.Is(err, errAgain) {
 			continue
 		}
 		if r == nil {
+			f.seen.meter.waited(began, err)
 			return v, err
 		}
+		began = f.seen.meter.waits(began)
 		var left bool
-		if f.seen.meter != nil {
-			v, err, left = f.timedWait(ctx, r)
-		} else if v, err, left = r.Wait(ctx); left { // from here, and not from where the run was found: see there
+		if v, err, left = r.Wait(ctx); left { // from here, and not from where the run was found: see there
 			err = leftWaiting(key, ctx.Err(), err)
 		}
 		if left || r.For(came, found.Stamp) {
+			f.seen.meter.waited(began, err)
 			return v, err
 		}
 	}
@@ -278,9 +283,10 @@ func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookup
 }
 
 // miss is what Fetch does without a fresh value: it returns the result, or else the run to wait for,
-// which has counted this caller. count says that the caller was not here before.
+// which has counted this caller. count says that the caller was not here before. began is when the caller began
+// to wait, which may be here.
 func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Found[V], err error,
-	count bool) (*fetchRun[V], V, error) {
+	count bool, began *time.Time) (*fetchRun[V], V, error) {
 	var none V
 	switch {
 	case err == nil && found.Fresh == Stale:
@@ -315,7 +321,11 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Fo
 		return r, none, err
 	}
 	defer inside.stopAwaiting(&r.node)
-	v, err, left := f.timedWait(ctx, r)
+	*began = f.seen.meter.waits(*began)
+	v, err, left := r.Wait(ctx)
+	if left {
+		err = leftWaiting(key, ctx.Err(), err)
+	}
 	if !left && !r.For(came, found.Stamp) {
 		return nil, none, errAgain
 	}

@@ -50,6 +50,7 @@ type many[V any] struct {
 	came   uint64    // see Scope
 	inside *waitNode // the run that the caller belongs to
 	run    context.Context
+	began  time.Time // when its misses began to wait, if there are metrics
 
 	values map[string]V // at first of all keys, at last of those without an error
 	errs   map[string]error
@@ -100,10 +101,10 @@ func (m *many[V]) round(keys []wanted[V], first bool) (again []wanted[V]) {
 			w.stamp = x.Stamp
 			switch {
 			case w.why == nil && x.Fresh == Fresh:
-				m.values[w.key] = x.Value
+				m.succeeded(w.key, x.Value)
 				hits++
 			case w.why == nil && x.Fresh == Stale:
-				m.values[w.key] = x.Value
+				m.succeeded(w.key, x.Value)
 				stale = append(stale, w)
 			default:
 				if w.why != nil {
@@ -169,15 +170,15 @@ func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], b
 	joined = missing[:0]
 	for _, w := range missing {
 		if err := m.ctx.Err(); err != nil { // whatever the lookup says of that
-			m.errs[w.key] = f.gaveUp(w.key, err, nil)
+			m.failed(w.key, f.gaveUp(w.key, err, nil))
 			continue
 		}
 		if err := f.c.checkKey(w.key); err != nil {
-			m.errs[w.key] = err
+			m.failed(w.key, err)
 			continue
 		}
 		if w.why == errFetcherClosed { //nolint:errorlint // it, and not one of the Source's
-			m.errs[w.key] = f.errClosed(w.key)
+			m.failed(w.key, f.errClosed(w.key))
 			continue
 		}
 		miss := missed{stamp: w.stamp, again: !first}
@@ -189,7 +190,7 @@ func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], b
 		}
 		r, isNew, err := f.enlist(m.ctx, w.key, miss, m.inside, m.runValues())
 		if err != nil {
-			m.errs[w.key] = err
+			m.failed(w.key, err)
 			continue
 		}
 		w.run = r
@@ -207,9 +208,15 @@ func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], b
 
 // wait waits for runs, and returns the keys whose results are not good for this caller.
 func (m *many[V]) wait(joined []wanted[V]) (again []wanted[V]) {
-	again = joined[:0]
+	if again = joined[:0]; len(joined) == 0 {
+		return again
+	}
+	m.began = m.f.seen.meter.waits(m.began)
 	for _, w := range joined {
-		v, err, left := m.f.timedWait(m.ctx, w.run)
+		v, err, left := w.run.Wait(m.ctx)
+		if left {
+			err = leftWaiting(w.key, m.ctx.Err(), err)
+		}
 		if m.inside != nil {
 			m.inside.stopAwaiting(&w.run.node)
 		}
@@ -217,12 +224,24 @@ func (m *many[V]) wait(joined []wanted[V]) (again []wanted[V]) {
 		case !left && !w.run.For(m.came, w.stamp):
 			again = append(again, w)
 		case err != nil:
-			m.errs[w.key] = err
+			m.failed(w.key, err)
 		default:
-			m.values[w.key] = v
+			m.succeeded(w.key, v)
 		}
 	}
 	return again
+}
+
+// succeeded and failed are for a key's result. A key that has waited is observed with it, for as long as its caller
+// has waited: for all keys at once, and not for one after the other.
+func (m *many[V]) succeeded(key string, v V) {
+	m.values[key] = v
+	m.f.seen.meter.waited(m.began, nil)
+}
+
+func (m *many[V]) failed(key string, err error) {
+	m.errs[key] = err
+	m.f.seen.meter.waited(m.began, err)
 }
 
 // lookups looks up keys for the caller, as callersLookup does for one. LookupMany runs on the

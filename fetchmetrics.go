@@ -255,17 +255,22 @@ func (m *fetchMeter) loaded(began time.Time, err error, returned bool) {
 	m.load[outcome].Observe(time.Since(began).Seconds())
 }
 
-// timedWait is wait, observed if there are metrics.
-func (f *Fetcher[V]) timedWait(ctx context.Context, r *fetchRun[V]) (v V, err error, left bool) {
-	m := f.seen.meter
-	began := m.begins()
-	v, err, left = r.Wait(ctx)
-	if left {
-		err = leftWaiting(r.Key(), ctx.Err(), err)
+// waits is when a miss began to wait: now, unless it waits again, for a run that began later.
+func (m *fetchMeter) waits(began time.Time) time.Time {
+	if began.IsZero() {
+		return m.begins()
 	}
-	if m == nil {
-		return v, err, left
+	return began
+}
+
+// waited observes a miss that has waited since began; a call that has not waited is none.
+func (m *fetchMeter) waited(began time.Time, err error) {
+	if m != nil && !began.IsZero() {
+		m.observeWait(began, err)
 	}
+}
+
+func (m *fetchMeter) observeWait(began time.Time, err error) {
 	outcome := fetchOutcomes[0]
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -274,5 +279,4 @@ func (f *Fetcher[V]) timedWait(ctx context.Context, r *fetchRun[V]) (v V, err er
 		outcome = fetchOutcomes[1]
 	}
 	m.wait[outcome].Observe(time.Since(began).Seconds())
-	return v, err, left
 }

@@ -2,6 +2,7 @@ package flightlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -284,5 +285,73 @@ func TestFetchMetrics(t *testing.T) {
 		if got := gathered(t, reg); len(got) > 0 {
 			t.Errorf("%v stays", got)
 		}
+	})
+}
+
+// A miss is observed once, for as long as its caller has waited: also if the load that it waited for was out of date,
+// and it waited for another one, and if it is one of many keys, which wait at the same time.
+func TestAMissIsObservedForAsLongAsItsCallerWaited(t *testing.T) {
+	waits := func(t *testing.T, reg *prometheus.Registry, count int, sum time.Duration) {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, total := 0, time.Duration(0)
+		for _, f := range families {
+			if f.GetName() != "flightlock_fetch_wait_duration_seconds" {
+				continue
+			}
+			for _, m := range f.GetMetric() {
+				n += int(m.GetHistogram().GetSampleCount())
+				total += time.Duration(m.GetHistogram().GetSampleSum() * float64(time.Second))
+			}
+		}
+		if n != count || total < sum || total > sum+time.Second/10 {
+			t.Errorf("%d waits of %v together, want %d of %v", n, total, count, sum)
+		}
+	}
+	t.Run("changed meanwhile", func(t *testing.T) {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			reg := prometheus.NewRegistry()
+			c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
+			s := &stampedCache{takes: time.Second}
+			f := newStampedFetcher(t, c, s, flightlock.FetchOptions{})
+			first := fetching(t.Context(), f, "k", 1)
+			time.Sleep(time.Second / 2)
+			s.change("k")
+			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v1") // 0.5s for the first load, and 1s for the next
+			wantAll(t, first, 1, "v0")
+			waits(t, reg, 2, 2500*time.Millisecond)
+		})
+	})
+	t.Run("many", func(t *testing.T) {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			reg := prometheus.NewRegistry()
+			c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
+			f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
+				Load:   func(context.Context, string) (string, error) { return "", errMine },
+				LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
+					time.Sleep(time.Second)
+					return map[string]string{"k0": "v"}, nil
+				},
+				Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
+			}, flightlock.FetchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var keys []string
+			for i := range 10 {
+				keys = append(keys, fmt.Sprint("k", i))
+			}
+			if _, err := f.FetchMany(t.Context(), keys); !errors.Is(err, flightlock.ErrNotFound) {
+				t.Error(err)
+			}
+			waits(t, reg, 10, 10*time.Second)
+			if err := f.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
 	})
 }
