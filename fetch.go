@@ -185,7 +185,7 @@ func NewFetcher[V any](c *Client, src Source[V], opts FetchOptions) (*Fetcher[V]
 	f.runs.Waits = c.flights.Known
 	f.permits.begin(opts.LookupTimeout)
 	f.permitsToLoad.begin(opts.LookupTimeout)
-	f.seen.begin(c, opts, f.Stats)
+	f.seen.begin(c, opts, f.Stats, &f.counts.unlocked)
 	return f, nil
 }
 

@@ -24,9 +24,9 @@ type fetchFailure struct {
 	err     error
 }
 
-func (s *fetchSeen) begin(c *Client, o FetchOptions, stats func() FetchStats) {
+func (s *fetchSeen) begin(c *Client, o FetchOptions, stats func() FetchStats, unlocked *atomic.Uint64) {
 	s.c, s.name, s.onError = c, o.Name, o.OnError
-	s.without.s = s
+	s.without.s, s.without.count = s, unlocked
 	if c.metrics != nil {
 		s.meter = c.metrics.fetchers.add(o.Name, stats)
 	}
@@ -72,27 +72,30 @@ func (s *fetchSeen) mayReportRefusal() bool {
 
 // withoutLocks logs when loads without locks begin, and when there were none for a while.
 type withoutLocks struct {
-	s *fetchSeen
+	s     *fetchSeen
+	count *atomic.Uint64 // of them
 
-	mu    sync.Mutex  // guards what follows
-	timer *time.Timer // set as long as they continue
-	last  time.Time   // when the last one began
-	loads int
+	mu     sync.Mutex  // guards what follows
+	timer  *time.Timer // set as long as they continue
+	last   time.Time   // when the last one began
+	before uint64      // how many there were before
 }
 
 // quiet is for how long there must be no load without a lock before the log says that they have
 // ended.
 const quiet = 10 * time.Second
 
-// began is called for each load without a lock. why is the reason.
+// began is called before each load without a lock. why is the reason. There may be fewer loads: keys are loaded together,
+// or have values by then.
 func (w *withoutLocks) began(why error) {
 	if w.s.c.opts.Logger == nil {
 		return
 	}
 	w.mu.Lock()
-	w.last, w.loads = time.Now(), w.loads+1
+	w.last = time.Now()
 	first := w.timer == nil
 	if first {
+		w.before = w.count.Load()
 		w.timer = time.AfterFunc(quiet, w.check)
 	}
 	w.mu.Unlock()
@@ -114,11 +117,12 @@ func (w *withoutLocks) check() {
 
 func (w *withoutLocks) stop() {
 	w.mu.Lock()
-	on, loads := w.timer != nil, w.loads
+	on, loads := w.timer != nil, uint64(0)
 	if on {
 		w.timer.Stop()
+		loads = w.count.Load() - w.before
 	}
-	w.timer, w.loads = nil, 0
+	w.timer = nil
 	w.mu.Unlock()
 	if on {
 		w.s.c.log(slog.LevelInfo, "flightlock: no loads without locks any more", "fetcher", w.s.name, "loads", loads)

@@ -199,6 +199,46 @@ func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
 	})
 }
 
+// The number of loads in the log is that of the metrics: a call of LoadMany is one load, and a key that has a value when
+// it could be loaded is none.
+func TestTheLogCountsLoadsWithoutLocksAsTheMetricsDo(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		var lines lockedLines
+		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
+		f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
+			Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
+			Load:   func(context.Context, string) (string, error) { return "v", nil },
+			LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = "v"
+				}
+				return values, nil
+			},
+			Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },
+		}, flightlock.FetchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all(nodes, true)
+		var keys []string
+		for i := range 10 {
+			keys = append(keys, fmt.Sprint("k", i))
+		}
+		if _, err := f.FetchMany(t.Context(), keys); err != nil {
+			t.Error(err)
+		}
+		if err := f.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		n := f.Stats().UnlockedLoads
+		if want := fmt.Sprint("loads=", n, "\n"); n == 0 || n >= 10 || !strings.Contains(lines.String(), want) {
+			t.Errorf("%d loads:\n%s", n, lines.String())
+		}
+	})
+}
+
 // What Fetchers do is counted by their names. Those with the same name are one; a name goes with
 // its last Fetcher, and no counter decreases before.
 func TestFetchMetrics(t *testing.T) {
