@@ -135,7 +135,11 @@ func quorumError(key string, f *quorum.Failure) *QuorumError {
 	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Outcome()], reason: f.Err,
 		away: f.Away}
 	for _, n := range f.Nodes {
-		e.Nodes = append(e.Nodes, nodeError(n))
+		answer := nodeError(n)
+		if n.Reply.Kind == node.Missing && f.Op == "acquire" {
+			answer.Err = errNotThere
+		}
+		e.Nodes = append(e.Nodes, answer)
 	}
 	return e
 }
@@ -149,7 +153,10 @@ var sentinels = map[quorum.Reason]error{
 
 var (
 	errMissing = errors.New("the key is gone")
-	errNoName  = errors.New("held by a client of another library: the key has an empty value")
+	// errNotThere is for an attempt whose first votes differ in their counters: the node is asked to raise its own, and
+	// may not have granted the key so far.
+	errNotThere = errors.New("it has not granted the key")
+	errNoName   = errors.New("held by a client of another library: the key has an empty value")
 )
 
 func nodeError(n quorum.NodeAnswer) NodeError {
