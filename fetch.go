@@ -146,9 +146,9 @@ type FetchStats struct {
 	Misses uint64 // Fetch calls that waited for a load, here or elsewhere
 	Joined uint64 // of these, those that joined a load of their key in progress
 
-	Loads         uint64 // started
+	Loads         uint64 // started; a call of LoadMany is one
 	UnlockedLoads uint64 // of these, without a lock
-	LoadFailures  uint64 // by an error, a panic, or LoadTimeout; also refreshes of keys that cannot be locked
+	LoadFailures  uint64 // keys: by an error (ErrNotFound too), a panic, or LoadTimeout; refreshes that cannot lock
 	StoreFailures uint64
 	LookupErrors  uint64
 	Lost          uint64 // locks lost while they were needed: the value was served and maybe not stored
