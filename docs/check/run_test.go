@@ -200,3 +200,19 @@ func TestAlertsGoOff(t *testing.T) {
 	})
 	d.wantFiring("FlightlockLocksLost")
 }
+
+// A node that has no vote because it is unverified counts against the majority as one that is suspended does.
+func TestAnUnverifiedNodePutsTheMajorityAtRisk(t *testing.T) {
+	d := newDay(t)
+	d.reg = prometheus.NewRegistry() // of a client with three nodes
+	for state, of := range map[string]float64{"suspended": 0, "quarantined": 0, "unverified": 1} {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "flightlock_node_" + state}, []string{"node"})
+		d.reg.MustRegister(v)
+		for _, node := range []string{"a", "b", "c"} {
+			v.WithLabelValues(node).Set(0)
+		}
+		v.WithLabelValues("b").Set(of)
+	}
+	d.passes(5*time.Minute, func() {})
+	d.wantFiring("FlightlockMajorityAtRisk", "FlightlockNodeUnverified")
+}
