@@ -85,8 +85,8 @@ type withoutLocks struct {
 // ended.
 const quiet = 10 * time.Second
 
-// began is called before each load without a lock. why is the reason. There may be fewer loads: keys are loaded together,
-// or have values by then.
+// began is called before each load without a lock. why is the reason. There may be fewer loads: keys are loaded
+// together, or have values by then.
 func (w *withoutLocks) began(why error) {
 	if w.s.c.opts.Logger == nil {
 		return

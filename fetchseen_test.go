@@ -199,8 +199,8 @@ func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
 	})
 }
 
-// The number of loads in the log is that of the metrics: a call of LoadMany is one load, and a key that has a value when
-// it could be loaded is none.
+// The number of loads in the log is that of the metrics: a call of LoadMany is one load, and a key that has a value
+// when it could be loaded is none.
 func TestTheLogCountsLoadsWithoutLocksAsTheMetricsDo(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var lines lockedLines
