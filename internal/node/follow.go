@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/redis/go-redis/v9"
 )
 
 // When Sentinels have made a replica the master, they wait for 8 seconds or more before they make the master of
@@ -46,13 +48,29 @@ func (s *Server) follow() {
 	}
 }
 
-// followMaster gives l's connection up, if the Sentinels have named another master since the last exchange. The lane is
-// busy.
+// followMaster gives up the connections that l has, if the Sentinels have named another master since the last exchange:
+// the one in use, and what dials that were given up have left, which would be used next. The lane is busy.
 func (l *lane) followMaster(ctx context.Context) {
 	if moved := l.s.moved.Load(); l.moved != moved {
 		l.moved = moved
-		if l.connected() {
-			l.disconnect(ctx)
+		for n := l.client.PoolStats().IdleConns; n > 0 && l.client.PoolStats().IdleConns > 0; n-- {
+			l.disconnect(ctx) // go-redis closes those that have ended besides
+		}
+	}
+}
+
+// redial has o's dialer dial again if the Sentinels have named another master meanwhile: if nobody waits any more for
+// the dial, its connection would be there only after the lane has followed.
+func (s *Server) redial(o *redis.Options) {
+	dial := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		for {
+			moved := s.moved.Load()
+			c, err := dial(ctx, network, addr)
+			if err != nil || s.moved.Load() == moved {
+				return c, err
+			}
+			_ = c.Close()
 		}
 	}
 }

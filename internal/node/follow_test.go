@@ -125,3 +125,62 @@ func TestLanesFollowTheFirstMasterThatSentinelsName(t *testing.T) {
 		}
 	})
 }
+
+// A dial that was given up may have left, or may yet leave, a second connection to the master of before. It is not used
+// afterwards.
+func TestLanesFollowThoughAnAbandonedDialLeadsToTheOldMaster(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
+			var failedOver, slow atomic.Bool
+			old, successor := a.Client(t).Options(), b.Client(t).Options()
+			n := newAlone(t, a.Client(t, func(o *redis.Options) {
+				o.Addr = conn.FailoverAddr
+				o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+					to := old
+					if failedOver.Load() {
+						to = successor
+					}
+					if network == "unix" {
+						return nil, masterIs(to.Addr)
+					}
+					if slow.Swap(false) {
+						time.Sleep(1400 * time.Millisecond) // the bubble's time
+					}
+					return to.Dialer(ctx, "tcp", to.Addr)
+				}
+			}), 100*time.Millisecond)
+			locks := func(at *redistest.MemNode, acquire func(*attempt) *ear) *lane {
+				t.Helper()
+				k := newAttempt(t, n, "k")
+				acquire(k).want(t, Granted)
+				if !at.Mini.Exists("k") {
+					t.Errorf("late: %v: it was granted by the other master", late)
+				}
+				k.release().want(t, Deleted)
+				return k.lane()
+			}
+			locks(a, (*attempt).acquire)
+			time.Sleep(2 * followEvery) // the first answer has come
+			l := locks(a, (*attempt).acquire)
+			l.disconnect(t.Context())
+			n.servers[0].fast.Store(true)
+			slow.Store(true)
+			locks(a, (*attempt).acquireHere) // it gives its dial up, and the lane makes another
+			if !late {
+				time.Sleep(2 * followEvery)
+				if idle := l.client.PoolStats().IdleConns; idle != 2 {
+					t.Fatalf("%d connections", idle)
+				}
+				locks(a, (*attempt).acquire) // so that the Sentinels are asked
+			}
+			failedOver.Store(true)
+			if late {
+				time.Sleep(followEvery + followEvery/10)
+				locks(b, (*attempt).acquire) // the slow dial has not ended
+			}
+			time.Sleep(2 * followEvery)
+			locks(b, (*attempt).acquire)
+		})
+	}
+}

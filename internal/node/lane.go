@@ -138,6 +138,7 @@ func (l *lane) connect() {
 	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
 		c.OnUse, c.OnWrite = func() { l.uses(c) }, l.watchdog.wrote
 	}, func() { l.boundReads(false) })
+	l.s.redial(o)
 	o.ReadTimeout, o.WriteTimeout = n.TransportTime(), n.TransportTime()
 	l.client = redis.NewClient(o)
 	l.quick = conn.WithTimeout(l.client, n.timeout)
