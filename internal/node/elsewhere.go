@@ -12,7 +12,7 @@ import (
 // address moves (a virtual IP, a name, a proxy), connections to the process that had it may survive, and
 // that one may continue as a replica. It refuses writes, and what it is asked in the epoch of its
 // successor it does not know. go-redis closes a connection on which READONLY was the first reply, so that
-// the next one is dialled to where the address leads now. It does not close one that said NOSCRIPT, or
+// the next one is dialled to where the address leads now. It does not close one that said NOSCRIPT or MASTERDOWN, or
 // READONLY behind another reply, or within that of a batch. disconnect does.
 
 // errElsewhere is why a connection is given up.
@@ -45,6 +45,8 @@ func (l *lane) elsewhere(loaded bool) bool {
 		case conn.HasCode(got.err, "READONLY"):
 			return i > 0 || errors.As(got.err, &inBatch)
 		case conn.NotLoggedIn(got.err): // nor will it be: a new one may
+			return true
+		case conn.HasCode(got.err, "MASTERDOWN"): // as READONLY, of a replica that has lost its master
 			return true
 		case conn.HasCode(got.err, "NOSCRIPT"):
 			unknown = true

@@ -115,3 +115,40 @@ func TestARefusedBatchIsNoReasonToGiveAConnectionUp(t *testing.T) {
 	}
 	first.refresh().want(t, Renewed)
 }
+
+// A server that had the node's address before, and cannot reach its own master, refuses all with MASTERDOWN, also where
+// that was the first reply: the next request goes where the address leads now.
+func TestAConnectionToAReplicaWithoutItsMasterIsGivenUp(t *testing.T) {
+	for _, inline := range []bool{false, true} {
+		old, now := redistest.StartServer(t), redistest.StartServer(t)
+		var moved atomic.Bool
+		n := newNode(t, old.Client(t, func(o *redis.Options) {
+			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+				to := old.Addr()
+				if moved.Load() {
+					to = now.Addr()
+				}
+				return (&net.Dialer{}).DialContext(ctx, network, to)
+			}
+		}))
+		acquire := (*attempt).acquire
+		if inline {
+			acquire = (*attempt).acquireHere
+		}
+		a := newAttempt(t, n, "k")
+		acquire(a).want(t, Granted)
+		a.release().want(t, Deleted)
+		moved.Store(true)
+		old.Do(t, "CONFIG", "SET", "replica-serve-stale-data", "no")
+		_, port, _ := net.SplitHostPort(redistest.RefusedAddr(t))
+		old.Do(t, "REPLICAOF", "127.0.0.1", port)
+		for range 2 { // go-redis does not close its connection
+			untilItRests(t, a.lane())
+			n.servers[0].fast.Store(true)
+			<-acquire(newAttempt(t, n, "k")).heard
+		}
+		if !exists(t, now, "k") {
+			t.Errorf("inline: %v: the connection is still used", inline)
+		}
+	}
+}
