@@ -19,7 +19,8 @@ import (
 // What the old master has granted before that is lost, as in any failover, unless the replica has it. Notices come
 // from the old master until the Sentinels reset its connections: meanwhile waiters poll.
 
-// followEvery is how often a node that is used asks. go-redis asks one of the Sentinels, on a connection that it has.
+// followEvery is how often a node asks, used or not: one that is used every few minutes would else go to the old master
+// once more before it asks. go-redis asks one of the Sentinels, on a connection that it has.
 const followEvery = time.Second
 
 // follow has the lanes follow the master that the Sentinels name. It ends with the node. It asks at once, usually
@@ -27,18 +28,15 @@ const followEvery = time.Second
 // already, give it up.
 func (s *Server) follow() {
 	defer s.n.wg.Done()
-	last, used := "", uint64(0)
+	last := ""
 	asks := conn.NewLimit(1)
 	for {
-		if n := s.n.commands.Load(); n != used || last == "" {
-			used = n
-			ctx, cancel := context.WithTimeout(s.n.life, s.n.ExchangeTime())
-			addr, err := conn.Await(ctx, asks, func() (string, error) { return conn.MasterAddr(ctx, s.from) }, nil)
-			cancel()
-			if err == nil && addr != last {
-				last = addr
-				s.moved.Add(1)
-			}
+		ctx, cancel := context.WithTimeout(s.n.life, s.n.ExchangeTime())
+		addr, err := conn.Await(ctx, asks, func() (string, error) { return conn.MasterAddr(ctx, s.from) }, nil)
+		cancel()
+		if err == nil && addr != last {
+			last = addr
+			s.moved.Add(1)
 		}
 		select {
 		case <-s.n.life.Done():
