@@ -16,8 +16,8 @@ import (
 // client that it was asked for; the lanes have their own. So the node asks who the master is, and its lanes give their
 // connections up when that is another one.
 //
-// What the old master has granted before that is lost, as in any failover, unless the replica has it. Notices come
-// from the old master until the Sentinels reset its connections: meanwhile waiters poll.
+// What the old master has granted before that is lost, as in any failover, unless the replica has it. The connection
+// of the subscriptions is given up as well: see internal/pubsub.
 
 // followEvery is how often a node asks, used or not: one that is used every few minutes would else go to the old master
 // once more before it asks. go-redis asks one of the Sentinels, on a connection that it has.

@@ -91,6 +91,10 @@ func newServer(n *Node, c *redis.Client) *Server {
 // Client is the client whose options the connections to the server have.
 func (s *Server) Client() *redis.Client { return s.from }
 
+// Moves is how often the Sentinels have named another master. A connection that was dialled before the last time may
+// lead to an old one.
+func (s *Server) Moves() uint64 { return s.moved.Load() }
+
 // SubscriptionDials bounds the dials of subscription connections to the server.
 func (s *Server) SubscriptionDials() conn.Limit { return s.subscriptionDials }
 

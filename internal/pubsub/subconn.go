@@ -39,6 +39,7 @@ const (
 type subConn struct {
 	sub   *subscriber
 	ps    *redis.PubSub
+	moves uint64        // of the server, before the dial
 	ended chan struct{} // closed when listen has ended
 	err   error         // why; written before ended is closed
 
@@ -89,6 +90,7 @@ const nowhere = "flightlock-none"
 // dialSubConn connects and makes the connection the subscriber's.
 func dialSubConn(sub *subscriber) (*subConn, error) {
 	subs := sub.subs
+	moves := sub.server.Moves()
 	// The client is this connection's own, so its options may be changed.
 	client := conn.WithTimeout(sub.server.Client(), subs.node.TransportTime())
 	client.Options().MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
@@ -107,7 +109,8 @@ func dialSubConn(sub *subscriber) (*subConn, error) {
 	}
 	client.Options().Network = nowhere
 	now := time.Now() // the dial may have taken longer than an answer may
-	sc := &subConn{sub: sub, ps: ps, ended: make(chan struct{}), lastRead: now, sent: []*command{{verb: ping, sent: now}}}
+	sc := &subConn{sub: sub, ps: ps, moves: moves, ended: make(chan struct{}), lastRead: now,
+		sent: []*command{{verb: ping, sent: now}}}
 	subs.mu.Lock()
 	sub.conn = sc
 	subs.mu.Unlock()

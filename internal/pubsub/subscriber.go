@@ -14,6 +14,10 @@ import (
 // errSilent is why a connection was closed whose server answers nothing.
 var errSilent = errors.New("the subscription connection is silent")
 
+// errMoved is why a connection was closed whose server may not be the master any more: what the new one publishes does
+// not reach it.
+var errMoved = errors.New("the Sentinels name another master")
+
 // subscriber serves the topics of one server. One goroutine (run) makes the connection, writes to
 // it and closes it; it lives as long as there are topics, and a while longer. Another one reads
 // (subConn.listen).
@@ -263,6 +267,10 @@ func (sub *subscriber) next(sc *subConn) (do action) {
 	defer sub.subs.mu.Unlock()
 	if sub.subs.closed {
 		do.end, do.err = true, node.ErrClosed
+		return do
+	}
+	if sc.moves != sub.server.Moves() { // asked once per pulse
+		do.end, do.err = true, errMoved
 		return do
 	}
 	sub.expireLocked(sc, now)

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
@@ -1053,4 +1054,39 @@ func TestACommandIsWrittenAsItWasMade(t *testing.T) {
 		return s.Do(t, "PUBLISH", "other", "x") == int64(1)
 	})
 	other.want(Message, "x") // and has been all the time
+}
+
+// What the new master publishes is received, though the old one, which Sentinels have replaced, continues.
+func TestSubscriptionsGoToTheMasterThatSentinelsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
+		old, successor := a.Client(t).Options(), b.Client(t).Options()
+		var failedOver atomic.Bool
+		n := newSubs(t, a.Client(t, func(o *redis.Options) {
+			o.Addr = conn.FailoverAddr
+			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+				to := old
+				if failedOver.Load() {
+					to = successor
+				}
+				if network == "unix" { // see conn.MasterAddr
+					return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: to.Addr, Net: "unix"}}
+				}
+				return to.Dialer(ctx, "tcp", to.Addr)
+			}
+		}))
+		target, entry := new(node.Target), new(node.Entry)
+		target.Init("k", "nobody", "nobody")
+		entry.Init(n.node, target, 0)
+		entry.Release(new(node.RequestBuf), nil, false, &node.TurnPass{Contender: "nobody"}) // now the node begins to ask
+		r := subscribed(t, n, "k")
+		time.Sleep(2 * pulseTime) // after the first answer
+		before := r.state()
+		failedOver.Store(true)
+		time.Sleep(3 * pulseTime)
+		synctest.Wait()
+		if got := b.Mini.PubSubNumSub("k")["k"]; before != Subscribed || r.state() != Subscribed || got != 1 {
+			t.Errorf("%d subscribers at the new master; %v before, %v now", got, before, r.state())
+		}
+	})
 }
