@@ -10,18 +10,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
 
 // What go-redis' dialer of a Sentinel-managed master says.
 var errNoSentinel = errors.New("all sentinels specified in configuration are unreachable")
-
-// masterIs is what it says when it is to dial a socket, see conn.MasterAddr.
-func masterIs(addr string) error {
-	return &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: addr, Net: "unix"}}
-}
 
 // Requests go to the master that the Sentinels name, though the one of before continues. Sentinels that
 // do not answer change nothing.
@@ -33,19 +27,19 @@ func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
 			var dials atomic.Int64
 			var away atomic.Bool
 			master.Store(a)
-			dialerOf := map[*redistest.MemNode]*redis.Options{a: a.Client(t).Options(), b: b.Client(t).Options()}
-			c := a.Client(t, func(o *redis.Options) {
-				o.Addr = conn.FailoverAddr
-				o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) { // as that of go-redis does
+			c := redistest.SentinelClient(t, master.Load, func(o *redis.Options) {
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 					if away.Load() {
 						return nil, errNoSentinel
 					}
-					m := master.Load()
-					if network == "unix" && !dialsAll {
-						return nil, masterIs(dialerOf[m].Addr)
+					if dialsAll {
+						network = "tcp"
 					}
-					dials.Add(1)
-					return dialerOf[m].Dialer(ctx, "tcp", dialerOf[m].Addr)
+					if network != "unix" {
+						dials.Add(1)
+					}
+					return dial(ctx, network, addr)
 				}
 			})
 			n := newAlone(t, c, 100*time.Millisecond)
@@ -89,28 +83,16 @@ func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
 func TestLanesFollowBetweenLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
-		var failedOver atomic.Bool
-		old, successor := a.Client(t).Options(), b.Client(t).Options()
-		n := newAlone(t, a.Client(t, func(o *redis.Options) {
-			o.Addr = conn.FailoverAddr
-			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
-				to := old
-				if failedOver.Load() {
-					to = successor
-				}
-				if network == "unix" {
-					return nil, masterIs(to.Addr)
-				}
-				return to.Dialer(ctx, "tcp", to.Addr)
-			}
-		}), 100*time.Millisecond)
+		var master atomic.Pointer[redistest.MemNode]
+		master.Store(a)
+		n := newAlone(t, redistest.SentinelClient(t, master.Load), 100*time.Millisecond)
 		for range 3 {
 			at := newAttempt(t, n, "k")
 			at.acquire().want(t, Granted)
 			at.release().want(t, Deleted)
 			time.Sleep(time.Hour)
 		}
-		failedOver.Store(true)
+		master.Store(b)
 		time.Sleep(2 * followEvery)
 		newAttempt(t, n, "k").acquire().want(t, Granted)
 		if a.Mini.Exists("k") || !b.Mini.Exists("k") {
@@ -124,29 +106,22 @@ func TestLanesFollowBetweenLocks(t *testing.T) {
 func TestLanesFollowTheFirstMasterThatSentinelsName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
-		var failedOver atomic.Bool
-		old, successor := a.Client(t).Options(), b.Client(t).Options()
-		c := a.Client(t, func(o *redis.Options) {
-			o.Addr = conn.FailoverAddr
-			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
-				to := old
-				if failedOver.Load() {
-					to = successor
-				}
-				switch {
-				case network != "unix":
-					return to.Dialer(ctx, "tcp", to.Addr)
-				case to == old:
+		var master atomic.Pointer[redistest.MemNode]
+		master.Store(a)
+		c := redistest.SentinelClient(t, master.Load, func(o *redis.Options) {
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if network == "unix" && master.Load() == a {
 					return nil, errNoSentinel
 				}
-				return nil, masterIs(to.Addr)
+				return dial(ctx, network, addr)
 			}
 		})
 		n := newAlone(t, c, 100*time.Millisecond)
 		at := newAttempt(t, n, "k")
 		at.acquire().want(t, Granted)
 		at.release().want(t, Deleted)
-		failedOver.Store(true)
+		master.Store(b)
 		time.Sleep(2 * followEvery)
 		newAttempt(t, n, "k").acquire().want(t, Granted)
 		if a.Mini.Exists("k") || !b.Mini.Exists("k") {
@@ -161,22 +136,17 @@ func TestLanesFollowThoughAnAbandonedDialLeadsToTheOldMaster(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
-			var failedOver, slow atomic.Bool
-			old, successor := a.Client(t).Options(), b.Client(t).Options()
-			n := newAlone(t, a.Client(t, func(o *redis.Options) {
-				o.Addr = conn.FailoverAddr
-				o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
-					to := old
-					if failedOver.Load() {
-						to = successor
-					}
-					if network == "unix" {
-						return nil, masterIs(to.Addr)
-					}
-					if slow.Swap(false) {
+			var slow atomic.Bool
+			var master atomic.Pointer[redistest.MemNode]
+			master.Store(a)
+			n := newAlone(t, redistest.SentinelClient(t, master.Load, func(o *redis.Options) {
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := dial(ctx, network, addr)
+					if network != "unix" && slow.Swap(false) {
 						time.Sleep(1400 * time.Millisecond) // the bubble's time
 					}
-					return to.Dialer(ctx, "tcp", to.Addr)
+					return c, err
 				}
 			}), 100*time.Millisecond)
 			locks := func(at *redistest.MemNode, acquire func(*attempt) *ear) *lane {
@@ -203,7 +173,7 @@ func TestLanesFollowThoughAnAbandonedDialLeadsToTheOldMaster(t *testing.T) {
 				}
 				locks(a, (*attempt).acquire) // so that the Sentinels are asked
 			}
-			failedOver.Store(true)
+			master.Store(b)
 			if late {
 				time.Sleep(followEvery + followEvery/10)
 				locks(b, (*attempt).acquire) // the slow dial has not ended

@@ -16,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
@@ -1060,21 +1059,9 @@ func TestACommandIsWrittenAsItWasMade(t *testing.T) {
 func TestSubscriptionsGoToTheMasterThatSentinelsName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := redistest.StartMemNode(t, "10.0.0.1:6379"), redistest.StartMemNode(t, "10.0.0.2:6379")
-		old, successor := a.Client(t).Options(), b.Client(t).Options()
-		var failedOver atomic.Bool
-		n := newSubs(t, a.Client(t, func(o *redis.Options) {
-			o.Addr = conn.FailoverAddr
-			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
-				to := old
-				if failedOver.Load() {
-					to = successor
-				}
-				if network == "unix" { // see conn.MasterAddr
-					return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: to.Addr, Net: "unix"}}
-				}
-				return to.Dialer(ctx, "tcp", to.Addr)
-			}
-		}))
+		var master atomic.Pointer[redistest.MemNode]
+		master.Store(a)
+		n := newSubs(t, redistest.SentinelClient(t, master.Load))
 		target, entry := new(node.Target), new(node.Entry)
 		target.Init("k", "nobody", "nobody")
 		entry.Init(n.node, target, 0)
@@ -1082,7 +1069,7 @@ func TestSubscriptionsGoToTheMasterThatSentinelsName(t *testing.T) {
 		r := subscribed(t, n, "k")
 		time.Sleep(2 * pulseTime) // after the first answer
 		before := r.state()
-		failedOver.Store(true)
+		master.Store(b)
 		time.Sleep(3 * pulseTime)
 		synctest.Wait()
 		if got := b.Mini.PubSubNumSub("k")["k"]; before != Subscribed || r.state() != Subscribed || got != 1 {

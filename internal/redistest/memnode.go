@@ -112,6 +112,22 @@ func (n *MemNode) Client(tb testing.TB, change ...func(*redis.Options)) *redis.C
 	return newClient(tb, n.Options(), change)
 }
 
+// SentinelClient returns a client of the master that Sentinels name, as go-redis makes it: its dialer leads to what
+// master returns, and names it if it is to dial a socket.
+func SentinelClient(tb testing.TB, master func() *MemNode, change ...func(*redis.Options)) *redis.Client {
+	tb.Helper()
+	return master().Client(tb, append([]func(*redis.Options){func(o *redis.Options) {
+		o.Addr = "FailoverClient"
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			m := master()
+			if network == "unix" {
+				return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: m.addr, Net: "unix"}}
+			}
+			return m.Dial(ctx, network, addr)
+		}
+	}}, change...)...)
+}
+
 // Dial opens a connection to the node, whatever address it is given. It fits the Dialer of
 // redis.Options.
 func (n *MemNode) Dial(context.Context, string, string) (net.Conn, error) {
