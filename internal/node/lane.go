@@ -104,7 +104,8 @@ func (l *lane) run() {
 			return
 		}
 		if state := l.s.suspended.Load(); state != nil {
-			batch = completeBut(state.allows, batch, failed(state.err))
+			has := l.hasConnection()
+			batch = completeBut(func(r *request) bool { return has && state.allows(r) }, batch, failed(state.err))
 		}
 		switch {
 		case len(batch) == 0: // nothing is left to be sent
@@ -158,6 +159,9 @@ func (l *lane) connected() bool {
 	c := l.conn.Load()
 	return c != nil && !c.Strict()
 }
+
+// hasConnection reports whether l need not dial, as far as is known. The lane is busy.
+func (l *lane) hasConnection() bool { return l.client.PoolStats().IdleConns > 0 }
 
 // exact sets whether read deadlines on l's connection are exact, or are extended while this process is late.
 func (l *lane) exact(yes bool) {

@@ -29,7 +29,8 @@ import (
 //
 // One refused login is enough, although connections that were let in before may continue: as long as
 // some succeed it would never be two in a row. They continue to be used for what is held: refreshes and
-// releases are sent, which are few.
+// releases are sent, which are few. A lane that has no connection any more does not dial for them either: there may
+// be tens of thousands of debts.
 
 // ErrStalled is why a request was not sent to a server whose answers are overdue.
 var ErrStalled = errors.New("not sent: connection stalled, the requests before this one have no answer")
