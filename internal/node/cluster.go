@@ -55,6 +55,7 @@ type router struct {
 	sweeping bool        // it is in progress
 	soon     bool        // the next one is not to wait for sweepEvery
 	swept    time.Time   // when the last one had ended
+	unread   time.Time   // until when no request has the masters read: that has just failed
 }
 
 func newRouter(n *Node, c *redis.ClusterClient) *router {
@@ -285,16 +286,25 @@ func (s *Server) Redirection(answer error) string {
 }
 
 // named is the server with that address; nil when the Cluster has no such master. The
-// topology is read again when the address is new.
+// topology is read again when the address is new. If that fails, which may take ExchangeTime, it is not tried again for a
+// while: many requests may have been sent on to one address, and wait for each other.
 func (ro *router) named(ctx context.Context, addr string) *Server {
-	if s := ro.get(addr); s != nil {
+	ro.mu.Lock()
+	s, unread := ro.known[addr], time.Now().Before(ro.unread)
+	ro.mu.Unlock()
+	if s != nil || unread {
 		return s
 	}
-	masters, _ := ro.masters(ctx)
+	masters, err := ro.masters(ctx)
 	for _, master := range masters {
 		ro.server(master)
 	}
-	return ro.get(addr)
+	ro.mu.Lock()
+	defer ro.mu.Unlock()
+	if err != nil {
+		ro.unread = time.Now().Add(probePause)
+	}
+	return ro.known[addr]
 }
 
 // masters are those that the Cluster names, or those that it named last if it cannot be read. It
@@ -303,12 +313,6 @@ func (ro *router) masters(ctx context.Context) ([]*redis.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, ro.n.ExchangeTime())
 	defer cancel()
 	return conn.Await(ctx, ro.reading, func() ([]*redis.Client, error) { return Masters(ctx, ro.cluster) }, nil)
-}
-
-func (ro *router) get(addr string) *Server {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	return ro.known[addr]
 }
 
 func (ro *router) unlearn(s *Server) {
