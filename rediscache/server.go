@@ -167,7 +167,7 @@ func (s *server) ping(key string, timeout time.Duration) error {
 		return err
 	}
 	var late atomic.Bool
-	own := conn.DialOnce(like, timeout, func(o *redis.Options) {
+	own := conn.DialOnce(like, timeout, conn.NewLimit(1), func(o *redis.Options) {
 		dial := o.Dialer
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			due := time.Now().Add(timeout)

@@ -128,7 +128,7 @@ func (in *inspection) inspect() {
 	in.hello()
 	if in.got.Err = in.dead; in.dead != nil {
 		if !conn.IsReply(in.dead) && !conn.TimedOut(in.dead) { // it may have given the reason
-			if err := conn.Probe(in.ctx, in.c, stepTime); errors.Is(err, conn.ErrLogin) {
+			if err := conn.Probe(in.ctx, in.c, stepTime, conn.NewLimit(1)); errors.Is(err, conn.ErrLogin) {
 				in.got.Err = err
 			}
 		}

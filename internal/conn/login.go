@@ -27,11 +27,11 @@ func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 // reason why it could not be reached. It ends with ctx, or when a read has taken timeout.
 //
 // It uses a new connection. A pooled one may have logged in before, and continue to work while every
-// new login is refused.
-func Probe(ctx context.Context, c *redis.Client, timeout time.Duration) error {
+// new login is refused. dials is as for DialOnce.
+func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Limit) error {
 	var in atomic.Bool
 	var last lastError
-	own := DialOnce(c, timeout, func(o *redis.Options) {
+	own := DialOnce(c, timeout, dials, func(o *redis.Options) {
 		dial, greet := o.Dialer, o.OnConnect
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := dial(ctx, network, addr)

@@ -94,9 +94,9 @@ var errDialed = errors.New("the connection on which it was asked is gone")
 
 // DialOnce returns a client like c with a single connection that is dialed once: all its commands
 // reach one process, or fail. Each answer must arrive within step. The caller closes it. Hooks of c
-// are not called. change may adapt its options.
-func DialOnce(c *redis.Client, step time.Duration, change func(*redis.Options)) *redis.Client {
-	o := Options(c, step, NewLimit(1), func(*Conn) {}, func() {})
+// are not called. dials limits how many such dials may hang at once. change may adapt its options.
+func DialOnce(c *redis.Client, step time.Duration, dials Limit, change func(*redis.Options)) *redis.Client {
+	o := Options(c, step, dials, func(*Conn) {}, func() {})
 	var dialed atomic.Bool
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -320,7 +320,7 @@ func (s *Server) boot(ctx context.Context, establish string, done func(Epoch, er
 // process that knows them is the one that answered. A connection of the client's pool would do as well,
 // but the owner of the client may have all of them in use.
 func (s *Server) bootAndLoad(ctx context.Context, establish string, done func(Epoch, error)) error {
-	c := conn.DialOnce(s.from, s.n.timeout, func(*redis.Options) {})
+	c := conn.DialOnce(s.from, s.n.timeout, s.singleDials, func(*redis.Options) {})
 	defer c.Close()
 	before, sent := s.verified.Load(), time.Now()
 	next, err := s.runBoot(ctx, c, establish)

@@ -27,6 +27,7 @@ type Server struct {
 
 	subscriptionDials conn.Limit // dials of subscription connections
 	dials             conn.Limit // what its lanes dial
+	singleDials       conn.Limit // what is dialed for one probe or one boot
 
 	loading chan struct{} // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64 // how often they were. Written by who has the token
@@ -65,10 +66,15 @@ type Server struct {
 // One that hangs forever does not end the subscriptions.
 const maxSubscriptionDials = 4
 
+// maxSingleDials is that for probes and boots, each of which dials by itself: more than hang at once with a dialer that
+// ignores its context and takes two minutes to give up, as TCP does, so that a server that is back is found as soon.
+const maxSingleDials = 100
+
 func newServer(n *Node, c *redis.Client) *Server {
 	s := &Server{
 		n: n, from: c, addr: c.Options().Addr,
 		loading: make(chan struct{}, 1), subscriptionDials: conn.NewLimit(maxSubscriptionDials),
+		singleDials: conn.NewLimit(maxSingleDials),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {

@@ -249,7 +249,7 @@ func (s *Server) probe(why error) {
 func (s *Server) answers() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
 	defer cancel()
-	return conn.Probe(ctx, s.from, s.n.timeout)
+	return conn.Probe(ctx, s.from, s.n.timeout, s.singleDials)
 }
 
 // resume ends the suspension for that reason.
