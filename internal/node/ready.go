@@ -83,7 +83,7 @@ func (l *lane) ready() error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
 	defer cancel()
 	err := l.quick.Process(ctx, redis.NewCmd(ctx, "PING"))
-	if conn.IsReply(err) && l.connected() { // that it refuses PING is an answer
+	if conn.IsReply(err) && !conn.NotLoggedIn(err) && l.connected() { // that it refuses PING is an answer
 		err = nil
 	}
 	s.heard(err, nil, began, time.Since(began))
