@@ -286,8 +286,8 @@ func (s *Server) Redirection(answer error) string {
 }
 
 // named is the server with that address; nil when the Cluster has no such master. The
-// topology is read again when the address is new. If that fails, which may take ExchangeTime, it is not tried again for a
-// while: many requests may have been sent on to one address, and wait for each other.
+// topology is read again when the address is new. If that fails, which may take ExchangeTime, it is not
+// tried again for a while: many requests may have been sent on to one address, and wait for each other.
 func (ro *router) named(ctx context.Context, addr string) *Server {
 	ro.mu.Lock()
 	s, unread := ro.known[addr], time.Now().Before(ro.unread)
