@@ -259,17 +259,18 @@ func (k *quarantine) beginBootstrap() {
 	k.mu.Unlock()
 }
 
-// bootstrap reads all nodes, and establishes them if all are new: see quarantine.
+// bootstrap reads all nodes, and establishes them if all are new: see quarantine. While so many have no vote that no
+// attempt is sent, it is the only one that notices what becomes of the others.
 func (k *quarantine) bootstrap() {
-	before := k.read(k.established)
+	before := k.read(k.established, k.q.withoutVotes() != nil)
 	for reads := range maxReads {
-		now := k.read(nil)
+		now := k.read(nil, false)
 		switch judge(before, now, k.q.need) {
 		case leave:
 			return
 		case establish:
 			k.established = now
-			k.read(now)
+			k.read(now, false)
 			return
 		}
 		before = now
@@ -289,9 +290,9 @@ func (k *quarantine) pause(d time.Duration) bool {
 }
 
 // read returns the epochs of all nodes, nil for those that do not answer. Nodes that are known to
-// be established (their epoch is kept) are not asked. With establish, it establishes the others by
-// these epochs.
-func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
+// be established (their epoch is kept) are asked only if keptToo is set. With establish, it establishes the
+// others by these epochs.
+func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
 	type answer struct {
 		i   int
 		e   node.Epoch
@@ -301,7 +302,7 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	answers := make(chan answer, len(all))
 	asked := 0
 	for i, n := range k.q.Nodes {
-		if e := n.Epoch(); e != nil && e.State == node.EpochKept {
+		if e := n.Epoch(); e != nil && e.State == node.EpochKept && !keptToo {
 			all[i] = e
 			continue
 		}
@@ -331,7 +332,8 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 }
 
 // retryRead is when a node is read again that has not answered at the end of its quarantine, or
-// that is new: another node may have answered too late for all to be established together.
+// that is new: another node may have answered too late for all to be established together. While no attempt is sent,
+// all are read that often, for nothing else notices that they lose data (again).
 const retryRead = time.Second
 
 // endBootstrap ends a bootstrap, unless another must follow at once: it reconsiders the rounds that
@@ -349,6 +351,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		return 0, false
 	}
 	k.bootstrapping.Store(false)
+	unasked := k.q.withoutVotes() != nil // no bootstrap is under way, so that this does not lock mu
 	wait = -1
 	for i, n := range k.q.Nodes {
 		e := n.Epoch()
@@ -360,7 +363,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		if out {
 			s.Until = e.Began.Add(k.q.Quarantine)
 			left := time.Until(s.Until) + time.Millisecond
-			if left <= 0 || e.State == node.EpochNew && left > retryRead {
+			if left <= 0 || (e.State == node.EpochNew || unasked) && left > retryRead {
 				left = retryRead
 			}
 			if wait < 0 || left < wait {
