@@ -24,11 +24,13 @@
 --          the key is deleted, and nobody wants it. May be left out
 --
 -- Reply
---   1                deleted
---   2                deleted, and the contender that rejoins waits
+--   1                deleted, or passed on
+--   2                the same, and the contender that rejoins waits
 --   3                the same, and another contender was granted the key: so the node is in the script's epoch
---   0                missing: there is no such key
---   {holder, pttl}   another owner's; nothing was changed
+--   0                missing: there was no such key, and its rival may have been granted it, see below; or
+--                    it was kept for a turn of the contender of ARGV[4], and was passed on
+--   {holder, pttl}   another owner's; the key was not changed. The wants may have been: the contender of
+--                    ARGV[4] has left them, or has gone to their end (ARGV[5], ARGV[8])
 --   error            as for acquire
 --
 -- The next contender is granted the key if it has made an offer that names the node's epoch. An offer is
@@ -58,9 +60,9 @@
 --   turn    it is its turn
 --   other   the turn is another's
 --   failed  and the owner
--- The contender after the one whose turn it is is notified too: it tries when that turn has ended. No
--- others are notified, however many wait, unless the last turn was not taken: then the next contender may
--- be gone as well.
+-- The contender after the one whose turn it is is notified too: it tries when that turn has ended. All
+-- contenders are notified instead if there is an event (ARGV[6]), if ARGV[4] is '', and if the last turn
+-- was not taken: then the next contender may be gone as well. Otherwise no others are, however many wait.
 --
 -- On a Cluster, where PUBLISH knows the subscribers of one server only, the messages are the name of the
 -- contender whose turn it is, and the owner and ' failed', which is the name of no contender.

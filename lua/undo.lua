@@ -15,7 +15,7 @@
 -- Reply
 --   1                deleted
 --   0                missing: there is no such key
---   {holder, pttl}   another owner's; nothing was changed
+--   {holder, pttl}   another owner's; the key and the wants were not changed
 --   error            as for acquire
 
 local offer = ARGV[3] and 'flightlock:{offer}:' .. ARGV[2]

@@ -177,23 +177,23 @@ func (f *flight) attemptNowLocked() {
 
 // tryLocked is attemptNowLocked, except that callers that may no longer need the key look first.
 func (f *flight) tryLocked() {
-	f.tellLookersLocked()
+	f.wakeLookersLocked()
 	f.attemptNowLocked()
 }
 
-// tellLookersLocked has all callers of AcquireUnless look.
-func (f *flight) tellLookersLocked() {
+// wakeLookersLocked has all callers of AcquireUnless ask whether they still need the key.
+func (f *flight) wakeLookersLocked() {
 	t := f.head()
 	for left := f.lookers; left > 0; t = f.queue.Next(t) {
 		if t.waiter.needless != nil {
 			left--
-			t.tellToLookLocked()
+			t.wakeToLookLocked()
 		}
 	}
 }
 
-// tellToLookLocked has t's caller, one of AcquireUnless, look.
-func (t *Ticket) tellToLookLocked() {
+// wakeToLookLocked has t's caller, one of AcquireUnless, ask whether it still needs the key.
+func (t *Ticket) wakeToLookLocked() {
 	t.waiter.mustLook = true
 	t.wakeLocked()
 }
@@ -230,7 +230,7 @@ func (f *flight) recheck() {
 // poll each second: a look of each caller would cost their cache more than the polls cost the nodes.
 func (f *flight) pollIsDueLocked() {
 	if c := f.contention; c == nil || !c.subscribed {
-		f.tellLookersLocked()
+		f.wakeLookersLocked()
 	} else if f.lookers > 0 {
 		t := f.head()
 		for t != nil && (t.waiter.needless == nil || t.waiter.inUserCode) {
@@ -238,7 +238,7 @@ func (f *flight) pollIsDueLocked() {
 		}
 		if t != nil {
 			t.waiter.looksForAll = true
-			t.tellToLookLocked()
+			t.wakeToLookLocked()
 		}
 	}
 	f.wakeDriverLocked()
@@ -249,7 +249,7 @@ func (f *flight) pollIsDueLocked() {
 func (f *flight) foundNeedless(t *Ticket) {
 	f.mu.Lock()
 	if t.waiter.looksForAll {
-		f.tellLookersLocked()
+		f.wakeLookersLocked()
 	}
 	f.unlock()
 	_ = f.quit(t, context.Canceled) // a lease that came in this instant continues

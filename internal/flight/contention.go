@@ -146,7 +146,7 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 	}
 	if e == quorum.OurTurn || e == quorum.OtherTurn { // somebody has released the key, and may have done the work
 		if e == quorum.OtherTurn || f.phase != idle { // else tryLocked does that, below
-			f.tellLookersLocked()
+			f.wakeLookersLocked()
 		}
 		if f.backoff != nil {
 			f.backoff.sawHolder("")

@@ -13,10 +13,10 @@ import (
 // lease, and the remote attempt in progress. It exists from the first caller's arrival until nobody
 // wants the key and nothing is held.
 //
-// Callers queue in order of arrival, and the lease goes to the front of the queue, by
-// handoff (Dice, Marathe and Shavit, "Lock Cohorting", PPoPP 2012) or by grant. It is
-// decided under mu who is current, in giveLocked and endLocked only. These rules keep it
-// safe:
+// Callers queue in order of arrival. The lease goes to the first of them that does not run user
+// code just then (see nextHolderLocked): by handoff (Dice, Marathe and Shavit, "Lock Cohorting",
+// PPoPP 2012), or when an attempt or an offer has won it. Only giveLocked and endLocked change which
+// Ticket is current, and both run under mu. These rules keep it safe:
 //
 //   - A Ticket is current from giveLocked to endLocked; each gets a token larger than all
 //     before it, from a block that the quorum has made safe.
@@ -27,7 +27,7 @@ import (
 //     ends in the instant in which it is given the lease finds out under mu, and passes
 //     the lease on as a release would. No wake-up and no lease is lost.
 //   - The attempt belongs to the flight, not to the caller that makes it. It is canceled
-//     when the last waiter has left.
+//     when the last waiter has left, or when the flight's offer was granted meanwhile.
 //   - No attempt begins, and the flight does not die, before the release of the lease was
 //     sent: the next attempt would find this process's own entry.
 //
@@ -106,13 +106,13 @@ type flight struct {
 // Or its release has put the flight at the end of those who wait, before the next caller comes:
 //
 //	releasing --rejoined--> expecting --next caller--> idle, or leased
-//	                             \--nobody comes--> dead
+//	                             \--nobody comes--> dead, or releasing if the key was granted
 type phase uint8
 
 const (
 	idle      phase = iota // no lease, and no attempt in progress: the driver makes it when it is due
 	acquiring              // an attempt is in progress
-	canceled               // one is that nobody wants any more: its failure means nothing
+	canceled               // the attempt in progress was canceled, since all waiters left: its failure is ignored
 	leased                 // there is a lease, which cur holds, or which is being renewed for the next holder
 	retained               // there is a lease, which nobody holds and nobody waits for: see retention
 	releasing              // the lease is gone, and its release has not been sent yet

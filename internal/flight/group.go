@@ -106,7 +106,7 @@ type Observer struct {
 }
 
 // Config is how the local tier reaches the world. No function of Nodes or of a Lease may block, except
-// Acquire and Release, for NodeTimeout, when inline is true. Owner, Peek, Settle, Validity and all
+// Acquire, Release and Rejoin: for NodeTimeout, when inline is true. Owner, Peek, Settle, Validity and all
 // Errors may be called with a flight's mutex held, and must not call back; all others are called
 // without.
 type Config struct {
@@ -381,7 +381,7 @@ func (g *Group) Look(key string) {
 		if t.waiter.needless != nil {
 			left--
 			if !t.waiter.inUserCode {
-				t.tellToLookLocked()
+				t.wakeToLookLocked()
 			}
 		}
 	}

@@ -99,7 +99,7 @@ func (f *flight) endLocked(t *Ticket, as state, why error) {
 	t.state, t.timers = as, nil
 	f.cur = nil
 	if t.looks && as == released {
-		f.tellLookersLocked() // its work may be what others of this process wait for
+		f.wakeLookersLocked() // its work may be what others of this process wait for
 	}
 	if as == lost {
 		f.linger = 0 // its holder may hang: the lease is for those who wait, or for nobody

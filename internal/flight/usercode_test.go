@@ -258,7 +258,7 @@ func TestADriverThatIsToLookAndLeavesPassesOnWhatIsDue(t *testing.T) {
 		f.mu.Lock()
 		front.cancel()
 		f.attemptNowLocked()
-		f.tellLookersLocked()
+		f.wakeLookersLocked()
 		f.mu.Unlock()
 		synctest.Wait()
 		w.wantHistory("acquire as owner-1")

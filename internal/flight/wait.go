@@ -292,7 +292,7 @@ func (f *flight) quit(t *Ticket, why error) error {
 // mayBlock reports whether a caller with that ctx may block for NodeTimeout: not if its
 // time is up before, nor if it may be canceled and would notice that late.
 func (g *Group) mayBlock(ctx context.Context) bool {
-	if g.cfg.NodeTimeout > maxBlind && ctx.Done() != nil {
+	if g.cfg.NodeTimeout > maxCancelDelay && ctx.Done() != nil {
 		return false
 	}
 	deadline, ends := ctx.Deadline()
@@ -677,8 +677,8 @@ func (w *waiter) isEndless() bool { return w.traits&Endless != 0 }
 func (t *Ticket) failsFast() bool { return t.waiter.traits&FailFast != 0 }
 
 const (
-	maxBlind = 50 * time.Millisecond // how late a caller may notice that its ctx was canceled
-	minDelay = time.Millisecond      // keeps a strategy that returns nothing from spinning
+	maxCancelDelay = 50 * time.Millisecond // how late a caller may notice that its ctx was canceled
+	minDelay       = time.Millisecond      // keeps a strategy that returns nothing from spinning
 
 	// How far planGiveUp looks.
 	maxSteps     = 1000

@@ -90,15 +90,15 @@ func (e *Entry) Repair(ttl time.Duration, top int64, deadline time.Time) {
 
 // Refresh makes the key's ttl full again, raises the fence counter to top and reserves
 // more tokens. The node has timeout for its answer from when the request was written, and it is not
-// written any more once deadline has passed. If asker is not "", the
-// reply names the contender, other than asker, that waits longest.
+// written any more once deadline has passed. If rivalsOf is not "", the reply names the contender,
+// other than rivalsOf, that waits longest.
 func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
-	timeout time.Duration, deadline time.Time, asker string) {
+	timeout time.Duration, deadline time.Time, rivalsOf string) {
 	e.mu.Lock()
 	e.gone = max(e.gone, e.n.now().Add(ttl)) // it may be executed any time from now on
 	e.sendAndUnlock(&request{
 		e: e, op: opRefresh, sink: sink, ttl: ttl, tokens: top, more: more,
-		timeout: timeout, deadline: e.n.at(deadline), asker: asker,
+		timeout: timeout, deadline: e.n.at(deadline), rivalsOf: rivalsOf,
 	}, false)
 }
 

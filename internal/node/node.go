@@ -1,10 +1,11 @@
 // Package node is one Redis deployment that casts one vote: a standalone server, a
 // Sentinel-managed master or a whole Redis Cluster.
 //
-// A request goes Entry -> lane -> pipeline -> Redis, and its Reply comes back through the Sink that
-// asked. Nothing here waits for a node on behalf of a caller: the quorum above decides when an
-// answer is too late, and this package continues to find out what became of the request, so that
-// nothing of ours stays behind on the node.
+// A request goes Entry -> lane -> pipeline -> Redis (on a Cluster a router chooses the lane), and its
+// Reply goes to the Sink that was passed with it. A caller does not wait for a node, unless it passes
+// inline, to save two switches between goroutines. The quorum above decides when an answer is too
+// late, and this package continues to find out what became of the request, so that no key of an
+// attempt or lease that is over stays on the node.
 package node
 
 import (

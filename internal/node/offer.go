@@ -58,13 +58,13 @@ func (t *offerTerms) text(i uint8, epoch string) string {
 // that are granted. It is called before the first of them. An offer's own target carries it too: what is
 // undone for that is the offer. t has a contender. With waits, the acquires leave a free key to those who wait longer.
 func (t *Target) Carry(o *Offer, poll uint32, span time.Duration, waits bool) {
-	t.asker.carried = &carried{o, poll, span, waits}
+	t.contention.carried = &carried{o, poll, span, waits}
 }
 
 // prepared reports whether t is the target of an offer's own lease, which the nodes may have granted without
 // a request of its own.
 func (t *Target) prepared() bool {
-	return t.asker != nil && t.asker.carried != nil && t.asker.carried.Target == t
+	return t.contention != nil && t.contention.carried != nil && t.contention.carried.Target == t
 }
 
 // Granted is called when the node has made the key e's for span, by a release of somebody else. If e has been

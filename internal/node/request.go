@@ -50,7 +50,7 @@ type request struct {
 	links list.Links[request]   // in the queue: guarded by its mu
 
 	turnPass *TurnPass // of a release; nil: an undo
-	asker    string    // of a refresh: who asks for rivals; "": nobody does
+	rivalsOf string    // of a refresh: the contender whose rival the reply is to name; "": it names none
 }
 
 // ListLinks are the links of r in the queue in which it waits.
@@ -92,8 +92,8 @@ func (r *request) offer() *carried {
 	if r.reach != allKeys || r.e.n.IsCluster() || r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
 		return nil
 	}
-	if a := r.e.t.asker; a != nil && !r.e.t.prepared() {
-		return a.carried
+	if c := r.e.t.contention; c != nil && !r.e.t.prepared() {
+		return c.carried
 	}
 	return nil
 }
@@ -104,7 +104,7 @@ func (r *request) withWants() bool {
 	case opRelease:
 		return r.turnPass != nil || r.e.t.Contender() != ""
 	case opRefresh:
-		return r.asker != ""
+		return r.rivalsOf != ""
 	}
 	return r.e.t.Contender() != ""
 }
@@ -132,8 +132,8 @@ func (r *request) values(to []any) []any {
 		}
 	case opRefresh:
 		to = append(to, &t.owner, ttl, &r.tokens, r.more)
-		if r.asker != "" && r.reach == allKeys {
-			to = append(to, r.asker)
+		if r.rivalsOf != "" && r.reach == allKeys {
+			to = append(to, r.rivalsOf)
 		}
 	case opRelease:
 		to = append(to, &t.owner)
@@ -176,8 +176,8 @@ func (r *request) plain() bool {
 // sameArgs reports whether r's values are those of p, but for the owner.
 func (r *request) sameArgs(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.tokens == p.tokens && r.more == p.more &&
-		r.turnPass == p.turnPass && r.reach == p.reach && r.asker == p.asker && r.e.t.Contender() == p.e.t.Contender() &&
-		r.offer() == nil && p.offer() == nil
+		r.turnPass == p.turnPass && r.reach == p.reach && r.rivalsOf == p.rivalsOf &&
+		r.e.t.Contender() == p.e.t.Contender() && r.offer() == nil && p.offer() == nil
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.

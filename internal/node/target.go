@@ -19,12 +19,12 @@ const slots = 16384
 // locks there are.
 const bucketsPerSlot = 16
 
-// Target is what one attempt is about, shared by the attempt's entries on all nodes. It is immutable after
-// Init, but for the time that the attempt has.
+// Target is what one attempt is about, shared by the attempt's entries on all nodes. Init and Carry set it,
+// before the first acquire. After that only begun changes.
 type Target struct {
 	key, owner text
 	bucket     bucket
-	asker      *asker // who asks, over any number of attempts; nil if it has not had to wait
+	contention *contention // nil if the attempt is made for no contender
 	slot       uint16
 	lane       uint8
 
@@ -55,14 +55,14 @@ func (t *Target) over(ttl time.Duration) bool {
 	return !begun.IsZero() && clock.Passed(clock.Now(), begun.Add(ttl))
 }
 
-// Init says where key's vote, fence counter and wants live, and who asks. key has the
-// prefix; owner is the whole stored value, for this attempt; contender is who asks in all
-// of them, "" in the first.
+// Init sets what the attempt is for, and which hash slot, fence bucket and lane key has. key has the
+// prefix; owner is the whole stored value of this attempt; contender is the name under which this
+// process waits for key, the same in all its attempts, or "" if it is not registered as waiting.
 func (t *Target) Init(key, owner, contender string) {
 	slot, hash := SlotOf(key), hashOf(key)
 	t.key, t.owner = text(key), text(owner)
 	if contender != "" {
-		t.asker = &asker{contender: contender}
+		t.contention = &contention{contender: contender}
 	}
 	t.bucket = bucketName(slot, hash)
 	t.slot, t.lane = slot, uint8(hash>>16)
@@ -74,16 +74,16 @@ func (t *Target) Key() string { return string(t.key) }
 // Owner is the whole stored value.
 func (t *Target) Owner() string { return string(t.owner) }
 
-// Contender is who asks, over any number of attempts; "" if it has not had to wait.
+// Contender is the contender that the attempt is made for; "" if there is none.
 func (t *Target) Contender() string {
-	if t.asker == nil {
+	if t.contention == nil {
 		return ""
 	}
-	return t.asker.contender
+	return t.contention.contender
 }
 
-// asker is the contender that an attempt is made for. Most attempts have none, so it is not in the Target.
-type asker struct {
+// contention is what only an attempt for a contender has. Most attempts are for none, so it is not in the Target.
+type contention struct {
 	contender string
 	carried   *carried // the offer that the attempt makes; nil: none
 }

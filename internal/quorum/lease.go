@@ -43,7 +43,7 @@ type Lease struct {
 	target node.Target
 
 	// mu guards what follows except the entries, which have their own mutexes. It is not held while a request is
-	// sent or a callback runs.
+	// sent or an outcome is delivered. It is held while Config.NotifiesRelease runs.
 	mu            sync.Mutex
 	phase         phase
 	canceled      bool
@@ -104,8 +104,8 @@ const (
 	over
 )
 
-// Acquire makes the attempt and calls by.Acquired exactly once, on a goroutine of a node, of a
-// timer, or of the caller: with a grant, or with the reason why there is none. A failed attempt
+// Acquire makes the attempt and calls by.Acquired exactly once, on a goroutine of a node, of the
+// quorum, of a timer, or of the caller: with a grant, or with the reason why there is none. A failed attempt
 // is undone on every node that may have granted it: these requests are made before the call.
 func (l *Lease) Acquire(inline bool, by Acquirer) {
 	s := l.scratch

@@ -143,7 +143,7 @@ func (q *Quorum) GrantsNothing() bool {
 
 // Offer makes l a lease that releases elsewhere may grant to contender, and calls by.Acquired once, as Acquire
 // does: when q nodes have granted it, or when it was canceled, or could not be won although a node has
-// granted it. It sends nothing: see Carry.
+// granted it. After Forget it may never call it. It sends nothing: see Carry.
 func (q *Quorum) Offer(l *Lease, key string, ttl time.Duration, tokens int64, contender string, by Acquirer) {
 	q.Prepare(l, key, ttl, tokens, contender)
 	l.offer = &offer{Offer: node.Offer{Target: &l.target, Tokens: tokens}, votes: make([]voteTime, len(q.Nodes)),

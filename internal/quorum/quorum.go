@@ -32,7 +32,8 @@ type Config struct {
 	Owner       func() string // a new owner at each call, never the same twice
 
 	// NotifiesRelease reports whether owner's client publishes when it releases a key. Other
-	// libraries do not. nil: all clients do.
+	// libraries do not. nil: all clients do. It is called with a Lease's mutex held, so it must not
+	// block, nor use the Quorum.
 	NotifiesRelease func(owner string) bool
 
 	// Guarded: a new grant of a node that has lost its data does not count until Quarantine is
@@ -57,7 +58,9 @@ type Config struct {
 }
 
 // Quorum sends each request to all nodes at once and decides by majority. It is safe for
-// concurrent use, never blocks, and starts no goroutine per request: replies drive it.
+// concurrent use, and starts no goroutine per request: replies drive it. Its methods do not wait for
+// a node, with two exceptions: those that close it, and, with a single node, an acquire or a release
+// with inline.
 type Quorum struct {
 	Config
 	need       int
@@ -69,7 +72,7 @@ type Quorum struct {
 	rtt       atomic.Int64            // duration of the last attempt that the nodes decided, in ns
 	duplicate atomic.Pointer[Failure] // set once two nodes have proved to be one server, and never cleared
 
-	ctx    context.Context // of the search for duplicates; ends with Close
+	ctx    context.Context // of what tasks do; ends with Close
 	cancel context.CancelFunc
 	tasks  group.Group // searches for duplicates, bootstraps, and what waits for them
 
@@ -183,7 +186,7 @@ func (q *Quorum) CloseWatches(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Close decides all open rounds, ends the watches, and waits for the goroutines of the quorum until
+// Close decides the open rounds of releases, ends the watches, and waits for the goroutines of the quorum until
 // ctx ends: a comparison of nodes may be in a client that is not ours. Their owner closes the nodes
 // first.
 func (q *Quorum) Close(ctx context.Context) error {
