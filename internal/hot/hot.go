@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // Tier has the values of keys for a short time each. It is safe for concurrent use.
@@ -14,6 +16,9 @@ import (
 // here: what has changed in between is not known. For the same reason a value does not enter if a
 // key was removed since its reader began; that is counted per shard, so that removing a key may keep
 // a few others out, which then come with their next reader.
+//
+// It is counted by the monotonic and by the wall clock, and the greater age counts: while the machine
+// sleeps the former stands still, and the values elsewhere change.
 //
 // Many readers share a value. Shortly before it is over, one of them is sent to renew it, and the
 // others continue with it: else all of them would be sent at once when it is over.
@@ -24,7 +29,6 @@ type Tier[V any] struct {
 	ttl   time.Duration
 	used  uint64 // shards, the first ones
 	most  int    // in a shard
-	began time.Time
 	seed  maphash.Seed
 	shard [shards]shard[V]
 }
@@ -40,8 +44,8 @@ type shard[V any] struct {
 
 type value[V any] struct {
 	v       V
-	from    time.Duration // when its reader began, since the Tier's beginning
-	renewed atomic.Bool   // somebody was sent
+	from    time.Time   // when its reader began
+	renewed atomic.Bool // somebody was sent
 }
 
 const (
@@ -52,7 +56,7 @@ const (
 // New makes a Tier of at most so many keys, at least one, with a ttl for each value.
 func New[V any](ttl time.Duration, keys int) *Tier[V] {
 	used := min(shards, keys)
-	t := &Tier[V]{ttl: ttl, used: uint64(used), most: keys / used, began: time.Now(), seed: maphash.MakeSeed()}
+	t := &Tier[V]{ttl: ttl, used: uint64(used), most: keys / used, seed: maphash.MakeSeed()}
 	for i := range t.shard {
 		t.shard[i].values = map[string]*value[V]{}
 	}
@@ -61,9 +65,12 @@ func New[V any](ttl time.Duration, keys int) *Tier[V] {
 
 // Reading is the beginning of a read from elsewhere: see Put.
 type Reading struct {
-	from    time.Duration
+	from    time.Time
 	removed uint64
 }
+
+// age is how old at now is what was begun at from, by the clock that says more.
+func age(now, from time.Time) time.Duration { return -clock.Left(now, from) }
 
 func (t *Tier[V]) of(key string) *shard[V] {
 	return &t.shard[maphash.String(t.seed, key)%t.used]
@@ -73,12 +80,12 @@ func (t *Tier[V]) of(key string) *shard[V] {
 // then it reads the value from elsewhere, and calls Put with r.
 func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
 	s := t.of(key)
-	now := time.Since(t.began)
+	now := clock.Now()
 	s.mu.RLock()
 	x := s.values[key]
 	s.mu.RUnlock()
 	if x != nil {
-		age := now - x.from
+		age := age(now, x.from)
 		if age < t.ttl && (age < t.ttl-t.ttl/8 || x.renewed.Load() || x.renewed.Swap(true)) {
 			return x.v, r, true
 		}
@@ -89,31 +96,31 @@ func (t *Tier[V]) Get(key string) (v V, r Reading, ok bool) {
 // Put enters a value that was read from elsewhere since r.
 func (t *Tier[V]) Put(key string, v V, r Reading) {
 	s := t.of(key)
-	now := time.Since(t.began)
-	if now-r.from >= t.ttl {
+	now := clock.Now()
+	if age(now, r.from) >= t.ttl {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := s.values[key]
-	if s.removed.Load() != r.removed || old != nil && old.from > r.from {
+	if s.removed.Load() != r.removed || old != nil && old.from.After(r.from) {
 		return
 	}
 	if old == nil && len(s.values) >= t.most {
-		s.makeRoomLocked(now - t.ttl)
+		s.makeRoomLocked(now, t.ttl)
 	}
 	s.values[key] = &value[V]{v: v, from: r.from}
 }
 
 // makeRoomLocked removes what is over among a few values, or the oldest of them.
-func (s *shard[V]) makeRoomLocked(over time.Duration) {
+func (s *shard[V]) makeRoomLocked(now time.Time, ttl time.Duration) {
 	n, removed := 0, false
-	oldest, from := "", time.Duration(0)
+	oldest, from := "", time.Time{}
 	for key, x := range s.values {
-		if x.from <= over {
+		if age(now, x.from) >= ttl {
 			delete(s.values, key)
 			removed = true
-		} else if oldest == "" || x.from < from {
+		} else if oldest == "" || x.from.Before(from) {
 			oldest, from = key, x.from
 		}
 		if n++; n == sampled {

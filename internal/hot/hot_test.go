@@ -5,7 +5,17 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clocktest"
+	"go.uber.org/goleak"
 )
+
+var clocks clocktest.Clocks
+
+func TestMain(m *testing.M) {
+	clocks.Install()
+	goleak.VerifyTestMain(m)
+}
 
 // A value is served until its ttl is over, counted from when its reader began; shortly before, one
 // reader is sent to renew it.
@@ -43,6 +53,27 @@ func TestAge(t *testing.T) {
 			t.Error("it was over when it came")
 		}
 	})
+}
+
+// A sleep of the machine, in which only the wall clock continues, is part of a value's age, and of that of a
+// value that is still being read.
+func TestASleepOfTheMachineIsPartOfTheAge(t *testing.T) {
+	defer clocks.Reset()
+	tier := New[int](time.Hour, 100)
+	_, r, _ := tier.Get("k")
+	_, slow, _ := tier.Get("slow")
+	tier.Put("k", 1, r)
+	if v, _, ok := tier.Get("k"); v != 1 || !ok {
+		t.Errorf("%d, %v", v, ok)
+	}
+	clocks.Sleep(time.Hour)
+	if _, _, ok := tier.Get("k"); ok {
+		t.Error("a value is served that is older than the machine's sleep")
+	}
+	tier.Put("slow", 1, slow)
+	if _, _, ok := tier.Get("slow"); ok {
+		t.Error("a value was kept that was read before the machine's sleep")
+	}
 }
 
 // What was read before a removal does not enter after it, nor what was read before what is there.
