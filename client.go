@@ -324,7 +324,8 @@ func (c *Client) newOwner() string {
 	return string(strconv.AppendUint(owner, c.seq.Add(1), 36))
 }
 
-// guardedLabel is newOwner, which is called in the middle of an attempt: that has to continue if it does not return.
+// guardedLabel is newOwner, Options.NewOwner, except that a panic or runtime.Goexit in it becomes a label that says so:
+// it is called in the middle of an attempt, which has to continue.
 func guardedLabel(newOwner func() string) func() string {
 	return func() string {
 		label, err := guarded("NewOwner", func() (string, error) { return newOwner(), nil })

@@ -14,8 +14,8 @@ import (
 // A run that another one waits for needs no slot: the one that it would wait for may be held by
 // the very load that waits for it. It runs beside those that count: see waitNode.urgent.
 //
-// A run that waits here has no lock. Otherwise the limits of this process would hold up the
-// others, which may have free slots.
+// A run that waits here has no lock, unless a caller that holds it anyway has lent it. Otherwise the
+// limits of this process would hold up the others, which may have free slots.
 type gate struct {
 	maxLoads int // without a limit, a load that has a lock has nothing to do here
 

@@ -55,7 +55,9 @@ type fetchRun[V any] struct {
 	scope  coalesce.Scope // of what is loaded
 	unseen bool           // the lookup before the load is left out, because the cache does not answer
 
-	refused bool // the lookup before the load has failed, and not only timed out. Written by the same, or its batch
+	// refused: the lookup before the load has failed, and not only timed out. Written by run's goroutine, or
+	// by the batch.
+	refused bool
 }
 
 // run is the whole work: lock, look up, load, store.
@@ -93,9 +95,9 @@ func (f *Fetcher[V]) end(r *fetchRun[V]) {
 // lock gets what a load needs, the lock or the reason to do without, and a slot at the gate, and
 // commits the run to it. ok is false if there is nothing left to do.
 //
-// A load without a lock begins only when a majority of nodes cannot be reached, after
-// WaitTimeout, and when Lookup fails. A run that waits for a slot to do so locks as soon as
-// there is something to lock on.
+// A load without a lock begins only if a majority of nodes cannot be reached, if WaitTimeout has
+// passed, if Lookup has failed, or if the load that this run has waited for has failed in another
+// process. While it waits for a slot for that, a run locks after all as soon as that is possible again.
 func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 	if r.until.IsZero() {
 		r.until = time.Now().Add(f.opts.WaitTimeout)
@@ -246,8 +248,8 @@ func (f *Fetcher[V]) contendUntil(r *fetchRun[V], step *coalesce.Step) (l *Lock,
 	var failed error
 	timeouts := r.timeouts
 	l, over, err = f.c.contend(step, r.Key(), f.opts.TTL, func(ctx context.Context) bool {
-		var found bool
-		found, failed = f.lookUpWaiting(r, ctx)
+		var done bool
+		done, failed = f.lookUpWaiting(r, ctx)
 		switch {
 		case errors.Is(failed, errTooManyLookups):
 			failed = nil
@@ -258,7 +260,7 @@ func (f *Fetcher[V]) contendUntil(r *fetchRun[V], step *coalesce.Step) (l *Lock,
 				failed = nil
 			}
 		}
-		return found || failed != nil
+		return done || failed != nil
 	})
 	if failed != nil {
 		over, err = false, failed
@@ -343,8 +345,8 @@ func (f *Fetcher[V]) stillWaits(r *fetchRun[V], p *slot, why error, returned boo
 	step := r.Begin(r.values, max(time.Until(r.until), 0))
 	defer step.End(nil)
 	f.gate.interrupt(p, step)
-	found, err := f.lookUpWaiting(r, step)
-	return found, !found && (k == locked || err != nil || step.Err() != nil || !errors.As(why, &unknown))
+	over, err := f.lookUpWaiting(r, step)
+	return over, !over && (k == locked || err != nil || step.Err() != nil || !errors.As(why, &unknown))
 }
 
 // full is the error for callers whose run waited for a slot in vain.
@@ -375,8 +377,8 @@ var errTooManyLookups = errors.New("too many Lookups are under way")
 var errNoAnswer = errors.New("no answer in time")
 
 // lookUpWaiting makes a Lookup for a run that waits until ctx ends. At most maxWaitingLookups
-// of them run at a time. A stale value will do for callers that have none.
-func (f *Fetcher[V]) lookUpWaiting(r *fetchRun[V], ctx context.Context) (found bool, err error) {
+// of them run at a time. A stale value will do for callers that have none. over is as for lookUp.
+func (f *Fetcher[V]) lookUpWaiting(r *fetchRun[V], ctx context.Context) (over bool, err error) {
 	if !f.beginWaitingLookup(ctx) {
 		return false, errTooManyLookups
 	}
@@ -424,11 +426,10 @@ func (f *Fetcher[V]) lookUpToLoad(r *fetchRun[V], l *Lock) (over bool) {
 	wait := r.Begin(r.values, noTimeout)
 	returned, err := f.permitsToLoad.admit(wait)
 	wait.End(nil)
-	found := false
 	switch {
 	case err == nil:
 		step := r.Begin(r.values, f.opts.LookupTimeout)
-		found, err = f.lookUp(r, r.values, step, Fresh, f.lookupToLoad, func() {})
+		over, err = f.lookUp(r, r.values, step, Fresh, f.lookupToLoad, func() {})
 		step.End(nil)
 		returned(err)
 	case r.Err() != nil: // the ctx of Close has ended: there is nothing to load any more
@@ -443,14 +444,14 @@ func (f *Fetcher[V]) lookUpToLoad(r *fetchRun[V], l *Lock) (over bool) {
 		return true
 	}
 	r.refused = err != nil && !errors.Is(err, errSlowLookup) && !ranOut(err)
-	return found
+	return over
 }
 
 // lookUp makes a Lookup with limited, which is made of ctx and LookupTimeout. If the cache has a
-// value that is at least so fresh, the callers get it, and the run is over. returned is called
-// when Lookup has returned, however late.
+// value that is at least so fresh, the callers get it, and the run is over. It is over, too, if it was
+// canceled meanwhile. returned is called when Lookup has returned, however late.
 func (f *Fetcher[V]) lookUp(r *fetchRun[V], ctx, limited context.Context, least Freshness,
-	lookup func(context.Context, string) (Found[V], error), returned func()) (found bool, err error) {
+	lookup func(context.Context, string) (Found[V], error), returned func()) (over bool, err error) {
 	answered := new(answer[V])
 	r.scope = f.sending()
 	r.Worker.Go(func() {

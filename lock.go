@@ -80,7 +80,8 @@ func (l *Lock) Refresh(ctx context.Context) error {
 	}
 }
 
-// gaveUpRefresh is for a ctx that has ended: with the lock, if it is one of its Contexts.
+// gaveUpRefresh is the error of Refresh if its ctx has ended. That ctx may be one of the lock's own Contexts, which
+// end with the lock: so if the lock is over, the error says that.
 func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 	if err := l.Err(); err != nil {
 		return lockEnded(l.Key(), err)
@@ -149,7 +150,8 @@ type derived struct {
 // order. Goroutines that share such a ctx do not exclude each other. Client.Lock does not nest; it
 // contends with its own process, and thus with its own caller.
 //
-// Context may be called any number of times: a ctx ends with parent, and leaves nothing behind.
+// Context may be called any number of times: a ctx ends with parent or with the lock, and leaves
+// nothing behind after that.
 func (l *Lock) Context(parent context.Context) context.Context {
 	n, done := l.ensureReentry(), parent.Done()
 	n.mu.Lock()

@@ -20,13 +20,14 @@ import (
 //	Ticket:  held -> released       the last Release
 //	              -> lost           ends all Locks at once
 //
-// Two steps decide everything, and both are a compare-and-swap, so that a Lock that is never nested
+// Two steps decide everything, and both are atomic operations, so that a Lock that is never nested
 // takes no mutex for it:
 //
 //   - Release of a Lock without a reentry stores notShared in it. A caller that wants to nest finds
 //     either nil (and stores a reentry first, which Release then finds) or notShared.
-//   - handles goes from n to n+1 for a nested Lock unless it is 0, and from 1 to 0 exactly once. So
-//     no caller gets a handle on a Ticket that is being released.
+//   - handles goes from n to n+1 for a nested Lock unless it is 0 (addHandle), and from n to n-1 once
+//     for each Lock, because only the first Release of a Lock finds released unset under its mu. So it
+//     is 0 exactly once, and no caller gets a handle on a Ticket that is being released.
 //
 // The alternative, a nested flight.Ticket, was rejected: the queue would have to know it, and every
 // step of the flight to check for it. Here the local tier does not know that nesting exists.

@@ -83,7 +83,8 @@ func (c *Client) checkArguments(key string, ttl time.Duration, retry RetryStrate
 	return errors.Join(c.checkKey(key), c.checkTTL(ttl), checkStrategy(retry))
 }
 
-// newLock is a Lock that is about to be acquired.
+// newLock is a Lock that is about to be acquired. The first one has the Client begin to publish its list of
+// nodes.
 func (c *Client) newLock() *Lock {
 	c.startAnnouncing()
 	return &Lock{c: c}
@@ -144,9 +145,9 @@ func (n flightNodes) Validity(ttl time.Duration) time.Duration { return n.c.quor
 func (c *Client) full(key string) string { return c.opts.KeyPrefix + key }
 
 // TryLock repeats an attempt that split the votes up to splitTries times, each time after a random
-// pause. The pause is at most twice the duration of the attempt, doubled with each repetition, but
-// between splitPause and maxSplitPause. So of the contenders that split the votes, the first to
-// retry has probably completed its attempt when the second one retries.
+// pause. The longest possible pause is twice the duration of the attempt, but splitPause at least; it
+// doubles with each repetition, up to maxSplitPause. So of the contenders that split the votes, the
+// first to retry has probably completed its attempt when the second one retries.
 const (
 	splitTries    = 4
 	splitPause    = 5 * time.Millisecond
@@ -233,10 +234,10 @@ var errFailedElsewhere = fmt.Errorf(
 	"flightlock: %w: the load that this process has waited for has failed in another one", ErrNotAcquired)
 
 // contend acquires key for ttl, unless that becomes needless meanwhile. It tries at once, through the
-// local tier. While the key is held, in this process or in another, it waits; whenever there is an
-// event about the key, or an attempt is due, it calls needless, on the caller's goroutine: true ends
-// the wait, with stopped and without a lock; otherwise it tries again. Before a lock that is handed
-// over in this process, needless is not called.
+// local tier. While the key is held, in this process or in another, it waits, and calls needless, on the
+// caller's goroutine, when there is an event about the key; when an attempt is due, one of those that
+// wait may do so for all. True ends the wait, with stopped and without a lock; otherwise it tries again.
+// Before a lock that is handed over in this process, needless is not called.
 //
 // It ends with ctx, with the error of SingleFlightLock. Any error that does not mean that the key is
 // held is returned at once, ErrUnavailable for one; and so is errFailedElsewhere, which all processes

@@ -9,8 +9,8 @@
 -- ARGV[2]  ttl in milliseconds, at least 1
 -- ARGV[3]  B, the size of the block of fencing tokens; 0 for a repair
 -- ARGV[4]  repairs: the highest token the lease has reserved; else 0 or left out
--- ARGV[5]  contender: the process that waits for the key. It takes a turn that is reserved for it; if
---          the key is another owner's, its want is registered
+-- ARGV[5]  contender: the name under which the caller waits for the key, the same in all its attempts.
+--          It takes a turn that is reserved for it; if the key is another owner's, its want is registered
 -- ARGV[6]  with KEYS[3]: the contender's offer (see release.lua), which goes with its want; may be
 --          left out. Without KEYS[2]: the name of the fence bucket, which may be here all the same
 -- ARGV[7]  waits, with an offer: a free key is left to the one that waits longest, if that is another. May
@@ -18,14 +18,15 @@
 --
 -- Reply
 --   c > 0            granted; the counter is now c and this node offers (c-B, c]
---   -c < 0           this very owner held the key already: its TTL is full again, the
---                    counter stands at c and was not bumped (nobody can have been
---                    granted a later token of this key meanwhile)
+--   -c < 0           this very owner held the key already: its TTL is at least ARGV[2] again, and no
+--                    block was reserved (nobody can have been granted a later token of this key
+--                    meanwhile). c is the counter, after a repair at least ARGV[4]; a counter that
+--                    was lost starts again at the node's clock
 --   {holder, pttl}   held by another, or kept for another's turn; pttl in milliseconds,
 --                    below 0 when unknown. The holder is "flightlock:turn:", without a name, if
 --                    the key is free and was left to another
 --   {holder, pttl, 1}  the same, to an acquire that makes an offer, if a hundred others wait
---   EPOCH            an error: see below; nothing was written
+--   EPOCH            an error: the node's epoch is not the script's, see epoch.lua; nothing was written
 --   TRYAGAIN         an error, without KEYS[2]: the bucket is not here; nothing was written
 --   error            WRONGTYPE when the key holds something that is not a string, what
 --                    INCRBY says of a bucket that is not a counter, or what the server

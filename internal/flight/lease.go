@@ -205,8 +205,8 @@ const (
 )
 
 // blockLocked is how many tokens an attempt asks for: a few when nobody else waits, for those who
-// come while the lock is held; else what the lease before this one has used, and what the queue can
-// use.
+// come while the lock is held; else what the lease before this one has used, or what the queue can
+// use if that is more.
 func (f *flight) blockLocked() int64 {
 	switch {
 	case f.g.cfg.Slice < 0:

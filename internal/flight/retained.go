@@ -44,7 +44,7 @@ type retention struct {
 	// guarded by the flight's mu
 	ends    clock.Instant // when the lease is released, while it is retained
 	reused  bool          // a local caller got the lease after it was retained
-	settled bool          // the lease has been told that it is held for long
+	settled bool          // Settle of the lease was called
 
 	// guarded by the retainedList's mu
 	links  list.Links[flight]

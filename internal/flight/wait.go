@@ -143,11 +143,14 @@ func (g *Group) End(ctx context.Context, b *Begun) error {
 }
 
 // AcquireUnless is Acquire for a caller that may find that it needs the key no more, because
-// another process has done the work meanwhile: whenever there is an event about the key, Look is called, or an
-// attempt after the first is due, needless is called on the caller's goroutine. True ends the wait,
-// with stopped and without the key; the event that the work has failed elsewhere ends it with
-// Errors.FailedElsewhere. Its wait also ends when too few nodes can be reached (see FailFast): such a
-// caller can do without the lock. While needless runs, other waiters may be given the key first.
+// another process has done the work meanwhile. Then needless reports true, which ends the wait, with
+// stopped and without the key. It is called on the caller's goroutine: when there is an event about the
+// key, when Look is called, and when an attempt after the first is due. In the last case, while the flight
+// is subscribed, one of its callers is chosen to ask for all: see pollIsDueLocked.
+//
+// The event that the work has failed elsewhere ends the wait with Errors.FailedElsewhere. The wait also
+// ends when too few nodes can be reached (see FailFast): such a caller can do without the lock. While
+// needless runs, other waiters may be given the key first.
 func (g *Group) AcquireUnless(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace,
 	needless func(context.Context) bool) (stopped bool, err error) {
 	t.looks = true
@@ -266,7 +269,8 @@ func (g *Group) newWaiter(pace Pace, needless func(context.Context) bool) *waite
 	return w
 }
 
-// answered gives the outcome of t's wait, which has ended.
+// answered gives the outcome of t's wait, which has ended, and puts its waiter back into the pool: t.waiter is
+// nil from then on.
 func (g *Group) answered(t *Ticket) error {
 	w, refusal := t.waiter, t.waiter.refusal
 	if w.giveUpTimer != nil {

@@ -63,9 +63,9 @@ func (e *Entry) Init(n *Node, t *Target, i int) { e.n, e.t, e.i = n, t, uint8(i)
 
 // Acquire asks for the node's vote, with a block of tokens. The node has timeout for its answer from
 // when the request was written; the time that it waits for that does not count. It is not written any
-// more once the attempt has begun longer than ttl ago. inline says that the calling goroutine may block
-// for NodeTimeout and may receive the answer before Acquire returns. buf is where the request is to
-// live, new, or that of a Release that has come first.
+// more if the attempt began longer than ttl ago. inline says that the calling goroutine may block for
+// NodeTimeout; then sink may have the answer before Acquire returns. buf is memory for the request. If a
+// Release has come first, it is in use by that, and the acquire is not sent.
 func (e *Entry) Acquire(buf *RequestBuf, sink Sink, ttl time.Duration, tokens int64, timeout time.Duration,
 	inline bool) {
 	r := &buf.request
@@ -102,10 +102,10 @@ func (e *Entry) Refresh(sink Sink, ttl time.Duration, top, more int64,
 	}, false)
 }
 
-// releaseAgain is the request for a release that is owed. The contender that was to be its rival, and
-// whatever its contender wanted, is past. It passes the turn on even if it undoes a lost attempt: what
-// it finds by now may have been granted long after that was lost, and others wait for its holder's
-// message.
+// releaseAgain is the request for a release that is owed. It names no rival and no contender: the first
+// release did, and that no longer applies. It passes the turn on even if it undoes a lost attempt: the
+// acquire may have been executed long after that attempt was lost, and by now others wait for the
+// holder of the key, which is this entry, to publish its release.
 func (e *Entry) releaseAgain() *request {
 	p := &TurnPass{}
 	if e.t.prepared() {
@@ -156,7 +156,8 @@ func (p *TurnPass) values() (v [5]string) {
 func (p *TurnPass) wanted() bool { return p != nil && p.Contender != "" }
 
 // Release takes back whatever the node has or may yet get of this lease. sink may be nil; it
-// receives the first outcome. The node continues until the release is confirmed. inline is as for
+// receives the first outcome. The node continues until the release is confirmed, or the key must have
+// expired (see unansweredLocked). inline is as for
 // Acquire. p says how the turn passes on; nil is for the undo of an attempt that was lost, which
 // makes no turn and gives its contender, if there is one, its want back. buf is where the request
 // is to live: new, or that of the acquire, which may still be there.
@@ -272,7 +273,7 @@ const (
 	debtSecond = time.Second            // later on, and between the last two answers, which decide an indeterminate one
 	debtSoon   = 100 * time.Millisecond // between the first two: a node that continues reads its old connections at once
 	debtAway   = 5 * time.Second        // while the server is suspended: all debts are sent when it is back
-	debtAge    = 10 * time.Minute       // how long a node may be away and still be chased
+	debtAge    = 10 * time.Minute       // how long an indeterminate release without an answer is sent again
 )
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {

@@ -55,6 +55,10 @@ const (
 //
 // A caller that may block, and finds the lane idle, is a batch of one: it writes and reads
 // by itself, which saves two switches between goroutines (see exchangeNow).
+//
+// So two goroutines may use the connection, run's and such a caller's, but never at once: the one that has
+// made the queue busy (take, claim) owns the lane until rest. "The lane is busy", at a function, means that
+// its caller is that one.
 type lane struct {
 	queue
 	s        *Server
@@ -80,7 +84,7 @@ type lane struct {
 	first         scriptName    // of the first command of the batch in progress
 	names         [opBatch + 1]scriptName
 	grantsNothing bool   // the node's epoch cannot be had: releases are to grant nothing
-	moved         uint64 // the server's when it was looked at last
+	moved         uint64 // s.moved when the connections were last given up for another master: see followMaster
 	long, brief   ctxCache
 }
 

@@ -21,7 +21,7 @@ const (
 	Replayed             // acquire: this owner held the key already
 	Renewed              // refresh: full ttl again
 	Deleted              // release: our key is gone, by this request
-	Missing              // refresh, release: there is no such key
+	Missing              // refresh, release: there is no such key, or it is free or kept for a turn
 	Held                 // another owner has the key
 )
 
@@ -30,9 +30,9 @@ type Reply struct {
 	Kind     Kind
 	Counter  int64         // Granted, Replayed, Renewed: the fence counter afterwards; Renewed: 0 if it was out of reach
 	Holder   string        // Held: the whole owner, or TurnOf and a contender
-	Rival    string        // Renewed: the contender that waits longest, "" for none or if nobody looked
+	Rival    string        // Renewed: the contender that waits longest; Granted to an offer: the next one; "": none known
 	TTL      time.Duration // Held: the holder's, below 0 when unknown
-	Crowd    bool          // Held: a hundred others wait, as an attempt that makes an offer is told
+	Crowd    bool          // Held, to an attempt that makes an offer: a hundred others wait
 	Rejoined bool          // Deleted: the contender waits again
 	Verified bool          // Deleted: the node has found itself in the epoch of the script
 	Err      error         // Failed

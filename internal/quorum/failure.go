@@ -34,9 +34,9 @@ type Failure struct {
 
 	Queued bool   // acquire: others put a majority out of reach, and publish their release
 	Crowd  bool   // acquire: a hundred others wait
-	Owned  bool   // acquire: one owner has the key on a majority of nodes, and publishes its release
+	Owned  bool   // acquire: a majority of nodes has one owner, which publishes its release, or keeps one turn
 	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
-	Away   bool   // a majority has no vote for now, and more than one answer is missing for that: see node.Away
+	Away   bool   // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer
@@ -135,8 +135,8 @@ func (q *Quorum) whyNoVote(i int) error {
 }
 
 // freeInLocked is how soon enough of the nodes that others hold could be free to make a majority
-// with those that granted us and those still to answer. It is 0, unknown, if the holders' ttls
-// are.
+// with those that granted us and those still to answer. It is 0, which means unknown, if the nodes
+// have reported too few of the holders' ttls.
 func (r *round) freeInLocked(t tally) time.Duration {
 	var left []time.Duration
 	for _, rep := range r.replies {
@@ -157,8 +157,9 @@ func (r *round) freeInLocked(t tally) time.Duration {
 }
 
 // holderLocked returns the owner that has a majority, and whether its client publishes the release.
-// Clients of other libraries do not; and if the votes are split, there is no such owner. A key
-// that is reserved for another contender's turn has no holder yet.
+// Clients of other libraries do not; and if the votes are split, there is no such owner. If a
+// majority keeps the key for one contender's turn, there is no holder yet, but that contender will
+// publish its release: it returns "" and true.
 func (r *round) holderLocked(t tally) (holder string, notifies bool) {
 	if t.held < t.need {
 		return "", false

@@ -20,6 +20,8 @@ import (
 //	   |                    |                                                      |
 //	   +--------------------+--- unwinnable, too late, canceled: undone ----------+
 //
+// Raising is no phase of its own: the phase is still acquiring, and the attempt has a second round (raise).
+//
 // A lost lease may still be on some nodes, and Release removes it there. Nothing else is possible:
 // a lease that became valid again would hold a key that somebody else may have held in between.
 //

@@ -129,8 +129,8 @@ func (o *offers) find(owner string) *Lease {
 	return o.open[owner]
 }
 
-// GrantsNothing reports whether there are offers of no use, because so many nodes are Clusters, where there are no
-// inboxes.
+// GrantsNothing reports whether offers are of no use here: a Cluster has no inboxes, so it grants to no offer, and too
+// few of the nodes are none.
 func (q *Quorum) GrantsNothing() bool {
 	n := 0
 	for _, node := range q.Nodes {

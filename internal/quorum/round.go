@@ -14,11 +14,13 @@ import (
 // as q votes are out of reach. A slow minority adds no latency.
 //
 // An acquire has no deadline of its own: each node answers, or its request fails after its own
-// timeout. A refresh is decided at the end of the lease at the latest, and a release after
-// NodeTimeout, wherever the requests are by then.
+// timeout. A refresh is decided fixedDrift after the end of the lease at the latest, and a release
+// after NodeTimeout, wherever the requests are by then.
 type round struct {
 	l         *Lease
 	op        string
+	want      node.Kind    // the reply that is a vote for us
+	began     time.Time    // before the first request was made; only if want is Renewed
 	floor     int64        // a vote must have at least this counter
 	onDecided func(*round) // called once, after the decision, without l.mu
 	timer     *time.Timer  // of a refresh
@@ -28,9 +30,6 @@ type round struct {
 	links  list.Links[round]
 	due    time.Duration // on the deadlines' clock
 	listed bool
-
-	want  node.Kind // the reply that is a vote for us
-	began time.Time // before the first request was made, if want is Renewed
 
 	// guarded by l.mu
 	decided bool

@@ -53,10 +53,10 @@ type watch struct {
 	closed     bool
 }
 
-// Watch calls onEvent for each event of key, on goroutines of the nodes or of a timer, and, if this
-// client is subscribed already, on its own, with no mutex held, until stop is called; one call may still
-// be under way then. owner is set for Failed only. One node's message suffices for Failed: nothing is
-// granted because of it.
+// Watch calls onEvent for each event of key until stop is called; one call may still be under way
+// then. The calls are made with no mutex held, on goroutines of the nodes or of a timer; the first one
+// is made on the caller's goroutine, before Watch returns, if this client is subscribed already. owner
+// is set for Failed only. One node's message suffices for Failed: nothing is granted because of it.
 func (q *Quorum) Watch(key, contender string, onEvent func(n Event, owner string)) (stop func()) {
 	w := &watch{q: q, contender: contender, onEvent: onEvent}
 	w.mu.Lock() // events come after this
