@@ -135,11 +135,7 @@ func quorumError(key string, f *quorum.Failure) *QuorumError {
 	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Outcome()], reason: f.Err,
 		away: f.Away}
 	for _, n := range f.Nodes {
-		answer := nodeError(n)
-		if n.Reply.Kind == node.Missing && f.Op == "acquire" {
-			answer.Err = errNotThere
-		}
-		e.Nodes = append(e.Nodes, answer)
+		e.Nodes = append(e.Nodes, nodeError(f.Op, n))
 	}
 	return e
 }
@@ -159,7 +155,7 @@ var (
 	errNoName   = errors.New("held by a client of another library: the key has an empty value")
 )
 
-func nodeError(n quorum.NodeAnswer) NodeError {
+func nodeError(op string, n quorum.NodeAnswer) NodeError {
 	switch n.Reply.Kind {
 	case node.Failed:
 		return NodeError{Node: n.Name, Err: n.Reply.Err}
@@ -169,6 +165,9 @@ func nodeError(n quorum.NodeAnswer) NodeError {
 		}
 		return NodeError{Node: n.Name, Holder: n.Reply.Holder, HolderTTL: n.Reply.TTL}
 	case node.Missing:
+		if op == "acquire" {
+			return NodeError{Node: n.Name, Err: errNotThere}
+		}
 		return NodeError{Node: n.Name, Err: errMissing}
 	}
 	return NodeError{Node: n.Name}

@@ -322,10 +322,7 @@ func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Fo
 	}
 	defer inside.stopAwaiting(&r.node)
 	*began = f.seen.meter.waits(*began)
-	v, err, left := r.Wait(ctx)
-	if left {
-		err = leftWaiting(key, ctx.Err(), err)
-	}
+	v, err, left := r.waitFor(ctx)
 	if !left && !r.For(came, found.Stamp) {
 		return nil, none, errAgain
 	}

@@ -64,6 +64,14 @@ func lookupErr(key string, err error) error {
 // lock, if the run waited for that.
 func leftWaiting(key string, ctxErr, lock error) error { return &waitError{key, ctxErr, lock} }
 
+// waitFor is Wait, with the error of a caller whose ctx has ended.
+func (r *fetchRun[V]) waitFor(ctx context.Context) (v V, err error, left bool) {
+	if v, err, left = r.Wait(ctx); left {
+		err = leftWaiting(r.Key(), ctx.Err(), err)
+	}
+	return v, err, left
+}
+
 type waitError struct {
 	key       string
 	ctx, lock error

@@ -208,15 +208,11 @@ func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], b
 
 // wait waits for runs, and returns the keys whose results are not good for this caller.
 func (m *many[V]) wait(joined []wanted[V]) (again []wanted[V]) {
-	if again = joined[:0]; len(joined) == 0 {
-		return again
+	if again = joined[:0]; len(joined) > 0 {
+		m.began = m.f.seen.meter.waits(m.began)
 	}
-	m.began = m.f.seen.meter.waits(m.began)
 	for _, w := range joined {
-		v, err, left := w.run.Wait(m.ctx)
-		if left {
-			err = leftWaiting(w.key, m.ctx.Err(), err)
-		}
+		v, err, left := w.run.waitFor(m.ctx)
 		if m.inside != nil {
 			m.inside.stopAwaiting(&w.run.node)
 		}

@@ -358,7 +358,7 @@ func TestAMissIsObservedForAsLongAsItsCallerWaited(t *testing.T) {
 			s := &stampedCache{takes: time.Second}
 			f := newStampedFetcher(t, c, s, flightlock.FetchOptions{})
 			first := fetching(t.Context(), f, "k", 1)
-			time.Sleep(time.Second / 2)
+			time.Sleep(time.Second / 2) // the bubble's time: half of the load
 			s.change("k")
 			wantAll(t, fetching(t.Context(), f, "k", 1), 1, "v1") // 0.5s for the first load, and 1s for the next
 			wantAll(t, first, 1, "v0")
@@ -373,7 +373,7 @@ func TestAMissIsObservedForAsLongAsItsCallerWaited(t *testing.T) {
 				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
 				Load:   func(context.Context, string) (string, error) { return "", errMine },
 				LoadMany: func(_ context.Context, keys []string) (map[string]string, error) {
-					time.Sleep(time.Second)
+					time.Sleep(time.Second) // the bubble's time: how long the load takes
 					return map[string]string{"k0": "v"}, nil
 				},
 				Store: func(context.Context, string, string, *flightlock.Lock) error { return nil },

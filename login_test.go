@@ -32,13 +32,7 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 		"scripts are gone": func(s *redistest.Server) { s.Do(t, "SCRIPT", "FLUSH") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			var servers []*redistest.Server
-			var urls []string
-			for range 3 {
-				s := redistest.StartServer(t)
-				s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
-				servers, urls = append(servers, s), append(urls, "redis://app:old@"+s.Addr())
-			}
+			servers, urls := threeForApp(t)
 			var log lines
 			logger := slog.New(slog.NewTextHandler(&log, nil))
 			c := mustOpen(t, flightlock.Options{NodeTimeout: 2 * time.Second, Logger: logger}, urls...)
@@ -70,17 +64,22 @@ func TestANodeThatRefusesTheLogin(t *testing.T) {
 	}
 }
 
-// While a majority of nodes is suspended because they refuse the user, no strategy waits: somebody has to change
-// something first.
-func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
-	t.Parallel()
-	var servers []*redistest.Server
-	var urls []string
+// threeForApp starts three servers with a user app, whose password is old, and gives its URLs.
+func threeForApp(t *testing.T) (servers []*redistest.Server, urls []string) {
+	t.Helper()
 	for range 3 {
 		s := redistest.StartServer(t)
 		s.Do(t, "ACL", "SETUSER", "app", "on", ">old", "~*", "&*", "+@all")
 		servers, urls = append(servers, s), append(urls, "redis://app:old@"+s.Addr())
 	}
+	return servers, urls
+}
+
+// While a majority of nodes is suspended because they refuse the user, no strategy waits: somebody has to change
+// something first.
+func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
+	t.Parallel()
+	servers, urls := threeForApp(t)
 	c := mustOpen(t, flightlock.Options{NodeTimeout: 2 * time.Second}, urls...)
 	lockMany(t, c, 2, 2)
 	for _, s := range servers[:2] {

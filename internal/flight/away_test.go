@@ -120,7 +120,7 @@ func TestAttemptsWhileNodesAreAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.acquire = (*fakeAttempt).away
 		c := w.start(pace(never(10 * ms)))
-		time.Sleep(40 * ms)
+		time.Sleep(40 * ms) // the bubble's time, as all that follow
 		if n := w.asked(); n < 4 {
 			t.Errorf("%d attempts in the first 40 ms", n)
 		}

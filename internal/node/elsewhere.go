@@ -29,6 +29,10 @@ func (l *lane) disconnect(ctx context.Context) {
 	_ = l.client.Process(ctx, redis.NewCmd(ctx, "PING", unwritable{}))
 }
 
+// refusesAll reports whether err is the answer of a connection on which there will be no other, where a new one may do
+// better: nobody is logged in on it; or it leads to a replica that has lost its master, as READONLY may.
+func refusesAll(err error) bool { return conn.NotLoggedIn(err) || conn.HasCode(err, "MASTERDOWN") }
+
 // elsewhere reports whether the last answers are those of a server that the address does not lead to
 // any more, as far as they show: it does not know a script, although they were just loaded; or it is a
 // replica, and go-redis does not see that; or nobody is logged in on the connection, as when the client
@@ -44,9 +48,7 @@ func (l *lane) elsewhere(loaded bool) bool {
 		switch {
 		case conn.HasCode(got.err, "READONLY"):
 			return i > 0 || errors.As(got.err, &inBatch)
-		case conn.NotLoggedIn(got.err): // nor will it be: a new one may
-			return true
-		case conn.HasCode(got.err, "MASTERDOWN"): // as READONLY, of a replica that has lost its master
+		case refusesAll(got.err):
 			return true
 		case conn.HasCode(got.err, "NOSCRIPT"):
 			unknown = true

@@ -101,8 +101,7 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 	got, sent := l.writeOne(l.brief.context(now, timeout, timeout/8), r, now)
 	returned = true
 	switch {
-	case !sent && !conn.IsReply(got.err), conn.NotLoggedIn(got.err), conn.HasCode(got.err, "MASTERDOWN"):
-		// to find out more than that, and to give the connection up
+	case !sent && !conn.IsReply(got.err), refusesAll(got.err): // to find out more, and to give the connection up
 		l.putBack(r)
 	case !l.complete(r, got, sent, true):
 		l.putBack(r) // to have the scripts loaded

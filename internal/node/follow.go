@@ -51,7 +51,7 @@ func (s *Server) follow() {
 func (l *lane) followMaster(ctx context.Context) {
 	if moved := l.s.moved.Load(); l.moved != moved {
 		l.moved = moved
-		for n := l.client.PoolStats().IdleConns; n > 0 && l.client.PoolStats().IdleConns > 0; n-- {
+		for n := l.client.PoolStats().IdleConns; n > 0 && l.hasConnection(); n-- {
 			l.disconnect(ctx) // go-redis closes those that have ended besides
 		}
 	}

@@ -79,6 +79,24 @@ func TestLanesFollowTheMasterThatSentinelsName(t *testing.T) {
 	}
 }
 
+// lockOnce locks and releases.
+func lockOnce(t *testing.T, n *Node) {
+	t.Helper()
+	at := newAttempt(t, n, "k")
+	at.acquire().want(t, Granted)
+	at.release().want(t, Deleted)
+}
+
+// wantOnNew checks that the first lock after the Sentinels were asked again is granted by b, and not by a.
+func wantOnNew(t *testing.T, n *Node, a, b *redistest.MemNode) {
+	t.Helper()
+	time.Sleep(2 * followEvery) // the bubble's time
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	if a.Mini.Exists("k") || !b.Mini.Exists("k") {
+		t.Error("it was granted by the old master, 2 seconds after the Sentinels have named another")
+	}
+}
+
 // A node that is used now and then follows before it is used again, and not after the next lock.
 func TestLanesFollowBetweenLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -87,17 +105,11 @@ func TestLanesFollowBetweenLocks(t *testing.T) {
 		master.Store(a)
 		n := newAlone(t, redistest.SentinelClient(t, master.Load), 100*time.Millisecond)
 		for range 3 {
-			at := newAttempt(t, n, "k")
-			at.acquire().want(t, Granted)
-			at.release().want(t, Deleted)
-			time.Sleep(time.Hour)
+			lockOnce(t, n)
+			time.Sleep(time.Hour) // the bubble's time
 		}
 		master.Store(b)
-		time.Sleep(2 * followEvery)
-		newAttempt(t, n, "k").acquire().want(t, Granted)
-		if a.Mini.Exists("k") || !b.Mini.Exists("k") {
-			t.Error("it was granted by the old master, 2 seconds after the Sentinels have named another")
-		}
+		wantOnNew(t, n, a, b)
 	})
 }
 
@@ -118,15 +130,9 @@ func TestLanesFollowTheFirstMasterThatSentinelsName(t *testing.T) {
 			}
 		})
 		n := newAlone(t, c, 100*time.Millisecond)
-		at := newAttempt(t, n, "k")
-		at.acquire().want(t, Granted)
-		at.release().want(t, Deleted)
+		lockOnce(t, n)
 		master.Store(b)
-		time.Sleep(2 * followEvery)
-		newAttempt(t, n, "k").acquire().want(t, Granted)
-		if a.Mini.Exists("k") || !b.Mini.Exists("k") {
-			t.Error("it was granted by the old master")
-		}
+		wantOnNew(t, n, a, b)
 	})
 }
 

@@ -36,7 +36,7 @@ func TestProbesWithADialerThatHangsDoNotPileUp(t *testing.T) {
 		away.Store(true)
 		m.Cut()
 		a.release()
-		time.Sleep(10 * time.Minute)
+		time.Sleep(10 * time.Minute) // the bubble's time: hundreds of probes
 		if got := hanging.Load(); got > maxSingleDials+maxSubscriptionDials+2*lanesPerServer {
 			t.Errorf("%d dials hang", got)
 		}

@@ -45,7 +45,7 @@ func TestDebtsDoNotDialAServerThatRefusesLogins(t *testing.T) {
 		for _, a := range all {
 			a.release()
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) // the bubble's time, as below
 		if n.LoginRefused("") == nil {
 			t.Fatal("the node is not suspended")
 		}

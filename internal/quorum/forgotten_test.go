@@ -7,7 +7,6 @@ import (
 
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
-	"github.com/redis/go-redis/v9"
 )
 
 // All nodes that lose all their data in quick succession are a new deployment, which works at once: also if no attempt
@@ -18,12 +17,7 @@ func TestNodesThatForgetAreNoticedThoughNothingIsSent(t *testing.T) {
 	for name, flushed := range map[string]bool{"flushed one by one": true, "with old data first": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var servers []*redistest.Server
-			var conns []redis.UniversalClient
-			for range 3 {
-				s := redistest.StartServer(t)
-				servers, conns = append(servers, s), append(conns, s.Client(t))
-			}
+			servers, conns := threeServers(t)
 			c := newPatientClient(t, "c", conns, patience)
 			c.guard(10 * time.Minute)
 			c.tryAndRelease(key, ttl)

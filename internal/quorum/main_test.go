@@ -53,6 +53,16 @@ func newClient(t *testing.T, name string, conns []redis.UniversalClient) *client
 	return newPatientClient(t, name, conns, nodeTimeout)
 }
 
+// threeServers starts servers with these arguments, and gives a client of each.
+func threeServers(t *testing.T, args ...string) (servers []*redistest.Server, conns []redis.UniversalClient) {
+	t.Helper()
+	for range 3 {
+		s := redistest.StartServer(t, args...)
+		servers, conns = append(servers, s), append(conns, s.Client(t))
+	}
+	return servers, conns
+}
+
 // newPatientClient is for real time, in which a busy machine may take longer than nodeTimeout.
 func newPatientClient(t *testing.T, name string, conns []redis.UniversalClient, nodeTimeout time.Duration) *client {
 	t.Helper()

@@ -92,12 +92,7 @@ func TestGrantsInLimbo(t *testing.T) {
 // reads again, and does not take the rest for nodes that have lost their epoch. One that has restarted in
 // between is not established, whatever was known of it.
 func TestABootstrapDuringAnothers(t *testing.T) {
-	var conns []redis.UniversalClient
-	var servers []*redistest.Server
-	for range 3 {
-		s := redistest.StartServer(t)
-		servers, conns = append(servers, s), append(conns, s.Client(t))
-	}
+	servers, conns := threeServers(t)
 	x, z := newClient(t, "x", conns), newClient(t, "z", conns)
 	x.guard(time.Minute)
 	z.guard(time.Minute)
@@ -382,12 +377,7 @@ func TestAnAttemptThatTakesLongerThanAVoteIsValid(t *testing.T) {
 func TestANodeThatHasKeptItsDataConfirmsAtOnce(t *testing.T) {
 	t.Parallel()
 	const ttl, patience = 4 * time.Second, 20 * time.Second
-	var servers []*redistest.Server
-	var conns []redis.UniversalClient
-	for range 3 {
-		s := redistest.StartServer(t, "--appendonly", "yes", "--appendfsync", "always")
-		servers, conns = append(servers, s), append(conns, s.Client(t))
-	}
+	servers, conns := threeServers(t, "--appendonly", "yes", "--appendfsync", "always")
 	c := newPatientClient(t, "c", conns, patience)
 	c.guard(time.Minute)
 	first, _ := c.must("lock:other", time.Minute, 1)
@@ -465,12 +455,7 @@ func TestWithoutVotesNothingIsSent(t *testing.T) {
 			}
 		},
 	} {
-		var servers []*redistest.Server
-		var conns []redis.UniversalClient
-		for range 3 {
-			s := redistest.StartServer(t)
-			servers, conns = append(servers, s), append(conns, s.Client(t))
-		}
+		servers, conns := threeServers(t)
 		c := newPatientClient(t, "c", conns, patience)
 		c.guard(time.Minute)
 		c.tryAndRelease("lock:other", ttl)
