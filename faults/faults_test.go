@@ -87,7 +87,8 @@ func TestPausedHolder(t *testing.T) {
 }
 
 // The harness detects what goes beyond the promise: when a majority loses its locks and is not
-// quarantined, two holders meet, and both checks report it.
+// quarantined, two holders meet, and both checks report it. On a busy machine a lock may be released before the next
+// one is had: that is another try.
 func TestTheHarnessSeesTwoHolders(t *testing.T) {
 	redistest.Require(t)
 	forgetful := quick
@@ -102,13 +103,17 @@ func TestTheHarnessSeesTwoHolders(t *testing.T) {
 		}
 		return nil
 	}}
-	v, err := runScenario(t.Context(), s, forgetful, 0)
-	if err != nil {
-		t.Fatal(err)
+	for range 5 {
+		v, err := runScenario(t.Context(), s, forgetful, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(v.overlaps) > 0 && len(v.illegal) > 0 {
+			return
+		}
+		t.Logf("seen: %q", v.violations())
 	}
-	if len(v.overlaps) == 0 || len(v.illegal) == 0 {
-		t.Errorf("seen: %q", v.violations())
-	}
+	t.Error("no two holders were seen by both checks")
 }
 
 // A holder whose machine slept believes in locks that others hold by then, if no clock shows the
