@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
@@ -386,7 +387,7 @@ func (f *Fetcher[V]) enlist(ctx context.Context, key string, m missed, inside *w
 	default:
 		// A load that has failed just now is not repeated. Its run has noted that before this
 		// one could begin.
-		if err, scope := f.failures.of(key, m.stamp, time.Now()); err != nil {
+		if err, scope := f.failures.of(key, m.stamp, clock.Now()); err != nil {
 			r.Limit(scope)
 			f.refuse(r, err)
 			f.giveBack(lent)
@@ -448,7 +449,7 @@ func (f *Fetcher[V]) mayRefresh(key string) bool {
 		}
 		return false
 	}
-	return !f.runs.Open(key) && f.failures.allowRefresh(key, time.Now())
+	return !f.runs.Open(key) && f.failures.allowRefresh(key, clock.Now())
 }
 
 // refreshWith is refresh with the ctx that values has made.
@@ -466,7 +467,7 @@ func (f *Fetcher[V]) beginRefresh(values context.Context, key string) *fetchRun[
 	}
 	r.setUp(values)
 	r.refreshes = true
-	if !f.failures.allowRefresh(key, time.Now()) && !r.Wanted() { // another refresh has failed meanwhile
+	if !f.failures.allowRefresh(key, clock.Now()) && !r.Wanted() { // another refresh has failed meanwhile
 		f.refuse(r, nil)
 		return nil
 	}

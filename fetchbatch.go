@@ -791,9 +791,9 @@ func (b *batch[V]) settle(runs []*fetchRun[V], values map[string]V, err error,
 			r.Limit(coalesce.Scope{}) // see loadGoesOn
 		}
 		if hold {
-			f.failures.failed(r.Key(), r.scope.Stamp, why, time.Now())
+			f.failures.failed(r.Key(), r.scope.Stamp, why, clock.Now())
 		} else {
-			f.failures.notStored(r.Key(), time.Now())
+			f.failures.notStored(r.Key(), clock.Now())
 		}
 		var none V
 		switch {
@@ -826,7 +826,7 @@ func (b *batch[V]) store(leader *fetchRun[V], values map[string]V) {
 		case !f.stamped() || r.scope.Stamp != "":
 			return false
 		}
-		f.failures.notStored(r.Key(), time.Now())
+		f.failures.notStored(r.Key(), clock.Now())
 		b.deliver(r, values[r.Key()], nil)
 		return true
 	})

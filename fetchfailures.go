@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
@@ -22,7 +23,8 @@ const (
 // without a bound.
 //
 // Newcomers get the error until held, those with a stale value begin no refresh until refresh.
-// Both double with each failure of the key that follows another one. A success removes the record.
+// Both double with each failure of the key that follows another one. A success removes the record. They end
+// by either clock: while the machine sleeps, the origin may recover.
 type failures struct {
 	hold    time.Duration // FetchOptions.ErrorHold
 	stamped bool          // the Source has stamps
@@ -116,7 +118,7 @@ func (fs *failures) of(key, stamp string, now time.Time) (error, coalesce.Scope)
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	x := fs.keys[key]
-	if x == nil || !now.Before(x.held) {
+	if x == nil || clock.Passed(now, x.held) {
 		return nil, coalesce.Scope{}
 	}
 	held := &HeldError{Err: x.err, Until: x.held}
@@ -137,7 +139,7 @@ func (fs *failures) allowRefresh(key string, now time.Time) bool {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	x := fs.keys[key]
-	return x == nil || !now.Before(x.refresh)
+	return x == nil || clock.Passed(now, x.refresh)
 }
 
 // doubled is d, doubled for each failure after the first, up to maxErrorHold or d itself.

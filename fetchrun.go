@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
 )
 
@@ -547,7 +548,7 @@ func (f *Fetcher[V]) loadGoesOn(r *fetchRun[V], l *Lock) {
 		err := fmt.Errorf("flightlock: fetch %q: Load continues after FetchOptions.LoadTimeout, %v",
 			r.Key(), f.opts.LoadTimeout)
 		f.loadFailed(r.Key(), err)
-		f.failures.failed(r.Key(), r.scope.Stamp, err, time.Now())
+		f.failures.failed(r.Key(), r.scope.Stamp, err, clock.Now())
 		r.Deliver(none, err)
 	}
 	// Other processes may load. In this one the key stays taken.
@@ -558,7 +559,7 @@ func (f *Fetcher[V]) loadGoesOn(r *fetchRun[V], l *Lock) {
 // fail gives the callers the error of a load. Those that come within ErrorHold get it, too.
 func (f *Fetcher[V]) fail(r *fetchRun[V], err error) {
 	var none V
-	f.failures.failed(r.Key(), r.scope.Stamp, err, time.Now()) // before the next run can begin
+	f.failures.failed(r.Key(), r.scope.Stamp, err, clock.Now()) // before the next run can begin
 	r.Finish(none, err)
 }
 
@@ -569,11 +570,11 @@ func (f *Fetcher[V]) store(r *fetchRun[V], values context.Context, l *Lock, v V)
 	defer r.Finish(v, nil)
 	if l != nil && l.Err() != nil {
 		f.counts.lost.Add(1)
-		f.failures.notStored(r.Key(), time.Now())
+		f.failures.notStored(r.Key(), clock.Now())
 		return
 	}
 	if f.stamped() && r.scope.Stamp == "" { // there is nothing to compare with
-		f.failures.notStored(r.Key(), time.Now())
+		f.failures.notStored(r.Key(), clock.Now())
 		if r.refused {
 			r.Finish(v, nil)
 			f.giveBackFailed(r, l)
@@ -617,7 +618,7 @@ func (f *Fetcher[V]) stored(key string, l *Lock, err error) {
 		f.counts.outdated.Add(1)
 		f.failures.succeeded(key)
 	default:
-		f.failures.notStored(key, time.Now())
+		f.failures.notStored(key, clock.Now())
 		f.counts.storeFailures.Add(1)
 		f.seen.failed(key, "store", err)
 	}

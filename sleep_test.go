@@ -94,3 +94,37 @@ func TestWhatErrSaysOfASleepIsTheCause(t *testing.T) {
 		t.Errorf("Do: %v", err)
 	}
 }
+
+// An error of a load is not served any more after a sleep of the machine that outlasts FetchOptions.ErrorHold: by then
+// HeldError.Until has passed.
+func TestASleepEndsAHeldError(t *testing.T) {
+	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+	down := true
+	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
+		Lookup: func(context.Context, string) (int, flightlock.Freshness, error) { return 0, flightlock.Miss, nil },
+		Load: func(context.Context, string) (int, error) {
+			if down {
+				return 0, errors.New("the origin is down")
+			}
+			return 1, nil
+		},
+		Store: func(context.Context, string, int, *flightlock.Lock) error { return nil },
+	}, flightlock.FetchOptions{ErrorHold: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close(t.Context()) }()
+	defer clocks.Reset()
+	if _, err := f.Fetch(t.Context(), "k"); err == nil {
+		t.Fatal("the load did not fail")
+	}
+	down = false
+	var held *flightlock.HeldError
+	if _, err := f.Fetch(t.Context(), "k"); !errors.As(err, &held) {
+		t.Fatalf("the error is not held: %v", err)
+	}
+	clocks.Sleep(time.Minute)
+	if v, err := f.Fetch(t.Context(), "k"); v != 1 || err != nil {
+		t.Errorf("after the sleep: %d, %v", v, err)
+	}
+}
