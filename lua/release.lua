@@ -33,6 +33,14 @@
 --                    ARGV[4] has left them, or has gone to their end (ARGV[5], ARGV[8])
 --   error            as for acquire
 --
+-- What the key is when the script begins, by the names of the variables below, and what is done with it:
+--   ours    the owner's              deleted, or passed on to the next contender: by a grant or a turn
+--   kept    kept for a turn of the   passed on likewise, for that turn will not be taken
+--           contender of ARGV[4]
+--   free    not there, with a rival  granted to the rival if it has an offer; else it stays free
+--   else    not there, or another's  stays as it is
+-- In every case the contender of ARGV[4] leaves the wants, or goes to their end (stays).
+--
 -- The next contender is granted the key if it has made an offer that names the node's epoch. An offer is
 -- kept beside the contender's want, under "flightlock:{offer}:" and its name: "k node span block epoch
 -- owner". k is the number of the contender's poll, and node that of this node among the client's nodes;
@@ -69,7 +77,7 @@
 
 local turn = 'flightlock:turn:'
 local holder = redis.pcall('GET', KEYS[1])
-local ours, kept = holder == ARGV[1], false
+local ours = holder == ARGV[1]
 
 local contender = ARGV[4]
 if contender == '' then
@@ -79,7 +87,7 @@ local rival = ARGV[5]
 if rival == '' then
   rival = nil
 end
-kept = contender and holder == turn .. contender
+local kept = contender and holder == turn .. contender
 
 -- go_last puts the contender at the end of the wants, and returns what ZADD says.
 local function go_last()
@@ -115,8 +123,8 @@ if not ours or not votes then
   leave()
 end
 
--- A node on which the owner has no key grants it to the rival nevertheless, if it is free, as an acquire of
--- the rival would. Otherwise all that follow would do without this node.
+-- A rival that waits for a node on which the owner has no key is granted a free key there, as by an acquire of
+-- its own. Otherwise all that follow would do without this node.
 local free = not holder and rival and not stays
 
 -- rejoin registers the contender with its next offer, and reports whether it did: not if it was granted the

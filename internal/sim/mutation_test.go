@@ -60,9 +60,10 @@ var mutations = []mutation{
 	{
 		name: "owners are compared by prefix",
 		file: "lua/release.lua",
-		old:  "local ours, kept = holder == ARGV[1], false",
-		new:  "local ours, kept = type(holder) == 'string' and string.sub(holder, 1, #ARGV[1]) == ARGV[1], false",
-		pkg:  "./lua", by: "TestOwnersAreComparedWhole",
+		old:  "local ours = holder == ARGV[1]\n\nlocal contender",
+		new: "local ours = type(holder) == 'string' and string.sub(holder, 1, #ARGV[1]) == ARGV[1]\n\n" +
+			"local contender",
+		pkg: "./lua", by: "TestOwnersAreComparedWhole",
 	},
 	{
 		name: "an undo compares owners by prefix",
