@@ -20,7 +20,8 @@ import (
 //     any more;
 //   - a Lock that is over stays over, and its Context has ended by then, unless the process
 //     pauses;
-//   - a Release that succeeded has freed the key, or handed it over, or its process retains a lease.
+//   - a Release that succeeded has freed the key, or handed it over, or its process retains a lease;
+//   - no key is free for longer than the plan's patience while somebody waits for it.
 //
 // And at the end, without faults: every waiter is served, and no key is left.
 type checker struct {
@@ -30,6 +31,9 @@ type checker struct {
 	recalled   map[string]bool  // owners of leases that were recalled while nobody of their process held or wanted the key
 	grants     int
 	violations []string
+
+	taken   map[string]time.Duration // when each key was not free, the last time that was looked
+	longest time.Duration            // for which one was free while somebody waited
 }
 
 // hold is a lock that a worker has.
@@ -78,7 +82,7 @@ func (ch *checker) granted(k *worker, l *flightlock.Lock) *hold {
 // refreshed for a caller who has left is not retained: it may still be handed on, within the turn.)
 func (ch *checker) arrives(k *conn, message string) {
 	r, is := node.ParseRecall(message)
-	if !is || k.broken() || k.client.lib.Stats().Retained == 0 {
+	if !is || k.client.fetcher != nil || k.broken() || k.client.lib.Stats().Retained == 0 {
 		return
 	}
 	for _, other := range k.client.workers {
@@ -108,7 +112,7 @@ func (ch *checker) released(h *hold, err error) {
 	if err == nil && h.lost {
 		ch.violation("%v: Release of %q says nil, but it was lost", h.k, h.key)
 	}
-	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) || ch.w.plan.linger > 0 && h.k.c.lib.Stats().Retained > 0 {
+	if err != nil || ch.w.plan.copies > 0 || ch.handedOver(h) || h.k.c.fetcher != nil || h.k.c.lib.Stats().Retained > 0 {
 		return
 	}
 	with := 0
@@ -139,6 +143,7 @@ func (s *server) holds(key, owner string) bool {
 
 // check runs after each step.
 func (ch *checker) check() {
+	ch.checkFree()
 	for i, h := range ch.holds {
 		switch err := h.lock.Err(); {
 		case err != nil && !h.lost:
@@ -156,6 +161,45 @@ func (ch *checker) check() {
 			}
 		}
 	}
+}
+
+// checkFree notes for how long keys have been free while somebody waits for them.
+func (ch *checker) checkFree() {
+	p := ch.w.plan
+	if p.patience == 0 || ch.w.healed {
+		return
+	}
+	if ch.taken == nil {
+		ch.taken = map[string]time.Duration{}
+	}
+	now := ch.w.now()
+	for i := range p.keys {
+		key := fmt.Sprintf("k%d", i)
+		held := slices.ContainsFunc(ch.holds, func(h *hold) bool { return h.key == key && !h.lost })
+		if held || ch.w.cache.loading[key] > 0 {
+			ch.taken[key] = now
+			continue
+		}
+		free := now - max(ch.waitsSince(key), ch.taken[key])
+		ch.longest = max(ch.longest, free)
+		if free > p.patience {
+			ch.violation("%q was free for %v while somebody waited", key, free)
+		}
+	}
+}
+
+// waitsSince is when the first of those began who wait for the lock of the key now; now, if nobody does.
+func (ch *checker) waitsSince(key string) time.Duration {
+	first := ch.w.now()
+	for _, c := range ch.w.clients {
+		for _, k := range c.workers {
+			waits := k.busy && k.hold == nil && k.op.key == key && k.op.how != "fetch" && k.op.how != "try"
+			if waits && !c.closing {
+				first = min(first, k.began)
+			}
+		}
+	}
+	return first
 }
 
 // idle reports whether no worker has anything to do, or waits for anything.

@@ -25,6 +25,7 @@ type client struct {
 	id      int
 	slot    int // its place among those that live
 	lib     *flightlock.Client
+	fetcher *flightlock.Fetcher[int] // nil: its workers fetch nothing
 	redis   []*redis.Client
 	workers []*worker
 	timers  timers
@@ -43,14 +44,20 @@ type client struct {
 // isMute reports whether c, or who was in its place, may not PUBLISH.
 func (c *client) isMute() bool { return c.slot < len(c.w.plan.mute) && c.w.plan.mute[c.slot] }
 
+// isDeaf reports whether c, or who was in its place, may not SUBSCRIBE at s.
+func (c *client) isDeaf(s *server) bool {
+	return c.slot < len(c.w.plan.deaf) && c.w.plan.deaf[c.slot][s.id]
+}
+
 func (c *client) String() string { return fmt.Sprintf("c%d", c.id) }
 
 func (w *world) addClient(slot int) *client {
 	c := &client{w: w, id: len(w.clients), slot: slot}
+	o := w.plan.optionsOf(slot)
 	opts := flightlock.Options{
-		NodeTimeout: w.plan.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: w.plan.slice,
-		DisableNotify: !w.plan.notify, DisableQuarantine: !w.plan.quarantine && w.plan.nodes >= 3,
-		NewOwner: c.String, Linger: w.plan.linger, MaxRetained: w.plan.maxRetained,
+		NodeTimeout: o.nodeTimeout, MaxTTL: w.plan.maxTTL, DriftFactor: w.plan.drift, HandoffSlice: o.slice,
+		DisableNotify: !o.notify, DisableQuarantine: !w.plan.quarantine && w.plan.nodes >= 3,
+		NewOwner: c.String, Linger: o.linger, MaxRetained: o.maxRetained,
 	}
 	for _, s := range w.servers {
 		r := redis.NewClient(&redis.Options{
@@ -74,6 +81,9 @@ func (w *world) addClient(slot int) *client {
 			panic(err) // the options are ours
 		}
 		c.lib = lib
+		if w.plan.fetches {
+			c.fetcher = c.newFetcher()
+		}
 		for i := range w.plan.workers {
 			c.workers = append(c.workers, newWorker(c, i))
 		}
@@ -184,6 +194,9 @@ func (c *client) replace() {
 func (c *client) end(ctx context.Context) {
 	c.closing = true
 	go c.as(func() {
+		if c.fetcher != nil {
+			_ = c.fetcher.Close(ctx)
+		}
 		err := c.lib.Close(ctx)
 		for _, r := range c.redis {
 			_ = r.Close()

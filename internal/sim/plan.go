@@ -32,7 +32,9 @@ type plan struct {
 	notify      bool
 	linger      time.Duration // 0: leases are not retained
 	maxRetained int
-	mute        []bool // processes, by their slots: the servers refuse their PUBLISH; nil: none
+	mute        []bool    // processes, by their slots: the servers refuse their PUBLISH; nil: none
+	deaf        [][]bool  // by processes and servers: which refuse their SUBSCRIBE; nil: none
+	own         []options // of processes, by their slots, where they differ from these; nil: they do not
 
 	quarantine bool // nodes that lost their data have no vote for MaxTTL
 	// Servers lose data: all but faithful if there is a quarantine, else only those that were away for MaxTTL.
@@ -43,6 +45,8 @@ type plan struct {
 	loose      bool          // clocks drift and servers lose data: then tokens may fall
 	long       bool          // locks have the longest ttl, and are held for long
 	eager      bool          // workers hold a key briefly, and want the same again soon, nearly always
+	fetches    bool          // workers fetch values, too
+	patience   time.Duration // how long a key may be free while somebody waits for it; 0: for ever
 
 	chaos  time.Duration // how long programs begin new work, and faults happen
 	enough int           // scripts; then it ends early, for more of the same shows nothing new
@@ -98,6 +102,13 @@ func (f fault) String() string {
 
 // newPlan makes the plan of a seed.
 func newPlan(seed uint64, in *interpreter) *plan {
+	p := uniformPlan(seed, in)
+	p.addVariety(rand.New(rand.NewPCG(seed, 17)))
+	return p
+}
+
+// uniformPlan is the plan of a seed without variety: a few processes that are all alike.
+func uniformPlan(seed uint64, in *interpreter) *plan {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := &plan{
 		seed: seed, lua: in,

@@ -265,6 +265,10 @@ func (s *server) subscribe(k *conn, verb string, channels []string) (out []byte)
 		if k.channels == nil {
 			k.channels = map[string]bool{}
 		}
+		if verb == "subscribe" && k.client.isDeaf(s) {
+			out = append(out, encode(failure("NOPERM No permissions to access a channel"))...)
+			continue
+		}
 		if verb == "subscribe" {
 			k.channels[ch] = true
 		} else {

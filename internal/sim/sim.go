@@ -26,8 +26,10 @@ type result struct {
 	grants     int
 	direct     uint64 // of these, by the release of another client
 	steps      int
-	reused     uint64 // locks from retained leases
-	recalled   uint64 // of these
+	loads      int           // of Fetchers
+	longest    time.Duration // for which a key was free while somebody waited, if the plan has a limit
+	reused     uint64        // locks from retained leases
+	recalled   uint64        // of these
 }
 
 // simulate runs the plan, and writes the trace to out unless that is nil.
@@ -43,7 +45,8 @@ func simulate(t *testing.T, p *plan, out io.Writer) (res result) {
 	synctest.Test(t, func(*testing.T) {
 		w := newWorld(p, out)
 		w.play()
-		res = result{violations: w.checker.violations, grants: w.checker.grants, steps: w.steps}
+		res = result{violations: w.checker.violations, grants: w.checker.grants, steps: w.steps,
+			loads: w.cache.loads, longest: w.checker.longest}
 		for _, c := range w.clients {
 			s := c.lib.Stats()
 			res.direct += s.Grants

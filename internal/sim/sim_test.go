@@ -110,7 +110,7 @@ func wantTwoHolders(t *testing.T, more func(*plan)) {
 	t.Helper()
 	in := newInterpreter()
 	for seed := uint64(1); seed <= 200; seed++ {
-		p := newPlan(seed, in)
+		p := uniformPlan(seed, in)
 		more(p)
 		if strings.Contains(strings.Join(simulate(t, p, nil).violations, "\n"), "both hold") {
 			return
@@ -133,7 +133,7 @@ func TestTokensOfANodeThatForgotNeedTheClocks(t *testing.T) {
 		},
 	}
 	fall := func(forgot fault, behind time.Duration, seed uint64) bool {
-		p := newPlan(seed, in)
+		p := uniformPlan(seed, in)
 		p.nodes, p.clients, p.workers, p.keys, p.down = 3, 2, 2, 1, nil
 		p.latency, p.spikes, p.copies, p.splits = 200*time.Microsecond, 0, 0, 0
 		p.maxTTL, p.chaos, p.enough = 100*time.Millisecond, time.Second, 1<<20
@@ -168,7 +168,7 @@ func TestSeedsThatFailed(t *testing.T) {
 		13358: "an old disk brought back a key that was released",
 		18908: "a server that gave way came back with a key that its successor had released",
 	} {
-		for _, v := range simulate(t, newPlan(seed, in), nil).violations {
+		for _, v := range simulate(t, uniformPlan(seed, in), nil).violations {
 			t.Errorf("seed %d, %s: %s", seed, what, v)
 		}
 	}

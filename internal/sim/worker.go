@@ -20,6 +20,7 @@ type worker struct {
 	dead  bool
 
 	busy   bool               // an operation is in progress, from the acquire until its lock is over
+	began  time.Duration      // when
 	op     operation          // which
 	cancel context.CancelFunc // of its ctx
 	hold   *hold              // its lock
@@ -93,7 +94,7 @@ func (k *worker) next() {
 	if w.healed || k.c.closing {
 		return
 	}
-	k.busy = true
+	k.busy, k.began = true, w.now()
 	k.op = w.newOperation()
 	ctx, cancel := context.WithCancel(context.Background())
 	k.cancel = func() { k.c.as(cancel) }
@@ -111,6 +112,8 @@ func (k *worker) next() {
 	var err error
 	k.do(func() {
 		switch op.how {
+		case "fetch":
+			_, err = k.c.fetcher.Fetch(ctx, op.key)
 		case "try":
 			l, err = k.c.lib.TryLock(ctx, op.key, op.ttl)
 		case "alone":
@@ -174,6 +177,9 @@ func (w *world) newOperation() operation {
 	if w.plan.eager && op.how == "flight" && r.IntN(4) != 0 { // the default strategy
 		op.retry, op.endless = nil, true
 	}
+	if w.plan.fetches && r.IntN(2) == 0 {
+		op.how, op.endless = "fetch", true
+	}
 	return op
 }
 
@@ -194,8 +200,8 @@ func (p pace) Traits() flight.Traits { return flight.Endless | flight.Quick }
 // answered continues when the call that wants the lock has returned.
 func (k *worker) answered(l *flightlock.Lock, err error) {
 	w := k.c.w
-	if err != nil {
-		w.logf("%v gets no %q: %v", k, k.op.key, err)
+	if l == nil { // none, or the operation was a fetch
+		w.logf("%v ends without %q: %v", k, k.op.key, err)
 		k.cancel()
 		k.later(k.next)
 		return

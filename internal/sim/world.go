@@ -41,6 +41,7 @@ type world struct {
 	events events
 	seq    int
 
+	cache   cache
 	checker checker
 	traced  bool      // there is a trace
 	out     io.Writer // where it goes
@@ -91,7 +92,7 @@ func newWorld(p *plan, out io.Writer) *world {
 		net: rand.New(rand.NewPCG(p.seed, 1)), app: rand.New(rand.NewPCG(p.seed, 2)),
 		links: map[[2]int]*link{}, named: map[string]*client{},
 	}
-	w.checker.w = w
+	w.checker.w, w.cache.w = w, w
 	clock.AfterFunc = w.afterFunc
 	for i := range p.nodes {
 		w.servers = append(w.servers, newServer(w, i))
