@@ -34,9 +34,10 @@ const (
 	// maxKept is how long a lease that was granted before the caller came is kept for it.
 	maxKept = time.Millisecond
 
-	// minExpected and maxExpected are how long a caller is expected, at least and at most. After that the offer
-	// is withdrawn, unless a poll would have had to bring it again before that.
-	minExpected, maxExpected = 5 * time.Millisecond, minSpan * 10 / pollsPerSpan
+	// maxExpected is how long a caller is expected, unless a poll would have had to bring the offer again before that.
+	// Then it is withdrawn. It is longer than most waits for the key: an alarm that comes before the key is granted
+	// wakes a process that has nothing to do, also if the caller came back at once.
+	maxExpected = minSpan * 10 / pollsPerSpan
 )
 
 // after is r when a caller comes at such a time after the release, that had waited for so long before.
@@ -65,12 +66,11 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 	}
 	f.mu.Lock()
 	now := clock.InstantNow(f.g.epoch)
-	expected := min(max(c.waited(), clock.Instant(minExpected)), clock.Instant(maxExpected))
 	f.waitsAgainLocked(now)
 	c.offer, c.registered, c.rejoined = o, true, true
 	var span time.Duration
 	span, c.poll = f.spanLocked(now, ttl)
-	c.expectedUntil = clock.Add(now, min(expected, clock.Instant(c.poll)))
+	c.expectedUntil = clock.Add(now, clock.Instant(min(maxExpected, c.poll)))
 	f.mu.Unlock()
 
 	f.g.cfg.Nodes.Rejoin(l, o.lease, span, inline, o)

@@ -170,7 +170,7 @@ func TestAGrantBeforeTheCallerComes(t *testing.T) {
 func TestACallerThatDoesNotCome(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.expects(t)
-		pass(5*time.Millisecond + time.Microsecond)
+		pass(maxExpected + time.Microsecond)
 		w.wantHistory("stop owner-7", "withdraw")
 		is(t, "flights", len(w.g.all()), 0)
 	}, rejoining)

@@ -2,7 +2,6 @@ package quorum
 
 import (
 	"math"
-	"math/bits"
 	"sync"
 	"time"
 
@@ -35,21 +34,19 @@ import (
 //   - A lease that is over counts no vote any more, whatever comes later. A grant to nobody is released when
 //     its message comes, and passes the key on.
 //
-// When nodes are asked is a matter of time only: an acquire of the offer's owner may come at any moment before the
-// offer is over. A node where nobody has the key who would grant it, by its answer to a poll of this moment, is asked
-// as soon as another has granted the offer, if those that may still do so are too few.
-//
-// A vote that cannot be counted, because it is too old, is not lost: the node is asked, unless it was before, by
-// an acquire of the same owner, and answers that it has granted that already. That is a vote if a message of the
-// node has said so before; otherwise the node may be a second name of another one. So an offer whose message was
-// lost fails where its votes do not suffice, and is undone: that costs a moment.
+// A node whose message does not come is asked by an acquire of the offer's owner, which may come at any moment before
+// the offer is over: when that is done is a matter of time only (ask.go). A vote that cannot be counted, because it is
+// too old, is not lost: the node is asked, unless it was before, and answers that it has granted that owner already.
+// That is a vote if a message of the node has said so before; otherwise the node may be a second name of another one.
+// So an offer whose message was lost fails where its votes do not suffice, and is undone: that costs a moment.
 type offer struct {
 	node.Offer
 
 	// guarded by the Lease's mu
 	polls     []poll        // the last ones, in order
 	votes     []voteTime    // of each node
-	timer     *time.Timer   // since a node has granted it; see awaitOthersLocked
+	voted     bool          // a node has granted it
+	timer     *time.Timer   // see awaitOthersLocked
 	forgotten bool          // see Forget
 	polling   bool          // the attempt of the last poll is in progress
 	met       []string      // who had the key at each node, by its answer to the last poll; see answered
@@ -253,7 +250,7 @@ func (l *Lease) vote(i int, v node.Vote) {
 		}
 		return
 	}
-	l.awaitOthersLocked()
+	l.offer.voted = true
 	until := l.validUntilLocked(v, now)
 	ends := false
 	if !clock.Passed(now, until) && (rep.Epoch == nil || counts(rep.Epoch, l.q.Nodes[i].Epoch())) {
@@ -265,7 +262,10 @@ func (l *Lease) vote(i int, v node.Vote) {
 		l.offer.crowd = l.offer.crowd || v.Crowd
 		ends = r.decideLocked(false)
 	}
-	asks := l.silentLocked()
+	if !ends {
+		l.awaitOthersLocked()
+	}
+	asks := l.asksNowLocked()
 	l.mu.Unlock()
 	if ends {
 		r.end()
@@ -289,115 +289,6 @@ func (l *Lease) validUntilLocked(v node.Vote, now time.Time) time.Time {
 // nothing in the message shows that (see node.Epoch).
 const MaxVoteAge = time.Second
 
-// awaitOthersLocked is called when a node has granted the offer: others will have done so too. Those whose
-// message does not come are asked.
-func (l *Lease) awaitOthersLocked() {
-	if o := l.offer; o.timer == nil {
-		o.timer = clock.AfterFunc(l.awaitTime(), l.askOthers)
-	}
-}
-
-// awaitTime is how long messages about grants are waited for.
-func (l *Lease) awaitTime() time.Duration { return max(2*l.q.halfRTT(), minAwait) }
-
-// minAwait is how long messages of different servers may be apart without any being lost.
-const minAwait = 2 * time.Millisecond
-
-// metOwn is called when a poll of o's contender has met o's own owner at a node: the message about that grant is
-// late, or lost.
-func (o *Lease) metOwn() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.phase == acquiring {
-		o.awaitOthersLocked()
-	}
-}
-
-// askOthers asks the nodes of which no vote has come.
-func (l *Lease) askOthers() {
-	l.mu.Lock()
-	asks := l.asksLocked(math.MaxUint64)
-	l.mu.Unlock()
-	l.send(asks)
-}
-
-// asks are the nodes that are to be asked for their votes of an offer, in its round.
-type asks struct {
-	r     *round
-	s     *scratch // the lease may be held when they are sent, and drop it
-	nodes uint64
-}
-
-// asksLocked are those of nodes that are to be asked now: no vote of theirs has come, and they were not asked before.
-func (l *Lease) asksLocked(nodes uint64) asks {
-	r := l.attempt
-	if l.phase != acquiring || r == nil || r.decided || r.want != node.Granted {
-		return asks{}
-	}
-	for i := range r.replies {
-		if r.replies[i].Kind != node.Pending {
-			nodes &^= 1 << i
-		}
-	}
-	nodes &= (1<<len(r.replies) - 1) &^ l.offer.asked
-	l.offer.asked |= nodes
-	return asks{r, l.scratch, nodes}
-}
-
-func (l *Lease) send(a asks) {
-	for s := a.s; a.nodes != 0; a.nodes &= a.nodes - 1 {
-		i := bits.TrailingZeros64(a.nodes)
-		l.entries[i].Acquire(&s.places[i], a.r, s.ttl, s.tokens, min(l.q.NodeTimeout, s.ttl), false)
-	}
-}
-
-// silentLocked are the nodes that are asked before the time for messages is up, because none will come of them. The
-// release that has granted the offer at one node does so at those where its owner has met the same holder. Where the
-// key was free, or a failed attempt of this contender's had it, nobody will; where another attempt has it, hardly. What
-// an older poll has met says nothing: many may have had the key since.
-func (l *Lease) silentLocked() asks {
-	o, r := l.offer, l.attempt
-	if o.timer == nil || o.polling || r == nil || len(o.polls) == 0 {
-		return asks{}
-	}
-	begun := o.polls[len(o.polls)-1].begunAt()
-	if begun.IsZero() || clock.Since(begun) > l.awaitTime() { // others have had the key since
-		return asks{}
-	}
-	hoped, free, others := 0, uint64(0), uint64(0)
-	for i := range r.replies {
-		switch {
-		case r.replies[i].Kind == node.Granted, r.replies[i].Kind == node.Pending && o.grantsLocked(r, i):
-			hoped++
-		case o.met[i] == nobody:
-			free |= 1 << i
-		default:
-			others |= 1 << i
-		}
-	}
-	switch {
-	case hoped >= l.q.need:
-		return asks{}
-	case hoped+bits.OnesCount64(free) >= l.q.need:
-		return l.asksLocked(free)
-	}
-	return l.asksLocked(free | others)
-}
-
-// grantsLocked reports whether the release that has granted o at other nodes, or one that is not known, may grant it
-// at node i.
-func (o *offer) grantsLocked(r *round, i int) bool {
-	if o.met[i] == "" {
-		return o.asked&(1<<i) == 0
-	}
-	for j := range r.replies {
-		if r.replies[j].Kind == node.Granted && (o.met[j] == "" || o.met[j] == o.met[i]) {
-			return o.met[i] != nobody
-		}
-	}
-	return false
-}
-
 // clearDuplicate waits for the search for duplicates that an answer of node i has begun. Usually the message about a
 // grant was lost: if the node is no second name of another one, what it says of this lease counts from then on. A
 // lease may be refreshed for hours, and is not to do without one of its nodes for that.
@@ -412,32 +303,6 @@ func (l *Lease) clearDuplicate(i int) {
 		l.duplicateMask &^= 1 << i
 		l.mu.Unlock()
 	}
-}
-
-// nobody stands for the holder of a key that was free, or left to others who wait.
-const nobody = node.TurnOf
-
-// answered takes a node's answer to the poll that t has brought.
-func (l *Lease) answered(t *node.Target, i int, rep node.Reply) {
-	l.mu.Lock()
-	var asks asks
-	if n := len(l.offer.polls); n > 0 && l.offer.polls[n-1].target == t {
-		if l.offer.met[i] = nobody; rep.Kind == node.Held {
-			l.offer.met[i] = rep.Holder
-		}
-		asks = l.silentLocked()
-	}
-	l.mu.Unlock()
-	l.send(asks)
-}
-
-// polled is called when the attempt that has brought the last poll has failed, and been undone.
-func (l *Lease) polled() {
-	l.mu.Lock()
-	l.offer.polling = false
-	asks := l.silentLocked()
-	l.mu.Unlock()
-	l.send(asks)
 }
 
 // decidedLocked is called when r, the round of an offer, is decided: the lease is valid for as long as each of
@@ -483,7 +348,7 @@ func (l *Lease) Withdraw() bool {
 // know of it, the release of that attempt's lease takes back; and if a node grants it before, that is returned.
 func (l *Lease) Forget() {
 	l.mu.Lock()
-	if l.phase == acquiring && l.offer.timer != nil { // some node has granted it
+	if l.phase == acquiring && l.offer.voted {
 		l.mu.Unlock()
 		l.Cancel()
 		return

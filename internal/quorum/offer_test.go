@@ -422,6 +422,22 @@ func TestAnOldVoteIsAskedForAgain(t *testing.T) {
 	}
 }
 
+// Where the first vote decides there is nothing to wait for, and no timer, which would wake the process when it has
+// nothing to do, even if it was stopped.
+func TestOneVoteThatDecidesSetsNoTimer(t *testing.T) {
+	for _, nodes := range []int{1, 3} {
+		inBubble(t, nodes, func(t *testing.T, r *rig) {
+			_, _, c, offer := r.offers(1)
+			c.vote(0, offer, 1, 1<<40)
+			if has := offer.l.offer.timer != nil; has != (nodes > 1) {
+				t.Errorf("%d nodes: a timer after the first vote: %v", nodes, has)
+			}
+			offer.l.Cancel()
+			time.Sleep(ms(50))
+		})
+	}
+}
+
 // A message counts for the node that it says, and only when it comes from there: else there may be one server
 // under two names, or one that is another's replica.
 func TestAGrantCountsForItsOwnNodeOnly(t *testing.T) {
@@ -431,7 +447,7 @@ func TestAGrantCountsForItsOwnNodeOnly(t *testing.T) {
 		c.q.vote(0, text)
 		c.q.vote(1, text)
 		synctest.Wait()
-		if offer.answered() || offer.l.offer.timer != nil {
+		if offer.answered() || offer.l.offer.voted {
 			t.Error("a message of another node counts")
 		}
 		c.vote(1, offer, 1, 1<<40)
