@@ -46,8 +46,8 @@ func (p *plan) makeGentle() {
 		kind %= 4
 	}
 	f := fault{
-		at: 250 * time.Millisecond, lasts: 10 * time.Second, server: int(p.seed/9) % p.nodes, client: int(p.seed/5) % p.clients,
-		up: p.seed%3 != 0, down: p.seed%3 != 1,
+		at: 250 * time.Millisecond, lasts: 10 * time.Second, up: p.seed%3 != 0, down: p.seed%3 != 1,
+		server: int(p.seed/9) % p.nodes, client: int(p.seed/5) % p.clients,
 	}
 	often := func(what what, times int, pause time.Duration) {
 		for i := range times {
