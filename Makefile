@@ -12,17 +12,19 @@ LONGEST := ./examples/service/ ./faults/ ./bench/peers/
 OTHERS := $(LONGEST) $(filter-out ./ $(LONGEST),$(MODULES))
 # As in .ci/race.
 RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
+# Tests of internal/sim that run one world after the other, or builds of their own.
+WORLDS := ^Test(MutationsAreNoticed|AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # Packages of the root module whose tests have deadlines on real servers, which a busy machine misses.
 DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|redistest))$$
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-long format vet lint race sim long valkey soak platforms mutations fuzz forget
+.PHONY: help test test-long format vet lint race worlds sim long valkey soak platforms mutations fuzz forget
 .PHONY: model fleet bench compare demo service faults paused picture
 
 help: ## list the targets, with their times on 2 cores and a warm build cache
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-test: format vet lint race sim ## 5 min: format, vet, lint, every package with the race detector, the simulation
+test: format vet lint race worlds sim ## 5 min: format, vet, lint, every package with the race detector, the models, the simulation
 	@if command -v redis-server >/dev/null; then \
 	  echo "make test: all tests ran, on $$(redis-server --version | cut -d' ' -f1-3)$$(command -v golangci-lint >/dev/null || echo '; not linted')"; \
 	else \
@@ -49,16 +51,20 @@ lint:
 # Everything is compiled first. What has no deadlines on real servers runs side by side: packages of
 # the root module, and the other modules, which mostly wait for servers of their own. The packages with
 # deadlines come two at a time, and internal/e2e, which keeps a machine busy by itself, alone. A process
-# with the race detector sleeps before it exits, a second unless it is told otherwise. Mutations (sim) are
-# builds of their own, without it.
+# with the race detector sleeps before it exits, a second unless it is told otherwise. What it makes ten times slower,
+# and has nothing to find in, is left to worlds.
 race: export GORACE = atexit_sleep_ms=50
 race:
 	@for m in $(MODULES); do (cd $$m && $(GO) list $(RACE) -test -deps -export ./... >/dev/null) || exit 1; done
-	@$(CURDIR)/.ci/race -timeout 10m -skip '^TestMutationsAreNoticed$$' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)') & \
+	@$(CURDIR)/.ci/race -timeout 10m -skip '$(WORLDS)' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)|/docs/model$$') & \
 	printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 10m -- ./...'; \
 	others=$$?; wait $$! && exit $$others
 	@$(CURDIR)/.ci/race -p 2 -parallel 4 -timeout 10m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /e2e$$)
 	@$(CURDIR)/.ci/race -parallel 4 -timeout 10m -- ./internal/e2e
+
+# What race leaves out.
+worlds:
+	@$(GO) test -count=1 -timeout 10m -skip '^TestMutationsAreNoticed$$' ./docs/model ./internal/sim
 
 # Without the race detector, which makes it ten times slower; the race target has a few seeds with it.
 # A world needs one core, and has half of the seeds.
@@ -88,7 +94,8 @@ platforms:
 
 # More of what is random, all faults, some mutations, and what the race detector makes too slow. 4 min
 soak:
-	$(GO) test -count=1 -timeout 10m ./internal/flight ./internal/sim ./rediscache
+	$(GO) test -count=1 -timeout 10m ./internal/flight ./rediscache
+	$(GO) test -count=1 -timeout 10m -run '^TestMutations' ./internal/sim
 	SEEDS=1100 FIRST=201 $(MAKE) --no-print-directory sim
 	cd examples/service && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -run InShort . & \
 	(cd faults && FLIGHTLOCK_LONG=1 $(GO) test -count=1 -timeout 10m ./...); faults=$$?; wait $$! && exit $$faults
