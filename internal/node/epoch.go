@@ -152,6 +152,11 @@ func newScripts(acquire, release, batch lua.Script) *scripts {
 // grantNothing is the name of the release that needs no epoch.
 var grantNothing = []byte(lua.GrantNothing.SHA)
 
+// sameScripts reports whether the server votes by the same scripts in both epochs.
+func (e *Epoch) sameScripts(o *Epoch) bool {
+	return e.usual.acquire.SHA == o.usual.acquire.SHA && e.strict.acquire.SHA == o.strict.acquire.SHA
+}
+
 // scripts are those by which a server votes in this epoch.
 func (e *Epoch) scripts() []lua.Script {
 	return []lua.Script{
@@ -273,7 +278,7 @@ func (n *Node) Boot(establish string, done func(Epoch, error)) {
 			return
 		}
 		defer s.putLoading()
-		_ = s.boot(ctx, establish, done)
+		_ = s.boot(ctx, establish, false, done)
 	}()
 }
 
@@ -289,18 +294,21 @@ func (s *Server) recentRefusal() error {
 	return s.refused
 }
 
-// boot has the server report its epoch, calls done, once, and then loads the scripts of that epoch. The
+// boot has the server report its epoch, calls done, once, and then loads the scripts of that epoch; unless reload is
+// set, only where it is another epoch than before. A node in quarantine is asked each second by every client. The
 // caller has the token of loading.
-func (s *Server) boot(ctx context.Context, establish string, done func(Epoch, error)) error {
+func (s *Server) boot(ctx context.Context, establish string, reload bool, done func(Epoch, error)) error {
 	began := time.Now()
-	err := s.bootAndLoad(ctx, establish, done)
+	loaded, err := s.bootAndLoad(ctx, establish, reload, done)
 	if s.refused = nil; conn.IsReply(err) && !errors.Is(err, conn.ErrLogin) {
 		s.refused, s.refusedUntil = err, time.Now().Add(refusedPause)
 	}
 	switch {
 	case err == nil:
 		s.hasAnswered()
-		s.loads.Add(1)
+		if loaded {
+			s.loads.Add(1)
+		}
 		s.noGrantsUntil.Store(0)
 		s.n.setUnverified(nil)
 	case errors.Is(err, conn.ErrLogin):
@@ -319,19 +327,25 @@ func (s *Server) boot(ctx context.Context, establish string, done func(Epoch, er
 // bootAndLoad uses a connection of its own, which is dialed once: what the scripts prove is that the
 // process that knows them is the one that answered. A connection of the client's pool would do as well,
 // but the owner of the client may have all of them in use.
-func (s *Server) bootAndLoad(ctx context.Context, establish string, done func(Epoch, error)) error {
+func (s *Server) bootAndLoad(ctx context.Context, establish string, reload bool, done func(Epoch, error)) (
+	loaded bool, err error,
+) {
 	c := conn.DialOnce(s.from, s.n.timeout, s.singleDials, func(*redis.Options) {})
 	defer c.Close()
 	before, sent := s.verified.Load(), time.Now()
-	next, err := s.runBoot(ctx, c, establish)
+	next, err := s.runBoot(ctx, c, establish, reload || s.loads.Load() == 0)
 	if err != nil {
 		done(Epoch{}, err)
-		return err
+		return false, err
 	}
+	load := reload || !next.sameScripts(s.epoch.Load())
 	s.enter(next)
 	s.recordVerified(before, next, sent)
 	done(*next, nil)
-	return loadScripts(ctx, c, next.scripts())
+	if load {
+		err = loadScripts(ctx, c, next.scripts())
+	}
+	return load, err
 }
 
 // enter makes next the server's epoch, as far as this client knows.
@@ -345,21 +359,27 @@ func (s *Server) enter(next *Epoch) {
 	}
 }
 
-// runBoot runs boot.lua. In the same pipeline it loads the scripts that need no epoch, for they may be of
-// use even if boot.lua is refused: they refresh and release what is held.
-func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string) (*Epoch, error) {
+// runBoot runs boot.lua. With load, or where the server does not know it, it loads it and the scripts that need no
+// epoch in the same pipeline, for they may be of use even if boot.lua is refused: they refresh and release what is held.
+func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string, load bool) (*Epoch, error) {
 	g := s.n.guard
 	boot := func(c redis.Cmdable) *redis.Cmd {
 		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
 	}
 	pipe := c.Pipeline()
 	cmd := boot(pipe)
-	loaded := pipe.ScriptLoad(ctx, lua.Boot.Source)
-	for _, script := range lua.Voteless {
-		pipe.ScriptLoad(ctx, script.Source)
+	var loaded *redis.StringCmd
+	if load {
+		loaded = pipe.ScriptLoad(ctx, lua.Boot.Source)
+		for _, script := range lua.Voteless {
+			pipe.ScriptLoad(ctx, script.Source)
+		}
 	}
 	_, err := pipe.Exec(ctx)
-	if conn.HasCode(cmd.Err(), "NOSCRIPT") && loaded.Err() == nil {
+	switch unknown := conn.HasCode(cmd.Err(), "NOSCRIPT"); {
+	case unknown && !load:
+		return s.runBoot(ctx, c, establish, true)
+	case unknown && loaded.Err() == nil:
 		cmd = boot(c)
 	}
 	switch {

@@ -30,7 +30,8 @@ type forgetful struct {
 	restless     bool   // it loses its data whenever a vote is requested
 	loaded       map[string]bool
 	booted       string   // what boot.lua has replied last
-	unproven     []string // scripts of epochs that were loaded otherwise than after such a reply
+	proven       int      // scripts of epochs that were loaded after such a reply
+	unproven     []string // and those that were loaded otherwise
 }
 
 // forgets makes it lose its scripts, and have another epoch from now on.
@@ -56,8 +57,10 @@ func (f *forgetful) answer(cmd []string) string {
 		sum := sha1.Sum([]byte(cmd[2]))
 		sha := hex.EncodeToString(sum[:])
 		f.loaded[sha] = true
-		_, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor = "`)
-		if ok && !strings.HasPrefix(epoch, f.booted+`"`) {
+		_, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor, name = "`)
+		if ok && strings.HasPrefix(epoch, f.booted+`"`) {
+			f.proven++
+		} else if ok {
 			epoch, _, _ = strings.Cut(epoch, `"`)
 			f.unproven = append(f.unproven, epoch)
 		}
@@ -183,8 +186,8 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 			for range 3 {
 				newAttempt(t, n, "k").acquire().want(t, Failed)
 			}
-			if len(f.unproven) > 0 {
-				t.Errorf("the scripts of %v became known", f.unproven)
+			if len(f.unproven) > 0 || f.proven == 0 {
+				t.Errorf("the scripts of %v became known, and %d of the epochs that the server had named", f.unproven, f.proven)
 			}
 			f.refuse("")
 			redistest.Eventually(t, patience, "it votes again", func() bool {
@@ -192,6 +195,47 @@ func TestNothingIsLoadedUnlessBootSucceeds(t *testing.T) {
 				return rep.Kind == Granted && rep.Epoch.Name == "m2"
 			})
 		})
+	}
+}
+
+// A node in quarantine is asked each second, by every client. Only in another epoch does that load scripts.
+func TestANodeThatIsAskedAgainLoadsNothing(t *testing.T) {
+	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+	fake := redistest.StartFake(t, f.answer)
+	n := newNode(t, fake.Client(t))
+	guard(n)
+	asks := func(name string) (commands int) {
+		t.Helper()
+		before, done := len(fake.Commands()), make(chan struct{})
+		n.Boot("", func(e Epoch, err error) {
+			if err != nil || e.Name != name {
+				t.Errorf("%+v: %v", e, err)
+			}
+			close(done)
+		})
+		<-done
+		newAttempt(t, n, "k").acquire().want(t, Granted) // when the scripts are there
+		for _, cmd := range fake.Commands()[before:] {
+			if strings.EqualFold(cmd[0], "SCRIPT") {
+				commands++
+			}
+		}
+		return commands
+	}
+	for _, c := range []struct {
+		name  string
+		loads bool
+	}{{"m1", true}, {"m1", false}, {"m1", false}, {"m2", true}, {"m2", false}} {
+		if c.name != f.name {
+			f.forgets(c.name)
+		}
+		if n := asks(c.name); (n > 0) != c.loads {
+			t.Errorf("%s: %d scripts were loaded", c.name, n)
+		}
+	}
+	f.forgets("m2") // as by SCRIPT FLUSH: the next that needs them loads them
+	if asks("m2") == 0 {
+		t.Error("scripts that are gone are not loaded")
 	}
 }
 

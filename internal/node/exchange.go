@@ -319,7 +319,7 @@ func (l *lane) prove(ctx context.Context) {
 		return
 	}
 	defer l.s.putLoading()
-	_ = l.s.boot(ctx, "", func(m Epoch, err error) { l.strict = err == nil && m.Name == l.epoch.Name })
+	_ = l.s.boot(ctx, "", false, func(m Epoch, err error) { l.strict = err == nil && m.Name == l.epoch.Name })
 }
 
 // execute has commands executed in order. One alone costs a third less if it is no pipeline.
@@ -412,7 +412,7 @@ func (l *lane) load(ctx context.Context, loads uint64) error {
 		err := s.recentRefusal()
 		ran := err == nil
 		if ran {
-			err = s.boot(ctx, "", func(Epoch, error) {})
+			err = s.boot(ctx, "", true, func(Epoch, error) {})
 			ran = err == nil || conn.IsReply(err) && !errors.Is(err, conn.ErrLogin)
 		}
 		if !ran {

@@ -263,6 +263,9 @@ func (k *quarantine) beginBootstrap() {
 // attempt is sent, it is the only one that notices what becomes of the others.
 func (k *quarantine) bootstrap() {
 	before := k.read(k.established, k.q.withoutVotes() != nil)
+	if !slices.Contains(before, nil) && judge(nil, before, k.q.need) == leave {
+		return
+	}
 	for reads := range maxReads {
 		now := k.read(nil, false)
 		switch judge(before, now, k.q.need) {
