@@ -140,6 +140,25 @@ func TestABootstrapDuringAnothers(t *testing.T) {
 	x.release(l)
 }
 
+// Where some nodes were established long ago, one read shows that a new one cannot be: it has no other.
+func TestANewNodeAmongOthersIsReadOnce(t *testing.T) {
+	servers, conns := threeServers(t)
+	c := newClient(t, "c", conns)
+	c.guard(time.Minute)
+	c.tryAndRelease(key, time.Minute)
+	servers[1].Do(t, "FLUSHALL")
+	redistest.Eventually(t, 20*time.Second, "the loss is noticed", func() bool {
+		c.tryAndRelease(key, time.Minute)
+		return c.q.Quarantined(1)
+	})
+	reads := func() int64 { return servers[1].CommandCalls(t)["evalsha"] }
+	redistest.Eventually(t, 20*time.Second, "a bootstrap that reads it once", func() bool { // c makes others meanwhile
+		before := reads()
+		c.q.quarantine.bootstrap()
+		return reads()-before == 1
+	})
+}
+
 // A bootstrap begins before the node's epoch is known to have changed, and ends after that: or the
 // node would have no vote, and would never be read again. A round with a vote in that epoch
 // finds the bootstrap under way.
