@@ -167,7 +167,7 @@ func (s *server) ping(key string, timeout time.Duration) error {
 		return err
 	}
 	var late atomic.Bool
-	own := conn.DialOnce(like, timeout, conn.NewLimit(1), func(o *redis.Options) {
+	own, err := conn.DialOnce(ctx, like, timeout, conn.NewLimit(1), func(o *redis.Options) {
 		dial := o.Dialer
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			due := time.Now().Add(timeout)
@@ -178,11 +178,14 @@ func (s *server) ping(key string, timeout time.Duration) error {
 			return c, err
 		}
 	})
-	defer own.Close()
-	if err := own.Exists(ctx, key).Err(); !late.Load() {
-		return err
+	switch {
+	case err == nil:
+		defer own.Close()
+		return own.Exists(ctx, key).Err()
+	case late.Load():
+		return nil
 	}
-	return nil
+	return err
 }
 
 // get is the lookup of a hit: nothing if there is nothing.

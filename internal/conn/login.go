@@ -31,7 +31,7 @@ func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Limit) error {
 	var in atomic.Bool
 	var last lastError
-	own := DialOnce(c, timeout, dials, func(o *redis.Options) {
+	own, err := DialOnce(ctx, c, timeout, dials, func(o *redis.Options) {
 		dial, greet := o.Dialer, o.OnConnect
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := dial(ctx, network, addr)
@@ -50,8 +50,11 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Li
 			return nil
 		}
 	})
+	if err != nil {
+		return err
+	}
 	defer own.Close()
-	err := own.Ping(ctx).Err()
+	err = own.Ping(ctx).Err()
 	switch said := last.error(); {
 	case err == nil, IsReply(err) && in.Load() && !NotLoggedIn(err): // a refused PING is an answer
 		return nil

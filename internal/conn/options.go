@@ -92,24 +92,44 @@ func BareOptions(c *redis.Client) *redis.Options {
 
 var errDialed = errors.New("the connection on which it was asked is gone")
 
-// DialOnce returns a client like c with a single connection that is dialed once: all its commands
-// reach one process, or fail. Each answer must arrive within step. The caller closes it. Hooks of c
-// are not called. dials limits how many such dials may hang at once. change may adapt its options.
-func DialOnce(c *redis.Client, step time.Duration, dials Limit, change func(*redis.Options)) *redis.Client {
+// Once is a client with a single connection.
+type Once struct {
+	*redis.Client
+	conn net.Conn
+}
+
+// Close closes the client and its connection, which it may not have used.
+func (o *Once) Close() error {
+	_ = o.conn.Close()
+	return o.Client.Close()
+}
+
+// DialOnce dials, and returns a client like c with that connection alone: all its commands reach one process, or
+// fail. Each answer must arrive within step. The caller closes it. Hooks of c are not called. dials limits how many
+// such dials may hang at once. change may adapt its options.
+//
+// It does not leave the dial to the client: go-redis logs each one that fails, and what cannot be reached is dialed
+// four times a second.
+func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Limit, change func(*redis.Options)) (
+	*Once, error,
+) {
 	o := Options(c, step, dials, func(*Conn) {}, func() {})
-	var dialed atomic.Bool
-	dial := o.Dialer
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if dialed.Swap(true) {
-			return nil, errDialed
-		}
-		return dial(ctx, network, addr)
-	}
 	o.MaxActiveConns = 1
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout
 	change(o)
-	return redis.NewClient(o)
+	conn, err := o.Dialer(ctx, o.Network, o.Addr)
+	if err != nil {
+		return nil, err
+	}
+	var taken atomic.Bool
+	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+		if taken.Swap(true) {
+			return nil, errDialed
+		}
+		return conn, nil
+	}
+	return &Once{redis.NewClient(o), conn}, nil
 }
 
 // WithTimeout returns a client over the connection pool of c, with that socket timeout and without

@@ -330,10 +330,15 @@ func (s *Server) boot(ctx context.Context, establish string, reload bool, done f
 func (s *Server) bootAndLoad(ctx context.Context, establish string, reload bool, done func(Epoch, error)) (
 	loaded bool, err error,
 ) {
-	c := conn.DialOnce(s.from, s.n.timeout, s.singleDials, func(*redis.Options) {})
-	defer c.Close()
 	before, sent := s.verified.Load(), time.Now()
-	next, err := s.runBoot(ctx, c, establish, reload || s.loads.Load() == 0)
+	c, err := conn.DialOnce(ctx, s.from, s.n.timeout, s.singleDials, func(*redis.Options) {})
+	if err != nil {
+		err = withoutVote(err)
+		done(Epoch{}, err)
+		return false, err
+	}
+	defer c.Close()
+	next, err := s.runBoot(ctx, c.Client, establish, reload || s.loads.Load() == 0)
 	if err != nil {
 		done(Epoch{}, err)
 		return false, err
@@ -343,7 +348,7 @@ func (s *Server) bootAndLoad(ctx context.Context, establish string, reload bool,
 	s.recordVerified(before, next, sent)
 	done(*next, nil)
 	if load {
-		err = loadScripts(ctx, c, next.scripts())
+		err = loadScripts(ctx, c.Client, next.scripts())
 	}
 	return load, err
 }
