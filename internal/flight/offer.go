@@ -55,11 +55,17 @@ const (
 	// pollsPerSpan is how many polls there are in the time of a span, in tenths: 2.5, so that a grant, which is
 	// valid from the last poll on, has more than half of its span left.
 	pollsPerSpan = 25
+
+	// pollsPerWait is how many polls there are at least in the time that a flight has waited, until they come once per
+	// safetyPoll: thousands of keys may be waited for, for hours. A grant is then often refreshed before it is given,
+	// which takes a round trip.
+	pollsPerWait = 25
 )
 
 // spanLocked is how long a release is to grant the key, and how often the flight polls for that.
 func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll time.Duration) {
-	span = min(max(time.Duration(now-f.contention.since)/2, minSpan), maxSpan)
+	waited := time.Duration(now - f.contention.since)
+	span = min(max(waited/2, minSpan), maxSpan)
 	if f.expects == many {
 		least := crowdSpan
 		if f.lastWait > 0 {
@@ -69,7 +75,7 @@ func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll ti
 		span = max(span, least)
 	}
 	span = min(span, ttl)
-	return span, span * 10 / pollsPerSpan
+	return span, max(span*10/pollsPerSpan, min(waited/pollsPerWait, safetyPoll))
 }
 
 // makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer: not for
