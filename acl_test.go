@@ -191,6 +191,60 @@ func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 	}
 }
 
+// Sentinels that have users need the documented rule; without the first two rights nothing can be
+// locked. If they refuse a client, Check says so, on one line, and that it is a matter of rights.
+func TestTheDocumentedACLOfSentinels(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("docs/operations.md")
+	must(t, err)
+	m := regexp.MustCompile("(?m)^ACL SETUSER watch (.*)$").FindStringSubmatch(string(text))
+	if m == nil {
+		t.Fatal("no rule in the docs")
+	}
+	words := strings.Fields(strings.Replace(m[1], "PASSWORD", "pw", 1))
+	master := redistest.StartServer(t)
+	sentinels := []*redistest.Server{
+		redistest.StartSentinel(t, redistest.Watch("main", master)...),
+		redistest.StartSentinel(t, redistest.Watch("main", master)...),
+	}
+	grant := func(missing string) {
+		for _, s := range sentinels {
+			args := []any{"ACL", "SETUSER", "watch", "reset"}
+			for _, w := range words {
+				if w != missing {
+					args = append(args, w)
+				}
+			}
+			s.Do(t, args...)
+			s.Do(t, "ACL", "LOG", "RESET")
+		}
+	}
+	open := func(password string) *flightlock.Client {
+		return mustOpen(t, patient, fmt.Sprintf("redis://watch:%s@%s?master_name=main&addr=%s",
+			password, sentinels[0].Addr(), sentinels[1].Addr()))
+	}
+	grant("")
+	c := open("pw")
+	must(t, c.Ready(t.Context()))
+	for _, s := range sentinels {
+		if log, _ := s.Do(t, "ACL", "LOG").([]any); len(log) > 0 {
+			t.Errorf("refused: %v", log)
+		}
+	}
+	for _, missing := range []string{"+client|setname", "+sentinel|get-master-addr-by-name"} {
+		grant(missing)
+		r := check(t, open("pw"))
+		wantFinding(t, r, "Sentinel master main", "reachable", flightlock.StatusFail, "NOPERM", "rights")
+		for _, f := range r.Findings {
+			if strings.Contains(f.Found, "\n") {
+				t.Errorf("more than one line: %q", f.Found)
+			}
+		}
+	}
+	wantFinding(t, check(t, open("wrong")), "Sentinel master main", "reachable", flightlock.StatusFail,
+		"WRONGPASS", "password")
+}
+
 // On a Cluster the rule and the additional commands suffice, on all masters.
 func TestTheDocumentedACLSufficesOnAClusterToo(t *testing.T) {
 	t.Parallel()

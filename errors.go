@@ -120,9 +120,9 @@ func (e NodeError) Error() string {
 		}
 		return text
 	case e.Err != nil && e.HolderTTL > 0:
-		return fmt.Sprintf("%s: %v, for %v", e.Node, e.Err, e.HolderTTL)
+		return fmt.Sprintf("%s: %s, for %v", e.Node, errtext.OneLine(e.Err), e.HolderTTL)
 	case e.Err != nil:
-		return fmt.Sprintf("%s: %v", e.Node, e.Err)
+		return fmt.Sprintf("%s: %s", e.Node, errtext.OneLine(e.Err))
 	}
 	return e.Node + ": ok"
 }

@@ -34,17 +34,18 @@ type metrics struct {
 }
 
 // The outcomes of an acquire, or an attempt. The first matching entry of failedAs counts: the error
-// of a ctx that ended also matches the last outcome.
+// of a ctx that ended also matches the last outcome. ErrUnavailable comes first, because most callers
+// wait for the nodes until their ctx ends, and an outage must not look like callers that left.
 var outcomes = [...]string{"acquired", "not_acquired", "unavailable"}
 
 var failedAs = []struct {
 	err     error
 	outcome string
 }{
+	{ErrUnavailable, outcomes[2]},
 	{context.Canceled, "canceled"},
 	{context.DeadlineExceeded, "canceled"},
 	{ErrNotAcquired, outcomes[1]},
-	{ErrUnavailable, outcomes[2]},
 	{ErrTooManyWaiters, "too_many_waiters"},
 	{ErrClosed, "closed"},
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -167,6 +168,50 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 		time.Sleep(5 * time.Second)
+	})
+}
+
+// In an outage, callers with the default strategy wait until their ctx ends. They count as unavailable,
+// and not as callers that others kept waiting: the alert for an outage relies on it.
+func TestMetricsOfCallersWhoseTimeEndsInAnOutage(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		reg := prometheus.NewRegistry()
+		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
+		held := mustLock(t, c, "held", 30*time.Second)
+		wait := func(key string, want error) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			_, err := c.SingleFlightLock(ctx, key, 10*time.Second, nil)
+			if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
+		wait("held", flightlock.ErrNotAcquired)
+		for _, n := range nodes[1:] {
+			n.Stall(true)
+		}
+		var callers sync.WaitGroup
+		for range 2 { // one of them queues behind the other
+			callers.Go(func() { wait("k", flightlock.ErrUnavailable) })
+		}
+		callers.Wait()
+		for _, n := range nodes {
+			n.Stall(false)
+		}
+		time.Sleep(5 * time.Second)
+		mustRelease(t, held)
+		got := gathered(t, reg)
+		for name, want := range map[string]float64{
+			`flightlock_acquire_duration_seconds{outcome="canceled",wait="queue"}`:     1, // behind the holder
+			`flightlock_acquire_duration_seconds{outcome="unavailable",wait="queue"}`:  1,
+			`flightlock_acquire_duration_seconds{outcome="unavailable",wait="remote"}`: 1,
+			`flightlock_acquire_duration_seconds{outcome="canceled",wait="remote"}`:    0,
+		} {
+			if got[name] != want {
+				t.Errorf("%s is %v, want %v", name, got[name], want)
+			}
+		}
 	})
 }
 

@@ -165,6 +165,21 @@ func TestPanelsShowSomething(t *testing.T) {
 	}
 }
 
+// An invalidation that has failed may leave an old value, so it is not left to who looks at the dashboard.
+func TestAnAlertForInvalidationsThatFail(t *testing.T) {
+	d := newDay(t)
+	d.nodes.Down(true, 0) // the server of the values
+	if err := d.items.Invalidate(t.Context(), "42"); err == nil {
+		t.Fatal("no error")
+	}
+	d.passes(2*time.Minute, func() {})
+	d.wantFiring("FlightlockInvalidationsFail")
+	d.nodes.Down(false)
+	redistest.Eventually(t, patience, "it is repeated", func() bool { return d.items.Stats().Repeating == 0 })
+	d.passes(time.Minute, func() {})
+	d.wantFiring()
+}
+
 // No alert fires while all is well; those that are meant for it do when the nodes are down, and
 // when locks are lost.
 func TestAlertsGoOff(t *testing.T) {
@@ -201,6 +216,22 @@ func TestAlertsGoOff(t *testing.T) {
 	d.wantFiring("FlightlockLocksLost")
 }
 
+// The alert for an outage also fires if all callers wait until their ctx ends, as they do by default.
+func TestAlertsGoOffForCallersThatWait(t *testing.T) {
+	d := newDay(t)
+	d.passes(5*time.Minute, d.locks)
+	d.nodes.Down(true)
+	d.passes(5*time.Minute, func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := d.c.SingleFlightLock(ctx, "k", time.Second, nil)
+		if !errors.Is(err, flightlock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+	})
+	d.wantFiring("FlightlockUnavailable", "FlightlockMajorityAtRisk", "FlightlockNodeSuspended")
+}
+
 // A node that has no vote because it is unverified counts against the majority as one that is suspended does.
 func TestAnUnverifiedNodePutsTheMajorityAtRisk(t *testing.T) {
 	d := newDay(t)
@@ -215,4 +246,30 @@ func TestAnUnverifiedNodePutsTheMajorityAtRisk(t *testing.T) {
 	}
 	d.passes(5*time.Minute, func() {})
 	d.wantFiring("FlightlockMajorityAtRisk", "FlightlockNodeUnverified")
+}
+
+// The majority is at risk from the node on that is the last one that can be spared: also with an even
+// number of nodes, as there are while nodes are added or replaced one by one.
+func TestTheMajorityIsAtRiskWithAnyNumberOfNodes(t *testing.T) {
+	for nodes, spare := range map[int]int{1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2, 7: 3} {
+		for down := range nodes + 1 {
+			d := newDay(t)
+			d.reg = prometheus.NewRegistry()
+			for _, state := range []string{"suspended", "quarantined", "unverified"} {
+				v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "flightlock_node_" + state}, []string{"node"})
+				d.reg.MustRegister(v)
+				for i := range nodes {
+					v.WithLabelValues(string(rune('a' + i))).Set(0)
+					if state == "quarantined" && i < down {
+						v.WithLabelValues(string(rune('a' + i))).Set(1)
+					}
+				}
+			}
+			d.passes(scrape, func() {})
+			want := down > 0 && down >= spare
+			if got := slices.Contains(d.firing(), "FlightlockMajorityAtRisk"); got != want {
+				t.Errorf("%d of %d nodes down: the alert fires: %v, want %v", down, nodes, got, want)
+			}
+		}
+	}
 }

@@ -8,10 +8,12 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -104,17 +106,21 @@ func unreachable(cli command, err error) Finding {
 
 // doesNotServe returns the finding for a server that cannot be reached, or refuses logins.
 func doesNotServe(cli command, err error) Finding {
-	f := Finding{Status: Fail, Found: err.Error()}
+	f := Finding{Status: Fail, Found: errtext.OneLine(err)}
 	unknown, noMaster := conn.NoMaster(err)
-	switch text := err.Error(); {
+	switch text := f.Found; {
 	case noMaster && unknown:
 		f.Found = "the Sentinels know no such master: " + text
 		f.Fix = "name it as they do, in the url's master_name or in FailoverOptions.MasterName; " +
 			"on a Sentinel: redis-cli -p 26379 SENTINEL MASTERS"
+	case noMaster && containsAny(text, "NOPERM", "NOAUTH", "WRONGPASS"):
+		f.Fix = "give this client a user and password that the Sentinels accept: those of the url, or " +
+			"FailoverOptions.SentinelUsername and SentinelPassword; and give that user the rights that " +
+			"docs/operations.md lists for Sentinels; on each of them: redis-cli -p 26379 ACL LIST"
 	case noMaster:
 		f.Fix = "start the Sentinels, or correct their addresses; " +
 			"this should list the master: redis-cli -h SENTINEL -p 26379 SENTINEL MASTERS"
-	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
+	case containsAny(text, "WRONGPASS", "NOAUTH"):
 		f.Fix = fmt.Sprintf("give this client the right user and password; %s ACL LIST shows the users", cli.admin())
 	case strings.Contains(text, "max number of clients"):
 		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: "+
@@ -136,6 +142,10 @@ func doesNotServe(cli command, err error) Finding {
 		}
 	}
 	return f
+}
+
+func containsAny(text string, words ...string) bool {
+	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
 }
 
 // fixTLS returns the fix for a handshake that failed with err.

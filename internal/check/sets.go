@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
+	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
@@ -231,7 +232,7 @@ func (in *inspections) judgeSets() Finding {
 	if f.Status == OK {
 		for _, w := range in.sets {
 			if w.err != nil {
-				f.Status, f.Found = Unknown, "a node did not answer: "+w.err.Error()
+				f.Status, f.Found = Unknown, "a node did not answer: "+errtext.OneLine(w.err)
 			}
 		}
 	}

@@ -14,3 +14,6 @@ type part struct {
 func (p *part) Error() string { return strings.TrimPrefix(p.error.Error(), p.prefix) }
 
 func (p *part) Unwrap() error { return p.error }
+
+// OneLine is the text of err on one line: go-redis joins the answers of several Sentinels by line ends.
+func OneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
