@@ -365,7 +365,8 @@ func (s *Server) enter(next *Epoch) {
 }
 
 // runBoot runs boot.lua. With load, or where the server does not know it, it loads it and the scripts that need no
-// epoch in the same pipeline, for they may be of use even if boot.lua is refused: they refresh and release what is held.
+// epoch in the same pipeline, for they may be of use even if boot.lua is refused: they refresh and release what is
+// held.
 func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string, load bool) (*Epoch, error) {
 	g := s.n.guard
 	boot := func(c redis.Cmdable) *redis.Cmd {
