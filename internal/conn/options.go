@@ -118,7 +118,8 @@ func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Li
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout
 	change(o)
-	conn, err := o.Dialer(ctx, o.Network, o.Addr)
+	dial := o.Dialer
+	conn, err := dial(ctx, o.Network, o.Addr)
 	if err != nil {
 		return nil, err
 	}

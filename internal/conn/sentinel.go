@@ -25,17 +25,23 @@ func IsSentinelManaged(c *redis.Client) bool {
 
 // MasterAddr returns which master the Sentinels of c name. Only c's dialer knows them: it asks, and then dials. So it
 // is to dial a socket of that name, which is no file: the error contains the address, and nothing was sent to it. A
-// dialer of the user's below it may dial it all the same.
+// dialer of the user's below it may dial it all the same, or say in other words than package net that it does not, as
+// those for SOCKS proxies do.
 func MasterAddr(ctx context.Context, c *redis.Client) (string, error) {
 	o := c.Options()
 	conn, err := o.Dialer(ctx, "unix", o.Addr)
 	if err == nil {
 		defer conn.Close()
-		return conn.RemoteAddr().String(), nil
+		if addr := conn.RemoteAddr(); addr != nil {
+			return addr.String(), nil
+		}
+		return "", errNoAddr
 	}
 	var failed *net.OpError
-	if errors.As(err, &failed) && failed.Op == "dial" && failed.Net == "unix" && failed.Addr != nil {
+	if errors.As(err, &failed) && failed.Net == "unix" && failed.Addr != nil {
 		return failed.Addr.String(), nil
 	}
 	return "", err
 }
+
+var errNoAddr = errors.New("the connection to the master does not know where it leads to")

@@ -223,7 +223,8 @@ func (r *request) complete(rep Reply, how delivery) {
 	e.answer(sink, rep)
 	if owed {
 		e.n.debts.owe(e, due)
-		if due > debtSecond && !e.n.Suspended() { // it is back since, and has sent the debts of before
+		// It may be back since, and have sent the debts of before, or be about to.
+		if due > debtSecond && !e.n.Suspended() && !e.n.debts.more.Load() {
 			e.n.debts.hurry()
 		}
 	}

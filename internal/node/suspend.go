@@ -163,6 +163,12 @@ func (s *Server) recordExchange(err, refused error, took time.Duration) {
 	s.observe(took, refused)
 	if err == nil {
 		s.hasAnswered()
+		if s.n.debts.answered() && s.n.begin() {
+			go func() {
+				defer s.n.wg.Done()
+				s.n.debts.hurry()
+			}()
+		}
 	}
 	s.fast.Store(err == nil && took < s.n.timeout/2)
 	s.n.late.Store(took > s.n.timeout)
@@ -262,7 +268,11 @@ func (s *Server) resume(why error) {
 	s.suspended.Store(nil)
 	s.n.heard(nil)
 	s.n.reportState(nil)
-	s.n.debts.hurry()
+	if s.n.IsCluster() { // whose debts may be those of other servers
+		s.n.debts.hurry()
+	} else {
+		s.n.debts.isBack()
+	}
 }
 
 // reportState reports that the node was suspended for err, or is back.

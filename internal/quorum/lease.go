@@ -112,11 +112,14 @@ const (
 func (l *Lease) Acquire(inline bool, by Acquirer) {
 	s := l.scratch
 	s.onAcquired = by
-	if f := l.q.duplicate.Load(); f != nil {
-		l.fail(f)
-		return
+	f := l.q.duplicate.Load()
+	if f == nil {
+		f = l.q.withoutVotes()
 	}
-	if f := l.q.withoutVotes(); f != nil {
+	if f != nil { // nothing is sent
+		if s.carries != nil {
+			s.carries.unsent(&l.target)
+		}
 		l.fail(f)
 		return
 	}

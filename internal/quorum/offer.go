@@ -181,6 +181,17 @@ func (o *Lease) pollLocked(p poll) poll {
 	return p
 }
 
+// unsent takes back the poll that t was to bring: no node will know of it. The offer would keep its attempt, and forget
+// an older poll for it.
+func (o *Lease) unsent(t *node.Target) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if last := len(o.offer.polls) - 1; last >= 0 && o.offer.polls[last].target == t {
+		o.offer.polls[last] = poll{}
+		o.offer.polls = o.offer.polls[:last]
+	}
+}
+
 // Rejoin is Release for a contender that wants the key again at once: the release brings o, an offer of that
 // contender, to the nodes, and puts it at the end of those who wait. Where nobody else does, it is only a
 // release. A node that grants o keeps the key for span.

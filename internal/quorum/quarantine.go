@@ -229,13 +229,14 @@ const maxReads = 8
 func (k *quarantine) run() {
 	for k.q.ctx.Err() == nil {
 		k.mu.Lock()
+		changed := k.changedSince
 		k.changedSince = false
 		select { // this bootstrap includes what it was woken for
 		case <-k.wake:
 		default:
 		}
 		k.mu.Unlock()
-		k.bootstrap()
+		k.bootstrap(changed)
 		wait, ended := k.endBootstrap()
 		if ended {
 			return
@@ -261,10 +262,13 @@ func (k *quarantine) beginBootstrap() {
 
 // bootstrap reads all nodes, and establishes them if all are new: see quarantine. While so many have no vote that no
 // attempt is sent, it is the only one that notices what becomes of the others.
-func (k *quarantine) bootstrap() {
+//
+// Without changed, only the time for it has come: what it finds half done is so for as long as the quarantine lasts,
+// and is not read again at once. If another client is about it, a node that it has established is a change.
+func (k *quarantine) bootstrap(changed bool) {
 	before := k.read(k.established, k.q.withoutVotes() != nil)
-	if !slices.Contains(before, nil) && judge(nil, before, k.q.need) == leave {
-		return
+	if v := judge(before, before, k.q.need); !slices.Contains(before, nil) && (v == leave || v == retry && !changed) {
+		return // not all are new
 	}
 	for reads := range maxReads {
 		now := k.read(nil, false)
@@ -277,7 +281,7 @@ func (k *quarantine) bootstrap() {
 			return
 		}
 		before = now
-		if reads > 0 && !k.pause(time.Millisecond<<reads) {
+		if !changed || reads > 0 && !k.pause(time.Millisecond<<reads) {
 			return
 		}
 	}

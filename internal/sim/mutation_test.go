@@ -169,16 +169,16 @@ var mutations = []mutation{
 	{
 		name: "the scripts of the epoch before are loaded before boot.lua has answered",
 		file: "internal/node/epoch.go",
-		old:  "	next, err := s.runBoot(ctx, c, establish)\n",
-		new: "	if e := s.epoch.Load(); e.Name != \"\" {\n		_ = loadScripts(ctx, c, e.scripts())\n	}\n" +
-			"	next, err := s.runBoot(ctx, c, establish)\n",
+		old:  "	next, err := s.runBoot(ctx, c.Client,",
+		new: "	if e := s.epoch.Load(); e.Name != \"\" {\n		_ = loadScripts(ctx, c.Client, e.scripts())\n	}\n" +
+			"	next, err := s.runBoot(ctx, c.Client,",
 		pkg: "./internal/node", by: "TestNothingIsLoadedUnlessBootSucceeds",
 	},
 	{
 		name: "the connection on which boot.lua has answered is dialled again",
 		file: "internal/conn/options.go",
-		old:  "	if dialed.Swap(true) {\n",
-		new:  "	if dialed.Swap(true) && false {\n",
+		old:  "			return nil, errDialed\n",
+		new:  "			return dial(ctx, o.Network, o.Addr)\n",
 		pkg:  ".", by: "TestNoSecondGrantWhenItRestartsDuringBoot",
 	},
 	{
