@@ -31,8 +31,13 @@ func (l *Lease) awaitOthersLocked() {
 	}
 }
 
-// awaitTime is how long messages about grants are waited for.
-func (l *Lease) awaitTime() time.Duration { return max(2*l.q.halfRTT(), minAwait) }
+// awaitTime is how long messages about grants are waited for. With one node there are no others to come.
+func (l *Lease) awaitTime() time.Duration {
+	if len(l.entries) == 1 {
+		return minAwait
+	}
+	return max(2*l.q.halfRTT(), minAwait)
+}
 
 // minAwait is how long messages of different servers may be apart without any being lost.
 const minAwait = 2 * time.Millisecond

@@ -173,7 +173,7 @@ func (l *Lease) acquired(r *round) {
 	l.granted, l.until = r.won, until
 	top, agree := r.topCounterLocked()
 	f := l.attemptFailureLocked(r)
-	if len(l.entries) > 1 && !begun.IsZero() && l.offer == nil && !l.canceled {
+	if (len(l.entries) > 1 || l.scratch.carries != nil) && !begun.IsZero() && l.offer == nil && !l.canceled {
 		l.q.rtt.Store(int64(clock.Since(begun)))
 	}
 	if f == nil && !agree {

@@ -164,8 +164,15 @@ func (l *Lease) Carry(o *Lease, span time.Duration, waits bool) {
 	l.scratch.carries = o
 }
 
+// spanRTTs is how many round trips a node keeps the key at least. One passes until the next poll is answered, up to two
+// until the one after that is there, since a request waits for the answer to the one before it, and half of one more
+// with the vote; then the lease may have to be refreshed, which takes up to two. If the time were up before that,
+// grants of nodes that are far away would be of no use to anybody.
+const spanRTTs = 8
+
 // pollLocked numbers p, the next poll of the offer o, and remembers it. Its span is no longer than the ttl.
 func (o *Lease) pollLocked(p poll) poll {
+	p.span = max(p.span, spanRTTs*2*o.q.halfRTT())
 	p.number, p.span = 1, min(p.span, o.scratch.ttl).Truncate(time.Millisecond)
 	for i := range o.offer.polls {
 		last := &o.offer.polls[i]
