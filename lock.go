@@ -154,6 +154,11 @@ type derived struct {
 // nothing behind after that.
 func (l *Lock) Context(parent context.Context) context.Context {
 	n, done := l.ensureReentry(), parent.Done()
+	if parent.Err() != nil {
+		// There is nothing to end. And those that were canceled before anybody called their Done have one channel in
+		// common, which package context keeps closed: they would be taken for parents that end together.
+		return carrying(parent, l)
+	}
 	n.mu.Lock()
 	d := n.contexts[done]
 	n.mu.Unlock()

@@ -3,6 +3,7 @@ package flightlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -427,6 +428,30 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Package context gives all contexts that were canceled before anybody called their Done one channel. A ctx of a
+// lock has the error and the cause of its own parent all the same.
+func TestContextsOfParentsThatHaveEndedApart(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+		for i := range 1000 {
+			why := fmt.Errorf("request %d was given up", i)
+			canceled, cancel := context.WithCancelCause(t.Context())
+			cancel(why)
+			expired, stop := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+			defer stop()
+			a, b := l.Context(canceled), l.Context(expired)
+			if a.Err() != context.Canceled || context.Cause(a) != why || flightlock.FromContext(a) != l {
+				t.Fatalf("of the one that was canceled: %v, cause %v", a.Err(), context.Cause(a))
+			}
+			if b.Err() != context.DeadlineExceeded || context.Cause(b) != context.DeadlineExceeded ||
+				flightlock.FromContext(b) != l {
+				t.Fatalf("of the one that expired: %v, cause %v", b.Err(), context.Cause(b))
+			}
+		}
+		mustRelease(t, l)
+	})
 }
 
 // A nested Lock that was released stays released, whatever becomes of the others.
