@@ -51,9 +51,9 @@ type Source[V any] struct {
 	// value must never replace a newer one, make the write conditional on l.Fence(), as package
 	// fenced does. A load without a lock has no token, and fenced.Set with 0 is refused wherever a
 	// holder has written before: then write only where there is no value (SET NX), for a few
-	// seconds, or not at all. ctx ends with the lock, and after TTL. The callers get the value when
-	// Store has returned, or when it takes longer than Options.NodeTimeout; a failure of Store is
-	// counted, and not returned to them.
+	// seconds, or not at all. ctx carries the lock, as Load's does, and ends with it, and after TTL. The
+	// callers get the value when Store has returned, or when it takes longer than Options.NodeTimeout; a
+	// failure of Store is counted, and not returned to them.
 	Store func(ctx context.Context, key string, v V, l *Lock) error
 
 	// LookupStamped and StoreStamped take the places of Lookup and Store where values can be
@@ -97,8 +97,8 @@ type Source[V any] struct {
 	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
 
 	// StoreMany stores many values, for a Source without stamps. locks has those keys that are locked,
-	// all of them or none. A KeyErrors is the error of its keys, any other error that of all. ctx does
-	// not end when one of the locks is lost.
+	// all of them or none. A KeyErrors is the error of its keys, any other error that of all. ctx carries
+	// the locks, and does not end when one of them is lost.
 	StoreMany func(ctx context.Context, values map[string]V, locks map[string]*Lock) error
 
 	// StoreManyStamped is StoreMany for a Source with stamps. It compares each key's stamp by itself;

@@ -681,20 +681,24 @@ func (b *batch[V]) lookUp() {
 // load loads all runs. Those that fail have their error, and are not in values.
 func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[string]error) {
 	f := b.f
-	base := leader.values
-	for _, l := range b.locks {
-		base = carrying(base, l)
-	}
 	for _, r := range b.runs {
 		r.Limit(r.scope)
 	}
-	step := leader.Begin(base, f.opts.LoadTimeout)
+	step := leader.Begin(b.carryingLocks(leader.values), f.opts.LoadTimeout)
 	defer step.End(nil)
 	values, err := b.loadRuns(b.runs, step)
 	if isWhole(err) && len(b.runs) > 1 && step.Err() == nil {
 		return b.loadHalves(step)
 	}
 	return b.settle(b.runs, values, err, true)
+}
+
+// carryingLocks is ctx with the locks of the batch in it.
+func (b *batch[V]) carryingLocks(ctx context.Context) context.Context {
+	for _, l := range b.locks {
+		ctx = carrying(ctx, l)
+	}
+	return ctx
 }
 
 // loadHalves loads all runs again, in two halves. If one of them fails and the other does not, keys of the
@@ -814,7 +818,11 @@ func (b *batch[V]) store(leader *fetchRun[V], values map[string]V) {
 	together := f.src.StoreMany != nil && !f.stamped() || f.src.StoreManyStamped != nil && f.stamped()
 	if !together || len(b.runs) < 2 {
 		b.each(func(r *fetchRun[V], l *Lock) bool {
-			f.store(r, r.values, l, values[r.Key()])
+			ctx := r.values
+			if l != nil {
+				ctx = carrying(ctx, l)
+			}
+			f.store(r, ctx, l, values[r.Key()])
 			return true
 		})
 		return
@@ -852,7 +860,7 @@ func (b *batch[V]) storeTogether(leader *fetchRun[V], loaded map[string]V) {
 	}
 	runs := b.runs
 	delivery := time.AfterFunc(f.c.opts.NodeTimeout, b.delivery(loaded))
-	step := runs[0].Begin(leader.values, f.opts.TTL)
+	step := runs[0].Begin(b.carryingLocks(leader.values), f.opts.TTL)
 	worker := &runs[0].Worker // the leader's may be busy
 	x := new(error)
 	worker.Go(func() {

@@ -723,6 +723,62 @@ func TestFetchManyWithoutStamps(t *testing.T) {
 	})
 }
 
+// A Store may lock its own key, as a Load may: also that of a value that was loaded with others. Otherwise it would
+// wait for itself, for as long as the lock is kept.
+func TestStoresOfManyValuesNestTheirLocks(t *testing.T) {
+	for _, together := range []bool{false, true} {
+		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			c, o := newClient(t, flightlock.Options{}, clients...), &origin{}
+			src := o.source()
+			src.LoadMany = func(_ context.Context, keys []string) (map[string]string, error) {
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = key + "=v0"
+				}
+				return values, nil
+			}
+			src.Store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
+				return c.Do(ctx, key, time.Second, nil, func(_ context.Context, nested *flightlock.Lock) error {
+					if nested.Fence() != l.Fence() {
+						t.Errorf("%s: another lock", key)
+					}
+					o.set(key, v, false)
+					return nil
+				})
+			}
+			if together {
+				src.StoreMany = func(ctx context.Context, values map[string]string, locks map[string]*flightlock.Lock) error {
+					failed := flightlock.KeyErrors{}
+					for key, v := range values {
+						if err := src.Store(ctx, key, v, locks[key]); err != nil {
+							failed[key] = err
+						}
+					}
+					if len(failed) > 0 {
+						return failed
+					}
+					return nil
+				}
+			}
+			f, err := flightlock.NewFetcher(c, src, flightlock.FetchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			if v, err := f.Fetch(t.Context(), "one"); err != nil {
+				t.Error(v, err)
+			}
+			wantMany(t, f, keysFrom(0, 3), "v0")
+			if err := f.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if s, took := f.Stats(), time.Since(began); s.StoreFailures > 0 || took > time.Second {
+				t.Errorf("together: %v: %d values were not stored, after %v", together, s.StoreFailures, took)
+			}
+		})
+	}
+}
+
 // A LoadMany that fails as a whole is repeated in halves. One that continues after LoadTimeout fails its own keys,
 // which can be loaded again as soon as it returns; the other half has its values at once, or is not loaded if no time
 // is left.
