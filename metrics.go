@@ -160,7 +160,7 @@ func (m *metrics) register() error {
 	return nil
 }
 
-// A Registerer is user code. If it panics, that is an error. If it hangs, it delays New for
+// A Registerer is user code. If it panics or calls runtime.Goexit, that is an error. If it hangs, it delays New for
 // registerTime and Close until its ctx ends; the call that hangs continues on a goroutine of its own.
 var errRegisterer = errors.New("Options.Registerer")
 
@@ -190,14 +190,18 @@ func register(reg prometheus.Registerer, m *metrics) error {
 	}
 }
 
-// recovering returns the error of do, or its panic as an error.
-func recovering(do func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("%w panicked: %v", errRegisterer, v)
-		}
-	}()
-	return do()
+// recovering returns the error of do. A panic in it is an error, and so is runtime.Goexit, after which a goroutine
+// that waits for do would wait for ever.
+func recovering(do func() error) error {
+	_, err := guarded("Options.Registerer", func() (struct{}, error) { return struct{}{}, do() })
+	var p *PanicError
+	switch {
+	case !errors.As(err, &p):
+		return err
+	case p.Goexit:
+		return fmt.Errorf("%w called runtime.Goexit", errRegisterer)
+	}
+	return fmt.Errorf("%w panicked: %v", errRegisterer, p.Value)
 }
 
 // unregister removes the metrics, so that another Client can register; it gives up when ctx ends.

@@ -107,8 +107,8 @@ type Options struct {
 
 	// Registerer receives the metrics of this Client until it is closed: see docs/metrics.md. Two
 	// Clients on one Registerer need a label each, set with prometheus.WrapRegistererWith. nil means no
-	// metrics. If Register or Unregister panics, New or Close returns an error. If it hangs, New returns
-	// an error after 5s, and Close when its ctx ends.
+	// metrics. If Register or Unregister panics or calls runtime.Goexit, New or Close returns an error. If
+	// it hangs, New returns an error after 5s, and Close when its ctx ends.
 	Registerer prometheus.Registerer
 
 	// Logger receives state changes. At level Warn: a node is suspended, quarantined, or refuses to

@@ -3,6 +3,7 @@ package flightlock_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -67,6 +68,34 @@ func TestARegistererThatPanicsOrHangs(t *testing.T) {
 		synctest.Wait()
 		if !unregistered {
 			t.Error("what was registered too late is registered still")
+		}
+	})
+}
+
+// A Registerer that calls runtime.Goexit, as one does that belongs to a test which fails, is an error of New and of
+// Close at once. Neither waits for what has ended.
+func TestARegistererThatCallsGoexit(t *testing.T) {
+	fine, exits := func() {}, runtime.Goexit
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		began := time.Now()
+		_, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: odd{exits, fine}})
+		wantInvalid(t, err, "Options.Registerer", "Goexit")
+		c, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: odd{fine, exits}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close(context.Background()) }()
+		select {
+		case err := <-closed:
+			if err == nil || !strings.Contains(err.Error(), "Goexit") {
+				t.Errorf("Close: %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("Close has not returned")
+		}
+		if took := time.Since(began); took > 0 {
+			t.Errorf("that took %v", took)
 		}
 	})
 }
