@@ -146,7 +146,7 @@ func errorOf(err error, key string) error {
 // PanicError is the error of callers of Fetch and FetchMany if a function of the Source panicked, or called
 // runtime.Goexit, on a goroutine of the Fetcher.
 type PanicError struct {
-	Op     string // "Lookup", "Load", "LoadMany", "Store" or "StoreMany"
+	Op     string // "Lookup", "Load", "LoadMany", "Store" or "StoreMany"; "rdb" for a hook of a rediscache.Cache's client
 	Value  any    // the value of the panic; nil for Goexit
 	Goexit bool
 	Stack  []byte // of its goroutine

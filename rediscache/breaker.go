@@ -110,6 +110,9 @@ func lookup[T any](
 	return v, err
 }
 
+// errGoexit is the error of a request that has ended its goroutine.
+var errGoexit = errors.New("rediscache: a hook of rdb called runtime.Goexit")
+
 // untilFailed makes a request that fails when a probe does. It has a goroutine of its own, because a client
 // reads a reply until the deadline of its ctx, even if that is canceled.
 func untilFailed[T any](probe <-chan struct{}, request func() (T, error)) (T, error) {
@@ -119,8 +122,9 @@ func untilFailed[T any](probe <-chan struct{}, request func() (T, error)) (T, er
 	}
 	done := make(chan result, 1)
 	go func() { // ends with the request, which has its timeout
-		v, err := request()
-		done <- result{v, err}
+		r := result{err: errGoexit}
+		defer func() { done <- r }()
+		r.v, r.err = guarded("rdb", request)
 	}()
 	select {
 	case r := <-done:

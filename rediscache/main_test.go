@@ -4,12 +4,17 @@ import (
 	"os"
 	"testing"
 
+	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"go.uber.org/goleak"
 )
 
+// clocks are those of this package's tests outside of bubbles.
+var clocks clocktest.Clocks
+
 func TestMain(m *testing.M) {
 	redistest.SilenceRedis()
+	clocks.Install()
 	if os.Getenv(fleetChild) != "" {
 		if err := fleetMain(); err != nil {
 			println("a process of the fleet:", err.Error())

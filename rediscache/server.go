@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/redis/go-redis/v9"
 )
@@ -44,10 +45,10 @@ type server struct {
 	lookups   time.Duration // their timeout
 	writes    time.Duration
 	tombstone time.Duration
-	honours   bool         // rdb ends a request with its ctx
-	hanging   conn.Limit   // of requests on goroutines of their own, where rdb does not
-	ahead     atomic.Int64 // by how many microseconds the server's clock is ahead of ours
-	compared  atomic.Bool  // ahead is known from the server
+	honours   bool                       // rdb ends a request with its ctx
+	hanging   conn.Limit                 // of requests on goroutines of their own, where rdb does not
+	compared  atomic.Pointer[comparison] // the last one; nil: there was none
+	ahead     atomic.Int64               // before that: by how many microseconds its clock is ahead of ours at least
 }
 
 // maxHanging is how many requests may hang at once in a client that ignores their ctx.
@@ -124,17 +125,19 @@ func inTime(ctx context.Context, err error) error {
 	return err
 }
 
-// do makes a request that ends after the timeout.
+// do makes a request that ends after the timeout. If a hook of the client's panics, it has failed: many requests are
+// made on goroutines of this package, where a panic would end the process.
 func do[T any](
 	ctx context.Context, s *server, timeout time.Duration, request func(ctx context.Context) (T, error),
 ) (T, error) {
 	limited, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
+	guardedRequest := func() (T, error) { return guarded("rdb", func() (T, error) { return request(limited) }) }
 	if s.honours {
-		v, err := request(limited)
+		v, err := guardedRequest()
 		return v, inTime(ctx, err)
 	}
-	v, err := conn.Await(limited, s.hanging, func() (T, error) { return request(limited) }, nil)
+	v, err := conn.Await(limited, s.hanging, guardedRequest, nil)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		err = errTimeout
 	}
@@ -217,21 +220,32 @@ func storedIn(cmd *redis.StringCmd) (x stored, err error) {
 	return x, nil
 }
 
-// now is the time by the server's clock, in microseconds.
-func (s *server) now() int64 { return time.Now().UnixMicro() + s.ahead.Load() }
+// comparison is what a reply has said of the server's clock.
+type comparison struct {
+	at     time.Time // by our clocks
+	server int64     // in microseconds
+}
 
-// compareClocks learns the difference of the clocks from a reply that says the server's time.
-func (s *server) compareClocks(sent time.Time, serverTime int64) {
-	s.ahead.Store(serverTime - sent.Add(time.Since(sent)/2).UnixMicro())
-	if !s.compared.Load() {
-		s.compared.Store(true)
+// now is the time by the server's clock, in microseconds. What has passed since the last comparison is counted by both
+// of our clocks, and the one that says more counts: the monotonic one stands still while the machine sleeps, and the
+// wall clock may be set back. A process that only has hits would take old entries for fresh ones for as long.
+func (s *server) now() int64 {
+	if c := s.compared.Load(); c != nil {
+		return c.server - clock.Left(clock.Now(), c.at).Microseconds()
 	}
+	return time.Now().UnixMicro() + s.ahead.Load()
+}
+
+// compareClocks learns the server's time from a reply that says it.
+func (s *server) compareClocks(sent time.Time, serverTime int64) {
+	now := clock.Now()
+	s.compared.Store(&comparison{now.Add(-now.Sub(sent) / 2), serverTime})
 }
 
 // notBefore is now, or the time at which the stamp was made, if that is later: then our clock is behind. A process
 // that only has hits learns no more of the server's clock than that, and would take old entries for fresh ones.
 func (s *server) notBefore(stamp string, now int64) int64 {
-	if s.compared.Load() {
+	if s.compared.Load() != nil {
 		return now
 	}
 	made, ok := madeAt(stamp)

@@ -260,7 +260,7 @@ func (c *Cache[V]) guardedDecode(b []byte) (V, error) {
 	return guarded("Lookup", func() (V, error) { return c.opts.Codec.Decode(b) })
 }
 
-// guarded calls code of the user's for one of many keys. A panic is an error, and of that key only.
+// guarded calls code of the user's for one of many keys, or for a request. A panic is an error, and of that only.
 func guarded[T any](op string, f func() (T, error)) (v T, err error) {
 	defer func() {
 		if p := recover(); p != nil {
