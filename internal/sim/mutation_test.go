@@ -179,7 +179,7 @@ var mutations = []mutation{
 		file: "internal/conn/options.go",
 		old:  "			return nil, errDialed\n",
 		new:  "			return dial(ctx, o.Network, o.Addr)\n",
-		pkg:  ".", by: "TestNoSecondGrantWhenItRestartsDuringBoot",
+		pkg:  "./internal/conn", by: "TestAClientForOneConnectionDialsOnce", // and, often, by NoSecondGrant...DuringBoot
 	},
 	{
 		name: "nobody looks at the marker",
