@@ -227,8 +227,11 @@ func TestTheDocumentedACLOfSentinels(t *testing.T) {
 	c := open("pw")
 	must(t, c.Ready(t.Context()))
 	for _, s := range sentinels {
-		if log, _ := s.Do(t, "ACL", "LOG").([]any); len(log) > 0 {
-			t.Errorf("refused: %v", log)
+		log, _ := s.Do(t, "ACL", "LOG").([]any)
+		for _, entry := range log {
+			if !strings.Contains(fmt.Sprint(entry), "client|setinfo") { // which Redis 7.0 does not have
+				t.Errorf("refused: %v", entry)
+			}
 		}
 	}
 	for _, missing := range []string{"+client|setname", "+sentinel|get-master-addr-by-name"} {
