@@ -144,8 +144,8 @@ func TestTheDocumentedACLOfValuesOnACluster(t *testing.T) {
 		t.Error(err)
 	}
 	for _, s := range values.Servers() {
-		if log, _ := s.Do(t, "ACL", "LOG").([]any); len(log) > 0 {
-			t.Errorf("refused: %v", log)
+		if refused := s.Refused(t); len(refused) > 0 {
+			t.Errorf("refused: %v", refused)
 		}
 	}
 }

@@ -101,6 +101,19 @@ func (s *Server) Do(tb testing.TB, args ...any) any {
 	return v
 }
 
+// Refused returns the entries of the server's ACL LOG, but for CLIENT SETINFO, which go-redis sends to all and
+// Redis 7.0 does not know.
+func (s *Server) Refused(tb testing.TB) (entries []string) {
+	tb.Helper()
+	log, _ := s.Do(tb, "ACL", "LOG").([]any)
+	for _, entry := range log {
+		if text := fmt.Sprint(entry); !strings.Contains(text, "client|setinfo") {
+			entries = append(entries, text)
+		}
+	}
+	return entries
+}
+
 // Keys returns the names of all keys of database 0, sorted.
 func (s *Server) Keys(tb testing.TB) []string {
 	tb.Helper()
