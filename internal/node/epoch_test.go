@@ -214,7 +214,11 @@ func TestANodeThatIsAskedAgainLoadsNothing(t *testing.T) {
 			close(done)
 		})
 		<-done
-		newAttempt(t, n, "k").acquire().want(t, Granted) // when the scripts are there
+		if err := n.server.takeLoading(t.Context()); err != nil { // which waits for the scripts of that epoch
+			t.Fatal(err)
+		}
+		n.server.putLoading()
+		newAttempt(t, n, "k").acquire().want(t, Granted)
 		for _, cmd := range fake.Commands()[before:] {
 			if strings.EqualFold(cmd[0], "SCRIPT") {
 				commands++
