@@ -19,18 +19,21 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// rule is an ACL rule in docs/operations.md.
-type aclRule struct{ others, commands []string }
+// aclRule is a rule in docs/operations.md.
+type aclRule struct {
+	user             string
+	others, commands []string
+}
 
 func (r aclRule) without(command string) aclRule {
 	r.commands = slices.DeleteFunc(slices.Clone(r.commands), func(c string) bool { return c == command })
 	return r
 }
 
-// apply gives the rule to user app.
+// apply gives the rule to its user.
 func (r aclRule) apply(t *testing.T, s *redistest.Server) {
 	t.Helper()
-	args := []any{"ACL", "SETUSER", "app"}
+	args := []any{"ACL", "SETUSER", r.user}
 	for _, word := range append(slices.Clone(r.others), r.commands...) {
 		args = append(args, word)
 	}
@@ -39,14 +42,17 @@ func (r aclRule) apply(t *testing.T, s *redistest.Server) {
 
 // documentedACL returns the rule of the docs, the commands that a Cluster needs as well, and those
 // that the quarantine needs.
-func documentedACL(t *testing.T) (rules []aclRule) {
+func documentedACL(t *testing.T) []aclRule { return documentedRules(t, "app", 3) }
+
+// documentedRules returns the rules of the docs for that user, of which there must be so many.
+func documentedRules(t *testing.T, user string, want int) (rules []aclRule) {
 	t.Helper()
 	text, err := os.ReadFile("docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile("(?m)^ACL SETUSER app (.*)$").FindAllStringSubmatch(string(text), -1) {
-		var r aclRule
+	for _, m := range regexp.MustCompile("(?m)^ACL SETUSER "+user+" (.*)$").FindAllStringSubmatch(string(text), -1) {
+		r := aclRule{user: user}
 		for _, word := range strings.Fields(m[1]) {
 			if strings.HasPrefix(word, "+") {
 				r.commands = append(r.commands, word)
@@ -56,8 +62,8 @@ func documentedACL(t *testing.T) (rules []aclRule) {
 		}
 		rules = append(rules, r)
 	}
-	if len(rules) != 3 {
-		t.Fatalf("%d rules in the docs, want 3", len(rules))
+	if len(rules) != want {
+		t.Fatalf("%d rules for %s in the docs, want %d", len(rules), user, want)
 	}
 	return rules
 }
@@ -195,13 +201,7 @@ func TestTheDocumentedACLSufficesForTheQuarantine(t *testing.T) {
 // locked. If they refuse a client, Check says so, on one line, and that it is a matter of rights.
 func TestTheDocumentedACLOfSentinels(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("docs/operations.md")
-	must(t, err)
-	m := regexp.MustCompile("(?m)^ACL SETUSER watch (.*)$").FindStringSubmatch(string(text))
-	if m == nil {
-		t.Fatal("no rule in the docs")
-	}
-	words := strings.Fields(strings.Replace(m[1], "PASSWORD", "pw", 1))
+	rule := documentedRules(t, "watch", 1)[0]
 	master := redistest.StartServer(t)
 	sentinels := []*redistest.Server{
 		redistest.StartSentinel(t, redistest.Watch("main", master)...),
@@ -209,13 +209,8 @@ func TestTheDocumentedACLOfSentinels(t *testing.T) {
 	}
 	grant := func(missing string) {
 		for _, s := range sentinels {
-			args := []any{"ACL", "SETUSER", "watch", "reset"}
-			for _, w := range words {
-				if w != missing {
-					args = append(args, w)
-				}
-			}
-			s.Do(t, args...)
+			s.Do(t, "ACL", "SETUSER", "watch", "reset")
+			rule.without(missing).apply(t, s)
 			s.Do(t, "ACL", "LOG", "RESET")
 		}
 	}

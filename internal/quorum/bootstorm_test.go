@@ -28,13 +28,7 @@ func TestNodesInQuarantineAreReadNowAndThen(t *testing.T) {
 		c := newClient(t, "c", conns)
 		c.guard(time.Minute)
 		c.tryAndRelease(key, ttl)
-		for _, m := range r.mem[1:] {
-			m.Mini.FlushAll()
-		}
-		for range 2 {
-			c.tryAndRelease(key, ttl)
-		}
-		time.Sleep(5 * time.Second) // the bubble's time, as below
+		r.mostForget(c)
 		if c.q.Quarantined(0) || !c.q.Quarantined(1) || !c.q.Quarantined(2) {
 			t.Fatal("the wrong nodes are in quarantine")
 		}
@@ -42,11 +36,22 @@ func TestNodesInQuarantineAreReadNowAndThen(t *testing.T) {
 			dials[i].Store(0)
 		}
 		const seconds = 10
-		time.Sleep(seconds * time.Second)
+		time.Sleep(seconds * time.Second) // the bubble's time
 		for i := range dials {
 			if n := dials[i].Load(); n > 2*seconds {
 				t.Errorf("node %d: %d dials in %d s", i, n, seconds)
 			}
 		}
 	})
+}
+
+// mostForget has all nodes but the first lose their data, and c notice it.
+func (r *rig) mostForget(c *client) {
+	for _, m := range r.mem[1:] {
+		m.Mini.FlushAll()
+	}
+	for range 2 {
+		c.tryAndRelease(key, ttl)
+	}
+	time.Sleep(5 * time.Second) // the bubble's time
 }

@@ -12,24 +12,49 @@ import (
 func TestAnOfferKeepsNoAttemptButTheLast(t *testing.T) {
 	inBubble(t, 3, func(t *testing.T, r *rig) {
 		h, held, c, offer := r.offers(4)
-		var polled []weak.Pointer[Lease]
-		for range maxPolls {
-			c.pollFor(span, "w-1", offer)
-			c.mu.Lock()
-			polled = append(polled, weak.Make(c.calls[len(c.calls)-1].l))
-			c.calls = c.calls[:1] // the offer's; the test itself has kept the attempt's
-			clear(c.calls[1:cap(c.calls)])
-			c.mu.Unlock()
-		}
-		runtime.GC()
-		for i, p := range polled[:len(polled)-1] {
-			if p.Value() != nil {
-				t.Errorf("the attempt of poll %d is still there", i)
-			}
-		}
-		runtime.KeepAlive(offer)
+		c.pollsAreForgotten(offer, maxPolls-1)
 		offer.l.Withdraw()
 		h.release(held)
 		time.Sleep(ms(50)) // until all is answered, in the bubble's time
 	})
+}
+
+// While too few nodes have a vote, polls are not sent, for minutes maybe, and the subscriptions continue: an offer does
+// not keep those attempts either.
+func TestAnOfferKeepsNoAttemptThatWasNotSent(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		c := r.client("c")
+		c.guard(time.Minute)
+		c.tryAndRelease(key, ttl)
+		offer := c.offerFor(ttl, "w-1", 4)
+		r.mostForget(c)
+		if c.q.withoutVotes() == nil {
+			t.Fatal("attempts are sent")
+		}
+		c.pollsAreForgotten(offer, maxPolls)
+		offer.l.Withdraw()
+		time.Sleep(ms(50)) // until all is answered, in the bubble's time
+	})
+}
+
+// pollsAreForgotten polls for the offer maxPolls times, and checks that nobody keeps the first attempts.
+func (c *client) pollsAreForgotten(offer *call, first int) {
+	c.t.Helper()
+	var polled []weak.Pointer[Lease]
+	for range maxPolls {
+		c.pollFor(span, "w-1", offer)
+		c.mu.Lock()
+		last := len(c.calls) - 1
+		polled = append(polled, weak.Make(c.calls[last].l))
+		c.calls[last] = nil // the test itself has kept it
+		c.calls = c.calls[:last]
+		c.mu.Unlock()
+	}
+	runtime.GC()
+	for i, p := range polled[:first] {
+		if p.Value() != nil {
+			c.t.Errorf("the attempt of poll %d is still there", i)
+		}
+	}
+	runtime.KeepAlive(offer)
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"testing"
 	"time"
 )
@@ -10,10 +11,7 @@ import (
 // its connections again and again.
 func TestNobodyWaitsForAFreeKey(t *testing.T) {
 	in := newInterpreter()
-	n := *seedsFlag
-	if n == 0 {
-		n = fewSeeds
-	}
+	n := cmp.Or(*seedsFlag, fewSeeds)
 	var grants, loads int
 	var longest time.Duration
 	for seed := *firstFlag; seed < *firstFlag+n; seed++ {
