@@ -55,7 +55,8 @@ func Flags(fs *flag.FlagSet) *Config {
 		"how long a start waits until locks can be had; then it goes on without")
 	fs.DurationVar(&c.Drain, "drain", 500*time.Millisecond,
 		"how long requests are accepted after /healthz has failed: longer than the load balancer takes to notice")
-	fs.DurationVar(&c.Grace, "grace", 10*time.Second, "how long the rest of a shutdown may take")
+	fs.DurationVar(&c.Grace, "grace", 15*time.Second,
+		"how long the rest of a shutdown may take: longer than the last request, which may take -timeout")
 	fs.IntVar(&c.Accounts, "accounts", 20, "`number` of the bank's accounts: a0, a1 and so on, each with a million")
 	fs.BoolVar(&c.Admin, "admin", false, "serve /admin, without any protection: for the demo")
 	fs.IntVar(&c.Spin, "spin", 0, "goroutines per processor that keep it busy: for the demo")
@@ -70,6 +71,8 @@ func (c Config) validate() error {
 		return errors.New("-fresh: it must be a second or more")
 	case c.Timeout <= 0 || c.Ready <= 0 || c.Grace <= 0:
 		return errors.New("-timeout, -ready and -grace must be above 0")
+	case c.Grace <= c.Timeout:
+		return fmt.Errorf("-grace %v: it must be longer than -timeout (%v), which the last requests may take", c.Grace, c.Timeout)
 	case c.Drain < 0 || c.Accounts < 0:
 		return errors.New("-drain and -accounts must not be below 0")
 	case c.Spin < 0 || c.Spin > maxSpin:

@@ -72,6 +72,7 @@ func TestBadConfigurations(t *testing.T) {
 		"-with":    func(c *Config) { c.With = "hope" },
 		"-fresh":   func(c *Config) { c.Fresh = time.Millisecond },
 		"-timeout": func(c *Config) { c.Timeout = 0 },
+		"-grace":   func(c *Config) { c.Grace = c.Timeout }, // the last requests would be cut off
 		"urls":     func(c *Config) { c.Redis = "localhost" },
 		"cache":    func(c *Config) { c.Cache = "localhost" },
 		"listen":   func(c *Config) { c.Addr = "127.0.0.1:no" },
@@ -79,7 +80,7 @@ func TestBadConfigurations(t *testing.T) {
 		cfg := Config{
 			Addr: "127.0.0.1:0", DB: t.TempDir() + "/bank.db", With: "flightlock",
 			Redis: "redis://127.0.0.1:1", Cache: "redis://127.0.0.1:1",
-			Fresh: time.Second, Timeout: time.Second, Ready: time.Second, Grace: time.Second,
+			Fresh: time.Second, Timeout: time.Second, Ready: time.Second, Grace: 2 * time.Second,
 		}
 		change(&cfg)
 		if _, err := Open(t.Context(), cfg, testLog(t, "p1")); err == nil || !strings.Contains(err.Error(), name) {
