@@ -227,7 +227,7 @@ func (f *flight) recheck() {
 // pollIsDueLocked is called when an attempt is due without an event. If the flight is notified of what
 // happens to the key, nothing has, unless a client did not notify it: then one caller of
 // AcquireUnless looks for all. Tens of thousands of keys may be waited for, each by hundreds, with a
-// poll each second: a look of each caller would cost their cache more than the polls cost the nodes.
+// poll each second at first: a look of each caller would cost their cache more than the polls cost the nodes.
 func (f *flight) pollIsDueLocked() {
 	if c := f.contention; c == nil || !c.subscribed {
 		f.wakeLookersLocked()
@@ -284,14 +284,15 @@ func (f *flight) nextAttemptLocked() time.Time {
 		case !c.subscribed:
 			next = clock.Earlier(next, f.backoff.failedAt.Add(maxPoll))
 		case c.offer != nil && f.backoff.oneHolder:
-			next = f.backoff.failedAt.Add(c.poll)
+			next = f.backoff.failedAt.Add(spread(c.poll))
 		case c.offer != nil && f.backoff.queued && !f.backoff.voted:
-			next = f.backoff.failedAt.Add(c.poll/2 + jitter.N(c.poll/2))
+			poll := min(c.poll, safetyPoll)
+			next = f.backoff.failedAt.Add(poll/2 + jitter.N(poll/2))
 		case c.offer != nil && f.backoff.queued:
 			next = clock.Later(next, f.backoff.failedAt.Add(splitPause+jitter.N(splitPause)))
-			next = clock.Earlier(next, f.backoff.failedAt.Add(c.poll))
+			next = clock.Earlier(next, f.backoff.failedAt.Add(min(c.poll, safetyPoll)))
 		case f.backoff.oneHolder:
-			next = f.backoff.failedAt.Add(safetyPoll)
+			next = f.backoff.failedAt.Add(spread(f.g.safetyPollAfter(time.Duration(f.g.at(f.backoff.failedAt) - c.since))))
 		}
 	}
 	if f.backoff.away && f.head().waiter.isEndless() {

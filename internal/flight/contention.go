@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/jitter"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
 
@@ -41,8 +42,8 @@ import (
 // ago waited among others, or was granted the key, this one subscribes before its first attempt,
 // which registers it: one attempt less for a key that many processes want. It tries again when its
 // turn has come, when the nodes have confirmed the subscription (what was published before that was
-// missed), when the holder's ttl or the turn of another runs out, and once per safetyPoll, or more
-// often while it has an offer. As long as it is not subscribed, for whatever reason, it polls. A
+// missed), when the holder's ttl or the turn of another runs out, and once per safetyPoll, more
+// often while it has an offer, or less often when it has waited for minutes. As long as it is not subscribed, for whatever reason, it polls. A
 // lost notice costs time, never liveness. A release that makes a turn notifies two: the one whose
 // turn it is, and the one after it, which tries when that turn has passed. So a hand-over wakes two
 // processes, however many wait. All are notified when the last turn was not taken, and when what
@@ -102,14 +103,41 @@ func (f *flight) expectLocked(met expectation, waited clock.Instant) {
 }
 
 const (
-	// safetyPoll is how long a flight that is subscribed waits for an event before it polls.
-	safetyPoll = time.Second
+	// safetyPoll is how long a flight that is subscribed waits for an event before it polls. After a minute it grows
+	// with the wait, since tens of processes may wait for the same thousands of keys, for hours: to the time waited by
+	// safetyPolls, and to longestPoll, half of the time for which a poll registers a contender (acquire.lua).
+	safetyPoll, longestPoll = time.Second, 5 * time.Second
+	safetyPolls             = 60
+
+	// pollShare is the least time between polls, for each key that is waited for: a process that waits for very many
+	// at once, such as after a deploy, makes 500 polls per second for all of them, as long as longestPoll allows.
+	pollShare = 2 * time.Millisecond
 
 	// maxPoll is how long one that is not subscribed waits at most, whatever its strategy
 	// says: else its turn would have run out before it came. It is also how long a flight waits for
 	// a strategy to answer.
 	maxPoll = 50 * time.Millisecond
 )
+
+// safetyPollAfter is how long a flight that has waited for that long waits for an event before it polls, if it
+// is not to poll more often.
+func (g *Group) safetyPollAfter(waited time.Duration) time.Duration {
+	return min(max(safetyPoll, waited/safetyPolls, g.pollShares()), longestPoll)
+}
+
+// pollShares is how long a flight waits between polls at least.
+func (g *Group) pollShares() time.Duration {
+	return min(time.Duration(g.contending.Load())*pollShare, longestPoll)
+}
+
+// spread is the time until the next poll. Where it is long, thousands of keys may be waited for since the same moment:
+// their polls are not to come together.
+func spread(poll time.Duration) time.Duration {
+	if poll <= safetyPoll {
+		return poll
+	}
+	return poll - jitter.N(poll/4)
+}
 
 // contendLocked has the flight wait among its rivals, if its last attempt has failed because of
 // one.
@@ -123,6 +151,7 @@ func (f *flight) contendLocked() {
 func (f *flight) subscribeLocked(contender string) {
 	c := &contention{contender: contender, since: clock.InstantNow(f.g.epoch)}
 	f.contention = c
+	f.g.contending.Add(1)
 	f.g.unsubscribing.Add(1)
 	f.deferLocked(func() {
 		defer f.g.unsubscribing.Done()
@@ -220,6 +249,7 @@ func (f *flight) endContentionLocked() {
 	if c == nil {
 		return
 	}
+	f.g.contending.Add(-1)
 	f.g.unsubscribing.Add(1)
 	o := c.offer
 	c.offer = nil

@@ -137,6 +137,8 @@ type Group struct {
 	// subscribed, and when they have died, to unsubscribe and to leave.
 	unsubscribing sync.WaitGroup
 
+	contending atomic.Int64 // how many flights have rivals, or expect some
+
 	watch sleepWatch
 
 	inbox    atomic.Bool // recalls are received from a majority of nodes

@@ -57,8 +57,7 @@ const (
 	pollsPerSpan = 25
 
 	// pollsPerWait is how many polls there are at least in the time that a flight has waited, until they come once per
-	// safetyPoll: thousands of keys may be waited for, for hours. A grant is then often refreshed before it is given,
-	// which takes a round trip.
+	// safetyPoll. A grant is then often refreshed before it is given, which takes a round trip.
 	pollsPerWait = 25
 )
 
@@ -75,7 +74,7 @@ func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll ti
 		span = max(span, least)
 	}
 	span = min(span, ttl)
-	return span, max(span*10/pollsPerSpan, min(waited/pollsPerWait, safetyPoll))
+	return span, max(span*10/pollsPerSpan, min(waited/pollsPerWait, f.g.safetyPollAfter(waited)), f.g.pollShares())
 }
 
 // makeOffer has the attempt l, which is about to be made in the flight's contender's name, bring an offer: not for

@@ -227,6 +227,68 @@ func TestAnOfferIsBroughtByEachPoll(t *testing.T) {
 	}, offering)
 }
 
+// For hours, thousands of keys may be waited for in each of tens of processes: after a minute polls come less often, but
+// before what they have registered expires, and not all at once. Only where one other has the key: what a majority does
+// not agree on ends by attempts.
+func TestLongWaitsPollLess(t *testing.T) {
+	for name, change := range map[string]func(*Config){"with an offer": offering, "without": func(*Config) {}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				c := w.meetsRivals()
+				synctest.Wait()
+				// next is when the next attempt comes.
+				next := func(end func(*fakeAttempt)) time.Duration {
+					began, asked := time.Now(), w.asked()
+					end(w.attempt())
+					for w.asked() == asked {
+						pass(time.Millisecond)
+					}
+					return time.Since(began)
+				}
+				within := func(what string, got, least, most time.Duration) {
+					t.Helper()
+					if got < least || got > most+time.Millisecond {
+						t.Errorf("%s: the next attempt came after %v, want %v to %v", what, got, least, most)
+					}
+				}
+				pass(58 * time.Second)
+				next((*fakeAttempt).elsewhere) // how soon they come is found when one is made
+				within("after a minute", next((*fakeAttempt).elsewhere), time.Second, time.Second)
+				pass(60 * time.Second)
+				next((*fakeAttempt).elsewhere)
+				within("after two minutes", next((*fakeAttempt).elsewhere), 3*time.Second/2, 2100*time.Millisecond)
+				pass(time.Hour)
+				next((*fakeAttempt).elsewhere)
+				seen := map[time.Duration]bool{}
+				for range 20 {
+					took := next((*fakeAttempt).elsewhere)
+					within("after an hour", took, 15*time.Second/4, 5*time.Second)
+					seen[took] = true
+				}
+				if len(seen) < 3 {
+					t.Errorf("all after the same time: %v", seen)
+				}
+				within("of a key that may be free", next(func(a *fakeAttempt) {
+					a.fail(quorum.Failure{Err: errTaken, Free: 3 * time.Second, Reason: quorum.Taken, Owned: true, Queued: true})
+				}), 3*time.Second, 3*time.Second)
+				if name == "with an offer" {
+					within("split votes", next(func(a *fakeAttempt) {
+						a.fail(quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Queued: true})
+					}), time.Second/2, time.Second)
+				}
+				w.attempt().elsewhere()
+				asked := w.asked()
+				w.news(quorum.OurTurn)
+				synctest.Wait()
+				is(t, "attempts after news", w.asked()-asked, 1)
+				w.attempt().grant()
+				c.holds()
+				c.releases()
+			}, change)
+		})
+	}
+}
+
 // If votes are split, those that have some try again soon. Who has none leaves them to it for a while.
 func TestSplitVotesAreLeftToThoseThatHaveSome(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
