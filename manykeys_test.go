@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// After a deploy, each of many processes may wait for the same keys at once, one for each tenant: the polls of a process
-// do not become more with its keys, and each key that is released is granted to it at once nevertheless.
+// After a deploy, each of many processes may wait for the same keys at once, one for each tenant: the polls of a
+// process do not become more with its keys, and each key that is released is granted to it at once nevertheless.
 func TestManyKeysAreWaitedForAtOnce(t *testing.T) {
 	t.Parallel()
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, conns []redis.UniversalClient) {

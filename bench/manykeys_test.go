@@ -11,10 +11,10 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 )
 
-// BenchmarkManyKeys has 8 Clients want the same 1,000 keys and hold each that they get, as the processes of a service do
-// that has one leader for each tenant. It reports the attempts per second of all Clients, and how much of a processor
-// the server uses, in percent: from the start on (start-), and after FLIGHTLOCK_BENCH_TIME (then-), 10 s each. One op
-// is both.
+// BenchmarkManyKeys has 8 Clients want the same 1,000 keys and hold each that they get, as the processes of
+// a service do that has one leader for each tenant. It reports the attempts per second of all Clients, and
+// how much of a processor the server uses, in percent: from the start on (start-), and after
+// FLIGHTLOCK_BENCH_TIME (then-), 10 s each. One op is both.
 func BenchmarkManyKeys(b *testing.B) {
 	const clients, keys, window = 8, 1000, 10 * time.Second
 	f := figures{}
@@ -72,7 +72,9 @@ func lead(ctx context.Context, b *testing.B, c *flightlock.Client, key string) {
 }
 
 // watch begins to measure what the Clients ask of the server.
-func watch(b *testing.B, s *redistest.Server, all []*flightlock.Client) func(f figures, name string, took time.Duration) {
+func watch(
+	b *testing.B, s *redistest.Server, all []*flightlock.Client,
+) func(f figures, name string, took time.Duration) {
 	attempts := func() (sum uint64) {
 		for _, c := range all {
 			sum += c.Stats().Attempts

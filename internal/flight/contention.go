@@ -43,11 +43,12 @@ import (
 // which registers it: one attempt less for a key that many processes want. It tries again when its
 // turn has come, when the nodes have confirmed the subscription (what was published before that was
 // missed), when the holder's ttl or the turn of another runs out, and once per safetyPoll, more
-// often while it has an offer, or less often when it has waited for minutes. As long as it is not subscribed, for whatever reason, it polls. A
-// lost notice costs time, never liveness. A release that makes a turn notifies two: the one whose
-// turn it is, and the one after it, which tries when that turn has passed. So a hand-over wakes two
-// processes, however many wait. All are notified when the last turn was not taken, and when what
-// the lease was for may be done, or has failed.
+// often while it has an offer, or less often where many keys are waited for, or for minutes. As long
+// as it is not subscribed, for whatever reason, it polls as its strategy says. A lost notice costs
+// time, never liveness. A release that makes a turn notifies two: the one whose turn it is, and the
+// one after it, which tries when that turn has passed. So a hand-over wakes two processes, however
+// many wait. All are notified when the last turn was not taken, and when what the lease was for may
+// be done, or has failed.
 //
 // Guarded by the flight's mu.
 type contention struct {

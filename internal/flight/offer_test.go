@@ -227,9 +227,9 @@ func TestAnOfferIsBroughtByEachPoll(t *testing.T) {
 	}, offering)
 }
 
-// For hours, thousands of keys may be waited for in each of tens of processes: after a minute polls come less often, but
-// before what they have registered expires, and not all at once. Only where one other has the key: what a majority does
-// not agree on ends by attempts.
+// For hours, thousands of keys may be waited for in each of tens of processes: after a minute polls come less
+// often, but before what they have registered expires, and not all at once. Only where one other has the key:
+// what a majority does not agree on ends by attempts.
 func TestLongWaitsPollLess(t *testing.T) {
 	for name, change := range map[string]func(*Config){"with an offer": offering, "without": func(*Config) {}} {
 		t.Run(name, func(t *testing.T) {

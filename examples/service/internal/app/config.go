@@ -72,7 +72,8 @@ func (c Config) validate() error {
 	case c.Timeout <= 0 || c.Ready <= 0 || c.Grace <= 0:
 		return errors.New("-timeout, -ready and -grace must be above 0")
 	case c.Grace <= c.Timeout:
-		return fmt.Errorf("-grace %v: it must be longer than -timeout (%v), which the last requests may take", c.Grace, c.Timeout)
+		return fmt.Errorf("-grace %v: it must be longer than -timeout (%v), which the last requests may take",
+			c.Grace, c.Timeout)
 	case c.Drain < 0 || c.Accounts < 0:
 		return errors.New("-drain and -accounts must not be below 0")
 	case c.Spin < 0 || c.Spin > maxSpin:
