@@ -46,7 +46,8 @@ type Client struct {
 	tasks     tasks           // goroutines beside locking
 	check     check.Config    // for Check and announcer
 	announcer check.Announcer // announces the set of nodes
-	loss      lossLog
+	loss      manyLog
+	longDo    manyLog // locks that Do has held for an hour
 	logs      queue[slog.Record]
 	recovery  recovery
 	doings    doings
@@ -119,7 +120,10 @@ func newClient(opts Options, list string) (*Client, error) {
 		cfg.Observer.Attempted = c.metrics.attempted
 		cfg.Observer.Refreshed = c.metrics.refreshed
 	}
-	if c.loss.c = c; opts.Logger != nil || c.metrics != nil {
+	c.loss.c, c.loss.one, c.loss.others = c, "flightlock: lock lost", "flightlock: more locks lost"
+	c.longDo.c, c.longDo.others = c, "flightlock: Do has held more locks for an hour"
+	c.longDo.one = "flightlock: Do has held a lock for an hour, and keeps it until its function returns"
+	if opts.Logger != nil || c.metrics != nil {
 		cfg.Observer.Lost = c.lost
 	}
 	c.flights = flight.NewGroup(cfg)
@@ -268,6 +272,7 @@ func (c *Client) close(ctx context.Context) error {
 	c.announcer.Stop()
 	c.flights.Close(ctx)
 	c.loss.flush()
+	c.longDo.flush()
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()
@@ -404,7 +409,7 @@ func (c *Client) nodeVerified(name string, err error) {
 func (c *Client) lost(key string, why error) {
 	c.metrics.lostOne(why)
 	if c.opts.Logger != nil {
-		c.loss.lost(key, why)
+		c.loss.of(key, "err", why)
 	}
 }
 

@@ -347,6 +347,35 @@ func TestDoForHours(t *testing.T) {
 	}
 }
 
+// A process that leads for a thousand tenants by Do holds all these locks for hours: that is a few lines in the log,
+// and those about nodes are not lost among them.
+func TestManyLocksOfDoForHours(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log syncBuffer
+		const ttl = 10 * time.Minute // hours without thousands of refreshes
+		c := newClient(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for i := range 300 {
+			wg.Go(func() {
+				lead := func(ctx context.Context, _ *flightlock.Lock) error {
+					<-ctx.Done()
+					return nil
+				}
+				_ = c.Do(ctx, fmt.Sprint("tenant ", i), ttl, nil, lead)
+			})
+		}
+		time.Sleep(3 * time.Hour)
+		if text := log.String(); strings.Count(text, "level=WARN") != 2 ||
+			!strings.Contains(text, "held a lock for an hour") ||
+			!strings.Contains(text, `msg="flightlock: Do has held more locks for an hour" count=299`) {
+			t.Errorf("%d warnings: %s", strings.Count(text, "level=WARN"), text[:min(len(text), 1000)])
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
 // The age of the oldest lock that Do holds excludes locks that were lost, or that fn released.
 func TestTheOldestLockOfDo(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {

@@ -89,33 +89,35 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	won.work()
 }
 
+// batchTick is how often a batch that waits for a slot looks whether it is still to wait.
+const batchTick = 50 * time.Millisecond
+
 // enterBatch waits for a slot, for the runs that it returns: among MaxLoads, or to load without locks because of why.
-// Without one by then, all runs are over. No lock is held meanwhile. Refreshes without callers do not wait.
+// Without one by then, all runs are over, and so are those whose values come meanwhile. No lock is held. Refreshes
+// without callers do not wait.
 func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind, why error, until time.Time) (*slot, []*fetchRun[V]) {
 	p := f.gate.join(k)
 	if p.isAdmitted() {
 		return p, runs
 	}
 	runs = slices.DeleteFunc(runs, f.unwanted)
-	tick := time.NewTicker(f.c.opts.NodeTimeout)
+	tick := time.NewTicker(batchTick)
 	defer tick.Stop()
-	for {
-		wanted, urgent := false, false
+	for recheck := time.Now().Add(recheckEvery); ; {
+		urgent := false
+		runs = slices.DeleteFunc(runs, f.canceled)
 		for _, r := range runs {
-			wanted = wanted || r.Err() == nil
 			urgent = urgent || r.node.hasBeenAwaited()
 		}
 		switch {
 		case urgent: // a load waits for one of them, and may have the slot that it would get
 			f.gate.leave(p)
 			return uncounted, runs
-		case !wanted || !time.Now().Before(until):
+		case len(runs) == 0 || !time.Now().Before(until):
 			f.gate.leave(p)
 			for _, r := range runs {
-				if r.Err() == nil {
-					var none V
-					r.Finish(none, f.full(r.Key(), k, why))
-				}
+				var none V
+				r.Finish(none, f.full(r.Key(), k, why))
 				f.finished(r)
 			}
 			return nil, nil
@@ -125,7 +127,20 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind, why error, until ti
 			return p, runs
 		case <-tick.C:
 		}
+		if !time.Now().Before(recheck) {
+			runs, _ = f.foundMeanwhile(runs, until, p)
+			recheck = time.Now().Add(recheckEvery)
+		}
 	}
+}
+
+// canceled ends a run that its callers have left.
+func (f *Fetcher[V]) canceled(r *fetchRun[V]) bool {
+	if r.Err() != nil {
+		f.finished(r)
+		return true
+	}
+	return false
 }
 
 // unwanted ends a refresh that has no callers.
@@ -280,7 +295,7 @@ func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 			pause.End(nil)
 		}
 		var moved bool
-		runs, moved = f.foundMeanwhile(runs)
+		runs, moved = f.foundMeanwhile(runs, patience, nil)
 		if over && !lead.found && len(runs) > 0 {
 			runs, moved = f.tryAgain(runs, failed), true
 		}
@@ -426,8 +441,7 @@ func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time, lead *le
 // awaitedNoMore ends a run that its callers have left, and starts one that was lent a lock.
 func (f *Fetcher[V]) awaitedNoMore(r *fetchRun[V]) bool {
 	switch {
-	case r.Err() != nil:
-		f.finished(r)
+	case f.canceled(r):
 	case r.loan.isOffered():
 		f.runs.Start(r)
 	default:
@@ -437,11 +451,14 @@ func (f *Fetcher[V]) awaitedNoMore(r *fetchRun[V]) bool {
 }
 
 // foundMeanwhile looks up runs, all at once, and returns those whose value is not there yet. Those whose lookup has
-// failed it starts: they look up by themselves, and know what to do if that fails, too. It is one of the
-// maxWaitingLookups.
-func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V], any bool) {
+// failed it starts: they look up by themselves, and know what to do if that fails, too. If they wait for slot p, they
+// continue instead, and the lookup ends when p is admitted. It is one of the maxWaitingLookups.
+func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V], until time.Time, p *slot) (rest []*fetchRun[V], any bool) {
 	leader := runs[0]
-	step := leader.Begin(leader.values, max(time.Until(leader.until), 0))
+	step := leader.Begin(leader.values, max(time.Until(until), 0))
+	if p != nil {
+		f.gate.interrupt(p, step)
+	}
 	if !f.beginWaitingLookup(step) {
 		step.End(nil)
 		return runs, false
@@ -450,6 +467,9 @@ func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V], a
 	keys, scope := keysOf(runs), f.sending()
 	found, err := onWorker(leader, limited, "Lookup", func(ctx context.Context) (map[string]Found[V], error) {
 		defer func() { <-f.waitingLookups }()
+		if f.src.LookupMany == nil {
+			return f.lookupEach(ctx, keys, func(key string) (Found[V], error) { return f.lookup(ctx, key) })
+		}
 		return f.src.LookupMany(ctx, keys)
 	})
 	cancel()
@@ -459,7 +479,7 @@ func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V]) (rest []*fetchRun[V], a
 	for _, r := range runs {
 		x, why := found[r.Key()], errorOf(err, r.Key())
 		switch {
-		case why != nil && !left:
+		case why != nil && !left && p == nil:
 			f.runs.Start(r)
 		case why == nil && (x.Fresh == Fresh || x.Fresh == Stale && f.least(r) == Stale):
 			any = true

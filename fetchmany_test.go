@@ -548,6 +548,69 @@ func TestFetchManyWithoutASlot(t *testing.T) {
 	})
 }
 
+// Also where a node may take longer to answer than the wait may last.
+func TestFetchManyWithoutASlotAndSlowNodes(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		s := &manyOrigin{}
+		s.takes = 20 * time.Second
+		opts := flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 3 * time.Second}
+		c := newClient(t, flightlock.Options{NodeTimeout: 10 * time.Second}, clients...)
+		f, err := flightlock.NewFetcher(c, s.source(), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close(context.Background())
+		var wg sync.WaitGroup
+		wg.Go(func() { wantMany(t, f, keysFrom(0, 2), "v0") })
+		synctest.Wait()
+		began := time.Now()
+		_, err = f.FetchMany(t.Context(), keysFrom(10, 2))
+		took := time.Since(began)
+		if !errors.Is(err, flightlock.ErrNotAcquired) || took < opts.WaitTimeout || took > opts.WaitTimeout+time.Second {
+			t.Errorf("%v after %v", err, took)
+		}
+		wg.Wait()
+	})
+}
+
+// A FetchMany that waits for a slot has the values that other processes load meanwhile, as a Fetch has.
+func TestFetchManyWithoutASlotFindsValues(t *testing.T) {
+	for _, many := range []bool{false, true} {
+		opts := flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 10 * time.Second}
+		change := func(src *flightlock.Source[string]) {
+			if !many {
+				src.LookupMany = nil
+			}
+		}
+		manyTest(t, 2, opts, change, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+		) {
+			s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+				if slices.Contains(keys, "k0") {
+					time.Sleep(20 * time.Second)
+				}
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = "v0"
+				}
+				return values, nil
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") }) // it has the slot
+			synctest.Wait()
+			began := time.Now()
+			wg.Go(func() {
+				if wantMany(t, fs[0], keysFrom(10, 3), "v0"); time.Since(began) > 3*time.Second {
+					t.Errorf("it took %v", time.Since(began))
+				}
+			})
+			synctest.Wait()
+			wantMany(t, fs[1], keysFrom(10, 3), "v0")
+			wg.Wait()
+		})
+	}
+}
+
 // A FetchMany inside a load needs no slot, and one that would wait for its own load is refused.
 func TestFetchManyInsideALoad(t *testing.T) {
 	opts := flightlock.FetchOptions{MaxLoads: 1}

@@ -33,37 +33,39 @@ func (c *Client) linesMissing(n int) {
 	c.writeLine(line)
 }
 
-// lossLog logs lost locks. When the nodes fail, a process may lose a hundred thousand locks in a
-// second. So one line reports the first loss with its key and reason, and a second later one line
-// reports the number of the others.
-type lossLog struct {
-	c *Client
+// manyLog logs what may happen to many locks at once: when the nodes fail, a process may lose a
+// hundred thousand in a second. So one line reports the first with its key, and a second later one
+// line reports the number of the others.
+type manyLog struct {
+	c           *Client
+	one, others string // the messages
 
 	mu    sync.Mutex  // guards what follows
-	timer *time.Timer // set from the first loss on for a second
-	more  int         // losses since that one
+	timer *time.Timer // set from the first on for a second
+	more  int         // how many since that one
 	last  string      // key of the latest
 }
 
-const lossPause = time.Second
+const manyPause = time.Second
 
-// lost is called by the flights, without their locks.
-func (l *lossLog) lost(key string, why error) {
+// of logs that it has happened to the lock of key. Of lost locks it is called by the flights, without
+// their locks.
+func (l *manyLog) of(key string, args ...any) {
 	l.mu.Lock()
 	first := l.timer == nil
 	if first {
-		l.timer = time.AfterFunc(lossPause, l.flush)
+		l.timer = time.AfterFunc(manyPause, l.flush)
 	} else {
 		l.more, l.last = l.more+1, key
 	}
 	l.mu.Unlock()
 	if first {
-		l.c.log(slog.LevelWarn, "flightlock: lock lost", "key", key, "err", why)
+		l.c.log(slog.LevelWarn, l.one, append([]any{"key", key}, args...)...)
 	}
 }
 
-// flush logs the number of the losses that were not logged one by one.
-func (l *lossLog) flush() {
+// flush logs the number of those that were not logged one by one.
+func (l *manyLog) flush() {
 	l.mu.Lock()
 	more, last := l.more, l.last
 	if l.timer != nil {
@@ -72,7 +74,7 @@ func (l *lossLog) flush() {
 	l.timer, l.more = nil, 0
 	l.mu.Unlock()
 	if more > 0 {
-		l.c.log(slog.LevelWarn, "flightlock: more locks lost", "count", more, "last_key", last)
+		l.c.log(slog.LevelWarn, l.others, "count", more, "last_key", last)
 	}
 }
 

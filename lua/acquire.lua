@@ -18,6 +18,7 @@
 --
 -- Reply
 --   c > 0            granted; the counter is now c and this node offers (c-B, c]
+--   {c, next}        the same, to a contender: the contender next waits longest
 --   -c < 0           this very owner held the key already: its TTL is at least ARGV[2] again, and no
 --                    block was reserved (nobody can have been granted a later token of this key
 --                    meanwhile). c is the counter, after a repair at least ARGV[4]; a counter that
@@ -101,6 +102,10 @@ if granted then
     redis.pcall('ZREM', KEYS[3], ARGV[5])
     if ARGV[6] then
       redis.pcall('DEL', 'flightlock:{offer}:' .. ARGV[5])
+    end
+    local next = redis.pcall('ZRANGE', KEYS[3], '0', '0')[1]
+    if next then
+      return {c, next}
     end
   end
   return c

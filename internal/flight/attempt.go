@@ -130,6 +130,7 @@ func (f *flight) wonLocked(l Lease, g quorum.Grant) {
 	f.served, f.worked, f.used, f.blockAt = 0, false, 0, f.g.at(now)
 	f.sliceLocked(now)
 	if c := f.contention; c != nil {
+		f.waitsLocked(false)
 		c.rival, c.crowd = "", g.Crowd
 		if c.won == 0 {
 			c.won = f.g.at(now)

@@ -53,9 +53,10 @@ import (
 // Guarded by the flight's mu.
 type contention struct {
 	contender  string        // what others know this flight by: the owner of its first attempt or lease
-	since      clock.Instant // when it began
-	won        clock.Instant // when the flight had the key first; 0: it has not had it yet
+	since      clock.Instant // when it began to wait
+	won        clock.Instant // when the flight had the key first since then; 0: it has not had it yet
 	stop       func()        // ends the subscription; nil before it has begun
+	waits      bool          // the flight has no lease, and is among the Group's contending
 	subscribed bool          // a majority of nodes has confirmed it
 	registered bool          // the nodes may know of a want
 	unsent     bool          // it is about to be sent to them for the first time
@@ -96,6 +97,21 @@ func (f *flight) waitsAgainLocked(now clock.Instant) {
 	c := f.contention
 	f.expectLocked(c.met(), c.waited())
 	c.since, c.won = now, 0
+	f.waitsLocked(true)
+}
+
+// waitsLocked counts the flight among those that wait among rivals, or no longer.
+func (f *flight) waitsLocked(waits bool) {
+	c := f.contention
+	if c.waits == waits {
+		return
+	}
+	c.waits = waits
+	if waits {
+		f.g.contending.Add(1)
+	} else {
+		f.g.contending.Add(-1)
+	}
 }
 
 // expectLocked has the flight expect what the last wait for the key has met.
@@ -152,7 +168,7 @@ func (f *flight) contendLocked() {
 func (f *flight) subscribeLocked(contender string) {
 	c := &contention{contender: contender, since: clock.InstantNow(f.g.epoch)}
 	f.contention = c
-	f.g.contending.Add(1)
+	f.waitsLocked(f.lease == nil)
 	f.g.unsubscribing.Add(1)
 	f.deferLocked(func() {
 		defer f.g.unsubscribing.Done()
@@ -250,7 +266,7 @@ func (f *flight) endContentionLocked() {
 	if c == nil {
 		return
 	}
-	f.g.contending.Add(-1)
+	f.waitsLocked(false)
 	f.g.unsubscribing.Add(1)
 	o := c.offer
 	c.offer = nil

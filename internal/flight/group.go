@@ -137,7 +137,7 @@ type Group struct {
 	// subscribed, and when they have died, to unsubscribe and to leave.
 	unsubscribing sync.WaitGroup
 
-	contending atomic.Int64 // how many flights have rivals, or expect some
+	contending atomic.Int64 // how many flights wait among rivals, or expect some
 
 	watch sleepWatch
 

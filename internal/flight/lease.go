@@ -171,6 +171,9 @@ func (f *flight) sendRelease(d *deferred, inline bool) {
 	f.mu.Lock()
 	defer f.unlock()
 	f.phase = idle
+	if f.n > 0 && f.contention != nil && !f.contention.waits { // else it has yielded
+		f.waitsAgainLocked(clock.InstantNow(f.g.epoch))
+	}
 	switch {
 	case f.n == 0:
 		f.dieLocked()

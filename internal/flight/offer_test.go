@@ -289,6 +289,86 @@ func TestLongWaitsPollLess(t *testing.T) {
 	}
 }
 
+// pollsAfter is how long after an attempt that has met another holder the next one comes.
+func (w *world) pollsAfter() time.Duration {
+	w.t.Helper()
+	began, asked := time.Now(), w.asked()
+	w.attempt().elsewhere()
+	for w.asked() == asked {
+		pass(time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+// A process that leads for hundreds of keys, which it had to wait for, waits for none of them: it polls another key as
+// often as if there were only that one.
+func TestKeysThatAreHeldSlowNoPolls(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for i := range 300 {
+			c := w.meetsRivals(key(fmt.Sprint("tenant ", i)))
+			synctest.Wait()
+			if i%2 == 0 {
+				w.offer().grantFor(10*time.Second, 9*time.Second)
+			} else {
+				w.news(quorum.OurTurn)
+				w.attempt().grant()
+			}
+			defer c.releases()
+			c.holds()
+		}
+		c := w.meetsRivals(key("hot"))
+		synctest.Wait()
+		is(t, "the next poll", w.pollsAfter(), minSpan*10/pollsPerSpan)
+		is(t, "waited for", w.g.contending.Load(), 1)
+		c.leaves()
+	}, offering)
+}
+
+// A flight whose queue is never empty does not die, and may have rivals for hours. How long it has waited, on which
+// depends how often it polls, begins anew whenever it has to wait again: where nothing is handed over, and when a lease
+// was lost.
+func TestAWaitBeginsWhenTheLeaseHasEnded(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Config)
+		hours  func(*testing.T, *world, *caller) *caller
+	}{
+		"nothing is handed over": {func(c *Config) { c.Slice = -1 }, func(t *testing.T, w *world, c *caller) *caller {
+			for range 600 {
+				next := w.start()
+				pass(time.Second)
+				c.releases()
+				c = next
+				w.attempt().grant()
+				c.holds()
+			}
+			next := w.start()
+			c.releases()
+			return next
+		}},
+		"lost": {func(*Config) {}, func(t *testing.T, w *world, c *caller) *caller {
+			next := w.start(ttl(time.Second))
+			pass(validity(20 * time.Minute))
+			is(t, "is over", c.h.Err() != nil, true)
+			return next
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				c := w.meetsRivals(ttl(20 * time.Minute))
+				w.news(quorum.OurTurn)
+				w.attempt().grant()
+				c.holds()
+				next := test.hours(t, w, c)
+				w.pollsAfter() // the first attempts after that bring an offer
+				if after := w.pollsAfter(); after > 2*minSpan*10/pollsPerSpan {
+					t.Errorf("the next poll comes after %v", after)
+				}
+				next.leaves()
+			}, offering, test.change)
+		})
+	}
+}
+
 // If votes are split, those that have some try again soon. Who has none leaves them to it for a while.
 func TestSplitVotesAreLeftToThoseThatHaveSome(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {

@@ -30,7 +30,7 @@ type Reply struct {
 	Kind     Kind
 	Counter  int64         // Granted, Replayed, Renewed: the fence counter afterwards; Renewed: 0 if it was out of reach
 	Holder   string        // Held: the whole owner, or TurnOf and a contender
-	Rival    string        // Renewed: the contender that waits longest; Granted to an offer: the next one; "": none known
+	Rival    string        // Renewed, Granted: the contender that waits longest, the next one; "": none known
 	TTL      time.Duration // Held: the holder's, below 0 when unknown
 	Crowd    bool          // Held, to an attempt that makes an offer: a hundred others wait
 	Rejoined bool          // Deleted: the contender waits again
@@ -66,7 +66,12 @@ func parse(op op, val any, err error) Reply {
 		if held, ok := holder(v); ok {
 			return held
 		}
-		if seen, ok := renewed(v); ok && op == opRefresh {
+		seen, ok := renewed(v)
+		switch {
+		case ok && op == opRefresh:
+			return seen
+		case ok && op == opAcquire && seen.Counter > 0:
+			seen.Kind = Granted
 			return seen
 		}
 	}

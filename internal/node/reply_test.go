@@ -25,6 +25,7 @@ func TestParse(t *testing.T) {
 		want Reply
 	}{
 		{opAcquire, int64(7), Reply{Kind: Granted, Counter: 7}},
+		{opAcquire, []any{int64(7), "x"}, Reply{Kind: Granted, Counter: 7, Rival: "x"}},
 		{opAcquire, int64(-7), Reply{Kind: Replayed, Counter: 7}},
 		{opRepair, int64(7), Reply{Kind: Granted, Counter: 7}},
 		{opRepair, int64(-7), Reply{Kind: Replayed, Counter: 7}},
@@ -87,7 +88,7 @@ func FuzzParse(f *testing.F) {
 		kind := op(o % 4)
 		rep := parse(kind, shapes[int(shape)%len(shapes)], err)
 		at := int(shape) % len(shapes)
-		known := err == nil && (at < 2 || at == 4 && kind == opRefresh) // the last is {counter, rival}
+		known := err == nil && (at < 2 || at == 4 && (kind == opRefresh || kind == opAcquire)) // the last is {counter, rival}
 		switch {
 		case rep.Kind == Pending || rep.Kind > Held:
 			t.Errorf("kind %d", rep.Kind)

@@ -56,6 +56,7 @@ type Lease struct {
 	attempt       *round    // the round of the attempt, until it is decided
 	everHeld      uint64    // bit i: node i has held the key for us
 	duplicateMask uint64    // bit i: node i is a second name of another node
+	follower      string    // the contender that was next after this one, when it was won; "": none, or unknown
 	entries       []node.Entry
 	one           [1]node.Entry // the entries of a quorum of one
 	offer         *offer        // what is only of a lease that others may acquire; nil: it is none
@@ -171,6 +172,9 @@ func (l *Lease) acquired(r *round) {
 		until = l.offer.decidedLocked(r, until)
 	}
 	l.granted, l.until = r.won, until
+	if r.won {
+		l.follower = r.rivalLocked()
+	}
 	top, agree := r.topCounterLocked()
 	f := l.attemptFailureLocked(r)
 	if (len(l.entries) > 1 || l.scratch.carries != nil) && !begun.IsZero() && l.offer == nil && !l.canceled {
@@ -281,7 +285,17 @@ func (l *Lease) undoTurnPassLocked() *node.TurnPass {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.turnPass("", false, node.NoNews)
+	return l.followerPass("", node.NoNews)
+}
+
+// followerPass is the turnPass of a lease whose release names no rival, or Others: the nodes are to agree on the one
+// that is next. Those that begin to wait at the same moment do so in another order on each node, and would have a
+// vote each.
+func (l *Lease) followerPass(rival string, news node.News) *node.TurnPass {
+	if l.follower != "" && len(l.entries) > 1 {
+		return l.turnPass(l.follower, true, news)
+	}
+	return l.turnPass(rival, false, news)
 }
 
 // turnPass says who is next after this lease: rival, if it is set, or else the contender that
@@ -496,12 +510,14 @@ func (l *Lease) release(inline bool, rival string, news node.News, rejoins *rejo
 	s.onReleased, s.rejoins = by, rejoins
 	r := l.newRound("release", node.Deleted, 0, func(r *round) { r.l.released(r) })
 	l.q.deadlines.add(r)
-	p := l.turnPass(rival, false, news)
-	if o := l.offer; o != nil {
+	if l.offer != nil {
 		l.q.offers.ended(l)
-		if (rival == "" || rival == Others) && o.follower != "" && len(l.entries) > 1 { // the nodes are to agree
-			p = l.turnPass(o.follower, true, news)
-		}
+	}
+	var p *node.TurnPass
+	if rival == "" || rival == Others {
+		p = l.followerPass(rival, news)
+	} else {
+		p = l.turnPass(rival, false, news)
 	}
 	if rejoins != nil {
 		p = l.rejoinPass(p, rejoins)

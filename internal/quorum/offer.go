@@ -53,7 +53,6 @@ type offer struct {
 	asked     uint64        // nodes that were asked
 	span      time.Duration // how long the nodes keep the key of the lease that was won; 0: for the full ttl
 	rejoined  bool          // see Rejoined
-	follower  string        // the contender that was next after this one, when it was decided; "": none, or unknown
 	crowd     bool          // a hundred others wait, as a node has said with its vote
 }
 
@@ -341,7 +340,6 @@ func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time) {
 		least = min(least, clock.Left(now, v.until))
 		until = now.Add(least)
 	}
-	o.follower = r.rivalLocked()
 	return until
 }
 

@@ -77,7 +77,7 @@ func (e *Quarantined) Error() string {
 		why = "it has no data of any lock, and not all nodes are new: it was restarted, or flushed, or added"
 	}
 	return fmt.Sprintf("quarantined until %s (for %v): %s; then it votes again",
-		e.Until.Format("15:04:05.000"), time.Until(e.Until).Round(time.Millisecond), why)
+		e.Until.Format("15:04:05.000"), max(time.Until(e.Until), 0).Round(time.Millisecond), why)
 }
 
 const (

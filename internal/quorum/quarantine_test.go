@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -502,5 +503,14 @@ func TestWithoutVotesNothingIsSent(t *testing.T) {
 		if now := servers[0].CommandCalls(t)["evalsha"]; now-sent > tries/2 { // bootstraps read it once a second
 			t.Errorf("%s: %d scripts for %d attempts were sent to the node that has a vote", name, now-sent, tries)
 		}
+	}
+}
+
+// The error of a node in quarantine may be read after its end: when it is logged, or held for newcomers. It says no
+// negative time then.
+func TestTheErrorOfAQuarantineThatIsOver(t *testing.T) {
+	e := &Quarantined{Until: time.Now().Add(-time.Minute)}
+	if text := e.Error(); !strings.Contains(text, "(for 0s)") {
+		t.Error(text)
 	}
 }

@@ -625,6 +625,42 @@ func TestFailedRaisePassesTheTurnOn(t *testing.T) {
 	})
 }
 
+// Contenders that come at the same moment wait in another order on each node. The release of a lease that was won by an
+// attempt makes the next turn the same contender's all the same: otherwise their votes would be split.
+func TestTheReleaseOfAnAttemptNamesWhoIsNext(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			inBubble(t, n, func(t *testing.T, r *rig) {
+				names := []string{"x-1", "y-1", "z-1"}
+				c, l := r.wanted("h-1", append(names, "m-1")...)
+				c.release(l) // a turn of x-1, which does not take it
+				r.loses(key)
+				for i := range n {
+					for j := range names {
+						r.want(i, names[(i+j)%len(names)], float64(j+1))
+					}
+				}
+				m := c.mustAs("m-1")
+				c.wantReleased(m)
+				turn := r.holders(key)[0]
+				if !strings.HasPrefix(turn, node.TurnOf) {
+					t.Errorf("the first node has %q", turn)
+				}
+				r.wantHolders(key, all(n, turn)...)
+			})
+		})
+	}
+}
+
+func (c *client) wantReleased(l *Lease) {
+	c.t.Helper()
+	if f := c.release(l); f != nil {
+		c.t.Error(describe(f))
+	}
+	time.Sleep(ms(20))
+	synctest.Wait()
+}
+
 // A contender that leaves removes its want on every node, and passes on a turn that is kept for it;
 // of another's key nothing changes.
 func TestLeave(t *testing.T) {
