@@ -34,8 +34,9 @@ import (
 //   - One flag per key, "somebody waits": two that yield clear each other's flag and wait
 //     for one another; a flag of a dead process idles the key.
 //   - Each node names its own next: they disagree, nobody has a majority, and the turns run
-//     out. So a release that yields names one rival for all nodes; only a release without a
-//     check leaves it to the nodes, whose orders are nearly always the same.
+//     out. So a release names one for all nodes: the rival that a check has found, or who was
+//     next when the lease was granted or acquired. Only the release of a lock whose acquire met
+//     nobody leaves it to the nodes.
 //
 // Waiting is push and poll. The flight subscribes to notices after its first lost attempt, until
 // it dies, and is registered by the second, which brings an offer. If the key's flight of a moment
