@@ -793,13 +793,22 @@ func (w *world) desertedLocked() {
 	}
 }
 
+// wantNoFlight checks that no flight is left, nor counted.
+func (w *world) wantNoFlight() {
+	w.t.Helper()
+	if w.g.any() {
+		w.t.Error("a flight is left behind")
+	}
+	if n := w.g.contending.Load(); n != 0 {
+		w.t.Errorf("%d flights wait among rivals, and there are none", n)
+	}
+}
+
 // empty checks that the group has nothing left, and has released every lease.
 func (w *world) empty() {
 	w.t.Helper()
 	synctest.Wait()
-	if w.g.any() {
-		w.t.Error("a flight is left behind")
-	}
+	w.wantNoFlight()
 	if c := w.g.Counts(); c.Held != 0 || c.Waiters != 0 {
 		w.t.Errorf("gauges are not 0: %+v", c)
 	}
@@ -837,9 +846,7 @@ func inBubble(t *testing.T, test func(t *testing.T, w *world), change ...func(*C
 // emptyNow is empty for tests outside a bubble, whose goroutines have ended.
 func (w *world) emptyNow() {
 	w.t.Helper()
-	if w.g.any() {
-		w.t.Error("a flight is left behind")
-	}
+	w.wantNoFlight()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, l := range w.leases {
