@@ -86,6 +86,23 @@ func (t *Target) Contender() string {
 type contention struct {
 	contender string
 	carried   *carried // the offer that the attempt makes; nil: none
+	follower  string   // see Follower
+}
+
+// Follower is the contender that was next after this one, when it was granted the key; "": none, or unknown. Its
+// owner, a lease, guards it.
+func (t *Target) Follower() string {
+	if t.contention == nil {
+		return ""
+	}
+	return t.contention.follower
+}
+
+// SetFollower sets the Follower of an attempt for a contender.
+func (t *Target) SetFollower(name string) {
+	if t.contention != nil {
+		t.contention.follower = name
+	}
 }
 
 // text is a string that is the argument of commands: a pointer to it is, and costs no

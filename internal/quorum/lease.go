@@ -56,7 +56,6 @@ type Lease struct {
 	attempt       *round    // the round of the attempt, until it is decided
 	everHeld      uint64    // bit i: node i has held the key for us
 	duplicateMask uint64    // bit i: node i is a second name of another node
-	follower      string    // the contender that was next after this one, when it was won; "": none, or unknown
 	entries       []node.Entry
 	one           [1]node.Entry // the entries of a quorum of one
 	offer         *offer        // what is only of a lease that others may acquire; nil: it is none
@@ -173,7 +172,7 @@ func (l *Lease) acquired(r *round) {
 	}
 	l.granted, l.until = r.won, until
 	if r.won {
-		l.follower = r.rivalLocked()
+		l.target.SetFollower(r.rivalLocked())
 	}
 	top, agree := r.topCounterLocked()
 	f := l.attemptFailureLocked(r)
@@ -292,8 +291,8 @@ func (l *Lease) undoTurnPassLocked() *node.TurnPass {
 // that is next. Those that begin to wait at the same moment do so in another order on each node, and would have a
 // vote each.
 func (l *Lease) followerPass(rival string, news node.News) *node.TurnPass {
-	if l.follower != "" && len(l.entries) > 1 {
-		return l.turnPass(l.follower, true, news)
+	if follower := l.target.Follower(); follower != "" && len(l.entries) > 1 {
+		return l.turnPass(follower, true, news)
 	}
 	return l.turnPass(rival, false, news)
 }
