@@ -120,9 +120,9 @@ func newClient(opts Options, list string) (*Client, error) {
 		cfg.Observer.Attempted = c.metrics.attempted
 		cfg.Observer.Refreshed = c.metrics.refreshed
 	}
-	c.loss.c, c.loss.one, c.loss.others = c, "flightlock: lock lost", "flightlock: more locks lost"
-	c.longDo.c, c.longDo.others = c, "flightlock: Do has held more locks for an hour"
-	c.longDo.one = "flightlock: Do has held a lock for an hour, and keeps it until its function returns"
+	c.loss.init(c, "flightlock: lock lost", "flightlock: more locks lost")
+	c.longDo.init(c, "flightlock: Do has held a lock for an hour, and keeps it until its function returns",
+		"flightlock: Do has held more locks for an hour")
 	if opts.Logger != nil || c.metrics != nil {
 		cfg.Observer.Lost = c.lost
 	}
@@ -408,9 +408,7 @@ func (c *Client) nodeVerified(name string, err error) {
 // lost is called for every lock that was lost.
 func (c *Client) lost(key string, why error) {
 	c.metrics.lostOne(why)
-	if c.opts.Logger != nil {
-		c.loss.of(key, "err", why)
-	}
+	c.loss.of(key, "err", why)
 }
 
 func (c *Client) sameServer(ctx context.Context, i, j int) (bool, error) {

@@ -216,9 +216,7 @@ func (d *doing) refreshing(l *Lock) {
 	}
 	if age := time.Since(l.c.began) - d.since; !d.warned && age >= tooLong && !l.insideDo() {
 		d.warned = true
-		if l.c.opts.Logger != nil {
-			l.c.longDo.of(l.Key())
-		}
+		l.c.longDo.of(l.Key())
 	}
 	d.last = d.ctx.Err() != nil
 }

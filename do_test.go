@@ -365,7 +365,7 @@ func TestManyLocksOfDoForHours(t *testing.T) {
 				_ = c.Do(ctx, fmt.Sprint("tenant ", i), ttl, nil, lead)
 			})
 		}
-		time.Sleep(3 * time.Hour)
+		time.Sleep(3 * time.Hour) // in the bubble's time
 		if text := log.String(); strings.Count(text, "level=WARN") != 2 ||
 			!strings.Contains(text, "held a lock for an hour") ||
 			!strings.Contains(text, `msg="flightlock: Do has held more locks for an hour" count=299`) {

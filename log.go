@@ -46,11 +46,16 @@ type manyLog struct {
 	last  string      // key of the latest
 }
 
+func (l *manyLog) init(c *Client, one, others string) { l.c, l.one, l.others = c, one, others }
+
 const manyPause = time.Second
 
-// of logs that it has happened to the lock of key. Of lost locks it is called by the flights, without
-// their locks.
+// of logs that it has happened to the lock of key, if there is a Logger. Of lost locks it is called by
+// the flights, without their locks.
 func (l *manyLog) of(key string, args ...any) {
+	if l.c.opts.Logger == nil {
+		return
+	}
 	l.mu.Lock()
 	first := l.timer == nil
 	if first {

@@ -36,11 +36,11 @@ func BenchmarkManyKeys(b *testing.B) {
 				wg.Go(func() { lead(ctx, b, c, fmt.Sprint("tenant ", i)) })
 			}
 		}
-		time.Sleep(window)
+		time.Sleep(window) // what is measured
 		measure(f, "start-", window)
-		time.Sleep(benchTime(b))
+		time.Sleep(benchTime(b)) // they poll less after that
 		measure = watch(b, servers[0], all)
-		time.Sleep(window)
+		time.Sleep(window) // what is measured
 		measure(f, "then-", window)
 		cancel()
 		wg.Wait()

@@ -281,19 +281,20 @@ func (f *flight) nextAttemptLocked() time.Time {
 		next = f.backoff.failedAt.Add(maxPoll)
 	}
 	if c := f.contention; c != nil && f.backoff.taken {
+		split := min(c.poll, safetyPoll) // the longest pause while votes are split
 		switch {
 		case !c.subscribed:
 			next = clock.Earlier(next, f.backoff.failedAt.Add(maxPoll))
 		case c.offer != nil && f.backoff.oneHolder:
 			next = f.backoff.failedAt.Add(spread(c.poll))
 		case c.offer != nil && f.backoff.queued && !f.backoff.voted:
-			poll := min(c.poll, safetyPoll)
-			next = f.backoff.failedAt.Add(poll/2 + jitter.N(poll/2))
+			next = f.backoff.failedAt.Add(split/2 + jitter.N(split/2))
 		case c.offer != nil && f.backoff.queued:
 			next = clock.Later(next, f.backoff.failedAt.Add(splitPause+jitter.N(splitPause)))
-			next = clock.Earlier(next, f.backoff.failedAt.Add(min(c.poll, safetyPoll)))
+			next = clock.Earlier(next, f.backoff.failedAt.Add(split))
 		case f.backoff.oneHolder:
-			next = f.backoff.failedAt.Add(spread(f.g.safetyPollAfter(time.Duration(f.g.at(f.backoff.failedAt) - c.since))))
+			waited := time.Duration(f.g.at(f.backoff.failedAt) - c.since)
+			next = f.backoff.failedAt.Add(spread(f.g.safetyPollAfter(waited)))
 		}
 	}
 	if f.backoff.away && f.head().waiter.isEndless() {

@@ -236,15 +236,6 @@ func TestLongWaitsPollLess(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				c := w.meetsRivals()
 				synctest.Wait()
-				// next is when the next attempt comes.
-				next := func(end func(*fakeAttempt)) time.Duration {
-					began, asked := time.Now(), w.asked()
-					end(w.attempt())
-					for w.asked() == asked {
-						pass(time.Millisecond)
-					}
-					return time.Since(began)
-				}
 				within := func(what string, got, least, most time.Duration) {
 					t.Helper()
 					if got < least || got > most+time.Millisecond {
@@ -252,27 +243,29 @@ func TestLongWaitsPollLess(t *testing.T) {
 					}
 				}
 				pass(58 * time.Second)
-				next((*fakeAttempt).elsewhere) // how soon they come is found when one is made
-				within("after a minute", next((*fakeAttempt).elsewhere), time.Second, time.Second)
+				w.pollsAfter() // how soon they come is found when one is made
+				within("after a minute", w.pollsAfter(), time.Second, time.Second)
 				pass(60 * time.Second)
-				next((*fakeAttempt).elsewhere)
-				within("after two minutes", next((*fakeAttempt).elsewhere), 3*time.Second/2, 2100*time.Millisecond)
+				w.pollsAfter()
+				within("after two minutes", w.pollsAfter(), 3*time.Second/2, 2100*time.Millisecond)
 				pass(time.Hour)
-				next((*fakeAttempt).elsewhere)
+				w.pollsAfter()
 				seen := map[time.Duration]bool{}
 				for range 20 {
-					took := next((*fakeAttempt).elsewhere)
+					took := w.pollsAfter()
 					within("after an hour", took, 15*time.Second/4, 5*time.Second)
 					seen[took] = true
 				}
 				if len(seen) < 3 {
 					t.Errorf("all after the same time: %v", seen)
 				}
-				within("of a key that may be free", next(func(a *fakeAttempt) {
-					a.fail(quorum.Failure{Err: errTaken, Free: 3 * time.Second, Reason: quorum.Taken, Owned: true, Queued: true})
+				within("of a key that may be free", w.nextAfter(func(a *fakeAttempt) {
+					a.fail(quorum.Failure{
+						Err: errTaken, Free: 3 * time.Second, Reason: quorum.Taken, Owned: true, Queued: true,
+					})
 				}), 3*time.Second, 3*time.Second)
 				if name == "with an offer" {
-					within("split votes", next(func(a *fakeAttempt) {
+					within("split votes", w.nextAfter(func(a *fakeAttempt) {
 						a.fail(quorum.Failure{Err: errTaken, Free: time.Hour, Reason: quorum.Taken, Queued: true})
 					}), time.Second/2, time.Second)
 				}
@@ -292,8 +285,14 @@ func TestLongWaitsPollLess(t *testing.T) {
 // pollsAfter is how long after an attempt that has met another holder the next one comes.
 func (w *world) pollsAfter() time.Duration {
 	w.t.Helper()
+	return w.nextAfter((*fakeAttempt).elsewhere)
+}
+
+// nextAfter is how long after the end of an attempt the next one comes.
+func (w *world) nextAfter(end func(*fakeAttempt)) time.Duration {
+	w.t.Helper()
 	began, asked := time.Now(), w.asked()
-	w.attempt().elsewhere()
+	end(w.attempt())
 	for w.asked() == asked {
 		pass(time.Millisecond)
 	}

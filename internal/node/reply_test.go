@@ -88,7 +88,8 @@ func FuzzParse(f *testing.F) {
 		kind := op(o % 4)
 		rep := parse(kind, shapes[int(shape)%len(shapes)], err)
 		at := int(shape) % len(shapes)
-		known := err == nil && (at < 2 || at == 4 && (kind == opRefresh || kind == opAcquire)) // the last is {counter, rival}
+		rival := at == 4 && (kind == opRefresh || kind == opAcquire) // {counter, rival}
+		known := err == nil && (at < 2 || rival)
 		switch {
 		case rep.Kind == Pending || rep.Kind > Held:
 			t.Errorf("kind %d", rep.Kind)

@@ -284,14 +284,13 @@ func (l *Lease) undoTurnPassLocked() *node.TurnPass {
 	if !l.granted && !l.canceled {
 		return nil
 	}
-	return l.followerPass("", node.NoNews)
+	return l.releasePass("", node.NoNews)
 }
 
-// followerPass is the turnPass of a lease whose release names no rival, or Others: the nodes are to agree on the one
-// that is next. Those that begin to wait at the same moment do so in another order on each node, and would have a
-// vote each.
-func (l *Lease) followerPass(rival string, news node.News) *node.TurnPass {
-	if follower := l.target.Follower(); follower != "" && len(l.entries) > 1 {
+// releasePass is the turnPass of a release. If that names no rival, or Others, the nodes are to agree on the one that
+// is next: those that begin to wait at the same moment do so in another order on each node, and would have a vote each.
+func (l *Lease) releasePass(rival string, news node.News) *node.TurnPass {
+	if follower := l.target.Follower(); (rival == "" || rival == Others) && follower != "" && len(l.entries) > 1 {
 		return l.turnPass(follower, true, news)
 	}
 	return l.turnPass(rival, false, news)
@@ -512,12 +511,7 @@ func (l *Lease) release(inline bool, rival string, news node.News, rejoins *rejo
 	if l.offer != nil {
 		l.q.offers.ended(l)
 	}
-	var p *node.TurnPass
-	if rival == "" || rival == Others {
-		p = l.followerPass(rival, news)
-	} else {
-		p = l.turnPass(rival, false, news)
-	}
+	p := l.releasePass(rival, news)
 	if rejoins != nil {
 		p = l.rejoinPass(p, rejoins)
 	}

@@ -657,7 +657,7 @@ func (c *client) wantReleased(l *Lease) {
 	if f := c.release(l); f != nil {
 		c.t.Error(describe(f))
 	}
-	time.Sleep(ms(20))
+	time.Sleep(ms(20)) // until all nodes have answered, in the bubble's time
 	synctest.Wait()
 }
 
