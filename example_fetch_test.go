@@ -153,7 +153,7 @@ func ExampleFetcher_Stats() {
 	// Output: 9 1 1
 }
 
-// Without Redis there is no lock: by default each process loads by itself, once per key.
+// Without Redis there is no lock: by default each process loads by itself, once per key at a time.
 func ExampleFetchOptions() {
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})
 	defer gone.Close()

@@ -61,8 +61,8 @@ func (s limitedRetry) check() error {
 
 // ExponentialBackoff waits a random time between 0 and a bound that starts at min and doubles with
 // each failure up to max ("full jitter"). It retries until ctx ends. While no majority of the nodes
-// has a vote, it waits for up to a quarter of the time since that began, or a second, if that is
-// longer. If not 0 < min <= max, the call that uses the strategy returns ErrInvalid.
+// has a vote, short waits are made longer: up to a quarter of the time since that began, a second at
+// most. If not 0 < min <= max, the call that uses the strategy returns ErrInvalid.
 func ExponentialBackoff(min, max time.Duration) RetryStrategy {
 	return exponentialBackoff{min, max}
 }

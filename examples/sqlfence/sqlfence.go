@@ -67,7 +67,9 @@ func Upsert(ctx context.Context, db *sql.DB, id string, balance int64, l *flight
 }
 
 // Transfer writes several rows, with decisions that depend on what was read: in one transaction,
-// each write under its condition, all or none.
+// each write under its condition, all or none. l protects all of these rows, wherever they are
+// written: tokens of different locks cannot be compared. Where each row has a lock of its own, each
+// write needs the token of its row's lock (see bank.go in examples/service).
 func Transfer(ctx context.Context, db *sql.DB, from, to string, amount int64, l *flightlock.Lock) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
