@@ -64,3 +64,15 @@ func TestDoWhoseErrorCannotBeCompared(t *testing.T) {
 		}
 	})
 }
+
+// If ctx has ended, and the lock was lost for another reason, the error of Do matches both.
+func TestDoWhoseLockIsLostAfterItsContextHasEnded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	inner, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	cancel()
+	err := lostDuring(ctx, inner, inner.Err(), lockError("k", ErrLockLost, errExpired))
+	if !errors.Is(err, ErrLockLost) || !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}

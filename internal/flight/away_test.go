@@ -67,14 +67,15 @@ func TestWhoComesFindsOutWhetherTheyAreAway(t *testing.T) {
 }
 
 // A caller that waits behind a holder of this process gets the error when its refresh finds the
-// nodes down.
+// nodes down. It is that of an acquire, for the caller has refreshed nothing.
 func TestARefreshThatFindsTheNodesAway(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		holder := w.rich().start()
 		a, b, looks := w.start(), w.start(pace(hasty{})), w.looks()
-		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Err: errDown, Away: true}) }
+		w.refresh = func(r *fakeRefresh) { r.fail(quorum.Failure{Op: "refresh", Err: errDown, Away: true}) }
 		holder.h.Refresh(time.Second, func(error) {})
 		b.failed(0, errDown)
+		is(t, "the error", b.err.Error(), "acquire: "+errDown.Error())
 		looks.failed(0, errDown)
 		a.waits()
 		holder.holds()
@@ -100,8 +101,10 @@ func TestRecheck(t *testing.T) {
 		w.attempt().unavailable()
 		synctest.Wait()
 		is(t, "attempts", w.asked(), 3)
+		w.g.Recheck() // the attempt finds out itself: none follows
 		w.attempt().away()
 		a.failed(0, errDown)
+		is(t, "attempts", w.asked(), 3)
 		patient.waits()
 		patient.leaves()
 

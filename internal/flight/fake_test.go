@@ -151,11 +151,16 @@ func (fakeErrors) GaveUp(_ string, ctxErr, last error) error {
 	}
 	return fmt.Errorf("%w: %w", ctxErr, last)
 }
-func (fakeErrors) Failed(_ string, f *quorum.Failure) error { return f.Err }
-func (fakeErrors) FailedElsewhere() error                   { return errElsewhere }
-func (fakeErrors) Closed() error                            { return errClosed }
-func (fakeErrors) Ended(_ string, why error) error          { return fmt.Errorf("%w: %w", errEnded, why) }
-func (fakeErrors) Released() error                          { return errNotHeld }
+func (fakeErrors) Failed(_ string, f *quorum.Failure) error {
+	if f.Op != "" {
+		return fmt.Errorf("%s: %w", f.Op, f.Err)
+	}
+	return f.Err
+}
+func (fakeErrors) FailedElsewhere() error          { return errElsewhere }
+func (fakeErrors) Closed() error                   { return errClosed }
+func (fakeErrors) Ended(_ string, why error) error { return fmt.Errorf("%w: %w", errEnded, why) }
+func (fakeErrors) Released() error                 { return errNotHeld }
 func (fakeErrors) Lost(_ string, f *quorum.Failure) error {
 	return fmt.Errorf("%w: %w", errLost, f.Err)
 }

@@ -294,6 +294,48 @@ func TestRenewedLeaseThatNobodyWantsIsGivenBack(t *testing.T) {
 	})
 }
 
+// ... also if it was renewed for tokens, and these are only reserved.
+func TestALeaseWithReservedTokensThatNobodyWantsIsGivenBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first, next := w.poor().start(), w.start() // first has the only token
+		first.holds()
+		w.refresh = nil
+		first.releases()
+		next.leaves()
+		w.renewal(w.renewals()).reserve()
+		w.wantHistory("acquire", "refresh", "release")
+	})
+}
+
+// A refresh reserves no more tokens than microseconds have passed, besides those for the queue, however fast the lease
+// is handed on: a counter that is lost starts again at the node's clock.
+func TestARefreshReservesNoMoreTokensThanMicroseconds(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.acquire = func(a *fakeAttempt) { a.grantBlock(100) }
+		w.refresh = nil
+		c := w.start()
+		for range 80 { // in no time
+			next := w.start()
+			c.releases()
+			c = next
+		}
+		is(t, "refreshes", w.renewals(), 0)
+		time.Sleep(10 * time.Microsecond)
+		behind := w.start()
+		for w.renewals() == 0 {
+			next := w.start()
+			c.releases()
+			c, behind = behind, next
+		}
+		if most := int64(2 + spareTokens + 2*10); w.renewal(1).more > most {
+			t.Errorf("%d tokens, more than %d", w.renewal(1).more, most)
+		}
+		w.renewal(1).confirm()
+		c.releases()
+		behind.releases()
+	})
+}
+
 // What an attempt has won is given to the caller that it was made for, however much of the ttl it
 // took: another attempt would take as long.
 func TestSlowGrantIsNotAskedForAgain(t *testing.T) {

@@ -99,6 +99,19 @@ func TestTheLastHolderSaysHowLong(t *testing.T) {
 	})
 }
 
+// A lease whose holder hangs is not retained when its Ticket is over, though it would be valid for longer.
+func TestTheLeaseOfAHungHolderIsNotRetained(t *testing.T) {
+	retaining(t, func(t *testing.T, w *world) {
+		first, hangs := w.lingers(), w.lingers(ttl(10*time.Second))
+		first.releases()
+		hangs.holds()
+		pass(10 * time.Second)
+		is(t, "held", w.g.Counts().Held, 0)
+		w.wantRetained(0, 0, 0)
+		w.wantHistory("acquire", "release")
+	})
+}
+
 // Idle, it is never refreshed, and it is released when half of its ttl is gone, whatever Linger is.
 func TestARetainedLeaseIsNotRefreshed(t *testing.T) {
 	retaining(t, func(t *testing.T, w *world) {
@@ -284,6 +297,37 @@ func TestNobodyIsLeftWhenItIsRenewed(t *testing.T) {
 		w.renewal(1).confirm()
 		synctest.Wait()
 		w.wantHistory("acquire", "look", "release")
+	})
+}
+
+// A retained lease begins a slice with its next caller: nobody waits elsewhere, or there would have been a recall. So
+// those behind that caller get it without a check.
+func TestARetainedLeaseBeginsASlice(t *testing.T) {
+	retaining(t, func(t *testing.T, w *world) {
+		w.rich()
+		w.lingers().releases()
+		pass(time.Second)
+		a, b := w.lingers(), w.lingers()
+		a.releases()
+		b.releases()
+		w.wantHistory("acquire")
+		pass(minute)
+	}, func(c *Config) { c.Slice = 20 * ms })
+}
+
+// A lease that is used again and again gets tokens while it has some: no caller waits for them.
+func TestARetainedLeaseGetsTokensAhead(t *testing.T) {
+	retaining(t, func(t *testing.T, w *world) {
+		w.refresh = nil
+		w.lingers().releases()
+		for range loneBlock - 1 {
+			w.lingers().releases()
+		}
+		w.renewal(1).confirm()
+		w.lingers().releases()
+		w.wantRetained(1, loneBlock, 0)
+		is(t, "refreshes", w.renewals(), 1)
+		pass(minute)
 	})
 }
 

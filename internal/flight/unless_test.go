@@ -101,6 +101,8 @@ func TestAllLookDuringAnAttempt(t *testing.T) {
 		a.looked(1)
 		w.news(quorum.OtherTurn)
 		a.looked(1)
+		w.news(quorum.OurTurn)
+		a.looked(1)
 		a.leaves()
 		front.leaves()
 	})
