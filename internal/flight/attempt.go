@@ -42,7 +42,7 @@ func (f *flight) runAttempt(t *Ticket, inline bool) {
 	l := f.g.cfg.Nodes.Prepare(f.key, ttl, t.waiter.tokens, t.waiter.contender)
 	f.mu.Lock()
 	f.attempt = l // known before it may block, so that others can ask about it and cancel it
-	unwanted := f.phase == canceled || f.grantedLocked() != nil
+	unwanted := f.phase == canceled || f.pendingGrantLocked() != nil
 	if f.g.cfg.Observer.Attempted != nil {
 		f.attempted = time.Now()
 	}
@@ -95,7 +95,7 @@ func (f *flight) attemptDone(g quorum.Grant, failure *quorum.Failure) {
 	f.mu.Lock()
 	defer f.unlock()
 	l, unwanted := f.attempt, f.phase == canceled
-	o := f.grantedLocked()
+	o := f.pendingGrantLocked()
 	f.phase, f.attempt = idle, nil
 	switch {
 	case o != nil:

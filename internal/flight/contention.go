@@ -63,9 +63,9 @@ type contention struct {
 	unsent     bool          // it is about to be sent to them for the first time
 	othersWait bool          // others wait too: it received a notice of another's turn
 	offer      *offered      // what others may grant; nil: nothing
-	// granted is the offer whose lease was granted and is not the flight's yet: an attempt is in progress, which is
+	// pendingGrant is the offer whose lease was granted and is not the flight's yet: an attempt is in progress, which is
 	// canceled first, or no caller has come back so far. Else it is nil.
-	granted *offered
+	pendingGrant *offered
 	// span is how long the nodes keep the key of a lease that another's release granted; 0: as long as requested.
 	span      time.Duration
 	completes clock.Instant // when such a lease is refreshed; 0: it need not be
@@ -221,7 +221,7 @@ func (f *flight) onEvent(e quorum.Event, owner string) {
 	case acquiring, canceled, releasing:
 		f.retry = true // the attempt may have come before this
 	case expecting:
-		if e == quorum.OurTurn && f.contention.granted == nil { // another node may have granted the key
+		if e == quorum.OurTurn && f.contention.pendingGrant == nil { // another node may have granted the key
 			f.nobodyCameLocked()
 		} else {
 			f.retry = true // the next caller is to look at once: a message may have been missed

@@ -576,7 +576,7 @@ func (s *sim) checkFlight(f *flight) {
 		c := f.contention
 		ends := c.expectedUntil
 		ok, state = f.armed != 0 && f.armed <= ends && f.hasAlarm() && f.n == 0 && f.lease == nil &&
-			(c.offer != nil) == (c.granted == nil), "expecting"
+			(c.offer != nil) == (c.pendingGrant == nil), "expecting"
 	case f.cur != nil:
 		ok, state = armed(f.cur.until) && now.Before(f.cur.until) && !f.cur.until.After(f.until), "held"
 	case f.lease != nil:

@@ -84,7 +84,7 @@ func (f *flight) spanLocked(now clock.Instant, ttl time.Duration) (span, poll ti
 func (f *flight) makeOffer(l Lease, contender string) (least time.Duration) {
 	f.mu.Lock()
 	c, ttl := f.contention, f.attemptTTL
-	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.granted != nil ||
+	if c == nil || c.contender != contender || !c.subscribed || f.phase != acquiring || c.pendingGrant != nil ||
 		f.n == f.lookers || ttl < leastSpan {
 		defer f.mu.Unlock()
 		if c == nil || c.offer == nil {
@@ -136,7 +136,7 @@ func (o *offered) Acquired(g quorum.Grant, failure *quorum.Failure) {
 	case failure == nil && f.phase == idle: // somebody waits, else the flight would be dead
 		f.takeLocked(o, g)
 	case failure == nil && (f.phase == acquiring || f.phase == canceled):
-		c.granted, o.grant = o, g
+		c.pendingGrant, o.grant = o, g
 		if a := f.attempt; a != nil {
 			f.deferLocked(a.Cancel)
 		}
@@ -159,18 +159,18 @@ func (f *flight) takeLocked(o *offered, g quorum.Grant) {
 	f.wonLocked(o.lease, g)
 }
 
-// grantedLocked is the offer that was granted during the attempt that is in progress; nil: none
+// pendingGrantLocked is the offer that was granted during the attempt that is in progress; nil: none
 // was.
-func (f *flight) grantedLocked() *offered {
+func (f *flight) pendingGrantLocked() *offered {
 	if f.contention == nil {
 		return nil
 	}
-	return f.contention.granted
+	return f.contention.pendingGrant
 }
 
 // attemptGaveWayLocked is called when the attempt has ended during which o was granted.
 func (f *flight) attemptGaveWayLocked(o *offered, attempt Lease, failure *quorum.Failure) {
-	f.contention.granted = nil
+	f.contention.pendingGrant = nil
 	if failure == nil {
 		f.returnLocked(attempt)
 	}

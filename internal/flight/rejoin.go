@@ -52,7 +52,7 @@ func (r returns) after(since, waited clock.Instant) returns {
 // again.
 func (f *flight) rejoinsLocked(t *Ticket) bool {
 	c := f.contention
-	return c != nil && f.n == 0 && f.returns == rejoinAfter && c.subscribed && c.othersWait && !t.looks && !f.worked &&
+	return c != nil && f.n == 0 && f.returns == rejoinAfter && c.subscribed && c.othersWait && !f.worked &&
 		t.ttl >= leastSpan && f.g.cfg.Slice >= 0 && !f.g.closed.Load()
 }
 
@@ -78,10 +78,10 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 	f.mu.Lock()
 	defer f.unlock()
 	switch {
-	case c.granted != nil && f.n > 0:
+	case c.pendingGrant != nil && f.n > 0:
 		f.phase = idle
 		f.takeKeptLocked()
-	case c.granted == nil && (!c.rejoined || f.retry): // the nodes know nothing of the offer, or there was an event
+	case c.pendingGrant == nil && (!c.rejoined || f.retry): // the nodes know nothing of the offer, or there was an event
 		f.attemptOrDieLocked()
 	case f.n == 0 && f.g.closed.Load():
 		f.nobodyCameLocked()
@@ -139,7 +139,7 @@ func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.F
 	c := f.contention
 	switch {
 	case failure == nil:
-		c.granted, o.grant = o, g
+		c.pendingGrant, o.grant = o, g
 		c.expectedUntil = clock.Add(clock.InstantNow(f.g.epoch), clock.Instant(maxKept))
 		if f.phase == expecting {
 			f.armAtLocked(c.expectedUntil)
@@ -161,13 +161,13 @@ func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
 		return false
 	}
 	f.phase = idle
-	if c.granted == nil && (f.retry || mode == Try || t.mayGiveUpSoon()) {
+	if c.pendingGrant == nil && (f.retry || mode == Try || t.mayGiveUpSoon()) {
 		return false
 	}
 	t.f = f
 	t.waiter.comesFirst()
 	f.pushLocked(t)
-	if c.granted != nil {
+	if c.pendingGrant != nil {
 		f.takeKeptLocked()
 	} else {
 		f.awaitOfferLocked()
@@ -180,8 +180,8 @@ func (t *Ticket) mayGiveUpSoon() bool { return !t.waiter.isEndless() || t.failsF
 
 // takeKeptLocked takes the lease that was granted before the caller came, who waits by now.
 func (f *flight) takeKeptLocked() {
-	o := f.contention.granted
-	f.contention.granted = nil
+	o := f.contention.pendingGrant
+	f.contention.pendingGrant = nil
 	f.takeLocked(o, o.grant)
 }
 
@@ -212,8 +212,8 @@ func (f *flight) missedLocked(now time.Time) {
 func (f *flight) nobodyCameLocked() {
 	c := f.contention
 	f.returns = rejoinMissed
-	if o := c.granted; o != nil {
-		c.granted = nil
+	if o := c.pendingGrant; o != nil {
+		c.pendingGrant = nil
 		f.returnAndDieLocked(o.lease)
 		return
 	}

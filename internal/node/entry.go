@@ -41,21 +41,21 @@ type Entry struct {
 	n *Node
 	t *Target
 
-	mu             sync.Mutex    // guards what follows, except i
-	create         *request      // acquire or repair without an answer yet
-	gone           clock.Instant // when the key will have expired if nothing renews it
-	owed           clock.Instant // since when a release is owed; 0: none is
-	indeterminate  int32         // creates that died with their connection
-	answers        uint8         // of releases while indeterminate > 0
-	granted        int8          // messages about grants by others minus deletions; -1: a deletion that awaits its message
-	i              uint8         // which of several nodes n is
-	present        bool          // the node may hold our key
-	released       bool          // set by Release, for good: nothing may create the key again
-	registers      bool          // set by Release: an acquire is written all the same
-	releasePending bool          // a release is in progress or owed
-	promised       bool          // a message about a grant has come
-	acquired       bool          // by a request of its own, and not by a grant
-	kept           bool          // the only request that may have made the key e's did so in a kept epoch
+	mu              sync.Mutex    // guards what follows, except i
+	create          *request      // acquire or repair without an answer yet
+	gone            clock.Instant // when the key will have expired if nothing renews it
+	owed            clock.Instant // since when a release is owed; 0: none is
+	indeterminate   int32         // creates that died with their connection
+	answers         uint8         // of releases while indeterminate > 0
+	undeletedGrants int8          // by others: messages about them minus deletions; -1: a deletion that awaits its message
+	i               uint8         // which of several nodes n is
+	present         bool          // the node may hold our key
+	released        bool          // set by Release, for good: nothing may create the key again
+	registers       bool          // set by Release: an acquire is written all the same
+	releasePending  bool          // a release is in progress or owed
+	promised        bool          // a message about a grant has come
+	acquired        bool          // by a request of its own, and not by a grant
+	kept            bool          // the only request that may have made the key e's did so in a kept epoch
 }
 
 // Init makes e the entry of t on n. i is passed on to sinks.
@@ -278,11 +278,11 @@ const (
 
 func (e *Entry) releasedLocked(rep Reply, how delivery) (due time.Duration, owed bool) {
 	if how == answered && rep.Kind != Failed {
-		if rep.Kind == Deleted && (e.granted > 0 || e.granted == 0 && !e.acquired) {
-			e.granted--
+		if rep.Kind == Deleted && (e.undeletedGrants > 0 || e.undeletedGrants == 0 && !e.acquired) {
+			e.undeletedGrants--
 		}
-		if e.granted > 0 { // after that; or one message has come twice
-			e.granted = 0
+		if e.undeletedGrants > 0 { // after that; or one message has come twice
+			e.undeletedGrants = 0
 			return 0, true
 		}
 	}

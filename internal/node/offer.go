@@ -73,11 +73,11 @@ func (t *Target) prepared() bool {
 func (e *Entry) Granted(span time.Duration) {
 	e.mu.Lock()
 	e.gone = max(e.gone, e.n.now().Add(span))
-	e.granted, e.promised = min(e.granted+1, 2), true // one message may come twice
-	e.present = e.present || !e.released || e.granted > 0
-	again := e.released && !e.releasePending && e.granted > 0
+	e.undeletedGrants, e.promised = min(e.undeletedGrants+1, 2), true // one message may come twice
+	e.present = e.present || !e.released || e.undeletedGrants > 0
+	again := e.released && !e.releasePending && e.undeletedGrants > 0
 	if again {
-		e.granted, e.releasePending = 0, true
+		e.undeletedGrants, e.releasePending = 0, true
 	}
 	e.mu.Unlock()
 	if again {

@@ -86,10 +86,10 @@ func (r *round) failureLocked() *Failure {
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: r.noAnswerLocked(r.l.q.Nodes[i])}
 		}
 		switch {
-		case rep.Kind == node.Granted && !r.countsLocked(i):
+		case rep.Kind == node.Granted && !r.isVoteLocked(i):
 			e := *rep.Epoch
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: &Quarantined{e, e.Began.Add(r.l.q.Quarantine)}}
-		case rep.Kind == node.Renewed && !r.countsLocked(i):
+		case rep.Kind == node.Renewed && !r.isVoteLocked(i):
 			f.Nodes[i].Reply = node.Reply{Kind: node.Failed, Err: unconfirmed(r.l.q.Nodes[i].Epoch(), r.l.q.Quarantine)}
 		}
 	}

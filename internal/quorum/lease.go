@@ -49,7 +49,7 @@ type Lease struct {
 	mu            sync.Mutex
 	phase         phase
 	canceled      bool
-	granted       bool      // a majority has granted the attempt
+	hadMajority   bool      // a majority has granted the attempt, which may have failed nevertheless
 	reserved      int32     // how many of the tokens up to top are not ours until a refresh is confirmed
 	until         time.Time // validity deadline
 	top           int64     // the highest token reserved
@@ -170,7 +170,7 @@ func (l *Lease) acquired(r *round) {
 		l.offer.endLocked()
 		until = l.offer.decidedLocked(r, until)
 	}
-	l.granted, l.until = r.won, until
+	l.hadMajority, l.until = r.won, until
 	if r.won {
 		l.target.SetFollower(r.rivalLocked())
 	}
@@ -281,7 +281,7 @@ func (l *Lease) fail(f *Failure) {
 // of those whose votes were split would keep them in step, to be split again. An attempt that had a
 // majority and was too late, not confirmed, or canceled passes the turn on as a release does.
 func (l *Lease) undoTurnPassLocked() *node.TurnPass {
-	if !l.granted && !l.canceled {
+	if !l.hadMajority && !l.canceled {
 		return nil
 	}
 	return l.releasePass("", node.NoNews)

@@ -270,7 +270,7 @@ func (l *Lease) vote(i int, v node.Vote) {
 	l.offer.voted = true
 	until := l.validUntilLocked(v, now)
 	ends := false
-	if !clock.Passed(now, until) && (rep.Epoch == nil || counts(rep.Epoch, l.q.Nodes[i].Epoch())) {
+	if !clock.Passed(now, until) && (rep.Epoch == nil || isVote(rep.Epoch, l.q.Nodes[i].Epoch())) {
 		l.everHeld |= 1 << i
 		if r.replies[i].Kind == node.Pending { // else it was asked before the grant
 			r.pending--
@@ -328,7 +328,7 @@ func (l *Lease) clearDuplicate(i int) {
 func (o *offer) decidedLocked(r *round, asked time.Time) (until time.Time) {
 	now, least := clock.Now(), time.Duration(math.MaxInt64)
 	for i := range r.replies {
-		if r.replies[i].Kind != r.want || !r.countsLocked(i) {
+		if r.replies[i].Kind != r.want || !r.isVoteLocked(i) {
 			continue
 		}
 		v := o.votes[i]

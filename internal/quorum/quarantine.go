@@ -119,9 +119,9 @@ func unconfirmed(e *node.Epoch, quarantine time.Duration) error {
 
 var errUnknownEpoch = errors.New("refreshed, which does not count: it is not known whether the node has lost data")
 
-// counts reports whether a new grant is a vote: it was made in epoch e, and the node's epoch as
+// isVote reports whether a new grant is a vote: it was made in epoch e, and the node's epoch as
 // last known is now.
-func counts(e, now *node.Epoch) bool {
+func isVote(e, now *node.Epoch) bool {
 	return e.State == node.EpochKept || now != nil && now.Name == e.Name && now.State == node.EpochKept
 }
 

@@ -63,8 +63,8 @@ func TestCounts(t *testing.T) {
 		{"k1", "", true}, {"k1", "l2", true}, {"n1", "", false}, {"n1", "n1", false}, {"n1", "k1", true},
 		{"n1", "k2", false}, {"l1", "l1", false}, {"l1", "k1", true}, {"l1", "k2", false},
 	} {
-		if got := counts(epochs(c.m)[0], epochs(c.now)[0]); got != c.want {
-			t.Errorf("counts(%s, %s) = %v", c.m, c.now, got)
+		if got := isVote(epochs(c.m)[0], epochs(c.now)[0]); got != c.want {
+			t.Errorf("isVote(%s, %s) = %v", c.m, c.now, got)
 		}
 	}
 }

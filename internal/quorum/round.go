@@ -203,14 +203,14 @@ func (r *round) reconsider() {
 	}
 }
 
-// countsLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays one.
-func (r *round) countsLocked(i int) bool {
+// isVoteLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays one.
+func (r *round) isVoteLocked(i int) bool {
 	rep := &r.replies[i]
 	if rep.Epoch == nil {
 		return true
 	}
 	now := r.l.q.Nodes[i].Epoch()
-	ok := rep.Kind == node.Granted && counts(rep.Epoch, now) ||
+	ok := rep.Kind == node.Granted && isVote(rep.Epoch, now) ||
 		rep.Kind == node.Renewed && confirms(rep.Epoch, now, r.began)
 	if ok {
 		rep.Epoch = nil
@@ -233,7 +233,7 @@ func (r *round) end() {
 func (r *round) topCounterLocked() (top int64, agree bool) {
 	agree = true
 	for i, rep := range r.replies {
-		if rep.Kind != r.want || !r.countsLocked(i) {
+		if rep.Kind != r.want || !r.isVoteLocked(i) {
 			continue
 		}
 		if rep.Counter == 0 || top != 0 && rep.Counter != top {
@@ -248,7 +248,7 @@ func (r *round) topCounterLocked() (top int64, agree bool) {
 func (r *round) confirmedLocked(top int64) bool {
 	n := 0
 	for i, rep := range r.replies {
-		if rep.Kind == r.want && rep.Counter >= top && r.countsLocked(i) {
+		if rep.Kind == r.want && rep.Counter >= top && r.isVoteLocked(i) {
 			n++
 		}
 	}

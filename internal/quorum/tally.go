@@ -24,7 +24,7 @@ func (r *round) tallyLocked() tally {
 			if r.l.q.Nodes[i].Late() {
 				t.late++
 			}
-		case (rep.Kind == node.Granted || rep.Kind == node.Renewed) && !r.countsLocked(i):
+		case (rep.Kind == node.Granted || rep.Kind == node.Renewed) && !r.isVoteLocked(i):
 			if rep.Kind == node.Granted && r.l.q.quarantine.underWay() {
 				t.undecided++
 			} else {
