@@ -247,20 +247,18 @@ func (c *Cache[V]) get(ctx context.Context, key string) (v V, err error) {
 		return v, err
 	}
 	full := c.prefix + key
+	if c.finished.Load() {
+		return v, c.errClosed(full)
+	}
 	if c.tier == nil {
 		x, err := c.fetcher.Fetch(ctx, full)
 		return c.result(x, err)
 	}
 	x, reading, ok := c.tier.Get(full)
-	switch {
-	case !ok:
-		if x, err = c.fetcher.Fetch(ctx, full); err == nil {
-			c.keep(full, x, reading)
-		}
-	case c.finished.Load():
-		return v, c.errClosed(full)
-	default:
+	if ok {
 		c.counts.local.Add(1)
+	} else if x, err = c.fetcher.Fetch(ctx, full); err == nil {
+		c.keep(full, x, reading)
 	}
 	return c.result(x, err)
 }

@@ -88,5 +88,5 @@ func ExampleCache_Close() {
 	fmt.Println(err)
 	// Output:
 	// <nil>
-	// flightlock: fetch "42": the Fetcher is closed
+	// rediscache: "42": the Cache is closed
 }
