@@ -28,15 +28,11 @@ type Cluster struct {
 	attach  func(*Server) // ties a new server to the test; nil without one
 }
 
-// LaunchCluster starts a cluster and returns when all masters agree on who serves what,
+// LaunchGrowingCluster starts a cluster and returns when all masters agree on who serves what,
 // which takes two to three seconds: a Redis Cluster master waits two seconds before it serves.
-// The args go to every master. The caller must Close it. Tests use [StartCluster].
-func LaunchCluster(masters int, args ...string) (*Cluster, error) {
-	return LaunchGrowingCluster(masters, 0, args...)
-}
-
-// LaunchGrowingCluster is LaunchCluster with some more masters, the last of Servers, that have no slots
-// yet. Clients do not know them: CLUSTER SLOTS names none of them.
+// The empty ones, the last of Servers, have no slots yet. Clients do not know them: CLUSTER SLOTS names
+// none of them. The args go to every master. The caller must Close it. Tests use [StartCluster] and
+// [StartGrowingCluster].
 func LaunchGrowingCluster(masters, empty int, args ...string) (*Cluster, error) {
 	if masters < 1 {
 		return nil, fmt.Errorf("redistest: a cluster of %d masters", masters)

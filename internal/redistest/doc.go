@@ -18,7 +18,7 @@
 //   - [StartMemNode] and [NewBubble]: miniredis without a socket, for virtual time.
 //
 // Everything started with a testing.TB ends in its cleanup, and the cleanup waits until
-// it has ended: no process, goroutine or port is left behind. [Launch], [LaunchCluster],
+// it has ended: no process, goroutine or port is left behind. [Launch], [LaunchGrowingCluster],
 // [NewProxy] and [LaunchMemNode] do the same with a Close method, for code that is not a test.
 //
 // All types are safe for concurrent use. Methods that take a testing.TB end the test on
