@@ -77,3 +77,54 @@ func TestACtxThatEndsBeforeAnythingIsKnown(t *testing.T) {
 		mustRelease(t, l)
 	})
 }
+
+// A caller that ends its wait while nodes still have time to answer does not report them as unreachable: neither one
+// behind others of the process, whose strategy gives up, nor one whose ctx ends. Nodes that have had NodeTimeout are.
+func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			c := newClient(t, flightlock.Options{}, clients...)
+			mustRelease(t, mustLock(t, c, "warm", time.Second))
+			outcomes := func(until time.Duration) (behind, ended error) {
+				ctx, cancel := context.WithTimeout(t.Context(), until)
+				defer cancel()
+				failed := make(chan error)
+				lock := func(key string, retry flightlock.RetryStrategy) {
+					_, err := c.SingleFlightLock(ctx, key, time.Second, retry)
+					failed <- err
+				}
+				go lock("k1", nil)
+				synctest.Wait()
+				_, behind = c.SingleFlightLock(t.Context(), "k1", time.Second, flightlock.LimitedRetry(until/2, 1))
+				go lock("k2", nil)
+				<-failed
+				return behind, <-failed
+			}
+			for _, n := range nodes {
+				n.SetDelay(20 * time.Millisecond) // each way
+			}
+			behind, ended := outcomes(30 * time.Millisecond)
+			if !errors.Is(behind, flightlock.ErrNotAcquired) {
+				t.Errorf("behind others: %v", behind)
+			}
+			if !errors.Is(ended, context.DeadlineExceeded) || errors.Is(ended, flightlock.ErrUnavailable) {
+				t.Errorf("its ctx has ended: %v", ended)
+			}
+			time.Sleep(time.Second)
+			for _, n := range nodes {
+				n.SetDelay(0)
+				n.Stall(true)
+			}
+			behind, ended = outcomes(120 * time.Millisecond)
+			for _, err := range []error{behind, ended} {
+				if !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Errorf("no node has answered: %v", err)
+				}
+			}
+			for _, n := range nodes {
+				n.Stall(false)
+			}
+			time.Sleep(5 * time.Second)
+		})
+	}
+}

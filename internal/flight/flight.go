@@ -340,14 +340,16 @@ func (f *flight) outcomeLocked() error {
 }
 
 // knownLocked is the last outcome, or how the attempt in progress stands; nil when nothing is
-// known.
+// known: nodes that still have time to answer are not called unreachable.
 func (f *flight) knownLocked() error {
 	var known *quorum.Failure
 	switch {
 	case f.backoff != nil && f.backoff.last != nil:
 		known = f.backoff.last
 	case f.attempt != nil:
-		known = f.attempt.Peek()
+		if known = f.attempt.Peek(); known != nil && known.Early {
+			known = nil
+		}
 	}
 	if known == nil {
 		return nil

@@ -37,6 +37,7 @@ type Failure struct {
 	Owned  bool   // acquire: a majority of nodes has one owner, which publishes its release, or keeps one turn
 	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
 	Away   bool   // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
+	Early  bool   // of Peek: the nodes still have time to answer, and what they have answered decides nothing
 	Need   int
 	Got    int // votes
 	Nodes  []NodeAnswer

@@ -156,7 +156,10 @@ func (l *Lease) Peek() *Failure {
 	if l.attempt == nil {
 		return nil
 	}
-	return l.attempt.failureLocked()
+	f := l.attempt.failureLocked()
+	asked := clock.Later(l.attempt.began, l.target.Begun()) // requests may have waited in this process
+	f.Early = f.Reason == Unreachable && !f.Away && clock.Since(asked) < l.q.NodeTimeout
+	return f
 }
 
 var errTooLate = errors.New("a majority was reached, but only after the validity was over")

@@ -20,7 +20,7 @@ type round struct {
 	l         *Lease
 	op        string
 	want      node.Kind    // the reply that is a vote for us
-	began     time.Time    // before the first request was made; only if want is Renewed
+	began     time.Time    // before the first request was made; not of a release
 	floor     int64        // a vote must have at least this counter
 	onDecided func(*round) // called once, after the decision, without l.mu
 	timer     *time.Timer  // of a refresh
@@ -53,7 +53,7 @@ func (l *Lease) newRound(op string, want node.Kind, floor int64, onDecided func(
 	l.mu.Lock()
 	r := l.roundLocked(op)
 	r.op, r.want, r.floor, r.onDecided = op, want, floor, onDecided
-	if want == node.Renewed {
+	if op != "release" {
 		r.began = clock.Now()
 	}
 	r.pending = uint8(len(l.entries))
