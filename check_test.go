@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -556,6 +557,50 @@ func TestCheckFindsOtherSetsOfNodes(t *testing.T) {
 			nodes[0].Down(true)
 			wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusUnknown)
 		})
+	})
+}
+
+// Sentinel-managed masters of different sets have equal names in New, and so they have in Open where all of them are
+// called "mymaster". The sets differ all the same; and a set is no other one after a failover, even to a replica that
+// knows nothing.
+func TestCheckFindsOtherSetsOfSentinelManagedMasters(t *testing.T) {
+	bubble(t, 5, func(t *testing.T, nodes []*redistest.MemNode, _ []redis.UniversalClient) {
+		masters := make([]atomic.Pointer[redistest.MemNode], len(nodes))
+		for i, n := range nodes {
+			masters[i].Store(n)
+		}
+		var log syncBuffer
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		locks := func(of ...int) *flightlock.Client {
+			var clients []redis.UniversalClient
+			for _, i := range of {
+				clients = append(clients, redistest.SentinelClient(t, masters[i].Load))
+			}
+			c := newClient(t, flightlock.Options{Logger: logger}, clients...)
+			mustRelease(t, mustLock(t, c, "k", time.Second))
+			return c
+		}
+		wantWarnings := func(want int) {
+			t.Helper()
+			if n := strings.Count(log.String(), "another set of nodes"); n != want {
+				t.Errorf("logged %d times, want %d:\n%s", n, want, log.String())
+			}
+		}
+		ours := locks(0, 1, 2)
+		locks(2, 1, 0)
+		time.Sleep(4 * time.Minute)
+		wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusOK)
+		masters[2].Store(nodes[4])
+		nodes[2].Down(true)
+		for range 8 {
+			time.Sleep(time.Minute)
+			wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusOK)
+		}
+		wantWarnings(0)
+		locks(0, 1, 3)
+		time.Sleep(4 * time.Minute)
+		wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusFail, "10.0.0.4:6379")
+		wantWarnings(3) // by each of them
 	})
 }
 

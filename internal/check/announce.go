@@ -66,6 +66,7 @@ func (a *Announcer) announce(ctx context.Context, c *Config, warn func(Danger)) 
 	ctx, stop := context.WithTimeout(ctx, Timeout)
 	defer stop()
 	name, text := c.ownSet()
+	c.announced.Store(name, nil)
 	others, _ := c.otherSets(c.eachNode(func(i int) (string, error) {
 		if c.Nodes[i].Suspended() {
 			return "", errSuspended

@@ -35,6 +35,8 @@ type Config struct {
 
 	Process string       // a name for this process, for people
 	Run     func(func()) // starts a goroutine that the client waits for when it is closed
+
+	announced sync.Map // the names of the sets that this client has announced: more than one after failovers
 }
 
 // Status is the verdict of a Finding.

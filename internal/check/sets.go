@@ -27,6 +27,10 @@ import (
 // all other sets that were announced within setLife. Sets are compared by the number of their nodes
 // and by how many of our nodes know them, not by addresses, because the same server may have other
 // names elsewhere. Clients with another KeyPrefix lock other keys, and are ignored.
+//
+// Clients with equal lists share a name for their set. Sentinel-managed masters of different sets may have equal names,
+// so the list has the masters' addresses. After a failover a client's set has another name, and the nodes know the one
+// of before for setLife, except a master that has not copied it: that is no other set.
 
 // setsKey is the key with the announced sets. A Cluster is one node, so it has one such key.
 const setsKey = node.Reserved + "sets}"
@@ -36,7 +40,7 @@ type nodeSet struct {
 	N      int      `json:"n"`
 	Keys   string   `json:"keys"`             // a hash of the prefix, which may be long, and no text in JSON
 	Prefix string   `json:"prefix,omitempty"` // the prefix itself, for people
-	Nodes  []string `json:"nodes,omitempty"`  // as that client calls them; for people
+	Nodes  []string `json:"nodes,omitempty"`  // as that client calls them, and masters by their addresses; for people
 	By     string   `json:"by"`               // the last client that announced it
 }
 
@@ -53,7 +57,7 @@ func keysOf(prefix string) string {
 func (c *Config) ownSet() (name, text string) {
 	set := nodeSet{N: len(c.Nodes), Keys: keysOf(c.KeyPrefix), Prefix: c.KeyPrefix, By: c.Process}
 	for _, n := range c.Nodes {
-		set.Nodes = append(set.Nodes, n.Name())
+		set.Nodes = append(set.Nodes, listed(n))
 	}
 	slices.Sort(set.Nodes)
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q", set.Prefix, set.Nodes))
@@ -63,6 +67,14 @@ func (c *Config) ownSet() (name, text string) {
 		data, _ = json.Marshal(set)
 	}
 	return fmt.Sprintf("%x", sum[:8]), string(data)
+}
+
+// listed is how the list of a set calls a node.
+func listed(n *node.Node) string {
+	if s := n.Server(); s != nil && s.Master() != "" {
+		return s.Master()
+	}
+	return n.Name()
 }
 
 // announce announces a set on a node, for life, and returns all sets that the node knows, in the
@@ -166,7 +178,8 @@ func (c *Config) otherSets(all []announced) (others []otherSet, sure bool) {
 			_, rest, _ := strings.Cut(strings.TrimSpace(line), " ") // the node removes what has expired
 			name, text, _ := strings.Cut(rest, " ")
 			var set nodeSet
-			if name == own || json.Unmarshal([]byte(text), &set) != nil || set.N < 1 || set.Keys != keys {
+			_, former := c.announced.Load(name)
+			if name == own || former || json.Unmarshal([]byte(text), &set) != nil || set.N < 1 || set.Keys != keys {
 				continue
 			}
 			if found[name] == nil {

@@ -28,14 +28,13 @@ const followEvery = time.Second
 // already, give it up.
 func (s *Server) follow() {
 	defer s.n.wg.Done()
-	last := ""
 	asks := conn.NewLimit(1)
 	for {
 		ctx, cancel := context.WithTimeout(s.n.life, s.n.ExchangeTime())
 		addr, err := conn.Await(ctx, asks, func() (string, error) { return conn.MasterAddr(ctx, s.from) }, nil)
 		cancel()
-		if err == nil && addr != last {
-			last = addr
+		if err == nil && addr != s.Master() {
+			s.master.Store(&addr)
 			s.moved.Add(1)
 		}
 		select {

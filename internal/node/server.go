@@ -56,7 +56,8 @@ type Server struct {
 	// it does not know the script that grants.
 	noGrantsUntil atomic.Int64
 
-	moved atomic.Uint64 // how often the Sentinels have named another master: see follow
+	moved  atomic.Uint64          // how often the Sentinels have named another master: see follow
+	master atomic.Pointer[string] // which one they have named last; nil: none
 
 	start sync.Once // starts the lanes' goroutines, with the first request
 	lanes []lane
@@ -100,6 +101,15 @@ func (s *Server) Client() *redis.Client { return s.from }
 // Moves is how often the Sentinels have named another master. A connection that was dialled before the last time may
 // lead to an old one.
 func (s *Server) Moves() uint64 { return s.moved.Load() }
+
+// Master is the address of the master that the Sentinels have named last; "" if there are no Sentinels, or they have
+// named none so far.
+func (s *Server) Master() string {
+	if addr := s.master.Load(); addr != nil {
+		return *addr
+	}
+	return ""
+}
 
 // SubscriptionDials bounds the dials of subscription connections to the server.
 func (s *Server) SubscriptionDials() conn.Limit { return s.subscriptionDials }
