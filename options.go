@@ -269,7 +269,7 @@ func dialsPlainly(o *redis.Options) bool {
 
 // plainDialer identifies the dialer that go-redis gives to a client without one of its own.
 var plainDialer = sync.OnceValue(func() uintptr {
-	c := redis.NewClient(&redis.Options{})
+	c := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // a name would be looked up
 	defer c.Close()
 	return reflect.ValueOf(c.Options().Dialer).Pointer()
 })
