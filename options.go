@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -19,10 +20,12 @@ type Options struct {
 	// Nodes are the independent Redis deployments that vote: *redis.Client (a server, or a
 	// Sentinel-managed master) or *redis.ClusterClient (a whole Cluster is one node). *redis.Ring
 	// is refused: when a shard fails, a Ring moves its keys to another shard, and such a key would
-	// be two locks. There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same database
-	// number (a Cluster is database 0), because one server in two databases would vote twice. The
-	// Client makes connections of its own from the options of these clients (see New), and never
-	// closes the clients.
+	// be two locks. So is what NewFailoverClusterClient makes, and NewUniversalClient with MasterName
+	// and IsClusterMode or a Route option: it looks like a Cluster, for which there is no quarantine.
+	// There may be 1 to 64 nodes, usually 1, 3 or 5. All must use the same database number (a Cluster
+	// is database 0), because one server in two databases would vote twice. The Client makes
+	// connections of its own from the options of these clients (see New), and never closes the
+	// clients.
 	Nodes []redis.UniversalClient
 
 	// KeyPrefix is prepended to every lock key. "" means "lock:", so that a lock on the name of a
@@ -222,14 +225,31 @@ func checkNode(field string, n redis.UniversalClient) error {
 	if n == nil || reflect.ValueOf(n).Kind() == reflect.Pointer && reflect.ValueOf(n).IsNil() {
 		return invalid(field, "nil", "a *redis.Client or *redis.ClusterClient is needed")
 	}
-	switch n.(type) {
-	case *redis.Client, *redis.ClusterClient:
+	switch n := n.(type) {
+	case *redis.Client:
 		return nil
+	case *redis.ClusterClient:
+		if !isFailoverCluster(n) {
+			return nil
+		}
+		return invalid(field, "of NewFailoverClusterClient",
+			"that looks like a Cluster, for which there is no quarantine: use NewFailoverClient, one for each master")
 	case *redis.Ring:
 		return invalid(field, "a *redis.Ring",
 			"a Ring moves keys to other shards when one fails: pass each shard as a node of its own")
 	}
 	return invalid(field, fmt.Sprintf("a %T", n), "a *redis.Client or *redis.ClusterClient is needed")
+}
+
+// isFailoverCluster reports whether go-redis made c for a Sentinel-managed master and its replicas, as if these were a
+// Cluster. Only the name of the function that returns its slots shows that.
+func isFailoverCluster(c *redis.ClusterClient) bool {
+	slots := c.Options().ClusterSlots
+	if slots == nil {
+		return false
+	}
+	f := runtime.FuncForPC(reflect.ValueOf(slots).Pointer())
+	return f != nil && strings.Contains(f.Name(), "go-redis/v9.NewFailoverClusterClient")
 }
 
 // sameServer reports, without sending anything, whether two clients obviously use one server. A

@@ -23,6 +23,12 @@ func TestNewRefusesBadOptions(t *testing.T) {
 	one := node()
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	defer ring.Close()
+	failover := redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m",
+		SentinelAddrs: []string{"127.0.0.1:1"}})
+	defer failover.Close()
+	universal := redis.NewUniversalClient(&redis.UniversalOptions{MasterName: "m", Addrs: []string{"127.0.0.1:1"},
+		RouteByLatency: true})
+	defer universal.Close()
 	var many []redis.UniversalClient
 	for range 65 {
 		many = append(many, one)
@@ -38,6 +44,10 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		"typed nil node": {flightlock.Options{Nodes: []redis.UniversalClient{(*redis.Client)(nil)}},
 			[]string{"Options.Nodes[0]", "nil"}},
 		"ring": {flightlock.Options{Nodes: []redis.UniversalClient{ring}}, []string{"Options.Nodes[0]", "Ring"}},
+		"failover cluster": {flightlock.Options{Nodes: []redis.UniversalClient{one, failover}},
+			[]string{"Options.Nodes[1]", "NewFailoverClient"}},
+		"universal failover cluster": {flightlock.Options{Nodes: []redis.UniversalClient{universal}},
+			[]string{"Options.Nodes[0]", "NewFailoverClient"}},
 		"same client twice": {flightlock.Options{Nodes: []redis.UniversalClient{one, one}},
 			[]string{"Options.Nodes[1]", "Nodes[0]"}},
 		"same address twice": {flightlock.Options{Nodes: []redis.UniversalClient{one, node()}},
