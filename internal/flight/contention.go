@@ -63,8 +63,8 @@ type contention struct {
 	unsent     bool          // it is about to be sent to them for the first time
 	othersWait bool          // others wait too: it received a notice of another's turn
 	offer      *offered      // what others may grant; nil: nothing
-	// pendingGrant is the offer whose lease was granted and is not the flight's yet: an attempt is in progress, which is
-	// canceled first, or no caller has come back so far. Else it is nil.
+	// pendingGrant is the offer whose lease was granted and is not the flight's yet: an attempt is in progress, which
+	// is canceled first, or no caller has come back so far. Else it is nil.
 	pendingGrant *offered
 	// span is how long the nodes keep the key of a lease that another's release granted; 0: as long as requested.
 	span      time.Duration

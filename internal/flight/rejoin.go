@@ -81,7 +81,7 @@ func (f *flight) rejoin(l Lease, ttl time.Duration, inline bool, done quorum.Rel
 	case c.pendingGrant != nil && f.n > 0:
 		f.phase = idle
 		f.takeKeptLocked()
-	case c.pendingGrant == nil && (!c.rejoined || f.retry): // the nodes know nothing of the offer, or there was an event
+	case c.pendingGrant == nil && (!c.rejoined || f.retry): // the nodes do not know of the offer, or there was an event
 		f.attemptOrDieLocked()
 	case f.n == 0 && f.g.closed.Load():
 		f.nobodyCameLocked()

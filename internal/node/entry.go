@@ -47,7 +47,7 @@ type Entry struct {
 	owed            clock.Instant // since when a release is owed; 0: none is
 	indeterminate   int32         // creates that died with their connection
 	answers         uint8         // of releases while indeterminate > 0
-	undeletedGrants int8          // by others: messages about them minus deletions; -1: a deletion that awaits its message
+	undeletedGrants int8          // grants by others: messages minus deletions; -1: a deletion that awaits its message
 	i               uint8         // which of several nodes n is
 	present         bool          // the node may hold our key
 	released        bool          // set by Release, for good: nothing may create the key again
