@@ -115,7 +115,7 @@ func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 				n.SetDelay(0)
 				n.Stall(true)
 			}
-			behind, ended = outcomes(120 * time.Millisecond)
+			behind, ended = outcomes(400 * time.Millisecond)
 			for _, err := range []error{behind, ended} {
 				if !errors.Is(err, flightlock.ErrUnavailable) {
 					t.Errorf("no node has answered: %v", err)
