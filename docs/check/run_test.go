@@ -176,6 +176,7 @@ func TestAnAlertForInvalidationsThatFail(t *testing.T) {
 	d.wantFiring("FlightlockInvalidationsFail")
 	d.nodes.Down(false)
 	redistest.Eventually(t, patience, "it is repeated", func() bool { return d.items.Stats().Repeating == 0 })
+	redistest.Eventually(t, patience, "no node is suspended", func() bool { return d.c.Stats().Suspended == 0 })
 	d.passes(time.Minute, func() {})
 	d.wantFiring()
 }
