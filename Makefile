@@ -24,7 +24,7 @@ DEADLINES := flightlock$$|/(fenced|lua|internal/(check|e2e|node|pubsub|quorum|re
 help: ## list the targets, with their times on 2 cores and a warm build cache
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-test: format vet lint race worlds sim ## 5 min: format, vet, lint, every package with the race detector, the models, the simulation
+test: format vet lint race worlds sim ## 6 min: format, vet, lint, every package with the race detector, the models, the simulation
 	@if command -v redis-server >/dev/null; then \
 	  echo "make test: all tests ran, on $$(redis-server --version | cut -d' ' -f1-3)$$(command -v golangci-lint >/dev/null || echo '; not linted')"; \
 	else \
