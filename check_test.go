@@ -588,12 +588,12 @@ func TestCheckFindsOtherSetsOfSentinelManagedMasters(t *testing.T) {
 		}
 		ours := locks(0, 1, 2)
 		locks(2, 1, 0)
-		time.Sleep(4 * time.Minute)
+		time.Sleep(4 * time.Minute) // in the bubble's time: several announcements
 		wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusOK)
 		masters[2].Store(nodes[4])
 		nodes[2].Down(true)
 		for range 8 {
-			time.Sleep(time.Minute)
+			time.Sleep(time.Minute)                     // until the next announcement
 			for _, f := range check(t, ours).Findings { // a connection to the old master may have to fail first
 				if f.Check == "node sets" && f.Status == flightlock.StatusFail {
 					t.Error(f)
@@ -602,7 +602,7 @@ func TestCheckFindsOtherSetsOfSentinelManagedMasters(t *testing.T) {
 		}
 		wantWarnings(0)
 		locks(0, 1, 3)
-		time.Sleep(4 * time.Minute)
+		time.Sleep(4 * time.Minute) // several announcements
 		wantFinding(t, check(t, ours), "", "node sets", flightlock.StatusFail, "10.0.0.4:6379")
 		wantWarnings(3) // by each of them
 	})

@@ -110,7 +110,7 @@ func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 			if !errors.Is(ended, context.DeadlineExceeded) || errors.Is(ended, flightlock.ErrUnavailable) {
 				t.Errorf("its ctx has ended: %v", ended)
 			}
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // in the bubble's time: until the attempts are undone
 			for _, n := range nodes {
 				n.SetDelay(0)
 				n.Stall(true)
@@ -124,7 +124,7 @@ func TestNodesThatHaveTimeToAnswerAreNotCalledUnreachable(t *testing.T) {
 			for _, n := range nodes {
 				n.Stall(false)
 			}
-			time.Sleep(5 * time.Second)
+			time.Sleep(5 * time.Second) // until the debts are paid
 		})
 	}
 }

@@ -55,7 +55,7 @@ func TestJudge(t *testing.T) {
 }
 
 // A grant counts in an epoch that is kept, and in one that was established since.
-func TestCounts(t *testing.T) {
+func TestIsVote(t *testing.T) {
 	for _, c := range []struct {
 		m, now string
 		want   bool
