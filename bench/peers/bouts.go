@@ -150,7 +150,7 @@ func allBouts(p pace) (all []bout) {
 // oneEach is the load of one caller in each of that many processes.
 func oneEach(procs, nodes int, work time.Duration) bout {
 	b := bout{Group: "one caller per process", Detail: fmt.Sprintf("%d processes", procs), Nodes: nodes, Procs: procs,
-		Rivals: []string{nameOurs, nameFailFast, nameRueidis, nameRaw},
+		Rivals: []string{nameOurs, nameFailFast, nameRueidis, nameRaw, nameRawRedis},
 		Load:   load{Kind: closed, Goroutines: 1, Keys: 1, Work: work}}
 	if work > 0 {
 		b.Detail += fmt.Sprintf(", %v of work", work)

@@ -242,7 +242,8 @@ var notes = map[string]string{
 		"before anybody else looks (Jain near 1/1000), the others wait until the end. Waits that the end cut short " +
 		"count with what they were, so the rivals' p99 is at most the length of the load.",
 	"one caller per process": "Each lock goes from one process to another. On 3 nodes rueidislock takes 3 keys of " +
-		"one server. `raw` is no lock, but what handing over costs at best.",
+		"one server. `raw` is no lock, but what handing over costs at best, and `raw-goredis` what it costs over " +
+		"go-redis.",
 	"limits": "No waits are noted and no work is done, so that nothing but lock and release is measured. The " +
 		"semaphore and the mutex lock in the memory of one process.",
 	"linger": "Keys that one process uses again and again, with the lease retained in between and without; beside " +
