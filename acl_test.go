@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -263,17 +264,42 @@ func TestTheDocumentedACLSufficesOnAClusterToo(t *testing.T) {
 	}
 }
 
-// What Check advises is the rule of the docs.
+// What Check advises is the rule of the docs, also on a Cluster, in a command that a shell understands:
+// the | of a subcommand is no pipe.
 func TestCheckAdvisesTheDocumentedACL(t *testing.T) {
 	t.Parallel()
-	rule := documentedACL(t)[0]
-	s := redistest.StartServer(t)
-	rule.without("+incrby").apply(t, s)
-	host, port, _ := net.SplitHostPort(s.Addr())
-	want := fmt.Sprintf("redis-cli -h %s -p %s --user ADMIN --askpass ACL SETUSER app '~lock:*' '~flightlock:*' "+
-		"'&flightlock:inbox:*' %s", host, port, strings.Join(rule.commands, " "))
-	rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
-	wantFinding(t, check(t, newClient(t, patient, rdb)), s.Addr(), "script rights", flightlock.StatusFail, want)
+	rules := documentedACL(t)
+	server, cluster := redistest.StartServer(t), redistest.StartCluster(t, 3)
+	member := cluster.Servers()[0]
+	for _, s := range append(cluster.Servers(), server) {
+		rules[0].without("+incrby").apply(t, s)
+		rules[1].apply(t, s)
+	}
+	rdb := server.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "pw" })
+	all := cluster.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = "app", "pw" })
+	for _, tc := range []struct {
+		s        *redistest.Server
+		r        flightlock.Report
+		channels string
+		commands []string
+	}{
+		{server, check(t, newClient(t, patient, rdb)), "&flightlock:inbox:*", rules[0].commands},
+		{member, check(t, newClient(t, patient, all)), "&lock:*", append(rules[0].commands, rules[1].commands...)},
+	} {
+		host, port, _ := net.SplitHostPort(tc.s.Addr())
+		want := append(strings.Fields("redis-cli -h "+host+" -p "+port+" --user ADMIN --askpass "+
+			"ACL SETUSER app ~lock:* ~flightlock:* "+tc.channels), tc.commands...)
+		wantFinding(t, tc.r, tc.s.Addr(), "script rights", flightlock.StatusFail)
+		for _, f := range tc.r.Findings {
+			if f.Node != tc.s.Addr() || f.Check != "script rights" {
+				continue
+			}
+			words, err := exec.Command("sh", "-c", `printf '%s\n' `+f.Fix).CombinedOutput()
+			if got := strings.Fields(string(words)); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s is to a shell, %v:\n%q\nwant\n%q", f.Fix, err, got, want)
+			}
+		}
+	}
 }
 
 // The rule that Check suggests to a user without rights suffices, also for a client of another database than 0.
