@@ -3,6 +3,7 @@ package flightlock_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -160,4 +161,64 @@ func TestACancelDuringAStallOfTheOnlyNode(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 	})
+}
+
+// A provider of credentials that hangs, and may not even have a ctx that it could honour, is a slow node: it is asked
+// when a connection has ended, here by its age, and keeps no caller beyond the times above.
+func TestAProviderOfCredentialsThatHangs(t *testing.T) {
+	const timeout = time.Second
+	for name, set := range map[string]func(o *redis.Options, wait func()){
+		"it has a ctx": func(o *redis.Options, wait func()) {
+			o.CredentialsProviderContext = func(context.Context) (string, string, error) {
+				wait()
+				return "", "", nil
+			}
+		},
+		"it has none": func(o *redis.Options, wait func()) {
+			o.CredentialsProvider = func() (string, string) {
+				wait()
+				return "", ""
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var hangs atomic.Bool
+				back := make(chan struct{})
+				node := redistest.StartMemNode(t, "10.0.0.1:6379")
+				c := newClient(t, flightlock.Options{NodeTimeout: timeout}, node.Client(t, func(o *redis.Options) {
+					o.ConnMaxLifetime = 10 * time.Second
+					set(o, func() {
+						if hangs.Load() {
+							<-back
+						}
+					})
+				}))
+				l := mustLock(t, c, "k", time.Minute)
+				hangs.Store(true)
+				time.Sleep(20 * time.Second) // the bubble's time
+				start := time.Now()
+				time.AfterFunc(time.Minute, func() {
+					hangs.Store(false)
+					close(back)
+				})
+				if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Error(err)
+				}
+				if took := time.Since(start); took > timeout*9/8 {
+					t.Errorf("Release took %v", took)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				if _, err := c.TryLock(ctx, "other", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Error(err)
+				}
+				if took := time.Since(start); took > 10*time.Second {
+					t.Errorf("TryLock returned after %v", took)
+				}
+				time.Sleep(time.Until(start.Add(70 * time.Second)))
+				mustRelease(t, mustLock(t, c, "k", time.Second))
+			})
+		})
+	}
 }
