@@ -98,6 +98,44 @@ func TestWhileAMajorityRefusesTheUserNobodyWaits(t *testing.T) {
 	}
 }
 
+// However a login is refused, Check reports that, with what to do about it, and does not take the
+// refusal for the answer to each of its commands: it would advise to grant rights to a user that
+// nobody meant. So does the log.
+func TestCheckOfARefusedLogin(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		url  string // with the server's address for ADDR
+		says []string
+	}{
+		"the user was forgotten":        {"redis://:secret@ADDR", []string{"ERR AUTH", "right user and password"}},
+		"a database that is not there":  {"redis://app:secret@ADDR/16", []string{"DB index", "CONFIG GET databases"}},
+		"a name that no client may use": {"redis://app:secret@ADDR?client_name=a%20b", []string{"Client names", "PING"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := redistest.StartServer(t)
+			s.Do(t, "ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all")
+			s.Do(t, "ACL", "SETUSER", "default", "off")
+			var log lines
+			opts := patient
+			opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			c := mustOpen(t, opts, strings.Replace(tc.url, "ADDR", s.Addr(), 1))
+			for range 2 { // the second time it is suspended
+				r := check(t, c)
+				wantFinding(t, r, s.Addr(), "reachable", flightlock.StatusFail, append(tc.says, "login refused")...)
+				for _, f := range r.Findings {
+					if f.Node != "" && f.Check != "reachable" {
+						t.Errorf("nobody is logged in: %+v", f)
+					}
+				}
+				if _, err := c.TryLock(t.Context(), "k", time.Second); !errors.Is(err, flightlock.ErrUnavailable) {
+					t.Errorf("TryLock: %v", err)
+				}
+			}
+			wantOneLine(t, &log, append(tc.says, "level=WARN", "node suspended: login refused", s.Addr())...)
+		})
+	}
+}
+
 // lockMany has goroutines lock a key of their own each, so many times one after the other.
 func lockMany(t *testing.T, c *flightlock.Client, goroutines, times int) {
 	t.Helper()

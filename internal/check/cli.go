@@ -120,8 +120,11 @@ func doesNotServe(cli command, err error) Finding {
 	case noMaster:
 		f.Fix = "start the Sentinels, or correct their addresses; " +
 			"this should list the master: redis-cli -h SENTINEL -p 26379 SENTINEL MASTERS"
-	case containsAny(text, "WRONGPASS", "NOAUTH"):
+	case containsAny(text, "WRONGPASS", "NOAUTH", "ERR AUTH "):
 		f.Fix = fmt.Sprintf("give this client the right user and password; %s ACL LIST shows the users", cli.admin())
+	case strings.Contains(text, "DB index is out of range"):
+		f.Fix = fmt.Sprintf("use a database number that the server has, the same one for all nodes; "+
+			"this shows how many it has: %s CONFIG GET databases", cli.admin())
 	case strings.Contains(text, "max number of clients"):
 		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: "+
 			"%s CLIENT LIST, on a connection that is open already", cli.admin())

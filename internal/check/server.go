@@ -126,12 +126,13 @@ type inspection struct {
 
 func (in *inspection) inspect() {
 	in.hello()
-	if in.got.Err = in.dead; in.dead != nil {
-		if !conn.IsReply(in.dead) && !conn.TimedOut(in.dead) { // it may have given the reason
-			if err := conn.Probe(in.ctx, in.c, stepTime, conn.NewLimit(1)); errors.Is(err, conn.ErrLogin) {
-				in.got.Err = err
-			}
+	in.got.Err = in.dead
+	if in.askAboutLogin() {
+		if err := conn.Probe(in.ctx, in.c, stepTime, conn.NewLimit(1)); errors.Is(err, conn.ErrLogin) {
+			in.got.Err = err
 		}
+	}
+	if in.got.Err != nil {
 		return
 	}
 	base := time.Now()
@@ -173,6 +174,15 @@ func (in *inspection) hello() {
 		return err
 	})
 	in.got.RTT = time.Since(began)
+}
+
+// askAboutLogin reports whether HELLO failed in a way that may be a refused login: the connection was
+// closed, maybe after an answer that go-redis does not return, or there is a reply, which may be to a
+// step of the login (AUTH, SELECT, CLIENT SETNAME) and then is the reply to every command. Those that
+// say by themselves what is wrong need no second login.
+func (in *inspection) askAboutLogin() bool {
+	err := in.got.HelloErr
+	return err != nil && !conn.TimedOut(err) && !conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "NOPERM")
 }
 
 // pairs reads a map from the reply of either protocol version.
