@@ -209,7 +209,8 @@ func judgePersistence(t target) Finding {
 		return ok("a restart that loses data has no vote for %v: see quarantine", t.Quarantine)
 	}
 	wait := fmt.Sprintf("when it has stopped, keep clients away from it for MaxTTL (%v), "+
-		"or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always",
+		"or %s CONFIG SET appendonly yes, and CONFIG SET appendfsync always "+
+		"(and in its configuration, else the next restart undoes both)",
 		t.MaxTTL, t.cli())
 	switch {
 	case !logs:
