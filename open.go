@@ -34,7 +34,7 @@ import (
 //   - a read timeout of at least 2s;
 //   - no retries, and no context deadlines on sockets;
 //   - one dial attempt, so that a node that refuses connections is reported at once;
-//   - 2s for a dial, including TLS and one lost packet, unless the URL has dial_timeout;
+//   - 2s for a dial, including TLS and one lost packet, unless the URL has a dial_timeout above 0;
 //   - idle connections are kept, none are reserved for pipelines, and buffers fit what is sent;
 //   - the name "flightlock" for CLIENT LIST, unless the URL has client_name. Connections for locks
 //     have it, too.
@@ -105,6 +105,11 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if name == "replica_only" || strings.HasPrefix(name, "route_") || name == "read_only" ||
 			name == "use_disconnected_replicas" {
 			return nil, fmt.Errorf("parameter %s: a replica cannot vote", name)
+		}
+	}
+	for _, size := range q["pool_size"] {
+		if strings.HasPrefix(size, "-") { // go-redis would panic
+			return nil, errors.New("parameter pool_size must not be negative")
 		}
 	}
 	switch {
@@ -199,7 +204,7 @@ func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.D
 	*retries, *dials = -1, 1
 	*idleConns, *idle = 0, -1 // keep all of them
 	*read, *byContext = max(*read, 2*time.Second), false
-	if *dial == 0 {
+	if *dial <= 0 { // to go-redis dial_timeout=0 means -1, with which no dial can succeed
 		*dial = dialTime
 	}
 	*pipelinePool = -1

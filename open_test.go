@@ -62,7 +62,7 @@ func TestOpenHidesPasswords(t *testing.T) {
 }
 
 // What go-redis misinterprets, or dials forever in vain, is refused: several hosts in one URL,
-// invalid ports, a Sentinel's master without a name.
+// invalid ports, a Sentinel's master without a name; and a size of its pool with which it panics.
 func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 	for bad, says := range map[string]string{
 		"redis://h1:6379,h2:6379":                         "several hosts",
@@ -80,6 +80,9 @@ func TestOpenRefusesWhatCannotBeDialled(t *testing.T) {
 		"redis://h:1?addr=h2:":                            "from 1 to 65535",
 		"redis://h:26379?master_name=":                    "master_name",
 		"redis://u:hunter2@h:26379?master_name=&addr=h:1": "master_name",
+		"redis://h:1?pool_size=-1":                        "pool_size must not be negative",
+		"redis://h:1?addr=h2:1&pool_size=5&pool_size=-5":  "pool_size must not be negative",
+		"redis://h:1?master_name=m&pool_size=-5":          "pool_size must not be negative",
 	} {
 		_, err := flightlock.Open([]string{"redis://127.0.0.1:1", bad}, flightlock.Options{})
 		wantInvalid(t, err, "urls[1]", says)
@@ -212,6 +215,15 @@ func TestOpenWithUserAndPassword(t *testing.T) {
 				t.Errorf("CLIENT LIST does not have %s:\n%s", want, list)
 			}
 		}
+	}
+}
+
+// A URL whose dial_timeout asks for no timeout has that of Open. go-redis would give up each dial before it
+// began.
+func TestOpenWithoutADialTimeout(t *testing.T) {
+	s := redistest.StartMini(t)
+	for _, none := range []string{"0", "-1", "0s"} {
+		lockAndRelease(t, mustOpen(t, patient, "redis://"+s.Addr()+"?dial_timeout="+none))
 	}
 }
 
