@@ -426,6 +426,28 @@ func TestCheckOfAClientThatWasRefusedINFO(t *testing.T) {
 	wantFinding(t, check(t, newClient(t, patient, nodes...)), servers[0].Addr(), "quarantine", flightlock.StatusOK)
 }
 
+// If the servers of a Cluster are not known because they refuse to name them, the fix is about that, and
+// not to start them.
+func TestCheckOfAClusterThatIsNotNamed(t *testing.T) {
+	t.Parallel()
+	rules := documentedACL(t)
+	cluster := redistest.StartCluster(t, 3)
+	for _, s := range cluster.Servers() {
+		rules[0].apply(t, s) // those of a server, and of a Cluster +cluster|slots is missing
+	}
+	servers := []*redistest.Server{redistest.StartServer(t), redistest.StartServer(t)}
+	for u, says := range map[string][]string{
+		"redis://app:pw@" + cluster.Addrs()[0] + "?addr=" + cluster.Addrs()[1]: {"NOPERM", "on each of its servers: " +
+			"redis-cli --user ADMIN --askpass ACL SETUSER app '~lock:*'", rules[1].commands[3], rules[1].commands[4]},
+		"redis://" + servers[0].Addr() + "?addr=" + servers[1].Addr(): {"cluster support disabled", "no Cluster",
+			"url of its own"},
+	} {
+		r := check(t, mustOpen(t, patient, u))
+		wantFinding(t, r, "cluster[", "reachable", flightlock.StatusFail, says...)
+		notToStart(t, r)
+	}
+}
+
 // Every master of a Cluster is checked; a member by itself is not a node.
 func TestCheckOfClusters(t *testing.T) {
 	t.Parallel()

@@ -125,7 +125,7 @@ func (in *inspections) judge() (all []Finding) {
 	middle := in.middleClock()
 	for i, n := range in.nodes {
 		if n.err != nil {
-			all = append(all, unreachable(in.command(i, in.Nodes[i].Name()), n.err))
+			all = append(all, in.unknownCluster(i, n.err))
 		}
 		for _, s := range n.servers {
 			if !s.Cluster { // where a Sentinel-managed master is, only its dialer knows
@@ -144,6 +144,21 @@ func (in *inspections) judge() (all []Finding) {
 		}
 	}
 	return append(all, in.judgeDuplicates(), in.judgeSets())
+}
+
+// unknownCluster is the finding for the i-th node, a Cluster whose servers are not known because of err.
+func (in *inspections) unknownCluster(i int, err error) Finding {
+	cli := in.command(i, in.Nodes[i].Name())
+	f := unreachable(cli, err)
+	switch {
+	case conn.HasCode(err, "NOPERM"): // to CLUSTER SLOTS, or to a step of the login
+		t := target{Config: in.Config, i: i, serverInfo: serverInfo{Addr: cli.addr, User: cli.user, Cluster: true}}
+		f.Fix = t.grant()
+	case strings.Contains(f.Found, "cluster support disabled"):
+		f.Fix = "it is no Cluster: give each server a url of its own, without ?addr=, for Open, " +
+			"and a client by redis.NewClient for New"
+	}
+	return f
 }
 
 func (in *inspections) judgeDuplicates() Finding {

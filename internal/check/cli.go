@@ -67,6 +67,8 @@ func (c command) String() string {
 		fmt.Fprintf(&b, "redis-cli -h %s -p %s", host, port)
 	} else if strings.HasPrefix(c.addr, "/") {
 		b.WriteString("redis-cli -s " + quoted(c.addr))
+	} else if strings.HasPrefix(c.addr, "cluster[") {
+		b.WriteString("on each of its servers: redis-cli")
 	} else {
 		b.WriteString("on that server: redis-cli")
 	}
@@ -136,7 +138,7 @@ func doesNotServe(cli command, err error) Finding {
 		cli.tls = &tls.Config{}
 		f.Fix = fmt.Sprintf("it accepts and closes the connection: if it expects TLS, use rediss:// for Open, "+
 			"a TLSConfig for New; then this should answer PONG: %s PING", cli)
-	case errors.Is(err, conn.ErrLogin):
+	case errors.Is(err, conn.ErrLogin), conn.IsReply(err):
 		f.Fix = fmt.Sprintf("fix what the answer reports; the server may not be Redis. This should answer PONG: %s PING", cli)
 	default:
 		f.Fix = fmt.Sprintf("start the server, or correct the address; this should answer PONG: %s PING", cli)
