@@ -2,6 +2,7 @@ package flightlock_test
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"strings"
 	"testing"
@@ -48,6 +49,8 @@ func TestCheckOfTLS(t *testing.T) {
 	}{
 		"an unknown authority": {mustOpen(t, patient, "rediss://"+addr), addr,
 			[]string{"certificate", "SSL_CERT_FILE", "RootCAs"}},
+		"another authority": {newClient(t, patient, over(addr, &tls.Config{RootCAs: x509.NewCertPool()})), addr,
+			[]string{"RootCAs", "-p " + port + " --tls --cacert FILE PING"}},
 		"another name": {newClient(t, patient, over("localhost:"+port, &tls.Config{RootCAs: ca})),
 			"localhost:" + port, []string{"ServerName"}},
 		"no TLS here, TLS there": {mustOpen(t, patient, "redis://"+addr), addr, []string{"rediss://"}},
@@ -100,6 +103,28 @@ func TestCommandsOfCheck(t *testing.T) {
 		if strings.Contains(r.String(), "hunter2") {
 			t.Errorf("the password is shown: %s", r)
 		}
+	}
+}
+
+// If the client has a certificate, the server may require one, so the commands have it, too.
+func TestCommandsOfCheckWithAClientCertificate(t *testing.T) {
+	t.Parallel()
+	ca, cert, key := redistest.Certificates(t)
+	own, err := tls.LoadX509KeyPair(cert, key)
+	must(t, err)
+	for name, cfg := range map[string]*tls.Config{
+		"a list": {RootCAs: ca, Certificates: []tls.Certificate{own}},
+		"a function": {RootCAs: ca, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &own, nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := redistest.RefusedAddr(t)
+			rdb := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: cfg, DialerRetries: 1})
+			t.Cleanup(func() { _ = rdb.Close() })
+			wantFinding(t, check(t, newClient(t, patient, rdb)), addr, "reachable", flightlock.StatusFail,
+				"-p "+portOf(addr)+" --tls --cacert FILE --cert FILE --key FILE PING")
+		})
 	}
 }
 

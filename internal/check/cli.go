@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -78,6 +79,9 @@ func (c command) String() string {
 			b.WriteString(" --insecure")
 		} else if c.tls.RootCAs != nil {
 			b.WriteString(" --cacert FILE")
+		}
+		if len(c.tls.Certificates) > 0 || c.tls.GetClientCertificate != nil {
+			b.WriteString(" --cert FILE --key FILE")
 		}
 	}
 	if c.user != "" {
@@ -163,9 +167,11 @@ func fixTLS(cli command, err error) string {
 	)
 	switch {
 	case errors.As(err, &authority):
+		cli.tls = cmp.Or(cli.tls.Clone(), &tls.Config{}) // a Dialer may use TLS by itself
+		cli.tls.RootCAs = x509.NewCertPool()             // for --cacert
 		return fmt.Sprintf("make this process trust the issuer of the server's certificate: "+
 			"SSL_CERT_FILE for Open, TLSConfig.RootCAs for New; "+
-			"this should answer PONG: %s --cacert FILE PING", cli)
+			"this should answer PONG: %s PING", cli)
 	case errors.As(err, &host):
 		return "use a name that is in the server's certificate, or give it one with this name; " +
 			"for New, TLSConfig.ServerName says which name to expect"
@@ -175,9 +181,11 @@ func fixTLS(cli command, err error) string {
 		return "the server has no TLS on that port: use redis:// for Open, " +
 			"a client without TLSConfig for New, or the server's tls-port"
 	case strings.Contains(err.Error(), "certificate"):
+		cli.tls = cmp.Or(cli.tls.Clone(), &tls.Config{})  // a Dialer may use TLS by itself
+		cli.tls.Certificates = make([]tls.Certificate, 1) // for --cert and --key
 		return fmt.Sprintf("the server requires a client certificate that it trusts: "+
 			"TLSConfig.Certificates for New, or tls-auth-clients no on the server; "+
-			"this should answer PONG: %s --cert FILE --key FILE PING", cli)
+			"this should answer PONG: %s PING", cli)
 	}
 	return fmt.Sprintf("client and server need a TLS version and a cipher in common: "+
 		"tls-protocols and tls-ciphers of the server, TLSConfig for New; this should answer PONG: %s PING", cli)
