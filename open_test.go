@@ -263,6 +263,33 @@ func TestOpenWithTLS(t *testing.T) {
 	lockAndRelease(t, newClient(t, patient, rdb))
 }
 
+// A server or a proxy that closes connections which were idle for long costs nothing with TLS either: they are not
+// used again.
+func TestIdleTLSConnectionsThatWereClosedAreNotUsed(t *testing.T) {
+	t.Parallel()
+	_, cert, key := redistest.Certificates(t)
+	addr := redistest.RefusedAddr(t)
+	_, port, _ := net.SplitHostPort(addr)
+	server := redistest.StartServer(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key,
+		"--tls-auth-clients", "no")
+	c := mustOpen(t, patient, "rediss://"+addr+"?skip_verify=true")
+	for range 5 {
+		server.Do(t, "CLIENT", "KILL", "TYPE", "normal")
+		l, err := c.TryLock(t.Context(), "k", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server.Do(t, "CLIENT", "KILL", "TYPE", "normal")
+		if err := l.Refresh(t.Context()); err != nil {
+			t.Error(err)
+		}
+		server.Do(t, "CLIENT", "KILL", "TYPE", "normal")
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestOpenOfACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, "--requirepass", "hunter2", "--masterauth", "hunter2")

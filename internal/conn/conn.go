@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"io"
 	"net"
 	"sync/atomic"
 	"syscall"
@@ -36,6 +37,9 @@ func newConn(c net.Conn, step time.Duration) (*Conn, net.Conn) {
 	if sys, ok := c.(syscall.Conn); ok { // go-redis uses it to check whether the server closed it
 		return own, sysConn{own, sys}
 	}
+	if sys, ok := own.under().(syscall.Conn); ok {
+		return own, tlsConn{own, sys}
+	}
 	return own, own
 }
 
@@ -46,6 +50,32 @@ type sysConn struct {
 
 // SyscallConn returns that of the connection.
 func (c sysConn) SyscallConn() (syscall.RawConn, error) { return c.sys.SyscallConn() }
+
+// A tlsConn lets go-redis check whether the server closed a connection with TLS, too. By itself go-redis looks
+// at no such connection: what waits in the socket may be a record of TLS's own, and it would wait for data
+// behind that.
+type tlsConn struct {
+	*Conn
+	sys syscall.Conn
+}
+
+// SyscallConn returns one whose Read says whether the connection can be used.
+func (c tlsConn) SyscallConn() (syscall.RawConn, error) {
+	raw, err := c.sys.SyscallConn()
+	return unusedConn{raw}, err
+}
+
+// An unusedConn is the socket of a connection that waits to be used.
+type unusedConn struct{ syscall.RawConn }
+
+// Read returns io.EOF, without a look by its caller, if anything has arrived: the end of the stream, the alert by which
+// TLS ends, or what nobody has asked for. nil: the connection can be used.
+func (c unusedConn) Read(_ func(fd uintptr) (done bool)) error {
+	if !quiet(c.RawConn) {
+		return io.EOF
+	}
+	return nil
+}
 
 // Strict reports whether each answer must arrive within step: the handshake is not over, or scripts
 // are being loaded.

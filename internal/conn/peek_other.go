@@ -6,3 +6,6 @@ import "syscall"
 
 // unread reports whether the socket has unread bytes. On this system that cannot be determined.
 func unread(syscall.Conn) bool { return false }
+
+// quiet reports whether nothing waits in the socket. On this system that cannot be determined.
+func quiet(syscall.RawConn) bool { return true }

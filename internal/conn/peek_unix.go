@@ -18,3 +18,14 @@ func unread(c syscall.Conn) bool {
 	})
 	return some && err == nil
 }
+
+// quiet reports whether nothing waits in the socket: no bytes, no end of the stream, no error.
+func quiet(raw syscall.RawConn) bool {
+	nothing := false
+	err := raw.Control(func(fd uintptr) {
+		var b [1]byte
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		nothing = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
+	})
+	return nothing && err == nil
+}
