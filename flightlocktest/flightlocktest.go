@@ -50,7 +50,7 @@ func Start(n int) *Nodes {
 			panic("flightlocktest: " + err.Error()) // it takes no more than memory
 		}
 		ns.mem = append(ns.mem, m)
-		ns.redis = append(ns.redis, redis.NewClient(m.Options()))
+		ns.redis = append(ns.redis, redis.NewClient(m.SocketOptions()))
 	}
 	return ns
 }

@@ -151,6 +151,29 @@ func TestSomeNodes(t *testing.T) {
 	})
 }
 
+// A client that sent nothing while all nodes were down does not notice it: its first attempt after that is good.
+func TestDownWhileNobodyLocks(t *testing.T) {
+	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {
+		c := mustClient(t, nodes, flightlock.Options{})
+		for range 3 {
+			l, err := c.TryLock(t.Context(), "k", time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			nodes.Down(true)
+			nodes.Down(false)
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			nodes.Down(true)
+			nodes.Down(false)
+			if err := nodes.Redis(0).Ping(t.Context()).Err(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // The values of the tested code live on the nodes, too.
 func TestRedis(t *testing.T) {
 	everywhere(t, func(t *testing.T, nodes *flightlocktest.Nodes) {

@@ -73,6 +73,19 @@ func (l *line) breakOff(err error) {
 	}
 }
 
+// ended returns how the line has ended; nil: it has not, or its reader still gets something.
+func (l *line) ended() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.broken != nil:
+		return l.broken
+	case l.finished && !l.held && len(l.pieces) == 0:
+		return io.EOF
+	}
+	return nil
+}
+
 // hold stops the line, end included, or lets it continue.
 func (l *line) hold(on bool) {
 	l.mu.Lock()

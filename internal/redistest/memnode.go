@@ -20,7 +20,8 @@ import (
 // inside a testing/synctest bubble, where TTLs run in the bubble's virtual time.
 //
 // What differs from a Redis on a socket: a client cannot see that an idle connection was
-// reset until it uses it; there is no SPUBLISH and no INFO server; scripts take no real time.
+// reset until it uses it (see SocketOptions); there is no SPUBLISH and no INFO server; scripts take
+// no real time.
 type MemNode struct {
 	// Mini is the server behind the gate, for a look at its keys or for SetError. Do not
 	// close or restart it; use Down and Restart.
@@ -102,6 +103,20 @@ func (n *MemNode) Addr() string { return n.addr }
 func (n *MemNode) Options() *redis.Options {
 	o := &redis.Options{Addr: n.addr, Dialer: n.Dial, PoolSize: 1000}
 	plain(o)
+	return o
+}
+
+// SocketOptions is Options for a client that sees before it uses an idle connection that it was reset, as clients do
+// on a socket.
+func (n *MemNode) SocketOptions() *redis.Options {
+	o := n.Options()
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := n.Dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return socketEnd{c.(*pipeEnd)}, nil
+	}
 	return o
 }
 

@@ -1,11 +1,13 @@
 package redistest
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -99,6 +101,20 @@ func (e *pipeEnd) SetWriteDeadline(t time.Time) error {
 	e.writeDeadline.Store(&t)
 	return nil
 }
+
+// A socketEnd is a pipeEnd that go-redis takes for a socket, which it checks before each use.
+type socketEnd struct{ *pipeEnd }
+
+func (e socketEnd) SyscallConn() (syscall.RawConn, error) { return pipeSocket{e.in}, nil }
+
+// A pipeSocket is the part of a socket that the check needs.
+type pipeSocket struct{ in *line }
+
+// Read returns how the line has ended, in place of calling a function that looks at the socket.
+func (s pipeSocket) Read(func(fd uintptr) bool) error { return s.in.ended() }
+
+func (pipeSocket) Control(func(fd uintptr)) error    { return errors.ErrUnsupported }
+func (pipeSocket) Write(func(fd uintptr) bool) error { return errors.ErrUnsupported }
 
 // wrap makes errors look as those of a TCP connection do, but for end of file, which
 // stays bare there as well.
