@@ -80,7 +80,8 @@ type Stats struct {
 // ErrInvalid, and a Sentinel client with ReplicaOnly must not be used. Set ContextTimeoutEnabled in
 // its options: else each request needs a goroutine of its own, because it may hang for longer than its
 // ctx. Set DialerRetries to 1 and MaxRetries to -1, too, so that a server that refuses connections is
-// noticed at once. A bad option is an ErrInvalid that names the field. Nothing is sent yet.
+// noticed at once, and with TLS a ConnMaxIdleTime below that of the server, or each connection that it has closed
+// costs a failed request. A bad option is an ErrInvalid that names the field. Nothing is sent yet.
 func New[V any](
 	c *flightlock.Client, rdb redis.UniversalClient, load func(ctx context.Context, key string) (V, error),
 	opts Options[V],
