@@ -177,7 +177,8 @@ func (r *request) plain() bool {
 func (r *request) sameArgs(p *request) bool {
 	return p != nil && r.op == p.op && r.ttl == p.ttl && r.tokens == p.tokens && r.more == p.more &&
 		r.turnPass == p.turnPass && r.reach == p.reach && r.rivalsOf == p.rivalsOf &&
-		r.e.t.Contender() == p.e.t.Contender() && r.offer() == nil && p.offer() == nil
+		r.e.t.Contender() == p.e.t.Contender() && r.e.t.prepared() == p.e.t.prepared() &&
+		r.offer() == nil && p.offer() == nil
 }
 
 // obsolete reports whether r need not be written any more, and what to answer then.

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
@@ -400,4 +403,67 @@ func TestAnswersThatDoNotFitABatchAreFailures(t *testing.T) {
 			as[i].release().want(t, Deleted)
 		}
 	}
+}
+
+// Where a batch leaves a request's arguments out, they are those of the request before it: for all kinds of
+// requests, of contenders with and without an offer, and of offers themselves.
+func TestArgumentsThatABatchLeavesOutAreTheSame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, redistest.StartMemNode(t, "10.0.0.1:6379").Client(t))
+		var entries []*Entry
+		for i, contender := range []string{"", "c", "d", "c", "c", "d"} {
+			target := new(Target)
+			target.Init("key", fmt.Sprint("owner", i), contender)
+			switch i {
+			case 3, 4: // two polls of one offer
+				target.Carry(&Offer{Target: entries[2].t, Tokens: 1}, uint32(i), time.Second, i == 4)
+			case 5: // an offer
+				target.Carry(&Offer{Target: target, Tokens: 1}, 0, time.Second, false)
+			}
+			e := new(Entry)
+			e.Init(n, target, 0)
+			entries = append(entries, e)
+		}
+		var all []*request
+		passes := []*TurnPass{nil, {}, {Contender: "c"}, {Contender: "c", Rival: "d"}}
+		for _, e := range entries {
+			for _, op := range []op{opAcquire, opRepair, opRefresh, opRelease} {
+				for i := range 8 {
+					r := &request{e: e, op: op, ttl: time.Second, tokens: int64(i & 1), more: int64(i & 2)}
+					if op == opRefresh && i&4 != 0 {
+						r.rivalsOf = "c"
+					}
+					if op == opRelease {
+						r.ttl, r.tokens, r.more, r.turnPass = 0, 0, 0, passes[i%len(passes)]
+					}
+					all = append(all, r)
+				}
+			}
+		}
+		values := func(r *request) (texts []string) {
+			for _, v := range r.values(nil)[1:] { // without the owner
+				switch v := v.(type) {
+				case *int64:
+					texts = append(texts, fmt.Sprint(*v))
+				default:
+					texts = append(texts, fmt.Sprint(v))
+				}
+			}
+			return texts
+		}
+		same := 0
+		for _, r := range all {
+			for _, p := range all {
+				if letterOf[r.script()] != letterOf[p.script()] || !r.sameArgs(p) {
+					continue
+				}
+				if same++; !slices.Equal(values(r), values(p)) {
+					t.Errorf("%v of %s: %q, and not %q of %s", r.op, r.e.t.Owner(), values(r), values(p), p.e.t.Owner())
+				}
+			}
+		}
+		if same <= len(all) {
+			t.Errorf("%d pairs of %d requests", same, len(all))
+		}
+	})
 }
