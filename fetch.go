@@ -289,20 +289,20 @@ func (f *Fetcher[V]) lookupWithPermit(ctx context.Context, key string, c *lookup
 func (f *Fetcher[V]) miss(ctx context.Context, key string, came uint64, found Found[V], err error,
 	count bool, began *time.Time) (*fetchRun[V], V, error) {
 	var none V
-	switch {
+	switch ended := clock.Ended(ctx); {
 	case err == nil && found.Fresh == Stale:
 		if count {
 			f.counts.stale.Add(1)
 		}
 		return nil, f.stale(ctx, key, came, found), nil
-	case ctx.Err() != nil: // whatever Lookup says of that
+	case ended != nil: // whatever Lookup says of that
 		switch {
-		case errors.Is(err, ctx.Err()): // it says so itself
+		case errors.Is(err, ended): // it says so itself
 			return nil, none, fmt.Errorf("flightlock: fetch %q: Lookup: %w", key, err)
 		case err != nil:
 			err = lookupErr(key, err)
 		}
-		return nil, none, f.gaveUp(key, ctx.Err(), err)
+		return nil, none, f.gaveUp(key, ended, err)
 	}
 	slow := false
 	if err != nil {

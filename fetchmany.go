@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
 )
 
 // FetchMany returns the values of many keys: what Fetch would return for each, with few calls of the
@@ -90,7 +92,7 @@ func (m *many[V]) runValues() context.Context {
 func (m *many[V]) round(keys []wanted[V], first bool) (again []wanted[V]) {
 	missing, stale, hits := keys[:0], []wanted[V](nil), uint64(0)
 	for batch := range slices.Chunk(keys, m.f.opts.MaxBatch) {
-		if len(missing) > 0 && m.ctx.Err() != nil { // enlist gives them the error
+		if len(missing) > 0 && clock.Ended(m.ctx) != nil { // enlist gives them the error
 			missing = append(missing, batch...)
 			continue
 		}
@@ -169,7 +171,7 @@ func (m *many[V]) enlist(missing []wanted[V], first bool) (joined []wanted[V], b
 	f := m.f
 	joined = missing[:0]
 	for _, w := range missing {
-		if err := m.ctx.Err(); err != nil { // whatever the lookup says of that
+		if err := clock.Ended(m.ctx); err != nil { // whatever the lookup says of that
 			m.failed(w.key, f.gaveUp(w.key, err, nil))
 			continue
 		}

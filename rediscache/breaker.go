@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/redis/go-redis/v9"
 )
@@ -215,7 +216,7 @@ func requestMany[T any](ctx context.Context, probe <-chan struct{}, keys []strin
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
 // a pool without a free connection, nor a refusal of this command.
 func (b *breaker) isOutage(ctx context.Context, err error) bool {
-	if ctx.Err() != nil {
+	if clock.Ended(ctx) != nil {
 		return false
 	}
 	var refused redis.Error

@@ -2,11 +2,14 @@ package rediscache_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -239,4 +242,60 @@ func TestRepeatedInvalidationForgets(t *testing.T) {
 		}
 		w.want("a", "a@1", c)
 	})
+}
+
+// lateCtx ends a moment after its deadline: so late may its timer be.
+type lateCtx struct{ context.Context }
+
+func (c lateCtx) Deadline() (time.Time, bool) {
+	deadline, ok := c.Context.Deadline()
+	return deadline.Add(-time.Millisecond), ok
+}
+
+// The end of a caller's own time is no failure of the cache, also where the request fails a moment before the ctx has
+// ended: the deadline of its socket is the caller's.
+func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
+	for name, get := range map[string]func(ctx context.Context, c *rediscache.Cache[string]) error{
+		"Get": func(ctx context.Context, c *rediscache.Cache[string]) error {
+			_, err := c.Get(ctx, "k")
+			return err
+		},
+		"GetMany": func(ctx context.Context, c *rediscache.Cache[string]) error {
+			_, err := c.GetMany(ctx, []string{"k", "k2"})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				var failed atomic.Int64
+				c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
+					OnError: func(string, string, error) { failed.Add(1) },
+				}})
+				if err := get(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+				loads := w.origin.loads.Load()
+				w.values.Stall(true)
+				for range 5 {
+					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+					err := get(lateCtx{ctx}, c)
+					var many *flightlock.ManyError
+					if errors.As(err, &many) {
+						err = many.Errors["k"]
+					}
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+					cancel()
+				}
+				synctest.Wait()
+				got := c.Stats()
+				if got.LookupErrors != 0 || failed.Load() != 0 || got.Down != 0 || w.origin.loads.Load() != loads {
+					t.Errorf("%d lookup errors, %d reported, %d servers down, %d loads",
+						got.LookupErrors, failed.Load(), got.Down, w.origin.loads.Load()-loads)
+				}
+				w.values.Stall(false)
+			})
+		})
+	}
 }

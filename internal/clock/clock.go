@@ -3,6 +3,7 @@
 package clock
 
 import (
+	"context"
 	"math"
 	"time"
 )
@@ -84,3 +85,15 @@ var (
 // AfterFunc is time.AfterFunc. Only a simulation replaces it, before anything runs: the timers of a
 // process that pauses go off when it continues.
 var AfterFunc = time.AfterFunc
+
+// Ended is ctx.Err(), or context.DeadlineExceeded if ctx's deadline has passed: a request fails by the deadline of its
+// socket, which is ctx's own, often a moment before ctx's timer.
+func Ended(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}

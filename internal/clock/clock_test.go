@@ -1,6 +1,7 @@
 package clock
 
 import (
+	"context"
 	"math"
 	"testing"
 	"time"
@@ -117,5 +118,34 @@ func TestTimesTakeAnyDuration(t *testing.T) {
 	}
 	if then := now.Add(math.MinInt64); !then.Before(now) || then.Sub(now) > -math.MaxInt64/2 {
 		t.Errorf("long ago: %v", then)
+	}
+}
+
+// untimed is a ctx whose timer does not fire.
+type untimed struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c untimed) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// A ctx whose deadline has passed has ended, whether or not its timer has fired; one that was canceled says so.
+func TestEnded(t *testing.T) {
+	canceled, cancel := context.WithCancel(context.Background())
+	cancel()
+	now := time.Now()
+	for i, x := range []struct {
+		ctx  context.Context
+		want error
+	}{
+		{context.Background(), nil},
+		{canceled, context.Canceled},
+		{untimed{context.Background(), now.Add(time.Hour)}, nil},
+		{untimed{context.Background(), now}, context.DeadlineExceeded},
+		{untimed{canceled, now}, context.Canceled},
+	} {
+		if got := Ended(x.ctx); got != x.want { //nolint:errorlint // as it is
+			t.Errorf("%d: %v, want %v", i, got, x.want)
+		}
 	}
 }
