@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
@@ -44,5 +45,35 @@ func TestProbesWithADialerThatHangsDoNotPileUp(t *testing.T) {
 		close(back)
 		time.Sleep(10 * time.Second)
 		newAttempt(t, n, "other").acquire().want(t, Granted)
+	})
+}
+
+// What waits behind a request that got no connection fails with it, and does not wait for another dial, also where
+// NodeTimeout is so long that the server is not suspended yet.
+func TestOneDialThatHangsIsEnoughForAllThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := startNode(t, m.Client(t, func(o *redis.Options) {
+			o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+		}), conn.DialTimeout, false)
+		first := newAttempt(t, n, "key").acquire()
+		synctest.Wait() // it is dialled for
+		var behind []*ear
+		for range 3 * maxBatch {
+			behind = append(behind, newAttempt(t, n, "key").acquire())
+		}
+		first.want(t, Failed)
+		synctest.Wait()
+		if n.Suspended() {
+			t.Error("the server is suspended")
+		}
+		for i, e := range behind {
+			if e.n.Load() != 1 {
+				t.Fatalf("%d of %d have failed", i, len(behind))
+			}
+		}
 	})
 }

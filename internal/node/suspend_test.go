@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
@@ -184,6 +185,28 @@ func TestAServerThatEndsHasFailedOnce(t *testing.T) {
 	s.judge(io.EOF, nil, time.Now())
 	if !n.Suspended() {
 		t.Error("not suspended by another failure after that")
+	}
+}
+
+// A failure of before a suspension does not count after it: the connections of other lanes may have ended with the
+// server, and a timeout alone says little.
+func TestOneFailureAfterASuspensionIsNotTheSecond(t *testing.T) {
+	for _, why := range []error{io.EOF, context.DeadlineExceeded} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newImpatientNode(t, redistest.StartMemNode(t, "10.0.0.1:6379").Client(t))
+			s := n.servers[0]
+			for s.judge(why, nil, time.Now()); !n.Suspended(); s.judge(why, nil, time.Now()) {
+				time.Sleep(n.timeout)
+			}
+			time.Sleep(2 * probePause) // a probe is answered
+			if n.Suspended() {
+				t.Fatal("suspended, and answers")
+			}
+			s.judge(why, nil, time.Now())
+			if n.Suspended() {
+				t.Errorf("suspended again by one failure, %v", why)
+			}
+		})
 	}
 }
 
