@@ -259,3 +259,16 @@ func TestMuteNodeDoesNotHideTwins(t *testing.T) {
 		r.wantNoKey(key)
 	})
 }
+
+// An offer that was made before two nodes turned out to be one server is not won by their votes either.
+func TestNoOfferIsWonFromDuplicates(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		_, _, c, offer := r.offers(1)
+		c.q.duplicate.Store(c.q.duplicateFailure(0, 1))
+		for i := range 2 {
+			c.vote(i, offer, 1, 5)
+		}
+		_, f := offer.outcome(t)
+		wantMisconfigured(t, f, 0, 1)
+	})
+}

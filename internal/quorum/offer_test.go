@@ -349,6 +349,39 @@ func TestAGrantWithoutAMessageIsReleasedAfterARefresh(t *testing.T) {
 	})
 }
 
+// A node that was asked, and has voted by message meanwhile, answers later: that is no answer to the release, which may
+// have begun by then.
+func TestAnAnswerAfterTheVoteIsNoneToTheRelease(t *testing.T) {
+	inBubble(t, 5, func(t *testing.T, r *rig) {
+		holder, held, c, offer := r.offers(1)
+		r.delays(0, 0, ms(20), ms(10), ms(10))
+		done := holder.beginRelease(held)
+		time.Sleep(ms(5)) // two have granted, and the others are asked
+		offer.l.mu.Lock()
+		asked := offer.l.offer.asked
+		offer.l.mu.Unlock()
+		if asked != 0b11100 {
+			t.Fatalf("asked %b", asked)
+		}
+		for _, m := range r.mem[3:] { // they answer nothing any more
+			m.Down(true)
+		}
+		_, f := offer.wait() // the message of the third has come, and its answer has not
+		if f != nil {
+			t.Fatal(describe(f))
+		}
+		if f := c.release(offer.l); f != nil {
+			t.Error(describe(f))
+		}
+		for _, m := range r.mem[3:] {
+			m.Down(false)
+		}
+		done.wait()
+		r.settle()
+		r.wantNoKey(key)
+	})
+}
+
 // A vote whose validity is over, or whose poll nobody knows any more, is none; the node is asked, and its
 // answer is a vote from then on.
 func TestAVoteThatIsOverIsAskedForAgain(t *testing.T) {

@@ -272,6 +272,74 @@ func TestVoteBelowTheFloorIsNone(t *testing.T) {
 	}
 }
 
+// A node of which only a refresh has shown that it had the key has lost it, if the release does not find it there: the
+// other node without the key, which never had it, may have been somebody else's since.
+func TestANodeThatHasRenewedHasHadTheKey(t *testing.T) {
+	l := muteLease(t, 3)
+	l.phase, l.until, l.everHeld = held, time.Now().Add(time.Hour), 0
+	r := l.newRound("refresh", node.Renewed, 0, func(*round) {})
+	for i := range 2 {
+		r.Answer(i, node.Reply{Kind: node.Renewed, Counter: 1})
+	}
+	released := false
+	var got *Failure
+	r = l.newRound("release", node.Deleted, 0, func(r *round) {
+		if released = true; !r.won {
+			got = r.failureLocked()
+		}
+	})
+	for i, kind := range []node.Kind{node.Deleted, node.Missing, node.Missing} {
+		r.Answer(i, node.Reply{Kind: kind})
+	}
+	if !released {
+		t.Fatal("it is not decided")
+	}
+	wantReason(t, got, NotHeld)
+}
+
+// A release waits for a node whose answer makes a majority together with those that never had the key, however many
+// others fail.
+func TestAReleaseWaitsForThoseThatStillDecide(t *testing.T) {
+	l := muteLease(t, 5)
+	l.phase, l.until, l.everHeld = held, time.Now().Add(time.Hour), 0b11101
+	var decided *round
+	r := l.newRound("release", node.Deleted, 0, func(r *round) { decided = r })
+	failed := node.Reply{Kind: node.Failed, Err: errors.New("refused")}
+	for i, rep := range []node.Reply{{Kind: node.Deleted}, {Kind: node.Missing}, failed, failed} {
+		if r.Answer(i, rep); decided != nil {
+			t.Fatalf("decided by %d answers", i+1)
+		}
+	}
+	if r.Answer(4, node.Reply{Kind: node.Deleted}); decided == nil || !decided.won {
+		t.Error("not released: two have deleted the key, and one never had it")
+	}
+}
+
+// Tokens that a refresh has reserved are not had by a later one that a majority confirms without its counters, as
+// a Cluster does that has the key and the counter apart. They stay reserved.
+func TestTokensAreNotHadWithoutTheirCounters(t *testing.T) {
+	l := muteLease(t, 3)
+	l.phase, l.until, l.top, l.reserved = held, time.Now().Add(time.Hour), 10, 3
+	for _, x := range []struct {
+		counters    [2]int64
+		first, last int64
+	}{{[2]int64{10, 0}, 1, 0}, {[2]int64{0, 9}, 1, 0}, {[2]int64{10, 11}, 8, 10}} {
+		var got Grant
+		ref := refresh{confirms: true, before: l.until, after: l.until, done: func(g Grant, f *Failure) {
+			if got = g; f != nil {
+				t.Errorf("%v: %v", x.counters, f)
+			}
+		}}
+		r := l.newRound("refresh", node.Renewed, 0, func(r *round) { l.refreshed(r, ref) })
+		for i, c := range x.counters {
+			r.Answer(i, node.Reply{Kind: node.Renewed, Counter: c})
+		}
+		if got.First != x.first || got.Last != x.last {
+			t.Errorf("counters %v: tokens %d to %d, want %d to %d", x.counters, got.First, got.Last, x.first, x.last)
+		}
+	}
+}
+
 // A majority of n nodes is n/2+1: 3 of 4, so that two halves cannot both have it.
 func TestMajorities(t *testing.T) {
 	for n, want := range map[int]int{1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 4} {
