@@ -6,6 +6,7 @@ import (
 
 	"context"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -318,6 +319,41 @@ func TestASlotOfNobodyLeavesOthersAlone(t *testing.T) {
 	lost.want(Subscribed, "")
 	spublish(t, s, "gone", "x")
 	lost.want(Message, "x")
+}
+
+// Two masters that each name the other one are not asked as fast as they answer: after a few redirections the key
+// rests for a moment.
+func TestMastersThatDisagreeAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	var masters [2]*redistest.Fake
+	var ports [2]string
+	ready := make(chan struct{})
+	for i := range masters {
+		masters[i] = redistest.StartFake(t, func(cmd []string) string {
+			<-ready
+			switch strings.ToUpper(cmd[0]) {
+			case "CLUSTER":
+				return "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:" + ports[i] + "\r\n"
+			case "SSUBSCRIBE":
+				return "-MOVED 1 127.0.0.1:" + ports[1-i] + "\r\n"
+			case "PING":
+				return "+PONG\r\n"
+			}
+			return "-ERR unknown command\r\n"
+		})
+		_, ports[i], _ = net.SplitHostPort(masters[i].Addr())
+	}
+	close(ready)
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{masters[0].Addr()}, Protocol: 2})
+	t.Cleanup(func() { _ = c.Close() })
+	n := newSubs(t, c)
+	r := watch(t, n, "k")
+	r.want(Unsubscribed, "")
+	redistest.Eventually(t, patience, "the key rests", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.topics["k"].state == refused
+	})
 }
 
 // Close does not wait for a Cluster whose topology nobody can report.

@@ -793,6 +793,22 @@ func TestAFloodOfNoticesIsCutShort(t *testing.T) {
 	}
 }
 
+// A listener that knows nothing of the subscription yet is told nothing of it by a flood.
+func TestAFloodSaysNothingThatIsNotKnown(t *testing.T) {
+	w := &Watch{subs: &Subscriptions{}, delivering: true}
+	for i := range 10 * maxEvents {
+		w.notifyLocked(Event{Message, fmt.Sprint(i)})
+	}
+	if len(w.events) != maxEvents {
+		t.Errorf("%d wait", len(w.events))
+	}
+	for _, e := range w.events {
+		if e.Kind != Message {
+			t.Fatalf("received %v", e)
+		}
+	}
+}
+
 // Each node has subscriptions of its own, and i tells which.
 func TestTwoNodesDoNotMix(t *testing.T) {
 	t.Parallel()
@@ -1020,6 +1036,94 @@ func TestAPingPerPulse(t *testing.T) {
 		synctest.Wait()
 		if got := m.Mini.CommandCount() - before; got != 10 {
 			t.Errorf("%d pings in 10 pulses", got)
+		}
+	})
+}
+
+// A connection on which messages arrive is not silent, however long the answer behind them takes.
+func TestMessagesBeforeAnAnswerAreASignOfLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := newSubs(t, m.Client(t))
+		r := subscribed(t, n, "k")
+		n.mu.Lock()
+		sc := n.topics["k"].home.conn
+		sc.sent = append(sc.sent, &command{verb: ping, sent: time.Now()}) // it is not written, and not answered
+		n.mu.Unlock()
+		for range 10 {
+			time.Sleep(n.node.TransportTime() - time.Millisecond)
+			if got := m.Mini.Publish("k", "x"); got != 1 {
+				t.Fatalf("%d have received it", got)
+			}
+			r.want(Message, "x")
+		}
+		r.want(Unsubscribed, "") // now that nothing comes any more
+		r.want(Subscribed, "")
+	})
+}
+
+// A channel that was refused for a moment does not wait behind one that was refused for long.
+func TestRefusalsEndInTheirOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newSubs(t, redistest.StartMemNode(t, "10.0.0.1:6379").Client(t))
+		long, short := subscribed(t, n, "long"), subscribed(t, n, "short")
+		n.mu.Lock()
+		home := n.topics["long"].home
+		home.conn.drop = append(home.conn.drop, "long", "short") // as laterLocked has it
+		home.refuseLocked(n.topics["long"], time.Now().Add(barTime))
+		home.refuseLocked(n.topics["short"], time.Now().Add(backoffMax))
+		n.mu.Unlock()
+		home.wake()
+		time.Sleep(2 * backoffMax)
+		if len(short.heard) != 1 || len(long.heard) != 0 {
+			t.Errorf("%d and %d events", len(short.heard), len(long.heard))
+		}
+		time.Sleep(barTime)
+		long.want(Subscribed, "")
+	})
+}
+
+// Nothing is kept for a watch that has ended while the master of its key was looked up.
+func TestAWatchThatEndsWhileItsMasterIsLookedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newSubs(t, redistest.StartMemNode(t, "10.0.0.1:6379").Client(t))
+		for _, err := range []error{nil, io.EOF} {
+			gone := &topic{key: "k", state: removed}
+			n.resolved(gone, n.node.Server(), err)
+			n.mu.Lock()
+			if gone.home != nil || gone.place != nil || len(n.subscribers) != 0 || n.unresolved.Len() != 0 {
+				t.Errorf("%v: it is served", err)
+			}
+			n.mu.Unlock()
+		}
+	})
+}
+
+// A server that answers late is not sent more than its output buffer has room for answers to, and the rest as soon as
+// it has answered.
+func TestNoMoreIsRequestedThanTheServerMayAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := newSubs(t, m.Client(t))
+		subscribed(t, n, "first")
+		m.Stall(true)
+		var all []*recorder
+		for i := range 3 * maxOpen {
+			all = append(all, watch(t, n, fmt.Sprint("k", i)))
+		}
+		synctest.Wait()
+		n.mu.Lock()
+		open := n.topics["first"].home.conn.open
+		n.mu.Unlock()
+		if open == 0 || open >= maxOpen+maxChannels { // the last command may go beyond it
+			t.Errorf("%d answers are awaited, the limit is %d", open, maxOpen)
+		}
+		m.Stall(false)
+		synctest.Wait() // no time passes, not even that of a pulse
+		for i, r := range all {
+			if r.state() != Subscribed {
+				t.Fatalf("%d of %d are subscribed", i, len(all))
+			}
 		}
 	})
 }
