@@ -156,3 +156,56 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 		}
 	})
 }
+
+// A probe that has failed says nothing of the lookups that fail after one was answered.
+func TestAnAnswerTakesTheConfirmationBack(t *testing.T) {
+	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
+		n.Stall(true)
+		for range maxFailed {
+			b.failed("k")
+		}
+		time.Sleep(time.Second)
+		if b.down() != 1 {
+			t.Fatal("it is not down")
+		}
+		b.succeeded("")
+		for range 2 * maxFailed {
+			if down := b.failed("k"); down != nil {
+				t.Fatalf("down without a probe: %v", down)
+			}
+		}
+	})
+}
+
+// A server that needs more than half of a lookup's time is left alone for a while, and not for ever.
+func TestASlowServerIsNotLeftAloneForEver(t *testing.T) {
+	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
+		n.SetDelay(b.s.lookups * 2 / 5) // in each direction
+		for range maxFailed {
+			b.failed("k")
+		}
+		time.Sleep(b.s.lookups)
+		if b.down() != 1 {
+			t.Error("it is not down")
+		}
+		time.Sleep(pingSteps * b.s.lookups)
+		if b.down() != 0 || b.troubled.Load() {
+			t.Error("it is down for ever")
+		}
+	})
+}
+
+// A server that answers again leaves the trouble of the others.
+func TestEachServerOfAClusterHasItsOwnTrouble(t *testing.T) {
+	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, _ *redis.Client) {
+		one, other := &health{probe: make(chan struct{})}, &health{probe: make(chan struct{})}
+		b.servers = map[string]*health{"one": one, "other": other}
+		b.troubled.Store(true)
+		if b.judge(one, "one", nil) != over || !b.troubled.Load() {
+			t.Error("nobody looks at the other server")
+		}
+		if b.judge(other, "other", nil) != over || b.troubled.Load() {
+			t.Error("there is trouble without a server that has any")
+		}
+	})
+}

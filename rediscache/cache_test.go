@@ -900,6 +900,55 @@ func TestTwoClosesThatWaitForInvalidations(t *testing.T) {
 	})
 }
 
+// A Close after one that has left something does not wait for what nobody repeats any more.
+func TestCloseAfterACloseThatHasLeftInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Down(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, "k"); err == nil {
+			t.Error("no error")
+		}
+		for _, ctx := range []context.Context{ctx, context.Background()} {
+			if err := c.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
+				t.Error(err)
+			}
+		}
+		w.values.Down(false)
+		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
+	})
+}
+
+// An invalidation that fails while an earlier one of the key is being repeated is repeated, too: the server may have
+// executed that one before the origin was changed again.
+func TestAnInvalidationThatFailsDuringItsRepeat(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, "k"); err == nil {
+			t.Error("no error")
+		}
+		w.values.SetDelay(100 * time.Millisecond)
+		for !w.values.Mini.Exists("k") {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err := c.Invalidate(ctx, "k"); err == nil { // the tombstone is there, and its reply is not
+			t.Error("no error")
+		}
+		w.values.Mini.Del("k")
+		time.Sleep(101 * time.Millisecond)
+		if n := c.Stats().Repeating; n != 1 {
+			t.Errorf("%d are being repeated", n)
+		}
+		time.Sleep(5 * time.Second)
+		if !w.values.Mini.Exists("k") || c.Stats().Repeating != 0 {
+			t.Error("it was not repeated")
+		}
+	})
+}
+
 // An Invalidate that fails while the Cache is closed is not repeated, and does not say that it is.
 func TestAnInvalidateThatMeetsCloseSaysWhatFollows(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
@@ -926,6 +975,9 @@ func TestAnInvalidateThatIsDroppedSaysSo(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_ = c.Invalidate(ctx, someKeys(10_000)...)
+		if err := c.Invalidate(ctx, "k0"); !strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v, though it is being repeated already", err)
+		}
 		err := c.Invalidate(ctx, "another")
 		if c.Stats().Dropped != 1 || strings.Contains(err.Error(), "repeated in the background") {
 			t.Errorf("%v; %+v", err, c.Stats())

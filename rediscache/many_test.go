@@ -394,3 +394,41 @@ func TestGetManyDuplicatesThatAreOver(t *testing.T) {
 		}
 	})
 }
+
+// Of what LoadMany has loaded, an entry that was changed meanwhile keeps the change, and one that cannot be written is
+// a failure; both are counted, and the others are stored.
+func TestSomeOfManyValuesAreNotStored(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		var calls atomic.Int64
+		failed := make(chan string, 10)
+		opts := w.manyOptions(&calls, rediscache.Options[string]{})
+		opts.Fetch.OnError = func(key, op string, _ error) { failed <- op + " " + key }
+		c, other := w.cache(opts), w.cache(rediscache.Options[string]{})
+		keys, done := []string{"k0", "k1", "k2"}, make(chan struct{})
+		go func() {
+			defer close(done)
+			wantMany(t, c, keys, 0)
+		}()
+		time.Sleep(w.origin.takes / 2)
+		w.origin.version.Add(1)
+		if err := other.Invalidate(t.Context(), "k0"); err != nil {
+			t.Fatal(err)
+		}
+		w.values.Mini.Del("k1")
+		if _, err := w.values.Mini.Lpush("k1", "no entry"); err != nil {
+			t.Fatal(err)
+		}
+		<-done
+		synctest.Wait()
+		if got := c.Stats(); got.Outdated != 1 || got.StoreFailures != 1 {
+			t.Errorf("%d outdated, %d not stored", got.Outdated, got.StoreFailures)
+		}
+		if len(failed) != 1 || <-failed != "store k1" {
+			t.Error("OnError was not called once, for the Store of k1")
+		}
+		w.values.Mini.Del("k1")
+		w.want("k0", "k0@1", c, other)
+		w.want("k1", "k1@1", c, other)
+		w.want("k2", "k2@0", c, other)
+	})
+}
