@@ -68,6 +68,9 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 		return nil
 	}
 	o.CredentialsProviderContext = awaitCredentials(o, dials)
+	if o.StreamingCredentialsProvider != nil {
+		o.StreamingCredentialsProvider = awaitedStream{o.StreamingCredentialsProvider, dials}
+	}
 	o.DialTimeout = limit
 	o.MaxRetries, o.DialerRetries = -1, 1
 	// After PoolSize failed dials, go-redis would start a goroutine that dials by itself and ends a
@@ -80,32 +83,6 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 	o.ContextTimeoutEnabled = true
 	o.Limiter = nil // a circuit breaker for other uses of the client must not stop a refresh or a release
 	return o
-}
-
-// awaitCredentials returns o's provider of credentials, or one without a ctx, as one that returns when its ctx has
-// ended: a connection may be dialed on the goroutine of a caller who waits for no longer. It is nil if o has none.
-func awaitCredentials(o *redis.Options, dials Limit) func(context.Context) (user, password string, err error) {
-	provide := o.CredentialsProviderContext
-	if ask := o.CredentialsProvider; provide == nil && ask != nil {
-		provide = func(context.Context) (string, string, error) {
-			user, password := ask()
-			return user, password, nil
-		}
-	}
-	if provide == nil {
-		return nil
-	}
-	type credentials struct{ user, password string }
-	return func(ctx context.Context) (string, string, error) {
-		got, err := Await(ctx, dials, func() (c credentials, err error) {
-			c.user, c.password, err = provide(ctx)
-			return c, err
-		}, nil)
-		if err != nil && ctx.Err() != nil {
-			err = fmt.Errorf("no credentials in time: %w", err)
-		}
-		return got.user, got.password, err
-	}
 }
 
 // BareOptions returns a copy of c's options without client-side caching and maintenance
