@@ -83,8 +83,8 @@ type Options[V any] struct {
 	// if its load takes long or it is read often. So a hot key is never missed, nor served stale
 	// (XFetch: Vattani, Chierichetti, Lowenstein, "Optimal Probabilistic Cache Stampede Prevention",
 	// VLDB 2015). 1 is the paper's factor; more is earlier. With StaleWait, a Get that begins such a load
-	// waits for it, as for that of a stale value. What Set stores where there was no value is not loaded
-	// early: nothing says how long that takes. Default 0: off; not negative.
+	// waits for it, as for that of a stale value, and Stats counts it as one. What Set stores where there
+	// was no value is not loaded early: nothing says how long that takes. Default 0: off; not negative.
 	EarlyRefresh float64
 
 	// StaleWait is how long a Get that has found a stale value waits for the new one, before it returns
