@@ -149,6 +149,9 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
+// GiveUp has the read in progress end as if its deadline had passed. Any goroutine may call it.
+func (c *Conn) GiveUp() { _ = c.Conn.SetReadDeadline(time.Now()) }
+
 // SetDeadline sets the deadline of reads and writes.
 func (c *Conn) SetDeadline(t time.Time) error {
 	c.until, c.extended = t, 0

@@ -305,7 +305,7 @@ func (s *Server) boot(ctx context.Context, establish string, reload bool, done f
 	}
 	switch {
 	case err == nil:
-		s.hasAnswered()
+		s.hasAnswered(time.Since(began))
 		if loaded {
 			s.loads.Add(1)
 		}

@@ -20,6 +20,7 @@ type Server struct {
 	fast atomic.Bool // the last exchange got its answers, well within a caller's time
 
 	answered  atomic.Int64 // the instant of the last answer
+	asked     atomic.Int64 // the latest instant at which the server was asked something that it has answered
 	silent    atomic.Int64 // when the first exchange since then began that had no answer in its time; 0: none has
 	failed    atomic.Int64 // the instant of the last exchange without an answer, if none has had one since; 0: it has
 	suspended atomic.Pointer[suspension]

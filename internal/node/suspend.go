@@ -162,7 +162,7 @@ func (s *Server) recordExchange(err, refused error, took time.Duration) {
 	}
 	s.observe(took, refused)
 	if err == nil {
-		s.hasAnswered()
+		s.hasAnswered(took)
 		if s.n.debts.answered() && s.n.begin() {
 			go func() {
 				defer s.n.wg.Done()
@@ -202,10 +202,12 @@ func (s *Server) silentFor(t clock.Instant) bool {
 	return time.Duration(s.n.now()-t) >= suspendAfter*s.n.timeout
 }
 
-// hasAnswered notes that the server answers.
-func (s *Server) hasAnswered() {
+// hasAnswered notes that the server has answered what it was asked so long ago.
+func (s *Server) hasAnswered(ago time.Duration) {
+	now := s.n.now()
 	s.silent.Store(0)
-	s.answered.Store(int64(s.n.now()))
+	s.answered.Store(int64(now))
+	s.asked.Store(max(s.asked.Load(), int64(now)-int64(ago))) // of two that are noted at once either will do
 }
 
 // probe ends the suspension when the server answers, and itself then, or with the server or the
@@ -231,6 +233,7 @@ func (s *Server) probe(why error) {
 			s.n.debts.hurry()
 			return
 		}
+		began := time.Now()
 		err := s.answers()
 		if errors.Is(err, conn.ErrLogin) && !errors.Is(why, conn.ErrLogin) {
 			why, told = err, false
@@ -241,7 +244,7 @@ func (s *Server) probe(why error) {
 			told = true
 		}
 		if err == nil {
-			s.resume(why)
+			s.resume(why, time.Since(began))
 			return
 		}
 		if !errors.Is(err, conn.ErrLogin) { // its slots may have another master by now
@@ -258,13 +261,13 @@ func (s *Server) answers() error {
 	return conn.Probe(ctx, s.from, s.n.timeout, s.singleDials)
 }
 
-// resume ends the suspension for that reason.
-func (s *Server) resume(why error) {
+// resume ends the suspension for that reason, because a probe was answered that took so long.
+func (s *Server) resume(why error, took time.Duration) {
 	if !conn.TimedOut(why) { // which takes its time
 		s.letIn = time.Now()
 	}
 	s.failed.Store(0)
-	s.hasAnswered()
+	s.hasAnswered(took)
 	s.suspended.Store(nil)
 	s.n.heard(nil)
 	s.n.reportState(nil)

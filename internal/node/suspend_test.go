@@ -216,7 +216,7 @@ func TestAServerThatFallsSilentAfterAnAnswerIsSuspended(t *testing.T) {
 	defer c.Close()
 	n := newImpatientNode(t, c)
 	s, began := n.servers[0], time.Now()
-	s.hasAnswered() // after that began
+	s.hasAnswered(0) // after that began
 	redistest.Eventually(t, patience, "it is suspended", func() bool {
 		s.judge(context.DeadlineExceeded, nil, began)
 		return n.Suspended()

@@ -21,8 +21,9 @@ import (
 // Entry).
 //
 // A server that has not answered anything for suspendAfter of NodeTimeout is suspended: once for each
-// batch, for if it answers a probe after that, it is the connection that is at fault, and the lane is
-// stalled until that one is given up.
+// batch. If it answers a probe after that, or another lane, and that was asked later than this batch, it is the
+// connection that is at fault: something in between may have dropped it without a word. It is given up after
+// giveUpAfter of NodeTimeout, which leaves time for a packet that was lost.
 //
 // If all processors are busy, this process may be late, and not the server: an answer waits in the
 // socket because no goroutine has a processor to read it, or it was read by a goroutine that lost its
@@ -50,8 +51,13 @@ type watchdog struct {
 	at      time.Time // armed: for when
 }
 
-// suspendAfter times NodeTimeout without any answer has a server suspended.
-const suspendAfter = 3
+const (
+	// suspendAfter times NodeTimeout without any answer has a server suspended.
+	suspendAfter = 3
+
+	// giveUpAfter times NodeTimeout without an answer has a connection given up, if the server answers others.
+	giveUpAfter = 5
+)
 
 // begin has the batch watched from now on. It is about to be written.
 func (w *watchdog) begin(batch []*request) {
@@ -216,14 +222,25 @@ func (w *watchdog) lateAndUnlock(now time.Time) {
 		blamed := w.blamed
 		if !blamed {
 			w.blamed = w.l.s.silentFor(w.l.s.n.at(since))
-			w.dueLocked(now.Add(n.timeout)) // another lane may have had an answer not long ago
 		}
+		w.dueLocked(now.Add(n.timeout)) // another lane may have had an answer not long ago, or have one soon
 		suspends := w.blamed && !blamed
+		if c := w.l.conn.Load(); c != nil && w.overtakenLocked(now) {
+			c.GiveUp()
+		}
 		w.stallAndUnlock(told)
 		if suspends {
 			w.l.s.suspend(errMute)
 		}
 	}
+}
+
+// overtakenLocked reports whether the server has answered what it was asked long after the batch, which has waited for
+// giveUpAfter of NodeTimeout.
+func (w *watchdog) overtakenLocked(now time.Time) bool {
+	s := w.l.s
+	later := time.Duration(clock.Instant(s.asked.Load()) - s.n.at(w.since))
+	return later >= s.n.timeout && !now.Before(w.since.Add(giveUpAfter*s.n.timeout+w.put))
 }
 
 // hasBlamed reports whether the server was suspended for the batch.
