@@ -12,6 +12,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/cachestats"
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/errtext"
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/flightlock/flightlock/internal/hook"
@@ -311,7 +313,7 @@ func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 		if !c.repeats.add(full) {
 			follows = "it is not invalidated, " + notRepeated
 		}
-		return fmt.Errorf("rediscache: set %q: %s: %w", full, follows, within(err))
+		return fmt.Errorf("rediscache: set %q: %s: %w", full, follows, ofCaller(ctx, within(err)))
 	case !stored:
 		return c.Invalidate(ctx, key)
 	}
@@ -387,7 +389,17 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	if len(failed) > 1 {
 		what += fmt.Sprintf(" and %d more", len(failed)-1)
 	}
-	return fmt.Errorf("rediscache: invalidate %s: %s: %w", what, follows, within(err))
+	return fmt.Errorf("rediscache: invalidate %s: %s: %w", what, follows, ofCaller(ctx, within(err)))
+}
+
+// ofCaller is err, and matches the error of the caller's ctx if that is why a request has timed out: its socket, whose
+// deadline is ctx's, says no more than that it has.
+func ofCaller(ctx context.Context, err error) error {
+	ended := clock.Ended(ctx)
+	if ended == nil || errors.Is(err, ended) || !conn.TimedOut(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ended, err)
 }
 
 const notRepeated = "because too many invalidations are being repeated or the Cache is closed"

@@ -299,3 +299,38 @@ func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
 		})
 	}
 }
+
+// A change whose caller's time has ended says so, as a Get does. The socket, whose deadline is the caller's, says no
+// more than that it has timed out.
+func TestTheEndOfACallersTimeIsTheErrorOfAChange(t *testing.T) {
+	for name, change := range map[string]func(ctx context.Context, c *rediscache.Cache[string]) error{
+		"Invalidate": func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Invalidate(ctx, "k", "k2") },
+		"Set":        func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Set(ctx, "k", "v") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				c := w.cache(rediscache.Options[string]{})
+				if err := change(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+				w.values.Stall(true)
+				if err := change(t.Context(), c); err == nil {
+					t.Errorf("of a caller that has time: %v", err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+				defer cancel()
+				for _, ctx := range []context.Context{lateCtx{ctx}, ctx} {
+					if err := change(ctx, c); !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+				}
+				ctx, cancel = context.WithCancel(t.Context())
+				time.AfterFunc(20*time.Millisecond, cancel)
+				if err := change(ctx, c); !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+				w.values.Stall(false)
+			})
+		})
+	}
+}
