@@ -96,22 +96,30 @@ func (n *Nodes) Client(opts flightlock.Options) (*flightlock.Client, error) {
 // Lose takes key away from its holder on one of the clients, as if the nodes had lost it: when Lose
 // returns, that Lock's Err is ErrLockLost and its Context has ended. If no client holds key, Lose
 // waits for a holder until ctx ends, and then returns an error that matches ctx's; so it does, and takes
-// nothing away, while a majority of nodes is down. The key is free afterwards, and callers that wait
-// for it contend for it.
+// nothing away, while a majority of nodes is down, or too slow for the holder (see Delay). Nobody gets the
+// key before its holder has lost it. The key is free afterwards, and callers that wait for it contend for it.
 func (n *Nodes) Lose(ctx context.Context, key string) error {
 	for {
 		why := "a majority of nodes is down"
 		if n.majorityIsUp() {
-			if n.lose(key) {
+			var lost bool
+			if lost, why = n.lose(ctx, key); lost {
 				return nil
 			}
-			why = "nobody holds it"
 		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("flightlocktest: lose %q: %s: %w", key, why, ctx.Err())
+		if err := pause(ctx); err != nil {
+			return fmt.Errorf("flightlocktest: lose %q: %s: %w", key, why, err)
 		}
+	}
+}
+
+// pause waits for a millisecond, or returns ctx's error.
+func pause(ctx context.Context) error {
+	select {
+	case <-time.After(time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -125,25 +133,67 @@ func (n *Nodes) majorityIsUp() bool {
 	return up > len(n.mem)/2
 }
 
-// lose reports whether a Lock was lost.
-func (n *Nodes) lose(key string) (lost bool) {
+// lose reports whether a Lock was lost, and if not, why. Until its holder knows, the key has another value, so that no
+// other client gets it.
+func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 	n.mu.Lock()
 	clients := append([]client(nil), n.clients...)
 	n.mu.Unlock()
 	for _, c := range clients {
-		holders := hook.Holders(c.Client, key)
-		if len(holders) == 0 {
+		if len(hook.Holders(c.Client, key)) == 0 {
 			continue
+		}
+		putBack := n.take(c.prefix + key)
+		for {
+			held := false
+			for _, other := range clients { // one that was released meanwhile was not lost; then the next is
+				if other.prefix != c.prefix {
+					continue
+				}
+				for _, refresh := range hook.Holders(other.Client, key) {
+					err := refresh()
+					lost = errors.Is(err, flightlock.ErrLockLost) || lost
+					held = err == nil || held
+				}
+			}
+			if lost || !held {
+				break
+			}
+			if pause(ctx) != nil {
+				putBack()
+				return false, "a majority of nodes is down, or too slow for the holder"
+			}
 		}
 		for _, m := range n.mem {
 			m.Mini.Del(c.prefix + key)
 		}
-		for _, refresh := range holders {
-			// One that was released meanwhile was not lost; then the next is.
-			lost = errors.Is(refresh(), flightlock.ErrLockLost) || lost
+		if lost {
+			return true, ""
 		}
 	}
-	return lost
+	return false, "nobody holds it"
+}
+
+// take gives key a value that is no client's. putBack restores what was there.
+func (n *Nodes) take(key string) (putBack func()) {
+	var undo []func()
+	for _, m := range n.mem {
+		owner, err := m.Mini.Get(key)
+		ttl, began := m.Mini.TTL(key), time.Now()
+		_ = m.Mini.Set(key, "flightlocktest.Lose") // it fails if another type is there: then nobody has that node
+		undo = append(undo, func() {
+			m.Mini.Del(key)
+			if left := ttl - time.Since(began); err == nil && left > 0 {
+				_ = m.Mini.Set(key, owner)
+				m.Mini.SetTTL(key, left)
+			}
+		})
+	}
+	return func() {
+		for _, f := range undo {
+			f()
+		}
+	}
 }
 
 // Redis returns a client of node i, counted from 0, for what the tested code stores besides its

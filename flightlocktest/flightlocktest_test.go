@@ -3,6 +3,7 @@ package flightlocktest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -316,4 +317,64 @@ func TestClientAfterClose(t *testing.T) {
 	if c, err := nodes.Client(flightlock.Options{}); c != nil || !errors.Is(err, flightlock.ErrClosed) {
 		t.Errorf("a Client: %v, %v", c != nil, err)
 	}
+}
+
+// A Lose that has failed because the nodes are too slow for the holder has not taken the key from it either.
+func TestLoseWhileNodesAreTooSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := flightlocktest.Start(3)
+		defer nodes.Close()
+		a := mustClient(t, nodes, flightlock.Options{NodeTimeout: 50 * time.Millisecond})
+		b := mustClient(t, nodes, flightlock.Options{})
+		l, err := a.TryLock(t.Context(), "k", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes.Delay(100 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := nodes.Lose(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("Lose: %v", err)
+		}
+		if other, err := b.TryLock(t.Context(), "k", time.Second); err == nil && l.Err() == nil {
+			t.Errorf("two holders: tokens %d and %d", l.Fence(), other.Fence())
+		}
+		nodes.Delay(0)
+		time.Sleep(time.Second) // a probe has been answered
+		if err := l.Release(t.Context()); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+	})
+}
+
+// While a holder does not know yet that it has lost the key, nobody else has it.
+func TestLoseMakesNoSecondHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes := flightlocktest.Start(3)
+		defer nodes.Close()
+		a, b := mustClient(t, nodes, flightlock.Options{}), mustClient(t, nodes, flightlock.Options{DisableNotify: true})
+		nodes.Delay(10 * time.Millisecond)
+		for phase := range 20 { // of the attempts: some arrive between the steps of Lose
+			key := fmt.Sprint("k", phase)
+			l, err := a.TryLock(t.Context(), key, time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error)
+			go func() {
+				_, err := b.Lock(t.Context(), key, time.Minute, flightlock.LimitedRetry(time.Millisecond, 1000))
+				if err == nil {
+					err = l.Err()
+				}
+				done <- err
+			}()
+			time.Sleep(time.Duration(100+phase) * time.Millisecond)
+			if err := nodes.Lose(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; !errors.Is(err, flightlock.ErrLockLost) {
+				t.Errorf("phase %d: when the next holder had the key, the Err of the one before was %v", phase, err)
+			}
+		}
+	})
 }
