@@ -42,7 +42,7 @@ func (l *Lock) Fence() int64 {
 // Until returns when the lock ends unless it is refreshed, with a monotonic clock reading. A lock that
 // the release of another process has granted is valid for up to a second at first (two where a hundred
 // processes wait); if it is not released within a quarter of that, it is refreshed to its full ttl in the
-// background, once. A refresh moves it.
+// background, once. A refresh moves it. It does not move when the lock is lost or released: see Err.
 func (l *Lock) Until() time.Time { return l.ticket().Until() }
 
 // Err returns nil while the lock is held. It reads the clock and does not depend on a timer, so it

@@ -54,7 +54,8 @@ type Options struct {
 
 	// HandoffSlice is how long one process may keep a lease by handing it over locally while another
 	// process waits for the key. Default 20ms, no upper limit; a negative value turns handoff off.
-	// Shorter slices let processes wait less for each other, and need more round trips.
+	// Shorter slices let processes wait less for each other, and need more round trips. Clients of other libraries
+	// that wait for the key are not noticed: see docs/migration.md.
 	HandoffSlice time.Duration
 
 	// Linger is how long the process keeps the lease of a key after the last of its callers has released

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -246,4 +247,124 @@ func TestNeverTwoHolders(t *testing.T) {
 			t.Errorf("we had the key %d times, the rivals %d, want %d each", ours.Load(), theirs.Load(), 4*rounds)
 		}
 	})
+}
+
+// A process whose callers queue keeps the key from the old clients, which it cannot see waiting. Without
+// handoff each release deletes it, so that a client that polls gets the key although the queue never ends.
+func TestOldClientsGetABusyKeyWithoutHandoff(t *testing.T) {
+	node := redistest.StartServer(t).Client(t)
+	c, err := flightlock.New(flightlock.Options{
+		Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+		HandoffSlice: -1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	busy, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	var ours atomic.Int64
+	for range 4 {
+		wg.Go(func() {
+			for busy.Err() == nil {
+				l, err := c.SingleFlightLock(busy, "k", 20*time.Second, nil)
+				if err != nil {
+					if busy.Err() == nil {
+						t.Error(err)
+					}
+					return
+				}
+				ours.Add(1)
+				time.Sleep(time.Millisecond)
+				if err := l.Release(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	r := newRedsync([]redis.UniversalClient{node})
+	for got := range 3 {
+		had := ours.Load()
+		redistest.Eventually(t, 20*time.Second, "the callers have the key and queue for it", func() bool {
+			return ours.Load() > had+8
+		})
+		redistest.Eventually(t, 20*time.Second, fmt.Sprintf("redsync gets the key, after %d times", got), func() bool {
+			release, ok := r.tryLock(ctx, "k", 20*time.Second)
+			return ok && release()
+		})
+	}
+}
+
+// A redislock client takes over a key whose value begins with its token. Our owners begin with their label.
+func TestATokenOfRedislock(t *testing.T) {
+	node := redistest.StartServer(t).Client(t)
+	host, err := os.Hostname()
+	if err != nil {
+		t.Skip(err)
+	}
+	for name, tc := range map[string]struct {
+		label func() string
+		want  error // of redislock
+	}{
+		"the label is the host's name": {nil, nil},
+		"a label of its own":           {func() string { return "flightlock@" + host }, redislock.ErrNotObtained},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := flightlock.New(flightlock.Options{
+				Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+				NewOwner: tc.label,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close(context.Background())
+			l, err := c.SingleFlightLock(t.Context(), name, time.Minute, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Release(t.Context())
+			opts := &redislock.Options{Token: host}
+			if _, err := redislock.New(node).Obtain(t.Context(), name, time.Minute, opts); !errors.Is(err, tc.want) {
+				t.Errorf("redislock: %v, want %v", err, tc.want)
+			}
+			if err := l.Refresh(t.Context()); (err != nil) != (tc.want == nil) {
+				t.Errorf("Refresh: %v", err)
+			}
+		})
+	}
+}
+
+// redislock's TTL is 0 when a lock is gone. Our Until does not move: docs/migration.md has Err for that.
+func TestALockThatIsGone(t *testing.T) {
+	node := redistest.StartServer(t).Client(t)
+	c, err := flightlock.New(flightlock.Options{
+		Nodes: []redis.UniversalClient{node}, KeyPrefix: flightlock.NoPrefix, NodeTimeout: 10 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	theirs, err := redislock.New(node).Obtain(t.Context(), "theirs", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := c.TryLock(t.Context(), "ours", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := ours.Until()
+	node.Del(t.Context(), "theirs", "ours")
+	if ttl, err := theirs.TTL(t.Context()); err != nil || ttl != 0 {
+		t.Errorf("redislock: a ttl of %v, %v", ttl, err)
+	}
+	if err := ours.Refresh(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
+		t.Errorf("Refresh: %v", err)
+	}
+	if !errors.Is(ours.Err(), flightlock.ErrLockLost) || !ours.Until().Equal(until) {
+		t.Errorf("Err is %v, and Until has moved by %v", ours.Err(), ours.Until().Sub(until))
+	}
 }
