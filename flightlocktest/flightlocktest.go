@@ -143,7 +143,7 @@ func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 		if len(hook.Holders(c.Client, key)) == 0 {
 			continue
 		}
-		putBack := n.take(c.prefix + key)
+		putBack, nobody := n.take(c.prefix+key), 0
 		for {
 			held := false
 			for _, other := range clients { // one that was released meanwhile was not lost; then the next is
@@ -156,10 +156,15 @@ func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 					held = err == nil || held
 				}
 			}
-			if lost || !held {
+			if held {
+				nobody = 0
+			} else {
+				nobody++ // one that had the votes before the take may only now learn of them
+			}
+			if lost || nobody > 10 {
 				break
 			}
-			if pause(ctx) != nil {
+			if pause(ctx) != nil && held {
 				putBack()
 				return false, "a majority of nodes is down, or too slow for the holder"
 			}
