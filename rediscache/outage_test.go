@@ -304,8 +304,10 @@ func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
 // more than that it has timed out.
 func TestTheEndOfACallersTimeIsTheErrorOfAChange(t *testing.T) {
 	for name, change := range map[string]func(ctx context.Context, c *rediscache.Cache[string]) error{
-		"Invalidate": func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Invalidate(ctx, "k", "k2") },
-		"Set":        func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Set(ctx, "k", "v") },
+		"Invalidate": func(ctx context.Context, c *rediscache.Cache[string]) error {
+			return c.Invalidate(ctx, "k", "k2")
+		},
+		"Set": func(ctx context.Context, c *rediscache.Cache[string]) error { return c.Set(ctx, "k", "v") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world) {

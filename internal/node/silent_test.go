@@ -62,7 +62,7 @@ func TestAConnectionThatWasDroppedSilentlyIsGivenUp(t *testing.T) {
 			told.mu.Lock()
 			defer told.mu.Unlock()
 			if got := len(told.all); others != (got == 0) || n.Suspended() {
-				t.Errorf("others ask it: %v; %d changes were reported, the server is suspended: %v", others, got, n.Suspended())
+				t.Errorf("others ask it: %v; %d changes were reported; suspended: %v", others, got, n.Suspended())
 			}
 		})
 	}
