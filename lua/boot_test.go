@@ -486,6 +486,20 @@ func TestBootOfALongName(t *testing.T) {
 	})
 }
 
+// A node whose marker cannot be read grants nothing.
+func TestAMarkerThatCannotBeReadGrantsNothing(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.boot("m1", "")
+		s.Del(t.Context(), lua.Marker)
+		s.RPush(t.Context(), lua.Marker, "m1")
+		if err := s.acquireIn(lua.Epoch{Name: "m1"}); err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE ") {
+			t.Error(err)
+		}
+		s.want(s.value(key), "<none>")
+		s.want(s.value(bucket), "<none>")
+	})
+}
+
 // The acquire script of an epoch grants in that epoch only, and writes nothing in another.
 func TestAcquireInAnEpoch(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {

@@ -87,7 +87,11 @@ func TestOnlyAFailureIsTold(t *testing.T) {
 		s.wantHeld(s.leave("a", "", "", "failed"), "b", minute)
 		s.reset()
 		s.want(s.leave("a", "", "", "failed"), int64(0))
-		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 turn"}) {
+		s.queue("b", "y-1")
+		s.set(key, "flightlock:turn:me-1", time.Minute) // which is passed on
+		s.want(s.leave("a", "me-1", "", "failed"), int64(0))
+		s.wantTurn("y-1")
+		if got := s.heard(told); !slices.Equal(got, []string{"x: 1 turn", "y: 1 turn"}) {
 			t.Errorf("notices %q", got)
 		}
 	})

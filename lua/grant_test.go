@@ -303,6 +303,30 @@ func TestReleaseSucceedsWhateverBecomesOfAGrant(t *testing.T) {
 	})
 }
 
+// A free key stays free if its new owner is not told: because its process is gone, or nobody may tell it.
+func TestAFreeNodeIsNotGivenInSilence(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.offers("z-1")
+		s.Del(t.Context(), key)
+		s.want(s.grant("b", "b-1", "z-1", "", "leaves"), int64(0))
+		s.want(s.value(key), "<none>")
+	})
+	t.Run("rights", func(t *testing.T) {
+		s := &store{t: t, Client: redistest.StartServer(t).Client(t), real: true}
+		s.listen()
+		for _, rule := range []string{"-incrby", "-set", "-publish", "resetchannels"} {
+			s.offers("z-1")
+			s.Del(t.Context(), key)
+			got, err := s.as(rule).Eval(t.Context(), lua.Release.Source, []string{key, wants, bucket},
+				"b", "PUBLISH", turn, "b-1", "z-1", "", "leaves").Result()
+			if err != nil || got != int64(0) {
+				t.Errorf("%s: %v %v", rule, got, err)
+			}
+			s.want(s.value(key), "<none>")
+		}
+	})
+}
+
 // A node on which the owner never had the key gives it to the contender that is named, if it is
 // free.
 func TestAFreeNodeTakesPartAgain(t *testing.T) {
@@ -417,4 +441,21 @@ func granted(reply any) (c int64, next string) {
 	}
 	c, _ = reply.(int64)
 	return max(c, 0), next
+}
+
+// A contender whose name is of another form has no inbox: it is granted nothing, and the release is no failure.
+func TestNothingIsGrantedToAnUnknownName(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		told := s.listen()
+		s.offers("odd", "y-1")
+		s.want(s.grant("a", "a-1"), int64(1))
+		s.want(s.value(key), "oy")
+		s.wantWaiting()
+		if all := s.heard(told); !slices.Equal(all, []string{s.granted("y-1", "")}) {
+			t.Errorf("messages %q", all)
+		}
+		s.offers("odd")
+		s.want(s.grant("a", "a-1"), int64(1))
+		s.want(s.value(key), "<none>")
+	})
 }

@@ -314,6 +314,7 @@ func TestRefreshRaisesAndReserves(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
 		for _, c := range []struct{ counter, top, more, want int64 }{
 			{100, 90, 0, 100}, {100, 100, 0, 100}, {100, 130, 0, 130}, {100, 90, 7, 107}, {100, 130, 7, 137},
+			{100, 101, 0, 101}, {100, 100, 1, 101},
 		} {
 			s.set(bucket, c.counter, 0)
 			s.set(key, "o", 20*time.Second)

@@ -280,3 +280,30 @@ func TestReleaseSucceedsWhateverBecomesOfWants(t *testing.T) {
 		}
 	})
 }
+
+// Wants never stay for longer than 10 s after the last contender has asked, whichever script has registered them.
+func TestWantsExpire(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		s.listen() // or nobody would be granted anything
+		for name, register := range map[string]func(){
+			"acquire": func() { s.ask("b", "b-1") },
+			"a release that yields": func() {
+				s.want(s.leave("a", "a-1", "z-1"), int64(1))
+			},
+			"a release that rejoins": func() {
+				s.offers("z-1")
+				s.want(s.rejoin(""), int64(3))
+			},
+			"an undo": func() {
+				s.want(s.must(lua.Undo, []string{key, wants}, "a", "a-1", offer("a-1")), int64(1))
+			},
+		} {
+			s.queue("a")
+			register()
+			left, err := s.PTTL(t.Context(), wants).Result()
+			if err != nil || left <= 0 || left > 10*time.Second {
+				t.Errorf("%s: the wants stay for %v, %v", name, left, err)
+			}
+		}
+	})
+}
