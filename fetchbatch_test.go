@@ -201,7 +201,7 @@ func TestAStoreOfManyThatContinuesAfterItsTime(t *testing.T) {
 			if n := fs[0].Stats().StoreFailures; n != 0 {
 				t.Errorf("%d failures before it has returned", n)
 			}
-			time.Sleep(time.Minute)
+			time.Sleep(time.Minute) // the bubble's time
 			if st := fs[0].Stats(); st.StoreFailures != 3 || st.Running != 0 || reported.Load() != 3 {
 				t.Errorf("panics %v: %+v; %d reported", panics, st, reported.Load())
 			}
@@ -282,7 +282,7 @@ func TestStaleWaitAfterAFailure(t *testing.T) {
 	) {
 		s.loadErr.Store(&errMine)
 		s.load2 = func(context.Context, []string) (map[string]string, error) {
-			time.Sleep(s.takes)
+			time.Sleep(s.takes) // the bubble's time
 			return nil, errMine
 		}
 		one, keys := "one", keysFrom(0, 3)

@@ -216,7 +216,7 @@ func TestAProviderOfCredentialsThatHangs(t *testing.T) {
 				if took := time.Since(start); took > 10*time.Second {
 					t.Errorf("TryLock returned after %v", took)
 				}
-				time.Sleep(time.Until(start.Add(70 * time.Second)))
+				time.Sleep(time.Until(start.Add(70 * time.Second))) // the bubble's time
 				mustRelease(t, mustLock(t, c, "k", time.Second))
 			})
 		})

@@ -107,9 +107,11 @@ func TestCheckOfARefusedLogin(t *testing.T) {
 		url  string // with the server's address for ADDR
 		says []string
 	}{
-		"the user was forgotten":        {"redis://:secret@ADDR", []string{"ERR AUTH", "right user and password"}},
-		"a database that is not there":  {"redis://app:secret@ADDR/16", []string{"DB index", "CONFIG GET databases"}},
-		"a name that no client may use": {"redis://app:secret@ADDR?client_name=a%20b", []string{"Client names", "PING"}},
+		"the user was forgotten": {"redis://:secret@ADDR", []string{"ERR AUTH", "right user and password"}},
+		"a database that is not there": {"redis://app:secret@ADDR/16",
+			[]string{"DB index", "CONFIG GET databases"}},
+		"a name that no client may use": {"redis://app:secret@ADDR?client_name=a%20b",
+			[]string{"Client names", "PING"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.StartServer(t)

@@ -145,18 +145,8 @@ func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 		}
 		putBack, nobody := n.take(c.prefix+key), 0
 		for {
-			held := false
-			for _, other := range clients { // one that was released meanwhile was not lost; then the next is
-				if other.prefix != c.prefix {
-					continue
-				}
-				for _, refresh := range hook.Holders(other.Client, key) {
-					err := refresh()
-					lost = errors.Is(err, flightlock.ErrLockLost) || lost
-					held = err == nil || held
-				}
-			}
-			if held {
+			var held bool
+			if lost, held = refreshAll(clients, c.prefix, key); held {
 				nobody = 0
 			} else {
 				nobody++ // one that had the votes before the take may only now learn of them
@@ -177,6 +167,22 @@ func (n *Nodes) lose(ctx context.Context, key string) (lost bool, why string) {
 		}
 	}
 	return false, "nobody holds it"
+}
+
+// refreshAll refreshes what clients of that prefix hold of key, and reports whether a Lock was lost by that, and
+// whether one is held. One that was released meanwhile was not lost; then the next is.
+func refreshAll(clients []client, prefix, key string) (lost, held bool) {
+	for _, c := range clients {
+		if c.prefix != prefix {
+			continue
+		}
+		for _, refresh := range hook.Holders(c.Client, key) {
+			err := refresh()
+			lost = errors.Is(err, flightlock.ErrLockLost) || lost
+			held = err == nil || held
+		}
+	}
+	return lost, held
 }
 
 // take gives key a value that is no client's. putBack restores what was there.

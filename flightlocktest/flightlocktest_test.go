@@ -352,7 +352,8 @@ func TestLoseMakesNoSecondHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes := flightlocktest.Start(3)
 		defer nodes.Close()
-		a, b := mustClient(t, nodes, flightlock.Options{}), mustClient(t, nodes, flightlock.Options{DisableNotify: true})
+		a := mustClient(t, nodes, flightlock.Options{})
+		b := mustClient(t, nodes, flightlock.Options{DisableNotify: true})
 		nodes.Delay(10 * time.Millisecond)
 		for phase := range 20 { // of the attempts: some arrive between the steps of Lose
 			key := fmt.Sprint("k", phase)
@@ -368,7 +369,7 @@ func TestLoseMakesNoSecondHolder(t *testing.T) {
 				}
 				done <- err
 			}()
-			time.Sleep(time.Duration(100+phase) * time.Millisecond)
+			time.Sleep(time.Duration(100+phase) * time.Millisecond) // the bubble's time
 			if err := nodes.Lose(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}

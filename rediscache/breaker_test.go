@@ -65,21 +65,13 @@ func TestProbesConfirmFailures(t *testing.T) {
 	})
 }
 
-// callersCtx ends a moment after its deadline: so late may its timer be.
-type callersCtx struct{ context.Context }
-
-func (c callersCtx) Deadline() (time.Time, bool) {
-	deadline, ok := c.Context.Deadline()
-	return deadline.Add(-time.Millisecond), ok
-}
-
 // A caller that leaves is no failure of the server.
 func TestCallersThatLeaveAreNoFailures(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, n *redistest.MemNode, _ *redis.Client) {
 		n.Stall(true)
 		for range 2 * maxFailed {
 			ctx, cancel := context.WithTimeout(t.Context(), b.s.lookups/10)
-			for _, ctx := range []context.Context{callersCtx{ctx}, ctx} {
+			for _, ctx := range []context.Context{redistest.LateCtx{Context: ctx}, ctx} {
 				if _, err := lookup(ctx, b, "k", (*server).get); err == nil || b.troubled.Load() {
 					t.Errorf("%v; troubled: %v", err, b.troubled.Load())
 				}
@@ -184,11 +176,11 @@ func TestASlowServerIsNotLeftAloneForEver(t *testing.T) {
 		for range maxFailed {
 			b.failed("k")
 		}
-		time.Sleep(b.s.lookups)
+		time.Sleep(b.s.lookups) // the bubble's time
 		if b.down() != 1 {
 			t.Error("it is not down")
 		}
-		time.Sleep(pingSteps * b.s.lookups)
+		time.Sleep(pingSteps * b.s.lookups) // the bubble's time
 		if b.down() != 0 || b.troubled.Load() {
 			t.Error("it is down for ever")
 		}

@@ -932,17 +932,17 @@ func TestAnInvalidationThatFailsDuringItsRepeat(t *testing.T) {
 		}
 		w.values.SetDelay(100 * time.Millisecond)
 		for !w.values.Mini.Exists("k") {
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) // the bubble's time
 		}
 		if err := c.Invalidate(ctx, "k"); err == nil { // the tombstone is there, and its reply is not
 			t.Error("no error")
 		}
 		w.values.Mini.Del("k")
-		time.Sleep(101 * time.Millisecond)
+		time.Sleep(101 * time.Millisecond) // the bubble's time
 		if n := c.Stats().Repeating; n != 1 {
 			t.Errorf("%d are being repeated", n)
 		}
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) // the bubble's time
 		if !w.values.Mini.Exists("k") || c.Stats().Repeating != 0 {
 			t.Error("it was not repeated")
 		}

@@ -409,7 +409,7 @@ func TestSomeOfManyValuesAreNotStored(t *testing.T) {
 			defer close(done)
 			wantMany(t, c, keys, 0)
 		}()
-		time.Sleep(w.origin.takes / 2)
+		time.Sleep(w.origin.takes / 2) // the bubble's time
 		w.origin.version.Add(1)
 		if err := other.Invalidate(t.Context(), "k0"); err != nil {
 			t.Fatal(err)

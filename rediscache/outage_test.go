@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -244,14 +245,6 @@ func TestRepeatedInvalidationForgets(t *testing.T) {
 	})
 }
 
-// lateCtx ends a moment after its deadline: so late may its timer be.
-type lateCtx struct{ context.Context }
-
-func (c lateCtx) Deadline() (time.Time, bool) {
-	deadline, ok := c.Context.Deadline()
-	return deadline.Add(-time.Millisecond), ok
-}
-
 // The end of a caller's own time is no failure of the cache, also where the request fails a moment before the ctx has
 // ended: the deadline of its socket is the caller's.
 func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
@@ -278,7 +271,7 @@ func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
 				w.values.Stall(true)
 				for range 5 {
 					ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-					err := get(lateCtx{ctx}, c)
+					err := get(redistest.LateCtx{Context: ctx}, c)
 					var many *flightlock.ManyError
 					if errors.As(err, &many) {
 						err = many.Errors["k"]
@@ -321,7 +314,7 @@ func TestTheEndOfACallersTimeIsTheErrorOfAChange(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				defer cancel()
-				for _, ctx := range []context.Context{lateCtx{ctx}, ctx} {
+				for _, ctx := range []context.Context{redistest.LateCtx{Context: ctx}, ctx} {
 					if err := change(ctx, c); !errors.Is(err, context.DeadlineExceeded) {
 						t.Error(err)
 					}

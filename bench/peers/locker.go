@@ -107,8 +107,8 @@ var rivals = []rival{
 		about: "x/sync semaphore.Weighted(1): one process, no Redis; what a FIFO queue costs at best"},
 	{name: nameRaw, open: openRawBaton, about: "no lock, but a ring of processes on Go's net package that hand over by " +
 		"one script and one message per node: what that costs at best"},
-	{name: nameRawRedis, open: openRawGoredis, about: "the same ring over go-redis, for whose users flightlock is: what " +
-		"that costs at best"},
+	{name: nameRawRedis, open: openRawGoredis,
+		about: "the same ring over go-redis, for whose users flightlock is: what that costs at best"},
 	{name: nameLoop, about: "package rediscache, a Get for each key, all at the same time", cache: openFlightLoop},
 	{name: nameSturdyc, cache: openSturdyc,
 		about: "viccon/sturdyc v1.1.5: GetOrFetchBatch, in the memory of each process, without Redis"},

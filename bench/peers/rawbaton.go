@@ -31,8 +31,7 @@ type rawNode interface {
 	// send and receive are do in two parts: all nodes are sent a command before the reply of any is awaited.
 	send(rawCommand) error
 	receive() (string, error)
-	// subscribe lets keys that are handed over to me arrive.
-	subscribe(me string) error
+	// keys are those that were handed over to this process.
 	keys() <-chan string
 	close()
 }
@@ -71,18 +70,15 @@ func openRawBaton(s settings) (locker, error) { return openRing(s, dialRawNode) 
 
 func openRawGoredis(s settings) (locker, error) { return openRing(s, openGoredisNode) }
 
-// openRing joins the ring.
-func openRing(s settings, open func(addr string) (rawNode, error)) (locker, error) {
+// openRing joins the ring. open subscribes me to what is handed over.
+func openRing(s settings, open func(addr, me string) (rawNode, error)) (locker, error) {
 	r := &rawBaton{me: uuid.NewString()}
 	for _, addr := range s.Addrs {
-		n, err := open(addr)
+		n, err := open(addr, r.me)
 		if err != nil {
 			return nil, err
 		}
 		r.nodes = append(r.nodes, n)
-		if err := n.subscribe(r.me); err != nil {
-			return nil, err
-		}
 		if _, err := n.do(newRawCommand("EVAL", rawRelease, "1", "none", r.me)); err != nil { // which loads it
 			return nil, err
 		}
@@ -157,7 +153,7 @@ type netNode struct {
 	got     chan string
 }
 
-func dialRawNode(addr string) (rawNode, error) {
+func dialRawNode(addr, me string) (rawNode, error) {
 	n := &netNode{got: make(chan string, 16)}
 	var errs [2]error
 	n.conn, errs[0] = net.Dial("tcp", addr)
@@ -166,16 +162,12 @@ func dialRawNode(addr string) (rawNode, error) {
 		return nil, err
 	}
 	n.replies = bufio.NewReader(n.conn)
-	return n, nil
-}
-
-func (n *netNode) subscribe(me string) error {
 	messages := bufio.NewReader(n.inbox)
 	if _, err := n.inbox.Write(newRawCommand("SUBSCRIBE", me).wire); err != nil {
-		return err
+		return nil, err
 	}
 	if _, err := rawLines(messages, 6); err != nil {
-		return err
+		return nil, err
 	}
 	go func() { // ends with the connection
 		for {
@@ -186,7 +178,7 @@ func (n *netNode) subscribe(me string) error {
 			n.got <- key
 		}
 	}()
-	return nil
+	return n, nil
 }
 
 // rawLines reads so many lines, and returns the last.
@@ -245,7 +237,7 @@ type goredisReply struct {
 	err  error
 }
 
-func openGoredisNode(addr string) (rawNode, error) {
+func openGoredisNode(addr, me string) (rawNode, error) {
 	n := &goredisNode{
 		rdb:  goredis(addr, nil),
 		asks: make(chan rawCommand, 1), answers: make(chan goredisReply, 1), got: make(chan string, 16),
@@ -256,14 +248,10 @@ func openGoredisNode(addr string) (rawNode, error) {
 			n.answers <- goredisReply{text, err}
 		}
 	}()
-	return n, nil
-}
-
-func (n *goredisNode) subscribe(me string) error {
 	ctx := context.Background()
 	n.sub = n.rdb.Subscribe(ctx, me)
 	if _, err := n.sub.Receive(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	go func() { // ends with the subscription
 		for {
@@ -274,7 +262,7 @@ func (n *goredisNode) subscribe(me string) error {
 			n.got <- m.Payload
 		}
 	}()
-	return nil
+	return n, nil
 }
 
 func (n *goredisNode) do(c rawCommand) (string, error) {

@@ -157,6 +157,12 @@ func containsAny(text string, words ...string) bool {
 	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
 }
 
+// overTLS is c with TLS and a config of its own, that may be changed. c may have none: a Dialer may use TLS by itself.
+func (c command) overTLS() command {
+	c.tls = cmp.Or(c.tls.Clone(), &tls.Config{})
+	return c
+}
+
 // fixTLS returns the fix for a handshake that failed with err.
 func fixTLS(cli command, err error) string {
 	var (
@@ -167,8 +173,8 @@ func fixTLS(cli command, err error) string {
 	)
 	switch {
 	case errors.As(err, &authority):
-		cli.tls = cmp.Or(cli.tls.Clone(), &tls.Config{}) // a Dialer may use TLS by itself
-		cli.tls.RootCAs = x509.NewCertPool()             // for --cacert
+		cli = cli.overTLS()
+		cli.tls.RootCAs = x509.NewCertPool() // for --cacert
 		return fmt.Sprintf("make this process trust the issuer of the server's certificate: "+
 			"SSL_CERT_FILE for Open, TLSConfig.RootCAs for New; "+
 			"this should answer PONG: %s PING", cli)
@@ -181,7 +187,7 @@ func fixTLS(cli command, err error) string {
 		return "the server has no TLS on that port: use redis:// for Open, " +
 			"a client without TLSConfig for New, or the server's tls-port"
 	case strings.Contains(err.Error(), "certificate"):
-		cli.tls = cmp.Or(cli.tls.Clone(), &tls.Config{})  // a Dialer may use TLS by itself
+		cli = cli.overTLS()
 		cli.tls.Certificates = make([]tls.Certificate, 1) // for --cert and --key
 		return fmt.Sprintf("the server requires a client certificate that it trusts: "+
 			"TLSConfig.Certificates for New, or tls-auth-clients no on the server; "+

@@ -4,28 +4,30 @@ package conn
 
 import "syscall"
 
-// unread reports whether the socket has unread bytes. A Read that is blocked does not block it.
+// unread reports whether the socket has unread bytes.
 func unread(c syscall.Conn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return false
 	}
-	some := false
-	err = raw.Control(func(fd uintptr) {
-		var b [1]byte
-		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		some = n > 0 && err == nil
-	})
-	return some && err == nil
+	n, err := peek(raw)
+	return n > 0 && err == nil
 }
 
 // quiet reports whether nothing waits in the socket: no bytes, no end of the stream, no error.
 func quiet(raw syscall.RawConn) bool {
-	nothing := false
-	err := raw.Control(func(fd uintptr) {
+	_, err := peek(raw)
+	return err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
+}
+
+// peek looks for a byte that waits in the socket. A Read that is blocked does not block it.
+func peek(raw syscall.RawConn) (n int, err error) {
+	closed := raw.Control(func(fd uintptr) {
 		var b [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		nothing = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
+		n, _, err = syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 	})
-	return nothing && err == nil
+	if closed != nil {
+		return 0, closed
+	}
+	return n, err
 }

@@ -56,7 +56,7 @@ func TestAConnectionThatWasDroppedSilentlyIsGivenUp(t *testing.T) {
 				if a := newAttempt(t, n, fmt.Sprint("k", i)); others && a.lane() != held.lane() {
 					a.acquire().want(t, Granted)
 				}
-				time.Sleep(timeout / 10)
+				time.Sleep(timeout / 10) // the bubble's time
 			}
 			held.refresh().want(t, Renewed)
 			told.mu.Lock()
@@ -85,7 +85,7 @@ func TestConnectionsOfALateServerAreKept(t *testing.T) {
 		m.SetDelay(4 * timeout) // a round trip takes two
 		for i := range 200 {
 			newAttempt(t, n, fmt.Sprint("k", i)).acquire()
-			time.Sleep(timeout / 3)
+			time.Sleep(timeout / 3) // the bubble's time
 		}
 		for i := range s.lanes {
 			if s.lanes[i].conn.Load() != before[i] {

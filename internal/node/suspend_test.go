@@ -196,7 +196,7 @@ func TestOneFailureAfterASuspensionIsNotTheSecond(t *testing.T) {
 			n := newImpatientNode(t, redistest.StartMemNode(t, "10.0.0.1:6379").Client(t))
 			s := n.servers[0]
 			for s.judge(why, nil, time.Now()); !n.Suspended(); s.judge(why, nil, time.Now()) {
-				time.Sleep(n.timeout)
+				time.Sleep(n.timeout) // the bubble's time
 			}
 			time.Sleep(2 * probePause) // a probe is answered
 			if n.Suspended() {

@@ -1051,7 +1051,7 @@ func TestMessagesBeforeAnAnswerAreASignOfLife(t *testing.T) {
 		sc.sent = append(sc.sent, &command{verb: ping, sent: time.Now()}) // it is not written, and not answered
 		n.mu.Unlock()
 		for range 10 {
-			time.Sleep(n.node.TransportTime() - time.Millisecond)
+			time.Sleep(n.node.TransportTime() - time.Millisecond) // the bubble's time
 			if got := m.Mini.Publish("k", "x"); got != 1 {
 				t.Fatalf("%d have received it", got)
 			}
@@ -1074,11 +1074,11 @@ func TestRefusalsEndInTheirOrder(t *testing.T) {
 		home.refuseLocked(n.topics["short"], time.Now().Add(backoffMax))
 		n.mu.Unlock()
 		home.wake()
-		time.Sleep(2 * backoffMax)
+		time.Sleep(2 * backoffMax) // the bubble's time
 		if len(short.heard) != 1 || len(long.heard) != 0 {
 			t.Errorf("%d and %d events", len(short.heard), len(long.heard))
 		}
-		time.Sleep(barTime)
+		time.Sleep(barTime) // the bubble's time
 		long.want(Subscribed, "")
 	})
 }
