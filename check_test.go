@@ -132,7 +132,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			s := redistest.StartServer(t, strings.Fields(args)...)
 			r := check(t, newClient(t, patient, s.Client(t)))
 			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusWarn, says, "MaxTTL (1m0s)",
-				"appendfsync always", "in its configuration") // CONFIG SET alone makes Check content, and the next restart loses the locks
+				"appendfsync always", "in its configuration") // not by CONFIG SET alone: a restart would lose the locks again
 		}
 	})
 	t.Run("appendfsync always, but not always", func(t *testing.T) {
