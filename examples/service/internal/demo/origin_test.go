@@ -48,6 +48,18 @@ func TestTheOriginCountsLoadsPerMiss(t *testing.T) {
 			o.end("k", true, false, time.Now().Add(1))
 			one(o, "k", true)
 		}, 2, 2},
+		{"another after one that was on its way to the origin at a flush", func(o *origin) {
+			o.cacheFlushed()
+			time.Sleep(onItsWay - 1)
+			one(o, "k", true)
+			one(o, "k", true)
+		}, 2, 2},
+		{"another after one that looked into the cache after a flush", func(o *origin) {
+			o.cacheFlushed()
+			time.Sleep(onItsWay)
+			one(o, "k", true)
+			one(o, "k", true)
+		}, 2, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
