@@ -16,7 +16,8 @@ import (
 //
 // A load is a miss's first if, when it begins, no other load of its key is under way, and the cache has no fresh
 // value by any load: none has ended well within the freshness period, or the cache was flushed since the lookup of the
-// one that has. All other loads are surplus. Loads per miss is all loads over first loads: 1 if each miss is loaded once.
+// one that has. All other loads are surplus. Loads per miss is all loads over first loads: 1 if each miss is loaded
+// once.
 type origin struct {
 	url   string
 	token string
