@@ -77,11 +77,16 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 	for _, r := range toLock {
 		r.until = until
 	}
-	slot, toLock := f.enterBatch(toLock, locked, nil, until)
+	f.lockBatch(toLock)
+}
+
+// lockBatch waits for a slot, tries the locks of runs, and loads what it gets.
+func (f *Fetcher[V]) lockBatch(runs []*fetchRun[V]) {
+	slot, runs := f.enterBatch(runs, locked, nil, runs[0].until) // which all of them have
 	if slot == nil {
 		return
 	}
-	won, rest, away := f.tryAll(toLock)
+	won, rest, away := f.tryAll(runs)
 	f.loadUnlocked(away, won.use(slot))
 	if len(rest) > 0 {
 		go f.awaitTogether(rest) // each run counts as a goroutine until it is Done
@@ -329,14 +334,16 @@ func (x *leading) isOver() bool {
 	}
 }
 
-// tryAgain makes another attempt for each lock, because a load elsewhere has left nothing, and loads what it gets, if a
-// slot is free. It returns the others. failed says that the load has failed. Then those whose lock somebody else
-// has by now are loaded without, as are those that hear of it: that one may fail, too, and so may the next.
+// tryAgain makes another attempt for each lock, because a load elsewhere has left nothing, and loads what it gets. It
+// returns the others. If no slot is free, all wait for one as at first. failed says that the load has failed. Then
+// those whose lock somebody else has by now are loaded without, as are those that hear of it: that one may fail, too,
+// and so may the next.
 func (f *Fetcher[V]) tryAgain(runs []*fetchRun[V], failed bool) (rest []*fetchRun[V]) {
 	p := f.gate.join(locked)
 	if !p.isAdmitted() {
 		f.gate.leave(p)
-		return runs
+		go f.lockBatch(runs) // each run counts as a goroutine until it is Done
+		return nil
 	}
 	before := map[*fetchRun[V]]string{}
 	for _, r := range runs {

@@ -408,6 +408,48 @@ func TestABatchThatALoadWaitsForLeavesNoSlotInUse(t *testing.T) {
 	})
 }
 
+// Keys whose load elsewhere has failed are tried again. If no slot is free then, they wait for one together, and
+// none is lost.
+func TestKeysThatAreTriedAgainWithoutASlot(t *testing.T) {
+	manyTest(t, 2, flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 10 * time.Second}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
+		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+			time.Sleep(20 * time.Millisecond) // the bubble's time
+			values, failed := map[string]string{}, flightlock.KeyErrors{}
+			for _, key := range keys {
+				if values[key] = "v0"; s.bulk.Load() == 1 {
+					failed[key] = errMine
+				}
+			}
+			if len(failed) > 0 {
+				return nil, failed
+			}
+			return values, nil
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := fs[0].FetchMany(t.Context(), keysFrom(0, 9)); !errors.Is(err, errMine) {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		wg.Go(func() { wantMany(t, fs[1], keysFrom(0, 9), "v0") })
+		synctest.Wait()
+		wg.Go(func() { // it has the only slot for a second
+			if v, err := fs[1].Fetch(t.Context(), "other"); v != "v0" || err != nil {
+				t.Errorf("%q, %v", v, err)
+			}
+		})
+		began := time.Now()
+		wg.Wait()
+		wantMany(t, fs[1], keysFrom(20, 3), "v0")
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
 // Values of many that are not stored because they were invalidated are no failure: the processes that wait for them
 // lock.
 func TestOutdatedValuesOfManyAreNoFailure(t *testing.T) {
