@@ -20,7 +20,7 @@ import (
 //	a slot at the gate -> one attempt for each lock, all at once
 //	    those won:         look up -> load -> store -> release, together
 //	    those of others:   look up together, now and then, for a while; then each run for itself
-//	    nodes unreachable: the same as those won, without locks
+//	    nodes unreachable: a slot for loads without locks -> the same as those won, or all again when nodes are back
 //	    failed elsewhere:  the same, with others that hear that at the same time
 //
 // It never waits for a lock. So two batches with common keys, in whatever order, do not wait for each
@@ -82,7 +82,7 @@ func (f *Fetcher[V]) runBatch(runs []*fetchRun[V]) {
 
 // lockBatch waits for a slot, tries the locks of runs, and loads what it gets.
 func (f *Fetcher[V]) lockBatch(runs []*fetchRun[V]) {
-	slot, runs := f.enterBatch(runs, locked, nil, runs[0].until) // which all of them have
+	slot, runs := f.enterBatch(runs, locked)
 	if slot == nil {
 		return
 	}
@@ -97,10 +97,10 @@ func (f *Fetcher[V]) lockBatch(runs []*fetchRun[V]) {
 // batchTick is how often a batch that waits for a slot looks whether it is still to wait.
 const batchTick = 50 * time.Millisecond
 
-// enterBatch waits for a slot, for the runs that it returns: among MaxLoads, or to load without locks because of why.
-// Without one by then, all runs are over, and so are those whose values come meanwhile. No lock is held. Refreshes
-// without callers do not wait.
-func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind, why error, until time.Time) (*slot, []*fetchRun[V]) {
+// enterBatch waits for a slot for the runs that it returns: among MaxLoads, or to load without locks because of their
+// why. Those that have none in time are over, and so are those whose values come meanwhile. Those that can be locked
+// after all go on without the others. No lock is held. Refreshes without callers do not wait.
+func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind) (*slot, []*fetchRun[V]) {
 	p := f.gate.join(k)
 	if p.isAdmitted() {
 		return p, runs
@@ -108,6 +108,10 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind, why error, until ti
 	runs = slices.DeleteFunc(runs, f.unwanted)
 	tick := time.NewTicker(batchTick)
 	defer tick.Stop()
+	var back <-chan struct{}
+	if k == unlocked {
+		back = f.c.recovery.next()
+	}
 	for recheck := time.Now().Add(recheckEvery); ; {
 		urgent := false
 		runs = slices.DeleteFunc(runs, f.canceled)
@@ -118,25 +122,60 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind, why error, until ti
 		case urgent: // a load waits for one of them, and may have the slot that it would get
 			f.gate.leave(p)
 			return uncounted, runs
-		case len(runs) == 0 || !time.Now().Before(until):
+		case len(runs) == 0 || !time.Now().Before(runs[0].until): // which all of them have
 			f.gate.leave(p)
 			for _, r := range runs {
 				var none V
-				r.Finish(none, f.full(r.Key(), k, why))
+				r.Finish(none, f.full(r.Key(), k, r.why))
 				f.finished(r)
 			}
 			return nil, nil
 		}
+		returned := false
 		select {
 		case <-p.admitted:
 			return p, runs
+		case <-back:
+			back, returned = nil, true
 		case <-tick.C:
 		}
-		if !time.Now().Before(recheck) {
-			runs, _ = f.foundMeanwhile(runs, until, p)
+		if returned || !time.Now().Before(recheck) {
+			runs = f.stillWait(runs, p, returned)
 			recheck = time.Now().Add(recheckEvery)
 		}
 	}
+}
+
+// stillWait is stillWaits for runs that wait together, all for a reason of the same kind, and returns those that do.
+func (f *Fetcher[V]) stillWait(runs []*fetchRun[V], p *slot, returned bool) []*fetchRun[V] {
+	if unavailable(runs[0].why) {
+		if !returned && f.c.away() {
+			return runs
+		}
+		f.lockAfterAll(runs)
+		return nil
+	}
+	runs, _ = f.foundMeanwhile(runs, runs[0].until, p)
+	var answered []*fetchRun[V]
+	runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
+		if p.kind == locked || r.why != nil {
+			return false
+		}
+		answered = append(answered, r)
+		return true
+	})
+	if len(answered) > 0 {
+		f.lockAfterAll(answered)
+	}
+	return runs
+}
+
+// lockAfterAll has runs locked that have waited to be loaded without locks.
+func (f *Fetcher[V]) lockAfterAll(runs []*fetchRun[V]) {
+	for _, r := range runs {
+		r.why, r.unseen = nil, false
+	}
+	go f.lockBatch(runs) // each run counts as a goroutine until it is Done
 }
 
 // canceled ends a run that its callers have left.
@@ -181,7 +220,7 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 			f.giveBack(locks[i])
 			f.finished(r)
 		case unavailable(errs[i]) && f.mayLoadLocally(r, errs[i]):
-			f.seen.without.began(errs[i])
+			r.why = errs[i]
 			away = append(away, r)
 		case f.unwanted(r):
 		case f.c.isInUse(errs[i]):
@@ -224,10 +263,10 @@ func (b *batch[V]) use(p *slot) (spare *slot) {
 
 // loadUnlocked loads runs without locks, on a goroutine of their own: because the nodes of the locks
 // cannot be reached, or a lookup has failed. If there is a spare slot among MaxLoads, it is for them. If no slot is
-// free, each run waits for one by itself.
+// free, they wait for one together, once more for WaitTimeout.
 func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V], spare *slot) {
 	runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
-		alone := r.why != nil && !f.mayLoadLocally(r, r.why)
+		alone := !f.mayLoadLocally(r, r.why)
 		if alone {
 			f.runs.Start(r)
 		}
@@ -242,17 +281,24 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V], spare *slot) {
 		f.gate.leave(p)
 		p = f.gate.join(unlocked)
 	}
-	if !p.isAdmitted() {
-		f.gate.leave(p)
-		f.startEach(runs)
+	if p.isAdmitted() {
+		go f.commit(p, runs).work() // each run counts as a goroutine until it is Done
 		return
 	}
+	f.gate.leave(p)
 	for _, r := range runs {
-		if r.why != nil {
-			f.seen.without.began(r.why)
+		if !r.extended {
+			r.extended, r.until = true, time.Now().Add(f.opts.WaitTimeout)
 		}
 	}
-	go f.commit(p, runs).work() // each run counts as a goroutine until it is Done
+	go f.loadWithoutLocks(runs) // as above
+}
+
+// loadWithoutLocks waits for a slot, and loads runs because of their why.
+func (f *Fetcher[V]) loadWithoutLocks(runs []*fetchRun[V]) {
+	if p, runs := f.enterBatch(runs, unlocked); p != nil {
+		f.commit(p, runs).work()
+	}
 }
 
 // commit makes a batch without locks of those runs that are still wanted.
@@ -260,6 +306,9 @@ func (f *Fetcher[V]) commit(p *slot, runs []*fetchRun[V]) *batch[V] {
 	b := &batch[V]{f: f, slot: p}
 	for _, r := range runs {
 		if r.Commit() {
+			if !errors.Is(r.why, errFailedElsewhere) {
+				f.seen.without.began(r.why)
+			}
 			b.add(r, nil)
 		} else {
 			f.finished(r)
@@ -400,12 +449,13 @@ func (f *Fetcher[V]) startFailed() {
 	}
 }
 
-// loadFailedElsewhere waits for a slot, and loads runs without locks.
+// loadFailedElsewhere is loadWithoutLocks for runs whose load elsewhere has failed.
 func (f *Fetcher[V]) loadFailedElsewhere(runs []*fetchRun[V]) {
-	p, runs := f.enterBatch(runs, unlocked, errFailedElsewhere, time.Now().Add(f.opts.WaitTimeout))
-	if p != nil {
-		f.commit(p, runs).work()
+	until := time.Now().Add(f.opts.WaitTimeout)
+	for _, r := range runs {
+		r.why, r.until = errFailedElsewhere, until
 	}
+	f.loadWithoutLocks(runs)
 }
 
 // pauseTogether waits until then, or until lead is over, and returns those runs that are to be looked up, and the lead,
@@ -459,7 +509,8 @@ func (f *Fetcher[V]) awaitedNoMore(r *fetchRun[V]) bool {
 
 // foundMeanwhile looks up runs, all at once, and returns those whose value is not there yet. Those whose lookup has
 // failed it starts: they look up by themselves, and know what to do if that fails, too. If they wait for slot p, they
-// continue instead, and the lookup ends when p is admitted. It is one of the maxWaitingLookups.
+// continue instead, and the lookup ends when p is admitted; a why that was a lookup's is gone if this one succeeds. It
+// is one of the maxWaitingLookups.
 func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V], until time.Time, p *slot) (rest []*fetchRun[V], any bool) {
 	leader := runs[0]
 	step := leader.Begin(leader.values, max(time.Until(until), 0))
@@ -498,6 +549,9 @@ func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V], until time.Time, p *slo
 			}
 			f.finished(r)
 		default:
+			if why == nil && isUnknown(r.why) {
+				r.why = nil
+			}
 			rest = append(rest, r)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -162,12 +164,143 @@ func TestABatchWithoutLocksAndSlots(t *testing.T) {
 		synctest.Wait()
 		wantMany(t, fs[0], keysFrom(10, 3), "v0")
 		wg.Wait()
+		synctest.Wait()
 		// None is looked up again before its load: the cache does not answer.
 		st := fs[0].Stats()
 		if s.most() != 1 || st.UnlockedLoads != st.Loads || st.LookupErrors != 6 || st.Running != 0 {
 			t.Errorf("%d loads of one key; %+v", s.most(), st)
 		}
 	})
+}
+
+// What many callers miss while nothing can be locked is loaded by one LoadMany for each of their batches, also by those
+// that have to wait because MaxUnlockedLoads are running: not key by key.
+func TestBatchesWithoutLocksWaitForSlots(t *testing.T) {
+	for _, cacheToo := range []bool{false, true} {
+		manyTest(t, 1, flightlock.FetchOptions{MaxUnlockedLoads: 2}, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			node.Down(true)
+			s.fails.Store(cacheToo)
+			s.takes = 200 * time.Millisecond
+			began := time.Now()
+			var wg sync.WaitGroup
+			for i := range 10 {
+				wg.Go(func() { wantMany(t, fs[0], keysFrom(100*i, 20), "v0") })
+				time.Sleep(2 * time.Millisecond) // they do not share a load
+			}
+			wg.Wait()
+			if took := time.Since(began); took > 6*s.takes || s.bulk.Load() != 10 || fs[0].Stats().Loads != 10 {
+				t.Errorf("%v, %d of many keys; %+v", took, s.bulk.Load(), fs[0].Stats())
+			}
+		})
+	}
+}
+
+// Keys that wait to be loaded without locks are locked after all when a node is back, or the cache answers. Of those
+// that wait together, each does so by itself.
+func TestBatchesWithoutLocksAreLockedAfterAll(t *testing.T) {
+	for _, down := range []string{"node", "cache", "half of the cache"} {
+		var failing atomic.Bool
+		change := func(src *flightlock.Source[string]) {
+			lookup := src.LookupMany
+			src.LookupMany = func(ctx context.Context, keys []string) (map[string]flightlock.Found[string], error) {
+				if !failing.Load() {
+					return lookup(ctx, keys)
+				}
+				failed := flightlock.KeyErrors{}
+				for _, key := range keys {
+					if key == "k10" {
+						failed[key] = errMine
+					}
+				}
+				found, _ := lookup(ctx, keys)
+				return found, failed
+			}
+		}
+		opts := flightlock.FetchOptions{MaxUnlockedLoads: 1, WaitTimeout: 20 * time.Second, LoadTimeout: 20 * time.Second}
+		manyTest(t, 1, opts, change, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+				if slices.Contains(keys, "k0") {
+					time.Sleep(10 * time.Second) // in the bubble's time: longer than all that follows
+				}
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = "v0"
+				}
+				return values, nil
+			}
+			node.Down(down == "node")
+			s.fails.Store(down != "node")
+			var wg sync.WaitGroup
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") }) // it has the slot
+			time.Sleep(time.Second)
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(10, 3), "v0") })
+			time.Sleep(time.Second)
+			failing.Store(down == "half of the cache")
+			s.fails.Store(false)
+			node.Down(false)
+			time.Sleep(4 * time.Second)
+			want := []string{"k10", "k11", "k12"}
+			if failing.Load() {
+				want = want[1:]
+			}
+			var got []string
+			s.mu.Lock()
+			for key, e := range s.entries {
+				if e.value != "" {
+					got = append(got, key)
+				}
+			}
+			s.mu.Unlock()
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("%s: stored %v, want %v", down, got, want)
+			}
+			if got := fs[0].Stats(); got.UnlockedLoads != 1 || got.Loads != 2 {
+				t.Errorf("%s: %+v", down, got)
+			}
+			failing.Store(false)
+			wg.Wait()
+			if got := fs[0].Stats(); got.UnlockedLoads > 2 || s.most() != 1 {
+				t.Errorf("%s: %+v, %d loads of one key", down, got, s.most())
+			}
+		})
+	}
+}
+
+// Callers whose keys get no slot have an error that says why there were no locks, after WaitTimeout.
+func TestBatchesWithoutLocksThatGetNoSlot(t *testing.T) {
+	for _, want := range []error{flightlock.ErrUnavailable, errMine} {
+		opts := flightlock.FetchOptions{MaxUnlockedLoads: 1, WaitTimeout: 3 * time.Second, LoadTimeout: 20 * time.Second}
+		manyTest(t, 1, opts, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			node.Down(true)
+			s.fails.Store(want == errMine) //nolint:errorlint // it is that one
+			s.takes = 10 * time.Second
+			var wg sync.WaitGroup
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") })
+			time.Sleep(time.Second)
+			began := time.Now()
+			_, err := fs[0].FetchMany(t.Context(), keysFrom(10, 3))
+			if took := time.Since(began); took < opts.WaitTimeout || took > 2*opts.WaitTimeout {
+				t.Errorf("it took %v", took)
+			}
+			var failed *flightlock.ManyError
+			if !errors.As(err, &failed) || len(failed.Errors) != 3 {
+				t.Fatal(err)
+			}
+			for key, err := range failed.Errors {
+				if !errors.Is(err, want) || !strings.Contains(err.Error(), "MaxUnlockedLoads, 1, are running") ||
+					!strings.Contains(err.Error(), `"`+key+`"`) {
+					t.Errorf("%s: %v", key, err)
+				}
+			}
+			wg.Wait()
+		})
+	}
 }
 
 // A StoreMany that does not end with its ctx keeps neither callers nor locks. That it has failed is counted when it

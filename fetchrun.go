@@ -35,7 +35,7 @@ type fetchRun[V any] struct {
 	coalesce.Run[V]
 
 	// Set before the run starts.
-	why       error           // the Lookup error that it began with: no use in contending
+	why       error           // the Lookup error that it began with: no use in contending. Its batch may set it later
 	timeouts  int             // Lookups that timed out before it began: 1 if its first caller's did
 	refreshes bool            // it began behind a stale value
 	base      context.Context // the result of Values
@@ -51,10 +51,11 @@ type fetchRun[V any] struct {
 	finished chan struct{} // closed when others have done its work; nil: they do not
 
 	// only run's goroutine has these
-	until  time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
-	place  uint64         // at the gate: see joinAt
-	scope  coalesce.Scope // of what is loaded
-	unseen bool           // the lookup before the load is left out, because the cache does not answer
+	until    time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
+	extended bool           // WaitTimeout has begun once more, with the first wait for a slot without a lock
+	place    uint64         // at the gate: see joinAt
+	scope    coalesce.Scope // of what is loaded
+	unseen   bool           // the lookup before the load is left out, because the cache does not answer
 
 	// refused: the lookup before the load has failed, and not only timed out. Written by run's goroutine, or
 	// by the batch.
@@ -103,7 +104,6 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 	if r.until.IsZero() {
 		r.until = time.Now().Add(f.opts.WaitTimeout)
 	}
-	extended := false // WaitTimeout begins once more with the first wait for a slot without a lock
 	for why := r.why; ; {
 		var over bool
 		back := f.c.recovery.next() // from before the attempt that may fail
@@ -132,8 +132,8 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			r.Finish(none, why)
 			return nil, nil, false
 		}
-		if !extended {
-			extended, r.until = true, time.Now().Add(f.opts.WaitTimeout)
+		if !r.extended {
+			r.extended, r.until = true, time.Now().Add(f.opts.WaitTimeout)
 		}
 		p, over = f.enter(r, unlocked, why, back)
 		switch {
@@ -148,8 +148,7 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			if !errors.Is(why, errFailedElsewhere) {
 				f.seen.without.began(why)
 			}
-			var unknown *lookupError
-			r.unseen = errors.As(why, &unknown)
+			r.unseen = isUnknown(why)
 			return nil, p, true
 		}
 	}
@@ -333,7 +332,6 @@ func (f *Fetcher[V]) enter(r *fetchRun[V], k kind, why error, back <-chan struct
 func (f *Fetcher[V]) stillWaits(r *fetchRun[V], p *slot, why error, returned bool) (over, again bool) {
 	var none V
 	k := p.kind
-	var unknown *lookupError
 	switch {
 	case r.Err() != nil:
 		return true, false
@@ -347,7 +345,7 @@ func (f *Fetcher[V]) stillWaits(r *fetchRun[V], p *slot, why error, returned boo
 	defer step.End(nil)
 	f.gate.interrupt(p, step)
 	over, err := f.lookUpWaiting(r, step)
-	return over, !over && (k == locked || err != nil || step.Err() != nil || !errors.As(why, &unknown))
+	return over, !over && (k == locked || err != nil || step.Err() != nil || !isUnknown(why))
 }
 
 // full is the error for callers whose run waited for a slot in vain.
@@ -644,6 +642,11 @@ func (f *Fetcher[V]) lookupFailed(key string, err error) error {
 type lookupError struct{ error }
 
 func (e *lookupError) Unwrap() error { return e.error }
+
+func isUnknown(why error) bool {
+	var unknown *lookupError
+	return errors.As(why, &unknown)
+}
 
 // giveBack releases the lock, if there is one.
 func (f *Fetcher[V]) giveBack(l *Lock) {
