@@ -19,14 +19,15 @@ import (
 //
 //	a slot at the gate -> one attempt for each lock, all at once
 //	    those won:         look up -> load -> store -> release, together
-//	    those of others:   look up together, now and then, for a while; then each run for itself
+//	    those of others:   look up together, now and then, for a while; then each run waits for its lock, and those
+//	                       that get theirs at the same time are a batch again
 //	    nodes unreachable: a slot for loads without locks -> the same as those won, or all again when nodes are back
 //	    failed elsewhere:  the same, with others that hear that at the same time
 //
 // It never waits for a lock. So two batches with common keys, in whatever order, do not wait for each
 // other: each has what it won, and gives it back before its callers have waited for the rest. An
 // attempt that is not won is not repeated here: its run is awaited with others for a while (awaitTogether), and
-// continues as any other then (Fetcher.run).
+// continues as any other then (Fetcher.run), up to its load (loadWon).
 //
 // What is decided together belongs to all its runs: they are committed before the lookup, and use the Worker of the
 // first one. Each of them waits for the first in the wait graph, so that a Fetch
@@ -446,6 +447,29 @@ func (f *Fetcher[V]) loadGathered(r *fetchRun[V]) {
 func (f *Fetcher[V]) startFailed() {
 	for some := range slices.Chunk(f.gathering.failed.take(), f.opts.MaxBatch) {
 		go f.loadFailedElsewhere(slices.Clone(some))
+	}
+}
+
+// loadWon has a run loaded that has got its lock by itself, with others that get theirs a moment later: where a process
+// was killed in a load of many keys, their locks end at the same time. It returns when the run is finished.
+func (f *Fetcher[V]) loadWon(r *fetchRun[V], l *Lock, p *slot) {
+	r.finished, r.won, r.slot = make(chan struct{}), l, p
+	if f.gathering.won.add(r) {
+		time.AfterFunc(firstPause, f.startWon) // each run counts as a goroutine until it is Done
+	}
+	<-r.finished
+}
+
+func (f *Fetcher[V]) startWon() {
+	for some := range slices.Chunk(f.gathering.won.take(), f.opts.MaxBatch) {
+		b := &batch[V]{f: f, locks: map[string]*Lock{}, slot: some[0].slot}
+		for i, r := range some {
+			if i > 0 { // one call is one load
+				f.gate.leave(r.slot)
+			}
+			b.add(r, r.won)
+		}
+		go b.work()
 	}
 }
 

@@ -583,6 +583,47 @@ func TestKeysThatAreTriedAgainWithoutASlot(t *testing.T) {
 	})
 }
 
+// Where a process was killed in a load of many keys, the others that wait for these load them together when the locks
+// have ended. With MaxLoads each such load has one slot, and gives it back.
+func TestKeysOfAKilledProcessAreLoadedTogether(t *testing.T) {
+	for _, maxLoads := range []int{0, 2} {
+		manyTest(t, 3, flightlock.FetchOptions{MaxLoads: maxLoads}, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			s.takes = 10 * time.Millisecond
+			killed := newClient(t, flightlock.Options{}, node.Client(t))
+			keys := keysFrom(0, 50)
+			for _, key := range keys {
+				if _, err := killed.TryLock(t.Context(), key, time.Second); err != nil { // and nobody releases it
+					t.Fatal(err)
+				}
+			}
+			var wg sync.WaitGroup
+			for _, f := range fs {
+				wg.Go(func() { wantMany(t, f, keys, "v0") })
+			}
+			wg.Wait()
+			if maxLoads == 0 && s.bulk.Load() > 3 || s.most() != 1 {
+				t.Errorf("%d loads of many keys, %d of one", s.bulk.Load(), s.most())
+			}
+			for i := range 2 * maxLoads {
+				began := time.Now()
+				wantMany(t, fs[i%2], keysFrom(100*(i+1), 3), "v0")
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("later it took %v", took)
+				}
+			}
+			var loads uint64
+			for _, f := range fs {
+				loads += f.Stats().Loads
+			}
+			if uint64(s.bulk.Load()) != loads {
+				t.Errorf("%d loads, %d of them of many keys", loads, s.bulk.Load())
+			}
+		})
+	}
+}
+
 // Values of many that are not stored because they were invalidated are no failure: the processes that wait for them
 // lock.
 func TestOutdatedValuesOfManyAreNoFailure(t *testing.T) {

@@ -31,6 +31,7 @@ type gathering[V any] struct {
 
 	runs   crowd[V] // wait for startGathered
 	failed crowd[V] // wait for startFailed: see loadGathered
+	won    crowd[V] // wait for startWon: see loadWon
 }
 
 // crowd is runs that start together.

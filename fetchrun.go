@@ -49,6 +49,8 @@ type fetchRun[V any] struct {
 	lost     error         // why it had no lock when that was last tried
 	lead     *leading      // nil: nobody waits for the end of its waiting
 	finished chan struct{} // closed when others have done its work; nil: they do not
+	won      *Lock         // of loadWon, as is its slot
+	slot     *slot
 
 	// only run's goroutine has these
 	until    time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
@@ -117,6 +119,10 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			if l != nil && !r.Commit() {
 				f.gate.leave(p)
 				f.giveBack(l)
+				return nil, nil, false
+			}
+			if l != nil && r.together {
+				f.loadWon(r, l, p)
 				return nil, nil, false
 			}
 			if over || l != nil {
