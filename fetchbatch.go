@@ -119,17 +119,12 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind) (*slot, []*fetchRun
 		for _, r := range runs {
 			urgent = urgent || r.node.hasBeenAwaited()
 		}
-		switch {
-		case urgent: // a load waits for one of them, and may have the slot that it would get
+		if urgent { // a load waits for one of them, and may have the slot that it would get
 			f.gate.leave(p)
 			return uncounted, runs
-		case len(runs) == 0 || !time.Now().Before(runs[0].until): // which all of them have
+		}
+		if runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool { return f.outOfTime(r, k) }); len(runs) == 0 {
 			f.gate.leave(p)
-			for _, r := range runs {
-				var none V
-				r.Finish(none, f.full(r.Key(), k, r.why))
-				f.finished(r)
-			}
 			return nil, nil
 		}
 		returned := false
@@ -147,36 +142,58 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind) (*slot, []*fetchRun
 	}
 }
 
-// stillWait is stillWaits for runs that wait together, all for a reason of the same kind, and returns those that do.
-func (f *Fetcher[V]) stillWait(runs []*fetchRun[V], p *slot, returned bool) []*fetchRun[V] {
-	if unavailable(runs[0].why) {
-		if !returned && f.c.away() {
-			return runs
-		}
-		f.lockAfterAll(runs)
-		return nil
+// outOfTime ends a run whose time to wait for a slot is over.
+func (f *Fetcher[V]) outOfTime(r *fetchRun[V], k kind) bool {
+	if time.Now().Before(r.until) {
+		return false
 	}
-	runs, _ = f.foundMeanwhile(runs, runs[0].until, p)
-	var answered []*fetchRun[V]
-	runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
-		if p.kind == locked || r.why != nil {
-			return false
+	var none V
+	r.Finish(none, f.full(r.Key(), k, r.why))
+	f.finished(r)
+	return true
+}
+
+// stillWait is stillWaits for runs that wait together, and returns those that do.
+func (f *Fetcher[V]) stillWait(runs []*fetchRun[V], p *slot, returned bool) (rest []*fetchRun[V]) {
+	var away, others, locks []*fetchRun[V]
+	for _, r := range runs {
+		if unavailable(r.why) {
+			away = append(away, r)
+		} else {
+			others = append(others, r)
 		}
-		answered = append(answered, r)
-		return true
-	})
-	if len(answered) > 0 {
-		f.lockAfterAll(answered)
 	}
-	return runs
+	if returned || len(away) > 0 && !f.c.away() {
+		away, locks = nil, away
+	}
+	if len(others) > 0 {
+		others, _ = f.foundMeanwhile(others, others[0].until, p)
+	}
+	for _, r := range others {
+		if p.kind == unlocked && r.why == nil {
+			locks = append(locks, r)
+		} else {
+			rest = append(rest, r)
+		}
+	}
+	f.lockAfterAll(locks)
+	return append(rest, away...)
 }
 
 // lockAfterAll has runs locked that have waited to be loaded without locks.
 func (f *Fetcher[V]) lockAfterAll(runs []*fetchRun[V]) {
+	var batch []*fetchRun[V]
 	for _, r := range runs {
 		r.why, r.unseen = nil, false
+		if r.finished != nil { // its goroutine goes on
+			close(r.finished)
+		} else {
+			batch = append(batch, r)
+		}
 	}
-	go f.lockBatch(runs) // each run counts as a goroutine until it is Done
+	if len(batch) > 0 {
+		go f.lockBatch(batch) // each run counts as a goroutine until it is Done
+	}
 }
 
 // canceled ends a run that its callers have left.
@@ -288,9 +305,7 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V], spare *slot) {
 	}
 	f.gate.leave(p)
 	for _, r := range runs {
-		if !r.extended {
-			r.extended, r.until = true, time.Now().Add(f.opts.WaitTimeout)
-		}
+		f.extend(r)
 	}
 	go f.loadWithoutLocks(runs) // as above
 }
@@ -406,13 +421,15 @@ func (f *Fetcher[V]) tryAgain(runs []*fetchRun[V], failed bool) (rest []*fetchRu
 	var taken []*fetchRun[V]
 	for _, r := range others {
 		if failed && holderOf(r.lost) != before[r] {
+			r.why = errFailedElsewhere
+			f.extend(r)
 			taken = append(taken, r)
 		} else {
 			rest = append(rest, r)
 		}
 	}
 	if len(taken) > 0 {
-		go f.loadFailedElsewhere(taken) // each run counts as a goroutine until it is Done
+		go f.loadWithoutLocks(taken) // each run counts as a goroutine until it is Done
 	}
 	go won.work() // as above
 	return rest
@@ -433,20 +450,20 @@ func holderOf(err error) (holder string) {
 	return holder
 }
 
-// loadGathered has a run loaded whose load elsewhere has failed: at once and without a lock, as all processes do that
-// have waited for it, but with others that hear of it a moment later: one LoadMany for all of them. It returns when
-// the run is finished.
-func (f *Fetcher[V]) loadGathered(r *fetchRun[V]) {
-	r.finished = make(chan struct{})
-	if f.gathering.failed.add(r) {
-		time.AfterFunc(firstPause, f.startFailed) // each run counts as a goroutine until it is Done
+// loadGathered has a run loaded without a lock, because of why: with others that have to be a moment later, as where
+// the load of many keys that they have waited for has failed, or Redis. It returns when the run is finished, or to be
+// locked after all: then its why is nil.
+func (f *Fetcher[V]) loadGathered(r *fetchRun[V], why error) {
+	r.finished, r.why, r.unseen = make(chan struct{}), why, isUnknown(why)
+	if f.gathering.unlocked.add(r) {
+		time.AfterFunc(firstPause, f.startUnlocked) // each run counts as a goroutine until it is Done
 	}
 	<-r.finished // as any run: when its callers have left, or all is done
 }
 
-func (f *Fetcher[V]) startFailed() {
-	for some := range slices.Chunk(f.gathering.failed.take(), f.opts.MaxBatch) {
-		go f.loadFailedElsewhere(slices.Clone(some))
+func (f *Fetcher[V]) startUnlocked() {
+	for some := range slices.Chunk(f.gathering.unlocked.take(), f.opts.MaxBatch) {
+		go f.loadWithoutLocks(slices.Clone(some))
 	}
 }
 
@@ -471,15 +488,6 @@ func (f *Fetcher[V]) startWon() {
 		}
 		go b.work()
 	}
-}
-
-// loadFailedElsewhere is loadWithoutLocks for runs whose load elsewhere has failed.
-func (f *Fetcher[V]) loadFailedElsewhere(runs []*fetchRun[V]) {
-	until := time.Now().Add(f.opts.WaitTimeout)
-	for _, r := range runs {
-		r.why, r.until = errFailedElsewhere, until
-	}
-	f.loadWithoutLocks(runs)
 }
 
 // pauseTogether waits until then, or until lead is over, and returns those runs that are to be looked up, and the lead,

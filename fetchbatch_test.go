@@ -270,6 +270,57 @@ func TestBatchesWithoutLocksAreLockedAfterAll(t *testing.T) {
 	}
 }
 
+// So are those that have waited for their locks one by one.
+func TestKeysThatHaveWaitedAreLockedAfterAll(t *testing.T) {
+	opts := flightlock.FetchOptions{MaxUnlockedLoads: 1, WaitTimeout: 20 * time.Second, LoadTimeout: 20 * time.Second}
+	manyTest(t, 1, opts, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+	) {
+		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+			if slices.Contains(keys, "k0") {
+				time.Sleep(10 * time.Second) // in the bubble's time: longer than all that follows
+			}
+			values := map[string]string{}
+			for _, key := range keys {
+				values[key] = "v0"
+			}
+			return values, nil
+		}
+		var wg sync.WaitGroup
+		node.Down(true)
+		wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") }) // it has the slot
+		time.Sleep(time.Second)
+		node.Down(false)
+		time.Sleep(time.Second)
+		other := newClient(t, flightlock.Options{}, node.Client(t))
+		var locks []*flightlock.Lock
+		for _, key := range keysFrom(10, 3) {
+			l, err := other.SingleFlightLock(t.Context(), key, time.Minute, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			locks = append(locks, l)
+		}
+		began := time.Now()
+		wg.Go(func() {
+			if wantMany(t, fs[0], keysFrom(10, 3), "v0"); time.Since(began) > 6*time.Second {
+				t.Errorf("it took %v", time.Since(began))
+			}
+		})
+		time.Sleep(time.Second)
+		node.Down(true)
+		time.Sleep(time.Second)
+		node.Down(false)
+		for _, l := range locks {
+			_ = l.Release(t.Context())
+		}
+		wg.Wait()
+		if got := fs[0].Stats(); got.UnlockedLoads != 1 || got.Loads > 4 || s.most() != 1 {
+			t.Errorf("%+v, %d loads of one key", got, s.most())
+		}
+	})
+}
+
 // Callers whose keys get no slot have an error that says why there were no locks, after WaitTimeout.
 func TestBatchesWithoutLocksThatGetNoSlot(t *testing.T) {
 	for _, want := range []error{flightlock.ErrUnavailable, errMine} {
@@ -619,6 +670,34 @@ func TestKeysOfAKilledProcessAreLoadedTogether(t *testing.T) {
 			}
 			if uint64(s.bulk.Load()) != loads {
 				t.Errorf("%d loads, %d of them of many keys", loads, s.bulk.Load())
+			}
+		})
+	}
+}
+
+// Keys that have waited for the loads of another process, each for its lock, are loaded together when that is in vain:
+// because their time is over, the nodes go down, or the cache fails.
+func TestKeysThatHaveWaitedInVainAreLoadedTogether(t *testing.T) {
+	for _, why := range []string{"time", "nodes", "cache"} {
+		opts := flightlock.FetchOptions{WaitTimeout: 5 * time.Second}
+		manyTest(t, 1, opts, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			s.takes = 200 * time.Millisecond
+			other := newClient(t, flightlock.Options{}, node.Client(t))
+			keys := keysFrom(0, 50)
+			for _, key := range keys {
+				if _, err := other.TryLock(t.Context(), key, time.Minute); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.AfterFunc(2*time.Second, func() {
+				node.Down(why == "nodes")
+				s.fails.Store(why == "cache")
+			})
+			wantMany(t, fs[0], keys, "v0")
+			if n := s.bulk.Load(); n > 3 || uint64(n) != fs[0].Stats().Loads || s.most() != 1 {
+				t.Errorf("%s: %d loads of many keys; %+v", why, n, fs[0].Stats())
 			}
 		})
 	}

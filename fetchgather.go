@@ -29,9 +29,9 @@ type gathering[V any] struct {
 	next     []*gathered[V]          // wait for one of those to return; what comes is put into the last one
 	waiting  map[string]*gathered[V] // the keys of next
 
-	runs   crowd[V] // wait for startGathered
-	failed crowd[V] // wait for startFailed: see loadGathered
-	won    crowd[V] // wait for startWon: see loadWon
+	runs     crowd[V] // wait for startGathered
+	unlocked crowd[V] // wait for startUnlocked: see loadGathered
+	won      crowd[V] // wait for startWon: see loadWon
 }
 
 // crowd is runs that start together.

@@ -128,18 +128,19 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			if over || l != nil {
 				return l, p, !over
 			}
-			if r.together && errors.Is(why, errFailedElsewhere) {
-				f.loadGathered(r)
-				return nil, nil, false
-			}
 		}
 		if !f.mayLoadLocally(r, why) {
 			var none V
 			r.Finish(none, why)
 			return nil, nil, false
 		}
-		if !r.extended {
-			r.extended, r.until = true, time.Now().Add(f.opts.WaitTimeout)
+		f.extend(r)
+		if r.together {
+			f.loadGathered(r, why)
+			if why = r.why; why != nil {
+				return nil, nil, false
+			}
+			continue
 		}
 		p, over = f.enter(r, unlocked, why, back)
 		switch {
@@ -157,6 +158,13 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			r.unseen = isUnknown(why)
 			return nil, p, true
 		}
+	}
+}
+
+// extend has WaitTimeout begin once more, for the first wait for a slot without a lock.
+func (f *Fetcher[V]) extend(r *fetchRun[V]) {
+	if !r.extended {
+		r.extended, r.until = true, time.Now().Add(f.opts.WaitTimeout)
 	}
 }
 
