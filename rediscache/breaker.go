@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/group"
 	"github.com/redis/go-redis/v9"
 )
@@ -214,7 +217,8 @@ func requestMany[T any](ctx context.Context, probe <-chan struct{}, keys []strin
 }
 
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
-// a pool without a free connection, nor a refusal of this command.
+// a pool without a free connection, nor a refusal of this command. A server that refuses every command,
+// or every login, is left alone as well: each lookup of a refused login would dial again.
 func (b *breaker) isOutage(ctx context.Context, err error) bool {
 	if clock.Ended(ctx) != nil {
 		return false
@@ -223,7 +227,16 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 	if !errors.As(err, &refused) {
 		return !errors.Is(err, redis.ErrClosed) && !errors.Is(err, redis.ErrPoolTimeout)
 	}
-	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err)
+	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
+		conn.HasCode(err, "BUSY") || refusesLogin(refused)
+}
+
+// refusesLogin reports whether a reply is one to a login, or to a command before one. Those without a code of
+// their own are for a password without its user, a database that the server does not have, and too many clients.
+func refusesLogin(reply redis.Error) bool {
+	return conn.HasCode(reply, "WRONGPASS", "NOAUTH") ||
+		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients "},
+			func(text string) bool { return strings.HasPrefix(reply.Error(), text) })
 }
 
 func (b *breaker) isCluster() bool {

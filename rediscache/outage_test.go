@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -162,6 +163,59 @@ func TestAServerThatRefusesConnections(t *testing.T) {
 				}
 				w.values.Down(false)
 				time.Sleep(10 * time.Second) // go-redis may still be dialing
+			})
+		})
+	}
+}
+
+// A server that refuses every login, or every command, is left alone like one that does not answer: a client
+// that is not let in dials again for each lookup. It is used again when it lets the client in.
+func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
+	for _, reply := range []string{
+		"WRONGPASS", // as the server has it
+		"NOAUTH Authentication required.",
+		"ERR AUTH <password> called without any password configured for the default user.",
+		"ERR DB index is out of range",
+		"ERR max number of clients reached",
+		"BUSY Redis is busy running a script.",
+	} {
+		t.Run(reply, func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				w.values.Mini.RequireAuth("old")
+				var dials atomic.Int64
+				rdb := w.values.Client(t, honouring, func(o *redis.Options) {
+					o.Password = "old"
+					dial := o.Dialer
+					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						dials.Add(1)
+						return dial(ctx, network, addr)
+					}
+				})
+				w.origin.takes = time.Millisecond
+				c := w.cacheOf(rdb, rediscache.Options[string]{Fresh: time.Hour})
+				w.want("k", "k@0", c)
+				if reply == "WRONGPASS" {
+					w.values.Mini.RequireAuth("new")
+				} else {
+					w.values.Mini.SetError(reply)
+				}
+				w.values.Cut()
+				before := dials.Load()
+				for range 500 {
+					w.want("k", "k@0", c)
+					time.Sleep(10 * time.Millisecond)
+				}
+				if n, s := dials.Load()-before, c.Stats(); n > 30 || s.Down != 1 {
+					t.Errorf("%d dials in 5 s; servers that are down: %d", n, s.Down)
+				}
+				w.values.Mini.RequireAuth("old")
+				w.values.Mini.SetError("")
+				time.Sleep(time.Second)
+				failed := c.Stats().LookupErrors
+				w.want("k", "k@0", c)
+				if s := c.Stats(); s.Down != 0 || s.LookupErrors != failed {
+					t.Errorf("servers that are down: %d; %d lookups have failed since", s.Down, s.LookupErrors-failed)
+				}
 			})
 		})
 	}
