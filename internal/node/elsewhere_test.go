@@ -116,6 +116,30 @@ func TestARefusedBatchIsNoReasonToGiveAConnectionUp(t *testing.T) {
 	first.refresh().want(t, Renewed)
 }
 
+// A connection is kept if its server refuses to load the scripts, so that it does not know them afterwards, either.
+func TestAConnectionWhoseServerLoadsNoScriptsIsKept(t *testing.T) {
+	var forgot atomic.Bool
+	f := redistest.StartFake(t, func(cmd []string) string {
+		switch {
+		case !forgot.Load():
+			return ":1\r\n"
+		case strings.EqualFold(cmd[0], "SCRIPT"):
+			return "-NOPERM this user has no permissions to run the 'script|load' command\r\n"
+		}
+		return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
+	})
+	var out atomic.Bool
+	n := newAlone(t, f.Client(t, lockedOut(&out)), 2*time.Second)
+	held, a := newAttempt(t, n, "k"), newAttempt(t, n, "k")
+	held.acquire().want(t, Granted)
+	a.acquire().want(t, Granted)
+	out.Store(true)
+	forgot.Store(true)
+	a.release().want(t, Failed)
+	forgot.Store(false)
+	held.refresh().want(t, Renewed)
+}
+
 // A server that had the node's address before, and cannot reach its own master, refuses all with MASTERDOWN, also where
 // that was the first reply: the next request goes where the address leads now.
 func TestAConnectionToAReplicaWithoutItsMasterIsGivenUp(t *testing.T) {

@@ -49,7 +49,7 @@ func (l *lane) exchange(ctx context.Context, batch []*request) bool {
 		}
 		l.watchdog.begin(batch)
 		err := l.load(ctx, loads)
-		loaded = true
+		loaded = err == nil // else a server that refuses to load them is dialled again for each release
 		l.watchdog.end()
 		if conn.IsReply(err) {
 			apart = true // the script of a batch is one that votes, too
