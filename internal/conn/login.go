@@ -23,8 +23,11 @@ func LoginRefused(answer error) error { return fmt.Errorf("%w: %w", ErrLogin, an
 // when the client has no password.
 func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 
-// Probe reports whether a server accepts a login with c's options and answers: nil, ErrLogin, or the
-// reason why it could not be reached. It ends with ctx, or when a read has taken timeout.
+// Probe reports whether a server accepts a login with c's options and answers a PING and a script: nil,
+// ErrLogin, or the reason why it could not be reached. It ends with ctx, or when a read has taken timeout.
+//
+// A server whose writes are paused (CLIENT PAUSE WRITE, which FAILOVER does as well) answers a PING, but no
+// script. The script is one that no server knows: NOSCRIPT is an answer.
 //
 // It uses a new connection. A pooled one may have logged in before, and continue to work while every
 // new login is refused. dials is as for DialOnce.
@@ -57,7 +60,10 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Li
 	err = own.Ping(ctx).Err()
 	switch said := last.error(); {
 	case err == nil, IsReply(err) && in.Load() && !NotLoggedIn(err): // a refused PING is an answer
-		return nil
+		if err = own.EvalSha(ctx, unknownScript, nil).Err(); IsReply(err) {
+			return nil
+		}
+		return err
 	case IsReply(err):
 		return LoginRefused(err)
 	case !in.Load() && said != nil && !TimedOut(err):
@@ -65,6 +71,8 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Li
 	}
 	return err
 }
+
+const unknownScript = "0000000000000000000000000000000000000000"
 
 // lastError is the last reply that a server sent on a connection, if that was an error; else empty.
 // A server whose connections are all in use (maxclients) sends an error and closes the connection;

@@ -98,6 +98,35 @@ func TestASuspendedServerIsProbed(t *testing.T) {
 	}
 }
 
+// A server whose writes are paused answers a PING. It is suspended once, and not again after each probe.
+func TestAServerWhoseWritesArePausedIsSuspendedOnce(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	p := redistest.StartProxy(t, s.Addr())
+	n := newImpatientNode(t, s.Client(t, at(p.Addr()), quick))
+	var suspended, back atomic.Int64
+	n.Changed = func(_ string, err error) {
+		if err == nil {
+			back.Add(1)
+		} else {
+			suspended.Add(1)
+		}
+	}
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	s.Do(t, "CLIENT", "PAUSE", 60_000, "WRITE")
+	before := p.Accepted()
+	redistest.Eventually(t, patience, "it was probed", func() bool {
+		newAttempt(t, n, "k2").acquire()
+		return p.Accepted() >= before+6
+	})
+	if suspended.Load() != 1 || back.Load() != 0 {
+		t.Errorf("it was suspended %d times, and back %d times", suspended.Load(), back.Load())
+	}
+	s.Do(t, "CLIENT", "UNPAUSE")
+	eventuallySuspended(t, n, false)
+	newAttempt(t, n, "k3").acquire().want(t, Granted)
+}
+
 // Debts to a server are paid at once when it is back, however long their retry would have waited:
 // others wait for that key.
 func TestTheEndOfASuspensionPaysDebts(t *testing.T) {
