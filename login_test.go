@@ -13,6 +13,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
 )
 
 // A node whose password was changed is suspended, and not dialed for each request: whether all its
@@ -135,6 +136,47 @@ func TestCheckOfARefusedLogin(t *testing.T) {
 			}
 			wantOneLine(t, &log, append(tc.says, "level=WARN", "node suspended: login refused", s.Addr())...)
 		})
+	}
+}
+
+// A server that is busy with a script of somebody else refuses the steps of a login, too. Neither the log nor Check
+// take that for a refused login, which the owner of the client would have to mend.
+func TestABusyServerRefusesNoLogin(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t, "--busy-reply-threshold", "10")
+	p := redistest.StartProxy(t, s.Addr())
+	var log lines
+	opts := patient
+	opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	c := mustOpen(t, opts, "redis://"+p.Addr())
+	lockAndRelease(t, c)
+
+	scripts := s.Client(t, func(o *redis.Options) { o.ReadTimeout = -1 })
+	ended := make(chan error, 1)
+	go func() { ended <- scripts.Eval(context.Background(), "while true do end", nil).Err() }()
+	plain := s.Client(t, func(o *redis.Options) { o.Protocol, o.DisableIdentity = 2, true })
+	redistest.Eventually(t, 20*time.Second, "it is busy", func() bool {
+		err := plain.Ping(t.Context()).Err()
+		return err != nil && strings.HasPrefix(err.Error(), "BUSY")
+	})
+	p.ResetAll()
+	redistest.Eventually(t, 20*time.Second, "it is suspended", func() bool {
+		_, err := c.TryLock(t.Context(), "k", time.Second)
+		return err != nil && strings.Contains(err.Error(), "suspended")
+	})
+	wantFinding(t, check(t, c), p.Addr(), "reachable", flightlock.StatusFail, "BUSY", "SCRIPT KILL")
+	for _, f := range check(t, c).Findings {
+		if strings.Contains(f.Found, "login") {
+			t.Errorf("%+v", f)
+		}
+	}
+	s.Do(t, "SCRIPT", "KILL")
+	<-ended
+	eventuallyLock(t, c, "k")
+	redistest.Eventually(t, 20*time.Second, "the log says so", func() bool { return log.count("node is back") == 1 })
+	wantOneLine(t, &log, "level=WARN", "node suspended: it does not answer", "BUSY")
+	if log.count("login") != 0 {
+		t.Error(log.text())
 	}
 }
 

@@ -136,6 +136,9 @@ func doesNotServe(cli command, err error) Finding {
 			"%s CLIENT LIST, on a connection that is open already", cli.admin())
 	case strings.Contains(text, "LOADING"):
 		f.Fix = fmt.Sprintf("wait until it has loaded its data: %s INFO persistence", cli.admin())
+	case strings.Contains(text, "BUSY"):
+		f.Fix = fmt.Sprintf("somebody's script runs for too long; this ends it, unless it has written: %s SCRIPT KILL",
+			cli.admin())
 	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "):
 		f.Fix = fixTLS(cli, err)
 	case cli.tls == nil && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)):

@@ -158,7 +158,7 @@ func (in *inspection) do(call func(ctx context.Context) error) error {
 	defer cancel()
 	err := call(ctx)
 	switch {
-	case err != nil && !conn.IsReply(err), conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING"):
+	case err != nil && !conn.IsReply(err), conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "BUSY"):
 		in.dead = err
 	}
 	return err
@@ -182,7 +182,7 @@ func (in *inspection) hello() {
 // say by themselves what is wrong need no second login.
 func (in *inspection) askAboutLogin() bool {
 	err := in.got.HelloErr
-	return err != nil && !conn.TimedOut(err) && !conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "NOPERM")
+	return err != nil && !conn.TimedOut(err) && !conn.HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "BUSY", "NOPERM")
 }
 
 // pairs reads a map from the reply of either protocol version.

@@ -16,8 +16,14 @@ import (
 // user is disabled, all connections that it allows are in use, or it is not Redis.
 var ErrLogin = errors.New("login refused")
 
-// LoginRefused wraps the answer of a server to a login, or to a command before one, in ErrLogin.
-func LoginRefused(answer error) error { return fmt.Errorf("%w: %w", ErrLogin, answer) }
+// LoginRefused wraps the answer of a server to a login, or to a command before one, in ErrLogin. A server that is
+// BUSY with a script refuses nearly everything, whoever asks.
+func LoginRefused(answer error) error {
+	if HasCode(answer, "BUSY") {
+		return answer
+	}
+	return fmt.Errorf("%w: %w", ErrLogin, answer)
+}
 
 // NotLoggedIn reports whether a server refused a command because the connection has no login, as
 // when the client has no password.
