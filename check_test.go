@@ -49,6 +49,17 @@ func checkReached(t *testing.T, c *flightlock.Client) (r flightlock.Report) {
 	return r
 }
 
+// A server whose writes are paused answers all commands but scripts: it cannot vote.
+func TestCheckWhileWritesArePaused(t *testing.T) {
+	t.Parallel()
+	servers, nodes := realNodes(t, 1)
+	c := newClient(t, patient, nodes...)
+	servers[0].Do(t, "CLIENT", "PAUSE", 600_000, "WRITE")
+	r := checkReached(t, c)
+	servers[0].Do(t, "CLIENT", "UNPAUSE")
+	wantFinding(t, r, servers[0].Addr(), "script rights", flightlock.StatusFail, "EVALSHA", "CLIENT UNPAUSE")
+}
+
 // wantFinding finds one finding, by its check and a part of its node's name, and compares its
 // status and text.
 func wantFinding(t *testing.T, r flightlock.Report, nodeName, name string, status flightlock.Status, says ...string) {

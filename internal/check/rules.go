@@ -353,6 +353,10 @@ func judgeScripts(t target) Finding {
 	case t.ScriptErr == nil && len(t.Refused) == 0:
 		return ok("all commands of the lock scripts")
 	}
+	if t.NoScript { // what locks send is not answered, either
+		return Finding{Status: Fail, Found: fmt.Sprintf("other commands are answered, but not %v", t.ScriptErr),
+			Fix: "if writes are paused, as by a FAILOVER, this ends it: " + t.cli() + " CLIENT UNPAUSE"}
+	}
 	var reply interface{ RedisError() }
 	if t.ScriptErr != nil && !errors.As(t.ScriptErr, &reply) {
 		return unknown("%v", t.ScriptErr)

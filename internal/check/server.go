@@ -35,6 +35,7 @@ type serverInfo struct {
 
 	Refused   []string // commands of the lock scripts that failed, each with its error
 	ScriptErr error    // no script can be run
+	NoScript  bool     // because the server answers other commands, and none
 
 	NoKey     bool // no key with the prefix can be on this master, so the rest was not tried
 	PubSubErr error
@@ -235,6 +236,7 @@ func (in *inspection) config() {
 // scripts tries the commands of the lock scripts within a script, and on a Cluster what goes before one.
 func (in *inspection) scripts() {
 	own := node.Reserved + node.SlotTag(in.key) + "}:check:" + in.key[max(0, len(in.key)-40):]
+	alive := in.dead == nil
 	in.got.ScriptErr = in.do(func(ctx context.Context) error {
 		if err := in.c.ScriptLoad(ctx, lua.Check.Source).Err(); err != nil {
 			return fmt.Errorf("SCRIPT LOAD: %w", err)
@@ -248,6 +250,7 @@ func (in *inspection) scripts() {
 		}
 		return nil
 	})
+	in.got.NoScript = alive && conn.TimedOut(in.got.ScriptErr) && in.ctx.Err() == nil
 	if in.got.Cluster && in.got.ScriptErr == nil { // it goes before a script whose slot moves
 		err := in.do(func(ctx context.Context) error { return in.c.Do(ctx, "ASKING").Err() })
 		if conn.IsReply(err) {
