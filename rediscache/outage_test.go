@@ -221,6 +221,29 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 	}
 }
 
+// Where a server has no connection left, go-redis reports that it has closed the connection. Errors of Get say why.
+func TestTooManyClientsAreNamed(t *testing.T) {
+	s := redistest.StartServer(t)
+	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
+	values := redistest.StartServer(t)
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	cache, err := rediscache.New(c, values.Client(t, honouring), load, rediscache.Options[string]{
+		Fresh: time.Minute, Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close(t.Context())
+	admin := values.Client(t, func(o *redis.Options) { o.PoolSize = 1 })
+	if err := admin.ConfigSet(t.Context(), "maxclients", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, 20*time.Second, "an error says why", func() bool {
+		_, err := cache.Get(t.Context(), "k")
+		return err != nil && strings.Contains(err.Error(), "max number of clients")
+	})
+}
+
 // LookupTimeout limits a hit where the client's own timeout for a reply is shorter, too: go-redis repeats what has
 // timed out, and dials again.
 func TestAShortReadTimeoutIsNoLimit(t *testing.T) {

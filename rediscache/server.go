@@ -184,7 +184,11 @@ func (s *server) ping(key string, timeout time.Duration) error {
 	switch {
 	case err == nil:
 		defer own.Close()
-		return own.Exists(ctx, key).Err()
+		err := own.Exists(ctx, key).Err()
+		if said := own.Said(); err != nil && said != nil && !conn.IsReply(err) && !conn.TimedOut(err) {
+			return said
+		}
+		return err
 	case late.Load():
 		return nil
 	}

@@ -39,16 +39,8 @@ func NotLoggedIn(err error) bool { return HasCode(err, "NOAUTH") }
 // new login is refused. dials is as for DialOnce.
 func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Limit) error {
 	var in atomic.Bool
-	var last lastError
 	own, err := DialOnce(ctx, c, timeout, dials, func(o *redis.Options) {
-		dial, greet := o.Dialer, o.OnConnect
-		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			return &recordingConn{conn, &last}, nil
-		}
+		greet := o.OnConnect
 		o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
 			if greet != nil {
 				if err := greet(ctx, conn); err != nil {
@@ -64,7 +56,7 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Li
 	}
 	defer own.Close()
 	err = own.Ping(ctx).Err()
-	switch said := last.error(); {
+	switch said := own.Said(); {
 	case err == nil, IsReply(err) && in.Load() && !NotLoggedIn(err): // a refused PING is an answer
 		if err = own.EvalSha(ctx, unknownScript, nil).Err(); IsReply(err) {
 			return nil

@@ -100,7 +100,12 @@ var errDialed = errors.New("the connection on which it was asked is gone")
 type Once struct {
 	*redis.Client
 	conn net.Conn
+	last lastError
 }
+
+// Said is the error that the server sent last on the connection, nil if what it sent last was none. go-redis reports
+// only that the connection was closed when all connections of a server are in use: see lastError.
+func (o *Once) Said() error { return o.last.error() }
 
 // Close closes the client and its connection, which it may not have used.
 func (o *Once) Close() error {
@@ -127,14 +132,16 @@ func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Li
 	if err != nil {
 		return nil, err
 	}
+	once := &Once{conn: conn}
 	var taken atomic.Bool
 	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
 		if taken.Swap(true) {
 			return nil, errDialed
 		}
-		return conn, nil
+		return &recordingConn{conn, &once.last}, nil
 	}
-	return &Once{redis.NewClient(o), conn}, nil
+	once.Client = redis.NewClient(o)
+	return once, nil
 }
 
 // WithTimeout returns a client over the connection pool of c, with that socket timeout and without
