@@ -309,6 +309,7 @@ func (b *breaker) probe(h *health, server, key string) {
 			return
 		case fails:
 			timeout, pause = b.s.lookups, probeEvery
+			b.s.relearn()
 		}
 		select {
 		case <-time.After(pause):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,4 +81,59 @@ func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 		}
 		hangs.Stall(false)
 	})
+}
+
+// When a replica has taken over from a master that has died, it is asked soon, and not when go-redis looks at the
+// Cluster's slots again by itself, which is once a minute: until then each Get would load, and each invalidation fail.
+func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
+	for _, what := range []string{"Get", "Invalidate"} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				old, successor := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
+				nodes := map[string]*redistest.MemNode{old.Addr(): old, successor.Addr(): successor}
+				var master atomic.Pointer[redistest.MemNode]
+				master.Store(old)
+				rdb := redis.NewClusterClient(&redis.ClusterOptions{
+					ContextTimeoutEnabled: true, DialerRetries: 1,
+					MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+					ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+						return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Load().Addr()}}}}, nil
+					},
+					Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+						return nodes[addr].Dial(ctx, network, addr)
+					},
+				})
+				defer func() {
+					_ = rdb.Close()
+					time.Sleep(5 * time.Second) // go-redis dials the old one once a second, until it notices
+				}()
+				c := w.cacheOf(rdb, rediscache.Options[string]{})
+				if _, err := c.Get(t.Context(), "k"); err != nil {
+					t.Fatal(err)
+				}
+				old.Down(true)
+				use := func() { _, _ = c.Get(t.Context(), "k") }
+				if what == "Invalidate" {
+					use = func() { _ = c.Invalidate(t.Context(), "k") }
+				}
+				for range 5 {
+					use()
+					time.Sleep(time.Second) // the bubble's time
+				}
+				if s := c.Stats(); s.Down == 0 && s.Repeating == 0 {
+					t.Fatal("the master has not died")
+				}
+				master.Store(successor)
+				time.Sleep(3 * time.Second) // a probe is due every 250 ms, and a repetition every 2 s
+				use()
+				time.Sleep(3 * time.Second)
+				if s := c.Stats(); s.Down != 0 || s.Repeating != 0 {
+					t.Errorf("%d servers are left alone, %d invalidations are repeated", s.Down, s.Repeating)
+				}
+				if n := len(successor.Mini.Keys()); n != 1 {
+					t.Errorf("the new master has %d entries, want 1", n)
+				}
+			})
+		})
+	}
 }

@@ -73,6 +73,9 @@ func (r *repeats) run() {
 			default:
 			}
 			failed := r.s.invalidate(context.Background(), some)
+			if len(failed) > 0 {
+				r.s.relearn()
+			}
 			if len(failed) < len(some) {
 				pause = repeatFirst
 			}

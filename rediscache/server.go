@@ -481,6 +481,15 @@ func notSent(err error) error {
 	return err
 }
 
+// relearn has go-redis ask a Cluster who its masters are, in the background. It does that by itself when a server
+// names another one for a slot, and else once a minute: it would go to a master that has died for as long, although a
+// replica has taken over.
+func (s *server) relearn() {
+	if cluster, is := s.rdb.(*redis.ClusterClient); is {
+		cluster.ReloadState(context.Background())
+	}
+}
+
 // random is 64 random bits, as 16 hexadecimal digits.
 func random() string {
 	const hex = "0123456789abcdef"
