@@ -46,6 +46,9 @@ type server struct {
 	writes    time.Duration
 	tombstone time.Duration
 	honours   bool                       // rdb ends a request with its ctx
+	cluster   bool                       // rdb is a ClusterClient
+	direct    atomic.Bool                // and knows the commands: see learnCommands
+	learning  atomic.Bool                // it asks for them now
 	hanging   conn.Limit                 // of requests on goroutines of their own, where rdb does not
 	compared  atomic.Pointer[comparison] // the last one; nil: there was none
 	ahead     atomic.Int64               // before that: by how many microseconds its clock is ahead of ours at least
@@ -60,9 +63,30 @@ func newServer(rdb redis.UniversalClient, timeout, tombstone time.Duration) *ser
 	case *redis.Client:
 		s.honours = rdb.Options().ContextTimeoutEnabled
 	case *redis.ClusterClient:
-		s.honours = rdb.Options().ContextTimeoutEnabled
+		s.honours, s.cluster = rdb.Options().ContextTimeoutEnabled, true
 	}
 	return s
+}
+
+// pipelines reports whether requests for one key are pipelines, too, and cost more. Before its first request that is
+// no pipeline, a ClusterClient asks some master for its commands, for up to 5 s if that master hangs, and all such
+// requests wait for that, whatever their ctx and their master.
+func (s *server) pipelines() bool { return s.cluster && !s.direct.Load() }
+
+// learnCommands has a ClusterClient ask for the commands while nobody waits. If that takes long, it may have been in
+// vain, and is repeated. Nothing waits for the goroutine, which ends by the timeouts of the client.
+func (s *server) learnCommands(key string) {
+	if !s.learning.CompareAndSwap(false, true) {
+		return
+	}
+	go func() {
+		defer s.learning.Store(false)
+		began := time.Now()
+		_, err := guarded("rdb", func() (string, error) { return s.rdb.Get(context.Background(), key).Result() })
+		if (err == nil || errors.Is(err, redis.Nil)) && time.Since(began) < s.lookups {
+			s.direct.Store(true)
+		}
+	}()
 }
 
 // limitedGet is a GET, and its ctx, which has a deadline that no timer watches: go-redis makes it the
@@ -197,6 +221,17 @@ func (s *server) ping(key string, timeout time.Duration) error {
 
 // get is the lookup of a hit: nothing if there is nothing.
 func (s *server) get(ctx context.Context, key string) (stored, error) {
+	if s.pipelines() {
+		entries, failed, err := s.getMany(ctx, []string{key})
+		if err == nil {
+			err = failed[key]
+		}
+		if err != nil {
+			return stored{}, inTime(ctx, err)
+		}
+		s.learnCommands(key)
+		return entries[0], nil
+	}
 	if !s.honours {
 		return do(ctx, s, s.lookups, func(ctx context.Context) (stored, error) { return storedIn(s.rdb.Get(ctx, key)) })
 	}
@@ -351,6 +386,10 @@ type found struct {
 
 // getToLoad is the lookup before a load.
 func (s *server) getToLoad(ctx context.Context, key string) (found, error) {
+	if s.pipelines() {
+		list, failed := s.getManyToLoad(ctx, []string{key})
+		return list[0], failed[key]
+	}
 	sent := time.Now()
 	reply, err := do(ctx, s, s.lookups, func(ctx context.Context) (any, error) {
 		return lookupScript.Run(ctx, s.rdb, []string{key}, random(), millis(s.tombstone)).Result()
@@ -392,6 +431,10 @@ func (w *writing) args() []any {
 
 // put stores an entry if it has the stamp still.
 func (s *server) put(ctx context.Context, key string, w *writing) (stored bool, err error) {
+	if s.pipelines() {
+		stored, failed := s.putMany(ctx, []string{key}, []*writing{w})
+		return stored[key], failed[key]
+	}
 	n, err := do(ctx, s, s.writes, func(ctx context.Context) (int64, error) {
 		return storeScript.Run(ctx, s.rdb, []string{key}, w.args()...).Int64()
 	})
