@@ -153,10 +153,54 @@ func TestTheDocumentedACLOfValuesOnACluster(t *testing.T) {
 // ... and so does that for package fenced.
 func TestTheDocumentedACLOfFencedValues(t *testing.T) {
 	t.Parallel()
-	wantSmallest(t, redistest.StartServer(t), "fenced", func(rdb *redis.Client) error {
-		ctx := t.Context()
-		err := errors.Join(fenced.Set(ctx, rdb, "user:42", "v", 1, time.Minute), rdb.Get(ctx, "user:42").Err())
-		_, e := fenced.Get(ctx, rdb, "user:42", 2)
-		return errors.Join(err, e, fenced.Del(ctx, rdb, "user:42", 3))
-	})
+	wantSmallest(t, redistest.StartServer(t), "fenced", func(rdb *redis.Client) error { return useFenced(t, rdb) })
+}
+
+// useFenced does everything that package fenced does, and returns what is refused.
+func useFenced(t *testing.T, rdb redis.UniversalClient) error {
+	t.Helper()
+	ctx := t.Context()
+	err := errors.Join(fenced.Set(ctx, rdb, "user:42", "v", 1, time.Minute), rdb.Get(ctx, "user:42").Err())
+	_, e := fenced.Get(ctx, rdb, "user:42", 2)
+	return errors.Join(err, e, fenced.Del(ctx, rdb, "user:42", 3))
+}
+
+// ... and on a Cluster, also while the value's slot moves: with what the docs say that both need in addition.
+func TestTheDocumentedACLOfFencedValuesOnACluster(t *testing.T) {
+	t.Parallel()
+	values := redistest.StartCluster(t, 3)
+	text, err := os.ReadFile("../docs/caches.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addition := regexp.MustCompile("(?m)^On a Cluster, both need in addition: `(.*)`").FindStringSubmatch(string(text))
+	if addition == nil {
+		t.Fatal("the docs do not say what fenced values need on a Cluster")
+	}
+	for _, s := range values.Servers() {
+		grant(t, s, "fenced", append(documentedRights(t, "fenced"), strings.Fields(addition[1])...))
+	}
+	rdb := values.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = "fenced", "pw" })
+	if err := useFenced(t, rdb); err != nil {
+		t.Error(err)
+	}
+	from := values.MasterOf(t, "user:42")
+	to := values.Servers()[0]
+	if to == from {
+		to = values.Servers()[1]
+	}
+	slot := values.SlotOf(t, "user:42")
+	if err := fenced.Set(t.Context(), rdb, "user:42", "v", 4, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	values.SetMigrating(t, slot, from, to)
+	values.MigrateKeys(t, from, to, "user:42", fenced.FenceKey("user:42"))
+	if err := fenced.Set(t.Context(), rdb, "user:42", "v", 5, time.Minute); err != nil {
+		t.Errorf("while the slot moves: %v", err)
+	}
+	for _, s := range values.Servers() {
+		if refused := s.Refused(t); len(refused) > 0 {
+			t.Errorf("refused: %v", refused)
+		}
+	}
 }
