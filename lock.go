@@ -96,7 +96,8 @@ func (c *Client) gaveUpRefresh(l *Lock, ctxErr error) error {
 // taken, or was released before; and ErrUnavailable if too few nodes answered: the Client keeps
 // trying, and the key expires with its ttl at the latest.
 //
-// Release works with a ctx that has ended, and takes at most NodeTimeout.
+// Release works with a ctx that has ended, and takes at most NodeTimeout, or that once more if the
+// process was stopped meanwhile (by a CPU limit, for instance).
 func (l *Lock) Release(ctx context.Context) error {
 	_ = ctx // not used: a release must not depend on the end of its caller's ctx
 	return l.release((*flight.Ticket).Release)

@@ -21,7 +21,7 @@ type Conn struct {
 	net.Conn
 	step    time.Duration
 	strict  atomic.Bool   // each answer must arrive within step
-	exact   atomic.Bool   // no deadline is extended
+	exact   atomic.Bool   // deadlines are extended only if this process was stopped
 	read    atomic.Uint64 // bytes that Read has returned
 	OnWrite func()        // called after each Write; may be nil. Set before the first
 	OnUse   func()        // called before each Write, as OnWrite is after it
@@ -84,7 +84,8 @@ func (c *Conn) Strict() bool { return c.strict.Load() }
 // SetStrict sets whether the connection is strict.
 func (c *Conn) SetStrict(on bool) { c.strict.Store(on) }
 
-// SetExact sets whether read deadlines are exact, or are extended while this process is late.
+// SetExact sets whether read deadlines are exact, or are extended while this process is late. An exact one is
+// extended once, by step, if this process was stopped until long after it: the answer may wait in the socket.
 func (c *Conn) SetExact(on bool) { c.exact.Store(on) }
 
 // Mark returns how many bytes have arrived on the connection, for ArrivedSince. It must be called
@@ -183,10 +184,14 @@ func (c *Conn) Read(p []byte) (int, error) {
 // extend extends the deadline by the delay with which its end was noticed, and reports whether it
 // did.
 func (c *Conn) extend() bool {
-	if c.until.IsZero() || c.exact.Load() {
+	if c.until.IsZero() {
 		return false
 	}
-	more, ok := Grace(time.Since(c.until), c.extended, c.step)
+	late := time.Since(c.until)
+	more, ok := Grace(late, c.extended, c.step)
+	if c.exact.Load() {
+		more, ok = c.step, late >= MinGrace && c.extended == 0
+	}
 	if !ok {
 		return false
 	}

@@ -3,6 +3,7 @@ package conn
 import (
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -34,5 +35,41 @@ func TestAfterALongPauseDeadlinesArePutOffForAShortTime(t *testing.T) {
 	}
 	if left := time.Until(w.until); left > most {
 		t.Errorf("a read has %v left", left)
+	}
+}
+
+// An exact deadline is extended only for a process that was stopped until after it: once, so that an answer that
+// has arrived meanwhile is read.
+func TestAnExactDeadlineIsExtendedOnceForAStoppedProcess(t *testing.T) {
+	const timeout = 50 * time.Millisecond
+	for _, x := range []struct {
+		what    string
+		stopped time.Duration // until so long after the deadline
+		answers bool
+		takes   time.Duration
+	}{
+		{"stopped, and the answer is there", 40 * time.Millisecond, true, 0},
+		{"stopped, and the server is silent", 40 * time.Millisecond, false, timeout},
+		{"not stopped", 0, false, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			w, _ := newConn(ours, timeout)
+			w.SetStrict(false)
+			w.SetExact(true)
+			if err := w.SetReadDeadline(time.Now().Add(-x.stopped)); err != nil {
+				t.Fatal(err)
+			}
+			if x.answers {
+				go func() { _, _ = theirs.Write([]byte("x")) }()
+			}
+			start := time.Now()
+			n, err := w.Read(make([]byte, 1))
+			if took := time.Since(start); n == 1 != x.answers || TimedOut(err) == x.answers || took != x.takes {
+				t.Errorf("%s: %d bytes after %v, %v", x.what, n, took, err)
+			}
+			ours.Close()
+			theirs.Close()
+		})
 	}
 }

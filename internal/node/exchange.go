@@ -86,7 +86,7 @@ func (l *lane) exchangeNow(r *request, now time.Time) {
 	if r.op == opAcquire {
 		r.e.t.begin(clock.Now())
 	}
-	if r.op == opRelease { // a caller of Release has been promised that it takes no longer
+	if r.op == opRelease { // a caller of Release has been promised that it takes no longer, unless it was stopped
 		l.exact(true)
 		defer l.exact(false)
 	}

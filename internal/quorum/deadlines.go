@@ -12,31 +12,44 @@ import (
 // deadlines decides rounds of releases whose timeout has passed. All have the same timeout, so
 // they are due in the order in which they began: a list and one timer suffice. A timer for each
 // would cost more than the rest of the round.
+//
+// If the timer is late, this process was stopped, or short of processor time, and the answers may wait in
+// the sockets. So rounds that are due then have the timeout once more, from when the timer came. That is
+// the latest deadline in the list, which remains in order.
 type deadlines struct {
 	timeout time.Duration
 	began   time.Time // zero of its clock
 
 	mu     sync.Mutex // guards what follows, and the links of the rounds
 	rounds list.List[round, *round]
-	timer  *time.Timer // nil until the first round
-	armed  bool        // the timer will fire
+	timer  *time.Timer   // nil until the first round
+	armed  bool          // the timer will fire
+	at     time.Duration // armed: for when
 }
+
+// lateTimer is how late the timer is if this process was stopped.
+const lateTimer = 10 * time.Millisecond
 
 // add calls r.expire after the timeout, unless remove is called before. The caller has not sent r
 // yet.
 func (d *deadlines) add(r *round) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r.due = time.Since(d.began) + d.timeout
-	d.rounds.PushBack(r)
-	r.listed = true
+	now := time.Since(d.began)
+	d.pushLocked(r, now)
 	if !d.armed {
-		d.armLocked(d.timeout)
+		d.armLocked(now, d.timeout)
 	}
 }
 
-func (d *deadlines) armLocked(wait time.Duration) {
-	d.armed = true
+func (d *deadlines) pushLocked(r *round, now time.Duration) {
+	r.due = now + d.timeout
+	d.rounds.PushBack(r)
+	r.listed = true
+}
+
+func (d *deadlines) armLocked(now, wait time.Duration) {
+	d.armed, d.at = true, now+wait
 	if d.timer == nil {
 		d.timer = clock.AfterFunc(wait, d.fire)
 	} else {
@@ -61,24 +74,36 @@ func (d *deadlines) removeLocked(r *round) {
 
 // fire expires the rounds that are due. The timer is not stopped when the list becomes empty: it
 // fires once more, for nothing.
-func (d *deadlines) fire() { d.expire(time.Since(d.began)) }
+func (d *deadlines) fire() {
+	now := time.Since(d.began)
+	d.mu.Lock()
+	d.expireAndUnlock(now, now-d.at >= lateTimer)
+}
 
 // stop expires all rounds in the list, since nothing would do so later. No round may be added
 // afterwards.
-func (d *deadlines) stop() { d.expire(math.MaxInt64) }
-
-// expire expires the rounds that are due by now, and arms the timer for the next.
-func (d *deadlines) expire(now time.Duration) {
-	var due []*round
+func (d *deadlines) stop() {
 	d.mu.Lock()
+	d.expireAndUnlock(math.MaxInt64, false)
+}
+
+// expireAndUnlock expires the rounds that are due by now, and arms the timer for the next. If the timer was late,
+// those that have not been put off before are put off.
+func (d *deadlines) expireAndUnlock(now time.Duration, late bool) {
+	var due []*round
 	first := d.rounds.Front()
 	for ; first != nil && first.due <= now; first = d.rounds.Front() {
-		due = append(due, first)
 		d.removeLocked(first)
+		if late && !first.putOff {
+			first.putOff = true
+			d.pushLocked(first, now)
+			continue
+		}
+		due = append(due, first)
 	}
 	d.armed = false
 	if first != nil {
-		d.armLocked(first.due - now)
+		d.armLocked(now, first.due-now)
 	} else if d.timer != nil {
 		d.timer.Stop()
 	}

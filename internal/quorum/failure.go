@@ -210,8 +210,8 @@ func (r *round) noAnswerLocked(n *node.Node) error {
 	switch {
 	case r.expired && r.op == "refresh":
 		text = "no answer before the validity was over"
-	case r.expired:
-		text = fmt.Sprintf("no answer within %v", r.l.q.NodeTimeout)
+	case r.expired: // a release, whose time in this process counts, too
+		text = fmt.Sprintf("no answer yet, %v after the call", r.l.q.NodeTimeout)
 	case !r.decided, r.acquires() && r.l.canceled: // no others have
 		text = "no answer yet when the attempt was given up"
 	}

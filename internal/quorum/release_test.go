@@ -2,9 +2,13 @@ package quorum
 
 import (
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // Release succeeds when a majority deleted our key, and does not wait for the others.
@@ -204,4 +208,75 @@ func TestCloseEndsAReleaseUnderWay(t *testing.T) {
 			m.Stall(false)
 		}
 	})
+}
+
+// stoppable is clock.AfterFunc of a process that can be stopped: meanwhile no timer goes off.
+type stoppable struct {
+	mu      sync.Mutex // guards what follows
+	stopped bool
+	due     []func()
+}
+
+func (p *stoppable) afterFunc(d time.Duration, f func()) *time.Timer {
+	return time.AfterFunc(d, func() {
+		p.mu.Lock()
+		stopped := p.stopped
+		if stopped {
+			p.due = append(p.due, f)
+		}
+		p.mu.Unlock()
+		if !stopped {
+			f()
+		}
+	})
+}
+
+// stop stops the process for d.
+func (p *stoppable) stop(d time.Duration) {
+	p.mu.Lock()
+	p.stopped = true
+	p.mu.Unlock()
+	time.AfterFunc(d, func() {
+		p.mu.Lock()
+		due := p.due
+		p.stopped, p.due = false, nil
+		p.mu.Unlock()
+		for _, f := range due {
+			f()
+		}
+	})
+}
+
+// A process that is stopped (by a CPU limit, by the machine) cannot read the answers to its releases. When it
+// continues, it reads them before it takes the nodes for silent; if they are, it says so after another NodeTimeout.
+func TestReleasesOfAStoppedProcessAreAnswered(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		var process stoppable
+		clock.AfterFunc = process.afterFunc
+		heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
+			defer r.everyNode(func(m *redistest.MemNode) { m.Stall(false) })
+			const stopped, way = 90 * time.Millisecond, 46 * time.Millisecond
+			r.delays(way, way, way) // no answer is read before the timer goes off
+			r.everyNode(func(m *redistest.MemNode) { m.Stall(silent) })
+			start := time.Now()
+			process.stop(stopped)
+			f := c.release(l)
+			switch took := time.Since(start); {
+			case !silent && f != nil:
+				r.t.Errorf("after %v: %s", took, describe(f))
+			case silent:
+				wantReason(r.t, f, Unreachable)
+				if took != stopped+nodeTimeout {
+					r.t.Errorf("took %v", took)
+				}
+			}
+		})
+		clock.AfterFunc = time.AfterFunc
+	}
+}
+
+func (r *rig) everyNode(f func(m *redistest.MemNode)) {
+	for _, m := range r.mem {
+		f(m)
+	}
 }

@@ -15,7 +15,8 @@ import (
 //
 // An acquire has no deadline of its own: each node answers, or its request fails after its own
 // timeout. A refresh is decided fixedDrift after the end of the lease at the latest, and a release
-// after NodeTimeout, wherever the requests are by then.
+// after NodeTimeout, wherever the requests are by then; later only if this process was stopped: see
+// deadlines.
 type round struct {
 	l         *Lease
 	op        string
@@ -30,6 +31,7 @@ type round struct {
 	links  list.Links[round]
 	due    time.Duration // on the deadlines' clock
 	listed bool
+	putOff bool // its deadline was put off, because this process was late
 
 	// guarded by l.mu
 	decided bool
