@@ -16,7 +16,7 @@ import (
 // timeout, so that late answers arrive on it.
 //
 // A read whose deadline has passed is tried once more: in a process whose processors are all busy,
-// the bytes may have arrived long before.
+// the bytes may have arrived long before. So is a write that has written nothing, if this process was stopped.
 type Conn struct {
 	net.Conn
 	step    time.Duration
@@ -29,6 +29,8 @@ type Conn struct {
 	// For the goroutine that reads.
 	until    time.Time     // the deadline; zero if there is none
 	extended time.Duration // by how much it was extended
+
+	writeUntil time.Time // for the goroutine that writes: the deadline; zero if there is none
 }
 
 func newConn(c net.Conn, step time.Duration) (*Conn, net.Conn) {
@@ -155,8 +157,14 @@ func (c *Conn) GiveUp() { _ = c.Conn.SetReadDeadline(time.Now()) }
 
 // SetDeadline sets the deadline of reads and writes.
 func (c *Conn) SetDeadline(t time.Time) error {
-	c.until, c.extended = t, 0
+	c.until, c.extended, c.writeUntil = t, 0, t
 	return c.Conn.SetDeadline(t)
+}
+
+// SetWriteDeadline sets the deadline of writes.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	c.writeUntil = t
+	return c.Conn.SetWriteDeadline(t)
 }
 
 func (c *Conn) Write(p []byte) (int, error) {
@@ -164,10 +172,22 @@ func (c *Conn) Write(p []byte) (int, error) {
 		c.OnUse()
 	}
 	n, err := c.Conn.Write(p)
+	if n == 0 && err != nil && TimedOut(err) && c.stoppedBeforeWrite() {
+		n, err = c.Conn.Write(p)
+	}
 	if c.OnWrite != nil {
 		c.OnWrite()
 	}
 	return n, err
+}
+
+// stoppedBeforeWrite reports whether a write that has written nothing ended long after its deadline, because this
+// process was stopped. Then it has step once more.
+func (c *Conn) stoppedBeforeWrite() bool {
+	if c.writeUntil.IsZero() || time.Since(c.writeUntil) < MinGrace {
+		return false
+	}
+	return c.SetWriteDeadline(time.Now().Add(c.step)) == nil
 }
 
 func (c *Conn) Read(p []byte) (int, error) {
