@@ -439,7 +439,10 @@ func (t *tasks) context(parent context.Context) (_ context.Context, cancel conte
 func (t *tasks) end(ctx context.Context) error {
 	t.Close()
 	t.cancel()
-	return t.Wait(ctx)
+	if err := t.Wait(ctx); err != nil {
+		return fmt.Errorf("the Logger, an OnError, the Retry of a RefreshPolicy, or a Check has not returned: %w", err)
+	}
+	return nil
 }
 
 func init() {

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -260,6 +263,31 @@ func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What Close has not waited for to its end is named.
+func TestCloseNamesUserCodeThatHangs(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, err := flightlock.New(flightlock.Options{
+			Nodes: clients, Logger: slog.New(hanging{slog.NewTextHandler(io.Discard, nil)}),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[0].Down(true)
+		for c.Stats().Suspended == 0 { // which is logged
+			_, _ = c.TryLock(t.Context(), "k", time.Second)
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Close(ended); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "Logger") {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+	})
 }
 
 // Close returns when every goroutine of the Client has ended: also one that asks the Retry of a RefreshPolicy.
