@@ -275,14 +275,24 @@ func (ro *router) redirect(s *Server, r *request, answer error) bool {
 	return true
 }
 
-// Redirection is the address in a redirecting answer of s: "MOVED slot host:port".
+// Redirection is the address in a redirecting answer of s: "MOVED slot host:port". An IPv6 address has no brackets
+// there: "::1:6379".
 func (s *Server) Redirection(answer error) string {
 	words := strings.Fields(answer.Error())
 	to := words[len(words)-1]
-	if host, _, err := net.SplitHostPort(s.addr); err == nil && strings.HasPrefix(to, ":") {
-		return net.JoinHostPort(host, to[1:]) // no host in the answer: the one that answered
+	at := strings.LastIndexByte(to, ':')
+	if at < 0 {
+		return to
 	}
-	return to
+	host := strings.Trim(to[:at], "[]")
+	if host == "" { // no host in the answer: the one that answered
+		answered, _, err := net.SplitHostPort(s.addr)
+		if err != nil {
+			return to
+		}
+		host = answered
+	}
+	return net.JoinHostPort(host, to[at+1:])
 }
 
 // named is the server with that address; nil when the Cluster has no such master. The

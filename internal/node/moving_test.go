@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -342,4 +344,36 @@ func movingBehindTheMap(t *testing.T, c *redistest.Cluster) {
 		t.Error("the test names addresses as the Cluster does not")
 	}
 	wantEmpty(t, c)
+}
+
+// Redirections lead to the master that the answer names, or to the one that answered if it names none. IPv6 addresses
+// are without brackets there.
+func TestRedirections(t *testing.T) {
+	for answer, want := range map[string]string{
+		"MOVED 123 10.0.0.2:6379":  "10.0.0.2:6379",
+		"ASK 123 redis-b:6380":     "redis-b:6380",
+		"MOVED 123 :6380":          "10.0.0.1:6380",
+		"ASK 123 ::1:6379":         "[::1]:6379",
+		"MOVED 123 fd00::b:6379":   "[fd00::b]:6379",
+		"MOVED 123 [fd00::b]:6379": "[fd00::b]:6379",
+		"MOVED 123 without-a-port": "without-a-port",
+	} {
+		s := &Server{addr: "10.0.0.1:6379"}
+		if got := s.Redirection(errors.New(answer)); got != want {
+			t.Errorf("%s: to %s, want %s", answer, got, want)
+		}
+	}
+}
+
+// The same on a Cluster.
+func TestMovingSlotsBetweenIPv6Addresses(t *testing.T) {
+	t.Parallel()
+	if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
+		t.Skip("this machine has no IPv6: ", err)
+	} else {
+		_ = l.Close()
+	}
+	c := redistest.StartGrowingCluster(t, 2, 1, "--bind", "127.0.0.1", "::1", "--cluster-announce-ip", "::1")
+	t.Run("held", func(t *testing.T) { movingHeld(t, c) })
+	t.Run("to an empty master", func(t *testing.T) { movingToEmpty(t, c) })
 }
