@@ -77,7 +77,13 @@ func inspect(ctx context.Context, client redis.UniversalClient, prefix, nonce st
 		all[i] = in.got
 		all[i].Err = errNoAnswer
 		run(func() {
-			in.inspect()
+			err := conn.Guard(func() error {
+				in.inspect()
+				return nil
+			})
+			if err != nil {
+				in.got.Err = err
+			}
 			results <- result{i, in.got}
 		})
 	}

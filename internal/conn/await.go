@@ -1,6 +1,9 @@
 package conn
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // A Limit limits how many calls of one kind may hang at once: it has a token for each.
 type Limit chan struct{}
@@ -15,7 +18,7 @@ func NewLimit(n int) Limit { return make(Limit, n) }
 // the client allow, which the user may have set; a TLS dial ignores its ctx, and so may the user's
 // dialer; a Sentinel-managed client queries its Sentinels under a mutex. Where that could block a
 // goroutine that others wait for, the call is made on a separate goroutine. Nothing waits for that
-// goroutine: it ends by the timeouts of the client, or when the dialer returns.
+// goroutine: it ends by the timeouts of the client, or when the dialer returns. If call panics, that is its error.
 func Await[T any](ctx context.Context, l Limit, call func() (T, error), discard func(T)) (T, error) {
 	select {
 	case l <- struct{}{}:
@@ -41,7 +44,11 @@ func AwaitOn[T any](ctx context.Context, run func(func()), call func() (T, error
 	}
 	done := make(chan result)
 	run(func() {
-		v, err := call()
+		var v T
+		err := Guard(func() (err error) {
+			v, err = call()
+			return err
+		})
 		select {
 		case done <- result{v, err}:
 		case <-ctx.Done():
@@ -57,4 +64,16 @@ func AwaitOn[T any](ctx context.Context, run func(func()), call func() (T, error
 		var none T
 		return none, late()
 	}
+}
+
+// Guard returns the error of call, or one for its panic. On its way to a server, go-redis calls code of the user's: a
+// dialer, OnConnect, a provider of credentials, hooks. On a goroutine of ours, where the user cannot recover it, their
+// panic would end the process.
+func Guard(call func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("a Dialer, a hook or another function of the client has panicked: %v", p)
+		}
+	}()
+	return call()
 }

@@ -60,7 +60,7 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 	}
 	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
 		if greet != nil {
-			if err := greet(ctx, conn); err != nil {
+			if err := Guard(func() error { return greet(ctx, conn) }); err != nil {
 				return err
 			}
 		}
