@@ -662,3 +662,51 @@ func TestWordIsLeftOnlyByThoseWhoLock(t *testing.T) {
 		}
 	})
 }
+
+// tripped is a circuit breaker that is open, and counts what is reported to it.
+type tripped struct{ reports atomic.Int64 }
+
+func (*tripped) Allow() error         { return errors.New("circuit breaker is open") }
+func (b *tripped) ReportResult(error) { b.reports.Add(1) }
+
+// A Limiter of the client's stops its other commands, not locks: nor does it make Check report that a server which
+// grants locks cannot be reached.
+func TestCheckOfAClientWithALimiter(t *testing.T) {
+	t.Parallel()
+	server, breaker := redistest.StartServer(t), &tripped{}
+	c := newClient(t, patient, server.Client(t, func(o *redis.Options) { o.Limiter = breaker }))
+	lockAndRelease(t, c)
+	r := check(t, c)
+	for _, name := range []string{"reachable", "script rights", "pubsub rights"} {
+		wantFinding(t, r, server.Addr(), name, flightlock.StatusOK)
+	}
+	wantFinding(t, r, "", "node sets", flightlock.StatusOK)
+	if n := breaker.reports.Load(); n > 0 {
+		t.Errorf("%d results were reported to it", n)
+	}
+}
+
+// An error of the client's OnConnect is reported as what it is, although the server has refused something before: the
+// name of the library, which may be refused.
+func TestCheckOfAnOnConnectThatFails(t *testing.T) {
+	t.Parallel()
+	server := redistest.StartServer(t)
+	server.Do(t, "ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-client", "+client|setname")
+	c := newClient(t, patient, server.Client(t, func(o *redis.Options) {
+		o.Username, o.Password = "app", "secret"
+		o.OnConnect = func(context.Context, *redis.Conn) error { return errors.New("no mood") }
+	}))
+	for range 2 { // the second time it may be suspended
+		r := check(t, c)
+		wantFinding(t, r, server.Addr(), "reachable", flightlock.StatusFail, "no mood")
+		for _, f := range r.Findings {
+			if strings.Contains(f.Found, "setinfo") {
+				t.Errorf("%+v", f)
+			}
+		}
+		_, err := c.TryLock(t.Context(), "k", time.Minute)
+		if !errors.Is(err, flightlock.ErrUnavailable) || !strings.Contains(err.Error(), "no mood") {
+			t.Error(err)
+		}
+	}
+}

@@ -152,5 +152,6 @@ func WithTimeout(c *redis.Client, timeout time.Duration) *redis.Client {
 	own := c.WithTimeout(timeout)
 	own.Options().MaxRetries = 0
 	own.Options().ContextTimeoutEnabled = true // so that a ctx bounds the whole exchange
+	own.Options().Limiter = nil                // as in Options; and what is refused here is not to open it
 	return own
 }
