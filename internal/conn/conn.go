@@ -16,7 +16,7 @@ import (
 // timeout, so that late answers arrive on it.
 //
 // A read whose deadline has passed is tried once more: in a process whose processors are all busy,
-// the bytes may have arrived long before. So is a write that has written nothing, if this process was stopped.
+// the bytes may have arrived long before. A write has its time once more if this process was stopped before it.
 type Conn struct {
 	net.Conn
 	step    time.Duration
@@ -171,8 +171,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 	if c.OnUse != nil {
 		c.OnUse()
 	}
+	c.extendWrite() // now: nothing can be written over TLS any more once a write has timed out
 	n, err := c.Conn.Write(p)
-	if n == 0 && err != nil && TimedOut(err) && c.stoppedBeforeWrite() {
+	if n == 0 && err != nil && TimedOut(err) && c.extendWrite() {
 		n, err = c.Conn.Write(p)
 	}
 	if c.OnWrite != nil {
@@ -181,9 +182,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// stoppedBeforeWrite reports whether a write that has written nothing ended long after its deadline, because this
-// process was stopped. Then it has step once more.
-func (c *Conn) stoppedBeforeWrite() bool {
+// extendWrite gives a write that has written nothing step once more if its deadline is long over, because this process
+// was stopped. It reports whether it did.
+func (c *Conn) extendWrite() bool {
 	if c.writeUntil.IsZero() || time.Since(c.writeUntil) < MinGrace {
 		return false
 	}

@@ -73,3 +73,23 @@ func TestAnExactDeadlineIsExtendedOnceForAStoppedProcess(t *testing.T) {
 		})
 	}
 }
+
+// ... and no more than once, if the process is stopped again and again.
+func TestAnExactDeadlineIsExtendedNoMoreThanOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		w, _ := newConn(stoppedConn{ours}, 50*time.Millisecond)
+		w.SetStrict(false)
+		w.SetExact(true)
+		start := time.Now()
+		if err := w.SetReadDeadline(start.Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := w.Read(make([]byte, 1))
+		if took := time.Since(start); !TimedOut(err) || took != 2*(50+40)*time.Millisecond {
+			t.Errorf("%v after %v", err, took)
+		}
+		ours.Close()
+		theirs.Close()
+	})
+}
