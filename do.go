@@ -26,7 +26,7 @@ import (
 // the cause of its ctx, and otherwise is joined with fn's error. A release that nodes did not
 // confirm is no error: fn has run under the lock, the Client keeps trying, and the key expires with
 // its ttl at the latest. A panic or runtime.Goexit in fn releases the lock and continues. Do waits
-// at most NodeTimeout for the release.
+// for the release no longer than Release does.
 //
 // If fn has not run, the errors are those of SingleFlightLock; a nil fn is an ErrInvalid.
 func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy,

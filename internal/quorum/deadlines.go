@@ -75,8 +75,8 @@ func (d *deadlines) removeLocked(r *round) {
 // fire expires the rounds that are due. The timer is not stopped when the list becomes empty: it
 // fires once more, for nothing.
 func (d *deadlines) fire() {
-	now := time.Since(d.began)
 	d.mu.Lock()
+	now := time.Since(d.began) // under mu, as in add: what is put off is the last in the list
 	d.expireAndUnlock(now, now-d.at >= lateTimer)
 }
 

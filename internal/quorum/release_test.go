@@ -275,6 +275,25 @@ func TestReleasesOfAStoppedProcessAreAnswered(t *testing.T) {
 	}
 }
 
+// A release is put off once: a process that is stopped again and again returns all the same.
+func TestAReleaseIsPutOffOnce(t *testing.T) {
+	var process stoppable
+	clock.AfterFunc = process.afterFunc
+	defer func() { clock.AfterFunc = time.AfterFunc }()
+	heldLease(t, func(r *rig, c *client, l *Lease, _ Grant) {
+		defer r.everyNode(func(m *redistest.MemNode) { m.Stall(false) })
+		r.everyNode(func(m *redistest.MemNode) { m.Stall(true) })
+		const stopped, again = 2 * nodeTimeout, 20 * nodeTimeout
+		process.stop(stopped)
+		time.AfterFunc(stopped+1, func() { process.stop(again) }) // the bubble's time
+		start := time.Now()
+		wantReason(r.t, c.release(l), Unreachable)
+		if took := time.Since(start); took != stopped+1+again {
+			r.t.Errorf("took %v", took)
+		}
+	})
+}
+
 func (r *rig) everyNode(f func(m *redistest.MemNode)) {
 	for _, m := range r.mem {
 		f(m)
