@@ -218,7 +218,8 @@ func requestMany[T any](ctx context.Context, probe <-chan struct{}, keys []strin
 
 // isOutage reports whether err is the server's fault. The end of the caller's own ctx is not, nor is
 // a pool without a free connection, nor a refusal of this command. A server that refuses every command,
-// or every login, is left alone as well: each lookup of a refused login would dial again.
+// or every login, is left alone as well: each lookup of a refused login would dial again. So it is not as long as
+// it answers on connections that it let in before: see ping.
 func (b *breaker) isOutage(ctx context.Context, err error) bool {
 	if clock.Ended(ctx) != nil {
 		return false
@@ -228,13 +229,14 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 		return !errors.Is(err, redis.ErrClosed) && !errors.Is(err, redis.ErrPoolTimeout)
 	}
 	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err) ||
-		conn.HasCode(err, "BUSY") || refusesLogin(refused)
+		conn.HasCode(err, "BUSY") || refusesLogin(err)
 }
 
-// refusesLogin reports whether a reply is one to a login, or to a command before one. Those without a code of
+// refusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of
 // their own are for a password without its user, a database that the server does not have, and too many clients.
-func refusesLogin(reply redis.Error) bool {
-	return conn.HasCode(reply, "WRONGPASS", "NOAUTH") ||
+func refusesLogin(err error) bool {
+	var reply redis.Error
+	return conn.HasCode(err, "WRONGPASS", "NOAUTH") || errors.As(err, &reply) &&
 		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients "},
 			func(text string) bool { return strings.HasPrefix(reply.Error(), text) })
 }

@@ -221,6 +221,38 @@ func TestAServerThatRefusesEverythingIsLeftAlone(t *testing.T) {
 	}
 }
 
+// A server that refuses logins and answers on the connections that it let in before is used: while its password is
+// changed, for instance. Only the lookups that find no such connection fail.
+func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.values.Mini.RequireAuth("old")
+		rdb := w.values.Client(t, honouring, func(o *redis.Options) { o.Password = "old" })
+		w.origin.takes = time.Millisecond
+		c := w.cacheOf(rdb, rediscache.Options[string]{Fresh: time.Hour})
+		w.want("k", "k@0", c)
+		w.values.SetDelay(2 * time.Millisecond)
+		var wg sync.WaitGroup
+		for range 4 { // that many connections
+			wg.Go(func() { w.want("k", "k@0", c) })
+		}
+		wg.Wait()
+		w.values.Mini.RequireAuth("new")
+		before := c.Stats()
+		for i := range 6 {
+			wg.Go(func() {
+				for range 500 {
+					w.want("k", "k@0", c)
+					time.Sleep(time.Duration(15+i) * time.Millisecond) // the bubble's time
+				}
+			})
+		}
+		wg.Wait()
+		if s := c.Stats(); s.Hits-before.Hits < 2000 {
+			t.Errorf("%d of 3000 are hits: %+v", s.Hits-before.Hits, s)
+		}
+	})
+}
+
 // Where a server has no connection left, go-redis reports that it has closed the connection. Errors of Get say why.
 func TestTooManyClientsAreNamed(t *testing.T) {
 	s := redistest.StartServer(t)

@@ -173,7 +173,8 @@ const pingSteps = 5
 
 // ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer
 // each time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if
-// that of the dial is, there is no error: nothing is known of the server.
+// that of the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a
+// connection of the client's that it let in before, if there is one.
 func (s *server) ping(key string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
 	defer cancel()
@@ -210,7 +211,10 @@ func (s *server) ping(key string, timeout time.Duration) error {
 		defer own.Close()
 		err := own.Exists(ctx, key).Err()
 		if said := own.Said(); err != nil && said != nil && !conn.IsReply(err) && !conn.TimedOut(err) {
-			return said
+			err = said
+		}
+		if refusesLogin(err) && like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
+			_, err = do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return like.Exists(ctx, key).Result() })
 		}
 		return err
 	case late.Load():
