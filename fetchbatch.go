@@ -240,7 +240,9 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 		case unavailable(errs[i]) && f.mayLoadLocally(r, errs[i]):
 			r.why = errs[i]
 			away = append(away, r)
-		case f.unwanted(r):
+		case r.InBackground() && !r.Wanted():
+			f.refreshedElsewhere(r, errs[i])
+			f.finished(r)
 		case f.c.isInUse(errs[i]):
 			r.lost = errs[i]
 			rest = append(rest, r)

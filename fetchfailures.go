@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	maxErrorHold = 30 * time.Second // what doubling leads to
-	minRefresh   = time.Second      // between a refresh that failed and the next, at least
+	maxErrorHold = 30 * time.Second      // what doubling leads to
+	minRefresh   = time.Second           // between a refresh that failed and the next, at least
+	firstRefresh = 10 * time.Millisecond // between one that found the lock in use and the next, at first
 	maxFailures  = 10_000
 )
 
@@ -40,6 +41,7 @@ type failure struct {
 	err           error
 	count         int // in a row
 	held, refresh time.Time
+	pause         time.Duration // before refresh, if others have the lock
 	at            *list.Element
 }
 
@@ -62,16 +64,39 @@ func (fs *failures) notStored(key string, now time.Time) {
 	fs.noteLocked(key, now).held = time.Time{}
 }
 
+// inUse notes that another process has the lock of key: it refreshes the value, mostly. Until it has, each stale hit
+// would try the lock once more. The pauses double up to minRefresh, and are short again after as long without one.
+func (fs *failures) inUse(key string, now time.Time) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	x := fs.keys[key]
+	if x == nil {
+		x = fs.addLocked(key, now)
+	}
+	if x.pause *= 2; x.pause == 0 || now.After(x.refresh.Add(minRefresh)) {
+		x.pause = firstRefresh
+	}
+	x.pause = min(x.pause, minRefresh)
+	if next := now.Add(x.pause); next.After(x.refresh) {
+		x.refresh = next
+	}
+}
+
+func (fs *failures) addLocked(key string, now time.Time) *failure {
+	x := &failure{key: key}
+	if fs.keys == nil {
+		fs.keys = map[string]*failure{}
+	}
+	fs.keys[key], x.at = x, fs.order.PushBack(x)
+	fs.trimLocked(now)
+	return x
+}
+
 func (fs *failures) noteLocked(key string, now time.Time) *failure {
 	x := fs.keys[key]
 	switch {
 	case x == nil:
-		x = &failure{key: key}
-		if fs.keys == nil {
-			fs.keys = map[string]*failure{}
-		}
-		fs.keys[key], x.at = x, fs.order.PushBack(x)
-		fs.trimLocked(now)
+		x = fs.addLocked(key, now)
 	case now.After(x.refresh.Add(maxErrorHold)): // no load was tried for so long
 		x.count = 0
 		fallthrough

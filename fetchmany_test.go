@@ -708,6 +708,50 @@ func TestFetchManyOfStaleKeys(t *testing.T) {
 	}
 }
 
+// While another process refreshes stale keys, hits hardly ever try their locks; and when it has died, they are
+// refreshed here.
+func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
+	for _, n := range []int{1, 50} {
+		manyTest(t, 2, flightlock.FetchOptions{}, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			keys := keysFrom(0, n)
+			hit := func(f *flightlock.Fetcher[string]) {
+				if n > 1 {
+					wantMany(t, f, keys, "v0")
+				} else if v, err := f.Fetch(t.Context(), keys[0]); v != "v0" || err != nil {
+					t.Errorf("%q, %v", v, err)
+				}
+			}
+			other := newClient(t, flightlock.Options{}, node.Client(t))
+			for _, key := range keys {
+				s.set(key, stampedEntry{value: "v0", stale: true})
+				if _, err := other.TryLock(t.Context(), key, 3*time.Second); err != nil { // and nobody releases it
+					t.Fatal(err)
+				}
+			}
+			hit(fs[0])
+			synctest.Wait()
+			before := node.Mini.CommandCount()
+			for range 1000 {
+				time.Sleep(time.Millisecond) // the bubble's time
+				hit(fs[0])
+			}
+			if got := node.Mini.CommandCount() - before; got > 60*n {
+				t.Errorf("1000 hits on %d keys: %d commands to the node of the locks", n, got)
+			}
+			for range 30 {
+				time.Sleep(100 * time.Millisecond)
+				hit(fs[0])
+			}
+			synctest.Wait()
+			if got := fs[0].Stats().Loads; got == 0 {
+				t.Error("nothing was refreshed")
+			}
+		})
+	}
+}
+
 // More keys than MaxBatch are several calls.
 func TestFetchManyInBatches(t *testing.T) {
 	opts := flightlock.FetchOptions{MaxBatch: 30}

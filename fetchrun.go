@@ -192,6 +192,7 @@ func (f *Fetcher[V]) obtain(r *fetchRun[V]) (l *Lock, p *slot, over bool, err er
 			}
 		}
 		if !r.Wanted() {
+			f.refreshedElsewhere(r, err)
 			return nil, nil, true, nil
 		}
 		l, lent, over, err := f.contend(r)
@@ -228,6 +229,13 @@ func (f *Fetcher[V]) tryOnce(r *fetchRun[V]) (l *Lock, p *slot, over bool, err e
 }
 
 const noTimeout = -1
+
+// refreshedElsewhere notes that a refresh without callers has ended because somebody has the lock, if err says so.
+func (f *Fetcher[V]) refreshedElsewhere(r *fetchRun[V], err error) {
+	if r.refreshes && f.opts.StaleWait <= 0 && f.c.isInUse(err) { // else those that come next wait for the new value
+		f.failures.inUse(r.Key(), clock.Now())
+	}
+}
 
 // contended reports whether an attempt failed in a way in which the next may not.
 func contended(err error) bool {
