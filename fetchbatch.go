@@ -51,11 +51,14 @@ func (f *Fetcher[V]) startBatches(runs []*fetchRun[V]) {
 	}
 }
 
-// startEach starts runs one by one.
-func (f *Fetcher[V]) startEach(runs []*fetchRun[V]) {
-	for _, r := range runs {
+// goAlone has a run of a batch continue by itself: on its goroutine, if that waits for the batch.
+func (f *Fetcher[V]) goAlone(r *fetchRun[V]) {
+	if r.finished == nil {
 		f.runs.Start(r)
+		return
 	}
+	r.goesAlone = true
+	close(r.finished)
 }
 
 // runBatch is what Fetcher.run is for one run.
@@ -185,8 +188,8 @@ func (f *Fetcher[V]) lockAfterAll(runs []*fetchRun[V]) {
 	var batch []*fetchRun[V]
 	for _, r := range runs {
 		r.why, r.unseen = nil, false
-		if r.finished != nil { // its goroutine goes on
-			close(r.finished)
+		if r.finished != nil {
+			f.goAlone(r)
 		} else {
 			batch = append(batch, r)
 		}
@@ -247,7 +250,7 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 			r.lost = errs[i]
 			rest = append(rest, r)
 		default:
-			f.runs.Start(r)
+			f.goAlone(r)
 		}
 	}
 	return won, rest, away
@@ -288,7 +291,7 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V], spare *slot) {
 	runs = slices.DeleteFunc(runs, func(r *fetchRun[V]) bool {
 		alone := !f.mayLoadLocally(r, r.why)
 		if alone {
-			f.runs.Start(r)
+			f.goAlone(r)
 		}
 		return alone
 	})
@@ -348,7 +351,7 @@ const (
 // another one waits; or if there is no value, theirs are tried again. Each run that is left waits by itself when none
 // of that has happened for NodeTimeout, or after four of those, and within WaitTimeout in any case.
 func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
-	began, patience := time.Now(), runs[0].until // which all of them have
+	began, patience := time.Now(), runs[0].until // which all of them have, or hardly more
 	until := clock.Earlier(began.Add(f.c.opts.NodeTimeout), patience)
 	var lead *leading
 	for wait := firstPause; f.src.LookupMany != nil && len(runs) > 1; wait += wait * pauseGrowth / 100 {
@@ -379,7 +382,9 @@ func (f *Fetcher[V]) awaitTogether(runs []*fetchRun[V]) {
 			until = clock.Earlier(clock.Earlier(now, began.Add(3*f.c.opts.NodeTimeout)).Add(f.c.opts.NodeTimeout), patience)
 		}
 	}
-	f.startEach(runs)
+	for _, r := range runs {
+		f.goAlone(r)
+	}
 }
 
 // leading is a run that waits for its lock while others are awaited together.
@@ -454,13 +459,14 @@ func holderOf(err error) (holder string) {
 
 // loadGathered has a run loaded without a lock, because of why: with others that have to be a moment later, as where
 // the load of many keys that they have waited for has failed, or Redis. It returns when the run is finished, or to be
-// locked after all: then its why is nil.
-func (f *Fetcher[V]) loadGathered(r *fetchRun[V], why error) {
-	r.finished, r.why, r.unseen = make(chan struct{}), why, isUnknown(why)
+// continue by itself.
+func (f *Fetcher[V]) loadGathered(r *fetchRun[V], why error) (goesAlone bool) {
+	r.finished, r.goesAlone, r.why, r.unseen = make(chan struct{}), false, why, isUnknown(why)
 	if f.gathering.unlocked.add(r) {
 		time.AfterFunc(firstPause, f.startUnlocked) // each run counts as a goroutine until it is Done
 	}
 	<-r.finished // as any run: when its callers have left, or all is done
+	return r.goesAlone
 }
 
 func (f *Fetcher[V]) startUnlocked() {
@@ -470,25 +476,53 @@ func (f *Fetcher[V]) startUnlocked() {
 }
 
 // loadWon has a run loaded that has got its lock by itself, with others that get theirs a moment later: where a process
-// was killed in a load of many keys, their locks end at the same time. It returns when the run is finished.
-func (f *Fetcher[V]) loadWon(r *fetchRun[V], l *Lock, p *slot) {
-	r.finished, r.won, r.slot = make(chan struct{}), l, p
+// was killed in a load of many keys, their locks end at the same time. It returns when the run is finished, or to
+// continue by itself.
+func (f *Fetcher[V]) loadWon(r *fetchRun[V], l *Lock) (goesAlone bool) {
+	r.finished, r.goesAlone, r.won = make(chan struct{}), false, l
 	if f.gathering.won.add(r) {
 		time.AfterFunc(firstPause, f.startWon) // each run counts as a goroutine until it is Done
 	}
 	<-r.finished
+	return r.goesAlone
 }
 
 func (f *Fetcher[V]) startWon() {
 	for some := range slices.Chunk(f.gathering.won.take(), f.opts.MaxBatch) {
-		b := &batch[V]{f: f, locks: map[string]*Lock{}, slot: some[0].slot}
-		for i, r := range some {
-			if i > 0 { // one call is one load
-				f.gate.leave(r.slot)
-			}
+		go f.useWon(slices.Clone(some))
+	}
+}
+
+// useWon loads runs with the locks that they have won, and one slot. If none is free, the locks go back, for another
+// process may have one, and the runs are tried again when they have it.
+func (f *Fetcher[V]) useWon(runs []*fetchRun[V]) {
+	p := f.gate.join(locked)
+	admitted := p.isAdmitted()
+	b := &batch[V]{f: f, locks: map[string]*Lock{}, slot: p}
+	var back []*fetchRun[V]
+	for _, r := range runs {
+		if admitted && r.Commit() {
 			b.add(r, r.won)
+		} else {
+			back = append(back, r)
 		}
+	}
+	if admitted {
 		go b.work()
+	} else {
+		f.gate.leave(p)
+	}
+	var wg sync.WaitGroup
+	for _, r := range back {
+		wg.Go(func() { f.giveBack(r.won) })
+	}
+	wg.Wait()
+	if !admitted {
+		f.lockBatch(back)
+		return
+	}
+	for _, r := range back { // all their callers have left
+		f.finished(r)
 	}
 }
 
@@ -505,7 +539,7 @@ func (f *Fetcher[V]) pauseTogether(runs []*fetchRun[V], then time.Time, lead *le
 			last := len(runs) - 1
 			lead = &leading{over: make(chan struct{})}
 			runs[last].lead = lead
-			f.runs.Start(runs[last])
+			f.goAlone(runs[last])
 			runs = runs[:last]
 			continue
 		}
@@ -534,7 +568,7 @@ func (f *Fetcher[V]) awaitedNoMore(r *fetchRun[V]) bool {
 	switch {
 	case f.canceled(r):
 	case r.loan.isOffered():
-		f.runs.Start(r)
+		f.goAlone(r)
 	default:
 		return false
 	}
@@ -572,7 +606,7 @@ func (f *Fetcher[V]) foundMeanwhile(runs []*fetchRun[V], until time.Time, p *slo
 		x, why := found[r.Key()], errorOf(err, r.Key())
 		switch {
 		case why != nil && !left && p == nil:
-			f.runs.Start(r)
+			f.goAlone(r)
 		case why == nil && (x.Fresh == Fresh || x.Fresh == Stale && f.least(r) == Stale):
 			any = true
 			f.deliverFound(r, scope, x)

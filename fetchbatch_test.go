@@ -637,7 +637,7 @@ func TestKeysThatAreTriedAgainWithoutASlot(t *testing.T) {
 // Where a process was killed in a load of many keys, the others that wait for these load them together when the locks
 // have ended. With MaxLoads each such load has one slot, and gives it back.
 func TestKeysOfAKilledProcessAreLoadedTogether(t *testing.T) {
-	for _, maxLoads := range []int{0, 2} {
+	for _, maxLoads := range []int{0, 1, 2} {
 		manyTest(t, 3, flightlock.FetchOptions{MaxLoads: maxLoads}, nil, func(
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {
@@ -654,7 +654,7 @@ func TestKeysOfAKilledProcessAreLoadedTogether(t *testing.T) {
 				wg.Go(func() { wantMany(t, f, keys, "v0") })
 			}
 			wg.Wait()
-			if maxLoads == 0 && s.bulk.Load() > 3 || s.most() != 1 {
+			if s.bulk.Load() > 3 || s.most() != 1 {
 				t.Errorf("%d loads of many keys, %d of one", s.bulk.Load(), s.most())
 			}
 			for i := range 2 * maxLoads {
@@ -670,6 +670,44 @@ func TestKeysOfAKilledProcessAreLoadedTogether(t *testing.T) {
 			}
 			if uint64(s.bulk.Load()) != loads {
 				t.Errorf("%d loads, %d of them of many keys", loads, s.bulk.Load())
+			}
+		})
+	}
+}
+
+// If this process has no slot when such locks end, the keys wait for one together, and without locks: another process
+// may load them meanwhile.
+func TestKeysOfAKilledProcessWaitForASlotTogether(t *testing.T) {
+	for _, elsewhere := range []bool{false, true} {
+		manyTest(t, 2, flightlock.FetchOptions{MaxLoads: 1}, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			other := newClient(t, flightlock.Options{}, node.Client(t))
+			keys := keysFrom(0, 50)
+			for _, key := range keys {
+				if _, err := other.TryLock(t.Context(), key, time.Second); err != nil { // and nobody releases it
+					t.Fatal(err)
+				}
+			}
+			s.takes = 3 * time.Second
+			var wg sync.WaitGroup
+			wg.Go(func() { wantMany(t, fs[0], keys[:40], "v0") })
+			ctx, leave := context.WithTimeout(t.Context(), 2*time.Second)
+			defer leave()
+			wg.Go(func() { _, _ = fs[0].FetchMany(ctx, keys[40:]) })
+			time.Sleep(500 * time.Millisecond) // the bubble's time
+			wg.Go(func() { wantMany(t, fs[0], keysFrom(100, 3), "v0") })
+			time.Sleep(time.Second)
+			if elsewhere {
+				wantMany(t, fs[1], keys[:40], "v0")
+			}
+			wg.Wait()
+			wantMany(t, fs[0], keysFrom(200, 3), "v0") // the slot is free
+			if n := s.bulk.Load(); n != 3 || s.most() != 1 || uint64(n) != fs[0].Stats().Loads+fs[1].Stats().Loads {
+				t.Errorf("%d loads of many keys; %+v", n, fs[0].Stats())
+			}
+			if s.loaded["k40"] > 0 {
+				t.Error("a key was loaded whose callers had left")
 			}
 		})
 	}

@@ -45,12 +45,12 @@ type fetchRun[V any] struct {
 	loan loan
 
 	// of runs that FetchMany has begun with others, written before they start or by their goroutine
-	together bool          // it is one of those
-	lost     error         // why it had no lock when that was last tried
-	lead     *leading      // nil: nobody waits for the end of its waiting
-	finished chan struct{} // closed when others have done its work; nil: they do not
-	won      *Lock         // of loadWon, as is its slot
-	slot     *slot
+	together  bool          // it is one of those
+	lost      error         // why it had no lock when that was last tried
+	lead      *leading      // nil: nobody waits for the end of its waiting
+	finished  chan struct{} // closed when others have done its work; nil: they do not
+	goesAlone bool          // written before that: they have not
+	won       *Lock         // of loadWon
 
 	// only run's goroutine has these
 	until    time.Time      // when it stops waiting for the lock, or for a slot; set by its batch if it was in one
@@ -116,13 +116,16 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 				close(x.over)
 				r.lead = nil
 			}
+			if l != nil && p == nil {
+				if !f.loadWon(r, l) {
+					return nil, nil, false
+				}
+				why = r.why
+				continue
+			}
 			if l != nil && !r.Commit() {
 				f.gate.leave(p)
 				f.giveBack(l)
-				return nil, nil, false
-			}
-			if l != nil && r.together {
-				f.loadWon(r, l, p)
 				return nil, nil, false
 			}
 			if over || l != nil {
@@ -136,10 +139,10 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 		}
 		f.extend(r)
 		if r.together {
-			f.loadGathered(r, why)
-			if why = r.why; why != nil {
+			if !f.loadGathered(r, why) {
 				return nil, nil, false
 			}
+			why = r.why
 			continue
 		}
 		p, over = f.enter(r, unlocked, why, back)
@@ -181,11 +184,16 @@ func (f *Fetcher[V]) mayLoadLocally(r *fetchRun[V], why error) bool {
 // Where loads are limited, the slot comes first, with one attempt. If the key is held elsewhere,
 // the slot goes back for as long as that lasts, for a hot key of another process must not stop
 // the loads of this one. If no slot is free when the lock is won, the lock goes back: another
-// process may have a slot for it. The run keeps its place among those that wait for slots.
+// process may have a slot for it. The run keeps its place among those that wait for slots. A run that was in a batch
+// comes without one, because it gets one with others, and so no slot is here with its lock: see loadWon.
 func (f *Fetcher[V]) obtain(r *fetchRun[V]) (l *Lock, p *slot, over bool, err error) {
-	defer func() { f.giveBack(r.loan.close()) }()
+	defer func() {
+		if l == nil || p != nil { // else it may be back here, or in a batch
+			f.giveBack(r.loan.close())
+		}
+	}()
 	for once := r.InBackground() || f.opts.MaxLoads > 0; ; once = true {
-		if once {
+		if once && !r.together {
 			l, p, over, err = f.tryOnce(r)
 			if over || !contended(err) {
 				return l, p, over, err
@@ -205,6 +213,8 @@ func (f *Fetcher[V]) obtain(r *fetchRun[V]) (l *Lock, p *slot, over bool, err er
 				l = nil
 			}
 			return l, p, over, nil
+		case r.together:
+			return l, nil, false, nil
 		}
 		if p = f.gate.joinAt(locked, &r.place); p.isAdmitted() {
 			return l, p, false, nil
