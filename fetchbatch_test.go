@@ -657,10 +657,14 @@ func TestKeysOfAKilledProcessAreLoadedTogether(t *testing.T) {
 			if s.bulk.Load() > 3 || s.most() != 1 {
 				t.Errorf("%d loads of many keys, %d of one", s.bulk.Load(), s.most())
 			}
-			for i := range 2 * maxLoads {
+			for i, f := range fs { // all its slots can be had at once, and no more
 				began := time.Now()
-				wantMany(t, fs[i%2], keysFrom(100*(i+1), 3), "v0")
-				if took := time.Since(began); took > time.Second {
+				for j := range maxLoads + 1 {
+					wg.Go(func() { wantMany(t, f, keysFrom(1000*(i+1)+100*j, 3), "v0") })
+					time.Sleep(time.Millisecond) // they do not share a load
+				}
+				wg.Wait()
+				if took := time.Since(began); maxLoads > 0 && (took < 2*s.takes || took >= 3*s.takes) {
 					t.Errorf("later it took %v", took)
 				}
 			}
@@ -736,6 +740,35 @@ func TestKeysThatHaveWaitedInVainAreLoadedTogether(t *testing.T) {
 			wantMany(t, fs[0], keys, "v0")
 			if n := s.bulk.Load(); n > 3 || uint64(n) != fs[0].Stats().Loads || s.most() != 1 {
 				t.Errorf("%s: %d loads of many keys; %+v", why, n, fs[0].Stats())
+			}
+		})
+	}
+}
+
+// Keys that are loaded together after they have waited one by one are no more than MaxBatch in one call.
+func TestKeysThatHaveWaitedAreLoadedInBatches(t *testing.T) {
+	for _, held := range []time.Duration{2 * time.Second, time.Minute} { // less than WaitTimeout, and more
+		opts := flightlock.FetchOptions{WaitTimeout: 5 * time.Second, MaxBatch: 3}
+		manyTest(t, 1, opts, nil, func(
+			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
+		) {
+			var most atomic.Int64
+			s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
+				most.Store(max(most.Load(), int64(len(keys))))
+				values := map[string]string{}
+				for _, key := range keys {
+					values[key] = "v0"
+				}
+				return values, nil
+			}
+			killed := newClient(t, flightlock.Options{}, node.Client(t))
+			for _, key := range keysFrom(0, 50) {
+				if _, err := killed.TryLock(t.Context(), key, held); err != nil { // and nobody releases it
+					t.Fatal(err)
+				}
+			}
+			if wantMany(t, fs[0], keysFrom(0, 50), "v0"); most.Load() != 3 {
+				t.Errorf("%v: %d keys in one call", held, most.Load())
 			}
 		})
 	}
