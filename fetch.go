@@ -91,9 +91,10 @@ type Source[V any] struct {
 	// LoadMany loads many values. A key that is not in the result is ErrNotFound. A KeyErrors is the
 	// error of its keys. Any other error is that of all keys, and so is a panic: then they are loaded
 	// in two halves, and a half that fails alone is halved again, so that one bad key does not fail
-	// others; what fails then is not held (ErrorHold). Keys that callers miss at the same time are
-	// loaded together. One call is one load for MaxLoads and for MaxUnlockedLoads. ctx carries the locks of
-	// all keys. Without LoadMany, each key is loaded by itself.
+	// others; what fails then is not held (ErrorHold). If both halves fail, as where the origin is down,
+	// their error is held, without doubling. Keys that callers miss at the same time are loaded together.
+	// One call is one load for MaxLoads and for MaxUnlockedLoads. ctx carries the locks of all keys. Without
+	// LoadMany, each key is loaded by itself.
 	LoadMany func(ctx context.Context, keys []string) (map[string]V, error)
 
 	// StoreMany stores many values, for a Source without stamps. locks has those keys that are locked,

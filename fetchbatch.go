@@ -839,7 +839,7 @@ func (b *batch[V]) load(leader *fetchRun[V]) (values map[string]V, errs map[stri
 	if isWhole(err) && len(b.runs) > 1 && step.Err() == nil {
 		return b.loadHalves(step)
 	}
-	return b.settle(b.runs, values, err, true)
+	return b.settle(b.runs, values, err, f.failures.failed)
 }
 
 // carryingLocks is ctx with the locks of the batch in it.
@@ -852,7 +852,8 @@ func (b *batch[V]) carryingLocks(ctx context.Context) context.Context {
 
 // loadHalves loads all runs again, in two halves. If one of them fails and the other does not, keys of the
 // former are to blame, and not the origin: it is halved again, so that they do not fail the rest, which
-// may be wanted by other callers.
+// may be wanted by other callers. If both fail at first, it may be the origin: then the errors are held, but not for
+// longer each time, because a key may only have been loaded with some that are to blame.
 func (b *batch[V]) loadHalves(step *coalesce.Step) (values map[string]V, errs map[string]error) {
 	values, errs = map[string]V{}, map[string]error{}
 	for runs := b.runs; len(runs) > 0; {
@@ -863,13 +864,17 @@ func (b *batch[V]) loadHalves(step *coalesce.Step) (values map[string]V, errs ma
 		for i, half := range halves {
 			loaded[i], failed[i] = b.loadRuns(half, step)
 		}
+		hold := b.f.failures.failedWithOthers
+		if len(runs) < len(b.runs) || !isWhole(failed[0]) || !isWhole(failed[1]) {
+			hold = nil
+		}
 		runs = nil
 		for i, half := range halves {
 			if isWhole(failed[i]) && !isWhole(failed[1-i]) && len(half) > 1 && step.Err() == nil {
 				runs = half
 				continue
 			}
-			some, why := b.settle(half, loaded[i], failed[i], false)
+			some, why := b.settle(half, loaded[i], failed[i], hold)
 			maps.Copy(values, some)
 			maps.Copy(errs, why)
 		}
@@ -921,9 +926,9 @@ func (b *batch[V]) loadRuns(runs []*fetchRun[V], step *coalesce.Step) (map[strin
 	return got.v, got.err
 }
 
-// settle gives runs whose load has failed their errors. hold says that these are held.
+// settle gives runs whose load has failed their errors, and notes these with hold; nil: they are not held.
 func (b *batch[V]) settle(runs []*fetchRun[V], values map[string]V, err error,
-	hold bool) (map[string]V, map[string]error) {
+	hold func(key, stamp string, err error, now time.Time)) (map[string]V, map[string]error) {
 	f := b.f
 	goesOn := errors.Is(err, errLoadManyGoesOn)
 	loaded, errs := map[string]V{}, map[string]error{}
@@ -943,8 +948,8 @@ func (b *batch[V]) settle(runs []*fetchRun[V], values map[string]V, err error,
 		if goesOn {
 			r.Limit(coalesce.Scope{}) // see loadGoesOn
 		}
-		if hold {
-			f.failures.failed(r.Key(), r.scope.Stamp, why, clock.Now())
+		if hold != nil {
+			hold(r.Key(), r.scope.Stamp, why, clock.Now())
 		} else {
 			f.failures.notStored(r.Key(), clock.Now())
 		}

@@ -50,9 +50,21 @@ func (fs *failures) failed(key, stamp string, err error, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	x := fs.noteLocked(key, now)
+	fs.holdLocked(x, stamp, err, now.Add(doubled(fs.hold, x.count)))
+}
+
+// failedWithOthers is failed for a load of many keys of which any may be to blame. What is held for that does not
+// double.
+func (fs *failures) failedWithOthers(key, stamp string, err error, now time.Time) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.holdLocked(fs.noteLocked(key, now), stamp, err, now.Add(fs.hold))
+}
+
+func (fs *failures) holdLocked(x *failure, stamp string, err error, until time.Time) {
 	x.err, x.stamp = err, strings.Clone(stamp) // which may be a part of the entry: a record must not keep the old value
 	if fs.hold > 0 {
-		x.held = now.Add(doubled(fs.hold, x.count))
+		x.held = until
 	}
 }
 

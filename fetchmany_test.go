@@ -397,6 +397,38 @@ func TestFetchManyInHalves(t *testing.T) {
 	}
 }
 
+// An origin that fails for all keys, each time as a whole, is left alone for ErrorHold after each time. What has only
+// been loaded with keys that are to blame is loaded as soon as that is over.
+func TestFetchManyFromAnOriginThatIsDown(t *testing.T) {
+	manyTest(t, 2, flightlock.FetchOptions{}, nil, func(
+		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
+	) {
+		s.load2 = func(context.Context, []string) (map[string]string, error) {
+			time.Sleep(20 * time.Millisecond) // the bubble's time
+			return nil, errMine
+		}
+		keys, began := keysFrom(0, 50), time.Now()
+		var wg sync.WaitGroup
+		for i := range 10 {
+			wg.Go(func() {
+				for time.Since(began) < 20*time.Second {
+					if _, err := fs[i%2].FetchMany(t.Context(), keys); !errors.Is(err, errMine) {
+						t.Error(err)
+					}
+					time.Sleep(50 * time.Millisecond)
+				}
+			})
+		}
+		wg.Wait()
+		if n := s.bulk.Load(); n > 400 { // each process, the whole and its halves; and not all keys at the same time
+			t.Errorf("%d loads in 20 seconds", n)
+		}
+		s.load2 = nil
+		time.Sleep(time.Second)
+		wantMany(t, fs[0], keys, "v0")
+	})
+}
+
 // An invalidation during a bulk load: nothing is stored for that key, and later callers do not get it.
 func TestFetchManyThroughAnInvalidation(t *testing.T) {
 	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
