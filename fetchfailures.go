@@ -40,6 +40,7 @@ type failure struct {
 	stamp         string // of the entry when the load began; "" if that is not known
 	err           error
 	count         int // in a row
+	blamed        int // of these, those in which no other key may have been to blame
 	held, refresh time.Time
 	pause         time.Duration // before refresh, if others have the lock
 	at            *list.Element
@@ -50,7 +51,8 @@ func (fs *failures) failed(key, stamp string, err error, now time.Time) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	x := fs.noteLocked(key, now)
-	fs.holdLocked(x, stamp, err, now.Add(doubled(fs.hold, x.count)))
+	x.blamed = min(x.blamed+1, 64)
+	fs.holdLocked(x, stamp, err, now.Add(doubled(fs.hold, x.blamed)))
 }
 
 // failedWithOthers is failed for a load of many keys of which any may be to blame. What is held for that does not
@@ -110,7 +112,7 @@ func (fs *failures) noteLocked(key string, now time.Time) *failure {
 	case x == nil:
 		x = fs.addLocked(key, now)
 	case now.After(x.refresh.Add(maxErrorHold)): // no load was tried for so long
-		x.count = 0
+		x.count, x.blamed = 0, 0
 		fallthrough
 	default:
 		fs.order.MoveToBack(x.at)
