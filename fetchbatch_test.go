@@ -222,16 +222,7 @@ func TestBatchesWithoutLocksAreLockedAfterAll(t *testing.T) {
 		manyTest(t, 1, opts, change, func(
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {
-			s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
-				if slices.Contains(keys, "k0") {
-					time.Sleep(10 * time.Second) // in the bubble's time: longer than all that follows
-				}
-				values := map[string]string{}
-				for _, key := range keys {
-					values[key] = "v0"
-				}
-				return values, nil
-			}
+			s.load2 = slowForK0(10 * time.Second) // longer than all that follows
 			node.Down(down == "node")
 			s.fails.Store(down != "node")
 			var wg sync.WaitGroup
@@ -276,16 +267,7 @@ func TestKeysThatHaveWaitedAreLockedAfterAll(t *testing.T) {
 	manyTest(t, 1, opts, nil, func(
 		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 	) {
-		s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
-			if slices.Contains(keys, "k0") {
-				time.Sleep(10 * time.Second) // in the bubble's time: longer than all that follows
-			}
-			values := map[string]string{}
-			for _, key := range keys {
-				values[key] = "v0"
-			}
-			return values, nil
-		}
+		s.load2 = slowForK0(10 * time.Second) // longer than all that follows
 		var wg sync.WaitGroup
 		node.Down(true)
 		wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") }) // it has the slot

@@ -114,6 +114,20 @@ func (s *manyOrigin) storeMany(ctx context.Context, values, stamps map[string]st
 	return nil
 }
 
+// slowForK0 is a loadMany that takes no time unless k0 is loaded, but for that d of the bubble's time.
+func slowForK0(d time.Duration) func(context.Context, []string) (map[string]string, error) {
+	return func(_ context.Context, keys []string) (map[string]string, error) {
+		if slices.Contains(keys, "k0") {
+			time.Sleep(d)
+		}
+		values := map[string]string{}
+		for _, key := range keys {
+			values[key] = "v0"
+		}
+		return values, nil
+	}
+}
+
 // manyTest is some Fetchers over one manyOrigin, each of a process of its own, in a bubble.
 func manyTest(t *testing.T, processes int, opts flightlock.FetchOptions, change func(*flightlock.Source[string]),
 	test func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode)) {
@@ -618,16 +632,7 @@ func TestFetchManyWithoutASlotFindsValues(t *testing.T) {
 		manyTest(t, 2, opts, change, func(
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], _ *redistest.MemNode,
 		) {
-			s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
-				if slices.Contains(keys, "k0") {
-					time.Sleep(20 * time.Second) // in the bubble's time: longer than all that follows
-				}
-				values := map[string]string{}
-				for _, key := range keys {
-					values[key] = "v0"
-				}
-				return values, nil
-			}
+			s.load2 = slowForK0(20 * time.Second) // longer than all that follows
 			var wg sync.WaitGroup
 			wg.Go(func() { wantMany(t, fs[0], keysFrom(0, 2), "v0") }) // it has the slot
 			synctest.Wait()
