@@ -497,33 +497,28 @@ func (f *Fetcher[V]) startWon() {
 // process may have one, and the runs are tried again when they have it.
 func (f *Fetcher[V]) useWon(runs []*fetchRun[V]) {
 	p := f.gate.join(locked)
-	admitted := p.isAdmitted()
-	b := &batch[V]{f: f, locks: map[string]*Lock{}, slot: p}
-	var back []*fetchRun[V]
-	for _, r := range runs {
-		if admitted && r.Commit() {
-			b.add(r, r.won)
-		} else {
-			back = append(back, r)
-		}
-	}
-	if admitted {
-		go b.work()
-	} else {
+	if !p.isAdmitted() {
 		f.gate.leave(p)
-	}
-	var wg sync.WaitGroup
-	for _, r := range back {
-		wg.Go(func() { f.giveBack(r.won) })
-	}
-	wg.Wait()
-	if !admitted {
-		f.lockBatch(back)
+		var wg sync.WaitGroup
+		for _, r := range runs {
+			wg.Go(func() { f.giveBack(r.won) })
+		}
+		wg.Wait()
+		f.lockBatch(runs)
 		return
 	}
-	for _, r := range back { // all their callers have left
-		f.finished(r)
+	b := &batch[V]{f: f, locks: map[string]*Lock{}, slot: p}
+	for _, r := range runs {
+		if r.Commit() {
+			b.add(r, r.won)
+			continue
+		}
+		go func() { // all its callers have left; it counts as a goroutine until it is Done
+			f.giveBack(r.won)
+			f.finished(r)
+		}()
 	}
+	b.work()
 }
 
 // pauseTogether waits until then, or until lead is over, and returns those runs that are to be looked up, and the lead,
