@@ -131,6 +131,16 @@ func (s *stampedCache) expire(key string) {
 	delete(s.entries, key)
 }
 
+// goStale makes the value of the entry, if it has one, a stale one.
+func (s *stampedCache) goStale(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e.value != "" {
+		e.stale = true
+		s.entries[key] = e
+	}
+}
+
 func newStampedFetcher(t *testing.T, c *flightlock.Client, s *stampedCache,
 	opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
 	t.Helper()
