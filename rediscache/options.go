@@ -49,7 +49,8 @@ type Options[V any] struct {
 
 	// Jitter is the largest fraction by which Fresh, FreshFor and NotFoundFor are shortened, at random,
 	// so that entries that were stored together do not expire together. Default 0.1; below 1; negative
-	// for none.
+	// for none: better, with Stale, for keys that GetMany always gets together, which it then also
+	// loads together.
 	Jitter float64
 
 	// MaxValue is the longest encoded value, in bytes, that is stored. Longer ones are served and not
