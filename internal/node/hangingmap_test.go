@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
@@ -39,7 +40,7 @@ func TestRequestsThatWereSentOnWaitForOneTryToReadTheMap(t *testing.T) {
 		},
 	})
 	t.Cleanup(func() { _ = c.Close() })
-	n := newImpatientNode(t, c)
+	n := startNode(t, c, 500*time.Millisecond, false)
 	const requests = 6
 	var ears []*ear
 	for i := range requests {
