@@ -143,7 +143,7 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 			s := redistest.StartServer(t, strings.Fields(args)...)
 			r := check(t, newClient(t, patient, s.Client(t)))
 			wantFinding(t, r, s.Addr(), "persistence", flightlock.StatusWarn, says, "MaxTTL (1m0s)",
-				"appendfsync always", "in its configuration") // not by CONFIG SET alone: a restart would lose the locks again
+				"appendfsync always", "in its configuration") // by CONFIG SET alone a restart would lose the locks
 		}
 	})
 	t.Run("appendfsync always, but not always", func(t *testing.T) {

@@ -277,7 +277,7 @@ func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 		nodes[0].Down(true)
 		for c.Stats().Suspended == 0 { // which is logged
 			_, _ = c.TryLock(t.Context(), "k", time.Second)
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // the bubble's time
 		}
 		synctest.Wait()
 		ended, cancel := context.WithCancel(t.Context())
@@ -286,7 +286,7 @@ func TestCloseNamesUserCodeThatHangs(t *testing.T) {
 			!strings.Contains(err.Error(), "Logger") {
 			t.Error(err)
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // until the Logger has returned
 	})
 }
 

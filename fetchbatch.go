@@ -115,6 +115,9 @@ func (f *Fetcher[V]) enterBatch(runs []*fetchRun[V], k kind) (*slot, []*fetchRun
 	var back <-chan struct{}
 	if k == unlocked {
 		back = f.c.recovery.next()
+		for _, r := range runs {
+			f.extend(r)
+		}
 	}
 	for recheck := time.Now().Add(recheckEvery); ; {
 		urgent := false
@@ -185,17 +188,11 @@ func (f *Fetcher[V]) stillWait(runs []*fetchRun[V], p *slot, returned bool) (res
 
 // lockAfterAll has runs locked that have waited to be loaded without locks.
 func (f *Fetcher[V]) lockAfterAll(runs []*fetchRun[V]) {
-	var batch []*fetchRun[V]
 	for _, r := range runs {
 		r.why, r.unseen = nil, false
-		if r.finished != nil {
-			f.goAlone(r)
-		} else {
-			batch = append(batch, r)
-		}
 	}
-	if len(batch) > 0 {
-		go f.lockBatch(batch) // each run counts as a goroutine until it is Done
+	if len(runs) > 0 {
+		go f.lockBatch(runs) // each run counts as a goroutine until it is Done
 	}
 }
 
@@ -299,19 +296,11 @@ func (f *Fetcher[V]) loadUnlocked(runs []*fetchRun[V], spare *slot) {
 		f.gate.leave(spare)
 		return
 	}
-	p := spare
-	if !f.gate.unlock(p) {
-		f.gate.leave(p)
-		p = f.gate.join(unlocked)
-	}
-	if p.isAdmitted() {
-		go f.commit(p, runs).work() // each run counts as a goroutine until it is Done
+	if f.gate.unlock(spare) {
+		go f.commit(spare, runs).work() // each run counts as a goroutine until it is Done
 		return
 	}
-	f.gate.leave(p)
-	for _, r := range runs {
-		f.extend(r)
-	}
+	f.gate.leave(spare)
 	go f.loadWithoutLocks(runs) // as above
 }
 
@@ -429,7 +418,6 @@ func (f *Fetcher[V]) tryAgain(runs []*fetchRun[V], failed bool) (rest []*fetchRu
 	for _, r := range others {
 		if failed && holderOf(r.lost) != before[r] {
 			r.why = errFailedElsewhere
-			f.extend(r)
 			taken = append(taken, r)
 		} else {
 			rest = append(rest, r)

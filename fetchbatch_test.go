@@ -218,7 +218,9 @@ func TestBatchesWithoutLocksAreLockedAfterAll(t *testing.T) {
 				return found, failed
 			}
 		}
-		opts := flightlock.FetchOptions{MaxUnlockedLoads: 1, WaitTimeout: 20 * time.Second, LoadTimeout: 20 * time.Second}
+		opts := flightlock.FetchOptions{
+			MaxUnlockedLoads: 1, WaitTimeout: 20 * time.Second, LoadTimeout: 20 * time.Second,
+		}
 		manyTest(t, 1, opts, change, func(
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {
@@ -263,7 +265,9 @@ func TestBatchesWithoutLocksAreLockedAfterAll(t *testing.T) {
 
 // So are those that have waited for their locks one by one.
 func TestKeysThatHaveWaitedAreLockedAfterAll(t *testing.T) {
-	opts := flightlock.FetchOptions{MaxUnlockedLoads: 1, WaitTimeout: 20 * time.Second, LoadTimeout: 20 * time.Second}
+	opts := flightlock.FetchOptions{
+		MaxUnlockedLoads: 1, WaitTimeout: 20 * time.Second, LoadTimeout: 20 * time.Second,
+	}
 	manyTest(t, 1, opts, nil, func(
 		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 	) {
@@ -306,7 +310,9 @@ func TestKeysThatHaveWaitedAreLockedAfterAll(t *testing.T) {
 // Callers whose keys get no slot have an error that says why there were no locks, after WaitTimeout.
 func TestBatchesWithoutLocksThatGetNoSlot(t *testing.T) {
 	for _, want := range []error{flightlock.ErrUnavailable, errMine} {
-		opts := flightlock.FetchOptions{MaxUnlockedLoads: 1, WaitTimeout: 3 * time.Second, LoadTimeout: 20 * time.Second}
+		opts := flightlock.FetchOptions{
+			MaxUnlockedLoads: 1, WaitTimeout: 3 * time.Second, LoadTimeout: 20 * time.Second,
+		}
 		manyTest(t, 1, opts, nil, func(
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {

@@ -137,7 +137,6 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			r.Finish(none, why)
 			return nil, nil, false
 		}
-		f.extend(r)
 		if r.together {
 			if !f.loadGathered(r, why) {
 				return nil, nil, false
@@ -145,6 +144,7 @@ func (f *Fetcher[V]) lock(r *fetchRun[V]) (l *Lock, p *slot, ok bool) {
 			why = r.why
 			continue
 		}
+		f.extend(r)
 		p, over = f.enter(r, unlocked, why, back)
 		switch {
 		case over:

@@ -155,7 +155,7 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 				continue
 			}
 			asked = append(asked, key)
-			if !b.isCluster() { // there, servers have probes of their own
+			if !b.s.cluster { // there, servers have probes of their own
 				probe = of
 			}
 		}
@@ -239,11 +239,6 @@ func refusesLogin(err error) bool {
 	return conn.HasCode(err, "WRONGPASS", "NOAUTH") || errors.As(err, &reply) &&
 		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients "},
 			func(text string) bool { return strings.HasPrefix(reply.Error(), text) })
-}
-
-func (b *breaker) isCluster() bool {
-	_, is := b.s.rdb.(*redis.ClusterClient)
-	return is
 }
 
 // state returns an error if a server is down, and when the probe that is under way has failed; nil: none is.

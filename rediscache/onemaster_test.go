@@ -97,7 +97,8 @@ func TestAMasterThatHasTakenOverIsAskedSoon(t *testing.T) {
 					ContextTimeoutEnabled: true, DialerRetries: 1,
 					MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 					ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-						return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: master.Load().Addr()}}}}, nil
+						masters := []redis.ClusterNode{{Addr: master.Load().Addr()}}
+						return []redis.ClusterSlot{{End: 16383, Nodes: masters}}, nil
 					},
 					Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
 						return nodes[addr].Dial(ctx, network, addr)

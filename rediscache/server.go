@@ -214,7 +214,9 @@ func (s *server) ping(key string, timeout time.Duration) error {
 			err = said
 		}
 		if refusesLogin(err) && like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
-			_, err = do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return like.Exists(ctx, key).Result() })
+			_, err = do(ctx, s, timeout, func(ctx context.Context) (int64, error) {
+				return like.Exists(ctx, key).Result()
+			})
 		}
 		return err
 	case late.Load():
@@ -305,7 +307,7 @@ func (s *server) notBefore(stamp string, now int64) int64 {
 // getMany is get for many keys: one MGET, or a pipeline on a Cluster, where the keys are on several
 // servers. failed has the errors of single keys.
 func (s *server) getMany(ctx context.Context, keys []string) (entries []stored, failed map[string]error, err error) {
-	if _, is := s.rdb.(*redis.ClusterClient); !is {
+	if !s.cluster {
 		replies, err := do(ctx, s, s.lookups, func(ctx context.Context) ([]any, error) {
 			return s.rdb.MGet(ctx, keys...).Result()
 		})

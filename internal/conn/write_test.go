@@ -37,7 +37,8 @@ func TestAWriteOfAStoppedProcessIsWritten(t *testing.T) {
 			}
 			start := time.Now()
 			n, err := w.Write([]byte("x"))
-			if took := time.Since(start); n == 1 != x.reads || TimedOut(err) == x.reads || took != x.takes || wrote != 1 {
+			took := time.Since(start)
+			if n == 1 != x.reads || TimedOut(err) == x.reads || took != x.takes || wrote != 1 {
 				t.Errorf("%s: %d bytes after %v, %v, reported %d times", x.what, n, took, err, wrote)
 			}
 			ours.Close()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/list"
 )
 
@@ -26,9 +27,6 @@ type deadlines struct {
 	armed  bool          // the timer will fire
 	at     time.Duration // armed: for when
 }
-
-// lateTimer is how late the timer is if this process was stopped.
-const lateTimer = 10 * time.Millisecond
 
 // add calls r.expire after the timeout, unless remove is called before. The caller has not sent r
 // yet.
@@ -77,7 +75,7 @@ func (d *deadlines) removeLocked(r *round) {
 func (d *deadlines) fire() {
 	d.mu.Lock()
 	now := time.Since(d.began) // under mu, as in add: what is put off is the last in the list
-	d.expireAndUnlock(now, now-d.at >= lateTimer)
+	d.expireAndUnlock(now, now-d.at >= conn.MinGrace)
 }
 
 // stop expires all rounds in the list, since nothing would do so later. No round may be added
