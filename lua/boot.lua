@@ -4,21 +4,27 @@
 -- another epoch, and when a quarantine may be over. Not on a Cluster.
 --
 -- KEYS[1]  flightlock:{boot}, the marker: the name of the epoch
--- KEYS[2]  flightlock:{boot}:past: "name state since run promoted how" of that epoch
+-- KEYS[2]  flightlock:{boot}:past: "name state since process promoted how" of that epoch
 -- ARGV[1]  a name for an epoch that begins now: letters, digits and -, lua.MaxName of them at most, never
 --          used before
 -- ARGV[2]  how long a node that lost data has no vote, in microseconds
 -- ARGV[3]  the name of an epoch that is to be established because no node of the quorum ever was; '' for
 --          none
+-- ARGV[4]  1: the caller has seen an epoch of this node that was established, or lost; else 0. So a node
+--          without one has lost its data, and says that to clients that never met it as well
+-- ARGV[5]  the name of an epoch that has no vote, and began longer ago than ARGV[2] by the caller's clock;
+--          '' for none. The node's own clock may stand still
 --
--- Reply: {name, state, age, run, version, why, since, raw, promoted}
+-- Reply: {name, state, age, process, version, why, since, raw, promoted}
 --   name     of the epoch. It changes when data was lost
---   state    new: the marker was missing, so the node is new, or lost all data
---            lost: the marker is of another process, or of a time before the node was last promoted, or
---            it was read from a dump: what happened since may have been lost
+--   state    new: the marker was missing, and the caller never saw one: the node is new, or lost all data
+--            lost: the marker is missing though there was one; or it is of another process, or of a time
+--            before the node was last promoted, or it was read from a dump: what happened since may have
+--            been lost
 --            kept: established. Only such a node votes
 --   age      since the epoch began, in microseconds of the node's clock
---   run      the process, '' if it cannot be seen
+--   process  which process it is, '' if that cannot be seen: its run_id, or PID@START where the server has
+--            none
 --   version  of the server, '' if it cannot be seen
 --   why      the error of INFO, if it is refused
 --   since    when the epoch began, in microseconds of the node's clock: no counter that is lower is of
@@ -26,14 +32,17 @@
 --   raw      1: the acquire script may rely on the marker being raw; else 0
 --   promoted when the node was last promoted, '-' if never, '' if that cannot be seen
 --
--- A replica has no epoch to report: that is an error, READONLY.
+-- A node that is no master has no epoch to report: that is an error, READONLY.
 --
--- INFO reports the process (run_id), and when it was last promoted: it keeps the replication id that it
+-- INFO reports the process (run_id; else process_id and the second in which it began, which is computed
+-- from its uptime and may be wrong by one), and when it was last promoted: it keeps the replication id that it
 -- had as a replica, with an offset. The ids of a node that never was a replica change with its own
 -- replicas and mean nothing. One that was a master before, and lagged as a replica since, would find its
--- own run_id in its marker. INFO also reports, in seconds, when the process began. That is for the first
--- client that is allowed INFO, in an epoch that only others have seen: it is this process's own if the
--- process began in an earlier second than the epoch, and never was a replica.
+-- own run_id in its marker. When the process began is also for the first client that is allowed INFO, in an
+-- epoch that only others have seen: it is this process's own if the process began in an earlier second than
+-- the epoch, and never was a replica. So an epoch that only such clients have seen is not established in the
+-- second of its marker nor in the next, and begins when it is; and where PID@START is the process, not in
+-- the first seconds of that, since one that restarts meanwhile could not be told from it.
 --
 -- The marker itself shows whether this process has it by commands, its own or its master's, or from a
 -- dump: of a disk, or of a master, which sends one to a replica that cannot just continue. A string that SET
@@ -57,10 +66,24 @@ local function word(text, name)
 end
 
 local server, replication = info('server'), info('replication')
-if word(replication, 'role') == 'slave' then
+local role = word(replication, 'role') or 'master'
+if role == 'slave' then
   return {err = 'READONLY the node is a replica: its data is its master\'s'}
+elseif role ~= 'master' then -- such as active-replica, of which several accept writes
+  return {err = 'READONLY the role of the node is ' .. role .. ', and only a master can vote'}
 end
+
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local second = math.floor(now / 1000000)
+local up, pid = word(server, 'uptime_in_seconds'), word(server, 'process_id')
+local at = word(server, 'server_time_usec') or now -- its clock as of up
+local begun = up and math.floor(at / 1000000) - up -- the second in which the process began
 local self, version = word(server, 'run_id') or '', word(server, 'redis_version') or ''
+local byStart = self == '' and begun and pid -- no run_id
+if byStart then
+  self = string.format('%s@%.0f', pid, begun)
+end
 local run = self ~= '' and self or '-'
 local from, offset = word(replication, 'master_replid2'), word(replication, 'second_repl_offset')
 if run == '-' then -- a client that does not see both cannot compare
@@ -71,16 +94,15 @@ if from and offset and string.find(from, '[^0]') then
   promoted = from .. ':' .. offset
 end
 
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-local function begun() -- the second in which the process began
-  local up, at = word(server, 'uptime_in_seconds'), word(server, 'server_time_usec') or now -- its clock as of up
-  return up and math.floor(at / 1000000) - up or math.huge
-end
 local marker, past = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]) or ''
 local of, state, since, ran, rose, how = string.match(past, '^([%w-]+) (%l+) (%d+) (%S+) (%S+) (%l+)$')
 since = tonumber(since)
+local known = ARGV[4] == '1'
 
+local function another() -- whether the marker is of another process
+  local ranPID, ranBegun = string.match(ran, '^(%d+)@(%d+)$')
+  return not (byStart and pid == ranPID and math.abs(begun - ranBegun) <= 2)
+end
 local function encoding() -- a table if it is refused
   return redis.pcall('OBJECT', 'ENCODING', KEYS[1])
 end
@@ -91,24 +113,30 @@ if marker and how == 'raw' then
 end
 
 if not name or of ~= name then -- first use, flushed, or restarted empty
-  name, state, since = ARGV[1], 'new', now
-elseif dumped or run ~= '-' and (ran ~= '-' and run ~= ran or promoted ~= '-' and promoted ~= rose
-    or ran == '-' and begun() >= math.floor(since / 1000000)) then
+  name, state, since = ARGV[1], known and 'lost' or 'new', now
+elseif dumped or run ~= '-' and (ran ~= '-' and run ~= ran and another() or promoted ~= '-' and promoted ~= rose
+    or ran == '-' and (begun or math.huge) >= math.floor(since / 1000000)) then
   name, since = ARGV[1], now
-  if state ~= 'new' then -- that never had a vote, so there is nothing that could be missed
+  if state ~= 'new' or known then -- else it never had a vote, so there is nothing that could be missed
     state = 'lost'
   end
 else
-  if run == '-' then -- a client that sees it compares again
+  if run == '-' or ran ~= '-' then -- a client that sees it compares again; START differs by one
     run = ran
   end
   if promoted == '-' then
     promoted = rose
   end
   since = math.min(since, now) -- the clock was set back
-  if state ~= 'kept' then
-    if now - since >= tonumber(ARGV[2]) or state == 'new' and ARGV[3] == name then
-      state = 'kept'
+  if state == 'new' and known then
+    state = 'lost'
+  end
+  local blind = run == '-'
+  if state ~= 'kept' and not (byStart and second - begun < 5) and (now - since >= tonumber(ARGV[2]) or ARGV[5] == name
+      or state == 'new' and ARGV[3] == name and not (blind and second - math.floor(since / 1000000) < 2)) then
+    state = 'kept'
+    if blind then
+      since = now
     end
   end
 end

@@ -1,12 +1,14 @@
 package lua_test
 
 import (
+	"crypto/sha1"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/lua"
 )
 
@@ -15,12 +17,15 @@ const second = 1_000_000 // in microseconds
 // boot runs the script with a minute of quarantine, and returns name, state and age.
 func (s *store) boot(name, establish string) (got, state string, age int64) {
 	s.t.Helper()
-	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, establish).([]any)
+	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, establish, 0, "").([]any)
 	return v[0].(string), v[1].(string), v[2].(int64)
 }
 
 func (s *store) wantBoot(name, establish, wantName, wantState string) {
 	s.t.Helper()
+	if wantState == "kept" && establish == wantName && strings.Fields(s.value(lua.Past))[3] == "-" {
+		s.past(2, s.now()-2*second) // what a client that does not see the process waits for
+	}
 	if got, state, age := s.boot(name, establish); got != wantName || state != wantState || age < 0 {
 		s.t.Errorf("memory %s is %s, %d old; want %s, %s", got, state, age, wantName, wantState)
 	}
@@ -71,6 +76,170 @@ func TestBootOfANewEpoch(t *testing.T) {
 		s.wantBoot("m6", "", "m6", "new")
 		s.set(lua.Marker, "m5", 0) // an old one
 		s.wantBoot("m7", "", "m7", "new")
+	})
+}
+
+// bootKnown is boot for a client that has seen the node established, or lost; over is the epoch whose quarantine
+// is over by its own clock.
+func (s *store) bootKnown(name, establish, over string) string {
+	s.t.Helper()
+	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, establish, 1, over).([]any)
+	return fmt.Sprint(v[0], " ", v[1])
+}
+
+// Whoever has seen an epoch of the node knows that a missing marker, and a new one, mean that data was lost. It
+// writes that for those who have not, and no name establishes what is lost.
+func TestBootOfANodeThatIsKnown(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		want := func(got, want string) {
+			t.Helper()
+			if got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		}
+		want(s.bootKnown("m1", "", ""), "m1 lost")
+		s.wantBoot("m2", "m1", "m1", "lost")
+
+		s.reset()
+		s.wantBoot("m3", "", "m3", "new")
+		want(s.bootKnown("m4", "m3", ""), "m3 lost")
+		s.wantBoot("m5", "m3", "m3", "lost")
+
+		s.reset()
+		s.wantBoot("m6", "", "m6", "new")
+		s.wantBoot("m7", "m6", "m6", "kept")
+		want(s.bootKnown("m8", "", ""), "m6 kept")
+
+		if s.real { // old data, in which the epoch was not established yet
+			s.reset()
+			s.wantBoot("m9", "", "m9", "new")
+			s.past(3, "another")
+			want(s.bootKnown("m10", "", ""), "m10 lost")
+		}
+	})
+}
+
+// Where the node's clock stands still, the quarantine ends by a client's.
+func TestBootOfAnEpochThatIsOverByTheClientsClock(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		for _, c := range []struct{ over, want string }{{"", "m1 lost"}, {"m0", "m1 lost"}, {"m1", "m1 kept"}} {
+			s.bootKnown("m1", "", "")
+			if got := s.bootKnown("m2", "", c.over); got != c.want {
+				t.Errorf("over %q: %s, want %s", c.over, got, c.want)
+			}
+		}
+	})
+}
+
+// saying is a script for a server whose INFO has other fields: those of the map instead of its own, or none if
+// they are empty.
+func saying(script lua.Script, fields map[string]string) lua.Script {
+	var b strings.Builder
+	b.WriteString("local redis = {call = redis.call, pcall = function(name, ...)\n" +
+		"  local reply = redis.pcall(name, ...)\n  if name ~= 'INFO' or type(reply) ~= 'string' then return reply end\n")
+	for name, value := range fields {
+		line := ""
+		if value != "" {
+			line = name + ":" + value + "\\r\\n"
+		}
+		fmt.Fprintf(&b, "  reply = string.gsub(reply, '%s:[^\\r]*\\r\\n', '%s')\n", name, line)
+	}
+	b.WriteString("  return reply\nend}\n")
+	source := b.String() + script.Source
+	return lua.Script{Source: source, SHA: fmt.Sprintf("%x", sha1.Sum([]byte(source)))}
+}
+
+// Only a master reports an epoch. Several active replicas accept writes, and each would grant what another has.
+func TestBootOfANodeThatIsNoMaster(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no INFO replication")
+		}
+		for _, role := range []string{"slave", "active-replica"} {
+			boot := saying(lua.Boot, map[string]string{"role": role})
+			_, err := s.run(boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "", 0, "")
+			if err == nil || !strings.HasPrefix(err.Error(), "READONLY ") || role != "slave" && !strings.Contains(err.Error(), role) {
+				t.Errorf("%s: %v", role, err)
+			}
+		}
+		if n := s.Exists(t.Context(), lua.Marker, lua.Past).Val(); n != 0 {
+			t.Error("it has written a marker")
+		}
+	})
+}
+
+// A server without run_id, such as Dragonfly or kvrocks, is known by its process id and by when it began.
+func TestBootWithoutARunID(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no INFO server")
+		}
+		began := s.now()/second - 100 // the second in which the process began
+		boot := func(name, establish, pid string, up int64) string {
+			t.Helper()
+			v := s.must(saying(lua.Boot, map[string]string{
+				"run_id": "", "master_replid2": "", "second_repl_offset": "", "server_time_usec": "",
+				"process_id": pid, "uptime_in_seconds": fmt.Sprint(up),
+			}), []string{lua.Marker, lua.Past}, name, 60*second, establish, 0, "").([]any)
+			if v[3] == "" || v[5] != "" || v[8] != "" {
+				t.Errorf("%q", v)
+			}
+			return fmt.Sprint(v[0], " ", v[1])
+		}
+		up := func() int64 { return s.now()/second - began }
+		for i, c := range []struct{ got, want string }{
+			{boot("m1", "", "7", 3), "m1 new"},
+			{boot("m2", "m1", "7", 4), "m1 new"}, // a second process would not be told from one that is so young
+			{boot("m2", "m1", "7", 5), "m1 kept"},
+		} {
+			if c.got != c.want {
+				t.Errorf("step %d: %s, want %s", i, c.got, c.want)
+			}
+		}
+		s.reset()
+		for i, c := range []struct{ got, want string }{
+			{boot("m1", "", "7", up()), "m1 new"},
+			{boot("m2", "m1", "7", up()), "m1 kept"},
+			{boot("m2", "", "7", up()+1), "m1 kept"}, // a clock is read twice
+			{boot("m2", "", "8", up()), "m2 lost"},
+			{boot("m3", "", "8", up()), "m2 lost"},
+			{boot("m4", "", "8", up()-10), "m4 lost"},
+		} {
+			if c.got != c.want {
+				t.Errorf("step %d: %s, want %s", i, c.got, c.want)
+			}
+		}
+		// A client that knows run_id only, as earlier ones do, neither sees a difference nor leaves one.
+		s.reset()
+		boot("m1", "", "7", up())
+		boot("m1", "m1", "7", up())
+		before := s.value(lua.Past)
+		s.must(saying(lua.Boot, map[string]string{"run_id": "", "process_id": ""}), []string{lua.Marker, lua.Past},
+			"m2", 60*second, "", 0, "")
+		if after := s.value(lua.Past); after != before {
+			t.Errorf("%q, was %q", after, before)
+		}
+		if got := boot("m3", "", "7", up()); got != "m1 kept" {
+			t.Error(got)
+		}
+	})
+}
+
+// A client that does not see the process establishes nothing in the second in which the marker was written, nor in
+// the next: so a client that sees it can tell that the process is older than the epoch.
+func TestAnEpochBegunBlindlyIsNotTakenForLost(t *testing.T) {
+	eachStore(t, func(t *testing.T, s *store) {
+		if !s.real {
+			t.Skip("miniredis has no ACL for scripts")
+		}
+		s.allow("-info")
+		s.wantBoot("m1", "", "m1", "new")
+		redistest.Eventually(t, 20*time.Second, "the epoch is established", func() bool {
+			_, state, _ := s.boot("m2", "m1")
+			return state == "kept"
+		})
+		s.allow("")
+		s.wantBoot("m3", "", "m1", "kept")
 	})
 }
 
@@ -199,7 +368,7 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 		}
 		replicaOf := func(args ...any) { s.Do(t.Context(), append([]any{"REPLICAOF"}, args...)...) }
 		promoted := func(name string) string {
-			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, name).([]any)
+			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, name, 60*second, name, 0, "").([]any)
 			return v[8].(string)
 		}
 		want := func(how string, m lua.Epoch, forgot bool) {
@@ -224,7 +393,7 @@ func TestACloserLookSeesAPromotion(t *testing.T) {
 		want("never a replica", in("m1", first, true), false)
 		want("it has lost its replicas", in("m1", "abc:7", true), false)
 		replicaOf("127.0.0.1", "1")
-		_, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "")
+		_, err := s.run(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "", 0, "")
 		if err == nil || !strings.HasPrefix(err.Error(), "READONLY ") {
 			t.Errorf("boot of a replica: %v", err)
 		}
@@ -279,7 +448,7 @@ func TestBootWithoutINFO(t *testing.T) {
 		informed := strings.Fields(func() string { s.boot("m1", ""); return s.value(lua.Past) }())
 		s.wantBoot("m1", "m1", "m1", "kept")
 		s.Do(t.Context(), "ACL", "SETUSER", "default", "-info")
-		v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "").([]any)
+		v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "", 0, "").([]any)
 		if v[0] != "m1" || v[1] != "kept" || v[3] != "" ||
 			!strings.Contains(v[5].(string), "ermission") && !strings.Contains(v[5].(string), "can't run") {
 			t.Errorf("%q", v)
@@ -312,7 +481,7 @@ func TestBootWithHalfOfINFO(t *testing.T) {
 			s.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1")
 			s.Do(t.Context(), "REPLICAOF", "NO", "ONE")
 			s.allow(half)
-			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "").([]any)
+			v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m2", 60*second, "", 0, "").([]any)
 			if v[0] != "m1" || v[1] != "kept" || v[5] == "" || v[8] != "" {
 				t.Errorf("%s: %q", half, v)
 			}
@@ -347,7 +516,7 @@ func (s *store) allow(rights string) {
 // continue.
 func (s *store) bootRaw(memory string) bool {
 	s.t.Helper()
-	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, memory+"x", 60*second, "").([]any)
+	v := s.must(lua.Boot, []string{lua.Marker, lua.Past}, memory+"x", 60*second, "", 0, "").([]any)
 	if v[0] != memory {
 		s.t.Errorf("memory %v is %v, want %s", v[0], v[1], memory)
 	}
@@ -569,7 +738,7 @@ func TestAcquireInAnEpoch(t *testing.T) {
 // lower counter; a higher one continues.
 func TestTokensOfAMemoryAreAboveItsBeginning(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *store) {
-		since := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "").([]any)[6].(int64)
+		since := s.must(lua.Boot, []string{lua.Marker, lua.Past}, "m1", 60*second, "", 0, "").([]any)[6].(int64)
 		if words := strings.Fields(s.value(lua.Past)); words[2] != fmt.Sprint(since) {
 			t.Errorf("began at %d, remembers %q", since, words)
 		}

@@ -7,8 +7,8 @@
 -- its marker: boot.lua must run before its vote counts. The next four make the strict check that a
 -- client makes now and then; those that need no check are false, or nil if the client does not know them.
 -- raw: the marker is raw as long as this process has not read it from a dump, by which it would lose what
--- was not in there. run: the process; '' checks whether the client may see it by now, for then boot.lua
--- compares more. promoted and offset: what INFO reports of when the process was last promoted, to find
+-- was not in there. run: the process, as boot.lua reports it; '' checks whether the client may see it by
+-- now, for then boot.lua compares more. promoted and offset: what INFO reports of when the process was last promoted, to find
 -- one that stepped down for another meanwhile, and lost what that one was sent. (Zeros: never, or it has
 -- had no replica for so long that it does not know any more.) A client that may not see the process checks
 -- raw each time; before Redis 7, where servers hand scripts on to replicas and to the process after a
@@ -31,12 +31,20 @@ if run and not changed then
     text = redis.pcall('INFO', 'server')
   end
   local function says(line) return string.find(text, line, 1, true) end
+  local pid, begun = string.match(run, '^(%d+)@(%d+)$')
   if run == '' then
-    changed = type(text) == 'string' and string.find(text, 'run_id:%w')
+    changed = type(text) == 'string' and (string.find(text, 'run_id:%w') or says('process_id:') and says('uptime_in_seconds:'))
+  elseif type(text) ~= 'string' then -- not allowed any more
+    changed = true
+  elseif pid then
+    local up = string.match(text, 'uptime_in_seconds:(%d+)')
+    changed = not up or not says('process_id:' .. pid .. '\r') or math.abs(redis.pcall('TIME')[1] - up - begun) > 2
   else
-    changed = type(text) ~= 'string' or not says(run) -- or not allowed any more
-      or promoted and (says('role:slave')
-        or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000')))
+    changed = not says(run)
+  end
+  if promoted and not changed then
+    changed = not says('role:master\r')
+      or not (says(promoted) and says(offset) or says('master_replid2:0000000000000000000000000000000000000000'))
   end
 end
 if not changed then
