@@ -254,11 +254,14 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 			continue
 		}
 		closeClient(t, c)
-		holder, rival := tr.client(opts), tr.client(opts)
-		if n := secondGrants(tr, amnesias[0], fmt.Sprint("k", i), holder, rival, tr.client(opts)); n > 0 {
+		holder, rival, third := tr.client(opts), tr.client(opts), tr.client(opts)
+		if n := secondGrants(tr, amnesias[0], fmt.Sprint("k", i), holder, rival, third); n > 0 {
 			t.Errorf("MaxTTL %v, DriftFactor %v: %d others got the key", opts.MaxTTL, opts.DriftFactor, n)
 		}
-		for _, s := range tr.servers { // all begin anew, together
+		for _, c := range []*flightlock.Client{holder, rival, third} {
+			closeClient(t, c)
+		}
+		for _, s := range tr.servers { // all begin anew, and nobody knows them
 			s.Do(t, "FLUSHALL")
 		}
 	}
@@ -330,21 +333,59 @@ func TestANewDeploymentWorksAtOnce(t *testing.T) {
 	}
 }
 
-// All nodes restarted empty, or flushed, are a new deployment, for clients that knew them
-// before as well.
-func TestAllNodesEmptyAtOnce(t *testing.T) {
-	tr := newTrio(t)
-	c := tr.client(flightlock.Options{})
-	lockAndRelease(t, c)
-	for _, s := range tr.servers {
-		s.Do(t, "FLUSHALL")
+// All nodes restarted empty at the same time, or flushed, are no new deployment to a client that ran before: the lock
+// of another may be valid still. It says so in its log, and to a client that begins after it.
+func TestNoSecondGrantAfterAllNodesForgot(t *testing.T) {
+	t.Parallel()
+	forgets := map[string]func(*testing.T, *redistest.Server){
+		"restarted empty": func(t *testing.T, s *redistest.Server) { must(t, s.Restart()) },
+		"flushed":         func(t *testing.T, s *redistest.Server) { s.Do(t, "FLUSHALL") },
 	}
-	tryLock(t, c, "flushed")
-	for _, s := range tr.servers {
-		must(t, s.Restart())
+	for name, forget := range forgets {
+		t.Run(name, func(t *testing.T) {
+			tr := newTrio(t)
+			for i := range tries(t) {
+				var log lines
+				opts := flightlock.Options{MaxTTL: 10 * time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+				holder, rival := tr.client(opts), tr.client(opts)
+				useOnAll(t, rival, "warm", tr.servers...)
+				l := mustLock(t, holder, "k", 5*time.Minute)
+				var wg sync.WaitGroup
+				for _, s := range tr.servers {
+					wg.Go(func() { forget(t, s) })
+				}
+				wg.Wait()
+				redistest.Eventually(t, 20*time.Second, "a running client finds that all nodes lost their data", func() bool {
+					if second, err := rival.TryLock(t.Context(), "k", time.Minute); err == nil {
+						t.Fatalf("try %d: %s has it, as has %s: %v", i, second.Owner(), l.Owner(), l.Err())
+					}
+					return rival.Stats().Quarantined == 3
+				})
+				if l.Err() != nil {
+					t.Fatalf("the holder's lock ended first: %v", l.Err())
+				}
+				late := tr.client(flightlock.Options{MaxTTL: opts.MaxTTL})
+				if second, err := late.TryLock(t.Context(), "k", time.Minute); err == nil {
+					t.Fatalf("try %d: a client that began later has it: %s", i, second.Owner())
+				}
+				if log.count("level=WARN", "quarantined") < 3 {
+					t.Errorf("the log says nothing of it:\n%s", log.text())
+				}
+				// The way out: nobody is left who knows.
+				_ = l.Release(t.Context()) // it is on no node any more
+				for _, c := range []*flightlock.Client{holder, rival, late} {
+					closeClient(t, c)
+				}
+				for _, s := range tr.servers {
+					s.Do(t, "FLUSHALL")
+				}
+				lockAndRelease(t, tr.client(patient))
+				for _, s := range tr.servers {
+					s.Do(t, "FLUSHALL")
+				}
+			}
+		})
 	}
-	eventuallyLock(t, c, "restarted") // connections have to break first
-	wantQuarantined(t, c, 0)
 }
 
 // tryLock is one attempt, which must succeed: a busy machine has as long for it as MaxTTL allows, and another attempt

@@ -356,6 +356,9 @@ func (s *Server) bootAndLoad(ctx context.Context, establish string, reload bool,
 // enter makes next the server's epoch, as far as this client knows.
 func (s *Server) enter(next *Epoch) {
 	e := s.epoch.Load()
+	if next.Name == e.Name {
+		next.Began = e.Began // whatever became of the node's clock
+	}
 	store := func() { s.epoch.Store(next) }
 	if changed := s.n.guard.Changed; changed != nil && (next.Name != e.Name || next.State != e.State) {
 		changed(*next, store)
@@ -368,9 +371,17 @@ func (s *Server) enter(next *Epoch) {
 // epoch in the same pipeline, for they may be of use even if boot.lua is refused: they refresh and release what is
 // held.
 func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string, load bool) (*Epoch, error) {
-	g := s.n.guard
+	g, e := s.n.guard, s.epoch.Load()
+	known, over := 0, ""
+	if e.Name != "" && e.State != EpochNew {
+		known = 1
+	}
+	if e.State != EpochKept && time.Since(e.Began) >= g.Limit {
+		over = e.Name
+	}
 	boot := func(c redis.Cmdable) *redis.Cmd {
-		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish)
+		return c.EvalSha(ctx, lua.Boot.SHA, []string{lua.Marker, lua.Past}, g.Name(), g.Limit.Microseconds(), establish,
+			known, over)
 	}
 	pipe := c.Pipeline()
 	cmd := boot(pipe)
@@ -426,7 +437,10 @@ func loadScripts(ctx context.Context, c *redis.Client, scripts []lua.Script) err
 
 var (
 	errUnexpected = errors.New("unexpected reply to boot.lua")
-	errNoInfo     = errors.New("INFO does not report run_id, or master_replid2")
+	errNoInfo     = errors.New("INFO reports neither run_id, nor process_id and uptime_in_seconds")
+
+	// ErrInfoRefused is why a node does not report its process: the right to INFO is missing.
+	ErrInfoRefused = errors.New("INFO is refused")
 )
 
 var epochStates = map[string]EpochState{"new": EpochNew, "lost": EpochLost, "kept": EpochKept}
@@ -451,12 +465,14 @@ func parseBootReply(val any, anyMarker bool) (*Epoch, error) {
 	}
 	e := &Epoch{Name: name, State: state, Began: time.Now().Add(-clock.Mul(age, time.Microsecond))}
 	if why != "" {
-		e.NoInfo = fmt.Errorf("%w: %s", errNoInfo, why)
+		e.NoInfo = fmt.Errorf("%w: %s", ErrInfoRefused, why)
 	} else if run == "" {
 		e.NoInfo = errNoInfo
 	}
 	in := lua.Epoch{
-		Name: name, Run: run, AlwaysRun: major(version) < 7, Raw: texts[7] == "1",
+		Name: name, Run: run, Raw: texts[7] == "1",
+		// A server without a run_id is not Redis, and its snapshots may contain scripts.
+		AlwaysRun: major(version) < 7 || strings.Contains(run, "@"),
 		Promoted: promoted, Since: since, AnyMarker: anyMarker,
 	}
 	e.usual = newScripts(lua.AcquireIn(in), lua.ReleaseIn(in), lua.BatchIn(in))

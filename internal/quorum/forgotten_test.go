@@ -9,41 +9,44 @@ import (
 	"github.com/flightlock/flightlock/lua"
 )
 
-// All nodes that lose all their data in quick succession are a new deployment, which works at once: also if no attempt
-// is sent any more when the last one does, since the others are known to have no vote.
-func TestNodesThatForgetAreNoticedThoughNothingIsSent(t *testing.T) {
+// All nodes that lose all their data, together or one after the other, are no new deployment to a client that knew
+// them, and it says so to one that did not.
+func TestNodesThatAllForgetAreKnown(t *testing.T) {
 	t.Parallel()
 	const ttl, patience = time.Minute, 20 * time.Second
-	for name, flushed := range map[string]bool{"flushed one by one": true, "with old data first": false} {
-		t.Run(name, func(t *testing.T) {
+	flush := func(t *testing.T, s *redistest.Server) { s.Do(t, "FLUSHALL") }
+	for _, way := range []struct {
+		name   string
+		first  int // so many lose their data before the others do
+		forget func(*testing.T, *redistest.Server)
+	}{{"together", 3, flush}, {"one by one", 2, flush}, {"with old data first", 2, restartWithOldData}} {
+		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
 			servers, conns := threeServers(t)
 			c := newPatientClient(t, "c", conns, patience)
 			c.guard(10 * time.Minute)
 			c.tryAndRelease(key, ttl)
-			for _, s := range servers[1:] {
-				if flushed {
-					s.Do(t, "FLUSHALL")
-				} else {
-					restartWithOldData(t, s)
+			for _, s := range servers[:way.first] {
+				way.forget(t, s)
+			}
+			redistest.Eventually(t, patience, "the losses are noticed", func() bool {
+				if c.tryAndRelease(key, ttl); way.first == 3 && !c.q.Quarantined(2) {
+					return false
+				}
+				return c.q.Quarantined(0) && c.q.Quarantined(1)
+			})
+			for _, s := range servers[way.first:] {
+				s.Do(t, "FLUSHALL")
+			}
+			late := newPatientClient(t, "late", conns, patience)
+			late.guard(10 * time.Minute)
+			for range 2 {
+				for _, c := range []*client{late, c} {
+					if _, _, f := c.try(key, ttl, 1); f == nil {
+						t.Error("it is taken for a new deployment")
+					}
 				}
 			}
-			redistest.Eventually(t, patience, "two losses are noticed", func() bool {
-				c.tryAndRelease(key, ttl)
-				return c.q.Quarantined(1) && c.q.Quarantined(2)
-			})
-			for i, s := range servers {
-				if i == 0 || !flushed {
-					s.Do(t, "FLUSHALL")
-				}
-			}
-			redistest.Eventually(t, patience, "the new deployment works", func() bool {
-				l, _, f := c.try(key, ttl, 1)
-				if f == nil {
-					c.release(l)
-				}
-				return f == nil
-			})
 		})
 	}
 }

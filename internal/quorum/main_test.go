@@ -283,7 +283,7 @@ func (r *rig) conns() (all []redis.UniversalClient) {
 // key, with the given counters.
 func (r *rig) warm(c *client, key string, counters ...int64) {
 	r.t.Helper()
-	l, _ := c.must(key, ttl, 1)
+	l, _ := c.must(key, max(ttl, c.q.Quarantine), 1) // a new deployment is not established within a second
 	synctest.Wait()
 	if f := c.release(l); f != nil {
 		r.t.Fatal(describe(f))

@@ -36,7 +36,7 @@ import (
 // over lets nodes be restarted one after the other while locks are held.
 //
 // Why a bootstrap is safe: it reads all nodes, and when all have answered, reads all again. If all
-// are new in both reads, and each has the same epoch, then there is an instant in between at
+// are new in both reads, knownTime apart, and each has the same epoch, then there is an instant in between at
 // which none of them was established. So none had ever had a vote, and no lock depends on them: a
 // majority would have to have lost its data since the grant. The bootstrap then establishes each
 // node by the name of that epoch. All grants after that instant are in it; and a node that has
@@ -44,6 +44,11 @@ import (
 // node may be new because it restarted after another client had established all, and the others
 // because they were read before that. A node that the request has not reached is established by
 // the next bootstrap, by the same name, for the same reason.
+//
+// All nodes are new, too, if they were restarted empty, or flushed, within a moment. A client that has seen a node
+// established, or lost, knows that it is not new, and boot.lua writes there that it is lost: so no bootstrap finds
+// all of them new, whoever makes it. What cannot be noticed is that all nodes forgot before any client that knew them
+// has met one of them again, or that no such client is left.
 //
 // During a bootstrap, votes that do not count are undecided: rounds that need them wait for its
 // end, since a new deployment must not refuse its first locks.
@@ -72,7 +77,7 @@ type Quarantined struct {
 }
 
 func (e *Quarantined) Error() string {
-	why := "it was restarted, or failed over, and may have lost locks"
+	why := "it was restarted, flushed or failed over, and may have lost locks"
 	if e.Epoch.State == node.EpochNew {
 		why = "it has no data of any lock, and not all nodes are new: it was restarted, or flushed, or added"
 	}
@@ -222,6 +227,10 @@ func (k *quarantine) changed(e node.Epoch, store func()) {
 	}
 }
 
+// knownTime is how long a bootstrap waits between the two reads that find all nodes new. A client that knows
+// better has that long to say so.
+const knownTime = 750 * time.Millisecond
+
 // maxReads limits how often a bootstrap reads nodes that another client seems to be establishing.
 const maxReads = 8
 
@@ -260,24 +269,31 @@ func (k *quarantine) beginBootstrap() {
 	k.mu.Unlock()
 }
 
-// bootstrap reads all nodes, and establishes them if all are new: see quarantine. While so many have no vote that no
-// attempt is sent, it is the only one that notices what becomes of the others.
+// bootstrap reads all nodes, and establishes them if all are new: see quarantine.
 //
 // Without changed, only the time for it has come: what it finds half done is so for as long as the quarantine lasts,
 // and is not read again at once. If another client is about it, a node that it has established is a change.
 func (k *quarantine) bootstrap(changed bool) {
-	before := k.read(k.established, k.q.withoutVotes() != nil)
+	before := k.read(k.established)
 	if v := judge(before, before, k.q.need); !slices.Contains(before, nil) && (v == leave || v == retry && !changed) {
 		return // not all are new
 	}
 	for reads := range maxReads {
-		now := k.read(nil, false)
+		if judge(before, before, k.q.need) == establish && !k.pause(knownTime) {
+			return
+		}
+		now := k.read(nil)
 		switch judge(before, now, k.q.need) {
 		case leave:
 			return
 		case establish:
 			k.established = now
-			k.read(now, false)
+			// A node whose process cannot be seen is established in a later second, as boot.lua says.
+			for range maxReads {
+				if judge(now, k.read(now), k.q.need) != establish || !k.pause(knownTime) {
+					return
+				}
+			}
 			return
 		}
 		before = now
@@ -297,9 +313,8 @@ func (k *quarantine) pause(d time.Duration) bool {
 }
 
 // read returns the epochs of all nodes, nil for those that do not answer. Nodes that are known to
-// be established (their epoch is kept) are asked only if keptToo is set. With establish, it establishes the
-// others by these epochs.
-func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
+// be established (their epoch is kept) are not asked. With establish, it establishes the others by these epochs.
+func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	type answer struct {
 		i   int
 		e   node.Epoch
@@ -309,7 +324,7 @@ func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
 	answers := make(chan answer, len(all))
 	asked := 0
 	for i, n := range k.q.Nodes {
-		if e := n.Epoch(); e != nil && e.State == node.EpochKept && !keptToo {
+		if e := n.Epoch(); e != nil && e.State == node.EpochKept {
 			all[i] = e
 			continue
 		}
@@ -339,8 +354,7 @@ func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
 }
 
 // retryRead is when a node is read again that has not answered at the end of its quarantine, or
-// that is new: another node may have answered too late for all to be established together. While no attempt is sent,
-// all are read that often, for nothing else notices that they lose data (again).
+// that is new: another node may have answered too late for all to be established together.
 const retryRead = time.Second
 
 // endBootstrap ends a bootstrap, unless another must follow at once: it reconsiders the rounds that
@@ -358,7 +372,6 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		return 0, false
 	}
 	k.bootstrapping.Store(false)
-	unasked := k.q.withoutVotes() != nil // no bootstrap is under way, so that this does not lock mu
 	wait = -1
 	for i, n := range k.q.Nodes {
 		e := n.Epoch()
@@ -370,7 +383,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		if out {
 			s.Until = e.Began.Add(k.q.Quarantine)
 			left := time.Until(s.Until) + time.Millisecond
-			if left <= 0 || (e.State == node.EpochNew || unasked) && left > retryRead {
+			if left <= 0 || e.State == node.EpochNew && left > retryRead {
 				left = retryRead
 			}
 			if wait < 0 || left < wait {

@@ -183,7 +183,7 @@ func TestABootstrapSeesWhatItIsAbout(t *testing.T) {
 				time.Sleep(ms(20))
 			}})
 		}
-		l, _ := c.must(key, ttl, 1)
+		l, _ := c.must(key, time.Minute, 1)
 		c.release(l)
 		before := c.q.Nodes[0].Epoch().Name
 		r.mem[0].Mini.FlushAll()
@@ -212,7 +212,7 @@ func TestNoBootstrapAfterClose(t *testing.T) {
 				t.Error("it was not noticed")
 			}
 		}
-		l, _ := c.must(key, ttl, 1)
+		l, _ := c.must(key, time.Minute, 1)
 		c.release(l)
 		forget() // it is in quarantine for a minute
 		_ = c.q.Close(context.Background())
@@ -476,11 +476,13 @@ func TestWithoutVotesNothingIsSent(t *testing.T) {
 		},
 	} {
 		servers, conns := threeServers(t)
-		c := newPatientClient(t, "c", conns, patience)
-		c.guard(time.Minute)
-		c.tryAndRelease("lock:other", ttl)
+		before := newPatientClient(t, "before", conns, patience)
+		before.guard(time.Minute)
+		before.tryAndRelease("lock:other", ttl)
 		servers[1].Do(t, "FLUSHALL")
 		loses(servers[2])
+		c := newPatientClient(t, "c", conns, patience) // to which they are new, so that it reads them every second
+		c.guard(time.Minute)
 		redistest.Eventually(t, patience, "both losses are noticed", func() bool {
 			c.tryAndRelease("lock:other", ttl)
 			return c.q.Quarantined(1) && (c.q.Quarantined(2) || c.q.Nodes[2].Suspended())
