@@ -42,6 +42,7 @@ type plan struct {
 	faithful   int
 	appendOnly bool          // a server's disk has commands, not a dump
 	informed   time.Duration // before that the servers refuse INFO
+	deployed   bool          // the servers were used before the world began
 	loose      bool          // clocks drift and servers lose data: then tokens may fall
 	long       bool          // locks have the longest ttl, and are held for long
 	eager      bool          // workers hold a key briefly, and want the same again soon, nearly always
@@ -151,6 +152,7 @@ func uniformPlan(seed uint64, in *interpreter) *plan {
 	p.addLinger(rand.New(rand.NewPCG(seed, 14)))
 	p.addMute(rand.New(rand.NewPCG(seed, 15)))
 	p.addEager(rand.New(rand.NewPCG(seed, 16)))
+	p.addOblivion(rand.New(rand.NewPCG(seed, 18)))
 	slices.SortStableFunc(p.faults, func(a, b fault) int { return int(a.at - b.at) })
 	if m := (p.nodes - 1) / 2; m > 0 && r.IntN(4) == 0 {
 		p.down = r.Perm(p.nodes)[:1+r.IntN(m)]
@@ -334,6 +336,25 @@ func (p *plan) addMute(r *rand.Rand) {
 func (p *plan) addEager(r *rand.Rand) {
 	if p.eager = !p.long && r.IntN(3) == 0; p.eager {
 		p.workers, p.slice = pick(r, 1, 1, p.workers), max(p.slice, 5*time.Millisecond)
+	}
+}
+
+// addOblivion has all servers lose all data at the same time, in some worlds: of those in which the servers were used
+// before, since a new deployment takes longer than most worlds. Nobody may begin after that who does not know better,
+// so no process crashes or closes, and each had time to lock before.
+func (p *plan) addOblivion(r *rand.Rand) {
+	p.deployed = r.IntN(4) != 0 && p.informed == 0
+	if !p.deployed || !p.forgets || !p.quarantine || r.IntN(2) != 0 {
+		return
+	}
+	at := between(r, 500*time.Millisecond, 3*time.Second)
+	p.long, p.chaos, p.maxTTL = true, 16*time.Second, 8*time.Second // locks are held for longer than a bootstrap takes
+	p.faults = slices.DeleteFunc(p.faults, func(f fault) bool {
+		return f.at < at || f.what == crashClient || f.what == closeClient
+	})
+	lasts := between(r, 10*time.Microsecond, 10*time.Millisecond)
+	for s := range p.nodes {
+		p.faults = append(p.faults, fault{what: crashServer, at: at, lasts: lasts, server: s, memory: nothing})
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/flightlock/flightlock/lua"
 )
 
 // A server is one Redis process on a machine of its own, with a clock of its own.
@@ -237,6 +239,17 @@ func (s *server) command(args []string) any {
 var writes = map[string]bool{
 	"SET": true, "APPEND": true, "DEL": true, "INCRBY": true, "PEXPIRE": true,
 	"ZADD": true, "ZREM": true, "FLUSHALL": true,
+}
+
+// deploy makes s a node whose epoch is established.
+func (s *server) deploy() {
+	if err := s.w.plan.lua.compile(lua.Boot.Source); err != nil {
+		panic(err)
+	}
+	for range 2 {
+		name := fmt.Sprint("deployed-", s.id)
+		s.w.plan.lua.run(lua.Boot.Source, []string{lua.Marker, lua.Past}, []string{name, "1000000", name, "0", ""}, s.command)
+	}
 }
 
 // digest is an id that the server has after so many events of that kind.

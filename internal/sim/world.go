@@ -96,6 +96,9 @@ func newWorld(p *plan, out io.Writer) *world {
 	clock.AfterFunc = w.afterFunc
 	for i := range p.nodes {
 		w.servers = append(w.servers, newServer(w, i))
+		if p.deployed {
+			w.servers[i].deploy()
+		}
 	}
 	for slot := range p.clients {
 		w.slots = append(w.slots, w.addClient(slot))
