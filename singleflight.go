@@ -46,8 +46,8 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	return l, nil
 }
 
-// beginTry is one attempt, never repeated, without waiting for its outcome, which flights.End gives. begun is nil if
-// the outcome is known already: err, or a nested lock. The lease is not retained.
+// beginTry is one attempt, never repeated, without waiting for its outcome, which flights.End gives. begun
+// is nil if the outcome is known already: err, or a nested lock. The lease is not retained.
 func (c *Client) beginTry(ctx context.Context, key string,
 	ttl time.Duration) (l *Lock, begun *flight.Begun, err error) {
 	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{}, flight.Queue)

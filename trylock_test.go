@@ -117,8 +117,8 @@ func TestOneOfThoseWhoSplitTheVotesHasTheKey(t *testing.T) {
 	}
 }
 
-// Of processes that try to start a job at the same moment, one does, and no other: those that split the votes know who
-// has the key after some round trips, long before a job of a few milliseconds is done.
+// Of processes that try to start a job at the same moment, one does, and no other: those that split the
+// votes know who has the key after some round trips, long before a job of a few milliseconds is done.
 func TestOneProcessStartsAShortJob(t *testing.T) {
 	t.Parallel()
 	const trip, job = 200 * time.Microsecond, 5 * time.Millisecond
@@ -152,8 +152,8 @@ func TestOneProcessStartsAShortJob(t *testing.T) {
 	}
 }
 
-// If ctx ends during a pause, the error matches ctx's, and the outcome of the last attempt. If votes stay split, because
-// those who have them are gone, a call fails after some round trips.
+// If ctx ends during a pause, the error matches ctx's, and the outcome of the last attempt. If votes stay
+// split, because those who have them are gone, a call fails after some round trips.
 func TestTryLockEndsWithItsCtxAfterASplit(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		const way = time.Millisecond

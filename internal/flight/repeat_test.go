@@ -18,8 +18,8 @@ var (
 	kept     = quorum.Failure{Retained: true}
 )
 
-// A strategy does not give up because votes were split: the attempt is repeated after half a round trip to a whole one,
-// also in a flight of its own, and after the retries that the strategy wanted.
+// A strategy does not give up because votes were split: the attempt is repeated after half a round trip to
+// a whole one, also in a flight of its own, and after the retries that the strategy wanted.
 func TestSplitVotesAreNoReasonToGiveUp(t *testing.T) {
 	for name, change := range map[string][]func(*wish){
 		"one attempt": {pace(limited{})}, "unqueued": {pace(limited{}), mode(Unqueued)},
@@ -107,8 +107,8 @@ func TestARecalledLeaseIsTriedTwiceMore(t *testing.T) {
 	})
 }
 
-// While the attempt is to be repeated, the flight has a caller as ever: others that make one attempt are refused, those
-// that wait are served next, and one of them continues if it leaves.
+// While the attempt is to be repeated, the flight has a caller as ever: others that make one attempt are
+// refused, those that wait are served next, and one of them continues if it leaves.
 func TestWhileAnAttemptIsToBeRepeated(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		inBubble(t, func(t *testing.T, w *world) {

@@ -73,7 +73,7 @@ type waiter struct {
 	giveUpAt    time.Time   // if simulated
 	giveUpTimer *time.Timer // wakes it then; nil if it is not simulated
 	pacesSince  time.Time   // when its strategy began to pace the flight; zero: it does not
-	last        bool        // its strategy gives up if the attempt in progress fails, or was repeated often enough
+	last        bool        // its strategy has given up: the attempt in progress or its repetitions are the last
 	repeats     uint8       // how often it has repeated an attempt since: see repeatLocked
 	tokens      int64       // for the attempt that it is about to make
 	contender   string      // in whose name it makes it; "": none
@@ -553,15 +553,15 @@ func (f *flight) askStrategy(ctx context.Context, t *Ticket) step {
 	return f.stepLocked(t)
 }
 
-// repeatLocked is what t has to do, whose strategy gives up after an attempt that has failed. If that left open whether
-// somebody holds the key, the attempt is repeated; else t is refused.
+// repeatLocked is what t has to do, whose strategy gives up after an attempt that has failed. If that left
+// open whether somebody holds the key, the attempt is repeated; else t is refused.
 //
-// If the votes were split, and all gave up, nobody would have the key. Of those that split them one makes the next
-// attempt at once, the foremost by the answers of the nodes, and usually wins, because the others have undone theirs by
-// then. They, and those that had no vote, come half a round trip later at least: then the foremost has its votes. And
-// not much more than a round trip later, in case it has not: it may release the key that soon. Before that they look
-// at the answers that have come meanwhile: an attempt fails as soon as others have half of the nodes, and the next
-// answer may be that one of them has a majority.
+// If the votes were split, and all gave up, nobody would have the key. Of those that split them one makes
+// the next attempt at once, the foremost by the answers of the nodes, and usually wins, because the others
+// have undone theirs by then. They, and those that had no vote, come half a round trip later at least: then
+// the foremost has its votes. And not much more than a round trip later, in case it has not: it may release
+// the key that soon. Before that they look at the answers that have come meanwhile: an attempt fails as
+// soon as others have half of the nodes, and the next answer may be that one of them has a majority.
 func (f *flight) repeatLocked(t *Ticket, now time.Time) step {
 	w, b, repeats := t.waiter, f.backoff, false
 	switch {
@@ -643,8 +643,9 @@ func (w *waiter) setGiveUpTimer(f *flight, t *Ticket) {
 	}
 }
 
-// pause is how long w waits before it repeats an attempt that has failed as last says, if it does: see repeatLocked. A
-// lease that was recalled is released after half a round trip if its process needs no time for that.
+// pause is how long w waits before it repeats an attempt that has failed as last says, if it does: see
+// repeatLocked. A lease that was recalled is released after half a round trip if its process needs no time
+// for that.
 func (w *waiter) pause(last *quorum.Failure) (pause time.Duration, repeats bool) {
 	switch n := w.repeats; {
 	case last.Retained && n < maxRecalls:

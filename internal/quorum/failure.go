@@ -36,24 +36,26 @@ type Failure struct {
 	Crowd  bool   // acquire: a hundred others wait
 	Owned  bool   // acquire: a majority of nodes has one owner, which publishes its release, or keeps one turn
 	Holder string // acquire: the owner that has the key on a majority of nodes; "": none, or unknown
-	// Split: several contenders have votes, and none is known to have a majority, nor is one about to get the key.
-	// Foremost is set besides if this attempt has votes, and no other has more; of those with as many, it has the
-	// smallest owner. All whose votes were split agree on that one, if they have all answers.
+	Away   bool   // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
+	Early  bool   // of Peek: the nodes still have time to answer, and what they have answered decides nothing
+	Need   int
+	Got    int // votes
+	Nodes  []NodeAnswer
+	Err    error // further cause, may be nil
+
+	// Split: several contenders have votes, none is known to have a majority, and none is about to get the key.
+	// Foremost is set besides if this attempt has votes and no other has more; of those with as many, it has
+	// the smallest owner. All that split the votes agree on that one, if they have all answers.
 	Split, Foremost bool
-	Retained        bool          // acquire: one owner puts a majority out of reach, and may only retain its lease: it was recalled
-	Took            time.Duration // acquire: since the first byte was sent, or since the requests were made
-	Away            bool          // so many nodes have no vote that the others are no majority, and not for one late answer: see node.Away
-	Early           bool          // of Peek: the nodes still have time to answer, and what they have answered decides nothing
-	Need            int
-	Got             int // votes
-	Nodes           []NodeAnswer
-	Err             error // further cause, may be nil
+	// Retained: one owner, which was recalled, puts a majority out of reach. It may only retain its lease.
+	Retained bool
+	Took     time.Duration // acquire: since the first byte was sent, or since the requests were made
 
 	round *round // of an attempt; nil: it has asked no node
 }
 
-// Undecided reports whether the attempt has failed although perhaps nobody holds the key, or will when the attempts that
-// are in progress have ended.
+// Undecided reports whether the attempt has failed although perhaps nobody holds the key, or will when the
+// attempts that are in progress have ended.
 func (f *Failure) Undecided() bool { return f.Split || f.Retained }
 
 // Now is f with the answers that have come since.
@@ -211,8 +213,8 @@ func (r *round) holderLocked(t tally) (holder string, notifies bool) {
 	return "", false
 }
 
-// splitLocked returns Split, Foremost and Retained of an attempt that others' votes have failed. If a node reserves the
-// key for a turn, that contender will get it.
+// splitLocked returns Split, Foremost and Retained of an attempt that others' votes have failed. If a node
+// reserves the key for a turn, that contender will get it.
 func (r *round) splitLocked(t tally) (split, foremost, retained bool) {
 	settled := false
 	foremost = t.yes > 0

@@ -7,7 +7,8 @@ import (
 	"github.com/flightlock/flightlock/internal/node"
 )
 
-// repliesOf are those of nodes that have these holders: "" is a vote for us, "down" no answer, "late" none yet.
+// repliesOf are those of nodes that have these holders: "" is a vote for us, "down" no answer, "late" none
+// yet.
 func repliesOf(holders ...string) (all []node.Reply) {
 	for _, h := range holders {
 		rep := node.Reply{Kind: node.Held, Holder: h, TTL: ttl}
@@ -26,8 +27,9 @@ func repliesOf(holders ...string) (all []node.Reply) {
 	return all
 }
 
-// Votes are split if nobody has a majority, and nobody is about to get the key. Those who split them agree on the
-// foremost: the one with most votes, and of several the first by name. A lease that may be retained is undecided too.
+// Votes are split if nobody has a majority, and nobody is about to get the key. Those who split them agree
+// on the foremost: the one with most votes, and of several the first by name. A lease that may be retained
+// is undecided too.
 func TestWhichVotesAreSplit(t *testing.T) {
 	const l, theirs, others = "late", "a#uuid-1R", "b#uuid-2R"
 	for name, c := range map[string]struct {
@@ -75,7 +77,8 @@ func TestWhichVotesAreSplit(t *testing.T) {
 	}
 }
 
-// A failure is decided as soon as a majority is out of reach. What the others answer after that tells who has one.
+// A failure is decided as soon as a majority is out of reach. What the others answer after that tells who
+// has one.
 func TestAnswersAfterTheDecisionTellWhoHasAMajority(t *testing.T) {
 	lease := muteLease(t, 3)
 	var f *Failure

@@ -183,7 +183,8 @@ func (n *MemNode) currentDelay() time.Duration {
 // a round trip takes 2*d.
 func (n *MemNode) SetDelay(d time.Duration) { n.SetDelays(func() time.Duration { return d }) }
 
-// SetDelays is SetDelay with a time of its own for each write, in order. delay must be safe for concurrent use.
+// SetDelays is SetDelay with a time of its own for each write, in order. delay must be safe for concurrent
+// use.
 func (n *MemNode) SetDelays(delay func() time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
