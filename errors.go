@@ -48,10 +48,11 @@ type QuorumError struct {
 	Need, Got int         // votes
 	Nodes     []NodeError // the answer of each node; nil if no request was sent
 
-	sentinel error // nil if ctx ended before anything was known
-	ctx      error
-	reason   error
-	away     bool // see unavailable
+	sentinel  error // nil if ctx ended before anything was known
+	ctx       error
+	reason    error
+	away      bool // see unavailable
+	undecided bool // see isInUse
 }
 
 // unavailable reports whether err means that a majority of nodes cannot be reached for now:
@@ -133,7 +134,7 @@ func (e NodeError) Unwrap() error { return e.Err }
 // quorumError translates a failure of the quorum to the errors of this package.
 func quorumError(key string, f *quorum.Failure) *QuorumError {
 	e := &QuorumError{Op: f.Op, Key: key, Need: f.Need, Got: f.Got, sentinel: sentinels[f.Outcome()], reason: f.Err,
-		away: f.Away}
+		away: f.Away, undecided: f.Undecided()}
 	for _, n := range f.Nodes {
 		e.Nodes = append(e.Nodes, nodeError(f.Op, n))
 	}

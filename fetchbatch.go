@@ -243,7 +243,7 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 		case r.InBackground() && !r.Wanted():
 			f.refreshedElsewhere(r, errs[i])
 			f.finished(r)
-		case f.c.isInUse(errs[i]):
+		case isInUse(errs[i]):
 			r.lost = errs[i]
 			rest = append(rest, r)
 		default:
@@ -255,8 +255,9 @@ func (f *Fetcher[V]) tryAll(runs []*fetchRun[V]) (won *batch[V], rest, away []*f
 
 // isInUse reports whether err says that somebody has the lock, so that it is worth while to wait for what that one
 // does. Nobody has it if the votes were split, or it is only retained.
-func (c *Client) isInUse(err error) bool {
-	return errors.Is(err, ErrNotAcquired) && !split(err) && !c.mayBeRetained(err)
+func isInUse(err error) bool {
+	var e *QuorumError
+	return errors.Is(err, ErrNotAcquired) && !(errors.As(err, &e) && e.undecided)
 }
 
 // add adds a run that is committed. It has no use for a loan; those that wait for a lock do.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/coalesce"
+	"github.com/flightlock/flightlock/internal/flight"
 )
 
 // fetchRun is all callers of this process that miss one key, and the work for them: Fetcher.run, on
@@ -231,7 +232,7 @@ func (f *Fetcher[V]) tryOnce(r *fetchRun[V]) (l *Lock, p *slot, over bool, err e
 	}
 	step := r.Begin(r.values, noTimeout)
 	defer step.End(nil)
-	if l, err = f.c.tryLock(step, r.Key(), f.opts.TTL, false); err != nil {
+	if l, err = f.c.acquire(step, r.Key(), f.opts.TTL, NoRetry(), flight.Queue, false); err != nil {
 		f.gate.leave(p)
 		return nil, nil, false, err
 	}
@@ -242,7 +243,7 @@ const noTimeout = -1
 
 // refreshedElsewhere notes that a refresh without callers has ended because somebody has the lock, if err says so.
 func (f *Fetcher[V]) refreshedElsewhere(r *fetchRun[V], err error) {
-	if r.refreshes && f.opts.StaleWait <= 0 && f.c.isInUse(err) { // else those that come next wait for the new value
+	if r.refreshes && f.opts.StaleWait <= 0 && isInUse(err) { // else those that come next wait for the new value
 		f.failures.inUse(r.Key(), clock.Now())
 	}
 }

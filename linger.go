@@ -1,7 +1,6 @@
 package flightlock
 
 import (
-	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -59,31 +58,4 @@ func (r recalled) Recall(recall node.Recall) {
 	if key, ours := strings.CutPrefix(recall.Key, r.c.opts.KeyPrefix); ours {
 		r.c.flights.Recall(key, recall.Owner, recall.Contender)
 	}
-}
-
-// TryLock waits for a key that may only be retained: its attempt has recalled the lease. When the
-// next attempt arrives, half a round trip later, the release may have come first, if its client
-// needs no time for it. So recallTries attempts follow: the first after a quarter of a round trip
-// and a fifth of recallPause, the second after half a round trip and recallPause.
-const (
-	recallTries = 2
-	recallPause = 500 * time.Microsecond
-)
-
-// mayBeRetained reports whether err says that one owner of another process has the key on as many
-// nodes as put a majority out of reach, and that its lease may be retained.
-func (c *Client) mayBeRetained(err error) bool {
-	var e *QuorumError
-	if !errors.Is(err, ErrNotAcquired) || !errors.As(err, &e) {
-		return false
-	}
-	votes := map[string]int{}
-	for _, n := range e.Nodes {
-		if node.Retains(n.Holder) && !strings.Contains(n.Holder, c.id) {
-			if votes[n.Holder]++; votes[n.Holder] > len(e.Nodes)-e.Need {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -24,6 +24,17 @@ type RetryStrategy interface {
 }
 
 // NoRetry makes one attempt.
+//
+// The attempt is repeated if it has not shown whether somebody holds the key. Where several processes
+// try at the same moment, each may get the votes of some nodes, and none those of a majority: then all
+// of them would give up, and nobody would have the lock. So such an attempt is repeated up to eight
+// times, each time after a pause of at most as long as the attempt took: one of them gets the lock
+// (G49 in docs/guarantees.md). If another process only retains the lease of the key (Options.Linger),
+// the attempt recalls it, and is repeated up to twice, after a quarter of a round trip and 0.125ms, and
+// after half a round trip and 0.5ms. If that process does not react in time, or the recall is lost, the
+// result is ErrNotAcquired although nobody holds the lock.
+//
+// So is the last attempt of every other strategy that gives up.
 func NoRetry() RetryStrategy { return noRetry{} }
 
 type noRetry struct{}

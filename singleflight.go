@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/flightlock/flightlock/internal/clock"
 	"github.com/flightlock/flightlock/internal/flight"
-	"github.com/flightlock/flightlock/internal/jitter"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
@@ -49,13 +46,13 @@ func (c *Client) acquire(ctx context.Context, key string, ttl time.Duration, ret
 	return l, nil
 }
 
-// beginTry is one attempt of tryLock, without waiting for its outcome, which flights.End gives. begun is nil if the
-// outcome is known already: err, or a nested lock. The lease is not retained.
+// beginTry is one attempt, never repeated, without waiting for its outcome, which flights.End gives. begun
+// is nil if the outcome is known already: err, or a nested lock. The lease is not retained.
 func (c *Client) beginTry(ctx context.Context, key string,
 	ttl time.Duration) (l *Lock, begun *flight.Begun, err error) {
-	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{}, flight.Try)
+	l, nested, err := c.lockFor(ctx, key, ttl, noRetry{}, flight.Queue)
 	if err == nil && !nested {
-		begun = c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{}, flight.Try)
+		begun = c.flights.Begin(ctx, key, &l.own, ttl.Truncate(time.Millisecond), noRetry{})
 	}
 	return l, begun, err
 }
@@ -144,88 +141,11 @@ func (n flightNodes) Validity(ttl time.Duration) time.Duration { return n.c.quor
 // full is key with the prefix, as the nodes have it.
 func (c *Client) full(key string) string { return c.opts.KeyPrefix + key }
 
-// TryLock repeats an attempt that split the votes up to splitTries times, each time after a random
-// pause. The longest possible pause is twice the duration of the attempt, but splitPause at least; it
-// doubles with each repetition, up to maxSplitPause. So of the contenders that split the votes, the
-// first to retry has probably completed its attempt when the second one retries.
-const (
-	splitTries    = 4
-	splitPause    = 5 * time.Millisecond
-	maxSplitPause = 500 * time.Millisecond
-)
-
-// TryLock is SingleFlightLock with one attempt. If the key is held, queued for or being acquired in
-// this process, it fails at once with ErrNotAcquired, without Redis traffic: TryLock never
-// overtakes.
-//
-// If several processes try at the same moment, each may get the votes of some nodes, and none those
-// of a majority. Then nobody has the lock, and all of them would give up. So TryLock repeats an
-// attempt that split the votes, up to four times, each time after a random pause of at most half a
-// second: of the processes that try to start a job at the same moment, one succeeds (G49 in
-// docs/guarantees.md). If ctx ends during a pause, the error matches ctx's error and
-// ErrNotAcquired. Other errors: ErrUnavailable, ErrClosed, ErrInvalid.
-//
-// If another process retains the lease of the key (Options.Linger), the attempt recalls it, and TryLock
-// tries up to twice more, after a pause of a quarter of a round trip and 0.1ms, and one of half a round
-// trip and 0.5ms; neither is longer than NodeTimeout. If that process does not react in time, or the
-// recall is lost, the result is ErrNotAcquired although nobody holds the lock.
+// TryLock is SingleFlightLock with NoRetry: it makes one attempt. If the key is held, queued for or
+// being acquired in this process, it fails at once with ErrNotAcquired, without Redis traffic: it
+// never overtakes. See NoRetry for the attempts that it repeats.
 func (c *Client) TryLock(ctx context.Context, key string, ttl time.Duration) (*Lock, error) {
-	return c.tryLock(ctx, key, ttl, c.recalls.on)
-}
-
-func (c *Client) tryLock(ctx context.Context, key string, ttl time.Duration, lingers bool) (*Lock, error) {
-	for try, recalls := 1, 0; ; {
-		began := clock.Now()
-		l, err := c.acquire(ctx, key, ttl, noRetry{}, flight.Try, lingers)
-		var wait time.Duration
-		switch took := clock.Since(began); {
-		case err == nil:
-			return l, nil
-		case recalls < recallTries && c.mayBeRetained(err):
-			recalls++
-			wait = min(recallPause/5+took/4, c.opts.NodeTimeout)
-			if recalls == recallTries {
-				wait = min(recallPause+took/2, c.opts.NodeTimeout)
-			}
-		case try <= splitTries && split(err):
-			wait = jitter.N(min(max(splitPause, 2*took)<<(try-1), maxSplitPause))
-			try++
-		default:
-			return nil, err
-		}
-		over := make(chan struct{})
-		pause := clock.AfterFunc(wait, func() { close(over) })
-		select {
-		case <-over:
-		case <-ctx.Done():
-			pause.Stop()
-			return nil, flightErrors{c}.GaveUp(key, ctx.Err(), err)
-		}
-	}
-}
-
-// split reports whether err means that the votes were split: by the replies that had arrived when a
-// majority was out of reach, several contenders have votes, and none has a majority. If one of them
-// gets a majority after all, the next attempt reports that. It is not a split if a node reserves
-// the key for a contender whose turn it is: then that one will get the lock.
-func split(err error) bool {
-	var e *QuorumError
-	if !errors.Is(err, ErrNotAcquired) || !errors.As(err, &e) {
-		return false
-	}
-	votes := map[string]int{}
-	for _, n := range e.Nodes {
-		switch {
-		case strings.HasPrefix(n.Holder, node.TurnOf):
-			return false
-		case n.Err == nil || errors.Is(n.Err, errNoName):
-			votes[n.Holder]++ // Holder "": the vote was for this attempt, or the key has no owner's name
-			if n.Holder != "" && votes[n.Holder] >= e.Need {
-				return false
-			}
-		}
-	}
-	return len(votes) > 1
+	return c.SingleFlightLock(ctx, key, ttl, NoRetry())
 }
 
 // errFailedElsewhere is the error of contend when another process, for which it has waited, released

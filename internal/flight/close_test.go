@@ -47,7 +47,7 @@ func TestCloseFailsWaitersAndLetsHoldersFinish(t *testing.T) {
 		defer cancel()
 		a.failed(0, errClosed)
 		b.failed(0, errClosed)
-		for _, m := range []Mode{Queue, Try, Unqueued} {
+		for _, m := range []Mode{Queue, Unqueued} {
 			w.start(mode(m)).failed(0, errClosed)
 			w.start(mode(m), key("other")).failed(0, errClosed)
 		}
@@ -206,7 +206,7 @@ func TestJoinAfterClose(t *testing.T) {
 		defer cancel()
 		is(t, "closed", len(forced), 0)
 		h := &Ticket{ttl: time.Second, waiter: w.g.newWaiter(patient, nil)}
-		_, err := f.join(h, Queue)
+		_, err := f.join(h)
 		is(t, "err", err, errClosed)
 		is(t, "waiting", f.n, 0)
 		w.closed(forced, false)
@@ -223,7 +223,7 @@ func TestJoinRacingClose(t *testing.T) {
 			all.Go(func() {
 				for {
 					var h Ticket
-					err := w.g.Acquire(t.Context(), fmt.Sprint(i%4), &h, 10*time.Second, patient, Mode(i%3))
+					err := w.g.Acquire(t.Context(), fmt.Sprint(i%4), &h, 10*time.Second, patient, Mode(i%2))
 					switch {
 					case err == nil:
 						if err := h.Release(); err != nil && !errors.Is(err, errClosed) {

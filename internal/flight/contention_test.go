@@ -517,7 +517,7 @@ func TestListensAfterTheFirstLoss(t *testing.T) {
 
 // A caller that does not wait leaves no trace: one attempt.
 func TestWhoDoesNotWaitDoesNotListen(t *testing.T) {
-	for _, m := range []Mode{Queue, Try, Unqueued} {
+	for _, m := range []Mode{Queue, Unqueued} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.byHand()
 			c := w.start(mode(m), pace(limited{}))

@@ -457,6 +457,15 @@ func (a *fakeAttempt) Forget() {
 func (a *fakeAttempt) split(free time.Duration) {
 	a.fail(quorum.Failure{Err: errTaken, Free: free, Reason: quorum.Taken})
 }
+
+// undecided fails the attempt, which has taken trip, as said: Split, Foremost or Retained.
+func (a *fakeAttempt) undecided(said quorum.Failure) {
+	said.Err, said.Reason, said.Took = errTaken, quorum.Taken, trip
+	a.fail(said)
+}
+
+const trip = 8 * time.Millisecond
+
 func (a *fakeAttempt) unavailable() { a.fail(quorum.Failure{Err: errDown}) }
 func (a *fakeAttempt) final()       { a.fail(quorum.Failure{Err: errFinal, Final: true}) }
 

@@ -242,7 +242,7 @@ func (f *flight) counts() (waiters, held, kept int64) {
 // join puts t into the queue, and says what its caller has to do: to make the first attempt, if
 // nobody else is there; to ask its strategy ahead, before it is put into the queue; or to look
 // for another flight, because this one has died meanwhile.
-func (f *flight) join(t *Ticket, mode Mode) (step, error) {
+func (f *flight) join(t *Ticket) (step, error) {
 	f.mu.Lock()
 	defer f.unlock()
 	if f.phase == dead { // find makes a new one
@@ -252,7 +252,7 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 		f.reuseLocked(t)
 		return stay, nil
 	}
-	if f.phase == expecting && f.expectedLocked(t, mode) {
+	if f.phase == expecting && f.expectedLocked(t) {
 		if t.state != waiting { // it has the lease that was kept for it
 			return stay, nil
 		}
@@ -266,11 +266,11 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 		return stay, f.g.cfg.Errors.Closed()
 	}
 	if !first {
-		if w := t.waiter; mode != Try && !w.isEndless() && !w.simulated {
+		if w := t.waiter; !w.isEndless() && !w.simulated {
 			return askFirst, nil
 		}
 		t.kind = Queued
-		if err := f.refuseLocked(t, mode); err != nil {
+		if err := f.refuseLocked(t); err != nil {
 			return stay, err
 		}
 		if sh := f.shard(); sh.lastHit.Load() != f {
@@ -301,11 +301,11 @@ func (f *flight) join(t *Ticket, mode Mode) (step, error) {
 
 // refuseLocked says why t cannot wait behind others, nil if it can. A strategy that gives up at the first
 // failure has met that failure already: the key is busy.
-func (f *flight) refuseLocked(t *Ticket, mode Mode) error {
+func (f *flight) refuseLocked(t *Ticket) error {
 	if f.g.closed.Load() {
 		return f.g.cfg.Errors.Closed()
 	}
-	if mode == Try || t.waiter.simulated && t.waiter.givesUp && !t.waiter.giveUpAt.After(t.waiter.nextTry) {
+	if t.waiter.simulated && t.waiter.givesUp && !t.waiter.giveUpAt.After(t.waiter.nextTry) {
 		return f.busyLocked()
 	}
 	if limit := f.g.cfg.MaxWaiters; limit > 0 && int(f.n) >= limit {

@@ -296,7 +296,7 @@ func (s *sim) arrive(arg int) {
 		}
 	case 1:
 		if arg&3 == 0 {
-			m, p = Try, limited{}
+			p = limited{}
 		}
 	}
 	stay := []time.Duration{time.Second, 20 * ms, time.Second, 0}[arg%4]

@@ -82,7 +82,7 @@ func TestDistinctKeysAreApart(t *testing.T) {
 func TestManyAttemptsAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		begin := func(ctx context.Context, key string, h *Ticket) *Begun {
-			return w.g.Begin(ctx, key, h, time.Second, limited{}, Try)
+			return w.g.Begin(ctx, key, h, time.Second, limited{})
 		}
 		w.byHand()
 		tickets, all := make([]Ticket, 10), make([]*Begun, 10)
@@ -256,13 +256,13 @@ func TestNewcomerDuringCancellationGetsItsOwnAttempt(t *testing.T) {
 	}
 }
 
-// Try is not refused for an attempt that nobody wants any more.
+// A caller that makes one attempt is not refused for an attempt that nobody wants any more.
 func TestTryDuringCancellationGetsItsOwnAttempt(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.byHand()
 		w.cancel = nil
 		w.start().leaves()
-		try := w.start(mode(Try), pace(limited{}))
+		try := w.start(pace(limited{}))
 		w.attempts[0].held(0)
 		synctest.Wait()
 		w.attempt().grant()
@@ -414,10 +414,10 @@ func TestQueueIsLimited(t *testing.T) {
 	}, func(c *Config) { c.MaxWaiters = 2 })
 }
 
-// Try never queues: when anybody is there it fails at once, and sends nothing.
+// A caller that makes one attempt never queues: when anybody is there it fails at once, and sends nothing.
 func TestTryNeverOvertakes(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		try := func() *caller { return w.start(mode(Try), pace(limited{})) }
+		try := func() *caller { return w.start(pace(limited{})) }
 		w.byHand()
 		front := w.start()
 		try().failed(0, errBusy) // an attempt is under way
@@ -483,16 +483,14 @@ func TestHandoffCanBeOff(t *testing.T) {
 // Between two leases of a key nothing may be acquired before the first was released: it would meet
 // this process's own entry. Here a caller arrives in between.
 func TestReleaseIsSentBeforeTheNextAcquire(t *testing.T) {
-	for _, m := range []Mode{Queue, Try} {
-		inBubble(t, func(t *testing.T, w *world) {
-			holder := w.start()
-			var next *caller
-			holder.h.OnEnd(func(error) { next = w.start(mode(m), pace(limited{})) }) // before the release is sent
-			holder.releases()
-			is(t, "log", fmt.Sprint(w.log), "[acquire release acquire]")
-			next.holds().Release()
-		})
-	}
+	inBubble(t, func(t *testing.T, w *world) {
+		holder := w.start()
+		var next *caller
+		holder.h.OnEnd(func(error) { next = w.start(pace(limited{})) }) // before the release is sent
+		holder.releases()
+		is(t, "log", fmt.Sprint(w.log), "[acquire release acquire]")
+		next.holds().Release()
+	})
 }
 
 // ... or comes and goes, or leaves from the front of others that came.

@@ -154,14 +154,14 @@ func (f *flight) rejoinEndedLocked(o *offered, g quorum.Grant, failure *quorum.F
 // expectedLocked is called when t comes, which the flight has expected. It reports false if t is to make an attempt,
 // as the first caller of a flight does: its strategy may give up at the first failure, so there has to be one; or
 // there was an event.
-func (f *flight) expectedLocked(t *Ticket, mode Mode) bool {
+func (f *flight) expectedLocked(t *Ticket) bool {
 	c := f.contention
 	if f.g.closed.Load() {
 		f.nobodyCameLocked()
 		return false
 	}
 	f.phase = idle
-	if c.pendingGrant == nil && (f.retry || mode == Try || t.mayGiveUpSoon()) {
+	if c.pendingGrant == nil && (f.retry || t.mayGiveUpSoon()) {
 		return false
 	}
 	t.f = f

@@ -240,7 +240,7 @@ func TestACallerComesBeforeTheReleaseIsConfirmed(t *testing.T) {
 func TestAnImpatientCallerComesBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.expects(t)
-		c := w.start(mode(Try), pace(limited{}))
+		c := w.start(pace(limited{}))
 		w.wantHistory("carry for 450ms false", "acquire as owner-7")
 		w.attempt().elsewhere()
 		c.failed(0, errTaken)
@@ -474,7 +474,7 @@ func TestAnImpatientCallerComesWhileTheReleaseIsSent(t *testing.T) {
 		var sent *fakeLease
 		w.release = func(l *fakeLease) { // returns before there is an answer, as with several nodes
 			w.release = func(l *fakeLease) { l.released(nil) }
-			sent, next = l, w.launch(mode(Try), pace(limited{}))
+			sent, next = l, w.launch(pace(limited{}))
 			time.Sleep(time.Microsecond) // until it is in the queue
 		}
 		go func() { _ = first.h.Release() }()

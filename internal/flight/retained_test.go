@@ -57,7 +57,7 @@ func TestARetainedLeaseIsUsedAgain(t *testing.T) {
 		fence, owner := a.h.Fence(), a.h.Owner()
 		a.releases()
 		w.wantRetained(1, 0, 0)
-		for i, change := range [][]func(*wish){{}, {mode(Try), pace(limited{})}, {pace(limited{})}, {pace(limited{ms, 3})}} {
+		for i, change := range [][]func(*wish){{}, {pace(limited{})}, {pace(limited{ms, 3})}} {
 			pass(time.Second)
 			b := w.lingers(change...)
 			b.holds()
@@ -67,10 +67,10 @@ func TestARetainedLeaseIsUsedAgain(t *testing.T) {
 			is(t, "held", w.g.Counts().Held, 1)
 			b.releases()
 		}
-		w.wantRetained(1, 4, 0)
+		w.wantRetained(1, 3, 0)
 		w.wantHistory("acquire")
 		pass(minute)
-		w.wantRetained(0, 4, 0)
+		w.wantRetained(0, 3, 0)
 		w.wantHistory("release")
 	})
 }
@@ -237,14 +237,14 @@ func TestReuseDuringARefresh(t *testing.T) {
 // A lease that has expired, while the process did not notice, belongs to nobody: the next caller
 // contends, in every mode, and gets a later token.
 func TestARetainedLeaseIsNotUsedAfterItsValidity(t *testing.T) {
-	for _, m := range []Mode{Queue, Try} {
+	for _, p := range []Pace{patient, limited{}} {
 		retaining(t, func(t *testing.T, w *world) {
 			a := w.lingers(ttl(minute))
 			fence := a.h.Fence()
 			a.releases()
 			a.h.f.silence() // as in a process that is paused
 			pass(minute)
-			b := w.lingers(mode(m))
+			b := w.lingers(pace(p))
 			b.holds()
 			is(t, "later", b.h.Fence() > fence+3, true)
 			is(t, "owner", b.h.Owner(), "owner-2R")

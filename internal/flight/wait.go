@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
+	"github.com/flightlock/flightlock/internal/jitter"
 	"github.com/flightlock/flightlock/internal/list"
+	"github.com/flightlock/flightlock/internal/quorum"
 )
 
 // Pace is a retry strategy: how long to wait after the attempt-th failure, and whether
@@ -40,7 +42,6 @@ type Mode uint8
 // The modes.
 const (
 	Queue    Mode = iota // behind those that are there
-	Try                  // only if nobody is there
 	Unqueued             // in a flight of its own
 )
 
@@ -72,7 +73,8 @@ type waiter struct {
 	giveUpAt    time.Time   // if simulated
 	giveUpTimer *time.Timer // wakes it then; nil if it is not simulated
 	pacesSince  time.Time   // when its strategy began to pace the flight; zero: it does not
-	last        bool        // its strategy gives up if the attempt in progress fails
+	last        bool        // its strategy has given up: the attempt in progress or its repetitions are the last
+	repeats     uint8       // how often it has repeated an attempt since: see repeatLocked
 	tokens      int64       // for the attempt that it is about to make
 	contender   string      // in whose name it makes it; "": none
 
@@ -127,8 +129,11 @@ type Begun struct {
 // one, and does not wait for the outcome. End is the rest, and must be called: t may hold the key before, and callers
 // queue behind it.
 // A goroutine for each key would cost half as much as its attempt.
-func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace, mode Mode) *Begun {
-	b := g.enter(ctx, key, t, ttl, pace, mode, nil)
+func (g *Group) Begin(ctx context.Context, key string, t *Ticket, ttl time.Duration, pace Pace) *Begun {
+	b := g.enter(ctx, key, t, ttl, pace, Queue, nil)
+	if b.err == nil {
+		t.waiter.repeats = maxRepeats
+	}
 	if b.err == nil && b.next == attempt {
 		b.f.runAttempt(t, false)
 		b.next = stay
@@ -321,7 +326,7 @@ func (g *Group) join(ctx context.Context, key string, t *Ticket, mode Mode) (*fl
 		if f == nil {
 			return nil, over, g.cfg.Errors.Closed()
 		}
-		switch next, err := f.join(t, mode); {
+		switch next, err := f.join(t); {
 		case err != nil:
 			return nil, over, err
 		case next == askFirst:
@@ -543,10 +548,46 @@ func (f *flight) askStrategy(ctx context.Context, t *Ticket) step {
 		w.last = true
 		f.nextAttempt = now
 	default:
-		f.turnAwayLocked(t, f.outcomeLocked())
-		return stay
+		return f.repeatLocked(t, now)
 	}
 	return f.stepLocked(t)
+}
+
+// repeatLocked is what t has to do, whose strategy gives up after an attempt that has failed. If that left
+// open whether somebody holds the key, the attempt is repeated; else t is refused.
+//
+// If the votes were split, and all gave up, nobody would have the key. Of those that split them one makes
+// the next attempt at once, the foremost by the answers of the nodes, and usually wins, because the others
+// have undone theirs by then. They, and those that had no vote, come half a round trip later at least: then
+// the foremost has its votes. And not much more than a round trip later, in case it has not: it may release
+// the key that soon. Before that they look at the answers that have come meanwhile: an attempt fails as
+// soon as others have half of the nodes, and the next answer may be that one of them has a majority.
+func (f *flight) repeatLocked(t *Ticket, now time.Time) step {
+	w, b, repeats := t.waiter, f.backoff, false
+	switch {
+	case t != f.head() || b == nil || b.last == nil:
+	case w.last && w.nextTry.After(b.failedAt): // it pauses since that failure
+		repeats = true
+	default:
+		var pause time.Duration
+		if pause, repeats = w.pause(b.last); repeats {
+			w.nextTry = b.failedAt.Add(pause)
+			w.repeats++
+		}
+	}
+	switch w.last = true; {
+	case repeats && now.Before(w.nextTry) && now.Before(f.nextAttempt):
+		b.strategyNext = w.nextTry
+		f.armLocked(w.nextTry)
+		return stay
+	case repeats:
+		if b.last = b.last.Now(); b.last.Undecided() {
+			f.startAttemptLocked(t)
+			return attempt
+		}
+	}
+	f.turnAwayLocked(t, f.outcomeLocked())
+	return stay
 }
 
 // askAhead asks the strategy of t, which is behind others, further ahead than it has been asked.
@@ -600,6 +641,21 @@ func (w *waiter) setGiveUpTimer(f *flight, t *Ticket) {
 	} else {
 		w.giveUpTimer.Reset(wait)
 	}
+}
+
+// pause is how long w waits before it repeats an attempt that has failed as last says, if it does: see
+// repeatLocked. A lease that was recalled is released after half a round trip if its process needs no time
+// for that.
+func (w *waiter) pause(last *quorum.Failure) (pause time.Duration, repeats bool) {
+	switch n := w.repeats; {
+	case last.Retained && n < maxRecalls:
+		return last.Took/4<<n + recallPause<<(2*n), true
+	case !last.Split || n >= maxRepeats:
+		return 0, false
+	case !last.Foremost:
+		pause = last.Took/2 + jitter.N(last.Took/2+1)
+	}
+	return pause, true
 }
 
 // startPacing has w's strategy pace the flight from now on.
@@ -688,4 +744,8 @@ const (
 	maxSteps     = 1000
 	maxWait      = 24 * time.Hour
 	slowStrategy = time.Millisecond
+
+	maxRepeats  = 8                      // of an attempt that leaves open whether somebody holds the key
+	maxRecalls  = 2                      // of these, because the lease may only be retained
+	recallPause = 125 * time.Microsecond // before the first of the latter, besides a quarter of a round trip
 )

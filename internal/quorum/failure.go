@@ -42,6 +42,30 @@ type Failure struct {
 	Got    int // votes
 	Nodes  []NodeAnswer
 	Err    error // further cause, may be nil
+
+	// Split: several contenders have votes, none is known to have a majority, and none is about to get the key.
+	// Foremost is set besides if this attempt has votes and no other has more; of those with as many, it has
+	// the smallest owner. All that split the votes agree on that one, if they have all answers.
+	Split, Foremost bool
+	// Retained: one owner, which was recalled, puts a majority out of reach. It may only retain its lease.
+	Retained bool
+	Took     time.Duration // acquire: since the first byte was sent, or since the requests were made
+
+	round *round // of an attempt; nil: it has asked no node
+}
+
+// Undecided reports whether the attempt has failed although perhaps nobody holds the key, or will when the
+// attempts that are in progress have ended.
+func (f *Failure) Undecided() bool { return f.Split || f.Retained }
+
+// Now is f with the answers that have come since.
+func (f *Failure) Now() *Failure {
+	if f.round == nil {
+		return f
+	}
+	f.round.l.mu.Lock()
+	defer f.round.l.mu.Unlock()
+	return f.round.failureLocked()
 }
 
 // NodeAnswer is the answer of one node, or why there is none.
@@ -80,6 +104,13 @@ func (r *round) failureLocked() *Failure {
 	}
 	f.Crowd = slices.ContainsFunc(r.replies, func(rep node.Reply) bool { return rep.Crowd })
 	f.Away = (f.Reason == Unreachable || f.Reason == Taken) && t.away >= t.outOfReach()
+	if r.acquires() {
+		f.round = r
+		f.Took = clock.Since(clock.Later(r.began, r.l.target.Begun())) // requests may have waited in this process
+		if f.Outcome() == Taken {
+			f.Split, f.Foremost, f.Retained = r.splitLocked(t)
+		}
+	}
 	f.Nodes = make([]NodeAnswer, len(r.replies))
 	for i, rep := range r.replies {
 		f.Nodes[i] = NodeAnswer{Name: r.l.q.Nodes[i].Name(), Reply: rep}
@@ -180,6 +211,30 @@ func (r *round) holderLocked(t tally) (holder string, notifies bool) {
 		}
 	}
 	return "", false
+}
+
+// splitLocked returns Split, Foremost and Retained of an attempt that others' votes have failed. If a node
+// reserves the key for a turn, that contender will get it.
+func (r *round) splitLocked(t tally) (split, foremost, retained bool) {
+	settled := false
+	foremost = t.yes > 0
+	for _, rep := range r.replies {
+		if rep.Kind != node.Held {
+			continue
+		}
+		n := 0
+		for _, other := range r.replies {
+			if other.Kind == node.Held && other.Holder == rep.Holder {
+				n++
+			}
+		}
+		settled = settled || n >= t.need || strings.HasPrefix(rep.Holder, node.TurnOf)
+		split = split || t.yes > 0 || n < t.held
+		foremost = foremost && (n < t.yes || n == t.yes && r.l.target.Owner() < rep.Holder)
+		retained = retained || n >= t.outOfReach() && node.Retains(rep.Holder)
+	}
+	split = split && !settled
+	return split, split && foremost, retained
 }
 
 // declinedLocked is how many nodes have the key free, and leave it to others.

@@ -150,6 +150,9 @@ func (r *round) Answer(i int, rep node.Reply) {
 		l.everHeld |= 1 << i
 	}
 	if r.decided {
+		if r.acquires() && !r.won { // for Failure.Now
+			r.replies[i] = rep
+		}
 		repair := r.won && r.op == "refresh" && rep.Kind == node.Missing
 		l.mu.Unlock()
 		if repair {

@@ -33,7 +33,7 @@ type MemNode struct {
 	pipes   map[*pipe]struct{} // that the server still works on, whether their client lives or not
 	down    bool
 	stalled bool
-	delay   time.Duration
+	delay   func() time.Duration // nil: none
 	closed  bool
 }
 
@@ -173,15 +173,22 @@ func (n *MemNode) sweepLocked() {
 func (n *MemNode) currentDelay() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.delay
+	if n.delay == nil {
+		return 0
+	}
+	return n.delay()
 }
 
 // SetDelay makes everything written from now on travel for d, in either direction, so
 // a round trip takes 2*d.
-func (n *MemNode) SetDelay(d time.Duration) {
+func (n *MemNode) SetDelay(d time.Duration) { n.SetDelays(func() time.Duration { return d }) }
+
+// SetDelays is SetDelay with a time of its own for each write, in order. delay must be safe for concurrent
+// use.
+func (n *MemNode) SetDelays(delay func() time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.delay = d
+	n.delay = delay
 }
 
 // Cut resets every connection that is open now. Requests that the node has not begun to

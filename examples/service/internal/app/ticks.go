@@ -23,9 +23,7 @@ const (
 // share one lock, and so their tokens can be compared.
 //
 // A simpler design was rejected: one TryLock per tick, on a key of its own that is never
-// released. When all processes try at the same moment, the votes of the nodes may be split, and
-// no process gets the lock; and a process that shuts down releases it, so that a later one starts
-// the tick again.
+// released. A process that shuts down releases it, so that a later one starts the tick again.
 type ticks struct {
 	db      *sql.DB
 	locks   variant.Locker
