@@ -33,7 +33,6 @@ type Client struct {
 	quorum  *quorum.Quorum
 	flights *flight.Group
 
-	began   time.Time
 	id      string // "#" + UUID + "-", which makes owners unique
 	seq     atomic.Uint64
 	carried atomic.Bool   // some ctx carries a Lock of this Client
@@ -47,10 +46,10 @@ type Client struct {
 	check     check.Config    // for Check and announcer
 	announcer check.Announcer // announces the set of nodes
 	loss      manyLog
-	longDo    manyLog // locks that Do has held for an hour
+	longHeld  manyLog // locks that have been refreshed for hours
+	dropped   manyLog // locks that were dropped without Release
 	logs      queue[slog.Record]
 	recovery  recovery
-	doings    doings
 
 	metrics *metrics // nil without Options.Registerer
 
@@ -83,7 +82,7 @@ func newClient(opts Options, list string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{opts: opts, began: time.Now(), id: "#" + uuid.NewString() + "-"}
+	c := &Client{opts: opts, id: "#" + uuid.NewString() + "-"}
 	c.tasks.init()
 	for i, n := range opts.Nodes {
 		nd, err := node.New(n, opts.NodeTimeout, len(opts.Nodes) == 1)
@@ -121,8 +120,10 @@ func newClient(opts Options, list string) (*Client, error) {
 		cfg.Observer.Refreshed = c.metrics.refreshed
 	}
 	c.loss.init(c, "flightlock: lock lost", "flightlock: more locks lost")
-	c.longDo.init(c, "flightlock: Do has held a lock for an hour, and keeps it until its function returns",
-		"flightlock: Do has held more locks for an hour")
+	c.longHeld.init(c, "flightlock: a lock has been held for hours, and is refreshed until it is released",
+		"flightlock: more locks have been held for hours")
+	c.dropped.init(c, "flightlock: a lock was dropped without Release, and is released now: nothing refers to it any more",
+		"flightlock: more locks were dropped without Release")
 	if opts.Logger != nil || c.metrics != nil {
 		cfg.Observer.Lost = c.lost
 	}
@@ -211,8 +212,8 @@ type Stats struct {
 	Retained int64 // leases that nobody holds, kept for the next caller: see Options.Linger
 	Debts    int64 // unacknowledged releases: sent or to be sent to nodes, and not confirmed by them yet
 
-	// OldestDo is how long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held
-	// long enough to need a refresh.
+	// OldestDo is how long the oldest lock that is refreshed automatically has been held: by Do, DoWith
+	// and Wrap, by Lock.AutoRefresh, or for a load of a Fetcher; 0 if there is none.
 	OldestDo time.Duration
 
 	Suspended   int64 // nodes that did not answer or refused the login, and are only probed
@@ -229,10 +230,7 @@ func (c *Client) Stats() Stats {
 	s := Stats{
 		Acquired: n.Acquired, Grants: n.Grants, Handoffs: n.Handoffs, Attempts: n.Attempts, Refreshes: n.Refreshes,
 		Lost: n.Lost, Expired: n.Expired, Waiters: n.Waiters, Held: n.Held,
-		Reused: n.Reused, Recalled: n.Recalled, Retained: n.Retained,
-	}
-	if since, some := c.doings.oldest(); some {
-		s.OldestDo = time.Since(c.began) - since
+		Reused: n.Reused, Recalled: n.Recalled, Retained: n.Retained, OldestDo: n.OldestTimer,
 	}
 	for i, nd := range c.nodes {
 		s.Commands += nd.Commands()
@@ -272,7 +270,8 @@ func (c *Client) close(ctx context.Context) error {
 	c.announcer.Stop()
 	c.flights.Close(ctx)
 	c.loss.flush()
-	c.longDo.flush()
+	c.longHeld.flush()
+	c.dropped.flush()
 	limit := time.Now().Add(node.CloseTime(c.opts.NodeTimeout))
 	sent, cancel := graced(ctx, 2*c.opts.NodeTimeout, limit) // time for the releases just sent
 	defer cancel()

@@ -1,13 +1,10 @@
 package flightlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
-	"sync/atomic"
+	"reflect"
 	"time"
 )
 
@@ -18,8 +15,8 @@ import (
 // The lock is kept while fn runs and ctx lasts. After ctx has ended, fn has at least one more ttl:
 // the first refresh that is due after the end of ctx is the last one, and when that ttl has run
 // out, the lock is lost. So ctx limits an fn that hangs. Under a ctx that never ends there is no
-// limit: Stats().OldestDo and the metrics show the age of the oldest lock, and the log warns after
-// an hour. DoWith has a MaxHold.
+// limit: Stats().OldestDo and the metrics show the age of the oldest lock, and the log warns each
+// hour. DoWith has a MaxHold.
 //
 // Do returns fn's error unchanged, unless the lock was lost meanwhile: then the error matches
 // ErrLockLost and gives the reason. It is that error alone if fn succeeded or returned the error or
@@ -34,15 +31,12 @@ func (c *Client) Do(ctx context.Context, key string, ttl time.Duration, retry Re
 	return c.DoWith(ctx, key, ttl, retry, RefreshPolicy{}, fn)
 }
 
-// DoWith is Do with a policy for the refreshes. Its MaxHold has no default: 0 means that only ctx
-// limits the hold, as for Do. A bad policy is an ErrInvalid, before the lock is requested.
+// DoWith is Do with a policy for the refreshes. A bad policy is an ErrInvalid, before the lock is
+// requested.
 func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retry RetryStrategy, p RefreshPolicy,
 	fn func(ctx context.Context, l *Lock) error) (err error) {
 	if fn == nil {
 		return invalid("fn", "nil", "it is the function to run")
-	}
-	if p.MaxHold == 0 {
-		p.MaxHold = -1
 	}
 	if c.checkTTL(ttl) == nil { // otherwise SingleFlightLock reports it
 		if _, err := p.validated(c, ttl.Truncate(time.Millisecond)); err != nil {
@@ -60,11 +54,10 @@ func (c *Client) DoWith(ctx context.Context, key string, ttl time.Duration, retr
 		autoRefresh
 		doing
 	}{}
-	x.doing.ctx, x.doing.since, x.do = ctx, time.Since(c.began), &x.doing
+	x.doing.ctx, x.do = ctx, &x.doing
 	inner := l.Context(ctx)
 	// Deferred, without recover: a panic keeps its value and its stack.
 	defer func() {
-		c.doings.end(&x.doing)
 		if lost := l.finish(ctx); lost != nil {
 			err = lostDuring(ctx, inner, err, lost)
 		}
@@ -89,6 +82,11 @@ func lostDuring(ctx, inner context.Context, err, lost error) error {
 		return fmt.Errorf("%w; ctx has ended: %w", lost, err)
 	}
 	return lost
+}
+
+// identical reports whether two errors are the same one. Not all of them are comparable.
+func identical(a, b error) bool {
+	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // finish releases l and returns why it was lost before, if it was. fn may have released it
@@ -132,103 +130,10 @@ func Wrap[A, R any](c *Client, ttl time.Duration, retry RetryStrategy, key func(
 	}
 }
 
-// doing is a lock held by Do, in addition to how it is refreshed. By default only Do's ctx limits
-// how long it is held. Under a ctx that never ends, an fn that hangs holds the lock forever, so the
-// locks held longest are made visible: in Stats, in the metrics, and in the log after an hour.
-//
-// Most calls of Do end before their first refresh is due, and have no cost for that: a lock is listed
-// when its first refresh is due, so a younger lock is not visible.
-//
-//	unlisted --first refresh--> listed --Do ends--> ended
-//	   +------------------------Do ends--------------->
+// doing is what limits how Do's lock is refreshed: by default only Do's ctx.
 type doing struct {
-	ctx   context.Context // Do's
-	since time.Duration   // on the Client's clock
-
-	last   bool // the latest refresh was sent after ctx had ended: written by Due, read by refreshed
-	warned bool // as last
-
-	listed atomic.Int32 // unlisted, listed or ended; from unlisted to listed under the mu of the list
-}
-
-const (
-	unlisted = iota
-	listed
-	ended
-)
-
-// doings are the locks held by Do whose first refresh was due. The zero value is ready for use.
-type doings struct {
-	mu  sync.Mutex // guards all
-	all map[*doing]*Lock
-}
-
-func (ds *doings) add(d *doing, l *Lock) {
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	if !d.listed.CompareAndSwap(unlisted, listed) {
-		return
-	}
-	if ds.all == nil {
-		ds.all = map[*doing]*Lock{}
-	}
-	ds.all[d] = l
-}
-
-// end is called at the end of Do. It takes no mutex for a lock that is not listed.
-func (ds *doings) end(d *doing) {
-	if d.listed.Swap(ended) != listed {
-		return
-	}
-	ds.mu.Lock()
-	defer ds.mu.Unlock()
-	delete(ds.all, d)
-}
-
-// oldest returns when the oldest lock was acquired; ok is false if there is none.
-func (ds *doings) oldest() (since time.Duration, ok bool) {
-	type held struct {
-		since time.Duration
-		l     *Lock
-	}
-	ds.mu.Lock()
-	all := make([]held, 0, len(ds.all))
-	for d, l := range ds.all {
-		all = append(all, held{d.since, l})
-	}
-	ds.mu.Unlock()
-	slices.SortFunc(all, func(a, b held) int { return cmp.Compare(a.since, b.since) })
-	for _, h := range all {
-		if h.l.Err() == nil { // otherwise fn continues without it
-			return h.since, true
-		}
-	}
-	return 0, false
-}
-
-// tooLong is how long Do holds a lock before a warning is logged.
-const tooLong = time.Hour
-
-// refreshing is called when a refresh of l is due.
-func (d *doing) refreshing(l *Lock) {
-	if d.listed.Load() == unlisted {
-		l.c.doings.add(d, l)
-	}
-	if age := time.Since(l.c.began) - d.since; !d.warned && age >= tooLong && !l.insideDo() {
-		d.warned = true
-		l.c.longDo.of(l.Key())
-	}
-	d.last = d.ctx.Err() != nil
-}
-
-// insideDo reports whether l is nested in a lock held by Do, which logs its own warning.
-func (l *Lock) insideDo() bool {
-	n := l.reentry.Load()
-	if n == nil || n == notShared || n.outermost == l {
-		return false
-	}
-	a := n.outermost.auto.Load()
-	return a != nil && a.do != nil
+	ctx  context.Context // Do's
+	last bool            // the latest refresh was sent after ctx had ended: written by Due, read by renewed
 }
 
 // stopped is the reason why a lock is not refreshed any more after the last refresh.

@@ -74,7 +74,7 @@ func (f *Fetcher[V]) run(r *fetchRun[V]) {
 	}
 	values := r.values
 	if l != nil {
-		_ = l.AutoRefresh(RefreshPolicy{MaxHold: -1}) // load bounds it; its error is l.Err's, too
+		_ = l.autoRefresh(RefreshPolicy{}, new(autoRefresh)) // load bounds it; its error is l.Err's, too
 		values = carrying(values, l)
 	}
 	if f.lookUpToLoad(r, l) {

@@ -252,6 +252,7 @@ func (x *extremeRun) refreshes() {
 		"RefreshPolicy.Interval":     x.interval != 0 && beyond(x.interval, time.Millisecond, valid-1),
 		"RefreshPolicy.Timeout":      x.timeout != 0 && beyond(x.timeout, time.Millisecond, math.MaxInt64),
 		"RefreshPolicy.MaxRefreshes": x.maxRefreshes < 0,
+		"RefreshPolicy.MaxHold":      x.maxHold < 0,
 	}) {
 		p = flightlock.RefreshPolicy{}
 		must(t, l.AutoRefresh(p))
@@ -261,10 +262,7 @@ func (x *extremeRun) refreshes() {
 		interval = min(x.ttl.Truncate(time.Millisecond)/3, valid/2)
 	}
 	hold := p.MaxHold
-	switch {
-	case hold == 0:
-		hold = time.Hour
-	case hold < 0:
+	if hold == 0 {
 		hold = math.MaxInt64
 	}
 	before := x.a.Stats().Refreshes

@@ -3,7 +3,7 @@ package flightlock
 import (
 	"context"
 	"errors"
-	"reflect"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -108,36 +108,40 @@ func (l *Lock) Release(ctx context.Context) error {
 // DisableNotify).
 func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }
 
-func (l *Lock) release(end func(*flight.Ticket) error) error {
-	if l.reentry.CompareAndSwap(nil, notShared) {
-		return end(&l.own)
+func (l *Lock) release(end func(*flight.Ticket) error) (err error) {
+	if l.reentry.CompareAndSwap(nil, notShared) || l.reentry.Load() == notShared {
+		err = end(&l.own) // after the first, it reports what became of it
+	} else {
+		err = l.releaseHandle(end)
+		if a := l.auto.Load(); a != nil { // other nested locks may be held on
+			a.stop()
+		}
 	}
-	n := l.reentry.Load()
-	if n == notShared {
-		return end(&l.own) // reports what became of it
-	}
-	err := n.release(end)
-	if a := l.auto.Load(); a != nil { // other nested locks may be held on
-		a.stop()
-	}
+	runtime.KeepAlive(l) // until it is released, it was not dropped
 	return err
 }
 
-// derived is a ctx of a Lock for parents that end together: those with the same Done channel,
-// usually one ctx and its children made by WithValue. The first parent's ctx serves them all, so
+// derived ends the contexts of a Lock whose parents end together: those with the same Done channel,
+// usually one ctx and its children made by WithValue. The first parent's serves them all, so
 // Context may be called in a loop under a long lock: it leaves with the lock one entry for each
 // parent that can end, until that parent ends, and one for all that cannot.
 //
-// A ctx per call would have to be registered with the lock until one of the two ends, and a caller
+// One per call would have to be registered with the lock until one of the two ends, and a caller
 // could not unregister it.
 //
 //	registered -> ended    by the end of the lock or of the parent, whichever comes first
+//
+// The Ticket and the parent refer to it, and it does not refer to the Lock, which would otherwise be in
+// use until either ends (see autoRefresh). The contexts do. But nobody can know who waits for a Done
+// channel that was requested from one of them, and relies on the lock: so it refers to the Lock then.
 type derived struct {
-	parent context.Context // the first
-	ctx    context.Context // ended with parent, and with the lock
-	cancel context.CancelCauseFunc
-	forget func() // takes it off the Ticket, which calls cancel at its end
+	ctx     context.Context // ended with the first parent, and with the lock
+	cancel  context.CancelCauseFunc
+	forget  func()               // takes it off the Ticket, which calls end
+	awaited atomic.Pointer[Lock] // the Lock, once a Done channel was requested
 }
+
+func (d *derived) end(why error) { d.cancel(why) }
 
 // Context returns a ctx derived from parent that also ends when the lock ends: with cause
 // ErrLockLost, the key and the reason as soon as the lock is lost, before its key in Redis can have
@@ -152,7 +156,7 @@ type derived struct {
 // contends with its own process, and thus with its own caller.
 //
 // Context may be called any number of times: a ctx ends with parent or with the lock, and leaves
-// nothing behind after that.
+// nothing behind after that. A ctx keeps the lock in use: see AutoRefresh.
 func (l *Lock) Context(parent context.Context) context.Context {
 	n, done := l.ensureReentry(), parent.Done()
 	if parent.Err() != nil {
@@ -166,16 +170,14 @@ func (l *Lock) Context(parent context.Context) context.Context {
 	if d == nil {
 		d = l.derive(n, parent, done)
 	}
-	if identical(d.parent, parent) {
-		return d.ctx
-	}
-	return &lockCtx{Context: d.ctx, parent: parent, carried: carried{l, carriedBy(parent)}}
+	l.c.carries()
+	return &lockCtx{Context: d.ctx, derived: d, parent: parent, carried: carried{l, carriedBy(parent)}}
 }
 
 // derive makes the ctx for parents that have that Done channel, unless another call just did.
 func (l *Lock) derive(n *reentry, parent context.Context, done <-chan struct{}) *derived {
-	ctx, cancel := context.WithCancelCause(carrying(parent, l))
-	d := &derived{parent: parent, ctx: ctx, cancel: cancel}
+	ctx, cancel := context.WithCancelCause(parent)
+	d := &derived{ctx: ctx, cancel: cancel}
 	if other, why, over := n.register(l, d, done); over {
 		cancel(why)
 		return d
@@ -191,13 +193,13 @@ func (l *Lock) derive(n *reentry, parent context.Context, done <-chan struct{}) 
 // returned; if l is over, why is the reason.
 func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *derived, why error, over bool) {
 	if n == notShared { // shared by all released Locks; its Ticket may still be held for an instant
-		d.forget, why, over = l.onEnd(d.cancel)
+		d.forget, why, over = l.onEnd(d.end)
 		return nil, why, over
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.released {
-		if err := n.outermost.own.Err(); !n.left && err != nil && !errors.Is(err, errReleased) {
+		if err := l.ticket().Err(); !n.left && err != nil && !errors.Is(err, errReleased) {
 			why = withKey(l.Key(), err) // it was lost before
 		}
 		return nil, why, true
@@ -205,7 +207,7 @@ func (n *reentry) register(l *Lock, d *derived, done <-chan struct{}) (other *de
 	if other := n.contexts[done]; other != nil {
 		return other, nil, false
 	}
-	forget, why, over := n.outermost.onEnd(d.cancel)
+	forget, why, over := l.onEnd(d.end)
 	if over {
 		return nil, why, true
 	}
@@ -236,11 +238,20 @@ func (n *reentry) unregister(d *derived, done <-chan struct{}) {
 	}
 }
 
-// lockCtx is a ctx of a Lock that ends when another one does, but has the values of its own parent.
+// lockCtx is a ctx of a Lock. It ends when its derived does, and has the values of its own parent.
 type lockCtx struct {
-	context.Context // of the parent that came first
+	context.Context // derived's
+	derived         *derived
 	parent          context.Context
 	carried         carried
+}
+
+// Done returns derived's. Somebody may wait for it who has nothing else of the lock.
+func (c *lockCtx) Done() <-chan struct{} {
+	if c.derived.awaited.Load() == nil {
+		c.derived.awaited.Store(c.carried.l)
+	}
+	return c.Context.Done()
 }
 
 // Deadline returns parent's.
@@ -276,9 +287,3 @@ func (*keyOfCause) Deadline() (time.Time, bool) { return time.Time{}, false }
 func (*keyOfCause) Done() <-chan struct{}       { return nil }
 func (*keyOfCause) Err() error                  { return context.Canceled }
 func (k *keyOfCause) Value(key any) any         { k.key = key; return nil }
-
-// identical reports whether two contexts, or errors, are the same one. Not all of them are
-// comparable.
-func identical(a, b any) bool {
-	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
-}

@@ -89,8 +89,6 @@ func TestALossSaysWhyRefreshingStopped(t *testing.T) {
 			"RefreshPolicy.MaxHold, 5s"},
 		"short MaxHold": {flightlock.RefreshPolicy{MaxHold: time.Millisecond}, false,
 			"RefreshPolicy.MaxHold, 1ms"},
-		"MaxHold's default, with a long ttl": {flightlock.RefreshPolicy{Interval: 59 * time.Second}, false,
-			"RefreshPolicy.MaxHold, 1h"},
 		"MaxRefreshes": {flightlock.RefreshPolicy{MaxRefreshes: 2}, false,
 			"RefreshPolicy.MaxRefreshes"},
 		"the strategy": {flightlock.RefreshPolicy{Retry: flightlock.LimitedRetry(time.Second, 2)},

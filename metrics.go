@@ -87,7 +87,7 @@ var (
 	descWaiters  = desc("waiters", "Callers waiting for a lock now.")
 	descHeld     = desc("held_locks", "Locks held now.")
 	descOldestDo = desc("oldest_do_lock_seconds",
-		"How long the oldest lock of Do, DoWith and Wrap has been held; 0 if none was held long enough to need a refresh.")
+		"How long the oldest lock that Do, AutoRefresh or a Fetcher refreshes has been held; 0 if there is none.")
 	descAcquired = desc("acquired_total", "Locks given to callers, handoffs included.")
 	descGrants   = desc("grants_total",
 		"Leases that the release of another process has granted, without an attempt that won.")

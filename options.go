@@ -117,13 +117,14 @@ type Options struct {
 
 	// Logger receives state changes. At level Warn: a node is suspended, quarantined, or refuses to
 	// report whether it lost data, or (once) refuses INFO; locks were lost (the first in a second with
-	// its key and reason, the others as a number); other clients use another set of nodes; Do has held
-	// a lock for an hour; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its
-	// OnError is too slow. At level Error: an OnError panicked. At level Info: a node is back, or
-	// votes again; a Fetcher has loaded nothing without a lock for 10s. Operations are not logged one
-	// by one, and passwords never are. One goroutine writes the log, so a log that hangs delays
-	// nothing: up to 128 lines wait for it, and further lines are dropped and counted. If the Logger
-	// panics, only that line is lost. nil means no log.
+	// its key and reason, the others as a number); other clients use another set of nodes; a lock has
+	// been refreshed for an hour, or one more; a lock with AutoRefresh was dropped without Release; a
+	// RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its OnError is too slow. At level
+	// Error: an OnError panicked. At level Info: a node is back, or votes again; a Fetcher has loaded
+	// nothing without a lock for 10s. Operations are not logged one by one, and passwords never are.
+	// One goroutine writes the log, so a log that hangs delays nothing: up to 128 lines wait for it,
+	// and further lines are dropped and counted. If the Logger panics, only that line is lost. nil
+	// means no log.
 	Logger *slog.Logger
 }
 

@@ -32,8 +32,8 @@ import (
 // The alternative, a nested flight.Ticket, was rejected: the queue would have to know it, and every
 // step of the flight to check for it. Here the local tier does not know that nesting exists.
 type reentry struct {
-	outermost *Lock        // the owner of the Ticket; the Lock itself if it is not nested
-	handles   atomic.Int64 // of the outermost: Locks of this Ticket that were not released
+	around  *Lock        // the outermost Lock, which has the Ticket; nil if this is the one
+	handles atomic.Int64 // of the outermost: Locks of this Ticket that were not released
 
 	mu       sync.Mutex                   // guards what follows; taken before the flight's
 	released bool                         // this Lock, by its own Release
@@ -47,13 +47,24 @@ var notShared = &reentry{released: true}
 // errReleased is the error of a Lock that was released: by its own Release, or with its Ticket.
 var errReleased = fmt.Errorf("flightlock: %w: it was released", ErrNotHeld)
 
-// ticket is the Ticket that l is a handle on.
-func (l *Lock) ticket() *flight.Ticket {
-	if n := l.reentry.Load(); n != nil && n != notShared {
-		return &n.outermost.own
+// around is the outermost of the locks in which l is nested, nil if there is none.
+func (l *Lock) around() *Lock {
+	if n := l.reentry.Load(); n != nil {
+		return n.around
 	}
-	return &l.own
+	return nil
 }
+
+// outermost is the Lock whose Ticket l is a handle on.
+func (l *Lock) outermost() *Lock {
+	if o := l.around(); o != nil {
+		return o
+	}
+	return l
+}
+
+// ticket is the Ticket that l is a handle on.
+func (l *Lock) ticket() *flight.Ticket { return &l.outermost().own }
 
 // ensureReentry makes a reentry for l if it has none. It returns notShared if l was released
 // before.
@@ -61,7 +72,7 @@ func (l *Lock) ensureReentry() *reentry {
 	if n := l.reentry.Load(); n != nil {
 		return n
 	}
-	n := &reentry{outermost: l}
+	n := &reentry{}
 	n.handles.Store(1) // before others can see it
 	if l.reentry.CompareAndSwap(nil, n) {
 		return n
@@ -81,20 +92,21 @@ func (l *Lock) wasReleased() (released, left bool) {
 	return n.released, n.left
 }
 
-// release ends l, which has a reentry, and calls end for the Ticket with the last of its handles.
-func (n *reentry) release(end func(*flight.Ticket) error) error {
+// releaseHandle ends l, which has a reentry, and calls end for the Ticket with the last of its handles.
+func (l *Lock) releaseHandle(end func(*flight.Ticket) error) error {
+	n := l.reentry.Load()
 	n.mu.Lock()
 	again, left, contexts := n.released, n.left, n.contexts
 	n.released, n.contexts = true, nil
 	n.mu.Unlock()
-	t := &n.outermost.own
+	t := l.ticket()
 	err := t.Err() // before the handle is given up: from then on others may release the Ticket
 	switch {
 	case again && (left || err == nil):
 		return lockEnded(t.Key(), errReleased)
 	case again:
 		return lockEnded(t.Key(), err)
-	case n.outermost.reentry.Load().handles.Add(-1) == 0:
+	case l.outermost().dropHandle():
 		return end(t)
 	}
 	for _, d := range contexts {
@@ -109,6 +121,9 @@ func (n *reentry) release(end func(*flight.Ticket) error) error {
 	n.left = true
 	return nil
 }
+
+// dropHandle counts one Lock less on l's Ticket, and reports whether it was the last.
+func (l *Lock) dropHandle() (last bool) { return l.reentry.Load().handles.Add(-1) == 0 }
 
 // addHandle counts one more Lock, unless the last one was released.
 func (n *reentry) addHandle() bool {
@@ -132,12 +147,12 @@ func (l *Lock) nested() *Lock {
 	if n == notShared { // l was released just now
 		return nil
 	}
-	outermost := n.outermost
+	outermost := l.outermost()
 	if !outermost.reentry.Load().addHandle() {
 		return nil
 	}
 	inner := &Lock{c: l.c}
-	inner.reentry.Store(&reentry{outermost: outermost})
+	inner.reentry.Store(&reentry{around: outermost})
 	return inner
 }
 
@@ -156,10 +171,15 @@ func carriedBy(ctx context.Context) *carried {
 
 // carrying is ctx with l in it.
 func carrying(ctx context.Context, l *Lock) context.Context {
-	if !l.c.carried.Load() {
-		l.c.carried.Store(true)
-	}
+	l.c.carries()
 	return context.WithValue(ctx, carriedKey{}, &carried{l, carriedBy(ctx)})
+}
+
+// carries notes that a ctx carries a Lock of c.
+func (c *Client) carries() {
+	if !c.carried.Load() {
+		c.carried.Store(true)
+	}
 }
 
 // reenter returns a Lock nested in one that ctx carries, or nil if there is none or ctx has ended.

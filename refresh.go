@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
@@ -29,8 +31,7 @@ type RefreshPolicy struct {
 	// must not be negative.
 	MaxRefreshes int
 	// MaxHold is how long after AutoRefresh started the last refresh may be sent, so that a holder
-	// that hangs does not keep the lock forever. 0 means 1h, but no limit for DoWith, which is
-	// limited by its ctx; a negative value means no limit.
+	// that hangs does not keep the lock forever; 0 means no limit. It must not be negative.
 	MaxHold time.Duration
 }
 
@@ -46,7 +47,6 @@ func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, e
 	valid := c.quorum.Validity(ttl)
 	setDefault(&p.Interval, c.refreshInterval(ttl))
 	setDefault(&p.Timeout, max(min(c.opts.NodeTimeout, p.Interval/2), minTimeout))
-	setDefault(&p.MaxHold, time.Hour)
 	p.Retry = orDefault(p.Retry)
 	switch {
 	case p.Interval < minInterval || p.Interval >= valid:
@@ -56,6 +56,8 @@ func (p RefreshPolicy) validated(c *Client, ttl time.Duration) (RefreshPolicy, e
 		return p, invalid("RefreshPolicy.Timeout", p.Timeout, fmt.Sprintf("it must be %v or more", minTimeout))
 	case p.MaxRefreshes < 0:
 		return p, invalid("RefreshPolicy.MaxRefreshes", p.MaxRefreshes, "it must not be below 0")
+	case p.MaxHold < 0:
+		return p, invalid("RefreshPolicy.MaxHold", p.MaxHold, "it must not be below 0; 0 means no limit")
 	}
 	return p, checkStrategy(p.Retry)
 }
@@ -75,18 +77,27 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 // nested lock stops it. The flight checks the deadline before it calls Due, so that after a pause
 // of the process nothing is sent for a lock that is over.
 //
+// A holder may forget to release: it returns early, or a panic is recovered. Refreshing would then
+// keep the key forever. So for a Lock that is the user's, neither this nor the flight refers to the
+// Lock, only to the Ticket, which AutoRefresh has detached from it. When nothing else refers to the
+// Lock, the garbage collector has dropped set, and the next Due releases. The Lock remains referred to
+// by its contexts (see derived), and by the locks nested in it.
+//
 // The steps follow each other: AutoRefresh, Due, refreshed, Due and so on. Each starts the next
 // under the flight's mutex, so the fields need no other.
 type autoRefresh struct {
 	timer    flight.Timer
-	l        *Lock
+	c        *Client
+	t        *flight.Ticket
+	around   *Lock // the outermost of the locks around this one; nil if it is not nested
 	interval time.Duration
 	timeout  time.Duration
 	retry    RetryStrategy
-	began    time.Duration // of MaxHold, on the Client's clock
 	maxHold  time.Duration // 0: no limit
 	left     int32         // of MaxRefreshes; below 0: no limit
 	failures int32         // consecutive
+	hours    int32         // for which the lock was kept when that was last logged
+	dropped  atomic.Bool   // nobody can release the Lock any more
 	do       *doing        // nil if not for Do
 }
 
@@ -94,11 +105,27 @@ type autoRefresh struct {
 // refreshing and returns at once. A nested lock is refreshed only where the locks around it are
 // not. Calling AutoRefresh twice on one lock is an ErrInvalid, as is a bad policy; a lock that is
 // over is ErrNotHeld.
+//
+// With the zero policy there is no limit: Stats().OldestDo and the metrics show the age of the oldest
+// lock that is refreshed, and the log names each hour the locks that were kept for an hour or more.
+//
+// A Lock that was dropped without Release, because its holder returned early or a panic was recovered,
+// is released, with a warning, after the garbage collector has found that nothing refers to it: no
+// variable that is still used, no ctx made by Context, no lock nested in it. A ctx made by Context
+// whose Done channel was requested, as a child of the ctx does, counts until its parent ends, since
+// somebody may wait for that channel. A holder that never releases and uses neither the Lock nor a
+// ctx of it must keep it by other means: runtime.KeepAlive, or a deferred Release.
 func (l *Lock) AutoRefresh(p RefreshPolicy) error {
-	return l.autoRefresh(p, new(autoRefresh))
+	a := &autoRefresh{t: l.ticket().Detach()}
+	if err := l.autoRefresh(p, a); err != nil {
+		return err
+	}
+	runtime.AddCleanup(l, func(a *autoRefresh) { a.dropped.Store(true) }, a)
+	return nil
 }
 
-// autoRefresh is AutoRefresh with a, which is new and may be part of a doing.
+// autoRefresh is AutoRefresh with a, which is new and may be part of a doing. Its caller releases l, whatever
+// happens.
 func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 	p, err := p.validated(l.c, l.ttl())
 	if err != nil {
@@ -107,13 +134,13 @@ func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 	if err := l.Err(); err != nil {
 		return lockEnded(l.ticket().Key(), err)
 	}
-	a.l, a.interval, a.timeout, a.retry, a.left = l, p.Interval, p.Timeout, p.Retry, -1
+	a.c, a.around = l.c, l.around()
+	a.interval, a.timeout, a.retry, a.maxHold, a.left = p.Interval, p.Timeout, p.Retry, p.MaxHold, -1
+	if a.t == nil {
+		a.t = l.ticket()
+	}
 	if p.MaxRefreshes > 0 && p.MaxRefreshes <= math.MaxInt32 { // that many take three weeks, one per minInterval
 		a.left = int32(p.MaxRefreshes)
-	}
-	if p.MaxHold > 0 {
-		a.began = time.Since(l.c.began)
-		a.maxHold = p.MaxHold
 	}
 	if !l.auto.CompareAndSwap(nil, a) {
 		return fmt.Errorf("flightlock: %w: AutoRefresh was called before on this lock %q", ErrInvalid, l.Key())
@@ -129,42 +156,60 @@ func (l *Lock) autoRefresh(p RefreshPolicy, a *autoRefresh) error {
 
 // again sets the timer, unless the lock has ended, or MaxHold will have passed by then.
 func (a *autoRefresh) again(wait time.Duration) {
-	if a.maxHold > 0 && a.held()+wait > a.maxHold {
+	if a.maxHold > 0 && clock.Add(a.held(), wait) > a.maxHold {
 		a.unrefreshed(fmt.Errorf("RefreshPolicy.MaxHold, %v, is over", a.maxHold))
 		return
 	}
-	a.l.ticket().SetTimer(&a.timer, a, wait)
+	a.t.SetTimer(&a.timer, a, wait)
 }
 
 // held is how long a has kept the lock.
-func (a *autoRefresh) held() time.Duration { return time.Since(a.l.c.began) - a.began }
+func (a *autoRefresh) held() time.Duration { return a.t.TimerAge(&a.timer) }
 
 // unrefreshed records why the lock is not refreshed any more.
-func (a *autoRefresh) unrefreshed(why error) { a.l.ticket().Unrefreshed(why) }
+func (a *autoRefresh) unrefreshed(why error) { a.t.Unrefreshed(why) }
 
-func (a *autoRefresh) stop() { a.l.ticket().StopTimer(&a.timer) }
+func (a *autoRefresh) stop() { a.t.StopTimer(&a.timer) }
 
-// Due starts a refresh, unless it comes so late that MaxHold is over.
+// Due starts a refresh, unless it comes so late that MaxHold is over, or the Lock was dropped.
 func (a *autoRefresh) Due() {
 	if a.do != nil {
-		a.do.refreshing(a.l)
+		a.do.last = a.do.ctx.Err() != nil
+	}
+	if a.dropped.Load() {
+		a.release()
+		return
 	}
 	if wait := a.leaveToOthers(); wait > 0 || a.maxHold > 0 && a.held() > a.maxHold {
 		a.again(max(wait, 0))
 		return
 	}
-	a.l.ticket().Refresh(a.timeout, a.refreshed)
+	if age := a.held(); age/time.Hour > time.Duration(a.hours) {
+		a.hours = int32(age / time.Hour)
+		a.c.longHeld.of(a.t.Key(), "age", age.Truncate(time.Second))
+	}
+	a.t.Refresh(a.timeout, a.refreshed)
+}
+
+// release releases a Lock that was dropped, in place of its holder.
+func (a *autoRefresh) release() {
+	a.c.dropped.of(a.t.Key(), "age", a.held().Truncate(time.Second))
+	a.stop()
+	if a.around != nil && !a.around.dropHandle() {
+		return // others hold it on
+	}
+	a.c.tasks.Go(func() { _ = a.t.Release() }) // after Close it is over
 }
 
 // leaveToOthers is how long a nested lock can leave its refresh to the locks around it, whose refreshes
 // renew it too. It gives them more time than its Interval, at random, so that not all are due at
 // the same time.
 func (a *autoRefresh) leaveToOthers() time.Duration {
-	if n := a.l.reentry.Load(); n == nil || n.outermost == a.l {
+	if a.around == nil {
 		return 0
 	}
-	interval, valid := a.interval, a.l.c.quorum.Validity(a.l.ttl())
-	age := valid - clock.Left(clock.Now(), a.l.Until()) // of the last refresh
+	interval, valid := a.interval, a.c.quorum.Validity(a.t.TTL())
+	age := valid - clock.Left(clock.Now(), a.t.Until()) // of the last refresh
 	return interval + min(interval, valid-interval)*(20+jitter.N(30))/100 - age
 }
 
@@ -199,7 +244,7 @@ func (a *autoRefresh) failed() {
 	if flight.TraitsOf(a.retry)&flight.Quick == 0 {
 		// This goroutine belongs to a node or a timer. After Close the lock is over.
 		failure := int(a.failures)
-		a.l.c.tasks.Go(func() { a.askStrategy(failure) })
+		a.c.tasks.Go(func() { a.askStrategy(failure) })
 		return
 	}
 	a.retryAfter(a.retry.Next(int(a.failures)))
@@ -213,8 +258,8 @@ func (a *autoRefresh) askStrategy(failure int) {
 		if v := recover(); v == nil && !returned {
 			a.unrefreshed(errors.New("RefreshPolicy.Retry called runtime.Goexit"))
 		} else if v != nil {
-			a.l.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key",
-				a.l.Key(), "panic", fmt.Sprint(v))
+			a.c.log(slog.LevelWarn, "flightlock: a lock is not refreshed any more: RefreshPolicy.Retry panicked", "key",
+				a.t.Key(), "panic", fmt.Sprint(v))
 			a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry panicked: %v", v))
 		}
 	}()
@@ -229,7 +274,7 @@ func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
 	switch {
 	case !again:
 		a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))
-	case clock.Left(clock.Now(), a.l.Until()) > delay:
+	case clock.Left(clock.Now(), a.t.Until()) > delay:
 		a.again(delay)
 	default:
 		a.unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late",

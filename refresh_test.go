@@ -166,8 +166,9 @@ func TestAutoRefreshRefusesBadPolicies(t *testing.T) {
 		defer mustRelease(t, l)
 		for name, p := range map[string]flightlock.RefreshPolicy{
 			"Interval": {Interval: time.Second}, "validity": {Interval: 995 * time.Millisecond}, "Timeout": {Timeout: -1},
-			"MaxRefreshes": {MaxRefreshes: -1}, "RefreshPolicy.Interval is 999.999µs": {Interval: time.Millisecond - 1},
-			"RefreshPolicy.Timeout is 1ns": {Timeout: 1}, "interval": {Retry: flightlock.LimitedRetry(-1, 1)},
+			"MaxRefreshes": {MaxRefreshes: -1}, "RefreshPolicy.MaxHold is -1ns": {MaxHold: -1},
+			"RefreshPolicy.Interval is 999.999µs": {Interval: time.Millisecond - 1},
+			"RefreshPolicy.Timeout is 1ns":        {Timeout: 1}, "interval": {Retry: flightlock.LimitedRetry(-1, 1)},
 		} {
 			wantInvalid(t, l.AutoRefresh(p), name)
 		}
@@ -212,7 +213,7 @@ func TestAutoRefreshAtTheLimitsOfItsPolicy(t *testing.T) {
 		"long": {math.SmallestNonzeroFloat64, time.Second,
 			flightlock.RefreshPolicy{Timeout: math.MaxInt64, MaxRefreshes: math.MaxInt, MaxHold: math.MaxInt64}},
 		"long strategy": {0, time.Second, flightlock.RefreshPolicy{
-			Retry: flightlock.LimitedRetry(math.MaxInt64, math.MaxInt), MaxRefreshes: math.MaxInt32, MaxHold: math.MinInt64}},
+			Retry: flightlock.LimitedRetry(math.MaxInt64, math.MaxInt), MaxRefreshes: math.MaxInt32}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {

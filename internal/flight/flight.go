@@ -170,9 +170,8 @@ func (b block) left() int64 { return b.end - b.next }
 // blockOf is what a grant brought; it may be empty.
 func blockOf(g quorum.Grant) block { return block{g.First, max(g.First, g.Last+1)} }
 
-// refreshRequest is what a holder asks for.
+// refreshRequest is what the holder asks for.
 type refreshRequest struct {
-	t       *Ticket
 	timeout time.Duration
 	sent    bool // by the refresh in progress
 	done    func(error)
@@ -226,17 +225,20 @@ func (f *flight) unlockInline(inline bool) {
 	f.g.deferreds.Put(d)
 }
 
-// counts reports who waits, who holds, and whether the lease is retained.
-func (f *flight) counts() (waiters, held, kept int64) {
+// addTo adds to sum who waits, who holds and since when that is refreshed, and whether the lease is retained.
+func (f *flight) addTo(sum *Counts, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	sum.Waiters += int64(f.n)
 	if f.cur != nil {
-		held = 1
+		sum.Held++
+		if !clock.Passed(now, f.cur.until) {
+			sum.OldestTimer = max(sum.OldestTimer, f.cur.oldestTimerLocked(now))
+		}
 	}
 	if f.phase == retained {
-		kept = 1
+		sum.Retained++
 	}
-	return int64(f.n), held, kept
 }
 
 // join puts t into the queue, and says what its caller has to do: to make the first attempt, if

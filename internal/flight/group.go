@@ -217,6 +217,8 @@ type Counts struct {
 	Acquired, Grants, Handoffs, Attempts, Refreshes, Lost, Expired uint64
 	Reused, Recalled                                               uint64
 	Waiters, Held, Retained                                        int64
+
+	OldestTimer time.Duration // how long ago the first Timer was set of those that are not over; 0: there is none
 }
 
 // NewGroup makes an empty Group.
@@ -347,13 +349,11 @@ func (sh *shard) list() []*flight {
 // Counts sums up what all flights have done and have in progress.
 func (g *Group) Counts() Counts {
 	var sum Counts
+	now := clock.Now()
 	for i := range g.shards {
 		sh := &g.shards[i]
 		for _, f := range sh.list() {
-			waiters, held, kept := f.counts()
-			sum.Waiters += waiters
-			sum.Held += held
-			sum.Retained += kept
+			f.addTo(&sum, now)
 		}
 		handoffs := sh.counts.handoffs.Load()
 		sum.Acquired += sh.counts.granted.Load() + handoffs

@@ -392,11 +392,11 @@ func (f *flight) renewedLocked(g quorum.Grant) {
 
 // answerRequestLocked answers a holder's request for a refresh.
 func (f *flight) answerRequestLocked(a *refreshRequest, g quorum.Grant, why *quorum.Failure) {
-	err := f.answerOfLocked(a.t, g, why)
+	err := f.answerOfLocked(f.cur, g, why)
 	f.deferLocked(func() { a.done(err) })
 }
 
-// answerOfLocked is what a refresh means for t, which requested it and is current.
+// answerOfLocked is what a refresh means for t, which is current.
 func (f *flight) answerOfLocked(t *Ticket, g quorum.Grant, why *quorum.Failure) error {
 	if why != nil {
 		return f.g.cfg.Errors.Failed(f.key, why)

@@ -16,6 +16,9 @@ import (
 //
 // Every transition happens under the flight's mu, so a Ticket that is over can do nothing
 // to its successor: whatever it asks for, the flight looks first whether it is current.
+//
+// A Ticket is part of what its caller has, so while it holds the flight keeps that reachable. Detach
+// ends this: another Ticket holds in its place, and whatever is asked of the first is asked of that one.
 type Ticket struct {
 	f   *flight // set before the Ticket is shared
 	ttl time.Duration
@@ -46,6 +49,7 @@ type end struct {
 	stopped error                     // why its refreshing has stopped, if it has
 	failed  error                     // the outcome of the last refresh, if it failed
 	onEnd   map[*func(error)]struct{} // what OnEnd was given
+	holder  *Ticket                   // the Ticket that holds since Detach; nil: none was called
 }
 
 type state uint8
@@ -58,6 +62,31 @@ const (
 	left
 )
 
+// lock locks the flight and returns the Ticket that holds for t: t itself, unless it was detached.
+func (t *Ticket) lock() *Ticket {
+	t.f.mu.Lock()
+	if t.end != nil && t.end.holder != nil {
+		return t.end.holder
+	}
+	return t
+}
+
+// Detach has a Ticket of its own memory hold in place of t, and returns it: from then on the flight does not
+// reach t. If t was detached before, or is over, nothing changes.
+func (t *Ticket) Detach() *Ticket {
+	t = t.lock()
+	f := t.f
+	defer f.mu.Unlock()
+	if t.state != holding || t.endOfLocked().holder != nil {
+		return t
+	}
+	h := new(Ticket)
+	*h = *t
+	t.end.holder, f.cur = h, h
+	t.timers = nil
+	return h
+}
+
 // Fence is the fencing token.
 func (t *Ticket) Fence() int64 { return t.fence } // does not change once held
 
@@ -66,7 +95,7 @@ func (t *Ticket) Owner() string { return t.lease.Owner() }
 
 // Until is when t is over if nothing renews it.
 func (t *Ticket) Until() time.Time {
-	t.f.mu.Lock()
+	t = t.lock()
 	defer t.f.mu.Unlock()
 	return t.until
 }
@@ -74,7 +103,7 @@ func (t *Ticket) Until() time.Time {
 // Err is nil while t holds, by the clock. It does not wait for a timer. Once it is not nil it
 // stays so.
 func (t *Ticket) Err() error {
-	t.f.mu.Lock()
+	t = t.lock()
 	defer t.f.mu.Unlock()
 	now := clock.Now()
 	if t.state == holding && clock.Passed(now, t.until) {
@@ -107,7 +136,7 @@ func (t *Ticket) errLocked(now time.Time) error {
 // Unrefreshed says why no refresh follows: if t runs out, that is the reason. A refresh that the
 // holder makes all the same takes it back.
 func (t *Ticket) Unrefreshed(why error) {
-	t.f.mu.Lock()
+	t = t.lock()
 	defer t.f.mu.Unlock()
 	if t.relied = true; t.state == holding {
 		t.endOfLocked().stopped = why
@@ -138,8 +167,8 @@ func (t *Ticket) expiredLocked() error {
 // OnEnd has fn called when t is released (with nil) or lost (with the reason). If that
 // has happened already, fn is not registered and over is true. fn must not block.
 func (t *Ticket) OnEnd(fn func(why error)) (cancel func(), why error, over bool) {
+	t = t.lock()
 	f := t.f
-	f.mu.Lock()
 	defer f.mu.Unlock()
 	if t.state == lost {
 		return nil, t.end.why, true
@@ -182,9 +211,8 @@ func (t *Ticket) Release() error { return t.release(false) }
 func (t *Ticket) ReleaseFailed() error { return t.release(true) }
 
 func (t *Ticket) release(failed bool) error {
-	f := t.f
-	f.mu.Lock()
-	now := clock.Now()
+	t = t.lock()
+	f, now := t.f, clock.Now()
 	if err := t.endedLocked(now); err != nil {
 		f.unlock()
 		return err
@@ -249,9 +277,8 @@ func (t *Ticket) TTL() time.Duration { return t.ttl }
 // Refresh gives t its full ttl again and calls done once, with nil or the reason why not;
 // the error says too whether t is over.
 func (t *Ticket) Refresh(timeout time.Duration, done func(error)) {
-	f := t.f
-	f.mu.Lock()
-	now := clock.Now()
+	t = t.lock()
+	f, now := t.f, clock.Now()
 	if err := t.endedLocked(now); err != nil {
 		f.unlock()
 		done(err)
@@ -262,7 +289,7 @@ func (t *Ticket) Refresh(timeout time.Duration, done func(error)) {
 	for *last != nil {
 		last = &(*last).next
 	}
-	*last = &refreshRequest{t: t, timeout: timeout, done: done}
+	*last = &refreshRequest{timeout: timeout, done: done}
 	f.refreshLocked()
 	f.unlock()
 }
