@@ -23,7 +23,10 @@ type RefreshPolicy struct {
 	// min(NodeTimeout, Interval/2). A value above NodeTimeout or the ttl is reduced to that.
 	Timeout time.Duration
 	// Retry decides about retries after consecutive failures. Whatever it returns, no refresh is
-	// sent after the validity deadline. nil means ExponentialBackoff(5ms, 250ms).
+	// sent after the validity deadline. A delay that would leave the nodes less than two to three
+	// times NodeTimeout until then is cut to that, or to half of the time that is left, so that nodes
+	// that are back are asked once more; but math.MaxInt64 means never. nil means
+	// ExponentialBackoff(5ms, 250ms).
 	Retry RetryStrategy
 	// MaxRefreshes limits the number of refreshes; 0, or more than math.MaxInt32, means no limit. It
 	// must not be negative.
