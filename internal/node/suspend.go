@@ -25,14 +25,15 @@ import (
 //
 // While it is suspended, what would ask it fails at once and releases become debts; one
 // goroutine probes it. An exchange may hang for seconds before it has timed out: during
-// that time a lane takes nothing but releases, which have to come after it. A probe that is answered ends that, too:
-// what the lanes have sent or dialled long before it is given up.
+// that time a lane takes nothing but releases, which have to come after it. A probe that is answered
+// ends that, too: what the lanes have sent or dialled long before it is given up.
 //
-// That goroutine would be late for a lock that is about to be lost: it pauses, and its dial may hang until a packet
-// is sent again. So each refresh that had too few votes has the servers without an answer probed at once (ProbeNow),
-// beside that goroutine, and so has one that waits for a dial. The refresh fails nevertheless: the next one, of which there is one soon before the lock ends,
-// finds the server back. However many locks there are, a server gets one such probe per probeSpacing at most, each on a
-// connection that ends after probeTime.
+// That goroutine would be late for a lock that is about to be lost: it pauses, and its dial may hang until
+// a packet is sent again. So each refresh that had too few votes has the servers without an answer probed at
+// once (ProbeNow), beside that goroutine, and so has one that waits for a dial. The refresh fails
+// nevertheless: the next one, of which there is one soon before the lock ends, finds the server back.
+// However many locks there are, a server gets probeSpacing such probes in each NodeTimeout at most, each on a
+// connection of its own that ends after probeTime.
 //
 // One refused login is enough, although connections that were let in before may continue: as long as
 // some succeed it would never be two in a row. They continue to be used for what is held: refreshes and
@@ -61,11 +62,10 @@ func (silence) Temporary() bool { return true }
 // probePause is the time between two probes of a suspended server.
 const probePause = 250 * time.Millisecond
 
-// Of probes for a refresh, in parts and multiples of NodeTimeout: how far they are apart, and how long each may take.
-// A probe that hangs does not delay the next.
+// Of probes for a refresh: a probe that hangs does not delay the next.
 const (
-	probeSpacing = 4
-	probeTime    = 2
+	probeSpacing = 4 // NodeTimeout divided by it is how far they are apart at least
+	probeTime    = 2 // times NodeTimeout is how long each may take
 )
 
 // suspension is the time during which a server is suspended.
@@ -285,8 +285,8 @@ func (s *Server) probe(state *suspension, why error) {
 	}
 }
 
-// mayProbeIn is how long a server that was back just now is left alone when it is suspended again: it, or what is in
-// front of it, may answer probes only.
+// mayProbeIn is how long a server that was back just now is left alone when it is suspended again: it, or what
+// is in front of it, may answer probes only.
 func (s *Server) mayProbeIn() time.Duration {
 	letIn := s.letIn.Load()
 	if letIn == 0 {
@@ -314,8 +314,8 @@ func (s *Server) answers(ctx context.Context, limit time.Duration, dials conn.Li
 	return err
 }
 
-// ProbeNow has the servers that are suspended, or whose answers are overdue, probed at once, for a refresh that had too
-// few votes.
+// ProbeNow has the servers that are suspended, or whose answers are overdue, probed at once, for a refresh
+// that had too few votes.
 func (n *Node) ProbeNow() {
 	n.mu.Lock()
 	var silent []*Server
@@ -330,8 +330,8 @@ func (n *Node) ProbeNow() {
 	}
 }
 
-// probeNow sends a probe for a refresh, unless the last one was just now. A server that refuses logins has answered,
-// and is not asked more often.
+// probeNow sends a probe for a refresh, unless the last one was just now. A server that refuses logins has
+// answered, and is not asked more often.
 func (s *Server) probeNow() {
 	state := s.suspended.Load()
 	if state != nil && errors.Is(state.err, conn.ErrLogin) || s.mayProbeIn() > 0 {

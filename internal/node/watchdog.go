@@ -24,9 +24,9 @@ import (
 // A server that has not answered anything for suspendAfter of NodeTimeout is suspended: once for each
 // batch. If it answers a probe after that, or another lane, and that was asked later than this batch, it is the
 // connection that is at fault: something in between may have dropped it without a word. It is given up after
-// giveUpAfter of NodeTimeout, which leaves time for a packet that was lost; or at once, if the server was suspended, or
-// a refresh had too few votes, and a probe was answered (overtaken). While a batch waits for a dial, and a refresh with
-// it, the server is probed, too.
+// giveUpAfter of NodeTimeout, which leaves time for a packet that was lost; or at once, if the server was
+// suspended, or a refresh had too few votes, and a probe was answered (overtaken). While a batch waits for a
+// dial, and a refresh with it, the server is probed, too.
 //
 // If all processors are busy, this process may be late, and not the server: an answer waits in the
 // socket because no goroutine has a processor to read it, or it was read by a goroutine that lost its
@@ -258,9 +258,9 @@ func (w *watchdog) overtakenLocked(now time.Time) bool {
 	return later >= s.n.timeout && !now.Before(w.since.Add(giveUpAfter*s.n.timeout+w.put))
 }
 
-// overtaken is called when the server has answered a probe that was sent at asked. If the batch was overdue by then, its
-// connection, or the dial for it, is given up: what it waits for is lost, or comes when a packet is sent again, which may
-// take as long as the server was out of reach.
+// overtaken is called when the server has answered a probe that was sent at asked. If the batch was overdue by
+// then, its connection, or the dial for it, is given up: what it waits for is lost, or comes when a packet is
+// sent again, which may take as long as the server was out of reach.
 func (w *watchdog) overtaken(asked time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
