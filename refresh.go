@@ -25,7 +25,10 @@ type RefreshPolicy struct {
 	// min(NodeTimeout, Interval/2). A value above NodeTimeout or the ttl is reduced to that.
 	Timeout time.Duration
 	// Retry decides about retries after consecutive failures. Whatever it returns, no refresh is
-	// sent after the validity deadline. nil means ExponentialBackoff(5ms, 250ms).
+	// sent after the validity deadline. A delay that would leave the nodes less than two to three
+	// times NodeTimeout until then is cut to that, or to half of the time that is left, so that nodes
+	// that are back are asked once more; but math.MaxInt64 means never. nil means
+	// ExponentialBackoff(5ms, 250ms).
 	Retry RetryStrategy
 	// MaxRefreshes limits the number of refreshes; 0, or more than math.MaxInt32, means no limit. It
 	// must not be negative.
@@ -268,16 +271,25 @@ func (a *autoRefresh) askStrategy(failure int) {
 	a.retryAfter(delay, again)
 }
 
-// retryAfter sets the timer again after delay, unless refreshing ends here.
+// retryAfter sets the timer again after delay, or sooner if the lock would be over, or nearly, by then; unless
+// refreshing ends here.
 func (a *autoRefresh) retryAfter(delay time.Duration, again bool) {
-	delay = max(delay, time.Millisecond)
+	left := clock.Left(clock.Now(), a.t.Until())
 	switch {
 	case !again:
 		a.unrefreshed(fmt.Errorf("RefreshPolicy.Retry gave up after %d failures", a.failures))
-	case clock.Left(clock.Now(), a.t.Until()) > delay:
-		a.again(delay)
+	case delay < math.MaxInt64 && left >= 2*time.Millisecond:
+		a.again(min(max(delay, time.Millisecond), a.lastRetry(left)))
 	default:
 		a.unrefreshed(fmt.Errorf("after failure %d, the next retry by RefreshPolicy.Retry, in %v, would have been too late",
 			a.failures, delay))
 	}
+}
+
+// lastRetry is the longest delay of a retry of a lock that has that much left: it leaves the nodes twice NodeTimeout,
+// and a random time more, because locks that were won together end together; or half of what is left. So nodes that
+// are back that long before the lock ends are asked again, whatever the strategy says.
+func (a *autoRefresh) lastRetry(left time.Duration) time.Duration {
+	nodeTimeout := a.c.opts.NodeTimeout
+	return max(left-2*nodeTimeout-jitter.N(nodeTimeout), left/2)
 }

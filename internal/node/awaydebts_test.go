@@ -132,7 +132,7 @@ func TestADebtThatMissedTheReturnIsSentAtOnce(t *testing.T) {
 		a.mu.Lock()
 		a.released, a.releasePending = true, true
 		a.mu.Unlock()
-		a.releaseAgain().complete(failed(suspendedFor(errMute).err), notSent)
+		a.releaseAgain().complete(failed(suspendedFor(errMute)), notSent)
 		time.Sleep(time.Second)
 		if m.Mini.Exists("key") || n.Debts() != 0 {
 			t.Errorf("%d debts, or the key is still there", n.Debts())

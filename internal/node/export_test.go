@@ -5,7 +5,7 @@ import "github.com/redis/go-redis/v9"
 // Suspend makes the node's first server count as suspended, or not any more, without probes.
 func (n *Node) Suspend(yes bool) {
 	if yes {
-		n.servers[0].suspended.Store(&suspension{err: ErrStalled})
+		n.servers[0].suspended.Store(&suspension{err: ErrStalled, isBack: func() {}})
 	} else {
 		n.servers[0].suspended.Store(nil)
 	}

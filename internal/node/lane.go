@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"errors"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -67,6 +69,8 @@ type lane struct {
 	client *redis.Client             // with one connection, which nobody else uses, and which waits long for answers
 	quick  *redis.Client             // the same, and waits no longer than a caller may
 	conn   atomic.Pointer[conn.Conn] // that connection, see uses; nil before the first
+
+	dialing atomic.Pointer[context.CancelFunc] // ends the dial of it that began last
 
 	// For the goroutine that made the queue busy.
 	calls         calls
@@ -137,6 +141,14 @@ func (l *lane) bounded() context.Context {
 	return l.long.context(now, least, more)
 }
 
+// failedDials is how many dials of a lane may fail, over the life of the node, until go-redis refuses further ones by
+// itself, for up to a second after the server is back: it counts up to PoolSize, and a dial that succeeds resets
+// nothing. A lane has one connection whatever its PoolSize, which costs 8 bytes each.
+const failedDials = 1 << 10
+
+// errDialGivenUp is the error of a dial that hung while the server has answered another.
+var errDialGivenUp = errors.New("dial given up: the server has answered a later one")
+
 // connect makes l's clients. Nothing is dialled yet.
 func (l *lane) connect() {
 	n := l.s.n
@@ -144,7 +156,19 @@ func (l *lane) connect() {
 		c.OnUse, c.OnWrite = func() { l.uses(c) }, l.watchdog.wrote
 	}, func() { l.boundReads(false) })
 	l.s.redial(o)
+	dial := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, giveUp := context.WithCancel(ctx)
+		defer giveUp()
+		l.dialing.Store(&giveUp)
+		c, err := dial(ctx, network, addr)
+		if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+			err = errDialGivenUp
+		}
+		return c, err
+	}
 	o.ReadTimeout, o.WriteTimeout = n.TransportTime(), n.TransportTime()
+	o.PoolSize = failedDials
 	l.client = redis.NewClient(o)
 	l.quick = conn.WithTimeout(l.client, n.timeout)
 }

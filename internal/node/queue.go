@@ -105,6 +105,28 @@ func (q *queue) stall() (refused []*request) {
 	return q.refuseLocked()
 }
 
+// refreshes reports whether a refresh waits.
+func (q *queue) refreshes() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for r := q.waiting.Front(); r != nil && q.urgent != nil; r = q.waiting.Next(r) {
+		if r.op == opRefresh {
+			return true
+		}
+		if r == q.urgent { // refreshes go before what is not urgent
+			break
+		}
+	}
+	return false
+}
+
+// isStalled reports whether the queue refuses requests because answers are overdue.
+func (q *queue) isStalled() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.stalled
+}
+
 // refuse takes out the requests that wait, except releases.
 func (q *queue) refuse() (refused []*request) {
 	q.mu.Lock()

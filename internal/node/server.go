@@ -24,11 +24,13 @@ type Server struct {
 	silent    atomic.Int64 // when the first exchange since then began that had no answer in its time; 0: none has
 	failed    atomic.Int64 // the instant of the last exchange without an answer, if none has had one since; 0: it has
 	suspended atomic.Pointer[suspension]
-	letIn     time.Time // when it was back last, after anything but silence. For the goroutine that probes
+	letIn     atomic.Int64 // the instant when it was back last, after anything but silence; 0: never
+	probedAt  atomic.Int64 // the instant of the last probe for a refresh; 0: none was sent
 
 	subscriptionDials conn.Limit // dials of subscription connections
 	dials             conn.Limit // what its lanes dial
 	singleDials       conn.Limit // what is dialed for one probe or one boot
+	urgentDials       conn.Limit // what is dialed for a probe for a refresh
 
 	loading chan struct{} // has a token while scripts are loaded: a mutex is not held that long
 	loads   atomic.Uint64 // how often they were. Written by who has the token
@@ -76,7 +78,7 @@ func newServer(n *Node, c *redis.Client) *Server {
 	s := &Server{
 		n: n, from: c, addr: c.Options().Addr,
 		loading: make(chan struct{}, 1), subscriptionDials: conn.NewLimit(maxSubscriptionDials),
-		singleDials: conn.NewLimit(maxSingleDials),
+		singleDials: conn.NewLimit(maxSingleDials), urgentDials: conn.NewLimit(probeSpacing * probeTime),
 	}
 	s.lanes = make([]lane, lanesPerServer)
 	if n.alone {

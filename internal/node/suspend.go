@@ -25,7 +25,15 @@ import (
 //
 // While it is suspended, what would ask it fails at once and releases become debts; one
 // goroutine probes it. An exchange may hang for seconds before it has timed out: during
-// that time a lane takes nothing but releases, which have to come after it.
+// that time a lane takes nothing but releases, which have to come after it. A probe that is answered
+// ends that, too: what the lanes have sent or dialled long before it is given up.
+//
+// That goroutine would be late for a lock that is about to be lost: it pauses, and its dial may hang until
+// a packet is sent again. So each refresh that had too few votes has the servers without an answer probed at
+// once (ProbeNow), beside that goroutine, and so has one that waits for a dial. The refresh fails
+// nevertheless: the next one, of which there is one soon before the lock ends, finds the server back.
+// However many locks there are, a server gets probeSpacing such probes in each NodeTimeout at most, each on a
+// connection of its own that ends after probeTime.
 //
 // One refused login is enough, although connections that were let in before may continue: as long as
 // some succeed it would never be two in a row. They continue to be used for what is held: refreshes and
@@ -54,8 +62,18 @@ func (silence) Temporary() bool { return true }
 // probePause is the time between two probes of a suspended server.
 const probePause = 250 * time.Millisecond
 
+// Of probes for a refresh: a probe that hangs does not delay the next.
+const (
+	probeSpacing = 4 // NodeTimeout divided by it is how far they are apart at least
+	probeTime    = 2 // times NodeTimeout is how long each may take
+)
+
 // suspension is the time during which a server is suspended.
-type suspension struct{ err error }
+type suspension struct {
+	err    error
+	ctx    context.Context    // of the goroutine that probes the server; ends with the node
+	isBack context.CancelFunc // ends ctx, because the server has answered another probe
+}
 
 // allows reports whether r is sent all the same: connections that were let in before logins were refused
 // may continue, and what is held is refreshed on them.
@@ -66,9 +84,8 @@ func (state *suspension) allows(r *request) bool {
 // errSuspended is what all say that was not sent to a suspended server.
 var errSuspended = errors.New("circuit open: suspended, probing every 250ms")
 
-func suspendedFor(why error) *suspension {
-	return &suspension{fmt.Errorf("%w: %w", errSuspended, why)}
-}
+// suspendedFor is the error for requests to a server that is suspended for that reason.
+func suspendedFor(why error) error { return fmt.Errorf("%w: %w", errSuspended, why) }
 
 // Away reports whether err, for which a node has no vote, is more than one answer that did not come: the
 // node is suspended, cannot be dialled, or refuses. Asking it again at once will hardly help.
@@ -186,13 +203,19 @@ func (s *Server) observe(took time.Duration, err error) {
 
 // suspend has the server left alone until it answers a probe.
 func (s *Server) suspend(why error) {
+	if s.n.closing.Load() || s.Suspended() {
+		return
+	}
 	if errors.Is(why, io.EOF) {
 		why = fmt.Errorf("it closed the connection: %w", why)
 	}
-	if s.n.closing.Load() || !s.suspended.CompareAndSwap(nil, suspendedFor(why)) || !s.n.begin() {
+	ctx, isBack := context.WithCancel(s.n.life)
+	state := &suspension{suspendedFor(why), ctx, isBack}
+	if !s.suspended.CompareAndSwap(nil, state) || !s.n.begin() {
+		isBack()
 		return
 	}
-	go s.probe(why)
+	go s.probe(state, why)
 }
 
 // silentFor reports whether the server, which has not answered a request of that time, has answered
@@ -214,17 +237,20 @@ func (s *Server) hasAnswered(ago time.Duration) {
 // node. Who watches is given the reason: a timeout at once, anything else after the first probe,
 // which may see a refusal where a lane saw only that the connection had ended. A refusal that shows
 // later is reported as well, as of a server that comes back with another password.
-func (s *Server) probe(why error) {
+func (s *Server) probe(state *suspension, why error) {
 	defer s.n.wg.Done()
+	defer state.isBack()
 	told := conn.TimedOut(why)
 	if told {
 		s.n.reportState(why)
 	}
-	for wait := probePause - time.Since(s.letIn); ; wait = probePause { // at once, unless it was back just now
+	for wait := s.mayProbeIn(); ; wait = probePause { // at once, unless it was back just now
 		select {
-		case <-s.n.life.Done():
-			return
+		case <-state.ctx.Done():
 		case <-time.After(max(1, wait)): // one that is due already would run in here, in a synctest bubble
+		}
+		if s.n.life.Err() != nil {
+			return
 		}
 		if s.dropped.Load() { // it stays suspended: what still comes to it fails at once
 			if told {
@@ -233,18 +259,24 @@ func (s *Server) probe(why error) {
 			s.n.debts.hurry()
 			return
 		}
-		began := time.Now()
-		err := s.answers()
+		err := s.answers(state.ctx, s.n.ExchangeTime(), s.singleDials)
+		switch {
+		case s.n.life.Err() != nil:
+			return
+		case state.ctx.Err() != nil: // another probe was answered
+			err = nil
+		}
 		if errors.Is(err, conn.ErrLogin) && !errors.Is(why, conn.ErrLogin) {
 			why, told = err, false
-			s.suspended.Store(suspendedFor(why))
+			state = &suspension{suspendedFor(why), state.ctx, state.isBack}
+			s.suspended.Store(state)
 		}
 		if !told {
 			s.n.reportState(why)
 			told = true
 		}
 		if err == nil {
-			s.resume(why, time.Since(began))
+			s.resume(why)
 			return
 		}
 		if !errors.Is(err, conn.ErrLogin) { // its slots may have another master by now
@@ -253,21 +285,89 @@ func (s *Server) probe(why error) {
 	}
 }
 
-// answers is one probe, on a connection of its own: nil, or why not. Others may have been let in
-// before logins were refused.
-func (s *Server) answers() error {
-	ctx, cancel := context.WithTimeout(context.Background(), s.n.ExchangeTime())
-	defer cancel()
-	return conn.Probe(ctx, s.from, s.n.timeout, s.singleDials)
+// mayProbeIn is how long a server that was back just now is left alone when it is suspended again: it, or what
+// is in front of it, may answer probes only.
+func (s *Server) mayProbeIn() time.Duration {
+	letIn := s.letIn.Load()
+	if letIn == 0 {
+		return 0
+	}
+	return probePause - time.Duration(int64(s.n.now())-letIn)
 }
 
-// resume ends the suspension for that reason, because a probe was answered that took so long.
-func (s *Server) resume(why error, took time.Duration) {
+// answers is one probe, on a connection of its own: nil, or why not. Others may have been let in
+// before logins were refused.
+func (s *Server) answers(ctx context.Context, limit time.Duration, dials conn.Limit) error {
+	if ctx.Err() != nil { // nothing is dialled for it
+		return ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	began := time.Now()
+	err := conn.Probe(ctx, s.from, s.n.timeout, dials)
+	if err == nil {
+		s.hasAnswered(time.Since(began))
+		for i := range s.lanes {
+			s.lanes[i].watchdog.overtaken(began)
+		}
+	}
+	return err
+}
+
+// ProbeNow has the servers that are suspended, or whose answers are overdue, probed at once, for a refresh
+// that had too few votes.
+func (n *Node) ProbeNow() {
+	n.mu.Lock()
+	var silent []*Server
+	for _, s := range n.servers {
+		if s.Suspended() || s.stalled() {
+			silent = append(silent, s)
+		}
+	}
+	n.mu.Unlock()
+	for _, s := range silent {
+		s.probeNow()
+	}
+}
+
+// probeNow sends a probe for a refresh, unless the last one was just now. A server that refuses logins has
+// answered, and is not asked more often.
+func (s *Server) probeNow() {
+	state := s.suspended.Load()
+	if state != nil && errors.Is(state.err, conn.ErrLogin) || s.mayProbeIn() > 0 {
+		return
+	}
+	now, last := int64(s.n.now()), s.probedAt.Load()
+	if last != 0 && now-last < int64(s.n.timeout/probeSpacing) || !s.probedAt.CompareAndSwap(last, now) || !s.n.begin() {
+		return
+	}
+	go func() {
+		defer s.n.wg.Done()
+		if s.answers(s.n.life, probeTime*s.n.timeout, s.urgentDials) != nil {
+			return
+		}
+		if state := s.suspended.Load(); state != nil {
+			state.isBack()
+		}
+	}()
+}
+
+// stalled reports whether the answers of a lane are overdue.
+func (s *Server) stalled() bool {
+	for i := range s.lanes {
+		if s.lanes[i].isStalled() {
+			return true
+		}
+	}
+	return false
+}
+
+// resume ends the suspension for that reason, because a probe was answered.
+func (s *Server) resume(why error) {
 	if !conn.TimedOut(why) { // which takes its time
-		s.letIn = time.Now()
+		s.letIn.Store(int64(s.n.now()))
 	}
 	s.failed.Store(0)
-	s.hasAnswered(took)
 	s.suspended.Store(nil)
 	s.n.heard(nil)
 	s.n.reportState(nil)

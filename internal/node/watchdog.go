@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,7 +24,9 @@ import (
 // A server that has not answered anything for suspendAfter of NodeTimeout is suspended: once for each
 // batch. If it answers a probe after that, or another lane, and that was asked later than this batch, it is the
 // connection that is at fault: something in between may have dropped it without a word. It is given up after
-// giveUpAfter of NodeTimeout, which leaves time for a packet that was lost.
+// giveUpAfter of NodeTimeout, which leaves time for a packet that was lost; or at once, if the server was
+// suspended, or a refresh had too few votes, and a probe was answered (overtaken). While a batch waits for a
+// dial, and a refresh with it, the server is probed, too.
 //
 // If all processors are busy, this process may be late, and not the server: an answer waits in the
 // socket because no goroutine has a processor to read it, or it was read by a goroutine that lost its
@@ -198,11 +201,23 @@ func (w *watchdog) notWrittenAndUnlock(now time.Time) {
 	n := w.l.s.n
 	n.late.Store(true)
 	if limit := w.since.Add(conn.DialTimeout + 8*n.timeout + w.put); now.Before(limit) {
+		refreshes := w.refreshesLocked()
+		if refreshes { // their locks may end before the dial does
+			limit = clock.Earlier(limit, now.Add(n.timeout/probeSpacing))
+		}
 		w.dueLocked(limit)
 		w.mu.Unlock()
+		if refreshes {
+			w.l.s.probeNow()
+		}
 		return
 	}
 	w.stallAndUnlock(w.takeLateLocked(now))
+}
+
+// refreshesLocked reports whether a refresh is in the batch or behind it.
+func (w *watchdog) refreshesLocked() bool {
+	return slices.ContainsFunc(w.batch, func(r *request) bool { return r.op == opRefresh }) || w.l.queue.refreshes()
 }
 
 // lateAndUnlock is called when a request that was written has had no answer in its time.
@@ -241,6 +256,24 @@ func (w *watchdog) overtakenLocked(now time.Time) bool {
 	s := w.l.s
 	later := time.Duration(clock.Instant(s.asked.Load()) - s.n.at(w.since))
 	return later >= s.n.timeout && !now.Before(w.since.Add(giveUpAfter*s.n.timeout+w.put))
+}
+
+// overtaken is called when the server has answered a probe that was sent at asked. If the batch was overdue by
+// then, its connection, or the dial for it, is given up: what it waits for is lost, or comes when a packet is
+// sent again, which may take as long as the server was out of reach.
+func (w *watchdog) overtaken(asked time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.batch) == 0 || asked.Before(w.since.Add(w.l.s.n.timeout+w.put)) {
+		return
+	}
+	if !w.written {
+		if giveUp := w.l.dialing.Load(); giveUp != nil {
+			(*giveUp)()
+		}
+	} else if c := w.l.conn.Load(); c != nil && !w.oursLocked() {
+		c.GiveUp()
+	}
 }
 
 // hasBlamed reports whether the server was suspended for the batch.

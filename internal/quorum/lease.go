@@ -436,6 +436,9 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 	l.mu.Lock()
 	if f := l.notRenewedLocked(r, ref.before); f != nil {
 		l.mu.Unlock()
+		if f.Reason != NotHeld {
+			l.q.probeNow(f)
+		}
 		ref.done(Grant{}, f)
 		return
 	}
@@ -462,6 +465,15 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 		l.repair(i)
 	}
 	ref.done(g, nil)
+}
+
+// probeNow has the nodes probed that have not answered a refresh: the next one is to find those that are back.
+func (q *Quorum) probeNow(f *Failure) {
+	for i := range f.Nodes {
+		if f.Nodes[i].Reply.Kind == node.Failed {
+			q.Nodes[i].ProbeNow()
+		}
+	}
 }
 
 // repair restores the key and its counter on a node that has lost them, until the lease's deadline.

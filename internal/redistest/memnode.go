@@ -33,6 +33,7 @@ type MemNode struct {
 	pipes   map[*pipe]struct{} // that the server still works on, whether their client lives or not
 	down    bool
 	stalled bool
+	losing  bool
 	delay   func() time.Duration // nil: none
 	closed  bool
 }
@@ -145,7 +146,11 @@ func SentinelClient(tb testing.TB, master func() *MemNode, change ...func(*redis
 
 // Dial opens a connection to the node, whatever address it is given. It fits the Dialer of
 // redis.Options.
-func (n *MemNode) Dial(context.Context, string, string) (net.Conn, error) {
+func (n *MemNode) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	if n.isLosing() {
+		<-ctx.Done()
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: pipeAddr(n.addr), Err: ctx.Err()}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.down || n.closed {
@@ -211,6 +216,23 @@ func (n *MemNode) Stall(on bool) {
 	for p := range n.pipes {
 		p.hold(on)
 	}
+}
+
+// Lose loses all packets, or stops losing them. Connections that were open remain mute for good, and a dial that
+// began meanwhile ends with its context only: the network sends a packet again so much later that nobody waits for it.
+func (n *MemNode) Lose(on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.losing = on
+	for p := range n.pipes {
+		p.hold(true)
+	}
+}
+
+func (n *MemNode) isLosing() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.losing
 }
 
 // Down cuts the node off, with all connections reset and connects refused, or lets it be
