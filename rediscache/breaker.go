@@ -86,9 +86,9 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// lookup makes a lookup of key, unless its server is down. request is a method, and not one of a certain
+// send makes a request for key, unless its server is down. request is a method, and not one of a certain
 // server: that would be an allocation for each hit.
-func lookup[T any](
+func send[T any](
 	ctx context.Context, b *breaker, key string, request func(s *server, ctx context.Context, key string) (T, error),
 ) (v T, err error) {
 	var probe <-chan struct{}
@@ -138,9 +138,9 @@ func untilFailed[T any](probe <-chan struct{}, request func() (T, error)) (T, er
 	}
 }
 
-// lookupMany makes a lookup of many keys, except those whose servers are down. request returns what
+// sendMany makes a request for many keys, except those whose servers are down. request returns what
 // has failed for single keys. failed has these errors, and those of keys whose servers are down.
-func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
+func sendMany[T any](ctx context.Context, b *breaker, keys []string,
 	request func(ctx context.Context, keys []string) ([]T, map[string]error, error),
 ) (asked []string, values []T, failed map[string]error) {
 	failed = map[string]error{}

@@ -72,7 +72,7 @@ func TestCallersThatLeaveAreNoFailures(t *testing.T) {
 		for range 2 * maxFailed {
 			ctx, cancel := context.WithTimeout(t.Context(), b.s.lookups/10)
 			for _, ctx := range []context.Context{redistest.LateCtx{Context: ctx}, ctx} {
-				if _, err := lookup(ctx, b, "k", (*server).get); err == nil || b.troubled.Load() {
+				if _, err := send(ctx, b, "k", (*server).get); err == nil || b.troubled.Load() {
 					t.Errorf("%v; troubled: %v", err, b.troubled.Load())
 				}
 			}
@@ -104,7 +104,7 @@ func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, rdb *redis.Client) {
 		rdb.AddHook(queue{})
 		for range 5 {
-			if _, err := lookup(t.Context(), b, "k", (*server).getToLoad); err == nil {
+			if _, err := send(t.Context(), b, "k", (*server).getToLoad); err == nil {
 				t.Fatal("the lookup was answered")
 			}
 			time.Sleep(time.Second)
@@ -122,7 +122,7 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 		n.Stall(true)
 		answer := make(chan struct{})
 		go func() { // before there was any trouble
-			_, err := lookup(t.Context(), b, "k", func(*server, context.Context, string) (int, error) {
+			_, err := send(t.Context(), b, "k", func(*server, context.Context, string) (int, error) {
 				<-answer
 				return 0, nil
 			})

@@ -42,13 +42,13 @@ func (c *Cache[V]) values(caller context.Context) context.Context {
 // lookup is the lookup of callers and waiting runs, one GET, or the one before a load.
 func (c *Cache[V]) lookup(ctx context.Context, key string) (none flightlock.Found[item[V]], err error) {
 	if flightlock.LoadFollows(ctx) {
-		f, err := lookup(ctx, &c.breaker, key, (*server).getToLoad)
+		f, err := send(ctx, &c.breaker, key, (*server).getToLoad)
 		if err != nil {
 			return none, err
 		}
 		return c.decode(f.entry, f.now, true, c.guardedDecode), nil
 	}
-	x, err := lookup(ctx, &c.breaker, key, (*server).get)
+	x, err := send(ctx, &c.breaker, key, (*server).get)
 	if err != nil {
 		return none, err
 	}
@@ -241,7 +241,7 @@ func (c *Cache[V]) lookupMany(ctx context.Context, keys []string) (map[string]fl
 		}
 		return list, failed, err
 	}
-	asked, list, failed := lookupMany(ctx, &c.breaker, keys, request)
+	asked, list, failed := sendMany(ctx, &c.breaker, keys, request)
 	values := make(map[string]flightlock.Found[item[V]], len(asked))
 	for i, key := range asked {
 		if failed[key] == nil {
