@@ -16,17 +16,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// breaker leaves a server alone that does not answer lookups: after maxFailed failures in a row they
-// fail at once, so that callers wait for their load only, until a probe is answered. On a Cluster each
-// master counts for itself.
+// breaker leaves a server alone that does not answer: after maxFailed failures in a row its requests fail at once,
+// so that callers wait for their load only, until a probe is answered. On a Cluster each master counts for itself.
+// All requests pass it: lookups, stores and invalidations.
 //
 // Lookups of a burst may also fail because this process is busy, or its connections are. Then the
 // server is well, and loads without locks would make it worse. So the first failure begins probes, one
 // request at a time, and a server is left alone only when one of them has failed, too. A probe has a connection
 // of its own: in the pool of the client it would wait behind the lookups of the burst. Its failure says nothing if
-// a lookup was answered meanwhile, however long ago that began: its queue moves.
+// a request was answered meanwhile, however long ago that began: its queue moves.
 //
-// When a probe fails, so do the lookups that have begun while it was under way. Otherwise those that began
+// When a probe fails, so do the requests that have begun while it was under way. Otherwise those that began
 // shortly before its end would hold up the callers that join their runs for another timeout. As long as it has
 // not failed, they have all of their time: where it is answered, their replies may be on their way as well.
 //
@@ -43,13 +43,13 @@ type breaker struct {
 
 // health is one server's, as long as it is probed.
 type health struct {
-	failed    int           // lookups in a row
+	failed    int           // requests in a row
 	confirmed error         // by a probe, which has failed: leftAlone. nil: not
-	answered  bool          // a lookup was, since the last probe began
+	answered  bool          // a request was, since the last probe began
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
 }
 
-// down is the error of lookups, nil if they are made.
+// down is the error of requests, nil if they are made.
 func (h *health) down() error {
 	if h == nil || h.failed < maxFailed {
 		return nil
@@ -62,7 +62,7 @@ const (
 	probeEvery = 250 * time.Millisecond
 )
 
-// leftAlone is the error of lookups while a server is down. It is no timeout, even if why is one: the
+// leftAlone is the error of requests while a server is down. It is no timeout, even if why is one: the
 // caller goes on to its load at once, without a lock.
 func leftAlone(why error) error {
 	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", within(why), probeEvery)
@@ -108,7 +108,7 @@ func send[T any](
 		if down := b.failed(key); down != nil {
 			err = down
 		}
-	case err == nil && b.troubled.Load(): // which it may not have been when this lookup began
+	case err == nil && b.troubled.Load(): // which it may not have been when this request began
 		b.succeeded(b.serverOf(key))
 	}
 	return v, err
@@ -198,6 +198,15 @@ func sendMany[T any](ctx context.Context, b *breaker, keys []string,
 	return asked, values, failed
 }
 
+// invalidate replaces entries by tombstones, and returns those keys for which that failed. It sends nothing to servers
+// that are down.
+func (b *breaker) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
+	_, _, failed = sendMany(ctx, b, keys, func(ctx context.Context, keys []string) ([]struct{}, map[string]error, error) {
+		return nil, b.s.invalidate(ctx, keys), nil
+	})
+	return failed
+}
+
 // requestMany makes a request that fails when a probe does, if there is one.
 func requestMany[T any](ctx context.Context, probe <-chan struct{}, keys []string,
 	request func(ctx context.Context, keys []string) ([]T, map[string]error, error),
@@ -263,7 +272,7 @@ func (b *breaker) down() (n int) {
 	return n
 }
 
-// failed counts a lookup that has failed, and returns an error if the server is down now.
+// failed counts a request that has failed, and returns an error if the server is down now.
 func (b *breaker) failed(key string) (down error) {
 	server := b.serverOf(key)
 	b.mu.Lock()
@@ -281,7 +290,7 @@ func (b *breaker) failed(key string) (down error) {
 	return h.down()
 }
 
-// succeeded notes that a server has answered a lookup. Its probe ends when it is over: if it ended now, each failure
+// succeeded notes that a server has answered a request. Its probe ends when it is over: if it ended now, each failure
 // in a queue that moves would begin another one.
 func (b *breaker) succeeded(server string) {
 	b.mu.Lock()
@@ -291,8 +300,8 @@ func (b *breaker) succeeded(server string) {
 	}
 }
 
-// probe asks for the key until it is answered, a lookup is, or the Cache is closed. By then the key may
-// have moved to another server: what matters is that lookups are answered again.
+// probe asks for the key until it is answered, a request is, or the Cache is closed. By then the key may
+// have moved to another server: what matters is that requests are answered again.
 //
 // The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
 // nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a
@@ -326,7 +335,7 @@ type verdict uint8
 
 const (
 	over  verdict = iota // the server answers
-	again                // it has answered lookups, and not the probe, which is repeated at once
+	again                // it has answered requests, and not the probe, which is repeated at once
 	fails                // it is repeated after a pause
 )
 
