@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -47,6 +50,8 @@ type health struct {
 	confirmed error         // by a probe, which has failed: leftAlone. nil: not
 	answered  bool          // a request was, since the last probe began
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
+	probed    chan struct{} // closed when the first probe is over
+	refused   error         // by the last probe: the server lets in nobody else, though it may answer those who are in
 }
 
 // down is the error of requests, nil if they are made.
@@ -105,8 +110,8 @@ func send[T any](
 	}
 	switch {
 	case err != nil && b.isOutage(ctx, err):
-		if down := b.failed(key); down != nil {
-			err = down
+		if why := b.reason(ctx, b.failed(key), err); why != nil {
+			err = why
 		}
 	case err == nil && b.troubled.Load(): // which it may not have been when this request began
 		b.succeeded(b.serverOf(key))
@@ -165,7 +170,7 @@ func sendMany[T any](ctx context.Context, b *breaker, keys []string,
 	}
 	values, some, err := requestMany(ctx, probe, asked, request)
 	troubled := b.troubled.Load()
-	downs := map[string]error{} // servers that are counted, and the error if they are down now
+	reasons := map[string]error{} // of servers that are counted
 	for _, key := range asked {
 		why := err
 		if why == nil {
@@ -178,18 +183,18 @@ func sendMany[T any](ctx context.Context, b *breaker, keys []string,
 			continue
 		}
 		server := b.serverOf(key)
-		down, counted := downs[server]
+		reason, counted := reasons[server]
 		outage := why != nil && b.isOutage(ctx, why)
 		switch {
 		case counted:
 		case why == nil:
 			b.succeeded(server)
 		case outage:
-			down = b.failed(key)
+			reason = b.reason(ctx, b.failed(key), why)
 		}
-		downs[server] = down
-		if outage && down != nil {
-			failed[key] = down
+		reasons[server] = reason
+		if outage && reason != nil {
+			failed[key] = reason
 		}
 	}
 	if err != nil {
@@ -242,11 +247,12 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 }
 
 // refusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of
-// their own are for a password without its user, a database that the server does not have, and too many clients.
+// their own are for a password without its user, a database that the server does not have, and too many clients. DENIED
+// is the protected mode.
 func refusesLogin(err error) bool {
 	var reply redis.Error
 	return conn.HasCode(err, "WRONGPASS", "NOAUTH") || errors.As(err, &reply) &&
-		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients "},
+		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients ", "DENIED "},
 			func(text string) bool { return strings.HasPrefix(reply.Error(), text) })
 }
 
@@ -272,22 +278,59 @@ func (b *breaker) down() (n int) {
 	return n
 }
 
-// failed counts a request that has failed, and returns an error if the server is down now.
-func (b *breaker) failed(key string) (down error) {
+// failed counts a request that has failed. nil: the Cache is closed.
+func (b *breaker) failed(key string) *health {
 	server := b.serverOf(key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]
 	if h == nil {
-		h = &health{probe: make(chan struct{})}
+		h = &health{probe: make(chan struct{}), probed: make(chan struct{})}
 		if !b.tasks.Go(func() { b.probe(h, server, key) }) {
-			return nil // the Cache is closed
+			return nil
 		}
 		b.servers[server] = h
 		b.troubled.Store(true)
 	}
 	h.failed++
-	return h.down()
+	return h
+}
+
+// reason is why the server of a request is left alone, if it is, or why it has closed the connection on which the
+// request has failed with err; nil if neither is known. go-redis reports the end of a connection, and not what the
+// server has said before that: that all its connections are in use, for instance. It says so to a probe, too, which
+// is awaited for as long as one has for its first step.
+func (b *breaker) reason(ctx context.Context, h *health, err error) error {
+	if h == nil {
+		return nil
+	}
+	closed := closedBy(err)
+	if closed {
+		select {
+		case <-h.probed:
+		case <-time.After(b.s.lookups / 2):
+		case <-ctx.Done():
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if down := h.down(); down != nil || !closed {
+		return down
+	}
+	return h.refused
+}
+
+// closedBy reports whether err is the end of a connection that there was.
+func closedBy(err error) bool {
+	var op *net.OpError
+	var call *os.SyscallError // go-redis unwraps the errors of a handshake
+	switch {
+	case conn.TimedOut(err):
+		return false
+	case errors.As(err, &op):
+		return op.Op != "dial"
+	}
+	return errors.As(err, &call) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // succeeded notes that a server has answered a request. Its probe ends when it is over: if it ended now, each failure
@@ -308,9 +351,9 @@ func (b *breaker) succeeded(server string) {
 // while at most, and not for ever.
 func (b *breaker) probe(h *health, server, key string) {
 	for timeout := b.s.lookups / 2; ; {
-		err := b.s.ping(key, timeout)
+		refused, err := b.s.ping(key, timeout)
 		pause := time.Duration(0)
-		switch b.judge(h, server, err) {
+		switch b.judge(h, server, refused, err) {
 		case over:
 			return
 		case fails:
@@ -340,9 +383,15 @@ const (
 )
 
 // judge notes the outcome of a probe.
-func (b *breaker) judge(h *health, server string, err error) verdict {
+func (b *breaker) judge(h *health, server string, refused, err error) verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	h.refused = refused
+	select {
+	case <-h.probed:
+	default:
+		close(h.probed)
+	}
 	answered := h.answered
 	h.answered = false
 	switch {

@@ -162,8 +162,8 @@ func TestAnAnswerTakesTheConfirmationBack(t *testing.T) {
 		}
 		b.succeeded("")
 		for range 2 * maxFailed {
-			if down := b.failed("k"); down != nil {
-				t.Fatalf("down without a probe: %v", down)
+			if why := b.reason(t.Context(), b.failed("k"), errTimeout); why != nil {
+				t.Fatalf("down without a probe: %v", why)
 			}
 		}
 	})
@@ -190,13 +190,13 @@ func TestASlowServerIsNotLeftAloneForEver(t *testing.T) {
 // A server that answers again leaves the trouble of the others.
 func TestEachServerOfAClusterHasItsOwnTrouble(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, _ *redis.Client) {
-		one, other := &health{probe: make(chan struct{})}, &health{probe: make(chan struct{})}
+		one, other := &health{probed: make(chan struct{})}, &health{probed: make(chan struct{})}
 		b.servers = map[string]*health{"one": one, "other": other}
 		b.troubled.Store(true)
-		if b.judge(one, "one", nil) != over || !b.troubled.Load() {
+		if b.judge(one, "one", nil, nil) != over || !b.troubled.Load() {
 			t.Error("nobody looks at the other server")
 		}
-		if b.judge(other, "other", nil) != over || b.troubled.Load() {
+		if b.judge(other, "other", nil, nil) != over || b.troubled.Load() {
 			t.Error("there is trouble without a server that has any")
 		}
 	})

@@ -174,8 +174,8 @@ const pingSteps = 5
 // ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer
 // each time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if
 // that of the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a
-// connection of the client's that it let in before, if there is one.
-func (s *server) ping(key string, timeout time.Duration) error {
+// connection of the client's that it let in before, if there is one; refused is that refusal.
+func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
 	defer cancel()
 	var like *redis.Client
@@ -187,12 +187,12 @@ func (s *server) ping(key string, timeout time.Duration) error {
 			return rdb.MasterForKey(ctx, key)
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		like = master
 	default: // the user's own
 		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return rdb.Exists(ctx, key).Result() })
-		return err
+		return nil, err
 	}
 	var late atomic.Bool
 	own, err := conn.DialOnce(ctx, like, timeout, conn.NewLimit(1), func(o *redis.Options) {
@@ -209,20 +209,21 @@ func (s *server) ping(key string, timeout time.Duration) error {
 	switch {
 	case err == nil:
 		defer own.Close()
-		err := own.Exists(ctx, key).Err()
-		if said := own.Said(); err != nil && said != nil && !conn.IsReply(err) && !conn.TimedOut(err) {
-			err = said
+		err := conn.Said(own.Exists(ctx, key).Err())
+		if !refusesLogin(err) {
+			return nil, err
 		}
-		if refusesLogin(err) && like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
+		refused = err
+		if like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
 			_, err = do(ctx, s, timeout, func(ctx context.Context) (int64, error) {
 				return like.Exists(ctx, key).Result()
 			})
 		}
-		return err
+		return refused, err
 	case late.Load():
-		return nil
+		return nil, nil
 	}
-	return err
+	return nil, err
 }
 
 // get is the lookup of a hit: nothing if there is nothing.
