@@ -291,10 +291,11 @@ func (c *Cache[V]) result(x item[V], err error) (v V, _ error) {
 // server, so call Set where changes of one value exclude each other, or use Invalidate.
 //
 // It takes two round trips: the first ends after half of LookupTimeout, the second after all of it; if
-// the server is known to be down, it fails at once. If it fails, so that the old value may still be there, the entry is invalidated in the background: see
-// Invalidate. Errors: those of the server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and
-// for a value that is longer than MaxValue: then the entry is invalidated, as it is in the background if
-// Codec or FreshFor panics. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
+// the server is known to be down, it fails at once. If it fails, so that the old value may still be
+// there, the entry is invalidated in the background: see Invalidate. Errors: those of the server and of
+// ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and for a value that is longer than MaxValue: then
+// the entry is invalidated, as it is in the background if Codec or FreshFor panics. A value whose
+// FreshFor is 0 or less is not stored, and the entry invalidated.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.checkKey(key); err != nil {
 		return err
