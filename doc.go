@@ -8,7 +8,7 @@
 //
 //	c, err := flightlock.New(flightlock.Options{Nodes: []redis.UniversalClient{rdb}})
 //	...
-//	lock, err := c.SingleFlightLock(ctx, "user:42", 10*time.Second, nil)
+//	lock, err := c.SingleFlightLock(ctx, "order:42", 10*time.Second, nil)
 //	if err != nil {
 //		return err
 //	}

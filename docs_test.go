@@ -409,3 +409,45 @@ func runSnippet(t *testing.T, want, program string, args ...string) {
 		t.Errorf("%s: got %q and error %q, want %s", args, result.Value, result.Err, want)
 	}
 }
+
+// The documentation locks no key that it also uses for an entry of a cache: a reader who copies both has a holder of
+// the lock that waits for itself when it gets the entry and misses it.
+func TestLocksAndEntriesInTheDocsHaveDifferentKeys(t *testing.T) {
+	texts := pages(t)
+	for _, pattern := range []string{"doc.go", "*/doc.go", "fenced/fenced.go", "example*_test.go", "*/example*_test.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %v %v", pattern, files, err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[file] = string(text)
+		}
+	}
+	entry := regexp.MustCompile(`\.Fetch\([^"\n]*"(\w+:\w+)"|rediscache\.Options\[[^\n]*\n?[^\n]*Name: +"(\w+)"`)
+	lock := regexp.MustCompile(`\.(?:SingleFlightLock|TryLock|Lock|Do|DoWith|NewMutex|Obtain|WithContext)\([^"\n]*"(\w+:\w+)"|` +
+		`// in Redis: lock:(\w+:\w+)`)
+	caches := map[string]string{} // the first part of the keys of entries, and where they are
+	for file, text := range texts {
+		for _, m := range entry.FindAllStringSubmatch(text, -1) {
+			name, _, _ := strings.Cut(m[1]+m[2], ":")
+			caches[name] = file
+		}
+	}
+	locks := 0
+	for file, text := range texts {
+		for _, m := range lock.FindAllStringSubmatch(text, -1) {
+			locks++
+			name, _, _ := strings.Cut(m[1]+m[2], ":")
+			if where := caches[name]; where != "" && !strings.HasPrefix(m[0], ".Do(\"") { // that is singleflight's
+				t.Errorf("%s locks a key of the entries %q of %s: %s", file, name+":...", where, m[0])
+			}
+		}
+	}
+	if len(caches) < 2 || locks < 5 {
+		t.Fatalf("only %d caches and %d locks: are these the right patterns?", len(caches), locks)
+	}
+}

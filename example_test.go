@@ -54,13 +54,13 @@ func Example() {
 	defer c.Close(context.Background())
 
 	ctx := context.Background()
-	lock, err := c.SingleFlightLock(ctx, "user:42", 10*time.Second, nil)
+	lock, err := c.SingleFlightLock(ctx, "order:42", 10*time.Second, nil)
 	if err != nil {
 		panic(err)
 	}
 	defer lock.Release(ctx)
 	fmt.Println("locked", lock.Key(), "with a token:", lock.Fence() > 0)
-	// Output: locked user:42 with a token: true
+	// Output: locked order:42 with a token: true
 }
 
 func ExampleNew() {

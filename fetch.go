@@ -116,6 +116,9 @@ type Source[V any] struct {
 // the lock has been lost; a write that was already in progress at that moment can be stopped only
 // by the fence.
 //
+// The lock of an entry is the lock of its key. So a holder of that key must not Fetch the entry: a miss
+// would wait for the holder, until ctx or WaitTimeout ends, unless ctx carries the lock (Do, Lock.Context).
+//
 // A Fetcher has two goroutines for each key that is being loaded or refreshed, one of which calls
 // the Source; one more for each call that does not end with its ctx; and one for OnError while
 // there are failures to report.

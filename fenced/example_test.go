@@ -28,14 +28,14 @@ func ExampleSet() {
 	defer c.Close(context.Background())
 
 	ctx := context.Background()
-	paused, _ := c.SingleFlightLock(ctx, "user:42", time.Second, nil)
+	paused, _ := c.SingleFlightLock(ctx, "order:42", time.Second, nil)
 	paused.Release(ctx) // or it expired
-	current, _ := c.SingleFlightLock(ctx, "user:42", time.Second, nil)
+	current, _ := c.SingleFlightLock(ctx, "order:42", time.Second, nil)
 	defer current.Release(ctx)
 
-	fmt.Println(fenced.Set(ctx, rdb, "user:42", "new", current.Fence(), time.Hour))
-	err = fenced.Set(ctx, rdb, "user:42", "old", paused.Fence(), time.Hour)
-	fmt.Println(errors.Is(err, fenced.ErrStale), rdb.Get(ctx, "user:42").Val())
+	fmt.Println(fenced.Set(ctx, rdb, "order:42", "new", current.Fence(), time.Hour))
+	err = fenced.Set(ctx, rdb, "order:42", "old", paused.Fence(), time.Hour)
+	fmt.Println(errors.Is(err, fenced.ErrStale), rdb.Get(ctx, "order:42").Val())
 	// Output:
 	// <nil>
 	// true new
@@ -54,8 +54,8 @@ func ExampleDel() {
 
 	ctx := context.Background()
 	const reader, writer = 1001, 1002 // Lock.Fence of two locks, one after the other
-	fmt.Println(fenced.Del(ctx, rdb, "user:42", writer))
-	fmt.Println(errors.Is(fenced.Set(ctx, rdb, "user:42", "old", reader, time.Hour), fenced.ErrStale))
+	fmt.Println(fenced.Del(ctx, rdb, "order:42", writer))
+	fmt.Println(errors.Is(fenced.Set(ctx, rdb, "order:42", "old", reader, time.Hour), fenced.ErrStale))
 	// Output:
 	// <nil>
 	// true
@@ -63,10 +63,10 @@ func ExampleDel() {
 
 // A value and its token share a hash slot, so a Cluster stores them on one server.
 func ExampleFenceKey() {
-	fmt.Println(fenced.FenceKey("user:42"), fenced.FenceKey("user:{42}:name"))
+	fmt.Println(fenced.FenceKey("order:42"), fenced.FenceKey("order:{42}:name"))
 	fmt.Println("remembered for", fenced.Keep, "longer than the value")
 	// Output:
-	// {user:42}:fence user:{42}:name:token
+	// {order:42}:fence order:{42}:name:token
 	// remembered for 1h0m0s longer than the value
 }
 

@@ -5,9 +5,9 @@
 // do distributed locking", 2016). Here the resource is a plain string in Redis. Its token is stored
 // in another key of the same hash slot, and one script compares and writes both.
 //
-//	lock, err := c.SingleFlightLock(ctx, "user:42", 10*time.Second, nil)
+//	lock, err := c.SingleFlightLock(ctx, "order:42", 10*time.Second, nil)
 //	...
-//	err = fenced.Set(ctx, rdb, "user:42", data, lock.Fence(), time.Hour)
+//	err = fenced.Set(ctx, rdb, "order:42", data, lock.Fence(), time.Hour)
 //	if errors.Is(err, fenced.ErrStale) {
 //		// a later holder has written: this value is out of date
 //	}

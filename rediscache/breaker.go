@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,17 +19,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// breaker leaves a server alone that does not answer lookups: after maxFailed failures in a row they
-// fail at once, so that callers wait for their load only, until a probe is answered. On a Cluster each
-// master counts for itself.
+// breaker leaves a server alone that does not answer: after maxFailed failures in a row its requests fail at once,
+// so that callers wait for their load only, until a probe is answered. On a Cluster each master counts for itself.
+// All requests pass it: lookups, stores and invalidations.
 //
 // Lookups of a burst may also fail because this process is busy, or its connections are. Then the
 // server is well, and loads without locks would make it worse. So the first failure begins probes, one
 // request at a time, and a server is left alone only when one of them has failed, too. A probe has a connection
 // of its own: in the pool of the client it would wait behind the lookups of the burst. Its failure says nothing if
-// a lookup was answered meanwhile, however long ago that began: its queue moves.
+// a request was answered meanwhile, however long ago that began: its queue moves.
 //
-// When a probe fails, so do the lookups that have begun while it was under way. Otherwise those that began
+// When a probe fails, so do the requests that have begun while it was under way. Otherwise those that began
 // shortly before its end would hold up the callers that join their runs for another timeout. As long as it has
 // not failed, they have all of their time: where it is answered, their replies may be on their way as well.
 //
@@ -43,13 +46,15 @@ type breaker struct {
 
 // health is one server's, as long as it is probed.
 type health struct {
-	failed    int           // lookups in a row
+	failed    int           // requests in a row
 	confirmed error         // by a probe, which has failed: leftAlone. nil: not
-	answered  bool          // a lookup was, since the last probe began
+	answered  bool          // a request was, since the last probe began
 	probe     chan struct{} // closed when the probe that is under way has failed; nil: none is
+	probed    chan struct{} // closed when the first probe is over
+	refused   error         // by the last probe: the server lets in nobody else, though it may answer those who are in
 }
 
-// down is the error of lookups, nil if they are made.
+// down is the error of requests, nil if they are made.
 func (h *health) down() error {
 	if h == nil || h.failed < maxFailed {
 		return nil
@@ -62,7 +67,7 @@ const (
 	probeEvery = 250 * time.Millisecond
 )
 
-// leftAlone is the error of lookups while a server is down. It is no timeout, even if why is one: the
+// leftAlone is the error of requests while a server is down. It is no timeout, even if why is one: the
 // caller goes on to its load at once, without a lock.
 func leftAlone(why error) error {
 	return fmt.Errorf("rediscache: the server does not answer: %v (it is probed every %v)", within(why), probeEvery)
@@ -86,9 +91,9 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// lookup makes a lookup of key, unless its server is down. request is a method, and not one of a certain
+// send makes a request for key, unless its server is down. request is a method, and not one of a certain
 // server: that would be an allocation for each hit.
-func lookup[T any](
+func send[T any](
 	ctx context.Context, b *breaker, key string, request func(s *server, ctx context.Context, key string) (T, error),
 ) (v T, err error) {
 	var probe <-chan struct{}
@@ -105,10 +110,10 @@ func lookup[T any](
 	}
 	switch {
 	case err != nil && b.isOutage(ctx, err):
-		if down := b.failed(key); down != nil {
-			err = down
+		if why := b.reason(ctx, b.failed(key), err); why != nil {
+			err = why
 		}
-	case err == nil && b.troubled.Load(): // which it may not have been when this lookup began
+	case err == nil && b.troubled.Load(): // which it may not have been when this request began
 		b.succeeded(b.serverOf(key))
 	}
 	return v, err
@@ -138,9 +143,9 @@ func untilFailed[T any](probe <-chan struct{}, request func() (T, error)) (T, er
 	}
 }
 
-// lookupMany makes a lookup of many keys, except those whose servers are down. request returns what
+// sendMany makes a request for many keys, except those whose servers are down. request returns what
 // has failed for single keys. failed has these errors, and those of keys whose servers are down.
-func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
+func sendMany[T any](ctx context.Context, b *breaker, keys []string,
 	request func(ctx context.Context, keys []string) ([]T, map[string]error, error),
 ) (asked []string, values []T, failed map[string]error) {
 	failed = map[string]error{}
@@ -165,7 +170,7 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 	}
 	values, some, err := requestMany(ctx, probe, asked, request)
 	troubled := b.troubled.Load()
-	downs := map[string]error{} // servers that are counted, and the error if they are down now
+	reasons := map[string]error{} // of servers that are counted
 	for _, key := range asked {
 		why := err
 		if why == nil {
@@ -178,24 +183,33 @@ func lookupMany[T any](ctx context.Context, b *breaker, keys []string,
 			continue
 		}
 		server := b.serverOf(key)
-		down, counted := downs[server]
+		reason, counted := reasons[server]
 		outage := why != nil && b.isOutage(ctx, why)
 		switch {
 		case counted:
 		case why == nil:
 			b.succeeded(server)
 		case outage:
-			down = b.failed(key)
+			reason = b.reason(ctx, b.failed(key), why)
 		}
-		downs[server] = down
-		if outage && down != nil {
-			failed[key] = down
+		reasons[server] = reason
+		if outage && reason != nil {
+			failed[key] = reason
 		}
 	}
 	if err != nil {
 		return nil, nil, failed
 	}
 	return asked, values, failed
+}
+
+// invalidate replaces entries by tombstones, and returns those keys for which that failed. It sends nothing to servers
+// that are down.
+func (b *breaker) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
+	_, _, failed = sendMany(ctx, b, keys, func(ctx context.Context, keys []string) ([]struct{}, map[string]error, error) {
+		return nil, b.s.invalidate(ctx, keys), nil
+	})
+	return failed
 }
 
 // requestMany makes a request that fails when a probe does, if there is one.
@@ -233,11 +247,12 @@ func (b *breaker) isOutage(ctx context.Context, err error) bool {
 }
 
 // refusesLogin reports whether err is a reply to a login, or to a command before one. Those without a code of
-// their own are for a password without its user, a database that the server does not have, and too many clients.
+// their own are for a password without its user, a database that the server does not have, and too many clients. DENIED
+// is the protected mode.
 func refusesLogin(err error) bool {
 	var reply redis.Error
 	return conn.HasCode(err, "WRONGPASS", "NOAUTH") || errors.As(err, &reply) &&
-		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients "},
+		slices.ContainsFunc([]string{"ERR AUTH ", "ERR DB index ", "ERR max number of clients ", "DENIED "},
 			func(text string) bool { return strings.HasPrefix(reply.Error(), text) })
 }
 
@@ -263,25 +278,62 @@ func (b *breaker) down() (n int) {
 	return n
 }
 
-// failed counts a lookup that has failed, and returns an error if the server is down now.
-func (b *breaker) failed(key string) (down error) {
+// failed counts a request that has failed. nil: the Cache is closed.
+func (b *breaker) failed(key string) *health {
 	server := b.serverOf(key)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.servers[server]
 	if h == nil {
-		h = &health{probe: make(chan struct{})}
+		h = &health{probe: make(chan struct{}), probed: make(chan struct{})}
 		if !b.tasks.Go(func() { b.probe(h, server, key) }) {
-			return nil // the Cache is closed
+			return nil
 		}
 		b.servers[server] = h
 		b.troubled.Store(true)
 	}
 	h.failed++
-	return h.down()
+	return h
 }
 
-// succeeded notes that a server has answered a lookup. Its probe ends when it is over: if it ended now, each failure
+// reason is why the server of a request is left alone, if it is, or why it has closed the connection on which the
+// request has failed with err; nil if neither is known. go-redis reports the end of a connection, and not what the
+// server has said before that: that all its connections are in use, for instance. It says so to a probe, too, which
+// is awaited for as long as one has for its first step.
+func (b *breaker) reason(ctx context.Context, h *health, err error) error {
+	if h == nil {
+		return nil
+	}
+	closed := closedBy(err)
+	if closed {
+		select {
+		case <-h.probed:
+		case <-time.After(b.s.lookups / 2):
+		case <-ctx.Done():
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if down := h.down(); down != nil || !closed {
+		return down
+	}
+	return h.refused
+}
+
+// closedBy reports whether err is the end of a connection that there was.
+func closedBy(err error) bool {
+	var op *net.OpError
+	var call *os.SyscallError // go-redis unwraps the errors of a handshake
+	switch {
+	case conn.TimedOut(err):
+		return false
+	case errors.As(err, &op):
+		return op.Op != "dial"
+	}
+	return errors.As(err, &call) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// succeeded notes that a server has answered a request. Its probe ends when it is over: if it ended now, each failure
 // in a queue that moves would begin another one.
 func (b *breaker) succeeded(server string) {
 	b.mu.Lock()
@@ -291,17 +343,17 @@ func (b *breaker) succeeded(server string) {
 	}
 }
 
-// probe asks for the key until it is answered, a lookup is, or the Cache is closed. By then the key may
-// have moved to another server: what matters is that lookups are answered again.
+// probe asks for the key until it is answered, a request is, or the Cache is closed. By then the key may
+// have moved to another server: what matters is that requests are answered again.
 //
 // The first probe has half the time of a lookup for each step, since callers wait for it, and so have those that say
 // nothing. Once one has failed, the others have all of it: a server that needs more than half is left alone for a
 // while at most, and not for ever.
 func (b *breaker) probe(h *health, server, key string) {
 	for timeout := b.s.lookups / 2; ; {
-		err := b.s.ping(key, timeout)
+		refused, err := b.s.ping(key, timeout)
 		pause := time.Duration(0)
-		switch b.judge(h, server, err) {
+		switch b.judge(h, server, refused, err) {
 		case over:
 			return
 		case fails:
@@ -326,14 +378,20 @@ type verdict uint8
 
 const (
 	over  verdict = iota // the server answers
-	again                // it has answered lookups, and not the probe, which is repeated at once
+	again                // it has answered requests, and not the probe, which is repeated at once
 	fails                // it is repeated after a pause
 )
 
 // judge notes the outcome of a probe.
-func (b *breaker) judge(h *health, server string, err error) verdict {
+func (b *breaker) judge(h *health, server string, refused, err error) verdict {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	h.refused = refused
+	select {
+	case <-h.probed:
+	default:
+		close(h.probed)
+	}
 	answered := h.answered
 	h.answered = false
 	switch {

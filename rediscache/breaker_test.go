@@ -72,7 +72,7 @@ func TestCallersThatLeaveAreNoFailures(t *testing.T) {
 		for range 2 * maxFailed {
 			ctx, cancel := context.WithTimeout(t.Context(), b.s.lookups/10)
 			for _, ctx := range []context.Context{redistest.LateCtx{Context: ctx}, ctx} {
-				if _, err := lookup(ctx, b, "k", (*server).get); err == nil || b.troubled.Load() {
+				if _, err := send(ctx, b, "k", (*server).get); err == nil || b.troubled.Load() {
 					t.Errorf("%v; troubled: %v", err, b.troubled.Load())
 				}
 			}
@@ -104,7 +104,7 @@ func TestAProbeDoesNotWaitBehindLookups(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, rdb *redis.Client) {
 		rdb.AddHook(queue{})
 		for range 5 {
-			if _, err := lookup(t.Context(), b, "k", (*server).getToLoad); err == nil {
+			if _, err := send(t.Context(), b, "k", (*server).getToLoad); err == nil {
 				t.Fatal("the lookup was answered")
 			}
 			time.Sleep(time.Second)
@@ -122,7 +122,7 @@ func TestAnAnswerToALookupOutweighsAProbe(t *testing.T) {
 		n.Stall(true)
 		answer := make(chan struct{})
 		go func() { // before there was any trouble
-			_, err := lookup(t.Context(), b, "k", func(*server, context.Context, string) (int, error) {
+			_, err := send(t.Context(), b, "k", func(*server, context.Context, string) (int, error) {
 				<-answer
 				return 0, nil
 			})
@@ -162,8 +162,8 @@ func TestAnAnswerTakesTheConfirmationBack(t *testing.T) {
 		}
 		b.succeeded("")
 		for range 2 * maxFailed {
-			if down := b.failed("k"); down != nil {
-				t.Fatalf("down without a probe: %v", down)
+			if why := b.reason(t.Context(), b.failed("k"), errTimeout); why != nil {
+				t.Fatalf("down without a probe: %v", why)
 			}
 		}
 	})
@@ -190,13 +190,13 @@ func TestASlowServerIsNotLeftAloneForEver(t *testing.T) {
 // A server that answers again leaves the trouble of the others.
 func TestEachServerOfAClusterHasItsOwnTrouble(t *testing.T) {
 	breakerBubble(t, func(t *testing.T, b *breaker, _ *redistest.MemNode, _ *redis.Client) {
-		one, other := &health{probe: make(chan struct{})}, &health{probe: make(chan struct{})}
+		one, other := &health{probed: make(chan struct{})}, &health{probed: make(chan struct{})}
 		b.servers = map[string]*health{"one": one, "other": other}
 		b.troubled.Store(true)
-		if b.judge(one, "one", nil) != over || !b.troubled.Load() {
+		if b.judge(one, "one", nil, nil) != over || !b.troubled.Load() {
 			t.Error("nobody looks at the other server")
 		}
-		if b.judge(other, "other", nil) != over || b.troubled.Load() {
+		if b.judge(other, "other", nil, nil) != over || b.troubled.Load() {
 			t.Error("there is trouble without a server that has any")
 		}
 	})

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -105,7 +107,7 @@ func New[V any](
 	}
 	x.server = newServer(rdb, opts.Fetch.LookupTimeout, opts.tombstoneTime())
 	x.breaker = breaker{s: x.server, tasks: &x.tasks, closed: x.closed, servers: map[string]*health{}}
-	x.repeats = repeats{s: x.server, tasks: &x.tasks, forget: x.forget, closed: x.closed, keys: map[string]uint64{}}
+	x.repeats = repeats{b: &x.breaker, tasks: &x.tasks, forget: x.forget, closed: x.closed, keys: map[string]uint64{}}
 	if opts.Local > 0 {
 		x.tier = hot.New[item[V]](opts.Local, opts.LocalKeys)
 	}
@@ -288,11 +290,12 @@ func (c *Cache[V]) result(x item[V], err error) (v V, _ error) {
 // Set invalidates the entry. Two Sets one after the other count in the order in which they reach the
 // server, so call Set where changes of one value exclude each other, or use Invalidate.
 //
-// It takes two round trips: the first ends after half of LookupTimeout, the second after all of it. If
-// it fails, so that the old value may still be there, the entry is invalidated in the background: see
-// Invalidate. Errors: those of the server and of ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and
-// for a value that is longer than MaxValue: then the entry is invalidated, as it is in the background if
-// Codec or FreshFor panics. A value whose FreshFor is 0 or less is not stored, and the entry invalidated.
+// It takes two round trips: the first ends after half of LookupTimeout, the second after all of it; if
+// the server is known to be down, it fails at once. If it fails, so that the old value may still be
+// there, the entry is invalidated in the background: see Invalidate. Errors: those of the server and of
+// ctx; Codec's; ErrClosed; ErrInvalid for a bad key, and for a value that is longer than MaxValue: then
+// the entry is invalidated, as it is in the background if Codec or FreshFor panics. A value whose
+// FreshFor is 0 or less is not stored, and the entry invalidated.
 func (c *Cache[V]) Set(ctx context.Context, key string, v V) error {
 	if err := c.checkKey(key); err != nil {
 		return err
@@ -337,13 +340,13 @@ func (c *Cache[V]) encodeToSet(full string, v V) (*writing, error) {
 // set replaces the entry, if nothing changes it meanwhile. A plain SET would be shorter, but the
 // client may send it twice, and the server execute the first one late: after an invalidation.
 func (c *Cache[V]) set(ctx context.Context, full string, w *writing) (stored bool, err error) {
-	was, err := c.server.getToLoad(ctx, full)
+	was, err := send(ctx, &c.breaker, full, (*server).getToLoad)
 	if err != nil {
 		return false, err
 	}
 	e, _ := parseEntry(was.entry)
 	w.stamp, w.took = e.stamp, e.took // else EarlyRefresh would not know how long a load takes
-	return c.server.put(ctx, full, w)
+	return c.put(ctx, full, w)
 }
 
 // Invalidate removes the values of keys, which need not exist. Call it after the commit that changed
@@ -351,10 +354,11 @@ func (c *Cache[V]) set(ctx context.Context, full string, w *writing) (stored boo
 // Get that begins later returns what was loaded earlier, in any process.
 //
 // It takes one round trip for up to 500 keys, and waits for no lock. It ends with ctx, and after
-// LookupTimeout for each 500 keys. If it fails, the old values may still be there: the error names the
-// first such key, says how many more there are, matches the first one's error, and the invalidation is
-// repeated in the background until it succeeds, also if ctx has ended; Close waits for that. Up to
-// 10,000 keys are repeated. ErrInvalid for a bad key, and ErrClosed: then nothing is sent.
+// LookupTimeout for each 500 keys; what is on a server that is down is not sent, and fails at once. If it
+// fails, the old values may still be there: the error names the first such key, says how many more there
+// are, matches the first one's error, and the invalidation is repeated in the background until it
+// succeeds, also if ctx has ended; Close waits for that. Up to 10,000 keys are repeated. ErrInvalid for a
+// bad key, and ErrClosed: then nothing is sent.
 func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	full := make([]string, len(keys))
 	for i, key := range keys {
@@ -366,7 +370,10 @@ func (c *Cache[V]) Invalidate(ctx context.Context, keys ...string) error {
 	if c.finished.Load() {
 		return errClosed
 	}
-	failed := c.server.invalidate(ctx, full)
+	failed := map[string]error{}
+	for some := range slices.Chunk(full, maxPipeline) {
+		maps.Copy(failed, c.breaker.invalidate(ctx, some))
+	}
 	for _, key := range full {
 		c.forget(key)
 	}

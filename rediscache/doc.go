@@ -20,4 +20,7 @@
 //   - entries of another [Options.Version].
 //
 // The locks and the values may be on different servers. A hit is one GET.
+//
+// The lock of an entry is that of its key in Redis ([Cache.Key]), such as "user:42" above. So lock other keys than
+// those: a holder of "user:42" that gets the entry "42" and misses it waits for itself, unless ctx carries the lock.
 package rediscache

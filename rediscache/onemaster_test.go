@@ -14,28 +14,70 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
+// twoMasters is a client of a Cluster, and its masters, which have half of the slots each.
+func twoMasters(t *testing.T) (rdb *redis.ClusterClient, first, second *redistest.MemNode) {
+	t.Helper()
+	first, second = redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
+	rdb = redis.NewClusterClient(&redis.ClusterOptions{
+		ContextTimeoutEnabled: true, DialerRetries: 1,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{
+				{Start: 0, End: 8191, Nodes: []redis.ClusterNode{{Addr: first.Addr()}}},
+				{Start: 8192, End: 16383, Nodes: []redis.ClusterNode{{Addr: second.Addr()}}},
+			}, nil
+		},
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if addr == first.Addr() {
+				return first.Dial(ctx, network, addr)
+			}
+			return second.Dial(ctx, network, addr)
+		},
+	})
+	t.Cleanup(func() {
+		_ = rdb.Close()
+		time.Sleep(5 * time.Second) // the bubble's time: go-redis pauses after it has looked at the slots
+	})
+	return rdb, first, second
+}
+
+// Of many keys, those on a master that hangs are left out once that is known, and the others are invalidated.
+func TestManyKeysWhileOneMasterHangs(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		rdb, well, hangs := twoMasters(t)
+		c := w.cacheOf(rdb, rediscache.Options[string]{})
+		keys := someKeys(10_000)
+		if err := c.Invalidate(t.Context(), keys...); err != nil { // which leaves a tombstone each
+			t.Fatal(err)
+		}
+		lost := int64(len(hangs.Mini.Keys()))
+		well.Mini.FlushAll()
+		hangs.Stall(true)
+		began := time.Now()
+		err := c.Invalidate(t.Context(), keys...)
+		// two batches time out, and begin and confirm that it hangs
+		if took := time.Since(began); err == nil || took > 2*time.Second {
+			t.Errorf("it took %v: %v", took, err)
+		}
+		if n := c.Stats().Repeating; n != lost {
+			t.Errorf("%d invalidations are repeated, want %d", n, lost)
+		}
+		if n := int64(len(well.Mini.Keys())); n != 10_000-lost {
+			t.Errorf("%d keys of the other master were invalidated, want %d", n, 10_000-lost)
+		}
+		hangs.Stall(false)
+		time.Sleep(5 * time.Second) // the bubble's time
+		if n := c.Stats().Repeating; n != 0 {
+			t.Errorf("%d invalidations are repeated", n)
+		}
+	})
+}
+
 // While one master of a Cluster hangs, the replies of the others count: their hits are hits, and what was invalidated
 // there is done.
 func TestOneMasterThatHangsDoesNotFailTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
-		well, hangs := redistest.StartMemNode(t, "10.1.0.2:6379"), redistest.StartMemNode(t, "10.1.0.3:6379")
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{
-			ContextTimeoutEnabled: true, DialerRetries: 1,
-			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-			ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-				return []redis.ClusterSlot{
-					{Start: 0, End: 8191, Nodes: []redis.ClusterNode{{Addr: well.Addr()}}},
-					{Start: 8192, End: 16383, Nodes: []redis.ClusterNode{{Addr: hangs.Addr()}}},
-				}, nil
-			},
-			Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-				if addr == well.Addr() {
-					return well.Dial(ctx, network, addr)
-				}
-				return hangs.Dial(ctx, network, addr)
-			},
-		})
-		defer func() { _ = rdb.Close() }()
+		rdb, _, hangs := twoMasters(t)
 		w.origin.takes = 10 * time.Millisecond
 		c := w.cacheOf(rdb, rediscache.Options[string]{})
 		var keys []string

@@ -326,8 +326,8 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 		_, _ = c.Get(t.Context(), "k")
 		_, err := c.Get(t.Context(), "k")
 		want(err, `"k"`, "dial tcp 10.1.0.1:6379: connection refused", "probed every 250ms")
-		want(c.Set(t.Context(), "k", "v"), `"k"`, "the server has not answered in time")
-		want(c.Invalidate(t.Context(), "k"), `invalidate "k": it is repeated`, "the server has not answered in time")
+		want(c.Set(t.Context(), "k", "v"), `set "k": it is invalidated`, "connection refused", "probed every 250ms")
+		want(c.Invalidate(t.Context(), "k"), `invalidate "k": it is repeated`, "connection refused")
 		want(c.Invalidate(t.Context(), "a", "b", "c"), `invalidate "a" and 2 more: it is repeated`)
 		w.values.Down(false)
 		time.Sleep(10 * time.Second) // go-redis may still be dialing
@@ -434,6 +434,79 @@ func TestTheEndOfACallersTimeIsTheErrorOfAChange(t *testing.T) {
 					t.Error(err)
 				}
 				w.values.Stall(false)
+			})
+		})
+	}
+}
+
+// counted counts the pipelines of invalidations, stores and lookups that are sent, by hook.
+type counted struct{ pipelines atomic.Int64 }
+
+func (*counted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (n *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if len(cmds) > 10 {
+			n.pipelines.Add(1)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Of a server that is known to be down, nobody asks for one batch of keys after the other, neither the caller nor
+// what repeats its invalidation: the keys are reported, and repeated until the server is back. What is not known yet
+// takes two failures and a probe.
+func TestManyKeysOfAServerThatIsDown(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		t.Run(fmt.Sprintf("known=%v", known), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				w.origin.takes = 0
+				var sent counted
+				w.rdb.AddHook(&sent)
+				c := w.cache(rediscache.Options[string]{Fresh: time.Hour})
+				keys := someKeys(10_000)
+				w.want(keys[9_999], keys[9_999]+"@0", c)
+				w.values.Stall(true)
+				most := time.Second + 260*time.Millisecond // a write, the probe that ends the next one, and its grace
+				if known {
+					for c.Stats().Down == 0 {
+						_, _ = c.Get(t.Context(), "k")
+					}
+					most = 0
+				}
+				w.origin.version.Add(1)
+				began := time.Now()
+				err := c.Invalidate(t.Context(), keys...)
+				if took := time.Since(began); took > most {
+					t.Errorf("it took %v, more than %v", took, most)
+				}
+				text := "invalidate \"k0\" and 9999 more: it is repeated in the background: "
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("it ended with %v", err)
+				}
+				if n := sent.pipelines.Load(); n > 2 {
+					t.Errorf("%d batches were sent", n)
+				}
+				if n := c.Stats().Repeating; n != 10_000 {
+					t.Errorf("%d invalidations are repeated", n)
+				}
+				began = time.Now()
+				if err := c.Set(t.Context(), "set", "v"); err == nil || time.Since(began) > 0 {
+					t.Errorf("Set returned %v after %v", err, time.Since(began))
+				}
+				before := sent.pipelines.Load()
+				time.Sleep(10 * time.Second) // the bubble's time
+				if n := sent.pipelines.Load() - before; n > 0 {
+					t.Errorf("%d batches were sent in 10 s to a server that is down", n)
+				}
+				w.values.Stall(false)
+				time.Sleep(5 * time.Second)
+				if n := c.Stats().Repeating; n != 0 {
+					t.Errorf("%d invalidations are still repeated", n)
+				}
+				w.want(keys[9_999], keys[9_999]+"@1", c)
 			})
 		})
 	}

@@ -14,7 +14,7 @@ import (
 // intervals, by one goroutine that ends when there are none. An invalidation is safe to repeat: one
 // too many costs a load.
 type repeats struct {
-	s      *server
+	b      *breaker
 	tasks  *group.Group
 	forget func(key string)
 	closed <-chan struct{}
@@ -72,10 +72,7 @@ func (r *repeats) run() {
 				return
 			default:
 			}
-			failed := r.s.invalidate(context.Background(), some)
-			if len(failed) > 0 {
-				r.s.relearn()
-			}
+			failed := r.b.invalidate(context.Background(), some)
 			if len(failed) < len(some) {
 				pause = repeatFirst
 			}

@@ -174,8 +174,8 @@ const pingSteps = 5
 // ping asks for the key on a connection of its own, which the server has to accept within timeout, and to answer
 // each time within timeout. A deadline that this process notices late is put off by as much (see conn.Conn), or if
 // that of the dial is, there is no error: nothing is known of the server. If it refuses the login, it is asked on a
-// connection of the client's that it let in before, if there is one.
-func (s *server) ping(key string, timeout time.Duration) error {
+// connection of the client's that it let in before, if there is one; refused is that refusal.
+func (s *server) ping(key string, timeout time.Duration) (refused, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), pingSteps*timeout, errTimeout)
 	defer cancel()
 	var like *redis.Client
@@ -187,12 +187,12 @@ func (s *server) ping(key string, timeout time.Duration) error {
 			return rdb.MasterForKey(ctx, key)
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		like = master
 	default: // the user's own
 		_, err := do(ctx, s, timeout, func(ctx context.Context) (int64, error) { return rdb.Exists(ctx, key).Result() })
-		return err
+		return nil, err
 	}
 	var late atomic.Bool
 	own, err := conn.DialOnce(ctx, like, timeout, conn.NewLimit(1), func(o *redis.Options) {
@@ -209,20 +209,21 @@ func (s *server) ping(key string, timeout time.Duration) error {
 	switch {
 	case err == nil:
 		defer own.Close()
-		err := own.Exists(ctx, key).Err()
-		if said := own.Said(); err != nil && said != nil && !conn.IsReply(err) && !conn.TimedOut(err) {
-			err = said
+		err := conn.Said(own.Exists(ctx, key).Err())
+		if !refusesLogin(err) {
+			return nil, err
 		}
-		if refusesLogin(err) && like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
+		refused = err
+		if like.PoolStats().IdleConns > 0 { // which was let in before, and may continue
 			_, err = do(ctx, s, timeout, func(ctx context.Context) (int64, error) {
 				return like.Exists(ctx, key).Result()
 			})
 		}
-		return err
+		return refused, err
 	case late.Load():
-		return nil
+		return nil, nil
 	}
-	return err
+	return nil, err
 }
 
 // get is the lookup of a hit: nothing if there is nothing.
@@ -369,17 +370,17 @@ func (s *server) getManyToLoad(ctx context.Context, keys []string) (list []found
 	return list, failed
 }
 
-// putMany is put for many keys, in one pipeline. stored has those that were.
+// putMany is put for many keys, in one pipeline. stored says of each whether it was.
 func (s *server) putMany(
-	ctx context.Context, keys []string, ws []*writing,
-) (stored map[string]bool, failed map[string]error) {
-	stored, failed = map[string]bool{}, map[string]error{}
-	for i, cmd := range s.runAll(ctx, storeScript, keys, s.writes, func(i int) []any { return ws[i].args() }) {
+	ctx context.Context, keys []string, ws map[string]*writing,
+) (stored []bool, failed map[string]error) {
+	stored, failed = make([]bool, len(keys)), map[string]error{}
+	for i, cmd := range s.runAll(ctx, storeScript, keys, s.writes, func(i int) []any { return ws[keys[i]].args() }) {
 		n, err := cmd.Int64()
 		if err != nil {
 			failed[keys[i]] = err
 		}
-		stored[keys[i]] = n == 1
+		stored[i] = n == 1
 	}
 	return stored, failed
 }
@@ -438,8 +439,8 @@ func (w *writing) args() []any {
 // put stores an entry if it has the stamp still.
 func (s *server) put(ctx context.Context, key string, w *writing) (stored bool, err error) {
 	if s.pipelines() {
-		stored, failed := s.putMany(ctx, []string{key}, []*writing{w})
-		return stored[key], failed[key]
+		stored, failed := s.putMany(ctx, []string{key}, map[string]*writing{key: w})
+		return stored[0], failed[key]
 	}
 	n, err := do(ctx, s, s.writes, func(ctx context.Context) (int64, error) {
 		return storeScript.Run(ctx, s.rdb, []string{key}, w.args()...).Int64()
@@ -447,24 +448,17 @@ func (s *server) put(ctx context.Context, key string, w *writing) (stored bool, 
 	return n == 1, err
 }
 
-// maxPipeline is how many requests one pipeline has.
+// maxPipeline is how many invalidations one pipeline has.
 const maxPipeline = 500
 
-// invalidate replaces entries by tombstones, and returns those keys for which that failed.
+// invalidate replaces entries by tombstones, in one pipeline, and returns those keys for which that failed.
 func (s *server) invalidate(ctx context.Context, keys []string) (failed map[string]error) {
-	for len(keys) > 0 {
-		n := min(len(keys), maxPipeline)
-		args := func(int) []any { return []any{random(), millis(s.tombstone)} }
-		replies := s.runAll(ctx, invalidateScript, keys[:n], s.writes, args)
-		for i, cmd := range replies {
-			if err := cmd.Err(); err != nil {
-				if failed == nil {
-					failed = map[string]error{}
-				}
-				failed[keys[i]] = err
-			}
+	failed = map[string]error{}
+	args := func(int) []any { return []any{random(), millis(s.tombstone)} }
+	for i, cmd := range s.runAll(ctx, invalidateScript, keys, s.writes, args) {
+		if err := cmd.Err(); err != nil {
+			failed[keys[i]] = err
 		}
-		keys = keys[n:]
 	}
 	return failed
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"runtime/debug"
@@ -42,13 +43,13 @@ func (c *Cache[V]) values(caller context.Context) context.Context {
 // lookup is the lookup of callers and waiting runs, one GET, or the one before a load.
 func (c *Cache[V]) lookup(ctx context.Context, key string) (none flightlock.Found[item[V]], err error) {
 	if flightlock.LoadFollows(ctx) {
-		f, err := lookup(ctx, &c.breaker, key, (*server).getToLoad)
+		f, err := send(ctx, &c.breaker, key, (*server).getToLoad)
 		if err != nil {
 			return none, err
 		}
 		return c.decode(f.entry, f.now, true, c.guardedDecode), nil
 	}
-	x, err := lookup(ctx, &c.breaker, key, (*server).get)
+	x, err := send(ctx, &c.breaker, key, (*server).get)
 	if err != nil {
 		return none, err
 	}
@@ -182,11 +183,18 @@ func (c *Cache[V]) store(ctx context.Context, full string, x item[V], stamp stri
 		return err
 	}
 	w.stamp = stamp
-	stored, err := c.server.put(ctx, full, w)
+	stored, err := c.put(ctx, full, w)
 	if err == nil && !stored {
 		return flightlock.ErrOutdated
 	}
 	return err
+}
+
+// put stores an entry if it has the stamp still, unless its server is down.
+func (c *Cache[V]) put(ctx context.Context, full string, w *writing) (stored bool, err error) {
+	return send(ctx, &c.breaker, full, func(s *server, ctx context.Context, key string) (bool, error) {
+		return s.put(ctx, key, w)
+	})
 }
 
 // toStore is encode for a load. Where a value that is not to be stored was loaded behind an older one, that may be
@@ -241,7 +249,7 @@ func (c *Cache[V]) lookupMany(ctx context.Context, keys []string) (map[string]fl
 		}
 		return list, failed, err
 	}
-	asked, list, failed := lookupMany(ctx, &c.breaker, keys, request)
+	asked, list, failed := sendMany(ctx, &c.breaker, keys, request)
 	values := make(map[string]flightlock.Found[item[V]], len(asked))
 	for i, key := range asked {
 		if failed[key] == nil {
@@ -322,8 +330,7 @@ func (c *Cache[V]) storeMany(
 	ctx context.Context, items map[string]item[V], stamps map[string]string, _ map[string]*flightlock.Lock,
 ) error {
 	var keys []string
-	var ws []*writing
-	failed := flightlock.KeyErrors{}
+	ws, failed := map[string]*writing{}, flightlock.KeyErrors{}
 	for key, x := range items {
 		w, err := guarded("Store", func() (*writing, error) { return c.toStore(x) })
 		if w == nil {
@@ -333,14 +340,16 @@ func (c *Cache[V]) storeMany(
 			continue
 		}
 		w.stamp = stamps[key]
-		keys, ws = append(keys, key), append(ws, w)
+		keys, ws[key] = append(keys, key), w
 	}
-	stored, notStored := c.server.putMany(ctx, keys, ws)
-	for _, key := range keys {
-		switch err := notStored[key]; {
-		case err != nil:
-			failed[key] = err
-		case !stored[key]:
+	request := func(ctx context.Context, keys []string) ([]bool, map[string]error, error) {
+		stored, failed := c.server.putMany(ctx, keys, ws)
+		return stored, failed, nil
+	}
+	sent, stored, notStored := sendMany(ctx, &c.breaker, keys, request)
+	maps.Copy(failed, notStored)
+	for i, key := range sent {
+		if notStored[key] == nil && !stored[i] {
 			failed[key] = flightlock.ErrOutdated
 		}
 	}

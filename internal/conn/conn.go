@@ -26,6 +26,12 @@ type Conn struct {
 	OnWrite func()        // called after each Write; may be nil. Set before the first
 	OnUse   func()        // called before each Write, as OnWrite is after it
 
+	greeted atomic.Bool // the handshake is over
+
+	// refused is the last reply to the handshake, if that was an error, and "" if not. nil: something has arrived since
+	// it was over. See refusal.
+	refused atomic.Pointer[string]
+
 	// For the goroutine that reads.
 	until    time.Time     // the deadline; zero if there is none
 	extended time.Duration // by how much it was extended
@@ -36,6 +42,7 @@ type Conn struct {
 func newConn(c net.Conn, step time.Duration) (*Conn, net.Conn) {
 	own := &Conn{Conn: c, step: step}
 	own.strict.Store(true)
+	own.refused.Store(new(string))
 	if sys, ok := c.(syscall.Conn); ok { // go-redis uses it to check whether the server closed it
 		return own, sysConn{own, sys}
 	}
@@ -85,6 +92,9 @@ func (c *Conn) Strict() bool { return c.strict.Load() }
 
 // SetStrict sets whether the connection is strict.
 func (c *Conn) SetStrict(on bool) { c.strict.Store(on) }
+
+// Greeted ends the handshake.
+func (c *Conn) Greeted() { c.greeted.Store(true) }
 
 // SetExact sets whether read deadlines are exact, or are extended while this process is late. An exact one is
 // extended once, by step, if this process was stopped until long after it: the answer may wait in the socket.
@@ -176,6 +186,9 @@ func (c *Conn) Write(p []byte) (int, error) {
 	if n == 0 && err != nil && TimedOut(err) && c.extendWrite() {
 		n, err = c.Conn.Write(p)
 	}
+	if err != nil && !TimedOut(err) && c.refused.Load() != nil {
+		err = c.readRefusal(err)
+	}
 	if c.OnWrite != nil {
 		c.OnWrite()
 	}
@@ -198,8 +211,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 	}
 	if n > 0 {
 		c.read.Add(uint64(n))
+		c.noteRefusal(p[:n])
 	}
-	return n, err
+	return n, c.withRefusal(err)
 }
 
 // extend extends the deadline by the delay with which its end was noticed, and reports whether it

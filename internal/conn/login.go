@@ -56,15 +56,13 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Li
 	}
 	defer own.Close()
 	err = own.Ping(ctx).Err()
-	switch said := own.Said(); {
+	switch said := Said(err); {
 	case err == nil, IsReply(err) && in.Load() && !NotLoggedIn(err): // a refused PING is an answer
 		if err = own.EvalSha(ctx, unknownScript, nil).Err(); IsReply(err) {
 			return nil
 		}
 		return err
-	case IsReply(err):
-		return LoginRefused(err)
-	case !in.Load() && said != nil && !TimedOut(err):
+	case IsReply(said):
 		return LoginRefused(said)
 	}
 	return err
@@ -72,34 +70,72 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Li
 
 const unknownScript = "0000000000000000000000000000000000000000"
 
-// lastError is the last reply that a server sent on a connection, if that was an error; else empty. The refusal of
-// CLIENT SETINFO, by a server that does not know it or by an ACL, is none.
-// A server whose connections are all in use (maxclients) sends an error and closes the connection;
-// go-redis continues with the handshake, and reports only that the connection was closed.
-type lastError struct{ text atomic.Pointer[string] }
+// refusal is the end of a connection that the server has closed after an error reply, before or instead of a login:
+// because all its connections are in use (maxclients), or it is in protected mode. go-redis continues with its
+// handshake after some of these replies, or has begun to write before it reads them, and would report no more than a
+// broken pipe, a reset or the end of the stream.
+//
+// It is no redis.Error, after which go-redis would continue to use the connection.
+type refusal struct {
+	said ServerError
+	end  error
+}
 
-func (l *lastError) error() error {
-	if text := l.text.Load(); text != nil && *text != "" {
-		return ServerError(*text)
+func (r *refusal) Error() string { return r.said.Error() + ", and the server closed the connection" }
+
+// Unwrap returns a list because go-redis unwraps the errors of a handshake, by errors.Unwrap.
+func (r *refusal) Unwrap() []error { return []error{r.end} }
+
+// Said is the error reply after which the server has closed the connection, if that is why err ended it, and else err.
+func Said(err error) error {
+	var r *refusal
+	if errors.As(err, &r) {
+		return r.said
 	}
-	return nil
+	return err
 }
 
-// recordingConn is a connection that records lastError.
-type recordingConn struct {
-	net.Conn
-	last *lastError
-}
-
-func (c *recordingConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if n > 0 {
-		text, refused := strings.CutPrefix(string(p[:n]), "-")
+// noteRefusal notes whether what has arrived is an error, during the handshake. The refusal of CLIENT SETINFO, by
+// a server that does not know it or by an ACL, is none, since go-redis continues.
+func (c *Conn) noteRefusal(arrived []byte) {
+	switch {
+	case c.refused.Load() == nil:
+	case c.greeted.Load():
+		c.refused.Store(nil)
+	default:
+		text, refused := strings.CutPrefix(string(arrived), "-")
 		line, _, _ := strings.Cut(text, "\r\n")
-		if !refused || strings.Contains(strings.ToLower(line), "setinfo") { // go-redis does not mind that one
+		if !refused || strings.Contains(strings.ToLower(line), "setinfo") {
 			line = ""
 		}
-		c.last.text.Store(&line)
+		c.refused.Store(&line)
 	}
-	return n, err
+}
+
+// withRefusal is err, which has ended the connection, with what the server has said before.
+func (c *Conn) withRefusal(err error) error {
+	if said := c.refused.Load(); err != nil && !TimedOut(err) && said != nil && *said != "" {
+		return &refusal{ServerError(*said), err}
+	}
+	return err
+}
+
+// readRefusal is err, for which a write has failed, with what the server has said before. That has arrived, and has
+// not been read if the write was the first one. An alert of TLS is what the server says, too.
+func (c *Conn) readRefusal(err error) error {
+	_ = c.Conn.SetReadDeadline(time.Now().Add(MinGrace)) // an end of the connection needs none of it
+	var b [4 << 10]byte
+	for {
+		n, end := c.Conn.Read(b[:])
+		if n > 0 {
+			c.noteRefusal(b[:n])
+		}
+		var alert *net.OpError
+		if errors.As(end, &alert) && alert.Op == "remote error" {
+			return end
+		}
+		if end != nil {
+			return c.withRefusal(err)
+		}
+	}
 }

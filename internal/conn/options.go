@@ -100,12 +100,7 @@ var errDialed = errors.New("the connection on which it was asked is gone")
 type Once struct {
 	*redis.Client
 	conn net.Conn
-	last lastError
 }
-
-// Said is the error that the server sent last on the connection, nil if what it sent last was none. go-redis reports
-// only that the connection was closed when all connections of a server are in use: see lastError.
-func (o *Once) Said() error { return o.last.error() }
 
 // Close closes the client and its connection, which it may not have used.
 func (o *Once) Close() error {
@@ -122,7 +117,8 @@ func (o *Once) Close() error {
 func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Limit, change func(*redis.Options)) (
 	*Once, error,
 ) {
-	o := Options(c, step, dials, func(*Conn) {}, func() {})
+	var dialed *Conn
+	o := Options(c, step, dials, func(c *Conn) { dialed = c }, func() { dialed.Greeted() })
 	o.MaxActiveConns = 1
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout
@@ -138,7 +134,7 @@ func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Li
 		if taken.Swap(true) {
 			return nil, errDialed
 		}
-		return &recordingConn{conn, &once.last}, nil
+		return struct{ net.Conn }{conn}, nil // go-redis is not to look whether it was closed: it could only dial again
 	}
 	once.Client = redis.NewClient(o)
 	return once, nil

@@ -154,7 +154,12 @@ func (l *lane) connect() {
 	n := l.s.n
 	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
 		c.OnUse, c.OnWrite = func() { l.uses(c) }, l.watchdog.wrote
-	}, func() { l.boundReads(false) })
+	}, func() {
+		if c := l.conn.Load(); c != nil {
+			c.Greeted()
+			c.SetStrict(false)
+		}
+	})
 	l.s.redial(o)
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {

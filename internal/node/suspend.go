@@ -145,8 +145,8 @@ func (s *Server) heard(err, refused error, began time.Time, took time.Duration) 
 // node counts, and so is a busy lane.
 func (s *Server) judge(err, refused error, began time.Time) {
 	switch {
-	case conn.IsReply(err): // to the handshake, for nothing else was written
-		s.suspend(conn.LoginRefused(err))
+	case conn.IsReply(conn.Said(err)): // to the handshake, for nothing else was written
+		s.suspend(conn.LoginRefused(conn.Said(err)))
 	case conn.NotLoggedIn(refused):
 		s.suspend(conn.LoginRefused(refused))
 	case err == nil:
