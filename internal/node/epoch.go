@@ -473,7 +473,7 @@ func parseBootReply(val any, anyMarker bool) (*Epoch, error) {
 		Name: name, Run: run, Raw: texts[7] == "1",
 		// A server without a run_id is not Redis, and its snapshots may contain scripts.
 		AlwaysRun: major(version) < 7 || strings.Contains(run, "@"),
-		Promoted: promoted, Since: since, AnyMarker: anyMarker,
+		Promoted:  promoted, Since: since, AnyMarker: anyMarker,
 	}
 	e.usual = newScripts(lua.AcquireIn(in), lua.ReleaseIn(in), lua.BatchIn(in))
 	in.Strict = true
