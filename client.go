@@ -66,8 +66,9 @@ type Client struct {
 // a short time when the server is contacted for the first time, was restarted, or is probed. So the
 // load on the clients' pools does not delay locks. The Client takes over everything that is needed
 // to reach a server and to log in: Addr, Dialer, TLSConfig, user and password or their providers,
-// DB, Protocol, OnConnect, and ClientName (for CLIENT LIST). It sets pool sizes, timeouts, retries
-// and buffers itself. Hooks of the clients are not called for locks.
+// DB, Protocol, OnConnect, and ClientName (for CLIENT LIST; a server that refuses CLIENT SETNAME is
+// used without, which is logged). It sets pool sizes, timeouts, retries and buffers itself. Hooks of
+// the clients are not called for locks.
 //
 // Notices of release, Check, the published list of nodes (see Check) and the map of a Cluster share
 // the clients' connections; notices use one connection to each server. For these, set DialerRetries
@@ -90,7 +91,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
-		nd.Changed, nd.Verified = c.nodeChanged, c.nodeVerified
+		nd.Changed, nd.Verified, nd.Unnamed = c.nodeChanged, c.nodeVerified, c.nodeUnnamed
 		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
 			nd.Rename(name)
 		}
@@ -403,6 +404,11 @@ func (c *Client) nodeVerified(name string, err error) {
 		c.recovery.announce()
 		c.log(slog.LevelInfo, "flightlock: node is verified again", "node", name)
 	}
+}
+
+// nodeUnnamed logs that a node refuses names for connections.
+func (c *Client) nodeUnnamed(name string, err error) {
+	c.log(slog.LevelWarn, "flightlock: connections have no name: the node refuses CLIENT SETNAME", "node", name, "err", err)
 }
 
 // lost is called for every lock that was lost.

@@ -73,7 +73,7 @@ func Probe(ctx context.Context, c *redis.Client, timeout time.Duration, dials Li
 const unknownScript = "0000000000000000000000000000000000000000"
 
 // lastError is the last reply that a server sent on a connection, if that was an error; else empty. The refusal of
-// CLIENT SETINFO, by a server that does not know it or by an ACL, is none.
+// CLIENT SETINFO or SETNAME, by a server that does not know it or by an ACL, is none.
 // A server whose connections are all in use (maxclients) sends an error and closes the connection;
 // go-redis continues with the handshake, and reports only that the connection was closed.
 type lastError struct{ text atomic.Pointer[string] }
@@ -96,8 +96,8 @@ func (c *recordingConn) Read(p []byte) (int, error) {
 	if n > 0 {
 		text, refused := strings.CutPrefix(string(p[:n]), "-")
 		line, _, _ := strings.Cut(text, "\r\n")
-		if !refused || strings.Contains(strings.ToLower(line), "setinfo") { // go-redis does not mind that one
-			line = ""
+		if lower := strings.ToLower(line); !refused || strings.Contains(lower, "setinfo") || strings.Contains(lower, "setname") {
+			line = "" // the login goes on
 		}
 		c.last.text.Store(&line)
 	}

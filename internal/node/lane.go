@@ -142,7 +142,12 @@ func (l *lane) connect() {
 	n := l.s.n
 	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
 		c.OnUse, c.OnWrite = func() { l.uses(c) }, l.watchdog.wrote
-	}, func() { l.boundReads(false) })
+	}, func(unnamed error) {
+		l.boundReads(false)
+		if unnamed != nil {
+			n.reportUnnamed(unnamed)
+		}
+	})
 	l.s.redial(o)
 	o.ReadTimeout, o.WriteTimeout = n.TransportTime(), n.TransportTime()
 	l.client = redis.NewClient(o)
