@@ -211,9 +211,9 @@ func dialled(t *testing.T, s *redistest.Server) int {
 	return n
 }
 
-// A server that does not let a client name its connections is used without names: of Open's, with or without
-// client_name, and of a client that has a ClientName. That is logged once for each node. A server that refuses the login
-// refuses it nevertheless.
+// A server that does not let a client name its connections is used without names: of Open's, with
+// or without client_name, and of a client that has a ClientName. That is logged once for each node.
+// A server that refuses the login refuses it nevertheless.
 func TestAServerThatRefusesNames(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) *redistest.Server{

@@ -96,8 +96,9 @@ func (c *recordingConn) Read(p []byte) (int, error) {
 	if n > 0 {
 		text, refused := strings.CutPrefix(string(p[:n]), "-")
 		line, _, _ := strings.Cut(text, "\r\n")
-		if lower := strings.ToLower(line); !refused || strings.Contains(lower, "setinfo") || strings.Contains(lower, "setname") {
-			line = "" // the login goes on
+		lower := strings.ToLower(line)
+		if !refused || strings.Contains(lower, "setinfo") || strings.Contains(lower, "setname") { // the login goes on
+			line = ""
 		}
 		c.last.text.Store(&line)
 	}
