@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,8 +66,9 @@ type Client struct {
 // a short time when the server is contacted for the first time, was restarted, or is probed. So the
 // load on the clients' pools does not delay locks. The Client takes over everything that is needed
 // to reach a server and to log in: Addr, Dialer, TLSConfig, user and password or their providers,
-// DB, Protocol, OnConnect, and ClientName (for CLIENT LIST). It sets pool sizes, timeouts, retries
-// and buffers itself. Hooks of the clients are not called for locks.
+// DB, Protocol, OnConnect, and ClientName (for CLIENT LIST; a server that refuses CLIENT SETNAME is
+// used without, which is logged). It sets pool sizes, timeouts, retries and buffers itself. Hooks of
+// the clients are not called for locks.
 //
 // Notices of release, Check, the published list of nodes (see Check) and the map of a Cluster share
 // the clients' connections; notices use one connection to each server. For these, set DialerRetries
@@ -89,7 +91,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		if err != nil {
 			return nil, fmt.Errorf("flightlock: %w: %w", ErrInvalid, err)
 		}
-		nd.Changed, nd.Verified = c.nodeChanged, c.nodeVerified
+		nd.Changed, nd.Verified, nd.Unnamed = c.nodeChanged, c.nodeVerified, c.nodeUnnamed
 		if name := strings.ToValidUTF8(nd.Name(), "\uFFFD"); name != nd.Name() { // a socket; labels and logs are text
 			nd.Rename(name)
 		}
@@ -102,6 +104,7 @@ func newClient(opts Options, list string) (*Client, error) {
 		Nodes: c.nodes, NodeTimeout: opts.NodeTimeout, DriftFactor: opts.DriftFactor,
 		Owner: c.newOwner, NotifiesRelease: c.notifiesRelease, Same: c.sameServer,
 		Guarded: c.guarded(), Quarantine: c.quarantineTime(), OnQuarantine: c.onQuarantine, OnNoInfo: c.onNoInfo,
+		OnUndeclared: c.onUndeclared,
 	}
 	if !opts.DisableQuarantine {
 		q.EpochName = c.epochName
@@ -147,26 +150,52 @@ func (c *Client) named(name string) bool {
 // than a reply may take. Otherwise it retries until ctx ends, and returns ctx's error together with
 // the last outcome, as SingleFlightLock does: ErrUnavailable, with each node and its error. If the
 // nodes refuse for good (see ErrUnavailable), it does not retry. After Close it returns ErrClosed.
+// A server that is older than Redis 6.2 is an ErrUnavailable, too, although locks can be acquired
+// there: processes that want the same key would not notice each other.
 //
-// As its last step, Ready acquires and releases a lock of its own, named "flightlock-ready-" and
-// the id of the Client, below Options.KeyPrefix. A release that is not confirmed in time is no error,
-// unless nodes refuse it: the Client keeps trying. Ready is safe for concurrent use, and may be called
-// again.
+// As its last step, Ready acquires, refreshes and releases three locks of its own, whose keys have
+// hash slots that are far apart, because some servers and proxies refuse some slots only. They are
+// named "flightlock-ready-", the id of the Client, and a hash tag, below Options.KeyPrefix. A refresh
+// or a release that is not confirmed in time is no error, unless nodes refuse it: the Client keeps
+// trying. Ready is safe for concurrent use, and may be called again.
 func (c *Client) Ready(ctx context.Context) error {
 	if c.flights == nil {
 		return errZeroClient
 	}
 	var wg sync.WaitGroup
-	for _, n := range c.nodes {
-		wg.Go(func() { _ = n.Ready(ctx) }) // Lock below reports the errors
+	unfit := make([]error, len(c.nodes))
+	for i, n := range c.nodes {
+		wg.Go(func() {
+			var e *node.Unfit
+			if errors.As(n.Ready(ctx), &e) { // the locks below report the other errors
+				unfit[i] = e
+			}
+		})
 	}
 	wg.Wait()
-	l, err := c.Lock(ctx, "flightlock-ready-"+c.id[1:len(c.id)-1], max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
+	if err := errors.Join(unfit...); err != nil {
+		return fmt.Errorf("flightlock: not ready: %w: %w", ErrUnavailable, err)
+	}
+	tags := node.SpreadTags()
+	errs := make([]error, len(tags))
+	for i, tag := range tags {
+		wg.Go(func() { errs[i] = c.tryKey(ctx, "flightlock-ready-"+c.id[1:len(c.id)-1]+":{"+tag+"}") })
+	}
+	wg.Wait()
+	return cmp.Or(errs...)
+}
+
+// tryKey acquires, refreshes and releases key, for Ready.
+func (c *Client) tryKey(ctx context.Context, key string) error {
+	l, err := c.Lock(ctx, key, max(minTTL, min(time.Second, c.opts.MaxTTL)), nil)
 	if err != nil {
 		return fmt.Errorf("flightlock: not ready: %w", within(err))
 	}
-	if err := l.Release(ctx); errors.Is(err, ErrClosed) || refused(err) {
-		return err
+	defer func() { _ = l.Release(ctx) }()
+	for _, step := range []func(context.Context) error{l.Refresh, l.Release} {
+		if err := step(ctx); errors.Is(err, ErrClosed) || refused(err) {
+			return err
+		}
 	}
 	return nil
 }
@@ -219,6 +248,10 @@ type Stats struct {
 	Suspended   int64 // nodes that did not answer or refused the login, and are only probed
 	Quarantined int64 // nodes whose votes do not count, because they lost data less than MaxTTL ago
 	Unverified  int64 // nodes without a vote, because they do not report whether they lost data
+
+	// Unguarded counts nodes whose scripts may access only the keys that they declare, or only those of one server of
+	// several. With one of them there is no quarantine: see docs/operations.md.
+	Unguarded int64
 }
 
 // Stats reads the counters. It is cheap: it takes a short lock per shard and per key in use.
@@ -243,6 +276,9 @@ func (c *Client) Stats() Stats {
 		}
 		if nd.Unverified() != nil {
 			s.Unverified++
+		}
+		if nd.Undeclared() != nil {
+			s.Unguarded++
 		}
 	}
 	return s
@@ -402,6 +438,12 @@ func (c *Client) nodeVerified(name string, err error) {
 		c.recovery.announce()
 		c.log(slog.LevelInfo, "flightlock: node is verified again", "node", name)
 	}
+}
+
+// nodeUnnamed logs that a node refuses names for connections.
+func (c *Client) nodeUnnamed(name string, err error) {
+	c.log(slog.LevelWarn, "flightlock: connections have no name: the node refuses CLIENT SETNAME", "node", name,
+		"err", err)
 }
 
 // lost is called for every lock that was lost.

@@ -111,8 +111,6 @@ func TestCheckOfARefusedLogin(t *testing.T) {
 		"the user was forgotten": {"redis://:secret@ADDR", []string{"ERR AUTH", "right user and password"}},
 		"a database that is not there": {"redis://app:secret@ADDR/16",
 			[]string{"DB index", "CONFIG GET databases"}},
-		"a name that no client may use": {"redis://app:secret@ADDR?client_name=a%20b",
-			[]string{"Client names", "PING"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := redistest.StartServer(t)
@@ -211,4 +209,65 @@ func dialled(t *testing.T, s *redistest.Server) int {
 	n, err := strconv.Atoi(regexp.MustCompile(`total_connections_received:(\d+)`).FindStringSubmatch(stats)[1])
 	must(t, err)
 	return n
+}
+
+// A server that does not let a client name its connections is used without names: of Open's, with
+// or without client_name, and of a client that has a ClientName. That is logged once for each node.
+// A server that refuses the login refuses it nevertheless.
+func TestAServerThatRefusesNames(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) *redistest.Server{
+		"by its ACL": func(t *testing.T) *redistest.Server {
+			s := redistest.StartServer(t)
+			s.Do(t, "ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-client|setname")
+			return s
+		},
+		"by rename-command": func(t *testing.T) *redistest.Server {
+			s := redistest.StartServer(t, "--rename-command", "CLIENT", "")
+			s.Do(t, "ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all")
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := []*redistest.Server{start(t), start(t), start(t)}
+			open := func(options flightlock.Options, password, params string) *flightlock.Client {
+				var urls []string
+				for _, s := range servers {
+					urls = append(urls, "redis://app:"+password+"@"+s.Addr()+params)
+				}
+				return mustOpen(t, options, urls...)
+			}
+			for _, params := range []string{"", "?client_name=billing", "?client_name=no%20name", "?protocol=2"} {
+				var log lines
+				opts := patient
+				opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+				c := open(opts, "pw", params)
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				must(t, c.Ready(ctx))
+				cancel()
+				tryLock(t, c, "k")
+				wantFinding(t, check(t, c), servers[0].Addr(), "reachable", flightlock.StatusOK)
+				wantFinding(t, check(t, c), servers[0].Addr(), "pubsub rights", flightlock.StatusOK)
+				closeClient(t, c) // everything has been logged by then
+				for _, s := range servers {
+					if log.count("level=WARN", "no name", s.Addr()) != 1 {
+						t.Errorf("%q: not one line for %s:\n%s", params, s.Addr(), log.text())
+					}
+				}
+			}
+			var clients []redis.UniversalClient
+			for _, s := range servers {
+				clients = append(clients, s.Client(t, func(o *redis.Options) {
+					o.Username, o.Password, o.ClientName = "app", "pw", "billing"
+				}))
+			}
+			tryLock(t, newClient(t, patient, clients...), "k")
+
+			_, err := open(patient, "wrong", "").TryLock(t.Context(), "k", time.Minute)
+			if !errors.Is(err, flightlock.ErrUnavailable) || !strings.Contains(err.Error(), "WRONGPASS") {
+				t.Error("with a wrong password:", err)
+			}
+		})
+	}
 }

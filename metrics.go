@@ -103,6 +103,9 @@ var (
 		"1 while the node's votes do not count, because it lost its data less than MaxTTL ago.", "node")
 	descUnsure = desc("node_unverified",
 		"1 while the node has no vote, because it refuses the script that reports whether it lost its data.", "node")
+	descUnguarded = desc("node_unguarded",
+		"1 while scripts on the node may access only the keys that they declare: with such a node there is no quarantine.",
+		"node")
 	descDebts = desc("node_debts",
 		"Unacknowledged releases: sent or to be sent to the node, and not confirmed by it yet.", "node")
 	descCommands = desc("node_commands_total",
@@ -228,8 +231,8 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 	m.fetchers.describe(ch)
 	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descGrants, descHandoffs,
-		descRetained, descReused, descRecalled, descAttempts, descExpired, descSuspended, descOut, descUnsure, descDebts,
-		descCommands} {
+		descRetained, descReused, descRecalled, descAttempts, descExpired, descSuspended, descOut, descUnsure, descUnguarded,
+		descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -268,6 +271,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descSuspended, flag(n.Suspended()), n.Name())
 		gauge(descOut, flag(m.c.quorum.Quarantined(i)), n.Name())
 		gauge(descUnsure, flag(n.Unverified() != nil), n.Name())
+		gauge(descUnguarded, flag(n.Undeclared() != nil), n.Name())
 		gauge(descDebts, float64(n.Debts()), n.Name())
 		count(descCommands, n.Commands(), n.Name())
 	}

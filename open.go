@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +38,7 @@ import (
 //   - 2s for a dial, including TLS and one lost packet, unless the URL has a dial_timeout above 0;
 //   - idle connections are kept, none are reserved for pipelines, and buffers fit what is sent;
 //   - the name "flightlock" for CLIENT LIST, unless the URL has client_name. Connections for locks
-//     have it, too.
+//     have it, too. A server that refuses CLIENT SETNAME is used without, which is logged once.
 //
 // Options.Nodes must be empty. Open sends nothing yet. A bad URL is an ErrInvalid that shows the
 // URL without its password.
@@ -133,7 +134,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 			return nil, errors.New("parameter master_name is empty: " +
 				"it must be the master's name in the configuration of the Sentinels")
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
+		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
 			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		c := redis.NewFailoverClient(o)
@@ -145,7 +146,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
+		tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
 			&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 			&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 		return redis.NewClusterClient(o), nil
@@ -154,7 +155,7 @@ func dial(rawURL string) (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	tune(&o.ClientName, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
+	tune(&o.ClientName, &o.OnConnect, &o.MaxRetries, &o.DialerRetries, &o.MaxIdleConns, &o.DialTimeout, &o.ReadTimeout,
 		&o.ConnMaxIdleTime, &o.ContextTimeoutEnabled,
 		&o.PipelinePoolSize, &o.ReadBufferSize, &o.WriteBufferSize)
 	return redis.NewClient(o), nil
@@ -196,11 +197,9 @@ const dialTime = 2 * time.Second
 // By default go-redis would keep connections for pipelines only, with buffers of 128 KiB each way.
 // And if the server refuses a login on one of those, go-redis tries one of the others, and the
 // refusal goes unreported.
-func tune(name *string, retries, dials, idleConns *int, dial, read, idle *time.Duration, byContext *bool, pipelinePool,
-	readSize, writeSize *int) {
-	if *name == "" {
-		*name = "flightlock"
-	}
+func tune(name *string, greet *func(context.Context, *redis.Conn) error, retries, dials, idleConns *int,
+	dial, read, idle *time.Duration, byContext *bool, pipelinePool, readSize, writeSize *int) {
+	*greet, *name = conn.Named(cmp.Or(*name, "flightlock"), nil), ""
 	*retries, *dials = -1, 1
 	*idleConns, *idle = 0, -1 // keep all of them
 	*read, *byContext = max(*read, 2*time.Second), false

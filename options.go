@@ -101,12 +101,12 @@ type Options struct {
 
 	// DisableQuarantine makes the votes of a node count even if the node has just lost data: by a
 	// restart, a flush, or a failover to a lagging replica. By default, with 3 nodes or more and no
-	// Cluster among them, such a node has no vote for MaxTTL plus DriftFactor, because it might
-	// grant a lock that it has granted before. Set DisableQuarantine for nodes that cannot lose
-	// data (appendfsync always), or for embedded nodes. With fewer than 3 nodes every vote counts
-	// in any case; there, DisableQuarantine only stops the tokens of a node that lost data from
-	// continuing above the lost ones. It must be equal in all clients of the same nodes. See
-	// docs/guarantees.md.
+	// Cluster among them, nor a server that refuses undeclared keys in scripts, such a node has no vote
+	// for MaxTTL plus DriftFactor, because it might grant a lock that it has granted before. Set
+	// DisableQuarantine for nodes that cannot lose data (appendfsync always), or for embedded nodes.
+	// With fewer than 3 nodes every vote counts in any case; there, DisableQuarantine only stops the
+	// tokens of a node that lost data from continuing above the lost ones. It must be equal in all
+	// clients of the same nodes. See docs/guarantees.md.
 	DisableQuarantine bool
 
 	// Registerer receives the metrics of this Client until it is closed: see docs/metrics.md. Two
@@ -116,15 +116,16 @@ type Options struct {
 	Registerer prometheus.Registerer
 
 	// Logger receives state changes. At level Warn: a node is suspended, quarantined, or refuses to
-	// report whether it lost data, or (once) refuses INFO; locks were lost (the first in a second with
-	// its key and reason, the others as a number); other clients use another set of nodes; a lock has
-	// been refreshed for an hour, or one more; a lock with AutoRefresh was dropped without Release; a
-	// RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its OnError is too slow. At level
-	// Error: an OnError panicked. At level Info: a node is back, or votes again; a Fetcher has loaded
-	// nothing without a lock for 10s. Operations are not logged one by one, and passwords never are.
-	// One goroutine writes the log, so a log that hangs delays nothing: up to 128 lines wait for it,
-	// and further lines are dropped and counted. If the Logger panics, only that line is lost. nil
-	// means no log.
+	// report whether it lost data, or (once) refuses INFO; a node refuses the undeclared keys that the
+	// quarantine needs, so that there is none, or (once) CLIENT SETNAME; locks were lost (the first in
+	// a second with its key and reason, the others as a number); other clients use another set of
+	// nodes; a lock has been refreshed for an hour, or one more; a lock with AutoRefresh was dropped
+	// without Release; a RefreshPolicy.Retry panicked; a Fetcher loads without locks, or its OnError is
+	// too slow. At level Error: an OnError panicked. At level Info: a node is back, or votes again; a
+	// Fetcher has loaded nothing without a lock for 10s. Operations are not logged one by one, and
+	// passwords never are. One goroutine writes the log, so a log that hangs delays nothing: up to 128
+	// lines wait for it, and further lines are dropped and counted. If the Logger panics, only that
+	// line is lost. nil means no log.
 	Logger *slog.Logger
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/check"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/quorum"
 )
@@ -39,6 +40,20 @@ func (c *Client) epochName() string {
 func (c *Client) onNoInfo(why error) {
 	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may go undetected: "+
 		"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
+}
+
+// onUndeclared is called when it was found that scripts on a node may access only the keys that
+// they declare, or that they may access others by now.
+func (c *Client) onUndeclared(i int, why error) {
+	name := c.nodes[i].Name()
+	if why != nil {
+		c.log(slog.LevelWarn, "flightlock: quarantine is off: it needs a key that scripts do not declare, which this node "+
+			"refuses; if a node loses data, it may grant a lock that is held", "node", name, "err", why,
+			"fix", check.FixUndeclared(why))
+	} else {
+		c.log(slog.LevelInfo, "flightlock: scripts on the node may access keys that they do not declare, as the "+
+			"quarantine needs", "node", name)
+	}
 }
 
 // onQuarantine is called when a node has entered quarantine, or has left it.

@@ -29,7 +29,7 @@ try('GET', KEYS[2])
 try('INCRBY', KEYS[2], '1')
 try('DEL', KEYS[2])
 try('GETDEL', KEYS[2])
-try('ZADD', KEYS[2], '1', 'a')
+try('ZADD', KEYS[2], 'LT', '1', 'a') -- since 6.2
 try('EXISTS', KEYS[2])
 try('ZSCORE', KEYS[2], 'a')
 try('ZRANGE', KEYS[2], '0', '0')

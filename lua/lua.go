@@ -25,6 +25,8 @@ var (
 	boot    = code("boot")
 	check   = code("check")
 	sets    = code("sets")
+
+	undeclared = code("undeclared")
 )
 
 // code returns the script of that name, after a line that names it to an operator.
@@ -159,6 +161,8 @@ var (
 	Boot  = newScript(boot)
 	Check = newScript(check)
 	Sets  = newScript(sets)
+
+	Undeclared = newScript(undeclared)
 )
 
 // Voteless are the scripts that cast no vote, so that the epoch does not matter: they keep and end what

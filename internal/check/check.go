@@ -122,7 +122,14 @@ func withTimeout(client redis.UniversalClient) redis.UniversalClient {
 }
 
 func (in *inspections) judge() (all []Finding) {
-	middle := in.middleClock()
+	middle, unguarded := in.middleClock(), ""
+	for i, n := range in.nodes {
+		for _, s := range n.servers {
+			if s.Undeclared != nil {
+				unguarded = in.Nodes[i].Name()
+			}
+		}
+	}
 	for i, n := range in.nodes {
 		if n.err != nil {
 			all = append(all, in.unknownCluster(i, n.err))
@@ -135,7 +142,7 @@ func (in *inspections) judge() (all []Finding) {
 				all = append(all, unreachable(in.command(i, s.Addr), s.Err))
 				continue
 			}
-			t := target{Config: in.Config, i: i, serverInfo: s, middle: middle}
+			t := target{Config: in.Config, i: i, serverInfo: s, middle: middle, unguarded: unguarded}
 			for _, rule := range rules {
 				found := rule.judge(t)
 				found.Node, found.Check, found.Why = s.Addr, rule.name, rule.why

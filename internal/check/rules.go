@@ -19,6 +19,8 @@ type target struct {
 	serverInfo
 	i      int           // of its node
 	middle time.Duration // the median of the nodes' clock offsets
+
+	unguarded string // a node whose scripts may access only the keys that they declare; "": there is none
 }
 
 // rule is a check that is made on every server. judge returns the status, what was found, and the
@@ -205,7 +207,7 @@ func judgePersistence(t target) Finding {
 	}
 	logs, fsync := aof == "yes" || aof == "1", t.Settings["appendfsync"]
 	pauses := t.Settings["no-appendfsync-on-rewrite"] == "yes"
-	if t.Guarded && t.InfoErr == nil && (!logs || fsync != "always" || pauses) {
+	if t.guarded() && t.InfoErr == nil && (!logs || fsync != "always" || pauses) {
 		return ok("a restart that loses data has no vote for %v: see quarantine", t.Quarantine)
 	}
 	wait := fmt.Sprintf("when it has stopped, keep clients away from it for MaxTTL (%v), "+
@@ -246,6 +248,14 @@ func judgeQuarantine(t target) Finding {
 			Found: fmt.Sprintf("the node lost data within the last %v, and so have others: %d of %d nodes have a vote, "+
 				"so nobody gets a lock", life, t.voters(), len(t.Nodes)),
 			Fix: "wait: each votes again by itself that long after its loss"}
+	case t.Undeclared != nil && t.Guarded:
+		return Finding{Status: Warn,
+			Found: "off: " + t.Undeclared.Error() +
+				"; if a node loses data, it may grant a lock that is held, and tokens may repeat",
+			Fix: FixUndeclared(t.Undeclared)}
+	case t.unguarded != "" && t.Guarded:
+		return Finding{Status: Warn, Found: "off: scripts on " + t.unguarded + " may access only the keys that they declare",
+			Fix: "see the quarantine of " + t.unguarded}
 	case t.InfoErr != nil && !t.Guarded:
 		return Finding{Status: Warn,
 			Found: "INFO is refused: the tokens of a node that restarts with old data, " +
@@ -269,6 +279,19 @@ func judgeQuarantine(t target) Finding {
 			Fix: "wait that long before you restart another node"}
 	}
 	return ok("on, for %v", life)
+}
+
+// guarded reports whether nodes that lost their data have no vote.
+func (t target) guarded() bool { return t.Guarded && t.unguarded == "" }
+
+// FixUndeclared returns what to do about scripts that may access only the keys that they declare, because of why.
+func FixUndeclared(why error) string {
+	if several, _ := conn.RefusesKeys(why); several {
+		return "the address is that of a whole Cluster: use it as one, redis://HOST?addr=HOST for Open, " +
+			"redis.NewClusterClient for New; or use nodes that are one server each"
+	}
+	return "have the server allow it: --default_lua_flags=allow-undeclared-keys of Dragonfly, " +
+		"lua-strict-key-accessing no of kvrocks; or use nodes that cannot lose data"
 }
 
 // voters is how many nodes are not known to be in quarantine.
@@ -373,6 +396,10 @@ func judgeScripts(t target) Finding {
 		f.Fix = "use the master"
 	case strings.Contains(found, "OOM"):
 		f.Fix = "give it more memory: " + t.cli() + " CONFIG SET maxmemory BYTES"
+	case containsAny(strings.ToLower(found), "unknown redis command", "unknown command", "syntax error"):
+		f.Fix = "install Redis 6.2, Valkey 7.2 or later, without rename-command for what the lock scripts call"
+	case containsAny(found, "NOSCRIPT", "CROSSSLOT", "non local key"):
+		f.Fix = "the address is that of several servers: use nodes that are one server each, or a whole Cluster as such"
 	}
 	return f
 }

@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/node"
-	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -33,9 +34,10 @@ type serverInfo struct {
 	Clock    clockInfo
 	ClockErr error
 
-	Refused   []string // commands of the lock scripts that failed, each with its error
-	ScriptErr error    // no script can be run
-	NoScript  bool     // because the server answers other commands, and none
+	Refused    []string // commands of the lock scripts that failed, each with its error
+	ScriptErr  error    // no script can be run
+	NoScript   bool     // because the server answers other commands, and none
+	Undeclared error    // scripts may access only the keys that they declare
 
 	NoKey     bool // no key with the prefix can be on this master, so the rest was not tried
 	PubSubErr error
@@ -239,23 +241,28 @@ func (in *inspection) config() {
 	}
 }
 
-// scripts tries the commands of the lock scripts within a script, and on a Cluster what goes before one.
+// scripts tries the commands of the lock scripts within a script, then these scripts, and on a Cluster
+// what goes before one. A server that is no member of a Cluster, as far as is known, may nevertheless
+// be several: so keys of several slots are tried.
 func (in *inspection) scripts() {
-	own := node.Reserved + node.SlotTag(in.key) + "}:check:" + in.key[max(0, len(in.key)-40):]
-	alive := in.dead == nil
-	in.got.ScriptErr = in.do(func(ctx context.Context) error {
-		if err := in.c.ScriptLoad(ctx, lua.Check.Source).Err(); err != nil {
-			return fmt.Errorf("SCRIPT LOAD: %w", err)
+	keys, alive := []string{in.key}, in.dead == nil
+	if !in.got.Cluster {
+		for _, tag := range node.SpreadTags() {
+			keys = append(keys, in.key+"{"+tag+"}")
 		}
-		failed, err := in.c.EvalSha(ctx, lua.Check.SHA, []string{in.key, own}).StringSlice()
-		if err != nil {
-			return fmt.Errorf("EVALSHA: %w", err)
+	}
+	for _, key := range keys {
+		in.got.ScriptErr = in.do(func(ctx context.Context) error { return in.tryScripts(ctx, key) })
+		if in.got.ScriptErr != nil || len(in.got.Refused) > 0 {
+			break
 		}
-		for i := 0; i+1 < len(failed); i += 2 {
-			in.got.Refused = append(in.got.Refused, failed[i]+": "+failed[i+1])
-		}
-		return nil
-	})
+	}
+	if !in.got.Cluster && in.got.ScriptErr == nil {
+		_ = in.do(func(ctx context.Context) (err error) {
+			in.got.Undeclared, err = node.TryUndeclared(ctx, in.c)
+			return err
+		})
+	}
 	in.got.NoScript = alive && conn.TimedOut(in.got.ScriptErr) && in.ctx.Err() == nil
 	if in.got.Cluster && in.got.ScriptErr == nil { // it goes before a script whose slot moves
 		err := in.do(func(ctx context.Context) error { return in.c.Do(ctx, "ASKING").Err() })
@@ -263,6 +270,19 @@ func (in *inspection) scripts() {
 			in.got.Refused = append(in.got.Refused, "ASKING: "+err.Error())
 		}
 	}
+}
+
+// tryScripts tries the commands of the lock scripts for key, and if all may be called, these scripts.
+func (in *inspection) tryScripts(ctx context.Context, key string) error {
+	own := node.Reserved + node.SlotTag(key) + "}:check:" + key[max(0, len(key)-40):]
+	refused, err := node.Refused(ctx, in.c, key, own)
+	for _, name := range slices.Sorted(maps.Keys(refused)) {
+		in.got.Refused = append(in.got.Refused, name+": "+refused[name].Error())
+	}
+	if err != nil || len(refused) > 0 {
+		return err
+	}
+	return node.TryScripts(ctx, in.c, key, own, in.key)
 }
 
 // pubsub subscribes to an inbox and sends a notice there. On a Cluster of Redis 7 it takes the

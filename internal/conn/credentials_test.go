@@ -37,7 +37,7 @@ func TestAStreamOfCredentialsThatHangs(t *testing.T) {
 			StreamingCredentialsProvider: stream,
 		})
 		defer c.Close()
-		own := redis.NewClient(Options(c, time.Second, NewLimit(1), func(*Conn) {}, func() {}))
+		own := redis.NewClient(Options(c, time.Second, NewLimit(1), func(*Conn) {}, func(error) {}))
 		defer own.Close()
 		began := time.Now()
 		err := own.Ping(t.Context()).Err()

@@ -105,7 +105,8 @@ func (c *Conn) noteRefusal(arrived []byte) {
 	default:
 		text, refused := strings.CutPrefix(string(arrived), "-")
 		line, _, _ := strings.Cut(text, "\r\n")
-		if !refused || strings.Contains(strings.ToLower(line), "setinfo") {
+		lower := strings.ToLower(line)
+		if !refused || strings.Contains(lower, "setinfo") || strings.Contains(lower, "setname") {
 			line = ""
 		}
 		c.refused.Store(&line)

@@ -35,9 +35,11 @@ const (
 )
 
 // Options returns the options of c for connections of our own. Each connection is a Conn, is dialed
-// once without retries, and is passed to dialed; greeted is called when it is ready for use. Until
-// then, each step except the dial is limited by step. Hooks of c are not called.
-func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn), greeted func()) *redis.Options {
+// once without retries, and is passed to dialed; greeted is called when it is ready for use, with
+// the error by which the server has refused its name, if it has (see Named). Until then, each step
+// except the dial is limited by step. Hooks of c are not called.
+func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn), greeted func(unnamed error),
+) *redis.Options {
 	o := BareOptions(c)
 	limit := DialTimeout
 	if o.TLSConfig != nil {
@@ -59,12 +61,14 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 		return conn, nil
 	}
 	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+		var refused error
 		if greet != nil {
+			ctx = context.WithValue(ctx, unnamed{}, &refused)
 			if err := Guard(func() error { return greet(ctx, conn) }); err != nil {
 				return err
 			}
 		}
-		greeted()
+		greeted(refused)
 		return nil
 	}
 	o.CredentialsProviderContext = awaitCredentials(o, dials)
@@ -86,11 +90,12 @@ func Options(c *redis.Client, step time.Duration, dials Limit, dialed func(*Conn
 }
 
 // BareOptions returns a copy of c's options without client-side caching and maintenance
-// notifications.
+// notifications. Its ClientName is set by OnConnect: see Named.
 func BareOptions(c *redis.Client) *redis.Options {
 	o := *c.Options()
 	o.ClientSideCacheConfig, o.ClientSideCache = nil, nil
 	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	o.OnConnect, o.ClientName = Named(o.ClientName, o.OnConnect), ""
 	return &o
 }
 
@@ -118,7 +123,7 @@ func DialOnce(ctx context.Context, c *redis.Client, step time.Duration, dials Li
 	*Once, error,
 ) {
 	var dialed *Conn
-	o := Options(c, step, dials, func(c *Conn) { dialed = c }, func() { dialed.Greeted() })
+	o := Options(c, step, dials, func(c *Conn) { dialed = c }, func(error) { dialed.Greeted() })
 	o.MaxActiveConns = 1
 	o.ReadBufferSize, o.WriteBufferSize = 4<<10, 4<<10
 	o.ReadTimeout, o.WriteTimeout = TransportTimeout, TransportTimeout

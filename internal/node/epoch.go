@@ -100,6 +100,10 @@ type Epoch struct {
 	Began  time.Time  // by the client's clock, a round trip late at most
 	NoInfo error      // why the server does not report its process: then not all losses are noticed
 
+	// Undeclared is why scripts may access only the keys that they declare, so that none can compare
+	// the marker: the server's votes count in any epoch. nil: they may access others.
+	Undeclared error
+
 	usual, strict *scripts
 }
 
@@ -155,6 +159,16 @@ var grantNothing = []byte(lua.GrantNothing.SHA)
 // sameScripts reports whether the server votes by the same scripts in both epochs.
 func (e *Epoch) sameScripts(o *Epoch) bool {
 	return e.usual.acquire.SHA == o.usual.acquire.SHA && e.strict.acquire.SHA == o.strict.acquire.SHA
+}
+
+// declaredOnly records why the scripts may access only the keys that they declare. Those of a
+// server that is one of several have no epoch: they run on the others as well. (Others are asked
+// for any marker, see parseBootReply.)
+func (e *Epoch) declaredOnly(why error) {
+	e.Undeclared = why
+	if several, _ := conn.RefusesKeys(why); several {
+		e.usual, e.strict = anyScripts, anyScripts
+	}
 }
 
 // scripts are those by which a server votes in this epoch.
@@ -221,6 +235,21 @@ func (n *Node) Epoch() *Epoch {
 		return e
 	}
 	return nil
+}
+
+// TakesOffers reports whether the node grants a key to the next contender that has made an offer. A Cluster
+// does not, because it has no inboxes; nor does a server whose scripts may access only the keys that they
+// declare, because offers are others.
+func (n *Node) TakesOffers() bool { return !n.IsCluster() && n.Undeclared() == nil }
+
+// Undeclared is why scripts on the node may access only the keys that they declare, as was found when it was
+// asked for its epoch last; nil: they may access others, or that is not known. There is no quarantine with
+// such a node: see Epoch.
+func (n *Node) Undeclared() error {
+	if n.server == nil {
+		return nil
+	}
+	return n.server.epoch.Load().Undeclared
 }
 
 // Unverified is why the node's epoch cannot be verified, so that it has no vote: it refuses boot.lua,
@@ -360,11 +389,57 @@ func (s *Server) enter(next *Epoch) {
 		next.Began = e.Began // whatever became of the node's clock
 	}
 	store := func() { s.epoch.Store(next) }
-	if changed := s.n.guard.Changed; changed != nil && (next.Name != e.Name || next.State != e.State) {
+	if changed := s.n.guard.Changed; changed != nil &&
+		(next.Name != e.Name || next.State != e.State || (next.Undeclared == nil) != (e.Undeclared == nil)) {
 		changed(*next, store)
 	} else {
 		store()
 	}
+}
+
+// refusesMarker reports whether err, the answer to r, says that scripts may access only the keys that they
+// declare, where that was not known: the next boot finds out, with the slot of r.
+func (s *Server) refusesMarker(r *request, err error) bool {
+	if _, is := conn.RefusesKeys(err); !is || s.n.guard == nil || s.epoch.Load().Undeclared != nil {
+		return false
+	}
+	s.refusedSlot.Store(int32(r.e.t.slot) + 1)
+	return true
+}
+
+// undeclaredSlots are those of the keys by which the server is asked whether scripts may access keys that
+// they do not declare.
+func (s *Server) undeclaredSlots() []uint16 {
+	if refused := s.refusedSlot.Load(); refused > 0 {
+		return append(spreadSlots[:len(spreadSlots):len(spreadSlots)], uint16(refused-1))
+	}
+	return spreadSlots[:]
+}
+
+// tryUndeclared has pipe try for each slot whether a script with a key of it may access one that it does not
+// declare. A Cluster behind one address has the marker in one place, and other slots elsewhere.
+func tryUndeclared(ctx context.Context, pipe redis.Pipeliner, slots []uint16) (tries []*redis.Cmd) {
+	for _, slot := range slots {
+		tag := slotTags()[slot]
+		key := Reserved + string(tag[:]) + "}:undeclared"
+		tries = append(tries, pipe.EvalSha(ctx, lua.Undeclared.SHA, []string{key}))
+	}
+	return tries
+}
+
+// undeclared is the error by which one of these tries was refused. Other errors prove nothing: then acquire
+// compares the marker, or fails.
+func undeclared(tries []*redis.Cmd) error {
+	for _, try := range tries {
+		err := try.Err()
+		if text, _ := try.Val().(string); err == nil && text != "" {
+			err = conn.ServerError(text)
+		}
+		if _, is := conn.RefusesKeys(err); is {
+			return fmt.Errorf("scripts may access only the keys that they declare: %w", err)
+		}
+	}
+	return nil
 }
 
 // runBoot runs boot.lua. With load, or where the server does not know it, it loads it and the scripts that need no
@@ -391,10 +466,12 @@ func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string,
 		for _, script := range lua.Voteless {
 			pipe.ScriptLoad(ctx, script.Source)
 		}
+		pipe.ScriptLoad(ctx, lua.Undeclared.Source)
 	}
+	tries := tryUndeclared(ctx, pipe, s.undeclaredSlots())
 	_, err := pipe.Exec(ctx)
 	switch unknown := conn.HasCode(cmd.Err(), "NOSCRIPT"); {
-	case unknown && !load:
+	case !load && (unknown || conn.HasCode(tries[0].Err(), "NOSCRIPT")):
 		return s.runBoot(ctx, c, establish, true)
 	case unknown && loaded.Err() == nil:
 		cmd = boot(c)
@@ -411,9 +488,13 @@ func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string,
 	case cmd.Val() == nil && err != nil:
 		return nil, withoutVote(err)
 	}
-	next, err := parseBootReply(cmd.Val(), g.Changed == nil)
+	why := undeclared(tries)
+	next, err := parseBootReply(cmd.Val(), g.Changed == nil || why != nil)
 	if err != nil {
 		return nil, withoutVote(err)
+	}
+	if why != nil {
+		next.declaredOnly(why)
 	}
 	return next, nil
 }

@@ -145,7 +145,7 @@ func (l *lane) complete(r *request, got response, sent, heal bool) bool {
 		l.by = l.epoch.usual // once is enough
 	}
 	switch {
-	case heal && conn.HasCode(err, "NOSCRIPT", "EPOCH"):
+	case heal && (conn.HasCode(err, "NOSCRIPT", "EPOCH") || l.s.refusesMarker(r, err)):
 		return false
 	case l.s.redirect != nil && conn.IsReply(err) && l.s.redirect(l.s, r, err):
 	case l.s.redirect != nil && conn.HasCode(err, "TRYAGAIN") && r.narrow():

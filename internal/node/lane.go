@@ -154,10 +154,13 @@ func (l *lane) connect() {
 	n := l.s.n
 	o := conn.Options(l.s.from, n.timeout, l.s.dials, func(c *conn.Conn) {
 		c.OnUse, c.OnWrite = func() { l.uses(c) }, l.watchdog.wrote
-	}, func() {
+	}, func(unnamed error) {
 		if c := l.conn.Load(); c != nil {
 			c.Greeted()
 			c.SetStrict(false)
+		}
+		if unnamed != nil {
+			n.reportUnnamed(unnamed)
 		}
 	})
 	l.s.redial(o)

@@ -56,10 +56,16 @@ type Node struct {
 	// call after the other.
 	Verified func(name string, err error)
 
+	// Unnamed is called once if a server refuses a name for its connections, with the reason. It is set before the
+	// first request, and must not block.
+	Unnamed func(name string, err error)
+
 	// Observe is called for every exchange: how long it took, and why it had no answer, or an
 	// error for one. nil: nobody wants to. It is set before the first request, and must not
 	// block.
 	Observe func(took time.Duration, err error)
+
+	unnamed sync.Once // calls Unnamed
 
 	wg sync.WaitGroup // every goroutine of this node
 
@@ -173,6 +179,12 @@ func (n *Node) Close(ctx context.Context) error {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
 	return nil
+}
+
+func (n *Node) reportUnnamed(err error) {
+	if n.Unnamed != nil {
+		n.unnamed.Do(func() { n.Unnamed(n.name, err) })
+	}
 }
 
 // addServer makes lanes for one Redis process.

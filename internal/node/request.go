@@ -84,12 +84,12 @@ func (r *request) keys(to []any) []any {
 // grants reports whether r is a release that grants the key to the next contender, if that has made an offer.
 func (r *request) grants() bool {
 	return r.op == opRelease && r.reach == allKeys && r.turnPass.wanted() && r.turnPass.News == NoNews &&
-		!r.e.n.IsCluster()
+		r.e.n.TakesOffers()
 }
 
 // offer is the offer that r makes; nil: none.
 func (r *request) offer() *carried {
-	if r.reach != allKeys || r.e.n.IsCluster() || r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
+	if r.reach != allKeys || !r.e.n.TakesOffers() || r.op != opAcquire && (r.op != opRelease || r.turnPass != nil) {
 		return nil
 	}
 	if c := r.e.t.contention; c != nil && !r.e.t.prepared() {
@@ -142,7 +142,7 @@ func (r *request) values(to []any) []any {
 		case p != nil:
 			to = append(to, r.e.n.publish, r.e.n.turn)
 			rest := p.values()
-			if p.rejoins != nil && !r.e.n.IsCluster() {
+			if p.rejoins != nil && r.e.n.TakesOffers() {
 				rest[len(rest)-1] = p.rejoins.text(r.e.i, r.e.n.epochName())
 			}
 			last := len(rest)
@@ -152,7 +152,7 @@ func (r *request) values(to []any) []any {
 			for _, v := range rest[:last] {
 				to = append(to, v)
 			}
-		case t.prepared() && !r.e.n.IsCluster():
+		case t.prepared() && r.e.n.TakesOffers():
 			to = append(to, t.Contender(), "")
 		case t.Contender() != "":
 			to = append(to, t.Contender())

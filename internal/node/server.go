@@ -41,6 +41,10 @@ type Server struct {
 	epoch    atomic.Pointer[Epoch]        // of the votes requested. Written by who has the token, and before any request
 	verified atomic.Pointer[verification] // the last one
 
+	// refusedSlot is one more than the hash slot of a request that was refused last because its script
+	// accessed a key that it does not declare; 0: none was.
+	refusedSlot atomic.Int32
+
 	// Set on a Cluster: unnamed says that its map did not name this master when it was met, so that from
 	// is the node's own; redirect sends a request on that belongs elsewhere, and says
 	// whether it did; unreachable is called for each batch without an answer.

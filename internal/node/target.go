@@ -185,6 +185,18 @@ var slotTags = sync.OnceValue(func() *[slots][3]byte {
 	return &tags
 })
 
+// spreadSlots are three slots that are far apart, so that they are not all on one of several servers.
+var spreadSlots = [...]uint16{slots / 6, slots / 2, slots / 6 * 5}
+
+// SpreadTags returns a hash tag, without braces, for each of three slots that are far apart.
+func SpreadTags() (tags []string) {
+	for _, slot := range spreadSlots {
+		tag := slotTags()[slot]
+		tags = append(tags, string(tag[:]))
+	}
+	return tags
+}
+
 // SlotTag is three characters that hash to key's slot.
 func SlotTag(key string) string {
 	tag := slotTags()[SlotOf(key)]

@@ -125,12 +125,11 @@ func (o *offers) find(owner string) *Lease {
 	return o.open[owner]
 }
 
-// GrantsNothing reports whether offers are of no use here: a Cluster has no inboxes, so it grants to no offer, and too
-// few of the nodes are none.
+// GrantsNothing reports whether offers are of no use here, because too few of the nodes take any.
 func (q *Quorum) GrantsNothing() bool {
 	n := 0
 	for _, node := range q.Nodes {
-		if !node.IsCluster() {
+		if node.TakesOffers() {
 			n++
 		}
 	}

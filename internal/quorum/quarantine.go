@@ -50,6 +50,10 @@ import (
 // all of them new, whoever makes it. What cannot be noticed is that all nodes forgot before any client that knew them
 // has met one of them again, or that no such client is left.
 //
+// While the scripts of a node may access only the keys that they declare (node.Epoch.Undeclared), there is no
+// quarantine, as with a Cluster: what that node has lost cannot be noticed. Every vote counts. All nodes are
+// asked for their epoch again every recheckUndeclared, because that may have been the answer of a moment.
+//
 // During a bootstrap, votes that do not count are undecided: rounds that need them wait for its
 // end, since a new deployment must not refuse its first locks.
 type quarantine struct {
@@ -57,6 +61,7 @@ type quarantine struct {
 	wake chan struct{} // has an entry if a bootstrap is needed. Buffered
 
 	bootstrapping atomic.Bool // a bootstrap is under way or about to begin. Written under mu
+	off           atomic.Bool // a node's scripts may access only the keys that they declare. Written under mu
 
 	// established is what the last bootstrap that found all nodes new has read; nil if there was none. Only run's
 	// goroutine uses it.
@@ -169,8 +174,10 @@ func newQuarantine(q *Quorum) *quarantine {
 		panic(fmt.Sprintf("quorum: a quarantine of %v", q.Quarantine))
 	}
 	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]int{}}
-	for _, n := range q.Nodes {
-		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.EpochName, Changed: k.changed})
+	for i, n := range q.Nodes {
+		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.EpochName, Changed: func(e node.Epoch, store func()) {
+			k.changed(i, e, store)
+		}})
 	}
 	return k
 }
@@ -190,7 +197,7 @@ func (q *Quorum) Quarantined(i int) bool {
 // that is under way is the first that finds it without one, and decides. Later ones, which try again for as long as the
 // quarantine lasts, change nothing until they are over.
 func (q *Quorum) quarantinedUntil(i int) error {
-	if q.quarantine == nil {
+	if q.quarantine == nil || q.quarantine.isOff() {
 		return nil
 	}
 	e := q.Nodes[i].Epoch()
@@ -200,18 +207,26 @@ func (q *Quorum) quarantinedUntil(i int) error {
 	return &Quarantined{*e, e.Began.Add(q.Quarantine)}
 }
 
-// changed is called with a node's new epoch before any vote in it. store, which stores it in the
+// changed is called with node i's new epoch before any vote in it. store, which stores it in the
 // node, runs under mu: so the bootstrap that is under way ends after that or is followed by
 // another. One that ended in between would have read the old epoch, and the node would not be
 // read again.
-func (k *quarantine) changed(e node.Epoch, store func()) {
+func (k *quarantine) changed(i int, e node.Epoch, store func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer store()
+	if (e.Undeclared == nil) != (k.q.Nodes[i].Undeclared() == nil) && k.q.OnUndeclared != nil {
+		k.q.OnUndeclared(i, e.Undeclared)
+	}
+	off := e.Undeclared != nil
+	for j, n := range k.q.Nodes {
+		off = off || j != i && n.Undeclared() != nil
+	}
+	turned := k.off.Swap(off) != off
 	if e.NoInfo != nil && !k.noInfo && k.q.OnNoInfo != nil {
 		k.noInfo = k.q.tasks.Go(func() { k.q.OnNoInfo(e.NoInfo) })
 	}
-	if e.State == node.EpochKept && !k.running {
+	if e.State == node.EpochKept && !k.running && !turned {
 		return
 	}
 	k.changedSince = true
@@ -274,7 +289,13 @@ func (k *quarantine) beginBootstrap() {
 // Without changed, only the time for it has come: what it finds half done is so for as long as the quarantine lasts,
 // and is not read again at once. If another client is about it, a node that it has established is a change.
 func (k *quarantine) bootstrap(changed bool) {
-	before := k.read(k.established)
+	if k.off.Load() {
+		if !changed {
+			k.read(nil, true)
+		}
+		return
+	}
+	before := k.read(k.established, false)
 	if v := judge(before, before, k.q.need); !slices.Contains(before, nil) && (v == leave || v == retry && !changed) {
 		return // not all are new
 	}
@@ -282,7 +303,7 @@ func (k *quarantine) bootstrap(changed bool) {
 		if judge(before, before, k.q.need) == establish && !k.pause(knownTime) {
 			return
 		}
-		now := k.read(nil)
+		now := k.read(nil, false)
 		switch judge(before, now, k.q.need) {
 		case leave:
 			return
@@ -290,7 +311,7 @@ func (k *quarantine) bootstrap(changed bool) {
 			k.established = now
 			// A node whose process cannot be seen is established in a later second, as boot.lua says.
 			for range maxReads {
-				if judge(now, k.read(now), k.q.need) != establish || !k.pause(knownTime) {
+				if judge(now, k.read(now, false), k.q.need) != establish || !k.pause(knownTime) {
 					return
 				}
 			}
@@ -313,8 +334,9 @@ func (k *quarantine) pause(d time.Duration) bool {
 }
 
 // read returns the epochs of all nodes, nil for those that do not answer. Nodes that are known to
-// be established (their epoch is kept) are not asked. With establish, it establishes the others by these epochs.
-func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
+// be established (their epoch is kept) are asked only if keptToo is set. With establish, it establishes the
+// others by these epochs.
+func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
 	type answer struct {
 		i   int
 		e   node.Epoch
@@ -324,7 +346,7 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 	answers := make(chan answer, len(all))
 	asked := 0
 	for i, n := range k.q.Nodes {
-		if e := n.Epoch(); e != nil && e.State == node.EpochKept {
+		if e := n.Epoch(); e != nil && e.State == node.EpochKept && !keptToo {
 			all[i] = e
 			continue
 		}
@@ -357,6 +379,10 @@ func (k *quarantine) read(establish []*node.Epoch) []*node.Epoch {
 // that is new: another node may have answered too late for all to be established together.
 const retryRead = time.Second
 
+// recheckUndeclared is how often nodes are asked for their epoch while there is no quarantine because of one
+// of them.
+const recheckUndeclared = 10 * time.Second
+
 // endBootstrap ends a bootstrap, unless another must follow at once: it reconsiders the rounds that
 // have waited, and calls OnQuarantine for nodes that have changed. It returns how long to wait for
 // the next bootstrap, or that none is needed: then run has ended.
@@ -372,6 +398,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		return 0, false
 	}
 	k.bootstrapping.Store(false)
+	off := k.off.Load()
 	wait = -1
 	for i, n := range k.q.Nodes {
 		e := n.Epoch()
@@ -379,7 +406,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 			continue
 		}
 		s := Quarantined{Epoch: *e}
-		out := e.State != node.EpochKept
+		out := e.State != node.EpochKept && !off
 		if out {
 			s.Until = e.Began.Add(k.q.Quarantine)
 			left := time.Until(s.Until) + time.Millisecond
@@ -394,6 +421,9 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 			k.quarantined ^= 1 << i
 			changes = append(changes, change{i, s})
 		}
+	}
+	if off {
+		wait = recheckUndeclared
 	}
 	k.running = wait >= 0 && k.q.ctx.Err() == nil
 	rounds := k.rounds
@@ -426,6 +456,9 @@ func (k *quarantine) awaitBootstrap(r *round) bool {
 	}
 	return true
 }
+
+// isOff reports whether every vote counts, because of a node whose scripts may access only the keys that they declare.
+func (k *quarantine) isOff() bool { return k != nil && k.off.Load() }
 
 // underWay reports whether a bootstrap is under way.
 func (k *quarantine) underWay() bool { return k != nil && k.bootstrapping.Load() }

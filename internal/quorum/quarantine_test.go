@@ -168,9 +168,9 @@ func TestABootstrapSeesWhatItIsAbout(t *testing.T) {
 		c := r.client("x")
 		c.guard(ttl)
 		k := c.q.quarantine
-		for _, n := range c.q.Nodes {
+		for i, n := range c.q.Nodes {
 			n.SetGuard(node.Guard{Limit: ttl, Name: c.q.EpochName, Changed: func(m node.Epoch, store func()) {
-				k.changed(m, func() {
+				k.changed(i, m, func() {
 					if k.mu.TryLock() {
 						k.mu.Unlock()
 						t.Error("a bootstrap may end in this instant")

@@ -211,7 +211,7 @@ func (r *round) reconsider() {
 // isVoteLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays one.
 func (r *round) isVoteLocked(i int) bool {
 	rep := &r.replies[i]
-	if rep.Epoch == nil {
+	if rep.Epoch == nil || r.l.q.quarantine.isOff() { // only a quarantine has votes with an epoch
 		return true
 	}
 	now := r.l.q.Nodes[i].Epoch()

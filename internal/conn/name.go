@@ -1,0 +1,40 @@
+package conn
+
+import (
+	"context"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Named returns an OnConnect that gives the connection a name, for CLIENT LIST, and then calls next, if that is not
+// nil. Where the server, or a proxy before it, refuses CLIENT SETNAME, the connection has no name. go-redis, which is
+// told a ClientName, takes that for a refused login; so it is not told.
+func Named(name string, next func(context.Context, *redis.Conn) error) func(context.Context, *redis.Conn) error {
+	if name == "" {
+		return next
+	}
+	return func(ctx context.Context, c *redis.Conn) error {
+		err := c.ClientSetName(ctx, name).Err()
+		if err != nil && !refusesName(err) {
+			return err
+		}
+		if report, ok := ctx.Value(unnamed{}).(*error); ok {
+			*report = err
+		}
+		if next != nil {
+			return next(ctx, c)
+		}
+		return nil
+	}
+}
+
+// unnamed is the key of a context in which Named reports the refusal of a name.
+type unnamed struct{}
+
+// refusesName reports whether a server that answered CLIENT SETNAME with err may be used without a name. What it says
+// of the login, or of its state, it says to every command.
+func refusesName(err error) bool {
+	return IsReply(err) && !HasCode(err, "NOAUTH", "WRONGPASS", "LOADING", "BUSY", "MASTERDOWN") &&
+		!strings.Contains(err.Error(), "max number of clients")
+}
