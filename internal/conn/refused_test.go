@@ -36,7 +36,7 @@ func TestARefusalWinsOverTheEndOfItsConnection(t *testing.T) {
 						!strings.Contains(err.Error(), reply) || strings.Contains(err.Error(), "broken pipe") {
 						t.Errorf("a probe ended with %v", err)
 					}
-					own := redis.NewClient(Options(c, time.Second, NewLimit(1), func(*Conn) {}, func() {}))
+					own := redis.NewClient(Options(c, time.Second, NewLimit(1), func(*Conn) {}, func(error) {}))
 					defer own.Close()
 					if err := Said(own.Ping(t.Context()).Err()); !IsReply(err) || err.Error() != reply {
 						t.Errorf("a command ended with %v", err)
