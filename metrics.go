@@ -106,6 +106,8 @@ var (
 	descUnguarded = desc("node_unguarded",
 		"1 while scripts on the node may access only the keys that they declare: with such a node there is no quarantine.",
 		"node")
+	descUnidentified = desc("node_unidentified",
+		"1 while the node does not report its process: if it restarts with old data, that may go unnoticed.", "node")
 	descDebts = desc("node_debts",
 		"Unacknowledged releases: sent or to be sent to the node, and not confirmed by it yet.", "node")
 	descCommands = desc("node_commands_total",
@@ -232,7 +234,7 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.fetchers.describe(ch)
 	for _, d := range []*prometheus.Desc{descWaiters, descHeld, descOldestDo, descAcquired, descGrants, descHandoffs,
 		descRetained, descReused, descRecalled, descAttempts, descExpired, descSuspended, descOut, descUnsure, descUnguarded,
-		descDebts, descCommands} {
+		descUnidentified, descDebts, descCommands} {
 		ch <- d
 	}
 }
@@ -272,6 +274,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(descOut, flag(m.c.quorum.Quarantined(i)), n.Name())
 		gauge(descUnsure, flag(n.Unverified() != nil), n.Name())
 		gauge(descUnguarded, flag(n.Undeclared() != nil), n.Name())
+		gauge(descUnidentified, flag(n.Unidentified() != nil), n.Name())
 		gauge(descDebts, float64(n.Debts()), n.Name())
 		count(descCommands, n.Commands(), n.Name())
 	}

@@ -246,7 +246,7 @@ func TestMetricsAreConventional(t *testing.T) {
 		mustRelease(t, mustLock(t, c, "k", time.Second))
 		newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
 		families, err := reg.Gather()
-		if err != nil || len(families) != 36 {
+		if err != nil || len(families) != 37 {
 			t.Fatalf("%d families, %v", len(families), err)
 		}
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()

@@ -1,6 +1,7 @@
 package flightlock
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 	"strconv"
@@ -36,10 +37,14 @@ func (c *Client) epochName() string {
 	return strings.ReplaceAll(c.id[1:], "-", "")[:16] + "m" + strconv.FormatUint(c.epochs.Add(1), 36)
 }
 
-// onNoInfo is called when a node refuses INFO.
-func (c *Client) onNoInfo(why error) {
-	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may go undetected: "+
-		"the right to INFO is missing (ACL SETUSER ... +info)", "err", why)
+// onNoInfo is called when node i does not report its process.
+func (c *Client) onNoInfo(i int, why error) {
+	reason := "its INFO does not identify the process"
+	if errors.Is(why, node.ErrInfoRefused) {
+		reason = "the right to INFO is missing (ACL SETUSER ... +info)"
+	}
+	c.log(slog.LevelWarn, "flightlock: a node that restarts with old data, or fails over, may go undetected: "+reason,
+		"node", c.nodes[i].Name(), "err", why)
 }
 
 // onUndeclared is called when it was found that scripts on a node may access only the keys that

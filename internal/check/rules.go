@@ -148,7 +148,7 @@ func judgeRole(t target) Finding {
 	case role == "":
 		return unknown("not reported: HELLO: %v", t.HelloErr)
 	case role != "master":
-		f := Finding{Status: Fail, Found: "a " + strings.Replace(role, "slave", "replica", 1)}
+		f := Finding{Status: Fail, Found: "the role is " + strings.Replace(role, "slave", "replica", 1)}
 		f.Fix = "use its master instead, or make it one: " + t.cli() + " REPLICAOF NO ONE"
 		if host := t.Info["master_host"]; host != "" {
 			f.Found += " of " + net.JoinHostPort(host, t.Info["master_port"])
@@ -234,7 +234,7 @@ func judgePersistence(t target) Finding {
 
 func judgeQuarantine(t target) Finding {
 	life, n := t.Quarantine, t.Nodes[t.i]
-	unverified := n.Unverified() // read once, because a lock may change it meanwhile
+	unverified, hidden := n.Unverified(), n.Unidentified() // read once, because a lock may change them meanwhile
 	allow := fmt.Sprintf("%s ACL SETUSER %s +info", t.cli(), t.user())
 	switch {
 	case t.DisableQuarantine:
@@ -270,9 +270,14 @@ func judgeQuarantine(t target) Finding {
 			Found: "INFO is refused: a node that restarts with old data, " +
 				"or fails over to a replica that lagged, may not be noticed: " + t.InfoErr.Error(),
 			Fix: allow}
-	case hidden(n) != nil:
+	case hidden != nil && !errors.Is(hidden, node.ErrInfoRefused):
 		return Finding{Status: Warn,
-			Found: fmt.Sprintf("INFO was refused to this client earlier, which still counts: %v", hidden(n)),
+			Found: fmt.Sprintf("nothing identifies the server's process, so that a restart with old data may not be noticed: %v",
+				hidden),
+			Fix: "a server whose INFO has run_id, or process_id and uptime_in_seconds; or nodes that cannot lose data"}
+	case hidden != nil:
+		return Finding{Status: Warn,
+			Found: fmt.Sprintf("INFO was refused to this client earlier, which still counts: %v", hidden),
 			Fix:   "none, if INFO is allowed by now: locks try it again every 10s; then run this again"}
 	case t.Quarantined(t.i):
 		return Finding{Status: Warn, Found: fmt.Sprintf("the node lost data within the last %v", life),
@@ -302,14 +307,6 @@ func (c *Config) voters() (n int) {
 		}
 	}
 	return n
-}
-
-// hidden returns why the node does not report its process to this client, if the client has tried.
-func hidden(n *node.Node) error {
-	if m := n.Epoch(); m != nil {
-		return m.NoInfo
-	}
-	return nil
 }
 
 // acceptWrites returns the fix for a server that refused the script with err.

@@ -252,6 +252,15 @@ func (n *Node) Undeclared() error {
 	return n.server.epoch.Load().Undeclared
 }
 
+// Unidentified is why the node does not report its process, so that a restart with old data may go unnoticed. nil: it
+// does, or was not asked.
+func (n *Node) Unidentified() error {
+	if e := n.Epoch(); e != nil {
+		return e.NoInfo
+	}
+	return nil
+}
+
 // Unverified is why the node's epoch cannot be verified, so that it has no vote: it refuses boot.lua,
 // or the scripts by which it would vote. nil: it does not, or was not asked.
 func (n *Node) Unverified() error {

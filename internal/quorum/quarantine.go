@@ -224,7 +224,7 @@ func (k *quarantine) changed(i int, e node.Epoch, store func()) {
 	}
 	turned := k.off.Swap(off) != off
 	if e.NoInfo != nil && !k.noInfo && k.q.OnNoInfo != nil {
-		k.noInfo = k.q.tasks.Go(func() { k.q.OnNoInfo(e.NoInfo) })
+		k.noInfo = k.q.tasks.Go(func() { k.q.OnNoInfo(i, e.NoInfo) })
 	}
 	if e.State == node.EpochKept && !k.running && !turned {
 		return

@@ -49,9 +49,9 @@ type Config struct {
 	// order. May be nil.
 	OnQuarantine func(i int, s Quarantined)
 
-	// OnNoInfo is called once if a node does not report what is needed to notice that it restarted
-	// with old data, with the reason. May be nil.
-	OnNoInfo func(why error)
+	// OnNoInfo is called once if a node, the i-th, does not report what is needed to notice that it
+	// restarted with old data, with the reason. May be nil.
+	OnNoInfo func(i int, why error)
 
 	// OnUndeclared is called when it was found that the scripts of node i may access only the keys that
 	// they declare, so that there is no quarantine, or with nil that they may access others. It must
