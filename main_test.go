@@ -61,6 +61,7 @@ func realNodes(tb testing.TB, n int) (servers []*redistest.Server, nodes []redis
 		servers = append(servers, s)
 		nodes = append(nodes, s.Client(tb))
 	}
+	redistest.Deploy(tb, nodes...)
 	return servers, nodes
 }
 

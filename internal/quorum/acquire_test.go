@@ -242,7 +242,7 @@ func jumpLease(t *testing.T, l *Lease, d time.Duration) {
 
 // slowRig is a rig in real time, whose nodes take 10ms to answer.
 func slowRig(t *testing.T, n int) *rig {
-	r := &rig{t: t, mem: redistest.StartMemNodes(t, n)}
+	r := &rig{t: t, mem: newMemNodes(t, n)}
 	for _, m := range r.mem {
 		m.SetDelay(ms(5))
 	}

@@ -258,7 +258,7 @@ type rig struct {
 func inBubble(t *testing.T, n int, f func(t *testing.T, r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		f(t, &rig{t: t, mem: redistest.StartMemNodes(t, n)})
+		f(t, &rig{t: t, mem: newMemNodes(t, n)})
 	})
 }
 
@@ -292,6 +292,15 @@ func (r *rig) warm(c *client, key string, counters ...int64) {
 	for i, n := range counters {
 		r.setCounter(i, n)
 	}
+}
+
+// newMemNodes are nodes that were never used.
+func newMemNodes(t *testing.T, n int) []*redistest.MemNode {
+	nodes := redistest.StartMemNodes(t, n)
+	for _, m := range nodes {
+		m.Mini.FlushAll()
+	}
+	return nodes
 }
 
 // settle waits until whatever is under way has come to rest, late answers included.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,7 @@ type Endpoint struct {
 
 	mu    sync.Mutex
 	names map[string]string // of a script as it was sent: the name of what was loaded instead
+	texts []string          // that were loaded
 }
 
 // StartDeclaredOnly starts a proxy that makes s one whose scripts may access only the keys that
@@ -58,6 +60,44 @@ local function refused(name, key, option)
   if name == 'ZADD' and option == 'LT' then return 'ERR syntax error' end
   if name == 'GETDEL' then return 'ERR Unknown Redis command called from script' end
 end`)})
+}
+
+// StartSaying starts a proxy whose scripts find in s an INFO with these fields instead of its own, without those that
+// are empty, and no OBJECT. It ends in the test's cleanup.
+func StartSaying(tb testing.TB, s *Server, fields map[string]string) *Endpoint {
+	var b strings.Builder
+	for name, value := range fields {
+		line := ""
+		if value != "" {
+			line = name + ":" + value + `\r\n`
+		}
+		fmt.Fprintf(&b, `  reply = string.gsub(reply, '%s:[^\r]*\r\n', '%s')`+"\n", name, line)
+	}
+	return startEndpoint(tb, &Endpoint{addrs: []string{s.Addr()}, prologue: strings.ReplaceAll(`
+local redis = (function(server)
+  local own = {call = server.call, error_reply = server.error_reply, status_reply = server.status_reply}
+  function own.pcall(name, ...)
+    if name == 'OBJECT' then return {err = 'ERR unknown command OBJECT'} end
+    local reply = server.pcall(name, ...)
+    if name ~= 'INFO' or type(reply) ~= 'string' then return reply end
+`+b.String()+`
+    return reply
+  end
+  return own
+end)(redis)
+`, "\n", " ") + "\n"})
+}
+
+// Reload loads into s all scripts that were loaded through the endpoint, as a server does whose snapshots contain
+// scripts.
+func (e *Endpoint) Reload(tb testing.TB, s *Server) {
+	tb.Helper()
+	e.mu.Lock()
+	texts := slices.Clone(e.texts)
+	e.mu.Unlock()
+	for _, text := range texts {
+		s.Do(tb, "SCRIPT", "LOAD", text)
+	}
 }
 
 // StartOneAddress starts a proxy that makes a Cluster look like one server, as managed services do: each command goes
@@ -124,6 +164,7 @@ func (e *Endpoint) loaded(script string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.names[sha(script)] = sha(text)
+	e.texts = append(e.texts, text)
 	return text
 }
 

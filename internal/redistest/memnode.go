@@ -67,12 +67,13 @@ func StartMemNode(tb testing.TB, addr string) *MemNode {
 }
 
 // StartMemNodes makes n in-memory nodes at 10.0.0.1:6379, 10.0.0.2:6379 and so on, and
-// ends them in the test's cleanup.
+// ends them in the test's cleanup. They are no new deployment (see Deploy): a FlushAll makes them one.
 func StartMemNodes(tb testing.TB, n int) []*MemNode {
 	tb.Helper()
 	nodes := make([]*MemNode, n)
 	for i := range nodes {
 		nodes[i] = StartMemNode(tb, fmt.Sprintf("10.0.%d.%d:6379", i/250, i%250+1))
+		Deploy(tb, nodes[i].Client(tb))
 	}
 	return nodes
 }
