@@ -645,6 +645,7 @@ func TestCheckFindsOtherSetsOfSentinelManagedMasters(t *testing.T) {
 // A client that locks nothing announces nothing, and an announcement is one short-lived key.
 func TestWordIsLeftOnlyByThoseWhoLock(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		nodes[0].Mini.FlushAll()
 		c := newClient(t, flightlock.Options{}, clients...)
 		time.Sleep(time.Hour)
 		if keys := nodes[0].Mini.Keys(); len(keys) != 0 {

@@ -428,7 +428,8 @@ func TestLocksAndEntriesInTheDocsHaveDifferentKeys(t *testing.T) {
 		}
 	}
 	entry := regexp.MustCompile(`\.Fetch\([^"\n]*"(\w+:\w+)"|rediscache\.Options\[[^\n]*\n?[^\n]*Name: +"(\w+)"`)
-	lock := regexp.MustCompile(`\.(?:SingleFlightLock|TryLock|Lock|Do|DoWith|NewMutex|Obtain|WithContext)\([^"\n]*"(\w+:\w+)"|` +
+	lock := regexp.MustCompile(`\.(?:SingleFlightLock|TryLock|Lock|Do|DoWith|NewMutex|Obtain|WithContext)` +
+		`\([^"\n]*"(\w+:\w+)"|` +
 		`// in Redis: lock:(\w+:\w+)`)
 	caches := map[string]string{} // the first part of the keys of entries, and where they are
 	for file, text := range texts {

@@ -104,6 +104,7 @@ type Options struct {
 	// Cluster among them, nor a server that refuses undeclared keys in scripts, such a node has no vote
 	// for MaxTTL plus DriftFactor, because it might grant a lock that it has granted before. Set
 	// DisableQuarantine for nodes that cannot lose data (appendfsync always), or for embedded nodes.
+	// A new deployment works after 750ms; if all nodes lose their data, running clients wait for MaxTTL.
 	// With fewer than 3 nodes every vote counts in any case; there, DisableQuarantine only stops the
 	// tokens of a node that lost data from continuing above the lost ones. It must be equal in all
 	// clients of the same nodes. See docs/guarantees.md.

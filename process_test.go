@@ -65,7 +65,9 @@ func TestNoSecondGrantWithoutARunID(t *testing.T) {
 		tr := newTrio(t, "--dbfilename", "dump.rdb")
 		holder, _ := tr.saying(flightlock.Options{}, anonymous)
 		rival, points := tr.saying(flightlock.Options{}, anonymous)
-		redistest.Eventually(t, time.Minute, "a new deployment works", func() bool { return holder.Ready(t.Context()) == nil })
+		redistest.Eventually(t, time.Minute, "a new deployment works", func() bool {
+			return holder.Ready(t.Context()) == nil
+		})
 		useOnAll(t, rival, "warm", tr.servers...)
 		tr.servers[0].Do(t, "SAVE")
 		l := tr.hold(holder, "k", time.Minute)

@@ -135,7 +135,8 @@ func doesNotServe(cli command, err error) Finding {
 		f.Fix = fmt.Sprintf("raise maxclients, or close connections of clients that have too many: "+
 			"%s CLIENT LIST, on a connection that is open already", cli.admin())
 	case strings.Contains(text, "DENIED "):
-		f.Fix = fmt.Sprintf("its protected mode refuses other machines: give its users passwords, and then, on that machine: "+
+		f.Fix = fmt.Sprintf("its protected mode refuses other machines: give its users passwords, and then, "+
+			"on that machine: "+
 			"%s CONFIG SET protected-mode no", cli.admin())
 	case strings.Contains(text, "LOADING"):
 		f.Fix = fmt.Sprintf("wait until it has loaded its data: %s INFO persistence", cli.admin())

@@ -47,8 +47,8 @@ func TestARefusalWinsOverTheEndOfItsConnection(t *testing.T) {
 	}
 }
 
-// An alert of TLS that has arrived is what the server says, too: a write that fails because it has closed the connection
-// names it.
+// An alert of TLS that has arrived is what the server says, too: a write that fails because it has closed the
+// connection names it.
 func TestAnAlertOfTLSWinsOverAFailedWrite(t *testing.T) {
 	h := httptest.NewTLSServer(nil) // for its certificate
 	h.Close()

@@ -255,6 +255,9 @@ func (n *Node) Undeclared() error {
 // Unidentified is why the node does not report its process, so that a restart with old data may go unnoticed. nil: it
 // does, or was not asked.
 func (n *Node) Unidentified() error {
+	if !n.Guardable() {
+		return nil
+	}
 	if e := n.Epoch(); e != nil {
 		return e.NoInfo
 	}

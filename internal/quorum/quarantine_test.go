@@ -225,6 +225,30 @@ func TestNoBootstrapAfterClose(t *testing.T) {
 	})
 }
 
+// Where a node's clock stands still, its quarantine ends by the client's, and is not put off meanwhile.
+func TestAQuarantineEndsByTheClientsClock(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		const quarantine = time.Minute
+		c := r.client("x")
+		c.guard(quarantine)
+		r.warm(c, key)
+		r.mem[0].Mini.SetTime(time.Now())
+		r.mem[0].Mini.FlushAll()
+		lost := time.Now()
+		c.tryAndRelease(key, ttl)
+		r.settle()
+		began := c.q.Nodes[0].Epoch().Began
+		time.Sleep(time.Until(lost.Add(quarantine - time.Second)))
+		if e := c.q.Nodes[0].Epoch(); !c.q.Quarantined(0) || !e.Began.Equal(began) {
+			t.Errorf("after %v: in quarantine %v, %v later", time.Since(lost), c.q.Quarantined(0), e.Began.Sub(began))
+		}
+		time.Sleep(5 * time.Second)
+		if c.q.Quarantined(0) {
+			t.Errorf("after %v, it is in quarantine still", time.Since(lost))
+		}
+	})
+}
+
 var memoryNames atomic.Int64
 
 // guard turns quarantine on for a client that has not done anything.
