@@ -99,8 +99,7 @@ if granted then
     redis.call('SET', bucket, string.format('%.0f', c))
   end
   if KEYS[3] then
-    redis.pcall('ZREM', KEYS[3], ARGV[5])
-    if ARGV[6] then
+    if redis.pcall('ZREM', KEYS[3], ARGV[5]) == 1 or ARGV[6] then -- or a repair's owner would be granted the key again
       redis.pcall('DEL', 'flightlock:{offer}:' .. ARGV[5])
     end
     local next = redis.pcall('ZRANGE', KEYS[3], '0', '0')[1]

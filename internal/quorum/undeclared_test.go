@@ -44,7 +44,7 @@ func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
 			}
 		}
 		warm := func() {
-			l, _ := c.must(key, ttl, 1)
+			l, _ := c.must(key, time.Minute, 1)
 			c.release(l)
 		}
 		warm()
@@ -52,6 +52,9 @@ func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
 
 		answer("ERR script tried accessing undeclared key, key: flightlock:{boot}")
 		time.Sleep(2 * time.Minute) // all votes count again, whatever was found
+		r.mem[0].Mini.FlushAll()       // so that it is asked
+		c.tryAndRelease(key, time.Minute)
+		r.settle()
 		wantVotes("refused", true)
 		if c.q.Nodes[0].Undeclared() == nil || c.q.Quarantined(1) || c.q.Quarantined(2) {
 			t.Errorf("%v, %v, %v", c.q.Nodes[0].Undeclared(), c.q.Quarantined(1), c.q.Quarantined(2))

@@ -33,7 +33,7 @@ func TestNobodyWaitsForAFreeKey(t *testing.T) {
 // makeGentle leaves one kind of fault at most, which costs no more than a few NodeTimeouts.
 func (p *plan) makeGentle() {
 	p.faults, p.down, p.mute, p.spikes, p.copies = nil, nil, nil, 0, 0
-	p.forgets, p.loose, p.informed = false, false, 0
+	p.forgets, p.loose, p.informed, p.deployed = false, false, 0, true
 	p.latency, p.nodeTimeout = min(p.latency, time.Millisecond), max(p.nodeTimeout, 20*time.Millisecond)
 	for i := range p.own {
 		p.own[i].nodeTimeout = max(p.own[i].nodeTimeout, 20*time.Millisecond)

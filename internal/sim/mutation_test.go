@@ -191,8 +191,8 @@ var mutations = []mutation{
 	{
 		name: "the closer look does not look for the process",
 		file: "lua/epoch.lua",
-		old:  "or not says(run) --",
-		new:  "or false --",
+		old:  "    changed = not says(run)\n",
+		new:  "    changed = false\n",
 		pkg:  "./lua", by: "TestAcquireInAnEpoch",
 	},
 	{
