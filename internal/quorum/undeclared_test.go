@@ -52,7 +52,7 @@ func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
 
 		answer("ERR script tried accessing undeclared key, key: flightlock:{boot}")
 		time.Sleep(2 * time.Minute) // all votes count again, whatever was found
-		r.mem[0].Mini.FlushAll()       // so that it is asked
+		r.mem[0].Mini.FlushAll()    // so that it is asked
 		c.tryAndRelease(key, time.Minute)
 		r.settle()
 		wantVotes("refused", true)
