@@ -109,6 +109,9 @@ func (l *Lock) Release(ctx context.Context) error {
 func (l *Lock) releaseFailed() error { return l.release((*flight.Ticket).ReleaseFailed) }
 
 func (l *Lock) release(end func(*flight.Ticket) error) (err error) {
+	if a := l.auto.Load(); a != nil {
+		a.fate.CompareAndSwap(inUse, given) // a nested lock must not be released once more when it is garbage
+	}
 	if l.reentry.CompareAndSwap(nil, notShared) || l.reentry.Load() == notShared {
 		err = end(&l.own) // after the first, it reports what became of it
 	} else {

@@ -83,7 +83,7 @@ func (c *Client) refreshInterval(ttl time.Duration) time.Duration {
 // A holder may forget to release: it returns early, or a panic is recovered. Refreshing would then
 // keep the key forever. So for a Lock that is the user's, neither this nor the flight refers to the
 // Lock, only to the Ticket, which AutoRefresh has detached from it. When nothing else refers to the
-// Lock, the garbage collector has dropped set, and the next Due releases. The Lock remains referred to
+// Lock, the garbage collector has fate set to dropped, and the next Due releases. The Lock remains referred to
 // by its contexts (see derived), and by the locks nested in it.
 //
 // The steps follow each other: AutoRefresh, Due, refreshed, Due and so on. Each starts the next
@@ -100,9 +100,16 @@ type autoRefresh struct {
 	left     int32         // of MaxRefreshes; below 0: no limit
 	failures int32         // consecutive
 	hours    int32         // for which the lock was kept when that was last logged
-	dropped  atomic.Bool   // nobody can release the Lock any more
+	fate     atomic.Uint32 // of the Lock: inUse, and then, for good, given or dropped
 	do       *doing        // nil if not for Do
 }
+
+// The fates of a Lock with AutoRefresh.
+const (
+	inUse   = iota
+	given   // Release was called
+	dropped // nobody can call it any more
+)
 
 // AutoRefresh refreshes the lock as p says until it is released or lost, or p ends it. It starts
 // refreshing and returns at once. A nested lock is refreshed only where the locks around it are
@@ -123,7 +130,7 @@ func (l *Lock) AutoRefresh(p RefreshPolicy) error {
 	if err := l.autoRefresh(p, a); err != nil {
 		return err
 	}
-	runtime.AddCleanup(l, func(a *autoRefresh) { a.dropped.Store(true) }, a)
+	runtime.AddCleanup(l, func(a *autoRefresh) { a.fate.CompareAndSwap(inUse, dropped) }, a)
 	return nil
 }
 
@@ -179,7 +186,7 @@ func (a *autoRefresh) Due() {
 	if a.do != nil {
 		a.do.last = a.do.ctx.Err() != nil
 	}
-	if a.dropped.Load() {
+	if a.fate.Load() == dropped {
 		a.release()
 		return
 	}

@@ -121,7 +121,7 @@ elseif dumped or run ~= '-' and (ran ~= '-' and run ~= ran and another() or prom
     state = 'lost'
   end
 else
-  if run == '-' or ran ~= '-' then -- a client that sees it compares again; START differs by one
+  if run == '-' then -- a client that sees it compares again
     run = ran
   end
   if promoted == '-' then

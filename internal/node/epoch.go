@@ -123,6 +123,9 @@ type Guard struct {
 	// Name returns a name for an epoch that begins: letters, digits and -, lua.MaxName at most, never the same twice.
 	Name func() string
 
+	// Relied reports whether votes have counted in epochs that were not established. nil: no.
+	Relied func() bool
+
 	// Changed is called when the node's epoch, or the state of its epoch, has changed. It must call
 	// store, which makes e what Epoch returns, and from then on there may be votes in it. It must not
 	// block. nil: the node's votes count in any epoch, and do not report it. It is asked for the sake of
@@ -460,7 +463,7 @@ func undeclared(tries []*redis.Cmd) error {
 func (s *Server) runBoot(ctx context.Context, c *redis.Client, establish string, load bool) (*Epoch, error) {
 	g, e := s.n.guard, s.epoch.Load()
 	known, over := 0, ""
-	if e.Name != "" && e.State != EpochNew {
+	if e.Name != "" && (e.State != EpochNew || g.Relied != nil && g.Relied()) {
 		known = 1
 	}
 	if e.State != EpochKept && time.Since(e.Began) >= g.Limit {

@@ -51,6 +51,31 @@ func TestNodesThatAllForgetAreKnown(t *testing.T) {
 	}
 }
 
+// A client that holds locks, and only refreshes them, notices that all nodes lost their data, and says so.
+func TestARefreshNoticesThatAllNodesForgot(t *testing.T) {
+	t.Parallel()
+	const ttl, patience = time.Minute, 20 * time.Second
+	servers, conns := threeServers(t)
+	c := newPatientClient(t, "c", conns, patience)
+	c.guard(10 * time.Minute)
+	a, _ := c.must("a", ttl, 1)
+	b, _ := c.must("b", ttl, 1)
+	for _, s := range servers {
+		s.Do(t, "FLUSHALL")
+	}
+	if _, f := c.refresh(a, ttl, 1); f == nil || f.Reason != NotHeld {
+		t.Fatalf("a refresh of what is gone: %v", describe(f))
+	}
+	redistest.Eventually(t, patience, "all nodes are in quarantine", func() bool {
+		return c.q.Quarantined(0) && c.q.Quarantined(1) && c.q.Quarantined(2)
+	})
+	late := newPatientClient(t, "late", conns, patience)
+	late.guard(10 * time.Minute)
+	if _, _, f := late.try("b", ttl, 1); f == nil {
+		t.Errorf("another client has b, which is valid until %v", b.until)
+	}
+}
+
 // restartWithOldData makes s look like a process that has read the marker from a file.
 func restartWithOldData(t *testing.T, s *redistest.Server) {
 	t.Helper()

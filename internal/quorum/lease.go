@@ -438,6 +438,8 @@ func (l *Lease) refreshed(r *round, ref refresh) {
 		l.mu.Unlock()
 		if f.Reason != NotHeld {
 			l.q.probeNow(f)
+		} else {
+			l.q.quarantine.suspect()
 		}
 		ref.done(Grant{}, f)
 		return

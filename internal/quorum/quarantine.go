@@ -62,6 +62,7 @@ type quarantine struct {
 
 	bootstrapping atomic.Bool // a bootstrap is under way or about to begin. Written under mu
 	off           atomic.Bool // a node's scripts may access only the keys that they declare. Written under mu
+	wasOff        atomic.Bool // votes have counted in epochs that were not established. Written under mu
 
 	// established is what the last bootstrap that found all nodes new has read; nil if there was none. Only run's
 	// goroutine uses it.
@@ -71,6 +72,7 @@ type quarantine struct {
 	running      bool           // run has not ended
 	noInfo       bool           // OnNoInfo was called
 	changedSince bool           // an epoch has changed since the bootstrap began, and may not be in it
+	suspected    bool           // the next bootstrap reads all nodes: see suspect
 	rounds       map[*round]int // that wait for the end of the bootstrap, numbered in order of arrival
 	quarantined  uint64         // bit i: OnQuarantine was called for node i, which is in quarantine
 }
@@ -175,7 +177,7 @@ func newQuarantine(q *Quorum) *quarantine {
 	}
 	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]int{}}
 	for i, n := range q.Nodes {
-		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.EpochName, Changed: func(e node.Epoch, store func()) {
+		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.EpochName, Relied: k.wasOff.Load, Changed: func(e node.Epoch, store func()) {
 			k.changed(i, e, store)
 		}})
 	}
@@ -223,12 +225,32 @@ func (k *quarantine) changed(i int, e node.Epoch, store func()) {
 		off = off || j != i && n.Undeclared() != nil
 	}
 	turned := k.off.Swap(off) != off
+	if off {
+		k.wasOff.Store(true)
+	}
 	if e.NoInfo != nil && !k.noInfo && k.q.OnNoInfo != nil {
 		k.noInfo = k.q.tasks.Go(func() { k.q.OnNoInfo(i, e.NoInfo) })
 	}
 	if e.State == node.EpochKept && !k.running && !turned {
 		return
 	}
+	k.startLocked()
+}
+
+// suspect has all nodes asked for their epoch, because a majority does not have a lease: a refresh that finds its key
+// missing does not look at the marker, and a client that only refreshes would say to nobody what it knows.
+func (k *quarantine) suspect() {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.suspected = true
+	k.startLocked()
+}
+
+// startLocked has a bootstrap begin, if none is under way, or else another follow.
+func (k *quarantine) startLocked() {
 	k.changedSince = true
 	k.bootstrapping.Store(true)
 	if !k.running {
@@ -253,14 +275,14 @@ const maxReads = 8
 func (k *quarantine) run() {
 	for k.q.ctx.Err() == nil {
 		k.mu.Lock()
-		changed := k.changedSince
-		k.changedSince = false
+		changed, all := k.changedSince, k.suspected
+		k.changedSince, k.suspected = false, false
 		select { // this bootstrap includes what it was woken for
 		case <-k.wake:
 		default:
 		}
 		k.mu.Unlock()
-		k.bootstrap(changed)
+		k.bootstrap(changed, all || k.q.withoutVotes() != nil)
 		wait, ended := k.endBootstrap()
 		if ended {
 			return
@@ -284,18 +306,20 @@ func (k *quarantine) beginBootstrap() {
 	k.mu.Unlock()
 }
 
-// bootstrap reads all nodes, and establishes them if all are new: see quarantine.
+// bootstrap reads the nodes, and establishes them if all are new: see quarantine. With all, it reads those as well
+// that are known to be established. So it does while so many have no vote that no attempt is sent, since nothing else
+// notices then what becomes of them.
 //
 // Without changed, only the time for it has come: what it finds half done is so for as long as the quarantine lasts,
 // and is not read again at once. If another client is about it, a node that it has established is a change.
-func (k *quarantine) bootstrap(changed bool) {
+func (k *quarantine) bootstrap(changed, all bool) {
 	if k.off.Load() {
 		if !changed {
 			k.read(nil, true)
 		}
 		return
 	}
-	before := k.read(k.established, false)
+	before := k.read(k.established, all)
 	if v := judge(before, before, k.q.need); !slices.Contains(before, nil) && (v == leave || v == retry && !changed) {
 		return // not all are new
 	}
@@ -376,7 +400,8 @@ func (k *quarantine) read(establish []*node.Epoch, keptToo bool) []*node.Epoch {
 }
 
 // retryRead is when a node is read again that has not answered at the end of its quarantine, or
-// that is new: another node may have answered too late for all to be established together.
+// that is new: another node may have answered too late for all to be established together. While no attempt is sent,
+// all are read that often, for nothing else notices that they lose data (again).
 const retryRead = time.Second
 
 // recheckUndeclared is how often nodes are asked for their epoch while there is no quarantine because of one
@@ -399,6 +424,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 	}
 	k.bootstrapping.Store(false)
 	off := k.off.Load()
+	unasked := k.q.withoutVotes() != nil // no bootstrap is under way, so that this does not lock mu
 	wait = -1
 	for i, n := range k.q.Nodes {
 		e := n.Epoch()
@@ -410,7 +436,7 @@ func (k *quarantine) endBootstrap() (wait time.Duration, ended bool) {
 		if out {
 			s.Until = e.Began.Add(k.q.Quarantine)
 			left := time.Until(s.Until) + time.Millisecond
-			if left <= 0 || e.State == node.EpochNew && left > retryRead {
+			if left <= 0 || (e.State == node.EpochNew || unasked) && left > retryRead {
 				left = retryRead
 			}
 			if wait < 0 || left < wait {

@@ -162,7 +162,7 @@ func TestANewNodeAmongOthersIsReadOnce(t *testing.T) {
 		before := reads()
 		readOnce()
 		once := reads() - before
-		c.q.quarantine.bootstrap(true)
+		c.q.quarantine.bootstrap(true, false)
 		return reads()-before == 2*once
 	})
 }

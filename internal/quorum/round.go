@@ -211,11 +211,11 @@ func (r *round) reconsider() {
 // isVoteLocked reports whether node i's grant is a vote, or its confirmation is one. Once it is, it stays one.
 func (r *round) isVoteLocked(i int) bool {
 	rep := &r.replies[i]
-	if rep.Epoch == nil || r.l.q.quarantine.isOff() { // only a quarantine has votes with an epoch
+	if rep.Epoch == nil { // only a quarantine has votes with an epoch
 		return true
 	}
 	now := r.l.q.Nodes[i].Epoch()
-	ok := rep.Kind == node.Granted && isVote(rep.Epoch, now) ||
+	ok := r.l.q.quarantine.isOff() || rep.Kind == node.Granted && isVote(rep.Epoch, now) ||
 		rep.Kind == node.Renewed && confirms(rep.Epoch, now, r.began)
 	if ok {
 		rep.Epoch = nil
