@@ -137,7 +137,7 @@ func TestFetchManyWhateverHappens(t *testing.T) {
 			wg.Wait()
 			time.Sleep(time.Minute) // for loads whose callers have left
 			synctest.Wait()
-			s.version.Store(0)      // MaxBatch may leave a key alone, which Load loads
+			s.version.Store(0) // MaxBatch may leave a key alone, which Load loads
 			s.load2 = func(_ context.Context, keys []string) (map[string]string, error) {
 				time.Sleep(time.Second)
 				return slowForK0(0)(t.Context(), keys)
