@@ -177,9 +177,10 @@ func newQuarantine(q *Quorum) *quarantine {
 	}
 	k := &quarantine{q: q, wake: make(chan struct{}, 1), rounds: map[*round]int{}}
 	for i, n := range q.Nodes {
-		n.SetGuard(node.Guard{Limit: q.Quarantine, Name: q.EpochName, Relied: k.wasOff.Load, Changed: func(e node.Epoch, store func()) {
-			k.changed(i, e, store)
-		}})
+		n.SetGuard(node.Guard{
+			Limit: q.Quarantine, Name: q.EpochName, Relied: k.wasOff.Load,
+			Changed: func(e node.Epoch, store func()) { k.changed(i, e, store) },
+		})
 	}
 	return k
 }
