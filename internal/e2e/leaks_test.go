@@ -96,7 +96,7 @@ func TestMemoryOfAWaiter(t *testing.T) {
 	redistest.Eventually(t, 20*time.Second, "all wait", func() bool { return c.Stats().Waiters == waiters })
 	each := (redistest.Heap() - before) / waiters
 	t.Logf("%d bytes of heap per waiter", each)
-	if each > 1<<10+1<<8 {
+	if each > 1<<10 {
 		t.Errorf("%d bytes of heap per waiter", each)
 	}
 	cancel()
@@ -191,7 +191,7 @@ func TestMemoryOfAHeldLock(t *testing.T) {
 	wg.Wait()
 	each := (redistest.Heap() - before) / int64(locks)
 	t.Logf("%d bytes of heap per lock", each)
-	if each > 1<<10 {
+	if each > 1280 {
 		t.Errorf("%d bytes of heap per lock", each)
 	}
 	runtime.KeepAlive(all)
