@@ -144,14 +144,13 @@ func TestNoSecondGrantAfterANodeForgot(t *testing.T) {
 	for _, a := range amnesias {
 		t.Run(a.name, func(t *testing.T) {
 			tr := lockkit.NewTrio(t, a.args...)
-			holder, rival := tr.Client(flightlock.Options{}), tr.Client(flightlock.Options{})
 			for i := range tries(t) {
-				if n := secondGrants(tr, a, fmt.Sprint("k", i), holder, rival, tr.Client(flightlock.Options{})); n > 0 {
+				opts := flightlock.Options{}
+				holder, rival, third := tr.Client(opts), tr.Client(opts), tr.Client(opts)
+				if n := secondGrants(tr, a, fmt.Sprint("k", i), holder, rival, third); n > 0 {
 					t.Fatalf("try %d: %d others got the key", i, n)
 				}
-				for _, s := range tr.Servers { // all begin anew, together
-					s.Do(t, "FLUSHALL")
-				}
+				anew(tr, holder, rival, third)
 			}
 		})
 	}
@@ -201,12 +200,7 @@ func TestNoSecondGrantWithAnyMaxTTL(t *testing.T) {
 		if n := secondGrants(tr, amnesias[0], fmt.Sprint("k", i), holder, rival, third); n > 0 {
 			t.Errorf("MaxTTL %v, DriftFactor %v: %d others got the key", opts.MaxTTL, opts.DriftFactor, n)
 		}
-		for _, c := range []*flightlock.Client{holder, rival, third} {
-			lockkit.Close(t, c)
-		}
-		for _, s := range tr.Servers { // all begin anew, and nobody knows them
-			s.Do(t, "FLUSHALL")
-		}
+		anew(tr, holder, rival, third)
 	}
 }
 
@@ -253,6 +247,17 @@ func secondGrants(
 		try(c, flightlock.LimitedRetry(5*time.Millisecond, 5))
 	}
 	return granted
+}
+
+// anew closes all clients that know the servers, and empties these: to the next client they are a new deployment.
+func anew(tr *lockkit.Trio, clients ...*flightlock.Client) {
+	tr.T.Helper()
+	for _, c := range clients {
+		lockkit.Close(tr.T, c)
+	}
+	for _, s := range tr.Servers {
+		s.Do(tr.T, "FLUSHALL")
+	}
 }
 
 // A deployment whose nodes were never used works at once, at the first attempt, and several clients
@@ -316,12 +321,7 @@ func TestNoSecondGrantAfterAllNodesForgot(t *testing.T) {
 				}
 				// The way out: nobody is left who knows.
 				_ = l.Release(t.Context()) // it is on no node any more
-				for _, c := range []*flightlock.Client{holder, rival, late} {
-					lockkit.Close(t, c)
-				}
-				for _, s := range tr.Servers {
-					s.Do(t, "FLUSHALL")
-				}
+				anew(tr, holder, rival, late)
 				lockkit.LockAndRelease(t, tr.Client(lockkit.Patient))
 				for _, s := range tr.Servers {
 					s.Do(t, "FLUSHALL")
