@@ -53,6 +53,7 @@ func busyNodes(t *testing.T) (servers []*redistest.Server, nodes []redis.Univers
 
 // The first lock does not wait for the owner's connections.
 func TestTheFirstLockOfABusyClient(t *testing.T) {
+	t.Parallel()
 	_, nodes, busy := busyNodes(t)
 	busy()
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
@@ -61,6 +62,7 @@ func TestTheFirstLockOfABusyClient(t *testing.T) {
 
 // Nor does a refresh, when a server has forgotten its scripts.
 func TestARefreshOfABusyClient(t *testing.T) {
+	t.Parallel()
 	servers, nodes, busy := busyNodes(t)
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
 	l := lockkit.Lock(t, c, "k", time.Minute)
@@ -77,6 +79,7 @@ func TestARefreshOfABusyClient(t *testing.T) {
 // A server that comes back with all its data refuses boot.lua, since it is out of memory. Its votes
 // do not count, but locks held on it can be refreshed and released.
 func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t, "--appendonly", "yes", "--appendfsync", "always")
 	c := tr.Client(flightlock.Options{})
 	var held []*flightlock.Lock
@@ -103,6 +106,7 @@ func TestHeldLocksOfAServerThatRefusesBoot(t *testing.T) {
 // A new deployment works even if the nodes are so far away that their replies to a bootstrap arrive
 // after many times NodeTimeout: the bootstrap is repeated.
 func TestANewDeploymentFarAway(t *testing.T) {
+	t.Parallel()
 	var nodes []redis.UniversalClient
 	for range 3 {
 		s := redistest.StartServer(t)
@@ -305,6 +309,9 @@ func TestNoSecondGrantWhenItRestartsDuringBoot(t *testing.T) {
 		}
 		for step := 1; step <= steps; step++ {
 			t.Run(fmt.Sprint(a.name, "/step ", step), func(t *testing.T) {
+				if testkit.InAHurry() { // else one step after the other, until there is none
+					t.Parallel()
+				}
 				f := newForgettable(t, a)
 				nodes := f.tr.Nodes()
 				b := atStep{left: step, do: f.forget}
@@ -406,6 +413,7 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 			continue
 		}
 		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
 			tr := lockkit.NewTrio(t)
 			first := tr.Client(flightlock.Options{})
 			lockkit.TryLock(t, first, "k") // a new deployment needs all nodes
@@ -431,6 +439,7 @@ func TestANodeThatRefusesBootIsSeen(t *testing.T) {
 // A node that has no vote with one client until another one has bootstrapped it is verified for the
 // first as well, when its vote counts.
 func TestANodeThatAnotherClientVerified(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	a, b := tr.Client(flightlock.Options{}), tr.Client(flightlock.Options{})
 	lockkit.UseOnAll(t, a, "k", tr.Servers...)
@@ -447,6 +456,7 @@ func TestANodeThatAnotherClientVerified(t *testing.T) {
 
 // A Logger that blocks is called by one goroutine for a node, however often its state changes.
 func TestABlockedLoggerIsToldOnce(t *testing.T) {
+	t.Parallel()
 	tr := lockkit.NewTrio(t)
 	log := blocked{began: make(chan struct{}, 100), end: make(chan struct{})}
 	c := tr.Client(flightlock.Options{Logger: slog.New(log)})

@@ -104,6 +104,7 @@ func lookUpEntry(
 
 // docs/caches.md and this file have the same code.
 func TestCachesShowsWhatIsTested(t *testing.T) {
+	t.Parallel()
 	page, err := os.ReadFile(testkit.File("docs/caches.md"))
 	if err != nil {
 		t.Fatal(err)

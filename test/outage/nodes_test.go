@@ -20,6 +20,7 @@ import (
 // vote, and never a key that is held; locking continues without it, and once the script is killed
 // it votes again.
 func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
 	lockkit.Release(t, lockkit.Lock(t, c, "k", time.Minute))
@@ -84,6 +85,7 @@ func TestServerErrors(t *testing.T) {
 // Nodes that refuse connections, or accept and never answer: ErrUnavailable in time, with the
 // node's address; ctx bounds the wait.
 func TestUnreachableNodes(t *testing.T) {
+	t.Parallel()
 	hole := redistest.StartProxy(t, redistest.RefusedAddr(t))
 	for name, addr := range map[string]string{"refused": redistest.RefusedAddr(t), "black hole": hole.Addr()} {
 		t.Run(name, func(t *testing.T) {
@@ -108,6 +110,7 @@ func TestUnreachableNodes(t *testing.T) {
 // One of five nodes is stopped: nobody waits for it, and when it continues, what it executes late
 // does not outlive the locks.
 func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 5)
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
 	for i := range 20 { // the first use of fence buckets, scripts, connections
@@ -137,6 +140,7 @@ func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 // A node that was stopped for a while is suspended and logged; when it continues, it votes again
 // within 2s, and what it missed or executed late does not outlive the locks.
 func TestAStoppedNodeComesBack(t *testing.T) {
+	t.Parallel()
 	wantIn(t, 2*time.Second, stopAndGoOn)
 }
 

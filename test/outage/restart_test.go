@@ -18,6 +18,7 @@ import (
 // counter that has reached its token: the restart reset the connections, and none of the refreshes
 // is lost to that.
 func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	// The restarted node is to vote afterwards, so that its tokens are tried.
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second, DisableQuarantine: true}, nodes...)
@@ -63,6 +64,7 @@ func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
 // what it missed, is gone within 2 s of the end of each lock, long before its ttl. On a busy
 // machine that may take some tries.
 func TestNoKeyOutlivesItsLockOnANodeThatWasStopped(t *testing.T) {
+	t.Parallel()
 	wantIn(t, 2*time.Second, stopAmongLocks)
 }
 

@@ -230,6 +230,7 @@ func TestACancelInTheInstantOfHandoffLosesNothing(t *testing.T) {
 // rueidislock sends the client's wall clock (PXAT): a client whose clock is slow acquires locks
 // that expire at once. Here no server ever sees a client's clock.
 func TestNoServerSeesTheClientsClock(t *testing.T) {
+	t.Parallel()
 	loaded := map[string]bool{}
 	var mu sync.Mutex
 	fake := redistest.StartFake(t, func(cmd []string) string {
@@ -409,6 +410,7 @@ func TestRefreshDoesNotResurrectALockThatAnotherHadMeanwhile(t *testing.T) {
 // redsync's acquire is not idempotent: go-redis repeats a SET NX whose reply is lost, and the node
 // that holds our key counts as taken, for the whole ttl.
 func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	proxy := redistest.StartProxy(t, s.Addr())
 	// dial leaves go-redis' retries on.
@@ -452,6 +454,7 @@ func TestALostReplyDoesNotBlockItsOwner(t *testing.T) {
 
 // The same while the caller continues by itself: what its lost attempt acquired does not block it.
 func TestALostReplyIsRetriedAtOnce(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	proxy := redistest.StartProxy(t, s.Addr())
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, testkit.Dial(t, proxy.Addr()))
@@ -658,6 +661,7 @@ func TestTheFirstCallersContextIsItsOwn(t *testing.T) {
 
 // gotomicro gives fractions of a second to EX: "1.5" is a server error.
 func TestFractionsOfATTL(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	c := lockkit.New(t, lockkit.Patient, nodes...)
 	for ttl, ms := range map[time.Duration]int64{
@@ -996,6 +1000,7 @@ func TestALossIsSignalled(t *testing.T) {
 // Redisson leaked 25 million fence counters. Here 50,000 keys of 4 slots (22,000 with the race detector)
 // leave 16 counters per slot, and no other key.
 func TestFenceCountersAreBounded(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	// Nobody may time out here, however busy the machine is.
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: 10 * time.Second}, nodes...)

@@ -38,6 +38,7 @@ func TestAKeyThatLivesForEver(t *testing.T) {
 
 // A lock key that already holds a list is an error at once, and the list is left alone.
 func TestAKeyThatHoldsAList(t *testing.T) {
+	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 1)
 	servers[0].Do(t, "RPUSH", "lock:k", "x")
 	c := lockkit.New(t, flightlock.Options{}, nodes...)
@@ -53,6 +54,7 @@ func TestAKeyThatHoldsAList(t *testing.T) {
 // Keys of any bytes, up to 4 KiB, lock and unlock, on a Cluster too: fence bucket and lock
 // key share a slot.
 func TestKeysOfAnyBytes(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
 	for name, node := range map[string]redis.UniversalClient{
 		"standalone": redistest.StartServer(t).Client(t), "cluster": cluster.Client(t),

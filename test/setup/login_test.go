@@ -91,6 +91,7 @@ func (streaming) Subscribe(auth.CredentialsListener) (auth.Credentials, auth.Uns
 
 // A client whose credentials are streamed locks.
 func TestStreamedCredentials(t *testing.T) {
+	t.Parallel()
 	var nodes []redis.UniversalClient
 	for range 3 {
 		nodes = append(nodes, redistest.StartServer(t).Client(t, func(o *redis.Options) {
@@ -361,6 +362,7 @@ func TestAServerThatRefusesNames(t *testing.T) {
 
 // Passwords are in no log line and no error, whatever fails.
 func TestPasswordsAreNotLogged(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t, "--requirepass", "right")
 	var log testkit.LogBuffer
 	c, err := flightlock.Open([]string{"redis://:hunter2@" + s.Addr(), "redis://:hunter2@" + redistest.RefusedAddr(t)},

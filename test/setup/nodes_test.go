@@ -18,6 +18,7 @@ import (
 
 // The same server behind two addresses has one vote, and the error names both Nodes.
 func TestTheSameServerTwice(t *testing.T) {
+	t.Parallel()
 	s := redistest.StartServer(t)
 	proxy := redistest.StartProxy(t, s.Addr())
 	for _, n := range []int{2, 3} {
@@ -45,6 +46,7 @@ func TestTheSameServerTwice(t *testing.T) {
 // Nothing is sent for that: it needs no rights, and a node that is down may be the other's
 // duplicate.
 func TestTheSameServerInTwoDatabases(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
 	s := redistest.StartServer(t, "--unixsocket", socket)
 	here, local := s.Addr(), fmt.Sprintf("localhost:%d", s.Port())
@@ -84,6 +86,7 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 
 // A whole Cluster is one of three nodes.
 func TestAClusterAmongTheNodes(t *testing.T) {
+	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 2)
 	nodes = append(nodes, redistest.StartCluster(t, 3).Client(t))
 	a, b := lockkit.New(t, lockkit.Patient, nodes...), lockkit.New(t, lockkit.Patient, nodes...)

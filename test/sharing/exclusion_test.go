@@ -161,6 +161,7 @@ func TestExclusionWhileNodesRefuseCommands(t *testing.T) {
 // Of any number of concurrent releases of a lock, one returns nil. The others, and all later calls
 // on the lock, leave its successor alone. The same is true of nested locks.
 func TestOfManyReleasesOneCounts(t *testing.T) {
+	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 3)
 	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
 	for i := range 36 {

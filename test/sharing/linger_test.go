@@ -427,6 +427,7 @@ func TestLingerFor(t *testing.T) {
 
 // Options out of range are refused by name.
 func TestLingerOptions(t *testing.T) {
+	t.Parallel()
 	_, nodes := lockkit.StartNodes(t, 1)
 	for field, opts := range map[string]flightlock.Options{
 		"Options.Linger is -1ns, but it must not be below 0":    {Linger: -1},

@@ -21,6 +21,7 @@ import (
 // If several clients TryLock a free key at the same moment, as the processes of a service do for a
 // job once per tick, one of them gets the lock, even if the votes are split at first.
 func TestOfTryLocksAtOnceOneSucceeds(t *testing.T) {
+	t.Parallel()
 	const clients = 4
 	rounds := testkit.Sized(400, 100)
 	servers, _ := lockkit.StartNodes(t, 3)
