@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) {
 	redistest.SilenceRedis()
-	leftOut := "most moments at which nodes can forget; services at full size (internal/e2e)"
+	leftOut := "most moments at which nodes can forget; services at full size (test/scale)"
 	how := "make forget; make long"
 	if redistest.Raced {
 		leftOut, how = leftOut+"; many rounds, keys and combinations", how+"; go test ."
