@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // A released lease goes straight to the next waiter; the quorum is not involved.
@@ -717,7 +718,7 @@ func TestOnEndIsCalledOnceUnlessCancelled(t *testing.T) {
 
 // The memory of a handoff: the caller's Ticket, and nothing of the flight's own.
 func TestHandoffAllocates(t *testing.T) {
-	if raceEnabled {
+	if redistest.Raced {
 		t.Skip("the race detector allocates")
 	}
 	w := newWorld(t)
