@@ -15,7 +15,7 @@ RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
 # Tests of internal/sim that run one world after the other, or builds of their own.
 WORLDS := ^Test(MutationsAreNoticed|AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # Packages of the root module whose tests have deadlines on real servers, which a busy machine misses.
-DEADLINES := flightlock$$|/(fenced|lua|internal/(check|node|pubsub|quorum|redistest)|test/scale)$$
+DEADLINES := /(fenced|lua|test/[a-z]+|internal/(check|node|pubsub|quorum|redistest))$$
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-long format vet lint race worlds sim long valkey soak platforms mutations fuzz forget
@@ -133,7 +133,7 @@ paused:
 
 # Most of it is for what is refused or cut off while a node is asked what it remembers.
 forget: ## 15 min: the tests of nodes that lose locks, TRIES times each (default 250)
-	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -run 'NoSecondGrant' -v -timeout 60m .
+	FLIGHTLOCK_TRIES=$${TRIES:-250} $(GO) test -count=1 -run 'NoSecondGrant' -v -timeout 60m ./test/forget
 
 fuzz: ## 10 min: each fuzz target for FUZZTIME (default 30s)
 	@for p in $$($(GO) list ./...); do \

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,27 +14,16 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
-// bubble runs fn in virtual time with n nodes in memory.
-func bubble(t *testing.T, n int, fn func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		nodes := redistest.StartMemNodes(t, n)
-		var clients []redis.UniversalClient
-		for _, node := range nodes {
-			clients = append(clients, node.Client(t))
-		}
-		fn(t, nodes, clients)
-	})
-}
-
 // What is stored is the canonical form: prefix + key holds the owner, with a ttl.
 func TestTheKeyHoldsTheOwnerOnEveryNode(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{NewOwner: func() string { return "me" }}, clients...)
-		l := mustLock(t, c, "order:7", 10*time.Second)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{NewOwner: func() string { return "me" }}, clients...)
+		l := lockkit.Lock(t, c, "order:7", 10*time.Second)
 		synctest.Wait()
 		for _, node := range nodes {
 			got, err := node.Mini.Get("lock:order:7")
@@ -53,7 +43,7 @@ func TestTheKeyHoldsTheOwnerOnEveryNode(t *testing.T) {
 		if left := time.Until(l.Until()); left <= 9*time.Second || left >= 10*time.Second-2*time.Millisecond {
 			t.Errorf("valid for %v", left)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		synctest.Wait()
 		for _, node := range nodes {
 			if node.Mini.Exists("lock:order:7") {
@@ -66,14 +56,14 @@ func TestTheKeyHoldsTheOwnerOnEveryNode(t *testing.T) {
 // Two processes whose labels collide do not share a lock, nor do two of which one label is a prefix
 // of the other.
 func TestEqualLabelsDoNotShareALock(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		labels := []string{"worker-1", "worker-1", "worker-10", ""}
 		var cs []*flightlock.Client
 		for _, label := range labels {
-			cs = append(cs, newClient(t, flightlock.Options{NewOwner: func() string { return label }}, clients...))
+			cs = append(cs, lockkit.New(t, flightlock.Options{NewOwner: func() string { return label }}, clients...))
 		}
 		for i, holder := range cs {
-			l := mustLock(t, holder, "k", time.Second)
+			l := lockkit.Lock(t, holder, "k", time.Second)
 			for j, other := range cs {
 				if i == j {
 					continue
@@ -82,21 +72,21 @@ func TestEqualLabelsDoNotShareALock(t *testing.T) {
 					t.Errorf("%q while %q holds: %v", labels[j], labels[i], err)
 				}
 			}
-			mustRelease(t, l)
+			lockkit.Release(t, l)
 		}
 	})
 }
 
 // Owners are never used twice, and labels come from NewOwner, cut at 256 bytes.
 func TestOwnersAreUnique(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var n atomic.Int64
-		c := newClient(t, flightlock.Options{NewOwner: func() string {
+		c := lockkit.New(t, flightlock.Options{NewOwner: func() string {
 			return fmt.Sprint("caller-", n.Add(1), strings.Repeat("x", 300))
 		}}, clients...)
 		seen := map[string]bool{}
 		for range 10 {
-			l := mustLock(t, c, "k", time.Second)
+			l := lockkit.Lock(t, c, "k", time.Second)
 			if seen[l.Owner()] {
 				t.Errorf("owner %q again", l.Owner())
 			}
@@ -104,7 +94,7 @@ func TestOwnersAreUnique(t *testing.T) {
 			if label, _, _ := strings.Cut(l.Owner(), "#"); len(label) != 256 || !strings.HasPrefix(label, "caller-") {
 				t.Errorf("label %q", label)
 			}
-			mustRelease(t, l)
+			lockkit.Release(t, l)
 		}
 	})
 }
@@ -112,9 +102,9 @@ func TestOwnersAreUnique(t *testing.T) {
 // The error for a lock that another process holds names the holder, the node, and the remaining
 // ttl.
 func TestNotAcquiredSaysWhoHolds(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, a, "k", 5*time.Second)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, a, "k", 5*time.Second)
 		synctest.Wait()
 		_, err := b.TryLock(t.Context(), "k", time.Second)
 		var qe *flightlock.QuorumError
@@ -133,16 +123,16 @@ func TestNotAcquiredSaysWhoHolds(t *testing.T) {
 		if holders < 2 {
 			t.Errorf("%d nodes name the holder: %v", holders, err)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	})
 }
 
 // A key with an empty value is held, by a client of another library: the error gives that and the
 // ttl for each node, and not "ok".
 func TestAHolderWithAnEmptyValueIsTold(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		lost := mustLock(t, c, "lost", 5*time.Second)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		lost := lockkit.Lock(t, c, "lost", 5*time.Second)
 		synctest.Wait()
 		for _, node := range nodes {
 			node.Mini.Set("lock:k", "")
@@ -194,9 +184,9 @@ func wantEmptyHolder(t *testing.T, err, sentinel error, ttl time.Duration) {
 // Within one process the lock is handed over without Redis, each time with a larger fence, and
 // TryLock does not overtake.
 func TestHandoff(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		first := mustLock(t, c, "k", 10*time.Second)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		first := lockkit.Lock(t, c, "k", 10*time.Second)
 		got := make(chan *flightlock.Lock, 5)
 		for range 5 {
 			go func() {
@@ -220,7 +210,7 @@ func TestHandoff(t *testing.T) {
 		}
 		last := first
 		for range 5 {
-			mustRelease(t, last)
+			lockkit.Release(t, last)
 			next := <-got
 			if next.Fence() <= last.Fence() {
 				t.Errorf("fence %d after %d", next.Fence(), last.Fence())
@@ -236,7 +226,7 @@ func TestHandoff(t *testing.T) {
 			}
 			last = next
 		}
-		mustRelease(t, last)
+		lockkit.Release(t, last)
 		if s := c.Stats(); s.Acquired != 6 || s.Handoffs != 5 || s.Attempts != 1 {
 			t.Errorf("%+v", s)
 		}
@@ -245,20 +235,20 @@ func TestHandoff(t *testing.T) {
 
 // Fences rise over all clients, and over a restart of the nodes that loses the counters.
 func TestFencesRise(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
 		var last int64
 		for i := range 20 {
 			c := a
 			if i%2 == 1 {
 				c = b
 			}
-			l := mustLock(t, c, "k", time.Second)
+			l := lockkit.Lock(t, c, "k", time.Second)
 			if l.Fence() <= last {
 				t.Errorf("fence %d after %d", l.Fence(), last)
 			}
 			last = l.Fence()
-			mustRelease(t, l)
+			lockkit.Release(t, l)
 			synctest.Wait()
 			if i == 10 {
 				time.Sleep(time.Second) // here the clock keeps the order
@@ -273,10 +263,10 @@ func TestFencesRise(t *testing.T) {
 // Expiry: Err reports it by the clock, Release and Refresh return ErrNotHeld, and the Context ends
 // before the entry in Redis can have expired.
 func TestALockThatExpires(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		start := time.Now()
-		l := mustLock(t, c, "k", time.Second)
+		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		<-ctx.Done()
 		if held, most := time.Since(start), time.Second-12*time.Millisecond; held > most+time.Millisecond {
@@ -294,7 +284,7 @@ func TestALockThatExpires(t *testing.T) {
 		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrNotHeld) {
 			t.Errorf("Release: %v", err)
 		}
-		mustRelease(t, mustLock(t, c, "k", time.Second))
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 		if s := c.Stats(); s.Lost != 1 || s.Held != 0 {
 			t.Errorf("%+v", s)
 		}
@@ -303,13 +293,13 @@ func TestALockThatExpires(t *testing.T) {
 
 // A lock that another has taken is not released or refreshed by its old holder.
 func TestAfterAnotherTookTheKey(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		for name, use := range map[string]func(*flightlock.Lock) error{
 			"refresh": func(l *flightlock.Lock) error { return l.Refresh(t.Context()) },
 			"release": func(l *flightlock.Lock) error { return l.Release(t.Context()) },
 		} {
-			l := mustLock(t, c, name, 10*time.Second)
+			l := lockkit.Lock(t, c, name, 10*time.Second)
 			synctest.Wait()
 			for _, n := range nodes {
 				if err := n.Mini.Set("lock:"+name, "somebody else"); err != nil {
@@ -338,8 +328,8 @@ func TestAfterAnotherTookTheKey(t *testing.T) {
 
 // Release works with a ctx that has ended, and the lock's Context ends with Canceled.
 func TestReleaseWithAnEndedContext(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		ctx, cancel := context.WithCancel(t.Context())
 		l, err := c.SingleFlightLock(ctx, "k", time.Minute, nil)
 		if err != nil {
@@ -367,8 +357,8 @@ func TestReleaseWithAnEndedContext(t *testing.T) {
 // ctx ended before the call, while queued here, or while another process holds the lock: ctx's
 // error and the outcome so far both match, at once.
 func TestContextEnds(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err := a.SingleFlightLock(ended, "k", time.Second, nil)
@@ -378,7 +368,7 @@ func TestContextEnds(t *testing.T) {
 		if n := a.Stats().Commands; n != 0 {
 			t.Errorf("%d commands for an ended ctx", n)
 		}
-		l := mustLock(t, a, "k", time.Minute)
+		l := lockkit.Lock(t, a, "k", time.Minute)
 		synctest.Wait()
 		for name, c := range map[string]*flightlock.Client{"queued": a, "remote": b} {
 			for method, lock := range map[string]func(context.Context) error{
@@ -401,7 +391,7 @@ func TestContextEnds(t *testing.T) {
 				}
 			}
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		synctest.Wait()
 		if s := a.Stats(); s.Waiters != 0 || s.Held != 0 {
 			t.Errorf("%+v", s)
@@ -411,9 +401,9 @@ func TestContextEnds(t *testing.T) {
 
 // A thousand callers whose ctx all end at once all return at once, and leave nothing behind.
 func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		a, b := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, a, "k", 10*time.Second)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		a, b := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, a, "k", 10*time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		var told atomic.Int64
@@ -430,7 +420,7 @@ func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
 		if told.Load() != 1000 {
 			t.Errorf("%d calls returned", told.Load())
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		time.Sleep(time.Second)
 		if s := b.Stats(); s.Waiters != 0 || s.Held != 0 || s.Debts != 0 {
 			t.Errorf("%+v", s)
@@ -444,9 +434,9 @@ func TestAThousandCallersGiveUpAtOnce(t *testing.T) {
 // The caller's ctx ends while the attempt is in flight: what the nodes may have granted is
 // released, and other callers of the process are not affected.
 func TestContextEndsInMidAttempt(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		mustRelease(t, mustLock(t, c, "warm", time.Second))
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
 		for _, n := range nodes {
 			n.SetDelay(20 * time.Millisecond)
 		}
@@ -461,37 +451,37 @@ func TestContextEndsInMidAttempt(t *testing.T) {
 				t.Errorf("orphan on %s", n.Addr())
 			}
 		}
-		mustRelease(t, mustLock(t, c, "k", time.Second))
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 	})
 }
 
 // MaxWaiters bounds the queue.
 func TestMaxWaiters(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{MaxWaiters: 2}, clients...)
-		l := mustLock(t, c, "k", 10*time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{MaxWaiters: 2}, clients...)
+		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		var wg sync.WaitGroup
 		for range 2 {
-			wg.Go(func() { mustRelease(t, mustLock(t, c, "k", 10*time.Second)) })
+			wg.Go(func() { lockkit.Release(t, lockkit.Lock(t, c, "k", 10*time.Second)) })
 		}
 		synctest.Wait()
 		_, err := c.SingleFlightLock(t.Context(), "k", 10*time.Second, nil)
 		if !errors.Is(err, flightlock.ErrTooManyWaiters) || !strings.Contains(err.Error(), "2") {
 			t.Errorf("got %v", err)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		wg.Wait()
 	})
 }
 
 // Close fails waiters, lets holders finish until its ctx ends, then ends and releases them.
 func TestCloseWithHoldersAndWaiters(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{Nodes: clients})
 		if err != nil {
 			t.Fatal(err)
 		}
-		quick, slow := mustLock(t, c, "quick", time.Minute), mustLock(t, c, "slow", time.Minute)
+		quick, slow := lockkit.Lock(t, c, "quick", time.Minute), lockkit.Lock(t, c, "slow", time.Minute)
 		alone, err := c.Lock(t.Context(), "alone", time.Minute, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -523,7 +513,7 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 		if err := quick.Err(); err != nil {
 			t.Errorf("a holder was ended early: %v", err)
 		}
-		mustRelease(t, quick)
+		lockkit.Release(t, quick)
 		if err := <-closed; err != nil {
 			t.Error(err)
 		}
@@ -554,11 +544,11 @@ func TestCloseWithHoldersAndWaiters(t *testing.T) {
 // One of three nodes is down, then another: locking continues, then ErrUnavailable names the failed
 // nodes; it is never reported as held.
 func TestNodesGoDownAndComeBack(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		mustRelease(t, mustLock(t, c, "k", time.Second))
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 		nodes[0].Down(true)
-		mustRelease(t, mustLock(t, c, "k", time.Second))
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 		nodes[1].Down(true)
 		_, err := c.SingleFlightLock(t.Context(), "k", time.Second, flightlock.LimitedRetry(10*time.Millisecond, 3))
 		if !errors.Is(err, flightlock.ErrUnavailable) || errors.Is(err, flightlock.ErrNotAcquired) ||
@@ -572,7 +562,7 @@ func TestNodesGoDownAndComeBack(t *testing.T) {
 		}
 		nodes[0].Down(false)
 		nodes[1].Down(false)
-		mustRelease(t, mustLock(t, c, "k", time.Second))
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 	})
 }
 
@@ -585,4 +575,33 @@ func TestNodeOfAStructType(t *testing.T) {
 	if !errors.Is(err, flightlock.ErrInvalid) {
 		t.Error(err)
 	}
+}
+
+// A release of Ready's own lock that is not confirmed in time is not what Ready waits for.
+func TestReadyWhoseReleaseIsLate(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{NodeTimeout: 20 * time.Millisecond}, clients...)
+		nodes[0].SetDelay(5 * time.Millisecond)
+		stalled := make(chan bool)
+		go func() {
+			defer close(stalled)
+			for range 1000 {
+				if slices.ContainsFunc(nodes[0].Mini.Keys(), func(k string) bool { return strings.Contains(k, "-ready-") }) {
+					time.Sleep(5*time.Millisecond + 100*time.Microsecond) // the reply has arrived
+					nodes[0].Stall(true)
+					time.Sleep(30 * time.Millisecond)
+					nodes[0].Stall(false)
+					stalled <- true
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		if err := c.Ready(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if !<-stalled {
+			t.Error("the release was not late")
+		}
+	})
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -21,18 +23,18 @@ import (
 func free(t *testing.T, clients []redis.UniversalClient) bool {
 	t.Helper()
 	synctest.Wait()
-	other := newClient(t, flightlock.Options{}, clients...)
+	other := lockkit.New(t, flightlock.Options{}, clients...)
 	l, err := other.TryLock(t.Context(), "k", time.Second)
 	if err == nil {
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	}
 	return err == nil
 }
 
 // Do runs fn under the lock, for longer than the ttl if need be, and returns its error unchanged.
 func TestDo(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		mine := errors.New("mine")
 		for _, want := range []error{nil, mine} {
 			err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
@@ -55,8 +57,8 @@ func TestDo(t *testing.T) {
 // fn's ctx ends with the cause when the lock is lost; then Do's error includes the loss besides
 // fn's error.
 func TestDoWhoseLockIsLost(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		mine := errors.New("mine")
 		for _, want := range []error{nil, mine} {
 			err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
@@ -90,8 +92,8 @@ func TestDoWhoseLockIsLost(t *testing.T) {
 
 // A panic in fn releases the lock and propagates with its value; so does runtime.Goexit.
 func TestDoWithAPanicOrGoexit(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		value := &struct{ int }{7}
 		func() {
 			defer func() {
@@ -123,8 +125,8 @@ func TestDoWithAPanicOrGoexit(t *testing.T) {
 // A release that fails hides no error of fn, is no error if fn succeeded, and takes NodeTimeout at
 // most.
 func TestDoWhoseReleaseFails(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
 		mine := errors.New("mine")
 		for _, want := range []error{nil, mine} {
 			var stalled time.Time
@@ -147,10 +149,10 @@ func TestDoWhoseReleaseFails(t *testing.T) {
 
 // fn may release the lock itself, and the ctx of Do may end: neither is an error of Do's own.
 func TestDoWithOddFunctions(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		if err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
-			mustRelease(t, l)
+			lockkit.Release(t, l)
 			if ctx.Err() == nil {
 				t.Error("fn's ctx has not ended after the release")
 			}
@@ -182,8 +184,8 @@ func TestDoWithOddFunctions(t *testing.T) {
 
 // With a large DriftFactor the default of AutoRefresh still fits into the validity.
 func TestDoWithALargeDriftFactor(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{DriftFactor: 0.45}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{DriftFactor: 0.45}, clients...)
 		ran := false
 		err := c.Do(t.Context(), "k", 10*time.Millisecond, nil, func(context.Context, *flightlock.Lock) error {
 			ran = true
@@ -197,8 +199,8 @@ func TestDoWithALargeDriftFactor(t *testing.T) {
 
 // Do inside Do for the same key nests; the key is free after the outer one.
 func TestDoInsideDo(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		mine := errors.New("mine")
 		err := c.Do(t.Context(), "k", time.Second, nil, func(ctx context.Context, outer *flightlock.Lock) error {
 			before := c.Stats().Commands
@@ -222,7 +224,7 @@ func TestDoInsideDo(t *testing.T) {
 
 // Close lets fn finish while its ctx lasts, and then ends fn's ctx and frees the key.
 func TestCloseDuringDo(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{Nodes: clients})
 		if err != nil {
 			t.Fatal(err)
@@ -251,8 +253,8 @@ func TestCloseDuringDo(t *testing.T) {
 
 // A wrapped function runs under the lock that its argument names, and may call itself.
 func TestWrap(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		mine := errors.New("mine")
 		key := func(n int) string { return "n:" + strings.Repeat("x", n+1) }
 		var sum func(context.Context, int) (string, error)
@@ -317,9 +319,9 @@ func TestDoForHours(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				var log syncBuffer
-				c := newClient(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				var log testkit.LogBuffer
+				c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
 				warnings := func() int {
 					return strings.Count(log.String(), "level=WARN msg=\"flightlock: a lock has been held for hours")
 				}
@@ -350,10 +352,10 @@ func TestDoForHours(t *testing.T) {
 // A process that leads for a thousand tenants by Do holds all these locks for hours: that is two lines per hour in the
 // log, and those about nodes are not lost among them.
 func TestManyLocksOfDoForHours(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		var log syncBuffer
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		var log testkit.LogBuffer
 		const ttl = 10 * time.Minute // hours without thousands of refreshes
-		c := newClient(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+		c := lockkit.New(t, flightlock.Options{MaxTTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for i := range 300 {
@@ -378,8 +380,8 @@ func TestManyLocksOfDoForHours(t *testing.T) {
 
 // The age of the oldest lock that Do holds excludes locks that were lost, or that fn released.
 func TestTheOldestLockOfDo(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		age := func(want time.Duration) {
 			t.Helper()
 			if got := c.Stats().OldestDo; got != want {
@@ -399,7 +401,8 @@ func TestTheOldestLockOfDo(t *testing.T) {
 		}
 		hold("lost", func(*flightlock.Lock) { time.Sleep(time.Hour) })
 		age(time.Minute)
-		hold("released", func(l *flightlock.Lock) { time.Sleep(10 * time.Minute); mustRelease(t, l); time.Sleep(time.Hour) })
+		hold("released", func(l *flightlock.Lock) { time.Sleep(10 * time.Minute); lockkit.Release(t,
+			l); time.Sleep(time.Hour) })
 		hold("held", func(*flightlock.Lock) { time.Sleep(20 * time.Minute) })
 		age(3 * time.Minute)
 		nodes[0].Mini.Del("lock:lost")
@@ -417,8 +420,8 @@ func TestTheOldestLockOfDo(t *testing.T) {
 // After ctx has ended, fn has at least one more ttl; then the lock is lost, and every error says
 // why.
 func TestDoWhoseFunctionIgnoresItsEndedCtx(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		const ttl = 3 * time.Second
 		shutdown := errors.New("shutting down")
 		for name, end := range map[string]func(context.Context) (context.Context, error){
@@ -463,8 +466,8 @@ func TestDoWhoseFunctionIgnoresItsEndedCtx(t *testing.T) {
 
 // A refresh that fails after ctx has ended is tried again, and the one that succeeds is the last.
 func TestDoWhoseLastRefreshHasToBeRepeated(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		ctx, cancel := context.WithCancel(t.Context())
 		err := c.Do(ctx, "k", 3*time.Second, nil, func(inner context.Context, l *flightlock.Lock) error {
 			cancel()
@@ -487,8 +490,8 @@ func TestDoWhoseLastRefreshHasToBeRepeated(t *testing.T) {
 // DoWith refreshes by its policy, and an explicit MaxHold counts. A bad policy is refused before
 // the lock is asked for.
 func TestDoWith(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		for name, tc := range map[string]struct {
 			policy      flightlock.RefreshPolicy
 			least, most time.Duration
@@ -515,19 +518,19 @@ func TestDoWith(t *testing.T) {
 				t.Error("fn runs")
 				return nil
 			})
-		wantInvalid(t, err, "RefreshPolicy.Interval")
+		lockkit.WantInvalid(t, err, "RefreshPolicy.Interval")
 		if n := c.Stats().Attempts - before; n != 0 {
 			t.Errorf("%d attempts with a bad policy", n)
 		}
-		wantInvalid(t, c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{}, nil), "fn")
+		lockkit.WantInvalid(t, c.DoWith(t.Context(), "k", time.Second, nil, flightlock.RefreshPolicy{}, nil), "fn")
 	})
 }
 
 // When the lock is lost and fn returns its ctx's error, Do returns the loss, in one line. fn's own
 // error is never hidden.
 func TestDoReturnsTheLossAndNotAList(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		mine := errors.New("mine")
 		for name, tc := range map[string]struct {
 			returns func(ctx context.Context, l *flightlock.Lock) error
@@ -563,8 +566,8 @@ func TestDoReturnsTheLossAndNotAList(t *testing.T) {
 
 // A policy that suits the ttl of its call is good, whatever the ttl of the lock that the call nests in.
 func TestDoWithInALockOfAShorterTTL(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		policy := flightlock.RefreshPolicy{Interval: 10 * time.Second}
 		ran := false
 		inner := func(ctx context.Context, _ *flightlock.Lock) error {
@@ -572,7 +575,7 @@ func TestDoWithInALockOfAShorterTTL(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			return ctx.Err()
 		}
-		l := mustLock(t, c, "k", time.Second)
+		l := lockkit.Lock(t, c, "k", time.Second)
 		if err := c.DoWith(l.Context(t.Context()), "k", 30*time.Second, nil, policy, inner); err != nil || !ran {
 			t.Errorf("%v, ran: %v", err, ran)
 		}
@@ -582,12 +585,12 @@ func TestDoWithInALockOfAShorterTTL(t *testing.T) {
 
 // A policy's Interval is kept, also if the ttl is not a whole number of milliseconds.
 func TestDoKeepsTheIntervalOfATTLWithAFraction(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		for _, ttl := range []time.Duration{3 * time.Second, 3*time.Second + time.Microsecond} {
 			before := c.Stats().Refreshes
 			p := flightlock.RefreshPolicy{Interval: 2 * time.Second}
-			must(t, c.DoWith(t.Context(), "k", ttl, nil, p, func(context.Context, *flightlock.Lock) error {
+			testkit.Must(t, c.DoWith(t.Context(), "k", ttl, nil, p, func(context.Context, *flightlock.Lock) error {
 				time.Sleep(11 * time.Second) // the bubble's time, as below
 				return nil
 			}))
@@ -600,12 +603,12 @@ func TestDoKeepsTheIntervalOfATTLWithAFraction(t *testing.T) {
 
 // The oldest lock of several is found, however far they are apart: also where an int has 32 bits.
 func TestOldestDoOfSeveral(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		var wg sync.WaitGroup
 		for _, key := range []string{"a", "b"} {
 			wg.Go(func() {
-				must(t, c.Do(t.Context(), key, time.Second, nil, func(context.Context, *flightlock.Lock) error {
+				testkit.Must(t, c.Do(t.Context(), key, time.Second, nil, func(context.Context, *flightlock.Lock) error {
 					time.Sleep(7 * time.Second)
 					return nil
 				}))

@@ -16,125 +16,10 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
-
-// origin is a cache that all Fetchers of a test share, and the source of its values. Each load
-// makes a new value.
-type origin struct {
-	takes time.Duration // a load
-
-	// They replace the plain functions, if set.
-	lookup func(ctx context.Context, key string) (string, flightlock.Freshness, error)
-	load   func(ctx context.Context, key string) (string, error)
-	store  func(ctx context.Context, key, v string, l *flightlock.Lock) error
-
-	loads, stores atomic.Int64
-
-	mu      sync.Mutex // guards what follows
-	values  map[string]string
-	stale   map[string]bool
-	loading map[string]int
-	most    int // loads of one key at once
-}
-
-func (o *origin) source() flightlock.Source[string] {
-	s := flightlock.Source[string]{Lookup: o.plainLookup, Load: o.plainLoad, Store: o.plainStore}
-	if o.lookup != nil {
-		s.Lookup = o.lookup
-	}
-	if o.load != nil {
-		s.Load = o.load
-	}
-	if o.store != nil {
-		s.Store = o.store
-	}
-	return s
-}
-
-func (o *origin) plainLookup(_ context.Context, key string) (string, flightlock.Freshness, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	v, ok := o.values[key]
-	switch {
-	case !ok:
-		return "", flightlock.Miss, nil
-	case o.stale[key]:
-		return v, flightlock.Stale, nil
-	}
-	return v, flightlock.Fresh, nil
-}
-
-func (o *origin) plainLoad(ctx context.Context, key string) (string, error) {
-	n := o.loads.Add(1)
-	o.mu.Lock()
-	if o.loading == nil {
-		o.loading = map[string]int{}
-	}
-	o.loading[key]++
-	o.most = max(o.most, o.loading[key])
-	o.mu.Unlock()
-	defer func() {
-		o.mu.Lock()
-		o.loading[key]--
-		o.mu.Unlock()
-	}()
-	select {
-	case <-time.After(o.takes):
-		return fmt.Sprintf("%s=%d", key, n), nil
-	case <-ctx.Done():
-		return "", ctx.Err()
-	}
-}
-
-func (o *origin) plainStore(_ context.Context, key, v string, l *flightlock.Lock) error {
-	o.stores.Add(1)
-	if l != nil && l.Err() != nil {
-		panic("Store with a lock that is over")
-	}
-	o.set(key, v, false)
-	return nil
-}
-
-func (o *origin) set(key, v string, stale bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.values == nil {
-		o.values, o.stale = map[string]string{}, map[string]bool{}
-	}
-	o.values[key], o.stale[key] = v, stale
-}
-
-func (o *origin) drop(key string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.values, key)
-}
-
-// mostAtOnce is how many loads of one key have run at once.
-func (o *origin) mostAtOnce() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.most
-}
-
-// newFetcher is a Fetcher over o that is closed when the test ends.
-func newFetcher(tb testing.TB, c *flightlock.Client, o *origin,
-	opts flightlock.FetchOptions) *flightlock.Fetcher[string] {
-	tb.Helper()
-	f, err := flightlock.NewFetcher(c, o.source(), opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := f.Close(ctx); err != nil {
-			tb.Errorf("Close of the Fetcher: %v", err)
-		}
-	})
-	return f
-}
 
 // result is what a Fetch returned.
 type result struct {
@@ -176,11 +61,11 @@ func wantErrors(t *testing.T, results <-chan result, n int, want error) {
 // whether it takes less than the ttl or three times as long.
 func TestFetchLoadsOnce(t *testing.T) {
 	for _, takes := range []time.Duration{5 * time.Millisecond, 50 * time.Millisecond, 30 * time.Second} {
-		bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			o := &origin{takes: takes}
+		testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &lockkit.Origin{Takes: takes}
 			var fs []*flightlock.Fetcher[string]
 			for range 4 {
-				fs = append(fs, newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+				fs = append(fs, lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 					flightlock.FetchOptions{TTL: 10 * time.Second, LoadTimeout: time.Minute}))
 			}
 			misses := 10
@@ -199,9 +84,9 @@ func TestFetchLoadsOnce(t *testing.T) {
 				if took := time.Since(began); took > takes+100*time.Millisecond {
 					t.Errorf("it took %v", took)
 				}
-				o.drop("k")
+				o.Drop("k")
 			}
-			if n := o.loads.Load(); n != int64(misses) {
+			if n := o.Loads.Load(); n != int64(misses) {
 				t.Errorf("%d loads for %d misses", n, misses)
 			}
 		})
@@ -210,10 +95,10 @@ func TestFetchLoadsOnce(t *testing.T) {
 
 // A hit is Lookup's value, and nothing else happens.
 func TestFetchHit(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, o := newClient(t, flightlock.Options{}, clients...), &origin{}
-		o.set("k", "v", false)
-		f := newFetcher(t, c, o, flightlock.FetchOptions{})
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, o := lockkit.New(t, flightlock.Options{}, clients...), &lockkit.Origin{}
+		o.Set("k", "v", false)
+		f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
 		wantAll(t, fetching(t.Context(), f, "k", 100), 100, "v")
 		if s := f.Stats(); s != (flightlock.FetchStats{Hits: 100}) {
 			t.Errorf("%+v", s)
@@ -228,13 +113,13 @@ func TestFetchHit(t *testing.T) {
 func TestFetchFirstCallerLeaves(t *testing.T) {
 	for name, held := range map[string]bool{"contending": true, "loading": false} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				o := &origin{takes: time.Second}
-				other := newClient(t, flightlock.Options{}, clients...)
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &lockkit.Origin{Takes: time.Second}
+				other := lockkit.New(t, flightlock.Options{}, clients...)
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 				var l *flightlock.Lock
 				if held {
-					l = mustLock(t, other, "k", 10*time.Second)
+					l = lockkit.Lock(t, other, "k", 10*time.Second)
 				}
 				first, cancel := context.WithCancel(t.Context())
 				leaver := fetching(first, f, "k", 1)
@@ -244,7 +129,7 @@ func TestFetchFirstCallerLeaves(t *testing.T) {
 				cancel()
 				wantErrors(t, leaver, 1, context.Canceled)
 				if held {
-					mustRelease(t, l)
+					lockkit.Release(t, l)
 				}
 				wantAll(t, rest, 10, "k=1")
 			})
@@ -255,11 +140,11 @@ func TestFetchFirstCallerLeaves(t *testing.T) {
 // All callers leave before the lock is won: the run is canceled, nothing is loaded, no key stays; a
 // caller that arrives in that instant gets a run of its own.
 func TestFetchAllLeaveBeforeTheLockIsWon(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		other := newClient(t, flightlock.Options{}, clients...)
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
-		l := mustLock(t, other, "k", 10*time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		other := lockkit.New(t, flightlock.Options{}, clients...)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		l := lockkit.Lock(t, other, "k", 10*time.Second)
 		for range 20 {
 			ctx, cancel := context.WithCancel(t.Context())
 			leavers := fetching(ctx, f, "k", 5)
@@ -281,7 +166,7 @@ func TestFetchAllLeaveBeforeTheLockIsWon(t *testing.T) {
 		}
 		late := fetching(t.Context(), f, "k", 3)
 		synctest.Wait()
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		wantAll(t, late, 3, "k=1")
 		time.Sleep(time.Second)
 		if nodes[0].Mini.Exists("lock:k") {
@@ -293,9 +178,9 @@ func TestFetchAllLeaveBeforeTheLockIsWon(t *testing.T) {
 // Callers whose deadline is shorter than the load arrive one after the other: it completes once,
 // and the cache is filled.
 func TestFetchCallersWithShortDeadlines(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		for range 15 {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			if v, err := f.Fetch(ctx, "k"); err == nil && v != "k=1" || err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -303,8 +188,8 @@ func TestFetchCallersWithShortDeadlines(t *testing.T) {
 			}
 			cancel()
 		}
-		if v, err := f.Fetch(t.Context(), "k"); v != "k=1" || err != nil || o.loads.Load() != 1 || f.Stats().Hits == 0 {
-			t.Errorf("got %q, %v after %d loads", v, err, o.loads.Load())
+		if v, err := f.Fetch(t.Context(), "k"); v != "k=1" || err != nil || o.Loads.Load() != 1 || f.Stats().Hits == 0 {
+			t.Errorf("got %q, %v after %d loads", v, err, o.Loads.Load())
 		}
 	})
 }
@@ -312,9 +197,10 @@ func TestFetchCallersWithShortDeadlines(t *testing.T) {
 // The error of a caller that gives up while another process has the lock names that process, and matches only the
 // error of its ctx.
 func TestFetchSaysWhoHasTheLock(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), &origin{}, flightlock.FetchOptions{})
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), &lockkit.Origin{},
+			flightlock.FetchOptions{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := f.Fetch(ctx, "k")
@@ -323,7 +209,7 @@ func TestFetchSaysWhoHasTheLock(t *testing.T) {
 			!strings.Contains(err.Error(), fmt.Sprintf("held by %q for ", l.Owner())) {
 			t.Error(err)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	})
 }
 
@@ -332,22 +218,22 @@ var errMine = errors.New("mine")
 // Load's error reaches all callers of the run unchanged, and without ErrorHold no others; the next
 // caller loads again.
 func TestFetchLoadFails(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{}
-		o.load = func(context.Context, string) (string, error) {
-			o.loads.Add(1)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{}
+		o.Load = func(context.Context, string) (string, error) {
+			o.Loads.Add(1)
 			time.Sleep(time.Second)
 			return "not to be seen", errMine
 		}
-		c := newClient(t, flightlock.Options{}, clients...)
-		f := newFetcher(t, c, o, flightlock.FetchOptions{ErrorHold: -1})
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{ErrorHold: -1})
 		results := fetching(t.Context(), f, "k", 100)
 		for range 100 {
 			if r := <-results; r.v != "" || r.err != errMine {
 				t.Errorf("got %q, %v; want the error itself", r.v, r.err)
 			}
 		}
-		if n := o.loads.Load(); n != 1 {
+		if n := o.Loads.Load(); n != 1 {
 			t.Errorf("%d loads in a row", n)
 		}
 		_, _ = f.Fetch(t.Context(), "k")
@@ -364,22 +250,22 @@ func TestFetchLoadFails(t *testing.T) {
 // With failing loads in several processes there is one in each: the first alone, the others, which
 // waited for it, at the same time.
 func TestFetchFailingLoadsOfManyProcesses(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		o.load = func(ctx context.Context, key string) (string, error) {
-			_, _ = o.plainLoad(ctx, key)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		o.Load = func(ctx context.Context, key string) (string, error) {
+			_, _ = o.PlainLoad(ctx, key)
 			return "", errMine
 		}
 		var all []<-chan result
 		for range 4 {
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 			all = append(all, fetching(t.Context(), f, "k", 100))
 		}
 		for _, results := range all {
 			wantErrors(t, results, 100, errMine)
 		}
-		if n := o.loads.Load(); n != 4 || o.mostAtOnce() != 3 {
-			t.Errorf("%d loads, %d at once; want one per process, three of them at once", n, o.mostAtOnce())
+		if n := o.Loads.Load(); n != 4 || o.MostAtOnce() != 3 {
+			t.Errorf("%d loads, %d at once; want one per process, three of them at once", n, o.MostAtOnce())
 		}
 	})
 }
@@ -389,18 +275,18 @@ func TestFetchFailingLoadsOfManyProcesses(t *testing.T) {
 func TestFetchErrorHold(t *testing.T) {
 	for _, opts := range []flightlock.FetchOptions{{}, {ErrorHold: time.Second}, {ErrorHold: time.Minute},
 		{ErrorHold: math.MaxInt64}} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			o := &origin{}
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &lockkit.Origin{}
 			var fails atomic.Bool
 			fails.Store(true)
-			o.load = func(context.Context, string) (string, error) {
-				o.loads.Add(1)
+			o.Load = func(context.Context, string) (string, error) {
+				o.Loads.Add(1)
 				if fails.Load() {
 					return "", errMine
 				}
 				return "v", nil
 			}
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
 			hold := max(time.Second, opts.ErrorHold)
 			for n := int64(1); n <= 8; n++ {
 				results := fetching(t.Context(), f, "k", 3)
@@ -417,8 +303,8 @@ func TestFetchErrorHold(t *testing.T) {
 				if left := time.Until(held.Until); left > hold || left < hold-100*time.Millisecond {
 					t.Errorf("after %d failures it is held for %v, want %v", n, left, hold)
 				}
-				if o.loads.Load() != n {
-					t.Errorf("%d loads, want %d", o.loads.Load(), n)
+				if o.Loads.Load() != n {
+					t.Errorf("%d loads, want %d", o.Loads.Load(), n)
 				}
 				if opts.ErrorHold == math.MaxInt64 {
 					return // held when the Fetcher is closed
@@ -429,7 +315,7 @@ func TestFetchErrorHold(t *testing.T) {
 			fails.Store(false)
 			wantAll(t, fetching(t.Context(), f, "k", 3), 3, "v")
 			fails.Store(true)
-			o.drop("k")
+			o.Drop("k")
 			_, _ = f.Fetch(t.Context(), "k")
 			var held *flightlock.HeldError
 			if _, err := f.Fetch(t.Context(), "k"); !errors.As(err, &held) ||
@@ -460,17 +346,17 @@ func misbehave(how string, unblock <-chan struct{}) error {
 func TestFetchLoadPanics(t *testing.T) {
 	for _, how := range []string{"panic", "goexit"} {
 		t.Run(how, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				o := &origin{}
-				o.load = func(ctx context.Context, key string) (string, error) {
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &lockkit.Origin{}
+				o.Load = func(ctx context.Context, key string) (string, error) {
 					time.Sleep(time.Second)
-					if o.loads.Add(1) == 1 {
+					if o.Loads.Add(1) == 1 {
 						return "", misbehave(how, nil)
 					}
 					return "good", nil
 				}
-				c := newClient(t, flightlock.Options{}, clients...)
-				f := newFetcher(t, c, o, flightlock.FetchOptions{ErrorHold: -1})
+				c := lockkit.New(t, flightlock.Options{}, clients...)
+				f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{ErrorHold: -1})
 				results := fetching(t.Context(), f, "k", 10)
 				for range 10 {
 					r := <-results
@@ -510,14 +396,14 @@ func wantLoadTimeout(t *testing.T, results <-chan result, n int) {
 // A Load that ignores its ctx: its callers get an error after LoadTimeout, and so do others until
 // it returns; the lock is free, so other processes load; there is no second Load in this one.
 func TestFetchLoadBlocks(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		unblock := make(chan struct{})
-		o := &origin{takes: time.Millisecond}
-		blocked := &origin{load: func(context.Context, string) (string, error) {
-			o.loads.Add(1)
+		o := &lockkit.Origin{Takes: time.Millisecond}
+		blocked := &lockkit.Origin{Load: func(context.Context, string) (string, error) {
+			o.Loads.Add(1)
 			return "late", misbehave("block", unblock)
-		}, lookup: o.plainLookup, store: o.plainStore}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), blocked,
+		}, Lookup: o.PlainLookup, Store: o.PlainStore}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), blocked,
 			flightlock.FetchOptions{LoadTimeout: time.Second})
 		began := time.Now()
 		wantLoadTimeout(t, fetching(t.Context(), f, "k", 10), 10)
@@ -525,10 +411,10 @@ func TestFetchLoadBlocks(t *testing.T) {
 			t.Errorf("the callers got it after %v", took)
 		}
 		wantLoadTimeout(t, fetching(t.Context(), f, "k", 10), 10)
-		if n := o.loads.Load(); n != 1 {
+		if n := o.Loads.Load(); n != 1 {
 			t.Errorf("%d loads", n)
 		}
-		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		g := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		began = time.Now()
 		wantAll(t, fetching(t.Context(), g, "k", 10), 10, "k=2")
 		if took := time.Since(began); took > 100*time.Millisecond {
@@ -548,15 +434,15 @@ func TestFetchLoadBlocks(t *testing.T) {
 func TestFetchStoreMisbehaves(t *testing.T) {
 	for _, how := range []string{"error", "panic", "goexit", "block"} {
 		t.Run(how, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 				unblock := make(chan struct{})
-				o := &origin{takes: time.Second}
-				o.store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
-					o.stores.Add(1)
+				o := &lockkit.Origin{Takes: time.Second}
+				o.Store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
+					o.Stores.Add(1)
 					return misbehave(how, unblock)
 				}
-				c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
-				f := newFetcher(t, c, o, flightlock.FetchOptions{TTL: 10 * time.Second})
+				c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
+				f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{TTL: 10 * time.Second})
 				began := time.Now()
 				wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=1")
 				if took := time.Since(began); took > 1100*time.Millisecond {
@@ -590,19 +476,19 @@ func TestFetchStoreMisbehaves(t *testing.T) {
 // with FailClosed its error. A panic of a caller's own Lookup is the caller's.
 func TestFetchLookupMisbehaves(t *testing.T) {
 	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			o := &origin{takes: time.Second}
-			o.lookup = func(context.Context, string) (string, flightlock.Freshness, error) {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &lockkit.Origin{Takes: time.Second}
+			o.Lookup = func(context.Context, string) (string, flightlock.Freshness, error) {
 				return "ignored", flightlock.Fresh, errMine
 			}
-			o.store = func(_ context.Context, _, _ string, l *flightlock.Lock) error {
-				if o.stores.Add(1); l != nil {
+			o.Store = func(_ context.Context, _, _ string, l *flightlock.Lock) error {
+				if o.Stores.Add(1); l != nil {
 					t.Error("Store got a lock")
 				}
 				return nil
 			}
-			c := newClient(t, flightlock.Options{}, clients...)
-			f := newFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy})
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy})
 			results := fetching(t.Context(), f, "k", 10)
 			if policy == flightlock.FailClosed {
 				wantErrors(t, results, 10, errMine)
@@ -610,8 +496,8 @@ func TestFetchLookupMisbehaves(t *testing.T) {
 			}
 			wantAll(t, results, 10, "k=1")
 			s := f.Stats()
-			if s.Loads != 1 || s.UnlockedLoads != 1 || s.LookupErrors != 10 || o.stores.Load() != 1 || c.Stats().Commands != 0 {
-				t.Errorf("%+v, %d stores, %d commands", s, o.stores.Load(), c.Stats().Commands)
+			if s.Loads != 1 || s.UnlockedLoads != 1 || s.LookupErrors != 10 || o.Stores.Load() != 1 || c.Stats().Commands != 0 {
+				t.Errorf("%+v, %d stores, %d commands", s, o.Stores.Load(), c.Stats().Commands)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
@@ -620,9 +506,9 @@ func TestFetchLookupMisbehaves(t *testing.T) {
 			}
 		})
 	}
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{lookup: func(context.Context, string) (string, flightlock.Freshness, error) { panic(errMine) }}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { panic(errMine) }}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		defer func() {
 			if r := recover(); r != errMine {
 				t.Errorf("recovered %v", r)
@@ -639,24 +525,24 @@ func TestFetchLookupMisbehavesInTheFlight(t *testing.T) {
 		for _, held := range []bool{false, true} {
 			for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
 				t.Run(fmt.Sprintf("%s/held=%v/policy=%d", how, held, policy), func(t *testing.T) {
-					bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+					testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 						unblock := make(chan struct{})
 						defer close(unblock)
-						o := &origin{takes: time.Second}
+						o := &lockkit.Origin{Takes: time.Second}
 						var first atomic.Bool
-						o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+						o.Lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
 							if !first.Swap(true) {
 								return "", flightlock.Miss, nil
 							}
 							return "", flightlock.Fresh, misbehave(how, unblock)
 						}
-						c := newClient(t, flightlock.Options{}, clients...)
-						f := newFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy, LoadTimeout: 2 * time.Second,
+						c := lockkit.New(t, flightlock.Options{}, clients...)
+						f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{OnUnavailable: policy, LoadTimeout: 2 * time.Second,
 							WaitTimeout: time.Minute})
 						if held {
-							other := newClient(t, flightlock.Options{}, clients...)
-							l := mustLock(t, other, "k", time.Minute)
-							defer mustRelease(t, l)
+							other := lockkit.New(t, flightlock.Options{}, clients...)
+							l := lockkit.Lock(t, other, "k", time.Minute)
+							defer lockkit.Release(t, l)
 						}
 						results := fetching(t.Context(), f, "k", 1)
 						r := <-results
@@ -685,39 +571,40 @@ func TestFetchLookupMisbehavesInTheFlight(t *testing.T) {
 
 // The lock is lost while Load runs: the value is served and not stored.
 func TestFetchLockLostDuringLoad(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: 10 * time.Second}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{TTL: time.Second})
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: 10 * time.Second}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{TTL: time.Second})
 		results := fetching(t.Context(), f, "k", 10)
 		time.Sleep(time.Second)
 		for _, n := range nodes {
 			n.Mini.Del("lock:k")
 		}
 		wantAll(t, results, 10, "k=1")
-		if s := f.Stats(); o.stores.Load() != 0 || s.Lost != 1 {
-			t.Errorf("%d stores, %+v", o.stores.Load(), s)
+		if s := f.Stats(); o.Stores.Load() != 0 || s.Lost != 1 {
+			t.Errorf("%d stores, %+v", o.Stores.Load(), s)
 		}
 		wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=2")
-		if o.stores.Load() != 1 {
-			t.Errorf("%d stores", o.stores.Load())
+		if o.Stores.Load() != 1 {
+			t.Errorf("%d stores", o.Stores.Load())
 		}
 	})
 }
 
 // The value is deleted while Load runs: callers get what was loaded, and it is stored.
 func TestFetchValueDeletedDuringLoad(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
-		o.set("k", "old", true)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		o.Set("k", "old", true)
 		if v, err := f.Fetch(t.Context(), "k"); v != "old" || err != nil {
 			t.Errorf("got %q, %v", v, err)
 		}
 		synctest.Wait()
-		o.drop("k")
+		o.Drop("k")
 		wantAll(t, fetching(t.Context(), f, "k", 10), 10, "k=1") // they join the refresh
-		if v, err := f.Fetch(t.Context(), "k"); v != "k=1" || err != nil || o.loads.Load() != 1 {
-			t.Errorf("got %q, %v, %d loads", v, err, o.loads.Load())
+		if v, err := f.Fetch(t.Context(), "k"); v != "k=1" || err != nil || o.Loads.Load() != 1 {
+			t.Errorf("got %q, %v, %d loads", v, err, o.Loads.Load())
 		}
 	})
 }
@@ -725,12 +612,13 @@ func TestFetchValueDeletedDuringLoad(t *testing.T) {
 // A stale value is returned at once, and one refresh for all processes runs in the background, also
 // when the caller's ctx ends.
 func TestFetchStale(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		o.set("k", "old", true)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		o.Set("k", "old", true)
 		var fs []*flightlock.Fetcher[string]
 		for range 4 {
-			fs = append(fs, newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{}))
+			fs = append(fs, lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+				flightlock.FetchOptions{}))
 		}
 		began := time.Now()
 		for range 3 {
@@ -750,7 +638,7 @@ func TestFetchStale(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		}
-		if n := o.loads.Load(); n != 1 {
+		if n := o.Loads.Load(); n != 1 {
 			t.Errorf("%d loads", n)
 		}
 	})
@@ -759,18 +647,18 @@ func TestFetchStale(t *testing.T) {
 // Callers that miss while a refresh cannot get the lock join it, and then it waits for the lock on
 // their behalf.
 func TestFetchMissJoinsARefresh(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		o.set("k", "old", true)
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", 10*time.Second)
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		o.Set("k", "old", true)
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", 10*time.Second)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		wantAll(t, fetching(t.Context(), f, "warm", 1), 1, "warm=1")
 		nodes[0].SetDelay(5 * time.Millisecond) // the attempt is under way
 		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "old")
-		o.drop("k")
+		o.Drop("k")
 		results := fetching(t.Context(), f, "k", 10)
 		time.Sleep(5 * time.Second)
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		wantAll(t, results, 10, "k=2")
 		if s := f.Stats(); s.Loads != 2 {
 			t.Errorf("%+v", s)
@@ -780,17 +668,17 @@ func TestFetchMissJoinsARefresh(t *testing.T) {
 
 // Another process stores a stale value while callers wait for the lock: they get it.
 func TestFetchFindsAStaleValueWhileItWaits(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		results := fetching(t.Context(), f, "k", 10)
 		time.Sleep(time.Second)
-		o.set("k", "stale", true)
+		o.Set("k", "stale", true)
 		wantAll(t, results, 10, "stale")
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		synctest.Wait()
-		if n := o.loads.Load(); n > 1 {
+		if n := o.Loads.Load(); n > 1 {
 			t.Errorf("%d loads", n)
 		}
 	})
@@ -800,21 +688,21 @@ func TestFetchFindsAStaleValueWhileItWaits(t *testing.T) {
 // and callers get values; with FailClosed they get ErrUnavailable.
 func TestFetchWithoutRedis(t *testing.T) {
 	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
-		bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 			for _, n := range nodes {
 				n.Down(true)
 			}
 			var running, most atomic.Int64
-			o := &origin{takes: 100 * time.Millisecond}
-			o.load = func(ctx context.Context, key string) (string, error) {
+			o := &lockkit.Origin{Takes: 100 * time.Millisecond}
+			o.Load = func(ctx context.Context, key string) (string, error) {
 				n := running.Add(1)
 				defer running.Add(-1)
 				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
 				}
-				_, err := o.plainLoad(ctx, key)
+				_, err := o.PlainLoad(ctx, key)
 				return "v", err
 			}
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 				flightlock.FetchOptions{OnUnavailable: policy, MaxUnlockedLoads: 4})
 			var all []<-chan result
 			for i := range 40 {
@@ -830,12 +718,12 @@ func TestFetchWithoutRedis(t *testing.T) {
 			if policy == flightlock.FailClosed {
 				return
 			}
-			if o.mostAtOnce() != 1 || most.Load() != 4 || o.loads.Load() != 40 || o.stores.Load() != 40 {
-				t.Errorf("%d loads of a key at once, %d in all, %d loads, %d stores", o.mostAtOnce(), most.Load(), o.loads.Load(),
-					o.stores.Load())
+			if o.MostAtOnce() != 1 || most.Load() != 4 || o.Loads.Load() != 40 || o.Stores.Load() != 40 {
+				t.Errorf("%d loads of a key at once, %d in all, %d loads, %d stores", o.MostAtOnce(), most.Load(), o.Loads.Load(),
+					o.Stores.Load())
 			}
 			// A refresh in the background does not queue for a slot that nobody waits for.
-			o.set("k0", "old", true)
+			o.Set("k0", "old", true)
 			wantAll(t, fetching(t.Context(), f, "k0", 1), 1, "old")
 			time.Sleep(time.Second)
 			wantAll(t, fetching(t.Context(), f, "k0", 1), 1, "v")
@@ -846,12 +734,12 @@ func TestFetchWithoutRedis(t *testing.T) {
 // Loads without a lock that never end keep their slots; others get an error after WaitTimeout and
 // do not wait forever.
 func TestFetchWithoutRedisAndWithoutSlots(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		nodes[0].Down(true)
 		unblock := make(chan struct{})
 		defer close(unblock)
-		o := &origin{load: func(context.Context, string) (string, error) { return "", misbehave("block", unblock) }}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+		o := &lockkit.Origin{Load: func(context.Context, string) (string, error) { return "", misbehave("block", unblock) }}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 			flightlock.FetchOptions{MaxUnlockedLoads: 1, LoadTimeout: time.Minute, WaitTimeout: time.Second})
 		first := fetching(t.Context(), f, "a", 1)
 		synctest.Wait()
@@ -862,17 +750,17 @@ func TestFetchWithoutRedisAndWithoutSlots(t *testing.T) {
 
 // A Lookup that WaitTimeout cuts short has not failed: the callers waited for the lock.
 func TestFetchWaitTimeoutDuringLookup(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var looks atomic.Int64
-		o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+		o := &lockkit.Origin{Lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 			if looks.Add(1) > 1 {
 				<-ctx.Done()
 			}
 			return "", flightlock.Miss, ctx.Err()
 		}}
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
-		defer mustRelease(t, l)
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
+		defer lockkit.Release(t, l)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 			flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, WaitTimeout: 20 * time.Second,
 				LookupTimeout: 30 * time.Second})
 		wantErrors(t, fetching(t.Context(), f, "k", 1), 1, flightlock.ErrNotAcquired)
@@ -886,11 +774,11 @@ func TestFetchWaitTimeoutDuringLookup(t *testing.T) {
 // policy applies. The error does not look as if the caller's ctx had ended.
 func TestFetchWaitTimeout(t *testing.T) {
 	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			o := &origin{takes: time.Second}
-			l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
-			defer mustRelease(t, l)
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &lockkit.Origin{Takes: time.Second}
+			l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
+			defer lockkit.Release(t, l)
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 				flightlock.FetchOptions{OnUnavailable: policy, WaitTimeout: 30 * time.Second})
 			began := time.Now()
 			results := fetching(t.Context(), f, "k", 10)
@@ -915,11 +803,11 @@ func TestFetchWaitTimeout(t *testing.T) {
 // Fetch inside Load: for another key it works; for the same key, or in a circle, it is an error at
 // once, and not a deadlock.
 func TestFetchInsideLoad(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		var f, g *flightlock.Fetcher[string]
-		o := &origin{}
-		o.load = func(ctx context.Context, key string) (string, error) {
+		o := &lockkit.Origin{}
+		o.Load = func(ctx context.Context, key string) (string, error) {
 			time.Sleep(time.Second)
 			switch key {
 			case "self":
@@ -936,7 +824,7 @@ func TestFetchInsideLoad(t *testing.T) {
 			}
 			return key, nil
 		}
-		f, g = newFetcher(t, c, o, flightlock.FetchOptions{}), newFetcher(t, c, o, flightlock.FetchOptions{})
+		f, g = lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{}), lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
 		began := time.Now()
 		if v, err := f.Fetch(t.Context(), "self"); !errors.Is(err, flightlock.ErrInvalid) ||
 			!strings.Contains(err.Error(), "inside a Load") {
@@ -959,11 +847,11 @@ func TestFetchInsideLoad(t *testing.T) {
 // Load may lock its own key: its ctx carries the lock. And a caller that holds the lock on
 // the key itself does not wait for itself, whether it comes first or joins.
 func TestFetchAndLocksOnTheSameKey(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		o := &origin{}
-		o.load = func(ctx context.Context, key string) (v string, err error) {
-			o.loads.Add(1)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		o := &lockkit.Origin{}
+		o.Load = func(ctx context.Context, key string) (v string, err error) {
+			o.Loads.Add(1)
 			err = c.Do(ctx, key, time.Second, nil, func(_ context.Context, l *flightlock.Lock) error {
 				if l.Fence() != flightlock.FromContext(ctx).Fence() {
 					t.Error("not the lock of the load")
@@ -973,12 +861,12 @@ func TestFetchAndLocksOnTheSameKey(t *testing.T) {
 			})
 			return v, err
 		}
-		f := newFetcher(t, c, o, flightlock.FetchOptions{})
+		f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
 		began := time.Now()
 		wantAll(t, fetching(t.Context(), f, "k", 3), 3, "v")
 		for _, others := range []int{0, 5} {
 			for range 10 {
-				o.drop("k")
+				o.Drop("k")
 				if err := c.Do(t.Context(), "k", 10*time.Second, nil, func(ctx context.Context, l *flightlock.Lock) error {
 					results := fetching(t.Context(), f, "k", others)
 					if others > 0 {
@@ -996,12 +884,12 @@ func TestFetchAndLocksOnTheSameKey(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 		// A caller that leaves takes its loan with it.
-		o.drop("k")
-		l := mustLock(t, c, "k", 10*time.Second)
+		o.Drop("k")
+		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		ctx, cancel := context.WithCancel(l.Context(t.Context()))
 		cancel()
 		_, _ = f.Fetch(ctx, "k")
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		synctest.Wait()
 		if nodes[0].Mini.Exists("lock:k") {
 			t.Error("the lock was not given back")
@@ -1012,21 +900,22 @@ func TestFetchAndLocksOnTheSameKey(t *testing.T) {
 // No value of a caller's ctx reaches the run, unless Values passes it on; no deadline ever.
 func TestFetchValues(t *testing.T) {
 	type key struct{}
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		for _, values := range []func(context.Context) context.Context{
 			nil,
 			func(caller context.Context) context.Context { return caller },
 			func(context.Context) context.Context { return nil },
 		} {
 			var got []any
-			o := &origin{load: func(ctx context.Context, _ string) (string, error) {
+			o := &lockkit.Origin{Load: func(ctx context.Context, _ string) (string, error) {
 				if deadline, _ := ctx.Deadline(); time.Until(deadline) != 30*time.Second {
 					t.Errorf("Load has %v", time.Until(deadline))
 				}
 				got = append(got, ctx.Value(key{}))
 				return "v", ctx.Err()
 			}}
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{Values: values})
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+				flightlock.FetchOptions{Values: values})
 			ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, 7), time.Second)
 			wantAll(t, fetching(ctx, f, "k", 1), 1, "v")
 			cancel()
@@ -1044,11 +933,11 @@ func TestFetchValues(t *testing.T) {
 // Close refuses new callers and those that wait for a load that has not begun; it waits for loads
 // that have.
 func TestFetcherClose(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "held", 10*time.Second)
-		defer mustRelease(t, l)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "held", 10*time.Second)
+		defer lockkit.Release(t, l)
 		waiting, loading := fetching(t.Context(), f, "held", 10), fetching(t.Context(), f, "k", 10)
 		synctest.Wait()
 		closed := make(chan error, 1)
@@ -1061,8 +950,8 @@ func TestFetcherClose(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Error(err)
 		}
-		if s := f.Stats(); s.Running != 0 || o.stores.Load() != 1 {
-			t.Errorf("%+v, %d stores", s, o.stores.Load())
+		if s := f.Stats(); s.Running != 0 || o.Stores.Load() != 1 {
+			t.Errorf("%+v, %d stores", s, o.Stores.Load())
 		}
 		if err := f.Close(t.Context()); err != nil {
 			t.Errorf("second Close: %v", err)
@@ -1074,14 +963,14 @@ func TestFetcherClose(t *testing.T) {
 // Load that ignores its ctx is an error of Close, which can be called again.
 func TestFetcherCloseWithoutPatience(t *testing.T) {
 	for _, ignores := range []bool{false, true} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			unblock := make(chan struct{})
-			o := &origin{takes: time.Hour}
+			o := &lockkit.Origin{Takes: time.Hour}
 			if ignores {
-				o.load = func(context.Context, string) (string, error) { return "", misbehave("block", unblock) }
+				o.Load = func(context.Context, string) (string, error) { return "", misbehave("block", unblock) }
 			}
-			c := newClient(t, flightlock.Options{}, clients...)
-			f := newFetcher(t, c, o, flightlock.FetchOptions{LoadTimeout: 2 * time.Hour})
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{LoadTimeout: 2 * time.Hour})
 			results := fetching(t.Context(), f, "k", 10)
 			synctest.Wait()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -1110,10 +999,10 @@ func TestFetcherCloseWithoutPatience(t *testing.T) {
 // whether Lookup honors its ctx or not.
 func TestFetcherCloseDuringLookup(t *testing.T) {
 	for _, ignores := range []bool{false, true} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			unblock := make(chan struct{})
 			type callers struct{} // no value of a caller's ctx reaches the run
-			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+			o := &lockkit.Origin{Lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 				if ctx.Value(callers{}) != nil {
 					return "", flightlock.Miss, nil
 				}
@@ -1123,8 +1012,8 @@ func TestFetcherCloseDuringLookup(t *testing.T) {
 				<-ctx.Done()
 				return "", flightlock.Miss, ctx.Err()
 			}}
-			c := newClient(t, flightlock.Options{}, clients...)
-			f := newFetcher(t, c, o, flightlock.FetchOptions{})
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
 			results := fetching(context.WithValue(t.Context(), callers{}, 1), f, "k", 3)
 			synctest.Wait()
 			ctx, cancel := context.WithCancel(t.Context())
@@ -1134,8 +1023,8 @@ func TestFetcherCloseDuringLookup(t *testing.T) {
 			}
 			wantErrors(t, results, 3, flightlock.ErrClosed)
 			close(unblock)
-			if err := f.Close(t.Context()); err != nil || o.loads.Load() != 0 {
-				t.Errorf("second Close: %v, %d loads", err, o.loads.Load())
+			if err := f.Close(t.Context()); err != nil || o.Loads.Load() != 0 {
+				t.Errorf("second Close: %v, %d loads", err, o.Loads.Load())
 			}
 			if n := c.Stats().Held; n != 0 {
 				t.Errorf("%d locks held", n)
@@ -1146,17 +1035,17 @@ func TestFetcherCloseDuringLookup(t *testing.T) {
 
 // A Client that was closed before its Fetcher: ErrClosed, whatever the policy.
 func TestFetchOverAClosedClient(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		f := newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
-		closeClient(t, c)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		f := lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{})
+		lockkit.Close(t, c)
 		wantErrors(t, fetching(t.Context(), f, "k", 3), 3, flightlock.ErrClosed)
 	})
 }
 
 func TestFetcherBadInput(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		for field, opts := range map[string]flightlock.FetchOptions{
 			"TTL":              {TTL: time.Hour},
 			"LoadTimeout":      {LoadTimeout: -1},
@@ -1167,12 +1056,12 @@ func TestFetcherBadInput(t *testing.T) {
 			"LookupTimeout":    {LookupTimeout: -1},
 			"Name":             {Name: "\xff"},
 		} {
-			if _, err := flightlock.NewFetcher(c, (&origin{}).source(), opts); !errors.Is(err, flightlock.ErrInvalid) ||
+			if _, err := flightlock.NewFetcher(c, (&lockkit.Origin{}).Source(), opts); !errors.Is(err, flightlock.ErrInvalid) ||
 				!strings.Contains(err.Error(), field) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
-		full := (&origin{}).source()
+		full := (&lockkit.Origin{}).Source()
 		for field, src := range map[string]flightlock.Source[string]{
 			"Lookup": {Load: full.Load, Store: full.Store}, "Load": {Lookup: full.Lookup,
 				Store: full.Store}, "Store": {Lookup: full.Lookup, Load: full.Load},
@@ -1185,9 +1074,9 @@ func TestFetcherBadInput(t *testing.T) {
 		if _, err := flightlock.NewFetcher(nil, full, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("no client: %v", err)
 		}
-		small := newClient(t, flightlock.Options{MaxTTL: time.Second}, clients...)
-		newFetcher(t, small, &origin{}, flightlock.FetchOptions{}) // the default TTL adapts
-		f := newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
+		small := lockkit.New(t, flightlock.Options{MaxTTL: time.Second}, clients...)
+		lockkit.NewFetcher(t, small, &lockkit.Origin{}, flightlock.FetchOptions{}) // the default TTL adapts
+		f := lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{})
 		for _, key := range []string{"", strings.Repeat("k", 5000)} {
 			if _, err := f.Fetch(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
 				t.Errorf("key of %d bytes: %v", len(key), err)
@@ -1208,9 +1097,9 @@ func TestFetchUnderFire(t *testing.T) {
 func fetchUnderFire(t *testing.T, fails bool) {
 	m := redistest.StartMini(t)
 	m.ClockTTL(true)
-	o := &origin{}
-	o.load = func(ctx context.Context, key string) (string, error) {
-		o.takesRandom(ctx, key)
+	o := &lockkit.Origin{}
+	o.Load = func(ctx context.Context, key string) (string, error) {
+		o.TakesRandom(ctx, key)
 		switch n := rand.IntN(10); {
 		case !fails:
 		case n == 0:
@@ -1224,8 +1113,8 @@ func fetchUnderFire(t *testing.T, fails bool) {
 	}
 	var fs []*flightlock.Fetcher[string]
 	for range 3 {
-		c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, m))
-		fs = append(fs, newFetcher(t, c, o, flightlock.FetchOptions{LoadTimeout: time.Minute, ErrorHold: -1}))
+		c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, m))
+		fs = append(fs, lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{LoadTimeout: time.Minute, ErrorHold: -1}))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -1249,42 +1138,25 @@ func fetchUnderFire(t *testing.T, fails bool) {
 					t.Errorf("got %q, %v", v, err)
 				}
 				if rand.IntN(20) == 0 {
-					o.drop(fmt.Sprint("k", rand.IntN(2)))
+					o.Drop(fmt.Sprint("k", rand.IntN(2)))
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if most := o.mostAtOnce(); most > 3 || most > 1 && !fails {
-		t.Errorf("%d loads of one key at once", o.mostAtOnce())
+	if most := o.MostAtOnce(); most > 3 || most > 1 && !fails {
+		t.Errorf("%d loads of one key at once", o.MostAtOnce())
 	}
-	t.Logf("%d values, %d failures, %d left, %d loads", got.Load(), failed.Load(), left.Load(), o.loads.Load())
+	t.Logf("%d values, %d failures, %d left, %d loads", got.Load(), failed.Load(), left.Load(), o.Loads.Load())
 	redistest.Eventually(t, 10*time.Second, "all flights are over", func() bool {
 		return fs[0].Stats().Running+fs[1].Stats().Running+fs[2].Stats().Running == 0 && !m.Exists("lock:k0") &&
 			!m.Exists("lock:k1")
 	})
 }
 
-// takesRandom is plainLoad that takes a random time.
-func (o *origin) takesRandom(ctx context.Context, key string) {
-	part := &origin{takes: time.Duration(rand.IntN(4000)) * time.Microsecond}
-	o.loads.Add(1)
-	o.mu.Lock()
-	if o.loading == nil {
-		o.loading = map[string]int{}
-	}
-	o.loading[key]++
-	o.most = max(o.most, o.loading[key])
-	o.mu.Unlock()
-	_, _ = part.plainLoad(ctx, key)
-	o.mu.Lock()
-	o.loading[key]--
-	o.mu.Unlock()
-}
-
 // A hit costs no allocation beyond Lookup's.
 func TestFetchHitAllocatesNothing(t *testing.T) {
-	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
 		Lookup: func(context.Context, string) (int, flightlock.Freshness, error) { return 7, flightlock.Fresh, nil },
 		Load:   func(context.Context, string) (int, error) { return 0, errMine },
@@ -1308,7 +1180,7 @@ func TestFetchHitAllocatesNothing(t *testing.T) {
 
 // BenchmarkFetchHit shows what Fetch adds to Lookup.
 func BenchmarkFetchHit(b *testing.B) {
-	c := newClient(b, flightlock.Options{}, redistest.MiniClient(b, redistest.StartMini(b)))
+	c := lockkit.New(b, flightlock.Options{}, redistest.MiniClient(b, redistest.StartMini(b)))
 	lookup := func(context.Context, string) (int, flightlock.Freshness, error) { return 7, flightlock.Fresh, nil }
 	f, err := flightlock.NewFetcher(c, flightlock.Source[int]{
 		Lookup: lookup,
@@ -1348,10 +1220,10 @@ func TestFetchWithoutLimits(t *testing.T) {
 			MaxUnlockedLoads: math.MaxInt, ErrorHold: math.MaxInt64},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				o := &origin{takes: 2 * time.Second}
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
-				other := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &lockkit.Origin{Takes: 2 * time.Second}
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
+				other := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
 				mine, theirs := fetching(t.Context(), f, "k", 3), fetching(t.Context(), other, "k", 3)
 				wantAll(t, mine, 3, "k=1")
 				wantAll(t, theirs, 3, "k=1")

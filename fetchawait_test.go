@@ -12,6 +12,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -30,14 +32,14 @@ func TestALockIsLentToARunThatIsAwaitedWithOthers(t *testing.T) {
 	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
 		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 	) {
-		c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, node.Client(t))
+		c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, node.Client(t))
 		f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i, late := range []time.Duration{0, 7 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond} {
 			keys := keysFrom(10*i, 3)
-			l := mustLock(t, c, keys[0], time.Minute)
+			l := lockkit.Lock(t, c, keys[0], time.Minute)
 			var wg sync.WaitGroup
 			wg.Go(func() { wantMany(t, f, keys, "v0") })
 			synctest.Wait()
@@ -47,7 +49,7 @@ func TestALockIsLentToARunThatIsAwaitedWithOthers(t *testing.T) {
 			if took := time.Since(began); v == "" || err != nil || took > s.takes+10*time.Millisecond {
 				t.Errorf("after %v: %q, %v, in %v", late, v, err, took)
 			}
-			mustRelease(t, l)
+			lockkit.Release(t, l)
 			wg.Wait()
 		}
 		if err := f.Close(t.Context()); err != nil {
@@ -76,18 +78,18 @@ func TestAStaleValueEndsTheAwaiting(t *testing.T) {
 	manyTest(t, 1, flightlock.FetchOptions{}, nil, func(
 		t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 	) {
-		c := newClient(t, flightlock.Options{}, node.Client(t))
+		c := lockkit.New(t, flightlock.Options{}, node.Client(t))
 		keys := keysFrom(0, 10)
 		var locks []*flightlock.Lock
 		for _, key := range keys {
-			locks = append(locks, mustLock(t, c, key, time.Minute))
+			locks = append(locks, lockkit.Lock(t, c, key, time.Minute))
 		}
 		time.AfterFunc(8*time.Millisecond, func() {
 			for _, key := range keys {
 				s.set(key, stampedEntry{value: "old", stale: true})
 			}
 			for _, l := range locks {
-				mustRelease(t, l)
+				lockkit.Release(t, l)
 			}
 		})
 		began := time.Now()
@@ -214,9 +216,9 @@ func TestNothingIsAwaitedInAnOutage(t *testing.T) {
 
 // Keys whose votes were split have no owner, so they are contended for at once.
 func TestKeysWithSplitVotesAreNotAwaited(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &manyOrigin{}
-		c := newClient(t, flightlock.Options{NodeTimeout: time.Second}, clients...)
+		c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, clients...)
 		f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -277,7 +279,7 @@ func heardTest(t *testing.T, nodeTimeout, takes time.Duration, fails bool) {
 		const processes = 4
 		var fs []*flightlock.Fetcher[string]
 		for range processes {
-			c := newClient(t, flightlock.Options{NodeTimeout: nodeTimeout}, node.Client(t))
+			c := lockkit.New(t, flightlock.Options{NodeTimeout: nodeTimeout}, node.Client(t))
 			f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
 			if err != nil {
 				t.Fatal(err)

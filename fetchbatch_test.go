@@ -14,20 +14,22 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
 // wantUnlocked checks that another process can lock keys, which therefore nobody has.
 func wantUnlocked(t *testing.T, node *redistest.MemNode, keys []string) {
 	t.Helper()
-	c := newClient(t, flightlock.Options{}, node.Client(t))
+	c := lockkit.New(t, flightlock.Options{}, node.Client(t))
 	for _, key := range keys {
 		l, err := c.TryLock(t.Context(), key, time.Second)
 		if err != nil {
 			t.Errorf("%s: %v", key, err)
 			continue
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	}
 }
 
@@ -278,7 +280,7 @@ func TestKeysThatHaveWaitedAreLockedAfterAll(t *testing.T) {
 		time.Sleep(time.Second)
 		node.Down(false)
 		time.Sleep(time.Second)
-		other := newClient(t, flightlock.Options{}, node.Client(t))
+		other := lockkit.New(t, flightlock.Options{}, node.Client(t))
 		var locks []*flightlock.Lock
 		for _, key := range keysFrom(10, 3) {
 			l, err := other.SingleFlightLock(t.Context(), key, time.Minute, nil)
@@ -630,7 +632,7 @@ func TestKeysOfAKilledProcessAreLoadedTogether(t *testing.T) {
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {
 			s.takes = 10 * time.Millisecond
-			killed := newClient(t, flightlock.Options{}, node.Client(t))
+			killed := lockkit.New(t, flightlock.Options{}, node.Client(t))
 			keys := keysFrom(0, 50)
 			for _, key := range keys {
 				if _, err := killed.TryLock(t.Context(), key, time.Second); err != nil { // and nobody releases it
@@ -674,7 +676,7 @@ func TestKeysOfAKilledProcessWaitForASlotTogether(t *testing.T) {
 		manyTest(t, 2, flightlock.FetchOptions{MaxLoads: 1}, nil, func(
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {
-			other := newClient(t, flightlock.Options{}, node.Client(t))
+			other := lockkit.New(t, flightlock.Options{}, node.Client(t))
 			keys := keysFrom(0, 50)
 			for _, key := range keys {
 				if _, err := other.TryLock(t.Context(), key, time.Second); err != nil { // and nobody releases it
@@ -714,7 +716,7 @@ func TestKeysThatHaveWaitedInVainAreLoadedTogether(t *testing.T) {
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {
 			s.takes = 200 * time.Millisecond
-			other := newClient(t, flightlock.Options{}, node.Client(t))
+			other := lockkit.New(t, flightlock.Options{}, node.Client(t))
 			keys := keysFrom(0, 50)
 			for _, key := range keys {
 				if _, err := other.TryLock(t.Context(), key, time.Minute); err != nil {
@@ -749,7 +751,7 @@ func TestKeysThatHaveWaitedAreLoadedInBatches(t *testing.T) {
 				}
 				return values, nil
 			}
-			killed := newClient(t, flightlock.Options{}, node.Client(t))
+			killed := lockkit.New(t, flightlock.Options{}, node.Client(t))
 			for _, key := range keysFrom(0, 50) {
 				if _, err := killed.TryLock(t.Context(), key, held); err != nil { // and nobody releases it
 					t.Fatal(err)
@@ -786,8 +788,8 @@ func TestOutdatedValuesOfManyAreNoFailure(t *testing.T) {
 
 // A caller that holds the lock itself, and whose Fetch ends because the Fetcher is closed, has lent nothing.
 func TestALoanToAClosedFetcherIsGivenBack(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		src := nothingStored()
 		src.Lookup = func(context.Context, string) (string, flightlock.Freshness, error) {
 			time.Sleep(time.Second) // the bubble's time
@@ -797,14 +799,14 @@ func TestALoanToAClosedFetcherIsGivenBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := mustLock(t, c, "k", time.Minute)
+		l := lockkit.Lock(t, c, "k", time.Minute)
 		results := fetching(l.Context(t.Context()), f, "k", 1)
 		synctest.Wait()
 		if err := f.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 		wantErrors(t, results, 1, flightlock.ErrClosed)
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		wantUnlocked(t, nodes[0], []string{"k"})
 	})
 }
@@ -901,13 +903,13 @@ func TestALoanThatIsNotUsedIsGivenBack(t *testing.T) {
 // key is free when the lock has been released.
 func lendTest(t *testing.T, opts flightlock.FetchOptions,
 	test func(t *testing.T, l *flightlock.Lock, f *flightlock.Fetcher[string])) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		f := newFetcher(t, c, &origin{takes: 10 * time.Second}, opts)
-		l := mustLock(t, c, "k", time.Minute)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		f := lockkit.NewFetcher(t, c, &lockkit.Origin{Takes: 10 * time.Second}, opts)
+		l := lockkit.Lock(t, c, "k", time.Minute)
 		test(t, l, f)
 		synctest.Wait()
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		wantUnlocked(t, nodes[0], []string{"k"})
 	})
 }

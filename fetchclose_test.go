@@ -10,6 +10,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -17,7 +19,7 @@ import (
 // callers get ErrClosed, and nothing is loaded.
 func TestFetcherCloseWhileLookupsBeforeLoadsWait(t *testing.T) {
 	for _, policy := range []flightlock.Policy{flightlock.FailClosed, flightlock.LoadLocally} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			s := &stampedCache{takes: time.Second}
 			src := s.source()
 			src.LookupStamped = func(ctx context.Context, _ string) (flightlock.Found[string], error) {
@@ -27,7 +29,7 @@ func TestFetcherCloseWhileLookupsBeforeLoadsWait(t *testing.T) {
 				}
 				return flightlock.Found[string]{}, nil
 			}
-			f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{}, clients...), src,
+			f, err := flightlock.NewFetcher(lockkit.New(t, flightlock.Options{}, clients...), src,
 				flightlock.FetchOptions{OnUnavailable: policy})
 			if err != nil {
 				t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -38,33 +40,33 @@ func (p *pooled) request(ctx context.Context) error {
 }
 
 // lookup is the origin's Lookup, as a request.
-func (p *pooled) lookup(o *origin) func(context.Context, string) (string, flightlock.Freshness, error) {
+func (p *pooled) lookup(o *lockkit.Origin) func(context.Context, string) (string, flightlock.Freshness, error) {
 	return func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
 		if err := p.request(ctx); err != nil {
 			return "", flightlock.Miss, err
 		}
-		return o.plainLookup(ctx, key)
+		return o.PlainLookup(ctx, key)
 	}
 }
 
 // In each of two processes 1000 callers, one for each key, miss at once, in a cache that takes four
 // seconds for these requests. Each key is loaded once, under its lock, and stored.
 func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		const keys = 1000
 		cache := newPooled(20, 40*time.Millisecond)
-		o := &origin{}
-		o.lookup = cache.lookup(o)
-		o.store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
+		o := &lockkit.Origin{}
+		o.Lookup = cache.lookup(o)
+		o.Store = func(ctx context.Context, key, v string, l *flightlock.Lock) error {
 			if err := cache.request(ctx); err != nil {
 				return err
 			}
-			return o.plainStore(ctx, key, v, l)
+			return o.PlainStore(ctx, key, v, l)
 		}
 		var fs []*flightlock.Fetcher[string]
 		var wg sync.WaitGroup
 		for range 2 {
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 			fs = append(fs, f)
 			for i := range keys {
 				wg.Go(func() {
@@ -83,7 +85,7 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		}
-		if n := o.loads.Load(); n != keys {
+		if n := o.Loads.Load(); n != keys {
 			t.Errorf("%d loads of %d keys", n, keys)
 		}
 	})
@@ -93,13 +95,13 @@ func TestFetchColdCacheBehindAFewConnections(t *testing.T) {
 // hardly any times out: what was loaded after that would not be stored by a Source with stamps. If all began at
 // once, half of them would.
 func TestFetchManyLocksAreWonAtOnce(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		cache := newPooled(20, 40*time.Millisecond)
-		o := &origin{}
-		o.lookup = cache.lookup(o)
-		src := o.source()
+		o := &lockkit.Origin{}
+		o.Lookup = cache.lookup(o)
+		src := o.Source()
 		src.LookupMany = func(context.Context, []string) (map[string]flightlock.Found[string], error) { return nil, nil }
-		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
+		f, err := flightlock.NewFetcher(lockkit.New(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,11 +121,11 @@ func TestFetchManyLocksAreWonAtOnce(t *testing.T) {
 
 // The run that has won the lock makes its Lookup at once, even if very many Lookups of its process hang.
 func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		var looks atomic.Int64 // of the free key
 		first := sync.Map{}
-		o := &origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		o := &lockkit.Origin{Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
 			if key == "free" {
 				looks.Add(1)
 			} else if _, again := first.LoadOrStore(key, true); again {
@@ -131,13 +133,13 @@ func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
 			}
 			return "", flightlock.Miss, ctx.Err()
 		}}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		var held []*flightlock.Lock
 		for i := range 200 {
 			key := fmt.Sprint("held", i)
-			held = append(held, mustLock(t, c, key, time.Minute))
+			held = append(held, lockkit.Lock(t, c, key, time.Minute))
 			fetching(ctx, f, key, 1)
 		}
 		time.Sleep(500 * time.Millisecond) // they look
@@ -149,7 +151,7 @@ func TestFetchLooksAtOnceUnderTheLock(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		for _, l := range held {
-			mustRelease(t, l)
+			lockkit.Release(t, l)
 		}
 	})
 }
@@ -164,19 +166,19 @@ func TestFetchAfterAStoreThatRanOutOfTime(t *testing.T) {
 		"socket": func(context.Context) error { return fmt.Errorf("set: %w", errTimeout{}) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				o := &origin{takes: 10 * time.Millisecond}
-				slow := &origin{takes: o.takes, lookup: o.plainLookup,
-					store: func(ctx context.Context, _, _ string, _ *flightlock.Lock) error { return store(ctx) }}
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &lockkit.Origin{Takes: 10 * time.Millisecond}
+				slow := &lockkit.Origin{Takes: o.Takes, Lookup: o.PlainLookup,
+					Store: func(ctx context.Context, _, _ string, _ *flightlock.Lock) error { return store(ctx) }}
 				opts := flightlock.FetchOptions{TTL: time.Second}
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), slow, opts)
-				g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), slow, opts)
+				g := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
 				a := fetching(t.Context(), f, "k", 1)
 				time.Sleep(5 * time.Millisecond) // f has the lock
 				b := fetching(t.Context(), g, "k", 1)
 				wantAll(t, a, 1, "k=1")
 				wantAll(t, b, 1, "k=1")
-				if s := g.Stats(); s.UnlockedLoads != 0 || s.Loads != 1 || o.stores.Load() != 1 {
+				if s := g.Stats(); s.UnlockedLoads != 0 || s.Loads != 1 || o.Stores.Load() != 1 {
 					t.Errorf("%+v", s)
 				}
 			})
@@ -186,15 +188,18 @@ func TestFetchAfterAStoreThatRanOutOfTime(t *testing.T) {
 
 type errTimeout struct{}
 
-func (errTimeout) Error() string   { return "i/o timeout" }
-func (errTimeout) Timeout() bool   { return true }
+func (errTimeout) Error() string { return "i/o timeout" }
+
+func (errTimeout) Timeout() bool { return true }
+
 func (errTimeout) Temporary() bool { return true }
 
 // hits is a Fetcher whose keys are in the cache, if lookup finds them.
 func hits(t *testing.T, lookup func(ctx context.Context, key string) error) *flightlock.Fetcher[string] {
 	t.Helper()
-	c := newClient(t, flightlock.Options{}, redistest.StartMemNodes(t, 1)[0].Client(t))
-	return newFetcher(t, c, &origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+	c := lockkit.New(t, flightlock.Options{}, redistest.StartMemNodes(t, 1)[0].Client(t))
+	return lockkit.NewFetcher(t, c, &lockkit.Origin{Lookup: func(ctx context.Context, key string) (string,
+		flightlock.Freshness, error) {
 		return key, flightlock.Fresh, lookup(ctx, key)
 	}}, flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed})
 }

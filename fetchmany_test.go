@@ -16,6 +16,8 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -132,7 +134,7 @@ func slowForK0(d time.Duration) func(context.Context, []string) (map[string]stri
 func manyTest(t *testing.T, processes int, opts flightlock.FetchOptions, change func(*flightlock.Source[string]),
 	test func(t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode)) {
 	t.Helper()
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &manyOrigin{}
 		s.takes = time.Second
 		src := s.source()
@@ -141,7 +143,7 @@ func manyTest(t *testing.T, processes int, opts flightlock.FetchOptions, change 
 		}
 		var fs []*flightlock.Fetcher[string]
 		for range processes {
-			c := newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
+			c := lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...)
 			f, err := flightlock.NewFetcher(c, src, opts)
 			if err != nil {
 				t.Fatal(err)
@@ -606,11 +608,11 @@ func getsNoSlot(t *testing.T, f *flightlock.Fetcher[string], wait time.Duration)
 
 // Also where a node may take longer to answer than the wait may last.
 func TestFetchManyWithoutASlotAndSlowNodes(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &manyOrigin{}
 		s.takes = 20 * time.Second
 		opts := flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 3 * time.Second}
-		c := newClient(t, flightlock.Options{NodeTimeout: 10 * time.Second}, clients...)
+		c := lockkit.New(t, flightlock.Options{NodeTimeout: 10 * time.Second}, clients...)
 		f, err := flightlock.NewFetcher(c, s.source(), opts)
 		if err != nil {
 			t.Fatal(err)
@@ -764,7 +766,7 @@ func TestStaleKeysThatAreRefreshedElsewhere(t *testing.T) {
 					t.Errorf("%q, %v", v, err)
 				}
 			}
-			other := newClient(t, flightlock.Options{}, node.Client(t))
+			other := lockkit.New(t, flightlock.Options{}, node.Client(t))
 			for _, key := range keys {
 				s.set(key, stampedEntry{value: "v0", stale: true})
 				if _, err := other.TryLock(t.Context(), key, 3*time.Second); err != nil { // and nobody releases it
@@ -828,9 +830,9 @@ func TestFetchManyOfASourceForSingleKeys(t *testing.T) {
 
 // A Source without stamps stores with its locks.
 func TestFetchManyWithoutStamps(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		src := o.source()
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		src := o.Source()
 		var locked, calls atomic.Int64
 		src.LoadMany = func(ctx context.Context, keys []string) (map[string]string, error) {
 			calls.Add(1)
@@ -845,11 +847,11 @@ func TestFetchManyWithoutStamps(t *testing.T) {
 				if locks[key].Err() == nil && locks[key].Key() == key {
 					locked.Add(1)
 				}
-				o.set(key, v, false)
+				o.Set(key, v, false)
 			}
 			return nil
 		}
-		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
+		f, err := flightlock.NewFetcher(lockkit.New(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -872,9 +874,9 @@ func TestFetchManyWithoutStamps(t *testing.T) {
 // wait for itself, for as long as the lock is kept.
 func TestStoresOfManyValuesNestTheirLocks(t *testing.T) {
 	for _, together := range []bool{false, true} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-			c, o := newClient(t, flightlock.Options{}, clients...), &origin{}
-			src := o.source()
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			c, o := lockkit.New(t, flightlock.Options{}, clients...), &lockkit.Origin{}
+			src := o.Source()
 			src.LoadMany = func(_ context.Context, keys []string) (map[string]string, error) {
 				values := map[string]string{}
 				for _, key := range keys {
@@ -887,7 +889,7 @@ func TestStoresOfManyValuesNestTheirLocks(t *testing.T) {
 					if nested.Fence() != l.Fence() {
 						t.Errorf("%s: another lock", key)
 					}
-					o.set(key, v, false)
+					o.Set(key, v, false)
 					return nil
 				})
 			}

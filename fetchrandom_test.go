@@ -12,6 +12,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
 // randomly is random numbers for the goroutines of one test.
@@ -105,7 +106,7 @@ func TestFetchManyWhateverHappens(t *testing.T) {
 			t *testing.T, s *manyOrigin, fs []*flightlock.Fetcher[string], node *redistest.MemNode,
 		) {
 			s.load2 = x.loadMany(fs)
-			killed := newClient(t, flightlock.Options{}, node.Client(t))
+			killed := lockkit.New(t, flightlock.Options{}, node.Client(t))
 			for range 20 { // and nobody releases them
 				_, _ = killed.TryLock(t.Context(), fmt.Sprint("k", x.intN(40)), 2*time.Second)
 			}

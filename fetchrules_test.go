@@ -16,6 +16,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -25,9 +27,9 @@ import (
 // no FailClosed caller gets an error.
 func TestFetchTriesAgainAfterOneUnansweredAttempt(t *testing.T) {
 	for _, policy := range []flightlock.Policy{flightlock.LoadLocally, flightlock.FailClosed} {
-		bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-			o := &origin{takes: 10 * time.Millisecond}
-			f := newFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o,
+		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			o := &lockkit.Origin{Takes: 10 * time.Millisecond}
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o,
 				flightlock.FetchOptions{OnUnavailable: policy})
 			wantAll(t, fetching(t.Context(), f, "warm", 1), 1, "warm=1")
 			nodes[0].Stall(true)
@@ -45,12 +47,12 @@ func TestFetchTriesAgainAfterOneUnansweredAttempt(t *testing.T) {
 // A refresh of a stale value whose attempt is once not answered ends: the next caller begins
 // another.
 func TestFetchRefreshesNothingAfterOneUnansweredAttempt(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: 10 * time.Millisecond}
-		f := newFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o,
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: 10 * time.Millisecond}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), o,
 			flightlock.FetchOptions{})
 		wantAll(t, fetching(t.Context(), f, "warm", 1), 1, "warm=1")
-		o.set("k", "old", true)
+		o.Set("k", "old", true)
 		nodes[0].Stall(true)
 		wantAll(t, fetching(t.Context(), f, "k", 1), 1, "old")
 		time.Sleep(80 * time.Millisecond)
@@ -70,16 +72,17 @@ func TestFetchRefreshesNothingAfterOneUnansweredAttempt(t *testing.T) {
 func TestFetchGoesBackToLocking(t *testing.T) {
 	for _, cacheToo := range []bool{false, true} {
 		t.Run(fmt.Sprint("cacheToo=", cacheToo), func(t *testing.T) {
-			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				o := &origin{takes: 10 * time.Second}
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &lockkit.Origin{Takes: 10 * time.Second}
 				var down atomic.Bool
-				o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+				o.Lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
 					if cacheToo && down.Load() {
 						return "", flightlock.Miss, errMine
 					}
-					return o.plainLookup(ctx, key)
+					return o.PlainLookup(ctx, key)
 				}
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{MaxUnlockedLoads: 1})
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+					flightlock.FetchOptions{MaxUnlockedLoads: 1})
 				all(nodes, true)
 				down.Store(true)
 				began := time.Now()
@@ -118,11 +121,11 @@ func all(nodes []*redistest.MemNode, down bool) {
 // A Fetch that waits behind a lock of its own process does not wait for nodes that are down,
 // whatever the strategy of the callers ahead of it.
 func TestFetchBehindOthersNoticesThatTheNodesAreGone(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Millisecond}
-		c := newClient(t, flightlock.Options{}, clients...)
-		f := newFetcher(t, c, o, flightlock.FetchOptions{})
-		l := mustLock(t, c, "k", time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Millisecond}
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{})
+		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
 		before := make(chan error, 1)
 		go func() {
@@ -148,9 +151,9 @@ func TestFetchBehindOthersNoticesThatTheNodesAreGone(t *testing.T) {
 }
 
 // nested makes loads of "outer*" fetch "inner*" of the same Fetcher, and those "leaf".
-func nested(o *origin, f **flightlock.Fetcher[string]) {
-	o.load = func(ctx context.Context, key string) (string, error) {
-		o.loads.Add(1)
+func nested(o *lockkit.Origin, f **flightlock.Fetcher[string]) {
+	o.Load = func(ctx context.Context, key string) (string, error) {
+		o.Loads.Add(1)
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
@@ -177,11 +180,11 @@ func TestFetchLoadsInsideLoadsNeedNoPlace(t *testing.T) {
 	} {
 		for _, n := range []int{16, 100} {
 			t.Run(fmt.Sprintf("%s/loads=%d", name, n), func(t *testing.T) {
-				bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-					o := &origin{}
+				testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+					o := &lockkit.Origin{}
 					var f *flightlock.Fetcher[string]
 					nested(o, &f)
-					f = newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+					f = lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
 					if name != "MaxLoads=1" && name != "MaxLoads=16" {
 						nodes[0].Down(true)
 					}
@@ -214,10 +217,10 @@ func TestFetchLoadsInsideLoadsNeedNoPlace(t *testing.T) {
 func TestFetchMaxLoads(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		t.Run(fmt.Sprint("down=", down), func(t *testing.T) {
-			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				o := &origin{}
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &lockkit.Origin{}
 				var running, most atomic.Int64
-				o.load = func(ctx context.Context, key string) (string, error) {
+				o.Load = func(ctx context.Context, key string) (string, error) {
 					n := running.Add(1)
 					defer running.Add(-1)
 					for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
@@ -228,7 +231,8 @@ func TestFetchMaxLoads(t *testing.T) {
 				if down {
 					all(nodes, true)
 				}
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{MaxLoads: 3})
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+					flightlock.FetchOptions{MaxLoads: 3})
 				began := time.Now()
 				results := make(chan result, 30)
 				fetch := func(f *flightlock.Fetcher[string], i int) {
@@ -240,8 +244,8 @@ func TestFetchMaxLoads(t *testing.T) {
 				}
 				if !down { // another process has a slot for each, and waits for no lock
 					synctest.Wait()
-					o2 := &origin{takes: time.Second, lookup: o.plainLookup, store: o.plainStore}
-					g := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o2, flightlock.FetchOptions{})
+					o2 := &lockkit.Origin{Takes: time.Second, Lookup: o.PlainLookup, Store: o.PlainStore}
+					g := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o2, flightlock.FetchOptions{})
 					took := time.Now()
 					if _, err := g.Fetch(t.Context(), "k29"); err != nil {
 						t.Error(err)
@@ -269,16 +273,16 @@ func TestFetchMaxLoads(t *testing.T) {
 func TestFetchSlotsAreNotIdleBehindSlowLookups(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		t.Run(fmt.Sprint("down=", down), func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 				const keys = 2 * 64
 				var slow atomic.Bool
-				o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+				o := &lockkit.Origin{Lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 					if slow.Load() {
 						<-ctx.Done()
 					}
 					return "", flightlock.Miss, ctx.Err()
 				}}
-				o.load = func(_ context.Context, key string) (string, error) {
+				o.Load = func(_ context.Context, key string) (string, error) {
 					if key == "k0" {
 						time.Sleep(2500 * time.Millisecond) // the bubble's time
 						slow.Store(false)
@@ -289,14 +293,14 @@ func TestFetchSlotsAreNotIdleBehindSlowLookups(t *testing.T) {
 				opts := flightlock.FetchOptions{MaxLoads: 1, LookupTimeout: 20 * time.Second, WaitTimeout: 10 * time.Second}
 				if down { // of the cache: then loads need no locks, and no lookups
 					opts.MaxLoads, opts.MaxUnlockedLoads = 0, 1
-					o.lookup = func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+					o.Lookup = func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 						if slow.Load() {
 							<-ctx.Done()
 						}
 						return "", flightlock.Miss, errMine
 					}
 				}
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
 				results := make(chan result, keys)
 				began := time.Now()
 				for i := range keys {
@@ -318,16 +322,16 @@ func TestFetchSlotsAreNotIdleBehindSlowLookups(t *testing.T) {
 
 // A run waits for a slot no longer than WaitTimeout, whatever its lookups take meanwhile.
 func TestFetchWaitTimeoutEndsTheLookupOfARunThatWaitsForASlot(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var slow atomic.Bool
-		o := &origin{takes: 20 * time.Second}
-		o.lookup = func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+		o := &lockkit.Origin{Takes: 20 * time.Second}
+		o.Lookup = func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 			if slow.Load() {
 				<-ctx.Done()
 			}
 			return "", flightlock.Miss, ctx.Err()
 		}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 			flightlock.FetchOptions{MaxLoads: 1, LookupTimeout: 10 * time.Second, WaitTimeout: 2 * time.Second})
 		first := fetching(t.Context(), f, "a", 1)
 		synctest.Wait()
@@ -353,11 +357,11 @@ func TestFetchWaitTimeoutEndsTheLookupOfARunThatWaitsForASlot(t *testing.T) {
 func TestFetchFailingOriginBehindAStaleValue(t *testing.T) {
 	for _, opts := range []flightlock.FetchOptions{{}, {ErrorHold: -1}, {ErrorHold: 100 * time.Millisecond}} {
 		for _, op := range []string{"load", "store"} {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-				o := &origin{}
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				o := &lockkit.Origin{}
 				var last time.Time
-				o.load = func(context.Context, string) (string, error) {
-					o.loads.Add(1)
+				o.Load = func(context.Context, string) (string, error) {
+					o.Loads.Add(1)
 					if time.Since(last) < time.Second {
 						t.Errorf("%v after the last load", time.Since(last))
 					}
@@ -367,16 +371,16 @@ func TestFetchFailingOriginBehindAStaleValue(t *testing.T) {
 					}
 					return "v", nil
 				}
-				o.store = func(context.Context, string, string, *flightlock.Lock) error { return errMine }
-				o.set("k", "old", true)
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+				o.Store = func(context.Context, string, string, *flightlock.Lock) error { return errMine }
+				o.Set("k", "old", true)
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
 				for range 60_000 / 5 {
 					if v, err := f.Fetch(t.Context(), "k"); v != "old" || err != nil {
 						t.Fatalf("got %q, %v", v, err)
 					}
 					time.Sleep(5 * time.Millisecond)
 				}
-				if n := o.loads.Load(); n < 3 || n > 7 {
+				if n := o.Loads.Load(); n < 3 || n > 7 {
 					t.Errorf("%d loads in a minute", n)
 				}
 			})
@@ -386,9 +390,10 @@ func TestFetchFailingOriginBehindAStaleValue(t *testing.T) {
 
 // Errors that are held are records, and no goroutines or runs.
 func TestFetchHeldErrorsAreRecords(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{load: func(context.Context, string) (string, error) { return "", errMine }}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{ErrorHold: time.Hour})
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Load: func(context.Context, string) (string, error) { return "", errMine }}
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{ErrorHold: time.Hour})
 		wantErrors(t, fetching(t.Context(), f, "warm", 1), 1, errMine)
 		synctest.Wait()
 		before := runtime.NumGoroutine()
@@ -406,15 +411,15 @@ func TestFetchHeldErrorsAreRecords(t *testing.T) {
 func TestFetchLookupTimeout(t *testing.T) {
 	for _, opts := range []flightlock.FetchOptions{{}, {LookupTimeout: 3 * time.Second},
 		{LookupTimeout: time.Hour, LoadTimeout: 2 * time.Second}} {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			var looks atomic.Int64
-			o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+			o := &lockkit.Origin{Lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 				if looks.Add(1) > 1 {
 					<-ctx.Done()
 				}
 				return "", flightlock.Miss, ctx.Err()
 			}}
-			f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, opts)
+			f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, opts)
 			want := time.Second
 			if opts.LookupTimeout > 0 {
 				want = min(3*time.Second, opts.LookupTimeout)
@@ -436,20 +441,20 @@ func TestFetchLookupTimeout(t *testing.T) {
 func TestFetchWaitsOnAfterSlowLookups(t *testing.T) {
 	for slow, unlocked := range map[int64]uint64{1: 0, 2: 0, 3: 1} {
 		t.Run(fmt.Sprint(slow), func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 				var looks atomic.Int64
-				o := &origin{lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
+				o := &lockkit.Origin{Lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
 					if n := looks.Add(1); n > 1 && n <= 1+slow {
 						return "", flightlock.Miss, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}
 					}
 					return "", flightlock.Miss, nil
 				}}
-				c := newClient(t, flightlock.Options{}, clients...)
-				held := mustLock(t, c, "k", time.Minute)
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+				c := lockkit.New(t, flightlock.Options{}, clients...)
+				held := lockkit.Lock(t, c, "k", time.Minute)
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 				results := fetching(t.Context(), f, "k", 1)
 				time.Sleep(10 * time.Second)
-				mustRelease(t, held)
+				lockkit.Release(t, held)
 				wantAll(t, results, 1, "k=1")
 				if s := f.Stats(); s.UnlockedLoads != unlocked || looks.Load() < 1+slow {
 					t.Errorf("%d Lookups, %+v", looks.Load(), s)
@@ -474,15 +479,15 @@ func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
 		"and the nodes' away": {context.DeadlineExceeded, true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 				var looks atomic.Int64
-				o := &origin{lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
+				o := &lockkit.Origin{Lookup: func(context.Context, string) (string, flightlock.Freshness, error) {
 					if looks.Add(1) > 1 {
 						return "", flightlock.Miss, nil
 					}
 					return "", flightlock.Miss, tc.err
 				}}
-				f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+				f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 				nodes[0].Down(tc.down)
 				wantAll(t, fetching(t.Context(), f, "k", 1), 1, "k=1")
 				if s := f.Stats(); s.UnlockedLoads != tc.unlocked || s.LookupErrors != 1 {
@@ -496,22 +501,22 @@ func TestFetchLocksAfterACallersSlowLookup(t *testing.T) {
 // A Lookup that takes too long, in a run that waits for another process, is no reason to load
 // without a lock: the cache is busy, and the lock is available.
 func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
 		var looks atomic.Int64
-		o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+		o := &lockkit.Origin{Lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 			if looks.Add(1) > 1 {
 				<-ctx.Done()
 			}
 			return "", flightlock.Miss, ctx.Err()
 		}}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		results := fetching(t.Context(), f, "k", 1)
 		time.Sleep(500 * time.Millisecond) // it looks meanwhile
 		if s := f.Stats(); s.Loads != 0 {
 			t.Errorf("%+v", s)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		wantAll(t, results, 1, "k=1")
 		if s := f.Stats(); s.UnlockedLoads != 0 {
 			t.Errorf("%+v", s)
@@ -521,12 +526,12 @@ func TestFetchWaitsOnBehindASlowLookup(t *testing.T) {
 
 // A Lookup that ends with its caller's ctx reports that once, and matches it.
 func TestFetchSaysOnceThatItsCtxHasEnded(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Lookup: func(ctx context.Context, _ string) (string, flightlock.Freshness, error) {
 			<-ctx.Done()
 			return "", flightlock.Miss, ctx.Err()
 		}}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := f.Fetch(ctx, "k")
@@ -540,21 +545,22 @@ func TestFetchSaysOnceThatItsCtxHasEnded(t *testing.T) {
 // Values is called on its callers' goroutines, once for each, and never with a ctx of a run.
 func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 	type callers struct{}
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var calls atomic.Int64
 		values := func(ctx context.Context) context.Context {
 			calls.Add(1)
 			_ = ctx.Value(callers{}).(int) // panics if it is not a caller's
 			return context.Background()
 		}
-		o := &origin{takes: time.Second}
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{Values: values})
+		o := &lockkit.Origin{Takes: time.Second}
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{Values: values})
 		ctx := context.WithValue(t.Context(), callers{}, 1)
 		results := fetching(ctx, f, "k", 3)
 		time.Sleep(100 * time.Millisecond)
-		o.set("k", "stale", true) // found by the run, which has it loaded again
-		mustRelease(t, l)
+		o.Set("k", "stale", true) // found by the run, which has it loaded again
+		lockkit.Release(t, l)
 		wantAll(t, results, 3, "stale")
 		want := int64(3)
 		for v := "stale"; v == "stale" && want < 6; {
@@ -572,10 +578,10 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 			if recover() == nil {
 				t.Error("the caller's own goroutine does not panic")
 			}
-			o.drop("k")
+			o.Drop("k")
 			wantAll(t, fetching(ctx, f, "k", 3), 3, "k=2") // and nothing is left of that
 		}()
-		o.drop("k")
+		o.Drop("k")
 		_, _ = f.Fetch(t.Context(), "k")
 	})
 }
@@ -583,31 +589,32 @@ func TestFetchValuesRunsOnItsCallersGoroutine(t *testing.T) {
 // The ctx of Lookup, Load and Store carries the lock of the run or none, whatever lock the caller
 // has.
 func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		o := &origin{}
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		o := &lockkit.Origin{}
 		var looks atomic.Int64
 		want := func(ctx context.Context, key string) {
 			if l := flightlock.FromContext(ctx); l != nil && l.Key() != key {
 				t.Errorf("a lock of %q while %q is loaded", l.Key(), key)
 			}
 		}
-		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		o.Lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
 			if looks.Add(1)%2 == 0 { // the run's
 				want(ctx, key)
 			}
 			return "", flightlock.Miss, nil
 		}
-		o.load = func(ctx context.Context, key string) (string, error) {
+		o.Load = func(ctx context.Context, key string) (string, error) {
 			want(ctx, key)
 			return "v", nil
 		}
-		o.store = func(ctx context.Context, key, _ string, _ *flightlock.Lock) error {
+		o.Store = func(ctx context.Context, key, _ string, _ *flightlock.Lock) error {
 			want(ctx, key)
 			return nil
 		}
-		f := newFetcher(t, c, o, flightlock.FetchOptions{Values: func(ctx context.Context) context.Context { return ctx }})
-		l := mustLock(t, c, "another", time.Minute)
+		f := lockkit.NewFetcher(t, c, o,
+			flightlock.FetchOptions{Values: func(ctx context.Context) context.Context { return ctx }})
+		l := lockkit.Lock(t, c, "another", time.Minute)
 		defer func() { _ = l.Release(t.Context()) }()
 		wantAll(t, fetching(l.Context(t.Context()), f, "locked", 1), 1, "v")
 		all(nodes, true)
@@ -621,17 +628,17 @@ func TestFetchCarriesNoLockOfTheCaller(t *testing.T) {
 
 // A Load's own deadline is distinguished from its callers', and so is that of a Lookup of the run.
 func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		mine := fmt.Errorf("%w: %w", errMine, context.DeadlineExceeded)
-		o := &origin{}
-		o.load = func(ctx context.Context, key string) (string, error) {
+		o := &lockkit.Origin{}
+		o.Load = func(ctx context.Context, key string) (string, error) {
 			if key == "own" {
 				return "", mine
 			}
 			<-ctx.Done()
 			return "", ctx.Err()
 		}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 			flightlock.FetchOptions{LoadTimeout: time.Second})
 		for _, key := range []string{"own", "LoadTimeout"} {
 			for range 2 { // the second time it is held
@@ -651,8 +658,8 @@ func TestFetchTellsWhoseDeadlineItWas(t *testing.T) {
 			t.Error(err)
 		}
 		var p *flightlock.PanicError
-		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...),
-			&origin{load: func(context.Context, string) (string, error) { panic(mine) }}, flightlock.FetchOptions{})
+		g := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...),
+			&lockkit.Origin{Load: func(context.Context, string) (string, error) { panic(mine) }}, flightlock.FetchOptions{})
 		if _, err := g.Fetch(t.Context(), "k"); !errors.As(err, &p) || errors.Is(err, context.DeadlineExceeded) ||
 			!errors.Is(err, errMine) {
 			t.Error(err)
@@ -669,24 +676,24 @@ func TestFetchFailuresOfManyProcessesAtOnce(t *testing.T) {
 	} {
 		for _, policy := range policies {
 			t.Run(fmt.Sprintf("%s/policy=%d", op, policy), func(t *testing.T) {
-				bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+				testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 					var results []<-chan result
 					began := time.Now()
 					for range 8 {
-						o := &origin{takes: 300 * time.Millisecond}
-						o.load = func(ctx context.Context, key string) (string, error) {
+						o := &lockkit.Origin{Takes: 300 * time.Millisecond}
+						o.Load = func(ctx context.Context, key string) (string, error) {
 							if op == "timeout" {
 								<-ctx.Done()
 								return "", ctx.Err()
 							}
-							_, _ = o.plainLoad(ctx, key)
+							_, _ = o.PlainLoad(ctx, key)
 							if op == "load" {
 								return "", errMine
 							}
 							return "v", nil
 						}
-						o.store = func(context.Context, string, string, *flightlock.Lock) error { return errMine }
-						f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+						o.Store = func(context.Context, string, string, *flightlock.Lock) error { return errMine }
+						f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 							flightlock.FetchOptions{OnUnavailable: policy, LoadTimeout: 300 * time.Millisecond, WaitTimeout: time.Minute})
 						results = append(results, fetching(t.Context(), f, "k", 5))
 					}
@@ -708,15 +715,16 @@ func TestFetchFailuresOfManyProcessesAtOnce(t *testing.T) {
 
 // One of eight processes fails at once: only its own callers see errors.
 func TestFetchErrorsDoNotCrossProcesses(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		shared := &origin{takes: 300 * time.Millisecond}
+	testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		shared := &lockkit.Origin{Takes: 300 * time.Millisecond}
 		var fs []*flightlock.Fetcher[string]
 		for i := range 8 {
-			o := &origin{takes: shared.takes, lookup: shared.plainLookup, store: shared.plainStore}
+			o := &lockkit.Origin{Takes: shared.Takes, Lookup: shared.PlainLookup, Store: shared.PlainStore}
 			if i == 0 {
-				o.load = func(context.Context, string) (string, error) { return "", errMine }
+				o.Load = func(context.Context, string) (string, error) { return "", errMine }
 			}
-			fs = append(fs, newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{}))
+			fs = append(fs, lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+				flightlock.FetchOptions{}))
 		}
 		for round := range 10 {
 			key := fmt.Sprint("k", round)
@@ -750,27 +758,27 @@ func TestFetchErrorsDoNotCrossProcesses(t *testing.T) {
 // never gets the error of a refresh without callers.
 func TestFetchJoinsARefreshThatFindsNoPlace(t *testing.T) {
 	m := redistest.StartMini(t)
-	c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, m))
+	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, m))
 	m.Close()
 	unblock := make(chan struct{})
-	o := &origin{}
-	o.load = func(_ context.Context, key string) (string, error) {
+	o := &lockkit.Origin{}
+	o.Load = func(_ context.Context, key string) (string, error) {
 		if key == "first" {
 			<-unblock
 		}
 		return "v", nil
 	}
-	f := newFetcher(t, c, o, flightlock.FetchOptions{MaxUnlockedLoads: 1})
+	f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{MaxUnlockedLoads: 1})
 	first := fetching(t.Context(), f, "first", 1)
 	redistest.Eventually(t, 10*time.Second, "the place is taken", func() bool { return f.Stats().UnlockedLoads == 1 })
 	results := make(chan result, 300)
 	for i := range 300 {
 		key := fmt.Sprint("k", i)
-		o.set(key, "old", true)
+		o.Set(key, "old", true)
 		if v, err := f.Fetch(t.Context(), key); v != "old" || err != nil {
 			t.Fatal(v, err)
 		}
-		o.drop(key)
+		o.Drop(key)
 		go func() {
 			v, err := f.Fetch(t.Context(), key)
 			results <- result{v, err}
@@ -793,10 +801,10 @@ func TestFetchJoinsARefreshThatFindsNoPlace(t *testing.T) {
 // A run whose key another process loads lets others have its slot meanwhile. When it needs one after all, it has its
 // place in the queue again: it does not wait behind those that came later.
 func TestFetchKeepsItsPlaceInTheQueueForASlot(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		o := &origin{takes: time.Second}
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "first", time.Minute)
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o,
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		o := &lockkit.Origin{Takes: time.Second}
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "first", time.Minute)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
 			flightlock.FetchOptions{MaxLoads: 1, WaitTimeout: 10 * time.Second})
 		first := fetching(t.Context(), f, "first", 1)
 		synctest.Wait()
@@ -807,7 +815,7 @@ func TestFetchKeepsItsPlaceInTheQueueForASlot(t *testing.T) {
 			synctest.Wait()
 		}
 		time.Sleep(500 * time.Millisecond) // the bubble's time: some of the others have loaded
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		began := time.Now()
 		if r := <-first; r.err != nil {
 			t.Error(r.err)

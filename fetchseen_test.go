@@ -15,6 +15,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
@@ -44,30 +46,31 @@ func (h *heard) count(prefix string) (n int) {
 
 // OnError is called for every function of the Source that fails, also where no caller waits.
 func TestFetchOnError(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		var h heard
-		o := &origin{}
-		o.lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		o := &lockkit.Origin{}
+		o.Lookup = func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
 			if key == "lookup" {
 				return "", flightlock.Miss, errMine
 			}
-			return o.plainLookup(ctx, key)
+			return o.PlainLookup(ctx, key)
 		}
-		o.load = func(ctx context.Context, key string) (string, error) {
+		o.Load = func(ctx context.Context, key string) (string, error) {
 			if strings.HasPrefix(key, "load") {
 				return "", errMine
 			}
 			return "v", nil
 		}
-		o.store = func(_ context.Context, key, _ string, _ *flightlock.Lock) error {
+		o.Store = func(_ context.Context, key, _ string, _ *flightlock.Lock) error {
 			if key == "store" {
 				return errMine
 			}
 			return nil
 		}
-		f := newFetcher(t, newClient(t, flightlock.Options{}, clients...), o, flightlock.FetchOptions{OnError: h.tell})
-		o.set("load behind", "old", true)
-		o.set(strings.Repeat("k", 5000), "old", true)
+		f := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...), o,
+			flightlock.FetchOptions{OnError: h.tell})
+		o.Set("load behind", "old", true)
+		o.Set(strings.Repeat("k", 5000), "old", true)
 		for _, key := range []string{"lookup", "load", "load behind", "store", "good"} {
 			_, _ = f.Fetch(t.Context(), key)
 		}
@@ -86,10 +89,10 @@ func TestFetchOnError(t *testing.T) {
 		}
 		// A caller that leaves is not a failure of Lookup.
 		ctx, cancel := context.WithCancel(t.Context())
-		o.lookup = nil
+		o.Lookup = nil
 		cancel()
-		g := newFetcher(t, newClient(t, flightlock.Options{}, clients...),
-			&origin{lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
+		g := lockkit.NewFetcher(t, lockkit.New(t, flightlock.Options{}, clients...),
+			&lockkit.Origin{Lookup: func(ctx context.Context, key string) (string, flightlock.Freshness, error) {
 				return "", flightlock.Miss, ctx.Err()
 			}}, flightlock.FetchOptions{OnError: h.tell})
 		wantErrors(t, fetching(ctx, g, "left", 3), 3, context.Canceled)
@@ -105,13 +108,13 @@ func TestFetchOnError(t *testing.T) {
 func TestFetchOnErrorMisbehaves(t *testing.T) {
 	for _, how := range []string{"block", "panic", "goexit"} {
 		t.Run(how, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+			testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 				unblock := make(chan struct{})
 				var told atomic.Int64
 				var lines lockedLines
-				c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
-				o := &origin{load: func(context.Context, string) (string, error) { return "", errMine }}
-				f := newFetcher(t, c, o, flightlock.FetchOptions{Name: "users", OnError: func(string, string, error) {
+				c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
+				o := &lockkit.Origin{Load: func(context.Context, string) (string, error) { return "", errMine }}
+				f := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{Name: "users", OnError: func(string, string, error) {
 					told.Add(1)
 					switch how {
 					case "block":
@@ -164,10 +167,10 @@ func (l *lockedLines) String() string {
 // The log says when loads without locks begin and when they have ended, once each, whatever their
 // number.
 func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var lines lockedLines
-		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
-		f := newFetcher(t, c, &origin{takes: time.Second}, flightlock.FetchOptions{Name: "users"})
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
+		f := lockkit.NewFetcher(t, c, &lockkit.Origin{Takes: time.Second}, flightlock.FetchOptions{Name: "users"})
 		wantTold := func(began, ended int) {
 			t.Helper()
 			synctest.Wait()
@@ -202,9 +205,9 @@ func TestFetchLogsLoadsWithoutLocks(t *testing.T) {
 // The number of loads in the log is that of the metrics: a call of LoadMany is one load, and a key that has a value
 // when it could be loaded is none.
 func TestTheLogCountsLoadsWithoutLocksAsTheMetricsDo(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		var lines lockedLines
-		c := newClient(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
+		c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&lines, nil))}, clients...)
 		f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
 			Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
 			Load:   func(context.Context, string) (string, error) { return "v", nil },
@@ -242,11 +245,11 @@ func TestTheLogCountsLoadsWithoutLocksAsTheMetricsDo(t *testing.T) {
 // What Fetchers do is counted by their names. Those with the same name are one; a name goes with
 // its last Fetcher, and no counter decreases before.
 func TestFetchMetrics(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewPedanticRegistry()
-		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
-		o := &origin{takes: time.Second}
-		o.load = func(ctx context.Context, key string) (string, error) {
+		c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
+		o := &lockkit.Origin{Takes: time.Second}
+		o.Load = func(ctx context.Context, key string) (string, error) {
 			switch key {
 			case "bad":
 				return "", errMine
@@ -256,7 +259,7 @@ func TestFetchMetrics(t *testing.T) {
 				<-ctx.Done()
 				return "", ctx.Err()
 			}
-			return o.plainLoad(ctx, key)
+			return o.PlainLoad(ctx, key)
 		}
 		want := func(values map[string]float64) {
 			t.Helper()
@@ -268,8 +271,8 @@ func TestFetchMetrics(t *testing.T) {
 				}
 			}
 		}
-		users := newFetcher(t, c, o, flightlock.FetchOptions{Name: "users", LoadTimeout: 5 * time.Second})
-		newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
+		users := lockkit.NewFetcher(t, c, o, flightlock.FetchOptions{Name: "users", LoadTimeout: 5 * time.Second})
+		lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{})
 		results := fetching(t.Context(), users, "k", 10)
 		synctest.Wait()
 		want(map[string]float64{`flightlock_fetch_in_flight{fetcher="users"}`: 1})
@@ -281,7 +284,7 @@ func TestFetchMetrics(t *testing.T) {
 		for _, key := range []string{"bad", "panics", "slow"} {
 			_, _ = users.Fetch(t.Context(), key)
 		}
-		o.set("stale", "old", true)
+		o.Set("stale", "old", true)
 		wantAll(t, fetching(t.Context(), users, "stale", 1), 1, "old")
 		time.Sleep(2 * time.Second)
 		all(nodes, true)
@@ -307,7 +310,7 @@ func TestFetchMetrics(t *testing.T) {
 			`flightlock_fetch_hits_total{fetcher="fetch"}`:                                0,
 		}
 		want(seen)
-		twin := newFetcher(t, c, &origin{}, flightlock.FetchOptions{Name: "users"})
+		twin := lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{Name: "users"})
 		want(seen)
 		if err := users.Close(t.Context()); err != nil {
 			t.Error(err)
@@ -321,7 +324,7 @@ func TestFetchMetrics(t *testing.T) {
 				t.Errorf("%s stays", name)
 			}
 		}
-		closeClient(t, c)
+		lockkit.Close(t, c)
 		if got := gathered(t, reg); len(got) > 0 {
 			t.Errorf("%v stays", got)
 		}
@@ -352,9 +355,9 @@ func TestAMissIsObservedForAsLongAsItsCallerWaited(t *testing.T) {
 		}
 	}
 	t.Run("changed meanwhile", func(t *testing.T) {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			reg := prometheus.NewRegistry()
-			c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
+			c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
 			s := &stampedCache{takes: time.Second}
 			f := newStampedFetcher(t, c, s, flightlock.FetchOptions{})
 			first := fetching(t.Context(), f, "k", 1)
@@ -366,9 +369,9 @@ func TestAMissIsObservedForAsLongAsItsCallerWaited(t *testing.T) {
 		})
 	})
 	t.Run("many", func(t *testing.T) {
-		bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 			reg := prometheus.NewRegistry()
-			c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
+			c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
 			f, err := flightlock.NewFetcher(c, flightlock.Source[string]{
 				Lookup: func(context.Context, string) (string, flightlock.Freshness, error) { return "", flightlock.Miss, nil },
 				Load:   func(context.Context, string) (string, error) { return "", errMine },

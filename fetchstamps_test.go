@@ -12,6 +12,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -159,9 +161,9 @@ func newStampedFetcher(t *testing.T, c *flightlock.Client, s *stampedCache,
 // stampedTest is a Fetcher over a stampedCache with loads of a second, in a bubble.
 func stampedTest(t *testing.T, opts flightlock.FetchOptions,
 	test func(t *testing.T, s *stampedCache, f *flightlock.Fetcher[string], node *redistest.MemNode)) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &stampedCache{takes: time.Second}
-		f := newStampedFetcher(t, newClient(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), s, opts)
+		f := newStampedFetcher(t, lockkit.New(t, flightlock.Options{NodeTimeout: 50 * time.Millisecond}, clients...), s, opts)
 		test(t, s, f, nodes[0])
 	})
 }
@@ -344,11 +346,11 @@ func TestAValueThatIsBeingStoredIsNotForLaterCallers(t *testing.T) {
 // A stale value is served when the new one does not arrive within StaleWait, and the new one when
 // it does, also from another process.
 func TestStaleWait(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		for _, wait := range []time.Duration{0, 500 * time.Millisecond, 2 * time.Second} {
 			s := &stampedCache{takes: time.Second}
-			c := newClient(t, flightlock.Options{}, clients...)
-			other := newClient(t, flightlock.Options{}, clients...)
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			other := lockkit.New(t, flightlock.Options{}, clients...)
 			f := newStampedFetcher(t, c, s, flightlock.FetchOptions{StaleWait: wait})
 			g := newStampedFetcher(t, other, s, flightlock.FetchOptions{StaleWait: wait})
 			key := fmt.Sprint("k", wait)
@@ -374,7 +376,7 @@ func TestStaleWait(t *testing.T) {
 
 // A Source that also has Lookup uses it for hits, and LookupStamped before loads.
 func TestLookupBesideLookupStamped(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		s := &stampedCache{takes: time.Second}
 		src := s.source()
 		var plain atomic.Int64
@@ -383,7 +385,7 @@ func TestLookupBesideLookupStamped(t *testing.T) {
 			found, err := s.lookup(ctx, key)
 			return found.Value, found.Fresh, err
 		}
-		f, err := flightlock.NewFetcher(newClient(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
+		f, err := flightlock.NewFetcher(lockkit.New(t, flightlock.Options{}, clients...), src, flightlock.FetchOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -412,7 +414,7 @@ func TestSourcesThatLackSomething(t *testing.T) {
 	} {
 		src := full
 		change(&src)
-		c := newClient(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+		c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
 		if _, err := flightlock.NewFetcher(c, src, flightlock.FetchOptions{}); !errors.Is(err, flightlock.ErrInvalid) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/redis/go-redis/v9"
@@ -54,9 +57,9 @@ func gathered(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 
 // Each event is counted where the docs say.
 func TestMetrics(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewRegistry()
-		c := newClient(t, flightlock.Options{Registerer: reg, MaxWaiters: 3}, clients...)
+		c := lockkit.New(t, flightlock.Options{Registerer: reg, MaxWaiters: 3}, clients...)
 		want := func(values map[string]float64) {
 			t.Helper()
 			synctest.Wait()
@@ -77,7 +80,7 @@ func TestMetrics(t *testing.T) {
 			ended <- err
 		}
 
-		first := mustLock(t, c, "k", 10*time.Second) // asks Redis; the next two wait, and one gives up
+		first := lockkit.Lock(t, c, "k", 10*time.Second) // asks Redis; the next two wait, and one gives up
 		go lock(t.Context(), 0)
 		synctest.Wait()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -91,7 +94,7 @@ func TestMetrics(t *testing.T) {
 		}
 		cancel()
 		synctest.Wait()
-		mustRelease(t, first)
+		lockkit.Release(t, first)
 		for range 3 {
 			<-ended
 		}
@@ -115,11 +118,11 @@ func TestMetrics(t *testing.T) {
 		})
 
 		time.Sleep(2 * time.Second) // k2 runs out
-		other := newClient(t, flightlock.Options{}, clients...)
-		held := mustLock(t, other, "k3", 10*time.Second)
+		other := lockkit.New(t, flightlock.Options{}, clients...)
+		held := lockkit.Lock(t, other, "k3", 10*time.Second)
 		_, _ = c.TryLock(t.Context(), "k3", time.Second)
-		mustRelease(t, held)
-		taken := mustLock(t, c, "k4", 10*time.Second)
+		lockkit.Release(t, held)
+		taken := lockkit.Lock(t, c, "k4", 10*time.Second)
 		if err := taken.Refresh(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -174,10 +177,10 @@ func TestMetrics(t *testing.T) {
 // In an outage, callers with the default strategy wait until their ctx ends. They count as unavailable,
 // and not as callers that others kept waiting: the alert for an outage relies on it.
 func TestMetricsOfCallersWhoseTimeEndsInAnOutage(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewRegistry()
-		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
-		held := mustLock(t, c, "held", 30*time.Second)
+		c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
+		held := lockkit.Lock(t, c, "held", 30*time.Second)
 		wait := func(key string, want error) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -200,7 +203,7 @@ func TestMetricsOfCallersWhoseTimeEndsInAnOutage(t *testing.T) {
 			n.Stall(false)
 		}
 		time.Sleep(5 * time.Second)
-		mustRelease(t, held)
+		lockkit.Release(t, held)
 		got := gathered(t, reg)
 		for name, want := range map[string]float64{
 			`flightlock_acquire_duration_seconds{outcome="canceled",wait="queue"}`:     1, // behind the holder
@@ -218,17 +221,17 @@ func TestMetricsOfCallersWhoseTimeEndsInAnOutage(t *testing.T) {
 // A caller that waited behind others of its process, and then for Redis, is distinguished from one
 // that was handed the lock.
 func TestMetricsOfAQueueThatWasNotHandedOver(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewRegistry()
-		c := newClient(t, flightlock.Options{Registerer: reg, HandoffSlice: -1}, clients...)
-		l := mustLock(t, c, "k", time.Second)
+		c := lockkit.New(t, flightlock.Options{Registerer: reg, HandoffSlice: -1}, clients...)
+		l := lockkit.Lock(t, c, "k", time.Second)
 		done := make(chan struct{})
 		go func() {
-			mustRelease(t, mustLock(t, c, "k", time.Second))
+			lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
 			close(done)
 		}()
 		synctest.Wait()
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		<-done
 		got := gathered(t, reg)
 		if got[`flightlock_acquire_duration_seconds{outcome="acquired",wait="queue"}`] != 1 ||
@@ -240,11 +243,11 @@ func TestMetricsOfAQueueThatWasNotHandedOver(t *testing.T) {
 
 // Names, units and help texts follow Prometheus' conventions.
 func TestMetricsAreConventional(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewPedanticRegistry()
-		c := newClient(t, flightlock.Options{Registerer: reg}, clients...)
-		mustRelease(t, mustLock(t, c, "k", time.Second))
-		newFetcher(t, c, &origin{}, flightlock.FetchOptions{})
+		c := lockkit.New(t, flightlock.Options{Registerer: reg}, clients...)
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
+		lockkit.NewFetcher(t, c, &lockkit.Origin{}, flightlock.FetchOptions{})
 		families, err := reg.Gather()
 		if err != nil || len(families) != 37 {
 			t.Fatalf("%d families, %v", len(families), err)
@@ -259,24 +262,24 @@ func TestMetricsAreConventional(t *testing.T) {
 // Two clients in one process share a registry by a label each; without, the second gets an error
 // that says so. Close unregisters.
 func TestTwoClientsOnOneRegisterer(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
 		reg := prometheus.NewRegistry()
 		named := func(name string) prometheus.Registerer {
 			return prometheus.WrapRegistererWith(prometheus.Labels{"client": name}, reg)
 		}
-		a := newClient(t, flightlock.Options{Registerer: named("a")}, clients...)
-		newClient(t, flightlock.Options{Registerer: named("b")}, clients...)
-		mustRelease(t, mustLock(t, a, "k", time.Second))
+		a := lockkit.New(t, flightlock.Options{Registerer: named("a")}, clients...)
+		lockkit.New(t, flightlock.Options{Registerer: named("b")}, clients...)
+		lockkit.Release(t, lockkit.Lock(t, a, "k", time.Second))
 		got := gathered(t, reg)
 		if got[`flightlock_acquired_total{client="a"}`] != 1 || got[`flightlock_acquired_total{client="b"}`] != 0 {
 			t.Errorf("got %v", got)
 		}
 		for _, r := range []prometheus.Registerer{named("a"), reg} {
 			_, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: r})
-			wantInvalid(t, err, "Options.Registerer", "WrapRegistererWith")
+			lockkit.WantInvalid(t, err, "Options.Registerer", "WrapRegistererWith")
 		}
-		closeClient(t, a)
-		newClient(t, flightlock.Options{Registerer: named("a")}, clients...)
+		lockkit.Close(t, a)
+		lockkit.New(t, flightlock.Options{Registerer: named("a")}, clients...)
 	})
 }
 
@@ -308,4 +311,91 @@ func TestAScrapeDuringNew(t *testing.T) {
 	}
 	close(end)
 	<-ended
+}
+
+// odd is a Registerer that behaves as the test says.
+type odd struct{ register, unregister func() }
+
+func (o odd) Register(prometheus.Collector) error { o.register(); return nil }
+
+func (o odd) MustRegister(...prometheus.Collector) { o.register() }
+
+func (o odd) Unregister(prometheus.Collector) bool { o.unregister(); return true }
+
+// A Registerer that panics is an error of New and of Close, and does not end the process; one that
+// hangs delays New for some seconds, and Close until its ctx ends. A lock never waits for it.
+func TestARegistererThatPanicsOrHangs(t *testing.T) {
+	fine, panics := func() {}, func() { panic("no metrics today") }
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		open := func(r prometheus.Registerer) (*flightlock.Client, error) {
+			return flightlock.New(flightlock.Options{Nodes: clients, Registerer: r})
+		}
+		_, err := open(odd{panics, fine})
+		lockkit.WantInvalid(t, err, "Options.Registerer", "no metrics today")
+
+		c, err := open(odd{fine, panics})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
+		if err := c.Close(t.Context()); err == nil || !strings.Contains(err.Error(), "no metrics today") {
+			t.Errorf("Close: %v", err)
+		}
+
+		gate := make(chan struct{})
+		hangs := func() { <-gate }
+		began, unregistered := time.Now(), false
+		_, err = open(odd{hangs, func() { unregistered = true }})
+		lockkit.WantInvalid(t, err, "Options.Registerer")
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("New took %v", took)
+		}
+		c, err = open(odd{fine, hangs})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		began = time.Now()
+		if err := c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Registerer") {
+			t.Errorf("Close: %v", err)
+		}
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("Close took %v", took)
+		}
+		close(gate)
+		synctest.Wait()
+		if !unregistered {
+			t.Error("what was registered too late is registered still")
+		}
+	})
+}
+
+// A Registerer that calls runtime.Goexit, as one does that belongs to a test which fails, is an error of New and of
+// Close at once. Neither waits for what has ended.
+func TestARegistererThatCallsGoexit(t *testing.T) {
+	fine, exits := func() {}, runtime.Goexit
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		began := time.Now()
+		_, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: odd{exits, fine}})
+		lockkit.WantInvalid(t, err, "Options.Registerer", "Goexit")
+		c, err := flightlock.New(flightlock.Options{Nodes: clients, Registerer: odd{fine, exits}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close(context.Background()) }()
+		select {
+		case err := <-closed:
+			if err == nil || !strings.Contains(err.Error(), "Goexit") {
+				t.Errorf("Close: %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("Close has not returned")
+		}
+		if took := time.Since(began); took > 0 {
+			t.Errorf("that took %v", took)
+		}
+	})
 }

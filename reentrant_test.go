@@ -13,6 +13,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -31,9 +33,9 @@ var waysToLock = map[string]func(context.Context, *flightlock.Client) (*flightlo
 func TestNestedLocks(t *testing.T) {
 	for name, lock := range waysToLock {
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
-			bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				c, other := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
-				locks := []*flightlock.Lock{mustLock(t, c, "k", 10*time.Second)}
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+				locks := []*flightlock.Lock{lockkit.Lock(t, c, "k", 10*time.Second)}
 				synctest.Wait()
 				before := c.Stats()
 				ctx := t.Context()
@@ -57,7 +59,7 @@ func TestNestedLocks(t *testing.T) {
 				for i, n := range order {
 					l, rest := locks[n], order[i+1:]
 					ended := l.Context(context.Background())
-					mustRelease(t, l)
+					lockkit.Release(t, l)
 					if ended.Err() == nil || context.Cause(ended) != context.Canceled {
 						t.Errorf("%s: its Context has not ended after Release: %v", name, context.Cause(ended))
 					}
@@ -88,9 +90,9 @@ func TestNestedLocks(t *testing.T) {
 
 // Another client, another key, no such ctx: no nesting.
 func TestWhatDoesNotNest(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c, other := newClient(t, flightlock.Options{}, clients...), newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, c, "k", 10*time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		ctx := l.Context(t.Context())
 		for name, try := range map[string]func() (*flightlock.Lock, error){
 			"another client": func() (*flightlock.Lock, error) { return other.TryLock(ctx, "k", time.Second) },
@@ -110,26 +112,26 @@ func TestWhatDoesNotNest(t *testing.T) {
 		if again, err := c.TryLock(k2.Context(ctx), "k", time.Second); err != nil || again.Fence() != l.Fence() {
 			t.Errorf("through the ctx of another lock: %v", err)
 		} else {
-			mustRelease(t, again)
+			lockkit.Release(t, again)
 		}
-		mustRelease(t, k2)
+		lockkit.Release(t, k2)
 		if _, err := c.TryLock(ctx, "", time.Second); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("a bad key: %v", err)
 		}
 		if _, err := c.TryLock(ctx, "k", time.Millisecond); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("a bad ttl: %v", err)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	})
 }
 
 // A ctx whose lock is over does not nest: released, or lost.
 func TestAContextWhoseLockIsOverDoesNotNest(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, c, "k", time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := context.WithoutCancel(l.Context(t.Context()))
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		next, err := c.TryLock(ctx, "k", time.Second)
 		if err != nil || next.Fence() <= l.Fence() {
 			t.Fatalf("after release: %v", err)
@@ -157,55 +159,55 @@ func TestAContextWhoseLockIsOverDoesNotNest(t *testing.T) {
 		if err := last.Err(); err != nil {
 			t.Errorf("the releases of the old ones have ended it: %v", err)
 		}
-		mustRelease(t, last)
+		lockkit.Release(t, last)
 	})
 }
 
 // A ctx that has ended gives its error, nested or not.
 func TestNestingWithAnEndedContext(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, c, "k", time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx, cancel := context.WithCancel(l.Context(t.Context()))
 		cancel()
 		if _, err := c.SingleFlightLock(ctx, "k", time.Second, nil); !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	})
 }
 
 // A waiter of the same process gets the key when the last nested Lock is released.
 func TestNestedLocksHandOver(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, c, "k", 10*time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := make(chan *flightlock.Lock, 1)
-		go func() { got <- mustLock(t, c, "k", 10*time.Second) }()
+		go func() { got <- lockkit.Lock(t, c, "k", 10*time.Second) }()
 		synctest.Wait()
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		synctest.Wait()
 		if len(got) != 0 {
 			t.Error("two holders")
 		}
-		mustRelease(t, inner)
+		lockkit.Release(t, inner)
 		next := <-got
 		if next.Fence() <= l.Fence() {
 			t.Error("the token did not rise")
 		}
-		mustRelease(t, next)
+		lockkit.Release(t, next)
 	})
 }
 
 // A loss ends all nested Locks at once, with the cause.
 func TestALossEndsAllNestedLocks(t *testing.T) {
-	bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, c, "k", time.Second)
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", time.Second)
 		outer := l.Context(t.Context())
 		inner, err := c.TryLock(outer, "k", time.Second)
 		if err != nil {
@@ -230,9 +232,9 @@ func TestALossEndsAllNestedLocks(t *testing.T) {
 // AutoRefresh of a nested Lock keeps the lease alive alone, when the outer one is released; while
 // both are held, it costs no second refresh.
 func TestNestedAutoRefresh(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, c, "k", 3*time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", 3*time.Second)
 		ctx := l.Context(t.Context())
 		var locks []*flightlock.Lock
 		for range 3 {
@@ -251,14 +253,14 @@ func TestNestedAutoRefresh(t *testing.T) {
 		if n := c.Stats().Refreshes; n < 28 || n > 40 {
 			t.Errorf("%d refreshes in 30s, with one each second", n)
 		}
-		mustRelease(t, l)
-		mustRelease(t, locks[0])
+		lockkit.Release(t, l)
+		lockkit.Release(t, locks[0])
 		time.Sleep(30 * time.Second)
 		if err := locks[1].Err(); err != nil {
 			t.Errorf("not kept alive: %v", err)
 		}
-		mustRelease(t, locks[2])
-		mustRelease(t, locks[1])
+		lockkit.Release(t, locks[2])
+		lockkit.Release(t, locks[1])
 		n := c.Stats().Refreshes
 		time.Sleep(10 * time.Second)
 		if now := c.Stats().Refreshes; now != n {
@@ -269,17 +271,17 @@ func TestNestedAutoRefresh(t *testing.T) {
 
 // Close ends nested Locks with the others.
 func TestCloseEndsNestedLocks(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
 		c, err := flightlock.New(flightlock.Options{Nodes: clients})
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := mustLock(t, c, "k", time.Minute)
+		l := lockkit.Lock(t, c, "k", time.Minute)
 		inner, err := c.TryLock(l.Context(t.Context()), "k", time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := c.Close(ctx); err != nil {
@@ -297,11 +299,11 @@ func TestCloseEndsNestedLocks(t *testing.T) {
 // A caller that nests while the last holder releases either shares its hold, or has a lock of its
 // own: there are never two holds, and never none with a Lock that considers itself valid.
 func TestNestingRacesWithRelease(t *testing.T) {
-	c := newClient(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, redistest.StartMini(t)))
+	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second}, redistest.MiniClient(t, redistest.StartMini(t)))
 	var inside atomic.Int64 // the token that holds
 	var users atomic.Int64
 	for range 300 {
-		l := mustLock(t, c, "k", 10*time.Second)
+		l := lockkit.Lock(t, c, "k", 10*time.Second)
 		inside.Store(l.Fence())
 		ctx := context.WithoutCancel(l.Context(t.Context()))
 		var wg sync.WaitGroup
@@ -330,7 +332,7 @@ func TestNestingRacesWithRelease(t *testing.T) {
 				}
 			})
 		}
-		wg.Go(func() { mustRelease(t, l) })
+		wg.Go(func() { lockkit.Release(t, l) })
 		wg.Wait()
 	}
 	if s := c.Stats(); s.Held != 0 || s.Waiters != 0 || users.Load() != 3600 {
@@ -340,18 +342,18 @@ func TestNestingRacesWithRelease(t *testing.T) {
 
 // FromContext finds the innermost Lock, whose token code further down the call stack needs.
 func TestFromContext(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		if l := flightlock.FromContext(t.Context()); l != nil || l.Fence() != 0 {
 			t.Errorf("got %v", l)
 		}
-		a, b := mustLock(t, c, "a", time.Second), mustLock(t, c, "b", time.Second)
+		a, b := lockkit.Lock(t, c, "a", time.Second), lockkit.Lock(t, c, "b", time.Second)
 		ctx := b.Context(a.Context(t.Context()))
 		if l := flightlock.FromContext(ctx); l != b {
 			t.Errorf("got %v", l)
 		}
-		mustRelease(t, a)
-		mustRelease(t, b)
+		lockkit.Release(t, a)
+		lockkit.Release(t, b)
 	})
 }
 
@@ -362,9 +364,9 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 	type keyX struct{}
 	for _, how := range []string{"lost", "released", "deadline", "canceled"} {
 		t.Run(how, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
-				c := newClient(t, flightlock.Options{}, clients...)
-				l := mustLock(t, c, "k", time.Minute)
+			testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				c := lockkit.New(t, flightlock.Options{}, clients...)
+				l := lockkit.Lock(t, c, "k", time.Minute)
 				stop := errors.New("stop")
 				base, end := t.Context(), func() {}
 				wantErr, wantCause := context.Canceled, context.Canceled
@@ -376,7 +378,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 						_ = l.Refresh(t.Context())
 					}
 				case "released":
-					end = func() { mustRelease(t, l) }
+					end = func() { lockkit.Release(t, l) }
 				case "deadline":
 					ctx, cancel := context.WithTimeout(base, 10*time.Second)
 					defer cancel()
@@ -405,7 +407,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 						if nested, err := c.SingleFlightLock(ctx, "k", time.Second, nil); err != nil {
 							t.Error(err)
 						} else {
-							mustRelease(t, nested)
+							lockkit.Release(t, nested)
 						}
 					}
 					all = append(all, inner, child)
@@ -418,7 +420,7 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 					}
 				}
 				if l.Err() == nil {
-					mustRelease(t, l)
+					lockkit.Release(t, l)
 				} else if over := l.Context(base); over.Err() == nil {
 					t.Error("a ctx of a lock that is over has not ended")
 				}
@@ -430,8 +432,8 @@ func TestContextsOfParentsThatEndTogether(t *testing.T) {
 // Package context gives all contexts that were canceled before anybody called their Done one channel. A ctx of a
 // lock has the error and the cause of its own parent all the same.
 func TestContextsOfParentsThatHaveEndedApart(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		l := mustLock(t, newClient(t, flightlock.Options{}, clients...), "k", time.Minute)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		l := lockkit.Lock(t, lockkit.New(t, flightlock.Options{}, clients...), "k", time.Minute)
 		for i := range 1000 {
 			why := fmt.Errorf("request %d was given up", i)
 			canceled, cancel := context.WithCancelCause(t.Context())
@@ -447,18 +449,18 @@ func TestContextsOfParentsThatHaveEndedApart(t *testing.T) {
 				t.Fatalf("of the one that expired: %v, cause %v", b.Err(), context.Cause(b))
 			}
 		}
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	})
 }
 
 // A nested Lock that was released stays released, whatever becomes of the others.
 func TestAReleasedNestedLockIsNotLostWithTheOthers(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
-		l := mustLock(t, c, "k", time.Second)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", time.Second)
 		ctx := l.Context(t.Context())
 		err := c.Do(ctx, "k", time.Second, nil, func(_ context.Context, inner *flightlock.Lock) error {
-			mustRelease(t, inner)
+			lockkit.Release(t, inner)
 			time.Sleep(2 * time.Second)
 			if l.Err() == nil {
 				t.Error("the outer lock lives")
@@ -480,10 +482,10 @@ func TestAReleasedNestedLockIsNotLostWithTheOthers(t *testing.T) {
 
 // A Context of a Lock that was lost, and released after that, ends with the loss, as Err says.
 func TestAContextMadeAfterALossAndARelease(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
-		c := newClient(t, flightlock.Options{}, clients...)
+	testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
 		for _, before := range []bool{false, true} {
-			l := mustLock(t, c, "k", time.Second)
+			l := lockkit.Lock(t, c, "k", time.Second)
 			if before {
 				_ = l.Context(t.Context())
 			}

@@ -1,0 +1,320 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/node"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/redis/go-redis/v9"
+)
+
+// closeTime is the longest time that Close may take, by its documentation, with the default
+// NodeTimeout.
+const closeTime = 4 * time.Second
+
+// dialer is that of go-redis' options.
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+var errNoWay = errors.New("no way")
+
+// hangs are ways in which servers do not answer. ended is closed with the test.
+func hangs(t *testing.T, ended <-chan struct{}) map[string]dialer {
+	mute := redistest.StartMemNode(t, "10.0.0.1:6379")
+	mute.Stall(true)
+	return map[string]dialer{
+		"they accept connections and are silent": mute.Dial,
+		"their network drops what is sent": func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+		"the dialer does not look at its ctx, as for TLS": func(context.Context, string, string) (net.Conn, error) {
+			time.Sleep(5 * time.Second)
+			return nil, errNoWay
+		},
+		"the dialer hangs": func(context.Context, string, string) (net.Conn, error) {
+			<-ended
+			return nil, errNoWay
+		},
+	}
+}
+
+// deployments are ways to reach nodes through that dialer. There are many connections because of
+// what MemNode.Options says.
+func deployments(d dialer) map[string]func() []redis.UniversalClient {
+	one := func(addr string) redis.UniversalClient {
+		return redis.NewClient(&redis.Options{Addr: addr, Dialer: d, PoolSize: 1000})
+	}
+	return map[string]func() []redis.UniversalClient{
+		"one server": func() []redis.UniversalClient { return []redis.UniversalClient{one("10.0.0.1:6379")} },
+		"three servers": func() []redis.UniversalClient {
+			return []redis.UniversalClient{one("10.0.0.1:6379"), one("10.0.0.2:6379"), one("10.0.0.3:6379")}
+		},
+		"a Cluster": func() []redis.UniversalClient {
+			return []redis.UniversalClient{redis.NewClusterClient(&redis.ClusterOptions{
+				Addrs: []string{"10.0.0.1:6379", "10.0.0.2:6379", "10.0.0.3:6379"}, Dialer: d, PoolSize: 1000,
+			})}
+		},
+	}
+}
+
+// inEveryHang runs test in virtual time, for each way to hang and each deployment.
+func inEveryHang(t *testing.T, test func(t *testing.T, nodes []redis.UniversalClient)) {
+	for _, how := range []string{
+		"they accept connections and are silent", "their network drops what is sent",
+		"the dialer does not look at its ctx, as for TLS", "the dialer hangs",
+	} {
+		for _, what := range []string{"one server", "three servers", "a Cluster"} {
+			t.Run(what+", "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					ended := make(chan struct{})
+					nodes := deployments(hangs(t, ended)[how])[what]()
+					t.Cleanup(func() {
+						close(ended)
+						for _, n := range nodes {
+							_ = n.Close()
+						}
+						time.Sleep(2 * time.Minute) // what hangs in dials ends, while the bubble's clock still goes
+					})
+					test(t, nodes)
+				})
+			})
+		}
+	}
+}
+
+// waitInVain has callers wait for keys until they give up; no node answers. One that gives up at once does not know
+// that.
+func waitInVain(t *testing.T, c *flightlock.Client, d time.Duration) {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	for _, key := range []string{"a", "b", "c", "d"} {
+		go func() { _, _ = c.SingleFlightLock(ctx, key, time.Second, nil) }()
+		go func() { _, _ = c.Lock(ctx, key, time.Second, nil) }()
+	}
+	want := flightlock.ErrUnavailable
+	if d < 50*time.Millisecond { // NodeTimeout
+		want = context.DeadlineExceeded
+	}
+	if _, err := c.SingleFlightLock(ctx, "k", time.Second, nil); !errors.Is(err, want) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// closeInTime closes c without an error, within closeTime.
+func closeInTime(t *testing.T, c *flightlock.Client) {
+	t.Helper()
+	began := time.Now()
+	if err := c.Close(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(began); d > closeTime {
+		t.Errorf("Close took %v", d)
+	}
+}
+
+// Close takes no longer than promised, however servers hang, at any moment.
+func TestCloseOfClientsWhoseServersHang(t *testing.T) {
+	for _, after := range []time.Duration{10 * time.Millisecond, 1900 * time.Millisecond, 7 * time.Second} {
+		t.Run("after "+after.String(), func(t *testing.T) {
+			inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
+				c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+				if err != nil {
+					t.Fatal(err)
+				}
+				waitInVain(t, c, after)
+				closeInTime(t, c)
+			})
+		})
+	}
+}
+
+// Nor does it outlast its ctx, except for the moment in which the releases just sent may be
+// answered.
+func TestCloseKeepsToItsContextWhenServersHang(t *testing.T) {
+	inEveryHang(t, func(t *testing.T, nodes []redis.UniversalClient) {
+		c, err := flightlock.New(flightlock.Options{Nodes: nodes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waitInVain(t, c, 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_ = c.Close(ctx)
+		if d := time.Since(began); d > 100*time.Millisecond+3*50*time.Millisecond {
+			t.Errorf("Close took %v", d)
+		}
+	})
+}
+
+// A dial for notices that hangs forever does not delay other nodes' notices, later ones of its own
+// node, or Close. Until there are notices the waiter polls.
+func TestADialForNoticesThatHangs(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprint("nodes=", n), func(t *testing.T) {
+			testkit.Bubble(t, n, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				var hang atomic.Bool
+				ended := make(chan struct{})
+				own := slices.Clone(clients)
+				own[0] = nodes[0].Client(t, func(o *redis.Options) {
+					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						if hang.Load() {
+							<-ended
+							return nil, errNoWay
+						}
+						return nodes[0].Dial(ctx, network, addr)
+					}
+				})
+				defer time.Sleep(time.Second) // in which what hung ends
+				defer close(ended)
+				rival := lockkit.New(t, flightlock.Options{}, clients...)
+				c, err := flightlock.New(flightlock.Options{Nodes: own})
+				if err != nil {
+					t.Fatal(err)
+				}
+				lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
+				hang.Store(true)
+				l := lockkit.Lock(t, rival, "k", time.Minute)
+				got := make(chan *flightlock.Lock)
+				go func() { got <- lockkit.Lock(t, c, "k", time.Minute) }()
+				time.Sleep(time.Second)
+				if n > 1 && len(nodes[n-1].Mini.PubSubChannels(node.Inbox+"*")) == 0 {
+					t.Error("no notices of the other nodes")
+				}
+				hang.Store(false)
+				time.Sleep(closeTime)
+				if len(nodes[0].Mini.PubSubChannels(node.Inbox+"*")) == 0 {
+					t.Error("no notices of the node, although it can be dialled again")
+				}
+				lockkit.Release(t, l)
+				lockkit.Release(t, <-got)
+				closeInTime(t, c)
+			})
+		})
+	}
+}
+
+// A release that is in progress when Close gives up is answered, or fails, within NodeTimeout as at
+// any time.
+func TestAReleaseDuringCloseTakesNodeTimeout(t *testing.T) {
+	const nodeTimeout = 200 * time.Millisecond
+	testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, err := flightlock.New(flightlock.Options{Nodes: clients, NodeTimeout: nodeTimeout})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := lockkit.Lock(t, c, "k", time.Minute)
+		for _, n := range nodes {
+			n.Stall(true)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		closed := make(chan struct{})
+		go func() {
+			_ = c.Close(ctx)
+			close(closed)
+		}()
+		time.Sleep(90 * time.Millisecond)
+		began := time.Now()
+		if err := l.Release(t.Context()); !errors.Is(err, flightlock.ErrUnavailable) {
+			t.Errorf("Release: %v", err)
+		}
+		if d := time.Since(began); d > nodeTimeout {
+			t.Errorf("Release took %v", d)
+		}
+		<-closed
+		time.Sleep(closeTime)
+	})
+}
+
+// The clients that Open created are closed within ctx, too, however Sentinels or servers hang.
+func TestCloseKeepsToItsContextWhenSentinelsHang(t *testing.T) {
+	holes := []string{redistest.BlackHole(t), redistest.BlackHole(t)}
+	for what, u := range map[string]string{
+		"Sentinels": fmt.Sprintf("redis://%s?master_name=m&addr=%s", holes[0], holes[1]),
+		"a Cluster": fmt.Sprintf("redis://%s?addr=%s", holes[0], holes[1]),
+		"a server":  "redis://" + holes[0],
+		"TLS":       "rediss://" + holes[0],
+	} {
+		t.Run(what, func(t *testing.T) {
+			c, err := flightlock.Open([]string{u}, flightlock.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			waitInVain(t, c, 200*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			_ = c.Close(ctx)
+			if d := time.Since(began); d > 2*time.Second { // a quarter of one, except on a busy machine
+				t.Errorf("Close took %v", d)
+			}
+		})
+	}
+}
+
+// What Close has not waited for to its end is named.
+func TestCloseNamesUserCodeThatHangs(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c, err := flightlock.New(flightlock.Options{
+			Nodes: clients, Logger: slog.New(hanging{slog.NewTextHandler(io.Discard, nil)}),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[0].Down(true)
+		for c.Stats().Suspended == 0 { // which is logged
+			_, _ = c.TryLock(t.Context(), "k", time.Second)
+			time.Sleep(time.Millisecond) // the bubble's time
+		}
+		synctest.Wait()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Close(ended); !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "Logger") {
+			t.Error(err)
+		}
+		time.Sleep(time.Second) // until the Logger has returned
+	})
+}
+
+// Close returns when every goroutine of the Client has ended: also one that asks the Retry of a RefreshPolicy.
+func TestCloseWaitsForARefreshStrategy(t *testing.T) {
+	testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+		c := lockkit.New(t, flightlock.Options{}, clients...)
+		l := lockkit.Lock(t, c, "k", 3*time.Second)
+		asked, answered := make(chan struct{}), make(chan struct{})
+		if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+			close(asked)
+			time.Sleep(time.Second)
+			close(answered)
+			return 0, false
+		})}); err != nil {
+			t.Fatal(err)
+		}
+		nodes[0].Down(true)
+		<-asked
+		_ = l.Release(t.Context())
+		lockkit.Close(t, c)
+		select {
+		case <-answered:
+		default:
+			t.Error("Close has returned, and the strategy runs")
+			<-answered
+		}
+	})
+}

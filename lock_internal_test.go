@@ -1,0 +1,184 @@
+package flightlock
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+type lockCtxKey struct{}
+
+// notComparable is a ctx that cannot be the key of a map.
+type notComparable struct {
+	context.Context
+	_ []int
+}
+
+// Under a long lock, Context may be called any number of times: that leaves nothing behind,
+// whatever the parent is.
+func TestContextsOfALongLockLeaveNothingBehind(t *testing.T) {
+	rdb := redistest.StartServer(t).Client(t)
+	c, err := New(Options{Nodes: []redis.UniversalClient{rdb}, NodeTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(context.Background())
+	const calls = 20_000
+	endless := context.WithValue(context.Background(), lockCtxKey{}, "request")
+	ends, cancel := context.WithCancel(endless)
+	defer cancel()
+	for name, parent := range map[string]func() (context.Context, context.CancelFunc){
+		"Background":               func() (context.Context, context.CancelFunc) { return context.Background(), func() {} },
+		"the same without an end":  func() (context.Context, context.CancelFunc) { return endless, func() {} },
+		"the same with an end":     func() (context.Context, context.CancelFunc) { return ends, func() {} },
+		"each another, which ends": func() (context.Context, context.CancelFunc) { return context.WithCancel(ends) },
+		"each another, without end": func() (context.Context, context.CancelFunc) {
+			return context.WithValue(endless, lockCtxKey{}, 1), func() {}
+		},
+		"each another, detached": func() (context.Context, context.CancelFunc) {
+			return context.WithoutCancel(ends), func() {}
+		},
+		"cannot be compared, and ends": func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ends)
+			return notComparable{Context: ctx}, cancel
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Release(context.Background())
+			once := func() {
+				ctx, done := parent()
+				inner := l.Context(ctx)
+				if inner.Err() != nil || FromContext(inner) != l || inner.Value(lockCtxKey{}) != ctx.Value(lockCtxKey{}) {
+					t.Fatal("not a ctx of this lock and that parent")
+				}
+				done()
+			}
+			few := func(n int) { // at a time: those that end are removed in the background
+				for i := range n {
+					if once(); i%100 == 0 {
+						redistest.Eventually(t, 5*time.Second, "what ended is gone", func() bool { return l.contexts() < 10 })
+					}
+				}
+			}
+			few(1000)
+			before := redistest.Heap()
+			few(calls)
+			if each := (redistest.Heap() - before) / calls; each > 100 { // hundreds without that
+				t.Errorf("%d bytes are left of each call", each)
+			}
+		})
+	}
+}
+
+// contexts is how many contexts of l have not ended.
+func (l *Lock) contexts() int {
+	n := l.reentry.Load()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.contexts)
+}
+
+// countingCtx counts how often it is searched for a value.
+type countingCtx struct {
+	context.Context
+	calls *atomic.Int64
+}
+
+func (c countingCtx) Value(key any) any {
+	c.calls.Add(1)
+	return c.Context.Value(key)
+}
+
+// A search for a value in a ctx of a lock takes no longer than in its parent, also where Context was called
+// again and again with what it had returned.
+func TestValueOfNestedContexts(t *testing.T) {
+	inBubble(t, 1, func(t *testing.T, c *Client) {
+		l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var calls atomic.Int64
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ctx = countingCtx{ctx, &calls}
+		for depth := range 12 {
+			for child := range 2 {
+				next := l.Context(context.WithValue(ctx, lockCtxKey{}, depth*10+child))
+				if child == 1 {
+					ctx = next
+				}
+			}
+		}
+		calls.Store(0)
+		_ = ctx.Value("none")
+		if n := calls.Load(); n > 12 {
+			t.Errorf("%d look-ups in the outermost ctx for one value", n)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A nested Lock that is released in the instant in which its AutoRefresh begins is no longer
+// refreshed, though others are still held: AutoRefresh has checked whether it was released before
+// Release returns.
+func TestReleaseOfANestedLockStopsAnAutoRefreshThatBegins(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // goroutines run in the order of waiting, until they wait again
+	synctest.Test(t, func(t *testing.T) {
+		node := redistest.StartMemNodes(t, 1)[0]
+		c, err := New(Options{Nodes: []redis.UniversalClient{node.Client(t)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := c.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}()
+		outer, err := c.TryLock(t.Context(), "k", time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 100 {
+			l := outer.nested()
+			began, released := make(chan error, 1), make(chan error, 1)
+			n := l.reentry.Load()
+			n.mu.Lock()
+			go func() { began <- l.AutoRefresh(RefreshPolicy{Interval: time.Second}) }()
+			yield()
+			go func() { released <- l.Release(t.Context()) }()
+			yield()
+			n.mu.Unlock()
+			if err := <-released; err != nil {
+				t.Error(err)
+			}
+			if err := <-began; err != nil && !errors.Is(err, ErrNotHeld) {
+				t.Error(err)
+			}
+		}
+		before := c.Stats().Refreshes
+		time.Sleep(5 * time.Second)
+		if n := c.Stats().Refreshes; n != before {
+			t.Errorf("%d refreshes of Locks that were released", n-before)
+		}
+	})
+}
+
+// yield lets all others run until they wait.
+func yield() {
+	for range 100 {
+		runtime.Gosched()
+	}
+}

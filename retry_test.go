@@ -1,0 +1,445 @@
+package flightlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+	"github.com/redis/go-redis/v9"
+)
+
+// panicsAt is a strategy that panics when it is called for that failure, or a later one.
+type panicsAt int
+
+func (p panicsAt) Next(attempt int) (time.Duration, bool) {
+	if attempt >= int(p) {
+		panic(p)
+	}
+	return 5 * time.Millisecond, true
+}
+
+// A strategy's panic is returned to its caller, no matter which goroutine's attempt failed, and
+// affects that caller alone: those before and after it in the queue get the lock.
+func TestAPanicOfAStrategyIsItsCallers(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		for _, at := range []panicsAt{1, 5} {
+			t.Run(fmt.Sprintf("nodes=%d/failure=%d", n, at), func(t *testing.T) {
+				testkit.Bubble(t, n, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+					other, c := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+					for _, behind := range []bool{false, true} {
+						l := lockkit.Lock(t, other, "k", 10*time.Second)
+						released := make(chan struct{}, 2)
+						wait := func() {
+							lockkit.Release(t, lockkit.Lock(t, c, "k", time.Second))
+							released <- struct{}{}
+						}
+						if behind {
+							go wait()
+							synctest.Wait()
+						}
+						if v := testkit.Recovered(func() { _, _ = c.SingleFlightLock(t.Context(), "k", time.Second, at) }); v != at {
+							t.Errorf("behind %v: the call panicked with %v, want %v", behind, v, at)
+						}
+						if !behind {
+							go wait()
+						}
+						go wait()
+						time.Sleep(time.Second)
+						lockkit.Release(t, l)
+						<-released
+						<-released
+						if s := c.Stats(); s.Waiters != 0 || s.Held != 0 {
+							t.Errorf("behind %v: %+v", behind, s)
+						}
+					}
+					if v := testkit.Recovered(func() { // one that arrives when the nodes are down
+						_, _ = c.Lock(t.Context(), "k", time.Second, flightlock.NoRetry())
+					}); v != nil {
+						t.Error(v)
+					}
+				})
+			})
+		}
+	}
+}
+
+// stuck is a log that blocks on a line until it is ended.
+type stuck struct {
+	slog.Handler
+	end chan struct{}
+}
+
+func (stuck) Enabled(context.Context, slog.Level) bool { return true }
+
+func (s stuck) Handle(context.Context, slog.Record) error {
+	<-s.end
+	return nil
+}
+
+// strategiesThatFailFast are all ways to specify it.
+func strategiesThatFailFast() map[string]flightlock.RetryStrategy {
+	return map[string]flightlock.RetryStrategy{
+		"default":    flightlock.FailFast(nil),
+		"backoff":    flightlock.FailFast(flightlock.ExponentialBackoff(time.Second, time.Minute)),
+		"limited":    flightlock.FailFast(flightlock.LimitedRetry(10*time.Second, 10)),
+		"of a limit": flightlock.FailFast(flightlock.Limit(nil, 1000)),
+		"in a limit": flightlock.Limit(flightlock.FailFast(nil), 1000),
+		"twice":      flightlock.FailFast(flightlock.FailFast(nil)),
+	}
+}
+
+// With the nodes down, FailFast returns ErrUnavailable at once, whatever the call; a strategy that
+// does not fail fast retries until its ctx ends.
+func TestFailFastWithTheNodesAway(t *testing.T) {
+	for name, fast := range strategiesThatFailFast() {
+		t.Run(name, func(t *testing.T) {
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				for _, n := range nodes[:2] {
+					n.Down(true)
+				}
+				c := lockkit.New(t, flightlock.Options{}, clients...)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				for call, lock := range map[string]func() error{
+					"SingleFlightLock": func() error { _, err := c.SingleFlightLock(ctx, "k", time.Second, fast); return err },
+					"Lock":             func() error { _, err := c.Lock(ctx, "k", time.Second, fast); return err },
+					"TryLock":          func() error { _, err := c.TryLock(ctx, "k", time.Second); return err },
+					"Do": func() error {
+						return c.Do(ctx, "k", time.Second, fast, func(context.Context, *flightlock.Lock) error { return nil })
+					},
+				} {
+					began := time.Now()
+					if err := lock(); !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil {
+						t.Errorf("%s: %v", call, err)
+					}
+					if took := time.Since(began); took > time.Second {
+						t.Errorf("%s took %v", call, took)
+					}
+				}
+				short, stop := context.WithTimeout(t.Context(), 5*time.Second)
+				defer stop()
+				if _, err := c.SingleFlightLock(short, "k", time.Second, nil); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("who does not fail fast: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// As long as the lock is held, FailFast waits as the wrapped strategy says; once the nodes are back
+// it locks.
+func TestFailFastWaitsForAHolder(t *testing.T) {
+	for name, fast := range strategiesThatFailFast() {
+		t.Run(name, func(t *testing.T) {
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				c, other := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+				lockkit.Release(t, lockkit.Lock(t, c, "j", time.Minute))
+				l := lockkit.Lock(t, other, "k", time.Minute)
+				nodes[2].Down(true) // a minority is no reason
+				var wg sync.WaitGroup
+				for range 2 {
+					wg.Go(func() {
+						l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, fast)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						lockkit.Release(t, l)
+					})
+				}
+				time.Sleep(time.Second)
+				lockkit.Release(t, l)
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// FailFast reports what is wrong with the wrapped strategy.
+func TestFailFastOfABadStrategy(t *testing.T) {
+	c := lockkit.New(t, flightlock.Options{}, redistest.MiniClient(t, redistest.StartMini(t)))
+	for _, s := range []flightlock.RetryStrategy{
+		flightlock.FailFast(flightlock.LimitedRetry(0, 1)),
+		flightlock.Limit(flightlock.FailFast(flightlock.LimitedRetry(0, 1)), 1),
+	} {
+		if _, err := c.SingleFlightLock(t.Context(), "k", time.Second, s); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// Thousands of callers wait for keys that another process holds, in queues of all kinds, when the
+// nodes go down: as soon as a majority is suspended, all that fail fast return, and not only at
+// their next poll.
+func TestAllWhoWaitHearOfAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, stalled := range []bool{false, true} {
+		t.Run(fmt.Sprintf("stalled=%v", stalled), func(t *testing.T) {
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				keys := testkit.Sized(200, 50)
+				c := lockkit.New(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
+				other := lockkit.New(t, flightlock.Options{MaxTTL: time.Hour}, clients...)
+				ctx, cancel := context.WithCancel(t.Context())
+				var fast, slow sync.WaitGroup
+				for i := range keys {
+					key := fmt.Sprint("k", i)
+					lockkit.Lock(t, other, key, time.Hour)
+					slow.Go(func() { // at the front of the queue, with a patient strategy
+						if _, err := c.SingleFlightLock(ctx, key, time.Hour, nil); !errors.Is(err, context.Canceled) {
+							t.Errorf("who does not fail fast: %v", err)
+						}
+					})
+				}
+				time.Sleep(time.Second)
+				for i := range keys {
+					fast.Go(func() {
+						_, err := c.SingleFlightLock(ctx, fmt.Sprint("k", i), time.Hour, flightlock.FailFast(nil))
+						if !errors.Is(err, flightlock.ErrUnavailable) || ctx.Err() != nil {
+							t.Errorf("who fails fast: %v", err)
+						}
+					})
+				}
+				time.Sleep(time.Second)
+				for _, n := range nodes[:2] {
+					if stalled {
+						n.Stall(true)
+					} else {
+						n.Down(true)
+					}
+				}
+				for c.Stats().Suspended < 2 {
+					time.Sleep(time.Millisecond)
+				}
+				away := time.Now()
+				fast.Wait()
+				if took := time.Since(away); took > 100*time.Millisecond {
+					t.Errorf("the last one returned after %v", took)
+				}
+				cancel()
+				slow.Wait()
+				for _, n := range nodes[:2] {
+					n.Stall(false)
+					n.Down(false)
+				}
+				synctest.Wait()
+				expired, end := context.WithCancel(context.Background())
+				end()
+				_ = other.Close(expired)
+			})
+		})
+	}
+}
+
+// blocks is a strategy that does not return before it is ended.
+type blocks struct {
+	end   chan struct{}
+	asked *atomic.Int32
+}
+
+func (b blocks) Next(int) (time.Duration, bool) {
+	b.asked.Add(1)
+	<-b.end
+	return 0, false
+}
+
+// A strategy that blocks delays only its caller, in front of the queue and behind others: the other
+// waiters get the lock. Its caller has its result when the strategy has returned: the lock, or
+// ctx's error.
+func TestAStrategyThatBlocks(t *testing.T) {
+	for _, wrap := range map[string]func(flightlock.RetryStrategy) flightlock.RetryStrategy{
+		"plain":    func(s flightlock.RetryStrategy) flightlock.RetryStrategy { return s },
+		"limited":  func(s flightlock.RetryStrategy) flightlock.RetryStrategy { return flightlock.Limit(s, 10) },
+		"failfast": flightlock.FailFast,
+	} {
+		for _, front := range []bool{true, false} {
+			t.Run(fmt.Sprintf("front=%v", front), func(t *testing.T) {
+				testkit.Bubble(t, 3, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+					other, c := lockkit.New(t, flightlock.Options{}, clients...), lockkit.New(t, flightlock.Options{}, clients...)
+					b := blocks{make(chan struct{}), new(atomic.Int32)}
+					l := lockkit.Lock(t, other, "k", time.Minute)
+					locked := make(chan struct{}, 3)
+					lock := func(s flightlock.RetryStrategy) {
+						l, err := c.SingleFlightLock(t.Context(), "k", time.Minute, s)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						lockkit.Release(t, l)
+						locked <- struct{}{}
+					}
+					waiting := int64(3)
+					if !front { // its strategy is called before it queues
+						waiting = 2
+						go lock(nil)
+						synctest.Wait()
+					}
+					go lock(wrap(b))
+					synctest.Wait()
+					if front {
+						go lock(nil)
+					}
+					go lock(flightlock.LimitedRetry(time.Second, 1000))
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+					defer cancel()
+					canceled := make(chan error, 1)
+					go func() {
+						_, err := c.SingleFlightLock(ctx, "k", time.Minute, wrap(b))
+						canceled <- err
+					}()
+					<-ctx.Done()
+					synctest.Wait()
+					if n := b.asked.Load(); n != 2 {
+						t.Errorf("it was called %d times, want 2", n)
+					}
+					if n := c.Stats().Waiters; n != waiting {
+						t.Errorf("%d wait, want %d", n, waiting)
+					}
+					lockkit.Release(t, l)
+					<-locked
+					<-locked
+					if len(canceled) > 0 {
+						t.Error("its caller's goroutine has left it")
+					}
+					close(b.end)
+					<-locked
+					if err := <-canceled; !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, flightlock.ErrNotAcquired) {
+						t.Errorf("got %v", err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// It blocks nobody either when it is that of a refresh.
+func TestARefreshStrategyThatMisbehaves(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"block", "panic", "Goexit"} {
+		t.Run(how, func(t *testing.T) {
+			testkit.Bubble(t, 3, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+				var log testkit.LogBuffer
+				c := lockkit.New(t, flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))}, clients...)
+				end := make(chan struct{})
+				defer close(end)
+				l, other := lockkit.Lock(t, c, "k", 3*time.Second), lockkit.Lock(t, c, "other", time.Minute)
+				if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+					switch how {
+					case "block":
+						<-end
+					case "panic":
+						panic("no way")
+					case "Goexit":
+						runtime.Goexit()
+					}
+					return 0, true
+				})}); err != nil {
+					t.Fatal(err)
+				}
+				if err := other.AutoRefresh(flightlock.RefreshPolicy{Interval: time.Second}); err != nil {
+					t.Fatal(err)
+				}
+				for _, n := range nodes[:2] {
+					n.Down(true)
+				}
+				<-l.Context(t.Context()).Done() // nobody refreshes it any more
+				for _, n := range nodes[:2] {
+					n.Down(false)
+				}
+				time.Sleep(2 * time.Minute)
+				lockkit.Release(t, other)
+				if how == "panic" {
+					testkit.WantOneLine(t, &log, "level=WARN", "panic=\"no way\"", `key=k`)
+				}
+			})
+		})
+	}
+}
+
+type strategy func(attempt int) (time.Duration, bool)
+
+func (s strategy) Next(attempt int) (time.Duration, bool) { return s(attempt) }
+
+// A custom strategy paces its caller's attempts as one of this package does: alone, in front of the
+// queue, and behind others.
+func TestAStrategyOfTheCallersOwn(t *testing.T) {
+	for _, limit := range []int{0, 3} {
+		mine := strategy(func(attempt int) (time.Duration, bool) { return 100 * time.Millisecond, attempt <= limit })
+		for _, s := range []flightlock.RetryStrategy{flightlock.LimitedRetry(100*time.Millisecond, limit), mine} {
+			for _, call := range []string{"Lock", "SingleFlightLock", "behind"} {
+				for _, quiet := range []bool{false, true} {
+					testkit.Bubble(t, 1, func(t *testing.T, _ []*redistest.MemNode, clients []redis.UniversalClient) {
+						other := lockkit.New(t, flightlock.Options{}, clients...)
+						c := lockkit.New(t, flightlock.Options{DisableNotify: quiet}, clients...)
+						l := lockkit.Lock(t, other, "k", time.Minute)
+						lock, done := c.SingleFlightLock, make(chan struct{})
+						ctx, cancel := context.WithCancel(t.Context())
+						switch call {
+						case "Lock":
+							lock = c.Lock
+						case "behind":
+							go func() {
+								defer close(done)
+								_, _ = c.SingleFlightLock(ctx, "k", time.Second, nil)
+							}()
+							synctest.Wait()
+						}
+						began, before := time.Now(), c.Stats().Attempts
+						_, err := lock(t.Context(), "k", time.Minute, s)
+						took, least := time.Since(began), time.Duration(limit)*100*time.Millisecond
+						if !errors.Is(err, flightlock.ErrNotAcquired) || took < least || took > least+100*time.Millisecond {
+							t.Errorf("%s %T %d: %v after %v", call, s, limit, err, took)
+						}
+						attempts := uint64(min(limit+1, 2))
+						if quiet {
+							attempts = uint64(limit + 1)
+						}
+						if n := c.Stats().Attempts - before; call != "behind" && n < attempts {
+							t.Errorf("%s %T %d: %d attempts", call, s, limit, n)
+						}
+						cancel()
+						if call == "behind" {
+							<-done
+						}
+						lockkit.Release(t, l)
+					})
+				}
+			}
+		}
+	}
+}
+
+// One that ends its goroutine is the reason of the loss, as one that panics is.
+func TestALossNamesARefreshStrategyThatDoesNotReturn(t *testing.T) {
+	for how, end := range map[string]func(){"panicked": func() { panic("no way") }, "Goexit": runtime.Goexit} {
+		testkit.Bubble(t, 1, func(t *testing.T, nodes []*redistest.MemNode, clients []redis.UniversalClient) {
+			c := lockkit.New(t, flightlock.Options{}, clients...)
+			l := lockkit.Lock(t, c, "k", 3*time.Second)
+			if err := l.AutoRefresh(flightlock.RefreshPolicy{Retry: strategy(func(int) (time.Duration, bool) {
+				end()
+				return 0, true
+			})}); err != nil {
+				t.Fatal(err)
+			}
+			ctx := l.Context(t.Context())
+			nodes[0].Down(true)
+			<-ctx.Done()
+			nodes[0].Down(false)
+			why := context.Cause(ctx).Error()
+			if !strings.Contains(why, "RefreshPolicy.Retry") || !strings.Contains(why, how) {
+				t.Errorf("%s: %v", how, why)
+			}
+		})
+	}
+}

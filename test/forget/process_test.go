@@ -1,0 +1,117 @@
+package forget
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
+)
+
+// Several active replicas accept writes, and each would grant what another has: whatever is no master is refused by
+// the name of its role.
+func TestOnlyAMasterVotes(t *testing.T) {
+	t.Parallel()
+	tr := lockkit.NewTrio(t)
+	var log testkit.LogBuffer
+	c, _ := tr.Saying(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))},
+		map[string]string{"role": "active-replica"})
+	_, err := c.TryLock(t.Context(), "k", time.Minute)
+	if !errors.Is(err, flightlock.ErrUnavailable) || !strings.Contains(err.Error(), "active-replica") {
+		t.Errorf("TryLock: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // it waits for a failover
+	defer cancel()
+	if err := c.Ready(ctx); err == nil || !strings.Contains(err.Error(), "active-replica") {
+		t.Errorf("Ready: %v", err)
+	}
+	report, err := c.Check(t.Context())
+	if text := fmt.Sprint(report); err != nil || !strings.Contains(text, "active-replica") {
+		t.Errorf("Check: %v, %s", err, text)
+	}
+	redistest.Eventually(t, 20*time.Second, "the log names the role of each node", func() bool {
+		return log.Count("level=WARN", "active-replica") == 3
+	})
+}
+
+// anonymous is what Dragonfly's INFO lacks, and kvrocks'.
+var anonymous = map[string]string{"run_id": "", "master_replid2": "", "second_repl_offset": ""}
+
+// A server without run_id that restarts with an old snapshot, scripts included, has no vote: its process id and the
+// second in which it began identify it.
+func TestNoSecondGrantWithoutARunID(t *testing.T) {
+	t.Parallel()
+	for i := range tries(t) {
+		tr := lockkit.NewTrio(t, "--dbfilename", "dump.rdb")
+		holder, _ := tr.Saying(flightlock.Options{}, anonymous)
+		rival, points := tr.Saying(flightlock.Options{}, anonymous)
+		redistest.Eventually(t, time.Minute, "a new deployment works", func() bool {
+			return holder.Ready(t.Context()) == nil
+		})
+		lockkit.UseOnAll(t, rival, "warm", tr.Servers...)
+		tr.Servers[0].Do(t, "SAVE")
+		l := tr.Hold(holder, "k", time.Minute)
+		testkit.Must(t, tr.Servers[0].Restart())
+		points[0].Reload(t, tr.Servers[0])
+		redistest.Eventually(t, 20*time.Second, "the node is in quarantine", func() bool {
+			if second, err := rival.TryLock(t.Context(), "k", time.Minute); err == nil && l.Err() == nil {
+				t.Fatalf("try %d: %s has it, as has %s", i, second.Owner(), l.Owner())
+			}
+			return rival.Stats().Quarantined == 1
+		})
+		if l.Err() != nil {
+			t.Fatalf("the holder's lock ended first: %v", l.Err())
+		}
+		_ = l.Release(t.Context()) // one node has it
+	}
+}
+
+// Where nothing identifies the process, that is said, and not that a right is missing.
+func TestAProcessThatNothingIdentifies(t *testing.T) {
+	t.Parallel()
+	tr := lockkit.NewTrio(t)
+	var log testkit.LogBuffer
+	c, _ := tr.Saying(flightlock.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))},
+		map[string]string{"run_id": "", "process_id": ""})
+	testkit.Must(t, c.Ready(t.Context()))
+	redistest.Eventually(t, 20*time.Second, "the log says it", func() bool {
+		return log.Count("level=WARN", "does not identify the process") == 1
+	})
+	if log.Count("+info") != 0 {
+		t.Errorf("no right is missing:\n%s", log.String())
+	}
+	report, err := c.Check(t.Context())
+	testkit.Must(t, err)
+	if text := fmt.Sprint(report); !strings.Contains(text, "nothing identifies the server's process") {
+		t.Error(text)
+	}
+}
+
+// Clients that may not see INFO begin to use servers that have just started. The next client, which may, takes none of
+// them for one that lost its data.
+func TestNoNodeIsLostThatWasOnlyNotSeen(t *testing.T) {
+	t.Parallel()
+	for range tries(t) {
+		tr := lockkit.NewTrio(t)
+		allow := func(right string) {
+			for _, s := range tr.Servers {
+				s.Do(t, "ACL", "SETUSER", "default", right)
+			}
+		}
+		allow("-info")
+		lockkit.UseOnAll(t, tr.Client(lockkit.Patient), "warm", tr.Servers...)
+		allow("+info")
+		next := tr.Client(lockkit.Patient)
+		lockkit.UseOnAll(t, next, "warm", tr.Servers...)
+		if n := next.Stats().Quarantined; n != 0 {
+			t.Errorf("%d nodes are in quarantine", n)
+		}
+	}
+}

@@ -1,0 +1,10 @@
+// Package setup tests what people set up: URLs, rights, TLS, kinds of servers, names of nodes, and Check.
+package setup
+
+import (
+	"testing"
+
+	"github.com/flightlock/flightlock/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
