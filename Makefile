@@ -15,7 +15,7 @@ RACE := -race '-gcflags=github.com/yuin/gopher-lua/...=-race=false'
 # Tests of internal/sim that run one world after the other, or builds of their own.
 WORLDS := ^Test(MutationsAreNoticed|AmnesiaOfAMajority|ClocksThatJumpAhead|TokensOfANodeThatForgot|SeedsThatFailed)
 # Packages of the root module whose tests have deadlines on real servers, which a busy machine misses.
-DEADLINES := /(fenced|lua|test/[a-z]+|internal/(check|e2e|node|pubsub|quorum|redistest))$$
+DEADLINES := /(fenced|lua|test/[a-z]+|internal/(check|node|pubsub|quorum|redistest))$$
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-long format vet lint race worlds sim long valkey soak platforms mutations fuzz forget
@@ -50,7 +50,7 @@ lint:
 
 # Everything is compiled first. What has no deadlines on real servers runs side by side: packages of
 # the root module, and the other modules, which mostly wait for servers of their own. The packages with
-# deadlines come two at a time, and internal/e2e, which keeps a machine busy by itself, alone. A process
+# deadlines come two at a time, and test/scale, which keeps a machine busy by itself, alone. A process
 # with the race detector sleeps before it exits, a second unless it is told otherwise. What it makes ten times slower,
 # and has nothing to find in, is left to worlds.
 race: export GORACE = atexit_sleep_ms=50
@@ -59,8 +59,8 @@ race:
 	@$(CURDIR)/.ci/race -timeout 10m -skip '$(WORLDS)' -- $$($(GO) list ./... | grep -vE '$(DEADLINES)|/docs/model$$') & \
 	printf '%s\n' $(OTHERS) | xargs -P 2 -I{} sh -c 'cd {} && $(CURDIR)/.ci/race -p 1 -timeout 10m -- ./...'; \
 	others=$$?; wait $$! && exit $$others
-	@$(CURDIR)/.ci/race -p 2 -parallel 4 -timeout 10m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /e2e$$)
-	@$(CURDIR)/.ci/race -parallel 4 -timeout 10m -- ./internal/e2e
+	@$(CURDIR)/.ci/race -p 2 -parallel 4 -timeout 10m -- $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /scale$$)
+	@$(CURDIR)/.ci/race -parallel 4 -timeout 10m -- ./test/scale
 
 # What race leaves out.
 worlds:
@@ -78,14 +78,14 @@ sim: ## 15 s: the simulation: SEEDS worlds (default 200) from the FIRST (default
 # nearly all of it one test at a time: what is measured is a service, its servers and nothing else. Not part of
 # test-long, because some of it has limits that only a machine with nothing else to do keeps.
 long: ## 10 min: services under load in full: thousands of keys, busy processors, outages, deploys
-	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -parallel 4 -timeout 60m -v ./internal/e2e
+	FLIGHTLOCK_LONG=1 $(GO) test -count=1 -parallel 4 -timeout 60m -v ./test/scale
 
 # What talks to real servers once more, on Valkey instead of Redis, without the race detector, as race does it. 4 min
 valkey: export FLIGHTLOCK_REDIS_SERVER = valkey-server
 valkey: export FLIGHTLOCK_REQUIRE_REDIS = 1
 valkey:
-	$(GO) test -count=1 -p 2 -parallel 4 -timeout 10m $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /e2e$$)
-	$(GO) test -count=1 -parallel 4 -timeout 10m ./internal/e2e
+	$(GO) test -count=1 -p 2 -parallel 4 -timeout 10m $$($(GO) list ./... | grep -E '$(DEADLINES)' | grep -v /scale$$)
+	$(GO) test -count=1 -parallel 4 -timeout 10m ./test/scale
 	cd faults && $(GO) test -count=1 -timeout 5m ./...
 
 # The root module, and what else compiles there without modules that only other systems need. 1 min, or 5 if

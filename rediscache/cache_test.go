@@ -4,112 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
-	"github.com/redis/go-redis/v9"
 )
-
-// origin has a version, which each load returns.
-type origin struct {
-	takes   time.Duration
-	version atomic.Int64
-	loads   atomic.Int64
-	err     atomic.Pointer[error]
-}
-
-func (o *origin) load(ctx context.Context, key string) (string, error) {
-	o.loads.Add(1)
-	v := fmt.Sprintf("%s@%d", key, o.version.Load())
-	err := o.err.Load()
-	select {
-	case <-time.After(o.takes):
-	case <-ctx.Done():
-		return "", ctx.Err()
-	}
-	if err != nil {
-		return "", *err
-	}
-	return v, nil
-}
-
-// world is a server for the values, one for the locks, and an origin, in a bubble.
-type world struct {
-	t      *testing.T
-	origin origin
-	locks  *flightlocktest.Nodes
-	values *redistest.MemNode
-	rdb    *redis.Client
-}
-
-// bubble runs a test in one.
-func bubble(t *testing.T, test func(t *testing.T, w *world)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, locks: flightlocktest.Start(1), values: redistest.StartMemNode(t, "10.1.0.1:6379")}
-		w.origin.takes = time.Second
-		w.rdb = w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
-		t.Cleanup(w.locks.Close)
-		test(t, w)
-	})
-}
-
-// cache is a Cache of a process of its own.
-func (w *world) cache(opts rediscache.Options[string]) *rediscache.Cache[string] {
-	return w.cacheOf(w.rdb, opts)
-}
-
-func (w *world) cacheOf(rdb redis.UniversalClient, opts rediscache.Options[string]) *rediscache.Cache[string] {
-	w.t.Helper()
-	c, err := w.locks.Client(flightlock.Options{NodeTimeout: 100 * time.Millisecond})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if opts.Fresh == 0 {
-		opts.Fresh = time.Minute
-	}
-	if opts.Jitter == 0 {
-		opts.Jitter = -1
-	}
-	cache, err := rediscache.New(c, rdb, w.origin.load, opts)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := cache.Close(ctx); err != nil && !strings.Contains(err.Error(), "not invalidated") {
-			w.t.Errorf("Close: %v", err)
-		}
-	})
-	return cache
-}
-
-// want gets key from caches, and expects this value from each of them.
-func (w *world) want(key, value string, caches ...*rediscache.Cache[string]) {
-	w.t.Helper()
-	for i, c := range caches {
-		if v, err := c.Get(w.t.Context(), key); v != value || err != nil {
-			w.t.Errorf("cache %d: %q, %v; want %q", i, v, err, value)
-		}
-	}
-}
-
-func (w *world) wantLoads(n int64) {
-	w.t.Helper()
-	if loads := w.origin.loads.Load(); loads != n {
-		w.t.Errorf("%d loads, want %d", loads, n)
-	}
-}
 
 // A miss is one load for all callers of all processes; its value is found by all until it expires.
 func TestGetLoadsOnce(t *testing.T) {
@@ -407,93 +310,6 @@ func TestNotFoundThatIsNotRemembered(t *testing.T) {
 	})
 }
 
-// What cannot be decoded is a miss, and the loaded value replaces it. A key that is not a string is
-// an error.
-func TestWhatCannotBeDecoded(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		codec := rediscache.Text()
-		codec.Decode = func(b []byte) (string, error) {
-			if strings.HasPrefix(string(b), "bad") {
-				return "", errors.New("bad")
-			}
-			return string(b), nil
-		}
-		c := w.cache(rediscache.Options[string]{Codec: codec})
-		for i, foreign := range []string{"", "something else", "fl1:", "fl1:x" + strings.Repeat("s", 32),
-			"fl1:v" + strings.Repeat("s", 32) + "short"} {
-			key := fmt.Sprint("foreign", i)
-			w.values.Mini.Set(c.Key(key), foreign)
-			w.want(key, key+"@0", c)
-			w.want(key, key+"@0", c)
-			w.wantLoads(int64(i) + 1)
-		}
-		if err := c.Set(t.Context(), "k", "bad"); err != nil {
-			t.Fatal(err)
-		}
-		w.want("k", "k@0", c)
-		w.want("k", "k@0", c)
-		w.wantLoads(6)
-		if n := c.Stats().Undecodable; n < 6 {
-			t.Errorf("%d undecodable", n)
-		}
-		w.values.Mini.RPush(c.Key("list"), "x")
-		w.want("list", "list@0", c)
-		if got := c.Stats(); got.LookupErrors == 0 || got.Down != 0 {
-			t.Errorf("%+v", got)
-		}
-		if kind, _ := w.values.Mini.List(c.Key("list")); len(kind) != 1 {
-			t.Error("somebody else's list was overwritten")
-		}
-	})
-}
-
-// A value that is too long, or cannot be encoded, is served and not stored. Set of one removes the old
-// value.
-func TestWhatCannotBeStored(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		codec := rediscache.Text()
-		codec.Encode = func(v string) ([]byte, error) {
-			if v == "bad" {
-				return nil, errors.New("bad value")
-			}
-			return []byte(v), nil
-		}
-		c := w.cache(rediscache.Options[string]{MaxValue: 10, Codec: codec, Fetch: flightlock.FetchOptions{ErrorHold: -1}})
-		w.want("a long key", "a long key@0", c)
-		w.want("a long key", "a long key@0", c)
-		w.wantLoads(2)
-		if got := c.Stats(); got.TooLong != 2 {
-			t.Errorf("%+v", got)
-		}
-		w.want("k", "k@0", c)
-		w.origin.version.Add(1)
-		if err := c.Set(t.Context(), "k", "a value of 30 bytes, more or less"); !errors.Is(err, flightlock.ErrInvalid) ||
-			!strings.Contains(err.Error(), "MaxValue is 10") {
-			t.Error(err)
-		}
-		w.want("k", "k@1", c)
-		w.origin.version.Add(1)
-		if err := c.Set(t.Context(), "k", "bad"); err == nil || !strings.Contains(err.Error(), "bad value") {
-			t.Error(err)
-		}
-		w.want("k", "k@2", c)
-	})
-}
-
-// Versions have entries of their own.
-func TestVersions(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		a := w.cache(rediscache.Options[string]{Name: "user", Version: "v1"})
-		b := w.cache(rediscache.Options[string]{Name: "user", Version: "v2"})
-		if a.Key("42") != "user:v1:42" || b.Key("42") != "user:v2:42" {
-			t.Error(a.Key("42"), b.Key("42"))
-		}
-		w.want("42", "42@0", a, b)
-		w.want("42", "42@0", a, b)
-		w.wantLoads(2)
-	})
-}
-
 // GetWith brings its own load, for its own key only.
 func TestGetWith(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
@@ -570,42 +386,6 @@ func TestCopy(t *testing.T) {
 				t.Error(err)
 			}
 		}
-	})
-}
-
-// The clock of the server counts: a process, or another server, whose clock is wrong changes
-// nothing.
-func TestClocksThatAreWrong(t *testing.T) {
-	for _, wrong := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
-		bubble(t, func(t *testing.T, w *world) {
-			w.values.Mini.SetTime(time.Now().Add(wrong))
-			c := w.cache(rediscache.Options[string]{Stale: time.Minute})
-			w.want("k", "k@0", c)
-			w.origin.version.Add(1)
-			for range 10 {
-				w.want("k", "k@0", c)
-			}
-			w.wantLoads(1)
-		})
-	}
-}
-
-// So does one that only has hits, and so has never been told the server's time: it does not take old values for fresh
-// ones for as long as its clock is behind.
-func TestASlowClockOfAProcessThatOnlyHasHits(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		const behind = time.Hour
-		opts := rediscache.Options[string]{Fresh: time.Minute, Stale: 2 * behind}
-		a, b := w.cache(opts), w.cache(opts)
-		w.values.Mini.SetTime(time.Now().Add(behind))
-		w.want("k", "k@0", a)
-		w.want("k", "k@0", b)
-		w.origin.version.Add(1)
-		time.Sleep(2 * time.Minute) // past Fresh
-		w.values.Mini.SetTime(time.Now().Add(behind))
-		w.want("k", "k@0", b) // and it is refreshed
-		time.Sleep(2 * w.origin.takes)
-		w.want("k", "k@1", b)
 	})
 }
 
@@ -714,371 +494,6 @@ func TestLocal(t *testing.T) {
 	})
 }
 
-// A server that does not answer is not used after two lookups: callers wait for their load only.
-// When it is back it is used again.
-func TestAServerThatDoesNotAnswer(t *testing.T) {
-	for name, fail := range map[string]func(n *redistest.MemNode, on bool){
-		"down": (*redistest.MemNode).Down, "stalled": (*redistest.MemNode).Stall,
-	} {
-		for _, honours := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/honours=%v", name, honours), func(t *testing.T) {
-				bubble(t, func(t *testing.T, w *world) {
-					w.origin.takes = 50 * time.Millisecond
-					rdb := w.values.Client(t, func(o *redis.Options) {
-						o.ContextTimeoutEnabled, o.ReadTimeout = honours,
-							3*time.Second
-					})
-					c := w.cacheOf(rdb, rediscache.Options[string]{})
-					w.want("k", "k@0", c)
-					fail(w.values, true)
-					for i := range 20 {
-						began := time.Now()
-						w.want(fmt.Sprint("k", i), fmt.Sprintf("k%d@0", i), c)
-						most := time.Second + w.origin.takes + 100*time.Millisecond // LookupTimeout
-						if i >= 2 {
-							most = w.origin.takes
-						}
-						if took := time.Since(began); took > most {
-							t.Errorf("Get %d took %v", i, took)
-						}
-					}
-					if got := c.Stats(); got.Down != 1 || got.UnlockedLoads < 18 {
-						t.Errorf("%+v", got)
-					}
-					began := time.Now()
-					if err := c.Invalidate(t.Context(), "k", "other"); err == nil || time.Since(began) > 1100*time.Millisecond {
-						t.Errorf("%v after %v", err, time.Since(began))
-					}
-					w.origin.version.Add(1)
-					fail(w.values, false)
-					time.Sleep(5 * time.Second)
-					w.want("k", "k@1", c)
-					w.want("k", "k@1", c)
-					if got := c.Stats(); got.Down != 0 || got.Repeating != 0 || got.Hits == 0 {
-						t.Errorf("%+v", got)
-					}
-				})
-			})
-		}
-	}
-}
-
-// A failed Set is followed by an invalidation in the background.
-func TestASetThatFails(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		w.want("k", "k@0", c)
-		w.values.Down(true)
-		w.origin.version.Add(1)
-		if err := c.Set(t.Context(), "k", "k@1"); err == nil {
-			t.Error("no error")
-		}
-		if n := c.Stats().Repeating; n != 1 {
-			t.Errorf("%d", n)
-		}
-		w.values.Down(false)
-		time.Sleep(5 * time.Second)
-		w.want("k", "k@1", c)
-		if n := c.Stats().Repeating; n != 0 {
-			t.Errorf("%d", n)
-		}
-	})
-}
-
-// A Set whose Codec panics leaves the old value for moments only: the origin has changed.
-func TestASetThatPanics(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		codec := rediscache.Text()
-		codec.Encode = func(v string) ([]byte, error) {
-			if v == "bad" {
-				panic("a bad value")
-			}
-			return []byte(v), nil
-		}
-		c := w.cache(rediscache.Options[string]{Codec: codec})
-		w.want("k", "k@0", c)
-		w.origin.version.Add(1)
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("the panic is not the caller's")
-				}
-			}()
-			_ = c.Set(t.Context(), "k", "bad")
-		}()
-		time.Sleep(time.Second) // until it is repeated
-		w.want("k", "k@1", c)
-	})
-}
-
-// Invalidate works with a ctx that has ended: the origin is changed already.
-func TestInvalidateWithACtxThatHasEnded(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		w.want("k", "k@0", c)
-		w.origin.version.Add(1)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := c.Invalidate(ctx, "k"); !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-		time.Sleep(time.Second)
-		w.want("k", "k@1", c)
-	})
-}
-
-// Close waits for invalidations that are being repeated, and reports those that are left.
-func TestCloseWaitsForInvalidations(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		a, b := w.cache(rediscache.Options[string]{}), w.cache(rediscache.Options[string]{})
-		w.want("k", "k@0", a)
-		w.values.Down(true)
-		for _, c := range []*rediscache.Cache[string]{a, b} {
-			if err := c.Invalidate(t.Context(), "k"); err == nil {
-				t.Error("no error")
-			}
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		if err := a.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
-			t.Error(err)
-		}
-		done := make(chan error)
-		go func() { done <- b.Close(t.Context()) }()
-		time.Sleep(time.Second)
-		w.values.Down(false)
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		if err := a.Invalidate(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {
-			t.Error(err)
-		}
-		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
-	})
-}
-
-// Close does not wait for a server that does not answer, nor does it leave anything behind, however many
-// invalidations are being repeated.
-func TestCloseEndsTheRepeatsOfManyInvalidations(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		w.values.Stall(true)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := c.Invalidate(ctx, someKeys(5000)...); err == nil {
-			t.Error("no error")
-		}
-		time.Sleep(time.Second) // the repeats have begun
-		err := c.Close(ctx)
-		if err == nil || strings.Contains(err.Error(), "\n") ||
-			!strings.Contains(err.Error(), "5000 keys are not invalidated") {
-			t.Error(err)
-		}
-		w.values.Stall(false)
-	})
-}
-
-// Each Close waits for as long as its own ctx lasts at most, and ends when another one ends the repeats.
-func TestTwoClosesThatWaitForInvalidations(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		w.values.Down(true)
-		if err := c.Invalidate(t.Context(), "k"); err == nil {
-			t.Error("no error")
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		done := make(chan error)
-		go func() { done <- c.Close(context.Background()) }()
-		for _, err := range []error{c.Close(ctx), <-done} {
-			if err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
-				t.Error(err)
-			}
-		}
-		w.values.Down(false)
-		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
-	})
-}
-
-// A Close after one that has left something does not wait for what nobody repeats any more.
-func TestCloseAfterACloseThatHasLeftInvalidations(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		w.values.Down(true)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := c.Invalidate(ctx, "k"); err == nil {
-			t.Error("no error")
-		}
-		for _, ctx := range []context.Context{ctx, context.Background()} {
-			if err := c.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
-				t.Error(err)
-			}
-		}
-		w.values.Down(false)
-		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
-	})
-}
-
-// An invalidation that fails while an earlier one of the key is being repeated is repeated, too: the server may have
-// executed that one before the origin was changed again.
-func TestAnInvalidationThatFailsDuringItsRepeat(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := c.Invalidate(ctx, "k"); err == nil {
-			t.Error("no error")
-		}
-		w.values.SetDelay(100 * time.Millisecond)
-		for !w.values.Mini.Exists("k") {
-			time.Sleep(10 * time.Millisecond) // the bubble's time
-		}
-		if err := c.Invalidate(ctx, "k"); err == nil { // the tombstone is there, and its reply is not
-			t.Error("no error")
-		}
-		w.values.Mini.Del("k")
-		time.Sleep(101 * time.Millisecond) // the bubble's time
-		if n := c.Stats().Repeating; n != 1 {
-			t.Errorf("%d are being repeated", n)
-		}
-		time.Sleep(5 * time.Second) // the bubble's time
-		if !w.values.Mini.Exists("k") || c.Stats().Repeating != 0 {
-			t.Error("it was not repeated")
-		}
-	})
-}
-
-// An Invalidate that fails while the Cache is closed is not repeated, and does not say that it is.
-func TestAnInvalidateThatMeetsCloseSaysWhatFollows(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		w.values.Stall(true)
-		done := make(chan error)
-		go func() { done <- c.Invalidate(t.Context(), "k") }()
-		time.Sleep(100 * time.Millisecond)
-		if err := c.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if err := <-done; strings.Contains(err.Error(), "repeated in the background") {
-			t.Errorf("%v; repeating %d", err, c.Stats().Repeating)
-		}
-		w.values.Stall(false)
-	})
-}
-
-// So it is where too many are being repeated.
-func TestAnInvalidateThatIsDroppedSaysSo(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c := w.cache(rediscache.Options[string]{})
-		w.values.Stall(true)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_ = c.Invalidate(ctx, someKeys(10_000)...)
-		if err := c.Invalidate(ctx, "k0"); !strings.Contains(err.Error(), "repeated in the background") {
-			t.Errorf("%v, though it is being repeated already", err)
-		}
-		err := c.Invalidate(ctx, "another")
-		if c.Stats().Dropped != 1 || strings.Contains(err.Error(), "repeated in the background") {
-			t.Errorf("%v; %+v", err, c.Stats())
-		}
-		if err := c.Close(ctx); !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-		w.values.Stall(false)
-	})
-}
-
-// Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
-func TestTimeoutsForEver(t *testing.T) {
-	for _, loads := range []time.Duration{0, math.MaxInt64} {
-		bubble(t, func(t *testing.T, w *world) {
-			c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
-				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
-			}})
-			w.want("k", "k@0", c)
-			w.want("k", "k@0", c)
-			w.wantLoads(1)
-			if err := c.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-// Bad arguments are an ErrInvalid that names them, before anything is sent.
-func TestInvalidArguments(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		c, err := w.locks.Client(flightlock.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		before := w.values.Mini.CommandCount()
-		text := rediscache.Text()
-		for want, change := range map[string]func(*rediscache.Options[string]){
-			"Options.Fresh is 0s":              func(o *rediscache.Options[string]) { o.Fresh = 0 },
-			"Options.Fresh is -1s":             func(o *rediscache.Options[string]) { o.Fresh = -time.Second },
-			"Options.Stale is -1s":             func(o *rediscache.Options[string]) { o.Stale = -time.Second },
-			"Options.NotFoundFor is -1s":       func(o *rediscache.Options[string]) { o.NotFoundFor = -time.Second },
-			"Options.Jitter is 1":              func(o *rediscache.Options[string]) { o.Jitter = 1 },
-			"Options.MaxValue is -1":           func(o *rediscache.Options[string]) { o.MaxValue = -1 },
-			"Options.Local is 2s":              func(o *rediscache.Options[string]) { o.Local = 2 * time.Second },
-			"Options.LocalKeys is -1":          func(o *rediscache.Options[string]) { o.LocalKeys = -1 },
-			"Options.EarlyRefresh is -1":       func(o *rediscache.Options[string]) { o.EarlyRefresh = -1 },
-			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = text.Encode },
-			"Options.Name and Version is 3000": func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 3000) },
-			"FetchOptions.TTL is 1ms":          func(o *rediscache.Options[string]) { o.Fetch.TTL = time.Millisecond },
-			"Options.StaleWait is -1s":         func(o *rediscache.Options[string]) { o.StaleWait = -time.Second },
-		} {
-			opts := rediscache.Options[string]{Fresh: time.Minute}
-			change(&opts)
-			if _, err := rediscache.New(c, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
-				!strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want %s", err, want)
-			}
-		}
-		opts := rediscache.Options[string]{Fresh: time.Minute}
-		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "10.1.0.1:6379"},
-			HeartbeatFrequency: time.Hour})
-		defer ring.Close()
-		for want, rdb := range map[string]redis.UniversalClient{
-			"rdb is nil": nil, "rdb is a *redis.Ring": ring,
-			"rdb.ReadOnly is true": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"},
-				ReadOnly: true}),
-		} {
-			if _, err := rediscache.New(c, rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
-				!strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want %s", err, want)
-			}
-			if cluster, ok := rdb.(*redis.ClusterClient); ok {
-				cluster.Close()
-			}
-		}
-		if _, err := rediscache.New(nil, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Error(err)
-		}
-		without, err := rediscache.New(c, w.rdb, nil, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer without.Close(context.Background())
-		if _, err := without.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrInvalid) {
-			t.Error(err)
-		}
-		for _, key := range []string{"", strings.Repeat("x", 5000)} {
-			_, err := without.GetWith(t.Context(), key, w.origin.load)
-			for _, err := range []error{err, without.Set(t.Context(), key, "v"), without.Invalidate(t.Context(), "good", key)} {
-				if !errors.Is(err, flightlock.ErrInvalid) {
-					t.Error(err)
-				}
-			}
-		}
-		if n := w.values.Mini.CommandCount(); n != before {
-			t.Errorf("%d commands", n-before)
-		}
-	})
-}
-
 // FetchStats.Joined are some of FetchStats.Misses.
 func TestJoinedAreMisses(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
@@ -1127,6 +542,56 @@ func TestALocalValueDoesNotOutliveItsEntry(t *testing.T) {
 		}
 		if bad > 0 {
 			t.Errorf("%d of 20 served after their entry expired", bad)
+		}
+	})
+}
+
+// A stale value is served until a new one was loaded. One that is not stored because of FreshFor takes its place,
+// too: else the old one would be served for as long as Stale says, and each Get would load once more.
+func TestAValueThatIsNotStoredEndsTheStaleOne(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{Stale: time.Hour, FreshFor: func(v string) time.Duration {
+			if strings.HasSuffix(v, "@0") {
+				return time.Second
+			}
+			return 0
+		}})
+		w.want("k", "k@0", c)
+		w.origin.version.Add(1) // from now on it may not be cached
+		time.Sleep(2 * time.Second)
+		w.want("k", "k@0", c) // stale, and loaded behind
+		time.Sleep(2 * time.Second)
+		w.wantLoads(2)
+		w.want("k", "k@1", c)
+		w.want("k", "k@1", c)
+		w.wantLoads(4)
+	})
+}
+
+// What is remembered of a load that has failed is a few words, and not the old value that its lookup has found.
+func TestFailedLoadsDoNotKeepOldValues(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{Fresh: time.Second, Stale: time.Hour})
+		const keys, size = 30, 1 << 20
+		value := strings.Repeat("x", size)
+		for i := range keys {
+			if err := c.Set(t.Context(), fmt.Sprint("k", i), value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(2 * time.Second) // the bubble's time: they are stale
+		before := redistest.Heap()
+		err := errors.New("the origin is down")
+		w.origin.err.Store(&err)
+		for i := range keys {
+			w.want(fmt.Sprint("k", i), value, c)
+		}
+		time.Sleep(2 * time.Minute) // no timer keeps a run in memory any more
+		if n := c.Stats().LoadFailures; n != keys {
+			t.Errorf("%d loads have failed", n)
+		}
+		if more := redistest.Heap() - before; more > keys*size/4 {
+			t.Errorf("%d bytes more are in use", more)
 		}
 	})
 }

@@ -37,13 +37,6 @@ func (w *world) manyOptions(calls *atomic.Int64, opts rediscache.Options[string]
 	return opts
 }
 
-func someKeys(n int) (keys []string) {
-	for i := range n {
-		keys = append(keys, fmt.Sprint("k", i))
-	}
-	return keys
-}
-
 func wantMany(t *testing.T, c *rediscache.Cache[string], keys []string, version int) {
 	t.Helper()
 	values, err := c.GetMany(t.Context(), keys)

@@ -130,9 +130,6 @@ func TestAFailureMakesNoOthers(t *testing.T) {
 	})
 }
 
-// retrying is what go-redis does by default.
-func retrying(o *redis.Options) { o.DialerRetries, o.MaxRetries = 5, 3 }
-
 // A server that refuses connections costs no more than one that hangs, whatever go-redis does in between: by
 // default it dials five times, with pauses of 100 ms, for each of four tries to send.
 func TestAServerThatRefusesConnections(t *testing.T) {
@@ -334,26 +331,6 @@ func TestErrorsOfAServerThatRefusesConnections(t *testing.T) {
 	})
 }
 
-// When a failed Invalidate has been repeated, its own process serves no old value.
-func TestRepeatedInvalidationForgets(t *testing.T) {
-	bubble(t, func(t *testing.T, w *world) {
-		w.origin.takes = 0
-		c := w.cache(rediscache.Options[string]{Local: time.Second})
-		w.want("a", "a@0", c)
-		w.origin.version.Add(1)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := c.Invalidate(ctx, "a"); err == nil {
-			t.Fatal("want an error")
-		}
-		w.want("a", "a@0", c) // allowed: it has failed
-		for c.Stats().Repeating > 0 {
-			time.Sleep(time.Millisecond)
-		}
-		w.want("a", "a@1", c)
-	})
-}
-
 // The end of a caller's own time is no failure of the cache, also where the request fails a moment before the ctx has
 // ended: the deadline of its socket is the caller's.
 func TestTheEndOfACallersTimeIsNoLookupError(t *testing.T) {
@@ -439,75 +416,51 @@ func TestTheEndOfACallersTimeIsTheErrorOfAChange(t *testing.T) {
 	}
 }
 
-// counted counts the pipelines of invalidations, stores and lookups that are sent, by hook.
-type counted struct{ pipelines atomic.Int64 }
-
-func (*counted) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (n *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if len(cmds) > 10 {
-			n.pipelines.Add(1)
-		}
-		return next(ctx, cmds)
-	}
-}
-
-// Of a server that is known to be down, nobody asks for one batch of keys after the other, neither the caller nor
-// what repeats its invalidation: the keys are reported, and repeated until the server is back. What is not known yet
-// takes two failures and a probe.
-func TestManyKeysOfAServerThatIsDown(t *testing.T) {
-	for _, known := range []bool{false, true} {
-		t.Run(fmt.Sprintf("known=%v", known), func(t *testing.T) {
-			bubble(t, func(t *testing.T, w *world) {
-				w.origin.takes = 0
-				var sent counted
-				w.rdb.AddHook(&sent)
-				c := w.cache(rediscache.Options[string]{Fresh: time.Hour})
-				keys := someKeys(10_000)
-				w.want(keys[9_999], keys[9_999]+"@0", c)
-				w.values.Stall(true)
-				most := time.Second + 260*time.Millisecond // a write, the probe that ends the next one, and its grace
-				if known {
-					for c.Stats().Down == 0 {
-						_, _ = c.Get(t.Context(), "k")
+// A server that does not answer is not used after two lookups: callers wait for their load only.
+// When it is back it is used again.
+func TestAServerThatDoesNotAnswer(t *testing.T) {
+	for name, fail := range map[string]func(n *redistest.MemNode, on bool){
+		"down": (*redistest.MemNode).Down, "stalled": (*redistest.MemNode).Stall,
+	} {
+		for _, honours := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s/honours=%v", name, honours), func(t *testing.T) {
+				bubble(t, func(t *testing.T, w *world) {
+					w.origin.takes = 50 * time.Millisecond
+					rdb := w.values.Client(t, func(o *redis.Options) {
+						o.ContextTimeoutEnabled, o.ReadTimeout = honours,
+							3*time.Second
+					})
+					c := w.cacheOf(rdb, rediscache.Options[string]{})
+					w.want("k", "k@0", c)
+					fail(w.values, true)
+					for i := range 20 {
+						began := time.Now()
+						w.want(fmt.Sprint("k", i), fmt.Sprintf("k%d@0", i), c)
+						most := time.Second + w.origin.takes + 100*time.Millisecond // LookupTimeout
+						if i >= 2 {
+							most = w.origin.takes
+						}
+						if took := time.Since(began); took > most {
+							t.Errorf("Get %d took %v", i, took)
+						}
 					}
-					most = 0
-				}
-				w.origin.version.Add(1)
-				began := time.Now()
-				err := c.Invalidate(t.Context(), keys...)
-				if took := time.Since(began); took > most {
-					t.Errorf("it took %v, more than %v", took, most)
-				}
-				text := "invalidate \"k0\" and 9999 more: it is repeated in the background: "
-				if err == nil || !strings.Contains(err.Error(), text) {
-					t.Errorf("it ended with %v", err)
-				}
-				if n := sent.pipelines.Load(); n > 2 {
-					t.Errorf("%d batches were sent", n)
-				}
-				if n := c.Stats().Repeating; n != 10_000 {
-					t.Errorf("%d invalidations are repeated", n)
-				}
-				began = time.Now()
-				if err := c.Set(t.Context(), "set", "v"); err == nil || time.Since(began) > 0 {
-					t.Errorf("Set returned %v after %v", err, time.Since(began))
-				}
-				before := sent.pipelines.Load()
-				time.Sleep(10 * time.Second) // the bubble's time
-				if n := sent.pipelines.Load() - before; n > 0 {
-					t.Errorf("%d batches were sent in 10 s to a server that is down", n)
-				}
-				w.values.Stall(false)
-				time.Sleep(5 * time.Second)
-				if n := c.Stats().Repeating; n != 0 {
-					t.Errorf("%d invalidations are still repeated", n)
-				}
-				w.want(keys[9_999], keys[9_999]+"@1", c)
+					if got := c.Stats(); got.Down != 1 || got.UnlockedLoads < 18 {
+						t.Errorf("%+v", got)
+					}
+					began := time.Now()
+					if err := c.Invalidate(t.Context(), "k", "other"); err == nil || time.Since(began) > 1100*time.Millisecond {
+						t.Errorf("%v after %v", err, time.Since(began))
+					}
+					w.origin.version.Add(1)
+					fail(w.values, false)
+					time.Sleep(5 * time.Second)
+					w.want("k", "k@1", c)
+					w.want("k", "k@1", c)
+					if got := c.Stats(); got.Down != 0 || got.Repeating != 0 || got.Hits == 0 {
+						t.Errorf("%+v", got)
+					}
+				})
 			})
-		})
+		}
 	}
 }

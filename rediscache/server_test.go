@@ -2,9 +2,12 @@ package rediscache_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,52 +16,6 @@ import (
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
-
-// lockClient locks on the server at addr, until the end of the test.
-func lockClient(tb testing.TB, addr string, opts flightlock.Options) *flightlock.Client {
-	tb.Helper()
-	c, err := flightlock.Open([]string{"redis://" + addr}, opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := c.Close(ctx); err != nil {
-			tb.Error(err)
-		}
-	})
-	return c
-}
-
-// realCache is a Cache over real servers, and counts its loads. They may take long to answer, for the machine may be
-// busy; tests of late answers set LookupTimeout.
-func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
-	opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
-	t.Helper()
-	c := lockClient(t, locks, flightlock.Options{NodeTimeout: 10 * time.Second})
-	if opts.Fetch.LookupTimeout == 0 {
-		opts.Fetch.LookupTimeout = 10 * time.Second
-	}
-	o := &origin{takes: 10 * time.Millisecond}
-	if opts.Fresh == 0 {
-		opts.Fresh = time.Minute
-	}
-	cache, err := rediscache.New(c, rdb, o.load, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := cache.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	return cache, o
-}
-
-func honouring(o *redis.Options) { o.ContextTimeoutEnabled = true }
 
 // On a real server a hit is one GET and nothing else, and each of the other requests is one script,
 // also when the server has lost the scripts.
@@ -111,123 +68,6 @@ func TestCommandsPerRequest(t *testing.T) {
 	}
 }
 
-// On a Cluster the entries are spread, and one Invalidate reaches all of them.
-func TestCluster(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t, 3)
-	locks := redistest.StartServer(t)
-	rdb := cluster.Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled = true })
-	cache, o := realCache(t, rdb, locks.Addr(), rediscache.Options[string]{Name: "user"})
-	ctx := t.Context()
-	var keys []string
-	for i := range 60 {
-		keys = append(keys, fmt.Sprint(i))
-	}
-	for version := range int64(3) {
-		o.version.Store(version)
-		if version > 0 {
-			if err := cache.Invalidate(ctx, keys...); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for range 2 {
-			var wg sync.WaitGroup
-			for _, key := range keys {
-				wg.Go(func() {
-					if v, err := cache.Get(ctx, key); err != nil || v != fmt.Sprintf("%s@%d", key, version) {
-						t.Error(v, err)
-					}
-				})
-			}
-			wg.Wait()
-		}
-		if n := o.loads.Load(); n != 60*(version+1) {
-			t.Errorf("%d loads", n)
-		}
-	}
-}
-
-// A master of a Cluster that does not answer is not used for a while, and the others are.
-func TestAMasterThatDoesNotAnswer(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t, 3)
-	locks := redistest.StartServer(t)
-	rdb := cluster.Client(t, func(o *redis.ClusterOptions) { o.ContextTimeoutEnabled, o.MaxRetries = true, -1 })
-	cache, o := realCache(t, rdb, locks.Addr(),
-		rediscache.Options[string]{Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond}})
-	ctx := t.Context()
-	stopped, running := cluster.Servers()[0], cluster.Servers()[1]
-	bad, good := cluster.KeyOn(t, stopped, "bad"), cluster.KeyOn(t, running, "good")
-	get := func(key string) time.Duration {
-		t.Helper()
-		began := time.Now()
-		if _, err := cache.Get(ctx, key); err != nil {
-			t.Error(err)
-		}
-		return time.Since(began)
-	}
-	get(bad)
-	get(good)
-	loads := o.loads.Load()
-	if err := stopped.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	get(bad)
-	redistest.Eventually(t, 10*time.Second, "its circuit is open", func() bool {
-		get(bad)
-		return cache.Stats().Down == 1
-	})
-	redistest.Eventually(t, 10*time.Second, "it adds no LookupTimeout any more", func() bool {
-		return get(bad) < 300*time.Millisecond
-	})
-	redistest.Eventually(t, 10*time.Second, "the other master is used", func() bool {
-		before := cache.Stats().Hits
-		get(good)
-		return cache.Stats().Hits == before+1
-	})
-	if o.loads.Load() == loads {
-		t.Error("nothing was loaded")
-	}
-	if err := stopped.Cont(); err != nil {
-		t.Fatal(err)
-	}
-	redistest.Eventually(t, 20*time.Second, "it is back", func() bool { return cache.Stats().Down == 0 })
-}
-
-// A Cluster that has not answered since this process began, so that its slots are not known, costs no more than a
-// server that hangs: nobody waits for the slots, which go-redis would ask for, for each key.
-func TestAClusterThatNeverAnswers(t *testing.T) {
-	t.Parallel()
-	locks := redistest.StartServer(t)
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: []string{redistest.BlackHole(t), redistest.BlackHole(t)}, ContextTimeoutEnabled: true,
-	})
-	defer func() { _ = rdb.Close() }()
-	cache, o := realCache(t, rdb, locks.Addr(),
-		rediscache.Options[string]{Fetch: flightlock.FetchOptions{LookupTimeout: 400 * time.Millisecond}})
-	o.takes = 0
-	var keys []string
-	for i := range 100 {
-		keys = append(keys, fmt.Sprint("k", i))
-	}
-	began := time.Now()
-	for i := range 2 {
-		if _, err := cache.Get(t.Context(), fmt.Sprint("one", i)); err != nil {
-			t.Error(err)
-		}
-		if values, err := cache.GetMany(t.Context(), keys); err != nil || len(values) != len(keys) {
-			t.Error(len(values), err)
-		}
-	}
-	// Under a second; with go-redis' DialTimeout or ReadTimeout for each key it would be minutes.
-	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("it took %v", took)
-	}
-	if n := cache.Stats().Down; n != 1 {
-		t.Errorf("%d servers are down", n)
-	}
-}
-
 // A server that is restarted empty has no stamps: a load that was in progress is not stored.
 func TestAServerThatIsRestartedEmpty(t *testing.T) {
 	t.Parallel()
@@ -259,5 +99,263 @@ func TestAServerThatIsRestartedEmpty(t *testing.T) {
 	}
 	if v, err := cache.Get(t.Context(), "k"); v != "k@1" || err != nil {
 		t.Error(v, err)
+	}
+}
+
+const tooMany = "ERR max number of clients reached"
+
+// wantReason checks that each use of the cache ends with an error that has the text, at the same time and one after
+// the other.
+func wantReason(t *testing.T, c *rediscache.Cache[string], text string) {
+	t.Helper()
+	uses := map[string]func() error{
+		"Get": func() error {
+			_, err := c.Get(t.Context(), "k")
+			return err
+		},
+		"GetMany": func() error {
+			_, err := c.GetMany(t.Context(), []string{"a", "b"})
+			var many *flightlock.ManyError
+			if errors.As(err, &many) {
+				err = many.Errors["a"]
+			}
+			return err
+		},
+		"Set":        func() error { return c.Set(t.Context(), "k", "v") },
+		"Invalidate": func() error { return c.Invalidate(t.Context(), "k") },
+	}
+	for round := range 3 {
+		var wg sync.WaitGroup
+		for name, use := range uses {
+			for range 2 {
+				check := func() {
+					if err := use(); err == nil || !strings.Contains(err.Error(), text) {
+						t.Errorf("%s in round %d ended with %v", name, round, err)
+					}
+				}
+				if round == 1 {
+					wg.Go(check)
+				} else {
+					check()
+				}
+			}
+		}
+		wg.Wait()
+	}
+}
+
+// A server that refuses a connection and closes it says why, and that is the error, from the first one on: not that a
+// write has failed, or that the stream has ended, which is all that go-redis reports.
+func TestTheReasonOfARefusalIsTheError(t *testing.T) {
+	for writes := range 4 {
+		t.Run(fmt.Sprint(writes, " writes"), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				rdb := w.values.Client(t, func(o *redis.Options) {
+					o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
+					o.Dialer = redistest.RefusingDialer(tooMany, writes)
+				})
+				wantReason(t, w.cacheOf(rdb, rediscache.Options[string]{
+					Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+				}), tooMany)
+			})
+		})
+	}
+}
+
+// So it is with a real server.
+func TestTheReasonOfARealRefusalIsTheError(t *testing.T) {
+	for range 3 { // which call fails of the connection that is closed depends on when its end arrives
+		locks, values := redistest.StartServer(t), redistest.StartServer(t)
+		c := lockClient(t, locks.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
+		admin := values.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
+		defer admin.Close()
+		if err := admin.ConfigSet(t.Context(), "maxclients", "1").Err(); err != nil {
+			t.Fatal(err)
+		}
+		load := func(context.Context, string) (string, error) { return "v", nil }
+		cache, err := rediscache.New(c, values.Client(t, honouring), load, rediscache.Options[string]{
+			Fresh: time.Minute,
+			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, LookupTimeout: 20 * time.Second},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantReason(t, cache, tooMany)
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = cache.Close(ended) // what failed is repeated, and fails again
+		locks.Kill()
+		values.Kill()
+	}
+}
+
+// So it is where a server lets in nobody else, and answers on the connections that the cache has: those that find none
+// free are told why.
+func TestTheReasonOfARefusalIsTheErrorBesideConnectionsOfBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		var full atomic.Bool
+		rdb := w.values.Client(t, func(o *redis.Options) {
+			o.ContextTimeoutEnabled, o.MaxRetries, o.DialerRetries = true, -1, 1
+			dial, refuse := o.Dialer, redistest.RefusingDialer(tooMany, 2)
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if full.Load() {
+					return refuse(ctx, network, addr)
+				}
+				return dial(ctx, network, addr)
+			}
+		})
+		c := w.cacheOf(rdb, rediscache.Options[string]{
+			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+		})
+		w.want("k", "k@0", c)
+		full.Store(true)
+		w.values.SetDelay(10 * time.Millisecond)
+		var wg sync.WaitGroup
+		var failed atomic.Int64
+		for range 3 {
+			wg.Go(func() {
+				if _, err := c.Get(t.Context(), "k"); err != nil {
+					failed.Add(1)
+					if !strings.Contains(err.Error(), tooMany) {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if n := failed.Load(); n != 2 {
+			t.Errorf("%d of 3 have failed, with one connection", n)
+		}
+	})
+}
+
+// go-redis gives the commands of a pipeline no error if the server refuses the login of its connection:
+// only Exec reports it. An invalidation that was never sent must not count as done.
+func TestARefusedLoginInvalidatesNothing(t *testing.T) {
+	s := redistest.StartServer(t)
+	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	refused := s.Client(t, func(o *redis.Options) { honouring(o); o.Username, o.Password = "nobody", "wrong" })
+	cache, err := rediscache.New(c, refused, load, rediscache.Options[string]{Name: "n", Fresh: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	defer cache.Close(ended) // what failed is repeated, and fails again
+	for _, keys := range [][]string{{"a"}, {"a", "b"}} {
+		err := cache.Invalidate(t.Context(), keys...)
+		if err == nil || !strings.Contains(err.Error(), "WRONGPASS") || !strings.Contains(err.Error(), `"n:a"`) {
+			t.Errorf("Invalidate of %v: %v", keys, err)
+		}
+	}
+	if n := cache.Stats().Repeating; n != 2 {
+		t.Errorf("%d invalidations are repeated, not 2", n)
+	}
+	many, err := cache.GetMany(t.Context(), []string{"a", "b"})
+	if err != nil || len(many) != 2 {
+		t.Errorf("GetMany: %v %v", many, err)
+	}
+}
+
+// An error of several keys names none rather than an empty one.
+func TestErrorsOfAClosedCacheNameNoEmptyKey(t *testing.T) {
+	s := redistest.StartServer(t)
+	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cache.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, many := cache.GetMany(t.Context(), []string{"a"})
+	for _, err := range []error{many, cache.Invalidate(t.Context(), "a")} {
+		if !errors.Is(err, flightlock.ErrClosed) || strings.Contains(err.Error(), `""`) {
+			t.Error(err)
+		}
+	}
+}
+
+// panics is a hook of the user's that does for commands of one name.
+type panics string
+
+func (panics) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (name panics) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == string(name) {
+			panic("a bug in a hook")
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (name panics) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if cmds[0].Name() == string(name) {
+			panic("a bug in a hook")
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// A hook of the client's that panics does not end the process where a goroutine of this package called it: the
+// request has failed.
+func TestAHookThatPanics(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = time.Millisecond
+		for _, honours := range []bool{false, true} {
+			rdb := w.values.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = honours })
+			rdb.AddHook(panics("evalsha"))
+			c := w.cacheOf(rdb, rediscache.Options[string]{})
+			w.want("k", "k@0", c)
+			if err := c.Invalidate(t.Context(), "k"); err == nil || !strings.Contains(err.Error(), "a bug in a hook") {
+				t.Errorf("Invalidate: %v", err)
+			}
+			if n := c.Stats().Repeating; n != 1 {
+				t.Errorf("%d invalidations are repeated", n)
+			}
+			time.Sleep(time.Second) // it is repeated, and fails again
+		}
+		rdb := w.values.Client(t)
+		rdb.AddHook(panics("get"))
+		w.want("k", "k@0", w.cacheOf(rdb, rediscache.Options[string]{}))
+	})
+}
+
+// A server whose memory is full, and that evicts nothing, refuses writes and executes deletions. So values can be
+// invalidated there: an entry that is missing has no stamp either.
+func TestInvalidateOnAFullServer(t *testing.T) {
+	t.Parallel()
+	s, locks := redistest.StartServer(t, "--maxmemory-policy", "noeviction"), redistest.StartServer(t)
+	cache, o := realCache(t, s.Client(t, honouring), locks.Addr(), rediscache.Options[string]{})
+	ctx := t.Context()
+	want := func(key, value string) {
+		t.Helper()
+		if v, err := cache.Get(ctx, key); v != value || err != nil {
+			t.Errorf("%q, %v; want %q", v, err, value)
+		}
+	}
+	keys := []string{"a", "b"}
+	for _, key := range keys {
+		want(key, key+"@0")
+	}
+	s.Do(t, "CONFIG", "SET", "maxmemory", "1")
+	o.version.Add(1)
+	if err := cache.Invalidate(ctx, keys...); err != nil {
+		t.Error(err)
+	}
+	for _, key := range keys {
+		want(key, key+"@1")
+	}
+	s.Do(t, "CONFIG", "SET", "maxmemory", "0")
+	for range 2 {
+		want("a", "a@1")
+	}
+	if got := cache.Stats(); got.Hits != 1 || got.Repeating != 0 {
+		t.Errorf("%+v", got)
 	}
 }

@@ -11,18 +11,8 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/clock"
-	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/flightlock/flightlock/internal/quorum"
-	"go.uber.org/goleak"
 )
-
-// clocks are those of this package's tests outside of bubbles.
-var clocks clocktest.Clocks
-
-func TestMain(m *testing.M) {
-	clocks.Install()
-	goleak.VerifyTestMain(m)
-}
 
 var (
 	errBusy      = errors.New("busy here")

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // FuzzFlight turns bytes into operations on two keys, and checks after each one what must
@@ -25,7 +26,7 @@ func FuzzFlight(f *testing.F) {
 // The same with many more sequences; a failure names the seed.
 func TestRandomOperations(t *testing.T) {
 	runs := 500
-	if testing.Short() || raceEnabled {
+	if testing.Short() || redistest.Raced {
 		runs = 100
 	}
 	for seed := range runs {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/quorum"
+	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // A released lease goes straight to the next waiter; the quorum is not involved.
@@ -717,7 +718,7 @@ func TestOnEndIsCalledOnceUnlessCancelled(t *testing.T) {
 
 // The memory of a handoff: the caller's Ticket, and nothing of the flight's own.
 func TestHandoffAllocates(t *testing.T) {
-	if raceEnabled {
+	if redistest.Raced {
 		t.Skip("the race detector allocates")
 	}
 	w := newWorld(t)
@@ -813,5 +814,25 @@ func TestARefreshIsAnsweredWhenItsTicketIsOver(t *testing.T) {
 		w.renewal(1).fail(quorum.Failure{Err: errDown})
 		synctest.Wait()
 		is(t, "further answers", len(answers), 0)
+	})
+}
+
+// A renewal that the flight makes while a Ticket is held, for waiters, does not move its Until
+// beyond its own ttl: the lease is longer, and a holder that hangs loses it all the same.
+func TestARenewalForWaitersKeepsNoHolder(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		first, hung, next := w.rich().start(), w.start(ttl(time.Second)), w.start()
+		n := w.renewals()
+		time.Sleep(2 * time.Second)
+		first.releases()
+		is(t, "refreshes", w.renewals(), n+1)
+		until := time.Now().Add(validity(time.Second))
+		is(t, "until", hung.holds().Until(), until)
+		time.Sleep(validity(time.Second) + time.Millisecond)
+		next.holds()
+		if hung.h.Err() == nil {
+			t.Error("the one that hangs holds still")
+		}
+		next.releases()
 	})
 }

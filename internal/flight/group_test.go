@@ -308,3 +308,64 @@ func TestStressCancelAroundTheGrant(t *testing.T) {
 	}
 	w.emptySoon()
 }
+
+// Close returns when no flight is subscribed any more and every want has been removed: the nodes
+// are closed next.
+func TestCloseWaitsForTheLastToLeave(t *testing.T) {
+	for _, what := range []string{"watch", "stop", "leave"} {
+		t.Run(what, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				w.byHand()
+				goOn := make(chan struct{})
+				block := func(here string) {
+					if here == what {
+						<-goOn
+					}
+				}
+				watch, leave := w.nodes.watch, w.nodes.leave
+				w.nodes.watch = func(key, contender string, hear func(quorum.Event, string)) func() {
+					stop := watch(key, contender, hear)
+					block("watch")
+					return func() { block("stop"); stop() }
+				}
+				w.nodes.leave = func(key, contender string) { block("leave"); leave(key, contender) }
+				c := w.start()
+				go w.attempt().taken(0)
+				pass(maxPoll)
+				if what != "watch" {
+					w.attempt().taken(time.Hour)
+				}
+				c.leaves()
+				closed := make(chan struct{})
+				go func() {
+					w.g.Close(context.Background())
+					close(closed)
+				}()
+				synctest.Wait()
+				select {
+				case <-closed:
+					t.Error("Close has returned")
+				default:
+				}
+				close(goOn)
+				<-closed
+				w.mu.Lock()
+				w.desertedLocked()
+				w.mu.Unlock()
+			})
+		})
+	}
+}
+
+// Close refuses callers that wait for another process, and their wants are removed.
+func TestCloseOfAContender(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.byHand()
+		a := w.listens()
+		b := w.start()
+		w.g.Close(context.Background())
+		a.failed(0, errClosed)
+		b.failed(0, errClosed)
+		w.wantHistory("stop owner-1", "leave owner-1")
+	})
+}

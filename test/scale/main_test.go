@@ -1,7 +1,7 @@
-// Package e2e tests flightlock on real servers, with several processes, and at the size of a user:
+// Package scale tests flightlock on real servers, with several processes, and at the size of a user:
 // thousands of keys at once, busy processors, outages, deploys. It has no code but tests, and they
 // use nothing but the public API.
-package e2e
+package scale
 
 import (
 	"context"

@@ -1,5 +1,0 @@
-//go:build !race
-
-package flight
-
-const raceEnabled = false

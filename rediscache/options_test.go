@@ -1,0 +1,165 @@
+package rediscache_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
+)
+
+// Versions have entries of their own.
+func TestVersions(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		a := w.cache(rediscache.Options[string]{Name: "user", Version: "v1"})
+		b := w.cache(rediscache.Options[string]{Name: "user", Version: "v2"})
+		if a.Key("42") != "user:v1:42" || b.Key("42") != "user:v2:42" {
+			t.Error(a.Key("42"), b.Key("42"))
+		}
+		w.want("42", "42@0", a, b)
+		w.want("42", "42@0", a, b)
+		w.wantLoads(2)
+	})
+}
+
+// Timeouts may be as long as a duration can be: values are stored and found all the same, and Close does not fail.
+func TestTimeoutsForEver(t *testing.T) {
+	for _, loads := range []time.Duration{0, math.MaxInt64} {
+		bubble(t, func(t *testing.T, w *world) {
+			c := w.cache(rediscache.Options[string]{Fetch: flightlock.FetchOptions{
+				LookupTimeout: math.MaxInt64, LoadTimeout: loads, WaitTimeout: math.MaxInt64,
+			}})
+			w.want("k", "k@0", c)
+			w.want("k", "k@0", c)
+			w.wantLoads(1)
+			if err := c.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Bad arguments are an ErrInvalid that names them, before anything is sent.
+func TestInvalidArguments(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c, err := w.locks.Client(flightlock.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := w.values.Mini.CommandCount()
+		text := rediscache.Text()
+		for want, change := range map[string]func(*rediscache.Options[string]){
+			"Options.Fresh is 0s":              func(o *rediscache.Options[string]) { o.Fresh = 0 },
+			"Options.Fresh is -1s":             func(o *rediscache.Options[string]) { o.Fresh = -time.Second },
+			"Options.Stale is -1s":             func(o *rediscache.Options[string]) { o.Stale = -time.Second },
+			"Options.NotFoundFor is -1s":       func(o *rediscache.Options[string]) { o.NotFoundFor = -time.Second },
+			"Options.Jitter is 1":              func(o *rediscache.Options[string]) { o.Jitter = 1 },
+			"Options.MaxValue is -1":           func(o *rediscache.Options[string]) { o.MaxValue = -1 },
+			"Options.Local is 2s":              func(o *rediscache.Options[string]) { o.Local = 2 * time.Second },
+			"Options.LocalKeys is -1":          func(o *rediscache.Options[string]) { o.LocalKeys = -1 },
+			"Options.EarlyRefresh is -1":       func(o *rediscache.Options[string]) { o.EarlyRefresh = -1 },
+			"Options.Codec is incomplete":      func(o *rediscache.Options[string]) { o.Codec.Encode = text.Encode },
+			"Options.Name and Version is 3000": func(o *rediscache.Options[string]) { o.Name = strings.Repeat("x", 3000) },
+			"FetchOptions.TTL is 1ms":          func(o *rediscache.Options[string]) { o.Fetch.TTL = time.Millisecond },
+			"Options.StaleWait is -1s":         func(o *rediscache.Options[string]) { o.StaleWait = -time.Second },
+		} {
+			opts := rediscache.Options[string]{Fresh: time.Minute}
+			change(&opts)
+			if _, err := rediscache.New(c, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %s", err, want)
+			}
+		}
+		opts := rediscache.Options[string]{Fresh: time.Minute}
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "10.1.0.1:6379"},
+			HeartbeatFrequency: time.Hour})
+		defer ring.Close()
+		for want, rdb := range map[string]redis.UniversalClient{
+			"rdb is nil": nil, "rdb is a *redis.Ring": ring,
+			"rdb.ReadOnly is true": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"10.1.0.1:6379"},
+				ReadOnly: true}),
+		} {
+			if _, err := rediscache.New(c, rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %s", err, want)
+			}
+			if cluster, ok := rdb.(*redis.ClusterClient); ok {
+				cluster.Close()
+			}
+		}
+		if _, err := rediscache.New(nil, w.rdb, w.origin.load, opts); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Error(err)
+		}
+		without, err := rediscache.New(c, w.rdb, nil, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer without.Close(context.Background())
+		if _, err := without.Get(t.Context(), "k"); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Error(err)
+		}
+		for _, key := range []string{"", strings.Repeat("x", 5000)} {
+			_, err := without.GetWith(t.Context(), key, w.origin.load)
+			for _, err := range []error{err, without.Set(t.Context(), key, "v"), without.Invalidate(t.Context(), "good", key)} {
+				if !errors.Is(err, flightlock.ErrInvalid) {
+					t.Error(err)
+				}
+			}
+		}
+		if n := w.values.Mini.CommandCount(); n != before {
+			t.Errorf("%d commands", n-before)
+		}
+	})
+}
+
+// Without a Name, a user who chooses a key might choose that of a lock, or one that a node keeps
+// for all its clients: a lookup would overwrite it.
+func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
+	s := redistest.StartServer(t)
+	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
+	l, err := c.SingleFlightLock(t.Context(), "7", time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Release(context.Background())
+	load := func(context.Context, string) (string, error) { return "v", nil }
+	for _, name := range []string{"lock", "lock:users", "flightlock:{x}"} {
+		opts := rediscache.Options[string]{Name: name, Fresh: time.Minute}
+		_, err := rediscache.New(c, s.Client(t, honouring), load, opts)
+		if !errors.Is(err, flightlock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Name") {
+			t.Errorf("New with the Name %q: %v", name, err)
+		}
+	}
+	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close(context.Background())
+	before := s.Do(t, "GET", "lock:7")
+	for _, key := range []string{"lock:7", "flightlock:{x}", "flightlock:{x}:want"} {
+		if _, err := cache.Get(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("Get of %s: %v", key, err)
+		}
+		if err := cache.Invalidate(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("Invalidate of %s: %v", key, err)
+		}
+		if err := cache.Set(t.Context(), key, "w"); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("Set of %s: %v", key, err)
+		}
+		if _, err := cache.GetMany(t.Context(), []string{key}); !errors.Is(err, flightlock.ErrInvalid) {
+			t.Errorf("GetMany of %s: %v", key, err)
+		}
+	}
+	if after := s.Do(t, "GET", "lock:7"); after != before {
+		t.Errorf("the lock was %v, and is %v", before, after)
+	}
+	if err := l.Refresh(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,334 @@
+package rediscache_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/flightlock/flightlock"
+	"github.com/flightlock/flightlock/rediscache"
+	"github.com/redis/go-redis/v9"
+)
+
+// counted counts the pipelines of invalidations, stores and lookups that are sent, by hook.
+type counted struct{ pipelines atomic.Int64 }
+
+func (*counted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (n *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if len(cmds) > 10 {
+			n.pipelines.Add(1)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// Of a server that is known to be down, nobody asks for one batch of keys after the other, neither the caller nor
+// what repeats its invalidation: the keys are reported, and repeated until the server is back. What is not known yet
+// takes two failures and a probe.
+func TestManyKeysOfAServerThatIsDown(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		t.Run(fmt.Sprintf("known=%v", known), func(t *testing.T) {
+			bubble(t, func(t *testing.T, w *world) {
+				w.origin.takes = 0
+				var sent counted
+				w.rdb.AddHook(&sent)
+				c := w.cache(rediscache.Options[string]{Fresh: time.Hour})
+				keys := someKeys(10_000)
+				w.want(keys[9_999], keys[9_999]+"@0", c)
+				w.values.Stall(true)
+				most := time.Second + 260*time.Millisecond // a write, the probe that ends the next one, and its grace
+				if known {
+					for c.Stats().Down == 0 {
+						_, _ = c.Get(t.Context(), "k")
+					}
+					most = 0
+				}
+				w.origin.version.Add(1)
+				began := time.Now()
+				err := c.Invalidate(t.Context(), keys...)
+				if took := time.Since(began); took > most {
+					t.Errorf("it took %v, more than %v", took, most)
+				}
+				text := "invalidate \"k0\" and 9999 more: it is repeated in the background: "
+				if err == nil || !strings.Contains(err.Error(), text) {
+					t.Errorf("it ended with %v", err)
+				}
+				if n := sent.pipelines.Load(); n > 2 {
+					t.Errorf("%d batches were sent", n)
+				}
+				if n := c.Stats().Repeating; n != 10_000 {
+					t.Errorf("%d invalidations are repeated", n)
+				}
+				began = time.Now()
+				if err := c.Set(t.Context(), "set", "v"); err == nil || time.Since(began) > 0 {
+					t.Errorf("Set returned %v after %v", err, time.Since(began))
+				}
+				before := sent.pipelines.Load()
+				time.Sleep(10 * time.Second) // the bubble's time
+				if n := sent.pipelines.Load() - before; n > 0 {
+					t.Errorf("%d batches were sent in 10 s to a server that is down", n)
+				}
+				w.values.Stall(false)
+				time.Sleep(5 * time.Second)
+				if n := c.Stats().Repeating; n != 0 {
+					t.Errorf("%d invalidations are still repeated", n)
+				}
+				w.want(keys[9_999], keys[9_999]+"@1", c)
+			})
+		})
+	}
+}
+
+// When a failed Invalidate has been repeated, its own process serves no old value.
+func TestRepeatedInvalidationForgets(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		w.origin.takes = 0
+		c := w.cache(rediscache.Options[string]{Local: time.Second})
+		w.want("a", "a@0", c)
+		w.origin.version.Add(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, "a"); err == nil {
+			t.Fatal("want an error")
+		}
+		w.want("a", "a@0", c) // allowed: it has failed
+		for c.Stats().Repeating > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		w.want("a", "a@1", c)
+	})
+}
+
+// A failed Set is followed by an invalidation in the background.
+func TestASetThatFails(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.want("k", "k@0", c)
+		w.values.Down(true)
+		w.origin.version.Add(1)
+		if err := c.Set(t.Context(), "k", "k@1"); err == nil {
+			t.Error("no error")
+		}
+		if n := c.Stats().Repeating; n != 1 {
+			t.Errorf("%d", n)
+		}
+		w.values.Down(false)
+		time.Sleep(5 * time.Second)
+		w.want("k", "k@1", c)
+		if n := c.Stats().Repeating; n != 0 {
+			t.Errorf("%d", n)
+		}
+	})
+}
+
+// A Set whose Codec panics leaves the old value for moments only: the origin has changed.
+func TestASetThatPanics(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		codec := rediscache.Text()
+		codec.Encode = func(v string) ([]byte, error) {
+			if v == "bad" {
+				panic("a bad value")
+			}
+			return []byte(v), nil
+		}
+		c := w.cache(rediscache.Options[string]{Codec: codec})
+		w.want("k", "k@0", c)
+		w.origin.version.Add(1)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic is not the caller's")
+				}
+			}()
+			_ = c.Set(t.Context(), "k", "bad")
+		}()
+		time.Sleep(time.Second) // until it is repeated
+		w.want("k", "k@1", c)
+	})
+}
+
+// Invalidate works with a ctx that has ended: the origin is changed already.
+func TestInvalidateWithACtxThatHasEnded(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.want("k", "k@0", c)
+		w.origin.version.Add(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, "k"); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+		w.want("k", "k@1", c)
+	})
+}
+
+// Close waits for invalidations that are being repeated, and reports those that are left.
+func TestCloseWaitsForInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		a, b := w.cache(rediscache.Options[string]{}), w.cache(rediscache.Options[string]{})
+		w.want("k", "k@0", a)
+		w.values.Down(true)
+		for _, c := range []*rediscache.Cache[string]{a, b} {
+			if err := c.Invalidate(t.Context(), "k"); err == nil {
+				t.Error("no error")
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if err := a.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
+			t.Error(err)
+		}
+		done := make(chan error)
+		go func() { done <- b.Close(t.Context()) }()
+		time.Sleep(time.Second)
+		w.values.Down(false)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if err := a.Invalidate(t.Context(), "k"); !errors.Is(err, flightlock.ErrClosed) {
+			t.Error(err)
+		}
+		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
+	})
+}
+
+// Close does not wait for a server that does not answer, nor does it leave anything behind, however many
+// invalidations are being repeated.
+func TestCloseEndsTheRepeatsOfManyInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, someKeys(5000)...); err == nil {
+			t.Error("no error")
+		}
+		time.Sleep(time.Second) // the repeats have begun
+		err := c.Close(ctx)
+		if err == nil || strings.Contains(err.Error(), "\n") ||
+			!strings.Contains(err.Error(), "5000 keys are not invalidated") {
+			t.Error(err)
+		}
+		w.values.Stall(false)
+	})
+}
+
+// Each Close waits for as long as its own ctx lasts at most, and ends when another one ends the repeats.
+func TestTwoClosesThatWaitForInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Down(true)
+		if err := c.Invalidate(t.Context(), "k"); err == nil {
+			t.Error("no error")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		done := make(chan error)
+		go func() { done <- c.Close(context.Background()) }()
+		for _, err := range []error{c.Close(ctx), <-done} {
+			if err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
+				t.Error(err)
+			}
+		}
+		w.values.Down(false)
+		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
+	})
+}
+
+// A Close after one that has left something does not wait for what nobody repeats any more.
+func TestCloseAfterACloseThatHasLeftInvalidations(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Down(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, "k"); err == nil {
+			t.Error("no error")
+		}
+		for _, ctx := range []context.Context{ctx, context.Background()} {
+			if err := c.Close(ctx); err == nil || !strings.Contains(err.Error(), "1 key is not invalidated") {
+				t.Error(err)
+			}
+		}
+		w.values.Down(false)
+		time.Sleep(2 * time.Second) // go-redis dials once per second until it is answered
+	})
+}
+
+// An invalidation that fails while an earlier one of the key is being repeated is repeated, too: the server may have
+// executed that one before the origin was changed again.
+func TestAnInvalidationThatFailsDuringItsRepeat(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := c.Invalidate(ctx, "k"); err == nil {
+			t.Error("no error")
+		}
+		w.values.SetDelay(100 * time.Millisecond)
+		for !w.values.Mini.Exists("k") {
+			time.Sleep(10 * time.Millisecond) // the bubble's time
+		}
+		if err := c.Invalidate(ctx, "k"); err == nil { // the tombstone is there, and its reply is not
+			t.Error("no error")
+		}
+		w.values.Mini.Del("k")
+		time.Sleep(101 * time.Millisecond) // the bubble's time
+		if n := c.Stats().Repeating; n != 1 {
+			t.Errorf("%d are being repeated", n)
+		}
+		time.Sleep(5 * time.Second) // the bubble's time
+		if !w.values.Mini.Exists("k") || c.Stats().Repeating != 0 {
+			t.Error("it was not repeated")
+		}
+	})
+}
+
+// An Invalidate that fails while the Cache is closed is not repeated, and does not say that it is.
+func TestAnInvalidateThatMeetsCloseSaysWhatFollows(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		done := make(chan error)
+		go func() { done <- c.Invalidate(t.Context(), "k") }()
+		time.Sleep(100 * time.Millisecond)
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v; repeating %d", err, c.Stats().Repeating)
+		}
+		w.values.Stall(false)
+	})
+}
+
+// So it is where too many are being repeated.
+func TestAnInvalidateThatIsDroppedSaysSo(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world) {
+		c := w.cache(rediscache.Options[string]{})
+		w.values.Stall(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = c.Invalidate(ctx, someKeys(10_000)...)
+		if err := c.Invalidate(ctx, "k0"); !strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v, though it is being repeated already", err)
+		}
+		err := c.Invalidate(ctx, "another")
+		if c.Stats().Dropped != 1 || strings.Contains(err.Error(), "repeated in the background") {
+			t.Errorf("%v; %+v", err, c.Stats())
+		}
+		if err := c.Close(ctx); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		w.values.Stall(false)
+	})
+}
