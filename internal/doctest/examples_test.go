@@ -1,4 +1,4 @@
-package flightlock_test
+package doctest
 
 import (
 	"go/ast"

@@ -1,4 +1,4 @@
-package flightlock_test
+package doctest
 
 import (
 	"bytes"
@@ -51,7 +51,8 @@ func TestExportedAPI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const hint = "if that is intended, name it in CHANGELOG.md and run: go test -run TestExportedAPI . -update-api"
+	const hint = "if that is intended, name it in CHANGELOG.md and run:\n" +
+		"go test ./internal/doctest -run TestExportedAPI -update-api"
 	listed := linesOf(t, nextAPI)
 	for _, line := range added {
 		if !slices.Contains(listed, line) {

@@ -1,4 +1,4 @@
-package flightlock_test
+package doctest
 
 import (
 	"go/ast"
@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"unicode"
 	"unicode/utf8"
@@ -36,24 +37,55 @@ func pages(t *testing.T) map[string]string {
 	return texts
 }
 
-// Every test that the docs name exists, in one of the modules.
-func TestTestsInTheDocsExist(t *testing.T) {
-	there := map[string]bool{}
-	declared := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Example|Fuzz)\w+)\(`)
+// code is the text of each file of Go and Lua of the repository, in every module, by its path.
+var code = sync.OnceValues(func() (map[string]string, error) {
+	texts := map[string]string{}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".lua") {
 			return err
 		}
-		source, err := os.ReadFile(path)
-		for _, m := range declared.FindAllStringSubmatch(string(source), -1) {
-			there[m[1]] = true
-		}
+		text, err := os.ReadFile(path)
+		texts[filepath.ToSlash(path)] = string(text)
 		return err
 	})
+	return texts, err
+})
+
+// sources are the files of code whose paths end so.
+func sources(t *testing.T, suffix string) map[string]string {
+	t.Helper()
+	all, err := code()
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := 0
+	if len(all) < 400 {
+		t.Fatalf("only %d files found", len(all))
+	}
+	some := map[string]string{}
+	for path, text := range all {
+		if strings.HasSuffix(path, suffix) {
+			some[path] = text
+		}
+	}
+	return some
+}
+
+// tests are the tests, benchmarks and examples that there are, in any package of any module.
+func tests(t *testing.T) map[string]bool {
+	t.Helper()
+	there := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Example|Fuzz)\w+)\(`)
+	for _, text := range sources(t, "_test.go") {
+		for _, m := range declared.FindAllStringSubmatch(text, -1) {
+			there[m[1]] = true
+		}
+	}
+	return there
+}
+
+// Every test that the docs name exists, in one of the modules.
+func TestTestsInTheDocsExist(t *testing.T) {
+	there, named := tests(t), 0
 	for file, text := range pages(t) {
 		for _, m := range regexp.MustCompile(`\b(?:Test|Benchmark|Example|Fuzz)[A-Z]\w*`).FindAllString(text, -1) {
 			if named++; !there[m] {
@@ -80,64 +112,14 @@ func TestLinksInTheDocsLead(t *testing.T) {
 	}
 }
 
-// Every claim of docs/guarantees.md has a number of its own and names what attacks it: tests, or by
-// their names invariants and mutations of the simulation, or faults; or it says that nothing does.
-func TestEveryClaimNamesWhatAttacksIt(t *testing.T) {
-	const page = "docs/guarantees.md"
-	text := pages(t)[page]
-	sources := map[string]string{
-		"invariant": source(t, "internal/sim/check.go"),
-		"mutation":  source(t, "internal/sim/mutation_test.go"),
-		"fault":     source(t, "faults/scenarios.go"),
-	}
-	claims := regexp.MustCompile(`(?m)^\*\*G(\d+)\.\*\* (?:.+\n)+`).FindAllStringSubmatch(text, -1)
-	if len(claims) < 30 || len(claims) != strings.Count(text, "\n**G") {
-		t.Errorf("%d claims with a number, of %d", len(claims), strings.Count(text, "\n**G"))
-	}
-	seen := map[string]bool{}
-	for _, m := range claims {
-		claim, number := strings.Join(strings.Fields(m[0]), " "), m[1]
-		if seen[number] {
-			t.Errorf("%s: two claims have the number G%s", page, number)
-		}
-		seen[number] = true
-		_, attackers, attacked := strings.Cut(claim, "Attacked by ")
-		named := len(regexp.MustCompile("`(?:Test|Fuzz)[A-Z]\\w*`").FindAllString(attackers, -1))
-		for _, n := range regexp.MustCompile(`(invariant|mutation|fault) "([^"]+)"`).FindAllStringSubmatch(attackers, -1) {
-			if named++; !strings.Contains(sources[n[1]], n[2]) {
-				t.Errorf("%s: G%s names the %s %q, which does not exist", page, number, n[1], n[2])
-			}
-		}
-		if attacked == strings.Contains(claim, "Not tested.") || attacked && named == 0 {
-			t.Errorf("%s: G%s names nothing that attacks it, nor does it say that nothing does", page, number)
-		}
-	}
-}
-
-// source is the text of a file as one line, without the signs of comments.
-func source(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Join(strings.Fields(strings.ReplaceAll(string(text), "\n//", "\n")), " ")
-}
-
 // Every error text that the on-call table of docs/operations.md quotes is one that the code
 // returns.
 func TestErrorTextsInTheDocsExist(t *testing.T) {
-	var code strings.Builder
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-			return err
+	var library strings.Builder
+	for path, text := range sources(t, ".go") {
+		if !strings.HasSuffix(path, "_test.go") {
+			library.WriteString(text)
 		}
-		text, err := os.ReadFile(path)
-		code.Write(text)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	_, table, _ := strings.Cut(pages(t)["docs/operations.md"], "## On call")
 	table, _, _ = strings.Cut(table, "\n## ")
@@ -150,7 +132,7 @@ func TestErrorTextsInTheDocsExist(t *testing.T) {
 			if oneWord || part == "i/o timeout" || part == "connection refused" { // texts of the operating system
 				continue
 			}
-			if quoted++; !strings.Contains(code.String(), part) {
+			if quoted++; !strings.Contains(library.String(), part) {
 				t.Errorf("docs/operations.md quotes %q: no error has the text %q", m[1], part)
 			}
 		}
@@ -164,21 +146,15 @@ func TestErrorTextsInTheDocsExist(t *testing.T) {
 // every file that it names exists.
 func TestNamesInTheMapExist(t *testing.T) {
 	words, owns := map[string]bool{}, map[string]map[string]bool{} // members of the packages and types of this module
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, ".lua") {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		for word := range strings.FieldsFuncSeq(string(text), noWord) {
+	for path, text := range sources(t, "") {
+		for word := range strings.FieldsFuncSeq(text, noWord) {
 			words[word] = true
 		}
-		if err == nil && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
-			err = addMembers(owns, path, text)
+		if strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			if err := addMembers(owns, path, text); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	text := pages(t)["docs/design.md"]
 	named := regexp.MustCompile("`([A-Za-z_.]+)`").FindAllStringSubmatch(text, -1)
@@ -208,7 +184,7 @@ func TestNamesInTheMapExist(t *testing.T) {
 func noWord(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }
 
 // addMembers adds what a file declares: to its package, and fields and methods to their types.
-func addMembers(owns map[string]map[string]bool, path string, text []byte) error {
+func addMembers(owns map[string]map[string]bool, path, text string) error {
 	file, err := parser.ParseFile(token.NewFileSet(), path, text, 0)
 	if err != nil {
 		return err
@@ -354,27 +330,14 @@ func TestSizeOfTheDocs(t *testing.T) {
 
 // Code is no wider than 120 columns, with a tab as one. Only the output of an example may be: it is as long as it is.
 func TestWidthOfTheCode(t *testing.T) {
-	files := 0
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".go") {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		files++
+	for path, text := range sources(t, ".go") {
 		output := false // in the comment that ends an example
-		for i, line := range strings.Split(string(text), "\n") {
+		for i, line := range strings.Split(text, "\n") {
 			comment := strings.TrimSpace(line)
 			output = strings.HasPrefix(comment, "// Output:") || output && strings.HasPrefix(comment, "//")
 			if !output && utf8.RuneCountInString(line) > 120 {
 				t.Errorf("%s:%d has more than 120 columns", path, i+1)
 			}
 		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if files < 400 {
-		t.Errorf("only %d files found", files)
 	}
 }

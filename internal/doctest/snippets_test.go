@@ -1,4 +1,4 @@
-package flightlock_test
+package doctest
 
 import (
 	"bytes"
@@ -450,5 +450,25 @@ func TestLocksAndEntriesInTheDocsHaveDifferentKeys(t *testing.T) {
 	}
 	if len(caches) < 2 || locks < 5 {
 		t.Fatalf("only %d caches and %d locks: are these the right patterns?", len(caches), locks)
+	}
+}
+
+// docs/caches.md shows the code of the functions that tests mark by "// shown:" and a name, wherever these are.
+func TestCachesShowsWhatIsTested(t *testing.T) {
+	trimmed := func(code string) string { return regexp.MustCompile(`(?m)^\s+`).ReplaceAllString(code, "") }
+	page := trimmed(pages(t)["docs/caches.md"])
+	marked := regexp.MustCompile(`(?ms)^// shown: (\w+)\nfunc .*?{\n(.*?)^}\n`)
+	shown := 0
+	for path, text := range sources(t, "_test.go") {
+		for _, at := range marked.FindAllStringSubmatch(text, -1) {
+			shown++
+			code := strings.TrimSuffix(trimmed(at[2]), "return storeFenced\n")
+			if !strings.Contains(page, code) {
+				t.Errorf("docs/caches.md shows another %q than %s tests:\n%s", at[1], path, code)
+			}
+		}
+	}
+	if shown < 3 {
+		t.Errorf("only %d functions are marked: is this the right pattern?", shown)
 	}
 }
