@@ -91,9 +91,10 @@ func exportedAPI(t *testing.T) []string {
 	files, public := map[string]string{}, []string{} // the files that the compiler imports
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
-		if len(f) == 3 {
-			files[f[0]] = f[2]
+		if len(f) < 3 {
+			continue // it has tests only
 		}
+		files[f[0]] = f[2]
 		ours := f[0] == module || strings.HasPrefix(f[0], module+"/")
 		if ours && f[1] != "main" && !strings.Contains(f[0], "/internal/") && f[0] != module+"/lua" {
 			public = append(public, f[0])
