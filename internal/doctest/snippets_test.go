@@ -234,19 +234,19 @@ func send(ctx context.Context, id string, fence int64) error {
 }
 
 func publish(ctx context.Context, c *flightlock.Client) error {
-	return c.Do(ctx, "report", time.Second, nil, func(ctx context.Context, _ *flightlock.Lock) error {
+	return c.Do(ctx, "report", time.Minute, nil, func(ctx context.Context, _ *flightlock.Lock) error {
 		<-ctx.Done()
 		return ctx.Err()
 	})
 }
 
 func serve(ctx context.Context, c *flightlock.Client) error {
-	return c.Do(ctx, "served", time.Second, nil, func(ctx context.Context, _ *flightlock.Lock) error { return ctx.Err() })
+	return c.Do(ctx, "served", time.Minute, nil, func(ctx context.Context, _ *flightlock.Lock) error { return ctx.Err() })
 }
 
 func main() {
 	var cancel context.CancelFunc
-	ctx, cancel = context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel = context.WithTimeout(context.Background(), time.Minute)
 	if len(os.Args) > 3 { // there is no server: nothing to wait for
 		ctx, cancel = context.WithTimeout(context.Background(), 3*time.Second)
 	}
