@@ -56,7 +56,7 @@ func TestTheFirstLockOfABusyClient(t *testing.T) {
 	t.Parallel()
 	_, nodes, busy := busyNodes(t)
 	busy()
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	lockkit.Release(t, lockkit.Lock(t, c, "k", time.Minute))
 }
 
@@ -64,7 +64,7 @@ func TestTheFirstLockOfABusyClient(t *testing.T) {
 func TestARefreshOfABusyClient(t *testing.T) {
 	t.Parallel()
 	servers, nodes, busy := busyNodes(t)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	l := lockkit.Lock(t, c, "k", time.Minute)
 	busy()
 	for _, s := range servers {
@@ -318,7 +318,7 @@ func TestNoSecondGrantWhenItRestartsDuringBoot(t *testing.T) {
 				nodes[0] = f.tr.Servers[0].Client(t, func(o *redis.Options) {
 					o.Addr, o.DialerRetries, o.Dialer = f.tr.Proxy.Addr(), 1, b.dial
 				})
-				late := lockkit.New(t, flightlock.Options{NodeTimeout: 2 * time.Second}, nodes...)
+				late := lockkit.New(t, lockkit.Patient, nodes...)
 				f.tr.Servers[0].Do(t, "SCRIPT", "FLUSH") // boot.lua is still to be loaded
 				for range 3 {
 					f.try(late, "during boot")

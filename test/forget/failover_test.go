@@ -60,7 +60,7 @@ func TestTheMemoryOfASentinelManagedMaster(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		nodes = append(nodes, c)
 	}
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 2 * time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	lockkit.Release(t, lockkit.Lock(t, c, "k", time.Minute))
 	if n := c.Stats().Quarantined; n != 0 {
 		t.Errorf("%d nodes are in quarantine", n)
@@ -86,7 +86,7 @@ func TestAnAddressMovesWhileConnectionsSurvive(t *testing.T) {
 				last = redistest.StartServer(t)
 				addrs = append(addrs, last.Addr())
 			}
-			opts := flightlock.Options{NodeTimeout: 2 * time.Second, MaxTTL: time.Second}
+			opts := flightlock.Options{NodeTimeout: lockkit.Patience, MaxTTL: time.Second}
 			c := movedClient(t, opts, tc.own, addrs...)
 			lockAtOnce(t, c, 200)
 			follow(t, second, first)

@@ -22,7 +22,7 @@ import (
 func TestANodeWithABusyScriptHasNoVote(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	lockkit.Release(t, lockkit.Lock(t, c, "k", time.Minute))
 	var wg sync.WaitGroup
 	for i, s := range servers[:2] {
@@ -112,7 +112,7 @@ func TestUnreachableNodes(t *testing.T) {
 func TestAStoppedNodeCostsNothingAndKeepsNothing(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 5)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	for i := range 20 { // the first use of fence buckets, scripts, connections
 		lockkit.Release(t, lockkit.Lock(t, c, fmt.Sprint("k", i), time.Minute))
 	}

@@ -21,7 +21,7 @@ func TestARestartedNodeIsRepairedByTheNextRefresh(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	// The restarted node is to vote afterwards, so that its tokens are tried.
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second, DisableQuarantine: true}, nodes...)
+	c := lockkit.New(t, flightlock.Options{NodeTimeout: lockkit.Patience, DisableQuarantine: true}, nodes...)
 	var locks []*flightlock.Lock
 	for i := range 100 {
 		locks = append(locks, lockkit.Lock(t, c, fmt.Sprint("k", i), time.Minute))
@@ -83,7 +83,7 @@ func wantIn(t *testing.T, most time.Duration, try func(t *testing.T) time.Durati
 // stopAmongLocks returns how long after the last lock its key was gone.
 func stopAmongLocks(t *testing.T) time.Duration {
 	servers, nodes := lockkit.StartNodes(t, 3)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...)
+	c := lockkit.New(t, lockkit.Patient, nodes...)
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for i := range 20 {

@@ -19,7 +19,7 @@ import (
 func TestAKeyThatLivesForEver(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartServer(t)
-	c := lockkit.New(t, flightlock.Options{NodeTimeout: 5 * time.Second, DisableNotify: true}, s.Client(t))
+	c := lockkit.New(t, flightlock.Options{NodeTimeout: lockkit.Patience, DisableNotify: true}, s.Client(t))
 	for i, ms := range []int64{9223372036855, 18446744073710, 18446744073710 * 2, math.MaxInt64 / 2} {
 		key := string(rune('a' + i))
 		s.Do(t, "SET", "lock:"+key, "somebody's", "PX", ms)
@@ -60,7 +60,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 		"standalone": redistest.StartServer(t).Client(t), "cluster": cluster.Client(t),
 	} {
 		for _, prefix := range []string{"", "{", "}{", "a{b}c:", flightlock.NoPrefix} {
-			c := lockkit.New(t, flightlock.Options{KeyPrefix: prefix, NodeTimeout: lockkit.Patient.NodeTimeout}, node)
+			c := lockkit.New(t, flightlock.Options{KeyPrefix: prefix, NodeTimeout: lockkit.Patience}, node)
 			keys := []string{"k", "{", "}", "{}", "{}x", "a{b}c", "{{b}}", "\x00", "\xff\xfe{\x01}", "\r\n",
 				strings.Repeat("k", 4096)}
 			for range 30 {

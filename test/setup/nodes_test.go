@@ -66,7 +66,7 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 				first += "/3"
 			}
 			for _, urls := range [][]string{{first, tc.url}, {tc.url, first}} {
-				c, err := flightlock.Open(urls, flightlock.Options{NodeTimeout: time.Second})
+				c, err := flightlock.Open(urls, lockkit.Patient)
 				if err == nil {
 					l, err := c.TryLock(t.Context(), "k", time.Second)
 					t.Errorf("a lock on %q: %v, %v", urls, l, err)
@@ -81,7 +81,7 @@ func TestTheSameServerInTwoDatabases(t *testing.T) {
 	for range 2 {
 		nodes = append(nodes, redistest.StartServer(t).Client(t, func(o *redis.Options) { o.DB = 1 }))
 	}
-	lockkit.LockAndRelease(t, lockkit.New(t, flightlock.Options{NodeTimeout: time.Second}, nodes...))
+	lockkit.LockAndRelease(t, lockkit.New(t, lockkit.Patient, nodes...))
 }
 
 // A whole Cluster is one of three nodes.

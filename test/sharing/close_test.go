@@ -21,7 +21,7 @@ func TestCloseAtAnyMomentLeavesNothing(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	for i := range 20 {
-		c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: 5 * time.Second})
+		c, err := flightlock.New(flightlock.Options{Nodes: nodes, NodeTimeout: lockkit.Patience})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestCallersThatEndAtAnyMomentLeaveNothing(t *testing.T) {
 	t.Parallel()
 	servers, nodes := lockkit.StartNodes(t, 3)
 	a := newArena(t)
-	patient := flightlock.Options{NodeTimeout: 5 * time.Second}
+	patient := lockkit.Patient
 	cs := []*flightlock.Client{lockkit.New(t, patient, nodes...), lockkit.New(t, patient, nodes...)}
 	for _, c := range cs { // the cost of a cold start does not count here
 		lockkit.Release(t, lockkit.Lock(t, c, "warm", time.Second))
