@@ -22,7 +22,8 @@ func TestARepositoryIsCountedByRooms(t *testing.T) {
 	file := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
 	got, err := read(fstest.MapFS{
 		"lock.go": file("package flightlock\n\nimport \"sync\"\n\ntype Lock struct {\n\tmu, other sync.Mutex\n\ta int\n}\n" +
-			"type small struct{ sync.RWMutex }\ntype none struct{}\ntype two struct{ a, b int }\nfunc f(*sync.Mutex, sync.Locker) {}\n"),
+			"type small struct{ sync.RWMutex }\ntype none struct{}\ntype two struct{ a, b int }\n" +
+			"func f(*sync.Mutex, sync.Locker) {}\n"),
 		"lock_test.go":            file("package flightlock\n"),
 		"fetchmany.go":            file("package flightlock\n\nvar mu sync.Mutex\n"),
 		"fetchmany_test.go":       file("package flightlock\n"),
