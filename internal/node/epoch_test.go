@@ -1,12 +1,9 @@
 package node
 
 import (
-	"crypto/sha1"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,94 +13,6 @@ import (
 	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
-
-// since is when the epochs of a forgetful server began.
-const since int64 = 1_700_000_000_000_000
-
-// forgetful is a fake server that has another epoch whenever it has lost its data.
-type forgetful struct {
-	mu           sync.Mutex
-	name         string
-	run, version string
-	promoted     string
-	refuses      string // boot.lua
-	restless     bool   // it loses its data whenever a vote is requested
-	loaded       map[string]bool
-	booted       string   // what boot.lua has replied last
-	proven       int      // scripts of epochs that were loaded after such a reply
-	unproven     []string // and those that were loaded otherwise
-}
-
-// forgets makes it lose its scripts, and have another epoch from now on.
-func (f *forgetful) forgets(name string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.name, f.booted = name, ""
-	clear(f.loaded)
-}
-
-// refuse makes it answer boot.lua with that, or with its epoch again after "".
-func (f *forgetful) refuse(answer string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.refuses = answer
-}
-
-func (f *forgetful) answer(cmd []string) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch {
-	case cmd[0] == "SCRIPT" || cmd[0] == "script":
-		sum := sha1.Sum([]byte(cmd[2]))
-		sha := hex.EncodeToString(sum[:])
-		f.loaded[sha] = true
-		_, epoch, ok := strings.Cut(cmd[2], `local epoch, raw, run, promoted, offset, floor, name = "`)
-		if ok && strings.HasPrefix(epoch, f.booted+`"`) {
-			f.proven++
-		} else if ok {
-			epoch, _, _ = strings.Cut(epoch, `"`)
-			f.unproven = append(f.unproven, epoch)
-		}
-		return bulk(sha)
-	case !f.loaded[cmd[1]]:
-		return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
-	case cmd[1] == lua.Boot.SHA && f.refuses != "":
-		return strings.Replace(f.refuses, "ANSWER", f.tells(), 1)
-	case cmd[1] == lua.Boot.SHA:
-		f.booted = f.name
-		return f.tells()
-	case f.restless && !ends(cmd):
-		f.name += "x"
-		return "-EPOCH the epoch of this node is another one\r\n"
-	}
-	return ":1\r\n"
-}
-
-// tells is the reply of boot.lua.
-func (f *forgetful) tells() string {
-	return "*9\r\n" + bulk(f.name) + bulk("kept") + ":1000\r\n" + bulk(f.run) + bulk(f.version) + bulk("") +
-		fmt.Sprintf(":%d\r\n:1\r\n", since) + bulk(f.promoted)
-}
-
-func bulk(s string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(s), s) }
-
-// guard makes n report its epoch; each change is in the list.
-func guard(n *Node) (changes func() []string) {
-	var mu sync.Mutex
-	var all []string
-	name := func() string { return fmt.Sprint("m-", owners.Add(1)) }
-	n.SetGuard(Guard{Limit: time.Minute, Name: name, Changed: func(m Epoch, take func()) {
-		mu.Lock()
-		defer mu.Unlock()
-		defer take()
-		all = append(all, m.Name)
-	}})
-	return func() []string {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(all)
-	}
-}
 
 // A vote is requested in the epoch that the server named last, by a script that was loaded after it
 // had. Before Redis 7 the script checks the process too.

@@ -8,10 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
-
-	"github.com/flightlock/flightlock/internal/redistest"
 )
 
 // shifting is a Cluster of one master that changes: the test determines what its members reply
@@ -56,17 +55,6 @@ func serversOf(n *Node) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.servers)
-}
-
-// eventuallyGranted locks and releases until that works.
-func eventuallyGranted(t *testing.T, n *Node, key string) {
-	t.Helper()
-	redistest.Eventually(t, patience, "the key is granted", func() bool {
-		a := newAttempt(t, n, key)
-		rep := <-a.acquire().heard
-		<-a.release().heard
-		return rep.Kind == Granted
-	})
 }
 
 // A master that has died and is no longer part of the Cluster is dropped: it is not suspended any

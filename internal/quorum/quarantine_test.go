@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 	"sync/atomic"
@@ -11,8 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/flightlock/flightlock/internal/node"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/lua"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -546,4 +549,193 @@ func TestTheErrorOfAQuarantineThatIsOver(t *testing.T) {
 	if text := e.Error(); !strings.Contains(text, "(for 0s)") {
 		t.Error(text)
 	}
+}
+
+// While most nodes are in quarantine because they have lost all their data, and one has not, each of many clients reads
+// them once per second or so: another client that establishes the nodes has done so long before.
+func TestNodesInQuarantineAreReadNowAndThen(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		var dials [3]atomic.Int64
+		var conns []redis.UniversalClient
+		for i, m := range r.mem {
+			conns = append(conns, m.Client(t, func(o *redis.Options) {
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					dials[i].Add(1)
+					return dial(ctx, network, addr)
+				}
+			}))
+		}
+		c := newClient(t, "c", conns)
+		c.guard(time.Minute)
+		c.tryAndRelease(key, ttl)
+		r.mostForget(c)
+		if c.q.Quarantined(0) || !c.q.Quarantined(1) || !c.q.Quarantined(2) {
+			t.Fatal("the wrong nodes are in quarantine")
+		}
+		for i := range dials {
+			dials[i].Store(0)
+		}
+		const seconds = 10
+		time.Sleep(seconds * time.Second) // the bubble's time
+		for i := range dials {
+			if n := dials[i].Load(); n > 2*seconds {
+				t.Errorf("node %d: %d dials in %d s", i, n, seconds)
+			}
+		}
+	})
+}
+
+// mostForget has all nodes but the first lose their data, and c notice it.
+func (r *rig) mostForget(c *client) {
+	for _, m := range r.mem[1:] {
+		m.Mini.FlushAll()
+	}
+	for range 2 {
+		c.tryAndRelease(key, ttl)
+	}
+	time.Sleep(5 * time.Second) // the bubble's time
+}
+
+// All nodes that lose all their data, together or one after the other, are no new deployment to a client that knew
+// them, and it says so to one that did not.
+func TestNodesThatAllForgetAreKnown(t *testing.T) {
+	t.Parallel()
+	const ttl, patience = time.Minute, 20 * time.Second
+	flush := func(t *testing.T, s *redistest.Server) { s.Do(t, "FLUSHALL") }
+	for _, way := range []struct {
+		name   string
+		first  int // so many lose their data before the others do
+		forget func(*testing.T, *redistest.Server)
+	}{{"together", 3, flush}, {"one by one", 2, flush}, {"with old data first", 2, restartWithOldData}} {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			servers, conns := threeServers(t)
+			c := newPatientClient(t, "c", conns, patience)
+			c.guard(10 * time.Minute)
+			c.tryAndRelease(key, ttl)
+			for _, s := range servers[:way.first] {
+				way.forget(t, s)
+			}
+			redistest.Eventually(t, patience, "the losses are noticed", func() bool {
+				if c.tryAndRelease(key, ttl); way.first == 3 && !c.q.Quarantined(2) {
+					return false
+				}
+				return c.q.Quarantined(0) && c.q.Quarantined(1)
+			})
+			for _, s := range servers[way.first:] {
+				s.Do(t, "FLUSHALL")
+			}
+			late := newPatientClient(t, "late", conns, patience)
+			late.guard(10 * time.Minute)
+			for range 2 {
+				for _, c := range []*client{late, c} {
+					if _, _, f := c.try(key, ttl, 1); f == nil {
+						t.Error("it is taken for a new deployment")
+					}
+				}
+			}
+		})
+	}
+}
+
+// A client that holds locks, and only refreshes them, notices that all nodes lost their data, and says so.
+func TestARefreshNoticesThatAllNodesForgot(t *testing.T) {
+	t.Parallel()
+	const ttl, patience = time.Minute, 20 * time.Second
+	servers, conns := threeServers(t)
+	c := newPatientClient(t, "c", conns, patience)
+	c.guard(10 * time.Minute)
+	a, _ := c.must("a", ttl, 1)
+	b, _ := c.must("b", ttl, 1)
+	for _, s := range servers {
+		s.Do(t, "FLUSHALL")
+	}
+	if _, f := c.refresh(a, ttl, 1); f == nil || f.Reason != NotHeld {
+		t.Fatalf("a refresh of what is gone: %v", describe(f))
+	}
+	redistest.Eventually(t, patience, "all nodes are in quarantine", func() bool {
+		return c.q.Quarantined(0) && c.q.Quarantined(1) && c.q.Quarantined(2)
+	})
+	late := newPatientClient(t, "late", conns, patience)
+	late.guard(10 * time.Minute)
+	if _, _, f := late.try("b", ttl, 1); f == nil {
+		t.Errorf("another client has b, which is valid until %v", b.until)
+	}
+}
+
+// restartWithOldData makes s look like a process that has read the marker from a file.
+func restartWithOldData(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	past := strings.Fields(s.Do(t, "GET", lua.Past).(string))
+	past[3] = strings.Repeat("0", 40) // the run_id
+	s.Do(t, "SET", lua.Past, strings.Join(past, " "))
+	s.Do(t, "SCRIPT", "FLUSH")
+}
+
+// While a node says that scripts may access only the keys that they declare, every vote counts, also that of a node
+// that has lost its data. It is asked again, and then nodes that lost data have no vote: the one and the others. No
+// other answer turns the quarantine off.
+func TestTheQuarantineIsOffWhileANodeRefusesUndeclaredKeys(t *testing.T) {
+	inBubble(t, 3, func(t *testing.T, r *rig) {
+		var says atomic.Pointer[string]
+		answer := func(text string) { says.Store(&text) }
+		answer("NOPERM this user has no permissions to access one of the keys used as arguments")
+		r.mem[0].Mini.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+			if text := *says.Load(); text != "" && strings.EqualFold(cmd, "EVALSHA") && args[0] == lua.Undeclared.SHA {
+				c.WriteBulk(text)
+				return true
+			}
+			return false
+		})
+		c := r.client("x")
+		c.guard(time.Minute)
+		var reports []bool
+		c.q.OnUndeclared = func(i int, why error) { reports = append(reports, i == 0 && why != nil) }
+		wantVotes := func(when string, counts bool) {
+			t.Helper()
+			for i := 1; i < 3; i++ { // it takes one of them
+				r.mem[i].Mini.FlushAll()
+			}
+			l, _, f := c.try(key, ttl, 1)
+			if counts != (f == nil) {
+				t.Fatalf("%s: %s", when, describe(f))
+			}
+			if f == nil {
+				c.release(l)
+			}
+		}
+		warm := func() {
+			l, _ := c.must(key, time.Minute, 1)
+			c.release(l)
+		}
+		warm()
+		wantVotes("refused for another reason", false)
+
+		answer("ERR script tried accessing undeclared key, key: flightlock:{boot}")
+		time.Sleep(2 * time.Minute) // all votes count again, whatever was found
+		r.mem[0].Mini.FlushAll()    // so that it is asked
+		c.tryAndRelease(key, time.Minute)
+		r.settle()
+		wantVotes("refused", true)
+		if c.q.Nodes[0].Undeclared() == nil || c.q.Quarantined(1) || c.q.Quarantined(2) {
+			t.Errorf("%v, %v, %v", c.q.Nodes[0].Undeclared(), c.q.Quarantined(1), c.q.Quarantined(2))
+		}
+		answer("")
+		time.Sleep(recheckUndeclared + time.Second)
+		r.settle()
+		if err := c.q.Nodes[0].Undeclared(); err != nil {
+			t.Errorf("asked again: %v", err)
+		}
+		time.Sleep(2 * time.Minute)
+		warm()
+		wantVotes("not refused any more", false)
+		if len(reports) != 2 || !reports[0] || reports[1] {
+			t.Errorf("reports: %v", reports)
+		}
+		var q *Quarantined
+		if err := c.q.quarantinedUntil(1); !errors.As(err, &q) {
+			t.Errorf("node 1: %v", err)
+		}
+	})
 }

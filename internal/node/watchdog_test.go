@@ -14,6 +14,86 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// A NodeTimeout of many seconds is honored: no other bound gives the answer up earlier.
+func TestALongNodeTimeoutIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		n := startNode(t, m.Client(t), 10*time.Second, false)
+		newAttempt(t, n, "warm").acquire().want(t, Granted)
+		m.SetDelay(3 * time.Second) // a round trip takes two
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		m.SetDelay(0)
+	})
+}
+
+// The bytes that wait on a connection which a lane does not use, such as a refusal of too many clients, are no answer:
+// what the server does not answer is late.
+func TestAnIdleConnectionsBytesAreNoAnswer(t *testing.T) {
+	full, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	told := make(chan struct{})
+	go func() { // ends with the connection
+		if c, err := full.Accept(); err == nil {
+			_, _ = c.Write([]byte("-ERR max number of clients reached\r\n"))
+			_ = c.Close()
+		}
+		close(told)
+	}()
+	slow, idle := make(chan struct{}), make(chan struct{})
+	f := redistest.StartFake(t, func(cmd []string) string {
+		switch {
+		case len(cmd) > 3 && cmd[3] == "slow":
+			close(slow)
+			<-idle
+		case len(cmd) > 3 && cmd[3] == "mute":
+			return ""
+		}
+		return ":1\r\n"
+	})
+	var dials atomic.Int64
+	dialled := make(chan net.Conn, 10)
+	n := newAlone(t, f.Client(t, func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if dials.Add(1) == 2 {
+				<-slow
+				addr = full.Addr().String()
+			}
+			c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			dialled <- c
+			return c, err
+		}
+	}), 100*time.Millisecond)
+	a := newAttempt(t, n, "k")
+	<-a.acquire().heard
+	l := a.lane()
+	in := func(key string) *attempt {
+		a := newAttempt(t, n, key)
+		a.Entry.t.lane = newTarget("k", "").lane
+		return a
+	}
+	_ = (<-dialled).Close() // go-redis will see that
+	untilItRests(t, l)
+	n.servers[0].fast.Store(true)
+	<-in("k").acquireHere().heard
+	waits := in("slow").acquire()
+	<-slow
+	<-told
+	redistest.Eventually(t, patience, "the other connection is idle", func() bool {
+		return l.client.PoolStats().IdleConns == 1
+	})
+	close(idle)
+	<-waits.heard
+	untilItRests(t, l)
+	began := time.Now()
+	in("mute").acquire().want(t, Failed)
+	if took := time.Since(began); took > conn.TransportTimeout*3/4 {
+		t.Errorf("%d dials; it failed after %v", dials.Load(), took)
+	}
+}
+
 // A droppable is a connection that something in between can drop without a word: what is written vanishes.
 type droppable struct {
 	net.Conn

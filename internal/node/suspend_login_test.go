@@ -9,14 +9,15 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock/internal/conn"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // lockout makes a server refuse the logins of a client, or accept them again.
@@ -122,56 +123,6 @@ func TestWhatIsNoRedisIsLeftAlone(t *testing.T) {
 		t.Errorf("%d connections in %v, want %d at most", dialled.Load(), time.Since(began), most)
 	}
 	eventuallySuspended(t, n, true)
-}
-
-// changes are what a node's Changed was called with, in order.
-type changes struct {
-	mu  sync.Mutex // guards all
-	all []error
-}
-
-func (c *changes) add(_ string, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.all = append(c.all, err)
-}
-
-// want waits for the recovery to be reported, and expects one report before it: of the suspension,
-// with the reason.
-func (c *changes) want(t *testing.T, why string) {
-	t.Helper()
-	get := func() []error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return append([]error(nil), c.all...)
-	}
-	redistest.Eventually(t, patience, "it is back", func() bool {
-		all := get()
-		return len(all) > 0 && all[len(all)-1] == nil
-	})
-	if all := get(); len(all) != 2 || all[0] == nil || !strings.Contains(all[0].Error(), why) {
-		t.Errorf("%v was reported, want %s and the recovery", all, why)
-	}
-}
-
-// hammer sends so many requests from each of several goroutines, one after the other.
-func hammer(t *testing.T, n *Node, goroutines, requests int) {
-	var wg sync.WaitGroup
-	for g := range goroutines {
-		wg.Go(func() {
-			for range requests {
-				a := newAttempt(t, n, fmt.Sprint("hammer", g))
-				select {
-				case <-a.acquire().heard:
-				case <-time.After(patience):
-					t.Error("no answer")
-					return
-				}
-				a.release()
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // do executes a command given in words; a space at the end is an empty one.
@@ -309,4 +260,39 @@ func TestAConnectionWithoutLoginIsGivenUp(t *testing.T) {
 		e := newAttempt(t, n, "k").acquire()
 		return (<-e.heard).Kind == Granted
 	})
+}
+
+// A server that refuses a connection and closes it says why, and that is why requests fail, from the first one on: not
+// that a write has failed.
+func TestTheReasonOfARefusalIsThatOfARequest(t *testing.T) {
+	const text = "ERR max number of clients reached"
+	for writes := range 4 {
+		for _, here := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d writes, here=%v", writes, here), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					c := redis.NewClient(&redis.Options{
+						Dialer:                   redistest.RefusingDialer(text, writes),
+						MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+					})
+					t.Cleanup(func() { _ = c.Close() })
+					n := newAlone(t, c, 100*time.Millisecond)
+					n.servers[0].fast.Store(here)
+					for range 3 {
+						a := newAttempt(t, n, "k")
+						reply := a.acquire
+						if here {
+							reply = a.acquireHere
+						}
+						err := reply().want(t, Failed).Err
+						if !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "broken pipe") {
+							t.Errorf("it failed with %v", err)
+						}
+					}
+					if n.LoginRefused("") == nil {
+						t.Errorf("the node lets nobody in, and is %v", n.SuspendedFor())
+					}
+				})
+			})
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,36 +15,6 @@ import (
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/redis/go-redis/v9"
 )
-
-// newAlone makes the only node of a quorum.
-func newAlone(t *testing.T, c redis.UniversalClient, timeout time.Duration) *Node {
-	t.Helper()
-	return startNode(t, c, timeout, true)
-}
-
-// acquireHere sends the request on this goroutine, if that is possible.
-func (a *attempt) acquireHere() *ear {
-	e := newEar()
-	a.Acquire(&a.buf, e, longTTL, 1, 0, true)
-	return e
-}
-
-func (a *attempt) releaseHere() *ear {
-	e := newEar()
-	a.Release(&a.buf, e, true, &TurnPass{})
-	return e
-}
-
-// dialer counts connections.
-type dialer struct {
-	dial  func(context.Context, string, string) (net.Conn, error)
-	dials atomic.Int64
-}
-
-func (d *dialer) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d.dials.Add(1)
-	return d.dial(ctx, network, addr)
-}
 
 // A caller that needs a new connection, and gets none, is not delayed for long; its lane continues.
 func TestACallerDoesNotWaitForADialBeyondItsTime(t *testing.T) {
@@ -240,14 +211,143 @@ func TestCallersAndLanesTogether(t *testing.T) {
 	}
 }
 
-// A NodeTimeout of many seconds is honored: no other bound gives the answer up earlier.
-func TestALongNodeTimeoutIsWaitedFor(t *testing.T) {
+// What waits behind a request that got no connection fails with it, and does not wait for another dial, also where
+// NodeTimeout is so long that the server is not suspended yet.
+func TestOneDialThatHangsIsEnoughForAllThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		n := startNode(t, m.Client(t), 10*time.Second, false)
-		newAttempt(t, n, "warm").acquire().want(t, Granted)
-		m.SetDelay(3 * time.Second) // a round trip takes two
-		newAttempt(t, n, "k").acquire().want(t, Granted)
-		m.SetDelay(0)
+		n := startNode(t, m.Client(t, func(o *redis.Options) {
+			o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+		}), conn.DialTimeout, false)
+		first := newAttempt(t, n, "key").acquire()
+		synctest.Wait() // it is dialled for
+		var behind []*ear
+		for range 3 * maxBatch {
+			behind = append(behind, newAttempt(t, n, "key").acquire())
+		}
+		first.want(t, Failed)
+		synctest.Wait()
+		if n.Suspended() {
+			t.Error("the server is suspended")
+		}
+		for i, e := range behind {
+			if e.n.Load() != 1 {
+				t.Fatalf("%d of %d have failed", i, len(behind))
+			}
+		}
 	})
+}
+
+// A lane's connection is the one that it uses, even if another dial of it ends while it is in use.
+func TestALaneKnowsTheConnectionThatIsInUseWhenAnotherDialEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var second secondDial
+		n := newAlone(t, m.Client(t, second.takes(time.Second)), 100*time.Millisecond) // its SYN is lost
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		l := a.lane()
+		_ = (<-second.dialled).Close()
+		newAttempt(t, n, "k").acquire().want(t, Failed) // and go-redis drops the connection
+		synctest.Wait()
+		n.servers[0].fast.Store(true)
+		newAttempt(t, n, "k").acquireHere().want(t, Held)
+		used := l.conn.Load()
+		time.Sleep(850 * time.Millisecond) // the slow dial ends soon
+		m.SetDelay(40 * time.Millisecond)
+		for range 4 {
+			newAttempt(t, n, "k").acquire().want(t, Held)
+		}
+		m.SetDelay(0)
+		if got := l.conn.Load(); second.dials.Load() != 3 || got != used || !l.connected() {
+			t.Errorf("%d dials; it knows the connection that it uses: %v, which was greeted: %v",
+				second.dials.Load(), got == used, l.connected())
+		}
+	})
+}
+
+// A lane's connection is the one that it uses, even if another dial of it ends later.
+func TestALaneKnowsTheConnectionThatItUses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		var second secondDial
+		fifo := func(o *redis.Options) { o.PoolFIFO = true }
+		n := newAlone(t, m.Client(t, fifo, second.takes(600*time.Millisecond)), 100*time.Millisecond)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		l := a.lane()
+		first := l.conn.Load()
+		if !l.connected() {
+			t.Fatal("not connected")
+		}
+		_ = (<-second.dialled).Close()
+		newAttempt(t, n, "k").acquire().want(t, Failed) // and go-redis drops the connection
+		synctest.Wait()
+		n.servers[0].fast.Store(true)
+		newAttempt(t, n, "k").acquireHere().want(t, Held)
+		time.Sleep(time.Second)
+		newAttempt(t, n, "k").acquire().want(t, Held)
+		if got := l.conn.Load(); second.dials.Load() != 3 || got == first || !l.connected() {
+			t.Errorf("%d dials; it knows another connection than the first: %v, which was greeted: %v",
+				second.dials.Load(), got != first, l.connected())
+		}
+	})
+}
+
+// Lanes that find the scripts missing at the same time wait for the one that loads them, and no
+// mutex is held meanwhile: virtual time would stand still.
+func TestLanesWaitForTheScriptsWithoutAMutex(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		m.SetDelay(5 * time.Millisecond)
+		n := newNode(t, m.Client(t))
+		var ears []*ear
+		for i := range 20 {
+			ears = append(ears, newAttempt(t, n, fmt.Sprint("k", i)).acquire())
+		}
+		for _, e := range ears {
+			e.want(t, Granted)
+		}
+	})
+}
+
+// A server that closes all idle connections, as by CLIENT KILL, delays nobody, however short they
+// were idle: the next requests use others, the node is not suspended, and nothing is indeterminate.
+func TestAKillOfIdleConnectionsIsNoFailure(t *testing.T) {
+	conns := make(chan *net.TCPConn, 100)
+	c := redistest.MiniClient(t, redistest.StartMini(t), func(o *redis.Options) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			if err == nil {
+				conns <- c.(*net.TCPConn)
+			}
+			return c, err
+		}
+	})
+	n := newNode(t, c)
+	for range 5 {
+		var locks []*attempt
+		var asked []*ear // by all lanes at once
+		for _, key := range slices.Concat(sameLane(2), onOtherLanes(2)) {
+			a := newAttempt(t, n, key)
+			locks, asked = append(locks, a), append(asked, a.acquire())
+		}
+		for i, e := range asked {
+			e.want(t, Granted)
+			asked[i] = locks[i].release()
+		}
+		for _, e := range asked {
+			e.want(t, Deleted)
+		}
+		if len(conns) == 0 {
+			t.Fatal("no connection to kill")
+		}
+		for len(conns) > 0 {
+			_ = (<-conns).CloseRead() // as if the server had closed it
+		}
+	}
+	wantDebts(t, n, 0)
 }

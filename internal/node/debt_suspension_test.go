@@ -139,3 +139,112 @@ func TestADebtThatMissedTheReturnIsSentAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// Releases are sent to a server that refuses logins, on connections that were let in before. When those are gone too,
+// the debts, of which there may be tens of thousands, are not tried all the time, and do not dial.
+func TestDebtsDoNotDialAServerThatRefusesLogins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.StartMemNode(t, "10.0.0.1:6379")
+		m.Mini.RequireAuth("old")
+		var lockedOut atomic.Bool
+		var dials atomic.Int64
+		n := newImpatientNode(t, m.Client(t, func(o *redis.Options) {
+			o.CredentialsProvider = func() (string, string) {
+				if lockedOut.Load() {
+					return "", "wrong"
+				}
+				return "", "old"
+			}
+			dial := o.Dialer
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				dials.Add(1)
+				return dial(ctx, network, addr)
+			}
+		}))
+		const debts = 300
+		all := make([]*attempt, debts)
+		for i := range all {
+			all[i] = newAttempt(t, n, fmt.Sprint("key-", i))
+			all[i].acquire().want(t, Granted)
+		}
+		lockedOut.Store(true)
+		m.Cut()
+		for _, a := range all {
+			a.release()
+		}
+		time.Sleep(2 * time.Second) // the bubble's time, as below
+		if n.LoginRefused("") == nil {
+			t.Fatal("the node is not suspended")
+		}
+		dials.Store(0)
+		const seconds = 10
+		time.Sleep(seconds * time.Second)
+		if got, limit := dials.Load(), int64(seconds*time.Second/probePause)+5; got > limit {
+			t.Errorf("%d dials in %d s, want %d at most", got, seconds, limit)
+		}
+		if got := n.Debts(); got != debts {
+			t.Errorf("%d debts", got)
+		}
+		lockedOut.Store(false)
+		time.Sleep(time.Second)
+		if got := n.Debts(); got != 0 {
+			t.Errorf("%d debts a second after the node was back", got)
+		}
+	})
+}
+
+// A node that is stopped for seconds, while attempts continue, accumulates neither debts nor queued
+// requests: what was not written leaves nothing.
+func TestAStoppedNodePilesUpNothing(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartServer(t)
+	n := newNode(t, s.Client(t))
+	newAttempt(t, n, "warm").acquire().want(t, Granted)
+	_ = s.Stop()
+	begin := time.Now()
+	for time.Since(begin) < 3*time.Second {
+		for range 100 {
+			a := newAttempt(t, n, "k")
+			a.acquire()
+			a.release()
+		}
+		time.Sleep(time.Millisecond)
+	}
+	queued := 0
+	for i := range n.servers[0].lanes {
+		l := &n.servers[0].lanes[i]
+		l.mu.Lock()
+		queued += l.n
+		l.mu.Unlock()
+	}
+	if debts := n.Debts(); debts > 2*maxBatch || queued > 2*maxBatch {
+		t.Errorf("%d debts, %d queued", debts, queued)
+	}
+	_ = s.Cont()
+	redistest.Eventually(t, patience, "everything is gone", func() bool {
+		return n.Debts() == 0 && len(lockKeys(t, s)) <= 1
+	})
+}
+
+// When a node is back, what it is owed is paid at once, and once.
+func TestHurryPaysAllDebts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newLab()
+		for range 3 {
+			a := b.attempt(t)
+			a.acquire()
+			b.next(t, opAcquire).complete(Reply{Kind: Granted, Counter: 1}, answered)
+			a.release()
+			b.next(t, opRelease).complete(failed(errReset), lost)
+		}
+		b.n.debts.hurry()
+		for range 3 {
+			b.next(t, opRelease).complete(Reply{Kind: Deleted}, answered)
+		}
+		time.Sleep(2 * debtSecond)
+		synctest.Wait()
+		if b.pop() != nil || b.n.Debts() != 0 {
+			t.Error("a debt was paid twice, or is still owed")
+		}
+	})
+}

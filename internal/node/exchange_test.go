@@ -17,20 +17,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// oneBatch makes all requests that send makes for keys of sameLane one batch.
-func oneBatch(n *Node, send func()) {
-	s := n.servers[0]
-	s.start.Do(s.run)
-	l := &s.lanes[0]
-	for !l.claim() {
-	}
-	send()
-	l.rest()
-}
-
-// evals counts the scripts that s was called for.
-func evals(t *testing.T, s *redistest.Server) int64 { return s.CommandCalls(t)["evalsha"] }
-
 // A batch is one command, whatever its requests are, and each gets the answer that it would have
 // got alone.
 func TestABatchIsOneCommand(t *testing.T) {
@@ -466,4 +452,200 @@ func TestArgumentsThatABatchLeavesOutAreTheSame(t *testing.T) {
 			t.Errorf("%d pairs of %d requests", same, len(all))
 		}
 	})
+}
+
+// A node that answers with an error is a node with an error for its observer: also one that is not
+// suspended for it, and for requests of callers and of lanes.
+func TestErrorRepliesAreObserved(t *testing.T) {
+	for _, line := range []string{
+		"OOM command not allowed when used memory > 'maxmemory'.",
+		"LOADING Redis is loading the dataset in memory",
+		"READONLY You can't write against a read only replica.",
+		"NOPERM this user has no permissions to run the 'evalsha' command",
+	} {
+		for _, alone := range []bool{true, false} {
+			code, _, _ := strings.Cut(line, " ")
+			t.Run(fmt.Sprintf("%s/alone=%v", code, alone), func(t *testing.T) {
+				n := startNode(t, redistest.StartFake(t, redistest.ErrorFor("EVALSHA", line)).Client(t), time.Second, alone)
+				var o observed
+				o.of(n)
+				for range 2 { // by a lane, and by the caller itself if it is alone
+					newAttempt(t, n, "k").acquireHere().want(t, Failed)
+				}
+				if !o.has(code) {
+					t.Errorf("observed: %q", o.failures)
+				}
+				if n.Suspended() {
+					t.Error("suspended by an answer")
+				}
+			})
+		}
+	}
+}
+
+// That a server does not have the scripts yet is no error, but that it refuses to load them is.
+func TestRefusedScriptsAreObserved(t *testing.T) {
+	refused := redistest.ErrorFor("SCRIPT", "NOPERM this user has no permissions to run the 'script|load' command")
+	n := newNode(t, redistest.StartFake(t, func(cmd []string) string {
+		if strings.EqualFold(cmd[0], "EVALSHA") {
+			return "-NOSCRIPT No matching script.\r\n"
+		}
+		return refused(cmd)
+	}).Client(t))
+	var o observed
+	o.of(n)
+	newAttempt(t, n, "k").acquire().want(t, Failed)
+	if !o.has("NOPERM") || o.has("NOSCRIPT") {
+		t.Errorf("observed: %q", o.failures)
+	}
+}
+
+// A process that was paused between a request and its answer does not take the grant for a vote, if
+// the server may have been another's replica meanwhile: without the strict check nobody would
+// notice. The key is released.
+func TestAGrantAfterALongPauseIsNoProof(t *testing.T) {
+	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+	f.forgets("m1")
+	n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
+	guard(n)
+	newAttempt(t, n, "k").acquire().want(t, Granted)
+	long := 10 * n.timeout
+	for _, tc := range []struct {
+		looks bool
+		took  time.Duration
+		kind  Kind
+	}{
+		{false, n.timeout, Granted}, {false, long, Failed}, {true, long, Granted},
+	} {
+		a := newAttempt(t, n, "k")
+		e, l := newEar(), &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		l.epoch = n.servers[0].epoch.Load()
+		l.by, l.strict, l.lasted = l.epoch.usual, tc.looks, tc.took
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
+		l.complete(a.create, response{val: int64(7)}, true, true)
+		l.rest()
+		if rep := e.want(t, tc.kind); tc.kind == Failed && !errors.Is(rep.Err, errOld) {
+			t.Error(rep.Err)
+		}
+		if !a.present {
+			t.Error("nobody would release it")
+		}
+	}
+}
+
+// After a pause of the process a grant counts if the server proves that its epoch is still the one
+// in which it granted.
+func TestAGrantAfterALongPauseIsProvenByTheEpochThatIsStillThere(t *testing.T) {
+	for epoch, kind := range map[string]Kind{"m1": Granted, "m2": Failed} {
+		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+		f.forgets("m1")
+		n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
+		guard(n)
+		a := newAttempt(t, n, "k")
+		a.acquire().want(t, Granted)
+		e, l := newEar(), &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		f.forgets(epoch)
+		l.epoch = n.servers[0].epoch.Load()
+		l.by, l.strict, l.lasted = l.epoch.usual, false, 10*n.timeout
+		if !l.tooOld() {
+			t.Error("a long pause is nothing")
+		}
+		l.prove(t.Context())
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: e, ttl: longTTL}
+		l.complete(a.create, response{val: int64(7)}, true, true)
+		l.rest()
+		e.want(t, kind)
+	}
+}
+
+// After a batch that took long, in a process whose processors are busy, a lane's scripts make the
+// strict check. Otherwise each such batch would need a proof: a call of boot.lua, on a connection
+// of its own.
+func TestALateLaneTakesTheCloserLook(t *testing.T) {
+	for _, blind := range []error{nil, errors.New("NOPERM")} {
+		f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+		f.forgets("m1")
+		n := newNode(t, redistest.StartFake(t, f.answer).Client(t))
+		guard(n)
+		newAttempt(t, n, "k").acquire().want(t, Granted)
+		l := &n.servers[0].lanes[0]
+		redistest.Eventually(t, patience, "the lane rests", l.claim)
+		m := *l.s.epoch.Load()
+		m.NoInfo = blind
+		l.s.epoch.Store(&m)
+		for _, tc := range []struct {
+			lasted time.Duration
+			looks  bool
+		}{{n.timeout / 2, false}, {n.timeout * 2, blind == nil}, {n.timeout, false}} {
+			l.s.verified.Store(&verification{of: &m, until: time.Now().Add(time.Minute)})
+			l.lasted = tc.lasted
+			if l.begin(time.Now()); l.strict != tc.looks {
+				t.Errorf("after a batch that took %v, refused by %v: closer look %v", tc.lasted, blind, l.strict)
+			}
+		}
+		l.rest()
+	}
+}
+
+// Only grants wait for their proof. The other answers of the batch are settled before the proof is
+// asked for. If nothing was granted, or nobody waits for a grant any more, no proof is asked for.
+func TestOnlyGrantsWaitForTheirProof(t *testing.T) {
+	f := &forgetful{name: "m1", run: "r", version: "7.0", loaded: map[string]bool{}}
+	f.forgets("m1")
+	var boots atomic.Int64
+	hang, goOn := make(chan struct{}, 1), make(chan struct{})
+	n := newNode(t, redistest.StartFake(t, func(cmd []string) string {
+		if len(cmd) > 1 && cmd[1] == lua.Boot.SHA {
+			boots.Add(1)
+			select {
+			case <-hang:
+				<-goOn
+			default:
+			}
+		}
+		return f.answer(cmd)
+	}).Client(t))
+	guard(n)
+	held := newAttempt(t, n, "held")
+	held.acquire().want(t, Granted)
+	l := &n.servers[0].lanes[0]
+	redistest.Eventually(t, patience, "the lane rests", l.claim)
+	before := boots.Load()
+	asked := func(got response, sink Sink) *request {
+		a := newAttempt(t, n, "k")
+		a.create = &request{e: &a.Entry, op: opAcquire, sink: sink, ttl: longTTL}
+		l.answers = append(l.answers, got)
+		return a.create
+	}
+	complete := func(batch ...*request) {
+		l.epoch = n.servers[0].epoch.Load()
+		l.by, l.strict, l.lasted = l.epoch.usual, false, time.Second
+		l.completeEach(t.Context(), batch, true, true)
+		l.answers = l.answers[:0]
+	}
+
+	l.answers = l.answers[:0]
+	ear := newEar()
+	complete(asked(response{val: []any{"other", int64(1000)}}, ear), asked(response{val: int64(7)}, nil))
+	ear.want(t, Held)
+	if got := boots.Load() - before; got != 0 {
+		t.Errorf("asked %d times for a proof of nothing", got)
+	}
+
+	hang <- struct{}{}
+	granted, renewed := newEar(), newEar()
+	a := asked(response{val: int64(7)}, granted)
+	l.answers = append(l.answers, response{val: int64(9)})
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		complete(a, &request{e: &held.Entry, op: opRefresh, sink: renewed, ttl: longTTL, deadline: n.now().Add(time.Hour)})
+	}()
+	renewed.want(t, Renewed) // while the proof has no answer
+	close(goOn)
+	granted.want(t, Granted)
+	<-settled
+	l.rest()
 }
