@@ -70,12 +70,7 @@ func wantSmallest(t *testing.T, s *redistest.Server, user string, use func(rdb *
 // The documented rule for the values of a Cache suffices for everything, and each right is needed.
 func TestTheDocumentedACLOfValues(t *testing.T) {
 	t.Parallel()
-	values, locks := redistest.StartServer(t), redistest.StartServer(t)
-	c, err := flightlock.Open([]string{"redis://" + locks.Addr()}, flightlock.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
+	values, c := redistest.StartServer(t), lockClient(t)
 	wantSmallest(t, values, "values", func(rdb *redis.Client) error { return useCache(t, c, values, rdb) })
 }
 
@@ -94,9 +89,10 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 	users, e := rediscache.New(c, rdb, load, rediscache.Options[string]{
 		Name: "user", Fresh: time.Millisecond, Stale: time.Minute, StaleWait: 10 * time.Second,
 		Fetch: flightlock.FetchOptions{
-			LoadTimeout: 10 * time.Minute, // longer than an entry, which gets more time before it is loaded anew
-			ErrorHold:   -1,
-			OnError:     func(_, op string, e error) { refused(op, e) },
+			LookupTimeout: 10 * time.Second,
+			LoadTimeout:   10 * time.Minute, // longer than an entry, which gets more time before it is loaded anew
+			ErrorHold:     -1,
+			OnError:       func(_, op string, e error) { refused(op, e) },
 		},
 	})
 	if e != nil {
@@ -128,15 +124,10 @@ func useCache(t *testing.T, c *flightlock.Client, s *redistest.Server, rdb redis
 // ... and on a Cluster, with what a Cluster needs in addition.
 func TestTheDocumentedACLOfValuesOnACluster(t *testing.T) {
 	t.Parallel()
-	values, locks := redistest.StartCluster(t, 3), redistest.StartServer(t)
+	values, c := cluster.Get(t), lockClient(t)
 	for _, s := range values.Servers() {
 		grant(t, s, "values", append(documentedRights(t, "values"), "+cluster|slots", "+asking", "+command"))
 	}
-	c, err := flightlock.Open([]string{"redis://" + locks.Addr()}, flightlock.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(context.Background())
 	rdb := values.Client(t, func(o *redis.ClusterOptions) {
 		o.Username, o.Password, o.ContextTimeoutEnabled = "values", "pw", true
 	})

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 )
@@ -25,9 +24,7 @@ func TestAllocationsOfAHit(t *testing.T) {
 	if redistest.Raced {
 		t.Skip("the race detector makes pools forget")
 	}
-	s := redistest.StartServer(t)
-	rdb := s.Client(t, honouring)
-	c := lockClient(t, s.Addr(), flightlock.Options{})
+	rdb, c := valueServer.Get(t).Client(t, honouring), lockClient(t)
 	users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
 		rediscache.Options[user]{Name: "user", Fresh: time.Hour})
 	if err != nil {
@@ -63,9 +60,7 @@ func TestAllocationsOfAHit(t *testing.T) {
 
 // The cost of a hit beside a plain GET and decoding.
 func BenchmarkHit(b *testing.B) {
-	s := redistest.StartServer(b)
-	rdb := s.Client(b, honouring)
-	c := lockClient(b, s.Addr(), flightlock.Options{})
+	rdb, c := valueServer.Get(b).Client(b, honouring), lockClient(b)
 	b.Run("client=plain", func(b *testing.B) {
 		data, _ := json.Marshal(ada)
 		rdb.Set(b.Context(), "plain:42", data, time.Hour)
@@ -106,9 +101,7 @@ func BenchmarkHit(b *testing.B) {
 // A hit and a plain GET with decoding, in turns, so that both meet the same machine: the medians, and
 // their ratio. local-ns is the median of a hit of the local tier, in blocks of a thousand.
 func BenchmarkHitBesideGET(b *testing.B) {
-	s := redistest.StartServer(b)
-	rdb := s.Client(b, honouring)
-	c := lockClient(b, s.Addr(), flightlock.Options{})
+	rdb, c := valueServer.Get(b).Client(b, honouring), lockClient(b)
 	open := func(name string, local time.Duration) *rediscache.Cache[user] {
 		users, err := rediscache.New(c, rdb, func(context.Context, string) (user, error) { return ada, nil },
 			rediscache.Options[user]{Name: name, Fresh: time.Hour, Local: local})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -28,7 +29,7 @@ func TestAWallClockThatIsSetBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close(t.Context())
-	defer clocks.Reset()
+	defer testkit.Clocks.Reset()
 	get := func() {
 		t.Helper()
 		if v, err := c.Get(t.Context(), "k"); v != "k@0" || err != nil {
@@ -36,7 +37,7 @@ func TestAWallClockThatIsSetBack(t *testing.T) {
 		}
 	}
 	get()
-	clocks.Wall.Add(-int64(time.Hour))
+	testkit.Clocks.Wall.Add(-int64(time.Hour))
 	// The process hears the server's time as late as the replies arrive, so it may take the value for fresh for longer
 	// than fresh, by the time that a busy machine needs for that.
 	redistest.Eventually(t, 20*time.Second, "the value is loaded again", func() bool {

@@ -552,8 +552,9 @@ func TestFleet(t *testing.T) {
 	if *fleetFor > 0 {
 		takes = *fleetFor
 	}
-	for name, local := range map[string]time.Duration{"tier=off": 0, "tier=on": fleetLocal} {
-		t.Run(name, func(t *testing.T) {
+	t.Parallel()
+	fleetOf := func(local time.Duration) func(t *testing.T) {
+		return func(t *testing.T) {
 			sum := runFleet(t, local, takes, true)
 			for _, what := range append(sum.Stale[:min(len(sum.Stale), 10)], sum.Errors[:min(len(sum.Errors), 10)]...) {
 				t.Error(what)
@@ -565,6 +566,10 @@ func TestFleet(t *testing.T) {
 				"%d changes and %d that failed, %d of them repeated until Close: %d stale values, %d errors",
 				takes, sum.Gets, sum.Manys, len(fleetKeys()), sum.Loads, sum.Outdated,
 				sum.Changes, sum.Failed, sum.Repeats, len(sum.Stale), len(sum.Errors))
-		})
+		}
 	}
+	var modes sync.WaitGroup // at once, however many tests may run in parallel: they wait, most of the time
+	modes.Go(func() { t.Run("tier=off", fleetOf(0)) })
+	modes.Go(func() { t.Run("tier=on", fleetOf(fleetLocal)) })
+	modes.Wait()
 }

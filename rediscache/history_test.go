@@ -241,6 +241,7 @@ func runHistory(t *testing.T, seed uint64, local time.Duration) (h *history) {
 
 // In no history does a Get see what was loaded before a change that was announced before it began.
 func TestRandomHistories(t *testing.T) {
+	t.Parallel()
 	seeds := []uint64{}
 	if one, err := strconv.ParseUint(os.Getenv(envSeed), 10, 64); err == nil {
 		seeds = append(seeds, one)
@@ -275,7 +276,7 @@ func TestRandomHistories(t *testing.T) {
 // are stopped, flushed, and whose connections are closed.
 func TestRandomHistoryOnARealServer(t *testing.T) {
 	t.Parallel()
-	values, locks := redistest.StartServer(t), redistest.StartServer(t)
+	values, locks := redistest.StartServer(t), redistest.StartServer(t) // both are stopped
 	h := &history{t: t, rng: rand.New(rand.NewPCG(1, 15)), stop: make(chan struct{})}
 	for i := range 2 {
 		h.keys = append(h.keys, &historyKey{name: string(rune('a' + i)), writer: make(chan struct{}, 1),

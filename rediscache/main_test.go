@@ -1,20 +1,25 @@
 package rediscache_test
 
 import (
+	"errors"
 	"os"
 	"testing"
 
-	"github.com/flightlock/flightlock/internal/clocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"go.uber.org/goleak"
 )
 
-// clocks are those of this package's tests outside of bubbles.
-var clocks clocktest.Clocks
+// The tests share a server for the locks, one for values, and a Cluster. Their caches have names of their own there.
+var (
+	lockServer  = redistest.SharedServer()
+	valueServer = redistest.SharedServer()
+	cluster     = redistest.SharedCluster(3)
+)
 
 func TestMain(m *testing.M) {
 	redistest.SilenceRedis()
-	clocks.Install()
+	testkit.Clocks.Install()
 	if os.Getenv(fleetChild) != "" {
 		if err := fleetMain(); err != nil {
 			println("a process of the fleet:", err.Error())
@@ -26,7 +31,8 @@ func TestMain(m *testing.M) {
 		redistest.SayWhatIsLeftOut("a million interleavings of the model, and more of the real code", "make long")
 	}
 	code := m.Run()
-	if err := goleak.Find(); err != nil && code == 0 {
+	err := errors.Join(lockServer.Close(), valueServer.Close(), cluster.Close(), goleak.Find())
+	if err != nil && code == 0 {
 		println(err.Error())
 		code = 1
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/flightlock/flightlock"
@@ -36,6 +37,10 @@ func gathered(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 // What Stats counts is in the metrics of the Client, under the name of the Cache. Caches of one name
 // are one there, and what a closed one has counted stays with those that are open.
 func TestMetricsOfCaches(t *testing.T) {
+	synctest.Test(t, testMetricsOfCaches)
+}
+
+func testMetricsOfCaches(t *testing.T) {
 	nodes := flightlocktest.Start(2)
 	defer nodes.Close()
 	reg := prometheus.NewRegistry()

@@ -466,34 +466,38 @@ func TestModelNeedsEachRule(t *testing.T) {
 		return
 	}
 	const n = 4000
-	for name, without := range map[string]func(*rules){
-		"a store compares the stamp":                             func(r *rules) { r.compare = false },
-		"a store needs the entry to be there":                    func(r *rules) { r.present = false },
-		"a load without a stamp is not stored":                   func(r *rules) { r.stamped = false },
-		"later callers join by the stamp":                        func(r *rules) { r.joinByStamp = false },
-		"a lookup is shared with earlier callers":                func(r *rules) { r.shareEarlier = false },
-		"Invalidate makes a new stamp":                           func(r *rules) { r.invalidateNew = false },
-		"Set makes a new stamp":                                  func(r *rules) { r.setNew = false },
-		"Set is a compare-and-set":                               func(r *rules) { r.setCompares = false },
-		"a store makes a new stamp":                              func(r *rules) { r.storeNew = false },
-		"Invalidate returns when it was executed":                func(r *rules) { r.wait = false },
-		"reads go to the master":                                 func(r *rules) { r.master = false },
-		"a held error is for callers with its stamp":             func(r *rules) { r.heldByStamp = false },
-		"Invalidate clears the tier of its process":              func(r *rules) { r.tierClear = false },
-		"what was looked up before that does not enter the tier": func(r *rules) { r.tierGuard = false },
-		"the age of a value in the tier begins with its lookup":  func(r *rules) { r.tierAge = false },
+	for tier, all := range map[int]map[string]func(*rules){
+		0: {
+			"a store compares the stamp":                 func(r *rules) { r.compare = false },
+			"a store needs the entry to be there":        func(r *rules) { r.present = false },
+			"a load without a stamp is not stored":       func(r *rules) { r.stamped = false },
+			"later callers join by the stamp":            func(r *rules) { r.joinByStamp = false },
+			"a lookup is shared with earlier callers":    func(r *rules) { r.shareEarlier = false },
+			"Invalidate makes a new stamp":               func(r *rules) { r.invalidateNew = false },
+			"Set makes a new stamp":                      func(r *rules) { r.setNew = false },
+			"Set is a compare-and-set":                   func(r *rules) { r.setCompares = false },
+			"a store makes a new stamp":                  func(r *rules) { r.storeNew = false },
+			"Invalidate returns when it was executed":    func(r *rules) { r.wait = false },
+			"reads go to the master":                     func(r *rules) { r.master = false },
+			"a held error is for callers with its stamp": func(r *rules) { r.heldByStamp = false },
+		},
+		60: {
+			"Invalidate clears the tier of its process":              func(r *rules) { r.tierClear = false },
+			"what was looked up before that does not enter the tier": func(r *rules) { r.tierGuard = false },
+			"the age of a value in the tier begins with its lookup":  func(r *rules) { r.tierAge = false },
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := allRules()
-			without(&r)
-			for _, tier := range []int{0, 60} {
-				if wrong, seed, _, _ := modelRuns(n, r, tier); wrong != "" {
-					t.Logf("tier %d, seed %d: %s", tier, seed, wrong)
-					return
+		for name, without := range all {
+			t.Run(name, func(t *testing.T) {
+				r := allRules()
+				without(&r)
+				wrong, seed, _, _ := modelRuns(n, r, tier)
+				if wrong == "" {
+					t.Error("nothing went wrong")
 				}
-			}
-			t.Error("nothing went wrong")
-		})
+				t.Logf("seed %d: %s", seed, wrong)
+			})
+		}
 	}
 	t.Run("a lookup before a load makes a tombstone", func(t *testing.T) {
 		r := allRules()

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock"
-	"github.com/flightlock/flightlock/internal/redistest"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -121,9 +120,8 @@ func TestInvalidArguments(t *testing.T) {
 // Without a Name, a user who chooses a key might choose that of a lock, or one that a node keeps
 // for all its clients: a lookup would overwrite it.
 func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
-	s := redistest.StartServer(t)
-	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
-	l, err := c.SingleFlightLock(t.Context(), "7", time.Minute, nil)
+	s, c := lockServer.Get(t), lockClient(t)
+	l, err := c.SingleFlightLock(t.Context(), t.Name(), time.Minute, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,8 +139,9 @@ func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cache.Close(context.Background())
-	before := s.Do(t, "GET", "lock:7")
-	for _, key := range []string{"lock:7", "flightlock:{x}", "flightlock:{x}:want"} {
+	locked := "lock:" + t.Name()
+	before := s.Do(t, "GET", locked)
+	for _, key := range []string{locked, "flightlock:{x}", "flightlock:{x}:want"} {
 		if _, err := cache.Get(t.Context(), key); !errors.Is(err, flightlock.ErrInvalid) {
 			t.Errorf("Get of %s: %v", key, err)
 		}
@@ -156,7 +155,7 @@ func TestNoEntryIsAtTheKeyOfALock(t *testing.T) {
 			t.Errorf("GetMany of %s: %v", key, err)
 		}
 	}
-	if after := s.Do(t, "GET", "lock:7"); after != before {
+	if after := s.Do(t, "GET", locked); after != before {
 		t.Errorf("the lock was %v, and is %v", before, after)
 	}
 	if err := l.Refresh(t.Context()); err != nil {

@@ -252,12 +252,10 @@ func TestConnectionsFromBeforeARefusedLoginAreUsed(t *testing.T) {
 
 // Where a server has no connection left, go-redis reports that it has closed the connection. Errors of Get say why.
 func TestTooManyClientsAreNamed(t *testing.T) {
-	s := redistest.StartServer(t)
-	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
 	values := redistest.StartServer(t)
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	cache, err := rediscache.New(c, values.Client(t, honouring), load, rediscache.Options[string]{
-		Fresh: time.Minute, Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
+	cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), load, rediscache.Options[string]{
+		Name: t.Name(), Fresh: time.Minute, Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed},
 	})
 	if err != nil {
 		t.Fatal(err)

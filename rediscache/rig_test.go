@@ -12,6 +12,7 @@ import (
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/flightlocktest"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/flightlock/flightlock/rediscache"
 	"github.com/redis/go-redis/v9"
 )
@@ -19,6 +20,7 @@ import (
 // origin has a version, which each load returns.
 type origin struct {
 	takes   time.Duration
+	holds   chan struct{} // nil, or loads wait until it is closed
 	version atomic.Int64
 	loads   atomic.Int64
 	err     atomic.Pointer[error]
@@ -32,6 +34,9 @@ func (o *origin) load(ctx context.Context, key string) (string, error) {
 	case <-time.After(o.takes):
 	case <-ctx.Done():
 		return "", ctx.Err()
+	}
+	if o.holds != nil {
+		<-o.holds
 	}
 	if err != nil {
 		return "", *err
@@ -108,29 +113,17 @@ func (w *world) wantLoads(n int64) {
 	}
 }
 
-// lockClient locks on the server at addr, until the end of the test.
-func lockClient(tb testing.TB, addr string, opts flightlock.Options) *flightlock.Client {
+// lockClient locks on the server of the locks, until the end of the test.
+func lockClient(tb testing.TB) *flightlock.Client {
 	tb.Helper()
-	c, err := flightlock.Open([]string{"redis://" + addr}, opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := c.Close(ctx); err != nil {
-			tb.Error(err)
-		}
-	})
-	return c
+	return lockkit.Open(tb, lockkit.Patient, "redis://"+lockServer.Get(tb).Addr())
 }
 
-// realCache is a Cache over real servers, and counts its loads. They may take long to answer, for the machine may be
-// busy; tests of late answers set LookupTimeout.
-func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
+// realCache is a Cache over real servers, named after the test unless it has a name, and counts its loads. They may
+// take long to answer, for the machine may be busy; tests of late answers set LookupTimeout.
+func realCache(t *testing.T, rdb redis.UniversalClient,
 	opts rediscache.Options[string]) (*rediscache.Cache[string], *origin) {
 	t.Helper()
-	c := lockClient(t, locks, flightlock.Options{NodeTimeout: 10 * time.Second})
 	if opts.Fetch.LookupTimeout == 0 {
 		opts.Fetch.LookupTimeout = 10 * time.Second
 	}
@@ -138,7 +131,10 @@ func realCache(t *testing.T, rdb redis.UniversalClient, locks string,
 	if opts.Fresh == 0 {
 		opts.Fresh = time.Minute
 	}
-	cache, err := rediscache.New(c, rdb, o.load, opts)
+	if opts.Name == "" {
+		opts.Name = t.Name()
+	}
+	cache, err := rediscache.New(lockClient(t), rdb, o.load, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,8 @@ import (
 // also when the server has lost the scripts.
 func TestCommandsPerRequest(t *testing.T) {
 	t.Parallel()
-	s, locks := redistest.StartServer(t), redistest.StartServer(t)
-	cache, o := realCache(t, s.Client(t, honouring), locks.Addr(), rediscache.Options[string]{Stale: time.Minute})
+	s := redistest.StartServer(t)
+	cache, o := realCache(t, s.Client(t, honouring), rediscache.Options[string]{Stale: time.Minute})
 	ctx := t.Context()
 	get := func() {
 		t.Helper()
@@ -71,9 +71,9 @@ func TestCommandsPerRequest(t *testing.T) {
 // A server that is restarted empty has no stamps: a load that was in progress is not stored.
 func TestAServerThatIsRestartedEmpty(t *testing.T) {
 	t.Parallel()
-	s, locks := redistest.StartServer(t), redistest.StartServer(t)
-	cache, o := realCache(t, s.Client(t, honouring), locks.Addr(), rediscache.Options[string]{})
-	o.takes = time.Second
+	s := redistest.StartServer(t)
+	cache, o := realCache(t, s.Client(t, honouring), rediscache.Options[string]{})
+	o.holds = make(chan struct{})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -81,7 +81,7 @@ func TestAServerThatIsRestartedEmpty(t *testing.T) {
 			t.Error(v, err)
 		}
 	}()
-	redistest.Eventually(t, 10*time.Second, "the load", func() bool { return o.loads.Load() == 1 })
+	redistest.Eventually(t, 40*time.Second, "the load", func() bool { return o.loads.Load() == 1 })
 	if err := s.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -93,6 +93,7 @@ func TestAServerThatIsRestartedEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Do(t, "FLUSHALL")
+	close(o.holds)
 	<-done
 	if keys := s.Keys(t); len(keys) != 0 {
 		t.Errorf("%q", keys)
@@ -164,17 +165,17 @@ func TestTheReasonOfARefusalIsTheError(t *testing.T) {
 
 // So it is with a real server.
 func TestTheReasonOfARealRefusalIsTheError(t *testing.T) {
-	for range 3 { // which call fails of the connection that is closed depends on when its end arrives
-		locks, values := redistest.StartServer(t), redistest.StartServer(t)
-		c := lockClient(t, locks.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
+	t.Parallel()
+	refused := func(t *testing.T) {
+		values := redistest.StartServer(t)
 		admin := values.Client(t, func(o *redis.Options) { o.PoolSize = 1 }).Conn()
 		defer admin.Close()
 		if err := admin.ConfigSet(t.Context(), "maxclients", "1").Err(); err != nil {
 			t.Fatal(err)
 		}
 		load := func(context.Context, string) (string, error) { return "v", nil }
-		cache, err := rediscache.New(c, values.Client(t, honouring), load, rediscache.Options[string]{
-			Fresh: time.Minute,
+		cache, err := rediscache.New(lockClient(t), values.Client(t, honouring), load, rediscache.Options[string]{
+			Name: t.Name(), Fresh: time.Minute,
 			Fetch: flightlock.FetchOptions{OnUnavailable: flightlock.FailClosed, LookupTimeout: 20 * time.Second},
 		})
 		if err != nil {
@@ -184,9 +185,13 @@ func TestTheReasonOfARealRefusalIsTheError(t *testing.T) {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
 		_ = cache.Close(ended) // what failed is repeated, and fails again
-		locks.Kill()
 		values.Kill()
 	}
+	var rounds sync.WaitGroup
+	for i := range 3 { // which call of a connection that is closed fails depends on when its end arrives
+		rounds.Go(func() { t.Run(fmt.Sprint(i), refused) })
+	}
+	rounds.Wait()
 }
 
 // So it is where a server lets in nobody else, and answers on the connections that the cache has: those that find none
@@ -233,11 +238,13 @@ func TestTheReasonOfARefusalIsTheErrorBesideConnectionsOfBefore(t *testing.T) {
 // go-redis gives the commands of a pipeline no error if the server refuses the login of its connection:
 // only Exec reports it. An invalidation that was never sent must not count as done.
 func TestARefusedLoginInvalidatesNothing(t *testing.T) {
-	s := redistest.StartServer(t)
-	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
 	load := func(context.Context, string) (string, error) { return "v", nil }
-	refused := s.Client(t, func(o *redis.Options) { honouring(o); o.Username, o.Password = "nobody", "wrong" })
-	cache, err := rediscache.New(c, refused, load, rediscache.Options[string]{Name: "n", Fresh: time.Minute})
+	refused := valueServer.Get(t).Client(t, honouring, func(o *redis.Options) {
+		o.Username, o.Password = "nobody", "wrong"
+	})
+	cache, err := rediscache.New(lockClient(t), refused, load, rediscache.Options[string]{
+		Name: t.Name(), Fresh: time.Minute, Fetch: flightlock.FetchOptions{LookupTimeout: 10 * time.Second},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +253,7 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 	defer cache.Close(ended) // what failed is repeated, and fails again
 	for _, keys := range [][]string{{"a"}, {"a", "b"}} {
 		err := cache.Invalidate(t.Context(), keys...)
-		if err == nil || !strings.Contains(err.Error(), "WRONGPASS") || !strings.Contains(err.Error(), `"n:a"`) {
+		if err == nil || !strings.Contains(err.Error(), "WRONGPASS") || !strings.Contains(err.Error(), t.Name()+`:a"`) {
 			t.Errorf("Invalidate of %v: %v", keys, err)
 		}
 	}
@@ -261,22 +268,18 @@ func TestARefusedLoginInvalidatesNothing(t *testing.T) {
 
 // An error of several keys names none rather than an empty one.
 func TestErrorsOfAClosedCacheNameNoEmptyKey(t *testing.T) {
-	s := redistest.StartServer(t)
-	c := lockClient(t, s.Addr(), flightlock.Options{NodeTimeout: 10 * time.Second})
-	load := func(context.Context, string) (string, error) { return "v", nil }
-	cache, err := rediscache.New(c, s.Client(t, honouring), load, rediscache.Options[string]{Fresh: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cache.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	_, many := cache.GetMany(t.Context(), []string{"a"})
-	for _, err := range []error{many, cache.Invalidate(t.Context(), "a")} {
-		if !errors.Is(err, flightlock.ErrClosed) || strings.Contains(err.Error(), `""`) {
-			t.Error(err)
+	bubble(t, func(t *testing.T, w *world) {
+		cache := w.cache(rediscache.Options[string]{})
+		if err := cache.Close(t.Context()); err != nil {
+			t.Fatal(err)
 		}
-	}
+		_, many := cache.GetMany(t.Context(), []string{"a"})
+		for _, err := range []error{many, cache.Invalidate(t.Context(), "a")} {
+			if !errors.Is(err, flightlock.ErrClosed) || strings.Contains(err.Error(), `""`) {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // panics is a hook of the user's that does for commands of one name.
@@ -330,8 +333,8 @@ func TestAHookThatPanics(t *testing.T) {
 // invalidated there: an entry that is missing has no stamp either.
 func TestInvalidateOnAFullServer(t *testing.T) {
 	t.Parallel()
-	s, locks := redistest.StartServer(t, "--maxmemory-policy", "noeviction"), redistest.StartServer(t)
-	cache, o := realCache(t, s.Client(t, honouring), locks.Addr(), rediscache.Options[string]{})
+	s := redistest.StartServer(t, "--maxmemory-policy", "noeviction")
+	cache, o := realCache(t, s.Client(t, honouring), rediscache.Options[string]{})
 	ctx := t.Context()
 	want := func(key, value string) {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
 )
 
 // A deploy: four processes under load are replaced one after the other. Each gets SIGTERM, serves
@@ -50,12 +51,12 @@ func TestRollingRestartUnderLoad(t *testing.T) {
 				time.Sleep(time.Second) // under load
 				for range restarts {
 					running = append(running, start())
-					must(t, running[0].Signal(syscall.SIGTERM))
+					testkit.Must(t, running[0].Signal(syscall.SIGTERM))
 					running = running[1:]
 					time.Sleep(300 * time.Millisecond) // under load
 				}
 				for _, p := range running {
-					must(t, p.Signal(syscall.SIGTERM))
+					testkit.Must(t, p.Signal(syscall.SIGTERM))
 				}
 				var sum outcome
 				for range started {

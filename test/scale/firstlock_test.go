@@ -9,6 +9,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -68,9 +70,9 @@ func TestFirstLockOverALongWay(t *testing.T) {
 								for tries := range 3 {
 									var c *flightlock.Client
 									if open {
-										c = mustOpen(t, opts, urls...)
+										c = lockkit.Open(t, opts, urls...)
 									} else {
-										c = newClient(t, opts, parsed(t, urls)...)
+										c = lockkit.New(t, opts, parsed(t, urls)...)
 									}
 									began, first := time.Now(), firstTryLock
 									if by == "Fetch" {
@@ -104,7 +106,7 @@ func firstFetch(t *testing.T, c *flightlock.Client, key string) error {
 	s := &service{c: c}
 	s.work.Store(&workload{})
 	f, err := flightlock.NewFetcher(c, s.source(), flightlock.FetchOptions{})
-	must(t, err)
+	testkit.Must(t, err)
 	defer f.Close(t.Context())
 	_, err = f.Fetch(t.Context(), key)
 	if st := f.Stats(); err == nil && st.UnlockedLoads > 0 {
@@ -118,7 +120,7 @@ func parsed(t *testing.T, urls []string) (nodes []redis.UniversalClient) {
 	t.Helper()
 	for _, u := range urls {
 		o, err := redis.ParseURL(u)
-		must(t, err)
+		testkit.Must(t, err)
 		if o.TLSConfig != nil {
 			o.TLSConfig = &tls.Config{InsecureSkipVerify: true} // of a test
 		}

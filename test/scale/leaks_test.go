@@ -14,6 +14,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -267,7 +268,7 @@ func TestWaitersThatComeAndGo(t *testing.T) {
 	}
 	s := redistest.StartServer(t)
 	patient := flightlock.Options{NodeTimeout: 10 * time.Second}
-	holder, c := newClient(t, patient, s.Client(t)), newClient(t, patient, s.Client(t))
+	holder, c := lockkit.New(t, patient, s.Client(t)), lockkit.New(t, patient, s.Client(t))
 	const keys = 200
 	held := lockAll(t, holder, keys)
 
@@ -312,7 +313,7 @@ func TestWaitersThatComeAndGo(t *testing.T) {
 	}
 	eventuallyUnsubscribed(t, s)
 	for _, l := range held {
-		mustRelease(t, l)
+		lockkit.Release(t, l)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -66,10 +68,10 @@ func TestSlowObserverAndALostLock(t *testing.T) {
 			servers, addrs := startServers(t, 1)
 			log, mend := newSink(kind)
 			defer mend()
-			c := mustOpen(t, flightlock.Options{Logger: slog.New(log), NodeTimeout: time.Second}, "redis://"+addrs[0])
+			c := lockkit.Open(t, flightlock.Options{Logger: slog.New(log), NodeTimeout: time.Second}, "redis://"+addrs[0])
 			for i := range 3 { // the log is writing when the last of them is lost
-				l := mustLock(t, c, fmt.Sprint("k", i), 20*time.Second)
-				must(t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: 50 * time.Millisecond}))
+				l := lockkit.Lock(t, c, fmt.Sprint("k", i), 20*time.Second)
+				testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{Interval: 50 * time.Millisecond}))
 				ctx := l.Context(t.Context())
 				servers[0].Do(t, "SET", "lock:"+l.Key(), "another")
 				lost := time.Now()
@@ -96,8 +98,8 @@ func TestSlowObserverAndANodeThatIsBack(t *testing.T) {
 			servers, addrs := startServers(t, 1)
 			log, mend := newSink(kind)
 			defer mend()
-			c := mustOpen(t, flightlock.Options{Logger: slog.New(log)}, "redis://"+addrs[0])
-			lockAndRelease(t, c)
+			c := lockkit.Open(t, flightlock.Options{Logger: slog.New(log)}, "redis://"+addrs[0])
+			lockkit.LockAndRelease(t, c)
 			for range 2 { // the log is writing when the node goes down again
 				servers[0].Stop()
 				redistest.Eventually(t, 10*time.Second, "it is suspended", func() bool {
@@ -139,8 +141,8 @@ func TestSlowObserverAndClose(t *testing.T) {
 			defer mend()
 			reg := slowRegisterer{prometheus.NewRegistry(), s}
 			c, err := flightlock.Open([]string{"redis://" + addrs[0]}, flightlock.Options{Registerer: reg})
-			must(t, err)
-			lockAndRelease(t, c)
+			testkit.Must(t, err)
+			lockkit.LockAndRelease(t, c)
 			closed := make(chan error, 1)
 			go func() {
 				ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
@@ -176,16 +178,16 @@ func (r *collectors) Register(c prometheus.Collector) error {
 func TestSlowObserverAndScrapes(t *testing.T) {
 	_, addrs := startServers(t, 1)
 	reg := &collectors{Registerer: prometheus.NewRegistry()}
-	c := mustOpen(t, flightlock.Options{Registerer: reg, NodeTimeout: time.Second}, "redis://"+addrs[0])
-	lockAndRelease(t, c)
+	c := lockkit.Open(t, flightlock.Options{Registerer: reg, NodeTimeout: time.Second}, "redis://"+addrs[0])
+	lockkit.LockAndRelease(t, c)
 	var scrapes sync.WaitGroup
 	hung := make(chan prometheus.Metric)
 	for _, collector := range reg.all {
 		scrapes.Go(func() { collector.Collect(hung) })
 	}
 	<-hung // they are at it
-	lockAndRelease(t, c)
-	must(t, c.Close(t.Context()))
+	lockkit.LockAndRelease(t, c)
+	testkit.Must(t, c.Close(t.Context()))
 	go func() { scrapes.Wait(); close(hung) }()
 	for range hung {
 	}
@@ -214,9 +216,9 @@ func TestSlowObserverOfRetries(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/nodes=%d", kind, n), func(t *testing.T) {
 				_, addrs := startServers(t, n)
 				elsewhere, c := clientOn(t, true, addrs...), clientOn(t, true, addrs...)
-				held := eventually(t, elsewhere, "k")
-				must(t, held.AutoRefresh(flightlock.RefreshPolicy{}))
-				mustRelease(t, eventually(t, c, "other"))
+				held := lockkit.EventuallyHeld(t, elsewhere, "k")
+				testkit.Must(t, held.AutoRefresh(flightlock.RefreshPolicy{}))
+				lockkit.EventuallyLock(t, c, "other")
 
 				broken, mend := newSink(kind)
 				s := slowStrategy{broken, make(chan struct{}, 1)}
@@ -240,7 +242,7 @@ func TestSlowObserverOfRetries(t *testing.T) {
 					}
 				}
 				began := time.Now()
-				mustRelease(t, eventually(t, c, "other"))
+				lockkit.EventuallyLock(t, c, "other")
 				got := make(chan error, 1)
 				wg.Go(func() {
 					l, err := c.SingleFlightLock(ctx, "k", time.Second, nil)
@@ -250,11 +252,11 @@ func TestSlowObserverOfRetries(t *testing.T) {
 					got <- err
 				})
 				redistest.Eventually(t, 10*time.Second, "it waits", func() bool { return c.Stats().Waiters > 0 })
-				mustRelease(t, held)
+				lockkit.Release(t, held)
 				select {
 				case err := <-got:
 					t.Logf("%v after %v", err, time.Since(began))
-					must(t, err)
+					testkit.Must(t, err)
 				case <-time.After(2 * time.Second): // less than a slow one takes, more than a ttl
 					t.Error("who waits beside it has no lock after 2s")
 				}

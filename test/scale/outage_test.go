@@ -12,6 +12,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 )
 
 // The tests of this file are outages that begin while thousands of calls are in progress. Each
@@ -159,7 +161,7 @@ func TestSilentNodesAreSuspended(t *testing.T) {
 			t.Run(fmt.Sprintf("nodes=%d/%s", n, madeBy(open)), func(t *testing.T) {
 				servers, addrs := startServers(t, n)
 				c := clientOn(t, open, addrs...)
-				mustRelease(t, eventually(t, c, "warm"))
+				lockkit.EventuallyLock(t, c, "warm")
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				for g := range 20 {
@@ -259,7 +261,7 @@ func TestNestedLoadsOnStoppedNodesEnd(t *testing.T) {
 					servers, addrs := startServers(t, 3)
 					c := clientOn(t, true, addrs...)
 					f, loads := nestedFetcher(t, c, flightlock.FetchOptions{MaxLoads: most, LoadTimeout: 20 * time.Second})
-					mustRelease(t, eventually(t, c, "warm"))
+					lockkit.EventuallyLock(t, c, "warm")
 					before := runtime.NumGoroutine()
 					if stopped {
 						stopAll(servers)
@@ -318,7 +320,7 @@ func nestedFetcher(
 			return nil
 		},
 	}, opts)
-	must(t, err)
-	t.Cleanup(func() { must(t, f.Close(context.Background())) })
+	testkit.Must(t, err)
+	t.Cleanup(func() { testkit.Must(t, f.Close(context.Background())) })
 	return f, loads
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/redistest"
+	"github.com/flightlock/flightlock/internal/testkit"
+	"github.com/flightlock/flightlock/internal/testkit/lockkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -42,13 +44,13 @@ func clientOn(t *testing.T, open bool, addrs ...string) *flightlock.Client {
 		for _, addr := range addrs {
 			urls = append(urls, "redis://"+addr)
 		}
-		return mustOpen(t, flightlock.Options{}, urls...)
+		return lockkit.Open(t, flightlock.Options{}, urls...)
 	}
 	var nodes []redis.UniversalClient
 	for _, addr := range addrs {
-		nodes = append(nodes, dial(t, addr))
+		nodes = append(nodes, testkit.Dial(t, addr))
 	}
-	return newClient(t, flightlock.Options{}, nodes...)
+	return lockkit.New(t, flightlock.Options{}, nodes...)
 }
 
 func madeBy(open bool) string {
@@ -123,7 +125,7 @@ func TestTryLocksOfFreeKeysSucceedByTheThousand(t *testing.T) {
 						servers, addrs := startServers(t, n)
 						c := clientOn(t, open, addrs...)
 						if warm {
-							mustRelease(t, eventually(t, c, "warm"))
+							lockkit.EventuallyLock(t, c, "warm")
 						}
 						keys, may := sized(10_000), 0
 						if busy > 0 {
@@ -235,8 +237,8 @@ func TestHeldLocksOutlastABurst(t *testing.T) {
 					var held []*flightlock.Lock
 					for i := range 100 {
 						l, err := c.SingleFlightLock(t.Context(), fmt.Sprint("held", i), ttl, nil)
-						must(t, err)
-						must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
+						testkit.Must(t, err)
+						testkit.Must(t, l.AutoRefresh(flightlock.RefreshPolicy{}))
 						held = append(held, l)
 					}
 					if busy > 0 {
@@ -322,7 +324,7 @@ func anyWants(t *testing.T, s *redistest.Server) bool {
 func TestThousandsOfKeysAreWaitedFor(t *testing.T) {
 	s := redistest.StartServer(t)
 	patient := flightlock.Options{NodeTimeout: 10 * time.Second}
-	holder, c := newClient(t, patient, s.Client(t)), newClient(t, patient, s.Client(t))
+	holder, c := lockkit.New(t, patient, s.Client(t)), lockkit.New(t, patient, s.Client(t))
 	keys := sized(10_000)
 	held := lockAll(t, holder, keys)
 	var wg sync.WaitGroup

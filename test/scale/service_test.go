@@ -20,6 +20,7 @@ import (
 
 	"github.com/flightlock/flightlock"
 	"github.com/flightlock/flightlock/internal/procs"
+	"github.com/flightlock/flightlock/internal/testkit"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -281,7 +282,7 @@ func (s *service) close() error {
 func mustService(t *testing.T, cfg serviceConfig) *service {
 	t.Helper()
 	s, err := startService(cfg)
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		if err := s.close(); err != nil {
 			t.Error(err)
@@ -337,14 +338,14 @@ type serviceProcess struct{ *procs.Child }
 func startServiceProcess(t *testing.T, cfg serviceConfig) *serviceProcess {
 	t.Helper()
 	env, err := json.Marshal(cfg)
-	must(t, err)
+	testkit.Must(t, err)
 	return &serviceProcess{startChild(t, serviceEnv+"="+string(env))}
 }
 
 func (p *serviceProcess) ready(t *testing.T) {
 	t.Helper()
 	var r outcome
-	must(t, p.Receive(&r))
+	testkit.Must(t, p.Receive(&r))
 }
 
 func (p *serviceProcess) run(w workload) (r outcome, err error) {
@@ -374,7 +375,7 @@ func runAll(t *testing.T, ps []*serviceProcess, w workload) (sum outcome, each [
 		wg.Go(func() { each[i], errs[i] = p.run(w) })
 	}
 	wg.Wait()
-	must(t, errors.Join(slices.Clone(errs)...))
+	testkit.Must(t, errors.Join(slices.Clone(errs)...))
 	for _, r := range each {
 		sum = sum.with(r)
 	}

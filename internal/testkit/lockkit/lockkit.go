@@ -73,13 +73,13 @@ func Release(tb testing.TB, l *flightlock.Lock) {
 }
 
 // Open is a Client over urls that is closed when the test ends.
-func Open(t *testing.T, opts flightlock.Options, urls ...string) *flightlock.Client {
-	t.Helper()
+func Open(tb testing.TB, opts flightlock.Options, urls ...string) *flightlock.Client {
+	tb.Helper()
 	c, err := flightlock.Open(urls, opts)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { Close(t, c) })
+	tb.Cleanup(func() { Close(tb, c) })
 	return c
 }
 
