@@ -33,27 +33,14 @@ type network struct{ cut atomic.Bool }
 // Other processes reach the nodes all the same.
 func (w *network) over(t *testing.T, nodes []*redistest.MemNode) (clients []redis.UniversalClient) {
 	for _, n := range nodes {
-		clients = append(clients, n.Client(t, func(o *redis.Options) {
-			dial := o.Dialer
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				c, err := dial(ctx, network, addr)
-				return &lossy{c, w}, err
+		clients = append(clients, n.Client(t, redistest.Writes(func(c net.Conn, p []byte) (int, error) {
+			if w.cut.Load() {
+				return len(p), nil
 			}
-		}))
+			return c.Write(p)
+		})))
 	}
 	return clients
-}
-
-type lossy struct {
-	net.Conn
-	*network
-}
-
-func (c *lossy) Write(b []byte) (int, error) {
-	if c.cut.Load() {
-		return len(b), nil
-	}
-	return c.Conn.Write(b)
 }
 
 // lockKeys are the lock keys that the nodes of a bubble hold.
@@ -789,17 +776,11 @@ func TestAnEvenNumberOfNodesDoesNotTieForEver(t *testing.T) {
 				for p := range 2 {
 					var clients []redis.UniversalClient
 					for i, node := range nodes {
-						far := i%2 != p
-						clients = append(clients, node.Client(t, func(o *redis.Options) {
-							dial := o.Dialer
-							o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-								c, err := dial(ctx, network, addr)
-								if far {
-									c = slow{c}
-								}
-								return c, err
-							}
-						}))
+						var far time.Duration
+						if i%2 != p {
+							far = 3 * time.Millisecond
+						}
+						clients = append(clients, node.Client(t, redistest.Late(far)))
 					}
 					// Without notices: a Write that sleeps under go-redis's own mutex would stop
 					// virtual time.
@@ -826,14 +807,6 @@ func TestAnEvenNumberOfNodesDoesNotTieForEver(t *testing.T) {
 			})
 		})
 	}
-}
-
-// slow is a connection whose requests take 3ms longer.
-type slow struct{ net.Conn }
-
-func (c slow) Write(b []byte) (int, error) {
-	time.Sleep(3 * time.Millisecond)
-	return c.Conn.Write(b)
 }
 
 // node-redlock's release stalls for seconds after an abort, and its error masks the reason of the
