@@ -446,9 +446,10 @@ func TestANodeThatAnotherClientVerified(t *testing.T) {
 func TestABlockedLoggerIsToldOnce(t *testing.T) {
 	t.Parallel()
 	tr := lockkit.NewTrio(t)
-	log := blocked{began: make(chan struct{}, 100), end: make(chan struct{})}
-	c := tr.Client(flightlock.Options{Logger: slog.New(log)})
-	defer close(log.end)
+	var began atomic.Int64
+	end := make(chan struct{})
+	c := tr.Client(flightlock.Options{Logger: testkit.SlowLog(func() { began.Add(1); <-end })})
+	defer close(end)
 	lockkit.UseOnAll(t, c, "k", tr.Servers...)
 	noTime := rights("", "-time")
 	for range 5 {
@@ -457,7 +458,7 @@ func TestABlockedLoggerIsToldOnce(t *testing.T) {
 		noTime.accept(tr)
 		lockUntilUnverified(t, c, 0)
 	}
-	if n := len(log.began); n != 1 {
+	if n := began.Load(); n != 1 {
 		t.Errorf("%d lines are being written at once", n)
 	}
 }
@@ -482,20 +483,6 @@ func lockUntilRefused(tr *lockkit.Trio, c *flightlock.Client) {
 		tr.Servers[0].Do(tr.T, "SCRIPT", "FLUSH")
 		return false
 	})
-}
-
-// blocked is a log that blocks until it is ended.
-type blocked struct {
-	slog.Handler
-	began, end chan struct{}
-}
-
-func (blocked) Enabled(context.Context, slog.Level) bool { return true }
-
-func (b blocked) Handle(context.Context, slog.Record) error {
-	b.began <- struct{}{}
-	<-b.end
-	return nil
 }
 
 // wantGauge expects a gauge of that name to have that value for a node.
