@@ -58,7 +58,7 @@ func debtsRest(t *testing.T, n *Node, m *redistest.MemNode, away func(bool), tri
 func TestDebtsRestWhileTheServerIsSuspended(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := redistest.StartMemNode(t, "10.0.0.1:6379")
-		n := newImpatientNode(t, m.Client(t))
+		n := newImpatientNode(t, m.Client(t, asOnASocket(m))) // or an idle connection that is gone would cost a try
 		debtsRest(t, n, m, func(on bool) {
 			if !on && !n.Suspended() {
 				t.Error("the node was not suspended")
@@ -148,7 +148,7 @@ func TestDebtsDoNotDialAServerThatRefusesLogins(t *testing.T) {
 		m.Mini.RequireAuth("old")
 		var lockedOut atomic.Bool
 		var dials atomic.Int64
-		n := newImpatientNode(t, m.Client(t, func(o *redis.Options) {
+		n := newImpatientNode(t, m.Client(t, asOnASocket(m), func(o *redis.Options) {
 			o.CredentialsProvider = func() (string, string) {
 				if lockedOut.Load() {
 					return "", "wrong"

@@ -342,3 +342,8 @@ func goroutines(t *testing.T) (count func() int) {
 		return n
 	}
 }
+
+// asOnASocket makes a client of m see that an idle connection was reset before it uses it.
+func asOnASocket(m *redistest.MemNode) func(*redis.Options) {
+	return func(o *redis.Options) { o.Dialer = m.SocketOptions().Dialer }
+}
