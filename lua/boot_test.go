@@ -134,21 +134,9 @@ func TestBootOfAnEpochThatIsOverByTheClientsClock(t *testing.T) {
 	})
 }
 
-// saying is a script for a server whose INFO has other fields: those of the map instead of its own, or none if
-// they are empty.
+// saying is a script for a server whose INFO has other fields (see redistest.Saying).
 func saying(script lua.Script, fields map[string]string) lua.Script {
-	var b strings.Builder
-	b.WriteString("local redis = {call = redis.call, pcall = function(name, ...)\n" +
-		"  local reply = redis.pcall(name, ...)\n  if name ~= 'INFO' or type(reply) ~= 'string' then return reply end\n")
-	for name, value := range fields {
-		line := ""
-		if value != "" {
-			line = name + ":" + value + "\\r\\n"
-		}
-		fmt.Fprintf(&b, "  reply = string.gsub(reply, '%s:[^\\r]*\\r\\n', '%s')\n", name, line)
-	}
-	b.WriteString("  return reply\nend}\n")
-	source := b.String() + script.Source
+	source := redistest.Saying(fields) + script.Source
 	return lua.Script{Source: source, SHA: fmt.Sprintf("%x", sha1.Sum([]byte(source)))}
 }
 
